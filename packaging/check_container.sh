@@ -8,8 +8,8 @@
 #   --jobs N      compilers at a time in the image
 #   --keep        leave the storage (FP8TRAIN_CONTAINER_STORAGE, by default build/container) with the images
 #
-# Needs root, buildah, and with --make-base mmdebstrap; without Docker's daemon, cgroups or a driver for layers: buildah's isolation is chroot, and
-# the network is the host's. Never pulls an image. Exit codes: 0 done, 1 failed, 2 usage, 77 a tool or the base image is missing.
+# Needs root, buildah, and with --make-base mmdebstrap, but not Docker's daemon, cgroups or a driver for layers: buildah's isolation is chroot, and
+# the network is that of the host. Never pulls an image. Exit codes: 0 done, 1 failed, 2 usage, 77 a tool or the base image is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

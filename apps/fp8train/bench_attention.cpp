@@ -129,8 +129,8 @@ Json run_attention(const BenchOptions& options) {
 void add_attention_options(Arguments part, BenchOptions& options) {
   part.option("--batch", options.batch, 1, "Sequences");
   part.option("--seq-length", options.step.seq_length, 1, "Tokens of a sequence");
-  part.option("--heads", options.heads, 1, "Of the queries");
-  part.option("--kv-heads", options.kv_heads, 1, "Of keys and values");
+  part.option("--heads", options.heads, 1, "Heads of the queries");
+  part.option("--kv-heads", options.kv_heads, 1, "Heads of keys and values");
   part.option("--head-dim", options.head_dim, 1, "Elements of a head");
   part.flag("--deterministic", options.deterministic,
             "On a GPU with cuDNN, its deterministic backward pass");

@@ -104,8 +104,8 @@ Json run_cast(const BenchOptions& options) {
 }
 
 void add_cast_options(Arguments part, BenchOptions& options) {
-  part.option("--rows", options.rows, 0, "Of the matrix; 0: by the device");
-  part.option("--columns", options.columns, 0, "Of the matrix; 0: by the device");
+  part.option("--rows", options.rows, 0, "Rows of the matrix; 0: by the device");
+  part.option("--columns", options.columns, 0, "Columns of the matrix; 0: by the device");
 }
 
 }  // namespace

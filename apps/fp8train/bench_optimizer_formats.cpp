@@ -241,7 +241,7 @@ Json run_optimizer_formats(const BenchOptions& options) {
 
 void add_optimizer_formats_options(Arguments part, BenchOptions& options) {
   part.option("--beta2", options.beta2, 1e-3, "Decay of the second moment");
-  part.option("--steps", options.steps, 1, "Of the simulation; the last 20 are compared");
+  part.option("--steps", options.steps, 1, "Steps of the simulation; the last 20 are compared");
 }
 
 }  // namespace

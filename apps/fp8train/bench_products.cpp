@@ -248,9 +248,9 @@ Json run_products(const BenchOptions& options) {
 void add_products_options(Arguments part, BenchOptions& options) {
   part.option("--preset", options.step.preset, "Model preset; `fp8train config list`");
   part.option("--vocabulary", options.step.vocabulary, 0, "0: the preset's, or 65");
-  part.option("--tokens", options.tokens, 1, "Of a micro-batch");
+  part.option("--tokens", options.tokens, 1, "Tokens of a micro-batch");
   part.option("--modes", options.modes,
-              "Of bf16, tensor, row, block and mx, with commas; default all");
+              "Some of bf16, tensor, row, block and mx, with commas; default all");
 }
 
 }  // namespace

@@ -282,7 +282,7 @@ void add_step_options(Arguments part, BenchOptions& options) {
   part.option("--accumulation", step.accumulation, 1, "Micro-batches of a step");
   part.option("--vocabulary", step.vocabulary, 0, "0: the preset's, or 65");
   part.option("--layers", step.layers, 0, "0: the preset's");
-  part.option("--zero-stage", step.zero_stage, 0, "With several ranks: what they share");
+  part.option("--zero-stage", step.zero_stage, 0, "With several ranks: the stage of ZeRO, 0 to 3");
   part.option("--bucket-mb", step.bucket_mb, 1, "MiB of gradients that ranks exchange at a time");
   part.option("--timeline", step.timeline,
               "Write the last steps of all ranks here, for ui.perfetto.dev");

@@ -37,7 +37,8 @@ void add_show(Arguments parent, Action& action) {
   auto options = std::make_shared<ShowOptions>();
   Arguments show = parent.part("show", "Check a configuration and print it as YAML");
   add_common(show, options->common);
-  show.flag("--resolved", options->resolved, "Every setting, not only what differs");
+  show.flag("--resolved", options->resolved,
+            "Every setting, not only those that differ from the defaults");
   show.flag("--comments", options->comments, "With a line of documentation per key");
   show.run(action, [options] {
     fmt::print("{}", show_settings(load(options->common), options->resolved, options->comments));
@@ -93,7 +94,7 @@ void add_convert(Arguments parent, Action& action) {
   Arguments part =
       parent.part("convert", "Print another program's configuration in the keys of this one");
   part.required("file", options->file, "YAML or JSON");
-  part.option("--base", options->base, "A configuration that the file's keys are put over");
+  part.option("--base", options->base, "A configuration whose keys the file replaces");
   part.run(action, [options] { return convert(*options); });
 }
 
@@ -249,7 +250,7 @@ void add_wizard(Arguments command, Action& action) {
                  "defaults of the questions");
   command.option("--output", options->output,
                  "The file to write; the job script is written next to it");
-  command.flag("--overwrite", options->overwrite, "With --answers: replace files that are there");
+  command.flag("--overwrite", options->overwrite, "With --answers: replace existing files");
   command.run(action, [options] { return run_wizard(*options); });
 }
 

@@ -156,7 +156,8 @@ int inspect(InspectOptions& options) {
 
 void add_inspect(Arguments& command, Action& action) {
   auto options = std::make_shared<InspectOptions>();
-  Arguments part = command.part("inspect", "Say what token files, texts and JSON lines hold");
+  Arguments part =
+      command.part("inspect", "Describe the content of token files, texts and JSON lines");
   part.required("input", options->inputs, "Files, folders or globs; one alone is shown in detail");
   part.option("--tokenizer", options->tokenizer,
               "Tokenizer file or folder: samples are decoded, texts encoded");
@@ -186,7 +187,8 @@ void add_data(Arguments command, Action& action) {
   prepare.option("--chat-template", *chat_template,
                  "How dialogues are written, as data.chat_template (default: the tokenizer's)");
   prepare.option("--text-key", settings->text_key, "Key of the text in JSON lines");
-  prepare.option("--val-fraction", settings->val_fraction, 0, "Held back for validation");
+  prepare.option("--val-fraction", settings->val_fraction, 0,
+                 "Part of the texts that is held back for validation");
   prepare.option("--shard-tokens", settings->shard_tokens, 1,
                  "Tokens of a file; more go into the next one");
   prepare.flag("--append-eos,!--no-append-eos", settings->append_eos,

@@ -392,7 +392,7 @@ int examine(const DoctorOptions& options) {
 void add_doctor(Arguments command, Action& action) {
   auto options = std::make_shared<DoctorOptions>();
   command.option("folder", options->folder, "Where runs will put their files");
-  command.flag("--json", options->json, "As a list of objects: name, health, text, fix");
+  command.flag("--json", options->json, "Print a JSON list of objects: name, health, text, fix");
   command.run(action, [options] { return examine(*options); });
 }
 

@@ -384,9 +384,9 @@ void add_explain(Arguments command, Action& action) {
   add_common(command, options->common);
   command.flag("--json", options->json, "As JSON");
   command.flag("--every-layer", options->every_layer,
-               "A line for each layer; else layers that follow each other and are alike share one");
+               "One line per layer; without it equal neighbouring layers share a line");
   command.option("--diff", options->diff,
-                 "A plan: only the roles in which it differs from the run's");
+                 "Name of a plan: print only the roles in which it differs from the run's plan");
   command.flag("--plans", options->plans,
                "The whole table of plans as a Markdown table; needs no run");
   command.run(action, [options] {

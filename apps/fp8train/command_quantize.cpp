@@ -195,14 +195,14 @@ void add_quantize(Arguments command, Action& action) {
                  "What shares a scale: tensor, row, 1x128, 128x128 or 1x32");
   command.option("--scale", options->scale, "fp32 or pow2; e8m0 for 1x32 (default: fp32, or e8m0)");
   command.option("--rounding", options->rounding, "nearest or stochastic");
-  command.option("--seed", options->seed, "Of stochastic rounding");
+  command.option("--seed", options->seed, "Seed of stochastic rounding");
   command.list("--include", options->include,
                "Cast only tensors of this name; * and ? (repeatable)");
   command.list("--exclude", options->exclude, "Keep tensors of this name as they are (repeatable)");
   command.flag("--vectors", options->vectors, "Cast tensors of one dimension too, as one row");
   command.flag("--dequantize", options->dequantize,
-               "Write what the codes stand for, in the type of the input");
-  command.flag("--force", options->force, "Replace a file that is there");
+               "Write the values of the codes, in the type of the input");
+  command.flag("--force", options->force, "Replace an existing file");
   command.flag("--json", options->json, "Report as JSON");
   command.run(action, [options] {
     const FileQuantization request = request_of(*options);

@@ -118,7 +118,7 @@ std::string man_page(const CommandNode& program, const std::string& version,
       ".SH SYNOPSIS\n.B {1}\n[\\fICOMMAND\\fR] [\\fIOPTIONS\\fR] [\\fIFILE\\fR] "
       "[\\fIKEY\\fR=\\fIVALUE\\fR ...]\n"
       ".SH DESCRIPTION\n"
-      "Trains transformers in the plan of precision that a YAML file names. A file without a "
+      "Trains transformers under the precision plan that a YAML file names. A file without a "
       "command\n"
       "is a run of \\fBtrain\\fR; the same command again continues the run.\n"
       ".SH OPTIONS\n{2}.SH COMMANDS\n",

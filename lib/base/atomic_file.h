@@ -1,6 +1,6 @@
 #pragma once
-// Files that are either wholly there or not there at all: written aside, flushed to disk, renamed
-// into place.
+// Files that are either complete or absent: written under another name, flushed to disk, then
+// renamed.
 
 #include <cstddef>
 #include <cstdint>

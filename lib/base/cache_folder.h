@@ -1,6 +1,7 @@
 #pragma once
-// Where the program keeps what it can find out again: FP8TRAIN_CACHE_DIR, else XDG_CACHE_HOME or
-// ~/.cache with a folder fp8train in it, else one in the system's folder of temporary files.
+// The folder for results that the program can compute again: FP8TRAIN_CACHE_DIR, else
+// XDG_CACHE_HOME or ~/.cache with a folder fp8train in it, else one in the system's folder of
+// temporary files.
 
 #include <filesystem>
 

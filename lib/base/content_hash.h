@@ -1,5 +1,5 @@
 #pragma once
-// Fast hashes of bytes (XXH3), for comparing contents and not against an adversary.
+// Fast hashes of bytes (XXH3), for comparing contents. They do not protect against an adversary.
 
 #include <cstddef>
 #include <cstdint>

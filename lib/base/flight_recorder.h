@@ -1,8 +1,8 @@
 #pragma once
-// What a rank does now and did last, for the report about a run that hangs. The thread that drives
-// a run writes its recorder, without locks or allocation; any thread may read it at any time, and
-// so may another process of the same user on the same machine, also while this one is stopped
-// (read_flight). A thread without a recorder records nothing.
+// Records the current and last operations of a rank, for the report about a run that hangs. The
+// thread that drives a run writes its recorder, without locks or allocation. Any thread may read it
+// at any time, and so may another process of the same user on the same machine, even while this one
+// is stopped (read_flight). A thread without a recorder records nothing.
 
 #include <array>
 #include <cstddef>

@@ -1,6 +1,6 @@
 #pragma once
-// Host memory that is used again and again for content of the same size: no page is touched before
-// it is written, and none is given back in between.
+// Host memory that is reused for content of the same size: no page is touched before it is written,
+// and none is released in between.
 
 #include <cstddef>
 #include <memory>

@@ -1,5 +1,5 @@
 #pragma once
-// What is wrong with a text that a JSON parser has refused, in words.
+// Explains in words why a JSON parser has refused a text.
 
 #include <cstddef>
 #include <optional>

@@ -1,6 +1,6 @@
 #pragma once
 // Log lines with a level, written to standard error and, once opened, to a file. Thread-safe. Only
-// the program's entry decides level and place; libraries just call log_info and friends.
+// the program's entry sets the level and the file; libraries call log_info and the like.
 
 #include <string>
 #include <string_view>

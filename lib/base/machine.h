@@ -1,5 +1,5 @@
 #pragma once
-// What this machine is: names, cores, memory and limits, as the system states them.
+// Describes this machine: names, cores, memory and limits, as the system states them.
 
 #include <cstdint>
 #include <string>

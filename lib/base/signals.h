@@ -3,8 +3,8 @@
 // only sets a flag; a further SIGINT, SIGTERM or SIGHUP ends the process at once with 128 + its
 // number. A SIGTERM or SIGHUP within a second of the first signal is its echo and ignored: at the
 // end of a job Slurm sends SIGTERM to a step and, a few milliseconds later, to it again through
-// srun. SIGHUP stays ignored where it was (nohup). SIGPIPE and SIGXFSZ are ignored: what cannot be
-// written is reported by the write.
+// srun. SIGHUP stays ignored if it was (nohup). SIGPIPE and SIGXFSZ are ignored: the write that
+// fails reports the error.
 
 namespace fp8train {
 

@@ -1,5 +1,5 @@
 #pragma once
-// What a stream's terminal shows, and which programs a shell would find.
+// Properties of a stream's terminal, and the programs that a shell would find.
 
 #include <cstddef>
 #include <cstdio>

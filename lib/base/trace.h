@@ -1,9 +1,9 @@
 #pragma once
 // Spans: how long each named piece of work took in total, for `bench step` and the profile in the
 // docs. Off by default; a span that is off costs one branch. Only the thread that drives the step
-// opens spans, and they may nest (self time excludes children). On request the first so many events
-// are stored one by one next to the totals, for a timeline: spans, and what happens concurrently
-// with them between its start and its end (TraceFlight).
+// opens spans, and they may nest (self time excludes children). On request the first events, up to
+// a given number, are stored one by one in addition to the totals, for a timeline: spans, and
+// operations that run concurrently with them (TraceFlight).
 
 #include <cstddef>
 #include <cstdint>

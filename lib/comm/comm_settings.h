@@ -1,5 +1,5 @@
 #pragma once
-// How the ranks of a run find each other and what moves their bytes.
+// Settings: how the ranks of a run find each other and which library moves their bytes.
 
 #include <cstdint>
 #include <string>

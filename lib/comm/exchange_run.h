@@ -1,5 +1,5 @@
 #pragma once
-// What runs behind a GradientExchange: one class for wires whose contributions are packets with
+// Implementations of a GradientExchange: one class for wires whose contributions are packets with
 // their own scales, one for codes under scales that all ranks share.
 
 #include <algorithm>

@@ -1,21 +1,21 @@
 #pragma once
-// The exchange of gradients between ranks, in the format that the plan's wire has. A bucket is a
-// flat piece of the gradients; the exchange replaces it by factor * (sum over ranks) on every rank
+// The exchange of gradients between ranks, in the format of the plan's wire. A bucket is a flat
+// piece of the gradients; the exchange replaces it by factor * (sum over ranks) on every rank
 // (DDP), or leaves each rank the shard that it owns (ZeRO).
 //
 //   pack (round once) -> all-to-all of bytes -> fp32 sum in rank order [-> pack -> all-gather]
 //
 // A large bucket goes in pieces, one after another in the same scratch memory: the same elements of
-// each rank's shard at a time. Who sums what in which order does not depend on it, nor do any bits:
-// scales are of the format's groups of elements, or, for fp8_sum, of whole tensors, whose amax
-// comes before the first piece.
+// each rank's shard at a time. The order of sums, and with it every bit, does not depend on the
+// size of pieces: scales belong to the format's groups of elements, or for fp8_sum to whole
+// tensors, whose amax is exchanged before the first piece.
 //
 // fp8_two_hop does the all-to-all and the sum twice: among the ranks of a node, then among those of
 // equal local rank. Shard r is elements r * shard_elements() .. of the bucket on every wire.
 //
-// An exchange is made once per bucket and run once per step: start() when the bucket is full,
-// advance() now and then to let it go on while other work is done, finish() before the result is
-// read. Nothing is allocated on the device; memory between start() and finish() is the caller's.
+// An exchange is made once per bucket and run once per step: start() when the bucket is complete,
+// advance() from time to time so that it progresses during other work, finish() before the result
+// is read. Nothing is allocated on the device; memory between start() and finish() is the caller's.
 
 #include <cstdint>
 #include <memory>

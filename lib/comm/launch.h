@@ -1,5 +1,5 @@
 #pragma once
-// What the environment says about how this process was started, before anything talks.
+// How this process was started, read from the environment before any communication.
 
 #include <cstdint>
 #include <functional>

@@ -1,5 +1,5 @@
 #pragma once
-// Who is wrong where ranks should say the same.
+// Finds the ranks whose value differs from that of most ranks.
 
 #include <cstdint>
 #include <vector>

@@ -1,9 +1,9 @@
 #pragma once
-// The ranks of a run as a grid with named axes. Code asks the mesh for what it means: the world
-// rank (who writes files and speaks), the index along the data axis (which batches a rank reads,
-// over whom gradients are summed), the size of an axis. Today all ranks lie along the data axis;
-// the other axes have size 1. A mesh points to a communicator, which outlives it, and sends
-// nothing.
+// The ranks of a run as a grid with named axes. Code asks the mesh for the number that it needs:
+// the world rank (which rank writes files and logs), the index along the data axis (which batches a
+// rank reads, and over which ranks gradients are summed), the size of an axis. Today all ranks lie
+// along the data axis; the other axes have size 1. A mesh points to a communicator, which outlives
+// it, and sends nothing.
 
 #include <cstdint>
 #include <type_traits>

@@ -1,5 +1,5 @@
 #pragma once
-// What a communicator of messages between pairs of ranks needs beneath it.
+// The interface below a communicator that sends messages between pairs of ranks.
 
 #include <cstdint>
 #include <memory>

@@ -1,7 +1,7 @@
 #pragma once
-// Communicators of NCCL as ours uses them: non-blocking ones, so that no call keeps the thread, and
-// a watchdog that aborts all that a rank has when an operation does not end in its time or NCCL
-// reports an error. nccl.h is behind this header only.
+// Communicators of NCCL as our communicator uses them. They are non-blocking, so no call blocks the
+// thread. A watchdog aborts all communicators of a rank if an operation does not end in its time or
+// NCCL reports an error. Only the implementation of this header includes nccl.h.
 
 #include <array>
 #include <cstddef>

@@ -1,6 +1,6 @@
 #pragma once
-// Where the functions of NCCL come from: the library is loaded when the first communicator is made,
-// so that the program starts on machines without it. In the SHIM form a fake stands in
+// The functions of NCCL. The library is loaded when the first communicator is made, so that the
+// program starts on machines without it. In the SHIM form a fake stands in
 // (tests/support/cuda_shim/nccl_fake.h).
 
 #include <string>

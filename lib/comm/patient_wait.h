@@ -1,5 +1,5 @@
 #pragma once
-// Waiting with a time-out in which only time counts that the process could run (RunningTime).
+// Waits with a time-out that counts only time in which the process could run (RunningTime).
 
 #include <algorithm>
 #include <chrono>

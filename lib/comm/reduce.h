@@ -1,7 +1,7 @@
 #pragma once
-// Sums over ranks that are made by our own operations in rank order and fp32 (or fp64), so that
-// they have the same bits whatever moves the bytes. They wait. Gradients go through
-// comm/gradient_exchange.h instead, which overlaps.
+// Sums over ranks, made by our own operations in rank order and fp32 (or fp64), so that they have
+// the same bits with every communicator. These functions block. Gradients use
+// comm/gradient_exchange.h instead, which overlaps with other work.
 
 #include "comm/communicator.h"
 #include "ops/exchange/wire.h"

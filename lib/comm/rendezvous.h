@@ -1,7 +1,7 @@
 #pragma once
-// How ranks meet that no process manager brings together: Slurm says which rank each is, and a file
-// in a folder that all of them see carries what they must share. Its name and its first line say
-// which run it is for, so that what an earlier run has left is never taken.
+// The rendezvous of ranks without a process manager: Slurm gives each rank its number, and a file
+// in a folder that all of them see holds the data that they must share. Its name and its first line
+// identify the run, so that a file of an earlier run is never used.
 
 #include <cstddef>
 #include <filesystem>

@@ -1,5 +1,5 @@
 #pragma once
-// The device's side stream as work between ranks uses it: ordered by events against the stream of a
+// The device's side stream for work between ranks, ordered by events against the stream of a
 // caller. One thread uses it.
 
 #include <memory>

@@ -1,5 +1,5 @@
 #pragma once
-// Which rank runs on which node. Every rank knows the whole of it. Pure data.
+// The node of each rank. Every rank has the whole table. Pure data.
 
 #include <cstddef>
 #include <vector>

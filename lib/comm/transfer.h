@@ -1,7 +1,7 @@
 #pragma once
-// A collective as messages between pairs of ranks, for communicators that have nothing better. Pure
-// data: who sends what to whom, in phases, each of which starts when the rank's messages of the one
-// before have ended.
+// A collective as messages between pairs of ranks, for communicators without collectives of their
+// own. Pure data: sender, receiver and bytes of each message, in phases. A phase starts when the
+// rank's messages of the previous one have ended.
 
 #include <cstddef>
 #include <vector>

@@ -1,8 +1,8 @@
 #pragma once
-// Sees to it that operations which run on a stream, and that nobody on the host waits for, end in
-// their time: a thread looks at them now and then. Where one does not, or the communicator has
-// failed, the communicator is given up, once, and all that is asked afterwards throws: as a wait of
-// the host for other ranks does. What the rank itself does is watched by train/run_watchdog.h.
+// Checks that operations on a stream, for which no host thread waits, end in their time: a thread
+// polls them. If one does not, or if the communicator has failed, the communicator is aborted once,
+// and every later call throws, as a host's wait for other ranks does. train/run_watchdog.h watches
+// the rank's own work.
 
 #include <condition_variable>
 #include <cstdint>

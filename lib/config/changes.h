@@ -1,5 +1,6 @@
 #pragma once
-// What differs between the settings that a run was saved with and those that it continues with.
+// The differences between the settings with which a run was saved and those with which it
+// continues.
 
 #include <string>
 #include <string_view>

@@ -1,5 +1,5 @@
 #pragma once
-// What must hold between settings.
+// Checks of combinations of settings.
 
 #include "config/given_keys.h"
 #include "config/problems.h"

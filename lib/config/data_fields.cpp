@@ -38,9 +38,9 @@ std::vector<Field> data_fields() {
   return {
       sources("data.train", &DataSettings::train,
               fmt::format("Training sources: {{path, format: {}, weight}}. A path is a file, a "
-                          "folder or a pattern, and starts at the working directory. Where a "
-                          "weight is not 1, samples are dealt out to the sources by weight; else "
-                          "sources follow one another",
+                          "folder or a pattern, and starts at the working directory. If a weight "
+                          "is not 1, samples are distributed over the sources by weight; otherwise "
+                          "the sources follow one another",
                           fmt::join(data_format_names(), "|")))
           .asked({.topic = Topic::data, .text = "Training data: a file, or [file, file]"}),
       sources("data.val", &DataSettings::val,
@@ -51,28 +51,27 @@ std::vector<Field> data_fields() {
                   .text = "Part held back for validation",
                   .unless = {"data.val"},
                   .suggest = offered_validation}),
-      path(
-          "data.tokenizer", data(&DataSettings::tokenizer),
-          "byte, char, the path of a tokenizer file or of a folder that has one, or none for token "
-          "files made elsewhere; with model.from the default is the tokenizer of its folder, where "
-          "it has one and the data are not token files",
-          "text")
+      path("data.tokenizer", data(&DataSettings::tokenizer),
+           "byte, char, the path of a tokenizer file or of a folder that has one, or none for "
+           "token files from elsewhere; with model.from the default is the tokenizer of its "
+           "folder, if it has one and the data are not token files",
+           "text")
           .asked({.topic = Topic::data, .text = "Tokenizer", .changes_memory = true}),
       integer("data.seq_length", data(&DataSettings::seq_length), between(1, kMostPositions),
-              "Tokens of one sequence; a preset brings its own default, and the context of "
-              "model.from shortens it")
+              "Tokens of one sequence; a preset sets its own default, and the context of "
+              "model.from limits it")
           .asked({.topic = Topic::data, .text = "Sequence length", .changes_memory = true}),
       flag("data.shuffle", data(&DataSettings::shuffle),
            "Windows in random order; false: in the order of the files"),
       text("data.text_key", data(&DataSettings::text_key), "JSONL: the key that holds the text"),
       choice("data.chat_template", data(&DataSettings::chat_template), kChatTemplates,
-             "Dialogues: the template that they are written in; auto: that of the tokenizer's "
-             "folder"),
+             "Template that dialogues are rendered with; auto: that of the tokenizer's folder"),
       choice("data.packing", data(&DataSettings::packing), kPackings,
-             "What a sequence holds: windows of the running text; whole documents, which do not "
-             "see each other; none: one document. auto: documents for dialogues, else windows"),
+             "How documents fill a sequence. windows: consecutive text; documents: whole "
+             "documents, which do not see each other; none: one document; auto: documents for "
+             "dialogues, else windows"),
       flag("data.document_mask", data(&DataSettings::document_mask),
-           "Windows: attention and positions begin anew behind each end-of-sequence token"),
+           "With windows: attention and positions start again after each end-of-sequence token"),
   };
 }
 

@@ -51,26 +51,26 @@ constexpr const char* kPageHead =
 
 This page is written by `fp8train config docs` from the table that also validates a configuration.
 
-A run is described by a YAML file, or several; files of other programs are read too
+One or several YAML files describe a run; files of other programs are read too
 ([other programs' files](other_programs.md)). `--set a.b=v` (or a bare `a.b=v`) changes single keys
-from the command line, and `--set a=` takes back what files say in the section `a`. Later entries
-win:
+from the command line, and `--set a=` removes the keys that files give in the section `a`. Later
+entries win:
 
     defaults < model preset < files in their order < FP8TRAIN_SET="a.b=v;c.d=w" < --set
 
-A key that excludes others (`max_steps` and `max_tokens`, `gradient_accumulation_steps` and
-`global_batch_size`, `model.preset` and `model.from`, `data.val` and `data.val_fraction`;
-`mixed_precision` or `precision.plan` and what selected another plan, with the options of
-`fp8` that have no meaning for the chosen one) replaces those of earlier entries, and the start of
-the run says so. Within one file that is an error.
+Some keys exclude each other: `max_steps` and `max_tokens`, `gradient_accumulation_steps` and
+`global_batch_size`, `model.preset` and `model.from`, `data.val` and `data.val_fraction`; and
+`mixed_precision` or `precision.plan` excludes keys that select another plan, and options of `fp8`
+that have no meaning for the chosen one. A key replaces those that it excludes in earlier entries,
+and the start of the run says so. Within one file they are an error.
 
 An unknown, repeated or mistyped key, and a value out of its range, is an error with file, line and
 column; all errors are reported at once, with exit code 2. Whole numbers may be written as `100M`,
 `1.5B` or `1e3`, durations as `3h50m`. Numbers and true or false are written without quotes.
 Anchors, aliases and tags of YAML are not supported. Relative paths start at the working directory.
 
-`fp8train config explain KEY` prints one entry of this page, `fp8train config show --resolved FILE`
-every setting of a run.
+`fp8train config explain KEY` prints one entry of this page, and
+`fp8train config show --resolved FILE` prints every setting of a run.
 )";
 
 }  // namespace
@@ -80,8 +80,7 @@ std::string configuration_page() {
   for (const SectionDoc& section : section_docs()) {
     const std::string title =
         section.name.empty() ? "top level" : fmt::format("`{}`", section.name);
-    result +=
-        fmt::format("\n## {}\n\n{}\n\n{}", title, wrapped(section.doc), table_of(section.name));
+    result += fmt::format("\n## {}\n\n{}\n{}", title, wrapped(section.doc), table_of(section.name));
     if (section.name == "model") {
       result += "\nPresets:\n\n| preset | | sequence length |\n|---|---|---|\n";
       for (const Preset& preset : presets()) {

@@ -27,34 +27,34 @@ const std::vector<SectionDoc>& section_docs() {
        "fields next to a preset override it. Further keys of a pasted `config.json` that mean "
        "nothing here are accepted."},
       {"data", "Where tokens come from."},
-      {"training", "How long and in what portions."},
-      {"optimizer", "How gradients change weights."},
+      {"training", "Length of the run and sizes of its batches."},
+      {"optimizer", "How gradients update weights."},
       {"scheduler", "The learning rate over the steps."},
       {"precision",
-       "A plan by name, and formats of single roles, whatever the plan says. The format of a role "
-       "is written as `fp8train explain` writes it: an element type (fp32, bf16, fp16, e4m3, "
-       "e5m2, e2m1, int8) and, where it is scaled, what shares a scale (tensor, row, 1x128, "
-       "128x128, 1x32, 32x32, 1x16, 16x16, group(128), and of a gradient on its way between "
-       "ranks group(256)), `expanded` after a group, `current` or `delayed(1024, max)`, the type "
-       "of the scales (`pow2`, `e8m0` or `e4m3`; else fp32), `hadamard`; at the end `stochastic`, "
-       "of weights, masters and moments that are stored, and of x and dy in e2m1; `bf16 "
-       "remainder` is an fp32 master in two halves. `current` may be left out, and e4m3, e5m2 and "
-       "(of what is stored) fp16 alone have a current scale for the tensor. Formats that do not go "
-       "together are an error. The table of plans: [plans](plans.md)."},
-      {"fp8", "Which FP8 method, with `mixed_precision: fp8`."},
+       "A plan by name, and formats of single roles, which override the plan. The format of a role "
+       "is written as `fp8train explain` prints it, in this order: an element type (fp32, bf16, "
+       "fp16, e4m3, e5m2, e2m1, int8); if it is scaled, the block that shares a scale (tensor, "
+       "row, 1x128, 128x128, 1x32, 32x32, 1x16, 16x16, group(128), and group(256) for a gradient "
+       "between ranks); `expanded` after a group; `current` or `delayed(1024, max)`; the type of "
+       "the scales (`pow2`, `e8m0` or `e4m3`; else fp32); `hadamard`; and `stochastic`, for stored "
+       "weights, masters and moments, and for x and dy in e2m1. `bf16 remainder` is an fp32 master "
+       "in two halves. `current` may be left out; e4m3, e5m2 and stored fp16 without a block have "
+       "a current scale for the tensor. Formats that do not go together are an error. The table of "
+       "plans: [plans](plans.md)."},
+      {"fp8", "The FP8 method, with `mixed_precision: fp8`, and options of the plan."},
       {"checkpoint", "Saving and resuming: [checkpoints.md](checkpoints.md)."},
       {"eval", "Validation loss."},
-      {"sample", "Text that the model writes during training."},
-      {"logging", "What is printed."},
-      {"comm", "How ranks find each other and talk."},
+      {"sample", "Text that the model generates during training."},
+      {"logging", "Progress lines and files of metrics."},
+      {"comm", "How ranks find each other and communicate."},
       {"watchdog",
        "How long a rank may do one thing before the run ends with exit code 86 and a report "
        "([troubleshooting hangs](hangs.md)). Time in which the process is stopped does not count."},
       {"parallelism", "How the work is laid over ranks."},
       {"job",
-       "What the run is planned for, and how Slurm is to start it: `fp8train config` asks, "
-       "estimates "
-       "memory for it and writes the job script. A run itself takes what it is started with."},
+       "The machines that the run is planned for, and how Slurm starts it: `fp8train config` asks "
+       "for these keys, estimates memory for them and writes the job script. A run itself uses the "
+       "ranks with which it is started."},
       {"", "Keys outside any section."},
   };
   return kDocs;

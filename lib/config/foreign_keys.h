@@ -1,5 +1,5 @@
 #pragma once
-// Keys of other programs in a configuration, as the loader asks for them. This class knows none;
+// The loader's interface to keys of other programs in a configuration. This class knows no keys;
 // dialects/dialects.h does.
 
 #include <cstddef>

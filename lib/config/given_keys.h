@@ -1,5 +1,5 @@
 #pragma once
-// What a user has written, key by key: the sources merged by precedence, before any value is read.
+// The keys that a user has written: the sources merged by precedence, before any value is read.
 
 #include <map>
 #include <set>

@@ -33,8 +33,7 @@ Field gpu_field() {
   }
   return choice(
       "job.gpu", job(&JobSettings::gpu), names,
-      "The GPU that memory is estimated for, unless device is cpu; auto: the device of the "
-      "machine that estimates");
+      "GPU to estimate memory for, unless device is cpu; auto: the device of this machine");
 }
 
 std::vector<Field> hardware_fields() {
@@ -49,8 +48,7 @@ std::vector<Field> hardware_fields() {
                          .when = on_gpus,
                          .changes_memory = true}),
       number("job.memory_gib", job(&JobSettings::memory_gib), between(0, 1e6),
-             "Memory of a node in GiB, where ranks run on CPUs; 0: as much as the machine has that "
-             "estimates")
+             "Memory of a node in GiB, if ranks run on CPUs; 0: that of this machine")
           .asked({.topic = Topic::hardware,
                   .text = "Memory of a node in GiB, 0 for this machine's",
                   .when = on_cpus,

@@ -101,7 +101,7 @@ std::vector<Field> size_fields() {
           .asked(size_question("Hidden size")),
       optional_count("model.intermediate_size", shape(&ModelConfig::intermediate_size),
                      ModelLimits::intermediate,
-                     "Width inside the MLP; follows from hidden_size when not set", true)
+                     "Width inside the MLP; not set: derived from hidden_size", true)
           .also({"model.n_inner"})
           .asked({.topic = Topic::model,
                   .text = "Intermediate size",
@@ -115,9 +115,9 @@ std::vector<Field> size_fields() {
                      ModelLimits::heads, "Query heads")
           .also({"model.n_head"})
           .asked(size_question("Attention heads")),
-      optional_count("model.num_key_value_heads", shape(&ModelConfig::num_key_value_heads),
-                     ModelLimits::heads,
-                     "Key and value heads, dividing the query heads; not set: as many", true)
+      optional_count(
+          "model.num_key_value_heads", shape(&ModelConfig::num_key_value_heads), ModelLimits::heads,
+          "Key and value heads, a divisor of the query heads; not set: as many as these", true)
           .asked({.topic = Topic::model,
                   .text = "Key and value heads",
                   .when = has_own_sizes,
@@ -160,7 +160,7 @@ std::vector<Field> switch_fields() {
       flag("model.mlp_bias", shape(&ModelConfig::mlp_bias), "Bias on the MLP's projections"),
       flag("model.norm_bias", shape(&ModelConfig::norm_bias), "LayerNorm's additive term"),
       flag("model.qk_norm", shape(&ModelConfig::qk_norm),
-           "RMSNorm over each head of q and k (Qwen3)"),
+           "RMSNorm of each head of q and k (Qwen3)"),
       number("model.initializer_range", shape(&ModelConfig::initializer_range), between(0, 10),
              "Standard deviation of the initial weights"),
       integer("model.bos_token_id", shape(&ModelConfig::bos_token_id),
@@ -178,7 +178,7 @@ std::vector<Field> model_fields() {
     names.push_back(preset.name);
   }
   Field preset = choice("model.preset", in(&Settings::model, &ModelSettings::preset), names,
-                        "A named shape; the other fields of this section override it")
+                        "A predefined model; the other fields of this section override it")
                      .asked({.topic = Topic::model,
                              .text = "Preset, - for a folder or sizes of your own",
                              .suggest = offered_preset,
@@ -210,14 +210,14 @@ std::vector<Field> model_fields() {
   Field resize =
       integer("model.resize_vocabulary", in(&Settings::model, &ModelSettings::resize_vocabulary),
               between(0, ModelLimits::vocabulary),
-              "Tokens that the model of model.from shall have: embedding and head get "
-              "rows that are the mean of the others; 0: as many as it has");
+              "New number of tokens of the model of model.from: embedding and head get rows that "
+              "are the mean of the others; 0: unchanged");
   resize.applies = [](const Settings& settings) { return !settings.model.from.empty(); };
   result.push_back(std::move(resize));
   result.push_back(
-      choice("model.recompute", in(&Settings::model, &ModelSettings::recompute), kRecomputes,
-             "block computes a block's activations again in the backward pass instead of keeping "
-             "them")
+      choice(
+          "model.recompute", in(&Settings::model, &ModelSettings::recompute), kRecomputes,
+          "block: compute a block's activations again in the backward pass instead of storing them")
           .asked({.topic = Topic::parallelism,
                   .text = "Recompute activations to save memory",
                   .changes_memory = true}));

@@ -1,5 +1,5 @@
 #pragma once
-// What the folder of model.from decides where nobody says otherwise.
+// Defaults that the folder of model.from gives to other keys.
 
 #include <string>
 

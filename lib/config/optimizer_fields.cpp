@@ -50,12 +50,12 @@ std::vector<Field> muon_fields() {
   };
   std::vector<Field> fields = {
       number("optimizer.muon.momentum", muon(&MuonSettings::momentum), from_up_to(0, 1),
-             "Momentum of the weights of hidden linear layers; all else is updated by AdamW"),
+             "Momentum for the weights of hidden linear layers; AdamW updates all others"),
       flag("optimizer.muon.nesterov", muon(&MuonSettings::nesterov), "Nesterov's momentum"),
       integer("optimizer.muon.ns_steps", muon(&MuonSettings::ns_steps), between(1, 20),
               "Steps of the Newton-Schulz iteration that orthogonalizes an update"),
       choice("optimizer.muon.scale", muon(&MuonSettings::scale), kMuonScales,
-             "What an orthogonalized update of [rows, columns] is multiplied by: original: "
+             "Factor of an orthogonalized update of [rows, columns]. original: "
              "max(1, rows / columns)^0.5; match_rms_adamw: 0.2 max(rows, columns)^0.5, for AdamW's "
              "learning rate and weight decay"),
       number("optimizer.muon.lr_factor", muon(&MuonSettings::lr_factor), above(0),
@@ -72,7 +72,7 @@ std::vector<Field> muon_fields() {
 std::vector<Field> schedule_fields() {
   return {
       choice("scheduler.type", in(&Settings::scheduler, &ScheduleSettings::type), kScheduleTypes,
-             "Course of the learning rate after warm-up; wsd: warm-up, stable, decay"),
+             "Shape of the schedule after warm-up; wsd: warm-up, stable, decay"),
       integer("scheduler.warmup_steps", in(&Settings::scheduler, &ScheduleSettings::warmup_steps),
               at_least(0), "Steps in which the learning rate rises linearly from 0")
           .asked(
@@ -90,7 +90,7 @@ std::vector<Field> schedule_fields() {
 std::vector<Field> optimizer_fields() {
   std::vector<Field> fields = {
       choice("optimizer.name", optimizer(&OptimizerSettings::name), optimizer_names(),
-             "Update rule; muon: for the weights of hidden linear layers, with adamw for all else"),
+             "Update rule; muon updates the weights of hidden linear layers, and adamw all others"),
       number("optimizer.lr", optimizer(&OptimizerSettings::lr), above(0), "Peak learning rate")
           .asked({.topic = Topic::optimization, .text = "Peak learning rate"}),
       betas(),

@@ -140,13 +140,14 @@ std::vector<Field> tuning_fields() {
       maybe_integer("fp8.interval", request(&PlanRequest::interval), between(1, 1e6),
                     "Delayed scaling: steps between new scales"),
       maybe_integer("fp8.amax_history_len", request(&PlanRequest::amax_history_len),
-                    between(1, 1e6), "Delayed scaling: steps that an amax is remembered"),
+                    between(1, 1e6), "Delayed scaling: number of steps in the history of amax"),
       choice("fp8.amax_compute_algo", request(&PlanRequest::amax_compute_algo),
-             {"max", "most_recent"}, "Delayed scaling: which amax of the history counts"),
-      maybe_flag("fp8.reduce_amax", request(&PlanRequest::reduce_amax),
-                 "Delayed scaling: whether the amax of inputs and gradients is the largest of all "
-                 "ranks, so that all have the same scales; false: each rank's own; default: the "
-                 "plan's"),
+             {"max", "most_recent"},
+             "Delayed scaling: the amax of the history that sets the scale"),
+      maybe_flag(
+          "fp8.reduce_amax", request(&PlanRequest::reduce_amax),
+          "Delayed scaling: true takes the largest amax of all ranks for inputs and gradients, so "
+          "that all have the same scales; false takes each rank's own; default: the plan's"),
       gemm_flags("fp8.override_linear_precision", &PlanRequest::override_linear_precision,
                  "For fprop, dgrad and wgrad: true keeps that GEMM in high precision"),
       gemm_flags("fp8.fast_accumulation", &PlanRequest::fast_accumulation,
@@ -154,17 +155,17 @@ std::vector<Field> tuning_fields() {
                  "FP8 products in their short accumulator, which is faster and less exact; "
                  "default: the plan's"),
       choice("fp8.accumulation", request(&PlanRequest::accumulation), kAccumulations,
-             "What the short accumulator does to sums on the cpu. exact: nothing, sums are fp32; "
-             "emulated: GEMMs that may use it add 14 bits of each product, as Hopper's tensor "
-             "cores do, slowly, so that its error can be studied"),
+             "Emulation of the short accumulator on the cpu. exact: none, sums are fp32; emulated: "
+             "GEMMs that may use it add 14 bits of each product, as Hopper's tensor cores do; "
+             "slow, to study the error"),
       maybe_flag("fp8.power_2_scale", request(&PlanRequest::power_2_scale),
                  "Current scaling: round scales down to powers of two"),
       maybe_flag("fp8.use_autocast_during_eval", request(&PlanRequest::use_autocast_during_eval),
                  "Evaluate in FP8 too"),
       choice("fp8.swiglu", request(&PlanRequest::swiglu), kSwigluInputs,
-             "The input of a SwiGLU's down projection, whose outliers grow in long runs. smooth: "
-             "each channel is scaled by a power of two before the cast, which the weight takes out "
-             "again; bf16_down_input: it stays in high precision"),
+             "Treatment of the input of a SwiGLU's down projection, whose outliers grow in long "
+             "runs. smooth: a power of two scales each channel before the cast, and the weight is "
+             "divided by it; bf16_down_input: it stays in high precision"),
       integer("fp8.first_blocks", exemption(&ExemptionRules::first_blocks), at_least(0),
               "Keep all linear layers of the first n blocks in high precision"),
       integer("fp8.last_blocks", exemption(&ExemptionRules::last_blocks), at_least(0),
@@ -176,8 +177,8 @@ std::vector<Field> tuning_fields() {
       texts("fp8.exempt", exemption(&ExemptionRules::patterns),
             "Layer names (* and ? match) that stay in high precision", false),
       flag("fp8.exempt_head", exemption(&ExemptionRules::head),
-           "Keep the output head in high precision; false: its GEMMs are in FP8 as those of other "
-           "linear layers, its weight, gradient and moments stay in fp32"),
+           "Keep the output head in high precision; false: its GEMMs run in FP8 like those of "
+           "other linear layers, while its weight, gradient and moments stay in fp32"),
       integer("fp8.min_dimension", exemption(&ExemptionRules::min_dimension), at_least(0),
               "Keep linear layers with a smaller in or out dimension in high precision"),
   };
@@ -188,17 +189,17 @@ std::vector<Field> tuning_fields() {
 std::vector<Field> precision_fields() {
   std::vector<Field> result = {
       choice("mixed_precision", request(&PlanRequest::mixed_precision), kMixedPrecisions,
-             "What the matrix multiplications compute in"),
+             "Precision of the matrix multiplications"),
       text("precision.plan", request(&PlanRequest::plan),
-           "A plan by name; decides alone, whatever mixed_precision says", "the name of a plan")
+           "A plan by name; overrides mixed_precision", "the name of a plan")
           .asked({.topic = Topic::precision,
                   .text = "Plan",
                   .unless = {"mixed_precision"},
                   .suggest = offered_plan,
                   .preface = plan_table_text,
                   .changes_memory = true}),
-      text("fp8.backend", request(&PlanRequest::backend), "Whose FP8 method: " + backends_text(),
-           "the name of a backend")
+      text("fp8.backend", request(&PlanRequest::backend),
+           "Source of the FP8 method: " + backends_text(), "the name of a backend")
           .when(selects_by_method),
       text("fp8.recipe", request(&PlanRequest::recipe), "The backend's scaling. " + recipes_text(),
            "the name of a recipe")
@@ -210,17 +211,17 @@ std::vector<Field> precision_fields() {
                  "For a backend with levels: the GEMMs of the first backend's first recipe")
           .when(selects_by_method),
       make("precision.layers", "names of layers (* and ? match), each with the name of a plan",
-           "Plans whose GEMMs single layers have; of the names that match, the last one counts. "
-           "Everything that is stored or crosses a wire stays the run's plan's",
+           "Plans for the GEMMs of single layers; if several names match, the last one counts. "
+           "Stored tensors and wires keep the formats of the run's plan",
            request(&PlanRequest::layers), read_layers, layers_text),
       path("precision.file", request(&PlanRequest::layers_file),
-           "A file with plans of layers in another program's words (te_precision_config_file), in "
-           "place of precision.layers",
+           "A file with plans of layers in another program's keys (te_precision_config_file), "
+           "instead of precision.layers",
            "a file"),
       make("precision.schedule", "a list of {until, plan}",
-           "Stages of the run: scaled plans that store alike, and bf16 for steps in which no GEMM "
-           "is scaled. until is a fraction of the steps below 1, or a number of steps; the last "
-           "stage has none",
+           "Stages of the run: scaled plans with the same storage formats, and bf16 for steps in "
+           "which no GEMM is scaled. until is a fraction of the steps below 1, or a number of "
+           "steps; the last stage has none",
            request(&PlanRequest::schedule), read_schedule, schedule_text),
       maybe_flag("precision.self_exact", request(&PlanRequest::self_exact),
                  "A rank's own contribution to a gradient is not rounded to the wire's format"),
@@ -228,8 +229,8 @@ std::vector<Field> precision_fields() {
                  "Norms and activation functions read the codes of saved_norm and saved_nonlinear "
                  "in the forward pass too; default: the plan's"),
       maybe_flag("precision.recompute_swiglu", request(&PlanRequest::recompute_swiglu),
-                 "The product of a SwiGLU is made again in the backward pass from what "
-                 "saved_nonlinear stores; default: the plan's"),
+                 "The product of a SwiGLU is computed again in the backward pass from the stored "
+                 "saved_nonlinear; default: the plan's"),
   };
   for (Field& field : tuning_fields()) {
     field.aliases = {"precision." + field.key.substr(field.key.find('.') + 1)};

@@ -1,5 +1,5 @@
 #pragma once
-// Everything that is wrong with a configuration, collected so that a user sees it all at once.
+// The errors of a configuration, collected so that a user sees all of them at once.
 
 #include <cstddef>
 #include <string>

@@ -1,6 +1,5 @@
 #pragma once
-// Switching on the command line: a key that excludes others replaces those of files and settings
-// before it.
+// Replacement of keys: a key that excludes others replaces those of earlier files and settings.
 
 #include "config/given_keys.h"
 #include "config/problems.h"

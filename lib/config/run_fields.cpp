@@ -29,8 +29,8 @@ Field checkpoint_interval() {
   const Range range = bounded(at_least(0), kMostWhole);
   Field field = make(
       "checkpoint.interval", "a whole number" + range.text() + ", or auto",
-      "Steps between checkpoints; 0: only at the end and on a stop signal; auto: as often as loses "
-      "the least time, from the time that saves take and job.mtbf",
+      "Steps between checkpoints; 0: only at the end and on a stop signal; auto: the interval that "
+      "loses the least time, computed from the time that saves take and job.mtbf",
       in(&Settings::checkpoint, &CheckpointSettings::interval),
       [range](const FieldValue& value, const std::string& what) {
         const YamlNode& node = value.node();
@@ -51,23 +51,22 @@ std::vector<Field> checkpoint_fields() {
                                    .text = "Steps between checkpoints",
                                    .suggest = offered_interval}),
       flag("checkpoint.async", checkpoint(&CheckpointSettings::async),
-           "Training continues while a copy of its state is written; false: it waits. One "
-           "checkpoint "
-           "is written at a time: one that is due earlier waits"),
+           "Training continues while a copy of its state is written; false: it waits. Only one "
+           "checkpoint is written at a time: if the next is due earlier, training waits"),
       integer("checkpoint.max_failed_saves", checkpoint(&CheckpointSettings::max_failed_saves),
               at_least(1),
-              "Saves in a row that may fail, as on a full disk, before the run ends with exit code "
-              "4"),
+              "Failed saves in a row, such as on a full disk, after which the run ends with exit "
+              "code 4"),
       integer("checkpoint.keep_last", checkpoint(&CheckpointSettings::keep_last), between(1, 1e6),
-              "Newest checkpoints of checkpoint.interval that are not deleted; the newest of all "
-              "never is")
+              "Number of newest checkpoints of checkpoint.interval that are not deleted; the "
+              "newest of all is never deleted")
           .asked({.topic = Topic::checkpoints, .text = "Checkpoints to keep"}),
       integer("checkpoint.keep_every", checkpoint(&CheckpointSettings::keep_every), at_least(0),
-              "Nor are those whose step is a multiple of this; 0: none"),
-      integer(
-          "checkpoint.keep_best", checkpoint(&CheckpointSettings::keep_best), at_least(0),
-          "Nor are this many with the lowest validation loss, that of the last evaluation at or "
-          "before their step; of several with the same evaluation the first one counts"),
+              "Also keep checkpoints whose step is a multiple of this; 0: none"),
+      integer("checkpoint.keep_best", checkpoint(&CheckpointSettings::keep_best), at_least(0),
+              "Also keep this many with the lowest validation loss, which is that of the last "
+              "evaluation at or before their step; of several with the same evaluation the first "
+              "one counts"),
       path("checkpoint.resume", checkpoint(&CheckpointSettings::resume),
            "auto continues from the newest complete checkpoint, never starts afresh, a path "
            "continues from that one",
@@ -76,12 +75,12 @@ std::vector<Field> checkpoint_fields() {
       flag("checkpoint.save_final", checkpoint(&CheckpointSettings::save_final),
            "Save a checkpoint after the last step"),
       choice("checkpoint.changed_data", checkpoint(&CheckpointSettings::changed_data), kOnChange,
-             "What to do when a run goes on and its data files are not those that the checkpoint "
-             "was saved with; accept names them in a warning"),
+             "What to do when a run resumes and its data files differ from those of the "
+             "checkpoint; accept names them in a warning"),
       choice("checkpoint.changed_plan", checkpoint(&CheckpointSettings::changed_plan), kOnChange,
-             "What to do when a run continues from a checkpoint of another precision plan; accept "
-             "rounds weights and moments to the formats of the new one, whose scaling begins as at "
-             "the start of a run"),
+             "What to do when a run resumes from a checkpoint of another precision plan; accept "
+             "rounds weights and moments to the formats of the new plan, whose scaling begins as "
+             "at the start of a run"),
   };
 }
 
@@ -90,7 +89,7 @@ std::vector<Field> checkpoint_fields() {
 /// Another word for cuda is gpu.
 Field device_field() {
   Field field = choice("device", in(&Settings::device), kDeviceChoices,
-                       "auto takes a GPU when there is one; gpu means cuda");
+                       "auto takes a GPU if there is one; gpu means cuda");
   field.read = [read = field.read](Settings& settings, const FieldValue& value) {
     if (simplified(value.node().text) == "gpu") {
       settings.device = DeviceChoice::cuda;
@@ -127,25 +126,26 @@ std::vector<Field> run_fields() {
               "Steps between progress lines, each with a line of metrics.jsonl"),
       integer("logging.tensor_interval", in(&Settings::logging, &LoggingSettings::tensor_interval),
               at_least(0),
-              "Steps between lines of tensors.jsonl, the scales and errors of each tensor that is "
-              "cast, in the first step after them that is logged, and in the last step; 0: none"),
+              "Steps between lines of tensors.jsonl, which has the scales and errors of each "
+              "tensor that is cast. A line is written in the first logged step after them and in "
+              "the last step; 0: none"),
       choice("logging.format", in(&Settings::logging, &LoggingSettings::format), kProgressFormats,
              "auto is pretty on a terminal and plain elsewhere"),
       flag("logging.tensorboard", in(&Settings::logging, &LoggingSettings::tensorboard),
            "Write event files for TensorBoard too, into output_dir/tensorboard"),
       choice("comm.backend", in(&Settings::comm, &CommSettings::backend), kCommBackends,
-             "What moves bytes between the ranks that mpirun or srun has started. auto: mpi for "
-             "ranks on CPUs, nccl for ranks on GPUs where there is one; mpi: on GPUs through host "
+             "Library for messages between the ranks that mpirun or srun has started. auto: mpi "
+             "for ranks on CPUs, nccl for ranks on GPUs if it is found; mpi: on GPUs through host "
              "memory; self: one rank, whatever the launcher says"),
       choice("comm.bootstrap", in(&Settings::comm, &CommSettings::bootstrap), kCommBootstraps,
-             "How ranks find each other. file: ranks on GPUs that srun has started, without MPI; "
-             "auto is that with backend nccl where srun offers none"),
+             "How ranks find each other. file: without MPI, for ranks on GPUs that srun has "
+             "started; auto: file with backend nccl if srun offers no MPI, else mpi"),
       path("comm.bootstrap_file", in(&Settings::comm, &CommSettings::bootstrap_file),
-           "With bootstrap file: where it is, seen by all nodes; job, step and restart are added. "
-           "Empty: rendezvous, in output_dir",
+           "With bootstrap file: its path, which all nodes must see; job, step and restart are "
+           "appended. Empty: rendezvous, in output_dir",
            "a path"),
       duration("comm.timeout", in(&Settings::comm, &CommSettings::timeout_seconds), "10m",
-               "A message between ranks that takes longer ends the run"),
+               "Longest time for a message between ranks, after which the run ends"),
       integer(
           "parallelism.zero_stage", in(&Settings::parallelism, &ParallelismSettings::zero_stage),
           between(0, 3),
@@ -159,19 +159,19 @@ std::vector<Field> run_fields() {
               between(1, 65536), "MiB of gradients that ranks exchange at a time"),
       integer("parallelism.check_replicas",
               in(&Settings::parallelism, &ParallelismSettings::check_replicas), at_least(0),
-              "Steps after which ranks compare hashes of their weights, as they do before each "
-              "checkpoint; one that differs is named and the run ends. 0: never"),
+              "Steps between comparisons of the ranks' weights by hash, which also precede each "
+              "checkpoint; a difference is named and ends the run. 0: never"),
       device_field().asked({.topic = Topic::hardware, .text = "Device", .changes_memory = true}),
       flag("cuda_graphs", in(&Settings::cuda_graphs),
            "On a GPU, record the work of a step once and replay it"),
       flag("gemm_tuning", in(&Settings::gemm_tuning),
-           "On a GPU, time the algorithms for each product in the first step and keep the choice "
+           "On a GPU, time the algorithms for each product in the first step and store the choice "
            "in FP8TRAIN_CACHE_DIR (~/.cache/fp8train); a run repeats bitwise with the same file"),
       integer("threads", in(&Settings::threads), between(0, kMostThreads),
               "CPU threads of a rank; 0: OMP_NUM_THREADS, else SLURM_CPUS_PER_TASK, else its part "
               "of the "
               "cores"),
-      path("output_dir", in(&Settings::output_dir), "Where the run's files go", "a folder")
+      path("output_dir", in(&Settings::output_dir), "Folder for the run's files", "a folder")
           .asked({.topic = Topic::checkpoints, .text = "Folder for the run's files"}),
   };
   std::move(others.begin(), others.end(), std::back_inserter(result));

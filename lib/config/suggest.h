@@ -1,6 +1,6 @@
 #pragma once
-// "Did you mean" for keys: the nearest known one, and the right place for names people bring from
-// elsewhere.
+// "Did you mean" for keys: the nearest known one, or the key that stands for a name of another
+// program.
 
 #include <string>
 

@@ -63,7 +63,7 @@ std::vector<Field> training_fields() {
            training(&TrainingSettings::seed), read_unsigned,
            [](uint64_t value) { return std::to_string(value); }),
       number("training.z_loss", training(&TrainingSettings::z_loss), between(0, 1000),
-             "Weight of the squared log of the softmax's normalizer in the loss"),
+             "Weight, in the loss, of the squared log of the softmax's normalizer"),
       integer("training.head_chunk_rows", training(&TrainingSettings::head_chunk_rows),
               between(0, kMostSequences),
               "Rows of logits alive at a time; 0: chosen from the vocabulary and the GPU's memory"),
@@ -71,21 +71,22 @@ std::vector<Field> training_fields() {
                "Save and stop with exit code 75 after this time", true),
       choice("training.non_finite", training(&TrainingSettings::non_finite), kOnNonFinite,
              "What to do with a step whose gradient norm is not finite"),
-      integer("training.max_consecutive_skips", training(&TrainingSettings::max_consecutive_skips),
-              at_least(1),
-              "Skipped steps in a row after which the run has diverged; at its end, one"),
+      integer(
+          "training.max_consecutive_skips", training(&TrainingSettings::max_consecutive_skips),
+          at_least(1),
+          "Skipped steps in a row that count as divergence; at the end of the run one is enough"),
       choice("training.on_divergence", training(&TrainingSettings::on_divergence), kOnDivergence,
-             "stop: exit code 5; rollback: go back to the newest checkpoint of before and leave "
-             "out the batches seen since"),
+             "stop: exit code 5; rollback: go back to the newest checkpoint from before the "
+             "divergence and leave out the batches seen since"),
       integer("training.max_rollbacks", training(&TrainingSettings::max_rollbacks), at_least(1),
-              "Returns to older checkpoints after which a run that diverges stops"),
+              "Number of rollbacks after which a further divergence ends the run"),
       number("training.spike_threshold", training(&TrainingSettings::spike_threshold), at_least(0),
-             "Standard deviations above the mean of spike_window losses from which a loss is high; "
-             "0: spikes are not looked for"),
+             "A loss is high if it is this many standard deviations above the mean of spike_window "
+             "losses; 0: no search for spikes"),
       integer("training.spike_window", training(&TrainingSettings::spike_window), between(2, 65536),
-              "Steps whose losses, not high themselves, a loss is compared with"),
+              "Number of previous losses, leaving out high ones, that a loss is compared with"),
       integer("training.spike_steps", training(&TrainingSettings::spike_steps), at_least(1),
-              "High losses in a row that are a spike, which is a divergence"),
+              "High losses in a row that make a spike, which counts as divergence"),
       flag(
           "training.deterministic", training(&TrainingSettings::deterministic),
           "On a GPU with cuDNN: take its deterministic backward pass of attention, which is slower "

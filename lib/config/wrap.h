@@ -1,5 +1,5 @@
 #pragma once
-// Text for people in lines of a width that fits everywhere.
+// Wraps text for people into lines of a fixed width.
 
 #include <cstddef>
 #include <string>

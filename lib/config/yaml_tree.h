@@ -1,5 +1,5 @@
 #pragma once
-// YAML text as a plain tree that remembers places and quoting. It accepts less than YAML: one
+// YAML text as a plain tree that stores lines, columns and quoting. It accepts less than YAML: one
 // document, no anchors, aliases or tags, no key twice, plain text as keys, bounded size and depth.
 // Owns all its text; nothing of the YAML library leaks out.
 

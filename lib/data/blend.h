@@ -1,6 +1,7 @@
 #pragma once
-// Which sample of which source is sample number i of a run: a pure function of the weights, the
-// seed and i, with nothing to store, so that a run continues at any sample on any number of ranks.
+// Maps sample number i of a run to a source and a sample of it. The map is a pure function of the
+// weights, the seed and i and stores nothing, so a run continues at any sample on any number of
+// ranks.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,6 @@
 #pragma once
-// The bytes of a file from front to end, without those of a compression: gzip and Zstandard are
-// recognized by their magic numbers, whatever the file is called. Holds some 256 KiB.
+// The decompressed bytes of a file, read from front to end. gzip and Zstandard are recognized by
+// their magic numbers, whatever the name of the file. Uses some 256 KiB of memory.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,6 @@
 #pragma once
-// Questions with several answers, as tasks of lm-evaluation-harness have them: the model is asked
-// which answer is the likeliest continuation.
+// Multiple-choice questions, as in tasks of lm-evaluation-harness: the model's answer is the
+// likeliest continuation.
 
 #include <cstddef>
 #include <filesystem>

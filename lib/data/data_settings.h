@@ -1,5 +1,5 @@
 #pragma once
-// Where tokens come from.
+// Settings of the data: sources, tokenizer, sequences.
 
 #include <cstdint>
 #include <string>

@@ -1,6 +1,6 @@
 #pragma once
-// What a data file holds, for `fp8train data inspect`: every byte is read once, and nothing larger
-// than a part of it is in memory.
+// Describes the content of a data file for `fp8train data inspect`. Every byte is read once, and
+// only a part of the file is in memory at a time.
 
 #include <cstdint>
 #include <filesystem>

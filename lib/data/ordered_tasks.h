@@ -1,6 +1,6 @@
 #pragma once
-// Work on several threads whose results are delivered in the order in which it was started. A few
-// tasks for each thread are under way, so that memory does not grow with their number.
+// Runs tasks on several threads and delivers their results in the order in which the tasks were
+// started. Only a few tasks per thread are under way, so memory does not grow with their number.
 
 #include <algorithm>
 #include <cstddef>

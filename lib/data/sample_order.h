@@ -1,6 +1,6 @@
 #pragma once
-// Which window of a corpus is sample number i: a pure function of (seed, epoch, index), with
-// nothing to store, so that a run continues at any sample on any number of ranks.
+// Maps sample number i to a window of a corpus. The map is a pure function of (seed, epoch, index)
+// and stores nothing, so a run continues at any sample on any number of ranks.
 
 #include <cstdint>
 

@@ -1,7 +1,7 @@
 #pragma once
-// The samples of a corpus, in whatever form it has (SampleForm): windows of its tokens, or
-// documents. Which sample comes when is a pure function of seed, epoch and index; of several
-// sources with weights, each has its own order and its own epochs, and a Blend deals samples out.
+// The samples of a corpus in one of two forms (SampleForm): windows of its tokens, or documents.
+// Their order is a pure function of seed, epoch and index. With several weighted sources each has
+// its own order and its own epochs, and a Blend distributes the samples.
 
 #include <cstdint>
 #include <optional>

@@ -1,5 +1,5 @@
 #pragma once
-// The files of a data source, and where their text is cut for validation.
+// The files of a data source, and the point at which their text is cut for validation.
 
 #include <cstdint>
 #include <filesystem>

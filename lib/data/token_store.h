@@ -1,5 +1,5 @@
 #pragma once
-// Token ids that are somewhere: in a file, or in memory.
+// Token ids in a file or in memory.
 
 #include <cstdint>
 #include <optional>

@@ -1,7 +1,7 @@
 #pragma once
 // Which FP8 products the library of a device has: a table by the scales of both operands, their
-// element types, the type of the result and where partial sums are held. It starts with what is
-// known of a chip (cuda_traits), and ops::probe_gemms takes out what a trial refuses.
+// element types, the type of the result and where partial sums are held. It starts with the known
+// products of a chip (cuda_traits), and ops::probe_gemms removes those that fail in a trial.
 
 #include <array>
 #include <cstddef>

@@ -1,5 +1,5 @@
 #pragma once
-// GPUs by name, for planning runs on machines that are not this one.
+// GPUs by name, for planning runs on other machines.
 
 #include <string_view>
 #include <vector>

@@ -1,5 +1,5 @@
 #pragma once
-// Who holds how many bytes: every buffer is charged to a category. The start-up memory table and
+// The ledger of memory: every buffer is charged to a category. The start-up memory table and
 // `check` print this.
 
 #include <array>

@@ -1,7 +1,8 @@
 #pragma once
 // Recordings: a sequence of operations that a device takes from its stream once and can then start
 // again with one call, without the host work of launching each (CUDA graphs). Addresses, shapes and
-// scalars are those of the time of recording; what changes from step to step lies in device memory.
+// scalars are those of the time of recording; values that change from step to step are in device
+// memory.
 
 #include <memory>
 

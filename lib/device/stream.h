@@ -1,8 +1,8 @@
 #pragma once
-// A Stream is what an operation runs on: a device kind, the device's native queue, and for meta the
-// counters that stand in for work. A non-owning, copyable handle; the Device that made it outlives
-// it. Work on one stream runs in order and may be asynchronous (cuda); on cpu and meta it is done
-// when the call returns.
+// A Stream is the queue of an operation: a device kind, the device's native queue, and for meta the
+// counters that replace work. A non-owning, copyable handle; the Device that made it outlives it.
+// Work on one stream runs in order and may be asynchronous (cuda); on cpu and meta it is done when
+// the call returns.
 
 #include <cstdint>
 #include <string_view>

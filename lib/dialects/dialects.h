@@ -2,7 +2,7 @@
 // Keys of other programs in a configuration: files of `accelerate config`, DeepSpeed's
 // configurations, Megatron's `fp8_...`, `first_last_layers_bf16` and precision file. They are
 // rewritten to this program's keys before the table of fields reads them, and each is reported;
-// those without a meaning here share one line. What would change the run and cannot be had is a
+// those without a meaning here share one line. An unsupported key that would change the run is a
 // problem.
 
 #include <memory>

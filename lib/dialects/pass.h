@@ -1,8 +1,8 @@
 #pragma once
-// One source's tree while keys of other programs are rewritten to ours. Which programs there are is
-// the table kPrograms (dialects.cpp). What their keys mean is in accelerate.cpp (fp8_config),
-// launch.cpp (the rest of a file of Accelerate), deepspeed*.cpp and megatron.cpp; how they are put,
-// reported and refused in pass.cpp.
+// One source's tree while keys of other programs are rewritten to ours. The table kPrograms
+// (dialects.cpp) lists the programs. accelerate.cpp (fp8_config), launch.cpp (the rest of an
+// Accelerate file), deepspeed*.cpp and megatron.cpp define the meaning of their keys; pass.cpp
+// sets, reports and refuses them.
 
 #include <algorithm>
 #include <array>

@@ -1,13 +1,13 @@
 #pragma once
-// Checkpoints as folders that are either complete and verified or not there. A checkpoint is
-// written into step-000100.partial/, every file flushed and read back, MANIFEST.json (sizes,
-// XXH3-128 hashes, step, run) last; then the folder is renamed to step-000100 and its parent
-// flushed. Loading verifies every byte. Synchronous; tensor memory stays the caller's.
+// Checkpoints as folders that are either complete and verified or absent. A checkpoint is written
+// into step-000100.partial/, every file flushed and read back, MANIFEST.json (sizes, XXH3-128
+// hashes, step, run) last; then the folder is renamed to step-000100 and its parent flushed.
+// Loading verifies every byte. Synchronous; tensor memory stays the caller's.
 //
-// One process calls save_checkpoint(). Several ranks that write files of their own: one calls
-// begin_checkpoint(), each calls write_checkpoint_file() and read_back(), and when all have
-// succeeded the first one calls commit_checkpoint() with everybody's records. Which older
-// checkpoints are deleted then is for io/checkpoint_retention.h.
+// One process calls save_checkpoint(). If several ranks write files, one calls begin_checkpoint(),
+// each calls write_checkpoint_file() and read_back(), and when all have succeeded the first one
+// calls commit_checkpoint() with the records of all. io/checkpoint_retention.h then decides which
+// older checkpoints are deleted.
 
 #include <cstdint>
 #include <filesystem>

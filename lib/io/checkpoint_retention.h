@@ -1,7 +1,7 @@
 #pragma once
-// Which checkpoints of a run stay on disk. A checkpoint is deleted only where those that are relied
-// on instead have been verified by hash in this process: just after they were written, when the run
-// went on from one, or here, once. Synchronous; one thread uses an object at a time.
+// Which checkpoints of a run stay on disk. A checkpoint is deleted only if those that replace it
+// have been verified by hash in this process: just after they were written, when the run resumed
+// from one, or here, once. Synchronous; one thread uses an object at a time.
 
 #include <cstdint>
 #include <filesystem>

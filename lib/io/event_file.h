@@ -1,8 +1,8 @@
 #pragma once
 // TensorBoard's event files: records of TFRecord form (tensorflow/core/lib/io/record_writer.cc)
-// whose content is an Event (tensorboard/compat/proto/event.proto, summary.proto), encoded here by
-// hand because it is a dozen fields. Each record is handed to the system in one write, so that a
-// reader sees whole ones while a run continues.
+// whose content is an Event (tensorboard/compat/proto/event.proto, summary.proto), encoded by hand,
+// since it has only a dozen fields. Each record is one write to the system, so that a reader sees
+// whole records while a run continues.
 
 #include <cstdint>
 #include <filesystem>

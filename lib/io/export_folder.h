@@ -1,6 +1,6 @@
 #pragma once
 // A model folder or checkpoint as a folder for other programs: its weights in another type, or cast
-// with a scale for each tensor or block, in shards, with what belongs to it.
+// with a scale for each tensor or block, in shards, with its configuration and tokenizer files.
 
 #include <cstdint>
 #include <filesystem>

@@ -1,6 +1,6 @@
 #pragma once
-// A model as a GGUF file for llama.cpp: sizes, tokenizer and weights in one file. What llama.cpp
-// calls a model, its keys and its tensors is the families' matter (model/families/family.h).
+// A model as a GGUF file for llama.cpp: sizes, tokenizer and weights in one file. The families know
+// llama.cpp's names for a model, its keys and its tensors (model/families/family.h).
 
 #include <cstdint>
 #include <filesystem>

@@ -1,6 +1,6 @@
 #pragma once
-// Text of a Hugging Face config.json to ModelConfig and back. Which fields there are and what they
-// mean is the model families' matter (model/families/family.h).
+// Text of a Hugging Face config.json to ModelConfig and back. The model families know the fields
+// and their meaning (model/families/family.h).
 
 #include <filesystem>
 #include <string>

@@ -1,7 +1,6 @@
 #pragma once
-// Whole numbers of JSON files that others may have written. nlohmann::json converts a number with a
-// fraction, or too large, to whatever fits into the type that is asked for; from 1e300 that is
-// undefined.
+// Whole numbers of JSON files that others may have written. nlohmann::json silently converts a
+// fraction or a number out of range to the requested type; for 1e300 that is undefined behaviour.
 
 #include <fmt/format.h>
 

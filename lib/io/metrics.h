@@ -1,7 +1,7 @@
 #pragma once
-// metrics.jsonl: one JSON object per line, each handed to the system in one write, so that a reader
-// sees whole lines while a run continues. And the JSON objects themselves, for summary.json and
-// env.json.
+// Writes metrics.jsonl: one JSON object per line, each in one write to the system, so that a reader
+// sees whole lines while a run continues. Also defines the JSON objects themselves, for
+// summary.json and env.json.
 
 #include <cstdint>
 #include <filesystem>

@@ -1,6 +1,6 @@
 #pragma once
-// A model folder whose tensors have been compared with its config.json: each tensor of the model is
-// there once and in its shape, and no other. What writes a model in another format reads this.
+// A model folder whose tensors have been compared with its config.json: each tensor of the model
+// occurs once and has its shape, and there is no other. Exports to other formats read from it.
 
 #include <filesystem>
 #include <vector>

@@ -1,6 +1,6 @@
 #pragma once
-// "quantization_config" of a config.json: what transformers, vLLM and compressed-tensors have to
-// know of codes and scales to read them.
+// "quantization_config" of a config.json: the description of codes and scales that transformers,
+// vLLM and compressed-tensors need to read them.
 
 #include <string>
 #include <vector>

@@ -1,8 +1,8 @@
 #pragma once
 // The matrices of a safetensors file, cast with the program's own quantizers into another file:
-// codes under the name of the tensor and, next to them, what codes are multiplied by, under the
-// names that programs for inference look for (docs/reference/formats.md). Works tensor by tensor:
-// memory for the largest one is enough. Synchronous, on the cpu.
+// codes under the name of the tensor and, next to them, the factors of the codes, under the names
+// that programs for inference expect (docs/reference/formats.md). Works tensor by tensor: memory
+// for the largest one is enough. Synchronous, on the cpu.
 
 #include <cstdint>
 #include <filesystem>

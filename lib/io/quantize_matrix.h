@@ -1,6 +1,6 @@
 #pragma once
 // One matrix in host memory, cast with a scale for the tensor or for each block of it by the
-// operations of ops/cast/quantize.h on the cpu, with what the cast did to it. Synchronous.
+// operations of ops/cast/quantize.h on the cpu, with statistics of the cast. Synchronous.
 
 #include <cstdint>
 #include <vector>

@@ -1,6 +1,5 @@
 #pragma once
-// Where a run keeps its files. Pure paths, and the functions that create the folder and its first
-// files.
+// The files of a run: their paths, and the functions that create the folder and its first files.
 
 #include <cstdint>
 #include <filesystem>

@@ -1,6 +1,6 @@
 #pragma once
 // Keeps two runs out of one output directory. The lock is an advisory lock of the kernel on
-// `run.lock`, which also says who holds it, so a run that dies leaves no lock behind on its
+// `run.lock`, which also names its holder. A run that dies therefore leaves no lock behind on its
 // machine. Released by destruction.
 
 #include <filesystem>

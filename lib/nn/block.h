@@ -1,8 +1,8 @@
 #pragma once
-// One pre-norm transformer block: x + attention(norm(x)), then + mlp(norm(.)). What the MLP makes
-// is added by the norm after the block. With recompute, forward keeps only the block's input and
-// backward runs forward again first; the scales it uses are the same because they change only
-// between micro-batches.
+// One pre-norm transformer block: x + attention(norm(x)), then + mlp(norm(.)). The norm after the
+// block adds the result of the MLP. With recompute, forward stores only the block's input, and
+// backward first runs forward again; it uses the same scales, because they change only between
+// micro-batches.
 
 #include "nn/attention.h"
 #include "nn/mlp.h"

@@ -1,5 +1,5 @@
 #pragma once
-// What a cast loses, for the statistics of a step.
+// Measures the error of a cast, for the statistics of a step.
 
 #include "nn/context.h"
 #include "precision/scaling_state.h"

@@ -1,6 +1,6 @@
 #pragma once
-// What a layer needs to run: the device and its stream, the two arenas of the step, and what kind
-// of pass this is. Layers never allocate elsewhere and never read anything back.
+// The context in which a layer runs: the device and its stream, the two arenas of the step, and the
+// kind of pass. Layers never allocate elsewhere and never read anything back.
 
 #include <cstddef>
 #include <cstdint>

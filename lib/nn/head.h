@@ -2,8 +2,8 @@
 // The output head with its loss. Logits exist for one chunk of rows at a time: forward, soft-max
 // cross-entropy, dgrad and wgrad of a chunk run before the next chunk, so the full logits never
 // exist. Each chunk reads the weight twice and its fp32 gradient once, and wgrad contracts the rows
-// of a chunk: on a GPU chunks are as large as its memory allows. Another number of rows in a chunk
-// is another order of wgrad's sum over rows, and gives the weight's gradient other bits.
+// of a chunk: on a GPU chunks are as large as its memory allows. With another number of rows in a
+// chunk wgrad sums rows in another order, and the weight's gradient has other bits.
 
 #include <cstdint>
 

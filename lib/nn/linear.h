@@ -1,12 +1,11 @@
 #pragma once
 // y = x W^T + b with explicit backward, each of its three GEMMs in the format that the plan's roles
 // say. The layer quantizes x once in forward and dy once in backward, reads the weight's GEMM
-// operands that were made once per optimizer step, and keeps for backward the codes of x that wgrad
-// reads, or x itself where wgrad reads that. An operation that makes x or dy can cast it on the
-// way: the layer gives it the destinations (place_input, place_gradient) and takes what it has left
-// there.
+// operands that were made once per optimizer step, and stores for backward the codes of x that
+// wgrad reads, or x itself if wgrad reads that. An operation that makes x or dy can also cast it:
+// the layer gives it the destinations (place_input, place_gradient) and reads the codes from there.
 //
-// With SwigluInput::smoothed the x that comes is s x, s being a scale for each of its columns
+// With SwigluInput::smoothed the input is s x, where s is a scale for each column of x
 // (ops/pointwise/smoothing.h): fprop multiplies by w / s, which depends on the micro-batch and is
 // cast from the weight's value in every forward pass, next to the operands that are made once per
 // step; dgrad reads those; the columns of wgrad's product are divided by s.

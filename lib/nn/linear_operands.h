@@ -2,10 +2,10 @@
 // Makes the GEMM operands of one tensor of a linear layer (x, w or dy) in the formats that its two
 // GEMMs ask for. One of them contracts the tensor along its rows (fprop: x and w; dgrad: dy), the
 // other along its columns (wgrad: dy and x; dgrad: w). A format with one scale per tensor serves
-// both with the same codes; one with a scale for each block is a cast of its own in each
-// orientation, since blocks lie along the contracted extent. Next to a plain operand a scaled one
-// is read as the first GEMM's codes say, dequantized: quantization-aware training, whose backward
-// pass sees the rounded values and not the rounding (straight-through).
+// both with the same codes; one with a scale for each block needs a separate cast in each
+// orientation, since blocks lie along the contracted extent. In a product with a plain operand, a
+// scaled one is the dequantized codes of the first GEMM: quantization-aware training, whose
+// backward pass sees the rounded values and not the rounding (straight-through).
 
 #include <functional>
 #include <string>

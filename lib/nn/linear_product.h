@@ -1,5 +1,5 @@
 #pragma once
-// One GEMM of a linear layer, with operands in whatever form its plan says.
+// One GEMM of a linear layer, with operands in the forms that its plan says.
 
 #include <array>
 #include <string_view>

@@ -1,11 +1,11 @@
 #pragma once
 // The life of a linear layer's weight between an update and the GEMMs that read it: operands that
-// are made once per optimizer step, by the layer, by the optimizer on its way (Parameter::cast) or,
-// where ranks have parts of the weight, by each of its own part. All work is asynchronous on the
-// context's stream.
+// are made once per optimizer step by the layer, by the optimizer during the update
+// (Parameter::cast) or, if ranks have parts of the weight, by each rank for its own part. All work
+// is asynchronous on the context's stream.
 //
-// With SwigluInput::smoothed fprop reads w / s, s being the scales of the columns of x
-// (ops/pointwise/smoothing.h): that depends on the micro-batch and is cast from the weight's value
+// With SwigluInput::smoothed fprop reads w / s, where s are the scales of the columns of x
+// (ops/pointwise/smoothing.h). That depends on the micro-batch and is cast from the weight's value
 // in every forward pass, in addition to dgrad's operand, which is made once per step.
 
 #include <optional>

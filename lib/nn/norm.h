@@ -1,8 +1,8 @@
 #pragma once
-// RMSNorm or LayerNorm as a layer. Forward stores the statistics of each row of x, and of x, which
-// is the residual stream, what the plan says: nothing, since it stays alive, or codes of it, which
-// forward may read too. What is due in the stream is added in the pass of the norm, or before it
-// where the norm reads codes.
+// RMSNorm or LayerNorm as a layer. Forward stores the statistics of each row of x. Of x itself,
+// which is the residual stream, it stores either nothing, since the stream stays alive, or codes if
+// the plan says so, which forward may read too. A pending addition to the stream is made in the
+// pass of the norm, or before it if the norm reads codes.
 
 #include "nn/context.h"
 #include "nn/parameter.h"

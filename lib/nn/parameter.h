@@ -1,11 +1,11 @@
 #pragma once
-// Parameters and their gradients, each stored in the format that the precision plan says. The value
-// is what the optimizer updates: the master weight where the plan has one next to the weight, and
-// the weight itself where it has not.
+// Parameters and their gradients, each stored in the format that the precision plan says. The
+// optimizer updates the value: the master weight if the plan has one in addition to the weight,
+// otherwise the weight itself.
 //
-// Where ranks share the optimizer's work (nn/store_layout.h) a rank keeps the parts of values that
-// it updates. Whole values and gradients then are where layers find them, but what they hold is
-// up to who moves them between ranks (ParameterGatherer in nn/context.h).
+// If ranks share the optimizer's work (nn/store_layout.h), a rank stores the parts of values that
+// it updates. Whole values and gradients are then at the addresses where layers find them, but
+// ParameterGatherer (nn/context.h), which moves them between ranks, determines their content.
 
 #include <cstdint>
 #include <memory>

@@ -1,6 +1,6 @@
 #pragma once
-// The residual stream between the layers of a model, [rows, width]. What a layer has made is added
-// to it by the norm that follows, which reads both anyway. Refers to memory of others.
+// The residual stream between the layers of a model, [rows, width]. The norm that follows a layer
+// adds its result to the stream, since it reads both anyway. Does not own memory.
 
 #include "tensor/view.h"
 

@@ -1,6 +1,6 @@
 #pragma once
-// The input of an operation that is not a GEMM, as backward reads it: itself, where it stays alive,
-// or codes of it. Codes are read by the forward pass too where the plan says so
+// The input of an operation other than a GEMM, as backward reads it: the input itself if it stays
+// alive, or codes of it. The forward pass reads codes too if the plan says so
 // (PrecisionPlan::forward_reads_saved). Decoded values have the type of x.
 
 #include "nn/context.h"

@@ -1,7 +1,6 @@
 #pragma once
-// Memory that the units of a model use alternately: what a unit takes is free for the next unit of
-// the same slots. A slot is reused where it has exactly the size that is asked for, so that equal
-// blocks share all of it.
+// Memory that the units of a model use alternately: the slots of a unit are free again for the next
+// unit. A slot is reused only for a request of exactly its size, so equal blocks share all of it.
 
 #include <cstddef>
 #include <cstdint>

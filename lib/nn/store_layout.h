@@ -1,12 +1,12 @@
 #pragma once
-// How a parameter store lies in memory where ranks share the work of the optimizer. Pure data, made
+// The memory layout of a parameter store if ranks share the work of the optimizer. Pure data, made
 // by parallel/shard_layout.h.
 //
 // The parameters of a unit (what a model reads together: a block, its embedding, its head) that
 // have the same formats make a segment: flat, each parameter from a multiple of the wire's
 // range_alignment() (tensor/stored_pool.h) on, padded to `ranks` shards of equal size. Rank r
-// updates shard r of every segment: of a parameter at most one contiguous part, which begins at
-// such a multiple. Values, gradients and moments are laid out alike.
+// updates shard r of every segment, and so at most one contiguous part of a parameter, which begins
+// at such a multiple. Values, gradients and moments have the same layout.
 
 #include <cstddef>
 #include <cstdint>

@@ -5,8 +5,8 @@
 //
 // NaN loses sign and payload and becomes the canonical NaN of CUDA's conversions, so that a kernel
 // that uses the cvt instruction writes the same code: fp16 and bf16 0x7FFF, e4m3 and e5m2 0x7F, and
-// e2m1, which has no NaN, its maximum 0x7.
-// Negative zero stays, and so does the sign of a value that underflows.
+// e2m1, which has no NaN, its maximum 0x7. Negative zero and the sign of a value that underflows
+// are preserved.
 
 #include <cstdint>
 

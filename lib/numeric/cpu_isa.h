@@ -1,6 +1,6 @@
 #pragma once
-// Which x86-64 level this machine runs. FP8TRAIN_CPU_ISA=x86-64|x86-64-v3|x86-64-v4 in the
-// environment lowers it (never raises).
+// The x86-64 level of this machine. FP8TRAIN_CPU_ISA=x86-64|x86-64-v3|x86-64-v4 in the environment
+// lowers it (never raises).
 
 #include <cstdint>
 #include <string_view>

@@ -1,7 +1,7 @@
 #pragma once
-// From an amax to a scale. Convention: code = encode(value * scale), and the reciprocal is stored
-// next to the scale for reading. Divisions are IEEE (CUDA code is compiled with -prec-div=true).
-// Host and device.
+// Computes a scale from an amax. Convention: code = encode(value * scale), and the reciprocal is
+// stored next to the scale for reading. Divisions are IEEE (CUDA code is compiled with
+// -prec-div=true). Host and device.
 
 #include <cstdint>
 

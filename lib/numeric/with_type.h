@@ -1,6 +1,6 @@
 #pragma once
-// From an element type known at run time to a template: for host code of kernels. Inlined, since
-// files that are compiled for several x86-64 levels include it.
+// Calls a template for an element type that is known at run time, in host code of kernels. Inlined,
+// since files that are compiled for several x86-64 levels include it.
 
 #include "numeric/dtype.h"
 

@@ -3,8 +3,9 @@
 // non-finite steps, the update itself and the GEMM copies of the new weights. Everything is decided
 // on the device; the host reads StepReport once per logging interval.
 //
-// The base class does what all optimizers have in common. A further optimizer is one file: a class
-// that keeps its states by name and updates one parameter, and an OptimizerEntry (registry.h).
+// The base class does the work that all optimizers have in common. A further optimizer is one file:
+// a class that defines its states by name and updates one parameter, and an OptimizerEntry
+// (registry.h).
 
 #include <cstdint>
 #include <optional>

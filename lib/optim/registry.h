@@ -1,6 +1,6 @@
 #pragma once
-// The optimizers that there are. Each file of an optimizer describes it by one OptimizerEntry;
-// registry.cpp has a line for each. The configuration asks this table which keys mean something.
+// The table of optimizers. Each file of an optimizer describes it by one OptimizerEntry;
+// registry.cpp has a line for each. The configuration asks this table which keys apply.
 
 #include <memory>
 #include <string_view>

@@ -1,5 +1,5 @@
 #pragma once
-// What a user may say about the optimizer and the learning-rate schedule.
+// A user's settings of the optimizer and the learning-rate schedule.
 
 #include <array>
 #include <cstdint>

@@ -1,8 +1,8 @@
 #pragma once
-// Data parallelism (DDP): every rank has the whole model and works on batches of its own; the
-// gradients are summed over the ranks while backward still runs. Parameters whose gradients lie
-// side by side make a bucket, which is exchanged in the format of the plan's wire
-// (parallel/gradient_buckets.h). Two exchanges are under way at a time.
+// Data parallelism (DDP): every rank has the whole model and its own batches; the gradients are
+// summed over the ranks while backward still runs. Parameters whose gradients lie side by side make
+// a bucket, which is exchanged in the format of the plan's wire (parallel/gradient_buckets.h). Two
+// exchanges are under way at a time.
 
 #include <cstdint>
 #include <vector>

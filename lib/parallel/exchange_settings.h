@@ -1,5 +1,5 @@
 #pragma once
-// What all strategies that exchange gradients ask for.
+// Settings of all strategies that exchange gradients.
 
 #include <cstdint>
 

@@ -1,9 +1,9 @@
 #pragma once
 // Exchanges of gradients between ranks that go on while backward still runs: a bucket is exchanged
 // when the last of its parameters' gradients is complete. Buckets of different queues can be under
-// way at the same time; those of one queue take turns, in the order in which they are complete,
-// whatever a rank has seen of the messages of others. All memory of the device is taken at
-// construction: of each queue as much as the largest piece of its buckets needs.
+// way at the same time; those of one queue run one after another, in the order in which they are
+// complete, regardless of the messages that have arrived. All device memory is allocated at
+// construction: for each queue as much as the largest piece of its buckets needs.
 
 #include <cstdint>
 #include <optional>

@@ -1,12 +1,13 @@
 #pragma once
-// How values, gradients and moments are laid over ranks (ZeRO, Rajbhandari et al. 2020,
-// 1910.02054): by elements, so that ranks have equal shares whatever the sizes of tensors are.
+// Distributes values, gradients and moments over ranks (ZeRO, Rajbhandari et al. 2020, 1910.02054)
+// by elements, so that ranks have equal shares for any sizes of tensors.
 //
 //   stage 1  moments, and values that layers do not read themselves, are stored in parts
 //   stage 2  gradients too: whole ones exist for a unit or two, while backward makes them
 //   stage 3  all values too: whole ones, and GEMM operands, exist for a unit or two
 //
-// Which rank updates what does not depend on the stage: sums, norms and updates have the same bits.
+// The assignment of updates to ranks does not depend on the stage: sums, norms and updates have the
+// same bits.
 
 #include <cstdint>
 

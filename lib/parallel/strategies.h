@@ -1,6 +1,6 @@
 #pragma once
-// How the strategy of each file is made, for the table of strategy.cpp, and what the strategies of
-// several ranks have in common.
+// Functions that make the strategy of each file, for the table of strategy.cpp, and code that the
+// strategies of several ranks have in common.
 
 #include <memory>
 #include <optional>

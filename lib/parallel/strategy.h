@@ -1,7 +1,7 @@
 #pragma once
 // How the work of training is laid over ranks. A Strategy lays out the parameters, exchanges
-// gradients while backward runs, and brings together what the update reads and makes; the engine
-// asks it at fixed points of a step and knows no more. One file each: one rank (single.cpp), whole
+// gradients while backward runs, and gathers values after the update; the engine calls it at fixed
+// points of a step and knows nothing else about it. One file each: one rank (single.cpp), whole
 // replicas (data_parallel.cpp), the same with an optimizer shared by whole parameters
 // (whole_parameters.cpp), shared optimizer and parameters (zero.cpp). A further one is a file with
 // a class and its line in the table of strategy.cpp.

@@ -1,7 +1,7 @@
 #pragma once
-// What each linear layer of a model really runs in: the GEMM formats of the run's plan or of the
-// plan that precision.layers chooses, or the activation format where the layer is exempt, and why.
-// The layers and `explain` read the same result.
+// The formats in which each linear layer of a model really runs: the GEMM formats of the run's plan
+// or of the plan that precision.layers chooses, or the activation format if the layer is exempt,
+// with the reason. The layers and `explain` read the same result.
 
 #include <string>
 #include <vector>

@@ -1,5 +1,5 @@
 #pragma once
-// What is thrown about an option of the section fp8 that the plan does not read.
+// The exception for an option of the section fp8 that the plan does not read.
 
 #include <string>
 #include <utility>

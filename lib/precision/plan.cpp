@@ -184,12 +184,12 @@ void apply_swiglu(const PlanRequest& request, PrecisionPlan& plan) {
   const TensorFormat& x = plan.fprop.a;
   if (swiglu == SwigluInput::high_precision) {
     require(x.is_scaled() || plan.wgrad.b.is_scaled(), plan, "fp8.swiglu: bf16_down_input",
-            "rows whose GEMMs read x in FP8");
+            "plans whose GEMMs read x in FP8");
     plan.swiglu = SwigluInput::high_precision;
     return;
   }
   require(x.is_scaled() && is_fp8(x.dtype) && is_fp8(plan.fprop.b.dtype), plan,
-          "fp8.swiglu: smooth", "rows whose forward GEMM reads x and w in FP8");
+          "fp8.swiglu: smooth", "plans whose forward GEMM reads x and w in FP8");
   for (const GemmPlan* gemm : {&plan.dgrad, &plan.wgrad}) {
     if (gemm->a.is_scaled() != gemm->b.is_scaled()) {
       throw ConfigError(fmt::format(

@@ -1,5 +1,5 @@
 #pragma once
-// The formats that the table of plans is made of (plans.cpp).
+// The formats that the plans use (plans.cpp).
 
 #include "precision/plan.h"
 

@@ -1,6 +1,6 @@
 #pragma once
 // Plans of parts of a run: of single layers (precision.layers) and of stages in time
-// (precision.schedule). What is stored and what crosses a wire is the run's plan's in all of them.
+// (precision.schedule). Storage and wires follow the run's plan in all of them.
 
 #include "precision/plan.h"
 

@@ -66,33 +66,31 @@ const std::vector<Role>& plan_roles() {
       {"weight", "The weight as it is stored", &RoleRequest::weight},
       {"master_weight", "The weight that the optimizer updates; none: the stored weight itself",
        &RoleRequest::master_weight},
-      {"weight_gradient", "The gradient of a weight over the micro-batches of a step",
+      {"weight_gradient", "The gradient of a weight, summed over the micro-batches of a step",
        &RoleRequest::weight_gradient},
       {"gradient_wire",
-       "A rank's contribution to a gradient, rounded to this also where there is one rank; a "
-       "gradient that is stored in it is rounded with every micro-batch",
+       "A rank's contribution to a gradient, rounded to this format even with one rank; a gradient "
+       "that is stored in it is rounded with every micro-batch",
        &RoleRequest::gradient_wire},
-      {"parameter_wire", "Weights on their way between ranks: the stored weight's format",
+      {"parameter_wire", "Weights between ranks: the format of the stored weight",
        &RoleRequest::parameter_wire},
       {"moment1", "AdamW's first moment", &RoleRequest::moment1},
       {"moment2",
-       "AdamW's second moment, which takes more range and, with betas[1] near 1, more "
-       "bits",
+       "AdamW's second moment, which needs more range and, with betas[1] near 1, more bits",
        &RoleRequest::moment2},
-      {"saved_norm", "What is stored for backward of the input of a norm",
-       &RoleRequest::saved_norm},
+      {"saved_norm", "Input of a norm as it is stored for backward", &RoleRequest::saved_norm},
       {"saved_nonlinear",
-       "What is stored for backward of the input of an activation function, and of a norm where "
-       "saved_norm is not given",
+       "Input of an activation function as it is stored for backward, and of a norm if saved_norm "
+       "is not set",
        &RoleRequest::saved_nonlinear},
       {"fprop_x", "The input as the forward GEMM reads it", &RoleRequest::fprop_x},
       {"fprop_w", "The weight as the forward GEMM reads it", &RoleRequest::fprop_w},
-      {"dgrad_dy", "The output's gradient as the GEMM of the input's gradient reads it",
+      {"dgrad_dy", "The output's gradient as dgrad reads it (the GEMM of the input's gradient)",
        &RoleRequest::dgrad_dy},
-      {"dgrad_w", "The weight as that GEMM reads it", &RoleRequest::dgrad_w},
-      {"wgrad_dy", "The output's gradient as the GEMM of the weight's gradient reads it",
+      {"dgrad_w", "The weight as dgrad reads it", &RoleRequest::dgrad_w},
+      {"wgrad_dy", "The output's gradient as wgrad reads it (the GEMM of the weight's gradient)",
        &RoleRequest::wgrad_dy},
-      {"wgrad_x", "The input as that GEMM reads it, which is also what is stored for backward",
+      {"wgrad_x", "The input as wgrad reads it, which is also the form stored for backward",
        &RoleRequest::wgrad_x}};
   return kRoles;
 }

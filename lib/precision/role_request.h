@@ -1,5 +1,5 @@
 #pragma once
-// Single roles of a plan, replaced by what a request says. Throws ConfigError naming the key.
+// Replaces single roles of a plan by those of a request. Throws ConfigError naming the key.
 
 #include "precision/plan.h"
 

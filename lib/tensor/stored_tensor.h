@@ -1,13 +1,13 @@
 #pragma once
 // A tensor that is stored from one step to the next in a format of its own: a weight, its gradient,
-// the moments of the optimizer. Unlike the operands of a GEMM it lies flat, as it is allocated, and
-// is read by element-wise operations only, which compute in fp32.
+// the moments of the optimizer. Unlike the operands of a GEMM it is flat, as it is allocated, and
+// only element-wise operations read it, which compute in fp32.
 //
 // Formats (is_stored_format): fp32, bf16; fp32 as bf16 with a remainder; and fp16, bf16, e4m3 or
 // e5m2 with a current scale (fp32 or a power of two) for the whole tensor or for each kStoredBlock
 // of consecutive elements; and e4m3 with dynamic range expansion (COAT) for each group.
 // Nearest-even or stochastic. codes = cast(value * scale), saturating. A scale is format_max / amax
-// of what is stored (bf16: 1 / amax), 1 for zeros.
+// of the stored values (bf16: 1 / amax), or 1 for zeros.
 
 #include <cstdint>
 

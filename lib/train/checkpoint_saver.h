@@ -4,9 +4,9 @@
 // boundaries where they meet anyway, on their training threads: all have written -> the first rank
 // publishes the checkpoint -> it deletes older ones. No thread of a save calls a collective.
 //
-// One save is in flight at a time. A save fails on all ranks where it fails on one (the disk is
-// full, what was written cannot be read back): its partial folder is removed, and older
-// checkpoints stay. A process that is killed leaves the checkpoints that had been published.
+// One save is in flight at a time. A save fails on all ranks if it fails on one (the disk is full,
+// a file cannot be read back): its partial folder is removed, and older checkpoints stay. A process
+// that is killed leaves the checkpoints that had been published.
 //
 // All functions are collective. Without `async` the work is done inside of finish(), with the same
 // bytes as a result.

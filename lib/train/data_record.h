@@ -1,5 +1,5 @@
 #pragma once
-// What a run knows of its data files, so that it does not go on with other data than it was saved
+// A run's record of its data files, so that it does not resume with data other than it was saved
 // with: a checkpoint notes name, size and hash of every training file, and a resumed run compares.
 // Hashes are made once and stored in the folder of the run (data/file_hashes.h). The first rank has
 // one.

@@ -1,6 +1,6 @@
 #pragma once
-// When a run has diverged: too many skipped steps in a row, or a spike of the loss. Every rank
-// looks at the same numbers, so that all come to the same answer at the same step. Host memory.
+// Decides when a run has diverged: too many skipped steps in a row, or a spike of the loss. Every
+// rank sees the same numbers, so all decide the same at the same step. Host memory.
 
 #include <cstdint>
 #include <string>

@@ -1,5 +1,5 @@
 #pragma once
-// What state.json of a checkpoint has about divergence: rollbacks and the window of losses.
+// The part of a checkpoint's state.json about divergence: rollbacks and the window of losses.
 
 #include <nlohmann/json_fwd.hpp>
 

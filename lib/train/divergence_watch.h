@@ -1,5 +1,5 @@
 #pragma once
-// Looks at what the steps of a run have shown, and throws DivergenceError when it has diverged. All
+// Checks the results of a run's steps, and throws DivergenceError when the run has diverged. All
 // functions are collective and wait for the device; the engine outlives the call only.
 
 #include <cstdint>

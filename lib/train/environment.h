@@ -1,5 +1,5 @@
 #pragma once
-// env.json: where and with what a start of a run computes.
+// env.json: the machine, libraries and command of a start of a run.
 
 #include <cstdint>
 #include <string>

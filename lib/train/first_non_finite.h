@@ -1,7 +1,7 @@
 #pragma once
-// Which tensor was the first that is not finite, of which rank: looked for after a step was
-// skipped, and never in a step that was not. Reads weights and gradients back from the device, and
-// runs the step's micro-batches forward once more.
+// Finds the first tensor that is not finite, and its rank, after a step was skipped; other steps
+// cost nothing. Reads weights and gradients back from the device, and runs the step's micro-batches
+// forward once more.
 
 #include <functional>
 #include <string>

@@ -1,6 +1,6 @@
 #pragma once
-// A tensor in one of the stored formats, in host memory: what a checkpoint's state becomes on its
-// way into the formats of another plan. Synchronous; owns its memory.
+// A tensor in one of the stored formats, in host memory: the form of a checkpoint's state while it
+// is converted to the formats of another plan. Synchronous; owns its memory.
 
 #include <cstdint>
 #include <vector>

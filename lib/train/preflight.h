@@ -1,5 +1,5 @@
 #pragma once
-// What a run is, in a few lines: at its start and from `check`. Memory by category comes from
+// Describes a run in a few lines, at its start and for `check`. Memory by category comes from
 // running one step on the meta device.
 
 #include <functional>

@@ -1,6 +1,6 @@
 #pragma once
-// What a person sees while a run goes on: a line for each interval of logging, on a terminal as
-// wide as that and with the number of the step below it.
+// The progress lines of a run: one for each interval of logging. On a terminal they have its width,
+// and the number of the current step is below them.
 
 #include <cstdint>
 #include <cstdio>

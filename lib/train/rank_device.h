@@ -1,6 +1,6 @@
 #pragma once
-// Where a rank computes and over what it talks: its device, and, where that is a GPU, the
-// communicator that moves the GPU's memory. Every rank takes the GPU of its local rank.
+// A rank's device and, if that is a GPU, the communicator that moves the GPU's memory. Every rank
+// takes the GPU of its local rank.
 
 #include <memory>
 #include <string>

@@ -1,6 +1,6 @@
 #pragma once
-// What the ranks of a run tell each other in addition to gradients. All are collective, and nothing
-// happens where there is one rank.
+// Messages between the ranks of a run in addition to gradients. All functions are collective, and
+// do nothing if there is one rank.
 
 #include <cstdint>
 #include <filesystem>

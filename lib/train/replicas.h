@@ -1,7 +1,7 @@
 #pragma once
-// Whether ranks still hold the same bits of what each of them has. A flipped bit in the memory of
-// one rank, or a library that computes otherwise on one node, makes replicas drift apart without a
-// word: the first rank's checkpoints then hold weights that nobody has trained.
+// Checks that ranks still have the same bits of the values that each of them stores. A flipped bit
+// in the memory of one rank, or a library that computes differently on one node, makes replicas
+// drift apart silently: the first rank's checkpoints then hold weights that no rank has trained.
 
 #include <cstdint>
 #include <string>

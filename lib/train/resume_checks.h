@@ -1,6 +1,6 @@
 #pragma once
-// Whether a checkpoint belongs to the run that is about to go on from it, and whether what its
-// state.json says can be true.
+// Checks that a checkpoint belongs to the run that resumes from it, and that its state.json is
+// plausible.
 
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>

@@ -1,10 +1,10 @@
 #pragma once
-// training.on_divergence: rollback. A run that has diverged goes back, in its process, to a
-// checkpoint of before, and leaves out the batches that it has seen since (as PaLM did by hand,
-// arXiv 2204.02311 section 5.1: the same data did not spike from another state).
+// training.on_divergence: rollback. A run that has diverged goes back, in its process, to an
+// earlier checkpoint, and leaves out the batches that it has seen since (as PaLM did by hand, arXiv
+// 2204.02311 section 5.1: the same data did not spike from another state).
 //
-// All that decides is in the checkpoint and in the numbers that the ranks agree on: a run that is
-// killed at any moment of this and resumed does the same again, to the same bits.
+// Every decision follows from the checkpoint and from numbers that the ranks agree on: a run that
+// is killed at any moment and resumed does the same again, with the same bits.
 
 #include <filesystem>
 

@@ -1,7 +1,8 @@
 #pragma once
-// A model of the time of a training step on one GPU that need not be here: every operation that the
-// step calls, as the meta device counts it, against the rates of the GPU. An operation takes the
-// longest of what its bytes, its FLOPs and its instructions take, and its launches.
+// A model of the time of a training step on a GPU, which the machine need not have: every operation
+// that the step calls, as the meta device counts it, at the rates of the GPU. The time of an
+// operation is the longest of the times for its bytes, its FLOPs and its instructions, plus that of
+// its launches.
 
 #include <cstdint>
 #include <string>

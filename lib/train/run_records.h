@@ -1,6 +1,6 @@
 #pragma once
-// What a run writes down while it goes: the lock on its folder, metrics.jsonl, tensors.jsonl,
-// train.log, samples, summary.json, and event files for TensorBoard.
+// The files that a run writes while it trains: the lock on its folder, metrics.jsonl,
+// tensors.jsonl, train.log, samples, summary.json, and event files for TensorBoard.
 
 #include <cstdint>
 #include <filesystem>

@@ -1,5 +1,6 @@
 #pragma once
-// What a run begins with: a checkpoint, the weights of a model folder, or initial values.
+// The start of a run: from a checkpoint, from the weights of a model folder, or from initial
+// values.
 
 #include <filesystem>
 #include <optional>

@@ -1,5 +1,6 @@
 #pragma once
-// What FP8 casts did to a model's tensors: summed over slots, and warnings that name the slot.
+// Statistics of the FP8 casts of a model's tensors: sums over slots, and warnings that name the
+// slot.
 
 #include <cstdint>
 #include <map>

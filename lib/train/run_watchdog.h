@@ -1,9 +1,9 @@
 #pragma once
-// Ends a rank that hangs. A thread looks at what the rank records (base/flight_recorder.h): where
-// one section takes longer than its limit without getting on, it writes the rank's flight record,
-// ends the other ranks and then the process with exit code 86. A wait for other ranks that reaches
-// comm.timeout throws TimeoutError instead, whose report is made here too. Time in which the
-// process is stopped or suspended does not count.
+// Ends a rank that hangs. A thread reads the rank's records (base/flight_recorder.h): if a section
+// makes no progress within its limit, it writes the rank's flight record, ends the other ranks and
+// then the process with exit code 86. A wait for other ranks that reaches comm.timeout throws
+// TimeoutError instead, whose report is made here too. Time in which the process is stopped or
+// suspended does not count.
 
 #include <filesystem>
 #include <mutex>

@@ -1,6 +1,6 @@
 #pragma once
-// After how many steps a run is saved: as often as is set, or with checkpoint.interval auto as
-// often as loses the least time, from what a save costs and how often the job fails.
+// The number of steps between saves: the configured one, or with checkpoint.interval auto the one
+// that loses the least time, computed from the cost of a save and the failure rate of the job.
 
 #include <cstdint>
 #include <string>

@@ -1,7 +1,7 @@
 #pragma once
-// What a run's settings mean before anything large is allocated: tokenizer, data, model shape,
-// precision plan, number of steps. Train, check, explain and bench all start here, so that they
-// cannot disagree.
+// The meaning of a run's settings before anything large is allocated: tokenizer, data, model shape,
+// precision plan, number of steps. Train, check, explain and bench all start here, so they cannot
+// disagree.
 
 #include <memory>
 #include <string>

@@ -1,6 +1,6 @@
 #pragma once
-// What is said of a run's settings before it starts: they mean something, but perhaps not what was
-// meant. Each function adds to the notes of the session.
+// Notes about a run's settings before it starts: settings that are valid but may not be intended.
+// Each function adds to the notes of the session.
 
 #include <cstdint>
 #include <string>

@@ -1,6 +1,6 @@
 #pragma once
-// What one rank writes of a checkpoint, copied to host memory, so that training can go on while it
-// is written. The copy owns all its memory, which is used again by the next save; writing reads
+// One rank's part of a checkpoint, copied to host memory, so that training continues while it is
+// written. The copy owns all its memory, which is used again by the next save; writing reads
 // nothing else and calls no collective, so that any thread may do it.
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 #pragma once
-// What a run says about its steps, once in logging.interval: the progress line, a line of the
+// A run's reports about its steps, once per logging.interval: the progress line, a line of the
 // metrics, and warnings about FP8 scales.
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 #pragma once
-// Which rank the others wait for: in a logging interval the rank that has spent the most time in
-// work of its own.
+// Finds the rank that the others wait for: in a logging interval, the rank that has spent the most
+// time in its own work.
 
 #include <optional>
 #include <vector>

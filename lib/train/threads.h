@@ -1,5 +1,5 @@
 #pragma once
-// How many threads the cpu kernels use.
+// The number of threads of the cpu kernels.
 
 #include <cstdint>
 

@@ -1,6 +1,6 @@
 #pragma once
-// The run: from settings to a trained model in a run directory. Resumes by itself, evaluates,
-// samples, saves, listens to signals.
+// The run: from settings to a trained model in a run directory. Resumes automatically, evaluates,
+// samples, saves, and stops on signals.
 
 #include <cstdint>
 #include <functional>

@@ -1,6 +1,6 @@
 #pragma once
-// What a checkpoint of a run holds and how a run continues from one. A checkpoint folder is also a
-// Hugging Face model folder: config.json, model.safetensors (fp32) and tokenizer.json, so that
+// The content of a run's checkpoint, and how a run continues from one. A checkpoint folder is also
+// a Hugging Face model folder: config.json, model.safetensors (fp32) and tokenizer.json, so that
 // `model.from` and `generate` take it. Next to them: the optimizer's files
 // (train/optimizer_state.h), scaling.safetensors (plans with delayed scaling) and state.json.
 

@@ -1,6 +1,6 @@
 #pragma once
 // The job script of a run: one of slurm/*.sbatch, which are built into the program, with the run's
-// numbers in the places of the examples.
+// numbers instead of those of the examples.
 
 #include <string>
 

@@ -1,6 +1,6 @@
 #pragma once
-// The dialogue of `fp8train config`: asks what the field table says is asked, with plain lines on
-// any pair of streams. It knows no terminal, no file and no device; what needs them are the hooks.
+// The dialogue of `fp8train config`: asks the questions of the field table, with plain lines on any
+// pair of streams. It knows no terminal, no file and no device; hooks provide them.
 
 #include <functional>
 #include <iosfwd>

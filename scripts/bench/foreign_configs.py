@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What becomes of other programs' configurations: one line for each file, as docs/reference/foreign_configs.md has them.
+"""How configurations of other programs are read: one line for each file, as in docs/reference/foreign_configs.md.
 
     scripts/bench/foreign_configs.py PROGRAM NAME=FOLDER... > TABLE
 

@@ -1,6 +1,6 @@
 #pragma once
-// The chat templates that dialogues are written in: the text before and after each message, and
-// which of it the model learns. Each is the template of a published tokenizer as code.
+// The chat templates of dialogues: the text before and after each message, and the parts that the
+// model learns. Each is the template of a published tokenizer as code.
 
 #include <cstdint>
 #include <string>

@@ -1,7 +1,7 @@
 #pragma once
-// A part of a tokenizer.json on its way into the program. Whatever is not understood is refused
-// with the file and the place, and nothing is passed over: a field that the reader of a part does
-// not name must be null. Lists are at most 16 deep.
+// A part of a tokenizer.json on its way into the program. Unknown content is refused with the file
+// and the key, and nothing is skipped: a field that the reader of a part does not name must be
+// null. Lists are at most 16 deep.
 
 #include <initializer_list>
 #include <nlohmann/json.hpp>

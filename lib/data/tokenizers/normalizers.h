@@ -1,6 +1,6 @@
 #pragma once
-// Normalizers of tokenizer.json (huggingface/tokenizers, src/normalizers): what a text is changed
-// to before it is split. Immutable; called from several threads.
+// Normalizers of tokenizer.json (huggingface/tokenizers, src/normalizers): changes of a text before
+// it is split. Immutable; called from several threads.
 
 #include <memory>
 #include <string>

@@ -1,6 +1,6 @@
 #pragma once
-// The field "post_processor" of tokenizer.json (huggingface/tokenizers, src/processors): ids in
-// front of a text and behind it.
+// The field "post_processor" of tokenizer.json (huggingface/tokenizers, src/processors): ids before
+// and after a text.
 
 #include <cstdint>
 #include <vector>

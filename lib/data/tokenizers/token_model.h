@@ -1,6 +1,6 @@
 #pragma once
-// The models of tokenizer.json: a piece of text to ids. Immutable; what a thread needs to remember
-// is in a Scratch of its own.
+// The models of tokenizer.json: a piece of text to ids. Immutable; the state of each thread is in
+// its own Scratch.
 
 #include <cstdint>
 #include <memory>

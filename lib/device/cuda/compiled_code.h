@@ -1,5 +1,5 @@
 #pragma once
-// For which GPUs a list of architectures, as CMake's CUDA_ARCHITECTURES, has code.
+// Says for which GPUs a list of architectures, in the form of CMake's CUDA_ARCHITECTURES, has code.
 
 #include <string>
 #include <string_view>

@@ -1,7 +1,7 @@
 #pragma once
-// What the operations of the cuda backend need of their device: its stream, what the chip can do,
-// and the workspace that libraries get on that stream. Stream::native() of a cuda stream points to
-// one; the CudaDevice that owns it outlives the stream. Only for files under cuda/.
+// The parts of their device that operations of the cuda backend need: its stream, the abilities of
+// the chip, and the workspace of libraries on that stream. Stream::native() of a cuda stream points
+// to one; the CudaDevice that owns it outlives the stream. Only for files under cuda/.
 
 #include <cuda_runtime_api.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-// The door to the cuda backend: exactly one of the files behind it is built in.
+// The entry to the cuda backend: exactly one of its implementation files is built in.
 
 #include <memory>
 #include <string>

@@ -1,6 +1,6 @@
 #pragma once
 // Allocates nothing and computes nothing: buffers are charged to the ledger and get addresses that
-// are never read. What the device that is planned for holds from its start is charged too.
+// are never read. Memory that the planned device allocates at its start is charged too.
 
 #include <optional>
 

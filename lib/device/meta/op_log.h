@@ -1,5 +1,6 @@
 #pragma once
-// What each operation of a step would do on the GPU that a meta device plans for, call by call.
+// A log of the operations of a step, call by call, with their cost on the GPU that a meta device
+// plans for.
 
 #include <vector>
 

@@ -1,5 +1,5 @@
 #pragma once
-// The fields of a config.json without a JSON library: what a family reads and writes. lib/io turns
+// The fields of a config.json that a family reads and writes, without a JSON library. lib/io turns
 // them from and into text.
 
 #include <cstdint>

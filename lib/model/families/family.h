@@ -1,5 +1,5 @@
 #pragma once
-// A model family: what is particular to Llama, Mistral, Qwen or GPT-2, in one place. Everything
+// A model family: everything particular to Llama, Mistral, Qwen or GPT-2, in one class. Everything
 // else in the program sees a ModelConfig. A new family is one file next to this one that defines a
 // class of this interface, its function at the end of this header and its line in families().
 

@@ -1,6 +1,7 @@
 #pragma once
-// A whole config.json of a model folder, through its family. What would change the mathematics and
-// is not implemented is refused by name; what only matters to other programs is reported.
+// A whole config.json of a model folder, through its family. A field that would change the
+// mathematics and is not implemented is refused by name; fields that matter to other programs only
+// are reported.
 
 #include <cstdint>
 #include <string>

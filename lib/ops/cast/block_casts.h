@@ -1,6 +1,6 @@
 #pragma once
 // The operations behind quantize() and dequantize() (ops/cast/quantize.h) where blocks have scales.
-// Those check what they are given and choose one of these from the table of operations; nobody else
+// Those check their arguments and choose one of these from the table of operations; no other code
 // calls them.
 
 #include "ops/cast/quantize.h"

@@ -1,8 +1,7 @@
 #pragma once
-// Casts of a part of a matrix that has a scale for each block, where blocks reach beyond the
-// part: of the largest magnitudes that each part has seen the largest of all are taken, and then
-// every part is cast to the codes that quantize() would give it in the whole matrix.
-// Asynchronous.
+// Casts of a part of a matrix that has a scale for each block, where blocks reach beyond the part:
+// the largest magnitudes of all parts are combined first, and then every part is cast to the codes
+// that quantize() would give it in the whole matrix. Asynchronous.
 
 #include <cstdint>
 

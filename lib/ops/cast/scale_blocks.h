@@ -1,6 +1,6 @@
 #pragma once
-// Where the scales of a matrix lie that has one for each block, and which scale a block gets;
-// host and device.
+// The layout of a matrix's scales, one for each block, and the rule for the scale of a block; host
+// and device.
 
 #include <cstdint>
 

@@ -2,8 +2,8 @@
 // Gradients that cross the wire as the codes of a scale that all ranks share, one for each tensor,
 // and are summed as codes: each partial sum is rounded to fp16 and then to the codes' format, as an
 // FP8 sum within the network does (MS-AMP, nn/distributed.py; msccl-executor-nccl,
-// reduce_kernel.h), but in rank order. What the sum loses is the method's own; ops/exchange/wire.h
-// loses less.
+// reduce_kernel.h), but in rank order. The error of the sum is part of the method; that of
+// ops/exchange/wire.h is smaller.
 //
 // A bucket is flat; each of its tensors starts at a multiple of kRangeAlignment elements.
 

@@ -1,7 +1,7 @@
 #pragma once
-// What a cpu GEMM does around oneDNN's product, at one x86-64 level: making operands row-major in
-// the type that is multiplied, and turning fp32 products into the result. Bits do not depend on the
-// level or the number of threads.
+// The work of a cpu GEMM before and after oneDNN's product, at one x86-64 level: making operands
+// row-major in the type that is multiplied, and turning fp32 products into the result. Bits do not
+// depend on the level or the number of threads.
 
 #include <cstdint>
 

@@ -1,6 +1,6 @@
 #pragma once
-// What surrounds the product of a cpu GEMM: memory that is reused between calls, operands converted
-// to the type that is multiplied, and the last steps of the result.
+// Parts of a cpu GEMM outside of the product: memory that is reused between calls, operands
+// converted to the type that is multiplied, and the last steps of the result.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,8 +1,8 @@
 #pragma once
-// Matrix products through cuBLASLt. It thinks in columns: our row-major C [M, N] is its D [N, M],
-// so that our b is its A and our a its B. A plan (descriptors and the chosen algorithm) is stored
-// per shape, types, scale modes, layout and alignment; the steady step makes none. Only for files
-// under cuda/.
+// Matrix products through cuBLASLt, whose matrices are column-major: our row-major C [M, N] is its
+// D [N, M], so that our b is its A and our a its B. A plan (descriptors and the chosen algorithm)
+// is stored per shape, types, scale modes, layout and alignment; the steady step makes none. Only
+// for files under cuda/.
 
 #include <cstdint>
 #include <memory>

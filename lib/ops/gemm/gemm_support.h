@@ -1,7 +1,7 @@
 #pragma once
-// Which products there are. One function says of two formats whether they have a product, on which
-// device, what K must be a multiple of, and why not; checks of plans and of calls, the layers and
-// the probe of a GPU's library ask it and keep no rule of their own.
+// The table of products. One function says whether two formats have a product, on which device,
+// what K must be a multiple of, and the reason if they have none; checks of plans and of calls, the
+// layers and the probe of a GPU's library ask it and keep no rule of their own.
 
 #include <span>
 #include <string_view>

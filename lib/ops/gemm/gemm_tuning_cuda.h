@@ -1,8 +1,8 @@
 #pragma once
-// Which of the algorithms that cuBLASLt suggests is the fastest on this GPU: measured once per kind
-// of product, and stored in a file named by GPU and library version, because an algorithm means
-// something to the library that made it only. The file also makes later runs take the same
-// algorithms, and so give the same bits.
+// Finds the fastest of the algorithms that cuBLASLt suggests on this GPU: measured once per kind of
+// product, and stored in a file named by GPU and library version, because an algorithm is valid
+// only for the library that made it. The file also makes later runs take the same algorithms, and
+// so give the same bits.
 
 #include <cublasLt.h>
 

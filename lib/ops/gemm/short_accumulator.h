@@ -2,8 +2,8 @@
 // Hopper's FP8 products with the tensor core's short accumulator, emulated (DeepSeek-V3, arXiv
 // 2412.19437, section 3.5.2): 32 products are aligned to the largest exponent among them, of each
 // the highest 14 bits are added and what lies below is cut off; the sum of them goes into the
-// accumulator with 14 bits too. More of the hardware is not published: this is for studying the
-// error, not for its bits.
+// accumulator with 14 bits too. Further details of the hardware are not published: the emulation
+// shows the size of the error, not its bits.
 
 #include <cstdint>
 

@@ -1,6 +1,6 @@
 #pragma once
-// What the cpu kernels share: choosing a template by element type, and splitting work over threads
-// in pieces that do not depend on the number of threads. Only for files compiled by
+// Code that the cpu kernels share: choosing a template by element type, and splitting work over
+// threads in pieces that do not depend on the number of threads. Only for files compiled by
 // fp8train_isa_sources; everything is inlined into them.
 
 #include <cstdint>
