@@ -87,7 +87,7 @@ class Inspection {
     }
     facts_.tokens = 0;
     DocumentEncoder encoder(
-        *settings_.tokenizer, settings_.threads, true,
+        *settings_.tokenizer, settings_.threads, settings_.tokenizer->frame(),
         [this](const EncodedText& text) { add_tokens(text.ids.data(), text.ids.size()); });
     visit_text([&](std::string_view text, bool ends) {
       note_text(text, ends);

@@ -97,6 +97,10 @@ CodePoint code_point_before(std::string_view bytes, size_t end) {
 }
 
 void append_utf8(std::string& text, char32_t c) {
+  if (c < 0x80) {
+    text.push_back(static_cast<char>(c));
+    return;
+  }
   std::array<utf8proc_uint8_t, 4> bytes = {};
   const auto count = utf8proc_encode_char(static_cast<utf8proc_int32_t>(c), bytes.data());
   text.append(reinterpret_cast<const char*>(bytes.data()), static_cast<size_t>(count));
