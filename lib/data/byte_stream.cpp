@@ -22,12 +22,12 @@ constexpr std::string_view kZstdMagic = "\x28\xB5\x2F\xFD";
 }  // namespace
 
 /// The file as it is, and the base of those that decompress it.
-class ByteStream::Source {
+class ByteSource {
  public:
-  explicit Source(const std::filesystem::path& path) : file_(path) {}
-  virtual ~Source() = default;
-  Source(const Source&) = delete;
-  Source& operator=(const Source&) = delete;
+  explicit ByteSource(const std::filesystem::path& path) : file_(path) {}
+  virtual ~ByteSource() = default;
+  ByteSource(const ByteSource&) = delete;
+  ByteSource& operator=(const ByteSource&) = delete;
 
   /// At least one byte, except at the end.
   virtual size_t read(char* to, size_t bytes) { return read_file(to, bytes); }
@@ -65,10 +65,9 @@ class ByteStream::Source {
 
 namespace {
 
-template <typename Base>
-class GzipSource final : public Base {
+class GzipSource final : public ByteSource {
  public:
-  explicit GzipSource(const std::filesystem::path& path) : Base(path) {
+  explicit GzipSource(const std::filesystem::path& path) : ByteSource(path) {
     constexpr int kGzipOnly = 16;
     if (inflateInit2(&state_, MAX_WBITS + kGzipOnly) != Z_OK) throw std::bad_alloc();
   }
@@ -81,27 +80,27 @@ class GzipSource final : public Base {
     state_.avail_out = static_cast<uInt>(std::min<size_t>(bytes, kBufferBytes));
     const uInt wanted = state_.avail_out;
     while (state_.avail_out == wanted) {
-      if (!this->refill()) {
-        if (within_member_) this->fail("the file is cut off");
+      if (!refill()) {
+        if (within_member_) fail("the file is cut off");
         return 0;
       }
       if (!within_member_) {
         // Zero bytes behind a member fill up a block of a tape or of a disk.
-        if (has_member_ && this->buffer_[this->used_] == '\0') {
+        if (has_member_ && buffer_[used_] == '\0') {
           skip_zeros();
           return 0;
         }
-        if (inflateReset(&state_) != Z_OK) this->fail("no gzip member");
+        if (inflateReset(&state_) != Z_OK) fail("no gzip member");
       }
       within_member_ = has_member_ = true;
-      state_.next_in = reinterpret_cast<Bytef*>(this->buffer_.data() + this->used_);
-      state_.avail_in = static_cast<uInt>(this->filled_ - this->used_);
+      state_.next_in = reinterpret_cast<Bytef*>(buffer_.data() + used_);
+      state_.avail_in = static_cast<uInt>(filled_ - used_);
       const int status = inflate(&state_, Z_NO_FLUSH);
-      this->used_ = this->filled_ - state_.avail_in;
+      used_ = filled_ - state_.avail_in;
       if (status == Z_STREAM_END) {
         within_member_ = false;  // another one may follow
       } else if (status != Z_OK && status != Z_BUF_ERROR) {
-        this->fail(state_.msg != nullptr ? state_.msg : "not gzip");
+        fail(state_.msg != nullptr ? state_.msg : "not gzip");
       }
     }
     return wanted - state_.avail_out;
@@ -110,9 +109,9 @@ class GzipSource final : public Base {
  private:
   /// To the end of the file, where nothing else may be.
   void skip_zeros() {
-    while (this->refill()) {
-      if (this->buffer_[this->used_] != '\0') this->fail("bytes behind the last gzip member");
-      ++this->used_;
+    while (refill()) {
+      if (buffer_[used_] != '\0') fail("bytes behind the last gzip member");
+      ++used_;
     }
   }
 
@@ -121,11 +120,10 @@ class GzipSource final : public Base {
   bool within_member_ = false;
 };
 
-template <typename Base>
-class ZstdSource final : public Base {
+class ZstdSource final : public ByteSource {
  public:
   explicit ZstdSource(const std::filesystem::path& path)
-      : Base(path), state_(ZSTD_createDStream()) {
+      : ByteSource(path), state_(ZSTD_createDStream()) {
     if (state_ == nullptr) throw std::bad_alloc();
   }
   ~ZstdSource() override { ZSTD_freeDStream(state_); }
@@ -136,18 +134,18 @@ class ZstdSource final : public Base {
     ZSTD_outBuffer out = {to, bytes, 0};
     while (out.pos == 0) {
       // A frame that has more to say than fitted last time needs no input for it.
-      if (!this->refill() && !pending_) {
-        if (within_frame_) this->fail("the file is cut off");
+      if (!refill() && !pending_) {
+        if (within_frame_) fail("the file is cut off");
         return 0;
       }
-      ZSTD_inBuffer in = {this->buffer_.data(), this->filled_, this->used_};
+      ZSTD_inBuffer in = {buffer_.data(), filled_, used_};
       const size_t before = in.pos;
       const size_t left = ZSTD_decompressStream(state_, &out, &in);
-      if (ZSTD_isError(left) != 0) this->fail(ZSTD_getErrorName(left));
-      this->used_ = in.pos;
+      if (ZSTD_isError(left) != 0) fail(ZSTD_getErrorName(left));
+      used_ = in.pos;
       within_frame_ = left != 0;
       pending_ = within_frame_ && out.pos == out.size;
-      if (out.pos == 0 && in.pos == before && this->used_ == this->filled_) pending_ = false;
+      if (out.pos == 0 && in.pos == before && used_ == filled_) pending_ = false;
     }
     return out.pos;
   }
@@ -170,11 +168,11 @@ std::string head_of(const std::filesystem::path& path) {
 ByteStream::ByteStream(const std::filesystem::path& path) {
   const std::string head = head_of(path);
   if (head.starts_with(kGzipMagic)) {
-    source_ = std::make_unique<GzipSource<Source>>(path);
+    source_ = std::make_unique<GzipSource>(path);
   } else if (head.starts_with(kZstdMagic)) {
-    source_ = std::make_unique<ZstdSource<Source>>(path);
+    source_ = std::make_unique<ZstdSource>(path);
   } else {
-    source_ = std::make_unique<Source>(path);
+    source_ = std::make_unique<ByteSource>(path);
   }
 }
 

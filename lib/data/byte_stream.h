@@ -10,6 +10,8 @@
 
 namespace fp8train {
 
+class ByteSource;
+
 class ByteStream {
  public:
   /// Throws DataError where InputFile does.
@@ -28,8 +30,7 @@ class ByteStream {
   uint64_t file_bytes_read() const;
 
  private:
-  class Source;
-  std::unique_ptr<Source> source_;
+  std::unique_ptr<ByteSource> source_;
 };
 
 /// `path` without .gz or .zst, for telling what a compressed file holds.

@@ -9,6 +9,7 @@
 #include "base/content_hash.h"
 #include "base/error.h"
 #include "data/chat/dialogue_encoder.h"
+#include "data/document_encoder.h"
 #include "data/readers/data_format.h"
 #include "data/samples.h"
 #include "data/text_source.h"
@@ -87,19 +88,18 @@ class SourceReader {
 
   Encoded encode(const std::vector<std::string>& documents, size_t begin, size_t end,
                  bool separated) const {
-    const SequenceFrame frame = separated ? tokenizer_.frame() : SequenceFrame{};
-    Encoded encoded;
-    std::vector<int32_t>& tokens = encoded.tokens;
-    const auto append = [&](const std::vector<int32_t>& ids) {
-      tokens.insert(tokens.end(), ids.begin(), ids.end());
-    };
-    for (size_t i = begin; i < end; ++i) {
-      append(frame.before_document);
-      append(tokenizer_.encode(documents[i]));
-      append(frame.after_document);
-      encoded.documents.ends.push_back(static_cast<int64_t>(tokens.size()));
-    }
-    return encoded;
+    Encoded all;
+    DocumentEncoder on_threads(
+        tokenizer_, 0, separated ? tokenizer_.frame() : SequenceFrame{},
+        [&](const EncodedText& text) {
+          for (const size_t of_text : text.ends) {
+            all.documents.ends.push_back(static_cast<int64_t>(all.tokens.size() + of_text));
+          }
+          all.tokens.insert(all.tokens.end(), text.ids.begin(), text.ids.end());
+        });
+    for (size_t i = begin; i < end; ++i) on_threads.add(documents[i]);
+    on_threads.finish();
+    return all;
   }
 
   void append_encoded(Encoded encoded, Corpus& to) const {

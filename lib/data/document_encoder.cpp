@@ -10,11 +10,9 @@ constexpr size_t kTaskBytes = 1U << 20;
 
 }  // namespace
 
-DocumentEncoder::DocumentEncoder(const Tokenizer& tokenizer, int64_t threads, bool ends, Sink sink)
-    : tokenizer_(tokenizer),
-      frame_(tokenizer.frame()),
-      ends_(ends),
-      tasks_(threads, std::move(sink)) {}
+DocumentEncoder::DocumentEncoder(const Tokenizer& tokenizer, int64_t threads, SequenceFrame frame,
+                                 Sink sink)
+    : tokenizer_(tokenizer), frame_(std::move(frame)), tasks_(threads, std::move(sink)) {}
 
 void DocumentEncoder::add(std::string document) {
   put({std::move(document), true, true});
@@ -75,8 +73,10 @@ EncodedText DocumentEncoder::encode(const Task& task) const {
     } else {
       append(ids);
     }
-    if (part.ends && ends_) append(frame_.after_document);
-    if (part.ends) result.ends.push_back(all.size());
+    if (part.ends) {
+      append(frame_.after_document);
+      result.ends.push_back(all.size());
+    }
   }
   return result;
 }

@@ -23,9 +23,9 @@ class DocumentEncoder {
  public:
   using Sink = std::function<void(const EncodedText& text)>;
 
-  /// Refers to `tokenizer`. `threads` 0: one for each processor. `ends`: documents get the
-  /// tokenizer's end-of-sequence id. `sink` gets the ids in order, on the caller's thread.
-  DocumentEncoder(const Tokenizer& tokenizer, int64_t threads, bool ends, Sink sink);
+  /// Refers to `tokenizer`. `threads` 0: one for each processor. `frame`: what is put around each
+  /// document. `sink` gets the ids in order, on the caller's thread.
+  DocumentEncoder(const Tokenizer& tokenizer, int64_t threads, SequenceFrame frame, Sink sink);
 
   /// A whole document.
   void add(std::string document);
@@ -50,7 +50,6 @@ class DocumentEncoder {
 
   const Tokenizer& tokenizer_;
   SequenceFrame frame_;
-  bool ends_;
   std::string pending_;     ///< of a document in pieces, behind its last cut
   size_t searched_ = 0;     ///< bytes of it that have no cut
   bool is_within_ = false;  ///< a part of that document has been cut off

@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "base/atomic_file.h"
-#include "base/content_hash.h"
 #include "base/error.h"
 
 namespace fp8train {
@@ -20,7 +19,6 @@ namespace {
 
 constexpr const char* kFormat = "fp8train-data-hashes";
 constexpr int kVersion = 1;
-constexpr size_t kHashedAtATime = 1U << 22;
 constexpr size_t kMaxCache = 1U << 28;
 constexpr int kAttempts = 3;
 
@@ -36,30 +34,9 @@ bool is_settled(const FileIdentity& identity, int64_t read_at_ns) {
   return std::max(identity.mtime_ns, identity.ctime_ns) + kSlowestTick < read_at_ns;
 }
 
-/// Nothing when `stop` said so.
-std::optional<std::string> hash_content(const InputFile& file, const std::function<bool()>& stop) {
-  ContentHasher hasher;
-  std::vector<char> part(std::min<uint64_t>(file.size(), kHashedAtATime));
-  for (uint64_t offset = 0; offset < file.size(); offset += part.size()) {
-    if (stop()) {
-      return std::nullopt;
-    }
-    part.resize(std::min<uint64_t>(file.size() - offset, kHashedAtATime));
-    file.read(offset, part.data(), part.size());
-    hasher.update(part.data(), part.size());
-  }
-  return hasher.digest();
-}
-
-struct ReadFile {
-  std::string xxh3_128;
-  FileIdentity identity;
-  int64_t read_at_ns = 0;
-};
-
 /// Reads a file until it stayed the same meanwhile.
-std::optional<ReadFile> read_file(const std::filesystem::path& path,
-                                  const std::function<bool()>& stop) {
+std::optional<FileHash> hash_settled(const std::filesystem::path& path,
+                                     const std::function<bool()>& stop) {
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     const InputFile file(path);
     const int64_t begin = now_ns();
@@ -68,7 +45,7 @@ std::optional<ReadFile> read_file(const std::filesystem::path& path,
       return std::nullopt;
     }
     if (file.identity() == file.opened()) {
-      return ReadFile{*std::move(hash), file.opened(), begin};
+      return FileHash{*std::move(hash), file.opened(), begin};
     }
   }
   throw DataError(fmt::format(
@@ -91,12 +68,12 @@ FileHashes::FileHashes(std::vector<DataFile> files, std::filesystem::path cache,
       continue;
     }
     at_once -= files_[i].identity.bytes;
-    const ReadFile read = *read_file(files_[i].path, [] { return false; });
+    const FileHash read = *hash_settled(files_[i].path, [] { return false; });
     if (read.identity != files_[i].identity) {
       throw DataError(
           fmt::format("{}: changed while the run was starting; start it again", files_[i].path));
     }
-    hashes_[i] = {read.xxh3_128, read.identity, read.read_at_ns};
+    hashes_[i] = read;
     wrote = true;
   }
   if (wrote) {
@@ -127,7 +104,7 @@ void FileHashes::read_rest() {
       continue;
     }
     try {
-      const std::optional<ReadFile> read = read_file(files_[i].path, stop);
+      const std::optional<FileHash> read = hash_settled(files_[i].path, stop);
       if (!read) {
         return;
       }
@@ -139,7 +116,7 @@ void FileHashes::read_rest() {
       }
       {
         const std::lock_guard lock(mutex_);
-        hashes_[i] = {read->xxh3_128, read->identity, read->read_at_ns};
+        hashes_[i] = *read;
         ++version_;
       }
       write_cache();
@@ -160,7 +137,7 @@ std::vector<std::string> FileHashes::known() const {
     std::rethrow_exception(failure_);
   }
   std::vector<std::string> result;
-  for (const Hash& hash : hashes_) {
+  for (const FileHash& hash : hashes_) {
     result.push_back(hash.xxh3_128);
   }
   return result;
@@ -181,19 +158,19 @@ uint64_t FileHashes::bytes_left() const {
 }
 
 void FileHashes::read_cache() {
-  std::map<std::string, Hash> cached;
+  std::map<std::string, FileHash> cached;
   try {
     const auto document = nlohmann::json::parse(read_text_file(cache_, kMaxCache));
     if (document.at("format") != kFormat || document.at("version") != kVersion) {
       return;
     }
     for (const auto& file : document.at("files")) {
-      Hash hash = {file.at("xxh3_128").get<std::string>(),
-                   {.bytes = file.at("bytes").get<uint64_t>(),
-                    .mtime_ns = file.at("mtime_ns").get<int64_t>(),
-                    .ctime_ns = file.at("ctime_ns").get<int64_t>(),
-                    .inode = file.at("inode").get<uint64_t>()},
-                   file.at("read_at_ns").get<int64_t>()};
+      FileHash hash = {file.at("xxh3_128").get<std::string>(),
+                       {.bytes = file.at("bytes").get<uint64_t>(),
+                        .mtime_ns = file.at("mtime_ns").get<int64_t>(),
+                        .ctime_ns = file.at("ctime_ns").get<int64_t>(),
+                        .inode = file.at("inode").get<uint64_t>()},
+                       file.at("read_at_ns").get<int64_t>()};
       cached.emplace(file.at("path").get<std::string>(), std::move(hash));
     }
   } catch (const DataError&) {  // there is none
@@ -213,7 +190,7 @@ void FileHashes::read_cache() {
 void FileHashes::write_cache() const {
   nlohmann::ordered_json files = nlohmann::ordered_json::array();
   for (size_t i = 0; i < files_.size(); ++i) {
-    const Hash& hash = hashes_[i];
+    const FileHash& hash = hashes_[i];
     if (!hash.xxh3_128.empty()) {
       files.push_back({{"path", cache_key(files_[i].path)},
                        {"bytes", hash.identity.bytes},

@@ -17,6 +17,12 @@
 
 namespace fp8train {
 
+struct FileHash {
+  std::string xxh3_128;
+  FileIdentity identity;
+  int64_t read_at_ns = 0;  ///< when reading began
+};
+
 class FileHashes {
  public:
   /// Data that is hashed before a run starts: seconds from most disks.
@@ -41,11 +47,6 @@ class FileHashes {
   uint64_t bytes_left() const;
 
  private:
-  struct Hash {
-    std::string xxh3_128;
-    FileIdentity identity;
-    int64_t read_at_ns = 0;  ///< when reading began
-  };
   void read_cache();
   void write_cache() const;
   void read_rest();
@@ -53,7 +54,7 @@ class FileHashes {
   std::vector<DataFile> files_;
   std::filesystem::path cache_;
   mutable std::mutex mutex_;
-  std::vector<Hash> hashes_;
+  std::vector<FileHash> hashes_;
   std::exception_ptr failure_;
   int64_t version_ = 0;
   bool stopping_ = false;

@@ -5,10 +5,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
+#include <vector>
 
+#include "base/content_hash.h"
 #include "base/error.h"
 
 namespace fp8train {
@@ -100,6 +103,19 @@ void InputFile::read(uint64_t offset, void* to, size_t bytes) const {
     }
     done += static_cast<size_t>(got);
   }
+}
+
+std::optional<std::string> hash_content(const InputFile& file, const std::function<bool()>& stop) {
+  constexpr size_t kHashedAtATime = 1U << 20;
+  ContentHasher hasher;
+  std::vector<char> part;
+  for (uint64_t offset = 0; offset < file.size(); offset += part.size()) {
+    if (stop()) return std::nullopt;
+    part.resize(std::min<uint64_t>(file.size() - offset, kHashedAtATime));
+    file.read(offset, part.data(), part.size());
+    hasher.update(part.data(), part.size());
+  }
+  return hasher.digest();
 }
 
 }  // namespace fp8train

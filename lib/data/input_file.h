@@ -6,6 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
 
 namespace fp8train {
 
@@ -49,5 +52,10 @@ class InputFile {
   int descriptor_ = -1;
   FileIdentity opened_;
 };
+
+/// XXH3-128 of all bytes of a file as 32 hex digits; nothing where `stop`, which is asked every few
+/// MiB, says so.
+std::optional<std::string> hash_content(
+    const InputFile& file, const std::function<bool()>& stop = [] { return false; });
 
 }  // namespace fp8train

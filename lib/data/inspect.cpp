@@ -4,7 +4,6 @@
 #include <limits>
 #include <string_view>
 
-#include "base/content_hash.h"
 #include "base/error.h"
 #include "data/byte_stream.h"
 #include "data/document_encoder.h"
@@ -40,14 +39,7 @@ class Inspection {
   void read_bytes() {
     const InputFile file(path_);
     facts_.bytes = file.size();
-    ContentHasher hasher;
-    std::vector<char> part;
-    for (uint64_t offset = 0; offset < file.size(); offset += part.size()) {
-      part.resize(std::min<uint64_t>(file.size() - offset, kBytesAtATime));
-      file.read(offset, part.data(), part.size());
-      hasher.update(part.data(), part.size());
-    }
-    facts_.xxh3_128 = hasher.digest();
+    facts_.xxh3_128 = *hash_content(file);
     if (format_.companions != nullptr) {
       for (const auto& companion : format_.companions(path_, true)) {
         facts_.bytes += InputFile(companion).size();
@@ -95,7 +87,7 @@ class Inspection {
     }
     facts_.tokens = 0;
     DocumentEncoder encoder(
-        *settings_.tokenizer, settings_.threads, true,
+        *settings_.tokenizer, settings_.threads, settings_.tokenizer->frame(),
         [this](const EncodedText& text) { add_tokens(text.ids.data(), text.ids.size()); });
     visit_text([&](std::string_view text, bool ends) {
       note_text(text, ends);

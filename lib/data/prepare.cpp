@@ -120,13 +120,7 @@ std::vector<Input> find_inputs(const PrepareSettings& settings) {
   std::vector<Input> inputs;
   for (const std::string& pattern : settings.inputs) {
     for (const auto& path : expand_path(pattern)) {
-      const DataFormat& format = format_of(path, settings.format, kTextFormatAdvice);
-      if (format.has_tokens()) {
-        throw DataError(
-            fmt::format("{}: is {}, which holds tokens already; only text and jsonl "
-                        "files are prepared",
-                        path.string(), format.name));
-      }
+      const DataFormat& format = text_format_of(path, settings.format, "are prepared");
       inputs.push_back({path, &format});
       const bool has_dialogues = format.content == DataContent::dialogues;
       if (has_dialogues != (inputs.front().format->content == DataContent::dialogues)) {
@@ -168,6 +162,12 @@ void check_settings(const PrepareSettings& settings) {
   }
 }
 
+SequenceFrame frame_of(const Tokenizer& tokenizer, const PrepareSettings& settings) {
+  SequenceFrame frame = tokenizer.frame();
+  if (!settings.append_eos) frame.after_document.clear();
+  return frame;
+}
+
 class Preparation {
  public:
   Preparation(const PrepareSettings& settings, const Tokenizer& tokenizer)
@@ -175,9 +175,9 @@ class Preparation {
         tokenizer_(tokenizer),
         train_(settings, "train", tokenizer.vocab_size()),
         val_(settings, "val", tokenizer.vocab_size()),
-        train_encoder_(tokenizer, settings.threads, settings.append_eos,
+        train_encoder_(tokenizer, settings.threads, frame_of(tokenizer, settings),
                        [this](const EncodedText& text) { train_.append(text); }),
-        val_encoder_(tokenizer, settings.threads, settings.append_eos,
+        val_encoder_(tokenizer, settings.threads, frame_of(tokenizer, settings),
                      [this](const EncodedText& text) { val_.append(text); }) {}
 
   void add(const Input& input) {

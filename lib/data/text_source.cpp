@@ -145,6 +145,17 @@ std::string all_text(const std::vector<DataSource>& sources, const TextKey& text
   return text;
 }
 
+const DataFormat& text_format_of(const fs::path& path, const std::string& format,
+                                 std::string_view purpose) {
+  const DataFormat& found = format_of(path, format, kTextFormatAdvice);
+  if (found.has_tokens()) {
+    throw DataError(
+        fmt::format("{}: is {}, which holds tokens already; only text and jsonl files {}",
+                    path.string(), found.name, purpose));
+  }
+  return found;
+}
+
 bool all_tokens(const std::vector<DataSource>& sources) {
   try {
     return !sources.empty() &&

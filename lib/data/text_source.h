@@ -22,6 +22,11 @@ enum class DataSplit : uint8_t { train, val, all };
 std::vector<std::filesystem::path> expand_path(const std::string& path_or_glob,
                                                DataSplit split = DataSplit::train);
 
+/// The format of a file of text, as format_of() with the advice of commands that take text only.
+/// Throws DataError for one that holds tokens: "only text and jsonl files PURPOSE".
+const DataFormat& text_format_of(const std::filesystem::path& path, const std::string& format,
+                                 std::string_view purpose);
+
 /// Whether there are sources and all are token files, as far as they can be looked at.
 bool all_tokens(const std::vector<DataSource>& sources);
 

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "data/readers/sequence_index.h"
 #include "data/token_file.h"
 
 namespace fp8train {
@@ -23,10 +24,8 @@ constexpr size_t kLlmcHeaderWords = kLlmcHeaderBytes / sizeof(int32_t);
 constexpr size_t kNpyHeaderBytes = 128;
 constexpr std::string_view kNpyBegin("\x93NUMPY\x01\x00\x76\x00", 10);
 
-/// DType.optimal_dtype and DType (Megatron-LM: megatron/core/datasets/indexed_dataset.py).
+/// DType.optimal_dtype (Megatron-LM: megatron/core/datasets/indexed_dataset.py).
 constexpr int64_t kIndexedU16Vocab = 65500;
-constexpr uint8_t kIndexedU16 = 8;
-constexpr uint8_t kIndexedI32 = 4;
 
 struct FormatFacts {
   std::string_view name;
@@ -156,7 +155,6 @@ bool TokenFileWriter::has_index() const {
 
 /// Committed before the .bin file, which without an index would be taken for bare 16-bit ids.
 void TokenFileWriter::write_index() const {
-  constexpr uint64_t kVersion = 1;
   const uint64_t sequences = lengths_.size();
   std::vector<int64_t> pointers;
   std::vector<int64_t> documents = {0};
@@ -168,9 +166,11 @@ void TokenFileWriter::write_index() const {
   }
   std::filesystem::path path = path_;
   AtomicFile file(path.replace_extension(".idx"));
-  file.write(std::string_view("MMIDIDX\0\0", 9));
-  file.write(&kVersion, sizeof(kVersion));
-  file.write(is_u16_ ? &kIndexedU16 : &kIndexedI32, 1);
+  file.write(kIndexMagic);
+  file.write(&kIndexVersion, sizeof(kIndexVersion));
+  for (const auto& [code, type] : kIndexCodes) {
+    if (type == (is_u16_ ? IdType::u16 : IdType::i32)) file.write(&code, 1);
+  }
   write_values(file, std::vector<uint64_t>{sequences, sequences + 1});
   write_values(file, lengths_);
   write_values(file, pointers);

@@ -236,13 +236,7 @@ PieceCounts count_inputs(const TokenizerTraining& settings,
   PieceCounts counts(pattern);
   for (const std::string& input : settings.inputs) {
     for (const auto& path : expand_path(input)) {
-      const DataFormat& format = format_of(path, settings.format, kTextFormatAdvice);
-      if (format.has_tokens()) {
-        throw DataError(
-            fmt::format("{}: is {}, which holds tokens already; only text and jsonl "
-                        "files train a tokenizer",
-                        path.string(), format.name));
-      }
+      const DataFormat& format = text_format_of(path, settings.format, "train a tokenizer");
       count_file(path, format, {settings.text_key, "--text-key"}, counts);
     }
   }

@@ -7,27 +7,42 @@
 namespace fp8train {
 namespace {
 
-constexpr uint8_t kContinuationMask = 0xC0;
-constexpr uint8_t kContinuation = 0x80;
+struct Utf8Part {
+  size_t bytes;  ///< 0 where no code point begins
+  bool whole;
+};
+
+/// The longest part of a well-formed code point at `position`, inside of `text` (Unicode standard,
+/// table 3-7).
+Utf8Part part_at(std::string_view text, size_t position) {
+  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[position + i]); };
+  const uint8_t lead = byte(0);
+  if (lead < 0x80) return {1, true};
+  if (lead < 0xC2 || lead > 0xF4) return {0, false};
+  const size_t length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+  const size_t end = std::min(length, text.size() - position);
+  // The second byte of some leads is limited.
+  uint8_t low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+  uint8_t high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+  size_t bytes = 1;
+  while (bytes < end && byte(bytes) >= low && byte(bytes) <= high) {
+    ++bytes;
+    low = 0x80;
+    high = 0xBF;
+  }
+  return {bytes, bytes == length};
+}
 
 }  // namespace
 
-// The table of well-formed byte sequences, Unicode standard, table 3-7.
 size_t code_point_length(std::string_view text, size_t position) {
-  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[position + i]); };
   if (position >= text.size()) return 0;
-  const uint8_t lead = byte(0);
-  if (lead < 0x80) return 1;
-  if (lead < 0xC2 || lead > 0xF4) return 0;
-  const size_t length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
-  if (text.size() - position < length) return 0;
-  const uint8_t low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
-  const uint8_t high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
-  if (byte(1) < low || byte(1) > high) return 0;
-  for (size_t i = 2; i < length; ++i) {
-    if ((byte(i) & kContinuationMask) != kContinuation) return 0;
-  }
-  return length;
+  const Utf8Part part = part_at(text, position);
+  return part.whole ? part.bytes : 0;
+}
+
+size_t damaged_length(std::string_view text, size_t position) {
+  return std::max<size_t>(1, part_at(text, position).bytes);
 }
 
 bool is_utf8(std::string_view text) {

@@ -15,6 +15,10 @@ inline bool is_continuation(char c) {
 /// Bytes of the well-formed code point at `position`, or 0 when the bytes there are not one.
 size_t code_point_length(std::string_view text, size_t position);
 
+/// Bytes to replace together where that is 0 inside of `text`: the maximal part of a code point
+/// (Unicode standard, section 3.9), at least 1.
+size_t damaged_length(std::string_view text, size_t position);
+
 /// Whether `text` is well-formed from end to end.
 bool is_utf8(std::string_view text);
 

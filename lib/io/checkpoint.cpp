@@ -24,7 +24,6 @@ namespace fs = std::filesystem;
 constexpr std::string_view kPrefix = "step-";
 constexpr const char* kPartial = ".partial";
 constexpr const char* kReplaced = ".replaced";
-constexpr size_t kReadBytes = 1U << 20;
 constexpr size_t kMaxText = 1U << 30;
 
 std::string folder_name(int64_t step) {
@@ -124,17 +123,6 @@ void publish(const fs::path& partial, const fs::path& published) {
   rename_folder(partial, published);
 }
 
-std::string hash_file(const InputFile& file) {
-  ContentHasher hasher;
-  std::vector<char> part(std::min<uint64_t>(file.size(), kReadBytes));
-  for (uint64_t offset = 0; offset < file.size(); offset += part.size()) {
-    part.resize(std::min<uint64_t>(file.size() - offset, kReadBytes));
-    file.read(offset, part.data(), part.size());
-    hasher.update(part.data(), part.size());
-  }
-  return hasher.digest();
-}
-
 /// Asks the system to drop what it holds of a flushed file in memory, so that the next read comes
 /// from the disk. It may refuse (a file system in memory has no disk).
 void forget_cached(const fs::path& path) {
@@ -146,20 +134,18 @@ void forget_cached(const fs::path& path) {
 }
 
 void verify_file(const fs::path& path, const FileRecord& record, Verify depth) {
-  try {
+  detail::as_checkpoint_error([&] {
     const InputFile file(path, InputFile::Links::refuse);
     if (file.size() != record.bytes) {
       throw CheckpointError(
           fmt::format("{}: expected {} bytes, found {}", path.string(), record.bytes, file.size()));
     }
-    const std::string found = depth == Verify::hashes ? hash_file(file) : record.xxh3_128;
+    const std::string found = depth == Verify::hashes ? *hash_content(file) : record.xxh3_128;
     if (found != record.xxh3_128) {
       throw CheckpointError(fmt::format("{}: damaged: expected XXH3-128 {}, found {}",
                                         path.string(), record.xxh3_128, found));
     }
-  } catch (const DataError& error) {
-    throw CheckpointError(error.what());
-  }
+  });
 }
 
 }  // namespace
@@ -330,11 +316,7 @@ void remove_checkpoint(const CheckpointFolder& checkpoint) {
 }
 
 std::string read_checkpoint_text(const fs::path& checkpoint, const std::string& name) {
-  try {
-    return read_text_file(checkpoint / name, kMaxText);
-  } catch (const DataError& error) {
-    throw CheckpointError(error.what());
-  }
+  return detail::as_checkpoint_error([&] { return read_text_file(checkpoint / name, kMaxText); });
 }
 
 }  // namespace fp8train

@@ -112,12 +112,6 @@ DType dtype_of(const ModelSource& model) {
   return dtype_from_safetensors(first.dtype).value_or(DType::f32);
 }
 
-bool lacks_biases_of_gpt2(const ModelConfig& config) {
-  const bool all =
-      config.qkv_bias && config.attention_output_bias && config.mlp_bias && config.norm_bias;
-  return config.family != nullptr && config.family->name() == "gpt2" && !all;
-}
-
 }  // namespace
 
 bool holds_model_files(const fs::path& folder) {
@@ -145,14 +139,10 @@ ExportReport export_folder(const fs::path& from, const fs::path& to, const Expor
   const std::string config =
       write_hf_config(model.config.model, options.dtype.value_or(dtype_of(model)),
                       {.eos_token_ids = model.config.eos_token_ids, .quantization = quantization});
-  std::error_code failure;
-  fs::create_directories(to, failure);
-  if (failure) {
-    throw DeviceError(fmt::format("cannot create {}: {}", to.string(), failure.message()));
-  }
+  create_folder(to);
   ExportReport report;
   report.notes = model.config.notes;
-  if (lacks_biases_of_gpt2(model.config.model)) {
+  if (model.config.model.family == &gpt2_family() && !has_all_biases(model.config.model)) {
     report.notes.emplace_back(
         "transformers' GPT-2 has biases; this model has not all of them, so that transformers "
         "reports missing tensors and sets them to zero");

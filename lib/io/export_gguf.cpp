@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include <cstddef>
+#include <optional>
 #include <string_view>
 #include <utility>
 
 #include "base/error.h"
 #include "io/encode_values.h"
-#include "io/row_order.h"
 #include "model/families/family.h"
 #include "model/families/rope_fields.h"
 #include "model/rotary.h"
@@ -18,27 +18,11 @@ namespace {
 
 constexpr const char* kRopeFactors = "rope_freqs.weight";
 
-/// The number of a type for a whole file (llama.cpp: llama_ftype).
-int64_t file_type(GgufType type) {
-  switch (type) {
-    case GgufType::f32:
-      return 0;
-    case GgufType::f16:
-      return 1;
-    case GgufType::q8_0:
-      return 7;
-    case GgufType::bf16:
-      return 32;
-  }
-  throw InternalError("an unknown type of a GGUF file");
-}
-
 GgufType type_of(const std::string& name, const std::vector<int64_t>& shape, GgufType type) {
-  constexpr int64_t kBlock = 32;
   if (shape.size() == 1 || name.ends_with("_norm.weight") || name == "position_embd.weight") {
     return GgufType::f32;
   }
-  return type == GgufType::q8_0 && shape.back() % kBlock != 0 ? GgufType::f16 : type;
+  return shape.back() % facts_of(type).block != 0 ? GgufType::f16 : type;
 }
 
 /// Where Llama 3 stretches frequencies, by how much, which llama.cpp reads as a tensor.
@@ -59,17 +43,8 @@ std::vector<float> rope_factors(const ModelConfig& config) {
 
 std::vector<std::byte> bytes_of(const std::vector<float>& values, GgufType type,
                                 const std::string& name) {
-  switch (type) {
-    case GgufType::f32:
-      return encoded(values, DType::f32, name);
-    case GgufType::f16:
-      return encoded(values, DType::f16, name);
-    case GgufType::bf16:
-      return encoded(values, DType::bf16, name);
-    case GgufType::q8_0:
-      return encoded_q8_0(values, name);
-  }
-  throw InternalError("an unknown type of a GGUF tensor");
+  const std::optional<DType> dtype = facts_of(type).dtype;
+  return dtype ? encoded(values, *dtype, name) : encoded_q8_0(values, name);
 }
 
 /// Rows are outputs there; [in, out] becomes [out, in].
@@ -79,22 +54,6 @@ GgufTensor described(const ModelTensor& tensor, GgufType type) {
     std::swap(shape[0], shape[1]);
   }
   return {tensor.piece.gguf, shape, type_of(tensor.piece.gguf, shape, type)};
-}
-
-std::vector<float> values_of(const ModelSource& model, const ModelTensor& tensor,
-                             bool neighbour_rope) {
-  std::vector<float> values = model.read(tensor);
-  if (tensor.piece.transposed) {
-    values = transposed(values, tensor.shape[0], tensor.shape[1]);
-  }
-  if (neighbour_rope && tensor.piece.rope_heads > 0) {
-    values = neighbour_rope_rows(values, tensor.piece.rope_heads, model.config.model.head_dim);
-  }
-  return values;
-}
-
-bool has_all_biases(const ModelConfig& config) {
-  return config.qkv_bias && config.attention_output_bias && config.mlp_bias && config.norm_bias;
 }
 
 }  // namespace
@@ -119,7 +78,7 @@ GgufReport export_gguf(const ModelSource& model, const std::filesystem::path& to
   set(metadata, "general.architecture", architecture);
   set(metadata, "general.type", "model");
   set(metadata, "general.name", to.stem().string());
-  set(metadata, "general.file_type", file_type(type));
+  set(metadata, "general.file_type", facts_of(type).file_type);
   set(metadata, "general.quantization_version", int64_t{2});
   ConfigObject sizes;
   family->write_gguf(config, sizes);
@@ -152,7 +111,7 @@ GgufReport export_gguf(const ModelSource& model, const std::filesystem::path& to
   const bool neighbours = family->gguf_has_neighbour_rope();
   for (const ModelTensor& tensor : model.tensors) {
     const GgufTensor target = described(tensor, type);
-    writer.write(bytes_of(values_of(model, tensor, neighbours), target.type, target.name).data());
+    writer.write(bytes_of(model.read_rows(tensor, neighbours), target.type, target.name).data());
   }
   writer.commit();
   return report;

@@ -5,6 +5,8 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <functional>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,7 +15,7 @@
 #include "base/error.h"
 #include "base/math.h"
 #include "io/encode_values.h"
-#include "io/row_order.h"
+#include "io/llama2c.h"
 #include "model/families/family.h"
 #include "model/rotary.h"
 
@@ -77,12 +79,7 @@ class TensorStream {
     if (tensor == nullptr) {
       return values(std::vector<float>(static_cast<size_t>(count), 0.0F), name);
     }
-    std::vector<float> read = model_.read(*tensor);
-    if (tensor->piece.transposed) {
-      read = transposed(read, tensor->shape[0], tensor->shape[1]);
-    } else if (tensor->piece.rope_heads > 0) {
-      read = neighbour_rope_rows(read, tensor->piece.rope_heads, model_.config.model.head_dim);
-    }
+    std::vector<float> read = model_.read_rows(*tensor, true);
     read.resize(static_cast<size_t>(count), 0.0F);
     values(read, name);
   }
@@ -172,7 +169,6 @@ void write_angles(TensorStream& out, const ModelConfig& c) {
 uint64_t write_llama2c(const ModelSource& model, const ModelConfig& c,
                        const std::filesystem::path& to) {
   const int64_t width = c.hidden_size;
-  const int64_t keys = c.num_key_value_heads * c.head_dim;
   const int64_t inner = c.intermediate_size;
   const int64_t vocabulary = c.tie_word_embeddings ? c.vocab_size : -c.vocab_size;
   const std::array<int32_t, 7> header = {static_cast<int32_t>(width),
@@ -185,14 +181,9 @@ uint64_t write_llama2c(const ModelSource& model, const ModelConfig& c,
   TensorStream out(model, to, DType::f32);
   out.header(header.data(), sizeof(header));
   out.tensor("model.embed_tokens.weight", c.vocab_size * width);
-  const std::pair<const char*, int64_t> kinds[] = {
-      {"input_layernorm", width},          {"self_attn.q_proj", width * width},
-      {"self_attn.k_proj", keys * width},  {"self_attn.v_proj", keys * width},
-      {"self_attn.o_proj", width * width}, {"post_attention_layernorm", width},
-      {"mlp.gate_proj", inner * width},    {"mlp.down_proj", width * inner},
-      {"mlp.up_proj", inner * width}};
-  for (const auto& [name, count] : kinds) {
-    out.per_layer(fmt::format("model.layers.{{}}.{}.weight", name).c_str(), count);
+  for (const auto& [name, shape, rope_heads] : llama2c_kinds(c)) {
+    out.per_layer(fmt::format("model.layers.{{}}.{}.weight", name).c_str(),
+                  std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>()));
   }
   out.tensor("model.norm.weight", width);
   write_angles(out, c);

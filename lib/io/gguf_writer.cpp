@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <functional>
+#include <numeric>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -15,8 +17,11 @@ namespace {
 
 constexpr uint32_t kVersion = 3;
 constexpr uint64_t kAlignment = 32;  // general.alignment is 32 where no key says otherwise
-constexpr int64_t kBlock = 32;       // of Q8_0
-constexpr uint64_t kBlockBytes = 34;
+
+constexpr GgufTypeFacts kTypes[] = {{GgufType::f32, 0, DType::f32, 1, 4},
+                                    {GgufType::f16, 1, DType::f16, 1, 2},
+                                    {GgufType::q8_0, 7, {}, 32, 34},
+                                    {GgufType::bf16, 32, DType::bf16, 1, 2}};
 
 /// Types of values (ggml: gguf_type).
 enum class ValueType : uint32_t { u32 = 4, i32 = 5, f32 = 6, boolean = 7, text = 8, list = 9 };
@@ -97,22 +102,19 @@ std::string header_of(const ConfigObject& metadata, const std::vector<GgufTensor
 
 }  // namespace
 
+const GgufTypeFacts& facts_of(GgufType type) {
+  for (const GgufTypeFacts& facts : kTypes) {
+    if (facts.type == type) return facts;
+  }
+  throw InternalError("an unknown type of a GGUF file");
+}
+
 uint64_t GgufTensor::bytes() const {
-  uint64_t count = 1;
-  for (const int64_t extent : shape) {
-    count *= static_cast<uint64_t>(extent);
-  }
-  switch (type) {
-    case GgufType::f32:
-      return count * sizeof(float);
-    case GgufType::f16:
-    case GgufType::bf16:
-      return count * sizeof(uint16_t);
-    case GgufType::q8_0:
-      check(shape.back() % kBlock == 0, "rows of Q8_0 have multiples of 32 elements");
-      return count / kBlock * kBlockBytes;
-  }
-  throw InternalError("an unknown type of a GGUF tensor");
+  const GgufTypeFacts& facts = facts_of(type);
+  check(shape.back() % facts.block == 0, "rows are not multiples of the type's blocks");
+  const int64_t count =
+      std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+  return static_cast<uint64_t>(count / facts.block) * facts.block_bytes;
 }
 
 GgufWriter::GgufWriter(const std::filesystem::path& path, const ConfigObject& metadata,

@@ -4,24 +4,34 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/atomic_file.h"
 #include "model/families/config_value.h"
+#include "numeric/dtype.h"
 
 namespace fp8train {
 
 /// Element types, by their numbers in the file (ggml: ggml_type).
 enum class GgufType : uint32_t { f32 = 0, f16 = 1, q8_0 = 8, bf16 = 30 };
 
+struct GgufTypeFacts {
+  GgufType type;
+  int64_t file_type;  ///< of a file whose matrices are of the type (llama.cpp: llama_ftype)
+  std::optional<DType> dtype;  ///< of an element; none: blocks of a row have a scale
+  int64_t block;               ///< elements
+  uint64_t block_bytes;
+};
+const GgufTypeFacts& facts_of(GgufType type);
+
 struct GgufTensor {
   std::string name;
   std::vector<int64_t> shape;  ///< row-major; the file has the last extent first
   GgufType type = GgufType::f32;
 
-  /// Q8_0 has 34 bytes for 32 elements of a row.
   uint64_t bytes() const;
 };
 

@@ -15,8 +15,7 @@ void write_hf_folder(const std::filesystem::path& folder, const ModelConfig& con
   create_folder(folder);
   std::vector<SafetensorsEntry> entries;
   for (const TensorBytes& tensor : tensors) {
-    entries.push_back({tensor.name, std::string(safetensors_name(tensor.dtype)), tensor.shape, 0,
-                       tensor.bytes()});
+    entries.push_back(safetensors_entry(tensor.name, tensor.dtype, tensor.shape));
   }
   ShardedWriter writer(folder, std::move(entries), {}, options.max_shard_bytes);
   for (const TensorBytes& tensor : tensors) {

@@ -5,12 +5,15 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
+#include <numeric>
 
 #include "base/error.h"
 #include "data/input_file.h"
 #include "data/tokenizer.h"
 #include "io/hf_folder.h"
 #include "io/row_order.h"
+#include "io/strict_json.h"
 
 namespace fp8train {
 namespace {
@@ -80,10 +83,8 @@ class WeightReader {
   WeightReader(const InputFile& file, Llama2cModel& model) : file_(file), model_(model) {}
 
   void add(const std::string& name, std::vector<int64_t> shape, int64_t rope_heads = 0) {
-    int64_t count = 1;
-    for (const int64_t extent : shape) {
-      count *= extent;
-    }
+    const int64_t count =
+        std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
     std::vector<float> values(static_cast<size_t>(count));
     file_.read(position_, values.data(), values.size() * sizeof(float));
     skip(count);
@@ -97,13 +98,6 @@ class WeightReader {
       values = half_split_rope_rows(values, rope_heads, model_.config.head_dim);
     }
     model_.tensors.push_back({name, std::move(shape), std::move(values)});
-  }
-
-  void add_per_layer(const std::string& name, const std::vector<int64_t>& shape,
-                     int64_t rope_heads = 0) {
-    for (int64_t layer = 0; layer < model_.config.num_hidden_layers; ++layer) {
-      add(fmt::format("model.layers.{}.{}.weight", layer, name), shape, rope_heads);
-    }
   }
 
   void skip(int64_t floats) { position_ += static_cast<uint64_t>(floats) * sizeof(float); }
@@ -125,18 +119,14 @@ Llama2cModel read_model(const std::filesystem::path& path) {
                     path.string(), expected_bytes(c), file.size()));
   }
   const int64_t width = c.hidden_size;
-  const int64_t kv = c.num_key_value_heads * c.head_dim;
   WeightReader reader(file, model);
   reader.add("model.embed_tokens.weight", {c.vocab_size, width});
-  reader.add_per_layer("input_layernorm", {width});
-  reader.add_per_layer("self_attn.q_proj", {width, width}, c.num_attention_heads);
-  reader.add_per_layer("self_attn.k_proj", {kv, width}, c.num_key_value_heads);
-  reader.add_per_layer("self_attn.v_proj", {kv, width});
-  reader.add_per_layer("self_attn.o_proj", {width, width});
-  reader.add_per_layer("post_attention_layernorm", {width});
-  reader.add_per_layer("mlp.gate_proj", {c.intermediate_size, width});
-  reader.add_per_layer("mlp.down_proj", {width, c.intermediate_size});
-  reader.add_per_layer("mlp.up_proj", {c.intermediate_size, width});
+  for (const Llama2cKind& kind : llama2c_kinds(c)) {
+    for (int64_t layer = 0; layer < c.num_hidden_layers; ++layer) {
+      reader.add(fmt::format("model.layers.{}.{}.weight", layer, kind.name), kind.shape,
+                 kind.rope_heads);
+    }
+  }
   reader.add("model.norm.weight", {width});
   reader.skip(c.max_position_embeddings * c.head_dim);  // tables of cos and sin, unused since long
   if (!c.tie_word_embeddings) {
@@ -147,12 +137,23 @@ Llama2cModel read_model(const std::filesystem::path& path) {
 
 }  // namespace
 
+std::vector<Llama2cKind> llama2c_kinds(const ModelConfig& config) {
+  const int64_t width = config.hidden_size;
+  const int64_t keys = config.num_key_value_heads * config.head_dim;
+  const int64_t inner = config.intermediate_size;
+  return {{"input_layernorm", {width}},
+          {"self_attn.q_proj", {width, width}, config.num_attention_heads},
+          {"self_attn.k_proj", {keys, width}, config.num_key_value_heads},
+          {"self_attn.v_proj", {keys, width}},
+          {"self_attn.o_proj", {width, width}},
+          {"post_attention_layernorm", {width}},
+          {"mlp.gate_proj", {inner, width}},
+          {"mlp.down_proj", {width, inner}},
+          {"mlp.up_proj", {inner, width}}};
+}
+
 Llama2cModel read_llama2c(const std::filesystem::path& path) {
-  try {
-    return read_model(path);
-  } catch (const DataError& error) {
-    throw CheckpointError(error.what());
-  }
+  return detail::as_checkpoint_error([&] { return read_model(path); });
 }
 
 void import_llama2c(const std::filesystem::path& model_path,

@@ -22,6 +22,16 @@ struct Llama2cModel {
   std::vector<NamedTensor> tensors;
 };
 
+/// A kind of tensors that each layer has one of; `name` as in "model.layers.0.NAME.weight".
+struct Llama2cKind {
+  const char* name;
+  std::vector<int64_t> shape;
+  int64_t rope_heads = 0;
+};
+
+/// In the order of the file.
+std::vector<Llama2cKind> llama2c_kinds(const ModelConfig& config);
+
 /// Throws CheckpointError when the header is implausible or the size is not the one that follows
 /// from it. A negative vocabulary size says that the head is a tensor of its own. Rows of q and k
 /// are moved from pairs of neighbours (2j, 2j + 1) to half-split pairs (j, j + head_dim / 2).

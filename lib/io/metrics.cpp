@@ -63,14 +63,6 @@ JsonObject& JsonObject::add(std::string_view key, double value) {
   return add_raw(key, std::isfinite(value) ? fmt::format("{}", value) : "null");
 }
 
-JsonObject& JsonObject::add(std::string_view key, int64_t value) {
-  return add_raw(key, fmt::format("{}", value));
-}
-
-JsonObject& JsonObject::add(std::string_view key, uint64_t value) {
-  return add_raw(key, fmt::format("{}", value));
-}
-
 JsonObject& JsonObject::add(std::string_view key, bool value) {
   return add_raw(key, value ? "true" : "false");
 }

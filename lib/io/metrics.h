@@ -3,6 +3,7 @@
 // sees whole lines while a run continues. Also defines the JSON objects themselves, for
 // summary.json and env.json.
 
+#include <concepts>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -16,9 +17,10 @@ namespace fp8train {
 class JsonObject {
  public:
   JsonObject& add(std::string_view key, double value);
-  JsonObject& add(std::string_view key, int64_t value);
-  JsonObject& add(std::string_view key, int value) { return add(key, int64_t{value}); }
-  JsonObject& add(std::string_view key, uint64_t value);
+  template <std::integral Number>
+  JsonObject& add(std::string_view key, Number value) {
+    return add_raw(key, std::to_string(value));
+  }
   JsonObject& add(std::string_view key, bool value);
   JsonObject& add(std::string_view key, std::string_view value);
   JsonObject& add(std::string_view key, const char* value) {

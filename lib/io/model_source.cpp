@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "io/hf_config.h"
+#include "io/row_order.h"
 
 namespace fp8train {
 namespace {
@@ -52,6 +53,21 @@ Differences compare(const ModelSource& model) {
 }
 
 }  // namespace
+
+std::vector<float> ModelSource::read_rows(const ModelTensor& tensor, bool neighbour_rope) const {
+  std::vector<float> values = read(tensor);
+  if (tensor.piece.transposed) {
+    values = transposed(values, tensor.shape[0], tensor.shape[1]);
+  }
+  if (neighbour_rope && tensor.piece.rope_heads > 0) {
+    values = neighbour_rope_rows(values, tensor.piece.rope_heads, config.model.head_dim);
+  }
+  return values;
+}
+
+bool has_all_biases(const ModelConfig& config) {
+  return config.qkv_bias && config.attention_output_bias && config.mlp_bias && config.norm_bias;
+}
 
 ModelSource open_model_source(const std::filesystem::path& folder) {
   HfConfig config = read_hf_config(folder);

@@ -21,10 +21,15 @@ struct ModelSource {
   std::vector<float> read(const ModelTensor& tensor) const {
     return source.read_f32(tensor.piece.name, tensor.shape);
   }
+  /// The same with outputs as rows; `neighbour_rope`: those of q and k in pairs of neighbours.
+  std::vector<float> read_rows(const ModelTensor& tensor, bool neighbour_rope) const;
 };
 
 /// Throws CheckpointError, which names what is missing, unexpected or of another shape, and as
 /// read_hf_config and TensorSource do. Reads headers only.
 ModelSource open_model_source(const std::filesystem::path& folder);
+
+/// Whether it has every bias that transformers' GPT-2 has.
+bool has_all_biases(const ModelConfig& config);
 
 }  // namespace fp8train

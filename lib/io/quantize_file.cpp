@@ -41,17 +41,7 @@ std::string why_copied(const SafetensorsEntry& entry, const FileQuantization& ho
 }
 
 std::string_view name_of_scale(ScaleType type) {
-  switch (type) {
-    case ScaleType::f32:
-      return "fp32";
-    case ScaleType::pow2:
-      return "pow2";
-    case ScaleType::e8m0:
-      return "e8m0";
-    case ScaleType::e4m3:
-      return "e4m3";
-  }
-  return "?";
+  return type == ScaleType::pow2 ? "pow2" : name_of(dtype_of(type));
 }
 
 }  // namespace
@@ -71,13 +61,6 @@ std::string quantization_note(const FileQuantization& how) {
 
 namespace {
 
-/// An entry of the file to be written; its place is not known yet.
-SafetensorsEntry entry_of(const std::string& name, DType dtype, const std::vector<int64_t>& shape) {
-  SafetensorsEntry entry = {name, std::string(safetensors_name(dtype)), shape, 0, 0};
-  entry.end = static_cast<uint64_t>(entry.count()) * size_of(dtype);
-  return entry;
-}
-
 Shape matrix_shape(const SafetensorsEntry& entry) {
   const int64_t columns = entry.shape.back();
   return {entry.count() / columns, columns};
@@ -92,7 +75,7 @@ SafetensorsEntry scale_entry(const SafetensorsEntry& entry, const TensorFormat& 
                                            : std::vector<int64_t>{blocks.down, blocks.across};
   // Exponents are U8 in the files of MX models, not F8_E8M0.
   const DType type = format.scale_type == ScaleType::e8m0 ? DType::u8 : DType::f32;
-  return entry_of(entry.name + std::string(scale_suffix(format.block)), type, extents);
+  return safetensors_entry(entry.name + std::string(scale_suffix(format.block)), type, extents);
 }
 
 bool is_float(const SafetensorsEntry& entry) {
@@ -205,10 +188,10 @@ std::vector<SafetensorsEntry> quantized_entries(const TensorSource& source,
   for (const SafetensorsEntry* entry : source.entries()) {
     const bool cast = is_cast(*entry, how);
     if (cast && !how.dequantize) {
-      outputs.push_back(entry_of(entry->name, how.format.dtype, entry->shape));
+      outputs.push_back(safetensors_entry(entry->name, how.format.dtype, entry->shape));
       outputs.push_back(scale_entry(*entry, how.format));
     } else if (!cast && how.others && is_float(*entry)) {
-      outputs.push_back(entry_of(entry->name, *how.others, entry->shape));
+      outputs.push_back(safetensors_entry(entry->name, *how.others, entry->shape));
     } else {
       outputs.push_back(*entry);
     }

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "io/strict_json.h"
 #include "numeric/bulk.h"
 
 namespace fp8train {
@@ -17,20 +18,8 @@ static_assert(std::endian::native == std::endian::little, "safetensors files are
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 constexpr size_t kLengthBytes = sizeof(uint64_t);
 
-InputFile open_for_checkpoint(const std::filesystem::path& path) {
-  try {
-    return InputFile(path);
-  } catch (const DataError& error) {
-    throw CheckpointError(error.what());
-  }
-}
-
 void read_exactly(const InputFile& file, uint64_t offset, void* to, size_t bytes) {
-  try {
-    file.read(offset, to, bytes);
-  } catch (const DataError& error) {
-    throw CheckpointError(error.what());
-  }
+  detail::as_checkpoint_error([&] { file.read(offset, to, bytes); });
 }
 
 template <typename Stored>
@@ -51,7 +40,7 @@ std::vector<float> read_decoded(const SafetensorsFile& file, const SafetensorsEn
 }  // namespace
 
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
-    : file_(open_for_checkpoint(path)) {
+    : file_(detail::as_checkpoint_error([&] { return InputFile(path); })) {
   const std::string where = path.string();
   if (file_.size() < kLengthBytes) {
     throw CheckpointError(

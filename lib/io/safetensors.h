@@ -83,9 +83,11 @@ struct TensorBytes {
   DType dtype = DType::f32;
   std::vector<int64_t> shape;
   const void* data = nullptr;
-
-  uint64_t bytes() const;
 };
+
+/// An entry of a file to be written; its place is not known yet.
+SafetensorsEntry safetensors_entry(const std::string& name, DType dtype,
+                                   const std::vector<int64_t>& shape);
 
 using ByteSink = std::function<void(const void* data, size_t bytes)>;
 

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <unordered_set>
 
 #include "base/error.h"
@@ -245,11 +247,7 @@ void check_coverage(SafetensorsHeader& header, uint64_t data_bytes, const std::s
 }  // namespace
 
 int64_t SafetensorsEntry::count() const {
-  int64_t product = 1;
-  for (const int64_t extent : shape) {
-    product *= extent;
-  }
-  return product;
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
 std::string_view safetensors_name(DType dtype) {

@@ -56,12 +56,11 @@ std::string lay_out(std::vector<SafetensorsEntry>& entries,
 
 }  // namespace
 
-uint64_t TensorBytes::bytes() const {
-  uint64_t product = size_of(dtype);
-  for (const int64_t extent : shape) {
-    product *= static_cast<uint64_t>(extent);
-  }
-  return product;
+SafetensorsEntry safetensors_entry(const std::string& name, DType dtype,
+                                   const std::vector<int64_t>& shape) {
+  SafetensorsEntry entry = {name, std::string(safetensors_name(dtype)), shape, 0, 0};
+  entry.end = static_cast<uint64_t>(entry.count()) * size_of(dtype);
+  return entry;
 }
 
 void write_safetensors(const std::vector<TensorBytes>& tensors,
@@ -69,8 +68,7 @@ void write_safetensors(const std::vector<TensorBytes>& tensors,
   std::vector<SafetensorsEntry> entries;
   std::map<std::string, const void*> data;
   for (const TensorBytes& tensor : tensors) {
-    entries.push_back({tensor.name, std::string(safetensors_name(tensor.dtype)), tensor.shape, 0,
-                       tensor.bytes()});
+    entries.push_back(safetensors_entry(tensor.name, tensor.dtype, tensor.shape));
     data.emplace(tensor.name, tensor.data);
   }
   const std::string head = lay_out(entries, metadata);

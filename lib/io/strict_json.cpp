@@ -54,11 +54,8 @@ nlohmann::ordered_json parse_strict_json(std::string_view text, const std::strin
 }
 
 nlohmann::ordered_json read_strict_json(const std::string& path) {
-  try {
-    return parse_strict_json(read_text_file(path, kMaxJsonFile), path);
-  } catch (const DataError& error) {
-    throw CheckpointError(error.what());
-  }
+  return as_checkpoint_error(
+      [&] { return parse_strict_json(read_text_file(path, kMaxJsonFile), path); });
 }
 
 bool is_plain_name(std::string_view name) {

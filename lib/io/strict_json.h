@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/error.h"
+
 namespace fp8train::detail {
 
 constexpr size_t kMaxJsonFile = 64U << 20;
@@ -15,6 +17,16 @@ nlohmann::ordered_json parse_strict_json(std::string_view text, const std::strin
 
 /// The same for a whole file of at most kMaxJsonFile bytes.
 nlohmann::ordered_json read_strict_json(const std::string& path);
+
+/// What `read` returns. A DataError that it throws becomes a CheckpointError of the same text.
+template <typename Read>
+auto as_checkpoint_error(const Read& read) {
+  try {
+    return read();
+  } catch (const DataError& error) {
+    throw CheckpointError(error.what());
+  }
+}
 
 /// A plain file name: letters, digits, '.', '_' and '-', not starting with a dot. Anything else
 /// could lead out of a folder.

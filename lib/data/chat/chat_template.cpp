@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "data/tokenizers/added_tokens.h"
+#include "data/tokenizers/unicode.h"
 
 namespace fp8train {
 namespace {

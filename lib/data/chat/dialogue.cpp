@@ -29,6 +29,28 @@ class Record {
  public:
   explicit Record(const std::string& where) : where_(where) {}
 
+  /// Nothing where `value` is no such record. `completed`: with the answer to a 'prompt'.
+  std::optional<Dialogue> read(const Json& value, bool completed) const {
+    if (!value.is_object()) return std::nullopt;
+    if (value.contains("messages")) return messages(value["messages"], "role", "content");
+    if (value.contains("conversations")) return messages(value["conversations"], "from", "value");
+    if (!value.contains("prompt") || (completed && !value.contains("completion"))) {
+      return std::nullopt;
+    }
+    Dialogue dialogue = side(value["prompt"], ChatRole::user);
+    if (completed) {
+      for (ChatMessage& message : dialogue) message.is_target = false;
+      const Dialogue answer = side(value["completion"], ChatRole::assistant);
+      dialogue.insert(dialogue.end(), answer.begin(), answer.end());
+    }
+    return dialogue;
+  }
+
+  [[noreturn]] void fail(const std::string& what) const {
+    throw DataError(fmt::format("{}: {}", where_, what));
+  }
+
+ private:
   /// `role_key`, `text_key`: as the kind of record calls them.
   Dialogue messages(const Json& list, const char* role_key, const char* text_key) const {
     if (!list.is_array()) {
@@ -41,14 +63,6 @@ class Record {
     return dialogue;
   }
 
-  /// Those of 'messages' or 'conversations', where `value` has one of them.
-  std::optional<Dialogue> messages_of(const Json& value) const {
-    if (!value.is_object()) return std::nullopt;
-    if (value.contains("messages")) return messages(value["messages"], "role", "content");
-    if (value.contains("conversations")) return messages(value["conversations"], "from", "value");
-    return std::nullopt;
-  }
-
   /// A text is one message of `role`.
   Dialogue side(const Json& value, ChatRole role) const {
     if (value.is_string()) {
@@ -57,11 +71,6 @@ class Record {
     return messages(value, "role", "content");
   }
 
-  [[noreturn]] void fail(const std::string& what) const {
-    throw DataError(fmt::format("{}: {}", where_, what));
-  }
-
- private:
   /// `i`: counted from 1, for messages.
   ChatMessage message(const Json& value, const char* role_key, const char* text_key,
                       size_t i) const {
@@ -149,42 +158,29 @@ std::string_view name_of(ChatRole role) {
 
 Dialogue read_dialogue(std::string_view json, const std::string& where) {
   const Record record(where);
-  const Json value = parse_json_line(json, where);
-  Dialogue dialogue;
-  if (auto messages = record.messages_of(value)) {
-    dialogue = std::move(*messages);
-  } else if (value.is_object() && value.contains("prompt") && value.contains("completion")) {
-    dialogue = record.side(value["prompt"], ChatRole::user);
-    for (ChatMessage& message : dialogue) message.is_target = false;
-    const Dialogue answer = record.side(value["completion"], ChatRole::assistant);
-    dialogue.insert(dialogue.end(), answer.begin(), answer.end());
-  } else {
+  std::optional<Dialogue> dialogue = record.read(parse_json_line(json, where), true);
+  if (!dialogue) {
     record.fail(
         "not a dialogue: expected an object with 'messages', 'conversations', or 'prompt' and "
         "'completion'; for documents set data.train[].format: jsonl");
   }
-  if (std::none_of(dialogue.begin(), dialogue.end(),
+  if (std::none_of(dialogue->begin(), dialogue->end(),
                    [](const ChatMessage& message) { return message.is_target; })) {
     record.fail("the dialogue has no message of the assistant to learn; remove the line");
   }
-  return dialogue;
+  return *std::move(dialogue);
 }
 
 Dialogue read_question(std::string_view json, const std::string& where) {
   const Record record(where);
-  const Json value = parse_json_line(json, where);
-  Dialogue dialogue;
-  if (auto messages = record.messages_of(value)) {
-    dialogue = std::move(*messages);
-  } else if (value.is_object() && value.contains("prompt")) {
-    dialogue = record.side(value["prompt"], ChatRole::user);
-  } else {
+  std::optional<Dialogue> dialogue = record.read(parse_json_line(json, where), false);
+  if (!dialogue) {
     record.fail("not a dialogue: expected an object with 'messages', 'conversations' or 'prompt'");
   }
-  if (dialogue.empty() || dialogue.back().role != ChatRole::user) {
+  if (dialogue->empty() || dialogue->back().role != ChatRole::user) {
     record.fail("the last message is not the user's, so that there is nothing to answer");
   }
-  return dialogue;
+  return *std::move(dialogue);
 }
 
 bool looks_like_dialogue(std::string_view head) {

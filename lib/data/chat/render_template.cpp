@@ -8,7 +8,6 @@
 #include "base/error.h"
 #include "data/chat/chat_template.h"
 #include "data/tokenizers/unicode.h"
-#include "data/utf8.h"
 
 namespace fp8train {
 namespace {
@@ -39,19 +38,8 @@ bool is_space(char32_t c) {
 }
 
 std::string_view trimmed(std::string_view text) {
-  while (!text.empty() && code_point_length(text, 0) > 0) {
-    const tokenizers::CodePoint first = tokenizers::code_point_at(text, 0);
-    if (!is_space(first.value)) break;
-    text.remove_prefix(first.bytes);
-  }
-  while (!text.empty()) {
-    size_t begin = text.size() - 1;
-    while (begin > 0 && is_continuation(text[begin])) --begin;
-    if (code_point_length(text, begin) == 0) break;
-    if (!is_space(tokenizers::code_point_at(text, begin).value)) break;
-    text = text.substr(0, begin);
-  }
-  return text;
+  text = text.substr(0, tokenizers::without_spaces_at_end(text, is_space));
+  return text.substr(tokenizers::spaces_at_start(text, is_space));
 }
 
 /// Without line feeds at its start or end, as Python's strip('\n').

@@ -4,7 +4,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <nlohmann/json_fwd.hpp>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
@@ -22,6 +23,28 @@ void for_each_json_line(
 /// A line of JSON. Throws DataError, which begins with `where` and says what is wrong at which
 /// column.
 nlohmann::json parse_json_line(std::string_view line, const std::string& where);
+
+/// A line of JSON that is an object. All throw DataError, which begins with `where`.
+class JsonRecord {
+ public:
+  JsonRecord(std::string_view line, std::string where);
+
+  const nlohmann::json& value() const { return value_; }
+  const std::string& where() const { return where_; }
+
+  /// The value of the first of `keys` that is there; where none is, the error lists those that are,
+  /// and ends with `advice`.
+  const nlohmann::json& at(std::initializer_list<std::string_view> keys,
+                           std::string_view advice) const;
+  /// A value that is a string; `key` is what the error calls it.
+  std::string text(const nlohmann::json& value, std::string_view key) const;
+
+  [[noreturn]] void fail(const std::string& what) const;
+
+ private:
+  std::string where_;
+  nlohmann::json value_;
+};
 
 /// Whether a name, without the ending of a compression, is that of JSON lines.
 bool is_json_lines(const std::filesystem::path& path);

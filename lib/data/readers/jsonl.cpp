@@ -17,37 +17,16 @@ namespace {
 constexpr size_t kReadBytes = 1U << 20;
 constexpr size_t kMaxLine = 64U << 20;
 
-std::string document_of(std::string_view line, const TextKey& text_key, const std::string& where) {
-  const auto fail = [&](const std::string& what) {
-    return DataError(fmt::format("{}: {}", where, what));
-  };
-  const nlohmann::json value = parse_json_line(line, where);
-  if (!value.is_object()) {
-    throw fail(fmt::format("the line is not a JSON object but {}", value.type_name()));
-  }
-  const auto text = value.find(text_key.name);
-  if (text == value.end()) {
-    std::string keys;
-    for (const auto& [key, ignored] : value.items()) {
-      keys += (keys.empty() ? "" : ", ") + key;
-    }
-    throw fail(
-        fmt::format("no key '{}' (keys here: {}); set {}", text_key.name, keys, text_key.option));
-  }
-  if (!text->is_string()) {
-    throw fail(fmt::format("'{}' is not a string but {}", text_key.name, text->type_name()));
-  }
-  return text->get<std::string>();
-}
-
 bool is_jsonl(const FileHead& head) {
   return is_json_lines(head.path);
 }
 
 void visit_records(const std::filesystem::path& path, const TextKey& text_key,
                    const DocumentVisitor& visit) {
+  const std::string advice = fmt::format("set {}", text_key.option);
   for_each_json_line(path, [&](std::string_view line, const std::string& where) {
-    visit(document_of(line, text_key, where));
+    const JsonRecord record(line, where);
+    visit(record.text(record.at({text_key.name}, advice), text_key.name));
   });
 }
 
@@ -95,6 +74,36 @@ nlohmann::json parse_json_line(std::string_view line, const std::string& where) 
   } catch (const nlohmann::json::exception& failure) {  // a number that is too large
     throw DataError(fmt::format("{}: not JSON: {}", where, failure.what()));
   }
+}
+
+JsonRecord::JsonRecord(std::string_view line, std::string where)
+    : where_(std::move(where)), value_(parse_json_line(line, where_)) {
+  if (!value_.is_object()) {
+    fail(fmt::format("the line is not a JSON object but {}", value_.type_name()));
+  }
+}
+
+const nlohmann::json& JsonRecord::at(std::initializer_list<std::string_view> keys,
+                                     std::string_view advice) const {
+  for (const std::string_view key : keys) {
+    if (const auto found = value_.find(key); found != value_.end()) return *found;
+  }
+  std::string present;
+  for (const auto& [key, ignored] : value_.items()) {
+    present += (present.empty() ? "" : ", ") + key;
+  }
+  fail(fmt::format("no key '{}' (keys here: {}); {}", *keys.begin(), present, advice));
+}
+
+std::string JsonRecord::text(const nlohmann::json& value, std::string_view key) const {
+  if (!value.is_string()) {
+    fail(fmt::format("'{}' is not a string but {}", key, value.type_name()));
+  }
+  return value.get<std::string>();
+}
+
+void JsonRecord::fail(const std::string& what) const {
+  throw DataError(fmt::format("{}: {}", where_, what));
 }
 
 bool is_json_lines(const std::filesystem::path& path) {

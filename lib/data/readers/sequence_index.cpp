@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <optional>
 #include <string>
-#include <string_view>
 #include <system_error>
 
 #include "base/error.h"
@@ -16,31 +14,9 @@
 namespace fp8train {
 namespace {
 
-constexpr std::string_view kIndexMagic("MMIDIDX\0\0", 9);
-constexpr uint64_t kIndexVersion = 1;
 constexpr uint64_t kIndexHeader = 34;
 constexpr size_t kEntriesPerRead = 1U << 16;
 constexpr int64_t kMostTokens = int64_t{1} << 62;
-
-/// The class DType of the source.
-std::optional<IdType> type_of_code(uint8_t code) {
-  switch (code) {
-    case 1:
-      return IdType::u8;
-    case 2:
-      return IdType::i8;
-    case 3:
-      return IdType::i16;
-    case 4:
-      return IdType::i32;
-    case 5:
-      return IdType::i64;
-    case 8:
-      return IdType::u16;
-    default:
-      return std::nullopt;  // 6 and 7 are float64 and float32
-  }
-}
 
 /// Numbers that follow one another in a file, read in pieces.
 template <typename Value>
@@ -103,14 +79,15 @@ class IndexReader {
       throw DataError(fmt::format("{}: version {} (expected {})", name_, version, kIndexVersion));
     }
     const auto code = static_cast<uint8_t>(header[17]);
-    const std::optional<IdType> type = type_of_code(code);
-    if (!type) {
+    const auto* const known = std::find_if(std::begin(kIndexCodes), std::end(kIndexCodes),
+                                           [&](const auto& entry) { return entry.first == code; });
+    if (known == std::end(kIndexCodes)) {
       throw DataError(
           fmt::format("{}: byte 17: elements of type {} (expected integers: 1, 2, 3, "
                       "4, 5 or 8)",
                       name_, code));
     }
-    index_.type = *type;
+    index_.type = known->second;
     std::memcpy(&sequences_, header.data() + 18, sizeof(sequences_));
     std::memcpy(&boundaries_, header.data() + 26, sizeof(boundaries_));
     check_size();

@@ -8,12 +8,21 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "data/token_file.h"
 #include "data/token_store.h"
 
 namespace fp8train {
+
+constexpr std::string_view kIndexMagic("MMIDIDX\0\0", 9);
+constexpr uint64_t kIndexVersion = 1;
+/// The class DType of the source; its 6 and 7 are float64 and float32.
+constexpr std::pair<uint8_t, IdType> kIndexCodes[] = {{1, IdType::u8},  {2, IdType::i8},
+                                                      {3, IdType::i16}, {4, IdType::i32},
+                                                      {5, IdType::i64}, {8, IdType::u16}};
 
 /// Sequences that follow one another in the file.
 struct SequenceRun {

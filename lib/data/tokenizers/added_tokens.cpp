@@ -6,47 +6,19 @@
 #include <utility>
 
 #include "data/tokenizers/unicode.h"
-#include "data/utf8.h"
 
 namespace fp8train::tokenizers {
 namespace {
 
 constexpr int64_t kMostAddedIds = int64_t{1} << 24;
 
-size_t begin_of_last(std::string_view text) {
-  size_t begin = text.size() - 1;
-  while (begin > 0 && is_continuation(text[begin])) --begin;
-  return begin;
-}
-
 bool is_within_word(std::string_view text, size_t begin, size_t end) {
-  const bool word_before =
-      begin > 0 && is_word(code_point_at(text, begin_of_last(text.substr(0, begin))).value);
+  const bool word_before = begin > 0 && is_word(code_point_before(text, begin).value);
   const bool word_behind = end < text.size() && is_word(code_point_at(text, end).value);
   return word_before || word_behind;
 }
 
 }  // namespace
-
-size_t without_spaces_at_end(std::string_view text) {
-  size_t end = text.size();
-  while (end > 0) {
-    const size_t begin = begin_of_last(text.substr(0, end));
-    if (!is_white_space(code_point_at(text, begin).value)) break;
-    end = begin;
-  }
-  return end;
-}
-
-size_t spaces_at_start(std::string_view text) {
-  size_t end = 0;
-  while (end < text.size()) {
-    const CodePoint c = code_point_at(text, end);
-    if (!is_white_space(c.value)) break;
-    end += c.bytes;
-  }
-  return end;
-}
 
 std::vector<AddedToken> read_added_tokens(const JsonPart& part) {
   std::vector<AddedToken> tokens;
@@ -71,12 +43,12 @@ std::vector<AddedToken> read_added_tokens(const JsonPart& part) {
 }
 
 AddedTokenFinder::AddedTokenFinder(const std::vector<AddedToken>& all, bool normalized,
-                                   const Normalizer* normalizer) {
+                                   const Normalizer& normalizer) {
   std::copy_if(all.begin(), all.end(), std::back_inserter(tokens_),
                [&](const AddedToken& token) { return token.normalized == normalized; });
   for (const AddedToken& token : tokens_) {
     std::string text = token.content;
-    if (normalized && normalizer != nullptr) normalizer->apply(text);
+    if (normalized && normalizer.apply) normalizer.apply(text);
     if (text.empty()) continue;
     const bool strips = token.lstrip || token.rstrip;
     touches_spaces_ = touches_spaces_ || strips || text.find(' ') != std::string::npos;

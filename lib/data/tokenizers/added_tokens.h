@@ -26,10 +26,6 @@ struct AddedToken {
   bool special = false;      ///< is left out when ids are decoded
 };
 
-/// Bytes of white space that `text` begins with, and where that at its end begins. `text` is UTF-8.
-size_t spaces_at_start(std::string_view text);
-size_t without_spaces_at_end(std::string_view text);
-
 /// The field "added_tokens". Throws DataError.
 std::vector<AddedToken> read_added_tokens(const JsonPart& part);
 
@@ -39,9 +35,9 @@ class AddedTokenFinder {
   using TextSink = std::function<void(std::string_view text, bool at_start)>;
   using TokenSink = std::function<void(int32_t id)>;
 
-  /// Of `all` those whose `normalized` is this. `normalizer` may be null.
+  /// Of `all` those whose `normalized` is this.
   AddedTokenFinder(const std::vector<AddedToken>& all, bool normalized,
-                   const Normalizer* normalizer);
+                   const Normalizer& normalizer);
   AddedTokenFinder(const AddedTokenFinder&) = delete;
   AddedTokenFinder& operator=(const AddedTokenFinder&) = delete;
 

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "data/tokenizers/byte_alphabet.h"
 #include "data/tokenizers/merge_pairs.h"
+#include "data/tokenizers/metaspace.h"
 #include "data/tokenizers/piece_cache.h"
 #include "data/tokenizers/unicode.h"
 #include "data/utf8.h"
@@ -18,21 +19,16 @@ constexpr size_t kFewSymbols = 64;  // up to here the next merge is searched, ab
 constexpr char32_t kLowCharacters = 0x10000;
 constexpr size_t kShortSlotsLog2 = 16;
 constexpr size_t kLongSlotsLog2 = 14;
-constexpr std::string_view kMark = "\xE2\x96\x81";  // U+2581
 
 using ShortPieces = PieceTable<2, 3>;
 using LongPieces = PieceTable<6, 7>;
 
-std::string byte_token(size_t byte) {
-  return fmt::format("<0x{:02X}>", byte);
-}
-
 /// Whether the mark follows another character.
 bool has_inner_mark(std::string_view token) {
-  for (size_t at = token.find(kMark, 1); at != std::string_view::npos;
-       at = token.find(kMark, at + 1)) {
-    const bool behind_mark =
-        at >= kMark.size() && token.substr(at - kMark.size(), kMark.size()) == kMark;
+  for (size_t at = token.find(kSpaceMark, 1); at != std::string_view::npos;
+       at = token.find(kSpaceMark, at + 1)) {
+    const bool behind_mark = at >= kSpaceMark.size() &&
+                             token.substr(at - kSpaceMark.size(), kSpaceMark.size()) == kSpaceMark;
     if (!behind_mark) return true;
   }
   return false;
@@ -105,7 +101,7 @@ void BpeModel::read_merges(const std::vector<std::pair<std::string, std::string>
 
 void BpeModel::read_characters(const Texts& ids, const std::string& place) {
   for (size_t byte = 0; byte < bytes_.size(); ++byte) {
-    std::string text = byte_token(byte);
+    std::string text = byte_token(static_cast<uint8_t>(byte));
     if (byte_level_) {
       text.clear();
       append_utf8(text, byte_character(static_cast<uint8_t>(byte)));
@@ -129,7 +125,7 @@ void BpeModel::read_characters(const Texts& ids, const std::string& place) {
       high_characters_[c.value] = id;
     }
   }
-  cuts_at_mark_ = cuts_at_mark_ && id_of(code_point_at(kMark, 0).value) >= 0;
+  cuts_at_mark_ = cuts_at_mark_ && id_of(code_point_at(kSpaceMark, 0).value) >= 0;
 }
 
 int32_t BpeModel::id_of(char32_t character) const {
@@ -150,10 +146,10 @@ void BpeModel::encode(std::string_view piece, Scratch& scratch, std::vector<int3
   }
   // Nothing merges across the front of a mark: what lies between marks is encoded by itself.
   size_t begin = 0;
-  for (size_t at = piece.find(kMark, 1); at != std::string_view::npos;
-       at = piece.find(kMark, at + kMark.size())) {
-    const bool behind_mark =
-        at >= kMark.size() && piece.substr(at - kMark.size(), kMark.size()) == kMark;
+  for (size_t at = piece.find(kSpaceMark, 1); at != std::string_view::npos;
+       at = piece.find(kSpaceMark, at + kSpaceMark.size())) {
+    const bool behind_mark = at >= kSpaceMark.size() &&
+                             piece.substr(at - kSpaceMark.size(), kSpaceMark.size()) == kSpaceMark;
     if (behind_mark) continue;
     encode_word(piece.substr(begin, at - begin), memory, ids);
     begin = at;

@@ -1,6 +1,9 @@
 #include "data/tokenizers/byte_alphabet.h"
 
+#include <fmt/format.h>
+
 #include <array>
+#include <charconv>
 
 #include "data/tokenizers/unicode.h"
 
@@ -58,6 +61,18 @@ std::optional<std::string> unspelled(std::string_view text) {
     position += c.bytes;
   }
   return bytes;
+}
+
+std::string byte_token(uint8_t byte) {
+  return fmt::format("<0x{:02X}>", byte);
+}
+
+std::optional<uint8_t> byte_of_token(std::string_view token) {
+  if (token.size() != 6 || !token.starts_with("<0x") || token.back() != '>') return {};
+  uint8_t byte = 0;
+  const char* const end = token.data() + 5;
+  const auto [stop, error] = std::from_chars(token.data() + 3, end, byte, 16);
+  return error == std::errc() && stop == end ? std::optional(byte) : std::nullopt;
 }
 
 }  // namespace fp8train::tokenizers

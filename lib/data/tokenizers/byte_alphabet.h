@@ -18,4 +18,10 @@ std::string spelled(std::string_view bytes);
 /// The bytes that `text` spells; nothing where a character is not of the alphabet.
 std::optional<std::string> unspelled(std::string_view text);
 
+/// "<0x0A>": the token of a byte in vocabularies of characters.
+std::string byte_token(uint8_t byte);
+
+/// The byte that such a token, also with small letters, is of.
+std::optional<uint8_t> byte_of_token(std::string_view token);
+
 }  // namespace fp8train::tokenizers

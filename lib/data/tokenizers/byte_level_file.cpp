@@ -4,26 +4,16 @@
 
 #include "data/tokenizers/byte_alphabet.h"
 #include "data/tokenizers/own_format.h"
+#include "data/tokenizers/split_patterns.h"
 
 namespace fp8train::tokenizers {
-namespace {
-
-constexpr std::string_view kContractions3 =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr std::string_view kContractions1 =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr std::string_view kCases =
-    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-
-}  // namespace
-
 std::span<const RankPattern> rank_patterns() {
   static const std::vector<RankPattern> kPatterns = {
       {"r50k_base", {"r50k_base.tiktoken", "gpt2.tiktoken"}, "", {{"<|endoftext|>", 50256}}},
       {"p50k_base", {"p50k_base.tiktoken"}, "", {{"<|endoftext|>", 50256}}},
       {"cl100k_base",
        {"cl100k_base.tiktoken"},
-       kContractions3,
+       kLlama3Pattern,
        {{"<|endoftext|>", 100257},
         {"<|fim_prefix|>", 100258},
         {"<|fim_middle|>", 100259},
@@ -31,11 +21,11 @@ std::span<const RankPattern> rank_patterns() {
         {"<|endofprompt|>", 100276}}},
       {"o200k_base",
        {"o200k_base.tiktoken"},
-       kCases,
+       kO200kPattern,
        {{"<|endoftext|>", 199999}, {"<|endofprompt|>", 200018}}},
       {"llama3",
        {"tokenizer.model", "llama3.tiktoken"},
-       kContractions3,
+       kLlama3Pattern,
        {{"<|begin_of_text|>", 128000},
         {"<|end_of_text|>", 128001},
         {"<|start_header_id|>", 128006},
@@ -43,7 +33,7 @@ std::span<const RankPattern> rank_patterns() {
         {"<|eot_id|>", 128009}}},
       {"qwen",
        {"qwen.tiktoken"},
-       kContractions1,
+       kQwenPattern,
        {{"<|endoftext|>", 151643}, {"<|im_start|>", 151644}, {"<|im_end|>", 151645}}}};
   return kPatterns;
 }

@@ -42,7 +42,7 @@ struct Companions {
 struct Parts {
   explicit Parts(const JsonPart& file);
 
-  std::unique_ptr<Normalizer> normalizer;
+  Normalizer normalizer;
   std::vector<AddedToken> added;
   AddedTokenFinder raw_finder;
   AddedTokenFinder normalized_finder;
@@ -50,7 +50,7 @@ struct Parts {
   AddedTokenFinder ordinary_normalized_finder;
   PreTokenizers pre_tokenizers;
   std::unique_ptr<TokenModel> model;
-  std::unique_ptr<Decoder> decoder;
+  Decoder decoder;  ///< empty where there is none
   PostProcessor around;
 };
 
@@ -65,16 +65,17 @@ std::vector<AddedToken> without_special(std::vector<AddedToken> tokens) {
 }
 
 Parts::Parts(const JsonPart& file)
-    : normalizer(file.has("normalizer") ? read_normalizer(file.at("normalizer")) : nullptr),
+    : normalizer(file.has("normalizer") ? read_normalizer(file.at("normalizer"))
+                                        : Normalizer{.apply = {}, .works_in_parts = true}),
       added(added_tokens_of(file)),
-      raw_finder(added, false, normalizer.get()),
-      normalized_finder(added, true, normalizer.get()),
-      ordinary_raw_finder(without_special(added), false, normalizer.get()),
-      ordinary_normalized_finder(without_special(added), true, normalizer.get()),
+      raw_finder(added, false, normalizer),
+      normalized_finder(added, true, normalizer),
+      ordinary_raw_finder(without_special(added), false, normalizer),
+      ordinary_normalized_finder(without_special(added), true, normalizer),
       pre_tokenizers(file.has("pre_tokenizer") ? PreTokenizers(file.at("pre_tokenizer"))
                                                : PreTokenizers()),
       model(read_token_model(file.at("model"), pre_tokenizers.byte_level())),
-      decoder(file.has("decoder") ? read_decoder(file.at("decoder")) : nullptr) {
+      decoder(file.has("decoder") ? read_decoder(file.at("decoder")) : Decoder()) {
   // Lengths that transformers does not take over either, and that a caller would have to ask for.
   file.only({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
              "post_processor", "decoder", "model"});
@@ -89,19 +90,6 @@ Parts::Parts(const JsonPart& file)
   }
 }
 
-/// 0 where there is none, or where it is not all there.
-char32_t whole_code_point_at(std::string_view text, size_t position) {
-  if (position >= text.size() || code_point_length(text, position) == 0) return 0;
-  return code_point_at(text, position).value;
-}
-
-/// The code point that ends at `end` > 0; 0 where the bytes there are not one.
-char32_t code_point_before(std::string_view text, size_t end) {
-  size_t begin = end - 1;
-  while (begin > 0 && end - begin < 4 && is_continuation(text[begin])) --begin;
-  return code_point_length(text, begin) == end - begin ? code_point_at(text, begin).value : 0;
-}
-
 class HuggingFaceTokenizer final : public Tokenizer {
  public:
   HuggingFaceTokenizer(const JsonPart& file, std::string text, Companions companions)
@@ -114,8 +102,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
       if (token.special) special_.insert(token.id);
     }
     find_ends(file);
-    const bool normalizes_in_parts =
-        parts_.normalizer == nullptr || parts_.normalizer->works_in_parts();
+    const bool normalizes_in_parts = parts_.normalizer.works_in_parts;
     cuts_at_spaces_ = normalizes_in_parts && parts_.pre_tokenizers.works_at_spaces() &&
                       !parts_.raw_finder.touches_spaces() &&
                       !parts_.normalized_finder.touches_spaces();
@@ -159,8 +146,9 @@ class HuggingFaceTokenizer final : public Tokenizer {
     for (size_t at = text.size(); at-- > 1;) {
       const bool is_space = text[at] == ' ' && cuts_at_spaces_;
       const bool is_line = text[at] == '\n' && cuts_at_lines_;
-      if (!(is_space || is_line) || !is_stable_letter(whole_code_point_at(text, at + 1))) continue;
-      const char32_t before = code_point_before(text, at);
+      if (!(is_space || is_line) || !is_stable_letter(whole_code_point_at(text, at + 1).value))
+        continue;
+      const char32_t before = code_point_before(text, at).value;
       if (is_stable_letter(before)) return is_space ? at : at + 1;
       if (is_line && is_stable_punctuation(before)) return at + 1;
     }
@@ -177,7 +165,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
       if (known && !special_.contains(id)) texts.push_back(tokens_[static_cast<size_t>(id)]);
     }
     if (parts_.decoder) {
-      parts_.decoder->apply(texts);
+      parts_.decoder(texts);
     }
     std::string text;
     for (size_t i = 0; i < texts.size(); ++i) {
@@ -270,9 +258,9 @@ class HuggingFaceTokenizer final : public Tokenizer {
     };
     const auto normalize_part = [&](std::string_view part, bool starts) {
       std::string changed;
-      if (parts_.normalizer) {
+      if (parts_.normalizer.apply) {
         changed = part;
-        parts_.normalizer->apply(changed);
+        parts_.normalizer.apply(changed);
         part = changed;
       }
       if (!part.empty()) normalized_finder.split(part, starts, split, add_id);

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace fp8train::tokenizers {
 
@@ -27,6 +28,14 @@ class JsonPart {
   std::string text_or(std::string_view key, std::string_view otherwise) const;
   bool flag_or(std::string_view key, bool otherwise) const;
   int64_t number(std::string_view key) const;
+  /// What `read` makes of each entry of a list.
+  template <typename Read>
+  auto list(std::string_view key, const Read& read) const {
+    const JsonPart entries = at(key);
+    std::vector<decltype(read(entries))> made;
+    for (size_t i = 0; i < entries.size(); ++i) made.push_back(read(entries.at(i)));
+    return made;
+  }
   /// The field "type".
   std::string type() const { return text("type"); }
 
@@ -46,5 +55,26 @@ class JsonPart {
 
 /// "A, B or C is supported" for a refusal.
 [[noreturn]] void refuse_type(const JsonPart& part, std::string_view kind, std::string_view known);
+
+/// A type of parts, and the function that reads one.
+template <typename Function>
+struct PartKind {
+  std::string_view type;
+  Function* read;
+};
+
+/// The entry of the part's type. Throws DataError that calls such parts `what` ("decoders") and
+/// names all types.
+template <typename Function, size_t count>
+const PartKind<Function>& kind_of(const JsonPart& part, std::string_view what,
+                                  const PartKind<Function> (&kinds)[count]) {
+  const std::string type = part.type();
+  std::string known;
+  for (const PartKind<Function>& kind : kinds) {
+    if (kind.type == type) return kind;
+    known.append(known.empty() ? "" : ", ").append(kind.type);
+  }
+  refuse_type(part, what, known);
+}
 
 }  // namespace fp8train::tokenizers

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "data/input_file.h"
+#include "data/tokenizers/byte_alphabet.h"
 #include "data/tokenizers/merge_pairs.h"
 #include "data/tokenizers/own_format.h"
 #include "data/utf8.h"
@@ -24,10 +25,6 @@ constexpr int32_t kFirstByte = 3;
 constexpr int32_t kBytes = 256;
 constexpr float kLowestScore = -1e10F;  // run.c: pieces that score no higher are never merged
 constexpr size_t kMaxCodePoint = 4;
-
-std::string byte_piece(int32_t byte) {
-  return fmt::format("<0x{:02X}>", byte);
-}
 
 class Llama2cTokenizer final : public Tokenizer {
  public:
@@ -180,9 +177,10 @@ std::unique_ptr<Tokenizer> bpe_tokenizer_from(std::vector<BpePiece> pieces,
   }
   for (int32_t byte = 0; byte < kBytes; ++byte) {
     const std::string& text = pieces[static_cast<size_t>(kFirstByte) + byte].text;
-    if (text != byte_piece(byte)) {
+    const std::string expected = tokenizers::byte_token(static_cast<uint8_t>(byte));
+    if (text != expected) {
       throw DataError(fmt::format("{}: token {} should be the byte {} but is '{}'", where,
-                                  kFirstByte + byte, byte_piece(byte), printable(text)));
+                                  kFirstByte + byte, expected, printable(text)));
     }
   }
   return std::make_unique<Llama2cTokenizer>(std::move(pieces));

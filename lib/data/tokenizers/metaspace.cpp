@@ -6,10 +6,21 @@
 
 namespace fp8train::tokenizers {
 
+std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
+  std::string result;
+  result.reserve(text.size());
+  size_t done = 0;
+  for (size_t at = text.find(from); at != std::string_view::npos; at = text.find(from, done)) {
+    result.append(text, done, at - done).append(to);
+    done = at + from.size();
+  }
+  return result.append(text, done);
+}
+
 Metaspace read_metaspace(const JsonPart& part) {
   part.only({"replacement", "prepend_scheme", "split", "add_prefix_space", "str_rep"});
   Metaspace settings;
-  settings.replacement = part.text_or("replacement", "\xE2\x96\x81");
+  settings.replacement = part.text_or("replacement", kSpaceMark);
   if (settings.replacement.empty() ||
       code_point_at(settings.replacement, 0).bytes != settings.replacement.size()) {
     part.refuse("the replacement is not one character");

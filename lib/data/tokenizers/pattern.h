@@ -36,6 +36,16 @@ class Pattern {
     if (done < text.size()) visit(done, text.size(), false);
   }
 
+  /// `text` with `content` for each match.
+  std::string replaced(std::string_view text, std::string_view content) const {
+    std::string result;
+    result.reserve(text.size());
+    for_each_part(text, [&](size_t begin, size_t end, bool is_match) {
+      result.append(is_match ? content : text.substr(begin, end - begin));
+    });
+    return result;
+  }
+
  private:
   std::string literal_;
   std::string expression_;

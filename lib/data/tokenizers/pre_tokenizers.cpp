@@ -8,26 +8,11 @@
 
 #include "data/tokenizers/metaspace.h"
 #include "data/tokenizers/pattern.h"
+#include "data/tokenizers/split_patterns.h"
 #include "data/tokenizers/unicode.h"
 
 namespace fp8train::tokenizers {
 namespace {
-
-// openai/gpt-2, src/encoder.py.
-constexpr std::string_view kGpt2Pattern =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-
-// Patterns in which white space behind something else begins a match, except for line feeds behind
-// punctuation, and none looks back: a text may be cut in front of a space behind a letter. A match
-// that takes the only line feed in front of a letter ends there, whatever follows: a text may be
-// cut in front of the letter.
-constexpr std::string_view kCuttable[] = {
-    kGpt2Pattern,
-    // Llama 3; Qwen 2 with \p{N} alone; Mistral's Tekken and OpenAI's o200k_base
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
-    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
-    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)"};
 
 enum class SplitBehavior : uint8_t {
   removed,
@@ -105,106 +90,103 @@ class Splitter {
   bool joins_ = false;
 };
 
-class PatternSplit final : public PreTokenizer {
- public:
-  PatternSplit(Pattern pattern, SplitBehavior behavior, bool invert)
-      : pattern_(std::move(pattern)), behavior_(behavior), invert_(invert) {}
+PreTokenizer read_split(const JsonPart& part) {
+  part.only({"pattern", "behavior", "invert"});
+  const Pattern pattern(part.at("pattern"));
+  const SplitBehavior behavior = read_behavior(part, SplitBehavior::removed);
+  const bool invert = part.flag_or("invert", false);
+  const bool known = std::find(std::begin(kCuttablePatterns), std::end(kCuttablePatterns),
+                               pattern.expression()) != std::end(kCuttablePatterns);
+  const bool matches_are_pieces =
+      behavior == SplitBehavior::isolated || (behavior == SplitBehavior::removed && invert);
+  const AtCut at_cut = known && matches_are_pieces ? AtCut::splits : AtCut::unknown;
+  return {[pattern, behavior, invert](Piece piece, const PieceSink& sink) {
+            Splitter pieces(piece, behavior, sink);
+            pattern.for_each_part(piece.text, [&](size_t begin, size_t end, bool is_match) {
+              pieces.add(begin, end, is_match != invert);
+            });
+            pieces.finish();
+          },
+          at_cut, at_cut};
+}
 
-  void split(Piece piece, const PieceSink& sink) const override {
-    Splitter pieces(piece, behavior_, sink);
-    pattern_.for_each_part(piece.text, [&](size_t begin, size_t end, bool is_match) {
-      pieces.add(begin, end, is_match != invert_);
-    });
-    pieces.finish();
-  }
+/// The space that ByteLevel may put in front.
+PreTokenizer space_in_front() {
+  return {[](Piece piece, const PieceSink& sink) {
+            if (piece.text.front() == ' ') return sink(piece);
+            const std::string with_space = std::string(" ").append(piece.text);
+            sink({with_space, piece.at_start});
+          },
+          AtCut::is_local, AtCut::unknown};
+}
 
-  AtCut at_space() const override { return at_cut(); }
-  AtCut at_line() const override { return at_cut(); }
-
- private:
-  AtCut at_cut() const {
-    const auto* const end = std::end(kCuttable);
-    const bool known = std::find(std::begin(kCuttable), end, pattern_.expression()) != end;
-    const bool matches_are_pieces =
-        behavior_ == SplitBehavior::isolated || (behavior_ == SplitBehavior::removed && invert_);
-    return known && matches_are_pieces ? AtCut::splits : AtCut::unknown;
-  }
-
-  Pattern pattern_;
-  SplitBehavior behavior_;
-  bool invert_;
-};
-
-/// ByteLevel's own pattern, and the space that it may put in front.
-class ByteLevelSplit final : public PreTokenizer {
- public:
-  ByteLevelSplit(bool adds_space, bool splits, const std::string& place)
-      : adds_space_(adds_space), splits_(splits), pattern_(kGpt2Pattern, place) {}
-
-  void split(Piece piece, const PieceSink& sink) const override {
-    std::string with_space;
-    if (adds_space_ && piece.text.front() != ' ') {
-      with_space.assign(1, ' ').append(piece.text);
-      piece.text = with_space;
-    }
-    if (!splits_) {
-      sink(piece);
-      return;
-    }
-    pattern_.for_each_part(piece.text, [&](size_t begin, size_t end, bool /*is_match*/) {
-      sink({piece.text.substr(begin, end - begin), piece.at_start && begin == 0});
-    });
-  }
-  AtCut at_space() const override { return splits_ ? AtCut::splits : AtCut::is_local; }
-  AtCut at_line() const override { return adds_space_ ? AtCut::unknown : at_space(); }
-
- private:
-  bool adds_space_;
-  bool splits_;
-  Regex pattern_;
-};
+/// ByteLevel's own pattern, which leaves nothing between matches.
+PreTokenizer gpt2_split(const std::string& place) {
+  return {[pattern = Regex(kGpt2Pattern, place)](Piece piece, const PieceSink& sink) {
+            pattern.for_each_part(piece.text, [&](size_t begin, size_t end, bool /*is_match*/) {
+              sink({piece.text.substr(begin, end - begin), piece.at_start && begin == 0});
+            });
+          },
+          AtCut::splits, AtCut::splits};
+}
 
 /// Splits at single code points.
-class CharacterSplit final : public PreTokenizer {
- public:
-  using Predicate = std::function<bool(char32_t)>;
-  CharacterSplit(Predicate matches, SplitBehavior behavior)
-      : matches_(std::move(matches)), behavior_(behavior) {}
-
-  void split(Piece piece, const PieceSink& sink) const override {
-    Splitter pieces(piece, behavior_, sink);
+template <typename Matches>
+PreTokenizer at_characters(Matches matches, SplitBehavior behavior) {
+  const auto split = [matches, behavior](Piece piece, const PieceSink& sink) {
+    Splitter pieces(piece, behavior, sink);
     size_t begin = 0;
-    for (size_t position = 0; position < piece.text.size();) {
-      const CodePoint c = code_point_at(piece.text, position);
-      if (matches_(c.value)) {
-        if (begin < position) pieces.add(begin, position, false);
-        begin = position + c.bytes;
-        pieces.add(position, begin, true);
-      }
-      position += c.bytes;
-    }
+    for_each_code_point(piece.text, [&](CodePoint c, size_t position) {
+      if (!matches(c.value)) return;
+      if (begin < position) pieces.add(begin, position, false);
+      begin = position + c.bytes;
+      pieces.add(position, begin, true);
+    });
     if (begin < piece.text.size()) pieces.add(begin, piece.text.size(), false);
     pieces.finish();
-  }
+  };
+  const bool ends_before = behavior != SplitBehavior::merged_with_previous;
+  const bool removes = behavior == SplitBehavior::removed;
+  return {split,
+          !matches(U' ') ? AtCut::is_local
+          : ends_before  ? AtCut::splits
+                         : AtCut::unknown,
+          !matches(U'\n') ? AtCut::is_local
+          : removes       ? AtCut::splits
+                          : AtCut::unknown};
+}
 
-  AtCut at_space() const override {
-    if (!matches_(U' ')) return AtCut::is_local;
-    return behavior_ == SplitBehavior::merged_with_previous ? AtCut::unknown : AtCut::splits;
-  }
-  AtCut at_line() const override {
-    if (!matches_(U'\n')) return AtCut::is_local;
-    return behavior_ == SplitBehavior::removed ? AtCut::splits : AtCut::unknown;
-  }
+PreTokenizer read_digits(const JsonPart& part) {
+  part.only({"individual_digits"});
+  return at_characters(is_number, part.flag_or("individual_digits", false)
+                                      ? SplitBehavior::isolated
+                                      : SplitBehavior::contiguous);
+}
 
- private:
-  Predicate matches_;
-  SplitBehavior behavior_;
-};
+PreTokenizer read_delimiter(const JsonPart& part) {
+  part.only({"delimiter"});
+  const std::string delimiter = part.text("delimiter");
+  if (delimiter.empty() || code_point_at(delimiter, 0).bytes != delimiter.size()) {
+    part.refuse("the delimiter is not one character");
+  }
+  const char32_t wanted = code_point_at(delimiter, 0).value;
+  return at_characters([wanted](char32_t c) { return c == wanted; }, SplitBehavior::removed);
+}
+
+PreTokenizer read_white_space(const JsonPart& part) {
+  part.only({});
+  return at_characters(is_white_space, SplitBehavior::removed);
+}
+
+PreTokenizer read_punctuation(const JsonPart& part) {
+  part.only({"behavior"});
+  return at_characters(is_punctuation, read_behavior(part, SplitBehavior::isolated));
+}
 
 /// Runs of word characters and runs of what is neither that nor white space.
-class WordSplit final : public PreTokenizer {
- public:
-  void split(Piece piece, const PieceSink& sink) const override {
+PreTokenizer read_word_runs(const JsonPart& part) {
+  part.only({});
+  const auto split = [](Piece piece, const PieceSink& sink) {
     enum class Kind : uint8_t { space, word, other };
     size_t begin = 0;
     Kind kind = Kind::space;
@@ -213,8 +195,7 @@ class WordSplit final : public PreTokenizer {
         sink({piece.text.substr(begin, end - begin), piece.at_start && begin == 0});
       }
     };
-    for (size_t position = 0; position < piece.text.size();) {
-      const CodePoint c = code_point_at(piece.text, position);
+    for_each_code_point(piece.text, [&](CodePoint c, size_t position) {
       const Kind found = is_word(c.value)          ? Kind::word
                          : is_white_space(c.value) ? Kind::space
                                                    : Kind::other;
@@ -223,107 +204,62 @@ class WordSplit final : public PreTokenizer {
         begin = position;
         kind = found;
       }
-      position += c.bytes;
-    }
+    });
     end_run(piece.text.size());
-  }
-  AtCut at_space() const override { return AtCut::splits; }
-  AtCut at_line() const override { return AtCut::splits; }
-};
+  };
+  return {split, AtCut::splits, AtCut::splits};
+}
 
-class MetaspaceSplit final : public PreTokenizer {
- public:
-  explicit MetaspaceSplit(Metaspace settings) : settings_(std::move(settings)) {}
-
-  void split(Piece piece, const PieceSink& sink) const override {
-    const std::string& mark = settings_.replacement;
-    std::string text;
-    for (const char c : piece.text) {
-      if (c == ' ') {
-        text += mark;
-      } else {
-        text += c;
-      }
-    }
-    const bool wanted = settings_.prepend == Metaspace::Prepend::always ||
-                        (settings_.prepend == Metaspace::Prepend::first && piece.at_start);
+PreTokenizer read_metaspace_split(const JsonPart& part) {
+  const Metaspace settings = read_metaspace(part);
+  const auto split = [settings](Piece piece, const PieceSink& sink) {
+    const std::string& mark = settings.replacement;
+    std::string text = replaced(piece.text, " ", mark);
+    const bool wanted = settings.prepend == Metaspace::Prepend::always ||
+                        (settings.prepend == Metaspace::Prepend::first && piece.at_start);
     if (wanted && !text.starts_with(mark)) text.insert(0, mark);
     const std::string_view whole = text;
     size_t begin = 0;
-    size_t end = settings_.splits ? whole.find(mark, 1) : std::string_view::npos;
+    size_t end = settings.splits ? whole.find(mark, 1) : std::string_view::npos;
     for (; end != std::string_view::npos; end = whole.find(mark, begin + 1)) {
       sink({whole.substr(begin, end - begin), piece.at_start && begin == 0});
       begin = end;
     }
     sink({whole.substr(begin), piece.at_start && begin == 0});
-  }
-  AtCut at_space() const override { return settings_.splits ? AtCut::splits : AtCut::unknown; }
-
- private:
-  Metaspace settings_;
-};
-
-using Made = std::unique_ptr<PreTokenizer>;
-
-Made characters(CharacterSplit::Predicate matches, SplitBehavior behavior) {
-  return std::make_unique<CharacterSplit>(std::move(matches), behavior);
+  };
+  return {split, settings.splits ? AtCut::splits : AtCut::unknown};
 }
 
-Made read_split(const JsonPart& part) {
-  part.only({"pattern", "behavior", "invert"});
-  return std::make_unique<PatternSplit>(Pattern(part.at("pattern")),
-                                        read_behavior(part, SplitBehavior::removed),
-                                        part.flag_or("invert", false));
+using Stages = std::vector<PreTokenizer>;
+
+/// One stage.
+template <PreTokenizer (*read)(const JsonPart&)>
+void add_one(const JsonPart& part, Stages& stages) {
+  stages.push_back(read(part));
 }
 
-Made read_digits(const JsonPart& part) {
-  part.only({"individual_digits"});
-  return characters(is_number, part.flag_or("individual_digits", false)
-                                   ? SplitBehavior::isolated
-                                   : SplitBehavior::contiguous);
+void add_byte_level(const JsonPart& part, Stages& stages) {
+  part.only({"add_prefix_space", "trim_offsets", "use_regex"});
+  if (part.flag_or("add_prefix_space", true)) stages.push_back(space_in_front());
+  if (part.flag_or("use_regex", true)) stages.push_back(gpt2_split(part.place()));
 }
 
-Made read_delimiter(const JsonPart& part) {
-  part.only({"delimiter"});
-  const std::string delimiter = part.text("delimiter");
-  if (delimiter.empty() || code_point_at(delimiter, 0).bytes != delimiter.size()) {
-    part.refuse("the delimiter is not one character");
-  }
-  const char32_t wanted = code_point_at(delimiter, 0).value;
-  return characters([wanted](char32_t c) { return c == wanted; }, SplitBehavior::removed);
+void add_bert(const JsonPart& part, Stages& stages) {
+  stages.push_back(read_white_space(part));
+  stages.push_back(at_characters(is_punctuation, SplitBehavior::isolated));
 }
 
-struct PreTokenizerKind {
-  std::string_view type;
-  Made (*read)(const JsonPart& part);
-};
-
-constexpr std::string_view kPreTokenizers =
-    "ByteLevel, Split, Metaspace, Whitespace, WhitespaceSplit, Punctuation, Digits, "
-    "CharDelimiterSplit, BertPreTokenizer, Sequence";
-
-const PreTokenizerKind kPreTokenizerKinds[] = {
-    {"Split", read_split},
-    {"Digits", read_digits},
-    {"CharDelimiterSplit", read_delimiter},
-    {"Metaspace",
-     [](const JsonPart& part) -> Made {
-       return std::make_unique<MetaspaceSplit>(read_metaspace(part));
-     }},
-    {"Whitespace",
-     [](const JsonPart& part) -> Made {
-       part.only({});
-       return std::make_unique<WordSplit>();
-     }},
-    {"WhitespaceSplit",
-     [](const JsonPart& part) -> Made {
-       part.only({});
-       return characters(is_white_space, SplitBehavior::removed);
-     }},
-    {"Punctuation", [](const JsonPart& part) -> Made {
-       part.only({"behavior"});
-       return characters(is_punctuation, read_behavior(part, SplitBehavior::isolated));
-     }}};
+constexpr PartKind<void(const JsonPart&, Stages&)> kPreTokenizers[] = {
+    {"ByteLevel", add_byte_level},
+    {"Split", add_one<read_split>},
+    {"Metaspace", add_one<read_metaspace_split>},
+    {"Whitespace", add_one<read_word_runs>},
+    {"WhitespaceSplit", add_one<read_white_space>},
+    {"Punctuation", add_one<read_punctuation>},
+    {"Digits", add_one<read_digits>},
+    {"CharDelimiterSplit", add_one<read_delimiter>},
+    {"BertPreTokenizer", add_bert},
+    {"Sequence", nullptr}};  // its parts, one by one
 
 }  // namespace
 
@@ -332,45 +268,22 @@ PreTokenizers::PreTokenizers(const JsonPart& part) {
 }
 
 void PreTokenizers::add(const JsonPart& part) {
-  const std::string type = part.type();
   if (byte_level_) {
     part.refuse("a pre-tokenizer behind ByteLevel is not supported");
   }
-  if (type == "Sequence") {
+  if (part.type() == "Sequence") {
     part.only({"pretokenizers"});
     const JsonPart list = part.at("pretokenizers");
     for (size_t i = 0; i < list.size(); ++i) add(list.at(i));
     return;
   }
-  if (type == "ByteLevel") {
-    part.only({"add_prefix_space", "trim_offsets", "use_regex"});
-    byte_level_ = true;
-    const bool adds_space = part.flag_or("add_prefix_space", true);
-    const bool splits = part.flag_or("use_regex", true);
-    if (adds_space || splits) {
-      stages_.push_back(std::make_unique<ByteLevelSplit>(adds_space, splits, part.place()));
-    }
-    return;
-  }
-  if (type == "BertPreTokenizer") {
-    part.only({});
-    stages_.push_back(characters(is_white_space, SplitBehavior::removed));
-    stages_.push_back(characters(is_punctuation, SplitBehavior::isolated));
-    return;
-  }
-  for (const PreTokenizerKind& kind : kPreTokenizerKinds) {
-    if (kind.type == type) {
-      stages_.push_back(kind.read(part));
-      return;
-    }
-  }
-  refuse_type(part, "pre-tokenizers", kPreTokenizers);
+  byte_level_ = part.type() == "ByteLevel";
+  kind_of(part, "pre-tokenizers", kPreTokenizers).read(part, stages_);
 }
 
-bool PreTokenizers::works_at(AtCut (PreTokenizer::*cut)() const) const {
-  for (const auto& stage : stages_) {
-    const AtCut what = ((*stage).*cut)();
-    if (what != AtCut::is_local) return what == AtCut::splits;
+bool PreTokenizers::works_at(AtCut PreTokenizer::*cut) const {
+  for (const PreTokenizer& stage : stages_) {
+    if (stage.*cut != AtCut::is_local) return stage.*cut == AtCut::splits;
   }
   return false;
 }
@@ -379,9 +292,9 @@ void PreTokenizers::run(size_t stage, Piece piece, const PieceSink& sink) const 
   if (stage == stages_.size()) {
     sink(piece);
   } else if (stage + 1 == stages_.size()) {
-    stages_[stage]->split(piece, sink);
+    stages_[stage].split(piece, sink);
   } else {
-    stages_[stage]->split(piece, [&](Piece part) { run(stage + 1, part, sink); });
+    stages_[stage].split(piece, [&](Piece part) { run(stage + 1, part, sink); });
   }
 }
 

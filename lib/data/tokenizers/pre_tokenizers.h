@@ -1,7 +1,6 @@
 #pragma once
 // Pre-tokenizers of tokenizer.json (huggingface/tokenizers, src/pre_tokenizers): how a normalized
-// text is split into the pieces that the model turns into ids, one by one. Immutable; called from
-// several threads.
+// text is split into the pieces that the model turns into ids, one by one.
 
 #include <cstddef>
 #include <cstdint>
@@ -28,23 +27,14 @@ enum class AtCut : uint8_t {
   unknown
 };
 
-class PreTokenizer {
- public:
-  virtual ~PreTokenizer() = default;
-  PreTokenizer(const PreTokenizer&) = delete;
-  PreTokenizer& operator=(const PreTokenizer&) = delete;
-
-  /// Calls `sink` for each piece of `piece`, in order.
-  virtual void split(Piece piece, const PieceSink& sink) const = 0;
-
+struct PreTokenizer {
+  /// Calls `sink` for each piece of `piece`, in order. May be called from several threads.
+  std::function<void(Piece piece, const PieceSink& sink)> split;
   /// In front of a space between two letters that no normal form changes.
-  virtual AtCut at_space() const { return AtCut::unknown; }
+  AtCut at_space = AtCut::unknown;
   /// Behind a single line feed, in front of such a letter; in front of the line feed is such a
   /// letter or punctuation.
-  virtual AtCut at_line() const { return AtCut::unknown; }
-
- protected:
-  PreTokenizer() = default;
+  AtCut at_line = AtCut::unknown;
 };
 
 /// The stages of the field "pre_tokenizer", flattened.
@@ -58,8 +48,7 @@ class PreTokenizers {
   /// Whether the model's tokens are spelled in the byte-level alphabet of GPT-2. Pieces hold the
   /// bytes themselves.
   bool byte_level() const { return byte_level_; }
-  /// Whether a text may be cut where PreTokenizer::at_space() or at_line() says, and split in
-  /// parts.
+  /// Whether a text may be cut where PreTokenizer::at_space or at_line says, and split in parts.
   bool works_at_spaces() const { return works_at(&PreTokenizer::at_space); }
   bool works_at_lines() const { return works_at(&PreTokenizer::at_line); }
 
@@ -67,10 +56,10 @@ class PreTokenizers {
 
  private:
   void add(const JsonPart& part);
-  bool works_at(AtCut (PreTokenizer::*cut)() const) const;
+  bool works_at(AtCut PreTokenizer::*cut) const;
   void run(size_t stage, Piece piece, const PieceSink& sink) const;
 
-  std::vector<std::unique_ptr<PreTokenizer>> stages_;
+  std::vector<PreTokenizer> stages_;
   bool byte_level_ = false;
 };
 

@@ -105,37 +105,35 @@ struct MatchMemory {
 }  // namespace
 
 struct Regex::Code {
-  pcre2_code* code = nullptr;
-  bool compiled = false;  ///< to machine code
+  pcre2_code* code;
+  bool compiled;  ///< to machine code
   std::string where;
 
-  Code() = default;
+  Code(pcre2_code* made, std::string place)
+      : code(made),
+        compiled(pcre2_jit_compile(made, PCRE2_JIT_COMPLETE) == 0),
+        where(std::move(place)) {}
   Code(const Code&) = delete;
   Code& operator=(const Code&) = delete;
   ~Code() { pcre2_code_free(code); }
 };
 
-Regex::Regex(std::string_view pattern, const std::string& where) : code_(std::make_unique<Code>()) {
+Regex::Regex(std::string_view pattern, const std::string& where) {
   const std::string source = translated(pattern, where);
   int error = 0;
   PCRE2_SIZE offset = 0;
   pcre2_compile_context* context = pcre2_compile_context_create(nullptr);
   pcre2_set_newline(context, PCRE2_NEWLINE_LF);
-  code_->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(source.data()), source.size(),
-                              PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
-                              &error, &offset, context);
+  pcre2_code* const code = pcre2_compile(
+      reinterpret_cast<PCRE2_SPTR>(source.data()), source.size(),
+      PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error, &offset, context);
   pcre2_compile_context_free(context);
-  if (code_->code == nullptr) {
+  if (code == nullptr) {
     throw DataError(fmt::format("{}: the pattern '{}' is not understood: {}", where,
                                 printable(pattern), pcre2_message(error)));
   }
-  code_->compiled = pcre2_jit_compile(code_->code, PCRE2_JIT_COMPLETE) == 0;
-  code_->where = where;
+  code_ = std::make_shared<const Code>(code, where);
 }
-
-Regex::~Regex() = default;
-Regex::Regex(Regex&& other) noexcept = default;
-Regex& Regex::operator=(Regex&& other) noexcept = default;
 
 bool Regex::find(std::string_view text, size_t from, Span& match) const {
   thread_local const MatchMemory memory;

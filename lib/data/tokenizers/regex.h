@@ -1,6 +1,7 @@
 #pragma once
 // Regular expressions of tokenizer files, which are written for Oniguruma's Ruby syntax and matched
-// here by PCRE2's compiled code. A Regex is immutable; find() may be called from several threads.
+// here by PCRE2's compiled code. A Regex is immutable, and copies share the code; find() may be
+// called from several threads.
 
 #include <cstddef>
 #include <memory>
@@ -18,9 +19,6 @@ class Regex {
  public:
   /// Throws DataError that begins with `where` when the pattern is not understood.
   Regex(std::string_view pattern, const std::string& where);
-  ~Regex();
-  Regex(Regex&& other) noexcept;
-  Regex& operator=(Regex&& other) noexcept;
 
   /// The first match in well-formed UTF-8 `text` that begins at byte `from` or behind it. Throws
   /// DataError when the pattern needs more memory for backtracking than is allowed (64 MiB).
@@ -47,7 +45,7 @@ class Regex {
   static size_t next_code_point(std::string_view text, size_t position);
 
   struct Code;
-  std::unique_ptr<Code> code_;
+  std::shared_ptr<const Code> code_;
 };
 
 }  // namespace fp8train::tokenizers

@@ -7,6 +7,8 @@
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "data/tokenizers/byte_alphabet.h"
+#include "data/tokenizers/metaspace.h"
 #include "data/tokenizers/own_format.h"
 #include "data/tokenizers/registry.h"
 #include "data/tokenizers/token_table.h"
@@ -17,7 +19,6 @@ namespace fp8train::tokenizers {
 namespace {
 
 constexpr size_t kMostModelBytes = 256U << 20;
-constexpr std::string_view kSpaceMark = "\xE2\x96\x81";
 constexpr std::string_view kUnknownText = " \xE2\x81\x87 ";  // sentencepiece's unk_surface
 
 class SentencePieceTokenizer final : public Tokenizer {
@@ -61,13 +62,14 @@ class SentencePieceTokenizer final : public Tokenizer {
     for (const int32_t id : ids) {
       require_id(id, vocab_size());
       if (processor_.IsControl(id)) continue;
-      const std::string& piece = processor_.IdToPiece(id);
+      std::string_view piece = processor_.IdToPiece(id);
       if (processor_.IsByte(id)) {
-        text += static_cast<char>(std::stoi(piece.substr(3, 2), nullptr, 16));
+        text += static_cast<char>(byte_of_token(piece).value_or(0));
       } else if (processor_.IsUnknown(id)) {
         text += kUnknownText;
       } else {
-        append_piece(text, piece, is_first);
+        if (is_first && piece.starts_with(kSpaceMark)) piece.remove_prefix(kSpaceMark.size());
+        text += replaced(piece, kSpaceMark, " ");
       }
       is_first = is_first && drops_leading_ && text.empty();
     }
@@ -81,17 +83,6 @@ class SentencePieceTokenizer final : public Tokenizer {
  private:
   static void require(const sentencepiece::util::Status& status) {
     if (!status.ok()) throw DataError(fmt::format("sentencepiece: {}", status.error_message()));
-  }
-
-  static void append_piece(std::string& text, std::string_view piece, bool drops_space) {
-    if (drops_space && piece.starts_with(kSpaceMark)) piece.remove_prefix(kSpaceMark.size());
-    size_t done = 0;
-    for (size_t at = piece.find(kSpaceMark); at != std::string_view::npos;
-         at = piece.find(kSpaceMark, done)) {
-      text.append(piece.substr(done, at - done)).append(" ");
-      done = at + kSpaceMark.size();
-    }
-    text += piece.substr(done);
   }
 
   std::string model_;
@@ -183,17 +174,6 @@ ModelFacts facts_of_model(std::string_view model) {
   return facts;
 }
 
-/// As llama.cpp has them, which looks for them before it marks spaces.
-std::string with_spaces(std::string_view piece) {
-  std::string text;
-  for (size_t at = 0; at < piece.size();) {
-    const bool mark = piece.substr(at).starts_with(kSpaceMark);
-    text += mark ? ' ' : piece[at];
-    at += mark ? kSpaceMark.size() : 1;
-  }
-  return text;
-}
-
 }  // namespace
 
 bool is_sentencepiece(const TokenizerProbe& probe) {
@@ -226,7 +206,8 @@ TokenTable sentencepiece_table(const std::string& model) {
     const bool is_user_defined = facts.user_defined[static_cast<size_t>(id)];
     has_user_defined = has_user_defined || is_user_defined;
     const std::string& piece = processor.IdToPiece(id);
-    table.tokens.push_back(is_user_defined ? with_spaces(piece) : piece);
+    // llama.cpp looks for user-defined tokens before it marks spaces.
+    table.tokens.push_back(is_user_defined ? replaced(piece, kSpaceMark, " ") : piece);
     table.scores.push_back(processor.GetScore(id));
     table.types.push_back(processor.IsUnknown(id)   ? TokenType::unknown
                           : processor.IsControl(id) ? TokenType::control

@@ -12,14 +12,15 @@
 #include <utility>
 
 #include "base/error.h"
-#include "data/tokenizers/byte_level_file.h"
+#include "data/tokenizers/byte_alphabet.h"
+#include "data/tokenizers/metaspace.h"
+#include "data/tokenizers/split_patterns.h"
 
 namespace fp8train {
 namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::string_view kSpaceMark = "\xE2\x96\x81";
 constexpr float kLowestScore = -1e9F;  // of tokens that no pair makes
 
 [[noreturn]] void refuse(const std::string& what) {
@@ -38,22 +39,6 @@ void put(TokenTable& table, size_t id, std::string text, TokenType type) {
   }
   table.tokens[id] = std::move(text);
   table.types[id] = type;
-}
-
-std::string with_spaces_marked(std::string_view text) {
-  std::string marked;
-  for (const char c : text) {
-    if (c == ' ') {
-      marked += kSpaceMark;
-    } else {
-      marked += c;
-    }
-  }
-  return marked;
-}
-
-bool is_byte_token(std::string_view text) {
-  return text.size() == 6 && text.starts_with("<0x") && text.ends_with('>');
 }
 
 /// How a byte-level pre-tokenizer splits texts.
@@ -79,10 +64,6 @@ void read_stage(const Json& stage, Splitting& splitting) {
   }
 }
 
-/// mistralai/mistral-common: tekken.
-constexpr std::string_view kTekken =
-    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-
 /// llama.cpp's name (src/llama-vocab.cpp: llm_tokenizer_bpe). "llama-bpe" takes a whole piece that
 /// is a token before any merge, "dbrx" is the same without.
 std::string pre_name(const Splitting& splitting, bool ignore_merges, bool has_merges) {
@@ -90,14 +71,16 @@ std::string pre_name(const Splitting& splitting, bool ignore_merges, bool has_me
     return splitting.as_gpt2 || !has_merges ? "gpt-2" : "";
   }
   if (splitting.as_gpt2) return "";
-  if (splitting.expressions == kTekken) return ignore_merges ? "tekken" : "";
-  constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kNames = {
-      {{"llama3", "dbrx"}, {"qwen", "qwen2"}, {"o200k_base", "gpt-4o"}}};
-  for (const tokenizers::RankPattern& pattern : tokenizers::rank_patterns()) {
-    for (const auto& [ours, name] : kNames) {
-      if (pattern.name != ours || pattern.expression != splitting.expressions) continue;
-      if (ignore_merges) return ours == "llama3" ? "llama-bpe" : "";
-      return std::string(name);
+  struct Named {
+    std::string_view expression, name, when_ignoring_merges;
+  };
+  constexpr Named kNamed[] = {{tokenizers::kLlama3Pattern, "dbrx", "llama-bpe"},
+                              {tokenizers::kQwenPattern, "qwen2", ""},
+                              {tokenizers::kO200kPattern, "gpt-4o", ""},
+                              {tokenizers::kTekkenPattern, "", "tekken"}};
+  for (const Named& named : kNamed) {
+    if (named.expression == splitting.expressions) {
+      return std::string(ignore_merges ? named.when_ignoring_merges : named.name);
     }
   }
   return "";
@@ -150,7 +133,7 @@ TokenTable from_transformers(const Json& document) {
   const bool scored = table.kind == TokenTableKind::scored;
   for (const auto& [text, id] : model.at("vocab").items()) {
     put(table, id.get<size_t>(), text,
-        scored && is_byte_token(text) ? TokenType::byte : TokenType::normal);
+        scored && tokenizers::byte_of_token(text) ? TokenType::byte : TokenType::normal);
   }
   const std::string unknown = model.value("unk_token", Json()).is_string()
                                   ? model["unk_token"].get<std::string>()
@@ -203,11 +186,13 @@ TokenTable from_llama2c(const Json& document) {
   for (const Json& piece : document.at("pieces")) {
     const size_t id = table.tokens.size();
     const auto text = piece.at(0).get<std::string>();
-    const TokenType type = id == 0               ? TokenType::unknown
-                           : id < kControls      ? TokenType::control
-                           : is_byte_token(text) ? TokenType::byte
-                                                 : TokenType::normal;
-    put(table, id, id < kControls ? controls[id] : with_spaces_marked(text), type);
+    const TokenType type = id == 0                           ? TokenType::unknown
+                           : id < kControls                  ? TokenType::control
+                           : tokenizers::byte_of_token(text) ? TokenType::byte
+                                                             : TokenType::normal;
+    put(table, id,
+        id < kControls ? controls[id] : tokenizers::replaced(text, " ", tokenizers::kSpaceMark),
+        type);
     table.scores.push_back(piece.at(1).get<float>());
   }
   table.unknown = 0;

@@ -3,6 +3,7 @@
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -30,31 +31,12 @@ bool decomposes(char32_t c) {
   return utf8proc_get_property(static_cast<utf8proc_int32_t>(c))->decomp_seqindex != UINT16_MAX;
 }
 
-/// Bytes of the maximal part of a code point at `position`, where none is well-formed.
-size_t damaged_length(std::string_view bytes, size_t position) {
-  const auto byte = [&](size_t i) { return static_cast<uint8_t>(bytes[position + i]); };
-  const uint8_t lead = byte(0);
-  if (lead < 0xC2 || lead > 0xF4 || position + 1 >= bytes.size()) return 1;
-  const uint8_t low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
-  const uint8_t high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
-  if (lead < 0xE0 || byte(1) < low || byte(1) > high) return 1;
-  const bool third =
-      lead >= 0xF0 && position + 2 < bytes.size() && is_continuation(bytes[position + 2]);
-  return third ? 3 : 2;
-}
-
 utf8proc_option_t options_of(NormalForm form) {
-  switch (form) {
-    case NormalForm::nfc:
-      return static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-    case NormalForm::nfd:
-      return static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE);
-    case NormalForm::nfkc:
-      return static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT);
-    case NormalForm::nfkd:
-      return static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT);
-  }
-  return UTF8PROC_STABLE;
+  const bool composes = form == NormalForm::nfc || form == NormalForm::nfkc;
+  const bool compatible = form == NormalForm::nfkc || form == NormalForm::nfkd;
+  return static_cast<utf8proc_option_t>(UTF8PROC_STABLE |
+                                        (composes ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE) |
+                                        (compatible ? UTF8PROC_COMPAT : 0));
 }
 
 void append_normalized(std::string& text, std::string_view run, NormalForm form) {
@@ -103,22 +85,25 @@ CodePoint code_point_at(std::string_view text, size_t position) {
           4};
 }
 
+CodePoint whole_code_point_at(std::string_view bytes, size_t position) {
+  return code_point_length(bytes, position) == 0 ? CodePoint{0, 1} : code_point_at(bytes, position);
+}
+
+CodePoint code_point_before(std::string_view bytes, size_t end) {
+  size_t begin = end - 1;
+  while (begin > 0 && end - begin < 4 && is_continuation(bytes[begin])) --begin;
+  return code_point_length(bytes, begin) == end - begin ? code_point_at(bytes, begin)
+                                                        : CodePoint{0, 1};
+}
+
 void append_utf8(std::string& text, char32_t c) {
   if (c < 0x80) {
     text.push_back(static_cast<char>(c));
-  } else if (c < 0x800) {
-    text.push_back(static_cast<char>(0xC0 | (c >> 6)));
-    text.push_back(static_cast<char>(0x80 | (c & 0x3F)));
-  } else if (c < 0x10000) {
-    text.push_back(static_cast<char>(0xE0 | (c >> 12)));
-    text.push_back(static_cast<char>(0x80 | ((c >> 6) & 0x3F)));
-    text.push_back(static_cast<char>(0x80 | (c & 0x3F)));
-  } else {
-    text.push_back(static_cast<char>(0xF0 | (c >> 18)));
-    text.push_back(static_cast<char>(0x80 | ((c >> 12) & 0x3F)));
-    text.push_back(static_cast<char>(0x80 | ((c >> 6) & 0x3F)));
-    text.push_back(static_cast<char>(0x80 | (c & 0x3F)));
+    return;
   }
+  std::array<utf8proc_uint8_t, 4> bytes = {};
+  const auto count = utf8proc_encode_char(static_cast<utf8proc_int32_t>(c), bytes.data());
+  text.append(reinterpret_cast<const char*>(bytes.data()), static_cast<size_t>(count));
 }
 
 std::string well_formed(std::string_view bytes) {
@@ -202,6 +187,26 @@ bool is_control(char32_t c) {
   return found == UTF8PROC_CATEGORY_CN || found >= UTF8PROC_CATEGORY_CC;
 }
 
+size_t spaces_at_start(std::string_view text, bool (*is_space)(char32_t)) {
+  size_t end = 0;
+  while (end < text.size()) {
+    const CodePoint c = whole_code_point_at(text, end);
+    if (!is_space(c.value)) break;
+    end += c.bytes;
+  }
+  return end;
+}
+
+size_t without_spaces_at_end(std::string_view text, bool (*is_space)(char32_t)) {
+  size_t end = text.size();
+  while (end > 0) {
+    const CodePoint c = code_point_before(text, end);
+    if (!is_space(c.value)) break;
+    end -= c.bytes;
+  }
+  return end;
+}
+
 void normalize(std::string& text, NormalForm form) {
   if (is_ascii(text) || (form == NormalForm::nfc && is_surely_composed(text))) {
     return;
@@ -232,16 +237,14 @@ std::string lower_case(std::string_view text) {
   constexpr char32_t kDottedI = 0x130;  // the one code point with two in lower case
   std::string lower;
   lower.reserve(text.size());
-  for (size_t position = 0; position < text.size();) {
-    const CodePoint c = code_point_at(text, position);
+  for_each_code_point(text, [&](CodePoint c, size_t /*position*/) {
     if (c.value == kDottedI) {
       lower += "i\xCC\x87";
     } else {
       append_utf8(lower,
                   static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c.value))));
     }
-    position += c.bytes;
-  }
+  });
   return lower;
 }
 

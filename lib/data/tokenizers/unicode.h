@@ -16,6 +16,22 @@ struct CodePoint {
 
 /// The code point that begins at byte `position`, which is inside of `text`.
 CodePoint code_point_at(std::string_view text, size_t position);
+
+/// The one there, and the one that ends at byte `end` > 0, of bytes that may be anything: value 0
+/// where they are not a whole code point.
+CodePoint whole_code_point_at(std::string_view bytes, size_t position);
+CodePoint code_point_before(std::string_view bytes, size_t end);
+
+/// Calls visit(CodePoint, size_t position) for all of `text`, in order.
+template <typename Visit>
+void for_each_code_point(std::string_view text, const Visit& visit) {
+  for (size_t position = 0; position < text.size();) {
+    const CodePoint c = code_point_at(text, position);
+    visit(c, position);
+    position += c.bytes;
+  }
+}
+
 void append_utf8(std::string& text, char32_t code_point);
 
 /// Bytes that are not UTF-8 become U+FFFD, one for each maximal part of a code point, as Python's
@@ -36,6 +52,10 @@ bool is_word(char32_t c);
 bool is_mark(char32_t c);             ///< categories M*
 bool is_nonspacing_mark(char32_t c);  ///< category Mn
 bool is_control(char32_t c);          ///< categories C*
+
+/// Bytes of white space that `text` begins with, and where that at its end begins.
+size_t spaces_at_start(std::string_view text, bool (*is_space)(char32_t) = is_white_space);
+size_t without_spaces_at_end(std::string_view text, bool (*is_space)(char32_t) = is_white_space);
 
 enum class NormalForm : uint8_t { nfc, nfd, nfkc, nfkd };
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "data/tokenizers/byte_alphabet.h"
 #include "data/tokenizers/unicode.h"
 
 namespace fp8train::tokenizers {
@@ -71,8 +72,8 @@ UnigramModel::UnigramModel(UnigramVocabulary vocabulary, const std::string& plac
       trie_.set(node, byte, next);
       node = next.id;
     }
-    for (size_t byte = 0; token.size() == 6 && token[0] == '<' && byte < bytes_.size(); ++byte) {
-      if (token == fmt::format("<0x{:02X}>", byte)) bytes_[byte] = static_cast<int32_t>(id);
+    if (const auto byte = byte_of_token(token); byte && token == byte_token(*byte)) {
+      bytes_[*byte] = static_cast<int32_t>(id);
     }
   }
   unknown_score_ = lowest - kUnknownPenalty;

@@ -50,7 +50,7 @@ class Gpt2 : public ModelFamily {
 
  protected:
   bool is_standard_shape(const ModelConfig& config) const override {
-    return config.num_key_value_heads == config.num_attention_heads &&
+    return config.sliding_window == 0 && config.num_key_value_heads == config.num_attention_heads &&
            config.head_dim * config.num_attention_heads == config.hidden_size;
   }
 };
