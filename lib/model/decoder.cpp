@@ -175,14 +175,7 @@ void Decoder::add_block(int64_t index, const DecoderOptions& options) {
 }
 
 void Decoder::allocate(const DecoderOptions& options) {
-  if (options.layout) {
-    parameters_.allocate(*device_, options.layout(parameters_));
-  } else {
-    parameters_.allocate(*device_, options.gradients, options.exchanged);
-  }
-  if (options.owners) {
-    parameters_.divide_updates(options.owners(parameters_));
-  }
+  parameters_.allocate(*device_, options.gradients, options.sharing);
   scaling_.allocate(*device_);
   for (size_t unit = 0; unit < units(); ++unit) {
     for_each_linear(unit, [&](Linear& linear) { linear.weight().allocate(*device_, parameters_); });

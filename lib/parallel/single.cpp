@@ -26,8 +26,8 @@ class Single final : public Strategy {
 
 }  // namespace
 
-std::unique_ptr<Strategy> make_single(const Mesh& mesh, const StrategySettings& /*settings*/) {
-  return std::make_unique<Single>(mesh);
+std::unique_ptr<Strategy> make_single(const StrategySite& site) {
+  return std::make_unique<Single>(site);
 }
 
 }  // namespace fp8train

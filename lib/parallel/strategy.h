@@ -4,10 +4,8 @@
 // asks it at fixed points of a step and knows no more. One file each: one rank (single.cpp), whole
 // replicas (data_parallel.cpp), the same with an optimizer shared by whole parameters
 // (whole_parameters.cpp), shared optimizer and parameters (zero.cpp). A further one is a file with
-// a class and its line in the table of strategy.cpp.
+// a class, its line in the table of strategy.cpp and what it reads of parallel/settings.h.
 
-#include <cstddef>
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -17,36 +15,29 @@
 #include "nn/context.h"
 #include "nn/parameter.h"
 #include "optim/optimizer.h"
-#include "parallel/exchange_settings.h"
+#include "parallel/settings.h"
 
 namespace fp8train {
 
-struct StrategySettings {
-  int zero_stage = 0;  ///< 0: none; 1, 2, 3: parallel/shard_layout.h
-  ExchangeSettings exchange;
-  bool trains = true;        ///< false: no gradients, no optimizer
-  bool accumulates = false;  ///< a step has several micro-batches
-  bool ties_embeddings = false;
+/// What a strategy is made for.
+struct StrategySite {
+  Mesh mesh;
+  StrategySettings settings;
+  bool trains = true;            ///< false: no gradients, no optimizer
+  bool accumulates = false;      ///< several micro-batches add to a gradient before it is exchanged
+  bool ties_embeddings = false;  ///< what comes last reads parameters of what comes first
+  bool self_exact = false;       ///< PrecisionPlan::self_exact
   double (*whole_cost)(const Parameter& parameter) = nullptr;  ///< OptimizerEntry::whole_cost
-};
-
-/// How a strategy wants parameters to be allocated.
-struct StoreSharing {
-  bool exchanged = false;  ///< as ParameterStore::allocate
-  /// Empty: every rank has and updates everything.
-  std::function<StoreLayout(const ParameterStore&)> layout;
-  /// Empty: every rank updates everything that it has. Not with a layout.
-  std::function<UpdateOwners(const ParameterStore&)> owners;
 };
 
 class Strategy {
  public:
-  explicit Strategy(const Mesh& mesh) : mesh_(mesh) {}
+  explicit Strategy(const StrategySite& site) : site_(site) {}
   virtual ~Strategy() = default;
   Strategy(const Strategy&) = delete;
   Strategy& operator=(const Strategy&) = delete;
 
-  const Mesh& mesh() const { return mesh_; }
+  const Mesh& mesh() const { return site_.mesh; }
 
   // While an engine is built, in this order.
 
@@ -104,18 +95,19 @@ class Strategy {
     device_ = &device;
     parameters_ = &parameters;
   }
+  const StrategySite& site() const { return site_; }
   Device& device() const { return *device_; }
   ParameterStore& parameters() const { return *parameters_; }
 
  private:
-  Mesh mesh_;
+  StrategySite site_;
   Device* device_ = nullptr;
   ParameterStore* parameters_ = nullptr;
 };
 
-/// The first strategy of the table that serves these ranks and settings.
-std::unique_ptr<Strategy> make_strategy(const Mesh& mesh, const StrategySettings& settings);
-/// Its name for messages: "one rank", "DDP", "ZeRO 2".
-std::string strategy_name(const MeshShape& shape, const StrategySettings& settings);
+/// The first strategy of the table that serves the site.
+std::unique_ptr<Strategy> make_strategy(const StrategySite& site);
+/// Its name for messages: "one rank", "DDP", "ZeRO 2". The mesh needs no communicator.
+std::string strategy_name(const StrategySite& site);
 
 }  // namespace fp8train

@@ -35,9 +35,7 @@ struct EngineSettings {
   int64_t micro_batch_size = 1;
   int64_t seq_length = 1;
   int64_t gradient_accumulation_steps = 1;
-  int64_t bucket_bytes = ExchangeSettings{}.bucket_bytes;  ///< where there are several ranks
-  /// What several ranks that train share: 0: nothing; 1, 2, 3: parallel/shard_layout.h
-  int zero_stage = 0;
+  StrategySettings strategy;  ///< where there are several ranks
   bool trains = true;  ///< false: for evaluation and generation only; no gradients, no optimizer
   bool record = true;  ///< replay recorded steps where the device records (CUDA graphs)
   bool deterministic = false;  ///< attention's backward too repeats bitwise on a GPU
@@ -59,8 +57,8 @@ struct LossReport {
   int64_t targets = 0;
 };
 
-/// How the engine's settings lay its work over ranks.
-StrategySettings strategy_settings(const EngineSettings& settings);
+/// What these settings ask of a strategy.
+StrategySite strategy_site(const EngineSettings& settings, const Mesh& mesh);
 
 class Engine {
  public:

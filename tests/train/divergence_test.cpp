@@ -159,7 +159,7 @@ TEST_CASE("the first tensor that is not finite is a weight, of its rank") {
   const int stage = GENERATE(0, 1, 3);
   CAPTURE(stage);
   EngineSettings settings = test::small_llama("te-current");
-  settings.zero_stage = stage;
+  settings.strategy.zero_stage = stage;
   const float nan = std::numeric_limits<float>::quiet_NaN();
   // Later weights, and all activations after it, are not finite either.
   const auto spoil = [&](Engine& engine, int rank) {
