@@ -72,23 +72,11 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
 void load_control(Optimizer& optimizer, const nlohmann::json& json, const std::string& where,
                   bool changed_plan) {
   ops::StepControl control = optimizer.control();
-  const double loss_scale = json.at("loss_scale").get<double>();
-  const bool is_scale = loss_scale > 0 && loss_scale <= std::numeric_limits<float>::max();
-  control.loss_scale = is_scale ? static_cast<float>(loss_scale) : 0.0F;
+  control.loss_scale = static_cast<float>(json.at("loss_scale").get<double>());
   control.good_steps = whole_number<int32_t>(json, "good_steps", where);
   control.skipped_steps = whole_number<int64_t>(json, "skipped_steps", where);
   control.applied_steps = whole_number<int64_t>(json, "applied_steps", where);
   control.skipped_in_a_row = whole_number_or<int64_t>(json, "skipped_in_a_row", where, 0);
-  const bool is_possible = control.loss_scale > 0 && control.good_steps >= 0 &&
-                           control.skipped_steps >= 0 && control.applied_steps >= 0 &&
-                           control.skipped_in_a_row >= 0 &&
-                           control.skipped_in_a_row <= control.skipped_steps;
-  if (!is_possible) {
-    throw CheckpointError(
-        where +
-        ": loss_scale, good_steps, skipped_steps, applied_steps or skipped_in_a_row is none that a "
-        "run can have");
-  }
   if (changed_plan) {
     control.loss_scale = optimizer.initial_loss_scale();
     control.good_steps = 0;
@@ -162,9 +150,9 @@ std::vector<std::string> load_scaling(const std::filesystem::path& folder, Scali
 namespace {
 
 /// Where this rank does not lead it only sends what is its own.
-std::vector<HostTensor> scaling_tensors(Engine& engine, Communicator& comm) {
+std::vector<ScalingState::SavedTensor> scaling_tensors(Engine& engine, Communicator& comm) {
   const bool leads = comm.rank() == 0;
-  std::vector<HostTensor> tensors;
+  std::vector<ScalingState::SavedTensor> tensors;
   for (ScalingState::SavedTensor& tensor : engine.model().scaling().save()) {
     const size_t count = tensor.values.size();
     std::vector<float> all;
@@ -226,11 +214,8 @@ std::optional<CheckpointLoss> evaluated_loss(const std::filesystem::path& folder
   });
 }
 
-namespace {
-
-/// One whose content has been verified.
 ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
-                           const Session& session, int rank) {
+                           const Session& session, Communicator& comm) {
   const CheckpointManifest manifest = verify_checkpoint(folder, Verify::sizes);
   require_files(folder, manifest);
   return with_state(folder, [&](const nlohmann::json& json, const std::string& where) {
@@ -269,24 +254,12 @@ ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
       return resumed;
     }
     for (std::string& note :
-         load_scaling(folder, engine.model().scaling(), rank, engine.mesh().world_size())) {
+         load_scaling(folder, engine.model().scaling(), comm.rank(), comm.size())) {
       resumed.notes.push_back(std::move(note));
     }
     return resumed;
   });
 }
-
-/// The step of the newest checkpoint that verifies; kNothing where there is none at all, kDamaged
-/// where none can be used.
-constexpr int64_t kNothing = -1;
-constexpr int64_t kDamaged = -2;
-
-int64_t newest_step(const std::filesystem::path& root, std::vector<std::string>& notes) {
-  const std::optional<CheckpointFolder> place = newest_valid(root, notes, check_content);
-  return place ? place->step : notes.empty() ? kNothing : kDamaged;
-}
-
-}  // namespace
 
 void check_content(const std::filesystem::path& folder) {
   const CheckpointManifest manifest = verify_checkpoint(folder, Verify::sizes);
@@ -312,37 +285,7 @@ ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine, cons
     verify_checkpoint(folder);
   }
   wait_for_first_rank(comm);
-  return load_checkpoint(folder, engine, session, comm.rank());
-}
-
-int64_t newest_step_of(const std::filesystem::path& root, Communicator& comm) {
-  std::vector<std::string> notes;  // resume_newest() has them too
-  const int64_t found = comm.rank() == 0 ? newest_step(root, notes) : kNothing;
-  wait_for_first_rank(comm);
-  return std::max<int64_t>(comm.all_gather_values(found).front(), 0);
-}
-
-std::optional<ResumedRun> resume_newest(const std::filesystem::path& root, Engine& engine,
-                                        const Session& session, std::vector<std::string>& notes,
-                                        Communicator& comm) {
-  // Reading all of it to verify it is for one rank; others may see an older folder.
-  const int64_t found = comm.rank() == 0 ? newest_step(root, notes) : kNothing;
-  wait_for_first_rank(comm);
-  const int64_t step = comm.all_gather_values(found).front();
-  if (step == kNothing) {
-    return std::nullopt;
-  }
-  if (step == kDamaged) {
-    std::string message =
-        "none of the run's checkpoints can be used, and a new run would write "
-        "over them; set another output_dir, or remove " +
-        root.string();
-    for (const std::string& note : notes) {
-      message += "\n  " + note;
-    }
-    throw CheckpointError(message);
-  }
-  return load_checkpoint(checkpoint_of_step(root, step), engine, session, comm.rank());
+  return load_checkpoint(folder, engine, session, comm);
 }
 
 }  // namespace fp8train

@@ -203,12 +203,12 @@ TEST_CASE("muon keeps its momentum in bf16, and a skipped step changes nothing")
     CHECK(root_mean_square(momentum) > 0);
     gradient[7] = std::numeric_limits<float>::infinity();
     f.step(gradient);
-    CHECK(f.optimizer->report().skipped);
+    CHECK(f.optimizer->control().skip != 0);
     CHECK(value_on_host(*f.device, *f.weight) == weight);
     CHECK(f.momentum() == momentum);
     gradient[7] = 0.5F;
     f.step(gradient);
-    CHECK(!f.optimizer->report().skipped);
+    CHECK(f.optimizer->control().skip == 0);
     CHECK(value_on_host(*f.device, *f.weight) != weight);
     CHECK(f.momentum() != momentum);
   }
