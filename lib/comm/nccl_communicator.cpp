@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "comm/backends.h"
 #include "comm/nccl_group.h"
+#include "comm/relayed_work.h"
 #include "comm/rendezvous.h"
 
 namespace fp8train {
@@ -66,40 +67,6 @@ class NcclWork final : public PendingWork {
 struct Passage {
   Buffer send, recv;
   bool in_use = false;
-};
-
-/// Brings what has arrived on the GPU to the host.
-class PassageWork final : public PendingWork {
- public:
-  PassageWork(Work work, std::shared_ptr<NcclFamily> family, std::string what, Passage& passage,
-              void* recv, size_t bytes)
-      : work_(std::move(work)),
-        family_(std::move(family)),
-        what_(std::move(what)),
-        passage_(&passage),
-        recv_(recv),
-        bytes_(bytes) {}
-  ~PassageWork() override {
-    work_ = Work();
-    passage_->in_use = false;
-  }
-  PassageWork(const PassageWork&) = delete;
-  PassageWork& operator=(const PassageWork&) = delete;
-
-  bool done() override { return work_.done(); }
-  void wait() override {
-    work_.wait();
-    family_->device().copy_to_host(recv_, passage_->recv.data(), bytes_);
-    family_->watchdog().check(what_);  // what an aborted operation leaves is no result
-  }
-
- private:
-  Work work_;
-  std::shared_ptr<NcclFamily> family_;
-  std::string what_;
-  Passage* passage_;
-  void* recv_;
-  size_t bytes_;
 };
 
 class NcclCommunicator final : public Communicator {
@@ -172,9 +139,14 @@ class NcclCommunicator final : public Communicator {
     Passage& passage = free_passage(sent, received);
     device.copy_from_host(passage.send.data(), operation.send, sent);
     passage.in_use = true;
-    return Work(std::make_unique<PassageWork>(
+    return Work(std::make_unique<RelayedWork>(
         run_on_gpu(operation, device.stream(), passage.send.data(), passage.recv.data()),
-        group_->family(), words(operation), passage, operation.recv, received));
+        [family = group_->family(), what = words(operation), to = operation.recv, &passage,
+         received] {
+          family->device().copy_to_host(to, passage.recv.data(), received);
+          family->watchdog().check(what);  // what an aborted operation leaves is no result
+        },
+        [&passage] { passage.in_use = false; }));
   }
 
   Work run_on_gpu(const Operation& operation, const Stream& stream, const void* send, void* recv) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "comm/backends.h"
+#include "comm/relayed_work.h"
 #include "device/device.h"
 
 namespace fp8train {
@@ -13,32 +14,6 @@ namespace {
 struct Staging {
   std::vector<std::byte> send, recv;
   bool in_use = false;
-};
-
-/// Brings what has arrived to the device.
-class StagedWork final : public PendingWork {
- public:
-  StagedWork(Work work, Device& device, Staging& staging, void* recv, size_t bytes)
-      : work_(std::move(work)), device_(&device), staging_(&staging), recv_(recv), bytes_(bytes) {}
-  ~StagedWork() override {
-    work_ = Work();  // before its memory is another's
-    staging_->in_use = false;
-  }
-  StagedWork(const StagedWork&) = delete;
-  StagedWork& operator=(const StagedWork&) = delete;
-
-  bool done() override { return work_.done(); }
-  void wait() override {
-    work_.wait();
-    device_->copy_from_host(recv_, staging_->recv.data(), bytes_);
-  }
-
- private:
-  Work work_;
-  Device* device_;
-  Staging* staging_;
-  void* recv_;
-  size_t bytes_;
 };
 
 class StagedCommunicator final : public Communicator {
@@ -82,8 +57,12 @@ class StagedCommunicator final : public Communicator {
     device_->copy_to_host(sent, operation.send, send_bytes);
     on_host.send = sent;
     memory.in_use = true;
-    return Work(std::make_unique<StagedWork>(host_->run(on_host), *device_, memory, operation.recv,
-                                             recv_bytes));
+    return Work(std::make_unique<RelayedWork>(
+        host_->run(on_host),
+        [device = device_, to = operation.recv, &memory, recv_bytes] {
+          device->copy_from_host(to, memory.recv.data(), recv_bytes);
+        },
+        [&memory] { memory.in_use = false; }));
   }
   const char* kind() const override { return "staged"; }
 

@@ -259,12 +259,6 @@ void set_value(Device& device, const Parameter& parameter, const float* values) 
   device.synchronize();
 }
 
-std::vector<float> value_on_host(Device& device, const Parameter& parameter) {
-  std::vector<float> values(static_cast<size_t>(parameter.shape.count()));
-  value_to_host(device, parameter, values.data());
-  return values;
-}
-
 void value_to_host(Device& device, const Parameter& parameter, float* to) {
   if (!parameter.value.empty()) {
     check(parameter.value.dtype == DType::f32, "a parameter's own value is in fp32");

@@ -219,11 +219,10 @@ class ParameterStore {
   Tensor automatic_;
 };
 
-/// A parameter's value from and to the host, in row-major order; cast to its format, to nearest. Of
-/// all values those that this rank updates are set. Reading is for a store without a layout.
+/// A parameter's value from and to the host, shape.count() floats in row-major order; cast to its
+/// format, to nearest. Of all values those that this rank updates are set. Reading is for a store
+/// without a layout.
 void set_value(Device& device, const Parameter& parameter, const float* values);
-std::vector<float> value_on_host(Device& device, const Parameter& parameter);
-/// The same into shape.count() floats of the caller.
 void value_to_host(Device& device, const Parameter& parameter, float* to);
 
 }  // namespace fp8train

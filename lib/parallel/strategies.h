@@ -10,7 +10,6 @@
 
 namespace fp8train {
 
-std::unique_ptr<Strategy> make_single(const StrategySite& site);
 std::unique_ptr<Strategy> make_data_parallel(const StrategySite& site);
 std::unique_ptr<Strategy> make_whole_parameters(const StrategySite& site);
 std::unique_ptr<Strategy> make_zero(const StrategySite& site);
@@ -48,9 +47,6 @@ class Replicas : public RankedStrategy {
   void attach(Device& device, ParameterStore& parameters, const View& amax) override;
   GradientListener* begin_exchange() override;
   void finish_exchange(double* squared_norm) override;
-  RankCombiner* combiner() override { return nullptr; }
-  void values_changed() override {}
-  ParameterGatherer* gatherer() override { return nullptr; }
 
  private:
   std::optional<GradientBuckets> gradients_;

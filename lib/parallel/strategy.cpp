@@ -18,7 +18,8 @@ struct Entry {
 };
 
 constexpr Entry kStrategies[] = {
-    {"one rank", [](const StrategySite& site) { return site.mesh.world_size() == 1; }, make_single},
+    {"one rank", [](const StrategySite& site) { return site.mesh.world_size() == 1; },
+     [](const StrategySite& site) { return std::make_unique<Strategy>(site); }},
     {"ZeRO",
      [](const StrategySite& site) {
        return site.trains && site.settings.zero_stage == 1 && site.whole_cost != nullptr;
@@ -66,7 +67,7 @@ void Strategy::for_each_replica(
 }
 
 void RankedStrategy::attach(Device& device, ParameterStore& parameters, const View& amax) {
-  set_store(device, parameters);
+  Strategy::attach(device, parameters, amax);
   const auto ranks = static_cast<size_t>(comm().size());
   const size_t scales = 2 * sizeof(float) * parameters.all().size();
   const View automatic = parameters.automatic_scales();

@@ -164,9 +164,7 @@ void Engine::number_pass(int64_t step_index, Position position) {
 }
 
 void Engine::enter_step(int64_t step_index) {
-  plain_ = std::any_of(
-      settings_.plain_steps.begin(), settings_.plain_steps.end(),
-      [&](const auto& range) { return step_index >= range.first && step_index < range.second; });
+  plain_ = settings_.is_plain(step_index);
 }
 
 void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics,
@@ -277,13 +275,9 @@ void Engine::calibrate(const Batch& batch) {
   weights_changed();
 }
 
-LossReport Engine::step_loss() const {
-  return read_totals(kTrainingTotals);
-}
-
 LossReport Engine::step_loss(const SectionSeconds& seconds,
-                             std::vector<SectionSeconds>& of_ranks) const {
-  return read_totals(kTrainingTotals, seconds, &of_ranks);
+                             std::vector<SectionSeconds>* of_ranks) const {
+  return read_totals(kTrainingTotals, seconds, of_ranks);
 }
 
 void Engine::begin_evaluation() {

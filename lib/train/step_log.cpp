@@ -62,7 +62,7 @@ void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
   FlightRecorder* const recorder = flight_recorder();
   std::vector<SectionSeconds> seconds_of_ranks;
   const LossReport loss = engine.step_loss(
-      recorder != nullptr ? recorder->take_seconds() : SectionSeconds(), seconds_of_ranks);
+      recorder != nullptr ? recorder->take_seconds() : SectionSeconds(), &seconds_of_ranks);
   const ops::StepControl control = engine.optimizer().control();
   const double seconds = since_log_.seconds() - seconds_left_out_;
   const auto steps = static_cast<double>(state.step - logged_step_);

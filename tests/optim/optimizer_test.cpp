@@ -87,8 +87,8 @@ TEST_CASE("gradients are rounded to their wire as they are read, or before") {
       optimizer.set_rounds_gradients(optimizer_rounds);
       optimizer.set_learning_rate(0.1F);
       optimizer.step(device->stream(), scratch);
-      std::vector<float> result = value_on_host(*device, *rounded);
-      const std::vector<float> other = value_on_host(*device, *exact);
+      std::vector<float> result = test::value_on_host(*device, *rounded);
+      const std::vector<float> other = test::value_on_host(*device, *exact);
       result.insert(result.end(), other.begin(), other.end());
       result.push_back(optimizer.control().gradient_norm);
       return result;

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/philox.h"
 #include "device/cuda/cuda_device.h"
+#include "support/parameters.h"
 #include "train/trained_engine.h"
 
 using namespace fp8train;
@@ -35,7 +36,7 @@ TEST_CASE("an infinity that a cast would hide makes the step a skipped one") {
   CHECK(run.engine.optimizer().control().skipped_steps == 0);
   for (const auto& parameter : run.engine.model().parameters().all()) {
     if (parameter->name == "layers.1.mlp.up.weight") {
-      std::vector<float> values = value_on_host(*run.device, *parameter);
+      std::vector<float> values = test::value_on_host(*run.device, *parameter);
       values[0] = INFINITY;
       set_value(*run.device, *parameter, values.data());
     }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "four_steps.h"
+#include "support/parameters.h"
 
 namespace fp8train::test::nvfp4 {
 namespace {
@@ -102,7 +103,7 @@ TEST_CASE("an infinity in the activations of NVFP4 makes the step a skipped one"
   Trained run(small_llama("te-nvfp4"));
   for (const auto& parameter : run.engine.model().parameters().all()) {
     if (parameter->name == "layers.0.attention.qkv.weight") {
-      std::vector<float> values = value_on_host(*run.device, *parameter);
+      std::vector<float> values = test::value_on_host(*run.device, *parameter);
       values.back() = INFINITY;
       set_value(*run.device, *parameter, values.data());
     }

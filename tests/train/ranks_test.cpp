@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "base/philox.h"
+#include "support/parameters.h"
 #include "train/rank_results.h"
 
 using namespace fp8train;
@@ -202,7 +203,7 @@ namespace {
 void set_first_value(Engine& engine, const std::string& name, float value) {
   for (const auto& parameter : engine.model().parameters().all()) {
     if (parameter->name == name) {
-      std::vector<float> values = value_on_host(engine.device(), *parameter);
+      std::vector<float> values = test::value_on_host(engine.device(), *parameter);
       values[0] = value;
       set_value(engine.device(), *parameter, values.data());
     }

@@ -80,7 +80,7 @@ TEST_CASE("an infinity in a smoothed product makes the step a skipped one") {
   Trained run(small(row, SwigluInput::smoothed));
   for (const auto& parameter : run.engine.model().parameters().all()) {
     if (parameter->name == "layers.1.mlp.up.weight") {
-      std::vector<float> values = value_on_host(*run.device, *parameter);
+      std::vector<float> values = test::value_on_host(*run.device, *parameter);
       values.back() = INFINITY;  // of the linear branch, which the scales come from
       set_value(*run.device, *parameter, values.data());
     }
