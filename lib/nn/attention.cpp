@@ -160,7 +160,7 @@ void Attention::backward(const StepContext& context, ConstView dy, View dx, int6
           {.dx = d,
            .rows = rows,
            .heads = count,
-           .head_dim = head_dim,
+           .head_dim = dimensions_.head_dim,
            .original = original,
            .weight = weight.value,
            .rstd = rstd,
