@@ -113,10 +113,10 @@ double gemm_error(Device& device, const std::string& plan, const GemmErrorCase& 
           .make(context, {.plain = values, .slot = nullptr, .codes = {}}, wanted, {memory, memory})
           .along_rows;
     };
-    multiply(context, {.a = operand(x_operands, x_view),
+    multiply(context, {.plan = row.fprop,
+                       .a = operand(x_operands, x_view),
                        .b = operand(w_operands, w_view),
-                       .c = y,
-                       .fast_accumulate = row.fprop.fast_accumulate});
+                       .c = y});
     scaling.update(device.stream(), scaling.due(0), static_cast<double*>(norm.data()));
   }
   return median_error(x, w, to_host_f32(device, y), setting);

@@ -164,7 +164,8 @@ EngineSettings step_settings(const StepBench& bench) {
   settings.training.micro_batch_size = bench.micro_batch_size;
   settings.training.gradient_accumulation_steps = bench.accumulation;
   settings.data.seq_length = bench.seq_length;
-  settings.parallelism = {.zero_stage = bench.zero_stage, .bucket_mb = bench.bucket_mb};
+  settings.parallelism.zero_stage = bench.zero_stage;
+  settings.parallelism.bucket_bytes = bench.bucket_mb << 20;
   return engine_settings(settings, model_of(bench));
 }
 

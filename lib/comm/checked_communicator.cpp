@@ -96,40 +96,16 @@ class CheckedCommunicator final : public Communicator {
     set_timeout(inner_->timeout());
   }
 
-  std::unique_ptr<Communicator> duplicate() override { return group(inner_->duplicate()); }
-  std::unique_ptr<Communicator> node_group() override { return group(inner_->node_group()); }
-  std::unique_ptr<Communicator> peer_group() override { return group(inner_->peer_group()); }
   bool in_stream_order() const override { return inner_->in_stream_order(); }
   void fail(int exit_code) override { inner_->fail(exit_code); }
 
  protected:
-  Work start_all_gather(const Operation& operation) override {
-    return checked(operation, [&] {
-      return inner_->all_gather(operation.stream, operation.send, operation.recv, operation.bytes);
-    });
-  }
-  Work start_all_to_all(const Operation& operation) override {
-    return checked(operation, [&] {
-      return inner_->all_to_all(operation.stream, operation.send, operation.recv, operation.bytes);
-    });
-  }
-  Work start_broadcast(const Operation& operation) override {
-    return checked(operation, [&] {
-      return inner_->broadcast(operation.stream, operation.recv, operation.bytes, operation.root);
-    });
-  }
-  Work start_barrier(const Operation& operation) override {
-    return checked(operation, [&] { return inner_->barrier(); });
+  std::unique_ptr<Communicator> make_group(const Subgroup& group) override {
+    return std::make_unique<CheckedCommunicator>(inner_->group(group.kind), counters());
   }
   const char* kind() const override { return "checked"; }
 
- private:
-  std::unique_ptr<Communicator> group(std::unique_ptr<Communicator> inner) {
-    return std::make_unique<CheckedCommunicator>(std::move(inner), counters());
-  }
-
-  template <typename Start>
-  Work checked(const Operation& operation, const Start& start) {
+  Work start(const Operation& operation) override {
     inner_->set_timeout(timeout());
     calls_->set_timeout(timeout());
     auto calls = std::make_unique<Calls>();
@@ -138,13 +114,13 @@ class CheckedCommunicator final : public Communicator {
                    .sequence = operation.sequence,
                    .bytes = operation.bytes,
                    .root = static_cast<uint64_t>(operation.root)};
-    std::strncpy(calls->mine.name.data(), operation.name, calls->mine.name.size() - 1);
+    std::strncpy(calls->mine.name.data(), operation.name(), calls->mine.name.size() - 1);
     calls->all.resize(static_cast<size_t>(size()));
     calls->rank = rank();
     Work noted =
         calls_->all_gather(host_stream(), &calls->mine, calls->all.data(), sizeof(calls->mine));
     try {
-      Work work = start();
+      Work work = inner_->run(operation);
       return Work(
           std::make_unique<CheckedWork>(std::move(calls), std::move(noted), std::move(work)));
     } catch (const CommError&) {  // perhaps for that reason
@@ -156,6 +132,7 @@ class CheckedCommunicator final : public Communicator {
     }
   }
 
+ private:
   std::unique_ptr<Communicator> inner_, calls_;
 };
 

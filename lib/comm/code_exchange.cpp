@@ -193,10 +193,10 @@ void CodeExchange::read() {
 
 }  // namespace
 
-std::unique_ptr<ExchangeRun> make_code_exchange(Communicator& comm, Device& device,
-                                                const GradientWire& wire, GradientBucket bucket,
-                                                ExchangeResult result,
-                                                GradientExchange::Groups* groups) {
+std::unique_ptr<GradientExchange> make_code_exchange(Communicator& comm, Device& device,
+                                                     const GradientWire& wire,
+                                                     GradientBucket bucket, ExchangeResult result,
+                                                     GradientExchange::Groups* groups) {
   return std::make_unique<CodeExchange>(comm, device, wire, std::move(bucket), result, groups);
 }
 

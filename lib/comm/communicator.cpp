@@ -20,7 +20,26 @@ uint64_t next_number() {
   return numbers++;
 }
 
+Traffic traffic_of(const Communicator::Operation& operation, const Topology& topology, int rank) {
+  switch (operation.collective) {
+    case Collective::all_gather:
+      return all_gather_traffic(topology, rank, operation.bytes);
+    case Collective::all_to_all:
+      return all_to_all_traffic(topology, rank, operation.bytes);
+    case Collective::broadcast:
+      return broadcast_traffic(topology, rank, operation.bytes, operation.root);
+    case Collective::barrier:
+      break;
+  }
+  return {};
+}
+
 }  // namespace
+
+const char* name_of(Collective collective) {
+  constexpr const char* kNames[] = {"all_gather", "all_to_all", "broadcast", "barrier"};
+  return kNames[static_cast<size_t>(collective)];
+}
 
 Communicator::Communicator(Topology topology, int rank, std::shared_ptr<Traffic> traffic)
     : topology_(std::move(topology)),
@@ -30,65 +49,41 @@ Communicator::Communicator(Topology topology, int rank, std::shared_ptr<Traffic>
   check(rank >= 0 && rank < size(), "a rank is one of those of its communicator");
 }
 
-Communicator::Operation Communicator::next(const char* name, Stream stream) {
-  return {.name = name, .sequence = sequence_++, .stream = stream};
-}
-
 /// Where collectives follow streams, the host does not know when one is over.
-template <typename Start>
-Work Communicator::shown(const Operation& operation, const Traffic& sent, const Start& start) {
+Work Communicator::run(Operation operation) {
+  check(operation.root >= 0 && operation.root < size(), "the root is one of the ranks");
+  operation.sequence = sequence_++;
+  const Traffic sent = traffic_of(operation, topology_, rank_);
   *traffic_ += sent;
-  const TraceFlight flight(TraceKind::message, operation.name, sent.total());
-  Work work = start();
+  TraceFlight flight;
+  if (operation.collective != Collective::barrier) {
+    flight = TraceFlight(TraceKind::message, operation.name(), sent.total());
+  }
+  Work work = start(operation);
   if (flight.active() && !in_stream_order()) {
     work.show(flight);
   }
-  return recorded(operation, std::move(work));
-}
-
-Work Communicator::recorded(const Operation& operation, Work work) const {
   FlightRecorder* const recorder = flight_recorder();
   if (recorder != nullptr && work.is_pending()) {
     work.record(
         *recorder,
-        recorder->begin_operation(operation.name, number_, operation.sequence, operation.bytes),
+        recorder->begin_operation(operation.name(), number_, operation.sequence, operation.bytes),
         timeout() + kBackstop);
   }
   return work;
 }
 
-Work Communicator::all_gather(Stream stream, const void* send, void* recv, size_t bytes) {
-  Operation operation = next("all_gather", stream);
-  operation.send = send;
-  operation.recv = recv;
-  operation.bytes = bytes;
-  return shown(operation, all_gather_traffic(topology_, rank_, bytes),
-               [&] { return start_all_gather(operation); });
-}
-
-Work Communicator::all_to_all(Stream stream, const void* send, void* recv, size_t bytes) {
-  Operation operation = next("all_to_all", stream);
-  operation.send = send;
-  operation.recv = recv;
-  operation.bytes = bytes;
-  return shown(operation, all_to_all_traffic(topology_, rank_, bytes),
-               [&] { return start_all_to_all(operation); });
-}
-
-Work Communicator::broadcast(Stream stream, void* data, size_t bytes, int root) {
-  check(root >= 0 && root < size(), "broadcast: the root is one of the ranks");
-  Operation operation = next("broadcast", stream);
-  operation.send = data;
-  operation.recv = data;
-  operation.bytes = bytes;
-  operation.root = root;
-  return shown(operation, broadcast_traffic(topology_, rank_, bytes, root),
-               [&] { return start_broadcast(operation); });
-}
-
-Work Communicator::barrier() {
-  const Operation operation = next("barrier", host_stream());
-  return recorded(operation, start_barrier(operation));
+std::unique_ptr<Communicator> Communicator::group(GroupKind kind) {
+  Subgroup wanted = {kind, 0, topology_, rank_};
+  if (kind == GroupKind::node) {
+    wanted = {kind, node(), Topology::blocks(local_size(), local_size()), local_rank()};
+  } else if (kind == GroupKind::peers) {
+    check(topology_.ranks_per_node() > 0, "peers need nodes of equally many ranks");
+    wanted = {kind, local_rank(), Topology::blocks(nodes(), 1), node()};
+  }
+  std::unique_ptr<Communicator> made = make_group(wanted);
+  made->set_timeout(timeout());
+  return made;
 }
 
 bool Communicator::any_rank(bool mine) {

@@ -34,6 +34,12 @@ struct Traffic {
   bool operator==(const Traffic&) const = default;
 };
 
+/// What ranks do together.
+enum class Collective : uint8_t { all_gather, all_to_all, broadcast, barrier };
+
+/// "all_gather"
+const char* name_of(Collective collective);
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -53,20 +59,48 @@ class Communicator {
   /// For messages in host memory.
   static Stream host_stream() { return {DeviceKind::cpu, nullptr, nullptr}; }
 
+  /// A call of a collective; what each reads of it is said below.
+  struct Operation {
+    Collective collective;
+    Stream stream;
+    const void* send = nullptr;
+    void* recv = nullptr;
+    size_t bytes = 0;
+    int root = 0;
+    uint64_t sequence = 0;  ///< counts the collectives of a communicator; run() sets it
+
+    const char* name() const { return name_of(collective); }
+    /// What `send` and `recv` hold with so many ranks.
+    size_t send_bytes(int ranks) const {
+      return collective == Collective::all_to_all ? static_cast<size_t>(ranks) * bytes : bytes;
+    }
+    size_t recv_bytes(int ranks) const {
+      return collective == Collective::broadcast ? bytes : static_cast<size_t>(ranks) * bytes;
+    }
+  };
+  /// Starts it.
+  Work run(Operation operation);
+
   /// Rank r's `bytes` bytes of `send` come to recv + r * bytes of every rank. `send` may be this
   /// rank's own place in `recv`. Where all nodes have equally many ranks each byte crosses to
   /// another node once.
-  Work all_gather(Stream stream, const void* send, void* recv, size_t bytes);
+  Work all_gather(Stream stream, const void* send, void* recv, size_t bytes) {
+    return run({Collective::all_gather, stream, send, recv, bytes});
+  }
 
   /// Bytes r * bytes .. of `send` come to rank r, which finds those of rank q at recv + q * bytes.
   /// `send` and `recv` do not overlap.
-  Work all_to_all(Stream stream, const void* send, void* recv, size_t bytes);
+  Work all_to_all(Stream stream, const void* send, void* recv, size_t bytes) {
+    return run({Collective::all_to_all, stream, send, recv, bytes});
+  }
 
   /// `bytes` bytes of `data` of `root` come to all.
-  Work broadcast(Stream stream, void* data, size_t bytes, int root);
+  Work broadcast(Stream stream, void* data, size_t bytes, int root) {
+    return run({Collective::broadcast, stream, data, data, bytes, root});
+  }
 
   /// Done when all ranks have started it.
-  Work barrier();
+  Work barrier() { return run({Collective::barrier, host_stream()}); }
 
   /// For agreement on what the host knows: each rank's value, in rank order. Waits. T: trivial.
   template <typename T>
@@ -79,15 +113,17 @@ class Communicator {
   /// Whether any rank says so.
   bool any_rank(bool mine);
 
-  /// The same ranks, with an order of collectives of its own. All ranks make it, and what it sends
-  /// counts as sent here.
-  virtual std::unique_ptr<Communicator> duplicate() = 0;
-
-  /// The ranks of this rank's node, and those of equal local rank on all nodes (only where
-  /// Topology::ranks_per_node is not 0); ordered as here. All ranks make the same ones in the same
-  /// order. What they send counts as sent here.
-  virtual std::unique_ptr<Communicator> node_group() = 0;
-  virtual std::unique_ptr<Communicator> peer_group() = 0;
+  /// Which ranks make a communicator of their own, ordered as here.
+  enum class GroupKind : uint8_t {
+    all,    ///< with an order of collectives of its own
+    node,   ///< those of this rank's node
+    peers,  ///< those of equal local rank on all nodes; only where ranks_per_node() is not 0
+  };
+  /// All ranks make the same ones in the same order. What they send counts as sent here.
+  std::unique_ptr<Communicator> group(GroupKind kind);
+  std::unique_ptr<Communicator> duplicate() { return group(GroupKind::all); }
+  std::unique_ptr<Communicator> node_group() { return group(GroupKind::node); }
+  std::unique_ptr<Communicator> peer_group() { return group(GroupKind::peers); }
 
   /// What this rank's collectives have sent, by the algorithms that they use.
   const Traffic& traffic() const { return *traffic_; }
@@ -114,28 +150,19 @@ class Communicator {
   Communicator(Topology topology, int rank, std::shared_ptr<Traffic> traffic = nullptr);
   const std::shared_ptr<Traffic>& counters() const { return traffic_; }
 
-  /// `sequence` counts the collectives of this communicator; `name` for messages.
-  struct Operation {
-    const char* name = "";
-    uint64_t sequence = 0;
-    Stream stream;
-    const void* send = nullptr;
-    void* recv = nullptr;
-    size_t bytes = 0;
-    int root = 0;
+  virtual Work start(const Operation& operation) = 0;
+
+  /// The ranks of equal `color`, of which this one is number `rank`.
+  struct Subgroup {
+    GroupKind kind;
+    int color;
+    Topology topology;
+    int rank;
   };
-  virtual Work start_all_gather(const Operation& operation) = 0;
-  virtual Work start_all_to_all(const Operation& operation) = 0;
-  virtual Work start_broadcast(const Operation& operation) = 0;
-  virtual Work start_barrier(const Operation& operation) = 0;
+  virtual std::unique_ptr<Communicator> make_group(const Subgroup& group) = 0;
   virtual const char* kind() const = 0;
 
  private:
-  Operation next(const char* name, Stream stream);
-  template <typename Start>
-  Work shown(const Operation& operation, const Traffic& sent, const Start& start);
-  Work recorded(const Operation& operation, Work work) const;
-
   Topology topology_;
   int rank_;
   uint64_t number_;  ///< of the communicators of this process

@@ -1,6 +1,6 @@
 #pragma once
-// Implementations of a GradientExchange: one class for wires whose contributions are packets with
-// their own scales, one for codes under scales that all ranks share.
+// What all exchanges of gradients have in common. There is one class for wires whose contributions
+// are packets with their own scales, and one for codes under scales that all ranks share.
 
 #include <algorithm>
 #include <cstddef>
@@ -17,23 +17,20 @@
 
 namespace fp8train {
 
-class ExchangeRun {
+class ExchangeRun : public GradientExchange {
  public:
   ExchangeRun(Communicator& comm, Device& device, const GradientWire& wire, GradientBucket bucket,
-              ExchangeResult result, GradientExchange::Groups* groups);
-  virtual ~ExchangeRun() = default;
+              ExchangeResult result, Groups* groups);
   ExchangeRun(const ExchangeRun&) = delete;
   ExchangeRun& operator=(const ExchangeRun&) = delete;
 
-  void start(Stream stream, void* scratch, float factor, const View& shard);
-  /// False where that would take waiting, which only `waiting` allows.
-  bool advance(bool waiting);
-  void finish();
+  void start(Stream stream, void* scratch, float factor, const View& shard) override;
+  bool advance() override { return advance_as_far(false); }
+  void finish() override;
 
-  int64_t chunk() const { return chunk_; }
-  int64_t own_elements() const;
-  int64_t pieces() const { return ceil_div(chunk_, piece_); }
-  virtual size_t scratch_bytes() const = 0;
+  int64_t shard_elements() const override { return chunk_; }
+  int64_t own_elements() const override;
+  int64_t pieces() const override { return ceil_div(chunk_, piece_); }
 
  protected:
   /// Of a piece: starts the first messages, if there are any; next() is called when they have
@@ -54,8 +51,8 @@ class ExchangeRun {
   bool first_piece() const { return offset_ == 0; }
   bool last_piece() const { return offset_ + piece_ >= chunk_; }
 
-  GradientExchange::Groups own_groups_;
-  GradientExchange::Groups* groups_;
+  Groups own_groups_;
+  Groups* groups_;
   Communicator* comm_;  ///< groups_->all
   GradientWire wire_;
   GradientBucket bucket_;
@@ -73,6 +70,8 @@ class ExchangeRun {
   Work work_;
 
  private:
+  /// False where more would take waiting, which only `waiting` allows.
+  bool advance_as_far(bool waiting);
   bool next_piece();
   void show_end();
 
@@ -85,16 +84,16 @@ class ExchangeRun {
   Stream caller_{DeviceKind::cpu, nullptr, nullptr};
 };
 
-std::unique_ptr<ExchangeRun> make_packet_exchange(Communicator& comm, Device& device,
-                                                  const GradientWire& wire, GradientBucket bucket,
-                                                  ExchangeResult result,
-                                                  GradientExchange::Groups* groups);
+std::unique_ptr<GradientExchange> make_packet_exchange(Communicator& comm, Device& device,
+                                                       const GradientWire& wire,
+                                                       GradientBucket bucket, ExchangeResult result,
+                                                       GradientExchange::Groups* groups);
 
 /// fp8_sum
-std::unique_ptr<ExchangeRun> make_code_exchange(Communicator& comm, Device& device,
-                                                const GradientWire& wire, GradientBucket bucket,
-                                                ExchangeResult result,
-                                                GradientExchange::Groups* groups);
+std::unique_ptr<GradientExchange> make_code_exchange(Communicator& comm, Device& device,
+                                                     const GradientWire& wire,
+                                                     GradientBucket bucket, ExchangeResult result,
+                                                     GradientExchange::Groups* groups);
 
 /// Pieces of scratch memory start at multiples of this.
 constexpr size_t kScratchAlignment = 256;

@@ -30,8 +30,7 @@ int64_t piece_elements(const GradientBucket& bucket, int ranks, int64_t chunk, i
 }  // namespace
 
 ExchangeRun::ExchangeRun(Communicator& comm, Device& device, const GradientWire& wire,
-                         GradientBucket bucket, ExchangeResult result,
-                         GradientExchange::Groups* groups)
+                         GradientBucket bucket, ExchangeResult result, Groups* groups)
     : groups_(groups != nullptr ? groups : &own_groups_),
       wire_(wire),
       bucket_(std::move(bucket)),
@@ -89,12 +88,12 @@ void ExchangeRun::start(Stream stream, void* scratch, float factor, const View& 
     begin();
   }
   if (side_) {
-    advance(true);  // nothing of it waits on the host
+    advance_as_far(true);  // nothing of it waits on the host
     end_ = side_->mark_end();
   }
 }
 
-bool ExchangeRun::advance(bool waiting) {
+bool ExchangeRun::advance_as_far(bool waiting) {
   while (under_way_) {
     if (!waiting && !work_.done()) {
       return false;
@@ -123,7 +122,7 @@ void ExchangeRun::show_end() {
 }
 
 void ExchangeRun::finish() {
-  advance(true);
+  advance_as_far(true);
   if (end_ != nullptr) {
     end_->hold(caller_);
     while (flight_.active() && !end_->reached()) {  // for a timeline, which shows when it was over
@@ -134,42 +133,13 @@ void ExchangeRun::finish() {
   }
 }
 
-GradientExchange::GradientExchange(Communicator& comm, Device& device, const GradientWire& wire,
-                                   GradientBucket bucket, ExchangeResult result, Groups* groups)
-    : run_(wire.kind == WireKind::fp8_sum
-               ? make_code_exchange(comm, device, wire, std::move(bucket), result, groups)
-               : make_packet_exchange(comm, device, wire, std::move(bucket), result, groups)) {}
-
-GradientExchange::~GradientExchange() = default;
-GradientExchange::GradientExchange(GradientExchange&&) noexcept = default;
-GradientExchange& GradientExchange::operator=(GradientExchange&&) noexcept = default;
-
-int64_t GradientExchange::shard_elements() const {
-  return run_->chunk();
-}
-
-int64_t GradientExchange::own_elements() const {
-  return run_->own_elements();
-}
-
-int64_t GradientExchange::pieces() const {
-  return run_->pieces();
-}
-
-size_t GradientExchange::scratch_bytes() const {
-  return run_->scratch_bytes();
-}
-
-void GradientExchange::start(Stream stream, void* scratch, float factor, View shard) {
-  run_->start(stream, scratch, factor, shard);
-}
-
-bool GradientExchange::advance() {
-  return run_->advance(false);
-}
-
-void GradientExchange::finish() {
-  run_->finish();
+std::unique_ptr<GradientExchange> make_gradient_exchange(Communicator& comm, Device& device,
+                                                         const GradientWire& wire,
+                                                         GradientBucket bucket,
+                                                         ExchangeResult result,
+                                                         GradientExchange::Groups* groups) {
+  const auto make = wire.kind == WireKind::fp8_sum ? make_code_exchange : make_packet_exchange;
+  return make(comm, device, wire, std::move(bucket), result, groups);
 }
 
 }  // namespace fp8train

@@ -28,8 +28,6 @@
 
 namespace fp8train {
 
-class ExchangeRun;
-
 enum class WireKind : uint8_t {
   fp32,
   bf16,
@@ -75,6 +73,7 @@ struct GradientBucket {
 
 enum class ExchangeResult : uint8_t { whole, shard };
 
+/// One of the two of comm/exchange_run.h. Made by make_gradient_exchange().
 class GradientExchange {
  public:
   /// What an exchange talks through, made by the first that gets it.
@@ -82,41 +81,38 @@ class GradientExchange {
     std::unique_ptr<Communicator> all, node, peers;
   };
 
-  /// Collective: all ranks make the same exchanges in the same order. `comm`, `groups` and the
-  /// memory of the bucket outlive it. How far advance() comes differs between ranks, so that
-  /// exchanges which are under way at the same time need groups of their own (null: made here);
-  /// those that run one after another can share them.
-  GradientExchange(Communicator& comm, Device& device, const GradientWire& wire,
-                   GradientBucket bucket, ExchangeResult result, Groups* groups = nullptr);
-  ~GradientExchange();
-  GradientExchange(GradientExchange&&) noexcept;
-  GradientExchange& operator=(GradientExchange&&) noexcept;
+  virtual ~GradientExchange() = default;
 
   /// Elements of a shard: a multiple of the wire's range_alignment(). The last shards may reach
   /// beyond the bucket.
-  int64_t shard_elements() const;
+  virtual int64_t shard_elements() const = 0;
   /// Elements of this rank's shard that the bucket has.
-  int64_t own_elements() const;
+  virtual int64_t own_elements() const = 0;
 
   /// Pieces of the bucket.
-  int64_t pieces() const;
+  virtual int64_t pieces() const = 0;
 
   /// Of one piece.
-  size_t scratch_bytes() const;
+  virtual size_t scratch_bytes() const = 0;
 
   /// Packs the first piece and starts to send. scratch: 256-byte aligned, free again after
   /// finish(). `shard` (ExchangeResult::shard only): own_elements(), fp32 or bf16; may be the
   /// shard's own place in the bucket.
-  void start(Stream stream, void* scratch, float factor, View shard = {});
+  virtual void start(Stream stream, void* scratch, float factor, const View& shard = {}) = 0;
 
   /// Goes on as far as that takes no waiting. True when the result is there.
-  bool advance();
+  virtual bool advance() = 0;
 
   /// Waits for the result. In the same order on all ranks.
-  void finish();
-
- private:
-  std::unique_ptr<ExchangeRun> run_;
+  virtual void finish() = 0;
 };
+
+/// Collective: all ranks make the same exchanges in the same order. `comm`, `groups` and the memory
+/// of the bucket outlive it. How far advance() comes differs between ranks, so that exchanges which
+/// are under way at the same time need groups of their own (null: made here); those that run one
+/// after another can share them.
+std::unique_ptr<GradientExchange> make_gradient_exchange(
+    Communicator& comm, Device& device, const GradientWire& wire, GradientBucket bucket,
+    ExchangeResult result, GradientExchange::Groups* groups = nullptr);
 
 }  // namespace fp8train

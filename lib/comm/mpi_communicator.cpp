@@ -17,8 +17,8 @@
 
 #include "comm/backends.h"
 #include "comm/host_copy.h"
-#include "comm/message_transport.h"
 #include "comm/progress_thread.h"
+#include "comm/transfer.h"
 
 namespace fp8train {
 namespace {
@@ -201,42 +201,73 @@ WorldRanks find_world_ranks(MPI_Comm comm) {
   return found;
 }
 
-class MpiTransport final : public MessageTransport {
+class MpiCommunicator final : public Communicator {
  public:
-  MpiTransport(MPI_Comm comm, int rank, WorldRanks world_ranks)
-      : comm_(comm),
-        rank_(rank),
-        world_ranks_(std::make_shared<const WorldRanks>(std::move(world_ranks))) {}
+  MpiCommunicator(MPI_Comm comm, WorldRanks world_ranks, Topology topology, int rank,
+                  std::shared_ptr<Traffic> traffic = nullptr)
+      : Communicator(std::move(topology), rank, std::move(traffic)),
+        comm_(comm),
+        world_ranks_(std::make_shared<const WorldRanks>(std::move(world_ranks))),
+        barrier_bytes_(2 * static_cast<size_t>(size())) {}
 
-  Work start(const char* name, uint64_t sequence, Transfer transfer, double timeout) override {
-    auto request = std::make_shared<MpiRequest>(comm_, name, sequence, std::move(transfer));
-    mpi_thread().start(request);
-    return Work(std::make_unique<MpiWork>(request, world_ranks_, rank_, timeout));
+  void fail(int exit_code) override {
+    mpi_thread().run_last("MPI_Abort", [exit_code] { MPI_Abort(MPI_COMM_WORLD, exit_code); });
   }
 
-  std::unique_ptr<MessageTransport> split(int color, int rank, double timeout) override {
+ protected:
+  std::unique_ptr<Communicator> make_group(const Subgroup& group) override {
     struct Made {
       MPI_Comm comm = MPI_COMM_NULL;
       WorldRanks world_ranks;
     };
     const char* const what = "splitting a communicator";
     const auto made = std::make_shared<Made>();
-    mpi_thread().run(what, timeout, [comm = comm_, color, rank, made, what] {
-      check_mpi(MPI_Comm_split(comm, color, rank, &made->comm), what);
-      made->world_ranks = find_world_ranks(made->comm);
-    });
-    return std::make_unique<MpiTransport>(made->comm, rank, std::move(made->world_ranks));
+    mpi_thread().run(what, timeout(),
+                     [comm = comm_, color = group.color, rank = group.rank, made, what] {
+                       check_mpi(MPI_Comm_split(comm, color, rank, &made->comm), what);
+                       made->world_ranks = find_world_ranks(made->comm);
+                     });
+    return std::make_unique<MpiCommunicator>(made->comm, std::move(made->world_ranks),
+                                             group.topology, group.rank, counters());
   }
 
-  void fail(int exit_code) override {
-    mpi_thread().run_last("MPI_Abort", [exit_code] { MPI_Abort(MPI_COMM_WORLD, exit_code); });
+  Work start(const Operation& operation) override {
+    if (!moves_bytes(operation.stream, kind(), operation.name())) {
+      return {};
+    }
+    auto request = std::make_shared<MpiRequest>(comm_, operation.name(), operation.sequence,
+                                                transfer_of(operation));
+    mpi_thread().start(request);
+    return Work(std::make_unique<MpiWork>(request, world_ranks_, rank(), timeout()));
   }
   const char* kind() const override { return "mpi"; }
 
  private:
+  /// Its messages, once this rank's own part is where it is received.
+  Transfer transfer_of(const Operation& operation) {
+    const size_t bytes = operation.bytes;
+    const size_t before = static_cast<size_t>(rank()) * bytes;
+    switch (operation.collective) {
+      case Collective::all_gather:
+        copy_bytes(offset_bytes(operation.recv, before), operation.send, bytes);
+        return all_gather_transfer(topology(), rank(), operation.recv, bytes);
+      case Collective::all_to_all:
+        copy_bytes(offset_bytes(operation.recv, before), offset_bytes(operation.send, before),
+                   bytes);
+        return all_to_all_transfer(size(), rank(), operation.send, operation.recv, bytes);
+      case Collective::broadcast:
+        return broadcast_transfer(topology(), rank(), operation.recv, bytes, operation.root);
+      case Collective::barrier:
+        break;
+    }
+    // What the bytes are does not matter, nor that barriers share them.
+    char* all = barrier_bytes_.data();
+    return all_to_all_transfer(size(), rank(), all, all + size(), 1);
+  }
+
   MPI_Comm comm_;  ///< lives as long as MPI
-  int rank_;
   std::shared_ptr<const WorldRanks> world_ranks_;
+  std::vector<char> barrier_bytes_;
 };
 
 /// On the thread of MPI: which node each rank is on.
@@ -279,9 +310,8 @@ std::unique_ptr<Communicator> make_mpi_communicator(double start_seconds) {
               "duplicating the communicator of all ranks");
     world->ranks = find_world_ranks(world->comm);
   });
-  return make_message_communicator(
-      std::make_unique<MpiTransport>(world->comm, world->rank, std::move(world->ranks)),
-      std::move(world->topology), world->rank);
+  return std::make_unique<MpiCommunicator>(world->comm, std::move(world->ranks),
+                                           std::move(world->topology), world->rank);
 }
 
 }  // namespace fp8train

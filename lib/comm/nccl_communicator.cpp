@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "comm/backends.h"
 #include "comm/nccl_group.h"
+#include "comm/relayed_work.h"
 #include "comm/rendezvous.h"
 
 namespace fp8train {
@@ -68,40 +69,6 @@ struct Passage {
   bool in_use = false;
 };
 
-/// Brings what has arrived on the GPU to the host.
-class PassageWork final : public PendingWork {
- public:
-  PassageWork(Work work, std::shared_ptr<NcclFamily> family, std::string what, Passage& passage,
-              void* recv, size_t bytes)
-      : work_(std::move(work)),
-        family_(std::move(family)),
-        what_(std::move(what)),
-        passage_(&passage),
-        recv_(recv),
-        bytes_(bytes) {}
-  ~PassageWork() override {
-    work_ = Work();
-    passage_->in_use = false;
-  }
-  PassageWork(const PassageWork&) = delete;
-  PassageWork& operator=(const PassageWork&) = delete;
-
-  bool done() override { return work_.done(); }
-  void wait() override {
-    work_.wait();
-    family_->device().copy_to_host(recv_, passage_->recv.data(), bytes_);
-    family_->watchdog().check(what_);  // what an aborted operation leaves is no result
-  }
-
- private:
-  Work work_;
-  std::shared_ptr<NcclFamily> family_;
-  std::string what_;
-  Passage* passage_;
-  void* recv_;
-  size_t bytes_;
-};
-
 class NcclCommunicator final : public Communicator {
  public:
   /// `host`: null where host memory goes through the GPU; `owned_host` where it is this one's.
@@ -113,18 +80,6 @@ class NcclCommunicator final : public Communicator {
         owned_host_(std::move(owned_host)),
         host_(owned_host_ != nullptr ? owned_host_.get() : host) {}
 
-  std::unique_ptr<Communicator> duplicate() override {
-    return group(0, topology(), rank(), [&] { return host_->duplicate(); });
-  }
-  std::unique_ptr<Communicator> node_group() override {
-    return group(node(), Topology::blocks(local_size(), local_size()), local_rank(),
-                 [&] { return host_->node_group(); });
-  }
-  std::unique_ptr<Communicator> peer_group() override {
-    check(topology().ranks_per_node() > 0, "peers need nodes of equally many ranks");
-    return group(local_rank(), Topology::blocks(nodes(), 1), node(),
-                 [&] { return host_->peer_group(); });
-  }
   bool in_stream_order() const override { return true; }
 
   void fail(int exit_code) override {
@@ -136,74 +91,68 @@ class NcclCommunicator final : public Communicator {
   }
 
  protected:
-  Work start_all_gather(const Operation& operation) override {
-    return run(operation, 1, all(), &NcclGroup::all_gather);
+  std::unique_ptr<Communicator> make_group(const Subgroup& group) override {
+    std::unique_ptr<Communicator> host = host_ != nullptr ? host_->group(group.kind) : nullptr;
+    return std::make_unique<NcclCommunicator>(
+        group_->split(group.color, group.rank, group.topology.size(), timeout()), group.topology,
+        group.rank, nullptr, std::move(host), counters());
   }
-  Work start_all_to_all(const Operation& operation) override {
-    return run(operation, all(), all(), &NcclGroup::all_to_all);
-  }
-  Work start_broadcast(const Operation& operation) override {
-    return run(operation, 1, 1, &NcclGroup::broadcast);
-  }
-  Work start_barrier(const Operation& operation) override {
+  Work start(const Operation& operation) override {
+    if (operation.collective != Collective::barrier) {
+      return move(operation);
+    }
     if (host_ != nullptr) {
       host_->set_timeout(timeout());
-      return host_->barrier();
+      return host_->run(operation);
     }
     Operation gather = operation;  // what the bytes are does not matter
-    barrier_bytes_.resize(all() + 1);
+    barrier_bytes_.resize(static_cast<size_t>(size()) + 1);
     gather.send = barrier_bytes_.data();
     gather.recv = barrier_bytes_.data() + 1;
     gather.bytes = 1;
-    return start_all_gather(gather);
+    return move(gather);
   }
   const char* kind() const override { return "nccl"; }
 
  private:
-  using Start = void (NcclGroup::*)(const NcclCall&);
-
   NcclFamily& family() const { return *group_->family(); }
-  size_t all() const { return static_cast<size_t>(size()); }
   std::string words(const Operation& operation) const {
-    return fmt::format("rank {}: {} {} of {} bytes", family().rank(), operation.name,
+    return fmt::format("rank {}: {} {} of {} bytes", family().rank(), operation.name(),
                        operation.sequence, operation.bytes);
   }
 
-  template <typename MakeHost>
-  std::unique_ptr<Communicator> group(int color, const Topology& topology, int rank,
-                                      const MakeHost& make_host) {
-    std::unique_ptr<Communicator> host = host_ != nullptr ? make_host() : nullptr;
-    auto made =
-        std::make_unique<NcclCommunicator>(group_->split(color, rank, topology.size(), timeout()),
-                                           topology, rank, nullptr, std::move(host), counters());
-    made->set_timeout(timeout());
-    return made;
-  }
-
-  /// `sent` and `received`: parts of operation.bytes in what is sent and received.
-  Work run(const Operation& operation, size_t sent, size_t received, Start start) {
+  Work move(const Operation& operation) {
     if (operation.stream.kind() == DeviceKind::meta || operation.bytes == 0) {
       return {};
     }
     if (operation.stream.kind() == DeviceKind::cuda) {
-      return run_on_gpu(operation, operation.stream, operation.send, operation.recv, start);
+      return run_on_gpu(operation, operation.stream, operation.send, operation.recv);
     }
     if (host_ != nullptr) {
-      return run_on_host(operation);
+      family().watchdog().check(words(operation));
+      host_->set_timeout(timeout());
+      return host_->run(operation);
     }
     Device& device = family().device();
-    Passage& passage = free_passage(sent * operation.bytes, received * operation.bytes);
-    device.copy_from_host(passage.send.data(), operation.send, sent * operation.bytes);
+    const size_t sent = operation.send_bytes(size());
+    const size_t received = operation.recv_bytes(size());
+    Passage& passage = free_passage(sent, received);
+    device.copy_from_host(passage.send.data(), operation.send, sent);
     passage.in_use = true;
-    return Work(std::make_unique<PassageWork>(
-        run_on_gpu(operation, device.stream(), passage.send.data(), passage.recv.data(), start),
-        group_->family(), words(operation), passage, operation.recv, received * operation.bytes));
+    return Work(std::make_unique<RelayedWork>(
+        run_on_gpu(operation, device.stream(), passage.send.data(), passage.recv.data()),
+        [family = group_->family(), what = words(operation), to = operation.recv, &passage,
+         received] {
+          family->device().copy_to_host(to, passage.recv.data(), received);
+          family->watchdog().check(what);  // what an aborted operation leaves is no result
+        },
+        [&passage] { passage.in_use = false; }));
   }
 
-  Work run_on_gpu(const Operation& operation, const Stream& stream, const void* send, void* recv,
-                  Start start) {
+  Work run_on_gpu(const Operation& operation, const Stream& stream, const void* send, void* recv) {
     NcclFamily& of_rank = family();
-    const NcclCall call = {.what = words(operation),
+    const NcclCall call = {.collective = operation.collective,
+                           .what = words(operation),
                            .timeout = timeout(),
                            .send = send,
                            .recv = recv,
@@ -211,24 +160,10 @@ class NcclCommunicator final : public Communicator {
                            .root = operation.root};
     of_rank.watchdog().check(call.what);
     of_rank.side().follow(stream);
-    ((*group_).*start)(call);
+    group_->start(call);
     auto end = of_rank.side().mark_end();
     of_rank.watchdog().watch({.what = call.what, .timeout = timeout(), .end = end});
     return Work(std::make_unique<NcclWork>(group_->family(), call.what, end, stream));
-  }
-
-  Work run_on_host(const Operation& operation) {
-    family().watchdog().check(words(operation));
-    host_->set_timeout(timeout());
-    const std::string_view name = operation.name;
-    const Stream& stream = operation.stream;
-    if (name == "all_gather") {
-      return host_->all_gather(stream, operation.send, operation.recv, operation.bytes);
-    }
-    if (name == "all_to_all") {
-      return host_->all_to_all(stream, operation.send, operation.recv, operation.bytes);
-    }
-    return host_->broadcast(stream, operation.recv, operation.bytes, operation.root);
   }
 
   Passage& free_passage(size_t send_bytes, size_t recv_bytes) {

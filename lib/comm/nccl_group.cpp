@@ -265,26 +265,20 @@ class Group final : public NcclGroup {
     return std::make_shared<Group>(family_, made, size);
   }
 
-  void all_gather(const NcclCall& call) override {
-    launch(call, [&](ncclComm_t comm, cudaStream_t stream) {
-      return nccl().AllGather(call.send, call.recv, call.bytes, ncclUint8, comm, stream);
-    });
-  }
-  void all_to_all(const NcclCall& call) override {
-    launch(call,
-           [&](ncclComm_t comm, cudaStream_t stream) { return exchange(call, comm, stream); });
-  }
-  void broadcast(const NcclCall& call) override {
-    launch(call, [&](ncclComm_t comm, cudaStream_t stream) {
-      return nccl().Broadcast(call.send, call.recv, call.bytes, ncclUint8, call.root, comm, stream);
-    });
+  void start(const NcclCall& call) override {
+    auto* const stream = static_cast<cudaStream_t>(native_queue(family_->side().stream()));
+    family_->launch(call.what, *slot_, call.timeout, [&] { return start(call, *slot_, stream); });
   }
 
  private:
-  template <typename Start>
-  void launch(const NcclCall& call, const Start& start) {
-    auto* const stream = static_cast<cudaStream_t>(native_queue(family_->side().stream()));
-    family_->launch(call.what, *slot_, call.timeout, [&] { return start(*slot_, stream); });
+  ncclResult_t start(const NcclCall& call, ncclComm_t comm, cudaStream_t stream) const {
+    if (call.collective == Collective::all_to_all) {
+      return exchange(call, comm, stream);
+    }
+    if (call.collective == Collective::broadcast) {
+      return nccl().Broadcast(call.send, call.recv, call.bytes, ncclUint8, call.root, comm, stream);
+    }
+    return nccl().AllGather(call.send, call.recv, call.bytes, ncclUint8, comm, stream);
   }
 
   ncclResult_t exchange(const NcclCall& call, ncclComm_t comm, cudaStream_t stream) const {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "comm/communicator.h"
 #include "comm/side_stream.h"
 #include "comm/watchdog.h"
 #include "device/device.h"
@@ -21,6 +22,7 @@ NcclId new_nccl_id();
 
 /// Device memory of an operation, as in Communicator; `what` for messages.
 struct NcclCall {
+  Collective collective = Collective::all_gather;
   std::string what;
   double timeout = 0;
   const void* send = nullptr;
@@ -57,11 +59,9 @@ class NcclGroup {
   /// Of the `size` ranks with the same color, in the order of `rank`. Collective. Throws CommError.
   virtual std::shared_ptr<NcclGroup> split(int color, int rank, int size, double timeout) = 0;
 
-  /// They return when the operation is in the side stream, and throw CommError where NCCL refuses
-  /// or takes longer than the call's time.
-  virtual void all_gather(const NcclCall& call) = 0;
-  virtual void all_to_all(const NcclCall& call) = 0;
-  virtual void broadcast(const NcclCall& call) = 0;
+  /// A barrier is an all_gather. Returns when the operation is in the side stream, and throws
+  /// CommError where NCCL refuses or takes longer than the call's time.
+  virtual void start(const NcclCall& call) = 0;
 };
 
 /// Waits for all ranks. `device` outlives the group. Throws CommError.

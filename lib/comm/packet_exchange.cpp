@@ -240,10 +240,10 @@ void PacketExchange::read() {
 
 }  // namespace
 
-std::unique_ptr<ExchangeRun> make_packet_exchange(Communicator& comm, Device& device,
-                                                  const GradientWire& wire, GradientBucket bucket,
-                                                  ExchangeResult result,
-                                                  GradientExchange::Groups* groups) {
+std::unique_ptr<GradientExchange> make_packet_exchange(Communicator& comm, Device& device,
+                                                       const GradientWire& wire,
+                                                       GradientBucket bucket, ExchangeResult result,
+                                                       GradientExchange::Groups* groups) {
   return std::make_unique<PacketExchange>(comm, device, wire, std::move(bucket), result, groups);
 }
 

@@ -15,31 +15,21 @@ class SelfCommunicator final : public Communicator {
                    std::shared_ptr<Traffic> traffic = nullptr)
       : Communicator(std::move(topology), rank, std::move(traffic)), kind_(kind) {}
 
-  std::unique_ptr<Communicator> duplicate() override {
-    return std::make_unique<SelfCommunicator>(kind_, topology(), rank(), counters());
-  }
-  std::unique_ptr<Communicator> node_group() override {
-    return std::make_unique<SelfCommunicator>(kind_, Topology::blocks(local_size(), local_size()),
-                                              local_rank(), counters());
-  }
-  std::unique_ptr<Communicator> peer_group() override {
-    check(topology().ranks_per_node() > 0, "peers need nodes of equally many ranks");
-    return std::make_unique<SelfCommunicator>(kind_, Topology::blocks(nodes(), 1), node(),
-                                              counters());
-  }
   void fail(int /*exit_code*/) override {}
 
  protected:
-  Work start_all_gather(const Operation& operation) override {
-    receive(operation, operation.send);
+  std::unique_ptr<Communicator> make_group(const Subgroup& group) override {
+    return std::make_unique<SelfCommunicator>(kind_, group.topology, group.rank, counters());
+  }
+  Work start(const Operation& operation) override {
+    if (operation.collective == Collective::all_gather) {
+      receive(operation, operation.send);
+    } else if (operation.collective == Collective::all_to_all) {
+      const size_t before = static_cast<size_t>(rank()) * operation.bytes;
+      receive(operation, offset_bytes(operation.send, before));
+    }
     return {};
   }
-  Work start_all_to_all(const Operation& operation) override {
-    receive(operation, offset_bytes(operation.send, static_cast<size_t>(rank()) * operation.bytes));
-    return {};
-  }
-  Work start_broadcast(const Operation& /*operation*/) override { return {}; }
-  Work start_barrier(const Operation& /*operation*/) override { return {}; }
   const char* kind() const override { return kind_; }
 
  private:
@@ -47,7 +37,7 @@ class SelfCommunicator final : public Communicator {
   void receive(const Operation& operation, const void* own) {
     const size_t bytes = operation.bytes;
     void* place = offset_bytes(operation.recv, static_cast<size_t>(rank()) * bytes);
-    if ((size() == 1 && place == own) || !moves_bytes(operation.stream, kind_, operation.name)) {
+    if ((size() == 1 && place == own) || !moves_bytes(operation.stream, kind_, operation.name())) {
       return;
     }
     copy_bytes(place, own, bytes);

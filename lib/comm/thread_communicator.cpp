@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -25,8 +26,8 @@ struct Group {
     const void* send = nullptr;
     void* recv = nullptr;
   };
-  struct Collective {
-    const char* name = "";
+  struct Call {
+    Collective collective = Collective::barrier;
     size_t bytes = 0;
     int root = 0;
     bool moves = false;
@@ -37,8 +38,8 @@ struct Group {
 
   std::mutex mutex;
   std::condition_variable changed;
-  std::map<uint64_t, Collective> collectives;  ///< by sequence
-  std::string failure;                         ///< empty: none
+  std::map<uint64_t, Call> calls;  ///< by sequence
+  std::string failure;             ///< empty: none
 
   void fail(const std::string& why) {
     failure = failure.empty() ? why : failure;
@@ -48,9 +49,8 @@ struct Group {
 
 /// All groups of the ranks of make_thread_ranks.
 struct World {
-  /// Which group: the one it is made from, 'd'uplicate, 'n'ode or 'p'eers, which of them, how often
-  /// made before.
-  using Key = std::tuple<const Group*, char, int, int>;
+  /// Which group: the one it is made from, its kind, which of these, how often made before.
+  using Key = std::tuple<const Group*, Communicator::GroupKind, int, int>;
 
   std::mutex mutex;
   std::map<Key, std::shared_ptr<Group>> groups;
@@ -76,20 +76,20 @@ struct World {
   }
 };
 
-void copy_all(const Group::Collective& collective) {
-  const size_t bytes = collective.bytes;
-  const std::string_view name = collective.name;
-  const auto& members = collective.members;
-  if (name == "broadcast") {
+void copy_all(const Group::Call& call) {
+  const size_t bytes = call.bytes;
+  const auto& members = call.members;
+  if (call.collective == Collective::broadcast) {
     for (const Group::Member& to : members) {
-      copy_bytes(to.recv, members[static_cast<size_t>(collective.root)].send, bytes);
+      copy_bytes(to.recv, members[static_cast<size_t>(call.root)].send, bytes);
     }
     return;
   }
   for (size_t to = 0; to < members.size(); ++to) {
     for (size_t from = 0; from < members.size(); ++from) {
-      const void* part =
-          name == "all_to_all" ? offset_bytes(members[from].send, to * bytes) : members[from].send;
+      const void* part = call.collective == Collective::all_to_all
+                             ? offset_bytes(members[from].send, to * bytes)
+                             : members[from].send;
       copy_bytes(offset_bytes(members[to].recv, from * bytes), part, bytes);
     }
   }
@@ -103,12 +103,13 @@ class ThreadWork final : public PendingWork {
 
   ~ThreadWork() override {
     const std::lock_guard<std::mutex> lock(group_->mutex);
-    Group::Collective& mine = collective();
+    Group::Call& mine = call();
     if (!mine.complete()) {  // its buffers may be gone when the others come
-      group_->fail(fmt::format("rank {} has left {} before its end", rank_, mine.name));
+      group_->fail(
+          fmt::format("rank {} has left {} before its end", rank_, name_of(mine.collective)));
     }
     if (++mine.left == static_cast<int>(mine.members.size())) {
-      group_->collectives.erase(sequence_);
+      group_->calls.erase(sequence_);
     }
   }
   ThreadWork(const ThreadWork&) = delete;
@@ -124,27 +125,28 @@ class ThreadWork final : public PendingWork {
     if (!patient_wait(group_->changed, lock, timeout_, [this] { return over(); })) {
       throw TimeoutError(
           fmt::format("rank {}: {} did not end in {} s; ranks that have not joined: {}", rank_,
-                      collective().name, timeout_, fmt::join(missing(), ", ")));
+                      name_of(call().collective), timeout_, fmt::join(missing(), ", ")));
     }
   }
 
  private:
-  Group::Collective& collective() { return group_->collectives.at(sequence_); }
+  Group::Call& call() { return group_->calls.at(sequence_); }
 
   bool over() {
-    if (collective().complete()) {
+    if (call().complete()) {
       return true;
     }
     if (!group_->failure.empty()) {
-      throw CommError(fmt::format("rank {}: {}: {}", rank_, collective().name, group_->failure));
+      throw CommError(
+          fmt::format("rank {}: {}: {}", rank_, name_of(call().collective), group_->failure));
     }
     return false;
   }
 
   std::vector<int> missing() {
     std::vector<int> ranks;
-    for (size_t rank = 0; rank < collective().members.size(); ++rank) {
-      if (!collective().members[rank].joined) {
+    for (size_t rank = 0; rank < call().members.size(); ++rank) {
+      if (!call().members[rank].joined) {
         ranks.push_back(static_cast<int>(rank));
       }
     }
@@ -165,57 +167,39 @@ class ThreadCommunicator final : public Communicator {
         world_(std::move(world)),
         group_(std::move(group)) {}
 
-  std::unique_ptr<Communicator> duplicate() override {
-    return subgroup('d', 0, topology(), rank(), duplicates_++);
-  }
-  std::unique_ptr<Communicator> node_group() override {
-    return subgroup('n', node(), Topology::blocks(local_size(), local_size()), local_rank(),
-                    node_groups_++);
-  }
-  std::unique_ptr<Communicator> peer_group() override {
-    check(topology().ranks_per_node() > 0, "peers need nodes of equally many ranks");
-    return subgroup('p', local_rank(), Topology::blocks(nodes(), 1), node(), peer_groups_++);
-  }
   void fail(int exit_code) override {
     world_->fail(fmt::format("rank {} has given up with exit code {}", rank(), exit_code));
   }
 
  protected:
-  Work start_all_gather(const Operation& operation) override { return join(operation); }
-  Work start_all_to_all(const Operation& operation) override { return join(operation); }
-  Work start_broadcast(const Operation& operation) override { return join(operation); }
-  Work start_barrier(const Operation& operation) override { return join(operation); }
+  std::unique_ptr<Communicator> make_group(const Subgroup& group) override {
+    int& made_before = made_[static_cast<size_t>(group.kind)];
+    return std::make_unique<ThreadCommunicator>(
+        world_, world_->group({group_.get(), group.kind, group.color, made_before++}),
+        group.topology, group.rank, counters());
+  }
   const char* kind() const override { return "threads"; }
 
- private:
-  std::unique_ptr<Communicator> subgroup(char which, int color, Topology topology, int rank,
-                                         int made_before) {
-    auto made = std::make_unique<ThreadCommunicator>(
-        world_, world_->group({group_.get(), which, color, made_before}), std::move(topology), rank,
-        counters());
-    made->set_timeout(timeout());
-    return made;
-  }
-
-  Work join(const Operation& operation) {
-    const bool moves = moves_bytes(operation.stream, kind(), operation.name);
+  Work start(const Operation& operation) override {
+    const bool moves = moves_bytes(operation.stream, kind(), operation.name());
     const std::lock_guard<std::mutex> lock(group_->mutex);
     if (!group_->failure.empty()) {
-      throw CommError(fmt::format("rank {}: {}: {}", rank(), operation.name, group_->failure));
+      throw CommError(fmt::format("rank {}: {}: {}", rank(), operation.name(), group_->failure));
     }
-    Group::Collective& mine = group_->collectives[operation.sequence];
+    Group::Call& mine = group_->calls[operation.sequence];
     if (mine.members.empty()) {
-      mine = {.name = operation.name,
+      mine = {.collective = operation.collective,
               .bytes = operation.bytes,
               .root = operation.root,
               .moves = moves,
               .members = std::vector<Group::Member>(static_cast<size_t>(size()))};
     }
-    if (std::string_view(mine.name) != operation.name || mine.bytes != operation.bytes ||
+    if (mine.collective != operation.collective || mine.bytes != operation.bytes ||
         mine.root != operation.root) {
       group_->fail(fmt::format(
           "collective {}: rank {} calls {} of {} bytes where others call {} of {} bytes",
-          operation.sequence, rank(), operation.name, operation.bytes, mine.name, mine.bytes));
+          operation.sequence, rank(), operation.name(), operation.bytes, name_of(mine.collective),
+          mine.bytes));
       throw CommError(group_->failure);
     }
     mine.members[static_cast<size_t>(rank())] = {true, operation.send, operation.recv};
@@ -228,16 +212,17 @@ class ThreadCommunicator final : public Communicator {
     return Work(std::make_unique<ThreadWork>(group_, operation.sequence, rank(), timeout()));
   }
 
+ private:
   std::shared_ptr<World> world_;
   std::shared_ptr<Group> group_;
-  int duplicates_ = 0, node_groups_ = 0, peer_groups_ = 0;
+  std::array<int, 3> made_ = {};  ///< of each kind of group
 };
 
 }  // namespace
 
 std::vector<std::unique_ptr<Communicator>> make_thread_ranks(const Topology& topology) {
   const auto world = std::make_shared<World>();
-  const std::shared_ptr<Group> all = world->group({nullptr, 'w', 0, 0});
+  const std::shared_ptr<Group> all = world->group({nullptr, Communicator::GroupKind::all, 0, 0});
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (int rank = 0; rank < topology.size(); ++rank) {
     ranks.push_back(std::make_unique<ThreadCommunicator>(world, all, topology, rank));

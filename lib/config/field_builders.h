@@ -60,6 +60,19 @@ Field integer(std::string key, Get get, Range range, std::string doc) {
       range, true);
 }
 
+/// A whole number of MiB for a member that counts bytes.
+template <class Get>
+Field mebibytes(std::string key, Get get, Range range, std::string doc) {
+  return with_range(make(
+                        std::move(key), "a whole number" + range.text(), std::move(doc), get,
+                        [range](const auto& value, const auto& what) {
+                          const std::optional<int64_t> count = read_integer(value, range, what);
+                          return count ? std::optional(*count << 20) : std::nullopt;
+                        },
+                        [](int64_t bytes) { return std::to_string(bytes >> 20); }),
+                    range, true);
+}
+
 /// From 1 to `most`; 0 stands for "not set", which a user can say only as null, where
 /// `null_is_unset`.
 template <class Get>

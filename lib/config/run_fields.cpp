@@ -147,7 +147,7 @@ std::vector<Field> run_fields() {
       duration("comm.timeout", in(&Settings::comm, &CommSettings::timeout_seconds), "10m",
                "Longest time for a message between ranks, after which the run ends"),
       integer(
-          "parallelism.zero_stage", in(&Settings::parallelism, &ParallelismSettings::zero_stage),
+          "parallelism.zero_stage", in(&Settings::parallelism, &StrategySettings::zero_stage),
           between(0, 3),
           "0: each rank keeps all (DDP); 1: ranks share moments and master weights; 2: gradients "
           "too; 3: all weights too (FSDP)")
@@ -155,8 +155,9 @@ std::vector<Field> run_fields() {
                   .text = "What ranks share, 0 (nothing) to 3 (all)",
                   .when = on_several_ranks,
                   .changes_memory = true}),
-      integer("parallelism.bucket_mb", in(&Settings::parallelism, &ParallelismSettings::bucket_mb),
-              between(1, 65536), "MiB of gradients that ranks exchange at a time"),
+      mebibytes("parallelism.bucket_mb",
+                in(&Settings::parallelism, &StrategySettings::bucket_bytes), between(1, 65536),
+                "MiB of gradients that ranks exchange at a time"),
       integer("parallelism.check_replicas",
               in(&Settings::parallelism, &ParallelismSettings::check_replicas), at_least(0),
               "Steps between comparisons of the ranks' weights by hash, which also precede each "

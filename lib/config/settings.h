@@ -13,6 +13,7 @@
 #include "device/device_choice.h"
 #include "model/model_config.h"
 #include "optim/settings.h"
+#include "parallel/settings.h"
 #include "precision/plan.h"
 
 namespace fp8train {
@@ -152,9 +153,7 @@ struct WatchdogSettings {
   bool operator==(const WatchdogSettings&) const = default;
 };
 
-struct ParallelismSettings {
-  int64_t zero_stage = 0;         ///< 0: DDP; 1, 2, 3: what ranks share (parallel/shard_layout.h)
-  int64_t bucket_mb = 25;         ///< MiB of gradients that are exchanged at a time
+struct ParallelismSettings : StrategySettings {
   int64_t check_replicas = 1000;  ///< steps between comparisons of the ranks' weights; 0: none
 
   bool operator==(const ParallelismSettings&) const = default;

@@ -18,6 +18,11 @@ ParameterFormats formats_of(const PrecisionPlan& plan, const LinearPlan& linear)
   return linear.exempt_reason.empty() ? parameter_formats(plan) : ParameterFormats{};
 }
 
+/// Of a norm, or a bias.
+Parameter vector_of(const std::string& name, int64_t size, Init init) {
+  return {.name = name, .shape = {size}, .decay = false, .init = init, .overwritten = true};
+}
+
 /// Values, gradients and moments of the head stay in fp32, also where its GEMMs have no scales: at
 /// most it has a copy for them. Where it is the embedding too, that is read in fp32.
 ParameterFormats head_formats(const PrecisionPlan& plan, const LinearPlan& head) {
@@ -90,18 +95,10 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
 
 Norm Decoder::make_norm(const std::string& name, const SavedFormat& input) {
   const bool centered = config_.norm == NormKind::layer_norm;
-  Parameter* weight = parameters_.add({.name = name + ".weight",
-                                       .shape = {config_.hidden_size},
-                                       .decay = false,
-                                       .init = Init::ones,
-                                       .overwritten = true});
+  Parameter* weight = parameters_.add(vector_of(name + ".weight", config_.hidden_size, Init::ones));
   Parameter* bias = nullptr;
   if (centered && config_.norm_bias) {
-    bias = parameters_.add({.name = name + ".bias",
-                            .shape = {config_.hidden_size},
-                            .decay = false,
-                            .init = Init::zeros,
-                            .overwritten = true});
+    bias = parameters_.add(vector_of(name + ".bias", config_.hidden_size, Init::zeros));
   }
   return {weight, bias, centered, config_.norm_eps, input};
 }
@@ -121,11 +118,7 @@ Linear Decoder::make_linear(const std::string& name) {
                                        .overwritten = true});
   Parameter* offset = nullptr;
   if (plan.site.has_bias) {
-    offset = parameters_.add({.name = name + ".bias",
-                              .shape = {plan.site.out_features},
-                              .decay = false,
-                              .init = Init::zeros,
-                              .overwritten = true});
+    offset = parameters_.add(vector_of(name + ".bias", plan.site.out_features, Init::zeros));
   }
   return {plan, weight, offset, scaling_};
 }
@@ -140,14 +133,8 @@ bool Decoder::is_exempt(int64_t block) const {
 void Decoder::add_block(int64_t index, const DecoderOptions& options) {
   const std::string layer = fmt::format("layers.{}.", index);
   const auto head_norm = [&](const char* name) -> Parameter* {
-    if (!config_.qk_norm) {
-      return nullptr;
-    }
-    return parameters_.add({.name = layer + name,
-                            .shape = {config_.head_dim},
-                            .decay = false,
-                            .init = Init::ones,
-                            .overwritten = true});
+    return config_.qk_norm ? parameters_.add(vector_of(layer + name, config_.head_dim, Init::ones))
+                           : nullptr;
   };
   const bool exempt = is_exempt(index);
   const auto saved_input = [&](const TensorFormat& format) {
@@ -175,14 +162,7 @@ void Decoder::add_block(int64_t index, const DecoderOptions& options) {
 }
 
 void Decoder::allocate(const DecoderOptions& options) {
-  if (options.layout) {
-    parameters_.allocate(*device_, options.layout(parameters_));
-  } else {
-    parameters_.allocate(*device_, options.gradients, options.exchanged);
-  }
-  if (options.owners) {
-    parameters_.divide_updates(options.owners(parameters_));
-  }
+  parameters_.allocate(*device_, options.gradients, options.sharing);
   scaling_.allocate(*device_);
   for (size_t unit = 0; unit < units(); ++unit) {
     for_each_linear(unit, [&](Linear& linear) { linear.weight().allocate(*device_, parameters_); });

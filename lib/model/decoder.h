@@ -3,7 +3,6 @@
 // parameters, gradients, GEMM operands and scaling state on one device. On the meta device the same
 // code counts instead of computing.
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -23,14 +22,11 @@
 namespace fp8train {
 
 struct DecoderOptions {
-  /// How the store is laid out where ranks share it; empty: each has all of it.
-  std::function<StoreLayout(const ParameterStore&)> layout;
   Recompute recompute = Recompute::none;
   float z_loss = 0.0F;
   int64_t head_chunk_rows = 0;  ///< 0: as head_chunk_rows() says
   bool gradients = true;        ///< false: forward only, nothing is allocated for backward
-  bool exchanged = false;       ///< several ranks exchange gradients
-  std::function<UpdateOwners(const ParameterStore&)> owners;  ///< empty: each updates everything
+  StoreSharing sharing;
 };
 
 class Decoder {

@@ -95,18 +95,16 @@ void Attention::forward(const StepContext& context, const Linear::Input& x, View
   if (cache != nullptr) {
     check(past + length <= cache->capacity, "the KV cache is full");
     const int64_t width = kv_heads * head_dim;
-    k = ops::append_to_cache(context.stream, {.rows = k,
-                                              .cache = cache->keys,
-                                              .batch = batch,
-                                              .length = length,
-                                              .width = width,
-                                              .past = past});
-    v = ops::append_to_cache(context.stream, {.rows = v,
-                                              .cache = cache->values,
-                                              .batch = batch,
-                                              .length = length,
-                                              .width = width,
-                                              .past = past});
+    const auto append = [&](const ops::HeadsView& from, const View& to) {
+      return ops::append_to_cache(context.stream, {.rows = from,
+                                                   .cache = to,
+                                                   .batch = batch,
+                                                   .length = length,
+                                                   .width = width,
+                                                   .past = past});
+    };
+    k = append(k, cache->keys);
+    v = append(v, cache->values);
   }
   saved.attended = allocate(arena, dtype, {rows, heads * head_dim});
   saved.log_sum_exp = allocate(arena, DType::f32, {batch, heads, length});
@@ -154,27 +152,24 @@ void Attention::backward(const StepContext& context, ConstView dy, View dx, int6
   if (q_norm_ != nullptr) {
     const View partial =
         allocate(*context.scratch, DType::f32, {ops::norm_partial_rows(rows), head_dim});
-    const bool overwrite = context.overwrites_gradients && q_norm_->overwritten;
-    ops::head_rms_norm_backward(context.stream, {.dx = dq,
-                                                 .rows = rows,
-                                                 .heads = heads,
-                                                 .head_dim = head_dim,
-                                                 .original = saved.q_original,
-                                                 .weight = q_norm_->value,
-                                                 .rstd = saved.q_rstd,
-                                                 .weight_grad = q_norm_->gradient,
-                                                 .scratch = partial,
-                                                 .overwrite_weight_grad = overwrite});
-    ops::head_rms_norm_backward(context.stream, {.dx = dk,
-                                                 .rows = rows,
-                                                 .heads = kv_heads,
-                                                 .head_dim = head_dim,
-                                                 .original = saved.k_original,
-                                                 .weight = k_norm_->value,
-                                                 .rstd = saved.k_rstd,
-                                                 .weight_grad = k_norm_->gradient,
-                                                 .scratch = partial,
-                                                 .overwrite_weight_grad = overwrite});
+    const auto normalize_backward = [&](const ops::HeadsView& d, int64_t count,
+                                        const Parameter& weight, const View& original,
+                                        const View& rstd) {
+      ops::head_rms_norm_backward(
+          context.stream,
+          {.dx = d,
+           .rows = rows,
+           .heads = count,
+           .head_dim = dimensions_.head_dim,
+           .original = original,
+           .weight = weight.value,
+           .rstd = rstd,
+           .weight_grad = weight.gradient,
+           .scratch = partial,
+           .overwrite_weight_grad = context.overwrites_gradients && weight.overwritten});
+    };
+    normalize_backward(dq, heads, *q_norm_, saved.q_original, saved.q_rstd);
+    normalize_backward(dk, kv_heads, *k_norm_, saved.k_original, saved.k_rstd);
   }
   qkv_.backward(context, d_projected, dx, saved.qkv);
 }

@@ -41,13 +41,11 @@ void Linear::forward(const StepContext& context, const Source& x, View y, Saved&
         "a layer whose input is smoothed takes it with its scales");
   const LinearOperands::Pair operands =
       x_.make(context, x, wanted, {memory_of(*context.scratch), memory_of(*context.saved)});
-  multiply(context, {.a = operands.along_rows,
+  multiply(context, {.plan = plan_.fprop,
+                     .a = operands.along_rows,
                      .b = weight_.fprop_operand(context, wanted.along_rows, x.smoothing),
                      .c = y,
-                     .beta = 0.0F,
-                     .bias = bias_ == nullptr ? ConstView{} : ConstView(bias_->value),
-                     .fast_accumulate = plan_.fprop.fast_accumulate,
-                     .emulate_accumulator = plan_.fprop.emulate_accumulator});
+                     .bias = bias_ == nullptr ? ConstView{} : ConstView(bias_->value)});
   saved = context.training ? Saved{operands.along_columns, x.smoothing} : Saved{};
 }
 
@@ -58,11 +56,10 @@ void Linear::backward(const StepContext& context, const Source& dy, View dx,
   const LinearOperands::Pair operands =
       dy_.make(context, dy, wanted_of_gradient(context), {scratch, scratch});
   if (!dx.empty()) {
-    multiply(context, {.a = operands.along_rows,
+    multiply(context, {.plan = plan_.dgrad,
+                       .a = operands.along_rows,
                        .b = weight_.dgrad_operand(context),
-                       .c = dx,
-                       .fast_accumulate = plan_.dgrad.fast_accumulate,
-                       .emulate_accumulator = plan_.dgrad.emulate_accumulator});
+                       .c = dx});
   }
   make_weight_gradient(context, operands.along_columns, saved);
   if (bias_ != nullptr) {
@@ -81,22 +78,16 @@ void Linear::make_weight_gradient(const StepContext& context, const LinearOperan
                                   const Saved& x) const {
   const Parameter& weight = weight_.parameter();
   const bool add = !(context.overwrites_gradients && weight.overwritten);
-  if (!weight.gradient.empty() && x.smoothing.empty()) {  // straight into the buffer
-    multiply(context, {.a = dy,
-                       .b = x.x,
-                       .c = weight.gradient,
-                       .beta = add ? 1.0F : 0.0F,
-                       .fast_accumulate = plan_.wgrad.fast_accumulate,
-                       .emulate_accumulator = plan_.wgrad.emulate_accumulator});
+  const bool direct = !weight.gradient.empty() && x.smoothing.empty();
+  ArenaScope scope(*context.scratch);
+  const View product =
+      direct ? weight.gradient : fp8train::allocate(*context.scratch, DType::f32, weight.shape);
+  multiply(
+      context,
+      {.plan = plan_.wgrad, .a = dy, .b = x.x, .c = product, .beta = direct && add ? 1.0F : 0.0F});
+  if (direct) {
     return;
   }
-  ArenaScope scope(*context.scratch);
-  const View product = fp8train::allocate(*context.scratch, DType::f32, weight.shape);
-  multiply(context, {.a = dy,
-                     .b = x.x,
-                     .c = product,
-                     .fast_accumulate = plan_.wgrad.fast_accumulate,
-                     .emulate_accumulator = plan_.wgrad.emulate_accumulator});
   if (!x.smoothing.empty()) {
     const bool stored = weight.gradient.empty();
     ops::divide_columns(context.stream, product, x.smoothing, stored ? product : weight.gradient,

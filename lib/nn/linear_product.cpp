@@ -65,8 +65,8 @@ void multiply(const StepContext& context, const LinearProduct& product) {
                     .c = product.c,
                     .beta = product.beta,
                     .bias = product.bias,
-                    .fast_accumulate = product.fast_accumulate,
-                    .emulate_accumulator = product.emulate_accumulator};
+                    .fast_accumulate = product.plan.fast_accumulate,
+                    .emulate_accumulator = product.plan.emulate_accumulator};
   const size_t bytes = ops::gemm_scratch_bytes(context.device->traits(), call);
   if (bytes > 0) {
     call.scratch = allocate(*context.scratch, DType::u8, {static_cast<int64_t>(bytes)});

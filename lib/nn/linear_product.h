@@ -30,12 +30,11 @@ struct LinearOperand {
 
 /// c = a b + beta c (+ bias), each operand contracted along the extent that it was made for.
 struct LinearProduct {
+  const GemmPlan& plan;  ///< of which the accumulation is read
   LinearOperand a, b;
   View c;
   float beta = 0.0F;
   ConstView bias;
-  bool fast_accumulate = false;
-  bool emulate_accumulator = false;
 };
 
 /// Runs the product; what it needs in addition to its operands is taken from the scratch arena.

@@ -91,8 +91,18 @@ void ParameterStore::allocate(Device& device, bool with_gradients, bool exchange
   }
 }
 
+void ParameterStore::allocate(Device& device, bool with_gradients, const StoreSharing& sharing) {
+  if (sharing.layout) {
+    return allocate(device, sharing.layout(*this));
+  }
+  allocate(device, with_gradients, sharing.exchanged);
+  if (sharing.owners) {
+    divide_updates(sharing.owners(*this));
+  }
+}
+
 void ParameterStore::divide_updates(UpdateOwners owners) {
-  check(!layout_ && owners.of.size() == parameters_.size(), "each parameter has an owner");
+  check(owners.of.size() == parameters_.size(), "each parameter has an owner");
   owners_ = std::move(owners);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (owners_->of[i] != owners_->rank) {
@@ -247,12 +257,6 @@ void set_value(Device& device, const Parameter& parameter, const float* values) 
     set_part(device, updated, parameter.updated.first, to);
   }
   device.synchronize();
-}
-
-std::vector<float> value_on_host(Device& device, const Parameter& parameter) {
-  std::vector<float> values(static_cast<size_t>(parameter.shape.count()));
-  value_to_host(device, parameter, values.data());
-  return values;
 }
 
 void value_to_host(Device& device, const Parameter& parameter, float* to) {

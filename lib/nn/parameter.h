@@ -8,6 +8,7 @@
 // ParameterGatherer (nn/context.h), which moves them between ranks, determines their content.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -92,6 +93,17 @@ struct UpdateOwners {
   std::vector<int> of;  ///< the rank of each parameter
 };
 
+class ParameterStore;
+
+/// How ranks share the parameters of a store.
+struct StoreSharing {
+  bool exchanged = false;  ///< as ParameterStore::allocate
+  /// Empty: every rank has and updates everything.
+  std::function<StoreLayout(const ParameterStore&)> layout;
+  /// Empty: every rank updates everything that it has. Not with a layout.
+  std::function<UpdateOwners(const ParameterStore&)> owners;
+};
+
 class ParameterStore {
  public:
   /// The pointer stays valid for the life of the store.
@@ -107,9 +119,9 @@ class ParameterStore {
   void allocate(Device& device, bool with_gradients = true, bool exchanged = false);
   /// As `layout` says, with gradients.
   void allocate(Device& device, const StoreLayout& layout);
-  /// After allocate() without a layout: this rank updates those of its own. All have whole values
-  /// and gradients.
-  void divide_updates(UpdateOwners owners);
+  /// In the way of the two that ranks share it in: with owners this rank updates those of its own,
+  /// and all have whole values and gradients.
+  void allocate(Device& device, bool with_gradients, const StoreSharing& sharing);
 
   const std::vector<std::unique_ptr<Parameter>>& all() const { return parameters_; }
   /// Queue i has the gradients that cross the wire as wires()[i] or, under a layout, those of
@@ -165,6 +177,7 @@ class ParameterStore {
   void initialize(Device& device, uint64_t seed);
 
  private:
+  void divide_updates(UpdateOwners owners);
   void allocate_automatic(Device& device);
   void allocate_wholes(Device& device);
   void allocate_shards(Device& device);
@@ -206,11 +219,10 @@ class ParameterStore {
   Tensor automatic_;
 };
 
-/// A parameter's value from and to the host, in row-major order; cast to its format, to nearest. Of
-/// all values those that this rank updates are set. Reading is for a store without a layout.
+/// A parameter's value from and to the host, shape.count() floats in row-major order; cast to its
+/// format, to nearest. Of all values those that this rank updates are set. Reading is for a store
+/// without a layout.
 void set_value(Device& device, const Parameter& parameter, const float* values);
-std::vector<float> value_on_host(Device& device, const Parameter& parameter);
-/// The same into shape.count() floats of the caller.
 void value_to_host(Device& device, const Parameter& parameter, float* to);
 
 }  // namespace fp8train

@@ -227,14 +227,4 @@ void Optimizer::set_control(const ops::StepControl& control) {
   device().copy_from_host(control_.data(), &control, sizeof(control));
 }
 
-StepReport Optimizer::report() const {
-  const ops::StepControl now = control();
-  return {.gradient_norm = now.gradient_norm,
-          .loss_scale = now.loss_scale,
-          .skipped_steps = now.skipped_steps,
-          .applied_steps = now.applied_steps,
-          .skipped = now.skip != 0,
-          .skipped_in_a_row = now.skipped_in_a_row};
-}
-
 }  // namespace fp8train

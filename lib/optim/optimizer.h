@@ -1,7 +1,7 @@
 #pragma once
 // One optimizer step over a parameter store: the gradients' global norm, clipping, skip of
 // non-finite steps, the update itself and the GEMM copies of the new weights. Everything is decided
-// on the device; the host reads StepReport once per logging interval.
+// on the device; the host reads its ops::StepControl once per logging interval.
 //
 // The base class does the work that all optimizers have in common. A further optimizer is one file:
 // a class that defines its states by name and updates one parameter, and an OptimizerEntry
@@ -19,16 +19,6 @@
 #include "optim/settings.h"
 
 namespace fp8train {
-
-/// What the last step did, read from the device.
-struct StepReport {
-  float gradient_norm;    ///< before clipping, without the loss scale
-  float loss_scale;       ///< for the next step
-  int64_t skipped_steps;  ///< since the start of the run
-  int64_t applied_steps;
-  bool skipped;              ///< the last step
-  int64_t skipped_in_a_row;  ///< up to the last step
-};
 
 /// How values of several ranks become one, in place: for an optimizer that updates parts of
 /// parameters (Parameter::updated).
@@ -115,12 +105,11 @@ class Optimizer {
   /// That of a new run.
   float initial_loss_scale() const;
 
-  StepReport report() const;
-
-  /// For checkpoints: the states in their order, and the control.
+  /// For checkpoints: the states in their order.
   virtual std::vector<const OptimizerState*> states() const = 0;
   /// Of one parameter, or of the part of it that is updated; empty where there is no such state.
   StoredTensor state(std::string_view name, size_t parameter) const;
+  /// What the last step did, and what the next one starts from. Waits for the device.
   ops::StepControl control() const;
   void set_control(const ops::StepControl& control);
 

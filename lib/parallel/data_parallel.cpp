@@ -1,4 +1,5 @@
-#include "parallel/data_parallel.h"
+// Replicas (DDP): parameters whose gradients lie side by side make a bucket, which is exchanged in
+// the format of the plan's wire. Two exchanges are under way at a time.
 
 #include <algorithm>
 #include <utility>
@@ -31,11 +32,12 @@ void cut(const StoredPool& gradients, size_t buffer, size_t most_bytes,
 
 std::vector<GradientBuckets::Bucket> cut_buckets(const Communicator& comm,
                                                  const ParameterStore& parameters,
-                                                 const ExchangeSettings& settings) {
+                                                 const StrategySite& site) {
+  const int64_t most_bytes = site.settings.bucket_bytes;
   const StoredPool& gradients = parameters.gradients();
   std::vector<StoredPool::Stretch> stretches;
   for (size_t buffer = 0; buffer < gradients.buffers(); ++buffer) {
-    cut(gradients, buffer, static_cast<size_t>(settings.bucket_bytes), stretches);
+    cut(gradients, buffer, static_cast<size_t>(most_bytes), stretches);
   }
   // As backward completes them, so that queues take turns.
   const auto first_parameter = [&](const StoredPool::Stretch& stretch) {
@@ -53,10 +55,10 @@ std::vector<GradientBuckets::Bucket> cut_buckets(const Communicator& comm,
         {.parameters = members,
          .gradients = {.gradients = gradients.flat(stretch),
                        .tensors = gradients.begins_of(stretch),
-                       .piece_bytes = settings.bucket_bytes,
+                       .piece_bytes = most_bytes,
                        .automatic = parameters.controllers_of(members),
                        .result = parameters.exchanged_gradients(stretch)},
-         .wire = gradient_wire(parameters.wires()[wire], settings.self_exact, comm.topology()),
+         .wire = gradient_wire(parameters.wires()[wire], site.self_exact, comm.topology()),
          .shard = {},
          .queue = buckets.size() % kQueues});
   }
@@ -65,14 +67,11 @@ std::vector<GradientBuckets::Bucket> cut_buckets(const Communicator& comm,
 
 }  // namespace
 
-DataParallel::DataParallel(Communicator& comm, Device& device, const ParameterStore& parameters,
-                           const ExchangeSettings& settings)
-    : buckets_(comm, device, parameters.all().size(), cut_buckets(comm, parameters, settings)) {}
-
 void Replicas::attach(Device& device, ParameterStore& parameters, const View& amax) {
   RankedStrategy::attach(device, parameters, amax);
-  if (settings().trains) {
-    gradients_.emplace(comm(), device, parameters, settings().exchange);
+  if (site().trains) {
+    gradients_.emplace(comm(), device, parameters.all().size(),
+                       cut_buckets(comm(), parameters, site()));
   }
 }
 
@@ -87,8 +86,8 @@ void Replicas::finish_exchange(double* squared_norm) {
   sum(squared_norm);
 }
 
-std::unique_ptr<Strategy> make_data_parallel(const Mesh& mesh, const StrategySettings& settings) {
-  return std::make_unique<Replicas>(mesh, settings);
+std::unique_ptr<Strategy> make_data_parallel(const StrategySite& site) {
+  return std::make_unique<Replicas>(site);
 }
 
 }  // namespace fp8train

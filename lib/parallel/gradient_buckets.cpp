@@ -23,10 +23,11 @@ GradientBuckets::GradientBuckets(Communicator& comm, Device& device, size_t para
     }
     const ExchangeResult result =
         bucket.shard.empty() ? ExchangeResult::whole : ExchangeResult::shard;
-    GradientExchange exchange(comm, device, bucket.wire, std::move(bucket.gradients), result,
-                              comm.in_stream_order() ? &queues_.front().groups : &queue.groups);
+    auto exchange =
+        make_gradient_exchange(comm, device, bucket.wire, std::move(bucket.gradients), result,
+                               comm.in_stream_order() ? &queues_.front().groups : &queue.groups);
     queue.waiting.reserve(queue.waiting.capacity() + 1);
-    queue.scratch_bytes = std::max(queue.scratch_bytes, exchange.scratch_bytes());
+    queue.scratch_bytes = std::max(queue.scratch_bytes, exchange->scratch_bytes());
     buckets_.push_back({.parameters = std::move(bucket.parameters),
                         .shard = bucket.shard,
                         .queue = bucket.queue,
@@ -44,7 +45,7 @@ void GradientBuckets::begin(Stream stream) {
   }
 }
 
-void GradientBuckets::complete(size_t begin, size_t end) {
+void GradientBuckets::gradients_complete(size_t begin, size_t end) {
   for (size_t parameter = begin; parameter < end; ++parameter) {
     const size_t bucket = bucket_of_[parameter];
     if (--buckets_[bucket].missing == 0) {
@@ -65,7 +66,7 @@ void GradientBuckets::progress() {
 /// Where communicators keep the order of streams an exchange that has started needs no waiting: the
 /// next one starts at once, so that all ranks submit theirs in one order.
 void GradientBuckets::progress(Queue& queue) {
-  while (!queue.bucket || buckets_[*queue.bucket].exchange.advance()) {
+  while (!queue.bucket || buckets_[*queue.bucket].exchange->advance()) {
     if (queue.next == queue.waiting.size()) {
       return;
     }
@@ -80,14 +81,14 @@ void GradientBuckets::start_next(Queue& queue) {
   const TraceSpan span("start_exchange");
   const size_t bucket = queue.waiting[queue.next++];
   Exchanged& started = buckets_[bucket];
-  started.exchange.start(stream_, queue.scratch.data(), 1.0F, started.shard);
+  started.exchange->start(stream_, queue.scratch.data(), 1.0F, started.shard);
   queue.bucket = bucket;
 }
 
 void GradientBuckets::finish_bucket(Queue& queue) {
   if (queue.bucket) {
     const TraceSpan span("finish_exchange");
-    buckets_[*queue.bucket].exchange.finish();
+    buckets_[*queue.bucket].exchange->finish();
     queue.bucket.reset();
   }
 }
@@ -98,7 +99,7 @@ void GradientBuckets::finish(size_t index) {
     start_next(queue);
   }
   for (size_t i = 0; in_stream_order_ && i + 1 < queue.next; ++i) {
-    buckets_[queue.waiting[i]].exchange.finish();
+    buckets_[queue.waiting[i]].exchange->finish();
   }
   finish_bucket(queue);
   queue.waiting.clear();

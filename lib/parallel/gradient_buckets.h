@@ -6,15 +6,17 @@
 // construction: for each queue as much as the largest piece of its buckets needs.
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "comm/gradient_exchange.h"
 #include "device/device.h"
+#include "nn/context.h"
 
 namespace fp8train {
 
-class GradientBuckets {
+class GradientBuckets final : public GradientListener {
  public:
   struct Bucket {
     std::vector<size_t> parameters;
@@ -32,16 +34,12 @@ class GradientBuckets {
 
   /// Before the backward pass that completes the gradients.
   void begin(Stream stream);
-  /// Of the parameters [begin, end) of the store.
-  void complete(size_t begin, size_t end);
-  /// As far as that takes no waiting.
-  void progress();
+  void gradients_complete(size_t begin, size_t end) override;
+  void progress() override;
   /// Waits for the exchanges of a queue.
   void finish(size_t queue);
   /// Waits for all. The gradients of every bucket are complete.
   void finish();
-
-  size_t size() const { return buckets_.size(); }
 
  private:
   /// Exchanges that are under way at the same time need memory each, and an order of messages,
@@ -59,7 +57,7 @@ class GradientBuckets {
     View shard;
     size_t queue = 0;
     size_t missing = 0;  ///< parameters whose gradients are not complete
-    GradientExchange exchange;
+    std::unique_ptr<GradientExchange> exchange;
   };
   void progress(Queue& queue);
   void start_next(Queue& queue);

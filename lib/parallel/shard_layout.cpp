@@ -16,11 +16,11 @@ bool alike(const Parameter& parameter, const Parameter& other) {
 
 class LayoutMaker {
  public:
-  LayoutMaker(const ParameterStore& parameters, int ranks, int rank, const ShardSettings& settings)
-      : parameters_(parameters), settings_(settings) {
-    layout_.ranks = ranks;
-    layout_.rank = rank;
-    layout_.operands_take_turns = settings.stage >= 3;
+  LayoutMaker(const ParameterStore& parameters, const StrategySite& site)
+      : parameters_(parameters), site_(site) {
+    layout_.ranks = site.mesh.size(Axis::data);
+    layout_.rank = site.mesh.index(Axis::data);
+    layout_.operands_take_turns = stage() >= 3;
     layout_.parts.resize(parameters.all().size());
   }
 
@@ -41,13 +41,15 @@ class LayoutMaker {
   }
 
  private:
+  int64_t stage() const { return site_.settings.zero_stage; }
+
   /// Neighbours, and the two ends where they are read together, do not share memory.
   size_t turn_of(size_t unit, size_t units) const {
     constexpr size_t kEnds = 2;
     if (unit == 0) {
       return kEnds;
     }
-    return unit + 1 < units ? unit % 2 : settings_.last_reads_first ? kEnds + 1 : kEnds;
+    return unit + 1 < units ? unit % 2 : site_.ties_embeddings ? kEnds + 1 : kEnds;
   }
 
   int64_t gradient_bytes(size_t parameter) const {
@@ -63,7 +65,7 @@ class LayoutMaker {
         bytes += gradient_bytes(member);
       }
       const Parameter& other = *parameters_.all()[layout_.segments[i].parameters.front()];
-      if (bytes <= settings_.bucket_bytes && alike(*parameters_.all()[parameter], other)) {
+      if (bytes <= site_.settings.bucket_bytes && alike(*parameters_.all()[parameter], other)) {
         return i;
       }
     }
@@ -72,8 +74,8 @@ class LayoutMaker {
     layout_.segments.push_back({.unit = unit,
                                 .parameters = {},
                                 .begins = {},
-                                .values_stay = settings_.stage < 3 && is_read,
-                                .gradients_stay = settings_.stage < 2 || settings_.accumulates});
+                                .values_stay = stage() < 3 && is_read,
+                                .gradients_stay = stage() < 2 || site_.accumulates});
     return layout_.segments.size() - 1;
   }
 
@@ -105,16 +107,16 @@ class LayoutMaker {
   }
 
   const ParameterStore& parameters_;
-  const ShardSettings& settings_;
+  const StrategySite& site_;
   StoreLayout layout_;
 };
 
 }  // namespace
 
-StoreLayout shard_layout(const ParameterStore& parameters, int ranks, int rank,
-                         const ShardSettings& settings) {
-  check(settings.stage >= 1 && settings.stage <= 3, "ZeRO has the stages 1, 2 and 3");
-  return LayoutMaker(parameters, ranks, rank, settings).make();
+StoreLayout shard_layout(const ParameterStore& parameters, const StrategySite& site) {
+  const int64_t stage = site.settings.zero_stage;
+  check(stage >= 1 && stage <= 3, "ZeRO has the stages 1, 2 and 3");
+  return LayoutMaker(parameters, site).make();
 }
 
 }  // namespace fp8train

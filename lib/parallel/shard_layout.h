@@ -9,25 +9,15 @@
 // The assignment of updates to ranks does not depend on the stage: sums, norms and updates have the
 // same bits.
 
-#include <cstdint>
-
 #include "nn/parameter.h"
 #include "nn/store_layout.h"
+#include "parallel/strategy.h"
 
 namespace fp8train {
 
-struct ShardSettings {
-  int stage = 1;
-  int64_t bucket_bytes = int64_t{25}
-                         << 20;  ///< of gradients in a segment; one parameter may be more
-  /// Several micro-batches add to a gradient before it is exchanged: whole gradients stay.
-  bool accumulates = false;
-  /// What comes last reads parameters of what comes first: their turns differ.
-  bool last_reads_first = false;
-};
-
-/// For a store that is not allocated yet. Units are used in order, first to last and back.
-StoreLayout shard_layout(const ParameterStore& parameters, int ranks, int rank,
-                         const ShardSettings& settings);
+/// For a store that is not allocated yet, and the ranks of the data axis. Units are used in order,
+/// first to last and back. A segment has at most StrategySettings::bucket_bytes of gradients; one
+/// parameter may be more. Where the site accumulates, whole gradients stay.
+StoreLayout shard_layout(const ParameterStore& parameters, const StrategySite& site);
 
 }  // namespace fp8train

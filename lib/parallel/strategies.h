@@ -5,21 +5,19 @@
 #include <memory>
 #include <optional>
 
-#include "parallel/data_parallel.h"
+#include "parallel/gradient_buckets.h"
 #include "parallel/strategy.h"
 
 namespace fp8train {
 
-std::unique_ptr<Strategy> make_single(const Mesh& mesh, const StrategySettings& settings);
-std::unique_ptr<Strategy> make_data_parallel(const Mesh& mesh, const StrategySettings& settings);
-std::unique_ptr<Strategy> make_whole_parameters(const Mesh& mesh, const StrategySettings& settings);
-std::unique_ptr<Strategy> make_zero(const Mesh& mesh, const StrategySettings& settings);
+std::unique_ptr<Strategy> make_data_parallel(const StrategySite& site);
+std::unique_ptr<Strategy> make_whole_parameters(const StrategySite& site);
+std::unique_ptr<Strategy> make_zero(const StrategySite& site);
 
 /// Several ranks: few values of each become one through memory that attach() takes.
 class RankedStrategy : public Strategy, protected RankCombiner {
  public:
-  RankedStrategy(const Mesh& mesh, const StrategySettings& settings)
-      : Strategy(mesh), settings_(settings) {}
+  using Strategy::Strategy;
 
   void attach(Device& device, ParameterStore& parameters, const View& amax) override;
   bool rounds_gradients() const override { return true; }
@@ -28,7 +26,6 @@ class RankedStrategy : public Strategy, protected RankCombiner {
   void combine_amax(Stream stream, const View& values) override;
 
  protected:
-  const StrategySettings& settings() const { return settings_; }
   Communicator& comm() const { return *mesh().group(Axis::data); }
   void* combine_scratch() const { return combined_.data(); }
 
@@ -36,12 +33,12 @@ class RankedStrategy : public Strategy, protected RankCombiner {
   void largest(const View& values) override;
 
  private:
-  StrategySettings settings_;
   Buffer combined_;  ///< a few values of every rank
 };
 
-/// Every rank has all parameters and gradients. Also of an evaluation by several ranks, which
-/// exchange no gradients.
+/// Data parallelism (DDP): every rank has all parameters and works on batches of its own; gradients
+/// are summed over the ranks while backward still runs. Also of an evaluation by several ranks,
+/// which exchange none.
 class Replicas : public RankedStrategy {
  public:
   using RankedStrategy::RankedStrategy;
@@ -50,12 +47,9 @@ class Replicas : public RankedStrategy {
   void attach(Device& device, ParameterStore& parameters, const View& amax) override;
   GradientListener* begin_exchange() override;
   void finish_exchange(double* squared_norm) override;
-  RankCombiner* combiner() override { return nullptr; }
-  void values_changed() override {}
-  ParameterGatherer* gatherer() override { return nullptr; }
 
  private:
-  std::optional<DataParallel> gradients_;
+  std::optional<GradientBuckets> gradients_;
 };
 
 }  // namespace fp8train

@@ -12,44 +12,41 @@ namespace {
 
 struct Entry {
   const char* name = nullptr;
-  bool (*serves)(const Mesh& mesh, const StrategySettings& settings) = nullptr;
-  std::unique_ptr<Strategy> (*make)(const Mesh& mesh, const StrategySettings& settings) = nullptr;
+  bool (*serves)(const StrategySite& site) = nullptr;
+  std::unique_ptr<Strategy> (*make)(const StrategySite& site) = nullptr;
   bool has_stages = false;  ///< the name is followed by StrategySettings::zero_stage
 };
 
 constexpr Entry kStrategies[] = {
-    {"one rank", [](const Mesh& mesh, const StrategySettings&) { return mesh.world_size() == 1; },
-     make_single},
+    {"one rank", [](const StrategySite& site) { return site.mesh.world_size() == 1; },
+     [](const StrategySite& site) { return std::make_unique<Strategy>(site); }},
     {"ZeRO",
-     [](const Mesh&, const StrategySettings& settings) {
-       return settings.trains && settings.zero_stage == 1 && settings.whole_cost != nullptr;
+     [](const StrategySite& site) {
+       return site.trains && site.settings.zero_stage == 1 && site.whole_cost != nullptr;
      },
      make_whole_parameters, true},
-    {"ZeRO",
-     [](const Mesh&, const StrategySettings& settings) {
-       return settings.trains && settings.zero_stage > 0;
-     },
+    {"ZeRO", [](const StrategySite& site) { return site.trains && site.settings.zero_stage > 0; },
      make_zero, true},
-    {"DDP", [](const Mesh&, const StrategySettings&) { return true; }, make_data_parallel},
+    {"DDP", [](const StrategySite&) { return true; }, make_data_parallel},
 };
 
-const Entry& entry_for(const Mesh& mesh, const StrategySettings& settings) {
+const Entry& entry_for(const StrategySite& site) {
   return *std::find_if(std::begin(kStrategies), std::end(kStrategies),
-                       [&](const Entry& entry) { return entry.serves(mesh, settings); });
+                       [&](const Entry& entry) { return entry.serves(site); });
 }
 
 }  // namespace
 
-std::unique_ptr<Strategy> make_strategy(const Mesh& mesh, const StrategySettings& settings) {
-  return entry_for(mesh, settings).make(mesh, settings);
+std::unique_ptr<Strategy> make_strategy(const StrategySite& site) {
+  return entry_for(site).make(site);
 }
 
-std::string strategy_name(const MeshShape& shape, const StrategySettings& settings) {
-  const Entry& entry = entry_for(Mesh(shape, 0, nullptr), settings);
+std::string strategy_name(const StrategySite& site) {
+  const Entry& entry = entry_for(site);
   std::string name = entry.name;
   if (entry.has_stages) {
     name += ' ';
-    name += std::to_string(settings.zero_stage);
+    name += std::to_string(site.settings.zero_stage);
   }
   return name;
 }
@@ -70,7 +67,7 @@ void Strategy::for_each_replica(
 }
 
 void RankedStrategy::attach(Device& device, ParameterStore& parameters, const View& amax) {
-  set_store(device, parameters);
+  Strategy::attach(device, parameters, amax);
   const auto ranks = static_cast<size_t>(comm().size());
   const size_t scales = 2 * sizeof(float) * parameters.all().size();
   const View automatic = parameters.automatic_scales();

@@ -1,13 +1,11 @@
 #pragma once
 // How the work of training is laid over ranks. A Strategy lays out the parameters, exchanges
 // gradients while backward runs, and gathers values after the update; the engine calls it at fixed
-// points of a step and knows nothing else about it. One file each: one rank (single.cpp), whole
+// points of a step and knows nothing else about it. One file each: whole
 // replicas (data_parallel.cpp), the same with an optimizer shared by whole parameters
 // (whole_parameters.cpp), shared optimizer and parameters (zero.cpp). A further one is a file with
-// a class and its line in the table of strategy.cpp.
+// a class, its line in the table of strategy.cpp and what it reads of parallel/settings.h.
 
-#include <cstddef>
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -17,75 +15,72 @@
 #include "nn/context.h"
 #include "nn/parameter.h"
 #include "optim/optimizer.h"
-#include "parallel/exchange_settings.h"
+#include "parallel/settings.h"
 
 namespace fp8train {
 
-struct StrategySettings {
-  int zero_stage = 0;  ///< 0: none; 1, 2, 3: parallel/shard_layout.h
-  ExchangeSettings exchange;
-  bool trains = true;        ///< false: no gradients, no optimizer
-  bool accumulates = false;  ///< a step has several micro-batches
-  bool ties_embeddings = false;
+/// What a strategy is made for.
+struct StrategySite {
+  Mesh mesh;
+  StrategySettings settings;
+  bool trains = true;            ///< false: no gradients, no optimizer
+  bool accumulates = false;      ///< several micro-batches add to a gradient before it is exchanged
+  bool ties_embeddings = false;  ///< what comes last reads parameters of what comes first
+  bool self_exact = false;       ///< PrecisionPlan::self_exact
   double (*whole_cost)(const Parameter& parameter) = nullptr;  ///< OptimizerEntry::whole_cost
 };
 
-/// How a strategy wants parameters to be allocated.
-struct StoreSharing {
-  bool exchanged = false;  ///< as ParameterStore::allocate
-  /// Empty: every rank has and updates everything.
-  std::function<StoreLayout(const ParameterStore&)> layout;
-  /// Empty: every rank updates everything that it has. Not with a layout.
-  std::function<UpdateOwners(const ParameterStore&)> owners;
-};
-
+/// As it is, that of one rank: nothing is exchanged, and a step can be recorded.
 class Strategy {
  public:
-  explicit Strategy(const Mesh& mesh) : mesh_(mesh) {}
+  explicit Strategy(const StrategySite& site) : site_(site) {}
   virtual ~Strategy() = default;
   Strategy(const Strategy&) = delete;
   Strategy& operator=(const Strategy&) = delete;
 
-  const Mesh& mesh() const { return mesh_; }
+  const Mesh& mesh() const { return site_.mesh; }
 
   // While an engine is built, in this order.
 
   /// Before parameters are allocated.
-  virtual StoreSharing sharing() const = 0;
+  virtual StoreSharing sharing() const { return {}; }
   /// After that, and before all that follows. Collective. `device` and `parameters` outlive the
   /// strategy; `amax`: the most values that combine_amax() will get. Throws ConfigError when
   /// gradients of the plan cannot cross as its wire says.
-  virtual void attach(Device& device, ParameterStore& parameters, const View& amax) = 0;
+  virtual void attach(Device& device, ParameterStore& parameters, const View& /*amax*/) {
+    device_ = &device;
+    parameters_ = &parameters;
+  }
   /// Whether each gradient is rounded to its wire's format on its way between ranks. Otherwise the
   /// optimizer does that (Optimizer::set_rounds_gradients).
-  virtual bool rounds_gradients() const = 0;
+  virtual bool rounds_gradients() const { return false; }
   /// Whether a step can be recorded and replayed: nothing of it goes through the host.
-  virtual bool can_be_recorded() const = 0;
+  virtual bool can_be_recorded() const { return true; }
 
   // A training step, in this order.
 
   /// Before the backward pass of the last micro-batch; what that pass reports completed gradients
   /// to, or null.
-  virtual GradientListener* begin_exchange() = 0;
+  virtual GradientListener* begin_exchange() { return nullptr; }
   /// After it: waits until the gradients that this rank updates are sums over ranks, and until all
   /// ranks have what one has put into `squared_norm` (Optimizer::squared_norm).
-  virtual void finish_exchange(double* squared_norm) = 0;
+  virtual void finish_exchange(double* /*squared_norm*/) {}
   /// What an optimizer that updates parts of parameters combines its values with; null: it updates
   /// whole ones.
-  virtual RankCombiner* combiner() = 0;
+  virtual RankCombiner* combiner() { return nullptr; }
   /// After the update: new values of parameters that another rank has updated come from there.
   virtual void share_values() {}
   /// After updates and after new values were set: what has been gathered of them is out of date.
-  virtual void values_changed() = 0;
+  virtual void values_changed() {}
   /// After an update: the factors of automatic scales follow from the counts of all ranks.
-  virtual void update_sum_scales(Stream stream, const Optimizer& optimizer) = 0;
+  virtual void update_sum_scales(Stream /*stream*/, const Optimizer& /*optimizer*/) {}
 
   // Between ranks, at any time.
 
   /// fp32 magnitudes become the largest of all ranks, in place.
-  virtual void combine_amax(Stream stream, const View& values) = 0;
+  virtual void combine_amax(Stream /*stream*/, const View& /*values*/) {}
   /// Gathers values before a pass reads them; null: they are where layers read them.
-  virtual ParameterGatherer* gatherer() = 0;
+  virtual ParameterGatherer* gatherer() { return nullptr; }
 
   // Between steps.
 
@@ -100,22 +95,19 @@ class Strategy {
       const std::function<void(const std::string&, const StoredTensor&)>& use);
 
  protected:
-  void set_store(Device& device, ParameterStore& parameters) {
-    device_ = &device;
-    parameters_ = &parameters;
-  }
+  const StrategySite& site() const { return site_; }
   Device& device() const { return *device_; }
   ParameterStore& parameters() const { return *parameters_; }
 
  private:
-  Mesh mesh_;
+  StrategySite site_;
   Device* device_ = nullptr;
   ParameterStore* parameters_ = nullptr;
 };
 
-/// The first strategy of the table that serves these ranks and settings.
-std::unique_ptr<Strategy> make_strategy(const Mesh& mesh, const StrategySettings& settings);
-/// Its name for messages: "one rank", "DDP", "ZeRO 2".
-std::string strategy_name(const MeshShape& shape, const StrategySettings& settings);
+/// The first strategy of the table that serves the site.
+std::unique_ptr<Strategy> make_strategy(const StrategySite& site);
+/// Its name for messages: "one rank", "DDP", "ZeRO 2". The mesh needs no communicator.
+std::string strategy_name(const StrategySite& site);
 
 }  // namespace fp8train

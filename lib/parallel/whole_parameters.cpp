@@ -38,7 +38,7 @@ class WholeParameters final : public Replicas {
     StoreSharing sharing = Replicas::sharing();
     const int ranks = mesh().size(Axis::data);
     const int index = mesh().index(Axis::data);
-    sharing.owners = [ranks, index, cost = settings().whole_cost](const ParameterStore& store) {
+    sharing.owners = [ranks, index, cost = site().whole_cost](const ParameterStore& store) {
       return balanced_owners(store, ranks, index, cost);
     };
     return sharing;
@@ -63,9 +63,8 @@ class WholeParameters final : public Replicas {
 
 }  // namespace
 
-std::unique_ptr<Strategy> make_whole_parameters(const Mesh& mesh,
-                                                const StrategySettings& settings) {
-  return std::make_unique<WholeParameters>(mesh, settings);
+std::unique_ptr<Strategy> make_whole_parameters(const StrategySite& site) {
+  return std::make_unique<WholeParameters>(site);
 }
 
 }  // namespace fp8train

@@ -1,87 +1,317 @@
-// ZeRO: ranks share the optimizer's work and memory, by elements (parallel/shard_layout.h). Shards
-// of sums come from the exchanges of ZeroParallel, which also gathers values.
+// ZeRO: ranks share the work of the optimizer, and with it the memory, by elements
+// (parallel/shard_layout.h). Gradients are summed while backward still runs, and each rank stores
+// its shard of the sums, which its optimizer reads. New values are gathered from all ranks: once
+// per step where what layers make of them stays (stages 1 and 2), else before each use of a unit,
+// while the unit before is in use (stage 3). All memory is taken by attach().
 
 #include <algorithm>
+#include <memory>
 #include <optional>
+#include <vector>
 
+#include "base/trace.h"
+#include "comm/communicator.h"
+#include "comm/reduce.h"
+#include "ops/pointwise/elementwise.h"
+#include "ops/storage/storage.h"
 #include "parallel/shard_layout.h"
 #include "parallel/strategies.h"
-#include "parallel/zero_parallel.h"
+#include "tensor/tensor.h"
 
 namespace fp8train {
 namespace {
 
-class Zero final : public RankedStrategy {
+class Zero final : public RankedStrategy, public ParameterGatherer {
  public:
   using RankedStrategy::RankedStrategy;
 
   StoreSharing sharing() const override {
-    const ShardSettings shards = {.stage = settings().zero_stage,
-                                  .bucket_bytes = settings().exchange.bucket_bytes,
-                                  .accumulates = settings().accumulates,
-                                  .last_reads_first = settings().ties_embeddings};
-    const int ranks = mesh().size(Axis::data);
-    const int index = mesh().index(Axis::data);
-    return {
-        .exchanged = true,
-        .layout =
-            [=](const ParameterStore& store) { return shard_layout(store, ranks, index, shards); },
-        .owners = {}};
+    return {.exchanged = true,
+            .layout =
+                [site = site()](const ParameterStore& store) { return shard_layout(store, site); },
+            .owners = {}};
   }
-  void attach(Device& device, ParameterStore& parameters, const View& amax) override {
-    RankedStrategy::attach(device, parameters, amax);
-    shards_.emplace(comm(), device, parameters, settings().exchange, combine_scratch());
-  }
+  void attach(Device& device, ParameterStore& parameters, const View& amax) override;
 
   GradientListener* begin_exchange() override {
-    shards_->begin();
-    return &*shards_;
+    buckets_->begin(device().stream());
+    return &*buckets_;
   }
-  void finish_exchange(double* /*squared_norm*/) override { shards_->finish(); }
+  void finish_exchange(double* squared_norm) override;
   RankCombiner* combiner() override { return this; }  // which sums the norm of the shards
-  void values_changed() override { shards_->values_changed(); }
-  ParameterGatherer* gatherer() override { return &*shards_; }
-
+  void values_changed() override;
+  using RankedStrategy::combine_amax;
+  ParameterGatherer* gatherer() override { return this; }
   void copy_values(const std::function<float*(const Parameter&)>& memory) override;
   void for_each_replica(
       const std::function<void(const std::string&, const StoredTensor&)>& use) override;
 
+  bool gathers_per_pass() const override { return layout().operands_take_turns; }
+  Gathered gather(size_t unit, size_t next) override;
+  void begin_gradients(size_t unit, bool overwrites) override;
+  void combine_amax(const View& amax) override;
+
  private:
-  std::optional<ZeroParallel> shards_;
+  struct Unit {
+    enum class State : uint8_t { elsewhere, coming, here } state = State::elsewhere;
+    bool used = false;  ///< since values have changed
+    std::vector<size_t> segments;
+    std::vector<size_t> queues;  ///< of the exchanges of its gradients
+    std::vector<Work> coming;
+    TraceFlight flight;
+  };
+  const StoreLayout& layout() const { return *parameters().layout(); }
+  std::vector<GradientBuckets::Bucket> make_buckets();
+  void start(size_t unit);
+  void finish(Unit& unit);
+  void gather(const StoredTensor& shard, const StoredTensor& whole, std::vector<Work>& coming);
+  void clear_gradients(size_t segment, bool overwrites);
+  std::vector<std::byte> gather_on_host(const View& shard);
+  void copy_segment(size_t index, const std::vector<float*>& memory);
+
+  std::unique_ptr<Communicator> own_gathers_;  ///< with an order of its own next to the exchanges
+  Communicator* gathers_ = nullptr;
+  std::vector<Unit> units_;
+  std::vector<Tensor> unit_scales_;  ///< of each segment whose tensors have a scale each: ones
+  std::optional<GradientBuckets> buckets_;
 };
 
-void Zero::copy_values(const std::function<float*(const Parameter&)>& memory) {
-  const std::vector<size_t> begins = parameters().unit_begins();
-  for (size_t unit = 0; unit + 1 < begins.size(); ++unit) {
-    const std::vector<std::vector<float>> gathered = shards_->unit_values(unit);
-    for (size_t i = begins[unit]; i < begins[unit + 1]; ++i) {
-      float* to = memory(*parameters().all()[i]);
-      if (to != nullptr) {
-        std::copy(gathered[i - begins[unit]].begin(), gathered[i - begins[unit]].end(), to);
+void Zero::attach(Device& device, ParameterStore& parameters, const View& amax) {
+  RankedStrategy::attach(device, parameters, amax);
+  own_gathers_ = comm().in_stream_order() ? nullptr : comm().duplicate();
+  gathers_ = own_gathers_ == nullptr ? &comm() : own_gathers_.get();
+  units_.resize(layout().turns.size());
+  buckets_.emplace(comm(), device, parameters.all().size(), make_buckets());
+  unit_scales_.resize(layout().segments.size());
+  for (size_t i = 0; i < unit_scales_.size(); ++i) {
+    const View scales = parameters.whole_gradients(i).scales;
+    if (!scales.empty() && !layout().segments[i].gradients_stay) {
+      unit_scales_[i] = Tensor(device, DType::f32, scales.shape, MemoryCategory::scaling_state);
+      copy_from_host(device, unit_scales_[i],
+                     initial_scales(parameters.whole_gradients(i).format, scales.count()).data());
+    }
+  }
+}
+
+/// In the order in which backward completes them. Those of a unit, and those of its neighbours, can
+/// be under way at the same time; the two ends of a model, which are not, share memory.
+std::vector<GradientBuckets::Bucket> Zero::make_buckets() {
+  for (size_t i = 0; i < layout().segments.size(); ++i) {
+    units_[layout().segments[i].unit].segments.push_back(i);
+  }
+  size_t widest = 0;
+  for (const Unit& unit : units_) {
+    widest = std::max(widest, unit.segments.size());
+  }
+  std::vector<GradientBuckets::Bucket> buckets;
+  for (size_t unit = units_.size(); unit-- > 0;) {
+    const bool is_end = unit == 0 || unit + 1 == units_.size();
+    std::vector<size_t> by_size = units_[unit].segments;  // large ones take turns with large ones
+    std::stable_sort(by_size.begin(), by_size.end(), [this](size_t a, size_t b) {
+      return layout().segments[a].shard > layout().segments[b].shard;
+    });
+    for (const size_t index : by_size) {
+      const StoreLayout::Segment& segment = layout().segments[index];
+      const ParameterFormats& formats = parameters().all()[segment.parameters.front()]->formats;
+      const size_t first_queue = (is_end ? 2 : unit % 2) * widest;
+      units_[unit].queues.push_back(first_queue + units_[unit].queues.size());
+      buckets.push_back(
+          {.parameters = segment.parameters,
+           .gradients = {.gradients = parameters().whole_gradients(index),
+                         .tensors = segment.begins,
+                         .piece_bytes = site().settings.bucket_bytes,
+                         .automatic = parameters().controllers_of(segment.parameters)},
+           .wire = gradient_wire(formats.gradient_wire, site().self_exact, comm().topology()),
+           .shard = parameters().gradient_shard(index),
+           .queue = units_[unit].queues.back()});
+    }
+  }
+  return buckets;
+}
+
+ParameterGatherer::Gathered Zero::gather(size_t unit, size_t next) {
+  Unit& wanted = units_[unit];
+  Gathered gathered = Gathered::stay;
+  if (wanted.state != Unit::State::here) {
+    if (wanted.state == Unit::State::elsewhere) {
+      start(unit);
+    }
+    finish(wanted);
+    gathered = wanted.used ? Gathered::again : Gathered::new_;
+    wanted.used = true;
+  }
+  const bool available = next != kNone && layout().turns[next] != layout().turns[unit];
+  if (available && units_[next].state == Unit::State::elsewhere) {
+    start(next);
+  }
+  return gathered;
+}
+
+void Zero::start(size_t unit) {
+  const TraceSpan span("start_gather");
+  for (size_t other = 0; other < units_.size(); ++other) {
+    if (other != unit && layout().turns[other] == layout().turns[unit]) {
+      finish(units_[other]);
+      units_[other].state = Unit::State::elsewhere;
+    }
+  }
+  Unit& started = units_[unit];
+  started.state = Unit::State::coming;
+  started.flight = TraceFlight(TraceKind::exchange, "gather");
+  for (const size_t segment : started.segments) {
+    gather(parameters().gathered_shard(segment), parameters().gathered_whole(segment),
+           started.coming);
+  }
+}
+
+void Zero::gather(const StoredTensor& shard, const StoredTensor& whole, std::vector<Work>& coming) {
+  const Stream stream = device().stream();
+  coming.push_back(
+      gathers_->all_gather(stream, shard.codes.data, whole.codes.data, shard.codes.bytes()));
+  if (shard.format.block.is_group()) {
+    coming.push_back(
+        gathers_->all_gather(stream, shard.scales.data, whole.scales.data, shard.scales.bytes()));
+  }
+}
+
+void Zero::combine_amax(const View& amax) {
+  const bool in_shares = amax.count() % comm().size() == 0;
+  (in_shares ? all_combine_shares : all_combine)(comm(), device().stream(), amax, ops::Combine::max,
+                                                 combine_scratch());
+}
+
+void Zero::finish(Unit& unit) {
+  if (unit.state != Unit::State::coming) {
+    return;
+  }
+  const TraceSpan span("finish_gather");
+  for (Work& work : unit.coming) {
+    work.wait();
+  }
+  unit.coming.clear();
+  if (unit.flight.active() && comm().in_stream_order()) {
+    device().synchronize();  // a timeline shows when it was over
+  }
+  unit.flight.end();
+  unit.state = Unit::State::here;
+}
+
+void Zero::begin_gradients(size_t unit, bool overwrites) {
+  const auto in_turn = [this](size_t segment) {
+    return !layout().segments[segment].gradients_stay;
+  };
+  const std::vector<size_t>& segments = units_[unit].segments;
+  if (std::none_of(segments.begin(), segments.end(), in_turn)) {
+    return;
+  }
+  for (size_t other = 0; other < units_.size(); ++other) {
+    if (layout().turns[other] == layout().turns[unit]) {
+      for (const size_t queue : units_[other].queues) {
+        buckets_->finish(queue);
       }
     }
+  }
+  for (const size_t segment : segments) {
+    clear_gradients(segment, overwrites);
+  }
+}
+
+void Zero::clear_gradients(size_t segment, bool overwrites) {
+  const StoredTensor gradients = parameters().whole_gradients(segment);
+  for (const View& words : parameters().cleared_gradients(segment, overwrites)) {
+    ops::fill(device().stream(), words, 0.0F);
+  }
+  if (!unit_scales_[segment].empty()) {
+    ops::cast(device().stream(), unit_scales_[segment], gradients.scales);
+  }
+}
+
+/// Waits until this rank has its shards of the sums, and nobody reads its values.
+void Zero::finish_exchange(double* /*squared_norm*/) {
+  buckets_->finish();
+  for (Unit& unit : units_) {
+    finish(unit);
+  }
+}
+
+/// What has been gathered is out of date.
+void Zero::values_changed() {
+  for (Unit& unit : units_) {
+    finish(unit);
+    unit.state = Unit::State::elsewhere;
+    unit.used = false;
+  }
+}
+
+std::vector<std::byte> Zero::gather_on_host(const View& shard) {
+  std::vector<std::byte> own(shard.bytes());
+  copy_to_host(device(), own.data(), shard);
+  std::vector<std::byte> all(own.size() * static_cast<size_t>(layout().ranks));
+  comm().all_gather(Communicator::host_stream(), own.data(), all.data(), own.size()).wait();
+  return all;
+}
+
+/// Through the host, without memory of the device.
+void Zero::copy_values(const std::function<float*(const Parameter&)>& memory) {
+  std::vector<float*> to;
+  for (const auto& parameter : parameters().all()) {
+    to.push_back(memory(*parameter));
+  }
+  for (const Unit& unit : units_) {
+    for (const size_t segment : unit.segments) {
+      copy_segment(segment, to);
+    }
+  }
+}
+
+void Zero::copy_segment(size_t index, const std::vector<float*>& memory) {
+  const StoreLayout::Segment& segment = layout().segments[index];
+  const StoredTensor shard = parameters().value_shard(index);
+  const int64_t count = segment.shard * layout().ranks;
+  std::vector<std::byte> codes = gather_on_host(shard.codes);
+  std::vector<std::byte> scales;
+  StoredTensor whole({codes.data(), shard.format.dtype, {count}}, shard.format, {});
+  const bool scaled = shard.format.is_scaled();
+  const bool grouped = shard.format.block.is_group();
+  if (grouped) {
+    scales = gather_on_host(shard.scales);
+    whole.scales = {scales.data(), DType::f32, {stored_scales(shard.format, count)}};
+  }
+  for (size_t i = 0; i < segment.parameters.size(); ++i) {
+    const Parameter& parameter = *parameters().all()[segment.parameters[i]];
+    float* const to = memory[segment.parameters[i]];
+    if (to == nullptr) {
+      continue;
+    }
+    const int64_t elements = parameter.shape.count();
+    StoredTensor part = part_of(whole, segment.begins[i], elements);
+    std::vector<std::byte> pair;
+    if (scaled && !grouped) {
+      const View& of_all = parameter.updated.value.scales;
+      pair.resize(of_all.bytes());
+      copy_to_host(device(), pair.data(), of_all);
+      part.scales = {pair.data(), DType::f32, of_all.shape};
+    }
+    ops::read_stored(Communicator::host_stream(), part, {to, DType::f32, {elements}});
   }
 }
 
 void Zero::for_each_replica(
     const std::function<void(const std::string&, const StoredTensor&)>& use) {
-  const ParameterStore& store = parameters();
-  const std::vector<StoreLayout::Segment>& segments = store.layout()->segments;
-  for (size_t unit = 0; unit < store.layout()->turns.size(); ++unit) {
-    shards_->gather(unit, ParameterGatherer::kNone);
-    for (size_t i = 0; i < segments.size(); ++i) {
-      if (segments[i].unit == unit) {
-        use(store.all()[segments[i].parameters.front()]->name, store.gathered_whole(i));
-      }
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    gather(unit, kNone);
+    for (const size_t segment : units_[unit].segments) {
+      const size_t first = layout().segments[segment].parameters.front();
+      use(parameters().all()[first]->name, parameters().gathered_whole(segment));
     }
   }
-  shards_->values_changed();
+  values_changed();
 }
 
 }  // namespace
 
-std::unique_ptr<Strategy> make_zero(const Mesh& mesh, const StrategySettings& settings) {
-  return std::make_unique<Zero>(mesh, settings);
+std::unique_ptr<Strategy> make_zero(const StrategySite& site) {
+  return std::make_unique<Zero>(site);
 }
 
 }  // namespace fp8train

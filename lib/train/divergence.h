@@ -75,7 +75,6 @@ class SpikeDetector {
   /// Losses come in the order of steps, counted from 1. A spike stays until restore().
   void add(int64_t step, double loss);
 
-  bool last_is_high() const { return history_.high_steps > 0; }
   bool has_spike() const { return enabled() && history_.high_steps >= steps_; }
   /// "the losses of 3 steps in a row, from step 38 on, were above 2.41: the mean of ..."
   std::string describe() const;

@@ -14,12 +14,12 @@ void DivergenceWatch::begin_at(TrainingState& state, Engine& engine) {
     state.spikes = {};
   }
   spikes_.restore(state.spikes);
-  skips_.begin(engine.optimizer().report().skipped_steps - state.unseen_skips);
+  skips_.begin(engine.optimizer().control().skipped_steps - state.unseen_skips);
   checked_step_ = state.checked_step;
 }
 
 void DivergenceWatch::take_losses(Engine& engine, TrainingState& state) {
-  state.unseen_skips = skips_.unseen(engine.optimizer().report());
+  state.unseen_skips = skips_.unseen(engine.optimizer().control());
   state.checked_step = checked_step_;
   if (!spikes_.enabled()) {
     return;
@@ -42,11 +42,11 @@ void DivergenceWatch::check(Engine& engine, Communicator& comm, TrainingState& s
     throw DivergenceError(fmt::format("{}; lower optimizer.lr. {}", spikes_.describe(), saved()),
                           DivergenceKind::loss_spike, state.spikes.first_high);
   }
-  const StepReport report = engine.optimizer().report();
-  if (skips_.wants_first_tensor(report, steps)) {
+  const ops::StepControl control = engine.optimizer().control();
+  if (skips_.wants_first_tensor(control, steps)) {
     skips_.set_first_tensor(first_non_finite(engine, comm, next_batch));
   }
-  skips_.check(report, state.step, steps, saved);
+  skips_.check(control, state.step, steps, saved);
   state.unseen_skips = 0;
   state.checked_step = state.step;
 }

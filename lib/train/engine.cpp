@@ -17,30 +17,27 @@ constexpr int kEvaluationTotals = 1;
 
 DecoderOptions decoder_options(const EngineSettings& settings, const Strategy& strategy) {
   DecoderOptions options = settings.decoder;
-  StoreSharing sharing = strategy.sharing();
   options.gradients = settings.trains;
-  options.exchanged = sharing.exchanged;
-  options.layout = std::move(sharing.layout);
-  options.owners = std::move(sharing.owners);
+  options.sharing = strategy.sharing();
   return options;
 }
 
 }  // namespace
 
-StrategySettings strategy_settings(const EngineSettings& settings) {
-  return {
-      .zero_stage = settings.zero_stage,
-      .exchange = {.bucket_bytes = settings.bucket_bytes, .self_exact = settings.plan.self_exact},
-      .trains = settings.trains,
-      .accumulates = settings.gradient_accumulation_steps > 1,
-      .ties_embeddings = settings.model.tie_word_embeddings,
-      .whole_cost = optimizer_named(settings.optimizer.name).whole_cost};
+StrategySite strategy_site(const EngineSettings& settings, const Mesh& mesh) {
+  return {.mesh = mesh,
+          .settings = settings.strategy,
+          .trains = settings.trains,
+          .accumulates = settings.gradient_accumulation_steps > 1,
+          .ties_embeddings = settings.model.tie_word_embeddings,
+          .self_exact = settings.plan.self_exact,
+          .whole_cost = optimizer_named(settings.optimizer.name).whole_cost};
 }
 
 Engine::Engine(Device& device, const EngineSettings& settings, Communicator* comm)
     : device_(&device),
       settings_(settings),
-      strategy_(make_strategy(Mesh(comm), strategy_settings(settings))),
+      strategy_(make_strategy(strategy_site(settings, Mesh(comm)))),
       model_(device, settings.model, settings.plan, decoder_options(settings, *strategy_)),
       saved_(device, MemoryCategory::saved_activations),
       scratch_(device, MemoryCategory::workspace),
@@ -167,9 +164,7 @@ void Engine::number_pass(int64_t step_index, Position position) {
 }
 
 void Engine::enter_step(int64_t step_index) {
-  plain_ = std::any_of(
-      settings_.plain_steps.begin(), settings_.plain_steps.end(),
-      [&](const auto& range) { return step_index >= range.first && step_index < range.second; });
+  plain_ = settings_.is_plain(step_index);
 }
 
 void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics,
@@ -280,13 +275,9 @@ void Engine::calibrate(const Batch& batch) {
   weights_changed();
 }
 
-LossReport Engine::step_loss() const {
-  return read_totals(kTrainingTotals);
-}
-
 LossReport Engine::step_loss(const SectionSeconds& seconds,
-                             std::vector<SectionSeconds>& of_ranks) const {
-  return read_totals(kTrainingTotals, seconds, &of_ranks);
+                             std::vector<SectionSeconds>* of_ranks) const {
+  return read_totals(kTrainingTotals, seconds, of_ranks);
 }
 
 void Engine::begin_evaluation() {

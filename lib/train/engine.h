@@ -4,6 +4,7 @@
 // step is run to plan the memory, and then for real with that plan reserved, after which a step
 // allocates nothing.
 
+#include <algorithm>
 #include <compare>
 #include <cstdint>
 #include <functional>
@@ -35,9 +36,7 @@ struct EngineSettings {
   int64_t micro_batch_size = 1;
   int64_t seq_length = 1;
   int64_t gradient_accumulation_steps = 1;
-  int64_t bucket_bytes = ExchangeSettings{}.bucket_bytes;  ///< where there are several ranks
-  /// What several ranks that train share: 0: nothing; 1, 2, 3: parallel/shard_layout.h
-  int zero_stage = 0;
+  StrategySettings strategy;  ///< where there are several ranks
   bool trains = true;  ///< false: for evaluation and generation only; no gradients, no optimizer
   bool record = true;  ///< replay recorded steps where the device records (CUDA graphs)
   bool deterministic = false;  ///< attention's backward too repeats bitwise on a GPU
@@ -46,6 +45,12 @@ struct EngineSettings {
   bool masks_documents = false;  ///< batches say where documents begin (Batch::document_starts)
   bool counts_targets = false;   ///< batches say how many targets a step has (Batch::step_targets)
   int64_t loss_history = 0;      ///< losses of that many steps are stored on the device; 0: none
+
+  bool is_plain(int64_t step) const {
+    return std::any_of(plain_steps.begin(), plain_steps.end(), [step](const auto& range) {
+      return range.first <= step && step < range.second;
+    });
+  }
 };
 
 /// Bytes that a step needs beyond the persistent buffers.
@@ -59,8 +64,8 @@ struct LossReport {
   int64_t targets = 0;
 };
 
-/// How the engine's settings lay its work over ranks.
-StrategySettings strategy_settings(const EngineSettings& settings);
+/// What these settings ask of a strategy.
+StrategySite strategy_site(const EngineSettings& settings, const Mesh& mesh);
 
 class Engine {
  public:
@@ -123,10 +128,10 @@ class Engine {
     return gatherer != nullptr && gatherer->gathers_per_pass();
   }
 
-  /// Loss of the last step over all ranks; waits for the device.
-  LossReport step_loss() const;
-  /// The same; of each rank, what it says in `seconds`.
-  LossReport step_loss(const SectionSeconds& seconds, std::vector<SectionSeconds>& of_ranks) const;
+  /// Loss of the last step over all ranks; waits for the device. `of_ranks`: of each rank, what it
+  /// says in `seconds`.
+  LossReport step_loss(const SectionSeconds& seconds = {},
+                       std::vector<SectionSeconds>* of_ranks = nullptr) const;
 
   /// The losses of the steps since the last call, over all ranks, in nats per target; waits for the
   /// device. Collective. At most EngineSettings::loss_history steps lie between two calls.

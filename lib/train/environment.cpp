@@ -52,16 +52,21 @@ JsonObject describe_slurm() {
 
 }  // namespace
 
-JsonObject describe_environment(const EnvironmentRequest& request, const Device& device) {
+std::string utc_time() {
+  return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
+}
+
+JsonObject describe_environment(const std::string& version, const std::string& command, int ranks,
+                                int64_t threads, const Device& device) {
   const Machine machine = this_machine();
   JsonObject all;
-  all.add("date", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr))))
+  all.add("date", std::string_view(utc_time()))
       .add("host", std::string_view(machine.host))
       .add("system", std::string_view(machine.system))
-      .add("version", std::string_view(request.version))
-      .add("command", std::string_view(request.command))
-      .add("ranks", request.ranks)
-      .add("threads", request.threads)
+      .add("version", std::string_view(version))
+      .add("command", std::string_view(command))
+      .add("ranks", ranks)
+      .add("threads", threads)
       .add("device", device.description())
       .add("processor", describe_processor(machine))
       .add("memory_bytes", machine.memory_bytes);

@@ -9,15 +9,13 @@
 
 namespace fp8train {
 
-struct EnvironmentRequest {
-  std::string version;  ///< of the program, as --version prints it
-  std::string command;  ///< the command line
-  int ranks = 1;
-  int64_t threads = 1;  ///< of a rank
-};
+/// "2026-01-31T12:00:00Z"
+std::string utc_time();
 
 /// Of this process: date, host, processor, memory, GPU, driver, Slurm's job, and the shared
-/// libraries that are open now, with their files.
-JsonObject describe_environment(const EnvironmentRequest& request, const Device& device);
+/// libraries that are open now, with their files. `version` is the program's, as --version prints
+/// it, `command` the command line, `threads` those of a rank.
+JsonObject describe_environment(const std::string& version, const std::string& command, int ranks,
+                                int64_t threads, const Device& device);
 
 }  // namespace fp8train

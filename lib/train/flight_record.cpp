@@ -4,11 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <ctime>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string_view>
+
+#include "train/environment.h"
 
 namespace fp8train {
 namespace {
@@ -72,15 +72,6 @@ Json to_json(const FlightState& state) {
     last.push_back(to_json(state.ring[number % FlightState::kOperations]));
   }
   return json;
-}
-
-std::string time_of_day() {
-  const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
-  std::tm parts = {};
-  gmtime_r(&now, &parts);
-  std::array<char, 32> text = {};
-  std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return text.data();
 }
 
 }  // namespace
@@ -152,7 +143,7 @@ std::string describe(const std::vector<ObservedRank>& others) {
 
 std::string to_json(const FlightRecord& record) {
   Json json = {{"reason", record.reason},
-               {"time", time_of_day()},
+               {"time", utc_time()},
                {"rank", record.rank},
                {"ranks", record.ranks > 0 ? Json(record.ranks) : Json()},
                {"host", host_of(record.identity)},

@@ -145,7 +145,7 @@ int fill_job(int64_t world_size, int64_t ranks_per_node, JobSettings& job) {
 }
 
 std::string describe_layout(const Session& session) {
-  return strategy_name({.data = session.ranks}, strategy_settings(session.engine));
+  return strategy_name(strategy_site(session.engine, Mesh({.data = session.ranks}, 0, nullptr)));
 }
 
 void check_fits(const RankMemory& memory, const MemoryLedger& planned) {

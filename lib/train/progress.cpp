@@ -98,15 +98,9 @@ Progress::~Progress() {
 }
 
 void Progress::show(const StepMetrics& metrics) {
-  log_ << describe(metrics) << std::endl;
-  if (style_ == Style::quiet) {
-    return;
-  }
-  const std::string start = line_open_ ? kRenew : "";
-  line_open_ = false;
   // A terminal breaks a line that fills it.
   const size_t columns = style_ == Style::pretty ? terminal_columns(out_) - 1 : kNoColumns;
-  print(start + describe(metrics, columns) + "\n");
+  put(describe(metrics), describe(metrics, columns));
 }
 
 void Progress::tick(int64_t step, int64_t max_steps) {
@@ -117,14 +111,13 @@ void Progress::tick(int64_t step, int64_t max_steps) {
   }
 }
 
-void Progress::say(const std::string& line) {
-  log_ << line << std::endl;
-  if (style_ == Style::quiet) {
-    return;
+void Progress::put(const std::string& logged, const std::string& shown) {
+  log_ << logged << std::endl;
+  if (style_ != Style::quiet) {
+    const std::string start = line_open_ ? kRenew : "";
+    line_open_ = false;
+    print(start + shown + "\n");
   }
-  const std::string start = line_open_ ? kRenew : "";
-  line_open_ = false;
-  print(start + line + "\n");
 }
 
 void Progress::finish() {

@@ -47,11 +47,12 @@ class Progress {
   /// On a terminal: the number of steps done, renewed a few times a second.
   void tick(int64_t step, int64_t max_steps);
   /// Any other line that stays.
-  void say(const std::string& line);
+  void say(const std::string& line) { put(line, line); }
   /// Removes the renewed line.
   void finish();
 
  private:
+  void put(const std::string& logged, const std::string& shown);
   void print(const std::string& text);
 
   Style style_;

@@ -108,6 +108,12 @@ void wait_for_first_rank(Communicator& comm) {
   comm.barrier().wait();
 }
 
+int64_t found_by_first_rank(Communicator& comm, const std::function<int64_t()>& find) {
+  const int64_t mine = comm.rank() == 0 ? find() : 0;
+  wait_for_first_rank(comm);
+  return comm.all_gather_values(mine).front();
+}
+
 bool first_rank_says(Communicator& comm, bool mine) {
   return comm.all_gather_values(static_cast<uint8_t>(mine ? 1 : 0)).front() != 0;
 }

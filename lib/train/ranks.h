@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 
 #include "base/clock.h"
@@ -31,6 +32,9 @@ void share_weights(Communicator& comm, Device& device, const ParameterStore& par
 /// After what only the first rank does, which may take longer than a message between ranks: as long
 /// as the watchdog leaves to the section that this is in (base/flight_recorder.h).
 void wait_for_first_rank(Communicator& comm);
+
+/// What `find` returns on the first rank, for all; they wait for it as wait_for_first_rank() does.
+int64_t found_by_first_rank(Communicator& comm, const std::function<int64_t()>& find);
 
 /// The first rank's answer.
 bool first_rank_says(Communicator& comm, bool mine);

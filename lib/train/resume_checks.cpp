@@ -243,11 +243,14 @@ void check_state(const nlohmann::json& state, const CheckpointManifest& manifest
   }
   count("best_val_step", step);
   count("applied_steps", kMost);
-  count("skipped_steps", kMost);
+  const int64_t skipped = count("skipped_steps", kMost);
+  if (state.contains("skipped_in_a_row")) {
+    count("skipped_in_a_row", skipped);
+  }
   count("good_steps", std::numeric_limits<int32_t>::max());
   const double scale = state.at("loss_scale").get<double>();
-  if (!(std::isfinite(scale) && scale > 0)) {
-    fail(fmt::format("loss_scale is {}, expected a number > 0", scale));
+  if (!(scale > 0 && scale <= std::numeric_limits<float>::max())) {
+    fail(fmt::format("loss_scale is {}, expected a number > 0 that fp32 holds", scale));
   }
 }
 

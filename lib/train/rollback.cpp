@@ -83,9 +83,8 @@ ResumedRun roll_back(const DivergenceError& divergence, const fs::path& root, En
                                     now.rollbacks.size()));
   }
   const bool leads = comm.rank() == 0;
-  const int64_t mine = leads ? target_step(root, divergence, now) : kNone;
-  wait_for_first_rank(comm);
-  const int64_t step = comm.all_gather_values(mine).front();
+  const int64_t step =
+      found_by_first_rank(comm, [&] { return target_step(root, divergence, now); });
   if (step == kNone) {
     give_up(divergence, fmt::format("There is no usable checkpoint of a step before {} to go back "
                                     "to (training.on_divergence: rollback); lower "

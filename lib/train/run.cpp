@@ -13,7 +13,6 @@
 #include "base/flight_recorder.h"
 #include "base/log.h"
 #include "base/signals.h"
-#include "base/text.h"
 #include "config/changes.h"
 #include "optim/schedule.h"
 #include "train/environment.h"
@@ -21,7 +20,6 @@
 #include "train/ranks.h"
 #include "train/resume_checks.h"
 #include "train/rollback.h"
-#include "train/run_start.h"
 #include "train/threads.h"
 #include "train/validation.h"
 
@@ -66,10 +64,8 @@ Run::Run(const RunRequest& request, Communicator& comm, RankDevice& place)
     log_warning(records_.lock_warning());
   }
   log_notes(session_);
-  const bool has_stages = session_.stages.size() > 1 || !session_.engine.plain_steps.empty();
-  const int64_t begin =
-      has_stages ? step_to_begin_at(session_, records_.directory().checkpoints(), comm) : 0;
-  session_.enter_stage(session_.stage_after(begin));
+  const FoundStart found = find_start(session_, records_.directory().checkpoints(), comm);
+  session_.enter_stage(session_.stage_after(found.step));
   const DryRunStep dry_run = largest_stage(session_, [&](const EngineSettings& engine) {
     return dry_run_step(engine, *device_, comm.topology(), comm.rank());
   });
@@ -77,7 +73,8 @@ Run::Run(const RunRequest& request, Communicator& comm, RankDevice& place)
     progress_.say(fmt::format("ranks   {}; {}{}", comm.description(), describe_layout(session_),
                               place.note.empty() ? "" : "; " + place.note));
   }
-  for (const std::string& line : run_overview(session_, *device_, place.reason, threads_, begin)) {
+  for (const std::string& line :
+       run_overview(session_, *device_, place.reason, threads_, found.step)) {
     progress_.say(line);
   }
   const bool by_category = earlier_config_.empty() || request.verbose;
@@ -91,29 +88,27 @@ Run::Run(const RunRequest& request, Communicator& comm, RankDevice& place)
   }
   make_engine(session_.stages.size() == 1 ? dry_run.plan : plan_of_stage());
   loader_ = std::make_unique<Loader>(session_.data.train, loader_settings());
-  start(request);
+  start(request, found);
   make_generator();
 }
 
-void Run::start(const RunRequest& request) {
-  const RunStart start = load_start(session_, *engine_, *device_, records_.directory(), *comm_);
+void Run::start(const RunRequest& request, const FoundStart& found) {
+  const RunStart start =
+      load_start(session_, found, *engine_, *device_, records_.directory().checkpoints(), *comm_);
   if (!start.line.empty()) {
     progress_.say(start.line);
   }
   log_warnings(start.warnings);
-  if (start.checkpoint) {
-    say_changes(start.checkpoint->parent_path().parent_path());
+  if (found.checkpoint) {
+    say_changes(found.checkpoint->parent_path().parent_path());
   }
   begin_at(start.state);
-  checkpoints_.begin(*engine_, state_, start.checkpoint);
+  checkpoints_.begin(*engine_, state_, found.checkpoint);
   // Only now: a run that was refused leaves the records of the one before as they are.
   if (leads()) {
-    describe_run(records_.directory(), request.resolved_yaml, request.command,
-                 describe_environment({.version = request.version,
-                                       .command = request.command,
-                                       .ranks = comm_->size(),
-                                       .threads = threads_},
-                                      *device_));
+    describe_run(
+        records_.directory(), request.resolved_yaml, request.command,
+        describe_environment(request.version, request.command, comm_->size(), threads_, *device_));
   }
 }
 
@@ -172,8 +167,7 @@ void Run::train_one_step() {
   ++state_.step;
   state_.sample_position = loader_->position();
   state_.tokens += session_.tokens_per_step();
-  ++this_start_.steps;
-  this_start_.tokens += session_.tokens_per_step();
+  ++steps_done_;
   if (logs) {
     step_log_.write(*engine_, state_, sent_);
   }
@@ -343,58 +337,6 @@ RunOutcome Run::train_to_end() {
     look_after_checkpoints();
   }
   return finish();
-}
-
-RunOutcome Run::stop(const std::string& reason) {
-  watch_.take_losses(*engine_, state_);
-  checkpoints_.save_last(*engine_, state_);
-  progress_.say(
-      fmt::format("stopped at step {} ({}); {} holds everything: run the same command "
-                  "to go on",
-                  state_.step, reason, records_.directory().checkpoints().string()));
-  return RunOutcome::stopped;
-}
-
-RunOutcome Run::finish() {
-  progress_.finish();
-  check_data_at_end(session_);
-  step_log_.warn_at_end();
-  if (settings().checkpoint.save_final) {  // first, so that nothing that follows can lose it
-    checkpoints_.save_last(*engine_, state_);
-  }
-  checkpoints_.check_end(*engine_, state_);
-  // A run that died between its last checkpoint and here has this evaluation already.
-  if (session_.data.val.size() > 1 && state_.val_step != state_.step && !evaluate(0, true)) {
-    checkpoints_.save_last(*engine_, state_);  // exit code 75 promises one, also without save_final
-    return RunOutcome::stopped;
-  }
-  const std::optional<double> val_loss =
-      state_.val_step > 0 ? std::optional(state_.val_loss) : std::nullopt;
-  this_start_.seconds = since_start_.seconds();
-  records_.write_summary({.plan = session_.engine.plan.name,
-                          .parameters = parameter_count(session_.engine.model),
-                          .steps = state_.step,
-                          .tokens = state_.tokens,
-                          .loss = state_.loss,
-                          .val_loss = val_loss,
-                          .best_val_loss = state_.best_val_loss,
-                          .best_val_step = state_.best_val_step,
-                          .last_start = this_start_,
-                          .tokens_per_second = step_log_.tokens_per_second(),
-                          .peak_memory_bytes = device_->ledger().peak(),
-                          .skipped_steps = engine_->optimizer().report().skipped_steps,
-                          .saves = checkpoints_.totals(),
-                          .rollbacks = static_cast<int64_t>(state_.rollbacks.size())});
-  progress_.say(fmt::format(
-      "done: {}, {} tokens{} in {}; loss {:.4f}{}; everything is in {}",
-      counted(state_.step, "step"), describe_count(static_cast<double>(state_.tokens)),
-      this_start_.steps == state_.step
-          ? ""
-          : fmt::format(", {} since the last start", counted(this_start_.steps, "step")),
-      describe_duration(this_start_.seconds), state_.loss,
-      val_loss ? fmt::format(", val loss {:.4f}", *val_loss) : "",
-      records_.directory().root.string()));
-  return RunOutcome::finished;
 }
 
 }  // namespace fp8train

@@ -19,6 +19,7 @@
 #include "train/rank_device.h"
 #include "train/run_checkpoints.h"
 #include "train/run_records.h"
+#include "train/run_start.h"
 #include "train/session.h"
 #include "train/step_log.h"
 #include "train/trainer.h"
@@ -40,7 +41,7 @@ class Run {
   void publish_save_in_flight() noexcept;
 
  private:
-  void start(const RunRequest& request);
+  void start(const RunRequest& request, const FoundStart& found);
   StepPlan plan_of_stage() const;
   void make_engine(const StepPlan& plan);
   void make_generator();
@@ -62,6 +63,7 @@ class Run {
   std::string reason_to_stop() const;
   RunOutcome stop(const std::string& reason);
   RunOutcome finish();
+  JsonObject summary(double seconds) const;
 
   int64_t sample_capacity() const {
     return longest_prompt(settings().sample, *session_.tokenizer) +
@@ -104,7 +106,7 @@ class Run {
   std::string resolved_config_, earlier_config_;
   int64_t threads_ = 0;
   Stopwatch since_start_;
-  StartTotals this_start_;
+  int64_t steps_done_ = 0;   // by this start of the run; those that are repeated count again
   uint64_t step_begin_ = 0;  // the loader's position before the last step
   Traffic sent_;             // in the last step
 };

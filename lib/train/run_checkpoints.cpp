@@ -91,18 +91,18 @@ void RunCheckpoints::try_last_time(Engine& engine, const TrainingState& state) {
 
 void RunCheckpoints::save_if_good(Engine& engine, const TrainingState& state) {
   const bool loss_is_finite = std::isfinite(engine.step_loss().mean);
-  const StepReport report = engine.optimizer().report();
+  const ops::StepControl control = engine.optimizer().control();
   const bool loss_is_high = state.spikes.high_steps > 0;
-  if (loss_is_finite && !loss_is_high && !was_skipped(report)) {
+  if (loss_is_finite && !loss_is_high && !was_skipped(control)) {
     is_due_ = false;
     save(engine, state);
     return;
   }
-  skips_->check_row(report, state.step, [this] { return what_stays(); });
+  skips_->check_row(control, state.step, [this] { return what_stays(); });
   if (!is_due_) {
-    const char* why = !loss_is_finite       ? "loss is not finite"
-                      : was_skipped(report) ? "gradient is not finite"
-                                            : "loss is high (training.spike_threshold)";
+    const char* why = !loss_is_finite        ? "loss is not finite"
+                      : was_skipped(control) ? "gradient is not finite"
+                                             : "loss is high (training.spike_threshold)";
     log_warning(fmt::format("step {} is not saved: its {}; the next good step will be saved. {}",
                             state.step, why, what_is_saved()));
   }
@@ -126,13 +126,13 @@ void RunCheckpoints::check_end(Engine& engine, const TrainingState& state) {
   if (failed_in_a_row_ > 0) {
     save_last(engine, state);
   }
-  const StepReport report = engine.optimizer().report();
-  if (was_skipped(report)) {
+  const ops::StepControl control = engine.optimizer().control();
+  if (was_skipped(control)) {
     throw DivergenceError(
         fmt::format("the gradients of the last steps ({} of {}) were not finite: training has "
                     "diverged; lower optimizer.lr{}. {}",
-                    report.skipped_in_a_row, state.step, skips_->first_tensor(), what_is_saved()),
-        DivergenceKind::skipped_steps, state.step - report.skipped_in_a_row + 1);
+                    control.skipped_in_a_row, state.step, skips_->first_tensor(), what_is_saved()),
+        DivergenceKind::skipped_steps, state.step - control.skipped_in_a_row + 1);
   }
   if (!std::isfinite(state.loss)) {
     throw DivergenceError(
@@ -231,12 +231,7 @@ void RunCheckpoints::end_save(const SaveResult& result) {
         result.step, result.failure, session_->settings.checkpoint.max_failed_saves,
         failed_in_a_row_, what_is_saved()));
   }
-  records_->write_save({.step = result.step,
-                        .saved = result.saved,
-                        .stall_seconds = result.stall_seconds,
-                        .write_seconds = result.write_seconds,
-                        .bytes = result.bytes,
-                        .failed_in_a_row = failed_in_a_row_});
+  records_->write_save(result, failed_in_a_row_);
 }
 
 /// The first rank's times are everybody's.

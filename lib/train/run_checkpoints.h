@@ -19,6 +19,14 @@
 
 namespace fp8train {
 
+/// All saves of this start of the run.
+struct SaveTotals {
+  int64_t saved = 0;
+  int64_t failed = 0;
+  double stall_seconds = 0;
+  double write_seconds = 0;
+};
+
 class RunCheckpoints {
  public:
   RunCheckpoints(const std::filesystem::path& root, const Session& session, const SkipGuard& skips,
@@ -83,13 +91,13 @@ class RunCheckpoints {
   [[noreturn]] void give_up() const;
   /// Whether older checkpoints may go for one of this step.
   bool is_good(Engine& engine, const TrainingState& state) const {
-    return !was_skipped(engine.optimizer().report()) && state.spikes.high_steps == 0;
+    return !was_skipped(engine.optimizer().control()) && state.spikes.high_steps == 0;
   }
   bool has_failed_too_often() const {
     return failed_in_a_row_ >= session_->settings.checkpoint.max_failed_saves;
   }
-  bool was_skipped(const StepReport& report) const {
-    return report.skipped_in_a_row > 0 && !skips_->searching(report);
+  bool was_skipped(const ops::StepControl& control) const {
+    return control.skipped_in_a_row > 0 && !skips_->searching(control);
   }
 
   std::filesystem::path root_;

@@ -1,13 +1,11 @@
 #include "train/run_records.h"
 
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
-#include <ctime>
 #include <future>
 #include <system_error>
 #include <thread>
@@ -16,6 +14,8 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "data/utf8.h"
+#include "train/checkpoint_saver.h"
+#include "train/environment.h"
 
 namespace fp8train {
 namespace {
@@ -62,10 +62,6 @@ JsonObject class_metrics(const ScalingSummary& summary) {
 double rounded(double value) {
   constexpr int kDigits = 5;
   return std::strtod(fmt::format("{:.{}g}", value, kDigits).c_str(), nullptr);
-}
-
-std::string time_now() {
-  return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
 }
 
 /// Opening a FIFO would wait for a reader.
@@ -208,7 +204,7 @@ void RunRecords::write_step(const StepMetrics& metrics) {
   }
   line.add("memory_bytes", metrics.memory_bytes)
       .add("data_position", metrics.data_position)
-      .add("time", std::string_view(time_now()))
+      .add("time", std::string_view(utc_time()))
       .add("skipped_steps", metrics.skipped_steps);
   if (!metrics.epochs.empty()) {
     JsonObject epochs;
@@ -270,17 +266,17 @@ void RunRecords::write_validation(int64_t step, double loss, int64_t targets) {
   }
 }
 
-void RunRecords::write_save(const SaveMetrics& metrics) {
+void RunRecords::write_save(const SaveResult& result, int64_t failed_in_a_row) {
   if (!lock_) {
     return;
   }
   append(JsonObject()
-             .add("step", metrics.step)
-             .add("saved", metrics.saved)
-             .add("save_stall_seconds", metrics.stall_seconds)
-             .add("save_write_seconds", metrics.write_seconds)
-             .add("save_bytes", metrics.bytes)
-             .add("failed_saves_in_a_row", metrics.failed_in_a_row));
+             .add("step", result.step)
+             .add("saved", result.saved)
+             .add("save_stall_seconds", result.stall_seconds)
+             .add("save_write_seconds", result.write_seconds)
+             .add("save_bytes", result.bytes)
+             .add("failed_saves_in_a_row", failed_in_a_row));
 }
 
 void RunRecords::write_rollbacks(const std::vector<Rollback>& rollbacks, int64_t to_step) {
@@ -340,36 +336,10 @@ void RunRecords::write_sample(int64_t step, const std::string& text) {
   }
 }
 
-void RunRecords::write_summary(const RunSummary& summary) {
-  if (!lock_) {
-    return;
+void RunRecords::write_summary(JsonObject summary) {
+  if (lock_) {
+    write_json_file(directory_.summary(), summary.add("lost_metrics_lines", lost_lines_));
   }
-  JsonObject object;
-  object.add("plan", std::string_view(summary.plan))
-      .add("parameters", summary.parameters)
-      .add("steps", summary.steps)
-      .add("tokens", summary.tokens)
-      .add("loss", summary.loss);
-  if (summary.val_loss) {
-    object.add("val_loss", *summary.val_loss)
-        .add("best_val_loss", summary.best_val_loss)
-        .add("best_val_step", summary.best_val_step);
-  }
-  object
-      .add("last_start", JsonObject()
-                             .add("steps", summary.last_start.steps)
-                             .add("tokens", summary.last_start.tokens)
-                             .add("seconds", summary.last_start.seconds))
-      .add("tokens_per_second", summary.tokens_per_second)
-      .add("peak_memory_bytes", static_cast<int64_t>(summary.peak_memory_bytes))
-      .add("skipped_steps", summary.skipped_steps)
-      .add("rollbacks", summary.rollbacks)
-      .add("lost_metrics_lines", lost_lines_)
-      .add("saves", summary.saves.saved)
-      .add("failed_saves", summary.saves.failed)
-      .add("save_stall_seconds", summary.saves.stall_seconds)
-      .add("save_write_seconds", summary.saves.write_seconds);
-  write_json_file(directory_.summary(), object);
 }
 
 }  // namespace fp8train

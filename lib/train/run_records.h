@@ -46,47 +46,7 @@ struct StepMetrics {
   bool each_tensor = false;                        ///< `slots` one by one, in tensors.jsonl
 };
 
-/// A save that is over.
-struct SaveMetrics {
-  int64_t step = 0;
-  bool saved = false;
-  double stall_seconds = 0;  ///< in which the first rank did not train
-  double write_seconds = 0;
-  uint64_t bytes = 0;
-  int64_t failed_in_a_row = 0;
-};
-
-/// All saves of this start of the run.
-struct SaveTotals {
-  int64_t saved = 0;
-  int64_t failed = 0;
-  double stall_seconds = 0;
-  double write_seconds = 0;
-};
-
-/// What one start of a run did.
-struct StartTotals {
-  int64_t steps = 0;
-  int64_t tokens = 0;
-  double seconds = 0;  ///< evaluations and saves included
-};
-
-struct RunSummary {
-  std::string plan;
-  int64_t parameters = 0;
-  int64_t steps = 0;
-  int64_t tokens = 0;
-  double loss = 0;
-  std::optional<double> val_loss;
-  double best_val_loss = 0;
-  int64_t best_val_step = 0;
-  StartTotals last_start;
-  double tokens_per_second = 0;
-  size_t peak_memory_bytes = 0;
-  int64_t skipped_steps = 0;
-  SaveTotals saves;
-  int64_t rollbacks = 0;
-};
+struct SaveResult;
 
 class RunRecords {
  public:
@@ -117,9 +77,11 @@ class RunRecords {
   /// of the first step that follows.
   void write_rollbacks(const std::vector<Rollback>& rollbacks, int64_t to_step);
   void write_validation(int64_t step, double loss, int64_t targets);
-  void write_save(const SaveMetrics& metrics);
+  /// `failed_in_a_row`: saves, this one included.
+  void write_save(const SaveResult& result, int64_t failed_in_a_row);
   void write_sample(int64_t step, const std::string& text);
-  void write_summary(const RunSummary& summary);
+  /// summary.json, with the number of lines that were lost.
+  void write_summary(JsonObject summary);
 
   /// Lines of metrics that could not be written: a warning says so when the first one is lost, and
   /// when they can be written again. They do not stop the run.

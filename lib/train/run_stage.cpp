@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "base/flight_recorder.h"
 #include "io/checkpoint.h"
 #include "train/dry_run.h"
@@ -29,17 +27,11 @@ void Run::make_generator() {
 
 /// Says where steps in bf16 begin and end, and changes the engine for another scaled plan.
 void Run::enter_stage_of_step() {
-  const auto is_plain = [&](int64_t step) {
-    const auto& steps = session_.engine.plain_steps;
-    return std::any_of(steps.begin(), steps.end(), [&](const auto& range) {
-      return range.first <= step && step < range.second;
-    });
-  };
-  const bool was_plain = is_plain(state_.step - 1);
+  const bool was_plain = session_.engine.is_plain(state_.step - 1);
   if (session_.stages[session_.stage_after(state_.step)].plan.name != session_.engine.plan.name) {
     begin_stage();
   }
-  if (state_.step > 0 && is_plain(state_.step) != was_plain) {
+  if (state_.step > 0 && session_.engine.is_plain(state_.step) != was_plain) {
     progress_.say(fmt::format("from step {} on: {}", state_.step + 1,
                               was_plain ? "plan " + session_.engine.plan.name
                                         : std::string(name_of(session_.engine.plan.activation))));

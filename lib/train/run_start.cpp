@@ -9,26 +9,8 @@
 namespace fp8train {
 namespace {
 
-std::optional<ResumedRun> resume(const Session& session, Engine& engine,
-                                 const std::filesystem::path& checkpoints,
-                                 std::vector<std::string>& warnings, Communicator& comm) {
-  const CheckpointSettings& checkpoint = session.settings.checkpoint;
-  switch (checkpoint.resume_from()) {
-    case ResumeFrom::newest:
-      return resume_newest(checkpoints, engine, session, warnings, comm);
-    case ResumeFrom::folder:
-      return resume_from(checkpoint.resume, engine, session, comm);
-    case ResumeFrom::nothing:
-      break;
-  }
-  if (!find_checkpoints(checkpoints).empty()) {
-    throw ConfigError(fmt::format(
-        "checkpoint.resume is never, but {} holds checkpoints of an earlier run; choose another "
-        "output_dir or remove that folder",
-        checkpoints.string()));
-  }
-  return std::nullopt;
-}
+constexpr int64_t kNothing = -1;  // there is no checkpoint
+constexpr int64_t kDamaged = -2;  // none can be used
 
 }  // namespace
 
@@ -36,32 +18,57 @@ MissingTokens missing_tokens(const ModelSettings& model) {
   return model.resize_vocabulary > 0 ? MissingTokens::append : MissingTokens::refuse;
 }
 
-int64_t step_to_begin_at(const Session& session, const std::filesystem::path& checkpoints,
-                         Communicator& comm) {
+FoundStart find_start(const Session& session, const std::filesystem::path& checkpoints,
+                      Communicator& comm) {
   const CheckpointSettings& checkpoint = session.settings.checkpoint;
-  if (checkpoint.resume_from() == ResumeFrom::newest) {
-    return newest_step_of(checkpoints, comm);
+  const ResumeFrom from = checkpoint.resume_from();
+  FoundStart found;
+  if (from == ResumeFrom::nothing) {
+    if (!find_checkpoints(checkpoints).empty()) {
+      throw ConfigError(fmt::format(
+          "checkpoint.resume is never, but {} holds checkpoints of an earlier run; choose another "
+          "output_dir or remove that folder",
+          checkpoints.string()));
+    }
+    return found;
   }
-  if (checkpoint.resume_from() == ResumeFrom::nothing) {
-    return 0;
+  // Reading all of it to verify it is for one rank; others may see an older folder.
+  const int64_t step = found_by_first_rank(comm, [&]() -> int64_t {
+    if (from == ResumeFrom::folder) {
+      return verify_checkpoint(checkpoint.resume).step;
+    }
+    const auto newest = newest_valid(checkpoints, found.notes, check_content);
+    return newest ? newest->step : found.notes.empty() ? kNothing : kDamaged;
+  });
+  if (step == kNothing) {
+    return found;
   }
-  const int64_t step =
-      comm.rank() == 0 ? verify_checkpoint(checkpoint.resume, Verify::sizes).step : 0;
-  wait_for_first_rank(comm);
-  return comm.all_gather_values(step).front();
+  if (step == kDamaged) {
+    std::string message = fmt::format(
+        "none of the run's checkpoints can be used, and a new run would write over them; set "
+        "another output_dir, or remove {}",
+        checkpoints.string());
+    for (const std::string& note : found.notes) {
+      message += "\n  " + note;
+    }
+    throw CheckpointError(message);
+  }
+  found.step = step;
+  found.checkpoint = from == ResumeFrom::folder ? std::filesystem::path(checkpoint.resume)
+                                                : checkpoint_of_step(checkpoints, step);
+  return found;
 }
 
-RunStart load_start(const Session& session, Engine& engine, Device& device,
-                    const RunDirectory& directory, Communicator& comm) {
-  RunStart start;
+RunStart load_start(const Session& session, const FoundStart& found, Engine& engine, Device& device,
+                    const std::filesystem::path& checkpoints, Communicator& comm) {
+  RunStart start = {.state = {}, .line = {}, .warnings = found.notes};
   const std::string& model = session.settings.model.from;
-  if (const std::optional<ResumedRun> resumed =
-          resume(session, engine, directory.checkpoints(), start.warnings, comm)) {
-    start.state = resumed->state;
-    start.checkpoint = resumed->folder;
+  if (found.checkpoint) {
+    const ResumedRun resumed = load_checkpoint(*found.checkpoint, engine, session, comm);
+    start.state = resumed.state;
     start.line =
-        fmt::format("resumed from {} at step {}", resumed->folder.string(), resumed->state.step);
-    start.warnings.insert(start.warnings.end(), resumed->notes.begin(), resumed->notes.end());
+        fmt::format("resumed from {} at step {}", resumed.folder.string(), resumed.state.step);
+    start.warnings.insert(start.warnings.end(), resumed.notes.begin(), resumed.notes.end());
   } else if (!model.empty()) {
     load_weights(device, engine.model(), TensorSource(model),
                  missing_tokens(session.settings.model));
@@ -69,7 +76,7 @@ RunStart load_start(const Session& session, Engine& engine, Device& device,
   } else {
     engine.model().initialize(session.settings.training.seed);
   }
-  agree_on_step(comm, start.state.step, directory.checkpoints());
+  agree_on_step(comm, start.state.step, checkpoints);
   return start;
 }
 

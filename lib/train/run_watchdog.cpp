@@ -97,16 +97,15 @@ RunWatchdog& RunWatchdog::start(const WatchdogSettings& limits,
   return *watchdog;
 }
 
-void RunWatchdog::meet(Communicator& comm) {
-  const std::vector<RankIdentity> ranks = comm.all_gather_values(identity_);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  ranks_ = ranks;
-  rank_ = comm.rank();
-}
-
-void RunWatchdog::set_communicator(Communicator* comm) {
+void RunWatchdog::watch_ranks(Communicator* comm) {
+  const auto ranks =
+      comm != nullptr ? comm->all_gather_values(identity_) : std::vector<RankIdentity>();
   const std::lock_guard<std::mutex> lock(mutex_);
   comm_ = comm;
+  if (comm != nullptr) {
+    ranks_ = ranks;
+    rank_ = comm->rank();
+  }
 }
 
 void RunWatchdog::watch(double interval) {
@@ -193,14 +192,13 @@ std::string RunWatchdog::report_failed_wait(const std::string& why) {
 
 WatchedRanks::WatchedRanks(RunWatchdog* watchdog, Communicator& comm) : watchdog_(watchdog) {
   if (watchdog_ != nullptr) {
-    watchdog_->meet(comm);
-    watchdog_->set_communicator(&comm);
+    watchdog_->watch_ranks(&comm);
   }
 }
 
 WatchedRanks::~WatchedRanks() {
   if (watchdog_ != nullptr) {
-    watchdog_->set_communicator(nullptr);
+    watchdog_->watch_ranks(nullptr);
   }
 }
 

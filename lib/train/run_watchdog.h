@@ -24,10 +24,9 @@ class RunWatchdog {
   /// Once in a process.
   static RunWatchdog& start(const WatchdogSettings& limits, const std::filesystem::path& folder);
 
-  /// Tells all ranks how to find each other. Collective.
-  void meet(Communicator& comm);
-  /// Until this is called with null: whom to tell that the others shall end.
-  void set_communicator(Communicator* comm);
+  /// Tells all ranks how to find each other. Collective. They are also whom to tell that they shall
+  /// end, until this is called with null.
+  void watch_ranks(Communicator* comm);
 
   FlightRecorder& recorder() { return recorder_; }
 

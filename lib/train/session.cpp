@@ -247,8 +247,7 @@ EngineSettings engine_settings(const Settings& settings, const ModelConfig& mode
       .micro_batch_size = settings.training.micro_batch_size,
       .seq_length = settings.data.seq_length,
       .gradient_accumulation_steps = settings.training.gradient_accumulation_steps,
-      .bucket_bytes = settings.parallelism.bucket_mb << 20,
-      .zero_stage = static_cast<int>(settings.parallelism.zero_stage),
+      .strategy = settings.parallelism,
       .record = settings.cuda_graphs,
       .deterministic = settings.training.deterministic,
       .loss_history = settings.training.spike_threshold > 0 ? kLossHistory : 0};

@@ -7,10 +7,10 @@
 
 namespace fp8train {
 
-bool SkipGuard::wants_first_tensor(const StepReport& report, int64_t steps) const {
+bool SkipGuard::wants_first_tensor(const ops::StepControl& control, int64_t steps) const {
   const bool begins_or_ends =
-      report.skipped_in_a_row <= steps || report.skipped_in_a_row >= most_in_a_row_;
-  return report.skipped_in_a_row > 0 && begins_or_ends && !searching(report);
+      control.skipped_in_a_row <= steps || control.skipped_in_a_row >= most_in_a_row_;
+  return control.skipped_in_a_row > 0 && begins_or_ends && !searching(control);
 }
 
 std::string SkipGuard::first_tensor() const {
@@ -19,11 +19,11 @@ std::string SkipGuard::first_tensor() const {
              : fmt::format("; the first tensor that is not finite: {}", first_tensor_);
 }
 
-void SkipGuard::check(const StepReport& report, int64_t step, int64_t steps,
+void SkipGuard::check(const ops::StepControl& control, int64_t step, int64_t steps,
                       const std::function<std::string()>& saved) {
-  const int64_t skips = report.skipped_steps - seen_;
-  seen_ = report.skipped_steps;
-  if (skips == 0 || searching(report)) {
+  const int64_t skips = control.skipped_steps - seen_;
+  seen_ = control.skipped_steps;
+  if (skips == 0 || searching(control)) {
     return;
   }
   const std::string what = fmt::format(
@@ -33,19 +33,19 @@ void SkipGuard::check(const StepReport& report, int64_t step, int64_t steps,
         fmt::format("{} (training.non_finite: stop){}. {}", what, first_tensor(), saved()),
         DivergenceKind::non_finite_gradient, step - steps + 1);
   }
-  const bool is_last = report.skipped_in_a_row > 0;
+  const bool is_last = control.skipped_in_a_row > 0;
   log_warning(fmt::format("{} and were skipped{}", what, is_last ? first_tensor() : ""));
-  check_row(report, step, saved);
+  check_row(control, step, saved);
 }
 
-void SkipGuard::check_row(const StepReport& report, int64_t step,
+void SkipGuard::check_row(const ops::StepControl& control, int64_t step,
                           const std::function<std::string()>& saved) const {
-  if (report.skipped_in_a_row >= most_in_a_row_ && !searching(report)) {
+  if (control.skipped_in_a_row >= most_in_a_row_ && !searching(control)) {
     throw DivergenceError(
         fmt::format("the gradients of the last {} steps up to step {} were not finite: training "
                     "has diverged; lower optimizer.lr{}. {}",
-                    report.skipped_in_a_row, step, first_tensor(), saved()),
-        DivergenceKind::skipped_steps, step - report.skipped_in_a_row + 1);
+                    control.skipped_in_a_row, step, first_tensor(), saved()),
+        DivergenceKind::skipped_steps, step - control.skipped_in_a_row + 1);
   }
 }
 

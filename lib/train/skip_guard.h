@@ -26,11 +26,13 @@ class SkipGuard {
   }
 
   /// Whether a skipped step is part of the search for a loss scale.
-  bool searching(const StepReport& report) const { return searches_ && report.loss_scale > 1.0F; }
+  bool searching(const ops::StepControl& control) const {
+    return searches_ && control.loss_scale > 1.0F;
+  }
 
   /// Whether the first tensor that is not finite should be looked for: the last of the last
   /// `steps` steps was skipped, and a message will say so.
-  bool wants_first_tensor(const StepReport& report, int64_t steps) const;
+  bool wants_first_tensor(const ops::StepControl& control, int64_t steps) const;
   /// Ends messages from now on; "": not known.
   void set_first_tensor(std::string name) { first_tensor_ = std::move(name); }
   /// "; the first tensor that is not finite: ...", or nothing.
@@ -40,15 +42,15 @@ class SkipGuard {
   /// training.non_finite is stop, or the last max_consecutive_skips steps were all skipped (the
   /// device counts them, so that it does not matter how often this is asked). `saved` ends the
   /// message: what is left of the run; called only for an error.
-  void check(const StepReport& report, int64_t step, int64_t steps,
+  void check(const ops::StepControl& control, int64_t step, int64_t steps,
              const std::function<std::string()>& saved);
 
   /// Throws DivergenceError where the last max_consecutive_skips steps were all skipped.
-  void check_row(const StepReport& report, int64_t step,
+  void check_row(const ops::StepControl& control, int64_t step,
                  const std::function<std::string()>& saved) const;
 
   /// Skipped steps that check() has not seen.
-  int64_t unseen(const StepReport& report) const { return report.skipped_steps - seen_; }
+  int64_t unseen(const ops::StepControl& control) const { return control.skipped_steps - seen_; }
 
  private:
   OnNonFinite non_finite_;

@@ -5,7 +5,7 @@ namespace {
 
 CheckpointFile scaling_file(const StateCopy& copy) {
   CheckpointFile file = {.name = kScalingFile, .tensors = {}, .text = {}};
-  for (const HostTensor& tensor : copy.scaling) {
+  for (const ScalingState::SavedTensor& tensor : copy.scaling) {
     file.tensors.push_back({tensor.name, DType::f32, tensor.shape, tensor.values.data()});
   }
   return file;

@@ -20,7 +20,7 @@ struct StateCopy {
   ModelConfig model;
   std::vector<CheckpointFile> texts;  ///< of the first rank, as `weights` and `scaling`
   WeightsCopy weights;
-  std::vector<HostTensor> scaling;
+  std::vector<ScalingState::SavedTensor> scaling;
   OptimizerFile optimizer;  ///< of every rank that has a part of it; else without a name
 };
 

@@ -62,8 +62,8 @@ void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
   FlightRecorder* const recorder = flight_recorder();
   std::vector<SectionSeconds> seconds_of_ranks;
   const LossReport loss = engine.step_loss(
-      recorder != nullptr ? recorder->take_seconds() : SectionSeconds(), seconds_of_ranks);
-  const StepReport report = engine.optimizer().report();
+      recorder != nullptr ? recorder->take_seconds() : SectionSeconds(), &seconds_of_ranks);
+  const ops::StepControl control = engine.optimizer().control();
   const double seconds = since_log_.seconds() - seconds_left_out_;
   const auto steps = static_cast<double>(state.step - logged_step_);
   tokens_per_second_ = steps * static_cast<double>(session_->tokens_per_step()) / seconds;
@@ -85,7 +85,7 @@ void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
       .max_steps = session_->max_steps,
       .loss = loss.mean,
       .lr = lr,
-      .gradient_norm = report.gradient_norm,
+      .gradient_norm = control.gradient_norm,
       .tokens = state.tokens,
       .epochs = epochs_of_sources(state.sample_position),
       .tokens_per_second = tokens_per_second_,
@@ -95,9 +95,9 @@ void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
       .memory_bytes = device_->ledger().peak(),
       .data_position = state.sample_position,
       .loss_scale = session_->engine.plan.dynamic_loss_scaling
-                        ? std::optional<double>(report.loss_scale)
+                        ? std::optional<double>(control.loss_scale)
                         : std::nullopt,
-      .skipped_steps = report.skipped_steps,
+      .skipped_steps = control.skipped_steps,
       .straggler = find_straggler(seconds_of_ranks),
       .sent = session_->ranks > 1 ? std::optional<Traffic>(sent) : std::nullopt,
       .scaling = slots.empty() ? nullptr : &scaling,

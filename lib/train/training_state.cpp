@@ -12,7 +12,6 @@
 #include "io/hf_config.h"
 #include "io/json_number.h"
 #include "train/data_record.h"
-#include "train/divergence_json.h"
 #include "train/ranks.h"
 #include "train/resume_checks.h"
 #include "train/weights.h"
@@ -35,6 +34,76 @@ auto with_state(const std::filesystem::path& folder, const Use& use) {
     return use(nlohmann::json::parse(read_checkpoint_text(folder, kStateFile)), where);
   } catch (const nlohmann::json::exception& error) {
     throw CheckpointError(fmt::format("{}: {}", where, error.what()));
+  }
+}
+
+bool is_possible(const Rollback& one) {
+  return one.to_step >= 0 && one.to_step < one.from_step && one.first_sample <= one.end_sample;
+}
+
+/// Rollbacks and the window of losses.
+void add_divergence(nlohmann::ordered_json& json, const TrainingState& state) {
+  json["is_scheduled"] = state.is_scheduled;
+  // Only a stop leaves these.
+  if (state.save_is_due) {
+    json["save_is_due"] = true;
+  }
+  if (state.unseen_skips > 0) {
+    json["unseen_skips"] = state.unseen_skips;
+  }
+  if (state.checked_step != state.step) {
+    json["checked_step"] = state.checked_step;
+  }
+  json["rollbacks"] = nlohmann::ordered_json::array();
+  for (const Rollback& one : state.rollbacks) {
+    json["rollbacks"].push_back({{"from_step", one.from_step},
+                                 {"to_step", one.to_step},
+                                 {"first_sample", one.first_sample},
+                                 {"end_sample", one.end_sample},
+                                 {"kind", one.kind}});
+  }
+  if (!state.spikes.losses.empty()) {
+    json["recent_losses"] = state.spikes.losses;
+    json["high_steps"] = state.spikes.high_steps;
+    json["first_high"] = state.spikes.first_high;
+  }
+}
+
+/// What an older version did not write is left as it is.
+void read_divergence(const nlohmann::json& json, const std::string& where, TrainingState& state) {
+  for (const nlohmann::json& one : json.value("rollbacks", nlohmann::json::array())) {
+    state.rollbacks.push_back({.from_step = whole_number<int64_t>(one, "from_step", where),
+                               .to_step = whole_number<int64_t>(one, "to_step", where),
+                               .first_sample = whole_number<uint64_t>(one, "first_sample", where),
+                               .end_sample = whole_number<uint64_t>(one, "end_sample", where),
+                               .kind = one.at("kind").get<std::string>()});
+    if (!is_possible(state.rollbacks.back())) {
+      throw CheckpointError(
+          fmt::format("{}: rollbacks: {} is none that a run can have made", where, one.dump()));
+    }
+  }
+  state.save_is_due = json.value("save_is_due", false);
+  state.unseen_skips = whole_number_or<int64_t>(json, "unseen_skips", where, 0);
+  state.checked_step = whole_number_or<int64_t>(json, "checked_step", where, state.step);
+  if (state.checked_step < 0 || state.checked_step > state.step) {
+    throw CheckpointError(fmt::format("{}: checked_step is {}, expected a step up to {}", where,
+                                      state.checked_step, state.step));
+  }
+  if (state.unseen_skips < 0 ||
+      state.unseen_skips > whole_number<int64_t>(json, "skipped_steps", where)) {
+    throw CheckpointError(fmt::format("{}: unseen_skips is {}, expected at most skipped_steps",
+                                      where, state.unseen_skips));
+  }
+  state.spikes = {.losses = json.value("recent_losses", std::vector<double>{}),
+                  .high_steps = whole_number_or<int64_t>(json, "high_steps", where, 0),
+                  .first_high = whole_number_or<int64_t>(json, "first_high", where, 0)};
+  const SpikeHistory& spikes = state.spikes;
+  const bool are_finite = std::all_of(spikes.losses.begin(), spikes.losses.end(),
+                                      [](double loss) { return std::isfinite(loss); });
+  if (!are_finite || spikes.high_steps < 0 || spikes.first_high < 0 ||
+      spikes.first_high > state.step) {
+    throw CheckpointError(fmt::format(
+        "{}: recent_losses, high_steps and first_high are none that a run can have", where));
   }
 }
 
@@ -72,23 +141,11 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
 void load_control(Optimizer& optimizer, const nlohmann::json& json, const std::string& where,
                   bool changed_plan) {
   ops::StepControl control = optimizer.control();
-  const double loss_scale = json.at("loss_scale").get<double>();
-  const bool is_scale = loss_scale > 0 && loss_scale <= std::numeric_limits<float>::max();
-  control.loss_scale = is_scale ? static_cast<float>(loss_scale) : 0.0F;
+  control.loss_scale = static_cast<float>(json.at("loss_scale").get<double>());
   control.good_steps = whole_number<int32_t>(json, "good_steps", where);
   control.skipped_steps = whole_number<int64_t>(json, "skipped_steps", where);
   control.applied_steps = whole_number<int64_t>(json, "applied_steps", where);
   control.skipped_in_a_row = whole_number_or<int64_t>(json, "skipped_in_a_row", where, 0);
-  const bool is_possible = control.loss_scale > 0 && control.good_steps >= 0 &&
-                           control.skipped_steps >= 0 && control.applied_steps >= 0 &&
-                           control.skipped_in_a_row >= 0 &&
-                           control.skipped_in_a_row <= control.skipped_steps;
-  if (!is_possible) {
-    throw CheckpointError(
-        where +
-        ": loss_scale, good_steps, skipped_steps, applied_steps or skipped_in_a_row is none that a "
-        "run can have");
-  }
   if (changed_plan) {
     control.loss_scale = optimizer.initial_loss_scale();
     control.good_steps = 0;
@@ -162,9 +219,9 @@ std::vector<std::string> load_scaling(const std::filesystem::path& folder, Scali
 namespace {
 
 /// Where this rank does not lead it only sends what is its own.
-std::vector<HostTensor> scaling_tensors(Engine& engine, Communicator& comm) {
+std::vector<ScalingState::SavedTensor> scaling_tensors(Engine& engine, Communicator& comm) {
   const bool leads = comm.rank() == 0;
-  std::vector<HostTensor> tensors;
+  std::vector<ScalingState::SavedTensor> tensors;
   for (ScalingState::SavedTensor& tensor : engine.model().scaling().save()) {
     const size_t count = tensor.values.size();
     std::vector<float> all;
@@ -226,11 +283,8 @@ std::optional<CheckpointLoss> evaluated_loss(const std::filesystem::path& folder
   });
 }
 
-namespace {
-
-/// One whose content has been verified.
 ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
-                           const Session& session, int rank) {
+                           const Session& session, Communicator& comm) {
   const CheckpointManifest manifest = verify_checkpoint(folder, Verify::sizes);
   require_files(folder, manifest);
   return with_state(folder, [&](const nlohmann::json& json, const std::string& where) {
@@ -269,24 +323,12 @@ ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
       return resumed;
     }
     for (std::string& note :
-         load_scaling(folder, engine.model().scaling(), rank, engine.mesh().world_size())) {
+         load_scaling(folder, engine.model().scaling(), comm.rank(), comm.size())) {
       resumed.notes.push_back(std::move(note));
     }
     return resumed;
   });
 }
-
-/// The step of the newest checkpoint that verifies; kNothing where there is none at all, kDamaged
-/// where none can be used.
-constexpr int64_t kNothing = -1;
-constexpr int64_t kDamaged = -2;
-
-int64_t newest_step(const std::filesystem::path& root, std::vector<std::string>& notes) {
-  const std::optional<CheckpointFolder> place = newest_valid(root, notes, check_content);
-  return place ? place->step : notes.empty() ? kNothing : kDamaged;
-}
-
-}  // namespace
 
 void check_content(const std::filesystem::path& folder) {
   const CheckpointManifest manifest = verify_checkpoint(folder, Verify::sizes);
@@ -312,37 +354,7 @@ ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine, cons
     verify_checkpoint(folder);
   }
   wait_for_first_rank(comm);
-  return load_checkpoint(folder, engine, session, comm.rank());
-}
-
-int64_t newest_step_of(const std::filesystem::path& root, Communicator& comm) {
-  std::vector<std::string> notes;  // resume_newest() has them too
-  const int64_t found = comm.rank() == 0 ? newest_step(root, notes) : kNothing;
-  wait_for_first_rank(comm);
-  return std::max<int64_t>(comm.all_gather_values(found).front(), 0);
-}
-
-std::optional<ResumedRun> resume_newest(const std::filesystem::path& root, Engine& engine,
-                                        const Session& session, std::vector<std::string>& notes,
-                                        Communicator& comm) {
-  // Reading all of it to verify it is for one rank; others may see an older folder.
-  const int64_t found = comm.rank() == 0 ? newest_step(root, notes) : kNothing;
-  wait_for_first_rank(comm);
-  const int64_t step = comm.all_gather_values(found).front();
-  if (step == kNothing) {
-    return std::nullopt;
-  }
-  if (step == kDamaged) {
-    std::string message =
-        "none of the run's checkpoints can be used, and a new run would write "
-        "over them; set another output_dir, or remove " +
-        root.string();
-    for (const std::string& note : notes) {
-      message += "\n  " + note;
-    }
-    throw CheckpointError(message);
-  }
-  return load_checkpoint(checkpoint_of_step(root, step), engine, session, comm.rank());
+  return load_checkpoint(folder, engine, session, comm);
 }
 
 }  // namespace fp8train

@@ -59,18 +59,6 @@ struct ResumedRun {
   std::vector<std::string> notes;  ///< what differs from the run that saved it and is no error
 };
 
-/// Collective: the newest valid checkpoint under `root`, as the first rank finds it, loaded into
-/// the engine; nothing when there is none at all. `notes` receives a line for each checkpoint that
-/// was passed over because it is damaged or its weights are not finite. Throws CheckpointError when
-/// all are damaged, or when the checkpoint belongs to another model, plan or data set.
-std::optional<ResumedRun> resume_newest(const std::filesystem::path& root, Engine& engine,
-                                        const Session& session, std::vector<std::string>& notes,
-                                        Communicator& comm);
-
-/// The step of the checkpoint that resume_newest() will take, as the first rank finds it; 0 where
-/// there is none. Collective.
-int64_t newest_step_of(const std::filesystem::path& root, Communicator& comm);
-
 /// Whether a checkpoint holds scales.
 bool has_scaling(const std::filesystem::path& folder);
 
@@ -82,7 +70,11 @@ bool has_scaling(const std::filesystem::path& folder);
 std::vector<std::string> load_scaling(const std::filesystem::path& folder, ScalingState& scaling,
                                       int rank = 0, int ranks = 1);
 
-/// One checkpoint by its folder. Collective.
+/// Loads a checkpoint, whose content has been verified, into the engine. Collective where ranks
+/// have parts of it. Throws CheckpointError when it belongs to another model, plan or data set.
+ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
+                           const Session& session, Communicator& comm);
+/// The same after the first rank has verified it. Collective.
 ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine, const Session& session,
                        Communicator& comm);
 

@@ -13,13 +13,6 @@
 
 namespace fp8train {
 
-/// A named fp32 tensor on the host.
-struct HostTensor {
-  std::string name;
-  std::vector<int64_t> shape;
-  std::vector<float> values;
-};
-
 /// Embedding or head with fewer rows than the model has tokens. append: each row that is missing is
 /// the mean of the others, in fp32, as resize_token_embeddings(mean_resizing=True) of transformers
 /// initializes it (src/transformers/modeling_utils.py), without the noise of 1e-9 times the

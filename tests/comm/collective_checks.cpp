@@ -151,17 +151,18 @@ std::vector<float> exchanged(Communicator& comm, Device& device, const GradientW
                              int64_t count, ExchangeResult result, int64_t piece_bytes = 0) {
   Tensor bucket(device, DType::f32, {count}, MemoryCategory::gradients);
   copy_from_host(device, bucket, gradients(comm.rank(), count).data());
-  GradientExchange exchange(comm, device, wire, {bucket.view(), {}, piece_bytes}, result);
-  const Buffer scratch(device, exchange.scratch_bytes(), MemoryCategory::workspace);
-  const int64_t own = exchange.own_elements();
-  const int64_t begin = std::min(exchange.shard_elements() * comm.rank(), count);
+  const auto exchange =
+      make_gradient_exchange(comm, device, wire, {bucket.view(), {}, piece_bytes}, result);
+  const Buffer scratch(device, exchange->scratch_bytes(), MemoryCategory::workspace);
+  const int64_t own = exchange->own_elements();
+  const int64_t begin = std::min(exchange->shard_elements() * comm.rank(), count);
   const bool shard = result == ExchangeResult::shard;
   const View place = {bucket.view().as<float>() + begin, DType::f32, {own}};
   const uint64_t before = device.ledger().allocations();
-  exchange.start(device.stream(), scratch.data(), 1.0F / static_cast<float>(comm.size()),
-                 shard ? place : View{});
-  exchange.advance();
-  exchange.finish();
+  exchange->start(device.stream(), scratch.data(), 1.0F / static_cast<float>(comm.size()),
+                  shard ? place : View{});
+  exchange->advance();
+  exchange->finish();
   require(device.ledger().allocations() == before, "an exchange allocates nothing");
   std::vector<float> values = to_host_f32(device, bucket.view());
   for (int64_t i = 0; shard && i < count; ++i) {

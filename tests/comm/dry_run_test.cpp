@@ -20,13 +20,13 @@ Traffic sent(const GradientWire& wire, const Topology& topology, ExchangeResult 
   const auto device = make_meta_device({});
   const auto comm = make_dry_run(topology, 5);
   Tensor bucket(*device, DType::f32, {kParameters}, MemoryCategory::gradients);
-  GradientExchange exchange(*comm, *device, wire, {.gradients = bucket.view(), .tensors = {0}},
-                            result);
-  const Buffer scratch(*device, exchange.scratch_bytes(), MemoryCategory::workspace);
-  Tensor shard(*device, DType::f32, {exchange.own_elements()}, MemoryCategory::gradients);
-  exchange.start(device->stream(), scratch.data(), 1.0F,
-                 result == ExchangeResult::shard ? shard.view() : View{});
-  exchange.finish();
+  const auto exchange = make_gradient_exchange(
+      *comm, *device, wire, {.gradients = bucket.view(), .tensors = {0}}, result);
+  const Buffer scratch(*device, exchange->scratch_bytes(), MemoryCategory::workspace);
+  Tensor shard(*device, DType::f32, {exchange->own_elements()}, MemoryCategory::gradients);
+  exchange->start(device->stream(), scratch.data(), 1.0F,
+                  result == ExchangeResult::shard ? shard.view() : View{});
+  exchange->finish();
   return comm->traffic();
 }
 
@@ -95,12 +95,12 @@ TEST_CASE("a dry run computes nothing and its memory is that of a run", "[dry_ru
   const auto comm = make_dry_run(Topology::blocks(8, 8), 0);
   const auto device = make_meta_device({});
   Tensor bucket(*device, DType::f32, {kParameters}, MemoryCategory::gradients);
-  const GradientExchange exchange(*comm, *device, gradient_wire(format, false, comm->topology()),
-                                  {.gradients = bucket.view(), .tensors = {}},
-                                  ExchangeResult::shard);
+  const auto exchange =
+      make_gradient_exchange(*comm, *device, gradient_wire(format, false, comm->topology()),
+                             {.gradients = bucket.view(), .tensors = {}}, ExchangeResult::shard);
   const auto packet = static_cast<size_t>(ops::wire_bytes(format, kParameters / 8));
-  CHECK(exchange.scratch_bytes() == 16 * packet + kParameters / 8 * sizeof(float));
-  CHECK(exchange.shard_elements() == kParameters / 8);
+  CHECK(exchange->scratch_bytes() == 16 * packet + kParameters / 8 * sizeof(float));
+  CHECK(exchange->shard_elements() == kParameters / 8);
 }
 
 }  // namespace

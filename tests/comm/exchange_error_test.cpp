@@ -86,14 +86,15 @@ class Trial {
       const auto device = make_device(DeviceKind::cpu);
       Tensor bucket(*device, DType::f32, {kCount}, MemoryCategory::gradients);
       copy_from_host(*device, bucket, contributions_[static_cast<size_t>(comm.rank())].data());
-      GradientExchange exchange(comm, *device, wire, {bucket.view(), {0}}, result);
-      const Buffer scratch(*device, exchange.scratch_bytes(), MemoryCategory::workspace);
-      const int64_t begin = comm.rank() * exchange.shard_elements();
-      const int64_t own = exchange.own_elements();
+      const auto exchange =
+          make_gradient_exchange(comm, *device, wire, {bucket.view(), {0}}, result);
+      const Buffer scratch(*device, exchange->scratch_bytes(), MemoryCategory::workspace);
+      const int64_t begin = comm.rank() * exchange->shard_elements();
+      const int64_t own = exchange->own_elements();
       const View shard = {bucket.view().as<float>() + begin, DType::f32, {own}};
-      exchange.start(device->stream(), scratch.data(), 1.0F / static_cast<float>(comm.size()),
-                     result == ExchangeResult::shard ? shard : View{});
-      exchange.finish();
+      exchange->start(device->stream(), scratch.data(), 1.0F / static_cast<float>(comm.size()),
+                      result == ExchangeResult::shard ? shard : View{});
+      exchange->finish();
       std::copy_n(shard.as<float>(), own, all.begin() + begin);
     });
     CHECK(errors == std::vector<std::string>(errors.size()));

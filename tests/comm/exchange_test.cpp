@@ -46,15 +46,15 @@ std::vector<Values> exchange(const std::vector<Values>& gradients, const Gradien
     const auto count = static_cast<int64_t>(own.size());
     Tensor bucket(*device, DType::f32, {count}, MemoryCategory::gradients);
     copy_from_host(*device, bucket, own.data());
-    GradientExchange made(comm, *device, wire, {.gradients = bucket.view(), .tensors = {0}},
-                          result);
-    const Buffer scratch(*device, made.scratch_bytes(), MemoryCategory::workspace);
-    Tensor shard(*device, DType::f32, {made.own_elements()}, MemoryCategory::gradients);
+    const auto made = make_gradient_exchange(comm, *device, wire,
+                                             {.gradients = bucket.view(), .tensors = {0}}, result);
+    const Buffer scratch(*device, made->scratch_bytes(), MemoryCategory::workspace);
+    Tensor shard(*device, DType::f32, {made->own_elements()}, MemoryCategory::gradients);
     const bool whole = result == ExchangeResult::whole;
-    made.start(device->stream(), scratch.data(),
-               factor != 0 ? factor : 1.0F / static_cast<float>(comm.size()),
-               whole ? View{} : shard.view());
-    while (!made.advance()) {
+    made->start(device->stream(), scratch.data(),
+                factor != 0 ? factor : 1.0F / static_cast<float>(comm.size()),
+                whole ? View{} : shard.view());
+    while (!made->advance()) {
     }
     results[static_cast<size_t>(comm.rank())] =
         to_host_f32(*device, whole ? bucket.view() : shard.view());
@@ -256,11 +256,11 @@ TEST_CASE("gradients stored as they cross the wire are not rounded again", "[exc
     Tensor scales(*device, DType::f32, {8}, MemoryCategory::gradients);
     const StoredTensor gradient(codes.view(), kGrouped, scales.view());
     ops::store(device->stream(), {.x = x, .to = gradient});
-    GradientExchange made(comm, *device, wire, {.gradients = gradient, .tensors = {}},
-                          ExchangeResult::whole);
-    const Buffer scratch(*device, made.scratch_bytes(), MemoryCategory::workspace);
-    made.start(device->stream(), scratch.data(), 1.0F / 3);
-    made.finish();
+    const auto made = make_gradient_exchange(
+        comm, *device, wire, {.gradients = gradient, .tensors = {}}, ExchangeResult::whole);
+    const Buffer scratch(*device, made->scratch_bytes(), MemoryCategory::workspace);
+    made->start(device->stream(), scratch.data(), 1.0F / 3);
+    made->finish();
     ops::read_stored(device->stream(), gradient, x);
     stored[rank] = to_host_f32(*device, x.view());
   });
@@ -280,23 +280,23 @@ Values two_at_once(Communicator& comm, bool eager) {
   const auto device = make_device(DeviceKind::cpu);
   const GradientWire wire = gradient_wire(kGrouped, false, comm.topology());
   std::vector<Tensor> buckets;
-  std::vector<GradientExchange> exchanges;
+  std::vector<std::unique_ptr<GradientExchange>> exchanges;
   std::vector<Buffer> scratch;
   for (uint32_t i = 0; i < 2; ++i) {
     buckets.emplace_back(*device, DType::f32, Shape{kCount}, MemoryCategory::gradients);
     copy_from_host(*device, buckets[i],
                    random_gradients(static_cast<uint32_t>(comm.rank()) * 2 + i).data());
-    exchanges.emplace_back(comm, *device, wire, GradientBucket{buckets[i].view(), {}},
-                           ExchangeResult::whole);
-    scratch.emplace_back(*device, exchanges[i].scratch_bytes(), MemoryCategory::workspace);
+    exchanges.push_back(make_gradient_exchange(
+        comm, *device, wire, GradientBucket{buckets[i].view(), {}}, ExchangeResult::whole));
+    scratch.emplace_back(*device, exchanges[i]->scratch_bytes(), MemoryCategory::workspace);
   }
-  exchanges[0].start(device->stream(), scratch[0].data(), 1.0F);
-  for (int i = 0; eager && i < 100 && !exchanges[0].advance(); ++i) {
+  exchanges[0]->start(device->stream(), scratch[0].data(), 1.0F);
+  for (int i = 0; eager && i < 100 && !exchanges[0]->advance(); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  exchanges[1].start(device->stream(), scratch[1].data(), 1.0F);
-  exchanges[0].finish();
-  exchanges[1].finish();
+  exchanges[1]->start(device->stream(), scratch[1].data(), 1.0F);
+  exchanges[0]->finish();
+  exchanges[1]->finish();
   Values all = to_host_f32(*device, buckets[0].view());
   const Values more = to_host_f32(*device, buckets[1].view());
   all.insert(all.end(), more.begin(), more.end());
@@ -331,10 +331,11 @@ TEST_CASE("gradients in bf16 are exchanged as they are", "[exchange]") {
       for (size_t i = 0; i < own.size(); ++i) {
         bucket.view().as<bf16>()[i] = encode<bf16>(own[i]);
       }
-      GradientExchange made(comm, *device, wire, {bucket.view(), {}}, ExchangeResult::whole);
-      const Buffer scratch(*device, made.scratch_bytes(), MemoryCategory::workspace);
-      made.start(device->stream(), scratch.data(), 0.25F);
-      made.finish();
+      const auto made =
+          make_gradient_exchange(comm, *device, wire, {bucket.view(), {}}, ExchangeResult::whole);
+      const Buffer scratch(*device, made->scratch_bytes(), MemoryCategory::workspace);
+      made->start(device->stream(), scratch.data(), 0.25F);
+      made->finish();
       Values& mean = results[static_cast<size_t>(comm.rank())];
       for (int64_t i = 0; i < count; ++i) {
         mean.push_back(decode(bucket.view().as<bf16>()[i]));

@@ -74,17 +74,17 @@ Values exchanged(const std::vector<Values>& contributions, int64_t piece_bytes) 
     const auto device = make_device(DeviceKind::cpu);
     Tensor bucket(*device, DType::f32, {kCount}, MemoryCategory::gradients);
     copy_from_host(*device, bucket, contributions[static_cast<size_t>(comm.rank())].data());
-    GradientExchange exchange(
+    const auto exchange = make_gradient_exchange(
         comm, *device, gradient_wire(int8_wire(), false, comm.topology()),
         {.gradients = bucket.view(), .tensors = {0}, .piece_bytes = piece_bytes},
         ExchangeResult::shard);
-    check(exchange.shard_elements() % kGroup == 0, "a shard has whole groups");
-    const Buffer scratch(*device, exchange.scratch_bytes(), MemoryCategory::workspace);
-    const int64_t begin = comm.rank() * exchange.shard_elements();
-    const int64_t own = exchange.own_elements();
+    check(exchange->shard_elements() % kGroup == 0, "a shard has whole groups");
+    const Buffer scratch(*device, exchange->scratch_bytes(), MemoryCategory::workspace);
+    const int64_t begin = comm.rank() * exchange->shard_elements();
+    const int64_t own = exchange->own_elements();
     const View shard = {bucket.view().as<float>() + begin, DType::f32, {own}};
-    exchange.start(device->stream(), scratch.data(), 1.0F / static_cast<float>(ranks), shard);
-    exchange.finish();
+    exchange->start(device->stream(), scratch.data(), 1.0F / static_cast<float>(ranks), shard);
+    exchange->finish();
     std::copy_n(shard.as<float>(), own, all.begin() + begin);
   });
   CHECK(errors == std::vector<std::string>(errors.size()));

@@ -101,25 +101,25 @@ Outcome exchange(Communicator& comm, const Case& c, int64_t piece_bytes, float b
   Stored stored(*device, c, gradients_of(comm.rank(), c.count, bad));
   const GradientWire wire = gradient_wire(c.format, c.self_exact, comm.topology());
   const bool names = wire.kind == WireKind::fp8_sum;
-  GradientExchange made(
+  const auto made = make_gradient_exchange(
       comm, *device, wire,
       {stored.all, names ? tensors_of(c.count) : std::vector<int64_t>(), piece_bytes}, c.result);
-  Outcome outcome = {{}, made.pieces(), made.scratch_bytes(), {}};
-  const Buffer scratch(*device, made.scratch_bytes(), MemoryCategory::workspace);
-  Tensor own(*device, DType::f32, {made.own_elements()}, MemoryCategory::gradients);
+  Outcome outcome = {{}, made->pieces(), made->scratch_bytes(), {}};
+  const Buffer scratch(*device, made->scratch_bytes(), MemoryCategory::workspace);
+  Tensor own(*device, DType::f32, {made->own_elements()}, MemoryCategory::gradients);
   View shard;
   if (c.result == ExchangeResult::shard) {
     shard = own;
-    if (c.in_place && made.own_elements() > 0) {
-      shard.data = stored.codes.view().as<float>() + comm.rank() * made.shard_elements();
+    if (c.in_place && made->own_elements() > 0) {
+      shard.data = stored.codes.view().as<float>() + comm.rank() * made->shard_elements();
     }
   }
   const float factor = 1.0F / static_cast<float>(comm.size());
   const Traffic before = comm.traffic();
   for (int step = 0; step < 2; ++step) {  // what one leaves behind is not in the next one's way
-    made.start(device->stream(), scratch.data(), factor, shard);
-    made.advance();
-    made.finish();
+    made->start(device->stream(), scratch.data(), factor, shard);
+    made->advance();
+    made->finish();
   }
   outcome.sent = {comm.traffic().within_node - before.within_node,
                   comm.traffic().between_nodes - before.between_nodes};
@@ -243,12 +243,13 @@ TEST_CASE("memory of an exchange is that of a piece", "[exchange][pieces]") {
         INFO(describe(format) << ", nodes of " << per_node);
         const auto comm = make_dry_run(Topology::blocks(64, per_node), 5);
         const Tensor bucket(*device, DType::f32, {kMany}, MemoryCategory::gradients);
-        const GradientExchange made(*comm, *device, gradient_wire(format, false, comm->topology()),
-                                    {bucket.view(), {0}, kPiece}, result);
+        const auto made =
+            make_gradient_exchange(*comm, *device, gradient_wire(format, false, comm->topology()),
+                                   {bucket.view(), {0}, kPiece}, result);
         // Sent and received, and fp32 sums of one node's part.
-        CHECK(static_cast<double>(made.scratch_bytes()) <= 2.2 * kPiece);
-        CHECK(made.pieces() >= kMany * 4 / kPiece);
-        CHECK(made.pieces() <= kMany * 4 / kPiece + 2);
+        CHECK(static_cast<double>(made->scratch_bytes()) <= 2.2 * kPiece);
+        CHECK(made->pieces() >= kMany * 4 / kPiece);
+        CHECK(made->pieces() <= kMany * 4 / kPiece + 2);
       }
     }
   }

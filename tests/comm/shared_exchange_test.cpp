@@ -104,13 +104,13 @@ void check_rank(Communicator& comm, DType dtype, const Values& own, ExchangeResu
     std::memcpy(bucket.view().data, own.data(), own.size() * sizeof(float));
   }
   const GradientWire wire = gradient_wire(by_tensor(), false, comm.topology());
-  GradientExchange made(comm, *device, wire, {gradients, kTensors}, result);
-  const Buffer scratch(*device, made.scratch_bytes(), MemoryCategory::workspace);
-  Tensor shard(*device, DType::f32, {made.own_elements()}, MemoryCategory::gradients);
+  const auto made = make_gradient_exchange(comm, *device, wire, {gradients, kTensors}, result);
+  const Buffer scratch(*device, made->scratch_bytes(), MemoryCategory::workspace);
+  Tensor shard(*device, DType::f32, {made->own_elements()}, MemoryCategory::gradients);
   const bool whole = result == ExchangeResult::whole;
-  made.start(device->stream(), scratch.data(), 1.0F / static_cast<float>(comm.size()),
-             whole ? View{} : shard.view());
-  made.finish();
+  made->start(device->stream(), scratch.data(), 1.0F / static_cast<float>(comm.size()),
+              whole ? View{} : shard.view());
+  made->finish();
   if (!whole) {
     out = to_host_f32(*device, shard.view());
     return;
@@ -180,11 +180,12 @@ TEST_CASE("fp8_sum: controllers scale the sum, and learn where it is at the maxi
             kTensors,
             piece_bytes,
             {controllers.data(), controllers.data() + 1, controllers.data() + 2}};
-        GradientExchange made(comm, *device, gradient_wire(by_tensor(), false, comm.topology()),
-                              shared_bucket, ExchangeResult::whole);
-        const Buffer scratch(*device, made.scratch_bytes(), MemoryCategory::workspace);
-        made.start(device->stream(), scratch.data(), 1.0F / static_cast<float>(ranks));
-        made.finish();
+        const auto made = make_gradient_exchange(comm, *device,
+                                                 gradient_wire(by_tensor(), false, comm.topology()),
+                                                 shared_bucket, ExchangeResult::whole);
+        const Buffer scratch(*device, made->scratch_bytes(), MemoryCategory::workspace);
+        made->start(device->stream(), scratch.data(), 1.0F / static_cast<float>(ranks));
+        made->finish();
         means[rank] = to_host_f32(*device, bucket.view());
         for (const ops::AutoScale& controller : controllers) {
           found[rank].push_back(controller.at_maximum);

@@ -50,11 +50,11 @@ void fill(ParameterStore& store, Bytes& bytes) {
   }
 }
 
-std::vector<StoreLayout> layouts(const ParameterStore& store, int ranks,
-                                 const ShardSettings& settings) {
+std::vector<StoreLayout> layouts(const ParameterStore& store, int ranks, StrategySite site) {
   std::vector<StoreLayout> all;
   for (int rank = 0; rank < ranks; ++rank) {
-    all.push_back(shard_layout(store, ranks, rank, settings));
+    site.mesh = Mesh({.data = ranks}, rank, nullptr);
+    all.push_back(shard_layout(store, site));
   }
   return all;
 }
@@ -132,24 +132,25 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const int ranks = 2 + static_cast<int>(bytes.next() % 9);
   const int others = 2 + static_cast<int>(bytes.next() % 9);
   const unsigned choice = bytes.next();
-  ShardSettings settings = {.stage = 1 + static_cast<int>(choice % 3),
-                            .bucket_bytes = int64_t{256} << (bytes.next() % 12),
-                            .accumulates = choice % 5 == 0,
-                            .last_reads_first = choice % 7 == 0};
+  StrategySite site = {.mesh = {},
+                       .settings = {.zero_stage = 1 + static_cast<int>(choice % 3),
+                                    .bucket_bytes = int64_t{256} << (bytes.next() % 12)},
+                       .accumulates = choice % 5 == 0,
+                       .ties_embeddings = choice % 7 == 0};
   ParameterStore store;
   fill(store, bytes);
   if (store.all().empty()) {
     return 0;
   }
-  const std::vector<StoreLayout> saved = layouts(store, ranks, settings);
+  const std::vector<StoreLayout> saved = layouts(store, ranks, site);
   check_cover(store, saved);
   for (const StoreLayout& layout : saved) {
     check(layout.segments == saved.front().segments && layout.turns == saved.front().turns);
     check_segments(store, layout);
   }
-  settings.stage = 1 + settings.stage % 3;
-  const std::vector<StoreLayout> other_stage = layouts(store, ranks, settings);
-  const std::vector<StoreLayout> wanted = layouts(store, others, settings);
+  site.settings.zero_stage = 1 + site.settings.zero_stage % 3;
+  const std::vector<StoreLayout> other_stage = layouts(store, ranks, site);
+  const std::vector<StoreLayout> wanted = layouts(store, others, site);
   check_cover(store, wanted);
   for (size_t i = 0; i < store.all().size(); ++i) {
     check(parts_of(saved, i) == parts_of(other_stage, i));  // does not depend on the stage

@@ -6,9 +6,7 @@
 #include <cstring>
 
 #include "comm/backends.h"
-#include "parallel/data_parallel.h"
-#include "parallel/shard_layout.h"
-#include "parallel/zero_parallel.h"
+#include "parallel/strategy.h"
 #include "support/rank_threads.h"
 
 using namespace fp8train;
@@ -36,13 +34,10 @@ size_t communication(int stage, int64_t vocabulary, const TensorFormat& wire) {
   const std::unique_ptr<Communicator> comm = make_dry_run(Topology::blocks(16, 8), 3);
   ParameterStore store;
   add_units(store, vocabulary, wire);
-  if (stage > 0) {
-    store.allocate(*meta, shard_layout(store, 16, 3, {.stage = stage, .bucket_bytes = kBucket}));
-    const ZeroParallel zero(*comm, *meta, store, {.bucket_bytes = kBucket});
-    return meta->ledger().current(MemoryCategory::communication);
-  }
-  store.allocate(*meta);
-  const DataParallel parallel(*comm, *meta, store, {.bucket_bytes = kBucket});
+  const auto strategy = make_strategy(
+      {.mesh = Mesh(comm.get()), .settings = {.zero_stage = stage, .bucket_bytes = kBucket}});
+  store.allocate(*meta, true, strategy->sharing());
+  strategy->attach(*meta, store, {});
   return meta->ledger().current(MemoryCategory::communication);
 }
 

@@ -32,10 +32,16 @@ void add_units(ParameterStore& store) {
   store.add({.name = "final", .shape = {32}});
 }
 
-StoreLayout layout_of(int ranks, int rank, ShardSettings settings) {
+/// `site`: without its mesh.
+StoreLayout layout_of(int ranks, int rank, StrategySite site) {
   ParameterStore store;
   add_units(store);
-  return shard_layout(store, ranks, rank, settings);
+  site.mesh = Mesh({.data = ranks}, rank, nullptr);
+  return shard_layout(store, site);
+}
+
+StrategySite stage(int number) {
+  return {.mesh = {}, .settings = {.zero_stage = number}};
 }
 
 }  // namespace
@@ -47,7 +53,7 @@ TEST_CASE("every element is updated by one rank, in shards of equal size") {
   add_units(store);
   std::map<size_t, std::vector<int>> updates;
   for (int rank = 0; rank < ranks; ++rank) {
-    const StoreLayout layout = shard_layout(store, ranks, rank, {});
+    const StoreLayout layout = layout_of(ranks, rank, stage(1));
     REQUIRE(layout.parts.size() == store.all().size());
     for (const StoreLayout::Segment& segment : layout.segments) {
       CHECK(segment.shard % kRangeAlignment == 0);
@@ -80,43 +86,46 @@ TEST_CASE("every element is updated by one rank, in shards of equal size") {
 }
 
 TEST_CASE("parameters of one unit that are alike share a segment, up to its most bytes") {
-  const StoreLayout layout = layout_of(2, 0, {});
+  const StoreLayout layout = layout_of(2, 0, stage(1));
   // embedding; norm and bias, up and down, of each block; final.
   REQUIRE(layout.segments.size() == 8);
   CHECK(layout.segments[1].parameters == std::vector<size_t>{1, 3});
   CHECK(layout.segments[2].parameters == std::vector<size_t>{2, 4});
   CHECK(layout.segments[2].begins == std::vector<int64_t>{0, 3200});
   CHECK(layout.segments[2].shard == 3200);
-  const StoreLayout small = layout_of(2, 0, {.bucket_bytes = 16000});
+  const StoreLayout small =
+      layout_of(2, 0, {.mesh = {}, .settings = {.zero_stage = 1, .bucket_bytes = 16000}});
   CHECK(small.segments.size() == 11);
 }
 
 TEST_CASE("the stage decides what stays, and not who updates what") {
-  const StoreLayout first = layout_of(4, 1, {.stage = 1});
-  for (const int stage : {1, 2, 3}) {
-    CAPTURE(stage);
-    const StoreLayout layout = layout_of(4, 1, {.stage = stage});
+  const StoreLayout first = layout_of(4, 1, stage(1));
+  for (const int number : {1, 2, 3}) {
+    CAPTURE(number);
+    const StoreLayout layout = layout_of(4, 1, stage(number));
     CHECK(layout.parts == first.parts);
-    CHECK(layout.operands_take_turns == (stage == 3));
+    CHECK(layout.operands_take_turns == (number == 3));
     for (const StoreLayout::Segment& segment : layout.segments) {
       const bool is_read = segment.parameters.front() != 2 && segment.parameters.front() != 6 &&
                            segment.parameters.front() != 10;
-      CHECK(segment.values_stay == (stage < 3 && is_read));
-      CHECK(segment.gradients_stay == (stage < 2));
+      CHECK(segment.values_stay == (number < 3 && is_read));
+      CHECK(segment.gradients_stay == (number < 2));
     }
   }
-  const StoreLayout adds = layout_of(4, 1, {.stage = 3, .accumulates = true});
+  const StoreLayout adds =
+      layout_of(4, 1, {.mesh = {}, .settings = {.zero_stage = 3}, .accumulates = true});
   CHECK(adds.segments.front().gradients_stay);
 }
 
 TEST_CASE("units that are in use together do not share memory") {
-  const StoreLayout apart = layout_of(2, 0, {.stage = 3});
+  const StoreLayout apart = layout_of(2, 0, stage(3));
   REQUIRE(apart.turns.size() == 5);
   for (size_t unit = 1; unit < apart.turns.size(); ++unit) {
     CHECK(apart.turns[unit] != apart.turns[unit - 1]);
   }
   CHECK(apart.turns.front() == apart.turns.back());
   CHECK(apart.turns[1] == apart.turns[3]);
-  const StoreLayout together = layout_of(2, 0, {.stage = 3, .last_reads_first = true});
+  const StoreLayout together =
+      layout_of(2, 0, {.mesh = {}, .settings = {.zero_stage = 3}, .ties_embeddings = true});
   CHECK(together.turns.front() != together.turns.back());
 }

@@ -32,14 +32,9 @@ struct Attached {
     if (ranks > 1) {
       comm = make_dry_run(Topology::blocks(ranks, ranks), kRank);
     }
-    strategy = make_strategy(Mesh(comm.get()), settings);
+    strategy = make_strategy({.mesh = Mesh(comm.get()), .settings = settings});
     add_parameters(store);
-    const StoreSharing sharing = strategy->sharing();
-    if (sharing.layout) {
-      store.allocate(*device, sharing.layout(store));
-    } else {
-      store.allocate(*device, settings.trains, sharing.exchanged);
-    }
+    store.allocate(*device, true, strategy->sharing());
     strategy->attach(*device, store, {});
   }
 };
@@ -47,12 +42,17 @@ struct Attached {
 }  // namespace
 
 TEST_CASE("the strategy is the one that serves the ranks and settings") {
-  CHECK(strategy_name({.data = 1}, {}) == "one rank");
-  CHECK(strategy_name({.data = 1}, {.zero_stage = 3}) == "one rank");
-  CHECK(strategy_name({.data = kRanks}, {}) == "DDP");
-  CHECK(strategy_name({.data = kRanks}, {.zero_stage = 2}) == "ZeRO 2");
+  const auto name = [](int ranks, int stage, bool trains = true) {
+    return strategy_name({.mesh = Mesh({.data = ranks}, 0, nullptr),
+                          .settings = {.zero_stage = stage},
+                          .trains = trains});
+  };
+  CHECK(name(1, 0) == "one rank");
+  CHECK(name(1, 3) == "one rank");
+  CHECK(name(kRanks, 0) == "DDP");
+  CHECK(name(kRanks, 2) == "ZeRO 2");
   // There is nothing to share where nothing is trained.
-  CHECK(strategy_name({.data = kRanks}, {.zero_stage = 2, .trains = false}) == "DDP");
+  CHECK(name(kRanks, 2, false) == "DDP");
 }
 
 TEST_CASE("one rank exchanges nothing, and its steps can be recorded") {

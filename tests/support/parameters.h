@@ -10,6 +10,12 @@
 
 namespace fp8train::test {
 
+inline std::vector<float> value_on_host(Device& device, const Parameter& parameter) {
+  std::vector<float> values(static_cast<size_t>(parameter.shape.count()));
+  value_to_host(device, parameter, values.data());
+  return values;
+}
+
 inline std::vector<float> values_of(Device& device, const ParameterStore& store) {
   std::vector<float> all;
   for (const auto& parameter : store.all()) {

@@ -37,8 +37,8 @@ Factors factors_of(Engine& engine) {
 /// On each of the ranks of one node, with its own engine on the cpu.
 void on_ranks(int ranks, int stage, const std::function<void(Engine&, Communicator&)>& body) {
   EngineSettings settings = test::small_llama("fp8-lm");
-  settings.bucket_bytes = 4096;
-  settings.zero_stage = stage;
+  settings.strategy.bucket_bytes = 4096;
+  settings.strategy.zero_stage = stage;
   const std::vector<std::string> errors =
       test::run_ranks(Topology::blocks(ranks, ranks), [&](Communicator& comm) {
         const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
@@ -146,7 +146,7 @@ TEST_CASE("a step that is skipped changes no factor") {
       engine.weights_changed();
       step(engine, 1, rank + 3);
       after[rank] = factors_of(engine);
-      skipped[rank] = engine.optimizer().report().skipped_steps;
+      skipped[rank] = engine.optimizer().control().skipped_steps;
     });
     CHECK(skipped == std::vector<int64_t>{1, 1});
     CHECK(before[0] != Factors(8, 1.0F));

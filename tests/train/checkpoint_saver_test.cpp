@@ -227,7 +227,7 @@ TEST_CASE("the copy of the state takes the memory that was planned, for each ran
     for (const int stage : {0, 2}) {
       CAPTURE(plan, stage);
       EngineSettings settings = test::small_llama(plan);
-      settings.zero_stage = stage;
+      settings.strategy.zero_stage = stage;
       const auto body = [&](Communicator& comm) {
         const size_t planned =
             dry_run_step(settings, DeviceTraits{}, comm.topology(), comm.rank()).state_copy;

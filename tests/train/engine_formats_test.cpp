@@ -68,7 +68,7 @@ void check_combinations(const std::vector<RoleChoices>& choices, size_t wanted) 
     TrainedEngine run(settings);
     run.train(2, true);
     CHECK(std::isfinite(run.engine.step_loss().mean));
-    CHECK(run.engine.optimizer().report().skipped_steps == 0);
+    CHECK(run.engine.optimizer().control().skipped_steps == 0);
     ++trained;
   }
   CHECK(trained == wanted);

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/philox.h"
 #include "device/cuda/cuda_device.h"
+#include "support/parameters.h"
 #include "train/trained_engine.h"
 
 using namespace fp8train;
@@ -32,10 +33,10 @@ TEST_CASE("an infinity that a cast would hide makes the step a skipped one") {
   CAPTURE(plan);
   TrainedEngine run(test::small_llama(plan));
   run.train(1);
-  CHECK(run.engine.optimizer().report().skipped_steps == 0);
+  CHECK(run.engine.optimizer().control().skipped_steps == 0);
   for (const auto& parameter : run.engine.model().parameters().all()) {
     if (parameter->name == "layers.1.mlp.up.weight") {
-      std::vector<float> values = value_on_host(*run.device, *parameter);
+      std::vector<float> values = test::value_on_host(*run.device, *parameter);
       values[0] = INFINITY;
       set_value(*run.device, *parameter, values.data());
     }
@@ -43,7 +44,7 @@ TEST_CASE("an infinity that a cast would hide makes the step a skipped one") {
   run.engine.weights_changed();
   const std::vector<float> before = run.weights();
   run.train(1);
-  CHECK(run.engine.optimizer().report().skipped_steps == 1);
+  CHECK(run.engine.optimizer().control().skipped_steps == 1);
   CHECK(same_bits(run.weights(), before));
 }
 
@@ -177,7 +178,7 @@ TEST_CASE("what gradients held before a step changes no bit") {
     run->train(1);
     run->engine.calibrate(test::random_batch(99));
     run->train(2);
-    CHECK(run->engine.optimizer().report().skipped_steps == 0);
+    CHECK(run->engine.optimizer().control().skipped_steps == 0);
   }
   CHECK(same_bits(clean.weights(), spoiled.weights()));
   CHECK(same_bits(test::gradients_of(*clean.device, clean.engine.model().parameters()),
@@ -218,8 +219,8 @@ TEST_CASE("accumulated micro-batches are one larger batch") {
   parts.engine.step([&] { return next++ == 0 ? first : second; }, 0, 1e-3F, false);
   whole.engine.step([&] { return both; }, 0, 1e-3F, false);
   CHECK(parts.engine.step_loss().mean == Approx(whole.engine.step_loss().mean).epsilon(1e-6));
-  const float norm = whole.engine.optimizer().report().gradient_norm;
-  CHECK(parts.engine.optimizer().report().gradient_norm == Approx(norm).epsilon(1e-5));
+  const float norm = whole.engine.optimizer().control().gradient_norm;
+  CHECK(parts.engine.optimizer().control().gradient_norm == Approx(norm).epsilon(1e-5));
 }
 
 TEST_CASE("amax values of evaluations and earlier passes change no bit") {

@@ -22,8 +22,8 @@ using Gradients = std::vector<std::vector<float>>;  ///< of each parameter whose
 
 EngineSettings settings_of(int stage) {
   EngineSettings settings = test::small_llama("msamp-o1");
-  settings.bucket_bytes = 4096;
-  settings.zero_stage = stage;
+  settings.strategy.bucket_bytes = 4096;
+  settings.strategy.zero_stage = stage;
   return settings;
 }
 

@@ -62,7 +62,7 @@ TEST_CASE("an overflow begins the first windows of the tensors that it reaches a
     const std::vector<float> before = each->weights();
     train_with_overflow(*each);
     CHECK(same_bits(each->weights(), before));
-    CHECK(each->engine.optimizer().report().skipped_steps == 1);
+    CHECK(each->engine.optimizer().control().skipped_steps == 1);
     CHECK(first_windows(each->engine) == FirstWindows::some);
   }
   for (const auto& slot : run.engine.model().scaling().slots()) {
@@ -113,7 +113,7 @@ TEST_CASE("ranks begin their own first windows again, and skip the step together
   CAPTURE(stage);
   const auto errors = test::run_ranks(Topology::blocks(kRanks, 1), [&](Communicator& comm) {
     EngineSettings settings = test::with_window(test::small_llama("msamp-o1"), kWindow);
-    settings.zero_stage = stage;
+    settings.strategy.zero_stage = stage;
     const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
     Engine engine(*device, settings, &comm);
     engine.reserve(dry_run_step(settings, {}, comm.topology(), comm.rank()).plan);
@@ -136,7 +136,7 @@ TEST_CASE("ranks begin their own first windows again, and skip the step together
                                                        : FirstWindows::none;
       check(first_windows(engine) == expected, "each rank has its own windows");
     }
-    check(engine.optimizer().report().skipped_steps == 1, "one step is skipped");
+    check(engine.optimizer().control().skipped_steps == 1, "one step is skipped");
     weights[static_cast<size_t>(comm.rank())] = test::values_of(engine);
   });
   CHECK(errors == std::vector<std::string>(kRanks));

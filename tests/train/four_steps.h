@@ -31,7 +31,7 @@ inline Trained trained(const EngineSettings& settings) {
   engine.begin_evaluation();
   engine.evaluate(random_batch(77));
   CHECK(device->ledger().allocations() == before);
-  CHECK(engine.optimizer().report().skipped_steps == 0);
+  CHECK(engine.optimizer().control().skipped_steps == 0);
   return {values_of(*device, engine.model().parameters()), engine.evaluation_loss().mean};
 }
 

@@ -22,8 +22,8 @@ EngineSettings settings_of(int stage) {
   request.plan = "te-current";
   request.roles.gradient_wire = "int8 group(256)";
   settings.plan = resolve_plan(request);
-  settings.bucket_bytes = 1 << 20;
-  settings.zero_stage = stage;
+  settings.strategy.bucket_bytes = 1 << 20;
+  settings.strategy.zero_stage = stage;
   return settings;
 }
 
@@ -45,7 +45,7 @@ Result train(const EngineSettings& settings, Communicator* comm, bool same_batch
     const auto index = static_cast<uint64_t>(step * 8 + (same_batches ? 0 : rank));
     engine.step([&] { return test::random_batch(index); }, step, 1e-3, true);
     result.losses.push_back(engine.step_loss().mean);
-    result.norms.push_back(engine.optimizer().report().gradient_norm);
+    result.norms.push_back(engine.optimizer().control().gradient_norm);
   }
   result.weights = test::values_of(engine);
   return result;

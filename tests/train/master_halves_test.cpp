@@ -21,8 +21,8 @@ EngineSettings settings_of(const std::string& plan, const std::string& master, i
   request.roles.master_weight = master;
   EngineSettings settings = small_llama(plan, 1);
   settings.plan = resolve_plan(request);
-  settings.zero_stage = stage;
-  settings.bucket_bytes = 4096;
+  settings.strategy.zero_stage = stage;
+  settings.strategy.bucket_bytes = 4096;
   return settings;
 }
 

@@ -20,7 +20,7 @@ constexpr double kNorms = 2.0 * kWidth;
 
 MemoryLedger ledger_of(const PrecisionPlan& plan, int64_t blocks, int ranks = 1, int stage = 0) {
   EngineSettings settings;
-  settings.zero_stage = stage;
+  settings.strategy.zero_stage = stage;
   ModelConfig model;
   model.vocab_size = 64;
   model.hidden_size = kWidth;

@@ -26,8 +26,8 @@ namespace fs = std::filesystem;
 EngineSettings settings_of(const std::string& plan, int stage) {
   EngineSettings settings = test::small_llama(plan, 2);
   settings.optimizer.name = "muon";
-  settings.bucket_bytes = 4096;
-  settings.zero_stage = stage;
+  settings.strategy.bucket_bytes = 4096;
+  settings.strategy.zero_stage = stage;
   return settings;
 }
 

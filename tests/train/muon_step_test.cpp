@@ -55,7 +55,7 @@ Trained train(DeviceKind kind, EngineSettings settings, bool record) {
                          device->ledger().current(category) == dry_run.memory.current(category);
   }
   trained.after = test::values_of(engine);
-  CHECK(engine.optimizer().report().skipped_steps == 0);
+  CHECK(engine.optimizer().control().skipped_steps == 0);
   return trained;
 }
 

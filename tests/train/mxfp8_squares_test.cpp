@@ -18,7 +18,7 @@ EngineSettings squares(int stage, bool primary) {
   EngineSettings settings = tiny(request.plan, 1);
   settings.model.intermediate_size = 96;
   settings.plan = resolve_plan(request);
-  settings.zero_stage = stage;
+  settings.strategy.zero_stage = stage;
   settings.optimizer.grad_clip = 0;  // the order of the norm's sum is that of the shards
   return settings;
 }

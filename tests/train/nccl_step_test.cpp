@@ -35,7 +35,7 @@ Trained train_on(Device& device, Communicator& comm, const EngineSettings& setti
   const Traffic before = comm.traffic();
   Engine engine(device, settings, &comm);
   engine.reserve(dry_run_step(settings, device, comm.topology(), comm.rank()).plan);
-  if (settings.zero_stage == 0) {
+  if (settings.strategy.zero_stage == 0) {
     engine.model().initialize(static_cast<uint64_t>(comm.rank()) + 3);
     share_weights(comm, device, engine.model().parameters());
   } else {
@@ -69,8 +69,8 @@ void compare_with_cpu(const Topology& topology, const Row& row) {
   CAPTURE(row.plan, topology.size());
   const auto ranks = static_cast<size_t>(topology.size());
   EngineSettings settings = test::small_llama(row.plan);
-  settings.bucket_bytes = 4096;
-  settings.zero_stage = row.zero_stage;
+  settings.strategy.bucket_bytes = 4096;
+  settings.strategy.zero_stage = row.zero_stage;
   std::vector<Trained> cpu(ranks);
   std::vector<Trained> cuda(ranks);
   const auto errors =

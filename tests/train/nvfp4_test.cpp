@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "four_steps.h"
+#include "support/parameters.h"
 
 namespace fp8train::test::nvfp4 {
 namespace {
@@ -52,7 +53,7 @@ TEST_CASE("a model learns a batch in NVFP4 nearly as in bf16") {
   CHECK(loss < 0.5 * std::log(50.0));  // chance is log 50
   CHECK(loss == Approx(bf16).margin(0.3));
   CHECK(run.device->ledger().allocations() == before);
-  CHECK(run.engine.optimizer().report().skipped_steps == 0);
+  CHECK(run.engine.optimizer().control().skipped_steps == 0);
 }
 
 TEST_CASE("random bits follow from seed, step and micro-batch alone") {
@@ -102,14 +103,14 @@ TEST_CASE("an infinity in the activations of NVFP4 makes the step a skipped one"
   Trained run(small_llama("te-nvfp4"));
   for (const auto& parameter : run.engine.model().parameters().all()) {
     if (parameter->name == "layers.0.attention.qkv.weight") {
-      std::vector<float> values = value_on_host(*run.device, *parameter);
+      std::vector<float> values = test::value_on_host(*run.device, *parameter);
       values.back() = INFINITY;
       set_value(*run.device, *parameter, values.data());
     }
   }
   run.engine.weights_changed();
   run.learn(1);
-  CHECK(run.engine.optimizer().report().skipped_steps == 1);
+  CHECK(run.engine.optimizer().control().skipped_steps == 1);
 }
 
 }  // namespace

@@ -75,7 +75,7 @@ TEST_CASE("a run that is read in another stage goes on to the same bits") {
     made.plan = large_values();
     made.model.initializer_range = 6.0F;
     made.optimizer.grad_clip = 0;
-    made.bucket_bytes = 1 << 20;  // most ranks have nothing of most weights
+    made.strategy.bucket_bytes = 1 << 20;  // most ranks have nothing of most weights
     return made;
   };
   std::vector<float> expected;

@@ -23,7 +23,7 @@ TEST_CASE("a dry run sends what an ordinary one does") {
   const int stage = GENERATE(0, 1, 3);
   CAPTURE(stage);
   EngineSettings settings = tiny("torchao-rowwise", 1);
-  settings.zero_stage = stage;
+  settings.strategy.zero_stage = stage;
   const std::vector<std::string> errors =
       test::run_ranks(Topology::blocks(2, 2), [&](Communicator& comm) {
         const DryRunStep dry_run = dry_run_step(settings, {}, comm.topology(), comm.rank());

@@ -20,7 +20,7 @@ constexpr int64_t kSteps = 3;
 
 inline EngineSettings tiny(const std::string& plan, int64_t passes) {
   EngineSettings settings = test::small_llama(plan, passes);
-  settings.bucket_bytes = 4096;
+  settings.strategy.bucket_bytes = 4096;
   return settings;
 }
 
@@ -58,7 +58,7 @@ inline RankResult train(const EngineSettings& settings, Communicator* comm,
     engine.step([&] { return test::random_batch(static_cast<uint64_t>(pass++ * ranks + rank)); },
                 step, 1e-3, true);
     result.losses.push_back(engine.step_loss().mean);
-    result.norms.push_back(engine.optimizer().report().gradient_norm);
+    result.norms.push_back(engine.optimizer().control().gradient_norm);
   }
   result.allocated = device->ledger().allocations() != allocations;
   for (size_t i = 0; i < kMemoryCategories; ++i) {
@@ -66,7 +66,7 @@ inline RankResult train(const EngineSettings& settings, Communicator* comm,
     result.as_planned =
         result.as_planned && dry_run.memory.current(category) == device->ledger().current(category);
   }
-  result.skipped = engine.optimizer().report().skipped_steps;
+  result.skipped = engine.optimizer().control().skipped_steps;
   for (const auto& saved : engine.model().scaling().save()) {
     if (saved.name.ends_with(".amax")) {
       continue;  // of new weights: found when they are cast, by some at the next step's start

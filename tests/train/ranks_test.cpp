@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "base/philox.h"
+#include "support/parameters.h"
 #include "train/rank_results.h"
 
 using namespace fp8train;
@@ -47,7 +48,7 @@ TEST_CASE("ranks have their own scales of x and dy where the plan or the user sa
   PlanRequest request;
   request.plan = by_plan ? "msamp-o1" : "te-delayed";
   EngineSettings settings = tiny(request.plan, 2);
-  settings.zero_stage = stage;
+  settings.strategy.zero_stage = stage;
   for (const bool reduce : {true, false}) {
     CAPTURE(reduce);
     request.reduce_amax = by_plan && !reduce ? std::nullopt : std::optional(reduce);
@@ -73,7 +74,7 @@ TEST_CASE("ranks keep the same weights with a head in FP8, tied to the embedding
   CHECK(same_bits(whole[0].weights, whole[1].weights));
   for (const int stage : {1, 2, 3}) {
     CAPTURE(stage);
-    settings.zero_stage = stage;
+    settings.strategy.zero_stage = stage;
     const std::vector<RankResult> ranks = train_ranks(settings, Topology::blocks(2, 2));
     CHECK(same_bits(ranks[0].weights, ranks[1].weights));
     CHECK(same_bits(ranks[0].weights, whole[0].weights));
@@ -91,7 +92,7 @@ TEST_CASE("what gradients of a rank held before a step changes no bit") {
   };
   for (const int stage : {0, 1, 2, 3}) {
     CAPTURE(stage);
-    settings.zero_stage = stage;
+    settings.strategy.zero_stage = stage;
     const std::vector<RankResult> clean = train_ranks(settings, Topology::blocks(2, 2));
     const std::vector<RankResult> spoiled = train_ranks(settings, Topology::blocks(2, 2), spoil);
     CHECK(spoiled[1].skipped == 0);
@@ -114,7 +115,7 @@ TEST_CASE("ranks that share the optimizer's work train as those that do not, in 
   std::vector<RankResult> first;
   for (const int stage : {1, 2, 3}) {
     CAPTURE(stage);
-    settings.zero_stage = stage;
+    settings.strategy.zero_stage = stage;
     const std::vector<RankResult> ranks = train_ranks(settings, topology);
     REQUIRE(same_bits(ranks[0].weights, ranks[1].weights));
     CHECK(ranks[0].skipped == 0);
@@ -148,9 +149,9 @@ TEST_CASE("exchanges in pieces train as whole ones do") {
       GENERATE("fp32", "bf16", "deepseek-v3", "fp8-safe", "msamp-o2", "fp8-lm");
   CAPTURE(plan);
   EngineSettings settings = tiny(plan, 1);
-  settings.bucket_bytes = 1 << 20;  // more than any parameter has
+  settings.strategy.bucket_bytes = 1 << 20;  // more than any parameter has
   const std::vector<RankResult> whole = train_ranks(settings, Topology::blocks(4, 2));
-  settings.bucket_bytes = 1024;
+  settings.strategy.bucket_bytes = 1024;
   const std::vector<RankResult> pieces = train_ranks(settings, Topology::blocks(4, 2));
   for (size_t rank = 0; rank < pieces.size(); ++rank) {
     CHECK(same_bits(pieces[rank].weights, whole[rank].weights));  // exact
@@ -179,7 +180,7 @@ TEST_CASE("ranks train with muon as one rank would, within the plan, and cannot 
     // Rounding to bf16 in the iteration turns another order of sums into larger differences.
     CHECK(two[0].losses[step] == Approx(one.losses[step]).epsilon(5e-3));
   }
-  settings.zero_stage = 2;
+  settings.strategy.zero_stage = 2;
   const std::unique_ptr<Device> meta = make_meta_device({});
   const std::unique_ptr<Communicator> comm = make_dry_run(Topology::blocks(2, 2), 0);
   CHECK_THROWS_WITH(Engine(*meta, settings, comm.get()),
@@ -202,7 +203,7 @@ namespace {
 void set_first_value(Engine& engine, const std::string& name, float value) {
   for (const auto& parameter : engine.model().parameters().all()) {
     if (parameter->name == name) {
-      std::vector<float> values = value_on_host(engine.device(), *parameter);
+      std::vector<float> values = test::value_on_host(engine.device(), *parameter);
       values[0] = value;
       set_value(engine.device(), *parameter, values.data());
     }
@@ -249,7 +250,7 @@ TEST_CASE("codes that are gathered are turned where GEMMs read them so") {
   const std::vector<RankResult> whole = train_ranks(settings, Topology::blocks(2, 2), {}, turned);
   for (const int stage : {1, 3}) {
     CAPTURE(stage);
-    settings.zero_stage = stage;
+    settings.strategy.zero_stage = stage;
     const std::vector<RankResult> ranks = train_ranks(settings, Topology::blocks(2, 2), {}, turned);
     CHECK(ranks[0].losses.front() == whole[0].losses.front());
     CHECK(ranks[0].losses.back() == Approx(whole[0].losses.back()).epsilon(5e-3));
@@ -266,7 +267,7 @@ TEST_CASE(
   const std::vector<RankResult> whole = train_ranks(settings, Topology::blocks(2, 2));
   for (const int stage : {1, 3}) {
     CAPTURE(stage);
-    settings.zero_stage = stage;
+    settings.strategy.zero_stage = stage;
     const std::vector<RankResult> ranks = train_ranks(settings, Topology::blocks(2, 2));
     CHECK(ranks[0].losses == whole[0].losses);
     CHECK(same_bits(ranks[0].weights, whole[0].weights));
@@ -278,7 +279,7 @@ TEST_CASE("what is gathered of a weight is as wide as its GEMMs read it") {
   // of the steps, and once before them.
   const auto sent = [](const std::string& plan) {
     EngineSettings settings = tiny(plan, 1);
-    settings.zero_stage = 1;
+    settings.strategy.zero_stage = 1;
     double bytes = 0;
     const std::vector<std::string> errors =
         test::run_ranks(Topology::blocks(2, 2), [&](Communicator& comm) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "base/philox.h"
+#include "support/parameters.h"
 #include "train/dry_run.h"
 #include "train/engine.h"
 
@@ -77,7 +78,7 @@ struct Trained {
   void multiply_weight(const std::string& name, float factor) {
     for (const auto& parameter : engine->model().parameters().all()) {
       if (parameter->name == name) {
-        std::vector<float> values = value_on_host(*device, *parameter);
+        std::vector<float> values = test::value_on_host(*device, *parameter);
         for (float& value : values) {
           value *= factor;
         }

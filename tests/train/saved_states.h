@@ -24,8 +24,8 @@ struct Layout {
 
 inline EngineSettings settings_of(const std::string& plan, int stage) {
   EngineSettings settings = test::small_llama(plan);
-  settings.zero_stage = stage;
-  settings.bucket_bytes = 4096;
+  settings.strategy.zero_stage = stage;
+  settings.strategy.bucket_bytes = 4096;
   return settings;
 }
 

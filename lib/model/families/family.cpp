@@ -1,5 +1,7 @@
 #include "model/families/family.h"
 
+#include <fmt/format.h>
+
 #include "base/error.h"
 
 namespace fp8train {
@@ -15,6 +17,24 @@ bool ModelFamily::has_switches(const ModelConfig& config, bool own) const {
     written.norm_bias = config.norm_bias;  // RMSNorm has none
   }
   return static_cast<const ModelSwitches&>(config) == written;
+}
+
+std::vector<HfPiece> block_pieces(const std::vector<BlockTensor>& tensors, std::string_view blocks,
+                                  const ParameterName& parameter) {
+  std::vector<HfPiece> pieces;
+  for (const BlockTensor& tensor : tensors) {
+    if (tensor.module == parameter.module) {
+      pieces.push_back(
+          {.name = fmt::format("{}.{}.{}.{}", blocks, parameter.block, tensor.hf, parameter.leaf),
+           .begin = tensor.begin,
+           .rows = tensor.rows,
+           .transposed = false,
+           .gguf = fmt::format("blk.{}.{}.{}", parameter.block, tensor.gguf, parameter.leaf),
+           .rope_heads = tensor.rope_heads});
+    }
+  }
+  check(!pieces.empty(), "unknown parameter name");
+  return pieces;
 }
 
 const std::vector<const ModelFamily*>& families() {

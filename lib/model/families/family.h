@@ -88,6 +88,20 @@ class ModelFamily {
   bool has_switches(const ModelConfig& config, bool own) const;
 };
 
+/// A tensor of a block in a model folder: rows of the parameters of one module.
+struct BlockTensor {
+  std::string_view module;    ///< "attention.qkv"
+  std::string_view hf, gguf;  ///< what names say of it between block and leaf
+  int64_t rows = 0;
+  int64_t begin = 0;
+  int64_t rope_heads = 0;  ///< as HfPiece
+};
+
+/// Those of `tensors` that are a parameter of a block; names begin with `blocks`, as in
+/// "model.layers". There is one.
+std::vector<HfPiece> block_pieces(const std::vector<BlockTensor>& tensors, std::string_view blocks,
+                                  const ParameterName& parameter);
+
 /// All families; the first one is default_family(). Where several compute the same model, the
 /// earlier one names it.
 const std::vector<const ModelFamily*>& families();

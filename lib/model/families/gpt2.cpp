@@ -165,37 +165,19 @@ std::vector<HfPiece> Gpt2::pieces(const ModelConfig& config, const ParameterName
   if (parameter.block.empty()) {
     return gpt2_outer_pieces(config, parameter);
   }
-  const std::string& module = parameter.module;
   const int64_t width = config.hidden_size;
-  const auto piece = [&](const char* hf, const char* gguf, int64_t rows,
-                         bool is_linear) -> std::vector<HfPiece> {
-    return {{fmt::format("transformer.h.{}.{}.{}", parameter.block, hf, parameter.leaf), 0, rows,
-             is_linear && parameter.leaf == "weight",
-             fmt::format("blk.{}.{}.{}", parameter.block, gguf, parameter.leaf)}};
-  };
-  if (module == "attention_norm") {
-    return piece("ln_1", "attn_norm", width, false);
-  }
-  if (module == "mlp_norm") {
-    return piece("ln_2", "ffn_norm", width, false);
-  }
-  if (module == "attention.q_norm") {
-    return piece("attn.q_norm", "attn_q_norm", config.head_dim, false);
-  }
-  if (module == "attention.k_norm") {
-    return piece("attn.k_norm", "attn_k_norm", config.head_dim, false);
-  }
-  if (module == "attention.qkv") {
-    return piece("attn.c_attn", "attn_qkv", config.qkv_width(), true);
-  }
-  if (module == "attention.output") {
-    return piece("attn.c_proj", "attn_output", width, true);
-  }
-  if (module == "mlp.up") {
-    return piece("mlp.c_fc", "ffn_up", config.intermediate_size, true);
-  }
-  check(module == "mlp.down", "unknown parameter name");
-  return piece("mlp.c_proj", "ffn_down", width, true);
+  std::vector<HfPiece> pieces =
+      block_pieces({{"attention_norm", "ln_1", "attn_norm", width},
+                    {"mlp_norm", "ln_2", "ffn_norm", width},
+                    {"attention.q_norm", "attn.q_norm", "attn_q_norm", config.head_dim},
+                    {"attention.k_norm", "attn.k_norm", "attn_k_norm", config.head_dim},
+                    {"attention.qkv", "attn.c_attn", "attn_qkv", config.qkv_width()},
+                    {"attention.output", "attn.c_proj", "attn_output", width},
+                    {"mlp.up", "mlp.c_fc", "ffn_up", config.intermediate_size},
+                    {"mlp.down", "mlp.c_proj", "ffn_down", width}},
+                   "transformer.h", parameter);
+  pieces.front().transposed = parameter.leaf == "weight" && !parameter.module.ends_with("norm");
+  return pieces;
 }
 
 }  // namespace

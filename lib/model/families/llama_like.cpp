@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "base/error.h"
 #include "model/families/rope_fields.h"
@@ -98,39 +97,20 @@ std::vector<HfPiece> LlamaLike::pieces(const ModelConfig& config,
   const int64_t queries = config.num_attention_heads * config.head_dim;
   const int64_t keys = config.num_key_value_heads * config.head_dim;
   const int64_t inner = config.intermediate_size;
-  const std::string& module = parameter.module;
-  const auto piece = [&](const char* hf, const char* gguf, int64_t begin, int64_t rows) -> HfPiece {
-    return {fmt::format("model.layers.{}.{}.{}", parameter.block, hf, parameter.leaf), begin, rows,
-            false, fmt::format("blk.{}.{}.{}", parameter.block, gguf, parameter.leaf)};
-  };
-  if (module == "attention_norm") {
-    return {piece("input_layernorm", "attn_norm", 0, width)};
-  }
-  if (module == "mlp_norm") {
-    return {piece("post_attention_layernorm", "ffn_norm", 0, width)};
-  }
-  if (module == "attention.qkv") {
-    HfPiece q = piece("self_attn.q_proj", "attn_q", 0, queries);
-    HfPiece k = piece("self_attn.k_proj", "attn_k", queries, keys);
-    q.rope_heads = config.num_attention_heads;
-    k.rope_heads = config.num_key_value_heads;
-    return {std::move(q), std::move(k), piece("self_attn.v_proj", "attn_v", queries + keys, keys)};
-  }
-  if (module == "attention.output") {
-    return {piece("self_attn.o_proj", "attn_output", 0, width)};
-  }
-  if (module == "attention.q_norm") {
-    return {piece("self_attn.q_norm", "attn_q_norm", 0, config.head_dim)};
-  }
-  if (module == "attention.k_norm") {
-    return {piece("self_attn.k_norm", "attn_k_norm", 0, config.head_dim)};
-  }
-  if (module == "mlp.up") {
-    return {piece("mlp.gate_proj", "ffn_gate", 0, inner),
-            piece("mlp.up_proj", "ffn_up", inner, inner)};
-  }
-  check(module == "mlp.down", "unknown parameter name");
-  return {piece("mlp.down_proj", "ffn_down", 0, width)};
+  const int64_t heads = config.num_attention_heads;
+  const int64_t key_heads = config.num_key_value_heads;
+  return block_pieces({{"attention_norm", "input_layernorm", "attn_norm", width},
+                       {"mlp_norm", "post_attention_layernorm", "ffn_norm", width},
+                       {"attention.qkv", "self_attn.q_proj", "attn_q", queries, 0, heads},
+                       {"attention.qkv", "self_attn.k_proj", "attn_k", keys, queries, key_heads},
+                       {"attention.qkv", "self_attn.v_proj", "attn_v", keys, queries + keys},
+                       {"attention.output", "self_attn.o_proj", "attn_output", width},
+                       {"attention.q_norm", "self_attn.q_norm", "attn_q_norm", config.head_dim},
+                       {"attention.k_norm", "self_attn.k_norm", "attn_k_norm", config.head_dim},
+                       {"mlp.up", "mlp.gate_proj", "ffn_gate", inner},
+                       {"mlp.up", "mlp.up_proj", "ffn_up", inner, inner},
+                       {"mlp.down", "mlp.down_proj", "ffn_down", width}},
+                      "model.layers", parameter);
 }
 
 void LlamaLike::write_gguf(const ModelConfig& config, ConfigObject& out) const {
