@@ -23,7 +23,4 @@ void for_each_json_line(
 /// column.
 nlohmann::json parse_json_line(std::string_view line, const std::string& where);
 
-/// Whether a name, without the ending of a compression, is that of JSON lines.
-bool is_json_lines(const std::filesystem::path& path);
-
 }  // namespace fp8train

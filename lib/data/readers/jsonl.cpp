@@ -41,7 +41,7 @@ std::string document_of(std::string_view line, const TextKey& text_key, const st
 }
 
 bool is_jsonl(const FileHead& head) {
-  return is_json_lines(head.path);
+  return jsonl_format().has_suffix(head.path);
 }
 
 void visit_records(const std::filesystem::path& path, const TextKey& text_key,
@@ -97,13 +97,9 @@ nlohmann::json parse_json_line(std::string_view line, const std::string& where) 
   }
 }
 
-bool is_json_lines(const std::filesystem::path& path) {
-  const std::string extension = without_compression(path).extension().string();
-  return extension == ".jsonl" || extension == ".ndjson";
-}
-
 const DataFormat& jsonl_format() {
   static constexpr DataFormat kFormat = {.name = "jsonl",
+                                         .suffixes = {".jsonl", ".ndjson"},
                                          .content = DataContent::documents,
                                          .matches = is_jsonl,
                                          .for_each_document = visit_records};
