@@ -132,21 +132,6 @@ Layers explained_layers(const Session& session) {
   return layers;
 }
 
-void print_reasons(const Layers& layers) {
-  std::map<std::string_view, int> reasons;
-  for (const auto& layer : layers.dequantized) {
-    for (const std::string_view reason : layer) {
-      reasons[reason] += reason.empty() ? 0 : 1;
-    }
-  }
-  for (const auto& [reason, gemms] : reasons) {
-    if (gemms > 0) {
-      fmt::print("{} GEMMs multiply operands dequantized to a type of 16 bits: {}.\n", gemms,
-                 reason);
-    }
-  }
-}
-
 /// The plan as a line of the table of plans and its roles, as the run's optimizer uses them.
 struct ExplainedPlan {
   std::vector<PlanColumn> columns, roles;
@@ -178,6 +163,12 @@ ExplainedPlan explained_plan(const Session& session) {
     }
   }
   return shown;
+}
+
+/// A sentence below the tables.
+template <class... Values>
+void print_note(fmt::format_string<Values...> text, Values&&... values) {
+  fmt::print("{}", wrapped(fmt::format(text, std::forward<Values>(values)...)));
 }
 
 /// A title and its text, in further lines below itself where it is long.
@@ -227,6 +218,20 @@ std::string layer_text(const Layers& layers, size_t i) {
                      gemm(linear.wgrad, 2), note.empty() ? "" : "   ", note);
 }
 
+void print_reasons(const Layers& layers) {
+  std::map<std::string_view, int> reasons;
+  for (const auto& layer : layers.dequantized) {
+    for (const std::string_view reason : layer) {
+      reasons[reason] += reason.empty() ? 0 : 1;
+    }
+  }
+  for (const auto& [reason, gemms] : reasons) {
+    if (gemms > 0) {
+      print_note("{} GEMMs multiply operands dequantized to a type of 16 bits: {}.", gemms, reason);
+    }
+  }
+}
+
 /// Delayed scaling that is current at first, of any layer.
 void print_first_window(const Layers& layers) {
   int steps = 0;
@@ -234,10 +239,10 @@ void print_first_window(const Layers& layers) {
     steps = std::max(steps, first_window(linear.fprop, linear.dgrad, linear.wgrad));
   }
   if (steps > 0) {
-    fmt::print(
+    print_note(
         "In the first {0} steps, and in the {0} after an overflow of its own, a tensor that is "
         "'current at first' has its current scale. For that the host waits for the device once a "
-        "step.\n",
+        "step.",
         steps);
   }
 }
@@ -255,17 +260,13 @@ void print_text(const Session& session, const Layers& layers, bool every_layer) 
   for (const LayerLine& line : every_layer ? lines : folded(lines)) {
     fmt::print("{:<30}{}\n", line.name, line.text);
   }
-  fmt::print("\n{} of {} linear layers run in scaled formats. In {}: {}.\n", scaled, lines.size(),
+  print_note("\n{} of {} linear layers run in scaled formats. In {}: {}.", scaled, lines.size(),
              name_of(plan.activation), kOutside);
   print_first_window(layers);
   print_reasons(layers);
-}
-
-/// The stages of precision.schedule, in steps.
-void print_schedule(const Session& session) {
   for (const auto& [begin, end] : session.engine.plain_steps) {
-    fmt::print("In steps {} to {} of {} no GEMM is scaled: all run in {} (precision.schedule).\n",
-               begin + 1, end, session.max_steps, name_of(session.engine.plan.activation));
+    print_note("In steps {} to {} of {} no GEMM is scaled: all run in {} (precision.schedule).",
+               begin + 1, end, session.max_steps, name_of(plan.activation));
   }
 }
 
@@ -365,14 +366,13 @@ void explain(const ExplainOptions& options) {
   } else if (options.json) {
     print_json(session, explained_layers(session));
   } else {
-    print_text(session, explained_layers(session), options.every_layer);
-    print_schedule(session);
-    for (size_t i = 1; i < session.stages.size(); ++i) {
-      session.enter_stage(i);
-      fmt::print("\nSteps {} to {} (precision.schedule):\n", session.stages[i].begin + 1,
-                 session.stages[i].end);
+    for (size_t i = 0; i < session.stages.size(); ++i) {
+      if (i > 0) {
+        session.enter_stage(i);
+        fmt::print("\nSteps {} to {} (precision.schedule):\n", session.stages[i].begin + 1,
+                   session.stages[i].end);
+      }
       print_text(session, explained_layers(session), options.every_layer);
-      print_schedule(session);
     }
   }
 }
