@@ -2,9 +2,7 @@
 // plans the memory on the meta device, allocates nothing large.
 
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <filesystem>
 #include <memory>
 #include <vector>
 
@@ -12,6 +10,7 @@
 #include "base/error.h"
 #include "base/terminal.h"
 #include "commands.h"
+#include "output_path.h"
 #include "train/dry_run.h"
 #include "train/preflight.h"
 #include "train/progress.h"
@@ -80,20 +79,6 @@ void check_weights(const Session& session) {
                missing_tokens(session.settings.model));
 }
 
-/// The folder, or the nearest one above it that exists, takes new files.
-void check_output(const std::filesystem::path& folder) {
-  std::filesystem::path existing = std::filesystem::absolute(folder);
-  std::error_code unseen;  // a folder above may not be read
-  while (!std::filesystem::exists(existing, unseen) && existing.has_relative_path()) {
-    existing = existing.parent_path();
-  }
-  if (!std::filesystem::is_directory(existing, unseen) ||
-      access(existing.c_str(), W_OK | X_OK) != 0) {
-    throw DeviceError(
-        fmt::format("output_dir {}: {} cannot be written to", folder.string(), existing.string()));
-  }
-}
-
 struct CheckOptions {
   RankOptions ranks;
   bool no_scan = false;
@@ -141,7 +126,9 @@ int check_run(const CheckOptions& options) {
   for (const std::string& line : describe_run(session, *device, dry_run, reason, ranks)) {
     say(line);
   }
-  check_output(settings.output_dir);
+  if (const std::string problem = why_unwritable(settings.output_dir); !problem.empty()) {
+    throw DeviceError(fmt::format("output_dir {}: {}", settings.output_dir, problem));
+  }
   if (!options.no_scan) {
     scan(session.data.train, "training", quiet);
     scan(session.data.val, "validation", quiet);

@@ -23,6 +23,7 @@
 #include "device/cuda/cuda_libraries.h"
 #include "device/device.h"
 #include "numeric/cpu_isa.h"
+#include "output_path.h"
 #include "train/progress.h"
 
 namespace fp8train {
@@ -273,24 +274,15 @@ Finding shared_memory() {
                    "other programs have left there"};
 }
 
-/// The folder itself, or the nearest one above it that exists.
-fs::path existing(fs::path folder) {
-  std::error_code unseen;
-  folder = fs::weakly_canonical(folder, unseen);
-  while (!fs::exists(folder, unseen) && folder.has_relative_path()) {
-    folder = folder.parent_path();
-  }
-  return folder;
-}
-
 Finding disk(const fs::path& folder) {
   constexpr long kTmpfs = 0x01021994;
-  const fs::path path = existing(folder);
+  const fs::path path = nearest_existing(folder);
+  const std::string obstacle = why_unwritable(folder);
   struct statvfs space = {};
   struct statfs kind = {};
-  if (statvfs(path.c_str(), &space) != 0 || statfs(path.c_str(), &kind) != 0 ||
-      access(path.c_str(), W_OK | X_OK) != 0) {
-    return {"disk", Health::problem, fmt::format("{} cannot be written into", path.string()),
+  if (!obstacle.empty() || statvfs(path.c_str(), &space) != 0 || statfs(path.c_str(), &kind) != 0) {
+    return {"disk", Health::problem,
+            obstacle.empty() ? fmt::format("{} cannot be read", path.string()) : obstacle,
             "name another folder as output_dir"};
   }
   const uint64_t rest = uint64_t{space.f_bavail} * space.f_frsize;
