@@ -127,6 +127,11 @@ void Arguments::option(const char* name, std::string& target, const char* help) 
   app_->add_option(name, target, help)->capture_default_str();
 }
 
+void Arguments::option(const char* name, std::optional<std::string>& target, const char* help) {
+  app_->add_option_function<std::string>(
+      name, [&target](const std::string& text) { target = text; }, help);
+}
+
 void Arguments::option(const char* name, int64_t& target, int64_t least, const char* help) {
   app_->add_option(name, target, help)
       ->capture_default_str()

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,7 @@ class Arguments {
   explicit Arguments(CLI::App& app) : app_(&app) {}
 
   void option(const char* name, std::string& target, const char* help = "");
+  void option(const char* name, std::optional<std::string>& target, const char* help);
   void option(const char* name, uint64_t& target, const char* help = "");
   /// A number below `least` is a usage error.
   void option(const char* name, int64_t& target, int64_t least, const char* help);

@@ -32,8 +32,11 @@ void check_options(const GenerateOptions& options) {
     throw ConfigError("--top-p must be above 0 and at most 1");
   }
   const ChatRequest& chat = options.chat;
-  if (!chat.messages.empty() && !chat.prompt.empty()) {
+  if (!chat.messages.empty() && chat.prompt) {
     throw ConfigError("--messages and --prompt: give one of them");
+  }
+  if (options.chats && chat.prompt == "") {
+    throw ConfigError("--prompt: a message is empty; without it, lines of standard input are read");
   }
   const std::pair<const char*, bool> of_dialogues[] = {
       {"--messages", !chat.messages.empty()},
@@ -41,7 +44,7 @@ void check_options(const GenerateOptions& options) {
       {"--chat-template", chat.chat_template != "auto"},
       {"--no-thinking", !chat.thinks}};
   for (const auto& [option, text] :
-       {std::pair("--prompt", chat.prompt), std::pair("--system", chat.system)}) {
+       {std::pair("--prompt", chat.prompt.value_or("")), std::pair("--system", chat.system)}) {
     if (options.chats && !is_utf8(text)) {
       throw ConfigError(fmt::format("{}: a message is not UTF-8", option));
     }
@@ -91,7 +94,7 @@ int generate(const GenerateOptions& options) {
     sampling.max_new_tokens = options.chats ? kAnswerTokens : kTextTokens;
   }
   return options.chats ? run_chat(opened, options.chat, sampling)
-                       : continue_text(opened, options.chat.prompt, sampling);
+                       : continue_text(opened, options.chat.prompt.value_or(""), sampling);
 }
 
 }  // namespace

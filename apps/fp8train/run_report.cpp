@@ -1,6 +1,7 @@
 #include "run_report.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <fstream>
@@ -42,13 +43,31 @@ constexpr const char* kCurves[] = {"loss",
 constexpr const char* kHealth[] = {"snr_db", "scale_exponent", "saturated_percent",
                                    "underflow_percent", "amax"};
 
+/// Runs that are folders in this one, which is none.
+std::vector<std::string> runs_in(const std::filesystem::path& folder) {
+  std::vector<std::string> runs;
+  std::error_code unseen;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, unseen)) {
+    if (std::filesystem::exists(RunDirectory{entry.path()}.metrics(), unseen)) {
+      runs.push_back(entry.path().string());
+    }
+  }
+  std::sort(runs.begin(), runs.end());
+  return runs;
+}
+
 /// Calls `take` with each whole line of metrics.jsonl or tensors.jsonl.
 void for_each_line(const std::filesystem::path& path,
                    const std::function<void(const Json&)>& take) {
   std::ifstream file(path, std::ios::binary);
   if (!file) {
+    const std::vector<std::string> runs = runs_in(path.parent_path());
     throw DataError(
-        fmt::format("{}: cannot be read; give folders of runs (their output_dir)", path.string()));
+        runs.empty()
+            ? fmt::format("{}: cannot be read; give folders of runs (their output_dir)",
+                          path.string())
+            : fmt::format("{} is not a run, but holds some; give those to be compared: {}",
+                          path.parent_path().string(), fmt::join(runs, " ")));
   }
   size_t number = 0;
   for (std::string line; std::getline(file, line);) {
