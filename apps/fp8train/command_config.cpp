@@ -144,8 +144,11 @@ std::string next_commands(const WizardResult& result) {
   }
   const int64_t ranks = job.nodes * job.ranks_per_node;
   const std::string launcher = ranks > 1 ? fmt::format("mpirun -n {} ", ranks) : "";
-  return fmt::format("  fp8train check {}\n  {}fp8train {}\n  tail -F {}\n", file, launcher, file,
-                     shell_word(result.settings.output_dir + "/train.log"));
+  return fmt::format("  fp8train check {}\n  {}fp8train {}\n  tail -F {}\n{}", file, launcher, file,
+                     shell_word(result.settings.output_dir + "/train.log"),
+                     program_on_path("sbatch").empty()
+                         ? ""
+                         : "on this machine; with job.slurm: true a job script is written too\n");
 }
 
 void write_files(const WizardResult& result, bool gpus) {
@@ -183,11 +186,17 @@ std::string doubt_about(const std::string& key, const Settings& settings) {
   return "";
 }
 
-/// A job script where jobs can be submitted, and a model that a processor trains in minutes where
-/// the run has no GPU.
+/// One node, and no hardware is named.
+bool is_for_this_machine(const JobSettings& job) {
+  return job.nodes == 1 && job.gpu == "auto" && job.memory_gib == 0;
+}
+
+/// A job script where jobs can be submitted and the run is for other machines than this one, and a
+/// model that a processor trains in minutes where the run has no GPU.
 std::string offer_here(const std::string& key, const Settings& settings, JobMemory& memory) {
   if (key == "job.slurm") {
-    return program_on_path("sbatch").empty() ? "false" : "true";
+    const bool submits = !program_on_path("sbatch").empty();
+    return submits && !is_for_this_machine(settings.job) ? "true" : "false";
   }
   const bool sized = !settings.model.from.empty() || settings.model.config.hidden_size > 0;
   return key == "model.preset" && !sized && !memory.on_gpus(settings) ? "nanogpt-laptop" : "";

@@ -63,11 +63,10 @@ void for_each_line(const std::filesystem::path& path,
   if (!file) {
     const std::vector<std::string> runs = runs_in(path.parent_path());
     throw DataError(
-        runs.empty()
-            ? fmt::format("{}: cannot be read; give folders of runs (their output_dir)",
-                          path.string())
-            : fmt::format("{} is not a run, but holds some; give those to be compared: {}",
-                          path.parent_path().string(), fmt::join(runs, " ")));
+        runs.empty() ? fmt::format("{}: cannot be read; give folders of runs (their output_dir)",
+                                   path.string())
+                     : fmt::format("{} is not a run, but holds some; give those to be compared: {}",
+                                   path.parent_path().string(), fmt::join(runs, " ")));
   }
   size_t number = 0;
   for (std::string line; std::getline(file, line);) {

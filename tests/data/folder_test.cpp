@@ -41,8 +41,8 @@ TEST_CASE("a folder is the data files in it and below, by name") {
   CHECK(found_in(dir, "a/*.txt") == FoundNames{"a/z.txt"});
   CHECK(found_in(dir, "a/deep/?.txt*") == FoundNames{"a/deep/a.txt", "a/deep/b.txt.gz"});
   CHECK_THAT(message_of<DataError>([&] { found_in(dir, "empty"); }),
-             Contains("empty: a folder without data files (.txt, .jsonl") && Contains("*.md") &&
-                 !Contains(".parquet"));
+             Contains("empty: a folder without data files (.bin, .npy, .jsonl, .ndjson, .txt") &&
+                 Contains("*.md") && !Contains(".parquet"));
   CHECK_THAT(message_of<DataError>([&] { found_in(dir, "a/*.bin"); }),
              Contains("a/*.bin: no file matches this pattern"));
   CHECK(found_in(dir, "a/*") ==  // without the folder
