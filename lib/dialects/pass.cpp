@@ -98,9 +98,13 @@ void Pass::complain(const Entry& entry, const std::string& text) {
   problems_.add({source_, entry.place.line, entry.place.column}, entry.spelled, text);
 }
 
-void Pass::unknown(const Entry& entry, const std::vector<std::string>& known) {
-  const std::string near = nearest_name(entry.name, known);
-  complain(entry, near.empty() ? "unknown key; there are: " + joined(known)
+void Pass::unknown(const Entry& entry, std::span<const ForeignKey> known) {
+  std::vector<std::string> names;
+  for (const ForeignKey& key : known) {
+    names.emplace_back(key.name);
+  }
+  const std::string near = nearest_name(entry.name, names);
+  complain(entry, near.empty() ? "unknown key; there are: " + joined(names)
                                : fmt::format("unknown key; did you mean \"{}\"?", near));
 }
 
@@ -136,12 +140,9 @@ void Pass::section(const Entry& entry, std::span<const ForeignKey> table, std::s
                          entry.spelled + "." + key.text, key, entry.node.items[i]};
     if (const ForeignKey* known = find_key(table, inner.name)) {
       foreign(*known, inner, special);
-      continue;
+    } else {
+      unknown(inner, table);
     }
-    std::vector<std::string> names;
-    std::transform(table.begin(), table.end(), std::back_inserter(names),
-                   [](const ForeignKey& known) { return std::string(known.name); });
-    unknown(inner, names);
   }
 }
 
