@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/text.h"
 #include "config/scalar.h"
 #include "config/suggest.h"
 #include "data/readers/data_format.h"
@@ -44,9 +45,8 @@ std::optional<std::vector<T>> read_list(const FieldValue& value, size_t count,
   const YamlNode& node = value.node();
   if (node.kind != Kind::sequence || (count != 0 && node.items.size() != count)) {
     const bool wrong_length = node.kind == Kind::sequence;
-    value.expected(what, wrong_length ? fmt::format("it has {} element{}", node.items.size(),
-                                                    node.items.size() == 1 ? "" : "s")
-                                      : "");
+    const auto length = static_cast<int64_t>(node.items.size());
+    value.expected(what, wrong_length ? "it has " + counted(length, "element") : "");
     return std::nullopt;
   }
   std::vector<T> result;
@@ -233,10 +233,8 @@ std::optional<std::string> read_path(const FieldValue& value, const std::string&
     return std::nullopt;
   }
   size_t longest = 0;
-  for (size_t begin = 0; begin <= path->size();) {
-    const size_t end = std::min(path->find('/', begin), path->size());
-    longest = std::max(longest, end - begin);
-    begin = end + 1;
+  for (const std::string& name : split(*path, '/')) {
+    longest = std::max(longest, name.size());
   }
   if (longest > kMostName) {
     value.fail(fmt::format("a name of {} bytes is longer than the {} that file systems take",
@@ -266,20 +264,11 @@ std::optional<std::string> read_choice(const FieldValue& value,
   return std::nullopt;
 }
 
-std::optional<double> read_duration(const FieldValue& value, const std::string& what) {
+std::optional<double> read_duration(const FieldValue& value, const Range& range,
+                                    const std::string& what) {
   const YamlNode& node = value.node();
   const auto seconds = node.kind == Kind::scalar ? parse_duration(node.text) : std::nullopt;
-  if (!seconds || *seconds <= 0 || *seconds > kMostSeconds) {
-    value.expected(what);
-    return std::nullopt;
-  }
-  return seconds;
-}
-
-std::optional<double> read_time_limit(const FieldValue& value, const std::string& what) {
-  const YamlNode& node = value.node();
-  const auto seconds = node.kind == Kind::scalar ? parse_duration(node.text) : std::nullopt;
-  if (!seconds || !(*seconds >= 0 && *seconds <= kMostSeconds)) {
+  if (!seconds || !range.holds(*seconds)) {
     value.expected(what);
     return std::nullopt;
   }

@@ -157,10 +157,9 @@ std::optional<std::string> read_path(const FieldValue& value, const std::string&
 std::optional<std::string> read_choice(const FieldValue& value,
                                        const std::vector<std::string>& choices,
                                        const std::string& what);
-/// Seconds, above 0 and at most kMostSeconds.
-std::optional<double> read_duration(const FieldValue& value, const std::string& what);
-/// Seconds up to kMostSeconds; 0: no limit.
-std::optional<double> read_time_limit(const FieldValue& value, const std::string& what);
+/// Seconds.
+std::optional<double> read_duration(const FieldValue& value, const Range& range,
+                                    const std::string& what);
 /// A list of texts; a single text is a list of one.
 std::optional<std::vector<std::string>> read_texts(const FieldValue& value,
                                                    const std::string& what);

@@ -37,6 +37,10 @@ std::vector<Field> run_fields();
 std::vector<Field> watchdog_fields();
 std::vector<Field> job_fields();
 
+/// Keys that select a plan together, in place of precision.plan.
+inline constexpr const char* kPlanSelectors[] = {"fp8.recipe", "fp8.opt_level", "fp8.backend",
+                                                 "fp8.use_te"};
+
 /// Optimizer steps of the run that is planned, for what the wizard offers.
 int64_t planned_steps(const Settings& settings);
 

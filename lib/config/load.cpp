@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "config/cross_checks.h"
 #include "config/given_keys.h"
 #include "config/model_folder.h"
@@ -93,21 +94,6 @@ YamlNode nested(const std::string& key, const YamlNode& value) {
   return map;
 }
 
-std::vector<std::string> split_env(const std::string& env) {
-  std::vector<std::string> parts;
-  size_t begin = 0;
-  while (begin <= env.size()) {
-    const size_t end = std::min(env.find(';', begin), env.size());
-    std::string part = env.substr(begin, end - begin);
-    part.erase(0, std::min(part.find_first_not_of(" \t\n"), part.size()));
-    if (!part.empty()) {
-      parts.push_back(std::move(part));
-    }
-    begin = end + 1;
-  }
-  return parts;
-}
-
 /// The preset's values go below everything that was written. A bad name is reported when the key
 /// itself is read.
 void apply_given_preset(const GivenKeys& given, Settings& settings) {
@@ -177,8 +163,11 @@ class Loading {
   void add_sources(const LoadRequest& request) {
     add_files(request);
     layer_ = std::max(layer_, 1);
-    for (const std::string& assignment : split_env(request.env)) {
-      add_assignment(assignment, "FP8TRAIN_SET");
+    for (std::string& assignment : split(request.env, ';')) {
+      assignment.erase(0, std::min(assignment.find_first_not_of(" \t\n"), assignment.size()));
+      if (!assignment.empty()) {
+        add_assignment(assignment, "FP8TRAIN_SET");
+      }
     }
     for (const std::string& assignment : request.sets) {
       add_assignment(assignment, "--set");
