@@ -24,7 +24,7 @@ class Answerer {
       : model_(model),
         sampling_(sampling),
         thinks_(request.thinks),
-        context_(longest_sequence(model.engine->settings().model)),
+        context_(model.longest_sequence),
         encoder_(*model.tokenizer, chat_template_named(request.chat_template, "--chat-template"),
                  "--chat-template") {}
 

@@ -6,11 +6,11 @@
 #include <memory>
 #include <vector>
 
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/terminal.h"
 #include "commands.h"
 #include "output_path.h"
+#include "text_stream.h"
 #include "train/dry_run.h"
 #include "train/preflight.h"
 #include "train/progress.h"
@@ -30,41 +30,23 @@ std::string sample_text(const Session& session) {
   return session.tokenizer->decode(tokens);
 }
 
-/// On one line, with control characters shown as escapes.
-std::string quoted(const std::string& text) {
-  std::string result = "\"";
-  for (const char c : text) {
-    if (c == '\n') {
-      result += "\\n";
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      result += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
-    } else {
-      result += c;
-    }
-  }
-  return result + "\"";
-}
-
 /// Reads every id of a corpus once. Throws DataError for one outside the vocabulary.
 void scan(const Corpus& corpus, const char* name, bool quiet) {
   constexpr int64_t kPart = 1 << 20;
-  constexpr double kSecondsBetween = 5;
   std::vector<int32_t> tokens(static_cast<size_t>(std::min(kPart, corpus.size())));
-  const Stopwatch total;
-  Stopwatch watch;
+  ProgressLine line;
   for (int64_t done = 0; done < corpus.size(); done += kPart) {
     corpus.read(done, std::min(kPart, corpus.size() - done), tokens.data());
-    if (!quiet && watch.seconds() >= kSecondsBetween) {
+    if (!quiet && line.is_due()) {
       fmt::print(stderr, "scanning {} data: {:.0f} % of {} tokens\n", name,
                  100.0 * static_cast<double>(done) / static_cast<double>(corpus.size()),
                  describe_count(static_cast<double>(corpus.size())));
-      watch.restart();
     }
   }
   if (!quiet && corpus.size() > 0) {
     fmt::print("scan    {} {} tokens are below the vocabulary's size, in {}\n",
                describe_count(static_cast<double>(corpus.size())), name,
-               describe_duration(total.seconds()));
+               describe_duration(line.seconds()));
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/text.h"
 #include "io/run_directory.h"
 #include "report_template.h"
 
@@ -187,11 +188,7 @@ Json run_data(const std::filesystem::path& root) {
 
 /// JSON that may stand inside of a script element: no markup begins in it.
 std::string embedded(const Json& data) {
-  std::string text;
-  for (const char c : data.dump(-1, ' ', false, Json::error_handler_t::replace)) {
-    text += c == '<' ? std::string("\\u003c") : std::string(1, c);
-  }
-  return text;
+  return replaced(data.dump(-1, ' ', false, Json::error_handler_t::replace), "<", "\\u003c");
 }
 
 }  // namespace

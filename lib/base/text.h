@@ -29,6 +29,14 @@ inline std::vector<std::string> split(std::string_view text, char separator) {
   return parts;
 }
 
+/// `text` with `to` for each `from`.
+inline std::string replaced(std::string text, std::string_view from, std::string_view to) {
+  for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size())) {
+    text.replace(at, from.size(), to);
+  }
+  return text;
+}
+
 /// "a", "a or b", "a, b or c".
 template <typename Names>
 std::string alternatives(const Names& names) {
