@@ -45,7 +45,7 @@ void Pass::accelerate(const Entry& entry) {
   if (entry.node.kind == Kind::null) {
     tell("fp8_config is empty");
   }
-  section(entry, kAccelerate, "fp8_",
+  section(entry, {kAccelerate}, "fp8_",
           [this](const ForeignKey& key, const Entry& it) { accelerate_key(key, it); });
   const auto gives = [&](std::string_view key, std::string_view value) {
     return std::any_of(pending_.begin(), pending_.end(), [&](const Pending& pending) {
@@ -55,10 +55,9 @@ void Pass::accelerate(const Entry& entry) {
   if (gives("fp8.backend", "te") && !gives("fp8.use_autocast_during_eval", "")) {
     // TERecipeKwargs of accelerate/utils/dataclasses.py: use_autocast_during_eval is False by
     // default.
-    put("fp8.use_autocast_during_eval",
-        {"use_autocast_during_eval", "fp8_config without use_autocast_during_eval", entry.place,
-         scalar("false", entry.node)},
-        scalar("false", entry.node), " (Accelerate's default: evaluation in high precision)");
+    put_default("fp8.use_autocast_during_eval", "fp8_config without use_autocast_during_eval",
+                scalar("false", entry.node),
+                " (Accelerate's default: evaluation in high precision)");
   }
 }
 

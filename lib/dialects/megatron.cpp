@@ -12,7 +12,7 @@ using Kind = YamlNode::Kind;
 using Meaning = ForeignKey::Meaning;
 
 /// Of Megatron, at the top level or in `fp8` (Megatron-LM, megatron/training/arguments.py).
-constexpr ForeignKey kMegatron[] = {
+constexpr ForeignKey kMegatronKeys[] = {
     {"fp8_format", Meaning::ours, "fp8.format"},
     {"fp8_recipe", Meaning::special, "fp8.recipe"},
     {"fp8_margin", Meaning::ours, "fp8.margin"},
@@ -28,6 +28,8 @@ constexpr ForeignKey kMegatron[] = {
     {"num_layers_at_start_in_bf16", Meaning::special, "fp8.first_blocks"},
     {"num_layers_at_end_in_bf16", Meaning::special, "fp8.last_blocks"}};
 
+constexpr ForeignTable kMegatron = {kMegatronKeys};
+
 constexpr Words kMegatronRecipes[] = {{"delayed", "delayed"},
                                       {"tensorwise", "current"},
                                       {"blockwise", "blockwise"},
@@ -36,7 +38,7 @@ constexpr Words kMegatronRecipes[] = {{"delayed", "delayed"},
 }  // namespace
 
 bool Pass::is_megatron_key(std::string_view name) {
-  return name.starts_with("fp8_") || find_key(kMegatron, name) != nullptr;
+  return name.starts_with("fp8_") || find_key(kMegatron, name);
 }
 
 bool Pass::is_megatron(const Entry& entry) const {
@@ -51,7 +53,7 @@ void Pass::read_megatron(const Entry& entry) {
 }
 
 void Pass::megatron(const Entry& entry) {
-  if (const ForeignKey* known = find_key(kMegatron, entry.name)) {
+  if (const auto known = find_key(kMegatron, entry.name)) {
     foreign(*known, entry,
             [this](const ForeignKey& key, const Entry& it) { megatron_key(key, it); });
   } else {

@@ -25,7 +25,7 @@ namespace fp8train::dialects {
 struct ForeignKey {
   enum class Meaning : uint8_t {
     ours,     ///< `text` is our key; the value means the same
-    nothing,  ///< it has no meaning here, and changes no result
+    nothing,  ///< ForeignTable::without_meaning
     off,      ///< only a value that switches it off is accepted; `text` says what is missing here
     one,      ///< only 1 is accepted; `text` says what is missing here
     special,  ///< the section's own function reads it; `text` may be our key
@@ -35,8 +35,15 @@ struct ForeignKey {
   std::string_view text = {};
 };
 
-/// The key of this name, or null.
-const ForeignKey* find_key(std::span<const ForeignKey> table, std::string_view name);
+/// The keys of a section.
+struct ForeignTable {
+  std::span<const ForeignKey> keys;
+  /// Names, with blanks between them, of keys that mean nothing here and change no result.
+  std::string_view without_meaning = {};
+};
+
+/// The key of this name, if there is one.
+std::optional<ForeignKey> find_key(const ForeignTable& table, std::string_view name);
 
 inline constexpr const char* kNoOffload =
     "weights and moments are not moved to CPU memory or NVMe here; parallelism.zero_stage and "
@@ -164,16 +171,19 @@ class Pass {
   static void keep(YamlNode& map, const YamlKey& key, YamlNode node);
   void tell(std::string line);
   void complain(const Entry& entry, const std::string& text);
-  void unknown(const Entry& entry, std::span<const ForeignKey> known);
+  void unknown(const Entry& entry, const ForeignTable& known);
   using Special = std::function<void(const ForeignKey&, const Entry&)>;
   /// Each key of a section, which may begin with `prefix`, as the table says.
-  void section(const Entry& entry, std::span<const ForeignKey> table, std::string_view prefix,
+  void section(const Entry& entry, const ForeignTable& table, std::string_view prefix,
                const Special& special);
   void foreign(const ForeignKey& key, const Entry& entry, const Special& special);
   void without_meaning(const Entry& entry);
   void tell_without_meaning();
   /// The value under our key, noted with a remark.
   void put(std::string_view key, const Entry& entry, YamlNode value, const char* remark = "");
+  /// What the source's program does where its file is silent, which `spelled` says.
+  void put_default(std::string_view key, const std::string& spelled, const YamlNode& value,
+                   const char* remark);
   /// True, false, or neither with a problem.
   std::optional<bool> flag(const Entry& entry);
   void insert_pending();
