@@ -167,6 +167,28 @@ std::optional<std::vector<bool>> read_bools(const FieldValue& value, size_t coun
                                             const std::string& what);
 std::optional<std::vector<double>> read_numbers(const FieldValue& value, size_t count,
                                                 const Range& range, const std::string& what);
+/// Calls `visit` with each key of a map and its value. Complains where it is none, and returns
+/// false.
+bool for_each_key(const FieldValue& map, const std::string& what,
+                  const std::function<void(const std::string&, const FieldValue&)>& visit);
+
+/// A key of a map, and what reads its value: false where that cannot be used.
+struct KeyReader {
+  std::string name;
+  std::function<bool(const FieldValue&)> read;
+};
+/// Reads a map of these keys; another one is a problem. False where something cannot be used.
+bool read_keys(const FieldValue& map, const std::string& what, const std::vector<KeyReader>& keys);
+
+/// Puts a value that could be read into `target`, and says whether it could.
+template <class T, class Value>
+bool assign(T& target, std::optional<Value> value) {
+  if (value) {
+    target = *std::move(value);
+  }
+  return value.has_value();
+}
+
 /// A list of {path, format, weight}; a path alone, and one source without a list, are accepted.
 std::optional<std::vector<DataSource>> read_sources(const FieldValue& value,
                                                     const std::string& what);
