@@ -222,42 +222,39 @@ Finding process_manager() {
           ""};
 }
 
-rlim_t limit_of(int resource) {
-  rlimit limit = {};
-  getrlimit(static_cast<decltype(RLIMIT_STACK)>(resource), &limit);
-  return limit.rlim_cur;
-}
-
 std::string limit_text(rlim_t limit) {
   return limit == RLIM_INFINITY ? "unlimited" : bytes_text(limit);
 }
 
 Finding memlock() {
-  const rlim_t limit = limit_of(RLIMIT_MEMLOCK);
+  rlimit limit = {};
+  getrlimit(RLIMIT_MEMLOCK, &limit);
   std::error_code unseen;
   const bool pins = has_nvidia_gpu() || fs::exists("/sys/class/infiniband", unseen);
-  if (limit == RLIM_INFINITY || !pins) {
-    return {"memlock", Health::ok, limit_text(limit), ""};
+  if (limit.rlim_cur == RLIM_INFINITY || !pins) {
+    return {"memlock", Health::ok, limit_text(limit.rlim_cur), ""};
   }
-  return {"memlock", Health::warning, limit_text(limit),
+  return {"memlock", Health::warning, limit_text(limit.rlim_cur),
           "InfiniBand and GPUs pin memory: ulimit -l unlimited (LimitMEMLOCK=infinity in slurmd's "
           "unit, --ulimit memlock=-1 of Docker)"};
 }
 
 Finding open_files() {
   constexpr rlim_t kEnough = 1024;
-  const rlim_t limit = limit_of(RLIMIT_NOFILE);
-  const bool enough = limit >= kEnough;
+  rlimit limit = {};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  const bool enough = limit.rlim_cur >= kEnough;
   return {"open files", enough ? Health::ok : Health::warning,
-          limit == RLIM_INFINITY ? "unlimited" : fmt::format("{}", limit),
+          limit.rlim_cur == RLIM_INFINITY ? "unlimited" : fmt::format("{}", limit.rlim_cur),
           enough ? "" : "ranks on many nodes need a connection each: ulimit -n 4096"};
 }
 
 Finding stack() {
   constexpr rlim_t kEnough = 8U << 20;
-  const rlim_t limit = limit_of(RLIMIT_STACK);
-  const bool enough = limit >= kEnough;
-  return {"stack", enough ? Health::ok : Health::warning, limit_text(limit),
+  rlimit limit = {};
+  getrlimit(RLIMIT_STACK, &limit);
+  const bool enough = limit.rlim_cur >= kEnough;
+  return {"stack", enough ? Health::ok : Health::warning, limit_text(limit.rlim_cur),
           enough ? "" : "ulimit -s 8192"};
 }
 
