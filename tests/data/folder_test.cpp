@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "data/corpus.h"
 #include "data/prepare.h"
+#include "data/readers/data_format.h"
 #include "data/text_source.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
@@ -111,6 +112,19 @@ TEST_CASE("Parquet is refused with the way to JSON lines") {
   CHECK_THAT(
       message_of<DataError>([&] { format_of(dir / "t.parquet", "auto"); }),
       Contains("Parquet files are not read") && Contains("duckdb -c") && Contains("t.jsonl"));
+}
+
+TEST_CASE("names of files end as the table of formats says") {
+  for (const DataFormat* format : data_formats()) {
+    CAPTURE(format->name);
+    CHECK_FALSE(format->suffixes.front().empty());
+    for (const std::string_view suffix : format->suffixes) {
+      const std::string name = "name" + std::string(suffix);
+      CHECK(format->has_suffix(name) == !suffix.empty());
+      CHECK(format->has_suffix(name + ".gz") == (!suffix.empty() && !format->has_tokens()));
+    }
+    CHECK_FALSE(format->has_suffix("name.md"));
+  }
 }
 
 }  // namespace
