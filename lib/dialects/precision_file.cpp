@@ -111,7 +111,7 @@ class PrecisionFile {
     } else if (!trained.plan.empty()) {
       request.evaluate_scaled = !evaluated.plan.empty();
       const bool alike = evaluated.plan == trained.plan && evaluated.format == trained.format;
-      if (request.evaluate_scaled && !alike) {
+      if (!evaluated.plan.empty() && !alike) {
         evaluation.fail(
             "evaluation has the recipe of training, or none ({}): another one is not there");
       }
