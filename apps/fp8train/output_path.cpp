@@ -16,7 +16,8 @@ namespace fs = std::filesystem;
 
 fs::path nearest_existing(const fs::path& path) {
   std::error_code unseen;  // a folder above may not be read
-  fs::path existing = fs::absolute(path);
+  fs::path existing = fs::absolute(path).lexically_normal();
+  existing = existing.has_filename() ? existing : existing.parent_path();  // of "folder/"
   while (!fs::exists(fs::symlink_status(existing, unseen)) && existing.has_relative_path()) {
     existing = existing.parent_path();
   }

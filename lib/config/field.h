@@ -42,7 +42,7 @@ class FieldValue {
   Problems& problems_;
 };
 
-/// The parts of the wizard, in its order.
+/// The parts of the wizard, in its order, which is that of title_of().
 enum class Topic {
   hardware,
   model,

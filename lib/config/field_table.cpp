@@ -15,7 +15,8 @@ const std::vector<Field>& field_table() {
     std::vector<Field> table;
     for (std::vector<Field>& part :
          std::vector{model_fields(), data_fields(), training_fields(), optimizer_fields(),
-                     precision_fields(), run_fields(), watchdog_fields(), job_fields()}) {
+                     muon_fields(), schedule_fields(), precision_fields(), checkpoint_fields(),
+                     run_fields(), watchdog_fields(), hardware_fields(), slurm_fields()}) {
       table.insert(table.end(), std::make_move_iterator(part.begin()),
                    std::make_move_iterator(part.end()));
     }
@@ -82,25 +83,15 @@ const std::vector<const Field*>& wizard_fields() {
 }
 
 const char* title_of(Topic topic) {
-  switch (topic) {
-    case Topic::hardware:
-      return "Hardware and nodes";
-    case Topic::model:
-      return "Model";
-    case Topic::data:
-      return "Data";
-    case Topic::precision:
-      return "Precision";
-    case Topic::optimization:
-      return "Length and optimizer";
-    case Topic::parallelism:
-      return "Parallelism and memory";
-    case Topic::checkpoints:
-      return "Checkpoints and output";
-    case Topic::job:
-      return "Job script";
-  }
-  return "";
+  constexpr const char* kTitles[] = {"Hardware and nodes",
+                                     "Model",
+                                     "Data",
+                                     "Precision",
+                                     "Length and optimizer",
+                                     "Parallelism and memory",
+                                     "Checkpoints and output",
+                                     "Job script"};
+  return kTitles[static_cast<size_t>(topic)];
 }
 
 const Field* find_field(std::string_view key) {
