@@ -31,8 +31,6 @@ struct Fused {
   }
 };
 
-using Json = nlohmann::ordered_json;
-
 ops::AttentionShape attention_shape(const BenchOptions& options) {
   if (options.heads % options.kv_heads != 0 || options.head_dim > ops::kMaxHeadDim) {
     throw ConfigError(fmt::format(
@@ -108,14 +106,10 @@ Json attention_rates(Device& device, const ops::AttentionShape& shape, double mi
           {"backward_gflops", 5 * product / backward_seconds / 1e9}};
 }
 
-Json run_attention(const BenchOptions& options) {
-  int64_t threads = 0;
-  const std::unique_ptr<Device> device = open_device(options, threads);
+Json measure_attention(Device& device, const BenchOptions& options) {
   const ops::AttentionShape shape = attention_shape(options);
-  const Json rates = attention_rates(*device, shape, options.seconds / 2);
-  Json report = {{"bench", "attention"},
-                 {"kernels", ops::attention_kernels(device->stream())},
-                 {"threads", threads},
+  const Json rates = attention_rates(device, shape, options.seconds / 2);
+  Json report = {{"kernels", ops::attention_kernels(device.stream())},
                  {"batch", shape.batch},
                  {"seq_length", shape.query_length},
                  {"heads", shape.heads},
@@ -138,8 +132,7 @@ void add_attention_options(Arguments part, BenchOptions& options) {
 
 }  // namespace
 
-BenchPart bench_attention() {
-  return {"attention", "Causal attention in bf16", add_attention_options, run_attention};
-}
+const BenchPart kAttentionBench = {"attention", "Causal attention in bf16", add_attention_options,
+                                   measure_attention};
 
 }  // namespace fp8train

@@ -8,8 +8,6 @@
 namespace fp8train {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 class CastBench {
  public:
   CastBench(Device& device, int64_t rows, int64_t columns, double seconds)
@@ -90,16 +88,14 @@ class CastBench {
   double seconds_;
 };
 
-Json run_cast(const BenchOptions& options) {
-  int64_t threads = 0;
-  const std::unique_ptr<Device> device = open_device(options, threads);
+Json measure_casts(Device& device, const BenchOptions& options) {
   // Beyond the second-level cache of a GPU and the third-level one of a CPU.
-  const int64_t rows = options.rows != 0                    ? options.rows
-                       : device->kind() == DeviceKind::cuda ? 8192
-                                                            : 2048;
+  const int64_t rows = options.rows != 0                   ? options.rows
+                       : device.kind() == DeviceKind::cuda ? 8192
+                                                           : 2048;
   const int64_t columns = options.columns != 0 ? options.columns : 8192;
-  Json report = {{"bench", "cast"}, {"threads", threads}, {"rows", rows}, {"columns", columns}};
-  report.update(CastBench(*device, rows, columns, options.seconds / 24).run());
+  Json report = {{"rows", rows}, {"columns", columns}};
+  report.update(CastBench(device, rows, columns, options.seconds / 24).run());
   return report;
 }
 
@@ -110,8 +106,7 @@ void add_cast_options(Arguments part, BenchOptions& options) {
 
 }  // namespace
 
-BenchPart bench_cast() {
-  return {"cast", "FP8 casts against the bandwidth of a copy", add_cast_options, run_cast};
-}
+const BenchPart kCastBench = {"cast", "FP8 casts against the bandwidth of a copy", add_cast_options,
+                              measure_casts};
 
 }  // namespace fp8train

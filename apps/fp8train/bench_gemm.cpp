@@ -4,6 +4,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "bench.h"
 #include "bench_parts.h"
 #include "ops/cast/quantize.h"
@@ -13,8 +14,6 @@
 
 namespace fp8train {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 struct GemmResult {
   GemmShape shape;
@@ -146,13 +145,10 @@ std::string width_of(const GemmResult& result) {
 /// "512,1024x4096x512": square shapes, or M x N x K.
 std::vector<GemmShape> parse_gemm_shapes(const std::string& text) {
   std::vector<GemmShape> shapes;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t comma = std::min(text.find(',', begin), text.size());
+  for (const std::string& shape : split(text, ',')) {
     std::vector<int64_t> extents;
-    for (size_t at = begin; at < comma;) {
-      const size_t cross = std::min(text.find('x', at), comma);
-      extents.push_back(std::strtoll(text.substr(at, cross - at).c_str(), nullptr, 10));
-      at = cross + 1;
+    for (const std::string& extent : split(shape, 'x')) {
+      extents.push_back(std::strtoll(extent.c_str(), nullptr, 10));
     }
     const bool positive = std::all_of(extents.begin(), extents.end(), [](auto e) { return e > 0; });
     if (!positive || (extents.size() != 1 && extents.size() != 3)) {
@@ -160,20 +156,17 @@ std::vector<GemmShape> parse_gemm_shapes(const std::string& text) {
                         text + "'");
     }
     shapes.push_back({extents.front(), extents[extents.size() / 2], extents.back()});
-    begin = comma + 1;
   }
   return shapes;
 }
 
-Json run_gemm(const BenchOptions& options) {
-  int64_t threads = 0;
-  const std::unique_ptr<Device> device = open_device(options, threads);
-  const bool gpu = device->kind() == DeviceKind::cuda;
+Json measure_gemms(Device& device, const BenchOptions& options) {
+  const bool gpu = device.kind() == DeviceKind::cuda;
   std::vector<GemmResult> all;
   for (const GemmShape& shape : parse_gemm_shapes(!options.sizes.empty() ? options.sizes
                                                   : gpu                  ? "4096,8192"
                                                                          : "256,512,1024")) {
-    const std::vector<GemmResult> some = ShapeBench(*device, shape, options.seconds / 12).run();
+    const std::vector<GemmResult> some = ShapeBench(device, shape, options.seconds / 12).run();
     all.insert(all.end(), some.begin(), some.end());
   }
   std::map<std::string, double> ceilings;  // of products alone
@@ -194,7 +187,7 @@ Json run_gemm(const BenchOptions& options) {
       results.back()["dequantized"] = result.dequantized_because;
     }
   }
-  return {{"bench", "gemm"}, {"threads", threads}, {"results", results}};
+  return {{"results", results}};
 }
 
 void add_gemm_options(Arguments part, BenchOptions& options) {
@@ -203,12 +196,10 @@ void add_gemm_options(Arguments part, BenchOptions& options) {
 
 }  // namespace
 
-BenchPart bench_gemm() {
-  return {.name = "gemm",
-          .help = "Products in FP8, with their casts, against bf16",
-          .add_options = add_gemm_options,
-          .run = run_gemm,
-          .is_tuned = true};
-}
+const BenchPart kGemmBench = {.name = "gemm",
+                              .help = "Products in FP8, with their casts, against bf16",
+                              .add_options = add_gemm_options,
+                              .measure = measure_gemms,
+                              .is_tuned = true};
 
 }  // namespace fp8train

@@ -124,12 +124,8 @@ double gemm_error(Device& device, const std::string& plan, const GemmErrorCase& 
 
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 /// Of data without and with rows a hundred thousand times as large as the others.
-Json run_gemm_error(const BenchOptions& options) {
-  int64_t threads = 0;
-  const std::unique_ptr<Device> device = open_device(options, threads);
+Json measure_gemm_errors(Device& device, const BenchOptions& /*options*/) {
   Json results = Json::array();
   for (const std::string& plan : plan_names()) {
     Json row = {{"plan", plan}};
@@ -139,22 +135,20 @@ Json run_gemm_error(const BenchOptions& options) {
         setting.contracted = contracted;
         setting.outliers = outliers;
         row[fmt::format("K{}{}", contracted, outliers > 1.0 ? " outliers" : "")] =
-            gemm_error(*device, plan, setting);
+            gemm_error(device, plan, setting);
       }
     }
     results.push_back(std::move(row));
   }
-  return {{"bench", "gemm-error"}, {"results", results}};
+  return {{"results", results}};
 }
 
 }  // namespace
 
-BenchPart bench_gemm_error() {
-  return {.name = "gemm-error",
-          .help = "Error of a product in the formats of every plan against fp64",
-          .add_options = [](Arguments, BenchOptions&) {},
-          .run = run_gemm_error,
-          .is_timed = false};
-}
+const BenchPart kGemmErrorBench = {
+    .name = "gemm-error",
+    .help = "Error of a product in the formats of every plan against fp64",
+    .measure = measure_gemm_errors,
+    .is_timed = false};
 
 }  // namespace fp8train

@@ -214,11 +214,7 @@ std::vector<OptimizerFormatError> optimizer_format_errors(Device& device,
 
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-Json run_optimizer_formats(const BenchOptions& options) {
-  int64_t threads = 0;
-  const std::unique_ptr<Device> device = open_device(options, threads);
+Json measure_optimizer_formats(Device& device, const BenchOptions& options) {
   OptimizerSimulation simulation;
   simulation.beta2 = options.beta2;
   simulation.steps = options.steps;
@@ -227,16 +223,13 @@ Json run_optimizer_formats(const BenchOptions& options) {
         fmt::format("--beta2 must be below 1, and --steps at least {}", simulation.compared));
   }
   Json results = Json::array();
-  for (const OptimizerFormatError& row : optimizer_format_errors(*device, simulation)) {
+  for (const OptimizerFormatError& row : optimizer_format_errors(device, simulation)) {
     results.push_back({{"moment1", row.moment1},
                        {"moment2", row.moment2},
                        {"bytes_per_parameter", row.bytes_per_parameter},
                        {"error", row.error}});
   }
-  return {{"bench", "optimizer-formats"},
-          {"beta2", simulation.beta2},
-          {"steps", simulation.steps},
-          {"results", results}};
+  return {{"beta2", simulation.beta2}, {"steps", simulation.steps}, {"results", results}};
 }
 
 void add_optimizer_formats_options(Arguments part, BenchOptions& options) {
@@ -246,12 +239,11 @@ void add_optimizer_formats_options(Arguments part, BenchOptions& options) {
 
 }  // namespace
 
-BenchPart bench_optimizer_formats() {
-  return {.name = "optimizer-formats",
-          .help = "Error of AdamW's update by the formats of its moments",
-          .add_options = add_optimizer_formats_options,
-          .run = run_optimizer_formats,
-          .is_timed = false};
-}
+const BenchPart kOptimizerFormatsBench = {
+    .name = "optimizer-formats",
+    .help = "Error of AdamW's update by the formats of its moments",
+    .add_options = add_optimizer_formats_options,
+    .measure = measure_optimizer_formats,
+    .is_timed = false};
 
 }  // namespace fp8train

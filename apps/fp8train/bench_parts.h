@@ -2,7 +2,6 @@
 // The parts of fp8train bench, a file each: its options, and what it measures as JSON. Rates are
 // per second of medians on random data.
 
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -26,38 +25,39 @@ struct BenchOptions {
   int64_t steps = 300;
 };
 
-/// The device that the options name, and the threads that it has.
-std::unique_ptr<Device> open_device(const BenchOptions& options, int64_t& threads);
+using Json = nlohmann::ordered_json;
 
 struct BenchPart {
   const char* name = nullptr;
   const char* help = nullptr;
-  void (*add_options)(Arguments part, BenchOptions& options) = nullptr;
-  /// null: another rank reports
-  nlohmann::ordered_json (*run)(const BenchOptions& options) = nullptr;
+  void (*add_options)(Arguments part, BenchOptions& options) = nullptr;  ///< null: none of its own
+  /// What is measured on the device that the options name.
+  Json (*measure)(Device& device, const BenchOptions& options) = nullptr;
+  /// In place of `measure`: the whole report, or null where another rank has it.
+  Json (*run)(const BenchOptions& options) = nullptr;
   bool is_timed = true;
   bool is_tuned = false;
 };
 
 /// A whole training step on random tokens, against the rate of GEMMs measured in the same run. On
 /// several ranks (mpirun, srun) each has a batch of its own.
-BenchPart bench_step();
+extern const BenchPart kStepBench;
 /// Products by the format of their operands, alone and with one cast of each operand from bf16,
 /// against bf16 in the same run. A layer casts its weight once per optimizer step only, and where
 /// the units want one order of operands x and dy in both orientations.
-BenchPart bench_gemm();
+extern const BenchPart kGemmBench;
 /// The GEMMs of a model's layers, forward and backward, as each mode of scaling runs them: with
 /// operands that are there already, so that casts are not counted. A product that the device
 /// refuses has an error and does not end the others.
-BenchPart bench_products();
+extern const BenchPart kProductsBench;
 /// Causal attention alone, forward and backward.
-BenchPart bench_attention();
+extern const BenchPart kAttentionBench;
 /// How fast values become codes, against the memory bandwidth that a copy reaches in the same run
 /// on buffers of the same size.
-BenchPart bench_cast();
+extern const BenchPart kCastBench;
 /// gemm_error() of every plan.
-BenchPart bench_gemm_error();
+extern const BenchPart kGemmErrorBench;
 /// optimizer_format_errors().
-BenchPart bench_optimizer_formats();
+extern const BenchPart kOptimizerFormatsBench;
 
 }  // namespace fp8train

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "bench.h"
 #include "bench_parts.h"
 #include "ops/cast/quantize.h"
@@ -16,8 +17,6 @@
 
 namespace fp8train {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 /// Which operands are measured.
 enum class ProductMode : uint8_t {
@@ -195,33 +194,25 @@ class ProductBench {
   std::vector<Json> rates_;
 };
 
-/// Names with commas; empty: all.
+/// Names with commas.
 std::vector<ProductMode> parse_product_modes(const std::string& text) {
   std::vector<ProductMode> modes;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t comma = std::min(text.find(',', begin), text.size());
-    const auto found =
-        std::find(kModeNames.begin(), kModeNames.end(), text.substr(begin, comma - begin));
+  for (const std::string& name : split(text, ',')) {
+    const auto* const found = std::find(kModeNames.begin(), kModeNames.end(), name);
     if (found == kModeNames.end()) {
       throw ConfigError(fmt::format("--modes: expected some of {}, with commas, got '{}'",
                                     fmt::join(kModeNames, ", "), text));
     }
     modes.push_back(static_cast<ProductMode>(found - kModeNames.begin()));
-    begin = comma + 1;
-  }
-  for (size_t i = 0; text.empty() && i < kModeNames.size(); ++i) {
-    modes.push_back(static_cast<ProductMode>(i));
   }
   return modes;
 }
 
 /// The three products of each site in every way of the modes. Sites of several layers that have the
 /// same name within a layer count once.
-Json run_products(const BenchOptions& options) {
-  int64_t threads = 0;
+Json measure_products(Device& device, const BenchOptions& options) {
   const std::vector<ProductMode> modes = parse_product_modes(options.modes);
   const std::vector<LinearSite> sites = linear_sites(model_of(options.step));
-  const std::unique_ptr<Device> device = open_device(options, threads);
   Json results = Json::array();
   for (const LinearSite& site : sites) {
     if (site.block > 0) {
@@ -232,35 +223,29 @@ Json run_products(const BenchOptions& options) {
         site.name.rfind(first, 0) == 0 ? site.name.substr(first.size()) : site.name;
     for (const Pass pass : {Pass::fprop, Pass::dgrad, Pass::wgrad}) {
       const GemmShape shape = shape_of(pass, site, options.tokens);
-      for (Json& rate :
-           ProductBench(*device, layer, pass, shape, options.seconds / 30).run(modes)) {
+      for (Json& rate : ProductBench(device, layer, pass, shape, options.seconds / 30).run(modes)) {
         results.push_back(std::move(rate));
       }
     }
   }
-  return {{"bench", "products"},
-          {"preset", options.step.preset},
-          {"tokens", options.tokens},
-          {"threads", threads},
-          {"results", results}};
+  return {{"preset", options.step.preset}, {"tokens", options.tokens}, {"results", results}};
 }
 
 void add_products_options(Arguments part, BenchOptions& options) {
   part.option("--preset", options.step.preset, "Model preset; `fp8train config list`");
   part.option("--vocabulary", options.step.vocabulary, 0, "0: the preset's, or 65");
   part.option("--tokens", options.tokens, 1, "Tokens of a micro-batch");
-  part.option("--modes", options.modes,
-              "Some of bf16, tensor, row, block and mx, with commas; default all");
+  options.modes = fmt::format("{}", fmt::join(kModeNames, ","));
+  part.option("--modes", options.modes, "How operands are scaled, with commas");
 }
 
 }  // namespace
 
-BenchPart bench_products() {
-  return {.name = "products",
-          .help = "The GEMMs of a model's layers in each type, accumulation and scale mode",
-          .add_options = add_products_options,
-          .run = run_products,
-          .is_tuned = true};
-}
+const BenchPart kProductsBench = {
+    .name = "products",
+    .help = "The GEMMs of a model's layers in each type, accumulation and scale mode",
+    .add_options = add_products_options,
+    .measure = measure_products,
+    .is_tuned = true};
 
 }  // namespace fp8train

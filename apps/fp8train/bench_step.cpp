@@ -64,7 +64,7 @@ Batch random_batch(const EngineSettings& settings, int rank) {
 }
 
 /// By operation; what spans of parts of a step have in addition to operations is one share.
-nlohmann::ordered_json shares_of_time() {
+Json shares_of_time() {
   const std::set<std::string> parts = {kStepSpan, "forward", "head", "backward", "update"};
   double total = 0;
   double outside = 0;
@@ -80,7 +80,7 @@ nlohmann::ordered_json shares_of_time() {
   shares.emplace_back("outside operations", outside);
   std::sort(shares.begin(), shares.end(),
             [](const auto& a, const auto& b) { return a.second > b.second; });
-  nlohmann::ordered_json result;
+  Json result;
   for (const auto& [name, seconds] : shares) {
     result[name] = seconds / total;
   }
@@ -170,8 +170,6 @@ EngineSettings step_settings(const StepBench& bench) {
 }
 
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 /// What is measured of a step on all ranks. Collective.
 Json step_rates(Device& device, Communicator& comm, const BenchOptions& options, int64_t threads) {
@@ -293,12 +291,10 @@ void add_step_options(Arguments part, BenchOptions& options) {
 
 }  // namespace
 
-BenchPart bench_step() {
-  return {.name = "step",
-          .help = "A whole training step",
-          .add_options = add_step_options,
-          .run = run_step,
-          .is_tuned = true};
-}
+const BenchPart kStepBench = {.name = "step",
+                              .help = "A whole training step",
+                              .add_options = add_step_options,
+                              .run = run_step,
+                              .is_tuned = true};
 
 }  // namespace fp8train

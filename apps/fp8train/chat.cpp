@@ -24,7 +24,7 @@ class Answerer {
       : model_(model),
         sampling_(sampling),
         thinks_(request.thinks),
-        context_(longest_sequence(model.engine->settings().model)),
+        context_(model.longest_sequence),
         encoder_(*model.tokenizer, chat_template_named(request.chat_template, "--chat-template"),
                  "--chat-template") {}
 
@@ -136,8 +136,9 @@ int run_chat(CheckpointModel& model, const ChatRequest& request, const SamplingS
   Answerer answerer(model, request, sampling);
   if (!request.messages.empty()) {
     answer_file(answerer, request);
-  } else if (!request.prompt.empty()) {
-    answerer.answer(with_system({{ChatRole::user, request.prompt}}, request.system), print_at_once);
+  } else if (request.prompt) {
+    answerer.answer(with_system({{ChatRole::user, *request.prompt}}, request.system),
+                    print_at_once);
     answerer.end_line();
   } else {
     answer_lines(answerer, request.system);

@@ -1,6 +1,7 @@
 #pragma once
 // Answers of a chat model: `fp8train generate --chat`.
 
+#include <optional>
 #include <string>
 
 #include "checkpoint_model.h"
@@ -12,7 +13,7 @@ struct ChatRequest {
   std::string chat_template = "auto";  ///< a name of kChatTemplates
   std::string system;                  ///< empty: none, or the template's own
   std::string messages;                ///< JSON lines, each to be answered; empty: none
-  std::string prompt;                  ///< a question; empty: those of standard input
+  std::optional<std::string> prompt;   ///< a question; none: those of standard input
   bool thinks = true;                  ///< false: Qwen3 answers at once
 };
 

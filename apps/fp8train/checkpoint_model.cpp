@@ -60,6 +60,23 @@ fs::path find_model_folder(const fs::path& path) {
   return newest->path;
 }
 
+fs::path find_whole_model(const fs::path& path) {
+  fs::path folder = find_model_folder(path);
+  if (is_checkpoint(folder)) {
+    verify_checkpoint(folder);
+  }
+  return folder;
+}
+
+void add_checkpoint_options(Arguments command, CheckpointRequest& request) {
+  command.required("--checkpoint", request.path,
+                   "Run directory, checkpoint or Hugging Face folder");
+  command.option("--plan", request.plan, "Precision plan to run in, whatever it was trained in");
+  command.option("--tokenizer", request.tokenizer, "Tokenizer, when the folder has none");
+  command.option("--device", request.device, "cpu, cuda or auto");
+  command.option("--threads", request.threads, 0, "0: all cores");
+}
+
 CheckpointFacts describe_checkpoint(const CheckpointRequest& request) {
   CheckpointFacts facts;
   facts.folder = find_model_folder(request.path).string();
@@ -80,22 +97,15 @@ CheckpointFacts describe_checkpoint(const CheckpointRequest& request) {
 }
 
 CheckpointModel open_checkpoint(const CheckpointRequest& request) {
-  const fs::path folder = find_model_folder(request.path);
-  if (is_checkpoint(folder)) {
-    verify_checkpoint(folder);
-  }
+  const fs::path folder = find_whole_model(request.path);
   CheckpointRequest of_folder = request;
   of_folder.path = folder.string();
-  CheckpointFacts facts = describe_checkpoint(of_folder);
-  CheckpointModel opened;
-  opened.folder = std::move(facts.folder);
-  opened.tokenizer = std::move(facts.tokenizer);
-  opened.eos_token_ids = std::move(facts.eos_token_ids);
+  CheckpointModel opened(describe_checkpoint(of_folder));
   EngineSettings settings;
-  settings.model = facts.model;
+  settings.model = opened.model;
   settings.plan = plan_named(request.plan);
   settings.micro_batch_size = request.micro_batch_size;
-  const int64_t longest = facts.longest_sequence;
+  const int64_t longest = opened.longest_sequence;
   settings.seq_length = request.seq_length > 0 ? request.seq_length : longest;
   if (settings.seq_length > longest || request.seq_length < 0) {
     throw ConfigError(fmt::format("--seq-length must be between 1 and {}: {}", longest,

@@ -5,22 +5,14 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "cli.h"
 #include "data/tokenizer.h"
 #include "train/engine.h"
 
 namespace fp8train {
-
-struct CheckpointModel {
-  std::string folder;
-  std::unique_ptr<Tokenizer> tokenizer;
-  std::unique_ptr<Device> device;
-  std::unique_ptr<Engine> engine;
-  std::vector<int64_t> eos_token_ids;  ///< all that end a text
-  bool has_scales =
-      true;  ///< false: a plan with delayed scaling whose scales the folder does not hold
-};
 
 struct CheckpointRequest {
   std::string path;
@@ -36,14 +28,29 @@ struct CheckpointRequest {
 /// directory. Throws CheckpointError where it is neither.
 std::filesystem::path find_model_folder(const std::filesystem::path& path);
 
+/// The same, with every hash of a checkpoint compared.
+std::filesystem::path find_whole_model(const std::filesystem::path& path);
+
 /// What is known of a model before its weights are read.
 struct CheckpointFacts {
   std::string folder;
   std::unique_ptr<Tokenizer> tokenizer;
   ModelConfig model;
-  std::vector<int64_t> eos_token_ids;
+  std::vector<int64_t> eos_token_ids;  ///< all that end a text
   int64_t longest_sequence = 0;
 };
+
+struct CheckpointModel : CheckpointFacts {
+  explicit CheckpointModel(CheckpointFacts facts) : CheckpointFacts(std::move(facts)) {}
+
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Engine> engine;
+  /// False: a plan with delayed scaling whose scales the folder does not hold.
+  bool has_scales = true;
+};
+
+/// Declares the options of a request that commands share: all but those of sequences.
+void add_checkpoint_options(Arguments command, CheckpointRequest& request);
 
 /// Throws ConfigError, DataError or CheckpointError.
 CheckpointFacts describe_checkpoint(const CheckpointRequest& request);

@@ -4,17 +4,39 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <initializer_list>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
-#include "config/suggest.h"
+#include "base/nearest.h"
+#include "base/text.h"
 
 namespace fp8train {
 
 template <typename Value>
 using Choices = std::vector<std::pair<std::string, Value>>;
+
+/// Values that have names already.
+template <typename Value>
+Choices<Value> choices_of(std::initializer_list<Value> values) {
+  Choices<Value> choices;
+  for (const Value& value : values) {
+    choices.emplace_back(name_of(value), value);
+  }
+  return choices;
+}
+
+/// "a, b or c".
+template <typename Value>
+std::string names_of(const Choices<Value>& choices) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : choices) {
+    names.push_back(name);
+  }
+  return alternatives(names);
+}
 
 /// The value of the name that was given. Throws ConfigError, which names `option` and all names.
 template <typename Value>

@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/terminal.h"
+#include "base/text.h"
 #include "commit.h"
 #include "config/load.h"
 #include "config/show.h"
@@ -123,42 +124,49 @@ std::string describe_refusal(const CLI::App& root, const CLI::ParseError& error)
 
 }  // namespace
 
-void Arguments::option(const char* name, std::string& target, const char* help) {
+void Arguments::option(const char* name, std::string& target, const std::string& help) {
   app_->add_option(name, target, help)->capture_default_str();
 }
 
-void Arguments::option(const char* name, int64_t& target, int64_t least, const char* help) {
+void Arguments::option(const char* name, std::optional<std::string>& target,
+                       const std::string& help) {
+  app_->add_option_function<std::string>(
+      name, [&target](const std::string& text) { target = text; }, help);
+}
+
+void Arguments::option(const char* name, int64_t& target, int64_t least, const std::string& help) {
   app_->add_option(name, target, help)
       ->capture_default_str()
       ->check(at_least(static_cast<double>(least)));
 }
 
-void Arguments::option(const char* name, uint64_t& target, const char* help) {
+void Arguments::option(const char* name, uint64_t& target, const std::string& help) {
   app_->add_option(name, target, help)->capture_default_str()->check(at_least(0));
 }
 
-void Arguments::option(const char* name, double& target, double least, const char* help) {
+void Arguments::option(const char* name, double& target, double least, const std::string& help) {
   app_->add_option(name, target, help)->capture_default_str()->check(at_least(least));
 }
 
-void Arguments::required(const char* name, std::string& target, const char* help) {
+void Arguments::required(const char* name, std::string& target, const std::string& help) {
   app_->add_option(name, target, help)->required();
 }
 
-void Arguments::required(const char* name, std::vector<std::string>& targets, const char* help) {
+void Arguments::required(const char* name, std::vector<std::string>& targets,
+                         const std::string& help) {
   app_->add_option(name, targets, help)->required();
 }
 
-void Arguments::list(const char* name, std::vector<std::string>& targets, const char* help) {
+void Arguments::list(const char* name, std::vector<std::string>& targets, const std::string& help) {
   // Without expected(1) it would swallow the positionals behind it.
   app_->add_option(name, targets, help)->expected(1)->take_all()->allow_extra_args(false);
 }
 
-void Arguments::flag(const char* name, bool& target, const char* help) {
+void Arguments::flag(const char* name, bool& target, const std::string& help) {
   app_->add_flag(name, target, help);
 }
 
-Arguments Arguments::part(const char* name, const char* help) {
+Arguments Arguments::part(const char* name, const std::string& help) {
   app_->require_subcommand(1);
   return Arguments(*app_->add_subcommand(name, help));
 }
@@ -178,12 +186,12 @@ void Arguments::run(Action& action, Action work) {
 void add_common(Arguments command, CommonOptions& options) {
   command.option("-c,--config", options.config, "YAML file that describes the run");
   command.list("--set", options.sets, "a.b=v: change one key (repeatable; v in YAML)");
-  command.option("--output-dir", options.output_dir, "Short for --set output_dir=");
-  command.option("--max-steps", options.max_steps, "Short for --set training.max_steps=");
-  command.option("--max-time", options.max_time, "Short for --set training.max_time=");
-  command.option("--seed", options.seed, "Short for --set training.seed=");
-  command.option("--device", options.device, "Short for --set device=");
-  command.option("--threads", options.threads, "Short for --set threads=");
+  for (const char* key : {"output_dir", "training.max_steps", "training.max_time", "training.seed",
+                          "device", "threads"}) {
+    const std::string name = replaced(split(key, '.').back(), "_", "-");
+    command.option(("--" + name).c_str(), options.shortcuts[key],
+                   fmt::format("Short for --set {}=", key));
+  }
   command.app().add_flag("-v,--verbose", options.verbose, "Print more");
   command.flag("-q,--quiet", options.quiet, "Print warnings and errors only");
   command.app().add_option("file_or_set", options.positionals,
@@ -214,14 +222,7 @@ Settings load(const CommonOptions& options) {
       request.further_paths.push_back(text);
     }
   }
-  const std::pair<const char*, const std::string&> shortcuts[] = {
-      {"output_dir", options.output_dir},
-      {"training.max_steps", options.max_steps},
-      {"training.max_time", options.max_time},
-      {"training.seed", options.seed},
-      {"device", options.device},
-      {"threads", options.threads}};
-  for (const auto& [key, value] : shortcuts) {
+  for (const auto& [key, value] : options.shortcuts) {
     if (!value.empty()) {
       request.sets.push_back(fmt::format("{}={}", key, value));
     }

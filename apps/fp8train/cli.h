@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,19 +30,20 @@ class Arguments {
  public:
   explicit Arguments(CLI::App& app) : app_(&app) {}
 
-  void option(const char* name, std::string& target, const char* help = "");
-  void option(const char* name, uint64_t& target, const char* help = "");
+  void option(const char* name, std::string& target, const std::string& help = "");
+  void option(const char* name, std::optional<std::string>& target, const std::string& help);
+  void option(const char* name, uint64_t& target, const std::string& help = "");
   /// A number below `least` is a usage error.
-  void option(const char* name, int64_t& target, int64_t least, const char* help);
-  void option(const char* name, double& target, double least, const char* help);
-  void required(const char* name, std::string& target, const char* help);
-  void required(const char* name, std::vector<std::string>& targets, const char* help);
+  void option(const char* name, int64_t& target, int64_t least, const std::string& help);
+  void option(const char* name, double& target, double least, const std::string& help);
+  void required(const char* name, std::string& target, const std::string& help);
+  void required(const char* name, std::vector<std::string>& targets, const std::string& help);
   /// One value each time that the option is given.
-  void list(const char* name, std::vector<std::string>& targets, const char* help);
-  void flag(const char* name, bool& target, const char* help);
+  void list(const char* name, std::vector<std::string>& targets, const std::string& help);
+  void flag(const char* name, bool& target, const std::string& help);
 
   /// A part of the command; one that has parts cannot be called without, unless parts_optional().
-  Arguments part(const char* name, const char* help);
+  Arguments part(const char* name, const std::string& help);
   void parts_optional();
 
   /// `work` becomes `action` when this command or part, and no part of it, is the one that was
@@ -63,12 +66,11 @@ struct Command {
 
 /// Options that commands working on a run's configuration share.
 struct CommonOptions {
-  std::string config;                    ///< --config FILE
-  std::vector<std::string> positionals;  ///< any number of files and of a.b=v
-  std::vector<std::string> sets;         ///< --set a.b=v
-  std::string output_dir, max_steps, max_time, seed, device,
-      threads;      ///< shortcuts; empty: not given
-  int verbose = 0;  ///< -v; each one lowers the log level
+  std::string config;                            ///< --config FILE
+  std::vector<std::string> positionals;          ///< any number of files and of a.b=v
+  std::vector<std::string> sets;                 ///< --set a.b=v
+  std::map<std::string, std::string> shortcuts;  ///< --seed 1, by key; empty: not given
+  int verbose = 0;                               ///< -v; each one lowers the log level
   bool quiet = false;
 };
 

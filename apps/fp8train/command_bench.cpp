@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-#include <string_view>
+#include <memory>
 
 #include "bench_parts.h"
 #include "bench_step_model.h"
@@ -13,8 +13,6 @@
 
 namespace fp8train {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 /// "key value" lines; arrays as one line per entry.
 void print_text(const Json& json) {
@@ -44,12 +42,24 @@ void print_text(const Json& json) {
   }
 }
 
+Json run_part(const BenchPart& part, const BenchOptions& options) {
+  if (part.run != nullptr) {
+    return part.run(options);
+  }
+  Json report = {{"bench", part.name}, {"threads", configure_threads(options.threads)}};
+  std::string reason;
+  const std::unique_ptr<Device> device =
+      choose_device(device_choice_named(options.device), options.tune, reason);
+  report.update(part.measure(*device, options));
+  return report;
+}
+
 void add_part(Arguments parent, Action& action, const std::shared_ptr<BenchOptions>& options,
               const BenchPart& bench) {
   Arguments part = parent.part(bench.name, bench.help);
   part.flag("--json", options->json, "As JSON");
   part.option("--device", options->device,
-              std::string_view(bench.name) == "step"
+              &bench == &kStepBench
                   ? "cpu, cuda or auto; meta:h200 and the like: a model of the step on that GPU"
                   : "cpu, cuda or auto");
   part.option("--threads", options->threads, 0, "0: all cores");
@@ -59,9 +69,11 @@ void add_part(Arguments parent, Action& action, const std::shared_ptr<BenchOptio
   if (bench.is_tuned) {
     part.flag("--tune", options->tune, "On a GPU, time each product's algorithms first");
   }
-  bench.add_options(part, *options);
-  part.run(action, [options, run = bench.run] {
-    const Json json = run(*options);
+  if (bench.add_options != nullptr) {
+    bench.add_options(part, *options);
+  }
+  part.run(action, [options, &bench] {
+    const Json json = run_part(bench, *options);
     if (options->json && !json.is_null()) {
       fmt::print("{}\n", json.dump(1));
     } else if (!json.is_null()) {
@@ -73,17 +85,11 @@ void add_part(Arguments parent, Action& action, const std::shared_ptr<BenchOptio
 
 }  // namespace
 
-std::unique_ptr<Device> open_device(const BenchOptions& options, int64_t& threads) {
-  threads = configure_threads(options.threads);
-  std::string reason;
-  return choose_device(device_choice_named(options.device), options.tune, reason);
-}
-
 void add_bench(Arguments command, Action& action) {
   const auto options = std::make_shared<BenchOptions>();
-  for (const BenchPart& part : {bench_step(), bench_gemm(), bench_products(), bench_attention(),
-                                bench_cast(), bench_gemm_error(), bench_optimizer_formats()}) {
-    add_part(command, action, options, part);
+  for (const BenchPart* part : {&kStepBench, &kGemmBench, &kProductsBench, &kAttentionBench,
+                                &kCastBench, &kGemmErrorBench, &kOptimizerFormatsBench}) {
+    add_part(command, action, options, *part);
   }
 }
 

@@ -2,16 +2,15 @@
 // plans the memory on the meta device, allocates nothing large.
 
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <filesystem>
 #include <memory>
 #include <vector>
 
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/terminal.h"
 #include "commands.h"
+#include "output_path.h"
+#include "text_stream.h"
 #include "train/dry_run.h"
 #include "train/preflight.h"
 #include "train/progress.h"
@@ -31,41 +30,23 @@ std::string sample_text(const Session& session) {
   return session.tokenizer->decode(tokens);
 }
 
-/// On one line, with control characters shown as escapes.
-std::string quoted(const std::string& text) {
-  std::string result = "\"";
-  for (const char c : text) {
-    if (c == '\n') {
-      result += "\\n";
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      result += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
-    } else {
-      result += c;
-    }
-  }
-  return result + "\"";
-}
-
 /// Reads every id of a corpus once. Throws DataError for one outside the vocabulary.
 void scan(const Corpus& corpus, const char* name, bool quiet) {
   constexpr int64_t kPart = 1 << 20;
-  constexpr double kSecondsBetween = 5;
   std::vector<int32_t> tokens(static_cast<size_t>(std::min(kPart, corpus.size())));
-  const Stopwatch total;
-  Stopwatch watch;
+  ProgressLine line;
   for (int64_t done = 0; done < corpus.size(); done += kPart) {
     corpus.read(done, std::min(kPart, corpus.size() - done), tokens.data());
-    if (!quiet && watch.seconds() >= kSecondsBetween) {
+    if (!quiet && line.is_due()) {
       fmt::print(stderr, "scanning {} data: {:.0f} % of {} tokens\n", name,
                  100.0 * static_cast<double>(done) / static_cast<double>(corpus.size()),
                  describe_count(static_cast<double>(corpus.size())));
-      watch.restart();
     }
   }
   if (!quiet && corpus.size() > 0) {
     fmt::print("scan    {} {} tokens are below the vocabulary's size, in {}\n",
                describe_count(static_cast<double>(corpus.size())), name,
-               describe_duration(total.seconds()));
+               describe_duration(line.seconds()));
   }
 }
 
@@ -78,20 +59,6 @@ void check_weights(const Session& session) {
   Decoder model(*meta, session.engine.model, session.engine.plan, session.engine.decoder);
   load_weights(*meta, model, TensorSource(session.settings.model.from),
                missing_tokens(session.settings.model));
-}
-
-/// The folder, or the nearest one above it that exists, takes new files.
-void check_output(const std::filesystem::path& folder) {
-  std::filesystem::path existing = std::filesystem::absolute(folder);
-  std::error_code unseen;  // a folder above may not be read
-  while (!std::filesystem::exists(existing, unseen) && existing.has_relative_path()) {
-    existing = existing.parent_path();
-  }
-  if (!std::filesystem::is_directory(existing, unseen) ||
-      access(existing.c_str(), W_OK | X_OK) != 0) {
-    throw DeviceError(
-        fmt::format("output_dir {}: {} cannot be written to", folder.string(), existing.string()));
-  }
 }
 
 struct CheckOptions {
@@ -141,7 +108,9 @@ int check_run(const CheckOptions& options) {
   for (const std::string& line : describe_run(session, *device, dry_run, reason, ranks)) {
     say(line);
   }
-  check_output(settings.output_dir);
+  if (const std::string problem = why_unwritable(settings.output_dir); !problem.empty()) {
+    throw DeviceError(fmt::format("output_dir {}: {}", settings.output_dir, problem));
+  }
   if (!options.no_scan) {
     scan(session.data.train, "training", quiet);
     scan(session.data.val, "validation", quiet);

@@ -11,7 +11,6 @@
 #include <memory>
 #include <string_view>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/signals.h"
 #include "base/terminal.h"
@@ -20,6 +19,7 @@
 #include "config/show.h"
 #include "config/wrap.h"
 #include "dialects/dialects.h"
+#include "output_path.h"
 #include "wizard/job_script.h"
 #include "wizard/wizard.h"
 #include "wizard_memory.h"
@@ -74,18 +74,33 @@ std::string keys_text() {
 }
 
 struct ConvertOptions {
-  std::string file, base;
+  std::string file, base, output;
+  bool overwrite = false;
 };
 
-/// Prints the file's keys in the spelling of this program, over those of `base`, after a comment
-/// that says what each was read as.
+/// The file's keys in the spelling of this program, over those of `base`, after comments that say
+/// what each was read as and, where the file has a number of processes, how as many are started.
 int convert(const ConvertOptions& options) {
   const Conversion conversion = convert_file(options.file, options.base, make_dialects);
+  std::string text;
   for (const std::string& note : conversion.notes) {
-    fmt::print("{}", wrapped("# " + note));
+    text += wrapped("# " + note);
   }
-  fmt::print("{}{}", conversion.notes.empty() ? "" : "\n",
-             commented_settings(conversion.settings, conversion.keys));
+  if (conversion.processes > 1) {
+    const std::string run =
+        fmt::format("-n {} fp8train {}", conversion.processes,
+                    options.output.empty() ? "run.yaml" : shell_word(options.output));
+    text += fmt::format("# for {} ranks:\n#   mpirun {}\n#   srun {}\n", conversion.processes, run,
+                        run);
+  }
+  text += (text.empty() ? "" : "\n") + commented_settings(conversion.settings, conversion.keys);
+  if (options.output.empty()) {
+    fmt::print("{}", text);
+    return 0;
+  }
+  check_output_file(options.output, options.overwrite);
+  write_output_file(options.output, text);
+  fmt::print("wrote {}\n", options.output);
   return 0;
 }
 
@@ -95,6 +110,8 @@ void add_convert(Arguments parent, Action& action) {
       parent.part("convert", "Print another program's configuration in the keys of this one");
   part.required("file", options->file, "YAML or JSON");
   part.option("--base", options->base, "A configuration whose keys the file replaces");
+  part.option("--output", options->output, "The file to write, in place of standard output");
+  part.flag("--overwrite", options->overwrite, "With --output: replace a file that is there");
   part.run(action, [options] { return convert(*options); });
 }
 
@@ -103,19 +120,6 @@ struct WizardOptions {
   std::string output = "run.yaml";
   bool overwrite = false;
 };
-
-/// Makes the folder of a file; empty where that succeeds and it can be written into.
-std::string why_unwritable(const std::string& path) {
-  namespace fs = std::filesystem;
-  const fs::path folder = fs::absolute(path).parent_path();
-  std::error_code failure;
-  fs::create_directories(folder, failure);
-  if (fs::is_directory(path, failure)) {
-    return fmt::format("{} is a folder", path);
-  }
-  const bool writable = fs::is_directory(folder, failure) && access(folder.c_str(), W_OK) == 0;
-  return writable ? "" : fmt::format("{} cannot be written to", folder.string());
-}
 
 /// run.yaml, held against what was meant.
 std::string run_file(const WizardResult& result) {
@@ -141,38 +145,23 @@ std::string next_commands(const WizardResult& result) {
   }
   const int64_t ranks = job.nodes * job.ranks_per_node;
   const std::string launcher = ranks > 1 ? fmt::format("mpirun -n {} ", ranks) : "";
-  return fmt::format("  fp8train check {}\n  {}fp8train {}\n  tail -F {}\n", file, launcher, file,
-                     shell_word(result.settings.output_dir + "/train.log"));
+  return fmt::format("  fp8train check {}\n  {}fp8train {}\n  tail -F {}\n{}", file, launcher, file,
+                     shell_word(result.settings.output_dir + "/train.log"),
+                     program_on_path("sbatch").empty()
+                         ? ""
+                         : "on this machine; with job.slurm: true a job script is written too\n");
 }
 
 void write_files(const WizardResult& result, bool gpus) {
-  const std::string text = run_file(result);
-  write_file_atomically(result.output, text);
+  write_output_file(result.output, run_file(result));
   fmt::print("wrote {}\n", result.output);
   if (result.settings.job.slurm) {
     const JobScript script = job_script(result.settings, result.output, gpus);
     const std::string path = job_script_path(result.output);
-    write_file_atomically(path, script.text);
+    write_output_file(path, script.text);
     fmt::print("wrote {} (from {})\n", path, script.source);
   }
   fmt::print("next:\n{}", next_commands(result));
-}
-
-/// Without a dialogue nobody can be asked.
-void refuse_to_replace(const WizardResult& result, bool overwrite) {
-  std::vector<std::string> paths = {result.output};
-  if (result.settings.job.slurm) {
-    paths.push_back(job_script_path(result.output));
-  }
-  if (const std::string problem = why_unwritable(result.output); !problem.empty()) {
-    throw DeviceError(problem);
-  }
-  for (const std::string& path : paths) {
-    if (!overwrite && std::filesystem::exists(path)) {
-      throw ConfigError(fmt::format(
-          "{} is there already: --overwrite replaces it, --output names another", path));
-    }
-  }
 }
 
 /// What the terminal shows next to plain lines.
@@ -198,11 +187,17 @@ std::string doubt_about(const std::string& key, const Settings& settings) {
   return "";
 }
 
-/// A job script where jobs can be submitted, and a model that a processor trains in minutes where
-/// the run has no GPU.
+/// One node, and no hardware is named.
+bool is_for_this_machine(const JobSettings& job) {
+  return job.nodes == 1 && job.gpu == "auto" && job.memory_gib == 0;
+}
+
+/// A job script where jobs can be submitted and the run is for other machines than this one, and a
+/// model that a processor trains in minutes where the run has no GPU.
 std::string offer_here(const std::string& key, const Settings& settings, JobMemory& memory) {
   if (key == "job.slurm") {
-    return program_on_path("sbatch").empty() ? "false" : "true";
+    const bool submits = !program_on_path("sbatch").empty();
+    return submits && !is_for_this_machine(settings.job) ? "true" : "false";
   }
   const bool sized = !settings.model.from.empty() || settings.model.config.hidden_size > 0;
   return key == "model.preset" && !sized && !memory.on_gpus(settings) ? "nanogpt-laptop" : "";
@@ -216,7 +211,7 @@ int run_wizard(const WizardOptions& options) {
                    const Settings& settings) { return offer_here(key, settings, memory); },
       .doubt = doubt_about,
       .obstacle = [&](const Settings& settings) { return memory.obstacle(settings); },
-      .unwritable = why_unwritable,
+      .unwritable = [](const std::string& path) { return why_no_file(path); },
       .stopped = [] { return stop_signal() != 0; },
       .exists = [](const std::string& path) { return std::filesystem::exists(path); }};
   Wizard wizard(std::cin, std::cout, hooks, terminal_style());
@@ -224,7 +219,10 @@ int run_wizard(const WizardOptions& options) {
   if (!options.answers.empty()) {
     result = wizard.take(answers_in_file(options.answers, make_dialects), options.answers,
                          options.output);
-    refuse_to_replace(result, options.overwrite);
+    check_output_file(result.output, options.overwrite);  // nobody can be asked
+    if (result.settings.job.slurm) {
+      check_output_file(job_script_path(result.output), options.overwrite);
+    }
     fmt::print("{}\n", memory.line(result.settings));
     write_files(result, memory.on_gpus(result.settings));
     return 0;

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <chrono>
 #include <cstdio>
 #include <functional>
 #include <memory>
@@ -15,22 +14,17 @@
 #include "data/prepare.h"
 #include "data/text_source.h"
 #include "data/train_tokenizer.h"
+#include "text_stream.h"
 
 namespace fp8train {
 namespace {
 
-/// A line on standard error every five seconds.
 std::function<void(uint64_t)> progress_lines() {
-  using Clock = std::chrono::steady_clock;
-  static constexpr std::chrono::seconds kInterval(5);
-  return [begin = Clock::now(), next = Clock::now() + kInterval](uint64_t bytes) mutable {
-    const Clock::time_point now = Clock::now();
-    if (now < next) return;
-    next = now + kInterval;
-    const double seconds = std::chrono::duration<double>(now - begin).count();
+  return [line = ProgressLine()](uint64_t bytes) mutable {
+    if (!line.is_due()) return;
     const double megabytes = static_cast<double>(bytes) / 1e6;
-    fmt::print(stderr, "{:.0f} MB in {:.0f} s, {:.1f} MB/s\n", megabytes, seconds,
-               megabytes / seconds);
+    fmt::print(stderr, "{:.0f} MB in {:.0f} s, {:.1f} MB/s\n", megabytes, line.seconds(),
+               megabytes / line.seconds());
   };
 }
 
@@ -68,12 +62,6 @@ struct InspectOptions {
   std::string tokenizer;
   bool json = false;
 };
-
-/// On one line.
-std::string quoted(const std::string& text) {
-  constexpr auto kReplace = nlohmann::json::error_handler_t::replace;
-  return nlohmann::json(text).dump(-1, ' ', false, kReplace);
-}
 
 nlohmann::ordered_json json_of(const DataFileFacts& facts) {
   nlohmann::ordered_json object = {
@@ -181,7 +169,8 @@ void add_data(Arguments command, Action& action) {
       command.part("prepare", "Tokenize text and JSON-lines files into token files");
   prepare.required("input", settings->inputs, "Files or globs");
   prepare.required("--out", *out, "Folder to write");
-  prepare.option("--output-format", *output_format, "llmc, npy, or indexed (.bin and .idx)");
+  prepare.option("--output-format", *output_format,
+                 alternatives(token_file_formats()) + "; indexed has .bin and .idx");
   prepare.option("--tokenizer", settings->tokenizer, "byte, char, or a tokenizer file or folder");
   prepare.option("--format", settings->format, "auto, text, jsonl or chat");
   prepare.option("--chat-template", *chat_template,

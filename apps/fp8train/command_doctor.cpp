@@ -23,6 +23,7 @@
 #include "device/cuda/cuda_libraries.h"
 #include "device/device.h"
 #include "numeric/cpu_isa.h"
+#include "output_path.h"
 #include "train/progress.h"
 
 namespace fp8train {
@@ -40,10 +41,12 @@ std::string_view name_of(Health health) {
 }
 
 struct Finding {
-  std::string name;  ///< "driver", "memlock"
-  Health health = Health::ok;
-  std::string text;  ///< what there is
-  std::string fix;   ///< what to do about it; empty where nothing is to be done
+  std::string name;                  ///< "driver", "memlock"
+  std::string text;                  ///< what there is
+  std::string fix;                   ///< what to do about it; empty where nothing is to be done
+  Health unfixed = Health::warning;  ///< what it is as long as that is not done
+
+  Health health() const { return fix.empty() ? Health::ok : unfixed; }
 };
 
 std::string bytes_text(uint64_t bytes) {
@@ -52,10 +55,8 @@ std::string bytes_text(uint64_t bytes) {
 
 Finding processor(const Machine& machine) {
   const CpuIsa isa = cpu_isa();
-  Finding finding = {"processor", Health::ok,
-                     fmt::format("{}, {}", machine.processor, name_of(isa)), ""};
+  Finding finding = {"processor", fmt::format("{}, {}", machine.processor, name_of(isa)), ""};
   if (isa == CpuIsa::baseline) {
-    finding.health = Health::warning;
     finding.fix =
         "without AVX2 runs on the CPU are several times slower: is FP8TRAIN_CPU_ISA set, or is "
         "this a virtual machine that hides it?";
@@ -64,7 +65,7 @@ Finding processor(const Machine& machine) {
 }
 
 Finding cores(const Machine& machine) {
-  Finding finding = {"cores", Health::ok,
+  Finding finding = {"cores",
                      fmt::format("{} of {} may be used", machine.usable_cores, machine.cores), ""};
   if (machine.quota_cores > 0) {
     finding.text += fmt::format("; the control group has the time of {:.3g}", machine.quota_cores);
@@ -72,12 +73,10 @@ Finding cores(const Machine& machine) {
   const char* const given = std::getenv("OMP_NUM_THREADS");
   const long threads = given == nullptr ? 0 : std::strtol(given, nullptr, 10);
   if (threads > machine.usable_cores) {
-    finding.health = Health::warning;
     finding.fix = fmt::format("OMP_NUM_THREADS is {}: unset it or set at most {}", threads,
                               machine.usable_cores);
   } else if (machine.quota_cores > 0 &&
              machine.quota_cores + 0.5 < static_cast<double>(machine.usable_cores)) {
-    finding.health = Health::warning;
     finding.fix =
         fmt::format("set threads: {} (or OMP_NUM_THREADS), or give the container more CPU",
                     std::max(1, static_cast<int>(machine.quota_cores)));
@@ -86,14 +85,13 @@ Finding cores(const Machine& machine) {
 }
 
 Finding memory(const Machine& machine) {
-  Finding finding = {"memory", Health::ok,
+  Finding finding = {"memory",
                      fmt::format("{} of {} available", bytes_text(machine.available_bytes),
                                  bytes_text(machine.memory_bytes)),
                      ""};
   if (machine.memory_limit > 0) {
     finding.text +=
         fmt::format("; the control group is ended beyond {}", bytes_text(machine.memory_limit));
-    finding.health = Health::warning;
     finding.fix =
         "plan with job.memory_gib, or ask for more (--mem=0 of Slurm, --memory of Docker)";
   }
@@ -107,36 +105,36 @@ bool is_built_with_cuda() {
 Finding gpu() {
   const bool here = has_nvidia_gpu();
   if (!is_built_with_cuda()) {
-    return {"gpu", here ? Health::warning : Health::ok, "this program is built without CUDA",
+    return {"gpu", "this program is built without CUDA",
             here ? "a GPU is here: build with scripts/build.sh --cuda on" : ""};
   }
   const std::string obstacle = why_cuda_is_unusable();
   if (obstacle.empty()) {
-    return {"gpu", Health::ok, make_device(DeviceKind::cuda)->description(), ""};
+    return {"gpu", make_device(DeviceKind::cuda)->description(), ""};
   }
-  return here ? Finding{"gpu", Health::problem, "cannot be used", obstacle}
-              : Finding{"gpu", Health::ok, "none: runs use the CPU", ""};
+  return here ? Finding{"gpu", "cannot be used", obstacle, Health::problem}
+              : Finding{"gpu", "none: runs use the CPU", ""};
 }
 
 Finding driver(const Machine& machine) {
   if (!machine.nvidia_driver.empty()) {
-    return {"driver", Health::ok, "NVIDIA " + machine.nvidia_driver, ""};
+    return {"driver", "NVIDIA " + machine.nvidia_driver, ""};
   }
-  const bool device = has_nvidia_gpu();
-  return {"driver", device ? Health::warning : Health::ok, "no NVIDIA driver is loaded",
-          device ? "in a container: start it with --gpus all (Docker) or --nv (Apptainer)" : ""};
+  return {"driver", "no NVIDIA driver is loaded",
+          has_nvidia_gpu() ? "in a container: start it with --gpus all (Docker) or --nv (Apptainer)"
+                           : ""};
 }
 
 /// Without a GPU nothing is missing.
 Finding library(CudaLibrary which, const char* name, Health without, const char* needed_for) {
   const OpenedLibrary& opened = cuda_library(which);
   if (opened.handle != nullptr) {
-    return {name, Health::ok, fmt::format("{} ({})", opened.file, opened.origin), ""};
+    return {name, fmt::format("{} ({})", opened.file, opened.origin), ""};
   }
   if (!has_nvidia_gpu()) {
-    return {name, Health::ok, fmt::format("not found; GPUs need it for {}", needed_for), ""};
+    return {name, fmt::format("not found; GPUs need it for {}", needed_for), ""};
   }
-  return {name, without, fmt::format("not found; needed for {}", needed_for), opened.why_not};
+  return {name, fmt::format("not found; needed for {}", needed_for), opened.why_not, without};
 }
 
 /// The first library among those that the process has opened whose name begins so.
@@ -153,16 +151,16 @@ Finding mpi() {
   const std::string file = loaded("libmpi");
   const std::string mpirun = program_on_path("mpirun");
   if (file.empty()) {
-    return {"mpi", Health::warning, "this program is built without MPI",
+    return {"mpi", "this program is built without MPI",
             "runs of several ranks on CPUs need it: install libopenmpi-dev and build again"};
   }
   const std::string text =
       fmt::format("{}{}", file, mpirun.empty() ? "" : ", started by " + mpirun);
   if (mpirun.empty() && program_on_path("srun").empty()) {
-    return {"mpi", Health::warning, text,
+    return {"mpi", text,
             "there is no mpirun and no srun on PATH: several ranks cannot be started here"};
   }
-  return {"mpi", Health::ok, text, ""};
+  return {"mpi", text, ""};
 }
 
 /// What the command prints, errors among it; empty where it does not start.
@@ -193,17 +191,17 @@ Finding judge_process_managers(const std::string& listed) {
                            : failed ? "srun --mpi=list: " + listed.substr(0, listed.find('\n'))
                                     : "srun knows no process manager";
   if (pmix) {
-    return {"slurm", Health::ok, text + ": srun --mpi=pmix fp8train run.yaml", ""};
+    return {"slurm", text + ": srun --mpi=pmix fp8train run.yaml", ""};
   }
   return {
-      "slurm", Health::warning, text,
+      "slurm", text,
       "Open MPI's ranks find each other through PMIx: use mpirun within a job (sbatch, salloc), "
       "comm.bootstrap: file for ranks on GPUs, or have Slurm built with PMIx"};
 }
 
 Finding slurm() {
   return program_on_path("srun").empty()
-             ? Finding{"slurm", Health::ok, "no srun on PATH", ""}
+             ? Finding{"slurm", "no srun on PATH", ""}
              : judge_process_managers(output_of("timeout 10 srun --mpi=list 2>&1"));
 }
 
@@ -211,11 +209,11 @@ Finding slurm() {
 Finding process_manager() {
   const Launch launch = detect_launch();
   if (launch.slurm_step_tasks > 1 && !launch.manager && launch.mpi_ranks == 0) {
-    return {"pmi", Health::problem,
-            fmt::format("{} tasks were started, each alone", launch.slurm_step_tasks),
-            "use `srun --mpi=pmix ...`, or comm.bootstrap: file for ranks on GPUs"};
+    return {"pmi", fmt::format("{} tasks were started, each alone", launch.slurm_step_tasks),
+            "use `srun --mpi=pmix ...`, or comm.bootstrap: file for ranks on GPUs",
+            Health::problem};
   }
-  return {"pmi", Health::ok,
+  return {"pmi",
           launch.manager ? "a process manager has started this process"
                          : "started alone, without a process manager",
           ""};
@@ -231,9 +229,9 @@ Finding memlock() {
   std::error_code unseen;
   const bool pins = has_nvidia_gpu() || fs::exists("/sys/class/infiniband", unseen);
   if (limit.rlim_cur == RLIM_INFINITY || !pins) {
-    return {"memlock", Health::ok, limit_text(limit.rlim_cur), ""};
+    return {"memlock", limit_text(limit.rlim_cur), ""};
   }
-  return {"memlock", Health::warning, limit_text(limit.rlim_cur),
+  return {"memlock", limit_text(limit.rlim_cur),
           "InfiniBand and GPUs pin memory: ulimit -l unlimited (LimitMEMLOCK=infinity in slurmd's "
           "unit, --ulimit memlock=-1 of Docker)"};
 }
@@ -243,7 +241,7 @@ Finding open_files() {
   rlimit limit = {};
   getrlimit(RLIMIT_NOFILE, &limit);
   const bool enough = limit.rlim_cur >= kEnough;
-  return {"open files", enough ? Health::ok : Health::warning,
+  return {"open files",
           limit.rlim_cur == RLIM_INFINITY ? "unlimited" : fmt::format("{}", limit.rlim_cur),
           enough ? "" : "ranks on many nodes need a connection each: ulimit -n 4096"};
 }
@@ -253,58 +251,43 @@ Finding stack() {
   rlimit limit = {};
   getrlimit(RLIMIT_STACK, &limit);
   const bool enough = limit.rlim_cur >= kEnough;
-  return {"stack", enough ? Health::ok : Health::warning, limit_text(limit.rlim_cur),
-          enough ? "" : "ulimit -s 8192"};
+  return {"stack", limit_text(limit.rlim_cur), enough ? "" : "ulimit -s 8192"};
 }
 
 Finding shared_memory() {
   struct statvfs info = {};
   if (statvfs("/dev/shm", &info) != 0 || access("/dev/shm", W_OK) != 0) {
-    return {"/dev/shm", Health::problem, "cannot be written",
-            "MPI and NCCL exchange through it: mount a tmpfs there"};
+    return {"/dev/shm", "cannot be written",
+            "MPI and NCCL exchange through it: mount a tmpfs there", Health::problem};
   }
   const uint64_t all = uint64_t{info.f_blocks} * info.f_frsize;
   const uint64_t rest = uint64_t{info.f_bavail} * info.f_frsize;
   const bool enough = static_cast<double>(rest) >= 0.5 * kGib;
-  return {"/dev/shm", enough ? Health::ok : Health::warning,
-          fmt::format("{} of {} free", bytes_text(rest), bytes_text(all)),
+  return {"/dev/shm", fmt::format("{} of {} free", bytes_text(rest), bytes_text(all)),
           enough ? ""
                  : "several ranks on a node may need more: --shm-size=8g of Docker, or remove what "
                    "other programs have left there"};
 }
 
-/// The folder itself, or the nearest one above it that exists.
-fs::path existing(fs::path folder) {
-  std::error_code unseen;
-  folder = fs::weakly_canonical(folder, unseen);
-  while (!fs::exists(folder, unseen) && folder.has_relative_path()) {
-    folder = folder.parent_path();
-  }
-  return folder;
-}
-
 Finding disk(const fs::path& folder) {
   constexpr long kTmpfs = 0x01021994;
-  const fs::path path = existing(folder);
+  const fs::path path = nearest_existing(folder);
+  const std::string obstacle = why_unwritable(folder);
   struct statvfs space = {};
   struct statfs kind = {};
-  if (statvfs(path.c_str(), &space) != 0 || statfs(path.c_str(), &kind) != 0 ||
-      access(path.c_str(), W_OK | X_OK) != 0) {
-    return {"disk", Health::problem, fmt::format("{} cannot be written into", path.string()),
-            "name another folder as output_dir"};
+  if (!obstacle.empty() || statvfs(path.c_str(), &space) != 0 || statfs(path.c_str(), &kind) != 0) {
+    return {"disk", obstacle.empty() ? fmt::format("{} cannot be read", path.string()) : obstacle,
+            "name another folder as output_dir", Health::problem};
   }
   const uint64_t rest = uint64_t{space.f_bavail} * space.f_frsize;
   const auto free_gib = static_cast<double>(rest) / kGib;
-  Finding finding = {"disk", Health::ok,
-                     fmt::format("{} free in {}", bytes_text(rest), path.string()), ""};
+  Finding finding = {"disk", fmt::format("{} free in {}", bytes_text(rest), path.string()), ""};
   if (free_gib < 1) {
-    finding.health = Health::problem;
+    finding.unfixed = Health::problem;
     finding.fix = "checkpoints will not fit: free some space, or name another folder as output_dir";
   } else if (kind.f_type == kTmpfs) {
-    finding.health = Health::warning;
     finding.fix = "this is memory: what a run writes is lost when the machine restarts";
   } else if (free_gib < 10) {
-    finding.health = Health::warning;
     finding.fix =
         "a checkpoint has up to 16 bytes a parameter: free some space, or keep fewer of them "
         "(checkpoint.keep_last)";
@@ -318,7 +301,7 @@ Finding disk(const fs::path& folder) {
 std::vector<Finding> examine_machine(const fs::path& folder) {
   const Machine machine = this_machine();
   std::vector<Finding> findings = {
-      {"system", Health::ok, fmt::format("{}, {}", machine.host, machine.system), ""},
+      {"system", fmt::format("{}, {}", machine.host, machine.system), ""},
       processor(machine),
       cores(machine),
       memory(machine),
@@ -347,7 +330,7 @@ void print_json(const std::vector<Finding>& findings) {
   nlohmann::ordered_json all = nlohmann::ordered_json::array();
   for (const Finding& one : findings) {
     all.push_back({{"name", one.name},
-                   {"health", name_of(one.health)},
+                   {"health", name_of(one.health())},
                    {"text", one.text},
                    {"fix", one.fix}});
   }
@@ -357,12 +340,12 @@ void print_json(const std::vector<Finding>& findings) {
 void print_lines(const std::vector<Finding>& findings) {
   const size_t columns = std::min(kColumns, terminal_columns(stdout));
   for (const Finding& one : findings) {
-    const std::string word = fmt::format("{:<8}", name_of(one.health));
+    const std::string word = fmt::format("{:<8}", name_of(one.health()));
     fmt::print(
         "{} {:<11} {}\n",
-        one.health == Health::ok
+        one.health() == Health::ok
             ? word
-            : colored(stdout, one.health == Health::warning ? Color::yellow : Color::red, word),
+            : colored(stdout, one.health() == Health::warning ? Color::yellow : Color::red, word),
         one.name, one.text);
     if (!one.fix.empty()) {
       fmt::print("{}", wrapped("                     -> " + one.fix, columns));
@@ -374,7 +357,7 @@ int examine(const DoctorOptions& options) {
   const std::vector<Finding> findings = examine_machine(options.folder);
   const auto count = [&](Health health) {
     return std::count_if(findings.begin(), findings.end(),
-                         [&](const Finding& one) { return one.health == health; });
+                         [&](const Finding& one) { return one.health() == health; });
   };
   const auto problems = count(Health::problem);
   if (options.json) {

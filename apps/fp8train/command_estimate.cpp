@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/text.h"
 #include "commands.h"
 #include "device/gpu_kinds.h"
 #include "train/dry_run.h"
@@ -176,9 +177,12 @@ int estimate(const EstimateOptions& options) {
 void add_estimate(Arguments command, Action& action) {
   auto options = std::make_shared<EstimateOptions>();
   add_ranks(command, options->ranks);
+  std::vector<std::string_view> gpus;
+  for (const GpuKind& kind : gpu_kinds()) {
+    gpus.push_back(kind.name);
+  }
   command.option("--gpu", options->gpu,
-                 "l4, rtx4090, l40s, rtx6000ada, h100, h200, b200, rtx5090; else job.gpu, unless "
-                 "device is cpu");
+                 alternatives(gpus) + "; else job.gpu, unless device is cpu");
   command.run(action, [options] { return estimate(*options); });
 }
 

@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "base/atomic_file.h"
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/math.h"
 #include "base/text.h"
@@ -27,6 +26,7 @@
 #include "data/corpus.h"
 #include "data/loader.h"
 #include "data/text_source.h"
+#include "text_stream.h"
 #include "train/dry_run.h"
 #include "train/multiple_choice.h"
 
@@ -204,13 +204,9 @@ class ChoiceReport {
   std::string lines_;
 };
 
-/// A line on standard error every five seconds.
 std::function<void(size_t)> progress_lines(size_t total) {
-  return [total, watch = Stopwatch()](size_t done) mutable {
-    constexpr double kSeconds = 5;
-    if (watch.seconds() < kSeconds) return;
-    watch.restart();
-    fmt::print(stderr, "{} of {} continuations\n", done, total);
+  return [total, line = ProgressLine()](size_t done) mutable {
+    if (line.is_due()) fmt::print(stderr, "{} of {} continuations\n", done, total);
   };
 }
 
@@ -274,8 +270,7 @@ int evaluate(EvalOptions options) {
 
 void add_eval(Arguments command, Action& action) {
   auto options = std::make_shared<EvalOptions>();
-  command.required("--checkpoint", options->model.path,
-                   "Run directory, checkpoint or Hugging Face folder");
+  add_checkpoint_options(command, options->model);
   command.option("--data", options->data,
                  "Text, JSON lines or token file, or a folder (of a prepared one its "
                  "validation files): loss, perplexity, bits per byte");
@@ -285,15 +280,10 @@ void add_eval(Arguments command, Action& action) {
                  "File to write: log-likelihoods and answers of each question");
   command.option("--stride", options->stride, 0,
                  "Tokens from one window of --data to the next; 0: windows do not overlap");
-  command.option("--plan", options->model.plan,
-                 "Precision plan to run in, whatever it was trained in");
   command.option("--seq-length", options->model.seq_length, 0, "0: the model's context");
   command.option(
       "--calibrate", options->calibrate, 0,
       "Batches that set the scales of a plan with delayed scaling when the folder has none");
-  command.option("--tokenizer", options->model.tokenizer, "Tokenizer, when the folder has none");
-  command.option("--device", options->model.device, "cpu, cuda or auto");
-  command.option("--threads", options->model.threads, 0, "0: all cores");
   command.flag("--json", options->json, "As JSON");
   command.run(action, [options] { return evaluate(*options); });
 }

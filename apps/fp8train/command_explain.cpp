@@ -8,7 +8,6 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "commands.h"
 #include "config/wrap.h"
@@ -34,70 +33,6 @@ struct ExplainOptions {
 /// What never runs in a scaled format, whatever the plan.
 constexpr const char* kOutside =
     "embedding, norms, rotary embedding, attention's own products, activations, soft-max and loss";
-
-/// A linear layer by its name ("layers.3.mlp.up", "head") and what is printed after it.
-struct LayerLine {
-  std::string name;
-  std::string text;
-
-  bool operator==(const LayerLine&) const = default;
-};
-
-/// The lines of one transformer layer, without "layers.N." in their names; one line that belongs to
-/// none has a group of its own.
-struct Group {
-  std::optional<std::string> first, last;  ///< numbers
-  std::vector<LayerLine> lines;
-};
-
-constexpr std::string_view kLayersPrefix = "layers.";
-
-/// "3" of "layers.3.mlp.up".
-std::optional<std::string> layer_number(const std::string& name) {
-  const size_t end = name.find('.', kLayersPrefix.size());
-  if (!name.starts_with(kLayersPrefix) || end == std::string::npos) {
-    return std::nullopt;
-  }
-  return name.substr(kLayersPrefix.size(), end - kLayersPrefix.size());
-}
-
-std::vector<Group> groups_of(const std::vector<LayerLine>& lines) {
-  std::vector<Group> groups;
-  for (const LayerLine& line : lines) {
-    const std::optional<std::string> number = layer_number(line.name);
-    if (!number || groups.empty() || groups.back().last != number) {
-      groups.push_back({number, number, {}});
-    }
-    const size_t begin = number ? kLayersPrefix.size() + number->size() + 1 : 0;
-    groups.back().lines.push_back({line.name.substr(begin), line.text});
-  }
-  return groups;
-}
-
-/// Transformer layers that follow each other, and whose lines differ in the number only, become one
-/// group of lines, "layers.0-31.mlp.up". Other lines stay as they are, in their order.
-std::vector<LayerLine> folded(const std::vector<LayerLine>& lines) {
-  std::vector<Group> merged;
-  for (Group& group : groups_of(lines)) {
-    if (group.last && !merged.empty() && merged.back().last && merged.back().lines == group.lines) {
-      merged.back().last = group.last;
-    } else {
-      merged.push_back(std::move(group));
-    }
-  }
-  std::vector<LayerLine> result;
-  for (const Group& group : merged) {
-    for (const LayerLine& line : group.lines) {
-      std::string name = line.name;
-      if (group.first) {
-        name = fmt::format("{}{}{}.{}", kLayersPrefix, *group.first,
-                           group.first == group.last ? "" : "-" + *group.last, line.name);
-      }
-      result.push_back({name, line.text});
-    }
-  }
-  return result;
-}
 
 bool reads_blocks(const GemmPlan& gemm) {
   return gemm.a.is_scaled() && gemm.a.block != per::tensor;
@@ -132,21 +67,6 @@ Layers explained_layers(const Session& session) {
   return layers;
 }
 
-void print_reasons(const Layers& layers) {
-  std::map<std::string_view, int> reasons;
-  for (const auto& layer : layers.dequantized) {
-    for (const std::string_view reason : layer) {
-      reasons[reason] += reason.empty() ? 0 : 1;
-    }
-  }
-  for (const auto& [reason, gemms] : reasons) {
-    if (gemms > 0) {
-      fmt::print("{} GEMMs multiply operands dequantized to a type of 16 bits: {}.\n", gemms,
-                 reason);
-    }
-  }
-}
-
 /// The plan as a line of the table of plans and its roles, as the run's optimizer uses them.
 struct ExplainedPlan {
   std::vector<PlanColumn> columns, roles;
@@ -178,6 +98,12 @@ ExplainedPlan explained_plan(const Session& session) {
     }
   }
   return shown;
+}
+
+/// A sentence below the tables.
+template <class... Values>
+void print_note(fmt::format_string<Values...> text, Values&&... values) {
+  fmt::print("{}", wrapped(fmt::format(text, std::forward<Values>(values)...)));
 }
 
 /// A title and its text, in further lines below itself where it is long.
@@ -227,6 +153,67 @@ std::string layer_text(const Layers& layers, size_t i) {
                      gemm(linear.wgrad, 2), note.empty() ? "" : "   ", note);
 }
 
+/// Transformer blocks that follow each other and whose linear layers are printed alike, or a layer
+/// outside of them.
+struct Group {
+  int64_t first, last;                                     ///< -1: outside of the blocks
+  std::vector<std::pair<std::string, std::string>> lines;  ///< names within a block, and texts
+};
+
+/// "mlp.up" of "layers.3.mlp.up".
+std::string name_in_block(const LinearSite& site) {
+  const std::string prefix = fmt::format("layers.{}.", site.block);
+  return site.name.substr(site.name.starts_with(prefix) ? prefix.size() : 0);
+}
+
+std::vector<Group> groups_of(const Layers& layers, bool every_layer) {
+  std::vector<Group> groups;
+  const auto join_alike = [&] {
+    const size_t count = groups.size();
+    if (!every_layer && count > 1 && groups[count - 1].first >= 0 && groups[count - 2].first >= 0 &&
+        groups[count - 1].lines == groups[count - 2].lines) {
+      groups[count - 2].last = groups[count - 1].last;
+      groups.pop_back();
+    }
+  };
+  for (size_t i = 0; i < layers.linears.size(); ++i) {
+    const LinearSite& site = layers.linears[i].site;
+    if (groups.empty() || site.block < 0 || groups.back().last != site.block) {
+      join_alike();
+      groups.push_back({site.block, site.block, {}});
+    }
+    groups.back().lines.emplace_back(name_in_block(site), layer_text(layers, i));
+  }
+  join_alike();
+  return groups;
+}
+
+void print_groups(const std::vector<Group>& groups) {
+  fmt::print("\n{:<30}{:<16}{}\n", "linear layer", "[out, in]", "fprop | dgrad | wgrad");
+  for (const Group& group : groups) {
+    const std::string last = group.first == group.last ? "" : fmt::format("-{}", group.last);
+    const std::string prefix =
+        group.first < 0 ? "" : fmt::format("layers.{}{}.", group.first, last);
+    for (const auto& [name, text] : group.lines) {
+      fmt::print("{:<30}{}\n", prefix + name, text);
+    }
+  }
+}
+
+void print_reasons(const Layers& layers) {
+  std::map<std::string_view, int> reasons;
+  for (const auto& layer : layers.dequantized) {
+    for (const std::string_view reason : layer) {
+      reasons[reason] += reason.empty() ? 0 : 1;
+    }
+  }
+  for (const auto& [reason, gemms] : reasons) {
+    if (gemms > 0) {
+      print_note("{} GEMMs multiply operands dequantized to a type of 16 bits: {}.", gemms, reason);
+    }
+  }
+}
+
 /// Delayed scaling that is current at first, of any layer.
 void print_first_window(const Layers& layers) {
   int steps = 0;
@@ -234,10 +221,10 @@ void print_first_window(const Layers& layers) {
     steps = std::max(steps, first_window(linear.fprop, linear.dgrad, linear.wgrad));
   }
   if (steps > 0) {
-    fmt::print(
+    print_note(
         "In the first {0} steps, and in the {0} after an overflow of its own, a tensor that is "
         "'current at first' has its current scale. For that the host waits for the device once a "
-        "step.\n",
+        "step.",
         steps);
   }
 }
@@ -245,27 +232,16 @@ void print_first_window(const Layers& layers) {
 void print_text(const Session& session, const Layers& layers, bool every_layer) {
   const PrecisionPlan& plan = session.engine.plan;
   print_plan(session);
-  std::vector<LayerLine> lines;
-  size_t scaled = 0;
-  for (size_t i = 0; i < layers.linears.size(); ++i) {
-    lines.push_back({layers.linears[i].site.name, layer_text(layers, i)});
-    scaled += layers.linears[i].is_scaled() ? 1 : 0;
-  }
-  fmt::print("\n{:<30}{:<16}{}\n", "linear layer", "[out, in]", "fprop | dgrad | wgrad");
-  for (const LayerLine& line : every_layer ? lines : folded(lines)) {
-    fmt::print("{:<30}{}\n", line.name, line.text);
-  }
-  fmt::print("\n{} of {} linear layers run in scaled formats. In {}: {}.\n", scaled, lines.size(),
-             name_of(plan.activation), kOutside);
+  print_groups(groups_of(layers, every_layer));
+  const auto scaled = std::count_if(layers.linears.begin(), layers.linears.end(),
+                                    [](const LinearPlan& linear) { return linear.is_scaled(); });
+  print_note("\n{} of {} linear layers run in scaled formats. In {}: {}.", scaled,
+             layers.linears.size(), name_of(plan.activation), kOutside);
   print_first_window(layers);
   print_reasons(layers);
-}
-
-/// The stages of precision.schedule, in steps.
-void print_schedule(const Session& session) {
   for (const auto& [begin, end] : session.engine.plain_steps) {
-    fmt::print("In steps {} to {} of {} no GEMM is scaled: all run in {} (precision.schedule).\n",
-               begin + 1, end, session.max_steps, name_of(session.engine.plan.activation));
+    print_note("In steps {} to {} of {} no GEMM is scaled: all run in {} (precision.schedule).",
+               begin + 1, end, session.max_steps, name_of(plan.activation));
   }
 }
 
@@ -365,14 +341,13 @@ void explain(const ExplainOptions& options) {
   } else if (options.json) {
     print_json(session, explained_layers(session));
   } else {
-    print_text(session, explained_layers(session), options.every_layer);
-    print_schedule(session);
-    for (size_t i = 1; i < session.stages.size(); ++i) {
-      session.enter_stage(i);
-      fmt::print("\nSteps {} to {} (precision.schedule):\n", session.stages[i].begin + 1,
-                 session.stages[i].end);
+    for (size_t i = 0; i < session.stages.size(); ++i) {
+      if (i > 0) {
+        session.enter_stage(i);
+        fmt::print("\nSteps {} to {} (precision.schedule):\n", session.stages[i].begin + 1,
+                   session.stages[i].end);
+      }
       print_text(session, explained_layers(session), options.every_layer);
-      print_schedule(session);
     }
   }
 }

@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -16,7 +18,6 @@
 #include "choices.h"
 #include "commands.h"
 #include "config/scalar.h"
-#include "io/checkpoint.h"
 #include "io/export_folder.h"
 #include "io/export_gguf.h"
 #include "io/export_llmc.h"
@@ -34,42 +35,30 @@ struct ExportCommand {
 };
 
 enum class ExportTarget : uint8_t { hf, gguf, llmc };
+const Choices<ExportTarget> kTargets = {
+    {"hf", ExportTarget::hf}, {"gguf", ExportTarget::gguf}, {"llmc", ExportTarget::llmc}};
 
-ExportTarget target_of(const ExportCommand& request) {
-  return choose<ExportTarget>(
-      "--to", request.to,
-      {{"hf", ExportTarget::hf}, {"gguf", ExportTarget::gguf}, {"llmc", ExportTarget::llmc}});
-}
+/// What a type of weights is called in each kind of file; nothing: it is not in it.
+struct ExportType {
+  std::optional<DType> plain;     ///< stored as they are: hf and llmc
+  std::optional<ScaleBlock> fp8;  ///< e4m3, with a scale for each: hf
+  std::optional<GgufType> gguf;
+};
+const Choices<ExportType> kTypes = {
+    {"fp32", {DType::f32, {}, GgufType::f32}}, {"bf16", {DType::bf16, {}, GgufType::bf16}},
+    {"fp16", {DType::f16, {}, GgufType::f16}}, {"fp8-block", {{}, per::block_128x128, {}}},
+    {"fp8-tensor", {{}, per::tensor, {}}},     {"q8_0", {{}, {}, GgufType::q8_0}}};
 
-enum class ExportType : uint8_t { fp32, bf16, fp16, fp8_block, fp8_tensor, q8_0 };
-
-ExportType type_of(const ExportCommand& request) {
-  return choose<ExportType>("--dtype", request.dtype,
-                            {{"fp32", ExportType::fp32},
-                             {"bf16", ExportType::bf16},
-                             {"fp16", ExportType::fp16},
-                             {"fp8-block", ExportType::fp8_block},
-                             {"fp8-tensor", ExportType::fp8_tensor},
-                             {"q8_0", ExportType::q8_0}});
-}
-
-/// Of weights that are stored as they are; none for the others.
-std::optional<DType> plain_type(ExportType type) {
-  switch (type) {
-    case ExportType::fp32:
-      return DType::f32;
-    case ExportType::bf16:
-      return DType::bf16;
-    case ExportType::fp16:
-      return DType::f16;
-    default:
-      return std::nullopt;
-  }
-}
-
-[[noreturn]] void refuse_type(const ExportCommand& request, const char* types) {
+[[noreturn]] void refuse_type(const ExportCommand& request, const std::string& types) {
   throw ConfigError(
       fmt::format("--to {} has no --dtype {} (expected {})", request.to, request.dtype, types));
+}
+
+std::string names_with(bool (*has)(const ExportType&)) {
+  Choices<ExportType> some;
+  std::copy_if(kTypes.begin(), kTypes.end(), std::back_inserter(some),
+               [&](const auto& choice) { return has(choice.second); });
+  return names_of(some);
 }
 
 /// "5GB", "200MB", "10KB" or a number of bytes; units are powers of 1000, as in transformers.
@@ -89,50 +78,27 @@ uint64_t parse_size(std::string_view text) {
       fmt::format("--max-shard-size {}: expected bytes with a unit, such as 5GB or 200MB", text));
 }
 
-ExportOptions folder_options(const ExportCommand& request, ExportType type) {
-  ExportOptions options = {.dtype = plain_type(type),
+ExportOptions folder_options(const ExportCommand& request, const ExportType& type) {
+  ExportOptions options = {.dtype = type.plain,
                            .quantization = {},
                            .max_shard_bytes = parse_size(request.max_shard_size)};
-  if (options.dtype) {
-    return options;
+  if (type.fp8) {
+    FileQuantization how;
+    how.format.dtype = DType::e4m3;
+    how.format.policy = ScalePolicy::current;
+    how.format.block = *type.fp8;
+    options.quantization = std::move(how);
+    options.dtype = DType::bf16;  // of the rest (so do the files of DeepSeek-V3)
+  } else if (!type.plain) {
+    refuse_type(request, names_with([](const ExportType& one) { return one.plain || one.fp8; }));
   }
-  if (type == ExportType::q8_0) {
-    refuse_type(request, "fp32, bf16, fp16, fp8-block or fp8-tensor");
-  }
-  FileQuantization how;
-  how.format.dtype = DType::e4m3;
-  how.format.policy = ScalePolicy::current;
-  how.format.block = type == ExportType::fp8_block ? per::block_128x128 : per::tensor;
-  options.quantization = std::move(how);
-  options.dtype = DType::bf16;  // of the rest (so do the files of DeepSeek-V3)
   return options;
 }
 
-GgufType gguf_type(const ExportCommand& request, ExportType type) {
-  switch (type) {
-    case ExportType::fp32:
-      return GgufType::f32;
-    case ExportType::bf16:
-      return GgufType::bf16;
-    case ExportType::fp16:
-      return GgufType::f16;
-    case ExportType::q8_0:
-      return GgufType::q8_0;
-    default:
-      refuse_type(request, "fp32, bf16, fp16 or q8_0");
-  }
-}
-
-void print_notes(const std::vector<std::string>& notes) {
+/// `file` is where names of keys in the notes are from.
+void print_notes(const std::vector<std::string>& notes, const std::string& file = "") {
   for (const std::string& note : notes) {
-    fmt::print(stderr, "note: {}\n", note);
-  }
-}
-
-/// Names of keys are those of the folder's config.json.
-void print_config_notes(const ModelSource& model) {
-  for (const std::string& note : model.config.notes) {
-    fmt::print(stderr, "note: {}/config.json: {}\n", model.folder.string(), note);
+    fmt::print(stderr, "note: {}{}\n", file, note);
   }
 }
 
@@ -142,12 +108,10 @@ void print_written(const ExportCommand& request, uint64_t tensors, uint64_t byte
              more);
 }
 
-void write_folder(const ExportCommand& request, ExportType type,
+void write_folder(const ExportCommand& request, const ExportType& type,
                   const std::filesystem::path& folder) {
   const ExportReport report = export_folder(folder, request.out, folder_options(request, type));
-  for (const std::string& note : report.notes) {
-    fmt::print(stderr, "note: {}/config.json: {}\n", folder.string(), note);
-  }
+  print_notes(report.notes, folder.string() + "/config.json: ");
   std::string more;
   if (!report.quantization.tensors.empty()) {
     more = fmt::format("; {} of them cast, {:.2f} dB of signal to noise",
@@ -159,27 +123,29 @@ void write_folder(const ExportCommand& request, ExportType type,
   print_written(request, report.tensors, report.bytes, more);
 }
 
-void write_file(const ExportCommand& request, ExportTarget target, ExportType type,
+void write_file(const ExportCommand& request, ExportTarget target, const ExportType& type,
                 const std::filesystem::path& folder) {
   const ModelSource model = open_model_source(folder);
-  print_config_notes(model);
+  print_notes(model.config.notes, folder.string() + "/config.json: ");
   if (target == ExportTarget::gguf) {
-    const GgufReport report = export_gguf(model, request.out, gguf_type(request, type));
+    if (!type.gguf) {
+      refuse_type(request, names_with([](const ExportType& one) { return one.gguf.has_value(); }));
+    }
+    const GgufReport report = export_gguf(model, request.out, *type.gguf);
     print_notes(report.notes);
     print_written(request, report.tensors, report.bytes, "");
     return;
   }
-  const std::optional<DType> dtype = plain_type(type);
-  if (!dtype) {
+  if (!type.plain) {
     refuse_type(request, "fp32, or bf16 for GPT-2");
   }
-  const uint64_t bytes = export_llmc(model, request.out, *dtype);
+  const uint64_t bytes = export_llmc(model, request.out, *type.plain);
   print_written(request, model.tensors.size(), bytes, fmt::format(", for {}", llmc_program(model)));
 }
 
 int export_model(const ExportCommand& request) {
-  const ExportTarget target = target_of(request);
-  const ExportType type = type_of(request);
+  const ExportTarget target = choose("--to", request.to, kTargets);
+  const ExportType type = choose("--dtype", request.dtype, kTypes);
   const bool is_folder = target == ExportTarget::hf;
   if (is_folder && holds_model_files(request.out)) {
     throw ConfigError(request.out + " holds files of a model already; choose another --out");
@@ -194,10 +160,7 @@ int export_model(const ExportCommand& request) {
   if (is_folder) {
     folder_options(request, type);  // refuses before checkpoints are read
   }
-  const std::filesystem::path folder = find_model_folder(request.checkpoint);
-  if (is_checkpoint(folder)) {
-    verify_checkpoint(folder);
-  }
+  const std::filesystem::path folder = find_whole_model(request.checkpoint);
   if (is_folder) {
     write_folder(request, type, folder);
   } else {

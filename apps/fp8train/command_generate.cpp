@@ -32,8 +32,11 @@ void check_options(const GenerateOptions& options) {
     throw ConfigError("--top-p must be above 0 and at most 1");
   }
   const ChatRequest& chat = options.chat;
-  if (!chat.messages.empty() && !chat.prompt.empty()) {
+  if (!chat.messages.empty() && chat.prompt) {
     throw ConfigError("--messages and --prompt: give one of them");
+  }
+  if (options.chats && chat.prompt == "") {
+    throw ConfigError("--prompt: a message is empty; without it, lines of standard input are read");
   }
   const std::pair<const char*, bool> of_dialogues[] = {
       {"--messages", !chat.messages.empty()},
@@ -41,7 +44,7 @@ void check_options(const GenerateOptions& options) {
       {"--chat-template", chat.chat_template != "auto"},
       {"--no-thinking", !chat.thinks}};
   for (const auto& [option, text] :
-       {std::pair("--prompt", chat.prompt), std::pair("--system", chat.system)}) {
+       {std::pair("--prompt", chat.prompt.value_or("")), std::pair("--system", chat.system)}) {
     if (options.chats && !is_utf8(text)) {
       throw ConfigError(fmt::format("{}: a message is not UTF-8", option));
     }
@@ -56,7 +59,7 @@ void check_options(const GenerateOptions& options) {
 int continue_text(CheckpointModel& opened, const std::string& prompt,
                   const SamplingSettings& sampling) {
   const std::vector<int32_t> tokens = encode_prompt(*opened.tokenizer, prompt);
-  const int64_t context = longest_sequence(opened.engine->settings().model);
+  const int64_t context = opened.longest_sequence;
   const auto prompt_tokens = static_cast<int64_t>(tokens.size());
   const int64_t available = std::max<int64_t>(0, context - prompt_tokens);
   const int64_t wanted = sampling.max_new_tokens;
@@ -91,7 +94,7 @@ int generate(const GenerateOptions& options) {
     sampling.max_new_tokens = options.chats ? kAnswerTokens : kTextTokens;
   }
   return options.chats ? run_chat(opened, options.chat, sampling)
-                       : continue_text(opened, options.chat.prompt, sampling);
+                       : continue_text(opened, options.chat.prompt.value_or(""), sampling);
 }
 
 }  // namespace
@@ -99,8 +102,7 @@ int generate(const GenerateOptions& options) {
 void add_generate(Arguments command, Action& action) {
   auto options = std::make_shared<GenerateOptions>();
   options->sampling.max_new_tokens = 0;
-  command.required("--checkpoint", options->model.path,
-                   "Run directory, checkpoint or Hugging Face folder");
+  add_checkpoint_options(command, options->model);
   command.option("--prompt", options->chat.prompt, "Text to continue; with --chat, to answer");
   command.flag("--chat", options->chats,
                "Answer in the model's chat template: --prompt, --messages, or a dialogue");
@@ -120,10 +122,6 @@ void add_generate(Arguments command, Action& action) {
   command.option("--top-p", options->sampling.top_p, 0,
                  "Smallest set of tokens with at least this probability; 1: all");
   command.option("--seed", options->sampling.seed, "The same seed gives the same text");
-  command.option("--plan", options->model.plan, "Precision plan to run in");
-  command.option("--tokenizer", options->model.tokenizer, "Tokenizer, when the folder has none");
-  command.option("--device", options->model.device, "cpu, cuda or auto");
-  command.option("--threads", options->model.threads, 0, "0: all cores");
   command.run(action, [options] { return generate(*options); });
 }
 

@@ -14,7 +14,6 @@
 #include "checkpoint_model.h"
 #include "choices.h"
 #include "commands.h"
-#include "io/checkpoint.h"
 #include "io/export_folder.h"
 #include "io/quantize_file.h"
 
@@ -34,25 +33,23 @@ struct QuantizeOptions {
   bool json = false;
 };
 
+const Choices<DType> kElements = choices_of({DType::e4m3, DType::e5m2, DType::i8});
+const Choices<ScaleBlock> kBlocks =
+    choices_of({per::tensor, per::row, per::block_1x128, per::block_128x128, per::block_1x32});
+const Choices<ScaleType> kScales = {
+    {"fp32", ScaleType::f32}, {"pow2", ScaleType::pow2}, {"e8m0", ScaleType::e8m0}};
+const Choices<Rounding> kRoundings = {{"nearest", Rounding::nearest_even},
+                                      {"stochastic", Rounding::stochastic}};
+
 TensorFormat format_of(const QuantizeOptions& options) {
-  using namespace per;
   TensorFormat format;
   format.policy = ScalePolicy::current;
-  format.dtype = choose<DType>("--format", options.format,
-                               {{"e4m3", DType::e4m3}, {"e5m2", DType::e5m2}, {"int8", DType::i8}});
-  format.block = choose<ScaleBlock>("--granularity", options.granularity,
-                                    {{"tensor", tensor},
-                                     {"row", row},
-                                     {"1x128", block_1x128},
-                                     {"128x128", block_128x128},
-                                     {"1x32", block_1x32}});
-  const bool mx = format.block == block_1x32;
-  format.scale_type = choose<ScaleType>(
-      "--scale", options.scale.empty() ? (mx ? "e8m0" : "fp32") : options.scale,
-      {{"fp32", ScaleType::f32}, {"pow2", ScaleType::pow2}, {"e8m0", ScaleType::e8m0}});
-  format.rounding =
-      choose<Rounding>("--rounding", options.rounding,
-                       {{"nearest", Rounding::nearest_even}, {"stochastic", Rounding::stochastic}});
+  format.dtype = choose("--format", options.format, kElements);
+  format.block = choose("--granularity", options.granularity, kBlocks);
+  const bool mx = format.block == per::block_1x32;
+  format.scale_type =
+      choose("--scale", options.scale.empty() ? (mx ? "e8m0" : "fp32") : options.scale, kScales);
+  format.rounding = choose("--rounding", options.rounding, kRoundings);
   check_quantization(format);
   return format;
 }
@@ -79,11 +76,8 @@ FileQuantizationReport quantize_model(const QuantizeOptions& options, FileQuanti
   if (holds_model_files(options.out)) {
     throw ConfigError(options.out + " holds files of a model already; choose another --out");
   }
-  const std::filesystem::path folder = find_model_folder(options.in);
-  if (is_checkpoint(folder)) {
-    verify_checkpoint(folder);
-  }
-  return export_folder(folder, options.out, {.dtype = {}, .quantization = std::move(how)})
+  return export_folder(find_whole_model(options.in), options.out,
+                       {.dtype = {}, .quantization = std::move(how)})
       .quantization;
 }
 
@@ -190,11 +184,11 @@ void add_quantize(Arguments command, Action& action) {
   command.required("input", options->in,
                    "A .safetensors file, or a model folder: fp32, bf16 and fp16 are cast");
   command.required("--out", options->out, "The file or folder to write");
-  command.option("--format", options->format, "e4m3, e5m2 or int8");
+  command.option("--format", options->format, names_of(kElements));
   command.option("--granularity", options->granularity,
-                 "What shares a scale: tensor, row, 1x128, 128x128 or 1x32");
+                 "What shares a scale: " + names_of(kBlocks));
   command.option("--scale", options->scale, "fp32 or pow2; e8m0 for 1x32 (default: fp32, or e8m0)");
-  command.option("--rounding", options->rounding, "nearest or stochastic");
+  command.option("--rounding", options->rounding, names_of(kRoundings));
   command.option("--seed", options->seed, "Seed of stochastic rounding");
   command.list("--include", options->include,
                "Cast only tensors of this name; * and ? (repeatable)");

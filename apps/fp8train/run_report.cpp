@@ -1,6 +1,7 @@
 #include "run_report.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <fstream>
@@ -11,6 +12,7 @@
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/text.h"
 #include "io/run_directory.h"
 #include "report_template.h"
 
@@ -42,13 +44,30 @@ constexpr const char* kCurves[] = {"loss",
 constexpr const char* kHealth[] = {"snr_db", "scale_exponent", "saturated_percent",
                                    "underflow_percent", "amax"};
 
+/// Runs that are folders in this one, which is none.
+std::vector<std::string> runs_in(const std::filesystem::path& folder) {
+  std::vector<std::string> runs;
+  std::error_code unseen;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, unseen)) {
+    if (std::filesystem::exists(RunDirectory{entry.path()}.metrics(), unseen)) {
+      runs.push_back(entry.path().string());
+    }
+  }
+  std::sort(runs.begin(), runs.end());
+  return runs;
+}
+
 /// Calls `take` with each whole line of metrics.jsonl or tensors.jsonl.
 void for_each_line(const std::filesystem::path& path,
                    const std::function<void(const Json&)>& take) {
   std::ifstream file(path, std::ios::binary);
   if (!file) {
+    const std::vector<std::string> runs = runs_in(path.parent_path());
     throw DataError(
-        fmt::format("{}: cannot be read; give folders of runs (their output_dir)", path.string()));
+        runs.empty() ? fmt::format("{}: cannot be read; give folders of runs (their output_dir)",
+                                   path.string())
+                     : fmt::format("{} is not a run, but holds some; give those to be compared: {}",
+                                   path.parent_path().string(), fmt::join(runs, " ")));
   }
   size_t number = 0;
   for (std::string line; std::getline(file, line);) {
@@ -169,11 +188,7 @@ Json run_data(const std::filesystem::path& root) {
 
 /// JSON that may stand inside of a script element: no markup begins in it.
 std::string embedded(const Json& data) {
-  std::string text;
-  for (const char c : data.dump(-1, ' ', false, Json::error_handler_t::replace)) {
-    text += c == '<' ? std::string("\\u003c") : std::string(1, c);
-  }
-  return text;
+  return replaced(data.dump(-1, ' ', false, Json::error_handler_t::replace), "<", "\\u003c");
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include <functional>
 
+#include "base/text.h"
 #include "command_tree.h"
 
 namespace fp8train {
@@ -36,13 +37,6 @@ std::vector<std::string> part_names(const CommandNode& node) {
     names.push_back(part.name);
   }
   return names;
-}
-
-std::string replaced(std::string text, const std::string& from, const std::string& to) {
-  for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size())) {
-    text.replace(at, from.size(), to);
-  }
-  return text;
 }
 
 /// In single quotes, as bash and zsh read them.

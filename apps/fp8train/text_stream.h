@@ -1,5 +1,5 @@
 #pragma once
-// Text of tokens that come one after the other.
+// What commands print: text of tokens that come one after the other, texts on one line, progress.
 
 #include <cstdint>
 #include <functional>
@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/clock.h"
 #include "data/tokenizer.h"
 
 namespace fp8train {
@@ -33,5 +34,25 @@ class TextStream {
 
 /// Writes to standard output at once.
 void print_at_once(std::string_view text);
+
+/// A text on one line, in quotes, as JSON writes it.
+std::string quoted(const std::string& text);
+
+/// A line on standard error every five seconds of a long work.
+class ProgressLine {
+ public:
+  /// Whether it is time for the next one.
+  bool is_due() {
+    constexpr double kSeconds = 5;
+    const bool due = since_last_.seconds() >= kSeconds;
+    if (due) since_last_.restart();
+    return due;
+  }
+  /// Since the work began.
+  double seconds() const { return total_.seconds(); }
+
+ private:
+  Stopwatch total_, since_last_;
+};
 
 }  // namespace fp8train

@@ -16,20 +16,26 @@ std::string simplified(std::string_view name) {
   return result;
 }
 
+namespace {
+
+/// Optimal string alignment: insertions, deletions, replacements and exchanges of neighbours.
 size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 0; i < a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i + 1;
-    for (size_t j = 0; j < b.size(); ++j) {
-      const size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
+  std::vector<std::vector<size_t>> rows(a.size() + 1, std::vector<size_t>(b.size() + 1));
+  std::iota(rows[0].begin(), rows[0].end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    rows[i][0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t replaced = rows[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      rows[i][j] = std::min({replaced, rows[i][j - 1] + 1, rows[i - 1][j] + 1});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        rows[i][j] = std::min(rows[i][j], rows[i - 2][j - 2] + 1);
+      }
     }
   }
-  return row.back();
+  return rows.back().back();
 }
+
+}  // namespace
 
 std::string nearest_name(std::string_view name, const std::vector<std::string>& candidates) {
   constexpr size_t kLongest = 64;
@@ -42,7 +48,8 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
     }
   }
   const std::string wanted = simplified(name);
-  size_t best = std::min<size_t>(2, wanted.size() / 2) + 1;
+  constexpr size_t kLong = 6;
+  size_t best = wanted.size() < 2 ? 1 : wanted.size() < kLong ? 2 : 3;  // edits that are too many
   std::string result;
   for (const std::string& candidate : candidates) {
     const size_t distance = edit_distance(wanted, simplified(candidate));

@@ -288,7 +288,7 @@ std::string Checks::other_key(const std::string& message) const {
       return key;
     }
   }
-  for (const char* key : {"fp8.recipe", "fp8.opt_level", "fp8.backend"}) {
+  for (const char* key : kPlanSelectors) {
     if (has(key)) {
       return key;
     }
@@ -317,7 +317,7 @@ void Checks::precision() {
   const PlanRequest& request = settings_.precision;
   if (has("precision.plan")) {
     bool alone = true;
-    for (const char* key : {"fp8.backend", "fp8.recipe", "fp8.opt_level", "fp8.use_te"}) {
+    for (const char* key : kPlanSelectors) {
       if (has(key)) {
         alone = false;
         complain(key,

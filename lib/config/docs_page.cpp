@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "base/text.h"
 #include "config/field_table.h"
 #include "config/presets.h"
 #include "config/show.h"
@@ -12,14 +13,7 @@ namespace {
 
 /// One cell of a Markdown table.
 std::string cell(const std::string& text) {
-  std::string result;
-  for (const char c : text) {
-    if (c == '|') {
-      result += '\\';
-    }
-    result += c;
-  }
-  return result;
+  return replaced(text, "|", "\\|");
 }
 
 std::string row_of(const Field& field, const std::string& name) {

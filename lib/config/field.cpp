@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/text.h"
 #include "config/scalar.h"
 #include "config/suggest.h"
 #include "data/readers/data_format.h"
@@ -44,9 +45,8 @@ std::optional<std::vector<T>> read_list(const FieldValue& value, size_t count,
   const YamlNode& node = value.node();
   if (node.kind != Kind::sequence || (count != 0 && node.items.size() != count)) {
     const bool wrong_length = node.kind == Kind::sequence;
-    value.expected(what, wrong_length ? fmt::format("it has {} element{}", node.items.size(),
-                                                    node.items.size() == 1 ? "" : "s")
-                                      : "");
+    const auto length = static_cast<int64_t>(node.items.size());
+    value.expected(what, wrong_length ? "it has " + counted(length, "element") : "");
     return std::nullopt;
   }
   std::vector<T> result;
@@ -63,42 +63,26 @@ std::optional<std::vector<T>> read_list(const FieldValue& value, size_t count,
 
 constexpr double kMostWeight = 1e12;
 
-std::optional<DataSource> read_source_map(const FieldValue& value) {
-  const YamlNode& node = value.node();
+std::optional<DataSource> read_source_map(const FieldValue& value, const std::string& what) {
+  const std::vector<std::string> formats = data_format_names();
+  const std::string one_format = "one of " + joined(formats);
   DataSource source;
   source.format = "auto";
-  bool good = true;
-  for (size_t i = 0; i < node.items.size(); ++i) {
-    const std::string& name = node.keys[i].text;
-    const std::string key = fmt::format("{}.{}", value.key(), name);
-    const FieldValue child = value.child(node.items[i], key);
-    if (name == "path") {
-      const auto path = read_path(child, "text");
-      source.path = path.value_or("");
-      good = good && path.has_value();
-    } else if (name == "format") {
-      const std::vector<std::string> formats = data_format_names();
-      const auto format = read_choice(child, formats, "one of " + joined(formats));
-      source.format = format.value_or("");
-      good = good && format.has_value();
-    } else if (name == "weight") {
-      const auto weight =
-          read_number(child, above_up_to(0, kMostWeight), "a number > 0, at most 1e12");
-      source.weight = weight.value_or(1);
-      good = good && weight.has_value();
-    } else {
-      const std::string near = nearest_name(name, {"path", "format", "weight"});
-      value.child(node.keys[i], node.items[i], key)
-          .fail("unknown key" + (near.empty() ? std::string("; a source has path, format, weight")
-                                              : fmt::format("; did you mean \"{}\"?", near)));
-      good = false;
-    }
-  }
+  const bool good = read_keys(
+      value, what,
+      {{"path", [&](const FieldValue& it) { return assign(source.path, read_path(it, "text")); }},
+       {"format",
+        [&](const FieldValue& it) {
+          return assign(source.format, read_choice(it, formats, one_format));
+        }},
+       {"weight", [&](const FieldValue& it) {
+          return assign(source.weight,
+                        read_number(it, above_up_to(0, kMostWeight), "a number > 0, at most 1e12"));
+        }}});
   if (good && source.path.empty()) {
     value.fail("a source needs a path");
-    return std::nullopt;
   }
-  return good ? std::optional(source) : std::nullopt;
+  return good && !source.path.empty() ? std::optional(source) : std::nullopt;
 }
 
 }  // namespace
@@ -233,10 +217,8 @@ std::optional<std::string> read_path(const FieldValue& value, const std::string&
     return std::nullopt;
   }
   size_t longest = 0;
-  for (size_t begin = 0; begin <= path->size();) {
-    const size_t end = std::min(path->find('/', begin), path->size());
-    longest = std::max(longest, end - begin);
-    begin = end + 1;
+  for (const std::string& name : split(*path, '/')) {
+    longest = std::max(longest, name.size());
   }
   if (longest > kMostName) {
     value.fail(fmt::format("a name of {} bytes is longer than the {} that file systems take",
@@ -266,20 +248,11 @@ std::optional<std::string> read_choice(const FieldValue& value,
   return std::nullopt;
 }
 
-std::optional<double> read_duration(const FieldValue& value, const std::string& what) {
+std::optional<double> read_duration(const FieldValue& value, const Range& range,
+                                    const std::string& what) {
   const YamlNode& node = value.node();
   const auto seconds = node.kind == Kind::scalar ? parse_duration(node.text) : std::nullopt;
-  if (!seconds || *seconds <= 0 || *seconds > kMostSeconds) {
-    value.expected(what);
-    return std::nullopt;
-  }
-  return seconds;
-}
-
-std::optional<double> read_time_limit(const FieldValue& value, const std::string& what) {
-  const YamlNode& node = value.node();
-  const auto seconds = node.kind == Kind::scalar ? parse_duration(node.text) : std::nullopt;
-  if (!seconds || !(*seconds >= 0 && *seconds <= kMostSeconds)) {
+  if (!seconds || !range.holds(*seconds)) {
     value.expected(what);
     return std::nullopt;
   }
@@ -314,11 +287,50 @@ std::optional<std::vector<double>> read_numbers(const FieldValue& value, size_t 
   });
 }
 
+bool for_each_key(const FieldValue& map, const std::string& what,
+                  const std::function<void(const std::string&, const FieldValue&)>& visit) {
+  const YamlNode& node = map.node();
+  if (node.kind != Kind::map) {
+    map.expected(what);
+    return false;
+  }
+  for (size_t i = 0; i < node.items.size(); ++i) {
+    const std::string& name = node.keys[i].text;
+    visit(name, map.child(node.items[i], map.key().empty() ? name : map.key() + "." + name));
+  }
+  return true;
+}
+
+bool read_keys(const FieldValue& map, const std::string& what, const std::vector<KeyReader>& keys) {
+  bool good = true;
+  size_t position = 0;
+  const bool is_map =
+      for_each_key(map, what, [&](const std::string& name, const FieldValue& value) {
+        const YamlKey& place = map.node().keys[position++];
+        const auto known = std::find_if(keys.begin(), keys.end(),
+                                        [&](const KeyReader& key) { return key.name == name; });
+        if (known != keys.end()) {
+          good = known->read(value) && good;
+          return;
+        }
+        good = false;
+        std::vector<std::string> names;
+        for (const KeyReader& key : keys) {
+          names.push_back(key.name);
+        }
+        const std::string near = nearest_name(name, names);
+        map.child(place, value.node(), value.key())
+            .fail("unknown key; " + (near.empty() ? "there are: " + joined(names)
+                                                  : fmt::format("did you mean \"{}\"?", near)));
+      });
+  return is_map && good;
+}
+
 std::optional<std::vector<DataSource>> read_sources(const FieldValue& value,
                                                     const std::string& what) {
-  const auto read_one = [](const FieldValue& element) -> std::optional<DataSource> {
+  const auto read_one = [&](const FieldValue& element) -> std::optional<DataSource> {
     if (element.node().kind == Kind::map) {
-      return read_source_map(element);
+      return read_source_map(element, what);
     }
     const auto path = read_path(element, "a source such as {path: corpus.txt}");
     return path ? std::optional(DataSource{*path, "auto", 1.0}) : std::nullopt;

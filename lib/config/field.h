@@ -42,7 +42,7 @@ class FieldValue {
   Problems& problems_;
 };
 
-/// The parts of the wizard, in its order.
+/// The parts of the wizard, in its order, which is that of title_of().
 enum class Topic {
   hardware,
   model,
@@ -157,10 +157,9 @@ std::optional<std::string> read_path(const FieldValue& value, const std::string&
 std::optional<std::string> read_choice(const FieldValue& value,
                                        const std::vector<std::string>& choices,
                                        const std::string& what);
-/// Seconds, above 0 and at most kMostSeconds.
-std::optional<double> read_duration(const FieldValue& value, const std::string& what);
-/// Seconds up to kMostSeconds; 0: no limit.
-std::optional<double> read_time_limit(const FieldValue& value, const std::string& what);
+/// Seconds.
+std::optional<double> read_duration(const FieldValue& value, const Range& range,
+                                    const std::string& what);
 /// A list of texts; a single text is a list of one.
 std::optional<std::vector<std::string>> read_texts(const FieldValue& value,
                                                    const std::string& what);
@@ -168,6 +167,28 @@ std::optional<std::vector<bool>> read_bools(const FieldValue& value, size_t coun
                                             const std::string& what);
 std::optional<std::vector<double>> read_numbers(const FieldValue& value, size_t count,
                                                 const Range& range, const std::string& what);
+/// Calls `visit` with each key of a map and its value. Complains where it is none, and returns
+/// false.
+bool for_each_key(const FieldValue& map, const std::string& what,
+                  const std::function<void(const std::string&, const FieldValue&)>& visit);
+
+/// A key of a map, and what reads its value: false where that cannot be used.
+struct KeyReader {
+  std::string name;
+  std::function<bool(const FieldValue&)> read;
+};
+/// Reads a map of these keys; another one is a problem. False where something cannot be used.
+bool read_keys(const FieldValue& map, const std::string& what, const std::vector<KeyReader>& keys);
+
+/// Puts a value that could be read into `target`, and says whether it could.
+template <class T, class Value>
+bool assign(T& target, std::optional<Value> value) {
+  if (value) {
+    target = *std::move(value);
+  }
+  return value.has_value();
+}
+
 /// A list of {path, format, weight}; a path alone, and one source without a list, are accepted.
 std::optional<std::vector<DataSource>> read_sources(const FieldValue& value,
                                                     const std::string& what);

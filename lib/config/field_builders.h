@@ -49,15 +49,29 @@ inline Field with_range(Field field, const Range& range, bool whole) {
   return field;
 }
 
+template <class Get, class Write>
+Field whole_number(std::string key, Get get, Range range, std::string doc, Write write) {
+  range = bounded(range, kMostWhole);
+  const auto read = [range](const FieldValue& value, const std::string& what) {
+    return read_integer(value, range, what);
+  };
+  return with_range(
+      make(std::move(key), "a whole number" + range.text(), std::move(doc), get, read, write),
+      range, true);
+}
+
 template <class Get>
 Field integer(std::string key, Get get, Range range, std::string doc) {
-  range = bounded(range, kMostWhole);
-  return with_range(
-      make(
-          std::move(key), "a whole number" + range.text(), std::move(doc), get,
-          [range](const auto& value, const auto& what) { return read_integer(value, range, what); },
-          [](int64_t value) { return std::to_string(value); }),
-      range, true);
+  return whole_number(std::move(key), get, range, std::move(doc),
+                      [](int64_t value) { return std::to_string(value); });
+}
+
+/// For std::optional members.
+template <class Get>
+Field maybe_integer(std::string key, Get get, Range range, std::string doc) {
+  return whole_number(
+      std::move(key), get, range, std::move(doc),
+      [](const std::optional<int64_t>& value) { return value ? std::to_string(*value) : ""; });
 }
 
 /// A whole number of MiB for a member that counts bytes.
@@ -90,18 +104,6 @@ Field optional_count(std::string key, Get get, double most, std::string doc,
   return with_range(std::move(field), range, true);
 }
 
-/// For std::optional members.
-template <class Get>
-Field maybe_integer(std::string key, Get get, Range range, std::string doc) {
-  range = bounded(range, kMostWhole);
-  return with_range(
-      make(
-          std::move(key), "a whole number" + range.text(), std::move(doc), get,
-          [range](const auto& value, const auto& what) { return read_integer(value, range, what); },
-          [](const std::optional<int64_t>& value) { return value ? std::to_string(*value) : ""; }),
-      range, true);
-}
-
 template <class Get>
 Field number(std::string key, Get get, Range range, std::string doc) {
   range = bounded(range, kMostNumber);
@@ -117,11 +119,17 @@ Field number(std::string key, Get get, Range range, std::string doc) {
 template <class Get>
 Field duration(std::string key, Get get, const char* example, std::string doc,
                bool zero_is_unset = false) {
-  Field field = make(std::move(key), fmt::format("a duration such as {}, at most 3650d", example),
-                     std::move(doc), get, read_duration, [zero_is_unset](double seconds) {
-                       return zero_is_unset && seconds == 0 ? "" : duration_text(seconds);
-                     });
-  return with_range(std::move(field), above_up_to(0, kMostSeconds), false);
+  const Range range = above_up_to(0, kMostSeconds);
+  const auto read = [range](const FieldValue& value, const std::string& what) {
+    return read_duration(value, range, what);
+  };
+  const auto write = [zero_is_unset](double seconds) {
+    return zero_is_unset && seconds == 0 ? "" : duration_text(seconds);
+  };
+  return with_range(
+      make(std::move(key), fmt::format("a duration such as {}, at most 3650d", example),
+           std::move(doc), get, read, write),
+      range, false);
 }
 
 inline std::string flag_text(bool value) {
@@ -141,16 +149,16 @@ Field maybe_flag(std::string key, Get get, std::string doc) {
 
 /// An empty text is "not set".
 template <class Get>
-Field text(std::string key, Get get, std::string doc, std::string accepts = "text") {
-  return make(std::move(key), std::move(accepts), std::move(doc), get, read_text,
+Field text(std::string key, Get get, std::string doc, std::string accepts = "text",
+           decltype(read_text)* read = read_text) {
+  return make(std::move(key), std::move(accepts), std::move(doc), get, read,
               [](const std::string& value) { return value.empty() ? "" : yaml_text(value); });
 }
 
 /// The same for a path.
 template <class Get>
 Field path(std::string key, Get get, std::string doc, std::string accepts) {
-  return make(std::move(key), std::move(accepts), std::move(doc), get, read_path,
-              [](const std::string& value) { return value.empty() ? "" : yaml_text(value); });
+  return text(std::move(key), get, std::move(doc), std::move(accepts), read_path);
 }
 
 template <class Get>

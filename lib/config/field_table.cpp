@@ -1,8 +1,12 @@
 #include "config/field_table.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <unordered_map>
 #include <utility>
+
+#include "tensor/tensor_format.h"
 
 namespace fp8train {
 
@@ -11,7 +15,8 @@ const std::vector<Field>& field_table() {
     std::vector<Field> table;
     for (std::vector<Field>& part :
          std::vector{model_fields(), data_fields(), training_fields(), optimizer_fields(),
-                     precision_fields(), run_fields(), watchdog_fields(), job_fields()}) {
+                     muon_fields(), schedule_fields(), precision_fields(), checkpoint_fields(),
+                     run_fields(), watchdog_fields(), hardware_fields(), slurm_fields()}) {
       table.insert(table.end(), std::make_move_iterator(part.begin()),
                    std::make_move_iterator(part.end()));
     }
@@ -31,16 +36,16 @@ const std::vector<SectionDoc>& section_docs() {
       {"optimizer", "How gradients update weights."},
       {"scheduler", "The learning rate over the steps."},
       {"precision",
-       "A plan by name, and formats of single roles, which override the plan. The format of a role "
-       "is written as `fp8train explain` prints it, in this order: an element type (fp32, bf16, "
-       "fp16, e4m3, e5m2, e2m1, int8); if it is scaled, the block that shares a scale (tensor, "
-       "row, 1x128, 128x128, 1x32, 32x32, 1x16, 16x16, group(128), and group(256) for a gradient "
-       "between ranks); `expanded` after a group; `current` or `delayed(1024, max)`; the type of "
-       "the scales (`pow2`, `e8m0` or `e4m3`; else fp32); `hadamard`; and `stochastic`, for stored "
-       "weights, masters and moments, and for x and dy in e2m1. `bf16 remainder` is an fp32 master "
-       "in two halves. `current` may be left out; e4m3, e5m2 and stored fp16 without a block have "
-       "a current scale for the tensor. Formats that do not go together are an error. The table of "
-       "plans: [plans](plans.md)."},
+       fmt::format(
+           "A plan by name, and formats of single roles, which override the plan. The format of a "
+           "role is written as `fp8train explain` prints it, in this order: an element type ({}); if "
+           "it is scaled, the block that shares a scale ({}); `expanded` after a group; `current` or "
+           "`delayed(1024, max)`; the type of the scales ({}; else fp32); `hadamard`; and "
+           "`stochastic`, for stored weights, masters and moments, and for x and dy in e2m1. `bf16 "
+           "remainder` is an fp32 master in two halves. `current` may be left out; e4m3, e5m2 and "
+           "stored fp16 without a block have a current scale for the tensor. Formats that do not go "
+           "together are an error. The table of plans: [plans](plans.md).",
+           joined(format_elements()), joined(format_blocks()), joined(format_scale_types()))},
       {"fp8", "The FP8 method, with `mixed_precision: fp8`, and options of the plan."},
       {"checkpoint", "Saving and resuming: [checkpoints.md](checkpoints.md)."},
       {"eval", "Validation loss."},
@@ -77,25 +82,15 @@ const std::vector<const Field*>& wizard_fields() {
 }
 
 const char* title_of(Topic topic) {
-  switch (topic) {
-    case Topic::hardware:
-      return "Hardware and nodes";
-    case Topic::model:
-      return "Model";
-    case Topic::data:
-      return "Data";
-    case Topic::precision:
-      return "Precision";
-    case Topic::optimization:
-      return "Length and optimizer";
-    case Topic::parallelism:
-      return "Parallelism and memory";
-    case Topic::checkpoints:
-      return "Checkpoints and output";
-    case Topic::job:
-      return "Job script";
-  }
-  return "";
+  constexpr const char* kTitles[] = {"Hardware and nodes",
+                                     "Model",
+                                     "Data",
+                                     "Precision",
+                                     "Length and optimizer",
+                                     "Parallelism and memory",
+                                     "Checkpoints and output",
+                                     "Job script"};
+  return kTitles[static_cast<size_t>(topic)];
 }
 
 const Field* find_field(std::string_view key) {

@@ -31,11 +31,19 @@ std::vector<std::string> names_in_section(std::string_view section);
 std::vector<Field> model_fields();
 std::vector<Field> data_fields();
 std::vector<Field> training_fields();
-std::vector<Field> optimizer_fields();  ///< and those of the schedule
+std::vector<Field> optimizer_fields();
+std::vector<Field> muon_fields();
+std::vector<Field> schedule_fields();
 std::vector<Field> precision_fields();
+std::vector<Field> checkpoint_fields();
 std::vector<Field> run_fields();
 std::vector<Field> watchdog_fields();
-std::vector<Field> job_fields();
+std::vector<Field> hardware_fields();
+std::vector<Field> slurm_fields();
+
+/// Keys that select a plan together, in place of precision.plan.
+inline constexpr const char* kPlanSelectors[] = {"fp8.recipe", "fp8.opt_level", "fp8.backend",
+                                                 "fp8.use_te"};
 
 /// Optimizer steps of the run that is planned, for what the wizard offers.
 int64_t planned_steps(const Settings& settings);

@@ -36,6 +36,8 @@ Field gpu_field() {
       "GPU to estimate memory for, unless device is cpu; auto: the device of this machine");
 }
 
+}  // namespace
+
 std::vector<Field> hardware_fields() {
   return {
       integer("job.nodes", job(&JobSettings::nodes), between(1, 65536), "Machines that take part")
@@ -87,16 +89,6 @@ std::vector<Field> slurm_fields() {
                "set: 9000 hours divided by the number of ranks",
                true),
   };
-}
-
-}  // namespace
-
-std::vector<Field> job_fields() {
-  std::vector<Field> result = hardware_fields();
-  for (Field& field : slurm_fields()) {
-    result.push_back(std::move(field));
-  }
-  return result;
 }
 
 }  // namespace fp8train

@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "config/cross_checks.h"
 #include "config/given_keys.h"
 #include "config/model_folder.h"
@@ -83,68 +84,6 @@ bool is_config_of_model(const YamlNode& root) {
   });
 }
 
-/// False when the file could not be read to its end, so that a key may be missing for that reason.
-bool add_text(const std::string& name, const std::string& text, int layer, GivenKeys& given,
-              ForeignKeys& foreign, Problems& problems) {
-  const size_t source = problems.add_source(name, true);
-  YamlNode root = parse_config(text, source, problems);
-  const bool complete = !root.reported && root.kind == YamlNode::Kind::map;
-  if (!root.reported && root.kind == YamlNode::Kind::null) {
-    problems.add({source, 0, 0}, "", "the file is empty");
-    return false;
-  }
-  root.reported = root.kind == YamlNode::Kind::null;
-  if (is_config_of_model(root)) {
-    problems.add({source, 0, 0}, "",
-                 "this is a model's config.json, not the configuration of a run; name its folder "
-                 "with model.from");
-    return false;
-  }
-  foreign.translate(root, source, layer);
-  given.add("", root, {source, root.line, root.column}, layer);
-  return complete;
-}
-
-/// A file and the one that it names, if any.
-bool add_file(const std::string& name, const std::string& text, int layer, GivenKeys& given,
-              ForeignKeys& foreign, Problems& problems) {
-  bool complete = add_text(name, text, layer, given, foreign, problems);
-  if (const auto included = foreign.take_included()) {
-    const std::string path = named_file(included->path, name);
-    std::string inner;
-    try {
-      inner = read_config_file(path);
-    } catch (const ConfigError& error) {
-      problems.add(included->place, "", error.what());
-      return false;
-    }
-    complete = add_text(path, inner, layer, given, foreign, problems) && complete;
-    foreign.take_included();  // it is no file of the program that names others
-  }
-  return complete;
-}
-
-/// The request's files, each in a layer of its own. False when one could not be read to its end.
-bool add_files(const LoadRequest& request, int& layer, GivenKeys& given, ForeignKeys& foreign,
-               Problems& problems) {
-  if (!request.text && request.path.empty()) {
-    problems.add_source("command line", false);
-    return true;
-  }
-  const std::string name = request.path.empty() ? "configuration" : request.path;
-  bool complete = add_file(name, request.text ? *request.text : read_config_file(name), layer++,
-                           given, foreign, problems);
-  for (const std::string& path : request.further_paths) {
-    complete =
-        add_file(path, read_config_file(path), layer++, given, foreign, problems) && complete;
-  }
-  return complete;
-}
-
-std::unique_ptr<ForeignKeys> foreign_keys_of(const ForeignKeysMaker& make, Problems& problems) {
-  return make ? make(problems) : std::make_unique<ForeignKeys>();
-}
-
 /// The tree in which `value` is at a dotted key.
 YamlNode nested(const std::string& key, const YamlNode& value) {
   const size_t dot = key.find('.');
@@ -153,49 +92,6 @@ YamlNode nested(const std::string& key, const YamlNode& value) {
   map.keys.push_back({key.substr(0, dot), 0, 0, {}});
   map.items.push_back(dot == std::string::npos ? value : nested(key.substr(dot + 1), value));
   return map;
-}
-
-/// "a.b=v" from the command line or the environment.
-void add_assignment(const std::string& assignment, const std::string& origin, int layer,
-                    GivenKeys& given, ForeignKeys& foreign, Problems& problems) {
-  const size_t source = problems.add_source(fmt::format("{} {}", origin, assignment), false);
-  const size_t equals = assignment.find('=');
-  const std::string key = assignment.substr(0, equals);
-  if (equals == std::string::npos || key.empty()) {
-    problems.add({source, 0, 0}, "", "expected key=value such as optimizer.lr=1e-3");
-    return;
-  }
-  const YamlNode value = parse_yaml(assignment.substr(equals + 1), key, source, problems);
-  if (value.reported) {
-    return;
-  }
-  if (value.kind == YamlNode::Kind::null && is_section(key) && find_field(key) == nullptr) {
-    given.remove_section(key, {source, 0, 0});
-    return;
-  }
-  constexpr std::ptrdiff_t kDeepest = 4;  // dots; no key of this or another program has more
-  const bool shallow = std::count(key.begin(), key.end(), '.') <= kDeepest;
-  YamlNode tree = shallow ? nested(key, value) : YamlNode{};
-  if (foreign.translate(tree, source, layer)) {
-    given.add("", tree, {source, 0, 0}, layer);
-  } else {
-    given.add(key, value, {source, 0, 0}, layer);
-  }
-}
-
-std::vector<std::string> split_env(const std::string& env) {
-  std::vector<std::string> parts;
-  size_t begin = 0;
-  while (begin <= env.size()) {
-    const size_t end = std::min(env.find(';', begin), env.size());
-    std::string part = env.substr(begin, end - begin);
-    part.erase(0, std::min(part.find_first_not_of(" \t\n"), part.size()));
-    if (!part.empty()) {
-      parts.push_back(std::move(part));
-    }
-    begin = end + 1;
-  }
-  return parts;
 }
 
 /// The preset's values go below everything that was written. A bad name is reported when the key
@@ -239,14 +135,6 @@ void follow_model_folder(GivenKeys& given, Settings& settings) {
   }
 }
 
-/// precision.file.
-void read_layers_file(PlanRequest& precision, ForeignKeys& foreign) {
-  if (!precision.layers_file.empty()) {
-    precision.file_layers =
-        foreign.layers_in_file(precision.layers_file, read_config_file(precision.layers_file));
-  }
-}
-
 /// Every key that the file gives; of a key that is only read, those that it sets.
 std::vector<Answer> answers_of(const GivenKeys& given, const Settings& settings) {
   Settings base;
@@ -264,59 +152,179 @@ std::vector<Answer> answers_of(const GivenKeys& given, const Settings& settings)
   return answers;
 }
 
+/// What sources say, and the settings that they make: what all ways to load share.
+class Loading {
+ public:
+  explicit Loading(const ForeignKeysMaker& make_foreign)
+      : given(problems),
+        foreign(make_foreign ? make_foreign(problems) : std::make_unique<ForeignKeys>()) {}
+
+  /// Files, environment and command line; of keys that exclude each other one is left.
+  void add_sources(const LoadRequest& request) {
+    add_files(request);
+    layer_ = std::max(layer_, 1);
+    for (std::string& assignment : split(request.env, ';')) {
+      assignment.erase(0, std::min(assignment.find_first_not_of(" \t\n"), assignment.size()));
+      if (!assignment.empty()) {
+        add_assignment(assignment, "FP8TRAIN_SET");
+      }
+    }
+    for (const std::string& assignment : request.sets) {
+      add_assignment(assignment, "--set");
+    }
+    replace_contradicted(given, problems);
+    foreign->finish(given);
+    replace_meaningless(given, problems);
+  }
+
+  /// All that was given, over the preset. `follows_folder`: model.from decides what nobody gave.
+  void read_values(bool follows_folder) {
+    apply_given_preset(given, settings);
+    given.read_all(settings);
+    if (follows_folder) {
+      follow_model_folder(given, settings);
+    }
+    PlanRequest& precision = settings.precision;
+    if (!precision.layers_file.empty()) {
+      precision.file_layers =
+          foreign->layers_in_file(precision.layers_file, read_config_file(precision.layers_file));
+    }
+  }
+
+  std::vector<std::string> notes() const {
+    std::vector<std::string> lines = foreign->notes();
+    lines.insert(lines.end(), given.notes().begin(), given.notes().end());
+    return lines;
+  }
+
+  Problems problems;
+  GivenKeys given;
+  std::unique_ptr<ForeignKeys> foreign;
+  Settings settings;
+  /// Every file was read to its end: no key is missing for another reason than that nobody gave it.
+  bool complete = true;
+
+ private:
+  void add_text(const std::string& name, const std::string& text);
+  void add_file(const std::string& name, const std::string& text);
+  void add_files(const LoadRequest& request);
+  void add_assignment(const std::string& assignment, const char* origin);
+
+  int layer_ = 0;  // of the source that comes next
+};
+
+void Loading::add_text(const std::string& name, const std::string& text) {
+  const size_t source = problems.add_source(name, true);
+  YamlNode root = parse_config(text, source, problems);
+  complete = complete && !root.reported && root.kind == YamlNode::Kind::map;
+  if (!root.reported && root.kind == YamlNode::Kind::null) {
+    problems.add({source, 0, 0}, "", "the file is empty");
+    return;
+  }
+  root.reported = root.kind == YamlNode::Kind::null;
+  if (is_config_of_model(root)) {
+    complete = false;
+    problems.add({source, 0, 0}, "",
+                 "this is a model's config.json, not the configuration of a run; name its folder "
+                 "with model.from");
+    return;
+  }
+  foreign->translate(root, source, layer_);
+  given.add("", root, {source, root.line, root.column}, layer_);
+}
+
+/// A file and the one that it names, if any, in a layer of their own.
+void Loading::add_file(const std::string& name, const std::string& text) {
+  add_text(name, text);
+  if (const auto included = foreign->take_included()) {
+    const std::string path = named_file(included->path, name);
+    try {
+      add_text(path, read_config_file(path));
+    } catch (const ConfigError& error) {
+      complete = false;
+      problems.add(included->place, "", error.what());
+    }
+    foreign->take_included();  // it is no file of the program that names others
+  }
+  ++layer_;
+}
+
+void Loading::add_files(const LoadRequest& request) {
+  if (!request.text && request.path.empty()) {
+    problems.add_source("command line", false);
+    return;
+  }
+  const std::string name = request.path.empty() ? "configuration" : request.path;
+  add_file(name, request.text ? *request.text : read_config_file(name));
+  for (const std::string& path : request.further_paths) {
+    add_file(path, read_config_file(path));
+  }
+}
+
+/// "a.b=v" from the command line or the environment, in a layer of its own.
+void Loading::add_assignment(const std::string& assignment, const char* origin) {
+  const int layer = layer_++;
+  const size_t source = problems.add_source(fmt::format("{} {}", origin, assignment), false);
+  const size_t equals = assignment.find('=');
+  const std::string key = assignment.substr(0, equals);
+  if (equals == std::string::npos || key.empty()) {
+    problems.add({source, 0, 0}, "", "expected key=value such as optimizer.lr=1e-3");
+    return;
+  }
+  const YamlNode value = parse_yaml(assignment.substr(equals + 1), key, source, problems);
+  if (value.reported) {
+    return;
+  }
+  if (value.kind == YamlNode::Kind::null && is_section(key) && find_field(key) == nullptr) {
+    given.remove_section(key, {source, 0, 0});
+    return;
+  }
+  constexpr std::ptrdiff_t kDeepest = 4;  // dots; no key of this or another program has more
+  const bool shallow = std::count(key.begin(), key.end(), '.') <= kDeepest;
+  YamlNode tree = shallow ? nested(key, value) : YamlNode{};
+  if (foreign->translate(tree, source, layer)) {
+    given.add("", tree, {source, 0, 0}, layer);
+  } else {
+    given.add(key, value, {source, 0, 0}, layer);
+  }
+}
+
+/// Reads files that may say little; what they say must be right.
+void read_part(const LoadRequest& request, Loading& part) {
+  part.add_sources(request);
+  part.read_values(false);
+  check_settings(part.settings, part.given, part.problems, Extent::begun);
+  part.problems.raise();
+}
+
 }  // namespace
 
 Settings load_settings(const LoadRequest& request) {
-  Problems problems;
-  GivenKeys given(problems);
-  const std::unique_ptr<ForeignKeys> foreign = foreign_keys_of(request.foreign_keys, problems);
-  int layer = 0;
-  const bool complete = add_files(request, layer, given, *foreign, problems);
-  layer = std::max(layer, 1);
-  for (const std::string& assignment : split_env(request.env)) {
-    add_assignment(assignment, "FP8TRAIN_SET", layer++, given, *foreign, problems);
+  Loading run(request.foreign_keys);
+  run.add_sources(request);
+  run.read_values(true);
+  if (run.complete) {
+    check_settings(run.settings, run.given, run.problems);
   }
-  for (const std::string& assignment : request.sets) {
-    add_assignment(assignment, "--set", layer++, given, *foreign, problems);
-  }
-  replace_contradicted(given, problems);
-  foreign->finish(given);
-  replace_meaningless(given, problems);
-
-  Settings settings;
-  apply_given_preset(given, settings);
-  given.read_all(settings);
-  follow_model_folder(given, settings);
-  read_layers_file(settings.precision, *foreign);
-  if (complete) {
-    check_settings(settings, given, problems);
-  }
-  problems.raise();
-  settings.notes.lines = foreign->notes();
-  settings.notes.lines.insert(settings.notes.lines.end(), given.notes().begin(),
-                              given.notes().end());
-  settings.notes.processes = foreign->processes();
-  follow_global_batch(settings.training);
-  return settings;
+  run.problems.raise();
+  run.settings.notes = {run.notes(), run.foreign->processes()};
+  follow_global_batch(run.settings.training);
+  return std::move(run.settings);
 }
 
 ReadAnswers read_answers(const std::vector<Answer>& answers, const ForeignKeysMaker& foreign_keys) {
-  Problems problems;
-  const size_t nobodys = problems.add_source("", false);
-  GivenKeys given(problems);
+  Loading draft(foreign_keys);
+  const size_t nobodys = draft.problems.add_source("", false);
   for (const Answer& answer : answers) {
-    const size_t source = problems.add_source(answer.key, false);
-    const YamlNode node = parse_yaml(answer.value, answer.key, source, problems);
-    given.add(answer.key, node, {source, 0, 0}, 1);
+    const size_t source = draft.problems.add_source(answer.key, false);
+    const YamlNode node = parse_yaml(answer.value, answer.key, source, draft.problems);
+    draft.given.add(answer.key, node, {source, 0, 0}, 1);
   }
-  ReadAnswers result;
-  apply_given_preset(given, result.settings);
-  given.read_all(result.settings);
-  follow_model_folder(given, result.settings);
-  read_layers_file(result.settings.precision, *foreign_keys_of(foreign_keys, problems));
-  check_settings(result.settings, given, problems, Extent::begun);
-  follow_global_batch(result.settings.training);
-  for (const auto& [place, key, text] : problems.all()) {
+  draft.read_values(true);
+  check_settings(draft.settings, draft.given, draft.problems, Extent::begun);
+  follow_global_batch(draft.settings.training);
+  ReadAnswers result = {std::move(draft.settings), {}};
+  for (const auto& [place, key, text] : draft.problems.all()) {
     const std::string owner = place.source == nobodys ? "" : answers[place.source - 1].key;
     const bool own = key == owner || key.empty();
     result.objections.push_back({owner, own ? text : fmt::format("{}: {}", key, text)});
@@ -324,59 +332,28 @@ ReadAnswers read_answers(const std::vector<Answer>& answers, const ForeignKeysMa
   return result;
 }
 
-namespace {
-
-/// Files that may say little.
-struct PartOfSettings {
-  Settings settings;
-  std::vector<Answer> answers;
-  std::vector<std::string> given;
-  std::vector<std::string> notes;
-};
-
-PartOfSettings read_part(const LoadRequest& request) {
-  Problems problems;
-  GivenKeys given(problems);
-  const std::unique_ptr<ForeignKeys> foreign = foreign_keys_of(request.foreign_keys, problems);
-  int layer = 0;
-  add_files(request, layer, given, *foreign, problems);
-  replace_contradicted(given, problems);
-  foreign->finish(given);
-  replace_meaningless(given, problems);
-  PartOfSettings part;
-  apply_given_preset(given, part.settings);
-  given.read_all(part.settings);
-  read_layers_file(part.settings.precision, *foreign);
-  check_settings(part.settings, given, problems, Extent::begun);
-  problems.raise();
-  part.answers = answers_of(given, part.settings);
-  for (const auto& [position, key] : given.all()) {
-    part.given.push_back(key.field->key);
-  }
-  part.notes = foreign->notes();
-  part.notes.insert(part.notes.end(), given.notes().begin(), given.notes().end());
-  return part;
-}
-
-}  // namespace
-
 std::vector<Answer> answers_in_file(const std::string& path, const ForeignKeysMaker& foreign_keys) {
   LoadRequest request;
-  request.foreign_keys = foreign_keys;
   request.path = path;
-  return read_part(request).answers;
+  Loading part(foreign_keys);
+  read_part(request, part);
+  return answers_of(part.given, part.settings);
 }
 
 Conversion convert_file(const std::string& path, const std::string& base,
                         const ForeignKeysMaker& foreign_keys) {
   LoadRequest request;
-  request.foreign_keys = foreign_keys;
   request.path = base.empty() ? path : base;
   if (!base.empty()) {
     request.further_paths = {path};
   }
-  PartOfSettings part = read_part(request);
-  return {std::move(part.settings), std::move(part.given), std::move(part.notes)};
+  Loading part(foreign_keys);
+  read_part(request, part);
+  Conversion conversion = {std::move(part.settings), {}, part.notes(), part.foreign->processes()};
+  for (const auto& [position, key] : part.given.all()) {
+    conversion.keys.push_back(key.field->key);
+  }
+  return conversion;
 }
 
 }  // namespace fp8train

@@ -59,6 +59,7 @@ struct Conversion {
   Settings settings;
   std::vector<std::string> keys;   ///< those that the files give, in the order of the table
   std::vector<std::string> notes;  ///< what was read as what, and what has no meaning
+  int64_t processes = 0;           ///< how many the files say there are; 0: they do not
 };
 
 /// What `path` says, over what `base` says (empty: nothing), which may both say little. Throws

@@ -43,6 +43,8 @@ std::vector<std::string> optimizer_names() {
   return names;
 }
 
+}  // namespace
+
 /// Keys that only Muon reads.
 std::vector<Field> muon_fields() {
   const auto muon = [](auto member) {
@@ -85,10 +87,8 @@ std::vector<Field> schedule_fields() {
   };
 }
 
-}  // namespace
-
 std::vector<Field> optimizer_fields() {
-  std::vector<Field> fields = {
+  return {
       choice("optimizer.name", optimizer(&OptimizerSettings::name), optimizer_names(),
              "Update rule; muon updates the weights of hidden linear layers, and adamw all others"),
       number("optimizer.lr", optimizer(&OptimizerSettings::lr), above(0), "Peak learning rate")
@@ -103,13 +103,6 @@ std::vector<Field> optimizer_fields() {
       number("optimizer.grad_clip", optimizer(&OptimizerSettings::grad_clip), between(0, 1e9),
              "Largest global gradient norm; 0 turns clipping off"),
   };
-  for (Field& field : muon_fields()) {
-    fields.push_back(std::move(field));
-  }
-  for (Field& field : schedule_fields()) {
-    fields.push_back(std::move(field));
-  }
-  return fields;
 }
 
 }  // namespace fp8train

@@ -49,21 +49,14 @@ Field gemm_flags(std::string key, std::vector<bool> PlanRequest::*member, std::s
 /// A map of layer names to plans, in its order.
 std::optional<std::vector<LayerRequest>> read_layers(const FieldValue& value,
                                                      const std::string& what) {
-  const YamlNode& node = value.node();
-  if (node.kind != YamlNode::Kind::map) {
-    value.expected(what);
-    return std::nullopt;
-  }
   std::vector<LayerRequest> layers;
-  for (size_t i = 0; i < node.items.size(); ++i) {
-    const std::string key = fmt::format("{}.'{}'", value.key(), node.keys[i].text);
-    const auto plan = read_text(value.child(node.items[i], key), "the name of a plan");
-    if (!plan) {
-      return std::nullopt;
-    }
-    layers.push_back({node.keys[i].text, *plan});
-  }
-  return layers;
+  bool good = true;
+  const bool is_map =
+      for_each_key(value, what, [&](const std::string& pattern, const FieldValue& plan) {
+        layers.push_back({pattern, ""});
+        good = assign(layers.back().plan, read_text(plan, "the name of a plan")) && good;
+      });
+  return is_map && good ? std::optional(layers) : std::nullopt;
 }
 
 std::string layers_text(const std::vector<LayerRequest>& layers) {
@@ -84,35 +77,26 @@ std::optional<std::vector<StageRequest>> read_schedule(const FieldValue& value,
   }
   std::vector<StageRequest> stages;
   for (size_t i = 0; i < list.items.size(); ++i) {
-    const YamlNode& node = list.items[i];
-    const std::string place = fmt::format("{}[{}]", value.key(), i);
-    if (node.kind != YamlNode::Kind::map) {
-      value.child(node, place).expected("a stage such as {until: 0.9, plan: NAME}");
+    const FieldValue element = value.child(list.items[i], fmt::format("{}[{}]", value.key(), i));
+    StageRequest stage;
+    const bool good = read_keys(
+        element, "a stage such as {until: 0.9, plan: NAME}",
+        {{"until",
+          [&](const FieldValue& it) {
+            return assign(stage.until, read_number(it, above_up_to(0, kMostWhole), "a number > 0"));
+          }},
+         {"plan", [&](const FieldValue& it) {
+            return assign(stage.plan, read_text(it, "the name of a plan"));
+          }}});
+    if (!good) {
       return std::nullopt;
     }
-    StageRequest stage;
-    for (size_t k = 0; k < node.items.size(); ++k) {
-      const std::string& name = node.keys[k].text;
-      const FieldValue child = value.child(node.items[k], fmt::format("{}.{}", place, name));
-      if (name == "until") {
-        const auto until = read_number(child, above_up_to(0, kMostWhole), "a number > 0");
-        stage.until = until.value_or(0);
-        if (!until) {
-          return std::nullopt;
-        }
-      } else if (name == "plan") {
-        stage.plan = read_text(child, "the name of a plan").value_or("");
-      } else {
-        child.fail("unknown key; a stage has until and plan");
-        return std::nullopt;
-      }
-    }
     if (stage.until >= 1 && stage.until != std::floor(stage.until)) {
-      value.child(node, place).fail("until is a fraction below 1 or a whole number of steps");
+      element.fail("until is a fraction below 1 or a whole number of steps");
       return std::nullopt;
     }
     if (stage.plan.empty()) {
-      value.child(node, place).fail("a stage needs a plan");
+      element.fail("a stage needs a plan");
       return std::nullopt;
     }
     stages.push_back(std::move(stage));

@@ -24,11 +24,9 @@ constexpr std::pair<const char*, const char*> kAlternatives[] = {
     {"data.val", "data.val_fraction"},
     {"model.preset", "model.from"}};
 
-constexpr std::string_view kSelectors[] = {"fp8.backend", "fp8.recipe", "fp8.opt_level",
-                                           "fp8.use_te"};
-
 bool selects_plan(const std::string& key) {
-  return std::find(std::begin(kSelectors), std::end(kSelectors), key) != std::end(kSelectors);
+  return std::find(std::begin(kPlanSelectors), std::end(kPlanSelectors), key) !=
+         std::end(kPlanSelectors);
 }
 
 bool describes_shape(const std::string& key) {
@@ -90,7 +88,7 @@ const GivenKey* plan_selector(const GivenKeys& given) {
     found = key != nullptr && (found == nullptr || key->layer > found->layer) ? key : found;
   };
   prefer("precision.plan");
-  std::for_each(std::begin(kSelectors), std::end(kSelectors), prefer);
+  std::for_each(std::begin(kPlanSelectors), std::end(kPlanSelectors), prefer);
   return found;
 }
 
@@ -158,8 +156,8 @@ void replace_contradicted(GivenKeys& given, const Problems& problems) {
                                      ? std::function<bool(const std::string&)>(is_of_scaling)
                                      : selects_plan);
   }
-  for (const std::string_view selector : kSelectors) {
-    replace.of(selector.data(), "precision.plan");
+  for (const char* selector : kPlanSelectors) {
+    replace.of(selector, "precision.plan");
   }
 }
 

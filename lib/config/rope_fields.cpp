@@ -2,7 +2,9 @@
 // training.
 
 #include <algorithm>
+#include <iterator>
 
+#include "base/text.h"
 #include "config/field_builders.h"
 #include "config/field_table.h"
 
@@ -12,13 +14,6 @@ namespace {
 using namespace fields;
 
 using RopeTypes = std::vector<RopeType>;
-
-std::optional<RopeScaling>& scaling_of(Settings& settings) {
-  return settings.model.config.rope_scaling;
-}
-const std::optional<RopeScaling>& scaling_of(const Settings& settings) {
-  return settings.model.config.rope_scaling;
-}
 
 Field rope_type_field() {
   std::vector<std::string> names = rope_type_names();
@@ -36,7 +31,7 @@ Field rope_type_field() {
       return;
     }
     const std::optional<RopeType> type = find_rope_type(*name);
-    std::optional<RopeScaling>& scaling = scaling_of(settings);
+    std::optional<RopeScaling>& scaling = settings.model.config.rope_scaling;
     if (!type) {
       scaling.reset();
     } else if (!scaling || scaling->type != *type) {
@@ -44,7 +39,7 @@ Field rope_type_field() {
     }
   };
   field.write = [](const Settings& settings) {
-    const auto& scaling = scaling_of(settings);
+    const auto& scaling = settings.model.config.rope_scaling;
     return std::string(scaling ? rope_type_name(scaling->type) : "default");
   };
   return field;
@@ -52,16 +47,6 @@ Field rope_type_field() {
 
 bool is_one_of(const std::optional<RopeScaling>& scaling, const RopeTypes& types) {
   return scaling && std::find(types.begin(), types.end(), scaling->type) != types.end();
-}
-
-/// "llama3" or "llama3 or yarn".
-std::string types_text(const RopeTypes& types) {
-  std::string text;
-  for (size_t i = 0; i < types.size(); ++i) {
-    text += i == 0 ? "" : i + 1 == types.size() ? " or " : ", ";
-    text += rope_type_name(types[i]);
-  }
-  return text;
 }
 
 /// A field inside rope_scaling that has a meaning with `types` only. `read` yields an optional
@@ -75,26 +60,23 @@ Field rope_field(const std::string& name, T RopeScaling::*member, const RopeType
   field.doc = doc;
   field.aliases = {"model.rope_parameters." + name};
   field.applies = [types](const Settings& settings) {
-    return is_one_of(scaling_of(settings), types);
+    return is_one_of(settings.model.config.rope_scaling, types);
   };
   field.read = [member, types, read, accepts](Settings& settings, const FieldValue& value) {
-    std::optional<RopeScaling>& scaling = scaling_of(settings);
+    std::optional<RopeScaling>& scaling = settings.model.config.rope_scaling;
     if (!is_one_of(scaling, types)) {
-      value.fail("has a meaning only with rope_type: " + types_text(types));
-      return;
-    }
-    if (const auto result = read(value, accepts)) {
+      std::vector<std::string_view> names;
+      std::transform(types.begin(), types.end(), std::back_inserter(names), rope_type_name);
+      value.fail("has a meaning only with rope_type: " + alternatives(names));
+    } else if (const auto result = read(value, accepts)) {
       (*scaling).*member = *result;
     }
   };
   field.write = [member](const Settings& settings) -> std::string {
-    const std::optional<RopeScaling>& scaling = scaling_of(settings);
-    if (!scaling) {
-      return "";
-    }
-    const T value = (*scaling).*member;
+    const std::optional<RopeScaling>& scaling = settings.model.config.rope_scaling;
+    const T value = scaling ? (*scaling).*member : T(0);
     if constexpr (std::is_same_v<T, bool>) {
-      return flag_text(value);
+      return scaling ? flag_text(value) : "";
     } else {
       return value == T(0) ? "" : fmt::format("{}", value);  // 0: not set
     }

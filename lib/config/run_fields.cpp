@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
 
 #include "base/nearest.h"
 #include "config/field_builders.h"
@@ -43,6 +42,22 @@ Field checkpoint_interval() {
       });
   return with_range(std::move(field), range, true);
 }
+
+/// Another word for cuda is gpu.
+Field device_field() {
+  Field field = choice("device", in(&Settings::device), kDeviceChoices,
+                       "auto takes a GPU if there is one; gpu means cuda");
+  field.read = [read = field.read](Settings& settings, const FieldValue& value) {
+    if (simplified(value.node().text) == "gpu") {
+      settings.device = DeviceChoice::cuda;
+    } else {
+      read(settings, value);
+    }
+  };
+  return field;
+}
+
+}  // namespace
 
 std::vector<Field> checkpoint_fields() {
   const auto checkpoint = [](auto member) { return in(&Settings::checkpoint, member); };
@@ -84,26 +99,9 @@ std::vector<Field> checkpoint_fields() {
   };
 }
 
-}  // namespace
-
-/// Another word for cuda is gpu.
-Field device_field() {
-  Field field = choice("device", in(&Settings::device), kDeviceChoices,
-                       "auto takes a GPU if there is one; gpu means cuda");
-  field.read = [read = field.read](Settings& settings, const FieldValue& value) {
-    if (simplified(value.node().text) == "gpu") {
-      settings.device = DeviceChoice::cuda;
-    } else {
-      read(settings, value);
-    }
-  };
-  return field;
-}
-
 std::vector<Field> run_fields() {
   const auto sample = [](auto member) { return in(&Settings::sample, member); };
-  std::vector<Field> result = checkpoint_fields();
-  std::vector<Field> others = {
+  return {
       integer("eval.interval", in(&Settings::eval, &EvalSettings::interval), at_least(0),
               "Steps between evaluations; 0: only at the end"),
       integer(
@@ -175,8 +173,6 @@ std::vector<Field> run_fields() {
       path("output_dir", in(&Settings::output_dir), "Folder for the run's files", "a folder")
           .asked({.topic = Topic::checkpoints, .text = "Folder for the run's files"}),
   };
-  std::move(others.begin(), others.end(), std::back_inserter(result));
-  return result;
 }
 
 }  // namespace fp8train

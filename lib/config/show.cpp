@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "config/field_table.h"
 #include "config/model_folder.h"
 #include "config/presets.h"
@@ -66,37 +68,17 @@ std::vector<Line> lines_of(const Settings& settings, bool resolved,
 
 /// A section is opened once, where its first line is; the order is otherwise preserved.
 void move_sections_together(std::vector<Line>& lines) {
-  std::vector<std::string> order;
-  const auto rank = [&](const Line& line) {
+  const auto group_of = [](const Line& line) {
     const std::string section = section_of(line.path);
-    const std::string group = section.empty() ? line.path : section + ".";
-    const auto found = std::find(order.begin(), order.end(), group);
-    const auto position = found - order.begin();
-    if (found == order.end()) {
-      order.push_back(group);
-    }
-    return position;
+    return section.empty() ? line.path : section + ".";
   };
-  std::vector<std::pair<std::ptrdiff_t, Line>> ranked;
-  for (Line& line : lines) {
-    const auto position = rank(line);
-    ranked.emplace_back(position, std::move(line));
+  std::map<std::string, size_t> places;  // by first lines
+  for (const Line& line : lines) {
+    places.emplace(group_of(line), places.size());
   }
-  std::stable_sort(ranked.begin(), ranked.end(),
-                   [](const auto& a, const auto& b) { return a.first < b.first; });
-  std::transform(ranked.begin(), ranked.end(), lines.begin(),
-                 [](auto& entry) { return std::move(entry.second); });
-}
-
-std::vector<std::string> split(const std::string& path) {
-  std::vector<std::string> parts;
-  size_t begin = 0;
-  for (size_t dot = path.find('.'); dot != std::string::npos; dot = path.find('.', begin)) {
-    parts.push_back(path.substr(begin, dot - begin));
-    begin = dot + 1;
-  }
-  parts.push_back(path.substr(begin));
-  return parts;
+  std::stable_sort(lines.begin(), lines.end(), [&](const Line& a, const Line& b) {
+    return places.at(group_of(a)) < places.at(group_of(b));
+  });
 }
 
 /// `write` makes the lines of a key from "  name: value". `spaced`: sections are set apart.
@@ -106,7 +88,7 @@ std::string text_of(std::vector<Line> lines, bool spaced, const Write& write) {
   std::string result;
   std::vector<std::string> open;  // the sections that enclose the current line
   for (const Line& line : lines) {
-    std::vector<std::string> parts = split(line.path);
+    std::vector<std::string> parts = split(line.path, '.');
     const std::string name = parts.back();
     parts.pop_back();
     const bool begins_group = line.path != lines.front().path &&
@@ -128,10 +110,6 @@ std::string text_of(std::vector<Line> lines, bool spaced, const Write& write) {
 }
 
 constexpr size_t kCommentColumn = 34;
-
-std::string aliases_text(const Field& field) {
-  return field.aliases.empty() ? "" : joined(field.aliases);
-}
 
 std::string explain_section(const std::string& section) {
   std::string result;
@@ -182,7 +160,7 @@ std::string explain_key(const std::string& key) {
                                                       nested ? key.substr(dot + 1) : key);
     throw ConfigError(fmt::format("{}: unknown key{}", key, advice.empty() ? "" : "; " + advice));
   }
-  const std::string other = aliases_text(*field);
+  const std::string other = joined(field->aliases);
   return fmt::format("{}\n  {}\n  accepts: {}\n  default: {}\n{}", field->key, field->doc,
                      field->accepts, default_text(*field),
                      other.empty() ? "" : fmt::format("  also: {}\n", other));

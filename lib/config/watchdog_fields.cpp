@@ -8,10 +8,14 @@ namespace fp8train {
 std::vector<Field> watchdog_fields() {
   using namespace fields;
   const auto limit = [](const char* name, double WatchdogSettings::*member, const char* doc) {
-    Field field = make(std::string("watchdog.") + name,
-                       "a duration such as 30m, at most 3650d, or 0: any time", doc,
-                       in(&Settings::watchdog, member), read_time_limit, duration_text);
-    return with_range(std::move(field), between(0, kMostSeconds), false);
+    const Range range = between(0, kMostSeconds);
+    const auto read = [range](const FieldValue& value, const std::string& what) {
+      return read_duration(value, range, what);
+    };
+    return with_range(make(std::string("watchdog.") + name,
+                           "a duration such as 30m, at most 3650d, or 0: any time", doc,
+                           in(&Settings::watchdog, member), read, duration_text),
+                      range, false);
   };
   return {
       limit("start_up", &WatchdogSettings::start_up,

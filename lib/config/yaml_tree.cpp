@@ -39,7 +39,13 @@ class TreeBuilder : public YAML::EventHandler {
     return std::move(root_);
   }
 
-  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentStart(const YAML::Mark& mark) override {
+    if (begun_) {
+      problems_.add({source_, mark.line + 1, 1}, path_, "a second YAML document; write only one");
+      throw Stop{};
+    }
+    begun_ = true;
+  }
   void OnDocumentEnd() override {}
 
   void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
@@ -211,28 +217,7 @@ class TreeBuilder : public YAML::EventHandler {
   Problems& problems_;
   std::vector<Frame> frames_;
   YamlNode root_;
-};
-
-/// Notices that there is another document; builds nothing.
-class SecondDocument : public YAML::EventHandler {
- public:
-  void OnDocumentStart(const YAML::Mark& mark) override {
-    line = mark.line + 1;
-    throw Stop{};
-  }
-  void OnDocumentEnd() override {}
-  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
-  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
-  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t,
-                const std::string&) override {}
-  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
-                       YAML::EmitterStyle::value) override {}
-  void OnSequenceEnd() override {}
-  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
-                  YAML::EmitterStyle::value) override {}
-  void OnMapEnd() override {}
-
-  int line = 0;
+  bool begun_ = false;
 };
 
 std::string_view line_of(std::string_view text, int line) {
@@ -311,19 +296,14 @@ YamlNode parse_yaml(std::string_view text, const std::string& path, size_t sourc
     return unusable;
   }
   TreeBuilder builder(text, path, source, problems);
-  SecondDocument second;
   bool complete = false;
   try {
     std::istringstream stream{std::string(text)};
     YAML::Parser parser(stream);
-    if (parser.HandleNextDocument(builder)) {
-      parser.HandleNextDocument(second);
+    while (parser.HandleNextDocument(builder)) {
     }
     complete = true;
-  } catch (const Stop&) {
-    if (second.line > 0) {
-      problems.add({source, second.line, 1}, path, "a second YAML document; write only one");
-    }
+  } catch (const Stop&) {  // it has said why
   } catch (const YAML::Exception& error) {
     complain(error, text, path, source, problems);
   }

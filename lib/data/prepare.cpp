@@ -152,8 +152,13 @@ void check_settings(const PrepareSettings& settings) {
         fmt::format("val_fraction is {}; it must be in [0, 1)", settings.val_fraction));
   }
   create_folder(settings.out);
+  const auto is_shard = [](const std::filesystem::path& path) {
+    return std::any_of(data_formats().begin(), data_formats().end(), [&](const DataFormat* format) {
+      return format->has_tokens() && format->has_suffix(path);
+    });
+  };
   for (const auto& entry : std::filesystem::directory_iterator(settings.out)) {
-    if (entry.path().extension() == ".bin" || entry.path().extension() == ".npy") {
+    if (is_shard(entry.path())) {
       throw ConfigError(
           fmt::format("{} already holds {}; choose an empty folder, or remove the old "
                       "shards",

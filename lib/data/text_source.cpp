@@ -5,7 +5,6 @@
 #include <glob.h>
 
 #include <algorithm>
-#include <array>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <system_error>
@@ -23,9 +22,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Parquet, the last one, is not read: a message says so when a folder has such a file.
-constexpr std::array<std::string_view, 6> kDataExtensions = {".txt", ".jsonl", ".ndjson",
-                                                             ".bin", ".npy",   ".parquet"};
+/// Not read: a message says so when a folder has such a file.
+constexpr std::string_view kParquet = ".parquet";
 constexpr size_t kMostManifestBytes = 64U << 20;
 
 void sort_by_name(std::vector<fs::path>& paths) {
@@ -62,6 +60,7 @@ std::vector<fs::path> prepared_files(const fs::path& folder, DataSplit split) {
 
 std::vector<fs::path> files_of_folder(const fs::path& folder, DataSplit split) {
   if (fs::exists(folder / kDatasetFile)) return prepared_files(folder, split);
+  const std::vector<std::string_view> suffixes = data_suffixes();
   std::vector<fs::path> paths;
   try {
     for (auto entry = fs::recursive_directory_iterator(folder);
@@ -77,8 +76,8 @@ std::vector<fs::path> files_of_folder(const fs::path& folder, DataSplit split) {
         continue;
       }
       const std::string extension = without_compression(entry->path()).extension().string();
-      const bool is_data = std::find(kDataExtensions.begin(), kDataExtensions.end(), extension) !=
-                           kDataExtensions.end();
+      const bool is_data = extension == kParquet ||
+                           std::find(suffixes.begin(), suffixes.end(), extension) != suffixes.end();
       if (is_data && !is_hidden && entry->is_regular_file()) paths.push_back(entry->path());
     }
   } catch (const fs::filesystem_error& error) {
@@ -89,8 +88,7 @@ std::vector<fs::path> files_of_folder(const fs::path& folder, DataSplit split) {
     throw DataError(fmt::format(
         "{}: a folder without data files ({}, also with .gz or .zst); give a pattern for files of "
         "other names, such as {}",
-        folder.string(), fmt::join(kDataExtensions.begin(), kDataExtensions.end() - 1, ", "),
-        (folder / "*.md").string()));
+        folder.string(), fmt::join(suffixes, ", "), (folder / "*.md").string()));
   }
   sort_by_name(paths);
   return paths;

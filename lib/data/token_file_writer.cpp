@@ -9,6 +9,8 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/text.h"
+#include "data/readers/data_format.h"
 #include "data/readers/sequence_index.h"
 #include "data/token_file.h"
 
@@ -28,15 +30,15 @@ constexpr std::string_view kNpyBegin("\x93NUMPY\x01\x00\x76\x00", 10);
 constexpr int64_t kIndexedU16Vocab = 65500;
 
 struct FormatFacts {
-  std::string_view name;
-  std::string_view extension;
+  const DataFormat& (*reader)();
   size_t header_bytes;
   int64_t u16_vocab;  ///< the largest vocabulary whose ids are stored in 16 bits
 };
 
-constexpr std::array<FormatFacts, 3> kFormats = {{{"llmc", ".bin", kLlmcHeaderBytes, kU16Vocab},
-                                                  {"npy", ".npy", kNpyHeaderBytes, kU16Vocab},
-                                                  {"indexed", ".bin", 0, kIndexedU16Vocab - 1}}};
+/// In the order of TokenFileFormat.
+constexpr FormatFacts kFormats[] = {{llmc_format, kLlmcHeaderBytes, kU16Vocab},
+                                    {npy_format, kNpyHeaderBytes, kU16Vocab},
+                                    {indexed_format, 0, kIndexedU16Vocab - 1}};
 
 const FormatFacts& facts_of(TokenFileFormat format) {
   return kFormats[static_cast<size_t>(format)];
@@ -50,19 +52,25 @@ void write_values(AtomicFile& file, const std::vector<Value>& values) {
 }  // namespace
 
 TokenFileFormat token_file_format_named(std::string_view name, std::string_view option) {
-  for (size_t i = 0; i < kFormats.size(); ++i) {
-    if (kFormats[i].name == name) return static_cast<TokenFileFormat>(i);
+  for (size_t i = 0; i < std::size(kFormats); ++i) {
+    if (kFormats[i].reader().name == name) return static_cast<TokenFileFormat>(i);
   }
-  throw ConfigError(
-      fmt::format("{}: Unknown format '{}' (expected llmc, npy or indexed)", option, name));
+  throw ConfigError(fmt::format("{}: Unknown format '{}' (expected {})", option, name,
+                                alternatives(token_file_formats())));
+}
+
+std::vector<std::string_view> token_file_formats() {
+  std::vector<std::string_view> names;
+  for (const FormatFacts& facts : kFormats) names.push_back(facts.reader().name);
+  return names;
 }
 
 std::string_view name_of(TokenFileFormat format) {
-  return facts_of(format).name;
+  return facts_of(format).reader().name;
 }
 
 std::string_view extension_of(TokenFileFormat format) {
-  return facts_of(format).extension;
+  return facts_of(format).reader().suffixes.front();
 }
 
 TokenFileWriter::TokenFileWriter(const std::filesystem::path& path, int64_t vocab_size,
@@ -164,8 +172,7 @@ void TokenFileWriter::write_index() const {
     begin += int64_t{length} * (is_u16_ ? 2 : 4);
     documents.push_back(static_cast<int64_t>(pointers.size()));
   }
-  std::filesystem::path path = path_;
-  AtomicFile file(path.replace_extension(".idx"));
+  AtomicFile file(index_path(path_));
   file.write(kIndexMagic);
   file.write(&kIndexVersion, sizeof(kIndexVersion));
   for (const auto& [code, type] : kIndexCodes) {

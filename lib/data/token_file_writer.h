@@ -19,6 +19,8 @@ enum class TokenFileFormat : uint8_t {
   indexed,  ///< NAME.bin and NAME.idx (Megatron-LM): u16 below 65500 ids, else i32
 };
 
+/// Their names.
+std::vector<std::string_view> token_file_formats();
 /// Throws ConfigError that names `option`.
 TokenFileFormat token_file_format_named(std::string_view name, std::string_view option);
 std::string_view name_of(TokenFileFormat format);

@@ -19,7 +19,7 @@ constexpr const char* kNoQuantizedZero =
     "the plan decides what crosses the network (`fp8train explain`), and no plan sends INT4 or "
     "INT8";
 
-constexpr ForeignKey kTopLevel[] = {
+constexpr ForeignKey kTopLevelKeys[] = {
     {"train_batch_size", Meaning::special},
     {"train_micro_batch_size_per_gpu", Meaning::special},
     {"gradient_accumulation_steps", Meaning::special},
@@ -47,100 +47,52 @@ constexpr ForeignKey kTopLevel[] = {
     {"tensor_parallel", Meaning::special},
     {"pipeline", Meaning::special},
     {"sequence_parallel_size", Meaning::one, kNoModelParallelism},
-    {"zenflow", Meaning::off, kOtherTraining},
-    {"compile"},
-    {"prescale_gradients"},
-    {"gradient_predivide_factor"},
-    {"fp32_allreduce"},
-    {"seq_parallel_communication_data_type"},
-    {"disable_allgather"},
-    {"activation_checkpointing"},
-    {"aio"},
-    {"autotuning"},
-    {"checkpoint"},
-    {"comms_logger"},
-    {"comet"},
-    {"csv_monitor"},
-    {"cuda_visible_devices"},
-    {"dataloader_drop_last"},
-    {"dump_state"},
-    {"flops_profiler"},
-    {"hybrid_engine"},
-    {"load_universal_checkpoint"},
-    {"memory_breakdown"},
-    {"nebula"},
-    {"tensorboard"},
-    {"timers"},
-    {"use_data_before_expert_parallelism"},
-    {"use_node_local_storage"},
-    {"vocabulary_size"},
-    {"wall_clock_breakdown"},
-    {"wandb"},
-    {"zero_allow_untested_optimizer"},
-    {"zero_force_ds_cpu_optimizer"}};
+    {"zenflow", Meaning::off, kOtherTraining}};
+constexpr ForeignTable kTopLevel = {
+    kTopLevelKeys,
+    "compile prescale_gradients gradient_predivide_factor fp32_allreduce "
+    "seq_parallel_communication_data_type disable_allgather activation_checkpointing aio "
+    "autotuning checkpoint comms_logger comet csv_monitor cuda_visible_devices "
+    "dataloader_drop_last dump_state flops_profiler hybrid_engine load_universal_checkpoint "
+    "memory_breakdown nebula tensorboard timers use_data_before_expert_parallelism "
+    "use_node_local_storage vocabulary_size wall_clock_breakdown wandb "
+    "zero_allow_untested_optimizer zero_force_ds_cpu_optimizer"};
 
-constexpr ForeignKey kZero[] = {{"stage", Meaning::ours, "parallelism.zero_stage"},
-                                {"offload_optimizer", Meaning::off, kNoOffload},
-                                {"offload_param", Meaning::off, kNoOffload},
-                                {"cpu_offload", Meaning::off, kNoOffload},
-                                {"cpu_offload_params", Meaning::off, kNoOffload},
-                                {"zero_quantized_weights", Meaning::off, kNoQuantizedZero},
-                                {"zero_quantized_gradients", Meaning::off, kNoQuantizedZero},
-                                {"zero_quantized_nontrainable_weights"},
-                                {"zenflow", Meaning::off, kOtherTraining},
-                                {"allgather_bucket_size"},
-                                {"allgather_partitions"},
-                                {"allgather_sequential"},
-                                {"allow_untested_optimizer"},
-                                {"contiguous_gradients"},
-                                {"cpu_offload_use_pin_memory"},
-                                {"elastic_checkpoint"},
-                                {"enable_sanity_checks"},
-                                {"find_unused_parameters"},
-                                {"gather_16bit_weights_on_model_save"},
-                                {"grad_hooks"},
-                                {"ignore_unused_parameters"},
-                                {"leaf_module"},
-                                {"load_from_fp32_weights"},
-                                {"log_trace_cache_warnings"},
-                                {"max_live_parameters"},
-                                {"max_reuse_distance"},
-                                {"memory_efficient_linear"},
-                                {"mics_hierarchical_params_gather"},
-                                {"mics_shard_size"},
-                                {"model_persistence_threshold"},
-                                {"module_granularity_threshold"},
-                                {"overlap_comm"},
-                                {"param_persistence_threshold"},
-                                {"pipeline_loading_checkpoint"},
-                                {"prefetch_bucket_size"},
-                                {"reduce_bucket_size"},
-                                {"reduce_scatter"},
-                                {"round_robin_gradients"},
-                                {"save_muon_momentum_buffer_in_memory"},
-                                {"sub_group_size"},
-                                {"use_all_reduce_for_fetch_params"},
-                                {"use_multi_rank_bucket_allreduce"},
-                                {"zero_hpz_partition_size"},
-                                {"zeropp_loco_param"}};
+constexpr ForeignKey kZeroKeys[] = {{"stage", Meaning::ours, "parallelism.zero_stage"},
+                                    {"offload_optimizer", Meaning::off, kNoOffload},
+                                    {"offload_param", Meaning::off, kNoOffload},
+                                    {"cpu_offload", Meaning::off, kNoOffload},
+                                    {"cpu_offload_params", Meaning::off, kNoOffload},
+                                    {"zero_quantized_weights", Meaning::off, kNoQuantizedZero},
+                                    {"zero_quantized_gradients", Meaning::off, kNoQuantizedZero},
+                                    {"zenflow", Meaning::off, kOtherTraining}};
+constexpr ForeignTable kZero = {
+    kZeroKeys,
+    "zero_quantized_nontrainable_weights allgather_bucket_size allgather_partitions "
+    "allgather_sequential allow_untested_optimizer contiguous_gradients "
+    "cpu_offload_use_pin_memory elastic_checkpoint enable_sanity_checks "
+    "find_unused_parameters gather_16bit_weights_on_model_save grad_hooks "
+    "ignore_unused_parameters leaf_module load_from_fp32_weights log_trace_cache_warnings "
+    "max_live_parameters max_reuse_distance memory_efficient_linear "
+    "mics_hierarchical_params_gather mics_shard_size model_persistence_threshold "
+    "module_granularity_threshold overlap_comm param_persistence_threshold "
+    "pipeline_loading_checkpoint prefetch_bucket_size reduce_bucket_size reduce_scatter "
+    "round_robin_gradients save_muon_momentum_buffer_in_memory sub_group_size "
+    "use_all_reduce_for_fetch_params use_multi_rank_bucket_allreduce zero_hpz_partition_size "
+    "zeropp_loco_param"};
 
-constexpr ForeignKey kHalf[] = {{"enabled", Meaning::special},
-                                {"auto_cast"},
-                                {"check_grad_overflow"},
-                                {"consecutive_hysteresis"},
-                                {"fp16_master_weights_and_grads", Meaning::special},
-                                {"bf16_master_weights_and_grads", Meaning::special},
-                                {"bf16_optimizer_states", Meaning::special},
-                                {"immediate_grad_update"},
-                                {"hysteresis"},
-                                {"initial_scale_power"},
-                                {"loss_scale", Meaning::off,
-                                 "a loss scale that stays the same is not here; 0 scales "
-                                 "dynamically, as the plan fp16 does"},
-                                {"loss_scale_window"},
-                                {"min_loss_scale"},
-                                {"lower_precision_safe_modules"},
-                                {"dtype", Meaning::special}};
+constexpr ForeignKey kHalfKeys[] = {{"enabled", Meaning::special},
+                                    {"fp16_master_weights_and_grads", Meaning::special},
+                                    {"bf16_master_weights_and_grads", Meaning::special},
+                                    {"bf16_optimizer_states", Meaning::special},
+                                    {"loss_scale", Meaning::off,
+                                     "a loss scale that stays the same is not here; 0 scales "
+                                     "dynamically, as the plan fp16 does"},
+                                    {"dtype", Meaning::special}};
+constexpr ForeignTable kHalf = {
+    kHalfKeys,
+    "auto_cast check_grad_overflow consecutive_hysteresis immediate_grad_update hysteresis "
+    "initial_scale_power loss_scale_window min_loss_scale lower_precision_safe_modules"};
 
 constexpr ForeignKey kMsamp[] = {{"enabled", Meaning::special},
                                  {"opt_level", Meaning::ours, "fp8.opt_level"},
@@ -165,7 +117,7 @@ bool Pass::is_deepspeed(const Entry& entry) const {
     return entry.node.kind == Kind::map && value_of(entry.node, "type") != nullptr &&
            (deepspeed_ || value_of(entry.node, "params") != nullptr);
   }
-  return deepspeed_ && find_key(kTopLevel, entry.name) != nullptr;
+  return deepspeed_ && find_key(kTopLevel, entry.name);
 }
 
 void Pass::deepspeed(const Entry& entry) {
@@ -228,7 +180,7 @@ void Pass::half_precision(const Entry& entry) {
     return;
   }
   const bool is_msamp = entry.name == "msamp";
-  const std::span<const ForeignKey> table = is_msamp ? std::span<const ForeignKey>(kMsamp) : kHalf;
+  const ForeignTable table = is_msamp ? ForeignTable{kMsamp} : kHalf;
   std::string name = entry.name == "bfloat16" ? "bf16" : entry.name;
   if (entry.name == "torch_autocast") {
     const std::string type = dtype == nullptr ? "bfloat16" : simplified(dtype->text);
@@ -257,20 +209,13 @@ void Pass::zero(const Entry& entry) {
 void Pass::finish_deepspeed() {
   finish_batches();
   if (deepspeed_ && value_of(root_, "gradient_clipping") == nullptr) {
-    const Entry entry = {"gradient_clipping",
-                         "no gradient_clipping",
-                         {"gradient_clipping", root_.line, root_.column, {}},
-                         scalar("0", root_)};
-    put("optimizer.grad_clip", entry, scalar("0", root_), ": 0 (DeepSpeed's default)");
+    put_default("optimizer.grad_clip", "no gradient_clipping", scalar("0", root_),
+                ": 0 (DeepSpeed's default)");
   }
   const YamlNode* optimizer = value_of(root_, "optimizer");
   if (deepspeed_ && optimizer != nullptr && value_of(root_, "scheduler") == nullptr) {
-    const Entry entry = {"scheduler",
-                         "no scheduler",
-                         {"scheduler", optimizer->line, optimizer->column, {}},
-                         scalar("constant", *optimizer)};
-    put("scheduler.type", entry, scalar("constant", *optimizer),
-        ": constant (DeepSpeed's default)");
+    put_default("scheduler.type", "no scheduler", scalar("constant", *optimizer),
+                ": constant (DeepSpeed's default)");
   }
 }
 

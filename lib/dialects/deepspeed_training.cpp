@@ -14,33 +14,32 @@ namespace {
 using Kind = YamlNode::Kind;
 using Meaning = ForeignKey::Meaning;
 
-constexpr ForeignKey kOptimizer[] = {{"lr", Meaning::ours, "optimizer.lr"},
-                                     {"betas", Meaning::ours, "optimizer.betas"},
-                                     {"eps", Meaning::ours, "optimizer.eps"},
-                                     {"weight_decay", Meaning::ours, "optimizer.weight_decay"},
-                                     {"momentum", Meaning::ours, "optimizer.momentum"},
-                                     {"amsgrad", Meaning::off, kOtherTraining},
-                                     {"nesterov", Meaning::off, kOtherTraining},
-                                     {"adam_w_mode", Meaning::special},
-                                     {"bias_correction", Meaning::special},
-                                     {"max_grad_norm", Meaning::off, "use gradient_clipping"},
-                                     {"torch_adam"},
-                                     {"fused"},
-                                     {"foreach"}};
+constexpr ForeignKey kOptimizerKeys[] = {{"lr", Meaning::ours, "optimizer.lr"},
+                                         {"betas", Meaning::ours, "optimizer.betas"},
+                                         {"eps", Meaning::ours, "optimizer.eps"},
+                                         {"weight_decay", Meaning::ours, "optimizer.weight_decay"},
+                                         {"momentum", Meaning::ours, "optimizer.momentum"},
+                                         {"amsgrad", Meaning::off, kOtherTraining},
+                                         {"nesterov", Meaning::off, kOtherTraining},
+                                         {"adam_w_mode", Meaning::special},
+                                         {"bias_correction", Meaning::special},
+                                         {"max_grad_norm", Meaning::off, "use gradient_clipping"}};
+constexpr ForeignTable kOptimizer = {kOptimizerKeys, "torch_adam fused foreach"};
 
 /// What an optimizer does where the file does not say (DeepSpeed, ops/adam/fused_adam.py;
 /// torch.optim.SGD).
 constexpr Words kAdamDefaults[] = {{"lr", "1e-3"}, {"eps", "1e-8"}, {"weight_decay", "0"}};
 constexpr Words kSgdDefaults[] = {{"lr", "1e-3"}, {"momentum", "0"}, {"weight_decay", "0"}};
 
-constexpr ForeignKey kSchedule[] = {{"warmup_max_lr", Meaning::ours, "optimizer.lr"},
-                                    {"warmup_num_steps", Meaning::ours, "scheduler.warmup_steps"},
-                                    {"total_num_steps", Meaning::ours, "training.max_steps"},
-                                    {"warmup_min_lr", Meaning::special},
-                                    {"warmup_min_ratio", Meaning::special},
-                                    {"warmup_type", Meaning::special},
-                                    {"cos_min_ratio", Meaning::special},
-                                    {"last_batch_iteration"}};
+constexpr ForeignKey kScheduleKeys[] = {
+    {"warmup_max_lr", Meaning::ours, "optimizer.lr"},
+    {"warmup_num_steps", Meaning::ours, "scheduler.warmup_steps"},
+    {"total_num_steps", Meaning::ours, "training.max_steps"},
+    {"warmup_min_lr", Meaning::special},
+    {"warmup_min_ratio", Meaning::special},
+    {"warmup_type", Meaning::special},
+    {"cos_min_ratio", Meaning::special}};
+constexpr ForeignTable kSchedule = {kScheduleKeys, "last_batch_iteration"};
 
 /// WarmupCosineLR's own default.
 constexpr double kCosineMinRatio = 1e-4;

@@ -17,28 +17,16 @@ using Meaning = ForeignKey::Meaning;
 
 /// At the top level; sections that say how work is laid over processes are read by
 /// launch_sections().
-constexpr ForeignKey kLaunch[] = {{"compute_environment", Meaning::special},
-                                  {"distributed_type", Meaning::special},
-                                  {"num_processes", Meaning::special},
-                                  {"use_cpu", Meaning::special},
-                                  {"fp16", Meaning::special},
-                                  {"num_machines"},
-                                  {"machine_rank"},
-                                  {"main_process_ip"},
-                                  {"main_process_port"},
-                                  {"rdzv_backend"},
-                                  {"same_network"},
-                                  {"downcast_bf16"},
-                                  {"main_training_function"},
-                                  {"debug"},
-                                  {"enable_cpu_affinity"},
-                                  {"gpu_ids"},
-                                  {"dynamo_backend"},
-                                  {"dynamo_config"},
-                                  {"ipex_config"},
-                                  {"mpirun_config"},
-                                  {"command_file"},
-                                  {"commands"}};
+constexpr ForeignKey kLaunchKeys[] = {{"compute_environment", Meaning::special},
+                                      {"distributed_type", Meaning::special},
+                                      {"num_processes", Meaning::special},
+                                      {"use_cpu", Meaning::special},
+                                      {"fp16", Meaning::special}};
+constexpr ForeignTable kLaunch = {
+    kLaunchKeys,
+    "num_machines machine_rank main_process_ip main_process_port rdzv_backend same_network "
+    "downcast_bf16 main_training_function debug enable_cpu_affinity gpu_ids dynamo_backend "
+    "dynamo_config ipex_config mpirun_config command_file commands"};
 
 constexpr std::string_view kSections[] = {"fsdp_config", "deepspeed_config", "megatron_lm_config",
                                           "parallelism_config", "tp_config"};
@@ -52,22 +40,15 @@ constexpr Words kTypes[] = {{"no", ""},
                             {"deepspeed", "deepspeed_config"},
                             {"megatronlm", "megatron_lm_config"}};
 
-constexpr ForeignKey kFsdp[] = {{"sharding_strategy", Meaning::special},
-                                {"reshard_after_forward", Meaning::special},
-                                {"activation_checkpointing", Meaning::special},
-                                {"offload_params", Meaning::off, kNoOffload},
-                                {"version"},
-                                {"auto_wrap_policy"},
-                                {"backward_prefetch"},
-                                {"backward_prefetch_policy"},
-                                {"forward_prefetch"},
-                                {"cpu_ram_efficient_loading"},
-                                {"state_dict_type"},
-                                {"sync_module_states"},
-                                {"use_orig_params"},
-                                {"transformer_layer_cls_to_wrap"},
-                                {"min_num_params"},
-                                {"ignored_modules"}};
+constexpr ForeignKey kFsdpKeys[] = {{"sharding_strategy", Meaning::special},
+                                    {"reshard_after_forward", Meaning::special},
+                                    {"activation_checkpointing", Meaning::special},
+                                    {"offload_params", Meaning::off, kNoOffload}};
+constexpr ForeignTable kFsdp = {
+    kFsdpKeys,
+    "version auto_wrap_policy backward_prefetch backward_prefetch_policy forward_prefetch "
+    "cpu_ram_efficient_loading state_dict_type sync_module_states use_orig_params "
+    "transformer_layer_cls_to_wrap min_num_params ignored_modules"};
 
 /// torch.distributed.fsdp.ShardingStrategy, by name or number, and the ZeRO stage that stores as
 /// much on each rank.
@@ -75,43 +56,35 @@ constexpr Words kStrategies[] = {
     {"fullshard", "3"}, {"1", "3"}, {"shardgradop", "2"}, {"2", "2"}, {"noshard", "0"},
     {"3", "0"},         {"4", "3"}, {"hybridshard", "3"}, {"5", "2"}, {"hybridshardzero2", "2"}};
 
-constexpr ForeignKey kDeepspeedPlugin[] = {
+constexpr ForeignKey kDeepspeedPluginKeys[] = {
     {"zero_stage", Meaning::ours, "parallelism.zero_stage"},
     {"gradient_accumulation_steps", Meaning::ours, "training.gradient_accumulation_steps"},
     {"gradient_clipping", Meaning::special},
     {"deepspeed_config_file", Meaning::special},
     {"offload_optimizer_device", Meaning::off, kNoOffload},
-    {"offload_param_device", Meaning::off, kNoOffload},
-    {"offload_optimizer_nvme_path"},
-    {"offload_param_nvme_path"},
-    {"zero3_init_flag"},
-    {"zero3_save_16bit_model"},
-    {"deepspeed_hostfile"},
-    {"deepspeed_multinode_launcher"},
-    {"deepspeed_exclusion_filter"},
-    {"deepspeed_inclusion_filter"},
-    {"deepspeed_moe_layer_cls_names"}};
+    {"offload_param_device", Meaning::off, kNoOffload}};
+constexpr ForeignTable kDeepspeedPlugin = {
+    kDeepspeedPluginKeys,
+    "offload_optimizer_nvme_path offload_param_nvme_path zero3_init_flag "
+    "zero3_save_16bit_model deepspeed_hostfile deepspeed_multinode_launcher "
+    "deepspeed_exclusion_filter deepspeed_inclusion_filter deepspeed_moe_layer_cls_names"};
 
-constexpr ForeignKey kMegatronPlugin[] = {
+constexpr ForeignKey kMegatronPluginKeys[] = {
     {"tp_degree", Meaning::one, kNoModelParallelism},
     {"pp_degree", Meaning::one, kNoModelParallelism},
-    {"sequence_parallelism"},
     {"num_micro_batches", Meaning::ours, "training.gradient_accumulation_steps"},
     {"recompute_activations", Meaning::special},
     {"use_distributed_optimizer", Meaning::special},
     {"gradient_clipping", Meaning::ours, "optimizer.grad_clip"}};
+constexpr ForeignTable kMegatronPlugin = {kMegatronPluginKeys, "sequence_parallelism"};
 
-constexpr ForeignKey kParallelism[] = {{"dp_replicate_size"},
-                                       {"dp_shard_size"},
-                                       {"tp_size", Meaning::one, kNoModelParallelism},
-                                       {"cp_size", Meaning::one, kNoModelParallelism},
-                                       {"sp_size", Meaning::one, kNoModelParallelism},
-                                       {"cp_comm_strategy"},
-                                       {"cp_backend"},
-                                       {"sp_backend"},
-                                       {"sp_seq_length"},
-                                       {"sp_seq_length_is_variable"},
-                                       {"sp_attn_implementation"}};
+constexpr ForeignKey kParallelismKeys[] = {{"tp_size", Meaning::one, kNoModelParallelism},
+                                           {"cp_size", Meaning::one, kNoModelParallelism},
+                                           {"sp_size", Meaning::one, kNoModelParallelism}};
+constexpr ForeignTable kParallelism = {
+    kParallelismKeys,
+    "dp_replicate_size dp_shard_size cp_comm_strategy cp_backend sp_backend sp_seq_length "
+    "sp_seq_length_is_variable sp_attn_implementation"};
 
 constexpr ForeignKey kTensorParallelPlugin[] = {{"tp_size", Meaning::one, kNoModelParallelism}};
 
@@ -127,8 +100,7 @@ bool Pass::is_launch(std::string_view name) {
 }
 
 bool Pass::is_launch_key(std::string_view name) {
-  return is_section_of_accelerate(name) || find_key(kLaunch, name) != nullptr ||
-         name.starts_with("tpu_");
+  return is_section_of_accelerate(name) || find_key(kLaunch, name) || name.starts_with("tpu_");
 }
 
 void Pass::recognize_accelerate() {
@@ -156,8 +128,8 @@ void Pass::launch(const Entry& entry) {
     changed_ = true;  // by launch_sections()
     return;
   }
-  const ForeignKey* key = find_key(kLaunch, entry.name);
-  if (key == nullptr) {
+  const auto key = find_key(kLaunch, entry.name);
+  if (!key) {
     without_meaning(entry);
     return;
   }
@@ -203,7 +175,7 @@ void Pass::launch_sections() {
     if (entry.name == "parallelism_config") {
       section(entry, kParallelism, "parallelism_config_", {});
     } else if (entry.name == "tp_config") {
-      section(entry, kTensorParallelPlugin, "tp_", {});
+      section(entry, {kTensorParallelPlugin}, "tp_", {});
     } else if (distributed_.empty() && !empty) {
       complain(entry, "counts only with distributed_type, which is missing");
     } else if (entry.name != counts) {

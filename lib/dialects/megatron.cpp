@@ -9,22 +9,26 @@ namespace fp8train::dialects {
 namespace {
 
 using Kind = YamlNode::Kind;
+using Meaning = ForeignKey::Meaning;
 
 /// Of Megatron, at the top level or in `fp8` (Megatron-LM, megatron/training/arguments.py).
-constexpr Alias kMegatron[] = {{"fp8_format", "fp8.format"},
-                               {"fp8_recipe", "fp8.recipe"},
-                               {"fp8_margin", "fp8.margin"},
-                               {"fp8_interval", "fp8.interval"},
-                               {"fp8_amax_history_len", "fp8.amax_history_len"},
-                               {"fp8_amax_compute_algo", "fp8.amax_compute_algo"},
-                               {"tp_only_amax_red", "fp8.reduce_amax"},
-                               {"fp8_output_proj", "fp8.exempt_head"},
-                               {"fp8_wgrad", "fp8.override_linear_precision"},
-                               {"fp8_param_gather", ""},
-                               {"te_precision_config_file", "precision.file"},
-                               {"first_last_layers_bf16", ""},
-                               {"num_layers_at_start_in_bf16", "fp8.first_blocks"},
-                               {"num_layers_at_end_in_bf16", "fp8.last_blocks"}};
+constexpr ForeignKey kMegatronKeys[] = {
+    {"fp8_format", Meaning::ours, "fp8.format"},
+    {"fp8_recipe", Meaning::special, "fp8.recipe"},
+    {"fp8_margin", Meaning::ours, "fp8.margin"},
+    {"fp8_interval", Meaning::ours, "fp8.interval"},
+    {"fp8_amax_history_len", Meaning::ours, "fp8.amax_history_len"},
+    {"fp8_amax_compute_algo", Meaning::ours, "fp8.amax_compute_algo"},
+    {"tp_only_amax_red", Meaning::special, "fp8.reduce_amax"},
+    {"fp8_output_proj", Meaning::special, "fp8.exempt_head"},
+    {"fp8_wgrad", Meaning::special, "fp8.override_linear_precision"},
+    {"fp8_param_gather", Meaning::special},
+    {"te_precision_config_file", Meaning::ours, "precision.file"},
+    {"first_last_layers_bf16", Meaning::special},
+    {"num_layers_at_start_in_bf16", Meaning::special, "fp8.first_blocks"},
+    {"num_layers_at_end_in_bf16", Meaning::special, "fp8.last_blocks"}};
+
+constexpr ForeignTable kMegatron = {kMegatronKeys};
 
 constexpr Words kMegatronRecipes[] = {{"delayed", "delayed"},
                                       {"tensorwise", "current"},
@@ -34,7 +38,7 @@ constexpr Words kMegatronRecipes[] = {{"delayed", "delayed"},
 }  // namespace
 
 bool Pass::is_megatron_key(std::string_view name) {
-  return name.starts_with("fp8_") || find_alias(kMegatron, name) != nullptr;
+  return name.starts_with("fp8_") || find_key(kMegatron, name);
 }
 
 bool Pass::is_megatron(const Entry& entry) const {
@@ -49,63 +53,58 @@ void Pass::read_megatron(const Entry& entry) {
 }
 
 void Pass::megatron(const Entry& entry) {
-  const Alias* alias = find_alias(kMegatron, entry.name);
-  if (alias == nullptr) {
-    unknown(entry, names_of(kMegatron));
-  } else if (entry.node.kind == Kind::null) {
-    tell(fmt::format("{} is not set", entry.spelled));
+  if (const auto known = find_key(kMegatron, entry.name)) {
+    foreign(*known, entry,
+            [this](const ForeignKey& key, const Entry& it) { megatron_key(key, it); });
   } else {
-    megatron_key(*alias, entry);
+    unknown(entry, kMegatron);
   }
 }
 
-void Pass::megatron_key(const Alias& alias, const Entry& entry) {
-  if (alias.name == "fp8_recipe") {
+void Pass::megatron_key(const ForeignKey& key, const Entry& entry) {
+  if (key.name == "fp8_recipe") {
     const auto found = find_in(kMegatronRecipes, entry.node.text);
     if (found == std::end(kMegatronRecipes)) {
       complain(entry, fmt::format("expected delayed, tensorwise, blockwise or mxfp8, got {}",
                                   describe(entry.node)));
     } else {
-      put(alias.key, entry, scalar(std::string(found->second), entry.node));
+      put(key.text, entry, scalar(std::string(found->second), entry.node));
     }
-  } else if (alias.name == "fp8_wgrad") {
+  } else if (key.name == "fp8_wgrad") {
     if (const auto value = flag(entry); value == false) {
-      put(alias.key, entry, flags({false, false, true}, entry.node));
+      put(key.text, entry, flags({false, false, true}, entry.node));
     } else if (value == true) {
       tell(fmt::format("{}: true is so without it", entry.spelled));
     }
-  } else if (alias.name == "tp_only_amax_red" || alias.name == "fp8_output_proj") {
+  } else if (key.name == "tp_only_amax_red" || key.name == "fp8_output_proj") {
     // Without tensor parallelism the group that agrees on an amax is the rank itself.
     if (const auto value = flag(entry)) {
-      put(alias.key, entry, scalar(*value ? "false" : "true", entry.node));
+      put(key.text, entry, scalar(*value ? "false" : "true", entry.node));
     }
-  } else if (alias.name == "fp8_param_gather") {
+  } else if (key.name == "fp8_param_gather") {
     if (flag(entry)) {
       tell(fmt::format(
           "{}: with ZeRO, weights are gathered in FP8 wherever GEMMs read one set of codes; "
           "FP8 primary weights: precision.weight: e4m3, precision.master_weight: fp32",
           entry.spelled));
     }
-  } else if (alias.name == "first_last_layers_bf16") {
+  } else if (key.name == "first_last_layers_bf16") {
     if (const auto value = flag(entry)) {
       changed_ = true;
       blocks_ = entry;
       keeps_blocks_ = *value;
     }
-  } else if (alias.key == "fp8.first_blocks" || alias.key == "fp8.last_blocks") {
+  } else {  // num_layers_at_..._in_bf16
     changed_ = true;
-    counts_.emplace_back(&alias, entry);
-  } else {
-    put(alias.key, entry, entry.node);
-    gives_history_ = gives_history_ || alias.key == "fp8.amax_history_len";
+    counts_.emplace_back(key.text, entry);
   }
 }
 
 /// first_last_layers_bf16 and its two counts, which are 1 where they are not given.
 void Pass::finish_blocks() {
-  for (const auto& [alias, entry] : counts_) {
+  for (const auto& [key, entry] : counts_) {
     if (keeps_blocks_) {
-      put(alias->key, entry, entry.node);
+      put(key, entry, entry.node);
     } else {
       complain(entry, "counts only with first_last_layers_bf16: true; remove it or say so");
     }
@@ -120,7 +119,7 @@ void Pass::finish_blocks() {
   }
   for (const char* key : {"fp8.first_blocks", "fp8.last_blocks"}) {
     const bool given = std::any_of(counts_.begin(), counts_.end(),
-                                   [&](const auto& count) { return count.first->key == key; });
+                                   [&](const auto& count) { return count.first == key; });
     if (!given) {
       put(key, entry, scalar("1", entry.node));
     }
@@ -129,10 +128,11 @@ void Pass::finish_blocks() {
 
 /// Megatron's own defaults are others than those of the plans.
 void Pass::tell_defaults() {
-  const bool delayed = std::none_of(pending_.begin(), pending_.end(), [](const Pending& pending) {
-    return pending.key == "fp8.recipe" && pending.entry.node.text != "delayed";
+  const bool decided = std::any_of(pending_.begin(), pending_.end(), [](const Pending& pending) {
+    return pending.key == "fp8.amax_history_len" ||
+           (pending.key == "fp8.recipe" && pending.entry.node.text != "delayed");
   });
-  if (implied_key_ && !gives_history_ && delayed) {
+  if (implied_key_ && !decided) {
     notes_.emplace_back(
         "fp8_amax_history_len is not given: with delayed scaling the plan's own history counts, "
         "1024 steps and max (Megatron's defaults are 1 and most_recent)");

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/nearest.h"
+#include "base/text.h"
 #include "config/field.h"
 #include "config/scalar.h"
 
@@ -13,10 +14,14 @@ namespace fp8train::dialects {
 
 using Kind = YamlNode::Kind;
 
-const ForeignKey* find_key(std::span<const ForeignKey> table, std::string_view name) {
-  const auto found = std::find_if(table.begin(), table.end(),
+std::optional<ForeignKey> find_key(const ForeignTable& table, std::string_view name) {
+  const std::vector<std::string> silent = split(table.without_meaning, ' ');
+  if (!name.empty() && std::find(silent.begin(), silent.end(), name) != silent.end()) {
+    return ForeignKey{name};
+  }
+  const auto found = std::find_if(table.keys.begin(), table.keys.end(),
                                   [&](const ForeignKey& key) { return key.name == name; });
-  return found == table.end() ? nullptr : &*found;
+  return found == table.keys.end() ? std::nullopt : std::optional(*found);
 }
 
 std::string text_of(const YamlNode& node) {
@@ -98,9 +103,17 @@ void Pass::complain(const Entry& entry, const std::string& text) {
   problems_.add({source_, entry.place.line, entry.place.column}, entry.spelled, text);
 }
 
-void Pass::unknown(const Entry& entry, const std::vector<std::string>& known) {
-  const std::string near = nearest_name(entry.name, known);
-  complain(entry, near.empty() ? "unknown key; there are: " + joined(known)
+void Pass::unknown(const Entry& entry, const ForeignTable& known) {
+  std::vector<std::string> names;
+  for (const ForeignKey& key : known.keys) {
+    names.emplace_back(key.name);
+  }
+  if (!known.without_meaning.empty()) {
+    const std::vector<std::string> silent = split(known.without_meaning, ' ');
+    names.insert(names.end(), silent.begin(), silent.end());
+  }
+  const std::string near = nearest_name(entry.name, names);
+  complain(entry, near.empty() ? "unknown key; there are: " + joined(names)
                                : fmt::format("unknown key; did you mean \"{}\"?", near));
 }
 
@@ -119,7 +132,7 @@ void Pass::tell_without_meaning() {
   }
 }
 
-void Pass::section(const Entry& entry, std::span<const ForeignKey> table, std::string_view prefix,
+void Pass::section(const Entry& entry, const ForeignTable& table, std::string_view prefix,
                    const Special& special) {
   changed_ = true;
   if (entry.node.kind == Kind::null) {
@@ -134,14 +147,11 @@ void Pass::section(const Entry& entry, std::span<const ForeignKey> table, std::s
     const bool prefixed = key.text.starts_with(prefix);
     const Entry inner = {key.text.substr(prefixed ? prefix.size() : 0),
                          entry.spelled + "." + key.text, key, entry.node.items[i]};
-    if (const ForeignKey* known = find_key(table, inner.name)) {
+    if (const auto known = find_key(table, inner.name)) {
       foreign(*known, inner, special);
-      continue;
+    } else {
+      unknown(inner, table);
     }
-    std::vector<std::string> names;
-    std::transform(table.begin(), table.end(), std::back_inserter(names),
-                   [](const ForeignKey& known) { return std::string(known.name); });
-    unknown(inner, names);
   }
 }
 
@@ -173,6 +183,11 @@ void Pass::put(std::string_view key, const Entry& entry, YamlNode value, const c
   Entry ours = entry;
   ours.node = std::move(value);
   pending_.push_back({std::string(key), std::move(ours)});
+}
+
+void Pass::put_default(std::string_view key, const std::string& spelled, const YamlNode& value,
+                       const char* remark) {
+  put(key, {spelled, spelled, {spelled, value.line, value.column, {}}, value}, value, remark);
 }
 
 std::optional<bool> Pass::flag(const Entry& entry) {

@@ -21,45 +21,29 @@
 
 namespace fp8train::dialects {
 
-/// A foreign key and the one of ours that means the same.
-struct Alias {
-  std::string_view name;
-  std::string_view key;
-  bool ignored_by_source = false;  ///< Accelerate writes it and never reads it
-};
-
-/// The alias with this name, or null.
-template <class Table>
-const Alias* find_alias(const Table& table, std::string_view name) {
-  const auto* found = std::find_if(std::begin(table), std::end(table),
-                                   [&](const Alias& alias) { return alias.name == name; });
-  return found == std::end(table) ? nullptr : found;
-}
-
-template <class Table>
-std::vector<std::string> names_of(const Table& table) {
-  std::vector<std::string> names;
-  std::transform(std::begin(table), std::end(table), std::back_inserter(names),
-                 [](const Alias& alias) { return std::string(alias.name); });
-  return names;
-}
-
 /// A key of another program's section, and what becomes of it here.
 struct ForeignKey {
   enum class Meaning : uint8_t {
     ours,     ///< `text` is our key; the value means the same
-    nothing,  ///< it has no meaning here, and changes no result
+    nothing,  ///< ForeignTable::without_meaning
     off,      ///< only a value that switches it off is accepted; `text` says what is missing here
     one,      ///< only 1 is accepted; `text` says what is missing here
-    special,  ///< the section's own function reads it
+    special,  ///< the section's own function reads it; `text` may be our key
   };
   std::string_view name;
   Meaning meaning = Meaning::nothing;
   std::string_view text = {};
 };
 
-/// The key of this name, or null.
-const ForeignKey* find_key(std::span<const ForeignKey> table, std::string_view name);
+/// The keys of a section.
+struct ForeignTable {
+  std::span<const ForeignKey> keys;
+  /// Names, with blanks between them, of keys that mean nothing here and change no result.
+  std::string_view without_meaning = {};
+};
+
+/// The key of this name, if there is one.
+std::optional<ForeignKey> find_key(const ForeignTable& table, std::string_view name);
 
 inline constexpr const char* kNoOffload =
     "weights and moments are not moved to CPU memory or NVMe here; parallelism.zero_stage and "
@@ -170,16 +154,16 @@ class Pass {
 
   // accelerate.cpp
   void accelerate(const Entry& section);
-  void accelerate_key(const Alias& alias, const Entry& entry);
-  void tell_switch(const Alias& alias, const Entry& entry);
-  void override_linear_precision(const Alias& alias, const Entry& entry);
+  void accelerate_key(const ForeignKey& key, const Entry& entry);
+  void tell_switch(const ForeignKey& key, const Entry& entry);
+  void override_linear_precision(const ForeignKey& key, const Entry& entry);
 
   // megatron.cpp
   static bool is_megatron_key(std::string_view name);
   bool is_megatron(const Entry& entry) const;
   void read_megatron(const Entry& entry);
   void megatron(const Entry& entry);
-  void megatron_key(const Alias& alias, const Entry& entry);
+  void megatron_key(const ForeignKey& key, const Entry& entry);
   void finish_blocks();
   void tell_defaults();
 
@@ -187,16 +171,19 @@ class Pass {
   static void keep(YamlNode& map, const YamlKey& key, YamlNode node);
   void tell(std::string line);
   void complain(const Entry& entry, const std::string& text);
-  void unknown(const Entry& entry, const std::vector<std::string>& known);
+  void unknown(const Entry& entry, const ForeignTable& known);
   using Special = std::function<void(const ForeignKey&, const Entry&)>;
   /// Each key of a section, which may begin with `prefix`, as the table says.
-  void section(const Entry& entry, std::span<const ForeignKey> table, std::string_view prefix,
+  void section(const Entry& entry, const ForeignTable& table, std::string_view prefix,
                const Special& special);
   void foreign(const ForeignKey& key, const Entry& entry, const Special& special);
   void without_meaning(const Entry& entry);
   void tell_without_meaning();
   /// The value under our key, noted with a remark.
   void put(std::string_view key, const Entry& entry, YamlNode value, const char* remark = "");
+  /// What the source's program does where its file is silent, which `spelled` says.
+  void put_default(std::string_view key, const std::string& spelled, const YamlNode& value,
+                   const char* remark);
   /// True, false, or neither with a problem.
   std::optional<bool> flag(const Entry& entry);
   void insert_pending();
@@ -208,10 +195,9 @@ class Pass {
   std::vector<std::string>& notes_;
   bool changed_ = false;
   std::vector<Pending> pending_;
-  std::vector<std::pair<const Alias*, Entry>> counts_;  // num_layers_at_..._in_bf16
-  std::optional<Entry> blocks_;                         // first_last_layers_bf16
+  std::vector<std::pair<std::string_view, Entry>> counts_;  // num_layers_at_..._in_bf16, by our key
+  std::optional<Entry> blocks_;                             // first_last_layers_bf16
   bool keeps_blocks_ = false;
-  bool gives_history_ = false;
   bool accelerate_ = false;  // the source is a file of Accelerate
   bool deepspeed_ = false;   // the source is a file of DeepSpeed
   bool half_ = false;        // fp16 or bf16 is on, or left to whoever starts the run

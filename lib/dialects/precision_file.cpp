@@ -38,253 +38,178 @@ struct Recipe {
   bool in_scaled_run = true, in_plain_run = false;
 };
 
+constexpr const char* kFlag = "true or false";
+
 class PrecisionFile {
  public:
-  PrecisionFile(const std::string& path, Problems& problems)
-      : problems_(problems), source_(problems.add_source(path, true)) {}
-
-  std::vector<LayerRequest> read(const std::string& text) {
-    const YamlNode root = parse_yaml(text, "", source_, problems_);
-    if (root.reported) {
-      return {};
-    }
-    const YamlNode* matchers = nullptr;
-    if (!is_map(root, "", "expected configs and matchers")) {
-      return {};
-    }
-    for (size_t i = 0; i < root.items.size(); ++i) {
-      if (root.keys[i].text == "configs") {
-        read_configs(root.items[i]);
-      } else if (root.keys[i].text == "matchers") {
-        matchers = &root.items[i];
-      } else {
-        complain(root.keys[i], root.keys[i].text, "unknown key; there are: configs, matchers");
-      }
-    }
-    if (matchers != nullptr && matchers->kind != Kind::null) {
-      read_matchers(*matchers);
+  std::vector<LayerRequest> read(const FieldValue& root) {
+    std::optional<FieldValue> matchers;
+    read_keys(root, "configs and matchers",
+              {{"configs", [&](const FieldValue& it) { return read_configs(it); }},
+               {"matchers", [&](const FieldValue& it) { return keep(it, matchers); }}});
+    if (matchers && matchers->node().kind != Kind::null) {
+      for_each_key(*matchers, "named matchers",
+                   [&](const std::string& /*name*/, const FieldValue& it) { read_matcher(it); });
     }
     std::reverse(layers_.begin(), layers_.end());
     return std::move(layers_);
   }
 
  private:
-  template <class Place>
-  void complain(const Place& place, const std::string& key, const std::string& text) {
-    problems_.add({source_, place.line, place.column}, key, text);
+  static bool keep(const FieldValue& value, std::optional<FieldValue>& to) {
+    to.emplace(value);
+    return true;
   }
 
-  bool is_map(const YamlNode& node, const std::string& key, const std::string& text) {
-    if (node.kind != Kind::map && !node.reported) {
-      complain(node, key, text + ", got " + describe(node));
-    }
-    return node.kind == Kind::map;
+  bool read_configs(const FieldValue& configs) {
+    return for_each_key(configs, "named configurations",
+                        [&](const std::string& name, const FieldValue& config) {
+                          known_.push_back(name);
+                          read_config(config, requests_[name]);
+                        });
   }
 
-  std::optional<bool> flag(const YamlNode& node, const std::string& key) {
-    const std::optional<bool> value = dialects::flag_in(node);
-    if (!value) {
-      complain(node, key, "expected true or false, got " + describe(node));
-    }
-    return value;
-  }
-
-  void read_configs(const YamlNode& configs) {
-    if (!is_map(configs, "configs", "expected named configurations")) {
+  void read_config(const FieldValue& config, LayerRequest& request) {
+    std::optional<FieldValue> type, training, evaluation;
+    const bool good = read_keys(
+        config, fmt::format("{}: {}", kType, kParams),
+        {{kType, [&](const FieldValue& it) { return keep(it, type); }},
+         {"training_recipe", [&](const FieldValue& it) { return keep(it, training); }},
+         {"evaluation_recipe", [&](const FieldValue& it) { return keep(it, evaluation); }}});
+    if (!good) {
       return;
     }
-    for (size_t i = 0; i < configs.items.size(); ++i) {
-      const std::string& name = configs.keys[i].text;
-      const std::string key = "configs." + name;
-      known_.push_back(name);
-      if (is_map(configs.items[i], key, fmt::format("expected {}: {}", kType, kParams))) {
-        read_config(configs.items[i], key, requests_[name]);
-      }
-    }
-  }
-
-  void read_config(const YamlNode& config, const std::string& key, LayerRequest& request) {
-    const YamlNode* training = nullptr;
-    const YamlNode* evaluation = nullptr;
-    bool typed = false;
-    for (size_t i = 0; i < config.items.size(); ++i) {
-      const std::string& name = config.keys[i].text;
-      const YamlNode& node = config.items[i];
-      if (name == kType) {
-        typed = true;
-        if (node.text != kParams) {
-          complain(node, fmt::format("{}.{}", key, name),
-                   fmt::format("expected {}, got {}", kParams, describe(node)));
-        }
-      } else if (name == "training_recipe") {
-        training = &node;
-      } else if (name == "evaluation_recipe") {
-        evaluation = &node;
-      } else {
-        complain(
-            config.keys[i], fmt::format("{}.{}", key, name),
-            fmt::format("unknown key; there are: {}, training_recipe, evaluation_recipe", kType));
-      }
-    }
-    if (!typed || training == nullptr) {
-      complain(config, key,
-               fmt::format("missing {}", typed ? "training_recipe" : std::string(kType)));
+    if (!type || !training) {
+      config.fail(fmt::format("missing {}", type ? "training_recipe" : kType));
       return;
     }
-    const Recipe trained = read_recipe(*training, key + ".training_recipe");
+    if (type->node().text != kParams) {
+      type->expected(kParams);
+    }
+    const Recipe trained = read_recipe(*training);
     request.plan = trained.plan.empty() ? "bf16" : trained.plan;
     if (!trained.plan.empty()) {
       request.format = trained.format;
+      request.evaluate_scaled = true;
     }
     request.in_scaled_run = trained.in_scaled_run;
     request.in_plain_run = trained.in_plain_run;
     request.naming = megatron_naming();
-    if (trained.plan.empty()) {
-      check_evaluation_in_bf16(evaluation, key);
-    } else {
-      request.evaluate_scaled = evaluates_scaled(evaluation, trained, key);
-    }
-  }
-
-  void check_evaluation_in_bf16(const YamlNode* evaluation, const std::string& key) {
-    const std::string place = key + ".evaluation_recipe";
-    if (evaluation != nullptr && !read_recipe(*evaluation, place).plan.empty()) {
-      complain(*evaluation, place,
-               "evaluates in FP8 what is trained in bf16, which no plan here does: remove it, or "
-               "say {}");
+    if (evaluation) {
+      check_evaluation(*evaluation, trained, request);
     }
   }
 
   /// Evaluation has the recipe of training, or none.
-  bool evaluates_scaled(const YamlNode* evaluation, const Recipe& trained, const std::string& key) {
-    if (evaluation == nullptr) {
-      return true;
+  void check_evaluation(const FieldValue& evaluation, const Recipe& trained,
+                        LayerRequest& request) {
+    const Recipe evaluated = read_recipe(evaluation);
+    if (trained.plan.empty() && !evaluated.plan.empty()) {
+      evaluation.fail(
+          "evaluates in FP8 what is trained in bf16, which no plan here does: remove it, or say "
+          "{}");
+    } else if (!trained.plan.empty()) {
+      request.evaluate_scaled = !evaluated.plan.empty();
+      const bool alike = evaluated.plan == trained.plan && evaluated.format == trained.format;
+      if (!evaluated.plan.empty() && !alike) {
+        evaluation.fail(
+            "evaluation has the recipe of training, or none ({}): another one is not there");
+      }
     }
-    const std::string place = key + ".evaluation_recipe";
-    const Recipe evaluated = read_recipe(*evaluation, place);
-    if (evaluated.plan.empty()) {
-      return false;
-    }
-    if (evaluated.plan != trained.plan || evaluated.format != trained.format) {
-      complain(*evaluation, place,
-               "evaluation has the recipe of training, or none ({}): another one is not there");
-    }
-    return true;
   }
 
-  Recipe read_recipe(const YamlNode& node, const std::string& key) {
+  static Recipe read_recipe(const FieldValue& value) {
     Recipe recipe;
-    if (!is_map(node, key, "expected the fields of a recipe, or {} for bf16")) {
-      return recipe;
-    }
-    for (size_t i = 0; i < node.items.size(); ++i) {
-      read_option(node.keys[i], node.items[i], key + "." + node.keys[i].text, recipe);
-    }
+    const auto option = [](std::string name, std::function<void(const FieldValue&)> read) {
+      return KeyReader{std::move(name), [read = std::move(read)](const FieldValue& it) {
+                         if (it.node().kind != Kind::null) {
+                           read(it);
+                         }
+                         return true;
+                       }};
+    };
+    const auto refuse_stored = [](const FieldValue& it) {
+      if (read_bool(it, kFlag).value_or(false)) {
+        it.fail(
+            "what is stored of weights is the run's for all layers: remove it, and choose a plan, "
+            "or precision.weight, for the run");
+      }
+    };
+    read_keys(value, "the fields of a recipe, or {} for bf16",
+              {option("fp8_quantization_recipe", [&](auto& it) { read_plan(it, recipe); }),
+               option("fp8_format",
+                      [&](auto& it) {
+                        const std::string& text = it.node().text;
+                        recipe.format = text == "hybrid" ? Fp8Format::hybrid : Fp8Format::e4m3;
+                        if (text != "e4m3" && text != "hybrid") {
+                          it.expected("e4m3 or hybrid");
+                        }
+                      }),
+               option("override_quantized_autocast",
+                      [&](auto& it) { assign(recipe.in_scaled_run, read_bool(it, kFlag)); }),
+               option("override_nonquantized_autocast",
+                      [&](auto& it) { assign(recipe.in_plain_run, read_bool(it, kFlag)); }),
+               // Current scales and those of blocks follow from a rank's own tensor.
+               option("tp_only_amax_red", [](auto& it) { read_bool(it, kFlag); }),
+               option("fp8_param", refuse_stored), option("fp4_param", refuse_stored),
+               option("fp4_quantization_recipe",
+                      [&](auto& it) {
+                        recipe.plan = "te-nvfp4";
+                        if (it.node().text != "nvfp4") {
+                          it.expected("nvfp4");
+                        }
+                      }),
+               option("custom_recipe_factory",
+                      [](auto& it) { it.fail("no code is loaded from a file: name a recipe"); })});
     return recipe;
   }
 
-  void read_option(const YamlKey& name, const YamlNode& node, const std::string& key,
-                   Recipe& recipe) {
-    if (node.kind == Kind::null) {
-      return;
-    }
-    if (name.text == "fp8_quantization_recipe") {
-      read_plan(node, key, recipe);
-    } else if (name.text == "fp8_format") {
-      recipe.format = node.text == "hybrid" ? Fp8Format::hybrid : Fp8Format::e4m3;
-      if (node.text != "e4m3" && node.text != "hybrid") {
-        complain(node, key, "expected e4m3 or hybrid, got " + describe(node));
-      }
-    } else if (name.text == "override_quantized_autocast") {
-      recipe.in_scaled_run = flag(node, key).value_or(true);
-    } else if (name.text == "override_nonquantized_autocast") {
-      recipe.in_plain_run = flag(node, key).value_or(false);
-    } else if (name.text == "tp_only_amax_red") {
-      flag(node, key);  // current scales and those of blocks follow from a rank's own tensor
-    } else if (name.text == "fp8_param" || name.text == "fp4_param") {
-      if (flag(node, key).value_or(false)) {
-        complain(node, key,
-                 "what is stored of weights is the run's for all layers: remove it, and choose a "
-                 "plan, or precision.weight, for the run");
-      }
-    } else if (name.text == "fp4_quantization_recipe") {
-      recipe.plan = "te-nvfp4";
-      if (node.text != "nvfp4") {
-        complain(node, key, "expected nvfp4, got " + describe(node));
-      }
-    } else if (name.text == "custom_recipe_factory") {
-      complain(node, key, "no code is loaded from a file: name a recipe");
-    } else {
-      complain(name, key, "no field of a recipe");
-    }
-  }
-
-  void read_plan(const YamlNode& node, const std::string& key, Recipe& recipe) {
-    const auto found = dialects::find_in(kRecipes, node.text);
+  static void read_plan(const FieldValue& value, Recipe& recipe) {
+    const auto found = dialects::find_in(kRecipes, value.node().text);
     if (found != std::end(kRecipes)) {
       recipe.plan = found->second;
-    } else if (node.text == "delayed") {
-      complain(node, key,
-               "delayed scaling is not for single layers, as in Megatron: choose tensorwise");
+    } else if (value.node().text == "delayed") {
+      value.fail("delayed scaling is not for single layers, as in Megatron: choose tensorwise");
     } else {
-      complain(node, key, "expected tensorwise, blockwise or mxfp8, got " + describe(node));
-    }
-  }
-
-  void read_matchers(const YamlNode& matchers) {
-    if (!is_map(matchers, "matchers", "expected named matchers")) {
-      return;
-    }
-    for (size_t i = 0; i < matchers.items.size(); ++i) {
-      const std::string key = "matchers." + matchers.keys[i].text;
-      if (is_map(matchers.items[i], key, "expected config, type, pattern and enabled")) {
-        read_matcher(matchers.items[i], key);
-      }
+      value.expected("tensorwise, blockwise or mxfp8");
     }
   }
 
   /// One that is not enabled does not count, whatever else it says.
-  void read_matcher(const YamlNode& matcher, const std::string& key) {
-    std::map<std::string, const YamlNode*> fields;
-    for (size_t i = 0; i < matcher.items.size(); ++i) {
-      fields[matcher.keys[i].text] = &matcher.items[i];
-    }
+  void read_matcher(const FieldValue& matcher) {
+    std::map<std::string, FieldValue> fields;
+    for_each_key(
+        matcher, "config, type, pattern and enabled",
+        [&](const std::string& name, const FieldValue& value) { fields.emplace(name, value); });
     const auto enabled = fields.find("enabled");
-    if (enabled == fields.end() || !flag(*enabled->second, key + ".enabled").value_or(false)) {
+    if (enabled == fields.end() || !read_bool(enabled->second, kFlag).value_or(false)) {
       return;
     }
     for (const char* name : {"type", "pattern", "config"}) {
-      if (!fields.contains(name) || fields[name]->kind != Kind::scalar) {
-        complain(matcher, key, fmt::format("missing {}", name));
+      if (!fields.contains(name) || fields.at(name).node().kind != Kind::scalar) {
+        matcher.fail(fmt::format("missing {}", name));
         return;
       }
     }
-    if (fields["type"]->text != "glob") {
-      complain(*fields["type"], key + ".type", "expected glob, got " + describe(*fields["type"]));
-      return;
-    }
-    const std::string& pattern = fields["pattern"]->text;
-    if (pattern.find('[') != std::string::npos) {
-      complain(*fields["pattern"], key + ".pattern",
-               "sets of characters ([...]) are not read: write a matcher for each with * and ?");
-      return;
-    }
-    const std::string& config = fields["config"]->text;
-    const auto request = requests_.find(config);
-    if (request != requests_.end()) {
+    const FieldValue& config = fields.at("config");
+    const std::string& pattern = fields.at("pattern").node().text;
+    const auto request = requests_.find(config.node().text);
+    if (fields.at("type").node().text != "glob") {
+      fields.at("type").expected("glob");
+    } else if (pattern.find('[') != std::string::npos) {
+      fields.at("pattern").fail(
+          "sets of characters ([...]) are not read: write a matcher for each with * and ?");
+    } else if (request != requests_.end()) {
       layers_.push_back(request->second);
       layers_.back().pattern = pattern;
-    } else if (std::find(known_.begin(), known_.end(), config) == known_.end()) {
-      const std::string near = nearest_name(config, known_);
-      complain(
-          *fields["config"], key + ".config",
-          fmt::format("no configuration '{}'{}; there are: {}", config,
-                      near.empty() ? "" : fmt::format(", did you mean {}?", near), joined(known_)));
+    } else {
+      const std::string near = nearest_name(config.node().text, known_);
+      config.fail(fmt::format("no configuration '{}'{}; there are: {}", config.node().text,
+                              near.empty() ? "" : fmt::format(", did you mean {}?", near),
+                              joined(known_)));
     }
   }
 
-  Problems& problems_;
-  size_t source_;
   std::vector<std::string> known_;
   std::map<std::string, LayerRequest> requests_;
   std::vector<LayerRequest> layers_;
@@ -294,7 +219,11 @@ class PrecisionFile {
 
 std::vector<LayerRequest> read_precision_file(const std::string& path, const std::string& text,
                                               Problems& problems) {
-  return PrecisionFile(path, problems).read(text);
+  const size_t source = problems.add_source(path, true);
+  const YamlNode root = parse_yaml(text, "", source, problems);
+  return root.reported
+             ? std::vector<LayerRequest>()
+             : PrecisionFile().read({root, "", {source, root.line, root.column}, problems});
 }
 
 }  // namespace fp8train

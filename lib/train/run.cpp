@@ -51,9 +51,6 @@ Run::Run(const RunRequest& request, Communicator& comm, RankDevice& place)
   check_shared_folder(comm, records_.directory().root);
   threads_ = configure_threads(settings().threads, ranks_on_these_cores(comm));
   resolved_config_ = request.resolved_yaml;
-  if (settings().logging.tensorboard) {
-    records_.show_in_tensorboard(resolved_config_);
-  }
   earlier_config_ = earlier_config(records_.directory());
   if (leads()) {
     open_log_file(records_.directory().log().string());
@@ -314,6 +311,9 @@ void Run::publish_save_in_flight() noexcept {
 }
 
 RunOutcome Run::train_to_end() {
+  if (settings().logging.tensorboard) {
+    records_.begin_events(state_.step, resolved_config_);
+  }
   step_log_.restart_time();
   if (state_.step > 0 && evaluation_is_due() && state_.val_step != state_.step) {
     evaluate_in_between();  // a stop had cut it short

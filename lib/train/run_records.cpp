@@ -155,9 +155,12 @@ void RunRecords::begin_metrics(int64_t step) {
   tensors_ = std::filesystem::exists(directory_.tensors())
                  ? std::make_unique<MetricsWriter>(directory_.tensors(), step)
                  : nullptr;
-  if (shown_config_) {
+}
+
+void RunRecords::begin_events(int64_t step, const std::string& config) {
+  if (lock_) {
     events_ = std::make_unique<EventFile>(directory_.tensorboard(), step);
-    show(step, EventSummary().text("config", as_code(*shown_config_)));
+    show(step, EventSummary().text("config", as_code(config)));
   }
 }
 

@@ -64,14 +64,13 @@ class RunRecords {
   void release_lock() const;
   std::string lock_warning() const { return lock_ ? lock_->warning() : std::string(); }
 
-  /// From the next begin_metrics() on, event files for TensorBoard are written too; `config` is
-  /// shown in them.
-  void show_in_tensorboard(std::string config) { shown_config_ = std::move(config); }
-
   /// Continues metrics.jsonl and tensors.jsonl after `step`; lines of later steps of an interrupted
   /// run are dropped. A run that begins anew gives the files of one before another name, with a
   /// warning.
   void begin_metrics(int64_t step);
+  /// From now on an event file for TensorBoard is written too; it shows `config` and replaces what
+  /// earlier ones show of steps after `step`.
+  void begin_events(int64_t step, const std::string& config);
   void write_step(const StepMetrics& metrics);
   /// Those that lines of metrics are missing of after the run went back to step `to_step`, as lines
   /// of the first step that follows.
@@ -98,7 +97,6 @@ class RunRecords {
   RunDirectory directory_;
   std::unique_ptr<MetricsWriter> metrics_;
   std::unique_ptr<MetricsWriter> tensors_;  // null: nothing has been written
-  std::optional<std::string> shown_config_;
   std::unique_ptr<EventFile> events_;  // null: nothing is shown
   int64_t lost_lines_ = 0;
   bool losing_ = false;

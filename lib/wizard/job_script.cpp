@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "wizard/job_templates.h"
 
 namespace fp8train {
@@ -163,14 +164,7 @@ std::string shell_word(const std::string& text) {
                                           "abcdefghijklmnopqrstuvwxyz"
                                           "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
                                           "0123456789_./-+=:,@%") == std::string::npos;
-  if (plain) {
-    return text;
-  }
-  std::string result = "'";
-  for (const char c : text) {
-    result += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  }
-  return result + "'";
+  return plain ? text : "'" + replaced(text, "'", "'\\''") + "'";
 }
 
 }  // namespace fp8train

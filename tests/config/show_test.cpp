@@ -5,12 +5,16 @@
 #include <fstream>
 #include <iterator>
 
+#include "base/error.h"
 #include "config/field_table.h"
 #include "config/load_support.h"
 #include "config/presets.h"
+#include "ops/exchange/wire_formats.h"
+#include "ops/gemm/gemm_support.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
 #include "support/token_shard.h"
+#include "tensor/tensor_format.h"
 
 namespace fp8train {
 namespace {
@@ -32,6 +36,42 @@ void check_round_trip(const Settings& settings) {
 std::string content_of(const std::filesystem::path& path) {
   std::ifstream file(path);
   return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// Of the section `precision`, or of one of its keys.
+std::string doc_of(const std::string& key) {
+  if (const Field* field = find_field(key)) {
+    return field->doc;
+  }
+  for (const SectionDoc& section : section_docs()) {
+    if (section.name == key) {
+      return section.doc;
+    }
+  }
+  return "";
+}
+
+TEST_CASE("the texts of formats name all that there are") {
+  const std::string doc = doc_of("precision");
+  for (const DTypeFacts& facts : kDTypes) {
+    CAPTURE(facts.name);
+    bool is_element = true;
+    try {
+      parse_format(facts.name);
+    } catch (const ConfigError&) {
+      is_element = false;
+    }
+    const bool is_named = doc.find(std::string(facts.name) + ",") != std::string::npos ||
+                          doc.find(std::string(facts.name) + ")") != std::string::npos;
+    CHECK((is_named || !is_element));
+    CHECK((is_element || facts.type == DType::e8m0 || !is_named));
+  }
+  for (const ops::BlockPair& pair : ops::block_pairs()) {
+    CHECK_THAT(doc, Catch::Contains(name_of(pair.a)) && Catch::Contains(name_of(pair.b)));
+  }
+  for (const int group : ops::kWireGroups) {
+    CHECK_THAT(doc_of("precision.gradient_wire"), Catch::Contains(name_of(per::group(group))));
+  }
 }
 
 TEST_CASE("every preset survives show and load") {

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "data/corpus.h"
 #include "data/prepare.h"
+#include "data/readers/data_format.h"
 #include "data/text_source.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
@@ -41,8 +42,8 @@ TEST_CASE("a folder is the data files in it and below, by name") {
   CHECK(found_in(dir, "a/*.txt") == FoundNames{"a/z.txt"});
   CHECK(found_in(dir, "a/deep/?.txt*") == FoundNames{"a/deep/a.txt", "a/deep/b.txt.gz"});
   CHECK_THAT(message_of<DataError>([&] { found_in(dir, "empty"); }),
-             Contains("empty: a folder without data files (.txt, .jsonl") && Contains("*.md") &&
-                 !Contains(".parquet"));
+             Contains("empty: a folder without data files (.bin, .npy, .jsonl, .ndjson, .txt") &&
+                 Contains("*.md") && !Contains(".parquet"));
   CHECK_THAT(message_of<DataError>([&] { found_in(dir, "a/*.bin"); }),
              Contains("a/*.bin: no file matches this pattern"));
   CHECK(found_in(dir, "a/*") ==  // without the folder
@@ -111,6 +112,19 @@ TEST_CASE("Parquet is refused with the way to JSON lines") {
   CHECK_THAT(
       message_of<DataError>([&] { format_of(dir / "t.parquet", "auto"); }),
       Contains("Parquet files are not read") && Contains("duckdb -c") && Contains("t.jsonl"));
+}
+
+TEST_CASE("names of files end as the table of formats says") {
+  for (const DataFormat* format : data_formats()) {
+    CAPTURE(format->name);
+    CHECK_FALSE(format->suffixes.front().empty());
+    for (const std::string_view suffix : format->suffixes) {
+      const std::string name = "name" + std::string(suffix);
+      CHECK(format->has_suffix(name) == !suffix.empty());
+      CHECK(format->has_suffix(name + ".gz") == (!suffix.empty() && !format->has_tokens()));
+    }
+    CHECK_FALSE(format->has_suffix("name.md"));
+  }
 }
 
 }  // namespace

@@ -86,6 +86,8 @@ TEST_CASE("other kinds of tokenizers are refused") {
     CHECK_THAT(message_of<DataError>([&] { table_of(name); }),
                Contains("cannot be written as lists of tokens"));
   }
+  CHECK_THAT(message_of<DataError>([] { token_table(*make_char_tokenizer("abc")); }),
+             Contains("a tokenizer of characters cannot be written"));
   CHECK_THROWS_AS(token_table(*make_id_tokenizer()), DataError);
 }
 

@@ -263,6 +263,9 @@ TEST_CASE("a file of another program in keys of this one") {
   CHECK(alone.keys == std::vector<std::string>{"mixed_precision", "parallelism.zero_stage"});
   CHECK(alone.settings.parallelism.zero_stage == 3);
   CHECK_FALSE(alone.notes.empty());
+  CHECK(alone.processes == 0);
+  const std::string eight = folder.write("eight.yaml", "distributed_type: NO\nnum_processes: 8\n");
+  CHECK(convert_file(eight, "", make_dialects).processes == 8);
   const Conversion over = convert_file(file, folder.write("base.yaml", kBase), make_dialects);
   CHECK(over.settings.training.max_steps == 100);
   CHECK(over.settings.precision.mixed_precision == MixedPrecision::bf16);

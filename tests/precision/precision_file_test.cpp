@@ -126,7 +126,8 @@ TEST_CASE("what the file cannot have here is refused with its line") {
   CHECK_THAT(refused_recipe("{fp8_quantization_recipe: mxfp8, fp8_param: true}"),
              Contains("stored of weights is the run's"));
   CHECK_THAT(refused_recipe("{fp8_format: e5m2}"), Contains("expected e4m3 or hybrid"));
-  CHECK_THAT(refused_recipe("{margin: 1}"), Contains("no field of a recipe"));
+  CHECK_THAT(refused_recipe("{margin: 1}"),
+             Contains("training_recipe.margin: unknown key; there are: fp8_quantization_recipe"));
   CHECK_THAT(refused_recipe("{}\n    evaluation_recipe: {fp8_quantization_recipe: mxfp8}"),
              Contains("trained in bf16"));
   CHECK_THAT(refusal_of("configs: {a: {training_recipe: {}}}"),

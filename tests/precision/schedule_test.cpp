@@ -123,7 +123,8 @@ TEST_CASE("precision.schedule is read and written back") {
     return message_of<ConfigError>([&] { load_settings(request); });
   };
   CHECK_THAT(error("{until: 1}"), Contains("expected a list of {until, plan}, got a section"));
-  CHECK_THAT(error("[{unti: 1, plan: bf16}]"), Contains("unknown key; a stage has until and plan"));
+  CHECK_THAT(error("[{unti: 1, plan: bf16}]"),
+             Contains("unti: unknown key; did you mean \"until\"?"));
   CHECK_THAT(error("[{until: 1.5, plan: bf16}, {plan: te-current}]"), Contains("a whole number"));
   CHECK_THAT(error("[{until: 5}, {plan: te-current}]"), Contains("a stage needs a plan"));
 }

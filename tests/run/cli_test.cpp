@@ -65,7 +65,7 @@ TEST_CASE("--set takes one value each and leaves the positionals alone") {
   CHECK(options.sets == Words{"a=1", "b=2"});
   CHECK(options.positionals == Words{"x.yaml", "c=3"});
   CHECK(options.verbose == 2);
-  CHECK(options.seed == "7");
+  CHECK(options.shortcuts.at("training.seed") == "7");
 }
 
 TEST_CASE("common options become settings") {

@@ -86,6 +86,17 @@ TEST_CASE("eval needs two tokens") {
              Contains("tiny.txt"));
 }
 
+TEST_CASE("an empty message is no dialogue on standard input") {
+  const Workshop shop;
+  write_file(shop / "line", "a\n");
+  const Outcome outcome =
+      Process(shop.path(), {"generate", "--checkpoint", "out", "--chat", "--prompt", ""}, {},
+              {"/bin/sh", "-c", "exec \"$0\" \"$@\" < line"})
+          .wait();
+  CHECK(outcome.code == 2);
+  CHECK_THAT(outcome.err, Contains("--prompt: a message is empty"));
+}
+
 TEST_CASE("generate says where the model's context ends") {
   const Workshop shop;
   const Outcome outcome = expect_code(
@@ -118,7 +129,10 @@ TEST_CASE("check says what would not run here, or not in FP8") {
   CHECK_THAT(plain.out, Contains("NONE of") && Contains("multiple of 16"));
   CHECK_THAT(expect_code(4, shop.path(), Workshop::check({"output_dir=text.txt/run"})).err,
              Contains("text.txt"));
-  CHECK(expect_code(0, shop.path(), Workshop::check({"-q"})).out.empty());
+  CHECK_THAT(expect_code(4, shop.path(), Workshop::check({"output_dir=/proc/run"})).err,
+             Contains("output_dir /proc/run: /proc cannot be written to"));
+  CHECK(expect_code(0, shop.path(), Workshop::check({"-q", "output_dir=new/run"})).out.empty());
+  CHECK_FALSE(fs::exists(shop / "new"));
   std::string dialogues;
   for (int i = 0; i < 50; ++i) {
     dialogues += R"({"messages": [{"role": "assistant", "content": "a"}]})"
@@ -173,7 +187,7 @@ TEST_CASE("export writes a folder that eval reads, and says what is wrong") {
       {{"out", "--out", "half"}, "half holds files of a model already"},
       {{"out", "--out", "a", "--dtype", "int8"},
        "expected fp32, bf16, fp16, fp8-block, fp8-tensor, q8_0"},
-      {{"out", "--out", "a", "--to", "ggml"}, "expected hf, gguf, llmc; did you mean gguf?"},
+      {{"out", "--out", "a", "--to", "gguff"}, "expected hf, gguf, llmc; did you mean gguf?"},
       {{"out", "--out", "a", "--to", "gguf", "--dtype", "fp8-block"}, "expected fp32, bf16"},
       {{"out", "--out", "a", "--dtype", "q8_0"}, "--to hf has no --dtype q8_0"},
       {{"out", "--out", "text.txt", "--to", "gguf"}, "text.txt exists already"},
@@ -211,6 +225,23 @@ TEST_CASE("an export of a GPT-2 without biases says what other programs make of 
              Contains("transformers' GPT-2 has biases"));
   CHECK_THAT(expect_code(4, folder.path(), {"export", "out", "--out", "a", "--to", "gguf"}).err,
              Contains("this GPT-2 has no biases, and llama.cpp asks for every bias"));
+}
+
+TEST_CASE("config convert says how many ranks to start, in a file on request") {
+  const TempDir folder;
+  write_file(folder / "launch.yaml", "distributed_type: MULTI_CPU\nnum_processes: 4\n");
+  const std::string launcher =
+      "#   mpirun -n 4 fp8train run.yaml\n#   srun -n 4 fp8train run.yaml\n";
+  const Words words = {"config", "convert", "launch.yaml"};
+  const std::string text = expect_code(0, folder.path(), words).out;
+  CHECK_THAT(text, Contains("# for 4 ranks:\n" + launcher) && Contains("\ndevice: cpu"));
+  Words written = words;
+  written.insert(written.end(), {"--output", "new/run.yaml"});
+  CHECK_THAT(expect_code(0, folder.path(), written).out, Contains("wrote new/run.yaml"));
+  CHECK_THAT(read_file(folder / "new/run.yaml"), Contains("mpirun -n 4 fp8train new/run.yaml"));
+  CHECK_THAT(expect_code(2, folder.path(), written).err, Contains("--overwrite replaces it"));
+  written.emplace_back("--overwrite");
+  expect_code(0, folder.path(), written);
 }
 
 TEST_CASE("import does not overwrite a model") {

@@ -44,6 +44,8 @@ TEST_CASE("a folder that cannot be written into is a problem") {
   const Outcome outcome = run_program(folder.path(), {"doctor", "/proc/none", "--json"});
   CHECK(outcome.code == 4);
   CHECK(findings_of(outcome).at("disk").at("health") == "problem");
+  CHECK_THAT(findings_of(outcome).at("disk").at("text").get<std::string>(),
+             Catch::Contains("/proc cannot be written to"));
   const Outcome lines = run_program(folder.path(), {"doctor", "/proc/none"});
   CHECK(lines.code == 4);
   CHECK_THAT(lines.out, Catch::Contains("\nproblem  disk        ") &&

@@ -111,6 +111,24 @@ TEST_CASE("explain: where first windows may begin again") {
   CHECK_FALSE(says({"precision.plan=te-delayed"}));
 }
 
+TEST_CASE("explain: sentences below the tables fit into 100 columns") {
+  const TempDir where;
+  for (const Words& plan :
+       {Words{"precision.plan=msamp-o1"},
+        Words{"precision.plan=te-delayed",
+              "precision.schedule=[{until: 0.5, plan: te-delayed}, {plan: bf16}]"}}) {
+    Words words = {"explain", "model.preset=toy", "data.train=absent.txt", "training.max_steps=10"};
+    words.insert(words.end(), plan.begin(), plan.end());
+    const std::string text = expect_code(0, where.path(), words).out;
+    const size_t begin = text.find("linear layers run in scaled formats");
+    REQUIRE(begin != std::string::npos);
+    for (const std::string& line : lines_of(text.substr(text.rfind('\n', begin) + 1))) {
+      CAPTURE(line);
+      CHECK(line.size() <= 100);
+    }
+  }
+}
+
 TEST_CASE("explain: moments and bytes are those of the optimizer") {
   const Json adamw = explain({"model.preset=toy", "precision.plan=te-delayed"});
   CHECK(adamw.at("optimizer") == "adamw");

@@ -116,6 +116,20 @@ TEST_CASE("a run that left no checkpoint begins anew, and its metrics stay under
   CHECK(read_file(folder / "run/metrics.1.jsonl") == before);
 }
 
+TEST_CASE("a finished run that is started again adds no event file") {
+  const TextFolder folder;
+  const Words words = tiny_run("run", 4, {"logging.tensorboard=true"});
+  const auto files = [&] {
+    return std::distance(fs::directory_iterator(folder / "run/tensorboard"), {});
+  };
+  expect_code(0, folder.path(), words);
+  CHECK(files() == 1);
+  CHECK_THAT(expect_code(0, folder.path(), words).out, Catch::Contains("nothing to do"));
+  CHECK(files() == 1);
+  expect_code(0, folder.path(), tiny_run("run", 6, {"logging.tensorboard=true"}));
+  CHECK(files() == 2);
+}
+
 TEST_CASE("env.json says where and with what a run was computed") {
   const TextFolder folder;
   const Words words = tiny_run("run", 2);

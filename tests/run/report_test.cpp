@@ -70,6 +70,8 @@ TEST_CASE("a report of what is no run is an error with its place") {
   CHECK_THROWS_WITH(report_page({dir / "none"}), Contains("none/metrics.jsonl: cannot be read"));
   const auto run = run_in(dir, line_of(1) + "{\"loss\":1}\n");
   CHECK_THROWS_WITH(report_page({run}), Contains("metrics.jsonl:2: not a line of metrics"));
+  CHECK_THROWS_WITH(report_page({dir.path()}),
+                    Contains("is not a run, but holds some") && Contains(run.string()));
   CHECK(runs_of(report_page({run_in(dir, "")}))[0]["curves"].empty());
 }
 

@@ -133,7 +133,7 @@ TEST_CASE("what does not fit is said with a change that makes it fit") {
 
 TEST_CASE("job scripts are scripts") {
   const Workshop shop;
-  for (const char* job : {"{nodes: 1}\ndevice: cpu", "{nodes: 3, gpu: h100}",
+  for (const char* job : {"{nodes: 1, slurm: true}\ndevice: cpu", "{nodes: 3, gpu: h100}",
                           "{nodes: 2, requeue: true}\ndevice: cpu"}) {
     write_file(shop / "more.yaml", fmt::format("model: {{preset: toy}}\ndata: {{train: text.txt}}\n"
                                                "job: {}\n",
@@ -185,11 +185,27 @@ TEST_CASE("the model that is offered without a GPU is one for a processor") {
   }
 }
 
+TEST_CASE("a run for this machine is offered no job script, and the end says that there is one") {
+  const Workshop shop;
+  for (const auto& [job, script] : {std::pair("{nodes: 1}", false), std::pair("{nodes: 2}", true),
+                                    std::pair("{slurm: true}", true)}) {
+    CAPTURE(job);
+    fs::remove(shop / "run.sbatch");
+    write_file(shop / "here.yaml", fmt::format("device: cpu\nmodel: {{preset: toy}}\n"
+                                               "data: {{train: text.txt}}\njob: {}\n",
+                                               job));
+    const std::string said =
+        expect_code(0, shop.path(), {"config", "--answers", "here.yaml", "--overwrite"}).out;
+    CHECK(shop.has("run.sbatch") == script);
+    CHECK((said.find("with job.slurm: true a job script") != std::string::npos) == !script);
+  }
+}
+
 TEST_CASE("a name that cannot be written is asked for again") {
   const Workshop shop;
   const Outcome outcome = shop.piped(typed_answers(), {"config", "--output", "text.txt/run.yaml"});
   CHECK(outcome.code == 2);  // Enter goes back to the review, until the input ends
-  CHECK_THAT(outcome.out, Contains("text.txt cannot be written to\nAnother name"));
+  CHECK_THAT(outcome.out, Contains("text.txt cannot be written to: Not a directory\nAnother name"));
   expect_code(4, shop.path(),
               {"config", "--answers", "answers.yaml", "--output", "text.txt/run.yaml"});
 }

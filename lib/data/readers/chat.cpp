@@ -8,7 +8,7 @@ namespace fp8train {
 namespace {
 
 bool is_chat(const FileHead& head) {
-  return is_json_lines(head.path) && looks_like_dialogue(head.bytes);
+  return chat_format().has_suffix(head.path) && looks_like_dialogue(head.bytes);
 }
 
 void visit_dialogues(const std::filesystem::path& path, const DialogueVisitor& visit) {
@@ -33,6 +33,7 @@ void visit_texts(const std::filesystem::path& path, const TextKey& /*text_key*/,
 
 const DataFormat& chat_format() {
   static constexpr DataFormat kFormat = {.name = "chat",
+                                         .suffixes = {".jsonl", ".ndjson"},
                                          .content = DataContent::dialogues,
                                          .matches = is_chat,
                                          .for_each_document = visit_texts,

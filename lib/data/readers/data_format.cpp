@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "data/byte_stream.h"
 
@@ -56,6 +58,24 @@ std::vector<std::string> data_format_names() {
     names.emplace_back(format->name);
   }
   return names;
+}
+
+std::vector<std::string_view> data_suffixes() {
+  std::vector<std::string_view> suffixes;
+  for (const DataFormat* format : data_formats()) {
+    for (const std::string_view suffix : format->suffixes) {
+      const bool is_new = std::find(suffixes.begin(), suffixes.end(), suffix) == suffixes.end();
+      if (is_new && !suffix.empty()) {
+        suffixes.push_back(suffix);
+      }
+    }
+  }
+  return suffixes;
+}
+
+bool DataFormat::has_suffix(const std::filesystem::path& path) const {
+  const std::string suffix = (has_tokens() ? path : without_compression(path)).extension().string();
+  return !suffix.empty() && std::find(suffixes.begin(), suffixes.end(), suffix) != suffixes.end();
 }
 
 const DataFormat& format_of(const std::filesystem::path& path, const std::string& format,

@@ -2,6 +2,7 @@
 // The formats of data files: each is one file in this folder and one line in data_formats(). A
 // format of text hands out documents, one of token ids opens a TokenStore.
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -45,6 +46,8 @@ using DialogueVisitor = std::function<void(const Dialogue& dialogue, const std::
 
 struct DataFormat {
   std::string_view name;  ///< as in data.train[].format
+  /// ".jsonl", ".ndjson": how names of such files end. Empty ones behind.
+  std::array<std::string_view, 2> suffixes;
   DataContent content;
 
   /// Whether `format: auto` reads the file so. May throw DataError: it would be such a file, but
@@ -73,6 +76,9 @@ struct DataFormat {
                                                    bool with_documents) = nullptr;
 
   bool has_tokens() const { return content == DataContent::tokens; }
+
+  /// Whether the name ends as those of such files do. Text may be compressed, which adds an ending.
+  bool has_suffix(const std::filesystem::path& path) const;
 };
 
 const DataFormat& llmc_format();     ///< llmc.cpp
@@ -88,6 +94,9 @@ const std::vector<const DataFormat*>& data_formats();
 
 /// "auto" and the names of all.
 std::vector<std::string> data_format_names();
+
+/// The suffixes of all, each once.
+std::vector<std::string_view> data_suffixes();
 
 /// What `format` says, or for "auto" and "" the first that matches. Throws ConfigError for an
 /// unknown name, DataError where "auto" cannot tell; `advice` replaces the names that they list.

@@ -52,13 +52,14 @@ class IndexedTokens final : public TokenStore {
 
 bool is_indexed(const FileHead& head) {
   std::error_code unseen;
-  if (head.path.extension() == ".idx") return !document_index_of(head.path).empty();
-  return head.path.extension() == ".bin" && std::filesystem::exists(index_path(head.path), unseen);
+  if (head.path == index_path(head.path)) return !document_index_of(head.path).empty();
+  return indexed_format().has_suffix(head.path) &&
+         std::filesystem::exists(index_path(head.path), unseen);
 }
 
 std::shared_ptr<const TokenStore> indexed_tokens(const std::filesystem::path& path,
                                                  int64_t vocab_size, bool with_documents) {
-  if (path.extension() == ".idx") {
+  if (path == index_path(path)) {
     throw DataError(
         fmt::format("{}: is an index; name the .bin or .npy file next to it", path.string()));
   }
@@ -79,6 +80,7 @@ std::vector<std::filesystem::path> index_of(const std::filesystem::path& path,
 
 const DataFormat& indexed_format() {
   static constexpr DataFormat kFormat = {.name = "indexed",
+                                         .suffixes = {".bin"},
                                          .content = DataContent::tokens,
                                          .matches = is_indexed,
                                          .open = indexed_tokens,

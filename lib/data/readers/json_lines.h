@@ -46,7 +46,4 @@ class JsonRecord {
   nlohmann::json value_;
 };
 
-/// Whether a name, without the ending of a compression, is that of JSON lines.
-bool is_json_lines(const std::filesystem::path& path);
-
 }  // namespace fp8train

@@ -18,7 +18,7 @@ constexpr size_t kReadBytes = 1U << 20;
 constexpr size_t kMaxLine = 64U << 20;
 
 bool is_jsonl(const FileHead& head) {
-  return is_json_lines(head.path);
+  return jsonl_format().has_suffix(head.path);
 }
 
 void visit_records(const std::filesystem::path& path, const TextKey& text_key,
@@ -106,13 +106,9 @@ void JsonRecord::fail(const std::string& what) const {
   throw DataError(fmt::format("{}: {}", where_, what));
 }
 
-bool is_json_lines(const std::filesystem::path& path) {
-  const std::string extension = without_compression(path).extension().string();
-  return extension == ".jsonl" || extension == ".ndjson";
-}
-
 const DataFormat& jsonl_format() {
   static constexpr DataFormat kFormat = {.name = "jsonl",
+                                         .suffixes = {".jsonl", ".ndjson"},
                                          .content = DataContent::documents,
                                          .matches = is_jsonl,
                                          .for_each_document = visit_records};

@@ -109,6 +109,7 @@ TokenFile open_llmc(const std::filesystem::path& path) {
 
 const DataFormat& llmc_format() {
   static constexpr DataFormat kFormat = {.name = "llmc",
+                                         .suffixes = {".bin"},
                                          .content = DataContent::tokens,
                                          .matches = is_llmc,
                                          .open = llmc_tokens,

@@ -236,6 +236,7 @@ TokenFile open_npy(const std::filesystem::path& path) {
 
 const DataFormat& npy_format() {
   static constexpr DataFormat kFormat = {.name = "npy",
+                                         .suffixes = {".npy"},
                                          .content = DataContent::tokens,
                                          .matches = is_npy,
                                          .open = npy_tokens,

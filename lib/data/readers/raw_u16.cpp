@@ -61,7 +61,7 @@ std::string why_not_u16(const InputFile& file, std::string_view head) {
 }
 
 bool is_raw_u16(const FileHead& head) {
-  if (head.path.extension() != ".bin") {
+  if (!raw_u16_format().has_suffix(head.path)) {
     return false;
   }
   if (const std::string reason = why_not_u16(head.file, head.bytes); !reason.empty()) {
@@ -94,6 +94,7 @@ TokenFile open_raw_u16(const std::filesystem::path& path) {
 
 const DataFormat& raw_u16_format() {
   static constexpr DataFormat kFormat = {.name = "raw_u16",
+                                         .suffixes = {".bin"},
                                          .content = DataContent::tokens,
                                          .matches = is_raw_u16,
                                          .open = raw_u16_tokens};

@@ -25,6 +25,7 @@ void visit_whole(const std::filesystem::path& path, const TextKey& /*text_key*/,
 
 const DataFormat& text_format() {
   static constexpr DataFormat kFormat = {.name = "text",
+                                         .suffixes = {".txt"},
                                          .content = DataContent::text,
                                          .matches = may_be_text,
                                          .for_each_document = visit_whole};

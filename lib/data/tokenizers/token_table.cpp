@@ -127,7 +127,8 @@ TokenTable from_transformers(const Json& document) {
   TokenTable table;
   const bool has_bytes = model.contains("byte_fallback") && model["byte_fallback"] == true;
   if (kind != "BPE" || (!splitting.is_byte_level && !has_bytes)) {
-    refuse(fmt::format("kind {}{}", kind, kind == "BPE" ? " without bytes" : ""));
+    const bool has_merges = model.contains("merges") && !model["merges"].empty();
+    refuse(kind != "BPE" ? "kind " + kind : has_merges ? "kind BPE without bytes" : "characters");
   }
   table.kind = splitting.is_byte_level ? TokenTableKind::byte_level : TokenTableKind::scored;
   const bool scored = table.kind == TokenTableKind::scored;

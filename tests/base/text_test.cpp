@@ -1,0 +1,36 @@
+// Small pieces of messages, and the nearest of some names.
+
+#include "base/text.h"
+
+#include <catch2/catch.hpp>
+
+#include "base/nearest.h"
+
+namespace fp8train {
+namespace {
+
+using Texts = std::vector<std::string>;
+
+TEST_CASE("texts are split and joined", "[base]") {
+  CHECK(split("a,,b", ',') == Texts{"a", "", "b"});
+  CHECK(split("a,", ',') == Texts{"a", ""});
+  CHECK(split("", ',') == Texts{""});
+  CHECK(alternatives(Texts{}).empty());
+  CHECK(alternatives(Texts{"a"}) == "a");
+  CHECK(alternatives(Texts{"a", "b"}) == "a or b");
+  CHECK(alternatives(Texts{"a", "b", "c"}) == "a, b or c");
+  CHECK(replaced("a-b-", "-", "--") == "a--b--");
+}
+
+TEST_CASE("a name is near where few letters are wrong", "[base]") {
+  const Texts optimizers = {"adamw", "sgd", "muon"};
+  CHECK(nearest_name("lion", optimizers).empty());
+  CHECK(nearest_name("sdg", optimizers) == "sgd");
+  CHECK(nearest_name("adam", optimizers) == "adamw");
+  CHECK(nearest_name("Mu-on", optimizers) == "muon");
+  CHECK(nearest_name("weigth_decy", {"weight_decay"}) == "weight_decay");
+  CHECK(nearest_name("x", {"y"}).empty());
+}
+
+}  // namespace
+}  // namespace fp8train
