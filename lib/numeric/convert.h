@@ -146,6 +146,9 @@ FP8TRAIN_HD bf16 widen(int8_t value) {
 }
 
 /// Exact value of a code; every format here is a subset of fp32. A NaN code gives a NaN.
+FP8TRAIN_HD float decode(float value) {
+  return value;
+}
 FP8TRAIN_HD float decode(bf16 value) {
   return float_of(static_cast<uint32_t>(value.bits) << 16);
 }
@@ -178,6 +181,19 @@ FP8TRAIN_HD float decode_reciprocal(e8m0 value) {
   return float_of(exponent == 254U ? 0x00400000U : normal);
 }
 
+/// Whether the value of a code is zero, of either sign.
+template <typename Code>
+FP8TRAIN_HD bool is_zero_code(Code code) {
+  return (code.bits & ((1U << (8 * sizeof(Code) - 1)) - 1U)) == 0;
+}
+bool is_zero_code(e2m1 code) = delete;  // its sign is not the highest bit
+FP8TRAIN_HD bool is_zero_code(float value) {
+  return value == 0.0F;
+}
+FP8TRAIN_HD bool is_zero_code(int8_t code) {
+  return code == 0;
+}
+
 /// Nearest code, ties to even. f16, e4m3, e5m2, e2m1: anything beyond the largest finite value,
 /// infinity included, becomes that value (satfinite of PTX cvt). bf16 has the range of fp32 and
 /// overflows to infinity. int8: -127..127, NaN becomes 0.
@@ -192,6 +208,10 @@ FP8TRAIN_HD bf16 encode<bf16>(float value) {
   const uint32_t rounded = (magnitude + 0x7FFFU + ((magnitude >> 16) & 1U)) >> 16;
   const uint32_t number = rounded | ((bits & detail::kSignMask) >> 16);
   return bf16{static_cast<uint16_t>(magnitude > detail::kInfBits ? 0x7FFFU : number)};
+}
+template <>
+FP8TRAIN_HD float encode<float>(float value) {
+  return value;
 }
 template <>
 FP8TRAIN_HD int8_t encode<int8_t>(float value) {
@@ -227,13 +247,8 @@ FP8TRAIN_HD e8m0 encode_e8m0_round_up(float value) {
 /// Element access for kernels that are templates on their element type: float, bf16 or f16. The
 /// store rounds as encode does, except that what is too large for fp16 becomes infinity: dynamic
 /// loss scaling has to see an overflow.
-FP8TRAIN_HD float load_as_float(const float* from) {
-  return *from;
-}
-FP8TRAIN_HD float load_as_float(const bf16* from) {
-  return decode(*from);
-}
-FP8TRAIN_HD float load_as_float(const f16* from) {
+template <typename T>
+FP8TRAIN_HD float load_as_float(const T* from) {
   return decode(*from);
 }
 FP8TRAIN_HD void store_from_float(float* to, float value) {

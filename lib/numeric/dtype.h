@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string_view>
 
 namespace fp8train {
@@ -50,8 +51,18 @@ constexpr const DTypeFacts& facts_of(DType type) {
   return kDTypes[static_cast<size_t>(type)];
 }
 
-/// Throws InternalError.
+static_assert([] {
+  for (size_t i = 0; i < std::size(kDTypes); ++i) {
+    if (kDTypes[i].type != static_cast<DType>(i)) {
+      return false;
+    }
+  }
+  return true;
+}());
+
+/// Throw InternalError.
 [[noreturn]] void throw_no_size_of(DType type);
+[[noreturn]] void throw_no_kernel_for(DType type);
 
 /// Host. Bytes of one element. Throws InternalError for types of less than a byte, which
 /// bytes_of_rows() is for; in a constant expression they do not compile.
@@ -166,5 +177,9 @@ template <>
 constexpr DType dtype_of<int64_t>() {
   return DType::i64;
 }
+
+/// The same, for code of kernels.
+template <typename T>
+inline constexpr DType kTypeOf = dtype_of<T>();
 
 }  // namespace fp8train

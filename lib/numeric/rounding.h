@@ -65,6 +65,12 @@ FP8TRAIN_HD T encode_stochastic(float value, uint32_t random_bits) {
   const uint32_t code = magnitude > detail::kInfBits ? Layout::kNanCode : number;
   return T{static_cast<typename Layout::Code>(code)};
 }
+/// fp32 has nothing to round.
+template <>
+FP8TRAIN_HD float encode_stochastic<float>(float value, uint32_t /*random_bits*/) {
+  return value;
+}
+
 /// bf16: a finite value never becomes infinite (beyond the largest bf16 it becomes that one);
 /// infinity stays.
 template <>

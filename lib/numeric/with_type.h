@@ -11,10 +11,21 @@ struct TypeTag {
   using Type = T;
 };
 
-/// body(TypeTag<T>) with T the one of `Types` that `dtype` names; nothing where none does.
+/// body(TypeTag<T>) with T the one of `Types` that `dtype` names. Throws InternalError where none
+/// does.
 template <typename... Types, typename Body>
 inline __attribute__((always_inline)) void with_type(DType dtype, Body body) {
-  (void)((dtype == dtype_of<Types>() && (body(TypeTag<Types>{}), true)) || ...);
+  const bool found = ((dtype == dtype_of<Types>() && (body(TypeTag<Types>{}), true)) || ...);
+  if (!found) {
+    throw_no_kernel_for(dtype);
+  }
+}
+
+/// Throws InternalError unless `dtype` names one of `Types`: before a kernel that chooses its types
+/// when it runs.
+template <typename... Types>
+void check_type(DType dtype) {
+  with_type<Types...>(dtype, [](auto /*tag*/) {});
 }
 
 template <typename Body>

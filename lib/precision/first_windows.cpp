@@ -5,13 +5,6 @@
 #include "precision/scaling_state.h"
 
 namespace fp8train {
-namespace {
-
-void copy_values(Stream stream, ConstView from, const View& to) {
-  ops::cast(stream, from, to);  // from fp32 to fp32: the same bits
-}
-
-}  // namespace
 
 void ScalingState::note_update(uint64_t due) {
   for (size_t g = 0; g < groups_.size(); ++g) {
@@ -65,33 +58,29 @@ void ScalingState::end_first_windows() {
   }
 }
 
-void ScalingState::begin_evaluation(Stream stream) {
-  read_windows();
+void ScalingState::copy_first_windows(Stream stream, bool back) const {
   if (first_windows() == FirstWindows::none) {
     return;
   }
   for (const auto& group : groups_) {
-    if (group->format.is_current_at_first()) {
-      const View rows = group->unevaluated.view();
-      copy_values(stream, group->amax, rows_of(rows, 0, 1));
-      copy_values(stream, group->scale, rows_of(rows, 1, 1));
-      copy_values(stream, group->scale_inv, rows_of(rows, 2, 1));
+    if (!group->format.is_current_at_first()) {
+      continue;
+    }
+    int64_t row = 0;
+    for (const View& values : {group->amax, group->scale.view(), group->scale_inv.view()}) {
+      const View stored = rows_of(group->unevaluated.view(), row++, 1);
+      ops::cast(stream, back ? stored : values, back ? values : stored);  // fp32: the same bits
     }
   }
 }
 
+void ScalingState::begin_evaluation(Stream stream) {
+  read_windows();
+  copy_first_windows(stream, false);
+}
+
 void ScalingState::end_evaluation(Stream stream) const {
-  if (first_windows() == FirstWindows::none) {
-    return;
-  }
-  for (const auto& group : groups_) {
-    if (group->format.is_current_at_first()) {
-      const View rows = group->unevaluated.view();
-      copy_values(stream, rows_of(rows, 0, 1), group->amax);
-      copy_values(stream, rows_of(rows, 1, 1), group->scale);
-      copy_values(stream, rows_of(rows, 2, 1), group->scale_inv);
-    }
-  }
+  copy_first_windows(stream, true);
 }
 
 }  // namespace fp8train

@@ -161,11 +161,15 @@ struct RoleRequest {
   bool operator==(const RoleRequest&) const = default;
 };
 
-/// One of them, by its name.
+/// One of them, by its name, and where a plan has its format. The weight and its master, and what
+/// is saved for backward, are no more than names here.
 struct Role {
   const char* name;
   std::string doc;  ///< one line
   std::string RoleRequest::*requested;
+  TensorFormat PrecisionPlan::*format = nullptr;  ///< of what is stored or sent
+  GemmPlan PrecisionPlan::*gemm = nullptr;        ///< that reads an operand
+  TensorFormat GemmPlan::*operand = nullptr;
 };
 const std::vector<Role>& plan_roles();
 

@@ -31,35 +31,6 @@ TensorFormat parse_stored(const char* name, const std::string& text) {
   return format;
 }
 
-struct Operand {
-  const char* name;
-  std::string RoleRequest::*requested;
-  GemmPlan PrecisionPlan::*gemm;
-  TensorFormat GemmPlan::*format;
-  size_t position;  ///< of the GEMM in override_linear_precision
-};
-
-constexpr Operand kOperands[] = {
-    {"fprop_x", &RoleRequest::fprop_x, &PrecisionPlan::fprop, &GemmPlan::a, 0},
-    {"fprop_w", &RoleRequest::fprop_w, &PrecisionPlan::fprop, &GemmPlan::b, 0},
-    {"dgrad_dy", &RoleRequest::dgrad_dy, &PrecisionPlan::dgrad, &GemmPlan::a, 1},
-    {"dgrad_w", &RoleRequest::dgrad_w, &PrecisionPlan::dgrad, &GemmPlan::b, 1},
-    {"wgrad_dy", &RoleRequest::wgrad_dy, &PrecisionPlan::wgrad, &GemmPlan::a, 2},
-    {"wgrad_x", &RoleRequest::wgrad_x, &PrecisionPlan::wgrad, &GemmPlan::b, 2}};
-
-struct Stored {
-  const char* name;
-  std::string RoleRequest::*requested;
-  TensorFormat PrecisionPlan::*format;
-};
-
-constexpr Stored kStored[] = {
-    {"weight_gradient", &RoleRequest::weight_gradient, &PrecisionPlan::weight_gradient},
-    {"gradient_wire", &RoleRequest::gradient_wire, &PrecisionPlan::gradient_wire},
-    {"parameter_wire", &RoleRequest::parameter_wire, &PrecisionPlan::parameter_wire},
-    {"moment1", &RoleRequest::moment1, &PrecisionPlan::moment1},
-    {"moment2", &RoleRequest::moment2, &PrecisionPlan::moment2}};
-
 }  // namespace
 
 const std::vector<Role>& plan_roles() {
@@ -68,49 +39,56 @@ const std::vector<Role>& plan_roles() {
       {"master_weight", "The weight that the optimizer updates; none: the stored weight itself",
        &RoleRequest::master_weight},
       {"weight_gradient", "The gradient of a weight, summed over the micro-batches of a step",
-       &RoleRequest::weight_gradient},
+       &RoleRequest::weight_gradient, &PrecisionPlan::weight_gradient},
       {"gradient_wire",
        "A rank's contribution to a gradient, rounded to this format even with one rank; a gradient "
        "that is stored in it is rounded with every micro-batch. Formats: " +
            ops::gradient_wires_text(),
-       &RoleRequest::gradient_wire},
+       &RoleRequest::gradient_wire, &PrecisionPlan::gradient_wire},
       {"parameter_wire", "Weights between ranks: the format of the stored weight",
-       &RoleRequest::parameter_wire},
-      {"moment1", "AdamW's first moment", &RoleRequest::moment1},
+       &RoleRequest::parameter_wire, &PrecisionPlan::parameter_wire},
+      {"moment1", "AdamW's first moment", &RoleRequest::moment1, &PrecisionPlan::moment1},
       {"moment2",
        "AdamW's second moment, which needs more range and, with betas[1] near 1, more bits",
-       &RoleRequest::moment2},
+       &RoleRequest::moment2, &PrecisionPlan::moment2},
       {"saved_norm", "Input of a norm as it is stored for backward", &RoleRequest::saved_norm},
       {"saved_nonlinear",
        "Input of an activation function as it is stored for backward, and of a norm if saved_norm "
        "is not set",
        &RoleRequest::saved_nonlinear},
-      {"fprop_x", "The input as the forward GEMM reads it", &RoleRequest::fprop_x},
-      {"fprop_w", "The weight as the forward GEMM reads it", &RoleRequest::fprop_w},
+      {"fprop_x", "The input as the forward GEMM reads it", &RoleRequest::fprop_x, nullptr,
+       &PrecisionPlan::fprop, &GemmPlan::a},
+      {"fprop_w", "The weight as the forward GEMM reads it", &RoleRequest::fprop_w, nullptr,
+       &PrecisionPlan::fprop, &GemmPlan::b},
       {"dgrad_dy", "The output's gradient as dgrad reads it (the GEMM of the input's gradient)",
-       &RoleRequest::dgrad_dy},
-      {"dgrad_w", "The weight as dgrad reads it", &RoleRequest::dgrad_w},
+       &RoleRequest::dgrad_dy, nullptr, &PrecisionPlan::dgrad, &GemmPlan::a},
+      {"dgrad_w", "The weight as dgrad reads it", &RoleRequest::dgrad_w, nullptr,
+       &PrecisionPlan::dgrad, &GemmPlan::b},
       {"wgrad_dy", "The output's gradient as wgrad reads it (the GEMM of the weight's gradient)",
-       &RoleRequest::wgrad_dy},
+       &RoleRequest::wgrad_dy, nullptr, &PrecisionPlan::wgrad, &GemmPlan::a},
       {"wgrad_x", "The input as wgrad reads it, which is also the form stored for backward",
-       &RoleRequest::wgrad_x}};
+       &RoleRequest::wgrad_x, nullptr, &PrecisionPlan::wgrad, &GemmPlan::b}};
   return kRoles;
 }
 
 void apply_gemm_roles(const PlanRequest& request, PrecisionPlan& plan) {
-  for (const Operand& operand : kOperands) {
-    const std::string& text = request.roles.*operand.requested;
-    if (text.empty()) {
+  const std::vector<bool>& plain_gemms = request.override_linear_precision;
+  constexpr GemmPlan PrecisionPlan::*kGemms[] = {&PrecisionPlan::fprop, &PrecisionPlan::dgrad,
+                                                 &PrecisionPlan::wgrad};
+  for (const Role& role : plan_roles()) {
+    const std::string& text = request.roles.*role.requested;
+    if (text.empty() || role.gemm == nullptr) {
       continue;
     }
-    const auto& stored = request.override_linear_precision;
-    if (operand.position < stored.size() && stored[operand.position]) {
-      throw ConfigError(
-          fmt::format("precision.{}: fp8.override_linear_precision keeps this GEMM in high "
-                      "precision; remove one of the two",
-                      operand.name));
+    for (size_t i = 0; i < plain_gemms.size(); ++i) {
+      if (plain_gemms[i] && kGemms[i] == role.gemm) {
+        throw ConfigError(
+            fmt::format("precision.{}: fp8.override_linear_precision keeps this GEMM in high "
+                        "precision; remove one of the two",
+                        role.name));
+      }
     }
-    plan.*operand.gemm.*operand.format = parse_role_format(operand.name, text);
+    plan.*role.gemm.*role.operand = parse_role_format(role.name, text);
   }
 }
 
@@ -136,9 +114,9 @@ void apply_stored_roles(const PlanRequest& request, PrecisionPlan& plan) {
   if (!roles.saved_norm.empty()) {
     plan.saved_norm = parse_role_format("saved_norm", roles.saved_norm);
   }
-  for (const Stored& stored : kStored) {
-    if (!(roles.*stored.requested).empty()) {
-      plan.*stored.format = parse_stored(stored.name, roles.*stored.requested);
+  for (const Role& role : plan_roles()) {
+    if (role.format != nullptr && !(roles.*role.requested).empty()) {
+      plan.*role.format = parse_stored(role.name, roles.*role.requested);
     }
   }
 }

@@ -230,31 +230,38 @@ std::vector<SlotReport> ScalingState::report() const {
   return reports;
 }
 
+std::vector<std::pair<const char*, View>> ScalingState::saved_parts(const Group& group) {
+  if (!is_delayed(group.format)) {
+    return {};  // current scaling keeps nothing from step to step
+  }
+  std::vector<std::pair<const char*, View>> parts = {{"amax", group.amax},
+                                                     {"scale", group.scale},
+                                                     {"scale_inv", group.scale_inv},
+                                                     {"amax_history", group.history},
+                                                     {"cursor", group.cursor}};
+  if (group.format.is_current_at_first()) {
+    parts.emplace_back("updates_left", group.updates_left);
+  }
+  return parts;
+}
+
 std::vector<ScalingState::SavedTensor> ScalingState::save() const {
   std::vector<SavedTensor> saved;
   for (size_t g = 0; g < groups_.size(); ++g) {
-    const Group& group = *groups_[g];
-    if (!is_delayed(group.format)) {
-      continue;  // current scaling keeps nothing from step to step
-    }
-    const auto count = static_cast<int64_t>(group.slots.size());
-    const auto name = [g](const char* what) { return fmt::format("scaling.{}.{}", g, what); };
-    const bool of_rank = is_of_rank(group.format);
-    const auto save_integers = [&](const char* what, const Tensor& tensor) {
-      std::vector<int32_t> values(group.slots.size());
-      copy_to_host(*device_, values.data(), tensor);
-      saved.push_back({name(what), {count}, {values.begin(), values.end()}, of_rank});
-    };
-    saved.push_back({name("amax"), {count}, to_host_f32(*device_, group.amax), of_rank});
-    saved.push_back({name("scale"), {count}, to_host_f32(*device_, group.scale), of_rank});
-    saved.push_back({name("scale_inv"), {count}, to_host_f32(*device_, group.scale_inv), of_rank});
-    saved.push_back({name("amax_history"),
-                     {group.format.delayed.history_length, count},
-                     to_host_f32(*device_, group.history),
-                     of_rank});
-    save_integers("cursor", group.cursor);
-    if (group.format.is_current_at_first()) {
-      save_integers("updates_left", group.updates_left);
+    for (const auto& [part, view] : saved_parts(*groups_[g])) {
+      SavedTensor& tensor = saved.emplace_back();
+      tensor.name = fmt::format("scaling.{}.{}", g, part);
+      tensor.of_rank = is_of_rank(groups_[g]->format);
+      for (size_t i = 0; i < view.shape.rank(); ++i) {
+        tensor.shape.push_back(view.shape[i]);
+      }
+      if (view.dtype == DType::f32) {
+        tensor.values = to_host_f32(*device_, view);
+      } else {
+        std::vector<int32_t> integers(static_cast<size_t>(view.count()));
+        copy_to_host(*device_, integers.data(), view);
+        tensor.values.assign(integers.begin(), integers.end());
+      }
     }
   }
   return saved;
@@ -291,21 +298,14 @@ void ScalingState::load(const std::vector<SavedTensor>& tensors) {
   size_t next = 0;
   const std::vector<SavedTensor> wanted = save();
   for (const auto& group : groups_) {
-    if (!is_delayed(group->format)) {
-      continue;
-    }
-    copy_from_host(*device_, group->amax, find(wanted[next++]).values.data());
-    copy_from_host(*device_, group->scale, find(wanted[next++]).values.data());
-    copy_from_host(*device_, group->scale_inv, find(wanted[next++]).values.data());
-    copy_from_host(*device_, group->history, find(wanted[next++]).values.data());
-    const auto load_integers = [&](const Tensor& tensor) {
+    for (const auto& [part, view] : saved_parts(*group)) {
       const std::vector<float>& values = find(wanted[next++]).values;
-      const std::vector<int32_t> integers(values.begin(), values.end());
-      copy_from_host(*device_, tensor, integers.data());
-    };
-    load_integers(group->cursor);
-    if (group->format.is_current_at_first()) {
-      load_integers(group->updates_left);
+      if (view.dtype == DType::f32) {
+        copy_from_host(*device_, view, values.data());
+      } else {
+        const std::vector<int32_t> integers(values.begin(), values.end());
+        copy_from_host(*device_, view, integers.data());
+      }
     }
   }
   windows_moved_ = true;

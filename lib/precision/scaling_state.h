@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "device/device.h"
@@ -143,6 +144,10 @@ class ScalingState {
     Tensor unevaluated;   // [3, slots]: amax, scale and its inverse before an evaluation
   };
   Group& group_of(const TensorFormat& format);
+  /// What a checkpoint holds of a group: fp32 and int32.
+  static std::vector<std::pair<const char*, View>> saved_parts(const Group& group);
+  /// Between what casts of a first window write and Group::unevaluated.
+  void copy_first_windows(Stream stream, bool back) const;
   void set_updates_left(Group& group, int32_t updates);
 
   Device* device_ = nullptr;

@@ -10,31 +10,29 @@
 namespace fp8train {
 namespace {
 
-/// What is stored or sent, by role.
-struct StoredRole {
-  const char* name;
-  std::string (*text)(const PrecisionPlan&);
-};
-
-constexpr StoredRole kStoredRoles[] = {
-    {"weight", [](const PrecisionPlan& plan) { return describe(plan.weight); }},
-    {"master_weight",
-     [](const PrecisionPlan& plan) {
-       return plan.master_weight ? describe(*plan.master_weight) : std::string("none");
-     }},
-    {"weight_gradient", [](const PrecisionPlan& plan) { return describe(plan.weight_gradient); }},
-    {"gradient_wire", [](const PrecisionPlan& plan) { return describe(plan.gradient_wire); }},
-    {"parameter_wire", [](const PrecisionPlan& plan) { return describe(plan.parameter_wire); }},
-    {"moment1", [](const PrecisionPlan& plan) { return describe(plan.moment1); }},
-    {"moment2", [](const PrecisionPlan& plan) { return describe(plan.moment2); }}};
+/// What is stored or sent, by role: names and formats.
+std::vector<std::pair<const char*, std::string>> stored_roles(const PrecisionPlan& plan) {
+  std::vector<std::pair<const char*, std::string>> stored = {
+      {"weight", describe(plan.weight)},
+      {"master_weight", plan.master_weight ? describe(*plan.master_weight) : "none"}};
+  for (const Role& role : plan_roles()) {
+    if (role.format != nullptr) {
+      stored.emplace_back(role.name, describe(plan.*role.format));
+    }
+  }
+  return stored;
+}
 
 void check_stored_alike(const PrecisionPlan& run, const PrecisionPlan& stage) {
-  for (const StoredRole& role : kStoredRoles) {
-    if (role.text(run) != role.text(stage)) {
+  const auto of_run = stored_roles(run);
+  const auto of_stage = stored_roles(stage);
+  for (size_t i = 0; i < of_run.size(); ++i) {
+    const auto& [role, text] = of_run[i];
+    if (text != of_stage[i].second) {
       throw ConfigError(fmt::format(
           "precision.schedule: '{}' has {} in '{}', the run's plan '{}' in '{}': what is stored "
           "and sent cannot change during a run; set precision.{} to one of them for all stages",
-          stage.name, role.name, role.text(stage), run.name, role.text(run), role.name));
+          stage.name, role, of_stage[i].second, run.name, text, role));
     }
   }
   if (run.dynamic_loss_scaling != stage.dynamic_loss_scaling) {
@@ -65,11 +63,10 @@ PrecisionPlan stage_plan(const PlanRequest& request, const PrecisionPlan& run,
                          const std::string& name) {
   PlanRequest stage;
   stage.plan = name;
-  for (std::string RoleRequest::*role :
-       {&RoleRequest::weight, &RoleRequest::master_weight, &RoleRequest::weight_gradient,
-        &RoleRequest::gradient_wire, &RoleRequest::parameter_wire, &RoleRequest::moment1,
-        &RoleRequest::moment2, &RoleRequest::saved_norm, &RoleRequest::saved_nonlinear}) {
-    stage.roles.*role = request.roles.*role;
+  for (const Role& role : plan_roles()) {
+    if (role.gemm == nullptr) {
+      stage.roles.*role.requested = request.roles.*role.requested;
+    }
   }
   stage.use_autocast_during_eval = request.use_autocast_during_eval;
   stage.swiglu = request.swiglu;

@@ -2,6 +2,7 @@
 // A TensorFormat is the format of one role: element format x block of elements that share a scale x
 // scale policy x scale type x rounding. Pure data.
 
+#include <compare>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -27,7 +28,7 @@ struct ScaleBlock {
     const bool by_row = is_square() && (rows == 16 || rows == 32);
     return by_row ? ScaleBlock{1, columns} : *this;
   }
-  constexpr bool operator==(const ScaleBlock&) const = default;
+  constexpr auto operator<=>(const ScaleBlock&) const = default;
 };
 
 /// Blocks by name: format.block == per::row.
@@ -61,7 +62,16 @@ inline constexpr std::pair<ScaleType, std::string_view> kScaleTypes[] = {{ScaleT
                                                                          {ScaleType::e8m0, "e8m0"},
                                                                          {ScaleType::e4m3, "e4m3"}};
 constexpr DType dtype_of(ScaleType type) {
-  return type == ScaleType::e8m0 ? DType::e8m0 : type == ScaleType::e4m3 ? DType::e4m3 : DType::f32;
+  switch (type) {
+    case ScaleType::f32:
+    case ScaleType::pow2:
+      break;
+    case ScaleType::e8m0:
+      return DType::e8m0;
+    case ScaleType::e4m3:
+      return DType::e4m3;
+  }
+  return DType::f32;
 }
 
 enum class Rounding : uint8_t { nearest_even, stochastic };

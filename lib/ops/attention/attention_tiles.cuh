@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "ops/attention/attention.h"
+#include "ops/support/convert.cuh"
 #include "ops/support/kernel_support.cuh"
 #include "ops/support/mma.cuh"
 
@@ -283,7 +284,7 @@ __device__ __forceinline__ void add_product(float (&c)[kRowTiles][kColumnTiles][
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float(&tile)[4] = p[m][k + i / 2];
-          left[m][i] = pack_pair<T>(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
+          left[m][i] = narrow_pair<T>(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
         }
       }
 #pragma unroll

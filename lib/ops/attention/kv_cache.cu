@@ -59,8 +59,10 @@ HeadsView append_to_cache(Stream stream, const CacheAppend& call) {
     copy_rows<Pack<uint32_t, 4>>(stream, call.rows.data, to, layout, call.batch, per_wide);
   } else if (element == 4) {
     copy_rows<uint32_t>(stream, call.rows.data, to, layout, call.batch, 1);
-  } else {
+  } else if (element == 2) {
     copy_rows<uint16_t>(stream, call.rows.data, to, layout, call.batch, 1);
+  } else {
+    throw_no_kernel_for(call.rows.dtype);
   }
   return {.data = call.cache.data,
           .dtype = call.cache.dtype,

@@ -13,6 +13,7 @@ constexpr int kTileWarps = kTileThreads / kWarp;
 struct BlockwiseCast {
   int64_t rows, columns;
   DType code_type;
+  bool e5m2;  ///< in packs: codes are e5m2, otherwise e4m3
   uint8_t* codes;
   uint8_t* transposed;  ///< [columns, rows]
   bool transposed_aligned;
@@ -22,7 +23,8 @@ struct BlockwiseCast {
   QuantizeStatistics* statistics;  ///< may be null
 };
 
-/// Element `at` of x, whose float type is known when the kernel runs.
+/// Element `at` of x, whose float type is known when the kernel runs. with_float_type_of() would
+/// make more code of it.
 __device__ __forceinline__ float load_element(const void* x, DType type, int64_t at) {
   switch (type) {
     case DType::f32:
@@ -112,15 +114,14 @@ __device__ __forceinline__ float column_amax(const uint32_t* all_amax_bits, int 
 
 /// FP8 codes of eight values and their counts; factor_of(column) as for encode_vec8.
 template <typename X, typename FactorOf>
-__device__ __forceinline__ CodeWords encode_blocks(const Vec8<X>& vec, DType code_type,
+__device__ __forceinline__ CodeWords encode_blocks(const Vec8<X>& vec, bool e5m2_codes,
                                                    FactorOf factor_of, bool counts,
                                                    CastCounts& cast_counts) {
   CastCounts uncounted;
-  const bool is_e5m2 = code_type == DType::e5m2;
-  const CodeWords codes = is_e5m2 ? encode_vec8<e5m2, false>(vec, factor_of, uncounted)
-                                  : encode_vec8<e4m3, false>(vec, factor_of, uncounted);
+  const CodeWords codes = e5m2_codes ? encode_vec8<e5m2, false>(vec, factor_of, uncounted)
+                                     : encode_vec8<e4m3, false>(vec, factor_of, uncounted);
   if (counts) {
-    const float limit = is_e5m2 ? kSaturation<e5m2> : kSaturation<e4m3>;
+    const float limit = e5m2_codes ? kSaturation<e5m2> : kSaturation<e4m3>;
 #pragma unroll
     for (int i = 0; i < kVec8; i += 2) {
       float values[2];
@@ -152,13 +153,25 @@ __device__ __forceinline__ void cast_columns_of_tile(const Vec8<X> (&vecs)[kVec8
   CodeWords codes[kVec8];
 #pragma unroll
   for (int i = 0; i < kVec8; ++i) {
-    codes[i] = encode_blocks(vecs[i], cast.code_type, factor_of, counts, cast_counts);
+    codes[i] = encode_blocks(vecs[i], cast.e5m2, factor_of, counts, cast_counts);
   }
   put_transposed(codes, tile_words);
   __syncthreads();
   write_transposed(tile_words, cast.transposed, tile.row, tile.column, cast.rows, cast.columns,
                    cast.transposed_aligned);
   __syncthreads();
+}
+
+/// What a block has seen of a cast, where it is wanted. All threads of the block.
+__device__ __forceinline__ void finish_blocks(float* amax, uint32_t largest,
+                                              QuantizeStatistics* statistics,
+                                              const CastCounts& cast_counts, uint32_t* shared) {
+  if (amax != nullptr) {
+    raise_amax(amax, float_of(largest), shared);
+  }
+  if (statistics != nullptr) {
+    add_to_statistics(statistics, cast_counts, shared);
+  }
 }
 
 /// Host: per::row, in packs.

@@ -48,10 +48,9 @@ void find_block_scales(Stream stream, const BlockScaleSearch& call) {
         "find_block_scales: fp32 maxima, one for each block, expected");
   check(!call.transposed || call.format.block.is_square(),
         "find_block_scales: only squares are blocks of the transposed matrix too");
-  const Shape seen = call.transposed ? Shape{call.shape.back(), call.shape.rows()}
-                                     : Shape{call.shape.rows(), call.shape.back()};
-  const View codes = {nullptr, call.format.dtype, seen};
-  check_blockwise({.codes = codes, .scale_inv = call.scale_inv}, call.format, call.layout, seen);
+  const View codes = {nullptr, call.format.dtype, call.seen()};
+  check_blockwise({.codes = codes, .scale_inv = call.scale_inv}, call.format, call.layout,
+                  call.seen());
   const TraceSpan span("find_block_scales");
   dispatch<&OpTable::find_block_scales>(stream, call);
 }

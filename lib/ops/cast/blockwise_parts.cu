@@ -145,18 +145,11 @@ __global__ void __launch_bounds__(kTileThreads)
 }
 
 struct FindScales {
-  const float* amax;
-  ScaleGrid blocks;
-  bool transposed;
-  BlockScales scales;
-  BlockRule rule;
+  FindBlockScales finder;
 
   template <int N>
   __device__ void run(int64_t i) const {
-    const int64_t row = i / blocks.columns;
-    const int64_t column = i % blocks.columns;
-    scales.keep_block(transposed ? column : row, transposed ? row : column, blocks.height, amax[i],
-                      rule);
+    finder.keep(i);
   }
 };
 
@@ -198,13 +191,7 @@ void quantize_blockwise_part(Stream stream, const BlockwisePartCast& call) {
 }
 
 void find_block_scales(Stream stream, const BlockScaleSearch& call) {
-  const Shape seen = call.transposed ? Shape{call.shape.back(), call.shape.rows()}
-                                     : Shape{call.shape.rows(), call.shape.back()};
-  map<1>(stream, call.amax.count(), true,
-         FindScales{call.amax.as<float>(),
-                    block_grid(call.format.block, call.shape.rows(), call.shape.back()),
-                    call.transposed, block_scales(call.scale_inv, call.format, call.layout, seen),
-                    block_rule(call.format, DType::f32)});
+  map<1>(stream, call.amax.count(), true, FindScales{call.finder()});
 }
 
 }  // namespace fp8train::ops::cuda

@@ -7,6 +7,7 @@
 
 #include "device/stream.h"
 #include "ops/cast/quantize.h"
+#include "ops/cast/scale_blocks.h"
 #include "tensor/quantized.h"
 #include "tensor/view.h"
 
@@ -41,6 +42,16 @@ struct BlockScaleSearch {
   ScaleLayout layout = ScaleLayout::row_major;
   bool transposed = false;
   View scale_inv;
+
+  /// Of the matrix whose scales are found.
+  Shape seen() const {
+    return transposed ? Shape{shape.back(), shape.rows()} : Shape{shape.rows(), shape.back()};
+  }
+  /// For the kernels.
+  FindBlockScales finder() const {
+    return {amax.as<float>(), block_grid(format.block, shape.rows(), shape.back()), transposed,
+            block_scales(scale_inv, format, layout, seen()), block_rule(format, DType::f32)};
+  }
 };
 
 /// The reciprocal scales that quantize() would keep of a matrix of `shape`. amax: as

@@ -55,26 +55,22 @@ void cast_part(const BlockwisePartCast& call) {
   const auto* amax = call.amax.as<float>();
   auto* codes = call.codes.as<Code>();
   auto* rounded = call.rounded.as<float>();
-  uint64_t saturated = 0;
-  uint64_t underflow = 0;
-#pragma omp parallel for schedule(static) \
-    reduction(+ : saturated, underflow) if (call.x.values.count() >= kParallelElements)
-  for (int64_t band = bands.first_band(); band < bands.end_band(); ++band) {
-    bands.for_each(band, [&](int64_t block, int64_t at, int64_t count) {
+  const int64_t count = call.x.values.count();
+  const auto cast_band = [&](int64_t index, CastCounts& counts) {
+    bands.for_each(bands.first_band() + index, [&](int64_t block, int64_t at, int64_t length) {
       const float factor = rule.factor(amax[block]);
-      encode_chunk(values + at, factor, codes + at, count);
+      encode_chunk(values + at, factor, codes + at, length);
       if (call.statistics != nullptr) {
-        count_chunk(values + at, factor, codes + at, count, saturated, underflow);
+        count_chunk(values + at, factor, codes + at, length, counts);
       }
       const float inverse = reciprocal(factor);
-      for (int64_t i = at; rounded != nullptr && i < at + count; ++i) {
+      for (int64_t i = at; rounded != nullptr && i < at + length; ++i) {
         rounded[i] = decode(codes[i]) * inverse;
       }
     });
-  }
-  if (call.statistics != nullptr) {
-    *call.statistics = {static_cast<uint64_t>(call.x.values.count()), saturated, underflow};
-  }
+  };
+  const CastCounts all = count_pieces(bands.end_band() - bands.first_band(), count, cast_band);
+  keep_counts<float>(all, count, nullptr, call.statistics);
 }
 
 }  // namespace
@@ -102,16 +98,9 @@ void quantize_blockwise_part(Stream /*stream*/, const BlockwisePartCast& call) {
 }
 
 void find_block_scales(Stream /*stream*/, const BlockScaleSearch& call) {
-  const BlockRule rule = block_rule(call.format, DType::f32);
-  const ScaleGrid blocks = block_grid(call.format.block, call.shape.rows(), call.shape.back());
-  const Shape seen = call.transposed ? Shape{call.shape.back(), call.shape.rows()}
-                                     : Shape{call.shape.rows(), call.shape.back()};
-  const BlockScales scales = block_scales(call.scale_inv, call.format, call.layout, seen);
+  const FindBlockScales finder = call.finder();
   for (int64_t i = 0; i < call.amax.count(); ++i) {
-    const int64_t row = i / blocks.columns;
-    const int64_t column = i % blocks.columns;
-    scales.keep_block(call.transposed ? column : row, call.transposed ? row : column, blocks.height,
-                      call.amax.as<float>()[i], rule);
+    finder.keep(i);
   }
 }
 

@@ -275,7 +275,7 @@ void cast_tiles(const Stream& stream, const Source& source, int64_t rows, int64_
       .codes = out.rowwise.codes.as<uint8_t>(),
       .transposed = out.columnwise.codes.as<uint8_t>(),
       .transposed_aligned = transposed_is_aligned(out.columnwise.codes.data, rows),
-      .e5m2 = out.format.dtype == DType::e5m2};
+      .e5m2 = !out.empty() && is_e5m2(out.format.dtype)};
   const bool there = !out.empty() && current.amax == nullptr;
   const CastCall call = {there ? out.tensor_scale : nullptr, out.tensor_scale_inv, sink.amax,
                          sink.statistics, current};

@@ -10,8 +10,7 @@
 #include "numeric/bits.h"
 #include "ops/cast/quantize.h"
 #include "ops/cast/scaling_math.h"
-#include "ops/support/convert.cuh"
-#include "ops/support/kernel_support.cuh"
+#include "ops/support/runs.cuh"
 
 namespace fp8train::ops::cuda {
 
@@ -116,26 +115,21 @@ __device__ __forceinline__ void store_codes(uint8_t* to, const CodeWords& codes,
   }
 }
 
-/// y = codes * factor for eight elements; codes are aligned to 8 bytes, y to 16.
-template <typename Code, typename Y>
+/// y = codes * factor for one element, or for eight: then codes are aligned to 8 bytes, y to 16.
+template <int N, typename Code, typename Y>
 __device__ __forceinline__ void store_decoded(const Code* codes, float factor, Y* y) {
-  const CodeWords words = load_pack<2>(reinterpret_cast<const uint32_t*>(codes));
-  Vec8<Y> out;
-  for (int pair = 0; pair < kVec8 / 2; ++pair) {
-    float low;
-    float high;
-    decode_pair<Code>(words.values[pair / 2] >> pair % 2 * 16, low, high);
-    if constexpr (sizeof(Y) == 4) {
-      out.words[2 * pair] = bits_of(low * factor);
-      out.words[2 * pair + 1] = bits_of(high * factor);
-    } else {
-      out.words[pair] = narrow_pair<Y>(low * factor, high * factor);
+  if constexpr (N == 1) {
+    store_from_float(y, decode(*codes) * factor);
+  } else {
+    static_assert(N == kVec8);
+    const CodeWords words = load_pack<2>(reinterpret_cast<const uint32_t*>(codes));
+    float values[kVec8];
+    for (int i = 0; i < kVec8; i += 2) {
+      decode_pair<Code>(words.values[i / 4] >> i % 4 * 8, values[i], values[i + 1]);
+      values[i] *= factor;
+      values[i + 1] *= factor;
     }
-  }
-  for (int part = 0; part < Vec8<Y>::kWords / 4; ++part) {
-    const uint32_t* from = out.words + part * 4;
-    store_pack(reinterpret_cast<uint32_t*>(y) + part * 4,
-               Words{{from[0], from[1], from[2], from[3]}});
+    store_values<kVec8, true>(y, values, kVec8);
   }
 }
 
@@ -237,6 +231,13 @@ __device__ __forceinline__ void add_to_statistics(QuantizeStatistics* statistics
     atomicAdd(reinterpret_cast<Counter*>(&statistics->saturated), Counter{saturated});
     atomicAdd(reinterpret_cast<Counter*>(&statistics->underflow), Counter{underflow});
   }
+}
+
+/// Host: whether codes are e5m2 and not e4m3, for kernels that choose between these two when they
+/// run. Throws InternalError for others.
+inline bool is_e5m2(DType dtype) {
+  check_type<e4m3, e5m2>(dtype);
+  return dtype == DType::e5m2;
 }
 
 struct ResetStatistics {

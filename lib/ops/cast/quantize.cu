@@ -150,12 +150,7 @@ struct Dequantize {
 
   template <int N>
   __device__ void run(int64_t i) const {
-    const float factor = *scale_inv;
-    if constexpr (N == 1) {
-      store_from_float(y + i, decode(codes[i]) * factor);
-    } else {
-      store_decoded<Code>(codes + i, factor, y + i);
-    }
+    store_decoded<N>(codes + i, *scale_inv, y + i);
   }
 };
 

@@ -50,7 +50,7 @@ __device__ __forceinline__ void cast_rows_of_tile(const Vec8<X> (&vecs)[kVec8],
     const auto factor_of = [factor](int /*column*/) { return factor; };
     store_row(
         cast, tile, i,
-        encode_blocks(vecs[i], cast.code_type, factor_of, cast.statistics != nullptr, cast_counts));
+        encode_blocks(vecs[i], cast.e5m2, factor_of, cast.statistics != nullptr, cast_counts));
   }
 }
 
@@ -90,12 +90,7 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<true, false, X>))
     cast_columns_of_tile(vecs, factors + thread_row() / Width * kTile + thread_group() * kVec8,
                          cast, tile, tile_words, cast_counts);
   }
-  if (cast.amax != nullptr) {
-    raise_amax(cast.amax, float_of(largest), shared);
-  }
-  if (cast.statistics != nullptr) {
-    add_to_statistics(cast.statistics, cast_counts, shared);
-  }
+  finish_blocks(cast.amax, largest, cast.statistics, cast_counts, shared);
 }
 
 constexpr int kAcross32 = kTile / 32;
@@ -175,8 +170,8 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     CodeWords codes[kVec8];
 #pragma unroll
     for (int i = 0; i < kVec8; ++i) {
-      codes[i] = encode_blocks(vecs[i], cast.code_type, factor_of, cast.statistics != nullptr,
-                               cast_counts);
+      codes[i] =
+          encode_blocks(vecs[i], cast.e5m2, factor_of, cast.statistics != nullptr, cast_counts);
       if (cast.codes != nullptr) {
         store_row(cast, tile, i, codes[i]);
       }
@@ -189,12 +184,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
       __syncthreads();
     }
   }
-  if (cast.amax != nullptr) {
-    raise_amax(cast.amax, float_of(largest), shared);
-  }
-  if (cast.statistics != nullptr) {
-    add_to_statistics(cast.statistics, cast_counts, shared);
-  }
+  finish_blocks(cast.amax, largest, cast.statistics, cast_counts, shared);
 }
 
 template <typename X>
@@ -207,8 +197,11 @@ void quantize_tiles(const Stream& stream, ScaleBlock block, const X* x, const Bl
   if (block == per::block_32x32) {
     return launch(stream, by_tile, squares_kernel<32, X>, x, cast);
   }
-  return block.columns == 32 ? launch(stream, by_tile, blockwise_kernel<32, X>, x, cast)
-                             : launch(stream, by_tile, blockwise_kernel<128, X>, x, cast);
+  if (block == per::block_1x32) {
+    return launch(stream, by_tile, blockwise_kernel<32, X>, x, cast);
+  }
+  check(block == per::block_1x128, "quantize: no kernel for these blocks");
+  launch(stream, by_tile, blockwise_kernel<128, X>, x, cast);
 }
 
 /// The types are chosen when the kernel runs.
@@ -224,35 +217,12 @@ struct DequantizeBlockwise {
   __device__ void run(int64_t i) const {
     const ScaleGrid& grid = scales.grid;
     const float factor = scales.inverse(i / columns / grid.height, i % columns / grid.width);
-    switch (code_type) {
-      case DType::e4m3:
-        return write<N, e4m3>(i, factor);
-      case DType::e5m2:
-        return write<N, e5m2>(i, factor);
-      default:
-        return write<N, int8_t>(i, factor);
-    }
-  }
-
- private:
-  template <int N, typename Code>
-  __device__ __forceinline__ void write(int64_t i, float factor) const {
-    switch (y_type) {
-      case DType::f32:
-        return write_as<N>(static_cast<const Code*>(codes) + i, factor, static_cast<float*>(y) + i);
-      case DType::bf16:
-        return write_as<N>(static_cast<const Code*>(codes) + i, factor, static_cast<bf16*>(y) + i);
-      default:
-        return write_as<N>(static_cast<const Code*>(codes) + i, factor, static_cast<f16*>(y) + i);
-    }
-  }
-  template <int N, typename Code, typename Y>
-  static __device__ __forceinline__ void write_as(const Code* code, float factor, Y* to) {
-    if constexpr (N == 1) {
-      store_from_float(to, decode(*code) * factor);
-    } else {
-      store_decoded<Code>(code, factor, to);
-    }
+    with_code_type_of(code_type, [&](auto code_tag) {
+      with_float_type_of(y_type, [&](auto y_tag) {
+        const auto* const from = static_cast<const typename decltype(code_tag)::Type*>(codes) + i;
+        store_decoded<N>(from, factor, static_cast<typename decltype(y_tag)::Type*>(y) + i);
+      });
+    });
   }
 };
 
@@ -264,11 +234,16 @@ void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, flo
     reset_statistics(stream, statistics, x.count());
   }
   const int64_t rows = x.shape.rows();
+  const View& codes = out.rowwise.codes;
+  const bool packed = x.dtype != DType::f16 && out.format.dtype != DType::i8 &&
+                      is_aligned(x.data) && is_aligned(codes.data, kVec8) &&
+                      x.shape.back() % kVec8 == 0;
   const BlockwiseCast cast = {
       .rows = rows,
       .columns = x.shape.back(),
       .code_type = out.format.dtype,
-      .codes = out.rowwise.codes.as<uint8_t>(),
+      .e5m2 = packed && is_e5m2(out.format.dtype),
+      .codes = codes.as<uint8_t>(),
       .transposed = out.columnwise.codes.as<uint8_t>(),
       .transposed_aligned = transposed_is_aligned(out.columnwise.codes.data, rows),
       .rowwise = block_scales(out.rowwise, out.format, out.layout),
@@ -276,24 +251,22 @@ void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, flo
       .rule = block_rule(out.format, x.dtype),
       .amax = amax,
       .statistics = statistics};
-  const bool packed = x.dtype != DType::f16 && out.format.dtype != DType::i8 &&
-                      is_aligned(x.data) && is_aligned(cast.codes, kVec8) &&
-                      cast.columns % kVec8 == 0;
   if (!packed) {
     quantize_any_blocks(stream, x, out.format.block, cast);
   } else if (out.format.block == per::row) {
     quantize_rows(stream, x, cast);
-  } else if (x.dtype == DType::bf16) {
-    quantize_tiles(stream, out.format.block, x.as<bf16>(), cast);
   } else {
-    quantize_tiles(stream, out.format.block, x.as<float>(), cast);
+    with_type<bf16, float>(x.dtype, [&](auto tag) {
+      quantize_tiles(stream, out.format.block, x.as<typename decltype(tag)::Type>(), cast);
+    });
   }
 }
 
 void dequantize_blocks(Stream stream, const QuantizedTensor& x, View y) {
   const View& codes = x.rowwise.codes;
-  check(is_fp8(codes.dtype) || codes.dtype == DType::i8, "blocks: codes in e4m3, e5m2 or int8");
   const int64_t columns = codes.shape.back();
+  check_code_type(codes.dtype);
+  check_float_type(y.dtype);
   map<kVec8>(
       stream, y.count(),
       columns % kVec8 == 0 && is_aligned(codes.data, kVec8) && is_aligned(y.data),

@@ -2,7 +2,6 @@
 // where nothing needs to be fast: types are chosen when the kernel runs, and a warp has a block
 // at a time, which it reads twice.
 
-#include "base/error.h"
 #include "ops/cast/blockwise_cast.cuh"
 
 namespace fp8train::ops::cuda {
@@ -84,12 +83,7 @@ __global__ void __launch_bounds__(kTileThreads) any_blocks_kernel(AnyCast cast) 
           cast.code(cast.load(row, column), factor, cast_counts);
     }
   }
-  if (cast.amax != nullptr) {
-    raise_amax(cast.amax, float_of(largest), shared);
-  }
-  if (cast.statistics != nullptr) {
-    add_to_statistics(cast.statistics, cast_counts, shared);
-  }
+  finish_blocks(cast.amax, largest, cast.statistics, cast_counts, shared);
 }
 
 void run(const Stream& stream, const AnyCast& cast) {
@@ -101,8 +95,8 @@ void run(const Stream& stream, const AnyCast& cast) {
 
 void quantize_any_blocks(const Stream& stream, ConstView x, ScaleBlock block,
                          const BlockwiseCast& cast) {
-  check(is_fp8(cast.code_type) || cast.code_type == DType::i8,
-        "blocks: codes in e4m3, e5m2 or int8");
+  check_float_type(x.dtype);
+  check_code_type(cast.code_type);
   AnyCast one = {.x = x.data,
                  .x_type = x.dtype,
                  .rows = cast.rows,

@@ -11,14 +11,12 @@ namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
 
 /// One cast of a matrix x [rows, columns].
-template <typename X, typename Code>
+template <typename X>
 struct Cast {
   const X* x;
   int64_t rows, columns;
   BlockRule rule;
-  bool counts;  ///< what saturates and what becomes zero
-  uint64_t saturated, underflow;
-  uint32_t largest;  // magnitude of all elements
+  bool counted;  ///< what saturates and what becomes zero
 };
 
 template <typename X>
@@ -26,34 +24,31 @@ FP8TRAIN_HD float amax_of(uint32_t magnitude, TypeTag<X> tag) {
   return max_magnitude(value_of_magnitude(magnitude, tag), 0.0F);
 }
 
+/// `length` elements from `begin` on, to their place among the codes.
+template <typename X, typename Code>
+FP8TRAIN_HD void cast_run(const Cast<X>& cast, int64_t begin, int64_t length, float factor,
+                          Code* codes, CastCounts& counts) {
+  encode_chunk(cast.x + begin, factor, codes + begin, length);
+  if (cast.counted) {
+    count_chunk(cast.x + begin, factor, codes + begin, length, counts);
+  }
+}
+
 /// Blocks that lie in one row.
 template <typename X, typename Code>
-FP8TRAIN_HD void cast_rows(Cast<X, Code>& cast, const BlockScales& scales, Code* codes) {
+FP8TRAIN_HD CastCounts cast_rows(const Cast<X>& cast, const BlockScales& scales, Code* codes) {
   const ScaleGrid& grid = scales.grid;
-  uint64_t saturated = 0;
-  uint64_t underflow = 0;
-  uint32_t largest_of_all = 0;
-#pragma omp parallel for schedule(static) \
-    reduction(+ : saturated, underflow) \
-    reduction(max : largest_of_all) if (cast.rows * cast.columns >= kParallelElements)
-  for (int64_t row = 0; row < cast.rows; ++row) {
+  return count_pieces(cast.rows, cast.rows * cast.columns, [&](int64_t row, CastCounts& counts) {
     for (int64_t block = 0; block < grid.columns; ++block) {
       const int64_t begin = row * cast.columns + block * grid.width;
       const int64_t length = minimum(grid.width, cast.columns - block * grid.width);
       const uint32_t largest = largest_magnitude(cast.x + begin, length);
-      largest_of_all = largest > largest_of_all ? largest : largest_of_all;
+      counts.raise(largest);
       const float amax = amax_of(largest, TypeTag<X>{});
       scales.keep(row, block, amax, cast.rule);
-      const float factor = cast.rule.factor(amax);
-      encode_chunk(cast.x + begin, factor, codes + begin, length);
-      if (cast.counts) {
-        count_chunk(cast.x + begin, factor, codes + begin, length, saturated, underflow);
-      }
+      cast_run(cast, begin, length, cast.rule.factor(amax), codes, counts);
     }
-  }
-  cast.saturated = saturated;
-  cast.underflow = underflow;
-  cast.largest = largest_of_all;
+  });
 }
 
 /// The largest magnitudes of `width` columns over `height` rows.
@@ -71,22 +66,19 @@ FP8TRAIN_HD void largest_of_columns(const X* x, int64_t height, int64_t width, i
   }
 }
 
-/// `height` rows of `width` columns, each column with its own factor, to transposed codes.
-template <typename X, typename Code>
-FP8TRAIN_HD void cast_strip(const Cast<X, Code>& cast, int64_t row_begin, int64_t height,
-                            int64_t column_begin, int64_t width, const float* factors,
-                            Code* transposed, uint64_t& saturated, uint64_t& underflow) {
+/// `height` rows of `width` columns with one factor, or one for each column, to transposed codes.
+template <typename X, typename Factor, typename Code>
+FP8TRAIN_HD void cast_strip(const Cast<X>& cast, int64_t row_begin, int64_t height,
+                            int64_t column_begin, int64_t width, Factor factor, Code* transposed,
+                            CastCounts& counts) {
   for (int64_t row = row_begin; row < row_begin + height; row += kTurn) {
     const int64_t tile_height = minimum(kTurn, row_begin + height - row);
     Code codes[kTurn * kTurn];
     for (int64_t r = 0; r < tile_height; ++r) {
       const X* from = cast.x + (row + r) * cast.columns + column_begin;
-      for (int64_t column = 0; column < width; ++column) {
-        const float scaled = load_as_float(from + column) * factors[column];
-        codes[r * kTurn + column] = encode<Code>(scaled);
-      }
-      if (cast.counts) {
-        count_row(from, factors, codes + r * kTurn, width, saturated, underflow);
+      encode_chunk(from, factor, codes + r * kTurn, width);
+      if (cast.counted) {
+        count_chunk(from, factor, codes + r * kTurn, width, counts);
       }
     }
     transpose_tile(codes, tile_height, width, transposed + column_begin * cast.rows + row,
@@ -96,127 +88,93 @@ FP8TRAIN_HD void cast_strip(const Cast<X, Code>& cast, int64_t row_begin, int64_
 
 /// Blocks that lie in one column, whose codes go to [columns, rows].
 template <typename X, typename Code>
-FP8TRAIN_HD void cast_columns(Cast<X, Code>& cast, const BlockScales& scales, Code* transposed) {
+FP8TRAIN_HD CastCounts cast_columns(const Cast<X>& cast, const BlockScales& scales,
+                                    Code* transposed) {
   const ScaleGrid& grid = scales.grid;
-  const int64_t strips = ceil_div(cast.columns, kTurn);
-  uint64_t saturated = 0;
-  uint64_t underflow = 0;
-  uint32_t largest_of_all = 0;
-#pragma omp parallel for schedule(static) collapse(2) \
-    reduction(+ : saturated, underflow) \
-    reduction(max : largest_of_all) if (cast.rows * cast.columns >= kParallelElements)
-  for (int64_t strip = 0; strip < strips; ++strip) {
-    for (int64_t block = 0; block < grid.columns; ++block) {
-      const int64_t column = strip * kTurn;
-      const int64_t width = minimum(kTurn, cast.columns - column);
-      const int64_t row = block * grid.width;
-      const int64_t height = minimum(grid.width, cast.rows - row);
-      uint32_t largest[kTurn];
-      float factors[kTurn];
-      largest_of_columns(cast.x + row * cast.columns + column, height, width, cast.columns,
-                         largest);
-      for (int64_t i = 0; i < width; ++i) {
-        largest_of_all = largest[i] > largest_of_all ? largest[i] : largest_of_all;
-        const float amax = amax_of(largest[i], TypeTag<X>{});
-        scales.keep(column + i, block, amax, cast.rule);
-        factors[i] = cast.rule.factor(amax);
-      }
-      cast_strip(cast, row, height, column, width, factors, transposed, saturated, underflow);
+  const int64_t pieces = ceil_div(cast.columns, kTurn) * grid.columns;
+  return count_pieces(pieces, cast.rows * cast.columns, [&](int64_t piece, CastCounts& counts) {
+    const int64_t block = piece % grid.columns;
+    const int64_t column = piece / grid.columns * kTurn;
+    const int64_t width = minimum(kTurn, cast.columns - column);
+    const int64_t row = block * grid.width;
+    const int64_t height = minimum(grid.width, cast.rows - row);
+    uint32_t largest[kTurn];
+    float factors[kTurn];
+    largest_of_columns(cast.x + row * cast.columns + column, height, width, cast.columns, largest);
+    for (int64_t i = 0; i < width; ++i) {
+      counts.raise(largest[i]);
+      const float amax = amax_of(largest[i], TypeTag<X>{});
+      scales.keep(column + i, block, amax, cast.rule);
+      factors[i] = cast.rule.factor(amax);
     }
-  }
-  cast.saturated = saturated;
-  cast.underflow = underflow;
-  cast.largest = largest_of_all;
+    const float* const each = factors;
+    cast_strip(cast, row, height, column, width, each, transposed, counts);
+  });
 }
 
 /// Squares of `side` x `side`: one scale for both orientations. Codes and transposed codes may each
 /// be null.
 template <typename X, typename Code>
-FP8TRAIN_HD void cast_squares(Cast<X, Code>& cast, int64_t side, const BlockScales& scales,
-                              const BlockScales& scales_transposed, Code* codes, Code* transposed) {
-  const int64_t down = ceil_div(cast.rows, side);
+FP8TRAIN_HD CastCounts cast_squares(const Cast<X>& cast, int64_t side, const BlockScales& scales,
+                                    const BlockScales& scales_transposed, Code* codes,
+                                    Code* transposed) {
   const int64_t across = ceil_div(cast.columns, side);
-  uint64_t saturated = 0;
-  uint64_t underflow = 0;
-  uint32_t largest_of_all = 0;
-#pragma omp parallel for schedule(static) collapse(2) \
-    reduction(+ : saturated, underflow) \
-    reduction(max : largest_of_all) if (cast.rows * cast.columns >= kParallelElements)
-  for (int64_t i = 0; i < down; ++i) {
-    for (int64_t j = 0; j < across; ++j) {
-      const int64_t height = minimum(side, cast.rows - i * side);
-      const int64_t width = minimum(side, cast.columns - j * side);
-      const int64_t first = i * side * cast.columns + j * side;
-      uint32_t largest = 0;
+  const int64_t pieces = ceil_div(cast.rows, side) * across;
+  return count_pieces(pieces, cast.rows * cast.columns, [&](int64_t piece, CastCounts& counts) {
+    const int64_t i = piece / across;
+    const int64_t j = piece % across;
+    const int64_t height = minimum(side, cast.rows - i * side);
+    const int64_t width = minimum(side, cast.columns - j * side);
+    const int64_t first = i * side * cast.columns + j * side;
+    uint32_t largest = 0;
+    for (int64_t row = 0; row < height; ++row) {
+      const uint32_t here = largest_magnitude(cast.x + first + row * cast.columns, width);
+      largest = here > largest ? here : largest;
+    }
+    counts.raise(largest);
+    const float amax = amax_of(largest, TypeTag<X>{});
+    const float factor = cast.rule.factor(amax);
+    if (codes != nullptr) {
+      scales.keep_block(i, j, side, amax, cast.rule);
       for (int64_t row = 0; row < height; ++row) {
-        const uint32_t here = largest_magnitude(cast.x + first + row * cast.columns, width);
-        largest = here > largest ? here : largest;
-      }
-      largest_of_all = largest > largest_of_all ? largest : largest_of_all;
-      const float amax = amax_of(largest, TypeTag<X>{});
-      const float factor = cast.rule.factor(amax);
-      float factors[kTurn];
-      for (float& each : factors) {
-        each = factor;
-      }
-      if (codes != nullptr) {
-        scales.keep_block(i, j, side, amax, cast.rule);
-        for (int64_t row = 0; row < height; ++row) {
-          const int64_t at = first + row * cast.columns;
-          encode_chunk(cast.x + at, factor, codes + at, width);
-          if (cast.counts) {
-            count_chunk(cast.x + at, factor, codes + at, width, saturated, underflow);
-          }
-        }
-      }
-      if (transposed != nullptr) {
-        scales_transposed.keep_block(j, i, side, amax, cast.rule);
-        uint64_t counted[2] = {0, 0};
-        for (int64_t column = 0; column < width; column += kTurn) {
-          cast_strip(cast, i * side, height, j * side + column, minimum(kTurn, width - column),
-                     factors, transposed, counted[0], counted[1]);
-        }
-        saturated += codes == nullptr ? counted[0] : 0;
-        underflow += codes == nullptr ? counted[1] : 0;
+        cast_run(cast, first + row * cast.columns, width, factor, codes, counts);
       }
     }
-  }
-  cast.saturated = saturated;
-  cast.underflow = underflow;
-  cast.largest = largest_of_all;
+    if (transposed != nullptr) {
+      scales_transposed.keep_block(j, i, side, amax, cast.rule);
+      CastCounts again;  // the same codes as above
+      for (int64_t column = 0; column < width; column += kTurn) {
+        cast_strip(cast, i * side, height, j * side + column, minimum(kTurn, width - column),
+                   factor, transposed, codes == nullptr ? counts : again);
+      }
+    }
+  });
 }
 
 template <typename X, typename Code>
 FP8TRAIN_HD void cast_as(ConstView x, const QuantizedTensor& out, float* amax_out,
                          QuantizeStatistics* statistics) {
-  Cast<X, Code> cast = {.x = x.as<X>(),
+  const Cast<X> cast = {.x = x.as<X>(),
                         .rows = x.shape.rows(),
                         .columns = x.shape.back(),
                         .rule = block_rule(out.format, x.dtype),
-                        .counts = statistics != nullptr,
-                        .saturated = 0,
-                        .underflow = 0,
-                        .largest = 0};
+                        .counted = statistics != nullptr};
   const BlockScales rowwise = block_scales(out.rowwise, out.format, out.layout);
   const BlockScales columnwise = block_scales(out.columnwise, out.format, out.layout);
   Code* codes = out.rowwise.codes.as<Code>();
   Code* transposed = out.columnwise.codes.as<Code>();
+  CastCounts counts;
   if (out.format.block.is_square()) {
-    cast_squares(cast, out.format.block.rows, rowwise, columnwise, codes, transposed);
+    counts = cast_squares(cast, out.format.block.rows, rowwise, columnwise, codes, transposed);
   } else {
     if (transposed != nullptr) {
-      cast_columns(cast, columnwise, transposed);
+      counts = cast_columns(cast, columnwise, transposed);
     }
     if (codes != nullptr) {
-      cast_rows(cast, rowwise, codes);
+      counts = cast_rows(cast, rowwise, codes);
     }
   }
-  if (amax_out != nullptr) {
-    *amax_out = max_magnitude(amax_of(cast.largest, TypeTag<X>{}), *amax_out);
-  }
-  if (statistics != nullptr) {
-    *statistics = {static_cast<uint64_t>(x.count()), cast.saturated, cast.underflow};
-  }
+  keep_counts<X>(counts, x.count(), amax_out, statistics);
 }
 
 }  // namespace

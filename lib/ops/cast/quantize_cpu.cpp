@@ -8,37 +8,23 @@
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
 
-/// The chunk is read from memory once: its further passes find it in L1. Maxima and counts are
-/// integers, so that no order of threads changes them.
+/// The chunk is read from memory once: its further passes find it in L1.
 template <typename X, typename Code>
 FP8TRAIN_HD void quantize_array(const X* x, Code* codes, int64_t count, float scale,
                                 float* amax_out, QuantizeStatistics* statistics) {
-  const bool wants_amax = amax_out != nullptr;
-  const bool wants_statistics = statistics != nullptr;
-  const int64_t chunks = ceil_div(count, kChunk);
-  uint32_t largest = 0;
-  uint64_t saturated = 0;
-  uint64_t underflow = 0;
-#pragma omp parallel for schedule(static) reduction(max : largest) \
-    reduction(+ : saturated, underflow) if (count >= kParallelElements)
-  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-    const int64_t begin = chunk * kChunk;
-    const int64_t length = minimum(kChunk, count - begin);
-    if (wants_amax) {
-      const uint32_t here = largest_magnitude(x + begin, length);
-      largest = here > largest ? here : largest;
-    }
-    encode_chunk(x + begin, scale, codes + begin, length);
-    if (wants_statistics) {
-      count_chunk(x + begin, scale, codes + begin, length, saturated, underflow);
-    }
-  }
-  if (wants_amax) {
-    *amax_out = max_magnitude(value_of_magnitude(largest, TypeTag<X>{}), *amax_out);
-  }
-  if (wants_statistics) {
-    *statistics = {static_cast<uint64_t>(count), saturated, underflow};
-  }
+  const CastCounts all =
+      count_pieces(ceil_div(count, kChunk), count, [&](int64_t chunk, CastCounts& counts) {
+        const int64_t begin = chunk * kChunk;
+        const int64_t length = minimum(kChunk, count - begin);
+        if (amax_out != nullptr) {
+          counts.raise(largest_magnitude(x + begin, length));
+        }
+        encode_chunk(x + begin, scale, codes + begin, length);
+        if (statistics != nullptr) {
+          count_chunk(x + begin, scale, codes + begin, length, counts);
+        }
+      });
+  keep_counts<X>(all, count, amax_out, statistics);
 }
 
 void transpose_matrix(const uint8_t* from, int64_t rows, int64_t columns, uint8_t* to) {
@@ -59,13 +45,7 @@ void transpose_matrix(const uint8_t* from, int64_t rows, int64_t columns, uint8_
 template <typename X, typename Code>
 FP8TRAIN_HD void quantize_transposed(const X* x, int64_t rows, int64_t columns, Code* transposed,
                                      float scale, float* amax_out, QuantizeStatistics* statistics) {
-  const int64_t column_tiles = ceil_div(columns, kTurn);
-  uint32_t largest = 0;
-  uint64_t saturated = 0;
-  uint64_t underflow = 0;
-#pragma omp parallel for schedule(static) reduction(max : largest) \
-    reduction(+ : saturated, underflow) if (rows * columns >= kParallelElements)
-  for (int64_t tile = 0; tile < column_tiles; ++tile) {
+  const auto cast_tiles = [&](int64_t tile, CastCounts& counts) {
     const int64_t column = tile * kTurn;
     const int64_t width = minimum(kTurn, columns - column);
     for (int64_t row = 0; row < rows; row += kTurn) {
@@ -73,22 +53,18 @@ FP8TRAIN_HD void quantize_transposed(const X* x, int64_t rows, int64_t columns, 
       Code codes[kTurn * kTurn];
       for (int64_t r = 0; r < height; ++r) {
         const X* from = x + (row + r) * columns + column;
-        const uint32_t here = largest_magnitude(from, width);
-        largest = here > largest ? here : largest;
+        counts.raise(largest_magnitude(from, width));
         encode_chunk(from, scale, codes + r * kTurn, width);
         if (statistics != nullptr) {
-          count_chunk(from, scale, codes + r * kTurn, width, saturated, underflow);
+          count_chunk(from, scale, codes + r * kTurn, width, counts);
         }
       }
       transpose_tile(codes, height, width, transposed + column * rows + row, rows);
     }
-  }
-  if (amax_out != nullptr) {
-    *amax_out = max_magnitude(value_of_magnitude(largest, TypeTag<X>{}), *amax_out);
-  }
-  if (statistics != nullptr) {
-    *statistics = {static_cast<uint64_t>(rows * columns), saturated, underflow};
-  }
+  };
+  const int64_t count = rows * columns;
+  keep_counts<X>(count_pieces(ceil_div(columns, kTurn), count, cast_tiles), count, amax_out,
+                 statistics);
 }
 
 /// Slots begin .. begin + count, at most kLanes: a row of the history is read for all of them.
@@ -121,14 +97,11 @@ void amax(Stream /*stream*/, ConstView x, float* result, bool combine) {
   with_float_type(x.dtype, [&](auto tag) {
     const auto* data = x.as<typename decltype(tag)::Type>();
     const int64_t count = x.count();
-    const int64_t chunks = ceil_div(count, kChunk);
-    uint32_t largest = 0;
-#pragma omp parallel for schedule(static) reduction(max : largest) if (count >= kParallelElements)
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-      const int64_t begin = chunk * kChunk;
-      const uint32_t here = largest_magnitude(data + begin, minimum(kChunk, count - begin));
-      largest = here > largest ? here : largest;
-    }
+    const uint32_t largest =
+        count_pieces(ceil_div(count, kChunk), count, [&](int64_t chunk, CastCounts& counts) {
+          const int64_t begin = chunk * kChunk;
+          counts.raise(largest_magnitude(data + begin, minimum(kChunk, count - begin)));
+        }).largest;
     *result = max_magnitude(value_of_magnitude(largest, tag), combine ? *result : 0.0F);
   });
 }

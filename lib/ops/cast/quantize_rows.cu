@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kTileThreads, 4)
       const Vec8<X> vec = load_vec8<true>(from + i, cast.columns - i);
       store_codes<true>(
           cast.codes + row * cast.columns + i,
-          encode_blocks(vec, cast.code_type, factor_of, cast.statistics != nullptr, cast_counts),
+          encode_blocks(vec, cast.e5m2, factor_of, cast.statistics != nullptr, cast_counts),
           cast.columns - i);
     }
   }
@@ -127,11 +127,9 @@ void cast_in_packs(const Stream& stream, const X* x, const BlockwiseCast& cast) 
 }  // namespace
 
 void quantize_rows(const Stream& stream, ConstView x, const BlockwiseCast& cast) {
-  if (x.dtype == DType::bf16) {
-    cast_in_packs(stream, x.as<bf16>(), cast);
-  } else {
-    cast_in_packs(stream, x.as<float>(), cast);
-  }
+  with_type<bf16, float>(x.dtype, [&](auto tag) {
+    cast_in_packs(stream, x.as<typename decltype(tag)::Type>(), cast);
+  });
 }
 
 }  // namespace fp8train::ops::cuda

@@ -7,13 +7,6 @@
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 
-/// What one row has seen; maxima and counts are integers, so that no order of threads changes them.
-struct CastCounts {
-  uint32_t largest = 0;
-  uint64_t saturated = 0;
-  uint64_t underflow = 0;
-};
-
 /// Codes of elements (row, column) .. (row, column + length - 1), at most kChunk.
 template <typename Code, typename Y>
 FP8TRAIN_HD void cast_piece_as(const QuantizeSink& sink, const Y* values, int64_t row,
@@ -26,7 +19,7 @@ FP8TRAIN_HD void cast_piece_as(const QuantizeSink& sink, const Y* values, int64_
                                                       row * out.rowwise.codes.shape.back() + column;
   encode_chunk(values, scale, codes, length);
   if (sink.statistics != nullptr) {
-    count_chunk(values, scale, codes, length, counts.saturated, counts.underflow);
+    count_chunk(values, scale, codes, length, counts);
   }
   if (!out.columnwise.codes.empty()) {
     const int64_t rows = out.columnwise.codes.shape.back();
@@ -42,8 +35,7 @@ static __attribute__((noinline)) void cast_piece(const QuantizeSink& sink, const
                                                  int64_t row, int64_t column, int64_t length,
                                                  CastCounts& counts) {
   if (sink.amax != nullptr) {
-    const uint32_t here = largest_magnitude(values, length);
-    counts.largest = here > counts.largest ? here : counts.largest;
+    counts.raise(largest_magnitude(values, length));
   }
   if (!sink.out.empty()) {
     with_fp8_type(sink.out.format.dtype, [&](auto tag) {
@@ -79,26 +71,10 @@ FP8TRAIN_HD void produce_row(const QuantizeSink& sink, Y* y, int64_t row, int64_
 template <typename Y, typename Body>
 FP8TRAIN_HD void for_each_piece(const QuantizeSink& sink, int64_t pieces, int64_t count,
                                 Body body) {
-  uint32_t largest = 0;
-  uint64_t saturated = 0;
-  uint64_t underflow = 0;
-#pragma omp parallel for schedule(static) reduction(max : largest) \
-    reduction(+ : saturated, underflow) if (count >= kParallelElements)
-  for (int64_t piece = 0; piece < pieces; ++piece) {
-    CastCounts counts;
-    body(piece, counts);
-    largest = counts.largest > largest ? counts.largest : largest;
-    saturated += counts.saturated;
-    underflow += counts.underflow;
-  }
-  if (sink.amax != nullptr) {
-    *sink.amax = max_magnitude(value_of_magnitude(largest, TypeTag<Y>{}), *sink.amax);
-  }
+  const CastCounts counts = count_pieces(pieces, count, body);
+  keep_counts<Y>(counts, count, sink.amax, sink.statistics);
   if (sink.out.tensor_scale_inv != nullptr) {
     *sink.out.tensor_scale_inv = reciprocal(*sink.out.tensor_scale);
-  }
-  if (sink.statistics != nullptr) {
-    *sink.statistics = {static_cast<uint64_t>(count), saturated, underflow};
   }
 }
 

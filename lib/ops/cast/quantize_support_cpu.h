@@ -16,20 +16,58 @@ constexpr int64_t kTurn = 64;  ///< rows and columns of a tile that is transpose
 FP8TRAIN_HD uint32_t magnitude_bits(const float* x) {
   return bits_of(*x) & 0x7FFFFFFFU;
 }
-FP8TRAIN_HD uint16_t magnitude_bits(const bf16* x) {
-  return static_cast<uint16_t>(x->bits & 0x7FFFU);
-}
-FP8TRAIN_HD uint16_t magnitude_bits(const f16* x) {
+template <typename X>
+FP8TRAIN_HD uint16_t magnitude_bits(const X* x) {
   return static_cast<uint16_t>(x->bits & 0x7FFFU);
 }
 FP8TRAIN_HD float value_of_magnitude(uint32_t bits, TypeTag<float> /*tag*/) {
   return float_of(bits);
 }
-FP8TRAIN_HD float value_of_magnitude(uint32_t bits, TypeTag<bf16> /*tag*/) {
-  return decode(bf16{static_cast<uint16_t>(bits)});
+template <typename X>
+FP8TRAIN_HD float value_of_magnitude(uint32_t bits, TypeTag<X> /*tag*/) {
+  return decode(X{static_cast<uint16_t>(bits)});
 }
-FP8TRAIN_HD float value_of_magnitude(uint32_t bits, TypeTag<f16> /*tag*/) {
-  return decode(f16{static_cast<uint16_t>(bits)});
+
+/// What pieces of a cast have seen. Maxima and counts are integers, so that no order of threads
+/// changes them.
+struct CastCounts {
+  uint32_t largest = 0;  ///< magnitude, as bits
+  uint64_t saturated = 0;
+  uint64_t underflow = 0;
+
+  FP8TRAIN_HD void raise(uint32_t magnitude) {
+    largest = magnitude > largest ? magnitude : largest;
+  }
+};
+
+/// body(piece, counts) for all pieces of a cast of `count` elements, over the threads.
+template <typename Body>
+FP8TRAIN_HD CastCounts count_pieces(int64_t pieces, int64_t count, Body body) {
+  uint32_t largest = 0;
+  uint64_t saturated = 0;
+  uint64_t underflow = 0;
+#pragma omp parallel for schedule(static) reduction(max : largest) \
+    reduction(+ : saturated, underflow) if (count >= kParallelElements)
+  for (int64_t piece = 0; piece < pieces; ++piece) {
+    CastCounts counts;
+    body(piece, counts);
+    largest = counts.largest > largest ? counts.largest : largest;
+    saturated += counts.saturated;
+    underflow += counts.underflow;
+  }
+  return {largest, saturated, underflow};
+}
+
+/// What is wanted of a cast of `count` elements of X: a null pointer is not.
+template <typename X>
+FP8TRAIN_HD void keep_counts(const CastCounts& counts, int64_t count, float* amax,
+                             QuantizeStatistics* statistics) {
+  if (amax != nullptr) {
+    *amax = max_magnitude(value_of_magnitude(counts.largest, TypeTag<X>{}), *amax);
+  }
+  if (statistics != nullptr) {
+    *statistics = {static_cast<uint64_t>(count), counts.saturated, counts.underflow};
+  }
 }
 
 template <typename X>
@@ -42,53 +80,36 @@ FP8TRAIN_HD uint32_t largest_magnitude(const X* __restrict x, int64_t count) {
   return largest;
 }
 
-template <typename X, typename Code>
-FP8TRAIN_HD void encode_chunk(const X* __restrict x, float scale, Code* __restrict codes,
+// The scale of all elements, or of each.
+FP8TRAIN_HD float scale_at(float scale, int64_t /*i*/) {
+  return scale;
+}
+FP8TRAIN_HD float scale_at(const float* scales, int64_t i) {
+  return scales[i];
+}
+
+template <typename X, typename Scale, typename Code>
+FP8TRAIN_HD void encode_chunk(const X* __restrict x, Scale scale, Code* __restrict codes,
                               int64_t count) {
+#pragma GCC ivdep
   for (int64_t i = 0; i < count; ++i) {
-    codes[i] = encode<Code>(load_as_float(x + i) * scale);
+    codes[i] = encode<Code>(load_as_float(x + i) * scale_at(scale, i));
   }
 }
 
-/// Bits of a code that are all zero where its value is: INT8 never has -128.
-template <typename Code>
-FP8TRAIN_HD uint32_t code_magnitude(Code code) {
-  return code.bits & 0x7FU;
-}
-FP8TRAIN_HD uint32_t code_magnitude(int8_t code) {
-  return static_cast<uint8_t>(code) & 0x7FU;
-}
-
-template <typename X, typename Code>
-FP8TRAIN_HD void count_chunk(const X* __restrict x, float scale, const Code* __restrict codes,
-                             int64_t count, uint64_t& saturated, uint64_t& underflow) {
+template <typename X, typename Scale, typename Code>
+FP8TRAIN_HD void count_chunk(const X* __restrict x, Scale scale, const Code* __restrict codes,
+                             int64_t count, CastCounts& counts) {
   constexpr float kMax = saturation_threshold(dtype_of<Code>());
   uint32_t beyond = 0;
   uint32_t vanished = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const float scaled = load_as_float(x + i) * scale;
+    const float scaled = load_as_float(x + i) * scale_at(scale, i);
     beyond += scaled > kMax || scaled < -kMax ? 1U : 0U;
-    vanished += magnitude_bits(x + i) != 0 && code_magnitude(codes[i]) == 0 ? 1U : 0U;
+    vanished += magnitude_bits(x + i) != 0 && is_zero_code(codes[i]) ? 1U : 0U;
   }
-  saturated += beyond;
-  underflow += vanished;
-}
-
-/// The same for one row of elements that each have their own scale.
-template <typename X, typename Code>
-FP8TRAIN_HD void count_row(const X* __restrict x, const float* __restrict scales,
-                           const Code* __restrict codes, int64_t count, uint64_t& saturated,
-                           uint64_t& underflow) {
-  constexpr float kMax = saturation_threshold(dtype_of<Code>());
-  uint32_t beyond = 0;
-  uint32_t vanished = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const float scaled = load_as_float(x + i) * scales[i];
-    beyond += scaled > kMax || scaled < -kMax ? 1U : 0U;
-    vanished += magnitude_bits(x + i) != 0 && code_magnitude(codes[i]) == 0 ? 1U : 0U;
-  }
-  saturated += beyond;
-  underflow += vanished;
+  counts.saturated += beyond;
+  counts.underflow += vanished;
 }
 
 /// to[column, row] = from[row, column] of bytes; rows of `from` and of `to` are so far apart.

@@ -22,17 +22,6 @@ struct TwoLevelSide {
 
   FP8TRAIN_HD int64_t blocks() const { return ceil_div(depth, int64_t{kBlockWidth}); }
 
-  __device__ __forceinline__ float rounded(float value) const {
-    switch (x_type) {
-      case DType::f32:
-        return value;
-      case DType::bf16:
-        return decode(encode<bf16>(value));
-      default:
-        return decode(encode_no_saturate<f16>(value));
-    }
-  }
-
   /// Zeros where x has none.
   __device__ __forceinline__ void load_block(int64_t line, int64_t block,
                                              float (&values)[kBlockWidth]) const {
@@ -42,9 +31,7 @@ struct TwoLevelSide {
     }
     if (hadamard && (block + 1) * kBlockWidth <= depth) {
       random_hadamard(values, 1, 1);
-      for (float& value : values) {
-        value = rounded(value);
-      }
+      round_to_type(x_type, values);
     }
   }
 };
@@ -161,14 +148,9 @@ struct DequantizeTwoLevel {
     const float factor = scales.inverse(row, column / kBlockWidth) * above;
     const uint32_t both = codes[row * ceil_div(columns, int64_t{2}) + column / 2];
     const float value = decode(e2m1{static_cast<uint8_t>(both >> column % 2 * 4 & 0xFU)}) * factor;
-    switch (y_type) {
-      case DType::f32:
-        return store_from_float(static_cast<float*>(y) + i, value);
-      case DType::bf16:
-        return store_from_float(static_cast<bf16*>(y) + i, value);
-      default:
-        return store_from_float(static_cast<f16*>(y) + i, value);
-    }
+    with_float_type_of(y_type, [&](auto tag) {
+      store_from_float(static_cast<typename decltype(tag)::Type*>(y) + i, value);
+    });
   }
 };
 
@@ -183,6 +165,7 @@ void quantize_two_level(Stream stream, ConstView x, const QuantizedTensor& out, 
   const int64_t rows = x.shape.rows();
   const int64_t columns = x.shape.back();
   const TensorFormat& format = out.format;
+  check_float_type(x.dtype);
   const TwoLevelSide rowwise = {x.data, x.dtype, rows, columns, columns, 1, format.hadamard};
   const TwoLevelSide columnwise = {x.data, x.dtype, columns, rows, 1, columns, format.hadamard};
   if (statistics != nullptr) {
@@ -216,6 +199,7 @@ void quantize_two_level(Stream stream, ConstView x, const QuantizedTensor& out, 
 }
 
 void dequantize_two_level(Stream stream, const QuantizedTensor& x, View y) {
+  check_float_type(y.dtype);
   map<1>(
       stream, y.count(), true,
       DequantizeTwoLevel{x.rowwise.codes.as<uint8_t>(), block_scales(x.rowwise, x.format, x.layout),

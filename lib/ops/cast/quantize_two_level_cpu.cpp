@@ -68,22 +68,18 @@ FP8TRAIN_HD void largest_of_lines(const float* values, uint32_t* largest) {
 
 template <typename X>
 FP8TRAIN_HD float amax_of_side(const Side<X>& side) {
-  uint32_t largest_of_all = 0;
-#pragma omp parallel for schedule(static) collapse(2) \
-    reduction(max                                     \
-              : largest_of_all) if (side.lines * side.depth >= kParallelElements)
-  for (int64_t panel = 0; panel < side.panels(); ++panel) {
-    for (int64_t block = 0; block < side.blocks(); ++block) {
-      float values[kBlock * kPanel];
-      uint32_t largest[kPanel];
-      load_panel(side, panel, block, values);
-      largest_of_lines(values, largest);
-      for (const uint32_t each : largest) {
-        largest_of_all = each > largest_of_all ? each : largest_of_all;
-      }
+  const auto find_largest = [&](int64_t piece, CastCounts& counts) {
+    float values[kBlock * kPanel];
+    uint32_t largest[kPanel];
+    load_panel(side, piece / side.blocks(), piece % side.blocks(), values);
+    largest_of_lines(values, largest);
+    for (const uint32_t each : largest) {
+      counts.raise(each);
     }
-  }
-  return max_magnitude(float_of(largest_of_all), 0.0F);
+  };
+  const CastCounts all =
+      count_pieces(side.panels() * side.blocks(), side.lines * side.depth, find_largest);
+  return max_magnitude(float_of(all.largest), 0.0F);
 }
 
 /// What a cast writes, and how it rounds.
@@ -93,7 +89,6 @@ struct Target {
   float tensor_scale = 1.0F;
   bool squares = false, stochastic = false, counts = false;
   CastRandom random = {};
-  uint64_t saturated = 0, underflow = 0;
 };
 
 /// Finds and stores the scales of a panel's blocks.
@@ -149,8 +144,7 @@ FP8TRAIN_HD void encode_panel_stochastic(const float* values, const float* facto
 }
 
 FP8TRAIN_HD void count_panel(const float* values, const float* factors, const uint8_t* codes,
-                             int64_t lines, int64_t depth, uint64_t& saturated,
-                             uint64_t& underflow) {
+                             int64_t lines, int64_t depth, CastCounts& counts) {
   constexpr float kMax = saturation_threshold(DType::e2m1);
   uint32_t beyond = 0;
   uint32_t vanished = 0;
@@ -162,48 +156,43 @@ FP8TRAIN_HD void count_panel(const float* values, const float* factors, const ui
       vanished += value != 0.0F && (codes[k * kPanel + line] & 0x7U) == 0 ? 1U : 0U;
     }
   }
-  saturated += beyond;
-  underflow += vanished;
+  counts.saturated += beyond;
+  counts.underflow += vanished;
 }
 
 template <typename X>
-FP8TRAIN_HD void cast_side(const Side<X>& side, Target& target) {
+FP8TRAIN_HD CastCounts cast_side(const Side<X>& side, const Target& target) {
   const int64_t pitch = ceil_div(side.depth, int64_t{2});
-  uint64_t saturated = 0;
-  uint64_t underflow = 0;
-#pragma omp parallel for schedule(static) collapse(2) \
-    reduction(+ : saturated, underflow) if (side.lines * side.depth >= kParallelElements)
-  for (int64_t panel = 0; panel < side.panels(); ++panel) {
-    for (int64_t block = 0; block < side.blocks(); ++block) {
-      const int64_t first_line = panel * kPanel;
-      const int64_t lines = minimum(kPanel, side.lines - first_line);
-      const int64_t depth = minimum(kBlock, side.depth - block * kBlock);
-      float values[kBlock * kPanel];
-      float factors[kPanel];
-      uint8_t codes[kBlock * kPanel];
-      load_panel(side, panel, block, values);
-      find_factors(values, target, first_line, lines, block, factors);
-      if (target.stochastic) {
-        const int64_t quads = side.blocks() * (kBlock / 4);
-        const auto first = static_cast<uint64_t>(first_line * quads + block * (kBlock / 4));
-        encode_panel_stochastic(values, factors, target.random, first, quads, codes);
-      } else {
-        encode_panel(values, factors, codes);
-      }
-      for (int64_t line = 0; line < lines; ++line) {
-        uint8_t* to = target.codes + (first_line + line) * pitch + block * (kBlock / 2);
-        for (int64_t k = 0; k < depth; k += 2) {
-          const uint8_t high = k + 1 < depth ? codes[(k + 1) * kPanel + line] : uint8_t{0};
-          to[k / 2] = static_cast<uint8_t>(codes[k * kPanel + line] | high << 4);
-        }
-      }
-      if (target.counts) {
-        count_panel(values, factors, codes, lines, depth, saturated, underflow);
+  const auto cast_panel = [&](int64_t piece, CastCounts& counts) {
+    const int64_t panel = piece / side.blocks();
+    const int64_t block = piece % side.blocks();
+    const int64_t first_line = panel * kPanel;
+    const int64_t lines = minimum(kPanel, side.lines - first_line);
+    const int64_t depth = minimum(kBlock, side.depth - block * kBlock);
+    float values[kBlock * kPanel];
+    float factors[kPanel];
+    uint8_t codes[kBlock * kPanel];
+    load_panel(side, panel, block, values);
+    find_factors(values, target, first_line, lines, block, factors);
+    if (target.stochastic) {
+      const int64_t quads = side.blocks() * (kBlock / 4);
+      const auto first = static_cast<uint64_t>(first_line * quads + block * (kBlock / 4));
+      encode_panel_stochastic(values, factors, target.random, first, quads, codes);
+    } else {
+      encode_panel(values, factors, codes);
+    }
+    for (int64_t line = 0; line < lines; ++line) {
+      uint8_t* to = target.codes + (first_line + line) * pitch + block * (kBlock / 2);
+      for (int64_t k = 0; k < depth; k += 2) {
+        const uint8_t high = k + 1 < depth ? codes[(k + 1) * kPanel + line] : uint8_t{0};
+        to[k / 2] = static_cast<uint8_t>(codes[k * kPanel + line] | high << 4);
       }
     }
-  }
-  target.saturated = saturated;
-  target.underflow = underflow;
+    if (target.counts) {
+      count_panel(values, factors, codes, lines, depth, counts);
+    }
+  };
+  return count_pieces(side.panels() * side.blocks(), side.lines * side.depth, cast_panel);
 }
 
 template <typename X>
@@ -230,16 +219,16 @@ FP8TRAIN_HD void cast_as(Stream stream, ConstView x, const QuantizedTensor& out,
     if (part->codes.empty()) {
       continue;
     }
-    Target target = {.codes = part->codes.as<uint8_t>(),
-                     .scales = block_scales(*part, format, out.layout),
-                     .tensor_scale = *out.tensor_scale,
-                     .squares = format.block == per::block_16x16,
-                     .stochastic = format.rounding == Rounding::stochastic,
-                     .counts = statistics != nullptr && !counted,
-                     .random = random};
-    cast_side(part == &out.rowwise ? rowwise : columnwise, target);
+    const Target target = {.codes = part->codes.as<uint8_t>(),
+                           .scales = block_scales(*part, format, out.layout),
+                           .tensor_scale = *out.tensor_scale,
+                           .squares = format.block == per::block_16x16,
+                           .stochastic = format.rounding == Rounding::stochastic,
+                           .counts = statistics != nullptr && !counted,
+                           .random = random};
+    const CastCounts counts = cast_side(part == &out.rowwise ? rowwise : columnwise, target);
     if (target.counts) {
-      *statistics = {static_cast<uint64_t>(x.count()), target.saturated, target.underflow};
+      keep_counts<float>(counts, x.count(), nullptr, statistics);
       counted = true;
     }
   }

@@ -21,6 +21,19 @@ ScaleGrid for_cublaslt(ScaleGrid grid, ScaleBlock block) {
   return grid;
 }
 
+float largest_number(DType input) {
+  switch (input) {
+    case DType::f32:
+      return kMaxF32;
+    case DType::bf16:
+      return float_of(0x7F7F0000U);
+    case DType::f16:
+      return kMaxF16;
+    default:
+      throw_no_kernel_for(input);
+  }
+}
+
 }  // namespace
 
 ScaleGrid block_grid(ScaleBlock block, int64_t rows, int64_t columns) {
@@ -77,10 +90,7 @@ void check_blockwise(const Quantized& view, const TensorFormat& format, ScaleLay
 }
 
 BlockRule block_rule(const TensorFormat& format, DType input) {
-  const float largest = input == DType::f32   ? kMaxF32
-                        : input == DType::f16 ? kMaxF16
-                                              : float_of(0x7F7F0000U);
-  return {format_max(format.dtype), format.amax_epsilon, largest,
+  return {format_max(format.dtype), format.amax_epsilon, largest_number(input),
           format.scale_type == ScaleType::pow2, format.scale_type == ScaleType::e8m0};
 }
 

@@ -104,6 +104,22 @@ struct BlockScales {
   }
 };
 
+/// ops::find_block_scales (ops/cast/blockwise_parts.h), for one block at a time.
+struct FindBlockScales {
+  const float* amax;
+  ScaleGrid blocks;
+  bool transposed;
+  BlockScales scales;
+  BlockRule rule;
+
+  FP8TRAIN_HD void keep(int64_t i) const {
+    const int64_t row = i / blocks.columns;
+    const int64_t column = i % blocks.columns;
+    scales.keep_block(transposed ? column : row, transposed ? row : column, blocks.height, amax[i],
+                      rule);
+  }
+};
+
 /// Host.
 BlockScales block_scales(const Quantized& view, const TensorFormat& format, ScaleLayout layout);
 /// Host: the reciprocal scales of a matrix of `shape` alone.

@@ -40,16 +40,6 @@ Source source(const SharedBucket& bucket) {
           bucket.tensor_of_group.as<int32_t>(), bucket.values.count()};
 }
 
-/// body(group) for all groups, one to a warp.
-template <typename Body>
-__device__ __forceinline__ void for_each_group(int64_t groups, Body body) {
-  const int64_t warps = int64_t{gridDim.x} * (kBlock / kWarp);
-  for (int64_t group = int64_t{blockIdx.x} * (kBlock / kWarp) + warp_index(); group < groups;
-       group += warps) {
-    body(group);
-  }
-}
-
 /// Where codes lie in the bucket.
 struct CodeLocation {
   int64_t chunk;
@@ -70,7 +60,7 @@ unsigned blocks_for_groups(const Stream& stream, int64_t count) {
 
 template <bool Aligned>
 __global__ void __launch_bounds__(kBlock) amax_kernel(Source source, uint32_t* amax) {
-  for_each_group(groups_of(source.count), [&](int64_t group) {
+  for_each_span<1>(groups_of(source.count), [&](int64_t group) {
     float values[kQuad];
     const int32_t tensor = source.load<Aligned>(group, values);
     uint32_t largest = 0;
@@ -95,24 +85,13 @@ struct Clear {
   }
 };
 
-struct SharedScales {
-  const float* amax;
-  int64_t ranks, tensors;
-  float largest_code;
-  bool pow2;
-  float pre_scale;
-  const AutoScale* const* automatic;
+struct FindSharedScales {
+  SharedScales all;
   float* scales;
 
   template <int N>
   __device__ void run(int64_t t) const {
-    float largest = 0.0F;
-    for (int64_t r = 0; r < ranks; ++r) {
-      largest = max_magnitude(largest, amax[r * tensors + t]);
-    }
-    scales[t] =
-        shared_scale(largest, largest_code, pow2,
-                     automatic_pre_scale(pre_scale, automatic == nullptr ? nullptr : automatic[t]));
+    scales[t] = all.of(t);
   }
 };
 
@@ -120,7 +99,7 @@ template <typename Code, bool Aligned>
 __global__ void __launch_bounds__(kBlock)
     pack_kernel(Source source, CodeLocation place, int64_t groups, const float* scales,
                 Code* codes) {
-  for_each_group(groups, [&](int64_t group) {
+  for_each_span<1>(groups, [&](int64_t group) {
     const int64_t begin = place.of(group * kGroup);
     Pack<Code, kQuad> pack = {};
     if (begin < source.count) {
@@ -147,7 +126,7 @@ template <typename Code>
 __global__ void __launch_bounds__(kBlock)
     count_kernel(const Code* codes, int64_t count, const int32_t* tensor_of_group,
                  AutoScale* const* automatic) {
-  for_each_group(groups_of(count), [&](int64_t group) {
+  for_each_span<1>(groups_of(count), [&](int64_t group) {
     const int64_t i = group * kGroup + lane_index() * kQuad;
     uint32_t found = 0;
 #pragma unroll
@@ -262,11 +241,8 @@ void shared_amax(Stream stream, const SharedBucket& bucket, View amax) {
 
 void shared_scales(Stream stream, ConstView amax, const TensorFormat& format, float pre_scale,
                    View scales, ConstView automatic) {
-  const int64_t tensors = scales.count();
-  map<1>(stream, tensors, true,
-         SharedScales{amax.as<float>(), amax.count() / tensors, tensors, format_max(format.dtype),
-                      format.scale_type == ScaleType::pow2, pre_scale,
-                      automatic.as<const AutoScale*>(), scales.as<float>()});
+  const SharedScales all = shared_scales_of(amax, format, pre_scale, scales.count(), automatic);
+  map<1>(stream, all.tensors, true, FindSharedScales{all, scales.as<float>()});
 }
 
 void pack_shared(Stream stream, const SharedBucket& bucket, ConstView scales, View codes,

@@ -69,17 +69,9 @@ void shared_amax(Stream /*stream*/, const SharedBucket& bucket, View amax) {
 
 void shared_scales(Stream /*stream*/, ConstView amax, const TensorFormat& format, float pre_scale,
                    View scales, ConstView automatic) {
-  const int64_t tensors = scales.count();
-  const int64_t ranks = amax.count() / tensors;
-  for (int64_t t = 0; t < tensors; ++t) {
-    float largest = 0.0F;
-    for (int64_t r = 0; r < ranks; ++r) {
-      largest = max_magnitude(largest, amax.as<float>()[r * tensors + t]);
-    }
-    const AutoScale* controller = automatic.empty() ? nullptr : automatic.as<const AutoScale*>()[t];
-    scales.as<float>()[t] =
-        shared_scale(largest, format_max(format.dtype), format.scale_type == ScaleType::pow2,
-                     automatic_pre_scale(pre_scale, controller));
+  const SharedScales all = shared_scales_of(amax, format, pre_scale, scales.count(), automatic);
+  for (int64_t t = 0; t < all.tensors; ++t) {
+    scales.as<float>()[t] = all.of(t);
   }
 }
 

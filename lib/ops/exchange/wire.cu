@@ -23,16 +23,6 @@ static_assert(std::all_of(std::begin(kWireGroups), std::end(kWireGroups), [](int
   return std::has_single_bit(static_cast<unsigned>(group)) && group % kWarp == 0;
 }));
 
-/// body(group) for all groups, one to a warp.
-template <typename Body>
-__device__ __forceinline__ void for_each_group(int64_t groups, Body body) {
-  const int64_t warps = int64_t{gridDim.x} * (kBlock / kWarp);
-  for (int64_t group = int64_t{blockIdx.x} * (kBlock / kWarp) + warp_index(); group < groups;
-       group += warps) {
-    body(group);
-  }
-}
-
 /// Where the groups of all chunks are among the packets, and in the tensor. `Span`: elements of a
 /// group, of which the last of a chunk may have fewer.
 struct PacketSlot {
@@ -60,7 +50,7 @@ __global__ void __launch_bounds__(kBlock)
     pack_kernel(BasicEncodedTensor<false> x, int64_t count, PacketSlot place, void* packets) {
   constexpr int kSpan = kWarp * N;
   const int64_t chunk = place.layout.chunk;
-  for_each_group(place.chunks * ceil_div(chunk, kSpan), [&](int64_t group) {
+  for_each_span<1>(place.chunks * ceil_div(chunk, kSpan), [&](int64_t group) {
     int64_t within = 0;
     uint8_t* packet = place.packet<kSpan>(packets, group, within);
     const int64_t begin = place.begin<kSpan>(group);
@@ -99,7 +89,7 @@ __global__ void __launch_bounds__(kBlock)
 template <bool Unpack>
 __global__ void __launch_bounds__(kBlock)
     copy_kernel(uint8_t* codes, float* scales, int64_t count, PacketSlot place, void* packets) {
-  for_each_group(place.chunks * place.layout.chunk / kGroup, [&](int64_t group) {
+  for_each_span<1>(place.chunks * place.layout.chunk / kGroup, [&](int64_t group) {
     int64_t within = 0;
     uint8_t* packet = place.packet<kGroup>(packets, group, within);
     const int64_t begin = place.begin<kGroup>(group);
@@ -148,7 +138,7 @@ struct SumArguments {
   WireLayout layout;
   int64_t chunks, contributions, exact_index;
   const void* exact;
-  bool exact_is_bf16;
+  DType exact_type;
   float factor;
   ChunkRange range;
   int64_t count;    // of y
@@ -175,11 +165,10 @@ __device__ __forceinline__ void add_octo(const Code* codes, float factor, bool f
 __device__ __forceinline__ void add_exact(const SumArguments& call, int64_t i, int64_t available,
                                           bool first, float (&sum)[kOcto]) {
   float values[kOcto];
-  if (call.exact_is_bf16) {
-    load_values<kOcto, false>(static_cast<const bf16*>(call.exact) + i, values, available);
-  } else {
-    load_values<kOcto, false>(static_cast<const float*>(call.exact) + i, values, available);
-  }
+  with_type_of<bf16, float>(call.exact_type, [&](auto tag) {
+    const auto* const exact = static_cast<const typename decltype(tag)::Type*>(call.exact);
+    load_values<kOcto, false>(exact + i, values, available);
+  });
 #pragma unroll
   for (int j = 0; j < kOcto; ++j) {
     sum[j] = first ? values[j] : sum[j] + values[j];
@@ -228,44 +217,32 @@ void sum_as(const Stream& stream, const SumWire& call, const SumArguments& argum
   const LaunchShape shape = {
       blocks_for(stream, ceil_div(arguments.chunks * arguments.layout.chunk, kOcto)), kBlock};
   const bool aligned = is_aligned(call.y.data);
-  const auto run = [&](auto tag) {
+  PlainWireTypes::with(call.y.dtype, [&](auto tag) {
     using Y = typename decltype(tag)::Type;
     launch(stream, shape, aligned ? sum_kernel<Code, Y, true> : sum_kernel<Code, Y, false>,
            arguments, call.y.as<Y>());
-  };
-  call.y.dtype == DType::f32 ? run(TypeTag<float>{}) : run(TypeTag<bf16>{});
+  });
 }
 
-/// T: float with its bits, or double with its bits.
-template <typename T, typename Bits>
+template <typename Bits, typename T>
 struct CombineRanks {
   const T* parts;
   int64_t ranks, count;
-  bool sum;
+  Combine how;
   T* y;
 
   template <int N>
   __device__ void run(int64_t i) const {
-    T result = parts[i];
-    Bits largest = magnitude(parts[i]);
-    for (int64_t r = 1; r < ranks; ++r) {
-      const T part = parts[r * count + i];
-      result += part;
-      largest = Largest{}(largest, magnitude(part));
-    }
-    if (!sum) {
-      memcpy(&result, &largest, sizeof(result));
-    }
-    y[i] = result;
-  }
-
- private:
-  static __device__ __forceinline__ Bits magnitude(T value) {
-    Bits bits;
-    memcpy(&bits, &value, sizeof(bits));
-    return bits & (~Bits{0} >> 1);
+    y[i] = combined<Bits>(parts, ranks, count, i, how);
   }
 };
+
+template <typename Bits, typename T>
+void combine_as(const Stream& stream, const ConstView& parts, Combine how, const View& y) {
+  const int64_t count = y.count();
+  map<1>(stream, count, true,
+         CombineRanks<Bits, T>{parts.as<T>(), parts.count() / count, count, how, y.as<T>()});
+}
 
 }  // namespace
 
@@ -301,13 +278,14 @@ void unpack_wire(Stream stream, const UnpackWire& call) {
 
 void sum_wire(Stream stream, const SumWire& call) {
   const WireLayout layout = wire_layout(call.format, call.chunk);
+  check_type<float, bf16>(call.exact.dtype);
   const SumArguments arguments = {static_cast<const uint8_t*>(call.packets),
                                   layout,
                                   call.chunks,
                                   call.contributions,
                                   call.exact_index,
                                   call.exact.data,
-                                  call.exact.dtype == DType::bf16,
+                                  call.exact.dtype,
                                   call.factor,
                                   call.range,
                                   call.y.count(),
@@ -318,16 +296,8 @@ void sum_wire(Stream stream, const SumWire& call) {
 }
 
 void combine_ranks(Stream stream, ConstView parts, Combine how, View y) {
-  const int64_t count = y.count();
-  const int64_t ranks = parts.count() / count;
-  const bool sum = how == Combine::sum;
-  if (y.dtype == DType::f32) {
-    map<1>(stream, count, true,
-           CombineRanks<float, uint32_t>{parts.as<float>(), ranks, count, sum, y.as<float>()});
-  } else {
-    map<1>(stream, count, true,
-           CombineRanks<double, uint64_t>{parts.as<double>(), ranks, count, sum, y.as<double>()});
-  }
+  y.dtype == DType::f32 ? combine_as<uint32_t, float>(stream, parts, how, y)
+                        : combine_as<uint64_t, double>(stream, parts, how, y);
 }
 
 }  // namespace fp8train::ops::cuda

@@ -40,7 +40,7 @@ template <typename Code>
 FP8TRAIN_HD void encode_scaled(const float* __restrict values, float scale, Code* __restrict codes,
                                int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
-    codes[i] = encode_stored<Code>(values[i] * scale);
+    codes[i] = encode<Code>(values[i] * scale);
   }
 }
 
@@ -77,7 +77,7 @@ template <typename Code>
 FP8TRAIN_HD void add_run(const Code* __restrict codes, float factor, float* __restrict sum,
                          int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
-    sum[i] += stored_value(codes[i]) * factor;
+    sum[i] += decode(codes[i]) * factor;
   }
 }
 
@@ -119,29 +119,12 @@ FP8TRAIN_HD void write_scaled(const float* __restrict sum, float factor, Y* __re
   }
 }
 
-template <typename T>
-FP8TRAIN_HD void sum_ranks(const T* parts, int64_t ranks, int64_t count, T* y) {
+template <typename Bits, typename T>
+FP8TRAIN_HD void combine_as(const ConstView& parts, Combine how, const View& y) {
+  const int64_t count = y.count();
+  const int64_t ranks = parts.count() / count;
   for (int64_t i = 0; i < count; ++i) {
-    T sum = parts[i];
-    for (int64_t r = 1; r < ranks; ++r) {
-      sum += parts[r * count + i];
-    }
-    y[i] = sum;
-  }
-}
-
-/// Bits of magnitudes are ordered like them, NaN above all.
-template <typename T, typename Bits>
-FP8TRAIN_HD void max_ranks(const T* parts, int64_t ranks, int64_t count, T* y) {
-  for (int64_t i = 0; i < count; ++i) {
-    Bits largest = 0;
-    for (int64_t r = 0; r < ranks; ++r) {
-      Bits bits;
-      std::memcpy(&bits, parts + r * count + i, sizeof(bits));
-      bits &= ~Bits{0} >> 1;
-      largest = bits > largest ? bits : largest;
-    }
-    std::memcpy(y + i, &largest, sizeof(largest));
+    y.as<T>()[i] = combined<Bits>(parts.as<T>(), ranks, count, i, how);
   }
 }
 
@@ -209,16 +192,8 @@ void unpack_wire(Stream /*stream*/, const UnpackWire& call) {
 }
 
 void combine_ranks(Stream /*stream*/, ConstView parts, Combine how, View y) {
-  const int64_t count = y.count();
-  const int64_t ranks = parts.count() / count;
-  const bool sum = how == Combine::sum;
-  if (y.dtype == DType::f32) {
-    sum ? sum_ranks(parts.as<float>(), ranks, count, y.as<float>())
-        : max_ranks<float, uint32_t>(parts.as<float>(), ranks, count, y.as<float>());
-  } else {
-    sum ? sum_ranks(parts.as<double>(), ranks, count, y.as<double>())
-        : max_ranks<double, uint64_t>(parts.as<double>(), ranks, count, y.as<double>());
-  }
+  y.dtype == DType::f32 ? combine_as<uint32_t, float>(parts, how, y)
+                        : combine_as<uint64_t, double>(parts, how, y);
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

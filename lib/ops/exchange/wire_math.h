@@ -8,6 +8,7 @@
 #include "numeric/bits.h"
 #include "numeric/convert.h"
 #include "numeric/scale.h"
+#include "ops/cast/scaling_math.h"
 #include "ops/exchange/wire.h"
 #include "ops/storage/storage_math.h"
 #include "ops/storage/stored_math.h"
@@ -87,14 +88,51 @@ FP8TRAIN_HD int64_t chunk_begin(const ChunkRange& range, int64_t chunk, int64_t 
   return range.first + c * (range.stride == 0 ? chunk : range.stride);
 }
 
-/// The scale that all ranks share for a tensor.
-FP8TRAIN_HD float shared_scale(float amax, float largest_code, bool pow2, float pre_scale) {
-  return wire_scale(amax, largest_code, pow2) * pre_scale;
+/// ops::combine_ranks of element i. Bits of magnitudes are ordered like them, NaN above all. Bits:
+/// an integer of T's size.
+template <typename Bits, typename T>
+FP8TRAIN_HD T combined(const T* parts, int64_t ranks, int64_t count, int64_t i, Combine how) {
+  constexpr Bits kMagnitude = ~Bits{0} >> 1;
+  T sum = parts[i];
+  Bits largest = __builtin_bit_cast(Bits, sum) & kMagnitude;
+  for (int64_t r = 1; r < ranks; ++r) {
+    const T part = parts[r * count + i];
+    const Bits magnitude = __builtin_bit_cast(Bits, part) & kMagnitude;
+    sum += part;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return how == Combine::sum ? sum : __builtin_bit_cast(T, largest);
 }
 
-/// What replaces pre_scale where a controller scales the tensor.
-FP8TRAIN_HD float automatic_pre_scale(float pre_scale, const AutoScale* automatic) {
-  return automatic == nullptr ? pre_scale : pow2_floor(automatic->factor * pre_scale);
+/// ops::shared_scales, for one tensor at a time.
+struct SharedScales {
+  const float* amax;
+  int64_t ranks, tensors;
+  float largest_code;
+  bool pow2;
+  float pre_scale;
+  const AutoScale* const* automatic;  ///< null: no controllers
+
+  FP8TRAIN_HD float of(int64_t t) const {
+    float largest = 0.0F;
+    for (int64_t r = 0; r < ranks; ++r) {
+      largest = max_magnitude(largest, amax[r * tensors + t]);
+    }
+    const float factor =
+        automatic == nullptr ? pre_scale : pow2_floor(automatic[t]->factor * pre_scale);
+    return wire_scale(largest, largest_code, pow2) * factor;
+  }
+};
+
+inline SharedScales shared_scales_of(const ConstView& amax, const TensorFormat& format,
+                                     float pre_scale, int64_t tensors, const ConstView& automatic) {
+  return {amax.as<float>(),
+          amax.count() / tensors,
+          tensors,
+          format_max(format.dtype),
+          format.scale_type == ScaleType::pow2,
+          pre_scale,
+          automatic.as<const AutoScale*>()};
 }
 
 /// One addition of codes.

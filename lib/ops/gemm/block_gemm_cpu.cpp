@@ -3,12 +3,12 @@
 // of blocks of K are applied to fp32 partial products, in tiles that stay in a core's second-level
 // cache.
 
-#include "base/math.h"
-
-#include <array>
+#include <algorithm>
+#include <map>
 #include <memory>
-#include <unordered_map>
 
+#include "base/error.h"
+#include "base/math.h"
 #include "ops/cast/quantize.h"
 #include "ops/cast/scale_blocks.h"
 #include "ops/dispatch/cpu_operations.h"
@@ -20,102 +20,18 @@ namespace {
 
 using dnnl::memory;
 
-constexpr int64_t kScaledTileRows = 128;
-constexpr int64_t kScaledTileColumns = 256;
-constexpr int64_t kTileDepth = 128;  // K of a block
-constexpr int64_t kScaledTileElements = kScaledTileRows * kScaledTileColumns;
+constexpr int64_t kBlockDepth = 128;        // K of a block
 constexpr int64_t kFinishElements = 16384;  // of a product that one thread finishes at a time
-
-struct Extents {
-  int64_t m, n, k;
-};
-
-Extents extents_of(const Gemm& call) {
-  return {call.c.shape[0], call.c.shape[1], call.a.matrix.shape[1]};
-}
-
-struct BlockKey {
-  Extents extents;
-  memory::data_type type;
-  int threads;
-
-  bool operator==(const BlockKey& other) const {
-    return extents.m == other.extents.m && extents.n == other.extents.n &&
-           extents.k == other.extents.k && type == other.type && threads == other.threads;
-  }
-};
-
-struct BlockKeyHash {
-  size_t operator()(const BlockKey& key) const {
-    size_t hash = static_cast<size_t>(key.threads) << 1 | (key.type == memory::data_type::bf16);
-    for (const int64_t part : {key.extents.m, key.extents.n, key.extents.k}) {
-      mix(hash, static_cast<uint64_t>(part));
-    }
-    return hash;
-  }
-};
-
-/// The products of tiles: up to eight shapes, by what of M, N and K is the last piece.
-struct BlockProduct {
-  explicit BlockProduct(const BlockKey& key)
-      : row_tiles(ceil_div(key.extents.m, kScaledTileRows)),
-        column_tiles(ceil_div(key.extents.n, kScaledTileColumns)),
-        depth_tiles(ceil_div(key.extents.k, kTileDepth)) {
-    for (size_t which = 0; which < tiles.size(); ++which) {
-      const auto extent = [](bool last, int64_t count, int64_t pieces, int64_t size) {
-        return last ? count - (pieces - 1) * size : pieces > 1 ? size : 0;
-      };
-      const TileShape shape = {
-          .rows = extent((which & 1) != 0, key.extents.m, row_tiles, kScaledTileRows),
-          .columns = extent((which & 2) != 0, key.extents.n, column_tiles, kScaledTileColumns),
-          .depth = extent((which & 4) != 0, key.extents.k, depth_tiles, kTileDepth),
-          .a_stride = key.extents.k,
-          .b_stride = key.extents.k,
-          .type = key.type,
-          .b_transposed = true,
-          .threads = key.threads};
-      if (shape.rows > 0 && shape.columns > 0 && shape.depth > 0) {
-        tiles[which] = std::make_unique<TileProduct>(shape);
-        scratchpad_bytes = std::max(scratchpad_bytes, tiles[which]->scratchpad_bytes());
-      }
-    }
-  }
-  TileProduct& tile(bool last_row, bool last_column, bool last_depth) {
-    return *tiles[size_t{last_row} | size_t{last_column} << 1 | size_t{last_depth} << 2];
-  }
-
-  int64_t row_tiles, column_tiles, depth_tiles;
-  std::array<std::unique_ptr<TileProduct>, 8> tiles;
-  size_t scratchpad_bytes = 0;
-};
 
 /// What a thread keeps for products of blocks; others have a workspace of their own.
 struct ScaledWorkspace {
-  std::unordered_map<BlockKey, std::unique_ptr<BlockProduct>, BlockKeyHash> blocks;
+  std::map<TiledKey, std::unique_ptr<TiledProduct>> blocks;
   GrowingBuffer a, b, product, scratchpad;
 };
 
 ScaledWorkspace& scaled_workspace() {
   thread_local ScaledWorkspace instance;
   return instance;
-}
-
-/// The last steps of the result from row `first_row` and column `first_column` on.
-ProductEpilogue epilogue(const Gemm& call, const float* product, int64_t rows, int64_t columns,
-                         int64_t first_row, int64_t first_column) {
-  const int64_t n = call.c.shape[1];
-  const float* bias = call.bias.as<float>();
-  return {.product = product,
-          .product_stride = columns,
-          .rows = rows,
-          .columns = columns,
-          .scale = 1.0F,
-          .add = call.beta != 0.0F,
-          .bias = bias == nullptr ? nullptr : bias + first_column,
-          .c = call.c.as<char>() +
-               static_cast<size_t>(first_row * n + first_column) * size_of(call.c.dtype),
-          .c_type = call.c.dtype,
-          .c_stride = n};
 }
 
 /// Codes that gemm takes: those of int8 in another type, which is exact.
@@ -129,7 +45,9 @@ ConstView gemm_codes(const ConstView& codes, GrowingBuffer& buffer) {
 
 /// The product of the codes, then one scale for each row of either operand.
 void multiply_rows(Stream stream, const Gemm& call, ScaledWorkspace& space) {
-  const auto [m, n, k] = extents_of(call);
+  const int64_t m = call.c.shape[0];
+  const int64_t n = call.c.shape[1];
+  const ProductEpilogue all = epilogue_of(call, 1.0F);
   auto* product =
       static_cast<float*>(space.product.reserve(static_cast<size_t>(m * n) * sizeof(float)));
   ops::gemm(stream, {.a = {gemm_codes(call.a.matrix, space.a)},
@@ -144,15 +62,17 @@ void multiply_rows(Stream stream, const Gemm& call, ScaledWorkspace& space) {
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const int64_t first = chunk * rows_at_once;
     const int64_t rows = std::min(rows_at_once, m - first);
-    float* part = product + first * n;
-    scale_partial({.product = part,
+    float* rows_product = product + first * n;
+    scale_partial({.product = rows_product,
                    .rows = rows,
                    .columns = n,
                    .row_scales = call.a.scale_inv.as<float>() + first,
                    .column_scales = call.b.scale_inv.as<float>(),
                    .add = false,
-                   .sum = part});
-    finish_product(epilogue(call, part, rows, n, first, 0));
+                   .sum = rows_product});
+    ProductEpilogue part = part_of(all, first, rows, 0, n);
+    part.product = rows_product;
+    finish_product(part);
   }
 }
 
@@ -181,10 +101,10 @@ BlockScales scales_of(const GemmOperand& operand) {
 
 /// Memory of one thread.
 struct Tile {
-  float sum[kScaledTileElements];
-  float product[kScaledTileElements];
-  float row_scales[kScaledTileRows];
-  float column_scales[kScaledTileColumns];
+  float sum[kTileElements];
+  float product[kTileElements];
+  float row_scales[kTileRows];
+  float column_scales[kTileColumns];
 };
 
 /// The scales of rows [first, first + count) in block `block` of K.
@@ -198,46 +118,42 @@ void gather_scales(const BlockScales& scales, int64_t first, int64_t count, int6
 void multiply_partials(const Gemm& call, ScaledWorkspace& space) {
   const bool bf16_units = uses_bf16_units();
   const DType type = bf16_units ? DType::bf16 : DType::f32;
-  const Extents extents = extents_of(call);
-  const BlockKey key = {extents, bf16_units ? memory::data_type::bf16 : memory::data_type::f32,
-                        max_threads()};
-  BlockProduct& product = cached(space.blocks, key);
-  const auto* a = static_cast<const char*>(prepare_operand({call.a.matrix}, type, false, space.a));
-  const auto* b = static_cast<const char*>(prepare_operand({call.b.matrix}, type, false, space.b));
+  const TiledKey key = {.m = call.c.shape[0],
+                        .n = call.c.shape[1],
+                        .k = call.a.matrix.shape[1],
+                        .depth = kBlockDepth,
+                        .type = bf16_units ? memory::data_type::bf16 : memory::data_type::f32,
+                        .b_transposed = true,
+                        .threads = max_threads()};
+  TiledProduct& product = cached(space.blocks, key);
+  const void* a = prepare_operand({call.a.matrix}, type, false, space.a);
+  const void* b = prepare_operand({call.b.matrix}, type, false, space.b);
   const BlockScales a_scales = scales_of(call.a);
   const BlockScales b_scales = scales_of(call.b);
-  const size_t scratchpad_stride = round_up(product.scratchpad_bytes, 256);
-  auto* scratchpads = static_cast<char*>(
-      space.scratchpad.reserve(1 + scratchpad_stride * static_cast<size_t>(key.threads)));
-  auto* tiles =
+  check(a_scales.grid.width == kBlockDepth && b_scales.grid.width == kBlockDepth,
+        "gemm: fp32 scales on the cpu are of blocks of 128");
+  const ProductEpilogue all = epilogue_of(call, 1.0F);
+  void* scratchpads = space.scratchpad.reserve(product.scratchpad_bytes());
+  auto* memory_of_threads =
       static_cast<Tile*>(space.product.reserve(static_cast<size_t>(key.threads) * sizeof(Tile)));
-  const auto at = [&](const char* matrix, int64_t row, int64_t block) {
-    return matrix + static_cast<size_t>(row * extents.k + block * kTileDepth) * size_of(type);
-  };
-  for_each_tile(product.row_tiles * product.column_tiles, [&](int64_t index) {
-    const int thread = thread_number();
-    const int64_t row = index % product.row_tiles * kScaledTileRows;
-    const int64_t column = index / product.row_tiles * kScaledTileColumns;
-    const int64_t rows = std::min(kScaledTileRows, extents.m - row);
-    const int64_t columns = std::min(kScaledTileColumns, extents.n - column);
-    Tile& tile = tiles[thread];
-    for (int64_t block = 0; block < product.depth_tiles; ++block) {
-      product
-          .tile(row + rows == extents.m, column + columns == extents.n,
-                block + 1 == product.depth_tiles)
-          .run(thread, at(a, row, block), at(b, column, block), tile.product,
-               scratchpads + static_cast<size_t>(thread) * scratchpad_stride);
-      gather_scales(a_scales, row, rows, block, tile.row_scales);
-      gather_scales(b_scales, column, columns, block, tile.column_scales);
+  product.for_each_tile([&](const ProductTile& at) {
+    Tile& tile = memory_of_threads[at.thread];
+    for (int64_t block = 0; block < product.pieces(); ++block) {
+      product.run(at, block, a, b, tile.product, scratchpads);
+      gather_scales(a_scales, at.row, at.rows, block, tile.row_scales);
+      gather_scales(b_scales, at.column, at.columns, block, tile.column_scales);
       scale_partial({.product = tile.product,
-                     .rows = rows,
-                     .columns = columns,
+                     .rows = at.rows,
+                     .columns = at.columns,
                      .row_scales = tile.row_scales,
                      .column_scales = tile.column_scales,
                      .add = block > 0,
                      .sum = tile.sum});
     }
-    finish_product(epilogue(call, tile.sum, rows, columns, row, column));
+    ProductEpilogue part = part_of(all, at.row, at.rows, at.column, at.columns);
+    part.product = tile.sum;
+    part.product_stride = at.columns;
+    finish_product(part);
   });
 }
 

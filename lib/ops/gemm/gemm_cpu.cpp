@@ -6,12 +6,12 @@
 //   sum over K by the number of threads;
 // - tiles of fixed size elsewhere (no AVX-512), each by one thread.
 
-#include <array>
+#include <algorithm>
+#include <compare>
 #include <cstring>
+#include <map>
 #include <memory>
-#include <unordered_map>
 
-#include "base/math.h"
 #include "ops/dispatch/cpu_operations.h"
 #include "ops/gemm/gemm_operands_cpu.h"
 #include "ops/gemm/onednn.h"
@@ -22,27 +22,12 @@ namespace {
 
 using dnnl::memory;
 
-constexpr int64_t kTileRows = 128;
-constexpr int64_t kTileColumns = 256;
-
 struct ProductKey {
   int64_t m, n, k;
   bool bf16_operands, b_transposed, bf16_result, add, scaled, biased;
   int threads;
 
-  bool operator==(const ProductKey&) const = default;
-};
-
-struct ProductKeyHash {
-  size_t operator()(const ProductKey& key) const {
-    size_t hash = static_cast<size_t>(key.threads);
-    const int flags = key.bf16_operands | key.b_transposed << 1 | key.bf16_result << 2 |
-                      key.add << 3 | key.scaled << 4 | key.biased << 5;
-    for (const int64_t part : {key.m, key.n, key.k, static_cast<int64_t>(flags)}) {
-      mix(hash, static_cast<uint64_t>(part));
-    }
-    return hash;
-  }
+  auto operator<=>(const ProductKey&) const = default;
 };
 
 /// op(b) [k, n], stored packed in a matrix of row length `stride`.
@@ -112,44 +97,11 @@ struct WholeProduct {
   bool valid = false;
 };
 
-/// The product in tiles of at most kTileRows by kTileColumns: up to four shapes of tiles.
-struct TiledProduct {
-  explicit TiledProduct(const ProductKey& key)
-      : row_tiles(ceil_div(key.m, kTileRows)), column_tiles(ceil_div(key.n, kTileColumns)) {
-    for (const bool last_row : {false, true}) {
-      for (const bool last_column : {false, true}) {
-        const bool exists = (last_row || row_tiles > 1) && (last_column || column_tiles > 1);
-        auto& tile = tiles[last_row][last_column];
-        if (exists) {
-          tile = std::make_unique<TileProduct>(TileShape{
-              .rows = last_row ? key.m - (row_tiles - 1) * kTileRows : kTileRows,
-              .columns = last_column ? key.n - (column_tiles - 1) * kTileColumns : kTileColumns,
-              .depth = key.k,
-              .a_stride = key.k,
-              .b_stride = key.b_transposed ? key.k : key.n,
-              .type = memory::data_type::f32,
-              .b_transposed = key.b_transposed,
-              .threads = key.threads});
-          scratchpad_bytes = std::max(scratchpad_bytes, tile->scratchpad_bytes());
-        }
-      }
-    }
-  }
-
-  int64_t row_tiles;
-  int64_t column_tiles;
-  std::array<std::array<std::unique_ptr<TileProduct>, 2>, 2> tiles;
-  size_t scratchpad_bytes = 0;
-};
-
-template <typename Product>
-using ProductCache = std::unordered_map<ProductKey, std::unique_ptr<Product>, ProductKeyHash>;
-
 /// What a thread that calls gemm keeps: primitives by shape and memory for converted operands,
 /// products and oneDNN's scratchpad.
 struct Workspace {
-  ProductCache<WholeProduct> whole;
-  ProductCache<TiledProduct> tiled;
+  std::map<ProductKey, std::unique_ptr<WholeProduct>> whole;
+  std::map<TiledKey, std::unique_ptr<TiledProduct>> tiled;
   GrowingBuffer a, b, product, scratchpad;
 };
 
@@ -186,29 +138,26 @@ bool run_whole(const Gemm& call, ProductKey key, Workspace& space) {
 }
 
 void run_tiled(const Gemm& call, const ProductKey& key, Workspace& space) {
-  TiledProduct& product = cached(space.tiled, key);
-  const auto* a = static_cast<const float*>(prepare_operand(call.a, DType::f32, true, space.a));
-  const auto* b = static_cast<const float*>(prepare_operand(call.b, DType::f32, false, space.b));
-  const ProductEpilogue all = epilogue_of(call);
-  const size_t scratchpad_stride = round_up(product.scratchpad_bytes, 256);
-  auto* scratchpads =
-      static_cast<char*>(space.scratchpad.reserve(1 + scratchpad_stride * size_t(key.threads)));
+  const TiledKey tiles = {.m = key.m,
+                          .n = key.n,
+                          .k = key.k,
+                          .depth = key.k,
+                          .type = memory::data_type::f32,
+                          .b_transposed = key.b_transposed,
+                          .threads = key.threads};
+  TiledProduct& product = cached(space.tiled, tiles);
+  const void* a = prepare_operand(call.a, DType::f32, true, space.a);
+  const void* b = prepare_operand(call.b, DType::f32, false, space.b);
+  const ProductEpilogue all = epilogue_of(call, scale_of(call));
+  void* scratchpads = space.scratchpad.reserve(product.scratchpad_bytes());
   auto* products = static_cast<float*>(
-      space.product.reserve(size_t(kTileRows * kTileColumns * key.threads) * sizeof(float)));
-  for_each_tile(product.row_tiles * product.column_tiles, [&](int64_t index) {
-    const int thread = thread_number();
-    const bool last_row = index % product.row_tiles + 1 == product.row_tiles;
-    const bool last_column = index / product.row_tiles + 1 == product.column_tiles;
-    const int64_t row = index % product.row_tiles * kTileRows;
-    const int64_t column = index / product.row_tiles * kTileColumns;
-    ProductEpilogue part = part_of(all, row, std::min(kTileRows, key.m - row), column,
-                                   std::min(kTileColumns, key.n - column));
-    float* tile_product = products + thread * kTileRows * kTileColumns;
+      space.product.reserve(static_cast<size_t>(kTileElements * key.threads) * sizeof(float)));
+  product.for_each_tile([&](const ProductTile& tile) {
+    float* tile_product = products + tile.thread * kTileElements;
+    product.run(tile, 0, a, b, tile_product, scratchpads);
+    ProductEpilogue part = part_of(all, tile.row, tile.rows, tile.column, tile.columns);
     part.product = tile_product;
-    part.product_stride = part.columns;
-    product.tiles[last_row][last_column]->run(
-        thread, a + row * key.k, b + column * (key.b_transposed ? key.k : 1), tile_product,
-        scratchpads + static_cast<size_t>(thread) * scratchpad_stride);
+    part.product_stride = tile.columns;
     finish_product(part);
   });
 }

@@ -17,12 +17,6 @@ constexpr int64_t kTile = 64;
 /// The value as it is multiplied: fp32, or the bits of a bf16 (exact for every FP8 code).
 template <typename From>
 FP8TRAIN_HD void convert(From from, float* to) {
-  *to = load_as_float(&from);
-}
-FP8TRAIN_HD void convert(e4m3 from, float* to) {
-  *to = decode(from);
-}
-FP8TRAIN_HD void convert(e5m2 from, float* to) {
   *to = decode(from);
 }
 FP8TRAIN_HD void convert(bf16 from, uint16_t* to) {
@@ -30,7 +24,7 @@ FP8TRAIN_HD void convert(bf16 from, uint16_t* to) {
 }
 template <typename Code>
 FP8TRAIN_HD void convert(Code from, uint16_t* to) {
-  *to = static_cast<uint16_t>(bits_of(decode(from)) >> 16);
+  *to = widen(from).bits;
 }
 
 template <typename From, typename To>

@@ -123,13 +123,13 @@ float scale_of(const Gemm& call) {
   return a * b;
 }
 
-ProductEpilogue epilogue_of(const Gemm& call) {
+ProductEpilogue epilogue_of(const Gemm& call, float scale) {
   const int64_t n = call.c.shape[1];
   return {.product = nullptr,
           .product_stride = n,
           .rows = call.c.shape[0],
           .columns = n,
-          .scale = scale_of(call),
+          .scale = scale,
           .add = call.beta != 0.0F,
           .bias = call.bias.as<float>(),
           .c = call.c.data,
@@ -157,7 +157,7 @@ void scale_partial(const ScaledPartial& part) {
 }
 
 void finish_rows(const Gemm& call, const float* product) {
-  const ProductEpilogue all = epilogue_of(call);
+  const ProductEpilogue all = epilogue_of(call, scale_of(call));
   const int64_t rows_at_once = std::max<int64_t>(1, kConvertChunk / all.columns);
   const int64_t chunks = ceil_div(all.rows, rows_at_once);
 #if defined(_OPENMP)

@@ -44,8 +44,8 @@ void multiply_blocks(Stream stream, const Gemm& call);
 /// Product of the two scale_inv.
 float scale_of(const Gemm& call);
 
-/// The last steps of the whole result, without a product yet.
-ProductEpilogue epilogue_of(const Gemm& call);
+/// The last steps of the whole result, without a product yet, which `scale` is for.
+ProductEpilogue epilogue_of(const Gemm& call, float scale);
 
 /// The same for rows [first_row, ...) and columns [first_column, ...), still without a product.
 ProductEpilogue part_of(const ProductEpilogue& all, int64_t first_row, int64_t rows,

@@ -302,29 +302,6 @@ void Plan::run(cublasLtHandle_t handle, const CudaContext& context, const Produc
   check_status(submit(handle, context, call, call.c.data, algorithm_), "cublasLtMatmul");
 }
 
-size_t PlanKeyHash::operator()(const PlanKey& key) const {
-  uint64_t hash = 0;
-  const auto mix = [&hash](uint64_t part) {
-    hash = (hash ^ part) * 0x9E3779B97F4A7C15ULL;
-    hash ^= hash >> 32;
-  };
-  mix(static_cast<uint64_t>(key.m));
-  mix(static_cast<uint64_t>(key.n));
-  mix(static_cast<uint64_t>(key.k));
-  mix(static_cast<uint64_t>(key.a) | static_cast<uint64_t>(key.b) << 8 |
-      static_cast<uint64_t>(key.c) << 16 | static_cast<uint64_t>(key.a_transposed) << 24 |
-      static_cast<uint64_t>(key.b_transposed) << 25 | static_cast<uint64_t>(key.a_scaled) << 26 |
-      static_cast<uint64_t>(key.b_scaled) << 27 | static_cast<uint64_t>(key.add) << 28 |
-      static_cast<uint64_t>(key.fast_accumulate) << 29 | static_cast<uint64_t>(key.biased) << 30 |
-      static_cast<uint64_t>(key.factors_on_device) << 31);
-  for (const ScaleBlock& block : {key.a_block, key.b_block}) {
-    mix(static_cast<uint64_t>(block.rows) | static_cast<uint64_t>(block.columns) << 32);
-  }
-  mix(key.a_alignment | static_cast<uint64_t>(key.b_alignment) << 16 |
-      static_cast<uint64_t>(key.c_alignment) << 32);
-  return hash;
-}
-
 GemmPlans::GemmPlans() {
   check_status(cublaslt().create(&handle_), "starting cuBLASLt");
 }

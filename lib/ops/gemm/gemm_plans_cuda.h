@@ -4,10 +4,11 @@
 // is stored per shape, types, scale modes, layout and alignment; the steady step makes none. Only
 // for files under cuda/.
 
+#include <compare>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
-#include <unordered_map>
 
 #include "base/error.h"
 #include "device/cuda/cuda_context.h"
@@ -65,11 +66,7 @@ struct PlanKey {
       fast_accumulate;
   uint32_t a_alignment, b_alignment, c_alignment;
 
-  bool operator==(const PlanKey&) const = default;
-};
-
-struct PlanKeyHash {
-  size_t operator()(const PlanKey& key) const;
+  auto operator<=>(const PlanKey&) const = default;
 };
 
 class Plan;
@@ -100,7 +97,7 @@ class GemmPlans final : public CudaExtension {
   cublasLtHandle_t handle_ = nullptr;
   std::optional<GemmTuning> tuning_;
   // Null for a product whose bias the library refuses.
-  std::unordered_map<PlanKey, std::unique_ptr<Plan>, PlanKeyHash> plans_;
+  std::map<PlanKey, std::unique_ptr<Plan>> plans_;
 };
 
 /// Those of the device, made when they are first asked for.

@@ -52,9 +52,12 @@ std::string_view why_missing(ScalePair scales) {
       return "this GPU has no products with 1x32 scales";
     case ScalePair::block_1x16:
       return "this GPU has no products of e2m1";
-    default:
+    case ScalePair::block_1x128_1x128:
+    case ScalePair::block_1x128_128x128:
+    case ScalePair::block_128x128_1x128:
       return "this GPU has no products with 1x128 and 128x128 scales";
   }
+  throw InternalError("unknown pair of scales");
 }
 
 /// Why no device multiplies the formats; empty where some does.

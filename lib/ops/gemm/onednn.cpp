@@ -1,10 +1,12 @@
 #include "ops/gemm/onednn.h"
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <optional>
 
 #include "base/error.h"
+#include "base/math.h"
 #include "numeric/cpu_isa.h"
 #include "ops/gemm/gemm_operands_cpu.h"
 
@@ -27,19 +29,23 @@ bool isa_has(dnnl::cpu_isa isa) {
   return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & wanted) == wanted;
 }
 
+/// Within it oneDNN neither plans for nor uses more than the calling thread.
+class SingleThreadScope {
+ public:
+  SingleThreadScope() : threads_(max_threads()) { use_threads(1); }
+  ~SingleThreadScope() { use_threads(threads_); }
+  SingleThreadScope(const SingleThreadScope&) = delete;
+  SingleThreadScope& operator=(const SingleThreadScope&) = delete;
+
+ private:
+  static void use_threads([[maybe_unused]] int count) {
 #if defined(_OPENMP)
-int most_threads() {
-  return omp_get_max_threads();
-}
-void use_threads(int count) {
-  omp_set_num_threads(count);
-}
-#else
-int most_threads() {
-  return 1;
-}
-void use_threads(int /*count*/) {}
+    omp_set_num_threads(count);
 #endif
+  }
+
+  int threads_;
+};
 
 }  // namespace
 
@@ -104,47 +110,58 @@ memory::desc stored_matrix(int64_t rows, int64_t columns, memory::data_type type
   return {{rows, columns}, type, transposed ? memory::dims{1, stride} : memory::dims{stride, 1}};
 }
 
-SingleThreadScope::SingleThreadScope() : threads_(most_threads()) {
-  use_threads(1);
-}
-SingleThreadScope::~SingleThreadScope() {
-  use_threads(threads_);
-}
-
-size_t TileShapeHash::operator()(const TileShape& shape) const {
-  size_t hash = static_cast<size_t>(shape.threads);
-  for (const int64_t part : {shape.rows, shape.columns, shape.depth, shape.a_stride, shape.b_stride,
-                             static_cast<int64_t>(shape.type) << 1 | shape.b_transposed}) {
-    mix(hash, static_cast<uint64_t>(part));
-  }
-  return hash;
-}
-
-TileProduct::TileProduct(const TileShape& shape) {
+TiledProduct::TiledProduct(const TiledKey& key)
+    : key_(key),
+      row_tiles_(ceil_div(key.m, kTileRows)),
+      column_tiles_(ceil_div(key.n, kTileColumns)),
+      pieces_(ceil_div(key.k, key.depth)) {
   const SingleThreadScope scope;
-  const auto a = row_major(shape.rows, shape.depth, shape.type, shape.a_stride);
-  const auto b =
-      stored_matrix(shape.depth, shape.columns, shape.type, shape.b_transposed, shape.b_stride);
-  const auto c = row_major(shape.rows, shape.columns, memory::data_type::f32, shape.columns);
+  const auto extent = [](bool last, int64_t count, int64_t parts, int64_t size) {
+    return last ? count - (parts - 1) * size : parts > 1 ? size : 0;
+  };
+  for (size_t which = 0; which < shapes_.size(); ++which) {
+    const int64_t rows = extent((which & 1) != 0, key.m, row_tiles_, kTileRows);
+    const int64_t columns = extent((which & 2) != 0, key.n, column_tiles_, kTileColumns);
+    const int64_t depth = extent((which & 4) != 0, key.k, pieces_, key.depth);
+    if (rows > 0 && columns > 0 && depth > 0) {
+      shapes_[which] = make_shape(rows, columns, depth);
+    }
+  }
+}
+
+TiledProduct::Shape TiledProduct::make_shape(int64_t rows, int64_t columns, int64_t depth) {
+  const auto a = row_major(rows, depth, key_.type, key_.k);
+  const auto b = stored_matrix(depth, columns, key_.type, key_.b_transposed,
+                               key_.b_transposed ? key_.k : key_.n);
+  const auto c = row_major(rows, columns, memory::data_type::f32, columns);
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(a, b, c), attributes,
                                                  onednn_engine());
-  primitive_ = dnnl::matmul(description);
-  scratchpad_bytes_ = description.scratchpad_desc().get_size();
-  executions_.resize(static_cast<size_t>(shape.threads));
-  for (Execution& execution : executions_) {
+  scratchpad_stride_ =
+      std::max(scratchpad_stride_, round_up(description.scratchpad_desc().get_size(), 256));
+  Shape shape = {dnnl::matmul(description),
+                 std::vector<Execution>(static_cast<size_t>(key_.threads))};
+  for (Execution& execution : shape.executions) {
     execution.add(DNNL_ARG_SRC, a);
     execution.add(DNNL_ARG_WEIGHTS, b);
     execution.add(DNNL_ARG_DST, c);
     execution.add(DNNL_ARG_SCRATCHPAD, description.scratchpad_desc());
   }
+  return shape;
 }
 
-void for_each_tile(int64_t count, const std::function<void(int64_t)>& body) {
+void TiledProduct::for_each_tile(const std::function<void(const ProductTile&)>& body) const {
+  const int64_t count = row_tiles_ * column_tiles_;
+  const auto run_tile = [&](int64_t index) {
+    const int64_t row = index % row_tiles_ * kTileRows;
+    const int64_t column = index / row_tiles_ * kTileColumns;
+    body({thread_number(), row, column, std::min(kTileRows, key_.m - row),
+          std::min(kTileColumns, key_.n - column)});
+  };
   if (count == 1) {
     const SingleThreadScope scope;
-    return body(0);
+    return run_tile(0);
   }
   std::atomic<bool> failed = false;  // no exception may leave the parallel loop
 #if defined(_OPENMP)
@@ -152,12 +169,31 @@ void for_each_tile(int64_t count, const std::function<void(int64_t)>& body) {
 #endif
   for (int64_t index = 0; index < count; ++index) {
     try {
-      body(index);
+      run_tile(index);
     } catch (const std::exception&) {
       failed = true;
     }
   }
   check(!failed, "oneDNN matmul failed");
+}
+
+void TiledProduct::run(const ProductTile& tile, int64_t piece, const void* a, const void* b,
+                       float* product, void* scratchpads) {
+  const bool last_row = tile.row + tile.rows == key_.m;
+  const bool last_column = tile.column + tile.columns == key_.n;
+  const bool last_piece = piece + 1 == pieces_;
+  Shape& shape = shapes_[size_t{last_row} | size_t{last_column} << 1 | size_t{last_piece} << 2];
+  const auto at = [&](const void* matrix, int64_t element) {
+    const int64_t size = key_.type == memory::data_type::bf16 ? 2 : 4;
+    return static_cast<const char*>(matrix) + element * size;
+  };
+  const int64_t first = piece * key_.depth;
+  const int64_t b_at =
+      key_.b_transposed ? tile.column * key_.k + first : first * key_.n + tile.column;
+  const auto thread = static_cast<size_t>(tile.thread);
+  shape.executions[thread].run(shape.primitive,
+                               {at(a, tile.row * key_.k + first), at(b, b_at), product,
+                                static_cast<char*>(scratchpads) + thread * scratchpad_stride_});
 }
 
 }  // namespace fp8train::ops::cpu

@@ -5,11 +5,13 @@
 
 #include <oneapi/dnnl/dnnl.hpp>
 
+#include <array>
+#include <compare>
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <map>
 #include <memory>
-#include <unordered_map>
 #include <vector>
 
 #include "numeric/dtype.h"
@@ -45,59 +47,65 @@ dnnl::memory::desc row_major(int64_t rows, int64_t columns, dnnl::memory::data_t
 dnnl::memory::desc stored_matrix(int64_t rows, int64_t columns, dnnl::memory::data_type type,
                                  bool transposed, int64_t stride);
 
-/// Within it oneDNN neither plans for nor uses more than the calling thread.
-class SingleThreadScope {
- public:
-  SingleThreadScope();
-  ~SingleThreadScope();
-  SingleThreadScope(const SingleThreadScope&) = delete;
-  SingleThreadScope& operator=(const SingleThreadScope&) = delete;
+constexpr int64_t kTileRows = 128;
+constexpr int64_t kTileColumns = 256;
+constexpr int64_t kTileElements = kTileRows * kTileColumns;
 
- private:
-  int threads_;
-};
-
-/// a [rows, depth] times op(b) [depth, columns] to fp32 [rows, columns], packed.
-struct TileShape {
-  int64_t rows, columns, depth;
-  int64_t a_stride, b_stride;  ///< of what is stored
+/// What a TiledProduct multiplies: a [m, k] times op(b) [k, n], both packed.
+struct TiledKey {
+  int64_t m, n, k;
+  int64_t depth;  ///< of a piece of K
   dnnl::memory::data_type type;
   bool b_transposed;
-  int threads;  ///< that may compute such tiles at the same time
+  int threads;
 
-  bool operator==(const TileShape&) const = default;
+  auto operator<=>(const TiledKey&) const = default;
 };
 
-struct TileShapeHash {
-  size_t operator()(const TileShape& shape) const;
+/// A tile of the result, and the thread that computes it.
+struct ProductTile {
+  int thread;
+  int64_t row, column;  ///< of its first element
+  int64_t rows, columns;
 };
 
-/// One tile; any number of threads may run it, each by its number.
-class TileProduct {
+/// A product in tiles of at most kTileRows by kTileColumns and in pieces of K: up to eight shapes,
+/// by what of M, N and K is the last part.
+class TiledProduct {
  public:
-  explicit TileProduct(const TileShape& shape);
+  explicit TiledProduct(const TiledKey& key);
 
-  void run(int thread, const void* a, const void* b, float* product, void* scratchpad) {
-    executions_[static_cast<size_t>(thread)].run(primitive_, {a, b, product, scratchpad});
+  int64_t pieces() const { return pieces_; }
+  /// Of all threads.
+  size_t scratchpad_bytes() const {
+    return 1 + scratchpad_stride_ * static_cast<size_t>(key_.threads);
   }
-  size_t scratchpad_bytes() const { return scratchpad_bytes_; }
+  /// body(tile) for all tiles, over the threads; within each, oneDNN runs on that thread alone.
+  /// Throws InternalError after the loop when a call threw.
+  void for_each_tile(const std::function<void(const ProductTile&)>& body) const;
+  /// The fp32 product of a tile over one piece of K, packed. a, b: the whole operands.
+  void run(const ProductTile& tile, int64_t piece, const void* a, const void* b, float* product,
+           void* scratchpads);
 
  private:
-  dnnl::matmul primitive_;
-  std::vector<Execution> executions_;
-  size_t scratchpad_bytes_ = 0;
-};
+  struct Shape {
+    dnnl::matmul primitive;
+    std::vector<Execution> executions;  ///< of each thread
+  };
+  Shape make_shape(int64_t rows, int64_t columns, int64_t depth);
 
-/// body(index) for 0 .. count, over the threads; within each, oneDNN runs on that thread alone.
-/// Throws InternalError after the loop when a call threw.
-void for_each_tile(int64_t count, const std::function<void(int64_t)>& body);
+  TiledKey key_;
+  int64_t row_tiles_, column_tiles_, pieces_;
+  std::array<Shape, 8> shapes_;
+  size_t scratchpad_stride_ = 0;
+};
 
 constexpr size_t kCachedProducts = 1024;  // shapes; generation meets a new one per prompt length
 
 /// The product of that description, made when it is first asked for. References stay valid until
 /// `kCachedProducts` others have been asked for.
-template <typename Product, typename Key, typename Hash>
-Product& cached(std::unordered_map<Key, std::unique_ptr<Product>, Hash>& cache, const Key& key) {
+template <typename Product, typename Key>
+Product& cached(std::map<Key, std::unique_ptr<Product>>& cache, const Key& key) {
   const auto found = cache.find(key);
   if (found != cache.end()) {
     return *found->second;
@@ -106,12 +114,6 @@ Product& cached(std::unordered_map<Key, std::unique_ptr<Product>, Hash>& cache, 
     cache.clear();
   }
   return *cache.emplace(key, std::make_unique<Product>(key)).first->second;
-}
-
-/// Folds `part` into a hash.
-inline void mix(size_t& hash, uint64_t part) {
-  hash = (hash ^ part) * 0x9E3779B97F4A7C15ULL;
-  hash ^= hash >> 32;
 }
 
 }  // namespace fp8train::ops::cpu

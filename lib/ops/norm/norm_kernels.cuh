@@ -116,24 +116,6 @@ __device__ __forceinline__ void raise_block_amax(float* amax, float value, float
   }
 }
 
-/// Eight fp32 values at an address aligned to 16 bytes.
-__device__ __forceinline__ void load_eight(const float* from, float (&values)[kVec8]) {
-#pragma unroll
-  for (int i = 0; i < kVec8; i += 4) {
-    const Pack<float, 4> pack = load_pack<4>(from + i);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      values[i + j] = pack.values[j];
-    }
-  }
-}
-__device__ __forceinline__ void store_eight(float* to, const float (&values)[kVec8]) {
-#pragma unroll
-  for (int i = 0; i < kVec8; i += 4) {
-    store_pack(to + i, Pack<float, 4>{{values[i], values[i + 1], values[i + 2], values[i + 3]}});
-  }
-}
-
 /// Of a norm's input: x - mean; RMSNorm has no mean.
 template <bool kLayer>
 __device__ __forceinline__ float centered(float x, float mean) {
@@ -240,14 +222,14 @@ __global__ void __launch_bounds__(kNormMostThreads)
       }
       float values[kVec8], weight[kVec8];
       vec8_values(x[v], values);
-      load_eight(call.weight + column, weight);
+      load_values<kVec8, true>(call.weight + column, weight, kVec8);
 #pragma unroll
       for (int j = 0; j < kVec8; ++j) {
         values[j] = centered<kLayer>(values[j], mean) * rstd * weight[j];
       }
       if (kLayer && call.bias != nullptr) {
         float bias[kVec8];
-        load_eight(call.bias + column, bias);
+        load_values<kVec8, true>(call.bias + column, bias, kVec8);
 #pragma unroll
         for (int j = 0; j < kVec8; ++j) {
           values[j] += bias[j];
@@ -278,7 +260,7 @@ __device__ __forceinline__ void write_column_sums(const Team& team, int n,
   for (int v = 0; v < kVecs; ++v) {
     const int column = (team.lane + v * team.size) * kVec8;
     if (column < n) {
-      store_eight(to + column, sums[v]);
+      store_values<kVec8, true>(to + column, sums[v], kVec8);
     }
   }
   if (teams == 1) {
@@ -337,7 +319,7 @@ __global__ void __launch_bounds__(kNormMostThreads)
       float values[kVec8], gradient[kVec8], weight[kVec8];
       vec8_values(x[v], values);
       vec8_values(dy[v], gradient);
-      load_eight(call.weight + (column < n ? column : 0), weight);
+      load_values<kVec8, true>(call.weight + (column < n ? column : 0), weight, kVec8);
 #pragma unroll
       for (int j = 0; j < kVec8; ++j) {
         const float scaled = gradient[j] * weight[j];
@@ -360,7 +342,7 @@ __global__ void __launch_bounds__(kNormMostThreads)
       float values[kVec8], gradient[kVec8], weight[kVec8];
       vec8_values(x[v], values);
       vec8_values(dy[v], gradient);
-      load_eight(call.weight + column, weight);
+      load_values<kVec8, true>(call.weight + column, weight, kVec8);
 #pragma unroll
       for (int j = 0; j < kVec8; ++j) {
         const float value = centered<kLayer>(values[j], mean);

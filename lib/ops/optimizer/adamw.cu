@@ -61,9 +61,7 @@ __global__ void __launch_bounds__(kBlock)
   FP8TRAIN_SHARED_ARRAY(AdamWFactors, shared, 1);
   const AdamWFactors factors = shared_factors(rates, *control, shared);
   constexpr int kSpan = kWarp * kQuad;
-  const int64_t warps = int64_t{gridDim.x} * (kBlock / kWarp);
-  const int64_t warp = int64_t{blockIdx.x} * (kBlock / kWarp) + warp_index();
-  for (int64_t begin = warp * kSpan; begin < count; begin += warps * kSpan) {
+  for_each_span<kSpan>(count, [&](int64_t begin) {
     const int64_t i = begin + lane_index() * kQuad;
     float weight[kQuad];
     if (aligned && begin + kSpan <= count) {
@@ -71,7 +69,7 @@ __global__ void __launch_bounds__(kBlock)
     } else {
       update<kQuad, false>(call, factors, i, count - i, weight);
     }
-  }
+  });
 }
 
 /// Where a thread keeps its codes of row i, in words of the shared tile, until it has all of them:

@@ -1,9 +1,10 @@
 #pragma once
-// What the kernels of AdamW share: those for fp32 weights (adamw.cu) and those for any formats
-// (adamw_stored.cu). Only for .cu files.
+// What the kernels of the optimizers share: of AdamW for fp32 weights (adamw.cu) and for any
+// formats (adamw_stored.cu), of SGD and of gradient norms (optimizer.cu). Only for .cu files.
 
 #include "ops/optimizer/adamw_moments.cuh"
 #include "ops/optimizer/optimizer_math.h"
+#include "ops/storage/storage_math.h"
 
 namespace fp8train::ops::cuda {
 
@@ -13,13 +14,21 @@ constexpr int kQuad = 4;  ///< elements of one thread where nothing is cast: 16 
 template <int N, bool Packed>
 __device__ __forceinline__ void write_copy(uint16_t* to, bool is_f16, const float (&weight)[N],
                                            int64_t available) {
-  uint32_t words[N / 2];
-#pragma unroll
-  for (int i = 0; i < N / 2; ++i) {
-    words[i] = is_f16 ? narrow_pair<f16>(weight[2 * i], weight[2 * i + 1])
-                      : narrow_pair<bf16>(weight[2 * i], weight[2 * i + 1]);
+  if (is_f16) {
+    store_values<N, Packed>(reinterpret_cast<f16*>(to), weight, available);
+  } else {
+    store_values<N, Packed>(reinterpret_cast<bf16*>(to), weight, available);
   }
-  store_words<N, Packed>(to, words, available);
+}
+
+/// as_stored<bf16>() of values.
+template <int N>
+__device__ __forceinline__ void round_as_stored(float (&values)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    values[i] = finite_or_nan(0.0F + values[i]);
+  }
+  round_to_type(DType::bf16, values);
 }
 
 /// The factors take fp64 powers: one thread of a block computes them for all.

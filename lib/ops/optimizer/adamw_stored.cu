@@ -83,16 +83,14 @@ __global__ void __launch_bounds__(kBlock)
   const int64_t step = control->applied_steps;
   constexpr int kSpan = kWarp * kQuad;
   static_assert(kSpan == kStoredBlock.columns);
-  const int64_t warps = int64_t{gridDim.x} * (kBlock / kWarp);
-  const int64_t warp = int64_t{blockIdx.x} * (kBlock / kWarp) + warp_index();
-  for (int64_t begin = warp * kSpan; begin < count; begin += warps * kSpan) {
+  for_each_span<kSpan>(count, [&](int64_t begin) {
     const int64_t i = begin + lane_index() * kQuad;
     if (aligned && begin + kSpan <= count) {
       update_stored<kQuad, true>(call, factors, step, i, kQuad);
     } else {
       update_stored<kQuad, false>(call, factors, step, i, count - i);
     }
-  }
+  });
 }
 
 /// The amax of new values that have one scale: into the slot next to their scales.

@@ -2,8 +2,8 @@
 // of the cpu, bit for bit.
 
 #include "ops/dispatch/cuda_operations.h"
+#include "ops/optimizer/adamw_kernels.cuh"
 #include "ops/optimizer/optimizer_math.h"
-#include "ops/storage/runs.cuh"
 
 namespace fp8train::ops::cuda {
 namespace {
@@ -136,21 +136,7 @@ __global__ void prepare_step_kernel(StepControl* control, float max_norm, LossSc
   update_step_control(*control, max_norm, scaling);
 }
 
-/// The low-precision copy of N new weights, where there is one.
-template <int N, typename Copy>
-__device__ __forceinline__ void write_copy(Copy* copy, int64_t i, const Pack<float, N>& weight) {
-  if (copy == nullptr) {
-    return;
-  }
-  Pack<Copy, N> out;
-#pragma unroll
-  for (int j = 0; j < N; ++j) {
-    store_from_float(&out.values[j], weight.values[j]);
-  }
-  store_pack(copy + i, out);
-}
-
-template <int N, typename Copy>
+template <int N>
 __device__ __forceinline__ void sgd_pack(const Sgd& call, const SgdFactors& factors, int64_t i) {
   const Pack<float, N> gradient = load_pack<N>(static_cast<const float*>(call.gradient.data) + i);
   float* weights = static_cast<float*>(call.weight.data) + i;
@@ -172,11 +158,14 @@ __device__ __forceinline__ void sgd_pack(const Sgd& call, const SgdFactors& fact
     store_pack(directions, direction);
   }
   store_pack(weights, weight);
-  write_copy<N>(static_cast<Copy*>(call.copy.data), i, weight);
+  if (call.copy.data != nullptr) {
+    write_copy<N, (N > 1)>(static_cast<uint16_t*>(call.copy.data) + i,
+                           call.copy.dtype == DType::f16, weight.values, N);
+  }
 }
 
 /// The factors take fp64 arithmetic: one thread of a block computes them for all.
-template <int N, typename Copy>
+template <int N>
 __global__ void sgd_kernel(Sgd call, const StepControl* control, int64_t count) {
   if (control->skip != 0) {
     return;
@@ -190,29 +179,13 @@ __global__ void sgd_kernel(Sgd call, const StepControl* control, int64_t count) 
   const int64_t stride = int64_t{gridDim.x} * blockDim.x * N;
   for (int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * N; i < count; i += stride) {
     if (i + N <= count) {
-      sgd_pack<N, Copy>(call, factors, i);
+      sgd_pack<N>(call, factors, i);
       continue;
     }
     for (int64_t j = i; j < count; ++j) {
-      sgd_pack<1, Copy>(call, factors, j);
+      sgd_pack<1>(call, factors, j);
     }
   }
-}
-
-template <typename Copy>
-void run_sgd(const Stream& stream, const Sgd& call, const StepControl* control, bool aligned) {
-  const int64_t count = call.weight.count();
-  if (aligned) {
-    launch(stream, {blocks_for(stream, ceil_div(count, kPack)), kBlock}, sgd_kernel<kPack, Copy>,
-           call, control, count);
-  } else {
-    launch(stream, {blocks_for(stream, count), kBlock}, sgd_kernel<1, Copy>, call, control, count);
-  }
-}
-
-/// Host: whether packs of kPack are possible in the copy, which has two bytes an element.
-bool is_aligned_copy(const View& copy) {
-  return is_aligned(copy.data, 2 * kPack);
 }
 
 }  // namespace
@@ -235,13 +208,12 @@ void prepare_step(Stream stream, StepControl* control, float max_norm, const Los
 }
 
 void sgd(Stream stream, const Sgd& call, const StepControl* control) {
+  const int64_t count = call.weight.count();
+  // The copy has two bytes an element.
   const bool aligned = is_aligned(call.weight.data) && is_aligned(call.gradient.data) &&
-                       is_aligned(call.momentum.data) && is_aligned_copy(call.copy);
-  if (!call.copy.empty() && call.copy.dtype == DType::f16) {
-    run_sgd<f16>(stream, call, control, aligned);
-  } else {
-    run_sgd<bf16>(stream, call, control, aligned);
-  }
+                       is_aligned(call.momentum.data) && is_aligned(call.copy.data, 2 * kPack);
+  launch(stream, {blocks_for(stream, aligned ? ceil_div(count, kPack) : count), kBlock},
+         aligned ? sgd_kernel<kPack> : sgd_kernel<1>, call, control, count);
 }
 
 }  // namespace fp8train::ops::cuda

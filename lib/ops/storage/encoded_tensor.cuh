@@ -2,30 +2,13 @@
 // Stored tensors in any format, chosen at run time, each in its own: a switch that is the same for
 // all threads costs less than a kernel for every pair of formats. Only for .cu files.
 
-#include "ops/storage/runs.cuh"
 #include "ops/storage/stored_math.h"
+#include "ops/support/runs.cuh"
 
 namespace fp8train::ops::cuda {
 
 /// Elements that a warp finds one scale for.
 constexpr int kGroupSpan = kStoredBlock.columns;
-
-/// Device: body(TypeTag<T>) with T a type that a stored tensor may have.
-template <typename Body>
-__device__ __forceinline__ void with_stored_type_of(DType dtype, Body body) {
-  switch (dtype) {
-    case DType::f32:
-      return body(TypeTag<float>{});
-    case DType::bf16:
-      return body(TypeTag<bf16>{});
-    case DType::f16:
-      return body(TypeTag<f16>{});
-    case DType::e4m3:
-      return body(TypeTag<e4m3>{});
-    default:
-      return body(TypeTag<e5m2>{});
-  }
-}
 
 /// The values of N codes, without their scale.
 template <typename Code, int N>
@@ -37,8 +20,8 @@ __device__ __forceinline__ void decode_pack(const Pack<Code, N>& pack, float (&v
       const uint32_t high = __builtin_bit_cast(uint8_t, pack.values[j + 1]);
       decode_pair<Code>(low | high << 8, values[j], values[j + 1]);
     } else {
-      values[j] = load_as_float(&pack.values[j]);
-      values[j + 1] = load_as_float(&pack.values[j + 1]);
+      values[j] = decode(pack.values[j]);
+      values[j + 1] = decode(pack.values[j + 1]);
     }
   }
 }
@@ -54,8 +37,8 @@ __device__ __forceinline__ Pack<Code, N> encode_pack(const float (&scaled)[N]) {
       pack.values[j] = __builtin_bit_cast(Code, static_cast<uint8_t>(pair));
       pack.values[j + 1] = __builtin_bit_cast(Code, static_cast<uint8_t>(pair >> 8));
     } else {
-      pack.values[j] = encode_stored<Code>(scaled[j]);
-      pack.values[j + 1] = encode_stored<Code>(scaled[j + 1]);
+      pack.values[j] = encode<Code>(scaled[j]);
+      pack.values[j + 1] = encode<Code>(scaled[j + 1]);
     }
   }
   return pack;
@@ -111,7 +94,7 @@ struct BasicEncodedTensor {
       }
       return;
     }
-    with_stored_type_of(dtype, [&](auto tag) {
+    with_type_of<e5m2, float, bf16, f16, e4m3>(dtype, [&](auto tag) {
       using Code = typename decltype(tag)::Type;
       decode_pack<Code, N>(get<N, Packed>(static_cast<const Code*>(codes) + i, available), values);
     });
@@ -214,13 +197,13 @@ struct BasicEncodedTensor {
       draw_pack<N>(draw, i, random);
     }
     uint32_t present = 0;
-    with_stored_type_of(dtype, [&](auto tag) {
+    with_type_of<e5m2, float, bf16, f16, e4m3>(dtype, [&](auto tag) {
       using Code = typename decltype(tag)::Type;
       Pack<Code, N> pack;
       if (Extended && stochastic) {
 #pragma unroll
         for (int j = 0; j < N; ++j) {
-          pack.values[j] = encode_stored<Code>(scaled[j], random[j]);
+          pack.values[j] = encode_stochastic<Code>(scaled[j], random[j]);
         }
       } else {
         pack = encode_pack<Code, N>(scaled);
@@ -307,6 +290,7 @@ inline bool is_extended(const StoredTensor& tensor) {
 template <bool Extended = true>
 BasicEncodedTensor<Extended> encoded(const StoredTensor& tensor) {
   const TensorFormat& format = tensor.format;
+  check_type<float, bf16, f16, e4m3, e5m2>(format.dtype);
   return {tensor.codes.data,
           format.remainder ? nullptr : tensor.scales.as<float>(),
           format.dtype,

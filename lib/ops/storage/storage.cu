@@ -13,15 +13,13 @@ constexpr int kSpan = kWarp * kQuad;  // of a warp: a group
 constexpr int kGroupLanes = static_cast<int>(kCompressedGroup) / kQuad;
 
 /// body(first element of this thread, how many of its elements exist, whether the warp's span is
-/// whole), for all spans; all lanes of a warp take part.
+/// whole), for all spans.
 template <typename Body>
-__device__ __forceinline__ void for_each_span(int64_t count, Body body) {
-  const int64_t warps = int64_t{gridDim.x} * (kBlock / kWarp);
-  const int64_t warp = int64_t{blockIdx.x} * (kBlock / kWarp) + warp_index();
-  for (int64_t begin = warp * kSpan; begin < count; begin += warps * kSpan) {
+__device__ __forceinline__ void for_each_quad(int64_t count, Body body) {
+  for_each_span<kSpan>(count, [&](int64_t begin) {
     const int64_t i = begin + lane_index() * kQuad;
     body(i, count - i, begin + kSpan <= count);
-  }
+  });
 }
 
 unsigned blocks_for_spans(const Stream& stream, int64_t count) {
@@ -51,7 +49,7 @@ __global__ void __launch_bounds__(kBlock)
                       bool aligned) {
   FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kBlock / kWarp);
   uint32_t largest = 0;
-  for_each_span(count, [&](int64_t i, int64_t available, bool whole) {
+  for_each_quad(count, [&](int64_t i, int64_t available, bool whole) {
     float values[kQuad];
     const ScaleExpansion old_scale = to.scale_at(i, available);
     if (aligned && whole) {
@@ -77,7 +75,7 @@ __global__ void __launch_bounds__(kBlock)
     store_kernel(EncodedTensor to, const X* __restrict__ x, bool add, const AutoScale* automatic,
                  int64_t count, bool aligned) {
   const float factor = factor_of(to, automatic);
-  for_each_span(count, [&](int64_t i, int64_t available, bool whole) {
+  for_each_quad(count, [&](int64_t i, int64_t available, bool whole) {
     float values[kQuad];
     const ScaleExpansion old_scale = to.scale_at(i, available);
     if (aligned && whole) {
@@ -127,7 +125,7 @@ void store_typed(const Stream& stream, const Store& call) {
 template <typename Y>
 __global__ void __launch_bounds__(kBlock)
     read_kernel(EncodedTensor x, Y* __restrict__ y, int64_t count, bool aligned) {
-  for_each_span(count, [&](int64_t i, int64_t available, bool whole) {
+  for_each_quad(count, [&](int64_t i, int64_t available, bool whole) {
     float values[kQuad];
     const ScaleExpansion scale = x.scale_at(i, available);
     if (aligned && whole) {
@@ -187,7 +185,7 @@ template <typename X>
 __global__ void __launch_bounds__(kBlock)
     compress_kernel(const X* __restrict__ x, e4m3* __restrict__ codes, bf16* __restrict__ scales,
                     int64_t count, bool aligned) {
-  for_each_span(count, [&](int64_t i, int64_t available, bool whole) {
+  for_each_quad(count, [&](int64_t i, int64_t available, bool whole) {
     float values[kQuad];
     if (aligned && whole) {
       load_values<kQuad, true>(x + i, values, available);

@@ -31,16 +31,14 @@ template <typename X>
 FP8TRAIN_HD float find_tensor_scale(const Store& call) {
   const int64_t count = call.x.count();
   const int64_t pieces = ceil_div(count, kStoredPiece);
-  uint32_t largest = 0;
-#pragma omp parallel for schedule(static) reduction(max : largest) if (count >= kParallelElements)
-  for (int64_t index = 0; index < pieces; ++index) {
+  const auto find_largest = [&](int64_t index, CastCounts& counts) {
     const int64_t begin = index * kStoredPiece;
     const int64_t length = minimum(kStoredPiece, count - begin);
     float values[kStoredPiece];
     values_to_keep<X>(call, begin, length, values);
-    const uint32_t here = largest_magnitude(values, length);
-    largest = here > largest ? here : largest;
-  }
+    counts.raise(largest_magnitude(values, length));
+  };
+  const uint32_t largest = count_pieces(pieces, count, find_largest).largest;
   const TensorFormat& format = call.to.format;
   const float old = *call.to.scales.as<float>();
   if (!is_finite(float_of(largest))) {

@@ -56,11 +56,9 @@ FP8TRAIN_HD AutoScale next_auto_scale(const AutoScale* of_ranks, int64_t ranks, 
 }
 
 /// Whether the code has the largest finite magnitude.
-FP8TRAIN_HD bool is_largest(e4m3 code) {
-  return (code.bits & 0x7FU) == 0x7EU;
-}
-FP8TRAIN_HD bool is_largest(e5m2 code) {
-  return (code.bits & 0x7FU) == 0x7BU;
+template <typename Code>
+FP8TRAIN_HD bool is_largest(Code code) {
+  return (code.bits & 0x7FU) == FormatLayout<Code>::kMaxCode;
 }
 
 /// The scale that a compressed group is read with.

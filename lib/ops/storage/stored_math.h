@@ -20,34 +20,6 @@ FP8TRAIN_HD float stored_scale(float amax, float old_scale, float format_max, bo
   return is_finite(amax) ? current_scale(amax, format_max, 0.0F, pow2, kMaxF32) : old_scale;
 }
 
-FP8TRAIN_HD float stored_value(float code) {
-  return code;
-}
-template <typename Code>
-FP8TRAIN_HD float stored_value(Code code) {
-  return decode(code);
-}
-
-/// Saturating for the narrow formats.
-template <typename Code>
-FP8TRAIN_HD Code encode_stored(float value) {
-  return encode<Code>(value);
-}
-template <>
-FP8TRAIN_HD float encode_stored<float>(float value) {
-  return value;
-}
-
-/// Stochastic rounding; fp32 has nothing to round.
-template <typename Code>
-FP8TRAIN_HD Code encode_stored(float value, uint32_t random_bits) {
-  return encode_stochastic<Code>(value, random_bits);
-}
-template <>
-FP8TRAIN_HD float encode_stored<float>(float value, uint32_t /*random_bits*/) {
-  return value;
-}
-
 /// The halves of an fp32 value (TransformerEngine, common/multi_tensor/adam.cu): its upper 16 bits,
 /// rounded to nearest with ties away from zero, and its lower 16 bits. Their highest bit says
 /// whether the upper half was rounded up, so that nothing is lost.
@@ -79,22 +51,6 @@ FP8TRAIN_HD RoundingDraw rounding_draw(const RoundingStream& stream, RoundingRol
                                        int64_t step) {
   return {stream.seed, static_cast<uint64_t>(step), stream.tensor * 4 + static_cast<uint64_t>(role),
           static_cast<uint64_t>(stream.first) / 4};
-}
-
-FP8TRAIN_HD bool is_zero_code(float code) {
-  return code == 0.0F;
-}
-FP8TRAIN_HD bool is_zero_code(bf16 code) {
-  return (code.bits & 0x7FFFU) == 0;
-}
-FP8TRAIN_HD bool is_zero_code(f16 code) {
-  return (code.bits & 0x7FFFU) == 0;
-}
-FP8TRAIN_HD bool is_zero_code(e4m3 code) {
-  return (code.bits & 0x7FU) == 0;
-}
-FP8TRAIN_HD bool is_zero_code(e5m2 code) {
-  return (code.bits & 0x7FU) == 0;
 }
 
 /// The smallest code above zero for a zero that must not be one. An fp32 value is never floored.

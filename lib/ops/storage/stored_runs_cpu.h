@@ -42,7 +42,7 @@ template <typename Code>
 FP8TRAIN_HD void decode_run(const Code* __restrict codes, float factor, float* __restrict values,
                             int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
-    values[i] = stored_value(codes[i]) * factor;
+    values[i] = decode(codes[i]) * factor;
   }
 }
 
@@ -118,7 +118,7 @@ FP8TRAIN_HD void encode_run(const float* __restrict values, float scale,
                             const uint8_t* __restrict floored, Code* __restrict codes,
                             int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
-    codes[i] = floor_code(encode_stored<Code>(values[i] * scale), floored[i] != 0);
+    codes[i] = floor_code(encode<Code>(values[i] * scale), floored[i] != 0);
   }
 }
 template <typename Code>
@@ -126,7 +126,7 @@ FP8TRAIN_HD void encode_run(const float* __restrict values, float scale,
                             const uint32_t* __restrict random, const uint8_t* __restrict floored,
                             Code* __restrict codes, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
-    codes[i] = floor_code(encode_stored<Code>(values[i] * scale, random[i]), floored[i] != 0);
+    codes[i] = floor_code(encode_stochastic<Code>(values[i] * scale, random[i]), floored[i] != 0);
   }
 }
 

@@ -26,9 +26,11 @@
 
 namespace fp8train::ops::cuda {
 
+// A type without an instance here does not compile.
+
 /// encode<Code>(low) in bits 0..7 and encode<Code>(high) in bits 8..15.
 template <typename Code>
-__device__ __forceinline__ uint32_t encode_pair(float low, float high);
+__device__ __forceinline__ uint32_t encode_pair(float low, float high) = delete;
 
 template <>
 __device__ __forceinline__ uint32_t encode_pair<e4m3>(float low, float high) {
@@ -74,7 +76,7 @@ __device__ __forceinline__ void widen_f16_pair(uint32_t pair, float& low, float&
 /// Values of the codes in bits 0..7 and 8..15. Exact, since every code is an fp16 number; a NaN
 /// gives some NaN.
 template <typename Code>
-__device__ __forceinline__ void decode_pair(uint32_t codes, float& low, float& high);
+__device__ __forceinline__ void decode_pair(uint32_t codes, float& low, float& high) = delete;
 
 template <>
 __device__ __forceinline__ void decode_pair<e4m3>(uint32_t codes, float& low, float& high) {
@@ -102,7 +104,7 @@ __device__ __forceinline__ void decode_pair<int8_t>(uint32_t codes, float& low, 
 
 /// As store_from_float of numeric/convert.h: the bits of two results in one word.
 template <typename Y>
-__device__ __forceinline__ uint32_t narrow_pair(float low, float high);
+__device__ __forceinline__ uint32_t narrow_pair(float low, float high) = delete;
 
 template <>
 __device__ __forceinline__ uint32_t narrow_pair<bf16>(float low, float high) {

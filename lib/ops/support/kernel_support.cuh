@@ -25,6 +25,50 @@ inline unsigned blocks_for(const Stream& stream, int64_t items, int64_t per_bloc
   return static_cast<unsigned>(wanted < most ? wanted : most);
 }
 
+__device__ __forceinline__ int lane_index() {
+  return static_cast<int>(threadIdx.x) % kWarp;
+}
+__device__ __forceinline__ int warp_index() {
+  return static_cast<int>(threadIdx.x) / kWarp;
+}
+
+/// with_type() in a kernel that chooses types when it runs. Nothing is thrown there: the host has
+/// asked check_type(), and what is none of `Types` would count as First.
+template <typename First, typename... Types, typename Body>
+__device__ __forceinline__ void with_type_of(DType dtype, Body body) {
+  const bool found = ((dtype == kTypeOf<Types> && (body(TypeTag<Types>{}), true)) || ...);
+  if (!found) {
+    body(TypeTag<First>{});
+  }
+}
+
+template <typename Body>
+__device__ __forceinline__ void with_float_type_of(DType dtype, Body body) {
+  with_type_of<f16, float, bf16>(dtype, body);
+}
+inline void check_float_type(DType dtype) {
+  check_type<float, bf16, f16>(dtype);
+}
+
+template <typename Body>
+__device__ __forceinline__ void with_code_type_of(DType dtype, Body body) {
+  with_type_of<int8_t, e4m3, e5m2>(dtype, body);
+}
+inline void check_code_type(DType dtype) {
+  check_type<e4m3, e5m2, int8_t>(dtype);
+}
+
+/// body(begin) for begin = 0, Span, 2 * Span .. below `count`, one to a warp at a time. Blocks have
+/// kBlock threads, and all lanes of a warp take part.
+template <int Span, typename Body>
+__device__ __forceinline__ void for_each_span(int64_t count, Body body) {
+  const int64_t warps = int64_t{gridDim.x} * (kBlock / kWarp);
+  const int64_t warp = int64_t{blockIdx.x} * (kBlock / kWarp) + warp_index();
+  for (int64_t begin = warp * Span; begin < count; begin += warps * Span) {
+    body(begin);
+  }
+}
+
 /// N values that are read and written in one access.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
@@ -70,13 +114,6 @@ void map(const Stream& stream, int64_t count, bool aligned, const Op& op) {
   } else {
     launch(stream, {blocks_for(stream, count), kBlock}, map_kernel<1, Op>, count, op);
   }
-}
-
-__device__ __forceinline__ int lane_index() {
-  return static_cast<int>(threadIdx.x) % kWarp;
-}
-__device__ __forceinline__ int warp_index() {
-  return static_cast<int>(threadIdx.x) / kWarp;
 }
 
 /// All lanes get combine() over the 32 values, always paired in the same order.

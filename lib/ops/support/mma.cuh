@@ -118,23 +118,6 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&matrices)[4]
 #endif
 }
 
-/// Two values rounded to nearest even, `low` in the lower half; what is too large becomes infinity.
-template <typename T>
-__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
-#if defined(FP8TRAIN_CUDA_SHIM)
-  return encode_no_saturate<T>(low).bits | static_cast<uint32_t>(encode_no_saturate<T>(high).bits)
-                                               << 16;
-#else
-  uint32_t pair;
-  if constexpr (std::is_same_v<T, bf16>) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  }
-  return pair;
-#endif
-}
-
 /// Starts a copy of 16 bytes into shared memory (both addresses 16-byte aligned), of zeros where
 /// not `valid`: then `from` is not read. Done when the thread returns from wait_for_copies.
 __device__ __forceinline__ void copy_async_16(void* to, const void* from, bool valid) {

@@ -1,8 +1,8 @@
 #pragma once
 // How kernels read and write runs of N elements. Only for .cu files.
 
-#include "ops/cast/code_tile.cuh"
-#include "ops/storage/storage_math.h"
+#include "ops/support/convert.cuh"
+#include "ops/support/kernel_support.cuh"
 
 namespace fp8train::ops::cuda {
 
@@ -81,39 +81,6 @@ __device__ __forceinline__ void round_to_type(DType type, float (&values)[N]) {
       values[i + 1] = float_of(pair & 0xFFFF0000U);
     } else if (type == DType::f16) {
       widen_f16_pair(narrow_pair<f16>(values[i], values[i + 1]), values[i], values[i + 1]);
-    }
-  }
-}
-
-/// as_stored<bf16>() of values.
-template <int N>
-__device__ __forceinline__ void round_as_stored(float (&values)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    values[i] = finite_or_nan(0.0F + values[i]);
-  }
-  round_to_type(DType::bf16, values);
-}
-
-/// Elements of 16 bits, two in a word.
-template <int N, bool Packed>
-__device__ __forceinline__ void store_words(uint16_t* to, const uint32_t (&words)[N / 2],
-                                            int64_t available) {
-  if constexpr (Packed) {
-    if (available > 0) {
-      Pack<uint32_t, N / 2> pack;
-#pragma unroll
-      for (int i = 0; i < N / 2; ++i) {
-        pack.values[i] = words[i];
-      }
-      store_pack(reinterpret_cast<uint32_t*>(to), pack);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      if (i < available) {
-        to[i] = static_cast<uint16_t>(words[i / 2] >> i % 2 * 16);
-      }
     }
   }
 }
