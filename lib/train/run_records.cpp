@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "data/utf8.h"
+#include "train/metric_list.h"
 
 namespace fp8train {
 namespace {
@@ -194,7 +195,7 @@ void RunRecords::write_step(const StepMetrics& metrics) {
   if (!lock_) {
     return;
   }
-  JsonObject line;
+  MetricLine line;
   line.add("step", metrics.step)
       .add("loss", metrics.loss)
       .add("lr", metrics.lr)
@@ -260,7 +261,7 @@ void RunRecords::write_validation(int64_t step, double loss, int64_t targets) {
   if (!lock_) {
     return;
   }
-  append(JsonObject()
+  append(MetricLine()
              .add("step", step)
              .add("val_loss", loss)
              .add("val_perplexity", std::exp(loss))
@@ -274,7 +275,7 @@ void RunRecords::write_save(const SaveMetrics& metrics) {
   if (!lock_) {
     return;
   }
-  append(JsonObject()
+  append(MetricLine()
              .add("step", metrics.step)
              .add("saved", metrics.saved)
              .add("save_stall_seconds", metrics.stall_seconds)
@@ -289,7 +290,7 @@ void RunRecords::write_rollbacks(const std::vector<Rollback>& rollbacks, int64_t
   }
   for (const Rollback& one : rollbacks) {
     if (one.to_step >= to_step) {  // begin_metrics() has dropped its line, or there was none
-      append(JsonObject()
+      append(MetricLine()
                  .add("step", to_step + 1)
                  .add("rollback", JsonObject()
                                       .add("from_step", one.from_step)
@@ -308,6 +309,10 @@ void RunRecords::show(int64_t step, const EventSummary& summary) {
     log_warning(fmt::format("{}; TensorBoard does not see the rest of this run", error.what()));
     events_.reset();
   }
+}
+
+void RunRecords::append(const MetricLine& line) {
+  append(line.object(), *metrics_);
 }
 
 void RunRecords::append(const JsonObject& line, MetricsWriter& writer) {
