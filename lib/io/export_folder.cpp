@@ -112,12 +112,6 @@ DType dtype_of(const ModelSource& model) {
   return dtype_from_safetensors(first.dtype).value_or(DType::f32);
 }
 
-bool lacks_biases_of_gpt2(const ModelConfig& config) {
-  const bool all =
-      config.qkv_bias && config.attention_output_bias && config.mlp_bias && config.norm_bias;
-  return config.family != nullptr && config.family->name() == "gpt2" && !all;
-}
-
 }  // namespace
 
 bool holds_model_files(const fs::path& folder) {
@@ -152,10 +146,9 @@ ExportReport export_folder(const fs::path& from, const fs::path& to, const Expor
   }
   ExportReport report;
   report.notes = model.config.notes;
-  if (lacks_biases_of_gpt2(model.config.model)) {
-    report.notes.emplace_back(
-        "transformers' GPT-2 has biases; this model has not all of them, so that transformers "
-        "reports missing tensors and sets them to zero");
+  const ModelConfig& exported = model.config.model;
+  if (const std::string note = exported.family->transformers_note(exported); !note.empty()) {
+    report.notes.push_back(note);
   }
   const auto copy_if_there = [&](const char* name) {
     if (fs::is_regular_file(from / name)) {

@@ -93,26 +93,16 @@ std::vector<float> values_of(const ModelSource& model, const ModelTensor& tensor
   return values;
 }
 
-bool has_all_biases(const ModelConfig& config) {
-  return config.qkv_bias && config.attention_output_bias && config.mlp_bias && config.norm_bias;
-}
-
 }  // namespace
 
 GgufReport export_gguf(const ModelSource& model, const std::filesystem::path& to, GgufType type) {
   const ModelConfig config = completed(model.config.model);
   const ModelFamily* family = standard_family(config);
   const std::string architecture(family == nullptr ? "" : family->gguf_architecture(config));
-  if (architecture.empty() && family != nullptr && family->name() == "gpt2" &&
-      !has_all_biases(config)) {
-    throw CheckpointError(fmt::format(
-        "{}: this GPT-2 has no biases, and llama.cpp asks for every bias; export --to hf",
-        model.folder.string()));
-  }
   if (architecture.empty()) {
     throw CheckpointError(
-        fmt::format("{}: llama.cpp has no architecture that computes this model; export --to hf",
-                    model.folder.string()));
+        fmt::format("{}: {}; export --to hf", model.folder.string(),
+                    (family == nullptr ? config.family : family)->gguf_refusal(config)));
   }
   GgufReport report;
   ConfigObject metadata;
