@@ -15,6 +15,7 @@
 #include "base/text.h"
 #include "io/run_directory.h"
 #include "report_template.h"
+#include "train/metric_list.h"
 
 namespace fp8train {
 namespace {
@@ -24,21 +25,6 @@ using Json = nlohmann::ordered_json;
 constexpr size_t kMostPoints = 1500;
 constexpr size_t kMostColumns = 60;
 constexpr size_t kMostText = size_t{1} << 20;
-
-/// What is drawn as a curve over steps.
-constexpr const char* kCurves[] = {"loss",
-                                   "val_loss",
-                                   "grad_norm",
-                                   "lr",
-                                   "loss_scale",
-                                   "tokens_per_second",
-                                   "mfu",
-                                   "memory_bytes",
-                                   "fp8_saturated_percent",
-                                   "fp8_underflow_percent",
-                                   "wire_bytes_within_node",
-                                   "wire_bytes_between_nodes",
-                                   "skipped_steps"};
 
 /// What is drawn for each tensor and step.
 constexpr const char* kHealth[] = {"snr_db", "scale_exponent", "saturated_percent",
@@ -99,21 +85,34 @@ Json thinned(const std::vector<std::pair<int64_t, double>>& points) {
   return curve;
 }
 
+/// What is drawn as curves over steps: [{"key": .., "label": .., "drawn_where_zero": ..}, ...].
+Json drawn_metrics() {
+  Json drawn = Json::array();
+  for (const Metric& metric : kMetrics) {
+    if (!metric.label.empty()) {
+      drawn.push_back({{"key", metric.key},
+                       {"label", fmt::format("{}{}{}", metric.label,
+                                             metric.unit.empty() ? "" : ", ", metric.unit)},
+                       {"drawn_where_zero", metric.drawn_where_zero}});
+    }
+  }
+  return drawn;
+}
+
 Json curves_of(const std::filesystem::path& metrics) {
-  std::map<std::string, std::vector<std::pair<int64_t, double>>> curves;
+  std::map<std::string_view, std::vector<std::pair<int64_t, double>>> curves;
   for_each_line(metrics, [&](const Json& line) {
     const auto step = line.at("step").get<int64_t>();
-    for (const char* key : kCurves) {
-      if (const auto value = line.find(key); value != line.end() && value->is_number()) {
-        curves[key].emplace_back(step, value->get<double>());
+    for (const Metric& metric : kMetrics) {
+      const auto value = line.find(std::string(metric.key));
+      if (!metric.label.empty() && value != line.end() && value->is_number()) {
+        curves[metric.key].emplace_back(step, value->get<double>());
       }
     }
   });
   Json all = Json::object();
-  for (const char* key : kCurves) {
-    if (const auto found = curves.find(key); found != curves.end()) {
-      all[key] = thinned(found->second);
-    }
+  for (const auto& [key, points] : curves) {
+    all[std::string(key)] = thinned(points);
   }
   return all;
 }
@@ -191,6 +190,12 @@ std::string embedded(const Json& data) {
   return replaced(data.dump(-1, ' ', false, Json::error_handler_t::replace), "<", "\\u003c");
 }
 
+void put(std::string& page, std::string_view mark, const Json& data) {
+  const size_t at = page.find(mark);
+  check(at != std::string::npos, "the report's template has no place for its data");
+  page.replace(at, mark.size(), embedded(data));
+}
+
 }  // namespace
 
 std::string report_page(const std::vector<std::filesystem::path>& runs) {
@@ -199,10 +204,9 @@ std::string report_page(const std::vector<std::filesystem::path>& runs) {
     data.push_back(run_data(run));
   }
   std::string page = kReportTemplate;
-  const std::string mark = "/*RUNS*/[]";
-  const size_t at = page.find(mark);
-  check(at != std::string::npos, "the report's template has no place for the runs");
-  return page.replace(at, mark.size(), embedded(data));
+  put(page, "/*METRICS*/[]", drawn_metrics());
+  put(page, "/*RUNS*/[]", data);
+  return page;
 }
 
 }  // namespace fp8train

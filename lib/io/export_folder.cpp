@@ -142,10 +142,9 @@ ExportReport export_folder(const fs::path& from, const fs::path& to, const Expor
   create_folder(to);
   ExportReport report;
   report.notes = model.config.notes;
-  if (model.config.model.family == &gpt2_family() && !has_all_biases(model.config.model)) {
-    report.notes.emplace_back(
-        "transformers' GPT-2 has biases; this model has not all of them, so that transformers "
-        "reports missing tensors and sets them to zero");
+  const ModelConfig& exported = model.config.model;
+  if (const std::string note = exported.family->transformers_note(exported); !note.empty()) {
+    report.notes.push_back(note);
   }
   const auto copy_if_there = [&](const char* name) {
     if (fs::is_regular_file(from / name)) {

@@ -62,16 +62,10 @@ GgufReport export_gguf(const ModelSource& model, const std::filesystem::path& to
   const ModelConfig config = completed(model.config.model);
   const ModelFamily* family = standard_family(config);
   const std::string architecture(family == nullptr ? "" : family->gguf_architecture(config));
-  if (architecture.empty() && family != nullptr && family->name() == "gpt2" &&
-      !has_all_biases(config)) {
-    throw CheckpointError(fmt::format(
-        "{}: this GPT-2 has no biases, and llama.cpp asks for every bias; export --to hf",
-        model.folder.string()));
-  }
   if (architecture.empty()) {
     throw CheckpointError(
-        fmt::format("{}: llama.cpp has no architecture that computes this model; export --to hf",
-                    model.folder.string()));
+        fmt::format("{}: {}; export --to hf", model.folder.string(),
+                    (family == nullptr ? config.family : family)->gguf_refusal(config)));
   }
   GgufReport report;
   ConfigObject metadata;

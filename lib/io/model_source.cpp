@@ -65,10 +65,6 @@ std::vector<float> ModelSource::read_rows(const ModelTensor& tensor, bool neighb
   return values;
 }
 
-bool has_all_biases(const ModelConfig& config) {
-  return config.qkv_bias && config.attention_output_bias && config.mlp_bias && config.norm_bias;
-}
-
 ModelSource open_model_source(const std::filesystem::path& folder) {
   HfConfig config = read_hf_config(folder);
   std::vector<ModelTensor> tensors = model_tensors(config.model);

@@ -29,7 +29,4 @@ struct ModelSource {
 /// read_hf_config and TensorSource do. Reads headers only.
 ModelSource open_model_source(const std::filesystem::path& folder);
 
-/// Whether it has every bias that transformers' GPT-2 has.
-bool has_all_biases(const ModelConfig& config);
-
 }  // namespace fp8train

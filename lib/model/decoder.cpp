@@ -153,11 +153,9 @@ void Decoder::add_block(int64_t index, const DecoderOptions& options) {
   const Norm mlp_norm = make_norm(layer + "mlp_norm", saved_input(plan_.saved_norm));
   Linear up = make_linear(layer + "mlp.up");
   Linear down = make_linear(layer + "mlp.down");
-  const MlpActivation activation =
-      config_.mlp == MlpKind::swiglu ? MlpActivation::swiglu : MlpActivation::gelu;
   blocks_.emplace_back(
       attention_norm, std::move(attention), mlp_norm,
-      Mlp(activation, std::move(up), std::move(down), saved_input(plan_.saved_nonlinear)),
+      Mlp(config_.mlp, std::move(up), std::move(down), saved_input(plan_.saved_nonlinear)),
       options.recompute == Recompute::block, encodes_residuals());
 }
 

@@ -7,11 +7,11 @@
 #include <string>
 
 #include "model/rope_scaling.h"
+#include "nn/mlp_kind.h"
 
 namespace fp8train {
 
 enum class NormKind : uint8_t { rms_norm, layer_norm };
-enum class MlpKind : uint8_t { swiglu, gelu };  // gelu: the tanh form, "gelu_new"
 enum class PositionKind : uint8_t { rope, learned };
 enum class Recompute : uint8_t { none, block };
 

@@ -7,7 +7,7 @@ namespace fp8train {
 
 void Mlp::activate(const StepContext& context, ConstView pre_activation,
                    const Linear::Input& activated, bool silu_in_codes) const {
-  if (activation_ == MlpActivation::gelu) {
+  if (kind_ == MlpKind::gelu) {
     ops::gelu_forward(context.stream, pre_activation, activated.plain, activated.cast);
     return;
   }
@@ -53,7 +53,7 @@ void Mlp::backward(const StepContext& context, ConstView dy, View dx, const Save
     pre_activation = saved.pre_activation.read(context);
   }
   const Linear::Input d_pre = up_.place_gradient(context, rows);
-  if (activation_ == MlpActivation::swiglu) {
+  if (kind_ == MlpKind::swiglu) {
     ops::swiglu_backward(context.stream, d_activated, pre_activation, d_pre.plain, d_pre.cast,
                          reads_codes);
   } else {

@@ -3,11 +3,10 @@
 // then down).
 
 #include "nn/linear.h"
+#include "nn/mlp_kind.h"
 #include "nn/saved_input.h"
 
 namespace fp8train {
-
-enum class MlpActivation : uint8_t { swiglu, gelu };
 
 class Mlp {
  public:
@@ -17,11 +16,8 @@ class Mlp {
   };
 
   /// `pre_activation`: how the input of the activation function is stored.
-  Mlp(MlpActivation activation, Linear up, Linear down, const SavedFormat& pre_activation)
-      : activation_(activation),
-        up_(std::move(up)),
-        down_(std::move(down)),
-        pre_activation_(pre_activation) {}
+  Mlp(MlpKind kind, Linear up, Linear down, const SavedFormat& pre_activation)
+      : kind_(kind), up_(std::move(up)), down_(std::move(down)), pre_activation_(pre_activation) {}
 
   /// Calls visit(Linear&) in order of execution.
   template <typename Visit>
@@ -37,7 +33,7 @@ class Mlp {
   void backward(const StepContext& context, ConstView dy, View dx, const Saved& saved) const;
 
  private:
-  MlpActivation activation_;
+  MlpKind kind_;
   /// The activation function to where down() has placed its input; finds the smoothing first.
   void activate(const StepContext& context, ConstView pre_activation,
                 const Linear::Input& activated, bool silu_in_codes) const;

@@ -161,7 +161,8 @@ class ParameterStore {
   void scale_sums();
   /// Those of some parameters; empty where these have none.
   std::vector<ops::AutoScale*> controllers_of(const std::vector<size_t>& parameters) const;
-  /// Scales that a tensor has for the whole of it, stored alike by all ranks: [tensors, 2].
+  /// Scales that a tensor has for the whole of it, stored alike by all ranks that share its parts:
+  /// [tensors, 2]; empty without a layout.
   std::vector<View> shared_scales() const;
   /// Parameter::block_amax of all, as many values as a multiple of the ranks; empty where there
   /// are none.

@@ -260,7 +260,7 @@ std::vector<View> ParameterStore::updated_gradients() const {
 
 std::vector<View> ParameterStore::shared_scales() const {
   std::vector<View> scales;
-  for (size_t i = 0; i < layout_->segments.size(); ++i) {
+  for (size_t i = 0; layout_ && i < layout_->segments.size(); ++i) {
     const StoredTensor shard = value_shard(i);
     if (shard.format.is_scaled() && shard.format.block == per::tensor) {
       scales.push_back(shard.scales);

@@ -40,16 +40,7 @@ ops::AdamW AdamW::call(size_t index, const ops::QuantizeSink& cast) const {
           .gradient_read_as = read_as(of.updated.gradient.format, of.formats.gradient_wire)};
 }
 
-/// Scales that a tensor has for the whole of it follow from the parts of all ranks.
-void AdamW::combine_scales(Stream stream, RankCombiner& combiner) {
-  std::vector<View> scales = parameters().shared_scales();
-  for (const OptimizerState* moment : {&moment1_, &moment2_}) {
-    const std::vector<View> of_moment = moment->tensor_scales();
-    scales.insert(scales.end(), of_moment.begin(), of_moment.end());
-  }
-  if (scales.empty()) {
-    return;
-  }
+void AdamW::find_amax(Stream stream) {
   for (size_t i = 0; i < parameters().all().size(); ++i) {
     if (parameter(i).updated.count() > 0) {
       ops::QuantizeSink cast = parameter(i).cast;
@@ -57,18 +48,16 @@ void AdamW::combine_scales(Stream stream, RankCombiner& combiner) {
       ops::adamw_amax(stream, call(i, cast), device_control());
     }
   }
-  for (const View& pairs : scales) {
-    combiner.largest(pairs);  // a scale is the same on all ranks and stays
-  }
 }
 
-void AdamW::update(const Update& step, size_t index) {
+/// One operation does everything.
+Optimizer::Done AdamW::update(const Update& step, size_t index) {
   const ops::QuantizeSink cast = cast_of(parameter(index), step);
   if (!cast.empty() && cast.out.empty()) {
     ops::fill(step.stream, {cast.amax, DType::f32, {1}}, 0.0F);
   }
   ops::adamw(step.stream, call(index, cast), device_control());
-  update_gradient_scale(step.stream, parameter(index));
+  return {.copied = true, .cast = true};
 }
 
 OptimizerEntry adamw_entry() {

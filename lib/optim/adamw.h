@@ -19,8 +19,8 @@ class AdamW : public Optimizer {
   /// Moments only of the parameters that `updates` names.
   AdamW(const OptimizerSite& site, const std::function<bool(const Parameter&)>& updates);
 
-  void update(const Update& step, size_t index) override;
-  void combine_scales(Stream stream, RankCombiner& combiner) override;
+  Done update(const Update& step, size_t index) override;
+  void find_amax(Stream stream) override;
   bool rounds_as_it_reads() const override { return true; }
 
  private:

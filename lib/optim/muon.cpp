@@ -74,7 +74,7 @@ class Muon final : public AdamW {
 
  protected:
   void begin_update(const Update& step) override;
-  void update(const Update& step, size_t index) override;
+  Done update(const Update& step, size_t index) override;
   bool rounds_as_it_reads() const override { return false; }
 
  private:
@@ -167,11 +167,10 @@ void Muon::begin_update(const Update& step) {
   }
 }
 
-void Muon::update(const Update& step, size_t index) {
+Optimizer::Done Muon::update(const Update& step, size_t index) {
   const Parameter& of = parameter(index);
   if (!is_matrix(of)) {
-    AdamW::update(step, index);
-    return;
+    return AdamW::update(step, index);
   }
   const ArenaScope scope(*step.scratch);
   const View direction = find_direction(step, index);
@@ -191,8 +190,7 @@ void Muon::update(const Update& step, size_t index) {
             .momentum_factor = 0.0,
             .weight_decay = of.decay ? settings().weight_decay : 0.0},
            &factors()->weight);
-  cast_weight(step, of);
-  update_gradient_scale(step.stream, of);
+  return {.copied = true};
 }
 
 /// m = mu m + (1 - mu) g, and mu m + (1 - mu) g of the new m with Nesterov's momentum, else m.

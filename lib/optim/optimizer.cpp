@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "base/error.h"
 #include "base/math.h"
 #include "ops/cast/quantize.h"
 #include "ops/exchange/wire.h"
@@ -31,6 +32,22 @@ void round_to_wire(Stream stream, Arena& scratch, const TensorFormat& wire, cons
   const View packet = allocate(scratch, DType::u8, {ops::wire_bytes(wire, chunk)});
   ops::pack_wire(stream, {.x = values, .format = wire, .chunk = chunk, .packets = packet.data});
   ops::sum_wire(stream, {.packets = packet.data, .format = wire, .chunk = chunk, .y = values});
+}
+
+/// The copy in 16 bits that GEMMs read, after an operation that does not make it.
+void copy_value(Stream stream, const Parameter& parameter) {
+  if (!parameter.copy.empty()) {
+    ops::cast(stream, parameter.value, parameter.copy);
+  }
+}
+
+/// As `cast` says, after an operation that does not cast.
+void cast_weight(Stream stream, const Parameter& parameter, const ops::QuantizeSink& cast) {
+  if (!cast.out.empty()) {
+    ops::quantize(stream, parameter.value, cast.out, cast.amax, cast.statistics);
+  } else if (!cast.empty()) {
+    ops::amax(stream, parameter.value, cast.amax);
+  }
 }
 
 }  // namespace
@@ -169,7 +186,7 @@ void Optimizer::step(Stream stream, Arena& scratch, bool collect_statistics,
   begin_update(step);
   for (size_t i = 0; i < parameters().all().size(); ++i) {
     if (!parameter(i).updated.elsewhere()) {
-      update(step, i);
+      finish_update(step, parameter(i), update(step, i));
     }
   }
 }
@@ -177,38 +194,51 @@ void Optimizer::step(Stream stream, Arena& scratch, bool collect_statistics,
 void Optimizer::receive(Stream stream, Arena& scratch, bool collect_statistics) {
   const Update step = {stream, &scratch, collect_statistics};
   for (const auto& parameter : parameters().all()) {
-    if (!parameter->updated.elsewhere()) {
-      continue;
+    if (parameter->updated.elsewhere()) {
+      copy_value(stream, *parameter);
+      cast_weight(stream, *parameter, cast_of(*parameter, step));
     }
-    if (!parameter->copy.empty()) {
-      ops::cast(stream, parameter->value, parameter->copy);
-    }
-    cast_weight(step, *parameter);
   }
 }
 
-void Optimizer::combine_scales(Stream /*stream*/, RankCombiner& /*combiner*/) {}
+void Optimizer::combine_scales(Stream stream, RankCombiner& combiner) {
+  std::vector<View> scales = parameters().shared_scales();
+  for (const OptimizerState* state : states()) {
+    const std::vector<View> of_state = state->tensor_scales();
+    scales.insert(scales.end(), of_state.begin(), of_state.end());
+  }
+  if (scales.empty()) {
+    return;
+  }
+  find_amax(stream);
+  for (const View& pairs : scales) {
+    combiner.largest(pairs);  // a scale is the same on all ranks and stays
+  }
+}
+
+void Optimizer::find_amax(Stream /*stream*/) {
+  throw InternalError("optimizer " + settings().name +
+                      " has tensors with one scale, which ranks share, and no find_amax()");
+}
+
+void Optimizer::finish_update(const Update& step, const Parameter& parameter, Done done) const {
+  if (!done.copied && parameter.updated.whole) {
+    copy_value(step.stream, parameter);
+  }
+  if (!done.cast) {
+    cast_weight(step.stream, parameter, cast_of(parameter, step));
+  }
+  // The automatic scale of a gradient that one rank stores.
+  if (parameter.automatic != nullptr && !parameter.scales_sum) {
+    ops::update_auto_scale(step.stream, parameter.stored_gradient.codes, parameter.automatic,
+                           &device_control()->skip);
+  }
+}
 
 ops::QuantizeSink Optimizer::cast_of(const Parameter& parameter, const Update& step) {
   ops::QuantizeSink cast = parameter.cast;
   cast.statistics = step.collect_statistics ? cast.statistics : nullptr;
   return cast;
-}
-
-void Optimizer::cast_weight(const Update& step, const Parameter& parameter) {
-  const ops::QuantizeSink cast = cast_of(parameter, step);
-  if (!cast.out.empty()) {
-    ops::quantize(step.stream, parameter.value, cast.out, cast.amax, cast.statistics);
-  } else if (!cast.empty()) {
-    ops::amax(step.stream, parameter.value, cast.amax);
-  }
-}
-
-void Optimizer::update_gradient_scale(Stream stream, const Parameter& parameter) const {
-  if (parameter.automatic != nullptr && !parameter.scales_sum) {
-    ops::update_auto_scale(stream, parameter.stored_gradient.codes, parameter.automatic,
-                           &device_control()->skip);
-  }
 }
 
 void Optimizer::update_sum_scales(Stream stream, ConstView of_ranks) const {

@@ -124,12 +124,19 @@ class Optimizer {
 
   /// Once per step, when the control block says how to clip and whether to skip.
   virtual void begin_update(const Update& /*step*/) {}
-  /// One parameter of the store. A step that is skipped changes neither weight nor state, but casts
-  /// the weight: its scale may have moved.
-  virtual void update(const Update& step, size_t index) = 0;
-  /// Where ranks update parts: scales that a tensor has for the whole of it become those that
-  /// follow from the new values of all ranks. Before the updates.
-  virtual void combine_scales(Stream stream, RankCombiner& combiner);
+  /// What an update has done of what follows it; the base class does the rest. Both are done in a
+  /// step that is skipped too: it changes neither weight nor state, but a scale may have moved.
+  struct Done {
+    bool copied = false;  ///< the new value to Parameter::copy
+    bool cast = false;    ///< as Parameter::cast says
+  };
+  /// One parameter of the store: its weight and its states.
+  virtual Done update(const Update& step, size_t index) = 0;
+  /// Where ranks update parts, before the updates: the amax of the new values of this rank's parts,
+  /// to each scale that a tensor has for the whole of it (ParameterStore::shared_scales,
+  /// OptimizerState::tensor_scales). The largest of all ranks follows. Throws InternalError unless
+  /// it is overridden: scales of the parts alone would differ between ranks.
+  virtual void find_amax(Stream stream);
   /// Whether update() rounds fp32 gradients whose wire is bf16 as it reads them (read_as()).
   virtual bool rounds_as_it_reads() const { return false; }
 
@@ -140,10 +147,6 @@ class Optimizer {
                           DType read_as = DType::f32);
   /// Parameter::cast, with its statistics only where they are collected.
   static ops::QuantizeSink cast_of(const Parameter& parameter, const Update& step);
-  /// As Parameter::cast says, after an operation that does not cast.
-  static void cast_weight(const Update& step, const Parameter& parameter);
-  /// After an update: the automatic scale of a gradient that one rank stores.
-  void update_gradient_scale(Stream stream, const Parameter& parameter) const;
 
   const OptimizerSettings& settings() const { return site_.settings; }
   Device& device() const { return *site_.device; }
@@ -157,6 +160,8 @@ class Optimizer {
  private:
   void round_gradients(Stream stream, Arena& scratch) const;
   void sum_gradients(Stream stream, Arena& scratch) const;
+  void combine_scales(Stream stream, RankCombiner& combiner);
+  void finish_update(const Update& step, const Parameter& parameter, Done done) const;
 
   OptimizerSite site_;
   bool rounds_gradients_ = false;

@@ -22,7 +22,7 @@ class Sgd final : public Optimizer {
   std::vector<const OptimizerState*> states() const override { return {&momentum_}; }
 
  protected:
-  void update(const Update& step, size_t index) override {
+  Done update(const Update& step, size_t index) override {
     const Parameter& of = parameter(index);
     if (of.updated.count() > 0) {
       ops::sgd(step.stream,
@@ -34,7 +34,7 @@ class Sgd final : public Optimizer {
                 .weight_decay = of.decay ? settings().weight_decay : 0.0},
                device_control());
     }
-    cast_weight(step, of);
+    return {.copied = true};
   }
 
  private:

@@ -16,6 +16,7 @@
 #include "data/utf8.h"
 #include "train/checkpoint_saver.h"
 #include "train/environment.h"
+#include "train/metric_list.h"
 
 namespace fp8train {
 namespace {
@@ -193,7 +194,7 @@ void RunRecords::write_step(const StepMetrics& metrics) {
   if (!lock_) {
     return;
   }
-  JsonObject line;
+  MetricLine line;
   line.add("step", metrics.step)
       .add("loss", metrics.loss)
       .add("lr", metrics.lr)
@@ -259,7 +260,7 @@ void RunRecords::write_validation(int64_t step, double loss, int64_t targets) {
   if (!lock_) {
     return;
   }
-  append(JsonObject()
+  append(MetricLine()
              .add("step", step)
              .add("val_loss", loss)
              .add("val_perplexity", std::exp(loss))
@@ -273,7 +274,7 @@ void RunRecords::write_save(const SaveResult& result, int64_t failed_in_a_row) {
   if (!lock_) {
     return;
   }
-  append(JsonObject()
+  append(MetricLine()
              .add("step", result.step)
              .add("saved", result.saved)
              .add("save_stall_seconds", result.stall_seconds)
@@ -288,7 +289,7 @@ void RunRecords::write_rollbacks(const std::vector<Rollback>& rollbacks, int64_t
   }
   for (const Rollback& one : rollbacks) {
     if (one.to_step >= to_step) {  // begin_metrics() has dropped its line, or there was none
-      append(JsonObject()
+      append(MetricLine()
                  .add("step", to_step + 1)
                  .add("rollback", JsonObject()
                                       .add("from_step", one.from_step)
@@ -307,6 +308,10 @@ void RunRecords::show(int64_t step, const EventSummary& summary) {
     log_warning(fmt::format("{}; TensorBoard does not see the rest of this run", error.what()));
     events_.reset();
   }
+}
+
+void RunRecords::append(const MetricLine& line) {
+  append(line.object(), *metrics_);
 }
 
 void RunRecords::append(const JsonObject& line, MetricsWriter& writer) {

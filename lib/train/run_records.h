@@ -22,6 +22,8 @@
 
 namespace fp8train {
 
+class MetricLine;
+
 struct StepMetrics {
   int64_t step = 0;       ///< done
   int64_t max_steps = 0;  ///< of the run
@@ -87,7 +89,7 @@ class RunRecords {
   int64_t lost_lines() const { return lost_lines_; }
 
  private:
-  void append(const JsonObject& line) { append(line, *metrics_); }
+  void append(const MetricLine& line);
   void append(const JsonObject& line, MetricsWriter& writer);
   void put_aside_metrics();
   void write_tensors(const StepMetrics& metrics);

@@ -107,8 +107,8 @@ struct Layer {
     return values;
   }
 
-  explicit Layer(const PrecisionPlan& plan, MlpActivation activation = MlpActivation::swiglu) {
-    const bool gated = activation == MlpActivation::swiglu;
+  explicit Layer(const PrecisionPlan& plan, MlpKind activation = MlpKind::swiglu) {
+    const bool gated = activation == MlpKind::swiglu;
     const int64_t inner = gated ? kInner : kWidth;
     down = store.add({.name = "down", .shape = {kWidth, inner}});
     const std::vector<LinearPlan> plans = plan_linears(
@@ -293,7 +293,7 @@ TEST_CASE("a GELU reads codes in both passes where the plan says so") {
     return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
   };
   for (const bool forward : {false, true}) {
-    Layer layer(plan_with("e4m3 group(16)", forward, false), MlpActivation::gelu);
+    Layer layer(plan_with("e4m3 group(16)", forward, false), MlpKind::gelu);
     layer.run_mlp(true);
     const Values codes = as_codes(layer.x, kWidth, 16, true);
     Values y, dx;

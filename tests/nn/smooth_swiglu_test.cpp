@@ -61,7 +61,7 @@ struct Layer {
     const std::vector<LinearPlan> plans = linears_of(plan);
     down =
         store.add({.name = "down", .shape = {kWidth, kInner}, .formats = parameter_formats(plan)});
-    mlp = std::make_unique<Mlp>(MlpActivation::swiglu, Linear(plans[0], up, nullptr, scaling),
+    mlp = std::make_unique<Mlp>(MlpKind::swiglu, Linear(plans[0], up, nullptr, scaling),
                                 Linear(plans[1], down, nullptr, scaling),
                                 saved_format(plan, plan.saved_nonlinear));
     store.allocate(*device);

@@ -2,6 +2,7 @@
 
 #include <catch2/catch.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -60,7 +61,7 @@ TEST_CASE("weight decay spares norms, and the gradient norm is that of all param
 }
 
 TEST_CASE("gradients are rounded to their wire as they are read, or before") {
-  for (const char* name : {"adamw", "sgd"}) {
+  for (const OptimizerEntry& entry : optimizers()) {
     const auto weights_after = [&](bool optimizer_rounds, float value) {
       const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
       ParameterStore store;
@@ -79,7 +80,7 @@ TEST_CASE("gradients are rounded to their wire as they are read, or before") {
         exact->gradient.as<float>()[i] = 1.001F * static_cast<float>(i + 1);
       }
       OptimizerSettings settings;
-      settings.name = name;
+      settings.name = entry.name;
       settings.grad_clip = 0.5;
       const std::unique_ptr<Optimizer> made =
           make_optimizer({.device = device.get(), .parameters = &store, .settings = settings});
@@ -93,7 +94,7 @@ TEST_CASE("gradients are rounded to their wire as they are read, or before") {
       result.push_back(optimizer.control().gradient_norm);
       return result;
     };
-    INFO(name);
+    CAPTURE(entry.name);
     // bf16 keeps eight bits: of 1 + 2^-12 and its multiples, 1 and its.
     const float value = 1.0F + 0x1p-12F;
     CHECK(weights_after(true, value) == weights_after(false, 1.0F));
@@ -184,6 +185,11 @@ TEST_CASE("states of an optimizer have the names that checkpoints have") {
     CHECK(made->state("no such state", 0).empty());
     return all;
   };
+  for (const OptimizerEntry& entry : optimizers()) {
+    std::vector<std::string> all = names(std::string(entry.name).c_str());
+    std::sort(all.begin(), all.end());
+    CHECK(std::adjacent_find(all.begin(), all.end()) == all.end());
+  }
   CHECK(names("adamw") == std::vector<std::string>{"moment1", "moment2"});
   CHECK(names("sgd") == std::vector<std::string>{"moment1"});
   CHECK(names("muon") == std::vector<std::string>{"moment1", "moment2", "momentum"});
@@ -196,7 +202,8 @@ struct TrainedLinear {
   std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
   ParameterStore store;
   ScalingState scaling;
-  Parameter* weight = store.add({.name = "w", .shape = {32, 48}, .init_std = 0.5F});
+  Parameter* weight =
+      store.add({.name = "w", .shape = {32, 48}, .matrices = {32}, .init_std = 0.5F});
   Arena saved{*device, MemoryCategory::saved_activations};
   Arena scratch{*device, MemoryCategory::workspace};
   Linear linear;
@@ -233,17 +240,73 @@ struct TrainedLinear {
   }
 };
 
+/// An optimizer that does its arithmetic and nothing else, with a state of `format`.
+class Plain : public Optimizer {
+ public:
+  Plain(const OptimizerSite& site, const TensorFormat& format) : Optimizer(site) {
+    for (size_t i = 0; i < parameters().all().size(); ++i) {
+      state_.add(i, format, parameter(i));
+    }
+    state_.allocate(device());
+  }
+  std::vector<const OptimizerState*> states() const override { return {&state_}; }
+
+ protected:
+  Done update(const Update& step, size_t index) override {
+    ops::sgd(step.stream,
+             {.weight = parameter(index).updated.value.codes,
+              .gradient = parameter(index).updated.gradient.codes,
+              .momentum = {},
+              .copy = {},
+              .momentum_factor = 0.0,
+              .weight_decay = 0.0},
+             device_control());
+    return {};
+  }
+
+ private:
+  OptimizerState state_{"state"};
+};
+
+std::unique_ptr<Optimizer> make_plain(const OptimizerSite& site) {
+  return std::make_unique<Plain>(site, TensorFormat{});
+}
+
+class OneRank : public RankCombiner {
+  void sum(double* /*value*/) override {}
+  void largest(const View& /*values*/) override {}
+};
+
 }  // namespace
 
+TEST_CASE("an optimizer that does not find the amax of what ranks share is refused") {
+  Fixture f;
+  const OptimizerSite site = {.device = f.device.get(), .parameters = &f.store};
+  OneRank combiner;
+  f.set_gradient(1.0F);
+  const auto step = [&](const TensorFormat& format) {
+    Plain(site, format).step(f.device->stream(), f.scratch, false, &combiner);
+  };
+  step({});
+  TensorFormat scaled = {.dtype = DType::e4m3};
+  scaled.policy = ScalePolicy::current;
+  scaled.block = per::group(128);
+  step(scaled);
+  scaled.block = per::tensor;
+  CHECK_THROWS_WITH(step(scaled), Catch::Contains("no find_amax()"));
+}
+
 TEST_CASE("the weight that the optimizer casts is the one that the layer would cast") {
-  for (const char* plan : {"te-delayed", "te-current"}) {
-    for (const char* name : {"adamw", "sgd"}) {
-      CAPTURE(plan, name);
+  std::vector<std::unique_ptr<Optimizer> (*)(const OptimizerSite&)> makers = {make_plain};
+  for (const OptimizerEntry& entry : optimizers()) {
+    makers.push_back(entry.make);
+  }
+  for (const char* plan : {"bf16", "te-delayed", "te-current"}) {
+    for (size_t maker = 0; maker < makers.size(); ++maker) {
+      CAPTURE(plan, maker);
       TrainedLinear f(plan);
-      OptimizerSettings settings;
-      settings.name = name;
       const std::unique_ptr<Optimizer> made =
-          make_optimizer({.device = f.device.get(), .parameters = &f.store, .settings = settings});
+          makers[maker]({.device = f.device.get(), .parameters = &f.store});
       Optimizer& optimizer = *made;
       optimizer.set_learning_rate(0.25);
       const std::vector<float> before = f.forward();

@@ -11,6 +11,8 @@
 #include "config/show.h"
 #include "dialects/dialects.h"
 #include "dialects/precision_file.h"
+#include "model/families/family.h"
+#include "model/linear_sites.h"
 #include "precision/linear_plan.h"
 #include "support/files.h"
 
@@ -65,6 +67,34 @@ std::string refused_recipe(const std::string& recipe) {
 }
 
 }  // namespace
+
+TEST_CASE("patterns of a file reach every linear layer in the blocks of every family") {
+  Problems problems;
+  PlanRequest request = {.plan = "te-delayed"};
+  request.file_layers = read_precision_file(
+      "layers.yaml",
+      "configs:\n  one:\n    transformer_engine_config_type: TEQuantizationParams\n"
+      "    training_recipe: {fp8_quantization_recipe: tensorwise}\n"
+      "matchers:\n  all: {enabled: true, type: glob, pattern: \"decoder.*\", config: one}\n",
+      problems);
+  request.layers_file = "layers.yaml";
+  for (const ModelFamily* family : families()) {
+    ModelConfig config;
+    config.hidden_size = 64;
+    config.intermediate_size = 96;
+    config.num_hidden_layers = 1;
+    config.num_attention_heads = config.num_key_value_heads = 4;
+    config.max_position_embeddings = 16;
+    config.vocab_size = 48;
+    config.family = family;
+    family->set_switches(config);
+    for (const LinearPlan& linear :
+         plan_linears(resolve_plan(request), linear_sites(completed(config)))) {
+      CAPTURE(family->name(), linear.site.name);
+      CHECK((linear.site.block < 0 || linear.layer_pattern == "decoder.*"));
+    }
+  }
+}
 
 TEST_CASE("layers have the configurations that the file's own program finds for them") {
   const std::map<std::string, std::string> plans = {{"bf16", "bf16"},

@@ -8,17 +8,24 @@
 #include "base/error.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
+#include "train/metric_list.h"
 
 namespace fp8train {
 namespace {
 
+using Catch::VectorContains;
 using Catch::Matchers::Contains;
+
+nlohmann::json constant_of(const std::string& page, const std::string& name) {
+  const std::string begin = "const " + name + " = ";
+  REQUIRE(page.find(begin) != std::string::npos);
+  const size_t at = page.find(begin) + begin.size();
+  return nlohmann::json::parse(page.substr(at, page.find(";\n", at) - at));
+}
 
 /// The runs that a page shows.
 nlohmann::json runs_of(const std::string& page) {
-  const std::string begin = "const runs = ";
-  const size_t at = page.find(begin) + begin.size();
-  return nlohmann::json::parse(page.substr(at, page.find(";\n", at) - at));
+  return constant_of(page, "runs");
 }
 
 std::string line_of(int step) {
@@ -63,6 +70,29 @@ TEST_CASE("a report has a run's curves, tensors and texts") {
   CHECK(health["snr_db"][0].size() == 60);
   CHECK(health["snr_db"][0][59] == 30.5);
   CHECK(health["scale_exponent"][0][0].is_null());
+}
+
+TEST_CASE("a report draws every metric that has a label") {
+  const test::TempDir dir;
+  nlohmann::json line = {{"step", 1}, {"tokens", 3}};
+  for (const Metric& metric : kMetrics) {
+    if (!metric.label.empty()) {
+      line[std::string(metric.key)] = 0.5;
+    }
+  }
+  REQUIRE(line.contains("mfu"));
+  REQUIRE(line.contains("memory_bytes"));
+  const std::string page = report_page({run_in(dir, line.dump() + "\n")});
+  std::vector<std::string> labels;
+  nlohmann::json curves = runs_of(page)[0]["curves"];
+  for (const nlohmann::json& metric : constant_of(page, "metrics")) {
+    CAPTURE(metric);
+    labels.push_back(metric.at("label"));
+    CHECK(curves.erase(metric.at("key").get<std::string>()) == 1);
+  }
+  CHECK(curves.empty());
+  CHECK_THAT(labels, VectorContains(std::string("values clipped, %")));
+  CHECK_THAT(page, Contains("metrics.forEach(drawCurves)"));
 }
 
 TEST_CASE("a report of what is no run is an error with its place") {

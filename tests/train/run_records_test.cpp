@@ -8,6 +8,7 @@
 #include "support/file_size_limit.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
+#include "train/metric_list.h"
 
 namespace fp8train {
 namespace {
@@ -31,6 +32,15 @@ TEST_CASE("a run continues without lines of metrics that cannot be written, and 
   records.write_summary({});
   CHECK_THAT(test::read_file(records.directory().summary()),
              Catch::Contains("\"lost_metrics_lines\": 2"));
+}
+
+TEST_CASE("every metric of the list is on the page of metrics") {
+  const std::string page =
+      test::read_file(std::filesystem::path(FP8TRAIN_GOLDEN_DIR).parent_path().parent_path() /
+                      "docs" / "reference" / "metrics.md");
+  for (const Metric& metric : kMetrics) {
+    CHECK_THAT(page, Catch::Contains("`" + std::string(metric.key) + "`"));
+  }
 }
 
 TEST_CASE("a FIFO in the place of a run's file is refused and waits for nobody") {

@@ -55,6 +55,9 @@ class ModelFamily {
     return !own_architecture().empty() && has_switches(config, true) && config.sliding_window == 0;
   }
 
+  /// What the family's class in transformers makes of the model otherwise: a sentence, or empty.
+  virtual std::string transformers_note(const ModelConfig& /*config*/) const { return {}; }
+
   /// Appends the fields that read() reads; `own`: for own_architecture().
   virtual void write(const ModelConfig& config, bool own, ConfigObject& out) const = 0;
 
@@ -65,6 +68,11 @@ class ModelFamily {
   /// "llama": what llama.cpp calls the architecture that computes this model, for which pieces()
   /// have names (ggml-org/llama.cpp: gguf-py/gguf/constants.py); empty: it has none.
   virtual std::string_view gguf_architecture(const ModelConfig& /*config*/) const { return {}; }
+
+  /// Why gguf_architecture() is empty for a model of this family.
+  virtual std::string_view gguf_refusal(const ModelConfig& /*config*/) const {
+    return "llama.cpp has no architecture that computes this model";
+  }
 
   /// Whether RoPE is applied there to neighbouring elements of a head, (2j, 2j + 1), and not to (j,
   /// j + D / 2): rows of q and k are written in that order.

@@ -11,6 +11,10 @@
 namespace fp8train {
 namespace {
 
+bool has_all_biases(const ModelConfig& config) {
+  return config.qkv_bias && config.attention_output_bias && config.mlp_bias && config.norm_bias;
+}
+
 class Gpt2 : public ModelFamily {
  public:
   std::string_view name() const override { return "gpt2"; }
@@ -34,11 +38,21 @@ class Gpt2 : public ModelFamily {
   void write(const ModelConfig& config, bool own, ConfigObject& out) const override;
   std::vector<HfPiece> pieces(const ModelConfig& config,
                               const ParameterName& parameter) const override;
+  std::string transformers_note(const ModelConfig& config) const override {
+    return has_all_biases(config)
+               ? ""
+               : "transformers' GPT-2 has biases; this model has not all of them, so that "
+                 "transformers reports missing tensors and sets them to zero";
+  }
 
-  /// llama.cpp asks for every bias.
   std::string_view gguf_architecture(const ModelConfig& config) const override {
     const bool is_biased = static_cast<const ModelSwitches&>(config) == switches();
     return is_standard(config) && is_biased ? "gpt2" : "";
+  }
+  std::string_view gguf_refusal(const ModelConfig& config) const override {
+    return is_standard(config) && !has_all_biases(config)
+               ? "this GPT-2 has no biases, and llama.cpp asks for every bias"
+               : ModelFamily::gguf_refusal(config);
   }
   void write_gguf(const ModelConfig& config, ConfigObject& out) const override;
 
