@@ -36,12 +36,12 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
   if (name.size() > kLongest) {
     return "";
   }
+  const std::string wanted = simplified(name);
   for (const std::string& candidate : candidates) {
-    if (simplified(candidate) == simplified(name)) {
+    if (simplified(candidate) == wanted) {
       return candidate;
     }
   }
-  const std::string wanted = simplified(name);
   size_t best = std::min<size_t>(2, wanted.size() / 2) + 1;
   std::string result;
   for (const std::string& candidate : candidates) {
