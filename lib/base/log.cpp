@@ -4,6 +4,7 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <cstddef>
 #include <cstdio>
 #include <memory>
 #include <utility>
@@ -28,19 +29,9 @@ spdlog::logger& logger() {
   return *instance;
 }
 
-spdlog::level::level_enum to_spdlog(LogLevel level) {
-  switch (level) {
-    case LogLevel::debug:
-      return spdlog::level::debug;
-    case LogLevel::info:
-      return spdlog::level::info;
-    case LogLevel::warning:
-      return spdlog::level::warn;
-    case LogLevel::error:
-      return spdlog::level::err;
-  }
-  return spdlog::level::info;
-}
+/// Of each LogLevel.
+constexpr spdlog::level::level_enum kLevels[] = {spdlog::level::debug, spdlog::level::info,
+                                                 spdlog::level::warn, spdlog::level::err};
 
 }  // namespace
 
@@ -52,7 +43,7 @@ void log_warning(std::string_view text) {
 }
 
 void set_log_level(LogLevel level) {
-  logger().set_level(to_spdlog(level));
+  logger().set_level(kLevels[static_cast<size_t>(level)]);
 }
 
 void open_log_file(const std::string& path) {

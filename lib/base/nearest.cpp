@@ -42,12 +42,12 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
   if (name.size() > kLongest) {
     return "";
   }
+  const std::string wanted = simplified(name);
   for (const std::string& candidate : candidates) {
-    if (simplified(candidate) == simplified(name)) {
+    if (simplified(candidate) == wanted) {
       return candidate;
     }
   }
-  const std::string wanted = simplified(name);
   constexpr size_t kLong = 6;
   size_t best = wanted.size() < 2 ? 1 : wanted.size() < kLong ? 2 : 3;  // edits that are too many
   std::string result;

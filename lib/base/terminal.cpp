@@ -7,19 +7,6 @@
 #include <sstream>
 
 namespace fp8train {
-namespace {
-
-const char* code_of(Color color) {
-  switch (color) {
-    case Color::red:
-      return "\x1b[1;31m";
-    case Color::yellow:
-      return "\x1b[33m";
-  }
-  return "";
-}
-
-}  // namespace
 
 bool has_colors(std::FILE* out) {
   const char* const refused = std::getenv("NO_COLOR");
@@ -29,7 +16,8 @@ bool has_colors(std::FILE* out) {
 }
 
 std::string colored(std::FILE* out, Color color, std::string_view text) {
-  return has_colors(out) ? code_of(color) + std::string(text) + "\x1b[0m" : std::string(text);
+  const char* const code = color == Color::red ? "\x1b[1;31m" : "\x1b[33m";
+  return has_colors(out) ? code + std::string(text) + "\x1b[0m" : std::string(text);
 }
 
 std::string program_on_path(const std::string& name) {

@@ -15,34 +15,25 @@ constexpr int64_t kElementsAtOnce = int64_t{1} << 22;
 constexpr int64_t kTallestBlock = 128;
 constexpr int64_t kSquaresChunk = 4096;  // of ops::sum_of_squares
 
-/// `values` = x after a cast with the slot's one scale.
-void round_by_tensor(const StepContext& context, ConstView x, const ScalingSlot& slot,
-                     View values) {
-  QuantizedTensor codes = {.rowwise = {}, .columnwise = {}, .format = slot.format};
-  codes.rowwise.codes = allocate(*context.scratch, slot.format.dtype, x.shape);
-  codes.tensor_scale = slot.scale;
-  codes.tensor_scale_inv = allocate(*context.scratch, DType::f32, {1}).as<float>();
-  ops::quantize(context.stream, x, codes, nullptr, nullptr);
-  ops::dequantize(context.stream, codes, values);
-}
-
-/// `values` = x after a cast with a scale for each block along its rows.
-void round_by_blocks(const StepContext& context, ConstView x, const ScalingSlot& slot,
-                     View values) {
+/// `values` = x after a cast with the slot's one scale, or with one for each block along its rows.
+void round_as(const StepContext& context, ConstView x, const ScalingSlot& slot, View values) {
   const TensorFormat& format = slot.format;
-  const int64_t scales =
-      ops::scale_grid(format.block, x.shape.rows(), x.shape.back(), ScaleLayout::row_major).count;
-  const DType scale_type = dtype_of(format.scale_type);
+  const bool of_tensor = format.block == per::tensor;
+  const auto scalar = [&] { return allocate(*context.scratch, DType::f32, {1}).as<float>(); };
   QuantizedTensor codes = {.rowwise = {}, .columnwise = {}, .format = format};
-  codes.format.rounding = Rounding::nearest_even;
-  if (format.is_two_level()) {
-    codes.tensor_scale = allocate(*context.scratch, DType::f32, {1}).as<float>();
-    codes.tensor_scale_inv = allocate(*context.scratch, DType::f32, {1}).as<float>();
-  }
   codes.rowwise.codes = allocate(*context.scratch, format.dtype, x.shape);
-  codes.rowwise.scale_inv = allocate(*context.scratch, scale_type, {scales});
-  if (format.block == per::row) {
-    codes.rowwise.scale = allocate(*context.scratch, DType::f32, {scales}).as<float>();
+  if (of_tensor || format.is_two_level()) {
+    codes.tensor_scale = of_tensor ? slot.scale : scalar();
+    codes.tensor_scale_inv = scalar();
+  }
+  if (!of_tensor) {
+    const int64_t scales =
+        ops::scale_grid(format.block, x.shape.rows(), x.shape.back(), ScaleLayout::row_major).count;
+    codes.format.rounding = Rounding::nearest_even;
+    codes.rowwise.scale_inv = allocate(*context.scratch, dtype_of(format.scale_type), {scales});
+    if (format.block == per::row) {
+      codes.rowwise.scale = allocate(*context.scratch, DType::f32, {scales}).as<float>();
+    }
   }
   ops::quantize(context.stream, x, codes, nullptr, nullptr);
   ops::dequantize(context.stream, codes, values);
@@ -63,11 +54,7 @@ void add_energies_of(const StepContext& context, ConstView x, View rounded,
 void add_energies(const StepContext& context, ConstView x, const ScalingSlot& slot) {
   ArenaScope scope(*context.scratch);
   const View error = allocate(*context.scratch, DType::f32, x.shape);
-  if (slot.format.block == per::tensor) {
-    round_by_tensor(context, x, slot, error);
-  } else {
-    round_by_blocks(context, x, slot, error);
-  }
+  round_as(context, x, slot, error);
   add_energies_of(context, x, error, slot);
 }
 
