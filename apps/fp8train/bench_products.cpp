@@ -1,15 +1,13 @@
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <functional>
-#include <string_view>
 
 #include "base/error.h"
 #include "base/text.h"
 #include "bench.h"
 #include "bench_parts.h"
+#include "choices.h"
 #include "ops/cast/quantize.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/gemm_support.h"
@@ -17,16 +15,6 @@
 
 namespace fp8train {
 namespace {
-
-/// Which operands are measured.
-enum class ProductMode : uint8_t {
-  bf16,
-  tensor,  ///< one scale per tensor: E4M3 x E4M3, backward also E5M2 x E4M3
-  row,
-  block,  ///< 1x128 x 128x128, and 1x128 x 1x128 for weight gradients
-  mx,     ///< 1x32
-};
-constexpr std::array<std::string_view, 5> kModeNames = {"bf16", "tensor", "row", "block", "mx"};
 
 enum class Pass : uint8_t { fprop, dgrad, wgrad };
 
@@ -78,29 +66,51 @@ class ProductBench {
         c_(device, pass == Pass::wgrad ? DType::f32 : DType::bf16, {shape.m, shape.n},
            MemoryCategory::workspace) {}
 
-  std::vector<Json> run(const std::vector<ProductMode>& modes) {
-    for (const ProductMode mode : modes) {
-      switch (mode) {
-        case ProductMode::bf16:
-          plain();
-          break;
-        case ProductMode::tensor:
-          tensor_scales();
-          break;
-        case ProductMode::row:
-          blocks(per::row, per::row, {false, true});
-          break;
-        case ProductMode::block:
-          blocks(per::block_1x128, pass_ == Pass::wgrad ? per::block_1x128 : per::block_128x128,
-                 {false});
-          break;
-        case ProductMode::mx:
-          blocks(per::block_1x32, per::block_1x32, {true});
-          break;
+  /// Operands as layers have them in bf16: backward reads what forward has, transposed by the GEMM.
+  void bf16() {
+    ops::GemmOperand a = {a_.view()};
+    ops::GemmOperand b = {b_.view(), true};
+    if (pass_ != Pass::fprop) {
+      b = {with_shape(b_.view(), {shape_.k, shape_.n})};
+    }
+    if (pass_ == Pass::wgrad) {
+      a = {with_shape(a_.view(), {shape_.k, shape_.m}), true};
+    }
+    measure("bf16", false, [&](const Result& result) {
+      ops::gemm(device_->stream(), {.a = a, .b = b, .c = c_, .beta = result.beta});
+    });
+  }
+
+  /// One scale per tensor: E4M3 x E4M3, backward also E5M2 x E4M3.
+  void tensor() {
+    const TensorCodes b(*device_, DType::e4m3, shape_.n, shape_.k, false);
+    b.cast(device_->stream(), b_, false);
+    for (const DType type : {DType::e4m3, DType::e5m2}) {
+      if (type == DType::e5m2 && pass_ == Pass::fprop) {
+        continue;  // gradients only
+      }
+      const TensorCodes a(*device_, type, shape_.m, shape_.k, false);
+      a.cast(device_->stream(), a_, false);
+      for (const bool fast : {false, true}) {
+        measure(fmt::format("{} x e4m3", name_of(type)), fast, [&](const Result& result) {
+          ops::gemm(device_->stream(), {.a = a.operand(false),
+                                        .b = b.operand(true),
+                                        .c = c_,
+                                        .beta = result.beta,
+                                        .fast_accumulate = fast});
+        });
       }
     }
-    return std::move(rates_);
   }
+
+  void row() { blocks(per::row, per::row, {false, true}); }
+  /// 1x128 x 128x128, and 1x128 x 1x128 for weight gradients.
+  void block() {
+    blocks(per::block_1x128, pass_ == Pass::wgrad ? per::block_1x128 : per::block_128x128, {false});
+  }
+  void mx() { blocks(per::block_1x32, per::block_1x32, {true}); }
+
+  const std::vector<Json>& rates() const { return rates_; }
 
  private:
   using Work = std::function<void(const Result&)>;
@@ -123,42 +133,6 @@ class ProductBench {
   Json named(const std::string& operands, bool fast, const Result& result) const {
     return {{"layer", layer_},      {"product", pass_name(pass_)}, {"shape", shape_.text()},
             {"operands", operands}, {"result", result.name},       {"fast_accumulate", fast}};
-  }
-
-  /// Operands as layers have them in bf16: backward reads what forward has, transposed by the GEMM.
-  void plain() {
-    ops::GemmOperand a = {a_.view()};
-    ops::GemmOperand b = {b_.view(), true};
-    if (pass_ != Pass::fprop) {
-      b = {with_shape(b_.view(), {shape_.k, shape_.n})};
-    }
-    if (pass_ == Pass::wgrad) {
-      a = {with_shape(a_.view(), {shape_.k, shape_.m}), true};
-    }
-    measure("bf16", false, [&](const Result& result) {
-      ops::gemm(device_->stream(), {.a = a, .b = b, .c = c_, .beta = result.beta});
-    });
-  }
-
-  void tensor_scales() {
-    const TensorCodes b(*device_, DType::e4m3, shape_.n, shape_.k, false);
-    b.cast(device_->stream(), b_, false);
-    for (const DType type : {DType::e4m3, DType::e5m2}) {
-      if (type == DType::e5m2 && pass_ == Pass::fprop) {
-        continue;  // gradients only
-      }
-      const TensorCodes a(*device_, type, shape_.m, shape_.k, false);
-      a.cast(device_->stream(), a_, false);
-      for (const bool fast : {false, true}) {
-        measure(fmt::format("{} x e4m3", name_of(type)), fast, [&](const Result& result) {
-          ops::gemm(device_->stream(), {.a = a.operand(false),
-                                        .b = b.operand(true),
-                                        .c = c_,
-                                        .beta = result.beta,
-                                        .fast_accumulate = fast});
-        });
-      }
-    }
   }
 
   void blocks(ScaleBlock of_a, ScaleBlock of_b, const std::vector<bool>& accumulations) {
@@ -194,26 +168,23 @@ class ProductBench {
   std::vector<Json> rates_;
 };
 
-/// Names with commas.
-std::vector<ProductMode> parse_product_modes(const std::string& text) {
-  std::vector<ProductMode> modes;
-  for (const std::string& name : split(text, ',')) {
-    const auto* const found = std::find(kModeNames.begin(), kModeNames.end(), name);
-    if (found == kModeNames.end()) {
-      throw ConfigError(fmt::format("--modes: expected some of {}, with commas, got '{}'",
-                                    fmt::join(kModeNames, ", "), text));
-    }
-    modes.push_back(static_cast<ProductMode>(found - kModeNames.begin()));
-  }
-  return modes;
-}
+/// Which operands are measured.
+using ProductMode = void (ProductBench::*)();
+const Choices<ProductMode> kModes = {{"bf16", &ProductBench::bf16},
+                                     {"tensor", &ProductBench::tensor},
+                                     {"row", &ProductBench::row},
+                                     {"block", &ProductBench::block},
+                                     {"mx", &ProductBench::mx}};
 
 /// The three products of each site in every way of the modes. Sites of several layers that have the
 /// same name within a layer count once.
 Json measure_products(Device& device, const BenchOptions& options) {
-  const std::vector<ProductMode> modes = parse_product_modes(options.modes);
+  std::vector<ProductMode> modes;
+  for (const std::string& name : split(options.modes, ',')) {
+    modes.push_back(choose("--modes", name, kModes));
+  }
   const std::vector<LinearSite> sites = linear_sites(model_of(options.step));
-  Json results = Json::array();
+  std::vector<Json> results;
   for (const LinearSite& site : sites) {
     if (site.block > 0) {
       continue;  // as in the first block
@@ -223,9 +194,11 @@ Json measure_products(Device& device, const BenchOptions& options) {
         site.name.rfind(first, 0) == 0 ? site.name.substr(first.size()) : site.name;
     for (const Pass pass : {Pass::fprop, Pass::dgrad, Pass::wgrad}) {
       const GemmShape shape = shape_of(pass, site, options.tokens);
-      for (Json& rate : ProductBench(device, layer, pass, shape, options.seconds / 30).run(modes)) {
-        results.push_back(std::move(rate));
+      ProductBench bench(device, layer, pass, shape, options.seconds / 30);
+      for (const ProductMode mode : modes) {
+        (bench.*mode)();
       }
+      results.insert(results.end(), bench.rates().begin(), bench.rates().end());
     }
   }
   return {{"preset", options.step.preset}, {"tokens", options.tokens}, {"results", results}};
@@ -235,7 +208,6 @@ void add_products_options(Arguments part, BenchOptions& options) {
   part.option("--preset", options.step.preset, "Model preset; `fp8train config list`");
   part.option("--vocabulary", options.step.vocabulary, 0, "0: the preset's, or 65");
   part.option("--tokens", options.tokens, 1, "Tokens of a micro-batch");
-  options.modes = fmt::format("{}", fmt::join(kModeNames, ","));
   part.option("--modes", options.modes, "How operands are scaled, with commas");
 }
 
