@@ -104,7 +104,7 @@ void ParameterStore::divide_updates(UpdateOwners owners) {
 
 std::optional<ParameterStore::Share> ParameterStore::share() const {
   if (layout_) {
-    return Share{layout_->rank, layout_->ranks};
+    return Share{layout_->rank, layout_->ranks, layout_->writes};
   }
   return owners_ ? std::optional(Share{owners_->rank, owners_->ranks}) : std::nullopt;
 }

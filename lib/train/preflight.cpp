@@ -144,8 +144,8 @@ int fill_job(int64_t world_size, int64_t ranks_per_node, JobSettings& job) {
   return static_cast<int>(ranks);
 }
 
-std::string describe_layout(const Session& session) {
-  return strategy_name({.data = session.ranks}, strategy_settings(session.engine));
+std::string describe_layout(const Session& session, const Topology& ranks) {
+  return strategy_name(MeshShape::along_data(ranks), strategy_settings(session.engine));
 }
 
 void check_fits(const RankMemory& memory, const MemoryLedger& planned) {

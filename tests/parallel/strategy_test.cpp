@@ -51,6 +51,7 @@ TEST_CASE("the strategy is the one that serves the ranks and settings") {
   CHECK(strategy_name({.data = 1}, {.zero_stage = 3}) == "one rank");
   CHECK(strategy_name({.data = kRanks}, {}) == "DDP");
   CHECK(strategy_name({.data = kRanks}, {.zero_stage = 2}) == "ZeRO 2");
+  CHECK(strategy_name({.data = kRanks, .nodes = 2}, {.zero_stage = 2}) == "ZeRO 2");
   // There is nothing to share where nothing is trained.
   CHECK(strategy_name({.data = kRanks}, {.zero_stage = 2, .trains = false}) == "DDP");
 }
