@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/philox.h"
+#include "device/device_questions.h"
 
 namespace fp8train {
 namespace {
@@ -267,7 +268,7 @@ void value_to_host(Device& device, const Parameter& parameter, float* to) {
 }
 
 void ParameterStore::initialize(Device& device, uint64_t seed) {
-  if (device.kind() == DeviceKind::meta) {
+  if (counts_only(device)) {
     return;
   }
   std::vector<float> values;

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/nearest.h"
 #include "device/cuda/cuda_device.h"
+#include "device/device_questions.h"
 #include "ops/attention/attention.h"
 #include "train/progress.h"
 
@@ -162,9 +163,9 @@ void check_fits(const RankMemory& memory, const MemoryLedger& planned) {
 RankMemory memory_here(const Device& device, int64_t sharing) {
   const size_t available = device.available_memory();
   const size_t held = device.traits().library_workspace;  // part of the plan, no longer available
-  const size_t ranks = device.kind() == DeviceKind::cpu ? static_cast<size_t>(sharing) : 1;
+  const size_t ranks = is_host(device) ? static_cast<size_t>(sharing) : 1;
   return {nullptr, device.traits(), available == 0 ? 0 : (available + held) / ranks,
-          device.kind() == DeviceKind::cpu};
+          is_host(device)};
 }
 
 RankMemory memory_of_job(const Settings& settings, const std::function<const Device&()>& here) {
@@ -274,7 +275,7 @@ std::vector<std::string> run_overview(const Session& session, const Device& devi
 
 std::vector<std::string> memory_overview(const Session& session, const Device& device,
                                          const DryRunStep& dry_run, bool by_category) {
-  const bool is_host = device.kind() == DeviceKind::cpu;
+  const bool is_host = fp8train::is_host(device);
   if (!by_category) {
     const MemoryLedger planned = memory_of_run(dry_run, is_host);
     return {fmt::format("memory  {}{}", describe_bytes(static_cast<double>(planned.total())),
