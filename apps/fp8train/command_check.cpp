@@ -78,7 +78,7 @@ std::vector<std::string> describe_run(const Session& session, const Device& devi
   if (ranks.size() > 1) {
     lines.push_back(fmt::format("ranks   {} on {} node{}, {}: memory is that of a rank",
                                 ranks.size(), ranks.nodes(), ranks.nodes() == 1 ? "" : "s",
-                                describe_layout(session)));
+                                describe_layout(session, ranks)));
   }
   lines.push_back(fmt::format("work    {:.3g} GFLOP per step in GEMMs, {:.3g} in attention",
                               dry_run.work.gemm_flops / 1e9, dry_run.work.attention_flops / 1e9));

@@ -94,7 +94,8 @@ void print_model(const Session& session, const DryRunStep& step) {
 
 void print_ranks(const Session& session, const Topology& ranks) {
   fmt::print("ranks   {} on {} node{}, {}; {} tokens per step\n", ranks.size(), ranks.nodes(),
-             ranks.nodes() == 1 ? "" : "s", describe_layout(session), session.tokens_per_step());
+             ranks.nodes() == 1 ? "" : "s", describe_layout(session, ranks),
+             session.tokens_per_step());
 }
 
 void print_memory(const Session& session, const DryRunStep& step, const RankMemory& memory) {

@@ -11,6 +11,11 @@ const char* name_of(Axis axis) {
   return kNames[static_cast<size_t>(axis)];
 }
 
+MeshShape MeshShape::along_data(const Topology& ranks) {
+  return {
+      .data = ranks.size(), .nodes = ranks.nodes(), .nodes_are_alike = ranks.ranks_per_node() > 0};
+}
+
 int MeshShape::of(Axis axis) const {
   switch (axis) {
     case Axis::pipeline:
@@ -26,8 +31,8 @@ int MeshShape::of(Axis axis) const {
 }
 
 Mesh::Mesh(Communicator* world)
-    : Mesh({.data = world == nullptr ? 1 : world->size()}, world == nullptr ? 0 : world->rank(),
-           world) {}
+    : Mesh(world == nullptr ? MeshShape() : MeshShape::along_data(world->topology()),
+           world == nullptr ? 0 : world->rank(), world) {}
 
 Mesh::Mesh(const MeshShape& shape, int world_rank, Communicator* world)
     : shape_(shape), world_rank_(world_rank), world_(shape.ranks() > 1 ? world : nullptr) {

@@ -25,9 +25,16 @@ const char* name_of(Axis axis);
 
 struct MeshShape {
   int pipeline = 1, data = 1, context = 1, tensor = 1;
+  int nodes = 1;                ///< that the ranks are on
+  bool nodes_are_alike = true;  ///< as many ranks on each, one node after another
+
+  /// All ranks along the data axis.
+  static MeshShape along_data(const Topology& ranks);
 
   int of(Axis axis) const;
   int ranks() const { return pipeline * data * context * tensor; }
+  /// 0: nodes are not alike (Topology::ranks_per_node).
+  int ranks_per_node() const { return nodes_are_alike ? ranks() / nodes : 0; }
 };
 
 class Mesh {
@@ -40,6 +47,7 @@ class Mesh {
   /// tensor. `world` may be null: a mesh of which only positions are asked.
   Mesh(const MeshShape& shape, int world_rank, Communicator* world);
 
+  const MeshShape& shape() const { return shape_; }
   int world_rank() const { return world_rank_; }
   int world_size() const { return shape_.ranks(); }
   /// Whether this rank writes the files of a run and speaks.

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "device/device_questions.h"
 #include "model/families/family.h"
 #include "model/rotary.h"
 #include "ops/pointwise/elementwise.h"
@@ -177,7 +178,7 @@ void Decoder::fill_rotary_tables() {
   const Shape shape = {positions, static_cast<int64_t>(frequencies.size())};
   cosines_ = Tensor(*device_, DType::f32, shape, MemoryCategory::weights);
   sines_ = Tensor(*device_, DType::f32, shape, MemoryCategory::weights);
-  if (device_->kind() != DeviceKind::meta) {
+  if (!counts_only(*device_)) {
     std::vector<float> cosines;
     std::vector<float> sines;
     for (int64_t t = 0; t < positions; ++t) {

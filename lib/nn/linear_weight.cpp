@@ -122,7 +122,7 @@ void LinearWeight::allocate(Device& device, ParameterStore& store) {
 
 void LinearWeight::check_device(const Device& device) const {
   for (const GemmPlan* gemm : {&plan_.fprop, &plan_.dgrad, &plan_.wgrad}) {
-    if (gemm->emulate_accumulator && device.kind() == DeviceKind::cuda) {
+    if (gemm->emulate_accumulator && device.traits().fp8_gemm_by_library) {
       throw DeviceError("fp8.accumulation: emulated is for device: cpu; a GPU has the accumulator");
     }
   }

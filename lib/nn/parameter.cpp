@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/philox.h"
+#include "device/device_questions.h"
 
 namespace fp8train {
 namespace {
@@ -114,7 +115,7 @@ void ParameterStore::divide_updates(UpdateOwners owners) {
 
 std::optional<ParameterStore::Share> ParameterStore::share() const {
   if (layout_) {
-    return Share{layout_->rank, layout_->ranks};
+    return Share{layout_->rank, layout_->ranks, layout_->writes};
   }
   return owners_ ? std::optional(Share{owners_->rank, owners_->ranks}) : std::nullopt;
 }
@@ -271,7 +272,7 @@ void value_to_host(Device& device, const Parameter& parameter, float* to) {
 }
 
 void ParameterStore::initialize(Device& device, uint64_t seed) {
-  if (device.kind() == DeviceKind::meta) {
+  if (counts_only(device)) {
     return;
   }
   std::vector<float> values;

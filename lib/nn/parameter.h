@@ -140,9 +140,11 @@ class ParameterStore {
   const StoreLayout* layout() const { return layout_ ? &*layout_ : nullptr; }
   /// Null where no rank updates whole parameters of its own.
   const UpdateOwners* owners() const { return owners_ ? &*owners_ : nullptr; }
-  /// Where ranks update different parameters or parts: which of how many this is.
+  /// Where ranks update different parameters or parts: which of how many this is, and whether this
+  /// rank writes its states (StoreLayout::writes).
   struct Share {
     int rank = 0, ranks = 1;
+    bool writes = true;
   };
   std::optional<Share> share() const;
   /// This rank's shard of a segment's values, flat.

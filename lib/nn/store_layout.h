@@ -36,6 +36,8 @@ struct StoreLayout {
   };
 
   int ranks = 1, rank = 0;
+  /// False: another rank has the same shards, as where nodes are replicas, and writes their states.
+  bool writes = true;
   std::vector<Segment> segments;
   std::vector<Part> parts;  ///< of each parameter
   /// Of each unit: those with the same turn use the same memory, one after another.

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/math.h"
+#include "device/device_questions.h"
 
 namespace fp8train {
 
@@ -88,7 +89,7 @@ void StoredPool::make(Device& device, Buffer& buffer) {
     buffer.scales = buffer.own_scales;
     if (buffer.format.remainder) {
       fill_zero(device, buffer.scales);
-    } else if (device.kind() != DeviceKind::meta) {  // gigabytes in a plan of a large model
+    } else if (!counts_only(device)) {  // gigabytes in a plan of a large model
       copy_from_host(device, buffer.scales,
                      initial_scales(buffer.format, buffer.scale_count).data());
     }

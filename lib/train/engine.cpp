@@ -158,7 +158,7 @@ void Engine::number_pass(int64_t step_index, Position position) {
   micro_batch_ = position.first ? 0 : micro_batch_ + 1;
   if (!pass_.empty()) {
     const int64_t of_ranks = step_index * settings_.gradient_accumulation_steps + micro_batch_;
-    const int64_t pass = of_ranks * mesh().world_size() + mesh().world_rank();
+    const int64_t pass = of_ranks * mesh().size(Axis::data) + mesh().index(Axis::data);
     copy_from_host(*device_, pass_, &pass);
   }
 }

@@ -289,6 +289,11 @@ std::vector<SavedTensor> saved_tensors(Engine& engine) {
 
 }  // namespace
 
+bool writes_optimizer(Engine& engine, int rank) {
+  const auto share = engine.model().parameters().share();
+  return share ? share->writes : rank == 0;
+}
+
 void refresh_optimizer_file(Engine& engine, OptimizerFile& file) {
   const std::vector<SavedTensor> saved = saved_tensors(engine);
   const auto share = engine.model().parameters().share();

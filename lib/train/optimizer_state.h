@@ -21,6 +21,8 @@ struct OptimizerFile {
   std::vector<HostMemory> memory;
 };
 
+/// Whether this rank writes a file: where ranks share the states, one rank for each part.
+bool writes_optimizer(Engine& engine, int rank);
 /// This rank's: of all it updates. `file` is empty, or of the same engine made earlier: its memory
 /// is used again.
 void refresh_optimizer_file(Engine& engine, OptimizerFile& file);

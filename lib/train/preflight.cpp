@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/nearest.h"
 #include "device/cuda/cuda_device.h"
+#include "device/device_questions.h"
 #include "ops/attention/attention.h"
 #include "train/progress.h"
 
@@ -144,8 +145,9 @@ int fill_job(int64_t world_size, int64_t ranks_per_node, JobSettings& job) {
   return static_cast<int>(ranks);
 }
 
-std::string describe_layout(const Session& session) {
-  return strategy_name(strategy_site(session.engine, Mesh({.data = session.ranks}, 0, nullptr)));
+std::string describe_layout(const Session& session, const Topology& ranks) {
+  const Mesh mesh(MeshShape::along_data(ranks), 0, nullptr);
+  return strategy_name(strategy_site(session.engine, mesh));
 }
 
 void check_fits(const RankMemory& memory, const MemoryLedger& planned) {
@@ -162,9 +164,9 @@ void check_fits(const RankMemory& memory, const MemoryLedger& planned) {
 RankMemory memory_here(const Device& device, int64_t sharing) {
   const size_t available = device.available_memory();
   const size_t held = device.traits().library_workspace;  // part of the plan, no longer available
-  const size_t ranks = device.kind() == DeviceKind::cpu ? static_cast<size_t>(sharing) : 1;
+  const size_t ranks = is_host(device) ? static_cast<size_t>(sharing) : 1;
   return {nullptr, device.traits(), available == 0 ? 0 : (available + held) / ranks,
-          device.kind() == DeviceKind::cpu};
+          is_host(device)};
 }
 
 RankMemory memory_of_job(const Settings& settings, const std::function<const Device&()>& here) {
@@ -274,7 +276,7 @@ std::vector<std::string> run_overview(const Session& session, const Device& devi
 
 std::vector<std::string> memory_overview(const Session& session, const Device& device,
                                          const DryRunStep& dry_run, bool by_category) {
-  const bool is_host = device.kind() == DeviceKind::cpu;
+  const bool is_host = fp8train::is_host(device);
   if (!by_category) {
     const MemoryLedger planned = memory_of_run(dry_run, is_host);
     return {fmt::format("memory  {}{}", describe_bytes(static_cast<double>(planned.total())),

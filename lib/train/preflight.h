@@ -45,7 +45,7 @@ int fill_job(int64_t world_size, int64_t ranks_per_node, JobSettings& job);
 int job_ranks(const JobSettings& job);
 
 /// How the work is laid over ranks: "DDP", "ZeRO 3".
-std::string describe_layout(const Session& session);
+std::string describe_layout(const Session& session, const Topology& ranks);
 
 /// What a rank of a run would have.
 struct RankMemory {

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/flight_recorder.h"
 #include "comm/majority.h"
+#include "device/device_questions.h"
 
 namespace fp8train {
 namespace {
@@ -23,7 +24,7 @@ uint64_t hash_view(Device& device, const View& view, uint64_t hash, std::vector<
   for (size_t begin = 0; begin < bytes; begin += kPieceBytes) {
     const size_t count = std::min(kPieceBytes, bytes - begin);
     const void* source = data + begin;
-    if (device.kind() != DeviceKind::cpu) {
+    if (!is_host(device)) {
       piece.resize(kPieceBytes);
       device.copy_to_host(piece.data(), source, count);
       source = piece.data();

@@ -67,7 +67,8 @@ Run::Run(const RunRequest& request, Communicator& comm, RankDevice& place)
     return dry_run_step(engine, *device_, comm.topology(), comm.rank());
   });
   if (comm.size() > 1) {
-    progress_.say(fmt::format("ranks   {}; {}{}", comm.description(), describe_layout(session_),
+    progress_.say(fmt::format("ranks   {}; {}{}", comm.description(),
+                              describe_layout(session_, comm.topology()),
                               place.note.empty() ? "" : "; " + place.note));
   }
   for (const std::string& line :

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/flight_recorder.h"
 #include "base/log.h"
+#include "device/device_questions.h"
 #include "train/divergence.h"
 #include "train/replicas.h"
 
@@ -199,7 +200,7 @@ void RunCheckpoints::start(Engine& engine, TrainingState state, bool is_schedule
 
 /// Where the device is the host, the copy counts as memory of the run.
 void RunCheckpoints::charge_copy(Engine& engine) {
-  if (engine.device().kind() == DeviceKind::cpu && saver_.copy_bytes() > charged_bytes_) {
+  if (is_host(engine.device()) && saver_.copy_bytes() > charged_bytes_) {
     engine.device().ledger().add(MemoryCategory::state_copy, saver_.copy_bytes() - charged_bytes_);
     charged_bytes_ = saver_.copy_bytes();
   }

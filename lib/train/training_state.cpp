@@ -270,6 +270,8 @@ void copy_training_state(Engine& engine, const Session& session, const TrainingS
   into.scaling = scaling_tensors(engine, comm);
   if (shares || leads) {
     copy_weights(engine, leads, into.weights);
+  }
+  if (writes_optimizer(engine, comm.rank())) {
     refresh_optimizer_file(engine, into.optimizer);
   }
 }

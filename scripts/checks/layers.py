@@ -40,6 +40,9 @@ ONE_FILE_VENDORS = {"mpi.h": "lib/comm/", "nccl.h": "lib/comm/"}  # in one .cpp 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 PRINTS_OR_EXITS = re.compile(r"std::(cout|cerr|clog)\b|(?<![\w.:>])(?:std::)?(?:printf|puts|abort|exit|_exit|quick_exit)\s*\(")
 DEVICE_IFDEF = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif)\b.*\b(FP8TRAIN_(CUDA|NCCL|MPI)\w*|__CUDACC__|__CUDA_ARCH__)")
+# Modules that know devices by their traits and device/device_questions.h.
+NEUTRAL = {"tensor", "precision", "nn", "model", "optim", "parallel"}
+ASKS_DEVICE = re.compile(r"\bkind\(\)\s*[=!]=\s*DeviceKind::")
 STRING = re.compile(r'"([^"\\]*)"')
 # The one header that hides the difference between host and device compilers, and the handler of the second stop signal.
 IFDEF_ALLOWED = {"lib/base/host_device.h"}
@@ -146,6 +149,8 @@ class Check:
                 continue
             if path not in EXIT_ALLOWED and PRINTS_OR_EXITS.search(line):
                 self.complain(path, number, "a library never prints and never exits: throw an error of base/error.h")
+            if module in NEUTRAL and ASKS_DEVICE.search(line):
+                self.complain(path, number, "no question for one device: ask DeviceTraits or device/device_questions.h")
             if module not in ("config", "dialects") and path != "lib/precision/plans.cpp":
                 for literal in STRING.findall(line):
                     if literal in self.rows:
@@ -238,7 +243,8 @@ PLANTED = {
     "lib/device/d.h": "int no_pragma();\n",
     "lib/device/d.cpp": '#include "base/a.h"\n#include <spdlog/spdlog.h>\n#include "d.h"\n#include "base/gone.h"\n',
     "lib/nn/x.h": "#pragma once\n#ifdef FP8TRAIN_CUDA\n#endif\n",
-    "lib/nn/x.cpp": '#include "comm/c.h"\n#include <cuda_runtime.h>\nvoid f() { std::exit(1); }\nauto p = "te-fast";\n',
+    "lib/nn/x.cpp": '#include "comm/c.h"\n#include <cuda_runtime.h>\nvoid f() { std::exit(1); }\nauto p = "te-fast";\n'
+                    "bool b = device.kind() == DeviceKind::cuda;\n",
     "lib/nn/cuda/k.cpp": "#include <cuda_runtime.h>\n",
     "lib/comm/c.h": "#pragma once\n",
     "lib/comm/one.cpp": "#include <mpi.h>\n",
@@ -250,7 +256,7 @@ PLANTED = {
 EXPECTED = [
     "apps/fp8train/main.cpp:1", "apps/fp8train/main.cpp:3", "lib/comm/two.cpp:1", "lib/device/d.cpp:2", "lib/device/d.cpp:3",
     "lib/device/d.cpp:4", "lib/device/d.h:1", "lib/nn/x.cpp:1", "lib/nn/x.cpp:2", "lib/nn/x.cpp:3", "lib/nn/x.cpp:4",
-    "lib/nn/x.h:2", "lib/ops/cast/cast.cpp:3", "lib/ops/gemm/gemm.h:3", "lib/ops/gemm/gemm.h:3", "lib/ops/loose/loose.h:2",
+    "lib/nn/x.cpp:5", "lib/nn/x.h:2", "lib/ops/cast/cast.cpp:3", "lib/ops/gemm/gemm.h:3", "lib/ops/gemm/gemm.h:3", "lib/ops/loose/loose.h:2",
     "lib/precision/plans.cpp:1", "lib/train/t.cpp:2",
 ]
 

@@ -37,6 +37,20 @@ TEST_CASE("all ranks of a world lie along the data axis") {
   CHECK(mesh.gather_values(7).size() == 6);
 }
 
+TEST_CASE("a mesh knows its nodes without a communicator") {
+  const MeshShape one;
+  CHECK(one.nodes == 1);
+  CHECK(one.ranks_per_node() == 1);
+  const MeshShape alike = MeshShape::along_data(Topology::blocks(6, 3));
+  CHECK(Mesh(alike, 4, nullptr).shape().nodes == 2);
+  CHECK(alike.ranks_per_node() == 3);
+  const MeshShape uneven = MeshShape::along_data(Topology::blocks(5, 3));
+  CHECK(uneven.nodes == 2);
+  CHECK(uneven.ranks_per_node() == 0);
+  const std::unique_ptr<Communicator> comm = make_dry_run(Topology::blocks(6, 3), 4);
+  CHECK(Mesh(comm.get()).shape().ranks_per_node() == 3);
+}
+
 TEST_CASE("axes are laid over ranks with tensor fastest and pipeline slowest") {
   const MeshShape shape = {.pipeline = 2, .data = 3, .context = 2, .tensor = 4};
   int rank = 0;

@@ -46,6 +46,20 @@ StrategySite stage(int number) {
 
 }  // namespace
 
+TEST_CASE("of ranks that have the same shards one writes their states") {
+  const std::unique_ptr<Device> device = make_meta_device({});
+  for (const bool writes : {true, false}) {
+    ParameterStore store;
+    add_units(store);
+    StoreLayout layout = shard_layout(store, 2, 1, {});
+    layout.writes = writes;
+    store.allocate(*device, layout);
+    REQUIRE(store.share());
+    CHECK(store.share()->rank == 1);
+    CHECK(store.share()->writes == writes);
+  }
+}
+
 TEST_CASE("every element is updated by one rank, in shards of equal size") {
   const int ranks = GENERATE(1, 2, 3, 8, 40);
   CAPTURE(ranks);

@@ -51,6 +51,8 @@ TEST_CASE("the strategy is the one that serves the ranks and settings") {
   CHECK(name(1, 3) == "one rank");
   CHECK(name(kRanks, 0) == "DDP");
   CHECK(name(kRanks, 2) == "ZeRO 2");
+  CHECK(strategy_name({.mesh = Mesh({.data = kRanks, .nodes = 2}, 0, nullptr),
+                       .settings = {.zero_stage = 2}}) == "ZeRO 2");
   // There is nothing to share where nothing is trained.
   CHECK(name(kRanks, 2, false) == "DDP");
 }

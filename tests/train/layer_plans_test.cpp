@@ -1,6 +1,9 @@
 // Whole steps of models whose layers have plans of their own.
 
+#include "base/error.h"
 #include "four_steps.h"
+#include "support/files.h"
+#include "train/dry_run.h"
 
 namespace fp8train::test::layer_plans {
 namespace {
@@ -51,6 +54,9 @@ TEST_CASE("emulated accumulation is for the GEMMs that may be fast, and changes 
   const std::vector<float> emulated = weights_of(settings);
   CHECK_FALSE(same_bits(exact, emulated));
   CHECK(same_bits(emulated, weights_of(settings)));
+  const DeviceTraits gpu = {.fp8_gemm_by_library = true};
+  CHECK_THAT(message_of<DeviceError>([&] { dry_run_step(settings, gpu); }),
+             Catch::Contains("fp8.accumulation: emulated is for device: cpu"));
   settings.plan.fprop.emulate_accumulator = false;
   CHECK(same_bits(exact, weights_of(settings)));
 }
