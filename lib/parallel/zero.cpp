@@ -40,15 +40,16 @@ class Zero final : public RankedStrategy, public ParameterGatherer {
   void finish_exchange(double* squared_norm) override;
   RankCombiner* combiner() override { return this; }  // which sums the norm of the shards
   void values_changed() override;
-  using RankedStrategy::combine_amax;
   ParameterGatherer* gatherer() override { return this; }
   void copy_values(const std::function<float*(const Parameter&)>& memory) override;
   void for_each_replica(
       const std::function<void(const std::string&, const StoredTensor&)>& use) override;
 
+  // As a ParameterGatherer.
   bool gathers_per_pass() const override { return layout().operands_take_turns; }
   Gathered gather(size_t unit, size_t next) override;
   void begin_gradients(size_t unit, bool overwrites) override;
+  using RankedStrategy::combine_amax;  // of few values
   void combine_amax(const View& amax) override;
 
  private:
