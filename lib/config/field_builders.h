@@ -49,28 +49,31 @@ inline Field with_range(Field field, const Range& range, bool whole) {
   return field;
 }
 
-template <class Get, class Write>
-Field whole_number(std::string key, Get get, Range range, std::string doc, Write write) {
-  range = bounded(range, kMostWhole);
-  const auto read = [range](const FieldValue& value, const std::string& what) {
-    return read_integer(value, range, what);
+/// A field of one number within `range`; `read` is one of the readers that take a range.
+template <class Get, class Value, class Write>
+Field ranged(std::string key, std::string accepts, std::string doc, Get get,
+             std::optional<Value> (*read)(const FieldValue&, const Range&, const std::string&),
+             const Range& range, Write write) {
+  const auto within = [read, range](const FieldValue& value, const std::string& what) {
+    return read(value, range, what);
   };
-  return with_range(
-      make(std::move(key), "a whole number" + range.text(), std::move(doc), get, read, write),
-      range, true);
+  return with_range(make(std::move(key), std::move(accepts), std::move(doc), get, within, write),
+                    range, std::is_same_v<Value, int64_t>);
 }
 
 template <class Get>
 Field integer(std::string key, Get get, Range range, std::string doc) {
-  return whole_number(std::move(key), get, range, std::move(doc),
-                      [](int64_t value) { return std::to_string(value); });
+  range = bounded(range, kMostWhole);
+  return ranged(std::move(key), "a whole number" + range.text(), std::move(doc), get, read_integer,
+                range, [](int64_t value) { return std::to_string(value); });
 }
 
 /// For std::optional members.
 template <class Get>
 Field maybe_integer(std::string key, Get get, Range range, std::string doc) {
-  return whole_number(
-      std::move(key), get, range, std::move(doc),
+  range = bounded(range, kMostWhole);
+  return ranged(
+      std::move(key), "a whole number" + range.text(), std::move(doc), get, read_integer, range,
       [](const std::optional<int64_t>& value) { return value ? std::to_string(*value) : ""; });
 }
 
@@ -107,29 +110,19 @@ Field optional_count(std::string key, Get get, double most, std::string doc,
 template <class Get>
 Field number(std::string key, Get get, Range range, std::string doc) {
   range = bounded(range, kMostNumber);
-  return with_range(
-      make(
-          std::move(key), "a number" + range.text(), std::move(doc), get,
-          [range](const auto& value, const auto& what) { return read_number(value, range, what); },
-          [](const auto& value) { return number_text(value); }),
-      range, false);
+  return ranged(std::move(key), "a number" + range.text(), std::move(doc), get, read_number, range,
+                [](const auto& value) { return number_text(value); });
 }
 
 /// Seconds; where `zero_is_unset`, 0 is not written.
 template <class Get>
 Field duration(std::string key, Get get, const char* example, std::string doc,
                bool zero_is_unset = false) {
-  const Range range = above_up_to(0, kMostSeconds);
-  const auto read = [range](const FieldValue& value, const std::string& what) {
-    return read_duration(value, range, what);
-  };
-  const auto write = [zero_is_unset](double seconds) {
-    return zero_is_unset && seconds == 0 ? "" : duration_text(seconds);
-  };
-  return with_range(
-      make(std::move(key), fmt::format("a duration such as {}, at most 3650d", example),
-           std::move(doc), get, read, write),
-      range, false);
+  return ranged(std::move(key), fmt::format("a duration such as {}, at most 3650d", example),
+                std::move(doc), get, read_duration, above_up_to(0, kMostSeconds),
+                [zero_is_unset](double seconds) {
+                  return zero_is_unset && seconds == 0 ? "" : duration_text(seconds);
+                });
 }
 
 inline std::string flag_text(bool value) {

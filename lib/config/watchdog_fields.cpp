@@ -8,14 +8,10 @@ namespace fp8train {
 std::vector<Field> watchdog_fields() {
   using namespace fields;
   const auto limit = [](const char* name, double WatchdogSettings::*member, const char* doc) {
-    const Range range = between(0, kMostSeconds);
-    const auto read = [range](const FieldValue& value, const std::string& what) {
-      return read_duration(value, range, what);
-    };
-    return with_range(make(std::string("watchdog.") + name,
-                           "a duration such as 30m, at most 3650d, or 0: any time", doc,
-                           in(&Settings::watchdog, member), read, duration_text),
-                      range, false);
+    return ranged(std::string("watchdog.") + name,
+                  "a duration such as 30m, at most 3650d, or 0: any time", doc,
+                  in(&Settings::watchdog, member), read_duration, between(0, kMostSeconds),
+                  duration_text);
   };
   return {
       limit("start_up", &WatchdogSettings::start_up,
