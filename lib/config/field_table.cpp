@@ -1,8 +1,12 @@
 #include "config/field_table.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <unordered_map>
 #include <utility>
+
+#include "tensor/tensor_format.h"
 
 namespace fp8train {
 
@@ -31,16 +35,17 @@ const std::vector<SectionDoc>& section_docs() {
       {"optimizer", "How gradients change weights."},
       {"scheduler", "The learning rate over the steps."},
       {"precision",
-       "A plan by name, and formats of single roles, whatever the plan says. The format of a role "
-       "is written as `fp8train explain` writes it: an element type (fp32, bf16, fp16, e4m3, "
-       "e5m2, e2m1, int8) and, where it is scaled, what shares a scale (tensor, row, 1x128, "
-       "128x128, 1x32, 32x32, 1x16, 16x16, group(128), and of a gradient on its way between "
-       "ranks group(256)), `expanded` after a group, `current` or `delayed(1024, max)`, the type "
-       "of the scales (`pow2`, `e8m0` or `e4m3`; else fp32), `hadamard`; at the end `stochastic`, "
-       "of weights, masters and moments that are stored, and of x and dy in e2m1; `bf16 "
-       "remainder` is an fp32 master in two halves. `current` may be left out, and e4m3, e5m2 and "
-       "(of what is stored) fp16 alone have a current scale for the tensor. Formats that do not go "
-       "together are an error. The table of plans: [plans](plans.md)."},
+       fmt::format(
+           "A plan by name, and formats of single roles, whatever the plan says. The format of a "
+           "role is written as `fp8train explain` writes it: an element type ({}) and, where it is "
+           "scaled, what shares a scale ({}), `expanded` after a group, `current` or "
+           "`delayed(1024, max)`, the type of the scales ({}; else fp32), `hadamard`; at the end "
+           "`stochastic`, of weights, masters and moments that are stored, and of x and dy in "
+           "e2m1; "
+           "`bf16 remainder` is an fp32 master in two halves. `current` may be left out, and e4m3, "
+           "e5m2 and (of what is stored) fp16 alone have a current scale for the tensor. Formats "
+           "that do not go together are an error. The table of plans: [plans](plans.md).",
+           joined(format_elements()), joined(format_blocks()), joined(format_scale_types()))},
       {"fp8", "Which FP8 method, with `mixed_precision: fp8`."},
       {"checkpoint", "Saving and resuming: [checkpoints.md](checkpoints.md)."},
       {"eval", "Validation loss."},

@@ -164,7 +164,7 @@ struct RoleRequest {
 /// One of them, by its name.
 struct Role {
   const char* name;
-  const char* doc;  ///< one line
+  std::string doc;  ///< one line
   std::string RoleRequest::*requested;
 };
 const std::vector<Role>& plan_roles();

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "ops/exchange/wire_formats.h"
 
 namespace fp8train {
 namespace {
@@ -70,7 +71,8 @@ const std::vector<Role>& plan_roles() {
        &RoleRequest::weight_gradient},
       {"gradient_wire",
        "A rank's contribution to a gradient, rounded to this also where there is one rank; a "
-       "gradient that is stored in it is rounded with every micro-batch",
+       "gradient that is stored in it is rounded with every micro-batch. Formats: " +
+           ops::gradient_wires_text(),
        &RoleRequest::gradient_wire},
       {"parameter_wire", "Weights on their way between ranks: the stored weight's format",
        &RoleRequest::parameter_wire},

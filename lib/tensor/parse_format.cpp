@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <iterator>
 #include <optional>
 #include <vector>
 
@@ -14,8 +16,6 @@
 namespace fp8train {
 namespace {
 
-constexpr DType kElements[] = {DType::f32,  DType::bf16, DType::f16, DType::e4m3,
-                               DType::e5m2, DType::e2m1, DType::i8};
 constexpr int kMaxCount = 1'000'000;  // of a group, a history, an interval
 constexpr int kMaxMargin = 64;
 
@@ -107,15 +107,13 @@ class FormatParser {
   }
 
   void read_element(const Word& word) {
-    std::vector<std::string> known;
-    for (const DType dtype : kElements) {
-      known.emplace_back(name_of(dtype));
-      if (word.name == known.back() && !word.has_arguments) {
-        format_.dtype = dtype;
-        return;
-      }
+    const std::vector<std::string> known = format_elements();
+    if (word.has_arguments || std::find(known.begin(), known.end(), word.name) == known.end()) {
+      unknown("element type", word.name, known);
     }
-    unknown("element type", word.name, known);
+    format_.dtype = std::find_if(std::begin(kDTypes), std::end(kDTypes), [&](const auto& facts) {
+                      return facts.name == word.name;
+                    })->type;
   }
 
   void once(bool& seen, const Word& word, const char* what) const {
@@ -143,11 +141,12 @@ class FormatParser {
     if (read_block(word) || read_policy(word)) {
       return;
     }
-    if (word.name == "pow2" || word.name == "e8m0" || word.name == "e4m3") {
+    const auto* const scale_type =
+        std::find_if(std::begin(kScaleTypes), std::end(kScaleTypes),
+                     [&](const auto& one) { return one.second == word.name; });
+    if (scale_type != std::end(kScaleTypes) && scale_type->first != ScaleType::f32) {
       once(has_scale_type_, word, "type of scale");
-      format_.scale_type = word.name == "pow2"   ? ScaleType::pow2
-                           : word.name == "e8m0" ? ScaleType::e8m0
-                                                 : ScaleType::e4m3;
+      format_.scale_type = scale_type->first;
     } else if (word.name == "hadamard") {
       once(format_.hadamard, word, "transform");
     } else if (word.name == "stochastic") {
@@ -157,11 +156,12 @@ class FormatParser {
     } else if (word.name == "remainder") {
       format_.remainder = true;
     } else {
-      unknown("word of a format", word.name,
-              {"tensor",    "row",        "1x128",      "128x128",  "1x32",    "32x32",
-               "1x16",      "16x16",      "group(128)", "expanded", "current", "delayed(1024, max)",
-               "static(1)", "auto",       "pow2",       "e8m0",     "e4m3",    "epsilon 1e-12",
-               "hadamard",  "stochastic", "remainder"});
+      std::vector<std::string> known = format_blocks();
+      known.insert(known.end(), {"expanded", "current", "delayed(1024, max)", "static(1)", "auto"});
+      const std::vector<std::string> types = format_scale_types();
+      known.insert(known.end(), types.begin(), types.end());
+      known.insert(known.end(), {"epsilon 1e-12", "hadamard", "stochastic", "remainder"});
+      unknown("word of a format", word.name, known);
     }
     no_arguments(word);
   }

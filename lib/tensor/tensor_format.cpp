@@ -59,12 +59,43 @@ std::string describe(const TensorFormat& format) {
       text += ")";
       break;
   }
-  text += format.scale_type == ScaleType::pow2 ? " pow2" : "";
-  text += format.scale_type == ScaleType::e8m0 ? " e8m0" : "";
-  text += format.scale_type == ScaleType::e4m3 ? " e4m3" : "";
+  for (const auto& [type, name] : kScaleTypes) {
+    const bool is_named = format.scale_type == type && type != ScaleType::f32;
+    text += is_named ? fmt::format(" {}", name) : "";
+  }
   text += format.hadamard ? " hadamard" : "";
   text += format.amax_epsilon > 0 ? fmt::format(" epsilon {}", format.amax_epsilon) : "";
   return text + rounding;
+}
+
+std::vector<std::string> format_elements() {
+  std::vector<std::string> names;
+  for (const DTypeFacts& facts : kDTypes) {
+    const bool is_float =
+        facts.type == DType::f32 || facts.type == DType::bf16 || facts.type == DType::f16;
+    if (is_float || facts.is_code) {
+      names.emplace_back(facts.name);
+    }
+  }
+  return names;
+}
+
+std::vector<std::string> format_blocks() {
+  std::vector<std::string> names;
+  for (const ScaleBlock block : per::kInUse) {
+    names.push_back(name_of(block));
+  }
+  return names;
+}
+
+std::vector<std::string> format_scale_types() {
+  std::vector<std::string> names;
+  for (const auto& [type, name] : kScaleTypes) {
+    if (type != ScaleType::f32) {
+      names.emplace_back(name);
+    }
+  }
+  return names;
 }
 
 }  // namespace fp8train

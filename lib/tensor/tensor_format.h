@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "numeric/dtype.h"
 
@@ -41,6 +43,10 @@ constexpr ScaleBlock block_16x16 = {16, 16};
 constexpr ScaleBlock group(int32_t elements) {
   return {0, elements};
 }
+/// Those that formats in use have, for messages.
+inline constexpr ScaleBlock kInUse[] = {tensor,        row,         block_1x128,
+                                        block_128x128, block_1x32,  block_32x32,
+                                        block_1x16,    block_16x16, group(128)};
 }  // namespace per
 
 enum class ScalePolicy : uint8_t { none, current, delayed, fixed, automatic };
@@ -50,6 +56,10 @@ enum class ScaleType : uint8_t {
   e8m0,
   e4m3,  ///< under an fp32 scale of the tensor (NVFP4)
 };
+inline constexpr std::pair<ScaleType, std::string_view> kScaleTypes[] = {{ScaleType::f32, "fp32"},
+                                                                         {ScaleType::pow2, "pow2"},
+                                                                         {ScaleType::e8m0, "e8m0"},
+                                                                         {ScaleType::e4m3, "e4m3"}};
 constexpr DType dtype_of(ScaleType type) {
   return type == ScaleType::e8m0 ? DType::e8m0 : type == ScaleType::e4m3 ? DType::e4m3 : DType::f32;
 }
@@ -138,5 +148,11 @@ TensorFormat parse_format(std::string_view text);
 
 /// "tensor", "row", "1x128", "group(128)".
 std::string name_of(ScaleBlock block);
+
+/// What parse_format() knows, for messages: element types, blocks in use, and types of scales other
+/// than fp32, which is not written.
+std::vector<std::string> format_elements();
+std::vector<std::string> format_blocks();
+std::vector<std::string> format_scale_types();
 
 }  // namespace fp8train
