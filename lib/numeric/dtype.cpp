@@ -11,4 +11,8 @@ void throw_no_size_of(DType type) {
                       " has less than a byte; ask bytes_of_rows");
 }
 
+void throw_no_kernel_for(DType type) {
+  throw InternalError("no kernel takes elements of " + std::string(name_of(type)) + " here");
+}
+
 }  // namespace fp8train
