@@ -207,8 +207,11 @@ void quantize_tiles(const Stream& stream, ScaleBlock block, const X* x, const Bl
   if (block == per::block_32x32) {
     return launch(stream, by_tile, squares_kernel<32, X>, x, cast);
   }
-  return block.columns == 32 ? launch(stream, by_tile, blockwise_kernel<32, X>, x, cast)
-                             : launch(stream, by_tile, blockwise_kernel<128, X>, x, cast);
+  if (block == per::block_1x32) {
+    return launch(stream, by_tile, blockwise_kernel<32, X>, x, cast);
+  }
+  check(block == per::block_1x128, "quantize: no kernel for these blocks");
+  launch(stream, by_tile, blockwise_kernel<128, X>, x, cast);
 }
 
 /// The types are chosen when the kernel runs.

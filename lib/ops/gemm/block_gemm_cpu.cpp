@@ -3,12 +3,12 @@
 // of blocks of K are applied to fp32 partial products, in tiles that stay in a core's second-level
 // cache.
 
-#include "base/math.h"
-
 #include <array>
 #include <memory>
 #include <unordered_map>
 
+#include "base/error.h"
+#include "base/math.h"
 #include "ops/cast/quantize.h"
 #include "ops/cast/scale_blocks.h"
 #include "ops/dispatch/cpu_operations.h"
@@ -253,6 +253,10 @@ void multiply_blocks(Stream stream, const Gemm& call) {
   if (exact_in_bf16) {
     return multiply_scaled(stream, call, space);
   }
+  const auto is_of_128 = [](const GemmOperand& operand) {
+    return operand.format.block.columns == per::block_1x128.columns;
+  };
+  check(is_of_128(call.a) && is_of_128(call.b), "gemm: partial products are of 128 along K");
   multiply_partials(call, space);
 }
 
