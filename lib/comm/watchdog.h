@@ -1,6 +1,6 @@
 #pragma once
-// Sees to it that operations which run on a stream, and that nobody on the host waits for, end in
-// their time: a thread looks at them now and then. Where one does not, or the communicator has
+// Watches operations which run on a stream, and that nobody on the host waits for, so that they end
+// in their time: a thread looks at them now and then. Where one does not, or the communicator has
 // failed, the communicator is given up, once, and all that is asked afterwards throws: as a wait of
 // the host for other ranks does. What the rank itself does is watched by train/run_watchdog.h.
 
