@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/philox.h"
+#include "ops/cast/block_formats.h"
 #include "ops/cast/quantize.h"
 #include "ops/cast/scale_blocks.h"
 #include "ops/gemm/gemm.h"
@@ -79,7 +80,7 @@ TensorFormat blockwise_role_format(ScaleBlock block) {
   TensorFormat format = plain(DType::e4m3);
   format.block = block;
   format.policy = ScalePolicy::current;
-  format.scale_type = block.as_stored() == per::block_1x32 ? ScaleType::e8m0 : ScaleType::f32;
+  format.scale_type = ops::find_block_format(block)->scales.front();
   return format;
 }
 

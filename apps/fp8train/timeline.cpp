@@ -214,7 +214,7 @@ void check_timeline_path(Communicator& comm, const std::filesystem::path& path) 
   const bool other =
       std::filesystem::exists(path, unseen) && !std::filesystem::is_regular_file(path, unseen);
   if (comm.any_rank(leads && other)) {
-    throw ConfigError(fmt::format("--timeline: '{}' is there and is no file", path.string()));
+    throw ConfigError(fmt::format("--timeline: '{}' exists and is not a file", path.string()));
   }
 }
 

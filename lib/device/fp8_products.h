@@ -3,11 +3,13 @@
 // element types, the type of the result and where partial sums are held. It starts with the known
 // products of a chip (cuda_traits), and ops::probe_gemms removes those that fail in a trial.
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
-#include "numeric/dtype.h"
+#include "numeric/with_type.h"
 
 namespace fp8train {
 
@@ -20,8 +22,9 @@ enum class ScalePair : uint8_t {
   block_128x128_1x128,
   block_1x32,  ///< 32x32 on either side is the same to a library
   block_1x16,  ///< of e2m1; 16x16 on either side is the same to a library
+  count
 };
-constexpr size_t kScalePairs = 7;
+constexpr auto kScalePairs = static_cast<size_t>(ScalePair::count);
 
 /// "1x128 x 128x128" and the like.
 const char* name_of(ScalePair pair);
@@ -32,10 +35,32 @@ constexpr bool has_fast_accumulation(ScalePair pair) {
   return pair == ScalePair::tensor || pair == ScalePair::row || pair == ScalePair::block_1x32;
 }
 
+/// Codes that tensor cores multiply, and the types of results.
+using ProductCodes = TypeList<e4m3, e5m2, e2m1>;
+using ProductResults = FloatTypes;
+
+/// Why tensor cores do not multiply these codes with these scales, on whatever GPU; empty where
+/// some do.
+constexpr std::string_view why_no_fp8_product(ScalePair scales, DType a, DType b) {
+  const auto is_known = [scales](DType type) {
+    return scales == ScalePair::block_1x16 ? type == DType::e2m1
+                                           : type == DType::e4m3 || type == DType::e5m2;
+  };
+  if (!is_known(a) || !is_known(b)) {
+    return "tensor cores do not multiply these element types with these scales";
+  }
+  return a == DType::e5m2 && b == DType::e5m2 ? "tensor cores do not multiply e5m2 by e5m2" : "";
+}
+
+/// Whether there is such a product on some GPU.
+constexpr bool have_product(ScalePair scales, DType a, DType b) {
+  return why_no_fp8_product(scales, a, b).empty();
+}
+
 struct Fp8Product {
   ScalePair scales = ScalePair::tensor;
-  DType a = DType::e4m3, b = DType::e4m3;  ///< e4m3 or e5m2; e2m1 with block_1x16
-  DType c = DType::bf16;                   ///< fp32, bf16 or fp16
+  DType a = DType::e4m3, b = DType::e4m3;  ///< of ProductCodes
+  DType c = DType::bf16;                   ///< of ProductResults
   bool fast_accumulate = false;            ///< has no effect without has_fast_accumulation()
 };
 
@@ -48,44 +73,61 @@ constexpr int64_t kAlignedExtent = 128;
 
 class Fp8Products {
  public:
-  constexpr explicit Fp8Products(Fp8Support support) { all_.fill(support); }
+  /// Every product that there is has this support.
+  constexpr explicit Fp8Products(Fp8Support support) {
+    for (size_t pair = 0; pair < kScalePairs; ++pair) {
+      set(static_cast<ScalePair>(pair), support);
+    }
+  }
 
-  constexpr Fp8Support support(const Fp8Product& product) const { return all_[index_of(product)]; }
+  /// None where there is no such product.
+  constexpr Fp8Support support(const Fp8Product& product) const {
+    return have_product(product.scales, product.a, product.b) ? all_[index_of(product)]
+                                                              : Fp8Support::none;
+  }
+  /// Of a product that there is.
   constexpr void set(const Fp8Product& product, Fp8Support support) {
     all_[index_of(product)] = support;
   }
-  /// Every product with these scales that there is: tensor cores do not multiply E5M2 by E5M2, and
-  /// 1x16 is of E2M1 alone.
+  /// Every product with these scales that there is.
   constexpr void set(ScalePair pair, Fp8Support support) {
-    for (size_t i = 0; i < kPerPair; ++i) {
-      const bool two_e5m2 = i >= kPerPair / 4 * 3;
-      const bool fast = i % 2 != 0;
-      const bool of_type = pair == ScalePair::block_1x16 ? i < kPerPair / 4 : !two_e5m2;
-      const bool exists = of_type && (!fast || has_fast_accumulation(pair));
-      all_[static_cast<size_t>(pair) * kPerPair + i] = exists ? support : Fp8Support::none;
+    for (const DType a : ProductCodes::kTypes) {
+      for (const DType b : ProductCodes::kTypes) {
+        for (const DType c : ProductResults::kTypes) {
+          for (const bool fast : {false, true}) {
+            if (have_product(pair, a, b)) {
+              set({pair, a, b, c, fast}, support);
+            }
+          }
+        }
+      }
     }
   }
   /// Whether there is any product with these scales.
   constexpr bool has(ScalePair pair) const {
-    bool found = false;
-    for (size_t i = 0; i < kPerPair; ++i) {
-      found = found || all_[static_cast<size_t>(pair) * kPerPair + i] != Fp8Support::none;
-    }
-    return found;
+    const auto* const first = all_.data() + static_cast<size_t>(pair) * kPerPair;
+    return std::any_of(first, first + kPerPair,
+                       [](Fp8Support support) { return support != Fp8Support::none; });
   }
 
   bool operator==(const Fp8Products&) const = default;
 
  private:
-  static constexpr size_t kResults = 3;
-  static constexpr size_t kPerPair = 2 * 2 * kResults * 2;
+  static constexpr size_t kCodes = ProductCodes::count;
+  static constexpr size_t kResults = ProductResults::count;
+  static constexpr size_t kPerPair = kCodes * kCodes * kResults * 2;
 
+  template <size_t Count>
+  static constexpr size_t position(const std::array<DType, Count>& types, DType type) {
+    return static_cast<size_t>(std::find(types.begin(), types.end(), type) - types.begin());
+  }
   static constexpr size_t index_of(const Fp8Product& product) {
-    const size_t a = product.a == DType::e5m2 ? 1 : 0;
-    const size_t b = product.b == DType::e5m2 ? 1 : 0;
-    const size_t c = product.c == DType::f32 ? 0 : product.c == DType::bf16 ? 1 : 2;
+    const size_t a = position(ProductCodes::kTypes, product.a);
+    const size_t b = position(ProductCodes::kTypes, product.b);
+    const size_t c = position(ProductResults::kTypes, product.c);
     const size_t fast = product.fast_accumulate && has_fast_accumulation(product.scales) ? 1 : 0;
-    return (((static_cast<size_t>(product.scales) * 2 + a) * 2 + b) * kResults + c) * 2 + fast;
+    return (((static_cast<size_t>(product.scales) * kCodes + a) * kCodes + b) * kResults + c) * 2 +
+           fast;
   }
 
   std::array<Fp8Support, kScalePairs* kPerPair> all_ = {};

@@ -100,7 +100,7 @@ void Pass::tell_switch(const ForeignKey& key, const Entry& entry) {
         entry.spelled));
   } else if (key.name == "pad_inner_dim") {
     tell(
-        fmt::format("{}: nothing is padded; layers with a dimension that is no multiple of 16 "
+        fmt::format("{}: nothing is padded; layers with a dimension that is not a multiple of 16 "
                     "stay in high precision, and `fp8train explain` lists them",
                     entry.spelled));
   } else if (*value) {

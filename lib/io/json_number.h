@@ -24,8 +24,8 @@ T whole_number(const Json& object, const char* key, const std::string& where) {
     fits = std::in_range<T>(value.template get<int64_t>());
   }
   if (!fits) {
-    throw CheckpointError(
-        fmt::format("{}: {} is {}, which is no whole number that fits", where, key, value.dump()));
+    throw CheckpointError(fmt::format("{}: {} is {}, which is not a whole number that fits", where,
+                                      key, value.dump()));
   }
   return value.template get<T>();
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -19,41 +20,32 @@ constexpr size_t kMaxNameBytes = 4096;
 constexpr size_t kMaxRank = 64;
 constexpr std::string_view kMetadata = "__metadata__";
 
-struct DTypeRow {
+/// An element type of a file.
+struct FileType {
   std::string_view name;
-  uint64_t bits;
+  int bits;
   std::optional<DType> dtype;
 };
 
-constexpr std::array<DTypeRow, 22> kTypeNames = {{
-    {"BOOL", 8, {}},
-    {"F4", 4, {}},
-    {"F6_E2M3", 6, {}},
-    {"F6_E3M2", 6, {}},
-    {"U8", 8, DType::u8},
-    {"I8", 8, DType::i8},
-    {"F8_E5M2", 8, DType::e5m2},
-    {"F8_E4M3", 8, DType::e4m3},
-    {"F8_E8M0", 8, DType::e8m0},
-    {"F8_E4M3FNUZ", 8, {}},
-    {"F8_E5M2FNUZ", 8, {}},
-    {"I16", 16, {}},
-    {"U16", 16, DType::u16},
-    {"F16", 16, DType::f16},
-    {"BF16", 16, DType::bf16},
-    {"I32", 32, DType::i32},
-    {"U32", 32, {}},
-    {"F32", 32, DType::f32},
-    {"C64", 64, {}},
-    {"F64", 64, {}},
-    {"I64", 64, DType::i64},
-    {"U64", 64, {}},
-}};
+/// Those that the program reads the sizes of only; the others are in kDTypes.
+constexpr FileType kUnreadTypes[] = {
+    {"BOOL", 8, {}},        {"F4", 4, {}},          {"F6_E2M3", 6, {}}, {"F6_E3M2", 6, {}},
+    {"F8_E4M3FNUZ", 8, {}}, {"F8_E5M2FNUZ", 8, {}}, {"I16", 16, {}},    {"U32", 32, {}},
+    {"C64", 64, {}},        {"F64", 64, {}},        {"U64", 64, {}}};
 
-const DTypeRow* find_dtype(std::string_view name) {
-  const auto row = std::find_if(kTypeNames.begin(), kTypeNames.end(),
-                                [&](const DTypeRow& r) { return r.name == name; });
-  return row == kTypeNames.end() ? nullptr : &*row;
+// Checkpoints hold stored tensors.
+static_assert(std::ranges::all_of(kDTypes, [](const DTypeFacts& facts) {
+  return !facts.has(use::stored) || !facts.safetensors.empty();
+}));
+
+std::optional<FileType> find_dtype(std::string_view name) {
+  for (const DTypeFacts& facts : kDTypes) {
+    if (!name.empty() && facts.safetensors == name) {
+      return FileType{name, facts.bits, facts.type};
+    }
+  }
+  const auto* const found = std::ranges::find(kUnreadTypes, name, &FileType::name);
+  return found == std::end(kUnreadTypes) ? std::nullopt : std::optional(*found);
 }
 
 /// Follows the parser's events through the only shape a header can have: {name: {dtype, shape:
@@ -99,7 +91,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
       return true;
     }
     if (state_ == State::entry && key_ == "dtype") {
-      if (find_dtype(value) == nullptr) {
+      if (!find_dtype(value)) {
         fail(fmt::format("unknown dtype '{}'", value));
       }
       entry_.dtype = value;
@@ -196,7 +188,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
         fail(fmt::format("the field '{}' is missing", field));
       }
     }
-    uint64_t bits = find_dtype(entry_.dtype)->bits;
+    auto bits = static_cast<uint64_t>(find_dtype(entry_.dtype)->bits);
     for (const int64_t extent : entry_.shape) {
       if (__builtin_mul_overflow(bits, static_cast<uint64_t>(extent), &bits)) {
         fail("the size of its shape overflows");
@@ -251,17 +243,14 @@ int64_t SafetensorsEntry::count() const {
 }
 
 std::string_view safetensors_name(DType dtype) {
-  for (const DTypeRow& row : kTypeNames) {
-    if (row.dtype == dtype) {
-      return row.name;
-    }
-  }
-  throw InternalError("a DType without a safetensors name");
+  const std::string_view name = facts_of(dtype).safetensors;
+  check(!name.empty(), "a DType without a safetensors name");
+  return name;
 }
 
 std::optional<DType> dtype_from_safetensors(std::string_view name) {
-  const DTypeRow* row = find_dtype(name);
-  return row == nullptr ? std::nullopt : row->dtype;
+  const std::optional<FileType> found = find_dtype(name);
+  return found ? found->dtype : std::nullopt;
 }
 
 SafetensorsHeader parse_safetensors_header(std::string_view json, uint64_t data_bytes,

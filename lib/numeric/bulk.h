@@ -19,21 +19,20 @@ const BulkKernels& bulk_kernels();
 const BulkKernels* bulk_kernels_at(CpuIsa isa);
 
 /// to[i] = encode(from[i] * scale), the product rounded to fp32 first. A scale of 1 changes
-/// nothing. From fp32 to bf16, fp16, e4m3 and e5m2; from bf16 to e4m3 and e5m2.
+/// nothing. From fp32 to bf16, fp16 and FP8; from bf16 to FP8.
 template <typename From, typename To>
 void encode(const From* from, float scale, To* to, size_t count) {
   bulk_kernels().ScaledConversion<From, To>::run(from, scale, to, count);
 }
 
-/// to[i] = decode(from[i]): exact. From bf16 and fp16 to fp32; from e4m3, e5m2 and int8 to fp32 and
-/// bf16.
+/// to[i] = decode(from[i]): exact. From bf16 and fp16 to fp32; from FP8 and int8 to fp32 and bf16.
 template <typename From, typename To>
 void decode(const From* from, To* to, size_t count) {
   bulk_kernels().Conversion<From, To>::run(from, to, count);
 }
 
 /// to[i] = decode(from[i]) * scale: `scale` is the reciprocal of the one encoded with. From bf16,
-/// fp16, e4m3 and e5m2.
+/// fp16 and FP8.
 template <typename From>
 void decode(const From* from, float scale, float* to, size_t count) {
   bulk_kernels().ScaledConversion<From, float>::run(from, scale, to, count);

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "numeric/dtype.h"
+#include "numeric/with_type.h"
 
 namespace fp8train {
 
@@ -24,12 +24,19 @@ struct Conversion {
 template <typename... Conversions>
 struct ConversionTable : Conversions... {};
 
-using BulkKernels = ConversionTable<
-    ScaledConversion<float, bf16>, ScaledConversion<float, f16>, ScaledConversion<float, e4m3>,
-    ScaledConversion<float, e5m2>, ScaledConversion<bf16, e4m3>, ScaledConversion<bf16, e5m2>,
-    ScaledConversion<bf16, float>, ScaledConversion<f16, float>, ScaledConversion<e4m3, float>,
-    ScaledConversion<e5m2, float>, Conversion<bf16, float>, Conversion<f16, float>,
-    Conversion<e4m3, float>, Conversion<e5m2, float>, Conversion<int8_t, float>,
-    Conversion<e4m3, bf16>, Conversion<e5m2, bf16>, Conversion<int8_t, bf16>>;
+/// Those of all FP8 types, and those of the other types.
+template <typename List>
+struct BulkTable;
+template <typename... Codes>
+struct BulkTable<TypeList<Codes...>> {
+  using Type =
+      ConversionTable<ScaledConversion<float, Codes>..., ScaledConversion<bf16, Codes>...,
+                      ScaledConversion<Codes, float>..., Conversion<Codes, float>...,
+                      Conversion<Codes, bf16>..., ScaledConversion<float, bf16>,
+                      ScaledConversion<float, f16>, ScaledConversion<bf16, float>,
+                      ScaledConversion<f16, float>, Conversion<bf16, float>, Conversion<f16, float>,
+                      Conversion<int8_t, float>, Conversion<int8_t, bf16>>;
+};
+using BulkKernels = BulkTable<Fp8Types>::Type;
 
 }  // namespace fp8train

@@ -16,34 +16,48 @@ constexpr float kMaxE5M2 = 57344.0F;
 constexpr float kMaxE2M1 = 6.0F;
 constexpr float kMaxF16 = 65504.0F;
 
+/// What an element type is used for: bits of DTypeFacts::uses. Lists of C++ types by their use are
+/// in numeric/with_type.h.
+namespace use {
+constexpr unsigned arithmetic = 1;  ///< activations and gradients may be held in it
+constexpr unsigned code = 2;  ///< written by casts with scales, and means nothing without them
+constexpr unsigned fp8 = 4 | code;  ///< a code of one byte that is a floating-point number
+constexpr unsigned stored = 8;      ///< of stored tensors (tensor/stored_tensor.h)
+constexpr unsigned wire = 16;       ///< of packets between ranks (ops/exchange/wire.h)
+}  // namespace use
+
 /// What is known of an element type.
 struct DTypeFacts {
   DType type;
   std::string_view name;
   int bits;
+  std::string_view safetensors = {};  ///< its name in safetensors files; empty: they have none
+  unsigned uses = 0;
   /// Largest finite magnitude, which an amax is scaled to; 1 for types that have no scale or need
   /// none.
   float max = 1.0F;
   /// Magnitude above which a saturating cast clips a value rather than rounds it to the maximum:
   /// the maximum plus half of the spacing of codes there; 0 where no cast saturates.
   float clips_above = 0.0F;
-  bool is_code = false;  ///< written by casts with scales, and means nothing without them
+
+  /// Whether the type has all of these uses.
+  constexpr bool has(unsigned all) const { return (uses & all) == all; }
 };
 
 /// The one table, in the order of DType.
 inline constexpr DTypeFacts kDTypes[] = {
-    {DType::f32, "fp32", 32},
-    {DType::bf16, "bf16", 16},
-    {DType::f16, "fp16", 16, kMaxF16},
-    {DType::e4m3, "e4m3", 8, kMaxE4M3, 464.0F, true},
-    {DType::e5m2, "e5m2", 8, kMaxE5M2, 61440.0F, true},
-    {DType::e2m1, "e2m1", 4, kMaxE2M1, 7.0F, true},
-    {DType::e8m0, "e8m0", 8},
-    {DType::i8, "int8", 8, 127.0F, 127.5F, true},
-    {DType::u8, "uint8", 8},
-    {DType::u16, "uint16", 16},
-    {DType::i32, "int32", 32},
-    {DType::i64, "int64", 64},
+    {DType::f32, "fp32", 32, "F32", use::arithmetic | use::stored | use::wire},
+    {DType::bf16, "bf16", 16, "BF16", use::arithmetic | use::stored | use::wire},
+    {DType::f16, "fp16", 16, "F16", use::arithmetic | use::stored, kMaxF16},
+    {DType::e4m3, "e4m3", 8, "F8_E4M3", use::fp8 | use::stored | use::wire, kMaxE4M3, 464.0F},
+    {DType::e5m2, "e5m2", 8, "F8_E5M2", use::fp8 | use::stored | use::wire, kMaxE5M2, 61440.0F},
+    {DType::e2m1, "e2m1", 4, {}, use::code, kMaxE2M1, 7.0F},
+    {DType::e8m0, "e8m0", 8, "F8_E8M0"},
+    {DType::i8, "int8", 8, "I8", use::code | use::wire, 127.0F, 127.5F},
+    {DType::u8, "uint8", 8, "U8"},
+    {DType::u16, "uint16", 16, "U16"},
+    {DType::i32, "int32", 32, "I32"},
+    {DType::i64, "int64", 64, "I64"},
     {DType::f64, "fp64", 64},
 };
 
@@ -78,13 +92,41 @@ constexpr size_t bytes_of_rows(DType type, int64_t rows, int64_t columns) {
          ((static_cast<size_t>(columns) * static_cast<size_t>(facts_of(type).bits) + 7) / 8);
 }
 
+/// fp32, bf16 or fp16: what activations and gradients may be held in.
+constexpr bool is_float_type(DType type) {
+  return facts_of(type).has(use::arithmetic);
+}
+
 constexpr bool is_fp8(DType type) {
-  return type == DType::e4m3 || type == DType::e5m2;
+  return facts_of(type).has(use::fp8);
 }
 
 /// What a cast with scales writes: the FP8 formats, e2m1 and int8.
 constexpr bool is_code_type(DType type) {
-  return facts_of(type).is_code;
+  return facts_of(type).has(use::code);
+}
+
+/// The codes that are a byte: the FP8 formats and int8.
+constexpr bool is_byte_code(DType type) {
+  return is_code_type(type) && facts_of(type).bits == 8;
+}
+
+/// What a tensor of a role is given in: numbers, and codes with their scales.
+constexpr bool is_role_type(DType type) {
+  return is_float_type(type) || is_code_type(type);
+}
+
+/// What a stored tensor may be in, with or without scales (tensor/stored_tensor.h).
+constexpr bool is_stored_type(DType type) {
+  return facts_of(type).has(use::stored);
+}
+
+/// What crosses between ranks as it is, and what with a scale for each group.
+constexpr bool is_plain_wire_type(DType type) {
+  return facts_of(type).has(use::wire) && !is_code_type(type);
+}
+constexpr bool is_wire_code(DType type) {
+  return facts_of(type).has(use::wire | use::code);
 }
 
 /// "fp32", "bf16", "fp16", "e4m3", "e5m2", "e8m0", "int8", ...: the spelling of the table of plans
@@ -156,6 +198,10 @@ constexpr DType dtype_of<e5m2>() {
 template <>
 constexpr DType dtype_of<e2m1>() {
   return DType::e2m1;
+}
+template <>
+constexpr DType dtype_of<e8m0>() {
+  return DType::e8m0;
 }
 template <>
 constexpr DType dtype_of<int8_t>() {

@@ -1,6 +1,12 @@
 #pragma once
-// Calls a template for an element type that is known at run time, in host code of kernels. Inlined,
-// since files that are compiled for several x86-64 levels include it.
+// Lists of element types by their use, made from the table of numeric/dtype.h, and functions that
+// call a template for an element type known at run time, in host code of kernels. Inlined, since
+// files that are compiled for several x86-64 levels include it.
+
+#include <array>
+#include <cstddef>
+#include <iterator>
+#include <type_traits>
 
 #include "numeric/dtype.h"
 
@@ -28,26 +34,70 @@ void check_type(DType dtype) {
   with_type<Types...>(dtype, [](auto /*tag*/) {});
 }
 
+template <typename... Types>
+struct TypeList {
+  static constexpr size_t count = sizeof...(Types);
+  static constexpr std::array<DType, count> kTypes = {dtype_of<Types>()...};
+  static constexpr bool has(DType type) { return ((type == dtype_of<Types>()) || ...); }
+
+  /// with_type() for the types of the list.
+  template <typename Body>
+  static inline __attribute__((always_inline)) void with(DType dtype, Body body) {
+    with_type<Types...>(dtype, body);
+  }
+};
+
+template <typename... A, typename... B>
+constexpr TypeList<A..., B...> operator+(TypeList<A...> /*first*/, TypeList<B...> /*second*/) {
+  return {};
+}
+
+/// One for each line of kDTypes, in its order.
+using AllTypes = TypeList<float, bf16, f16, e4m3, e5m2, e2m1, e8m0, int8_t, uint8_t, uint16_t,
+                          int32_t, int64_t, double>;
+static_assert(AllTypes::count == std::size(kDTypes));
+
+namespace detail {
+template <bool (*Belongs)(DType), typename... Types>
+constexpr auto types_that(TypeList<Types...> /*all*/) {
+  return (TypeList<>{} + ... +
+          std::conditional_t<Belongs(dtype_of<Types>()), TypeList<Types>, TypeList<>>{});
+}
+}  // namespace detail
+
+/// The types that a function of numeric/dtype.h chooses, in the order of the table.
+template <bool (*Belongs)(DType)>
+using TypesThat = decltype(detail::types_that<Belongs>(AllTypes{}));
+
+using FloatTypes = TypesThat<is_float_type>;
+using Fp8Types = TypesThat<is_fp8>;
+using CodeTypes = TypesThat<is_code_type>;
+using ByteCodes = TypesThat<is_byte_code>;
+using RoleTypes = TypesThat<is_role_type>;
+using StoredTypes = TypesThat<is_stored_type>;
+using PlainWireTypes = TypesThat<is_plain_wire_type>;
+using WireCodes = TypesThat<is_wire_code>;
+
 template <typename Body>
 inline __attribute__((always_inline)) void with_float_type(DType dtype, Body body) {
-  with_type<float, bf16, f16>(dtype, body);
+  FloatTypes::with(dtype, body);
 }
 
 template <typename Body>
 inline __attribute__((always_inline)) void with_fp8_type(DType dtype, Body body) {
-  with_type<e4m3, e5m2>(dtype, body);
+  Fp8Types::with(dtype, body);
 }
 
 /// The types of a byte that a cast with scales writes.
 template <typename Body>
 inline __attribute__((always_inline)) void with_code_type(DType dtype, Body body) {
-  with_type<e4m3, e5m2, int8_t>(dtype, body);
+  ByteCodes::with(dtype, body);
 }
 
 /// The types that a stored tensor may have.
 template <typename Body>
 inline __attribute__((always_inline)) void with_stored_type(DType dtype, Body body) {
-  with_type<float, bf16, f16, e4m3, e5m2>(dtype, body);
+  StoredTypes::with(dtype, body);
 }
 
 }  // namespace fp8train

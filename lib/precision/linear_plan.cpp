@@ -5,19 +5,14 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "ops/gemm/gemm_support.h"
 
 namespace fp8train {
 namespace {
 
-/// Every GEMM dimension of the layer must be a multiple of this: 16 in FP8 (cuBLAS documentation,
-/// cublasLtMatmul, FP8 data types), or what a product of its formats asks for.
-int64_t alignment(const LinearPlan& linear) {
-  int64_t multiple = 16;
-  for (const GemmPlan* gemm : {&linear.fprop, &linear.dgrad, &linear.wgrad}) {
-    multiple = std::max(multiple, ops::gemm_support(DeviceTraits{}, {gemm->a, gemm->b}).k_multiple);
-  }
-  return multiple;
+/// What every dimension of the layer must be a multiple of: each is the K of a GEMM.
+int64_t dimension_multiple(const LinearPlan& linear) {
+  return std::max(
+      {linear.fprop.k_multiple(), linear.dgrad.k_multiple(), linear.wgrad.k_multiple()});
 }
 
 int64_t block_count(const std::vector<LinearSite>& sites) {
@@ -38,7 +33,7 @@ struct Position {
 std::string reason_for(const ExemptionRules& rules, const LinearPlan& linear,
                        const Position& position) {
   const LinearSite& site = linear.site;
-  const int64_t multiple = alignment(linear);
+  const int64_t multiple = dimension_multiple(linear);
   if (site.is_head && rules.head) {
     return "output head";
   }
@@ -234,7 +229,7 @@ void check_swiglu(const PrecisionPlan& plan, const std::vector<LinearPlan>& line
   }
   if (exempt == nullptr) {
     throw ConfigError(fmt::format(
-        "fp8.swiglu: {} has no meaning for this model, whose MLP is no SwiGLU; remove it", value));
+        "fp8.swiglu: {} has no meaning for this model: its MLP is not a SwiGLU; remove it", value));
   }
   throw ConfigError(fmt::format(
       "fp8.swiglu: {} has no meaning here: every down projection is exempt ({}: {}); remove it",

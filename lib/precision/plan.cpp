@@ -13,7 +13,7 @@
 namespace fp8train {
 namespace {
 
-std::string row_for(const PlanRequest& request) {
+std::string name_for(const PlanRequest& request) {
   if (!request.plan.empty()) {
     return request.plan;
   }
@@ -205,9 +205,9 @@ void apply_swiglu(const PlanRequest& request, PrecisionPlan& plan) {
 /// What a plan takes over from another role follows that role when it is changed.
 class Followers {
  public:
-  explicit Followers(const PrecisionPlan& row)
-      : weight_(row.weight.is_scaled() && row.weight == row.fprop.b),
-        wire_(row.weight.is_scaled() && row.parameter_wire == row.weight) {}
+  explicit Followers(const PrecisionPlan& plan)
+      : weight_(plan.weight.is_scaled() && plan.weight == plan.fprop.b),
+        wire_(plan.weight.is_scaled() && plan.parameter_wire == plan.weight) {}
 
   void follow_gemms(PrecisionPlan& plan) const {
     plan.saved_activation = plan.wgrad.b;
@@ -222,6 +222,10 @@ class Followers {
 };
 
 }  // namespace
+
+int64_t GemmPlan::k_multiple() const {
+  return ops::gemm_support(DeviceTraits{}, {a, b}).k_multiple;
+}
 
 void set_fp8_format(Fp8Format format, PrecisionPlan& plan) {
   // E5M2 has a place in the gradients only.
@@ -242,7 +246,7 @@ bool has_scaled_gemms(const PrecisionPlan& plan) {
 }
 
 PrecisionPlan resolve_plan(const PlanRequest& request) {
-  PrecisionPlan plan = plan_named(row_for(request));
+  PrecisionPlan plan = plan_named(name_for(request));
   if (needs_roles(plan.name) && request.roles == RoleRequest{}) {
     throw ConfigError(
         fmt::format("precision.plan: plan '{}' is what its roles say; give at least one, such as "

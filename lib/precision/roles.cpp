@@ -1,10 +1,14 @@
 // Which roles of a plan go together, and what they mean for one parameter.
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "base/error.h"
+#include "numeric/with_type.h"
+#include "ops/cast/block_formats.h"
 #include "ops/exchange/wire.h"
 #include "ops/exchange/wire_formats.h"
 #include "ops/gemm/gemm_support.h"
@@ -24,52 +28,27 @@ bool is_plain(const TensorFormat& format, DType dtype) {
 
 /// What a cast of a GEMM's operand can make.
 void check_operand(const char* role, const TensorFormat& format, DType activation) {
-  if (!format.is_scaled()) {
-    if (!is_plain(format, activation)) {
-      refuse(role, format,
-             fmt::format("is no operand of a GEMM: without a scale it is '{}', as activations are",
-                         name_of(activation)));
+  const auto require = [&](bool holds, const std::string& why) {
+    if (!holds) {
+      refuse(role, format, "cannot be an operand of a GEMM: " + why);
     }
-    return;
+  };
+  if (!format.is_scaled()) {
+    return require(
+        is_plain(format, activation),
+        fmt::format("one without scales is in '{}', like the activations", name_of(activation)));
   }
-  const ScaleBlock block = format.block;
-  if (format.dtype == DType::i8 && block != per::row) {
-    refuse(role, format, "is no operand of a GEMM: int8 has a scale for each row");
-  }
-  const bool is_multiplied = std::ranges::any_of(
-      ops::block_pairs(),
-      [&](const ops::BlockPair& pair) { return pair.a == block || pair.b == block; });
-  if (!is_code_type(format.dtype) || !is_multiplied) {
-    refuse(role, format,
-           "is no operand of a GEMM: choose e4m3 or e5m2 with scales for the tensor, row, 1x128, "
-           "128x128, 1x32 or 32x32, e2m1 with e4m3 scales for 1x16 or 16x16, or int8 with scales "
-           "for rows");
-  }
-  const bool by_16 = block.as_stored() == per::block_1x16;
-  if ((format.scale_type == ScaleType::e4m3) != by_16 || (format.dtype == DType::e2m1) != by_16) {
-    refuse(role, format,
-           "is no operand of a GEMM: e2m1, e4m3 scales, and 1x16 or 16x16 go together");
-  }
-  if (format.hadamard && block != per::block_1x16) {
-    refuse(role, format, "is no operand of a GEMM: hadamard goes with 1x16");
-  }
-  if (format.rounding != Rounding::nearest_even && !by_16) {
-    refuse(role, format, "is no operand of a GEMM: they are rounded to nearest, but for e2m1");
-  }
-  const bool is_weight = std::string_view(role).ends_with("_w");
-  if (format.rounding != Rounding::nearest_even && is_weight) {
-    refuse(role, format, "is no operand of a GEMM: weights are rounded to nearest");
-  }
-  const bool by_tensor = block == per::tensor;
-  if (format.policy != ScalePolicy::current &&
-      (format.policy != ScalePolicy::delayed || !by_tensor)) {
-    refuse(role, format,
-           by_tensor ? "is no operand of a GEMM: its scale is current or delayed"
-                     : "is no operand of a GEMM: a scale for each block is current");
-  }
-  const bool by_32 = block.as_stored() == per::block_1x32;
-  if ((format.scale_type == ScaleType::e8m0) != by_32) {
-    refuse(role, format, "is no operand of a GEMM: 1x32 or 32x32 and e8m0 scales go together");
+  const std::string why = ops::why_not_multiplied(format);
+  require(why.empty(), why);
+  const bool to_nearest = format.rounding == Rounding::nearest_even;
+  require(to_nearest || !std::string_view(role).ends_with("_w"), "weights are rounded to nearest");
+  require(to_nearest || format.is_two_level(), "only e2m1 may be rounded stochastically");
+  const bool is_current = format.policy == ScalePolicy::current;
+  if (format.block == per::tensor) {
+    require(is_current || format.policy == ScalePolicy::delayed,
+            "its scale must be current or delayed");
+  } else {
+    require(is_current, "scales for blocks must be current");
   }
 }
 
@@ -89,21 +68,18 @@ void check_gemm(const OperandNames& names, const GemmPlan& gemm, DType activatio
   if (straight_through) {
     return;
   }
-  // The cpu's traits: whether any device multiplies them.
-  const ops::GemmSupport support = ops::gemm_support(DeviceTraits{}, {gemm.a, gemm.b});
-  if (!support.native) {
+  const ops::GemmFormats formats = {gemm.a, gemm.b};
+  if (!ops::gemm_support(DeviceTraits{}, formats).native) {
     refuse(names.a, gemm.a,
-           fmt::format("has no product with precision.{}: '{}'. Products: both without scales; "
-                       "tensor or row with tensor or row; 1x128 with 1x128 or 128x128; 1x32 with "
-                       "1x32 or 32x32; 1x16 with 1x16 or a 16x16 weight, both hadamard or neither",
-                       names.b, describe(gemm.b)));
+           fmt::format("has no product with precision.{}: '{}' (expected both without scales, or "
+                       "scales for {}; one for the tensor also goes with row; both hadamard or "
+                       "neither)",
+                       names.b, describe(gemm.b), ops::block_pairs_text()));
   }
-  const bool by_tensor =
-      gemm.a.is_scaled() && gemm.a.block == per::tensor && gemm.b.block == per::tensor;
-  if (by_tensor && gemm.a.dtype == DType::e5m2 && gemm.b.dtype == DType::e5m2) {
-    refuse(names.a, gemm.a,
-           fmt::format("together with precision.{}: tensor cores do not multiply e5m2 by e5m2",
-                       names.b));
+  // A plan is for GPUs too, which have no alternative to some products.
+  const ops::GemmSupport on_gpu = ops::gemm_support({.fp8_gemm_by_library = true}, formats);
+  if (!on_gpu.native && !on_gpu.dequantized) {
+    refuse(names.a, gemm.a, fmt::format("together with precision.{}: {}", names.b, on_gpu.reason));
   }
 }
 
@@ -118,14 +94,29 @@ void check_parameter_wire(const PrecisionPlan& plan) {
   }
 }
 
+/// "bf16, fp16, e4m3 or e5m2".
+std::string scaled_stored_types_text() {
+  std::vector<std::string_view> names;
+  for (const DType type : StoredTypes::kTypes) {
+    if (type != DType::f32) {
+      names.push_back(name_of(type));
+    }
+  }
+  const std::string_view last = names.back();
+  names.pop_back();
+  return fmt::format("{} or {}", fmt::join(names, ", "), last);
+}
+
 void check_stored_format(const char* role, const TensorFormat& format) {
   if (format.remainder) {
     refuse(role, format, "is for precision.master_weight: an fp32 value in two halves");
   }
   if (!is_stored_format(format)) {
-    refuse(role, format,
-           "is not stored: choose fp32, bf16, or fp16, bf16, e4m3 or e5m2 with a current scale for "
-           "the tensor or group(128)");
+    refuse(
+        role, format,
+        fmt::format("is not stored: choose fp32, bf16, or {} with a current scale for the tensor "
+                    "or {}",
+                    scaled_stored_types_text(), name_of(kStoredBlock)));
   }
 }
 

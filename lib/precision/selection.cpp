@@ -1,4 +1,4 @@
-// How a request selects a row of the table.
+// How a request selects a plan of the table.
 
 #include <fmt/format.h>
 
@@ -9,8 +9,8 @@
 namespace fp8train {
 namespace {
 
-bool has_method(const PlanEntry& row) {
-  return *row.backend != '\0';
+bool has_method(const PlanEntry& entry) {
+  return *entry.backend != '\0';
 }
 
 std::string in_lower_case(std::string text) {
@@ -32,9 +32,9 @@ std::string alternatives(const std::vector<std::string>& names) {
 
 std::vector<std::string> backends() {
   std::vector<std::string> names;
-  for (const PlanEntry& row : plan_entries()) {
-    if (has_method(row) && (names.empty() || names.back() != row.backend)) {
-      names.emplace_back(row.backend);
+  for (const PlanEntry& entry : plan_entries()) {
+    if (has_method(entry) && (names.empty() || names.back() != entry.backend)) {
+      names.emplace_back(entry.backend);
     }
   }
   return names;
@@ -42,9 +42,9 @@ std::vector<std::string> backends() {
 
 std::vector<std::string> recipes_of(const std::string& backend) {
   std::vector<std::string> names;
-  for (const PlanEntry& row : plan_entries()) {
-    if (backend == row.backend && !row.use_te) {
-      names.emplace_back(row.recipe);
+  for (const PlanEntry& entry : plan_entries()) {
+    if (backend == entry.backend && !entry.use_te) {
+      names.emplace_back(entry.recipe);
     }
   }
   return names;
@@ -70,10 +70,10 @@ void check_method(const PlanRequest& request, bool by_level) {
   refuse(request.use_te.has_value(), "fp8.use_te", advice);
 }
 
-const PlanEntry& row_named(const std::string& name, const char* key = "precision.plan") {
-  for (const PlanEntry& row : plan_entries()) {
-    if (name == row.name) {
-      return row;
+const PlanEntry& entry_named(const std::string& name, const char* key = "precision.plan") {
+  for (const PlanEntry& entry : plan_entries()) {
+    if (name == entry.name) {
+      return entry;
     }
   }
   const std::vector<std::string> names = plan_names();
@@ -87,9 +87,9 @@ const PlanEntry& row_named(const std::string& name, const char* key = "precision
 
 std::vector<std::string> plan_names() {
   std::vector<std::string> names;
-  for (const PlanEntry& row : plan_entries()) {
-    if (!needs_roles(row.name)) {
-      names.emplace_back(row.name);
+  for (const PlanEntry& entry : plan_entries()) {
+    if (!needs_roles(entry.name)) {
+      names.emplace_back(entry.name);
     }
   }
   return names;
@@ -103,12 +103,12 @@ std::string plan_for_method(const PlanRequest& request) {
   if (by_level && recipe.empty()) {
     recipe = in_lower_case(level_backend().usual);
   }
-  for (const PlanEntry& row : plan_entries()) {
-    const bool same_backend = has_method(row) && (backend.empty() || backend == row.backend);
-    // The first row of a backend is its default recipe.
-    const bool same_recipe = recipe.empty() || recipe == in_lower_case(row.recipe);
-    if (same_backend && same_recipe && row.use_te == request.use_te.value_or(false)) {
-      return row.name;
+  for (const PlanEntry& entry : plan_entries()) {
+    const bool same_backend = has_method(entry) && (backend.empty() || backend == entry.backend);
+    // The first plan of a backend is its default recipe.
+    const bool same_recipe = recipe.empty() || recipe == in_lower_case(entry.recipe);
+    if (same_backend && same_recipe && entry.use_te == request.use_te.value_or(false)) {
+      return entry.name;
     }
   }
   const char* key = recipe.empty() ? "fp8.backend" : by_level ? "fp8.opt_level" : "fp8.recipe";
@@ -138,21 +138,21 @@ std::string opt_levels_text() {
 }
 
 PlanOrigin plan_origin(const std::string& name) {
-  const PlanEntry& row = row_named(name);
-  if (!has_method(row)) {
+  const PlanEntry& entry = entry_named(name);
+  if (!has_method(entry)) {
     const bool mixed = name == "bf16" || name == "fp16";
     const std::string full = name == "fp32" ? "mixed_precision: no" : "precision.plan: " + name;
-    return {mixed ? "mixed_precision: " + name : full, row.source};
+    return {mixed ? "mixed_precision: " + name : full, entry.source};
   }
-  const bool by_level = row.backend == std::string(level_backend().name);
+  const bool by_level = entry.backend == std::string(level_backend().name);
   const char* key = by_level ? "opt_level" : "recipe";
-  return {fmt::format("fp8: {{backend: {}, {}: {}{}}}", row.backend, key, row.recipe,
-                      row.use_te ? ", use_te: true" : ""),
-          row.source};
+  return {fmt::format("fp8: {{backend: {}, {}: {}{}}}", entry.backend, key, entry.recipe,
+                      entry.use_te ? ", use_te: true" : ""),
+          entry.source};
 }
 
 PrecisionPlan plan_named(const std::string& name, const char* key) {
-  return row_named(name, key).make();
+  return entry_named(name, key).make();
 }
 
 bool needs_roles(const std::string& name) {

@@ -1,6 +1,7 @@
 // From the spelling of `explain` to a TensorFormat.
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
@@ -97,13 +98,9 @@ class FormatParser {
   [[noreturn]] void unknown(const char* what, const std::string& name,
                             const std::vector<std::string>& known) const {
     const std::string near = nearest_name(name, known);
-    std::string all;
-    for (const std::string& one : known) {
-      all += (all.empty() ? "" : ", ") + one;
-    }
-    fail(near.empty() ? fmt::format("'{}' is no {}; there are: {}", name, what, all)
-                      : fmt::format("'{}' is no {}; did you mean '{}'? There are: {}", name, what,
-                                    near, all));
+    const std::string hint = near.empty() ? "" : fmt::format("; did you mean '{}'?", near);
+    fail(fmt::format("unknown {} '{}'{} (expected one of: {})", what, name, hint,
+                     fmt::join(known, ", ")));
   }
 
   void read_element(const Word& word) {
@@ -161,7 +158,7 @@ class FormatParser {
       const std::vector<std::string> types = format_scale_types();
       known.insert(known.end(), types.begin(), types.end());
       known.insert(known.end(), {"epsilon 1e-12", "hadamard", "stochastic", "remainder"});
-      unknown("word of a format", word.name, known);
+      unknown("word", word.name, known);
     }
     no_arguments(word);
   }

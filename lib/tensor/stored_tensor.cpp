@@ -24,8 +24,7 @@ bool is_stored_format(const TensorFormat& format) {
   const bool fp32_scales =
       format.scale_type == ScaleType::f32 || format.scale_type == ScaleType::pow2;
   return (grouped || format.block == per::tensor) && format.policy == ScalePolicy::current &&
-         fp32_scales && !format.hadamard &&
-         (is_fp8(dtype) || dtype == DType::f16 || dtype == DType::bf16);
+         fp32_scales && !format.hadamard && is_stored_type(dtype) && dtype != DType::f32;
 }
 
 int64_t stored_scales(const TensorFormat& format, int64_t count) {

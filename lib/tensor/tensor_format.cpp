@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
+#include "numeric/with_type.h"
+
 namespace fp8train {
 
 TensorFormat plain(DType dtype) {
@@ -26,6 +30,11 @@ std::string name_of(ScaleBlock block) {
   }
   return block.is_group() ? fmt::format("group({})", block.columns)
                           : fmt::format("{}x{}", block.rows, block.columns);
+}
+
+std::string_view name_of(ScaleType type) {
+  return std::ranges::find(kScaleTypes, type, &std::pair<ScaleType, std::string_view>::first)
+      ->second;
 }
 
 std::string describe(const TensorFormat& format) {
@@ -59,9 +68,8 @@ std::string describe(const TensorFormat& format) {
       text += ")";
       break;
   }
-  for (const auto& [type, name] : kScaleTypes) {
-    const bool is_named = format.scale_type == type && type != ScaleType::f32;
-    text += is_named ? fmt::format(" {}", name) : "";
+  if (format.scale_type != ScaleType::f32) {
+    text += fmt::format(" {}", name_of(format.scale_type));
   }
   text += format.hadamard ? " hadamard" : "";
   text += format.amax_epsilon > 0 ? fmt::format(" epsilon {}", format.amax_epsilon) : "";
@@ -70,12 +78,8 @@ std::string describe(const TensorFormat& format) {
 
 std::vector<std::string> format_elements() {
   std::vector<std::string> names;
-  for (const DTypeFacts& facts : kDTypes) {
-    const bool is_float =
-        facts.type == DType::f32 || facts.type == DType::bf16 || facts.type == DType::f16;
-    if (is_float || facts.is_code) {
-      names.emplace_back(facts.name);
-    }
+  for (const DType type : RoleTypes::kTypes) {
+    names.emplace_back(name_of(type));
   }
   return names;
 }

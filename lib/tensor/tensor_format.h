@@ -159,6 +159,9 @@ TensorFormat parse_format(std::string_view text);
 /// "tensor", "row", "1x128", "group(128)".
 std::string name_of(ScaleBlock block);
 
+/// "fp32", "pow2", "e8m0", "e4m3".
+std::string_view name_of(ScaleType type);
+
 /// What parse_format() knows, for messages: element types, blocks in use, and types of scales other
 /// than fp32, which is not written.
 std::vector<std::string> format_elements();

@@ -58,8 +58,8 @@ void agree_on_kind(Communicator& host, const RankDevice& place) {
   for (int rank = 0; rank < host.size(); ++rank) {
     if (kinds[static_cast<size_t>(rank)] != kinds[0]) {
       throw ConfigError(fmt::format(
-          "rank 0 computes on {} and rank {} on {} (here: {}); set device: cpu, or see to it that "
-          "all ranks have a GPU",
+          "rank 0 computes on {} and rank {} on {} (here: {}); set device: cpu, or give "
+          "every rank a GPU",
           name_of(kinds[0]), rank, name_of(kinds[static_cast<size_t>(rank)]), place.reason));
     }
   }

@@ -20,7 +20,6 @@ namespace fp8train {
 namespace {
 
 constexpr int64_t kMostRows = int64_t{1} << 30;  // tokens of a micro-batch
-constexpr int64_t kScaledRowMultiple = 16;       // tokens are the K dimension of wgrad
 
 ModelConfig resolve_model(const ModelSettings& settings, const Tokenizer& tokenizer,
                           std::vector<std::string>& notes) {
@@ -109,19 +108,23 @@ void check_activations(const EngineSettings& engine, int64_t rows) {
   }
 }
 
-/// Tokens are the inner dimension of the weight gradients' GEMMs. Patterns of layers that match
-/// nothing are found here too.
+/// Tokens are the K of the weight gradients' GEMMs. Patterns of layers that match nothing are found
+/// here too.
 void check_scaled_rows(const EngineSettings& engine, int64_t rows) {
   const std::vector<LinearPlan> linears = plan_linears(engine.plan, linear_sites(engine.model));
-  std::string plan = engine.plan.wgrad.a.is_scaled() ? engine.plan.name : "";
+  int64_t multiple = engine.plan.wgrad.k_multiple();
+  std::string plan = engine.plan.name;
   for (const LinearPlan& linear : linears) {
-    plan = plan.empty() && linear.wgrad.a.is_scaled() ? linear.layer_plan : plan;
+    if (linear.wgrad.k_multiple() > multiple) {
+      multiple = linear.wgrad.k_multiple();
+      plan = linear.layer_plan;
+    }
   }
-  if (!plan.empty() && rows % kScaledRowMultiple != 0) {
+  if (rows % multiple != 0) {
     throw ConfigError(fmt::format(
         "training.micro_batch_size * data.seq_length is {}, and plan '{}' needs a multiple of {} "
         "(the inner dimension of its scaled weight-gradient GEMMs)",
-        rows, plan, kScaledRowMultiple));
+        rows, plan, multiple));
   }
 }
 
@@ -254,7 +257,7 @@ EngineSettings engine_settings(const Settings& settings, const ModelConfig& mode
   check_batch(engine);
   if (settings.precision.recompute_swiglu.value_or(false) && model.mlp != MlpKind::swiglu) {
     throw ConfigError(
-        "precision.recompute_swiglu: true has no meaning for this model, whose MLP is no SwiGLU; "
+        "precision.recompute_swiglu: true has no meaning for this model: its MLP is not a SwiGLU; "
         "remove it");
   }
   return engine;

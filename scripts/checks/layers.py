@@ -6,7 +6,7 @@
 
 CMake already makes undeclared includes fail to compile as far as include directories go; this check also catches what
 include directories cannot: use of a module that is reached only through another one, vendor headers outside their place, printing
-and exiting in libraries, a method's name outside the table of rows.
+and exiting in libraries, a method's name outside the table of plans.
 """
 
 import re
@@ -154,7 +154,7 @@ class Check:
             if module not in ("config", "dialects") and path != "lib/precision/plans.cpp":
                 for literal in STRING.findall(line):
                     if literal in self.rows:
-                        self.complain(path, number, f'only lib/precision/plans.cpp knows the row "{literal}"')
+                        self.complain(path, number, f'only lib/precision/plans.cpp knows the plan "{literal}"')
 
     def find_cycles(self):
         """Headers that include each other, by way of any others: reported once, where the circle closes."""

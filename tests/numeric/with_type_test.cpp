@@ -49,3 +49,26 @@ TEST_CASE("fp64 is an element type of its own", "[numeric]") {
   CHECK(dtype_of<double>() == DType::f64);
   CHECK(name_of(DType::f64) == "fp64");
 }
+
+namespace {
+
+template <typename... Types>
+std::vector<DType> types_of(TypeList<Types...> /*list*/) {
+  return {dtype_of<Types>()...};
+}
+
+}  // namespace
+
+TEST_CASE("Lists of element types follow from the table", "[numeric]") {
+  using Types = std::vector<DType>;
+  CHECK(types_of(CodeTypes{}) == Types{DType::e4m3, DType::e5m2, DType::e2m1, DType::i8});
+  CHECK(types_of(PlainWireTypes{}) == Types{DType::f32, DType::bf16});
+  CHECK(types_of(WireCodes{}) == Types{DType::e4m3, DType::e5m2, DType::i8});
+  CHECK(types_of(RoleTypes{}) == Types{DType::f32, DType::bf16, DType::f16, DType::e4m3,
+                                       DType::e5m2, DType::e2m1, DType::i8});
+  for (const DTypeFacts& facts : kDTypes) {
+    CAPTURE(facts.name);
+    CHECK(Fp8Types::has(facts.type) == is_fp8(facts.type));
+    CHECK(ByteCodes::has(facts.type) == (is_code_type(facts.type) && facts.bits == 8));
+  }
+}

@@ -6,28 +6,27 @@
 #include <cstdint>
 #include <vector>
 
+#include "numeric/with_type.h"
+#include "ops/cast/block_formats.h"
 #include "ops/cast/scale_blocks.h"
 #include "ops/op_test_support.h"
 
 namespace fp8train::test {
 
+/// All that casts make with codes of a byte.
 inline std::vector<TensorFormat> blockwise_formats() {
   std::vector<TensorFormat> formats;
-  for (const DType code_type : {DType::e4m3, DType::e5m2, DType::i8}) {
-    const auto add = [&](ScaleBlock block, ScaleType scale_type) {
-      TensorFormat format = plain(code_type);
-      format.block = block;
-      format.scale_type = scale_type;
-      format.policy = ScalePolicy::current;
-      formats.push_back(format);
-    };
-    for (const ScaleBlock block : {per::row, per::block_1x128, per::block_128x128}) {
-      add(block, ScaleType::f32);
-      add(block, ScaleType::pow2);
-    }
-    if (code_type != DType::i8) {
-      add(per::block_1x32, ScaleType::e8m0);
-      add(per::block_32x32, ScaleType::e8m0);
+  for (const DType code_type : ByteCodes::kTypes) {
+    for (const ops::BlockFormat& line : ops::block_formats()) {
+      for (const ScaleType scale_type : line.scales) {
+        TensorFormat format = plain(code_type);
+        format.block = line.block;
+        format.scale_type = scale_type;
+        format.policy = ScalePolicy::current;
+        if (line.block != per::tensor && ops::why_not_cast(format).empty()) {
+          formats.push_back(format);
+        }
+      }
     }
   }
   return formats;

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "numeric/convert.h"
+#include "numeric/with_type.h"
 #include "ops/op_test_support.h"
 
 using namespace fp8train;
@@ -13,7 +14,7 @@ using namespace fp8train::test;
 
 namespace {
 
-constexpr DType kCodeTypes[] = {DType::e4m3, DType::e5m2, DType::i8};
+constexpr auto kCodeTypes = ByteCodes::kTypes;
 constexpr int64_t kCounts[] = {1, 15, 64, 4095, 4097, 20001};
 
 /// One quantized tensor on the host.

@@ -58,14 +58,16 @@ TEST_CASE("formats that do not go together with NVFP4 are refused by role") {
   CHECK_THROWS_WITH(resolved({.wgrad_x = "e2m1 1x16 e4m3"}),
                     Contains("precision.wgrad_dy") && Contains("both hadamard or neither"));
   CHECK_THROWS_WITH(resolved({.fprop_x = "e2m1 current"}), Contains("precision.fprop_x"));
-  CHECK_THROWS_WITH(resolved({.fprop_x = "e4m3 1x16 e4m3"}), Contains("go together"));
-  CHECK_THROWS_WITH(resolved({.fprop_x = "e2m1 1x16"}), Contains("go together"));
-  CHECK_THROWS_WITH(resolved({.fprop_x = "e4m3 1x128 e4m3"}), Contains("go together"));
+  CHECK_THROWS_WITH(resolved({.fprop_x = "e4m3 1x16 e4m3"}),
+                    Contains("operands in e4m3 have scales for one of: tensor, row, 1x128"));
+  CHECK_THROWS_WITH(resolved({.fprop_x = "e2m1 1x16"}), Contains("scales for 1x16 are e4m3"));
+  CHECK_THROWS_WITH(resolved({.fprop_x = "e4m3 1x128 e4m3"}),
+                    Contains("scales for 1x128 are fp32 or pow2; e4m3 ones are for 1x16, 16x16"));
   CHECK_THROWS_WITH(resolved({.fprop_x = "e4m3 1x128"}), Contains("has no product"));
   CHECK_THROWS_WITH(resolved({.fprop_w = "e2m1 16x16 e4m3 hadamard"}),
                     Contains("hadamard goes with 1x16"));
   CHECK_THROWS_WITH(resolved({.fprop_x = "e4m3 1x32 e8m0 stochastic"}),
-                    Contains("rounded to nearest, but for e2m1"));
+                    Contains("only e2m1 may be rounded stochastically"));
   for (const auto weight : {&RoleRequest::fprop_w, &RoleRequest::dgrad_w}) {
     RoleRequest roles;
     roles.*weight = "e2m1 16x16 e4m3 stochastic";

@@ -51,7 +51,7 @@ TEST_CASE("the table of element types has them in their order") {
     CAPTURE(kDTypes[i].name);
     CHECK(static_cast<size_t>(kDTypes[i].type) == i);
     CHECK((kDTypes[i].bits % 8 == 0 || kDTypes[i].bits == 4));
-    CHECK(kDTypes[i].is_code == (kDTypes[i].clips_above > kDTypes[i].max));
+    CHECK(kDTypes[i].has(use::code) == (kDTypes[i].clips_above > kDTypes[i].max));
   }
   CHECK(size_of(DType::e4m3) == 1);
   static_assert(size_of(DType::f64) == 8);
@@ -71,9 +71,9 @@ TEST_CASE("what goes without saying may be left out, in any order") {
 TEST_CASE("a wrong word is named, with the nearest one that is known") {
   const std::pair<const char*, const char*> cases[] = {
       {"", "no element type"},
-      {"e4m2", "'e4m2' is no element type; did you mean 'e4m3'?"},
-      {"float", "there are: fp32, bf16"},
-      {"tensor e4m3", "'tensor' is no element type"},
+      {"e4m2", "unknown element type 'e4m2'; did you mean 'e4m3'? (expected one of: fp32, "},
+      {"float", "expected one of: fp32, bf16, fp16, e4m3, e5m2, e2m1, int8"},
+      {"tensor e4m3", "unknown element type 'tensor'"},
       {"e4m3 tensr", "did you mean 'tensor'?"},
       {"e4m3 tensor row", "second block"},
       {"e4m3 current delayed(4)", "second rule of scaling"},
@@ -83,14 +83,14 @@ TEST_CASE("a wrong word is named, with the nearest one that is known") {
       {"e4m3 group(128", "not closed"},
       {"e4m3 tensor(3)", "takes nothing"},
       {"e4m3 1x128(3)", "takes nothing"},
-      {"e4m3 1x0", "no word of a format"},
-      {"e4m3 1x128y", "no word of a format"},
+      {"e4m3 1x0", "unknown word '1x0'"},
+      {"e4m3 1x128y", "unknown word '1x128y'; did you mean '1x128'?"},
       {"e4m3 delayed(0, max)", "whole number in [1"},
       {"e4m3 delayed(4, mix)", "did you mean 'max'?"},
       {"e4m3 delayed(4, margin 1.5)", "a margin"},
       {"e4m3 static(-1)", "static(1)"},
       {"e4m3 tensor epsilon x", "epsilon is a number"},
-      {"e4m3 tensor epsilon", "no word of a format"},
+      {"e4m3 tensor epsilon", "unknown word 'epsilon'"},
       {"e4m3 delayed(4) epsilon 1e-6", "belongs to current"},
       {"e2m1 1x16 e4m3 epsilon 1e-6", "belongs to fp32 and pow2 scales"},
       {"e2m1 1x16 e4m3 hadamard hadamard", "second transform"},

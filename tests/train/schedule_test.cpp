@@ -2,7 +2,9 @@
 
 #include "base/error.h"
 #include "config/load.h"
+#include "device/cuda/cuda_device.h"
 #include "four_steps.h"
+#include "ops/gemm/gemm_support.h"
 #include "support/files.h"
 #include "train/preflight.h"
 #include "train/session.h"
@@ -49,6 +51,31 @@ TEST_CASE("the plan of every stage is checked against the batch") {
   REQUIRE(exempt.notes.size() == 2);
   CHECK_THAT(exempt.notes[0], Catch::Contains("formats of plan te-current"));
   CHECK_THAT(exempt.notes[1], Catch::Contains("formats of plan te-delayed"));
+}
+
+TEST_CASE("tokens of a micro-batch are a K that weight gradients are multiplied with") {
+  struct Case {
+    std::string plan, precision;
+    int64_t multiple;
+  };
+  for (const Case& c :
+       {Case{"te-delayed", "plan: te-delayed", 16}, Case{"te-mxfp8", "plan: te-mxfp8", 32},
+        Case{"te-nvfp4", "plan: te-nvfp4", 32},
+        Case{"te-mxfp8", "plan: te-current, layers: {\"*.up\": te-mxfp8}", 32}}) {
+    CAPTURE(c.precision);
+    const int64_t tokens = c.multiple * 3 / 2;
+    CHECK_THAT(message_of<ConfigError>([&] { session_of(c.precision, tokens); }),
+               Catch::Contains("is " + std::to_string(tokens) + ", and plan '" + c.plan +
+                               "' needs a multiple of " + std::to_string(c.multiple)));
+    CHECK(session_of(c.precision, 2 * c.multiple).engine.seq_length == 2 * c.multiple);
+    const GemmPlan wgrad = plan_named(c.plan).wgrad;
+    const auto on_blackwell = [&](int64_t k) {
+      return ops::gemm_support(cuda_traits(100, 0), {wgrad.a, wgrad.b}, {64, 64, k});
+    };
+    CHECK(on_blackwell(tokens).k_multiple == c.multiple);
+    CHECK((c.multiple == 16 || !on_blackwell(tokens).native));
+    CHECK(on_blackwell(2 * c.multiple).native);
+  }
 }
 
 TEST_CASE("memory is said to be of the stage that needs the most") {

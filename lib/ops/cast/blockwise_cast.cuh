@@ -181,4 +181,7 @@ void quantize_rows(const Stream& stream, ConstView x, const BlockwiseCast& cast)
 void quantize_any_blocks(const Stream& stream, ConstView x, ScaleBlock block,
                          const BlockwiseCast& cast);
 
+static_assert(Fp8Types::count == 2 && ByteCodes::count == 3,
+              "blocks are cast to e4m3, e5m2 and, by quantize_any_blocks(), int8 codes");
+
 }  // namespace fp8train::ops::cuda

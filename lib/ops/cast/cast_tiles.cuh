@@ -311,4 +311,6 @@ struct StoredSource {
 template <bool Packed, bool Counted, typename X>
 constexpr int kMadeTileBlocks = Packed && !Counted && sizeof(X) == 2 ? 2 : 1;
 
+static_assert(Fp8Types::count == 2, "tiles are cast to e4m3 or to e5m2 codes");
+
 }  // namespace fp8train::ops::cuda

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "base/math.h"
+#include "ops/cast/block_formats.h"
 
 namespace fp8train::ops {
 namespace {
@@ -57,24 +58,10 @@ ScaleGrid scale_grid(ScaleBlock block, int64_t rows, int64_t columns, ScaleLayou
 }
 
 void check_blockwise_format(const TensorFormat& format) {
-  check(is_code_type(format.dtype), "blocks: the format must be e4m3, e5m2, e2m1 or int8");
-  const bool two_level = format.scale_type == ScaleType::e4m3;
-  const bool by_16 = format.block.as_stored() == per::block_1x16;
-  if (two_level || by_16 || format.dtype == DType::e2m1) {
-    check(two_level && by_16 && format.dtype == DType::e2m1,
-          "blocks: e2m1 has e4m3 scales for 1x16 or 16x16");
-    return check(!format.hadamard || format.block == per::block_1x16,
-                 "blocks: values of 1x16 blocks are transformed");
+  check(format.block != per::tensor, "blocks: the format has one scale for the tensor");
+  if (const std::string why = why_not_cast(format); !why.empty()) {
+    throw InternalError("blocks: " + why);
   }
-  const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
-  if (format.block.as_stored() == per::block_1x32) {
-    return check(e8m0_scales && is_fp8(format.dtype),
-                 "blocks: 1x32 and 32x32 have e8m0 scales and FP8 codes");
-  }
-  check(format.block == per::row || format.block == per::block_1x128 ||
-            format.block == per::block_128x128,
-        "blocks: row, 1x128, 128x128, 1x32, 32x32, 1x16 or 16x16 expected");
-  check(!e8m0_scales, "blocks: fp32 or pow2 scales expected");
 }
 
 void check_blockwise(const Quantized& view, const TensorFormat& format, ScaleLayout layout,

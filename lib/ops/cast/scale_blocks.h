@@ -34,9 +34,8 @@ ScaleGrid block_grid(ScaleBlock block, int64_t rows, int64_t columns);
 /// Host. The same of the blocks whose scales are stored (ScaleBlock::as_stored()).
 ScaleGrid scale_grid(ScaleBlock block, int64_t rows, int64_t columns, ScaleLayout layout);
 
-/// Host. Throws InternalError unless the format has a scale for each block: FP8 or int8 with fp32
-/// or pow2 scales for row, 1x128 and 128x128; FP8 with e8m0 ones for 1x32 and 32x32; e2m1 with e4m3
-/// ones for 1x16 and 16x16.
+/// Host. Throws InternalError unless the format has a scale for each block and casts make it
+/// (block_formats()).
 void check_blockwise_format(const TensorFormat& format);
 
 /// Host. Throws InternalError unless `view` holds codes of `shape` with their reciprocal scales.

@@ -61,9 +61,9 @@ bool is_wire_format(const TensorFormat& format) {
 }
 
 std::string gradient_wires_text() {
-  return fmt::format("{}, e4m3 or e5m2 with a scale for the tensor, or {} with one for {}",
-                     listed(PlainWireTypes::kTypes, ", "), listed(WireCodes::kTypes, " or "),
-                     listed(kWireGroups, " or "));
+  return fmt::format("{}, {} with a scale for the tensor, or {} with one for {}",
+                     listed(PlainWireTypes::kTypes, ", "), listed(Fp8Types::kTypes, " or "),
+                     listed(WireCodes::kTypes, " or "), listed(kWireGroups, " or "));
 }
 
 int64_t wire_bytes(const TensorFormat& format, int64_t count) {

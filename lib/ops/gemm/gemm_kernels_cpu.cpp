@@ -63,24 +63,15 @@ void transpose_converted(const TransposedOperand& call) {
 }
 
 void transpose_operand(const TransposedOperand& call) {
-  const bool to_bf16 = call.to_type == DType::bf16;
-  switch (call.from_type) {
-    case DType::f32:
-      return transpose_converted<float, float>(call);
-    case DType::f16:
-      return transpose_converted<f16, float>(call);
-    case DType::bf16:
-      return to_bf16 ? transpose_converted<bf16, uint16_t>(call)
-                     : transpose_converted<bf16, float>(call);
-    case DType::e4m3:
-      return to_bf16 ? transpose_converted<e4m3, uint16_t>(call)
-                     : transpose_converted<e4m3, float>(call);
-    case DType::e5m2:
-      return to_bf16 ? transpose_converted<e5m2, uint16_t>(call)
-                     : transpose_converted<e5m2, float>(call);
-    default:
-      __builtin_trap();  // gemm's checks let no other type through
+  if (call.to_type == DType::bf16) {
+    using Types = decltype(TypeList<bf16>{} + Fp8Types{});
+    return Types::with(call.from_type, [&](auto tag) {
+      transpose_converted<typename decltype(tag)::Type, uint16_t>(call);
+    });
   }
+  using Types = decltype(FloatTypes{} + Fp8Types{});
+  Types::with(call.from_type,
+              [&](auto tag) { transpose_converted<typename decltype(tag)::Type, float>(call); });
 }
 
 void finish(const ProductEpilogue& call) {

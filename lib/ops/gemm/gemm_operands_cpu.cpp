@@ -45,25 +45,16 @@ void decode_all(const void* from, void* to, int64_t count) {
 }
 
 void decode_matrix(const ConstView& matrix, DType type, void* to) {
-  const bool to_bf16 = type == DType::bf16;
   const int64_t count = matrix.count();
-  switch (matrix.dtype) {
-    case DType::e4m3:
-      return to_bf16 ? decode_all<e4m3, bf16>(matrix.data, to, count)
-                     : decode_all<e4m3, float>(matrix.data, to, count);
-    case DType::e5m2:
-      return to_bf16 ? decode_all<e5m2, bf16>(matrix.data, to, count)
-                     : decode_all<e5m2, float>(matrix.data, to, count);
-    case DType::i8:
-      return to_bf16 ? decode_all<int8_t, bf16>(matrix.data, to, count)
-                     : decode_all<int8_t, float>(matrix.data, to, count);
-    case DType::bf16:
-      return decode_all<bf16, float>(matrix.data, to, count);
-    case DType::f16:
-      return decode_all<f16, float>(matrix.data, to, count);
-    default:
-      throw InternalError("matrices of this element type are not decoded");
+  if (type == DType::bf16) {
+    return with_code_type(matrix.dtype, [&](auto tag) {
+      decode_all<typename decltype(tag)::Type, bf16>(matrix.data, to, count);
+    });
   }
+  using Types = decltype(TypeList<bf16, f16>{} + ByteCodes{});
+  Types::with(matrix.dtype, [&](auto tag) {
+    decode_all<typename decltype(tag)::Type, float>(matrix.data, to, count);
+  });
 }
 
 }  // namespace

@@ -36,9 +36,16 @@ cudaDataType_t data_type(DType dtype) {
       return CUDA_R_8F_E5M2;
     case DType::e2m1:
       return CUDA_R_4F_E2M1;
-    default:
-      throw InternalError("gemm: no such operand type on cuda");
+    case DType::e8m0:
+    case DType::i8:
+    case DType::u8:
+    case DType::u16:
+    case DType::i32:
+    case DType::i64:
+    case DType::f64:
+      break;
   }
+  throw InternalError("gemm: no such operand type on cuda");
 }
 
 /// The largest power of two up to 256 that divides the address: what an algorithm may rely on.

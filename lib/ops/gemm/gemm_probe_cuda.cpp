@@ -11,7 +11,6 @@
 #include <limits>
 #include <map>
 #include <optional>
-#include <span>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -34,12 +33,7 @@ struct Extents {
 constexpr Extents kUneven = {132, 144, 160};
 constexpr Extents kAligned = {128, 256, 256};
 
-/// No tensor core multiplies two E5M2.
-constexpr std::pair<DType, DType> kCodes[] = {
-    {DType::e4m3, DType::e4m3}, {DType::e5m2, DType::e4m3}, {DType::e4m3, DType::e5m2}};
-constexpr std::pair<DType, DType> kCodesBy16[] = {{DType::e2m1, DType::e2m1}};
 constexpr float kTensorScale = 0.5F;  // of both operands together, where there is one
-constexpr DType kResults[] = {DType::f32, DType::bf16, DType::f16};
 
 /// An operand [rows, columns] on the host and its copy on the device.
 struct Operand {
@@ -90,16 +84,10 @@ std::vector<uint8_t> scales_of(ScaleBlock block, int64_t rows, int64_t columns, 
 }
 
 uint8_t encoded(DType dtype, float value) {
-  switch (dtype) {
-    case DType::e4m3:
-      return encode<e4m3>(value).bits;
-    case DType::e5m2:
-      return encode<e5m2>(value).bits;
-    case DType::e2m1:
-      return encode<e2m1>(value).bits;
-    default:
-      throw InternalError("probe_gemms: kCodes has an element type that is not encoded here");
-  }
+  uint8_t bits = 0;
+  ProductCodes::with(dtype,
+                     [&](auto tag) { bits = encode<typename decltype(tag)::Type>(value).bits; });
+  return bits;
 }
 
 Operand::Operand(Device& device, ScaleBlock scaled_by, DType code_type, int64_t rows,
@@ -260,7 +248,7 @@ void probe(Device& device, const BlockPair& mode, std::pair<DType, DType> codes,
            Fp8Products& products, Refusals& refusals) {
   const Problem uneven(device, mode, codes, kUneven);
   std::optional<Problem> aligned;
-  for (const DType c : kResults) {
+  for (const DType c : ProductResults::kTypes) {
     for (const bool fast : {false, true}) {
       if (fast && !has_fast_accumulation(mode.scales)) {
         continue;
@@ -280,6 +268,19 @@ void probe(Device& device, const BlockPair& mode, std::pair<DType, DType> codes,
   }
 }
 
+/// The pairs of element types that are multiplied with these scales.
+std::vector<std::pair<DType, DType>> products_of(ScalePair scales) {
+  std::vector<std::pair<DType, DType>> pairs;
+  for (const DType b : ProductCodes::kTypes) {
+    for (const DType a : ProductCodes::kTypes) {
+      if (have_product(scales, a, b)) {
+        pairs.emplace_back(a, b);
+      }
+    }
+  }
+  return pairs;
+}
+
 }  // namespace
 
 void probe_gemms(Device& device) {
@@ -292,9 +293,7 @@ void probe_gemms(Device& device) {
       continue;
     }
     gemm_plans(cuda_context(device.stream()));  // a missing library is an error of its own
-    const std::span<const std::pair<DType, DType>> all_codes =
-        is_by_16(mode.a) ? std::span<const std::pair<DType, DType>>(kCodesBy16) : kCodes;
-    for (const auto& codes : all_codes) {
+    for (const auto& codes : products_of(mode.scales)) {
       try {
         probe(device, mode, codes, traits.fp8_products, refusals);
       } catch (const DeviceError& error) {

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "base/error.h"
 #include "base/math.h"
+#include "ops/cast/block_formats.h"
 #include "ops/dispatch/op_table.h"
 
 namespace fp8train::ops {
@@ -27,6 +29,15 @@ constexpr BlockPair kBlockPairs[] = {
     {per::block_1x16, per::block_1x16, ScalePair::block_1x16, 32},
     {per::block_1x16, per::block_16x16, ScalePair::block_1x16, 32},
     {per::block_16x16, per::block_1x16, ScalePair::block_1x16, 32}};
+
+/// What K must be a multiple of, and the reason where it is not.
+constexpr std::pair<int64_t, std::string_view> kDepthRules[] = {{16, "K is not a multiple of 16"},
+                                                                {32, "K is not a multiple of 32"}};
+static_assert(std::ranges::all_of(kBlockPairs, [](const BlockPair& pair) {
+  return std::ranges::any_of(kDepthRules,
+                             [&](const auto& rule) { return rule.first == pair.k_multiple; }) &&
+         (pair.mn_multiple == 1 || pair.mn_multiple == 4);
+}));
 
 const BlockPair* pair_of(const TensorFormat& a, const TensorFormat& b) {
   const ScaleBlock a_block = read_as(a, b).block;
@@ -56,25 +67,23 @@ std::string_view why_missing(ScalePair scales) {
     case ScalePair::block_1x128_128x128:
     case ScalePair::block_128x128_1x128:
       return "this GPU has no products with 1x128 and 128x128 scales";
+    case ScalePair::count:
+      break;
   }
   throw InternalError("unknown pair of scales");
 }
 
 /// Why no device multiplies the formats; empty where some does.
 std::string_view why_no_product(const GemmFormats& formats, const BlockPair* pair) {
-  const bool a_is_i8 = formats.a.dtype == DType::i8;
   if (pair == nullptr) {
     return "no product reads these scales together";
   }
-  if (a_is_i8 != (formats.b.dtype == DType::i8)) {
+  if ((formats.a.dtype == DType::i8) != (formats.b.dtype == DType::i8)) {
     return "int8 is multiplied with int8";
   }
-  if (a_is_i8 && pair->scales != ScalePair::row) {
-    return "int8 has a scale for each row";
-  }
-  const bool by_16 = pair->scales == ScalePair::block_1x16;
-  if (by_16 != (formats.a.dtype == DType::e2m1) || by_16 != (formats.b.dtype == DType::e2m1)) {
-    return "e2m1 has a scale for 16 elements, and nothing else does";
+  if (!why_not_multiplied(read_as(formats.a, formats.b)).empty() ||
+      !why_not_multiplied(read_as(formats.b, formats.a)).empty()) {
+    return "no product reads an operand of this format";
   }
   if (formats.a.hadamard != formats.b.hadamard) {
     return "one operand goes through a Hadamard transform and the other does not";
@@ -85,17 +94,17 @@ std::string_view why_no_product(const GemmFormats& formats, const BlockPair* pai
 /// The rule of the tensor cores or of cuBLASLt that is broken; empty where none is.
 std::string_view broken_rule(const GemmFormats& formats, const GemmExtents& extents,
                              const BlockPair& pair) {
-  if (formats.a.dtype == DType::e5m2 && formats.b.dtype == DType::e5m2) {
-    return "tensor cores do not multiply e5m2 by e5m2";
+  if (const auto why = why_no_fp8_product(pair.scales, formats.a.dtype, formats.b.dtype);
+      !why.empty()) {
+    return why;
   }
   if (pair.scales == ScalePair::tensor) {
     return {};  // gemm checks the extents of what is never dequantized
   }
-  if (extents.k % kVector != 0) {
-    return "K is not a multiple of 16";
-  }
-  if (extents.k % pair.k_multiple != 0) {
-    return "K is not a multiple of 32";
+  for (const auto& [multiple, reason] : kDepthRules) {
+    if (multiple <= pair.k_multiple && extents.k % multiple != 0) {
+      return reason;
+    }
   }
   if (extents.n * static_cast<int64_t>(size_of(formats.c)) % kVector != 0) {
     return "a row of the result is not a multiple of 16 bytes";
@@ -113,11 +122,6 @@ bool aligned(const GemmExtents& extents) {
 /// product runs without it.
 GemmSupport table_support(const Fp8Products& products, const GemmFormats& formats,
                           const GemmExtents& extents, const BlockPair& pair) {
-  const auto has_line = [&](DType type) {
-    return pair.scales == ScalePair::block_1x16 ? type == DType::e2m1 : is_fp8(type);
-  };
-  check(has_line(formats.a.dtype) && has_line(formats.b.dtype),
-        "Fp8Products has no line for this element type");
   const bool fast = formats.fast_accumulate && has_fast_accumulation(pair.scales);
   const auto support = [&](bool fast_accumulate) {
     return products.support(
@@ -161,6 +165,21 @@ size_t dequantized_bytes(const GemmOperand& operand) {
 
 std::span<const BlockPair> block_pairs() {
   return kBlockPairs;
+}
+
+std::string block_pairs_text() {
+  std::string text;
+  const BlockPair* last = nullptr;
+  for (const BlockPair& pair : kBlockPairs) {
+    const std::string b = name_of(pair.b);
+    if (last != nullptr && last->a == pair.a) {
+      text += " or " + b;
+    } else {
+      text += (text.empty() ? "" : ", ") + name_of(pair.a) + " with " + b;
+    }
+    last = &pair;
+  }
+  return text;
 }
 
 TensorFormat read_as(TensorFormat format, const TensorFormat& other) {

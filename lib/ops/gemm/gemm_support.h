@@ -1,9 +1,12 @@
 #pragma once
 // The table of products. One function says whether two formats have a product, on which device,
 // what K must be a multiple of, and the reason if they have none; checks of plans and of calls, the
-// layers and the probe of a GPU's library ask it and keep no rule of their own.
+// layers and the probe of a GPU's library ask it and keep no rule of their own. The formats of one
+// operand are in ops/cast/block_formats.h, the element types that tensor cores multiply in
+// device/fp8_products.h.
 
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "device/device.h"
@@ -22,6 +25,9 @@ struct BlockPair {
 
 /// All of them. Next to row scales, one scale for the tensor is the same scale for each row.
 std::span<const BlockPair> block_pairs();
+
+/// "tensor with tensor, row with row, 1x128 with 1x128 or 128x128, ...", for messages.
+std::string block_pairs_text();
 
 /// What is multiplied. Unscaled formats are plain operands.
 struct GemmFormats {

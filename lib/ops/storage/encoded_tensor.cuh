@@ -302,4 +302,6 @@ BasicEncodedTensor<Extended> encoded(const StoredTensor& tensor) {
           format.remainder ? tensor.scales.as<uint16_t>() : nullptr};
 }
 
+static_assert(StoredTypes::count == 5, "with_stored_type_of() chooses among five types");
+
 }  // namespace fp8train::ops::cuda

@@ -8,11 +8,6 @@
 
 namespace fp8train::ops {
 
-/// fp32, bf16 or fp16: what activations and gradients may be held in.
-inline bool is_float_type(DType dtype) {
-  return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
-}
-
 /// A view of `count` elements of `dtype`.
 inline bool holds(const ConstView& view, DType dtype, int64_t count) {
   return view.dtype == dtype && view.count() == count && (count == 0 || !view.empty());

@@ -9,13 +9,14 @@
 #include <cmath>
 
 #include "numeric/bits.h"
+#include "numeric/with_type.h"
 #include "ops/cuda/cuda_test_support.h"
 
 namespace fp8train::test {
 namespace {
 
-constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
-constexpr DType kCodes[] = {DType::e4m3, DType::e5m2, DType::i8};
+constexpr auto kTypes = FloatTypes::kTypes;
+constexpr auto kCodes = ByteCodes::kTypes;
 
 enum class Wanted { codes, transposed, both };
 

@@ -1,0 +1,112 @@
+#include "ops/cast/block_formats.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <iterator>
+#include <vector>
+
+#include "numeric/with_type.h"
+
+namespace fp8train::ops {
+namespace {
+
+constexpr std::span<const DType> kFp8 = Fp8Types::kTypes;
+constexpr std::span<const DType> kBytes = ByteCodes::kTypes;
+constexpr DType kE2m1[] = {DType::e2m1};
+
+constexpr ScaleType kFp32Scales[] = {ScaleType::f32, ScaleType::pow2};
+constexpr ScaleType kE8m0Scales[] = {ScaleType::e8m0};
+constexpr ScaleType kE4m3Scales[] = {ScaleType::e4m3};
+
+constexpr BlockFormat kBlockFormats[] = {{per::tensor, kBytes, kFp8, kFp32Scales},
+                                         {per::row, kBytes, kBytes, kFp32Scales},
+                                         {per::block_1x128, kBytes, kFp8, kFp32Scales},
+                                         {per::block_128x128, kBytes, kFp8, kFp32Scales},
+                                         {per::block_1x32, kFp8, kFp8, kE8m0Scales},
+                                         {per::block_32x32, kFp8, kFp8, kE8m0Scales},
+                                         {per::block_1x16, kE2m1, kE2m1, kE4m3Scales, true},
+                                         {per::block_16x16, kE2m1, kE2m1, kE4m3Scales}};
+static_assert(std::ranges::all_of(per::kInUse, [](const ScaleBlock& block) {
+  return block.is_group() ||
+         std::ranges::find(kBlockFormats, block, &BlockFormat::block) != std::end(kBlockFormats);
+}));
+static_assert(CodeTypes::count == ByteCodes::count + std::size(kE2m1), "a type is in no line");
+
+using Column = std::span<const DType> BlockFormat::*;
+
+bool has(std::span<const DType> types, DType type) {
+  return std::ranges::find(types, type) != types.end();
+}
+
+/// The blocks of the lines that `belongs` chooses.
+template <typename Belongs>
+std::vector<std::string> blocks_that(Belongs belongs) {
+  std::vector<std::string> names;
+  for (const BlockFormat& line : kBlockFormats) {
+    if (belongs(line)) {
+      names.push_back(name_of(line.block));
+    }
+  }
+  return names;
+}
+
+std::string why_not(const TensorFormat& format, Column column, const char* users) {
+  const BlockFormat* const line = find_block_format(format.block);
+  if (line == nullptr) {
+    const auto all = blocks_that([](const BlockFormat& /*each*/) { return true; });
+    return fmt::format("{} have scales for one of: {}", users, fmt::join(all, ", "));
+  }
+  if (!has(line->*column, format.dtype)) {
+    const auto blocks =
+        blocks_that([&](const BlockFormat& each) { return has(each.*column, format.dtype); });
+    if (blocks.empty()) {
+      std::vector<std::string_view> types;
+      for (const DType type : CodeTypes::kTypes) {
+        types.push_back(name_of(type));
+      }
+      return fmt::format("{} with scales are in one of: {}", users, fmt::join(types, ", "));
+    }
+    return fmt::format("{} in {} have scales for one of: {}", users, name_of(format.dtype),
+                       fmt::join(blocks, ", "));
+  }
+  const auto has_scales = [&](const BlockFormat& each) {
+    return std::ranges::find(each.scales, format.scale_type) != each.scales.end();
+  };
+  if (!has_scales(*line)) {
+    std::vector<std::string_view> types;
+    for (const ScaleType type : line->scales) {
+      types.push_back(name_of(type));
+    }
+    return fmt::format("scales for {} are {}; {} ones are for {}", name_of(format.block),
+                       fmt::join(types, " or "), name_of(format.scale_type),
+                       fmt::join(blocks_that(has_scales), ", "));
+  }
+  if (format.hadamard && !line->transformed) {
+    const auto blocks = blocks_that([](const BlockFormat& each) { return each.transformed; });
+    return fmt::format("hadamard goes with {}", fmt::join(blocks, " or "));
+  }
+  return {};
+}
+
+}  // namespace
+
+std::span<const BlockFormat> block_formats() {
+  return kBlockFormats;
+}
+
+const BlockFormat* find_block_format(ScaleBlock block) {
+  const auto* const found = std::ranges::find(kBlockFormats, block, &BlockFormat::block);
+  return found == std::end(kBlockFormats) ? nullptr : found;
+}
+
+std::string why_not_cast(const TensorFormat& format) {
+  return why_not(format, &BlockFormat::cast, "codes");
+}
+
+std::string why_not_multiplied(const TensorFormat& format) {
+  return why_not(format, &BlockFormat::multiplied, "operands");
+}
+
+}  // namespace fp8train::ops

@@ -1,0 +1,34 @@
+#pragma once
+// Which elements, blocks and types of scales go together in a matrix that has scales. One table;
+// checks of plans, of casts and of products ask it and keep no rule of their own. Which blocks two
+// operands of a product may have together is BlockPair (ops/gemm/gemm_support.h).
+
+#include <span>
+#include <string>
+
+#include "tensor/tensor_format.h"
+
+namespace fp8train::ops {
+
+struct BlockFormat {
+  ScaleBlock block;
+  std::span<const DType> cast;        ///< what casts make
+  std::span<const DType> multiplied;  ///< of these, what products read
+  std::span<const ScaleType> scales;
+  bool transformed = false;  ///< values may go through a Hadamard transform first
+};
+
+/// A line for each block.
+std::span<const BlockFormat> block_formats();
+
+/// Null: no matrix has scales for such blocks.
+const BlockFormat* find_block_format(ScaleBlock block);
+
+/// Why no cast makes codes with such scales; empty where one does. Looks at the element type, the
+/// block, the type of the scales and the transform. "scales for 1x32 are e8m0", for messages.
+std::string why_not_cast(const TensorFormat& format);
+
+/// Why no product reads such codes, whatever the other operand; empty where one does.
+std::string why_not_multiplied(const TensorFormat& format);
+
+}  // namespace fp8train::ops
