@@ -41,7 +41,7 @@ fp8train_library(sentencepiece::sentencepiece sentencepiece_processor.h sentence
 fp8train_library(ZLIB::ZLIB zlib.h z zlib1g-dev)
 fp8train_library(zstd::zstd zstd.h zstd libzstd-dev)
 
-# Only lib/comm/mpi_communicator.cpp includes mpi.h; its C++ bindings are not wanted.
+# Only lib/comm/backends/mpi_communicator.cpp includes mpi.h; its C++ bindings are not wanted.
 if(NOT FP8TRAIN_MPI STREQUAL "OFF")
   set(MPI_CXX_SKIP_MPICXX ON)
   if(FP8TRAIN_MPI STREQUAL "ON")

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "checkpoint_model.h"
-#include "train/generator.h"
+#include "train/inference/generator.h"
 
 namespace fp8train {
 

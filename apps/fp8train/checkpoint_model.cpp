@@ -6,15 +6,15 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "io/checkpoint.h"
+#include "io/checkpoint/checkpoint.h"
 #include "io/hf_config.h"
-#include "io/tensor_source.h"
+#include "io/safetensors/tensor_source.h"
 #include "optim/registry.h"
-#include "train/dry_run.h"
+#include "train/checkpoint/training_state.h"
 #include "train/session.h"
+#include "train/step/dry_run.h"
+#include "train/step/weights.h"
 #include "train/threads.h"
-#include "train/training_state.h"
-#include "train/weights.h"
 
 namespace fp8train {
 

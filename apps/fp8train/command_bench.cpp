@@ -5,8 +5,8 @@
 
 #include <memory>
 
-#include "bench_parts.h"
-#include "bench_step_model.h"
+#include "bench/parts.h"
+#include "bench/step_model.h"
 #include "commands.h"
 #include "train/session.h"
 #include "train/threads.h"

@@ -11,12 +11,12 @@
 #include "commands.h"
 #include "output_path.h"
 #include "text_stream.h"
-#include "train/dry_run.h"
 #include "train/preflight.h"
-#include "train/progress.h"
+#include "train/records/progress.h"
 #include "train/run_start.h"
+#include "train/step/dry_run.h"
+#include "train/step/weights.h"
 #include "train/threads.h"
-#include "train/weights.h"
 
 namespace fp8train {
 namespace {

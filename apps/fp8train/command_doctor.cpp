@@ -24,7 +24,7 @@
 #include "device/device.h"
 #include "numeric/cpu_isa.h"
 #include "output_path.h"
-#include "train/progress.h"
+#include "train/records/progress.h"
 
 namespace fp8train {
 namespace {

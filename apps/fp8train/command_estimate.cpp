@@ -9,9 +9,9 @@
 #include "base/text.h"
 #include "commands.h"
 #include "device/gpu_kinds.h"
-#include "train/dry_run.h"
 #include "train/preflight.h"
-#include "train/progress.h"
+#include "train/records/progress.h"
+#include "train/step/dry_run.h"
 
 namespace fp8train {
 namespace {

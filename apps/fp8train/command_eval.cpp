@@ -27,8 +27,8 @@
 #include "data/loader.h"
 #include "data/text_source.h"
 #include "text_stream.h"
-#include "train/dry_run.h"
-#include "train/multiple_choice.h"
+#include "train/inference/multiple_choice.h"
+#include "train/step/dry_run.h"
 
 namespace fp8train {
 namespace {

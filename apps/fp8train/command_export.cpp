@@ -17,10 +17,10 @@
 #include "checkpoint_model.h"
 #include "choices.h"
 #include "commands.h"
-#include "config/scalar.h"
-#include "io/export_folder.h"
-#include "io/export_gguf.h"
-#include "io/export_llmc.h"
+#include "config/fields/scalar.h"
+#include "io/export/export_folder.h"
+#include "io/export/export_gguf.h"
+#include "io/export/export_llmc.h"
 
 namespace fp8train {
 namespace {

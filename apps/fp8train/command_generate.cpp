@@ -12,7 +12,7 @@
 #include "commands.h"
 #include "data/utf8.h"
 #include "text_stream.h"
-#include "train/generator.h"
+#include "train/inference/generator.h"
 
 namespace fp8train {
 namespace {

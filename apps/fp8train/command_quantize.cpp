@@ -14,8 +14,8 @@
 #include "checkpoint_model.h"
 #include "choices.h"
 #include "commands.h"
-#include "io/export_folder.h"
-#include "io/quantize_file.h"
+#include "io/export/export_folder.h"
+#include "io/export/quantize_file.h"
 
 namespace fp8train {
 namespace {

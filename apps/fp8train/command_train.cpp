@@ -8,12 +8,12 @@
 
 #include "base/error.h"
 #include "base/signals.h"
-#include "comm/backends.h"
+#include "comm/backends/backends.h"
 #include "comm/launch.h"
 #include "commands.h"
 #include "config/show.h"
-#include "train/run_watchdog.h"
 #include "train/trainer.h"
+#include "train/watch/run_watchdog.h"
 
 namespace fp8train {
 namespace {

@@ -13,7 +13,7 @@
 #include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/text.h"
-#include "io/run_directory.h"
+#include "io/checkpoint/run_directory.h"
 #include "report_template.h"
 #include "train/metric_list.h"
 

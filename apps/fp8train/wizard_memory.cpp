@@ -6,10 +6,10 @@
 #include "base/machine.h"
 #include "comm/topology.h"
 #include "device/cuda/cuda_device.h"
-#include "train/dry_run.h"
 #include "train/preflight.h"
-#include "train/progress.h"
+#include "train/records/progress.h"
 #include "train/session.h"
+#include "train/step/dry_run.h"
 
 namespace fp8train {
 namespace {

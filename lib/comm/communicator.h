@@ -1,10 +1,11 @@
 #pragma once
 // Communication between ranks. A Communicator moves bytes and never computes: our own operations
-// make sums in rank order (comm/reduce.h, comm/gradient_exchange.h), so results do not depend on
-// the library below. Collectives are started in the same order on all ranks of a group, return at
-// once and overlap with other work; buffers are on the device of `stream`, belong to the caller and
-// must not be touched until the Work is done. One thread of a rank uses it. Errors are CommErrors
-// that name the rank, the operation and, if known, the ranks that are missing.
+// make sums in rank order (comm/exchange/reduce.h, comm/exchange/gradient_exchange.h), so results
+// do not depend on the library below. Collectives are started in the same order on all ranks of a
+// group, return at once and overlap with other work; buffers are on the device of `stream`, belong
+// to the caller and must not be touched until the Work is done. One thread of a rank uses it.
+// Errors are CommErrors that name the rank, the operation and, if known, the ranks that are
+// missing.
 
 #include <cstddef>
 #include <cstdint>

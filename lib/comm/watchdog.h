@@ -1,8 +1,8 @@
 #pragma once
 // Checks that operations on a stream, for which no host thread waits, end in their time: a thread
 // polls them. If one does not, or if the communicator has failed, the communicator is aborted once,
-// and every later call throws, as a host's wait for other ranks does. train/run_watchdog.h watches
-// the rank's own work.
+// and every later call throws, as a host's wait for other ranks does. train/watch/run_watchdog.h
+// watches the rank's own work.
 
 #include <condition_variable>
 #include <cstdint>

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <utility>
 
-#include "config/yaml_tree.h"
+#include "config/yaml/yaml_tree.h"
 
 namespace fp8train {
 namespace {

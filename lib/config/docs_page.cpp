@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/text.h"
-#include "config/field_table.h"
+#include "config/fields/field_table.h"
 #include "config/presets.h"
 #include "config/show.h"
 #include "config/wrap.h"

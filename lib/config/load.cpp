@@ -11,12 +11,12 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "config/cross_checks.h"
-#include "config/given_keys.h"
+#include "config/fields/cross_checks.h"
 #include "config/model_folder.h"
 #include "config/presets.h"
-#include "config/replacements.h"
-#include "config/yaml_tree.h"
+#include "config/yaml/given_keys.h"
+#include "config/yaml/replacements.h"
+#include "config/yaml/yaml_tree.h"
 
 namespace fp8train {
 namespace {

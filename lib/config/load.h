@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "config/foreign_keys.h"
 #include "config/settings.h"
+#include "config/yaml/foreign_keys.h"
 
 namespace fp8train {
 
@@ -26,7 +26,7 @@ struct LoadRequest {
 /// got "3e-4x"" or "--set a.b=v: a.b: ...".
 ///
 /// Of settings that exclude each other the one with the higher precedence replaces the other, which
-/// Settings::notes then says (config/replacements.h).
+/// Settings::notes then says (config/yaml/replacements.h).
 Settings load_settings(const LoadRequest& request);
 
 /// A key of the table and its value as YAML in one line.

@@ -35,7 +35,7 @@ enum class OnNonFinite : uint8_t { skip, stop };
 inline constexpr std::pair<OnNonFinite, std::string_view> kOnNonFinite[] = {
     {OnNonFinite::skip, "skip"}, {OnNonFinite::stop, "stop"}};
 
-/// A run that diverges (train/divergence.h).
+/// A run that diverges (train/watch/divergence.h).
 enum class OnDivergence : uint8_t { stop, rollback };
 inline constexpr std::pair<OnDivergence, std::string_view> kOnDivergence[] = {
     {OnDivergence::stop, "stop"}, {OnDivergence::rollback, "rollback"}};
@@ -171,7 +171,7 @@ struct JobSettings {
   int64_t cpus_per_rank = 8;
   double time_limit_seconds = 24 * 3600;
   bool requeue = false;
-  double mtbf_seconds = 0;  ///< between failures of the job; 0: train/save_interval.h
+  double mtbf_seconds = 0;  ///< between failures of the job; 0: train/checkpoint/save_interval.h
 
   bool operator==(const JobSettings&) const = default;
 };

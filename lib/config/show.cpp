@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "config/field_table.h"
+#include "config/fields/field_table.h"
 #include "config/model_folder.h"
 #include "config/presets.h"
 #include "config/suggest.h"

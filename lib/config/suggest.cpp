@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/nearest.h"
-#include "config/field_table.h"
+#include "config/fields/field_table.h"
 
 namespace fp8train {
 namespace {

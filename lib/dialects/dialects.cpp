@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/nearest.h"
-#include "config/given_keys.h"
+#include "config/yaml/given_keys.h"
 #include "dialects/pass.h"
 #include "dialects/precision_file.h"
 

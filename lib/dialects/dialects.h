@@ -7,7 +7,7 @@
 
 #include <memory>
 
-#include "config/foreign_keys.h"
+#include "config/yaml/foreign_keys.h"
 
 namespace fp8train {
 

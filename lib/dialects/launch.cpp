@@ -5,8 +5,8 @@
 #include <fmt/format.h>
 
 #include "base/nearest.h"
-#include "config/field.h"
-#include "config/scalar.h"
+#include "config/fields/field.h"
+#include "config/fields/scalar.h"
 #include "dialects/pass.h"
 
 namespace fp8train::dialects {

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "config/field.h"
+#include "config/fields/field.h"
 #include "dialects/pass.h"
 
 namespace fp8train::dialects {

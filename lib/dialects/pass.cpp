@@ -7,8 +7,8 @@
 
 #include "base/nearest.h"
 #include "base/text.h"
-#include "config/field.h"
-#include "config/scalar.h"
+#include "config/fields/field.h"
+#include "config/fields/scalar.h"
 
 namespace fp8train::dialects {
 

@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "config/problems.h"
-#include "config/yaml_tree.h"
+#include "config/yaml/problems.h"
+#include "config/yaml/yaml_tree.h"
 
 namespace fp8train::dialects {
 

@@ -6,8 +6,8 @@
 #include <map>
 
 #include "base/nearest.h"
-#include "config/field.h"
-#include "config/yaml_tree.h"
+#include "config/fields/field.h"
+#include "config/yaml/yaml_tree.h"
 #include "dialects/pass.h"
 
 namespace fp8train {

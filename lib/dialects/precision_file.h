@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "config/problems.h"
+#include "config/yaml/problems.h"
 #include "precision/plan.h"
 
 namespace fp8train {

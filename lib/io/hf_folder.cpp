@@ -4,7 +4,7 @@
 
 #include "base/atomic_file.h"
 #include "io/hf_config.h"
-#include "io/sharded_writer.h"
+#include "io/safetensors/sharded_writer.h"
 
 namespace fp8train {
 

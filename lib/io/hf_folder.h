@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "io/safetensors.h"
+#include "io/safetensors/safetensors.h"
 #include "model/model_config.h"
 
 namespace fp8train {

@@ -11,8 +11,8 @@
 #include "base/error.h"
 #include "data/input_file.h"
 #include "data/tokenizer.h"
+#include "io/export/row_order.h"
 #include "io/hf_folder.h"
-#include "io/row_order.h"
 #include "io/strict_json.h"
 
 namespace fp8train {

@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "io/export/row_order.h"
 #include "io/hf_config.h"
-#include "io/row_order.h"
 
 namespace fp8train {
 namespace {

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <vector>
 
-#include "io/tensor_source.h"
+#include "io/safetensors/tensor_source.h"
 #include "model/families/hf_fields.h"
 #include "model/hf_names.h"
 

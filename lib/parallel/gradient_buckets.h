@@ -10,7 +10,7 @@
 #include <optional>
 #include <vector>
 
-#include "comm/gradient_exchange.h"
+#include "comm/exchange/gradient_exchange.h"
 #include "device/device.h"
 #include "nn/context.h"
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "comm/reduce.h"
+#include "comm/exchange/reduce.h"
 #include "parallel/strategies.h"
 
 namespace fp8train {

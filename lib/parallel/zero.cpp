@@ -11,7 +11,7 @@
 
 #include "base/trace.h"
 #include "comm/communicator.h"
-#include "comm/reduce.h"
+#include "comm/exchange/reduce.h"
 #include "ops/pointwise/elementwise.h"
 #include "ops/storage/storage.h"
 #include "parallel/shard_layout.h"

@@ -1,6 +1,6 @@
 #include "train/preflight.h"
 #include "base/math.h"
-#include "train/dry_run.h"
+#include "train/step/dry_run.h"
 
 #include <fmt/format.h>
 
@@ -12,7 +12,7 @@
 #include "device/cuda/cuda_device.h"
 #include "device/device_questions.h"
 #include "ops/attention/attention.h"
-#include "train/progress.h"
+#include "train/records/progress.h"
 
 namespace fp8train {
 namespace {

@@ -6,9 +6,9 @@
 #include <filesystem>
 
 #include "base/error.h"
-#include "comm/backends.h"
-#include "comm/nccl_library.h"
-#include "comm/rendezvous.h"
+#include "comm/backends/backends.h"
+#include "comm/backends/nccl_library.h"
+#include "comm/backends/rendezvous.h"
 #include "device/cuda/cuda_device.h"
 #include "train/session.h"
 

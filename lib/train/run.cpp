@@ -1,5 +1,5 @@
 #include "train/run.h"
-#include "train/dry_run.h"
+#include "train/step/dry_run.h"
 
 #include <fmt/format.h>
 
@@ -15,13 +15,13 @@
 #include "base/signals.h"
 #include "config/changes.h"
 #include "optim/schedule.h"
-#include "train/environment.h"
+#include "train/checkpoint/resume_checks.h"
+#include "train/checkpoint/rollback.h"
+#include "train/inference/validation.h"
 #include "train/preflight.h"
 #include "train/ranks.h"
-#include "train/resume_checks.h"
-#include "train/rollback.h"
+#include "train/records/environment.h"
 #include "train/threads.h"
-#include "train/validation.h"
 
 namespace fp8train {
 namespace {

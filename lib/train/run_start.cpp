@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
-#include "io/checkpoint.h"
+#include "io/checkpoint/checkpoint.h"
 #include "train/ranks.h"
 
 namespace fp8train {

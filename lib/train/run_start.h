@@ -9,10 +9,10 @@
 
 #include "comm/communicator.h"
 #include "device/device.h"
-#include "train/engine.h"
+#include "train/checkpoint/training_state.h"
 #include "train/session.h"
-#include "train/training_state.h"
-#include "train/weights.h"
+#include "train/step/engine.h"
+#include "train/step/weights.h"
 
 namespace fp8train {
 

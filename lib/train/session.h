@@ -13,7 +13,7 @@
 #include "data/tokenizer.h"
 #include "device/device.h"
 #include "device/device_choice.h"
-#include "train/engine.h"
+#include "train/step/engine.h"
 
 namespace fp8train {
 

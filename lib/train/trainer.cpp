@@ -7,7 +7,7 @@
 #include "train/rank_device.h"
 #include "train/ranks.h"
 #include "train/run.h"
-#include "train/run_watchdog.h"
+#include "train/watch/run_watchdog.h"
 
 namespace fp8train {
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "config/field_table.h"
+#include "config/fields/field_table.h"
 #include "config/load.h"
 
 namespace fp8train {

@@ -1,6 +1,6 @@
 #include <catch2/catch.hpp>
 
-#include "comm/backends.h"
+#include "comm/backends/backends.h"
 #include "comm/collective_checks.h"
 #include "comm/majority.h"
 #include "support/rank_threads.h"

@@ -5,8 +5,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "comm/gradient_exchange.h"
-#include "comm/reduce.h"
+#include "comm/exchange/gradient_exchange.h"
+#include "comm/exchange/reduce.h"
 #include "tensor/tensor.h"
 
 namespace fp8train::test {

@@ -3,8 +3,8 @@
 
 #include <catch2/catch.hpp>
 
-#include "comm/backends.h"
-#include "comm/gradient_exchange.h"
+#include "comm/backends/backends.h"
+#include "comm/exchange/gradient_exchange.h"
 #include "comm/wire_formats.h"
 #include "device/device.h"
 #include "ops/exchange/wire.h"

@@ -8,8 +8,8 @@
 #include <cmath>
 #include <random>
 
-#include "comm/backends.h"
-#include "comm/gradient_exchange.h"
+#include "comm/backends/backends.h"
+#include "comm/exchange/gradient_exchange.h"
 #include "device/device.h"
 #include "support/rank_threads.h"
 #include "tensor/tensor.h"

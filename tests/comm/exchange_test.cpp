@@ -1,4 +1,4 @@
-#include "comm/gradient_exchange.h"
+#include "comm/exchange/gradient_exchange.h"
 #include "comm/wire_formats.h"
 
 #include <catch2/catch.hpp>
@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "comm/backends.h"
+#include "comm/backends/backends.h"
 #include "device/device.h"
 #include "numeric/convert.h"
 #include "ops/storage/storage.h"

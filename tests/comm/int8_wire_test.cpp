@@ -7,8 +7,8 @@
 #include <random>
 
 #include "base/error.h"
-#include "comm/backends.h"
-#include "comm/gradient_exchange.h"
+#include "comm/backends/backends.h"
+#include "comm/exchange/gradient_exchange.h"
 #include "device/device.h"
 #include "support/rank_threads.h"
 #include "tensor/stored_pool.h"

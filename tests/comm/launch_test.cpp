@@ -4,7 +4,7 @@
 #include <map>
 
 #include "base/error.h"
-#include "comm/backends.h"
+#include "comm/backends/backends.h"
 
 namespace fp8train::test {
 namespace {

@@ -3,7 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
-#include "comm/backends.h"
+#include "comm/backends/backends.h"
 
 using namespace fp8train;
 

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "comm/backends.h"
+#include "comm/backends/backends.h"
 #include "comm/collective_checks.h"
 
 namespace {

@@ -7,9 +7,9 @@
 #include <thread>
 
 #include "base/error.h"
+#include "comm/backends/rendezvous.h"
 #include "comm/collective_checks.h"
 #include "comm/nccl_ranks.h"
-#include "comm/rendezvous.h"
 #include "nccl_fake.h"
 #include "support/rank_threads.h"
 #include "support/temp_dir.h"

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/backends.h"
+#include "comm/backends/backends.h"
 #include "device/device.h"
 
 namespace fp8train::test {

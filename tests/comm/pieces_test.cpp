@@ -7,8 +7,8 @@
 #include <limits>
 #include <random>
 
-#include "comm/backends.h"
-#include "comm/gradient_exchange.h"
+#include "comm/backends/backends.h"
+#include "comm/exchange/gradient_exchange.h"
 #include "comm/wire_formats.h"
 #include "device/device.h"
 #include "ops/storage/storage.h"

@@ -1,4 +1,4 @@
-#include "comm/rendezvous.h"
+#include "comm/backends/rendezvous.h"
 
 #include <catch2/catch.hpp>
 #include <chrono>

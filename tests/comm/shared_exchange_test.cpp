@@ -5,8 +5,8 @@
 #include <cstring>
 #include <random>
 
-#include "comm/backends.h"
-#include "comm/gradient_exchange.h"
+#include "comm/backends/backends.h"
+#include "comm/exchange/gradient_exchange.h"
 #include "device/device.h"
 #include "numeric/convert.h"
 #include "ops/storage/storage.h"

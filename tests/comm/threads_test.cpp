@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "comm/backends.h"
+#include "comm/backends/backends.h"
 #include "comm/collective_checks.h"
 #include "support/rank_threads.h"
 

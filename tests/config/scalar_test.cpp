@@ -1,4 +1,4 @@
-#include "config/scalar.h"
+#include "config/fields/scalar.h"
 
 #include <catch2/catch.hpp>
 #include <cstdint>

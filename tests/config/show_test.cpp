@@ -6,7 +6,7 @@
 #include <iterator>
 
 #include "base/error.h"
-#include "config/field_table.h"
+#include "config/fields/field_table.h"
 #include "config/load_support.h"
 #include "config/presets.h"
 #include "ops/exchange/wire_formats.h"

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "comm/rendezvous.h"
+#include "comm/backends/rendezvous.h"
 #include "scratch_file.h"
 
 namespace {

@@ -11,12 +11,12 @@
 
 #include "../support/small_llama.h"
 #include "base/error.h"
-#include "comm/backends.h"
+#include "comm/backends/backends.h"
 #include "data/tokenizer.h"
-#include "io/checkpoint.h"
+#include "io/checkpoint/checkpoint.h"
 #include "scratch_file.h"
-#include "train/dry_run.h"
-#include "train/training_state.h"
+#include "train/checkpoint/training_state.h"
+#include "train/step/dry_run.h"
 
 namespace {
 

@@ -10,8 +10,8 @@
 #include <string>
 
 #include "base/error.h"
+#include "comm/backends/rendezvous.h"
 #include "comm/launch.h"
-#include "comm/rendezvous.h"
 
 namespace {
 

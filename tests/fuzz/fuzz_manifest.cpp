@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "io/checkpoint.h"
+#include "io/checkpoint/checkpoint.h"
 
 using fp8train::CheckpointManifest;
 

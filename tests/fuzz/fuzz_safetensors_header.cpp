@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "io/safetensors.h"
+#include "io/safetensors/safetensors.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 2) {

@@ -8,7 +8,7 @@
 #include <random>
 
 #include "base/error.h"
-#include "io/checkpoint.h"
+#include "io/checkpoint/checkpoint.h"
 #include "support/files.h"
 #include "support/sanitized.h"
 #include "support/temp_dir.h"

@@ -1,4 +1,4 @@
-#include "io/checkpoint_retention.h"
+#include "io/checkpoint/checkpoint_retention.h"
 
 #include <catch2/catch.hpp>
 #include <map>

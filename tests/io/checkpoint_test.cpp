@@ -1,4 +1,4 @@
-#include "io/checkpoint.h"
+#include "io/checkpoint/checkpoint.h"
 
 #include <sys/stat.h>
 
@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "io/checkpoint_retention.h"
+#include "io/checkpoint/checkpoint_retention.h"
 #include "small_checkpoint.h"
 
 namespace fp8train {

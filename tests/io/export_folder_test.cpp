@@ -1,4 +1,4 @@
-#include "io/export_folder.h"
+#include "io/export/export_folder.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>
@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "io/hf_config.h"
-#include "io/tensor_source.h"
+#include "io/safetensors/tensor_source.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
 

@@ -10,9 +10,9 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "io/export_folder.h"
+#include "io/export/export_folder.h"
 #include "io/model_source.h"
-#include "io/tensor_source.h"
+#include "io/safetensors/tensor_source.h"
 #include "numeric/convert.h"
 #include "support/files.h"
 #include "support/temp_dir.h"

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "io/hf_config.h"
-#include "io/tensor_source.h"
+#include "io/safetensors/tensor_source.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
 

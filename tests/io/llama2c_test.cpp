@@ -6,9 +6,9 @@
 
 #include "base/error.h"
 #include "data/tokenizer.h"
+#include "io/export/row_order.h"
 #include "io/hf_config.h"
-#include "io/row_order.h"
-#include "io/tensor_source.h"
+#include "io/safetensors/tensor_source.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
 

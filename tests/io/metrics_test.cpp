@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "base/error.h"
-#include "io/run_directory.h"
+#include "io/checkpoint/run_directory.h"
 #include "support/file_size_limit.h"
 #include "support/files.h"
 #include "support/temp_dir.h"

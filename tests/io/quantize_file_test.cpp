@@ -1,7 +1,7 @@
 // Casting files: what is cast and what is copied, names, shapes and places, figures. The bits are
 // compared with another program's in tests/run/quantize_test.cpp.
 
-#include "io/quantize_file.h"
+#include "io/export/quantize_file.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>
@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "device/device.h"
-#include "io/safetensors.h"
+#include "io/safetensors/safetensors.h"
 #include "numeric/convert.h"
 #include "support/files.h"
 #include "support/sanitized.h"

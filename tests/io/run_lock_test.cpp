@@ -1,4 +1,4 @@
-#include "io/run_lock.h"
+#include "io/checkpoint/run_lock.h"
 
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include "io/safetensors.h"
+#include "io/safetensors/safetensors.h"
 
 #include <catch2/catch.hpp>
 #include <cstring>

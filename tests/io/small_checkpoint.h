@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "io/checkpoint.h"
+#include "io/checkpoint/checkpoint.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
 

@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "comm/backends.h"
+#include "comm/backends/backends.h"
 #include "parallel/strategy.h"
 #include "support/rank_threads.h"
 

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "base/error.h"
-#include "comm/backends.h"
+#include "comm/backends/backends.h"
 
 using namespace fp8train;
 

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/token_file.h"
-#include "io/checkpoint.h"
+#include "io/checkpoint/checkpoint.h"
 #include "program.h"
 #include "support/token_shard.h"
 

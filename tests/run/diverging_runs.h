@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "io/checkpoint.h"
+#include "io/checkpoint/checkpoint.h"
 #include "program.h"
 
 namespace fp8train::test {

@@ -5,7 +5,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "io/checkpoint.h"
+#include "io/checkpoint/checkpoint.h"
 #include "program.h"
 
 namespace fp8train::test {

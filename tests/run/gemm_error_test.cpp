@@ -4,7 +4,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "bench_gemm_error.h"
+#include "bench/gemm_error.h"
 #include "device/device.h"
 
 namespace fp8train {

@@ -9,7 +9,7 @@
 #include <set>
 
 #include "base/error.h"
-#include "config/field_table.h"
+#include "config/fields/field_table.h"
 #include "config/load.h"
 #include "program.h"
 

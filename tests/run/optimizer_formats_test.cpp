@@ -6,7 +6,7 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 
-#include "bench_optimizer_formats.h"
+#include "bench/optimizer_formats.h"
 #include "device/device.h"
 
 namespace fp8train {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "io/tensor_source.h"
+#include "io/safetensors/tensor_source.h"
 #include "program.h"
 
 namespace fp8train::test {

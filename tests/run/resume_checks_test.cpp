@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "io/checkpoint.h"
+#include "io/checkpoint/checkpoint.h"
 #include "resumed_runs.h"
 
 namespace fp8train::test {

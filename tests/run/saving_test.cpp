@@ -6,7 +6,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "io/checkpoint.h"
+#include "io/checkpoint/checkpoint.h"
 #include "program.h"
 
 namespace fp8train::test {

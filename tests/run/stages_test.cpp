@@ -7,7 +7,7 @@
 #include <csignal>
 #include <nlohmann/json.hpp>
 
-#include "io/safetensors.h"
+#include "io/safetensors/safetensors.h"
 #include "program.h"
 
 namespace fp8train::test {

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "comm/backends.h"
+#include "comm/backends/backends.h"
 #include "comm/collective_checks.h"
 
 namespace {

@@ -6,7 +6,7 @@
 
 #include "base/philox.h"
 #include "support/sanitized.h"
-#include "train/engine.h"
+#include "train/step/engine.h"
 
 namespace fp8train::test {
 

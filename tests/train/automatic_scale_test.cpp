@@ -11,8 +11,8 @@
 #include "support/rank_threads.h"
 #include "support/small_llama.h"
 #include "tensor/tensor.h"
-#include "train/dry_run.h"
-#include "train/engine.h"
+#include "train/step/dry_run.h"
+#include "train/step/engine.h"
 
 using namespace fp8train;
 

@@ -13,13 +13,13 @@
 #include "data/corpus.h"
 #include "data/loader.h"
 #include "io/hf_config.h"
-#include "io/tensor_source.h"
+#include "io/safetensors/tensor_source.h"
 #include "support/files.h"
 #include "support/small_gpt2.h"
 #include "support/small_llama.h"
-#include "train/dry_run.h"
-#include "train/engine.h"
-#include "train/weights.h"
+#include "train/step/dry_run.h"
+#include "train/step/engine.h"
+#include "train/step/weights.h"
 
 namespace fp8train::test {
 namespace {

@@ -16,7 +16,7 @@
 #include "support/sanitized.h"
 #include "support/small_gpt2.h"
 #include "support/small_llama.h"
-#include "train/dry_run.h"
+#include "train/step/dry_run.h"
 
 namespace fp8train::test::steps {
 

@@ -6,9 +6,9 @@
 #include "cudnn_fake.h"
 #include "device/device.h"
 #include "support/small_llama.h"
-#include "train/dry_run.h"
-#include "train/engine.h"
 #include "train/session.h"
+#include "train/step/dry_run.h"
+#include "train/step/engine.h"
 
 namespace fp8train {
 namespace {

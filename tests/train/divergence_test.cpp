@@ -7,9 +7,9 @@
 
 #include "support/rank_threads.h"
 #include "support/small_llama.h"
-#include "train/divergence.h"
-#include "train/dry_run.h"
-#include "train/first_non_finite.h"
+#include "train/step/dry_run.h"
+#include "train/watch/divergence.h"
+#include "train/watch/first_non_finite.h"
 
 using namespace fp8train;
 using Catch::Matchers::Contains;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "config/field_table.h"
+#include "config/fields/field_table.h"
 #include "config/load.h"
 #include "train/session.h"
 

@@ -12,7 +12,7 @@
 #include "support/rank_threads.h"
 #include "support/small_llama.h"
 #include "tensor/tensor.h"
-#include "train/dry_run.h"
+#include "train/step/dry_run.h"
 
 using namespace fp8train;
 

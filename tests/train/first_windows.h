@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "support/parameters.h"
-#include "train/engine.h"
+#include "train/step/engine.h"
 
 namespace fp8train::test {
 

@@ -7,7 +7,7 @@
 
 #include "support/parameters.h"
 #include "support/small_llama.h"
-#include "train/dry_run.h"
+#include "train/step/dry_run.h"
 
 namespace fp8train::test {
 

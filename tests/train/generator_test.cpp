@@ -1,10 +1,10 @@
-#include "train/generator.h"
+#include "train/inference/generator.h"
 
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
 #include "model/families/family.h"
-#include "train/engine.h"
+#include "train/step/engine.h"
 
 using namespace fp8train;
 

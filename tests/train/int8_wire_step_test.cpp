@@ -5,7 +5,7 @@
 #include "support/parameters.h"
 #include "support/rank_threads.h"
 #include "support/small_llama.h"
-#include "train/dry_run.h"
+#include "train/step/dry_run.h"
 
 using namespace fp8train;
 

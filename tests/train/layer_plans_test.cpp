@@ -3,7 +3,7 @@
 #include "base/error.h"
 #include "four_steps.h"
 #include "support/files.h"
-#include "train/dry_run.h"
+#include "train/step/dry_run.h"
 
 namespace fp8train::test::layer_plans {
 namespace {

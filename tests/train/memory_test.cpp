@@ -5,8 +5,8 @@
 #include <catch2/catch.hpp>
 
 #include "model/decoder.h"
-#include "train/dry_run.h"
-#include "train/engine.h"
+#include "train/step/dry_run.h"
+#include "train/step/engine.h"
 
 using namespace fp8train;
 

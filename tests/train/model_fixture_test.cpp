@@ -11,13 +11,13 @@
 #include <set>
 
 #include "io/hf_config.h"
-#include "io/safetensors.h"
-#include "io/tensor_source.h"
+#include "io/safetensors/safetensors.h"
+#include "io/safetensors/tensor_source.h"
 #include "model/hf_names.h"
-#include "train/dry_run.h"
-#include "train/engine.h"
-#include "train/generator.h"
-#include "train/weights.h"
+#include "train/inference/generator.h"
+#include "train/step/dry_run.h"
+#include "train/step/engine.h"
+#include "train/step/weights.h"
 
 using namespace fp8train;
 

@@ -11,11 +11,11 @@
 #include "support/rank_threads.h"
 #include "support/small_llama.h"
 #include "support/temp_dir.h"
-#include "train/dry_run.h"
-#include "train/optimizer_state.h"
+#include "train/checkpoint/optimizer_state.h"
 #include "train/ranks.h"
 #include "train/saved_states.h"
 #include "train/session.h"
+#include "train/step/dry_run.h"
 
 using namespace fp8train;
 

@@ -8,7 +8,7 @@
 
 #include "device/cuda/cuda_device.h"
 #include "support/small_llama.h"
-#include "train/dry_run.h"
+#include "train/step/dry_run.h"
 
 using namespace fp8train;
 

@@ -11,9 +11,9 @@
 #include "support/parameters.h"
 #include "support/rank_threads.h"
 #include "support/small_llama.h"
-#include "train/dry_run.h"
 #include "train/rank_device.h"
 #include "train/ranks.h"
+#include "train/step/dry_run.h"
 
 #if defined(FP8TRAIN_CUDA_SHIM)
 #include "cuda_runtime_api.h"

@@ -1,4 +1,4 @@
-#include "train/progress.h"
+#include "train/records/progress.h"
 
 #include <catch2/catch.hpp>
 #include <chrono>
@@ -6,7 +6,7 @@
 
 #include "support/files.h"
 #include "support/temp_dir.h"
-#include "train/run_records.h"
+#include "train/records/run_records.h"
 
 using namespace fp8train;
 using Catch::Matchers::Contains;

@@ -4,7 +4,7 @@
 #include <catch2/catch.hpp>
 
 #include "support/small_llama.h"
-#include "train/dry_run.h"
+#include "train/step/dry_run.h"
 
 using namespace fp8train;
 

@@ -1,4 +1,4 @@
-#include "train/replicas.h"
+#include "train/checkpoint/replicas.h"
 
 #include <catch2/catch.hpp>
 

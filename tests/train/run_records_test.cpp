@@ -1,4 +1,4 @@
-#include "train/run_records.h"
+#include "train/records/run_records.h"
 
 #include <sys/stat.h>
 

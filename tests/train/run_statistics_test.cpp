@@ -1,4 +1,4 @@
-#include "train/run_statistics.h"
+#include "train/records/run_statistics.h"
 
 #include <catch2/catch.hpp>
 
@@ -8,8 +8,8 @@
 
 #include "base/philox.h"
 #include "support/parameters.h"
-#include "train/dry_run.h"
-#include "train/engine.h"
+#include "train/step/dry_run.h"
+#include "train/step/engine.h"
 
 using namespace fp8train;
 using Catch::Matchers::Contains;

@@ -1,4 +1,4 @@
-#include "train/save_interval.h"
+#include "train/checkpoint/save_interval.h"
 
 #include <catch2/catch.hpp>
 #include <cmath>

@@ -12,9 +12,9 @@
 
 #include "support/rank_threads.h"
 #include "support/small_llama.h"
-#include "train/dry_run.h"
-#include "train/optimizer_state.h"
+#include "train/checkpoint/optimizer_state.h"
 #include "train/ranks.h"
+#include "train/step/dry_run.h"
 
 namespace fp8train::test {
 

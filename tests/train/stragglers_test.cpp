@@ -1,4 +1,4 @@
-#include "train/stragglers.h"
+#include "train/watch/stragglers.h"
 
 #include <catch2/catch.hpp>
 

@@ -6,8 +6,8 @@
 
 #include "support/parameters.h"
 #include "support/small_llama.h"
-#include "train/dry_run.h"
-#include "train/engine.h"
+#include "train/step/dry_run.h"
+#include "train/step/engine.h"
 
 namespace fp8train::test {
 

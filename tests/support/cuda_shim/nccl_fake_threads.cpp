@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "comm/nccl_library.h"
+#include "comm/backends/nccl_library.h"
 #include "nccl.h"
 #include "nccl_fake.h"
 #include "nccl_fake_ranks.h"

@@ -1,0 +1,193 @@
+#include "bench/bench.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/philox.h"
+#include "ops/cast/block_formats.h"
+#include "ops/cast/quantize.h"
+#include "ops/cast/scale_blocks.h"
+#include "ops/gemm/gemm.h"
+#include "ops/pointwise/elementwise.h"
+#include "tensor/tensor.h"
+
+namespace fp8train {
+namespace {
+
+constexpr size_t kLeastRepetitions = 3;
+constexpr int kSubmissions = 10;
+/// No multiple of a row's length, so that rows differ; what is copied of it is aligned to 32 bytes.
+constexpr size_t kDrawn = (size_t{1} << 20) + 8;
+
+/// uniform_values into y (fp32, bf16 or fp16), drawn and sent to the device once.
+void fill_uniform(Device& device, View y) {
+  const int64_t count = y.shape.count();
+  const auto drawn = std::min(count, static_cast<int64_t>(kDrawn));
+  const std::vector<float> values = uniform_values(drawn);
+  const Tensor source(device, DType::f32, {drawn}, MemoryCategory::workspace);
+  copy_from_host(device, source, values.data());
+  for (int64_t done = 0; done < count; done += drawn) {
+    const Shape some = {std::min(drawn, count - done)};
+    char* const to = static_cast<char*>(y.data) + static_cast<size_t>(done) * size_of(y.dtype);
+    ops::cast(device.stream(), View{source.view().data, DType::f32, some}, View{to, y.dtype, some});
+  }
+  device.synchronize();  // before the source is freed
+}
+
+}  // namespace
+
+std::vector<float> uniform_values(int64_t count) {
+  std::vector<float> values(static_cast<size_t>(count));
+  const size_t drawn = std::min(values.size(), kDrawn);
+  for (size_t i = 0; i < drawn; i += 4) {
+    const PhiloxBlock bits = philox(1, 0, i / 4);
+    for (size_t j = i; j < std::min(i + 4, drawn); ++j) {
+      values[j] = 2.0F * uniform_from_bits(bits.word[j - i]) - 1.0F;
+    }
+  }
+  for (size_t done = drawn; done < values.size();) {
+    const size_t some = std::min(drawn, values.size() - done);
+    std::copy_n(values.begin(), some, values.begin() + static_cast<int64_t>(done));
+    done += some;
+  }
+  return values;
+}
+
+Tensor random_matrix(Device& device, DType dtype, int64_t rows, int64_t columns) {
+  Tensor result(device, dtype, {rows, columns}, MemoryCategory::workspace);
+  if (!is_fp8(dtype)) {
+    fill_uniform(device, result.view());
+    return result;
+  }
+  const Tensor source(device, DType::f32, {rows, columns}, MemoryCategory::workspace);
+  fill_uniform(device, source.view());
+  const Tensor one(device, DType::f32, {2}, MemoryCategory::workspace);
+  ops::fill(device.stream(), one, 1.0F);
+  ops::quantize(device.stream(), source,
+                {.rowwise = {.codes = result, .scale_inv = {}},
+                 .columnwise = {},
+                 .tensor_scale = one.view().as<float>(),
+                 .tensor_scale_inv = one.view().as<float>() + 1,
+                 .format = plain(dtype)},
+                nullptr, nullptr);
+  return result;
+}
+
+TensorFormat blockwise_role_format(ScaleBlock block) {
+  TensorFormat format = plain(DType::e4m3);
+  format.block = block;
+  format.policy = ScalePolicy::current;
+  format.scale_type = ops::find_block_format(block)->scales.front();
+  return format;
+}
+
+BlockwiseCodes::BlockwiseCodes(Device& device, const TensorFormat& how, int64_t rows,
+                               int64_t columns)
+    : format(how),
+      layout(device.traits().fp8_gemm_by_library ? ScaleLayout::cublaslt : ScaleLayout::row_major),
+      codes(device, how.dtype, {rows, columns}, MemoryCategory::workspace) {
+  const Shape scales = {ops::scale_grid(format.block, rows, columns, layout).count};
+  scale_inv = Tensor(device, dtype_of(format.scale_type), scales, MemoryCategory::workspace);
+  fill_zero(device, scale_inv);  // cuBLASLt wants the padding to be
+  if (format.block == per::row) {
+    scale = Tensor(device, DType::f32, scales, MemoryCategory::workspace);
+  }
+}
+
+void BlockwiseCodes::cast(const Stream& stream, const ConstView& x) const {
+  QuantizedTensor out;
+  out.rowwise = view();
+  out.format = format;
+  out.layout = layout;
+  ops::quantize(stream, x, out, nullptr, nullptr);
+}
+
+ops::GemmOperand BlockwiseCodes::operand(bool transposed) const {
+  return ops::block_operand(view(), format, layout, transposed);
+}
+
+TensorCodes::TensorCodes(Device& device, DType dtype, int64_t rows, int64_t columns,
+                         bool transposed)
+    : codes(device, dtype, {rows, columns}, MemoryCategory::workspace),
+      state(device, DType::f32, {3}, MemoryCategory::workspace) {
+  if (transposed) {
+    columnwise_codes = Tensor(device, dtype, {columns, rows}, MemoryCategory::workspace);
+  }
+  ops::fill(device.stream(), state, 1.0F);
+}
+
+void TensorCodes::cast(const Stream& stream, const ConstView& x, bool current) const {
+  float* scale = state.view().as<float>();
+  QuantizedTensor out;
+  out.rowwise.codes = codes;
+  if (!columnwise_codes.empty()) {
+    out.columnwise.codes = columnwise_codes;
+  }
+  out.tensor_scale = scale;
+  out.tensor_scale_inv = scale + 1;
+  out.format = plain(out.rowwise.codes.dtype);
+  if (current) {
+    ops::amax(stream, x, scale + 2);
+    ops::compute_current_scale(stream, scale + 2, out.format, scale, scale + 1);
+  }
+  ops::quantize(stream, x, out, current ? nullptr : scale + 2, nullptr);
+}
+
+double median_seconds(const std::function<void()>& work, double min_seconds) {
+  work();
+  std::vector<double> seconds;
+  const Stopwatch total;
+  while (seconds.size() < kLeastRepetitions || total.seconds() < min_seconds) {
+    const Stopwatch watch;
+    work();
+    seconds.push_back(watch.seconds());
+  }
+  std::nth_element(seconds.begin(), seconds.begin() + static_cast<int64_t>(seconds.size() / 2),
+                   seconds.end());
+  return seconds[seconds.size() / 2];
+}
+
+double device_seconds(Device& device, const std::function<void()>& work, double min_seconds) {
+  const int submissions = device.kind() == DeviceKind::cuda ? kSubmissions : 1;
+  const auto several = [&] {
+    for (int i = 0; i < submissions; ++i) {
+      work();
+    }
+    device.synchronize();
+  };
+  return median_seconds(several, min_seconds) / submissions;
+}
+
+double GemmShape::flops() const {
+  return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+}
+
+std::string GemmShape::text() const {
+  return fmt::format("{}x{}x{}", m, n, k);
+}
+
+double gemm_ceiling(Device& device, DType dtype, double min_seconds) {
+  double best = 0;
+  const bool gpu = device.kind() == DeviceKind::cuda;
+  for (const int64_t size :
+       gpu ? std::vector<int64_t>{4096, 8192} : std::vector<int64_t>{512, 1024, 2048}) {
+    const Tensor a = random_matrix(device, dtype, size, size);
+    const Tensor b = random_matrix(device, dtype, size, size);
+    const Tensor c(device, DType::f32, {size, size}, MemoryCategory::workspace);
+    const auto product = [&] {
+      ops::gemm(device.stream(), {.a = {a.view()}, .b = {b.view(), true}, .c = c});
+    };
+    const GemmShape shape = {size, size, size};
+    best = std::max(best, shape.flops() / device_seconds(device, product, min_seconds));
+  }
+  return best;
+}
+
+const char* gemm_engine(const Device& device, DType operand) {
+  return device.kind() == DeviceKind::cuda ? "cuBLASLt" : ops::cpu_gemm_engine(operand);
+}
+
+}  // namespace fp8train

@@ -1,0 +1,63 @@
+#pragma once
+// The parts of fp8train bench, a file each: its options, and what it measures as JSON. Rates are
+// per second of medians on random data.
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "bench/step.h"
+#include "cli.h"
+#include "device/device.h"
+
+namespace fp8train {
+
+struct BenchOptions {
+  bool json = false, tune = false;
+  std::string device = "auto";
+  int64_t threads = 0;
+  double seconds = 3.0;
+  StepBench step;
+  std::string sizes, modes = "bf16,tensor,row,block,mx";
+  int64_t rows = 0, columns = 0, tokens = 8192;
+  int64_t batch = 4, heads = 8, kv_heads = 8, head_dim = 64;
+  bool deterministic = false;
+  double beta2 = 0.95;
+  int64_t steps = 300;
+};
+
+using Json = nlohmann::ordered_json;
+
+struct BenchPart {
+  const char* name = nullptr;
+  const char* help = nullptr;
+  void (*add_options)(Arguments part, BenchOptions& options) = nullptr;  ///< null: none of its own
+  /// What is measured on the device that the options name.
+  Json (*measure)(Device& device, const BenchOptions& options) = nullptr;
+  /// In place of `measure`: the whole report, or null where another rank has it.
+  Json (*run)(const BenchOptions& options) = nullptr;
+  bool is_timed = true;
+  bool is_tuned = false;
+};
+
+/// A whole training step on random tokens, against the rate of GEMMs measured in the same run. On
+/// several ranks (mpirun, srun) each has a batch of its own.
+extern const BenchPart kStepBench;
+/// Products by the format of their operands, alone and with one cast of each operand from bf16,
+/// against bf16 in the same run. A layer casts its weight once per optimizer step only, and where
+/// the units want one order of operands x and dy in both orientations.
+extern const BenchPart kGemmBench;
+/// The GEMMs of a model's layers, forward and backward, as each mode of scaling runs them: with
+/// operands that are there already, so that casts are not counted. A product that the device
+/// refuses has an error and does not end the others.
+extern const BenchPart kProductsBench;
+/// Causal attention alone, forward and backward.
+extern const BenchPart kAttentionBench;
+/// How fast values become codes, against the memory bandwidth that a copy reaches in the same run
+/// on buffers of the same size.
+extern const BenchPart kCastBench;
+/// gemm_error() of every plan.
+extern const BenchPart kGemmErrorBench;
+/// optimizer_format_errors().
+extern const BenchPart kOptimizerFormatsBench;
+
+}  // namespace fp8train

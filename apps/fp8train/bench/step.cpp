@@ -1,0 +1,300 @@
+#include "bench/step.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/philox.h"
+#include "base/trace.h"
+#include "bench/bench.h"
+#include "bench/parts.h"
+#include "bench/step_model.h"
+#include "comm/backends/backends.h"
+#include "config/load.h"
+#include "config/presets.h"
+#include "dialects/dialects.h"
+#include "numeric/cpu_isa.h"
+#include "ops/attention/attention.h"
+#include "timeline.h"
+#include "train/rank_device.h"
+#include "train/session.h"
+#include "train/step/dry_run.h"
+#include "train/step/engine.h"
+#include "train/threads.h"
+
+namespace fp8train {
+namespace {
+
+/// Initial values of the usual deviation that take no time to draw.
+void set_quick_weights(Device& device, ParameterStore& store) {
+  int64_t largest = 0;
+  for (const auto& parameter : store.all()) {
+    largest = std::max(largest, parameter->shape.count());
+  }
+  constexpr float kRange = 0.035F;  // deviation 0.02
+  std::vector<float> drawn = uniform_values(largest);
+  for (float& value : drawn) {
+    value *= kRange;
+  }
+  for (const auto& parameter : store.all()) {
+    if (parameter->init == Init::normal) {
+      set_value(device, *parameter, drawn.data());
+    } else {
+      const std::vector<float> values(static_cast<size_t>(parameter->shape.count()),
+                                      parameter->init == Init::ones ? 1.0F : 0.0F);
+      set_value(device, *parameter, values.data());
+    }
+  }
+}
+
+Batch random_batch(const EngineSettings& settings, int rank) {
+  Batch batch;
+  batch.rows = settings.micro_batch_size;
+  batch.columns = settings.seq_length;
+  const auto vocabulary = static_cast<uint32_t>(settings.model.vocab_size);
+  for (int64_t i = 0; i < batch.rows * batch.columns; ++i) {
+    const PhiloxBlock bits = philox(2, static_cast<uint64_t>(rank), static_cast<uint64_t>(i));
+    batch.tokens.push_back(static_cast<int32_t>(bits.word[0] % vocabulary));
+    batch.targets.push_back(static_cast<int32_t>(bits.word[1] % vocabulary));
+  }
+  return batch;
+}
+
+/// By operation; what spans of parts of a step have in addition to operations is one share.
+Json shares_of_time() {
+  const std::set<std::string> parts = {kStepSpan, "forward", "head", "backward", "update"};
+  double total = 0;
+  double outside = 0;
+  std::vector<std::pair<std::string, double>> shares;
+  for (const SpanTotal& span : trace_totals()) {
+    total += span.self_seconds;
+    if (parts.count(span.name) != 0) {
+      outside += span.self_seconds;
+    } else {
+      shares.emplace_back(span.name, span.self_seconds);
+    }
+  }
+  shares.emplace_back("outside operations", outside);
+  std::sort(shares.begin(), shares.end(),
+            [](const auto& a, const auto& b) { return a.second > b.second; });
+  Json result;
+  for (const auto& [name, seconds] : shares) {
+    result[name] = seconds / total;
+  }
+  return result;
+}
+
+/// As many runs on all ranks as the first one takes for `seconds`.
+double median_of_ranks(Communicator& comm, const std::function<void()>& run, double seconds) {
+  const Stopwatch first;
+  run();
+  const double wanted = seconds / std::max(first.seconds(), 1e-6);
+  const auto mine = static_cast<int64_t>(std::clamp(wanted, 5.0, 1000.0));
+  const int64_t count = comm.all_gather_values(mine).front();
+  std::vector<double> times;
+  for (int64_t i = 0; i < count; ++i) {
+    const Stopwatch watch;
+    run();
+    times.push_back(watch.seconds());
+  }
+  std::nth_element(times.begin(), times.begin() + count / 2, times.end());
+  return times[static_cast<size_t>(count / 2)];
+}
+
+void trace_steps(Device& device, const std::function<void()>& run) {
+  constexpr int kSteps = 5;
+  constexpr size_t kEvents = size_t{1} << 18;
+  // Of the compute stream only: what ranks exchange concurrently with it continues.
+  set_tracing(
+      true,
+      device.kind() == DeviceKind::cuda ? [&] { device.synchronize(); } : std::function<void()>(),
+      kEvents);
+  for (int i = 0; i < kSteps; ++i) {
+    const TraceSpan step(kStepSpan);
+    run();
+  }
+  set_tracing(false);
+}
+
+/// The plan with its changes. Throws ConfigError.
+PlanRequest plan_request(const StepBench& bench) {
+  std::vector<Answer> answers = {{"precision.plan", bench.plan}};
+  for (const std::string& set : bench.sets) {
+    const size_t equals = set.find('=');
+    const std::string key = set.substr(0, equals);
+    if (equals == std::string::npos ||
+        (key.rfind("precision.", 0) != 0 && key.rfind("fp8.", 0) != 0)) {
+      throw ConfigError("--set " + set + ": expected precision.KEY=VALUE or fp8.KEY=VALUE");
+    }
+    answers.push_back({key, set.substr(equals + 1)});
+  }
+  const ReadAnswers read = read_answers(answers, make_dialects);
+  if (!read.objections.empty()) {
+    const Objection& first = read.objections.front();
+    throw ConfigError(first.key.empty() ? first.text : first.key + ": " + first.text);
+  }
+  return read.settings.precision;
+}
+
+}  // namespace
+
+ModelConfig model_of(const StepBench& bench) {
+  const Preset* preset = find_preset(bench.preset);
+  if (preset == nullptr) {
+    throw ConfigError("--preset: no preset '" + bench.preset + "'; `fp8train config list`");
+  }
+  ModelConfig model = preset->config;
+  constexpr int64_t kCharacters = 65;
+  model.vocab_size = bench.vocabulary != 0   ? bench.vocabulary
+                     : model.vocab_size != 0 ? model.vocab_size
+                                             : kCharacters;
+  model.num_hidden_layers = bench.layers == 0 ? model.num_hidden_layers : bench.layers;
+  return completed(model);
+}
+
+EngineSettings step_settings(const StepBench& bench) {
+  if (bench.zero_stage > 3) {
+    throw ConfigError(fmt::format("--zero-stage: {} is not in [0, 3]", bench.zero_stage));
+  }
+  Settings settings;
+  settings.precision = plan_request(bench);
+  settings.training.micro_batch_size = bench.micro_batch_size;
+  settings.training.gradient_accumulation_steps = bench.accumulation;
+  settings.data.seq_length = bench.seq_length;
+  settings.parallelism.zero_stage = bench.zero_stage;
+  settings.parallelism.bucket_bytes = bench.bucket_mb << 20;
+  return engine_settings(settings, model_of(bench));
+}
+
+namespace {
+
+/// What is measured of a step on all ranks. Collective.
+Json step_rates(Device& device, Communicator& comm, const BenchOptions& options, int64_t threads) {
+  const StepBench& bench = options.step;
+  const EngineSettings settings = step_settings(bench);
+  if (!bench.timeline.empty()) {
+    check_timeline_path(comm, bench.timeline);
+  }
+  const DryRunStep dry_run = dry_run_step(settings, device, comm.topology(), comm.rank());
+  Engine engine(device, settings, &comm);
+  engine.reserve(dry_run.plan);
+  if (bench.quick_weights) {
+    set_quick_weights(device, engine.model().parameters());
+  } else {
+    engine.model().initialize(1);
+  }
+  engine.weights_changed();
+  const Batch batch = random_batch(settings, comm.rank());
+  engine.model().scaling().end_first_windows();
+  int64_t step = 0;
+  const auto run = [&] {
+    engine.step([&]() -> const Batch& { return batch; }, step++, 1e-4F, false);
+    device.synchronize();
+  };
+  run();
+  const double step_seconds = comm.size() == 1 ? median_seconds(run, options.seconds)
+                                               : median_of_ranks(comm, run, options.seconds);
+  const Traffic before = comm.traffic();
+  run();
+  const Traffic after = comm.traffic();
+  engine.set_record(false);  // a recorded step has no spans
+  trace_steps(device, run);
+  const Json shares = shares_of_time();
+  const StepTimes times = step_times(trace_events());
+  if (!bench.timeline.empty()) {
+    write_timeline(comm, bench.timeline, trace_events());
+  }
+  const double ceiling =
+      gemm_ceiling(device, settings.plan.activation, std::min(0.5, options.seconds));
+  const auto tokens = static_cast<double>(settings.micro_batch_size * settings.seq_length *
+                                          settings.gradient_accumulation_steps);
+  const double flops = dry_run.work.gemm_flops + dry_run.work.attention_flops;
+  Json rates = {{"wire_bytes_within_node", after.within_node - before.within_node},
+                {"wire_bytes_between_nodes", after.between_nodes - before.between_nodes},
+                {"threads", threads},
+                {"isa", name_of(cpu_isa())},
+                {"gemm_engine", gemm_engine(device, settings.plan.activation)},
+                {"attention", ops::attention_kernels(device.stream())},
+                {"seconds_per_step", step_seconds},
+                {"tokens_per_second", tokens * comm.size() / step_seconds},
+                {"gflops", flops / step_seconds / 1e9},
+                {"gemm_ceiling_gflops", ceiling / 1e9},
+                {"fraction_of_ceiling", flops / step_seconds / ceiling},
+                {"memory_bytes", device.ledger().peak()},
+                {"forward_seconds", times.forward},
+                {"head_seconds", times.head},
+                {"backward_seconds", times.backward},
+                {"update_seconds", times.update}};
+  if (comm.size() > 1) {
+    const auto share = [](double part, double whole) { return whole > 0 ? part / whole : 0.0; };
+    rates["exchange_seconds"] = times.exchange;
+    rates["exchange_in_backward"] = share(times.exchange_in_backward, times.exchange);
+    rates["exchange_waited_seconds"] = times.exchange_waited;
+    if (times.messages > 0) {  // not known where they follow a stream of the device
+      rates["messages_seconds"] = times.messages;
+      rates["messages_in_backward"] = share(times.messages_in_backward, times.messages);
+    }
+  }
+  rates["time_shares"] = shares;
+  return rates;
+}
+
+Json run_step(const BenchOptions& options) {
+  const StepBench& bench = options.step;
+  if (is_modeled_device(options.device)) {
+    return step_model_report(options.device, bench);
+  }
+  const std::unique_ptr<Communicator> host = make_communicator({});
+  const int64_t threads = configure_threads(options.threads);
+  Settings settings;
+  settings.device = device_choice_named(options.device);
+  settings.gemm_tuning = options.tune;
+  const RankDevice place = take_device(settings, *host);
+  Communicator* const comm = place.comm == nullptr ? host.get() : place.comm.get();
+  const Json rates = step_rates(*place.device, *comm, options, threads);
+  if (comm->rank() != 0) {
+    return nullptr;
+  }
+  Json report = {{"bench", "step"},
+                 {"preset", bench.preset},
+                 {"plan", bench.plan},
+                 {"set", bench.sets},
+                 {"micro_batch_size", bench.micro_batch_size},
+                 {"seq_length", bench.seq_length},
+                 {"ranks", comm->size()},
+                 {"zero_stage", bench.zero_stage},
+                 {"bucket_mb", bench.bucket_mb}};
+  report.update(rates);
+  return report;
+}
+
+void add_step_options(Arguments part, BenchOptions& options) {
+  StepBench& step = options.step;
+  part.option("--preset", step.preset, "Model preset; `fp8train config list`");
+  part.option("--plan", step.plan, "Precision plan");
+  part.list("--set", step.sets, "precision.KEY=v or fp8.KEY=v: change the plan (repeatable)");
+  part.option("--micro-batch-size", step.micro_batch_size, 1, "Sequences of a micro-batch");
+  part.option("--seq-length", step.seq_length, 1, "Tokens of a sequence");
+  part.option("--accumulation", step.accumulation, 1, "Micro-batches of a step");
+  part.option("--vocabulary", step.vocabulary, 0, "0: the preset's, or 65");
+  part.option("--layers", step.layers, 0, "0: the preset's");
+  part.option("--zero-stage", step.zero_stage, 0, "With several ranks: the stage of ZeRO, 0 to 3");
+  part.option("--bucket-mb", step.bucket_mb, 1, "MiB of gradients that ranks exchange at a time");
+  part.option("--timeline", step.timeline,
+              "Write the last steps of all ranks here, for ui.perfetto.dev");
+  part.flag("--quick-weights", step.quick_weights,
+            "Weights are a few drawn values, repeated: a large model starts in seconds");
+}
+
+}  // namespace
+
+const BenchPart kStepBench = {.name = "step",
+                              .help = "A whole training step",
+                              .add_options = add_step_options,
+                              .run = run_step,
+                              .is_tuned = true};
+
+}  // namespace fp8train

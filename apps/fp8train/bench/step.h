@@ -1,0 +1,32 @@
+#pragma once
+// The step that fp8train bench step measures, or models for a GPU that is not here.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "model/model_config.h"
+#include "train/step/engine.h"
+
+namespace fp8train {
+
+struct StepBench {
+  std::string preset = "nanogpt-laptop", plan = "bf16";
+  std::vector<std::string> sets;  ///< "precision.key=v" and "fp8.key=v": changes to the plan
+  int64_t micro_batch_size = 12, seq_length = 64, accumulation = 1;
+  int64_t vocabulary = 0;  ///< 0: the preset's, or 65
+  int64_t layers = 0;      ///< 0: the preset's
+  int64_t zero_stage = 0, bucket_mb = 25;
+  std::string timeline;  ///< where to write one; empty: nowhere
+  /// Weights are a few drawn values, repeated: billions take minutes to draw as training does.
+  bool quick_weights = false;
+};
+
+/// The preset's model. Throws ConfigError for an unknown one.
+ModelConfig model_of(const StepBench& bench);
+
+/// Of an engine that runs it. Throws ConfigError for an unknown preset or plan, and for a change
+/// that the plan does not take.
+EngineSettings step_settings(const StepBench& bench);
+
+}  // namespace fp8train

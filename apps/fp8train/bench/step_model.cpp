@@ -1,0 +1,186 @@
+#include "bench/step_model.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "device/gpu_kinds.h"
+#include "train/step/roofline.h"
+
+namespace fp8train {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view kPrefix = "meta:";
+constexpr const char* kNote =
+    "A model, not a measurement: each operation that the step calls takes the longest of its "
+    "bytes, "
+    "its FLOPs and the instructions of its kernel (compiled for compute capability 9.0) at the "
+    "assumed rates, and its launches.";
+
+const GpuKind& modeled_gpu(const std::string& device) {
+  const std::string name = device.substr(kPrefix.size());
+  if (const GpuKind* gpu = find_gpu_kind(name)) {
+    return *gpu;
+  }
+  std::string known;
+  for (const GpuKind& kind : gpu_kinds()) {
+    known += (known.empty() ? "" : ", ") + std::string(kind.name);
+  }
+  throw ConfigError("--device: unknown GPU '" + name + "' (expected " + known + ")");
+}
+
+/// "GEMMs in bf16: 771 TFLOP/s, 78 % of 989".
+Json rates_of(const GpuKind& gpu) {
+  const AchievedShares shares = achieved_shares(gpu);
+  const auto rate = [](double stated, double share) {
+    return Json{{"stated", stated}, {"share", share}, {"assumed", stated * share}};
+  };
+  return {{"gemm_16bit_tflops", rate(gpu.tera_flops_16bit, shares.bits16)},
+          {"gemm_fp8_fast_accumulation_tflops", rate(gpu.tera_flops_8bit, shares.fp8_fast)},
+          {"gemm_fp8_tflops", rate(gpu.tera_flops_8bit, shares.fp8)},
+          {"gemm_fp32_tflops", rate(gpu.tera_flops_f32, shares.f32)},
+          {"attention_forward_tflops", rate(gpu.tera_flops_16bit, shares.attention_forward)},
+          {"attention_backward_tflops", rate(gpu.tera_flops_16bit, shares.attention_backward)},
+          {"memory_gbytes_per_second", rate(gpu.memory_rate, shares.memory)},
+          {"instructions_tera_lanes_per_second",
+           rate(gpu.warp_instruction_rate() * 32 / 1e12, shares.instructions)},
+          {"launch_microseconds", shares.launch_seconds * 1e6}};
+}
+
+Json figures_of(const OpTotal& total) {
+  return {{"seconds", total.seconds},
+          {"launches", total.launches},
+          {"bytes", total.bytes},
+          {"flops", total.flops}};
+}
+
+Json totals_of(const StepModel& model, double tokens) {
+  Json parts;
+  for (const char* part : {"start", "forward", "head", "backward", "rest", "update"}) {
+    parts[part] = model.seconds_of(part);
+  }
+  Json layer = figures_of(model.layer);
+  layer.erase("flops");
+  return {
+      {"seconds_per_step", model.step.seconds}, {"tokens_per_second", tokens / model.step.seconds},
+      {"step", figures_of(model.step)},         {"micro_batch", figures_of(model.micro_batch)},
+      {"element_wise_per_layer", layer},        {"seconds_by_part", parts}};
+}
+
+Json operations_of(const StepModel& model) {
+  Json operations = Json::array();
+  for (const OpTotal& total : model.operations) {
+    operations.push_back({{"part", total.part},
+                          {"operation", total.name},
+                          {"calls", total.calls},
+                          {"launches", total.launches},
+                          {"bytes", total.bytes},
+                          {"flops", total.flops},
+                          {"seconds", total.seconds},
+                          {"bound", name_of(total.bound)}});
+  }
+  return operations;
+}
+
+double number(const Json& json, const char* key) {
+  return json.at(key).get<double>();
+}
+
+void print_row(const std::string& name, const Json& row, double step_seconds) {
+  const double seconds = number(row, "seconds");
+  fmt::print("  {:<26}{:>8}{:>9}{:>11.3f}{:>11.3f}{:>11.3f}{:>8.1f}  {}\n", name,
+             row.contains("calls") ? row.at("calls").dump() : "", row.at("launches").dump(),
+             number(row, "bytes") / 1e9, row.contains("flops") ? number(row, "flops") / 1e12 : 0.0,
+             seconds * 1e3, 100.0 * seconds / step_seconds,
+             row.contains("bound") ? row.at("bound").get<std::string>() : "");
+}
+
+void print_operations(const Json& report) {
+  const double step_seconds = number(report, "seconds_per_step");
+  std::string part;
+  for (const Json& row : report.at("operations")) {
+    if (row.at("part") != part) {
+      part = row.at("part").get<std::string>();
+      fmt::print("{:<28}{:>8}{:>9}{:>11}{:>11}{:>11}{:>8}  bound by\n", part, "calls", "launches",
+                 "GB", "TFLOP", "ms", "%");
+    }
+    print_row(row.at("operation").get<std::string>(), row, step_seconds);
+  }
+  fmt::print("totals\n");
+  print_row("step", report.at("step"), step_seconds);
+  print_row("micro-batch", report.at("micro_batch"), step_seconds);
+  print_row("element-wise, per layer", report.at("element_wise_per_layer"), step_seconds);
+}
+
+void print_rates(const Json& rates) {
+  fmt::print("assumed rates\n");
+  for (const auto& [name, rate] : rates.items()) {
+    if (rate.is_object()) {
+      fmt::print("  {:<36}{:>8.0f}, {:.0f} % of the stated {:.0f}\n", name, number(rate, "assumed"),
+                 100.0 * number(rate, "share"), number(rate, "stated"));
+    } else {
+      fmt::print("  {:<36}{:>8}\n", name, rate.dump());
+    }
+  }
+}
+
+}  // namespace
+
+bool is_modeled_device(const std::string& device) {
+  return device.rfind(kPrefix, 0) == 0;
+}
+
+Json step_model_report(const std::string& device, const StepBench& bench) {
+  const GpuKind& gpu = modeled_gpu(device);
+  if (!bench.timeline.empty() || bench.zero_stage > 0) {
+    throw ConfigError("--device " + device +
+                      ": the model is of one GPU; leave out --timeline and --zero-stage");
+  }
+  StepBench in_bf16 = bench;
+  in_bf16.plan = "bf16";
+  in_bf16.sets.clear();
+  const EngineSettings settings = step_settings(bench);
+  const StepModel model = model_step(settings, gpu);
+  const StepModel bf16 = model_step(step_settings(in_bf16), gpu);
+  const auto tokens =
+      static_cast<double>(bench.micro_batch_size * bench.seq_length * bench.accumulation);
+  Json report = {{"bench", "step"},
+                 {"device", device},
+                 {"note", kNote},
+                 {"preset", bench.preset},
+                 {"layers", settings.model.num_hidden_layers},
+                 {"vocabulary", settings.model.vocab_size},
+                 {"plan", bench.plan},
+                 {"set", bench.sets},
+                 {"micro_batch_size", bench.micro_batch_size},
+                 {"seq_length", bench.seq_length},
+                 {"accumulation", bench.accumulation},
+                 {"assumed_rates", rates_of(gpu)}};
+  report.update(totals_of(model, tokens));
+  report["operations"] = operations_of(model);
+  report["bf16"] = totals_of(bf16, tokens);
+  report["of_bf16"] = bf16.step.seconds / model.step.seconds;
+  return report;
+}
+
+void print_step_model(const Json& report) {
+  fmt::print("{}\n", report.at("note").get<std::string>());
+  print_rates(report.at("assumed_rates"));
+  fmt::print("\n{}, {} layers, vocabulary {}, plan {}, {} x {} x {} tokens, on {}\n\n",
+             report.at("preset").get<std::string>(), report.at("layers").dump(),
+             report.at("vocabulary").dump(), report.at("plan").get<std::string>(),
+             report.at("accumulation").dump(), report.at("micro_batch_size").dump(),
+             report.at("seq_length").dump(), report.at("device").get<std::string>());
+  print_operations(report);
+  const Json& bf16 = report.at("bf16");
+  fmt::print(
+      "\n{:.1f} ms per step, {:.0f} tokens/s; in bf16 {:.1f} ms, {:.0f} tokens/s: {:.2f} x\n",
+      1e3 * number(report, "seconds_per_step"), number(report, "tokens_per_second"),
+      1e3 * number(bf16, "seconds_per_step"), number(bf16, "tokens_per_second"),
+      number(report, "of_bf16"));
+}
+
+}  // namespace fp8train

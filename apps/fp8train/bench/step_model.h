@@ -1,0 +1,22 @@
+#pragma once
+// fp8train bench step --device meta:GPU: a training step on a GPU that is not here, operation by
+// operation, from the calls that the step makes and the stated rates of the GPU, against the same
+// step in bf16.
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "bench/step.h"
+
+namespace fp8train {
+
+/// Whether --device names a GPU to model: "meta:h200".
+bool is_modeled_device(const std::string& device);
+
+/// Throws ConfigError for an unknown GPU, preset or row, a timeline and a ZeRO stage.
+nlohmann::ordered_json step_model_report(const std::string& device, const StepBench& bench);
+
+/// As tables.
+void print_step_model(const nlohmann::ordered_json& report);
+
+}  // namespace fp8train

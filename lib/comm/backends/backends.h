@@ -1,0 +1,60 @@
+#pragma once
+// Where communicators come from.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/comm_settings.h"
+#include "comm/communicator.h"
+
+namespace fp8train {
+
+class Device;
+struct Launch;
+struct Rendezvous;
+
+/// Whether ranks meet by a file (comm/backends/rendezvous.h) instead of MPI; make_communicator then
+/// gives each one of its own.
+bool meets_by_file(const CommSettings& settings, const Launch& launch);
+
+/// The communicator of all ranks of the run. MPI is initialized by the first that needs it. Throws
+/// ConfigError where a launcher has started several processes that do not find each other
+/// (comm/launch.h); CommError where MPI is not in this build or does not start.
+std::unique_ptr<Communicator> make_communicator(const CommSettings& settings);
+
+/// One rank.
+std::unique_ptr<Communicator> make_self_communicator();
+
+/// Ranks as threads of this process: one communicator per rank, each for a thread of its own.
+std::vector<std::unique_ptr<Communicator>> make_thread_ranks(const Topology& topology);
+
+/// One rank of a run that does not take place: counts what would be sent. What the rank would get
+/// from others is zeros on the host and not touched elsewhere.
+std::unique_ptr<Communicator> make_dry_run(const Topology& topology, int rank);
+
+/// All processes that MPI has started. Throws CommError, TimeoutError where MPI does not start, or
+/// the others do not come, in `start_seconds`.
+std::unique_ptr<Communicator> make_mpi_communicator(double start_seconds = 600);
+
+/// For memory of `device`, a GPU, by way of host memory: what `host` moves. Starting waits for the
+/// GPU, and waiting for an operation brings what has arrived to it. A Work ends before the
+/// communicator does; `device` and `host` outlive it.
+std::unique_ptr<Communicator> make_staged_communicator(Communicator& host, Device& device);
+
+/// Ranks on GPUs, which NCCL moves between: those of `host`, over which the rest goes, or those of
+/// a rendezvous. `device` and `host` outlive it. Throws ConfigError where two ranks are on one GPU,
+/// CommError where NCCL is not in this build, is not found or does not start.
+std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, Device& device);
+std::unique_ptr<Communicator> make_nccl_communicator(const Rendezvous& rendezvous, Device& device);
+
+/// The ranks of `inner`, which compare what they call: a collective, its count or its root that is
+/// not that of the others ends in a CommError that names the rank, on all ranks. Elements have no
+/// type here, only bytes. Slower by a small message for each collective; what it sends for that
+/// does not count as traffic. make_communicator() does so in builds without NDEBUG.
+std::unique_ptr<Communicator> make_checked_communicator(std::unique_ptr<Communicator> inner);
+
+/// Whether this build has MPI.
+bool has_mpi();
+
+}  // namespace fp8train

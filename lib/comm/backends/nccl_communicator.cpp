@@ -1,0 +1,241 @@
+// Ranks on GPUs, over NCCL. Collectives run on the device's side stream, ordered by events against
+// the stream of the caller, so that they overlap with its work and nobody on the host waits. Bytes
+// are moved as what they are. Host memory goes over the communicator that the ranks met by; where
+// they met by a file it goes through memory of the GPU.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <exception>
+#include <list>
+#include <utility>
+
+#include "base/error.h"
+#include "comm/backends/backends.h"
+#include "comm/backends/nccl_group.h"
+#include "comm/backends/rendezvous.h"
+#include "comm/relayed_work.h"
+
+namespace fp8train {
+namespace {
+
+/// The stream of the caller waits; the host does not.
+class NcclWork final : public PendingWork {
+ public:
+  NcclWork(std::shared_ptr<NcclFamily> family, std::string what, std::shared_ptr<StreamEvent> end,
+           const Stream& stream)
+      : family_(std::move(family)), what_(std::move(what)), end_(std::move(end)), stream_(stream) {}
+  ~NcclWork() override {
+    if (!waited_ && !family_->watchdog().failed()) {  // before its memory is another's
+      try {
+        hold();
+      } catch (const std::exception&) {  // the GPU has failed, as all that follows will say
+        static_cast<void>(0);
+      }
+    }
+  }
+  NcclWork(const NcclWork&) = delete;
+  NcclWork& operator=(const NcclWork&) = delete;
+
+  bool done() override {
+    family_->watchdog().check(what_);
+    return true;
+  }
+  void wait() override {
+    family_->watchdog().check(what_);
+    hold();
+    waited_ = true;
+  }
+
+ private:
+  void hold() {
+    if (!family_->side().is(stream_)) {
+      end_->hold(stream_);
+    }
+  }
+
+  std::shared_ptr<NcclFamily> family_;
+  std::string what_;
+  std::shared_ptr<StreamEvent> end_;
+  Stream stream_;
+  bool waited_ = false;
+};
+
+/// Device memory that stages host memory; reused by the next operation that needs no more.
+struct Passage {
+  Buffer send, recv;
+  bool in_use = false;
+};
+
+class NcclCommunicator final : public Communicator {
+ public:
+  /// `host`: null where host memory goes through the GPU; `owned_host` where it is this one's.
+  NcclCommunicator(std::shared_ptr<NcclGroup> group, Topology topology, int rank,
+                   Communicator* host, std::unique_ptr<Communicator> owned_host = nullptr,
+                   std::shared_ptr<Traffic> traffic = nullptr)
+      : Communicator(std::move(topology), rank, std::move(traffic)),
+        group_(std::move(group)),
+        owned_host_(std::move(owned_host)),
+        host_(owned_host_ != nullptr ? owned_host_.get() : host) {}
+
+  bool in_stream_order() const override { return true; }
+
+  void fail(int exit_code) override {
+    family().watchdog().fail(
+        fmt::format("rank {} has given up with exit code {}", family().rank(), exit_code));
+    if (host_ != nullptr) {
+      host_->fail(exit_code);
+    }
+  }
+
+ protected:
+  std::unique_ptr<Communicator> make_group(const Subgroup& group) override {
+    std::unique_ptr<Communicator> host = host_ != nullptr ? host_->group(group.kind) : nullptr;
+    return std::make_unique<NcclCommunicator>(
+        group_->split(group.color, group.rank, group.topology.size(), timeout()), group.topology,
+        group.rank, nullptr, std::move(host), counters());
+  }
+  Work start(const Operation& operation) override {
+    if (operation.collective != Collective::barrier) {
+      return move(operation);
+    }
+    if (host_ != nullptr) {
+      host_->set_timeout(timeout());
+      return host_->run(operation);
+    }
+    Operation gather = operation;  // what the bytes are does not matter
+    barrier_bytes_.resize(static_cast<size_t>(size()) + 1);
+    gather.send = barrier_bytes_.data();
+    gather.recv = barrier_bytes_.data() + 1;
+    gather.bytes = 1;
+    return move(gather);
+  }
+  const char* kind() const override { return "nccl"; }
+
+ private:
+  NcclFamily& family() const { return *group_->family(); }
+  std::string words(const Operation& operation) const {
+    return fmt::format("rank {}: {} {} of {} bytes", family().rank(), operation.name(),
+                       operation.sequence, operation.bytes);
+  }
+
+  Work move(const Operation& operation) {
+    if (operation.stream.kind() == DeviceKind::meta || operation.bytes == 0) {
+      return {};
+    }
+    if (operation.stream.kind() == DeviceKind::cuda) {
+      return run_on_gpu(operation, operation.stream, operation.send, operation.recv);
+    }
+    if (host_ != nullptr) {
+      family().watchdog().check(words(operation));
+      host_->set_timeout(timeout());
+      return host_->run(operation);
+    }
+    Device& device = family().device();
+    const size_t sent = operation.send_bytes(size());
+    const size_t received = operation.recv_bytes(size());
+    Passage& passage = free_passage(sent, received);
+    device.copy_from_host(passage.send.data(), operation.send, sent);
+    passage.in_use = true;
+    return Work(std::make_unique<RelayedWork>(
+        run_on_gpu(operation, device.stream(), passage.send.data(), passage.recv.data()),
+        [family = group_->family(), what = words(operation), to = operation.recv, &passage,
+         received] {
+          family->device().copy_to_host(to, passage.recv.data(), received);
+          family->watchdog().check(what);  // what an aborted operation leaves is no result
+        },
+        [&passage] { passage.in_use = false; }));
+  }
+
+  Work run_on_gpu(const Operation& operation, const Stream& stream, const void* send, void* recv) {
+    NcclFamily& of_rank = family();
+    const NcclCall call = {.collective = operation.collective,
+                           .what = words(operation),
+                           .timeout = timeout(),
+                           .send = send,
+                           .recv = recv,
+                           .bytes = operation.bytes,
+                           .root = operation.root};
+    of_rank.watchdog().check(call.what);
+    of_rank.side().follow(stream);
+    group_->start(call);
+    auto end = of_rank.side().mark_end();
+    of_rank.watchdog().watch({.what = call.what, .timeout = timeout(), .end = end});
+    return Work(std::make_unique<NcclWork>(group_->family(), call.what, end, stream));
+  }
+
+  Passage& free_passage(size_t send_bytes, size_t recv_bytes) {
+    for (Passage& passage : passages_) {
+      if (!passage.in_use && passage.send.bytes() >= send_bytes &&
+          passage.recv.bytes() >= recv_bytes) {
+        return passage;
+      }
+    }
+    Device& device = family().device();
+    return passages_.emplace_back(
+        Passage{.send = Buffer(device, send_bytes, MemoryCategory::communication),
+                .recv = Buffer(device, recv_bytes, MemoryCategory::communication)});
+  }
+
+  std::shared_ptr<NcclGroup> group_;
+  std::unique_ptr<Communicator> owned_host_;
+  Communicator* host_;
+  std::list<Passage> passages_;
+  std::vector<char> barrier_bytes_;
+};
+
+/// NCCL would hang, or say so in words of its own.
+void check_own_gpu(Communicator& host, const Device& device) {
+  std::array<char, 64> mine = {};
+  const std::string id = device.hardware_id();
+  std::memcpy(mine.data(), id.data(), std::min(id.size(), mine.size() - 1));
+  const auto all = host.all_gather_values(mine);
+  for (int other = 0; other < host.size(); ++other) {
+    if (other != host.rank() && host.topology().node_of(other) == host.node() &&
+        all[static_cast<size_t>(other)] == mine) {
+      throw ConfigError(fmt::format(
+          "ranks {} and {} are on one GPU ({}), and NCCL needs one each: start as many ranks of a "
+          "node as it has GPUs and let each see them all (--gpu-bind=none), or set comm.backend: "
+          "mpi",
+          std::min(other, host.rank()), std::max(other, host.rank()), id));
+    }
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, Device& device) {
+  check_own_gpu(host, device);
+  NcclId id = {};
+  if (host.rank() == 0) {
+    id = new_nccl_id();
+  }
+  host.broadcast({DeviceKind::cpu, nullptr, nullptr}, id.data(), id.size(), 0).wait();
+  auto made = std::make_unique<NcclCommunicator>(
+      join_nccl(id, device, host.rank(), host.size(), host.timeout()), host.topology(), host.rank(),
+      &host);
+  made->set_timeout(host.timeout());
+  return made;
+}
+
+std::unique_ptr<Communicator> make_nccl_communicator(const Rendezvous& rendezvous, Device& device) {
+  NcclId id = {};
+  if (rendezvous.rank == 0) {
+    id = new_nccl_id();
+  }
+  const FileStore note(rendezvous, id.data(), id.size());
+  const std::shared_ptr<NcclGroup> group =
+      join_nccl(id, device, rendezvous.rank, rendezvous.size, rendezvous.timeout_seconds);
+  NcclCommunicator strangers(group, Topology::blocks(rendezvous.size, rendezvous.size),
+                             rendezvous.rank, nullptr);
+  strangers.set_timeout(rendezvous.timeout_seconds);
+  auto made = std::make_unique<NcclCommunicator>(
+      group, Topology::of_places(strangers.all_gather_values(rendezvous.node)), rendezvous.rank,
+      nullptr);
+  made->set_timeout(rendezvous.timeout_seconds);
+  return made;
+}
+
+}  // namespace fp8train

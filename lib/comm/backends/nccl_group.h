@@ -1,0 +1,71 @@
+#pragma once
+// Communicators of NCCL as our communicator uses them. They are non-blocking, so no call blocks the
+// thread. A watchdog aborts all communicators of a rank if an operation does not end in its time or
+// NCCL reports an error. Only the implementation of this header includes nccl.h.
+
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "comm/communicator.h"
+#include "comm/exchange/side_stream.h"
+#include "comm/watchdog.h"
+#include "device/device.h"
+
+namespace fp8train {
+
+/// What ranks must share to find each other.
+using NcclId = std::array<char, 128>;
+/// Made by one of them. Throws CommError.
+NcclId new_nccl_id();
+
+/// Device memory of an operation, as in Communicator; `what` for messages.
+struct NcclCall {
+  Collective collective = Collective::all_gather;
+  std::string what;
+  double timeout = 0;
+  const void* send = nullptr;
+  void* recv = nullptr;
+  size_t bytes = 0;
+  int root = 0;
+};
+
+/// What the communicators of a rank that were made from one share: they fail together.
+class NcclFamily {
+ public:
+  virtual ~NcclFamily() = default;
+  virtual Watchdog& watchdog() = 0;
+  SideStream& side() { return side_; }
+  Device& device() { return *device_; }
+  int rank() const { return rank_; }
+
+ protected:
+  NcclFamily(Device& device, int rank) : device_(&device), rank_(rank), side_(device) {}
+
+ private:
+  Device* device_;
+  int rank_;
+  SideStream side_;
+};
+
+/// One communicator. It is left when this is destroyed, in the same order on all ranks; after an
+/// error or a time-out all are aborted. Neither takes longer than some seconds.
+class NcclGroup {
+ public:
+  virtual ~NcclGroup() = default;
+  virtual const std::shared_ptr<NcclFamily>& family() const = 0;
+
+  /// Of the `size` ranks with the same color, in the order of `rank`. Collective. Throws CommError.
+  virtual std::shared_ptr<NcclGroup> split(int color, int rank, int size, double timeout) = 0;
+
+  /// A barrier is an all_gather. Returns when the operation is in the side stream, and throws
+  /// CommError where NCCL refuses or takes longer than the call's time.
+  virtual void start(const NcclCall& call) = 0;
+};
+
+/// Waits for all ranks. `device` outlives the group. Throws CommError.
+std::shared_ptr<NcclGroup> join_nccl(const NcclId& id, Device& device, int rank, int size,
+                                     double timeout);
+
+}  // namespace fp8train

@@ -1,0 +1,104 @@
+#pragma once
+// What all exchanges of gradients have in common. There is one class for wires whose contributions
+// are packets with their own scales, and one for codes under scales that all ranks share.
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/math.h"
+#include "base/trace.h"
+#include "comm/exchange/gradient_exchange.h"
+#include "comm/exchange/side_stream.h"
+#include "ops/exchange/wire.h"
+#include "tensor/tensor.h"
+
+namespace fp8train {
+
+class ExchangeRun : public GradientExchange {
+ public:
+  ExchangeRun(Communicator& comm, Device& device, const GradientWire& wire, GradientBucket bucket,
+              ExchangeResult result, Groups* groups);
+  ExchangeRun(const ExchangeRun&) = delete;
+  ExchangeRun& operator=(const ExchangeRun&) = delete;
+
+  void start(Stream stream, void* scratch, float factor, const View& shard) override;
+  bool advance() override { return advance_as_far(false); }
+  void finish() override;
+
+  int64_t shard_elements() const override { return chunk_; }
+  int64_t own_elements() const override;
+  int64_t pieces() const override { return ceil_div(chunk_, piece_); }
+
+ protected:
+  /// Of a piece: starts the first messages, if there are any; next() is called when they have
+  /// arrived, until it returns false.
+  virtual void begin() = 0;
+  virtual bool next() = 0;
+
+  int ranks() const { return comm_->size(); }
+  bool encoded() const { return bucket_.gradients.format.is_scaled(); }
+  bool to_shard() const { return result_ == ExchangeResult::shard; }
+
+  /// Elements of a shard in the piece under way; those of this rank's shard that the bucket has.
+  int64_t here() const { return std::min(piece_, chunk_ - offset_); }
+  int64_t own_here() const { return std::clamp(own_elements() - offset_, int64_t{0}, here()); }
+  View shard_here() const;
+  /// Its rows in the bucket, one for each rank.
+  ops::ChunkRange places() const { return {.first = offset_, .stride = chunk_}; }
+  bool first_piece() const { return offset_ == 0; }
+  bool last_piece() const { return offset_ + piece_ >= chunk_; }
+
+  Groups own_groups_;
+  Groups* groups_;
+  Communicator* comm_;  ///< groups_->all
+  GradientWire wire_;
+  GradientBucket bucket_;
+  ExchangeResult result_;
+  int64_t count_ = 0;
+  int64_t chunk_ = 0;  ///< elements of a shard
+  int64_t piece_ = 0;  ///< of them in a piece
+
+  // Of the run under way.
+  Stream stream_{DeviceKind::cpu, nullptr, nullptr};
+  std::byte* scratch_ = nullptr;
+  float factor_ = 1.0F;
+  View shard_;
+  int64_t offset_ = 0;  ///< of the piece, in each shard
+  Work work_;
+
+ private:
+  /// False where more would take waiting, which only `waiting` allows.
+  bool advance_as_far(bool waiting);
+  bool next_piece();
+  void show_end();
+
+  bool under_way_ = false;
+  TraceFlight flight_;
+  /// Where messages follow streams the whole exchange is submitted at once, concurrently with the
+  /// caller's stream. Ranks then submit in one order, which NCCL's kernels need.
+  std::optional<SideStream> side_;
+  std::shared_ptr<StreamEvent> end_;
+  Stream caller_{DeviceKind::cpu, nullptr, nullptr};
+};
+
+std::unique_ptr<GradientExchange> make_packet_exchange(Communicator& comm, Device& device,
+                                                       const GradientWire& wire,
+                                                       GradientBucket bucket, ExchangeResult result,
+                                                       GradientExchange::Groups* groups);
+
+/// fp8_sum
+std::unique_ptr<GradientExchange> make_code_exchange(Communicator& comm, Device& device,
+                                                     const GradientWire& wire,
+                                                     GradientBucket bucket, ExchangeResult result,
+                                                     GradientExchange::Groups* groups);
+
+/// Pieces of scratch memory start at multiples of this.
+constexpr size_t kScratchAlignment = 256;
+inline size_t aligned_scratch(size_t bytes) {
+  return round_up(bytes, kScratchAlignment);
+}
+
+}  // namespace fp8train

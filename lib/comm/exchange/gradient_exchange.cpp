@@ -1,0 +1,145 @@
+#include "comm/exchange/gradient_exchange.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "base/error.h"
+#include "base/math.h"
+#include "comm/exchange/exchange_run.h"
+#include "comm/exchange/reduce.h"
+#include "tensor/stored_pool.h"
+
+namespace fp8train {
+
+namespace {
+
+/// Elements of a shard in a piece: pieces are equal, but for the last one.
+int64_t piece_elements(const GradientBucket& bucket, int ranks, int64_t chunk, int64_t alignment) {
+  const auto element = static_cast<int64_t>(size_of(bucket.gradients.format.dtype));
+  const bool fits = bucket.gradients.count() * element <= bucket.piece_bytes;
+  if (bucket.piece_bytes == 0 || fits || ranks == 1) {
+    return chunk;
+  }
+  const int64_t groups = chunk / alignment;
+  const int64_t most = std::max(bucket.piece_bytes / (alignment * element * ranks), int64_t{1});
+  const int64_t pieces = ceil_div(groups, most);
+  return ceil_div(groups, pieces) * alignment;
+}
+
+}  // namespace
+
+ExchangeRun::ExchangeRun(Communicator& comm, Device& device, const GradientWire& wire,
+                         GradientBucket bucket, ExchangeResult result, Groups* groups)
+    : groups_(groups != nullptr ? groups : &own_groups_),
+      wire_(wire),
+      bucket_(std::move(bucket)),
+      result_(result) {
+  if (groups_->all == nullptr) {
+    groups_->all = comm.duplicate();
+  }
+  comm_ = groups_->all.get();
+  const TensorFormat& stored = bucket_.gradients.format;
+  count_ = bucket_.gradients.count();
+  const int64_t alignment = range_alignment(wire_.format);
+  chunk_ = reduced_chunk(comm, count_, alignment);
+  check(count_ > 0, "an exchange has gradients");
+  piece_ = piece_elements(bucket_, ranks(), chunk_, alignment);
+  check(encoded() ? stored == wire_.format
+                  : stored == plain(DType::f32) || stored == plain(DType::bf16),
+        "gradients are exchanged from fp32, bf16 or the codes that cross the wire");
+  if (comm_->in_stream_order() && ranks() > 1) {
+    side_.emplace(device);
+  }
+}
+
+int64_t ExchangeRun::own_elements() const {
+  return std::clamp(count_ - comm_->rank() * chunk_, int64_t{0}, chunk_);
+}
+
+View ExchangeRun::shard_here() const {
+  const int64_t own = own_here();
+  if (own == 0) {
+    return {nullptr, shard_.dtype, {0}};
+  }
+  const size_t before = static_cast<size_t>(offset_) * size_of(shard_.dtype);
+  return {shard_.as<std::byte>() + before, shard_.dtype, {own}};
+}
+
+void ExchangeRun::start(Stream stream, void* scratch, float factor, const View& shard) {
+  check(!under_way_, "an exchange is finished before it starts again");
+  check(to_shard() ? shard.shape == Shape{own_elements()} : shard.empty(),
+        "a shard is this rank's elements of the bucket");
+  flight_ = TraceFlight(TraceKind::exchange, "exchange");
+  caller_ = stream;
+  stream_ = stream;
+  if (side_) {
+    side_->follow(stream);
+    stream_ = side_->stream();
+  }
+  scratch_ = static_cast<std::byte*>(scratch);
+  factor_ = factor;
+  shard_ = shard;
+  offset_ = 0;
+  const bool as_it_is =
+      ranks() == 1 && !to_shard() && factor == 1.0F && bucket_.gradients.format == wire_.format;
+  if (!as_it_is) {
+    under_way_ = true;
+    begin();
+  }
+  if (side_) {
+    advance_as_far(true);  // nothing of it waits on the host
+    end_ = side_->mark_end();
+  }
+}
+
+bool ExchangeRun::advance_as_far(bool waiting) {
+  while (under_way_) {
+    if (!waiting && !work_.done()) {
+      return false;
+    }
+    work_.wait();
+    under_way_ = next() || next_piece();
+  }
+  show_end();
+  return true;
+}
+
+bool ExchangeRun::next_piece() {
+  offset_ += piece_;
+  if (offset_ >= chunk_) {
+    return false;
+  }
+  begin();
+  return true;
+}
+
+/// Where the exchange was submitted at once, only its last event tells.
+void ExchangeRun::show_end() {
+  if (flight_.active() && (!side_ || (end_ != nullptr && end_->reached()))) {
+    flight_.end();
+  }
+}
+
+void ExchangeRun::finish() {
+  advance_as_far(true);
+  if (end_ != nullptr) {
+    end_->hold(caller_);
+    while (flight_.active() && !end_->reached()) {  // for a timeline, which shows when it was over
+      std::this_thread::yield();
+    }
+    end_.reset();
+    flight_.end();
+  }
+}
+
+std::unique_ptr<GradientExchange> make_gradient_exchange(Communicator& comm, Device& device,
+                                                         const GradientWire& wire,
+                                                         GradientBucket bucket,
+                                                         ExchangeResult result,
+                                                         GradientExchange::Groups* groups) {
+  const auto make = wire.kind == WireKind::fp8_sum ? make_code_exchange : make_packet_exchange;
+  return make(comm, device, wire, std::move(bucket), result, groups);
+}
+
+}  // namespace fp8train

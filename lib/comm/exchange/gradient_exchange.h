@@ -1,0 +1,118 @@
+#pragma once
+// The exchange of gradients between ranks, in the format of the plan's wire. A bucket is a flat
+// piece of the gradients; the exchange replaces it by factor * (sum over ranks) on every rank
+// (DDP), or leaves each rank the shard that it owns (ZeRO).
+//
+//   pack (round once) -> all-to-all of bytes -> fp32 sum in rank order [-> pack -> all-gather]
+//
+// A large bucket goes in pieces, one after another in the same scratch memory: the same elements of
+// each rank's shard at a time. The order of sums, and with it every bit, does not depend on the
+// size of pieces: scales belong to the format's groups of elements, or for fp8_sum to whole
+// tensors, whose amax is exchanged before the first piece.
+//
+// fp8_two_hop does the all-to-all and the sum twice: among the ranks of a node, then among those of
+// equal local rank. Shard r is elements r * shard_elements() .. of the bucket on every wire.
+//
+// An exchange is made once per bucket and run once per step: start() when the bucket is complete,
+// advance() from time to time so that it progresses during other work, finish() before the result
+// is read. Nothing is allocated on the device; memory between start() and finish() is the caller's.
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "device/device.h"
+#include "ops/storage/storage.h"
+#include "tensor/stored_tensor.h"
+
+namespace fp8train {
+
+enum class WireKind : uint8_t {
+  fp32,
+  bf16,
+  fp8_sum,  ///< a scale for each tensor, shared by all ranks; the sum is rounded at each addend
+  fp8_two_shot,  ///< a scale for each group of elements; fp32 sums
+  fp8_two_hop,   ///< the same, within a node and then between nodes
+};
+
+struct GradientWire {
+  WireKind kind = WireKind::fp32;
+  TensorFormat format;     ///< of a contribution
+  TensorFormat first_hop;  ///< two_hop: of a contribution within a node
+  /// DDP: of the means that are gathered. fp32 and bf16 wires: `format`, and a ZeRO shard is
+  /// rounded to it as well, so that all layouts have the same bits.
+  TensorFormat gather;
+  /// The rank's own contribution to its shard is not rounded.
+  bool self_exact = false;
+
+  bool operator==(const GradientWire&) const = default;
+};
+
+/// The wire that a plan's gradient_wire format means for these ranks: two hops where there are
+/// several nodes of several ranks, without self_exact. Means are gathered in bf16. Throws
+/// ConfigError for a format that crosses no wire.
+GradientWire gradient_wire(const TensorFormat& format, bool self_exact, const Topology& topology);
+
+struct GradientBucket {
+  /// Flat: fp32 or bf16; or codes as they cross the wire, whose scales are one for each 128
+  /// elements (fp8_two_shot, fp8_two_hop) or [tensors, 2], as those of StoredTensor are (fp8_sum).
+  StoredTensor gradients;
+  /// First element of each tensor, multiples of 128, ascending from 0; fp8_sum only.
+  std::vector<int64_t> tensors;
+  /// Of gradients, in a piece; at least range_alignment() elements of each shard. 0: one piece.
+  int64_t piece_bytes = 0;
+  /// fp8_sum: the controller of each tensor's scale, on the device (ops::shared_scales); none where
+  /// scales are divided by sqrt(N). Each rank counts in it what is at the maximum of its shard of
+  /// the sum; all ranks' counts make the factor of the next step (ops::update_auto_scales).
+  std::vector<ops::AutoScale*> automatic;
+  /// fp8_sum, ExchangeResult::whole: where the codes of the sum and their scales go, laid out as
+  /// `gradients`, which then stay as they are; empty: to `gradients`.
+  StoredTensor result = {};
+};
+
+enum class ExchangeResult : uint8_t { whole, shard };
+
+/// One of the two of comm/exchange/exchange_run.h. Made by make_gradient_exchange().
+class GradientExchange {
+ public:
+  /// What an exchange talks through, made by the first that gets it.
+  struct Groups {
+    std::unique_ptr<Communicator> all, node, peers;
+  };
+
+  virtual ~GradientExchange() = default;
+
+  /// Elements of a shard: a multiple of the wire's range_alignment(). The last shards may reach
+  /// beyond the bucket.
+  virtual int64_t shard_elements() const = 0;
+  /// Elements of this rank's shard that the bucket has.
+  virtual int64_t own_elements() const = 0;
+
+  /// Pieces of the bucket.
+  virtual int64_t pieces() const = 0;
+
+  /// Of one piece.
+  virtual size_t scratch_bytes() const = 0;
+
+  /// Packs the first piece and starts to send. scratch: 256-byte aligned, free again after
+  /// finish(). `shard` (ExchangeResult::shard only): own_elements(), fp32 or bf16; may be the
+  /// shard's own place in the bucket.
+  virtual void start(Stream stream, void* scratch, float factor, const View& shard = {}) = 0;
+
+  /// Goes on as far as that takes no waiting. True when the result is there.
+  virtual bool advance() = 0;
+
+  /// Waits for the result. In the same order on all ranks.
+  virtual void finish() = 0;
+};
+
+/// Collective: all ranks make the same exchanges in the same order. `comm`, `groups` and the memory
+/// of the bucket outlive it. How far advance() comes differs between ranks, so that exchanges which
+/// are under way at the same time need groups of their own (null: made here); those that run one
+/// after another can share them.
+std::unique_ptr<GradientExchange> make_gradient_exchange(
+    Communicator& comm, Device& device, const GradientWire& wire, GradientBucket bucket,
+    ExchangeResult result, GradientExchange::Groups* groups = nullptr);
+
+}  // namespace fp8train

@@ -1,0 +1,24 @@
+#pragma once
+// Sums over ranks, made by our own operations in rank order and fp32 (or fp64), so that they have
+// the same bits with every communicator. These functions block. Gradients use
+// comm/exchange/gradient_exchange.h instead, which overlaps with other work.
+
+#include "comm/communicator.h"
+#include "ops/exchange/wire.h"
+#include "tensor/view.h"
+
+namespace fp8train {
+
+/// Elements of the piece that each rank sums of `count`: a multiple of `alignment`.
+int64_t reduced_chunk(const Communicator& comm, int64_t count, int64_t alignment = kRangeAlignment);
+
+/// Few values, each rank's sent to all: fp32 or fp64. max: of magnitudes, NaN being the largest.
+/// scratch: size() * values.bytes().
+void all_combine(Communicator& comm, Stream stream, View values, ops::Combine how, void* scratch);
+
+/// The same for many values, as many as a multiple of size(): each rank combines a share of them,
+/// which all others then get. scratch: values.bytes().
+void all_combine_shares(Communicator& comm, Stream stream, View values, ops::Combine how,
+                        void* scratch);
+
+}  // namespace fp8train

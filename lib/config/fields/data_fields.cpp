@@ -1,0 +1,78 @@
+// Where tokens come from.
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "config/fields/field_builders.h"
+#include "config/fields/field_table.h"
+#include "data/readers/data_format.h"
+
+namespace fp8train {
+namespace {
+
+using namespace fields;
+
+constexpr double kMostPositions = ModelLimits::positions;
+
+template <class Member>
+auto data(Member member) {
+  return in(&Settings::data, member);
+}
+
+Field sources(std::string key, std::vector<DataSource> DataSettings::*member, std::string doc) {
+  return make(std::move(key), "a list of {path, format, weight}", std::move(doc), data(member),
+              read_sources, [](const std::vector<DataSource>& values) {
+                return values.empty() ? "" : sources_text(values);
+              });
+}
+
+// What the wizard offers where the default of the field is no good start.
+
+std::string offered_validation(const Settings& settings) {
+  return number_text(settings.data.val_fraction > 0 ? settings.data.val_fraction : 0.05);
+}
+
+}  // namespace
+
+std::vector<Field> data_fields() {
+  return {
+      sources("data.train", &DataSettings::train,
+              fmt::format("Training sources: {{path, format: {}, weight}}. A path is a file, a "
+                          "folder or a pattern, and starts at the working directory. If a weight "
+                          "is not 1, samples are distributed over the sources by weight; otherwise "
+                          "the sources follow one another",
+                          fmt::join(data_format_names(), "|")))
+          .asked({.topic = Topic::data, .text = "Training data: a file, or [file, file]"}),
+      sources("data.val", &DataSettings::val,
+              "Validation sources; not set: val_fraction of the training sources"),
+      number("data.val_fraction", data(&DataSettings::val_fraction), from_up_to(0, 1),
+             "Part of the training sources that is held back for validation")
+          .asked({.topic = Topic::data,
+                  .text = "Part held back for validation",
+                  .unless = {"data.val"},
+                  .suggest = offered_validation}),
+      path("data.tokenizer", data(&DataSettings::tokenizer),
+           "byte, char, the path of a tokenizer file or of a folder that has one, or none for "
+           "token files from elsewhere; with model.from the default is the tokenizer of its "
+           "folder, if it has one and the data are not token files",
+           "text")
+          .asked({.topic = Topic::data, .text = "Tokenizer", .changes_memory = true}),
+      integer("data.seq_length", data(&DataSettings::seq_length), between(1, kMostPositions),
+              "Tokens of one sequence; a preset sets its own default, and the context of "
+              "model.from limits it")
+          .asked({.topic = Topic::data, .text = "Sequence length", .changes_memory = true}),
+      flag("data.shuffle", data(&DataSettings::shuffle),
+           "Windows in random order; false: in the order of the files"),
+      text("data.text_key", data(&DataSettings::text_key), "JSONL: the key that holds the text"),
+      choice("data.chat_template", data(&DataSettings::chat_template), kChatTemplates,
+             "Template that dialogues are rendered with; auto: that of the tokenizer's folder"),
+      choice("data.packing", data(&DataSettings::packing), kPackings,
+             "How documents fill a sequence. windows: consecutive text; documents: whole "
+             "documents, which do not see each other; none: one document; auto: documents for "
+             "dialogues, else windows"),
+      flag("data.document_mask", data(&DataSettings::document_mask),
+           "With windows: attention and positions start again after each end-of-sequence token"),
+  };
+}
+
+}  // namespace fp8train

@@ -1,0 +1,363 @@
+#include "config/fields/field.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "base/text.h"
+#include "config/fields/scalar.h"
+#include "config/suggest.h"
+#include "data/readers/data_format.h"
+
+namespace fp8train {
+namespace {
+
+using Kind = YamlNode::Kind;
+
+bool is_plain(const YamlNode& node) {
+  return node.kind == Kind::scalar && !node.quoted;
+}
+
+/// Quotes make a text of what is none without them; around other texts they say nothing.
+bool is_text_by_quotes(const YamlNode& node) {
+  const std::string& text = node.text;
+  return node.kind == Kind::scalar && node.quoted &&
+         (text.empty() || parse_number(text) || parse_bool(text));
+}
+
+/// A hint when somebody quoted what is no text.
+std::string quote_hint(const FieldValue& value) {
+  return is_text_by_quotes(value.node()) && !value.node().text.empty() ? "remove the quotes" : "";
+}
+
+std::string lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+  return text;
+}
+
+/// The elements of a list of exactly `count` (0: any number), each read by `read`.
+template <class T, class Read>
+std::optional<std::vector<T>> read_list(const FieldValue& value, size_t count,
+                                        const std::string& what, const Read& read) {
+  const YamlNode& node = value.node();
+  if (node.kind != Kind::sequence || (count != 0 && node.items.size() != count)) {
+    const bool wrong_length = node.kind == Kind::sequence;
+    const auto length = static_cast<int64_t>(node.items.size());
+    value.expected(what, wrong_length ? "it has " + counted(length, "element") : "");
+    return std::nullopt;
+  }
+  std::vector<T> result;
+  bool good = true;
+  for (size_t i = 0; i < node.items.size(); ++i) {
+    const auto element = read(value.child(node.items[i], fmt::format("{}[{}]", value.key(), i)));
+    good = good && element.has_value();
+    if (element) {
+      result.push_back(*element);
+    }
+  }
+  return good ? std::optional(result) : std::nullopt;
+}
+
+constexpr double kMostWeight = 1e12;
+
+std::optional<DataSource> read_source_map(const FieldValue& value, const std::string& what) {
+  const std::vector<std::string> formats = data_format_names();
+  const std::string one_format = "one of " + joined(formats);
+  DataSource source;
+  source.format = "auto";
+  const bool good = read_keys(
+      value, what,
+      {{"path", [&](const FieldValue& it) { return assign(source.path, read_path(it, "text")); }},
+       {"format",
+        [&](const FieldValue& it) {
+          return assign(source.format, read_choice(it, formats, one_format));
+        }},
+       {"weight", [&](const FieldValue& it) {
+          return assign(source.weight,
+                        read_number(it, above_up_to(0, kMostWeight), "a number > 0, at most 1e12"));
+        }}});
+  if (good && source.path.empty()) {
+    value.fail("a source needs a path");
+  }
+  return good && !source.path.empty() ? std::optional(source) : std::nullopt;
+}
+
+}  // namespace
+
+void FieldValue::expected(const std::string& what, const std::string& hint) const {
+  if (!node_.reported) {
+    fail(fmt::format("expected {}, got {}{}{}", what, describe(node_), hint.empty() ? "" : "; ",
+                     hint));
+  }
+}
+
+void FieldValue::fail(const std::string& text) const {
+  problems_.add(place_, key_, text);
+}
+
+SourceMark FieldValue::place_of(int line, int column) const {
+  return line == 0 ? place_ : SourceMark{place_.source, line, column};
+}
+
+FieldValue FieldValue::child(const YamlNode& node, std::string key) const {
+  return {node, std::move(key), place_of(node.line, node.column), problems_};
+}
+
+FieldValue FieldValue::child(const YamlKey& place, const YamlNode& node, std::string key) const {
+  return {node, std::move(key), place_of(place.line, place.column), problems_};
+}
+
+Field Field::also(std::vector<std::string> names) && {
+  aliases = std::move(names);
+  return std::move(*this);
+}
+
+Field Field::when(std::function<bool(const Settings&)> condition) && {
+  applies = std::move(condition);
+  return std::move(*this);
+}
+
+Field Field::asked(Question how) && {
+  question = std::move(how);
+  return std::move(*this);
+}
+
+bool Range::holds(double value) const {
+  const bool high_enough = !min || (above_min ? value > *min : value >= *min);
+  const bool low_enough = !max || (below_max ? value < *max : value <= *max);
+  return high_enough && low_enough;
+}
+
+std::string Range::text() const {
+  if (min && max && !is_far()) {
+    return fmt::format(" in {}{}, {}{}", above_min ? '(' : '[', *min, *max, below_max ? ')' : ']');
+  }
+  return min ? fmt::format(" {} {}", above_min ? ">" : ">=", *min) : "";
+}
+
+std::string Range::far_hint(double value) const {
+  return is_far() && value > *max ? fmt::format("at most {}", *max) : "";
+}
+
+std::string describe(const YamlNode& node) {
+  switch (node.kind) {
+    case Kind::null:
+      return "nothing";
+    case Kind::sequence:
+      return "a list";
+    case Kind::map:
+      return "a section";
+    case Kind::scalar:
+      break;
+  }
+  return quoted_for_message(node.text) + (is_text_by_quotes(node) ? " in quotes" : "");
+}
+
+std::optional<int64_t> read_integer(const FieldValue& value, const Range& range,
+                                    const std::string& what) {
+  const auto whole = is_plain(value.node()) ? parse_whole(value.node().text) : std::nullopt;
+  constexpr auto kHighest = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+  if (!whole || whole->magnitude > kHighest) {
+    const auto number = is_plain(value.node()) ? parse_number(value.node().text) : std::nullopt;
+    value.expected(what, number ? range.far_hint(*number) : quote_hint(value));
+    return std::nullopt;
+  }
+  const auto magnitude = static_cast<int64_t>(whole->magnitude);
+  const int64_t result = whole->negative ? -magnitude : magnitude;
+  if (!range.holds(static_cast<double>(result))) {
+    value.expected(what, range.far_hint(static_cast<double>(result)));
+    return std::nullopt;
+  }
+  return result;
+}
+
+std::optional<uint64_t> read_unsigned(const FieldValue& value, const std::string& what) {
+  const auto whole = is_plain(value.node()) ? parse_whole(value.node().text) : std::nullopt;
+  if (!whole || whole->negative) {
+    value.expected(what, quote_hint(value));
+    return std::nullopt;
+  }
+  return whole->magnitude;
+}
+
+std::optional<double> read_number(const FieldValue& value, const Range& range,
+                                  const std::string& what) {
+  const auto number = is_plain(value.node()) ? parse_number(value.node().text) : std::nullopt;
+  if (!number || !range.holds(*number)) {
+    value.expected(what, number ? range.far_hint(*number) : quote_hint(value));
+    return std::nullopt;
+  }
+  return number;
+}
+
+std::optional<bool> read_bool(const FieldValue& value, const std::string& what) {
+  const auto flag = is_plain(value.node()) ? parse_bool(value.node().text) : std::nullopt;
+  if (!flag) {
+    value.expected(what, quote_hint(value));
+  }
+  return flag;
+}
+
+std::optional<std::string> read_text(const FieldValue& value, const std::string& what) {
+  if (value.node().kind != Kind::scalar || value.node().text.empty()) {
+    value.expected(what);
+    return std::nullopt;
+  }
+  return value.node().text;
+}
+
+std::optional<std::string> read_path(const FieldValue& value, const std::string& what) {
+  constexpr size_t kMostName = 255;   // NAME_MAX of Linux file systems
+  constexpr size_t kMostPath = 3840;  // PATH_MAX less the names inside a run's folder
+  auto path = read_text(value, what);
+  if (!path) {
+    return std::nullopt;
+  }
+  size_t longest = 0;
+  for (const std::string& name : split(*path, '/')) {
+    longest = std::max(longest, name.size());
+  }
+  if (longest > kMostName) {
+    value.fail(fmt::format("a name of {} bytes is longer than the {} that file systems take",
+                           longest, kMostName));
+    return std::nullopt;
+  }
+  if (path->size() > kMostPath) {
+    value.fail(fmt::format("a path of {} bytes is longer than {}", path->size(), kMostPath));
+    return std::nullopt;
+  }
+  return path;
+}
+
+std::optional<std::string> read_choice(const FieldValue& value,
+                                       const std::vector<std::string>& choices,
+                                       const std::string& what) {
+  if (value.node().kind != Kind::scalar) {
+    value.expected(what);
+    return std::nullopt;
+  }
+  const std::string text = lower(value.node().text);
+  if (std::find(choices.begin(), choices.end(), text) != choices.end()) {
+    return text;
+  }
+  const std::string near = nearest_name(text, choices);
+  value.expected(what, near.empty() ? "" : fmt::format("did you mean \"{}\"?", near));
+  return std::nullopt;
+}
+
+std::optional<double> read_duration(const FieldValue& value, const Range& range,
+                                    const std::string& what) {
+  const YamlNode& node = value.node();
+  const auto seconds = node.kind == Kind::scalar ? parse_duration(node.text) : std::nullopt;
+  if (!seconds || !range.holds(*seconds)) {
+    value.expected(what);
+    return std::nullopt;
+  }
+  return seconds;
+}
+
+std::optional<std::vector<std::string>> read_texts(const FieldValue& value,
+                                                   const std::string& what) {
+  if (value.node().kind == Kind::scalar) {
+    return std::vector<std::string>{value.node().text};
+  }
+  return read_list<std::string>(value, 0, what, [](const FieldValue& element) {
+    if (element.node().kind != Kind::scalar) {
+      element.expected("text");
+      return std::optional<std::string>();
+    }
+    return std::optional(element.node().text);
+  });
+}
+
+std::optional<std::vector<bool>> read_bools(const FieldValue& value, size_t count,
+                                            const std::string& what) {
+  return read_list<bool>(value, count, what, [](const FieldValue& element) {
+    return read_bool(element, "true or false");
+  });
+}
+
+std::optional<std::vector<double>> read_numbers(const FieldValue& value, size_t count,
+                                                const Range& range, const std::string& what) {
+  return read_list<double>(value, count, what, [&](const FieldValue& element) {
+    return read_number(element, range, "a number" + range.text());
+  });
+}
+
+bool for_each_key(const FieldValue& map, const std::string& what,
+                  const std::function<void(const std::string&, const FieldValue&)>& visit) {
+  const YamlNode& node = map.node();
+  if (node.kind != Kind::map) {
+    map.expected(what);
+    return false;
+  }
+  for (size_t i = 0; i < node.items.size(); ++i) {
+    const std::string& name = node.keys[i].text;
+    visit(name, map.child(node.items[i], map.key().empty() ? name : map.key() + "." + name));
+  }
+  return true;
+}
+
+bool read_keys(const FieldValue& map, const std::string& what, const std::vector<KeyReader>& keys) {
+  bool good = true;
+  size_t position = 0;
+  const bool is_map =
+      for_each_key(map, what, [&](const std::string& name, const FieldValue& value) {
+        const YamlKey& place = map.node().keys[position++];
+        const auto known = std::find_if(keys.begin(), keys.end(),
+                                        [&](const KeyReader& key) { return key.name == name; });
+        if (known != keys.end()) {
+          good = known->read(value) && good;
+          return;
+        }
+        good = false;
+        std::vector<std::string> names;
+        for (const KeyReader& key : keys) {
+          names.push_back(key.name);
+        }
+        const std::string near = nearest_name(name, names);
+        map.child(place, value.node(), value.key())
+            .fail("unknown key; " + (near.empty() ? "there are: " + joined(names)
+                                                  : fmt::format("did you mean \"{}\"?", near)));
+      });
+  return is_map && good;
+}
+
+std::optional<std::vector<DataSource>> read_sources(const FieldValue& value,
+                                                    const std::string& what) {
+  const auto read_one = [&](const FieldValue& element) -> std::optional<DataSource> {
+    if (element.node().kind == Kind::map) {
+      return read_source_map(element, what);
+    }
+    const auto path = read_path(element, "a source such as {path: corpus.txt}");
+    return path ? std::optional(DataSource{*path, "auto", 1.0}) : std::nullopt;
+  };
+  if (value.node().kind == Kind::map || value.node().kind == Kind::scalar) {
+    const auto source = read_one(value);
+    return source ? std::optional(std::vector<DataSource>{*source}) : std::nullopt;
+  }
+  return read_list<DataSource>(value, 0, what, read_one);
+}
+
+std::string joined(const std::vector<std::string>& parts) {
+  std::string result;
+  for (const std::string& part : parts) {
+    result += (result.empty() ? "" : ", ") + part;
+  }
+  return result;
+}
+
+std::string sources_text(const std::vector<DataSource>& sources) {
+  std::vector<std::string> parts;
+  for (const DataSource& source : sources) {
+    parts.push_back(fmt::format("{{path: {}, format: {}, weight: {}}}", yaml_text(source.path),
+                                source.format.empty() ? "auto" : source.format,
+                                number_text(source.weight)));
+  }
+  return fmt::format("[{}]", joined(parts));
+}
+
+}  // namespace fp8train

@@ -1,0 +1,202 @@
+#pragma once
+// One setting as data: its key, what it accepts, one line of documentation, and how it is read from
+// YAML into Settings and written back. Everything that knows about keys (validation, defaults,
+// `config show`, `config explain`, the documentation page) walks the table of these.
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config/settings.h"
+#include "config/yaml/problems.h"
+#include "config/yaml/yaml_tree.h"
+
+namespace fp8train {
+
+/// A value on its way into Settings, with everything needed to complain about it.
+class FieldValue {
+ public:
+  FieldValue(const YamlNode& node, std::string key, SourceMark place, Problems& problems)
+      : node_(node), key_(std::move(key)), place_(place), problems_(problems) {}
+
+  const YamlNode& node() const { return node_; }
+  const std::string& key() const { return key_; }
+
+  /// "expected `what`, got ..."; `hint` is appended.
+  void expected(const std::string& what, const std::string& hint = "") const;
+  void fail(const std::string& text) const;
+
+  /// An element of a list or a value of a map, under `key`.
+  FieldValue child(const YamlNode& node, std::string key) const;
+  /// The same for a key that is in a map of this value.
+  FieldValue child(const YamlKey& place, const YamlNode& node, std::string key) const;
+
+ private:
+  SourceMark place_of(int line, int column) const;
+
+  const YamlNode& node_;
+  std::string key_;
+  SourceMark place_;
+  Problems& problems_;
+};
+
+/// The parts of the wizard, in its order, which is that of title_of().
+enum class Topic {
+  hardware,
+  model,
+  data,
+  precision,
+  optimization,
+  parallelism,
+  checkpoints,
+  job,
+};
+
+/// How the wizard asks for a field.
+struct Question {
+  Topic topic = Topic::model;
+  std::string text;  ///< a few words: "Peak learning rate"
+  /// False: it is not asked with these settings. Null: always asked.
+  std::function<bool(const Settings&)> when = nullptr;
+  std::vector<std::string> unless;  ///< answers with which it has no meaning
+  /// The answer in YAML that is offered; empty: none. Null: the value that the field has.
+  std::function<std::string(const Settings&)> suggest = nullptr;
+  std::function<std::string()> preface = nullptr;  ///< lines to be shown before the question
+  bool optional = false;                           ///< it may stay unset
+  bool changes_memory = false;
+};
+
+/// Upper bounds where a field needs none of its own. Beyond lies a slip of a key, whose products
+/// overflow or whose loops do not end.
+constexpr double kMostWhole = 1e12;
+constexpr double kMostNumber = 1e40;
+constexpr double kMostSeconds = 3650.0 * 86400;
+
+/// Bounds of a number; the open ends are excluded.
+struct Range {
+  std::optional<double> min;
+  std::optional<double> max;
+  bool above_min = false;
+  bool below_max = false;
+
+  bool holds(double value) const;
+  /// Whether the upper bound is so far that only slips come to it.
+  bool is_far() const { return max && *max >= kMostWhole; }
+  /// " >= 1", " in [0, 1)", or empty; a far bound is not named.
+  std::string text() const;
+  /// "at most 1000000000000" for a value beyond a far bound; else empty.
+  std::string far_hint(double value) const;
+};
+
+/// What a field of one number takes.
+struct NumberRange {
+  Range range;
+  bool whole = false;
+};
+
+struct Field {
+  std::string key;                                   ///< dotted: "optimizer.lr"
+  std::string accepts;                               ///< "number > 0", "one of adamw, sgd"
+  std::string doc;                                   ///< one line, without a full stop
+  std::vector<std::string> aliases;                  ///< other dotted keys for the same setting
+  bool input_only = false;                           ///< read, but written under other keys
+  std::optional<NumberRange> number = std::nullopt;  ///< set where the value is one number
+
+  /// Reads the value; complains to it when it cannot be used, leaving Settings as they are.
+  std::function<void(Settings&, const FieldValue&)> read;
+  /// The value as YAML in one line; empty when it is not set.
+  std::function<std::string(const Settings&)> write;
+  /// False: the key would be refused together with the other settings. Null: always true.
+  std::function<bool(const Settings&)> applies;
+  /// What the wizard asks; nothing: it does not.
+  std::optional<Question> question = std::nullopt;
+
+  Field also(std::vector<std::string> names) &&;
+  Field when(std::function<bool(const Settings&)> condition) &&;
+  Field asked(Question how) &&;
+};
+
+inline Range at_least(double min) {
+  return {min, {}, false, false};
+}
+inline Range above(double min) {
+  return {min, {}, true, false};
+}
+inline Range between(double min, double max) {
+  return {min, max, false, false};
+}
+inline Range from_up_to(double min, double max) {
+  return {min, max, false, true};
+}
+inline Range above_up_to(double min, double max) {
+  return {min, max, true, false};
+}
+
+/// `range` with an upper bound.
+inline Range bounded(Range range, double most) {
+  range.max = range.max ? range.max : most;
+  return range;
+}
+
+/// What `node` holds, for messages: `"abc"`, `a list`, `nothing`.
+std::string describe(const YamlNode& node);
+
+// Readers. `what` is Field::accepts. Each complains and returns nothing when the value is no such
+// thing.
+std::optional<int64_t> read_integer(const FieldValue& value, const Range& range,
+                                    const std::string& what);
+std::optional<uint64_t> read_unsigned(const FieldValue& value, const std::string& what);
+std::optional<double> read_number(const FieldValue& value, const Range& range,
+                                  const std::string& what);
+std::optional<bool> read_bool(const FieldValue& value, const std::string& what);
+std::optional<std::string> read_text(const FieldValue& value, const std::string& what);
+/// A text whose parts file systems take as names.
+std::optional<std::string> read_path(const FieldValue& value, const std::string& what);
+std::optional<std::string> read_choice(const FieldValue& value,
+                                       const std::vector<std::string>& choices,
+                                       const std::string& what);
+/// Seconds.
+std::optional<double> read_duration(const FieldValue& value, const Range& range,
+                                    const std::string& what);
+/// A list of texts; a single text is a list of one.
+std::optional<std::vector<std::string>> read_texts(const FieldValue& value,
+                                                   const std::string& what);
+std::optional<std::vector<bool>> read_bools(const FieldValue& value, size_t count,
+                                            const std::string& what);
+std::optional<std::vector<double>> read_numbers(const FieldValue& value, size_t count,
+                                                const Range& range, const std::string& what);
+/// Calls `visit` with each key of a map and its value. Complains where it is none, and returns
+/// false.
+bool for_each_key(const FieldValue& map, const std::string& what,
+                  const std::function<void(const std::string&, const FieldValue&)>& visit);
+
+/// A key of a map, and what reads its value: false where that cannot be used.
+struct KeyReader {
+  std::string name;
+  std::function<bool(const FieldValue&)> read;
+};
+/// Reads a map of these keys; another one is a problem. False where something cannot be used.
+bool read_keys(const FieldValue& map, const std::string& what, const std::vector<KeyReader>& keys);
+
+/// Puts a value that could be read into `target`, and says whether it could.
+template <class T, class Value>
+bool assign(T& target, std::optional<Value> value) {
+  if (value) {
+    target = *std::move(value);
+  }
+  return value.has_value();
+}
+
+/// A list of {path, format, weight}; a path alone, and one source without a list, are accepted.
+std::optional<std::vector<DataSource>> read_sources(const FieldValue& value,
+                                                    const std::string& what);
+
+/// "a, b, c".
+std::string joined(const std::vector<std::string>& parts);
+
+/// `{path: a, format: auto, weight: 1}` of every source, in brackets.
+std::string sources_text(const std::vector<DataSource>& sources);
+
+}  // namespace fp8train

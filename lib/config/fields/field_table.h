@@ -1,0 +1,66 @@
+#pragma once
+// All settings, in the order in which they are read, shown and documented.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config/fields/field.h"
+
+namespace fp8train {
+
+/// A section's one-line description for the documentation, in the order of the table.
+struct SectionDoc {
+  std::string name;  ///< empty: the settings at the top level
+  std::string doc;
+};
+
+const std::vector<Field>& field_table();
+const std::vector<SectionDoc>& section_docs();
+
+/// The field with this key or alias, or null.
+const Field* find_field(std::string_view key);
+
+/// Whether some key or alias begins with `name` and a dot.
+bool is_section(std::string_view name);
+
+/// The keys and sections directly inside a section (empty: the top level), aliases last.
+std::vector<std::string> names_in_section(std::string_view section);
+
+// Parts of the table.
+std::vector<Field> model_fields();
+std::vector<Field> data_fields();
+std::vector<Field> training_fields();
+std::vector<Field> optimizer_fields();
+std::vector<Field> muon_fields();
+std::vector<Field> schedule_fields();
+std::vector<Field> precision_fields();
+std::vector<Field> checkpoint_fields();
+std::vector<Field> run_fields();
+std::vector<Field> watchdog_fields();
+std::vector<Field> hardware_fields();
+std::vector<Field> slurm_fields();
+
+/// Keys that select a plan together, in place of precision.plan.
+inline constexpr const char* kPlanSelectors[] = {"fp8.recipe", "fp8.opt_level", "fp8.backend",
+                                                 "fp8.use_te"};
+
+/// Optimizer steps of the run that is planned, for what the wizard offers.
+int64_t planned_steps(const Settings& settings);
+
+/// What the wizard asks, in its order.
+const std::vector<const Field*>& wizard_fields();
+/// "Hardware and nodes".
+const char* title_of(Topic topic);
+
+/// A key of a pasted Hugging Face config.json that sets nothing here. It is accepted when its value
+/// is harmless.
+struct PassiveKey {
+  std::string key;
+  std::vector<std::string> harmless;  ///< accepted texts; empty: anything
+  std::string objection;              ///< what to say about another value
+};
+const std::vector<PassiveKey>& passive_keys();
+const PassiveKey* find_passive_key(std::string_view key);
+
+}  // namespace fp8train

@@ -1,0 +1,254 @@
+// The `model` section: a preset, a folder, or the fields of a Hugging Face config.json.
+
+#include "base/math.h"
+#include "config/fields/field_builders.h"
+#include "config/fields/field_table.h"
+#include "config/presets.h"
+#include "config/show.h"
+#include "model/families/family.h"
+
+namespace fp8train {
+
+std::vector<Field> rope_fields();  // rope_fields.cpp
+
+namespace {
+
+using namespace fields;
+
+template <class Member>
+auto shape(Member member) {
+  return in(&Settings::model, &ModelSettings::config, member);
+}
+
+constexpr std::pair<MlpKind, std::string_view> kActivations[] = {
+    {MlpKind::swiglu, "silu"}, {MlpKind::gelu, "gelu_new"}, {MlpKind::gelu, "gelu_pytorch_tanh"}};
+
+constexpr std::pair<Recompute, std::string_view> kRecomputes[] = {{Recompute::none, "none"},
+                                                                  {Recompute::block, "block"}};
+
+/// Sizes are asked only of models that are not described otherwise.
+bool has_own_sizes(const Settings& settings) {
+  return settings.model.preset.empty() && settings.model.from.empty();
+}
+
+Question size_question(const char* text) {
+  return {.topic = Topic::model, .text = text, .when = has_own_sizes};
+}
+
+/// As wide as the family's models usually are: 4 times the hidden size, in two thirds of which
+/// there is space for a gate.
+std::string offered_intermediate_size(const Settings& settings) {
+  const ModelConfig& config = settings.model.config;
+  constexpr int64_t kMultiple = 128;  // of blocks of weights that share a scale
+  const int64_t gated = round_up(config.hidden_size * 8 / 3, kMultiple);
+  return std::to_string(config.mlp == MlpKind::swiglu ? gated : 4 * config.hidden_size);
+}
+
+Field model_type_field() {
+  std::vector<std::string> types;
+  for (const ModelFamily* family : families()) {
+    types.emplace_back(family->name());
+  }
+  Field field;
+  field.key = "model.model_type";
+  field.accepts = "one of " + joined(types);
+  field.doc = "Family; sets norm, MLP, positions and biases as that family has them";
+  field.question = size_question("Family");
+  field.read = [types, what = field.accepts](Settings& settings, const FieldValue& value) {
+    const auto type = read_choice(value, types, what);
+    ModelConfig& config = settings.model.config;
+    if (type && config.family != find_family(*type)) {
+      config.family = find_family(*type);
+      config.family->set_switches(config);
+    }
+  };
+  field.write = [](const Settings& settings) {
+    return std::string(settings.model.config.family->name());
+  };
+  return field;
+}
+
+Field attention_bias_field() {
+  Field field;
+  field.key = "model.attention_bias";
+  field.accepts = "true or false";
+  field.doc = "Short for qkv_bias and attention_output_bias together";
+  field.input_only = true;
+  field.read = [what = field.accepts](Settings& settings, const FieldValue& value) {
+    if (const auto bias = read_bool(value, what)) {
+      settings.model.config.qkv_bias = *bias;
+      settings.model.config.attention_output_bias = *bias;
+    }
+  };
+  field.write = [](const Settings&) { return ""; };
+  return field;
+}
+
+/// A small model, unless something else is said about the shape.
+std::string offered_preset(const Settings& settings) {
+  const bool described = !settings.model.from.empty() || settings.model.config.hidden_size > 0;
+  return described && settings.model.preset.empty() ? "" : "llama-42m";
+}
+
+std::vector<Field> size_fields() {
+  return {
+      integer("model.vocab_size", shape(&ModelConfig::vocab_size),
+              between(0, ModelLimits::vocabulary),
+              "Entries of the token embedding; 0 takes the tokenizer's"),
+      optional_count("model.hidden_size", shape(&ModelConfig::hidden_size), ModelLimits::hidden,
+                     "Width of the residual stream")
+          .also({"model.n_embd"})
+          .asked(size_question("Hidden size")),
+      optional_count("model.intermediate_size", shape(&ModelConfig::intermediate_size),
+                     ModelLimits::intermediate,
+                     "Width inside the MLP; not set: derived from hidden_size", true)
+          .also({"model.n_inner"})
+          .asked({.topic = Topic::model,
+                  .text = "Intermediate size",
+                  .when = has_own_sizes,
+                  .suggest = offered_intermediate_size}),
+      optional_count("model.num_hidden_layers", shape(&ModelConfig::num_hidden_layers),
+                     ModelLimits::layers, "Transformer blocks")
+          .also({"model.n_layer"})
+          .asked(size_question("Layers")),
+      optional_count("model.num_attention_heads", shape(&ModelConfig::num_attention_heads),
+                     ModelLimits::heads, "Query heads")
+          .also({"model.n_head"})
+          .asked(size_question("Attention heads")),
+      optional_count(
+          "model.num_key_value_heads", shape(&ModelConfig::num_key_value_heads), ModelLimits::heads,
+          "Key and value heads, a divisor of the query heads; not set: as many as these", true)
+          .asked({.topic = Topic::model,
+                  .text = "Key and value heads",
+                  .when = has_own_sizes,
+                  .optional = true}),
+      optional_count("model.head_dim", shape(&ModelConfig::head_dim), ModelLimits::head_dim,
+                     "Width of a head; not set: hidden_size / num_attention_heads", true),
+      optional_count("model.max_position_embeddings", shape(&ModelConfig::max_position_embeddings),
+                     ModelLimits::positions, "Longest sequence the model is made for")
+          .also({"model.n_positions", "model.n_ctx"})
+          .asked({.topic = Topic::model,
+                  .text = "Longest sequence",
+                  .when = has_own_sizes,
+                  .suggest = [](const Settings& s) { return std::to_string(s.data.seq_length); },
+                  .changes_memory = true}),
+  };
+}
+
+std::vector<Field> arithmetic_fields() {
+  return {
+      choice("model.hidden_act", shape(&ModelConfig::mlp), kActivations,
+             "silu is SwiGLU, gelu_new (the same as gelu_pytorch_tanh) a GELU MLP")
+          .also({"model.activation_function"}),
+      number("model.norm_eps", shape(&ModelConfig::norm_eps), between(1e-12, 1),
+             "Added to the variance in every norm")
+          .also({"model.rms_norm_eps", "model.layer_norm_epsilon"}),
+      number("model.rope_theta", shape(&ModelConfig::rope_theta), above_up_to(0, 1e12),
+             "Base of the rotary position frequencies")
+          .also({"model.rope_parameters.rope_theta"}),
+  };
+}
+
+std::vector<Field> switch_fields() {
+  return {
+      flag("model.tie_word_embeddings", shape(&ModelConfig::tie_word_embeddings),
+           "The output head shares the token embedding's weight"),
+      attention_bias_field(),
+      flag("model.qkv_bias", shape(&ModelConfig::qkv_bias), "Bias on the q, k, v projections"),
+      flag("model.attention_output_bias", shape(&ModelConfig::attention_output_bias),
+           "Bias on the attention's output projection"),
+      flag("model.mlp_bias", shape(&ModelConfig::mlp_bias), "Bias on the MLP's projections"),
+      flag("model.norm_bias", shape(&ModelConfig::norm_bias), "LayerNorm's additive term"),
+      flag("model.qk_norm", shape(&ModelConfig::qk_norm),
+           "RMSNorm of each head of q and k (Qwen3)"),
+      number("model.initializer_range", shape(&ModelConfig::initializer_range), between(0, 10),
+             "Standard deviation of the initial weights"),
+      integer("model.bos_token_id", shape(&ModelConfig::bos_token_id),
+              between(-1, ModelLimits::vocabulary), "Token that begins a document; -1: none"),
+      integer("model.eos_token_id", shape(&ModelConfig::eos_token_id),
+              between(-1, ModelLimits::vocabulary), "Token that ends a document; -1: none"),
+  };
+}
+
+}  // namespace
+
+std::vector<Field> model_fields() {
+  std::vector<std::string> names;
+  for (const Preset& preset : presets()) {
+    names.push_back(preset.name);
+  }
+  Field preset = choice("model.preset", in(&Settings::model, &ModelSettings::preset), names,
+                        "A predefined model; the other fields of this section override it")
+                     .asked({.topic = Topic::model,
+                             .text = "Preset, - for a folder or sizes of your own",
+                             .suggest = offered_preset,
+                             .preface = presets_text,
+                             .optional = true,
+                             .changes_memory = true});
+  std::vector<Field> result = {
+      std::move(preset),
+      path("model.from", in(&Settings::model, &ModelSettings::from),
+           "A Hugging Face folder to start from (config.json, *.safetensors)", "a folder")
+          .asked({.topic = Topic::model,
+                  .text = "Hugging Face folder to start from, - for sizes",
+                  .when = [](const Settings& s) { return s.model.preset.empty(); },
+                  .optional = true,
+                  .changes_memory = true}),
+  };
+  std::vector<Field> fields = {model_type_field()};
+  for (std::vector<Field>& part :
+       std::vector{size_fields(), arithmetic_fields(), rope_fields(), switch_fields()}) {
+    fields.insert(fields.end(), std::make_move_iterator(part.begin()),
+                  std::make_move_iterator(part.end()));
+  }
+  for (Field& field : fields) {
+    field.applies = [also = field.applies](const Settings& settings) {
+      return settings.model.from.empty() && (!also || also(settings));
+    };
+    result.push_back(std::move(field));
+  }
+  Field resize =
+      integer("model.resize_vocabulary", in(&Settings::model, &ModelSettings::resize_vocabulary),
+              between(0, ModelLimits::vocabulary),
+              "New number of tokens of the model of model.from: embedding and head get rows that "
+              "are the mean of the others; 0: unchanged");
+  resize.applies = [](const Settings& settings) { return !settings.model.from.empty(); };
+  result.push_back(std::move(resize));
+  result.push_back(
+      choice(
+          "model.recompute", in(&Settings::model, &ModelSettings::recompute), kRecomputes,
+          "block: compute a block's activations again in the backward pass instead of storing them")
+          .asked({.topic = Topic::parallelism,
+                  .text = "Recompute activations to save memory",
+                  .changes_memory = true}));
+  return result;
+}
+
+const std::vector<PassiveKey>& passive_keys() {
+  static const std::vector<PassiveKey> kKeys = [] {
+    std::vector<PassiveKey> keys;
+    for (const char* name :
+         {"architectures", "dtype", "torch_dtype", "transformers_version", "use_cache",
+          "pad_token_id", "pretraining_tp", "_name_or_path", "summary_type", "summary_use_proj",
+          "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
+          "max_window_layers", "layer_types"}) {
+      keys.push_back({std::string("model.") + name, {}, ""});
+    }
+    for (const char* name :
+         {"attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "dropout"}) {
+      keys.push_back({std::string("model.") + name,
+                      {"0", "0.0", "null"},
+                      "fp8train trains without dropout: set it to 0 or remove it"});
+    }
+    for (const char* name : {"sliding_window", "use_sliding_window"}) {
+      keys.push_back(
+          {std::string("model.") + name,
+           {"null", "false"},
+           "sliding-window attention is not supported: remove it to use full attention"});
+    }
+    return keys;
+  }();
+  return kKeys;
+}
+
+}  // namespace fp8train

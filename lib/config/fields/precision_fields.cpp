@@ -1,0 +1,236 @@
+// mixed_precision, fp8 and precision, with its roles. The keys of `fp8` that tune a plan may also
+// be written in `precision`, next to `plan`.
+
+#include <cmath>
+
+#include "config/fields/field_builders.h"
+#include "config/fields/field_table.h"
+#include "precision/plan_table.h"
+
+namespace fp8train {
+namespace {
+
+using namespace fields;
+
+template <class Member>
+auto request(Member member) {
+  return in(&Settings::precision, member);
+}
+
+template <class Member>
+auto exemption(Member member) {
+  return in(&Settings::precision, &PlanRequest::exemptions, member);
+}
+
+bool selects_by_method(const Settings& settings) {
+  return settings.precision.mixed_precision == MixedPrecision::fp8 &&
+         settings.precision.plan.empty();
+}
+
+/// What mixed_precision: fp8 alone selects.
+std::string offered_plan(const Settings& /*settings*/) {
+  return plan_for_method({.mixed_precision = MixedPrecision::fp8});
+}
+
+/// One flag for each of fprop, dgrad and wgrad.
+Field gemm_flags(std::string key, std::vector<bool> PlanRequest::*member, std::string doc) {
+  return make(
+      std::move(key), "a list of 3 of true or false", std::move(doc), request(member),
+      [](const FieldValue& value, const std::string& what) { return read_bools(value, 3, what); },
+      [](const std::vector<bool>& values) -> std::string {
+        std::vector<std::string> parts;
+        for (const bool value : values) {
+          parts.push_back(flag_text(value));
+        }
+        return parts.empty() ? "" : fmt::format("[{}]", joined(parts));
+      });
+}
+
+/// A map of layer names to plans, in its order.
+std::optional<std::vector<LayerRequest>> read_layers(const FieldValue& value,
+                                                     const std::string& what) {
+  std::vector<LayerRequest> layers;
+  bool good = true;
+  const bool is_map =
+      for_each_key(value, what, [&](const std::string& pattern, const FieldValue& plan) {
+        layers.push_back({pattern, ""});
+        good = assign(layers.back().plan, read_text(plan, "the name of a plan")) && good;
+      });
+  return is_map && good ? std::optional(layers) : std::nullopt;
+}
+
+std::string layers_text(const std::vector<LayerRequest>& layers) {
+  std::vector<std::string> parts;
+  for (const LayerRequest& layer : layers) {
+    parts.push_back(fmt::format("{}: {}", yaml_text(layer.pattern), yaml_text(layer.plan)));
+  }
+  return parts.empty() ? "" : fmt::format("{{{}}}", joined(parts));
+}
+
+/// A list of {until, plan}.
+std::optional<std::vector<StageRequest>> read_schedule(const FieldValue& value,
+                                                       const std::string& what) {
+  const YamlNode& list = value.node();
+  if (list.kind != YamlNode::Kind::sequence) {
+    value.expected(what);
+    return std::nullopt;
+  }
+  std::vector<StageRequest> stages;
+  for (size_t i = 0; i < list.items.size(); ++i) {
+    const FieldValue element = value.child(list.items[i], fmt::format("{}[{}]", value.key(), i));
+    StageRequest stage;
+    const bool good = read_keys(
+        element, "a stage such as {until: 0.9, plan: NAME}",
+        {{"until",
+          [&](const FieldValue& it) {
+            return assign(stage.until, read_number(it, above_up_to(0, kMostWhole), "a number > 0"));
+          }},
+         {"plan", [&](const FieldValue& it) {
+            return assign(stage.plan, read_text(it, "the name of a plan"));
+          }}});
+    if (!good) {
+      return std::nullopt;
+    }
+    if (stage.until >= 1 && stage.until != std::floor(stage.until)) {
+      element.fail("until is a fraction below 1 or a whole number of steps");
+      return std::nullopt;
+    }
+    if (stage.plan.empty()) {
+      element.fail("a stage needs a plan");
+      return std::nullopt;
+    }
+    stages.push_back(std::move(stage));
+  }
+  return stages;
+}
+
+std::string schedule_text(const std::vector<StageRequest>& stages) {
+  std::vector<std::string> parts;
+  for (const StageRequest& stage : stages) {
+    const std::string until =
+        stage.until == 0 ? "" : fmt::format("until: {}, ", number_text(stage.until));
+    parts.push_back(fmt::format("{{{}plan: {}}}", until, yaml_text(stage.plan)));
+  }
+  return parts.empty() ? "" : fmt::format("[{}]", joined(parts));
+}
+
+std::vector<Field> tuning_fields() {
+  return {
+      choice("fp8.format", request(&PlanRequest::format), kFp8Formats,
+             "hybrid: gradients in E5M2, everything else in E4M3; e4m3: all in E4M3; default: the "
+             "plan's"),
+      maybe_integer("fp8.margin", request(&PlanRequest::margin), between(0, 64),
+                    "Delayed scaling: the scale leaves 2^margin of headroom"),
+      maybe_integer("fp8.interval", request(&PlanRequest::interval), between(1, 1e6),
+                    "Delayed scaling: steps between new scales"),
+      maybe_integer("fp8.amax_history_len", request(&PlanRequest::amax_history_len),
+                    between(1, 1e6), "Delayed scaling: number of steps in the history of amax"),
+      choice("fp8.amax_compute_algo", request(&PlanRequest::amax_compute_algo),
+             {"max", "most_recent"},
+             "Delayed scaling: the amax of the history that sets the scale"),
+      maybe_flag(
+          "fp8.reduce_amax", request(&PlanRequest::reduce_amax),
+          "Delayed scaling: true takes the largest amax of all ranks for inputs and gradients, so "
+          "that all have the same scales; false takes each rank's own; default: the plan's"),
+      gemm_flags("fp8.override_linear_precision", &PlanRequest::override_linear_precision,
+                 "For fprop, dgrad and wgrad: true keeps that GEMM in high precision"),
+      gemm_flags("fp8.fast_accumulation", &PlanRequest::fast_accumulation,
+                 "For fprop, dgrad and wgrad: true lets a GPU's tensor cores keep partial sums of "
+                 "FP8 products in their short accumulator, which is faster and less exact; "
+                 "default: the plan's"),
+      choice("fp8.accumulation", request(&PlanRequest::accumulation), kAccumulations,
+             "Emulation of the short accumulator on the cpu. exact: none, sums are fp32; emulated: "
+             "GEMMs that may use it add 14 bits of each product, as Hopper's tensor cores do; "
+             "slow, to study the error"),
+      maybe_flag("fp8.power_2_scale", request(&PlanRequest::power_2_scale),
+                 "Current scaling: round scales down to powers of two"),
+      maybe_flag("fp8.use_autocast_during_eval", request(&PlanRequest::use_autocast_during_eval),
+                 "Evaluate in FP8 too"),
+      choice("fp8.swiglu", request(&PlanRequest::swiglu), kSwigluInputs,
+             "Treatment of the input of a SwiGLU's down projection, whose outliers grow in long "
+             "runs. smooth: a power of two scales each channel before the cast, and the weight is "
+             "divided by it; bf16_down_input: it stays in high precision"),
+      integer("fp8.first_blocks", exemption(&ExemptionRules::first_blocks), at_least(0),
+              "Keep all linear layers of the first n blocks in high precision"),
+      integer("fp8.last_blocks", exemption(&ExemptionRules::last_blocks), at_least(0),
+              "The same for the last n blocks"),
+      integer("fp8.first_linears", exemption(&ExemptionRules::first_linears), at_least(0),
+              "Keep the first n linear layers in high precision"),
+      integer("fp8.last_linears", exemption(&ExemptionRules::last_linears), at_least(0),
+              "The same for the last n linear layers, not counting the head"),
+      texts("fp8.exempt", exemption(&ExemptionRules::patterns),
+            "Layer names (* and ? match) that stay in high precision", false),
+      flag("fp8.exempt_head", exemption(&ExemptionRules::head),
+           "Keep the output head in high precision; false: its GEMMs run in FP8 like those of "
+           "other linear layers, while its weight, gradient and moments stay in fp32"),
+      integer("fp8.min_dimension", exemption(&ExemptionRules::min_dimension), at_least(0),
+              "Keep linear layers with a smaller in or out dimension in high precision"),
+  };
+}
+
+}  // namespace
+
+std::vector<Field> precision_fields() {
+  std::vector<Field> result = {
+      choice("mixed_precision", request(&PlanRequest::mixed_precision), kMixedPrecisions,
+             "Precision of the matrix multiplications"),
+      text("precision.plan", request(&PlanRequest::plan),
+           "A plan by name; overrides mixed_precision", "the name of a plan")
+          .asked({.topic = Topic::precision,
+                  .text = "Plan",
+                  .unless = {"mixed_precision"},
+                  .suggest = offered_plan,
+                  .preface = plan_table_text,
+                  .changes_memory = true}),
+      text("fp8.backend", request(&PlanRequest::backend),
+           "Source of the FP8 method: " + backends_text(), "the name of a backend")
+          .when(selects_by_method),
+      text("fp8.recipe", request(&PlanRequest::recipe), "The backend's scaling. " + recipes_text(),
+           "the name of a recipe")
+          .when(selects_by_method),
+      text("fp8.opt_level", request(&PlanRequest::opt_level),
+           "For a backend with levels: " + opt_levels_text(), "the name of a level")
+          .when(selects_by_method),
+      maybe_flag("fp8.use_te", request(&PlanRequest::use_te),
+                 "For a backend with levels: the GEMMs of the first backend's first recipe")
+          .when(selects_by_method),
+      make("precision.layers", "names of layers (* and ? match), each with the name of a plan",
+           "Plans for the GEMMs of single layers; if several names match, the last one counts. "
+           "Stored tensors and wires keep the formats of the run's plan",
+           request(&PlanRequest::layers), read_layers, layers_text),
+      path("precision.file", request(&PlanRequest::layers_file),
+           "A file with plans of layers in another program's keys (te_precision_config_file), "
+           "instead of precision.layers",
+           "a file"),
+      make("precision.schedule", "a list of {until, plan}",
+           "Stages of the run: scaled plans with the same storage formats, and bf16 for steps in "
+           "which no GEMM is scaled. until is a fraction of the steps below 1, or a number of "
+           "steps; the last stage has none",
+           request(&PlanRequest::schedule), read_schedule, schedule_text),
+      maybe_flag("precision.self_exact", request(&PlanRequest::self_exact),
+                 "A rank's own contribution to a gradient is not rounded to the wire's format"),
+      maybe_flag("precision.forward_reads_saved", request(&PlanRequest::forward_reads_saved),
+                 "Norms and activation functions read the codes of saved_norm and saved_nonlinear "
+                 "in the forward pass too; default: the plan's"),
+      maybe_flag("precision.recompute_swiglu", request(&PlanRequest::recompute_swiglu),
+                 "The product of a SwiGLU is computed again in the backward pass from the stored "
+                 "saved_nonlinear; default: the plan's"),
+  };
+  for (Field& field : tuning_fields()) {
+    field.aliases = {"precision." + field.key.substr(field.key.find('.') + 1)};
+    field.applies = [](const Settings& settings) {
+      return settings.precision.mixed_precision == MixedPrecision::fp8 ||
+             !settings.precision.plan.empty();
+    };
+    result.push_back(std::move(field));
+  }
+  for (const Role& role : plan_roles()) {
+    const bool removable = role.requested == &RoleRequest::master_weight;
+    result.push_back(text(std::string("precision.") + role.name,
+                          in(&Settings::precision, &PlanRequest::roles, role.requested), role.doc,
+                          removable ? "a format, or none" : "a format"));
+  }
+  return result;
+}
+
+}  // namespace fp8train

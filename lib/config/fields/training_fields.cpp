@@ -1,0 +1,110 @@
+// How long a run trains and in what portions.
+
+#include "config/fields/field_builders.h"
+#include "config/fields/field_table.h"
+
+namespace fp8train {
+namespace {
+
+using namespace fields;
+
+constexpr double kMostPasses = 1 << 20;     // micro-batch, and micro-batches of a step
+constexpr double kMostSequences = 1 << 30;  // of a step
+constexpr double kMostTokens = 1e15;        // of a run
+
+template <class Member>
+auto training(Member member) {
+  return in(&Settings::training, member);
+}
+
+std::string offered_steps(const Settings& settings) {
+  return settings.training.max_tokens > 0 ? "" : "1000";
+}
+
+std::string offered_global_batch(const Settings& settings) {
+  return std::to_string(settings.training.micro_batch_size * settings.job.nodes *
+                        settings.job.ranks_per_node);
+}
+
+}  // namespace
+
+std::vector<Field> training_fields() {
+  std::vector<Field> result = {
+      optional_count("training.max_steps", training(&TrainingSettings::max_steps), kMostWhole,
+                     "Optimizer steps of the whole run; either this or max_tokens")
+          .asked({.topic = Topic::optimization,
+                  .text = "Optimizer steps, - to give tokens instead",
+                  .suggest = offered_steps,
+                  .optional = true}),
+      optional_count("training.max_tokens", training(&TrainingSettings::max_tokens), kMostTokens,
+                     "Tokens of the whole run, such as 100M; either this or max_steps")
+          .asked({.topic = Topic::optimization,
+                  .text = "Tokens of the whole run",
+                  .when = [](const Settings& s) { return s.training.max_steps == 0; }}),
+      integer("training.micro_batch_size", training(&TrainingSettings::micro_batch_size),
+              between(1, kMostPasses), "Sequences per forward pass and rank")
+          .asked({.topic = Topic::optimization,
+                  .text = "Micro-batch: sequences per forward pass and rank",
+                  .changes_memory = true}),
+      integer("training.gradient_accumulation_steps",
+              training(&TrainingSettings::gradient_accumulation_steps), between(1, kMostPasses),
+              "Forward passes per optimizer step")
+          .when([](const Settings& s) { return s.training.global_batch_size == 0; }),
+      optional_count("training.global_batch_size", training(&TrainingSettings::global_batch_size),
+                     kMostSequences,
+                     "Sequences per optimizer step over all ranks; instead of "
+                     "gradient_accumulation_steps")
+          .asked({.topic = Topic::optimization,
+                  .text = "Global batch: sequences per step over all ranks",
+                  .unless = {"training.gradient_accumulation_steps"},
+                  .suggest = offered_global_batch,
+                  .optional = true}),
+      make("training.seed", "a whole number >= 0", "Seed of every random draw",
+           training(&TrainingSettings::seed), read_unsigned,
+           [](uint64_t value) { return std::to_string(value); }),
+      number("training.z_loss", training(&TrainingSettings::z_loss), between(0, 1000),
+             "Weight, in the loss, of the squared log of the softmax's normalizer"),
+      integer("training.head_chunk_rows", training(&TrainingSettings::head_chunk_rows),
+              between(0, kMostSequences),
+              "Rows of logits alive at a time; 0: chosen from the vocabulary and the GPU's memory"),
+      duration("training.max_time", training(&TrainingSettings::max_time_seconds), "3h50m",
+               "Save and stop with exit code 75 after this time", true),
+      choice("training.non_finite", training(&TrainingSettings::non_finite), kOnNonFinite,
+             "What to do with a step whose gradient norm is not finite"),
+      integer(
+          "training.max_consecutive_skips", training(&TrainingSettings::max_consecutive_skips),
+          at_least(1),
+          "Skipped steps in a row that count as divergence; at the end of the run one is enough"),
+      choice("training.on_divergence", training(&TrainingSettings::on_divergence), kOnDivergence,
+             "stop: exit code 5; rollback: go back to the newest checkpoint from before the "
+             "divergence and leave out the batches seen since"),
+      integer("training.max_rollbacks", training(&TrainingSettings::max_rollbacks), at_least(1),
+              "Number of rollbacks after which a further divergence ends the run"),
+      number("training.spike_threshold", training(&TrainingSettings::spike_threshold), at_least(0),
+             "A loss is high if it is this many standard deviations above the mean of spike_window "
+             "losses; 0: no search for spikes"),
+      integer("training.spike_window", training(&TrainingSettings::spike_window), between(2, 65536),
+              "Number of previous losses, leaving out high ones, that a loss is compared with"),
+      integer("training.spike_steps", training(&TrainingSettings::spike_steps), at_least(1),
+              "High losses in a row that make a spike, which counts as divergence"),
+      flag(
+          "training.deterministic", training(&TrainingSettings::deterministic),
+          "On a GPU with cuDNN: take its deterministic backward pass of attention, which is slower "
+          "and on sm_80 to sm_90 needs 2 bytes for each score, so that runs and resumed runs have "
+          "the same bits; everything else has them either way"),
+  };
+  return result;
+}
+
+int64_t planned_steps(const Settings& settings) {
+  const TrainingSettings& training = settings.training;
+  const int64_t ranks = settings.job.nodes * settings.job.ranks_per_node;
+  const int64_t sequences =
+      training.global_batch_size > 0
+          ? training.global_batch_size
+          : training.micro_batch_size * training.gradient_accumulation_steps * ranks;
+  return training.max_steps > 0 ? training.max_steps
+                                : training.max_tokens / sequences / settings.data.seq_length;
+}
+
+}  // namespace fp8train

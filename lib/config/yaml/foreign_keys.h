@@ -1,0 +1,60 @@
+#pragma once
+// The loader's interface to keys of other programs in a configuration. This class knows no keys;
+// dialects/dialects.h does.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "config/yaml/problems.h"
+#include "precision/plan.h"
+
+namespace fp8train {
+
+class GivenKeys;
+struct YamlNode;
+
+class ForeignKeys {
+ public:
+  ForeignKeys() = default;
+  ForeignKeys(const ForeignKeys&) = delete;
+  ForeignKeys& operator=(const ForeignKeys&) = delete;
+  virtual ~ForeignKeys() = default;
+
+  /// Rewrites what one source says; `root` is its tree. False when there was nothing foreign in it.
+  virtual bool translate(YamlNode& /*root*/, size_t /*source*/, int /*layer*/) { return false; }
+
+  /// Another file that the last translated source names, which is to be translated with the same
+  /// layer; nothing where it names none.
+  struct Included {
+    std::string path;
+    SourceMark place;
+  };
+  virtual std::optional<Included> take_included() { return {}; }
+
+  /// What a file of plans for layers (precision.file) says, in the order of PrecisionPlan::layers.
+  virtual std::vector<LayerRequest> layers_in_file(const std::string& /*path*/,
+                                                   const std::string& /*text*/) {
+    throw InternalError("plans for layers are in a file that no one here reads");
+  }
+
+  /// After the last source: what only all of them together say.
+  virtual void finish(GivenKeys& /*given*/) {}
+
+  /// One line for each key that was rewritten.
+  virtual std::vector<std::string> notes() const { return {}; }
+
+  /// How many processes the sources say there are; 0: none says.
+  virtual int64_t processes() const { return 0; }
+};
+
+/// Makes them for one load; what is wrong with a foreign key goes to the Problems. Null: no foreign
+/// key is known.
+using ForeignKeysMaker = std::function<std::unique_ptr<ForeignKeys>(Problems&)>;
+
+}  // namespace fp8train

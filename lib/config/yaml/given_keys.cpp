@@ -1,0 +1,163 @@
+#include "config/yaml/given_keys.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "config/suggest.h"
+
+namespace fp8train {
+namespace {
+
+size_t position_of(const Field& field) {
+  return static_cast<size_t>(&field - field_table().data());
+}
+
+bool accepts_text(const PassiveKey& key, const YamlNode& node) {
+  return key.harmless.empty() ||
+         std::find(key.harmless.begin(), key.harmless.end(), node.text) != key.harmless.end();
+}
+
+SourceMark place_of_value(const GivenKey& given) {
+  const bool has_own = given.node.line > 0;
+  return {given.place.source, has_own ? given.node.line : given.place.line,
+          has_own ? given.node.column : given.place.column};
+}
+
+bool same_value(const YamlNode& a, const YamlNode& b) {
+  return a.kind == b.kind && a.text == b.text &&
+         std::equal(a.items.begin(), a.items.end(), b.items.begin(), b.items.end(), same_value) &&
+         std::equal(a.keys.begin(), a.keys.end(), b.keys.begin(), b.keys.end(),
+                    [](const YamlKey& x, const YamlKey& y) { return x.text == y.text; });
+}
+
+}  // namespace
+
+void GivenKeys::add(const std::string& path, const YamlNode& node, SourceMark place, int layer,
+                    const std::string& spelled) {
+  if (const Field* field = find_field(path)) {
+    add_value(*field, spelled.empty() ? path : spelled, node, place, layer);
+  } else if (path.empty() || is_section(path)) {
+    add_section(path, node, place, layer);
+  } else {
+    add_unknown(path, node, place);
+  }
+}
+
+void GivenKeys::add_section(const std::string& path, const YamlNode& node, SourceMark place,
+                            int layer) {
+  if (!path.empty()) {
+    sections_.emplace(path, place);
+  }
+  if (node.kind == YamlNode::Kind::null || node.reported) {
+    return;  // a section whose keys are all commented out
+  }
+  if (node.kind != YamlNode::Kind::map) {
+    problems_.add(
+        place, path,
+        fmt::format("expected {}, got {}", path.empty() ? "sections and keys" : "a section of keys",
+                    describe(node)));
+    return;
+  }
+  for (size_t i = 0; i < node.items.size(); ++i) {
+    const YamlKey& key = node.keys[i];
+    const SourceMark key_place = {place.source, key.line, key.column};
+    if (path.empty() && key.text.find('.') != std::string::npos) {
+      add_unknown(key.text, node.items[i], key_place);
+    } else {
+      add(path.empty() ? key.text : path + "." + key.text, node.items[i], key_place, layer,
+          key.spelled);
+    }
+  }
+}
+
+void GivenKeys::add_value(const Field& field, const std::string& spelled, const YamlNode& node,
+                          SourceMark place, int layer) {
+  const auto found = keys_.find(position_of(field));
+  const bool of_two_files = found != keys_.end() && found->second.place.source != place.source &&
+                            problems_.is_file(found->second.place.source) &&
+                            problems_.is_file(place.source);
+  if (of_two_files && same_value(found->second.node, node)) {
+    return;
+  }
+  if (of_two_files && found->second.layer < layer) {
+    notes_.push_back(fmt::format("{}: {} replaces {} ({})", problems_.where(place), spelled,
+                                 found->second.spelled, problems_.where(found->second.place)));
+  }
+  if (found != keys_.end() && found->second.layer == layer) {
+    problems_.add(place, spelled,
+                  fmt::format("given twice, first as {} at {}", found->second.spelled,
+                              problems_.where(found->second.place)));
+    return;
+  }
+  keys_[position_of(field)] = {&field, spelled, node, place, layer, true};
+}
+
+void GivenKeys::add_unknown(const std::string& path, const YamlNode& node, SourceMark place) {
+  if (const PassiveKey* passive = find_passive_key(path)) {
+    if (!accepts_text(*passive, node)) {
+      problems_.add(place, path, passive->objection);
+    }
+    return;
+  }
+  const size_t last_dot = find_field(path) == nullptr ? path.rfind('.') : std::string::npos;
+  const bool has_section = last_dot != std::string::npos;
+  const std::string section = has_section ? path.substr(0, last_dot) : "";
+  places_of_unknown_.insert(section);
+  unknown_section_ = unknown_section_ || (!has_section && node.kind == YamlNode::Kind::map);
+  if (problems_.full()) {
+    problems_.add(place, path, "unknown key");
+    return;
+  }
+  const std::string advice =
+      advice_for_unknown_key(section, has_section ? path.substr(last_dot + 1) : path);
+  problems_.add(place, path, "unknown key" + (advice.empty() ? "" : "; " + advice));
+}
+
+const GivenKey* GivenKeys::find(std::string_view field_key) const {
+  const Field* field = find_field(field_key);
+  const auto found = field == nullptr ? keys_.end() : keys_.find(position_of(*field));
+  return found == keys_.end() ? nullptr : &found->second;
+}
+
+void GivenKeys::erase(std::string_view field_key) {
+  if (const Field* field = find_field(field_key)) {
+    keys_.erase(position_of(*field));
+  }
+}
+
+void GivenKeys::remove_section(const std::string& section, SourceMark place) {
+  std::vector<std::string> removed;
+  std::erase_if(keys_, [&](const auto& entry) {
+    const GivenKey& key = entry.second;
+    const bool inside =
+        key.field->key.starts_with(section + ".") || key.spelled.starts_with(section + ".");
+    if (inside) {
+      removed.push_back(key.spelled);
+    }
+    return inside;
+  });
+  if (!removed.empty()) {
+    note(fmt::format("{} removes {}", problems_.where(place), joined(removed)));
+  }
+}
+
+void GivenKeys::read_all(Settings& settings) {
+  for (auto& [position, given] : keys_) {
+    const size_t before = problems_.count();
+    given.field->read(settings,
+                      FieldValue(given.node, given.spelled, place_of_value(given), problems_));
+    given.usable = problems_.count() == before && !given.node.reported;
+  }
+}
+
+bool GivenKeys::may_be_misspelled(const std::string& key) const {
+  return unknown_section_ || places_of_unknown_.contains(key.substr(0, key.rfind('.')));
+}
+
+SourceMark GivenKeys::section_place(const std::string& section) const {
+  const auto found = sections_.find(section);
+  return found == sections_.end() ? SourceMark{} : found->second;
+}
+
+}  // namespace fp8train

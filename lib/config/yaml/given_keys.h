@@ -1,0 +1,73 @@
+#pragma once
+// The keys that a user has written: the sources merged by precedence, before any value is read.
+
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config/fields/field_table.h"
+#include "config/yaml/problems.h"
+#include "config/yaml/yaml_tree.h"
+
+namespace fp8train {
+
+struct GivenKey {
+  const Field* field = nullptr;
+  std::string spelled;  ///< the key as written: an alias or the field's own
+  YamlNode node;
+  SourceMark place;  ///< of the key
+  int layer = 0;
+  bool usable = true;  ///< its value could be read
+};
+
+class GivenKeys {
+ public:
+  explicit GivenKeys(Problems& problems) : problems_(problems) {}
+
+  /// Adds what a source says. `path` is the dotted key of `node` (empty: the root). Values of a
+  /// higher `layer` replace earlier ones, which is noted between two files; the same field twice in
+  /// one layer is a problem, unless two files say the same.
+  /// `spelled`: the key as the user wrote it, where that is another one.
+  void add(const std::string& path, const YamlNode& node, SourceMark place, int layer,
+           const std::string& spelled = "");
+
+  /// Null when nobody wrote it.
+  const GivenKey* find(std::string_view field_key) const;
+  void erase(std::string_view field_key);
+  /// Removes every key of a section, because of an empty value at `place`, and notes it.
+  void remove_section(const std::string& section, SourceMark place);
+
+  /// What replaced what, one line each, where nobody would expect it.
+  const std::vector<std::string>& notes() const { return notes_; }
+  void note(std::string line) { notes_.push_back(std::move(line)); }
+
+  /// In the order of the table.
+  const std::map<size_t, GivenKey>& all() const { return keys_; }
+
+  /// Reads every value into `settings` and notes which ones were usable.
+  void read_all(Settings& settings);
+
+  /// Whether an unknown key may be a misspelling of `key`: it is in the same section, or it is
+  /// a section itself.
+  bool may_be_misspelled(const std::string& key) const;
+
+  /// Where the section was opened, else the first source.
+  SourceMark section_place(const std::string& section) const;
+
+ private:
+  void add_section(const std::string& path, const YamlNode& node, SourceMark place, int layer);
+  void add_value(const Field& field, const std::string& spelled, const YamlNode& node,
+                 SourceMark place, int layer);
+  void add_unknown(const std::string& path, const YamlNode& node, SourceMark place);
+
+  Problems& problems_;
+  std::vector<std::string> notes_;
+  std::map<size_t, GivenKey> keys_;  // by position in the table
+  std::map<std::string, SourceMark> sections_;
+  std::set<std::string> places_of_unknown_;  // sections
+  bool unknown_section_ = false;
+};
+
+}  // namespace fp8train

@@ -1,0 +1,24 @@
+#pragma once
+// Replacement of keys: a key that excludes others replaces those of earlier files and settings.
+
+#include "config/yaml/given_keys.h"
+#include "config/yaml/problems.h"
+
+namespace fp8train {
+
+/// Removes each key that one of a higher layer contradicts, and notes it:
+/// - max_steps and max_tokens, gradient_accumulation_steps and global_batch_size, data.val and
+///   data.val_fraction, model.preset and model.from exclude each other;
+/// - model.from has the shape, so that it replaces the fields of `model` that describe one;
+/// - mixed_precision replaces precision.plan, and, other than fp8, what the section fp8 says and
+///   precision.schedule;
+/// - precision.plan replaces what selects a plan in the section fp8, and, where it scales nothing,
+///   the whole section and precision.schedule; a key that selects a plan there replaces
+///   precision.plan.
+void replace_contradicted(GivenKeys& given, const Problems& problems);
+
+/// Removes and notes the options of lower layers that have no meaning for the plan selected. All
+/// that selects one must have been given.
+void replace_meaningless(GivenKeys& given, const Problems& problems);
+
+}  // namespace fp8train

@@ -1,0 +1,322 @@
+#include "io/checkpoint/checkpoint.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <memory>
+#include <set>
+
+#include "base/atomic_file.h"
+#include "base/content_hash.h"
+#include "base/error.h"
+#include "io/strict_json.h"
+
+namespace fp8train {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = "step-";
+constexpr const char* kPartial = ".partial";
+constexpr const char* kReplaced = ".replaced";
+constexpr size_t kMaxText = 1U << 30;
+
+std::string folder_name(int64_t step) {
+  return fmt::format("{}{:06}", kPrefix, step);
+}
+
+/// The step of "step-000100", or nothing for any other name.
+std::optional<int64_t> step_of(const std::string& name) {
+  int64_t step = 0;
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  const char* begin = name.data() + kPrefix.size();
+  const char* end = name.data() + name.size();
+  const auto [stop, error] = std::from_chars(begin, end, step);
+  const bool whole = error == std::errc() && stop == end && step >= 0;
+  return whole && folder_name(step) == name ? std::optional(step) : std::nullopt;
+}
+
+/// Runs a file operation and turns its failure into a DeviceError.
+template <typename Operation>
+void require_done(const std::string& what, Operation&& operation) {
+  std::error_code failure;
+  operation(failure);
+  if (failure) {
+    throw DeviceError(fmt::format("cannot {}: {}", what, failure.message()));
+  }
+}
+
+void make_folder(const fs::path& folder) {
+  require_done("create " + folder.string(),
+               [&](std::error_code& failure) { fs::create_directories(folder, failure); });
+}
+
+void rename_folder(const fs::path& from, const fs::path& to) {
+  require_done(fmt::format("rename {} to {}", from.string(), to.string()),
+               [&](std::error_code& failure) { fs::rename(from, to, failure); });
+}
+
+void remove_folder(const fs::path& folder) {
+  require_done("remove " + folder.string(),
+               [&](std::error_code& failure) { fs::remove_all(folder, failure); });
+}
+
+/// What a folder holds; nothing where it does not exist. Throws DeviceError for any other failure:
+/// a folder that cannot be listed is not an empty one.
+std::vector<fs::path> list_folder(const fs::path& folder) {
+  std::vector<fs::path> paths;
+  std::error_code failure;
+  fs::directory_iterator entries(folder, failure);
+  while (!failure && entries != fs::directory_iterator()) {
+    paths.push_back(entries->path());
+    entries.increment(failure);
+  }
+  if (failure && failure != std::errc::no_such_file_or_directory) {
+    throw DeviceError(fmt::format("cannot list {}: {}", folder.string(), failure.message()));
+  }
+  return paths;
+}
+
+/// "step-000100.replaced": the checkpoint that a save of the same step set aside, where the save
+/// was interrupted before the new one had its name.
+bool waits_for_its_name(const fs::path& path) {
+  const fs::path published = path.parent_path() / path.stem();
+  return path.extension() == kReplaced && step_of(path.stem().string()) && !fs::exists(published);
+}
+
+/// Removes what interrupted saves left; a checkpoint that was set aside gets its name back.
+void clear_remains(const fs::path& root) {
+  for (const fs::path& path : list_folder(root)) {
+    const fs::path extension = path.extension();
+    const bool ours = (extension == kPartial || extension == kReplaced) &&
+                      step_of(path.stem().string()).has_value();
+    if (ours && waits_for_its_name(path)) {
+      rename_folder(path, path.parent_path() / path.stem());
+    } else if (ours && fs::is_directory(path)) {
+      remove_folder(path);
+    }
+  }
+}
+
+/// Gives `partial` the name `published`, where a checkpoint of the step may be already: the two
+/// names are exchanged at once. A file system that cannot do that has a moment in which the old
+/// checkpoint goes by the name step-000100.replaced, under which it is found too.
+void publish(const fs::path& partial, const fs::path& published) {
+  if (fs::exists(published)) {
+    if (renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, published.c_str(), RENAME_EXCHANGE) == 0) {
+      return;  // what was replaced is called .partial now
+    }
+    const std::error_code failure(errno, std::generic_category());
+    if (failure != std::errc::invalid_argument && failure != std::errc::function_not_supported) {
+      throw DeviceError(fmt::format("cannot exchange {} and {}: {}", partial.string(),
+                                    published.string(), failure.message()));
+    }
+    const fs::path replaced = published.string() + kReplaced;
+    remove_folder(replaced);
+    rename_folder(published, replaced);
+  }
+  rename_folder(partial, published);
+}
+
+/// Asks the system to drop what it holds of a flushed file in memory, so that the next read comes
+/// from the disk. It may refuse (a file system in memory has no disk).
+void forget_cached(const fs::path& path) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor >= 0) {
+    ::posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED);
+    ::close(descriptor);
+  }
+}
+
+void verify_file(const fs::path& path, const FileRecord& record, Verify depth) {
+  detail::as_checkpoint_error([&] {
+    const InputFile file(path, InputFile::Links::refuse);
+    if (file.size() != record.bytes) {
+      throw CheckpointError(
+          fmt::format("{}: expected {} bytes, found {}", path.string(), record.bytes, file.size()));
+    }
+    const std::string found = depth == Verify::hashes ? *hash_content(file) : record.xxh3_128;
+    if (found != record.xxh3_128) {
+      throw CheckpointError(fmt::format("{}: damaged: expected XXH3-128 {}, found {}",
+                                        path.string(), record.xxh3_128, found));
+    }
+  });
+}
+
+}  // namespace
+
+fs::path partial_checkpoint(const fs::path& root, int64_t step) {
+  return root / (folder_name(step) + kPartial);
+}
+
+fs::path begin_checkpoint(const fs::path& root, int64_t step) {
+  check(step >= 0, "a checkpoint's step is negative");
+  fs::path partial = partial_checkpoint(root, step);
+  remove_folder(partial);
+  make_folder(partial);
+  return partial;
+}
+
+FileRecord write_checkpoint_file(const fs::path& partial, const CheckpointFile& file) {
+  if (!detail::is_plain_name(file.name) || file.name == detail::kManifestName) {
+    throw CheckpointError(fmt::format("'{}' cannot be the name of a checkpoint file", file.name));
+  }
+  check(!file.text || file.tensors.empty(), "a checkpoint file holds text or tensors, not both");
+  ContentHasher hasher;
+  FileRecord record;
+  record.name = file.name;
+  AtomicFile out(partial / file.name);
+  const auto sink = [&](const void* data, size_t bytes) {
+    out.write(data, bytes);
+    hasher.update(data, bytes);
+    record.bytes += bytes;
+  };
+  if (file.text) {
+    sink(file.text->data(), file.text->size());
+  } else {
+    write_safetensors(file.tensors, {}, sink);
+  }
+  out.commit();
+  record.xxh3_128 = hasher.digest();
+  return record;
+}
+
+void read_back(const fs::path& partial, const FileRecord& record) {
+  const fs::path path = partial / record.name;
+  forget_cached(path);
+  try {
+    verify_file(path, record, Verify::hashes);
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(
+        fmt::format("what was written cannot be read back: {}; check the disk", error.what()));
+  }
+}
+
+fs::path commit_checkpoint(const fs::path& root, int64_t step, const std::string& run_id,
+                           const std::vector<FileRecord>& records, Verify depth) {
+  const fs::path partial = partial_checkpoint(root, step);
+  fs::path published = root / folder_name(step);
+  std::set<std::string> names;
+  for (const FileRecord& record : records) {
+    if (!names.insert(record.name).second) {
+      throw CheckpointError(fmt::format("two files of a checkpoint are named '{}'", record.name));
+    }
+  }
+  write_file_atomically(partial / detail::kManifestName,
+                        detail::manifest_text({step, run_id, records}));
+  verify_checkpoint(partial, depth);
+  publish(partial, published);
+  sync_directory(root);
+  write_file_atomically(root / "latest", folder_name(step) + "\n");
+  clear_remains(root);
+  return published;
+}
+
+fs::path save_checkpoint(const fs::path& root, int64_t step, const CheckpointContents& contents) {
+  const fs::path partial = begin_checkpoint(root, step);
+  try {
+    std::vector<FileRecord> records;
+    for (const CheckpointFile& file : contents.files) {
+      records.push_back(write_checkpoint_file(partial, file));
+      read_back(partial, records.back());
+    }
+    return commit_checkpoint(root, step, contents.run_id, records, Verify::sizes);
+  } catch (...) {
+    discard_partial(root, step);
+    throw;
+  }
+}
+
+void discard_partial(const fs::path& root, int64_t step) noexcept {
+  std::error_code ignored;
+  fs::remove_all(partial_checkpoint(root, step), ignored);
+}
+
+bool is_checkpoint(const fs::path& folder) {
+  return fs::exists(folder / detail::kManifestName);
+}
+
+std::vector<CheckpointFolder> find_checkpoints(const fs::path& root) {
+  std::vector<CheckpointFolder> places;
+  for (const fs::path& path : list_folder(root)) {
+    const fs::path name = waits_for_its_name(path) ? path.stem() : path.filename();
+    const auto step = step_of(name.string());
+    if (step && fs::is_directory(path)) {
+      places.push_back({path, *step});
+    }
+  }
+  std::sort(places.begin(), places.end(),
+            [](const CheckpointFolder& a, const CheckpointFolder& b) { return a.step > b.step; });
+  return places;
+}
+
+CheckpointManifest verify_checkpoint(const fs::path& checkpoint, Verify depth) {
+  const fs::path path = checkpoint / detail::kManifestName;
+  std::string text;
+  try {
+    text = read_text_file(path, detail::kMaxJsonFile);
+  } catch (const DataError& error) {
+    throw CheckpointError(
+        fmt::format("{}: not a complete checkpoint: {}", checkpoint.string(), error.what()));
+  }
+  CheckpointManifest manifest = detail::parse_manifest(text, path.string());
+  const auto step = step_of(checkpoint.filename().string());
+  if (step && *step != manifest.step) {
+    throw CheckpointError(
+        fmt::format("{}: the manifest is that of step {}; the folder was renamed or "
+                    "its files belong to another checkpoint",
+                    checkpoint.string(), manifest.step));
+  }
+  for (const FileRecord& record : manifest.files) {
+    verify_file(checkpoint / record.name, record, depth);
+  }
+  return manifest;
+}
+
+std::optional<CheckpointFolder> newest_valid(const fs::path& root,
+                                             std::vector<std::string>& skipped,
+                                             const std::function<void(const fs::path&)>& examine) {
+  for (const CheckpointFolder& place : find_checkpoints(root)) {
+    try {
+      verify_checkpoint(place.path);
+      if (examine) {
+        examine(place.path);
+      }
+      return place;
+    } catch (const CheckpointError& error) {
+      skipped.push_back(
+          fmt::format("skipped checkpoint {}: {}", place.path.filename().string(), error.what()));
+    }
+  }
+  return std::nullopt;
+}
+
+fs::path checkpoint_of_step(const fs::path& root, int64_t step) {
+  for (const CheckpointFolder& place : find_checkpoints(root)) {
+    if (place.step == step) {
+      return place.path;
+    }
+  }
+  throw CheckpointError(fmt::format(
+      "the first rank continues from step {}, which is not here: all nodes must see the same "
+      "checkpoints in {}",
+      step, root.string()));
+}
+
+void remove_checkpoint(const CheckpointFolder& checkpoint) {
+  const fs::path partial = partial_checkpoint(checkpoint.path.parent_path(), checkpoint.step);
+  remove_folder(partial);
+  rename_folder(checkpoint.path, partial);
+  remove_folder(partial);
+}
+
+std::string read_checkpoint_text(const fs::path& checkpoint, const std::string& name) {
+  return detail::as_checkpoint_error([&] { return read_text_file(checkpoint / name, kMaxText); });
+}
+
+}  // namespace fp8train

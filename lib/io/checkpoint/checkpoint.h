@@ -1,0 +1,133 @@
+#pragma once
+// Checkpoints as folders that are either complete and verified or absent. A checkpoint is written
+// into step-000100.partial/, every file flushed and read back, MANIFEST.json (sizes, XXH3-128
+// hashes, step, run) last; then the folder is renamed to step-000100 and its parent flushed.
+// Loading verifies every byte. Synchronous; tensor memory stays the caller's.
+//
+// One process calls save_checkpoint(). If several ranks write files, one calls begin_checkpoint(),
+// each calls write_checkpoint_file() and read_back(), and when all have succeeded the first one
+// calls commit_checkpoint() with the records of all. io/checkpoint/checkpoint_retention.h then
+// decides which older checkpoints are deleted.
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "io/safetensors/safetensors.h"
+
+namespace fp8train {
+
+/// One file: tensors (written as safetensors) or text. The name is plain: letters, digits, '.',
+/// '_', '-'.
+struct CheckpointFile {
+  std::string name;
+  std::vector<TensorBytes> tensors;
+  std::optional<std::string> text;  ///< set: the file is this text and `tensors` is empty
+};
+
+struct CheckpointContents {
+  std::string run_id;
+  std::vector<CheckpointFile> files;
+};
+
+struct FileRecord {
+  std::string name;
+  uint64_t bytes = 0;
+  std::string xxh3_128;  ///< 32 hex digits
+};
+
+struct CheckpointManifest {
+  int64_t step = 0;
+  std::string run_id;
+  std::vector<FileRecord> files;
+};
+
+struct CheckpointFolder {
+  std::filesystem::path path;
+  int64_t step = 0;
+};
+
+/// Writes root/step-%06d whole or not at all and returns its path. A checkpoint of the same step is
+/// replaced: a complete one is there at every moment. Remains of interrupted saves are removed
+/// after success. Throws DeviceError when the disk refuses, CheckpointError for bad names and where
+/// what was written reads back as something else; the partial folder is then removed and older
+/// checkpoints are untouched.
+std::filesystem::path save_checkpoint(const std::filesystem::path& root, int64_t step,
+                                      const CheckpointContents& contents);
+
+/// An empty root/step-%06d.partial.
+std::filesystem::path begin_checkpoint(const std::filesystem::path& root, int64_t step);
+
+/// Its path, for those who write into it.
+std::filesystem::path partial_checkpoint(const std::filesystem::path& root, int64_t step);
+
+/// One file into a partial folder, flushed. Safe from several processes at once for different
+/// names.
+FileRecord write_checkpoint_file(const std::filesystem::path& partial, const CheckpointFile& file);
+
+/// Reads a file of a partial folder again and compares its hash with that of what was written. The
+/// system is asked to forget its copy first, so that the bytes come from the disk where it can do
+/// that. Throws CheckpointError naming the file.
+void read_back(const std::filesystem::path& partial, const FileRecord& record);
+
+enum class Verify : uint8_t { sizes, hashes };
+
+/// Writes the manifest, verifies the partial folder and publishes it; returns its path. `depth` is
+/// Verify::sizes where every file has been read back. Throws as save_checkpoint(); the partial
+/// folder stays.
+std::filesystem::path commit_checkpoint(const std::filesystem::path& root, int64_t step,
+                                        const std::string& run_id,
+                                        const std::vector<FileRecord>& records,
+                                        Verify depth = Verify::hashes);
+
+/// Removes the partial folder of a step, if there is one. Never throws.
+void discard_partial(const std::filesystem::path& root, int64_t step) noexcept;
+
+/// The published checkpoints under `root`, newest first, and those that an interrupted save of the
+/// same step had set aside; none when `root` does not exist. Nothing is verified. Throws
+/// DeviceError when `root` cannot be listed: that it holds nothing is then not known.
+std::vector<CheckpointFolder> find_checkpoints(const std::filesystem::path& root);
+
+/// Whether the folder has a manifest: a model folder of another program has none.
+bool is_checkpoint(const std::filesystem::path& folder);
+
+/// Checks the manifest (its own hash, and that its step is the folder's) and each file's size and,
+/// with Verify::hashes, content. Throws CheckpointError naming the file and what was expected and
+/// found.
+CheckpointManifest verify_checkpoint(const std::filesystem::path& checkpoint,
+                                     Verify depth = Verify::hashes);
+
+/// The newest checkpoint that verifies, or nothing. One sentence for each newer one that does not
+/// goes into `skipped`. Deletes nothing. `examine` may look into one that verifies, and throws
+/// CheckpointError where its content is of no use.
+std::optional<CheckpointFolder> newest_valid(
+    const std::filesystem::path& root, std::vector<std::string>& skipped,
+    const std::function<void(const std::filesystem::path&)>& examine = {});
+
+/// The checkpoint from which the first rank continues. Throws CheckpointError where this rank does
+/// not see it.
+std::filesystem::path checkpoint_of_step(const std::filesystem::path& root, int64_t step);
+
+/// Deletes a published checkpoint. Its name goes first, so that an interruption leaves no half of
+/// it. Throws DeviceError.
+void remove_checkpoint(const CheckpointFolder& checkpoint);
+
+/// Text file of a checkpoint. Throws CheckpointError when it is missing.
+std::string read_checkpoint_text(const std::filesystem::path& checkpoint, const std::string& name);
+
+namespace detail {
+
+constexpr int kCheckpointVersion = 1;
+constexpr const char* kManifestName = "MANIFEST.json";
+
+/// Text of MANIFEST.json, and back; `where` begins messages. Reading throws CheckpointError unless
+/// the text is byte for byte what manifest_text() writes for its content and its hash.
+std::string manifest_text(const CheckpointManifest& manifest);
+CheckpointManifest parse_manifest(std::string_view text, const std::string& where);
+
+}  // namespace detail
+}  // namespace fp8train

@@ -1,0 +1,71 @@
+#pragma once
+// Which checkpoints of a run stay on disk. A checkpoint is deleted only if those that replace it
+// have been verified by hash in this process: just after they were written, when the run resumed
+// from one, or here, once. Synchronous; one thread uses an object at a time.
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "io/checkpoint/checkpoint.h"
+
+namespace fp8train {
+
+struct RetentionRules {
+  int64_t keep_last = 2;   ///< the newest valid ones that were scheduled; at least 1
+  int64_t keep_every = 0;  ///< and those whose step is a multiple of this; 0: none
+  int64_t keep_best = 0;   ///< and the valid ones with the lowest validation losses
+};
+
+/// An evaluation that a checkpoint belongs to.
+struct CheckpointLoss {
+  double loss = 0;
+  int64_t step = 0;  ///< at which it was evaluated
+};
+
+/// Of a checkpoint folder; nothing where it has none. May throw CheckpointError.
+using LossOfCheckpoint = std::function<std::optional<CheckpointLoss>(const std::filesystem::path&)>;
+
+/// Whether a run saves a checkpoint at this step undisturbed; a stop saves others. May throw
+/// CheckpointError.
+using IsScheduled = std::function<bool(const std::filesystem::path&)>;
+
+class CheckpointRetention {
+ public:
+  /// Without `is_scheduled` all are.
+  CheckpointRetention(std::filesystem::path root, RetentionRules rules,
+                      LossOfCheckpoint loss_of = {}, IsScheduled is_scheduled = {});
+
+  /// The checkpoint of this step has been verified by hash.
+  void mark_verified(int64_t step) { verified_.insert(step); }
+
+  /// Deletes what no rule keeps and returns it; nothing unless the newest checkpoint is valid,
+  /// which stays. Where there are fewer than keep_last scheduled ones, the newest others fill the
+  /// number. Of several checkpoints with the same evaluation the first one counts for keep_best.
+  /// Throws DeviceError when the folder cannot be listed or a checkpoint not be removed.
+  std::vector<std::filesystem::path> apply();
+
+  /// A sentence for each checkpoint that turned out to be damaged since the last call.
+  std::vector<std::string> take_notes() { return std::exchange(notes_, {}); }
+
+ private:
+  bool is_valid(const CheckpointFolder& checkpoint);
+  bool is_scheduled(const CheckpointFolder& checkpoint) const;
+  std::set<int64_t> last_steps(const std::vector<CheckpointFolder>& checkpoints);
+  std::set<int64_t> best_steps(const std::vector<CheckpointFolder>& checkpoints);
+
+  std::filesystem::path root_;
+  RetentionRules rules_;
+  LossOfCheckpoint loss_of_;
+  IsScheduled is_scheduled_;
+  std::set<int64_t> verified_;
+  std::set<int64_t> damaged_;  // of which a note has been given
+  std::vector<std::string> notes_;
+};
+
+}  // namespace fp8train

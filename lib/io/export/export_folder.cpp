@@ -1,0 +1,171 @@
+#include "io/export/export_folder.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "base/atomic_file.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "data/tokenizers/registry.h"
+#include "io/export/quantization_config.h"
+#include "io/hf_config.h"
+#include "io/model_source.h"
+#include "io/safetensors/sharded_writer.h"
+#include "model/families/family.h"
+
+namespace fp8train {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// What transformers reads next to the weights and the tokenizer's own file. Notes of this
+/// program's checkpoints stay behind.
+constexpr const char* kCompanions[] = {"tokenizer_config.json",
+                                       "special_tokens_map.json",
+                                       "added_tokens.json",
+                                       "vocab.json",
+                                       "merges.txt",
+                                       "chat_template.jinja",
+                                       "chat_template.json",
+                                       "generation_config.json"};
+
+void copy_file_whole(const fs::path& from, const fs::path& to) {
+  write_file_atomically(to, read_text_file(from, std::numeric_limits<size_t>::max()));
+}
+
+/// What becomes of each tensor: without a cast all of them are "others".
+FileQuantization conversion(const ModelSource& model, const ExportOptions& options) {
+  if (!options.quantization) {
+    FileQuantization how;
+    how.exclude = {"*"};
+    how.others = options.dtype;
+    return how;
+  }
+  FileQuantization how = *options.quantization;
+  check_quantization(how.format);
+  how.others = options.dtype;
+  how.vectors = false;
+  how.dequantize = false;
+  std::set<std::string> linears;
+  for (const ModelTensor& tensor : model.tensors) {
+    if (tensor.piece.transposed) {
+      throw ConfigError(fmt::format(
+          "{}: {} is stored transposed, and no program reads codes of such a layer; export bf16, "
+          "or cast a single .safetensors file",
+          model.folder.string(), tensor.piece.name));
+    }
+    if (tensor.is_linear) {
+      linears.insert(tensor.piece.name);
+    }
+  }
+  for (const std::string& name : model.source.names()) {
+    if (!linears.contains(name)) {
+      how.exclude.push_back(name);
+    }
+  }
+  return how;
+}
+
+/// The linear layers of which the weight is not cast. A tied head is one too.
+std::vector<std::string> plain_modules(const ModelSource& model, const FileQuantization& how) {
+  constexpr std::string_view kWeight = ".weight";
+  std::vector<std::string> modules = {"lm_head"};
+  for (const ModelTensor& tensor : model.tensors) {
+    const std::string& name = tensor.piece.name;
+    if (tensor.is_linear && !is_cast(*model.source.find(name), how)) {
+      modules.push_back(name.substr(0, name.size() - kWeight.size()));
+    }
+  }
+  return modules;
+}
+
+/// transformers takes the number of rows over the number of scales for the height of a block, so
+/// that it reads blocks wrongly where the last one is smaller
+/// (src/transformers/integrations/finegrained_fp8.py, Fp8Dequantize).
+void warn_of_partial_blocks(const ModelSource& model, const FileQuantization& how) {
+  const ScaleBlock block = how.format.block;
+  for (const ModelTensor& tensor : model.tensors) {
+    if (block != per::block_128x128 || !is_cast(*model.source.find(tensor.piece.name), how)) {
+      continue;
+    }
+    for (const int64_t extent : tensor.shape) {
+      if (extent > block.rows && extent % block.rows != 0) {
+        log_warning(fmt::format(
+            "{} has {} rows or columns, not a multiple of {}: transformers does not read such "
+            "blocks; fp8-tensor has a scale for the whole weight",
+            tensor.piece.name, extent, block.rows));
+        return;
+      }
+    }
+  }
+}
+
+DType dtype_of(const ModelSource& model) {
+  const SafetensorsEntry& first = *model.source.find(model.tensors.front().piece.name);
+  return dtype_from_safetensors(first.dtype).value_or(DType::f32);
+}
+
+}  // namespace
+
+bool holds_model_files(const fs::path& folder) {
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(folder, none)) {
+    const std::string name = entry.path().filename().string();
+    if (name == "config.json" ||
+        (name.starts_with("model") && name.find(".safetensors") != std::string::npos)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+ExportReport export_folder(const fs::path& from, const fs::path& to, const ExportOptions& options) {
+  const ModelSource model = open_model_source(from);
+  const FileQuantization how = conversion(model, options);
+  ConfigObject quantization;
+  std::map<std::string, std::string> metadata;
+  if (options.quantization) {
+    quantization = quantization_config(how.format, plain_modules(model, how));
+    warn_of_partial_blocks(model, how);
+    metadata["quantization"] = quantization_note(how);
+  }
+  const std::string config =
+      write_hf_config(model.config.model, options.dtype.value_or(dtype_of(model)),
+                      {.eos_token_ids = model.config.eos_token_ids, .quantization = quantization});
+  create_folder(to);
+  ExportReport report;
+  report.notes = model.config.notes;
+  const ModelConfig& exported = model.config.model;
+  if (const std::string note = exported.family->transformers_note(exported); !note.empty()) {
+    report.notes.push_back(note);
+  }
+  const auto copy_if_there = [&](const char* name) {
+    if (fs::is_regular_file(from / name)) {
+      copy_file_whole(from / name, to / name);
+      report.copied.emplace_back(name);
+    }
+  };
+  std::ranges::for_each(tokenizers::tokenizer_file_names(), copy_if_there);
+  std::ranges::for_each(kCompanions, copy_if_there);
+  ShardedWriter writer(to, quantized_entries(model.source, how), metadata, options.max_shard_bytes);
+  report.quantization = quantize_tensors(
+      model.source, how,
+      [&](const std::string& name, const void* data) { writer.write(name, data); });
+  if (const auto lines = report.quantization.not_finite(); !lines.empty()) {
+    throw CheckpointError(fmt::format("{}: {}", from.string(), fmt::join(lines, "; ")));
+  }
+  writer.commit();
+  write_file_atomically(to / "config.json", config);
+  report.tensors = model.source.names().size();
+  report.bytes = writer.bytes();
+  return report;
+}
+
+}  // namespace fp8train

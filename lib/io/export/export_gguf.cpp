@@ -1,0 +1,114 @@
+#include "io/export/export_gguf.h"
+
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "base/error.h"
+#include "io/export/encode_values.h"
+#include "model/families/family.h"
+#include "model/families/rope_fields.h"
+#include "model/rotary.h"
+
+namespace fp8train {
+namespace {
+
+constexpr const char* kRopeFactors = "rope_freqs.weight";
+
+GgufType type_of(const std::string& name, const std::vector<int64_t>& shape, GgufType type) {
+  if (shape.size() == 1 || name.ends_with("_norm.weight") || name == "position_embd.weight") {
+    return GgufType::f32;
+  }
+  return shape.back() % facts_of(type).block != 0 ? GgufType::f16 : type;
+}
+
+/// Where Llama 3 stretches frequencies, by how much, which llama.cpp reads as a tensor.
+std::vector<float> rope_factors(const ModelConfig& config) {
+  if (!has_gguf_rope_factors(config)) {
+    return {};
+  }
+  ModelConfig plain = config;
+  plain.rope_scaling.reset();
+  const std::vector<double> before = rotary_frequencies(plain);
+  const std::vector<double> after = rotary_frequencies(config);
+  std::vector<float> factors;
+  for (size_t i = 0; i < before.size(); ++i) {
+    factors.push_back(static_cast<float>(before[i] / after[i]));
+  }
+  return factors;
+}
+
+std::vector<std::byte> bytes_of(const std::vector<float>& values, GgufType type,
+                                const std::string& name) {
+  const std::optional<DType> dtype = facts_of(type).dtype;
+  return dtype ? encoded(values, *dtype, name) : encoded_q8_0(values, name);
+}
+
+/// Rows are outputs there; [in, out] becomes [out, in].
+GgufTensor described(const ModelTensor& tensor, GgufType type) {
+  std::vector<int64_t> shape = tensor.shape;
+  if (tensor.piece.transposed) {
+    std::swap(shape[0], shape[1]);
+  }
+  return {tensor.piece.gguf, shape, type_of(tensor.piece.gguf, shape, type)};
+}
+
+}  // namespace
+
+GgufReport export_gguf(const ModelSource& model, const std::filesystem::path& to, GgufType type) {
+  const ModelConfig config = completed(model.config.model);
+  const ModelFamily* family = standard_family(config);
+  const std::string architecture(family == nullptr ? "" : family->gguf_architecture(config));
+  if (architecture.empty()) {
+    throw CheckpointError(
+        fmt::format("{}: {}; export --to hf", model.folder.string(),
+                    (family == nullptr ? config.family : family)->gguf_refusal(config)));
+  }
+  GgufReport report;
+  ConfigObject metadata;
+  set(metadata, "general.architecture", architecture);
+  set(metadata, "general.type", "model");
+  set(metadata, "general.name", to.stem().string());
+  set(metadata, "general.file_type", facts_of(type).file_type);
+  set(metadata, "general.quantization_version", int64_t{2});
+  ConfigObject sizes;
+  family->write_gguf(config, sizes);
+  for (ConfigEntry& entry : sizes) {
+    metadata.push_back({architecture + "." + entry.key, std::move(entry.value)});
+  }
+  if (config.sliding_window > 0) {
+    report.notes.push_back(
+        fmt::format("the model's window of {} tokens is not written; context_length is {}",
+                    config.sliding_window, longest_sequence(config)));
+  }
+  add_gguf_tokenizer(model, metadata, report.notes);
+
+  std::vector<GgufTensor> tensors;
+  const std::vector<float> factors = rope_factors(config);
+  if (!factors.empty()) {
+    tensors.push_back({kRopeFactors, {static_cast<int64_t>(factors.size())}, GgufType::f32});
+  }
+  for (const ModelTensor& tensor : model.tensors) {
+    tensors.push_back(described(tensor, type));
+  }
+  for (const GgufTensor& tensor : tensors) {
+    report.bytes += tensor.bytes();
+  }
+  report.tensors = model.tensors.size();
+  GgufWriter writer(to, metadata, tensors);
+  if (!factors.empty()) {
+    writer.write(factors.data());
+  }
+  const bool neighbours = family->gguf_has_neighbour_rope();
+  for (const ModelTensor& tensor : model.tensors) {
+    const GgufTensor target = described(tensor, type);
+    writer.write(bytes_of(model.read_rows(tensor, neighbours), target.type, target.name).data());
+  }
+  writer.commit();
+  return report;
+}
+
+}  // namespace fp8train

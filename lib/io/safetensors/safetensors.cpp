@@ -1,0 +1,103 @@
+#include "io/safetensors/safetensors.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "base/error.h"
+#include "io/strict_json.h"
+#include "numeric/bulk.h"
+
+namespace fp8train {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian");
+
+constexpr uint64_t kMaxHeaderBytes = 100'000'000;
+constexpr size_t kLengthBytes = sizeof(uint64_t);
+
+void read_exactly(const InputFile& file, uint64_t offset, void* to, size_t bytes) {
+  detail::as_checkpoint_error([&] { file.read(offset, to, bytes); });
+}
+
+template <typename Stored>
+std::vector<Stored> read_stored(const SafetensorsFile& file, const SafetensorsEntry& entry) {
+  std::vector<Stored> stored(static_cast<size_t>(entry.count()));
+  file.read(entry, stored.data());
+  return stored;
+}
+
+template <typename Stored>
+std::vector<float> read_decoded(const SafetensorsFile& file, const SafetensorsEntry& entry) {
+  const auto stored = read_stored<Stored>(file, entry);
+  std::vector<float> values(stored.size());
+  decode(stored.data(), values.data(), values.size());
+  return values;
+}
+
+}  // namespace
+
+SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
+    : file_(detail::as_checkpoint_error([&] { return InputFile(path); })) {
+  const std::string where = path.string();
+  if (file_.size() < kLengthBytes) {
+    throw CheckpointError(
+        fmt::format("{}: {} bytes cannot be a safetensors file", where, file_.size()));
+  }
+  uint64_t length = 0;
+  read_exactly(file_, 0, &length, sizeof(length));
+  if (length > kMaxHeaderBytes || length > file_.size() - kLengthBytes) {
+    throw CheckpointError(fmt::format(
+        "{}: a header of {} bytes is announced, but the file has {} bytes and a header at most {}; "
+        "it is cut off or not a safetensors file",
+        where, length, file_.size(), kMaxHeaderBytes));
+  }
+  std::string json(length, '\0');
+  read_exactly(file_, kLengthBytes, json.data(), json.size());
+  data_start_ = kLengthBytes + length;
+  header_ = parse_safetensors_header(json, file_.size() - data_start_, where);
+  for (size_t i = 0; i < header_.entries.size(); ++i) {
+    by_name_.emplace(header_.entries[i].name, i);
+  }
+}
+
+const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : &header_.entries[found->second];
+}
+
+void SafetensorsFile::read(const SafetensorsEntry& entry, void* to) const {
+  read_exactly(file_, data_start_ + entry.begin, to, entry.bytes());
+}
+
+void SafetensorsFile::read(const SafetensorsEntry& entry, uint64_t offset, size_t bytes,
+                           void* to) const {
+  check(offset + bytes <= entry.bytes(), "a part lies within its tensor");
+  read_exactly(file_, data_start_ + entry.begin + offset, to, bytes);
+}
+
+std::vector<float> SafetensorsFile::read_f32(const SafetensorsEntry& entry) const {
+  if (entry.dtype == "F32") {
+    return read_stored<float>(*this, entry);
+  }
+  if (entry.dtype == "BF16") {
+    return read_decoded<bf16>(*this, entry);
+  }
+  if (entry.dtype == "F16") {
+    return read_decoded<f16>(*this, entry);
+  }
+  if (entry.dtype == "F64") {
+    const auto stored = read_stored<double>(*this, entry);
+    std::vector<float> values(stored.size());
+    std::transform(stored.begin(), stored.end(), values.begin(),
+                   [](double value) { return static_cast<float>(value); });
+    return values;
+  }
+  throw CheckpointError(
+      fmt::format("{}: tensor '{}' is {}; only F32, BF16, F16 and F64 can be read as weights",
+                  path().string(), entry.name, entry.dtype));
+}
+
+}  // namespace fp8train

@@ -1,0 +1,42 @@
+#pragma once
+// Tensors of a model folder: model.safetensors, or shards and model.safetensors.index.json, written
+// tensor by tensor so that they need not be in memory together.
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "io/safetensors/safetensors.h"
+
+namespace fp8train {
+
+/// Takes the bytes of a tensor that was announced.
+using TensorSink = std::function<void(const std::string& name, const void* data)>;
+
+class ShardedWriter {
+ public:
+  /// Shards are filled in order of names up to `max_shard_bytes`; a larger tensor has one of its
+  /// own. As for SafetensorsWriter, places of entries do not matter. Throws DeviceError when the
+  /// disk refuses.
+  ShardedWriter(const std::filesystem::path& folder, std::vector<SafetensorsEntry> entries,
+                const std::map<std::string, std::string>& metadata, uint64_t max_shard_bytes);
+
+  void write(const std::string& name, const void* data);
+
+  /// Every tensor has been written: gives the files their names, the index last.
+  void commit();
+
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  std::filesystem::path folder_;
+  uint64_t bytes_ = 0;  ///< of all tensors
+  std::vector<std::unique_ptr<SafetensorsWriter>> shards_;
+  std::map<std::string, size_t> shard_of_;
+};
+
+}  // namespace fp8train

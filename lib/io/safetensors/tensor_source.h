@@ -1,0 +1,62 @@
+#pragma once
+// The tensors of a Hugging Face model folder, whether one model.safetensors or shards with an
+// index. Owns open files; holds no tensor.
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "io/safetensors/safetensors.h"
+
+namespace fp8train {
+
+/// Throws CheckpointError where a folder is a checkpoint that was not written to its end, or whose
+/// MANIFEST.json is missing. Folders of other programs have neither mark.
+void refuse_incomplete(const std::filesystem::path& folder);
+
+class TensorSource {
+ public:
+  /// `path`: a folder, or one .safetensors file. Throws CheckpointError when there is none, or when
+  /// the index is malformed, names a file outside the folder, or names a tensor that its file does
+  /// not hold.
+  explicit TensorSource(const std::filesystem::path& path);
+
+  /// Sorted.
+  const std::vector<std::string>& names() const { return names_; }
+
+  /// In the order of the files' names and of bytes in them.
+  std::vector<const SafetensorsEntry*> entries() const;
+
+  /// Of the files together.
+  std::map<std::string, std::string> metadata() const;
+
+  /// Null when there is no such tensor. GPT-2 folders come with and without "transformer." before
+  /// their names; asked with the prefix, both are found.
+  const SafetensorsEntry* find(const std::string& name) const;
+
+  /// The bytes of a tensor that is there, as they are.
+  std::vector<char> read_bytes(const SafetensorsEntry& entry) const;
+
+  /// The values as fp32. Throws CheckpointError when the tensor is missing, has another shape than
+  /// `shape` or another dtype than read_f32 of SafetensorsFile takes, or holds a value that is not
+  /// finite.
+  std::vector<float> read_f32(const std::string& name, const std::vector<int64_t>& shape) const;
+
+ private:
+  struct Location {
+    size_t file;
+    const SafetensorsEntry* entry;
+  };
+  void open_single(const std::filesystem::path& path);
+  void open_index(const std::filesystem::path& index);
+  const Location* place_of(const std::string& name) const;
+
+  std::filesystem::path path_;
+  std::vector<SafetensorsFile> files_;
+  std::map<std::string, Location> places_;
+  std::vector<std::string> names_;
+};
+
+}  // namespace fp8train

@@ -1,0 +1,247 @@
+#include "train/checkpoint/checkpoint_saver.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "train/ranks.h"
+
+namespace fp8train {
+namespace {
+
+/// A run's folder that is gone was removed or unmounted: one made in its place would hold this
+/// checkpoint alone, perhaps on another disk.
+void require_folder(const std::filesystem::path& root) {
+  std::error_code failure;
+  if (!std::filesystem::is_directory(root, failure)) {
+    throw DeviceError(fmt::format(
+        "{} is gone: it was removed, renamed or unmounted while the run went on; bring it back to "
+        "save there",
+        root.string()));
+  }
+}
+
+template <size_t Size>
+void put(char (&to)[Size], const std::string& text) {
+  const size_t length = std::min(text.size(), Size - 1);
+  std::memcpy(to, text.data(), length);
+  to[length] = '\0';
+}
+
+}  // namespace
+
+CheckpointSaver::CheckpointSaver(std::filesystem::path root, bool async,
+                                 CheckpointRetention retention, Communicator& comm)
+    : root_(std::move(root)), async_(async), retention_(std::move(retention)), comm_(&comm) {}
+
+CheckpointSaver::~CheckpointSaver() {
+  if (job_.valid() && async_) {
+    job_.wait();
+  }
+  if (leads() && phase_ != Phase::none && phase_ != Phase::retain) {
+    discard_partial(root_, copy_.step);
+  }
+}
+
+/// Errors of files become part of the report; others end the run.
+template <typename Work>
+CheckpointSaver::Report CheckpointSaver::attempt(const Work& work) {
+  const Stopwatch watch;
+  Report report;
+  try {
+    work(report);
+  } catch (const DeviceError& error) {
+    report.failure = Failure::save;
+    put(report.message, error.what());
+  } catch (const std::filesystem::filesystem_error& error) {  // a folder cannot be looked at
+    report.failure = Failure::save;
+    put(report.message, error.what());
+  } catch (const CheckpointError& error) {
+    report.failure = Failure::save;
+    put(report.message, error.what());
+  }
+  report.seconds = watch.seconds();
+  report.done = true;
+  return report;
+}
+
+void CheckpointSaver::run(std::function<Report()> work) {
+  report_ = {};
+  job_ = std::async(async_ ? std::launch::async : std::launch::deferred, std::move(work));
+}
+
+void CheckpointSaver::start(const std::function<void(StateCopy&)>& copy, bool deletes_older) {
+  check(phase_ == Phase::none, "one save is in flight at a time");
+  entered_.restart();
+  current_ = {};
+  deletes_older_ = deletes_older;
+  const Report begun = attempt([&](Report& report) {
+    try {
+      copy(copy_);
+    } catch (const NumericError& error) {
+      report.failure = Failure::numeric;
+      put(report.message, error.what());
+    }
+  });
+  const std::vector<Report> copied = comm_->all_gather_values(begun);
+  for (const Report& report : copied) {
+    if (report.failure == Failure::numeric) {
+      throw NumericError(report.message);
+    }
+    if (report.failure != Failure::none) {
+      throw DeviceError(report.message);  // of the device: no file has been touched
+    }
+  }
+  current_.step = copy_.step;
+  phase_ = Phase::begin;
+  report_ = attempt([&](Report&) {
+    if (leads()) {
+      require_folder(root_);
+      begin_checkpoint(root_, copy_.step);
+    }
+  });
+  next_phase(comm_->all_gather_values(report_));
+  current_.stall_seconds += entered_.seconds();
+}
+
+void CheckpointSaver::run_write() {
+  records_.clear();
+  run([this] {
+    return attempt([this](Report& report) {
+      records_ = write_state(partial_checkpoint(root_, copy_.step), copy_);
+      for (const FileRecord& record : records_) {
+        report.bytes += record.bytes;
+      }
+      if (!records_.empty()) {
+        put(report.file, records_.back().name);
+        put(report.hash, records_.back().xxh3_128);
+        report.file_bytes = records_.back().bytes;
+      }
+    });
+  });
+}
+
+void CheckpointSaver::run_publish() {
+  run([this] {
+    return attempt([this](Report&) {
+      if (leads()) {
+        commit_checkpoint(root_, copy_.step, copy_.run_id, records_, Verify::sizes);
+        retention_.mark_verified(copy_.step);
+      }
+    });
+  });
+}
+
+void CheckpointSaver::run_retain() {
+  run([this] {
+    return attempt([this](Report&) {
+      if (leads() && deletes_older_) {
+        retention_.apply();
+      }
+    });
+  });
+}
+
+std::optional<SaveResult> CheckpointSaver::progress(bool wait) {
+  entered_.restart();
+  while (phase_ != Phase::none) {
+    const bool ready = job_.valid() && (wait || job_.wait_for(std::chrono::seconds(0)) ==
+                                                    std::future_status::ready);
+    if (ready) {
+      report_ = job_.get();
+    }
+    if (wait) {
+      wait_for_first_rank(*comm_);  // and all others: disks are not equally fast
+    }
+    const std::vector<Report> all = comm_->all_gather_values(report_);
+    if (!std::all_of(all.begin(), all.end(), [](const Report& report) { return report.done; })) {
+      break;
+    }
+    next_phase(all);
+  }
+  current_.stall_seconds += entered_.seconds();
+  if (result_) {
+    result_->stall_seconds = current_.stall_seconds;
+  }
+  return std::exchange(result_, std::nullopt);
+}
+
+/// All ranks are done with this one.
+void CheckpointSaver::next_phase(const std::vector<Report>& all) {
+  std::string failure;
+  double slowest = 0;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].failure != Failure::none && failure.empty()) {
+      failure = all.size() > 1 ? fmt::format("rank {}: {}", rank, all[rank].message)
+                               : std::string(all[rank].message);
+    }
+    slowest = std::max(slowest, all[rank].seconds);
+    current_.bytes += all[rank].bytes;
+  }
+  if (phase_ == Phase::retain) {
+    end_retention(failure);
+    return;
+  }
+  current_.write_seconds += slowest;
+  if (!failure.empty()) {
+    end_save(failure);
+    phase_ = Phase::none;
+  } else if (phase_ == Phase::begin) {
+    phase_ = Phase::write;
+    run_write();
+  } else if (phase_ == Phase::write) {
+    add_records(all);
+    phase_ = Phase::publish;
+    run_publish();
+  } else {
+    end_save({});
+    phase_ = Phase::retain;
+    run_retain();
+  }
+}
+
+/// The first rank has the records of its own files.
+void CheckpointSaver::add_records(const std::vector<Report>& all) {
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank].file[0] != '\0') {
+      records_.push_back({all[rank].file, all[rank].file_bytes, all[rank].hash});
+    }
+  }
+}
+
+void CheckpointSaver::end_save(const std::string& failure) {
+  if (!failure.empty() && leads()) {
+    discard_partial(root_, copy_.step);
+  }
+  result_ = current_;
+  result_->saved = failure.empty();
+  result_->failure = failure;
+}
+
+void CheckpointSaver::end_retention(const std::string& failure) {
+  phase_ = Phase::none;
+  for (const std::string& note : retention_.take_notes()) {
+    log_warning(note);
+  }
+  if (!failure.empty()) {
+    log_warning("older checkpoints stay: " + failure);
+  }
+}
+
+size_t CheckpointSaver::copy_bytes() const {
+  size_t bytes = 0;
+  for (const WeightsCopy::Parameter& parameter : copy_.weights.parameters) {
+    bytes += parameter.values.bytes();
+  }
+  for (const HostMemory& memory : copy_.optimizer.memory) {
+    bytes += memory.bytes();
+  }
+  return bytes;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,116 @@
+#pragma once
+// Saves checkpoints while training continues. start() copies the state to host memory; a thread of
+// each rank writes its files and reads them back. Ranks agree between the phases, at step
+// boundaries where they meet anyway, on their training threads: all have written -> the first rank
+// publishes the checkpoint -> it deletes older ones. No thread of a save calls a collective.
+//
+// One save is in flight at a time. A save fails on all ranks if it fails on one (the disk is full,
+// a file cannot be read back): its partial folder is removed, and older checkpoints stay. A process
+// that is killed leaves the checkpoints that had been published.
+//
+// All functions are collective. Without `async` the work is done inside of finish(), with the same
+// bytes as a result.
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <future>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "comm/communicator.h"
+#include "io/checkpoint/checkpoint_retention.h"
+#include "train/checkpoint/state_copy.h"
+
+namespace fp8train {
+
+/// How a save went; the same on all ranks but for its seconds.
+struct SaveResult {
+  int64_t step = 0;
+  bool saved = false;
+  std::string failure;       ///< where it is not saved: why, and on which rank
+  double stall_seconds = 0;  ///< in which this rank did not train
+  double write_seconds = 0;  ///< of the slowest rank, and of publishing
+  uint64_t bytes = 0;        ///< of all ranks
+};
+
+class CheckpointSaver {
+ public:
+  /// `comm` outlives the object.
+  CheckpointSaver(std::filesystem::path root, bool async, CheckpointRetention retention,
+                  Communicator& comm);
+  /// Waits for this rank's thread. What is published by then stays; a save that has not come that
+  /// far leaves nothing.
+  ~CheckpointSaver();
+  CheckpointSaver(const CheckpointSaver&) = delete;
+  CheckpointSaver& operator=(const CheckpointSaver&) = delete;
+
+  /// Takes the memory of the copy, so that no save has to wait for it, or fails for lack of it.
+  void reserve(const std::function<void(StateCopy&)>& copy) { copy(copy_); }
+
+  /// Copies the state with `copy` and begins to write it. No save is in flight. Throws what `copy`
+  /// throws on any rank (NumericError on all).
+  void start(const std::function<void(StateCopy&)>& copy, bool deletes_older);
+
+  bool in_flight() const { return phase_ != Phase::none; }
+  int64_t step() const { return copy_.step; }  ///< of the last save started
+
+  /// At a step boundary: goes on to the next phase where all ranks are done with one. The result of
+  /// a save that has been published or has failed, once.
+  std::optional<SaveResult> advance() { return progress(false); }
+  /// The same, and waits until no save is in flight.
+  std::optional<SaveResult> finish() { return progress(true); }
+
+  /// A checkpoint was loaded, which verifies its hashes.
+  void mark_verified(int64_t step) { retention_.mark_verified(step); }
+
+  /// Bytes that the copy of the state occupies.
+  size_t copy_bytes() const;
+
+ private:
+  enum class Phase : uint8_t { none, begin, write, publish, retain };
+  enum class Failure : uint8_t { none, save, numeric };
+
+  /// Of one rank in one phase, as it is sent to the others.
+  struct Report {
+    bool done = false;
+    Failure failure = Failure::none;
+    double seconds = 0;
+    uint64_t bytes = 0;
+    char message[480] = {};
+    char file[64] = {};  ///< in phase write: the last file, which is all of ranks after the first
+    char hash[40] = {};
+    uint64_t file_bytes = 0;
+  };
+
+  template <typename Work>
+  static Report attempt(const Work& work);
+  bool leads() const { return comm_->rank() == 0; }
+  void run(std::function<Report()> work);
+  void run_write();
+  void run_publish();
+  void run_retain();
+  std::optional<SaveResult> progress(bool wait);
+  void next_phase(const std::vector<Report>& all);
+  void end_save(const std::string& failure);
+  void end_retention(const std::string& failure);
+  void add_records(const std::vector<Report>& all);
+
+  std::filesystem::path root_;
+  bool async_;
+  CheckpointRetention retention_;  // of the thread while a phase runs
+  Communicator* comm_;
+  StateCopy copy_;                   // as above
+  std::vector<FileRecord> records_;  // as above
+  bool deletes_older_ = true;
+  Phase phase_ = Phase::none;
+  std::future<Report> job_;
+  Report report_;  // of this rank in this phase
+  SaveResult current_;
+  Stopwatch entered_;  // since the caller waits for this object
+  std::optional<SaveResult> result_;
+};
+
+}  // namespace fp8train

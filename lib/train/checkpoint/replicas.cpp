@@ -1,0 +1,105 @@
+#include "train/checkpoint/replicas.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+
+#include "base/content_hash.h"
+#include "base/error.h"
+#include "base/flight_recorder.h"
+#include "comm/majority.h"
+#include "device/device_questions.h"
+
+namespace fp8train {
+namespace {
+
+constexpr size_t kPieceBytes = size_t{64} << 20;  // of a GPU's memory that is copied at a time
+
+uint64_t hash_view(Device& device, const View& view, uint64_t hash, std::vector<std::byte>& piece) {
+  const size_t bytes = view.empty() ? 0 : view.bytes();
+  const auto* const data = static_cast<const std::byte*>(view.data);
+  for (size_t begin = 0; begin < bytes; begin += kPieceBytes) {
+    const size_t count = std::min(kPieceBytes, bytes - begin);
+    const void* source = data + begin;
+    if (!is_host(device)) {
+      piece.resize(kPieceBytes);
+      device.copy_to_host(piece.data(), source, count);
+      source = piece.data();
+    }
+    hash = content_hash(source, count, hash);
+    section_advances();
+  }
+  return hash;
+}
+
+/// Between steps the largest magnitudes of some tensors are those that a rank has seen itself.
+bool is_alike(const ScalingState::SavedTensor& tensor) {
+  return !tensor.of_rank && !tensor.name.ends_with(".amax");
+}
+
+std::string describe_rank(int rank, const std::array<char, 64>& host) {
+  return fmt::format("rank {} (on {})", rank, host.data());
+}
+
+[[noreturn]] void report_difference(Communicator& comm, const std::string& name,
+                                    const std::vector<uint64_t>& hashes, int64_t step) {
+  constexpr size_t kMost = 8;
+  std::array<char, 64> host = {};
+  gethostname(host.data(), host.size() - 1);
+  const auto hosts = comm.all_gather_values(host);
+  const std::vector<int> differ = ranks_that_differ(hashes);
+  std::vector<std::string> named;
+  for (size_t i = 0; i < std::min(differ.size(), kMost); ++i) {
+    named.push_back(describe_rank(differ[i], hosts[static_cast<size_t>(differ[i])]));
+  }
+  const bool all = differ.size() == hashes.size();
+  throw DeviceError(fmt::format(
+      "after step {} ranks no longer hold the same bits of {}: {}{} {}. Memory or a computation "
+      "has "
+      "failed there; nothing of this step is saved. Leave that node out, and the same command goes "
+      "on from the last checkpoint",
+      step, name, fmt::join(named, ", "), differ.size() > kMost ? " and others" : "",
+      all ? "differ from each other, and which one is right is unknown"
+          : "differ from the other ranks"));
+}
+
+}  // namespace
+
+std::vector<ReplicaHash> hash_replicas(Engine& engine) {
+  std::vector<ReplicaHash> hashes;
+  std::vector<std::byte> piece;
+  Device& device = engine.device();
+  engine.strategy().for_each_replica([&](const std::string& name, const StoredTensor& tensor) {
+    uint64_t hash = hash_view(device, tensor.codes, 0, piece);
+    hash = hash_view(device, tensor.scales, hash, piece);
+    hashes.push_back({name, hash});
+  });
+  for (const ScalingState::SavedTensor& tensor : engine.model().scaling().save()) {
+    if (is_alike(tensor)) {
+      hashes.push_back(
+          {tensor.name, content_hash(tensor.values.data(), tensor.values.size() * sizeof(float))});
+    }
+  }
+  return hashes;
+}
+
+void compare_replicas(Communicator& comm, const std::vector<ReplicaHash>& mine, int64_t step) {
+  uint64_t all = 0;
+  for (const ReplicaHash& one : mine) {
+    all = content_hash(&one.hash, sizeof(one.hash), all);
+  }
+  if (!any_differ(comm.all_gather_values(all))) {
+    return;
+  }
+  for (const ReplicaHash& one : mine) {
+    const std::vector<uint64_t> hashes = comm.all_gather_values(one.hash);
+    if (any_differ(hashes)) {
+      report_difference(comm, one.name, hashes, step);
+    }
+  }
+}
+
+}  // namespace fp8train

@@ -1,0 +1,30 @@
+#pragma once
+// Checks that ranks still have the same bits of the values that each of them stores. A flipped bit
+// in the memory of one rank, or a library that computes differently on one node, makes replicas
+// drift apart silently: the first rank's checkpoints then hold weights that no rank has trained.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "train/step/engine.h"
+
+namespace fp8train {
+
+/// The hash of one thing that all ranks hold alike.
+struct ReplicaHash {
+  std::string name;
+  uint64_t hash = 0;
+};
+
+/// Of an engine of several ranks, between steps: the values of all parameters, or where ranks share
+/// them what they gather of each other; and the scales and histories of delayed scaling. Collective
+/// where values are gathered; what is gathered is out of date afterwards. Waits for the device.
+std::vector<ReplicaHash> hash_replicas(Engine& engine);
+
+/// Compares with the other ranks; all have the same names. Throws DeviceError, on all ranks, naming
+/// what differs first and the ranks that differ from most others. Collective.
+void compare_replicas(Communicator& comm, const std::vector<ReplicaHash>& mine, int64_t step);
+
+}  // namespace fp8train

@@ -1,0 +1,325 @@
+#include "train/checkpoint/resume_checks.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <regex>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "data/tokenizers/registry.h"
+#include "io/hf_config.h"
+#include "nn/parameter.h"
+#include "train/checkpoint/data_record.h"
+#include "train/records/progress.h"
+
+namespace fp8train {
+namespace {
+
+bool accepts_changed_data(const Session& session) {
+  return session.settings.checkpoint.changed_data == OnChange::accept;
+}
+
+/// "hidden_size: was 64, is 128, ..." of a config.json.
+std::string model_changes(const ModelConfig& saved, const ModelConfig& current) {
+  constexpr size_t kMostNamed = 5;
+  const auto fields = [](const ModelConfig& config) {
+    return nlohmann::json::parse(write_hf_config(completed(config), DType::f32));
+  };
+  const nlohmann::json before = fields(saved);
+  const nlohmann::json now = fields(current);
+  std::vector<std::string> changes;
+  for (const auto& [key, value] : now.items()) {
+    const nlohmann::json was = before.value(key, nlohmann::json());
+    if (was != value) {
+      changes.push_back(fmt::format("{}: was {}, is {}", key, was.dump(), value.dump()));
+    }
+  }
+  if (changes.empty()) {
+    return "it is another one";
+  }
+  const size_t named = std::min(changes.size(), kMostNamed);
+  const size_t left = changes.size() - named;
+  changes.resize(named);
+  return fmt::format("{}{}", fmt::join(changes, ", "),
+                     left > 0 ? fmt::format(" and {} more", left) : "");
+}
+
+/// Lines for what differs, and lines for what is no error.
+class RunComparison {
+ public:
+  RunComparison(const nlohmann::json& state, const Session& session)
+      : state_(state), session_(session) {}
+
+  template <typename T>
+  void require(const char* key, const T& current, const char* setting) {
+    const T saved = state_.at(key).get<T>();
+    if (saved != current) {
+      differences.push_back(fmt::format("{}: was {}, is {}", setting, saved, current));
+    }
+  }
+
+  void model(const std::filesystem::path& folder) {
+    const std::string where = (folder / "config.json").string();
+    const HfConfig saved = parse_hf_config(read_checkpoint_text(folder, "config.json"), where);
+    if (!same_computation(completed(saved.model), session_.engine.model)) {
+      differences.push_back(
+          fmt::format("model of {}: {}", where, model_changes(saved.model, session_.engine.model)));
+    }
+  }
+
+  void require_formats(const std::string& current) {
+    // Checkpoints of earlier versions say "kept" for "stored".
+    const std::string saved = std::regex_replace(state_.at("formats").get<std::string>(),
+                                                 std::regex("\\bkept "), "stored ");
+    if (saved != current) {
+      differences.push_back(
+          fmt::format("formats and scaled layers: was {}, is {}", saved, current));
+    }
+  }
+
+  /// The plan by name, and every format and scaled layer.
+  void plan(Decoder& model) {
+    if (ends_stage_before()) {
+      begins_stage = true;
+      return;
+    }
+    const size_t before = differences.size();
+    require("plan", session_.engine.plan.name, "precision plan");
+    if (differences.size() == before) {  // they follow from a plan of another name
+      require_formats(formats_text(model));
+    }
+    const bool differs = differences.size() > before;
+    changed_plan = differs && session_.settings.checkpoint.changed_plan == OnChange::accept;
+    refused_plan = differs && !changed_plan;
+    if (changed_plan) {
+      differences.resize(before);
+      notes.push_back(fmt::format(
+          "the checkpoint is of the plan {} and the run continues with {}: weights and moments are "
+          "rounded to its formats, and its scaling begins as at the start of a run",
+          state_.at("plan").get<std::string>(), session_.engine.plan.name));
+    }
+  }
+
+  void data() {
+    DataRecord::Comparison files;
+    if (session_.data_record != nullptr && state_.contains("data_files")) {
+      files = session_.data_record->compare(state_.at("data_files"));
+    }
+    const std::string current = session_.data.train.fingerprint();
+    if (files.changes.empty() && state_.at("data_fingerprint").get<std::string>() != current) {
+      files.changes.push_back(other_tokens(current));
+    }
+    notes.insert(notes.end(), files.doubts.begin(), files.doubts.end());
+    changed_data = !files.changes.empty() && !accepts_changed_data(session_);
+    auto& lines = changed_data ? differences : notes;
+    for (const std::string& change : files.changes) {
+      lines.push_back("data: " + change);
+    }
+  }
+
+  std::vector<std::string> differences;
+  std::vector<std::string> notes;
+  bool changed_data = false;
+  bool begins_stage = false;
+  bool changed_plan = false;  ///< and it is accepted
+  bool refused_plan = false;
+
+ private:
+  /// Whether the checkpoint is of the last step of the stage before, whose plan has saved it.
+  bool ends_stage_before() const {
+    const size_t stage = session_.stage_after(state_.at("step").get<int64_t>());
+    return stage > 0 && state_.at("step").get<int64_t>() == session_.stages[stage].begin &&
+           session_.engine.plan.name == session_.stages[stage].plan.name &&
+           state_.at("plan").get<std::string>() == session_.stages[stage - 1].plan.name;
+  }
+
+  /// The files are the same as far as is known, and samples of their tokens are not.
+  std::string other_tokens(const std::string& current) const {
+    if (session_.data_record == nullptr || !state_.contains("data_files")) {
+      return fmt::format("training data of fingerprint: was {}, is {}",
+                         state_.at("data_fingerprint").get<std::string>(), current);
+    }
+    const char* const settings =
+        "data.tokenizer, data.text_key, data.chat_template, data.packing, data.val_fraction, "
+        "data.train[].weight or a format";
+    return session_.data_record->bytes_to_compare() > 0
+               ? fmt::format(
+                     "samples of the tokens differ: a file has other content of the same "
+                     "size, or {} has changed",
+                     settings)
+               : fmt::format("the same files give other tokens: {} has changed", settings);
+  }
+
+  const nlohmann::json& state_;
+  const Session& session_;
+};
+
+}  // namespace
+
+std::string formats_text(Decoder& model) {
+  std::string text;
+  for (const GemmPlan* gemm : {&model.plan().fprop, &model.plan().dgrad, &model.plan().wgrad}) {
+    text += describe(gemm->a) + " x " + describe(gemm->b) + "; ";
+  }
+  const ParameterFormats formats = parameter_formats(model.plan());
+  for (const TensorFormat* stored : {&formats.value, &formats.gradient, &formats.gradient_wire,
+                                     &formats.moment1, &formats.moment2}) {
+    // fp32 in two halves is saved as fp32 is.
+    text +=
+        *stored == TensorFormat{} || stored->remainder ? "" : "stored " + describe(*stored) + "; ";
+  }
+  for (const LinearPlan& linear : model.linear_plans()) {
+    if (!linear.layer_plan.empty() && linear.is_scaled()) {
+      for (const GemmPlan* gemm : {&linear.fprop, &linear.dgrad, &linear.wgrad}) {
+        text += describe(gemm->a) + " x " + describe(gemm->b) + " in " + linear.site.name + "; ";
+      }
+    }
+  }
+  for (const auto& slot : model.scaling().slots()) {
+    text += slot->layer + "." + slot->role + " ";
+  }
+  return text;
+}
+
+std::string run_id(uint64_t seed, const std::string& data_fingerprint) {
+  return fmt::format("{}-{}", seed, data_fingerprint);
+}
+
+void require_files(const std::filesystem::path& folder, const CheckpointManifest& manifest) {
+  const auto is_listed = [&](const std::string& name) {
+    return std::any_of(manifest.files.begin(), manifest.files.end(),
+                       [&](const FileRecord& file) { return file.name == name; });
+  };
+  const auto names = tokenizers::tokenizer_file_names();
+  const bool has_tokenizer = std::any_of(names.begin(), names.end(), is_listed);
+  const std::string tokenizer = fmt::format("{}", fmt::join(names, " or "));
+  for (const std::string& name : {std::string("config.json"), tokenizer, std::string("state.json"),
+                                  std::string("model.safetensors")}) {
+    if (name == tokenizer ? !has_tokenizer : !is_listed(name)) {
+      throw CheckpointError(fmt::format(
+          "{}/MANIFEST.json does not list {}, which every checkpoint has; remove the folder to go "
+          "on from an earlier one",
+          folder.string(), name));
+    }
+  }
+}
+
+void check_state(const nlohmann::json& state, const CheckpointManifest& manifest,
+                 const std::filesystem::path& folder) {
+  const auto fail = [&](const std::string& text) {
+    throw CheckpointError(
+        fmt::format("{}/state.json: {}; remove the folder to go on from an "
+                    "earlier checkpoint",
+                    folder.string(), text));
+  };
+  const auto count = [&](const char* key, int64_t most) {
+    const nlohmann::json& value = state.at(key);
+    const bool whole = value.is_number_unsigned() && value.get<uint64_t>() <= uint64_t{1} << 62;
+    if (!whole || value.get<int64_t>() > most) {
+      fail(fmt::format("{} is {}, expected a whole number in [0, {}]", key, value.dump(), most));
+    }
+    return value.get<int64_t>();
+  };
+  constexpr int64_t kMost = int64_t{1} << 62;
+  const int64_t step = count("step", kMost);
+  if (step != manifest.step) {
+    fail(fmt::format("it is of step {}, MANIFEST.json of step {}", step, manifest.step));
+  }
+  const std::string id =
+      run_id(state.at("seed").get<uint64_t>(), state.at("data_fingerprint").get<std::string>());
+  if (id != manifest.run_id) {
+    fail(fmt::format("it is of run {}, MANIFEST.json of run {}: the files of two runs are mixed",
+                     id, manifest.run_id));
+  }
+  count("sample_position", kMost);
+  count("tokens", kMost);
+  if (state.contains("val_step")) {
+    count("val_step", step);
+  }
+  count("best_val_step", step);
+  count("applied_steps", kMost);
+  const int64_t skipped = count("skipped_steps", kMost);
+  if (state.contains("skipped_in_a_row")) {
+    count("skipped_in_a_row", skipped);
+  }
+  count("good_steps", std::numeric_limits<int32_t>::max());
+  const double scale = state.at("loss_scale").get<double>();
+  if (!(scale > 0 && scale <= std::numeric_limits<float>::max())) {
+    fail(fmt::format("loss_scale is {}, expected a number > 0 that fp32 holds", scale));
+  }
+}
+
+SameRun check_same_run(const nlohmann::json& state, const Session& session, Decoder& model,
+                       const std::filesystem::path& folder) {
+  RunComparison comparison(state, session);
+  comparison.model(folder);
+  comparison.plan(model);
+  comparison.require("optimizer", session.engine.optimizer.name, "optimizer.name");
+  comparison.require("seed", session.settings.training.seed, "training.seed");
+  comparison.require("seq_length", session.engine.seq_length, "data.seq_length");
+  comparison.require("shuffle", session.settings.data.shuffle, "data.shuffle");
+  comparison.data();
+  if (comparison.differences.empty()) {
+    return {comparison.notes, comparison.changed_plan, comparison.begins_stage};
+  }
+  std::string message = fmt::format("{} was saved by another run:", folder.string());
+  for (const std::string& difference : comparison.differences) {
+    message += "\n  " + difference;
+  }
+  message +=
+      fmt::format("\nchange that back, or start a new run from its weights with model.from: {}",
+                  folder.string());
+  if (comparison.changed_data) {
+    message += "; checkpoint.changed_data: accept continues with the data as it is now";
+  }
+  if (comparison.refused_plan) {
+    message += "; checkpoint.changed_plan: accept goes on under the plan that is set now";
+  }
+  throw CheckpointError(message);
+}
+
+std::string begin_data_record(Session& session, const std::filesystem::path& cache) {
+  session.data_record = std::make_shared<DataRecord>(session.data.train, cache);
+  const FileHashes& hashes = session.data_record->hashes();
+  const uint64_t left = hashes.bytes_left();
+  return fmt::format("        {} data file{} hashed{}", hashes.files().size(),
+                     hashes.files().size() == 1 ? "" : "s",
+                     left == 0 ? ""
+                               : fmt::format(", {} of them while the run goes on",
+                                             describe_bytes(static_cast<double>(left))));
+}
+
+void check_data(const Session& session) {
+  if (session.data_record == nullptr) {
+    return;
+  }
+  const std::vector<std::string> changes = session.data_record->check();
+  if (changes.empty()) {
+    return;
+  }
+  if (accepts_changed_data(session)) {
+    log_warning(fmt::format("data: {}", fmt::join(changes, "; ")));
+    return;
+  }
+  throw CheckpointError(fmt::format(
+      "the data has changed since the checkpoint that this run went on from: {}. What was trained "
+      "since then has seen other data: put the file back and go on from that checkpoint "
+      "(checkpoint.resume), or set checkpoint.changed_data: accept",
+      fmt::join(changes, "; ")));
+}
+
+void check_data_at_end(const Session& session) {
+  check_data(session);
+  if (session.data_record != nullptr && session.data_record->bytes_to_compare() > 0) {
+    log_warning(fmt::format(
+        "{} of data files could not be compared with the checkpoint before the run ended",
+        describe_bytes(static_cast<double>(session.data_record->bytes_to_compare()))));
+  }
+}
+
+}  // namespace fp8train

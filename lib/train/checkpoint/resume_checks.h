@@ -1,0 +1,55 @@
+#pragma once
+// Checks that a checkpoint belongs to the run that resumes from it, and that its state.json is
+// plausible.
+
+#include <filesystem>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "io/checkpoint/checkpoint.h"
+#include "model/decoder.h"
+#include "train/session.h"
+
+namespace fp8train {
+
+/// Every format that decides what the saved state means: the GEMMs' formats, and which tensor of
+/// which layer has a scale.
+std::string formats_text(Decoder& model);
+
+/// The name of a run in its manifests: its seed and its data.
+std::string run_id(uint64_t seed, const std::string& data_fingerprint);
+
+/// Throws CheckpointError where the manifest lacks a file that every checkpoint has.
+void require_files(const std::filesystem::path& folder, const CheckpointManifest& manifest);
+
+/// Throws CheckpointError where state.json names another run or step than the manifest, or holds a
+/// value that no run has.
+void check_state(const nlohmann::json& state, const CheckpointManifest& manifest,
+                 const std::filesystem::path& folder);
+
+/// What was found of a checkpoint that the run can go on from.
+struct SameRun {
+  std::vector<std::string> notes;  ///< data that cannot be compared, or what has changed and is
+                                   ///< accepted (checkpoint.changed_data, checkpoint.changed_plan)
+  bool changed_plan = false;       ///< saved under another plan: moments are to be converted
+  bool begins_stage = false;       ///< saved at the end of the stage before: scaling begins anew
+};
+
+/// Compares model, settings and data with those of the checkpoint. Throws one CheckpointError that
+/// names all differences that are not accepted.
+SameRun check_same_run(const nlohmann::json& state, const Session& session, Decoder& model,
+                       const std::filesystem::path& folder);
+
+/// Begins to hash the data files, of which large ones are read while the run continues. Returns a
+/// line for the user. Throws DataError.
+std::string begin_data_record(Session& session, const std::filesystem::path& cache);
+
+/// Between steps: throws CheckpointError where a data file, of which not all could be compared
+/// before, turns out to differ from the checkpoint that the run went on from; warns where
+/// checkpoint.changed_data is accept.
+void check_data(const Session& session);
+/// The same; warns where not all data could be compared before the run ended.
+void check_data_at_end(const Session& session);
+
+}  // namespace fp8train

@@ -1,0 +1,117 @@
+#include "train/checkpoint/rollback.h"
+
+#include <fmt/format.h>
+
+#include <optional>
+#include <vector>
+
+#include "base/atomic_file.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "io/checkpoint/checkpoint.h"
+#include "train/ranks.h"
+
+namespace fp8train {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kNone = -1;
+
+/// The newest one of a step before `end` that can be loaded.
+std::optional<CheckpointFolder> newest_before(const fs::path& root, int64_t end, bool scheduled) {
+  std::vector<std::string> notes;
+  for (const CheckpointFolder& place : find_checkpoints(root)) {
+    if (place.step >= end) {
+      continue;
+    }
+    try {
+      verify_checkpoint(place.path);
+      if (scheduled && !is_scheduled(place.path)) {
+        continue;
+      }
+      check_content(place.path);
+      return place;
+    } catch (const CheckpointError& error) {
+      log_warning(fmt::format("passed over checkpoint {}: {}", place.path.filename().string(),
+                              error.what()));
+    }
+  }
+  return std::nullopt;
+}
+
+/// Of the first rank.
+int64_t target_step(const fs::path& root, const DivergenceError& divergence,
+                    const TrainingState& now) {
+  const int64_t end = divergence.first_step();
+  std::optional<CheckpointFolder> target = newest_before(root, end, true);
+  if (target && !now.rollbacks.empty() && target->step == now.rollbacks.back().to_step) {
+    // It has led here before.
+    if (const auto older = newest_before(root, target->step, true)) {
+      target = older;
+    }
+  }
+  if (!target) {
+    target = newest_before(root, end, false);
+  }
+  return target ? target->step : kNone;
+}
+
+void delete_newer(const fs::path& root, int64_t step) {
+  for (const CheckpointFolder& place : find_checkpoints(root)) {
+    if (place.step > step) {
+      remove_checkpoint(place);
+    } else if (place.step == step) {
+      write_file_atomically(root / "latest", place.path.filename().string() + "\n");
+    }
+  }
+}
+
+[[noreturn]] void give_up(const DivergenceError& divergence, const std::string& why) {
+  throw DivergenceError(fmt::format("{}. {}", divergence.what(), why), divergence.kind(),
+                        divergence.first_step());
+}
+
+}  // namespace
+
+ResumedRun roll_back(const DivergenceError& divergence, const fs::path& root, Engine& engine,
+                     const Session& session, const TrainingState& now, Communicator& comm) {
+  const int64_t most = session.settings.training.max_rollbacks;
+  if (static_cast<int64_t>(now.rollbacks.size()) >= most) {
+    give_up(divergence, fmt::format("It went back to older checkpoints {} times already "
+                                    "(training.max_rollbacks)",
+                                    now.rollbacks.size()));
+  }
+  const bool leads = comm.rank() == 0;
+  const int64_t step =
+      found_by_first_rank(comm, [&] { return target_step(root, divergence, now); });
+  if (step == kNone) {
+    give_up(divergence, fmt::format("There is no usable checkpoint of a step before {} to go back "
+                                    "to (training.on_divergence: rollback); lower "
+                                    "checkpoint.interval",
+                                    divergence.first_step()));
+  }
+  if (leads) {
+    delete_newer(root, step);
+  }
+  wait_for_first_rank(comm);
+  ResumedRun resumed = resume_from(checkpoint_of_step(root, step), engine, session, comm);
+  agree_on_step(comm, resumed.state.step, root);
+  resumed.state.rollbacks = now.rollbacks;
+  resumed.state.rollbacks.push_back({.from_step = now.step,
+                                     .to_step = step,
+                                     .first_sample = resumed.state.sample_position,
+                                     .end_sample = now.sample_position,
+                                     .kind = name_of(divergence.kind())});
+  resumed.state.sample_position = now.sample_position;
+  return resumed;
+}
+
+std::string describe(const Rollback& rollback, size_t number, int64_t most) {
+  return fmt::format(
+      "the run goes back to step {} and leaves out samples {} to {} (rollback {} of "
+      "at most {})",
+      rollback.to_step, rollback.first_sample, rollback.end_sample - 1, number, most);
+}
+
+}  // namespace fp8train

@@ -1,0 +1,32 @@
+#pragma once
+// training.on_divergence: rollback. A run that has diverged goes back, in its process, to an
+// earlier checkpoint, and leaves out the batches that it has seen since (as PaLM did by hand, arXiv
+// 2204.02311 section 5.1: the same data did not spike from another state).
+//
+// Every decision follows from the checkpoint and from numbers that the ranks agree on: a run that
+// is killed at any moment and resumed does the same again, with the same bits.
+
+#include <filesystem>
+
+#include "comm/communicator.h"
+#include "train/checkpoint/training_state.h"
+#include "train/watch/divergence.h"
+
+namespace fp8train {
+
+/// Brings the engine back to the newest usable checkpoint under `root` that is older than
+/// divergence.first_step(), of those that were saved at checkpoint.interval where there are any.
+/// Where the run had gone back to it already and has saved nothing since, the one before it, if
+/// there is one. Newer checkpoints are deleted.
+///
+/// `now`: the run as it is. What is returned goes on behind the samples that it has seen, and has
+/// its rollbacks and this one. Collective. Throws DivergenceError, with why, where there is no such
+/// checkpoint or training.max_rollbacks is reached.
+ResumedRun roll_back(const DivergenceError& divergence, const std::filesystem::path& root,
+                     Engine& engine, const Session& session, const TrainingState& now,
+                     Communicator& comm);
+
+/// "went back to step 20, and leaves out samples 160 to 232 (rollback 1 of 3)"
+std::string describe(const Rollback& rollback, size_t number, int64_t most);
+
+}  // namespace fp8train

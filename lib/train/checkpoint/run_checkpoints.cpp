@@ -1,0 +1,265 @@
+#include "train/checkpoint/run_checkpoints.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "base/error.h"
+#include "base/flight_recorder.h"
+#include "base/log.h"
+#include "device/device_questions.h"
+#include "train/checkpoint/replicas.h"
+#include "train/watch/divergence.h"
+
+namespace fp8train {
+namespace {
+
+CheckpointRetention retention_of(const std::filesystem::path& root,
+                                 const CheckpointSettings& settings) {
+  return {root,
+          {.keep_last = settings.keep_last,
+           .keep_every = settings.keep_every,
+           .keep_best = settings.keep_best},
+          evaluated_loss,
+          is_scheduled};
+}
+
+double mtbf_of(const Session& session, int ranks) {
+  const double given = session.settings.job.mtbf_seconds;
+  return given > 0 ? given : assumed_mtbf(ranks);
+}
+
+}  // namespace
+
+RunCheckpoints::RunCheckpoints(const std::filesystem::path& root, const Session& session,
+                               const SkipGuard& skips, RunRecords& records, Communicator& comm)
+    : root_(root),
+      session_(&session),
+      skips_(&skips),
+      records_(&records),
+      comm_(&comm),
+      saver_(root, session.settings.checkpoint.async,
+             retention_of(root, session.settings.checkpoint), comm),
+      interval_(session.settings.checkpoint.interval, mtbf_of(session, comm.size())) {}
+
+void RunCheckpoints::begin(Engine& engine, const TrainingState& state,
+                           const std::optional<std::filesystem::path>& resumed) {
+  if (resumed && std::filesystem::weakly_canonical(resumed->parent_path()) ==
+                     std::filesystem::weakly_canonical(root_)) {
+    saved_step_ = state.step;
+    saver_.mark_verified(state.step);
+  }
+  if (session_->settings.checkpoint.interval != 0) {
+    saver_.reserve(
+        [&](StateCopy& copy) { copy_training_state(engine, *session_, state, *comm_, copy); });
+    charge_copy(engine);
+  }
+  interval_.begin(state.step);
+  is_due_ = state.save_is_due;
+  first_step_ = state.step;
+  last_step_ = state.step;
+  since_begin_.restart();
+}
+
+void RunCheckpoints::went_back_to(int64_t step) {
+  saved_step_ = step;
+  compared_step_ = kNone;
+  is_due_ = false;
+  saver_.mark_verified(step);
+  interval_.begin(step);
+  first_step_ = step - (last_step_ - first_step_);  // steps done so far, for their mean time
+  last_step_ = step;
+}
+
+bool RunCheckpoints::advance(const TrainingState& state) {
+  last_step_ = state.step;
+  const SectionScope section(Section::save);
+  if (const std::optional<SaveResult> result = saver_.advance()) {
+    end_save(*result);
+  }
+  return has_failed_too_often();
+}
+
+void RunCheckpoints::try_last_time(Engine& engine, const TrainingState& state) {
+  start(engine, state, false);
+  finish();
+  if (failed_in_a_row_ > 0) {
+    give_up();
+  }
+}
+
+void RunCheckpoints::save_if_good(Engine& engine, const TrainingState& state) {
+  const bool loss_is_finite = std::isfinite(engine.step_loss().mean);
+  const ops::StepControl control = engine.optimizer().control();
+  const bool loss_is_high = state.spikes.high_steps > 0;
+  if (loss_is_finite && !loss_is_high && !was_skipped(control)) {
+    is_due_ = false;
+    save(engine, state);
+    return;
+  }
+  skips_->check_row(control, state.step, [this] { return what_stays(); });
+  if (!is_due_) {
+    const char* why = !loss_is_finite        ? "loss is not finite"
+                      : was_skipped(control) ? "gradient is not finite"
+                                             : "loss is high (training.spike_threshold)";
+    log_warning(fmt::format("step {} is not saved: its {}; the next good step will be saved. {}",
+                            state.step, why, what_is_saved()));
+  }
+  is_due_ = true;
+}
+
+void RunCheckpoints::save_last(Engine& engine, const TrainingState& state) {
+  finish();
+  for (int attempt = 0; attempt < 2 && saved_step_ != state.step; ++attempt) {
+    const bool is_on_time = !interval_.exists() || interval_.is_due(state.step);
+    start(engine, state, is_on_time && is_good(engine, state));
+    finish();
+  }
+  if (saved_step_ != state.step) {
+    give_up();
+  }
+}
+
+void RunCheckpoints::check_end(Engine& engine, const TrainingState& state) {
+  finish();
+  if (failed_in_a_row_ > 0) {
+    save_last(engine, state);
+  }
+  const ops::StepControl control = engine.optimizer().control();
+  if (was_skipped(control)) {
+    throw DivergenceError(
+        fmt::format("the gradients of the last steps ({} of {}) were not finite: training has "
+                    "diverged; lower optimizer.lr{}. {}",
+                    control.skipped_in_a_row, state.step, skips_->first_tensor(), what_is_saved()),
+        DivergenceKind::skipped_steps, state.step - control.skipped_in_a_row + 1);
+  }
+  if (!std::isfinite(state.loss)) {
+    throw DivergenceError(
+        fmt::format("the loss of step {}, the last one, is not finite: training has diverged; "
+                    "lower optimizer.lr. {}",
+                    state.step, what_is_saved()),
+        DivergenceKind::non_finite_loss, state.step);
+  }
+}
+
+void RunCheckpoints::check_replicas(Engine& engine, const TrainingState& state) {
+  const bool wanted = session_->settings.parallelism.check_replicas > 0 && comm_->size() > 1;
+  if (!wanted || compared_step_ == state.step) {
+    return;
+  }
+  const std::vector<ReplicaHash> hashes = hash_replicas(engine);
+  try {
+    compare_replicas(*comm_, hashes, state.step);
+  } catch (const DeviceError&) {  // on all ranks
+    finish();                     // the save in flight is of a step in which they were the same
+    throw;
+  }
+  compared_step_ = state.step;
+}
+
+void RunCheckpoints::save(Engine& engine, const TrainingState& state) {
+  if (saver_.in_flight() && !has_waited_) {
+    has_waited_ = true;
+    log_warning(fmt::format(
+        "the checkpoint of step {} is still being written when that of step {} is due: training "
+        "waits for it; a larger checkpoint.interval, or auto, avoids that",
+        saver_.step(), state.step));
+  }
+  finish();
+  if (saved_step_ == state.step) {
+    return;
+  }
+  if (has_failed_too_often()) {
+    try_last_time(engine, state);
+    return;
+  }
+  start(engine, state, true);
+  if (!session_->settings.checkpoint.async) {
+    finish();
+  }
+}
+
+/// `is_scheduled`: as of TrainingState.
+void RunCheckpoints::start(Engine& engine, TrainingState state, bool is_scheduled) {
+  check_replicas(engine, state);
+  const SectionScope section(Section::save);
+  state.is_scheduled = is_scheduled;
+  state.save_is_due = is_due_;
+  try {
+    saver_.start(
+        [&](StateCopy& copy) { copy_training_state(engine, *session_, state, *comm_, copy); },
+        is_good(engine, state));
+  } catch (const NumericError& error) {
+    throw DivergenceError(fmt::format("{}. {}", error.what(), what_is_saved()),
+                          DivergenceKind::non_finite_weight, state.step);
+  }
+  charge_copy(engine);
+}
+
+/// Where the device is the host, the copy counts as memory of the run.
+void RunCheckpoints::charge_copy(Engine& engine) {
+  if (is_host(engine.device()) && saver_.copy_bytes() > charged_bytes_) {
+    engine.device().ledger().add(MemoryCategory::state_copy, saver_.copy_bytes() - charged_bytes_);
+    charged_bytes_ = saver_.copy_bytes();
+  }
+}
+
+void RunCheckpoints::finish() {
+  const SectionScope section(Section::save);
+  if (const std::optional<SaveResult> result = saver_.finish()) {
+    end_save(*result);
+  }
+}
+
+void RunCheckpoints::end_save(const SaveResult& result) {
+  totals_.stall_seconds += result.stall_seconds;
+  totals_.write_seconds += result.write_seconds;
+  if (result.saved) {
+    ++totals_.saved;
+    saved_step_ = result.step;
+    failed_in_a_row_ = 0;
+    agree_on_interval(result);
+  } else {
+    ++totals_.failed;
+    ++failed_in_a_row_;
+    last_failure_ = result.failure;
+    interval_.failed(result.step);
+    log_warning(fmt::format(
+        "step {} is not saved: {}; the next save tries again, and {} failures in a row end the "
+        "run (checkpoint.max_failed_saves; so far {}). {}",
+        result.step, result.failure, session_->settings.checkpoint.max_failed_saves,
+        failed_in_a_row_, what_is_saved()));
+  }
+  records_->write_save(result, failed_in_a_row_);
+}
+
+/// The first rank's times are everybody's.
+void RunCheckpoints::agree_on_interval(const SaveResult& result) {
+  if (!interval_.is_automatic()) {
+    return;
+  }
+  const auto steps = static_cast<double>(std::max<int64_t>(last_step_ - first_step_, 1));
+  const double training = since_begin_.seconds() - totals_.stall_seconds;
+  const SaveInterval::Cost mine = {.stall_seconds = result.stall_seconds,
+                                   .write_seconds = result.write_seconds,
+                                   .step_seconds = std::max(training, 0.0) / steps};
+  interval_.saved(result.step, comm_->all_gather_values(mine).front());
+  if (const std::string change = interval_.take_change(); !change.empty()) {
+    log_info(change);
+  }
+}
+
+void RunCheckpoints::give_up() const {
+  throw DeviceError(fmt::format("{} save{} in a row failed, the last one of step {}: {}. {}",
+                                failed_in_a_row_, failed_in_a_row_ == 1 ? "" : "s", saver_.step(),
+                                last_failure_, what_is_saved()));
+}
+
+std::string RunCheckpoints::what_is_saved() const {
+  return saved_step_ > 0 ? fmt::format("The checkpoint of step {} is intact", saved_step_)
+                         : std::string("Nothing had been saved yet");
+}
+
+}  // namespace fp8train

@@ -1,0 +1,124 @@
+#pragma once
+// The checkpoints that a run saves while it trains: which steps are saved, and which are not.
+// A checkpoint of a run that has diverged would replace older ones that are good. A save that fails
+// makes a warning and is counted; it does not end the run, until checkpoint.max_failed_saves in a
+// row have failed. All functions are collective; the engine, the session, the records and the
+// communicator outlive the object.
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "base/clock.h"
+#include "train/checkpoint/checkpoint_saver.h"
+#include "train/checkpoint/save_interval.h"
+#include "train/checkpoint/training_state.h"
+#include "train/records/run_records.h"
+#include "train/watch/skip_guard.h"
+
+namespace fp8train {
+
+/// All saves of this start of the run.
+struct SaveTotals {
+  int64_t saved = 0;
+  int64_t failed = 0;
+  double stall_seconds = 0;
+  double write_seconds = 0;
+};
+
+class RunCheckpoints {
+ public:
+  RunCheckpoints(const std::filesystem::path& root, const Session& session, const SkipGuard& skips,
+                 RunRecords& records, Communicator& comm);
+
+  /// The run begins, or continues from the checkpoint `resumed`, which may be another run's. Takes
+  /// the memory that saves between steps need.
+  void begin(Engine& engine, const TrainingState& state,
+             const std::optional<std::filesystem::path>& resumed);
+
+  /// Waits for the save in flight, before the run goes back to a checkpoint.
+  void finish();
+  /// The run has gone back to the checkpoint of this step.
+  void went_back_to(int64_t step);
+
+  /// Compares what ranks hold alike, once in a step and where the configuration asks for it. Throws
+  /// DeviceError, after the end of the save in flight. Before each save this happens too.
+  void check_replicas(Engine& engine, const TrainingState& state);
+
+  /// Whether a save is due after this step, or was put off and waits for the next good step.
+  bool is_due(int64_t step) const {
+    const bool must_wait = interval_.is_automatic() && saver_.in_flight();
+    return is_due_ || (interval_.is_due(step) && !must_wait);
+  }
+
+  /// Between steps: looks after the save in flight. Returns whether try_last_time() must follow.
+  [[nodiscard]] bool advance(const TrainingState& state);
+  /// Saves this step after too many failures in a row. Throws DeviceError where that fails too. No
+  /// save is in flight.
+  void try_last_time(Engine& engine, const TrainingState& state);
+
+  /// Between steps. A step that was skipped or whose loss is not finite, or high
+  /// (TrainingState::spikes), is put off with a warning.
+  void save_if_good(Engine& engine, const TrainingState& state);
+
+  /// At the end or before a stop: the checkpoint is there when it returns. Where the last step was
+  /// skipped, its weights are those of the step before: they are saved, and older checkpoints are
+  /// not deleted. Throws DeviceError where two attempts have failed.
+  void save_last(Engine& engine, const TrainingState& state);
+
+  /// Waits for the save in flight, and tries again what had failed. Throws DivergenceError where
+  /// the last step was skipped, and not in search of a loss scale, or its loss is not finite: such
+  /// a run does not end as done.
+  void check_end(Engine& engine, const TrainingState& state);
+
+  /// A sentence for messages: what is left of the run.
+  std::string what_is_saved() const;
+  /// The same at the end of a run, after the save in flight.
+  std::string what_stays() {
+    finish();
+    return what_is_saved();
+  }
+
+  const SaveTotals& totals() const { return totals_; }
+
+ private:
+  void save(Engine& engine, const TrainingState& state);
+  void start(Engine& engine, TrainingState state, bool is_scheduled);
+  void charge_copy(Engine& engine);
+  void end_save(const SaveResult& result);
+  void agree_on_interval(const SaveResult& result);
+  [[noreturn]] void give_up() const;
+  /// Whether older checkpoints may go for one of this step.
+  bool is_good(Engine& engine, const TrainingState& state) const {
+    return !was_skipped(engine.optimizer().control()) && state.spikes.high_steps == 0;
+  }
+  bool has_failed_too_often() const {
+    return failed_in_a_row_ >= session_->settings.checkpoint.max_failed_saves;
+  }
+  bool was_skipped(const ops::StepControl& control) const {
+    return control.skipped_in_a_row > 0 && !skips_->searching(control);
+  }
+
+  std::filesystem::path root_;
+  const Session* session_;
+  const SkipGuard* skips_;
+  RunRecords* records_;
+  Communicator* comm_;
+  CheckpointSaver saver_;
+  SaveInterval interval_;
+  SaveTotals totals_;
+  static constexpr int64_t kNone = -1;
+  int64_t saved_step_ = kNone;
+  int64_t compared_step_ = kNone;
+  bool is_due_ = false;
+  int64_t failed_in_a_row_ = 0;
+  std::string last_failure_;
+  bool has_waited_ = false;   // for a save in flight when the next one was due
+  size_t charged_bytes_ = 0;  // to the ledger of a device that is the host
+  int64_t first_step_ = 0;
+  int64_t last_step_ = 0;
+  Stopwatch since_begin_;
+};
+
+}  // namespace fp8train

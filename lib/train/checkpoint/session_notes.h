@@ -1,0 +1,36 @@
+#pragma once
+// Notes about a run's settings before it starts: settings that are valid but may not be intended.
+// Each function adds to the notes of the session.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "config/settings.h"
+#include "data/tokenizer.h"
+#include "train/step/engine.h"
+
+namespace fp8train {
+
+/// Weights come with a tokenizer: another one gives their tokens other meanings. `vocab_size`: of
+/// the model, which tells where its folder has no tokenizer.
+void note_other_tokenizer(const Settings& settings, const Tokenizer& tokenizer, int64_t vocab_size,
+                          std::vector<std::string>& notes);
+
+/// A run that is shorter than its schedule: usually a trial of a few steps.
+void note_short_run(const ScheduleSettings& schedule, int64_t steps,
+                    std::vector<std::string>& notes);
+
+/// The plan scales GEMMs, but every layer is exempt, or `request` keeps every GEMM out of scaled
+/// formats: the run is not what it is called.
+void note_nothing_scaled(const EngineSettings& engine, const PlanRequest& request,
+                         std::vector<std::string>& notes);
+
+/// Dialogues in a .json file whose format is not given: they are read as plain text.
+void note_dialogues_as_text(const std::vector<DataSource>& sources,
+                            std::vector<std::string>& notes);
+
+/// What another program's file says of the job, against what there is.
+void note_processes(const Settings& settings, int ranks, std::vector<std::string>& notes);
+
+}  // namespace fp8train

@@ -1,0 +1,38 @@
+#pragma once
+// One rank's part of a checkpoint, copied to host memory, so that training continues while it is
+// written. The copy owns all its memory, which is used again by the next save; writing reads
+// nothing else and calls no collective, so that any thread may do it.
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "io/checkpoint/checkpoint.h"
+#include "train/checkpoint/optimizer_state.h"
+#include "train/step/weights.h"
+
+namespace fp8train {
+
+struct StateCopy {
+  int64_t step = 0;
+  std::string run_id;
+  ModelConfig model;
+  std::vector<CheckpointFile> texts;  ///< of the first rank, as `weights` and `scaling`
+  WeightsCopy weights;
+  std::vector<ScalingState::SavedTensor> scaling;
+  OptimizerFile optimizer;  ///< of every rank that has a part of it; else without a name
+};
+
+constexpr const char* kModelFile = "model.safetensors";
+constexpr const char* kScalingFile = "scaling.safetensors";
+
+/// Writes this rank's files into a partial checkpoint and reads each of them back. The optimizer's
+/// file is the last one. Throws DeviceError or CheckpointError.
+std::vector<FileRecord> write_state(const std::filesystem::path& partial, const StateCopy& copy);
+
+/// Host bytes of the copy that `rank` makes of this engine's state, on any device, and of what
+/// writing it takes.
+size_t state_copy_bytes(Engine& engine, int rank);
+
+}  // namespace fp8train

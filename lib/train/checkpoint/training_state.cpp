@@ -1,0 +1,362 @@
+#include "train/checkpoint/training_state.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "io/hf_config.h"
+#include "io/json_number.h"
+#include "train/checkpoint/data_record.h"
+#include "train/checkpoint/resume_checks.h"
+#include "train/ranks.h"
+#include "train/step/weights.h"
+
+namespace fp8train {
+namespace {
+
+constexpr const char* kStateFile = "state.json";
+
+/// JSON has no NaN; 0 stands for a loss that is not known.
+double finite_or_zero(double value) {
+  return std::isfinite(value) ? value : 0.0;
+}
+
+/// use(what state.json of the checkpoint says, its path). A CheckpointError names what it lacks.
+template <typename Use>
+auto with_state(const std::filesystem::path& folder, const Use& use) {
+  const std::string where = (folder / kStateFile).string();
+  try {
+    return use(nlohmann::json::parse(read_checkpoint_text(folder, kStateFile)), where);
+  } catch (const nlohmann::json::exception& error) {
+    throw CheckpointError(fmt::format("{}: {}", where, error.what()));
+  }
+}
+
+bool is_possible(const Rollback& one) {
+  return one.to_step >= 0 && one.to_step < one.from_step && one.first_sample <= one.end_sample;
+}
+
+/// Rollbacks and the window of losses.
+void add_divergence(nlohmann::ordered_json& json, const TrainingState& state) {
+  json["is_scheduled"] = state.is_scheduled;
+  // Only a stop leaves these.
+  if (state.save_is_due) {
+    json["save_is_due"] = true;
+  }
+  if (state.unseen_skips > 0) {
+    json["unseen_skips"] = state.unseen_skips;
+  }
+  if (state.checked_step != state.step) {
+    json["checked_step"] = state.checked_step;
+  }
+  json["rollbacks"] = nlohmann::ordered_json::array();
+  for (const Rollback& one : state.rollbacks) {
+    json["rollbacks"].push_back({{"from_step", one.from_step},
+                                 {"to_step", one.to_step},
+                                 {"first_sample", one.first_sample},
+                                 {"end_sample", one.end_sample},
+                                 {"kind", one.kind}});
+  }
+  if (!state.spikes.losses.empty()) {
+    json["recent_losses"] = state.spikes.losses;
+    json["high_steps"] = state.spikes.high_steps;
+    json["first_high"] = state.spikes.first_high;
+  }
+}
+
+/// What an older version did not write is left as it is.
+void read_divergence(const nlohmann::json& json, const std::string& where, TrainingState& state) {
+  for (const nlohmann::json& one : json.value("rollbacks", nlohmann::json::array())) {
+    state.rollbacks.push_back({.from_step = whole_number<int64_t>(one, "from_step", where),
+                               .to_step = whole_number<int64_t>(one, "to_step", where),
+                               .first_sample = whole_number<uint64_t>(one, "first_sample", where),
+                               .end_sample = whole_number<uint64_t>(one, "end_sample", where),
+                               .kind = one.at("kind").get<std::string>()});
+    if (!is_possible(state.rollbacks.back())) {
+      throw CheckpointError(
+          fmt::format("{}: rollbacks: {} is none that a run can have made", where, one.dump()));
+    }
+  }
+  state.save_is_due = json.value("save_is_due", false);
+  state.unseen_skips = whole_number_or<int64_t>(json, "unseen_skips", where, 0);
+  state.checked_step = whole_number_or<int64_t>(json, "checked_step", where, state.step);
+  if (state.checked_step < 0 || state.checked_step > state.step) {
+    throw CheckpointError(fmt::format("{}: checked_step is {}, expected a step up to {}", where,
+                                      state.checked_step, state.step));
+  }
+  if (state.unseen_skips < 0 ||
+      state.unseen_skips > whole_number<int64_t>(json, "skipped_steps", where)) {
+    throw CheckpointError(fmt::format("{}: unseen_skips is {}, expected at most skipped_steps",
+                                      where, state.unseen_skips));
+  }
+  state.spikes = {.losses = json.value("recent_losses", std::vector<double>{}),
+                  .high_steps = whole_number_or<int64_t>(json, "high_steps", where, 0),
+                  .first_high = whole_number_or<int64_t>(json, "first_high", where, 0)};
+  const SpikeHistory& spikes = state.spikes;
+  const bool are_finite = std::all_of(spikes.losses.begin(), spikes.losses.end(),
+                                      [](double loss) { return std::isfinite(loss); });
+  if (!are_finite || spikes.high_steps < 0 || spikes.first_high < 0 ||
+      spikes.first_high > state.step) {
+    throw CheckpointError(fmt::format(
+        "{}: recent_losses, high_steps and first_high are none that a run can have", where));
+  }
+}
+
+std::string state_text(Engine& engine, const Session& session, const TrainingState& state) {
+  const ops::StepControl control = engine.optimizer().control();
+  nlohmann::ordered_json json = {{"step", state.step},
+                                 {"sample_position", state.sample_position},
+                                 {"tokens", state.tokens},
+                                 {"loss", finite_or_zero(state.loss)},
+                                 {"val_loss", finite_or_zero(state.val_loss)},
+                                 {"val_step", state.val_step},
+                                 {"best_val_loss", state.best_val_loss},
+                                 {"best_val_step", state.best_val_step},
+                                 {"tokens_per_step", session.tokens_per_step()},
+                                 {"plan", session.engine.plan.name},
+                                 {"formats", formats_text(engine.model())},
+                                 {"optimizer", session.engine.optimizer.name},
+                                 {"seed", session.settings.training.seed},
+                                 {"seq_length", session.engine.seq_length},
+                                 {"shuffle", session.settings.data.shuffle},
+                                 {"data_fingerprint", session.data.train.fingerprint()},
+                                 {"loss_scale", control.loss_scale},
+                                 {"good_steps", control.good_steps},
+                                 {"skipped_steps", control.skipped_steps},
+                                 {"applied_steps", control.applied_steps},
+                                 {"skipped_in_a_row", control.skipped_in_a_row}};
+  add_divergence(json, state);
+  if (session.data_record != nullptr) {
+    json["data_files"] = session.data_record->noted();
+  }
+  return json.dump(1) + "\n";
+}
+
+/// `changed_plan`: the loss scale begins as at the start of a run.
+void load_control(Optimizer& optimizer, const nlohmann::json& json, const std::string& where,
+                  bool changed_plan) {
+  ops::StepControl control = optimizer.control();
+  control.loss_scale = static_cast<float>(json.at("loss_scale").get<double>());
+  control.good_steps = whole_number<int32_t>(json, "good_steps", where);
+  control.skipped_steps = whole_number<int64_t>(json, "skipped_steps", where);
+  control.applied_steps = whole_number<int64_t>(json, "applied_steps", where);
+  control.skipped_in_a_row = whole_number_or<int64_t>(json, "skipped_in_a_row", where, 0);
+  if (changed_plan) {
+    control.loss_scale = optimizer.initial_loss_scale();
+    control.good_steps = 0;
+  }
+  optimizer.set_control(control);
+}
+
+}  // namespace
+
+bool has_scaling(const std::filesystem::path& folder) {
+  return std::filesystem::exists(folder / kScalingFile);
+}
+
+namespace {
+
+/// In the file, of a tensor that each rank has its own of.
+std::string name_of_rank(const std::string& name, int rank) {
+  return rank == 0 ? name : fmt::format("{}.rank{}", name, rank);
+}
+
+/// Optimizer steps since scaling began, in a checkpoint whose windows all began with it.
+int64_t steps_of_scaling(const std::filesystem::path& folder) {
+  return with_state(folder, [](const nlohmann::json& json, const std::string& where) {
+    return whole_number<int64_t>(json, "step", where) -
+           whole_number_or<int64_t>(json, "scaling_begin", where, 0);
+  });
+}
+
+/// How many ranks have theirs of it in the file.
+int ranks_of(const TensorSource& source, const std::string& name) {
+  int ranks = 1;
+  while (source.find(name_of_rank(name, ranks)) != nullptr) {
+    ++ranks;
+  }
+  return ranks;
+}
+
+}  // namespace
+
+std::vector<std::string> load_scaling(const std::filesystem::path& folder, ScalingState& scaling,
+                                      int rank, int ranks) {
+  scaling.restart();
+  std::vector<ScalingState::SavedTensor> tensors = scaling.save();
+  std::vector<std::string> notes;
+  if (tensors.empty()) {
+    return notes;
+  }
+  const TensorSource source(folder / kScalingFile);
+  for (ScalingState::SavedTensor& tensor : tensors) {
+    if (tensor.name.ends_with(".updates_left") && source.find(tensor.name) == nullptr) {
+      // An earlier version did not begin windows again.
+      const auto steps = static_cast<float>(steps_of_scaling(folder));
+      for (float& left : tensor.values) {
+        left = std::max(0.0F, left - steps);
+      }
+      continue;
+    }
+    const int saved = tensor.of_rank ? ranks_of(source, tensor.name) : 1;
+    tensor.values = source.read_f32(name_of_rank(tensor.name, rank % saved), tensor.shape);
+    if (tensor.of_rank && saved != ranks && notes.empty()) {
+      notes.push_back(
+          fmt::format("each rank has its own scales of x and dy, which {} ranks have saved: rank r "
+                      "of {} takes those of rank r mod {}",
+                      saved, ranks, saved));
+    }
+  }
+  scaling.load(tensors);
+  return notes;
+}
+
+namespace {
+
+/// Where this rank does not lead it only sends what is its own.
+std::vector<ScalingState::SavedTensor> scaling_tensors(Engine& engine, Communicator& comm) {
+  const bool leads = comm.rank() == 0;
+  std::vector<ScalingState::SavedTensor> tensors;
+  for (ScalingState::SavedTensor& tensor : engine.model().scaling().save()) {
+    const size_t count = tensor.values.size();
+    std::vector<float> all;
+    if (tensor.of_rank && comm.size() > 1) {
+      all.resize(count * static_cast<size_t>(comm.size()));
+      comm.all_gather(Communicator::host_stream(), tensor.values.data(), all.data(),
+                      count * sizeof(float))
+          .wait();
+    }
+    if (leads) {
+      tensors.push_back({tensor.name, tensor.shape, std::move(tensor.values)});
+    }
+    for (int rank = 1; leads && !all.empty() && rank < comm.size(); ++rank) {
+      const auto begin = all.begin() + static_cast<std::ptrdiff_t>(count) * rank;
+      tensors.push_back({name_of_rank(tensor.name, rank),
+                         tensor.shape,
+                         {begin, begin + static_cast<std::ptrdiff_t>(count)}});
+    }
+  }
+  return tensors;
+}
+
+std::string id_of_run(const Session& session) {
+  return run_id(session.settings.training.seed, session.data.train.fingerprint());
+}
+
+}  // namespace
+
+void copy_training_state(Engine& engine, const Session& session, const TrainingState& state,
+                         Communicator& comm, StateCopy& into) {
+  const bool leads = comm.rank() == 0;
+  const bool shares = engine.model().parameters().share().has_value();
+  into.step = state.step;
+  into.run_id = id_of_run(session);
+  into.model = session.engine.model;
+  if (leads && into.texts.empty()) {
+    into.texts = {{"config.json", {}, write_hf_config(session.engine.model, DType::f32)},
+                  {kStateFile, {}, {}}};
+    for (TokenizerFile& file : session.tokenizer->files()) {
+      into.texts.insert(into.texts.end() - 1, {std::move(file.name), {}, std::move(file.text)});
+    }
+  }
+  if (leads) {
+    into.texts.back().text = state_text(engine, session, state);
+  }
+  into.scaling = scaling_tensors(engine, comm);
+  if (shares || leads) {
+    copy_weights(engine, leads, into.weights);
+  }
+  if (writes_optimizer(engine, comm.rank())) {
+    refresh_optimizer_file(engine, into.optimizer);
+  }
+}
+
+std::optional<CheckpointLoss> evaluated_loss(const std::filesystem::path& folder) {
+  return with_state(folder, [](const nlohmann::json& json, const std::string& where) {
+    const CheckpointLoss found = {json.value("val_loss", 0.0),
+                                  whole_number_or<int64_t>(json, "val_step", where, 0)};
+    // 0 stands for a loss that is not known or was not finite.
+    return found.step > 0 && found.loss != 0 ? std::optional(found) : std::nullopt;
+  });
+}
+
+ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
+                           const Session& session, Communicator& comm) {
+  const CheckpointManifest manifest = verify_checkpoint(folder, Verify::sizes);
+  require_files(folder, manifest);
+  return with_state(folder, [&](const nlohmann::json& json, const std::string& where) {
+    ResumedRun resumed;
+    resumed.folder = folder;
+    check_state(json, manifest, folder);
+    SameRun same = check_same_run(json, session, engine.model(), folder);
+    resumed.notes = std::move(same.notes);
+    resumed.state = {.step = whole_number<int64_t>(json, "step", where),
+                     .sample_position = whole_number<uint64_t>(json, "sample_position", where),
+                     .tokens = whole_number<int64_t>(json, "tokens", where),
+                     .loss = json.value("loss", 0.0),
+                     .val_loss = json.value("val_loss", 0.0),
+                     .val_step = whole_number_or<int64_t>(json, "val_step", where, 0),
+                     .best_val_loss = json.at("best_val_loss").get<double>(),
+                     .best_val_step = whole_number<int64_t>(json, "best_val_step", where)};
+    read_divergence(json, where, resumed.state);
+    const int64_t before =
+        whole_number_or(json, "tokens_per_step", where, session.tokens_per_step());
+    if (before != session.tokens_per_step()) {
+      resumed.notes.push_back(fmt::format(
+          "steps were of {} tokens before and are of {} now; with training.global_batch_size they "
+          "do not depend on the number of ranks",
+          before, session.tokens_per_step()));
+    }
+    load_weights(engine.device(), engine.model(), TensorSource(folder / kModelFile));
+    load_control(engine.optimizer(), json, where, same.changed_plan);
+    if (same.changed_plan) {
+      convert_optimizer_files(folder, engine);
+      engine.model().scaling().restart();
+      return resumed;
+    }
+    load_optimizer_files(folder, engine);
+    if (same.begins_stage) {
+      engine.model().scaling().restart();
+      return resumed;
+    }
+    for (std::string& note :
+         load_scaling(folder, engine.model().scaling(), comm.rank(), comm.size())) {
+      resumed.notes.push_back(std::move(note));
+    }
+    return resumed;
+  });
+}
+
+void check_content(const std::filesystem::path& folder) {
+  const CheckpointManifest manifest = verify_checkpoint(folder, Verify::sizes);
+  require_files(folder, manifest);
+  with_state(folder, [&](const nlohmann::json& json, const std::string& /*where*/) {
+    check_state(json, manifest, folder);
+  });
+  const TensorSource source(folder / kModelFile);
+  for (const std::string& name : source.names()) {
+    source.read_f32(name, source.find(name)->shape);
+  }
+}
+
+bool is_scheduled(const std::filesystem::path& folder) {
+  return with_state(folder, [](const nlohmann::json& json, const std::string& /*where*/) {
+    return json.value("is_scheduled", true);
+  });
+}
+
+ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine, const Session& session,
+                       Communicator& comm) {
+  if (comm.rank() == 0) {
+    verify_checkpoint(folder);
+  }
+  wait_for_first_rank(comm);
+  return load_checkpoint(folder, engine, session, comm);
+}
+
+}  // namespace fp8train

@@ -1,0 +1,82 @@
+#pragma once
+// The content of a run's checkpoint, and how a run continues from one. A checkpoint folder is also
+// a Hugging Face model folder: config.json, model.safetensors (fp32) and tokenizer.json, so that
+// `model.from` and `generate` take it. Next to them: the optimizer's files
+// (train/checkpoint/optimizer_state.h), scaling.safetensors (plans with delayed scaling) and
+// state.json.
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "io/checkpoint/checkpoint_retention.h"
+#include "train/checkpoint/state_copy.h"
+#include "train/session.h"
+#include "train/step/engine.h"
+#include "train/watch/divergence.h"
+
+namespace fp8train {
+
+struct TrainingState {
+  int64_t step = 0;              ///< optimizer steps done
+  uint64_t sample_position = 0;  ///< of the loader
+  int64_t tokens = 0;            ///< seen so far
+  double loss = 0;               ///< last one logged
+  double val_loss = 0;           ///< last one evaluated
+  int64_t val_step = 0;          ///< 0: none yet
+  double best_val_loss = 0;      ///< 0: none yet
+  int64_t best_val_step = 0;
+  bool is_scheduled = false;  ///< of a step at checkpoint.interval, or put off from one; any save
+                              ///< where there is no interval
+  bool save_is_due = false;   ///< one at checkpoint.interval was put off and is still to come
+  int64_t unseen_skips = 0;   ///< skipped steps that no check has seen yet
+  int64_t checked_step = 0;   ///< last one that DivergenceWatch has checked
+  SpikeHistory spikes;
+  std::vector<Rollback> rollbacks;  ///< in the order in which they happened
+};
+
+/// Copies what this rank writes of a checkpoint; memory of an earlier copy is used again. All ranks
+/// call it. Throws NumericError where a weight is not finite.
+void copy_training_state(Engine& engine, const Session& session, const TrainingState& state,
+                         Communicator& comm, StateCopy& into);
+
+/// The last evaluation at or before the step of a checkpoint; nothing where there was none, or its
+/// loss was not finite. Throws CheckpointError when state.json cannot be read.
+std::optional<CheckpointLoss> evaluated_loss(const std::filesystem::path& folder);
+
+/// TrainingState::is_scheduled of a checkpoint; true for one of a version that did not note it.
+/// Throws CheckpointError.
+bool is_scheduled(const std::filesystem::path& folder);
+
+/// Throws CheckpointError where a file is missing, the state cannot be true or a weight is not
+/// finite.
+void check_content(const std::filesystem::path& folder);
+
+struct ResumedRun {
+  TrainingState state;
+  std::filesystem::path folder;
+  std::vector<std::string> notes;  ///< what differs from the run that saved it and is no error
+};
+
+/// Whether a checkpoint holds scales.
+bool has_scaling(const std::filesystem::path& folder);
+
+/// The delayed scales of a checkpoint and the steps that they have seen, for rank `rank` of
+/// `ranks`; nothing to do for plans without any. Scales that each rank has its own of
+/// (AmaxReduction::none) are as that rank saved them; where another number of ranks saved them,
+/// those of rank `rank` modulo that number, which a line of the result says. Throws CheckpointError
+/// when they are missing or differ in shape.
+std::vector<std::string> load_scaling(const std::filesystem::path& folder, ScalingState& scaling,
+                                      int rank = 0, int ranks = 1);
+
+/// Loads a checkpoint, whose content has been verified, into the engine. Collective where ranks
+/// have parts of it. Throws CheckpointError when it belongs to another model, plan or data set.
+ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
+                           const Session& session, Communicator& comm);
+/// The same after the first rank has verified it. Collective.
+ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine, const Session& session,
+                       Communicator& comm);
+
+}  // namespace fp8train

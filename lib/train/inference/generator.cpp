@@ -1,0 +1,233 @@
+#include "train/inference/generator.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "base/error.h"
+#include "base/flight_recorder.h"
+#include "base/philox.h"
+#include "ops/pointwise/elementwise.h"
+
+namespace fp8train {
+namespace {
+
+constexpr int64_t kPrefillChunk = 64;
+constexpr uint64_t kSamplingPurpose = 0x5A3B;
+
+std::vector<Tensor> allocate_caches(Device& device, const Decoder& model, int64_t capacity,
+                                    std::vector<KvCache>& caches) {
+  const ModelConfig& config = model.config();
+  const Shape shape = {1, capacity, config.num_key_value_heads * config.head_dim};
+  std::vector<Tensor> memory;
+  for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
+    for (int part = 0; part < 2; ++part) {
+      memory.emplace_back(device, model.plan().activation, shape,
+                          MemoryCategory::saved_activations);
+    }
+    const size_t last = memory.size() - 1;
+    caches.push_back({memory[last - 1].view(), memory[last].view(), 0, capacity});
+  }
+  return memory;
+}
+
+StepContext inference_context(Device& device, Arena& saved, Arena& scratch,
+                              ParameterGatherer* gatherer, bool plain) {
+  return {.device = &device,
+          .stream = device.stream(),
+          .saved = &saved,
+          .scratch = &scratch,
+          .training = false,
+          .plain = plain,
+          .collect_statistics = false,
+          .gatherer = gatherer};
+}
+
+/// Has all values at hand, and has layers make anew what they make of them.
+class EachPassAnew final : public ParameterGatherer {
+ public:
+  bool gathers_per_pass() const override { return true; }
+  Gathered gather(size_t /*unit*/, size_t /*next*/) override { return Gathered::again; }
+  void combine_amax(const View& /*amax*/) override {}
+  void begin_gradients(size_t /*unit*/, bool /*overwrites*/) override {}
+};
+
+/// Scratch bytes of the longest prefill chunk and of one token, from a run on the meta device.
+size_t plan_scratch(const Device& device, const Decoder& model, int64_t capacity,
+                    bool anew_in_each_pass) {
+  EachPassAnew anew;
+  ParameterGatherer* const gatherer = anew_in_each_pass ? &anew : nullptr;
+  const std::unique_ptr<Device> meta = make_meta_device(device.traits());
+  Decoder twin(*meta, model.config(), model.plan(), {});
+  Arena saved(*meta, MemoryCategory::saved_activations);
+  Arena scratch(*meta, MemoryCategory::workspace);
+  const auto run = [&](int64_t length, bool plain) {
+    std::vector<KvCache> caches;
+    const std::vector<Tensor> memory = allocate_caches(*meta, twin, capacity, caches);
+    const Tensor tokens(*meta, DType::i32, {1, length}, MemoryCategory::batch);
+    const ArenaScope scope(scratch);
+    twin.next_token_logits(inference_context(*meta, saved, scratch, gatherer, plain), tokens.view(),
+                           caches);
+  };
+  const int64_t lengths[] = {std::min(kPrefillChunk, capacity), 1};
+  for (const int64_t length : lengths) {
+    run(length, false);
+    if (!model.plan().schedule.empty()) {
+      run(length, true);
+    }
+  }
+  twin.scaling().end_first_windows();
+  for (const int64_t length : lengths) {
+    run(length, false);
+  }
+  return scratch.high_water();
+}
+
+/// Keeps the smallest prefix of `order` (descending probability) that top_k and top_p allow.
+size_t allowed_count(const std::vector<int32_t>& order, const std::vector<double>& probabilities,
+                     const SamplingSettings& settings) {
+  size_t count = order.size();
+  if (settings.top_k > 0) {
+    count = std::min(count, static_cast<size_t>(settings.top_k));
+  }
+  double sum = 0;
+  for (size_t i = 0; i < count; ++i) {
+    sum += probabilities[static_cast<size_t>(order[i])];
+    if (sum >= settings.top_p) {
+      return i + 1;
+    }
+  }
+  return count;
+}
+
+}  // namespace
+
+int32_t sample_token(const std::vector<float>& logits, const SamplingSettings& settings,
+                     int64_t position) {
+  const auto best = std::max_element(logits.begin(), logits.end());
+  if (settings.temperature == 0.0) {
+    return static_cast<int32_t>(best - logits.begin());
+  }
+  std::vector<double> probabilities(logits.size());
+  double total = 0;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    probabilities[i] = std::exp((static_cast<double>(logits[i]) - *best) / settings.temperature);
+    total += probabilities[i];
+  }
+  for (double& probability : probabilities) {
+    probability /= total;
+  }
+  std::vector<int32_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+    return probabilities[static_cast<size_t>(a)] > probabilities[static_cast<size_t>(b)];
+  });
+  const size_t count = allowed_count(order, probabilities, settings);
+  double allowed = 0;
+  for (size_t i = 0; i < count; ++i) {
+    allowed += probabilities[static_cast<size_t>(order[i])];
+  }
+  const uint64_t key = philox_key(settings.seed, kSamplingPurpose);
+  const PhiloxBlock bits = philox(key, 0, static_cast<uint64_t>(position));
+  double remaining = uniform_from_bits(bits.word[0]) * allowed;
+  for (size_t i = 0; i + 1 < count; ++i) {
+    remaining -= probabilities[static_cast<size_t>(order[i])];
+    if (remaining < 0) {
+      return order[i];
+    }
+  }
+  return order[count - 1];
+}
+
+Generator::Generator(Device& device, Decoder& model, int64_t capacity, ParameterGatherer* gatherer)
+    : device_(&device),
+      model_(&model),
+      gatherer_(gatherer),
+      capacity_(std::min(capacity, longest_sequence(model.config()))),
+      memory_(allocate_caches(device, model, capacity_, caches_)),
+      saved_(device, MemoryCategory::saved_activations),
+      scratch_(device, MemoryCategory::workspace),
+      tokens_(device, DType::i32, {1, kPrefillChunk}, MemoryCategory::batch),
+      logits_(device, DType::f32, {1, padded_vocabulary(model.config())},
+              MemoryCategory::workspace) {
+  scratch_.reserve(
+      plan_scratch(device, model, capacity_, gatherer != nullptr && gatherer->gathers_per_pass()));
+}
+
+std::vector<float> Generator::next_logits(const int32_t* tokens, int64_t count) {
+  const View view = {tokens_.view().data, DType::i32, {1, count}};
+  copy_from_host(*device_, view, tokens);
+  const ArenaScope scope(scratch_);
+  const View logits = model_->next_token_logits(
+      inference_context(*device_, saved_, scratch_, gatherer_, plain_), view, caches_);
+  ops::cast(device_->stream(), logits, logits_);
+  std::vector<float> values = to_host_f32(*device_, logits_);
+  values.resize(static_cast<size_t>(model_->config().vocab_size));
+  return values;
+}
+
+std::vector<float> Generator::logits_after(const std::vector<int32_t>& prompt) {
+  const auto length = static_cast<int64_t>(prompt.size());
+  if (length == 0) {
+    throw ConfigError("the prompt is empty; give at least one character");
+  }
+  if (length > capacity_) {
+    throw ConfigError(
+        fmt::format("the prompt has {} tokens, the model reads at most {}", length, capacity_));
+  }
+  for (const int32_t token : prompt) {
+    if (token < 0 || token >= model_->config().vocab_size) {
+      throw ConfigError(fmt::format("the prompt's token id {} is outside the vocabulary of {}",
+                                    token, model_->config().vocab_size));
+    }
+  }
+  for (KvCache& cache : caches_) {
+    cache.length = 0;
+  }
+  std::vector<float> logits;
+  for (int64_t begin = 0; begin < length; begin += kPrefillChunk) {
+    logits = next_logits(prompt.data() + begin, std::min(kPrefillChunk, length - begin));
+  }
+  return logits;
+}
+
+void Generator::generate(const std::vector<int32_t>& prompt, const SamplingSettings& settings,
+                         const std::function<bool(int32_t)>& on_token) {
+  const auto length = static_cast<int64_t>(prompt.size());
+  std::vector<float> logits = logits_after(prompt);
+  for (int64_t i = 0; i < settings.max_new_tokens; ++i) {
+    const int32_t token = sample_token(logits, settings, length + i);
+    if (token == model_->config().eos_token_id || !on_token(token) || length + i >= capacity_) {
+      return;
+    }
+    if (i + 1 < settings.max_new_tokens) {
+      logits = next_logits(&token, 1);
+    }
+  }
+}
+
+std::string sample_texts(Generator& generator, const Tokenizer& tokenizer,
+                         const SampleSettings& settings, uint64_t seed,
+                         const std::function<void()>& on_token) {
+  const SamplingSettings sampling = {.max_new_tokens = settings.max_new_tokens,
+                                     .temperature = settings.temperature,
+                                     .top_k = settings.top_k,
+                                     .top_p = settings.top_p,
+                                     .seed = seed};
+  std::string text;
+  for (const std::string& prompt : settings.prompts) {
+    std::vector<int32_t> tokens = encode_prompt(tokenizer, prompt);
+    generator.generate(tokens, sampling, [&](int32_t token) {
+      tokens.push_back(token);
+      section_advances();
+      on_token();
+      return true;
+    });
+    text += tokenizer.decode(tokens) + "\n";
+  }
+  return text;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,353 @@
+#include "train/records/run_records.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <future>
+#include <system_error>
+#include <thread>
+
+#include "base/atomic_file.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "data/utf8.h"
+#include "train/checkpoint/checkpoint_saver.h"
+#include "train/metric_list.h"
+#include "train/records/environment.h"
+
+namespace fp8train {
+namespace {
+
+/// Each block has its own otherwise.
+bool has_one_scale(const SlotReport& report) {
+  return report.slot->format.block == per::tensor;
+}
+
+/// {"layers.0.mlp.up.x": {"scale": .., "scale_exponent": .., "amax": .., "snr_db": ..,
+/// "saturated_percent": .., "underflow_percent": ..}, ...}; no scale where each block has its
+/// own.
+JsonObject slot_metrics(const std::vector<SlotReport>& slots) {
+  JsonObject all;
+  for (const SlotReport& report : slots) {
+    JsonObject one;
+    if (has_one_scale(report)) {
+      one.add("scale", static_cast<double>(report.scale));
+      one.add("scale_exponent", std::ilogb(report.scale));
+    }
+    one.add("amax", static_cast<double>(report.sample.amax));
+    if (const std::optional<double> snr = report.snr_db()) {
+      one.add("snr_db", *snr);
+    }
+    one.add("saturated_percent", saturated_percent(report));
+    one.add("underflow_percent", underflow_percent(report));
+    all.add(slot_name(*report.slot), one);
+  }
+  return all;
+}
+
+/// {"x": {"mean": .., "worst": .., "worst_at": "layers.0.mlp.up.x"}, "w": .., "dy": ..}
+JsonObject class_metrics(const ScalingSummary& summary) {
+  JsonObject all;
+  for (const auto& [name, snr] : summary.snr) {
+    all.add(name, JsonObject()
+                      .add("mean", snr.mean_db)
+                      .add("worst", snr.worst_db)
+                      .add("worst_at", std::string_view(snr.worst)));
+  }
+  return all;
+}
+
+double rounded(double value) {
+  constexpr int kDigits = 5;
+  return std::strtod(fmt::format("{:.{}g}", value, kDigits).c_str(), nullptr);
+}
+
+/// Opening a FIFO would wait for a reader.
+void check_regular(const std::filesystem::path& path) {
+  if (std::filesystem::exists(path) && !std::filesystem::is_regular_file(path)) {
+    throw DeviceError(fmt::format(
+        "{} is not a regular file: remove it, or choose another output_dir", path.string()));
+  }
+}
+
+/// Markdown that shows the text as it is; bytes that are not UTF-8 become U+FFFD.
+std::string as_code(std::string_view text) {
+  std::string code = "    ";
+  for (size_t at = 0; at < text.size();) {
+    const size_t length = code_point_length(text, at);
+    code += length == 0 ? std::string_view("\uFFFD") : text.substr(at, length);
+    code += text[at] == '\n' ? "    " : "";
+    at += std::max<size_t>(length, 1);
+  }
+  return code;
+}
+
+EventSummary summary_of(const StepMetrics& metrics) {
+  EventSummary summary;
+  summary.scalar("loss/train", metrics.loss)
+      .scalar("optimizer/lr", metrics.lr)
+      .scalar("optimizer/grad_norm", metrics.gradient_norm)
+      .scalar("optimizer/skipped_steps", static_cast<double>(metrics.skipped_steps))
+      .scalar("speed/tokens_per_second", metrics.tokens_per_second)
+      .scalar("speed/tflops", metrics.tflops)
+      .scalar("memory/bytes", static_cast<double>(metrics.memory_bytes));
+  if (metrics.mfu) {
+    summary.scalar("speed/mfu", *metrics.mfu);
+  }
+  if (metrics.loss_scale) {
+    summary.scalar("optimizer/loss_scale", *metrics.loss_scale);
+  }
+  if (metrics.scaling == nullptr) {
+    return summary;
+  }
+  summary.scalar("fp8/saturated_percent", metrics.scaling->saturated_percent)
+      .scalar("fp8/underflow_percent", metrics.scaling->underflow_percent);
+  std::vector<double> scales, amax;
+  for (const SlotReport& report : *metrics.slots) {
+    if (has_one_scale(report)) {
+      scales.push_back(std::log2(static_cast<double>(report.scale)));
+    }
+    amax.push_back(std::log2(static_cast<double>(report.sample.amax)));
+  }
+  summary.histogram("fp8/log2_scale", scales, 1.0).histogram("fp8/log2_amax", amax, 1.0);
+  return summary;
+}
+
+}  // namespace
+
+RunRecords::RunRecords(const std::filesystem::path& root, bool leads) : directory_{root} {
+  if (leads) {
+    lock_ = std::make_shared<RunLock>(root);
+    directory_ = create_run_directory(root);
+    check_regular(directory_.metrics());
+    check_regular(directory_.tensors());
+    check_regular(directory_.log());
+  }
+}
+
+void RunRecords::release_lock() const {
+  if (!lock_) {
+    return;
+  }
+  auto released = std::make_shared<std::promise<void>>();
+  const std::future<void> outcome = released->get_future();
+  try {
+    std::thread([released, lock = lock_] {
+      lock->release();
+      released->set_value();
+    }).detach();
+  } catch (const std::system_error&) {  // no thread: the lock says who held it
+    return;
+  }
+  outcome.wait_for(std::chrono::seconds(1));
+}
+
+void RunRecords::begin_metrics(int64_t step) {
+  if (!lock_) {
+    return;
+  }
+  if (step == 0 && !metrics_) {
+    put_aside_metrics();
+  }
+  metrics_ = std::make_unique<MetricsWriter>(directory_.metrics(), step);
+  tensors_ = std::filesystem::exists(directory_.tensors())
+                 ? std::make_unique<MetricsWriter>(directory_.tensors(), step)
+                 : nullptr;
+}
+
+void RunRecords::begin_events(int64_t step, const std::string& config) {
+  if (lock_) {
+    events_ = std::make_unique<EventFile>(directory_.tensorboard(), step);
+    show(step, EventSummary().text("config", as_code(config)));
+  }
+}
+
+void RunRecords::put_aside_metrics() {
+  const int64_t last = last_step_in(directory_.metrics());
+  if (last == 0) {
+    return;
+  }
+  int number = 1;
+  while (std::filesystem::exists(directory_.earlier_metrics(number)) ||
+         std::filesystem::exists(directory_.earlier_tensors(number))) {
+    ++number;
+  }
+  std::error_code failure;
+  std::filesystem::rename(directory_.metrics(), directory_.earlier_metrics(number), failure);
+  if (!failure && std::filesystem::exists(directory_.tensors())) {
+    std::filesystem::rename(directory_.tensors(), directory_.earlier_tensors(number), failure);
+  }
+  if (failure) {
+    throw DeviceError(
+        fmt::format("{} cannot be renamed: {}", directory_.metrics().string(), failure.message()));
+  }
+  log_warning(fmt::format(
+      "the run before reached step {} and left no checkpoint; starting at step 1, its metrics are "
+      "in {}; checkpoint.interval says how often a checkpoint is saved",
+      last, directory_.earlier_metrics(number).string()));
+}
+
+void RunRecords::write_step(const StepMetrics& metrics) {
+  if (!lock_) {
+    return;
+  }
+  MetricLine line;
+  line.add("step", metrics.step)
+      .add("loss", metrics.loss)
+      .add("lr", metrics.lr)
+      .add("grad_norm", metrics.gradient_norm)
+      .add("tokens", metrics.tokens)
+      .add("tokens_per_second", rounded(metrics.tokens_per_second))
+      .add("seconds_per_step", rounded(metrics.seconds_per_step))
+      .add("tflops", rounded(metrics.tflops));
+  if (metrics.mfu) {
+    line.add("mfu", rounded(*metrics.mfu));
+  }
+  line.add("memory_bytes", metrics.memory_bytes)
+      .add("data_position", metrics.data_position)
+      .add("time", std::string_view(utc_time()))
+      .add("skipped_steps", metrics.skipped_steps);
+  if (!metrics.epochs.empty()) {
+    JsonObject epochs;
+    for (const auto& [source, passes] : metrics.epochs) epochs.add(source, passes);
+    line.add("epochs", epochs);
+  }
+  if (metrics.loss_scale) {
+    line.add("loss_scale", *metrics.loss_scale);
+  }
+  if (metrics.sent) {
+    line.add("wire_bytes_within_node", static_cast<int64_t>(metrics.sent->within_node))
+        .add("wire_bytes_between_nodes", static_cast<int64_t>(metrics.sent->between_nodes));
+  }
+  if (metrics.straggler) {
+    line.add("slowest_rank", JsonObject()
+                                 .add("rank", metrics.straggler->rank)
+                                 .add("section", name_of(metrics.straggler->section))
+                                 .add("seconds", metrics.straggler->seconds)
+                                 .add("median_seconds", metrics.straggler->median_seconds));
+  }
+  if (metrics.scaling != nullptr) {
+    line.add("fp8_saturated_percent", metrics.scaling->saturated_percent)
+        .add("fp8_underflow_percent", metrics.scaling->underflow_percent)
+        .add("fp8_snr_db", class_metrics(*metrics.scaling));
+  }
+  append(line);
+  if (metrics.each_tensor && metrics.scaling != nullptr) {
+    write_tensors(metrics);
+  }
+  if (events_) {
+    show(metrics.step, summary_of(metrics));
+  }
+}
+
+void RunRecords::write_tensors(const StepMetrics& metrics) {
+  try {
+    if (!tensors_) {
+      tensors_ = std::make_unique<MetricsWriter>(directory_.tensors());
+    }
+  } catch (const DeviceError& error) {
+    log_warning(fmt::format("{}; the run continues without this line", error.what()));
+    return;
+  }
+  append(JsonObject().add("step", metrics.step).add("fp8", slot_metrics(*metrics.slots)),
+         *tensors_);
+}
+
+void RunRecords::write_validation(int64_t step, double loss, int64_t targets) {
+  if (!lock_) {
+    return;
+  }
+  append(MetricLine()
+             .add("step", step)
+             .add("val_loss", loss)
+             .add("val_perplexity", std::exp(loss))
+             .add("val_tokens", targets));
+  if (events_) {
+    show(step, EventSummary().scalar("loss/validation", loss));
+  }
+}
+
+void RunRecords::write_save(const SaveResult& result, int64_t failed_in_a_row) {
+  if (!lock_) {
+    return;
+  }
+  append(MetricLine()
+             .add("step", result.step)
+             .add("saved", result.saved)
+             .add("save_stall_seconds", result.stall_seconds)
+             .add("save_write_seconds", result.write_seconds)
+             .add("save_bytes", result.bytes)
+             .add("failed_saves_in_a_row", failed_in_a_row));
+}
+
+void RunRecords::write_rollbacks(const std::vector<Rollback>& rollbacks, int64_t to_step) {
+  if (!lock_) {
+    return;
+  }
+  for (const Rollback& one : rollbacks) {
+    if (one.to_step >= to_step) {  // begin_metrics() has dropped its line, or there was none
+      append(MetricLine()
+                 .add("step", to_step + 1)
+                 .add("rollback", JsonObject()
+                                      .add("from_step", one.from_step)
+                                      .add("to_step", one.to_step)
+                                      .add("first_sample", one.first_sample)
+                                      .add("end_sample", one.end_sample)
+                                      .add("kind", std::string_view(one.kind))));
+    }
+  }
+}
+
+void RunRecords::show(int64_t step, const EventSummary& summary) {
+  try {
+    events_->write(step, summary);
+  } catch (const DeviceError& error) {
+    log_warning(fmt::format("{}; TensorBoard does not see the rest of this run", error.what()));
+    events_.reset();
+  }
+}
+
+void RunRecords::append(const MetricLine& line) {
+  append(line.object(), *metrics_);
+}
+
+void RunRecords::append(const JsonObject& line, MetricsWriter& writer) {
+  try {
+    writer.write(line);
+    if (losing_) {
+      log_warning(fmt::format("metrics are written again; {} lines are lost", lost_lines_));
+    }
+    losing_ = false;
+  } catch (const DeviceError& error) {
+    ++lost_lines_;
+    if (!losing_) {
+      log_warning(fmt::format("{}; the run continues without this line", error.what()));
+    }
+    losing_ = true;
+  }
+}
+
+void RunRecords::write_sample(int64_t step, const std::string& text) {
+  if (!lock_) {
+    return;
+  }
+  try {
+    write_file_atomically(directory_.sample(step), text);
+  } catch (const DeviceError& error) {
+    log_warning(fmt::format("{}; the run continues without this sample", error.what()));
+  }
+  if (events_) {
+    show(step, EventSummary().text("sample", as_code(text)));
+  }
+}
+
+void RunRecords::write_summary(JsonObject summary) {
+  if (lock_) {
+    write_json_file(directory_.summary(), summary.add("lost_metrics_lines", lost_lines_));
+  }
+}
+
+}  // namespace fp8train

@@ -1,0 +1,176 @@
+#include "train/records/run_statistics.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/log.h"
+
+namespace fp8train {
+namespace {
+
+// Where a warning is due. A scale that follows from the tensor, or from its last steps, clips only
+// values above an amax seen before: one in a hundred means that the scale is not of this tensor.
+constexpr double kSaturatedPercent = 1.0;
+// Normal values whose amax is at the format's maximum lose 0.001 % to zero in e4m3, less in e5m2:
+// where one in twenty vanishes, the tensor's range is wider than the format's. Not for int8, whose
+// steps are even: small values of a sane tensor vanish there too.
+constexpr double kUnderflowPercent = 5.0;
+// A tenth of the energy is noise. Normal data has 25 dB in e5m2 and 31 dB in e4m3, so that this
+// is not a matter of the format's precision but of scale or outliers.
+constexpr double kSnrDb = 10.0;
+
+constexpr int64_t kFewestQuietSteps = 16;
+constexpr int64_t kMostQuietSteps = 100;
+
+double percent(uint64_t part, uint64_t count) {
+  return 100.0 * static_cast<double>(part) / static_cast<double>(std::max<uint64_t>(1, count));
+}
+
+int64_t quiet_steps(const std::vector<SlotReport>& reports) {
+  int64_t longest = kFewestQuietSteps;
+  for (const SlotReport& report : reports) {
+    const TensorFormat& format = report.slot->format;
+    if (format.policy == ScalePolicy::delayed) {
+      longest = std::max<int64_t>(longest, format.delayed.history_length);
+    }
+  }
+  return std::min(longest, kMostQuietSteps);
+}
+
+void add_snr(std::map<std::string, ClassSnr>& classes, const std::vector<SlotReport>& reports) {
+  std::map<std::string, int64_t> slots;
+  for (const SlotReport& report : reports) {
+    const std::optional<double> snr = report.snr_db();
+    if (!snr) {
+      continue;
+    }
+    const std::string& role = report.slot->role;  // "x", or "x.wgrad" where formats differ
+    const std::string name = role.substr(0, role.find('.'));
+    ClassSnr& one = classes[name];
+    if (slots[name] == 0 || *snr < one.worst_db) {
+      one.worst_db = *snr;
+      one.worst = slot_name(*report.slot);
+    }
+    one.mean_db += *snr;
+    slots[name] += 1;
+  }
+  for (auto& [name, one] : classes) {
+    one.mean_db = std::round(one.mean_db / static_cast<double>(slots[name]) * 100.0) / 100.0;
+  }
+}
+
+/// "" when the casts of the slot are as they should be.
+std::string complaint(const SlotReport& report) {
+  const double saturated = saturated_percent(report);
+  const double underflow = underflow_percent(report);
+  const std::optional<double> snr = report.snr_db();
+  if (saturated > kSaturatedPercent) {
+    return fmt::format("{:.1f} % of the values are clipped (more than {} %)", saturated,
+                       kSaturatedPercent);
+  }
+  if (underflow > kUnderflowPercent && is_fp8(report.slot->format.dtype)) {
+    return fmt::format("{:.1f} % of the values become zero (more than {} %)", underflow,
+                       kUnderflowPercent);
+  }
+  if (snr && *snr < kSnrDb) {
+    return fmt::format("the signal-to-noise ratio is {:.1f} dB (less than {} dB)", *snr, kSnrDb);
+  }
+  return "";
+}
+
+std::string advice(const SlotReport& report) {
+  std::string exempt =
+      fmt::format("keep the layer in high precision (fp8.exempt: [{}])", report.slot->layer);
+  if (report.slot->format.block != per::tensor) {
+    return exempt;
+  }
+  std::string blocks = "take a plan with a scale for each block, or " + exempt;
+  if (report.slot->format.policy != ScalePolicy::delayed) {
+    return blocks;
+  }
+  // A few clipped values can be most of the noise; values that vanish say that the scale is too
+  // small.
+  const bool clipped = report.statistics.saturated > 0;
+  if (clipped && underflow_percent(report) <= kUnderflowPercent) {
+    return "try a shorter fp8.interval, a longer fp8.amax_history_len, a larger fp8.margin, " +
+           blocks;
+  }
+  return "try a shorter fp8.amax_history_len, " + blocks;
+}
+
+/// "fp8" for E4M3 and E5M2, "fp4" for E2M1, "int8".
+std::string family_of(DType type) {
+  const DTypeFacts& facts = facts_of(type);
+  return type == DType::i8 ? std::string(facts.name) : fmt::format("fp{}", facts.bits);
+}
+
+}  // namespace
+
+ScalingSummary summarize(const std::vector<SlotReport>& reports) {
+  ScalingSummary summary;
+  double count = 0;
+  double saturated = 0;
+  double underflow = 0;
+  std::set<std::string> formats;
+  for (const SlotReport& report : reports) {
+    formats.insert(family_of(report.slot->format.dtype));
+    count += static_cast<double>(report.statistics.count);
+    saturated += static_cast<double>(report.statistics.saturated);
+    underflow += static_cast<double>(report.statistics.underflow);
+  }
+  if (count > 0) {
+    summary.saturated_percent = 100.0 * saturated / count;
+    summary.underflow_percent = 100.0 * underflow / count;
+  }
+  summary.formats = fmt::format("{}", fmt::join(formats, "+"));
+  add_snr(summary.snr, reports);
+  return summary;
+}
+
+std::string slot_name(const ScalingSlot& slot) {
+  return slot.layer + "." + slot.role;
+}
+
+double saturated_percent(const SlotReport& report) {
+  return percent(report.statistics.saturated, report.statistics.count);
+}
+
+double underflow_percent(const SlotReport& report) {
+  return percent(report.statistics.underflow, report.statistics.count);
+}
+
+std::vector<std::string> ScalingWarnings::after_step(int64_t step,
+                                                     const std::vector<SlotReport>& reports) {
+  std::vector<std::string> lines;
+  if (step <= quiet_steps(reports)) {
+    return lines;
+  }
+  for (const SlotReport& report : reports) {
+    const std::string what = complaint(report);
+    if (what.empty() || !warned_.insert(report.slot).second || warned_.size() > kMostLines) {
+      continue;
+    }
+    lines.push_back(fmt::format("step {}: {}, {}: {}; {}", step, report.slot->layer,
+                                report.slot->role, what, advice(report)));
+  }
+  return lines;
+}
+
+std::vector<std::string> ScalingWarnings::rest() const {
+  if (warned_.size() <= kMostLines) {
+    return {};
+  }
+  return {fmt::format("{} more tensors lost as much in their casts; metrics.jsonl has all figures",
+                      warned_.size() - kMostLines)};
+}
+
+void log_warnings(const std::vector<std::string>& lines) {
+  for (const std::string& line : lines) {
+    log_warning(line);
+  }
+}
+
+}  // namespace fp8train

@@ -1,0 +1,116 @@
+#include "train/records/step_log.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/flight_recorder.h"
+#include "base/log.h"
+#include "model/model_config.h"
+#include "optim/schedule.h"
+#include "train/watch/stragglers.h"
+
+namespace fp8train {
+StepLog::StepLog(const Session& session, Device& device, RunRecords& records, Progress& progress)
+    : session_(&session),
+      device_(&device),
+      records_(&records),
+      progress_(&progress),
+      gpu_(gpu_kind_in(device.description())) {
+  if (session.data.train.is_blend()) {
+    blend_.emplace(training_samples(session));
+  }
+}
+
+std::vector<std::pair<std::string, double>> StepLog::epochs_of_sources(uint64_t samples) const {
+  std::vector<std::pair<std::string, double>> result;
+  const std::vector<double> epochs = blend_ ? blend_->epochs(samples) : std::vector<double>();
+  for (size_t i = 0; i < epochs.size(); ++i) {
+    const std::vector<CorpusSource>& sources = session_->data.train.sources();
+    const auto same = std::count_if(sources.begin(), sources.begin() + static_cast<int64_t>(i),
+                                    [&](const auto& one) { return one.path == sources[i].path; });
+    result.emplace_back(
+        same == 0 ? sources[i].path : fmt::format("{}#{}", sources[i].path, same + 1), epochs[i]);
+  }
+  return result;
+}
+
+void StepLog::begin_at(int64_t step) {
+  logged_step_ = step;
+  restart_time();
+}
+
+void StepLog::restart_time() {
+  since_log_.restart();
+  seconds_left_out_ = 0;
+}
+
+/// A function of the step alone, so that a resumed run writes the same lines.
+bool StepLog::tensors_are_due(int64_t step) const {
+  const LoggingSettings& logging = session_->settings.logging;
+  const int64_t interval = logging.tensor_interval;
+  return interval > 0 &&
+         (step == session_->max_steps ||
+          step / interval != std::max<int64_t>(step - logging.interval, 0) / interval);
+}
+
+void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
+  FlightRecorder* const recorder = flight_recorder();
+  std::vector<SectionSeconds> seconds_of_ranks;
+  const LossReport loss = engine.step_loss(
+      recorder != nullptr ? recorder->take_seconds() : SectionSeconds(), &seconds_of_ranks);
+  const ops::StepControl control = engine.optimizer().control();
+  const double seconds = since_log_.seconds() - seconds_left_out_;
+  const auto steps = static_cast<double>(state.step - logged_step_);
+  tokens_per_second_ = steps * static_cast<double>(session_->tokens_per_step()) / seconds;
+  const double tflops = tokens_per_second_ / session_->ranks * 1e-12 *
+                        flops_per_token(session_->engine.model, session_->engine.seq_length);
+  state.loss = loss.mean;
+  std::vector<SlotReport> slots = engine.model().scaling().report();
+  if (engine.plain()) {
+    slots.clear();  // they are of the last scaled step
+  }
+  // Nothing has been seen of weights of which only other ranks have parts.
+  std::erase_if(slots, [](const SlotReport& slot) { return slot.statistics.count == 0; });
+  const ScalingSummary scaling = summarize(slots);
+  const Settings& settings = session_->settings;
+  const double lr =
+      learning_rate(settings.scheduler, settings.optimizer.lr, state.step - 1, session_->max_steps);
+  const StepMetrics metrics = {
+      .step = state.step,
+      .max_steps = session_->max_steps,
+      .loss = loss.mean,
+      .lr = lr,
+      .gradient_norm = control.gradient_norm,
+      .tokens = state.tokens,
+      .epochs = epochs_of_sources(state.sample_position),
+      .tokens_per_second = tokens_per_second_,
+      .seconds_per_step = seconds / steps,
+      .tflops = tflops,
+      .mfu = gpu_ ? std::optional(tflops / gpu_->tera_flops_16bit) : std::nullopt,
+      .memory_bytes = device_->ledger().peak(),
+      .data_position = state.sample_position,
+      .loss_scale = session_->engine.plan.dynamic_loss_scaling
+                        ? std::optional<double>(control.loss_scale)
+                        : std::nullopt,
+      .skipped_steps = control.skipped_steps,
+      .straggler = find_straggler(seconds_of_ranks),
+      .sent = session_->ranks > 1 ? std::optional<Traffic>(sent) : std::nullopt,
+      .scaling = slots.empty() ? nullptr : &scaling,
+      .slots = &slots,
+      .each_tensor = tensors_are_due(state.step)};
+  progress_->show(metrics);
+  records_->write_step(metrics);
+  log_warnings(scaling_warnings_.after_step(state.step, slots));
+  begin_at(state.step);
+}
+
+void StepLog::warn_at_end() {
+  log_warnings(scaling_warnings_.rest());
+}
+
+}  // namespace fp8train

@@ -1,0 +1,59 @@
+#pragma once
+// A run's reports about its steps, once per logging.interval: the progress line, a line of the
+// metrics, and warnings about FP8 scales.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "comm/communicator.h"
+#include "device/gpu_kinds.h"
+#include "train/checkpoint/training_state.h"
+#include "train/records/progress.h"
+#include "train/records/run_records.h"
+#include "train/records/run_statistics.h"
+#include "train/session.h"
+#include "train/step/engine.h"
+
+namespace fp8train {
+
+class StepLog {
+ public:
+  /// All arguments outlive the object.
+  StepLog(const Session& session, Device& device, RunRecords& records, Progress& progress);
+
+  /// Steps after `step` follow; their time begins.
+  void begin_at(int64_t step);
+  void restart_time();
+  /// Seconds since then that are no training: of evaluations, samples and saves.
+  void leave_out(double seconds) { seconds_left_out_ += seconds; }
+
+  /// Collective, after a step that the engine was asked to log. Stores the loss in `state`. `sent`:
+  /// by this rank in that step.
+  void write(Engine& engine, TrainingState& state, const Traffic& sent);
+  /// Warnings that are still to be said at the end of the run.
+  void warn_at_end();
+
+  double tokens_per_second() const { return tokens_per_second_; }
+
+ private:
+  std::vector<std::pair<std::string, double>> epochs_of_sources(uint64_t samples) const;
+  bool tensors_are_due(int64_t step) const;
+
+  const Session* session_;
+  Device* device_;
+  RunRecords* records_;
+  Progress* progress_;
+  std::optional<Samples> blend_;  ///< where sources have weights
+  const GpuKind* gpu_;            // null: its stated rates are not known
+  ScalingWarnings scaling_warnings_;
+  Stopwatch since_log_;
+  double seconds_left_out_ = 0;
+  int64_t logged_step_ = 0;
+  double tokens_per_second_ = 0;
+};
+
+}  // namespace fp8train

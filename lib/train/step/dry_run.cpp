@@ -1,0 +1,112 @@
+#include "train/step/dry_run.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "comm/backends/backends.h"
+#include "train/checkpoint/state_copy.h"
+
+namespace fp8train {
+
+StepPlan plan_weights(const EngineSettings& settings, const DeviceTraits& traits) {
+  const std::unique_ptr<Device> meta = make_meta_device(traits);
+  Engine engine(*meta, settings);
+  engine.weights_changed();
+  return engine.high_water();
+}
+
+namespace {
+
+/// What a step counts at one of its points.
+struct Counted {
+  OpCounters work;
+  Traffic sent;
+};
+
+/// Adds `times` times what was counted between two points.
+void add_times(Counted& total, const Counted& from, const Counted& to, int64_t times) {
+  const auto factor = static_cast<double>(times);
+  total.work.gemm_flops += factor * (to.work.gemm_flops - from.work.gemm_flops);
+  total.work.gemm_flops_8bit += factor * (to.work.gemm_flops_8bit - from.work.gemm_flops_8bit);
+  total.work.attention_flops += factor * (to.work.attention_flops - from.work.attention_flops);
+  total.work.bytes += factor * (to.work.bytes - from.work.bytes);
+  total.work.operations +=
+      static_cast<uint64_t>(times) * (to.work.operations - from.work.operations);
+  const auto count = static_cast<decltype(total.sent.within_node)>(times);
+  total.sent.within_node += count * (to.sent.within_node - from.sent.within_node);
+  total.sent.between_nodes += count * (to.sent.between_nodes - from.sent.between_nodes);
+}
+
+/// A step of several micro-batches is the first, the last, and equal ones between: three of them
+/// are run, whatever their number.
+DryRunStep dry_run_on(Device& meta, EngineSettings settings, const Topology& ranks, int rank) {
+  constexpr int64_t kRun = 3;
+  const int64_t left_out = std::max<int64_t>(0, settings.gradient_accumulation_steps - kRun);
+  settings.gradient_accumulation_steps -= left_out;
+  const std::unique_ptr<Communicator> comm = make_dry_run(ranks, rank);
+  Engine engine(meta, settings, comm.get());
+  Batch batch;
+  batch.rows = settings.micro_batch_size;
+  batch.columns = settings.seq_length;
+  DryRunStep dry_run;
+  // Its tokens are never read: they may be more than this machine holds.
+  std::vector<Counted> begins;  // of the micro-batches of a step
+  const auto counted = [&] { return Counted{meta.counters(), comm->traffic()}; };
+  const auto step = [&](int64_t index, bool collects_statistics) {
+    begins.clear();
+    const auto next = [&]() -> const Batch& {
+      begins.push_back(counted());
+      return batch;
+    };
+    if (settings.trains) {
+      engine.step(next, index, 0.0, collects_statistics);
+    }
+  };
+  engine.weights_changed();
+  if (engine.model().scaling().first_windows() != FirstWindows::none) {
+    engine.evaluate(batch);
+    step(0, true);
+    engine.model().scaling().end_first_windows();
+  }
+  for (const auto& [begin, end] : settings.plain_steps) {
+    step(begin, true);
+    engine.evaluate(batch);
+    step(end, true);
+  }
+  // A step that samples needs more memory, and leaves more gathered than others do: what is counted
+  // is a step that does not, after another one.
+  step(0, true);
+  step(0, false);
+  meta.counters() = {};
+  const Traffic before = comm->traffic();
+  step(0, false);
+  Counted whole = counted();
+  if (left_out > 0 && begins.size() == kRun) {
+    add_times(whole, begins[1], begins[2], left_out);
+  }
+  dry_run.work = whole.work;
+  dry_run.sent = {whole.sent.within_node - before.within_node,
+                  whole.sent.between_nodes - before.between_nodes};
+  engine.evaluate(batch);
+  dry_run.plan = engine.high_water();
+  engine.reserve(dry_run.plan);
+  dry_run.memory = meta.ledger();
+  dry_run.state_copy = settings.trains ? state_copy_bytes(engine, rank) : 0;
+  return dry_run;
+}
+
+}  // namespace
+
+DryRunStep dry_run_step(const EngineSettings& settings, const DeviceTraits& traits,
+                        const Topology& ranks, int rank) {
+  return dry_run_on(*make_meta_device(traits), settings, ranks, rank);
+}
+
+DryRunStep dry_run_step(const EngineSettings& settings, const Device& device, const Topology& ranks,
+                        int rank) {
+  return dry_run_on(*make_meta_device(device), settings, ranks, rank);
+}
+
+}  // namespace fp8train

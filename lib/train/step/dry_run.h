@@ -1,0 +1,35 @@
+#pragma once
+// A step that does not take place: the real code on a meta device, which counts memory, operations
+// and bytes on wires, for the plan of memory, `check` and `estimate`.
+
+#include <cstddef>
+#include <string>
+
+#include "comm/communicator.h"
+#include "device/device.h"
+#include "train/step/engine.h"
+
+namespace fp8train {
+
+/// Bytes that Engine::weights_changed() needs, where no step follows.
+StepPlan plan_weights(const EngineSettings& settings, const DeviceTraits& traits);
+
+/// A step of one rank as it would be.
+struct DryRunStep {
+  StepPlan plan;
+  MemoryLedger memory;    ///< what the rank holds by category
+  OpCounters work;        ///< FLOPs and bytes of one optimizer step
+  Traffic sent;           ///< to other ranks, in one optimizer step
+  size_t state_copy = 0;  ///< bytes of host memory that hold the rank's state while it is saved
+  std::string plan_name = {};  ///< of the stage, from largest_stage()
+};
+
+/// Runs training steps and one evaluation batch of one of `ranks` on a meta device with the traits
+/// of the device that the run will use.
+DryRunStep dry_run_step(const EngineSettings& settings, const DeviceTraits& traits,
+                        const Topology& ranks = {}, int rank = 0);
+/// For a device that is here: also what libraries need on it, which makes their plans.
+DryRunStep dry_run_step(const EngineSettings& settings, const Device& device,
+                        const Topology& ranks = {}, int rank = 0);
+
+}  // namespace fp8train

@@ -1,0 +1,313 @@
+#include "train/step/engine.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "base/error.h"
+#include "base/trace.h"
+#include "ops/pointwise/elementwise.h"
+#include "optim/registry.h"
+
+namespace fp8train {
+namespace {
+
+constexpr int kTrainingTotals = 0;
+constexpr int kEvaluationTotals = 1;
+
+DecoderOptions decoder_options(const EngineSettings& settings, const Strategy& strategy) {
+  DecoderOptions options = settings.decoder;
+  options.gradients = settings.trains;
+  options.sharing = strategy.sharing();
+  return options;
+}
+
+}  // namespace
+
+StrategySite strategy_site(const EngineSettings& settings, const Mesh& mesh) {
+  return {.mesh = mesh,
+          .settings = settings.strategy,
+          .trains = settings.trains,
+          .accumulates = settings.gradient_accumulation_steps > 1,
+          .ties_embeddings = settings.model.tie_word_embeddings,
+          .self_exact = settings.plan.self_exact,
+          .whole_cost = optimizer_named(settings.optimizer.name).whole_cost};
+}
+
+Engine::Engine(Device& device, const EngineSettings& settings, Communicator* comm)
+    : device_(&device),
+      settings_(settings),
+      strategy_(make_strategy(strategy_site(settings, Mesh(comm)))),
+      model_(device, settings.model, settings.plan, decoder_options(settings, *strategy_)),
+      saved_(device, MemoryCategory::saved_activations),
+      scratch_(device, MemoryCategory::workspace),
+      tokens_(device, DType::i32, {settings.micro_batch_size, settings.seq_length},
+              MemoryCategory::batch),
+      targets_(device, DType::i32, {settings.micro_batch_size, settings.seq_length},
+               MemoryCategory::batch),
+      totals_(device, 2 * sizeof(Totals), MemoryCategory::batch) {
+  if (settings.masks_documents) {
+    document_starts_ = Tensor(device, DType::i32, {settings.micro_batch_size, settings.seq_length},
+                              MemoryCategory::batch);
+  }
+  if (settings.counts_targets) {
+    target_share_ = Tensor(device, DType::f32, {1}, MemoryCategory::batch);
+  }
+  if (settings.loss_history > 0) {
+    loss_history_ = Buffer(device, static_cast<size_t>(settings.loss_history) * sizeof(Totals),
+                           MemoryCategory::batch);
+  }
+  if (settings.trains) {
+    optimizer_ = make_optimizer({.device = &device,
+                                 .parameters = &model_.parameters(),
+                                 .settings = settings.optimizer,
+                                 .dynamic_loss_scaling = settings.plan.dynamic_loss_scaling,
+                                 .seed = settings.seed});
+    optimizer_->set_rounds_gradients(!strategy_->rounds_gradients() && !settings.plan.self_exact);
+  }
+  if (model_.scaling().rounds_stochastically()) {
+    pass_ = Tensor(device, DType::i64, {1}, MemoryCategory::batch);
+    fill_zero(device, pass_);
+  }
+  settings_.record = settings_.record && strategy_->can_be_recorded();
+  strategy_->attach(device, model_.parameters(), model_.scaling().amax());
+  device.fill_zero(totals_.data(), totals_.bytes());
+}
+
+Engine::~Engine() {
+  strategy_.reset();
+}
+
+void Engine::reserve(const StepPlan& plan) {
+  saved_.reserve(plan.saved_bytes);
+  scratch_.reserve(plan.scratch_bytes);
+}
+
+StepContext Engine::context(bool training, bool collect_statistics) {
+  return {.device = device_,
+          .stream = device_->stream(),
+          .saved = &saved_,
+          .scratch = &scratch_,
+          .training = training,
+          .plain = plain_,
+          .collect_statistics = collect_statistics,
+          .deterministic = settings_.deterministic,
+          .document_starts = document_starts_.view(),
+          .target_share = target_share_.view().as<float>(),
+          .seed = settings_.seed,
+          .pass = pass_.view().as<uint64_t>(),
+          .gatherer = strategy_->gatherer()};
+}
+
+void Engine::weights_changed() {
+  strategy_->values_changed();
+  model_.refresh_weights(context(true, false), false);
+}
+
+LossTotals Engine::totals(int slot) const {
+  Totals* entry = static_cast<Totals*>(totals_.data()) + slot;
+  return {&entry->sum, &entry->count};
+}
+
+void Engine::clear_totals(int slot) {
+  device_->fill_zero(static_cast<Totals*>(totals_.data()) + slot, sizeof(Totals));
+}
+
+/// What else ranks have to tell each other goes with their totals.
+LossReport Engine::read_totals(int slot, const SectionSeconds& seconds,
+                               std::vector<SectionSeconds>* of_ranks) const {
+  struct OfRank {
+    Totals totals;
+    SectionSeconds seconds;
+  };
+  Totals own = {};
+  device_->copy_to_host(&own, static_cast<Totals*>(totals_.data()) + slot, sizeof(own));
+  Totals all = {};
+  for (const OfRank& of_rank : mesh().gather_values(OfRank{own, seconds})) {
+    all.sum += of_rank.totals.sum;
+    all.count += of_rank.totals.count;
+    if (of_ranks != nullptr) {
+      of_ranks->push_back(of_rank.seconds);
+    }
+  }
+  return {all.count == 0 ? 0.0 : all.sum / static_cast<double>(all.count), all.count};
+}
+
+void Engine::upload(const Batch& batch) {
+  check(batch.rows == settings_.micro_batch_size && batch.columns == settings_.seq_length,
+        "a batch has the shape that the engine was built for");
+  copy_from_host(*device_, tokens_, batch.tokens.data());
+  copy_from_host(*device_, targets_, batch.targets.data());
+  if (settings_.masks_documents) {
+    copy_from_host(*device_, document_starts_, batch.document_starts.data());
+  }
+  if (settings_.counts_targets) {
+    const float share = target_share(batch);
+    copy_from_host(*device_, target_share_, &share);
+  }
+}
+
+/// 1 / targets of a step. A batch that does not say how many there are has one at each position.
+float Engine::target_share(const Batch& batch) const {
+  const int64_t positions =
+      settings_.gradient_accumulation_steps * batch.rows * batch.columns * mesh().size(Axis::data);
+  return 1.0F / static_cast<float>(batch.step_targets > 0 ? batch.step_targets : positions);
+}
+
+void Engine::number_pass(int64_t step_index, Position position) {
+  micro_batch_ = position.first ? 0 : micro_batch_ + 1;
+  if (!pass_.empty()) {
+    const int64_t of_ranks = step_index * settings_.gradient_accumulation_steps + micro_batch_;
+    const int64_t pass = of_ranks * mesh().size(Axis::data) + mesh().index(Axis::data);
+    copy_from_host(*device_, pass_, &pass);
+  }
+}
+
+void Engine::enter_step(int64_t step_index) {
+  plain_ = settings_.is_plain(step_index);
+}
+
+void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics,
+                         Position position) {
+  upload(batch);
+  number_pass(step_index, position);
+  enter_step(step_index);
+  ScalingState& scaling = model_.scaling();
+  scaling.read_windows();
+  const FirstWindows windows = scaling.first_windows();
+  const uint64_t due = scaling.due(step_index, position.last);
+  StepContext how = context(true, collect_statistics);
+  how.overwrites_gradients = position.first;
+  if (position.last && position.trains) {
+    how.listener = strategy_->begin_exchange();
+  }
+  const auto work = [&] {
+    if (position.first) {
+      const TraceSpan span("start");
+      clear_totals(kTrainingTotals);
+      optimizer().clear_gradients(device_->stream());
+    }
+    model_.train_micro_batch(how, tokens_, targets_, totals(kTrainingTotals),
+                             optimizer().loss_scale(), target_share(batch));
+    if (scaling.reduces(position.last)) {
+      strategy_->combine_amax(device_->stream(), scaling.shared_amax());
+    }
+    scaling.update(device_->stream(), due, optimizer().squared_norm());
+  };
+  if (windows == FirstWindows::some) {
+    work();  // there are many such sets of slots, each for a few steps
+  } else {
+    run(micro_batches_[{collect_statistics, position.first, plain_, windows, due}], work);
+  }
+  scaling.note_update(due);
+}
+
+void Engine::end_step(bool collect_statistics) {
+  strategy_->finish_exchange(optimizer().squared_norm());
+  const TraceSpan span("update");
+  run(updates_[collect_statistics ? 1 : 0], [&] {
+    optimizer().step(device_->stream(), scratch_, collect_statistics, strategy_->combiner());
+    strategy_->share_values();
+    optimizer().receive(device_->stream(), scratch_, collect_statistics);
+    strategy_->values_changed();
+    model_.refresh_weights(context(true, collect_statistics), true);
+    strategy_->update_sum_scales(device_->stream(), optimizer());
+  });
+  store_loss();
+}
+
+/// Copies the bits: a cast from fp32 to fp32 changes none.
+void Engine::store_loss() {
+  if (settings_.loss_history == 0) {
+    return;
+  }
+  check(stored_losses_ < settings_.loss_history, "losses are taken before their memory is full");
+  constexpr int64_t kWords = sizeof(Totals) / sizeof(float);
+  Totals* entry = static_cast<Totals*>(loss_history_.data()) + stored_losses_;
+  ops::cast(device_->stream(), {totals_.data(), DType::f32, {kWords}},
+            {entry, DType::f32, {kWords}});
+  ++stored_losses_;
+}
+
+std::vector<double> Engine::take_losses() {
+  constexpr size_t kAtOnce = 64;  // values that a message between ranks has
+  std::vector<Totals> own(static_cast<size_t>(stored_losses_));
+  if (!own.empty()) {
+    device_->copy_to_host(own.data(), loss_history_.data(), own.size() * sizeof(Totals));
+  }
+  stored_losses_ = 0;
+  std::vector<double> losses;
+  for (size_t begin = 0; begin < own.size(); begin += kAtOnce) {
+    std::array<Totals, kAtOnce> part = {};
+    const size_t count = std::min(kAtOnce, own.size() - begin);
+    std::copy_n(own.begin() + static_cast<std::ptrdiff_t>(begin), count, part.begin());
+    const std::vector<std::array<Totals, kAtOnce>> of_ranks = mesh().gather_values(part);
+    for (size_t i = 0; i < count; ++i) {
+      Totals all = {};
+      for (const auto& of_rank : of_ranks) {
+        all.sum += of_rank[i].sum;
+        all.count += of_rank[i].count;
+      }
+      losses.push_back(all.count == 0 ? 0.0 : all.sum / static_cast<double>(all.count));
+    }
+  }
+  return losses;
+}
+
+void Engine::watch_forward(const Batch& batch, ActivationWatch& watch) {
+  upload(batch);
+  StepContext how = context(false, false);
+  how.watch = &watch;
+  model_.evaluate(how, tokens_, targets_, totals(kEvaluationTotals));
+}
+
+template <typename Work>
+void Engine::run(RepeatedWork& repeated, const Work& work) {
+  if (settings_.record) {
+    repeated.run(*device_, work);
+  } else {
+    work();
+  }
+}
+
+void Engine::calibrate(const Batch& batch) {
+  micro_batch(batch, 0, false, {.first = true, .last = true, .trains = false});
+  weights_changed();
+}
+
+LossReport Engine::step_loss(const SectionSeconds& seconds,
+                             std::vector<SectionSeconds>* of_ranks) const {
+  return read_totals(kTrainingTotals, seconds, of_ranks);
+}
+
+void Engine::begin_evaluation() {
+  clear_totals(kEvaluationTotals);
+}
+
+void Engine::evaluate(const Batch& batch) {
+  upload(batch);
+  model_.evaluate(context(false, false), tokens_, targets_, totals(kEvaluationTotals));
+}
+
+LossReport Engine::evaluation_loss() const {
+  return read_totals(kEvaluationTotals);
+}
+
+std::vector<float> Engine::target_losses(const Batch& batch) {
+  check(batch.rows <= settings_.micro_batch_size && batch.columns <= settings_.seq_length,
+        "a batch fits into the shape that the engine was built for");
+  const Shape shape = {batch.rows, batch.columns};
+  const View tokens{tokens_.view().data, DType::i32, shape};
+  const View targets{targets_.view().data, DType::i32, shape};
+  copy_from_host(*device_, tokens, batch.tokens.data());
+  copy_from_host(*device_, targets, batch.targets.data());
+  const Tensor losses(*device_, DType::f32, {shape.count()}, MemoryCategory::batch);
+  LossTotals losses_and_totals = totals(kEvaluationTotals);
+  losses_and_totals.of_targets = losses.view().as<float>();
+  model_.evaluate(context(false, false), tokens, targets, losses_and_totals);
+  std::vector<float> result(static_cast<size_t>(shape.count()));
+  copy_to_host(*device_, result.data(), losses);
+  return result;
+}
+
+}  // namespace fp8train

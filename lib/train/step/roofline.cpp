@@ -1,0 +1,197 @@
+#include "train/step/roofline.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "base/trace.h"
+#include "device/cuda/cuda_device.h"
+#include "device/meta/meta_device.h"
+
+namespace fp8train {
+namespace {
+
+constexpr double kTera = 1e12;
+constexpr double kGiga = 1e9;
+constexpr double kLanes = 32;
+
+double flops_per_second(Arithmetic arithmetic, const GpuKind& gpu, const AchievedShares& shares) {
+  switch (arithmetic) {
+    case Arithmetic::none:
+      return 0;
+    case Arithmetic::f32:
+      return gpu.tera_flops_f32 * kTera * shares.f32;
+    case Arithmetic::bits16:
+      return gpu.tera_flops_16bit * kTera * shares.bits16;
+    case Arithmetic::fp8:
+      return gpu.tera_flops_8bit * kTera * shares.fp8;
+    case Arithmetic::fp8_fast:
+      return gpu.tera_flops_8bit * kTera * shares.fp8_fast;
+    case Arithmetic::attention_forward:
+      return gpu.tera_flops_16bit * kTera * shares.attention_forward;
+    case Arithmetic::attention_backward:
+      return gpu.tera_flops_16bit * kTera * shares.attention_backward;
+  }
+  return 0;
+}
+
+/// Tracing while it lives, for the names of calls.
+class Tracing {
+ public:
+  Tracing() { set_tracing(true); }
+  ~Tracing() { set_tracing(false); }
+  Tracing(const Tracing&) = delete;
+  Tracing& operator=(const Tracing&) = delete;
+};
+
+void name_parts(OpLog& log, size_t first_micro_batch) {
+  for (size_t i = 0; i < log.size(); ++i) {
+    if (log[i].part[0] == '\0') {
+      log[i].part = i < first_micro_batch ? "start" : "rest";
+    }
+  }
+}
+
+constexpr const char* kParts[] = {"start", "forward", "head", "backward", "rest", "update"};
+
+bool comes_first(const OpTotal& a, const OpTotal& b) {
+  const auto place = [](const OpTotal& total) {
+    return std::find(std::begin(kParts), std::end(kParts), total.part);
+  };
+  return place(a) < place(b);
+}
+
+bool is_of_layers(const OpTotal& total) {
+  return (total.part == "forward" || total.part == "backward") && !total.is_product() &&
+         total.name.rfind("embedding", 0) != 0;
+}
+
+void divide(OpTotal& total, int64_t parts) {
+  const auto share = static_cast<double>(parts);
+  total.calls = (total.calls + parts / 2) / parts;
+  total.launches = (total.launches + parts / 2) / parts;
+  total.bytes /= share;
+  total.flops /= share;
+  total.seconds /= share;
+}
+
+}  // namespace
+
+const char* name_of(Bound bound) {
+  constexpr const char* kNames[] = {"memory", "flops", "instructions", "launches"};
+  return kNames[static_cast<size_t>(bound)];
+}
+
+OpTime roofline(const OpWork& work, const GpuKind& gpu, InstructionsPerElement instructions) {
+  const AchievedShares shares = achieved_shares(gpu);
+  const double memory = work.bytes / (gpu.memory_rate * kGiga * shares.memory);
+  const double flops =
+      work.flops > 0 ? work.flops / flops_per_second(work.arithmetic, gpu, shares) : 0.0;
+  const double per_element =
+      work.kernel != nullptr && instructions != nullptr ? instructions(work.kernel) : 0.0;
+  const double issue =
+      work.elements * per_element / kLanes / (gpu.warp_instruction_rate() * shares.instructions);
+  const double launches = work.launches * shares.launch_seconds;
+  const double longest = std::max({memory, flops, issue});
+  const Bound bound = launches > longest  ? Bound::launches
+                      : longest == memory ? Bound::memory
+                      : longest == flops  ? Bound::flops
+                                          : Bound::instructions;
+  return {longest + launches, bound};
+}
+
+void OpTotal::add(const OpTotal& other) {
+  calls += other.calls;
+  launches += other.launches;
+  bytes += other.bytes;
+  flops += other.flops;
+  seconds += other.seconds;
+  if (other.longest > longest) {
+    longest = other.longest;
+    bound = other.bound;
+  }
+}
+
+double StepModel::seconds_of(const std::string& part) const {
+  double seconds = 0;
+  for (const OpTotal& total : operations) {
+    seconds += total.part == part ? total.seconds : 0.0;
+  }
+  return seconds;
+}
+
+DeviceTraits traits_of(const GpuKind& gpu) {
+  return cuda_traits(gpu.capability, static_cast<size_t>(gpu.memory_gib * (1 << 30)));
+}
+
+OpLog log_step(const EngineSettings& settings, const DeviceTraits& traits) {
+  MetaDevice meta(traits);
+  Engine engine(meta, settings);
+  Batch batch;  // its tokens are never read
+  batch.rows = settings.micro_batch_size;
+  batch.columns = settings.seq_length;
+  OpLog log;
+  size_t first_micro_batch = 0;
+  const auto step = [&] {
+    bool first = true;
+    engine.step(
+        [&]() -> const Batch& {
+          first_micro_batch = first ? log.size() : first_micro_batch;
+          first = false;
+          return batch;
+        },
+        0, 0.0, false);
+  };
+  engine.weights_changed();
+  engine.model().scaling().end_first_windows();
+  step();
+  const Tracing names;
+  meta.set_log(&log);
+  step();
+  meta.set_log(nullptr);
+  name_parts(log, first_micro_batch);
+  return log;
+}
+
+StepModel model_step(const EngineSettings& settings, const GpuKind& gpu,
+                     InstructionsPerElement instructions) {
+  StepModel model;
+  model.step.name = "step";
+  model.micro_batch.name = "micro-batch";
+  model.layer.name = "layer";
+  for (const OpCall& call : log_step(settings, traits_of(gpu))) {
+    const OpTime time = roofline(call.work, gpu, instructions);
+    const OpTotal one = {.part = call.part,
+                         .name = call.name,
+                         .calls = 1,
+                         .launches = call.work.launches,
+                         .bytes = call.work.bytes,
+                         .flops = call.work.flops,
+                         .seconds = time.seconds,
+                         .longest = time.seconds,
+                         .bound = time.bound};
+    const auto same = [&](const OpTotal& total) {
+      return total.part == one.part && total.name == one.name;
+    };
+    const auto found = std::find_if(model.operations.begin(), model.operations.end(), same);
+    if (found == model.operations.end()) {
+      model.operations.push_back(one);
+    } else {
+      found->add(one);
+    }
+  }
+  std::stable_sort(model.operations.begin(), model.operations.end(), comes_first);
+  for (const OpTotal& total : model.operations) {
+    model.step.add(total);
+    if (total.part != "start" && total.part != "update") {
+      model.micro_batch.add(total);
+    }
+    if (is_of_layers(total)) {
+      model.layer.add(total);
+    }
+  }
+  divide(model.micro_batch, settings.gradient_accumulation_steps);
+  divide(model.layer, settings.gradient_accumulation_steps * settings.model.num_hidden_layers);
+  return model;
+}
+
+}  // namespace fp8train

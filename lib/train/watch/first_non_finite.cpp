@@ -1,0 +1,220 @@
+#include "train/watch/first_non_finite.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "base/error.h"
+#include "ops/pointwise/elementwise.h"
+#include "tensor/tensor.h"
+
+namespace fp8train {
+namespace {
+
+enum class Role : uint8_t { weight, activation, gradient };
+
+/// As ranks send it to each other.
+struct Finding {
+  int32_t found = 0;
+  Role role = Role::weight;
+  int64_t order = 0;  ///< of computation, among those of its role
+  int64_t element = 0;
+  float value = 0;
+  int32_t is_sum = 0;  ///< the same on all ranks
+  char name[104] = {};
+};
+
+const char* name_of(Role role) {
+  constexpr const char* kNames[] = {"weight", "activation", "gradient"};
+  return kNames[static_cast<size_t>(role)];
+}
+
+void set_name(Finding& finding, const std::string& name) {
+  const size_t length = std::min(name.size(), sizeof(finding.name) - 1);
+  std::memcpy(finding.name, name.data(), length);
+}
+
+std::optional<Finding> look(const std::vector<float>& values, int64_t first) {
+  const auto bad =
+      std::find_if(values.begin(), values.end(), [](float value) { return !std::isfinite(value); });
+  if (bad == values.end()) {
+    return std::nullopt;
+  }
+  Finding finding;
+  finding.found = 1;
+  finding.element = first + (bad - values.begin());
+  finding.value = *bad;
+  return finding;
+}
+
+std::vector<float> values_of(Device& device, const StoredTensor& tensor) {
+  if (tensor.format == TensorFormat{}) {
+    return to_host_f32(device, tensor.codes);
+  }
+  const Tensor fp32(device, DType::f32, tensor.codes.shape, MemoryCategory::workspace);
+  ops::read_stored(device.stream(), tensor, fp32);
+  return to_host_f32(device, fp32);
+}
+
+/// Of fp32, bf16 or fp16.
+std::vector<float> values_of(Device& device, const ConstView& view) {
+  if (view.dtype == DType::f32) {
+    return to_host_f32(device, view);
+  }
+  const Tensor fp32(device, DType::f32, view.shape, MemoryCategory::workspace);
+  ops::cast(device.stream(), view, fp32);
+  return to_host_f32(device, fp32);
+}
+
+/// Memory for fp32 values was not planned: of a tensor for which there is none nothing is known.
+/// Every rank continues, since what follows may be collective.
+template <typename Tensor>
+std::optional<Finding> look(Device& device, const Tensor& tensor, int64_t first) {
+  try {
+    return look(values_of(device, tensor), first);
+  } catch (const DeviceError&) {
+    return std::nullopt;
+  }
+}
+
+/// The part of one parameter that this rank updates: its value, or the gradient of it.
+std::optional<Finding> look(Device& device, const Parameter& parameter, Role role) {
+  const Parameter::Updated& own = parameter.updated;
+  const StoredTensor& tensor = role == Role::weight ? own.value : own.gradient;
+  if (tensor.codes.empty() || tensor.count() == 0) {
+    return std::nullopt;
+  }
+  std::optional<Finding> finding = look(device, tensor, own.first);
+  if (finding) {
+    finding->role = role;
+    set_name(*finding, parameter.name);
+  }
+  return finding;
+}
+
+/// Keeps the first one that a forward pass makes.
+class FirstActivation : public ActivationWatch {
+ public:
+  explicit FirstActivation(Device& device) : device_(&device) {}
+  void made(size_t unit, const View& output) override {
+    ++seen_;
+    if (finding_) {
+      return;
+    }
+    finding_ = look(*device_, ConstView(output), 0);
+    if (finding_) {
+      finding_->role = Role::activation;
+      finding_->order = seen_;
+      set_name(*finding_, unit == 0 ? std::string("embedding, its output")
+                                    : fmt::format("layers.{}, its output", unit - 1));
+    }
+  }
+  const std::optional<Finding>& finding() const { return finding_; }
+
+ private:
+  Device* device_;
+  int64_t seen_ = 0;
+  std::optional<Finding> finding_;
+};
+
+std::optional<Finding> first_weight(Engine& engine) {
+  const auto& parameters = engine.model().parameters().all();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (std::optional<Finding> finding = look(engine.device(), *parameters[i], Role::weight)) {
+      finding->order = static_cast<int64_t>(i);
+      return finding;
+    }
+  }
+  return std::nullopt;
+}
+
+/// A gradient that is not finite makes those of all layers before it so.
+std::optional<Finding> first_gradient(Engine& engine) {
+  const ParameterStore& store = engine.model().parameters();
+  const auto& parameters = store.all();
+  for (size_t i = parameters.size(); i-- > 0;) {
+    if (std::optional<Finding> finding = look(engine.device(), *parameters[i], Role::gradient)) {
+      finding->order = static_cast<int64_t>(parameters.size() - i);
+      finding->is_sum = engine.mesh().world_size() > 1 && store.layout() == nullptr ? 1 : 0;
+      return finding;
+    }
+  }
+  return std::nullopt;
+}
+
+/// The largest magnitudes that casts have noted, where they are this rank's own. Roles begin with
+/// x, w or dy; what dy says comes too late for the layer that it arose in, but names the product.
+std::optional<Finding> first_cast(Engine& engine, const char* role_letter, Role role) {
+  const ScalingState& scaling = engine.model().scaling();
+  if (scaling.empty() || (engine.mesh().world_size() > 1 && scaling.keeps_state())) {
+    return std::nullopt;
+  }
+  const std::vector<float> amax = to_host_f32(engine.device(), scaling.amax());
+  const auto* base = scaling.amax().as<float>();
+  std::optional<Finding> first;
+  const auto& slots = scaling.slots();
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const ScalingSlot& slot = *slots[i];
+    if (!slot.role.starts_with(role_letter)) {
+      continue;
+    }
+    const float value = amax[static_cast<size_t>(slot.amax - base)];
+    const auto order = static_cast<int64_t>(role == Role::gradient ? slots.size() - i : i);
+    if (!std::isfinite(value) && (!first || order < first->order)) {
+      first = Finding{.found = 1, .role = role, .order = order, .element = -1, .value = value};
+      set_name(*first, slot.layer + "." + slot.role);
+    }
+  }
+  return first;
+}
+
+Finding first_of_rank(Engine& engine, const std::function<Batch()>& next) {
+  // Before the pass forward, which casts activations anew.
+  const std::optional<Finding> cast = first_cast(engine, "x", Role::activation);
+  const std::optional<Finding> weight = first_weight(engine);
+  FirstActivation activation(engine.device());
+  // Collective in some layouts: whatever has been found.
+  for (int64_t i = 0; i < engine.settings().gradient_accumulation_steps; ++i) {
+    engine.watch_forward(next(), activation);
+  }
+  for (const std::optional<Finding>& finding :
+       {weight, activation.finding(), cast, first_gradient(engine),
+        first_cast(engine, "dy", Role::gradient)}) {
+    if (finding) {
+      return *finding;
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string first_non_finite(Engine& engine, Communicator& comm,
+                             const std::function<Batch()>& next) {
+  const std::vector<Finding> all = comm.all_gather_values(first_of_rank(engine, next));
+  const Finding* first = nullptr;
+  for (const Finding& finding : all) {
+    const bool earlier = first == nullptr || finding.role < first->role ||
+                         (finding.role == first->role && finding.order < first->order);
+    if (finding.found != 0 && earlier) {
+      first = &finding;
+    }
+  }
+  if (first == nullptr) {
+    return "";
+  }
+  std::string text;
+  if (all.size() > 1 && first->is_sum == 0) {
+    text = fmt::format("rank {}: ", first - all.data());
+  }
+  text += fmt::format("{} {}", name_of(first->role), first->name);
+  return first->element < 0
+             ? fmt::format("{}, whose largest magnitude is {}", text, first->value)
+             : fmt::format("{}, element {} is {}", text, first->element, first->value);
+}
+
+}  // namespace fp8train

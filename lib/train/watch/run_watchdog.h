@@ -1,0 +1,77 @@
+#pragma once
+// Ends a rank that hangs. A thread reads the rank's records (base/flight_recorder.h): if a section
+// makes no progress within its limit, it writes the rank's flight record, ends the other ranks and
+// then the process with exit code 86. A wait for other ranks that reaches comm.timeout throws
+// TimeoutError instead, whose report is made here too. Time in which the process is stopped or
+// suspended does not count.
+
+#include <filesystem>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/flight_recorder.h"
+#include "comm/communicator.h"
+#include "config/settings.h"
+#include "train/watch/flight_record.h"
+
+namespace fp8train {
+
+class RunWatchdog {
+ public:
+  /// Records what the calling thread does from now on, and watches it until the end of the process;
+  /// a thread is started unless all limits are 0. Flight records go to `folder` where it exists.
+  /// Once in a process.
+  static RunWatchdog& start(const WatchdogSettings& limits, const std::filesystem::path& folder);
+
+  /// Tells all ranks how to find each other. Collective. They are also whom to tell that they shall
+  /// end, until this is called with null.
+  void watch_ranks(Communicator* comm);
+
+  FlightRecorder& recorder() { return recorder_; }
+
+  /// A wait for other ranks was given up for the reason `why`: writes the flight record, unless
+  /// the file system does not answer, and returns the whole message.
+  std::string report_failed_wait(const std::string& why);
+
+ private:
+  RunWatchdog(const WatchdogSettings& limits, std::filesystem::path folder);
+
+  [[noreturn]] void watch(double interval);
+  [[noreturn]] void expire(const FlightState& state);
+  std::string report(const FlightState& state, const std::string& why);
+  std::string store(const FlightRecord& record) const;
+  void end_other_ranks();
+
+  FlightRecorder recorder_;
+  std::filesystem::path folder_;
+  std::mutex mutex_;  // of what follows
+  Communicator* comm_ = nullptr;
+  int rank_ = 0;
+  RankIdentity identity_;
+  std::vector<RankIdentity> ranks_;  // empty: they have not met yet
+};
+
+/// While it lives, the watchdog ends the ranks of `comm`. Collective.
+class WatchedRanks {
+ public:
+  /// `watchdog`: null: none.
+  WatchedRanks(RunWatchdog* watchdog, Communicator& comm);
+  ~WatchedRanks();
+  WatchedRanks(const WatchedRanks&) = delete;
+  WatchedRanks& operator=(const WatchedRanks&) = delete;
+
+ private:
+  RunWatchdog* watchdog_;
+};
+
+/// From its destruction on the calling thread's run is at its end.
+class EndSection {
+ public:
+  EndSection() = default;
+  ~EndSection();
+  EndSection(const EndSection&) = delete;
+  EndSection& operator=(const EndSection&) = delete;
+};
+
+}  // namespace fp8train
