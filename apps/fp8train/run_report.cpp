@@ -15,7 +15,7 @@
 #include "base/text.h"
 #include "io/checkpoint/run_directory.h"
 #include "report_template.h"
-#include "train/metric_list.h"
+#include "train/records/metric_list.h"
 
 namespace fp8train {
 namespace {

@@ -8,7 +8,7 @@
 #include "support/file_size_limit.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
-#include "train/metric_list.h"
+#include "train/records/metric_list.h"
 
 namespace fp8train {
 namespace {

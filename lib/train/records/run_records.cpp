@@ -15,8 +15,8 @@
 #include "base/log.h"
 #include "data/utf8.h"
 #include "train/checkpoint/checkpoint_saver.h"
-#include "train/metric_list.h"
 #include "train/records/environment.h"
+#include "train/records/metric_list.h"
 
 namespace fp8train {
 namespace {

@@ -59,7 +59,7 @@ class MetricLine {
     consteval Key(const char* key) : name(key) {  // NOLINT(google-explicit-constructor)
       if (std::none_of(std::begin(kMetrics), std::end(kMetrics),
                        [&](const Metric& metric) { return metric.key == name; })) {
-        throw "kMetrics (train/metric_list.h) has no line for this key";
+        throw "kMetrics (train/records/metric_list.h) has no line for this key";
       }
     }
     std::string_view name;
