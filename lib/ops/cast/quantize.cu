@@ -76,9 +76,8 @@ void run_quantize(const Stream& stream, const ConstView& x, const QuantizedTenso
     const X* data = x.as<X>();
     if (!out.columnwise.codes.empty()) {
       const Shape& columnwise = out.columnwise.codes.shape;
-      cast_tiles(stream, StoredSource<X>{data, columnwise.rows()}, columnwise.back(),
-                 columnwise.rows(), nullptr, {out, amax_out, statistics}, is_aligned(data),
-                 current);
+      cast_tiles(stream, StoredSource<X>{data, columnwise[0]}, columnwise[1], columnwise[0],
+                 nullptr, {out, amax_out, statistics}, is_aligned(data), current);
       return;
     }
     if (statistics != nullptr) {

@@ -17,19 +17,45 @@ struct AnyRow {
 
   /// Zeros from `available` on.
   __device__ __forceinline__ void load(int column, int available, float (&values)[kVec8]) const {
-    with_float_type_of(type, [&](auto tag) {
-      const auto* const from = static_cast<typename decltype(tag)::Type*>(data) + at + column;
-      packed ? load_values<kVec8, true>(from, values, available)
-             : load_values<kVec8, false>(from, values, available);
-    });
+    switch (type) {
+      case DType::f32:
+        return load_from(static_cast<const float*>(data), column, available, values);
+      case DType::bf16:
+        return load_from(static_cast<const bf16*>(data), column, available, values);
+      default:
+        return load_from(static_cast<const f16*>(data), column, available, values);
+    }
   }
   __device__ __forceinline__ void store(int column, int available,
                                         const float (&values)[kVec8]) const {
-    with_float_type_of(type, [&](auto tag) {
-      auto* const to = static_cast<typename decltype(tag)::Type*>(data) + at + column;
-      packed ? store_values<kVec8, true>(to, values, available)
-             : store_values<kVec8, false>(to, values, available);
-    });
+    switch (type) {
+      case DType::f32:
+        return store_to(static_cast<float*>(data), column, available, values);
+      case DType::bf16:
+        return store_to(static_cast<bf16*>(data), column, available, values);
+      default:
+        return store_to(static_cast<f16*>(data), column, available, values);
+    }
+  }
+
+ private:
+  template <typename T>
+  __device__ __forceinline__ void load_from(const T* from, int column, int available,
+                                            float (&values)[kVec8]) const {
+    if (packed) {
+      load_values<kVec8, true>(from + at + column, values, available);
+    } else {
+      load_values<kVec8, false>(from + at + column, values, available);
+    }
+  }
+  template <typename T>
+  __device__ __forceinline__ void store_to(T* to, int column, int available,
+                                           const float (&values)[kVec8]) const {
+    if (packed) {
+      store_values<kVec8, true>(to + at + column, values, available);
+    } else {
+      store_values<kVec8, false>(to + at + column, values, available);
+    }
   }
 };
 
