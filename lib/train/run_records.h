@@ -135,7 +135,7 @@ class RunRecords {
   RunDirectory directory_;
   std::unique_ptr<MetricsWriter> metrics_;
   std::unique_ptr<MetricsWriter> tensors_;  // null: nothing has been written
-  std::unique_ptr<EventFile> events_;  // null: nothing is shown
+  std::unique_ptr<EventFile> events_;       // null: nothing is shown
   int64_t lost_lines_ = 0;
   bool losing_ = false;
 };
