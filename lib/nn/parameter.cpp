@@ -93,6 +93,7 @@ void ParameterStore::allocate(Device& device, bool with_gradients, bool exchange
 }
 
 void ParameterStore::allocate(Device& device, bool with_gradients, const StoreSharing& sharing) {
+  check(!sharing.layout || !sharing.owners, "ranks share parts of parameters or whole ones");
   if (sharing.layout) {
     return allocate(device, sharing.layout(*this));
   }

@@ -19,6 +19,14 @@ class RankedStrategy : public Strategy, protected RankCombiner {
  public:
   using Strategy::Strategy;
 
+  // Those of Strategy are of one rank: with several ranks each class has its own.
+  StoreSharing sharing() const override = 0;
+  GradientListener* begin_exchange() override = 0;
+  void finish_exchange(double* squared_norm) override = 0;
+  RankCombiner* combiner() override = 0;
+  void values_changed() override = 0;
+  ParameterGatherer* gatherer() override = 0;
+
   void attach(Device& device, ParameterStore& parameters, const View& amax) override;
   bool rounds_gradients() const override { return true; }
   bool can_be_recorded() const override { return false; }  // ranks wait for each other on the host
@@ -47,6 +55,9 @@ class Replicas : public RankedStrategy {
   void attach(Device& device, ParameterStore& parameters, const View& amax) override;
   GradientListener* begin_exchange() override;
   void finish_exchange(double* squared_norm) override;
+  RankCombiner* combiner() override { return nullptr; }
+  void values_changed() override {}
+  ParameterGatherer* gatherer() override { return nullptr; }
 
  private:
   std::optional<GradientBuckets> gradients_;

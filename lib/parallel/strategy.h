@@ -1,8 +1,8 @@
 #pragma once
 // How the work of training is laid over ranks. A Strategy lays out the parameters, exchanges
 // gradients while backward runs, and gathers values after the update; the engine calls it at fixed
-// points of a step and knows nothing else about it. One file each: whole
-// replicas (data_parallel.cpp), the same with an optimizer shared by whole parameters
+// points of a step and knows nothing else about it. The class itself is that of one rank. One file
+// each: whole replicas (data_parallel.cpp), the same with an optimizer shared by whole parameters
 // (whole_parameters.cpp), shared optimizer and parameters (zero.cpp). A further one is a file with
 // a class, its line in the table of strategy.cpp and what it reads of parallel/settings.h.
 

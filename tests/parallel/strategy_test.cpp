@@ -106,3 +106,12 @@ TEST_CASE("ranks that share update parts, and gather values") {
     CHECK(strategy.begin_exchange() != nullptr);
   }
 }
+
+TEST_CASE("ranks share a store by parts or by whole parameters, and not by both") {
+  const std::unique_ptr<Device> device = make_meta_device({});
+  ParameterStore store;
+  add_parameters(store);
+  const StoreSharing both = {.layout = [](const ParameterStore&) { return StoreLayout(); },
+                             .owners = [](const ParameterStore&) { return UpdateOwners(); }};
+  CHECK_THROWS_AS(store.allocate(*device, true, both), InternalError);
+}

@@ -111,12 +111,22 @@ TEST_CASE("values of state.json that no run has saved are refused, whatever the 
   const fs::path good = shop.run("run") / "checkpoints" / "step-000005";
   const nlohmann::ordered_json state =
       nlohmann::ordered_json::parse(read_file(good / "state.json"));
-  const std::pair<const char*, const char*> changes[] = {
-      {"step", "4"},           {"step", "5.0"},           {"sample_position", "-1"},
-      {"tokens", "1e300"},     {"tokens", "-5"},          {"best_val_step", "6"},
-      {"loss_scale", "0"},     {"loss_scale", "1e300"},   {"good_steps", "4294967297"},
-      {"applied_steps", "-1"}, {"skipped_in_a_row", "7"}, {"high_steps", "-1"},
-      {"first_high", "99"},    {"unseen_skips", "9"},     {"checked_step", "6"}};
+  const std::pair<const char*, const char*> changes[] = {{"step", "4"},
+                                                         {"step", "5.0"},
+                                                         {"sample_position", "-1"},
+                                                         {"tokens", "1e300"},
+                                                         {"tokens", "-5"},
+                                                         {"best_val_step", "6"},
+                                                         {"loss_scale", "0"},
+                                                         {"loss_scale", "1e300"},
+                                                         {"loss_scale", "1e-60"},
+                                                         {"good_steps", "4294967297"},
+                                                         {"applied_steps", "-1"},
+                                                         {"skipped_in_a_row", "7"},
+                                                         {"high_steps", "-1"},
+                                                         {"first_high", "99"},
+                                                         {"unseen_skips", "9"},
+                                                         {"checked_step", "6"}};
   for (const auto& [key, value] : changes) {
     CAPTURE(key, value);
     nlohmann::ordered_json changed = state;

@@ -5,7 +5,6 @@
 
 #include <cmath>
 
-#include "base/error.h"
 #include "model/families/family.h"
 
 namespace fp8train {

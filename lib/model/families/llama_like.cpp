@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "base/error.h"
 #include "model/families/rope_fields.h"
 
 namespace fp8train {

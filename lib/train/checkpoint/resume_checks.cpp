@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <regex>
@@ -249,7 +248,8 @@ void check_state(const nlohmann::json& state, const CheckpointManifest& manifest
   }
   count("good_steps", std::numeric_limits<int32_t>::max());
   const double scale = state.at("loss_scale").get<double>();
-  if (!(scale > 0 && scale <= std::numeric_limits<float>::max())) {
+  using Fp32 = std::numeric_limits<float>;
+  if (!(scale >= Fp32::denorm_min() && scale <= Fp32::max())) {
     fail(fmt::format("loss_scale is {}, expected a number > 0 that fp32 holds", scale));
   }
 }
