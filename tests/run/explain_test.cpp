@@ -176,7 +176,7 @@ TEST_CASE("explain: what the down projection of a SwiGLU reads") {
   gpt2.push_back("data.tokenizer=none");
   gpt2.push_back("data.seq_length=16");
   CHECK_THAT(expect_code(2, where.path(), gpt2).err,
-             Catch::Contains("fp8.swiglu: bf16_down_input has no meaning for this model, whose MLP "
+             Catch::Contains("fp8.swiglu: bf16_down_input has no meaning for this model: its MLP "
                              "is not a SwiGLU"));
 }
 
