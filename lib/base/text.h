@@ -29,12 +29,16 @@ inline std::vector<std::string> split(std::string_view text, char separator) {
   return parts;
 }
 
-/// `text` with `to` for each `from`.
-inline std::string replaced(std::string text, std::string_view from, std::string_view to) {
-  for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size())) {
-    text.replace(at, from.size(), to);
+/// `text` with `to` for each `from`, which is not empty.
+inline std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
+  std::string result;
+  result.reserve(text.size());
+  size_t done = 0;
+  for (size_t at = text.find(from); at != std::string_view::npos; at = text.find(from, done)) {
+    result.append(text, done, at - done).append(to);
+    done = at + from.size();
   }
-  return text;
+  return result.append(text, done);
 }
 
 /// "a", "a or b", "a, b or c".

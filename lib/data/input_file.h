@@ -53,7 +53,7 @@ class InputFile {
   FileIdentity opened_;
 };
 
-/// XXH3-128 of all bytes of a file as 32 hex digits; nothing where `stop`, which is asked every few
+/// XXH3-128 of all bytes of a file as 32 hex digits; nothing where `stop`, which is asked every
 /// MiB, says so.
 std::optional<std::string> hash_content(
     const InputFile& file, const std::function<bool()>& stop = [] { return false; });

@@ -1,12 +1,11 @@
 // Which roles of a plan go together, and what they mean for one parameter.
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
-#include <algorithm>
 #include <vector>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "numeric/with_type.h"
 #include "ops/cast/block_formats.h"
 #include "ops/exchange/wire.h"
@@ -102,9 +101,7 @@ std::string scaled_stored_types_text() {
       names.push_back(name_of(type));
     }
   }
-  const std::string_view last = names.back();
-  names.pop_back();
-  return fmt::format("{} or {}", fmt::join(names, ", "), last);
+  return alternatives(names);
 }
 
 void check_stored_format(const char* role, const TensorFormat& format) {

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/nearest.h"
+#include "base/text.h"
 #include "precision/plan_entries.h"
 
 namespace fp8train {
@@ -16,16 +17,6 @@ bool has_method(const PlanEntry& entry) {
 std::string in_lower_case(std::string text) {
   for (char& c : text) {
     c = c >= 'A' && c <= 'Z' ? static_cast<char>(c + ('a' - 'A')) : c;
-  }
-  return text;
-}
-
-/// "a, b or c".
-std::string alternatives(const std::vector<std::string>& names) {
-  std::string text;
-  for (size_t i = 0; i < names.size(); ++i) {
-    text += i == 0 ? "" : i + 1 == names.size() ? " or " : ", ";
-    text += names[i];
   }
   return text;
 }

@@ -1,13 +1,12 @@
 #include "data/tokenizers/decoders.h"
 
-#include <optional>
 #include <string_view>
 #include <utility>
 
+#include "base/text.h"
 #include "data/tokenizers/byte_alphabet.h"
 #include "data/tokenizers/metaspace.h"
 #include "data/tokenizers/pattern.h"
-#include "data/utf8.h"
 
 namespace fp8train::tokenizers {
 namespace {

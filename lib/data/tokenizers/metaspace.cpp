@@ -6,17 +6,6 @@
 
 namespace fp8train::tokenizers {
 
-std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
-  std::string result;
-  result.reserve(text.size());
-  size_t done = 0;
-  for (size_t at = text.find(from); at != std::string_view::npos; at = text.find(from, done)) {
-    result.append(text, done, at - done).append(to);
-    done = at + from.size();
-  }
-  return result.append(text, done);
-}
-
 Metaspace read_metaspace(const JsonPart& part) {
   part.only({"replacement", "prepend_scheme", "split", "add_prefix_space", "str_rep"});
   Metaspace settings;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "data/tokenizers/json_part.h"
 
@@ -11,9 +12,6 @@ namespace fp8train::tokenizers {
 
 /// U+2581, which spells a space in the vocabularies of sentencepiece.
 inline constexpr std::string_view kSpaceMark = "\xE2\x96\x81";
-
-/// `text` with `to` for each `from`, which is not empty.
-std::string replaced(std::string_view text, std::string_view from, std::string_view to);
 
 struct Metaspace {
   enum class Prepend : uint8_t { always, first, never };

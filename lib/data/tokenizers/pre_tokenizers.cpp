@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "base/text.h"
 #include "data/tokenizers/metaspace.h"
 #include "data/tokenizers/pattern.h"
 #include "data/tokenizers/split_patterns.h"

@@ -7,6 +7,7 @@
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/text.h"
 #include "data/tokenizers/byte_alphabet.h"
 #include "data/tokenizers/metaspace.h"
 #include "data/tokenizers/own_format.h"

@@ -5,13 +5,13 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 #include <utility>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "data/tokenizers/byte_alphabet.h"
 #include "data/tokenizers/metaspace.h"
 #include "data/tokenizers/split_patterns.h"
@@ -191,8 +191,7 @@ TokenTable from_llama2c(const Json& document) {
                            : id < kControls                  ? TokenType::control
                            : tokenizers::byte_of_token(text) ? TokenType::byte
                                                              : TokenType::normal;
-    put(table, id,
-        id < kControls ? controls[id] : tokenizers::replaced(text, " ", tokenizers::kSpaceMark),
+    put(table, id, id < kControls ? controls[id] : replaced(text, " ", tokenizers::kSpaceMark),
         type);
     table.scores.push_back(piece.at(1).get<float>());
   }

@@ -40,17 +40,13 @@ std::string why_copied(const SafetensorsEntry& entry, const FileQuantization& ho
   return matches_one(entry.name, how.exclude) ? "excluded" : "";
 }
 
-std::string_view name_of_scale(ScaleType type) {
-  return type == ScaleType::pow2 ? "pow2" : name_of(dtype_of(type));
-}
-
 }  // namespace
 
 std::string quantization_note(const FileQuantization& how) {
   const bool stochastic = how.format.rounding == Rounding::stochastic;
   nlohmann::ordered_json json = {{"format", name_of(how.format.dtype)},
                                  {"granularity", name_of(how.format.block)},
-                                 {"scale", name_of_scale(how.format.scale_type)},
+                                 {"scale", name_of(how.format.scale_type)},
                                  {"rounding", stochastic ? "stochastic" : "nearest_even"}};
   if (stochastic) {
     json["seed"] = how.seed;
@@ -166,7 +162,7 @@ void check_quantization(const TensorFormat& format) {
     throw ConfigError(
         fmt::format("{} scales for granularity {}: e8m0 goes with 1x32, fp32 and pow2 "
                     "with tensor, row, 1x128 and 128x128",
-                    name_of_scale(format.scale_type), name_of(format.block)));
+                    name_of(format.scale_type), name_of(format.block)));
   }
   if (mx && format.dtype == DType::i8) {
     throw ConfigError("int8 in granularity 1x32: blocks of 1x32 hold e4m3 or e5m2 here");

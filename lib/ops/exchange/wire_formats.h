@@ -2,7 +2,6 @@
 // The lists behind is_wire_format(): all kernels of packets and all messages about wires take
 // their types from PlainWireTypes and WireCodes (numeric/with_type.h), and their groups from here.
 
-#include <cstdint>
 #include <string>
 
 #include "numeric/with_type.h"

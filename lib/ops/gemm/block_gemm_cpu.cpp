@@ -4,7 +4,6 @@
 // cache.
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <memory>
 
@@ -170,10 +169,6 @@ void multiply_blocks(Stream stream, const Gemm& call) {
   if (exact_in_bf16) {
     return multiply_scaled(stream, call, space);
   }
-  const auto is_of_128 = [](const GemmOperand& operand) {
-    return operand.format.block.columns == per::block_1x128.columns;
-  };
-  check(is_of_128(call.a) && is_of_128(call.b), "gemm: partial products are of 128 along K");
   multiply_partials(call, space);
 }
 

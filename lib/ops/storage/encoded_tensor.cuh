@@ -302,6 +302,6 @@ BasicEncodedTensor<Extended> encoded(const StoredTensor& tensor) {
           format.remainder ? tensor.scales.as<uint16_t>() : nullptr};
 }
 
-static_assert(StoredTypes::count == 5, "with_stored_type_of() chooses among five types");
+static_assert(StoredTypes::count == 5, "stored tensors are of one of five types");
 
 }  // namespace fp8train::ops::cuda
