@@ -8,6 +8,7 @@
 
 #include "base/atomic_file.h"
 #include "numeric/convert.h"
+#include "numeric/with_type.h"
 
 namespace fp8train {
 namespace {
@@ -55,9 +56,9 @@ TEST_CASE("all bf16 and fp16 inputs give the FP8 codes of ml_dtypes and torch", 
   CHECK(wrong_codes<f16, e5m2>("fp16_to_e5m2_nosat.bin", false) == 0);
 }
 
-TEMPLATE_TEST_CASE("all FP8 codes have the values of ml_dtypes", "[numeric]", e4m3, e5m2) {
-  const bool is_e4m3 = std::is_same_v<TestType, e4m3>;
-  const std::string table = fixture(is_e4m3 ? "values_e4m3.bin" : "values_e5m2.bin");
+TEMPLATE_LIST_TEST_CASE("all FP8 codes have the values of ml_dtypes", "[numeric]", Fp8Types) {
+  const std::string name(name_of(dtype_of<TestType>()));
+  const std::string table = fixture("values_" + name + ".bin");
   REQUIRE(table.size() == 1024);
   for (uint32_t code = 0; code < 256; ++code) {
     float expected = 0;

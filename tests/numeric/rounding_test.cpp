@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "numeric/reference.h"
+#include "numeric/with_type.h"
 
 namespace fp8train {
 namespace {
@@ -51,9 +52,8 @@ void check_neighbours_only() {
 }  // namespace
 
 TEST_CASE("stochastic rounding picks one of the two neighbours", "[numeric]") {
-  check_neighbours_only<e4m3>();
-  check_neighbours_only<e5m2>();
-  check_neighbours_only<f16>();
+  for_each_type(Fp8Types{} + TypeList<f16>{},
+                [](auto tag) { check_neighbours_only<typename decltype(tag)::Type>(); });
 }
 
 TEST_CASE("the mean over the random bits is the value: normal results", "[numeric]") {

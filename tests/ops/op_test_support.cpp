@@ -4,6 +4,7 @@
 
 #include "device/device.h"
 #include "numeric/convert.h"
+#include "numeric/with_type.h"
 #include "ops/dispatch/cpu_operations.h"
 
 #if defined(_OPENMP)
@@ -25,43 +26,24 @@ float Array::get(int64_t i) const {
     std::memcpy(&value, from, sizeof(value));
     return value;
   };
-  switch (dtype_) {
-    case DType::f32:
-      return read(float{});
-    case DType::bf16:
-      return decode(read(bf16{}));
-    case DType::f16:
-      return decode(read(f16{}));
-    case DType::e4m3:
-      return decode(read(e4m3{}));
-    case DType::e5m2:
-      return decode(read(e5m2{}));
-    case DType::i8:
-      return decode(read(int8_t{}));
-    default:
-      return 0.0F;
-  }
+  float value = 0;
+  (StoredTypes{} + TypeList<int8_t>{}).with(dtype_, [&](auto tag) {
+    value = decode(read(typename decltype(tag)::Type{}));
+  });
+  return value;
 }
 
 void Array::set(int64_t i, float value) {
   uint8_t* to = bytes_.data() + static_cast<size_t>(i) * size_of(dtype_);
   const auto write = [to](auto code) { std::memcpy(to, &code, sizeof(code)); };
-  switch (dtype_) {
-    case DType::f32:
-      return write(value);
-    case DType::bf16:
-      return write(encode<bf16>(value));
-    case DType::f16:
-      return write(encode_no_saturate<f16>(value));
-    case DType::e4m3:
-      return write(encode<e4m3>(value));
-    case DType::e5m2:
-      return write(encode<e5m2>(value));
-    case DType::i8:
-      return write(encode<int8_t>(value));
-    default:
-      return;
-  }
+  (StoredTypes{} + TypeList<int8_t>{}).with(dtype_, [&](auto tag) {
+    using T = typename decltype(tag)::Type;
+    if constexpr (std::is_same_v<T, f16>) {
+      write(encode_no_saturate<f16>(value));
+    } else {
+      write(encode<T>(value));
+    }
+  });
 }
 
 std::vector<float> Array::values() const {

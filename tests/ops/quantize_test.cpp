@@ -53,10 +53,12 @@ std::vector<float> wide_values(int64_t count, uint32_t seed) {
 }
 
 uint8_t encode_scalar(DType dtype, float value) {
-  if (dtype == DType::i8) {
-    return static_cast<uint8_t>(encode<int8_t>(value));
-  }
-  return dtype == DType::e4m3 ? encode<e4m3>(value).bits : encode<e5m2>(value).bits;
+  uint8_t code = 0;
+  with_code_type(dtype, [&](auto tag) {
+    const auto encoded = encode<typename decltype(tag)::Type>(value);
+    std::memcpy(&code, &encoded, sizeof(code));
+  });
+  return code;
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "numeric/convert.h"
+#include "numeric/with_type.h"
 #include "ops/adamw_cases.h"
 #include "ops/op_test_support.h"
 #include "ops/wire_cases.h"
@@ -53,9 +54,7 @@ float group_scale(const Values& values, int64_t at, int64_t chunk, const TensorF
   if (amax == 0) {
     return 1;
   }
-  const float largest = format.dtype == DType::e4m3   ? 448.0F
-                        : format.dtype == DType::e5m2 ? 57344.0F
-                                                      : 127.0F;
+  const float largest = facts_of(format.dtype).max;
   const float scale = std::min(largest / amax, std::numeric_limits<float>::max());
   int exponent = 0;
   std::frexp(scale, &exponent);
@@ -82,26 +81,30 @@ float read_packet(const uint8_t* packet, const TensorFormat& format, int64_t chu
   } else {
     std::memcpy(&scale, scales + i / group_size(format) * 4, 4);
   }
-  const float code = format.dtype == DType::e4m3 ? decode(e4m3{packet[i]})
-                     : format.dtype == DType::e5m2
-                         ? decode(e5m2{packet[i]})
-                         : static_cast<float>(static_cast<int8_t>(packet[i]));
+  float code = 0;
+  WireCodes::with(format.dtype, [&](auto tag) {
+    typename decltype(tag)::Type read{};
+    std::memcpy(&read, packet + i, sizeof(read));
+    code = decode(read);
+  });
   return code * (1.0F / scale);
 }
 
 float rounded(float value, float scale, const TensorFormat& format) {
-  switch (format.dtype) {
-    case DType::f32:
-      return value;
-    case DType::bf16:
-      return decode(encode<bf16>(value));
-    case DType::e4m3:
-      return decode(encode<e4m3>(value * scale)) * (1.0F / scale);
-    case DType::i8:
-      return std::isnan(scale) ? scale : std::nearbyint(value * scale) * (1.0F / scale);
-    default:
-      return decode(encode<e5m2>(value * scale)) * (1.0F / scale);
+  if (format.dtype == DType::f32) {
+    return value;
   }
+  if (format.dtype == DType::bf16) {
+    return decode(encode<bf16>(value));
+  }
+  if (std::isnan(scale)) {
+    return scale;
+  }
+  float code = 0;
+  WireCodes::with(format.dtype, [&](auto tag) {
+    code = decode(encode<typename decltype(tag)::Type>(value * scale));
+  });
+  return code * (1.0F / scale);
 }
 
 /// Packets of a chunked array.

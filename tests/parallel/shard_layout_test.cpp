@@ -51,7 +51,9 @@ TEST_CASE("of ranks that have the same shards one writes their states") {
   for (const bool writes : {true, false}) {
     ParameterStore store;
     add_units(store);
-    StoreLayout layout = shard_layout(store, {.mesh = Mesh({.data = 2}, 1, nullptr)});
+    StrategySite site = stage(1);
+    site.mesh = Mesh({.data = 2}, 1, nullptr);
+    StoreLayout layout = shard_layout(store, site);
     layout.writes = writes;
     store.allocate(*device, layout);
     REQUIRE(store.share());

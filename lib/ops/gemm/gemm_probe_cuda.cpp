@@ -18,6 +18,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "ops/cast/block_formats.h"
 #include "ops/cast/scale_blocks.h"
 #include "ops/dispatch/cuda_operations.h"
 #include "ops/gemm/cublaslt_api.h"
@@ -49,19 +50,24 @@ struct Operand {
   Buffer device_codes, device_scales;
 };
 
-bool is_by_16(ScaleBlock block) {
-  return block == per::block_1x16;
+/// The type of the scales; the first where formats may choose.
+ScaleType scale_type_of(ScaleBlock block) {
+  return find_block_format(block)->scales.front();
+}
+
+/// Whether the tensor has a scale above those of its blocks.
+bool is_two_level(ScaleBlock block) {
+  return scale_type_of(block) == ScaleType::e4m3;
 }
 
 float scale_at(ScaleBlock block, int64_t row, int64_t column, int64_t seed) {
   const int64_t kind = (3 * row + 5 * column + seed) % 4;
-  return block == per::block_1x32 ? power_of_two(static_cast<int>(kind) - 1)
-                                  : 0.5F + 0.5F * static_cast<float>(kind);
+  return scale_type_of(block) == ScaleType::e8m0 ? power_of_two(static_cast<int>(kind) - 1)
+                                                 : 0.5F + 0.5F * static_cast<float>(kind);
 }
 
 /// Scales as cuBLASLt reads them, zeros between; one for per::tensor.
 std::vector<uint8_t> scales_of(ScaleBlock block, int64_t rows, int64_t columns, int64_t seed) {
-  const bool of_a_byte = block == per::block_1x32 || is_by_16(block);
   if (block == per::tensor) {
     const float scale = scale_at(block, 0, 0, seed);
     std::vector<uint8_t> bytes(sizeof(scale));
@@ -69,15 +75,22 @@ std::vector<uint8_t> scales_of(ScaleBlock block, int64_t rows, int64_t columns, 
     return bytes;
   }
   const ScaleGrid grid = scale_grid(block, rows, columns, ScaleLayout::cublaslt);
-  const size_t size = of_a_byte ? 1 : sizeof(float);
+  const DType type = dtype_of(scale_type_of(block));
+  const size_t size = size_of(type);
   std::vector<uint8_t> bytes(static_cast<size_t>(grid.count) * size);
   for (int64_t row = 0; row < grid.rows; ++row) {
     for (int64_t column = 0; column < grid.columns; ++column) {
       const float scale = scale_at(block, row, column, seed);
-      const uint8_t byte =
-          is_by_16(block) ? encode<e4m3>(scale).bits : encode_e8m0_round_up(scale).bits;
-      std::memcpy(bytes.data() + static_cast<size_t>(grid.offset(row, column)) * size,
-                  of_a_byte ? static_cast<const void*>(&byte) : &scale, size);
+      uint8_t* to = bytes.data() + static_cast<size_t>(grid.offset(row, column)) * size;
+      with_type<float, e4m3, e8m0>(type, [&](auto tag) {
+        using T = typename decltype(tag)::Type;
+        if constexpr (std::is_same_v<T, e8m0>) {
+          *to = encode_e8m0_round_up(scale).bits;
+        } else {
+          const T stored = encode<T>(scale);
+          std::memcpy(to, &stored, sizeof(stored));
+        }
+      });
     }
   }
   return bytes;
@@ -125,7 +138,7 @@ std::vector<float> exact_product(const Operand& a, const Operand& b) {
       for (int64_t i = 0; i < k; ++i) {
         sum += left[i] * right[i];
       }
-      product.push_back(is_by_16(a.block) ? kTensorScale * sum : sum);
+      product.push_back(is_two_level(a.block) ? kTensorScale * sum : sum);
     }
   }
   return product;
@@ -170,8 +183,8 @@ bool gives_expected_product(Device& device, const Problem& problem, DType c_type
        .c = {problem.c.data(), c_type, {problem.a.shape[0], problem.b.shape[0]}},
        .beta = factors[1],
        .fast_accumulate = fast,
-       .factors = is_by_16(problem.a.block) ? static_cast<const float*>(problem.factors.data())
-                                            : nullptr});
+       .factors = is_two_level(problem.a.block) ? static_cast<const float*>(problem.factors.data())
+                                                : nullptr});
   std::vector<uint8_t> got(expected.size() * size_of(c_type));
   device.copy_to_host(got.data(), problem.c.data(), got.size());
   bool right = true;
