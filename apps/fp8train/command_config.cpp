@@ -9,7 +9,6 @@
 #include <filesystem>
 #include <iostream>
 #include <memory>
-#include <string_view>
 
 #include "base/error.h"
 #include "base/signals.h"

@@ -45,7 +45,7 @@ void Pass::accelerate(const Entry& entry) {
   if (entry.node.kind == Kind::null) {
     tell("fp8_config is empty");
   }
-  section(entry, {kAccelerate}, "fp8_",
+  section(entry, {kAccelerate, {}, false}, "fp8_",
           [this](const ForeignKey& key, const Entry& it) { accelerate_key(key, it); });
   const auto gives = [&](std::string_view key, std::string_view value) {
     return std::any_of(pending_.begin(), pending_.end(), [&](const Pending& pending) {

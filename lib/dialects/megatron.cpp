@@ -28,7 +28,7 @@ constexpr ForeignKey kMegatronKeys[] = {
     {"num_layers_at_start_in_bf16", Meaning::special, "fp8.first_blocks"},
     {"num_layers_at_end_in_bf16", Meaning::special, "fp8.last_blocks"}};
 
-constexpr ForeignTable kMegatron = {kMegatronKeys};
+constexpr ForeignTable kMegatron = {kMegatronKeys, {}, false};
 
 constexpr Words kMegatronRecipes[] = {{"delayed", "delayed"},
                                       {"tensorwise", "current"},
@@ -54,8 +54,9 @@ void Pass::read_megatron(const Entry& entry) {
 
 void Pass::megatron(const Entry& entry) {
   if (const auto known = find_key(kMegatron, entry.name)) {
-    foreign(*known, entry,
-            [this](const ForeignKey& key, const Entry& it) { megatron_key(key, it); });
+    foreign(
+        *known, entry, [this](const ForeignKey& key, const Entry& it) { megatron_key(key, it); },
+        kMegatron.takes_auto);
   } else {
     unknown(entry, kMegatron);
   }

@@ -148,21 +148,22 @@ void Pass::section(const Entry& entry, const ForeignTable& table, std::string_vi
     const Entry inner = {key.text.substr(prefixed ? prefix.size() : 0),
                          entry.spelled + "." + key.text, key, entry.node.items[i]};
     if (const auto known = find_key(table, inner.name)) {
-      foreign(*known, inner, special);
+      foreign(*known, inner, special, table.takes_auto);
     } else {
       unknown(inner, table);
     }
   }
 }
 
-void Pass::foreign(const ForeignKey& key, const Entry& entry, const Special& special) {
+void Pass::foreign(const ForeignKey& key, const Entry& entry, const Special& special,
+                   bool takes_auto) {
   using Meaning = ForeignKey::Meaning;
   const bool is_one = entry.node.kind == Kind::scalar && entry.node.text == "1";
   const bool is_harmless = (key.meaning == Meaning::one && is_one) ||
                            (key.meaning == Meaning::off && is_off(entry.node));
   if (entry.node.kind == Kind::null || key.meaning == Meaning::nothing || is_harmless) {
     without_meaning(entry);
-  } else if (is_auto(entry.node)) {
+  } else if (takes_auto && is_auto(entry.node)) {
     changed_ = true;
     automatic_.push_back(entry.spelled);
   } else if (key.meaning == Meaning::ours) {

@@ -40,6 +40,7 @@ struct ForeignTable {
   std::span<const ForeignKey> keys;
   /// Names, with blanks between them, of keys that mean nothing here and change no result.
   std::string_view without_meaning = {};
+  bool takes_auto = true;  ///< "auto" leaves a key to this program's own
 };
 
 /// The key of this name, if there is one.
@@ -176,7 +177,8 @@ class Pass {
   /// Each key of a section, which may begin with `prefix`, as the table says.
   void section(const Entry& entry, const ForeignTable& table, std::string_view prefix,
                const Special& special);
-  void foreign(const ForeignKey& key, const Entry& entry, const Special& special);
+  void foreign(const ForeignKey& key, const Entry& entry, const Special& special,
+               bool takes_auto = true);
   void without_meaning(const Entry& entry);
   void tell_without_meaning();
   /// The value under our key, noted with a remark.

@@ -65,11 +65,13 @@ class PrecisionFile {
     return for_each_key(configs, "named configurations",
                         [&](const std::string& name, const FieldValue& config) {
                           known_.push_back(name);
-                          read_config(config, requests_[name]);
+                          if (const auto request = read_config(config)) {
+                            requests_[name] = *request;
+                          }
                         });
   }
 
-  void read_config(const FieldValue& config, LayerRequest& request) {
+  static std::optional<LayerRequest> read_config(const FieldValue& config) {
     std::optional<FieldValue> type, training, evaluation;
     const bool good = read_keys(
         config, fmt::format("{}: {}", kType, kParams),
@@ -77,16 +79,17 @@ class PrecisionFile {
          {"training_recipe", [&](const FieldValue& it) { return keep(it, training); }},
          {"evaluation_recipe", [&](const FieldValue& it) { return keep(it, evaluation); }}});
     if (!good) {
-      return;
+      return std::nullopt;
     }
     if (!type || !training) {
       config.fail(fmt::format("missing {}", type ? "training_recipe" : kType));
-      return;
+      return std::nullopt;
     }
     if (type->node().text != kParams) {
       type->expected(kParams);
     }
     const Recipe trained = read_recipe(*training);
+    LayerRequest request;
     request.plan = trained.plan.empty() ? "bf16" : trained.plan;
     if (!trained.plan.empty()) {
       request.format = trained.format;
@@ -98,11 +101,12 @@ class PrecisionFile {
     if (evaluation) {
       check_evaluation(*evaluation, trained, request);
     }
+    return request;
   }
 
   /// Evaluation has the recipe of training, or none.
-  void check_evaluation(const FieldValue& evaluation, const Recipe& trained,
-                        LayerRequest& request) {
+  static void check_evaluation(const FieldValue& evaluation, const Recipe& trained,
+                               LayerRequest& request) {
     const Recipe evaluated = read_recipe(evaluation);
     if (trained.plan.empty() && !evaluated.plan.empty()) {
       evaluation.fail(
@@ -202,7 +206,7 @@ class PrecisionFile {
     } else if (request != requests_.end()) {
       layers_.push_back(request->second);
       layers_.back().pattern = pattern;
-    } else {
+    } else if (std::find(known_.begin(), known_.end(), config.node().text) == known_.end()) {
       const std::string near = nearest_name(config.node().text, known_);
       config.fail(fmt::format("no configuration '{}'{}; there are: {}", config.node().text,
                               near.empty() ? "" : fmt::format(", did you mean {}?", near),

@@ -14,7 +14,7 @@ import sys
 import checking
 
 FOLDERS = ["lib", "apps", "docs", "scripts", "configs", "slurm", "cmake"]
-PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "ROADMAP.md", "KNOWN_ISSUES.md"]
+PAGES = ["CMakeLists.txt", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "ROADMAP.md", "KNOWN_ISSUES.md"]
 SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".def", ".in", ".md", ".py", ".sh", ".sbatch", ".yaml", ".txt", ".cmake", ".json"}
 
 # A pattern over the words of a line (in small letters, separated by spaces), and what to write instead.

@@ -148,6 +148,7 @@ TEST_CASE("what fp8_config cannot mean is an error with its place") {
                       "run.yaml:5:14 says 4"));
   CHECK(error("amax_history_len: 4, amax_history_length: 4") == "loaded");
   CHECK_THAT(error("margin: many"), Contains("fp8_config.margin: expected a whole number"));
+  CHECK_THAT(error("margin: auto"), Contains("fp8_config.margin: expected a whole number"));
   CHECK_THAT(error("backend: nvidia"), Contains("nvidia"));
   CHECK_THAT(error("backend: AO, margin: 1"),
              Contains("fp8_config.margin") && Contains("torchao-tensorwise"));
@@ -217,6 +218,8 @@ TEST_CASE("what Megatron's names cannot mean is an error") {
   const auto error = [](const std::string& keys) { return error_of(kBase + keys); };
   CHECK_THAT(error("fp8_format: hybrid\nfp8_recipe: custom\n"),
              Contains("run.yaml:5:1: fp8_recipe: expected delayed, tensorwise"));
+  CHECK_THAT(error("fp8_format: hybrid\nfp8_recipe: auto\n"),
+             Contains("fp8_recipe: expected delayed, tensorwise"));
   CHECK_THAT(error("fp8_format: hybrid\nfp8_dot: 1\n"), Contains("fp8_dot: unknown key"));
   CHECK_THAT(error("fp8_format: hybrid\nnum_layers_at_start_in_bf16: 2\n"),
              Contains("first_last_layers_bf16: true"));

@@ -163,6 +163,13 @@ TEST_CASE("what the file cannot have here is refused with its line") {
   CHECK_THAT(refusal_of("configs: {a: {training_recipe: {}}}"),
              Contains("missing transformer_engine_config_type"));
   CHECK_THAT(refusal_of("confgs: {}"), Contains("layers.yaml:1:1: confgs: unknown key"));
+  Problems problems;
+  CHECK(read_precision_file("layers.yaml",
+                            "configs: {a: 3}\nmatchers: {m: {enabled: true, type: glob, pattern: "
+                            "b, config: a}}",
+                            problems)
+            .empty());
+  CHECK(problems.all().size() == 1);
   const std::string config =
       "configs: {fp8: {transformer_engine_config_type: TEQuantizationParams, training_recipe: "
       "{}}}\n";

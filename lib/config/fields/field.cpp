@@ -6,9 +6,9 @@
 #include <limits>
 #include <utility>
 
+#include "base/nearest.h"
 #include "base/text.h"
 #include "config/fields/scalar.h"
-#include "config/suggest.h"
 #include "data/readers/data_format.h"
 
 namespace fp8train {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <unordered_map>
 #include <utility>
 
@@ -39,15 +40,12 @@ const std::vector<SectionDoc>& section_docs() {
        fmt::format(
            "A plan by name, and formats of single roles, which override the plan. The format of a "
            "role is written as `fp8train explain` prints it, in this order: an element type ({}); "
-           "if "
-           "it is scaled, the block that shares a scale ({}); `expanded` after a group; `current` "
-           "or "
-           "`delayed(1024, max)`; the type of the scales ({}; else fp32); `hadamard`; and "
-           "`stochastic`, for stored weights, masters and moments, and for x and dy in e2m1. `bf16 "
-           "remainder` is an fp32 master in two halves. `current` may be left out; e4m3, e5m2 and "
-           "stored fp16 without a block have a current scale for the tensor. Formats that do not "
-           "go "
-           "together are an error. The table of plans: [plans](plans.md).",
+           "if it is scaled, the block that shares a scale ({}); `expanded` after a group; "
+           "`current` or `delayed(1024, max)`; the type of the scales ({}; else fp32); `hadamard`; "
+           "and `stochastic`, for stored weights, masters and moments, and for x and dy in e2m1. "
+           "`bf16 remainder` is an fp32 master in two halves. `current` may be left out; e4m3, "
+           "e5m2 and stored fp16 without a block have a current scale for the tensor. Formats that "
+           "do not go together are an error. The table of plans: [plans](plans.md).",
            joined(format_elements()), joined(format_blocks()), joined(format_scale_types()))},
       {"fp8", "The FP8 method, with `mixed_precision: fp8`, and options of the plan."},
       {"checkpoint", "Saving and resuming: [checkpoints.md](checkpoints.md)."},
@@ -93,6 +91,7 @@ const char* title_of(Topic topic) {
                                      "Parallelism and memory",
                                      "Checkpoints and output",
                                      "Job script"};
+  static_assert(std::size(kTitles) == static_cast<size_t>(Topic::job) + 1);
   return kTitles[static_cast<size_t>(topic)];
 }
 
