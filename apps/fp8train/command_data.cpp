@@ -12,6 +12,7 @@
 #include "commands.h"
 #include "data/inspect.h"
 #include "data/prepare.h"
+#include "data/readers/data_format.h"
 #include "data/text_source.h"
 #include "data/train_tokenizer.h"
 #include "text_stream.h"
@@ -28,6 +29,12 @@ std::function<void(uint64_t)> progress_lines() {
   };
 }
 
+std::string text_format_choices() {
+  std::vector<std::string> names = text_format_names();
+  names.insert(names.begin(), "auto");
+  return alternatives(names);
+}
+
 void add_train_tokenizer(Arguments& command, Action& action) {
   auto settings = std::make_shared<TokenizerTraining>();
   auto out = std::make_shared<std::string>();
@@ -39,7 +46,7 @@ void add_train_tokenizer(Arguments& command, Action& action) {
   train.option(
       "--pattern", settings->pattern,
       "How texts are split: r50k_base, p50k_base, cl100k_base, o200k_base, llama3 or qwen");
-  train.option("--format", settings->format, "auto, text or jsonl");
+  train.option("--format", settings->format, text_format_choices());
   train.option("--text-key", settings->text_key, "Key of the text in JSON lines");
   train.run(action, [settings, out] {
     settings->out = *out;
@@ -172,7 +179,7 @@ void add_data(Arguments command, Action& action) {
   prepare.option("--output-format", *output_format,
                  alternatives(token_file_formats()) + "; indexed has .bin and .idx");
   prepare.option("--tokenizer", settings->tokenizer, "byte, char, or a tokenizer file or folder");
-  prepare.option("--format", settings->format, "auto, text, jsonl or chat");
+  prepare.option("--format", settings->format, text_format_choices());
   prepare.option("--chat-template", *chat_template,
                  "How dialogues are written, as data.chat_template (default: the tokenizer's)");
   prepare.option("--text-key", settings->text_key, "Key of the text in JSON lines");

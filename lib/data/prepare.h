@@ -17,7 +17,7 @@ namespace fp8train {
 
 struct PrepareSettings {
   std::vector<std::string> inputs;  ///< files or globs, text or JSON lines; also gzip or Zstandard
-  std::string format = "auto";      ///< auto | text | jsonl | chat
+  std::string format = "auto";      ///< auto, or one of text_format_names()
   std::filesystem::path out;        ///< folder; created; must not hold shards already
   TokenFileFormat output_format = TokenFileFormat::llmc;
   std::string tokenizer = "byte";  ///< as in DataSettings

@@ -12,6 +12,7 @@
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/text.h"
 #include "data/byte_stream.h"
 #include "data/readers/data_format.h"
 #include "data/utf8.h"
@@ -145,11 +146,11 @@ std::string all_text(const std::vector<DataSource>& sources, const TextKey& text
 
 const DataFormat& text_format_of(const fs::path& path, const std::string& format,
                                  std::string_view purpose) {
-  const DataFormat& found = format_of(path, format, kTextFormatAdvice);
+  const std::string names = alternatives(text_format_names());
+  const DataFormat& found = format_of(path, format, "set --format to " + names);
   if (found.has_tokens()) {
-    throw DataError(
-        fmt::format("{}: is {}, which holds tokens already; only text and jsonl files {}",
-                    path.string(), found.name, purpose));
+    throw DataError(fmt::format("{}: is {}, which holds tokens already; only files of format {} {}",
+                                path.string(), found.name, names, purpose));
   }
   return found;
 }

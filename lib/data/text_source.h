@@ -23,7 +23,7 @@ std::vector<std::filesystem::path> expand_path(const std::string& path_or_glob,
                                                DataSplit split = DataSplit::train);
 
 /// The format of a file of text, as format_of() with the advice of commands that take text only.
-/// Throws DataError for one that holds tokens: "only text and jsonl files PURPOSE".
+/// Throws DataError for one that holds tokens: "only files of format NAMES PURPOSE".
 const DataFormat& text_format_of(const std::filesystem::path& path, const std::string& format,
                                  std::string_view purpose);
 
@@ -33,7 +33,7 @@ bool all_tokens(const std::vector<DataSource>& sources);
 /// What `data prepare` writes about the token files of a folder.
 inline constexpr const char* kDatasetFile = "dataset.json";
 
-/// All text of the text and jsonl sources, for a tokenizer built from the data. Throws ConfigError
+/// All text of the sources without tokens, for a tokenizer built from the data. Throws ConfigError
 /// when there is none.
 std::string all_text(const std::vector<DataSource>& sources, const TextKey& text_key);
 

@@ -11,7 +11,7 @@ namespace fp8train {
 
 struct TokenizerTraining {
   std::vector<std::string> inputs;  ///< files or globs, text or JSON lines; also compressed
-  std::string format = "auto";      ///< auto | text | jsonl
+  std::string format = "auto";      ///< auto, or one of text_format_names()
   std::string text_key = "text";
   int64_t vocab_size = 32000;      ///< ids: the end-of-text token, 256 bytes, and merges
   std::string pattern = "llama3";  ///< how texts are split: a name of rank_patterns()

@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "data/corpus.h"
+#include "data/readers/data_format.h"
 #include "data/text_source.h"
 #include "data/token_file.h"
 #include "support/files.h"
@@ -137,12 +139,13 @@ TEST_CASE("prepare refuses what it cannot do") {
   const test::TempDir dir;
   test::write_file(dir / "in.txt", "hello");
   test::write_file(dir / "in.bin", std::string("\x01\x00\x02\x00", 4));
+  const std::string names = alternatives(text_format_names());
   PrepareSettings settings;
   settings.out = dir / "out";
   CHECK_THROWS_AS(prepare_data(settings), ConfigError);
   settings.inputs = {(dir / "in.bin").string()};
   CHECK_THAT(message_of<DataError>([&] { prepare_data(settings); }),
-             Contains("holds tokens already"));
+             Contains("holds tokens already; only files of format " + names + " are prepared"));
   settings.inputs = {(dir / "in.txt").string()};
   test::write_file(dir / "in.jsonl", R"({"body": "hello"})");
   settings.inputs = {(dir / "in.jsonl").string()};
@@ -153,8 +156,12 @@ TEST_CASE("prepare refuses what it cannot do") {
              Contains("--tokenizer: Unknown tokenizer 'bite'"));
   settings.tokenizer = "byte";
   settings.format = "lines";
-  CHECK_THAT(message_of<ConfigError>([&] { prepare_data(settings); }),
-             Contains("'lines'; set --format to text, jsonl or chat"));
+  const std::string unknown = message_of<ConfigError>([&] { prepare_data(settings); });
+  CHECK_THAT(unknown, Contains("'lines'; set --format to " + names));
+  for (const DataFormat* format : data_formats()) {
+    CAPTURE(format->name);
+    CHECK((unknown.find(format->name) == std::string::npos) == format->has_tokens());
+  }
   settings.format = "";
   settings.shard_tokens = 0;
   CHECK_THROWS_AS(prepare_data(settings), ConfigError);

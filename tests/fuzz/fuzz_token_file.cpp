@@ -1,17 +1,18 @@
-// The input is a file of token ids, in the format that its first byte says; every accepted id must
-// be inside the vocabulary. Of an indexed data set two bytes more say how long the index is, which
-// comes before the data.
+// The input is a data file, in the format that its first byte says. Of token ids every accepted one
+// must be inside the vocabulary; documents of JSON lines must be UTF-8, a text is its file. Of an
+// indexed data set two bytes more say how long the index is, which comes before the data.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <iterator>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
 #include "data/readers/data_format.h"
+#include "data/utf8.h"
 #include "scratch_file.h"
 
 namespace {
@@ -42,11 +43,25 @@ std::string write_files(const DataFormat& format, std::string bytes) {
   return data;
 }
 
-std::vector<const DataFormat*> token_formats() {
-  std::vector<const DataFormat*> formats;
-  std::copy_if(data_formats().begin(), data_formats().end(), std::back_inserter(formats),
-               [](const DataFormat* format) { return format->has_tokens(); });
-  return formats;
+void check_tokens(const DataFormat& format, const std::string& path) {
+  const auto store = format.open(path, kVocab, true);
+  std::vector<int32_t> tokens(static_cast<size_t>(std::min(store->size(), kMostTokens)));
+  store->read(0, static_cast<int64_t>(tokens.size()), tokens.data());
+  for (const int32_t id : tokens) {
+    if (id < 0 || id >= kVocab) {
+      std::abort();
+    }
+  }
+}
+
+void check_documents(const DataFormat& format, const std::string& path, std::string_view bytes) {
+  const bool is_compressed = bytes.starts_with("\x1F\x8B") || bytes.starts_with("\x28\xB5\x2F\xFD");
+  format.for_each_document(path, {.name = "text"}, [&](const std::string& document) {
+    if (format.content == DataContent::text ? !is_compressed && document != bytes
+                                            : !is_utf8(document)) {
+      std::abort();
+    }
+  });
 }
 
 }  // namespace
@@ -55,18 +70,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 1) {
     return 0;
   }
-  static const std::vector<const DataFormat*> kFormats = token_formats();
-  const DataFormat& format = *kFormats[data[0] % kFormats.size()];
-  const std::string path =
-      write_files(format, std::string(reinterpret_cast<const char*>(data) + 1, size - 1));
+  const DataFormat& format = *data_formats()[data[0] % data_formats().size()];
+  const std::string bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
+  const std::string path = write_files(format, bytes);
   try {
-    const auto store = format.open(path, kVocab, true);
-    std::vector<int32_t> tokens(static_cast<size_t>(std::min(store->size(), kMostTokens)));
-    store->read(0, static_cast<int64_t>(tokens.size()), tokens.data());
-    for (const int32_t id : tokens) {
-      if (id < 0 || id >= kVocab) {
-        std::abort();
-      }
+    if (format.has_tokens()) {
+      check_tokens(format, path);
+    } else {
+      check_documents(format, path, bytes);
     }
   } catch (const DataError&) {
   }

@@ -25,10 +25,10 @@ ModelConfig unusual(const ModelFamily& family, bool own, bool flips_output_bias)
   config.family = &family;
   family.set_switches(config);
   ModelSwitches others = family.switches();
-  for (bool ModelSwitches::*one :
-       {&ModelSwitches::qkv_bias, &ModelSwitches::attention_output_bias, &ModelSwitches::mlp_bias,
-        &ModelSwitches::norm_bias, &ModelSwitches::qk_norm}) {
-    others.*one = !(others.*one);
+  // All members, so that one more does not compile here: if it is a flag, it is flipped too.
+  auto& [norm, mlp, positions, qkv_bias, output_bias, mlp_bias, norm_bias, qk_norm] = others;
+  for (bool* one : {&qkv_bias, &output_bias, &mlp_bias, &norm_bias, &qk_norm}) {
+    *one = !*one;
   }
   if (!flips_output_bias) {
     others.attention_output_bias = family.switches().attention_output_bias;

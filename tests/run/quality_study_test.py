@@ -96,6 +96,19 @@ class Arithmetic(unittest.TestCase):
         self.assertAlmostEqual(report.separation(gaps_of)[0], 4.5)
 
 
+    def test_a_plan_whose_scales_are_not_known_is_in_the_table_and_the_figure(self):
+        losses = {"bf16": [1.0], "zz-new": [1.5], "te-current": [1.2]}
+        lines = [line | {"model": "llama-512", "condition": "outliers-one-18"} for line in lines_of(losses)]
+        with tempfile.TemporaryDirectory() as folder:
+            results = Results(pathlib.Path(folder) / "results.jsonl")
+            for line in lines:
+                results.add(line)
+            rows = [row for row in report.text(results).splitlines() if row.startswith("| `")]
+            drawing = figure.svg(results)
+        self.assertEqual(rows, ["| `te-current` | tensor | +20.00 |", "| `zz-new` | - | +50.00 |"])
+        self.assertEqual(drawing.count("<circle"), 2)
+
+
 class TinyStudy(unittest.TestCase):
     @classmethod
     def setUpClass(cls):

@@ -60,6 +60,16 @@ std::vector<std::string> data_format_names() {
   return names;
 }
 
+std::vector<std::string> text_format_names() {
+  std::vector<std::string> names;
+  for (const DataFormat* format : data_formats()) {
+    if (!format->has_tokens()) {
+      names.emplace_back(format->name);
+    }
+  }
+  return names;
+}
+
 std::vector<std::string_view> data_suffixes() {
   std::vector<std::string_view> suffixes;
   for (const DataFormat* format : data_formats()) {

@@ -37,9 +37,6 @@ struct TextKey {
   std::string_view option = "data.text_key";
 };
 
-/// The advice of commands that take text only.
-constexpr std::string_view kTextFormatAdvice = "set --format to text, jsonl or chat";
-
 using DocumentVisitor = std::function<void(std::string document)>;
 /// `where`: file and line, for messages.
 using DialogueVisitor = std::function<void(const Dialogue& dialogue, const std::string& where)>;
@@ -94,6 +91,9 @@ const std::vector<const DataFormat*>& data_formats();
 
 /// "auto" and the names of all.
 std::vector<std::string> data_format_names();
+
+/// The names of those that hold no tokens.
+std::vector<std::string> text_format_names();
 
 /// The suffixes of all, each once.
 std::vector<std::string_view> data_suffixes();

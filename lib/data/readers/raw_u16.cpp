@@ -7,6 +7,7 @@
 #include <array>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "data/readers/data_format.h"
 #include "data/token_file.h"
 #include "data/utf8.h"
@@ -47,7 +48,7 @@ std::string why_not_u16(const InputFile& file, std::string_view head) {
   constexpr int kHighestHalf = 3;  // of a 32-bit id: vocabularies have less than 2^18 entries
   constexpr int kSmallVocabulary = 256;
   if (is_text(head)) {
-    return "its content is text; set format: text, or jsonl";
+    return "its content is text; set format: " + alternatives(text_format_names());
   }
   if (file.size() < kFewIds * sizeof(uint16_t)) {
     return "";

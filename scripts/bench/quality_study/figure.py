@@ -104,16 +104,17 @@ def outlier_panel(results, name, kind, top):
                   label(LEFT - 10, up(power) + 4, text, "soft", "end")]
     for index, exponent in enumerate(by_exponent):
         parts.append(label(across(index), bottom + 16, f"S = 2^{exponent}", "soft", "middle"))
-    for plan, scales in report.SCALES.items():
+    for plan, scales in report.outlier_plans(by_exponent).items():
         gap_of = {index: statistics.mean(row[plan].values())
                   for index, row in enumerate(by_exponent.values()) if row.get(plan)}
+        class_ = f"line {CLASSES.get(scales, 'axis')}"
         points = [(across(index), up(math.log10(max(10.0 ** low, gap))))
                   for index, gap in gap_of.items()]
         if points:
-            parts.append(element("polyline", class_=f"line {CLASSES[scales]}",
+            parts.append(element("polyline", class_=class_,
                                  points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points)))
         parts += [element("circle", cx=round(x, 1), cy=round(y, 1), r=2.5,
-                          class_=f"line {CLASSES[scales]}") for x, y in points]
+                          class_=class_) for x, y in points]
     for index, scales in enumerate(CLASSES):
         y = top + 46 + ROW * index
         parts += [line(WIDTH - 148, y, WIDTH - 128, y, f"line {CLASSES[scales]}"),

@@ -71,6 +71,14 @@ def outlier_gaps(results, model, kind):
     return dict(sorted(found.items()))
 
 
+def outlier_plans(by_exponent):
+    """{plan: what shares a scale} of all plans found but bf16: first those of SCALES, then others
+    with "-"."""
+    found = {plan for row in by_exponent.values() for plan in row} - {models.BASELINE}
+    return {plan: SCALES.get(plan, "-") for plan in [*SCALES, *sorted(found - SCALES.keys())]
+            if plan in found}
+
+
 def outlier_cell(values):
     if not values:
         return "-"
@@ -99,10 +107,10 @@ def separation(of_exponent):
 
 def outlier_table(results, model, kind):
     by_exponent = outlier_gaps(results, model, kind)
-    plans = [plan for plan in SCALES if any(plan in row for row in by_exponent.values())]
     head = ["plan", "scale for each"] + [f"S = 2^{exponent}" for exponent in by_exponent]
-    rows = [[f"`{plan}`", SCALES[plan]] + [outlier_cell(list(row.get(plan, {}).values()))
-                                         for row in by_exponent.values()] for plan in plans]
+    rows = [[f"`{plan}`", scales] + [outlier_cell(list(row.get(plan, {}).values()))
+                                     for row in by_exponent.values()]
+            for plan, scales in outlier_plans(by_exponent).items()]
     split = [separation(row) for row in by_exponent.values()]
     rows.append(["least tensor less largest block of 128", ""] + [
         number(mean, 2, sign=True) + ("" if math.isnan(errors) else f" ({errors:.0f} errors)")
