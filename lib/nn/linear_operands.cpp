@@ -136,15 +136,15 @@ LinearOperands::Cast LinearOperands::place(const DeviceTraits& traits, const Sca
     }
     return cast;
   }
-  const bool turn = here.along_columns && columnwise(traits);
+  const bool with_columnwise = here.along_columns && columnwise(traits);
   codes.tensor_scale = slot->scale;
   codes.tensor_scale_inv = slot->scale_inv;
-  if (here.along_rows || !turn) {
-    const bool both = here.along_columns && !turn;
+  if (here.along_rows || !with_columnwise) {
+    const bool both = here.along_columns && !with_columnwise;
     codes.rowwise.codes =
         (both ? destinations.along_columns : destinations.along_rows)(format.dtype, shape);
   }
-  if (turn) {
+  if (with_columnwise) {
     codes.columnwise.codes = destinations.along_columns(format.dtype, transposed);
   }
   return cast;
