@@ -38,7 +38,8 @@ Linear::Input Linear::place(const StepContext& context, const LinearOperands& op
   const LinearOperands::Destinations destinations = {memory_of(*context.scratch),
                                                      memory_of(stored)};
   input.cast = {
-      .out = operands.place(context.device->traits(), &slot, shape, wanted, destinations).codes,
+      .out = operands.allocate_cast(context.device->traits(), &slot, shape, wanted, destinations)
+                 .codes,
       .amax = context.training ? slot.amax : nullptr,
       .statistics = context.collect_statistics ? slot.statistics : nullptr};
   return input;
@@ -89,7 +90,7 @@ Linear::Saved Linear::save_remade(const StepContext& context, const Input& x) co
   StepContext again = context;
   // Of a slot that the forward pass has cast for, those stay.
   again.collect_statistics = context.collect_statistics && x_.columns_have_own_slot();
-  return {x_.make(again, source, wanted, {scratch, scratch}).along_columns, x.smoothing};
+  return {x_.make_operands(again, source, wanted, {scratch, scratch}).along_columns, x.smoothing};
 }
 
 }  // namespace fp8train

@@ -110,7 +110,8 @@ double gemm_error(Device& device, const std::string& plan, const GemmErrorCase& 
     ArenaScope scope(arena);
     const auto operand = [&](const LinearOperands& operands, const View& values) {
       return operands
-          .make(context, {.plain = values, .slot = nullptr, .codes = {}}, wanted, {memory, memory})
+          .make_operands(context, {.plain = values, .slot = nullptr, .codes = {}}, wanted,
+                         {memory, memory})
           .along_rows;
     };
     multiply(context, {.plan = row.fprop,
