@@ -49,7 +49,7 @@ constexpr int32_t kFirstPiece = 259;
 std::vector<int32_t> merge_slowly(std::vector<int32_t> ids, const std::vector<Piece>& pieces) {
   while (true) {
     float best_score = -1e10F;
-    size_t best_place = 0;
+    size_t best_index = 0;
     int32_t best_id = -1;
     for (size_t i = 0; i + 1 < ids.size(); ++i) {
       for (size_t p = 0; p < pieces.size(); ++p) {
@@ -57,14 +57,14 @@ std::vector<int32_t> merge_slowly(std::vector<int32_t> ids, const std::vector<Pi
                                  pieces[static_cast<size_t>(ids[i + 1] - kFirstPiece)].text;
         if (pieces[p].text == pair && pieces[p].score > best_score) {
           best_score = pieces[p].score;
-          best_place = i;
+          best_index = i;
           best_id = kFirstPiece + static_cast<int32_t>(p);
         }
       }
     }
     if (best_id < 0) return ids;
-    ids[best_place] = best_id;
-    ids.erase(ids.begin() + static_cast<std::ptrdiff_t>(best_place) + 1);
+    ids[best_index] = best_id;
+    ids.erase(ids.begin() + static_cast<std::ptrdiff_t>(best_index) + 1);
   }
 }
 
