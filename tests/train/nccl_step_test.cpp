@@ -142,10 +142,10 @@ std::vector<std::string> take(DeviceChoice device, CommBackend backend, std::vec
   settings.comm.backend = backend;
   settings.gemm_tuning = false;
   return test::run_ranks(Topology::blocks(2, 2), [&](Communicator& host) {
-    const RankDevice place = take_device(settings, host);
+    const RankDevice rank_device = take_device(settings, host);
     taken[static_cast<size_t>(host.rank())] = {
-        place.device->hardware_id(), place.comm == nullptr ? "" : place.comm->description(),
-        place.note};
+        rank_device.device->hardware_id(),
+        rank_device.comm == nullptr ? "" : rank_device.comm->description(), rank_device.note};
   });
 }
 
