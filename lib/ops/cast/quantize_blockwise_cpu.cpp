@@ -24,7 +24,7 @@ FP8TRAIN_HD float amax_of(uint32_t magnitude, TypeTag<X> tag) {
   return max_magnitude(value_of_magnitude(magnitude, tag), 0.0F);
 }
 
-/// `length` elements from `begin` on, to their place among the codes.
+/// `length` elements from `begin` on, to their position among the codes.
 template <typename X, typename Code>
 FP8TRAIN_HD void cast_run(const Cast<X>& cast, int64_t begin, int64_t length, float factor,
                           Code* codes, CastCounts& counts) {
