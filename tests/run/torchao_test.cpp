@@ -121,7 +121,8 @@ std::string described(const Difference& d) {
       d.same, d.before, d.after, kAfter, d.largest, d.mean);
 }
 
-TEST_CASE("fifty steps of torchao's rows are as near to torchao as to themselves added otherwise") {
+TEST_CASE(
+    "fifty steps of torchao's plans are as near to torchao as to themselves added otherwise") {
   Difference own;      // the largest
   Difference torchao;  // the largest
   for (const char* model : {"tiny-llama", "tiny-gpt2"}) {
