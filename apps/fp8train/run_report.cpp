@@ -185,7 +185,7 @@ Json run_data(const std::filesystem::path& root) {
   return data;
 }
 
-/// JSON that may stand inside of a script element: no markup begins in it.
+/// JSON that can be part of a script element: no markup begins in it.
 std::string embedded(const Json& data) {
   return replaced(data.dump(-1, ' ', false, Json::error_handler_t::replace), "<", "\\u003c");
 }

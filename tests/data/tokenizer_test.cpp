@@ -221,7 +221,7 @@ TEST_CASE("llama2.c encoding: dummy prefix, byte fallback, merges by score") {
   CHECK(tokenizer->vocab_size() == 265);
   CHECK(tokenizer->encode("").empty());
   CHECK(tokenizer->encode("a") == std::vector<int32_t>{264});
-  // "ba" scores best, so " a b a" merges from the right although " a" stands first.
+  // "ba" scores best, so " a b a" merges from the right although " a" is first.
   CHECK(tokenizer->encode("aba") == std::vector<int32_t>{264, 263});
   CHECK(tokenizer->encode("ab") == std::vector<int32_t>{259, 262});
   CHECK(tokenizer->encode("\xE2\x82\xAC") ==
