@@ -192,7 +192,7 @@ std::string embedded(const Json& data) {
 
 void put(std::string& page, std::string_view mark, const Json& data) {
   const size_t at = page.find(mark);
-  check(at != std::string::npos, "the report's template has no place for its data");
+  check(at != std::string::npos, "the report's template has no mark for its data");
   page.replace(at, mark.size(), embedded(data));
 }
 
