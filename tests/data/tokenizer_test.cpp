@@ -154,7 +154,7 @@ TEST_CASE("damaged or foreign tokenizer.json files are refused with a reason") {
                  Contains("did you mean 'byte'?"));
 }
 
-TEST_CASE("parts of a tokenizer.json that are nested too deeply are refused by place") {
+TEST_CASE("parts of a tokenizer.json that are nested too deeply are refused by location") {
   const auto nested = [](const std::string& key, const std::string& list, int depth) {
     std::string file =
         R"({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, ")" + key + "\": ";
@@ -176,7 +176,7 @@ TEST_CASE("parts of a tokenizer.json that are nested too deeply are refused by p
   }
 }
 
-TEST_CASE("parts of a tokenizer.json that are not supported are refused by place and name") {
+TEST_CASE("parts of a tokenizer.json that are not supported are refused by location and name") {
   const auto refusal = [](const std::string& key, const std::string& value) {
     const std::string file = R"({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, ")" +
                              key + "\": " + value + "}";

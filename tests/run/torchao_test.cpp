@@ -3,7 +3,7 @@
 // (tests/golden/make_torchao.py). The two add in another order and have another exp. A sum that
 // moves by its last bit now and then takes a number over the border between two FP8 codes, and from
 // there on losses part; so do those of the program itself where only the order of sums differs,
-// which is the yardstick: both kinds of GEMM units, and the same sequences in another place of
+// which is the yardstick: both kinds of GEMM units, and the same sequences in another position of
 // their batch.
 
 #include <fmt/format.h>

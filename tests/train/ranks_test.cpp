@@ -31,7 +31,7 @@ TEST_CASE("ranks keep the same weights and train as one rank would, in every pla
   CHECK(two[0].losses == two[1].losses);
   CHECK(two[0].skipped == 0);
   CHECK_FALSE(two[0].allocated);
-  // fp32: another order of sums. Others round contributions at other places; the first step's loss
+  // fp32: another order of sums. Others round contributions elsewhere; the first step's loss
   // is before any update, and its casts see other tensors.
   const double tolerance = plan == "fp32" ? 1e-6 : 5e-3;
   for (size_t step = 0; step < one.losses.size(); ++step) {
