@@ -80,6 +80,6 @@ if(FP8TRAIN_CUDA_FORM STREQUAL "SHIM")
   set_target_properties(fp8train_cuda_shim PROPERTIES LINK_INTERFACE_MULTIPLICITY 3)
   target_include_directories(fp8train_cuda_shim PUBLIC ${shim})
   target_compile_definitions(fp8train_cuda_shim PUBLIC FP8TRAIN_CUDA_SHIM)
-  target_include_directories(fp8train_cuda_shim PRIVATE ${CMAKE_SOURCE_DIR}/lib)  # the headers behind which the fakes stand, numeric/convert.h
+  target_include_directories(fp8train_cuda_shim PRIVATE ${CMAKE_SOURCE_DIR}/lib)  # the headers that the fakes implement, numeric/convert.h
   target_link_libraries(fp8train_cuda_shim PRIVATE Boost::context fp8train_flags $<LINK_ONLY:fp8train_ops>)  # the fake cuDNN computes on the cpu
 endif()

@@ -14,7 +14,7 @@
 #   FP8TRAIN_CUDA_ARCHITECTURES  GPUs that kernels are compiled for where there is nvcc, 90a-real: one takes a third of the time of all
 #   FP8TRAIN_FUZZ_SECONDS    time for each fuzz target, 12 (scripts/soak.sh fuzz takes 600)
 #   FP8TRAIN_TIDY_SECONDS    time for fuzzing and clang-tidy together, 60. Files changed since the branch left main come first and
-#                            always; then the others, from a place that the commit decides, until the time is over. 0: only changed
+#                            always; then the others, from a position that the commit decides, until the time is over. 0: only changed
 #                            files; all: every file, whatever it takes
 #   FP8TRAIN_TEST_PART       what a run has in addition to the other stages. AddressSanitizer: 0 for the modules that compute, 1 for training, 2 for
 #                            the other modules. 3: ThreadSanitizer. 4: fuzzing. By default the commit's hash decides

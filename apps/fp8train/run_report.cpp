@@ -185,14 +185,14 @@ Json run_data(const std::filesystem::path& root) {
   return data;
 }
 
-/// JSON that may stand inside of a script element: no markup begins in it.
+/// JSON that can be part of a script element: no markup begins in it.
 std::string embedded(const Json& data) {
   return replaced(data.dump(-1, ' ', false, Json::error_handler_t::replace), "<", "\\u003c");
 }
 
 void put(std::string& page, std::string_view mark, const Json& data) {
   const size_t at = page.find(mark);
-  check(at != std::string::npos, "the report's template has no place for its data");
+  check(at != std::string::npos, "the report's template has no mark for its data");
   page.replace(at, mark.size(), embedded(data));
 }
 

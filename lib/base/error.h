@@ -52,10 +52,10 @@ class InternalError : public Error {
   using Error::Error;
 };
 
-/// Throws InternalError with the caller's place unless `condition` holds. For programmer errors,
+/// Throws InternalError with the caller's location unless `condition` holds. For programmer errors,
 /// not for bad input.
-/// The place is the compiler's builtins rather than std::source_location, which clang 14 does not
-/// have.
+/// The location is the compiler's builtins rather than std::source_location, which clang 14 does
+/// not have.
 void check(bool condition, const char* message, const char* file = __builtin_FILE(),
            int line = __builtin_LINE(), const char* function = __builtin_FUNCTION());
 

@@ -83,7 +83,7 @@ class Communicator {
   Work run(Operation operation);
 
   /// Rank r's `bytes` bytes of `send` come to recv + r * bytes of every rank. `send` may be this
-  /// rank's own place in `recv`. Where all nodes have equally many ranks each byte crosses to
+  /// rank's own part of `recv`. Where all nodes have equally many ranks each byte crosses to
   /// another node once.
   Work all_gather(Stream stream, const void* send, void* recv, size_t bytes) {
     return run({Collective::all_gather, stream, send, recv, bytes});

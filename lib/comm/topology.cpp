@@ -42,14 +42,14 @@ Topology::Topology(std::vector<int> node_of_rank) : node_of_(std::move(node_of_r
   ranks_per_node_ = regular_ranks_per_node(ranks_of_node_);
 }
 
-Topology Topology::of_places(const std::vector<int>& range) {
+Topology Topology::of_node_names(const std::vector<int>& names) {
   std::vector<int> seen;  // in the order of nodes
   std::vector<int> node_of;
-  for (const int place : range) {
-    const auto found = std::find(seen.begin(), seen.end(), place);
+  for (const int name : names) {
+    const auto found = std::find(seen.begin(), seen.end(), name);
     node_of.push_back(static_cast<int>(found - seen.begin()));
     if (found == seen.end()) {
-      seen.push_back(place);
+      seen.push_back(name);
     }
   }
   return Topology(std::move(node_of));

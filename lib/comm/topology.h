@@ -17,7 +17,7 @@ class Topology {
   static Topology blocks(int size, int ranks_per_node);
 
   /// From the name of each rank's node, which may be any number.
-  static Topology of_places(const std::vector<int>& range);
+  static Topology of_node_names(const std::vector<int>& names);
 
   int size() const { return static_cast<int>(node_of_.size()); }
   int nodes() const { return static_cast<int>(ranks_of_node_.size()); }

@@ -242,7 +242,7 @@ void Loading::add_file(const std::string& name, const std::string& text) {
       add_text(path, read_config_file(path));
     } catch (const ConfigError& error) {
       complete = false;
-      problems.add(included->place, "", error.what());
+      problems.add(included->mark, "", error.what());
     }
     foreign->take_included();  // it is no file of the program that names others
   }
@@ -324,8 +324,8 @@ ReadAnswers read_answers(const std::vector<Answer>& answers, const ForeignKeysMa
   check_settings(draft.settings, draft.given, draft.problems, Extent::begun);
   follow_global_batch(draft.settings.training);
   ReadAnswers result = {std::move(draft.settings), {}};
-  for (const auto& [place, key, text] : draft.problems.all()) {
-    const std::string owner = place.source == nobodys ? "" : answers[place.source - 1].key;
+  for (const auto& [mark, key, text] : draft.problems.all()) {
+    const std::string owner = mark.source == nobodys ? "" : answers[mark.source - 1].key;
     const bool own = key == owner || key.empty();
     result.objections.push_back({owner, own ? text : fmt::format("{}: {}", key, text)});
   }

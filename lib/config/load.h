@@ -22,8 +22,8 @@ struct LoadRequest {
 };
 
 /// Reads, validates and completes the settings of a run. Throws one ConfigError that lists every
-/// problem on its own line, in order of place: "run.yaml:14:3: optimizer.lr: expected a number > 0,
-/// got "3e-4x"" or "--set a.b=v: a.b: ...".
+/// problem on its own line, in order of their marks: "run.yaml:14:3: optimizer.lr: expected a
+/// number > 0, got "3e-4x"" or "--set a.b=v: a.b: ...".
 ///
 /// Of settings that exclude each other the one with the higher precedence replaces the other, which
 /// Settings::notes then says (config/yaml/replacements.h).

@@ -72,12 +72,12 @@ void move_sections_together(std::vector<Line>& lines) {
     const std::string section = section_of(line.path);
     return section.empty() ? line.path : section + ".";
   };
-  std::map<std::string, size_t> places;  // by first lines
+  std::map<std::string, size_t> positions;  // by first lines
   for (const Line& line : lines) {
-    places.emplace(group_of(line), places.size());
+    positions.emplace(group_of(line), positions.size());
   }
   std::stable_sort(lines.begin(), lines.end(), [&](const Line& a, const Line& b) {
-    return places.at(group_of(a)) < places.at(group_of(b));
+    return positions.at(group_of(a)) < positions.at(group_of(b));
   });
 }
 

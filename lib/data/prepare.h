@@ -39,8 +39,8 @@ struct PrepareReport {
   std::vector<std::string> files;  ///< names within `out`
 };
 
-/// Dialogues, which all inputs are or none, are written with their targets and the places where
-/// they end, so that data.packing can tell them apart; `output_format` is llmc then. Writes
+/// Dialogues, which all inputs are or none, are written with their targets and the positions
+/// where they end, so that data.packing can tell them apart; `output_format` is llmc then. Writes
 /// train_000000.bin ..., val_000000.bin ... (or .npy; .bin with .idx), the tokenizer's files and
 /// dataset.json (a manifest of tokens per file). Throws ConfigError (settings, a folder that holds
 /// shards) or DataError (inputs); files already complete stay.

@@ -52,7 +52,7 @@ constexpr Words kSchedules[] = {
 void Pass::deepspeed_optimizer(const Entry& entry) {
   const YamlNode& type = *value_of(entry.node, "type");
   const std::string name = simplified(type.text);
-  const Entry type_entry = {"type", entry.spelled + ".type", entry.place, type};
+  const Entry type_entry = {"type", entry.spelled + ".type", entry.key, type};
   const bool adam = name == "adam" || name == "adamw" || name == "fusedadam";
   if (!adam && name != "sgd") {
     complain(type_entry, fmt::format("expected Adam, AdamW or SGD, got {}; Muon and its options "
@@ -63,7 +63,7 @@ void Pass::deepspeed_optimizer(const Entry& entry) {
   put("optimizer.name", type_entry, scalar(adam ? "adamw" : "sgd", type));
   const YamlNode* params = value_of(entry.node, "params");
   const YamlNode none;
-  const Entry inner = {"params", entry.spelled + ".params", entry.place,
+  const Entry inner = {"params", entry.spelled + ".params", entry.key,
                        params == nullptr ? none : *params};
   bool decoupled = true;
   section(inner, kOptimizer, "", [&](const ForeignKey& key, const Entry& it) {
@@ -102,7 +102,7 @@ void Pass::deepspeed_optimizer(const Entry& entry) {
 
 void Pass::deepspeed_schedule(const Entry& entry) {
   const YamlNode& type = *value_of(entry.node, "type");
-  const Entry type_entry = {"type", entry.spelled + ".type", entry.place, type};
+  const Entry type_entry = {"type", entry.spelled + ".type", entry.key, type};
   const auto found = find_in(kSchedules, simplified(type.text));
   if (found == std::end(kSchedules)) {
     complain(type_entry, fmt::format("expected WarmupLR, WarmupDecayLR or WarmupCosineLR, got {}",
@@ -111,7 +111,7 @@ void Pass::deepspeed_schedule(const Entry& entry) {
   }
   put("scheduler.type", type_entry, scalar(std::string(found->second), type));
   if (const YamlNode* params = value_of(entry.node, "params")) {
-    const Entry inner = {"params", entry.spelled + ".params", entry.place, *params};
+    const Entry inner = {"params", entry.spelled + ".params", entry.key, *params};
     section(inner, kSchedule, "",
             [&](const ForeignKey&, const Entry& it) { schedule_parameter(it, *params); });
   }

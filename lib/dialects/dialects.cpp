@@ -46,9 +46,9 @@ bool Pass::run() {
     if (program != all.end()) {
       (this->*program->read)(entry);
     } else if (entry.name == "fp8" && entry.node.kind == Kind::map) {
-      keep(stored, entry.place, own_section(entry.node));
+      keep(stored, entry.key, own_section(entry.node));
     } else {
-      keep(stored, entry.place, entry.node);
+      keep(stored, entry.key, entry.node);
     }
   }
   for (const Program& program : all) {
@@ -115,7 +115,7 @@ class Dialects : public ForeignKeys {
   struct Switch {
     bool on = true;
     std::string spelled;
-    SourceMark place;
+    SourceMark mark;
     int layer = 0;
   };
 
@@ -155,7 +155,7 @@ bool Dialects::translate(YamlNode& root, size_t source, int layer) {
 void Dialects::finish(GivenKeys& given) {
   if (fp32_ && given.find("mixed_precision") == nullptr &&
       given.find("precision.plan") == nullptr && !switch_) {
-    given.add("mixed_precision", dialects::scalar("no", YamlNode{}), fp32_->place, fp32_->layer,
+    given.add("mixed_precision", dialects::scalar("no", YamlNode{}), fp32_->mark, fp32_->layer,
               "mixed_precision");
     notes_.emplace_back(
         "neither fp16 nor bf16 is on, read as mixed_precision: no (DeepSpeed trains in fp32)");
@@ -167,10 +167,10 @@ void Dialects::finish(GivenKeys& given) {
   const GivenKey* plan = given.find("precision.plan");
   const bool fp8 = precision != nullptr && simplified(precision->node.text) == "fp8";
   const auto complain = [&](const GivenKey& other) {
-    problems_.add(switch_->place, switch_->spelled,
+    problems_.add(switch_->mark, switch_->spelled,
                   fmt::format("{} conflicts with {}: {} at {}; remove one of them",
                               switch_->on ? "switches FP8 on and" : "false", other.spelled,
-                              dialects::text_of(other.node), problems_.where(other.place)));
+                              dialects::text_of(other.node), problems_.where(other.mark)));
   };
   if (!switch_->on) {
     if (fp8 || plan != nullptr) {
@@ -181,8 +181,8 @@ void Dialects::finish(GivenKeys& given) {
   } else if (plan != nullptr) {
     notes_.push_back(switch_->spelled + " changes nothing: precision.plan names the plan");
   } else if (precision == nullptr) {
-    given.add("mixed_precision", dialects::scalar("fp8", YamlNode{}), switch_->place,
-              switch_->layer, switch_->spelled);
+    given.add("mixed_precision", dialects::scalar("fp8", YamlNode{}), switch_->mark, switch_->layer,
+              switch_->spelled);
     notes_.push_back(switch_->spelled + " read as mixed_precision: fp8");
   } else if (!fp8) {
     complain(*precision);

@@ -48,7 +48,7 @@ bool Pass::is_megatron(const Entry& entry) const {
 void Pass::read_megatron(const Entry& entry) {
   megatron(entry);
   if (entry.name == "fp8_format" && entry.node.kind != Kind::null) {
-    implied_key_ = entry.place;
+    implied_key_ = entry.key;
   }
 }
 

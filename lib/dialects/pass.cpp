@@ -35,20 +35,20 @@ std::string text_of(const YamlNode& node) {
   return "[" + text + "]";
 }
 
-YamlNode scalar(std::string text, const YamlNode& place) {
+YamlNode scalar(std::string text, const YamlNode& origin) {
   YamlNode node;
   node.kind = Kind::scalar;
   node.text = std::move(text);
-  node.line = place.line;
-  node.column = place.column;
+  node.line = origin.line;
+  node.column = origin.column;
   return node;
 }
 
-YamlNode flags(const std::array<bool, 3>& values, const YamlNode& place) {
-  YamlNode node = scalar("", place);
+YamlNode flags(const std::array<bool, 3>& values, const YamlNode& origin) {
+  YamlNode node = scalar("", origin);
   node.kind = Kind::sequence;
   for (const bool value : values) {
-    node.items.push_back(scalar(value ? "true" : "false", place));
+    node.items.push_back(scalar(value ? "true" : "false", origin));
   }
   return node;
 }
@@ -100,7 +100,7 @@ void Pass::tell(std::string line) {
 
 void Pass::complain(const Entry& entry, const std::string& text) {
   changed_ = true;
-  problems_.add({source_, entry.place.line, entry.place.column}, entry.spelled, text);
+  problems_.add({source_, entry.key.line, entry.key.column}, entry.spelled, text);
 }
 
 void Pass::unknown(const Entry& entry, const ForeignTable& known) {
@@ -204,12 +204,12 @@ void Pass::insert_pending() {
     const size_t dot = pending.key.find('.');
     const bool in_section = dot != std::string::npos;
     YamlNode& section =
-        in_section ? section_for(pending.key.substr(0, dot), pending.entry.place) : root_;
+        in_section ? section_for(pending.key.substr(0, dot), pending.entry.key) : root_;
     const std::string name = in_section ? pending.key.substr(dot + 1) : pending.key;
     const auto found = std::find_if(section.keys.begin(), section.keys.end(),
                                     [&](const YamlKey& key) { return key.text == name; });
     if (found == section.keys.end()) {
-      YamlKey key = pending.entry.place;
+      YamlKey key = pending.entry.key;
       key.text = name;
       key.spelled = pending.entry.spelled;
       keep(section, key, pending.entry.node);
@@ -226,11 +226,11 @@ void Pass::insert_pending() {
   }
 }
 
-YamlNode& Pass::section_for(const std::string& name, const YamlKey& place) {
+YamlNode& Pass::section_for(const std::string& name, const YamlKey& origin) {
   auto found = std::find_if(root_.keys.begin(), root_.keys.end(),
                             [&](const YamlKey& key) { return key.text == name; });
   if (found == root_.keys.end()) {
-    YamlKey key = place;
+    YamlKey key = origin;
     key.text = name;
     keep(root_, key, scalar("", YamlNode{}));
     found = root_.keys.end() - 1;

@@ -65,9 +65,9 @@ auto find_in(const Table& table, std::string_view name) {
 
 /// A value on one line, for messages and comparison.
 std::string text_of(const YamlNode& node);
-/// Values at the place of another one.
-YamlNode scalar(std::string text, const YamlNode& place);
-YamlNode flags(const std::array<bool, 3>& values, const YamlNode& place);
+/// Values with the mark of another one.
+YamlNode scalar(std::string text, const YamlNode& origin);
+YamlNode flags(const std::array<bool, 3>& values, const YamlNode& origin);
 /// True or false, or neither.
 std::optional<bool> flag_in(const YamlNode& node);
 /// Whether the value switches a feature off: nothing, false, none, 0, an empty list or section, or
@@ -104,7 +104,7 @@ class Pass {
   struct Entry {
     std::string name;     ///< within its section
     std::string spelled;  ///< dotted, as written
-    YamlKey place;
+    YamlKey key;
     YamlNode node;
   };
   struct Pending {
@@ -189,7 +189,7 @@ class Pass {
   /// True, false, or neither with a problem.
   std::optional<bool> flag(const Entry& entry);
   void insert_pending();
-  YamlNode& section_for(const std::string& name, const YamlKey& place);
+  YamlNode& section_for(const std::string& name, const YamlKey& origin);
 
   YamlNode& root_;
   size_t source_;

@@ -223,7 +223,7 @@ View Decoder::embed(const StepContext& context, ConstView tokens, int64_t first_
 
 void Decoder::run_blocks(const StepContext& context, Residual& stream, int64_t batch,
                          std::vector<KvCache>* caches) {
-  // Where backward reads every block's input it stays alive; otherwise two buffers take turns.
+  // Where backward reads every block's input it stays alive; otherwise two buffers alternate.
   const bool stored = context.training && keeps_block_inputs_;
   View spare;
   for (size_t i = 0; i < blocks_.size(); ++i) {

@@ -51,8 +51,8 @@ class Attention {
   }
   const Linear& qkv() const { return qkv_; }
 
-  /// x: [B * T, C], as qkv() has placed it -> y: [B * T, C]. With a `cache` (not training): T new
-  /// positions are appended to it.
+  /// x: [B * T, C], as qkv() has allocated it -> y: [B * T, C]. With a `cache` (not training): T
+  /// new positions are appended to it.
   void forward(const StepContext& context, const Linear::Input& x, View y, int64_t batch,
                KvCache* cache, Saved& saved) const;
   void backward(const StepContext& context, ConstView dy, View dx, int64_t batch,

@@ -38,7 +38,7 @@ class ParameterGatherer {
   /// Values, and what layers make of them, give way to those of other units: they are gathered
   /// before each use. Else once when they have changed, and only what layers make of them is used.
   virtual bool gathers_per_pass() const = 0;
-  /// Before the values of a unit are read; they may be read until another unit of the same turn is
+  /// Before the values of a unit are read; they may be read until another unit in the same slots is
   /// gathered. `next`: the unit that will come after it, or kNone; its values start to come while
   /// this one is used.
   virtual Gathered gather(size_t unit, size_t next) = 0;

@@ -39,8 +39,8 @@ void Linear::forward(const StepContext& context, const Source& x, View y, Saved&
   const LinearOperands::Wanted wanted = wanted_of_input(context);
   check(x.smoothing.empty() != (plan_.is_smoothed() && wanted.along_rows),
         "a layer whose input is smoothed takes it with its scales");
-  const LinearOperands::Pair operands =
-      x_.make(context, x, wanted, {memory_of(*context.scratch), memory_of(*context.saved)});
+  const LinearOperands::Pair operands = x_.make_operands(
+      context, x, wanted, {memory_of(*context.scratch), memory_of(*context.saved)});
   multiply(context, {.plan = plan_.fprop,
                      .a = operands.along_rows,
                      .b = weight_.fprop_operand(context, wanted.along_rows, x.smoothing),
@@ -54,7 +54,7 @@ void Linear::backward(const StepContext& context, const Source& dy, View dx,
   ArenaScope scope(*context.scratch);
   const LinearOperands::Memory scratch = memory_of(*context.scratch);
   const LinearOperands::Pair operands =
-      dy_.make(context, dy, wanted_of_gradient(context), {scratch, scratch});
+      dy_.make_operands(context, dy, wanted_of_gradient(context), {scratch, scratch});
   if (!dx.empty()) {
     multiply(context, {.plan = plan_.dgrad,
                        .a = operands.along_rows,

@@ -3,7 +3,8 @@
 // say. The layer quantizes x once in forward and dy once in backward, reads the weight's GEMM
 // operands that were made once per optimizer step, and stores for backward the codes of x that
 // wgrad reads, or x itself if wgrad reads that. An operation that makes x or dy can also cast it:
-// the layer gives it the destinations (place_input, place_gradient) and reads the codes from there.
+// the layer gives it the destinations (allocate_input, allocate_gradient) and reads the codes from
+// there.
 //
 // With SwigluInput::smoothed the input is s x, where s is a scale for each column of x
 // (ops/pointwise/smoothing.h): fprop multiplies by w / s, which depends on the micro-batch and is
@@ -53,7 +54,7 @@ class Linear {
   /// and may be shared with others.
   Linear(const LinearPlan& plan, Parameter* weight, Parameter* bias, ScalingState& scaling);
 
-  /// Whether forward's x must stay alive until backward (place it in context.saved) because codes
+  /// Whether forward's x must stay alive until backward (allocated in context.saved) because codes
   /// do not replace it. In a plain pass it must, unless it is made again.
   bool keeps_input() const { return !plan_.wgrad.b.is_scaled() && !plan_.remade_input; }
 
@@ -61,12 +62,12 @@ class Linear {
   /// scaling codes are written at once, and x itself only where something reads it (a step that
   /// collects statistics does); with current scaling x and its amax; with a scale for each block
   /// only x. Both stay valid as long as the caller's scopes of the two arenas.
-  Input place_input(const StepContext& context, int64_t rows) const;
-  Input place_gradient(const StepContext& context, int64_t rows) const;
+  Input allocate_input(const StepContext& context, int64_t rows) const;
+  Input allocate_gradient(const StepContext& context, int64_t rows) const;
 
   /// With LinearPlan::remade_input: memory for an x that is made again in the backward pass, and
   /// what backward() reads of it, in context.scratch.
-  Input place_remade(const StepContext& context, int64_t rows) const;
+  Input allocate_remade(const StepContext& context, int64_t rows) const;
   Saved save_remade(const StepContext& context, const Input& x) const;
 
   /// x: [M, K] in the activation type, y: [M, N].
@@ -81,8 +82,9 @@ class Linear {
   LinearWeight& weight() { return weight_; }
 
  private:
-  Input place(const StepContext& context, const LinearOperands& operands, const Shape& shape,
-              LinearOperands::Wanted wanted, Arena& stored, Arena* plain) const;
+  Input allocate_tensor(const StepContext& context, const LinearOperands& operands,
+                        const Shape& shape, LinearOperands::Wanted wanted, Arena& stored,
+                        Arena* plain) const;
   /// The GEMMs of this pass that read x in scaled formats.
   LinearOperands::Wanted wanted_of_input(const StepContext& context) const;
   static LinearOperands::Wanted wanted_of_gradient(const StepContext& context);

@@ -15,9 +15,9 @@ bool writes_codes_at_once(const ScalingSlot& slot) {
 
 }  // namespace
 
-Linear::Input Linear::place(const StepContext& context, const LinearOperands& operands,
-                            const Shape& shape, LinearOperands::Wanted wanted, Arena& stored,
-                            Arena* plain) const {
+Linear::Input Linear::allocate_tensor(const StepContext& context, const LinearOperands& operands,
+                                      const Shape& shape, LinearOperands::Wanted wanted,
+                                      Arena& stored, Arena* plain) const {
   Input input;
   input.plain = {nullptr, plan_.activation, shape};
   if (plain != nullptr) {
@@ -38,13 +38,14 @@ Linear::Input Linear::place(const StepContext& context, const LinearOperands& op
   const LinearOperands::Destinations destinations = {memory_of(*context.scratch),
                                                      memory_of(stored)};
   input.cast = {
-      .out = operands.place(context.device->traits(), &slot, shape, wanted, destinations).codes,
+      .out = operands.allocate_cast(context.device->traits(), &slot, shape, wanted, destinations)
+                 .codes,
       .amax = context.training ? slot.amax : nullptr,
       .statistics = context.collect_statistics ? slot.statistics : nullptr};
   return input;
 }
 
-Linear::Input Linear::place_input(const StepContext& context, int64_t rows) const {
+Linear::Input Linear::allocate_input(const StepContext& context, int64_t rows) const {
   const LinearOperands::Wanted wanted = wanted_of_input(context);
   const ScalingSlot* slot = x_.slot_for_producer(wanted);
   const bool codes_suffice = slot != nullptr && writes_codes_at_once(*slot) && wanted.along_rows &&
@@ -52,8 +53,8 @@ Linear::Input Linear::place_input(const StepContext& context, int64_t rows) cons
                              (!context.training || x_.codes_suffice(slot));
   const bool keeps = context.training && (keeps_input() || (context.plain && !plan_.remade_input));
   Arena* const plain = keeps ? context.saved : context.scratch;
-  Input input = place(context, x_, {rows, plan_.site.in_features}, wanted, *context.saved,
-                      codes_suffice ? nullptr : plain);
+  Input input = allocate_tensor(context, x_, {rows, plan_.site.in_features}, wanted, *context.saved,
+                                codes_suffice ? nullptr : plain);
   if (plan_.is_smoothed() && wanted.along_rows) {
     input.smoothing = fp8train::allocate(
         context.training && !plan_.remade_input ? *context.saved : *context.scratch, DType::f32,
@@ -62,17 +63,17 @@ Linear::Input Linear::place_input(const StepContext& context, int64_t rows) cons
   return input;
 }
 
-Linear::Input Linear::place_gradient(const StepContext& context, int64_t rows) const {
+Linear::Input Linear::allocate_gradient(const StepContext& context, int64_t rows) const {
   const LinearOperands::Wanted wanted = wanted_of_gradient(context);
   const ScalingSlot* slot = dy_.slot_for_producer(wanted);
   const bool codes_suffice = slot != nullptr && writes_codes_at_once(*slot) &&
                              dy_.codes_suffice(slot) && !context.collect_statistics &&
                              bias_ == nullptr;
-  return place(context, dy_, {rows, plan_.site.out_features}, wanted, *context.scratch,
-               codes_suffice ? nullptr : context.scratch);
+  return allocate_tensor(context, dy_, {rows, plan_.site.out_features}, wanted, *context.scratch,
+                         codes_suffice ? nullptr : context.scratch);
 }
 
-Linear::Input Linear::place_remade(const StepContext& context, int64_t rows) const {
+Linear::Input Linear::allocate_remade(const StepContext& context, int64_t rows) const {
   Input input;
   input.plain =
       fp8train::allocate(*context.scratch, plan_.activation, {rows, plan_.site.in_features});
@@ -89,7 +90,7 @@ Linear::Saved Linear::save_remade(const StepContext& context, const Input& x) co
   StepContext again = context;
   // Of a slot that the forward pass has cast for, those stay.
   again.collect_statistics = context.collect_statistics && x_.columns_have_own_slot();
-  return {x_.make(again, source, wanted, {scratch, scratch}).along_columns, x.smoothing};
+  return {x_.make_operands(again, source, wanted, {scratch, scratch}).along_columns, x.smoothing};
 }
 
 }  // namespace fp8train

@@ -25,8 +25,8 @@ void check_pair(const TensorFormat& a, const TensorFormat& b, bool along_columns
         "the formats of a GEMM's operands do not go together");
 }
 
-Quantized place_blockwise(const LinearOperands::Memory& memory, const TensorFormat& format,
-                          ScaleLayout layout, const Shape& shape) {
+Quantized allocate_blockwise(const LinearOperands::Memory& memory, const TensorFormat& format,
+                             ScaleLayout layout, const Shape& shape) {
   const int64_t scales = ops::scale_grid(format.block, shape.rows(), shape.back(), layout).count;
   return {.codes = memory(format.dtype, {shape.rows(), shape.back()}),
           .scale_inv = memory(dtype_of(format.scale_type), {scales})};
@@ -110,9 +110,10 @@ const ScalingSlot* LinearOperands::slot_for_producer(Wanted wanted) const {
   return wanted.along_columns && castable(columns_) ? columns_ : nullptr;
 }
 
-LinearOperands::Cast LinearOperands::place(const DeviceTraits& traits, const ScalingSlot* slot,
-                                           const Shape& shape, Wanted wanted,
-                                           const Destinations& destinations) const {
+LinearOperands::Cast LinearOperands::allocate_cast(const DeviceTraits& traits,
+                                                   const ScalingSlot* slot, const Shape& shape,
+                                                   Wanted wanted,
+                                                   const Destinations& destinations) const {
   const Wanted here = of_slot(slot, wanted);
   Cast cast = {.slot = slot, .codes = {}};
   const TensorFormat& format = slot->format;
@@ -127,31 +128,32 @@ LinearOperands::Cast LinearOperands::place(const DeviceTraits& traits, const Sca
     }
     if (here.along_rows || with_plain_) {
       const bool stored = with_plain_ && here.along_columns;
-      codes.rowwise = place_blockwise(stored ? destinations.along_columns : destinations.along_rows,
-                                      format, codes.layout, shape);
+      codes.rowwise =
+          allocate_blockwise(stored ? destinations.along_columns : destinations.along_rows, format,
+                             codes.layout, shape);
     }
     if (here.along_columns && !with_plain_) {
       codes.columnwise =
-          place_blockwise(destinations.along_columns, format, codes.layout, transposed);
+          allocate_blockwise(destinations.along_columns, format, codes.layout, transposed);
     }
     return cast;
   }
-  const bool turn = here.along_columns && columnwise(traits);
+  const bool with_columnwise = here.along_columns && columnwise(traits);
   codes.tensor_scale = slot->scale;
   codes.tensor_scale_inv = slot->scale_inv;
-  if (here.along_rows || !turn) {
-    const bool both = here.along_columns && !turn;
+  if (here.along_rows || !with_columnwise) {
+    const bool both = here.along_columns && !with_columnwise;
     codes.rowwise.codes =
         (both ? destinations.along_columns : destinations.along_rows)(format.dtype, shape);
   }
-  if (turn) {
+  if (with_columnwise) {
     codes.columnwise.codes = destinations.along_columns(format.dtype, transposed);
   }
   return cast;
 }
 
-void LinearOperands::fill(const StepContext& context, ConstView x, const Cast& cast,
-                          bool amax_known) {
+void LinearOperands::quantize_tensor(const StepContext& context, ConstView x, const Cast& cast,
+                                     bool amax_known) {
   const ScalingSlot& slot = *cast.slot;
   ops::QuantizeStatistics* statistics = context.collect_statistics ? slot.statistics : nullptr;
   if (blockwise(slot.format)) {
@@ -176,7 +178,8 @@ void LinearOperands::fill(const StepContext& context, ConstView x, const Cast& c
   ops::quantize_current(context.stream, x, slot.amax, slot.scale_inv, cast.codes, statistics);
 }
 
-void LinearOperands::complete(const StepContext& context, const Cast& cast, ConstView block_amax) {
+void LinearOperands::complete_cast(const StepContext& context, const Cast& cast,
+                                   ConstView block_amax) {
   const Stream& stream = context.stream;
   const QuantizedTensor& codes = cast.codes;
   if (!codes.rowwise.codes.empty() && !codes.columnwise.codes.empty()) {
@@ -198,7 +201,7 @@ void LinearOperands::complete(const StepContext& context, const Cast& cast, Cons
   }
 }
 
-void LinearOperands::sample(const StepContext& context, ConstView x, const Cast& cast) {
+void LinearOperands::fill_sample(const StepContext& context, ConstView x, const Cast& cast) {
   if (!context.collect_statistics) {
     return;
   }
@@ -208,8 +211,9 @@ void LinearOperands::sample(const StepContext& context, ConstView x, const Cast&
   (only_along_columns ? sample_amax : sample_cast)(context, x, *cast.slot);
 }
 
-LinearOperands::Pair LinearOperands::make(const StepContext& context, const Source& source,
-                                          Wanted wanted, const Destinations& destinations) const {
+LinearOperands::Pair LinearOperands::make_operands(const StepContext& context, const Source& source,
+                                                   Wanted wanted,
+                                                   const Destinations& destinations) const {
   Cast rows;
   Cast columns;
   for (const ScalingSlot* slot : {rows_, columns_ == rows_ ? nullptr : columns_}) {
@@ -220,17 +224,19 @@ LinearOperands::Pair LinearOperands::make(const StepContext& context, const Sour
     const bool made = slot == source.slot;
     Cast cast = {.slot = slot, .codes = source.codes};
     if (!made || source.codes.empty()) {
-      cast = place(context.device->traits(), slot, source.plain.shape, wanted, destinations);
-      fill(context, source.plain, cast, made);
+      cast =
+          allocate_cast(context.device->traits(), slot, source.plain.shape, wanted, destinations);
+      quantize_tensor(context, source.plain, cast, made);
     }
-    sample(context, source.plain, cast);
+    fill_sample(context, source.plain, cast);
     rows = here.along_rows ? cast : rows;
     columns = here.along_columns ? cast : columns;
   }
-  return {read(rows, source.plain, false), read(columns, source.plain, true)};
+  return {make_operand(rows, source.plain, false), make_operand(columns, source.plain, true)};
 }
 
-LinearOperand LinearOperands::read(const Cast& cast, ConstView plain, bool along_columns) const {
+LinearOperand LinearOperands::make_operand(const Cast& cast, ConstView plain,
+                                           bool along_columns) const {
   LinearOperand operand;
   operand.along_columns = along_columns;
   operand.dequantize = along_columns && with_plain_ && cast.slot != nullptr;
@@ -244,12 +250,12 @@ LinearOperand LinearOperands::read(const Cast& cast, ConstView plain, bool along
   return operand;
 }
 
-std::vector<LinearOperands::Cast> LinearOperands::place_all(
+std::vector<LinearOperands::Cast> LinearOperands::allocate_casts(
     const DeviceTraits& traits, const Shape& shape, const Destinations& destinations) const {
   std::vector<Cast> casts;
   for (const ScalingSlot* slot : {rows_, columns_ == rows_ ? nullptr : columns_}) {
     if (slot != nullptr) {
-      casts.push_back(place(traits, slot, shape, {true, true}, destinations));
+      casts.push_back(allocate_cast(traits, slot, shape, {true, true}, destinations));
     }
   }
   return casts;
@@ -259,10 +265,10 @@ LinearOperand LinearOperands::operand(const std::vector<Cast>& casts, ConstView 
                                       bool along_columns) const {
   for (const Cast& cast : casts) {
     if (cast.slot == (along_columns ? columns_ : rows_)) {
-      return read(cast, plain, along_columns);
+      return make_operand(cast, plain, along_columns);
     }
   }
-  return read({}, plain, along_columns);
+  return make_operand({}, plain, along_columns);
 }
 
 }  // namespace fp8train

@@ -72,8 +72,8 @@ class LinearOperands {
   }
 
   /// Memory for the cast of a tensor of `shape` with one slot.
-  Cast place(const DeviceTraits& traits, const ScalingSlot* slot, const Shape& shape, Wanted wanted,
-             const Destinations& destinations) const;
+  Cast allocate_cast(const DeviceTraits& traits, const ScalingSlot* slot, const Shape& shape,
+                     Wanted wanted, const Destinations& destinations) const;
   /// Whether the slot's amax is 0 now, or that of the same tensor. In a first window it is for all
   /// parts of a tensor that comes in parts: what enters the history is of all.
   static bool amax_is_clear(const StepContext& context, const ScalingSlot& slot) {
@@ -82,28 +82,29 @@ class LinearOperands {
   }
 
   /// Casts x to where `cast` says. `amax_known`: the slot has the amax of x already.
-  static void fill(const StepContext& context, ConstView x, const Cast& cast, bool amax_known);
+  static void quantize_tensor(const StepContext& context, ConstView x, const Cast& cast,
+                              bool amax_known);
 
   /// Of codes that have been cast elsewhere: makes their transpose and, where each block has a
   /// scale, the scales that follow from `block_amax` (ops/cast/blockwise_parts.h).
-  static void complete(const StepContext& context, const Cast& cast, ConstView block_amax);
+  static void complete_cast(const StepContext& context, const Cast& cast, ConstView block_amax);
 
   /// In a step that collects statistics: fills the sample of the slot of `cast`, which is that of
   /// x, while the slot has the scale of the cast.
-  static void sample(const StepContext& context, ConstView x, const Cast& cast);
+  static void fill_sample(const StepContext& context, ConstView x, const Cast& cast);
 
   /// The operands that are wanted; what its producer has cast is taken as it is.
-  Pair make(const StepContext& context, const Source& source, Wanted wanted,
-            const Destinations& destinations) const;
+  Pair make_operands(const StepContext& context, const Source& source, Wanted wanted,
+                     const Destinations& destinations) const;
 
   /// The casts of a tensor that both GEMMs read, in order; those that do not exist are left out.
-  std::vector<Cast> place_all(const DeviceTraits& traits, const Shape& shape,
-                              const Destinations& destinations) const;
+  std::vector<Cast> allocate_casts(const DeviceTraits& traits, const Shape& shape,
+                                   const Destinations& destinations) const;
   /// The operand that one GEMM reads, from `casts` or as it is.
   LinearOperand operand(const std::vector<Cast>& casts, ConstView plain, bool along_columns) const;
 
  private:
-  LinearOperand read(const Cast& cast, ConstView plain, bool along_columns) const;
+  LinearOperand make_operand(const Cast& cast, ConstView plain, bool along_columns) const;
   Wanted of_slot(const ScalingSlot* slot, Wanted wanted) const;
   bool columnwise(const DeviceTraits& traits) const;
 

@@ -27,13 +27,13 @@ View row_scales(const StepContext& context, const QuantizedTensor& tensor, int64
 ops::GemmOperand gemm_operand(const StepContext& context, const LinearOperand& operand,
                               const TensorFormat& other, bool is_second) {
   const QuantizedTensor& quantized = operand.quantized;
-  const bool turned = operand.along_columns && quantized.columnwise.codes.empty();
-  const bool transposed = is_second != turned;
+  const bool lacks_columnwise = operand.along_columns && quantized.columnwise.codes.empty();
+  const bool transposed = is_second != lacks_columnwise;
   if (quantized.empty()) {
     return {operand.plain, transposed};
   }
   const Quantized& part =
-      turned || !operand.along_columns ? quantized.rowwise : quantized.columnwise;
+      lacks_columnwise || !operand.along_columns ? quantized.rowwise : quantized.columnwise;
   const TensorFormat format = ops::read_as(quantized.format, other);
   if (format.block == per::tensor) {
     return {part.codes, transposed, View{quantized.tensor_scale_inv, DType::f32, {1}}};

@@ -64,8 +64,8 @@ LinearOperand LinearWeight::smoothed_weight(const StepContext& context, ConstVie
   }
   const LinearOperands::Memory scratch = memory_of(*context.scratch);
   return smoothed_w_
-      ->make(context, {.plain = divided, .slot = nullptr, .codes = {}}, {true, false},
-             {scratch, scratch})
+      ->make_operands(context, {.plain = divided, .slot = nullptr, .codes = {}}, {true, false},
+                      {scratch, scratch})
       .along_rows;
 }
 
@@ -109,7 +109,7 @@ void LinearWeight::allocate(Device& device, ParameterStore& store) {
     plain_copy_ = memory(plan_.activation, weight_->shape);
     weight_->copy = plain_copy_;
   }
-  weight_casts_ = w_.place_all(device.traits(), weight_->shape, {memory, memory});
+  weight_casts_ = w_.allocate_casts(device.traits(), weight_->shape, {memory, memory});
   for (LinearOperands::Cast& cast : weight_casts_) {
     if (!blockwise(cast.codes.format)) {
       // The scale at the time of the cast: the slot may move on.
@@ -235,7 +235,7 @@ void LinearWeight::make_part(const StepContext& context) const {
                    .format = slot.format},
                   slot.scales_now ? nullptr : slot.amax,
                   context.collect_statistics ? slot.statistics : nullptr);
-    LinearOperands::sample(context, value, cast);
+    LinearOperands::fill_sample(context, value, cast);
   }
 }
 
@@ -280,7 +280,7 @@ View LinearWeight::part_value(const StepContext& context) const {
 void LinearWeight::refresh(const StepContext& context, Refresh what) {
   if (!weight_->updated.gathered.empty()) {
     for (const LinearOperands::Cast& cast : weight_casts_) {  // the rest has been gathered
-      LinearOperands::complete(context, cast, weight_->block_amax);
+      LinearOperands::complete_cast(context, cast, weight_->block_amax);
     }
     return;
   }
@@ -304,12 +304,12 @@ void LinearWeight::refresh(const StepContext& context, Refresh what) {
   }
   for (const LinearOperands::Cast& cast : weight_casts_) {
     if (!cast_already) {
-      LinearOperands::fill(context, value, cast, cast_by_optimizer);
+      LinearOperands::quantize_tensor(context, value, cast, cast_by_optimizer);
     }
     if (!weight_->updated.whole && !blockwise(cast.codes.format)) {
       ops::cast(context.stream, View{cast.slot->scale, DType::f32, {1}}, scale_storage(cast));
     }
-    LinearOperands::sample(context, value, cast);
+    LinearOperands::fill_sample(context, value, cast);
   }
 }
 
@@ -320,7 +320,7 @@ void LinearWeight::cast_again(const StepContext& context, ConstView value) const
   unrecorded.collect_statistics = false;
   for (const LinearOperands::Cast& cast : weight_casts_) {
     if (blockwise(cast.codes.format)) {
-      LinearOperands::fill(unrecorded, value, cast, false);
+      LinearOperands::quantize_tensor(unrecorded, value, cast, false);
       continue;
     }
     QuantizedTensor codes = cast.codes;

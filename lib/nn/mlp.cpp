@@ -30,7 +30,7 @@ void Mlp::forward(const StepContext& context, const Linear::Input& x, View y, Sa
   if (reads_codes) {
     saved.pre_activation.decode(context, pre_activation);
   }
-  const Linear::Input activated = down_.place_input(context, rows);
+  const Linear::Input activated = down_.allocate_input(context, rows);
   activate(context, pre_activation, activated, reads_codes);
   down_.forward(context, activated, y, saved.down);
 }
@@ -45,14 +45,14 @@ void Mlp::backward(const StepContext& context, ConstView dy, View dx, const Save
   if (down_.plan().remade_input) {
     pre_activation = saved.pre_activation.read(context);
     ArenaScope remade(*context.scratch);
-    const Linear::Input activated = down_.place_remade(context, rows);
+    const Linear::Input activated = down_.allocate_remade(context, rows);
     activate(context, pre_activation, activated, reads_codes);
     down_.backward(context, dy, d_activated, down_.save_remade(context, activated));
   } else {
     down_.backward(context, dy, d_activated, saved.down);
     pre_activation = saved.pre_activation.read(context);
   }
-  const Linear::Input d_pre = up_.place_gradient(context, rows);
+  const Linear::Input d_pre = up_.allocate_gradient(context, rows);
   if (kind_ == MlpKind::swiglu) {
     ops::swiglu_backward(context.stream, d_activated, pre_activation, d_pre.plain, d_pre.cast,
                          reads_codes);

@@ -28,13 +28,13 @@ class Mlp {
   const Linear& up() const { return up_; }
   const Linear& down() const { return down_; }
 
-  /// x: as up() has placed it.
+  /// x: as up() has allocated it.
   void forward(const StepContext& context, const Linear::Input& x, View y, Saved& saved) const;
   void backward(const StepContext& context, ConstView dy, View dx, const Saved& saved) const;
 
  private:
   MlpKind kind_;
-  /// The activation function to where down() has placed its input; finds the smoothing first.
+  /// The activation function into the input that down() has allocated; finds the smoothing first.
   void activate(const StepContext& context, ConstView pre_activation,
                 const Linear::Input& activated, bool silu_in_codes) const;
 

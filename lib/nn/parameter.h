@@ -130,7 +130,7 @@ class ParameterStore {
   /// Where the sums over ranks of some of them go, as flat as they are; empty: to where they are.
   StoredTensor exchanged_gradients(const StoredPool::Stretch& stretch) const;
   /// The gradients that are zero before a step, and all gaps, as fp32 words: those in the store's
-  /// own memory, and those of a segment whose memory units take turns with. `overwrites`: without
+  /// own memory, and those of a segment in shared slots. `overwrites`: without
   /// those with Parameter::overwritten.
   std::vector<View> cleared_gradients() const;
   std::vector<View> cleared_gradients(size_t segment, bool overwrites) const;
@@ -191,7 +191,8 @@ class ParameterStore {
   std::vector<bool> overwritten() const;
   size_t unit_of(size_t parameter) const;
   size_t index_of(const Parameter& parameter) const;
-  View in_turn(Device& device, size_t segment, MemoryCategory category, DType dtype, int64_t count);
+  View shared_slot(Device& device, size_t segment, MemoryCategory category, DType dtype,
+                   int64_t count);
   const Parameter& first_of(size_t segment) const;
   bool gathers_values(size_t segment) const;
   int64_t begin_of(size_t parameter) const;
@@ -216,7 +217,7 @@ class ParameterStore {
   std::vector<Operand> gathered_operands_;
   std::vector<bool> operand_is_taken_;  ///< of each parameter
   Tensor block_amax_;
-  SharedSlots turns_;
+  SharedSlots slots_;
   std::vector<Tensor> operands_;
   std::vector<TensorFormat> wires_;
   Tensor automatic_;

@@ -78,10 +78,10 @@ void ParameterStore::allocate(Device& device, const StoreLayout& layout) {
   allocate_automatic(device);
 }
 
-View ParameterStore::in_turn(Device& device, size_t segment, MemoryCategory category, DType dtype,
-                             int64_t count) {
+View ParameterStore::shared_slot(Device& device, size_t segment, MemoryCategory category,
+                                 DType dtype, int64_t count) {
   const size_t unit = layout_->segments[segment].unit;
-  return turns_.take(device, layout_->turns[unit], unit, category, dtype, {count});
+  return slots_.take(device, layout_->slot_groups[unit], unit, category, dtype, {count});
 }
 
 void ParameterStore::allocate_wholes(Device& device) {
@@ -103,16 +103,16 @@ void ParameterStore::allocate_wholes(Device& device) {
                               const StoreLayout::Segment& segment = layout_->segments[index];
                               return segment.values_stay || !gathers_values(index)
                                          ? View{}
-                                         : in_turn(device, index,
-                                                   value_category(segment.parameters.front()),
-                                                   dtype, count);
+                                         : shared_slot(device, index,
+                                                       value_category(segment.parameters.front()),
+                                                       dtype, count);
                             }});
   gradients_.allocate(device, {elements, [&](int queue, DType dtype, int64_t count) {
                                  const auto index = static_cast<size_t>(queue);
                                  return layout_->segments[index].gradients_stay
                                             ? View{}
-                                            : in_turn(device, index, MemoryCategory::gradients,
-                                                      dtype, count);
+                                            : shared_slot(device, index, MemoryCategory::gradients,
+                                                          dtype, count);
                                }});
 }
 
@@ -166,7 +166,7 @@ void ParameterStore::allocate_operands(Device& device) {
       operand.whole = operand.own_whole;
       operand.shard = from_element(operand.whole, layout_->rank * segment.shard, {segment.shard});
     } else {
-      operand.whole = in_turn(device, i, category, first.gathered_dtype, all);
+      operand.whole = shared_slot(device, i, category, first.gathered_dtype, all);
       operand.own_shard = Tensor(device, first.gathered_dtype, {segment.shard}, category);
       operand.shard = operand.own_shard;
     }
@@ -282,10 +282,10 @@ View ParameterStore::operand_memory(Device& device, const Parameter& parameter,
           "the first operand of a weight is what is gathered of it");
     return from_element(gathered_operands_[segment].whole, begin_of(index), shape);
   }
-  if (!layout_->operands_take_turns) {
+  if (!layout_->operands_share_slots) {
     return operands_.emplace_back(device, dtype, shape, category);
   }
-  return reshaped(in_turn(device, segment, category, dtype, shape.count()), shape);
+  return reshaped(shared_slot(device, segment, category, dtype, shape.count()), shape);
 }
 
 }  // namespace fp8train

@@ -4,15 +4,15 @@
 
 namespace fp8train {
 
-View SharedSlots::take(Device& device, size_t turn, size_t unit, MemoryCategory category,
+View SharedSlots::take(Device& device, size_t group, size_t unit, MemoryCategory category,
                        DType dtype, const Shape& shape) {
   const View wanted = {nullptr, dtype, shape};
-  std::list<Location>& places = places_[{turn, category, wanted.bytes()}];
-  auto free = std::find_if(places.begin(), places.end(),
-                           [unit](const Location& place) { return !place.units.contains(unit); });
-  if (free == places.end()) {
-    places.push_back({Buffer(device, wanted.bytes(), category), {}});
-    free = std::prev(places.end());
+  std::list<Slot>& slots = slots_[{group, category, wanted.bytes()}];
+  auto free = std::find_if(slots.begin(), slots.end(),
+                           [unit](const Slot& slot) { return !slot.units.contains(unit); });
+  if (free == slots.end()) {
+    slots.push_back({Buffer(device, wanted.bytes(), category), {}});
+    free = std::prev(slots.end());
   }
   free->units.insert(unit);
   return {free->memory.data(), dtype, shape};

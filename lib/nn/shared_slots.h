@@ -15,23 +15,24 @@ namespace fp8train {
 
 class SharedSlots {
  public:
-  /// Uninitialized memory for `unit`, 256-byte aligned, as long as this object lives.
-  View take(Device& device, size_t turn, size_t unit, MemoryCategory category, DType dtype,
+  /// Uninitialized memory for `unit` from a group of slots, 256-byte aligned, as long as this
+  /// object lives.
+  View take(Device& device, size_t group, size_t unit, MemoryCategory category, DType dtype,
             const Shape& shape);
 
  private:
-  struct Location {
+  struct Slot {
     Buffer memory;
     std::set<size_t> units;  ///< that have taken it
   };
   struct Key {
-    size_t turn;
+    size_t group;
     MemoryCategory category;
     size_t bytes;
 
     auto operator<=>(const Key&) const = default;
   };
-  std::map<Key, std::list<Location>> places_;
+  std::map<Key, std::list<Slot>> slots_;
 };
 
 }  // namespace fp8train

@@ -20,8 +20,8 @@ struct StoreLayout {
     std::vector<size_t> parameters;  ///< ascending
     std::vector<int64_t> begins;     ///< of each of them, in elements
     int64_t shard = 0;               ///< elements of a shard: a multiple of range_alignment()
-    /// What is gathered (GatheredForm in nn/parameter.h) has memory of its own; else units take
-    /// turns.
+    /// What is gathered (GatheredForm in nn/parameter.h) has memory of its own; else units
+    /// share slots.
     bool values_stay = true;
     bool gradients_stay = true;  ///< the same of whole gradients
 
@@ -40,9 +40,9 @@ struct StoreLayout {
   bool writes = true;
   std::vector<Segment> segments;
   std::vector<Part> parts;  ///< of each parameter
-  /// Of each unit: those with the same turn use the same memory, one after another.
-  std::vector<size_t> turns;
-  bool operands_take_turns = false;  ///< the GEMM operands made of values, too
+  /// Of each unit: those with the same group share slots, one after another.
+  std::vector<size_t> slot_groups;
+  bool operands_share_slots = false;  ///< the GEMM operands made of values, too
 };
 
 }  // namespace fp8train

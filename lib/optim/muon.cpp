@@ -245,7 +245,7 @@ void Muon::normalize(const Update& step, const View& matrix) const {
 
 /// In place, by the Newton-Schulz iteration X <- a X + (b A + c A A) X with A = X X^T, where
 /// products are rounded to bf16 as in muon.py. A tall matrix is its own transpose there; here A is
-/// X^T X then and stands on the other side, which needs no transpose.
+/// X^T X then and is on the other side, which needs no transpose.
 void Muon::orthogonalize(const Update& step, const View& matrix) const {
   normalize(step, matrix);
   const ArenaScope scope(*step.scratch);

@@ -20,7 +20,7 @@ class LayoutMaker {
       : parameters_(parameters), site_(site) {
     layout_.ranks = site.mesh.size(Axis::data);
     layout_.rank = site.mesh.index(Axis::data);
-    layout_.operands_take_turns = stage() >= 3;
+    layout_.operands_share_slots = stage() >= 3;
     layout_.parts.resize(parameters.all().size());
   }
 
@@ -28,7 +28,7 @@ class LayoutMaker {
     const std::vector<size_t> begins = parameters_.unit_begins();
     const size_t units = begins.size() - 1;
     for (size_t unit = 0; unit < units; ++unit) {
-      layout_.turns.push_back(turn_of(unit, units));
+      layout_.slot_groups.push_back(slot_group_of(unit, units));
       const size_t first_segment = layout_.segments.size();
       for (size_t i = begins[unit]; i < begins[unit + 1]; ++i) {
         add(i, segment_for(i, unit, first_segment));
@@ -44,7 +44,7 @@ class LayoutMaker {
   int64_t stage() const { return site_.settings.zero_stage; }
 
   /// Neighbours, and the two ends where they are read together, do not share memory.
-  size_t turn_of(size_t unit, size_t units) const {
+  size_t slot_group_of(size_t unit, size_t units) const {
     constexpr size_t kEnds = 2;
     if (unit == 0) {
       return kEnds;

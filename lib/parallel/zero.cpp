@@ -46,7 +46,7 @@ class Zero final : public RankedStrategy, public ParameterGatherer {
       const std::function<void(const std::string&, const StoredTensor&)>& use) override;
 
   // As a ParameterGatherer.
-  bool gathers_per_pass() const override { return layout().operands_take_turns; }
+  bool gathers_per_pass() const override { return layout().operands_share_slots; }
   Gathered gather(size_t unit, size_t next) override;
   void begin_gradients(size_t unit, bool overwrites) override;
   using RankedStrategy::combine_amax;  // of few values
@@ -81,7 +81,7 @@ void Zero::attach(Device& device, ParameterStore& parameters, const View& amax) 
   RankedStrategy::attach(device, parameters, amax);
   own_gathers_ = comm().in_stream_order() ? nullptr : comm().duplicate();
   gathers_ = own_gathers_ == nullptr ? &comm() : own_gathers_.get();
-  units_.resize(layout().turns.size());
+  units_.resize(layout().slot_groups.size());
   buckets_.emplace(comm(), device, parameters.all().size(), make_buckets());
   unit_scales_.resize(layout().segments.size());
   for (size_t i = 0; i < unit_scales_.size(); ++i) {
@@ -107,7 +107,7 @@ std::vector<GradientBuckets::Bucket> Zero::make_buckets() {
   std::vector<GradientBuckets::Bucket> buckets;
   for (size_t unit = units_.size(); unit-- > 0;) {
     const bool is_end = unit == 0 || unit + 1 == units_.size();
-    std::vector<size_t> by_size = units_[unit].segments;  // large ones take turns with large ones
+    std::vector<size_t> by_size = units_[unit].segments;  // large ones share slots with large ones
     std::stable_sort(by_size.begin(), by_size.end(), [this](size_t a, size_t b) {
       return layout().segments[a].shard > layout().segments[b].shard;
     });
@@ -141,7 +141,7 @@ ParameterGatherer::Gathered Zero::gather(size_t unit, size_t next) {
     gathered = wanted.used ? Gathered::again : Gathered::new_;
     wanted.used = true;
   }
-  const bool available = next != kNone && layout().turns[next] != layout().turns[unit];
+  const bool available = next != kNone && layout().slot_groups[next] != layout().slot_groups[unit];
   if (available && units_[next].state == Unit::State::elsewhere) {
     start(next);
   }
@@ -151,7 +151,7 @@ ParameterGatherer::Gathered Zero::gather(size_t unit, size_t next) {
 void Zero::start(size_t unit) {
   const TraceSpan span("start_gather");
   for (size_t other = 0; other < units_.size(); ++other) {
-    if (other != unit && layout().turns[other] == layout().turns[unit]) {
+    if (other != unit && layout().slot_groups[other] == layout().slot_groups[unit]) {
       finish(units_[other]);
       units_[other].state = Unit::State::elsewhere;
     }
@@ -198,15 +198,15 @@ void Zero::finish(Unit& unit) {
 }
 
 void Zero::begin_gradients(size_t unit, bool overwrites) {
-  const auto in_turn = [this](size_t segment) {
+  const auto shares_slots = [this](size_t segment) {
     return !layout().segments[segment].gradients_stay;
   };
   const std::vector<size_t>& segments = units_[unit].segments;
-  if (std::none_of(segments.begin(), segments.end(), in_turn)) {
+  if (std::none_of(segments.begin(), segments.end(), shares_slots)) {
     return;
   }
   for (size_t other = 0; other < units_.size(); ++other) {
-    if (layout().turns[other] == layout().turns[unit]) {
+    if (layout().slot_groups[other] == layout().slot_groups[unit]) {
       for (const size_t queue : units_[other].queues) {
         buckets_->finish(queue);
       }

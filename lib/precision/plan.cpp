@@ -228,7 +228,7 @@ int64_t GemmPlan::k_multiple() const {
 }
 
 void set_fp8_format(Fp8Format format, PrecisionPlan& plan) {
-  // E5M2 has a place in the gradients only.
+  // E5M2 is for gradients only.
   for (GemmPlan* gemm : {&plan.dgrad, &plan.wgrad}) {
     if (format == Fp8Format::hybrid && gemm->a.is_scaled() && is_fp8(gemm->a.dtype)) {
       gemm->a.dtype = DType::e5m2;

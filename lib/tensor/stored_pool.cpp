@@ -56,7 +56,7 @@ void StoredPool::allocate(Device& device, const Placement& placement) {
     if (placement.elements) {
       buffer.elements = placement.elements(buffer.queue, buffer.elements);
     }
-    buffer.elements = std::max(buffer.elements, kRangeAlignment);  // so that there is a place
+    buffer.elements = std::max(buffer.elements, kRangeAlignment);  // so that there is memory
     if (buffer.format.block != per::tensor) {
       buffer.scale_count = stored_scales(buffer.format, buffer.elements);
     }

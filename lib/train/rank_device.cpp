@@ -15,13 +15,14 @@
 namespace fp8train {
 namespace {
 
-RankDevice place_of(const Settings& settings, int local_rank, int local_ranks) {
-  RankDevice place;
+RankDevice device_of_rank(const Settings& settings, int local_rank, int local_ranks) {
+  RankDevice rank_device;
   const int index = local_ranks > 1 && settings.device != DeviceChoice::cpu
                         ? gpu_of_rank(local_rank, local_ranks, visible_gpus())
                         : 0;
-  place.device = choose_device(settings.device, settings.gemm_tuning, place.reason, index);
-  return place;
+  rank_device.device =
+      choose_device(settings.device, settings.gemm_tuning, rank_device.reason, index);
+  return rank_device;
 }
 
 /// Ranks that nothing but a file brings together.
@@ -33,34 +34,36 @@ RankDevice device_by_rendezvous(const Settings& settings) {
   const Rendezvous rendezvous = slurm_rendezvous([](const char* name) { return std::getenv(name); },
                                                  file, settings.comm.timeout_seconds);
   // How many ranks a node has is not known yet.
-  RankDevice place = place_of(settings, rendezvous.local_rank, rendezvous.local_rank + 1);
-  if (place.device->kind() != DeviceKind::cuda) {
+  RankDevice rank_device =
+      device_of_rank(settings, rendezvous.local_rank, rendezvous.local_rank + 1);
+  if (rank_device.device->kind() != DeviceKind::cuda) {
     throw ConfigError(fmt::format(
         "comm.bootstrap: file is for ranks on GPUs, and this one computes on the cpu ({}); ranks "
         "on CPUs need MPI",
-        place.reason));
+        rank_device.reason));
   }
-  place.comm = make_nccl_communicator(rendezvous, *place.device);
-  place.note = "met by a file";
-  return place;
+  rank_device.comm = make_nccl_communicator(rendezvous, *rank_device.device);
+  rank_device.note = "met by a file";
+  return rank_device;
 }
 
-void check_backend(const Settings& settings, const RankDevice& place) {
-  if (settings.comm.backend == CommBackend::nccl && place.device->kind() != DeviceKind::cuda) {
+void check_backend(const Settings& settings, const RankDevice& rank_device) {
+  if (settings.comm.backend == CommBackend::nccl &&
+      rank_device.device->kind() != DeviceKind::cuda) {
     throw ConfigError(fmt::format(
         "comm.backend: nccl is for ranks on GPUs, and this one computes on the cpu ({})",
-        place.reason));
+        rank_device.reason));
   }
 }
 
-void agree_on_kind(Communicator& host, const RankDevice& place) {
-  const auto kinds = host.all_gather_values(place.device->kind());
+void agree_on_kind(Communicator& host, const RankDevice& rank_device) {
+  const auto kinds = host.all_gather_values(rank_device.device->kind());
   for (int rank = 0; rank < host.size(); ++rank) {
     if (kinds[static_cast<size_t>(rank)] != kinds[0]) {
       throw ConfigError(fmt::format(
           "rank 0 computes on {} and rank {} on {} (here: {}); set device: cpu, or give "
           "every rank a GPU",
-          name_of(kinds[0]), rank, name_of(kinds[static_cast<size_t>(rank)]), place.reason));
+          name_of(kinds[0]), rank, name_of(kinds[static_cast<size_t>(rank)]), rank_device.reason));
     }
   }
 }
@@ -85,24 +88,24 @@ RankDevice take_device(const Settings& settings, Communicator& host) {
   if (meets_by_file(settings.comm, detect_launch())) {
     return device_by_rendezvous(settings);
   }
-  RankDevice place = place_of(settings, host.local_rank(), host.local_size());
-  agree_on_kind(host, place);
-  check_backend(settings, place);
-  if (host.size() == 1 || place.device->kind() != DeviceKind::cuda) {
-    return place;
+  RankDevice rank_device = device_of_rank(settings, host.local_rank(), host.local_size());
+  agree_on_kind(host, rank_device);
+  check_backend(settings, rank_device);
+  if (host.size() == 1 || rank_device.device->kind() != DeviceKind::cuda) {
+    return rank_device;
   }
   const std::string obstacle = why_nccl_is_unusable();
   if (backend == CommBackend::nccl ||
       (backend == CommBackend::automatic && !host.any_rank(!obstacle.empty()))) {
-    place.comm = make_nccl_communicator(host, *place.device);
-    return place;
+    rank_device.comm = make_nccl_communicator(host, *rank_device.device);
+    return rank_device;
   }
-  place.comm = make_staged_communicator(host, *place.device);
-  place.note = "gradients cross through host memory";
+  rank_device.comm = make_staged_communicator(host, *rank_device.device);
+  rank_device.note = "gradients cross through host memory";
   if (backend == CommBackend::automatic) {
-    place.note += ": " + (obstacle.empty() ? "another rank has no NCCL" : obstacle);
+    rank_device.note += ": " + (obstacle.empty() ? "another rank has no NCCL" : obstacle);
   }
-  return place;
+  return rank_device;
 }
 
 }  // namespace fp8train

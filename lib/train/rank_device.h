@@ -24,7 +24,7 @@ struct RankDevice {
 int gpu_of_rank(int local_rank, int local_ranks, int visible);
 
 /// Collective. `host`: of all ranks, from make_communicator; alone where they meet by a file.
-/// Outlives the place. Throws ConfigError where devices of ranks and settings do not go together.
+/// Outlives the result. Throws ConfigError where devices of ranks and settings do not go together.
 RankDevice take_device(const Settings& settings, Communicator& host);
 
 }  // namespace fp8train

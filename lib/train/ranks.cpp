@@ -50,14 +50,14 @@ void agree_on_run(Communicator& comm, const std::string& description) {
   }
 }
 
-void agree_on_step(Communicator& comm, int64_t step, const std::filesystem::path& place) {
+void agree_on_step(Communicator& comm, int64_t step, const std::filesystem::path& where) {
   const std::vector<int64_t> all = comm.all_gather_values(step);
   for (size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank] != all[0]) {
       throw CheckpointError(fmt::format(
           "rank 0 continues from step {} and rank {} from step {}: all nodes must see the same "
           "checkpoints in {}",
-          all[0], rank, all[rank], place.string()));
+          all[0], rank, all[rank], where.string()));
     }
   }
 }

@@ -18,8 +18,8 @@ namespace fp8train {
 void agree_on_run(Communicator& comm, const std::string& description);
 
 /// Every rank looks for the newest checkpoint itself. Throws CheckpointError when they go on from
-/// different steps. `place`: where they looked, for the message.
-void agree_on_step(Communicator& comm, int64_t step, const std::filesystem::path& place);
+/// different steps. `where`: where they looked, for the message.
+void agree_on_step(Communicator& comm, int64_t step, const std::filesystem::path& where);
 
 /// The first rank has made `folder`. Throws ConfigError where another does not see it within ten
 /// seconds, which file systems of a network may take.

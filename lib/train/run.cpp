@@ -34,12 +34,12 @@ void set_step_observer(StepObserver observer) {
   step_observer = observer;
 }
 
-Run::Run(const RunRequest& request, Communicator& comm, RankDevice& place)
+Run::Run(const RunRequest& request, Communicator& comm, RankDevice& rank_device)
     : comm_(&comm),
       mesh_(&comm),
       session_(open_session(request.settings, true, comm.size())),
       records_(request.settings.output_dir, leads()),
-      device_(place.device.get()),
+      device_(rank_device.device.get()),
       watch_(settings().training, session_.engine.plan.dynamic_loss_scaling),
       checkpoints_(records_.directory().checkpoints(), session_, watch_.skips(), records_, comm),
       progress_(request.quiet || !leads() ? Progress::Style::quiet
@@ -69,10 +69,10 @@ Run::Run(const RunRequest& request, Communicator& comm, RankDevice& place)
   if (comm.size() > 1) {
     progress_.say(fmt::format("ranks   {}; {}{}", comm.description(),
                               describe_layout(session_, comm.topology()),
-                              place.note.empty() ? "" : "; " + place.note));
+                              rank_device.note.empty() ? "" : "; " + rank_device.note));
   }
   for (const std::string& line :
-       run_overview(session_, *device_, place.reason, threads_, found.step)) {
+       run_overview(session_, *device_, rank_device.reason, threads_, found.step)) {
     progress_.say(line);
   }
   const bool by_category = earlier_config_.empty() || request.verbose;

@@ -29,7 +29,7 @@ namespace fp8train {
 
 class Run {
  public:
-  Run(const RunRequest& request, Communicator& comm, RankDevice& place);
+  Run(const RunRequest& request, Communicator& comm, RankDevice& rank_device);
   RunOutcome run();
   /// After an error, before the other ranks are ended, and this process with them.
   void release_lock() const {

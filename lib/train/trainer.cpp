@@ -27,10 +27,10 @@ RunOutcome train(const RunRequest& request, Communicator& comm) {
     agree_on_run(comm, request.resolved_yaml + request.version);  // before they go separate ways
     RunOutcome outcome = RunOutcome::finished;
     {
-      RankDevice place = take_device(request.settings, comm);
-      Communicator& ranks = place.comm != nullptr ? *place.comm : comm;
+      RankDevice rank_device = take_device(request.settings, comm);
+      Communicator& ranks = rank_device.comm != nullptr ? *rank_device.comm : comm;
       const WatchedRanks watched(request.watchdog, ranks);
-      Run run(request, ranks, place);
+      Run run(request, ranks, rank_device);
       const EndSection end;
       try {
         outcome = with_report([&] { return run.run(); });

@@ -15,7 +15,7 @@
 namespace fp8train {
 namespace {
 
-/// A template, line by line. Each change must find its place: a template that has lost one is a
+/// A template, line by line. Each change must find its line: a template that has lost one is a
 /// mistake of ours.
 class Script {
  public:

@@ -30,7 +30,7 @@ def step_of(events, index):
     return begin, end
 
 
-def place(event):
+def position_of(event):
     """Its row, color, and the part of the row that it fills: several may be in flight at a time."""
     name = event["name"]
     if event["cat"] == "span":
@@ -75,7 +75,7 @@ def draw(events, begin, end):
     lines = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + 12}" height="{height}" font-family="sans-serif" font-size="11">',
              '<rect width="100%" height="100%" fill="white"/>', *legend(16), '<g stroke="white" stroke-width="0.6">']
     for event in sorted(events, key=lambda event: (event["pid"], event["cat"] != "span", event["ts"], -event["dur"])):
-        placed = place(event)
+        placed = position_of(event)
         left, right = max(event["ts"], begin), min(event["ts"] + event["dur"], end)
         if placed is None or (right - left) / (end - begin) * WIDTH < SHORTEST:
             continue

@@ -69,7 +69,7 @@ def parameter_shapes():
 
 
 def write_checkpoint(path):
-    """Random weights: a block of normal numbers, repeated from changing places (their values do not matter for speed)."""
+    """Random weights: a block of normal numbers, repeated from changing positions (their values do not matter for speed)."""
     generator = random.Random(1)
     block = array.array("f", (generator.gauss(0.0, 0.02) for _ in range(1 << 16)))
     with open(path, "wb") as file:

@@ -5,7 +5,7 @@
     scripts/bench/peers.py --device cuda --models llama-8b-16l --variants bf16-compile,torchao-fp8-compile,bf16-compile-fsdp
 
 For each model every PyTorch variant (fp32, bf16 autocast eager and compiled, torchao float8 tensorwise emulated, eager and compiled) and every
-plan of fp8train (fp32, bf16, te-delayed, te-current) is measured in a process of its own, PyTorch and fp8train taking turns, with the same number of threads. A step is
+plan of fp8train (fp32, bf16, te-delayed, te-current) is measured in a process of its own, PyTorch and fp8train alternately, with the same number of threads. A step is
 forward, backward, gradient clipping at 1.0 and AdamW (fused) on random tokens. On a GPU the loss is compiled too, attention runs on the faster
 of PyTorch's two fused backends, and "-fsdp" after a variant's name shards the model over a world of one, as torchtitan does. A measurement is the median step after warm-up; the table shows the
 median over the rounds. Compare figures of one run only: machines differ, and others may be using them.

@@ -5,7 +5,7 @@
     scripts/checks/layers.py --self-test
 
 CMake already makes undeclared includes fail to compile as far as include directories go; this check also catches what
-include directories cannot: use of a module that is reached only through another one, vendor headers outside their place, printing
+include directories cannot: use of a module that is reached only through another one, vendor headers outside their files, printing
 and exiting in libraries, a method's name outside the table of plans.
 """
 

@@ -42,8 +42,20 @@ WORDS = [
     (r"in turns", "alternately"),
     (r"at home", "in its module"),
     (r"as (many|much) as one likes|as one likes", "any number of"),
+    (r"turned(?! (out|off|on|into|to))|k turn", "columnwise, transposed"),
+    (r"(take|takes|taking|took) turns|(in|same) turn|turns? of (unit|segment)", "slot, shared slots; alternate"),
+    (r"(?<!in )(?<!last )(?<!out of )(?<!to )(?<!take )(?<!takes )(?<!(?:in|of) the )(?<!takes the )(?<!in its )(?<!in their )places?",
+     "location, slot, mark, position, or what it is"),
+    (r"stands?(?! (for|in|still)\b)", "is"),
+    (r"rows? of (a|the) (plan|method|table of plan)s?", "plan"),
 ]
-NAMES = [(re.compile(r"\bgo_on\b"), "progress"), (re.compile(r"\bcodes_transposed\b"), "columnwise")]
+NAMES = [
+    (re.compile(r"\bgo_on\b"), "progress"),
+    (re.compile(r"\bcodes_transposed\b"), "columnwise"),
+    (re.compile(r"(?i)operands(?:\.|->|::)(?:make|fill|complete|read|place|sample)\("), "a verb with its object"),
+    (re.compile(r"\b(?:x|w|dy|smoothed_w)_(?:\.|->)(?:make|fill|complete|read|place|sample)\("), "a verb with its object"),
+    (re.compile(r"Plan[&*]* row\b|\brow = (?:plan_named|resolve_plan)\b|\brow\(\""), "plan"),
+]
 PATTERNS = [(re.compile(rf"(?<![a-z])(?:{pattern})(?![a-z])"), word) for pattern, word in WORDS]
 
 # (file, part of the line)
@@ -93,9 +105,16 @@ PLANTED = {
     "lib/ops/good.h": "// granularity, keep, wall-clock time, a file that turned out to differ\nint decoded, encoded, cellar;\n",
     "docs/page.md": "A row of the chart\n",
     "README.md": "Every verb is a command.\n",
+    "lib/nn/bad.cpp": "const bool turned = true;\nint kTurn, turn_of_unit;\n// Buffers take turns.\nSourceMark place_of(int place);\n"
+                      "operands.make(context);\nLinearOperands::fill(x);\nsmoothed_w_->make(x);\n// A name stands before the value.\n",
+    "lib/nn/good.cpp": "// A file turned out to differ; 0 turns it off; what codes stand for; a stand-in; it takes place in its place.\n"
+                       "bool in_place, standing; operands.make_operands(x); replaced(placement, placed);\n",
+    "lib/precision/bad.cpp": "PrecisionPlan row = resolve_plan(request);\nauto request = row(\"bf16\");\n// a row of the table of plans\n",
+    "lib/precision/good.cpp": "TensorFormat row = blockwise(per::row);  // a row of x\n",
 }
 EXPECTED = ["README.md:1", "docs/page.md:1", "lib/ops/bad.h:1", "lib/ops/bad.h:2", "lib/ops/bad.h:3", "lib/ops/bad.h:4", "lib/ops/bad.h:5",
-            "lib/ops/bad.h:5"]
+            "lib/ops/bad.h:5", *(f"lib/nn/bad.cpp:{line}" for line in (1, 2, 2, 3, 4, 5, 6, 7, 8)),
+            *(f"lib/precision/bad.cpp:{line}" for line in (1, 2, 3))]
 
 if __name__ == "__main__":
     sys.exit(checking.main("words", PLANTED, EXPECTED, check))

@@ -26,8 +26,8 @@ def stop(number: int, _: FrameType | None) -> NoReturn:
 
 
 def default_program() -> Path:
-    places = [ROOT, ROOT / "build/bundle/fp8train", ROOT / "build"]
-    return next((place for place in places if (place / "bin/fp8train").exists()), ROOT / "build")
+    folders = [ROOT, ROOT / "build/bundle/fp8train", ROOT / "build"]
+    return next((folder for folder in folders if (folder / "bin/fp8train").exists()), ROOT / "build")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -53,8 +53,8 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def workspace(arguments: argparse.Namespace) -> Workspace:
-    place = (arguments.program or default_program()).resolve()
-    program = place if place.is_file() else place / "bin/fp8train"
+    path = (arguments.program or default_program()).resolve()
+    program = path if path.is_file() else path / "bin/fp8train"
     if not program.exists():
         sys.exit(f"{program} is missing: build first, or give --program")
     tests = arguments.tests.resolve() if arguments.tests else program.parent

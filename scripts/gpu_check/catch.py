@@ -18,7 +18,7 @@ class Failure:
     """A test case, or one section of it, that failed."""
 
     test: str
-    text: str  # the place and the failing assertions, whole
+    text: str  # the location and the failing assertions, whole
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ def parse(output: str) -> Report:
     parts = text.split(RULE + "\n")  # header and body alternate after the text before the first rule
     for header, body in zip(parts[1::2], parts[2::2]):
         if FAILED.search(body):
-            place, _, rest = body.partition(DOTS + "\n")
-            failures.append(Failure(_name(header), f"{header.strip()}\n{place.strip()}\n\n{_shortened(rest)}"))
+            location, _, rest = body.partition(DOTS + "\n")
+            failures.append(Failure(_name(header), f"{header.strip()}\n{location.strip()}\n\n{_shortened(rest)}"))
     return Report(failures, seconds, summary)
 
 

@@ -16,15 +16,15 @@ SAMPLE_MILLISECONDS = 500
 # Bits of clocks_event_reasons.active that mean that a limit holds the clocks down (NVML's nvmlClocksEventReasons).
 LIMITS = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
 # Where tools are that are installed but not on the path.
-TOOL_PLACES = ["/usr/local/cuda/bin/{}", "/usr/local/cuda-*/bin/{}", "/opt/nvidia/nsight-compute/*/{}", "/opt/nvidia/nsight-systems/*/bin/{}"]
+TOOL_PATHS = ["/usr/local/cuda/bin/{}", "/usr/local/cuda-*/bin/{}", "/opt/nvidia/nsight-compute/*/{}", "/opt/nvidia/nsight-systems/*/bin/{}"]
 
 
 def find_tool(name: str) -> str | None:
     found = shutil.which(name)
     if found:
         return found
-    for place in TOOL_PLACES:
-        matches = sorted(glob(place.format(name)))
+    for path in TOOL_PATHS:
+        matches = sorted(glob(path.format(name)))
         if matches:
             return matches[-1]
     return None

@@ -18,9 +18,9 @@ PACKAGES = ["torch", "torchao", "triton", "nvidia-cublas", "nvidia-cublas-cu12",
 def wheel_folders() -> list[str]:
     """Folders of the CUDA libraries that come as Python packages."""
     found: list[str] = []
-    for place in sys.path:
+    for folder in sys.path:
         for pattern in ("nvidia/*/lib", "nvidia/cu*/lib"):
-            found += sorted(str(folder) for folder in Path(place).glob(pattern) if folder.is_dir()) if place else []
+            found += sorted(str(each) for each in Path(folder).glob(pattern) if each.is_dir()) if folder else []
     return list(dict.fromkeys(found))
 
 

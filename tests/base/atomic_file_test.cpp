@@ -33,7 +33,7 @@ TEST_CASE("an atomic file appears only when committed", "[base]") {
   CHECK(entries(folder.path()) == 1);
 }
 
-TEST_CASE("an atomic file is written at any place", "[base]") {
+TEST_CASE("an atomic file is written at any path", "[base]") {
   const test::TempDir folder;
   const auto path = folder / "state.bin";
   AtomicFile file(path);

@@ -5,7 +5,7 @@
 
 namespace fp8train {
 
-TEST_CASE("check throws InternalError with place and promise", "[base]") {
+TEST_CASE("check throws InternalError with location and promise", "[base]") {
   CHECK_NOTHROW(check(true, "never seen"));
   CHECK_THROWS_AS(check(false, "sizes differ"), InternalError);
   CHECK_THROWS_WITH(check(false, "sizes differ"),

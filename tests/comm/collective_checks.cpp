@@ -56,12 +56,12 @@ void check_bytes(Communicator& comm, size_t bytes) {
   Bytes gathered(size * bytes);
   Bytes in_place(size * bytes);
   Bytes exchanged(size * bytes);
-  uint8_t* place = in_place.data() + static_cast<size_t>(comm.rank()) * bytes;
-  std::copy(own.begin(), own.end(), place);
+  uint8_t* part = in_place.data() + static_cast<size_t>(comm.rank()) * bytes;
+  std::copy(own.begin(), own.end(), part);
   // All at once, and waited for from the last to the first.
   Work gather = comm.all_gather(host(), own.data(), gathered.data(), bytes);
   Work exchange = comm.all_to_all(host(), sent.data(), exchanged.data(), bytes);
-  Work gather_in_place = comm.all_gather(host(), place, in_place.data(), bytes);
+  Work gather_in_place = comm.all_gather(host(), part, in_place.data(), bytes);
   gather_in_place.wait();
   exchange.wait();
   gather.wait();
@@ -157,10 +157,10 @@ std::vector<float> exchanged(Communicator& comm, Device& device, const GradientW
   const int64_t own = exchange->own_elements();
   const int64_t begin = std::min(exchange->shard_elements() * comm.rank(), count);
   const bool shard = result == ExchangeResult::shard;
-  const View place = {bucket.view().as<float>() + begin, DType::f32, {own}};
+  const View part = {bucket.view().as<float>() + begin, DType::f32, {own}};
   const uint64_t before = device.ledger().allocations();
   exchange->start(device.stream(), scratch.data(), 1.0F / static_cast<float>(comm.size()),
-                  shard ? place : View{});
+                  shard ? part : View{});
   exchange->advance();
   exchange->finish();
   require(device.ledger().allocations() == before, "an exchange allocates nothing");

@@ -130,11 +130,11 @@ TEST_CASE("permuting the ranks changes roundings of fp32 only", "[exchange]") {
   for (uint32_t rank = 0; rank < 4; ++rank) {
     gradients.push_back(random_gradients(rank + 1));
   }
-  const std::vector<Values> turned = {gradients[2], gradients[0], gradients[3], gradients[1]};
+  const std::vector<Values> permuted = {gradients[2], gradients[0], gradients[3], gradients[1]};
   GradientWire wire = gradient_wire(kGrouped, false, topology);
   wire.gather = plain(DType::f32);
   const Values a = exchange(gradients, wire, topology, ExchangeResult::whole).front();
-  const Values b = exchange(turned, wire, topology, ExchangeResult::whole).front();
+  const Values b = exchange(permuted, wire, topology, ExchangeResult::whole).front();
   for (size_t i = 0; i < a.size(); ++i) {
     double magnitude = 0;
     for (const Values& one : gradients) {

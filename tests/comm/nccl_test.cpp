@@ -92,9 +92,9 @@ TEST_CASE("nccl: the caller's stream waits, and the host does not", "[nccl]") {
              const Buffer all(device, static_cast<size_t>(comm.size()), MemoryCategory::workspace);
              const Buffer copy(device, all.bytes(), MemoryCategory::workspace);
              const auto own = static_cast<uint8_t>(comm.rank() + 1);
-             void* place = static_cast<uint8_t*>(all.data()) + comm.rank();
-             device.copy_from_host(place, &own, 1);
-             Work gather = comm.all_gather(device.stream(), place, all.data(), 1);
+             void* part = static_cast<uint8_t*>(all.data()) + comm.rank();
+             device.copy_from_host(part, &own, 1);
+             Work gather = comm.all_gather(device.stream(), part, all.data(), 1);
              if (!gather.done()) {
                throw std::runtime_error("wait() would keep the host");
              }

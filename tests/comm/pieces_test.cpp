@@ -34,7 +34,7 @@ struct Case {
   Topology topology;
   ExchangeResult result = ExchangeResult::whole;
   bool self_exact = false;
-  bool in_place = false;  ///< the shard is its own place among the gradients
+  bool in_place = false;  ///< the shard is its own part of the gradients
   int64_t count = 0;
 };
 

@@ -15,7 +15,7 @@ std::string error_with(const std::string& line) {
   return error_of(kBase + line + "\n");
 }
 
-TEST_CASE("unknown keys name the place and the nearest key") {
+TEST_CASE("unknown keys name the location and the nearest key") {
   CHECK(error_with("optimizer: {weight_decy: 1}") ==
         "run.yaml:4:13: optimizer.weight_decy: unknown key; did you mean \"weight_decay\"?");
   CHECK(error_with("optimiser: {lr: 1}") ==
@@ -44,7 +44,7 @@ TEST_CASE("keys in the wrong section and foreign spellings name the right one") 
   CHECK(error_with("fp16: true") == "run.yaml:4:1: fp16: unknown key; use mixed_precision: fp16");
 }
 
-TEST_CASE("a key given twice is an error at the second place") {
+TEST_CASE("a key given twice is an error at the second location") {
   CHECK(error_with("optimizer:\n  lr: 1\n  lr: 1") ==
         "run.yaml:6:3: optimizer.lr: given twice, first in line 5");
   CHECK(error_with("device: cpu\ndevice: cpu") ==
@@ -131,7 +131,7 @@ TEST_CASE("data sources are checked inside") {
         "run.yaml:3:26: data.train[0].path: given twice, first in line 3");
 }
 
-TEST_CASE("all problems are reported at once, in order of place, then the command line") {
+TEST_CASE("all problems are reported at once, in order of location, then the command line") {
   CHECK(error_of("model: {preset: toi}\n"
                  "data: {train: a, seq_lenght: 3}\n"
                  "training: {max_steps: x}\n"

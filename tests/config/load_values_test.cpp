@@ -86,7 +86,7 @@ TEST_CASE("defaults < preset < file < environment < --set, a later --set winning
   CHECK(load_text(file, {}, "data.seq_length=16; device=cpu;").device == DeviceChoice::cpu);
   CHECK(load_text(file, {"data.seq_length=8"}, "data.seq_length=16").data.seq_length == 8);
   CHECK(load_text(file, {"data.seq_length=8", "data.seq_length=4"}).data.seq_length == 4);
-  // A preset named later still stands below the file.
+  // A preset named later is still below the file.
   CHECK(load_text(file, {"model.preset=llama-42m"}).data.seq_length == 32);
   CHECK(load_text(file, {"model.preset=llama-42m"}).model.config.hidden_size == 512);
 }

@@ -135,7 +135,7 @@ class Mutator {
         }
         break;
       }
-      case 3:  // something at a random place
+      case 3:  // something at a random position
         text.insert(below(text.size() + 1), nasty());
         break;
       case 4:  // change the nesting
@@ -176,7 +176,7 @@ TEST_CASE("10000 damaged configurations give settings or a ConfigError") {
     } catch (const ConfigError& error) {
       ++refused;
       if (!std::string(error.what()).starts_with("run.yaml:")) {
-        FAIL("seed " << seed << " has an error without a place: " << error.what());
+        FAIL("seed " << seed << " has an error without a location: " << error.what());
       }
     }
   }

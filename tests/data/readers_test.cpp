@@ -107,7 +107,7 @@ TEST_CASE("arrays that are no token ids are refused") {
   CHECK_THAT(refusal(npy_format(), kFolder / "u16.npy", 5000), Contains("outside the vocabulary"));
 }
 
-TEST_CASE("damaged arrays are refused with the place") {
+TEST_CASE("damaged arrays are refused with the location") {
   const test::TempDir folder;
   const std::string good = test::read_file(kFolder / "u16.npy");
   const auto refused = [&](const std::string& bytes) {
@@ -163,7 +163,7 @@ TEST_CASE("sequences of an index may lie anywhere in the data") {
   CHECK(read == wanted);
 }
 
-TEST_CASE("damaged indexed data sets are refused with file and place") {
+TEST_CASE("damaged indexed data sets are refused with file and location") {
   IndexedCopy copy("indexed_i32");
   const auto index_with = [&](size_t at, auto value) {
     return copy.refused([&](std::string&, std::string& index) { set(index, at, value); });

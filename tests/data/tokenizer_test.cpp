@@ -49,7 +49,7 @@ constexpr int32_t kFirstPiece = 259;
 std::vector<int32_t> merge_slowly(std::vector<int32_t> ids, const std::vector<Piece>& pieces) {
   while (true) {
     float best_score = -1e10F;
-    size_t best_place = 0;
+    size_t best_index = 0;
     int32_t best_id = -1;
     for (size_t i = 0; i + 1 < ids.size(); ++i) {
       for (size_t p = 0; p < pieces.size(); ++p) {
@@ -57,14 +57,14 @@ std::vector<int32_t> merge_slowly(std::vector<int32_t> ids, const std::vector<Pi
                                  pieces[static_cast<size_t>(ids[i + 1] - kFirstPiece)].text;
         if (pieces[p].text == pair && pieces[p].score > best_score) {
           best_score = pieces[p].score;
-          best_place = i;
+          best_index = i;
           best_id = kFirstPiece + static_cast<int32_t>(p);
         }
       }
     }
     if (best_id < 0) return ids;
-    ids[best_place] = best_id;
-    ids.erase(ids.begin() + static_cast<std::ptrdiff_t>(best_place) + 1);
+    ids[best_index] = best_id;
+    ids.erase(ids.begin() + static_cast<std::ptrdiff_t>(best_index) + 1);
   }
 }
 
@@ -154,7 +154,7 @@ TEST_CASE("damaged or foreign tokenizer.json files are refused with a reason") {
                  Contains("did you mean 'byte'?"));
 }
 
-TEST_CASE("parts of a tokenizer.json that are nested too deeply are refused by place") {
+TEST_CASE("parts of a tokenizer.json that are nested too deeply are refused by location") {
   const auto nested = [](const std::string& key, const std::string& list, int depth) {
     std::string file =
         R"({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, ")" + key + "\": ";
@@ -176,7 +176,7 @@ TEST_CASE("parts of a tokenizer.json that are nested too deeply are refused by p
   }
 }
 
-TEST_CASE("parts of a tokenizer.json that are not supported are refused by place and name") {
+TEST_CASE("parts of a tokenizer.json that are not supported are refused by location and name") {
   const auto refusal = [](const std::string& key, const std::string& value) {
     const std::string file = R"({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, ")" +
                              key + "\": " + value + "}";
@@ -221,7 +221,7 @@ TEST_CASE("llama2.c encoding: dummy prefix, byte fallback, merges by score") {
   CHECK(tokenizer->vocab_size() == 265);
   CHECK(tokenizer->encode("").empty());
   CHECK(tokenizer->encode("a") == std::vector<int32_t>{264});
-  // "ba" scores best, so " a b a" merges from the right although " a" stands first.
+  // "ba" scores best, so " a b a" merges from the right although " a" is first.
   CHECK(tokenizer->encode("aba") == std::vector<int32_t>{264, 263});
   CHECK(tokenizer->encode("ab") == std::vector<int32_t>{259, 262});
   CHECK(tokenizer->encode("\xE2\x82\xAC") ==

@@ -130,7 +130,7 @@ TEST_CASE("a virtual environment shares the packages of its base only where it s
   CHECK(has_base());
 }
 
-TEST_CASE("a library that is missing or broken is reported with all places") {
+TEST_CASE("a library that is missing or broken is reported with all paths") {
   const BareEnvironment bare;
   const test::TempDir folder;
   put_file(folder / "bad/libnccl.so.2", "no library");

@@ -157,7 +157,7 @@ TEST_CASE("scale modes of GEMMs by capability") {
   CHECK(modes(100) == std::vector{tensor, block_1x32, block_1x16});
 }
 
-TEST_CASE("each FP8 product has a place of its own in the table") {
+TEST_CASE("each FP8 product has an entry of its own in the table") {
   Fp8Products products(Fp8Support::none);
   std::vector<Fp8Product> all;
   for (size_t pair = 0; pair < kScalePairs; ++pair) {

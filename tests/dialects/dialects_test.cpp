@@ -132,7 +132,7 @@ TEST_CASE("an override as text without quotes is one text in YAML") {
   CHECK(s.precision.override_linear_precision == std::vector<bool>{false, false, true});
 }
 
-TEST_CASE("what fp8_config cannot mean is an error with its place") {
+TEST_CASE("what fp8_config cannot mean is an error with its location") {
   const auto error = [](const std::string& keys) {
     return error_of(kBase + "mixed_precision: fp8\nfp8_config: {" + keys + "}\n");
   };

@@ -82,7 +82,7 @@ class Run {
   std::string run_id_;
 };
 
-/// Bytes 2, 3: place; byte 4: new value; and so on.
+/// Bytes 2, 3: position; byte 4: new value; and so on.
 void change(std::string& text, const uint8_t* data, size_t size) {
   for (size_t i = 0; i + 2 < size && !text.empty(); i += 3) {
     text[(data[i] + 256U * data[i + 1]) % text.size()] = static_cast<char>(data[i + 2]);

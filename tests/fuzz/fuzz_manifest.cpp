@@ -75,10 +75,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::string written = fp8train::detail::manifest_text(made);
   check(read(written, manifest) && same(manifest, made));
   if (size >= 3) {
-    const size_t place = (data[0] + 256U * data[1]) % written.size();
-    const char before = written[place];
-    written[place] = static_cast<char>(data[2]);
-    check(written[place] == before || !read(written, manifest));
+    const size_t position = (data[0] + 256U * data[1]) % written.size();
+    const char before = written[position];
+    written[position] = static_cast<char>(data[2]);
+    check(written[position] == before || !read(written, manifest));
   }
   return 0;
 }

@@ -89,7 +89,7 @@ void check_cover(const ParameterStore& store, const std::vector<StoreLayout>& ra
 void check_segments(const ParameterStore& store, const StoreLayout& layout) {
   std::vector<int> seen(store.all().size());
   const std::vector<size_t> begins = store.unit_begins();
-  check(layout.turns.size() + 1 == begins.size());
+  check(layout.slot_groups.size() + 1 == begins.size());
   for (const StoreLayout::Segment& segment : layout.segments) {
     check(segment.shard % 128 == 0 && segment.parameters.size() == segment.begins.size());
     int64_t end = 0;
@@ -107,8 +107,9 @@ void check_segments(const ParameterStore& store, const StoreLayout& layout) {
     check(times == 1);
   }
   // A model has three units at least: what reads tokens, a block, the head.
-  for (size_t unit = 0; layout.turns.size() >= 3 && unit + 1 < layout.turns.size(); ++unit) {
-    check(layout.turns[unit] != layout.turns[unit + 1]);
+  for (size_t unit = 0; layout.slot_groups.size() >= 3 && unit + 1 < layout.slot_groups.size();
+       ++unit) {
+    check(layout.slot_groups[unit] != layout.slot_groups[unit + 1]);
   }
 }
 
@@ -145,7 +146,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::vector<StoreLayout> saved = layouts(store, ranks, site);
   check_cover(store, saved);
   for (const StoreLayout& layout : saved) {
-    check(layout.segments == saved.front().segments && layout.turns == saved.front().turns);
+    check(layout.segments == saved.front().segments &&
+          layout.slot_groups == saved.front().slot_groups);
     check_segments(store, layout);
   }
   site.settings.zero_stage = 1 + site.settings.zero_stage % 3;

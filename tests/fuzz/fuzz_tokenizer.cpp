@@ -51,21 +51,21 @@ Ids merged_one_by_one(const nlohmann::json& pieces, Ids ids) {
   while (true) {
     float best_score = -1e10F;
     int32_t best_id = -1;
-    size_t best_place = 0;
+    size_t best_index = 0;
     for (size_t i = 0; i + 1 < ids.size(); ++i) {
       const int32_t id = find(text_of(ids[i]) + text_of(ids[i + 1]));
       const float score = id < 0 ? 0.0F : pieces[static_cast<size_t>(id)][1].get<float>();
       if (id >= 0 && score > best_score) {
         best_score = score;
         best_id = id;
-        best_place = i;
+        best_index = i;
       }
     }
     if (best_id < 0) {
       return ids;
     }
-    ids[best_place] = best_id;
-    ids.erase(ids.begin() + static_cast<std::ptrdiff_t>(best_place) + 1);
+    ids[best_index] = best_id;
+    ids.erase(ids.begin() + static_cast<std::ptrdiff_t>(best_index) + 1);
   }
 }
 

@@ -37,8 +37,8 @@ def result(x, codes, scales):
     codes = np.where(np.repeat(np.repeat(bad, SIDE, 0), SIDE, 1), 0, codes)[:rows, :columns].astype(np.uint8)
     scales = np.where(bad, 0, scales).astype(np.uint8)
     down, across = np.repeat(scales, SIDE, 0)[:rows], np.repeat(scales, SIDE, 1)[:, :columns]
-    turned = prints(np.ascontiguousarray(codes.T), np.ascontiguousarray(across.T))
-    return f"{prints(codes, np.ascontiguousarray(down))} {turned}"
+    transposed = prints(np.ascontiguousarray(codes.T), np.ascontiguousarray(across.T))
+    return f"{prints(codes, np.ascontiguousarray(down))} {transposed}"
 
 
 def python_cast(reference, x):

@@ -104,10 +104,10 @@ def casts(reference):
 def product(reference, gemm_type, name, a, b):
     """a b^T of quantized operands, which `a` and `b` give as tile, transform, matrix and whether it is contracted along its columns."""
     operands = []
-    for tile, rht, matrix, turned in (a, b):
+    for tile, rht, matrix, transposed in (a, b):
         maker = quantizer(reference, tile, rht)
         got = maker.quantize(as_torch(matrix))
-        operands.append((got.data_t if turned else got.data, got.scale_t if turned else got.scale, got))
+        operands.append((got.data_t if transposed else got.data, got.scale_t if transposed else got.scale, got))
     kind = gemm_type.WGRAD if a[3] else gemm_type.FPROP
     (qa, sa, whole_a), (qb, sb, whole_b) = operands
     y = maker.qgemm(qa, qb, None, torch.float32, sa, sb, gemm_type=kind, qresult_x=whole_a, qresult_w=whole_b).numpy()

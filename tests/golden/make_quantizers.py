@@ -91,21 +91,21 @@ def written_down(x, name, granularity, scale):
 
 def casts():
     for input_name, x, finite in inputs():
-        turned = np.ascontiguousarray(x.T)
+        transposed = np.ascontiguousarray(x.T)
         for name, dtype in TORCH.items():
             if finite:
                 for pow2 in (False, True):
                     scale = "pow2" if pow2 else "fp32"
                     whole = torchao_scaled(as_torch(x), dtype, "tensor", pow2)
                     yield f"cast torchao {input_name} {name} tensor {scale} {whole}"
-                    rows = " ".join(torchao_scaled(as_torch(each), dtype, "row", pow2) for each in (x, turned))
+                    rows = " ".join(torchao_scaled(as_torch(each), dtype, "row", pow2) for each in (x, transposed))
                     yield f"cast torchao {input_name} {name} row {scale} {rows}"
             if finite and not has_tiny_blocks(x):
-                blocks = " ".join(torchao_mx(as_torch(each), dtype) for each in (x, turned) if each.shape[1] % 32 == 0)
+                blocks = " ".join(torchao_mx(as_torch(each), dtype) for each in (x, transposed) if each.shape[1] % 32 == 0)
                 yield f"cast torchao {input_name} {name} 1x32 e8m0 {blocks}"
             for granularity in ("1x128", "128x128"):
                 for scale in ("fp32", "pow2"):
-                    both = " ".join(written_down(each, name, granularity, scale) for each in (x, turned))
+                    both = " ".join(written_down(each, name, granularity, scale) for each in (x, transposed))
                     yield f"cast rules {input_name} {name} {granularity} {scale} {both}"
 
 

@@ -119,7 +119,7 @@ class Block(torch.nn.Module):
             return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * weight
         return F.layer_norm(x, weight.shape, weight, bias, self.eps)
 
-    def turned(self, x):  # (B, H, T, D) in fp32, returned in bf16
+    def rotated(self, x):  # (B, H, T, D) in fp32, returned in bf16
         if self.rotary is None:
             return x.bfloat16()
         angles = torch.outer(torch.arange(x.shape[2], dtype=torch.float64), self.rotary)
@@ -132,7 +132,7 @@ class Block(torch.nn.Module):
         size = width // (self.heads + 2 * self.kv_heads)
         rows = qkv.view(batch, length, -1, size).transpose(1, 2)
         q, k, v = rows.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
-        attended = Attention.apply(self.turned(q.float()), self.turned(k.float()), v)
+        attended = Attention.apply(self.rotated(q.float()), self.rotated(k.float()), v)
         return attended.transpose(1, 2).reshape(batch, length, -1)
 
     def forward(self, x):

@@ -102,9 +102,9 @@ TEST_CASE("loading takes the newest that verifies, says what it skipped and dele
   test::write_file(dir / "latest", "step-999999\n");
   const auto before = names_in(dir.path());
   std::vector<std::string> skipped;
-  const auto place = newest_valid(dir.path(), skipped);
-  REQUIRE(place.has_value());
-  CHECK(place->step == 20);
+  const auto folder = newest_valid(dir.path(), skipped);
+  REQUIRE(folder.has_value());
+  CHECK(folder->step == 20);
   REQUIRE(skipped.size() == 2);
   CHECK_THAT(skipped[0], Contains("step-1000000") && Contains("model.safetensors"));
   CHECK_THAT(skipped[1], Contains("step-000030") && Contains("MANIFEST.json"));
@@ -143,10 +143,10 @@ TEST_CASE("a checkpoint that an interrupted save had set aside is found and gets
   save(dir.path(), 7, "first");
   fs::rename(dir / "step-000007", dir / "step-000007.replaced");
   std::vector<std::string> skipped;
-  const auto place = newest_valid(dir.path(), skipped);
-  REQUIRE(place.has_value());
-  CHECK(place->step == 7);
-  CHECK(verify_checkpoint(place->path).run_id == "first");
+  const auto folder = newest_valid(dir.path(), skipped);
+  REQUIRE(folder.has_value());
+  CHECK(folder->step == 7);
+  CHECK(verify_checkpoint(folder->path).run_id == "first");
   save(dir.path(), 9);
   CHECK(names_in(dir.path()) == std::vector<std::string>{"latest", "step-000007", "step-000009"});
   fs::rename(dir / "step-000007", dir / "step-000007.replaced");

@@ -44,7 +44,7 @@ struct GgufFile {
       const std::string key(text());
       metadata[key] = value(number<uint32_t>());
     }
-    std::vector<std::pair<std::string, uint64_t>> places;
+    std::vector<std::pair<std::string, uint64_t>> offsets;
     for (uint64_t i = 0; i < count; ++i) {
       const std::string name(text());
       Tensor& tensor = tensors[name];
@@ -53,10 +53,10 @@ struct GgufFile {
         tensor.shape.push_back(number<uint64_t>());
       }
       tensor.type = type_name(number<uint32_t>());
-      places.emplace_back(name, number<uint64_t>());
+      offsets.emplace_back(name, number<uint64_t>());
     }
     const size_t start = (position_ + 31) / 32 * 32;
-    for (const auto& [name, offset] : places) {
+    for (const auto& [name, offset] : offsets) {
       CHECK(offset % 32 == 0);
       Tensor& tensor = tensors[name];
       REQUIRE(start + offset + bytes_of(tensor) <= data_.size());

@@ -39,7 +39,7 @@ const NamedTensor& tensor(const Llama2cModel& model, const std::string& name) {
   return model.tensors.front();
 }
 
-TEST_CASE("every tensor comes from its place in the file") {
+TEST_CASE("every tensor comes from its offset in the file") {
   const test::TempDir dir;
   test::write_file(dir / "m.bin", model_bytes(-5));
   const Llama2cModel model = read_llama2c(dir / "m.bin");

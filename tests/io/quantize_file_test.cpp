@@ -1,4 +1,4 @@
-// Casting files: what is cast and what is copied, names, shapes and places, figures. The bits are
+// Casting files: what is cast and what is copied, names, shapes and offsets, figures. The bits are
 // compared with another program's in tests/run/quantize_test.cpp.
 
 #include "io/export/quantize_file.h"

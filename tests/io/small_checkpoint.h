@@ -34,8 +34,8 @@ inline fs::path save(const fs::path& root, int64_t step, const std::string& run_
 
 inline std::vector<int64_t> steps_in(const fs::path& root) {
   std::vector<int64_t> steps;
-  for (const CheckpointFolder& place : find_checkpoints(root)) {
-    steps.push_back(place.step);
+  for (const CheckpointFolder& folder : find_checkpoints(root)) {
+    steps.push_back(folder.step);
   }
   return steps;
 }

@@ -208,7 +208,7 @@ Pass run_between_activations(Layer& layer, DType activation, bool cast_by_produc
   const View plain_dy = allocate(layer.scratch, activation, {kRows, kOut});
   Linear::Saved saved;
   if (cast_by_producer) {
-    const Linear::Input input = layer.linear.place_input(context, kRows);
+    const Linear::Input input = layer.linear.allocate_input(context, kRows);
     ops::gelu_forward(context.stream, x, input.plain, input.cast);
     layer.linear.forward(context, input, y, saved);
   } else {
@@ -220,7 +220,7 @@ Pass run_between_activations(Layer& layer, DType activation, bool cast_by_produc
     return pass;
   }
   if (cast_by_producer) {
-    const Linear::Input gradient = layer.linear.place_gradient(context, kRows);
+    const Linear::Input gradient = layer.linear.allocate_gradient(context, kRows);
     ops::gelu_backward(context.stream, dy, y, gradient.plain, gradient.cast);
     layer.linear.backward(context, gradient, dx, saved);
   } else {
@@ -270,15 +270,15 @@ TEST_CASE("an input that its producer has cast gives the same bits") {
 TEST_CASE("an input that only FP8 GEMMs read is never written in the activation type") {
   for (const bool biased : {false, true}) {
     Layer delayed(plan_named("te-delayed"), biased);
-    const Linear::Input x = delayed.linear.place_input(delayed.context(), kRows);
+    const Linear::Input x = delayed.linear.allocate_input(delayed.context(), kRows);
     CHECK(x.plain.empty());
     CHECK_FALSE(x.cast.out.empty());
-    const Linear::Input dy = delayed.linear.place_gradient(delayed.context(), kRows);
+    const Linear::Input dy = delayed.linear.allocate_gradient(delayed.context(), kRows);
     CHECK(dy.plain.empty() == !biased);  // the bias gradient sums it
     CHECK_FALSE(dy.cast.out.empty());
   }
   Layer current(plan_named("te-current"));
-  const Linear::Input x = current.linear.place_input(current.context(), kRows);
+  const Linear::Input x = current.linear.allocate_input(current.context(), kRows);
   CHECK_FALSE(x.plain.empty());
   CHECK(x.cast.out.empty());
   CHECK(x.cast.amax != nullptr);

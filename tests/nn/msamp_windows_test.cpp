@@ -79,8 +79,8 @@ struct Operand {
     };
     const View x = allocate(scratch, DType::f32, {1, 1});
     *x.as<float>() = -value;
-    operands.make(context, {.plain = x, .slot = nullptr, .codes = {}}, {true, true},
-                  {memory, memory});
+    operands.make_operands(context, {.plain = x, .slot = nullptr, .codes = {}}, {true, true},
+                           {memory, memory});
     return *slot().scale;
   }
   /// A saved tensor of the slot.

@@ -48,7 +48,7 @@ inline TensorFormat expanded() {
   return format;
 }
 
-/// Formats of the two moments. All that there are stand in it, and what methods combine.
+/// Formats of the two moments. It holds all that there are, and what methods combine.
 struct MomentFormats {
   TensorFormat first, second;
 };

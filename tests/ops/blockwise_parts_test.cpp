@@ -52,7 +52,7 @@ TEST_CASE("parts of a matrix are cast as the whole is", "[blocks][blockwise_part
       for (const ScaleLayout layout : kScaleLayouts) {
         INFO(describe(format) << ", " << extents.rows << " x " << extents.columns);
         const Shape matrix = {extents.rows, extents.columns};
-        const Shape turned = {extents.columns, extents.rows};
+        const Shape transposed_shape = {extents.columns, extents.rows};
         const bool squares = format.block.is_square();
         Array x(DType::f32, matrix, block_values(extents, 3, false));
 
@@ -63,8 +63,8 @@ TEST_CASE("parts of a matrix are cast as the whole is", "[blocks][blockwise_part
         Array whole(format.dtype, matrix);
         Array whole_scales = scales_of(matrix);
         Array scratch(DType::f32, {whole_scales.count()});
-        Array whole_columnwise(format.dtype, turned);
-        Array columnwise_scales = scales_of(turned);
+        Array whole_columnwise(format.dtype, transposed_shape);
+        Array columnwise_scales = scales_of(transposed_shape);
         QuantizedTensor out = {.rowwise = {whole, whole_scales, scratch.as<float>()},
                                .columnwise = {},
                                .format = format,
@@ -107,9 +107,9 @@ TEST_CASE("parts of a matrix are cast as the whole is", "[blocks][blockwise_part
         CHECK(counted.saturated == expected.saturated);
         CHECK(counted.underflow == expected.underflow);
         if (squares) {
-          Array transposed(format.dtype, turned);
+          Array transposed(format.dtype, transposed_shape);
           ops::transpose_codes(cpu_stream(), codes, transposed);
-          Array scales_transposed = scales_of(turned);
+          Array scales_transposed = scales_of(transposed_shape);
           ops::find_block_scales(cpu_stream(), {.amax = amax,
                                                 .shape = matrix,
                                                 .format = format,

@@ -193,11 +193,12 @@ TEST_CASE("meta counts codes and scales of both orientations", "[ops]") {
   Tensor scales = make(device, DType::f32, {256, 4});
   out.rowwise = {codes.view(), scales.view()};
   ops::quantize(device.stream(), x, out, nullptr, nullptr);
-  Tensor turned = make(device, DType::e4m3, {512, 256});
+  Tensor columnwise = make(device, DType::e4m3, {512, 256});
   Tensor columnwise_scales = make(device, DType::f32, {512, 2});
   const double rowwise = 256 * 512 * (2 + 1) + 256 * 4 * sizeof(float);
   CHECK(device.counters().bytes == rowwise);
-  out.columnwise = {turned.view(), columnwise_scales.view(), columnwise_scales.view().as<float>()};
+  out.columnwise = {columnwise.view(), columnwise_scales.view(),
+                    columnwise_scales.view().as<float>()};
   ops::quantize(device.stream(), x, out, nullptr, nullptr);
   CHECK(device.counters().bytes == 2 * rowwise + 256 * 512 + 512 * 2 * 2 * sizeof(float));
   ops::dequantize(device.stream(), out, x);
@@ -212,7 +213,7 @@ TEST_CASE("meta logs the launches and passes of casts with a scale for each row 
   device.set_log(&log);
   Tensor x = make(device, DType::bf16, {256, 512});
   Tensor codes = make(device, DType::e4m3, {256, 512});
-  Tensor turned = make(device, DType::e4m3, {512, 256});
+  Tensor columnwise = make(device, DType::e4m3, {512, 256});
   Tensor scales = make(device, DType::f32, {512});
   QuantizedTensor out;
   out.format = plain(DType::e4m3);
@@ -220,7 +221,7 @@ TEST_CASE("meta logs the launches and passes of casts with a scale for each row 
   out.format.policy = ScalePolicy::current;
   auto* const scale = scales.view().as<float>();
   out.rowwise = {codes.view(), {scales.view().data, DType::f32, {256}}, scale};
-  out.columnwise = {turned.view(), scales.view(), scale};
+  out.columnwise = {columnwise.view(), scales.view(), scale};
   ops::quantize(device.stream(), x, out, nullptr, nullptr);
   REQUIRE(log.size() == 1);
   CHECK(log[0].work.launches == 5);  // rows; a fill, maxima, scales and codes of columns

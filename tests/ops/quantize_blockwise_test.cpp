@@ -75,8 +75,8 @@ Expected expected_scale(const TensorFormat& format, DType input, float amax) {
   return {scale, static_cast<float>(1.0 / static_cast<double>(scale)), 0};
 }
 
-/// Place of the scale (row, column) among [down, across] ones.
-int64_t scale_place(const TensorFormat& format, ScaleLayout layout, int64_t down, int64_t across,
+/// Index of the scale (row, column) among [down, across] ones.
+int64_t scale_index(const TensorFormat& format, ScaleLayout layout, int64_t down, int64_t across,
                     int64_t row, int64_t column) {
   const auto padded = [](int64_t count) { return (count + 3) / 4 * 4; };
   if (layout == ScaleLayout::row_major || format.block == per::row) {
@@ -121,13 +121,13 @@ int64_t differences(Orientation& got, const TensorFormat& format, ScaleLayout la
     const Expected want = expected_scale(format, input, amax);
     const bool by_row = format.block == per::block_32x32;  // each row has the scale of its square
     for (int64_t row = row_begin; row < (by_row ? row_end : row_begin + 1); ++row) {
-      const int64_t place = scale_place(format, layout, by_row ? rows : down, across,
+      const int64_t index = scale_index(format, layout, by_row ? rows : down, across,
                                         by_row ? row : block / across, block % across);
       if (format.scale_type == ScaleType::e8m0) {
-        wrong += got.scale_inv.as<uint8_t>()[place] != want.exponent ? 1 : 0;
+        wrong += got.scale_inv.as<uint8_t>()[index] != want.exponent ? 1 : 0;
       } else {
-        wrong += got.scale_inv.as<float>()[place] != want.scale_inv ? 1 : 0;
-        wrong += got.scale.as<float>()[place] != want.scale ? 1 : 0;
+        wrong += got.scale_inv.as<float>()[index] != want.scale_inv ? 1 : 0;
+        wrong += got.scale.as<float>()[index] != want.scale ? 1 : 0;
       }
     }
     for (int64_t row = row_begin; row < row_end; ++row) {
@@ -323,11 +323,11 @@ TEST_CASE("dequantize multiplies each code by the reciprocal scale of its block"
         const int64_t width = q.grid.width;
         int64_t wrong = 0;
         for (int64_t i = 0; i < rows * columns; ++i) {
-          const int64_t place = scale_place(format, layout, q.grid.rows, q.grid.columns,
+          const int64_t index = scale_index(format, layout, q.grid.rows, q.grid.columns,
                                             i / columns / height, i % columns / width);
           const float factor = format.scale_type == ScaleType::e8m0
-                                   ? std::ldexp(1.0F, q.scale_inv.as<uint8_t>()[place] - 127)
-                                   : q.scale_inv.as<float>()[place];
+                                   ? std::ldexp(1.0F, q.scale_inv.as<uint8_t>()[index] - 127)
+                                   : q.scale_inv.as<float>()[index];
           const float want = q.codes.get(i) * factor;
           wrong += y.get(i) != want && !(std::isnan(want) && std::isnan(y.get(i))) ? 1 : 0;
         }

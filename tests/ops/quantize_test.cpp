@@ -220,7 +220,7 @@ TEST_CASE("quantize that only writes the transpose gives the same codes, amax an
   }
 }
 
-TEST_CASE("transpose_codes turns codes of any shape", "[ops]") {
+TEST_CASE("transpose_codes transposes codes of any shape", "[ops]") {
   for (const auto& [rows, columns] :
        {std::pair<int64_t, int64_t>{70, 300}, {1, 65}, {129, 3}, {64, 64}, {300, 520}}) {
     Array x(DType::e4m3, {rows, columns});
@@ -281,8 +281,8 @@ TEST_CASE("quantize refuses what it cannot do", "[ops]") {
   stochastic.format.rounding = Rounding::stochastic;
   CHECK_THROWS_AS(ops::quantize(cpu_stream(), x, stochastic, nullptr, nullptr), InternalError);
   Codes integers(DType::i8, {8}, 1.0F);
-  Array turned(DType::i8, {8, 1});
+  Array columnwise(DType::i8, {8, 1});
   QuantizedTensor with_transpose = integers.view();
-  with_transpose.columnwise.codes = turned;
+  with_transpose.columnwise.codes = columnwise;
   CHECK_THROWS_AS(ops::quantize(cpu_stream(), x, with_transpose, nullptr, nullptr), InternalError);
 }

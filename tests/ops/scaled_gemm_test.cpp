@@ -72,9 +72,9 @@ double worst_error(const Case& o, const Array& before, bool add, bool biased) {
 
 TEST_CASE("scaled_gemm of every block matches double precision", "[scaled_gemm]") {
   for (const FormatPair& formats : format_pairs()) {
-    size_t turn = 0;
+    size_t index = 0;
     for (const Problem& problem : kProblems) {
-      const DType c_type = kFloatTypes[turn++ % 3].dtype;
+      const DType c_type = kFloatTypes[index++ % 3].dtype;
       for (const bool biased : {false, true}) {
         Case o(formats, problem, ScaleLayout::row_major, biased ? DType::f32 : c_type);
         INFO(o.name() << ", to " << name_of(o.c.dtype()));

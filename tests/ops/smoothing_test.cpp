@@ -71,7 +71,7 @@ TEST_CASE("smoothed SwiGLU is SwiGLU times the scales", "[smoothing]") {
     int64_t different = 0;
     for (int64_t i = 0; i < smooth.count(); ++i) {
       const float wanted = plain.get(i) * scale.get(i % kWidth);
-      // A product that fp16 holds as a subnormal number has been rounded at another place.
+      // A product that fp16 holds as a subnormal number has been rounded at another bit.
       const bool subnormal = type.dtype == DType::f16 &&
                              (std::abs(plain.get(i)) < 0x1p-14F || std::abs(wanted) < 0x1p-14F);
       different += smooth.get(i) == wanted || subnormal ? 0 : 1;

@@ -145,10 +145,10 @@ TEST_CASE("pack_wire: every element once, in its chunk's packet", "[wire]") {
         const Bytes packets = packed(values, format, kChunk, kChunks, inner);
         const auto stride = static_cast<size_t>(ops::wire_bytes(format, kChunk));
         for (int64_t i = 0; i < kChunk * kChunks; ++i) {
-          // Chunk c = node * inner + local rank goes to place local rank * nodes + node.
+          // Chunk c = node * inner + local rank goes to slot local rank * nodes + node.
           const int64_t c = i / kChunk;
-          const int64_t place = c % inner * (kChunks / inner) + c / inner;
-          const float found = read_packet(packets.data() + static_cast<size_t>(place) * stride,
+          const int64_t slot = c % inner * (kChunks / inner) + c / inner;
+          const float found = read_packet(packets.data() + static_cast<size_t>(slot) * stride,
                                           format, kChunk, i % kChunk);
           const float value = i < count ? values[static_cast<size_t>(i)] : 0.0F;
           REQUIRE(found == rounded(value, group_scale(values, i, kChunk, format), format));
@@ -198,11 +198,11 @@ TEST_CASE("codes that are the wire's are copied, and come back", "[wire]") {
 }
 
 /// The elements that chunks of 256 have, one chunk after another; zeros where they do not exist.
-Values at_places(const Values& values, const ops::ChunkRange& range, int64_t chunks) {
+Values values_in_range(const Values& values, const ops::ChunkRange& range, int64_t chunks) {
   Values found(static_cast<size_t>(256 * chunks));
   for (int64_t i = 0; i < 256 * chunks; ++i) {
-    const auto place = static_cast<size_t>(range.first + i / 256 * range.stride + i % 256);
-    found[static_cast<size_t>(i)] = place < values.size() ? values[place] : 0.0F;
+    const auto element = static_cast<size_t>(range.first + i / 256 * range.stride + i % 256);
+    found[static_cast<size_t>(i)] = element < values.size() ? values[element] : 0.0F;
   }
   return found;
 }
@@ -213,7 +213,7 @@ constexpr ops::ChunkRange kApart = {.first = 128, .stride = 512};
 
 TEST_CASE("chunks may lie apart in the tensor", "[wire]") {
   const Values values = gradients(1300, 5);
-  const Values chosen = at_places(values, kApart, 4);
+  const Values chosen = values_in_range(values, kApart, 4);
   for (const TensorFormat& format : kWires) {
     INFO(describe(format));
     Array x(DType::f32, {1300}, values);

@@ -144,7 +144,7 @@ TEST_CASE("muon's updates are torch's, to what bf16 leaves of a Newton-Schulz it
       CHECK(root_mean_square(difference(f.momentum(), momentum)) <
             1e-6 * root_mean_square(momentum));
       // Both sides round three products of each of five steps to bf16, which leaves each 1.5 to 2.5
-      // % away from the iteration in fp64, and not in the same places.
+      // % away from the iteration in fp64, and not in the same elements.
       const Values update = difference(expected, before);
       const Values error = difference(test::value_on_host(*f.device, *f.weight), expected);
       CHECK(root_mean_square(error) < 0.04 * root_mean_square(update));

@@ -120,7 +120,7 @@ TEST_CASE("the stage decides what stays, and not who updates what") {
     CAPTURE(number);
     const StoreLayout layout = layout_of(4, 1, stage(number));
     CHECK(layout.parts == first.parts);
-    CHECK(layout.operands_take_turns == (number == 3));
+    CHECK(layout.operands_share_slots == (number == 3));
     for (const StoreLayout::Segment& segment : layout.segments) {
       const bool is_read = segment.parameters.front() != 2 && segment.parameters.front() != 6 &&
                            segment.parameters.front() != 10;
@@ -135,13 +135,13 @@ TEST_CASE("the stage decides what stays, and not who updates what") {
 
 TEST_CASE("units that are in use together do not share memory") {
   const StoreLayout apart = layout_of(2, 0, stage(3));
-  REQUIRE(apart.turns.size() == 5);
-  for (size_t unit = 1; unit < apart.turns.size(); ++unit) {
-    CHECK(apart.turns[unit] != apart.turns[unit - 1]);
+  REQUIRE(apart.slot_groups.size() == 5);
+  for (size_t unit = 1; unit < apart.slot_groups.size(); ++unit) {
+    CHECK(apart.slot_groups[unit] != apart.slot_groups[unit - 1]);
   }
-  CHECK(apart.turns.front() == apart.turns.back());
-  CHECK(apart.turns[1] == apart.turns[3]);
+  CHECK(apart.slot_groups.front() == apart.slot_groups.back());
+  CHECK(apart.slot_groups[1] == apart.slot_groups[3]);
   const StoreLayout together =
       layout_of(2, 0, {.mesh = {}, .settings = {.zero_stage = 3}, .ties_embeddings = true});
-  CHECK(together.turns.front() != together.turns.back());
+  CHECK(together.slot_groups.front() != together.slot_groups.back());
 }

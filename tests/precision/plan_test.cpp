@@ -85,7 +85,7 @@ TEST_CASE("te-blockwise and te-mxfp8 have TransformerEngine's formats") {
   }
 }
 
-TEST_CASE("torchao's rows have its recipes' formats") {
+TEST_CASE("torchao's plans have its recipes' formats") {
   const PrecisionPlan tensorwise = plan_named("torchao-tensorwise");
   CHECK(describe(tensorwise.fprop.a) == "e4m3 tensor current epsilon 1e-12");
   CHECK(describe(tensorwise.wgrad.a) == "e5m2 tensor current epsilon 1e-12");
@@ -211,7 +211,7 @@ TEST_CASE("the short accumulator is emulated where a GEMM may use it") {
   }
 }
 
-TEST_CASE("options without a meaning for the row are errors that name the key") {
+TEST_CASE("options without a meaning for the plan are errors that name the key") {
   PlanRequest current = fp8_request("current");
   current.amax_history_len = 16;
   CHECK_THROWS_WITH(resolve_plan(current), Contains("amax_history_len") && Contains("te-current"));
@@ -227,9 +227,9 @@ TEST_CASE("options without a meaning for the row are errors that name the key") 
 }
 
 TEST_CASE("moments are roles of their own, in any plan") {
-  for (const char* row : {"fp32", "te-delayed"}) {
+  for (const char* name : {"fp32", "te-delayed"}) {
     PlanRequest request;
-    request.plan = row;
+    request.plan = name;
     request.roles.moment1 = "e4m3 group(128)";
     request.roles.moment2 = "fp16";
     const PrecisionPlan plan = resolve_plan(request);
@@ -237,7 +237,7 @@ TEST_CASE("moments are roles of their own, in any plan") {
     CHECK(describe(plan.moment2) == "fp16 tensor current");
     request.roles.moment2 = "bf16";
     CHECK(resolve_plan(request).moment2 == plain(DType::bf16));
-    CHECK(plan_named(row).moment2 == plain(DType::f32));
+    CHECK(plan_named(name).moment2 == plain(DType::f32));
     request.roles.moment2 = "e4m3 row";
     CHECK_THROWS_WITH(resolve_plan(request),
                       Contains("precision.moment2") && Contains("group(128)"));

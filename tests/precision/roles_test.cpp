@@ -26,7 +26,7 @@ std::vector<TensorFormat> roles_of(const PrecisionPlan& plan) {
   return roles;
 }
 
-PlanRequest row(const char* name) {
+PlanRequest plan_request(const char* name) {
   PlanRequest request;
   request.plan = name;
   return request;
@@ -54,7 +54,7 @@ TEST_CASE("every role of every plan is what its spelling says") {
 }
 
 TEST_CASE("a role of each name is replaced, in any plan") {
-  PlanRequest request = row("te-current");
+  PlanRequest request = plan_request("te-current");
   for (const auto operand :
        {&RoleRequest::fprop_x, &RoleRequest::fprop_w, &RoleRequest::dgrad_dy, &RoleRequest::dgrad_w,
         &RoleRequest::wgrad_dy, &RoleRequest::wgrad_x}) {
@@ -87,7 +87,7 @@ TEST_CASE("a role of each name is replaced, in any plan") {
 }
 
 TEST_CASE("what norms and activation functions store is chosen for each of them") {
-  PlanRequest request = row("te-blockwise");
+  PlanRequest request = plan_request("te-blockwise");
   request.roles.saved_nonlinear = "e4m3 1x128";
   request.roles.saved_norm = "bf16";
   request.recompute_swiglu = true;
@@ -103,7 +103,7 @@ TEST_CASE("what norms and activation functions store is chosen for each of them"
              Contains("precision.saved_norm") && Contains("forward_reads_saved"));
   request.roles.saved_norm = "e4m3 group(16)";
   CHECK(resolve_plan(request).forward_reads_saved);
-  PlanRequest blocks = row("te-blockwise");
+  PlanRequest blocks = plan_request("te-blockwise");
   blocks.roles.saved_nonlinear = "e4m3 1x128 pow2";
   CHECK_NOTHROW(resolve_plan(blocks));
   blocks.roles.saved_nonlinear = "e4m3 1x128 e8m0";
@@ -137,13 +137,13 @@ TEST_CASE("evaluation runs in the formats in which a plan's source evaluates") {
     CAPTURE(name);
     CHECK(plan_named(name).evaluate_scaled == (name != "coat"));
   }
-  PlanRequest request = row("coat");
+  PlanRequest request = plan_request("coat");
   request.use_autocast_during_eval = true;
   CHECK(resolve_plan(request).evaluate_scaled);
 }
 
 TEST_CASE("a master weight is set and removed") {
-  PlanRequest request = row("bf16");
+  PlanRequest request = plan_request("bf16");
   request.roles.master_weight = "none";
   CHECK_FALSE(resolve_plan(request).master_weight);
   request.roles.master_weight = "fp16 group(128) stochastic";
@@ -151,7 +151,7 @@ TEST_CASE("a master weight is set and removed") {
 }
 
 TEST_CASE("codes that are the weight follow the operand of the forward GEMM") {
-  PlanRequest request = row("deepseek-v3");
+  PlanRequest request = plan_request("deepseek-v3");
   request.power_2_scale = true;
   PrecisionPlan plan = resolve_plan(request);
   CHECK(describe(plan.weight) == "e4m3 128x128 current pow2");
@@ -164,8 +164,9 @@ TEST_CASE("codes that are the weight follow the operand of the forward GEMM") {
 }
 
 TEST_CASE("custom is what its roles say, and needs one") {
-  CHECK_THAT(error_of(row("custom")), Contains("precision.plan") && Contains("at least one"));
-  PlanRequest request = row("custom");
+  CHECK_THAT(error_of(plan_request("custom")),
+             Contains("precision.plan") && Contains("at least one"));
+  PlanRequest request = plan_request("custom");
   request.roles.moment2 = "bf16";
   PrecisionPlan wanted = plan_named("bf16");
   wanted.name = "custom";
@@ -206,7 +207,7 @@ TEST_CASE("formats that do not go together are errors that name them") {
       {&RoleRequest::moment1, "e4m4", "precision.moment1", "did you mean 'e4m3'"},
       {&RoleRequest::moment2, "e4m3 group", "precision.moment2", "group(128)"}};
   for (const Case& one : cases) {
-    PlanRequest request = row("te-current");
+    PlanRequest request = plan_request("te-current");
     request.roles.*one.role = one.text;
     CAPTURE(one.text);
     const std::string message = error_of(request);
@@ -220,7 +221,7 @@ TEST_CASE("formats that do not go together are errors that name them") {
 
 TEST_CASE("gradients that are stored with scales cross the wire as they are") {
   const auto error = [](const char* plan, const char* wire) {
-    PlanRequest request = row(plan);
+    PlanRequest request = plan_request(plan);
     request.roles.gradient_wire = wire;
     return error_of(request);
   };
@@ -237,14 +238,14 @@ TEST_CASE("gradients that are stored with scales cross the wire as they are") {
 }
 
 TEST_CASE("a GEMM role left in high precision is refused") {
-  PlanRequest request = row("te-current");
+  PlanRequest request = plan_request("te-current");
   request.override_linear_precision = {true, false, false};
   request.roles.fprop_x = "e4m3";
   CHECK_THAT(error_of(request),
              Contains("precision.fprop_x") && Contains("override_linear_precision"));
 }
 
-TEST_CASE("backend with recipe or level selects rows") {
+TEST_CASE("backend with recipe or level selects plans") {
   const auto name = [](const char* backend, const char* recipe, const char* level,
                        std::optional<bool> use_te) {
     PlanRequest request;
@@ -269,7 +270,7 @@ TEST_CASE("backend with recipe or level selects rows") {
   CHECK_THAT(name("", "", "", true), Contains("fp8.use_te") && Contains("msamp"));
 }
 
-TEST_CASE("the table of plans has a line for each row, with its bytes") {
+TEST_CASE("the table of plans has a line for each plan, with its bytes") {
   const std::string table = plan_table_markdown();
   for (const std::string& plan : plan_names()) {
     CHECK(table.find("| `" + plan + "` |") != std::string::npos);

@@ -22,7 +22,7 @@ class Bench {
   fs::path operator/(const std::string& name) const { return folder_ / name; }
   fs::path checkpoint(const char* name) const { return folder_ / "out" / "checkpoints" / name; }
 
-  /// Later keys win, so `more` changes what stands before.
+  /// Later keys win, so `more` changes what is before.
   static Words command(const Words& more = {}) {
     Words words = {"train",
                    "model.preset=toy",

@@ -30,7 +30,7 @@ struct Outcome {
 class Process {
  public:
   /// Starts `fp8train words...` in the folder `where`. `environment` holds NAME=value; `launcher`
-  /// stands before the program, as mpirun does with its arguments, by its full path. `program`:
+  /// is put before the program, as mpirun does with its arguments, by its full path. `program`:
   /// another one than fp8train.
   Process(const fs::path& where, const Words& words, const Words& environment = {},
           const Words& launcher = {}, const char* program = FP8TRAIN_PROGRAM);

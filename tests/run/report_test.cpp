@@ -95,7 +95,7 @@ TEST_CASE("a report draws every metric that has a label") {
   CHECK_THAT(page, Contains("metrics.forEach(drawCurves)"));
 }
 
-TEST_CASE("a report of what is no run is an error with its place") {
+TEST_CASE("a report of what is no run is an error with its location") {
   const test::TempDir dir;
   CHECK_THROWS_WITH(report_page({dir / "none"}), Contains("none/metrics.jsonl: cannot be read"));
   const auto run = run_in(dir, line_of(1) + "{\"loss\":1}\n");

@@ -3,7 +3,7 @@
 // (tests/golden/make_torchao.py). The two add in another order and have another exp. A sum that
 // moves by its last bit now and then takes a number over the border between two FP8 codes, and from
 // there on losses part; so do those of the program itself where only the order of sums differs,
-// which is the yardstick: both kinds of GEMM units, and the same sequences in another place of
+// which is the yardstick: both kinds of GEMM units, and the same sequences in another position of
 // their batch.
 
 #include <fmt/format.h>
@@ -121,7 +121,8 @@ std::string described(const Difference& d) {
       d.same, d.before, d.after, kAfter, d.largest, d.mean);
 }
 
-TEST_CASE("fifty steps of torchao's rows are as near to torchao as to themselves added otherwise") {
+TEST_CASE(
+    "fifty steps of torchao's plans are as near to torchao as to themselves added otherwise") {
   Difference own;      // the largest
   Difference torchao;  // the largest
   for (const char* model : {"tiny-llama", "tiny-gpt2"}) {

@@ -20,7 +20,7 @@ fail() {
   screen | sed '/^$/d; s/^/    /'
   exit 1
 }
-shows() { # TEXT: at most 20 s until it stands on the screen
+shows() { # TEXT: at most 20 s until it is on the screen
   local try
   for ((try = 0; try < 200; try++)); do
     ! screen | grep -qF -e "$1" || return 0

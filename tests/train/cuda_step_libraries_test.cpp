@@ -107,13 +107,13 @@ TEST_CASE("the plan holds what cuDNN and all libraries need", "[cuda]") {
 
 TEST_CASE("the steady step on cuda allocates nothing, and waits for first windows alone",
           "[cuda]") {
-  for (const PlanTolerance& row : all_plans()) {
-    if (!row.distinct || (kSanitized && row.plan != std::string("te-delayed"))) {
+  for (const PlanTolerance& tolerance : all_plans()) {
+    if (!tolerance.distinct || (kSanitized && tolerance.plan != std::string("te-delayed"))) {
       continue;
     }
-    CAPTURE(row.plan);
+    CAPTURE(tolerance.plan);
     shim::set_late_events(false);  // a GPU that keeps up
-    Run run(DeviceKind::cuda, small_llama(row.plan));
+    Run run(DeviceKind::cuda, small_llama(tolerance.plan));
     for (int i = 0; i < 6; ++i) {  // with and without statistics: as it is and recorded
       run.train_step();
     }
@@ -123,7 +123,7 @@ TEST_CASE("the steady step on cuda allocates nothing, and waits for first window
     const uint64_t attention_plans = shim::sdpa_plans();
     run.train_step();
     CHECK(shim::runtime_calls().allocations == before.allocations);
-    const uint64_t windows = plan_named(row.plan).fprop.a.is_current_at_first() ? 1 : 0;
+    const uint64_t windows = plan_named(tolerance.plan).fprop.a.is_current_at_first() ? 1 : 0;
     CHECK(shim::runtime_calls().synchronizations == before.synchronizations + windows);
     CHECK(shim::runtime_calls().reads_back == before.reads_back + windows);
     CHECK(shim::heuristics_asked() == plans);

@@ -21,9 +21,9 @@ TEST_CASE("a step of each plan on cuda gives the cpu's loss and gradients, Llama
   if (no_device()) {
     return;
   }
-  for (const PlanTolerance& row : all_plans()) {
-    if (row.distinct || !kSanitized) {
-      compare_devices(small_llama(row.plan), row);
+  for (const PlanTolerance& tolerance : all_plans()) {
+    if (tolerance.distinct || !kSanitized) {
+      compare_devices(small_llama(tolerance.plan), tolerance);
     }
   }
 }
@@ -34,18 +34,18 @@ TEST_CASE("a step of each kind of plan on cuda gives the cpu's loss and gradient
     return;
   }
   size_t index = 0;
-  for (const PlanTolerance& row : all_plans()) {
-    if (row.distinct && test::is_in_rotation(index++, 3)) {
-      compare_devices(small_gpt2(row.plan), row);
+  for (const PlanTolerance& tolerance : all_plans()) {
+    if (tolerance.distinct && test::is_in_rotation(index++, 3)) {
+      compare_devices(small_gpt2(tolerance.plan), tolerance);
     }
   }
 }
 
 TEST_CASE("plans with a tolerance of their own are in the table of plans", "[cuda]") {
   const std::vector<std::string> names = plan_names();
-  for (const PlanTolerance& row : kNotedPlans) {
-    CAPTURE(row.plan);
-    CHECK(std::count(names.begin(), names.end(), row.plan) == 1);
+  for (const PlanTolerance& tolerance : kNotedPlans) {
+    CAPTURE(tolerance.plan);
+    CHECK(std::count(names.begin(), names.end(), tolerance.plan) == 1);
   }
 }
 
@@ -67,11 +67,11 @@ TEST_CASE("the steady step on cuda stays within the plan made on meta", "[cuda]"
     return;
   }
   size_t index = 0;
-  for (const PlanTolerance& row : all_plans()) {
-    if (!row.distinct || !test::is_in_rotation(index++, 3)) {
+  for (const PlanTolerance& tolerance : all_plans()) {
+    if (!tolerance.distinct || !test::is_in_rotation(index++, 3)) {
       continue;
     }
-    Run run(DeviceKind::cuda, small_llama(row.plan));
+    Run run(DeviceKind::cuda, small_llama(tolerance.plan));
     const uint64_t before = run.device->ledger().allocations();
     run.train_step();
     CHECK(run.device->ledger().allocations() == before);
@@ -83,12 +83,13 @@ TEST_CASE("recorded steps are bitwise those that are launched one by one", "[cud
     return;
   }
   size_t index = 0;
-  for (const PlanTolerance& row : all_plans()) {
-    CAPTURE(row.plan);
-    EngineSettings settings = small_llama(row.plan);
+  for (const PlanTolerance& tolerance : all_plans()) {
+    CAPTURE(tolerance.plan);
+    EngineSettings settings = small_llama(tolerance.plan);
     settings.model.num_hidden_layers = 1;
     settings.gradient_accumulation_steps = 2;
-    if (!row.distinct || (kSanitized && settings.plan.fprop.a.policy == ScalePolicy::current) ||
+    if (!tolerance.distinct ||
+        (kSanitized && settings.plan.fprop.a.policy == ScalePolicy::current) ||
         !test::is_in_rotation(index++, 3)) {
       continue;
     }

@@ -105,15 +105,16 @@ inline const PlanTolerance kNotedPlans[] = {
 inline std::vector<PlanTolerance> all_plans() {
   std::vector<PlanTolerance> all;
   for (const std::string& name : plan_names()) {
-    const auto* noted = std::find_if(std::begin(kNotedPlans), std::end(kNotedPlans),
-                                     [&](const PlanTolerance& row) { return row.plan == name; });
+    const auto* noted =
+        std::find_if(std::begin(kNotedPlans), std::end(kNotedPlans),
+                     [&](const PlanTolerance& tolerance) { return tolerance.plan == name; });
     all.push_back(noted == std::end(kNotedPlans) ? PlanTolerance{name} : *noted);
   }
   return all;
 }
 
-inline void compare_devices(const EngineSettings& settings, const PlanTolerance& row) {
-  CAPTURE(row.plan);
+inline void compare_devices(const EngineSettings& settings, const PlanTolerance& tolerance) {
+  CAPTURE(tolerance.plan);
   Run cpu(DeviceKind::cpu, settings);
   Run cuda(DeviceKind::cuda, settings);
   for (int i = 0; i < 3; ++i) {
@@ -122,9 +123,9 @@ inline void compare_devices(const EngineSettings& settings, const PlanTolerance&
     const double want = cpu.engine.step_loss().mean;
     const double got = cuda.engine.step_loss().mean;
     CAPTURE(i, want, got);
-    CHECK(std::abs(got - want) <= row.loss * (i + 1) * want);
+    CHECK(std::abs(got - want) <= tolerance.loss * (i + 1) * want);
     if (i == 0) {
-      CHECK(1 - cosine(cuda.gradients(), cpu.gradients()) <= row.gradient);
+      CHECK(1 - cosine(cuda.gradients(), cpu.gradients()) <= tolerance.gradient);
     }
   }
 }

@@ -74,11 +74,11 @@ Gradients exchanged(int ranks, int stage, bool all_contribute) {
         engine.reserve(dry_run_step(settings, DeviceTraits{}, comm.topology(), comm.rank()).plan);
         run_step(engine, batch_of(comm.rank(), all_contribute || comm.rank() == 0));
         const auto& parameters = engine.model().parameters().all();
-        for (int turn = 0; turn < ranks; ++turn) {  // one after another
+        for (int active = 0; active < ranks; ++active) {  // one after another
           size_t index = 0;
           for (const auto& parameter : parameters) {
             const Parameter::Updated& own = parameter->updated;
-            if (turn != comm.rank() || !parameter->formats.value.is_scaled()) {
+            if (active != comm.rank() || !parameter->formats.value.is_scaled()) {
               continue;
             }
             sums.resize(std::max(sums.size(), index + 1));

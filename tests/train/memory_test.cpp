@@ -44,7 +44,7 @@ double per_parameter(const PrecisionPlan& plan, MemoryCategory category, double 
   return (bytes(3) - bytes(2) - norm * kNorms) / kLinear;
 }
 
-struct Row {
+struct PlanBytes {
   const char* plan;
   double weight, master, gradient, moments;
 };
@@ -53,7 +53,7 @@ constexpr double kGroup = 4.0 / 128;
 constexpr double kExpanded = 12.0 / 128;
 constexpr double kSquare = 4.0 / (128 * 128);
 
-constexpr Row kTable[] = {
+constexpr PlanBytes kTable[] = {
     {"fp32", 4, 0, 4, 8},
     {"bf16", 2, 4, 4, 8},
     {"fp16", 4, 0, 4, 8},
@@ -114,26 +114,26 @@ TEST_CASE("every plan holds the bytes per parameter that its roles say") {
   const std::vector<std::string> names = plan_names();
   for (const std::string& name : names) {
     CAPTURE(name);
-    const auto* row = std::find_if(std::begin(kTable), std::end(kTable),
-                                   [&](const Row& entry) { return name == entry.plan; });
-    REQUIRE(row != std::end(kTable));
+    const auto* expected = std::find_if(std::begin(kTable), std::end(kTable),
+                                        [&](const PlanBytes& entry) { return name == entry.plan; });
+    REQUIRE(expected != std::end(kTable));
     const PrecisionPlan plan = plan_named(name);
     const ParameterBytes said = bytes_per_parameter(plan);
-    CHECK(said.weight == Approx(row->weight).epsilon(1e-9));
-    CHECK(said.master == Approx(row->master).epsilon(1e-9));
-    CHECK(said.gradient == Approx(row->gradient).epsilon(1e-9));
-    CHECK(said.moment1 + said.moment2 == Approx(row->moments).epsilon(1e-9));
+    CHECK(said.weight == Approx(expected->weight).epsilon(1e-9));
+    CHECK(said.master == Approx(expected->master).epsilon(1e-9));
+    CHECK(said.gradient == Approx(expected->gradient).epsilon(1e-9));
+    CHECK(said.moment1 + said.moment2 == Approx(expected->moments).epsilon(1e-9));
     // A scale for the tensor is a few bytes for hundreds of thousands of parameters; codes of a
     // weight that is not square in blocks end with a partial one: 1e-4.
     const auto near = [](double bytes) { return Approx(bytes).epsilon(1e-4).margin(1e-4); };
-    CHECK(per_parameter(plan, MemoryCategory::master_weights, 0) == near(row->master));
-    CHECK(per_parameter(plan, MemoryCategory::gradients, 4) == near(row->gradient));
-    CHECK(per_parameter(plan, MemoryCategory::optimizer_state, 8) == near(row->moments));
+    CHECK(per_parameter(plan, MemoryCategory::master_weights, 0) == near(expected->master));
+    CHECK(per_parameter(plan, MemoryCategory::gradients, 4) == near(expected->gradient));
+    CHECK(per_parameter(plan, MemoryCategory::optimizer_state, 8) == near(expected->moments));
     // Where a GEMM contracts along columns with a scale for each block, the weight is held in a
     // second orientation too.
     const bool both = plan.weight.is_scaled() && plan.weight.block != per::tensor;
     CHECK(per_parameter(plan, MemoryCategory::weights, 4) ==
-          near(both ? 2 * row->weight : row->weight));
+          near(both ? 2 * expected->weight : expected->weight));
   }
 }
 

@@ -58,19 +58,19 @@ Trained train_on(Device& device, Communicator& comm, const EngineSettings& setti
   return trained;
 }
 
-struct Row {
+struct RankTolerance {
   const char* plan = "";
   double loss = 0;  // relative difference of the loss, for each step
   int zero_stage = 0;
 };
 
 /// Of 2 ranks, or 4 on 2 nodes; the tolerances of cuda_step_test.cpp.
-void compare_with_cpu(const Topology& topology, const Row& row) {
-  CAPTURE(row.plan, topology.size());
+void compare_with_cpu(const Topology& topology, const RankTolerance& tolerance) {
+  CAPTURE(tolerance.plan, topology.size());
   const auto ranks = static_cast<size_t>(topology.size());
-  EngineSettings settings = test::small_llama(row.plan);
+  EngineSettings settings = test::small_llama(tolerance.plan);
   settings.strategy.bucket_bytes = 4096;
-  settings.strategy.zero_stage = row.zero_stage;
+  settings.strategy.zero_stage = tolerance.zero_stage;
   std::vector<Trained> cpu(ranks);
   std::vector<Trained> cuda(ranks);
   const auto errors =
@@ -82,7 +82,7 @@ void compare_with_cpu(const Topology& topology, const Row& row) {
   REQUIRE(errors == std::vector<std::string>(ranks));
   for (size_t step = 0; step < kSteps; ++step) {
     CHECK(cuda[0].losses[step] ==
-          Approx(cpu[0].losses[step]).epsilon(row.loss * static_cast<double>(step + 1)));
+          Approx(cpu[0].losses[step]).epsilon(tolerance.loss * static_cast<double>(step + 1)));
   }
   for (size_t rank = 0; rank < ranks; ++rank) {
     const size_t bytes = cuda[0].weights.size() * sizeof(float);
@@ -95,10 +95,11 @@ TEST_CASE("steps of ranks over NCCL give the losses of the same ranks on the cpu
   if (test::gpus_for_ranks(2) < 2) {
     return;
   }
-  for (const Row& row :
-       {Row{"fp32", 1e-6}, Row{"bf16", 2e-4}, Row{"te-delayed", 2e-3}, Row{"msamp-o2", 2e-3},
-        Row{"fp8-lm", 2e-3}, Row{"deepseek-v3", 2e-3}, Row{"fp8-min", 2e-3}}) {
-    compare_with_cpu(Topology::blocks(2, 2), row);
+  for (const RankTolerance& tolerance :
+       {RankTolerance{"fp32", 1e-6}, RankTolerance{"bf16", 2e-4}, RankTolerance{"te-delayed", 2e-3},
+        RankTolerance{"msamp-o2", 2e-3}, RankTolerance{"fp8-lm", 2e-3},
+        RankTolerance{"deepseek-v3", 2e-3}, RankTolerance{"fp8-min", 2e-3}}) {
+    compare_with_cpu(Topology::blocks(2, 2), tolerance);
   }
 }
 
@@ -106,10 +107,12 @@ TEST_CASE("steps of ranks that share weights, gradients and moments over NCCL", 
   if (test::gpus_for_ranks(2) < 2) {
     return;
   }
-  for (const Row& row : {Row{"fp32", 1e-6, 1}, Row{"te-current", 2e-3, 3}, Row{"bf16", 2e-4, 2},
-                         Row{"te-delayed", 2e-3, 3}, Row{"msamp-o2", 2e-3, 2},
-                         Row{"fp8-lm", 2e-3, 1}, Row{"fp8-min", 2e-3, 3}}) {
-    compare_with_cpu(Topology::blocks(2, 2), row);
+  for (const RankTolerance& tolerance :
+       {RankTolerance{"fp32", 1e-6, 1}, RankTolerance{"te-current", 2e-3, 3},
+        RankTolerance{"bf16", 2e-4, 2}, RankTolerance{"te-delayed", 2e-3, 3},
+        RankTolerance{"msamp-o2", 2e-3, 2}, RankTolerance{"fp8-lm", 2e-3, 1},
+        RankTolerance{"fp8-min", 2e-3, 3}}) {
+    compare_with_cpu(Topology::blocks(2, 2), tolerance);
   }
 }
 
@@ -142,10 +145,10 @@ std::vector<std::string> take(DeviceChoice device, CommBackend backend, std::vec
   settings.comm.backend = backend;
   settings.gemm_tuning = false;
   return test::run_ranks(Topology::blocks(2, 2), [&](Communicator& host) {
-    const RankDevice place = take_device(settings, host);
+    const RankDevice rank_device = take_device(settings, host);
     taken[static_cast<size_t>(host.rank())] = {
-        place.device->hardware_id(), place.comm == nullptr ? "" : place.comm->description(),
-        place.note};
+        rank_device.device->hardware_id(),
+        rank_device.comm == nullptr ? "" : rank_device.comm->description(), rank_device.note};
   });
 }
 

@@ -31,7 +31,7 @@ TEST_CASE("ranks keep the same weights and train as one rank would, in every pla
   CHECK(two[0].losses == two[1].losses);
   CHECK(two[0].skipped == 0);
   CHECK_FALSE(two[0].allocated);
-  // fp32: another order of sums. Others round contributions at other places; the first step's loss
+  // fp32: another order of sums. Others round contributions elsewhere; the first step's loss
   // is before any update, and its casts see other tensors.
   const double tolerance = plan == "fp32" ? 1e-6 : 5e-3;
   for (size_t step = 0; step < one.losses.size(); ++step) {
@@ -242,16 +242,18 @@ TEST_CASE("after a step that was skipped training continues, in every plan") {
   CHECK(same_bits(two[0].delayed_scales, two[1].delayed_scales));
 }
 
-TEST_CASE("codes that are gathered are turned where GEMMs read them so") {
+TEST_CASE("codes that are gathered are transposed where GEMMs read them so") {
   const std::string plan = GENERATE("te-delayed", "te-current", "msamp-o2", "te-blockwise");
   CAPTURE(plan);
-  const DeviceTraits turned = {.fp8_gemm_along_k_only = true};
+  const DeviceTraits along_k_only = {.fp8_gemm_along_k_only = true};
   EngineSettings settings = tiny(plan, 2);
-  const std::vector<RankResult> whole = train_ranks(settings, Topology::blocks(2, 2), {}, turned);
+  const std::vector<RankResult> whole =
+      train_ranks(settings, Topology::blocks(2, 2), {}, along_k_only);
   for (const int stage : {1, 3}) {
     CAPTURE(stage);
     settings.strategy.zero_stage = stage;
-    const std::vector<RankResult> ranks = train_ranks(settings, Topology::blocks(2, 2), {}, turned);
+    const std::vector<RankResult> ranks =
+        train_ranks(settings, Topology::blocks(2, 2), {}, along_k_only);
     CHECK(ranks[0].losses.front() == whole[0].losses.front());
     CHECK(ranks[0].losses.back() == Approx(whole[0].losses.back()).epsilon(5e-3));
     CHECK(same_bits(ranks[0].weights, ranks[1].weights));

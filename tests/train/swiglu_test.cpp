@@ -14,8 +14,8 @@ using namespace fp8train;
 
 namespace {
 
-EngineSettings small(const std::string& row, SwigluInput swiglu) {
-  EngineSettings settings = test::small_llama(row, 2);
+EngineSettings small(const std::string& plan, SwigluInput swiglu) {
+  EngineSettings settings = test::small_llama(plan, 2);
   settings.plan.swiglu = swiglu;
   return settings;
 }
@@ -46,12 +46,12 @@ const char* const kRows[] = {"te-delayed", "te-current", "te-blockwise",        
 
 TEST_CASE("a smoothed product learns as bf16 does, within the plan made on meta") {
   // Under a sanitizer: one scale for a tensor, and blocks.
-  const std::string row = GENERATE(
+  const std::string plan = GENERATE(
       from_range(std::begin(kRows), test::kSanitized ? std::begin(kRows) + 3 : std::end(kRows)));
   const SwigluInput swiglu = GENERATE(SwigluInput::smoothed, SwigluInput::high_precision);
-  CAPTURE(row, static_cast<int>(swiglu));
+  CAPTURE(plan, static_cast<int>(swiglu));
   const double bf16 = Trained(small("bf16", SwigluInput::as_planned)).train(8);
-  Trained run(small(row, swiglu));
+  Trained run(small(plan, swiglu));
   const uint64_t before = run.device->ledger().allocations();
   const double loss = run.train(8, true);
   CHECK(loss == Approx(bf16).margin(0.2));  // the noise of FP8: up to 0.1
@@ -60,9 +60,9 @@ TEST_CASE("a smoothed product learns as bf16 does, within the plan made on meta"
 }
 
 TEST_CASE("recompute of a smoothed product changes no bit") {
-  const std::string row = GENERATE("te-delayed", "te-current", "coat");
-  CAPTURE(row);
-  EngineSettings settings = small(row, SwigluInput::smoothed);
+  const std::string plan = GENERATE("te-delayed", "te-current", "coat");
+  CAPTURE(plan);
+  EngineSettings settings = small(plan, SwigluInput::smoothed);
   Trained stored(settings);
   settings.decoder.recompute = Recompute::block;
   Trained recomputed(settings);
@@ -75,9 +75,9 @@ TEST_CASE("recompute of a smoothed product changes no bit") {
 }
 
 TEST_CASE("an infinity in a smoothed product makes the step a skipped one") {
-  const std::string row = GENERATE("te-delayed", "te-current", "te-mxfp8");
-  CAPTURE(row);
-  Trained run(small(row, SwigluInput::smoothed));
+  const std::string plan = GENERATE("te-delayed", "te-current", "te-mxfp8");
+  CAPTURE(plan);
+  Trained run(small(plan, SwigluInput::smoothed));
   for (const auto& parameter : run.engine.model().parameters().all()) {
     if (parameter->name == "layers.1.mlp.up.weight") {
       std::vector<float> values = test::value_on_host(*run.device, *parameter);

@@ -78,7 +78,7 @@ TEST_CASE("< goes back to the earlier question, with its answer in brackets") {
   CHECK(done.result.settings.job.nodes == 3);
 }
 
-TEST_CASE("answers that no longer have a place are forgotten") {
+TEST_CASE("answers that no longer have a question are forgotten") {
   const Talk done = talk(with_data({{"model.preset", "-"},
                                     {"model.from", "-"},
                                     {"model.model_type", "gpt2"},

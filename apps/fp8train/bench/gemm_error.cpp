@@ -76,7 +76,7 @@ View to_device(Device& device, Tensor& tensor, DType dtype, const Shape& shape,
 }  // namespace
 
 double gemm_error(Device& device, const std::string& plan, const GemmErrorCase& setting) {
-  const PrecisionPlan row = plan_named(plan);
+  const PrecisionPlan precision = plan_named(plan);
   std::vector<float> x = normal_values(setting.seed, setting.rows * setting.contracted, 1.0);
   for (size_t i = 0; i < x.size(); ++i) {
     const bool outlier = is_outlier(static_cast<int64_t>(i) / setting.contracted);
@@ -85,7 +85,7 @@ double gemm_error(Device& device, const std::string& plan, const GemmErrorCase& 
   }
   const std::vector<float> w =
       normal_values(setting.seed + 1, setting.columns * setting.contracted, 0.02);
-  const DType type = row.activation == DType::f32 ? DType::f32 : DType::bf16;
+  const DType type = precision.activation == DType::f32 ? DType::f32 : DType::bf16;
   Tensor x_memory;
   Tensor w_memory;
   const View x_view = to_device(device, x_memory, type, {setting.rows, setting.contracted}, x);
@@ -94,8 +94,10 @@ double gemm_error(Device& device, const std::string& plan, const GemmErrorCase& 
 
   ScalingState scaling;
   const LinearOperands::Role none = {"", plain(type), plain(type)};  // only fprop is computed
-  const LinearOperands x_operands(scaling, "gemm", {"x", row.fprop.a, row.fprop.b}, none);
-  const LinearOperands w_operands(scaling, "gemm", {"w", row.fprop.b, row.fprop.a}, none);
+  const LinearOperands x_operands(scaling, "gemm", {"x", precision.fprop.a, precision.fprop.b},
+                                  none);
+  const LinearOperands w_operands(scaling, "gemm", {"w", precision.fprop.b, precision.fprop.a},
+                                  none);
   scaling.allocate(device);
   Arena arena(device, MemoryCategory::workspace);
   arena.reserve(static_cast<size_t>(64 * (x.size() + w.size())));
@@ -104,16 +106,17 @@ double gemm_error(Device& device, const std::string& plan, const GemmErrorCase& 
   const LinearOperands::Memory memory = [&arena](DType dtype, const Shape& shape) {
     return allocate(arena, dtype, shape);
   };
-  const LinearOperands::Wanted wanted = {row.fprop.a.is_scaled(), false};
+  const LinearOperands::Wanted wanted = {precision.fprop.a.is_scaled(), false};
   const Buffer norm(device, sizeof(double), MemoryCategory::workspace);
   for (int pass = 0; pass < 2; ++pass) {  // the first one finds the scales of delayed scaling
     ArenaScope scope(arena);
     const auto operand = [&](const LinearOperands& operands, const View& values) {
       return operands
-          .make(context, {.plain = values, .slot = nullptr, .codes = {}}, wanted, {memory, memory})
+          .make_operands(context, {.plain = values, .slot = nullptr, .codes = {}}, wanted,
+                         {memory, memory})
           .along_rows;
     };
-    multiply(context, {.plan = row.fprop,
+    multiply(context, {.plan = precision.fprop,
                        .a = operand(x_operands, x_view),
                        .b = operand(w_operands, w_view),
                        .c = y});
@@ -128,17 +131,17 @@ namespace {
 Json measure_gemm_errors(Device& device, const BenchOptions& /*options*/) {
   Json results = Json::array();
   for (const std::string& plan : plan_names()) {
-    Json row = {{"plan", plan}};
+    Json result = {{"plan", plan}};
     for (const int64_t contracted : {4096, 16384}) {
       for (const double outliers : {1.0, 1e5}) {
         GemmErrorCase setting;
         setting.contracted = contracted;
         setting.outliers = outliers;
-        row[fmt::format("K{}{}", contracted, outliers > 1.0 ? " outliers" : "")] =
+        result[fmt::format("K{}{}", contracted, outliers > 1.0 ? " outliers" : "")] =
             gemm_error(device, plan, setting);
       }
     }
-    results.push_back(std::move(row));
+    results.push_back(std::move(result));
   }
   return {{"results", results}};
 }

@@ -223,11 +223,11 @@ Json measure_optimizer_formats(Device& device, const BenchOptions& options) {
         fmt::format("--beta2 must be below 1, and --steps at least {}", simulation.compared));
   }
   Json results = Json::array();
-  for (const OptimizerFormatError& row : optimizer_format_errors(device, simulation)) {
-    results.push_back({{"moment1", row.moment1},
-                       {"moment2", row.moment2},
-                       {"bytes_per_parameter", row.bytes_per_parameter},
-                       {"error", row.error}});
+  for (const OptimizerFormatError& result : optimizer_format_errors(device, simulation)) {
+    results.push_back({{"moment1", result.moment1},
+                       {"moment2", result.moment2},
+                       {"bytes_per_parameter", result.bytes_per_parameter},
+                       {"error", result.error}});
   }
   return {{"beta2", simulation.beta2}, {"steps", simulation.steps}, {"results", results}};
 }

@@ -252,9 +252,9 @@ Json run_step(const BenchOptions& options) {
   Settings settings;
   settings.device = device_choice_named(options.device);
   settings.gemm_tuning = options.tune;
-  const RankDevice place = take_device(settings, *host);
-  Communicator* const comm = place.comm == nullptr ? host.get() : place.comm.get();
-  const Json rates = step_rates(*place.device, *comm, options, threads);
+  const RankDevice rank_device = take_device(settings, *host);
+  Communicator* const comm = rank_device.comm == nullptr ? host.get() : rank_device.comm.get();
+  const Json rates = step_rates(*rank_device.device, *comm, options, threads);
   if (comm->rank() != 0) {
     return nullptr;
   }

@@ -13,7 +13,7 @@ namespace fp8train {
 /// Whether --device names a GPU to model: "meta:h200".
 bool is_modeled_device(const std::string& device);
 
-/// Throws ConfigError for an unknown GPU, preset or row, a timeline and a ZeRO stage.
+/// Throws ConfigError for an unknown GPU, preset or plan, a timeline and a ZeRO stage.
 nlohmann::ordered_json step_model_report(const std::string& device, const StepBench& bench);
 
 /// As tables.

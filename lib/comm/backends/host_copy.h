@@ -21,7 +21,7 @@ inline bool moves_bytes(const Stream& stream, const char* kind, const char* oper
   return stream.kind() == DeviceKind::cpu;
 }
 
-/// Nothing where both are the same place.
+/// Nothing where both are the same memory.
 inline void copy_bytes(void* to, const void* from, size_t bytes) {
   if (to != from && bytes > 0) {
     std::memcpy(to, from, bytes);

@@ -283,7 +283,7 @@ Topology find_topology(int size) {
   check_mpi(MPI_Allgather(&leader, 1, MPI_INT, leaders.data(), 1, MPI_INT, MPI_COMM_WORLD),
             "finding the ranks of a node");
   MPI_Comm_free(&node);
-  return Topology::of_places(leaders);
+  return Topology::of_node_names(leaders);
 }
 
 }  // namespace

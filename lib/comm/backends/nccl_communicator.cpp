@@ -232,7 +232,7 @@ std::unique_ptr<Communicator> make_nccl_communicator(const Rendezvous& rendezvou
                              rendezvous.rank, nullptr);
   strangers.set_timeout(rendezvous.timeout_seconds);
   auto made = std::make_unique<NcclCommunicator>(
-      group, Topology::of_places(strangers.all_gather_values(rendezvous.node)), rendezvous.rank,
+      group, Topology::of_node_names(strangers.all_gather_values(rendezvous.node)), rendezvous.rank,
       nullptr);
   made->set_timeout(rendezvous.timeout_seconds);
   return made;

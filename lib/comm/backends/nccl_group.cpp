@@ -95,7 +95,7 @@ class Family final : public NcclFamily {
 
   Watchdog& watchdog() override { return watchdog_; }
 
-  /// A place for a communicator that `make` writes to, now or before it is ready.
+  /// A slot for a communicator that `make` writes to, now or before it is ready.
   using Slot = std::list<ncclComm_t>::iterator;
   template <typename Make>
   Slot open(const std::string& what, double timeout, ncclComm_t parent, const Make& make) {

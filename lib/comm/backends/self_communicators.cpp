@@ -36,11 +36,11 @@ class SelfCommunicator final : public Communicator {
   /// This rank's own part, and zeros for those of others.
   void receive(const Operation& operation, const void* own) {
     const size_t bytes = operation.bytes;
-    void* place = offset_bytes(operation.recv, static_cast<size_t>(rank()) * bytes);
-    if ((size() == 1 && place == own) || !moves_bytes(operation.stream, kind_, operation.name())) {
+    void* part = offset_bytes(operation.recv, static_cast<size_t>(rank()) * bytes);
+    if ((size() == 1 && part == own) || !moves_bytes(operation.stream, kind_, operation.name())) {
       return;
     }
-    copy_bytes(place, own, bytes);
+    copy_bytes(part, own, bytes);
     for (int other = 0; other < size(); ++other) {
       if (other != rank()) {
         std::fill_n(static_cast<std::byte*>(

@@ -145,7 +145,7 @@ void CodeExchange::find_scales() {
 }
 
 void CodeExchange::pack() {
-  ops::pack_shared(stream_, whole(), scales(), codes(scratch_, ranks()), places());
+  ops::pack_shared(stream_, whole(), scales(), codes(scratch_, ranks()), chunk_range());
   if (ranks() > 1) {
     work_ = comm_->all_to_all(stream_, scratch_, received(), static_cast<size_t>(here()));
   }
@@ -188,7 +188,7 @@ void CodeExchange::read() {
   if (!last_piece()) {
     to.code_scales = {};
   }
-  ops::read_shared(stream_, codes(scratch_, ranks()), scales(), factor_, to, places());
+  ops::read_shared(stream_, codes(scratch_, ranks()), scales(), factor_, to, chunk_range());
 }
 
 }  // namespace

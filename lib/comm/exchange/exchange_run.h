@@ -47,7 +47,7 @@ class ExchangeRun : public GradientExchange {
   int64_t own_here() const { return std::clamp(own_elements() - offset_, int64_t{0}, here()); }
   View shard_here() const;
   /// Its rows in the bucket, one for each rank.
-  ops::ChunkRange places() const { return {.first = offset_, .stride = chunk_}; }
+  ops::ChunkRange chunk_range() const { return {.first = offset_, .stride = chunk_}; }
   bool first_piece() const { return offset_ == 0; }
   bool last_piece() const { return offset_ + piece_ >= chunk_; }
 

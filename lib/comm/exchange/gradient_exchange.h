@@ -97,7 +97,7 @@ class GradientExchange {
 
   /// Packs the first piece and starts to send. scratch: 256-byte aligned, free again after
   /// finish(). `shard` (ExchangeResult::shard only): own_elements(), fp32 or bf16; may be the
-  /// shard's own place in the bucket.
+  /// shard's own part of the bucket.
   virtual void start(Stream stream, void* scratch, float factor, const View& shard = {}) = 0;
 
   /// Goes on as far as that takes no waiting. True when the result is there.

@@ -109,7 +109,7 @@ void PacketExchange::begin() {
                            .format = format,
                            .chunk = here(),
                            .chunks = ranks(),
-                           .range = places(),
+                           .range = chunk_range(),
                            .inner = two_hop() ? node_->size() : 1,
                            .packets = sent()});
   const size_t packet = packet_bytes(format, here());
@@ -228,14 +228,14 @@ void PacketExchange::read() {
                                       .chunk = here(),
                                       .chunks = ranks(),
                                       .y = bucket_.gradients,
-                                      .range = places()});
+                                      .range = chunk_range()});
   }
   ops::sum_wire(stream_, {.packets = means(),
                           .format = gather_,
                           .chunk = here(),
                           .chunks = ranks(),
                           .y = bucket_.gradients.codes,
-                          .range = places()});
+                          .range = chunk_range()});
 }
 
 }  // namespace

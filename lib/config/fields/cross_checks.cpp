@@ -42,10 +42,10 @@ class Checks {
 
   void complain(const std::string& key, const std::string& text) {
     if (const GivenKey* written = given_.find(key)) {
-      problems_.add(written->place, written->spelled, text);
+      problems_.add(written->mark, written->spelled, text);
     } else {
       const size_t dot = key.rfind('.');
-      problems_.add(given_.section_place(key.substr(0, dot)), key, text);
+      problems_.add(given_.section_mark(key.substr(0, dot)), key, text);
     }
   }
 
@@ -113,7 +113,7 @@ void Checks::model() {
       complain("model.from", "conflicts with model.preset; remove one of them");
     } else if (shape != nullptr) {
       problems_.add(
-          shape->place, shape->spelled,
+          shape->mark, shape->spelled,
           "conflicts with model.from, whose config.json has the shape; remove one of them");
     }
     return;
@@ -308,7 +308,7 @@ void Checks::plan() {
     }
     const GivenKey* written = given_.find(key);
     const bool renamed = written != nullptr && written->spelled != key;
-    problems_.add(written == nullptr ? SourceMark{} : written->place,
+    problems_.add(written == nullptr ? SourceMark{} : written->mark,
                   renamed ? written->spelled : "", message);
   }
 }
@@ -341,7 +341,7 @@ void Checks::precision() {
   for (const auto& [position, given] : given_.all()) {
     if (given.field->key.starts_with("fp8.")) {
       meaningful = false;
-      problems_.add(given.place, given.spelled,
+      problems_.add(given.mark, given.spelled,
                     fmt::format("has no meaning with mixed_precision: {}; set mixed_precision: "
                                 "fp8 or remove the key",
                                 fields::name_in(kMixedPrecisions, request.mixed_precision)));

@@ -95,19 +95,19 @@ void FieldValue::expected(const std::string& what, const std::string& hint) cons
 }
 
 void FieldValue::fail(const std::string& text) const {
-  problems_.add(place_, key_, text);
+  problems_.add(mark_, key_, text);
 }
 
-SourceMark FieldValue::place_of(int line, int column) const {
-  return line == 0 ? place_ : SourceMark{place_.source, line, column};
+SourceMark FieldValue::mark_of(int line, int column) const {
+  return line == 0 ? mark_ : SourceMark{mark_.source, line, column};
 }
 
 FieldValue FieldValue::child(const YamlNode& node, std::string key) const {
-  return {node, std::move(key), place_of(node.line, node.column), problems_};
+  return {node, std::move(key), mark_of(node.line, node.column), problems_};
 }
 
-FieldValue FieldValue::child(const YamlKey& place, const YamlNode& node, std::string key) const {
-  return {node, std::move(key), place_of(place.line, place.column), problems_};
+FieldValue FieldValue::child(const YamlKey& written, const YamlNode& node, std::string key) const {
+  return {node, std::move(key), mark_of(written.line, written.column), problems_};
 }
 
 Field Field::also(std::vector<std::string> names) && {
@@ -306,7 +306,7 @@ bool read_keys(const FieldValue& map, const std::string& what, const std::vector
   size_t position = 0;
   const bool is_map =
       for_each_key(map, what, [&](const std::string& name, const FieldValue& value) {
-        const YamlKey& place = map.node().keys[position++];
+        const YamlKey& written = map.node().keys[position++];
         const auto known = std::find_if(keys.begin(), keys.end(),
                                         [&](const KeyReader& key) { return key.name == name; });
         if (known != keys.end()) {
@@ -319,7 +319,7 @@ bool read_keys(const FieldValue& map, const std::string& what, const std::vector
           names.push_back(key.name);
         }
         const std::string near = nearest_name(name, names);
-        map.child(place, value.node(), value.key())
+        map.child(written, value.node(), value.key())
             .fail("unknown key; " + (near.empty() ? "there are: " + joined(names)
                                                   : fmt::format("did you mean \"{}\"?", near)));
       });

@@ -18,8 +18,8 @@ namespace fp8train {
 /// A value on its way into Settings, with everything needed to complain about it.
 class FieldValue {
  public:
-  FieldValue(const YamlNode& node, std::string key, SourceMark place, Problems& problems)
-      : node_(node), key_(std::move(key)), place_(place), problems_(problems) {}
+  FieldValue(const YamlNode& node, std::string key, SourceMark mark, Problems& problems)
+      : node_(node), key_(std::move(key)), mark_(mark), problems_(problems) {}
 
   const YamlNode& node() const { return node_; }
   const std::string& key() const { return key_; }
@@ -31,14 +31,14 @@ class FieldValue {
   /// An element of a list or a value of a map, under `key`.
   FieldValue child(const YamlNode& node, std::string key) const;
   /// The same for a key that is in a map of this value.
-  FieldValue child(const YamlKey& place, const YamlNode& node, std::string key) const;
+  FieldValue child(const YamlKey& written, const YamlNode& node, std::string key) const;
 
  private:
-  SourceMark place_of(int line, int column) const;
+  SourceMark mark_of(int line, int column) const;
 
   const YamlNode& node_;
   std::string key_;
-  SourceMark place_;
+  SourceMark mark_;
   Problems& problems_;
 };
 

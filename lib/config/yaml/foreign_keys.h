@@ -33,7 +33,7 @@ class ForeignKeys {
   /// layer; nothing where it names none.
   struct Included {
     std::string path;
-    SourceMark place;
+    SourceMark mark;
   };
   virtual std::optional<Included> take_included() { return {}; }
 

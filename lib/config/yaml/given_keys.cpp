@@ -18,10 +18,10 @@ bool accepts_text(const PassiveKey& key, const YamlNode& node) {
          std::find(key.harmless.begin(), key.harmless.end(), node.text) != key.harmless.end();
 }
 
-SourceMark place_of_value(const GivenKey& given) {
+SourceMark mark_of_value(const GivenKey& given) {
   const bool has_own = given.node.line > 0;
-  return {given.place.source, has_own ? given.node.line : given.place.line,
-          has_own ? given.node.column : given.place.column};
+  return {given.mark.source, has_own ? given.node.line : given.mark.line,
+          has_own ? given.node.column : given.mark.column};
 }
 
 bool same_value(const YamlNode& a, const YamlNode& b) {
@@ -33,85 +33,85 @@ bool same_value(const YamlNode& a, const YamlNode& b) {
 
 }  // namespace
 
-void GivenKeys::add(const std::string& path, const YamlNode& node, SourceMark place, int layer,
+void GivenKeys::add(const std::string& path, const YamlNode& node, SourceMark mark, int layer,
                     const std::string& spelled) {
   if (const Field* field = find_field(path)) {
-    add_value(*field, spelled.empty() ? path : spelled, node, place, layer);
+    add_value(*field, spelled.empty() ? path : spelled, node, mark, layer);
   } else if (path.empty() || is_section(path)) {
-    add_section(path, node, place, layer);
+    add_section(path, node, mark, layer);
   } else {
-    add_unknown(path, node, place);
+    add_unknown(path, node, mark);
   }
 }
 
-void GivenKeys::add_section(const std::string& path, const YamlNode& node, SourceMark place,
+void GivenKeys::add_section(const std::string& path, const YamlNode& node, SourceMark mark,
                             int layer) {
   if (!path.empty()) {
-    sections_.emplace(path, place);
+    sections_.emplace(path, mark);
   }
   if (node.kind == YamlNode::Kind::null || node.reported) {
     return;  // a section whose keys are all commented out
   }
   if (node.kind != YamlNode::Kind::map) {
     problems_.add(
-        place, path,
+        mark, path,
         fmt::format("expected {}, got {}", path.empty() ? "sections and keys" : "a section of keys",
                     describe(node)));
     return;
   }
   for (size_t i = 0; i < node.items.size(); ++i) {
     const YamlKey& key = node.keys[i];
-    const SourceMark key_place = {place.source, key.line, key.column};
+    const SourceMark key_mark = {mark.source, key.line, key.column};
     if (path.empty() && key.text.find('.') != std::string::npos) {
-      add_unknown(key.text, node.items[i], key_place);
+      add_unknown(key.text, node.items[i], key_mark);
     } else {
-      add(path.empty() ? key.text : path + "." + key.text, node.items[i], key_place, layer,
+      add(path.empty() ? key.text : path + "." + key.text, node.items[i], key_mark, layer,
           key.spelled);
     }
   }
 }
 
 void GivenKeys::add_value(const Field& field, const std::string& spelled, const YamlNode& node,
-                          SourceMark place, int layer) {
+                          SourceMark mark, int layer) {
   const auto found = keys_.find(position_of(field));
-  const bool of_two_files = found != keys_.end() && found->second.place.source != place.source &&
-                            problems_.is_file(found->second.place.source) &&
-                            problems_.is_file(place.source);
+  const bool of_two_files = found != keys_.end() && found->second.mark.source != mark.source &&
+                            problems_.is_file(found->second.mark.source) &&
+                            problems_.is_file(mark.source);
   if (of_two_files && same_value(found->second.node, node)) {
     return;
   }
   if (of_two_files && found->second.layer < layer) {
-    notes_.push_back(fmt::format("{}: {} replaces {} ({})", problems_.where(place), spelled,
-                                 found->second.spelled, problems_.where(found->second.place)));
+    notes_.push_back(fmt::format("{}: {} replaces {} ({})", problems_.where(mark), spelled,
+                                 found->second.spelled, problems_.where(found->second.mark)));
   }
   if (found != keys_.end() && found->second.layer == layer) {
-    problems_.add(place, spelled,
+    problems_.add(mark, spelled,
                   fmt::format("given twice, first as {} at {}", found->second.spelled,
-                              problems_.where(found->second.place)));
+                              problems_.where(found->second.mark)));
     return;
   }
-  keys_[position_of(field)] = {&field, spelled, node, place, layer, true};
+  keys_[position_of(field)] = {&field, spelled, node, mark, layer, true};
 }
 
-void GivenKeys::add_unknown(const std::string& path, const YamlNode& node, SourceMark place) {
+void GivenKeys::add_unknown(const std::string& path, const YamlNode& node, SourceMark mark) {
   if (const PassiveKey* passive = find_passive_key(path)) {
     if (!accepts_text(*passive, node)) {
-      problems_.add(place, path, passive->objection);
+      problems_.add(mark, path, passive->objection);
     }
     return;
   }
   const size_t last_dot = find_field(path) == nullptr ? path.rfind('.') : std::string::npos;
   const bool has_section = last_dot != std::string::npos;
   const std::string section = has_section ? path.substr(0, last_dot) : "";
-  places_of_unknown_.insert(section);
+  sections_with_unknown_.insert(section);
   unknown_section_ = unknown_section_ || (!has_section && node.kind == YamlNode::Kind::map);
   if (problems_.full()) {
-    problems_.add(place, path, "unknown key");
+    problems_.add(mark, path, "unknown key");
     return;
   }
   const std::string advice =
       advice_for_unknown_key(section, has_section ? path.substr(last_dot + 1) : path);
-  problems_.add(place, path, "unknown key" + (advice.empty() ? "" : "; " + advice));
+  problems_.add(mark, path, "unknown key" + (advice.empty() ? "" : "; " + advice));
 }
 
 const GivenKey* GivenKeys::find(std::string_view field_key) const {
@@ -126,7 +126,7 @@ void GivenKeys::erase(std::string_view field_key) {
   }
 }
 
-void GivenKeys::remove_section(const std::string& section, SourceMark place) {
+void GivenKeys::remove_section(const std::string& section, SourceMark mark) {
   std::vector<std::string> removed;
   std::erase_if(keys_, [&](const auto& entry) {
     const GivenKey& key = entry.second;
@@ -138,7 +138,7 @@ void GivenKeys::remove_section(const std::string& section, SourceMark place) {
     return inside;
   });
   if (!removed.empty()) {
-    note(fmt::format("{} removes {}", problems_.where(place), joined(removed)));
+    note(fmt::format("{} removes {}", problems_.where(mark), joined(removed)));
   }
 }
 
@@ -146,16 +146,16 @@ void GivenKeys::read_all(Settings& settings) {
   for (auto& [position, given] : keys_) {
     const size_t before = problems_.count();
     given.field->read(settings,
-                      FieldValue(given.node, given.spelled, place_of_value(given), problems_));
+                      FieldValue(given.node, given.spelled, mark_of_value(given), problems_));
     given.usable = problems_.count() == before && !given.node.reported;
   }
 }
 
 bool GivenKeys::may_be_misspelled(const std::string& key) const {
-  return unknown_section_ || places_of_unknown_.contains(key.substr(0, key.rfind('.')));
+  return unknown_section_ || sections_with_unknown_.contains(key.substr(0, key.rfind('.')));
 }
 
-SourceMark GivenKeys::section_place(const std::string& section) const {
+SourceMark GivenKeys::section_mark(const std::string& section) const {
   const auto found = sections_.find(section);
   return found == sections_.end() ? SourceMark{} : found->second;
 }

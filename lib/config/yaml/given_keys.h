@@ -17,7 +17,7 @@ struct GivenKey {
   const Field* field = nullptr;
   std::string spelled;  ///< the key as written: an alias or the field's own
   YamlNode node;
-  SourceMark place;  ///< of the key
+  SourceMark mark;  ///< of the key
   int layer = 0;
   bool usable = true;  ///< its value could be read
 };
@@ -30,14 +30,14 @@ class GivenKeys {
   /// higher `layer` replace earlier ones, which is noted between two files; the same field twice in
   /// one layer is a problem, unless two files say the same.
   /// `spelled`: the key as the user wrote it, where that is another one.
-  void add(const std::string& path, const YamlNode& node, SourceMark place, int layer,
+  void add(const std::string& path, const YamlNode& node, SourceMark mark, int layer,
            const std::string& spelled = "");
 
   /// Null when nobody wrote it.
   const GivenKey* find(std::string_view field_key) const;
   void erase(std::string_view field_key);
-  /// Removes every key of a section, because of an empty value at `place`, and notes it.
-  void remove_section(const std::string& section, SourceMark place);
+  /// Removes every key of a section, because of an empty value at `mark`, and notes it.
+  void remove_section(const std::string& section, SourceMark mark);
 
   /// What replaced what, one line each, where nobody would expect it.
   const std::vector<std::string>& notes() const { return notes_; }
@@ -54,19 +54,19 @@ class GivenKeys {
   bool may_be_misspelled(const std::string& key) const;
 
   /// Where the section was opened, else the first source.
-  SourceMark section_place(const std::string& section) const;
+  SourceMark section_mark(const std::string& section) const;
 
  private:
-  void add_section(const std::string& path, const YamlNode& node, SourceMark place, int layer);
+  void add_section(const std::string& path, const YamlNode& node, SourceMark mark, int layer);
   void add_value(const Field& field, const std::string& spelled, const YamlNode& node,
-                 SourceMark place, int layer);
-  void add_unknown(const std::string& path, const YamlNode& node, SourceMark place);
+                 SourceMark mark, int layer);
+  void add_unknown(const std::string& path, const YamlNode& node, SourceMark mark);
 
   Problems& problems_;
   std::vector<std::string> notes_;
   std::map<size_t, GivenKey> keys_;  // by position in the table
   std::map<std::string, SourceMark> sections_;
-  std::set<std::string> places_of_unknown_;  // sections
+  std::set<std::string> sections_with_unknown_;
   bool unknown_section_ = false;
 };
 

@@ -21,16 +21,16 @@ size_t Problems::add_source(std::string name, bool has_lines) {
   return sources_.size() - 1;
 }
 
-std::string Problems::where(SourceMark place) const {
-  const Source& source = sources_.at(place.source);
-  if (!source.has_lines || place.line == 0) {
+std::string Problems::where(SourceMark mark) const {
+  const Source& source = sources_.at(mark.source);
+  if (!source.has_lines || mark.line == 0) {
     return source.name;
   }
-  return fmt::format("{}:{}:{}", source.name, place.line, place.column);
+  return fmt::format("{}:{}:{}", source.name, mark.line, mark.column);
 }
 
-void Problems::add(SourceMark place, const std::string& key, const std::string& text) {
-  items_.push_back({place, key, text});
+void Problems::add(SourceMark mark, const std::string& key, const std::string& text) {
+  items_.push_back({mark, key, text});
 }
 
 bool Problems::full() const {
@@ -43,13 +43,13 @@ void Problems::raise() const {
   }
   std::vector<Problem> sorted = items_;
   std::stable_sort(sorted.begin(), sorted.end(), [](const Problem& a, const Problem& b) {
-    return std::tie(a.place.source, a.place.line, a.place.column) <
-           std::tie(b.place.source, b.place.line, b.place.column);
+    return std::tie(a.mark.source, a.mark.line, a.mark.column) <
+           std::tie(b.mark.source, b.mark.line, b.mark.column);
   });
   std::string message;
   for (size_t i = 0; i < std::min(sorted.size(), kMaxReported); ++i) {
     const Problem& problem = sorted[i];
-    message += fmt::format("{}{}: {}{}{}", i == 0 ? "" : "\n", where(problem.place), problem.key,
+    message += fmt::format("{}{}: {}{}{}", i == 0 ? "" : "\n", where(problem.mark), problem.key,
                            problem.key.empty() ? "" : ": ", problem.text);
   }
   if (sorted.size() > kMaxReported) {

@@ -21,7 +21,7 @@ class Problems {
   size_t add_source(std::string name, bool has_lines);
 
   /// `key` is the dotted key, empty when the whole source is meant.
-  void add(SourceMark place, const std::string& key, const std::string& text);
+  void add(SourceMark mark, const std::string& key, const std::string& text);
 
   bool empty() const { return items_.empty(); }
 
@@ -29,7 +29,7 @@ class Problems {
 
   /// One problem, for those who show it in their own way.
   struct Problem {
-    SourceMark place;
+    SourceMark mark;
     std::string key;
     std::string text;
   };
@@ -41,9 +41,9 @@ class Problems {
   bool is_file(size_t source) const { return sources_[source].has_lines; }
 
   /// "run.yaml:3:5" or "--set a.b=v".
-  std::string where(SourceMark place) const;
+  std::string where(SourceMark mark) const;
 
-  /// Throws ConfigError with one line per problem in order of place, unless there is none.
+  /// Throws ConfigError with one line per problem in order of their marks, unless there is none.
   void raise() const;
 
  private:

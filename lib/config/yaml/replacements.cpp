@@ -107,7 +107,7 @@ class Replacement {
     for (const auto& [position, key] : given_.all()) {
       if (key.layer < higher->layer && key.field->key != winner && loses(key.field->key)) {
         named += fmt::format("{}{} ({})", named.empty() ? "" : ", ", key.spelled,
-                             problems_.where(key.place));
+                             problems_.where(key.mark));
         losers.push_back(key.field->key);
       }
     }
@@ -116,9 +116,9 @@ class Replacement {
     }
     given_.note(
         fmt::format("{} replaces {}",
-                    problems_.is_file(higher->place.source)
-                        ? fmt::format("{} ({})", higher->spelled, problems_.where(higher->place))
-                        : problems_.where(higher->place),
+                    problems_.is_file(higher->mark.source)
+                        ? fmt::format("{} ({})", higher->spelled, problems_.where(higher->mark))
+                        : problems_.where(higher->mark),
                     named));
     for (const std::string& loser : losers) {
       given_.erase(loser);

@@ -36,7 +36,7 @@ struct YamlNode {
 };
 
 /// The single document in `text`; a null node when there is none. Everything wrong goes to
-/// `problems` with `source` as its place and `path` (dotted, may be empty) in front of the keys;
+/// `problems` with a mark in `source` and `path` (dotted, may be empty) in front of the keys;
 /// after an error that ends the reading (syntax, depth, size, a second document) the root is
 /// `reported` and the tree is what was complete before it.
 YamlNode parse_yaml(std::string_view text, const std::string& path, size_t source,

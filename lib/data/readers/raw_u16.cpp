@@ -26,8 +26,8 @@ bool is_text(std::string_view head) {
   return !head.empty() && !has_control && is_utf8(without_cut_end(head));
 }
 
-/// The largest 16-bit values at even and at odd places of the file's begin, middle and end.
-std::array<int, 2> largest_by_place(const InputFile& file) {
+/// The largest 16-bit values at even and at odd positions of the file's begin, middle and end.
+std::array<int, 2> largest_by_parity(const InputFile& file) {
   std::array<int, 2> largest = {0, 0};
   const uint64_t words = file.size() / sizeof(uint16_t);
   const uint64_t part = std::min<uint64_t>(words, kProbeBytes) / 2 * 2;
@@ -53,7 +53,7 @@ std::string why_not_u16(const InputFile& file, std::string_view head) {
   if (file.size() < kFewIds * sizeof(uint16_t)) {
     return "";
   }
-  const auto [even, odd] = largest_by_place(file);
+  const auto [even, odd] = largest_by_parity(file);
   if (odd == 0 || even == 0 || (odd <= kHighestHalf && even >= kSmallVocabulary)) {
     return "every second 16-bit value is 0 or nearly so, as in files of 32-bit or 64-bit ids; "
            "write the ids as 16-bit ones, as llm.c shards or as .npy";

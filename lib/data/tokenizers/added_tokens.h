@@ -1,7 +1,7 @@
 #pragma once
 // Added and special tokens of tokenizer.json (huggingface/tokenizers, src/tokenizer/
 // added_vocabulary.rs): they are found in the text before the model sees it, the longest of those
-// that begin at a place first.
+// that begin at a position first.
 
 #include <array>
 #include <cstdint>

@@ -44,7 +44,7 @@ class BpeModel::Memory final : public TokenModel::Scratch {
   std::vector<uint32_t> ranks;
 };
 
-BpeModel::BpeModel(BpeVocabulary vocabulary, const std::string& place)
+BpeModel::BpeModel(BpeVocabulary vocabulary, const std::string& where)
     : TokenModel(std::move(vocabulary.tokens)),
       byte_level_(vocabulary.byte_level),
       byte_fallback_(vocabulary.byte_fallback),
@@ -59,13 +59,13 @@ BpeModel::BpeModel(BpeVocabulary vocabulary, const std::string& place)
   if (!vocabulary.unknown.empty()) {
     const auto found = ids.find(vocabulary.unknown);
     if (found == ids.end()) {
-      throw DataError(fmt::format("{}: unk_token '{}' is not in the vocabulary", place,
+      throw DataError(fmt::format("{}: unk_token '{}' is not in the vocabulary", where,
                                   printable(vocabulary.unknown)));
     }
     unknown_ = found->second;
   }
-  read_merges(vocabulary.merges, ids, place);
-  read_characters(ids, place);
+  read_merges(vocabulary.merges, ids, where);
+  read_characters(ids, where);
   if (ignore_merges_) {
     bytes_of_tokens_.resize(tokens().size());
     for (size_t id = 0; id < tokens().size(); ++id) {
@@ -78,7 +78,7 @@ BpeModel::BpeModel(BpeVocabulary vocabulary, const std::string& place)
 }
 
 void BpeModel::read_merges(const std::vector<std::pair<std::string, std::string>>& merges,
-                           const Texts& ids, const std::string& place) {
+                           const Texts& ids, const std::string& where) {
   cuts_at_mark_ = !byte_level_ && !ignore_merges_;
   for (size_t rank = 0; rank < merges.size(); ++rank) {
     const auto& [left, right] = merges[rank];
@@ -89,7 +89,7 @@ void BpeModel::read_merges(const std::vector<std::pair<std::string, std::string>
       const auto id = ids.find(*texts[i]);
       if (id == ids.end()) {
         throw DataError(fmt::format("{}: merge {} of '{}' and '{}': '{}' is not in the vocabulary",
-                                    place, rank, printable(left), printable(right),
+                                    where, rank, printable(left), printable(right),
                                     printable(*texts[i])));
       }
       found[i] = id->second;
@@ -99,7 +99,7 @@ void BpeModel::read_merges(const std::vector<std::pair<std::string, std::string>
   }
 }
 
-void BpeModel::read_characters(const Texts& ids, const std::string& place) {
+void BpeModel::read_characters(const Texts& ids, const std::string& where) {
   for (size_t byte = 0; byte < bytes_.size(); ++byte) {
     std::string text = byte_token(static_cast<uint8_t>(byte));
     if (byte_level_) {
@@ -111,7 +111,7 @@ void BpeModel::read_characters(const Texts& ids, const std::string& place) {
   }
   if (byte_level_) {
     if (std::all_of(bytes_.begin(), bytes_.end(), [](int32_t id) { return id < 0; })) {
-      throw DataError(place + ": no token is a single byte of the byte-level alphabet");
+      throw DataError(where + ": no token is a single byte of the byte-level alphabet");
     }
     return;
   }

@@ -30,8 +30,8 @@ struct BpeVocabulary {
 
 class BpeModel final : public TokenModel {
  public:
-  /// Throws DataError beginning with `place` where a merge names a token that is not there.
-  BpeModel(BpeVocabulary vocabulary, const std::string& place);
+  /// Throws DataError beginning with `where` where a merge names a token that is not there.
+  BpeModel(BpeVocabulary vocabulary, const std::string& where);
 
   std::unique_ptr<Scratch> make_scratch() const override;
   void encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids) const override;
@@ -41,8 +41,8 @@ class BpeModel final : public TokenModel {
   using Texts = std::unordered_map<std::string_view, int32_t>;
 
   void read_merges(const std::vector<std::pair<std::string, std::string>>& merges, const Texts& ids,
-                   const std::string& place);
-  void read_characters(const Texts& ids, const std::string& place);
+                   const std::string& where);
+  void read_characters(const Texts& ids, const std::string& where);
   int32_t id_of(char32_t character) const;
   void encode_word(std::string_view word, Memory& memory, std::vector<int32_t>& ids) const;
   void append_symbols(std::string_view word, std::vector<int32_t>& symbols) const;

@@ -15,11 +15,11 @@ constexpr int kMostDepth = 16;
 
 }  // namespace
 
-JsonPart::JsonPart(const nlohmann::json& value, std::string place)
-    : JsonPart(value, std::move(place), 0) {}
+JsonPart::JsonPart(const nlohmann::json& value, std::string where)
+    : JsonPart(value, std::move(where), 0) {}
 
-JsonPart::JsonPart(const nlohmann::json& value, std::string place, int depth)
-    : value_(&value), place_(std::move(place)), depth_(depth) {}
+JsonPart::JsonPart(const nlohmann::json& value, std::string where, int depth)
+    : value_(&value), where_(std::move(where)), depth_(depth) {}
 
 bool JsonPart::has(std::string_view key) const {
   if (!value_->is_object()) return false;
@@ -31,7 +31,7 @@ JsonPart JsonPart::at(std::string_view key) const {
   if (!has(key)) {
     refuse(fmt::format("'{}' is missing", key));
   }
-  return {*value_->find(key), fmt::format("{}.{}", place_, key), depth_};
+  return {*value_->find(key), fmt::format("{}.{}", where_, key), depth_};
 }
 
 JsonPart JsonPart::at(size_t index) const {
@@ -41,7 +41,7 @@ JsonPart JsonPart::at(size_t index) const {
   if (depth_ >= kMostDepth) {
     refuse(fmt::format("is nested more than {} deep", kMostDepth));
   }
-  return {(*value_)[index], fmt::format("{}[{}]", place_, index), depth_ + 1};
+  return {(*value_)[index], fmt::format("{}[{}]", where_, index), depth_ + 1};
 }
 
 std::string JsonPart::text(std::string_view key) const {
@@ -83,7 +83,7 @@ void JsonPart::only(std::initializer_list<std::string_view> known) const {
 }
 
 void JsonPart::refuse(const std::string& what) const {
-  throw DataError(fmt::format("{}: {}", place_, what));
+  throw DataError(fmt::format("{}: {}", where_, what));
 }
 
 void refuse_type(const JsonPart& part, std::string_view kind, std::string_view known) {

@@ -13,11 +13,11 @@ namespace fp8train::tokenizers {
 
 class JsonPart {
  public:
-  /// `place` is the file and the path of keys, for messages. Refers to `value`.
-  JsonPart(const nlohmann::json& value, std::string place);
+  /// `where` is the file and the path of keys, for messages. Refers to `value`.
+  JsonPart(const nlohmann::json& value, std::string where);
 
   const nlohmann::json& value() const { return *value_; }
-  const std::string& place() const { return place_; }
+  const std::string& where() const { return where_; }
 
   bool has(std::string_view key) const;  ///< there and not null
   JsonPart at(std::string_view key) const;
@@ -42,14 +42,14 @@ class JsonPart {
   /// Refuses fields with a value that are not among these and not "type".
   void only(std::initializer_list<std::string_view> known) const;
 
-  /// Throws DataError: "PLACE: WHAT".
+  /// Throws DataError: "WHERE: WHAT".
   [[noreturn]] void refuse(const std::string& what) const;
 
  private:
-  JsonPart(const nlohmann::json& value, std::string place, int depth);
+  JsonPart(const nlohmann::json& value, std::string where, int depth);
 
   const nlohmann::json* value_;
-  std::string place_;
+  std::string where_;
   int depth_ = 0;  ///< lists that it is in
 };
 

@@ -29,7 +29,7 @@ void merge_pairs(std::vector<int32_t>& ids, const Find& find) {
     PairMerge<Rank> merge;
     size_t left, right;
     int32_t left_id, right_id;
-    // Top of the heap: the lowest rank, then the leftmost place.
+    // Top of the heap: the lowest rank, then the leftmost position.
     bool operator<(const Candidate& other) const {
       return merge.rank != other.merge.rank ? merge.rank > other.merge.rank : left > other.left;
     }

@@ -62,7 +62,8 @@ bool is_ideograph(char32_t c) {
                      [c](const auto& range) { return c >= range.first && c <= range.second; });
 }
 
-/// BERT's: control characters go, white space becomes a space, ideographs stand alone.
+/// BERT's: control characters go, white space becomes a space, ideographs become words of their
+/// own.
 struct BertSteps {
   bool clean, ideographs, accents, lower;
 

@@ -51,9 +51,9 @@ std::unique_ptr<Tokenizer> recognize_own(const nlohmann::json& document) {
   if (auto bytes = make_byte_tokenizer(); is_file_of(*bytes)) return bytes;
   std::vector<std::string> characters(model["vocab"].size());
   for (const auto& [token, id] : model["vocab"].items()) {
-    const bool has_place = id.is_number_unsigned() && id.get<uint64_t>() < characters.size() &&
+    const bool has_index = id.is_number_unsigned() && id.get<uint64_t>() < characters.size() &&
                            code_point_length(token, 0) == token.size() && !token.empty();
-    if (!has_place || !characters[id.get<size_t>()].empty()) return nullptr;
+    if (!has_index || !characters[id.get<size_t>()].empty()) return nullptr;
     characters[id.get<size_t>()] = token;
   }
   if (characters.empty()) return nullptr;

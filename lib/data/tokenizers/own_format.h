@@ -49,7 +49,7 @@ struct BpePiece {
 };
 
 /// A llama2.c tokenizer from its pieces in id order. Throws DataError naming `where` when the byte
-/// pieces are not in their places.
+/// pieces are not where they belong.
 std::unique_ptr<Tokenizer> bpe_tokenizer_from(std::vector<BpePiece> pieces,
                                               const std::string& where);
 

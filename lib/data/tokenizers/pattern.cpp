@@ -5,7 +5,7 @@ namespace fp8train::tokenizers {
 Pattern::Pattern(const JsonPart& part) {
   if (part.has("Regex")) {
     expression_ = part.text("Regex");
-    regex_.emplace(expression_, part.place());
+    regex_.emplace(expression_, part.where());
   } else if (part.has("String")) {
     literal_ = part.text("String");
     if (literal_.empty()) part.refuse("an empty string matches nothing");

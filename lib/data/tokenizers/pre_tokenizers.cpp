@@ -122,8 +122,8 @@ PreTokenizer space_in_front() {
 }
 
 /// ByteLevel's own pattern, which leaves nothing between matches.
-PreTokenizer gpt2_split(const std::string& place) {
-  return {[pattern = Regex(kGpt2Pattern, place)](Piece piece, const PieceSink& sink) {
+PreTokenizer gpt2_split(const std::string& where) {
+  return {[pattern = Regex(kGpt2Pattern, where)](Piece piece, const PieceSink& sink) {
             pattern.for_each_part(piece.text, [&](size_t begin, size_t end, bool /*is_match*/) {
               sink({piece.text.substr(begin, end - begin), piece.at_start && begin == 0});
             });
@@ -242,7 +242,7 @@ void add_one(const JsonPart& part, Stages& stages) {
 void add_byte_level(const JsonPart& part, Stages& stages) {
   part.only({"add_prefix_space", "trim_offsets", "use_regex"});
   if (part.flag_or("add_prefix_space", true)) stages.push_back(space_in_front());
-  if (part.flag_or("use_regex", true)) stages.push_back(gpt2_split(part.place()));
+  if (part.flag_or("use_regex", true)) stages.push_back(gpt2_split(part.where()));
 }
 
 void add_bert(const JsonPart& part, Stages& stages) {

@@ -109,10 +109,10 @@ struct Regex::Code {
   bool compiled;  ///< to machine code
   std::string where;
 
-  Code(pcre2_code* made, std::string place)
+  Code(pcre2_code* made, std::string name)
       : code(made),
         compiled(pcre2_jit_compile(made, PCRE2_JIT_COMPLETE) == 0),
-        where(std::move(place)) {}
+        where(std::move(name)) {}
   Code(const Code&) = delete;
   Code& operator=(const Code&) = delete;
   ~Code() { pcre2_code_free(code); }

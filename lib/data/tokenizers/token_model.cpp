@@ -73,7 +73,7 @@ std::unique_ptr<TokenModel> read_bpe(const JsonPart& part, bool byte_level) {
   vocabulary.byte_fallback = part.flag_or("byte_fallback", false);
   vocabulary.fuse_unknown = part.flag_or("fuse_unk", false);
   vocabulary.ignore_merges = part.flag_or("ignore_merges", false);
-  return std::make_unique<BpeModel>(std::move(vocabulary), part.place());
+  return std::make_unique<BpeModel>(std::move(vocabulary), part.where());
 }
 
 std::unique_ptr<TokenModel> read_unigram(const JsonPart& part, bool byte_level) {
@@ -93,7 +93,7 @@ std::unique_ptr<TokenModel> read_unigram(const JsonPart& part, bool byte_level) 
   }
   vocabulary.unknown = part.has("unk_id") ? static_cast<int32_t>(part.number("unk_id")) : -1;
   vocabulary.byte_fallback = part.flag_or("byte_fallback", false);
-  return std::make_unique<UnigramModel>(std::move(vocabulary), part.place());
+  return std::make_unique<UnigramModel>(std::move(vocabulary), part.where());
 }
 
 std::unique_ptr<TokenModel> read_words(const JsonPart& part, bool byte_level) {
@@ -106,7 +106,7 @@ std::unique_ptr<TokenModel> read_words(const JsonPart& part, bool byte_level) {
   vocabulary.continuing_prefix = part.text_or("continuing_subword_prefix", "##");
   vocabulary.most_characters =
       part.has("max_input_chars_per_word") ? part.number("max_input_chars_per_word") : 100;
-  return std::make_unique<WordModel>(std::move(vocabulary), part.place());
+  return std::make_unique<WordModel>(std::move(vocabulary), part.where());
 }
 
 }  // namespace

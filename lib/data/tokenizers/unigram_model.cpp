@@ -43,15 +43,15 @@ class UnigramModel::Memory final : public TokenModel::Scratch {
   std::vector<size_t> path;
 };
 
-UnigramModel::UnigramModel(UnigramVocabulary vocabulary, const std::string& place)
+UnigramModel::UnigramModel(UnigramVocabulary vocabulary, const std::string& where)
     : TokenModel(std::move(vocabulary.tokens)),
       scores_(std::move(vocabulary.scores)),
       unknown_(vocabulary.unknown),
       byte_fallback_(vocabulary.byte_fallback),
       trie_(count_nodes(tokens())),
-      place_(place) {
+      where_(where) {
   if (unknown_ >= static_cast<int32_t>(tokens().size())) {
-    throw DataError(fmt::format("{}: unk_id {} is outside the vocabulary of {}", place, unknown_,
+    throw DataError(fmt::format("{}: unk_id {} is outside the vocabulary of {}", where, unknown_,
                                 tokens().size()));
   }
   bytes_.fill(-1);
@@ -60,7 +60,7 @@ UnigramModel::UnigramModel(UnigramVocabulary vocabulary, const std::string& plac
   for (size_t id = 0; id < tokens().size(); ++id) {
     const std::string& token = tokens()[id];
     if (!std::isfinite(scores_[id])) {
-      throw DataError(fmt::format("{}: token {} has a score that is not finite", place, id));
+      throw DataError(fmt::format("{}: token {} has a score that is not finite", where, id));
     }
     lowest = id == 0 ? scores_[id] : std::min(lowest, scores_[id]);
     int32_t node = 0;
@@ -104,7 +104,7 @@ void UnigramModel::find_best_path(std::string_view piece, Memory& memory) const 
     }
     if (!has_character) {
       if (unknown_ < 0) {
-        throw DataError(place_ + ": a character has no token, and there is no unk_id");
+        throw DataError(where_ + ": a character has no token, and there is no unk_id");
       }
       offer(begin, begin + character, unknown_, unknown_score_);
     }

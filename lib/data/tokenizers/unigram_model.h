@@ -25,7 +25,7 @@ struct UnigramVocabulary {
 
 class UnigramModel final : public TokenModel {
  public:
-  UnigramModel(UnigramVocabulary vocabulary, const std::string& place);
+  UnigramModel(UnigramVocabulary vocabulary, const std::string& where);
 
   std::unique_ptr<Scratch> make_scratch() const override;
   void encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids) const override;
@@ -41,7 +41,7 @@ class UnigramModel final : public TokenModel {
   double unknown_score_ = 0;
   std::array<int32_t, 256> bytes_ = {};
   PairTable trie_;  ///< node and byte to a token (rank) and the next node (id)
-  std::string place_;
+  std::string where_;
 };
 
 }  // namespace fp8train::tokenizers

@@ -10,7 +10,7 @@
 
 namespace fp8train::tokenizers {
 
-WordModel::WordModel(WordVocabulary vocabulary, const std::string& place)
+WordModel::WordModel(WordVocabulary vocabulary, const std::string& where)
     : TokenModel(std::move(vocabulary.tokens)),
       continuing_prefix_(std::move(vocabulary.continuing_prefix)),
       most_characters_(vocabulary.most_characters),
@@ -20,7 +20,7 @@ WordModel::WordModel(WordVocabulary vocabulary, const std::string& place)
   }
   const auto found = ids_.find(vocabulary.unknown);
   if (found == ids_.end()) {
-    throw DataError(fmt::format("{}: unk_token '{}' is not in the vocabulary", place,
+    throw DataError(fmt::format("{}: unk_token '{}' is not in the vocabulary", where,
                                 printable(vocabulary.unknown)));
   }
   unknown_ = found->second;

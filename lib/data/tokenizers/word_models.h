@@ -22,8 +22,8 @@ struct WordVocabulary {
 
 class WordModel final : public TokenModel {
  public:
-  /// Throws DataError beginning with `place` where the unknown token is not there.
-  WordModel(WordVocabulary vocabulary, const std::string& place);
+  /// Throws DataError beginning with `where` where the unknown token is not there.
+  WordModel(WordVocabulary vocabulary, const std::string& where);
 
   std::unique_ptr<Scratch> make_scratch() const override;
   void encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids) const override;

@@ -33,7 +33,7 @@ std::string processor_name() {
   return "unknown processor";
 }
 
-/// Without a place in the caches, where the copy is read much later than it is written: a fifth
+/// Past the caches, where the copy is read much later than it is written: a fifth
 /// less time for memory beyond them.
 void copy_past_caches(char* to, const char* from, size_t bytes) {
 #ifdef __SSE2__

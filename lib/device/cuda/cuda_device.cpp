@@ -180,7 +180,7 @@ class CudaDevice final : public Device {
   std::string hardware_id() const override {
     char text[32] = {};
     check_cuda(cudaDeviceGetPCIBusId(text, sizeof(text), context_.device),
-               "asking for a GPU's place");
+               "asking for a GPU's bus address");
     return text;
   }
 

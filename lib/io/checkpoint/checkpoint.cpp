@@ -242,17 +242,17 @@ bool is_checkpoint(const fs::path& folder) {
 }
 
 std::vector<CheckpointFolder> find_checkpoints(const fs::path& root) {
-  std::vector<CheckpointFolder> places;
+  std::vector<CheckpointFolder> folders;
   for (const fs::path& path : list_folder(root)) {
     const fs::path name = waits_for_its_name(path) ? path.stem() : path.filename();
     const auto step = step_of(name.string());
     if (step && fs::is_directory(path)) {
-      places.push_back({path, *step});
+      folders.push_back({path, *step});
     }
   }
-  std::sort(places.begin(), places.end(),
+  std::sort(folders.begin(), folders.end(),
             [](const CheckpointFolder& a, const CheckpointFolder& b) { return a.step > b.step; });
-  return places;
+  return folders;
 }
 
 CheckpointManifest verify_checkpoint(const fs::path& checkpoint, Verify depth) {
@@ -281,25 +281,25 @@ CheckpointManifest verify_checkpoint(const fs::path& checkpoint, Verify depth) {
 std::optional<CheckpointFolder> newest_valid(const fs::path& root,
                                              std::vector<std::string>& skipped,
                                              const std::function<void(const fs::path&)>& examine) {
-  for (const CheckpointFolder& place : find_checkpoints(root)) {
+  for (const CheckpointFolder& folder : find_checkpoints(root)) {
     try {
-      verify_checkpoint(place.path);
+      verify_checkpoint(folder.path);
       if (examine) {
-        examine(place.path);
+        examine(folder.path);
       }
-      return place;
+      return folder;
     } catch (const CheckpointError& error) {
       skipped.push_back(
-          fmt::format("skipped checkpoint {}: {}", place.path.filename().string(), error.what()));
+          fmt::format("skipped checkpoint {}: {}", folder.path.filename().string(), error.what()));
     }
   }
   return std::nullopt;
 }
 
 fs::path checkpoint_of_step(const fs::path& root, int64_t step) {
-  for (const CheckpointFolder& place : find_checkpoints(root)) {
-    if (place.step == step) {
-      return place.path;
+  for (const CheckpointFolder& folder : find_checkpoints(root)) {
+    if (folder.step == step) {
+      return folder.path;
     }
   }
   throw CheckpointError(fmt::format(

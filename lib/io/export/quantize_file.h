@@ -63,7 +63,7 @@ std::string_view scale_suffix(ScaleBlock granularity);
 /// Whether a tensor is cast.
 bool is_cast(const SafetensorsEntry& entry, const FileQuantization& how);
 
-/// What casting the tensors of `source` writes: codes, scales, and what is not cast. Their places
+/// What casting the tensors of `source` writes: codes, scales, and what is not cast. Their offsets
 /// are not known yet.
 std::vector<SafetensorsEntry> quantized_entries(const TensorSource& source,
                                                 const FileQuantization& how);

@@ -85,7 +85,7 @@ struct TensorBytes {
   const void* data = nullptr;
 };
 
-/// An entry of a file to be written; its place is not known yet.
+/// An entry of a file to be written; its offset is not known yet.
 SafetensorsEntry safetensors_entry(const std::string& name, DType dtype,
                                    const std::vector<int64_t>& shape);
 
@@ -107,8 +107,8 @@ void write_safetensors(const std::vector<TensorBytes>& tensors,
 /// together. Nothing is visible before commit().
 class SafetensorsWriter {
  public:
-  /// The file will hold `entries`, of which the places do not matter but sizes (end - begin) do; in
-  /// the order and with the metadata of write_safetensors. Throws as that does.
+  /// The file will hold `entries`, of which the offsets do not matter but sizes (end - begin) do;
+  /// in the order and with the metadata of write_safetensors. Throws as that does.
   SafetensorsWriter(const std::filesystem::path& path, std::vector<SafetensorsEntry> entries,
                     const std::map<std::string, std::string>& metadata);
 

@@ -20,7 +20,7 @@ using TensorSink = std::function<void(const std::string& name, const void* data)
 class ShardedWriter {
  public:
   /// Shards are filled in order of names up to `max_shard_bytes`; a larger tensor has one of its
-  /// own. As for SafetensorsWriter, places of entries do not matter. Throws DeviceError when the
+  /// own. As for SafetensorsWriter, offsets of entries do not matter. Throws DeviceError when the
   /// disk refuses.
   ShardedWriter(const std::filesystem::path& folder, std::vector<SafetensorsEntry> entries,
                 const std::map<std::string, std::string>& metadata, uint64_t max_shard_bytes);

@@ -52,7 +52,7 @@ TensorSource::TensorSource(const std::filesystem::path& path) : path_(path) {
         "unpickling runs code, convert them with transformers' save_pretrained",
         path.string(), kSingle, kIndex));
   }
-  for (const auto& [name, place] : places_) {
+  for (const auto& [name, location] : locations_) {
     names_.push_back(name);
   }
 }
@@ -60,7 +60,7 @@ TensorSource::TensorSource(const std::filesystem::path& path) : path_(path) {
 void TensorSource::open_single(const std::filesystem::path& path) {
   files_.emplace_back(path);
   for (const SafetensorsEntry& entry : files_.front().header().entries) {
-    places_.emplace(entry.name, Location{0, &entry});
+    locations_.emplace(entry.name, Location{0, &entry});
   }
 }
 
@@ -90,30 +90,30 @@ void TensorSource::open_index(const std::filesystem::path& index) {
       if (entry == nullptr) {
         throw fail(fmt::format("tensor '{}' is not in {}", tensor, file));
       }
-      places_.emplace(tensor, Location{files_.size() - 1, entry});
+      locations_.emplace(tensor, Location{files_.size() - 1, entry});
     }
   }
 }
 
-const TensorSource::Location* TensorSource::place_of(const std::string& name) const {
-  auto found = places_.find(name);
-  if (found == places_.end() && name.starts_with(kGpt2Prefix)) {
-    found = places_.find(name.substr(kGpt2Prefix.size()));
+const TensorSource::Location* TensorSource::location_of(const std::string& name) const {
+  auto found = locations_.find(name);
+  if (found == locations_.end() && name.starts_with(kGpt2Prefix)) {
+    found = locations_.find(name.substr(kGpt2Prefix.size()));
   }
-  return found == places_.end() ? nullptr : &found->second;
+  return found == locations_.end() ? nullptr : &found->second;
 }
 
 const SafetensorsEntry* TensorSource::find(const std::string& name) const {
-  const Location* place = place_of(name);
-  return place == nullptr ? nullptr : place->entry;
+  const Location* location = location_of(name);
+  return location == nullptr ? nullptr : location->entry;
 }
 
 std::vector<const SafetensorsEntry*> TensorSource::entries() const {
   std::vector<const SafetensorsEntry*> all;
   for (const SafetensorsFile& file : files_) {
     for (const SafetensorsEntry& entry : file.header().entries) {
-      const auto place = places_.find(entry.name);
-      if (place != places_.end() && place->second.entry == &entry) {
+      const auto location = locations_.find(entry.name);
+      if (location != locations_.end() && location->second.entry == &entry) {
         all.push_back(&entry);
       }
     }
@@ -131,22 +131,22 @@ std::map<std::string, std::string> TensorSource::metadata() const {
 
 std::vector<char> TensorSource::read_bytes(const SafetensorsEntry& entry) const {
   std::vector<char> bytes(entry.bytes());
-  files_[place_of(entry.name)->file].read(entry, bytes.data());
+  files_[location_of(entry.name)->file].read(entry, bytes.data());
   return bytes;
 }
 
 std::vector<float> TensorSource::read_f32(const std::string& name,
                                           const std::vector<int64_t>& shape) const {
-  const Location* place = place_of(name);
-  if (place == nullptr) {
+  const Location* location = location_of(name);
+  if (location == nullptr) {
     throw CheckpointError(fmt::format("{}: there is no tensor '{}'", path_.string(), name));
   }
-  if (place->entry->shape != shape) {
+  if (location->entry->shape != shape) {
     throw CheckpointError(fmt::format("{}: tensor '{}' has shape [{}], expected [{}]",
-                                      path_.string(), name, fmt::join(place->entry->shape, ", "),
+                                      path_.string(), name, fmt::join(location->entry->shape, ", "),
                                       fmt::join(shape, ", ")));
   }
-  std::vector<float> values = files_[place->file].read_f32(*place->entry);
+  std::vector<float> values = files_[location->file].read_f32(*location->entry);
   const auto bad =
       std::find_if(values.begin(), values.end(), [](float value) { return !std::isfinite(value); });
   if (bad != values.end()) {

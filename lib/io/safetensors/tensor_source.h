@@ -51,11 +51,11 @@ class TensorSource {
   };
   void open_single(const std::filesystem::path& path);
   void open_index(const std::filesystem::path& index);
-  const Location* place_of(const std::string& name) const;
+  const Location* location_of(const std::string& name) const;
 
   std::filesystem::path path_;
   std::vector<SafetensorsFile> files_;
-  std::map<std::string, Location> places_;
+  std::map<std::string, Location> locations_;
   std::vector<std::string> names_;
 };
 

@@ -111,7 +111,7 @@ consteval int rows_at_once() {
 }
 
 /// Rows `first` and on, rows_at_once of them, of the thread's elements: values, codes, and the
-/// codes' place in the shared tiles. In packs.
+/// codes' position in the shared tiles. In packs.
 template <typename Source>
 __device__ __forceinline__ void cast_rows(const Source& source, const CastTarget& target,
                                           const ThreadTile& mine, int first, uint32_t* tiles,

@@ -1,8 +1,9 @@
 #pragma once
-// How kernels that cast to FP8 read their input, count what happened, and turn a tile of codes. A
-// block of kTileThreads threads holds a tile of 128 x 128 elements in registers: thread t has the 8
-// columns 8 * (t % 16) .. of the 8 rows 8 * (t / 16) .., so that 16 threads read and write whole
-// lines of a row, and a thread can transpose its 8 x 8 codes without help. Only for .cu files.
+// How kernels that cast to FP8 read their input, count what happened, and transpose a tile of
+// codes. A block of kTileThreads threads holds a tile of 128 x 128 elements in registers: thread t
+// has the 8 columns 8 * (t % 16) .. of the 8 rows 8 * (t / 16) .., so that 16 threads read and
+// write whole lines of a row, and a thread can transpose its 8 x 8 codes without help. Only for .cu
+// files.
 
 #include <cstdint>
 #include <type_traits>

@@ -43,7 +43,7 @@ void check_block_cast(const ConstView& x, const QuantizedTensor& out, const Cast
 
 void amax(Stream stream, ConstView x, float* result, bool combine) {
   check(is_float_type(x.dtype), "amax: x must be fp32, bf16 or fp16");
-  check(result != nullptr, "amax: no place for the result");
+  check(result != nullptr, "amax: no output for the result");
   const TraceSpan span("amax");
   dispatch<&OpTable::amax>(stream, x, result, combine);
 }
@@ -51,7 +51,7 @@ void amax(Stream stream, ConstView x, float* result, bool combine) {
 void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
               QuantizeStatistics* statistics, const CastRandom& random) {
   check(is_float_type(x.dtype), "quantize: x must be fp32, bf16 or fp16");
-  check(!out.empty() || x.count() == 0, "quantize: no place for the codes");
+  check(!out.empty() || x.count() == 0, "quantize: no output for the codes");
   if (out.format.block == per::tensor) {
     check_cast(x, out);
   } else {
@@ -70,7 +70,7 @@ void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* ama
 void quantize_current(Stream stream, ConstView x, const float* amax, float* scale_inv,
                       const QuantizedTensor& out, QuantizeStatistics* statistics) {
   check(is_float_type(x.dtype), "quantize_current: x must be fp32, bf16 or fp16");
-  check(!out.empty() || x.count() == 0, "quantize_current: no place for the codes");
+  check(!out.empty() || x.count() == 0, "quantize_current: no output for the codes");
   check(amax != nullptr && scale_inv != nullptr, "quantize_current: missing scalar");
   check(out.format.scale_type != ScaleType::e8m0, "quantize_current: fp32 or pow2 scale expected");
   check_cast(x, out);

@@ -24,7 +24,7 @@ FP8TRAIN_HD float amax_of(uint32_t magnitude, TypeTag<X> tag) {
   return max_magnitude(value_of_magnitude(magnitude, tag), 0.0F);
 }
 
-/// `length` elements from `begin` on, to their place among the codes.
+/// `length` elements from `begin` on, to their position among the codes.
 template <typename X, typename Code>
 FP8TRAIN_HD void cast_run(const Cast<X>& cast, int64_t begin, int64_t length, float factor,
                           Code* codes, CastCounts& counts) {
@@ -71,14 +71,14 @@ template <typename X, typename Factor, typename Code>
 FP8TRAIN_HD void cast_strip(const Cast<X>& cast, int64_t row_begin, int64_t height,
                             int64_t column_begin, int64_t width, Factor factor, Code* transposed,
                             CastCounts& counts) {
-  for (int64_t row = row_begin; row < row_begin + height; row += kTurn) {
-    const int64_t tile_height = minimum(kTurn, row_begin + height - row);
-    Code codes[kTurn * kTurn];
+  for (int64_t row = row_begin; row < row_begin + height; row += kTransposedTile) {
+    const int64_t tile_height = minimum(kTransposedTile, row_begin + height - row);
+    Code codes[kTransposedTile * kTransposedTile];
     for (int64_t r = 0; r < tile_height; ++r) {
       const X* from = cast.x + (row + r) * cast.columns + column_begin;
-      encode_chunk(from, factor, codes + r * kTurn, width);
+      encode_chunk(from, factor, codes + r * kTransposedTile, width);
       if (cast.counted) {
-        count_chunk(from, factor, codes + r * kTurn, width, counts);
+        count_chunk(from, factor, codes + r * kTransposedTile, width, counts);
       }
     }
     transpose_tile(codes, tile_height, width, transposed + column_begin * cast.rows + row,
@@ -91,15 +91,15 @@ template <typename X, typename Code>
 FP8TRAIN_HD CastCounts cast_columns(const Cast<X>& cast, const BlockScales& scales,
                                     Code* transposed) {
   const ScaleGrid& grid = scales.grid;
-  const int64_t pieces = ceil_div(cast.columns, kTurn) * grid.columns;
+  const int64_t pieces = ceil_div(cast.columns, kTransposedTile) * grid.columns;
   return count_pieces(pieces, cast.rows * cast.columns, [&](int64_t piece, CastCounts& counts) {
     const int64_t block = piece % grid.columns;
-    const int64_t column = piece / grid.columns * kTurn;
-    const int64_t width = minimum(kTurn, cast.columns - column);
+    const int64_t column = piece / grid.columns * kTransposedTile;
+    const int64_t width = minimum(kTransposedTile, cast.columns - column);
     const int64_t row = block * grid.width;
     const int64_t height = minimum(grid.width, cast.rows - row);
-    uint32_t largest[kTurn];
-    float factors[kTurn];
+    uint32_t largest[kTransposedTile];
+    float factors[kTransposedTile];
     largest_of_columns(cast.x + row * cast.columns + column, height, width, cast.columns, largest);
     for (int64_t i = 0; i < width; ++i) {
       counts.raise(largest[i]);
@@ -143,9 +143,10 @@ FP8TRAIN_HD CastCounts cast_squares(const Cast<X>& cast, int64_t side, const Blo
     if (transposed != nullptr) {
       scales_transposed.keep_block(j, i, side, amax, cast.rule);
       CastCounts again;  // the same codes as above
-      for (int64_t column = 0; column < width; column += kTurn) {
-        cast_strip(cast, i * side, height, j * side + column, minimum(kTurn, width - column),
-                   factor, transposed, codes == nullptr ? counts : again);
+      for (int64_t column = 0; column < width; column += kTransposedTile) {
+        cast_strip(cast, i * side, height, j * side + column,
+                   minimum(kTransposedTile, width - column), factor, transposed,
+                   codes == nullptr ? counts : again);
       }
     }
   });

@@ -32,7 +32,7 @@ inline void check_cast(const ConstView& x, const QuantizedTensor& out) {
 
 /// The result y of an operation and where its cast goes.
 inline void check_sink(const ConstView& y, const QuantizeSink& sink) {
-  check(!y.empty() || !sink.out.empty() || y.count() == 0, "no place for the result");
+  check(!y.empty() || !sink.out.empty() || y.count() == 0, "no output for the result");
   if (sink.out.empty()) {
     check(sink.statistics == nullptr, "quantize: statistics without codes");
     return;

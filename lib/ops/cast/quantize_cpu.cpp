@@ -46,25 +46,25 @@ template <typename X, typename Code>
 FP8TRAIN_HD void quantize_transposed(const X* x, int64_t rows, int64_t columns, Code* transposed,
                                      float scale, float* amax_out, QuantizeStatistics* statistics) {
   const auto cast_tiles = [&](int64_t tile, CastCounts& counts) {
-    const int64_t column = tile * kTurn;
-    const int64_t width = minimum(kTurn, columns - column);
-    for (int64_t row = 0; row < rows; row += kTurn) {
-      const int64_t height = minimum(kTurn, rows - row);
-      Code codes[kTurn * kTurn];
+    const int64_t column = tile * kTransposedTile;
+    const int64_t width = minimum(kTransposedTile, columns - column);
+    for (int64_t row = 0; row < rows; row += kTransposedTile) {
+      const int64_t height = minimum(kTransposedTile, rows - row);
+      Code codes[kTransposedTile * kTransposedTile];
       for (int64_t r = 0; r < height; ++r) {
         const X* from = x + (row + r) * columns + column;
         counts.raise(largest_magnitude(from, width));
-        encode_chunk(from, scale, codes + r * kTurn, width);
+        encode_chunk(from, scale, codes + r * kTransposedTile, width);
         if (statistics != nullptr) {
-          count_chunk(from, scale, codes + r * kTurn, width, counts);
+          count_chunk(from, scale, codes + r * kTransposedTile, width, counts);
         }
       }
       transpose_tile(codes, height, width, transposed + column * rows + row, rows);
     }
   };
   const int64_t count = rows * columns;
-  keep_counts<X>(count_pieces(ceil_div(columns, kTurn), count, cast_tiles), count, amax_out,
-                 statistics);
+  keep_counts<X>(count_pieces(ceil_div(columns, kTransposedTile), count, cast_tiles), count,
+                 amax_out, statistics);
 }
 
 /// Slots begin .. begin + count, at most kLanes: a row of the history is read for all of them.

@@ -10,7 +10,7 @@
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 
-constexpr int64_t kTurn = 64;  ///< rows and columns of a tile that is transposed
+constexpr int64_t kTransposedTile = 64;  ///< rows and columns of a tile that is transposed
 
 // The bit pattern of |x| in x's own width: ordered like the value, and every NaN is above infinity.
 FP8TRAIN_HD uint32_t magnitude_bits(const float* x) {
@@ -127,12 +127,13 @@ static __attribute__((noinline)) void transpose_bytes(const uint8_t* from, int64
   }
 }
 
-/// The transpose of a tile of codes whose rows are kTurn apart; rows of `to` are `stride` apart.
+/// The transpose of a tile of codes whose rows are kTransposedTile apart; rows of `to` are `stride`
+/// apart.
 template <typename Code>
 FP8TRAIN_HD void transpose_tile(const Code* codes, int64_t height, int64_t width, Code* to,
                                 int64_t stride) {
   static_assert(sizeof(Code) == 1);
-  transpose_bytes(reinterpret_cast<const uint8_t*>(codes), kTurn, height, width,
+  transpose_bytes(reinterpret_cast<const uint8_t*>(codes), kTransposedTile, height, width,
                   reinterpret_cast<uint8_t*>(to), stride);
 }
 

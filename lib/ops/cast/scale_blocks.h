@@ -70,7 +70,7 @@ struct BlockScales {
   e8m0* exponents;
   e4m3* under;  ///< a scale of the tensor
 
-  /// Keeps the scale of a block, if there is one at that place.
+  /// Keeps the scale of a block, if there is one at that position.
   FP8TRAIN_HD void keep(int64_t row, int64_t column, float amax, const BlockRule& rule) const {
     if (row >= grid.rows || column >= grid.columns) {
       return;

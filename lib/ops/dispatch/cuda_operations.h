@@ -1,6 +1,6 @@
 #pragma once
-// The operations of the cuda backend. In a build without it cuda_table_absent.cpp is compiled in
-// its place.
+// The operations of the cuda backend. In a build without it cuda_table_absent.cpp is compiled
+// instead.
 
 #include "ops/dispatch/op_table.h"
 

@@ -97,10 +97,10 @@ struct FindSharedScales {
 
 template <typename Code, bool Aligned>
 __global__ void __launch_bounds__(kBlock)
-    pack_kernel(Source source, CodeLocation place, int64_t groups, const float* scales,
+    pack_kernel(Source source, CodeLocation location, int64_t groups, const float* scales,
                 Code* codes) {
   for_each_span<1>(groups, [&](int64_t group) {
-    const int64_t begin = place.of(group * kGroup);
+    const int64_t begin = location.of(group * kGroup);
     Pack<Code, kQuad> pack = {};
     if (begin < source.count) {
       float values[kQuad];
@@ -181,14 +181,14 @@ struct ReadShared {
   const Code* codes;
   const float* scales;
   const int32_t* tensor_of_group;
-  CodeLocation place;
+  CodeLocation location;
   float factor;
   int64_t count;  // of y
   Y* y;
 
   template <int N>
   __device__ void run(int64_t i) const {
-    const int64_t to = place.of(i);
+    const int64_t to = location.of(i);
     if (to >= count) {
       return;
     }
@@ -205,13 +205,13 @@ struct ReadShared {
 
 struct CopyCodes {
   const uint8_t* from;
-  CodeLocation place;
+  CodeLocation location;
   int64_t count;  // of `to`
   uint8_t* to;
 
   template <int N>
   __device__ void run(int64_t i) const {
-    const int64_t at = place.of(i);
+    const int64_t at = location.of(i);
     if (at < count) {
       store_run(to, at, count, load_pack<N>(from + i));
     }
@@ -280,10 +280,10 @@ void read_shared(Stream stream, ConstView codes, ConstView scales, float factor,
                  const SharedBucket& to, const ChunkRange& range) {
   const int64_t count = to.values.count();
   const bool aligned = is_aligned(codes.data) && is_aligned(to.values.data);
-  const CodeLocation place = {codes.shape.back(), range};
+  const CodeLocation location = {codes.shape.back(), range};
   if (is_fp8(to.values.dtype)) {
     map<16>(stream, codes.count(), aligned,
-            CopyCodes{codes.as<uint8_t>(), place, count, to.values.as<uint8_t>()});
+            CopyCodes{codes.as<uint8_t>(), location, count, to.values.as<uint8_t>()});
     if (!to.code_scales.empty()) {
       map<1>(stream, scales.count(), true,
              KeepScales{scales.as<float>(), factor, to.code_scales.as<float>()});
@@ -296,7 +296,7 @@ void read_shared(Stream stream, ConstView codes, ConstView scales, float factor,
       using Y = typename decltype(out)::Type;
       map<4>(stream, codes.count(), aligned,
              ReadShared<Code, Y>{codes.as<Code>(), scales.as<float>(),
-                                 to.tensor_of_group.as<int32_t>(), place, factor, count,
+                                 to.tensor_of_group.as<int32_t>(), location, factor, count,
                                  to.values.as<Y>()});
     });
   });

@@ -33,20 +33,20 @@ FP8TRAIN_HD void for_each_group(const Shape& codes, const ChunkRange& range, int
 #pragma omp parallel for schedule(static) if (codes.count() >= kParallelElements)
   for (int64_t group = 0; group < groups; ++group) {
     const int64_t at = group * kRangeAlignment;
-    const int64_t place = chunk_begin(range, chunk, at / chunk) + at % chunk;
-    const int64_t left = count - place;
-    body(at, place, left < 0 ? 0 : minimum(kRangeAlignment, left));
+    const int64_t element = chunk_begin(range, chunk, at / chunk) + at % chunk;
+    const int64_t left = count - element;
+    body(at, element, left < 0 ? 0 : minimum(kRangeAlignment, left));
   }
 }
 
 /// Values of the codes of one group.
 template <typename Code>
-FP8TRAIN_HD void read_group(const Code* codes, float scale, float factor, int64_t place,
+FP8TRAIN_HD void read_group(const Code* codes, float scale, float factor, int64_t element,
                             int64_t length, const View& values) {
   float decoded[kRangeAlignment];
   decode_run(codes, reciprocal(scale), decoded, length);
   with_float_type(values.dtype, [&](auto tag) {
-    auto* to = values.as<typename decltype(tag)::Type>() + place;
+    auto* to = values.as<typename decltype(tag)::Type>() + element;
     for (int64_t i = 0; i < length; ++i) {
       store_from_float(to + i, decoded[i] * factor);
     }
@@ -79,13 +79,13 @@ void pack_shared(Stream /*stream*/, const SharedBucket& bucket, ConstView scales
                  const ChunkRange& range) {
   const uint8_t nowhere[kRangeAlignment] = {};
   for_each_group(codes.shape, range, bucket.values.count(),
-                 [&](int64_t at, int64_t place, int64_t length) {
+                 [&](int64_t at, int64_t element, int64_t length) {
                    uint8_t* to = codes.as<uint8_t>() + at;
                    std::memset(to + length, 0, static_cast<size_t>(kRangeAlignment - length));
                    if (length == 0) {
                      return;
                    }
-                   const int64_t group = place / kRangeAlignment;
+                   const int64_t group = element / kRangeAlignment;
                    float values[kRangeAlignment];
                    load_group(bucket, group, length, values);
                    const int32_t tensor = bucket.tensor_of_group.as<int32_t>()[group];
@@ -142,20 +142,20 @@ void read_shared(Stream /*stream*/, ConstView codes, ConstView scales, float fac
                  const SharedBucket& to, const ChunkRange& range) {
   const bool keeps = is_fp8(to.values.dtype);
   for_each_group(
-      codes.shape, range, to.values.count(), [&](int64_t at, int64_t place, int64_t length) {
+      codes.shape, range, to.values.count(), [&](int64_t at, int64_t element, int64_t length) {
         const uint8_t* from = codes.as<uint8_t>() + at;
         if (length == 0) {
           return;
         }
         if (keeps) {
-          std::memcpy(to.values.as<uint8_t>() + place, from, static_cast<size_t>(length));
+          std::memcpy(to.values.as<uint8_t>() + element, from, static_cast<size_t>(length));
           return;
         }
-        const int32_t tensor = to.tensor_of_group.as<int32_t>()[place / kRangeAlignment];
+        const int32_t tensor = to.tensor_of_group.as<int32_t>()[element / kRangeAlignment];
         with_fp8_type(codes.dtype, [&](auto tag) {
           using Code = typename decltype(tag)::Type;
-          read_group(reinterpret_cast<const Code*>(from), scales.as<float>()[tensor], factor, place,
-                     length, to.values);
+          read_group(reinterpret_cast<const Code*>(from), scales.as<float>()[tensor], factor,
+                     element, length, to.values);
         });
       });
   if (keeps && !to.code_scales.empty()) {

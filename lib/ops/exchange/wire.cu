@@ -47,13 +47,13 @@ struct PacketSlot {
 /// A warp has a group of N elements for each lane.
 template <typename Code, int N, bool Aligned>
 __global__ void __launch_bounds__(kBlock)
-    pack_kernel(BasicEncodedTensor<false> x, int64_t count, PacketSlot place, void* packets) {
+    pack_kernel(BasicEncodedTensor<false> x, int64_t count, PacketSlot slot, void* packets) {
   constexpr int kSpan = kWarp * N;
-  const int64_t chunk = place.layout.chunk;
-  for_each_span<1>(place.chunks * ceil_div(chunk, kSpan), [&](int64_t group) {
+  const int64_t chunk = slot.layout.chunk;
+  for_each_span<1>(slot.chunks * ceil_div(chunk, kSpan), [&](int64_t group) {
     int64_t within = 0;
-    uint8_t* packet = place.packet<kSpan>(packets, group, within);
-    const int64_t begin = place.begin<kSpan>(group);
+    uint8_t* packet = slot.packet<kSpan>(packets, group, within);
+    const int64_t begin = slot.begin<kSpan>(group);
     const int64_t in_chunk = within * kSpan + lane_index() * N;
     const int64_t i = begin + lane_index() * N;
     float values[N];
@@ -63,16 +63,16 @@ __global__ void __launch_bounds__(kBlock)
       x.load<N, false>(i, in_chunk < chunk ? count - i : 0, {}, values);
     }
     float scale = 1.0F;
-    if (place.layout.scaled) {
+    if (slot.layout.scaled) {
       uint32_t largest = 0;
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         largest = Largest{}(largest, bits_of(values[j]) & 0x7FFFFFFFU);
       }
-      scale = wire_scale(float_of(warp_reduce(largest, Largest{})), place.layout.largest_code,
-                         place.layout.pow2);
+      scale = wire_scale(float_of(warp_reduce(largest, Largest{})), slot.layout.largest_code,
+                         slot.layout.pow2);
       if (lane_index() == 0) {
-        write_wire_scale(place.layout, packet, within, scale);
+        write_wire_scale(slot.layout, packet, within, scale);
       }
     }
 #pragma unroll
@@ -88,20 +88,20 @@ __global__ void __launch_bounds__(kBlock)
 /// Codes and scales that are the wire's already; `Unpack`: the other way.
 template <bool Unpack>
 __global__ void __launch_bounds__(kBlock)
-    copy_kernel(uint8_t* codes, float* scales, int64_t count, PacketSlot place, void* packets) {
-  for_each_span<1>(place.chunks * place.layout.chunk / kGroup, [&](int64_t group) {
+    copy_kernel(uint8_t* codes, float* scales, int64_t count, PacketSlot slot, void* packets) {
+  for_each_span<1>(slot.chunks * slot.layout.chunk / kGroup, [&](int64_t group) {
     int64_t within = 0;
-    uint8_t* packet = place.packet<kGroup>(packets, group, within);
-    const int64_t begin = place.begin<kGroup>(group);
+    uint8_t* packet = slot.packet<kGroup>(packets, group, within);
+    const int64_t begin = slot.begin<kGroup>(group);
     const int64_t i = begin + lane_index() * kQuad;
     uint8_t* in_packet = packet + within * kGroup + lane_index() * kQuad;
     const bool exists = begin < count;
     float* scale = scales + begin / kGroup;
     if (lane_index() == 0) {
       if constexpr (!Unpack) {
-        write_wire_scale(place.layout, packet, within, exists ? copied_scale(*scale) : 1.0F);
+        write_wire_scale(slot.layout, packet, within, exists ? copied_scale(*scale) : 1.0F);
       } else if (exists) {
-        *scale = scale_to_store(read_wire_scale(place.layout, packet, within));
+        *scale = scale_to_store(read_wire_scale(slot.layout, packet, within));
       }
     }
 #pragma unroll
@@ -116,19 +116,19 @@ __global__ void __launch_bounds__(kBlock)
 }
 
 template <typename Code, int N>
-void pack_as(const Stream& stream, const PackWire& call, const PacketSlot& place) {
+void pack_as(const Stream& stream, const PackWire& call, const PacketSlot& slot) {
   const LaunchShape shape = {blocks_for(stream, call.chunk * call.chunks, kBlock * N), kBlock};
   const bool aligned = is_aligned(call.x.codes.data);
   launch(stream, shape, aligned ? pack_kernel<Code, N, true> : pack_kernel<Code, N, false>,
-         encoded<false>(call.x), call.x.count(), place, call.packets);
+         encoded<false>(call.x), call.x.count(), slot, call.packets);
 }
 
 /// With the instance of pack_kernel for the wire's group.
 template <typename Code, size_t... Index>
-void pack_groups(const Stream& stream, const PackWire& call, const PacketSlot& place,
+void pack_groups(const Stream& stream, const PackWire& call, const PacketSlot& slot,
                  std::index_sequence<Index...> /*indices*/) {
-  const bool packed = ((place.layout.group == kWireGroups[Index] &&
-                        (pack_as<Code, kWireGroups[Index] / kWarp>(stream, call, place), true)) ||
+  const bool packed = ((slot.layout.group == kWireGroups[Index] &&
+                        (pack_as<Code, kWireGroups[Index] / kWarp>(stream, call, slot), true)) ||
                        ...);
   check(packed, "pack_wire: no kernel for this group");
 }
@@ -247,32 +247,32 @@ void combine_as(const Stream& stream, const ConstView& parts, Combine how, const
 }  // namespace
 
 void pack_wire(Stream stream, const PackWire& call) {
-  const PacketSlot place = {wire_layout(call.format, call.chunk), call.chunks, call.inner,
-                            call.range};
-  if (place.layout.scaled && call.x.format == call.format) {
-    check(place.layout.group == kGroup, "pack_wire: only codes in groups of 128 are copied");
+  const PacketSlot slot = {wire_layout(call.format, call.chunk), call.chunks, call.inner,
+                           call.range};
+  if (slot.layout.scaled && call.x.format == call.format) {
+    check(slot.layout.group == kGroup, "pack_wire: only codes in groups of 128 are copied");
     launch(stream, {blocks_for(stream, call.chunk * call.chunks, kBlock * kQuad), kBlock},
            copy_kernel<false>, call.x.codes.as<uint8_t>(), call.x.scales.as<float>(),
-           call.x.count(), place, call.packets);
+           call.x.count(), slot, call.packets);
     return;
   }
-  if (!place.layout.scaled) {
+  if (!slot.layout.scaled) {
     return PlainWireTypes::with(call.format.dtype, [&](auto tag) {
-      pack_as<typename decltype(tag)::Type, kQuad>(stream, call, place);
+      pack_as<typename decltype(tag)::Type, kQuad>(stream, call, slot);
     });
   }
   WireCodes::with(call.format.dtype, [&](auto tag) {
-    pack_groups<typename decltype(tag)::Type>(stream, call, place,
+    pack_groups<typename decltype(tag)::Type>(stream, call, slot,
                                               std::make_index_sequence<std::size(kWireGroups)>());
   });
 }
 
 void unpack_wire(Stream stream, const UnpackWire& call) {
   const StoredTensor& y = call.y;
-  const PacketSlot place = {wire_layout(y.format, call.chunk), call.chunks, 1, call.range};
-  check(place.layout.group == kGroup, "unpack_wire: only codes in groups of 128 are copied");
+  const PacketSlot slot = {wire_layout(y.format, call.chunk), call.chunks, 1, call.range};
+  check(slot.layout.group == kGroup, "unpack_wire: only codes in groups of 128 are copied");
   launch(stream, {blocks_for(stream, call.chunk * call.chunks, kBlock * kQuad), kBlock},
-         copy_kernel<true>, y.codes.as<uint8_t>(), y.scales.as<float>(), y.count(), place,
+         copy_kernel<true>, y.codes.as<uint8_t>(), y.scales.as<float>(), y.count(), slot,
          const_cast<void*>(call.packets));
 }
 

@@ -21,19 +21,19 @@ constexpr int64_t kNone = -1;
 /// The newest one of a step before `end` that can be loaded.
 std::optional<CheckpointFolder> newest_before(const fs::path& root, int64_t end, bool scheduled) {
   std::vector<std::string> notes;
-  for (const CheckpointFolder& place : find_checkpoints(root)) {
-    if (place.step >= end) {
+  for (const CheckpointFolder& folder : find_checkpoints(root)) {
+    if (folder.step >= end) {
       continue;
     }
     try {
-      verify_checkpoint(place.path);
-      if (scheduled && !is_scheduled(place.path)) {
+      verify_checkpoint(folder.path);
+      if (scheduled && !is_scheduled(folder.path)) {
         continue;
       }
-      check_content(place.path);
-      return place;
+      check_content(folder.path);
+      return folder;
     } catch (const CheckpointError& error) {
-      log_warning(fmt::format("passed over checkpoint {}: {}", place.path.filename().string(),
+      log_warning(fmt::format("passed over checkpoint {}: {}", folder.path.filename().string(),
                               error.what()));
     }
   }
@@ -58,11 +58,11 @@ int64_t target_step(const fs::path& root, const DivergenceError& divergence,
 }
 
 void delete_newer(const fs::path& root, int64_t step) {
-  for (const CheckpointFolder& place : find_checkpoints(root)) {
-    if (place.step > step) {
-      remove_checkpoint(place);
-    } else if (place.step == step) {
-      write_file_atomically(root / "latest", place.path.filename().string() + "\n");
+  for (const CheckpointFolder& folder : find_checkpoints(root)) {
+    if (folder.step > step) {
+      remove_checkpoint(folder);
+    } else if (folder.step == step) {
+      write_file_atomically(root / "latest", folder.path.filename().string() + "\n");
     }
   }
 }

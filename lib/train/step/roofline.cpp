@@ -54,10 +54,10 @@ void name_parts(OpLog& log, size_t first_micro_batch) {
 constexpr const char* kParts[] = {"start", "forward", "head", "backward", "rest", "update"};
 
 bool comes_first(const OpTotal& a, const OpTotal& b) {
-  const auto place = [](const OpTotal& total) {
+  const auto index = [](const OpTotal& total) {
     return std::find(std::begin(kParts), std::end(kParts), total.part);
   };
-  return place(a) < place(b);
+  return index(a) < index(b);
 }
 
 bool is_of_layers(const OpTotal& total) {

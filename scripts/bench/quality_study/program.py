@@ -93,9 +93,9 @@ class Program:
         """Losses as trained, and in bf16; one list where that is the same."""
         own = models.evaluation_plan(plan)
         # COAT's modules are plain ones when they do not train.
-        in_bf16 = [self.loss(place, models.BASELINE, tokens) for place in checkpoints]
+        in_bf16 = [self.loss(checkpoint, models.BASELINE, tokens) for checkpoint in checkpoints]
         as_trained = in_bf16 if own in (models.BASELINE, "coat") else [
-            self.loss(place, own, tokens) for place in checkpoints]
+            self.loss(checkpoint, own, tokens) for checkpoint in checkpoints]
         return {"as_trained": as_trained, "in_bf16": in_bf16, "eval_tokens": tokens}
 
     def branch(self, model, condition, seed, plan):

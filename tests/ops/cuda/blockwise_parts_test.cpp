@@ -69,21 +69,21 @@ Bits run_part(Side& side, const std::vector<float>& values, const PartCase& test
 }
 
 TEST_CASE("parts of a matrix are cast exactly", "[cuda][blocks][blockwise_parts][small]") {
-  size_t turn = 0;
+  size_t index = 0;
   for (const TensorFormat& format : blockwise_formats()) {
     for (const Extents& extents : kBlockExtents) {
       const int64_t all = extents.rows * extents.columns;
-      const std::vector<float> values = block_values(extents, 6, turn % 2 == 0);
-      const int64_t first = turn % 3 == 0 ? 0 : all / 3;
+      const std::vector<float> values = block_values(extents, 6, index % 2 == 0);
+      const int64_t first = index % 3 == 0 ? 0 : all / 3;
       const PartCase test = {.format = format,
                              .extents = extents,
                              .first = first,
-                             .count = turn % 4 == 0 ? all - first : (all - first) / 2,
-                             .layout = kScaleLayouts[turn % 2],
-                             .statistics = turn % 3 == 1,
-                             .rounded = turn % 5 < 2};
-      const int64_t offset = turn % 3 == 2 ? 1 : 0;
-      turn += 1;
+                             .count = index % 4 == 0 ? all - first : (all - first) / 2,
+                             .layout = kScaleLayouts[index % 2],
+                             .statistics = index % 3 == 1,
+                             .rounded = index % 5 < 2};
+      const int64_t offset = index % 3 == 2 ? 1 : 0;
+      index += 1;
       INFO(describe(format) << ", " << extents.rows << " x " << extents.columns << " from "
                             << test.first << ", " << test.count);
       const auto run = [&](Side& side) { return run_part(side, values, test, offset); };

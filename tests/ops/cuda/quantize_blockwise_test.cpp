@@ -68,7 +68,7 @@ constexpr Wanted kWanted[] = {{true, true, false, true, true},
                               {false, true, true, true, true}};
 
 TEST_CASE("quantize_blockwise is exact for every format, shape and alignment", "[cuda][blocks]") {
-  size_t turn = 0;
+  size_t index = 0;
   for (const TensorFormat& format : blockwise_formats()) {
     for (const FloatType& type : kFloatTypes) {
       for (const Extents& extents : kBlockExtents) {
@@ -76,9 +76,9 @@ TEST_CASE("quantize_blockwise is exact for every format, shape and alignment", "
                       block_values(extents, 5, extents.rows % 2 == 0));
         // Eight shapes and five requests: a format meets every pair of layout and alignment.
         for (const Wanted& wanted : kWanted) {
-          const ScaleLayout layout = kScaleLayouts[turn % 2];
-          const int64_t offset = turn % 3 == 2 ? 1 : 0;
-          if (!is_in_rotation(turn++)) {
+          const ScaleLayout layout = kScaleLayouts[index % 2];
+          const int64_t offset = index % 3 == 2 ? 1 : 0;
+          if (!is_in_rotation(index++)) {
             continue;
           }
           INFO(describe(format) << " of " << name_of(type.dtype) << ", " << extents.rows << " x "

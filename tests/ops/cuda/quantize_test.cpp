@@ -35,13 +35,13 @@ struct Layout {
 Cast run_cast(Side& side, const Array& x, DType code_type, const Layout& layout, float scale,
               Wanted wanted, bool records = true) {
   const Shape shape = {layout.rows, layout.columns};
-  const Shape turned = {layout.columns, layout.rows};
+  const Shape transposed = {layout.columns, layout.rows};
   QuantizedTensor out;
   if (wanted != Wanted::transposed) {
     out.rowwise.codes = side.space(code_type, shape, layout.offset);
   }
   if (wanted != Wanted::codes) {
-    out.columnwise.codes = side.space(code_type, turned, layout.offset);
+    out.columnwise.codes = side.space(code_type, transposed, layout.offset);
   }
   out.tensor_scale = side.put_value(scale);
   out.tensor_scale_inv = side.put_value(0.0F);
@@ -313,7 +313,7 @@ TEST_CASE("dequantize is exact for every code", "[cuda][quantize][exhaustive]") 
   }
 }
 
-TEST_CASE("codes are turned as on the cpu", "[cuda][quantize]") {
+TEST_CASE("codes are transposed as on the cpu", "[cuda][quantize]") {
   const Layout layouts[] = {{128, 128}, {130, 264}, {1, 65}, {129, 3}, {64, 72, 3}};
   for (const Layout& layout : layouts) {
     INFO(layout.rows << " x " << layout.columns << ", offset " << layout.offset);

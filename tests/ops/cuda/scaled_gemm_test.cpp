@@ -19,11 +19,11 @@ constexpr ProductShape kShapes[] = {{260, 144, 288}, {33, 32, 80}, {20, 12, 30}}
 
 TEST_CASE("scaled GEMMs match the cpu", "[cuda][scaled_gemm]") {
   const DeviceTraits& traits = cuda_device()->traits();
-  size_t turn = 0;
+  size_t index = 0;
   for (const FormatPair& formats : format_pairs()) {
     for (const ProductShape& shape : kShapes) {
-      const DType c_type = kFloatTypes[turn++ % 3].dtype;
-      ScaledProduct product(formats, shape, c_type, turn % 2 == 0);
+      const DType c_type = kFloatTypes[index++ % 3].dtype;
+      ScaledProduct product(formats, shape, c_type, index % 2 == 0);
       INFO(product.name());
       const auto run = [&](Side& side) { return product.run(side); };
       const bool native = ops::gemm_support(traits, product.call()).native;

@@ -1,6 +1,6 @@
 #pragma once
 // The part of cuBLASLt's interface that the library uses, for builds whose cuda device is the host
-// shim. Names and values are cuBLASLt's; cublaslt_fake.cpp stands behind them.
+// shim. Names and values are cuBLASLt's; cublaslt_fake.cpp implements them.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,6 @@
 #pragma once
-// The part of NCCL's interface that the library uses. Names and values are NCCL's; a fake stands
-// behind them (nccl_fake.h): on the host shim, and before the stand-in runtime.
+// The part of NCCL's interface that the library uses. Names and values are NCCL's; a fake
+// implements them (nccl_fake.h): on the host shim, and before the stand-in runtime.
 
 #include <climits>
 #include <cstddef>
