@@ -86,11 +86,10 @@ int convert(const ConvertOptions& options) {
     text += wrapped("# " + note);
   }
   if (conversion.processes > 1) {
-    const std::string run =
-        fmt::format("-n {} fp8train {}", conversion.processes,
-                    options.output.empty() ? "run.yaml" : shell_word(options.output));
-    text += fmt::format("# for {} ranks:\n#   mpirun {}\n#   srun {}\n", conversion.processes, run,
-                        run);
+    text += fmt::format(
+        "# for {0} ranks:\n#   mpirun -n {0} fp8train ...\n"
+        "#   srun --mpi=pmix -n {0} fp8train ...\n",
+        conversion.processes);
   }
   text += (text.empty() ? "" : "\n") + commented_settings(conversion.settings, conversion.keys);
   if (options.output.empty()) {

@@ -90,9 +90,11 @@ bool DataFormat::has_suffix(const std::filesystem::path& path) const {
 
 const DataFormat& format_of(const std::filesystem::path& path, const std::string& format,
                             std::string_view advice) {
+  const std::vector<std::string> names = data_format_names();
   const std::string what_to_do =
-      advice.empty() ? fmt::format("set format: {}", fmt::join(data_format_names(), ", "))
-                     : std::string(advice);
+      advice.empty()
+          ? fmt::format("set format: {}", fmt::join(names.begin() + 1, names.end(), ", "))
+          : std::string(advice);  // `auto` is first, and what did not help
   if (format.empty() || format == "auto") {
     return detect(path, what_to_do);
   }

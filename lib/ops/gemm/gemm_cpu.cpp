@@ -27,7 +27,8 @@ struct ProductKey {
   bool bf16_operands, b_transposed, bf16_result, add, scaled, biased;
   int threads;
 
-  auto operator<=>(const ProductKey&) const = default;
+  // clang-tidy takes the 0 that the comparison compares with for a null pointer.
+  auto operator<=>(const ProductKey&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 /// op(b) [k, n], stored packed in a matrix of row length `stride`.

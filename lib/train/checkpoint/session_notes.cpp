@@ -114,7 +114,7 @@ void note_processes(const Settings& settings, int ranks, std::vector<std::string
   if (processes > 0 && processes != ranks) {
     notes.push_back(fmt::format(
         "the configuration is for {} process{}, but {} rank{}; start with `mpirun -n {}` or "
-        "`srun -n {}`",
+        "`srun --mpi=pmix -n {}`",
         processes, processes == 1 ? "" : "es", ranks, ranks == 1 ? " runs" : "s run", processes,
         processes));
   }
