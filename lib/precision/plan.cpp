@@ -236,7 +236,7 @@ void set_fp8_format(Fp8Format format, PrecisionPlan& plan) {
   }
   if (format == Fp8Format::e4m3) {
     for_each_gemm_format(plan, [](TensorFormat& operand) {
-      operand.dtype = operand.dtype == DType::e5m2 ? DType::e4m3 : operand.dtype;
+      operand.dtype = is_fp8(operand.dtype) ? DType::e4m3 : operand.dtype;
     });
   }
 }

@@ -28,6 +28,7 @@ struct AnyCast {
   /// The code of a value, also counted.
   __device__ __forceinline__ uint8_t code(float value, float factor,
                                           CastCounts& cast_counts) const {
+    static_assert(ByteCodes::count == 3, "a type of codes has no case here");
     switch (code_type) {
       case DType::e4m3:
         return counted<e4m3>(value, value * factor, cast_counts);

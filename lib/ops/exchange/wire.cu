@@ -20,7 +20,7 @@ constexpr int kOcto = 8;  // elements of one thread of a sum
 constexpr int kGroup = kStoredBlock.columns;  // elements of a warp that copies codes
 static_assert(kWarp * kQuad == kGroup);
 static_assert(std::all_of(std::begin(kWireGroups), std::end(kWireGroups), [](int group) {
-  return std::has_single_bit(static_cast<unsigned>(group)) && group % kWarp == 0;
+  return std::has_single_bit(static_cast<unsigned>(group)) && group % (2 * kWarp) == 0;
 }));
 
 /// Where the groups of all chunks are among the packets, and in the tensor. `Span`: elements of a
