@@ -26,27 +26,6 @@ FP8TRAIN_HD int64_t padded_dim_of(const AttentionShape& shape) {
   return round_up(shape.head_dim, kGroup);
 }
 
-/// Sum over d of a[d] * b[d], over sixteen lanes.
-template <typename T>
-FP8TRAIN_HD float row_product(const T* a, const float* b, int64_t head_dim) {
-  alignas(64) float lanes[kGroup] = {};
-  const int64_t whole = head_dim / kGroup * kGroup;
-  for (int64_t d = 0; d < whole; d += kGroup) {
-    for (int64_t j = 0; j < kGroup; ++j) {
-      lanes[j] += load_as_float(a + d + j) * b[d + j];
-    }
-  }
-  for (int64_t d = whole; d < head_dim; ++d) {
-    lanes[d - whole] += load_as_float(a + d) * b[d];
-  }
-  for (int64_t half = kGroup / 2; half > 0; half /= 2) {
-    for (int64_t j = 0; j < half; ++j) {
-      lanes[j] += lanes[j + half];
-    }
-  }
-  return lanes[0];
-}
-
 /// Loads queries [first, first + rows) of one head, and what belongs to them.
 template <typename T>
 FP8TRAIN_HD void load_queries(const AttentionBackward& call, int64_t b, int64_t head, int64_t first,
@@ -73,9 +52,10 @@ FP8TRAIN_HD void load_queries(const AttentionBackward& call, int64_t b, int64_t 
   for (int64_t lane = 0; lane < lanes; ++lane) {
     const bool used = lane < rows;
     block.log_sum_exp[lane] = used ? stored[lane] * kLog2E : 0.0F;
-    block.delta[lane] = used ? row_product(output + lane * call.out.row_stride,
-                                           block.gradient_rows + lane * padded_dim, head_dim)
-                             : 0.0F;
+    const T* out_row = output + lane * call.out.row_stride;
+    const float* gradient_row = block.gradient_rows + lane * padded_dim;
+    block.delta[lane] =
+        used ? lane_sum(head_dim, [=](auto at) { return at(out_row) * at(gradient_row); }) : 0.0F;
   }
 }
 

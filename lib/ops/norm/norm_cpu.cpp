@@ -11,34 +11,6 @@ namespace {
 constexpr int64_t kChunkRows =
     64;  // of one partial sum of a weight gradient: part of its definition
 
-/// Sum over i of term(i), i = 0 .. n - 1: lane i % 16 adds its terms in order, then the lanes are
-/// folded in halves.
-template <typename Term>
-FP8TRAIN_HD float lane_sum(int64_t n, Term term) {
-  alignas(64) float lanes[kLanes] = {};
-  const int64_t whole = n - n % kLanes;
-  FloatLanes sums = {};
-  for (int64_t i = 0; i < whole; i += kLanes) {
-    alignas(64) float terms[kLanes];
-    for (int64_t j = 0; j < kLanes; ++j) {
-      terms[j] = term(i + j);
-    }
-    FloatLanes loaded;
-    __builtin_memcpy(&loaded, terms, sizeof(loaded));
-    sums += loaded;
-  }
-  __builtin_memcpy(lanes, &sums, sizeof(sums));
-  for (int64_t i = whole; i < n; ++i) {
-    lanes[i - whole] += term(i);
-  }
-  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
-    for (int64_t j = 0; j < half; ++j) {
-      lanes[j] += lanes[j + half];
-    }
-  }
-  return lanes[0];
-}
-
 FP8TRAIN_HD float reciprocal_root(float mean_square, float eps) {
   return 1.0F / __builtin_sqrtf(mean_square + eps);
 }
@@ -101,10 +73,9 @@ struct RowStatistics {
 template <typename X>
 FP8TRAIN_HD RowStatistics statistics_of_row(const X* x, bool centered, float eps, int64_t n) {
   const float count = static_cast<float>(n);
-  const float mean =
-      centered ? lane_sum(n, [=](int64_t i) { return load_as_float(x + i); }) / count : 0.0F;
-  const float square_sum = lane_sum(n, [=](int64_t i) {
-    const float value = load_as_float(x + i) - mean;
+  const float mean = centered ? lane_sum(n, [=](auto at) { return at(x); }) / count : 0.0F;
+  const float square_sum = lane_sum(n, [=](auto at) {
+    const auto value = at(x) - mean;
     return value * value;
   });
   return {mean, reciprocal_root(square_sum / count, eps)};
@@ -136,12 +107,10 @@ FP8TRAIN_HD void row_backward(const Dy* dy, const X* x, const float* weight, Row
                               int64_t n) {
   const float count = static_cast<float>(n);
   const float gradient_mean =
-      bias_sum == nullptr
-          ? 0.0F
-          : lane_sum(n, [=](int64_t i) { return load_as_float(dy + i) * weight[i]; }) / count;
-  const float projection = lane_sum(n, [=](int64_t i) {
-    return load_as_float(dy + i) * weight[i] * ((load_as_float(x + i) - row.mean) * row.rstd);
-  });
+      bias_sum == nullptr ? 0.0F
+                          : lane_sum(n, [=](auto at) { return at(dy) * at(weight); }) / count;
+  const float projection =
+      lane_sum(n, [=](auto at) { return at(dy) * at(weight) * ((at(x) - row.mean) * row.rstd); });
   const float projection_mean = projection / count;
   if (bias_sum != nullptr) {
     for (int64_t i = 0; i < n; ++i) {
