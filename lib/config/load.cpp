@@ -327,7 +327,7 @@ ReadAnswers read_answers(const std::vector<Answer>& answers, const ForeignKeysMa
   for (const auto& [mark, key, text] : draft.problems.all()) {
     const std::string owner = mark.source == nobodys ? "" : answers[mark.source - 1].key;
     const bool own = key == owner || key.empty();
-    result.objections.push_back({owner, own ? text : fmt::format("{}: {}", key, text)});
+    result.objections.push_back({owner, own ? text : with_key(key, text)});
   }
   return result;
 }

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "config/show.h"
 #include "config/wrap.h"
+#include "config/yaml/problems.h"
 #include "dialects/dialects.h"
 #include "wizard/job_script.h"
 
@@ -152,7 +153,7 @@ bool Wizard::accept(const Field& field, const std::string& value, std::string& r
       refusal = text;
       return false;
     }
-    withdrawn += fmt::format("{}: {}; it is asked again\n", key, text);
+    withdrawn += fmt::format("{}; it is asked again\n", with_key(key, text));
     answers_.erase(key);
   }
 }

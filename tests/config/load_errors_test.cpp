@@ -268,13 +268,13 @@ TEST_CASE("settings that contradict each other") {
         "run.yaml:3:26: training.global_batch_size: conflicts with "
         "training.gradient_accumulation_steps; remove one of them");
   CHECK(error_with("scheduler: {min_lr: 1}") ==
-        "run.yaml:4:13: scheduler.min_lr: scheduler.min_lr 1 is above optimizer.lr 0.0003");
+        "run.yaml:4:13: scheduler.min_lr 1 is above optimizer.lr 0.0003");
   CHECK(error_with("scheduler: {type: wsd}") ==
         "run.yaml:4:1: scheduler.decay_steps: missing; type wsd needs the length of the final "
         "decay");
   CHECK(error_with("eval: {interval: 5}").starts_with("run.yaml:4:8: eval.interval: asks for"));
   CHECK(error_of(kBase, {"data.seq_length=65"}) ==
-        "--set data.seq_length=65: data.seq_length: data.seq_length 65 is longer than "
+        "--set data.seq_length=65: data.seq_length 65 is longer than "
         "model.max_position_embeddings 64");
   CHECK(error_of("model: {preset: toy}\ntraining: {max_steps: 1}\n"
                  "data: {train: a, val: b, val_fraction: 0.1}\n") ==
