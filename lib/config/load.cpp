@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "config/fields/cross_checks.h"
+#include "config/fields/check_context.h"
 #include "config/model_folder.h"
 #include "config/presets.h"
 #include "config/yaml/given_keys.h"
@@ -293,7 +293,7 @@ void Loading::add_assignment(const std::string& assignment, const char* origin) 
 void read_part(const LoadRequest& request, Loading& part) {
   part.add_sources(request);
   part.read_values(false);
-  check_settings(part.settings, part.given, part.problems, Extent::begun);
+  check_fields(part.settings, part.given, Extent::begun);
   part.problems.raise();
 }
 
@@ -304,7 +304,7 @@ Settings load_settings(const LoadRequest& request) {
   run.add_sources(request);
   run.read_values(true);
   if (run.complete) {
-    check_settings(run.settings, run.given, run.problems);
+    check_fields(run.settings, run.given, Extent::whole);
   }
   run.problems.raise();
   run.settings.notes = {run.notes(), run.foreign->processes()};
@@ -321,7 +321,7 @@ ReadAnswers read_answers(const std::vector<Answer>& answers, const ForeignKeysMa
     draft.given.add(answer.key, node, {source, 0, 0}, 1);
   }
   draft.read_values(true);
-  check_settings(draft.settings, draft.given, draft.problems, Extent::begun);
+  check_fields(draft.settings, draft.given, Extent::begun);
   follow_global_batch(draft.settings.training);
   ReadAnswers result = {std::move(draft.settings), {}};
   for (const auto& [mark, key, text] : draft.problems.all()) {

@@ -281,6 +281,21 @@ TEST_CASE("settings that contradict each other") {
         "run.yaml:3:26: data.val_fraction: conflicts with data.val; remove one of them");
 }
 
+TEST_CASE("the schedule of a planned run is held against the steps of all ranks") {
+  const auto objections = [](const char* ranks) {
+    return read_answers({{"model.preset", "toy"},
+                         {"data.train", "a.txt"},
+                         {"training.max_tokens", "5120"},
+                         {"scheduler.warmup_steps", "5"},
+                         {"job.ranks_per_node", ranks}})
+        .objections;
+  };
+  CHECK(objections("1").empty());
+  REQUIRE(objections("4").size() == 1);
+  CHECK(objections("4")[0].key == "scheduler.warmup_steps");
+  CHECK(objections("4")[0].text == "the warm-up of 5 steps does not end before the run's 2 steps");
+}
+
 TEST_CASE("keys of another optimizer or schedule than the one chosen") {
   CHECK_THAT(error_with("optimizer: {name: adamw, momentum: 0.5}"),
              Catch::Contains("optimizer.momentum") &&

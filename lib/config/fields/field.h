@@ -15,6 +15,8 @@
 
 namespace fp8train {
 
+struct CheckContext;
+
 /// A value on its way into Settings, with everything needed to complain about it.
 class FieldValue {
  public:
@@ -112,10 +114,14 @@ struct Field {
   std::function<bool(const Settings&)> applies;
   /// What the wizard asks; nothing: it does not.
   std::optional<Question> question = std::nullopt;
+  /// Complains where the value contradicts other settings (config/fields/check_context.h). Null: it
+  /// cannot.
+  std::function<void(const CheckContext&)> check = nullptr;
 
   Field also(std::vector<std::string> names) &&;
   Field when(std::function<bool(const Settings&)> condition) &&;
   Field asked(Question how) &&;
+  Field checked(std::function<void(const CheckContext&)> how) &&;
 };
 
 inline Range at_least(double min) {
