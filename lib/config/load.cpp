@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "base/error.h"
+#include "base/error_prefix.h"
 #include "base/text.h"
 #include "config/fields/check_context.h"
 #include "config/model_folder.h"
@@ -307,9 +308,18 @@ Settings load_settings(const LoadRequest& request) {
     check_fields(run.settings, run.given, Extent::whole);
   }
   run.problems.raise();
-  run.settings.notes = {run.notes(), run.foreign->processes()};
+  run.settings.notes = {run.notes(), run.foreign->processes(), run.given.locations()};
   follow_global_batch(run.settings.training);
   return std::move(run.settings);
+}
+
+void add_location(Error& error, const Settings& settings) {
+  const std::string message = error.what();
+  const auto& locations = settings.notes.locations;
+  const auto found = locations.find(message.substr(0, message.find_first_of(": ")));
+  if (found != locations.end()) {
+    prepend(error, found->second);
+  }
 }
 
 ReadAnswers read_answers(const std::vector<Answer>& answers, const ForeignKeysMaker& foreign_keys) {

@@ -2,6 +2,7 @@
 #include <string>
 
 #include "config/load_support.h"
+#include "support/files.h"
 #include "support/temp_dir.h"
 
 namespace fp8train {
@@ -213,6 +214,18 @@ TEST_CASE("--set names itself") {
 
 TEST_CASE("keys of other programs are unknown to a loader that is not given any") {
   CHECK_THAT(error_of(kBase + "fp8_config: {margin: 1}\n"), Catch::Contains("unknown key"));
+}
+
+TEST_CASE("errors of a run name the location of the key that they begin with") {
+  const Settings settings = test::load_text(kBase + "output_dir: out\n", {"data.seq_length=8"});
+  const auto located = [&](const std::string& message) {
+    return test::message_of<DeviceError>(
+        [&] { with_locations(settings, [&] { throw DeviceError(message); }); });
+  };
+  CHECK(located("output_dir: is a file") == "run.yaml:4:1: output_dir: is a file");
+  CHECK(located("data.seq_length 8 is odd") == "--set data.seq_length=8: data.seq_length 8 is odd");
+  CHECK(located("training.seed: is odd") == "training.seed: is odd");
+  CHECK(located("run.yaml:4:1: output_dir: is a file") == "run.yaml:4:1: output_dir: is a file");
 }
 
 TEST_CASE("files that cannot be read") {

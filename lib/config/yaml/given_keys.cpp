@@ -155,6 +155,16 @@ bool GivenKeys::may_be_misspelled(const std::string& key) const {
   return unknown_section_ || sections_with_unknown_.contains(key.substr(0, key.rfind('.')));
 }
 
+std::map<std::string, std::string> GivenKeys::locations() const {
+  std::map<std::string, std::string> result;
+  for (const auto& [position, given] : keys_) {
+    const std::string& key = given.field->key;
+    result[key] = fmt::format("{}: {}", problems_.where(given.mark),
+                              given.spelled == key ? "" : given.spelled + ": ");
+  }
+  return result;
+}
+
 void GivenKeys::complain(const std::string& key, const std::string& text) const {
   if (const GivenKey* written = find(key)) {
     complain_at(written->mark, written->spelled, text);

@@ -54,6 +54,9 @@ class GivenKeys {
   /// The same at a location of its own.
   void complain_at(SourceMark mark, const std::string& key, const std::string& text) const;
 
+  /// What messages about each key begin with: "run.yaml:7:3: ".
+  std::map<std::string, std::string> locations() const;
+
   /// Whether an unknown key may be a misspelling of `key`: it is in the same section, or it is
   /// a section itself.
   bool may_be_misspelled(const std::string& key) const;
