@@ -169,7 +169,7 @@ void Wizard::forget_what_no_longer_applies() {
 }
 
 void Wizard::explain(const Field& field) {
-  out_ << wrapped(explain_key(field.key));
+  out_ << explain_key(field.key);
 }
 
 void Wizard::print_memory() {

@@ -65,7 +65,7 @@ struct Question {
   std::vector<std::string> unless;  ///< answers with which it has no meaning
   /// The answer in YAML that is offered; empty: none. Null: the value that the field has.
   std::function<std::string(const Settings&)> suggest = nullptr;
-  std::function<std::string()> preface = nullptr;  ///< lines to be shown before the question
+  std::function<std::string()> preface = nullptr;  ///< lines on the values that there are
   bool optional = false;                           ///< it may stay unset
   bool changes_memory = false;
 };
