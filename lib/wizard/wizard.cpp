@@ -211,7 +211,7 @@ Wizard::Reply Wizard::ask(size_t which) {
     }
     line = line.empty() ? enter : line;
     if (line.empty() || (line == kUnset && !field.question->optional)) {
-      out_ << "  this needs an answer: " << field.accepts << "\n";
+      out_ << wrapped(fmt::format("  This answer cannot be left out. Enter {}.", field.accepts));
       continue;
     }
     std::string remark;

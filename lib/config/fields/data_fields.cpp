@@ -21,7 +21,7 @@ auto data(Member member) {
 }
 
 Field sources(std::string key, std::vector<DataSource> DataSettings::*member, std::string doc) {
-  return make(std::move(key), "a list of {path, format, weight}", std::move(doc), data(member),
+  return make(std::move(key), "a path or a list of sources", std::move(doc), data(member),
               read_sources, [](const std::vector<DataSource>& values) {
                 return values.empty() ? "" : sources_text(values);
               });
@@ -66,12 +66,13 @@ void check_seq_length(const CheckContext& at) {
 
 std::vector<Field> data_fields() {
   return {
-      sources("data.train", &DataSettings::train,
-              fmt::format("Training sources: {{path, format: {}, weight}}. A path is a file, a "
-                          "folder or a pattern, and starts at the working directory. If a weight "
-                          "is not 1, samples are distributed over the sources by weight; otherwise "
-                          "the sources follow one another",
-                          fmt::join(data_format_names(), "|")))
+      sources(
+          "data.train", &DataSettings::train,
+          fmt::format("Training sources, each a path or {{path, format: {}, weight}}. A path is a "
+                      "file, a folder or a pattern, and starts at the working directory. If a "
+                      "weight is not 1, samples are distributed over the sources by weight; "
+                      "otherwise the sources follow one another",
+                      fmt::join(data_format_names(), "|")))
           .asked({.topic = Topic::data, .text = "Training data: a file, or [file, file]"})
           .checked(check_train),
       sources("data.val", &DataSettings::val,

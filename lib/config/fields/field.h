@@ -195,7 +195,7 @@ bool assign(T& target, std::optional<Value> value) {
   return value.has_value();
 }
 
-/// A list of {path, format, weight}; a path alone, and one source without a list, are accepted.
+/// A list of sources, each a path or {path, format, weight}, or one without a list.
 std::optional<std::vector<DataSource>> read_sources(const FieldValue& value,
                                                     const std::string& what);
 
