@@ -108,9 +108,11 @@ int check_run(const CheckOptions& options) {
   for (const std::string& line : describe_run(session, *device, dry_run, reason, ranks)) {
     say(line);
   }
-  if (const std::string problem = why_unwritable(settings.output_dir); !problem.empty()) {
-    throw DeviceError(fmt::format("output_dir {}: {}", settings.output_dir, problem));
-  }
+  with_locations(settings, [&] {
+    if (const std::string problem = why_unwritable(settings.output_dir); !problem.empty()) {
+      throw DeviceError("output_dir: " + problem);
+    }
+  });
   if (!options.no_scan) {
     scan(session.data.train, "training", quiet);
     scan(session.data.val, "validation", quiet);

@@ -138,7 +138,7 @@ int evaluate_text(const EvalOptions& options) {
   }
   DataSettings data;
   data.train = sources_of(options.data);
-  CorpusSplits splits = open_corpora(data, *opened.tokenizer, settings.model.vocab_size);
+  CorpusSplits splits = open_corpora(data, *opened.tokenizer, settings.model.vocab_size, "--data");
   const bool has_documents = !splits.train.form().is_windows();
   if (has_documents && options.stride > 0) {
     throw ConfigError("--stride is for text: dialogues are evaluated one in a sequence");

@@ -10,8 +10,9 @@
 #include <memory>
 
 #include "base/error.h"
+#include "base/error_prefix.h"
 #include "base/text.h"
-#include "config/fields/cross_checks.h"
+#include "config/fields/check_context.h"
 #include "config/model_folder.h"
 #include "config/presets.h"
 #include "config/yaml/given_keys.h"
@@ -293,7 +294,7 @@ void Loading::add_assignment(const std::string& assignment, const char* origin) 
 void read_part(const LoadRequest& request, Loading& part) {
   part.add_sources(request);
   part.read_values(false);
-  check_settings(part.settings, part.given, part.problems, Extent::begun);
+  check_fields(part.settings, part.given, Extent::begun);
   part.problems.raise();
 }
 
@@ -304,12 +305,21 @@ Settings load_settings(const LoadRequest& request) {
   run.add_sources(request);
   run.read_values(true);
   if (run.complete) {
-    check_settings(run.settings, run.given, run.problems);
+    check_fields(run.settings, run.given, Extent::whole);
   }
   run.problems.raise();
-  run.settings.notes = {run.notes(), run.foreign->processes()};
+  run.settings.notes = {run.notes(), run.foreign->processes(), run.given.locations()};
   follow_global_batch(run.settings.training);
   return std::move(run.settings);
+}
+
+void add_location(Error& error, const Settings& settings) {
+  const std::string message = error.what();
+  const auto& locations = settings.notes.locations;
+  const auto found = locations.find(message.substr(0, message.find_first_of(": ")));
+  if (found != locations.end()) {
+    prepend(error, found->second);
+  }
 }
 
 ReadAnswers read_answers(const std::vector<Answer>& answers, const ForeignKeysMaker& foreign_keys) {
@@ -321,13 +331,13 @@ ReadAnswers read_answers(const std::vector<Answer>& answers, const ForeignKeysMa
     draft.given.add(answer.key, node, {source, 0, 0}, 1);
   }
   draft.read_values(true);
-  check_settings(draft.settings, draft.given, draft.problems, Extent::begun);
+  check_fields(draft.settings, draft.given, Extent::begun);
   follow_global_batch(draft.settings.training);
   ReadAnswers result = {std::move(draft.settings), {}};
   for (const auto& [mark, key, text] : draft.problems.all()) {
     const std::string owner = mark.source == nobodys ? "" : answers[mark.source - 1].key;
     const bool own = key == owner || key.empty();
-    result.objections.push_back({owner, own ? text : fmt::format("{}: {}", key, text)});
+    result.objections.push_back({owner, own ? text : with_key(key, text)});
   }
   return result;
 }

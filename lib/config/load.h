@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "config/settings.h"
 #include "config/yaml/foreign_keys.h"
 
@@ -28,6 +29,21 @@ struct LoadRequest {
 /// Of settings that exclude each other the one with the higher precedence replaces the other, which
 /// Settings::notes then says (config/yaml/replacements.h).
 Settings load_settings(const LoadRequest& request);
+
+/// Puts the location of a given key before an error whose message begins with the key, as
+/// load_settings does.
+void add_location(Error& error, const Settings& settings);
+
+/// What `work` returns; errors that it throws have the locations of their keys.
+template <class Work>
+auto with_locations(const Settings& settings, const Work& work) {
+  try {
+    return work();
+  } catch (Error& error) {
+    add_location(error, settings);
+    throw;
+  }
+}
 
 /// A key of the table and its value as YAML in one line.
 struct Answer {

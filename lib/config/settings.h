@@ -3,6 +3,7 @@
 // structs (or parts of them), never YAML.
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -176,11 +177,14 @@ struct JobSettings {
   bool operator==(const JobSettings&) const = default;
 };
 
-/// What was read in another program's spelling or has no meaning here, one line each; to be
-/// reported. Not a setting: comparisons of runs ignore it.
+/// What is known of the files that settings come from. Not a setting: comparisons of runs ignore
+/// it.
 struct Notes {
+  /// What was read in another program's spelling or has no meaning here; to be reported.
   std::vector<std::string> lines;
   int64_t processes = 0;  ///< of the job, as another program's file says; 0: it does not
+  /// What messages about a given key begin with: "run.yaml:7:3: ".
+  std::map<std::string, std::string> locations;
 
   bool operator==(const Notes&) const { return true; }
 };

@@ -161,9 +161,10 @@ std::string explain_key(const std::string& key) {
     throw ConfigError(fmt::format("{}: unknown key{}", key, advice.empty() ? "" : "; " + advice));
   }
   const std::string other = joined(field->aliases);
-  return fmt::format("{}\n  {}\n  accepts: {}\n  default: {}\n{}", field->key, field->doc,
-                     field->accepts, default_text(*field),
-                     other.empty() ? "" : fmt::format("  also: {}\n", other));
+  return wrapped(fmt::format("{}\n  {}\n  accepts: {}\n  default: {}\n{}", field->key, field->doc,
+                             field->accepts, default_text(*field),
+                             other.empty() ? "" : fmt::format("  also: {}\n", other))) +
+         (field->question && field->question->preface ? field->question->preface() : "");
 }
 
 std::vector<std::string> config_keys() {

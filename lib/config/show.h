@@ -18,8 +18,8 @@ std::string show_settings(const Settings& settings, bool resolved, bool comments
 /// documentation, next to it or above it, in 100 columns.
 std::string commented_settings(const Settings& settings, const std::vector<std::string>& also);
 
-/// Documentation, type, default and other spellings of a key, or the keys of a section. Throws
-/// ConfigError with a suggestion when there is no such key.
+/// Documentation, type, default and other spellings of a key and the plans or presets that it
+/// takes, or the keys of a section. Throws ConfigError with a suggestion when there is no such key.
 std::string explain_key(const std::string& key);
 
 /// Every dotted key, in the order of the table.

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/content_hash.h"
-#include "base/error.h"
+#include "base/error_prefix.h"
 #include "data/chat/dialogue_encoder.h"
 #include "data/document_encoder.h"
 #include "data/readers/data_format.h"
@@ -103,11 +103,8 @@ class SourceReader {
   }
 
   void append_encoded(Encoded encoded, Corpus& to) const {
-    if (!encoded.tokens.empty()) {
-      auto store = memory_store(encoded.tokens, std::move(encoded.documents));
-      const int64_t size = store->size();
-      to.append(std::move(store), 0, size);
-    }
+    const auto store = memory_store(encoded.tokens, std::move(encoded.documents));
+    to.append(store, 0, store->size());
   }
 
   void read_dialogues(const DataSource& source, const std::vector<std::filesystem::path>& paths,
@@ -172,12 +169,10 @@ class SourceReader {
     } else if (held_back > 0) {
       boundary = split_text(documents, held_back);
     }
-    try {
+    with_prefix<DataError>(source.path + ": ", [&] {
       append_encoded(encode(documents, 0, boundary, separated), train);
       append_encoded(encode(documents, boundary, documents.size(), separated), val);
-    } catch (const DataError& error) {
-      throw DataError(fmt::format("{}: {}", source.path, error.what()));
-    }
+    });
   }
 
   /// Cuts the document that holds the split point in two; returns the index of the first held-back
@@ -365,24 +360,29 @@ std::shared_ptr<const TokenStore> memory_store(const std::vector<int32_t>& token
 }
 
 CorpusSplits open_corpora(const DataSettings& settings, const Tokenizer& tokenizer,
-                          int64_t vocab_size) {
+                          int64_t vocab_size, const std::string& train_option) {
   check_settings(settings);
   const SourceReader reader(settings, tokenizer, vocab_size);
   const double held_back = settings.val.empty() ? settings.val_fraction : 0.0;
   CorpusSplits splits;
-  for (const DataSource& source : settings.train) {
-    reader.read(source, DataSplit::train, held_back, splits.train, splits.val);
-  }
-  for (const DataSource& source : settings.val) {
-    Corpus nothing;
-    reader.read(source, DataSplit::val, 0.0, splits.val, nothing);
-  }
+  with_prefix<DataError>(train_option + ": ", [&] {
+    for (const DataSource& source : settings.train) {
+      reader.read(source, DataSplit::train, held_back, splits.train, splits.val);
+    }
+  });
+  with_prefix<DataError>("data.val: ", [&] {
+    for (const DataSource& source : settings.val) {
+      Corpus nothing;
+      reader.read(source, DataSplit::val, 0.0, splits.val, nothing);
+    }
+  });
   if (splits.train.size() == 0 && splits.val.size() > 0 && held_back > 0) {
     throw ConfigError(
         fmt::format("data.val_fraction {} leaves no tokens to train on", settings.val_fraction));
   }
   if (splits.train.size() == 0) {
-    throw DataError(fmt::format("{}: no tokens to train on", settings.train.front().path));
+    throw DataError(
+        fmt::format("{}: {}: no tokens to train on", train_option, settings.train.front().path));
   }
   const SampleForm form = sample_form(settings, tokenizer, splits.train, splits.val);
   splits.train.set_form(form);
@@ -391,8 +391,9 @@ CorpusSplits open_corpora(const DataSettings& settings, const Tokenizer& tokeniz
 }
 
 std::unique_ptr<Tokenizer> make_tokenizer(const DataSettings& settings) {
+  const auto text = [&] { return all_text(settings.train, TextKey{settings.text_key}); };
   return make_tokenizer(settings.tokenizer,
-                        [&] { return all_text(settings.train, TextKey{settings.text_key}); });
+                        [&] { return with_prefix<DataError>("data.train: ", text); });
 }
 
 }  // namespace fp8train

@@ -123,9 +123,10 @@ struct CorpusSplits {
 /// end-of-sequence id where it has one. Without val sources the last val_fraction of each training
 /// source is held back: of its text in bytes or characters, of its documents (JSON lines), or of
 /// its tokens, between documents where these are known. What samples hold is resolved into the
-/// corpora's form(). Throws ConfigError (weights, fractions, formats) or DataError (files).
+/// corpora's form(). Throws ConfigError (weights, fractions, formats) or DataError (files), which
+/// begins with `train_option` or data.val, whichever names the source.
 CorpusSplits open_corpora(const DataSettings& settings, const Tokenizer& tokenizer,
-                          int64_t vocab_size);
+                          int64_t vocab_size, const std::string& train_option = "data.train");
 
 /// The tokenizer that `settings` names; "char" reads the text of the training sources.
 std::unique_ptr<Tokenizer> make_tokenizer(const DataSettings& settings);

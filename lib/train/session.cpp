@@ -8,6 +8,7 @@
 #include "base/cache_folder.h"
 #include "base/error.h"
 #include "base/machine.h"
+#include "config/load.h"
 #include "device/cuda/cuda_device.h"
 #include "io/hf_config.h"
 #include "ops/gemm/gemm.h"
@@ -263,7 +264,9 @@ EngineSettings engine_settings(const Settings& settings, const ModelConfig& mode
   return engine;
 }
 
-Session open_session(const Settings& settings, bool open_data, int ranks) {
+namespace {
+
+Session resolve(const Settings& settings, bool open_data, int ranks) {
   Session session;
   session.ranks = ranks;
   session.settings = settings;
@@ -303,6 +306,12 @@ Session open_session(const Settings& settings, bool open_data, int ranks) {
     open_corpora_of(session);
   }
   return session;
+}
+
+}  // namespace
+
+Session open_session(const Settings& settings, bool open_data, int ranks) {
+  return with_locations(settings, [&] { return resolve(settings, open_data, ranks); });
 }
 
 int64_t longest_prompt(const SampleSettings& sample, const Tokenizer& tokenizer) {

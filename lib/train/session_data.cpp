@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "base/error.h"
+#include "base/error_prefix.h"
 #include "data/samples.h"
 #include "train/session.h"
 
@@ -25,13 +25,14 @@ void look_at_validation(Session& session) {
   if (session.data.val.size() == 0) {
     return;
   }
-  try {
+  const DataSettings& data = session.settings.data;
+  const std::string about =
+      fmt::format("{}: validation data ({}): ", data.val.empty() ? "data.val_fraction" : "data.val",
+                  validation_sources(data));
+  with_prefix<DataError>(about, [&] {
     const Samples samples(session.data.val, session.engine.seq_length, {.walk = SampleWalk::once});
     samples.describe("validation data", session.settings.notes.lines, session.notes);
-  } catch (const DataError& error) {
-    throw DataError(fmt::format("validation data ({}): {}",
-                                validation_sources(session.settings.data), error.what()));
-  }
+  });
 }
 
 }  // namespace
@@ -49,11 +50,12 @@ void open_corpora_of(Session& session) {
 }
 
 Samples training_samples(const Session& session) {
-  return {session.data.train,
-          session.engine.seq_length,
-          {.walk = SampleWalk::training,
-           .shuffle = session.settings.data.shuffle,
-           .seed = session.settings.training.seed}};
+  return with_prefix<DataError>("data.train: ", [&] {
+    return Samples(session.data.train, session.engine.seq_length,
+                   {.walk = SampleWalk::training,
+                    .shuffle = session.settings.data.shuffle,
+                    .seed = session.settings.training.seed});
+  });
 }
 
 }  // namespace fp8train

@@ -4,14 +4,16 @@
 #include <utility>
 
 #include "base/error.h"
+#include "config/load.h"
 #include "train/rank_device.h"
 #include "train/ranks.h"
 #include "train/run.h"
 #include "train/watch/run_watchdog.h"
 
 namespace fp8train {
+namespace {
 
-RunOutcome train(const RunRequest& request, Communicator& comm) {
+RunOutcome train_on_ranks(const RunRequest& request, Communicator& comm) {
   bool reported = false;
   const auto with_report = [&](const std::function<RunOutcome()>& body) {
     try {
@@ -47,6 +49,12 @@ RunOutcome train(const RunRequest& request, Communicator& comm) {
     wait_for_first_rank(comm);  // and all others: a rank that hangs at its end is seen by all
     return outcome;
   });
+}
+
+}  // namespace
+
+RunOutcome train(const RunRequest& request, Communicator& comm) {
+  return with_locations(request.settings, [&] { return train_on_ranks(request, comm); });
 }
 
 }  // namespace fp8train

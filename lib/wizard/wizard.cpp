@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "config/show.h"
 #include "config/wrap.h"
+#include "config/yaml/problems.h"
 #include "dialects/dialects.h"
 #include "wizard/job_script.h"
 
@@ -152,7 +153,7 @@ bool Wizard::accept(const Field& field, const std::string& value, std::string& r
       refusal = text;
       return false;
     }
-    withdrawn += fmt::format("{}: {}; it is asked again\n", key, text);
+    withdrawn += fmt::format("{}; it is asked again\n", with_key(key, text));
     answers_.erase(key);
   }
 }
@@ -168,7 +169,7 @@ void Wizard::forget_what_no_longer_applies() {
 }
 
 void Wizard::explain(const Field& field) {
-  out_ << wrapped(explain_key(field.key));
+  out_ << explain_key(field.key);
 }
 
 void Wizard::print_memory() {
@@ -210,7 +211,7 @@ Wizard::Reply Wizard::ask(size_t which) {
     }
     line = line.empty() ? enter : line;
     if (line.empty() || (line == kUnset && !field.question->optional)) {
-      out_ << "  this needs an answer: " << field.accepts << "\n";
+      out_ << wrapped(fmt::format("  This answer cannot be left out. Enter {}.", field.accepts));
       continue;
     }
     std::string remark;

@@ -2,6 +2,7 @@
 #include <string>
 
 #include "config/load_support.h"
+#include "support/files.h"
 #include "support/temp_dir.h"
 
 namespace fp8train {
@@ -215,6 +216,18 @@ TEST_CASE("keys of other programs are unknown to a loader that is not given any"
   CHECK_THAT(error_of(kBase + "fp8_config: {margin: 1}\n"), Catch::Contains("unknown key"));
 }
 
+TEST_CASE("errors of a run name the location of the key that they begin with") {
+  const Settings settings = test::load_text(kBase + "output_dir: out\n", {"data.seq_length=8"});
+  const auto located = [&](const std::string& message) {
+    return test::message_of<DeviceError>(
+        [&] { with_locations(settings, [&] { throw DeviceError(message); }); });
+  };
+  CHECK(located("output_dir: is a file") == "run.yaml:4:1: output_dir: is a file");
+  CHECK(located("data.seq_length 8 is odd") == "--set data.seq_length=8: data.seq_length 8 is odd");
+  CHECK(located("training.seed: is odd") == "training.seed: is odd");
+  CHECK(located("run.yaml:4:1: output_dir: is a file") == "run.yaml:4:1: output_dir: is a file");
+}
+
 TEST_CASE("files that cannot be read") {
   const test::TempDir directory;
   LoadRequest request;
@@ -268,17 +281,32 @@ TEST_CASE("settings that contradict each other") {
         "run.yaml:3:26: training.global_batch_size: conflicts with "
         "training.gradient_accumulation_steps; remove one of them");
   CHECK(error_with("scheduler: {min_lr: 1}") ==
-        "run.yaml:4:13: scheduler.min_lr: scheduler.min_lr 1 is above optimizer.lr 0.0003");
+        "run.yaml:4:13: scheduler.min_lr 1 is above optimizer.lr 0.0003");
   CHECK(error_with("scheduler: {type: wsd}") ==
         "run.yaml:4:1: scheduler.decay_steps: missing; type wsd needs the length of the final "
         "decay");
   CHECK(error_with("eval: {interval: 5}").starts_with("run.yaml:4:8: eval.interval: asks for"));
   CHECK(error_of(kBase, {"data.seq_length=65"}) ==
-        "--set data.seq_length=65: data.seq_length: data.seq_length 65 is longer than "
+        "--set data.seq_length=65: data.seq_length 65 is longer than "
         "model.max_position_embeddings 64");
   CHECK(error_of("model: {preset: toy}\ntraining: {max_steps: 1}\n"
                  "data: {train: a, val: b, val_fraction: 0.1}\n") ==
         "run.yaml:3:26: data.val_fraction: conflicts with data.val; remove one of them");
+}
+
+TEST_CASE("the schedule of a planned run is held against the steps of all ranks") {
+  const auto objections = [](const char* ranks) {
+    return read_answers({{"model.preset", "toy"},
+                         {"data.train", "a.txt"},
+                         {"training.max_tokens", "5120"},
+                         {"scheduler.warmup_steps", "5"},
+                         {"job.ranks_per_node", ranks}})
+        .objections;
+  };
+  CHECK(objections("1").empty());
+  REQUIRE(objections("4").size() == 1);
+  CHECK(objections("4")[0].key == "scheduler.warmup_steps");
+  CHECK(objections("4")[0].text == "the warm-up of 5 steps does not end before the run's 2 steps");
 }
 
 TEST_CASE("keys of another optimizer or schedule than the one chosen") {

@@ -172,6 +172,17 @@ TEST_CASE("explain prints documentation, type, default and aliases") {
                     "optimizer.lrr: unknown key; did you mean \"lr\"?");
 }
 
+TEST_CASE("explain lists the plans and the presets, a line each") {
+  const std::string plans = explain_key("precision.plan");
+  for (const std::string& name : plan_names()) {
+    CHECK_THAT(plans, Catch::Contains("\n" + name + " "));
+  }
+  const std::string models = explain_key("model.preset");
+  for (const Preset& preset : presets()) {
+    CHECK_THAT(models, Catch::Contains("\n" + preset.name + " "));
+  }
+}
+
 TEST_CASE("every field is documented and its defaults are accepted") {
   for (const Field& field : field_table()) {
     CAPTURE(field.key);

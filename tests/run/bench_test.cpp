@@ -126,6 +126,9 @@ TEST_CASE("bench step takes changes to the plan") {
   };
   CHECK_THAT(refused("optimizer.lr=1"), Contains("expected precision.KEY=VALUE or fp8.KEY=VALUE"));
   CHECK_THAT(refused("fp8.fast_accumulation=[true]"), Contains("fp8.fast_accumulation"));
+  const Words unknown = {"bench", "step", "--plan", "nonesuch", "--device", "meta:h200"};
+  CHECK_THAT(expect_code(2, folder.path(), unknown).err,
+             Contains("error: precision.plan: no plan 'nonesuch'"));
 }
 
 TEST_CASE("bench step says which GPUs it can model") {

@@ -130,7 +130,7 @@ TEST_CASE("check says what would not run here, or not in FP8") {
   CHECK_THAT(expect_code(4, shop.path(), Workshop::check({"output_dir=text.txt/run"})).err,
              Contains("text.txt"));
   CHECK_THAT(expect_code(4, shop.path(), Workshop::check({"output_dir=/proc/run"})).err,
-             Contains("output_dir /proc/run: /proc cannot be written to"));
+             Contains("--set output_dir=/proc/run: output_dir: /proc cannot be written to"));
   CHECK(expect_code(0, shop.path(), Workshop::check({"-q", "output_dir=new/run"})).out.empty());
   CHECK_FALSE(fs::exists(shop / "new"));
   std::string dialogues;

@@ -101,6 +101,32 @@ TEST_CASE("data that is not there or not right") {
   CHECK_THAT(bench.fails(3, {"data.train=[{path: cut.bin}]"}), Contains("cut.bin"));
 }
 
+TEST_CASE("data and folders that cannot be used: file and line of the key") {
+  const Bench bench;
+  write_file(bench / "short.txt", "only a little");
+  write_file(bench / "run.yaml",
+             "model: {preset: toy}\n"
+             "data:\n"
+             "  train: [{path: absent.txt}]\n"
+             "training: {max_steps: 4, micro_batch_size: 2}\n"
+             "output_dir: text.txt/out\n");
+  const auto error_of = [&](int code, Words words) {
+    words.insert(words.begin() + 1, "run.yaml");
+    return expect_code(code, bench.path(), words).err;
+  };
+  const std::string absent = "error: run.yaml:3:3: data.train: absent.txt: no such file";
+  for (const char* command : {"train", "check"}) {
+    CHECK_THAT(error_of(3, {command}), Contains(absent));
+    CHECK_THAT(error_of(3, {command, "data.tokenizer=char"}), Contains(absent));
+    CHECK_THAT(error_of(3, {command, "data.train=short.txt"}),
+               Contains("error: --set data.train=short.txt: data.train: the training data has "));
+    CHECK_THAT(error_of(3, {command, "data.train=text.txt", "data.val=none.txt"}),
+               Contains("--set data.val=none.txt: data.val: none.txt: no such file"));
+    CHECK_THAT(error_of(4, {command, "data.train=text.txt", "data.seq_length=16"}),
+               Contains("error: run.yaml:5:1: output_dir: "));
+  }
+}
+
 TEST_CASE("a token file that shrinks while a run reads it") {
   const Bench bench;
   write_file(bench / "tokens.bin", token_file(std::vector<uint16_t>(60000, 7)));

@@ -104,6 +104,7 @@ TEST_CASE("a bad answer gets the text of the loader, and the question stays") {
                                     {"job.requeue", "maybe"},
                                     {"job.nodes", "-"},
                                     {"training.global_batch_size", "9"},
+                                    {"data.train", ""},
                                     {"data.train", "[a, "}}));
   REQUIRE_FALSE(done.ended);
   CHECK_THAT(done.screen, Contains("expected a number > 0, got \"3e-4x\""));
@@ -111,10 +112,12 @@ TEST_CASE("a bad answer gets the text of the loader, and the question stays") {
   CHECK_THAT(done.screen, Contains("got \"lama-42m\"; did"));
   CHECK_THAT(done.screen, Contains("no plan 'nonesuch'; the plans are: fp32, bf16"));
   CHECK_THAT(done.screen, Contains("longer than model.max_position_embeddings 1024"));
-  CHECK_THAT(done.screen, Contains("this needs an answer: a whole number in [1, 65536]"));
+  CHECK_THAT(done.screen,
+             Contains("This answer cannot be left out. Enter a whole number in [1, 65536].\n"));
   CHECK_THAT(done.screen, Contains("9 is not a multiple of training.micro_batch_size 8"));
   CHECK(done.times("optimizer.lr") == 3);
-  CHECK(done.times("data.train") == 2);
+  CHECK_THAT(done.screen, Contains("Enter a path or a list of sources.\n"));
+  CHECK(done.times("data.train") == 3);
   CHECK(done.result.settings.optimizer.lr == 0.0003);
   CHECK(done.result.settings.precision.plan ==
         plan_for_method({.mixed_precision = MixedPrecision::fp8}));

@@ -15,6 +15,7 @@
 #include "comm/backends/backends.h"
 #include "config/load.h"
 #include "config/presets.h"
+#include "config/yaml/problems.h"
 #include "dialects/dialects.h"
 #include "numeric/cpu_isa.h"
 #include "ops/attention/attention.h"
@@ -134,7 +135,7 @@ PlanRequest plan_request(const StepBench& bench) {
   const ReadAnswers read = read_answers(answers, make_dialects);
   if (!read.objections.empty()) {
     const Objection& first = read.objections.front();
-    throw ConfigError(first.key.empty() ? first.text : first.key + ": " + first.text);
+    throw ConfigError(with_key(first.key, first.text));
   }
   return read.settings.precision;
 }

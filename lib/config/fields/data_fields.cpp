@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "config/fields/check_context.h"
 #include "config/fields/field_builders.h"
 #include "config/fields/field_table.h"
 #include "data/readers/data_format.h"
@@ -20,7 +21,7 @@ auto data(Member member) {
 }
 
 Field sources(std::string key, std::vector<DataSource> DataSettings::*member, std::string doc) {
-  return make(std::move(key), "a list of {path, format, weight}", std::move(doc), data(member),
+  return make(std::move(key), "a path or a list of sources", std::move(doc), data(member),
               read_sources, [](const std::vector<DataSource>& values) {
                 return values.empty() ? "" : sources_text(values);
               });
@@ -32,17 +33,48 @@ std::string offered_validation(const Settings& settings) {
   return number_text(settings.data.val_fraction > 0 ? settings.data.val_fraction : 0.05);
 }
 
+void check_train(const CheckContext& at) {
+  constexpr const char* kAdvice = "give at least one source such as [{path: corpus.txt}]";
+  if (!at.settings.data.train.empty()) {
+    return;
+  }
+  if (!at.is_given()) {
+    at.missing_section(fmt::format("missing; {}", kAdvice));
+  } else if (at.usable("data.train")) {
+    at.complain(fmt::format("an empty list; {}", kAdvice));
+  }
+}
+
+void check_val_fraction(const CheckContext& at) {
+  if (!at.settings.data.val.empty() && at.settings.data.val_fraction > 0) {
+    at.complain("conflicts with data.val; remove one of them");
+  }
+}
+
+void check_seq_length(const CheckContext& at) {
+  const int64_t length = at.settings.data.seq_length;
+  const int64_t context = at.settings.model.config.max_position_embeddings;
+  if (at.settings.model.from.empty() && at.usable("data.seq_length") && at.usable("model.preset") &&
+      at.usable("model.max_position_embeddings") && context > 0 && length > context) {
+    at.complain("model.max_position_embeddings",
+                fmt::format("data.seq_length {} is longer than model.max_position_embeddings {}",
+                            length, context));
+  }
+}
+
 }  // namespace
 
 std::vector<Field> data_fields() {
   return {
-      sources("data.train", &DataSettings::train,
-              fmt::format("Training sources: {{path, format: {}, weight}}. A path is a file, a "
-                          "folder or a pattern, and starts at the working directory. If a weight "
-                          "is not 1, samples are distributed over the sources by weight; otherwise "
-                          "the sources follow one another",
-                          fmt::join(data_format_names(), "|")))
-          .asked({.topic = Topic::data, .text = "Training data: a file, or [file, file]"}),
+      sources(
+          "data.train", &DataSettings::train,
+          fmt::format("Training sources, each a path or {{path, format: {}, weight}}. A path is a "
+                      "file, a folder or a pattern, and starts at the working directory. If a "
+                      "weight is not 1, samples are distributed over the sources by weight; "
+                      "otherwise the sources follow one another",
+                      fmt::join(data_format_names(), "|")))
+          .asked({.topic = Topic::data, .text = "Training data: a file, or [file, file]"})
+          .checked(check_train),
       sources("data.val", &DataSettings::val,
               "Validation sources; not set: val_fraction of the training sources"),
       number("data.val_fraction", data(&DataSettings::val_fraction), from_up_to(0, 1),
@@ -50,7 +82,8 @@ std::vector<Field> data_fields() {
           .asked({.topic = Topic::data,
                   .text = "Part held back for validation",
                   .unless = {"data.val"},
-                  .suggest = offered_validation}),
+                  .suggest = offered_validation})
+          .checked(check_val_fraction),
       path("data.tokenizer", data(&DataSettings::tokenizer),
            "byte, char, the path of a tokenizer file or of a folder that has one, or none for "
            "token files from elsewhere; with model.from the default is the tokenizer of its "
@@ -60,7 +93,8 @@ std::vector<Field> data_fields() {
       integer("data.seq_length", data(&DataSettings::seq_length), between(1, kMostPositions),
               "Tokens of one sequence; a preset sets its own default, and the context of "
               "model.from limits it")
-          .asked({.topic = Topic::data, .text = "Sequence length", .changes_memory = true}),
+          .asked({.topic = Topic::data, .text = "Sequence length", .changes_memory = true})
+          .checked(check_seq_length),
       flag("data.shuffle", data(&DataSettings::shuffle),
            "Windows in random order; false: in the order of the files"),
       text("data.text_key", data(&DataSettings::text_key), "JSONL: the key that holds the text"),

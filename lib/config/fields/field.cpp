@@ -125,6 +125,11 @@ Field Field::asked(Question how) && {
   return std::move(*this);
 }
 
+Field Field::checked(std::function<void(const CheckContext&)> how) && {
+  check = std::move(how);
+  return std::move(*this);
+}
+
 bool Range::holds(double value) const {
   const bool high_enough = !min || (above_min ? value > *min : value >= *min);
   const bool low_enough = !max || (below_max ? value < *max : value <= *max);

@@ -15,6 +15,8 @@
 
 namespace fp8train {
 
+struct CheckContext;
+
 /// A value on its way into Settings, with everything needed to complain about it.
 class FieldValue {
  public:
@@ -63,7 +65,7 @@ struct Question {
   std::vector<std::string> unless;  ///< answers with which it has no meaning
   /// The answer in YAML that is offered; empty: none. Null: the value that the field has.
   std::function<std::string(const Settings&)> suggest = nullptr;
-  std::function<std::string()> preface = nullptr;  ///< lines to be shown before the question
+  std::function<std::string()> preface = nullptr;  ///< lines on the values that there are
   bool optional = false;                           ///< it may stay unset
   bool changes_memory = false;
 };
@@ -112,10 +114,14 @@ struct Field {
   std::function<bool(const Settings&)> applies;
   /// What the wizard asks; nothing: it does not.
   std::optional<Question> question = std::nullopt;
+  /// Complains where the value contradicts other settings (config/fields/check_context.h). Null: it
+  /// cannot.
+  std::function<void(const CheckContext&)> check = nullptr;
 
   Field also(std::vector<std::string> names) &&;
   Field when(std::function<bool(const Settings&)> condition) &&;
   Field asked(Question how) &&;
+  Field checked(std::function<void(const CheckContext&)> how) &&;
 };
 
 inline Range at_least(double min) {
@@ -189,7 +195,7 @@ bool assign(T& target, std::optional<Value> value) {
   return value.has_value();
 }
 
-/// A list of {path, format, weight}; a path alone, and one source without a list, are accepted.
+/// A list of sources, each a path or {path, format, weight}, or one without a list.
 std::optional<std::vector<DataSource>> read_sources(const FieldValue& value,
                                                     const std::string& what);
 

@@ -1,6 +1,7 @@
 // The `model` section: a preset, a folder, or the fields of a Hugging Face config.json.
 
 #include "base/math.h"
+#include "config/fields/check_context.h"
 #include "config/fields/field_builders.h"
 #include "config/fields/field_table.h"
 #include "config/presets.h"
@@ -29,6 +30,53 @@ constexpr std::pair<Recompute, std::string_view> kRecomputes[] = {{Recompute::no
 /// Sizes are asked only of models that are not described otherwise.
 bool has_own_sizes(const Settings& settings) {
   return settings.model.preset.empty() && settings.model.from.empty();
+}
+
+/// The first given key that describes a shape.
+const GivenKey* first_shape_key(const GivenKeys& given) {
+  for (const auto& [position, one] : given.all()) {
+    const std::string& key = one.field->key;
+    if (key.starts_with("model.") && key != "model.preset" && key != "model.from" &&
+        key != "model.recompute" && key != "model.resize_vocabulary") {
+      return &one;
+    }
+  }
+  return nullptr;
+}
+
+void check_preset(const CheckContext& at) {
+  if (!at.is_given() && !at.has("model.from") && first_shape_key(at.given) == nullptr) {
+    at.missing_section("missing; give model.preset, model.from or the model's fields");
+  }
+}
+
+void check_from(const CheckContext& at) {
+  if (!at.is_given()) {
+    return;
+  }
+  const GivenKey* shape = first_shape_key(at.given);
+  if (at.has("model.preset")) {
+    at.complain("conflicts with model.preset; remove one of them");
+  } else if (shape != nullptr) {
+    at.given.complain(shape->field->key,
+                      "conflicts with model.from, whose config.json has the shape; remove one of "
+                      "them");
+  }
+}
+
+/// A size that has no default.
+void check_size(const CheckContext& at) {
+  if (!at.is_given() && !at.has("model.preset") && !at.has("model.from") &&
+      first_shape_key(at.given) != nullptr) {
+    at.missing("missing; a model without a preset needs it");
+  }
+}
+
+void check_resize_vocabulary(const CheckContext& at) {
+  if (at.is_given() && !at.has("model.from")) {
+    at.complain(
+        "adds tokens to the model of model.from; a model from scratch has model.vocab_size");
+  }
 }
 
 Question size_question(const char* text) {
@@ -98,7 +146,8 @@ std::vector<Field> size_fields() {
       optional_count("model.hidden_size", shape(&ModelConfig::hidden_size), ModelLimits::hidden,
                      "Width of the residual stream")
           .also({"model.n_embd"})
-          .asked(size_question("Hidden size")),
+          .asked(size_question("Hidden size"))
+          .checked(check_size),
       optional_count("model.intermediate_size", shape(&ModelConfig::intermediate_size),
                      ModelLimits::intermediate,
                      "Width inside the MLP; not set: derived from hidden_size", true)
@@ -110,11 +159,13 @@ std::vector<Field> size_fields() {
       optional_count("model.num_hidden_layers", shape(&ModelConfig::num_hidden_layers),
                      ModelLimits::layers, "Transformer blocks")
           .also({"model.n_layer"})
-          .asked(size_question("Layers")),
+          .asked(size_question("Layers"))
+          .checked(check_size),
       optional_count("model.num_attention_heads", shape(&ModelConfig::num_attention_heads),
                      ModelLimits::heads, "Query heads")
           .also({"model.n_head"})
-          .asked(size_question("Attention heads")),
+          .asked(size_question("Attention heads"))
+          .checked(check_size),
       optional_count(
           "model.num_key_value_heads", shape(&ModelConfig::num_key_value_heads), ModelLimits::heads,
           "Key and value heads, a divisor of the query heads; not set: as many as these", true)
@@ -131,7 +182,8 @@ std::vector<Field> size_fields() {
                   .text = "Longest sequence",
                   .when = has_own_sizes,
                   .suggest = [](const Settings& s) { return std::to_string(s.data.seq_length); },
-                  .changes_memory = true}),
+                  .changes_memory = true})
+          .checked(check_size),
   };
 }
 
@@ -184,7 +236,8 @@ std::vector<Field> model_fields() {
                              .suggest = offered_preset,
                              .preface = presets_text,
                              .optional = true,
-                             .changes_memory = true});
+                             .changes_memory = true})
+                     .checked(check_preset);
   std::vector<Field> result = {
       std::move(preset),
       path("model.from", in(&Settings::model, &ModelSettings::from),
@@ -193,7 +246,8 @@ std::vector<Field> model_fields() {
                   .text = "Hugging Face folder to start from, - for sizes",
                   .when = [](const Settings& s) { return s.model.preset.empty(); },
                   .optional = true,
-                  .changes_memory = true}),
+                  .changes_memory = true})
+          .checked(check_from),
   };
   std::vector<Field> fields = {model_type_field()};
   for (std::vector<Field>& part :
@@ -212,8 +266,9 @@ std::vector<Field> model_fields() {
               between(0, ModelLimits::vocabulary),
               "New number of tokens of the model of model.from: embedding and head get rows that "
               "are the mean of the others; 0: unchanged");
-  resize.applies = [](const Settings& settings) { return !settings.model.from.empty(); };
-  result.push_back(std::move(resize));
+  result.push_back(std::move(resize)
+                       .when([](const Settings& s) { return !s.model.from.empty(); })
+                       .checked(check_resize_vocabulary));
   result.push_back(
       choice(
           "model.recompute", in(&Settings::model, &ModelSettings::recompute), kRecomputes,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "config/fields/check_context.h"
 #include "config/fields/field_builders.h"
 #include "config/fields/field_table.h"
 #include "optim/registry.h"
@@ -43,6 +44,68 @@ std::vector<std::string> optimizer_names() {
   return names;
 }
 
+/// Keys of other optimizers than this one.
+void check_optimizer(const CheckContext& at) {
+  const OptimizerEntry& entry = optimizer_named(at.settings.optimizer.name);
+  for (const std::string_view key : optimizer_keys()) {
+    if (!entry.reads(key)) {
+      CheckContext{*find_field(key), at.settings, at.given, at.extent}.without_meaning(
+          fmt::format("optimizer.name: {}", entry.name));
+    }
+  }
+}
+
+bool is_constant(const CheckContext& at) {
+  return at.settings.scheduler.type == ScheduleType::constant;
+}
+
+void check_min_lr(const CheckContext& at) {
+  const double least = at.settings.scheduler.min_lr;
+  const double peak = at.settings.optimizer.lr;
+  if (is_constant(at)) {
+    at.without_meaning("scheduler.type: constant");
+  } else if (at.usable("scheduler.type") && at.usable("optimizer.lr") && least > peak) {
+    at.complain("optimizer.lr",
+                fmt::format("scheduler.min_lr {} is above optimizer.lr {}", least, peak));
+  }
+}
+
+/// Steps of a run that is planned; else 0: a run that ends early is no mistake (open_session
+/// warns).
+int64_t steps_to_fill(const CheckContext& at) {
+  const bool comparable = at.usable("training.micro_batch_size") && at.usable("data.seq_length") &&
+                          at.usable("training.gradient_accumulation_steps");
+  return comparable && at.extent == Extent::begun ? planned_steps(at.settings) : 0;
+}
+
+void check_warmup_steps(const CheckContext& at) {
+  const int64_t steps = steps_to_fill(at);
+  const int64_t warmup = at.settings.scheduler.warmup_steps;
+  if (steps > 0 && warmup >= steps) {
+    at.complain("training.max_steps",
+                fmt::format("the warm-up of {} steps does not end before the run's {} steps",
+                            warmup, steps));
+  }
+}
+
+void check_decay_steps(const CheckContext& at) {
+  const ScheduleSettings& schedule = at.settings.scheduler;
+  const int64_t steps = steps_to_fill(at);
+  if (is_constant(at)) {
+    at.without_meaning("scheduler.type: constant");
+  }
+  if (steps > schedule.warmup_steps && schedule.decay_steps > steps - schedule.warmup_steps) {
+    at.complain("training.max_steps",
+                fmt::format("warm-up ({}) and decay ({}) together are longer than the run's {} "
+                            "steps",
+                            schedule.warmup_steps, schedule.decay_steps, steps));
+  }
+  if (schedule.type == ScheduleType::wsd && schedule.decay_steps == 0 &&
+      at.usable("scheduler.decay_steps")) {
+    at.missing("missing; type wsd needs the length of the final decay");
+  }
+}
+
 }  // namespace
 
 /// Keys that only Muon reads.
@@ -77,20 +140,23 @@ std::vector<Field> schedule_fields() {
              "Shape of the schedule after warm-up; wsd: warm-up, stable, decay"),
       integer("scheduler.warmup_steps", in(&Settings::scheduler, &ScheduleSettings::warmup_steps),
               at_least(0), "Steps in which the learning rate rises linearly from 0")
-          .asked(
-              {.topic = Topic::optimization, .text = "Warm-up steps", .suggest = offered_warmup}),
+          .asked({.topic = Topic::optimization, .text = "Warm-up steps", .suggest = offered_warmup})
+          .checked(check_warmup_steps),
       number("scheduler.min_lr", in(&Settings::scheduler, &ScheduleSettings::min_lr), at_least(0),
-             "Learning rate at the end of the decay"),
+             "Learning rate at the end of the decay")
+          .checked(check_min_lr),
       integer("scheduler.decay_steps", in(&Settings::scheduler, &ScheduleSettings::decay_steps),
               at_least(0),
-              "wsd: length of the final decay; cosine, linear: 0 decays until the last step"),
+              "wsd: length of the final decay; cosine, linear: 0 decays until the last step")
+          .checked(check_decay_steps),
   };
 }
 
 std::vector<Field> optimizer_fields() {
   return {
       choice("optimizer.name", optimizer(&OptimizerSettings::name), optimizer_names(),
-             "Update rule; muon updates the weights of hidden linear layers, and adamw all others"),
+             "Update rule; muon updates the weights of hidden linear layers, and adamw all others")
+          .checked(check_optimizer),
       number("optimizer.lr", optimizer(&OptimizerSettings::lr), above(0), "Peak learning rate")
           .asked({.topic = Topic::optimization, .text = "Peak learning rate"}),
       betas(),

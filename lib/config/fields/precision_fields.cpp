@@ -1,8 +1,12 @@
 // mixed_precision, fp8 and precision, with its roles. The keys of `fp8` that tune a plan may also
 // be written in `precision`, next to `plan`.
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 
+#include "base/error.h"
+#include "config/fields/check_context.h"
 #include "config/fields/field_builders.h"
 #include "config/fields/field_table.h"
 #include "precision/plan_table.h"
@@ -25,6 +29,66 @@ auto exemption(Member member) {
 bool selects_by_method(const Settings& settings) {
   return settings.precision.mixed_precision == MixedPrecision::fp8 &&
          settings.precision.plan.empty();
+}
+
+/// Why the field, a key of `fp8`, has no meaning next to the keys that select a plan; empty: it
+/// has.
+std::string conflict_of(const Field& field, const CheckContext& at) {
+  const MixedPrecision method = at.settings.precision.mixed_precision;
+  if (at.has("precision.plan")) {
+    const bool selects = std::find(std::begin(kPlanSelectors), std::end(kPlanSelectors),
+                                   field.key) != std::end(kPlanSelectors);
+    return selects ? "conflicts with precision.plan, which names the plan directly; remove one of "
+                     "them"
+                   : "";
+  }
+  if (!at.usable("mixed_precision") || method == MixedPrecision::fp8) {
+    return "";
+  }
+  return fmt::format(
+      "has no meaning with mixed_precision: {}; set mixed_precision: fp8 or remove the key",
+      name_in(kMixedPrecisions, method));
+}
+
+/// The given key at which to say what is wrong with one that nobody gave: the other role that the
+/// message names, else what selects the plan.
+std::string other_key(const CheckContext& at, const std::string& message) {
+  for (const auto& [position, given] : at.given.all()) {
+    const std::string& key = given.field->key;
+    if (key.starts_with("precision.") && message.find(key + ":") != std::string::npos) {
+      return key;
+    }
+  }
+  for (const char* key : kPlanSelectors) {
+    if (at.has(key)) {
+      return key;
+    }
+  }
+  return "precision.plan";
+}
+
+/// What the precision module says about the request, at the key that its message begins with. Keys
+/// that do not go with the plan are reported first.
+void check_plan(const CheckContext& at) {
+  bool conflict = !at.has("precision.plan") && !at.usable("mixed_precision");
+  for (const auto& [position, given] : at.given.all()) {
+    if (given.field->key.starts_with("fp8.")) {
+      if (const std::string why = conflict_of(*given.field, at); !why.empty()) {
+        at.given.complain(given.field->key, why);
+        conflict = true;
+      }
+    }
+  }
+  if (conflict) {
+    return;
+  }
+  try {
+    resolve_plan(at.settings.precision);
+  } catch (const ConfigError& error) {
+    const std::string message = error.what();
+    const std::string key = message.substr(0, message.find_first_of(": "));
+    at.given.complain(at.has(key) ? key : other_key(at, message), message);
+  }
 }
 
 /// What mixed_precision: fp8 alone selects.
@@ -181,7 +245,8 @@ std::vector<Field> precision_fields() {
                   .unless = {"mixed_precision"},
                   .suggest = offered_plan,
                   .preface = plan_table_text,
-                  .changes_memory = true}),
+                  .changes_memory = true})
+          .checked(check_plan),
       text("fp8.backend", request(&PlanRequest::backend),
            "Source of the FP8 method: " + backends_text(), "the name of a backend")
           .when(selects_by_method),

@@ -5,8 +5,10 @@
 #include <algorithm>
 
 #include "base/nearest.h"
+#include "config/fields/check_context.h"
 #include "config/fields/field_builders.h"
 #include "config/fields/field_table.h"
+#include "optim/registry.h"
 
 namespace fp8train {
 namespace {
@@ -57,6 +59,25 @@ Field device_field() {
   return field;
 }
 
+void check_evaluations(const CheckContext& at) {
+  const DataSettings& data = at.settings.data;
+  if (at.settings.eval.interval > 0 && data.val.empty() && at.usable("data.val") &&
+      data.val_fraction == 0 && at.usable("data.val_fraction")) {
+    at.complain("asks for evaluations, but there are neither data.val nor data.val_fraction");
+  }
+}
+
+void check_zero_stage(const CheckContext& at) {
+  const OptimizerEntry& optimizer = optimizer_named(at.settings.optimizer.name);
+  const int64_t stage = at.settings.parallelism.zero_stage;
+  if (optimizer.whole_cost != nullptr && stage > 1) {
+    at.complain(
+        fmt::format("{} cuts matrices into parts, and optimizer.name: {} updates whole "
+                    "ones; set 0 or 1, or take adamw",
+                    stage, optimizer.name));
+  }
+}
+
 }  // namespace
 
 std::vector<Field> checkpoint_fields() {
@@ -103,7 +124,8 @@ std::vector<Field> run_fields() {
   const auto sample = [](auto member) { return in(&Settings::sample, member); };
   return {
       integer("eval.interval", in(&Settings::eval, &EvalSettings::interval), at_least(0),
-              "Steps between evaluations; 0: only at the end"),
+              "Steps between evaluations; 0: only at the end")
+          .checked(check_evaluations),
       integer(
           "eval.batches", in(&Settings::eval, &EvalSettings::batches), at_least(1),
           "Micro-batches of a periodic evaluation, of all ranks together; the final one covers the "
@@ -152,7 +174,8 @@ std::vector<Field> run_fields() {
           .asked({.topic = Topic::parallelism,
                   .text = "What ranks share, 0 (nothing) to 3 (all)",
                   .when = on_several_ranks,
-                  .changes_memory = true}),
+                  .changes_memory = true})
+          .checked(check_zero_stage),
       mebibytes("parallelism.bucket_mb",
                 in(&Settings::parallelism, &StrategySettings::bucket_bytes), between(1, 65536),
                 "MiB of gradients that ranks exchange at a time"),

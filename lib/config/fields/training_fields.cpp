@@ -1,5 +1,10 @@
 // How long a run trains and in what portions.
 
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "config/fields/check_context.h"
 #include "config/fields/field_builders.h"
 #include "config/fields/field_table.h"
 
@@ -17,13 +22,67 @@ auto training(Member member) {
   return in(&Settings::training, member);
 }
 
+int64_t planned_ranks(const Settings& settings) {
+  return settings.job.nodes * settings.job.ranks_per_node;
+}
+
 std::string offered_steps(const Settings& settings) {
   return settings.training.max_tokens > 0 ? "" : "1000";
 }
 
 std::string offered_global_batch(const Settings& settings) {
-  return std::to_string(settings.training.micro_batch_size * settings.job.nodes *
-                        settings.job.ranks_per_node);
+  return std::to_string(settings.training.micro_batch_size * planned_ranks(settings));
+}
+
+/// Of an optimizer step on so many ranks; saturating.
+int64_t tokens_per_step(const Settings& settings, int64_t ranks) {
+  const TrainingSettings& training = settings.training;
+  const bool is_global = training.global_batch_size > 0;
+  int64_t tokens = settings.data.seq_length;
+  for (const int64_t factor :
+       {is_global ? training.global_batch_size : training.micro_batch_size,
+        is_global ? 1 : training.gradient_accumulation_steps, is_global ? 1 : ranks}) {
+    if (__builtin_mul_overflow(tokens, factor, &tokens)) {
+      return std::numeric_limits<int64_t>::max();
+    }
+  }
+  return tokens;
+}
+
+void check_max_steps(const CheckContext& at) {
+  if (!at.is_given() && !at.has("training.max_tokens")) {
+    at.missing("missing; give either max_steps or max_tokens");
+  }
+}
+
+void check_max_tokens(const CheckContext& at) {
+  const int64_t of_step = tokens_per_step(at.settings, 1);
+  if (at.is_given() && at.has("training.max_steps")) {
+    at.complain("conflicts with training.max_steps; remove one of them");
+  } else if (at.settings.training.max_tokens > 0 && at.usable("data.seq_length") &&
+             at.settings.training.max_tokens < of_step) {
+    at.complain(fmt::format("less than one optimizer step of {} tokens", of_step));
+  }
+}
+
+void check_global_batch_size(const CheckContext& at) {
+  const TrainingSettings& training = at.settings.training;
+  if (training.global_batch_size == 0) {
+    return;
+  }
+  // A run is started on any number of ranks; a job that is planned has them.
+  const int64_t ranks = planned_ranks(at.settings);
+  if (at.has("training.gradient_accumulation_steps")) {
+    at.complain("conflicts with training.gradient_accumulation_steps; remove one of them");
+  } else if (at.usable("training.micro_batch_size") &&
+             training.global_batch_size % training.micro_batch_size != 0) {
+    at.complain(fmt::format("{} is not a multiple of training.micro_batch_size {}",
+                            training.global_batch_size, training.micro_batch_size));
+  } else if (at.extent == Extent::begun &&
+             training.global_batch_size / training.micro_batch_size % ranks != 0) {
+    at.complain(fmt::format("{} is not a multiple of {} ranks x training.micro_batch_size {}",
+                            training.global_batch_size, ranks, training.micro_batch_size));
+  }
 }
 
 }  // namespace
@@ -35,12 +94,14 @@ std::vector<Field> training_fields() {
           .asked({.topic = Topic::optimization,
                   .text = "Optimizer steps, - to give tokens instead",
                   .suggest = offered_steps,
-                  .optional = true}),
+                  .optional = true})
+          .checked(check_max_steps),
       optional_count("training.max_tokens", training(&TrainingSettings::max_tokens), kMostTokens,
                      "Tokens of the whole run, such as 100M; either this or max_steps")
           .asked({.topic = Topic::optimization,
                   .text = "Tokens of the whole run",
-                  .when = [](const Settings& s) { return s.training.max_steps == 0; }}),
+                  .when = [](const Settings& s) { return s.training.max_steps == 0; }})
+          .checked(check_max_tokens),
       integer("training.micro_batch_size", training(&TrainingSettings::micro_batch_size),
               between(1, kMostPasses), "Sequences per forward pass and rank")
           .asked({.topic = Topic::optimization,
@@ -58,7 +119,8 @@ std::vector<Field> training_fields() {
                   .text = "Global batch: sequences per step over all ranks",
                   .unless = {"training.gradient_accumulation_steps"},
                   .suggest = offered_global_batch,
-                  .optional = true}),
+                  .optional = true})
+          .checked(check_global_batch_size),
       make("training.seed", "a whole number >= 0", "Seed of every random draw",
            training(&TrainingSettings::seed), read_unsigned,
            [](uint64_t value) { return std::to_string(value); }),
@@ -98,13 +160,9 @@ std::vector<Field> training_fields() {
 
 int64_t planned_steps(const Settings& settings) {
   const TrainingSettings& training = settings.training;
-  const int64_t ranks = settings.job.nodes * settings.job.ranks_per_node;
-  const int64_t sequences =
-      training.global_batch_size > 0
-          ? training.global_batch_size
-          : training.micro_batch_size * training.gradient_accumulation_steps * ranks;
-  return training.max_steps > 0 ? training.max_steps
-                                : training.max_tokens / sequences / settings.data.seq_length;
+  return training.max_steps > 0
+             ? training.max_steps
+             : training.max_tokens / tokens_per_step(settings, planned_ranks(settings));
 }
 
 }  // namespace fp8train

@@ -155,9 +155,28 @@ bool GivenKeys::may_be_misspelled(const std::string& key) const {
   return unknown_section_ || sections_with_unknown_.contains(key.substr(0, key.rfind('.')));
 }
 
-SourceMark GivenKeys::section_mark(const std::string& section) const {
-  const auto found = sections_.find(section);
-  return found == sections_.end() ? SourceMark{} : found->second;
+std::map<std::string, std::string> GivenKeys::locations() const {
+  std::map<std::string, std::string> result;
+  for (const auto& [position, given] : keys_) {
+    const std::string& key = given.field->key;
+    result[key] = fmt::format("{}: {}", problems_.where(given.mark),
+                              given.spelled == key ? "" : given.spelled + ": ");
+  }
+  return result;
+}
+
+void GivenKeys::complain(const std::string& key, const std::string& text) const {
+  if (const GivenKey* written = find(key)) {
+    complain_at(written->mark, written->spelled, text);
+    return;
+  }
+  const auto section = sections_.find(key.substr(0, key.rfind('.')));
+  complain_at(section == sections_.end() ? SourceMark{} : section->second, key, text);
+}
+
+void GivenKeys::complain_at(SourceMark mark, const std::string& key,
+                            const std::string& text) const {
+  problems_.add(mark, key, text);
 }
 
 }  // namespace fp8train

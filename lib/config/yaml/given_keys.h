@@ -49,12 +49,17 @@ class GivenKeys {
   /// Reads every value into `settings` and notes which ones were usable.
   void read_all(Settings& settings);
 
+  /// Adds a problem at the key as it was written; where nobody wrote it, at its section.
+  void complain(const std::string& key, const std::string& text) const;
+  /// The same at a location of its own.
+  void complain_at(SourceMark mark, const std::string& key, const std::string& text) const;
+
+  /// What messages about each key begin with: "run.yaml:7:3: ".
+  std::map<std::string, std::string> locations() const;
+
   /// Whether an unknown key may be a misspelling of `key`: it is in the same section, or it is
   /// a section itself.
   bool may_be_misspelled(const std::string& key) const;
-
-  /// Where the section was opened, else the first source.
-  SourceMark section_mark(const std::string& section) const;
 
  private:
   void add_section(const std::string& path, const YamlNode& node, SourceMark mark, int layer);

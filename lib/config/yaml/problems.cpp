@@ -49,13 +49,18 @@ void Problems::raise() const {
   std::string message;
   for (size_t i = 0; i < std::min(sorted.size(), kMaxReported); ++i) {
     const Problem& problem = sorted[i];
-    message += fmt::format("{}{}: {}{}{}", i == 0 ? "" : "\n", where(problem.mark), problem.key,
-                           problem.key.empty() ? "" : ": ", problem.text);
+    message += fmt::format("{}{}: {}", i == 0 ? "" : "\n", where(problem.mark),
+                           with_key(problem.key, problem.text));
   }
   if (sorted.size() > kMaxReported) {
     message += fmt::format("\n... and {} more", sorted.size() - kMaxReported);
   }
   throw ConfigError(message);
+}
+
+std::string with_key(const std::string& key, const std::string& text) {
+  const bool begins = text.starts_with(key) && text.find_first_of(": ") == key.size();
+  return key.empty() || begins ? text : fmt::format("{}: {}", key, text);
 }
 
 std::string quoted_for_message(const std::string& text) {

@@ -55,6 +55,9 @@ class Problems {
   std::vector<Problem> items_;
 };
 
+/// "key: text"; the text alone where it begins with the key, or there is none.
+std::string with_key(const std::string& key, const std::string& text);
+
 /// `text` in double quotes, shortened and with control characters escaped, for messages.
 std::string quoted_for_message(const std::string& text);
 

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "base/atomic_file.h"
-#include "base/error.h"
+#include "base/error_prefix.h"
 #include "base/log.h"
 #include "data/utf8.h"
 #include "train/checkpoint/checkpoint_saver.h"
@@ -119,13 +119,16 @@ EventSummary summary_of(const StepMetrics& metrics) {
 }  // namespace
 
 RunRecords::RunRecords(const std::filesystem::path& root, bool leads) : directory_{root} {
-  if (leads) {
+  if (!leads) {
+    return;
+  }
+  with_prefix<Error>("output_dir: ", [&] {
     lock_ = std::make_shared<RunLock>(root);
     directory_ = create_run_directory(root);
     check_regular(directory_.metrics());
     check_regular(directory_.tensors());
     check_regular(directory_.log());
-  }
+  });
 }
 
 void RunRecords::release_lock() const {
