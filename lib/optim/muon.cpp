@@ -31,8 +31,9 @@ bool is_matrix(const Parameter& parameter) {
   return !parameter.matrices.empty();
 }
 
+/// What ops::store writes. A remainder makes fp32 of bf16, as large as fp32.
 bool is_momentum_format(const TensorFormat& format) {
-  return format == plain(DType::f32) || format == plain(DType::bf16);
+  return is_stored_format(format) && !format.remainder && format.rounding == Rounding::nearest_even;
 }
 
 double scale_of(MuonScale scale, int64_t rows, int64_t columns) {
@@ -133,7 +134,7 @@ void Muon::check_formats(const Parameter& parameter) const {
   }
   if (!is_momentum_format(formats.moment1)) {
     throw ConfigError(
-        "optimizer.name: muon stores its momentum in fp32 or bf16, and the plan's moment1 is " +
+        "optimizer.name: muon rounds its momentum to nearest, and the plan's moment1 is " +
         describe(formats.moment1) + "; set precision.moment1: bf16, or take adamw");
   }
 }
@@ -229,7 +230,7 @@ View Muon::find_direction(const Update& step, size_t index) const {
              &factors()->direction);
   }
   if (!is_fp32) {
-    ops::store(step.stream, {.x = momentum, .to = stored});
+    ops::store(step.stream, {.x = momentum, .to = stored, .skip = &device_control()->skip});
   }
   return direction;
 }

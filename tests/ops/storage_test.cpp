@@ -109,6 +109,10 @@ TEST_CASE("store keeps values and sums rounded once", "[ops][storage]") {
           table.store(cpu_stream(), {.x = x, .to = stored.view(), .add = step > 0});
         }
         CHECK(same(stored, expected));
+        const int32_t skip = 1;
+        Array twice(DType::f32, {count}, random_values(count, 9, 1.0F));
+        table.store(cpu_stream(), {.x = twice, .to = stored.view(), .skip = &skip});
+        CHECK(same(stored, expected));
         Array read(DType::f32, {count});
         table.read_stored(cpu_stream(), stored.view(), read);
         for (int64_t i = 0; i < count; ++i) {

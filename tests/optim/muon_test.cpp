@@ -185,14 +185,16 @@ TEST_CASE("the learning rate of muon's matrices is a multiple of the others'") {
   CHECK(decayed(3.0)[1] == decayed(1.0)[1]);
 }
 
-TEST_CASE("muon keeps its momentum in bf16, and a skipped step changes nothing") {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
-    CAPTURE(name_of(dtype));
+TEST_CASE("muon stores its momentum in every stored format, and a skipped step changes nothing") {
+  for (const char* name :
+       {"fp32", "bf16", "fp16 tensor current", "e4m3 tensor current", "e5m2 tensor current pow2",
+        "e4m3 group(128) current", "e5m2 group(128) current pow2", "e4m3 group(128) expanded"}) {
+    CAPTURE(name);
     Case one = {.settings = {.name = "muon", .lr = 0.1}, .columns = 8, .rows = {8, 4}};
     ParameterFormats formats;
-    formats.moment1 = plain(dtype);
+    formats.moment1 = parse_format(name);
     Fixture f(one, formats);
-    CHECK(f.optimizer->state("momentum", 0).codes.dtype == dtype);
+    CHECK(f.optimizer->state("momentum", 0).format == formats.moment1);
     Values gradient(96);
     for (size_t i = 0; i < gradient.size(); ++i) {
       gradient[i] = std::sin(static_cast<float>(i * i));
@@ -200,7 +202,12 @@ TEST_CASE("muon keeps its momentum in bf16, and a skipped step changes nothing")
     f.step(gradient);
     const Values weight = test::value_on_host(*f.device, *f.weight);
     const Values momentum = f.momentum();
-    CHECK(root_mean_square(momentum) > 0);
+    const Values exact = [&] {
+      Fixture plain(one);
+      plain.step(gradient);
+      return plain.momentum();
+    }();
+    CHECK(root_mean_square(difference(momentum, exact)) < 0.1 * root_mean_square(exact));
     gradient[7] = std::numeric_limits<float>::infinity();
     f.step(gradient);
     CHECK(f.optimizer->control().skip != 0);
@@ -214,12 +221,27 @@ TEST_CASE("muon keeps its momentum in bf16, and a skipped step changes nothing")
   }
 }
 
+TEST_CASE("ranks that update whole matrices keep the scales of their own momentum") {
+  struct Combiner final : RankCombiner {
+    int sums = 0, scales = 0;
+    void sum(double* /*value*/) override { ++sums; }
+    void largest(const View& /*values*/) override { ++scales; }
+  };
+  Combiner combiner;
+  ParameterFormats formats;
+  formats.moment1 = parse_format("e4m3 tensor current");
+  Fixture f({.settings = {.name = "muon"}, .columns = 4, .rows = {4}}, formats);
+  f.optimizer->step(f.device->stream(), f.scratch, false, &combiner);
+  CHECK(combiner.sums == 1);
+  CHECK(combiner.scales == 0);
+}
+
 TEST_CASE("muon refuses formats that it does not work on") {
   const Case one = {.settings = {.name = "muon"}, .columns = 4, .rows = {4}};
   ParameterFormats formats;
-  formats.moment1 = parse_format("e4m3 current");
-  CHECK_THROWS_WITH(Fixture(one, formats), Catch::Contains("fp32 or bf16") &&
-                                               Catch::Contains("e4m3") &&
+  formats.moment1 = parse_format("e4m3 group(128) stochastic");
+  CHECK_THROWS_WITH(Fixture(one, formats), Catch::Contains("to nearest") &&
+                                               Catch::Contains("stochastic") &&
                                                Catch::Contains("precision.moment1: bf16"));
   formats = {};
   formats.value = plain(DType::bf16);

@@ -23,8 +23,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-EngineSettings settings_of(const std::string& plan, int stage) {
+EngineSettings settings_of(const std::string& plan, int stage, const char* momentum = nullptr) {
   EngineSettings settings = test::small_llama(plan, 2);
+  if (momentum != nullptr) {
+    settings.plan.moment1 = parse_format(momentum);
+  }
   settings.optimizer.name = "muon";
   settings.strategy.bucket_bytes = 4096;
   settings.strategy.zero_stage = stage;
@@ -131,11 +134,12 @@ TEST_CASE("ranks that share muon's work by whole parameters have the bits of rep
 
 TEST_CASE("muon's states that ranks have saved are read by any number of ranks, shared or not") {
   const test::TempDir dir;
+  const char* const momentum = GENERATE("fp32", "e4m3 tensor current", "e4m3 group(128) expanded");
   const auto continued = [&](const char* saved, int ranks, int stage) {
-    return run(settings_of("te-current", stage), ranks, load_from(dir / saved), {})[0];
+    return run(settings_of("te-current", stage, momentum), ranks, load_from(dir / saved), {})[0];
   };
-  run(settings_of("te-current", 1), 3, {}, save_to(dir / "shared"));
-  run(settings_of("te-current", 0), 3, {}, save_to(dir / "whole"));
+  run(settings_of("te-current", 1, momentum), 3, {}, save_to(dir / "shared"));
+  run(settings_of("te-current", 0, momentum), 3, {}, save_to(dir / "whole"));
   for (const int ranks : {1, 2, 3}) {
     CAPTURE(ranks);
     const Result want = continued("whole", ranks, 0);

@@ -42,11 +42,19 @@ __device__ __forceinline__ void values_to_keep(const EncodedTensor& to, const X*
   }
 }
 
+/// The same for all threads.
+__device__ __forceinline__ bool is_skipped(const int32_t* skip) {
+  return skip != nullptr && *skip != 0;
+}
+
 /// The largest magnitude to be stored, into the slot next to the scale.
 template <typename X>
 __global__ void __launch_bounds__(kBlock)
-    store_amax_kernel(EncodedTensor to, const X* __restrict__ x, bool add, int64_t count,
-                      bool aligned) {
+    store_amax_kernel(EncodedTensor to, const X* __restrict__ x, bool add, const int32_t* skip,
+                      int64_t count, bool aligned) {
+  if (is_skipped(skip)) {
+    return;
+  }
   FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kBlock / kWarp);
   uint32_t largest = 0;
   for_each_quad(count, [&](int64_t i, int64_t available, bool whole) {
@@ -73,7 +81,10 @@ __device__ __forceinline__ float factor_of(const EncodedTensor& to, const AutoSc
 template <typename X>
 __global__ void __launch_bounds__(kBlock)
     store_kernel(EncodedTensor to, const X* __restrict__ x, bool add, const AutoScale* automatic,
-                 int64_t count, bool aligned) {
+                 const int32_t* skip, int64_t count, bool aligned) {
+  if (is_skipped(skip)) {
+    return;
+  }
   const float factor = factor_of(to, automatic);
   for_each_quad(count, [&](int64_t i, int64_t available, bool whole) {
     float values[kQuad];
@@ -96,9 +107,13 @@ __global__ void __launch_bounds__(kBlock)
 struct KeepScale {
   EncodedTensor to;
   const AutoScale* automatic;
+  const int32_t* skip;
 
   template <int N>
   __device__ void run(int64_t /*i*/) const {
+    if (is_skipped(skip)) {
+      return;
+    }
     const float factor = factor_of(to, automatic);
     to.keep_tensor_scale();
     to.scales[0] *= factor;
@@ -114,11 +129,12 @@ void store_typed(const Stream& stream, const Store& call) {
   const bool aligned = is_aligned(call.x.data) && is_aligned(call.to.codes.data);
   const bool by_tensor = to.has_tensor_scale();
   if (by_tensor) {
-    launch(stream, shape, store_amax_kernel<X>, to, x, call.add, count, aligned);
+    launch(stream, shape, store_amax_kernel<X>, to, x, call.add, call.skip, count, aligned);
   }
-  launch(stream, shape, store_kernel<X>, to, x, call.add, call.automatic, count, aligned);
+  launch(stream, shape, store_kernel<X>, to, x, call.add, call.automatic, call.skip, count,
+         aligned);
   if (by_tensor) {
-    map<1>(stream, 1, true, KeepScale{to, call.automatic});
+    map<1>(stream, 1, true, KeepScale{to, call.automatic, call.skip});
   }
 }
 

@@ -21,6 +21,7 @@ struct Store {
   StoredTensor to;                       ///< nearest-even
   bool add = false;                      ///< to what `to` holds, in fp32
   const AutoScale* automatic = nullptr;  ///< only of a tensor scale
+  const int32_t* skip = nullptr;         ///< device memory; where it is not 0 nothing changes
 };
 
 /// Keeps x, or the sum of x and what is there, rounded once. A value that is not finite is stored

@@ -66,6 +66,9 @@ FP8TRAIN_HD void compress_group(const X* __restrict x, int64_t length, e4m3* __r
 }  // namespace
 
 void store(Stream /*stream*/, const Store& call) {
+  if (call.skip != nullptr && *call.skip != 0) {
+    return;
+  }
   const int64_t count = call.x.count();
   with_float_type(call.x.dtype, [&](auto tag) {
     using X = typename decltype(tag)::Type;

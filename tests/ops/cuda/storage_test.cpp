@@ -23,7 +23,7 @@ struct Case {
   float factor = 0.0F;  ///< of automatic scaling
 };
 
-/// Two stores, the second added, and what is read then.
+/// Two stores, the second added, a third that is skipped, and what is read then.
 StoredValues keep(Side& side, const Case& c) {
   const View codes = side.put(Array(c.format.dtype, {c.count}), c.offset);
   const int64_t scales = stored_scales(c.format, c.count);
@@ -39,6 +39,11 @@ StoredValues keep(Side& side, const Case& c) {
     ops::store(side.stream(),
                {.x = side.put(x, c.offset), .to = to, .add = add, .automatic = automatic});
   }
+  const Array other(c.dtype, {c.count}, adversarial_values(c.count, 3, c.finite));
+  ops::store(side.stream(), {.x = side.put(other, c.offset),
+                             .to = to,
+                             .automatic = automatic,
+                             .skip = side.put_value(int32_t{1})});
   const View read = side.space(c.dtype, {c.count}, c.offset);
   ops::read_stored(side.stream(), to, read);
   return {side.get(codes), scales > 0 ? side.get(to.scales) : Array(), side.get(read)};
