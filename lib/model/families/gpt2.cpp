@@ -40,8 +40,8 @@ class Gpt2 : public ModelFamily {
   std::string transformers_note(const ModelConfig& config) const override {
     return has_all_biases(config)
                ? ""
-               : "transformers' GPT-2 has biases; this model has not all of them, so that "
-                 "transformers reports missing tensors and sets them to zero";
+               : "transformers' GPT-2 has biases that this model lacks; transformers reports them "
+                 "as missing and sets them to zero";
   }
 
   std::string_view gguf_architecture(const ModelConfig& config) const override {
