@@ -126,10 +126,13 @@ int check_run(const CheckOptions& options) {
   const MemoryLedger planned = memory_of_run(dry_run, memory.is_host);
   try {
     check_fits(memory, planned);
-    say("ok: `fp8train train` would start");
+    say(fmt::format(
+        "ok: the configuration is valid, {} of the data can be read, output_dir can be written, "
+        "and the run fits into memory\nstart it with `fp8train train` and the same configuration",
+        options.no_scan ? "a sample" : "every token"));
   } catch (const DeviceError& error) {  // the run may be meant for another machine
     fmt::print("\n{}\n", colored(stdout, Color::red, std::string("DOES NOT FIT: ") + error.what()));
-    fmt::print("`fp8train train` would end here with exit code 4; all else is ok\n");
+    fmt::print("on this machine the run would stop at once, with exit code 4; all else is ok\n");
   }
   return 0;
 }

@@ -199,10 +199,18 @@ Finding judge_process_managers(const std::string& listed) {
       "comm.bootstrap: file for ranks on GPUs, or have Slurm built with PMIx"};
 }
 
+/// srun lists process managers without a controller too, so that scontrol is asked first.
 Finding slurm() {
-  return program_on_path("srun").empty()
-             ? Finding{"slurm", "no srun on PATH", ""}
-             : judge_process_managers(output_of("timeout 10 srun --mpi=list 2>&1"));
+  if (program_on_path("srun").empty()) {
+    return {"slurm", "no srun on PATH", ""};
+  }
+  const bool can_ask = !program_on_path("scontrol").empty();
+  if (can_ask && output_of("timeout 10 scontrol ping 2>&1").find("UP") == std::string::npos) {
+    return {"slurm", "Slurm's commands are installed, but no controller (slurmctld) answers",
+            "jobs cannot be started from here: use a login node of a cluster, or name its "
+            "configuration (SLURM_CONF); runs without Slurm do not need it"};
+  }
+  return judge_process_managers(output_of("timeout 10 srun --mpi=list 2>&1"));
 }
 
 /// Of the step that this process belongs to.

@@ -31,8 +31,11 @@ struct ExplainOptions {
 };
 
 /// What never runs in a scaled format, whatever the plan.
-constexpr const char* kOutside =
-    "embedding, norms, rotary embedding, attention's own products, activations, soft-max and loss";
+std::string outside_of(const ModelConfig& model) {
+  return fmt::format(
+      "embedding, norms, {}, attention's own products, activations, soft-max and loss",
+      model.positions == PositionKind::learned ? "learned positions" : "rotary embedding");
+}
 
 bool reads_blocks(const GemmPlan& gemm) {
   return gemm.a.is_scaled() && gemm.a.block != per::tensor;
@@ -236,7 +239,7 @@ void print_text(const Session& session, const Layers& layers, bool every_layer) 
   const auto scaled = std::count_if(layers.linears.begin(), layers.linears.end(),
                                     [](const LinearPlan& linear) { return linear.is_scaled(); });
   print_note("\n{} of {} linear layers run in scaled formats. In {}: {}.", scaled,
-             layers.linears.size(), name_of(plan.activation), kOutside);
+             layers.linears.size(), name_of(plan.activation), outside_of(session.engine.model));
   print_first_window(layers);
   print_reasons(layers);
   for (const auto& [begin, end] : session.engine.plain_steps) {
@@ -299,7 +302,7 @@ void print_json(const Session& session, const Layers& layers) {
   for (const auto& [role, format] : shown.roles) {
     json["roles"][role] = format;
   }
-  json["outside"] = kOutside;
+  json["outside"] = outside_of(session.engine.model);
   for (size_t i = 0; i < layers.linears.size(); ++i) {
     const LinearPlan& linear = layers.linears[i];
     const auto gemm = [&](const GemmPlan& g, size_t which) {

@@ -104,7 +104,7 @@ No colours in the terminal where it is not empty.
 fp8train config
 fp8train check run.yaml
 fp8train run.yaml
-mpirun \-n 4 fp8train run.yaml training.max_steps=100
+mpirun \-n 2 fp8train run.yaml training.max_steps=100
 .fi
 )";
 

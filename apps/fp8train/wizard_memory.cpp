@@ -24,11 +24,15 @@ std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
 
-/// What the run takes on a CPU, which surprises who has trained on GPUs only.
+/// What the run takes on a CPU, which surprises who has trained on GPUs only; empty as long as its
+/// length is not known.
 std::string time_on_cpu(const Settings& settings) {
   constexpr double kRate = 1e11;  // FLOPs a second: some eight cores
   const Session session = open_session(settings, false, job_ranks(settings.job));
   const double tokens = static_cast<double>(session.tokens_per_step() * session.max_steps);
+  if (tokens == 0.0) {
+    return "";
+  }
   const double flops = tokens * flops_per_token(session.engine.model, session.engine.seq_length);
   return fmt::format("; {} tokens take about {} at {:.0f} GFLOP/s a rank", describe_count(tokens),
                      describe_duration(flops / kRate / session.ranks), kRate / 1e9);

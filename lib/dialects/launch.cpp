@@ -5,7 +5,9 @@
 #include <fmt/format.h>
 
 #include "base/nearest.h"
+#include "base/text.h"
 #include "config/fields/field.h"
+#include "config/fields/field_table.h"
 #include "config/fields/scalar.h"
 #include "dialects/pass.h"
 
@@ -111,8 +113,25 @@ void Pass::recognize_accelerate() {
   }
 }
 
+std::string Pass::launch_key_near(const std::string& name) {
+  std::vector<std::string> names = names_in_section("");
+  if (find_passive_key(name) != nullptr ||
+      std::find(names.begin(), names.end(), name) != names.end()) {
+    return "";
+  }
+  for (const ForeignKey& key : kLaunchKeys) {
+    names.emplace_back(key.name);
+  }
+  std::ranges::copy(split(kLaunch.without_meaning, ' '), std::back_inserter(names));
+  names.insert(names.end(), std::begin(kSections), std::end(kSections));
+  names.emplace_back("fp8_config");
+  const std::string near = nearest_name(name, names);
+  return near == "fp8_config" || is_launch_key(near) ? near : "";
+}
+
 bool Pass::is_accelerate(const Entry& entry) const {
-  return accelerate_ && (entry.name == "fp8_config" || is_launch_key(entry.name));
+  return accelerate_ && (entry.name == "fp8_config" || is_launch_key(entry.name) ||
+                         !launch_key_near(entry.name).empty());
 }
 
 void Pass::read_accelerate(const Entry& entry) {
@@ -129,8 +148,13 @@ void Pass::launch(const Entry& entry) {
     return;
   }
   const auto key = find_key(kLaunch, entry.name);
-  if (!key) {
+  if (!key && entry.name.starts_with("tpu_")) {
     without_meaning(entry);
+    return;
+  }
+  if (!key) {
+    misspelt_.push_back(launch_key_near(entry.name));
+    complain(entry, fmt::format("unknown key; did you mean \"{}\"?", misspelt_.back()));
     return;
   }
   foreign(*key, entry, [this](const ForeignKey& which, const Entry& it) {
@@ -176,7 +200,8 @@ void Pass::launch_sections() {
       section(entry, kParallelism, "parallelism_config_", {});
     } else if (entry.name == "tp_config") {
       section(entry, {kTensorParallelPlugin}, "tp_", {});
-    } else if (distributed_.empty() && !empty) {
+    } else if (distributed_.empty() && !empty &&
+               std::ranges::find(misspelt_, "distributed_type") == misspelt_.end()) {
       complain(entry, "counts only with distributed_type, which is missing");
     } else if (entry.name != counts) {
       without_meaning(entry);

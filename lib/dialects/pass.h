@@ -133,6 +133,8 @@ class Pass {
   void read_accelerate(const Entry& entry);
   static bool is_launch(std::string_view name);      // only Accelerate has it
   static bool is_launch_key(std::string_view name);  // Accelerate has it
+  /// The key of Accelerate that an unknown one at the top level may mean; empty: none.
+  static std::string launch_key_near(const std::string& name);
   void launch(const Entry& entry);
   void launch_sections();
   void fsdp(const Entry& section);
@@ -206,6 +208,7 @@ class Pass {
   int64_t processes_ = 0;
   std::string distributed_;  // Accelerate's distributed_type, simplified
   std::vector<std::string> without_meaning_, automatic_;
+  std::vector<std::string> misspelt_;  // keys of Accelerate that others were meant to be
   std::optional<Entry> all_batches_, micro_batch_, accumulation_;  // DeepSpeed's three
   std::optional<YamlNode> included_;
   std::optional<YamlNode> enabled_;

@@ -313,7 +313,7 @@ bool Wizard::may_write(std::string& output) {
 }
 
 WizardResult Wizard::talk(const std::string& output) {
-  out_ << "Questions for run.yaml. Enter takes what is in brackets, ? explains, < goes back.\n";
+  out_ << "The settings of a run. Enter takes what is in brackets, ? explains, < goes back.\n";
   std::string file = output;
   size_t which = next_applying(0);
   while (which < questions().size()) {

@@ -110,6 +110,8 @@ TEST_CASE("the char tokenizer orders code points and names what it does not know
   CHECK(tokenizer->eos_id() == -1);
   const std::string message = message_of<DataError>([&] { tokenizer->encode("ab\xE2\x82\xAC"); });
   CHECK_THAT(message, Contains("<0xE2><0x82><0xAC>") && Contains("byte 2"));
+  CHECK_THAT(message_of<DataError>([&] { tokenizer->encode("aT"); }),
+             Contains("the character 'T' at byte 1 is not one of the 4"));
   CHECK_THROWS_AS(make_char_tokenizer(""), DataError);
   CHECK_THROWS_AS(make_char_tokenizer("a\xFF"), DataError);
   CHECK_THROWS_AS(make_char_tokenizer("\xC0\xAF"), DataError);      // overlong

@@ -125,6 +125,26 @@ TEST_CASE("what Accelerate says and cannot be had is refused") {
              Contains("says 3, but parallelism.zero_stage at run.yaml:6:15 says 1"));
 }
 
+TEST_CASE("a misspelt key of an Accelerate file is one error") {
+  const auto error = [](const std::string& precision, const std::string& type) {
+    return error_of_foreign(kBase + type + ": FSDP\n" + precision + R"(: fp8
+fsdp_config: {fsdp_sharding_strategy: FULL_SHARD}
+fp8_config: {backend: TE, fp8_format: HYBRID, amax_history_length: 16, margin: 0}
+machine_rank: 0
+)");
+  };
+  CHECK(error("mixed_precision", "distributed_type") == "loaded");
+  CHECK(error("mixed_precison", "distributed_type") ==
+        "run.yaml:5:1: mixed_precison: unknown key; did you mean \"mixed_precision\"?");
+  CHECK(error("mixed_precision", "distribted_type") ==
+        "run.yaml:4:1: distribted_type: unknown key; did you mean \"distributed_type\"?");
+  // What is wrong with the values themselves is still said.
+  CHECK_THAT(error_of_foreign(kBase + "mixed_precison: fp8\nfp8_config: {margin: x}\n"),
+             Contains("mixed_precison") && Contains("fp8_config.margin: expected"));
+  CHECK_THAT(error_of_foreign(kBase + "mixed_precision: bf16\nfp8_config: {backend: TE}\n"),
+             Contains("fp8_config.backend: has no meaning with mixed_precision: bf16"));
+}
+
 TEST_CASE("a configuration of DeepSpeed") {
   const Settings s = load_foreign(R"({
 	"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,

@@ -141,6 +141,41 @@ TEST_CASE("a GGUF file has the keys, names and bytes that llama.cpp's package wr
   }
 }
 
+TEST_CASE("biases that GPT-2 lacks are zeros in a GGUF file", "[gguf]") {
+  const test::TempDir dir;
+  fs::create_directories(dir / "whole");
+  const auto fixture = nlohmann::json::parse(test::read_file(kExportGolden / "io/gguf/gpt2.json"));
+  write_model(fixture, dir / "whole");
+  Weights weights(dir / "whole");
+  std::string config = test::read_file(dir / "whole/config.json");
+  std::erase_if(weights.values, [](const auto& tensor) { return tensor.first.ends_with(".bias"); });
+  for (const char* bias : {"qkv_bias", "attention_output_bias", "mlp_bias", "norm_bias"}) {
+    config = with_field(config, bias, "false");
+  }
+  test::write_file(dir / "config.json", config);
+  weights.write(dir.path());
+  const GgufReport report =
+      export_gguf(open_model_source(dir.path()), dir / "model.gguf", GgufType::f16);
+  CHECK(std::any_of(report.notes.begin(), report.notes.end(), [](const std::string& note) {
+    return note.find("the model lacks 13 biases") != std::string::npos;
+  }));
+  const test::GgufFile file(dir / "model.gguf");
+  REQUIRE(report.tensors == fixture["tensors"].size());
+  CHECK(file.tensors.size() == fixture["tensors"].size());
+  for (const auto& [name, expected] : fixture["tensors"].items()) {
+    CAPTURE(name);
+    REQUIRE(file.tensors.contains(name));
+    const test::GgufFile::Tensor& found = file.tensors.at(name);
+    CHECK(found.type == expected[0]);
+    CHECK(found.shape == expected[1].get<std::vector<uint64_t>>());
+    if (name.ends_with(".bias")) {
+      CHECK(found.bytes == std::string(found.bytes.size(), '\0'));
+    } else {
+      CHECK(fmt::format("{:016x}", test::fnv(found.bytes)) == expected[2]);
+    }
+  }
+}
+
 TEST_CASE("a block of Q8_0 whose scale fp16 rounds to 0 is zeros", "[gguf]") {
   const std::vector<float> tiny(32, 1e-42F);
   const std::vector<std::byte> bytes = encoded_q8_0(tiny, "x");

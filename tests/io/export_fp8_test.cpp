@@ -154,8 +154,14 @@ TEST_CASE("casts that no program reads are refused before anything is written", 
   CHECK_THAT(refusal("mistral", cast(DType::e5m2, per::tensor)), Contains("no program reads one"));
   CHECK_THAT(refusal("mistral", cast(DType::e4m3, per::block_1x128)),
              Contains("no program reads one"));
-  CHECK_THAT(refusal("gpt2", cast(DType::e4m3, per::block_128x128)),
-             Contains("transformer.h.0.attn.c_attn.weight is stored transposed"));
+  // Of the model, not of the request: exit code 4, as for GGUF.
+  CHECK_THAT(message_of<CheckpointError>([&] {
+               export_folder(fp8_source("gpt2"), dir / "out",
+                             cast(DType::e4m3, per::block_128x128));
+             }),
+             Contains("GPT-2 stores transformer.h.0.attn.c_attn.weight transposed") &&
+                 Contains("--to gguf --dtype q8_0"));
+  CHECK_FALSE(fs::exists(dir / "out"));
 }
 
 /// The qwen3 fixture with its tensors changed by `change`.

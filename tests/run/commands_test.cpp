@@ -120,8 +120,14 @@ TEST_CASE("check says what would not run here, or not in FP8") {
   const Outcome large =
       expect_code(0, shop.path(), Workshop::check({"training.micro_batch_size=1000000"}));
   CHECK_THAT(large.out, Contains("\n\nDOES NOT FIT: a rank needs ") &&
-                            Contains("training.micro_batch_size") && !Contains("would start"));
+                            Contains("training.micro_batch_size") && !Contains("start it with"));
   CHECK_THAT(large.out, EndsWith("exit code 4; all else is ok\n"));
+  CHECK_THAT(expect_code(0, shop.path(), Workshop::check({})).out,
+             EndsWith("ok: the configuration is valid, every token of the data can be read, "
+                      "output_dir can be written, and the run fits into memory\n"
+                      "start it with `fp8train train` and the same configuration\n"));
+  CHECK_THAT(expect_code(0, shop.path(), Workshop::check({"--no-scan"})).out,
+             Contains("a sample of the data can be read"));
   const Outcome plain =
       expect_code(0, shop.path(),
                   Workshop::check({"mixed_precision=fp8", "model.hidden_size=72",
@@ -223,8 +229,10 @@ TEST_CASE("an export of a GPT-2 without biases says what other programs make of 
                "precision.plan=fp32", "output_dir=out", "threads=1"});
   CHECK_THAT(expect_code(0, folder.path(), {"export", "out", "--out", "hf"}).err,
              Contains("transformers' GPT-2 has biases"));
-  CHECK_THAT(expect_code(4, folder.path(), {"export", "out", "--out", "a", "--to", "gguf"}).err,
-             Contains("this GPT-2 has no biases, and llama.cpp asks for every bias"));
+  CHECK_THAT(expect_code(0, folder.path(), {"export", "out", "--out", "a", "--to", "gguf"}).err,
+             Contains("the model lacks 25 biases that llama.cpp asks for"));
+  CHECK_THAT(expect_code(4, folder.path(), {"quantize", "out", "--out", "b"}).err,
+             Contains("--to gguf --dtype q8_0"));
 }
 
 TEST_CASE("config convert says how many ranks to start, in a file on request") {

@@ -75,7 +75,7 @@ TEST_CASE("four of a hundred ids overwritten in place: the run does not go on") 
     overwrite_silently(folder / "b.bin", at, std::string(changed, '\x01'));
     const Outcome refused = expect_code(4, folder.path(), longer);
     CHECK_THAT(refused.err, Catch::Contains("b.bin has other content of the same size") &&
-                                Catch::Contains("checkpoint.changed_data: accept") &&
+                                Catch::Contains("checkpoint.changed_data=accept") &&
                                 !Catch::Contains("a.bin"));
     overwrite_silently(folder / "b.bin", at, whole.substr(at, changed));
     expect_code(0, folder.path(), longer);

@@ -66,18 +66,31 @@ TEST_CASE("limits of the shell are seen") {
   CHECK(findings.at("open files").at("text") == "100");
 }
 
-TEST_CASE("srun is asked for its process managers") {
+TEST_CASE("srun is asked for its process managers where a controller answers") {
   const TempDir folder;
   fs::create_directory(folder / "bin");
   write_file(folder / "bin" / "srun",
              "#!/bin/sh\necho 'MPI plugin types are...'\necho \"$KINDS\"\n");
-  fs::permissions(folder / "bin" / "srun", fs::perms::owner_all);
+  write_file(folder / "bin" / "scontrol", "#!/bin/sh\necho \"$PING\"\n");
+  for (const char* program : {"srun", "scontrol"}) {
+    fs::permissions(folder / "bin" / program, fs::perms::owner_all);
+  }
   const std::string path = "PATH=" + (folder / "bin").string() + ":/usr/bin:/bin";
-  const auto slurm = [&](const std::string& kinds) {
-    return findings_of(
-               Process(folder.path(), {"doctor", "--json"}, {path, "KINDS=" + kinds}).wait())
+  const auto slurm = [&](const std::string& kinds,
+                         const std::string& ping = "Slurmctld(primary) at n0 is UP") {
+    return findings_of(Process(folder.path(), {"doctor", "--json"},
+                               {path, "KINDS=" + kinds, "PING=" + ping})
+                           .wait())
         .at("slurm");
   };
+  for (const char* ping : {"Slurmctld(primary) at n0 is DOWN",
+                           "scontrol: fatal: Could not establish a configuration source"}) {
+    CAPTURE(ping);
+    const json client = slurm("none pmi2 pmix", ping);
+    CHECK(client.at("health") == "warning");
+    CHECK_THAT(client.at("text").get<std::string>(), Catch::Contains("no controller"));
+    CHECK_THAT(client.at("fix").get<std::string>(), Catch::Contains("login node"));
+  }
   CHECK(slurm("none pmi2 pmix_v4 pmix").at("health") == "ok");
   CHECK(slurm("none pmi2").at("health") == "warning");
   CHECK_THAT(slurm("none pmi2").at("text").get<std::string>(), Catch::Contains("pmi2"));

@@ -111,6 +111,20 @@ TEST_CASE("explain: where first windows may begin again") {
   CHECK_FALSE(says({"precision.plan=te-delayed"}));
 }
 
+TEST_CASE("explain: a model has the positions of its family") {
+  const TempDir where;
+  const auto text = [&](const char* preset) {
+    return expect_code(0, where.path(),
+                       {"explain", std::string("model.preset=") + preset, "data.train=absent.txt",
+                        "data.seq_length=16", "training.max_steps=10", "precision.plan=te-delayed"})
+        .out;
+  };
+  CHECK_THAT(text("toy"),
+             Catch::Contains("rotary embedding") && !Catch::Contains("learned positions"));
+  CHECK_THAT(text("nanogpt-laptop"),
+             Catch::Contains("learned positions") && !Catch::Contains("rotary"));
+}
+
 TEST_CASE("explain: sentences below the tables fit into 100 columns") {
   const TempDir where;
   for (const Words& plan :

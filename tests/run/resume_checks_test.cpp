@@ -24,7 +24,7 @@ TEST_CASE("a run continues from a checkpoint of another plan, if it is asked to"
   from.push_back("checkpoint.resume=first/checkpoints/step-000020");
   const Outcome refused = expect_code(4, shop.folder(), Workshop::command(plan, "whole", from));
   CHECK_THAT(refused.err, Catch::Contains("precision plan: was bf16, is " + plan) &&
-                              Catch::Contains("checkpoint.changed_plan: accept") &&
+                              Catch::Contains("checkpoint.changed_plan=accept") &&
                               !Catch::Contains("formats and scaled layers"));
   from.push_back("checkpoint.changed_plan=accept");
   const Outcome whole = expect_code(0, shop.folder(), Workshop::command(plan, "whole", from));
@@ -157,8 +157,50 @@ TEST_CASE("what changed since the checkpoint is said, and only that") {
   CHECK_THAT(longer.out, Catch::Contains("changed since then: training.max_steps: 10 -> 12"));
   const Outcome other = expect_code(
       4, shop.folder(), Workshop::command("bf16", "run", {"model.intermediate_size=96"}));
-  CHECK_THAT(other.err, Catch::Contains("config.json: intermediate_size: was ") &&
-                            Catch::Contains(", is 96\n"));
+  CHECK_THAT(other.err,
+             Catch::Contains("\n  model.intermediate_size: was 192, is 96\nto continue"));
+}
+
+TEST_CASE("a checkpoint of another model is refused with the keys that differ and a way on") {
+  const Workshop shop;
+  const auto command = [](const Words& more) {
+    Words words = Workshop::command("te-delayed", "run", {"training.max_steps=5"});
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  expect_code(0, shop.folder(), command({}));
+  const Outcome wider = expect_code(
+      4, shop.folder(), command({"model.hidden_size=128", "model.num_hidden_layers=3"}));
+  CHECK_THAT(wider.err, Catch::Contains("step-000005 was saved with other settings:\n"
+                                        "  model.hidden_size: was 64, is 128\n"
+                                        "  model.num_hidden_layers: was 2, is 3\n"
+                                        "to continue that run: change the settings back\n"
+                                        "to start a new run: output_dir=ANOTHER_FOLDER\n"));
+  const Outcome other = expect_code(
+      4, shop.folder(),
+      command({"model.preset=nanogpt-laptop", "data.seq_length=16", "data.tokenizer=char"}));
+  CHECK_THAT(other.err, Catch::Contains("\n  and ") && !Catch::Contains("formats"));
+  for (const std::string& line : lines_of(other.err)) {
+    CHECK(line.size() < 200);
+  }
+  // The advice for a run of the same model, word by word.
+  const Outcome longer = expect_code(4, shop.folder(), command({"data.seq_length=16"}));
+  const size_t at = longer.err.find("output_dir=ANOTHER_FOLDER model= model.from=");
+  REQUIRE(at != std::string::npos);
+  const std::string from = longer.err.substr(at + 33, longer.err.find('\n', at) - at - 33);
+  expect_code(0, shop.folder(), command({"data.seq_length=16", "output_dir=new", "model=", from}));
+}
+
+TEST_CASE("formats that differ within a plan are named, and no others") {
+  const Workshop shop;
+  expect_code(0, shop.folder(), Workshop::command("te-delayed", "run", {"training.max_steps=5"}));
+  const Outcome other = expect_code(
+      4, shop.folder(), Workshop::command("te-delayed", "run", {"precision.format=e4m3"}));
+  CHECK_THAT(other.err, Catch::Contains("formats and scaled layers: was ") &&
+                            Catch::Contains("e5m2") && Catch::Contains("changed_plan=accept"));
+  for (const std::string& line : lines_of(other.err)) {
+    CHECK(line.size() < 300);
+  }
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ TEST_CASE("a pipe and an answers file write the same run, which check accepts") 
   expect_code(0, shop.path(), {"config", "--answers", "answers.yaml", "--output", "b/run.yaml"});
   CHECK(same_bytes(shop / "a/run.yaml", shop / "b/run.yaml"));
   const Outcome checked = expect_code(0, shop.path(), {"check", "a/run.yaml"});
-  CHECK_THAT(checked.out, Contains("would start"));
+  CHECK_THAT(checked.out, Contains("start it with `fp8train train`"));
   // What was written is an answers file as well.
   expect_code(0, shop.path(), {"config", "--answers", "a/run.yaml", "--output", "c/run.yaml"});
   CHECK(same_bytes(shop / "a/run.yaml", shop / "c/run.yaml"));
@@ -168,8 +168,9 @@ TEST_CASE("nothing is written when the input ends, and nothing is replaced unask
 
 TEST_CASE("the wizard says how long a CPU takes, and asks which GPU to estimate for") {
   const Workshop shop;
-  CHECK_THAT(shop.piped(typed_answers(), {"config"}).out,
-             Contains(" tokens take about ") && Contains(" at 100 GFLOP/s a rank"));
+  const std::string typed = shop.piped(typed_answers(), {"config"}).out;
+  CHECK_THAT(typed, Contains(" tokens take about ") && Contains(" at 100 GFLOP/s a rank"));
+  CHECK_THAT(typed, !Contains("; 0 tokens take"));  // the length of the run is asked later
   const Outcome cuda = shop.piped("cuda\n\n1\n\ntoy\ntext.txt\n", {"config", "--output", "b"});
   CHECK_THAT(cuda.out, Contains("name the GPU to") || Contains(" GiB: fits"));
   CHECK_THAT(cuda.out, !Contains("device: auto"));

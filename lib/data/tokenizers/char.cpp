@@ -40,11 +40,11 @@ class CharTokenizer final : public Tokenizer {
       character.assign(text.substr(position, length));
       const auto found = ids_.find(character);
       if (found == ids_.end()) {
-        throw DataError(
-            fmt::format("the character '{}' ({}) at byte {} is not in the vocabulary of {} "
-                        "characters; build the tokenizer from a text that holds it, or use the "
-                        "byte tokenizer",
-                        character, printable(character), position, characters_.size()));
+        const std::string bytes = printable(character);
+        throw DataError(fmt::format(
+            "the character '{}'{} at byte {} is not one of the {} that this tokenizer was "
+            "made from; leave it out, or use the byte tokenizer, which takes any text",
+            character, bytes == character ? "" : " (" + bytes + ")", position, characters_.size()));
       }
       ids.push_back(found->second);
       position += length;

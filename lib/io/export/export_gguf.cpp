@@ -47,6 +47,29 @@ std::vector<std::byte> bytes_of(const std::vector<float>& values, GgufType type,
   return dtype ? encoded(values, *dtype, name) : encoded_q8_0(values, name);
 }
 
+/// The tensors of the file, in order of the parameters, and a note on those that the model lacks.
+std::vector<ModelTensor> tensors_of(const ModelSource& model, const ModelFamily& family,
+                                    std::vector<std::string>& notes) {
+  ModelConfig config = completed(model.config.model);
+  family.add_gguf_biases(config);
+  std::vector<ModelTensor> tensors = model_tensors(config);
+  const size_t added = tensors.size() - model.tensors.size();
+  if (added > 0) {
+    notes.push_back(fmt::format(
+        "the model lacks {} biases that llama.cpp asks for; they are written as zeros", added));
+  }
+  return tensors;
+}
+
+/// Zeros for a tensor that the model lacks.
+std::vector<float> values_of(const ModelSource& model, const ModelTensor& tensor,
+                             bool neighbour_rope) {
+  if (model.source.find(tensor.piece.name) == nullptr) {
+    return std::vector<float>(static_cast<size_t>(tensor.shape[0]), 0.0F);
+  }
+  return model.read_rows(tensor, neighbour_rope);
+}
+
 /// Rows are outputs there; [in, out] becomes [out, in].
 GgufTensor described(const ModelTensor& tensor, GgufType type) {
   std::vector<int64_t> shape = tensor.shape;
@@ -64,8 +87,8 @@ GgufReport export_gguf(const ModelSource& model, const std::filesystem::path& to
   const std::string architecture(family == nullptr ? "" : family->gguf_architecture(config));
   if (architecture.empty()) {
     throw CheckpointError(
-        fmt::format("{}: {}; export --to hf", model.folder.string(),
-                    (family == nullptr ? config.family : family)->gguf_refusal(config)));
+        fmt::format("{}: llama.cpp has no architecture that computes this model; export --to hf",
+                    model.folder.string()));
   }
   GgufReport report;
   ConfigObject metadata;
@@ -85,27 +108,29 @@ GgufReport export_gguf(const ModelSource& model, const std::filesystem::path& to
                     config.sliding_window, longest_sequence(config)));
   }
   add_gguf_tokenizer(model, metadata, report.notes);
+  const std::vector<ModelTensor> contents = tensors_of(model, *family, report.notes);
 
   std::vector<GgufTensor> tensors;
   const std::vector<float> factors = rope_factors(config);
   if (!factors.empty()) {
     tensors.push_back({kRopeFactors, {static_cast<int64_t>(factors.size())}, GgufType::f32});
   }
-  for (const ModelTensor& tensor : model.tensors) {
+  for (const ModelTensor& tensor : contents) {
     tensors.push_back(described(tensor, type));
   }
   for (const GgufTensor& tensor : tensors) {
     report.bytes += tensor.bytes();
   }
-  report.tensors = model.tensors.size();
+  report.tensors = contents.size();
   GgufWriter writer(to, metadata, tensors);
   if (!factors.empty()) {
     writer.write(factors.data());
   }
   const bool neighbours = family->gguf_has_neighbour_rope();
-  for (const ModelTensor& tensor : model.tensors) {
+  for (const ModelTensor& tensor : contents) {
     const GgufTensor target = described(tensor, type);
-    writer.write(bytes_of(model.read_rows(tensor, neighbours), target.type, target.name).data());
+    const std::vector<float> values = values_of(model, tensor, neighbours);
+    writer.write(bytes_of(values, target.type, target.name).data());
   }
   writer.commit();
   return report;

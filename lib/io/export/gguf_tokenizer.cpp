@@ -108,7 +108,8 @@ void add_gguf_tokenizer(const ModelSource& model, ConfigObject& metadata,
   try {
     table = token_table(*tokenizer);
   } catch (const DataError& error) {
-    notes.push_back(fmt::format("{}: the file has no tokenizer, and takes ids only", error.what()));
+    notes.push_back(
+        fmt::format("{}; so the file has no tokenizer and takes ids only", error.what()));
     set(metadata, "tokenizer.ggml.model", "none");
     return;
   }

@@ -69,10 +69,9 @@ class ModelFamily {
   /// have names (ggml-org/llama.cpp: gguf-py/gguf/constants.py); empty: it has none.
   virtual std::string_view gguf_architecture(const ModelConfig& /*config*/) const { return {}; }
 
-  /// Why gguf_architecture() is empty for a model of this family.
-  virtual std::string_view gguf_refusal(const ModelConfig& /*config*/) const {
-    return "llama.cpp has no architecture that computes this model";
-  }
+  /// Gives `config` the biases that the architecture there cannot do without: those that the model
+  /// lacks are written as zeros.
+  virtual void add_gguf_biases(ModelConfig& /*config*/) const {}
 
   /// Whether RoPE is applied there to neighbouring elements of a head, (2j, 2j + 1), and not to (j,
   /// j + D / 2): rows of q and k are written in that order.

@@ -40,18 +40,18 @@ class Gpt2 : public ModelFamily {
   std::string transformers_note(const ModelConfig& config) const override {
     return has_all_biases(config)
                ? ""
-               : "transformers' GPT-2 has biases; this model has not all of them, so that "
-                 "transformers reports missing tensors and sets them to zero";
+               : "transformers' GPT-2 has biases that this model lacks; transformers reports them "
+                 "as missing and sets them to zero";
   }
 
   std::string_view gguf_architecture(const ModelConfig& config) const override {
-    const bool is_biased = static_cast<const ModelSwitches&>(config) == switches();
-    return is_standard(config) && is_biased ? "gpt2" : "";
+    return is_standard(config) ? "gpt2" : "";
   }
-  std::string_view gguf_refusal(const ModelConfig& config) const override {
-    return is_standard(config) && !has_all_biases(config)
-               ? "this GPT-2 has no biases, and llama.cpp asks for every bias"
-               : ModelFamily::gguf_refusal(config);
+  void add_gguf_biases(ModelConfig& config) const override {
+    config.qkv_bias = true;
+    config.attention_output_bias = true;
+    config.mlp_bias = true;
+    config.norm_bias = true;
   }
   void write_gguf(const ModelConfig& config, ConfigObject& out) const override;
 

@@ -4,12 +4,15 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <regex>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/text.h"
+#include "config/fields/field_table.h"
 #include "data/tokenizers/registry.h"
 #include "io/hf_config.h"
 #include "nn/parameter.h"
@@ -23,29 +26,55 @@ bool accepts_changed_data(const Session& session) {
   return session.settings.checkpoint.changed_data == OnChange::accept;
 }
 
-/// "hidden_size: was 64, is 128, ..." of a config.json.
-std::string model_changes(const ModelConfig& saved, const ModelConfig& current) {
-  constexpr size_t kMostNamed = 5;
-  const auto fields = [](const ModelConfig& config) {
-    return nlohmann::json::parse(write_hf_config(completed(config), DType::f32));
-  };
-  const nlohmann::json before = fields(saved);
-  const nlohmann::json now = fields(current);
+/// "model.hidden_size: was 64, is 128", a line for each key.
+std::vector<std::string> model_changes(const ModelConfig& saved, const ModelConfig& current) {
+  constexpr size_t kMostNamed = 8;
+  Settings before;
+  Settings now;
+  before.model.config = saved;
+  now.model.config = current;
+  const auto text = [](const std::string& value) { return value.empty() ? "not set" : value; };
   std::vector<std::string> changes;
-  for (const auto& [key, value] : now.items()) {
-    const nlohmann::json was = before.value(key, nlohmann::json());
-    if (was != value) {
-      changes.push_back(fmt::format("{}: was {}, is {}", key, was.dump(), value.dump()));
+  for (const Field& field : field_table()) {
+    const std::string was = field.write(before);
+    const std::string is = field.write(now);
+    if (field.key.starts_with("model.") && was != is) {
+      changes.push_back(fmt::format("{}: was {}, is {}", field.key, text(was), text(is)));
     }
   }
   if (changes.empty()) {
-    return "it is another one";
+    changes.emplace_back("the model, in what no key says");
   }
-  const size_t named = std::min(changes.size(), kMostNamed);
-  const size_t left = changes.size() - named;
-  changes.resize(named);
-  return fmt::format("{}{}", fmt::join(changes, ", "),
-                     left > 0 ? fmt::format(" and {} more", left) : "");
+  if (changes.size() > kMostNamed) {
+    const size_t left = changes.size() - kMostNamed;
+    changes.resize(kMostNamed);
+    changes.push_back(fmt::format("and {} more", left));
+  }
+  return changes;
+}
+
+/// The parts of a formats_text() that another one lacks, at most three of them.
+std::string parts_only_in(const std::string& text, const std::string& other) {
+  constexpr size_t kMostNamed = 3;
+  const auto parts_of = [](const std::string& all) {
+    const size_t slots = all.rfind(';') + 1;
+    std::vector<std::string> parts = split(all.substr(0, slots), ';');
+    std::ranges::copy(split(all.substr(slots), ' '), std::back_inserter(parts));
+    return parts;
+  };
+  const std::vector<std::string> others = parts_of(other);
+  std::vector<std::string> found;
+  for (const std::string& part : parts_of(text)) {
+    if (std::find(others.begin(), others.end(), part) == others.end()) {
+      found.push_back(part.substr(part.starts_with(' ') ? 1 : 0));
+    }
+  }
+  const size_t named = std::min(found.size(), kMostNamed);
+  const size_t left = found.size() - named;
+  found.resize(named);
+  return named == 0 ? "none of these"
+                    : fmt::format("{}{}", fmt::join(found, ", "),
+                                  left > 0 ? fmt::format(" and {} more", left) : "");
 }
 
 /// Lines for what differs, and lines for what is no error.
@@ -65,9 +94,9 @@ class RunComparison {
   void model(const std::filesystem::path& folder) {
     const std::string where = (folder / "config.json").string();
     const HfConfig saved = parse_hf_config(read_checkpoint_text(folder, "config.json"), where);
-    if (!same_computation(completed(saved.model), session_.engine.model)) {
-      differences.push_back(
-          fmt::format("model of {}: {}", where, model_changes(saved.model, session_.engine.model)));
+    changed_model = !same_computation(completed(saved.model), session_.engine.model);
+    if (changed_model) {
+      differences = model_changes(completed(saved.model), session_.engine.model);
     }
   }
 
@@ -76,8 +105,9 @@ class RunComparison {
     const std::string saved = std::regex_replace(state_.at("formats").get<std::string>(),
                                                  std::regex("\\bkept "), "stored ");
     if (saved != current) {
-      differences.push_back(
-          fmt::format("formats and scaled layers: was {}, is {}", saved, current));
+      differences.push_back(fmt::format("formats and scaled layers: was {}, is {}",
+                                        parts_only_in(saved, current),
+                                        parts_only_in(current, saved)));
     }
   }
 
@@ -89,7 +119,8 @@ class RunComparison {
     }
     const size_t before = differences.size();
     require("plan", session_.engine.plan.name, "precision plan");
-    if (differences.size() == before) {  // they follow from a plan of another name
+    // They follow from a model, or a plan of another name.
+    if (differences.size() == before && !changed_model) {
       require_formats(formats_text(model));
     }
     const bool differs = differences.size() > before;
@@ -123,6 +154,7 @@ class RunComparison {
 
   std::vector<std::string> differences;
   std::vector<std::string> notes;
+  bool changed_model = false;
   bool changed_data = false;
   bool begins_stage = false;
   bool changed_plan = false;  ///< and it is accepted
@@ -254,6 +286,30 @@ void check_state(const nlohmann::json& state, const CheckpointManifest& manifest
   }
 }
 
+namespace {
+
+/// What can be done, a line each.
+std::string advice(const RunComparison& found, const Session& session,
+                   const std::filesystem::path& folder) {
+  const bool is_named = session.settings.checkpoint.resume_from() == ResumeFrom::folder;
+  const char* const fresh = is_named ? "checkpoint.resume=auto" : "output_dir=ANOTHER_FOLDER";
+  std::string lines = "\nto continue that run: change the settings back";
+  if (found.changed_data) {
+    lines += "\nto continue it with the data as it is now: checkpoint.changed_data=accept";
+  }
+  if (found.refused_plan) {
+    lines += "\nto continue it under the plan that is set now: checkpoint.changed_plan=accept";
+  }
+  lines += fmt::format("\nto start a new run: {}", fresh);
+  if (!found.changed_model) {
+    lines += fmt::format("\nto start a new run from its weights: {} model= model.from={}", fresh,
+                         folder.string());
+  }
+  return lines;
+}
+
+}  // namespace
+
 SameRun check_same_run(const nlohmann::json& state, const Session& session, Decoder& model,
                        const std::filesystem::path& folder) {
   RunComparison comparison(state, session);
@@ -267,20 +323,11 @@ SameRun check_same_run(const nlohmann::json& state, const Session& session, Deco
   if (comparison.differences.empty()) {
     return {comparison.notes, comparison.changed_plan, comparison.begins_stage};
   }
-  std::string message = fmt::format("{} was saved by another run:", folder.string());
+  std::string message = fmt::format("{} was saved with other settings:", folder.string());
   for (const std::string& difference : comparison.differences) {
     message += "\n  " + difference;
   }
-  message +=
-      fmt::format("\nchange that back, or start a new run from its weights with model.from: {}",
-                  folder.string());
-  if (comparison.changed_data) {
-    message += "; checkpoint.changed_data: accept continues with the data as it is now";
-  }
-  if (comparison.refused_plan) {
-    message += "; checkpoint.changed_plan: accept goes on under the plan that is set now";
-  }
-  throw CheckpointError(message);
+  throw CheckpointError(message + advice(comparison, session, folder));
 }
 
 std::string begin_data_record(Session& session, const std::filesystem::path& cache) {
