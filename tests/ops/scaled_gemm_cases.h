@@ -31,16 +31,16 @@ struct ScaledMatrix {
         codes(format.dtype, {rows, k}),
         scale_inv(format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32, {grid.count}),
         scale(DType::f32, {grid.count}) {
-    QuantizedTensor out;
-    out.rowwise = {codes, scale_inv, scale.as<float>()};
-    out.format = format;
-    out.layout = layout;
     Array x(DType::f32, {rows, k}, values);
-    ops::quantize(cpu_stream(), x, out, nullptr, nullptr);
+    ops::quantize(cpu_stream(), x, operand().quantized, nullptr, nullptr);
   }
 
   ops::GemmOperand operand(bool transposed = false) {
-    return {codes.view(), transposed, scale_inv.view(), format, layout};
+    ops::GemmOperand result = {{}, transposed, {}};
+    result.quantized.rowwise = {codes, scale_inv, scale.as<float>()};
+    result.quantized.format = format;
+    result.quantized.layout = layout;
+    return result;
   }
 
   /// What the elements stand for; only for ScaleLayout::row_major.
