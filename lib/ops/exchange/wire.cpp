@@ -42,9 +42,18 @@ std::string listed(const Items& items, const char* last) {
   return all;
 }
 
-/// Scales of a packet.
-int64_t wire_scales(const TensorFormat& format, int64_t count) {
-  return format.is_scaled() ? ceil_div(count, format.block.columns) : 0;
+/// Bytes of a scale in a packet; 0: no packet has such scales.
+int64_t wire_scale_bytes(ScaleType type) {
+  switch (type) {
+    case ScaleType::f32:
+      return 4;
+    case ScaleType::pow2:
+      return 1;
+    case ScaleType::e8m0:
+    case ScaleType::e4m3:
+      break;
+  }
+  return 0;
 }
 
 }  // namespace
@@ -53,11 +62,10 @@ bool is_wire_format(const TensorFormat& format) {
   if (!format.is_scaled()) {
     return is_summed_type(format.dtype) && format == plain(format.dtype);
   }
-  const bool fp32_scales =
-      format.scale_type == ScaleType::f32 || format.scale_type == ScaleType::pow2;
   return WireCodes::has(format.dtype) && is_wire_group(format.block) &&
-         format.policy == ScalePolicy::current && fp32_scales && !format.hadamard &&
-         !format.expanded && format.amax_epsilon == 0 && format.rounding == Rounding::nearest_even;
+         format.policy == ScalePolicy::current && wire_scale_bytes(format.scale_type) > 0 &&
+         !format.hadamard && !format.expanded && format.amax_epsilon == 0 &&
+         format.rounding == Rounding::nearest_even;
 }
 
 std::string gradient_wires_text() {
@@ -67,9 +75,11 @@ std::string gradient_wires_text() {
 }
 
 int64_t wire_bytes(const TensorFormat& format, int64_t count) {
-  const int64_t scale_bytes = format.scale_type == ScaleType::pow2 ? 1 : 4;
-  const int64_t bytes = count * static_cast<int64_t>(size_of(format.dtype)) +
-                        wire_scales(format, count) * scale_bytes;
+  int64_t bytes = count * static_cast<int64_t>(size_of(format.dtype));
+  if (format.is_scaled()) {
+    check(wire_scale_bytes(format.scale_type) > 0, "wire_bytes: no packet has such scales");
+    bytes += ceil_div(count, format.block.columns) * wire_scale_bytes(format.scale_type);
+  }
   return round_up(bytes, kWireAlignment);
 }
 

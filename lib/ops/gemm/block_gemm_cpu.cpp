@@ -159,6 +159,19 @@ void multiply_partials(const Gemm& call, ScaledWorkspace& space) {
   });
 }
 
+/// Whether codes times such scales are exact in bf16.
+bool is_exact_in_bf16(const TensorFormat& format) {
+  switch (format.scale_type) {
+    case ScaleType::pow2:
+    case ScaleType::e8m0:
+    case ScaleType::e4m3:
+      return true;
+    case ScaleType::f32:
+      break;
+  }
+  return false;
+}
+
 }  // namespace
 
 void multiply_blocks(Stream stream, const Gemm& call) {
@@ -166,9 +179,7 @@ void multiply_blocks(Stream stream, const Gemm& call) {
   if (call.a.quantized.format.block == per::row) {
     return multiply_rows(stream, call, space);
   }
-  const bool exact_in_bf16 = call.a.quantized.format.scale_type != ScaleType::f32 &&
-                             call.b.quantized.format.scale_type != ScaleType::f32;
-  if (exact_in_bf16) {
+  if (is_exact_in_bf16(call.a.quantized.format) && is_exact_in_bf16(call.b.quantized.format)) {
     return multiply_scaled(stream, call, space);
   }
   multiply_partials(call, space);
