@@ -6,7 +6,6 @@
 #include <iterator>
 
 #include "base/math.h"
-#include "base/trace.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/exchange/wire_checks.h"
 #include "ops/exchange/wire_formats.h"
@@ -93,7 +92,6 @@ void pack_wire(Stream stream, const PackWire& call) {
   check_chunk_range(call.range, call.chunk, call.chunks, call.x.count());
   check(call.inner > 0 && call.chunks % call.inner == 0,
         "pack_wire: `inner` divides the number of chunks");
-  const TraceSpan span("pack_wire");
   dispatch<&OpTable::pack_wire>(stream, call);
 }
 
@@ -107,7 +105,6 @@ void sum_wire(Stream stream, const SumWire& call) {
   check(call.exact_index < 0 ||
             (is_summed_type(call.exact.dtype) && call.exact.count() == call.y.count()),
         "sum_wire: the exact contribution is fp32 or bf16, with y's elements");
-  const TraceSpan span("sum_wire");
   dispatch<&OpTable::sum_wire>(stream, call);
 }
 
@@ -116,7 +113,6 @@ void unpack_wire(Stream stream, const UnpackWire& call) {
         "unpack_wire: y must be codes with a scale for each group");
   check(call.packets != nullptr, "packets on a wire need memory");
   check_chunk_range(call.range, call.chunk, call.chunks, call.y.count());
-  const TraceSpan span("unpack_wire");
   dispatch<&OpTable::unpack_wire>(stream, call);
 }
 
@@ -125,7 +121,6 @@ void combine_ranks(Stream stream, ConstView parts, Combine how, View y) {
         "combine_ranks: fp32 or fp64 expected");
   check(y.count() > 0 && parts.count() % y.count() == 0,
         "combine_ranks: parts are whole copies of y");
-  const TraceSpan span("combine_ranks");
   dispatch<&OpTable::combine_ranks>(stream, parts, how, y);
 }
 

@@ -1,6 +1,5 @@
 #include "ops/gemm/gemm.h"
 
-#include "base/trace.h"
 #include "ops/cast/scale_blocks.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/gemm/gemm_support.h"
@@ -67,8 +66,7 @@ void check_gemm(const Gemm& call) {
 
 void gemm(Stream stream, const Gemm& call) {
   check_gemm(call);
-  const TraceSpan span(call.a.has_blocks() ? "scaled_gemm" : "gemm");
-  dispatch<&OpTable::gemm>(stream, call);
+  dispatch_as<&OpTable::gemm>(call.a.has_blocks() ? "scaled_gemm" : "gemm", stream, call);
 }
 
 void tune_gemms(Device& device, const std::string& folder) {

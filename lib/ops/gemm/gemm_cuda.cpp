@@ -32,7 +32,7 @@ ConstView bias_for_library(Stream stream, const Product& product, const ConstVie
   if (rounded.bytes() > kBiasBytes) {
     return {};
   }
-  dispatch<&OpTable::cast>(stream, bias, rounded);
+  op_table(stream).cast(stream, bias, rounded);
   return rounded;
 }
 
@@ -76,7 +76,7 @@ void multiply(Stream stream, Product product, const ConstView& bias) {
   }
   plans.run(context, product);
   if (!bias.empty()) {
-    dispatch<&OpTable::add_bias>(stream, product.c, bias);
+    op_table(stream).add_bias(stream, product.c, bias);
   }
 }
 
