@@ -26,23 +26,18 @@ View row_scales(const StepContext& context, const QuantizedTensor& tensor, int64
 /// the second operand is stored.
 ops::GemmOperand gemm_operand(const StepContext& context, const LinearOperand& operand,
                               const TensorFormat& other, bool is_second) {
-  const QuantizedTensor& quantized = operand.quantized;
-  const bool lacks_columnwise = operand.along_columns && quantized.columnwise.codes.empty();
-  const bool transposed = is_second != lacks_columnwise;
-  if (quantized.empty()) {
-    return {operand.plain, transposed};
+  const bool lacks_columnwise = operand.along_columns && operand.quantized.columnwise.codes.empty();
+  ops::GemmOperand result = {operand.plain, is_second != lacks_columnwise, operand.quantized};
+  QuantizedTensor& quantized = result.quantized;
+  if (operand.along_columns && !lacks_columnwise) {
+    quantized.rowwise = quantized.columnwise;
   }
-  const Quantized& part =
-      lacks_columnwise || !operand.along_columns ? quantized.rowwise : quantized.columnwise;
   const TensorFormat format = ops::read_as(quantized.format, other);
-  if (format.block == per::tensor) {
-    return {part.codes, transposed, View{quantized.tensor_scale_inv, DType::f32, {1}}};
-  }
-  ops::GemmOperand result = ops::block_operand(part, format, quantized.layout, transposed);
-  if (quantized.format.block == per::tensor) {
-    result.scale_inv = row_scales(context, quantized, part.codes.shape.rows());
-  } else if (quantized.tensor_scale_inv != nullptr) {
-    result.tensor_scale_inv = View{quantized.tensor_scale_inv, DType::f32, {1}};
+  if (format.block != quantized.format.block) {
+    quantized.rowwise.scale_inv =
+        row_scales(context, quantized, quantized.rowwise.codes.shape.rows());
+    quantized.tensor_scale_inv = nullptr;
+    quantized.format = format;
   }
   return result;
 }

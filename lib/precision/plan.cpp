@@ -164,7 +164,7 @@ void apply_power_2_scale(const PlanRequest& request, PrecisionPlan& plan) {
     return;
   }
   const bool fixed = any_operand(plan, [](const TensorFormat& format) {
-    return format.scale_type == ScaleType::e8m0 || format.scale_type == ScaleType::e4m3;
+    return format.scale_type != ScaleType::f32 && format.scale_type != ScaleType::pow2;
   });
   require(has_policy(plan, ScalePolicy::current), plan, "fp8.power_2_scale", "current scaling");
   require(!fixed, plan, "fp8.power_2_scale", "fp32 scales");

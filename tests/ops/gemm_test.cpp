@@ -49,8 +49,8 @@ struct Operands {
     return b.get(problem.b_transposed ? j * problem.k + l : l * problem.n + j);
   }
   ops::Gemm call() {
-    return {.a = {a, problem.a_transposed, nullptr},
-            .b = {b, problem.b_transposed, nullptr},
+    return {.a = {a, problem.a_transposed},
+            .b = {b, problem.b_transposed},
             .c = c,
             .beta = 0.0F,
             .bias = {}};
@@ -100,8 +100,8 @@ std::vector<std::pair<DType, DType>> operand_types() {
 }
 
 TEST_CASE("gemm of every type and transposition matches double precision", "[gemm]") {
-  const float scale_a = 0.37F;
-  const float scale_b = 1.9F;
+  float scale_a = 0.37F;
+  float scale_b = 1.9F;
   for (const auto& [a_type, b_type] : operand_types()) {
     for (const bool a_transposed : {false, true}) {
       for (const bool b_transposed : {false, true}) {
@@ -124,8 +124,10 @@ TEST_CASE("gemm of every type and transposition matches double precision", "[gem
                                  << variant);
             Operands o(p);
             ops::Gemm call = o.call();
-            call.a.scale_inv = scaled ? ConstView{&scale_a, DType::f32, {1}} : ConstView{};
-            call.b.scale_inv = scaled ? ConstView{&scale_b, DType::f32, {1}} : ConstView{};
+            if (scaled) {
+              call.a = {{}, a_transposed, by_tensor(o.a, &scale_a)};
+              call.b = {{}, b_transposed, by_tensor(o.b, &scale_b)};
+            }
             if (biased) {
               call.bias = o.bias;
             }
@@ -245,6 +247,12 @@ TEST_CASE("gemm refuses what does not fit", "[gemm]") {
   Operands o({4, 5, 6, DType::f32, DType::f32, DType::f32, false, false});
   ops::Gemm call = o.call();
   call.a.transposed = true;
+  refused(o, call);
+  call = o.call();
+  call.a.quantized = by_tensor(o.a, nullptr);  // and plain
+  refused(o, call);
+  call = o.call();
+  call.b.plain = {};
   refused(o, call);
   call = o.call();
   call.beta = 0.5F;

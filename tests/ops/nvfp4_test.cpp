@@ -50,11 +50,10 @@ struct Cast {
         codes(DType::e2m1, {rows, columns}),
         scales(DType::e4m3,
                {ops::scale_grid(format.block, rows, columns, ScaleLayout::row_major).count}) {
-    QuantizedTensor out;
-    (columnwise ? out.columnwise : out.rowwise) = {codes, scales};
-    out.tensor_scale = &scale;
-    out.tensor_scale_inv = &scale_inv;
-    out.format = format;
+    QuantizedTensor out = tensor();
+    if (columnwise) {
+      std::swap(out.rowwise, out.columnwise);
+    }
     ops::quantize(cpu_stream(), x, out, &amax, &statistics, random);
   }
 
@@ -67,11 +66,14 @@ struct Cast {
     const int64_t across = (columns + 15) / 16;
     return decode(e4m3{scales.bytes()[static_cast<size_t>(row * across + column / 16)]});
   }
-  ops::GemmOperand operand(bool transposed) {
-    ops::GemmOperand result = {codes.view(), transposed, scales.view(), format};
-    result.tensor_scale_inv = View{&scale_inv, DType::f32, {1}};
+  QuantizedTensor tensor() {
+    QuantizedTensor result = by_tensor(codes, &scale_inv);
+    result.rowwise.scale_inv = scales;
+    result.tensor_scale = &scale;
+    result.format = format;
     return result;
   }
+  ops::GemmOperand operand(bool transposed) { return {{}, transposed, tensor()}; }
 
   TensorFormat format;
   int64_t rows, columns;
@@ -133,7 +135,7 @@ TEST_CASE("products of NVFP4 are those of TransformerEngine's reference", "[ops]
     Array c(DType::f32, {m, n});
     ops::gemm(cpu_stream(), {.a = a.operand(false), .b = b.operand(true), .c = c});
     ops::GemmOperand without_scale = a.operand(false);
-    without_scale.tensor_scale_inv = {};
+    without_scale.quantized.tensor_scale_inv = nullptr;
     CHECK_THROWS_AS(
         ops::gemm(cpu_stream(), {.a = without_scale, .b = b.operand(true), .c = c.view()}),
         InternalError);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/trace.h"
 #include "ops/dispatch/cpu_operations.h"
 #include "ops/dispatch/op_table.h"
 
@@ -85,4 +86,19 @@ TEST_CASE("Levels share the operations that are compiled once, and backends shar
     CHECK(shared(table_of(DeviceKind::cuda), table_of(DeviceKind::cpu)).empty());
     CHECK(shared(table_of(DeviceKind::cuda), table_of(DeviceKind::meta)).empty());
   }
+}
+
+TEST_CASE("An operation is dispatched in a span of its name", "[op_table]") {
+  float value = 0.0F;
+  set_tracing(true);
+  const Stream stream(DeviceKind::cpu, nullptr, nullptr);
+  ops::dispatch<&ops::OpTable::fill>(stream, View{&value, DType::f32, {1}}, 2.0F);
+  ops::dispatch_as<&ops::OpTable::fill>("another", stream, View{&value, DType::f32, {1}}, 3.0F);
+  set_tracing(false);
+  std::set<std::string> names;
+  for (const SpanTotal& total : trace_totals()) {
+    names.insert(total.name);
+  }
+  CHECK(names == std::set<std::string>{"fill", "another"});
+  CHECK(value == 3.0F);
 }

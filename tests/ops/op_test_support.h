@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ops/dispatch/op_table.h"
+#include "tensor/quantized.h"
 #include "tensor/view.h"
 
 namespace fp8train::test {
@@ -77,6 +78,15 @@ class Bits {
  private:
   std::vector<uint8_t> bytes_;
 };
+
+/// A matrix that shares one scale, by its reciprocal.
+inline QuantizedTensor by_tensor(const View& codes, float* scale_inv) {
+  QuantizedTensor tensor;
+  tensor.rowwise.codes = codes;
+  tensor.tensor_scale_inv = scale_inv;
+  tensor.format = plain(codes.dtype);
+  return tensor;
+}
 
 /// Whether `run` gives the same bits at every level with 1, 2 and 3 threads.
 bool same_everywhere(const std::function<Bits(const ops::OpTable&)>& run);

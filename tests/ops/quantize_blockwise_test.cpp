@@ -376,4 +376,7 @@ TEST_CASE("quantize of blocks refuses what it cannot do", "[ops][blocks]") {
   view = q.view();
   view.codes.shape = {16, 8};
   refused(format, view);
+  wrong = format;
+  wrong.scale_type = ScaleType::e4m3;
+  CHECK_THROWS_AS(ops::block_rule(wrong, DType::f32), InternalError);
 }

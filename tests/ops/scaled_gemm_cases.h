@@ -1,11 +1,13 @@
 #pragma once
 // Operands of scaled GEMMs on the host, for the cpu's tests and for those that compare devices.
 
+#include <catch2/catch.hpp>
 #include <cmath>
 #include <vector>
 
 #include "numeric/convert.h"
 #include "ops/blockwise_cases.h"
+#include "ops/cast/block_formats.h"
 #include "ops/cast/quantize.h"
 #include "ops/gemm/gemm_support.h"
 
@@ -29,18 +31,18 @@ struct ScaledMatrix {
         grid(ops::scale_grid(format.block, rows, k, layout)),
         columns(k),
         codes(format.dtype, {rows, k}),
-        scale_inv(format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32, {grid.count}),
+        scale_inv(dtype_of(format.scale_type), {grid.count}),
         scale(DType::f32, {grid.count}) {
-    QuantizedTensor out;
-    out.rowwise = {codes, scale_inv, scale.as<float>()};
-    out.format = format;
-    out.layout = layout;
     Array x(DType::f32, {rows, k}, values);
-    ops::quantize(cpu_stream(), x, out, nullptr, nullptr);
+    ops::quantize(cpu_stream(), x, operand().quantized, nullptr, nullptr);
   }
 
   ops::GemmOperand operand(bool transposed = false) {
-    return {codes.view(), transposed, scale_inv.view(), format, layout};
+    ops::GemmOperand result = {{}, transposed, {}};
+    result.quantized.rowwise = {codes, scale_inv, scale.as<float>()};
+    result.quantized.format = format;
+    result.quantized.layout = layout;
+    return result;
   }
 
   /// What the elements stand for; only for ScaleLayout::row_major.
@@ -73,34 +75,31 @@ inline std::vector<float> uneven_values(int64_t rows, int64_t columns, uint32_t 
   return values;
 }
 
-/// Formats that go together, one of each kind; not two of e5m2.
+/// Formats that have a product with a scale for each block: of each pair of blocks, each element
+/// type of `a` and each type of scales, next to e4m3, or to int8 where only that goes with `a`.
+/// Those of e4m3 scales are in nvfp4_test.cpp.
 struct FormatPair {
   TensorFormat a, b;
 };
 inline std::vector<FormatPair> format_pairs() {
-  using namespace per;
   std::vector<FormatPair> pairs;
-  for (const auto& [a, b] : {std::pair{row, row},
-                             {block_1x128, block_1x128},
-                             {block_1x128, block_128x128},
-                             {block_128x128, block_1x128},
-                             {block_1x32, block_1x32},
-                             {block_1x32, block_32x32},
-                             {block_32x32, block_1x32}}) {
-    for (const ScaleType scale_type : {ScaleType::f32, ScaleType::pow2}) {
-      if (a.as_stored() == block_1x32 && scale_type == ScaleType::pow2) {
-        continue;
+  for (const ops::BlockPair& blocks : ops::block_pairs()) {
+    const ops::BlockFormat& line = *ops::find_block_format(blocks.a);
+    for (const ScaleType scale_type : line.scales) {
+      for (const DType type : line.multiplied) {
+        const DType other = type == DType::i8 ? type : DType::e4m3;
+        const FormatPair pair = {blockwise_format(type, blocks.a, scale_type),
+                                 blockwise_format(other, blocks.b, scale_type)};
+        if (blocks.a != per::tensor && scale_type != ScaleType::e4m3) {
+          CHECK(ops::gemm_support(DeviceTraits{}, {pair.a, pair.b}).native);
+          pairs.push_back(pair);
+        }
       }
-      pairs.push_back({blockwise_format(DType::e4m3, a, scale_type),
-                       blockwise_format(DType::e4m3, b, scale_type)});
-      pairs.push_back({blockwise_format(DType::e5m2, a, scale_type),
-                       blockwise_format(DType::e4m3, b, scale_type)});
     }
   }
-  pairs.push_back({blockwise_format(DType::i8, row), blockwise_format(DType::i8, row)});
   // fp32 scales on one side only
-  pairs.push_back({blockwise_format(DType::e4m3, block_1x128, ScaleType::pow2),
-                   blockwise_format(DType::e5m2, block_128x128, ScaleType::f32)});
+  pairs.push_back({blockwise_format(DType::e4m3, per::block_1x128, ScaleType::pow2),
+                   blockwise_format(DType::e5m2, per::block_128x128, ScaleType::f32)});
   return pairs;
 }
 

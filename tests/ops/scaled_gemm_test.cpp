@@ -233,10 +233,10 @@ TEST_CASE("scaled_gemm refuses what does not fit", "[scaled_gemm]") {
   call.c.shape = {16, 17};
   refused(call);
   call = o.call();
-  call.a.scale_inv.shape = {31};
+  call.a.quantized.rowwise.scale_inv.shape = {31};
   refused(call);
   call = o.call();
-  call.b.format.block = tensor;
+  call.b.quantized.format.block = tensor;
   refused(call);
   call = o.call();
   call.bias = {o.bias.view().data, DType::f32, {15}};

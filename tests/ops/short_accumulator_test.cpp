@@ -57,9 +57,7 @@ Result product_of(int64_t k, bool emulated) {
   Array a(DType::e4m3, {kRows, k}, random_values(kRows * k, 1));
   Array b(DType::e4m3, {kColumns, k}, random_values(kColumns * k, 2));
   Array c(DType::f32, {kRows, kColumns});
-  ops::gemm(
-      cpu_stream(),
-      {.a = {a, false, nullptr}, .b = {b, true, nullptr}, .c = c, .emulate_accumulator = emulated});
+  ops::gemm(cpu_stream(), {.a = {a}, .b = {b, true}, .c = c, .emulate_accumulator = emulated});
   Result result = {0.0, true};
   double squares = 0;
   for (int64_t i = 0; i < kRows; ++i) {

@@ -125,6 +125,7 @@ TEST_CASE("bytes of a packet", "[wire]") {
   CHECK(ops::wire_bytes(plain(DType::f32), 256) == 1024);
   CHECK(ops::wire_bytes(by_group(DType::e4m3), 256) == 256 + 2 * 4 + 8);
   CHECK(ops::wire_bytes(by_group(DType::e4m3, ScaleType::pow2), 128 * 17) == 128 * 17 + 17 + 15);
+  CHECK_THROWS_AS(ops::wire_bytes(by_group(DType::e4m3, ScaleType::e4m3), 256), InternalError);
   CHECK(ops::is_wire_format(by_group(DType::e5m2)));
   for (const TensorFormat& other :
        {plain(DType::f16), by_tensor(DType::e4m3), by_group(DType::f16), expanded(),

@@ -98,15 +98,15 @@ BlockwiseCodes::BlockwiseCodes(Device& device, const TensorFormat& how, int64_t 
 }
 
 void BlockwiseCodes::cast(const Stream& stream, const ConstView& x) const {
-  QuantizedTensor out;
-  out.rowwise = view();
-  out.format = format;
-  out.layout = layout;
-  ops::quantize(stream, x, out, nullptr, nullptr);
+  ops::quantize(stream, x, tensor(), nullptr, nullptr);
 }
 
-ops::GemmOperand BlockwiseCodes::operand(bool transposed) const {
-  return ops::block_operand(view(), format, layout, transposed);
+QuantizedTensor BlockwiseCodes::tensor() const {
+  QuantizedTensor all;
+  all.rowwise = view();
+  all.format = format;
+  all.layout = layout;
+  return all;
 }
 
 TensorCodes::TensorCodes(Device& device, DType dtype, int64_t rows, int64_t columns,
@@ -121,19 +121,24 @@ TensorCodes::TensorCodes(Device& device, DType dtype, int64_t rows, int64_t colu
 
 void TensorCodes::cast(const Stream& stream, const ConstView& x, bool current) const {
   float* scale = state.view().as<float>();
-  QuantizedTensor out;
-  out.rowwise.codes = codes;
-  if (!columnwise_codes.empty()) {
-    out.columnwise.codes = columnwise_codes;
-  }
-  out.tensor_scale = scale;
-  out.tensor_scale_inv = scale + 1;
-  out.format = plain(out.rowwise.codes.dtype);
+  const QuantizedTensor out = tensor();
   if (current) {
     ops::amax(stream, x, scale + 2);
     ops::compute_current_scale(stream, scale + 2, out.format, scale, scale + 1);
   }
   ops::quantize(stream, x, out, current ? nullptr : scale + 2, nullptr);
+}
+
+QuantizedTensor TensorCodes::tensor() const {
+  QuantizedTensor all;
+  all.rowwise.codes = codes;
+  if (!columnwise_codes.empty()) {
+    all.columnwise.codes = columnwise_codes;
+  }
+  all.tensor_scale = state.view().as<float>();
+  all.tensor_scale_inv = all.tensor_scale + 1;
+  all.format = plain(all.rowwise.codes.dtype);
+  return all;
 }
 
 double median_seconds(const std::function<void()>& work, double min_seconds) {

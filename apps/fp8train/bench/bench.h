@@ -55,7 +55,8 @@ struct BlockwiseCodes {
   BlockwiseCodes(Device& device, const TensorFormat& format, int64_t rows, int64_t columns);
   Quantized view() const { return {codes, scale_inv, scale.view().as<float>()}; }
   void cast(const Stream& stream, const ConstView& x) const;
-  ops::GemmOperand operand(bool transposed) const;
+  QuantizedTensor tensor() const;
+  ops::GemmOperand operand(bool transposed) const { return {{}, transposed, tensor()}; }
 
   TensorFormat format;
   ScaleLayout layout;
@@ -68,9 +69,8 @@ struct TensorCodes {
   /// With the scale that is there, as in delayed scaling, recording the amax; or `current`: after a
   /// read of x that finds it.
   void cast(const Stream& stream, const ConstView& x, bool current) const;
-  ops::GemmOperand operand(bool transposed) const {
-    return {codes.view(), transposed, ConstView{state.view().as<float>() + 1, DType::f32, {1}}};
-  }
+  QuantizedTensor tensor() const;
+  ops::GemmOperand operand(bool transposed) const { return {{}, transposed, tensor()}; }
 
   Tensor codes, columnwise_codes;
   Tensor state;  // scale, its reciprocal, amax

@@ -13,6 +13,7 @@
 #include "device/device.h"
 #include "io/export/encode_values.h"
 #include "io/safetensors/safetensors.h"
+#include "ops/cast/block_formats.h"
 
 namespace fp8train {
 namespace {
@@ -157,15 +158,8 @@ CastQuality FileQuantizationReport::total() const {
 }
 
 void check_quantization(const TensorFormat& format) {
-  const bool mx = format.block == per::block_1x32;
-  if (mx != (format.scale_type == ScaleType::e8m0)) {
-    throw ConfigError(
-        fmt::format("{} scales for granularity {}: e8m0 goes with 1x32, fp32 and pow2 "
-                    "with tensor, row, 1x128 and 128x128",
-                    name_of(format.scale_type), name_of(format.block)));
-  }
-  if (mx && format.dtype == DType::i8) {
-    throw ConfigError("int8 in granularity 1x32: blocks of 1x32 hold e4m3 or e5m2 here");
+  if (const std::string why = ops::why_not_cast(format); !why.empty()) {
+    throw ConfigError(why);
   }
 }
 

@@ -52,8 +52,7 @@ struct FileQuantizationReport {
   std::vector<std::string> not_finite() const;
 };
 
-/// Throws ConfigError for what has no meaning: e8m0 scales other than for 1x32 and the reverse,
-/// int8 in blocks of 1x32.
+/// Throws ConfigError where no cast makes such codes and scales (ops::why_not_cast()).
 void check_quantization(const TensorFormat& format);
 
 /// "_scale_inv" for 1x128 and 128x128, else "_scale" (as DeepSeek-V3 and compressed-tensors write

@@ -4,7 +4,6 @@
 #include <optional>
 
 #include "base/math.h"
-#include "base/trace.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/norm/norm.h"
 #include "ops/support/checks.h"
@@ -52,7 +51,6 @@ void attention_forward(Stream stream, const AttentionForward& call) {
   check_documents(call.document_starts, call.shape);
   check(call.log_sum_exp.empty() || holds(call.log_sum_exp, DType::f32, rows_of(call.shape)),
         "attention_forward: log_sum_exp must be fp32 [B, H, Tq] or empty");
-  const TraceSpan span("attention_forward");
   dispatch<&OpTable::attention_forward>(stream, call);
 }
 
@@ -68,12 +66,11 @@ void attention_backward(Stream stream, const AttentionBackward& call) {
         "attention_backward: log_sum_exp must be fp32 [B, H, T]");
   check(has_space(call.scratch, DType::f32, attention_backward_scratch(stream, call)),
         "attention_backward: scratch is too small");
-  const TraceSpan span("attention_backward");
   dispatch<&OpTable::attention_backward>(stream, call);
 }
 
 std::optional<size_t> attention_backward_workspace(Stream stream, const AttentionBackward& call) {
-  return dispatch<&OpTable::attention_backward_workspace>(stream, call);
+  return op_table(stream).attention_backward_workspace(stream, call);
 }
 
 int64_t attention_backward_scratch(Stream stream, const AttentionBackward& call) {
@@ -91,7 +88,7 @@ int64_t attention_backward_scratch(const AttentionShape& shape) {
 }
 
 std::string attention_kernels(Stream stream) {
-  return dispatch<&OpTable::attention_kernels>(stream);
+  return op_table(stream).attention_kernels(stream);
 }
 
 void rope(Stream stream, const Rope& call) {
@@ -107,7 +104,6 @@ void rope(Stream stream, const Rope& call) {
   check(call.document_starts.empty() ||
             holds(call.document_starts, DType::i32, call.batch * call.length),
         "rope: document_starts must be int32 [B, T]");
-  const TraceSpan span("rope");
   dispatch<&OpTable::rope>(stream, call);
 }
 
@@ -120,7 +116,6 @@ void head_rms_norm_forward(Stream stream, const HeadRmsNormForward& call) {
         "head_rms_norm: original must be [rows, heads * head_dim] of x's type");
   check(holds(call.rstd, DType::f32, call.rows * call.heads),
         "head_rms_norm: rstd must be fp32 [rows, heads]");
-  const TraceSpan span("head_rms_norm_forward");
   dispatch<&OpTable::head_rms_norm_forward>(stream, call);
 }
 
@@ -137,7 +132,6 @@ void head_rms_norm_backward(Stream stream, const HeadRmsNormBackward& call) {
         "head_rms_norm_backward: rstd must be fp32 [rows, heads]");
   check(has_space(call.scratch, DType::f32, norm_partial_rows(call.rows) * call.head_dim),
         "head_rms_norm_backward: scratch must be fp32 [norm_partial_rows(rows), head_dim]");
-  const TraceSpan span("head_rms_norm_backward");
   dispatch<&OpTable::head_rms_norm_backward>(stream, call);
 }
 

@@ -1,7 +1,6 @@
 #include "ops/cast/blockwise_parts.h"
 
 #include "base/error.h"
-#include "base/trace.h"
 #include "ops/cast/scale_blocks.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/support/checks.h"
@@ -25,7 +24,6 @@ void check_part(const MatrixPart& x, ScaleBlock block, const ConstView& amax) {
 
 void blockwise_part_amax(Stream stream, const MatrixPart& x, ScaleBlock block, View amax) {
   check_part(x, block, amax);
-  const TraceSpan span("blockwise_part_amax");
   dispatch<&OpTable::blockwise_part_amax>(stream, x, block, amax);
 }
 
@@ -37,7 +35,6 @@ void quantize_blockwise_part(Stream stream, const BlockwisePartCast& call) {
         "quantize_blockwise_part: codes for every value expected");
   check(call.rounded.empty() || (call.rounded.dtype == DType::f32 && call.rounded.count() == count),
         "quantize_blockwise_part: rounded values are fp32");
-  const TraceSpan span("quantize_blockwise_part");
   dispatch<&OpTable::quantize_blockwise_part>(stream, call);
 }
 
@@ -51,7 +48,6 @@ void find_block_scales(Stream stream, const BlockScaleSearch& call) {
   const View codes = {nullptr, call.format.dtype, call.seen()};
   check_blockwise({.codes = codes, .scale_inv = call.scale_inv}, call.format, call.layout,
                   call.seen());
-  const TraceSpan span("find_block_scales");
   dispatch<&OpTable::find_block_scales>(stream, call);
 }
 

@@ -1,6 +1,5 @@
 #include "ops/cast/quantize.h"
 
-#include "base/trace.h"
 #include "ops/cast/quantize_checks.h"
 #include "ops/cast/scale_blocks.h"
 #include "ops/dispatch/op_table.h"
@@ -44,7 +43,6 @@ void check_block_cast(const ConstView& x, const QuantizedTensor& out, const Cast
 void amax(Stream stream, ConstView x, float* result, bool combine) {
   check(is_float_type(x.dtype), "amax: x must be fp32, bf16 or fp16");
   check(result != nullptr, "amax: no output for the result");
-  const TraceSpan span("amax");
   dispatch<&OpTable::amax>(stream, x, result, combine);
 }
 
@@ -57,13 +55,13 @@ void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* ama
   } else {
     check_block_cast(x, out, random);
   }
-  const TraceSpan span(out.format.block == per::tensor ? "quantize" : "quantize_blockwise");
   if (out.format.block == per::tensor) {
     dispatch<&OpTable::quantize>(stream, x, out, amax, statistics, random);
   } else if (out.format.is_two_level()) {
-    dispatch<&OpTable::quantize_two_level>(stream, x, out, amax, statistics, random);
+    dispatch_as<&OpTable::quantize_two_level>("quantize_blockwise", stream, x, out, amax,
+                                              statistics, random);
   } else {
-    dispatch<&OpTable::quantize_blocks>(stream, x, out, amax, statistics);
+    dispatch_as<&OpTable::quantize_blocks>("quantize_blockwise", stream, x, out, amax, statistics);
   }
 }
 
@@ -74,7 +72,6 @@ void quantize_current(Stream stream, ConstView x, const float* amax, float* scal
   check(amax != nullptr && scale_inv != nullptr, "quantize_current: missing scalar");
   check(out.format.scale_type != ScaleType::e8m0, "quantize_current: fp32 or pow2 scale expected");
   check_cast(x, out);
-  const TraceSpan span("quantize_current");
   dispatch<&OpTable::quantize_current>(stream, x, amax, scale_inv, out, statistics);
 }
 
@@ -82,7 +79,6 @@ void transpose_codes(Stream stream, ConstView x, View y) {
   check(facts_of(x.dtype).bits == 8 && is_code_type(x.dtype) && x.dtype == y.dtype,
         "transpose_codes: codes of one type of 8 bits expected");
   check(y.shape == Shape{x.shape.back(), x.shape.rows()}, "transpose_codes: y is [columns, rows]");
-  const TraceSpan span("transpose_codes");
   dispatch<&OpTable::transpose_codes>(stream, x, y);
 }
 
@@ -97,13 +93,12 @@ void dequantize(Stream stream, const QuantizedTensor& x, View y) {
     check_blockwise_format(x.format);
     check_blockwise(x.rowwise, x.format, x.layout, {codes.shape.rows(), codes.shape.back()});
   }
-  const TraceSpan span(x.format.block == per::tensor ? "dequantize" : "dequantize_blockwise");
   if (x.format.block == per::tensor) {
     dispatch<&OpTable::dequantize>(stream, x, y);
   } else if (x.format.is_two_level()) {
-    dispatch<&OpTable::dequantize_two_level>(stream, x, y);
+    dispatch_as<&OpTable::dequantize_two_level>("dequantize_blockwise", stream, x, y);
   } else {
-    dispatch<&OpTable::dequantize_blocks>(stream, x, y);
+    dispatch_as<&OpTable::dequantize_blocks>("dequantize_blockwise", stream, x, y);
   }
 }
 
@@ -112,14 +107,12 @@ void compute_current_scale(Stream stream, const float* amax, const TensorFormat&
   check(amax != nullptr && scale != nullptr && scale_inv != nullptr,
         "compute_current_scale: missing scalar");
   check(format.scale_type != ScaleType::e8m0, "compute_current_scale: fp32 or pow2 scale expected");
-  const TraceSpan span("compute_current_scale");
   dispatch<&OpTable::compute_current_scale>(stream, amax, format, scale, scale_inv);
 }
 
 void propagate_non_finite(Stream stream, ConstView amax, double* accumulator) {
   check(amax.dtype == DType::f32 && accumulator != nullptr,
         "propagate_non_finite: fp32 amax values and an accumulator expected");
-  const TraceSpan span("propagate_non_finite");
   dispatch<&OpTable::propagate_non_finite>(stream, amax, accumulator);
 }
 
@@ -127,7 +120,6 @@ void update_delayed_scaling(Stream stream, const DelayedScalingState& state,
                             const DelayedScaling& rule) {
   check(state.slots >= 0 && state.history_length >= 1,
         "update_delayed_scaling: a history holds at least one value");
-  const TraceSpan span("update_delayed_scaling");
   dispatch<&OpTable::update_delayed_scaling>(stream, state, rule);
 }
 

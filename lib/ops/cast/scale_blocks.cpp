@@ -77,8 +77,21 @@ void check_blockwise(const Quantized& view, const TensorFormat& format, ScaleLay
 }
 
 BlockRule block_rule(const TensorFormat& format, DType input) {
-  return {format_max(format.dtype), format.amax_epsilon, largest_number(input),
-          format.scale_type == ScaleType::pow2, format.scale_type == ScaleType::e8m0};
+  BlockRule rule = {format_max(format.dtype), format.amax_epsilon, largest_number(input), false,
+                    false};
+  switch (format.scale_type) {
+    case ScaleType::f32:
+      return rule;
+    case ScaleType::pow2:
+      rule.pow2 = true;
+      return rule;
+    case ScaleType::e8m0:
+      rule.e8m0 = true;
+      return rule;
+    case ScaleType::e4m3:
+      break;
+  }
+  throw InternalError("blocks: scales under a scale of the tensor have a rule of their own");
 }
 
 BlockScales block_scales(const Quantized& view, const TensorFormat& format, ScaleLayout layout) {
@@ -91,6 +104,8 @@ BlockScales block_scales(const Quantized& view, const TensorFormat& format, Scal
 BlockScales block_scales(const View& scale_inv, const TensorFormat& format, ScaleLayout layout,
                          const Shape& shape) {
   const DType type = dtype_of(format.scale_type);
+  check(type == DType::f32 || type == DType::e8m0 || type == DType::e4m3,
+        "blocks: no kernel reads scales of this type");
   return {.grid = scale_grid(format.block, shape.rows(), shape.back(), layout),
           .scale = nullptr,
           .scale_inv = type == DType::f32 ? scale_inv.as<float>() : nullptr,

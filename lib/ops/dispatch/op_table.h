@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "base/trace.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/kv_cache.h"
 #include "ops/cast/block_casts.h"
@@ -36,10 +37,24 @@ inline const OpTable& op_table(const Device& device) {
   return op_table(device.stream());
 }
 
-/// Calls the backend's function of a stream or a device: dispatch<&OpTable::gemm>(stream, call).
+/// The name of an entry: kNameOf<&OpTable::gemm>.
+template <auto operation>
+inline constexpr const char* kNameOf = nullptr;
+#define FP8TRAIN_OPERATION(name) \
+  template <>                    \
+  inline constexpr const char* kNameOf<&OpTable::name> = #name;
+#include "ops/dispatch/operations.def"
+
+/// Calls the backend's function of a stream or a device in a span of this name, a literal.
+template <auto operation, typename On, typename... Arguments>
+decltype(auto) dispatch_as(const char* name, On&& on, Arguments&&... arguments) {
+  const TraceSpan span(name);
+  return (op_table(on).*operation)(on, std::forward<Arguments>(arguments)...);
+}
+/// The same in a span of the operation's name: dispatch<&OpTable::gemm>(stream, call).
 template <auto operation, typename On, typename... Arguments>
 decltype(auto) dispatch(On&& on, Arguments&&... arguments) {
-  return (op_table(on).*operation)(on, std::forward<Arguments>(arguments)...);
+  return dispatch_as<operation>(kNameOf<operation>, on, std::forward<Arguments>(arguments)...);
 }
 
 }  // namespace fp8train::ops

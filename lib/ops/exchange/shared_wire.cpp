@@ -1,7 +1,6 @@
 #include "ops/exchange/shared_wire.h"
 
 #include "base/math.h"
-#include "base/trace.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/exchange/wire_checks.h"
 #include "ops/exchange/wire_math.h"
@@ -40,7 +39,6 @@ void shared_amax(Stream stream, const SharedBucket& bucket, View amax) {
   check_bucket(bucket);
   check_code_scales(bucket, amax.count());
   check(amax.dtype == DType::f32, "shared_amax: an fp32 amax for each tensor");
-  const TraceSpan span("shared_amax");
   dispatch<&OpTable::shared_amax>(stream, bucket, amax);
 }
 
@@ -52,7 +50,6 @@ void shared_scales(Stream stream, ConstView amax, const TensorFormat& format, fl
         "shared_scales: each rank's amax of each tensor, fp32");
   check(automatic.empty() || holds(automatic, DType::i64, scales.count()),
         "shared_scales: the address of a controller for each tensor");
-  const TraceSpan span("shared_scales");
   dispatch<&OpTable::shared_scales>(stream, amax, format, pre_scale, scales, automatic);
 }
 
@@ -62,7 +59,6 @@ void pack_shared(Stream stream, const SharedBucket& bucket, ConstView scales, Vi
   check_code_scales(bucket, scales.count());
   check_codes(codes, range, bucket.values.count());
   check(scales.dtype == DType::f32, "pack_shared: an fp32 scale for each tensor");
-  const TraceSpan span("pack_shared");
   dispatch<&OpTable::pack_shared>(stream, bucket, scales, codes, range);
 }
 
@@ -70,7 +66,6 @@ void sum_shared(Stream stream, ConstView codes, View y) {
   check(
       is_fp8(y.dtype) && codes.dtype == y.dtype && y.count() > 0 && codes.count() % y.count() == 0,
       "sum_shared: whole copies of y, e4m3 or e5m2");
-  const TraceSpan span("sum_shared");
   dispatch<&OpTable::sum_shared>(stream, codes, y);
 }
 
@@ -80,7 +75,6 @@ void count_largest(Stream stream, ConstView codes, ConstView tensor_of_group, Co
             tensor_of_group.count() >= groups_of(codes.count()) && automatic.dtype == DType::i64 &&
             !automatic.empty(),
         "count_largest: a tensor for each group, the address of a controller for each tensor");
-  const TraceSpan span("count_largest");
   dispatch<&OpTable::count_largest>(stream, codes, tensor_of_group, automatic);
 }
 
@@ -93,7 +87,6 @@ void read_shared(Stream stream, ConstView codes, ConstView scales, float factor,
   check_codes(codes, range, to.values.count());
   check(!is_fp8(to.values.dtype) || to.values.dtype == codes.dtype,
         "read_shared: codes are stored in their own format");
-  const TraceSpan span("read_shared");
   dispatch<&OpTable::read_shared>(stream, codes, scales, factor, to, range);
 }
 

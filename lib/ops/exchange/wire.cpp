@@ -6,7 +6,6 @@
 #include <iterator>
 
 #include "base/math.h"
-#include "base/trace.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/exchange/wire_checks.h"
 #include "ops/exchange/wire_formats.h"
@@ -42,9 +41,18 @@ std::string listed(const Items& items, const char* last) {
   return all;
 }
 
-/// Scales of a packet.
-int64_t wire_scales(const TensorFormat& format, int64_t count) {
-  return format.is_scaled() ? ceil_div(count, format.block.columns) : 0;
+/// Bytes of a scale in a packet; 0: no packet has such scales.
+int64_t wire_scale_bytes(ScaleType type) {
+  switch (type) {
+    case ScaleType::f32:
+      return 4;
+    case ScaleType::pow2:
+      return 1;
+    case ScaleType::e8m0:
+    case ScaleType::e4m3:
+      break;
+  }
+  return 0;
 }
 
 }  // namespace
@@ -53,11 +61,10 @@ bool is_wire_format(const TensorFormat& format) {
   if (!format.is_scaled()) {
     return is_summed_type(format.dtype) && format == plain(format.dtype);
   }
-  const bool fp32_scales =
-      format.scale_type == ScaleType::f32 || format.scale_type == ScaleType::pow2;
   return WireCodes::has(format.dtype) && is_wire_group(format.block) &&
-         format.policy == ScalePolicy::current && fp32_scales && !format.hadamard &&
-         !format.expanded && format.amax_epsilon == 0 && format.rounding == Rounding::nearest_even;
+         format.policy == ScalePolicy::current && wire_scale_bytes(format.scale_type) > 0 &&
+         !format.hadamard && !format.expanded && format.amax_epsilon == 0 &&
+         format.rounding == Rounding::nearest_even;
 }
 
 std::string gradient_wires_text() {
@@ -67,9 +74,11 @@ std::string gradient_wires_text() {
 }
 
 int64_t wire_bytes(const TensorFormat& format, int64_t count) {
-  const int64_t scale_bytes = format.scale_type == ScaleType::pow2 ? 1 : 4;
-  const int64_t bytes = count * static_cast<int64_t>(size_of(format.dtype)) +
-                        wire_scales(format, count) * scale_bytes;
+  int64_t bytes = count * static_cast<int64_t>(size_of(format.dtype));
+  if (format.is_scaled()) {
+    check(wire_scale_bytes(format.scale_type) > 0, "wire_bytes: no packet has such scales");
+    bytes += ceil_div(count, format.block.columns) * wire_scale_bytes(format.scale_type);
+  }
   return round_up(bytes, kWireAlignment);
 }
 
@@ -83,7 +92,6 @@ void pack_wire(Stream stream, const PackWire& call) {
   check_chunk_range(call.range, call.chunk, call.chunks, call.x.count());
   check(call.inner > 0 && call.chunks % call.inner == 0,
         "pack_wire: `inner` divides the number of chunks");
-  const TraceSpan span("pack_wire");
   dispatch<&OpTable::pack_wire>(stream, call);
 }
 
@@ -97,7 +105,6 @@ void sum_wire(Stream stream, const SumWire& call) {
   check(call.exact_index < 0 ||
             (is_summed_type(call.exact.dtype) && call.exact.count() == call.y.count()),
         "sum_wire: the exact contribution is fp32 or bf16, with y's elements");
-  const TraceSpan span("sum_wire");
   dispatch<&OpTable::sum_wire>(stream, call);
 }
 
@@ -106,7 +113,6 @@ void unpack_wire(Stream stream, const UnpackWire& call) {
         "unpack_wire: y must be codes with a scale for each group");
   check(call.packets != nullptr, "packets on a wire need memory");
   check_chunk_range(call.range, call.chunk, call.chunks, call.y.count());
-  const TraceSpan span("unpack_wire");
   dispatch<&OpTable::unpack_wire>(stream, call);
 }
 
@@ -115,7 +121,6 @@ void combine_ranks(Stream stream, ConstView parts, Combine how, View y) {
         "combine_ranks: fp32 or fp64 expected");
   check(y.count() > 0 && parts.count() % y.count() == 0,
         "combine_ranks: parts are whole copies of y");
-  const TraceSpan span("combine_ranks");
   dispatch<&OpTable::combine_ranks>(stream, parts, how, y);
 }
 

@@ -35,12 +35,13 @@ ScaledWorkspace& scaled_workspace() {
 }
 
 /// Codes that gemm takes: those of int8 in another type, which is exact.
-ConstView gemm_codes(const ConstView& codes, GrowingBuffer& buffer) {
+ConstView gemm_codes(const GemmOperand& operand, GrowingBuffer& buffer) {
+  const ConstView codes = operand.matrix();
   if (codes.dtype != DType::i8) {
     return codes;
   }
   const DType type = uses_bf16_units() ? DType::bf16 : DType::f32;
-  return {prepare_operand({codes}, type, false, buffer), type, codes.shape};
+  return {prepare_operand(operand, type, false, buffer), type, codes.shape};
 }
 
 /// The product of the codes, then one scale for each row of either operand.
@@ -50,8 +51,8 @@ void multiply_rows(Stream stream, const Gemm& call, ScaledWorkspace& space) {
   const ProductEpilogue all = epilogue_of(call, 1.0F);
   auto* product =
       static_cast<float*>(space.product.reserve(static_cast<size_t>(m * n) * sizeof(float)));
-  ops::gemm(stream, {.a = {gemm_codes(call.a.matrix, space.a)},
-                     .b = {gemm_codes(call.b.matrix, space.b), true},
+  ops::gemm(stream, {.a = {gemm_codes(call.a, space.a)},
+                     .b = {gemm_codes(call.b, space.b), true},
                      .c = {product, DType::f32, {m, n}},
                      .emulate_accumulator = call.emulate_accumulator});
   const int64_t rows_at_once = std::max<int64_t>(1, kFinishElements / n);
@@ -66,8 +67,8 @@ void multiply_rows(Stream stream, const Gemm& call, ScaledWorkspace& space) {
     scale_partial({.product = rows_product,
                    .rows = rows,
                    .columns = n,
-                   .row_scales = call.a.scale_inv.as<float>() + first,
-                   .column_scales = call.b.scale_inv.as<float>(),
+                   .row_scales = call.a.quantized.rowwise.scale_inv.as<float>() + first,
+                   .column_scales = call.b.quantized.rowwise.scale_inv.as<float>(),
                    .add = false,
                    .sum = rows_product});
     ProductEpilogue part = part_of(all, first, rows, 0, n);
@@ -81,22 +82,23 @@ void multiply_rows(Stream stream, const Gemm& call, ScaledWorkspace& space) {
 void multiply_scaled(Stream stream, const Gemm& call, ScaledWorkspace& space) {
   const DType type = uses_bf16_units() ? DType::bf16 : DType::f32;
   const auto dequantized = [&](const GemmOperand& operand, GrowingBuffer& buffer) {
-    const Shape& shape = operand.matrix.shape;
-    const View values = {buffer.reserve(static_cast<size_t>(shape.count()) * size_of(type)), type,
-                         shape};
-    ops::dequantize(stream, dequantizable(operand), values);
-    return values;
+    QuantizedTensor values;
+    values.tensor_scale_inv = operand.quantized.tensor_scale_inv;
+    const Shape& shape = operand.quantized.rowwise.codes.shape;
+    values.rowwise.codes = {buffer.reserve(static_cast<size_t>(shape.count()) * size_of(type)),
+                            type, shape};
+    ops::dequantize(stream, without_tensor_scale(operand.quantized), values.rowwise.codes);
+    return GemmOperand{{}, operand.transposed, values};
   };
-  ops::gemm(stream, {.a = {dequantized(call.a, space.a), false, call.a.tensor_scale_inv},
-                     .b = {dequantized(call.b, space.b), true, call.b.tensor_scale_inv},
+  ops::gemm(stream, {.a = dequantized(call.a, space.a),
+                     .b = dequantized(call.b, space.b),
                      .c = call.c,
                      .beta = call.beta,
                      .bias = call.bias});
 }
 
-BlockScales scales_of(const GemmOperand& operand) {
-  return block_scales(writable(operand.scale_inv), operand.format, operand.layout,
-                      operand.matrix.shape);
+BlockScales scales_of(const QuantizedTensor& tensor) {
+  return block_scales(tensor.rowwise, tensor.format, tensor.layout);
 }
 
 /// Memory of one thread.
@@ -120,16 +122,16 @@ void multiply_partials(const Gemm& call, ScaledWorkspace& space) {
   const DType type = bf16_units ? DType::bf16 : DType::f32;
   const TiledKey key = {.m = call.c.shape[0],
                         .n = call.c.shape[1],
-                        .k = call.a.matrix.shape[1],
+                        .k = call.depth(),
                         .depth = kBlockDepth,
                         .type = bf16_units ? memory::data_type::bf16 : memory::data_type::f32,
                         .b_transposed = true,
                         .threads = max_threads()};
   TiledProduct& product = cached(space.blocks, key);
-  const void* a = prepare_operand({call.a.matrix}, type, false, space.a);
-  const void* b = prepare_operand({call.b.matrix}, type, false, space.b);
-  const BlockScales a_scales = scales_of(call.a);
-  const BlockScales b_scales = scales_of(call.b);
+  const void* a = prepare_operand(call.a, type, false, space.a);
+  const void* b = prepare_operand(call.b, type, false, space.b);
+  const BlockScales a_scales = scales_of(call.a.quantized);
+  const BlockScales b_scales = scales_of(call.b.quantized);
   check(a_scales.grid.width == kBlockDepth && b_scales.grid.width == kBlockDepth,
         "gemm: fp32 scales on the cpu are of blocks of 128");
   const ProductEpilogue all = epilogue_of(call, 1.0F);
@@ -157,16 +159,27 @@ void multiply_partials(const Gemm& call, ScaledWorkspace& space) {
   });
 }
 
+/// Whether codes times such scales are exact in bf16.
+bool is_exact_in_bf16(const TensorFormat& format) {
+  switch (format.scale_type) {
+    case ScaleType::pow2:
+    case ScaleType::e8m0:
+    case ScaleType::e4m3:
+      return true;
+    case ScaleType::f32:
+      break;
+  }
+  return false;
+}
+
 }  // namespace
 
 void multiply_blocks(Stream stream, const Gemm& call) {
   ScaledWorkspace& space = scaled_workspace();
-  if (call.a.format.block == per::row) {
+  if (call.a.quantized.format.block == per::row) {
     return multiply_rows(stream, call, space);
   }
-  const bool exact_in_bf16 =
-      call.a.format.scale_type != ScaleType::f32 && call.b.format.scale_type != ScaleType::f32;
-  if (exact_in_bf16) {
+  if (is_exact_in_bf16(call.a.quantized.format) && is_exact_in_bf16(call.b.quantized.format)) {
     return multiply_scaled(stream, call, space);
   }
   multiply_partials(call, space);

@@ -1,6 +1,5 @@
 #include "ops/gemm/gemm.h"
 
-#include "base/trace.h"
 #include "ops/cast/scale_blocks.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/gemm/gemm_support.h"
@@ -20,17 +19,16 @@ bool can_multiply(DType a, DType b) {
 
 /// Codes with a scale for each block.
 void check_blocks(const GemmOperand& operand) {
-  check_blockwise_format(operand.format);
-  const Quantized view = {.codes = writable(operand.matrix),
-                          .scale_inv = writable(operand.scale_inv)};
-  check_blockwise(view, operand.format, operand.layout, operand.matrix.shape);
-  check(operand.tensor_scale_inv.empty() != operand.format.is_two_level(),
+  const QuantizedTensor& tensor = operand.quantized;
+  check_blockwise_format(tensor.format);
+  check_blockwise(tensor.rowwise, tensor.format, tensor.layout, tensor.rowwise.codes.shape);
+  check((tensor.tensor_scale_inv != nullptr) == tensor.format.is_two_level(),
         "gemm: under e4m3 scales, and only there, is a scale of the tensor");
 }
 
 void check_operands(const Gemm& call) {
   if (!call.a.has_blocks() && !call.b.has_blocks()) {
-    check(can_multiply(call.a.matrix.dtype, call.b.matrix.dtype),
+    check(can_multiply(call.a.matrix().dtype, call.b.matrix().dtype),
           "gemm: operands must be fp32, or fp16, or a mix of e4m3, e5m2 and bf16");
     return;
   }
@@ -38,23 +36,25 @@ void check_operands(const Gemm& call) {
   check_blocks(call.a);
   check_blocks(call.b);
   check(!call.a.transposed && call.b.transposed, "gemm: codes of blocks are stored along K");
-  check(gemm_support(DeviceTraits{}, {call.a.format, call.b.format}).native,
+  check(gemm_support(DeviceTraits{}, {call.a.quantized.format, call.b.quantized.format}).native,
         "gemm: no product reads these formats");
 }
 
 void check_gemm(const Gemm& call) {
-  const ConstView& a = call.a.matrix;
-  const ConstView& b = call.b.matrix;
+  check(call.a.plain.empty() != call.a.quantized.empty() &&
+            call.b.plain.empty() != call.b.quantized.empty(),
+        "gemm: each operand is either plain or quantized");
+  const ConstView a = call.a.matrix();
+  const ConstView b = call.b.matrix();
   check(a.shape.rank() == 2 && b.shape.rank() == 2 && call.c.shape.rank() == 2,
         "gemm: matrices expected");
   check(a.count() > 0 && b.count() > 0 && !a.empty() && !b.empty() && !call.c.empty(),
         "gemm: empty matrix");
   check_operands(call);
   check(is_float_type(call.c.dtype), "gemm: c must be fp32, bf16 or fp16");
-  const int64_t depth = a.shape[call.a.transposed ? 0 : 1];
   check(a.shape[call.a.transposed ? 1 : 0] == call.c.shape[0] &&
             b.shape[call.b.transposed ? 0 : 1] == call.c.shape[1] &&
-            b.shape[call.b.transposed ? 1 : 0] == depth,
+            b.shape[call.b.transposed ? 1 : 0] == call.depth(),
         "gemm: shapes do not fit");
   check(call.beta == 0.0F || (call.beta == 1.0F && call.c.dtype == DType::f32),
         "gemm: beta must be 0, or 1 with an fp32 c");
@@ -66,8 +66,7 @@ void check_gemm(const Gemm& call) {
 
 void gemm(Stream stream, const Gemm& call) {
   check_gemm(call);
-  const TraceSpan span(call.a.has_blocks() ? "scaled_gemm" : "gemm");
-  dispatch<&OpTable::gemm>(stream, call);
+  dispatch_as<&OpTable::gemm>(call.a.has_blocks() ? "scaled_gemm" : "gemm", stream, call);
 }
 
 void tune_gemms(Device& device, const std::string& folder) {

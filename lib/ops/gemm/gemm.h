@@ -31,36 +31,25 @@
 
 namespace fp8train::ops {
 
+/// Plain or quantized: the other member is empty.
 struct GemmOperand {
-  ConstView matrix;         ///< as stored, rank 2: values or codes
-  bool transposed = false;  ///< use the transpose of what is stored
-  ConstView scale_inv;      ///< what codes are multiplied by: of their blocks, along the rows of
-                            ///< `matrix`; or of the tensor, one fp32, where empty means 1
-  TensorFormat format;      ///< of codes with a scale for each block
-  ScaleLayout layout = ScaleLayout::row_major;
-  ConstView tensor_scale_inv;  ///< one fp32, above the scales of blocks: ScaleType::e4m3
+  ConstView plain;            ///< as stored, rank 2; codes are read without a scale
+  bool transposed = false;    ///< use the transpose of what is stored
+  QuantizedTensor quantized;  ///< `rowwise` is read, rank 2; a null tensor_scale_inv means 1
 
+  /// Values or codes as stored.
+  ConstView matrix() const { return quantized.empty() ? plain : quantized.rowwise.codes; }
   /// Whether codes have a scale for each block, and not one for the tensor.
-  bool has_blocks() const { return format.is_scaled() && format.block != per::tensor; }
+  bool has_blocks() const {
+    return quantized.format.is_scaled() && quantized.format.block != per::tensor;
+  }
 };
 
-/// The view that dequantize() takes of what is only read.
-inline View writable(const ConstView& view) {
-  return {const_cast<void*>(view.data), view.dtype, view.shape};
-}
-
-/// The tensor that dequantize() reads the operand's values from.
-inline QuantizedTensor dequantizable(const GemmOperand& operand) {
-  QuantizedTensor tensor = {.rowwise = {}, .columnwise = {}, .format = operand.format};
-  tensor.rowwise = {writable(operand.matrix), writable(operand.scale_inv)};
-  tensor.layout = operand.layout;
+/// The tensor as dequantize() reads it without the scale above those of blocks, which comes on top
+/// of a sum.
+inline QuantizedTensor without_tensor_scale(QuantizedTensor tensor) {
+  tensor.tensor_scale_inv = nullptr;
   return tensor;
-}
-
-/// One orientation of a quantized tensor whose blocks have scales.
-inline GemmOperand block_operand(const Quantized& from, const TensorFormat& format,
-                                 ScaleLayout layout, bool transposed) {
-  return {from.codes, transposed, from.scale_inv, format, layout, {}};
 }
 
 struct Gemm {
@@ -76,6 +65,9 @@ struct Gemm {
   /// (ops/gemm/short_accumulator.h), slowly.
   bool emulate_accumulator = false;
   View scratch;  ///< any type, 256-byte aligned, of gemm_scratch_bytes; empty for 0
+
+  /// K.
+  int64_t depth() const { return a.matrix().shape[a.transposed ? 0 : 1]; }
 };
 
 /// Throws InternalError when shapes, formats or scratch do not fit.

@@ -118,7 +118,8 @@ bool run_whole(const Gemm& call, ProductKey key, Workspace& space) {
       call.c.dtype == DType::f32 || (key.bf16_operands && call.c.dtype == DType::bf16);
   key.bf16_result = direct && call.c.dtype == DType::bf16;
   key.add = direct && call.beta != 0.0F;
-  key.scaled = direct && !(call.a.scale_inv.empty() && call.b.scale_inv.empty());
+  key.scaled = direct && (call.a.quantized.tensor_scale_inv != nullptr ||
+                          call.b.quantized.tensor_scale_inv != nullptr);
   key.biased = direct && !call.bias.empty();
   WholeProduct& product = cached(space.whole, key);
   if (!product.valid) {
@@ -167,7 +168,7 @@ void run_tiled(const Gemm& call, const ProductKey& key, Workspace& space) {
 void run_emulated(const Gemm& call, Workspace& space) {
   const int64_t m = call.c.shape[0];
   const int64_t n = call.c.shape[1];
-  const int64_t k = call.a.matrix.shape[call.a.transposed ? 0 : 1];
+  const int64_t k = call.depth();
   const auto* a = static_cast<const float*>(prepare_operand(call.a, DType::f32, true, space.a));
   const auto* b = static_cast<const float*>(prepare_operand(call.b, DType::f32, true, space.b));
   auto* product =
@@ -195,16 +196,16 @@ void gemm(Stream stream, const Gemm& call) {
     return multiply_blocks(stream, call);
   }
   Workspace& space = workspace();
-  if (call.emulate_accumulator && is_fp8(call.a.matrix.dtype) && is_fp8(call.b.matrix.dtype)) {
+  if (call.emulate_accumulator && is_fp8(call.a.matrix().dtype) && is_fp8(call.b.matrix().dtype)) {
     return run_emulated(call, space);
   }
   ProductKey key = {};
   key.m = call.c.shape[0];
   key.n = call.c.shape[1];
-  key.k = call.a.matrix.shape[call.a.transposed ? 0 : 1];
+  key.k = call.depth();
   key.b_transposed = call.b.transposed;
   key.threads = max_threads();
-  const DType type = call.a.matrix.dtype;
+  const DType type = call.a.matrix().dtype;
   if (uses_bf16_units() && (is_fp8(type) || type == DType::bf16)) {
     key.bf16_operands = true;
     if (run_whole(call, key, space)) {

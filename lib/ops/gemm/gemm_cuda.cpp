@@ -14,10 +14,9 @@ constexpr uintptr_t kBiasAlignment = 16;
 /// Throws DeviceError where the library has no such product and none of its values either.
 void check_product(const GemmSupport& support, const Gemm& call) {
   if (!support.native && !support.dequantized) {
-    throw DeviceError(fmt::format("{} x {} to {}, {} x {} x {}: {}", name_of(call.a.matrix.dtype),
-                                  name_of(call.b.matrix.dtype), name_of(call.c.dtype),
-                                  call.c.shape[0], call.c.shape[1],
-                                  call.a.matrix.shape[call.a.transposed ? 0 : 1], support.reason));
+    throw DeviceError(fmt::format("{} x {} to {}, {} x {} x {}: {}", name_of(call.a.matrix().dtype),
+                                  name_of(call.b.matrix().dtype), name_of(call.c.dtype),
+                                  call.c.shape[0], call.c.shape[1], call.depth(), support.reason));
   }
 }
 
@@ -33,7 +32,7 @@ ConstView bias_for_library(Stream stream, const Product& product, const ConstVie
   if (rounded.bytes() > kBiasBytes) {
     return {};
   }
-  dispatch<&OpTable::cast>(stream, bias, rounded);
+  op_table(stream).cast(stream, bias, rounded);
   return rounded;
 }
 
@@ -43,17 +42,18 @@ void gemm(Stream stream, const Gemm& call) {
   if (call.a.has_blocks()) {
     return multiply_blocks(stream, call);
   }
-  const bool is_quantized = is_fp8(call.a.matrix.dtype);
-  check(is_quantized || (call.a.scale_inv.empty() && call.b.scale_inv.empty()),
+  const bool is_quantized = is_fp8(call.a.matrix().dtype);
+  check(is_quantized || (call.a.quantized.empty() && call.b.quantized.empty()),
         "gemm: on cuda only FP8 operands have scales");
   bool fast_accumulate = call.fast_accumulate;
-  if (is_quantized && is_fp8(call.b.matrix.dtype)) {
+  if (is_quantized && is_fp8(call.b.matrix().dtype)) {
     const GemmSupport support = gemm_support(*cuda_context(stream).traits, call);
     check_product(support, call);
     fast_accumulate = support.fast_accumulate;
   }
   const auto operand = [](const GemmOperand& from) {
-    return ProductOperand{from.matrix, from.transposed, per::tensor, from.scale_inv.data};
+    return ProductOperand{from.matrix(), from.transposed, per::tensor,
+                          from.quantized.tensor_scale_inv};
   };
   multiply(stream,
            {.a = operand(call.a),
@@ -76,7 +76,7 @@ void multiply(Stream stream, Product product, const ConstView& bias) {
   }
   plans.run(context, product);
   if (!bias.empty()) {
-    dispatch<&OpTable::add_bias>(stream, product.c, bias);
+    op_table(stream).add_bias(stream, product.c, bias);
   }
 }
 

@@ -6,14 +6,15 @@ namespace {
 
 /// Partial sums of blocks are promoted to fp32 in any case.
 Arithmetic arithmetic_of(const Gemm& call) {
-  const DType type = call.a.matrix.dtype;
+  const DType type = call.a.matrix().dtype;
   if (call.a.has_blocks() && !call.scratch.empty()) {
     return Arithmetic::bits16;
   }
   if (facts_of(type).bits <= 8) {
     const bool promoted =
         call.a.has_blocks() &&
-        !gemm_support(DeviceTraits{}, {call.a.format, call.b.format, call.c.dtype, true})
+        !gemm_support(DeviceTraits{},
+                      {call.a.quantized.format, call.b.quantized.format, call.c.dtype, true})
              .fast_accumulate;
     return call.fast_accumulate && !promoted ? Arithmetic::fp8_fast : Arithmetic::fp8;
   }
@@ -39,11 +40,11 @@ void add_bias_work(const View& c, const ConstView& bias, bool fp8, OpWork& work)
 
 /// With scratch the backend multiplies dequantized operands, in two bytes an element.
 void gemm(Stream stream, const Gemm& call) {
-  const int64_t k = call.a.matrix.shape[call.a.transposed ? 0 : 1];
-  const double flops = 2.0 * static_cast<double>(call.c.count()) * static_cast<double>(k);
+  const double flops =
+      2.0 * static_cast<double>(call.c.count()) * static_cast<double>(call.depth());
   const bool dequantized = call.a.has_blocks() && !call.scratch.empty();
   const bool narrow =
-      facts_of(call.a.matrix.dtype).bits <= 8 && facts_of(call.b.matrix.dtype).bits <= 8;
+      facts_of(call.a.matrix().dtype).bits <= 8 && facts_of(call.b.matrix().dtype).bits <= 8;
   const bool native = narrow && !dequantized;
   stream.counters().gemm_flops += flops;
   stream.counters().gemm_flops_8bit += native ? flops : 0.0;
@@ -52,9 +53,9 @@ void gemm(Stream stream, const Gemm& call) {
                  .flops = flops,
                  .arithmetic = arithmetic_of(call)};
   for (const GemmOperand* operand : {&call.a, &call.b}) {
-    work.bytes += bytes_of(operand->matrix);
-    work.bytes += operand->has_blocks() ? bytes_of(operand->scale_inv) : 0.0;
-    work.bytes += dequantized ? 2 * 2 * static_cast<double>(operand->matrix.count()) : 0.0;
+    work.bytes += bytes_of(operand->matrix());
+    work.bytes += operand->has_blocks() ? bytes_of(operand->quantized.rowwise.scale_inv) : 0.0;
+    work.bytes += dequantized ? 2 * 2 * static_cast<double>(operand->matrix().count()) : 0.0;
   }
   add_bias_work(call.c, call.bias, native, work);
   count(stream, work);

@@ -91,7 +91,7 @@ std::optional<DType> gemm_units_of_environment() {
 
 const void* prepare_operand(const GemmOperand& operand, DType type, bool row_major,
                             GrowingBuffer& buffer) {
-  const ConstView& matrix = operand.matrix;
+  const ConstView matrix = operand.matrix();
   const bool transpose = row_major && operand.transposed;
   if (matrix.dtype == type && !transpose) {
     return matrix.data;
@@ -109,9 +109,9 @@ const void* prepare_operand(const GemmOperand& operand, DType type, bool row_maj
 }
 
 float scale_of(const Gemm& call) {
-  const float a = call.a.scale_inv.empty() ? 1.0F : *call.a.scale_inv.as<float>();
-  const float b = call.b.scale_inv.empty() ? 1.0F : *call.b.scale_inv.as<float>();
-  return a * b;
+  const float* a = call.a.quantized.tensor_scale_inv;
+  const float* b = call.b.quantized.tensor_scale_inv;
+  return (a == nullptr ? 1.0F : *a) * (b == nullptr ? 1.0F : *b);
 }
 
 ProductEpilogue epilogue_of(const Gemm& call, float scale) {

@@ -41,7 +41,7 @@ const void* prepare_operand(const GemmOperand& operand, DType type, bool row_maj
 /// gemm() of operands that have a scale for each block.
 void multiply_blocks(Stream stream, const Gemm& call);
 
-/// Product of the two scale_inv.
+/// Product of the reciprocal scales of the two tensors.
 float scale_of(const Gemm& call);
 
 /// The last steps of the whole result, without a product yet, which `scale` is for.

@@ -146,11 +146,10 @@ GemmSupport table_support(const Fp8Products& products, const GemmFormats& format
 GemmFormats formats_of(const Gemm& call) {
   const auto format = [](const GemmOperand& operand) {
     if (operand.has_blocks()) {
-      return operand.format;
+      return operand.quantized.format;
     }
-    TensorFormat by_tensor = plain(operand.matrix.dtype);
-    by_tensor.policy =
-        is_code_type(operand.matrix.dtype) ? ScalePolicy::current : ScalePolicy::none;
+    TensorFormat by_tensor = plain(operand.matrix().dtype);
+    by_tensor.policy = is_code_type(by_tensor.dtype) ? ScalePolicy::current : ScalePolicy::none;
     return by_tensor;
   };
   return {format(call.a), format(call.b), call.c.dtype, call.fast_accumulate};
@@ -158,7 +157,7 @@ GemmFormats formats_of(const Gemm& call) {
 
 /// Of an operand once it is dequantized to a type of 16 bits.
 size_t dequantized_bytes(const GemmOperand& operand) {
-  return static_cast<size_t>(operand.matrix.shape.count()) * size_of(DType::bf16);
+  return static_cast<size_t>(operand.matrix().count()) * size_of(DType::bf16);
 }
 
 }  // namespace
@@ -220,12 +219,11 @@ GemmSupport gemm_support(const DeviceTraits& traits, const GemmFormats& formats,
 }
 
 GemmSupport gemm_support(const DeviceTraits& traits, const Gemm& call) {
-  const int64_t k = call.a.matrix.shape[call.a.transposed ? 0 : 1];
   const GemmSupport support =
-      gemm_support(traits, formats_of(call), {call.c.shape[0], call.c.shape[1], k});
+      gemm_support(traits, formats_of(call), {call.c.shape[0], call.c.shape[1], call.depth()});
   const auto fits = [](const GemmOperand& operand) {
-    return !operand.has_blocks() || operand.format.block == per::row ||
-           operand.layout == ScaleLayout::cublaslt;
+    return !operand.has_blocks() || operand.quantized.format.block == per::row ||
+           operand.quantized.layout == ScaleLayout::cublaslt;
   };
   if (support.native && traits.fp8_gemm_by_library && (!fits(call.a) || !fits(call.b))) {
     return {.dequantized = true, .reason = "the scales are not laid out for cuBLASLt"};

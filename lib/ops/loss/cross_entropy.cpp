@@ -1,6 +1,5 @@
 #include "ops/loss/cross_entropy.h"
 
-#include "base/trace.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/support/checks.h"
 
@@ -16,7 +15,6 @@ void cross_entropy(Stream stream, const CrossEntropy& call) {
         "cross_entropy: vocabulary exceeds the columns of the logits");
   CrossEntropy resolved = call;
   resolved.vocabulary = call.vocabulary == 0 ? columns : call.vocabulary;
-  const TraceSpan span("cross_entropy");
   dispatch<&OpTable::cross_entropy>(stream, resolved);
 }
 
@@ -26,7 +24,6 @@ void accumulate_loss(Stream stream, ConstView losses, ConstView targets, double*
   check(holds(targets, DType::i32, losses.count()),
         "accumulate_loss: targets must be int32, one per loss");
   check(accumulator != nullptr && count != nullptr, "accumulate_loss: missing accumulator");
-  const TraceSpan span("accumulate_loss");
   dispatch<&OpTable::accumulate_loss>(stream, losses, targets, accumulator, count);
 }
 

@@ -1,6 +1,5 @@
 #include "ops/norm/norm.h"
 
-#include "base/trace.h"
 #include "ops/cast/quantize_checks.h"
 #include "ops/dispatch/op_table.h"
 
@@ -37,8 +36,8 @@ void norm_forward(Stream stream, const NormForward& call) {
   check_bias(call.x, call.mean, call.bias);
   check_residual(call.x, call.residual);
   check_sink(call.y, call.cast);
-  const TraceSpan span(call.mean.empty() ? "rms_norm_forward" : "layer_norm_forward");
-  dispatch<&OpTable::norm_forward>(stream, call);
+  dispatch_as<&OpTable::norm_forward>(call.mean.empty() ? "rms_norm_forward" : "layer_norm_forward",
+                                      stream, call);
 }
 
 void norm_backward(Stream stream, const NormBackward& call) {
@@ -51,8 +50,8 @@ void norm_backward(Stream stream, const NormBackward& call) {
   const int64_t partial_sums = norm_partial_rows(call.x.shape.rows()) * call.x.shape.back();
   check(has_space(call.scratch, DType::f32, (call.mean.empty() ? 1 : 2) * partial_sums),
         "norm backward: scratch must be fp32 [norm_partial_rows(rows), n], twice for LayerNorm");
-  const TraceSpan span(call.mean.empty() ? "rms_norm_backward" : "layer_norm_backward");
-  dispatch<&OpTable::norm_backward>(stream, call);
+  dispatch_as<&OpTable::norm_backward>(
+      call.mean.empty() ? "rms_norm_backward" : "layer_norm_backward", stream, call);
 }
 
 }  // namespace fp8train::ops

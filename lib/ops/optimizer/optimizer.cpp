@@ -1,7 +1,6 @@
 #include "ops/optimizer/optimizer.h"
 
 #include "base/math.h"
-#include "base/trace.h"
 #include "ops/cast/quantize_checks.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/optimizer/optimizer_math.h"
@@ -27,13 +26,11 @@ void sum_of_squares(Stream stream, ConstView x, double* accumulator, View scratc
         "sum_of_squares: scratch must hold ceil(count / 4096) doubles");
   check(may_be_read_as(x.dtype, read_as),
         "sum_of_squares: only fp32 is read as another type, bf16");
-  const TraceSpan span("sum_of_squares");
   dispatch<&OpTable::sum_of_squares>(stream, x, accumulator, scratch, read_as);
 }
 
 void prepare_step(Stream stream, StepControl* control, float max_norm, const LossScaling& scaling) {
   check(control != nullptr, "prepare_step: no control block");
-  const TraceSpan span("prepare_step");
   dispatch<&OpTable::prepare_step>(stream, control, max_norm, scaling);
 }
 
@@ -59,13 +56,11 @@ void check_adamw(const AdamW& call, const StepControl* control) {
 
 void adamw_amax(Stream stream, const AdamW& call, const StepControl* control) {
   check_adamw(call, control);
-  const TraceSpan span("adamw_amax");
   dispatch<&OpTable::adamw_amax>(stream, call, control);
 }
 
 void adamw(Stream stream, const AdamW& call, const StepControl* control) {
   check_adamw(call, control);
-  const TraceSpan span("adamw");
   dispatch<&OpTable::adamw>(stream, call, control);
 }
 
@@ -77,7 +72,6 @@ void sgd(Stream stream, const Sgd& call, const StepControl* control) {
   check(call.momentum.empty() || holds(call.momentum, DType::f32, count),
         "sgd: momentum must be fp32 of the same count");
   check(is_copy_of(call.copy, count), "sgd: the copy must be bf16 or fp16 of the same count");
-  const TraceSpan span("sgd");
   dispatch<&OpTable::sgd>(stream, call, control);
 }
 

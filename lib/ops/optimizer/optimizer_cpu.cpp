@@ -344,8 +344,8 @@ void adamw(Stream stream, const AdamW& call, const StepControl* control) {
     }
   }
   if (cast_later) {
-    dispatch<&OpTable::quantize>(stream, call.weight.codes, call.cast.out, call.cast.amax,
-                                 call.cast.statistics, CastRandom{});
+    ops::op_table(stream).quantize(stream, call.weight.codes, call.cast.out, call.cast.amax,
+                                   call.cast.statistics, CastRandom{});
   }
 }
 

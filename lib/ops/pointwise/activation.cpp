@@ -1,6 +1,5 @@
 #include "ops/pointwise/activation.h"
 
-#include "base/trace.h"
 #include "ops/cast/quantize_checks.h"
 #include "ops/dispatch/op_table.h"
 
@@ -22,7 +21,6 @@ void swiglu_forward(Stream stream, ConstView gate_up, View y, const QuantizeSink
   check(smoothing.empty() || holds(smoothing, DType::f32, y.shape.back()),
         "swiglu: smoothing must be fp32 [F]");
   check_sink(y, cast);
-  const TraceSpan span("swiglu_forward");
   dispatch<&OpTable::swiglu_forward>(stream, gate_up, y, cast, smoothing, silu_in_codes);
 }
 
@@ -32,7 +30,6 @@ void swiglu_backward(Stream stream, ConstView dy, ConstView gate_up, View d_gate
   check(is_gated(gate_up, dy) && is_gated(d_gate_up, dy),
         "swiglu_backward: gate_up and its gradient must be [rows, 2 F] of dy's type");
   check_sink(d_gate_up, cast);
-  const TraceSpan span("swiglu_backward");
   dispatch<&OpTable::swiglu_backward>(stream, dy, gate_up, d_gate_up, cast, silu_in_codes);
 }
 
@@ -40,7 +37,6 @@ void gelu_forward(Stream stream, ConstView x, View y, const QuantizeSink& cast) 
   check(is_float_type(x.dtype) && x.dtype == y.dtype, "gelu: x and y must share a float type");
   check(x.count() == y.count(), "gelu: counts differ");
   check_sink(y, cast);
-  const TraceSpan span("gelu_forward");
   dispatch<&OpTable::gelu_forward>(stream, x, y, cast);
 }
 
@@ -49,7 +45,6 @@ void gelu_backward(Stream stream, ConstView dy, ConstView x, View dx, const Quan
         "gelu_backward: dy, x and dx must share a float type");
   check(x.count() == dy.count() && x.count() == dx.count(), "gelu_backward: counts differ");
   check_sink(dx, cast);
-  const TraceSpan span("gelu_backward");
   dispatch<&OpTable::gelu_backward>(stream, dy, x, dx, cast);
 }
 

@@ -1,7 +1,6 @@
 #include "ops/pointwise/elementwise.h"
 
 #include "base/math.h"
-#include "base/trace.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/support/checks.h"
 
@@ -10,7 +9,6 @@ namespace fp8train::ops {
 void cast(Stream stream, ConstView x, View y) {
   check(is_float_type(x.dtype) && is_float_type(y.dtype), "cast: fp32, bf16 or fp16 expected");
   check(x.count() == y.count(), "cast: counts differ");
-  const TraceSpan span("cast");
   dispatch<&OpTable::cast>(stream, x, y);
 }
 
@@ -18,14 +16,12 @@ void add(Stream stream, ConstView a, ConstView b, View y) {
   check(is_float_type(a.dtype) && is_float_type(b.dtype) && is_float_type(y.dtype),
         "add: fp32, bf16 or fp16 expected");
   check(a.count() == y.count() && b.count() == y.count(), "add: counts differ");
-  const TraceSpan span("add");
   dispatch<&OpTable::add>(stream, a, b, y);
 }
 
 void add_bias(Stream stream, View y, ConstView bias) {
   check(is_float_type(y.dtype), "add_bias: y must be fp32, bf16 or fp16");
   check(holds(bias, DType::f32, y.shape.back()), "add_bias: bias must be fp32 [n]");
-  const TraceSpan span("add_bias");
   dispatch<&OpTable::add_bias>(stream, y, bias);
 }
 
@@ -34,20 +30,17 @@ void bias_backward(Stream stream, ConstView dy, View grad, View scratch, bool ov
   check(holds(grad, DType::f32, dy.shape.back()), "bias_backward: grad must be fp32 [n]");
   check(has_space(scratch, DType::f32, ceil_div(dy.shape.rows(), 64) * grad.count()),
         "bias_backward: scratch must be fp32 [ceil(rows / 64), n]");
-  const TraceSpan span("bias_backward");
   dispatch<&OpTable::bias_backward>(stream, dy, grad, scratch, overwrite);
 }
 
 void fill(Stream stream, View y, float value) {
   check(y.dtype == DType::f32, "fill: y must be fp32");
-  const TraceSpan span("fill");
   dispatch<&OpTable::fill>(stream, y, value);
 }
 
 void scale_by(Stream stream, View y, const float* factor) {
   check(y.dtype == DType::f32, "scale_by: y must be fp32");
   check(factor != nullptr, "scale_by: no factor");
-  const TraceSpan span("scale_by");
   dispatch<&OpTable::scale_by>(stream, y, factor);
 }
 

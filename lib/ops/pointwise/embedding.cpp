@@ -1,6 +1,5 @@
 #include "ops/pointwise/embedding.h"
 
-#include "base/trace.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/support/checks.h"
 
@@ -33,7 +32,6 @@ void embedding_forward(Stream stream, const EmbeddingForward& call) {
   }
   check(has_starts(call.document_starts, call.tokens),
         "embedding_forward: document_starts must be int32 [B * T]");
-  const TraceSpan span("embedding_forward");
   dispatch<&OpTable::embedding_forward>(stream, call);
 }
 
@@ -53,7 +51,6 @@ void embedding_backward(Stream stream, const EmbeddingBackward& call) {
         "embedding_backward: document_starts must be int32 [B * T]");
   check(has_space(call.scratch, DType::i32, 2 * call.tokens.count()),
         "embedding_backward: scratch must be int32 [2 * B * T]");
-  const TraceSpan span("embedding_backward");
   dispatch<&OpTable::embedding_backward>(stream, call);
 }
 

@@ -1,6 +1,5 @@
 #include "ops/pointwise/smoothing.h"
 
-#include "base/trace.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/support/checks.h"
 
@@ -10,7 +9,6 @@ void find_smoothing(Stream stream, ConstView gate_up, View scale) {
   check(is_float_type(gate_up.dtype), "find_smoothing: fp32, bf16 or fp16 expected");
   check(gate_up.shape.back() % 2 == 0 && holds(scale, DType::f32, gate_up.shape.back() / 2),
         "find_smoothing: scale must be fp32 [F] for gate_up [rows, 2 F]");
-  const TraceSpan span("find_smoothing");
   dispatch<&OpTable::find_smoothing>(stream, gate_up, scale);
 }
 
@@ -18,7 +16,6 @@ void divide_columns(Stream stream, ConstView x, ConstView scale, View y, bool ad
   check(x.dtype == DType::f32 && y.dtype == DType::f32 && x.count() == y.count(),
         "divide_columns: x and y must be fp32 of one count");
   check(holds(scale, DType::f32, x.shape.back()), "divide_columns: scale must be fp32 [columns]");
-  const TraceSpan span("divide_columns");
   dispatch<&OpTable::divide_columns>(stream, x, scale, y, add);
 }
 

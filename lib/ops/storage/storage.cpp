@@ -1,7 +1,6 @@
 #include "ops/storage/storage.h"
 
 #include "base/math.h"
-#include "base/trace.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/support/checks.h"
 
@@ -23,21 +22,18 @@ void store(Stream stream, const Store& call) {
   check(call.automatic == nullptr ||
             (call.to.format.is_scaled() && call.to.format.block == per::tensor),
         "store: automatic scaling is of one scale for the tensor");
-  const TraceSpan span("store");
   dispatch<&OpTable::store>(stream, call);
 }
 
 void read_stored(Stream stream, const StoredTensor& x, View y) {
   check(is_float_type(y.dtype), "read_stored: y must be fp32, bf16 or fp16");
   check_stored(x, y.count());
-  const TraceSpan span("read_stored");
   dispatch<&OpTable::read_stored>(stream, x, y);
 }
 
 void update_auto_scale(Stream stream, ConstView codes, AutoScale* automatic, const int32_t* skip) {
   check(is_fp8(codes.dtype) && automatic != nullptr && skip != nullptr,
         "update_auto_scale: of FP8 codes");
-  const TraceSpan span("update_auto_scale");
   dispatch<&OpTable::update_auto_scale>(stream, codes, automatic, skip);
 }
 
@@ -45,21 +41,18 @@ void update_auto_scales(Stream stream, const AutoScale* of_ranks, int64_t ranks,
                         int64_t count, const int32_t* skip) {
   check(of_ranks != nullptr && scales != nullptr && skip != nullptr && ranks > 0 && count > 0,
         "update_auto_scales: the scales of each rank");
-  const TraceSpan span("update_auto_scales");
   dispatch<&OpTable::update_auto_scales>(stream, of_ranks, ranks, scales, count, skip);
 }
 
 void compress(Stream stream, ConstView x, const CompressedView& out) {
   check(is_float_type(x.dtype), "compress: x must be fp32, bf16 or fp16");
   check_compressed(out, x.count());
-  const TraceSpan span("compress");
   dispatch<&OpTable::compress>(stream, x, out);
 }
 
 void decompress(Stream stream, const CompressedView& x, View y) {
   check(is_float_type(y.dtype), "decompress: y must be fp32, bf16 or fp16");
   check_compressed(x, y.count());
-  const TraceSpan span("decompress");
   dispatch<&OpTable::decompress>(stream, x, y);
 }
 

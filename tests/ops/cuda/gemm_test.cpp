@@ -25,18 +25,18 @@ struct Case {
 };
 
 Array run_case(Side& side, const Case& problem, float beta) {
-  const auto matrix = [&](DType type, int64_t rows, int64_t columns, bool transposed,
-                          uint32_t seed) {
-    const Shape shape = transposed ? Shape{columns, rows} : Shape{rows, columns};
-    return side.put(Array(type, shape, random_values(rows * columns, seed)));
-  };
   const bool scaled = is_fp8(problem.a);
+  const auto operand = [&](DType type, int64_t rows, int64_t columns, bool transposed,
+                           uint32_t seed, float scale_inv) {
+    const Shape shape = transposed ? Shape{columns, rows} : Shape{rows, columns};
+    const View matrix = side.put(Array(type, shape, random_values(rows * columns, seed)));
+    return scaled ? ops::GemmOperand{{}, transposed, by_tensor(matrix, side.put_value(scale_inv))}
+                  : ops::GemmOperand{matrix, transposed};
+  };
   const View c = side.put(Array(problem.c, {kM, kN}, random_values(kM * kN, 5)));
   const ops::Gemm call = {
-      .a = {matrix(problem.a, kM, kK, problem.a_transposed, 1), problem.a_transposed,
-            scaled ? side.put_value(0.37F) : nullptr},
-      .b = {matrix(problem.b, kK, kN, problem.b_transposed, 2), problem.b_transposed,
-            scaled ? side.put_value(1.9F) : nullptr},
+      .a = operand(problem.a, kM, kK, problem.a_transposed, 1, 0.37F),
+      .b = operand(problem.b, kK, kN, problem.b_transposed, 2, 1.9F),
       .c = c,
       .beta = beta,
       .bias = problem.biased ? ConstView(side.put(Array(DType::f32, {kN}, random_values(kN, 6))))

@@ -60,8 +60,8 @@ struct Nvfp4Cast {
   }
 
   ops::GemmOperand operand(bool transposed) const {
-    ops::GemmOperand result = ops::block_operand(part(), out.format, out.layout, transposed);
-    result.tensor_scale_inv = View{out.tensor_scale_inv, DType::f32, {1}};
+    ops::GemmOperand result = {{}, transposed, out};
+    result.quantized.rowwise = part();
     return result;
   }
 

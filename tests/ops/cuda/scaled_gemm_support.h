@@ -40,8 +40,7 @@ struct ScaledProduct {
   ops::Gemm on(Side& side) {
     ops::Gemm result = call();
     for (const auto& [operand, matrix] : {std::pair{&result.a, &a}, {&result.b, &b}}) {
-      operand->matrix = side.put(matrix->codes);
-      operand->scale_inv = side.put(matrix->scale_inv);
+      operand->quantized.rowwise = {side.put(matrix->codes), side.put(matrix->scale_inv)};
     }
     result.c = side.put(c);
     result.bias = side.put(bias);
@@ -61,8 +60,8 @@ struct ScaledProduct {
     const ops::Gemm call = on(side);
     const DType type = c.dtype() == DType::f16 ? DType::f16 : DType::bf16;
     const auto dequantized = [&](const ops::GemmOperand& operand) {
-      const View values = side.space(type, operand.matrix.shape);
-      ops::dequantize(side.stream(), ops::dequantizable(operand), values);
+      const View values = side.space(type, operand.matrix().shape);
+      ops::dequantize(side.stream(), operand.quantized, values);
       return values;
     };
     ops::gemm(side.stream(), {.a = {dequantized(call.a)},
