@@ -42,8 +42,4 @@ void create_folder(const std::filesystem::path& folder);
 /// Flushes a directory's entries (new names, renames) to disk.
 void sync_directory(const std::filesystem::path& directory);
 
-/// The whole file as a string. Throws DataError naming the file when it cannot be read or is larger
-/// than `max_bytes`.
-std::string read_text_file(const std::filesystem::path& path, size_t max_bytes);
-
 }  // namespace fp8train

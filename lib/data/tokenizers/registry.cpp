@@ -8,8 +8,8 @@
 #include <system_error>
 
 #include "base/error.h"
+#include "base/input_file.h"
 #include "base/nearest.h"
-#include "data/input_file.h"
 
 namespace fp8train {
 namespace tokenizers {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/atomic_file.h"
-#include "data/input_file.h"
+#include "base/input_file.h"
 #include "numeric/dtype.h"
 
 namespace fp8train {
