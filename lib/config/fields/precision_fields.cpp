@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "base/text.h"
 #include "config/fields/field_builders.h"
 #include "config/fields/field_table.h"
 #include "precision/plan_table.h"
