@@ -1,5 +1,5 @@
 #pragma once
-// Small pieces of messages.
+// Functions on texts that messages and parsers share: they split, join, trim and replace.
 
 #include <fmt/format.h>
 

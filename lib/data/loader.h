@@ -68,7 +68,7 @@ class Loader {
     int64_t targets = 0;
   };
 
-  /// Of the thread that reads: the prefetcher's, or the caller's where there is none.
+  /// Runs on the thread that reads: the prefetcher's, or the caller's if there is none.
   Batch make_batch(uint64_t position);
   int64_t step_targets(uint64_t position);
   uint64_t samples_per_batch() const;

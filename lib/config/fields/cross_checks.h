@@ -1,5 +1,5 @@
 #pragma once
-// Checks of combinations of settings.
+// Checks of settings against each other, which run after each field has been read by itself.
 
 #include "config/settings.h"
 #include "config/yaml/given_keys.h"
