@@ -25,6 +25,7 @@
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/cuda_libraries.h"
 #include "dialects/dialects.h"
+#include "train/watch/run_watchdog.h"
 
 namespace fp8train {
 namespace {

@@ -114,7 +114,6 @@ int run_as_rank(Communicator& comm, const std::function<int(const EndRanks&)>& b
 
 inline constexpr int kExitUsage = 2;
 inline constexpr int kExitRequeue = 75;
-inline constexpr int kExitWatchdog = 86;
 
 /// The command line of this process, arguments with blanks in quotes.
 std::string command_line();

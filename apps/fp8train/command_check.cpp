@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/terminal.h"
 #include "commands.h"
+#include "io/metrics.h"
 #include "output_path.h"
 #include "text_stream.h"
 #include "train/preflight.h"
@@ -82,7 +83,7 @@ std::vector<std::string> describe_run(const Session& session, const Device& devi
   }
   lines.push_back(fmt::format("work    {:.3g} GFLOP per step in GEMMs, {:.3g} in attention",
                               dry_run.work.gemm_flops / 1e9, dry_run.work.attention_flops / 1e9));
-  lines.push_back(fmt::format("sample  {}", quoted(sample_text(session))));
+  lines.push_back(fmt::format("sample  {}", json_quoted(sample_text(session))));
   return lines;
 }
 

@@ -15,6 +15,7 @@
 #include "data/readers/data_format.h"
 #include "data/text_source.h"
 #include "data/train_tokenizer.h"
+#include "io/metrics.h"
 #include "text_stream.h"
 
 namespace fp8train {
@@ -104,7 +105,7 @@ std::string summary_of(const DataFileFacts& facts) {
 
 void print_details(const DataFileFacts& facts) {
   if (facts.tokens) fmt::print("  first ids   {}\n", fmt::join(facts.first_ids, " "));
-  if (!facts.first_text.empty()) fmt::print("  first text  {}\n", quoted(facts.first_text));
+  if (!facts.first_text.empty()) fmt::print("  first text  {}\n", json_quoted(facts.first_text));
   fmt::print("  xxh3-128    {}\n", facts.xxh3_128);
 }
 

@@ -115,8 +115,8 @@ std::vector<DataSource> sources_of(const std::string& path) {
 ValidationBatches batches_of(const EvalOptions& options, const Corpus& corpus,
                              const EngineSettings& settings) {
   try {
-    ValidationBatches batches(corpus, settings.micro_batch_size, settings.seq_length, 0, 1,
-                              options.stride, "--seq-length");
+    ValidationBatches batches(corpus, settings.micro_batch_size, settings.seq_length,
+                              {.stride = options.stride, .length_option = "--seq-length"});
     std::vector<std::string> notes, warnings;
     batches.samples().describe(options.data, notes, warnings);
     for (const std::string& warning : warnings) fmt::print(stderr, "warning: {}\n", warning);

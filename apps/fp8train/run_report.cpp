@@ -10,8 +10,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/input_file.h"
+#include "base/math.h"
 #include "base/text.h"
 #include "io/checkpoint/run_directory.h"
 #include "report_template.h"
@@ -72,7 +73,7 @@ void for_each_line(const std::filesystem::path& path,
 
 /// [[step, value], ...], neighbours joined until there are few enough.
 Json thinned(const std::vector<std::pair<int64_t, double>>& points) {
-  const size_t together = (points.size() + kMostPoints - 1) / kMostPoints;
+  const size_t together = ceil_div(points.size(), kMostPoints);
   Json curve = Json::array();
   for (size_t begin = 0; begin < points.size(); begin += together) {
     const size_t end = std::min(begin + together, points.size());

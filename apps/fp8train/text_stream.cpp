@@ -1,7 +1,6 @@
 #include "text_stream.h"
 
 #include <cstdio>
-#include <nlohmann/json.hpp>
 
 #include "data/utf8.h"
 
@@ -25,10 +24,6 @@ std::string TextStream::finish() {
   if (text.size() > done_) sink_(std::string_view(text).substr(done_));
   done_ = text.size();
   return text;
-}
-
-std::string quoted(const std::string& text) {
-  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 void print_at_once(std::string_view text) {

@@ -1,5 +1,5 @@
 #pragma once
-// What commands print: text of tokens that come one after the other, texts on one line, progress.
+// What commands print: text of tokens that come one after the other, and progress.
 
 #include <cstdint>
 #include <functional>
@@ -34,9 +34,6 @@ class TextStream {
 
 /// Writes to standard output at once.
 void print_at_once(std::string_view text);
-
-/// A text on one line, in quotes, as JSON writes it.
-std::string quoted(const std::string& text);
 
 /// A line on standard error every five seconds of a long work.
 class ProgressLine {

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -111,42 +110,6 @@ void sync_directory(const std::filesystem::path& directory) {
   if (result != 0) {
     fail("flush directory", directory);
   }
-}
-
-std::string read_text_file(const std::filesystem::path& path, size_t max_bytes) {
-  // O_NONBLOCK: opening a FIFO must not wait for its writer.
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  struct stat info = {};
-  if (descriptor < 0 || ::fstat(descriptor, &info) != 0 || !S_ISREG(info.st_mode)) {
-    const std::string reason = descriptor < 0 ? std::strerror(errno) : "not a regular file";
-    if (descriptor >= 0) {
-      ::close(descriptor);
-    }
-    throw DataError(fmt::format("cannot read {}: {}", path.string(), reason));
-  }
-  const auto size = static_cast<size_t>(info.st_size);
-  if (size > max_bytes) {
-    ::close(descriptor);
-    throw DataError(fmt::format("{} has {} bytes; at most {} are accepted here", path.string(),
-                                size, max_bytes));
-  }
-  std::string text(size, '\0');
-  size_t done = 0;
-  while (done < size) {
-    const ssize_t got = ::read(descriptor, text.data() + done, size - done);
-    if (got < 0 && errno == EINTR) {
-      continue;
-    }
-    if (got <= 0) {
-      break;
-    }
-    done += static_cast<size_t>(got);
-  }
-  ::close(descriptor);
-  if (done != size) {
-    throw DataError(fmt::format("{}: read {} of {} bytes", path.string(), done, size));
-  }
-  return text;
 }
 
 }  // namespace fp8train

@@ -22,8 +22,8 @@ class AtomicFile {
 
   void write(const void* data, size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
-  /// At an offset of its own: does not move where write() continues. What is never written is
-  /// zeros.
+  /// Writes at byte `offset` and does not move the position at which write() continues. Bytes that
+  /// are never written are zeros.
   void write_at(uint64_t offset, const void* data, size_t bytes);
   void commit();
 
@@ -36,14 +36,10 @@ class AtomicFile {
 /// Writes `text` to `path` as one AtomicFile.
 void write_file_atomically(const std::filesystem::path& path, std::string_view text);
 
-/// With those above it. Throws DeviceError naming it.
+/// Creates the folder and its missing parents. Throws DeviceError naming the folder.
 void create_folder(const std::filesystem::path& folder);
 
 /// Flushes a directory's entries (new names, renames) to disk.
 void sync_directory(const std::filesystem::path& directory);
-
-/// The whole file as a string. Throws DataError naming the file when it cannot be read or is larger
-/// than `max_bytes`.
-std::string read_text_file(const std::filesystem::path& path, size_t max_bytes);
 
 }  // namespace fp8train

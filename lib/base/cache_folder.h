@@ -7,7 +7,7 @@
 
 namespace fp8train {
 
-/// Not necessarily there yet.
+/// Returns the path of the program's cache folder, which need not exist yet.
 std::filesystem::path cache_folder();
 
 }  // namespace fp8train

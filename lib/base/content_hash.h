@@ -20,7 +20,7 @@ class ContentHasher {
   ContentHasher& operator=(const ContentHasher&) = delete;
 
   void update(const void* data, size_t bytes);
-  /// Of all bytes so far: 32 hexadecimal digits.
+  /// Returns the hash of all bytes so far as 32 hexadecimal digits.
   std::string digest() const;
 
  private:

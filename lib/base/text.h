@@ -1,11 +1,12 @@
 #pragma once
-// Small pieces of messages.
+// Functions on texts that messages and parsers share: they split, join, trim and replace.
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <iterator>
 #include <string>
 #include <string_view>
@@ -39,6 +40,30 @@ inline std::string replaced(std::string_view text, std::string_view from, std::s
     done = at + from.size();
   }
   return result.append(text, done);
+}
+
+/// The text without blanks, tabs and carriage returns at its start and end.
+inline std::string trimmed(std::string_view text) {
+  constexpr std::string_view kBlanks = " \t\r";
+  const size_t begin = std::min(text.find_first_not_of(kBlanks), text.size());
+  return std::string(text.substr(begin, text.find_last_not_of(kBlanks) + 1 - begin));
+}
+
+/// The text with a to z for A to Z; other bytes stay.
+inline std::string lower(std::string text) {
+  for (char& c : text) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  return text;
+}
+
+/// "a, b, c". `text_of` is a function or a member that gives the text of an item.
+template <typename Items, typename TextOf = std::identity>
+std::string joined(const Items& items, TextOf text_of = {}) {
+  std::string text;
+  for (const auto& item : items) {
+    if (!text.empty()) text += ", ";
+    text += std::invoke(text_of, item);
+  }
+  return text;
 }
 
 /// "a", "a or b", "a, b or c".

@@ -57,7 +57,7 @@ class Communicator {
   int nodes() const { return topology_.nodes(); }
   const Topology& topology() const { return topology_; }
 
-  /// For messages in host memory.
+  /// Returns the stream to pass for messages in host memory.
   static Stream host_stream() { return {DeviceKind::cpu, nullptr, nullptr}; }
 
   /// A call of a collective; what each reads of it is said below.
@@ -103,7 +103,7 @@ class Communicator {
   /// Done when all ranks have started it.
   Work barrier() { return run({Collective::barrier, host_stream()}); }
 
-  /// For agreement on what the host knows: each rank's value, in rank order. Waits. T: trivial.
+  /// Returns the value of each rank, in rank order, so that hosts can agree. Waits. T is trivial.
   template <typename T>
   std::vector<T> all_gather_values(const T& value) {
     static_assert(std::is_trivially_copyable_v<T>);

@@ -126,7 +126,7 @@ struct SampleSettings {
   bool operator==(const SampleSettings&) const = default;
 };
 
-/// Of progress lines. automatic: pretty on a terminal, plain elsewhere.
+/// The form of progress lines. `automatic` is pretty on a terminal and plain elsewhere.
 enum class ProgressFormat : uint8_t { automatic, pretty, plain };
 inline constexpr std::pair<ProgressFormat, std::string_view> kProgressFormats[] = {
     {ProgressFormat::automatic, "auto"},

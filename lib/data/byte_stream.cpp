@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "data/input_file.h"
+#include "base/input_file.h"
 
 namespace fp8train {
 namespace {

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/input_file.h"
 #include "data/data_settings.h"
-#include "data/input_file.h"
 #include "data/token_store.h"
 #include "data/tokenizer.h"
 

@@ -1,5 +1,5 @@
 #pragma once
-// Settings of the data: sources, tokenizer, sequences.
+// The settings under `data`: sources of tokens, the tokenizer, and how sequences are made.
 
 #include <cstdint>
 #include <string>

@@ -13,6 +13,7 @@
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/input_file.h"
 
 namespace fp8train {
 namespace {

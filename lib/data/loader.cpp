@@ -150,18 +150,18 @@ void Loader::seek(uint64_t position) {
 }
 
 ValidationBatches::ValidationBatches(const Corpus& corpus, int64_t batch_size, int64_t seq_length,
-                                     int data_rank, int data_ranks, int64_t stride,
-                                     const char* length_option)
-    : samples_(corpus, seq_length,
-               {.walk = SampleWalk::once, .stride = stride, .length_option = length_option}),
+                                     const ValidationWalk& walk)
+    : samples_(
+          corpus, seq_length,
+          {.walk = SampleWalk::once, .stride = walk.stride, .length_option = walk.length_option}),
       batch_size_(batch_size),
-      data_rank_(data_rank),
-      data_ranks_(data_ranks) {
+      data_rank_(walk.data_rank),
+      data_ranks_(walk.data_ranks) {
   check(batch_size >= 1 && seq_length >= 1, "batch_size and seq_length must be positive");
-  check(data_ranks >= 1 && data_rank >= 0 && data_rank < data_ranks,
+  check(data_ranks_ >= 1 && data_rank_ >= 0 && data_rank_ < data_ranks_,
         "the rank is outside the world");
   batch_count_ =
-      ceil_div(static_cast<int64_t>(samples_.samples_per_epoch()), batch_size * data_ranks);
+      ceil_div(static_cast<int64_t>(samples_.samples_per_epoch()), batch_size * data_ranks_);
 }
 
 int64_t ValidationBatches::target_count() const {

@@ -68,7 +68,7 @@ class Loader {
     int64_t targets = 0;
   };
 
-  /// Of the thread that reads: the prefetcher's, or the caller's where there is none.
+  /// Runs on the thread that reads: the prefetcher's, or the caller's if there is none.
   Batch make_batch(uint64_t position);
   int64_t step_targets(uint64_t position);
   uint64_t samples_per_batch() const;
@@ -81,6 +81,14 @@ class Loader {
   std::unique_ptr<Prefetcher> prefetcher_;
 };
 
+/// Which batches of a validation corpus a rank reads.
+struct ValidationWalk {
+  int data_rank = 0;
+  int data_ranks = 1;
+  int64_t stride = 0;  ///< tokens from one window to the next; 0: seq_length
+  const char* length_option = "data.seq_length";  ///< what sets seq_length, for messages
+};
+
 /// Walks a validation corpus once, in order: consecutive windows of seq_length targets, the last
 /// one padded with kIgnoredTarget, so that every token but the first is a target exactly once over
 /// all ranks; or all samples of documents. All ranks see the same number of batches. With a
@@ -89,10 +97,8 @@ class Loader {
 /// seq_length - stride tokens in front.
 class ValidationBatches {
  public:
-  /// `stride` 0: seq_length. `length_option` names what sets seq_length.
-  ValidationBatches(const Corpus& corpus, int64_t batch_size, int64_t seq_length, int data_rank = 0,
-                    int data_ranks = 1, int64_t stride = 0,
-                    const char* length_option = "data.seq_length");
+  ValidationBatches(const Corpus& corpus, int64_t batch_size, int64_t seq_length,
+                    const ValidationWalk& walk = {});
 
   const Samples& samples() const { return samples_; }
 

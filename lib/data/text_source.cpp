@@ -10,8 +10,8 @@
 #include <system_error>
 #include <utility>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/input_file.h"
 #include "base/text.h"
 #include "data/byte_stream.h"
 #include "data/readers/data_format.h"

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <utility>
 
-#include "data/input_file.h"
+#include "base/input_file.h"
 #include "data/token_store.h"
 
 namespace fp8train {

@@ -19,7 +19,7 @@ enum class TokenFileFormat : uint8_t {
   indexed,  ///< NAME.bin and NAME.idx (Megatron-LM): u16 below 65500 ids, else i32
 };
 
-/// Their names.
+/// Returns the names of the formats that a writer can produce.
 std::vector<std::string_view> token_file_formats();
 /// Throws ConfigError that names `option`.
 TokenFileFormat token_file_format_named(std::string_view name, std::string_view option);

@@ -34,7 +34,7 @@ class TokenStore {
   virtual void read(int64_t offset, int64_t count, int32_t* to) const = 0;
 
   virtual TokenFacts facts() const { return {}; }
-  /// Null where documents are not known.
+  /// Returns null if the file does not say where documents begin.
   virtual const DocumentTable* documents() const { return nullptr; }
 };
 

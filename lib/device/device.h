@@ -49,9 +49,10 @@ class Recording {
 class StreamEvent {
  public:
   virtual ~StreamEvent() = default;
-  /// From now on it is the point behind all that has been submitted to `stream`.
+  /// Moves the event behind all work that has been submitted to `stream`.
   virtual void record(const Stream& stream) = 0;
-  /// What is submitted to `stream` from now on runs after the point. The host does not wait.
+  /// Makes work that is submitted to `stream` from now on run after the event. The host does not
+  /// wait.
   virtual void hold(const Stream& stream) = 0;
   /// Whether the work before the point is over. Any thread may ask. Throws DeviceError where that
   /// work failed.
@@ -72,7 +73,7 @@ class Device {
   virtual Stream side_stream() { return stream_; }
   virtual std::unique_ptr<StreamEvent> make_event();
   const DeviceTraits& traits() const { return traits_; }
-  /// At start-up, for what only a trial shows (ops::probe_gemms).
+  /// Called at start-up, for facts that only a trial shows (ops::probe_gemms).
   void set_traits(const DeviceTraits& traits) { traits_ = traits; }
   MemoryLedger& ledger() { return ledger_; }
   OpCounters& counters() { return counters_; }

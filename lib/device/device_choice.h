@@ -1,5 +1,5 @@
 #pragma once
-// The device that a user asks for.
+// The devices that a user can choose with the key `device`, by name.
 
 #include <cstdint>
 #include <string_view>

@@ -97,7 +97,7 @@ class Fp8Products {
     return have_product(product.scales, product.a, product.b) ? all_[index_of(product)]
                                                               : Fp8Support::none;
   }
-  /// Of a product that there is.
+  /// Sets the support of a product that the table has.
   constexpr void set(const Fp8Product& product, Fp8Support support) {
     all_[index_of(product)] = support;
   }

@@ -1,9 +1,9 @@
 #include "device/gpu_kinds.h"
 
-#include <algorithm>
-#include <cctype>
 #include <sstream>
 #include <string>
+
+#include "base/text.h"
 
 namespace fp8train {
 
@@ -37,8 +37,7 @@ const GpuKind* gpu_kind_in(std::string_view description) {
   std::istringstream words{std::string(description)};
   std::string before;
   for (std::string word; words >> word; before = word) {
-    std::transform(word.begin(), word.end(), word.begin(),
-                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    word = lower(word);
     for (const std::string& name : {word, before + word}) {
       if (const GpuKind* kind = find_gpu_kind(name)) {
         return kind;

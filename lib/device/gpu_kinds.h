@@ -34,10 +34,10 @@ struct AchievedShares {
 
 AchievedShares achieved_shares(const GpuKind& gpu);
 
-/// Those with FP8 units, by compute capability and memory.
+/// Returns the GPUs with FP8 units, ordered by compute capability and memory.
 const std::vector<GpuKind>& gpu_kinds();
 
-/// Null when there is none of this name.
+/// Returns null if no kind has this name.
 const GpuKind* find_gpu_kind(std::string_view name);
 
 /// The kind whose name is in a device's description, as a word or as two: "NVIDIA H100 80GB HBM3",

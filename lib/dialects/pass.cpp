@@ -28,11 +28,7 @@ std::string text_of(const YamlNode& node) {
   if (node.kind != Kind::sequence) {
     return node.kind == Kind::map ? "a section" : node.text;
   }
-  std::string text;
-  for (const YamlNode& item : node.items) {
-    text += (text.empty() ? "" : ", ") + text_of(item);
-  }
-  return "[" + text + "]";
+  return "[" + joined(node.items, text_of) + "]";
 }
 
 YamlNode scalar(std::string text, const YamlNode& origin) {

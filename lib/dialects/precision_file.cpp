@@ -6,6 +6,7 @@
 #include <map>
 
 #include "base/nearest.h"
+#include "base/text.h"
 #include "config/fields/field.h"
 #include "config/yaml/yaml_tree.h"
 #include "dialects/pass.h"

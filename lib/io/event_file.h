@@ -15,12 +15,12 @@ namespace fp8train {
 /// CRC-32C (Castagnoli, reflected, polynomial 0x1EDC6F41), as RFC 3720 B.4 has it.
 uint32_t crc32c(std::string_view bytes);
 
-/// What is shown of one step.
+/// The values, texts and histograms that TensorBoard shows of one step.
 class EventSummary {
  public:
   /// Values that are not finite are left out: TensorBoard draws them as 0.
   EventSummary& scalar(std::string_view tag, double value);
-  /// In Markdown.
+  /// Adds a text in Markdown.
   EventSummary& text(std::string_view tag, std::string_view markdown);
   /// A count of `values` in buckets of width `bucket`; values that are not finite are left out.
   EventSummary& histogram(std::string_view tag, std::span<const double> values, double bucket);

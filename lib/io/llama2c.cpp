@@ -9,7 +9,7 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "data/input_file.h"
+#include "base/input_file.h"
 #include "data/tokenizer.h"
 #include "io/export/row_order.h"
 #include "io/hf_folder.h"

@@ -29,7 +29,7 @@ struct Llama2cKind {
   int64_t rope_heads = 0;
 };
 
-/// In the order of the file.
+/// Returns the kinds of tensors in the order of the file.
 std::vector<Llama2cKind> llama2c_kinds(const ModelConfig& config);
 
 /// Throws CheckpointError when the header is implausible or the size is not the one that follows

@@ -9,16 +9,13 @@
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/input_file.h"
 #include "io/append_file.h"
 
 namespace fp8train {
 namespace {
 
 constexpr size_t kMaxMetrics = size_t{4} << 30;
-
-std::string quoted(std::string_view text) {
-  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
 
 /// A line stays unless it is a JSON object with a "step" above the one resumed from.
 bool stays(std::string_view line, int64_t resume_step) {
@@ -54,8 +51,12 @@ void trim(const std::filesystem::path& path, std::optional<int64_t> resume_step)
 
 }  // namespace
 
+std::string json_quoted(std::string_view text) {
+  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 JsonObject& JsonObject::add_raw(std::string_view key, std::string_view json) {
-  fields_ += fmt::format("{}{}:{}", fields_.empty() ? "" : ",", quoted(key), json);
+  fields_ += fmt::format("{}{}:{}", fields_.empty() ? "" : ",", json_quoted(key), json);
   return *this;
 }
 
@@ -68,7 +69,7 @@ JsonObject& JsonObject::add(std::string_view key, bool value) {
 }
 
 JsonObject& JsonObject::add(std::string_view key, std::string_view value) {
-  return add_raw(key, quoted(value));
+  return add_raw(key, json_quoted(value));
 }
 
 JsonObject& JsonObject::add(std::string_view key, const JsonObject& value) {

@@ -12,6 +12,9 @@
 
 namespace fp8train {
 
+/// The text as JSON writes it: in quotes, on one line. Bytes that are not UTF-8 are replaced.
+std::string json_quoted(std::string_view text);
+
 /// A flat JSON object built field by field, in order. Numbers that are not finite become null, text
 /// that is not UTF-8 is replaced.
 class JsonObject {

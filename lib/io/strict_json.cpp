@@ -7,8 +7,8 @@
 #include <set>
 #include <vector>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/input_file.h"
 #include "base/json_error.h"
 
 namespace fp8train::detail {

@@ -150,7 +150,8 @@ void Decoder::add_block(int64_t index, const DecoderOptions& options) {
   Parameter* k_norm = head_norm("attention.k_norm.weight");
   Linear output = make_linear(layer + "attention.output");
   Attention attention({config_.num_attention_heads, config_.num_key_value_heads, config_.head_dim},
-                      std::move(qkv), std::move(output), q_norm, k_norm, config_.norm_eps, rotary_);
+                      std::move(qkv), std::move(output), {q_norm, k_norm, config_.norm_eps},
+                      rotary_);
   const Norm mlp_norm = make_norm(layer + "mlp_norm", saved_input(plan_.saved_norm));
   Linear up = make_linear(layer + "mlp.up");
   Linear down = make_linear(layer + "mlp.down");
@@ -262,7 +263,7 @@ void Decoder::evaluate(const StepContext& step, ConstView tokens, ConstView targ
   use(context, blocks_.size() + 1, ParameterGatherer::kNone);
   Norm::Saved unused;
   final_norm_->forward(context, stream, normed, unused);
-  head_->loss(context, normed, reshaped(targets, {targets.count()}), totals, {}, nullptr, 0.0F);
+  head_->loss(context, normed, reshaped(targets, {targets.count()}), totals);
   scaling_.end_evaluation(step.stream);
 }
 

@@ -90,8 +90,7 @@ class Decoder {
                   std::vector<KvCache>* caches);
   Residual forward(const StepContext& context, ConstView tokens, const View& branch);
   void run_head(const StepContext& context, const Residual& last, ConstView targets,
-                const LossTotals& totals, const View& gradient, const float* loss_scale,
-                float gradient_factor);
+                const LossTotals& totals, const View& gradient, const GradientScale& scale);
   void backward(const StepContext& context, ConstView tokens, const View& gradient, int64_t batch);
   bool is_exempt(int64_t block) const;
   void add_block(int64_t index, const DecoderOptions& options);

@@ -16,7 +16,7 @@ void Decoder::train_micro_batch(const StepContext& step, ConstView tokens, Const
   const View gradient =
       fp8train::allocate(*context.scratch, plan_.activation, {tokens.count(), config_.hidden_size});
   const Residual last = forward(context, tokens, gradient);
-  run_head(context, last, targets, totals, gradient, loss_scale, gradient_factor);
+  run_head(context, last, targets, totals, gradient, {loss_scale, gradient_factor});
   backward(context, tokens, gradient, batch);
 }
 
@@ -33,8 +33,7 @@ Residual Decoder::forward(const StepContext& context, ConstView tokens, const Vi
 
 /// Forward and backward: the head makes its logits by chunks and keeps none.
 void Decoder::run_head(const StepContext& context, const Residual& last, ConstView targets,
-                       const LossTotals& totals, const View& gradient, const float* loss_scale,
-                       float gradient_factor) {
+                       const LossTotals& totals, const View& gradient, const GradientScale& scale) {
   const TraceSpan span("head");
   const View normed = fp8train::allocate(*context.saved, gradient.dtype, gradient.shape);
   const size_t head_unit = blocks_.size() + 1;
@@ -47,8 +46,7 @@ void Decoder::run_head(const StepContext& context, const Residual& last, ConstVi
   final_norm_->forward(context, last, normed, norm_saved);
   ArenaScope head_scope(*context.scratch);
   const View d_normed = fp8train::allocate(*context.scratch, gradient.dtype, gradient.shape);
-  head_->loss(context, normed, reshaped(targets, {targets.count()}), totals, d_normed, loss_scale,
-              gradient_factor);
+  head_->loss(context, normed, reshaped(targets, {targets.count()}), totals, d_normed, scale);
   final_norm_->backward(context, d_normed, gradient, false, norm_saved);
 }
 

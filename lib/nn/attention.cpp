@@ -8,14 +8,12 @@
 
 namespace fp8train {
 
-Attention::Attention(Dimensions dimensions, Linear qkv, Linear output, Parameter* q_norm,
-                     Parameter* k_norm, float norm_eps, const RotaryTables& rotary)
+Attention::Attention(Dimensions dimensions, Linear qkv, Linear output, HeadNorms norms,
+                     const RotaryTables& rotary)
     : dimensions_(dimensions),
       qkv_(std::move(qkv)),
       output_(std::move(output)),
-      q_norm_(q_norm),
-      k_norm_(k_norm),
-      norm_eps_(norm_eps),
+      norms_(norms),
       rotary_(&rotary) {}
 
 ops::AttentionShape Attention::shape(int64_t batch, int64_t queries, int64_t keys) const {
@@ -66,12 +64,12 @@ void Attention::normalize_heads(const StepContext& context, const View& projecte
                                                 .heads = heads,
                                                 .head_dim = dimensions_.head_dim,
                                                 .weight = weight->value,
-                                                .eps = norm_eps_,
+                                                .eps = norms_.eps,
                                                 .original = original,
                                                 .rstd = rstd});
   };
-  normalize(0, dimensions_.heads, q_norm_, saved.q_original, saved.q_rstd);
-  normalize(dimensions_.heads, dimensions_.kv_heads, k_norm_, saved.k_original, saved.k_rstd);
+  normalize(0, dimensions_.heads, norms_.q, saved.q_original, saved.q_rstd);
+  normalize(dimensions_.heads, dimensions_.kv_heads, norms_.k, saved.k_original, saved.k_rstd);
 }
 
 void Attention::forward(const StepContext& context, const Linear::Input& x, View y, int64_t batch,
@@ -85,7 +83,7 @@ void Attention::forward(const StepContext& context, const Linear::Input& x, View
   Arena& arena = context.training ? *context.saved : *context.scratch;
   saved.projected = allocate(arena, dtype, {rows, dimensions_.qkv_width()});
   qkv_.forward(context, x, saved.projected, saved.qkv);
-  if (q_norm_ != nullptr) {
+  if (norms_.q != nullptr) {
     normalize_heads(context, saved.projected, saved);
   }
   const ops::HeadsView q = slice(saved.projected, 0, length);
@@ -149,7 +147,7 @@ void Attention::backward(const StepContext& context, ConstView dy, View dx, int6
     ops::attention_backward(context.stream, call);
   }
   rotate(context, dq, batch, length, 0, true);
-  if (q_norm_ != nullptr) {
+  if (norms_.q != nullptr) {
     const View partial =
         allocate(*context.scratch, DType::f32, {ops::norm_partial_rows(rows), head_dim});
     const auto normalize_backward = [&](const ops::HeadsView& d, int64_t count,
@@ -168,8 +166,8 @@ void Attention::backward(const StepContext& context, ConstView dy, View dx, int6
            .scratch = partial,
            .overwrite_weight_grad = context.overwrites_gradients && weight.overwritten});
     };
-    normalize_backward(dq, heads, *q_norm_, saved.q_original, saved.q_rstd);
-    normalize_backward(dk, kv_heads, *k_norm_, saved.k_original, saved.k_rstd);
+    normalize_backward(dq, heads, *norms_.q, saved.q_original, saved.q_rstd);
+    normalize_backward(dk, kv_heads, *norms_.k, saved.k_original, saved.k_rstd);
   }
   qkv_.backward(context, d_projected, dx, saved.qkv);
 }

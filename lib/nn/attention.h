@@ -31,6 +31,12 @@ class Attention {
     int64_t heads, kv_heads, head_dim;
     int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
   };
+  /// Weights [D] of the norms of each q and k head; both null: no norms.
+  struct HeadNorms {
+    Parameter* q = nullptr;
+    Parameter* k = nullptr;
+    float eps = 0.0F;
+  };
   struct Saved {
     Linear::Saved qkv, output;
     View projected;  ///< q, k, v after norm and rotation, [B * T, (H + 2 Hkv) D]
@@ -39,9 +45,9 @@ class Attention {
     View q_original, k_original, q_rstd, k_rstd;  ///< with head norms only
   };
 
-  /// `q_norm`, `k_norm`: weights [D] of the head norms, or null.
-  Attention(Dimensions dimensions, Linear qkv, Linear output, Parameter* q_norm, Parameter* k_norm,
-            float norm_eps, const RotaryTables& rotary);
+  /// Refers to the weights of the norms and to `rotary`.
+  Attention(Dimensions dimensions, Linear qkv, Linear output, HeadNorms norms,
+            const RotaryTables& rotary);
 
   /// Calls visit(Linear&) in order of execution.
   template <typename Visit>
@@ -68,9 +74,7 @@ class Attention {
 
   Dimensions dimensions_;
   Linear qkv_, output_;
-  Parameter* q_norm_;
-  Parameter* k_norm_;
-  float norm_eps_;
+  HeadNorms norms_;
   const RotaryTables* rotary_;
 };
 

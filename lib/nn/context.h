@@ -17,7 +17,7 @@ namespace fp8train {
 class GradientListener {
  public:
   virtual ~GradientListener() = default;
-  /// Those of the parameters [begin, end) of the store.
+  /// Called when the gradients of the parameters [begin, end) of the store are complete.
   virtual void gradients_complete(size_t begin, size_t end) = 0;
   /// Between other work: exchanges that are under way go on as far as that takes no waiting.
   virtual void progress() = 0;

@@ -30,8 +30,7 @@ Head::Head(Linear projection, int64_t vocabulary, int64_t chunk_rows, float z_lo
       z_loss_(z_loss) {}
 
 void Head::loss(const StepContext& context, ConstView x, ConstView targets,
-                const LossTotals& totals, View dx, const float* loss_scale,
-                float gradient_factor) const {
+                const LossTotals& totals, View dx, const GradientScale& scale) const {
   const int64_t rows = x.shape.rows();
   ArenaScope scope(*context.scratch);
   const View losses = totals.of_targets != nullptr ? View{totals.of_targets, DType::f32, {rows}}
@@ -52,8 +51,8 @@ void Head::loss(const StepContext& context, ConstView x, ConstView targets,
                                         .targets = reshaped(chunk_targets, {count}),
                                         .losses = reshaped(chunk_losses, {count}),
                                         .write_gradient = context.training,
-                                        .gradient_scale = loss_scale,
-                                        .gradient_factor = gradient_factor,
+                                        .gradient_scale = scale.loss_scale,
+                                        .gradient_factor = scale.factor,
                                         .target_share = context.target_share,
                                         .z_loss = context.training ? z_loss_ : 0.0F,
                                         .vocabulary = vocabulary_});

@@ -25,6 +25,12 @@ struct LossTotals {
 /// function of the device's memory (DeviceTraits::memory) and the model alone.
 int64_t head_chunk_rows(size_t device_memory, int64_t padded_vocabulary, DType logits);
 
+/// Gradients are multiplied by *loss_scale * factor.
+struct GradientScale {
+  const float* loss_scale = nullptr;  ///< device memory; null: 1
+  float factor = 0.0F;
+};
+
 class Head {
  public:
   /// `chunk_rows`: 1 or more.
@@ -35,9 +41,9 @@ class Head {
   /// x: [rows, C]; targets: int32 [rows], negative = ignored. Adds to the totals
   /// (in training with the z-loss term). In training also
   /// overwrites dx with the gradient of x and adds to the weight's gradient, each scaled by
-  /// *loss_scale * gradient_factor, or by *loss_scale * *context.target_share.
+  /// `scale`, where *context.target_share, if there is one, takes the place of the factor.
   void loss(const StepContext& context, ConstView x, ConstView targets, const LossTotals& totals,
-            View dx, const float* loss_scale, float gradient_factor) const;
+            View dx = {}, const GradientScale& scale = {}) const;
 
   /// Logits of a few rows, [rows, padded vocabulary], for generation.
   void logits(const StepContext& context, ConstView x, View logits) const;

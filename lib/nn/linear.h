@@ -23,7 +23,7 @@ namespace fp8train {
 
 class Linear {
  public:
-  /// What forward keeps for backward.
+  /// The tensors that forward stores for backward.
   struct Saved {
     LinearOperand x;      ///< as wgrad reads it
     ConstView smoothing;  ///< that x has been multiplied by; empty: nothing

@@ -56,7 +56,7 @@ class LinearWeight {
 
   /// As fprop reads it, or w / smoothing, made in scratch, where `smoothing` is not empty.
   LinearOperand fprop_operand(const StepContext& context, bool scaled, ConstView smoothing) const;
-  /// As dgrad reads it.
+  /// Returns the weight as dgrad reads it.
   LinearOperand dgrad_operand(const StepContext& context) const;
 
   Parameter& parameter() const { return *weight_; }

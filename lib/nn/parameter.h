@@ -117,7 +117,7 @@ class ParameterStore {
   /// Allocates values and gradients, zero. Without gradients their views stay empty. `exchanged`:
   /// several ranks exchange them, and each updates everything.
   void allocate(Device& device, bool with_gradients = true, bool exchanged = false);
-  /// As `layout` says, with gradients.
+  /// Allocates values and gradients as `layout` says.
   void allocate(Device& device, const StoreLayout& layout);
   /// In the way of the two that ranks share it in: with owners this rank updates those of its own,
   /// and all have whole values and gradients.
@@ -136,9 +136,9 @@ class ParameterStore {
   std::vector<View> cleared_gradients(size_t segment, bool overwrites) const;
   const std::vector<TensorFormat>& wires() const { return wires_; }
 
-  /// Null where this rank updates everything.
+  /// Returns null if this rank updates all parameters.
   const StoreLayout* layout() const { return layout_ ? &*layout_ : nullptr; }
-  /// Null where no rank updates whole parameters of its own.
+  /// Returns null if no rank updates whole parameters of its own.
   const UpdateOwners* owners() const { return owners_ ? &*owners_ : nullptr; }
   /// Where ranks update different parameters or parts: which of how many this is, and whether this
   /// rank writes its states (StoreLayout::writes).
@@ -159,9 +159,9 @@ class ParameterStore {
   std::vector<View> updated_gradients() const;
   /// The controllers of all gradients that have one, ops::AutoScale; empty: none.
   View automatic_scales() const { return automatic_; }
-  /// From now on they are of sums over ranks.
+  /// Makes the controllers scale sums over ranks from now on.
   void scale_sums();
-  /// Those of some parameters; empty where these have none.
+  /// Returns the controllers of some parameters, or nothing if these have none.
   std::vector<ops::AutoScale*> controllers_of(const std::vector<size_t>& parameters) const;
   /// Scales that a tensor has for the whole of it, stored alike by all ranks that share its parts:
   /// [tensors, 2]; empty without a layout.

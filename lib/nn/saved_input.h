@@ -37,7 +37,7 @@ class SavedInput {
   /// Whether x has been replaced by codes.
   bool has_codes() const { return !groups_.codes.empty() || !blocks_.rowwise.codes.empty(); }
 
-  /// Of codes: their values to y, [..] like x and of its type. y may be x.
+  /// Decodes the stored codes into y, which has the shape and the type of x and may be x.
   void decode(const StepContext& context, View y) const;
 
   /// x, or what its codes say in context.scratch.

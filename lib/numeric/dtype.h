@@ -135,12 +135,12 @@ constexpr std::string_view name_of(DType type) {
   return facts_of(type).name;
 }
 
-/// What an amax is scaled to.
+/// The largest value of the format, to which an amax is scaled.
 constexpr float format_max(DType type) {
   return facts_of(type).max;
 }
 
-/// Of a saturating cast to codes.
+/// The magnitude above which a saturating cast to codes clips.
 constexpr float saturation_threshold(DType type) {
   return facts_of(type).clips_above;
 }

@@ -102,12 +102,13 @@ class Optimizer {
   /// Device scalar that the norm of the step is summed in; NaN in it makes the step a skipped one.
   double* squared_norm() const { return &device_control()->squared_norm; }
 
-  /// That of a new run.
+  /// Returns the loss scale with which a new run starts.
   float initial_loss_scale() const;
 
-  /// For checkpoints: the states in their order.
+  /// Returns the states in the order in which checkpoints store them.
   virtual std::vector<const OptimizerState*> states() const = 0;
-  /// Of one parameter, or of the part of it that is updated; empty where there is no such state.
+  /// Returns the state of a parameter, or of the part of it that this rank updates. Empty if there
+  /// is no such state.
   StoredTensor state(std::string_view name, size_t parameter) const;
   /// What the last step did, and what the next one starts from. Waits for the device.
   ops::StepControl control() const;

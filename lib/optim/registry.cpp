@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "optim/optimizer.h"
 
 namespace fp8train {
@@ -48,11 +49,8 @@ const OptimizerEntry& optimizer_named(std::string_view name) {
   const auto found = std::find_if(all.begin(), all.end(),
                                   [&](const OptimizerEntry& entry) { return entry.name == name; });
   if (found == all.end()) {
-    std::string names;
-    for (const OptimizerEntry& entry : all) {
-      names += (names.empty() ? "" : ", ") + std::string(entry.name);
-    }
-    throw ConfigError("optimizer.name: '" + std::string(name) + "' is not one of " + names);
+    throw ConfigError("optimizer.name: '" + std::string(name) + "' is not one of " +
+                      joined(all, &OptimizerEntry::name));
   }
   return *found;
 }

@@ -19,7 +19,7 @@ struct PlanEntry {
   const char* source;
 };
 
-/// In the table's order.
+/// Returns the plans in the order of the table.
 const std::vector<PlanEntry>& plan_entries();
 
 /// The backend whose recipes are levels, and the level that nobody has to name.

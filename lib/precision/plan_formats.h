@@ -1,5 +1,5 @@
 #pragma once
-// The formats that the plans use (plans.cpp).
+// The formats that several plans share, by name, so that plans.cpp reads like a table.
 
 #include "precision/plan.h"
 

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/nearest.h"
+#include "base/text.h"
 #include "tensor/tensor_format.h"
 
 namespace fp8train {
@@ -26,12 +27,6 @@ struct Word {
   std::vector<std::string> arguments;
   bool has_arguments = false;
 };
-
-std::string trimmed(std::string_view text) {
-  const size_t begin = text.find_first_not_of(" \t");
-  const size_t end = text.find_last_not_of(" \t");
-  return begin == std::string_view::npos ? "" : std::string(text.substr(begin, end - begin + 1));
-}
 
 template <class Number>
 std::optional<Number> number_in(std::string_view text) {
@@ -87,10 +82,8 @@ class FormatParser {
 
   static void split_arguments(const std::string& inside, Word& word) {
     word.has_arguments = true;
-    for (size_t begin = 0; begin <= inside.size();) {
-      const size_t end = std::min(inside.find(',', begin), inside.size());
-      word.arguments.push_back(trimmed(inside.substr(begin, end - begin)));
-      begin = end + 1;
+    for (const std::string& argument : fp8train::split(inside, ',')) {
+      word.arguments.push_back(trimmed(argument));
     }
   }
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/error_prefix.h"
+#include "base/text.h"
 #include "data/samples.h"
 #include "train/session.h"
 
@@ -13,11 +14,7 @@ namespace {
 
 /// The sources that the validation data come from, for messages.
 std::string validation_sources(const DataSettings& settings) {
-  std::string paths;
-  for (const DataSource& source : settings.val.empty() ? settings.train : settings.val) {
-    paths += (paths.empty() ? "" : ", ") + source.path;
-  }
-  return paths;
+  return joined(settings.val.empty() ? settings.train : settings.val, &DataSource::path);
 }
 
 /// An error is better here than in the first evaluation.

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "config/show.h"
 #include "config/wrap.h"
 #include "config/yaml/problems.h"
@@ -20,13 +21,6 @@ namespace {
 
 constexpr size_t kLongestChoices = 60;
 constexpr const char* kUnset = "-";
-
-std::string trimmed(const std::string& text) {
-  const size_t begin = text.find_first_not_of(" \t\r");
-  return begin == std::string::npos
-             ? ""
-             : text.substr(begin, text.find_last_not_of(" \t\r") - begin + 1);
-}
 
 /// " (auto, cpu, cuda)" where the choice is between few names.
 std::string choices_of(const Field& field) {

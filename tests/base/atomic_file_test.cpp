@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/input_file.h"
 #include "support/temp_dir.h"
 
 namespace fp8train {
@@ -64,9 +65,6 @@ TEST_CASE("failures name the file", "[base]") {
   CHECK_THROWS_AS(AtomicFile(folder / "absent/state.bin"), DeviceError);
   CHECK_THROWS_WITH(AtomicFile(folder / "absent/state.bin"), Catch::Contains("absent/state.bin"));
   CHECK_THROWS_AS(sync_directory(folder / "absent"), DeviceError);
-  CHECK_THROWS_WITH(read_text_file(folder / "absent.txt", 10), Catch::Contains("absent.txt"));
-  CHECK_THROWS_AS(read_text_file(folder / "absent.txt", 10), DataError);
-  CHECK_THROWS_AS(read_text_file(folder.path(), 10), DataError);
 
   // Publishing over a folder must fail and leave nothing behind.
   std::filesystem::create_directory(folder / "taken");
@@ -74,15 +72,6 @@ TEST_CASE("failures name the file", "[base]") {
   file.write("text");
   CHECK_THROWS_AS(file.commit(), DeviceError);
   CHECK_FALSE(std::filesystem::exists(folder / "taken.partial"));
-}
-
-TEST_CASE("a text file larger than the limit is refused", "[base]") {
-  const test::TempDir folder;
-  write_file_atomically(folder / "a.txt", "12345");
-  CHECK(read_text_file(folder / "a.txt", 5) == "12345");
-  CHECK_THROWS_AS(read_text_file(folder / "a.txt", 4), DataError);
-  write_file_atomically(folder / "empty.txt", "");
-  CHECK(read_text_file(folder / "empty.txt", 0).empty());
 }
 
 }  // namespace fp8train

@@ -3,8 +3,8 @@
 #include <catch2/catch.hpp>
 #include <string>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/input_file.h"
 #include "support/temp_dir.h"
 
 namespace fp8train {

@@ -3,6 +3,7 @@
 #include "base/text.h"
 
 #include <catch2/catch.hpp>
+#include <utility>
 
 #include "base/nearest.h"
 
@@ -19,6 +20,14 @@ TEST_CASE("texts are split and joined", "[base]") {
   CHECK(alternatives(Texts{"a"}) == "a");
   CHECK(alternatives(Texts{"a", "b"}) == "a or b");
   CHECK(alternatives(Texts{"a", "b", "c"}) == "a, b or c");
+  CHECK(joined(Texts{}).empty());
+  CHECK(joined(Texts{"a", "b", "c"}) == "a, b, c");
+  CHECK(joined(std::vector<std::pair<int, std::string>>{{1, "a"}, {2, "b"}},
+               &std::pair<int, std::string>::second) == "a, b");
+  CHECK(trimmed(" \ta b\r") == "a b");
+  CHECK(trimmed(" \t").empty());
+  CHECK(trimmed("").empty());
+  CHECK(lower("Fp8 \xC3\x84") == "fp8 \xC3\x84");
   CHECK(replaced("a-b-", "-", "--") == "a--b--");
 }
 

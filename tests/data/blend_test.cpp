@@ -235,7 +235,7 @@ TEST_CASE("windows with a stride have every target once, with tokens in front") 
   const Corpus corpus = corpus_of({{103, 1}});
   for (const int64_t stride : {0, 1, 3, 7, 10}) {
     std::vector<int> seen(103);
-    ValidationBatches batches(corpus, 3, 10, 0, 1, stride);
+    ValidationBatches batches(corpus, 3, 10, {.stride = stride});
     bool is_first = true;
     while (const std::optional<Batch> batch = batches.next()) {
       for (int64_t row = 0; row < batch->rows; ++row, is_first = false) {
@@ -251,8 +251,8 @@ TEST_CASE("windows with a stride have every target once, with tokens in front") 
     CHECK(seen[0] == 0);
     CHECK(std::count(seen.begin() + 1, seen.end(), 1) == 102);
   }
-  CHECK(ValidationBatches(corpus_of({{4, 1}}), 1, 10, 0, 1, 2).batch_count() == 1);
-  CHECK(ValidationBatches(corpus_of({{1, 1}}), 1, 10, 0, 1, 2).batch_count() == 0);
+  CHECK(ValidationBatches(corpus_of({{4, 1}}), 1, 10, {.stride = 2}).batch_count() == 1);
+  CHECK(ValidationBatches(corpus_of({{1, 1}}), 1, 10, {.stride = 2}).batch_count() == 0);
 }
 
 }  // namespace

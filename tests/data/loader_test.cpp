@@ -241,7 +241,7 @@ TEST_CASE("validation sees every target exactly once") {
       std::vector<int> seen(static_cast<size_t>(size), 0);
       std::set<int64_t> batch_counts;
       for (int rank = 0; rank < world_size; ++rank) {
-        ValidationBatches batches(corpus, 2, 8, rank, world_size);
+        ValidationBatches batches(corpus, 2, 8, {.data_rank = rank, .data_ranks = world_size});
         CHECK(batches.target_count() == size - 1);
         int64_t count = 0;
         while (const auto batch = batches.next()) {

@@ -173,12 +173,14 @@ TEST_CASE("a token file keeps documents and targets", "[data][packing]") {
 TEST_CASE("messages name what sets the length, and what is not read", "[data][packing]") {
   const Corpus corpus = corpus_of({9, 3, 20}, kPacked, 2);
   std::vector<std::string> notes, warnings;
-  ValidationBatches(corpus, 1, 4, 0, 1, 0, "--seq-length").samples().describe("f", notes, warnings);
+  ValidationBatches(corpus, 1, 4, {.length_option = "--seq-length"})
+      .samples()
+      .describe("f", notes, warnings);
   CHECK(notes == std::vector<std::string>{
                      "f: 3 documents in 3 sequences, 83.3 % full; loss on 7 tokens of an epoch"});
   CHECK(warnings == std::vector<std::string>{"f: 2 documents are longer than --seq-length and cut; "
                                              "19 tokens are not read"});
-  CHECK_THROWS_WITH(ValidationBatches(corpus, 1, 1, 0, 1, 0, "--seq-length"),
+  CHECK_THROWS_WITH(ValidationBatches(corpus, 1, 1, {.length_option = "--seq-length"}),
                     Catch::Contains("no document has a target within --seq-length"));
 }
 

@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <string>
 
-#include "base/atomic_file.h"
+#include "base/input_file.h"
 #include "numeric/convert.h"
 #include "numeric/with_type.h"
 

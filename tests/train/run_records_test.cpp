@@ -3,6 +3,8 @@
 #include <sys/stat.h>
 
 #include <catch2/catch.hpp>
+#include <filesystem>
+#include <string>
 
 #include "base/error.h"
 #include "support/file_size_limit.h"
@@ -32,6 +34,26 @@ TEST_CASE("a run continues without lines of metrics that cannot be written, and 
   records.write_summary({});
   CHECK_THAT(test::read_file(records.directory().summary()),
              Catch::Contains("\"lost_metrics_lines\": 2"));
+}
+
+TEST_CASE("TensorBoard shows the numbers of a line whose metrics have a tag") {
+  CHECK(MetricLine().add("tokens", 1).add("epochs", JsonObject()).events().empty());
+  CHECK_FALSE(MetricLine().add("loss", 1.0).events().empty());
+  const test::TempDir dir;
+  RunRecords records(dir / "run");
+  records.begin_metrics(0);
+  records.begin_events(0, "");
+  records.write_step({.step = 1, .mfu = 0.5});
+  records.write_validation(1, 1.0, 10);
+  std::string shown;
+  for (const auto& file : std::filesystem::directory_iterator(records.directory().tensorboard())) {
+    shown += test::read_file(file.path());
+  }
+  for (const char* tag : {"loss/train", "loss/validation", "optimizer/lr", "optimizer/grad_norm",
+                          "optimizer/skipped_steps", "speed/tflops", "speed/mfu", "memory/bytes"}) {
+    CHECK_THAT(shown, Catch::Contains(tag));
+  }
+  CHECK_THAT(shown, !Catch::Contains("optimizer/loss_scale") && !Catch::Contains("fp8/"));
 }
 
 TEST_CASE("every metric of the list is on the page of metrics") {

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "device/gpu_kinds.h"
 #include "train/step/roofline.h"
 
@@ -25,11 +26,8 @@ const GpuKind& modeled_gpu(const std::string& device) {
   if (const GpuKind* gpu = find_gpu_kind(name)) {
     return *gpu;
   }
-  std::string known;
-  for (const GpuKind& kind : gpu_kinds()) {
-    known += (known.empty() ? "" : ", ") + std::string(kind.name);
-  }
-  throw ConfigError("--device: unknown GPU '" + name + "' (expected " + known + ")");
+  throw ConfigError("--device: unknown GPU '" + name + "' (expected " +
+                    joined(gpu_kinds(), &GpuKind::name) + ")");
 }
 
 /// "GEMMs in bf16: 771 TFLOP/s, 78 % of 989".

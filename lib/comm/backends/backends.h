@@ -1,5 +1,5 @@
 #pragma once
-// Where communicators come from.
+// Makes the communicators of each backend: one rank, threads, MPI, NCCL and dry runs.
 
 #include <memory>
 #include <string>
@@ -23,18 +23,18 @@ bool meets_by_file(const CommSettings& settings, const Launch& launch);
 /// (comm/launch.h); CommError where MPI is not in this build or does not start.
 std::unique_ptr<Communicator> make_communicator(const CommSettings& settings);
 
-/// One rank.
+/// Makes the communicator of a run that has one rank.
 std::unique_ptr<Communicator> make_self_communicator();
 
-/// Ranks as threads of this process: one communicator per rank, each for a thread of its own.
+/// Makes ranks that are threads of this process: one communicator for each rank and its thread.
 std::vector<std::unique_ptr<Communicator>> make_thread_ranks(const Topology& topology);
 
-/// One rank of a run that does not take place: counts what would be sent. What the rank would get
-/// from others is zeros on the host and not touched elsewhere.
+/// Makes one rank of a run that does not take place. It counts the bytes that would be sent. Memory
+/// that others would write becomes zeros on the host and stays as it is on other devices.
 std::unique_ptr<Communicator> make_dry_run(const Topology& topology, int rank);
 
-/// All processes that MPI has started. Throws CommError, TimeoutError where MPI does not start, or
-/// the others do not come, in `start_seconds`.
+/// Makes the communicator of all processes that MPI has started. Throws CommError if MPI fails, and
+/// TimeoutError if it does not start or the others do not come within `start_seconds`.
 std::unique_ptr<Communicator> make_mpi_communicator(double start_seconds = 600);
 
 /// For memory of `device`, a GPU, by way of host memory: what `host` moves. Starting waits for the

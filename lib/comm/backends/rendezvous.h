@@ -21,7 +21,7 @@ struct Rendezvous {
   double timeout_seconds = 600;
 };
 
-/// From the variables that srun sets. Throws ConfigError where they are not there.
+/// Reads the variables that srun sets. Throws ConfigError if one is missing.
 Rendezvous slurm_rendezvous(const Environment& variable, const std::filesystem::path& file,
                             double timeout_seconds);
 

@@ -31,18 +31,16 @@ class CodeExchange final : public ExchangeRun {
 
  protected:
   void begin() override;
-  bool next() override;
+  void resend() override;
+  bool sum() override;
+  void read() override;
 
  private:
-  enum class Stage : uint8_t { pack, sum, read };
-
   void name_tensors(Device& device);
   View own_names() const;
   void find_scales();
   void pack();
-  bool sum();
   void read_shard();
-  void read();
 
   size_t codes_bytes() const {
     return aligned_scratch(static_cast<size_t>(ranks()) * static_cast<size_t>(piece_));
@@ -68,7 +66,6 @@ class CodeExchange final : public ExchangeRun {
   int64_t tensors_ = 0;
   Tensor tensor_of_group_;
   Tensor automatic_;  ///< addresses; empty: none
-  Stage stage_ = Stage::pack;
 };
 
 CodeExchange::CodeExchange(Communicator& comm, Device& device, const GradientWire& wire,
@@ -121,22 +118,12 @@ void CodeExchange::begin() {
   if (ranks() > 1) {
     work_ = comm_->all_gather(stream_, own_amax().data, amax().data, own_amax().bytes());
   }
-  stage_ = Stage::pack;
+  stage_ = Stage::resend;
 }
 
-bool CodeExchange::next() {
-  switch (stage_) {
-    case Stage::pack:
-      find_scales();
-      pack();
-      return true;
-    case Stage::sum:
-      return sum();
-    case Stage::read:
-      read();
-      break;
-  }
-  return false;
+void CodeExchange::resend() {
+  find_scales();
+  pack();
 }
 
 void CodeExchange::find_scales() {
@@ -152,7 +139,6 @@ void CodeExchange::pack() {
   stage_ = Stage::sum;
 }
 
-/// True when there is something to gather, or to read.
 bool CodeExchange::sum() {
   if (ranks() > 1) {
     ops::sum_shared(stream_, codes(received(), ranks()), codes(own_codes(), 1));

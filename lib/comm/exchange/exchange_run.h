@@ -33,10 +33,17 @@ class ExchangeRun : public GradientExchange {
   int64_t pieces() const override { return ceil_div(chunk_, piece_); }
 
  protected:
-  /// Of a piece: starts the first messages, if there are any; next() is called when they have
-  /// arrived, until it returns false.
+  /// What follows when the messages under way have arrived.
+  enum class Stage : uint8_t { resend, sum, read };
+
+  /// Of a piece: starts the first messages, if there are any, and sets the stage.
   virtual void begin() = 0;
-  virtual bool next() = 0;
+  /// Sends again what the first messages brought, and sets the stage to sum.
+  virtual void resend() = 0;
+  /// Adds the contributions. Returns true, with the stage set to read, if there is something to
+  /// gather or to read.
+  virtual bool sum() = 0;
+  virtual void read() = 0;
 
   int ranks() const { return comm_->size(); }
   bool encoded() const { return bucket_.gradients.format.is_scaled(); }
@@ -68,8 +75,11 @@ class ExchangeRun : public GradientExchange {
   View shard_;
   int64_t offset_ = 0;  ///< of the piece, in each shard
   Work work_;
+  Stage stage_ = Stage::sum;
 
  private:
+  /// Runs the stage. Returns false after the piece's last one.
+  bool next();
   /// False where more would take waiting, which only `waiting` allows.
   bool advance_as_far(bool waiting);
   bool next_piece();

@@ -93,6 +93,20 @@ void ExchangeRun::start(Stream stream, void* scratch, float factor, const View& 
   }
 }
 
+bool ExchangeRun::next() {
+  switch (stage_) {
+    case Stage::resend:
+      resend();
+      return true;
+    case Stage::sum:
+      return sum();
+    case Stage::read:
+      read();
+      break;
+  }
+  return false;
+}
+
 bool ExchangeRun::advance_as_far(bool waiting) {
   while (under_way_) {
     if (!waiting && !work_.done()) {

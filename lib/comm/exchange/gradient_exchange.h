@@ -92,7 +92,7 @@ class GradientExchange {
   /// Pieces of the bucket.
   virtual int64_t pieces() const = 0;
 
-  /// Of one piece.
+  /// Returns the bytes of scratch memory that one piece needs.
   virtual size_t scratch_bytes() const = 0;
 
   /// Packs the first piece and starts to send. scratch: 256-byte aligned, free again after

@@ -26,18 +26,15 @@ class PacketExchange final : public ExchangeRun {
 
  protected:
   void begin() override;
-  bool next() override;
+  void resend() override;
+  bool sum() override;
+  void read() override;
 
  private:
-  enum class Stage : uint8_t { sum_first_hop, sum, read };
-
   void plan_memory();
-  void sum_first_hop();
-  bool sum();
   void sum_into(const View& y);
   void sum_to_shard();
   void sum_alone();
-  void read();
 
   bool two_hop() const { return node_ != nullptr; }
   bool gathers() const { return !to_shard() && ranks() > 1; }
@@ -57,7 +54,6 @@ class PacketExchange final : public ExchangeRun {
   TensorFormat gather_;
   bool in_place_ = false;  ///< means are gathered in the bucket itself
   size_t sent_bytes_ = 0, received_bytes_ = 0, values_bytes_ = 0;
-  Stage stage_ = Stage::sum;
 };
 
 PacketExchange::PacketExchange(Communicator& comm, Device& device, const GradientWire& wire,
@@ -116,7 +112,7 @@ void PacketExchange::begin() {
   if (two_hop()) {
     const auto nodes = static_cast<size_t>(peers_->size());
     work_ = node_->all_to_all(stream_, sent(), received(), nodes * packet);
-    stage_ = Stage::sum_first_hop;
+    stage_ = Stage::resend;
     return;
   }
   if (ranks() > 1) {
@@ -125,21 +121,8 @@ void PacketExchange::begin() {
   stage_ = Stage::sum;
 }
 
-bool PacketExchange::next() {
-  switch (stage_) {
-    case Stage::sum_first_hop:
-      sum_first_hop();
-      return true;
-    case Stage::sum:
-      return sum();
-    case Stage::read:
-      read();
-      break;
-  }
-  return false;
-}
-
-void PacketExchange::sum_first_hop() {
+/// The second hop: sums of a node's contributions go to its peers.
+void PacketExchange::resend() {
   const int64_t nodes = peers_->size();
   const View sums = values(nodes * here());
   ops::sum_wire(stream_, {.packets = received(),
@@ -175,7 +158,6 @@ void PacketExchange::sum_into(const View& y) {
   ops::sum_wire(stream_, call);
 }
 
-/// True when there is something to gather.
 bool PacketExchange::sum() {
   if (to_shard()) {
     sum_to_shard();

@@ -32,12 +32,6 @@ std::string quote_hint(const FieldValue& value) {
   return is_text_by_quotes(value.node()) && !value.node().text.empty() ? "remove the quotes" : "";
 }
 
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
-  return text;
-}
-
 /// The elements of a list of exactly `count` (0: any number), each read by `read`.
 template <class T, class Read>
 std::optional<std::vector<T>> read_list(const FieldValue& value, size_t count,
@@ -345,14 +339,6 @@ std::optional<std::vector<DataSource>> read_sources(const FieldValue& value,
     return source ? std::optional(std::vector<DataSource>{*source}) : std::nullopt;
   }
   return read_list<DataSource>(value, 0, what, read_one);
-}
-
-std::string joined(const std::vector<std::string>& parts) {
-  std::string result;
-  for (const std::string& part : parts) {
-    result += (result.empty() ? "" : ", ") + part;
-  }
-  return result;
 }
 
 std::string sources_text(const std::vector<DataSource>& sources) {

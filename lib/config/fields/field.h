@@ -199,9 +199,6 @@ bool assign(T& target, std::optional<Value> value) {
 std::optional<std::vector<DataSource>> read_sources(const FieldValue& value,
                                                     const std::string& what);
 
-/// "a, b, c".
-std::string joined(const std::vector<std::string>& parts);
-
 /// `{path: a, format: auto, weight: 1}` of every source, in brackets.
 std::string sources_text(const std::vector<DataSource>& sources);
 

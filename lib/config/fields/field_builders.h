@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/text.h"
 #include "config/fields/field.h"
 #include "config/fields/scalar.h"
 

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/text.h"
 #include "tensor/tensor_format.h"
 
 namespace fp8train {

@@ -1,6 +1,7 @@
 // The `model` section: a preset, a folder, or the fields of a Hugging Face config.json.
 
 #include "base/math.h"
+#include "base/text.h"
 #include "config/fields/check_context.h"
 #include "config/fields/field_builders.h"
 #include "config/fields/field_table.h"

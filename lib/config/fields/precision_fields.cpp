@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "config/fields/check_context.h"
 #include "config/fields/field_builders.h"
 #include "config/fields/field_table.h"

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/text.h"
 #include "config/suggest.h"
 
 namespace fp8train {

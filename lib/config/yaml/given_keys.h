@@ -33,7 +33,7 @@ class GivenKeys {
   void add(const std::string& path, const YamlNode& node, SourceMark mark, int layer,
            const std::string& spelled = "");
 
-  /// Null when nobody wrote it.
+  /// Returns null if no source gives the key.
   const GivenKey* find(std::string_view field_key) const;
   void erase(std::string_view field_key);
   /// Removes every key of a section, because of an empty value at `mark`, and notes it.
@@ -43,7 +43,7 @@ class GivenKeys {
   const std::vector<std::string>& notes() const { return notes_; }
   void note(std::string line) { notes_.push_back(std::move(line)); }
 
-  /// In the order of the table.
+  /// Returns the given keys in the order of the table of fields.
   const std::map<size_t, GivenKey>& all() const { return keys_; }
 
   /// Reads every value into `settings` and notes which ones were usable.

@@ -32,12 +32,13 @@ const Instructions& instructions_of(ChatTemplate chat_template) {
                                                   : kMistral1;
 }
 
-/// As Python's str.strip().
+/// White space to Python, which counts four control characters in addition to Unicode's.
 bool is_space(char32_t c) {
   return tokenizers::is_white_space(c) || (c >= 0x1C && c <= 0x1F);
 }
 
-std::string_view trimmed(std::string_view text) {
+/// As Python's str.strip().
+std::string_view stripped(std::string_view text) {
   text = text.substr(0, tokenizers::without_spaces_at_end(text, is_space));
   return text.substr(tokenizers::spaces_at_start(text, is_space));
 }
@@ -136,13 +137,13 @@ void ChatEncoder::add_headed(const Dialogue& dialogue, Parts& parts) const {
   if (form_.chat_template == ChatTemplate::llama31) {
     std::string system(kLlama31Dates);
     if (dialogue.front().role == ChatRole::system) {
-      system += trimmed(dialogue[next++].content);
+      system += stripped(dialogue[next++].content);
     }
     add(ChatRole::system, system, false);
   }
   for (; next < dialogue.size(); ++next) {
     const ChatMessage& message = dialogue[next];
-    add(message.role, std::string(trimmed(message.content)), message.is_target);
+    add(message.role, std::string(stripped(message.content)), message.is_target);
   }
 }
 
@@ -231,11 +232,11 @@ void ChatEncoder::add_instructions(const Dialogue& dialogue, Parts& parts) const
       }
       if (form.each_begins) parts.push_back({"", bos_, false});
       add_text(form.begin, false, parts);
-      parts.push_back({std::string(form.trims_questions ? trimmed(text) : text), -1, false});
+      parts.push_back({std::string(form.trims_questions ? stripped(text) : text), -1, false});
       add_text(form.end, false, parts);
       continue;
     }
-    const std::string_view answer = form.trims_answers ? trimmed(text) : text;
+    const std::string_view answer = form.trims_answers ? stripped(text) : text;
     parts.push_back({fmt::format(" {}{}", answer, form.end_of_answer), -1, message.is_target});
     parts.push_back({"", eos_, message.is_target});
   }

@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/input_file.h"
 #include "data/chat/dialogue.h"
-#include "data/input_file.h"
 #include "data/token_store.h"
 
 namespace fp8train {

@@ -9,7 +9,7 @@
 #include <system_error>
 
 #include "base/error.h"
-#include "data/input_file.h"
+#include "base/input_file.h"
 
 namespace fp8train {
 namespace {

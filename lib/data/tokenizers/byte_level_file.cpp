@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/text.h"
 #include "data/tokenizers/byte_alphabet.h"
 #include "data/tokenizers/own_format.h"
 #include "data/tokenizers/split_patterns.h"
@@ -39,11 +40,7 @@ std::span<const RankPattern> rank_patterns() {
 }
 
 std::string rank_pattern_names() {
-  std::string names;
-  for (const RankPattern& pattern : rank_patterns()) {
-    names += (names.empty() ? "" : ", ") + std::string(pattern.name);
-  }
-  return names;
+  return joined(rank_patterns(), &RankPattern::name);
 }
 
 nlohmann::ordered_json byte_level_pre_tokenizer(std::string_view expression) {

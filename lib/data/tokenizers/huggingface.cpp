@@ -10,8 +10,8 @@
 #include <optional>
 #include <set>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/input_file.h"
 #include "base/json_error.h"
 #include "data/tokenizers/added_tokens.h"
 #include "data/tokenizers/decoders.h"

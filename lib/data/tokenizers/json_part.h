@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/text.h"
+
 namespace fp8train::tokenizers {
 
 class JsonPart {
@@ -69,12 +71,10 @@ template <typename Function, size_t count>
 const PartKind<Function>& kind_of(const JsonPart& part, std::string_view what,
                                   const PartKind<Function> (&kinds)[count]) {
   const std::string type = part.type();
-  std::string known;
   for (const PartKind<Function>& kind : kinds) {
     if (kind.type == type) return kind;
-    known.append(known.empty() ? "" : ", ").append(kind.type);
   }
-  refuse_type(part, what, known);
+  refuse_type(part, what, joined(kinds, &PartKind<Function>::type));
 }
 
 }  // namespace fp8train::tokenizers

@@ -10,7 +10,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
-#include "data/input_file.h"
+#include "base/input_file.h"
 #include "data/tokenizers/byte_alphabet.h"
 #include "data/tokenizers/merge_pairs.h"
 #include "data/tokenizers/own_format.h"

@@ -8,8 +8,9 @@
 #include <system_error>
 
 #include "base/error.h"
+#include "base/input_file.h"
 #include "base/nearest.h"
-#include "data/input_file.h"
+#include "base/text.h"
 
 namespace fp8train {
 namespace tokenizers {
@@ -95,7 +96,6 @@ std::unique_ptr<Tokenizer> open_tokenizer(const fs::path& path, const std::strin
     probe.head.resize(std::min<uint64_t>(file.size(), tokenizers::kHeadBytes));
     file.read(0, probe.head.data(), probe.head.size());
   }
-  std::string known;
   for (const tokenizers::TokenizerKind& kind : tokenizers::tokenizer_kinds()) {
     if (kind.recognizes(probe)) {
       if (!pattern.empty() && !kind.takes_pattern) {
@@ -105,10 +105,10 @@ std::unique_ptr<Tokenizer> open_tokenizer(const fs::path& path, const std::strin
       }
       return kind.open(probe);
     }
-    known += (known.empty() ? "" : ", ") + std::string(kind.files);
   }
   throw DataError(
-      fmt::format("{}: not a tokenizer file that is known (expected {})", path.string(), known));
+      fmt::format("{}: not a tokenizer file that is known (expected {})", path.string(),
+                  joined(tokenizers::tokenizer_kinds(), &tokenizers::TokenizerKind::files)));
 }
 
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name_or_path,

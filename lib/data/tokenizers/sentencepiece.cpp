@@ -5,8 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/input_file.h"
 #include "base/text.h"
 #include "data/tokenizers/byte_alphabet.h"
 #include "data/tokenizers/metaspace.h"

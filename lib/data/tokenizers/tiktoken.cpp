@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/input_file.h"
 #include "data/tokenizers/byte_level_file.h"
 #include "data/tokenizers/registry.h"
 

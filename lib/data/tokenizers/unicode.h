@@ -43,7 +43,7 @@ bool is_white_space(char32_t c);  ///< property White_Space
 bool is_punctuation(char32_t c);  ///< ASCII punctuation, and categories P*
 /// Categories L*, and no normal form changes it, but for Hangul syllables, which become letters.
 bool is_stable_letter(char32_t c);
-/// As is_punctuation(), and no normal form changes it.
+/// Whether is_punctuation() holds and no normal form changes the character.
 bool is_stable_punctuation(char32_t c);
 bool is_number(char32_t c);  ///< categories N*
 /// \w of Unicode technical standard 18, annex C: alphabetic, marks, decimal numbers, connectors,

@@ -1,5 +1,6 @@
 #pragma once
-// WordPiece and WordLevel of tokenizer.json (huggingface/tokenizers, src/models).
+// The models WordPiece and WordLevel, as tokenizer.json describes them (huggingface/tokenizers,
+// src/models).
 
 #include <cstdint>
 #include <memory>

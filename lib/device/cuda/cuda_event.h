@@ -7,7 +7,7 @@
 
 namespace fp8train {
 
-/// Of the calling thread's GPU. Throws DeviceError.
+/// Makes an event on the calling thread's GPU. Throws DeviceError.
 std::unique_ptr<StreamEvent> make_cuda_event();
 
 }  // namespace fp8train

@@ -13,6 +13,8 @@
 #include <string_view>
 #include <system_error>
 
+#include "base/text.h"
+
 namespace fp8train {
 namespace {
 
@@ -133,11 +135,6 @@ std::string environment_value(const fs::path& file, std::string_view key) {
     if (equals == std::string::npos) {
       continue;
     }
-    const auto trimmed = [](const std::string& text) {
-      const size_t begin = text.find_first_not_of(" \t\r");
-      const size_t end = text.find_last_not_of(" \t\r");
-      return begin == std::string::npos ? std::string() : text.substr(begin, end - begin + 1);
-    };
     if (trimmed(line.substr(0, equals)) == key) {
       return trimmed(line.substr(equals + 1));
     }

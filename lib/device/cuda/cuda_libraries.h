@@ -24,7 +24,7 @@ struct LibraryFolder {
   std::string path;
   std::string origin;  ///< what names it: "VIRTUAL_ENV", "python3 in /usr/bin", ...
 };
-/// Those of 1 to 3 that exist, by the environment as it is now.
+/// Returns the folders of 1 to 3 that exist, by the environment as it is now.
 std::vector<LibraryFolder> library_folders();
 
 struct OpenedLibrary {

@@ -14,6 +14,7 @@
 #include "base/atomic_file.h"
 #include "base/content_hash.h"
 #include "base/error.h"
+#include "base/input_file.h"
 #include "io/strict_json.h"
 
 namespace fp8train {

@@ -62,7 +62,7 @@ std::filesystem::path save_checkpoint(const std::filesystem::path& root, int64_t
 /// An empty root/step-%06d.partial.
 std::filesystem::path begin_checkpoint(const std::filesystem::path& root, int64_t step);
 
-/// Its path, for those who write into it.
+/// Returns the path of the unpublished folder of `step`, for callers that write into it.
 std::filesystem::path partial_checkpoint(const std::filesystem::path& root, int64_t step);
 
 /// One file into a partial folder, flushed. Safe from several processes at once for different

@@ -37,7 +37,7 @@ using IsScheduled = std::function<bool(const std::filesystem::path&)>;
 
 class CheckpointRetention {
  public:
-  /// Without `is_scheduled` all are.
+  /// Without `is_scheduled` every checkpoint counts as scheduled.
   CheckpointRetention(std::filesystem::path root, RetentionRules rules,
                       LossOfCheckpoint loss_of = {}, IsScheduled is_scheduled = {});
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/atomic_file.h"
+#include "base/input_file.h"
 
 namespace fp8train {
 namespace {

@@ -17,7 +17,7 @@ struct RunDirectory {
   std::filesystem::path environment() const { return root / "env.json"; }
   std::filesystem::path metrics() const { return root / "metrics.jsonl"; }
   std::filesystem::path tensors() const { return root / "tensors.jsonl"; }
-  /// Those of a run that was begun anew: metrics.1.jsonl
+  /// Returns the path of the metrics of an earlier start of the run, such as metrics.1.jsonl.
   std::filesystem::path earlier_metrics(int number) const;
   std::filesystem::path earlier_tensors(int number) const;
   std::filesystem::path tensorboard() const { return root / "tensorboard"; }

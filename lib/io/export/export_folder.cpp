@@ -12,6 +12,7 @@
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/input_file.h"
 #include "base/log.h"
 #include "data/tokenizers/registry.h"
 #include "io/export/quantization_config.h"

@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/input_file.h"
 #include "data/tokenizer.h"
 #include "data/tokenizers/registry.h"
 #include "data/tokenizers/token_table.h"

@@ -15,7 +15,7 @@ struct StochasticKey {
   uint64_t tensor = 0;
 };
 
-/// What a cast did to the values of a tensor.
+/// How a cast changed the values of a tensor.
 struct CastQuality {
   float amax = 0.0F;  ///< NaN where a value is
   ops::QuantizeStatistics statistics = {};

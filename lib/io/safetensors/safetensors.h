@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/atomic_file.h"
-#include "data/input_file.h"
+#include "base/input_file.h"
 #include "numeric/dtype.h"
 
 namespace fp8train {
@@ -58,7 +58,7 @@ class SafetensorsFile {
   const std::filesystem::path& path() const { return file_.path(); }
   const SafetensorsHeader& header() const { return header_; }
 
-  /// Null when there is no such tensor.
+  /// Returns null if the file has no tensor with this name.
   const SafetensorsEntry* find(std::string_view name) const;
 
   /// The tensor's bytes into `to`, which holds entry.bytes().

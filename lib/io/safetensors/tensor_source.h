@@ -26,10 +26,10 @@ class TensorSource {
   /// Sorted.
   const std::vector<std::string>& names() const { return names_; }
 
-  /// In the order of the files' names and of bytes in them.
+  /// Returns all entries, ordered by the name of their file and their position in it.
   std::vector<const SafetensorsEntry*> entries() const;
 
-  /// Of the files together.
+  /// Returns the metadata of all files together.
   std::map<std::string, std::string> metadata() const;
 
   /// Null when there is no such tensor. GPT-2 folders come with and without "transformer." before

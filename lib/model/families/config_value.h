@@ -42,7 +42,7 @@ class ConfigValue {
   const Data& data() const { return data_; }
   bool is_null() const { return std::holds_alternative<std::monostate>(data_); }
 
-  /// As in JSON; for messages.
+  /// Returns the value as JSON writes it, for messages.
   std::string text() const;
 
  private:

@@ -27,7 +27,7 @@ class ModelFamily {
   /// that this family writes with fields of its own; empty: it writes none such.
   virtual std::string_view own_architecture() const { return {}; }
 
-  /// Those of a model from scratch.
+  /// Returns the switches of a model that is trained from scratch.
   virtual ModelSwitches switches() const = 0;
 
   /// Copies to `to` the switches that a config.json of the family says; `own`: with its fields for
@@ -113,7 +113,7 @@ std::vector<HfPiece> block_pieces(const std::vector<BlockTensor>& tensors, std::
 /// earlier one names it.
 const std::vector<const ModelFamily*>& families();
 
-/// Null where there is none of this name.
+/// Returns null if no family has this name.
 const ModelFamily* find_family(std::string_view name);
 
 const ModelFamily& llama_family();

@@ -21,7 +21,7 @@ struct BlockFormat {
 /// A line for each block.
 std::span<const BlockFormat> block_formats();
 
-/// Null: no matrix has scales for such blocks.
+/// Returns null if no matrix has scales for such blocks.
 const BlockFormat* find_block_format(ScaleBlock block);
 
 /// Why no cast makes codes with such scales; empty where one does. Looks at the element type, the

@@ -43,11 +43,11 @@ struct BlockScaleSearch {
   bool transposed = false;
   View scale_inv;
 
-  /// Of the matrix whose scales are found.
+  /// Returns the shape of the matrix whose scales are found.
   Shape seen() const {
     return transposed ? Shape{shape.back(), shape.rows()} : Shape{shape.rows(), shape.back()};
   }
-  /// For the kernels.
+  /// Returns the arguments that the kernels take.
   FindBlockScales finder() const {
     return {amax.as<float>(), block_grid(format.block, shape.rows(), shape.back()), transposed,
             block_scales(scale_inv, format, layout, seen()), block_rule(format, DType::f32)};

@@ -29,7 +29,7 @@ inline void count(const Stream& stream, const OpWork& work) {
   stream.counters().operations += 1;
   log_call(stream, work);
 }
-/// Of one kernel.
+/// Counts one kernel that moves `bytes` bytes.
 inline void count(const Stream& stream, double bytes) {
   count(stream, OpWork{.bytes = bytes});
 }

@@ -100,7 +100,7 @@ class GemmPlans final : public CudaExtension {
   std::map<PlanKey, std::unique_ptr<Plan>> plans_;
 };
 
-/// Those of the device, made when they are first asked for.
+/// Returns the plans of the device; the first call makes them.
 GemmPlans& gemm_plans(CudaContext& context);
 
 /// gemm() of operands that have a scale for each block.

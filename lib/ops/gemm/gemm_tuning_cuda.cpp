@@ -9,6 +9,7 @@
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/input_file.h"
 #include "base/log.h"
 #include "ops/gemm/cublaslt_api.h"
 

@@ -76,7 +76,7 @@ class TiledProduct {
   explicit TiledProduct(const TiledKey& key);
 
   int64_t pieces() const { return pieces_; }
-  /// Of all threads.
+  /// Returns the bytes of scratch memory of all threads together.
   size_t scratchpad_bytes() const {
     return 1 + scratchpad_stride_ * static_cast<size_t>(key_.threads);
   }

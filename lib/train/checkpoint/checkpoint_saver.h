@@ -73,7 +73,7 @@ class CheckpointSaver {
   enum class Phase : uint8_t { none, begin, write, publish, retain };
   enum class Failure : uint8_t { none, save, numeric };
 
-  /// Of one rank in one phase, as it is sent to the others.
+  /// The result of one phase on one rank, as it is sent to the other ranks.
   struct Report {
     bool done = false;
     Failure failure = Failure::none;

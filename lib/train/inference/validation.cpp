@@ -9,8 +9,9 @@ namespace fp8train {
 std::optional<LossReport> validation_loss(Engine& engine, const Corpus& data, int64_t max_batches,
                                           Communicator& comm) {
   const EngineSettings& settings = engine.settings();
-  ValidationBatches batches(data, settings.micro_batch_size, settings.seq_length,
-                            engine.mesh().index(Axis::data), engine.mesh().size(Axis::data));
+  ValidationBatches batches(
+      data, settings.micro_batch_size, settings.seq_length,
+      {.data_rank = engine.mesh().index(Axis::data), .data_ranks = engine.mesh().size(Axis::data)});
   engine.begin_evaluation();
   for (int64_t done = 0; max_batches == 0 || done < max_batches; ++done) {
     const std::optional<Batch> batch = batches.next();

@@ -1,17 +1,21 @@
 #pragma once
-// The fields of metrics.jsonl, in one list: a line of metrics takes no other key, and
-// `fp8train report` draws those that have a label. What they mean is in docs/reference/metrics.md.
+// The fields of metrics.jsonl, in one list: a line of metrics takes no other key, TensorBoard shows
+// the numbers that have a tag, and `fp8train report` draws those that have a label. What they mean
+// is in docs/reference/metrics.md.
 
 #include <algorithm>
 #include <iterator>
 #include <string_view>
+#include <type_traits>
 
+#include "io/event_file.h"
 #include "io/metrics.h"
 
 namespace fp8train {
 
 struct Metric {
   std::string_view key;
+  std::string_view tag = {};    ///< in TensorBoard; empty: it is not shown there
   std::string_view label = {};  ///< of its curve over steps; empty: it is not drawn
   std::string_view unit = {};   ///< of its values: "%", "bytes"; empty: none
   bool drawn_where_zero = true;
@@ -20,27 +24,27 @@ struct Metric {
 /// Curves are drawn in this order.
 inline constexpr Metric kMetrics[] = {
     {"step"},
-    {"loss", "training loss"},
-    {"val_loss", "validation loss"},
-    {"grad_norm", "norm of the gradient"},
-    {"lr", "learning rate"},
+    {"loss", "loss/train", "training loss"},
+    {"val_loss", "loss/validation", "validation loss"},
+    {"grad_norm", "optimizer/grad_norm", "norm of the gradient"},
+    {"lr", "optimizer/lr", "learning rate"},
     {"tokens"},
-    {"tokens_per_second", "tokens per second"},
+    {"tokens_per_second", "speed/tokens_per_second", "tokens per second"},
     {"seconds_per_step"},
-    {"tflops"},
-    {"mfu", "share of the GPU's 16-bit rate (MFU)"},
-    {"memory_bytes", "most memory of the first rank", "bytes"},
+    {"tflops", "speed/tflops"},
+    {"mfu", "speed/mfu", "share of the GPU's 16-bit rate (MFU)"},
+    {"memory_bytes", "memory/bytes", "most memory of the first rank", "bytes"},
     {"data_position"},
     {"time"},
     {"epochs"},
-    {"loss_scale", "loss scale"},
-    {"fp8_saturated_percent", "values clipped", "%"},
-    {"fp8_underflow_percent", "values lost to zero", "%"},
+    {"loss_scale", "optimizer/loss_scale", "loss scale"},
+    {"fp8_saturated_percent", "fp8/saturated_percent", "values clipped", "%"},
+    {"fp8_underflow_percent", "fp8/underflow_percent", "values lost to zero", "%"},
     {"fp8_snr_db"},
-    {"wire_bytes_within_node", "sent within a node", "bytes per step"},
-    {"wire_bytes_between_nodes", "sent between nodes", "bytes per step"},
+    {"wire_bytes_within_node", {}, "sent within a node", "bytes per step"},
+    {"wire_bytes_between_nodes", {}, "sent between nodes", "bytes per step"},
     {"slowest_rank"},
-    {"skipped_steps", "skipped steps", {}, false},
+    {"skipped_steps", "optimizer/skipped_steps", "skipped steps", {}, false},
     {"val_perplexity"},
     {"val_tokens"},
     {"saved"},
@@ -55,24 +59,31 @@ inline constexpr Metric kMetrics[] = {
 class MetricLine {
  public:
   struct Key {
-    consteval Key(const char* key) : name(key) {  // NOLINT(google-explicit-constructor)
-      if (std::none_of(std::begin(kMetrics), std::end(kMetrics),
-                       [&](const Metric& metric) { return metric.key == name; })) {
+    consteval Key(const char* key)  // NOLINT(google-explicit-constructor)
+        : metric(std::find_if(std::begin(kMetrics), std::end(kMetrics),
+                              [&](const Metric& each) { return each.key == key; })) {
+      if (metric == std::end(kMetrics)) {
         throw "kMetrics (train/records/metric_list.h) has no line for this key";
       }
     }
-    std::string_view name;
+    const Metric* metric;
   };
 
   template <typename T>
   MetricLine& add(Key key, const T& value) {
-    object_.add(key.name, value);
+    object_.add(key.metric->key, value);
+    if constexpr (std::is_arithmetic_v<T>) {
+      if (!key.metric->tag.empty()) events_.scalar(key.metric->tag, static_cast<double>(value));
+    }
     return *this;
   }
   const JsonObject& object() const { return object_; }
+  /// The numbers of the line that have a tag.
+  const EventSummary& events() const { return events_; }
 
  private:
   JsonObject object_;
+  EventSummary events_;
 };
 
 }  // namespace fp8train

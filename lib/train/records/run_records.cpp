@@ -85,26 +85,8 @@ std::string as_code(std::string_view text) {
   return code;
 }
 
-EventSummary summary_of(const StepMetrics& metrics) {
-  EventSummary summary;
-  summary.scalar("loss/train", metrics.loss)
-      .scalar("optimizer/lr", metrics.lr)
-      .scalar("optimizer/grad_norm", metrics.gradient_norm)
-      .scalar("optimizer/skipped_steps", static_cast<double>(metrics.skipped_steps))
-      .scalar("speed/tokens_per_second", metrics.tokens_per_second)
-      .scalar("speed/tflops", metrics.tflops)
-      .scalar("memory/bytes", static_cast<double>(metrics.memory_bytes));
-  if (metrics.mfu) {
-    summary.scalar("speed/mfu", *metrics.mfu);
-  }
-  if (metrics.loss_scale) {
-    summary.scalar("optimizer/loss_scale", *metrics.loss_scale);
-  }
-  if (metrics.scaling == nullptr) {
-    return summary;
-  }
-  summary.scalar("fp8/saturated_percent", metrics.scaling->saturated_percent)
-      .scalar("fp8/underflow_percent", metrics.scaling->underflow_percent);
+/// Adds the scales and amax values of all slots.
+void add_histograms(const StepMetrics& metrics, EventSummary& summary) {
   std::vector<double> scales, amax;
   for (const SlotReport& report : *metrics.slots) {
     if (has_one_scale(report)) {
@@ -113,7 +95,6 @@ EventSummary summary_of(const StepMetrics& metrics) {
     amax.push_back(std::log2(static_cast<double>(report.sample.amax)));
   }
   summary.histogram("fp8/log2_scale", scales, 1.0).histogram("fp8/log2_amax", amax, 1.0);
-  return summary;
 }
 
 }  // namespace
@@ -242,7 +223,9 @@ void RunRecords::write_step(const StepMetrics& metrics) {
     write_tensors(metrics);
   }
   if (events_) {
-    show(metrics.step, summary_of(metrics));
+    EventSummary summary = line.events();
+    if (metrics.scaling != nullptr) add_histograms(metrics, summary);
+    show(metrics.step, summary);
   }
 }
 
@@ -263,13 +246,14 @@ void RunRecords::write_validation(int64_t step, double loss, int64_t targets) {
   if (!lock_) {
     return;
   }
-  append(MetricLine()
-             .add("step", step)
-             .add("val_loss", loss)
-             .add("val_perplexity", std::exp(loss))
-             .add("val_tokens", targets));
+  MetricLine line;
+  line.add("step", step)
+      .add("val_loss", loss)
+      .add("val_perplexity", std::exp(loss))
+      .add("val_tokens", targets);
+  append(line);
   if (events_) {
-    show(step, EventSummary().scalar("loss/validation", loss));
+    show(step, line.events());
   }
 }
 

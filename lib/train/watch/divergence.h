@@ -80,7 +80,7 @@ class SpikeDetector {
   std::string describe() const;
 
   const SpikeHistory& history() const { return history_; }
-  /// Of a checkpoint; one of another window keeps its newest losses.
+  /// Restores the history of a checkpoint. If its window is longer, only the newest losses remain.
   void restore(const SpikeHistory& history);
 
  private:

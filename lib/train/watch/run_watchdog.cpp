@@ -21,7 +21,6 @@
 namespace fp8train {
 namespace {
 
-constexpr int kExitCode = 86;
 constexpr unsigned kLastSeconds = 20;  // that the report may take
 constexpr auto kOthersReport = std::chrono::seconds(1);
 constexpr auto kStore = std::chrono::seconds(5);  // that a flight record may take
@@ -125,13 +124,13 @@ void RunWatchdog::watch(double interval) {
 }
 
 void RunWatchdog::expire(const FlightState& state) {
-  end_process_within(kLastSeconds, kExitCode);
+  end_process_within(kLastSeconds, kExitWatchdog);
   const std::string why =
       fmt::format("watchdog: {} took longer than {:g} s", name_of(state.where()),
                   static_cast<double>(state.limit) / 1e9);
   write_to_standard_error(fmt::format("error: {}\n", report(state, why)));
   end_other_ranks();
-  end_process(kExitCode);
+  end_process(kExitWatchdog);
 }
 
 /// Others whose time is over write their own records first.
@@ -142,7 +141,7 @@ void RunWatchdog::end_other_ranks() {
   }
   std::this_thread::sleep_for(kOthersReport);
   try {
-    comm_->fail(kExitCode);
+    comm_->fail(kExitWatchdog);
   } catch (const std::exception&) {  // this process ends, and with it what its launcher watches
     static_cast<void>(0);
   }

@@ -17,6 +17,9 @@
 
 namespace fp8train {
 
+/// The process's exit code when a wait for other ranks was given up.
+inline constexpr int kExitWatchdog = 86;
+
 class RunWatchdog {
  public:
   /// Records what the calling thread does from now on, and watches it until the end of the process;

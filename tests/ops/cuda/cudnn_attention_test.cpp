@@ -6,8 +6,8 @@
 
 #include <algorithm>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/input_file.h"
 #include "base/log.h"
 #include "device/cuda/cuda_device.h"
 #include "ops/cuda/attention_cases.h"

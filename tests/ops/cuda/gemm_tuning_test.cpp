@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 
 #include "base/atomic_file.h"
+#include "base/input_file.h"
 #include "cublaslt_fake.h"
 #include "cuda_test_support.h"
 #include "ops/gemm/gemm.h"

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <string>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/input_file.h"
 #include "base/log.h"
 #include "cublaslt_fake.h"
 #include "cuda_runtime_api.h"

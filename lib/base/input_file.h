@@ -53,6 +53,10 @@ class InputFile {
   FileIdentity opened_;
 };
 
+/// The whole file as a string. Throws DataError naming the file when it cannot be read or is larger
+/// than `max_bytes`.
+std::string read_text_file(const std::filesystem::path& path, size_t max_bytes);
+
 /// XXH3-128 of all bytes of a file as 32 hex digits; nothing where `stop`, which is asked every
 /// MiB, says so.
 std::optional<std::string> hash_content(

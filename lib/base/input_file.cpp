@@ -1,4 +1,4 @@
-#include "data/input_file.h"
+#include "base/input_file.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -103,6 +103,17 @@ void InputFile::read(uint64_t offset, void* to, size_t bytes) const {
     }
     done += static_cast<size_t>(got);
   }
+}
+
+std::string read_text_file(const std::filesystem::path& path, size_t max_bytes) {
+  const InputFile file(path);
+  if (file.size() > max_bytes) {
+    throw DataError(fmt::format("{} has {} bytes; at most {} are accepted here", path.string(),
+                                file.size(), max_bytes));
+  }
+  std::string text(file.size(), '\0');
+  file.read(0, text.data(), text.size());
+  return text;
 }
 
 std::optional<std::string> hash_content(const InputFile& file, const std::function<bool()>& stop) {
