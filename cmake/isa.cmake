@@ -8,7 +8,7 @@
 #   - defines functions of a table; one of the files exposes it, `const Table& name()`, which FP8TRAIN_ISA_TABLES of numeric/isa_tables.h picks up.
 # It sees FP8TRAIN_ISA_LEVEL as 1, 3 or 4. TARGET's other sources see FP8TRAIN_HAVE_BASELINE, FP8TRAIN_HAVE_V3 and FP8TRAIN_HAVE_V4 for the
 # levels built. The vectorizer needs -fno-math-errno -fno-trapping-math, which change no result; -ffp-contract=off stays.
-# -Wno-psabi: vectors are passed to inlined functions only, which have no ABI.
+# -Wno-psabi: vectors are passed only to inlined functions and to lambdas of a level's namespace, which have the flags of their callers.
 # Sanitized kernels are built without the vectorizer: with it they take five times as long to compile. The lowest level, of processors from
 # before 2013, is built with -O2: a third of the time.
 set(FP8TRAIN_ISA_FLAGS -O3 -fno-math-errno -fno-trapping-math -Wno-psabi)

@@ -16,7 +16,7 @@ class Topology {
   /// `size` ranks, `ranks_per_node` of them on each node but perhaps the last.
   static Topology blocks(int size, int ranks_per_node);
 
-  /// Makes a topology of the number of each rank's node. The numbers need not be consecutive.
+  /// Makes a topology from the number of each rank's node. The numbers need not be consecutive.
   static Topology of_node_names(const std::vector<int>& names);
 
   int size() const { return static_cast<int>(node_of_.size()); }

@@ -31,6 +31,7 @@ Head::Head(Linear projection, int64_t vocabulary, int64_t chunk_rows, float z_lo
 
 void Head::loss(const StepContext& context, ConstView x, ConstView targets,
                 const LossTotals& totals, View dx, const GradientScale& scale) const {
+  check(!context.training || !dx.empty(), "the head's loss: training needs dx");
   const int64_t rows = x.shape.rows();
   ArenaScope scope(*context.scratch);
   const View losses = totals.of_targets != nullptr ? View{totals.of_targets, DType::f32, {rows}}

@@ -28,7 +28,7 @@ int64_t head_chunk_rows(size_t device_memory, int64_t padded_vocabulary, DType l
 /// Gradients are multiplied by *loss_scale * factor.
 struct GradientScale {
   const float* loss_scale = nullptr;  ///< device memory; null: 1
-  float factor = 0.0F;
+  float factor = 1.0F;
 };
 
 class Head {
@@ -38,10 +38,10 @@ class Head {
 
   Linear& projection() { return projection_; }
 
-  /// x: [rows, C]; targets: int32 [rows], negative = ignored. Adds to the totals
-  /// (in training with the z-loss term). In training also
-  /// overwrites dx with the gradient of x and adds to the weight's gradient, each scaled by
-  /// `scale`, where *context.target_share, if there is one, takes the place of the factor.
+  /// x: [rows, C]; targets: int32 [rows], negative = ignored. Adds to the totals (in training with
+  /// the z-loss term). In training, which needs dx, also overwrites dx with the gradient of x and
+  /// adds to the weight's gradient, both multiplied by `scale`. If context.target_share is set, it
+  /// replaces scale.factor.
   void loss(const StepContext& context, ConstView x, ConstView targets, const LossTotals& totals,
             View dx = {}, const GradientScale& scale = {}) const;
 

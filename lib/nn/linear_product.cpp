@@ -1,5 +1,7 @@
 #include "nn/linear_product.h"
 
+#include <utility>
+
 #include "ops/cast/quantize.h"
 #include "ops/pointwise/elementwise.h"
 #include "tensor/tensor.h"
@@ -30,7 +32,7 @@ ops::GemmOperand gemm_operand(const StepContext& context, const LinearOperand& o
   ops::GemmOperand result = {operand.plain, is_second != lacks_columnwise, operand.quantized};
   QuantizedTensor& quantized = result.quantized;
   if (operand.along_columns && !lacks_columnwise) {
-    quantized.rowwise = quantized.columnwise;
+    quantized.rowwise = std::exchange(quantized.columnwise, {});
   }
   const TensorFormat format = ops::read_as(quantized.format, other);
   if (format.block != quantized.format.block) {

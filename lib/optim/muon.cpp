@@ -31,7 +31,7 @@ bool is_matrix(const Parameter& parameter) {
   return !parameter.matrices.empty();
 }
 
-/// What ops::store writes. A remainder makes fp32 of bf16, as large as fp32.
+/// Stored formats that round to nearest. A remainder belongs to master weights.
 bool is_momentum_format(const TensorFormat& format) {
   return is_stored_format(format) && !format.remainder && format.rounding == Rounding::nearest_even;
 }
@@ -134,7 +134,8 @@ void Muon::check_formats(const Parameter& parameter) const {
   }
   if (!is_momentum_format(formats.moment1)) {
     throw ConfigError(
-        "optimizer.name: muon rounds its momentum to nearest, and the plan's moment1 is " +
+        "optimizer.name: muon stores its momentum in formats that round to nearest, and the plan's "
+        "moment1 is " +
         describe(formats.moment1) + "; set precision.moment1: bf16, or take adamw");
   }
 }

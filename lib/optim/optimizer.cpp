@@ -179,7 +179,7 @@ void Optimizer::step(Stream stream, Arena& scratch, bool collect_statistics,
   }
   ops::prepare_step(stream, control, static_cast<float>(settings().grad_clip), scaling_);
   device().fill_zero(&control->squared_norm, sizeof(control->squared_norm));  // of the next step
-  if (combiner != nullptr && parameters().owners() == nullptr) {
+  if (combiner != nullptr) {
     combine_scales(stream, *combiner);
   }
   const Update step = {stream, &scratch, collect_statistics};

@@ -125,8 +125,8 @@ TEST_CASE("gemm of every type and transposition matches double precision", "[gem
             Operands o(p);
             ops::Gemm call = o.call();
             if (scaled) {
-              call.a = {{}, a_transposed, by_tensor(o.a, &scale_a)};
-              call.b = {{}, b_transposed, by_tensor(o.b, &scale_b)};
+              call.a = {{}, a_transposed, with_tensor_scale(o.a, &scale_a)};
+              call.b = {{}, b_transposed, with_tensor_scale(o.b, &scale_b)};
             }
             if (biased) {
               call.bias = o.bias;
@@ -249,7 +249,7 @@ TEST_CASE("gemm refuses what does not fit", "[gemm]") {
   call.a.transposed = true;
   refused(o, call);
   call = o.call();
-  call.a.quantized = by_tensor(o.a, nullptr);  // and plain
+  call.a.quantized = with_tensor_scale(o.a, nullptr);  // and plain
   refused(o, call);
   call = o.call();
   call.b.plain = {};

@@ -67,7 +67,7 @@ struct Cast {
     return decode(e4m3{scales.bytes()[static_cast<size_t>(row * across + column / 16)]});
   }
   QuantizedTensor tensor() {
-    QuantizedTensor result = by_tensor(codes, &scale_inv);
+    QuantizedTensor result = with_tensor_scale(codes, &scale_inv);
     result.rowwise.scale_inv = scales;
     result.tensor_scale = &scale;
     result.format = format;

@@ -80,7 +80,7 @@ class Bits {
 };
 
 /// A matrix that shares one scale, by its reciprocal.
-inline QuantizedTensor by_tensor(const View& codes, float* scale_inv) {
+inline QuantizedTensor with_tensor_scale(const View& codes, float* scale_inv) {
   QuantizedTensor tensor;
   tensor.rowwise.codes = codes;
   tensor.tensor_scale_inv = scale_inv;

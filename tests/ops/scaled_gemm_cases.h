@@ -75,12 +75,13 @@ inline std::vector<float> uneven_values(int64_t rows, int64_t columns, uint32_t 
   return values;
 }
 
-/// Formats that have a product with a scale for each block: of each pair of blocks, each element
-/// type of `a` and each type of scales, next to e4m3, or to int8 where only that goes with `a`.
-/// Those of e4m3 scales are in nvfp4_test.cpp.
 struct FormatPair {
   TensorFormat a, b;
 };
+
+/// Formats that have a product with a scale for each block: of each pair of blocks, each element
+/// type of `a` and each type of scales, next to e4m3, or to int8 where only that goes with `a`.
+/// Those of e4m3 scales are in nvfp4_test.cpp.
 inline std::vector<FormatPair> format_pairs() {
   std::vector<FormatPair> pairs;
   for (const ops::BlockPair& blocks : ops::block_pairs()) {
@@ -91,7 +92,6 @@ inline std::vector<FormatPair> format_pairs() {
         const FormatPair pair = {blockwise_format(type, blocks.a, scale_type),
                                  blockwise_format(other, blocks.b, scale_type)};
         if (blocks.a != per::tensor && scale_type != ScaleType::e4m3) {
-          CHECK(ops::gemm_support(DeviceTraits{}, {pair.a, pair.b}).native);
           pairs.push_back(pair);
         }
       }

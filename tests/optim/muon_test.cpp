@@ -84,14 +84,14 @@ struct Fixture {
   Arena scratch{*device, MemoryCategory::workspace};
   std::unique_ptr<Optimizer> optimizer;
 
-  Fixture(const Case& of, const ParameterFormats& formats = {}, const StoreSharing& sharing = {}) {
+  Fixture(const Case& of, const ParameterFormats& formats = {}) {
     weight = store.add({.name = "w",
                         .shape = {of.height(), of.columns},
                         .matrices = of.rows,
                         .init = Init::ones,
                         .formats = formats});
     norm = store.add({.name = "n", .shape = {of.columns}, .decay = false, .init = Init::ones});
-    store.allocate(*device, true, sharing);
+    store.allocate(*device);
     store.initialize(*device, 1);
     scratch.reserve(1 << 20);
     optimizer =
@@ -219,25 +219,6 @@ TEST_CASE("muon stores its momentum in every stored format, and a skipped step c
     CHECK(test::value_on_host(*f.device, *f.weight) != weight);
     CHECK(f.momentum() != momentum);
   }
-}
-
-TEST_CASE("ranks that update whole matrices keep the scales of their own momentum") {
-  struct Combiner final : RankCombiner {
-    int sums = 0, scales = 0;
-    void sum(double* /*value*/) override { ++sums; }
-    void largest(const View& /*values*/) override { ++scales; }
-  };
-  Combiner combiner;
-  ParameterFormats formats;
-  formats.moment1 = parse_format("e4m3 tensor current");
-  StoreSharing sharing;
-  sharing.owners = [](const ParameterStore& /*store*/) {
-    return UpdateOwners{.ranks = 2, .rank = 0, .of = {0, 0}};
-  };
-  Fixture f({.settings = {.name = "muon"}, .columns = 4, .rows = {4}}, formats, sharing);
-  f.optimizer->step(f.device->stream(), f.scratch, false, &combiner);
-  CHECK(combiner.sums == 1);
-  CHECK(combiner.scales == 0);
 }
 
 TEST_CASE("muon refuses formats that it does not work on") {

@@ -89,7 +89,7 @@ TEST_CASE("muon has the weights of linear layers in blocks, and adamw all others
 
 TEST_CASE("steps with muon learn within the memory planned") {
   for (const char* plan : {"fp32", "te-delayed", "te-blockwise"}) {
-    for (const char* momentum : {"fp32", "bf16"}) {
+    for (const char* momentum : {"fp32", "bf16", "e4m3 tensor current"}) {
       CAPTURE(plan, momentum);
       const Trained trained = train(DeviceKind::cpu, with_muon(plan, momentum), false);
       CHECK(trained.last_loss < 0.95 * trained.first_loss);
@@ -105,7 +105,7 @@ TEST_CASE("steps with muon on cuda are the cpu's, and recorded ones those that a
     WARN("not run: " << obstacle);
     return;
   }
-  for (const char* momentum : {"fp32", "bf16"}) {
+  for (const char* momentum : {"fp32", "bf16", "e4m3 tensor current"}) {
     CAPTURE(momentum);
     const EngineSettings settings = with_muon("bf16", momentum);
     const Trained cpu = train(DeviceKind::cpu, settings, false);

@@ -31,7 +31,7 @@ class CodeExchange final : public ExchangeRun {
 
  protected:
   void begin() override;
-  void resend() override;
+  void send_second() override;
   bool sum() override;
   void read() override;
 
@@ -118,10 +118,10 @@ void CodeExchange::begin() {
   if (ranks() > 1) {
     work_ = comm_->all_gather(stream_, own_amax().data, amax().data, own_amax().bytes());
   }
-  stage_ = Stage::resend;
+  stage_ = Stage::second_send;
 }
 
-void CodeExchange::resend() {
+void CodeExchange::send_second() {
   find_scales();
   pack();
 }

@@ -34,15 +34,17 @@ class ExchangeRun : public GradientExchange {
 
  protected:
   /// What follows when the messages under way have arrived.
-  enum class Stage : uint8_t { resend, sum, read };
+  enum class Stage : uint8_t { second_send, sum, read };
 
-  /// Of a piece: starts the first messages, if there are any, and sets the stage.
+  /// Starts the first messages of a piece, if there are any, and sets the stage.
   virtual void begin() = 0;
-  /// Sends again what the first messages brought, and sets the stage to sum.
-  virtual void resend() = 0;
+  /// Starts the second messages, which depend on the first (the amax of all ranks, or the sums of a
+  /// node), and sets the stage to sum.
+  virtual void send_second() = 0;
   /// Adds the contributions. Returns true, with the stage set to read, if there is something to
   /// gather or to read.
   virtual bool sum() = 0;
+  /// Reads the sums of all ranks into the bucket.
   virtual void read() = 0;
 
   int ranks() const { return comm_->size(); }

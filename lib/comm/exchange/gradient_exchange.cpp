@@ -95,8 +95,8 @@ void ExchangeRun::start(Stream stream, void* scratch, float factor, const View& 
 
 bool ExchangeRun::next() {
   switch (stage_) {
-    case Stage::resend:
-      resend();
+    case Stage::second_send:
+      send_second();
       return true;
     case Stage::sum:
       return sum();

@@ -26,7 +26,7 @@ class PacketExchange final : public ExchangeRun {
 
  protected:
   void begin() override;
-  void resend() override;
+  void send_second() override;
   bool sum() override;
   void read() override;
 
@@ -112,7 +112,7 @@ void PacketExchange::begin() {
   if (two_hop()) {
     const auto nodes = static_cast<size_t>(peers_->size());
     work_ = node_->all_to_all(stream_, sent(), received(), nodes * packet);
-    stage_ = Stage::resend;
+    stage_ = Stage::second_send;
     return;
   }
   if (ranks() > 1) {
@@ -122,7 +122,7 @@ void PacketExchange::begin() {
 }
 
 /// The second hop: sums of a node's contributions go to its peers.
-void PacketExchange::resend() {
+void PacketExchange::send_second() {
   const int64_t nodes = peers_->size();
   const View sums = values(nodes * here());
   ops::sum_wire(stream_, {.packets = received(),

@@ -45,7 +45,8 @@ inline constexpr const char* kNameOf = nullptr;
   inline constexpr const char* kNameOf<&OpTable::name> = #name;
 #include "ops/dispatch/operations.def"
 
-/// Calls the backend's function of a stream or a device in a span of this name, a literal.
+/// Calls the backend's function of a stream or a device inside a trace span, whose name is a
+/// literal.
 template <auto operation, typename On, typename... Arguments>
 decltype(auto) dispatch_as(const char* name, On&& on, Arguments&&... arguments) {
   const TraceSpan span(name);

@@ -83,6 +83,7 @@ void multiply_scaled(Stream stream, const Gemm& call, ScaledWorkspace& space) {
   const DType type = uses_bf16_units() ? DType::bf16 : DType::f32;
   const auto dequantized = [&](const GemmOperand& operand, GrowingBuffer& buffer) {
     QuantizedTensor values;
+    values.format = plain(type);
     values.tensor_scale_inv = operand.quantized.tensor_scale_inv;
     const Shape& shape = operand.quantized.rowwise.codes.shape;
     values.rowwise.codes = {buffer.reserve(static_cast<size_t>(shape.count()) * size_of(type)),

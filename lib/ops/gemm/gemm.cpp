@@ -44,6 +44,10 @@ void check_gemm(const Gemm& call) {
   check(call.a.plain.empty() != call.a.quantized.empty() &&
             call.b.plain.empty() != call.b.quantized.empty(),
         "gemm: each operand is either plain or quantized");
+  for (const GemmOperand* operand : {&call.a, &call.b}) {
+    check(operand->quantized.empty() || operand->quantized.format.dtype == operand->matrix().dtype,
+          "gemm: codes have the type of their format");
+  }
   const ConstView a = call.a.matrix();
   const ConstView b = call.b.matrix();
   check(a.shape.rank() == 2 && b.shape.rank() == 2 && call.c.shape.rank() == 2,

@@ -66,7 +66,7 @@ struct Gemm {
   bool emulate_accumulator = false;
   View scratch;  ///< any type, 256-byte aligned, of gemm_scratch_bytes; empty for 0
 
-  /// K.
+  /// K, the extent that the product contracts.
   int64_t depth() const { return a.matrix().shape[a.transposed ? 0 : 1]; }
 };
 

@@ -42,7 +42,7 @@ __device__ __forceinline__ void values_to_keep(const EncodedTensor& to, const X*
   }
 }
 
-/// The same for all threads.
+/// Whether the store is skipped: the same for all threads of a launch.
 __device__ __forceinline__ bool is_skipped(const int32_t* skip) {
   return skip != nullptr && *skip != 0;
 }

@@ -28,7 +28,7 @@ typedef float FloatLanes __attribute__((vector_size(64)));
 template <typename T>
 FP8TRAIN_HD FloatLanes load_lanes(const T* from) {
   FloatLanes lanes;
-  if constexpr (sizeof(T) == sizeof(float)) {
+  if constexpr (std::is_same_v<T, float>) {
     __builtin_memcpy(&lanes, from, sizeof(lanes));
   } else if constexpr (std::is_same_v<T, bf16>) {
     typedef uint16_t Codes __attribute__((vector_size(32)));

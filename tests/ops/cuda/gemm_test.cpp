@@ -30,7 +30,9 @@ Array run_case(Side& side, const Case& problem, float beta) {
                            uint32_t seed, float scale_inv) {
     const Shape shape = transposed ? Shape{columns, rows} : Shape{rows, columns};
     const View matrix = side.put(Array(type, shape, random_values(rows * columns, seed)));
-    return scaled ? ops::GemmOperand{{}, transposed, by_tensor(matrix, side.put_value(scale_inv))}
+    return scaled ? ops::GemmOperand{{},
+                                     transposed,
+                                     with_tensor_scale(matrix, side.put_value(scale_inv))}
                   : ops::GemmOperand{matrix, transposed};
   };
   const View c = side.put(Array(problem.c, {kM, kN}, random_values(kM * kN, 5)));

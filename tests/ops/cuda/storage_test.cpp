@@ -36,8 +36,11 @@ StoredValues keep(Side& side, const Case& c) {
   const auto* automatic = c.factor == 0.0F ? nullptr : side.put_value(ops::AutoScale{c.factor, 0});
   for (const bool add : {false, true}) {
     const Array x(c.dtype, {c.count}, adversarial_values(c.count, add ? 2 : 1, c.finite));
-    ops::store(side.stream(),
-               {.x = side.put(x, c.offset), .to = to, .add = add, .automatic = automatic});
+    ops::store(side.stream(), {.x = side.put(x, c.offset),
+                               .to = to,
+                               .add = add,
+                               .automatic = automatic,
+                               .skip = add ? side.put_value(int32_t{0}) : nullptr});
   }
   const Array other(c.dtype, {c.count}, adversarial_values(c.count, 3, c.finite));
   ops::store(side.stream(), {.x = side.put(other, c.offset),
