@@ -115,6 +115,9 @@ int run_as_rank(Communicator& comm, const std::function<int(const EndRanks&)>& b
 inline constexpr int kExitUsage = 2;
 inline constexpr int kExitRequeue = 75;
 
+/// What starts so many ranks, before the program's name: "mpirun -n 4 "; empty for one.
+std::string launcher_of(int64_t ranks);
+
 /// The command line of this process, arguments with blanks in quotes.
 std::string command_line();
 

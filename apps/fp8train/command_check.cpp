@@ -87,10 +87,7 @@ std::vector<std::string> describe_run(const Session& session, const Device& devi
   return lines;
 }
 
-int check_run(const CheckOptions& options) {
-  Settings settings = load(options.ranks.common);
-  const int world_size =
-      fill_job(options.ranks.world_size, options.ranks.ranks_per_node, settings.job);
+int check_settings(const CheckOptions& options, const Settings& settings, int world_size) {
   const Session session = open_session(settings, true, world_size);
   const auto ranks = Topology::blocks(world_size, static_cast<int>(settings.job.ranks_per_node));
   log_notes(session);
@@ -109,11 +106,9 @@ int check_run(const CheckOptions& options) {
   for (const std::string& line : describe_run(session, *device, dry_run, reason, ranks)) {
     say(line);
   }
-  with_locations(settings, [&] {
-    if (const std::string problem = why_unwritable(settings.output_dir); !problem.empty()) {
-      throw DeviceError("output_dir: " + problem);
-    }
-  });
+  if (const std::string problem = why_unwritable(settings.output_dir); !problem.empty()) {
+    throw DeviceError("output_dir: " + problem);
+  }
   if (!options.no_scan) {
     scan(session.data.train, "training", quiet);
     scan(session.data.val, "validation", quiet);
@@ -129,13 +124,20 @@ int check_run(const CheckOptions& options) {
     check_fits(memory, planned);
     say(fmt::format(
         "ok: the configuration is valid, {} of the data can be read, output_dir can be written, "
-        "and the run fits into memory\nstart it with `fp8train train` and the same configuration",
-        options.no_scan ? "a sample" : "every token"));
+        "and the run fits into memory\nstart it with `{}fp8train train` and the same configuration",
+        options.no_scan ? "a sample" : "every token", launcher_of(world_size)));
   } catch (const DeviceError& error) {  // the run may be meant for another machine
     fmt::print("\n{}\n", colored(stdout, Color::red, std::string("DOES NOT FIT: ") + error.what()));
     fmt::print("on this machine the run would stop at once, with exit code 4; all else is ok\n");
   }
   return 0;
+}
+
+int check_run(const CheckOptions& options) {
+  Settings settings = load(options.ranks.common);
+  const int world_size =
+      fill_job(options.ranks.world_size, options.ranks.ranks_per_node, settings.job);
+  return with_locations(settings, [&] { return check_settings(options, settings, world_size); });
 }
 
 }  // namespace

@@ -142,8 +142,8 @@ std::string next_commands(const WizardResult& result) {
                        shell_word(job_script_path(result.output)));
   }
   const int64_t ranks = job.nodes * job.ranks_per_node;
-  const std::string launcher = ranks > 1 ? fmt::format("mpirun -n {} ", ranks) : "";
-  return fmt::format("  fp8train check {}\n  {}fp8train {}\n  tail -F {}\n{}", file, launcher, file,
+  return fmt::format("  fp8train check {}\n  {}fp8train {}\n  tail -F {}\n{}", file,
+                     launcher_of(ranks), file,
                      shell_word(result.settings.output_dir + "/train.log"),
                      program_on_path("sbatch").empty()
                          ? ""

@@ -8,6 +8,7 @@
 
 #include "base/text.h"
 #include "commands.h"
+#include "config/load.h"
 #include "device/gpu_kinds.h"
 #include "train/preflight.h"
 #include "train/records/progress.h"
@@ -127,14 +128,7 @@ void print_time(const Session& session, const DryRunStep& step, const GpuKind& g
       100 * kGemmRate, 100 * kAttentionRate, 100 * kMemoryRate, 100 * kWireRate);
 }
 
-int estimate(const EstimateOptions& options) {
-  Settings settings = load(options.ranks.common);
-  if (!options.gpu.empty()) {
-    settings.job.gpu = options.gpu;
-    settings.device = DeviceChoice::cuda;
-  }
-  const int world_size =
-      fill_job(options.ranks.world_size, options.ranks.ranks_per_node, settings.job);
+int estimate_settings(const Settings& settings, int world_size) {
   const Session session = open_session(settings, false, world_size);
   log_notes(session);
   std::unique_ptr<Device> device;
@@ -171,6 +165,17 @@ int estimate(const EstimateOptions& options) {
                                          : fmt::format("{}", most));
   }
   return 0;
+}
+
+int estimate(const EstimateOptions& options) {
+  Settings settings = load(options.ranks.common);
+  if (!options.gpu.empty()) {
+    settings.job.gpu = options.gpu;
+    settings.device = DeviceChoice::cuda;
+  }
+  const int world_size =
+      fill_job(options.ranks.world_size, options.ranks.ranks_per_node, settings.job);
+  return with_locations(settings, [&] { return estimate_settings(settings, world_size); });
 }
 
 }  // namespace

@@ -24,8 +24,7 @@ std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
 
-/// What the run takes on a CPU, which surprises who has trained on GPUs only; empty as long as its
-/// length is not known.
+/// How long the run takes on a CPU; empty as long as its length is not known.
 std::string time_on_cpu(const Settings& settings) {
   constexpr double kRate = 1e11;  // FLOPs a second: some eight cores
   const Session session = open_session(settings, false, job_ranks(settings.job));

@@ -316,7 +316,7 @@ Settings load_settings(const LoadRequest& request) {
 void add_location(Error& error, const Settings& settings) {
   const std::string message = error.what();
   const auto& locations = settings.notes.locations;
-  const auto found = locations.find(message.substr(0, message.find_first_of(": ")));
+  const auto found = locations.find(leading_key(message));
   if (found != locations.end()) {
     prepend(error, found->second);
   }

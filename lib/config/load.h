@@ -34,7 +34,7 @@ Settings load_settings(const LoadRequest& request);
 /// load_settings does.
 void add_location(Error& error, const Settings& settings);
 
-/// What `work` returns; errors that it throws have the locations of their keys.
+/// Returns the result of `work`, and adds locations to the errors that it throws.
 template <class Work>
 auto with_locations(const Settings& settings, const Work& work) {
   try {

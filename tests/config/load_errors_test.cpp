@@ -333,6 +333,11 @@ TEST_CASE("keys of another optimizer or schedule than the one chosen") {
 }
 
 TEST_CASE("precision keys that have no meaning or contradict each other") {
+  CHECK_THAT(error_of("model: {preset: toy}\ndata: {train: a}\ntraining: {max_steps: 1}\n"
+                      "precision: {plan: te-delayed}\n",
+                      {"precision.master_weight=fp16"}),
+             Catch::Contains(": precision.weight: ") &&
+                 !Catch::Contains("precision.plan: precision.weight"));
   CHECK(
       error_with("fp8: {margin: 1}") ==
       "run.yaml:4:7: fp8.margin: has no meaning with mixed_precision: no; set mixed_precision: fp8 "

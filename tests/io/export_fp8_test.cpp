@@ -159,7 +159,7 @@ TEST_CASE("casts that no program reads are refused before anything is written", 
                export_folder(fp8_source("gpt2"), dir / "out",
                              cast(DType::e4m3, per::block_128x128));
              }),
-             Contains("GPT-2 stores transformer.h.0.attn.c_attn.weight transposed") &&
+             Contains("this model stores transformer.h.0.attn.c_attn.weight transposed") &&
                  Contains("--to gguf --dtype q8_0"));
   CHECK_FALSE(fs::exists(dir / "out"));
 }

@@ -126,6 +126,8 @@ TEST_CASE("check says what would not run here, or not in FP8") {
              EndsWith("ok: the configuration is valid, every token of the data can be read, "
                       "output_dir can be written, and the run fits into memory\n"
                       "start it with `fp8train train` and the same configuration\n"));
+  CHECK_THAT(expect_code(0, shop.path(), Workshop::check({"--world-size", "2"})).out,
+             Contains("start it with `mpirun -n 2 fp8train train`"));
   CHECK_THAT(expect_code(0, shop.path(), Workshop::check({"--no-scan"})).out,
              Contains("a sample of the data can be read"));
   const Outcome plain =

@@ -125,6 +125,11 @@ TEST_CASE("data and folders that cannot be used: file and line of the key") {
     CHECK_THAT(error_of(4, {command, "data.train=text.txt", "data.seq_length=16"}),
                Contains("error: run.yaml:5:1: output_dir: "));
   }
+  for (const char* command : {"train", "check", "estimate"}) {
+    CHECK_THAT(error_of(2, {command, "data.train=text.txt", "optimizer.name=muon",
+                            "precision.plan=fp8-safe"}),
+               Contains("error: --set optimizer.name=muon: optimizer.name: muon stores"));
+  }
 }
 
 TEST_CASE("a token file that shrinks while a run reads it") {

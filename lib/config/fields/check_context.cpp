@@ -11,7 +11,7 @@ bool CheckContext::usable(std::string_view key) const {
   return written == nullptr || written->usable;
 }
 
-bool CheckContext::may_be_missed() const {
+bool CheckContext::is_required_here() const {
   return extent == Extent::whole && !given.may_be_misspelled(field.key);
 }
 
@@ -20,7 +20,7 @@ void CheckContext::complain(const char* other, const std::string& text) const {
 }
 
 void CheckContext::missing(const std::string& text) const {
-  if (may_be_missed()) {
+  if (is_required_here()) {
     complain(text);
   }
 }
@@ -36,7 +36,7 @@ void CheckContext::missing_section(const std::string& text) const {
   }
   if (begun || !foreign) {
     missing(text);
-  } else if (may_be_missed()) {  // no line of another program's file is to blame
+  } else if (is_required_here()) {  // no line of another program's file is to blame
     given.complain_at({}, field.key,
                       text +
                           ". Files of other programs name no model and no data: add a run.yaml "

@@ -27,15 +27,15 @@ struct CheckContext {
 
   /// Adds a problem of the field.
   void complain(const std::string& text) const { given.complain(field.key, text); }
-  /// The same at `other` where only that was written.
+  /// Adds it at `other` if the field is not given.
   void complain(const char* other, const std::string& text) const;
-  /// False where the key may still follow, or is there with another spelling.
-  bool may_be_missed() const;
-  /// Complains of a key that may be missed.
+  /// Whether the key must be given: not if it may still follow, or if it is there, misspelt.
+  bool is_required_here() const;
+  /// Adds a problem if the key is required.
   void missing(const std::string& text) const;
   /// The same for a key of `model` or `data`, with which a configuration begins.
   void missing_section(const std::string& text) const;
-  /// Where the value is not the default, which says nothing.
+  /// Adds a problem if the key is given with another value than its default.
   void without_meaning(const std::string& choice) const;
 };
 

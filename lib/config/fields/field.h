@@ -114,8 +114,8 @@ struct Field {
   std::function<bool(const Settings&)> applies;
   /// What the wizard asks; nothing: it does not.
   std::optional<Question> question = std::nullopt;
-  /// Complains where the value contradicts other settings (config/fields/check_context.h). Null: it
-  /// cannot.
+  /// Adds a problem if the value contradicts other settings (config/fields/check_context.h). Null
+  /// if the field has no check.
   std::function<void(const CheckContext&)> check = nullptr;
 
   Field also(std::vector<std::string> names) &&;

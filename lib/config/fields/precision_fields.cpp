@@ -87,8 +87,13 @@ void check_plan(const CheckContext& at) {
     resolve_plan(at.settings.precision);
   } catch (const ConfigError& error) {
     const std::string message = error.what();
-    const std::string key = message.substr(0, message.find_first_of(": "));
-    at.given.complain(at.has(key) ? key : other_key(at, message), message);
+    const std::string key = leading_key(message);
+    if (at.has(key)) {
+      at.given.complain(key, message);
+    } else {
+      const GivenKey* other = at.given.find(other_key(at, message));
+      at.given.complain_at(other == nullptr ? SourceMark{} : other->mark, "", message);
+    }
   }
 }
 

@@ -58,9 +58,12 @@ void Problems::raise() const {
   throw ConfigError(message);
 }
 
+std::string leading_key(const std::string& message) {
+  return message.substr(0, message.find_first_of(": "));
+}
+
 std::string with_key(const std::string& key, const std::string& text) {
-  const bool begins = text.starts_with(key) && text.find_first_of(": ") == key.size();
-  return key.empty() || begins ? text : fmt::format("{}: {}", key, text);
+  return key.empty() || leading_key(text) == key ? text : fmt::format("{}: {}", key, text);
 }
 
 std::string quoted_for_message(const std::string& text) {

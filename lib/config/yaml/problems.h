@@ -55,6 +55,9 @@ class Problems {
   std::vector<Problem> items_;
 };
 
+/// The key that a message begins with, "a.b" of "a.b: ..."; any text before a colon or a space.
+std::string leading_key(const std::string& message);
+
 /// "key: text"; the text alone where it begins with the key, or there is none.
 std::string with_key(const std::string& key, const std::string& text);
 

@@ -58,9 +58,9 @@ FileQuantization conversion(const ModelSource& model, const ExportOptions& optio
   for (const ModelTensor& tensor : model.tensors) {
     if (tensor.piece.transposed) {
       throw CheckpointError(fmt::format(
-          "{0}: GPT-2 stores {1} transposed, and no program reads codes of such a layer.\n"
+          "{0}: this model stores {1} transposed, and no program reads codes of such a layer.\n"
           "For 8 bits in llama.cpp: fp8train export {0} --to gguf --dtype q8_0 --out FILE\n"
-          "To cast a file as it is: fp8train quantize {0}/model.safetensors --out FILE",
+          "To cast a file as it is: fp8train quantize {0}/FILE.safetensors --out FILE",
           model.folder.string(), tensor.piece.name));
     }
     if (tensor.is_linear) {
