@@ -67,13 +67,8 @@ void apply_delayed(const PlanRequest& request, PrecisionPlan& plan) {
   require(delayed || !request.margin, plan, "fp8.margin", meaning);
   require(delayed || !request.interval, plan, "fp8.interval", meaning);
   require(delayed || !request.amax_history_len, plan, "fp8.amax_history_len", meaning);
-  require(delayed || request.amax_compute_algo.empty(), plan, "fp8.amax_compute_algo", meaning);
+  require(delayed || !request.amax_compute_algo, plan, "fp8.amax_compute_algo", meaning);
   require(delayed || !request.reduce_amax, plan, "fp8.reduce_amax", meaning);
-  if (!request.amax_compute_algo.empty() && request.amax_compute_algo != "max" &&
-      request.amax_compute_algo != "most_recent") {
-    throw ConfigError(fmt::format("fp8.amax_compute_algo: '{}' is not one of max, most_recent",
-                                  request.amax_compute_algo));
-  }
   for_each_gemm_format(plan, [&](TensorFormat& format) {
     if (format.policy != ScalePolicy::delayed) {
       return;
@@ -82,10 +77,7 @@ void apply_delayed(const PlanRequest& request, PrecisionPlan& plan) {
     rule.margin = static_cast<int>(request.margin.value_or(rule.margin));
     rule.interval = static_cast<int>(request.interval.value_or(rule.interval));
     rule.history_length = static_cast<int>(request.amax_history_len.value_or(rule.history_length));
-    if (!request.amax_compute_algo.empty()) {
-      rule.algorithm =
-          request.amax_compute_algo == "max" ? AmaxAlgorithm::max : AmaxAlgorithm::most_recent;
-    }
+    rule.algorithm = request.amax_compute_algo.value_or(rule.algorithm);
   });
   // A weight is the same on all ranks, also where each has a part of it.
   for (TensorFormat* format : {&plan.fprop.a, &plan.dgrad.a, &plan.wgrad.a, &plan.wgrad.b}) {

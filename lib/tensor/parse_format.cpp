@@ -219,8 +219,8 @@ class FormatParser {
       const std::string& text = word.arguments[i];
       if (i == 0) {
         rule.history_length = count(text, 1, kMaxCount, "the length of a history");
-      } else if (text == "max" || text == "most_recent") {
-        rule.algorithm = text == "max" ? AmaxAlgorithm::max : AmaxAlgorithm::most_recent;
+      } else if (const auto algorithm = value_in(kAmaxAlgorithms, text)) {
+        rule.algorithm = *algorithm;
       } else if (text.starts_with("margin ")) {
         rule.margin = count(trimmed(text.substr(7)), 0, kMaxMargin, "a margin");
       } else if (text.starts_with("every ")) {

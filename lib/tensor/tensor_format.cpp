@@ -56,7 +56,7 @@ std::string describe(const TensorFormat& format) {
       break;
     case ScalePolicy::delayed:
       text += fmt::format(" delayed({}, {}", format.delayed.history_length,
-                          format.delayed.algorithm == AmaxAlgorithm::max ? "max" : "most_recent");
+                          name_in(kAmaxAlgorithms, format.delayed.algorithm));
       text += format.delayed.margin != 0 ? fmt::format(", margin {}", format.delayed.margin) : "";
       text += format.delayed.current_at_first ? ", current at first" : "";
       text += format.delayed.unit == WindowUnit::step ? ", per step" : "";
