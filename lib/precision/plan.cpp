@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "ops/gemm/gemm_support.h"
 #include "precision/meaningless_option.h"
+#include "precision/plan_entries.h"
 #include "precision/plan_parts.h"
 #include "precision/role_request.h"
 
@@ -17,15 +18,10 @@ std::string name_for(const PlanRequest& request) {
   if (!request.plan.empty()) {
     return request.plan;
   }
-  switch (request.mixed_precision) {
-    case MixedPrecision::no:
-      return "fp32";
-    case MixedPrecision::bf16:
-      return "bf16";
-    case MixedPrecision::fp16:
-      return "fp16";
-    case MixedPrecision::fp8:
-      break;
+  for (const PlanEntry& entry : plan_entries()) {
+    if (entry.mixed_precision == request.mixed_precision) {
+      return entry.name;
+    }
   }
   return plan_for_method(request);
 }
