@@ -121,7 +121,7 @@ int inspect(InspectOptions& options) {
               "`data prepare` or a checkpoint wrote");
         },
         "--tokenizer");
-    if (tokenizer->type() != "none") options.settings.tokenizer = tokenizer.get();
+    if (tokenizer->type() != TokenizerType::none) options.settings.tokenizer = tokenizer.get();
   }
   std::vector<std::filesystem::path> paths;
   for (const std::string& input : options.inputs) {

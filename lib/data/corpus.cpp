@@ -139,7 +139,7 @@ class SourceReader {
   }
 
   void check_tokenizer(const DataSource& source) const {
-    if (tokenizer_.type() == "none") {
+    if (tokenizer_.type() == TokenizerType::none) {
       throw ConfigError(fmt::format(
           "data.tokenizer is none, but {} is text; name a tokenizer, or give token files",
           source.path));

@@ -319,7 +319,7 @@ class Preparation {
     const nlohmann::ordered_json document = {{"format", "fp8train-dataset"},
                                              {"version", 1},
                                              {"tokenizer",
-                                              {{"type", tokenizer_.type()},
+                                              {{"type", name_of(tokenizer_.type())},
                                                {"vocab_size", tokenizer_.vocab_size()},
                                                {"eos_token_id", tokenizer_.eos_id()}}},
                                              {"settings",
@@ -359,7 +359,7 @@ PrepareReport prepare_data(const PrepareSettings& settings) {
     return all_text(sources, text_key_of(settings));
   };
   const auto tokenizer = make_tokenizer(settings.tokenizer, training_text, "--tokenizer");
-  if (tokenizer->type() == "none") {
+  if (tokenizer->type() == TokenizerType::none) {
     throw ConfigError("preparing data needs a tokenizer other than none");
   }
   Preparation preparation(settings, *tokenizer);

@@ -186,7 +186,7 @@ size_t byte_of_unit(std::string_view text, int64_t index, const Tokenizer& token
     return byte;
   }
   byte = static_cast<size_t>(index);
-  while (tokenizer.type() != "byte" && byte > 0 && byte < text.size() &&
+  while (tokenizer.type() != TokenizerType::byte && byte > 0 && byte < text.size() &&
          is_continuation(text[byte])) {
     --byte;
   }

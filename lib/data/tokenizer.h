@@ -10,12 +10,28 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
+
+#include "base/names.h"
 
 namespace fp8train {
 
 /// What a text is cut in when a fraction of it is held back for validation.
 enum class TextUnit : uint8_t { byte, code_point };
+
+/// What a tokenizer is, also when it is saved.
+enum class TokenizerType : uint8_t { none, byte, character, llama2c, huggingface, sentencepiece };
+inline constexpr std::pair<TokenizerType, std::string_view> kTokenizerTypes[] = {
+    {TokenizerType::none, "none"},
+    {TokenizerType::byte, "byte"},
+    {TokenizerType::character, "char"},
+    {TokenizerType::llama2c, "llama2c-bpe"},
+    {TokenizerType::huggingface, "huggingface"},
+    {TokenizerType::sentencepiece, "sentencepiece"}};
+constexpr std::string_view name_of(TokenizerType type) {
+  return name_in(kTokenizerTypes, type);
+}
 
 /// A file of a tokenizer as it is written into a model folder.
 struct TokenizerFile {
@@ -41,8 +57,7 @@ class Tokenizer {
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
 
-  /// "none", "byte", "char", "llama2c-bpe", "huggingface", "sentencepiece" or "tiktoken".
-  virtual std::string_view type() const = 0;
+  virtual TokenizerType type() const = 0;
 
   /// Number of ids; the model's vocabulary is at least this large. Not padded: a model may round it
   /// up.

@@ -1,6 +1,7 @@
 #include "device/device.h"
 
 #include "base/error.h"
+#include "base/names.h"
 #include "device/cpu/cpu_device.h"
 #include "device/cuda/cuda_device.h"
 #include "device/device_choice.h"
@@ -21,10 +22,8 @@ std::string_view name_of(DeviceKind kind) {
 }
 
 DeviceChoice device_choice_named(std::string_view name) {
-  for (const auto& [choice, known] : kDeviceChoices) {
-    if (name == known) {
-      return choice;
-    }
+  if (const auto choice = value_in(kDeviceChoices, name)) {
+    return *choice;
   }
   throw ConfigError("Unknown device '" + std::string(name) + "' (expected auto, cpu, cuda)");
 }

@@ -173,11 +173,10 @@ void ParameterStore::allocate_automatic(Device& device) {
   if (initial.empty()) {
     return;
   }
-  const auto count = static_cast<int64_t>(initial.size());
-  automatic_ = Tensor(device, DType::i64, {count, 2}, MemoryCategory::scaling_state);
-  static_assert(sizeof(ops::AutoScale) == 2 * sizeof(int64_t));
-  copy_from_host(device, automatic_, initial.data());
-  auto* next = automatic_.view().as<ops::AutoScale>();
+  automatic_ =
+      Buffer(device, initial.size() * sizeof(ops::AutoScale), MemoryCategory::scaling_state);
+  device.copy_from_host(automatic_.data(), initial.data(), automatic_.bytes());
+  ops::AutoScale* next = automatic_scales().data();
   for (const auto& parameter : parameters_) {
     if (scales_itself(parameter)) {
       parameter->automatic = next++;

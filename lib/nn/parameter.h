@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -157,8 +158,11 @@ class ParameterStore {
   View gradient_shard(size_t segment) const;
   /// What lies side by side of the gradients that this rank's optimizer reads: fp32 or bf16.
   std::vector<View> updated_gradients() const;
-  /// The controllers of all gradients that have one, ops::AutoScale; empty: none.
-  View automatic_scales() const { return automatic_; }
+  /// The controllers of all gradients that have one, in device memory; empty: none.
+  std::span<ops::AutoScale> automatic_scales() const {
+    return {static_cast<ops::AutoScale*>(automatic_.data()),
+            automatic_.bytes() / sizeof(ops::AutoScale)};
+  }
   /// Makes the controllers scale sums over ranks from now on.
   void scale_sums();
   /// Returns the controllers of some parameters, or nothing if these have none.
@@ -220,7 +224,7 @@ class ParameterStore {
   SharedSlots slots_;
   std::vector<Tensor> operands_;
   std::vector<TensorFormat> wires_;
-  Tensor automatic_;
+  Buffer automatic_;  ///< ops::AutoScale
 };
 
 /// A parameter's value from and to the host, shape.count() floats in row-major order; cast to its

@@ -241,10 +241,11 @@ ops::QuantizeSink Optimizer::cast_of(const Parameter& parameter, const Update& s
   return cast;
 }
 
-void Optimizer::update_sum_scales(Stream stream, ConstView of_ranks) const {
-  const View scales = parameters().automatic_scales();
-  ops::update_auto_scales(stream, of_ranks.as<ops::AutoScale>(), of_ranks.count() / scales.count(),
-                          scales.as<ops::AutoScale>(), scales.shape[0], &device_control()->skip);
+void Optimizer::update_sum_scales(Stream stream, std::span<const ops::AutoScale> of_ranks) const {
+  const std::span<ops::AutoScale> scales = parameters().automatic_scales();
+  const auto ranks = static_cast<int64_t>(of_ranks.size() / scales.size());
+  ops::update_auto_scales(stream, of_ranks.data(), ranks, scales.data(),
+                          static_cast<int64_t>(scales.size()), &device_control()->skip);
 }
 
 ops::StepControl Optimizer::control() const {

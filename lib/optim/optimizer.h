@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -94,7 +95,7 @@ class Optimizer {
 
   /// Several ranks, after step(): the factors of automatic scales follow from what all ranks have
   /// counted in sums. of_ranks: ParameterStore::automatic_scales() of each.
-  void update_sum_scales(Stream stream, ConstView of_ranks) const;
+  void update_sum_scales(Stream stream, std::span<const ops::AutoScale> of_ranks) const;
 
   /// Device scalar that losses are multiplied by before backward (1 without loss scaling).
   const float* loss_scale() const;

@@ -70,8 +70,7 @@ void RankedStrategy::attach(Device& device, ParameterStore& parameters, const Vi
   Strategy::attach(device, parameters, amax);
   const auto ranks = static_cast<size_t>(comm().size());
   const size_t scales = 2 * sizeof(float) * parameters.all().size();
-  const View automatic = parameters.automatic_scales();
-  const size_t few = std::max({amax.bytes(), scales, automatic.empty() ? 0 : automatic.bytes()});
+  const size_t few = std::max({amax.bytes(), scales, parameters.automatic_scales().size_bytes()});
   combined_ = Buffer(device, std::max(few * ranks, parameters.block_amax().bytes()),
                      MemoryCategory::communication);
   parameters.scale_sums();
@@ -79,12 +78,13 @@ void RankedStrategy::attach(Device& device, ParameterStore& parameters, const Vi
 
 /// Each rank has counted what is at the maximum of its shards.
 void RankedStrategy::update_sum_scales(Stream stream, const Optimizer& optimizer) {
-  const View own = parameters().automatic_scales();
+  const std::span<const ops::AutoScale> own = parameters().automatic_scales();
   if (own.empty()) {
     return;
   }
-  comm().all_gather(stream, own.data, combined_.data(), own.bytes()).wait();
-  optimizer.update_sum_scales(stream, {combined_.data(), DType::i64, {comm().size(), own.count()}});
+  comm().all_gather(stream, own.data(), combined_.data(), own.size_bytes()).wait();
+  optimizer.update_sum_scales(stream, {static_cast<const ops::AutoScale*>(combined_.data()),
+                                       own.size() * static_cast<size_t>(comm().size())});
 }
 
 void RankedStrategy::combine_amax(Stream stream, const View& values) {

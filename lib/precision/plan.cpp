@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "ops/gemm/gemm_support.h"
 #include "precision/meaningless_option.h"
+#include "precision/plan_entries.h"
 #include "precision/plan_parts.h"
 #include "precision/role_request.h"
 
@@ -17,15 +18,10 @@ std::string name_for(const PlanRequest& request) {
   if (!request.plan.empty()) {
     return request.plan;
   }
-  switch (request.mixed_precision) {
-    case MixedPrecision::no:
-      return "fp32";
-    case MixedPrecision::bf16:
-      return "bf16";
-    case MixedPrecision::fp16:
-      return "fp16";
-    case MixedPrecision::fp8:
-      break;
+  for (const PlanEntry& entry : plan_entries()) {
+    if (entry.mixed_precision == request.mixed_precision) {
+      return entry.name;
+    }
   }
   return plan_for_method(request);
 }
@@ -67,13 +63,8 @@ void apply_delayed(const PlanRequest& request, PrecisionPlan& plan) {
   require(delayed || !request.margin, plan, "fp8.margin", meaning);
   require(delayed || !request.interval, plan, "fp8.interval", meaning);
   require(delayed || !request.amax_history_len, plan, "fp8.amax_history_len", meaning);
-  require(delayed || request.amax_compute_algo.empty(), plan, "fp8.amax_compute_algo", meaning);
+  require(delayed || !request.amax_compute_algo, plan, "fp8.amax_compute_algo", meaning);
   require(delayed || !request.reduce_amax, plan, "fp8.reduce_amax", meaning);
-  if (!request.amax_compute_algo.empty() && request.amax_compute_algo != "max" &&
-      request.amax_compute_algo != "most_recent") {
-    throw ConfigError(fmt::format("fp8.amax_compute_algo: '{}' is not one of max, most_recent",
-                                  request.amax_compute_algo));
-  }
   for_each_gemm_format(plan, [&](TensorFormat& format) {
     if (format.policy != ScalePolicy::delayed) {
       return;
@@ -82,10 +73,7 @@ void apply_delayed(const PlanRequest& request, PrecisionPlan& plan) {
     rule.margin = static_cast<int>(request.margin.value_or(rule.margin));
     rule.interval = static_cast<int>(request.interval.value_or(rule.interval));
     rule.history_length = static_cast<int>(request.amax_history_len.value_or(rule.history_length));
-    if (!request.amax_compute_algo.empty()) {
-      rule.algorithm =
-          request.amax_compute_algo == "max" ? AmaxAlgorithm::max : AmaxAlgorithm::most_recent;
-    }
+    rule.algorithm = request.amax_compute_algo.value_or(rule.algorithm);
   });
   // A weight is the same on all ranks, also where each has a part of it.
   for (TensorFormat* format : {&plan.fprop.a, &plan.dgrad.a, &plan.wgrad.a, &plan.wgrad.b}) {

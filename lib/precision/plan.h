@@ -233,7 +233,7 @@ struct PlanRequest {
   std::optional<int64_t> margin;
   std::optional<int64_t> interval;
   std::optional<int64_t> amax_history_len;
-  std::string amax_compute_algo;  ///< max | most_recent
+  std::optional<AmaxAlgorithm> amax_compute_algo;
   /// Whether the amax of x and dy is the largest of all ranks; that of a weight always is.
   std::optional<bool> reduce_amax;
   std::vector<bool>

@@ -1,7 +1,8 @@
 #pragma once
-// The table of plans as its two readers see it: plans.cpp fills it, selection.cpp searches it.
+// The table of plans: plans.cpp fills it, plan.cpp and selection.cpp search it.
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "precision/plan.h"
@@ -10,6 +11,7 @@ namespace fp8train {
 
 /// A plan, the fp8.backend, fp8.recipe (fp8.opt_level where recipes are levels) and fp8.use_te that
 /// select it under mixed_precision: fp8 (empty: not selected that way), and who published it.
+/// `mixed_precision`: the value of that key that selects it by itself.
 struct PlanEntry {
   const char* name;
   const char* backend;
@@ -17,6 +19,8 @@ struct PlanEntry {
   bool use_te;
   std::function<PrecisionPlan()> make;
   const char* source;
+  std::optional<MixedPrecision> mixed_precision = {};
+  bool needs_roles = false;  ///< it means something only with roles of the request
 };
 
 /// Returns the plans in the order of the table.

@@ -331,9 +331,10 @@ constexpr const char* kTorchao = "torchao.float8";
 
 const std::vector<PlanEntry>& plan_entries() {
   static const std::vector<PlanEntry> all = {
-      {"fp32", "", "", false, fp32, "IEEE 754"},
-      {"bf16", "", "", false, bf16_mixed, "A Study of BFLOAT16 (1905.12322)"},
-      {"fp16", "", "", false, fp16_mixed, "Mixed Precision Training (1710.03740)"},
+      {"fp32", "", "", false, fp32, "IEEE 754", MixedPrecision::no},
+      {"bf16", "", "", false, bf16_mixed, "A Study of BFLOAT16 (1905.12322)", MixedPrecision::bf16},
+      {"fp16", "", "", false, fp16_mixed, "Mixed Precision Training (1710.03740)",
+       MixedPrecision::fp16},
       {"te-delayed", "te", "delayed", false, te_delayed, kTransformerEngine},
       {"te-current", "te", "current", false, te_current, kTransformerEngine},
       {"te-blockwise", "te", "blockwise", false, te_blockwise, kTransformerEngine},
@@ -362,7 +363,7 @@ const std::vector<PlanEntry>& plan_entries() {
       {"fp8-lean", "", "", false, fp8_lean, "this program"},
       {"fp8-min", "", "", false, fp8_min, "this program"},
       {"int8-qat", "", "", false, int8_qat, "torchao int8 dynamic activation, int8 weight"},
-      {"custom", "", "", false, custom, "you"}};
+      {"custom", "", "", false, custom, "you", {}, true}};
   return all;
 }
 

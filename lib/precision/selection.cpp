@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/error.h"
+#include "base/names.h"
 #include "base/nearest.h"
 #include "base/text.h"
 #include "precision/plan_entries.h"
@@ -12,13 +15,6 @@ namespace {
 
 bool has_method(const PlanEntry& entry) {
   return *entry.backend != '\0';
-}
-
-std::string in_lower_case(std::string text) {
-  for (char& c : text) {
-    c = c >= 'A' && c <= 'Z' ? static_cast<char>(c + ('a' - 'A')) : c;
-  }
-  return text;
 }
 
 std::vector<std::string> backends() {
@@ -79,7 +75,7 @@ const PlanEntry& entry_named(const std::string& name, const char* key = "precisi
 std::vector<std::string> plan_names() {
   std::vector<std::string> names;
   for (const PlanEntry& entry : plan_entries()) {
-    if (!needs_roles(entry.name)) {
+    if (!entry.needs_roles) {
       names.emplace_back(entry.name);
     }
   }
@@ -87,17 +83,17 @@ std::vector<std::string> plan_names() {
 }
 
 std::string plan_for_method(const PlanRequest& request) {
-  const std::string backend = in_lower_case(request.backend);
+  const std::string backend = lower(request.backend);
   const bool by_level = backend == level_backend().name;
   check_method(request, by_level);
-  std::string recipe = in_lower_case(by_level ? request.opt_level : request.recipe);
+  std::string recipe = lower(by_level ? request.opt_level : request.recipe);
   if (by_level && recipe.empty()) {
-    recipe = in_lower_case(level_backend().usual);
+    recipe = lower(level_backend().usual);
   }
   for (const PlanEntry& entry : plan_entries()) {
     const bool same_backend = has_method(entry) && (backend.empty() || backend == entry.backend);
     // The first plan of a backend is its default recipe.
-    const bool same_recipe = recipe.empty() || recipe == in_lower_case(entry.recipe);
+    const bool same_recipe = recipe.empty() || recipe == lower(entry.recipe);
     if (same_backend && same_recipe && entry.use_te == request.use_te.value_or(false)) {
       return entry.name;
     }
@@ -131,9 +127,10 @@ std::string opt_levels_text() {
 PlanOrigin plan_origin(const std::string& name) {
   const PlanEntry& entry = entry_named(name);
   if (!has_method(entry)) {
-    const bool mixed = name == "bf16" || name == "fp16";
-    const std::string full = name == "fp32" ? "mixed_precision: no" : "precision.plan: " + name;
-    return {mixed ? "mixed_precision: " + name : full, entry.source};
+    return {entry.mixed_precision ? fmt::format("mixed_precision: {}",
+                                                name_in(kMixedPrecisions, *entry.mixed_precision))
+                                  : "precision.plan: " + name,
+            entry.source};
   }
   const bool by_level = entry.backend == std::string(level_backend().name);
   const char* key = by_level ? "opt_level" : "recipe";
@@ -147,7 +144,9 @@ PrecisionPlan plan_named(const std::string& name, const char* key) {
 }
 
 bool needs_roles(const std::string& name) {
-  return name == "custom";
+  return std::ranges::any_of(plan_entries(), [&](const PlanEntry& entry) {
+    return entry.needs_roles && name == entry.name;
+  });
 }
 
 }  // namespace fp8train

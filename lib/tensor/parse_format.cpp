@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/names.h"
 #include "base/nearest.h"
 #include "base/text.h"
 #include "tensor/tensor_format.h"
@@ -131,12 +132,10 @@ class FormatParser {
     if (read_block(word) || read_policy(word)) {
       return;
     }
-    const auto* const scale_type =
-        std::find_if(std::begin(kScaleTypes), std::end(kScaleTypes),
-                     [&](const auto& one) { return one.second == word.name; });
-    if (scale_type != std::end(kScaleTypes) && scale_type->first != ScaleType::f32) {
+    const std::optional<ScaleType> scale_type = value_in(kScaleTypes, word.name);
+    if (scale_type && *scale_type != ScaleType::f32) {
       once(has_scale_type_, word, "type of scale");
-      format_.scale_type = scale_type->first;
+      format_.scale_type = *scale_type;
     } else if (word.name == "hadamard") {
       once(format_.hadamard, word, "transform");
     } else if (word.name == "stochastic") {
@@ -220,8 +219,8 @@ class FormatParser {
       const std::string& text = word.arguments[i];
       if (i == 0) {
         rule.history_length = count(text, 1, kMaxCount, "the length of a history");
-      } else if (text == "max" || text == "most_recent") {
-        rule.algorithm = text == "max" ? AmaxAlgorithm::max : AmaxAlgorithm::most_recent;
+      } else if (const auto algorithm = value_in(kAmaxAlgorithms, text)) {
+        rule.algorithm = *algorithm;
       } else if (text.starts_with("margin ")) {
         rule.margin = count(trimmed(text.substr(7)), 0, kMaxMargin, "a margin");
       } else if (text.starts_with("every ")) {

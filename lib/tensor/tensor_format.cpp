@@ -2,8 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
+#include "base/names.h"
 #include "numeric/with_type.h"
 
 namespace fp8train {
@@ -33,8 +32,7 @@ std::string name_of(ScaleBlock block) {
 }
 
 std::string_view name_of(ScaleType type) {
-  return std::ranges::find(kScaleTypes, type, &std::pair<ScaleType, std::string_view>::first)
-      ->second;
+  return name_in(kScaleTypes, type);
 }
 
 std::string describe(const TensorFormat& format) {
@@ -58,7 +56,7 @@ std::string describe(const TensorFormat& format) {
       break;
     case ScalePolicy::delayed:
       text += fmt::format(" delayed({}, {}", format.delayed.history_length,
-                          format.delayed.algorithm == AmaxAlgorithm::max ? "max" : "most_recent");
+                          name_in(kAmaxAlgorithms, format.delayed.algorithm));
       text += format.delayed.margin != 0 ? fmt::format(", margin {}", format.delayed.margin) : "";
       text += format.delayed.current_at_first ? ", current at first" : "";
       text += format.delayed.unit == WindowUnit::step ? ", per step" : "";

@@ -76,6 +76,8 @@ constexpr DType dtype_of(ScaleType type) {
 
 enum class Rounding : uint8_t { nearest_even, stochastic };
 enum class AmaxAlgorithm : uint8_t { max, most_recent };
+inline constexpr std::pair<AmaxAlgorithm, std::string_view> kAmaxAlgorithms[] = {
+    {AmaxAlgorithm::max, "max"}, {AmaxAlgorithm::most_recent, "most_recent"}};
 
 /// What an entry of a history is the amax of.
 enum class WindowUnit : uint8_t {

@@ -261,7 +261,7 @@ std::vector<std::string> run_overview(const Session& session, const Device& devi
       fmt::format("data    {} training tokens, {} validation tokens, tokenizer {}",
                   describe_count(static_cast<double>(session.data.train.size())),
                   describe_count(static_cast<double>(session.data.val.size())),
-                  session.tokenizer->type())};
+                  name_of(session.tokenizer->type()))};
   for (std::string& line : describe_sources(session)) {
     lines.push_back(std::move(line));
   }

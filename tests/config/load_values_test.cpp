@@ -70,7 +70,7 @@ sample: {prompts: ["a\nb", 12]}
   CHECK(s.precision.exemptions.patterns == std::vector<std::string>{"*.down", "h.0"});
   CHECK(s.precision.exemptions.min_dimension == 32);
   CHECK(s.precision.exemptions.first_blocks == 1);
-  CHECK(s.precision.amax_compute_algo == "most_recent");
+  CHECK(s.precision.amax_compute_algo == AmaxAlgorithm::most_recent);
   CHECK(s.sample.prompts == std::vector<std::string>{"a\nb", "12"});
 }
 

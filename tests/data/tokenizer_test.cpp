@@ -78,7 +78,7 @@ TEST_CASE("without a tokenizer a text is ids") {
   for (const char* wrong : {"12 seven", "-1", "3.5", "99999999999"}) {
     CHECK_THAT(message_of<DataError>([&] { tokenizer->encode(wrong); }), Contains("token id"));
   }
-  CHECK(tokenizer_from_json(tokenizer->to_json(), "test")->type() == "none");
+  CHECK(tokenizer_from_json(tokenizer->to_json(), "test")->type() == TokenizerType::none);
 }
 
 TEST_CASE("the byte tokenizer takes every byte and hides its special ids") {
@@ -146,14 +146,17 @@ TEST_CASE("damaged or foreign tokenizer.json files are refused with a reason") {
   CHECK_THAT(refusal("[]"), Contains("not a tokenizer.json"));
   const std::string head = R"({"format":"fp8train-tokenizer","version":1,"type":)";
   CHECK_THAT(refusal(head + R"("nothing"})"), Contains("unknown tokenizer type 'nothing'"));
+  CHECK_THAT(refusal(head + R"("huggingface"})"), Contains("unknown tokenizer type 'huggingface'"));
   CHECK_THAT(refusal(head + R"("char"})"), Contains("characters"));
   CHECK_THAT(refusal(head + R"("char","characters":["a","a"]})"), Contains("twice"));
   CHECK_THAT(refusal(head + R"("char","characters":["ab"]})"), Contains("not one UTF-8"));
   CHECK_THAT(refusal(R"({"format":"fp8train-tokenizer","version":9,"type":"byte"})"),
              Contains("version 9"));
-  CHECK_THAT(message_of<ConfigError>([] { make_tokenizer("bytes", no_text); }),
-             Contains("data.tokenizer: Unknown tokenizer 'bytes' (expected byte, char") &&
-                 Contains("did you mean 'byte'?"));
+  CHECK_THAT(
+      message_of<ConfigError>([] { make_tokenizer("bytes", no_text); }),
+      Contains(
+          "data.tokenizer: Unknown tokenizer 'bytes' (expected byte, char, none, or the path") &&
+          Contains("did you mean 'byte'?"));
 }
 
 TEST_CASE("parts of a tokenizer.json that are nested too deeply are refused by location") {
@@ -209,7 +212,7 @@ TEST_CASE("the files of byte and char tokenizers are Hugging Face's, and stay wh
   }
   // Those of earlier versions.
   const std::string head = R"({"format":"fp8train-tokenizer","version":1,"type":)";
-  CHECK(tokenizer_from_json(head + R"("byte"})", "old")->type() == "byte");
+  CHECK(tokenizer_from_json(head + R"("byte"})", "old")->type() == TokenizerType::byte);
   CHECK(tokenizer_from_json(head + R"("char","characters":["b","a"]})", "old")->encode("ab") ==
         std::vector<int32_t>{1, 0});
 }

@@ -68,7 +68,7 @@ use_cpu: false
   CHECK(s.precision.backend == "te");
   CHECK(s.precision.format == Fp8Format::hybrid);
   CHECK(s.precision.amax_history_len == 16);
-  CHECK(s.precision.amax_compute_algo == "most_recent");
+  CHECK(s.precision.amax_compute_algo == AmaxAlgorithm::most_recent);
   CHECK(s.precision.margin == 2);
   CHECK(s.precision.interval == 1);
   CHECK(s.precision.override_linear_precision == std::vector<bool>{false, false, true});

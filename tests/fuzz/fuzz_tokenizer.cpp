@@ -103,11 +103,12 @@ void check_text(const fp8train::Tokenizer& tokenizer, const std::string& text) {
   for (const int32_t id : ids) {
     check(id >= 0 && (tokenizer.vocab_size() == 0 || id < tokenizer.vocab_size()));
   }
-  if (tokenizer.type() == "byte" || tokenizer.type() == "char") {
+  if (tokenizer.type() == fp8train::TokenizerType::byte ||
+      tokenizer.type() == fp8train::TokenizerType::character) {
     check(tokenizer.decode(ids) == text);
-  } else if (tokenizer.type() == "none") {
+  } else if (tokenizer.type() == fp8train::TokenizerType::none) {
     check(tokenizer.encode(tokenizer.decode(ids)) == ids);
-  } else if (tokenizer.type() == "llama2c-bpe") {
+  } else if (tokenizer.type() == fp8train::TokenizerType::llama2c) {
     const nlohmann::json pieces = nlohmann::json::parse(tokenizer.to_json()).at("pieces");
     const bool is_small = pieces.size() < 300 && text.size() < 40;
     if (is_small && is_unambiguous(pieces)) {

@@ -35,7 +35,7 @@ TEST_CASE("an export in fp32 and back to bf16 has the bytes that transformers wr
   for (const std::string& tensor : original.names()) {
     CAPTURE(tensor);
     const SafetensorsEntry& entry = *exported.find(tensor);
-    CHECK(entry.dtype == "BF16");
+    CHECK(entry.type.dtype == DType::bf16);
     CHECK(exported.read_f32(tensor, entry.shape) ==
           original.read_f32(tensor, original.find(tensor)->shape));
   }

@@ -52,7 +52,7 @@ void check_blocks(const TensorSource& original, const TensorSource& written,
   const std::vector<int64_t> shape = original.find(name)->shape;
   const std::vector<float> values = original.read_f32(name, shape);
   const SafetensorsEntry& codes_entry = *written.find(name);
-  REQUIRE(codes_entry.dtype == "F8_E4M3");
+  REQUIRE(codes_entry.type.dtype == DType::e4m3);
   REQUIRE(codes_entry.shape == shape);
   const std::vector<char> codes = written.read_bytes(codes_entry);
   const int64_t across = (shape[1] + width - 1) / width;
@@ -92,7 +92,7 @@ TEST_CASE("fp8-block casts the linear layers as DeepSeek-V3's files have them", 
     if (is_linear(tensor)) {
       check_blocks(original, written, tensor, "_scale_inv", 128, 128);
     } else {
-      CHECK(written.find(tensor)->dtype == "BF16");
+      CHECK(written.find(tensor)->type.dtype == DType::bf16);
     }
   }
   const nlohmann::json config = quantization_of(dir / "out");
@@ -135,8 +135,8 @@ TEST_CASE("a cast keeps other tensors in their type where none is asked for", "[
   export_folder(dir / "wide", dir / "out", options);
   CHECK(fs::exists(dir / "out/model.safetensors.index.json"));
   const TensorSource written(dir / "out");
-  CHECK(written.find("model.norm.weight")->dtype == "F32");
-  CHECK(written.find("model.layers.0.mlp.up_proj.weight")->dtype == "I8");
+  CHECK(written.find("model.norm.weight")->type.dtype == DType::f32);
+  CHECK(written.find("model.layers.0.mlp.up_proj.weight")->type.dtype == DType::i8);
   CHECK(written.find("model.layers.0.mlp.up_proj.weight_scale")->shape ==
         std::vector<int64_t>{48, 1});
   CHECK(quantization_of(dir / "out")["format"] == "int-quantized");

@@ -102,10 +102,10 @@ TEST_CASE("codes and scales have the names, types and shapes of the field", "[io
     for (const auto& [name, shape] : {std::pair{"layers.0.q.weight", expected.shape},
                                       {"layers.1.k.weight", expected.shape_of_three}}) {
       REQUIRE(file.find(name) != nullptr);
-      CHECK(file.find(name)->dtype == expected.code);
+      CHECK(file.find(name)->type.name == expected.code);
       const SafetensorsEntry* scale = file.find(name + expected.suffix);
       REQUIRE(scale != nullptr);
-      CHECK(scale->dtype == expected.scale);
+      CHECK(scale->type.name == expected.scale);
       CHECK(scale->shape == shape);
     }
     CHECK(file.find("layers.1.k.weight")->shape == std::vector<int64_t>{3, 2, 70});
@@ -271,7 +271,9 @@ TEST_CASE("a safetensors file is written in any order", "[io]") {
   const uint8_t bytes[2] = {7, 8};
   const auto path = folder / "out.safetensors";
   {
-    SafetensorsWriter writer(path, {{"b", "U8", {2}, 0, 2}, {"a", "F32", {3}, 0, 12}}, {});
+    SafetensorsWriter writer(
+        path, {safetensors_entry("b", DType::u8, {2}), safetensors_entry("a", DType::f32, {3})},
+        {});
     writer.write("b", bytes);
     CHECK_THROWS_AS(writer.write("b", bytes), InternalError);
     CHECK_THROWS_AS(writer.write("c", bytes), InternalError);

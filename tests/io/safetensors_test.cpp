@@ -71,8 +71,13 @@ TEST_CASE("a file of the reference implementation reads in every dtype") {
   file.read(*file.find("i64"), numbers);
   CHECK(numbers[0] == -1);
   CHECK(numbers[1] == int64_t{1} << 40);
-  CHECK(dtype_from_safetensors(file.find("e4m3")->dtype) == DType::e4m3);
-  CHECK_FALSE(dtype_from_safetensors(file.find("bool")->dtype).has_value());
+  CHECK(file.find("e4m3")->type.dtype == DType::e4m3);
+  CHECK(file.find("f64")->type.dtype == DType::f64);
+  CHECK(file.find("bool")->type.name == "BOOL");
+  CHECK_FALSE(file.find("bool")->type.dtype.has_value());
+  CHECK_FALSE(safetensors_type("F33").has_value());
+  CHECK_FALSE(safetensors_type("").has_value());
+  CHECK_THROWS_AS(safetensors_type(DType::f64), InternalError);
   CHECK_THAT(message_of<CheckpointError>([&] { file.read_f32(*file.find("i64")); }),
              Contains("'i64' is I64"));
 }
@@ -113,7 +118,7 @@ TEST_CASE("what is written is read back, for every dtype") {
     const SafetensorsEntry* entry = file.find(written.name);
     REQUIRE(entry != nullptr);
     CHECK(entry->shape == written.shape);
-    CHECK(dtype_from_safetensors(entry->dtype) == written.dtype);
+    CHECK(entry->type.dtype == written.dtype);
     std::string read(entry->bytes(), '\0');
     file.read(*entry, read.data());
     CHECK(read ==

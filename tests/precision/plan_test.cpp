@@ -155,7 +155,7 @@ TEST_CASE("delayed options reach every GEMM operand") {
   request.margin = 1;
   request.interval = 4;
   request.amax_history_len = 16;
-  request.amax_compute_algo = "most_recent";
+  request.amax_compute_algo = AmaxAlgorithm::most_recent;
   request.format = Fp8Format::e4m3;
   const PrecisionPlan plan = resolve_plan(request);
   for (const GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {

@@ -281,4 +281,16 @@ TEST_CASE("the table of plans has a line for each plan, with its bytes") {
         "x, w e4m3 tensor current; dy e5m2 tensor current");
   CHECK(plan_origin("msamp-o3-te").selected_by ==
         "fp8: {backend: msamp, opt_level: O3, use_te: true}");
+  CHECK(plan_origin("fp32").selected_by == "mixed_precision: no");
+  CHECK(plan_origin("bf16").selected_by == "mixed_precision: bf16");
+  CHECK(plan_origin("fp16").selected_by == "mixed_precision: fp16");
+  CHECK(plan_origin("fp8-min").selected_by == "precision.plan: fp8-min");
+  CHECK(table.find("| `custom` |") == std::string::npos);
+}
+
+TEST_CASE("mixed_precision selects a plan by itself") {
+  CHECK(resolve_plan({.mixed_precision = MixedPrecision::no}).name == "fp32");
+  CHECK(resolve_plan({.mixed_precision = MixedPrecision::bf16}).name == "bf16");
+  CHECK(resolve_plan({.mixed_precision = MixedPrecision::fp16}).name == "fp16");
+  CHECK(resolve_plan({.mixed_precision = MixedPrecision::fp8}).name == "te-delayed");
 }

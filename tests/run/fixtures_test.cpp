@@ -38,7 +38,8 @@ Bytes tensors_of(const fs::path& checkpoint) {
     for (const SafetensorsEntry& entry : file.header().entries) {
       const size_t at = entry.name.rfind('@');
       const int64_t first = at == std::string::npos ? 0 : std::stoll(entry.name.substr(at + 1));
-      std::string& bytes = parts[entry.name.substr(0, at) + " " + entry.dtype][first];
+      std::string& bytes =
+          parts[entry.name.substr(0, at) + " " + std::string(entry.type.name)][first];
       bytes.resize(entry.bytes());
       file.read(entry, bytes.data());
     }

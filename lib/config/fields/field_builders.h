@@ -4,9 +4,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
-#include <iterator>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/names.h"
 #include "base/text.h"
 #include "config/fields/field.h"
 #include "config/fields/scalar.h"
@@ -164,14 +163,6 @@ Field choice(std::string key, Get get, std::vector<std::string> choices, std::st
       [](const std::string& value) { return value; });
 }
 
-/// The name of a value of an enumeration; `values`: all of it.
-template <class Enum, size_t count>
-std::string name_in(const std::pair<Enum, std::string_view> (&values)[count], const Enum& value) {
-  const auto found = std::find_if(std::begin(values), std::end(values),
-                                  [&](const auto& one) { return one.first == value; });
-  return std::string(found->second);
-}
-
 /// An enumeration, or an optional of one that is not written where it is empty; `values`: all of it
 /// with their names.
 template <class Get, class Enum, size_t count>
@@ -186,13 +177,10 @@ Field choice(std::string key, Get get, const std::pair<Enum, std::string_view> (
       std::move(key), accepts, std::move(doc), get,
       [names, &values](const auto& value, const auto& what) {
         const auto name = read_choice(value, names, what);
-        const auto found = std::find_if(std::begin(values), std::end(values), [&](const auto& one) {
-          return name && one.second == *name;
-        });
-        return found == std::end(values) ? std::optional<Enum>() : found->first;
+        return name ? value_in(values, *name) : std::nullopt;
       },
       [&values](const std::optional<Enum>& value) {
-        return value ? name_in(values, *value) : std::string();
+        return std::string(value ? name_in(values, *value) : "");
       });
 }
 

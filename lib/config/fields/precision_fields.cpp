@@ -195,8 +195,7 @@ std::vector<Field> tuning_fields() {
                     "Delayed scaling: steps between new scales"),
       maybe_integer("fp8.amax_history_len", request(&PlanRequest::amax_history_len),
                     between(1, 1e6), "Delayed scaling: number of steps in the history of amax"),
-      choice("fp8.amax_compute_algo", request(&PlanRequest::amax_compute_algo),
-             {"max", "most_recent"},
+      choice("fp8.amax_compute_algo", request(&PlanRequest::amax_compute_algo), kAmaxAlgorithms,
              "Delayed scaling: the amax of the history that sets the scale"),
       maybe_flag(
           "fp8.reduce_amax", request(&PlanRequest::reduce_amax),

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/names.h"
 #include "data/tokenizers/unicode.h"
 
 namespace fp8train {
@@ -105,7 +106,7 @@ class IdWriter {
 }  // namespace
 
 std::string_view name_of(ChatTemplate chat_template) {
-  return kChatTemplates[static_cast<size_t>(chat_template)].second;
+  return name_in(kChatTemplates, chat_template);
 }
 
 std::string chat_template_names() {
@@ -118,9 +119,7 @@ std::string chat_template_names() {
 }
 
 ChatTemplate chat_template_named(std::string_view name, std::string_view option) {
-  for (const auto& [value, text] : kChatTemplates) {
-    if (text == name) return value;
-  }
+  if (const auto value = value_in(kChatTemplates, name)) return *value;
   throw ConfigError(fmt::format("{}: Unknown chat template '{}' (expected auto, {})", option, name,
                                 chat_template_names()));
 }

@@ -16,7 +16,7 @@ constexpr const char* kEosToken = "<|endoftext|>";
 
 class ByteTokenizer final : public Tokenizer {
  public:
-  std::string_view type() const override { return "byte"; }
+  TokenizerType type() const override { return TokenizerType::byte; }
   int64_t vocab_size() const override { return kByteVocab; }
   int32_t eos_id() const override { return kByteEos; }
 

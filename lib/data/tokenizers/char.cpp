@@ -21,7 +21,7 @@ class CharTokenizer final : public Tokenizer {
     }
   }
 
-  std::string_view type() const override { return "char"; }
+  TokenizerType type() const override { return TokenizerType::character; }
   int64_t vocab_size() const override { return static_cast<int64_t>(characters_.size()); }
   TextUnit unit() const override { return TextUnit::code_point; }
 

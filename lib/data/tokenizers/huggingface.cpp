@@ -111,7 +111,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
                      !parts_.normalized_finder.touches_lines();
   }
 
-  std::string_view type() const override { return "huggingface"; }
+  TokenizerType type() const override { return TokenizerType::huggingface; }
   int64_t vocab_size() const override { return static_cast<int64_t>(tokens_.size()); }
   int32_t bos_id() const override { return bos_; }
   int32_t eos_id() const override { return eos_; }

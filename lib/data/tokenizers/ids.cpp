@@ -16,7 +16,7 @@ namespace {
 /// The text of a token is its id in decimal.
 class IdTokenizer final : public Tokenizer {
  public:
-  std::string_view type() const override { return "none"; }
+  TokenizerType type() const override { return TokenizerType::none; }
   int64_t vocab_size() const override { return 0; }
 
   std::vector<int32_t> encode(std::string_view text) const override {

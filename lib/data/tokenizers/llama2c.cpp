@@ -34,7 +34,7 @@ class Llama2cTokenizer final : public Tokenizer {
     }
   }
 
-  std::string_view type() const override { return "llama2c-bpe"; }
+  TokenizerType type() const override { return TokenizerType::llama2c; }
   int64_t vocab_size() const override { return static_cast<int64_t>(pieces_.size()); }
   int32_t bos_id() const override { return kBos; }
   int32_t eos_id() const override { return kEos; }
@@ -116,7 +116,7 @@ std::string Llama2cTokenizer::to_json() const {
   }
   const nlohmann::ordered_json document = {{"format", tokenizers::kOwnFormat},
                                            {"version", tokenizers::kOwnVersion},
-                                           {"type", type()},
+                                           {"type", name_of(type())},
                                            {"pieces", std::move(pieces)}};
   return document.dump() + "\n";
 }

@@ -3,14 +3,15 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/error.h"
 #include "data/utf8.h"
 
 namespace fp8train::tokenizers {
 
-nlohmann::ordered_json own_header(std::string_view type) {
-  return {{"format", kOwnFormat}, {"version", kOwnVersion}, {"type", type}};
+nlohmann::ordered_json own_header(TokenizerType type) {
+  return {{"format", kOwnFormat}, {"version", kOwnVersion}, {"type", name_of(type)}};
 }
 
 nlohmann::ordered_json transformers_document(nlohmann::ordered_json vocabulary) {
@@ -67,13 +68,14 @@ std::unique_ptr<Tokenizer> read_own(const nlohmann::json& own, const std::string
     throw DataError(fmt::format("{}: tokenizer format version {}; this program reads version {}",
                                 where, version, kOwnVersion));
   }
-  const auto type = own.at("type").get<std::string>();
-  if (type == "none") return make_id_tokenizer();
-  if (type == "byte") return make_byte_tokenizer();
-  if (type == "char") {
+  const auto name = own.at("type").get<std::string>();
+  const std::optional<TokenizerType> type = value_in(kTokenizerTypes, name);
+  if (type == TokenizerType::none) return make_id_tokenizer();
+  if (type == TokenizerType::byte) return make_byte_tokenizer();
+  if (type == TokenizerType::character) {
     return char_tokenizer_from(own.at("characters").get<std::vector<std::string>>(), where);
   }
-  if (type == "llama2c-bpe") {
+  if (type == TokenizerType::llama2c) {
     std::vector<BpePiece> pieces;
     for (const auto& [text, score] :
          own.at("pieces").get<std::vector<std::pair<std::string, float>>>()) {
@@ -82,7 +84,7 @@ std::unique_ptr<Tokenizer> read_own(const nlohmann::json& own, const std::string
     return bpe_tokenizer_from(std::move(pieces), where);
   }
   throw DataError(fmt::format(
-      "{}: unknown tokenizer type '{}' (expected none, byte, char or llama2c-bpe)", where, type));
+      "{}: unknown tokenizer type '{}' (expected none, byte, char or llama2c-bpe)", where, name));
 }
 
 std::vector<TokenizerFile> transformers_files(std::string tokenizer_json, const std::string& bos,

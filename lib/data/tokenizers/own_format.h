@@ -19,7 +19,7 @@ constexpr const char* kOwnFormat = "fp8train-tokenizer";
 constexpr int kOwnVersion = 1;
 
 /// {"format": ..., "version": ..., "type": TYPE}.
-nlohmann::ordered_json own_header(std::string_view type);
+nlohmann::ordered_json own_header(TokenizerType type);
 
 /// A document of Hugging Face's tokenizers with a BPE vocabulary without merges, and nothing else.
 nlohmann::ordered_json transformers_document(nlohmann::ordered_json vocabulary);

@@ -56,6 +56,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// A tokenizer that no file is needed for. Its name is that of its type.
+struct Builtin {
+  TokenizerType type;
+  std::unique_ptr<Tokenizer> (*make)(const std::function<std::string()>& training_text);
+
+  std::string name() const { return std::string(name_of(type)); }
+};
+
+constexpr Builtin kBuiltins[] = {
+    {TokenizerType::byte, [](const auto& /*text*/) { return make_byte_tokenizer(); }},
+    {TokenizerType::character, [](const auto& text) { return make_char_tokenizer(text()); }},
+    {TokenizerType::none, [](const auto& /*text*/) { return make_id_tokenizer(); }}};
+
 /// `option`: what names another one; empty where nothing does.
 fs::path file_in(const fs::path& folder, std::string_view option = "") {
   for (const char* name : tokenizers::tokenizer_file_names()) {
@@ -67,11 +80,14 @@ fs::path file_in(const fs::path& folder, std::string_view option = "") {
 }
 
 [[noreturn]] void refuse_name(const std::string& name, std::string_view option) {
-  const std::string nearest = nearest_name(name, {"none", "byte", "char"});
+  std::vector<std::string> names;
+  for (const Builtin& builtin : kBuiltins) names.push_back(builtin.name());
+  const std::string nearest = nearest_name(name, names);
   throw ConfigError(fmt::format(
-      "{}: Unknown tokenizer '{}' (expected byte, char, none, or the path of a tokenizer file or "
-      "of a model folder){}",
-      option, name, nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest)));
+      "{}: Unknown tokenizer '{}' (expected {}, or the path of a tokenizer file or of a model "
+      "folder){}",
+      option, name, joined(names),
+      nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest)));
 }
 
 }  // namespace
@@ -114,9 +130,9 @@ std::unique_ptr<Tokenizer> open_tokenizer(const fs::path& path, const std::strin
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name_or_path,
                                           const std::function<std::string()>& training_text,
                                           std::string_view option) {
-  if (name_or_path == "none") return make_id_tokenizer();
-  if (name_or_path == "byte") return make_byte_tokenizer();
-  if (name_or_path == "char") return make_char_tokenizer(training_text());
+  for (const Builtin& builtin : kBuiltins) {
+    if (builtin.name() == name_or_path) return builtin.make(training_text);
+  }
   if (fs::is_directory(name_or_path)) return open_tokenizer(file_in(name_or_path, option));
   if (fs::exists(name_or_path)) return open_tokenizer(name_or_path);
   const size_t mark = name_or_path.rfind('#');  // FILE#PATTERN

@@ -39,7 +39,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     drops_leading_ = has_prefix_ && behind_spaces == pieces;
   }
 
-  std::string_view type() const override { return "sentencepiece"; }
+  TokenizerType type() const override { return TokenizerType::sentencepiece; }
   int64_t vocab_size() const override { return processor_.GetPieceSize(); }
   int32_t bos_id() const override { return processor_.bos_id(); }
   int32_t eos_id() const override { return processor_.eos_id(); }

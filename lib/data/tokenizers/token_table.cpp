@@ -212,12 +212,12 @@ TokenTable require_bpe(TokenTable table) {
 
 TokenTable token_table(const Tokenizer& tokenizer) {
   try {
-    if (tokenizer.type() == "sentencepiece") {
+    if (tokenizer.type() == TokenizerType::sentencepiece) {
       return require_bpe(tokenizers::sentencepiece_table(tokenizer.to_json()));
     }
     const Json document = Json::parse(tokenizer.to_json());
-    if (tokenizer.type() == "llama2c-bpe") return from_llama2c(document);
-    if (!document.contains("model")) refuse(fmt::format("type {}", tokenizer.type()));
+    if (tokenizer.type() == TokenizerType::llama2c) return from_llama2c(document);
+    if (!document.contains("model")) refuse(fmt::format("type {}", name_of(tokenizer.type())));
     return from_transformers(document);
   } catch (const nlohmann::json::exception& error) {
     throw DataError(fmt::format("the tokenizer's file: {}", error.what()));

@@ -111,7 +111,8 @@ void warn_of_partial_blocks(const ModelSource& model, const FileQuantization& ho
 
 DType dtype_of(const ModelSource& model) {
   const SafetensorsEntry& first = *model.source.find(model.tensors.front().piece.name);
-  return dtype_from_safetensors(first.dtype).value_or(DType::f32);
+  const DType dtype = first.type.dtype.value_or(DType::f32);
+  return dtype == DType::f64 ? DType::f32 : dtype;  // F64 is read as fp32
 }
 
 }  // namespace

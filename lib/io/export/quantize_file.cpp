@@ -26,8 +26,8 @@ bool matches_one(const std::string& name, const std::vector<std::string>& patter
 
 /// Why a tensor is copied as it is; empty for one that is cast.
 std::string why_copied(const SafetensorsEntry& entry, const FileQuantization& how) {
-  if (entry.dtype != "F32" && entry.dtype != "BF16" && entry.dtype != "F16") {
-    return entry.dtype;
+  if (!entry.type.dtype || !is_float_type(*entry.type.dtype)) {
+    return std::string(entry.type.name);
   }
   if (entry.count() == 0) {
     return "no elements";
@@ -76,8 +76,8 @@ SafetensorsEntry scale_entry(const SafetensorsEntry& entry, const TensorFormat& 
 }
 
 bool is_float(const SafetensorsEntry& entry) {
-  return entry.dtype == "F32" || entry.dtype == "BF16" || entry.dtype == "F16" ||
-         entry.dtype == "F64";
+  const std::optional<DType> dtype = entry.type.dtype;
+  return dtype && (is_float_type(*dtype) || *dtype == DType::f64);
 }
 
 /// Values of a tensor of floats that are NaN or infinite; of other types nothing is known.
@@ -91,10 +91,10 @@ uint64_t not_finite(const SafetensorsEntry& entry, const std::vector<char>& byte
     }
     return found;
   };
-  if (entry.dtype == "F32") return count(uint32_t{0x7F800000});
-  if (entry.dtype == "BF16") return count(uint16_t{0x7F80});
-  if (entry.dtype == "F16") return count(uint16_t{0x7C00});
-  if (entry.dtype == "F64") return count(uint64_t{0x7FF0000000000000});
+  if (entry.type.dtype == DType::f32) return count(uint32_t{0x7F800000});
+  if (entry.type.dtype == DType::bf16) return count(uint16_t{0x7F80});
+  if (entry.type.dtype == DType::f16) return count(uint16_t{0x7C00});
+  if (entry.type.dtype == DType::f64) return count(uint64_t{0x7FF0000000000000});
   return 0;
 }
 
@@ -102,8 +102,7 @@ uint64_t not_finite(const SafetensorsEntry& entry, const std::vector<char>& byte
 CastQuality cast_tensor(Stream cpu, const TensorSource& source, const SafetensorsEntry& entry,
                         const FileQuantization& how, uint64_t number, const TensorSink& write) {
   std::vector<char> bytes = source.read_bytes(entry);
-  const DType type = *dtype_from_safetensors(entry.dtype);
-  const View x = {bytes.data(), type, matrix_shape(entry)};
+  const View x = {bytes.data(), *entry.type.dtype, matrix_shape(entry)};
   QuantizedMatrix matrix = quantize_matrix(cpu, x, how.format, {how.seed, number});
   if (how.dequantize) {
     dequantize_matrix(cpu, matrix, how.format, x);
@@ -197,7 +196,7 @@ FileQuantizationReport quantize_tensors(const TensorSource& source, const FileQu
   for (const SafetensorsEntry* entry : source.entries()) {
     const std::string reason = why_copied(*entry, how);
     if (reason.empty()) {
-      report.tensors.push_back({entry->name, entry->dtype, entry->shape,
+      report.tensors.push_back({entry->name, std::string(entry->type.name), entry->shape,
                                 cast_tensor(device->stream(), source, *entry, how, number, write)});
     } else {
       report.copied.push_back({entry->name, reason, copy_tensor(source, *entry, how, write)});

@@ -79,16 +79,16 @@ void SafetensorsFile::read(const SafetensorsEntry& entry, uint64_t offset, size_
 }
 
 std::vector<float> SafetensorsFile::read_f32(const SafetensorsEntry& entry) const {
-  if (entry.dtype == "F32") {
+  if (entry.type.dtype == DType::f32) {
     return read_stored<float>(*this, entry);
   }
-  if (entry.dtype == "BF16") {
+  if (entry.type.dtype == DType::bf16) {
     return read_decoded<bf16>(*this, entry);
   }
-  if (entry.dtype == "F16") {
+  if (entry.type.dtype == DType::f16) {
     return read_decoded<f16>(*this, entry);
   }
-  if (entry.dtype == "F64") {
+  if (entry.type.dtype == DType::f64) {
     const auto stored = read_stored<double>(*this, entry);
     std::vector<float> values(stored.size());
     std::transform(stored.begin(), stored.end(), values.begin(),
@@ -97,7 +97,7 @@ std::vector<float> SafetensorsFile::read_f32(const SafetensorsEntry& entry) cons
   }
   throw CheckpointError(
       fmt::format("{}: tensor '{}' is {}; only F32, BF16, F16 and F64 can be read as weights",
-                  path().string(), entry.name, entry.dtype));
+                  path().string(), entry.name, entry.type.name));
 }
 
 }  // namespace fp8train

@@ -20,11 +20,21 @@
 
 namespace fp8train {
 
-/// One tensor of a file. `dtype` is the format's own spelling ("F32", "F8_E4M3"); it may be one
-/// that has no DType ("BOOL", "F64").
+/// An element type of the format: a line of its one table.
+struct SafetensorsType {
+  std::string_view name;  ///< "F32", "F8_E4M3"
+  int bits = 0;
+  std::optional<DType> dtype;  ///< empty: the program reads its size only ("BOOL")
+};
+/// Nothing for a name that the format does not have.
+std::optional<SafetensorsType> safetensors_type(std::string_view name);
+/// Throws InternalError for a type that files cannot have.
+SafetensorsType safetensors_type(DType dtype);
+
+/// One tensor of a file.
 struct SafetensorsEntry {
   std::string name;
-  std::string dtype;
+  SafetensorsType type;
   std::vector<int64_t> shape;
   uint64_t begin = 0;  ///< bytes from the start of the data
   uint64_t end = 0;
@@ -37,10 +47,6 @@ struct SafetensorsHeader {
   std::vector<SafetensorsEntry> entries;  ///< in order of their bytes
   std::map<std::string, std::string> metadata;
 };
-
-/// "F32" and so on, and back (nothing for spellings without a DType).
-std::string_view safetensors_name(DType dtype);
-std::optional<DType> dtype_from_safetensors(std::string_view name);
 
 /// Checks and reads a JSON header for a file with `data_bytes` of data. `where` begins each
 /// message. Throws CheckpointError for: a first byte other than '{', malformed JSON or UTF-8,

@@ -20,33 +20,16 @@ constexpr size_t kMaxNameBytes = 4096;
 constexpr size_t kMaxRank = 64;
 constexpr std::string_view kMetadata = "__metadata__";
 
-/// An element type of a file.
-struct FileType {
-  std::string_view name;
-  int bits;
-  std::optional<DType> dtype;
-};
-
-/// Those that the program reads the sizes of only; the others are in kDTypes.
-constexpr FileType kUnreadTypes[] = {
-    {"BOOL", 8, {}},        {"F4", 4, {}},          {"F6_E2M3", 6, {}}, {"F6_E3M2", 6, {}},
-    {"F8_E4M3FNUZ", 8, {}}, {"F8_E5M2FNUZ", 8, {}}, {"I16", 16, {}},    {"U32", 32, {}},
-    {"C64", 64, {}},        {"F64", 64, {}},        {"U64", 64, {}}};
+/// The types that the program does not write; the others are in kDTypes.
+constexpr SafetensorsType kUnwrittenTypes[] = {
+    {"BOOL", 8, {}},        {"F4", 4, {}},           {"F6_E2M3", 6, {}}, {"F6_E3M2", 6, {}},
+    {"F8_E4M3FNUZ", 8, {}}, {"F8_E5M2FNUZ", 8, {}},  {"I16", 16, {}},    {"U32", 32, {}},
+    {"C64", 64, {}},        {"F64", 64, DType::f64}, {"U64", 64, {}}};
 
 // Checkpoints hold stored tensors.
 static_assert(std::ranges::all_of(kDTypes, [](const DTypeFacts& facts) {
   return !facts.has(use::stored) || !facts.safetensors.empty();
 }));
-
-std::optional<FileType> find_dtype(std::string_view name) {
-  for (const DTypeFacts& facts : kDTypes) {
-    if (!name.empty() && facts.safetensors == name) {
-      return FileType{name, facts.bits, facts.type};
-    }
-  }
-  const auto* const found = std::ranges::find(kUnreadTypes, name, &FileType::name);
-  return found == std::end(kUnreadTypes) ? std::nullopt : std::optional(*found);
-}
 
 /// Follows the parser's events through the only shape a header can have: {name: {dtype, shape:
 /// [..], data_offsets: [b, e]}, ...}. A tree of the document is never built, and duplicate keys,
@@ -91,10 +74,11 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
       return true;
     }
     if (state_ == State::entry && key_ == "dtype") {
-      if (!find_dtype(value)) {
+      const std::optional<SafetensorsType> type = safetensors_type(value);
+      if (!type) {
         fail(fmt::format("unknown dtype '{}'", value));
       }
-      entry_.dtype = value;
+      entry_.type = *type;
       return true;
     }
     return unexpected("a string");
@@ -188,7 +172,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
         fail(fmt::format("the field '{}' is missing", field));
       }
     }
-    auto bits = static_cast<uint64_t>(find_dtype(entry_.dtype)->bits);
+    auto bits = static_cast<uint64_t>(entry_.type.bits);
     for (const int64_t extent : entry_.shape) {
       if (__builtin_mul_overflow(bits, static_cast<uint64_t>(extent), &bits)) {
         fail("the size of its shape overflows");
@@ -242,15 +226,20 @@ int64_t SafetensorsEntry::count() const {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
-std::string_view safetensors_name(DType dtype) {
-  const std::string_view name = facts_of(dtype).safetensors;
-  check(!name.empty(), "a DType without a safetensors name");
-  return name;
+std::optional<SafetensorsType> safetensors_type(std::string_view name) {
+  for (const DTypeFacts& facts : kDTypes) {
+    if (!name.empty() && facts.safetensors == name) {
+      return safetensors_type(facts.type);
+    }
+  }
+  const auto* const found = std::ranges::find(kUnwrittenTypes, name, &SafetensorsType::name);
+  return found == std::end(kUnwrittenTypes) ? std::nullopt : std::optional(*found);
 }
 
-std::optional<DType> dtype_from_safetensors(std::string_view name) {
-  const std::optional<FileType> found = find_dtype(name);
-  return found ? found->dtype : std::nullopt;
+SafetensorsType safetensors_type(DType dtype) {
+  const DTypeFacts& facts = facts_of(dtype);
+  check(!facts.safetensors.empty(), "a DType without a safetensors name");
+  return {facts.safetensors, facts.bits, dtype};
 }
 
 SafetensorsHeader parse_safetensors_header(std::string_view json, uint64_t data_bytes,

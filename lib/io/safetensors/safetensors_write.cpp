@@ -41,7 +41,7 @@ std::string lay_out(std::vector<SafetensorsEntry>& entries,
       throw CheckpointError(fmt::format("the tensor name '{}' is used twice", entry.name));
     }
     const uint64_t end = position + entry.bytes();
-    object.push_back({entry.name, nlohmann::ordered_json{{"dtype", entry.dtype},
+    object.push_back({entry.name, nlohmann::ordered_json{{"dtype", entry.type.name},
                                                          {"shape", entry.shape},
                                                          {"data_offsets", {position, end}}}});
     entry.begin = position;
@@ -58,7 +58,7 @@ std::string lay_out(std::vector<SafetensorsEntry>& entries,
 
 SafetensorsEntry safetensors_entry(const std::string& name, DType dtype,
                                    const std::vector<int64_t>& shape) {
-  SafetensorsEntry entry = {name, std::string(safetensors_name(dtype)), shape, 0, 0};
+  SafetensorsEntry entry = {name, safetensors_type(dtype), shape, 0, 0};
   entry.end = static_cast<uint64_t>(entry.count()) * size_of(dtype);
   return entry;
 }

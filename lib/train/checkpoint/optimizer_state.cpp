@@ -111,12 +111,12 @@ class SavedState {
   /// Of all elements; CheckpointError where there are none.
   DType dtype_of(const std::string& name) const {
     const std::vector<Range>& ranges = ranges_of(name);
-    const std::optional<DType> dtype = dtype_from_safetensors(ranges.front().entry->dtype);
-    if (!dtype) {
+    const SafetensorsType& type = ranges.front().entry->type;
+    if (!type.dtype || !is_stored_type(*type.dtype)) {
       throw CheckpointError(fmt::format("{}: '{}' is of the unknown type '{}'",
-                                        checkpoint_.string(), name, ranges.front().entry->dtype));
+                                        checkpoint_.string(), name, type.name));
     }
-    return *dtype;
+    return *type.dtype;
   }
 
   /// How many elements the files have of it.
@@ -138,7 +138,7 @@ class SavedState {
     for (const Range& saved : range == ranges_.end() ? std::vector<Range>() : range->second) {
       const int64_t begin = std::max(first, saved.first);
       const int64_t end = std::min(first + count, saved.first + saved.entry->count());
-      if (begin >= end || saved.entry->dtype != safetensors_name(dtype)) {
+      if (begin >= end || saved.entry->type.dtype != dtype) {
         continue;
       }
       saved.file->read(*saved.entry, static_cast<uint64_t>(begin - saved.first) * size,
