@@ -103,7 +103,7 @@ CheckpointModel open_checkpoint(const CheckpointRequest& request) {
   CheckpointModel opened(describe_checkpoint(of_folder));
   EngineSettings settings;
   settings.model = opened.model;
-  settings.plan = plan_named(request.plan);
+  settings.plan = plan_named(request.plan, "--plan");
   settings.micro_batch_size = request.micro_batch_size;
   const int64_t longest = opened.longest_sequence;
   settings.seq_length = request.seq_length > 0 ? request.seq_length : longest;
