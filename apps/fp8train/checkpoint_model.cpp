@@ -1,12 +1,14 @@
 #include "checkpoint_model.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <filesystem>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "io/checkpoint/checkpoint.h"
+#include "io/checkpoint/run_directory.h"
 #include "io/hf_config.h"
 #include "io/safetensors/tensor_source.h"
 #include "optim/registry.h"
@@ -51,6 +53,10 @@ fs::path find_model_folder(const fs::path& path) {
         skipped.size() == 1 ? "its only checkpoint is"
                             : fmt::format("all of its {} checkpoints are", skipped.size()),
         skipped.size() == 1 ? "" : "s", skipped.size() == 1 ? "s" : ""));
+  }
+  if (const std::vector<std::string> runs = runs_in(path); !newest && !runs.empty()) {
+    throw CheckpointError(fmt::format("{} is not a run, but holds some; name one of them: {}",
+                                      path.string(), fmt::join(runs, " ")));
   }
   if (!newest) {
     throw CheckpointError(path.string() +
@@ -103,7 +109,7 @@ CheckpointModel open_checkpoint(const CheckpointRequest& request) {
   CheckpointModel opened(describe_checkpoint(of_folder));
   EngineSettings settings;
   settings.model = opened.model;
-  settings.plan = plan_named(request.plan);
+  settings.plan = plan_named(request.plan, "--plan");
   settings.micro_batch_size = request.micro_batch_size;
   const int64_t longest = opened.longest_sequence;
   settings.seq_length = request.seq_length > 0 ? request.seq_length : longest;

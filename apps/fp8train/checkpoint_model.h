@@ -25,7 +25,7 @@ struct CheckpointRequest {
 };
 
 /// The folder itself where it is a model folder, else the newest valid checkpoint of a run
-/// directory. Throws CheckpointError where it is neither.
+/// directory. Throws CheckpointError where it is neither; of a folder of runs the error names them.
 std::filesystem::path find_model_folder(const std::filesystem::path& path);
 
 /// The same, with every hash of a checkpoint compared.

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <initializer_list>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,10 +18,10 @@ template <typename Value>
 using Choices = std::vector<std::pair<std::string, Value>>;
 
 /// Values that have names already.
-template <typename Value>
-Choices<Value> choices_of(std::initializer_list<Value> values) {
-  Choices<Value> choices;
-  for (const Value& value : values) {
+template <typename Values>
+auto choices_of(const Values& values) {
+  Choices<typename Values::value_type> choices;
+  for (const auto& value : values) {
     choices.emplace_back(name_of(value), value);
   }
   return choices;

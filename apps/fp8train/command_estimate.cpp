@@ -118,8 +118,8 @@ void print_memory(const Session& session, const DryRunStep& step, const RankMemo
 void print_time(const Session& session, const DryRunStep& step, const GpuKind& gpu) {
   const StepTime time = step_time(step, gpu);
   fmt::print(
-      "time    {:.3g} s per step, {} tokens/s: GEMMs {:.3g}, attention {:.3g}, memory {:.3g}, "
-      "wire {:.3g} of which {:.3g} is not hidden\n",
+      "time    {:.3g} s per step, {} tokens/s: GEMMs {:.3g} s, attention {:.3g} s, "
+      "memory {:.3g} s, wire {:.3g} s, of which {:.3g} s is not hidden\n",
       time.total(), describe_count(static_cast<double>(session.tokens_per_step()) / time.total()),
       time.gemms, time.attention, time.memory, time.wire, time.exposed);
   fmt::print(

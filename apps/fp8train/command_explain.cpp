@@ -339,7 +339,7 @@ void explain(const ExplainOptions& options) {
   log_notes(session);
   const PrecisionPlan& plan = session.engine.plan;
   if (!options.diff.empty()) {
-    const PrecisionPlan other = plan_named(options.diff);
+    const PrecisionPlan other = plan_named(options.diff, "--diff");
     (options.json ? print_differences_json : print_differences)(plan, other);
   } else if (options.json) {
     print_json(session, explained_layers(session));

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -16,6 +17,8 @@
 #include "commands.h"
 #include "io/export/export_folder.h"
 #include "io/export/quantize_file.h"
+#include "numeric/with_type.h"
+#include "ops/cast/block_formats.h"
 
 namespace fp8train {
 namespace {
@@ -33,11 +36,19 @@ struct QuantizeOptions {
   bool json = false;
 };
 
-const Choices<DType> kElements = choices_of({DType::e4m3, DType::e5m2, DType::i8});
-const Choices<ScaleBlock> kBlocks =
-    choices_of({per::tensor, per::row, per::block_1x128, per::block_128x128, per::block_1x32});
-const Choices<ScaleType> kScales = {
-    {"fp32", ScaleType::f32}, {"pow2", ScaleType::pow2}, {"e8m0", ScaleType::e8m0}};
+const Choices<DType> kElements = choices_of(ByteCodes::kTypes);
+const Choices<ScaleBlock> kBlocks = choices_of(quantization_blocks());
+
+/// The types that the scales of some block have.
+std::set<ScaleType> scale_types() {
+  std::set<ScaleType> types;
+  for (const auto& [name, block] : kBlocks) {
+    const auto scales = ops::find_block_format(block)->scales;
+    types.insert(scales.begin(), scales.end());
+  }
+  return types;
+}
+const Choices<ScaleType> kScales = choices_of(scale_types());
 const Choices<Rounding> kRoundings = {{"nearest", Rounding::nearest_even},
                                       {"stochastic", Rounding::stochastic}};
 
@@ -46,9 +57,8 @@ TensorFormat format_of(const QuantizeOptions& options) {
   format.policy = ScalePolicy::current;
   format.dtype = choose("--format", options.format, kElements);
   format.block = choose("--granularity", options.granularity, kBlocks);
-  const bool mx = format.block == per::block_1x32;
-  format.scale_type =
-      choose("--scale", options.scale.empty() ? (mx ? "e8m0" : "fp32") : options.scale, kScales);
+  format.scale_type = options.scale.empty() ? ops::find_block_format(format.block)->scales.front()
+                                            : choose("--scale", options.scale, kScales);
   format.rounding = choose("--rounding", options.rounding, kRoundings);
   check_quantization(format);
   return format;

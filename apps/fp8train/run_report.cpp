@@ -31,19 +31,6 @@ constexpr size_t kMostText = size_t{1} << 20;
 constexpr const char* kHealth[] = {"snr_db", "scale_exponent", "saturated_percent",
                                    "underflow_percent", "amax"};
 
-/// Runs that are folders in this one, which is none.
-std::vector<std::string> runs_in(const std::filesystem::path& folder) {
-  std::vector<std::string> runs;
-  std::error_code unseen;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, unseen)) {
-    if (std::filesystem::exists(RunDirectory{entry.path()}.metrics(), unseen)) {
-      runs.push_back(entry.path().string());
-    }
-  }
-  std::sort(runs.begin(), runs.end());
-  return runs;
-}
-
 /// Calls `take` with each whole line of metrics.jsonl or tensors.jsonl.
 void for_each_line(const std::filesystem::path& path,
                    const std::function<void(const Json&)>& take) {

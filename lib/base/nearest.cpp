@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace fp8train {
 
@@ -59,6 +60,29 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
     }
   }
   return result;
+}
+
+std::vector<std::string> nearest_names(std::string_view name,
+                                       const std::vector<std::string>& candidates) {
+  if (std::string nearest = nearest_name(name, candidates); !nearest.empty()) {
+    return {std::move(nearest)};
+  }
+  const auto first_part = [](std::string_view text) {
+    return simplified(text.substr(0, text.find_first_of("-_")));
+  };
+  const std::string begin = simplified(name);
+  const std::string part = first_part(name);
+  std::vector<std::string> beginning;
+  std::vector<std::string> related;
+  for (const std::string& candidate : candidates) {
+    if (begin.size() > 1 && simplified(candidate).starts_with(begin)) {
+      beginning.push_back(candidate);
+    }
+    if (part.size() > 1 && part != begin && first_part(candidate) == part) {
+      related.push_back(candidate);
+    }
+  }
+  return beginning.empty() ? related : beginning;
 }
 
 }  // namespace fp8train

@@ -15,4 +15,9 @@ std::string simplified(std::string_view name);
 /// or two neighbours exchanged. Empty when nothing is near. The first wins a tie.
 std::string nearest_name(std::string_view name, const std::vector<std::string>& candidates);
 
+/// The nearest candidate; where none is near, those that begin with `name`, else those that have
+/// its first part, up to a hyphen or an underscore.
+std::vector<std::string> nearest_names(std::string_view name,
+                                       const std::vector<std::string>& candidates);
+
 }  // namespace fp8train

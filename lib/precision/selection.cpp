@@ -64,10 +64,11 @@ const PlanEntry& entry_named(const std::string& name, const char* key = "precisi
     }
   }
   const std::vector<std::string> names = plan_names();
-  const std::string near = nearest_name(name, names);
-  throw ConfigError(fmt::format("{}: no plan '{}'{}; the plans are: {}", key, name,
-                                near.empty() ? "" : fmt::format(", did you mean {}?", near),
-                                fmt::join(names, ", ")));
+  const std::vector<std::string> near = nearest_names(name, names);
+  throw ConfigError(
+      fmt::format("{}: no plan '{}'; {} plans are: {}", key, name,
+                  near.empty() ? "the" : fmt::format("did you mean {}? The", alternatives(near)),
+                  fmt::join(names, ", ")));
 }
 
 }  // namespace

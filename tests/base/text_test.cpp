@@ -39,6 +39,13 @@ TEST_CASE("a name is near where few letters are wrong", "[base]") {
   CHECK(nearest_name("Mu-on", optimizers) == "muon");
   CHECK(nearest_name("weigth_decy", {"weight_decay"}) == "weight_decay");
   CHECK(nearest_name("x", {"y"}).empty());
+
+  const Texts plans = {"te-current", "te-blockwise", "tea", "fp8-min"};
+  CHECK(nearest_names("te-curent", plans) == Texts{"te-current"});
+  CHECK(nearest_names("te-block", plans) == Texts{"te-blockwise"});
+  CHECK(nearest_names("te_other", plans) == Texts{"te-current", "te-blockwise"});
+  CHECK(nearest_names("t", plans).empty());
+  CHECK(nearest_names("other", plans).empty());
 }
 
 }  // namespace

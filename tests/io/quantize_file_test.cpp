@@ -254,6 +254,10 @@ TEST_CASE("what has no meaning is refused, and names that clash", "[io]") {
   CHECK_THROWS_AS(check_quantization(format_of(DType::e4m3, block_1x32)), ConfigError);
   CHECK_THROWS_AS(check_quantization(format_of(DType::i8, block_1x32, ScaleType::e8m0)),
                   ConfigError);
+  CHECK_THAT(message_of<ConfigError>(
+                 [] { check_quantization(format_of(DType::e4m3, block_32x32, ScaleType::e8m0)); }),
+             Contains("scales for one of: tensor, row, 1x128, 128x128, 1x32"));
+  CHECK(quantization_blocks() == std::vector{tensor, row, block_1x128, block_128x128, block_1x32});
   const test::TempDir folder;
   const float values[4] = {1, 2, 3, 4};
   write_safetensors({{"w", DType::f32, {2, 2}, values}, {"w_scale", DType::f32, {1}, values}}, {},

@@ -1,4 +1,4 @@
-// A linear layer in each plan that has a scale for each block, against products in
+// A linear layer in each plan with current scales of FP8 codes, against products in
 // double precision of operands that the test casts itself, block by block. What remains is the
 // fp32 accumulation, below 1e-6, and the rounding of y and dx to bf16, below 2^-9 = 2e-3 for each
 // element; another orientation, block or format of any operand would err by percents.
@@ -16,6 +16,7 @@
 #include "numeric/convert.h"
 #include "ops/cast/quantize.h"
 #include "ops/gemm/gemm.h"
+#include "plan_lists.h"
 
 using namespace fp8train;
 
@@ -165,9 +166,6 @@ struct Layer {
   }
 };
 
-constexpr const char* kPlans[] = {"te-blockwise", "te-mxfp8", "torchao-tensorwise",
-                                  "torchao-rowwise", "torchao-rowwise-gw-hp"};
-
 /// Forward and backward of `passes` micro-batches against the reference.
 void check_layer(const PrecisionPlan& plan, int64_t rows, int passes) {
   CAPTURE(plan.name, rows);
@@ -202,7 +200,8 @@ void check_layer(const PrecisionPlan& plan, int64_t rows, int passes) {
 }  // namespace
 
 TEST_CASE("each GEMM of a layer multiplies what its formats make of its operands") {
-  for (const char* name : kPlans) {
+  REQUIRE(test::fp8_plans_with_current_scales().size() > 5);
+  for (const std::string& name : test::fp8_plans_with_current_scales()) {
     for (const int64_t rows : {1, 37, 130}) {
       check_layer(plan_named(name), rows, 1);
     }
@@ -256,14 +255,14 @@ TEST_CASE("dgrad reads the codes of fprop where weights have squares of 32x32") 
 }
 
 TEST_CASE("gradients of micro-batches add up") {
-  for (const char* name : kPlans) {
+  for (const std::string& name : test::fp8_plans_with_current_scales()) {
     check_layer(plan_named(name), 131, 2);
   }
 }
 
 TEST_CASE("the operands of any GEMM may have other formats") {
   const TensorFormat plain_bf16 = plain(DType::bf16);
-  for (const char* name : kPlans) {
+  for (const std::string& name : test::fp8_plans_with_current_scales()) {
     for (int gemm = 0; gemm < 3; ++gemm) {
       PrecisionPlan plan = plan_named(name);
       GemmPlan& changed = gemm == 0 ? plan.fprop : gemm == 1 ? plan.dgrad : plan.wgrad;
@@ -362,7 +361,7 @@ TEST_CASE("operands that do not go together are refused") {
 }
 
 TEST_CASE("an infinity in any block of x, w or dy reaches the norm of the step, once") {
-  for (const char* name : kPlans) {
+  for (const std::string& name : test::fp8_plans_with_current_scales()) {
     for (const char* role : {"x", "w", "dy"}) {
       CAPTURE(name, role);
       Layer layer(plan_named(name));

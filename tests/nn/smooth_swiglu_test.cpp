@@ -10,6 +10,7 @@
 #include "base/philox.h"
 #include "nn/mlp.h"
 #include "numeric/convert.h"
+#include "plan_lists.h"
 
 using namespace fp8train;
 
@@ -34,12 +35,6 @@ PrecisionPlan plan_with(const std::string& name, SwigluInput swiglu) {
   request.swiglu = swiglu;
   request.exemptions.patterns = {"up"};  // errors are those of the down projection
   return resolve_plan(request);
-}
-
-std::vector<std::string> fp8_plans() {
-  std::vector<std::string> names = plan_names();
-  std::erase_if(names, [](const auto& name) { return !is_fp8(plan_named(name).fprop.a.dtype); });
-  return names;
 }
 
 std::vector<LinearPlan> linears_of(const PrecisionPlan& plan) {
@@ -253,7 +248,7 @@ TEST_CASE("an outlier that no history holds is clipped by its gain, not by the s
 
 TEST_CASE("smoothed layers have the y and the gradients of double precision in every FP8 plan") {
   // E4M3 rounds to 2^-4 at most, 31 dB below the value on average; E5M2 gradients to 2^-3, 25 dB.
-  const std::string name = GENERATE(from_range(fp8_plans()));
+  const std::string name = GENERATE(from_range(test::fp8_plans()));
   const SwigluInput swiglu = GENERATE(SwigluInput::smoothed, SwigluInput::high_precision);
   CAPTURE(name, static_cast<int>(swiglu));
   PrecisionPlan plan = plan_with(name, swiglu);

@@ -46,6 +46,14 @@ TEST_CASE("why a format is not cast or multiplied") {
   const TensorFormat by_64 = scaled(DType::e4m3, {1, 64}, ScaleType::f32);
   CHECK(ops::why_not_cast(by_64) ==
         "codes have scales for one of: tensor, row, 1x128, 128x128, 1x32, 32x32, 1x16, 16x16");
+  const TensorFormat exponents = scaled(DType::e4m3, per::row, ScaleType::e8m0);
+  CHECK(ops::why_not_cast(exponents) ==
+        "scales for row are fp32 or pow2; e8m0 ones are for 1x32, 32x32");
+  const ScaleBlock some[] = {per::row, per::block_1x32};
+  CHECK(ops::why_not_cast(exponents, some) ==
+        "scales for row are fp32 or pow2; e8m0 ones are for 1x32");
+  CHECK(ops::why_not_cast(scaled(DType::e4m3, per::block_32x32, ScaleType::e8m0), some) ==
+        "codes have scales for one of: row, 1x32");
   const TensorFormat integers = scaled(DType::i8, per::block_1x128, ScaleType::f32);
   CHECK(ops::why_not_cast(integers).empty());
   CHECK(ops::why_not_multiplied(integers) == "operands in int8 have scales for one of: row");

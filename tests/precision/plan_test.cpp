@@ -47,6 +47,9 @@ TEST_CASE("the plans are those of the table of plans") {
     CHECK(plan_named(name).name == name);
   }
   CHECK_THROWS_WITH(plan_named("te-delay"), Contains("te-delayed, te-current"));
+  CHECK_THROWS_WITH(plan_named("te-foo"),
+                    Contains("no plan 'te-foo'; did you mean te-delayed, te-current, te-blockwise, "
+                             "te-mxfp8 or te-nvfp4? The plans are: fp32, "));
 }
 
 TEST_CASE("mixed_precision and recipe select a plan, precision.plan names it") {

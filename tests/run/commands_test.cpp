@@ -235,6 +235,10 @@ TEST_CASE("an export of a GPT-2 without biases says what other programs make of 
              Contains("the model lacks 25 biases that llama.cpp asks for"));
   CHECK_THAT(expect_code(4, folder.path(), {"quantize", "out", "--out", "b"}).err,
              Contains("--to gguf --dtype q8_0"));
+  for (const char* command : {"export", "quantize"}) {
+    CHECK_THAT(expect_code(4, folder.path(), {command, ".", "--out", "c"}).err,
+               Contains("is not a run, but holds some; name one of them: ./out"));
+  }
 }
 
 TEST_CASE("config convert says how many ranks to start, in a file on request") {

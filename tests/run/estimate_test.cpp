@@ -47,6 +47,8 @@ TEST_CASE("memory, wire and time of a rank among many, without data and without 
   CHECK_THAT(outcome.out, Contains("fits: "));
   CHECK_THAT(outcome.out, Contains(" within the node, "));
   CHECK_THAT(outcome.out, Contains("s per step, "));
+  CHECK_THAT(outcome.out, Contains(" s, attention ") && Contains(" s, memory ") &&
+                              Contains(" s, wire ") && Contains(" s is not hidden"));
   CHECK_THAT(outcome.out,
              Contains("largest training.micro_batch_size that fits, with 1 of them per step: "));
 }

@@ -84,6 +84,8 @@ TEST_CASE("eval says what its options are for, and what does not fit") {
                                      R"("], "gold": 0})");
   const std::string questions = (kFolder / "questions.jsonl").string();
   CHECK_THAT(expect_code(2, dir.path(), eval({})).err, Contains("--data FILE"));
+  CHECK_THAT(expect_code(2, dir.path(), eval({"--choices", questions, "--plan", "nope"})).err,
+             Contains("error: --plan: no plan 'nope'"));
   CHECK_THAT(expect_code(2, dir.path(), eval({"--data", "a", "--choices", "b"})).err,
              Contains("--choices FILE"));
   CHECK_THAT(expect_code(2, dir.path(), eval({"--choices", questions, "--stride", "3"})).err,

@@ -102,7 +102,7 @@ TEST_CASE("quantize refuses what has no meaning and leaves files as they are") {
   refused(2, quantize({"--format", "e4m4"}), "did you mean e4m3?");
   refused(2, quantize({"--granularity", "1x32", "--scale", "pow2"}), "scales for 1x32 are e8m0");
   refused(2, quantize({"--granularity", "row", "--scale", "e8m0"}),
-          "scales for row are fp32 or pow2");
+          "scales for row are fp32 or pow2; e8m0 ones are for 1x32\n");
   refused(2, quantize({"--granularity", "1x32", "--format", "int8"}), "int8");
   refused(2, quantize({"--seed", "3"}), "--rounding stochastic");
   refused(2, quantize({"--rounding", "up"}), "--rounding up");

@@ -114,6 +114,8 @@ TEST_CASE("a bad answer gets the text of the loader, and the question stays") {
   CHECK_THAT(done.screen, Contains("longer than model.max_position_embeddings 1024"));
   CHECK_THAT(done.screen,
              Contains("This answer cannot be left out. Enter a whole number in [1, 65536].\n"));
+  CHECK_THAT(done.screen,
+             Contains("This answer cannot be left out. Enter a path or a list of sources.\n"));
   CHECK_THAT(done.screen, Contains("9 is not a multiple of training.micro_batch_size 8"));
   CHECK(done.times("optimizer.lr") == 3);
   CHECK_THAT(done.screen, Contains("Enter a path or a list of sources.\n"));

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/atomic_file.h"
 #include "base/input_file.h"
 
@@ -40,6 +42,18 @@ void describe_run(const RunDirectory& run, const std::string& resolved_config,
     commands = read_text_file(run.command(), kMaxCommands);
   }
   write_file_atomically(run.command(), commands + command_line + "\n");
+}
+
+std::vector<std::string> runs_in(const std::filesystem::path& folder) {
+  std::vector<std::string> runs;
+  std::error_code unseen;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, unseen)) {
+    if (std::filesystem::exists(RunDirectory{entry.path()}.metrics(), unseen)) {
+      runs.push_back(entry.path().string());
+    }
+  }
+  std::sort(runs.begin(), runs.end());
+  return runs;
 }
 
 std::string earlier_config(const RunDirectory& run) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "io/metrics.h"
 
@@ -38,6 +39,10 @@ RunDirectory create_run_directory(const std::filesystem::path& root);
 /// per start of the run).
 void describe_run(const RunDirectory& run, const std::string& resolved_config,
                   const std::string& command_line, const JsonObject& environment);
+
+/// The folders in `folder` that are runs (each has metrics.jsonl), sorted; none if it cannot be
+/// read.
+std::vector<std::string> runs_in(const std::filesystem::path& folder);
 
 /// config.resolved.yaml of an earlier start in this folder; empty when there is none.
 std::string earlier_config(const RunDirectory& run);

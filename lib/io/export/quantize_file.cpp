@@ -13,6 +13,7 @@
 #include "device/device.h"
 #include "io/export/encode_values.h"
 #include "io/safetensors/safetensors.h"
+#include "numeric/with_type.h"
 #include "ops/cast/block_formats.h"
 
 namespace fp8train {
@@ -156,8 +157,18 @@ CastQuality FileQuantizationReport::total() const {
   return sum;
 }
 
+std::vector<ScaleBlock> quantization_blocks() {
+  std::vector<ScaleBlock> blocks;
+  for (const ops::BlockFormat& line : ops::block_formats()) {
+    if (std::ranges::any_of(line.cast, &ByteCodes::has) && line.block.as_stored() == line.block) {
+      blocks.push_back(line.block);
+    }
+  }
+  return blocks;
+}
+
 void check_quantization(const TensorFormat& format) {
-  if (const std::string why = ops::why_not_cast(format); !why.empty()) {
+  if (const std::string why = ops::why_not_cast(format, quantization_blocks()); !why.empty()) {
     throw ConfigError(why);
   }
 }

@@ -52,7 +52,12 @@ struct FileQuantizationReport {
   std::vector<std::string> not_finite() const;
 };
 
-/// Throws ConfigError where no cast makes such codes and scales (ops::why_not_cast()).
+/// What may share a scale: each block that casts make codes of a byte for, but for squares of which
+/// each row has the scale.
+std::vector<ScaleBlock> quantization_blocks();
+
+/// Throws ConfigError where no cast makes such codes and scales (ops::why_not_cast()) or the block
+/// is not one of quantization_blocks().
 void check_quantization(const TensorFormat& format);
 
 /// "_scale_inv" for 1x128 and 128x128, else "_scale" (as DeepSeek-V3 and compressed-tensors write

@@ -40,21 +40,22 @@ bool has(std::span<const DType> types, DType type) {
   return std::ranges::find(types, type) != types.end();
 }
 
-/// The blocks of the lines that `belongs` chooses.
-template <typename Belongs>
-std::vector<std::string> blocks_that(Belongs belongs) {
-  std::vector<std::string> names;
-  for (const BlockFormat& line : kBlockFormats) {
-    if (belongs(line)) {
-      names.push_back(name_of(line.block));
+std::string why_not(const TensorFormat& format, Column column, const char* users,
+                    std::span<const ScaleBlock> among = per::kInUse) {
+  const auto is_among = [&](ScaleBlock block) {
+    return std::ranges::find(among, block) != among.end();
+  };
+  const auto blocks_that = [&](auto belongs) {
+    std::vector<std::string> names;
+    for (const BlockFormat& line : kBlockFormats) {
+      if (is_among(line.block) && belongs(line)) {
+        names.push_back(name_of(line.block));
+      }
     }
-  }
-  return names;
-}
-
-std::string why_not(const TensorFormat& format, Column column, const char* users) {
+    return names;
+  };
   const BlockFormat* const line = find_block_format(format.block);
-  if (line == nullptr) {
+  if (line == nullptr || !is_among(format.block)) {
     const auto all = blocks_that([](const BlockFormat& /*each*/) { return true; });
     return fmt::format("{} have scales for one of: {}", users, fmt::join(all, ", "));
   }
@@ -101,8 +102,8 @@ const BlockFormat* find_block_format(ScaleBlock block) {
   return found == std::end(kBlockFormats) ? nullptr : found;
 }
 
-std::string why_not_cast(const TensorFormat& format) {
-  return why_not(format, &BlockFormat::cast, "codes");
+std::string why_not_cast(const TensorFormat& format, std::span<const ScaleBlock> among) {
+  return why_not(format, &BlockFormat::cast, "codes", among);
 }
 
 std::string why_not_multiplied(const TensorFormat& format) {

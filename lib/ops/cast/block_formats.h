@@ -26,7 +26,9 @@ const BlockFormat* find_block_format(ScaleBlock block);
 
 /// Why no cast makes codes with such scales; empty where one does. Looks at the element type, the
 /// block, the type of the scales and the transform. "scales for 1x32 are e8m0", for messages.
-std::string why_not_cast(const TensorFormat& format);
+/// A caller that has few blocks gives them as `among`: others are refused and not named.
+std::string why_not_cast(const TensorFormat& format,
+                         std::span<const ScaleBlock> among = per::kInUse);
 
 /// Why no product reads such codes, whatever the other operand; empty where one does.
 std::string why_not_multiplied(const TensorFormat& format);
