@@ -19,8 +19,8 @@ std::vector<std::string> run_overview(const Session& session, const Device& devi
                                       const std::string& device_reason, int64_t threads,
                                       int64_t steps_done = 0);
 
-/// Returns the lines of the memory plan: one for each category, or one in all. `dry_run`:
-/// largest_stage().
+/// Returns the lines of the memory plan: one for each category, or one in all. `dry_run`
+/// is from largest_stage().
 std::vector<std::string> memory_overview(const Session& session, const Device& device,
                                          const DryRunStep& dry_run, bool by_category);
 

@@ -32,8 +32,7 @@ struct Session {
   std::vector<RunStage> stages;  ///< one, but where precision.schedule has several scaled plans
   int64_t max_steps = 0;
   int ranks = 1;
-  std::vector<std::string>
-      notes;  ///< settings that were read and have no meaning here, to be reported
+  std::vector<std::string> notes;  ///< settings without a meaning here, to be reported
 
   /// The stage in which `steps` optimizer steps are done and another one follows, or the last one.
   size_t stage_after(int64_t steps) const;

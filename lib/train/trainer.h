@@ -24,13 +24,12 @@ enum class RunOutcome {
 /// What the caller of train() decides apart from the settings.
 struct RunRequest {
   Settings settings;
-  std::string resolved_yaml;  ///< the settings as YAML, stored in the run directory
-  std::string command;        ///< the command line, stored in the run directory
-  std::string version;        ///< version of the program
-  bool quiet = false;         ///< no progress on standard output; the log file has it
-  bool verbose = false;       ///< the memory plan by category in each start
-  RunWatchdog* watchdog =
-      nullptr;  ///< the watchdog of this process; null: nobody ends a run that hangs
+  std::string resolved_yaml;        ///< the settings as YAML, stored in the run directory
+  std::string command;              ///< the command line, stored in the run directory
+  std::string version;              ///< version of the program
+  bool quiet = false;               ///< no progress on standard output; the log file has it
+  bool verbose = false;             ///< the memory plan by category in each start
+  RunWatchdog* watchdog = nullptr;  ///< null: nobody ends a run that hangs
   /// Called inside of the handler of an error that ends the run of this rank (`throw;` gives it),
   /// while the run's objects live: their end may take long. May not return. Empty: the caller ends
   /// the others when train() has thrown.

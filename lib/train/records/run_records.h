@@ -42,14 +42,11 @@ struct StepMetrics {
   uint64_t data_position = 0;  ///< samples that have been read
   std::optional<double> loss_scale;  ///< plans with loss scaling
   int64_t skipped_steps = 0;
-  std::optional<Straggler>
-      straggler;  ///< the straggler since the last such line, if there are several ranks
-  std::optional<Traffic>
-      sent;  ///< bytes that this rank sends to others in a step, if there are several ranks
-  const ScalingSummary* scaling = nullptr;  ///< summary of `slots`; FP8 plans only
-  const std::vector<SlotReport>* slots =
-      nullptr;               ///< casts by tensor role; set together with `scaling`
-  bool each_tensor = false;  ///< `slots` one by one, in tensors.jsonl
+  std::optional<Straggler> straggler;  ///< since the last such line, if there are several ranks
+  std::optional<Traffic> sent;  ///< what this rank sends in a step, if there are several ranks
+  const ScalingSummary* scaling = nullptr;         ///< summary of `slots`; FP8 plans only
+  const std::vector<SlotReport>* slots = nullptr;  ///< casts by role; set with `scaling`
+  bool each_tensor = false;                        ///< `slots` one by one, in tensors.jsonl
 };
 
 struct SaveResult;

@@ -49,10 +49,9 @@ struct Rollback {
 
 /// The state of a spike detector, for checkpoints.
 struct SpikeHistory {
-  std::vector<double>
-      losses;              ///< losses of the last training.spike_window steps that were not high
-  int64_t high_steps = 0;  ///< up to the last step
-  int64_t first_high = 0;  ///< the step that these began at
+  std::vector<double> losses;  ///< the last training.spike_window losses that were not high
+  int64_t high_steps = 0;      ///< up to the last step
+  int64_t first_high = 0;      ///< the step that these began at
 
   bool operator==(const SpikeHistory&) const = default;
 };

@@ -12,10 +12,9 @@ namespace fp8train {
 /// The slowest rank of an interval.
 struct Straggler {
   int rank = 0;
-  Section section =
-      Section::step;   ///< the section in which it is furthest behind the median of all ranks
-  double seconds = 0;  ///< seconds that it has worked in the interval, in all sections
-  double median_seconds = 0;  ///< the median of these seconds over all ranks
+  Section section = Section::step;  ///< it is furthest behind the median of all ranks here
+  double seconds = 0;               ///< seconds that it has worked in the interval, in all sections
+  double median_seconds = 0;        ///< the median of these seconds over all ranks
 };
 
 /// Finds the slowest rank. `of_ranks` has the seconds of each rank by section; those of exchange,
