@@ -17,7 +17,7 @@ namespace fp8train {
 void sample_cast(const StepContext& context, ConstView x, const ScalingSlot& slot);
 
 /// Samples the largest magnitude alone, where the codes lie only along the columns of x, in blocks
-/// that differ from those along its rows: just max |x|.
+/// that differ from those along its rows.
 void sample_amax(const StepContext& context, ConstView x, const ScalingSlot& slot);
 
 /// Does as sample_cast() for an x that has been cast. rounded: fp32, the decoded codes;

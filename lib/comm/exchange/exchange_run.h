@@ -36,7 +36,7 @@ class ExchangeRun : public GradientExchange {
   /// What follows when the messages under way have arrived.
   enum class Stage : uint8_t { resend, sum, read };
 
-  /// Of a piece: starts the first messages, if there are any, and sets the stage.
+  /// Begins a piece: starts the first messages, if there are any, and sets the stage.
   virtual void begin() = 0;
   /// Sends again what the first messages brought, and sets the stage to sum.
   virtual void resend() = 0;
@@ -66,14 +66,14 @@ class ExchangeRun : public GradientExchange {
   ExchangeResult result_;
   int64_t count_ = 0;
   int64_t chunk_ = 0;  ///< elements of a shard
-  int64_t piece_ = 0;  ///< of them in a piece
+  int64_t piece_ = 0;  ///< elements of each shard in a piece
 
-  // Of the run under way.
+  // The members that follow belong to the run under way.
   Stream stream_{DeviceKind::cpu, nullptr, nullptr};
   std::byte* scratch_ = nullptr;
   float factor_ = 1.0F;
   View shard_;
-  int64_t offset_ = 0;  ///< of the piece, in each shard
+  int64_t offset_ = 0;  ///< offset of the piece in each shard
   Work work_;
   Stage stage_ = Stage::sum;
 

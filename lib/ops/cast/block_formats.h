@@ -12,8 +12,8 @@ namespace fp8train::ops {
 
 struct BlockFormat {
   ScaleBlock block;
-  std::span<const DType> cast;        ///< what casts make
-  std::span<const DType> multiplied;  ///< of these, what products read
+  std::span<const DType> cast;        ///< element types that casts write
+  std::span<const DType> multiplied;  ///< those of them that products read
   std::span<const ScaleType> scales;
   bool transformed = false;  ///< values may go through a Hadamard transform first
 };
@@ -24,11 +24,12 @@ std::span<const BlockFormat> block_formats();
 /// Returns null if no matrix has scales for such blocks.
 const BlockFormat* find_block_format(ScaleBlock block);
 
-/// Why no cast makes codes with such scales; empty where one does. Looks at the element type, the
-/// block, the type of the scales and the transform. "scales for 1x32 are e8m0", for messages.
+/// Returns why no cast makes codes with such scales, or nothing if one does. Looks at the element
+/// type, the block, the type of the scales and the transform. "scales for 1x32 are e8m0", for
+/// messages.
 std::string why_not_cast(const TensorFormat& format);
 
-/// Why no product reads such codes, whatever the other operand; empty where one does.
+/// Returns why no product reads such codes, whatever the other operand, or nothing if one does.
 std::string why_not_multiplied(const TensorFormat& format);
 
 }  // namespace fp8train::ops
