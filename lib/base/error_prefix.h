@@ -12,7 +12,7 @@ inline void prepend(Error& error, const std::string& text) {
   error = Error(text + error.what());
 }
 
-/// What `work` returns; before the message of an Expected that it throws comes `text`.
+/// Returns the result of `work`. The message of an Expected that it throws gets `text` in front.
 template <class Expected, class Work>
 auto with_prefix(const std::string& text, const Work& work) {
   try {

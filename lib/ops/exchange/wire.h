@@ -42,8 +42,7 @@ void pack_wire(Stream stream, const PackWire& call);
 
 /// y = factor * (x_0 + x_1 + ...), rounded once to y's type.
 struct SumWire {
-  const void* packets =
-      nullptr;  ///< packets of the contributions one after another, `chunks` packets each
+  const void* packets = nullptr;  ///< each contribution in order, `chunks` packets each
   TensorFormat format;
   int64_t contributions = 1;
   int64_t chunk = 0, chunks = 1;
