@@ -35,7 +35,7 @@ struct TokenStrips {
   bool before = false, after = false;
 };
 
-/// A tokenizer: text to ids and back. Immutable and thread-safe.
+/// A tokenizer: text to ids and back.
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;

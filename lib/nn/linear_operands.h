@@ -33,7 +33,7 @@ class LinearOperands {
   };
   /// Memory for something of this type and shape.
   using Memory = std::function<View(DType, const Shape&)>;
-  /// The arenas of casts: one for codes that only the GEMM along rows reads, one for codes that the
+  /// The memory of casts: one for codes that only the GEMM along rows reads, one for codes that the
   /// GEMM along columns reads too.
   struct Destinations {
     Memory along_rows, along_columns;

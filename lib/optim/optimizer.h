@@ -65,8 +65,7 @@ struct OptimizerSite {
   uint64_t seed = 0;  ///< seed of stochastic rounding
 };
 
-/// Updates the parameters of a store by their gradients. A step runs on the device's stream; the
-/// host reads nothing back.
+/// Updates the parameters of a store by their gradients.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;

@@ -53,7 +53,7 @@ inline constexpr std::pair<ScheduleType, std::string_view> kScheduleTypes[] = {
     {ScheduleType::wsd, "wsd"},
     {ScheduleType::constant, "constant"}};
 
-/// The settings under `schedule`: the learning rate over steps.
+/// The settings under `scheduler`: the learning rate over steps.
 struct ScheduleSettings {
   ScheduleType type = ScheduleType::cosine;
   int64_t warmup_steps = 0;

@@ -116,7 +116,7 @@ class RunCheckpoints {
   bool is_due_ = false;
   int64_t failed_in_a_row_ = 0;
   std::string last_failure_;
-  bool has_waited_ = false;   // whether a save was in flight when the next one was due
+  bool has_waited_ = false;   // for the save in flight when the next one was due
   size_t charged_bytes_ = 0;  // to the ledger of a device that is the host
   int64_t first_step_ = 0;
   int64_t last_step_ = 0;

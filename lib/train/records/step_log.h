@@ -20,7 +20,7 @@
 
 namespace fp8train {
 
-/// Measures the time of steps and decides which of their numbers are recorded.
+/// Measures the time of steps and writes their records.
 class StepLog {
  public:
   /// All arguments outlive the object.

@@ -31,7 +31,7 @@ struct OpTime {
 /// not known.
 using InstructionsPerElement = double (*)(std::string_view kernel);
 
-/// Returns the time of one operation on `gpu`: that of the slowest of its resources.
+/// Returns the time of one operation on `gpu`: that of its slowest resource, and of its launches.
 OpTime roofline(const OpWork& work, const GpuKind& gpu,
                 InstructionsPerElement instructions = ops::meta::instructions_per_element);
 
@@ -40,8 +40,8 @@ struct OpTotal {
   std::string part, name;
   int64_t calls = 0, launches = 0;
   double bytes = 0, flops = 0, seconds = 0;
-  double longest = 0;           ///< seconds of the longest call,
-  Bound bound = Bound::memory;  ///< the bound of most of this time
+  double longest = 0;           ///< seconds of the longest call
+  Bound bound = Bound::memory;  ///< the bound of that call
 
   void add(const OpTotal& other);
   bool is_product() const { return flops > 0; }
