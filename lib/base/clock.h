@@ -6,6 +6,7 @@
 
 namespace fp8train {
 
+/// Measures the seconds since its construction or restart().
 class Stopwatch {
  public:
   /// Seconds since construction or the last restart().

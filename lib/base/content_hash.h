@@ -8,7 +8,7 @@
 
 namespace fp8train {
 
-/// 64 bits: of `bytes` bytes of `data`, continued from `before`.
+/// Returns the 64-bit hash of `bytes` bytes of `data`, continued from `before`.
 uint64_t content_hash(const void* data, size_t bytes, uint64_t before = 0);
 
 /// 128 bits, of bytes that come in parts.

@@ -12,7 +12,7 @@
 
 namespace fp8train {
 
-/// What a run spends its time in.
+/// The sections in which a run spends its time.
 enum class Section : uint8_t {
   none,
   start_up,
@@ -52,7 +52,7 @@ struct FlightState {
   uint64_t changes = 0;        ///< grows whenever the rank gets on, before the others change
   uint64_t settled = 0;        ///< `changes`, once the others have changed
   uint64_t section = 0;        ///< a Section
-  uint64_t section_begun = 0;  ///< or when it last got on
+  uint64_t section_begun = 0;  ///< or when it last made progress
   uint64_t waiting = 0;        ///< 1 + the operation whose end the rank waits for; 0: none
   uint64_t waiting_since = 0;
   uint64_t limit = 0;       ///< nanoseconds that this may take; 0: any time
@@ -74,7 +74,8 @@ class FlightRecorder {
   FlightRecorder& operator=(const FlightRecorder&) = delete;
   ~FlightRecorder() = default;
 
-  /// Seconds that a section may take without getting on; 0: any time. Before it is used.
+  /// Sets the seconds that a section may take without progress; 0: any time. Must be called before
+  /// the recorder is used.
   void set_limits(const SectionSeconds& limits) { limits_ = limits; }
   double limit(Section section) const { return limits_[static_cast<size_t>(section)]; }
 
@@ -82,15 +83,15 @@ class FlightRecorder {
   FlightState read() const;
   /// What read() gave when a wait ended in an exception, the last time.
   const std::optional<FlightState>& failed_state() const { return failed_; }
-  /// Where other processes find it.
+  /// Returns the address at which other processes find the recorder.
   uint64_t address() const { return reinterpret_cast<uint64_t>(&state_); }
 
-  // For the thread that drives the run.
+  // Called by the thread that drives the run.
   void begin_step(int64_t step);
   /// Returns the section before, which a later call of go_back() takes.
   Section enter(Section section);
   void go_back(Section before);
-  /// The section has got on: its time starts again.
+  /// Notes that the section made progress: its time starts again.
   void advance();
   Section section() const { return section_; }
   uint64_t step() const { return state_.step; }
@@ -98,7 +99,7 @@ class FlightRecorder {
   uint64_t begin_operation(const char* name, uint64_t communicator, uint64_t sequence,
                            uint64_t bytes);
   void end_operation(uint64_t operation);
-  /// `limit`: seconds; 0: any time.
+  /// `limit` is in seconds; 0: any time.
   void begin_wait(uint64_t operation, double limit);
   void end_wait();
   void keep_failed_state();
@@ -126,7 +127,7 @@ class FlightRecorder {
   uint64_t timed_until_ = 0;
 };
 
-/// The recorder of the calling thread; null: none. It outlives its use.
+/// Sets the recorder of the calling thread; null: none. The recorder must outlive its use.
 void record_flight(FlightRecorder* recorder);
 FlightRecorder* flight_recorder();
 

@@ -40,7 +40,7 @@ class InputFile {
   uint64_t size() const { return opened_.bytes; }
   const FileIdentity& opened() const { return opened_; }
 
-  /// What the file system says now. Throws DataError.
+  /// Returns what the file system reports about the file now. Throws DataError.
   FileIdentity identity() const;
 
   /// Reads exactly `bytes` at byte `offset`. Throws DataError with the numbers when the file ends

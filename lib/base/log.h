@@ -9,10 +9,11 @@ namespace fp8train {
 
 enum class LogLevel { debug, info, warning, error };
 
+/// Log a line. Any thread may call these.
 void log_info(std::string_view text);
 void log_warning(std::string_view text);
 
-/// Lines below `level` are dropped. Default: info.
+/// Drops lines below `level`. The default is info.
 void set_log_level(LogLevel level);
 
 /// From now on every line also goes to the end of `path`. Throws DeviceError when the file cannot

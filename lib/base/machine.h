@@ -7,16 +7,17 @@
 
 namespace fp8train {
 
+/// The processor cores and the memory of this machine.
 struct Machine {
   std::string host;
   std::string system;            ///< "Linux 6.1.0-13-amd64"
   std::string processor;         ///< "AMD EPYC 7B13"; empty: not known
-  int64_t cores = 0;             ///< of the machine, hyperthreads counted
-  int64_t usable_cores = 0;      ///< that the process may run on (taskset, Slurm, cpuset)
-  double quota_cores = 0;        ///< that its control group may use at a time; 0: no limit
-  uint64_t memory_bytes = 0;     ///< of the machine
+  int64_t cores = 0;             ///< cores of the machine, hyperthreads counted
+  int64_t usable_cores = 0;      ///< cores that the process may run on (taskset, Slurm, cpuset)
+  double quota_cores = 0;        ///< cores that its control group may use at a time; 0: no limit
+  uint64_t memory_bytes = 0;     ///< memory of the machine
   uint64_t available_bytes = 0;  ///< without swapping
-  uint64_t memory_limit = 0;     ///< of its control group; 0: no limit
+  uint64_t memory_limit = 0;     ///< limit of its control group; 0: no limit
   std::string nvidia_driver;     ///< "535.104.05"; empty: none
 };
 

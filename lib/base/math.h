@@ -7,7 +7,7 @@
 
 namespace fp8train {
 
-/// How many parts of `size` hold `count`.
+/// Returns how many parts of `size` hold `count`.
 template <typename T>
 constexpr FP8TRAIN_HD T ceil_div(T count, std::type_identity_t<T> size) {
   return (count + size - 1) / size;

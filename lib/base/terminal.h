@@ -20,7 +20,7 @@ std::string colored(std::FILE* out, Color color, std::string_view text);
 
 inline constexpr size_t kNoColumns = std::numeric_limits<size_t>::max();
 
-/// The file that a shell would start for `name`, by PATH; empty: none.
+/// Returns the file that a shell would start for `name`, by PATH, or "" if there is none.
 std::string program_on_path(const std::string& name);
 
 /// Width of the terminal; kNoColumns where there is none.

@@ -14,12 +14,12 @@
 
 namespace fp8train {
 
-/// "1 document", "2 documents".
+/// Returns "1 document", "2 documents".
 inline std::string counted(int64_t count, std::string_view noun) {
   return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }
 
-/// The parts between separators; of an empty text one empty part.
+/// Returns the parts between separators; an empty text has one empty part.
 inline std::vector<std::string> split(std::string_view text, char separator) {
   std::vector<std::string> parts;
   for (size_t begin = 0; begin <= text.size();) {
@@ -49,7 +49,7 @@ inline std::string trimmed(std::string_view text) {
   return std::string(text.substr(begin, text.find_last_not_of(kBlanks) + 1 - begin));
 }
 
-/// The text with a to z for A to Z; other bytes stay.
+/// Returns the text with a to z for A to Z; other bytes stay.
 inline std::string lower(std::string text) {
   for (char& c : text) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
   return text;

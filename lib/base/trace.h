@@ -21,14 +21,15 @@ struct SpanTotal {
 
 enum class TraceKind : uint8_t {
   span,
-  exchange,  ///< of gradients, or a gathering of values: until its result is known to be there
-  message,   ///< of a collective: until its bytes have arrived
+  exchange,  ///< exchange of gradients, or gathering of values: until its result is known to be
+             ///< there
+  message,   ///< message of a collective: until its bytes have arrived
 };
 
 struct TraceEvent {
   const char* name;
   TraceKind kind;
-  double begin, end;  ///< of trace_clock()
+  double begin, end;  ///< seconds of trace_clock()
   uint64_t bytes;     ///< sent by this rank; 0 where that is not said
 };
 
@@ -72,7 +73,7 @@ class TraceFlight {
   TraceFlight(TraceKind kind, const char* name, uint64_t bytes = 0);
 
   bool active() const { return event_.name != nullptr; }
-  /// Once; later calls do nothing.
+  /// Ends the span once; later calls do nothing.
   void end() {
     if (active()) {
       end(trace_clock());

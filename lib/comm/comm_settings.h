@@ -17,8 +17,8 @@ inline constexpr std::pair<CommBackend, std::string_view> kCommBackends[] = {
     {CommBackend::mpi, "mpi"},
     {CommBackend::nccl, "nccl"}};
 
-/// How ranks find each other. automatic: file where nccl is asked for and srun's tasks have no
-/// process manager, else mpi.
+/// How ranks find each other. `automatic` is `file` if nccl is requested and srun's tasks have no
+/// process manager, else `mpi`.
 enum class CommBootstrap : uint8_t { automatic, mpi, file };
 inline constexpr std::pair<CommBootstrap, std::string_view> kCommBootstraps[] = {
     {CommBootstrap::automatic, "auto"}, {CommBootstrap::mpi, "mpi"}, {CommBootstrap::file, "file"}};

@@ -35,7 +35,7 @@ struct Traffic {
   bool operator==(const Traffic&) const = default;
 };
 
-/// What ranks do together.
+/// The collectives that ranks can run.
 enum class Collective : uint8_t { all_gather, all_to_all, broadcast, barrier };
 
 /// "all_gather"
@@ -60,7 +60,7 @@ class Communicator {
   /// Returns the stream to pass for messages in host memory.
   static Stream host_stream() { return {DeviceKind::cpu, nullptr, nullptr}; }
 
-  /// A call of a collective; what each reads of it is said below.
+  /// The arguments of a collective; each function below says which of them it reads.
   struct Operation {
     Collective collective;
     Stream stream;
@@ -79,7 +79,7 @@ class Communicator {
       return collective == Collective::broadcast ? bytes : static_cast<size_t>(ranks) * bytes;
     }
   };
-  /// Starts it.
+  /// Starts the operation.
   Work run(Operation operation);
 
   /// Rank r's `bytes` bytes of `send` come to recv + r * bytes of every rank. `send` may be this
@@ -116,11 +116,12 @@ class Communicator {
 
   /// Which ranks make a communicator of their own, ordered as here.
   enum class GroupKind : uint8_t {
-    all,    ///< with an order of collectives of its own
-    node,   ///< those of this rank's node
-    peers,  ///< those of equal local rank on all nodes; only where ranks_per_node() is not 0
+    all,    ///< all ranks, with an order of collectives of its own
+    node,   ///< the ranks of this rank's node
+    peers,  ///< ranks of equal local rank on all nodes; only where ranks_per_node() is not 0
   };
-  /// All ranks make the same ones in the same order. What they send counts as sent here.
+  /// Makes a group. All ranks make the same groups in the same order. The traffic of a group counts
+  /// as that of this communicator.
   std::unique_ptr<Communicator> group(GroupKind kind);
   std::unique_ptr<Communicator> duplicate() { return group(GroupKind::all); }
   std::unique_ptr<Communicator> node_group() { return group(GroupKind::node); }
@@ -129,8 +130,8 @@ class Communicator {
   /// What this rank's collectives have sent, by the algorithms that they use.
   const Traffic& traffic() const { return *traffic_; }
 
-  /// Operations that take longer fail with TimeoutError; time in which the process was stopped does
-  /// not count. Default: 10 minutes.
+  /// Sets the time after which operations fail with TimeoutError; time in which the process was
+  /// stopped does not count. Default: 10 minutes.
   void set_timeout(double seconds) { timeout_seconds_ = seconds; }
   double timeout() const { return timeout_seconds_; }
 
@@ -147,7 +148,8 @@ class Communicator {
   std::string description() const;
 
  protected:
-  /// `traffic`: of the communicator that a group is made from; null: its own.
+  /// `traffic` is that of the communicator from which a group is made; null: the group counts its
+  /// own.
   Communicator(Topology topology, int rank, std::shared_ptr<Traffic> traffic = nullptr);
   const std::shared_ptr<Traffic>& counters() const { return traffic_; }
 
@@ -166,7 +168,7 @@ class Communicator {
  private:
   Topology topology_;
   int rank_;
-  uint64_t number_;  ///< of the communicators of this process
+  uint64_t number_;  ///< number among the communicators of this process
   uint64_t sequence_ = 0;
   double timeout_seconds_ = 600.0;
   std::shared_ptr<Traffic> traffic_;

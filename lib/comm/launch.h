@@ -7,10 +7,11 @@
 
 namespace fp8train {
 
+/// The traces that a launcher left in the environment of this process.
 struct Launch {
   int slurm_step_tasks = 0;  ///< tasks of the job step that this process belongs to; 0: none
   int slurm_job_tasks = 0;   ///< tasks of the job around it; 0: none
-  int mpi_ranks = 0;         ///< as mpirun or a process manager says; 0: nobody does
+  int mpi_ranks = 0;         ///< ranks that mpirun or a process manager reports; 0: none does
   bool manager = false;      ///< a process manager (PMIx, PMI, Open MPI's) has left its address
 
   /// Whether MPI is worth starting: a process alone saves itself the time.
@@ -22,16 +23,17 @@ using Environment = std::function<const char*(const char*)>;
 Launch detect_launch(const Environment& variable);
 Launch detect_launch();
 
-/// The rank of this process as its launcher says, until the ranks have met; 0 where nobody does.
+/// Returns the rank that the launcher gives this process, for use until the ranks have met, or 0 if
+/// it gives none.
 int rank_of_launcher();
 
 /// Throws ConfigError with the fix where several tasks were started and each is alone: `ranks` is
 /// what the communicator has found.
 void check_launch(const Launch& launch, int ranks);
 
-/// Threads for a rank: SLURM_CPUS_PER_TASK where ranks are the tasks of a step, which those of
-/// mpirun are not, at most the cores that there are; else the cores that it may use, shared among
-/// the ranks that may use them too. At least 1.
+/// Returns the number of threads for a rank: SLURM_CPUS_PER_TASK where ranks are the tasks of a
+/// step, which those of mpirun are not, at most the cores that there are; else the cores that it
+/// may use, shared among the ranks that may use them too. At least 1.
 int64_t threads_per_rank(int sharing, int64_t available_cores, const Launch& launch,
                          const Environment& variable);
 

@@ -13,7 +13,7 @@
 
 namespace fp8train {
 
-/// From the slowest to the fastest: the ranks of one tensor group are neighbours.
+/// The axes, from the slowest to the fastest: the ranks of one tensor group are neighbours.
 enum class Axis : uint8_t {
   pipeline,  ///< stages of layers
   data,      ///< different samples
@@ -23,9 +23,10 @@ enum class Axis : uint8_t {
 
 const char* name_of(Axis axis);
 
+/// The number of ranks along each axis, and the nodes that they run on.
 struct MeshShape {
   int pipeline = 1, data = 1, context = 1, tensor = 1;
-  int nodes = 1;                ///< that the ranks are on
+  int nodes = 1;                ///< nodes that the ranks run on
   bool nodes_are_alike = true;  ///< as many ranks on each, one node after another
 
   /// All ranks along the data axis.
@@ -39,9 +40,9 @@ struct MeshShape {
 
 class Mesh {
  public:
-  /// One rank.
+  /// Makes the mesh of one rank.
   Mesh() = default;
-  /// All ranks of `world` along the data axis. Null or one rank: no communicator is used.
+  /// Lays all ranks of `world` along the data axis. Null or one rank: no communicator is used.
   explicit Mesh(Communicator* world);
   /// world rank = ((pipeline * shape.data + data) * shape.context + context) * shape.tensor +
   /// tensor. `world` may be null: a mesh of which only positions are asked.
@@ -64,7 +65,7 @@ class Mesh {
   /// not exist yet.
   Communicator* group(Axis axis) const;
 
-  /// Each rank's value, in the order of world ranks. Collective; waits.
+  /// Returns the value of each rank, in the order of world ranks. Collective; waits.
   template <typename T>
   std::vector<T> gather_values(const T& value) const {
     return world_ == nullptr ? std::vector<T>{value} : world_->all_gather_values(value);

@@ -8,7 +8,7 @@ namespace fp8train {
 
 class Topology {
  public:
-  /// One rank.
+  /// Makes the topology of one rank.
   Topology() : Topology(std::vector<int>{0}) {}
   /// The node of each rank; nodes are numbered from 0 in the order in which their first ranks come.
   explicit Topology(std::vector<int> node_of_rank);
@@ -29,8 +29,9 @@ class Topology {
     return ranks_of_node_[static_cast<size_t>(node)];
   }
 
-  /// Ranks of a node if all nodes have equally many and rank = node * ranks_per_node + local rank;
-  /// else 0. Only then are there two hops, within a node and between nodes.
+  /// Returns the number of ranks of a node if all nodes have equally many and rank = node *
+  /// ranks_per_node + local rank; else 0. Only then are there two hops, within a node and between
+  /// nodes.
   int ranks_per_node() const { return ranks_per_node_; }
 
   bool operator==(const Topology&) const = default;

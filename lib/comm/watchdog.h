@@ -27,7 +27,8 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  /// An operation that ends with its event; `what`, such as "rank 1: all_gather 17", for messages.
+  /// An operation that ends with its event; `what`, such as "rank 1: all_gather 17", names it in
+  /// messages.
   struct Operation {
     std::string what;
     double timeout = 0;
@@ -40,14 +41,14 @@ class Watchdog {
   /// Gives up, for this reason, unless that has happened before.
   void fail(const std::string& why, Cause cause = Cause::error);
   bool failed() const;
-  /// Throws CommError with the reason where the communicator has been given up, TimeoutError where
-  /// an operation did not end in its time; `what` asks.
+  /// Throws CommError with the reason if the communicator has been given up, and TimeoutError if an
+  /// operation did not end in its time. `what` names the caller.
   void check(const std::string& what) const;
 
  private:
   struct Watched {
     Operation operation;
-    double limit = 0;  ///< of running_
+    double limit = 0;  ///< seconds that running_ may take
   };
 
   struct Finding {

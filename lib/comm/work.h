@@ -18,11 +18,12 @@ class PendingWork {
   virtual ~PendingWork() = default;
   virtual bool done() = 0;
   virtual void wait() = 0;
-  /// When it was over, of trace_clock(); asked after that. Where nobody noted it: now.
+  /// Returns when it ended, by trace_clock(), or the present time if nobody noted it. Called after
+  /// it has ended.
   virtual double ended() { return trace_clock(); }
 };
 
-/// Movable. Without an operation it is done.
+/// An operation under way. Movable. An object without an operation is done.
 class Work {
  public:
   Work() = default;
@@ -105,7 +106,7 @@ class Work {
   std::unique_ptr<PendingWork> pending_;
   TraceFlight flight_;
   FlightRecorder* recorder_ = nullptr;
-  uint64_t number_ = 0;  // of the recorder
+  uint64_t number_ = 0;  // number in the recorder
   double limit_ = 0;
 };
 

@@ -12,6 +12,7 @@
 
 namespace fp8train {
 
+/// The files and options from which settings are loaded.
 struct LoadRequest {
   std::string path;                        ///< YAML (or JSON) file; empty: none
   std::vector<std::string> further_paths;  ///< more files, each replacing what those before it say
@@ -51,13 +52,13 @@ struct Answer {
   std::string value;
 };
 
-/// What is said against an answer. `key`: whose; empty where it is nobody's.
+/// An objection to an answer. `key` is the key that it concerns, or empty.
 struct Objection {
   std::string key;
-  std::string text;  ///< with the key in front where the text is about another one
+  std::string text;  ///< text, which begins with the key if it is about another one
 };
 
-/// What answers mean as long as others may follow: nothing is missing yet.
+/// The settings that answers give while others may follow: nothing counts as missing yet.
 struct ReadAnswers {
   Settings settings;
   std::vector<Objection> objections;
@@ -73,8 +74,8 @@ std::vector<Answer> answers_in_file(const std::string& path,
 /// A file of any program in the keys of this one.
 struct Conversion {
   Settings settings;
-  std::vector<std::string> keys;   ///< those that the files give, in the order of the table
-  std::vector<std::string> notes;  ///< what was read as what, and what has no meaning
+  std::vector<std::string> keys;   ///< keys that the files give, in the order of the table
+  std::vector<std::string> notes;  ///< keys that were read as others, and keys without a meaning
   int64_t processes = 0;           ///< how many the files say there are; 0: they do not
 };
 

@@ -8,6 +8,7 @@
 
 namespace fp8train {
 
+/// A model that a user can choose by name.
 struct Preset {
   std::string name;
   std::string doc;  ///< one line
@@ -21,7 +22,7 @@ const std::vector<Preset>& presets();
 /// The preset with this name, or null.
 const Preset* find_preset(const std::string& name);
 
-/// Sets what the preset decides: model.preset, model.config and data.seq_length.
+/// Sets the keys that the preset decides: model.preset, model.config and data.seq_length.
 void apply_preset(const Preset& preset, Settings& settings);
 
 }  // namespace fp8train

@@ -19,6 +19,7 @@
 
 namespace fp8train {
 
+/// The settings under `model`.
 struct ModelSettings {
   std::string preset;  ///< a named shape
   std::string from;    ///< a Hugging Face folder to start from
@@ -41,6 +42,7 @@ enum class OnDivergence : uint8_t { stop, rollback };
 inline constexpr std::pair<OnDivergence, std::string_view> kOnDivergence[] = {
     {OnDivergence::stop, "stop"}, {OnDivergence::rollback, "rollback"}};
 
+/// The settings under `training`.
 struct TrainingSettings {
   int64_t max_steps = 0;  ///< exactly one of max_steps and max_tokens is set
   int64_t max_tokens = 0;
@@ -53,7 +55,7 @@ struct TrainingSettings {
   uint64_t seed = 1;
   double z_loss = 0.0;
   int64_t head_chunk_rows = 0;  ///< rows of logits alive at a time; 0: by the device (nn/head.h)
-  double max_time_seconds = 0;  ///< 0: no limit; else save and stop with exit code 75
+  double max_time_seconds = 0;  ///< 0: no limit; otherwise save and stop with exit code 75
   OnNonFinite non_finite = OnNonFinite::skip;
   int64_t max_consecutive_skips = 10;
   OnDivergence on_divergence = OnDivergence::stop;
@@ -61,7 +63,7 @@ struct TrainingSettings {
   double spike_threshold = 0;  ///< standard deviations; 0: spikes are not looked for
   int64_t spike_window = 128;  ///< steps
   int64_t spike_steps = 3;
-  bool deterministic = false;  ///< of attention on a GPU; all else is
+  bool deterministic = false;  ///< applies to attention on a GPU; all else is
 
   bool operator==(const TrainingSettings&) const = default;
 };
@@ -83,6 +85,7 @@ enum class ResumeFrom : uint8_t {
 inline constexpr std::pair<ResumeFrom, std::string_view> kResumeWords[] = {
     {ResumeFrom::newest, "auto"}, {ResumeFrom::nothing, "never"}};
 
+/// The settings under `checkpoint`.
 struct CheckpointSettings {
   int64_t interval = 0;  ///< steps; 0: only at the end and on a stop signal; kAutomaticInterval
   bool async = true;     ///< written while training goes on
@@ -107,6 +110,7 @@ struct CheckpointSettings {
   bool operator==(const CheckpointSettings&) const = default;
 };
 
+/// The settings under `eval`.
 struct EvalSettings {
   int64_t interval = 0;  ///< steps; 0: only at the end
   int64_t batches = 20;  ///< of a periodic evaluation, over all ranks; the final one covers the
@@ -115,6 +119,7 @@ struct EvalSettings {
   bool operator==(const EvalSettings&) const = default;
 };
 
+/// The settings under `sample`.
 struct SampleSettings {
   int64_t interval = 0;
   std::vector<std::string> prompts = {"\n"};
@@ -133,6 +138,7 @@ inline constexpr std::pair<ProgressFormat, std::string_view> kProgressFormats[] 
     {ProgressFormat::pretty, "pretty"},
     {ProgressFormat::plain, "plain"}};
 
+/// The settings under `logging`.
 struct LoggingSettings {
   int64_t interval = 10;
   int64_t tensor_interval = 100;
@@ -154,6 +160,7 @@ struct WatchdogSettings {
   bool operator==(const WatchdogSettings&) const = default;
 };
 
+/// The settings under `parallelism`.
 struct ParallelismSettings : StrategySettings {
   int64_t check_replicas = 1000;  ///< steps between comparisons of the ranks' weights; 0: none
 
@@ -165,10 +172,10 @@ struct ParallelismSettings : StrategySettings {
 struct JobSettings {
   int64_t nodes = 1;
   int64_t ranks_per_node = 1;
-  std::string gpu = "auto";        ///< auto: the device of this machine; else a name of gpu_kinds()
-  double memory_gib = 0;           ///< of a node, for ranks on CPUs; 0: as much as this machine has
-  bool slurm = true;               ///< write a job script
-  std::string partition, account;  ///< of Slurm; empty: its default
+  std::string gpu = "auto";  ///< auto: the device of this machine; else a name of gpu_kinds()
+  double memory_gib = 0;  ///< memory of a node, for ranks on CPUs; 0: as much as this machine has
+  bool slurm = true;      ///< write a job script
+  std::string partition, account;  ///< names in Slurm; empty: its default
   int64_t cpus_per_rank = 8;
   double time_limit_seconds = 24 * 3600;
   bool requeue = false;
@@ -177,18 +184,18 @@ struct JobSettings {
   bool operator==(const JobSettings&) const = default;
 };
 
-/// What is known of the files that settings come from. Not a setting: comparisons of runs ignore
-/// it.
+/// Facts about the files that settings come from. Not a setting: comparisons of runs ignore it.
 struct Notes {
-  /// What was read in another program's spelling or has no meaning here; to be reported.
+  /// Lines about keys in another program's spelling or without a meaning here, to be reported.
   std::vector<std::string> lines;
-  int64_t processes = 0;  ///< of the job, as another program's file says; 0: it does not
-  /// What messages about a given key begin with: "run.yaml:7:3: ".
+  int64_t processes = 0;  ///< number in another program's file; 0: it has none
+  /// The text with which messages about a given key begin: "run.yaml:7:3: ".
   std::map<std::string, std::string> locations;
 
   bool operator==(const Notes&) const { return true; }
 };
 
+/// All settings of a run.
 struct Settings {
   ModelSettings model;
   DataSettings data;

@@ -28,7 +28,7 @@ std::vector<std::string> config_keys();
 /// The names and shapes of all presets, one per line.
 std::string presets_text();
 
-/// docs/use/configuration.md.
+/// Returns the text of docs/use/configuration.md.
 std::string configuration_page();
 
 }  // namespace fp8train

@@ -21,14 +21,14 @@ namespace fp8train {
 /// choice by weight would be off by the square root of n.
 class Blend {
  public:
-  /// Weights above 0, of at least one source. Only their ratios matter.
+  /// Takes weights above 0, of at least one source. Only their ratios matter.
   explicit Blend(std::span<const double> weights);
 
   struct Draw {
     size_t source;
     uint64_t index;  ///< counted over the samples of this source
   };
-  /// `sample` below 2^62.
+  /// Draws the source of a sample. `sample` is below 2^62.
   Draw draw(uint64_t sample) const;
 
   /// Samples of a source among the first `samples`.

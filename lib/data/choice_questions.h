@@ -9,6 +9,7 @@
 
 namespace fp8train {
 
+/// A question with several answers, one of which is right.
 struct ChoiceQuestion {
   std::string context;
   std::vector<std::string> choices;

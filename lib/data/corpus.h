@@ -24,18 +24,20 @@ struct DataFile {
 
 /// An entry of data.train: a range of a corpus.
 struct CorpusSource {
-  std::string path;  ///< as it was given: a file, a folder or a pattern
+  std::string path;  ///< path as it was given: a file, a folder or a pattern
   double weight = 1.0;
   int64_t begin = 0;  ///< token
   int64_t size = 0;   ///< tokens
   size_t files = 1;
 };
 
+/// A range of token ids of a corpus.
 struct TokenRange {
   int64_t begin = 0;
   int64_t size = 0;
 };
 
+/// One document of a corpus.
 struct Document {
   int64_t begin;  ///< its first token within the corpus
   int64_t count;
@@ -56,7 +58,7 @@ class Corpus {
   /// validation corpus may be two ranges of one file.
   void append(std::shared_ptr<const TokenStore> store, int64_t begin, int64_t end);
 
-  /// Number of tokens.
+  /// Returns the number of tokens.
   int64_t size() const { return size_; }
 
   /// Tokens [offset, offset + count) into `to`. Throws DataError when a file is damaged or holds an
@@ -66,8 +68,8 @@ class Corpus {
   /// Notes that the tokens from `source.begin` on are this source's.
   void add_source(CorpusSource source) { sources_.push_back(std::move(source)); }
   const std::vector<CorpusSource>& sources() const { return sources_; }
-  /// Whether samples are dealt out to sources by weight: a weight is not 1. Else all tokens are one
-  /// sequence.
+  /// Whether samples are dealt out to sources by weight, as they are if a weight is not 1. If not,
+  /// all tokens are one sequence.
   bool is_blend() const;
 
   /// The documents that lie wholly in the corpus, as far as they are known.
@@ -113,6 +115,7 @@ class Corpus {
 std::shared_ptr<const TokenStore> memory_store(const std::vector<int32_t>& tokens,
                                                DocumentTable documents = {});
 
+/// The corpora of training and validation.
 struct CorpusSplits {
   Corpus train;
   Corpus val;  ///< empty when there are neither validation sources nor a val_fraction

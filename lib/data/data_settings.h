@@ -11,15 +11,16 @@
 
 namespace fp8train {
 
+/// A source of tokens: a file, a folder or a pattern, and how to read it.
 struct DataSource {
   std::string path;     ///< a file, a folder or a glob; files are read in sorted order
   std::string format;   ///< a name of data/readers/data_format.h; auto: by content and name
-  double weight = 1.0;  ///< where one is not 1, samples are dealt out in these proportions
+  double weight = 1.0;  ///< if one is not 1, samples are dealt out in these proportions
 
   bool operator==(const DataSource&) const = default;
 };
 
-/// What a sequence of training and evaluation holds.
+/// The content of a sequence of training and evaluation.
 enum class Packing : uint8_t {
   automatic,  ///< documents where sources are dialogues, else windows
   windows,    ///< consecutive tokens of the sources, which run on from one document to the next

@@ -19,18 +19,20 @@ struct EncodedText {
   std::vector<size_t> ends;  ///< behind each id with which a document ends
 };
 
+/// Encodes documents on several threads and passes their ids on in order.
 class DocumentEncoder {
  public:
   using Sink = std::function<void(const EncodedText& text)>;
 
-  /// Refers to `tokenizer`. `threads` 0: one for each processor. `frame`: what is put around each
-  /// document. `sink` gets the ids in order, on the caller's thread.
+  /// Keeps a reference to `tokenizer`. `threads` 0: one for each processor. `frame` has the ids
+  /// around each document. `sink` gets the ids in order, on the caller's thread.
   DocumentEncoder(const Tokenizer& tokenizer, int64_t threads, SequenceFrame frame, Sink sink);
 
-  /// A whole document.
+  /// Adds a whole document.
   void add(std::string document);
 
-  /// A document in pieces of any size; `last` ends it. Throws what encoding an earlier part threw.
+  /// Adds a piece, of any size, of a document; `last` ends the document. Throws what encoding an
+  /// earlier part threw.
   void add_part(std::string_view text, bool last);
 
   /// Waits for all that was added.
@@ -50,7 +52,7 @@ class DocumentEncoder {
 
   const Tokenizer& tokenizer_;
   SequenceFrame frame_;
-  std::string pending_;     ///< of a document in pieces, behind its last cut
+  std::string pending_;     ///< rest of a document in pieces, behind its last cut
   size_t searched_ = 0;     ///< bytes of it that have no cut
   bool is_within_ = false;  ///< a part of that document has been cut off
   Task task_;               ///< gathers small documents

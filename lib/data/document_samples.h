@@ -30,9 +30,9 @@ class DocumentSamples {
                   std::string length_option = "data.seq_length");
 
   int64_t size() const { return static_cast<int64_t>(targets_.size()); }
-  /// Targets of one sample.
+  /// Returns the number of targets of one sample.
   int64_t targets(int64_t sample) const { return targets_[static_cast<size_t>(sample)]; }
-  int64_t targets() const;  ///< of all samples
+  int64_t targets() const;  ///< targets of all samples
 
   /// Writes a sample. Padding has token 0, no target, and is a document of its own.
   void read(int64_t sample, SampleRow row) const;
@@ -59,9 +59,9 @@ class DocumentSamples {
   const Corpus& corpus_;
   int64_t seq_length_;
   std::string length_option_;
-  std::vector<Piece> documents_;  ///< those of a sample side by side
-  std::vector<int64_t> first_;    ///< of each sample in documents_; one more at the end
-  std::vector<int32_t> targets_;  ///< of each sample
+  std::vector<Piece> documents_;  ///< those of a sample next to each other
+  std::vector<int64_t> first_;    ///< index in documents_ for each sample; one more at the end
+  std::vector<int32_t> targets_;  ///< number for each sample
   int64_t cut_ = 0;
   int64_t unread_ = 0;  ///< tokens that were cut off
   int64_t left_out_ = 0;

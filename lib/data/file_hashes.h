@@ -17,15 +17,17 @@
 
 namespace fp8train {
 
+/// The hash of one file of the data.
 struct FileHash {
   std::string xxh3_128;
   FileIdentity identity;
   int64_t read_at_ns = 0;  ///< when reading began
 };
 
+/// Hashes files on a thread and stores the hashes in a cache.
 class FileHashes {
  public:
-  /// Data that is hashed before a run starts: seconds from most disks.
+  /// Bytes that are hashed before a run starts, which takes seconds on most disks.
   static constexpr uint64_t kAtOnce = uint64_t{2} << 30;
 
   /// Hashes `files`, except those whose hash is in the file `cache`. At most `at_once` bytes are
@@ -38,8 +40,8 @@ class FileHashes {
 
   const std::vector<DataFile>& files() const { return files_; }
 
-  /// XXH3-128 of each file's bytes as 32 hex digits; empty where it is not known yet. Throws what
-  /// reading threw.
+  /// Returns XXH3-128 of each file's bytes as 32 hex digits, or "" if it is not known yet. Rethrows
+  /// errors of reading.
   std::vector<std::string> known() const;
   /// Changes with every hash that becomes known or fails.
   int64_t version() const;

@@ -13,6 +13,7 @@
 
 namespace fp8train {
 
+/// A batch of one rank. B is micro_batch_size, T is seq_length.
 struct Batch {
   int64_t rows = 0;              ///< B
   int64_t columns = 0;           ///< T
@@ -26,6 +27,7 @@ struct Batch {
   int64_t step_targets = 0;
 };
 
+/// The shape of the batches of one rank.
 struct LoaderSettings {
   int64_t micro_batch_size = 1;  ///< B, per rank
   int64_t seq_length = 1024;     ///< T
@@ -33,7 +35,7 @@ struct LoaderSettings {
   uint64_t seed = 0;
   int data_rank = 0;             ///< position along the data axis
   int data_ranks = 1;            ///< ranks that read different samples
-  int64_t batches_per_step = 1;  ///< of a rank; steps begin at seek()
+  int64_t batches_per_step = 1;  ///< batches of a rank; steps begin at seek()
   size_t prefetch = 2;           ///< batches read ahead by the background thread; 0 reads in next()
 };
 
@@ -53,7 +55,7 @@ class Loader {
   /// where it was.
   Batch next();
 
-  /// Global samples consumed so far: what a checkpoint stores.
+  /// Returns the global samples consumed so far, which a checkpoint stores.
   uint64_t position() const { return position_; }
 
   /// Continues at global sample `position`.
@@ -76,7 +78,7 @@ class Loader {
   LoaderSettings settings_;
   Samples samples_;
   uint64_t position_ = 0;
-  uint64_t first_position_ = 0;      ///< of the last seek()
+  uint64_t first_position_ = 0;      ///< position of the last seek()
   std::optional<StepTargets> step_;  ///< the last one that make_batch() was in
   std::unique_ptr<Prefetcher> prefetcher_;
 };

@@ -15,6 +15,7 @@
 
 namespace fp8train {
 
+/// The arguments of `data prepare`.
 struct PrepareSettings {
   std::vector<std::string> inputs;  ///< files or globs, text or JSON lines; also gzip or Zstandard
   std::string format = "auto";      ///< auto, or one of text_format_names()
@@ -22,7 +23,7 @@ struct PrepareSettings {
   TokenFileFormat output_format = TokenFileFormat::llmc;
   std::string tokenizer = "byte";  ///< as in DataSettings
   std::string text_key = "text";
-  ChatTemplate chat_template = ChatTemplate::automatic;  ///< of dialogues
+  ChatTemplate chat_template = ChatTemplate::automatic;  ///< template of dialogues
   double val_fraction =
       0.0;  ///< last part of each input: of its text, or of its documents for JSON lines
   int64_t shard_tokens = 100'000'000;
@@ -31,6 +32,7 @@ struct PrepareSettings {
   std::function<void(uint64_t bytes_done)> progress;  ///< bytes of the input files; may be empty
 };
 
+/// The result of `data prepare`.
 struct PrepareReport {
   int64_t documents = 0;
   int64_t train_tokens = 0;
@@ -39,11 +41,12 @@ struct PrepareReport {
   std::vector<std::string> files;  ///< names within `out`
 };
 
-/// Dialogues, which all inputs are or none, are written with their targets and the positions
-/// where they end, so that data.packing can tell them apart; `output_format` is llmc then. Writes
-/// train_000000.bin ..., val_000000.bin ... (or .npy; .bin with .idx), the tokenizer's files and
-/// dataset.json (a manifest of tokens per file). Throws ConfigError (settings, a folder that holds
-/// shards) or DataError (inputs); files already complete stay.
+/// Writes token files. Either all inputs are dialogues or none is. Dialogues are written with their
+/// targets and the positions where they end, so that data.packing can tell them apart;
+/// `output_format` is llmc then. Writes train_000000.bin ..., val_000000.bin ... (or .npy; .bin
+/// with .idx), the tokenizer's files and dataset.json (a manifest of tokens per file). Throws
+/// ConfigError (settings, a folder that holds shards) or DataError (inputs); files already complete
+/// stay.
 PrepareReport prepare_data(const PrepareSettings& settings);
 
 }  // namespace fp8train

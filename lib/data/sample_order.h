@@ -12,7 +12,7 @@ namespace fp8train {
 /// at most four rounds of walking on average.
 class Permutation {
  public:
-  /// `count` in [1, 2^62].
+  /// `count` is in [1, 2^62].
   Permutation(uint64_t key, uint64_t count);
   uint64_t operator()(uint64_t index) const;
 

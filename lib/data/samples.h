@@ -17,8 +17,8 @@ namespace fp8train {
 
 constexpr int32_t kIgnoredTarget = -1;  ///< no loss at this position
 
-/// What samples of these sources hold, where `settings` leave it open: documents for dialogues.
-/// Throws ConfigError.
+/// Returns the content of samples of these sources if `settings` leave it open: documents for
+/// dialogues. Throws ConfigError.
 SampleForm sample_form(const DataSettings& settings, const Tokenizer& tokenizer,
                        const Corpus& train, const Corpus& val);
 
@@ -37,10 +37,11 @@ struct SampleOptions {
 
 struct Batch;
 
+/// The samples of a corpus in the order of training: windows of tokens, or documents.
 class Samples {
  public:
-  /// The corpus outlives it. Throws DataError where it, or a source of a blend, has no sample to
-  /// train on.
+  /// The corpus outlives it. Throws DataError if it, or a source of a blend, has no sample to train
+  /// on.
   Samples(const Corpus& corpus, int64_t seq_length, const SampleOptions& options = {});
 
   /// A batch of `rows` rows in which nothing is a target.
@@ -53,7 +54,7 @@ class Samples {
   uint64_t samples_per_epoch() const;
   /// Targets of sample `index`; 0 for windows of training, where every position is one.
   int64_t targets(uint64_t index) const;
-  /// Targets of one walk.
+  /// Returns the number of targets of one walk.
   int64_t target_count() const;
   /// First token in the corpus of window `index` of training.
   int64_t start_of(uint64_t index) const;
@@ -73,7 +74,7 @@ class Samples {
   struct Source {
     int64_t begin = 0;  ///< token of the corpus
     uint64_t seed = 0;
-    std::optional<SampleOrder> windows;  ///< of training
+    std::optional<SampleOrder> windows;  ///< windows of training
     std::optional<DocumentSamples> documents;
 
     uint64_t samples_per_epoch() const;

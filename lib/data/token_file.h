@@ -30,6 +30,7 @@ constexpr int32_t kLlmcWithDocuments = 1;
 constexpr uint64_t kLlmcHeaderBytes = 1024;
 constexpr int64_t kU16Vocab = 65536;  // ids below it fit into u16
 
+/// An open file of token ids.
 class TokenFile {
  public:
   /// `count` ids from `first_byte` on.
@@ -38,7 +39,7 @@ class TokenFile {
 
   const std::filesystem::path& path() const { return file_.path(); }
 
-  /// Number of tokens.
+  /// Returns the number of tokens.
   int64_t size() const { return size_; }
   IdType type() const { return type_; }
   int bytes_per_token() const { return size_of(type_); }

@@ -27,6 +27,7 @@ std::string_view name_of(TokenFileFormat format);
 /// ".bin" or ".npy"
 std::string_view extension_of(TokenFileFormat format);
 
+/// Writes token ids to a file in one of the formats.
 class TokenFileWriter {
  public:
   /// Throws DeviceError when the disk refuses.
@@ -65,7 +66,7 @@ class TokenFileWriter {
   bool is_u16_;
   int64_t count_ = 0;
   int64_t ended_ = 0;                  ///< tokens of documents that have ended
-  std::vector<int32_t> lengths_ = {};  ///< of documents, for an index or a table
+  std::vector<int32_t> lengths_ = {};  ///< lengths of documents, for an index or a table
   std::vector<uint8_t> target_bits_;
   std::vector<char> buffer_;
 };

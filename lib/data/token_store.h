@@ -8,16 +8,16 @@
 
 namespace fp8train {
 
-/// What a file says of its tokens.
+/// The facts that a file states about its tokens.
 struct TokenFacts {
   std::string_view type = {};             ///< how an id is stored: "u16"
-  std::optional<int64_t> documents = {};  ///< where the format has any
+  std::optional<int64_t> documents = {};  ///< set if the format has any
 };
 
 /// The documents that the tokens of a store make up, one after the other.
 struct DocumentTable {
   std::vector<int64_t> ends;    ///< behind the last token of each
-  std::vector<bool> is_target;  ///< of each token: whether the model learns it; empty: all
+  std::vector<bool> is_target;  ///< for each token, whether the model learns it; empty: all
 };
 
 /// Where a run of tokens of a corpus lies. `read` may be called from several threads.
@@ -28,7 +28,7 @@ class TokenStore {
   TokenStore& operator=(const TokenStore&) = delete;
   virtual ~TokenStore() = default;
 
-  /// Number of tokens.
+  /// Returns the number of tokens.
   virtual int64_t size() const = 0;
   /// Tokens [offset, offset + count) into `to`.
   virtual void read(int64_t offset, int64_t count, int32_t* to) const = 0;

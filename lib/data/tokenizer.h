@@ -39,10 +39,10 @@ struct TokenizerFile {
   std::string text;
 };
 
-/// Ids around a text.
+/// The ids around a text.
 struct SequenceFrame {
-  std::vector<int32_t> before_prompt;    ///< of generation
-  std::vector<int32_t> before_document;  ///< of training data
+  std::vector<int32_t> before_prompt;    ///< ids before a prompt of generation
+  std::vector<int32_t> before_document;  ///< ids before a document of training data
   std::vector<int32_t> after_document;
 };
 
@@ -51,6 +51,7 @@ struct TokenStrips {
   bool before = false, after = false;
 };
 
+/// A tokenizer: text to ids and back.
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
@@ -59,8 +60,8 @@ class Tokenizer {
 
   virtual TokenizerType type() const = 0;
 
-  /// Number of ids; the model's vocabulary is at least this large. Not padded: a model may round it
-  /// up.
+  /// Returns the number of ids; the model's vocabulary is at least this large. Not padded: a model
+  /// may round it up.
   virtual int64_t vocab_size() const = 0;
 
   /// Ids of the text alone, without beginning- or end-of-sequence ids. Throws DataError naming what
@@ -132,7 +133,7 @@ std::unique_ptr<Tokenizer> read_llama2c_tokenizer(const std::filesystem::path& p
 /// are those of the post-processor and of tokens with usual names. Throws DataError.
 std::unique_ptr<Tokenizer> tokenizer_from_json(std::string_view text, const std::string& where);
 
-/// A tokenizer file, or a folder that holds one, of a kind in the table of
+/// Opens a tokenizer file, or a folder that holds one, of a kind in the table of
 /// data/tokenizers/registry.h. `pattern` names the pattern of a tiktoken file whose name does not
 /// say it; empty otherwise, files of other kinds refuse it. Throws DataError.
 std::unique_ptr<Tokenizer> open_tokenizer(const std::filesystem::path& path,

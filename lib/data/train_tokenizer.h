@@ -9,6 +9,7 @@
 
 namespace fp8train {
 
+/// The arguments of the training of a tokenizer.
 struct TokenizerTraining {
   std::vector<std::string> inputs;  ///< files or globs, text or JSON lines; also compressed
   std::string format = "auto";      ///< auto, or one of text_format_names()
@@ -18,6 +19,7 @@ struct TokenizerTraining {
   std::filesystem::path out;       ///< folder; created
 };
 
+/// The result of the training of a tokenizer.
 struct TokenizerReport {
   int64_t vocab_size = 0;  ///< smaller than asked for where no pair occurs twice any more
   int64_t words = 0;       ///< different pieces of the texts

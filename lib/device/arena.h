@@ -11,6 +11,7 @@
 
 namespace fp8train {
 
+/// Memory from which views are allocated like on a stack.
 class Arena {
  public:
   using Mark = size_t;
@@ -20,7 +21,8 @@ class Arena {
   /// Sets the capacity. Nothing may be allocated from the arena at that time.
   void reserve(size_t bytes);
 
-  /// 256-byte aligned. Throws InternalError when the plan is exceeded (never on meta).
+  /// Allocates 256-byte aligned memory. Throws InternalError when the plan is exceeded (never on
+  /// meta).
   void* allocate(size_t bytes);
 
   Mark mark() const { return used_; }

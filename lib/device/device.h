@@ -41,7 +41,7 @@ struct DeviceTraits {
 class Recording {
  public:
   virtual ~Recording() = default;
-  /// Starts them, in stream order. Throws DeviceError.
+  /// Starts the recorded operations, in stream order. Throws DeviceError.
   virtual void replay() = 0;
 };
 
@@ -54,11 +54,12 @@ class StreamEvent {
   /// Makes work that is submitted to `stream` from now on run after the event. The host does not
   /// wait.
   virtual void hold(const Stream& stream) = 0;
-  /// Whether the work before the point is over. Any thread may ask. Throws DeviceError where that
-  /// work failed.
+  /// Whether the work before the event is done. Any thread may ask. Throws DeviceError if that work
+  /// failed.
   virtual bool reached() = 0;
 };
 
+/// A device: its memory, its stream and its recordings.
 class Device {
  public:
   virtual ~Device() = default;
@@ -78,8 +79,8 @@ class Device {
   MemoryLedger& ledger() { return ledger_; }
   OpCounters& counters() { return counters_; }
 
-  /// Uninitialized memory, 256-byte aligned; zero bytes give nullptr. Throws DeviceError with the
-  /// bytes asked and in use when there is none. Buffer is the owner to use.
+  /// Allocates uninitialized memory, 256-byte aligned; zero bytes give nullptr. Throws DeviceError,
+  /// which names the bytes requested and in use, when there is none. Use Buffer as the owner.
   virtual void* allocate(size_t bytes) = 0;
   virtual void deallocate(void* pointer, size_t bytes) noexcept = 0;
 
@@ -90,7 +91,7 @@ class Device {
   virtual void fill_zero(void* pointer, size_t bytes) = 0;
   virtual void synchronize() = 0;
 
-  /// Whether record() is possible.
+  /// Whether the device supports record().
   virtual bool records() const { return false; }
   /// Takes the operations that `work` submits to the stream without running them. `work` must not
   /// allocate, wait, or copy to or from the host; see device/recording.h. Throws DeviceError.
@@ -126,7 +127,7 @@ std::unique_ptr<Device> make_meta_device(const DeviceTraits& traits);
 /// the memory that a library needs for an operation.
 std::unique_ptr<Device> make_meta_device(const Device& planned);
 
-/// Owning bytes on a device, charged to a category. Movable. Never throws on destruction.
+/// Owns bytes on a device, which are charged to a category. Movable. Never throws on destruction.
 class Buffer {
  public:
   Buffer() = default;

@@ -21,7 +21,7 @@ enum class ScalePair : uint8_t {
   block_1x128_128x128,
   block_128x128_1x128,
   block_1x32,  ///< 32x32 on either side is the same to a library
-  block_1x16,  ///< of e2m1; 16x16 on either side is the same to a library
+  block_1x16,  ///< blocks of e2m1; 16x16 on either side is the same to a library
   count
 };
 constexpr auto kScalePairs = static_cast<size_t>(ScalePair::count);
@@ -51,8 +51,7 @@ constexpr bool has_fast_accumulation(ScalePair pair) {
 using ProductCodes = TypeList<e4m3, e5m2, e2m1>;
 using ProductResults = FloatTypes;
 
-/// Why tensor cores do not multiply these codes with these scales, on whatever GPU; empty where
-/// some do.
+/// Returns why no GPU's tensor cores multiply these codes with these scales, or nothing if some do.
 constexpr std::string_view why_no_fp8_product(ScalePair scales, DType a, DType b) {
   const auto is_known = [scales](DType type) {
     return scales == ScalePair::block_1x16 ? type == DType::e2m1
@@ -69,10 +68,11 @@ constexpr bool have_product(ScalePair scales, DType a, DType b) {
   return why_no_fp8_product(scales, a, b).empty();
 }
 
+/// A product of FP8 codes: the types of operands and result, and the blocks of the scales.
 struct Fp8Product {
   ScalePair scales = ScalePair::tensor;
-  DType a = DType::e4m3, b = DType::e4m3;  ///< of ProductCodes
-  DType c = DType::bf16;                   ///< of ProductResults
+  DType a = DType::e4m3, b = DType::e4m3;  ///< one of ProductCodes
+  DType c = DType::bf16;                   ///< one of ProductResults
   bool fast_accumulate = false;            ///< has no effect without has_fast_accumulation()
 };
 
@@ -83,6 +83,7 @@ enum class Fp8Support : uint8_t {
 };
 constexpr int64_t kAlignedExtent = 128;
 
+/// The products that the tensor cores of a device have.
 class Fp8Products {
  public:
   /// Every product that there is has this support.
@@ -92,7 +93,7 @@ class Fp8Products {
     }
   }
 
-  /// None where there is no such product.
+  /// Returns `none` if there is no such product.
   constexpr Fp8Support support(const Fp8Product& product) const {
     return have_product(product.scales, product.a, product.b) ? all_[index_of(product)]
                                                               : Fp8Support::none;

@@ -6,17 +6,18 @@
 
 namespace fp8train {
 
-/// As its maker states it: rates per second, of dense products, in one direction of a link.
+/// A GPU as its maker states it: rates are per second, for dense products, in one direction of a
+/// link.
 struct GpuKind {
   const char* name;
-  int capability;           ///< for cuda_traits()
-  double memory_gib;        ///< what a process can have of it, rounded down
+  int capability;           ///< capability, as cuda_traits() takes it
+  double memory_gib;        ///< memory that a process can have, rounded down
   double tera_flops_16bit;  ///< 10^12; fp32 sums
   double tera_flops_8bit;
   double memory_rate;     ///< 10^9 bytes
   double node_rate;       ///< 10^9 bytes to other GPUs of the node
-  double network_rate;    ///< 10^9 bytes to other nodes, for each GPU: of the usual adapter
-  double tera_flops_f32;  ///< 10^12; of fused multiply-adds, outside of tensor cores
+  double network_rate;    ///< 10^9 bytes to other nodes, for each GPU, with the usual adapter
+  double tera_flops_f32;  ///< 10^12 FLOPs of fused multiply-adds, outside of tensor cores
 
   /// Instructions of whole warps per second: each takes a cycle of one of a multiprocessor's four
   /// schedulers, and a fused multiply-add of 32 lanes is 64 FLOPs.
@@ -26,12 +27,13 @@ struct GpuKind {
 /// The shares of stated rates that a step is assumed to reach; gpu_kinds.cpp has their sources.
 struct AchievedShares {
   double bits16, fp8_fast, fp8, f32;             ///< of GEMMs
-  double attention_forward, attention_backward;  ///< of the rate of 16 bits
+  double attention_forward, attention_backward;  ///< shares of the 16-bit rate
   double memory;
   double instructions;
-  double launch_seconds;  ///< what each kernel takes in addition to its work
+  double launch_seconds;  ///< time of each kernel in addition to its work
 };
 
+/// Returns the shares that a step is assumed to reach on `gpu`.
 AchievedShares achieved_shares(const GpuKind& gpu);
 
 /// Returns the GPUs with FP8 units, ordered by compute capability and memory.
@@ -40,8 +42,8 @@ const std::vector<GpuKind>& gpu_kinds();
 /// Returns null if no kind has this name.
 const GpuKind* find_gpu_kind(std::string_view name);
 
-/// The kind whose name is in a device's description, as a word or as two: "NVIDIA H100 80GB HBM3",
-/// "NVIDIA GeForce RTX 4090". Null when there is none.
+/// Returns the kind whose name is in a device's description, as a word or as two: "NVIDIA H100 80GB
+/// HBM3", "NVIDIA GeForce RTX 4090". Null when there is none.
 const GpuKind* gpu_kind_in(std::string_view description);
 
 }  // namespace fp8train

@@ -15,18 +15,19 @@ enum class MemoryCategory : uint8_t {
   quantized_weights,  ///< GEMM operands made from the weights once per optimizer step
   gradients,
   optimizer_state,
-  saved_activations,  ///< what forward keeps for backward
+  saved_activations,  ///< tensors that forward stores for backward
   workspace,          ///< temporaries within one operation or layer
   scaling_state,      ///< amax, histories, scales, statistics
   batch,              ///< tokens and targets of a micro-batch
-  communication,      ///< what is sent to other ranks and received from them
-  state_copy,         ///< of the state, while a checkpoint is written; where the device is the host
+  communication,      ///< bytes sent to other ranks and received from them
+  state_copy,  ///< copy of the state while a checkpoint is written, if the device is the host
 };
 
 constexpr size_t kMemoryCategories = 11;
 
 std::string_view name_of(MemoryCategory category);
 
+/// Counts the bytes in use by category, and their peak.
 class MemoryLedger {
  public:
   void add(MemoryCategory category, size_t bytes);
@@ -35,7 +36,7 @@ class MemoryLedger {
   size_t current(MemoryCategory category) const { return current_[index(category)]; }
   size_t total() const { return total_; }
   size_t peak() const { return peak_; }
-  /// How many allocations were ever made. The steady step makes none.
+  /// Returns how many allocations were ever made. The steady step makes none.
   uint64_t allocations() const { return allocations_; }
 
  private:

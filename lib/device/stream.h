@@ -13,10 +13,10 @@ enum class DeviceKind : uint8_t { cpu, cuda, meta };
 
 std::string_view name_of(DeviceKind kind);
 
-/// What the meta device counts instead of computing.
+/// The counters of the meta device, which counts and does not compute.
 struct OpCounters {
   double gemm_flops = 0;       ///< 2 * M * N * K of every GEMM
-  double gemm_flops_8bit = 0;  ///< of them those whose operands both have 8 bits
+  double gemm_flops_8bit = 0;  ///< those of them whose operands both have 8 bits
   double attention_flops = 0;  ///< the causal half only
   double bytes = 0;            ///< read and written by all operations
   uint64_t operations = 0;

@@ -11,7 +11,7 @@
 
 namespace fp8train {
 
-/// LoadRequest::foreign_keys: all dialects.
+/// Makes all dialects, for LoadRequest::foreign_keys.
 std::unique_ptr<ForeignKeys> make_dialects(Problems& problems);
 
 }  // namespace fp8train

@@ -75,11 +75,12 @@ std::optional<bool> flag_in(const YamlNode& node);
 bool is_off(const YamlNode& node);
 /// DeepSpeed's "auto": whoever starts the run decides.
 bool is_auto(const YamlNode& node);
-/// A whole number from 1 to 10^12; 0 for anything else.
+/// Returns the whole number from 1 to 10^12 in `node`, or 0 for anything else.
 int64_t count_in(const YamlNode& node);
 /// The value of a key of a map; null where it is not there.
 const YamlNode* value_of(const YamlNode& map, std::string_view key);
 
+/// One pass over the keys of a source, which rewrites the foreign ones.
 class Pass {
  public:
   Pass(YamlNode& root, size_t source, Problems& problems, std::vector<std::string>& notes)
@@ -91,9 +92,9 @@ class Pass {
   /// fp8.enabled as it was written; null when it was not.
   const YamlNode* enabled() const { return enabled_ ? &*enabled_ : nullptr; }
   const YamlKey& enabled_key() const { return enabled_key_; }
-  /// deepspeed_config_file as it was written, where it counts; null without it.
+  /// Returns deepspeed_config_file as it was written, if it applies, or null.
   const YamlNode* included() const { return included_ ? &*included_ : nullptr; }
-  /// How many processes the file says there are; 0: it does not say.
+  /// Returns the number of processes that the file states, or 0.
   int64_t processes() const { return processes_; }
   /// Whether this is a file of DeepSpeed that switches on neither fp16 nor bf16.
   bool trains_in_fp32() const { return deepspeed_ && !half_; }
@@ -109,16 +110,16 @@ class Pass {
   };
   struct Pending {
     std::string key;  ///< ours, dotted
-    Entry entry;      ///< with the value in our spelling
+    Entry entry;      ///< entry with the value in our spelling
   };
 
   /// A program whose keys are read.
   struct Program {
-    /// Before any key: what the whole file says of itself. May be null.
+    /// Called before any key, to find which program's file this is. May be null.
     void (Pass::*recognize_file)() = nullptr;
     bool (Pass::*recognizes)(const Entry& entry) const = nullptr;
     void (Pass::*read)(const Entry& entry) = nullptr;
-    /// After all keys: what follows from several of them. May be null.
+    /// Called after all keys, for settings that follow from several of them. May be null.
     void (Pass::*finish)() = nullptr;
   };
   /// The first one that recognizes a key reads it.
@@ -133,7 +134,7 @@ class Pass {
   void read_accelerate(const Entry& entry);
   static bool is_launch(std::string_view name);      // only Accelerate has it
   static bool is_launch_key(std::string_view name);  // Accelerate has it
-  /// The key of Accelerate that an unknown one at the top level may mean; empty: none.
+  /// Returns the key of Accelerate that an unknown one at the top level may mean, or "".
   static std::string launch_key_near(const std::string& name);
   void launch(const Entry& entry);
   void launch_sections();

@@ -14,10 +14,10 @@ namespace fp8train {
 /// malformed JSON and as read_hf_fields does.
 HfConfig parse_hf_config(std::string_view json, const std::string& where);
 
-/// The same for `folder`/config.json.
+/// Reads `folder`/config.json in the same way.
 HfConfig read_hf_config(const std::filesystem::path& folder);
 
-/// What a config.json has beyond the model.
+/// The fields of a config.json that do not belong to the model.
 struct HfConfigExtras {
   std::vector<int64_t> eos_token_ids;  ///< several: written as a list instead of the model's one
   ConfigObject quantization;           ///< "quantization_config"; empty: none

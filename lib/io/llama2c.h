@@ -11,18 +11,20 @@
 
 namespace fp8train {
 
+/// A tensor with its name in Hugging Face's spelling.
 struct NamedTensor {
   std::string name;
   std::vector<int64_t> shape;
   std::vector<float> values;
 };
 
+/// A model read from a file of llama2.c.
 struct Llama2cModel {
   ModelConfig config;
   std::vector<NamedTensor> tensors;
 };
 
-/// A kind of tensors that each layer has one of; `name` as in "model.layers.0.NAME.weight".
+/// A kind of tensor that each layer has; `name` is as in "model.layers.0.NAME.weight".
 struct Llama2cKind {
   const char* name;
   std::vector<int64_t> shape;

@@ -11,13 +11,14 @@
 
 namespace fp8train {
 
+/// A model folder that is open for reading.
 struct ModelSource {
   std::filesystem::path folder;
   HfConfig config;
   TensorSource source;
   std::vector<ModelTensor> tensors;  ///< in order of the model's parameters
 
-  /// fp32 values of a tensor, as the folder has them. Throws as TensorSource::read_f32.
+  /// Returns the fp32 values of a tensor, as the folder has them. Throws as TensorSource::read_f32.
   std::vector<float> read(const ModelTensor& tensor) const {
     return source.read_f32(tensor.piece.name, tensor.shape);
   }
@@ -25,8 +26,8 @@ struct ModelSource {
   std::vector<float> read_rows(const ModelTensor& tensor, bool neighbour_rope) const;
 };
 
-/// Throws CheckpointError, which names what is missing, unexpected or of another shape, and as
-/// read_hf_config and TensorSource do. Reads headers only.
+/// Opens a model folder and reads its headers only. Throws CheckpointError, which names tensors
+/// that are missing, unexpected or of another shape, and as read_hf_config and TensorSource do.
 ModelSource open_model_source(const std::filesystem::path& folder);
 
 }  // namespace fp8train

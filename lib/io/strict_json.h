@@ -18,7 +18,8 @@ nlohmann::ordered_json parse_strict_json(std::string_view text, const std::strin
 /// The same for a whole file of at most kMaxJsonFile bytes.
 nlohmann::ordered_json read_strict_json(const std::string& path);
 
-/// What `read` returns. A DataError that it throws becomes a CheckpointError of the same text.
+/// Returns the result of `read`. A DataError that it throws becomes a CheckpointError of the same
+/// text.
 template <typename Read>
 auto as_checkpoint_error(const Read& read) {
   try {

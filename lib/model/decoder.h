@@ -21,14 +21,17 @@
 
 namespace fp8train {
 
+/// How a decoder is built, apart from its shape and plan.
 struct DecoderOptions {
   Recompute recompute = Recompute::none;
   float z_loss = 0.0F;
-  int64_t head_chunk_rows = 0;  ///< 0: as head_chunk_rows() says
+  int64_t head_chunk_rows = 0;  ///< 0: chosen by head_chunk_rows()
   bool gradients = true;        ///< false: forward only, nothing is allocated for backward
   StoreSharing sharing;
 };
 
+/// A decoder-only transformer with explicit forward and backward passes. It owns the parameters and
+/// the scaling state; activations are in the arenas of the caller's StepContext.
 class Decoder {
  public:
   /// Allocates everything on the device; values are uninitialized until initialize() or a load.
@@ -62,7 +65,7 @@ class Decoder {
     }
   }
 
-  /// Forward, loss and backward of one micro-batch: adds to the totals and to the gradients.
+  /// Runs forward, loss and backward of one micro-batch, and adds to the totals and the gradients.
   /// tokens, targets: int32 [B, T]. Gradients are scaled by *loss_scale * gradient_factor.
   void train_micro_batch(const StepContext& step, ConstView tokens, ConstView targets,
                          const LossTotals& totals, const float* loss_scale, float gradient_factor);
@@ -79,13 +82,13 @@ class Decoder {
  private:
   StepContext begin_pass(StepContext context) const;
   void make_parts(const StepContext& context);
-  /// Before a pass reads a unit's parameters; `next`: the unit after it.
+  /// Called before a pass reads a unit's parameters. `next` is the unit after it.
   void use(const StepContext& context, size_t unit, size_t next);
   void begin_gradients(const StepContext& context, size_t unit) const;
   bool tied() const { return config_.tie_word_embeddings; }
   View embed(const StepContext& context, ConstView tokens, int64_t first_position, Arena& arena);
-  /// `stream`: the embedded tokens on entry, and memory for branches; what the last block made,
-  /// due.
+  /// Runs all blocks. `stream` has the embedded tokens and memory for branches on entry; on return
+  /// the sum with the last block's branch is due.
   void run_blocks(const StepContext& context, Residual& stream, int64_t batch,
                   std::vector<KvCache>* caches);
   Residual forward(const StepContext& context, ConstView tokens, const View& branch);

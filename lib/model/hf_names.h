@@ -18,7 +18,7 @@ struct HfPiece {
   int64_t rows = 0;
   bool transposed = false;
   std::string gguf;        ///< its name in a GGUF file of llama.cpp
-  int64_t rope_heads = 0;  ///< the rows are those of so many heads to which RoPE is applied; else 0
+  int64_t rope_heads = 0;  ///< number of heads whose rows RoPE rotates; 0: it does not
 };
 
 /// "layers.3.mlp.up.weight": block "3", module "mlp.up", leaf "weight". Outside of the layers the

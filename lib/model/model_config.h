@@ -17,7 +17,7 @@ enum class Recompute : uint8_t { none, block };
 
 class ModelFamily;
 
-/// Llama (model/families/family.h).
+/// Returns the family Llama (model/families/family.h).
 const ModelFamily* default_family();
 
 /// The largest shape that is taken: beyond any model there is, and small enough for products of its
@@ -47,6 +47,7 @@ struct ModelSwitches {
   bool operator==(const ModelSwitches&) const = default;
 };
 
+/// The shape of a model and its switches.
 struct ModelConfig : ModelSwitches {
   const ModelFamily* family = default_family();  ///< never null
   int64_t vocab_size = 0;                        ///< 0: taken from the tokenizer

@@ -15,6 +15,7 @@ namespace fp8train {
 /// longer sequences are read here. llama3, yarn: low frequencies are divided, high ones stay.
 enum class RopeType : uint8_t { linear, dynamic, llama3, yarn };
 
+/// The factors of a scaled rotary embedding, named as in config.json.
 struct RopeScaling {
   RopeType type = RopeType::llama3;
   double factor = 8.0;                              ///< context after / context before; 0: missing
@@ -23,28 +24,28 @@ struct RopeScaling {
   double high_freq_factor = 4.0;                    ///< llama3
   double beta_fast = 32.0;                          ///< yarn: rotations above which nothing changes
   double beta_slow = 1.0;         ///< yarn: rotations below which all of factor applies
-  double attention_factor = 0.0;  ///< yarn: of cosines and sines; 0: follows from factor
-  double mscale = 0.0;            ///< yarn: with mscale_all_dim decides attention_factor; 0: unset
+  double attention_factor = 0.0;  ///< yarn: factor of cosines and sines; 0: follows from factor
+  double mscale = 0.0;            ///< yarn: decides attention_factor with mscale_all_dim; 0: unset
   double mscale_all_dim = 0.0;
   bool truncate = true;  ///< yarn: the range between fast and slow ends at whole dimensions
 
   bool operator==(const RopeScaling&) const = default;
 };
 
-/// Llama 3.1 and later.
+/// Returns the scaling of Llama 3.1 and later.
 RopeScaling llama3_rope_scaling(double factor);
 
 /// With what has a default for the type set, and `factor` missing where it has none.
 RopeScaling default_rope_scaling(RopeType type);
 
-/// "linear", "dynamic", "llama3", "yarn".
+/// Returns "linear", "dynamic", "llama3" or "yarn".
 std::string_view rope_type_name(RopeType type);
 std::optional<RopeType> find_rope_type(std::string_view name);
 
 /// All names, in this order.
 std::vector<std::string> rope_type_names();
 
-/// One sentence about what contradicts itself; empty where nothing does.
+/// Returns a sentence about fields that contradict each other, or nothing if none do.
 std::string rope_scaling_problem(const RopeScaling& scaling);
 
 }  // namespace fp8train

@@ -13,8 +13,8 @@ namespace fp8train {
 /// rope_scaling says.
 std::vector<double> rotary_frequencies(const ModelConfig& config);
 
-/// By what cosines and sines are multiplied: 1, but for YaRN, which so scales the logits of
-/// attention (arXiv 2309.00071, section 3.4).
+/// Returns the factor of cosines and sines: 1 except for YaRN, which scales the logits of attention
+/// in this way (arXiv 2309.00071, section 3.4).
 double rotary_attention_factor(const ModelConfig& config);
 
 }  // namespace fp8train

@@ -25,13 +25,14 @@ struct KvCache {
   int64_t capacity = 0;
 };
 
+/// The attention of a block: projections, head norms, rotary embedding and causal attention.
 class Attention {
  public:
   struct Dimensions {
     int64_t heads, kv_heads, head_dim;
     int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
   };
-  /// Weights [D] of the norms of each q and k head; both null: no norms.
+  /// The weights [D] of the norms of q and k heads. Both are null if there are no norms.
   struct HeadNorms {
     Parameter* q = nullptr;
     Parameter* k = nullptr;
@@ -42,7 +43,7 @@ class Attention {
     View projected;  ///< q, k, v after norm and rotation, [B * T, (H + 2 Hkv) D]
     View attended;   ///< [B * T, H D]
     View log_sum_exp;
-    View q_original, k_original, q_rstd, k_rstd;  ///< with head norms only
+    View q_original, k_original, q_rstd, k_rstd;  ///< set if there are head norms
   };
 
   /// Refers to the weights of the norms and to `rotary`.

@@ -10,6 +10,7 @@
 
 namespace fp8train {
 
+/// A block of a decoder: norm, attention, norm and feed-forward, with residual additions.
 class Block {
  public:
   struct Saved {
@@ -42,7 +43,7 @@ class Block {
   void forward(const StepContext& context, Residual& stream, View y, int64_t batch, KvCache* cache,
                Saved& saved) const;
 
-  /// `gradient`: of y on entry, of x on return.
+  /// Runs backward. `gradient` is that of y on entry and that of x on return.
   void backward(const StepContext& context, View gradient, int64_t batch, Saved& saved) const;
 
  private:

@@ -16,11 +16,11 @@ namespace fp8train {
 /// in a fixed order.
 void sample_cast(const StepContext& context, ConstView x, const ScalingSlot& slot);
 
-/// The same where the codes lie only along the columns of x, in blocks that differ from those
-/// along its rows: just max |x|.
+/// Samples the largest magnitude alone, where the codes lie only along the columns of x, in blocks
+/// that differ from those along its rows.
 void sample_amax(const StepContext& context, ConstView x, const ScalingSlot& slot);
 
-/// sample_cast() of an x whose cast is at hand. rounded: fp32, what the codes stand for;
+/// Does as sample_cast() for an x that has been cast. rounded: fp32, the decoded codes;
 /// overwritten.
 void sample_rounded(const StepContext& context, ConstView x, View rounded, const ScalingSlot& slot);
 

@@ -28,7 +28,7 @@ class GradientListener {
 class ParameterGatherer {
  public:
   enum class Gathered : uint8_t {
-    stay,   ///< nothing is new: what layers made of the values is there as well
+    stay,   ///< no new values: operands made of them are still valid
     new_,   ///< values as they are since they have changed
     again,  ///< values that were there since they have changed, and then gave way to others
   };
@@ -38,18 +38,19 @@ class ParameterGatherer {
   /// Values, and what layers make of them, give way to those of other units: they are gathered
   /// before each use. Else once when they have changed, and only what layers make of them is used.
   virtual bool gathers_per_pass() const = 0;
-  /// Before the values of a unit are read; they may be read until another unit in the same slots is
-  /// gathered. `next`: the unit that will come after it, or kNone; its values start to come while
-  /// this one is used.
+  /// Called before the values of a unit are read. They may be read until another unit in the same
+  /// slots is gathered. `next` is the following unit, or kNone; its values are sent while this unit
+  /// is used.
   virtual Gathered gather(size_t unit, size_t next) = 0;
   /// Magnitudes become the largest of all ranks, NaN being larger than all. fp32
   virtual void combine_amax(const View& amax) = 0;
-  /// Before a backward pass writes the gradients of a unit. `overwrites`: as in StepContext.
+  /// Called before a backward pass writes the gradients of a unit. `overwrites` is as in
+  /// StepContext.
   virtual void begin_gradients(size_t unit, bool overwrites) = 0;
 };
 
-/// Sees what the units of a model make, in a pass forward that is repeated to find a value that is
-/// not finite. Null in all others.
+/// Sees the output of each unit in a forward pass that is repeated to find a value that is not
+/// finite. Null in all other passes.
 class ActivationWatch {
  public:
   virtual ~ActivationWatch() = default;
@@ -57,11 +58,13 @@ class ActivationWatch {
   virtual void made(size_t unit, const View& output) = 0;
 };
 
+/// The stream, the memory and the settings of one pass through the model.
 struct StepContext {
   Device* device;
   Stream stream;
-  Arena* saved;    ///< what forward keeps for backward; released by whoever runs the backward pass
-  Arena* scratch;  ///< temporaries of one layer
+  Arena* saved;  ///< memory that forward stores for backward; released by the owner of the backward
+                 ///< pass
+  Arena* scratch;                   ///< temporaries of one layer
   bool training = true;             ///< keep what backward needs and record amax values
   bool plain = false;               ///< no GEMM reads a scaled format, in all three passes
   bool collect_statistics = false;  ///< fill the slots' statistics and samples
@@ -72,13 +75,13 @@ struct StepContext {
   /// The first micro-batch of a step: gradients with Parameter::overwritten hold anything and are
   /// overwritten. All others are added to.
   bool overwrites_gradients = false;
-  /// int32 [B, T], where sequences hold several documents that do not see each other
-  /// (ops::DocumentStarts); else empty.
+  /// int32 [B, T] if sequences hold several documents that do not see each other
+  /// (ops::DocumentStarts); otherwise empty.
   ConstView document_starts;
-  /// Device scalar: 1 / targets of the step, where not every position is one; else null.
+  /// Device scalar: 1 / targets of the step if some positions are no targets; otherwise null.
   const float* target_share = nullptr;
-  uint64_t seed = 0;               ///< of casts that round stochastically,
-  const uint64_t* pass = nullptr;  ///< and which pass it is: ops::CastRandom
+  uint64_t seed = 0;               ///< seed of casts that round stochastically
+  const uint64_t* pass = nullptr;  ///< number of the pass, for ops::CastRandom
   GradientListener* listener = nullptr;
   ParameterGatherer* gatherer = nullptr;  ///< null: all values are where layers read them
   ActivationWatch* watch = nullptr;

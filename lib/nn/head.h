@@ -31,9 +31,10 @@ struct GradientScale {
   float factor = 1.0F;
 };
 
+/// The last layer of a model and its loss, in chunks of rows: logits never exist as a whole.
 class Head {
  public:
-  /// `chunk_rows`: 1 or more.
+  /// `chunk_rows` is at least 1.
   Head(Linear projection, int64_t vocabulary, int64_t chunk_rows, float z_loss);
 
   Linear& projection() { return projection_; }

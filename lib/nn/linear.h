@@ -21,19 +21,20 @@
 
 namespace fp8train {
 
+/// A linear layer y = x w^T (+ bias) and its two gradients, in the formats of its plan.
 class Linear {
  public:
   /// The tensors that forward stores for backward.
   struct Saved {
     LinearOperand x;      ///< as wgrad reads it
-    ConstView smoothing;  ///< that x has been multiplied by; empty: nothing
+    ConstView smoothing;  ///< x was multiplied by these; empty: by nothing
   };
 
   /// Destinations for an x or dy, in the arenas of the step, and what its producer left there.
   struct Input {
     View plain;              ///< [M, width] in the activation type; no memory where nobody reads it
-    ops::QuantizeSink cast;  ///< for the producer
-    const ScalingSlot* slot = nullptr;  ///< that `cast` belongs to; null: nothing to cast
+    ops::QuantizeSink cast;  ///< cast that the producer of x makes
+    const ScalingSlot* slot = nullptr;  ///< slot of `cast`; null: nothing to cast
     /// fp32 [width], for the producer too: it finds the scales, and makes an x whose columns are
     /// multiplied by them. Empty: an x as it is.
     View smoothing = {};
@@ -58,15 +59,15 @@ class Linear {
   /// do not replace it. In a plain pass it must, unless it is made again.
   bool keeps_input() const { return !plan_.wgrad.b.is_scaled() && !plan_.remade_input; }
 
-  /// Where the operation that makes x writes it for forward, or dy for backward. With delayed
-  /// scaling codes are written at once, and x itself only where something reads it (a step that
-  /// collects statistics does); with current scaling x and its amax; with a scale for each block
-  /// only x. Both stay valid as long as the caller's scopes of the two arenas.
+  /// Allocates memory for the operation that makes x for forward, or dy for backward. With delayed
+  /// scaling it writes codes at once, and x itself only if something reads it (a step that collects
+  /// statistics does); with current scaling x and its amax; with a scale for each block only x.
+  /// Both stay valid as long as the caller's scopes of the two arenas.
   Input allocate_input(const StepContext& context, int64_t rows) const;
   Input allocate_gradient(const StepContext& context, int64_t rows) const;
 
-  /// With LinearPlan::remade_input: memory for an x that is made again in the backward pass, and
-  /// what backward() reads of it, in context.scratch.
+  /// Allocates an x that is made again in the backward pass (LinearPlan::remade_input), and the
+  /// operands that backward() reads of it, in context.scratch.
   Input allocate_remade(const StepContext& context, int64_t rows) const;
   Saved save_remade(const StepContext& context, const Input& x) const;
 

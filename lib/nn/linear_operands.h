@@ -33,7 +33,8 @@ class LinearOperands {
   };
   /// Memory for something of this type and shape.
   using Memory = std::function<View(DType, const Shape&)>;
-  /// Where casts go: what only the GEMM along rows reads, and what that along columns reads too.
+  /// The memory of casts: one for codes that only the GEMM along rows reads, one for codes that the
+  /// GEMM along columns reads too.
   struct Destinations {
     Memory along_rows, along_columns;
   };
@@ -62,9 +63,9 @@ class LinearOperands {
   /// Whether those codes have a scale, and statistics, that no cast along rows has.
   bool columns_have_own_slot() const { return columns_ != nullptr && columns_ != rows_; }
 
-  /// The slot whose codes, as they are or transposed, are all that both GEMMs read; may be null.
+  /// Returns the slot if both GEMMs read only its codes, as they are or transposed; otherwise null.
   const ScalingSlot* only_slot() const;
-  /// The slot whose cast the producer of the tensor can make, or find the amax for; may be null.
+  /// Returns the slot whose cast or amax the producer of the tensor can make; may be null.
   const ScalingSlot* slot_for_producer(Wanted wanted) const;
   /// Whether codes with the scale of `slot` are all that the GEMMs read.
   bool codes_suffice(const ScalingSlot* slot) const {
@@ -74,8 +75,8 @@ class LinearOperands {
   /// Memory for the cast of a tensor of `shape` with one slot.
   Cast allocate_cast(const DeviceTraits& traits, const ScalingSlot* slot, const Shape& shape,
                      Wanted wanted, const Destinations& destinations) const;
-  /// Whether the slot's amax is 0 now, or that of the same tensor. In a first window it is for all
-  /// parts of a tensor that comes in parts: what enters the history is of all.
+  /// Whether the slot's amax is 0 now, or is of the same tensor. In a first window it covers all
+  /// parts of a tensor that comes in parts, since the history takes the amax of all.
   static bool amax_is_clear(const StepContext& context, const ScalingSlot& slot) {
     const bool in_parts = slot.format.policy == ScalePolicy::delayed;
     return slot.begins_at_zero && (context.amax_is_clear || in_parts);
@@ -85,7 +86,7 @@ class LinearOperands {
   static void quantize_tensor(const StepContext& context, ConstView x, const Cast& cast,
                               bool amax_known);
 
-  /// Of codes that have been cast elsewhere: makes their transpose and, where each block has a
+  /// Completes codes that were cast elsewhere: makes their transpose and, if each block has a
   /// scale, the scales that follow from `block_amax` (ops/cast/blockwise_parts.h).
   static void complete_cast(const StepContext& context, const Cast& cast, ConstView block_amax);
 
@@ -97,7 +98,8 @@ class LinearOperands {
   Pair make_operands(const StepContext& context, const Source& source, Wanted wanted,
                      const Destinations& destinations) const;
 
-  /// The casts of a tensor that both GEMMs read, in order; those that do not exist are left out.
+  /// Allocates the casts of a tensor for both GEMMs, in order. Casts that the plan lacks are left
+  /// out.
   std::vector<Cast> allocate_casts(const DeviceTraits& traits, const Shape& shape,
                                    const Destinations& destinations) const;
   /// The operand that one GEMM reads, from `casts` or as it is.

@@ -30,7 +30,7 @@ struct LinearOperand {
 
 /// c = a b + beta c (+ bias), each operand contracted along the extent that it was made for.
 struct LinearProduct {
-  const GemmPlan& plan;  ///< of which the accumulation is read
+  const GemmPlan& plan;  ///< the product's accumulation is read from it
   LinearOperand a, b;
   View c;
   float beta = 0.0F;

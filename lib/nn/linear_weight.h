@@ -23,14 +23,15 @@ namespace fp8train {
 /// Memory for operands, as long as the caller's scope of the arena.
 LinearOperands::Memory memory_of(Arena& arena);
 
+/// The weight of a linear layer in all its forms: the value, its casts and its gathered form.
 class LinearWeight {
  public:
   /// Registers its scaling slots; `weight` [N, K] belongs to the store and may be shared with
   /// others.
   LinearWeight(const LinearPlan& plan, Parameter* weight, ScalingState& scaling);
 
-  /// With SwigluInput::smoothed: registers the slot of w / s. Apart from the constructor because
-  /// it comes after the layer's other slots, in checkpoints too.
+  /// Registers the slot of w / s for SwigluInput::smoothed. It is not part of the constructor
+  /// because the slot follows the layer's other slots, in checkpoints too.
   void add_smoothed(ScalingState& scaling);
 
   /// Allocates the weight's GEMM operands in the store that has the weight: those that are the
@@ -41,7 +42,8 @@ class LinearWeight {
 
   enum class Refresh : uint8_t {
     all,
-    after_update,  ///< what an optimizer step has not made (the plain copy, Parameter::cast)
+    after_update,  ///< operands that an optimizer step has not made (it made the plain copy and
+                   ///< Parameter::cast)
     again,         ///< all, to the bits that they had: their memory was others' in between
   };
   /// Makes the weight's GEMM operands from its value; once per optimizer step, or again.
@@ -65,7 +67,7 @@ class LinearWeight {
   LinearOperand weight_operand(bool scaled, bool along_columns) const;
   /// fprop's, of w / smoothing, in scratch.
   LinearOperand smoothed_weight(const StepContext& context, ConstView smoothing) const;
-  /// The weight's value in fp32: as it is, or read into scratch.
+  /// Returns the weight's value in fp32: the stored one, or a copy in scratch.
   View weight_value(const StepContext& context) const;
   void check_device(const Device& device) const;
   void offer_weight_cast();

@@ -8,6 +8,7 @@
 
 namespace fp8train {
 
+/// The feed-forward layer of a block: up projection, activation and down projection.
 class Mlp {
  public:
   struct Saved {
@@ -34,7 +35,7 @@ class Mlp {
 
  private:
   MlpKind kind_;
-  /// The activation function into the input that down() has allocated; finds the smoothing first.
+  /// Writes the activation into the input that down() has allocated. Finds the smoothing first.
   void activate(const StepContext& context, ConstView pre_activation,
                 const Linear::Input& activated, bool silu_in_codes) const;
 

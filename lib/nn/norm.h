@@ -12,6 +12,7 @@
 
 namespace fp8train {
 
+/// RMSNorm or LayerNorm, which also adds the previous branch to the residual stream.
 class Norm {
  public:
   struct Saved {
@@ -20,8 +21,8 @@ class Norm {
     View rstd;
   };
 
-  /// `bias` null: RMSNorm, unless `centered` (LayerNorm without bias). `input`: with codes, x may
-  /// go after forward.
+  /// Makes RMSNorm if `bias` is null, unless `centered` (LayerNorm without bias). If `input` has
+  /// codes, x need not outlive forward.
   Norm(Parameter* weight, Parameter* bias, bool centered, float eps, const SavedFormat& input)
       : weight_(weight), bias_(bias), centered_(centered), eps_(eps), input_(input) {}
 

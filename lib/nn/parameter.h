@@ -30,17 +30,18 @@ enum class Init : uint8_t { zeros, ones, normal };
 /// What ranks gather of a value that each has a part of.
 enum class GatheredForm : uint8_t {
   value,  ///< the value as it is stored
-  copy,   ///< what a GEMM reads of it: in 16 bits
-  codes,  ///< the same, in 8 bits
+  copy,   ///< the 16-bit copy that a GEMM reads
+  codes,  ///< the 8-bit codes that a GEMM reads
 };
 
+/// A parameter of the model: its shape, its formats, and views of its value and its gradient.
 struct Parameter {
   std::string name;       ///< "layers.0.attention.qkv.weight"
   Shape shape;            ///< as stored; rows may be padded with zeros
   int64_t used_rows = 0;  ///< rows that the model has; the rest is padding
   bool decay = true;      ///< weight decay applies (not to norms and biases)
-  /// Of the weight of a hidden linear layer: the rows of each matrix that is stacked in it (q, k
-  /// and v; gate and up). Empty: embedding, head, norm or bias.
+  /// The rows of each matrix that is stacked in the weight of a hidden linear layer (q, k and v;
+  /// gate and up). Empty for embedding, head, norm and bias.
   std::vector<int64_t> matrices;
   Init init = Init::normal;
   float init_std = 0.0F;
@@ -52,17 +53,17 @@ struct Parameter {
   bool overwritten = false;
   /// Without the value no rank has a whole one: stored_value has a format and no memory.
   GatheredForm gathered = GatheredForm::value;
-  DType gathered_dtype = DType::f32;  ///< of a copy or of codes
-  int64_t gathered_blocks = 0;        ///< of codes that have a scale for each block
+  DType gathered_dtype = DType::f32;  ///< type of a gathered copy or of codes
+  int64_t gathered_blocks = 0;  ///< number of scales of gathered codes with a scale for each block
   /// fp32 [gathered_blocks]: the largest magnitudes, from which all ranks make the same scales.
   View block_amax;
   StoredTensor stored_value;
-  StoredTensor stored_gradient;  ///< what micro-batches are added to: running_gradient()
+  StoredTensor stored_gradient;  ///< the sum over micro-batches, in running_gradient()
   View value;                    ///< stored_value where that is fp32, else empty
   View gradient;                 ///< stored_gradient where that is fp32, else empty
-  /// What this rank's optimizer updates: all of it, or the part that starts at element `first`,
-  /// flat. The gradient is fp32 or bf16 where it is a part, and `stored_gradient` where it is all
-  /// of it, unless that crosses to another format.
+  /// The part that this rank's optimizer updates: the whole parameter, or the part that starts at
+  /// element `first`, flat. The gradient is fp32 or bf16 where it is a part, and `stored_gradient`
+  /// where it is all of it, unless that crosses to another format.
   struct Updated {
     StoredTensor value, gradient;
     View gathered;  ///< the part of the copy or the codes; empty where it is the value
@@ -73,13 +74,13 @@ struct Parameter {
     /// Another rank updates all of it (UpdateOwners), and sends the new value.
     bool elsewhere() const { return whole && count() == 0; }
   } updated;
-  ops::AutoScale* automatic = nullptr;  ///< of the gradient, where its wire scales itself
+  ops::AutoScale* automatic = nullptr;  ///< controller of a gradient whose wire scales itself
   /// Several ranks: it scales their sum on the wire, not what one of them keeps.
   bool scales_sum = false;
   View
       copy;  ///< bf16 or fp16 copy that GEMMs read; empty if there is none. Stored by the optimizer
-  /// How the optimizer casts the new value for the layer that has asked for it first; empty: not.
-  /// With codes, the amax is combined into what is there; alone, it replaces it.
+  /// How the optimizer casts the new value for the layer that has asked for it first; empty: it
+  /// does not. With codes, the amax is combined into what is there; alone, it replaces it.
   ops::QuantizeSink cast;
 };
 
@@ -98,25 +99,26 @@ class ParameterStore;
 
 /// How ranks share the parameters of a store.
 struct StoreSharing {
-  bool exchanged = false;  ///< as ParameterStore::allocate
+  bool exchanged = false;  ///< as in ParameterStore::allocate
   /// Empty: every rank has and updates everything.
   std::function<StoreLayout(const ParameterStore&)> layout;
-  /// Empty: every rank updates everything that it has. Not with a layout.
+  /// Empty: every rank updates everything that it has. Must be empty if there is a layout.
   std::function<UpdateOwners(const ParameterStore&)> owners;
 };
 
+/// All parameters of a model, with the memory of their values and gradients.
 class ParameterStore {
  public:
   /// The pointer stays valid for the life of the store.
   Parameter* add(Parameter parameter);
 
-  /// The parameters from here on are of another unit: what a model reads together.
+  /// Begins a unit: the parameters added from here on are read together by the model.
   void begin_unit() { unit_begins_.push_back(parameters_.size()); }
   /// The first parameter of each unit, and the number of all after them.
   std::vector<size_t> unit_begins() const;
 
-  /// Allocates values and gradients, zero. Without gradients their views stay empty. `exchanged`:
-  /// several ranks exchange them, and each updates everything.
+  /// Allocates values and gradients and sets them to zero. Without gradients their views stay
+  /// empty. `exchanged`: several ranks exchange them, and each updates everything.
   void allocate(Device& device, bool with_gradients = true, bool exchanged = false);
   /// Allocates values and gradients as `layout` says.
   void allocate(Device& device, const StoreLayout& layout);
@@ -128,11 +130,12 @@ class ParameterStore {
   /// Queue i has the gradients that cross the wire as wires()[i] or, under a layout, those of
   /// segment i; so do values, under a layout.
   const StoredPool& gradients() const { return gradients_; }
-  /// Where the sums over ranks of some of them go, as flat as they are; empty: to where they are.
+  /// Returns the memory for sums over ranks of some gradients, flat as they are. Empty: sums
+  /// replace the gradients.
   StoredTensor exchanged_gradients(const StoredPool::Stretch& stretch) const;
-  /// The gradients that are zero before a step, and all gaps, as fp32 words: those in the store's
-  /// own memory, and those of a segment in shared slots. `overwrites`: without
-  /// those with Parameter::overwritten.
+  /// Returns the gradients that must be zero before a step, and all gaps, as fp32 words: those in
+  /// the store's own memory, and those of a segment in shared slots. `overwrites` leaves out those
+  /// with Parameter::overwritten.
   std::vector<View> cleared_gradients() const;
   std::vector<View> cleared_gradients(size_t segment, bool overwrites) const;
   const std::vector<TensorFormat>& wires() const { return wires_; }
@@ -141,8 +144,8 @@ class ParameterStore {
   const StoreLayout* layout() const { return layout_ ? &*layout_ : nullptr; }
   /// Returns null if no rank updates whole parameters of its own.
   const UpdateOwners* owners() const { return owners_ ? &*owners_ : nullptr; }
-  /// Where ranks update different parameters or parts: which of how many this is, and whether this
-  /// rank writes its states (StoreLayout::writes).
+  /// Which of the ranks that update different parameters or parts this rank is, and whether it
+  /// writes its states (StoreLayout::writes).
   struct Share {
     int rank = 0, ranks = 1;
     bool writes = true;
@@ -150,13 +153,13 @@ class ParameterStore {
   std::optional<Share> share() const;
   /// This rank's shard of a segment's values, flat.
   StoredTensor value_shard(size_t segment) const;
-  /// What is gathered of a segment: this rank's shard, and where all shards come together.
+  /// Returns the gathered form of a segment: this rank's shard, and the memory for all shards.
   StoredTensor gathered_shard(size_t segment) const;
   StoredTensor gathered_whole(size_t segment) const;
   /// Whole gradients of a segment, and this rank's shard of their sum over ranks.
   StoredTensor whole_gradients(size_t segment) const { return whole(gradients_, segment); }
   View gradient_shard(size_t segment) const;
-  /// What lies side by side of the gradients that this rank's optimizer reads: fp32 or bf16.
+  /// Returns the contiguous pieces of the gradients that this rank's optimizer reads: fp32 or bf16.
   std::vector<View> updated_gradients() const;
   /// The controllers of all gradients that have one, in device memory; empty: none.
   std::span<ops::AutoScale> automatic_scales() const {
@@ -167,8 +170,8 @@ class ParameterStore {
   void scale_sums();
   /// Returns the controllers of some parameters, or nothing if these have none.
   std::vector<ops::AutoScale*> controllers_of(const std::vector<size_t>& parameters) const;
-  /// Scales that a tensor has for the whole of it, stored alike by all ranks that share its parts:
-  /// [tensors, 2]; empty without a layout.
+  /// Returns the scales of whole tensors, which all ranks that share their parts store alike:
+  /// [tensors, 2]. Empty without a layout.
   std::vector<View> shared_scales() const;
   /// Parameter::block_amax of all, as many values as a multiple of the ranks; empty where there
   /// are none.
@@ -207,19 +210,19 @@ class ParameterStore {
   std::vector<std::unique_ptr<Parameter>> parameters_;
   std::vector<size_t> unit_begins_;
   StoredPool values_, gradients_;
-  StoredPool sums_;  ///< of gradients that cross from another format, without a layout
-  std::vector<std::optional<size_t>> sum_;  ///< of each parameter
+  StoredPool sums_;  ///< gradients that cross from another format, without a layout
+  std::vector<std::optional<size_t>> sum_;  ///< position of each parameter
   std::optional<StoreLayout> layout_;
   std::optional<UpdateOwners> owners_;
-  StoredPool value_shards_, gradient_shards_;         ///< of segments that have none in place
-  std::vector<size_t> value_shard_, gradient_shard_;  ///< of each parameter, of each segment
+  StoredPool value_shards_, gradient_shards_;  ///< shards of segments that have none in place
+  std::vector<size_t> value_shard_, gradient_shard_;  ///< for each parameter, for each segment
   /// Copies or codes that are gathered, of each segment: whole, and this rank's shard.
   struct Operand {
     Tensor own_whole, own_shard;
     View whole, shard;
   };
   std::vector<Operand> gathered_operands_;
-  std::vector<bool> operand_is_taken_;  ///< of each parameter
+  std::vector<bool> operand_is_taken_;  ///< one flag for each parameter
   Tensor block_amax_;
   SharedSlots slots_;
   std::vector<Tensor> operands_;

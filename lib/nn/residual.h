@@ -8,8 +8,8 @@ namespace fp8train {
 
 struct Residual {
   View x;
-  View branch;  ///< like x: where layers write what is added to x
-  View sum;     ///< where the next norm writes x + branch, may be x; empty: nothing is to be added
+  View branch;  ///< like x: layers write the addend of x here
+  View sum;     ///< the next norm writes x + branch here, may be x; empty: nothing is to be added
 
   bool is_due() const { return !sum.empty(); }
   /// The stream, once what is due has been added.

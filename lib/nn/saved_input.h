@@ -14,7 +14,7 @@ namespace fp8train {
 /// How the input of a norm or an activation function is stored, and which passes forward read that
 /// (none in a stage of the run without scaled GEMMs).
 struct SavedFormat {
-  TensorFormat format;  ///< unscaled: the input itself; or e4m3 with scales for 16 or for 1x128
+  TensorFormat format;  ///< unscaled: the input itself; else e4m3 with scales for 16 or 1x128
   bool in_training = false, in_evaluation = false;  ///< forward reads the codes
 
   bool has_codes() const { return format.is_scaled(); }
@@ -30,8 +30,8 @@ inline SavedFormat saved_format(const PrecisionPlan& plan, const TensorFormat& f
 
 class SavedInput {
  public:
-  /// For backward: refers to x, or encodes it into context.saved. In a pass that is not training
-  /// there are codes, in context.scratch, only where the forward pass reads them.
+  /// Saves x for backward: refers to it, or encodes it into context.saved. A pass that does not
+  /// train encodes it, into context.scratch, only if the forward pass reads the codes.
   static SavedInput keep(const StepContext& context, ConstView x, const SavedFormat& how);
 
   /// Whether x has been replaced by codes.

@@ -13,6 +13,7 @@
 
 namespace fp8train {
 
+/// Memory that the units of a group use one after another.
 class SharedSlots {
  public:
   /// Uninitialized memory for `unit` from a group of slots, 256-byte aligned, as long as this
@@ -23,7 +24,7 @@ class SharedSlots {
  private:
   struct Slot {
     Buffer memory;
-    std::set<size_t> units;  ///< that have taken it
+    std::set<size_t> units;  ///< units that have taken this slot
   };
   struct Key {
     size_t group;

@@ -14,20 +14,22 @@
 
 namespace fp8train {
 
+/// How the parameters of a store are cut into segments, and the segments into shards of ranks.
 struct StoreLayout {
   struct Segment {
     size_t unit = 0;
     std::vector<size_t> parameters;  ///< ascending
-    std::vector<int64_t> begins;     ///< of each of them, in elements
+    std::vector<int64_t> begins;     ///< first element of each of them
     int64_t shard = 0;               ///< elements of a shard: a multiple of range_alignment()
-    /// What is gathered (GatheredForm in nn/parameter.h) has memory of its own; else units
-    /// share slots.
+    /// Whether gathered values (GatheredForm in nn/parameter.h) have memory of their own. If not,
+    /// units share slots.
     bool values_stay = true;
     bool gradients_stay = true;  ///< the same of whole gradients
 
     bool operator==(const Segment&) const = default;
   };
-  /// What this rank updates of a parameter: elements first .. first + count - 1; count may be 0.
+  /// The part of a parameter that this rank updates: elements first .. first + count - 1; count may
+  /// be 0.
   struct Part {
     size_t segment = 0;
     int64_t first = 0, count = 0;
@@ -39,8 +41,8 @@ struct StoreLayout {
   /// False: another rank has the same shards, as where nodes are replicas, and writes their states.
   bool writes = true;
   std::vector<Segment> segments;
-  std::vector<Part> parts;  ///< of each parameter
-  /// Of each unit: those with the same group share slots, one after another.
+  std::vector<Part> parts;  ///< the part of each parameter
+  /// The group of each unit. Units with the same group share slots, one after another.
   std::vector<size_t> slot_groups;
   bool operands_share_slots = false;  ///< the GEMM operands made of values, too
 };

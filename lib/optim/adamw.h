@@ -9,6 +9,7 @@
 
 namespace fp8train {
 
+/// AdamW with decoupled weight decay (arXiv 1711.05101), by ops::AdamW.
 class AdamW : public Optimizer {
  public:
   explicit AdamW(const OptimizerSite& site);
@@ -16,7 +17,7 @@ class AdamW : public Optimizer {
   std::vector<const OptimizerState*> states() const override;
 
  protected:
-  /// Moments only of the parameters that `updates` names.
+  /// Makes moments only for the parameters that `updates` names.
   AdamW(const OptimizerSite& site, const std::function<bool(const Parameter&)>& updates);
 
   Done update(const Update& step, size_t index) override;

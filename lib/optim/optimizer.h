@@ -26,7 +26,7 @@ namespace fp8train {
 class RankCombiner {
  public:
   virtual ~RankCombiner() = default;
-  /// One fp64 value.
+  /// Replaces one fp64 value by its sum over ranks.
   virtual void sum(double* value) = 0;
   /// fp32 magnitudes; NaN is larger than all.
   virtual void largest(const View& values) = 0;
@@ -38,33 +38,35 @@ class OptimizerState {
  public:
   explicit OptimizerState(std::string name) : name_(std::move(name)) {}
 
-  /// Before allocate(): the state of parameter `index` of the store has this format and the shape
-  /// of what this rank updates of it.
+  /// Adds the state of parameter `index` of the store, in this format and in the shape of the part
+  /// that this rank updates. Must be called before allocate().
   void add(size_t index, const TensorFormat& format, const Parameter& parameter);
-  /// Zero afterwards.
+  /// Allocates the states and sets them to zero.
   void allocate(Device& device) { pool_.allocate(device); }
 
   const std::string& name() const { return name_; }
   /// Empty where the parameter has none.
   StoredTensor of(size_t index) const;
-  /// Scales that a tensor has for the whole of it: [tensors, 2] each.
+  /// Returns the scales of tensors that have one scale each: [tensors, 2] per buffer.
   std::vector<View> tensor_scales() const { return pool_.tensor_scales(); }
 
  private:
   std::string name_;
   StoredPool pool_;
-  std::vector<std::optional<size_t>> position_;  ///< of each parameter in the pool
+  std::vector<std::optional<size_t>> position_;  ///< position of each parameter in the pool
 };
 
-/// What an optimizer is made for. `device` and `parameters`, which are allocated, outlive it.
+/// The settings, parameters and device of an optimizer. `device` and `parameters`, which are
+/// allocated, outlive it.
 struct OptimizerSite {
   Device* device;
   ParameterStore* parameters;
   OptimizerSettings settings;
   bool dynamic_loss_scaling = false;
-  uint64_t seed = 0;  ///< of stochastic rounding
+  uint64_t seed = 0;  ///< seed of stochastic rounding
 };
 
+/// Updates the parameters of a store by their gradients.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
@@ -75,17 +77,18 @@ class Optimizer {
   /// (Parameter::overwritten); before the first micro-batch of a step.
   void clear_gradients(Stream stream);
 
-  /// Of the steps from now on; stored on the device, so that a recorded step can be replayed.
+  /// Sets the learning rate of the steps from now on. It is stored on the device, so that a
+  /// recorded step can be replayed.
   virtual void set_learning_rate(double lr);
 
-  /// Where there is one rank: step() rounds the gradients once to what would cross their wires, so
-  /// that a result does not depend on how many ranks there are. Not otherwise.
+  /// Makes step() round the gradients once to the formats of their wires, so that the result of one
+  /// rank is that of several. Only for runs of one rank.
   void set_rounds_gradients(bool rounds) { rounds_gradients_ = rounds; }
 
   /// Applies the accumulated gradients, unless their norm is not finite, and casts the new weights
-  /// as their Parameter::cast says; with statistics only when `collect_statistics`. `combiner`:
-  /// where ranks update parts. fp32 gradients whose wire is bf16 may be rounded where they are
-  /// read and stay in memory as they are; others are rounded in place.
+  /// as their Parameter::cast says; with statistics only when `collect_statistics`. `combiner` is
+  /// set if ranks update parts of parameters. fp32 gradients whose wire is bf16 may be rounded
+  /// where they are read and stay in memory as they are; others are rounded in place.
   void step(Stream stream, Arena& scratch, bool collect_statistics = false,
             RankCombiner* combiner = nullptr);
 
@@ -111,7 +114,8 @@ class Optimizer {
   /// Returns the state of a parameter, or of the part of it that this rank updates. Empty if there
   /// is no such state.
   StoredTensor state(std::string_view name, size_t parameter) const;
-  /// What the last step did, and what the next one starts from. Waits for the device.
+  /// Returns the control block: what the last step did, and from what the next one starts. Waits
+  /// for the device.
   ops::StepControl control() const;
   void set_control(const ops::StepControl& control);
 
@@ -130,19 +134,20 @@ class Optimizer {
   /// step that is skipped too: it changes neither weight nor state, but a scale may have moved.
   struct Done {
     bool copied = false;  ///< the new value to Parameter::copy
-    bool cast = false;    ///< as Parameter::cast says
+    bool cast = false;    ///< cast as Parameter::cast says
   };
   /// One parameter of the store: its weight and its states.
   virtual Done update(const Update& step, size_t index) = 0;
-  /// Where ranks update parts, before the updates: the amax of the new values of this rank's parts,
-  /// to each scale that a tensor has for the whole of it (ParameterStore::shared_scales,
-  /// OptimizerState::tensor_scales). The largest of all ranks follows. Throws InternalError unless
+  /// Called before the updates if ranks update parts. Writes the amax of the new values of this
+  /// rank's parts next to each scale of a whole tensor (ParameterStore::shared_scales,
+  /// OptimizerState::tensor_scales). The ranks then find the largest. Throws InternalError unless
   /// it is overridden: scales of the parts alone would differ between ranks.
   virtual void find_amax(Stream stream);
   /// Whether update() rounds fp32 gradients whose wire is bf16 as it reads them (read_as()).
   virtual bool rounds_as_it_reads() const { return false; }
 
-  /// The type that gradients of a format are rounded to where they are read; fp32: none.
+  /// Returns the type to which gradients of a format are rounded as they are read; fp32: they are
+  /// not.
   DType read_as(const TensorFormat& gradient, const TensorFormat& wire) const;
   /// *sum += sum of x^2, a device scalar. `read_as`: as ops::sum_of_squares.
   static void add_squares(Stream stream, Arena& scratch, const View& x, double* sum,

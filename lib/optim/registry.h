@@ -18,23 +18,25 @@ struct MomentRoles {
   bool moment1 = false, moment2 = false;
 };
 
+/// An optimizer: how it is made, which keys it reads and which states it has.
 struct OptimizerEntry {
   std::string_view name;  ///< optimizer.name
   std::unique_ptr<Optimizer> (*make)(const OptimizerSite& site);
-  /// Keys that only some optimizers read and this one does: "optimizer.betas", "precision.moment1".
+  /// Keys that this optimizer reads and not all others do: "optimizer.betas", "precision.moment1".
   std::vector<std::string_view> keys;
   /// Whether the key means something to it; true for keys that no entry names.
   bool reads(std::string_view key) const;
   MomentRoles (*moments)(const OptimizerSettings& settings);
-  std::string_view note;  ///< for `explain`, where not all parameters are updated alike
-  /// Operations of the update of a parameter, where updates read whole ones: ranks share them by
-  /// whole parameters only (ZeRO 1). Null: by elements.
+  std::string_view note;  ///< for `explain`, if parameters are updated in different ways
+  /// Returns the operations of the update of a parameter if updates read whole matrices: ranks then
+  /// share them by whole parameters only (ZeRO 1). Null: ranks share them by elements.
   double (*whole_cost)(const Parameter& parameter) = nullptr;
   /// Every rank makes the same products of matrices and must get the same bits: none may choose
   /// algorithms of its own (gemm_tuning).
   bool repeats_products = false;
 };
 
+/// Returns the table of optimizers.
 const std::vector<OptimizerEntry>& optimizers();
 /// All keys that only some of them read.
 const std::vector<std::string_view>& optimizer_keys();
@@ -44,8 +46,8 @@ const OptimizerEntry& optimizer_named(std::string_view name);
 /// An optimizer that stores nothing, where none is to run.
 OptimizerSettings stateless_optimizer();
 
-/// Allocates the states (zero). Throws ConfigError for an unknown name and when the optimizer does
-/// not work on the formats or the layout of the store.
+/// Makes the optimizer and sets its states to zero. Throws ConfigError for an unknown name and when
+/// the optimizer does not work on the formats or the layout of the store.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerSite& site);
 
 }  // namespace fp8train

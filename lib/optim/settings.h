@@ -21,17 +21,18 @@ enum class MuonScale : uint8_t {
 inline constexpr std::pair<MuonScale, std::string_view> kMuonScales[] = {
     {MuonScale::original, "original"}, {MuonScale::match_rms_adamw, "match_rms_adamw"}};
 
-/// Of the matrices that Muon orthogonalizes; all other parameters are AdamW's.
+/// Settings for the matrices that Muon orthogonalizes. AdamW updates all other parameters.
 struct MuonSettings {
   double momentum = 0.95;
   bool nesterov = true;
-  int64_t ns_steps = 5;  ///< of the Newton-Schulz iteration
+  int64_t ns_steps = 5;  ///< steps of the Newton-Schulz iteration
   MuonScale scale = MuonScale::match_rms_adamw;
   double lr_factor = 1.0;  ///< their learning rate divided by OptimizerSettings::lr
 
   bool operator==(const MuonSettings&) const = default;
 };
 
+/// The settings under `optimizer`.
 struct OptimizerSettings {
   std::string name = "adamw";  ///< of an entry in optim/registry.h
   double lr = 3e-4;
@@ -52,6 +53,7 @@ inline constexpr std::pair<ScheduleType, std::string_view> kScheduleTypes[] = {
     {ScheduleType::wsd, "wsd"},
     {ScheduleType::constant, "constant"}};
 
+/// The settings under `scheduler`: the learning rate over steps.
 struct ScheduleSettings {
   ScheduleType type = ScheduleType::cosine;
   int64_t warmup_steps = 0;

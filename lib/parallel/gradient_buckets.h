@@ -16,29 +16,33 @@
 
 namespace fp8train {
 
+/// Runs the exchange of each bucket as soon as backward has completed its gradients.
 class GradientBuckets final : public GradientListener {
  public:
+  /// One bucket: its parameters, by their index in the store, and how their gradients are
+  /// exchanged.
   struct Bucket {
     std::vector<size_t> parameters;
     GradientBucket gradients;
     GradientWire wire;
-    View shard;  ///< where this rank's shard of the sum goes; empty: all ranks get all of it
+    View shard;  ///< where this rank's shard of the sum goes; empty if all ranks get the whole sum
     size_t queue = 0;
   };
 
-  /// Collective. Buckets in the order in which backward completes them; `parameters`: of the store.
+  /// Takes the buckets in the order in which backward completes them. `parameters` is the number of
+  /// parameters of the store. Collective.
   GradientBuckets(Communicator& comm, Device& device, size_t parameters,
                   std::vector<Bucket> buckets);
   GradientBuckets(const GradientBuckets&) = delete;  // exchanges point into it
   GradientBuckets& operator=(const GradientBuckets&) = delete;
 
-  /// Before the backward pass that completes the gradients.
+  /// Must be called before the backward pass that completes the gradients.
   void begin(Stream stream);
   void gradients_complete(size_t begin, size_t end) override;
   void progress() override;
   /// Waits for the exchanges of a queue.
   void finish(size_t queue);
-  /// Waits for all. The gradients of every bucket are complete.
+  /// Waits for all exchanges. The gradients of every bucket are complete when it returns.
   void finish();
 
  private:
@@ -49,7 +53,7 @@ class GradientBuckets final : public GradientListener {
     Buffer scratch;
     size_t scratch_bytes = 0;
     std::optional<size_t> bucket;  ///< under way
-    std::vector<size_t> waiting;   ///< from `next` on: complete, and to be exchanged after it
+    std::vector<size_t> waiting;   ///< complete; those from `next` on are not yet exchanged
     size_t next = 0;
   };
   struct Exchanged {
@@ -65,7 +69,7 @@ class GradientBuckets final : public GradientListener {
 
   std::vector<Queue> queues_;
   std::vector<Exchanged> buckets_;
-  std::vector<size_t> bucket_of_;  ///< of each parameter
+  std::vector<size_t> bucket_of_;  ///< the bucket of each parameter
   bool in_stream_order_;           ///< Communicator::in_stream_order()
   Stream stream_{DeviceKind::cpu, nullptr, nullptr};
 };

@@ -6,6 +6,7 @@
 
 namespace fp8train {
 
+/// How the ranks of a run share parameters, gradients and the states of the optimizer.
 struct StrategySettings {
   /// What ranks that train share: 0: nothing (DDP); 1, 2, 3: parallel/shard_layout.h
   int64_t zero_stage = 0;

@@ -15,9 +15,10 @@
 
 namespace fp8train {
 
-/// For a store that is not allocated yet, and the ranks of the data axis. Units are used in order,
-/// first to last and back. A segment has at most StrategySettings::bucket_bytes of gradients; one
-/// parameter may be more. Where the site accumulates, whole gradients stay.
+/// Returns the layout of a store that is not allocated yet over the ranks of the data axis. Units
+/// are used in order, first to last and back. A segment has at most StrategySettings::bucket_bytes
+/// of gradients; one parameter may be more. If the site accumulates, whole gradients keep memory of
+/// their own.
 StoreLayout shard_layout(const ParameterStore& parameters, const StrategySite& site);
 
 }  // namespace fp8train

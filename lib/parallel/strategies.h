@@ -10,8 +10,12 @@
 
 namespace fp8train {
 
+/// Makes DDP: every rank updates all parameters.
 std::unique_ptr<Strategy> make_data_parallel(const StrategySite& site);
+/// Makes ZeRO 1 by whole parameters: each parameter is updated by one rank, which sends the new
+/// value to the others.
 std::unique_ptr<Strategy> make_whole_parameters(const StrategySite& site);
+/// Makes ZeRO 1, 2 or 3 as StrategySite says: ranks share segments of flat parameters.
 std::unique_ptr<Strategy> make_zero(const StrategySite& site);
 
 /// Several ranks: few values of each become one through memory that attach() takes.
@@ -19,7 +23,7 @@ class RankedStrategy : public Strategy, protected RankCombiner {
  public:
   using Strategy::Strategy;
 
-  // Those of Strategy are of one rank: with several ranks each class has its own.
+  // The defaults of Strategy suit one rank only, so each class for several ranks overrides these.
   StoreSharing sharing() const override = 0;
   GradientListener* begin_exchange() override = 0;
   void finish_exchange(double* squared_norm) override = 0;

@@ -19,18 +19,18 @@
 
 namespace fp8train {
 
-/// What a strategy is made for.
+/// The model, the ranks and the settings that a strategy is made for.
 struct StrategySite {
   Mesh mesh;
   StrategySettings settings;
   bool trains = true;            ///< false: no gradients, no optimizer
   bool accumulates = false;      ///< several micro-batches add to a gradient before it is exchanged
-  bool ties_embeddings = false;  ///< what comes last reads parameters of what comes first
+  bool ties_embeddings = false;  ///< whether the head reads the parameters of the embedding
   bool self_exact = false;       ///< PrecisionPlan::self_exact
   double (*whole_cost)(const Parameter& parameter) = nullptr;  ///< OptimizerEntry::whole_cost
 };
 
-/// As it is, that of one rank: nothing is exchanged, and a step can be recorded.
+/// The base class is the strategy of one rank: nothing is exchanged, and a step can be recorded.
 class Strategy {
  public:
   explicit Strategy(const StrategySite& site) : site_(site) {}
@@ -42,7 +42,7 @@ class Strategy {
 
   // While an engine is built, in this order.
 
-  /// Before parameters are allocated.
+  /// Called before parameters are allocated. Returns how ranks share them.
   virtual StoreSharing sharing() const { return {}; }
   /// After that, and before all that follows. Collective. `device` and `parameters` outlive the
   /// strategy; `amax`: the most values that combine_amax() will get. Throws ConfigError when
@@ -59,20 +59,20 @@ class Strategy {
 
   // A training step, in this order.
 
-  /// Before the backward pass of the last micro-batch; what that pass reports completed gradients
-  /// to, or null.
+  /// Called before the backward pass of the last micro-batch. Returns the listener to which that
+  /// pass reports completed gradients, or null.
   virtual GradientListener* begin_exchange() { return nullptr; }
-  /// After it: waits until the gradients that this rank updates are sums over ranks, and until all
-  /// ranks have what one has put into `squared_norm` (Optimizer::squared_norm).
+  /// Called after that pass. Waits until the gradients that this rank updates are sums over ranks,
+  /// and until all ranks have what one has put into `squared_norm` (Optimizer::squared_norm).
   virtual void finish_exchange(double* /*squared_norm*/) {}
-  /// What an optimizer that updates parts of parameters combines its values with; null: it updates
+  /// Returns the combiner for an optimizer that updates parts of parameters, or null if it updates
   /// whole ones.
   virtual RankCombiner* combiner() { return nullptr; }
-  /// After the update: new values of parameters that another rank has updated come from there.
+  /// Called after the update. Gets the new values of parameters from the ranks that updated them.
   virtual void share_values() {}
-  /// After updates and after new values were set: what has been gathered of them is out of date.
+  /// Called after updates and after values were set: gathered values are out of date from then on.
   virtual void values_changed() {}
-  /// After an update: the factors of automatic scales follow from the counts of all ranks.
+  /// Called after an update: the factors of automatic scales follow from the counts of all ranks.
   virtual void update_sum_scales(Stream /*stream*/, const Optimizer& /*optimizer*/) {}
 
   // Between ranks, at any time.
@@ -88,9 +88,9 @@ class Strategy {
   /// caller: `memory` gives shape.count() floats for each parameter, or null where this rank does
   /// not want its value. Collective where ranks have parts of them.
   virtual void copy_values(const std::function<float*(const Parameter&)>& memory);
-  /// What all ranks hold alike: the values of all parameters or, where ranks share them, what they
-  /// gather of them, with the name of a parameter. Collective then, and what has been gathered is
-  /// out of date afterwards.
+  /// Calls a function with each tensor that all ranks hold alike and the name of its parameter: the
+  /// values of all parameters or, if ranks share them, their gathered form. It is then collective,
+  /// and gathered values are out of date afterwards.
   virtual void for_each_replica(
       const std::function<void(const std::string&, const StoredTensor&)>& use);
 
@@ -107,7 +107,8 @@ class Strategy {
 
 /// The first strategy of the table that serves the site.
 std::unique_ptr<Strategy> make_strategy(const StrategySite& site);
-/// Its name for messages: "one rank", "DDP", "ZeRO 2". The mesh needs no communicator.
+/// Returns the name of the strategy for messages: "one rank", "DDP", "ZeRO 2". The mesh needs no
+/// communicator.
 std::string strategy_name(const StrategySite& site);
 
 }  // namespace fp8train

@@ -10,8 +10,8 @@
 
 namespace fp8train {
 
-/// A linear layer of a model, before it exists: what plans, exemptions, counts and the layer itself
-/// follow from. model/linear_sites.h enumerates them.
+/// A linear layer of a model, before it exists. Plans, exemptions, counts and the layer itself
+/// follow from it. model/linear_sites.h enumerates them.
 struct LinearSite {
   std::string name;          ///< "layers.0.attention.qkv"
   int64_t in_features = 0;   ///< K
@@ -21,7 +21,7 @@ struct LinearSite {
   bool reads_swiglu = false;  ///< its input is the product of a SwiGLU
   bool has_bias = false;
   bool ends_branch = false;  ///< its output is added to the residual stream
-  int64_t used_rows = 0;     ///< of the weight [N, K], the rest is padding; 0: all of them
+  int64_t used_rows = 0;  ///< rows of the weight [N, K] that are used, the rest is padding; 0: all
   /// Rows of each matrix that is stacked in the weight; empty: none is for an optimizer of
   /// matrices.
   std::vector<int64_t> matrices;
@@ -30,6 +30,7 @@ struct LinearSite {
   int64_t weights() const { return in_features * (used_rows > 0 ? used_rows : out_features); }
 };
 
+/// The formats of one linear layer: those of the run, or those of a pattern that matches it.
 struct LinearPlan {
   LinearSite site;
   GemmPlan fprop, dgrad, wgrad;
@@ -39,7 +40,7 @@ struct LinearPlan {
   SwigluInput swiglu = SwigluInput::as_planned;  ///< of a layer that reads such a product
   bool remade_input = false;      ///< x is not stored for backward: whoever made it makes it again
   bool has_plain_stages = false;  ///< in some steps of the run no GEMM is scaled
-  /// The plan of its GEMMs and the pattern that chose it; empty: the run's plan.
+  /// The plan of its GEMMs and the pattern that chose it. Both are empty for the run's plan.
   std::string layer_plan, layer_pattern;
   const char* layer_key = "precision.layers";  ///< that has the pattern
 
@@ -50,7 +51,7 @@ struct LinearPlan {
   bool is_smoothed() const { return swiglu == SwigluInput::smoothed; }
 };
 
-/// What `LinearPlan::swiglu` means for the layer, in words; empty for a layer like all others.
+/// Describes what `LinearPlan::swiglu` means for the layer; empty for a layer like all others.
 std::string swiglu_note(const LinearPlan& linear);
 
 /// The plan of its GEMMs and the pattern that chose it, in words; empty for a layer of the run's

@@ -68,7 +68,7 @@ struct LayerPlan {
 struct Stage {
   double until =
       0;  ///< below 1 a fraction of the run's steps, else a number of steps; 0: to the end
-  bool scaled = true;     ///< else all GEMMs read `PrecisionPlan::activation`
+  bool scaled = true;     ///< if false, all GEMMs read `PrecisionPlan::activation`
   std::string plan = {};  ///< whose GEMMs a scaled stage has; empty: the run's plan's
 
   bool operator==(const Stage&) const = default;
@@ -114,28 +114,29 @@ struct PrecisionPlan {
   bool evaluate_scaled = true;  ///< evaluation runs the scaled formats too (else `activation`)
   SwigluInput swiglu = SwigluInput::as_planned;
   ExemptionRules exemptions;
-  /// Empty: one stage, scaled. Of a run with stages of several scaled plans run_stages() makes
-  /// plans that have no others.
+  /// The stages of a run; empty: one stage, scaled. run_stages() splits a run with several scaled
+  /// plans into plans that have no other scaled plan.
   std::vector<Stage> schedule;
   std::vector<LayerPlan> layers;  ///< of those that match a layer, the last one counts
 
   bool operator==(const PrecisionPlan&) const = default;
 };
 
-/// How the optimizer sees one parameter.
+/// The formats of one parameter, as the optimizer sees it.
 struct ParameterFormats {
-  TensorFormat value;  ///< what it updates: the master weight, or the weight if there is none
+  TensorFormat value;  ///< the optimizer updates it: the master weight, else the weight
   TensorFormat gradient, gradient_wire, moment1, moment2;
   bool is_master = false;  ///< next to the weight as the plan stores it
 
   bool operator==(const ParameterFormats&) const = default;
 };
 
-/// In which format a rank adds up the gradients of its micro-batches. Where ranks exchange them
-/// (`exchanged`) under a scale that they share and that is no power of two, gradients of that same
-/// format would be rounded twice: they stay in bf16 until the exchange, and the sum alone is stored
-/// as `formats.gradient` says (MS-AMP, msamp/nn/functional.py, whose weight gradient is in 16 bits
-/// until nn/distributed.py casts it for the wire). Else formats.gradient.
+/// Returns the format in which a rank adds up the gradients of its micro-batches. Where ranks
+/// exchange them (`exchanged`) under a scale that they share and that is no power of two, gradients
+/// of that same format would be rounded twice: they stay in bf16 until the exchange, and the sum
+/// alone is stored as `formats.gradient` says (MS-AMP, msamp/nn/functional.py, whose weight
+/// gradient is in 16 bits until nn/distributed.py casts it for the wire). Otherwise it is
+/// formats.gradient.
 TensorFormat running_gradient(const ParameterFormats& formats, bool exchanged);
 
 /// Those of a weight that the plan's roles are for.
@@ -148,6 +149,7 @@ struct ParameterBytes {
 
   double total() const { return weight + master + gradient + moment1 + moment2; }
 };
+/// Returns the bytes that each role of the plan takes per parameter.
 ParameterBytes bytes_per_parameter(const PrecisionPlan& plan);
 
 /// Throws ConfigError naming the role when formats do not go together or no tensor is stored like
@@ -169,8 +171,8 @@ struct Role {
   const char* name;
   std::string doc;  ///< one line
   std::string RoleRequest::*requested;
-  TensorFormat PrecisionPlan::*format = nullptr;  ///< of what is stored or sent
-  GemmPlan PrecisionPlan::*gemm = nullptr;        ///< that reads an operand
+  TensorFormat PrecisionPlan::*format = nullptr;  ///< a format that is stored or sent
+  GemmPlan PrecisionPlan::*gemm = nullptr;        ///< the GEMM that reads an operand
   TensorFormat GemmPlan::*operand = nullptr;
 };
 const std::vector<Role>& plan_roles();
@@ -204,7 +206,7 @@ struct StageRequest {
   bool operator==(const StageRequest&) const = default;
 };
 
-/// What the matrix multiplications compute in.
+/// The format in which matrix multiplications compute.
 enum class MixedPrecision : uint8_t { no, bf16, fp16, fp8 };
 inline constexpr std::pair<MixedPrecision, std::string_view> kMixedPrecisions[] = {
     {MixedPrecision::no, "no"},
@@ -220,12 +222,12 @@ enum class Accumulation : uint8_t {
 inline constexpr std::pair<Accumulation, std::string_view> kAccumulations[] = {
     {Accumulation::exact, "exact"}, {Accumulation::emulated, "emulated"}};
 
-/// What a user may say about precision; every field empty means "the plan's default".
+/// The settings of precision that a user can give. An empty field means the plan's default.
 struct PlanRequest {
   MixedPrecision mixed_precision = MixedPrecision::no;
   std::string plan;     ///< a plan by name; wins over mixed_precision and the four below
-  std::string backend;  ///< whose method; with one of the next three it selects a plan under
-                        ///< mixed_precision: fp8
+  std::string backend;  ///< program whose method is used; with one of the next three it selects a
+                        ///< plan under mixed_precision: fp8
   std::string recipe;
   std::string opt_level;  ///< for backends whose recipes are levels
   std::optional<bool> use_te;

@@ -5,10 +5,12 @@
 
 namespace fp8train {
 
+/// Returns a GEMM of operands in the formats a and b.
 inline GemmPlan gemm_in(const TensorFormat& a, const TensorFormat& b, bool fast_accumulate) {
   return {a, b, fast_accumulate};
 }
 
+/// Returns a scaled format with one scale per tensor.
 inline TensorFormat scaled(DType dtype, ScalePolicy policy) {
   TensorFormat format = plain(dtype);
   format.policy = policy;
@@ -28,6 +30,7 @@ inline TensorFormat stored_by_group(DType dtype) {
   return {.dtype = dtype, .block = per::group(128), .policy = ScalePolicy::current, .delayed = {}};
 }
 
+/// Returns the format with stochastic rounding.
 inline TensorFormat stochastic(TensorFormat format) {
   format.rounding = Rounding::stochastic;
   return format;

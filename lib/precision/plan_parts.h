@@ -10,7 +10,8 @@ namespace fp8train {
 /// run's. Throws ConfigError naming the pattern.
 void apply_layers(const PlanRequest& request, PrecisionPlan& plan);
 
-/// Stages of the run's plan, of other scaled plans and of plain GEMMs. Throws ConfigError.
+/// Sets the stages: those of the run's plan, of other scaled plans and of plain GEMMs. Throws
+/// ConfigError.
 void apply_schedule(const PlanRequest& request, PrecisionPlan& plan);
 
 /// A scaled plan that a stage of a run of `run` names, with the request's roles of what is stored,
@@ -19,10 +20,10 @@ void apply_schedule(const PlanRequest& request, PrecisionPlan& plan);
 PrecisionPlan stage_plan(const PlanRequest& request, const PrecisionPlan& run,
                          const std::string& name);
 
-/// The history length of operands that have current scaling at first; 0: none has it.
+/// Returns the history length of operands that have current scaling at first, or 0 if none has it.
 int first_window(const GemmPlan& fprop, const GemmPlan& dgrad, const GemmPlan& wgrad);
 
-/// fp8.format.
+/// Applies the key fp8.format.
 void set_fp8_format(Fp8Format format, PrecisionPlan& plan);
 
 }  // namespace fp8train

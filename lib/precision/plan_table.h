@@ -17,7 +17,7 @@ struct PlanColumn {
 /// Computation, wire, weight, master, weight gradient, moments, bytes per parameter.
 std::vector<PlanColumn> table_columns(const PrecisionPlan& plan);
 
-/// The bytes per parameter of what is stored, in all: "7.19".
+/// Returns all stored bytes per parameter, such as "7.19".
 std::string bytes_text(const PrecisionPlan& plan);
 
 /// Every role of a plan, in order, with "-" where there is nothing.

@@ -5,13 +5,13 @@
 
 namespace fp8train {
 
-/// The six operands.
+/// Applies the formats that a user gives for the six operands of GEMMs.
 void apply_gemm_roles(const PlanRequest& request, PrecisionPlan& plan);
 
 /// The weight and its master.
 void apply_weight_roles(const PlanRequest& request, PrecisionPlan& plan);
 
-/// All others.
+/// Applies the formats that a user gives for all other roles.
 void apply_stored_roles(const PlanRequest& request, PrecisionPlan& plan);
 
 }  // namespace fp8train

@@ -16,15 +16,15 @@
 
 namespace fp8train {
 
-/// How well one tensor came through its cast; device memory, sampled as the statistics are.
+/// The error of one tensor's cast; device memory, sampled as the statistics are.
 struct CastSample {
   double signal;  ///< sum of x^2
   double noise;   ///< sum of (x - codes / scale)^2
   float amax;     ///< max |x|
 };
 
-/// Where one tensor's scaling lives; pointers are device memory, valid once ScalingState::allocate
-/// has run.
+/// The scale of one tensor and its history; pointers are device memory, valid once
+/// ScalingState::allocate has run.
 struct ScalingSlot {
   std::string layer;  ///< "layers.0.attention.qkv"
   std::string role;   ///< "x", "w", "dy"
@@ -56,6 +56,7 @@ struct SlotReport {
   std::optional<double> snr_db() const;
 };
 
+/// The scales, histories and statistics of all tensors that the plan scales.
 class ScalingState {
  public:
   /// Adds a slot; the pointer stays valid for the life of the state. `of_pass`: of a tensor that is
@@ -81,7 +82,7 @@ class ScalingState {
   /// update may have changed that, it waits for the device; on meta all windows are over then.
   /// Before each pass, outside of recordings.
   void read_windows();
-  /// As read_windows() found them; none where no rule says current_at_first.
+  /// Returns the first windows as read_windows() found them; none if no rule says current_at_first.
   FirstWindows first_windows() const;
   /// All first windows are over, as after many steps.
   void end_first_windows();
@@ -113,7 +114,7 @@ class ScalingState {
 
   /// The amax of all slots, fp32.
   View amax() const { return amax_.empty() ? View{} : amax_.view(); }
-  /// The first of these: those on which ranks may agree. The others are of AmaxReduction::none.
+  /// Returns the first of these, on which ranks may agree. The others have AmaxReduction::none.
   View shared_amax() const { return shared_amax_; }
   /// Whether ranks agree on shared_amax() before update() after such a micro-batch: some delayed
   /// scale is the same on all.
@@ -144,7 +145,7 @@ class ScalingState {
     Tensor unevaluated;   // [3, slots]: amax, scale and its inverse before an evaluation
   };
   Group& group_of(const TensorFormat& format);
-  /// What a checkpoint holds of a group: fp32 and int32.
+  /// Returns the tensors of a group that a checkpoint holds: fp32 and int32.
   static std::vector<std::pair<const char*, View>> saved_parts(const Group& group);
   /// Between what casts of a first window write and Group::unevaluated.
   void copy_first_windows(Stream stream, bool back) const;

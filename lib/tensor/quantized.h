@@ -8,7 +8,7 @@
 
 namespace fp8train {
 
-/// The order of the scales of a matrix of blocks. For row scales the two are the same.
+/// The order of the scales of a matrix of blocks. Both orders are the same for row scales.
 enum class ScaleLayout : uint8_t {
   row_major,  ///< [blocks down, blocks across]
   cublaslt,  ///< as cuBLASLt's block scale modes read them. 1x128: column by column, each padded to

@@ -9,6 +9,7 @@
 
 namespace fp8train {
 
+/// The extents of a tensor, the slowest first.
 class Shape {
  public:
   static constexpr size_t kMaxRank = 4;
@@ -24,7 +25,7 @@ class Shape {
   constexpr int64_t operator[](size_t dimension) const { return extents_[dimension]; }
   constexpr int64_t back() const { return extents_[rank_ - 1]; }
 
-  /// Number of elements; 1 for rank 0.
+  /// Returns the number of elements, which is 1 for rank 0.
   constexpr int64_t count() const {
     int64_t product = 1;
     for (size_t i = 0; i < rank_; ++i) {

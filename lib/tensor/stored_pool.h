@@ -21,11 +21,13 @@ std::vector<float> initial_scales(const TensorFormat& format, int64_t count);
 /// on the number of ranks.
 int64_t range_alignment(const TensorFormat& wire);
 
+/// Memory for stored tensors: those of one format and queue lie in one buffer.
 class StoredPool {
  public:
-  /// The position of the tensor, which is_stored_format() must allow. Before allocate(). Tensors of
-  /// different queues do not share a buffer. A tensor without elements has a position (and the
-  /// scale of a tensor) all the same. `alignment`: of the tensors of a buffer (range_alignment).
+  /// Adds a tensor, whose format is_stored_format() must allow, and returns its position. Must be
+  /// called before allocate(). Tensors of different queues do not share a buffer. A tensor without
+  /// elements has a position (and the scale of a tensor) all the same. `alignment`: of the tensors
+  /// of a buffer (range_alignment).
   size_t add(const TensorFormat& format, const Shape& shape, MemoryCategory category, int queue = 0,
              int64_t alignment = kRangeAlignment);
 
@@ -44,7 +46,7 @@ class StoredPool {
   bool empty() const { return entries_.empty(); }
   size_t size() const { return entries_.size(); }
 
-  /// Empty until allocate().
+  /// Returns the tensor, which is empty until allocate().
   StoredTensor at(size_t position) const;
 
   /// All codes of unscaled fp32 tensors, with the gaps: an array for each queue that has any.

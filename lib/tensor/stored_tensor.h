@@ -58,8 +58,8 @@ struct RoundingStream {
                       ///< kRangeAlignment
 };
 
-/// What is rounded of a parameter. The bits of an element are those of numeric/rounding.h for
-/// (seed, step, tensor * 4 + role, element index).
+/// The tensors of a parameter that are rounded. The bits of an element are those of
+/// numeric/rounding.h for (seed, step, tensor * 4 + role, element index).
 enum class RoundingRole : uint8_t { weight = 0, moment1 = 1, moment2 = 2, gradient = 3 };
 
 /// Whether a tensor is stored in this format.
@@ -68,8 +68,8 @@ bool is_stored_format(const TensorFormat& format);
 /// fp32 values that StoredTensor::scales has for `count` elements.
 int64_t stored_scales(const TensorFormat& format, int64_t count);
 
-/// Elements first .. first + count - 1, flat. `first`: a multiple of kRangeAlignment. A scale of
-/// the whole tensor stays that.
+/// Returns the elements first .. first + count - 1, flat. `first` is a multiple of kRangeAlignment.
+/// A scale of the whole tensor stays one of the whole tensor.
 StoredTensor part_of(const StoredTensor& tensor, int64_t first, int64_t count);
 
 }  // namespace fp8train

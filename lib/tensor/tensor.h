@@ -9,10 +9,11 @@
 
 namespace fp8train {
 
+/// A tensor that owns its memory on a device.
 class Tensor {
  public:
   Tensor() = default;
-  /// Uninitialized.
+  /// Allocates uninitialized memory.
   Tensor(Device& device, DType dtype, const Shape& shape, MemoryCategory category);
 
   View view() const { return {buffer_.data(), dtype_, shape_}; }

@@ -31,7 +31,7 @@ struct ScaleBlock {
   constexpr auto operator<=>(const ScaleBlock&) const = default;
 };
 
-/// Blocks by name: format.block == per::row.
+/// Names for blocks, as in format.block == per::row.
 namespace per {
 constexpr ScaleBlock tensor = {0, 0};
 constexpr ScaleBlock row = {1, 0};
@@ -41,10 +41,11 @@ constexpr ScaleBlock block_1x32 = {1, 32};
 constexpr ScaleBlock block_32x32 = {32, 32};
 constexpr ScaleBlock block_1x16 = {1, 16};
 constexpr ScaleBlock block_16x16 = {16, 16};
+/// Returns the block of `elements` consecutive elements.
 constexpr ScaleBlock group(int32_t elements) {
   return {0, elements};
 }
-/// Those that formats in use have, for messages.
+/// The blocks that formats in use have, for messages.
 inline constexpr ScaleBlock kInUse[] = {tensor,        row,         block_1x128,
                                         block_128x128, block_1x32,  block_32x32,
                                         block_1x16,    block_16x16, group(128)};
@@ -85,7 +86,7 @@ enum class WindowUnit : uint8_t {
   step,  ///< of all micro-batches of an optimizer step
 };
 
-/// Whose amax enters a history.
+/// The ranks whose amax enters a history.
 enum class AmaxReduction : uint8_t {
   ranks,  ///< the largest of all ranks, which then have the same scales
   none,   ///< a rank's own
@@ -111,6 +112,7 @@ struct DelayedScaling {
   bool operator==(const DelayedScaling&) const = default;
 };
 
+/// The format of one role.
 struct TensorFormat {
   DType dtype = DType::f32;
   ScaleBlock block;
@@ -141,7 +143,7 @@ struct TensorFormat {
   bool operator==(const TensorFormat&) const = default;
 };
 
-/// Unscaled storage in `dtype`.
+/// Returns the format of unscaled storage in `dtype`.
 TensorFormat plain(DType dtype);
 
 /// fp32 values stored as bf16 and a remainder of 16 bits: in 4 bytes, without loss, and the bf16
@@ -164,8 +166,8 @@ std::string name_of(ScaleBlock block);
 /// "fp32", "pow2", "e8m0", "e4m3".
 std::string_view name_of(ScaleType type);
 
-/// What parse_format() knows, for messages: element types, blocks in use, and types of scales other
-/// than fp32, which is not written.
+/// Return the words that parse_format() knows, for messages: element types, blocks in use, and
+/// types of scales other than fp32, which is not written.
 std::vector<std::string> format_elements();
 std::vector<std::string> format_blocks();
 std::vector<std::string> format_scale_types();

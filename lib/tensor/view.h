@@ -15,6 +15,7 @@ constexpr size_t storage_bytes(DType dtype, const Shape& shape) {
                                        : bytes_of_rows(dtype, shape.rows(), shape.back());
 }
 
+/// A view of memory that is only read.
 struct ConstView {
   const void* data = nullptr;
   DType dtype = DType::f32;
@@ -29,6 +30,7 @@ struct ConstView {
   }
 };
 
+/// A view of memory that may be written.
 struct View {
   void* data = nullptr;
   DType dtype = DType::f32;
@@ -48,6 +50,7 @@ struct View {
 
 /// Rows [begin, begin + count) of a view seen as a matrix [rows, last extent].
 ConstView rows_of(const ConstView& view, int64_t begin, int64_t count);
+/// Returns the view of the rows begin .. begin + count - 1.
 View rows_of(const View& view, int64_t begin, int64_t count);
 
 /// The same memory as fp32 words, to be filled; its bytes are a multiple of four.
@@ -55,6 +58,7 @@ View as_words(const View& view);
 
 /// The same elements under another shape of equal count.
 ConstView reshaped(const ConstView& view, const Shape& shape);
+/// Returns the same elements under another shape with as many.
 View reshaped(const View& view, const Shape& shape);
 
 }  // namespace fp8train

@@ -19,7 +19,8 @@ std::vector<std::string> run_overview(const Session& session, const Device& devi
                                       const std::string& device_reason, int64_t threads,
                                       int64_t steps_done = 0);
 
-/// The memory plan, in one line where it is not wanted by category. `dry_run`: largest_stage().
+/// Returns the lines of the memory plan: one for each category, or one in all. `dry_run`
+/// is from largest_stage().
 std::vector<std::string> memory_overview(const Session& session, const Device& device,
                                          const DryRunStep& dry_run, bool by_category);
 
@@ -28,8 +29,8 @@ std::vector<std::string> memory_overview(const Session& session, const Device& d
 DryRunStep largest_stage(const Session& session,
                          const std::function<DryRunStep(const EngineSettings&)>& of_stage);
 
-/// "  in the stage of plan PLAN, which needs the most" where that is another one than the
-/// session's; else empty.
+/// "  in the stage of plan PLAN, which needs the most" if that is not the session's plan; otherwise
+/// empty.
 std::string describe_largest(const Session& session, const DryRunStep& dry_run);
 
 /// Logs what a session has to tell: which keys were read as which (info), and what was read and
@@ -44,28 +45,28 @@ int fill_job(int64_t world_size, int64_t ranks_per_node, JobSettings& job);
 /// All ranks of a job.
 int job_ranks(const JobSettings& job);
 
-/// How the work is laid over ranks: "DDP", "ZeRO 3".
+/// Describes how the work is laid over ranks: "DDP", "ZeRO 3".
 std::string describe_layout(const Session& session, const Topology& ranks);
 
-/// What a rank of a run would have.
+/// The GPU and the memory that a rank of a run would have.
 struct RankMemory {
-  const GpuKind* gpu = nullptr;  ///< that is planned for; null: a device that is here
+  const GpuKind* gpu = nullptr;  ///< the planned GPU; null if the device is in this machine
   DeviceTraits traits;
-  size_t bytes = 0;      ///< of memory; 0: not known
+  size_t bytes = 0;      ///< bytes of memory; 0: not known
   bool is_host = false;  ///< it is the host's
 
   bool fits(const MemoryLedger& planned) const { return bytes == 0 || planned.total() <= bytes; }
 };
 /// Throws DeviceError, with what to change, where a rank's memory does not fit.
 void check_fits(const RankMemory& memory, const MemoryLedger& planned);
-/// On this device; `sharing` ranks have the memory of a cpu together.
+/// Returns the memory of a rank on this device. On a cpu, `sharing` ranks share the memory.
 RankMemory memory_here(const Device& device, int64_t sharing);
 /// On the hardware that the section on jobs names: a GPU, a node's memory where ranks work on cpus,
 /// or else the device that `here` gives. Throws ConfigError for a GPU that nobody knows.
 RankMemory memory_of_job(const Settings& settings, const std::function<const Device&()>& here);
 
-/// What a rank of a run holds: the memory of a step and, where that is the host's, the copy of the
-/// state that is written into a checkpoint while training continues.
+/// Returns the memory that a rank of a run needs: that of a step and, if it is the host's, the copy
+/// of the state that is written into a checkpoint while training continues.
 MemoryLedger memory_of_run(const DryRunStep& dry_run, bool is_host);
 
 /// "  host  504 MiB ..." for ranks whose device has memory of its own.

@@ -12,9 +12,10 @@
 
 namespace fp8train {
 
+/// The device that a rank trains on.
 struct RankDevice {
   std::unique_ptr<Device> device;
-  std::string reason;                  ///< for the device, as choose_device has it
+  std::string reason;  ///< why this device was chosen, in the words of choose_device
   std::unique_ptr<Communicator> comm;  ///< null: the ranks' own does
   std::string note;                    ///< how memory of the GPU crosses, if that is to be reported
 };
@@ -23,8 +24,9 @@ struct RankDevice {
 /// (as --gpu-bind leaves it). Throws ConfigError where there are fewer than ranks.
 int gpu_of_rank(int local_rank, int local_ranks, int visible);
 
-/// Collective. `host`: of all ranks, from make_communicator; alone where they meet by a file.
-/// Outlives the result. Throws ConfigError where devices of ranks and settings do not go together.
+/// Chooses and opens the device of this rank. Collective. `host` connects all ranks
+/// (make_communicator), or has one rank if ranks meet by a file; it outlives the result. Throws
+/// ConfigError if the devices of the ranks do not fit each other or the settings.
 RankDevice take_device(const Settings& settings, Communicator& host);
 
 }  // namespace fp8train

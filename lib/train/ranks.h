@@ -17,8 +17,8 @@ namespace fp8train {
 /// Throws ConfigError when ranks differ in `description`: settings, data, version of the program.
 void agree_on_run(Communicator& comm, const std::string& description);
 
-/// Every rank looks for the newest checkpoint itself. Throws CheckpointError when they go on from
-/// different steps. `where`: where they looked, for the message.
+/// Checks that all ranks, which look for the newest checkpoint themselves, have found the same
+/// step. Throws CheckpointError if they have not. `where` says where they looked, for the message.
 void agree_on_step(Communicator& comm, int64_t step, const std::filesystem::path& where);
 
 /// The first rank has made `folder`. Throws ConfigError where another does not see it within ten
@@ -36,7 +36,7 @@ void wait_for_first_rank(Communicator& comm);
 /// What `find` returns on the first rank, for all; they wait for it as wait_for_first_rank() does.
 int64_t found_by_first_rank(Communicator& comm, const std::function<int64_t()>& find);
 
-/// The first rank's answer.
+/// Returns the first rank's answer on all ranks.
 bool first_rank_says(Communicator& comm, bool mine);
 
 /// Of work that the first rank does alone, however long it takes: it tells the others now and then
@@ -48,10 +48,13 @@ class Heartbeat {
 
   /// By the first rank, at least as often as the section must get on.
   void beat();
-  /// Collective: the first rank has done its work. Others wait for that.
+  /// Ends the heartbeat: the first rank has done its work, and the others wait for that.
+  /// Collective.
   void end();
 
  private:
+  /// Returns false on all ranks when the first rank has done its work. `mine` is the first rank's
+  /// answer; other ranks ignore it.
   bool first_rank_works(bool mine);
 
   Communicator* comm_;

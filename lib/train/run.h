@@ -27,6 +27,7 @@
 
 namespace fp8train {
 
+/// A run from its start to its end: steps, evaluations, samples, checkpoints and rollbacks.
 class Run {
  public:
   Run(const RunRequest& request, Communicator& comm, RankDevice& rank_device);
@@ -37,7 +38,8 @@ class Run {
       records_.release_lock();
     }
   }
-  /// After an error: of a single rank, which needs no other for that.
+  /// Publishes the save in flight after an error. With several ranks it does nothing, since all
+  /// would have to take part.
   void publish_save_in_flight() noexcept;
 
  private:
@@ -55,7 +57,8 @@ class Run {
   void check_divergence();
   void go_back(const DivergenceError& divergence);
   RunOutcome train_to_end();
-  /// False when a stop was asked for meanwhile; nothing is recorded then.
+  /// Evaluates and records the loss. Returns false, and records nothing, if a stop was requested
+  /// meanwhile.
   bool evaluate(int64_t max_batches, bool final);
   void sample();
   void check_replicas();
@@ -106,7 +109,7 @@ class Run {
   std::string resolved_config_, earlier_config_;
   int64_t threads_ = 0;
   Stopwatch since_start_;
-  int64_t steps_done_ = 0;   // by this start of the run; those that are repeated count again
+  int64_t steps_done_ = 0;  // steps that this start of the run has done; repeated steps count again
   uint64_t step_begin_ = 0;  // the loader's position before the last step
   Traffic sent_;             // in the last step
 };

@@ -23,20 +23,21 @@ struct FoundStart {
   std::vector<std::string> notes;  ///< a line for each that is passed over, being of no use
 };
 
-/// As checkpoint.resume says, found and verified by the first rank. Collective. Throws
-/// CheckpointError where all of the run's are damaged, and ConfigError where checkpoint.resume is
-/// never and there are some under `checkpoints`.
+/// Returns the checkpoint to start from, which checkpoint.resume decides; the first rank finds and
+/// verifies it. Collective. Throws CheckpointError if all checkpoints of the run are damaged, and
+/// ConfigError if checkpoint.resume is never and `checkpoints` holds some.
 FoundStart find_start(const Session& session, const std::filesystem::path& checkpoints,
                       Communicator& comm);
 
+/// The state with which a run starts, and what to tell the user about it.
 struct RunStart {
   TrainingState state;
-  std::string line;  ///< for the user; empty: nothing to say
+  std::string line;  ///< a line for the user; empty if there is nothing to say
   std::vector<std::string> warnings;
 };
 
-/// Loads the weights, and all else of the engine's state where there is a checkpoint to go on from.
-/// Collective. Throws CheckpointError. `checkpoints`: as of find_start().
+/// Loads the weights and, if the run continues from a checkpoint, the rest of the engine's state.
+/// Collective. Throws CheckpointError. `checkpoints` is as for find_start().
 RunStart load_start(const Session& session, const FoundStart& found, Engine& engine, Device& device,
                     const std::filesystem::path& checkpoints, Communicator& comm);
 

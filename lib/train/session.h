@@ -22,16 +22,17 @@ constexpr int64_t kLossHistory = 256;
 
 class DataRecord;
 
+/// The settings, the data and the tokenizer of a run, opened and checked.
 struct Session {
   Settings settings;
   std::unique_ptr<Tokenizer> tokenizer;
   CorpusSplits data;                        ///< empty unless asked for
-  std::shared_ptr<DataRecord> data_record;  ///< of a run's first rank; else null
-  EngineSettings engine;                    ///< of one of the stages
+  std::shared_ptr<DataRecord> data_record;  ///< set on the first rank of a run; null on others
+  EngineSettings engine;                    ///< settings of one of the stages
   std::vector<RunStage> stages;  ///< one, but where precision.schedule has several scaled plans
   int64_t max_steps = 0;
   int ranks = 1;
-  std::vector<std::string> notes;  ///< what was read and has no meaning here; to be reported
+  std::vector<std::string> notes;  ///< settings without a meaning here, to be reported
 
   /// The stage in which `steps` optimizer steps are done and another one follows, or the last one.
   size_t stage_after(int64_t steps) const;
@@ -48,14 +49,15 @@ struct Session {
 /// Throws ConfigError, DataError or CheckpointError (model.from).
 Session open_session(const Settings& settings, bool open_data, int ranks = 1);
 
-/// Opens the data, and looks at the samples of training and validation. Throws as open_session().
+/// Opens the data, and looks at the samples of training and validation. Throws as open_session()
+/// does.
 void open_corpora_of(Session& session);
 
 /// The samples of a run with open data, which outlives them, in their order. Throws DataError where
 /// there is none.
 Samples training_samples(const Session& session);
 
-/// The shape, plan and batch alone, for a vocabulary that is already known; needs no data.
+/// Returns the shape, the plan and the batch alone, for a vocabulary that is known. Reads no data.
 EngineSettings engine_settings(const Settings& settings, const ModelConfig& model);
 
 /// Tokens of the longest prompt with its beginning-of-sequence id.

@@ -14,27 +14,30 @@ namespace fp8train {
 class Engine;
 class RunWatchdog;
 
+/// How a run ended.
 enum class RunOutcome {
   finished,  ///< max_steps reached; the final evaluation is done and everything is saved
   stopped    ///< asked to stop (signal or max_time): a checkpoint is saved, run the same command to
              ///< go on
 };
 
+/// What the caller of train() decides apart from the settings.
 struct RunRequest {
   Settings settings;
   std::string resolved_yaml;        ///< the settings as YAML, stored in the run directory
   std::string command;              ///< the command line, stored in the run directory
-  std::string version;              ///< of the program
+  std::string version;              ///< version of the program
   bool quiet = false;               ///< no progress on standard output; the log file has it
   bool verbose = false;             ///< the memory plan by category in each start
-  RunWatchdog* watchdog = nullptr;  ///< of this process; null: nobody ends a run that hangs
+  RunWatchdog* watchdog = nullptr;  ///< null: nobody ends a run that hangs
   /// Called inside of the handler of an error that ends the run of this rank (`throw;` gives it),
   /// while the run's objects live: their end may take long. May not return. Empty: the caller ends
   /// the others when train() has thrown.
   std::function<void()> end_other_ranks;
 };
 
-/// Called before each step and, with `ends`, after it. For tests that inject faults; null: nothing.
+/// Sets a function that is called before each step and, with `ends`, after it. Tests use it to
+/// inject faults. Null removes it.
 using StepObserver = void (*)(Engine& engine, int rank, int64_t step, bool ends);
 void set_step_observer(StepObserver observer);
 

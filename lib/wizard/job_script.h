@@ -17,10 +17,10 @@ struct JobScript {
 /// own.
 JobScript job_script(const Settings& settings, const std::string& config_path, bool gpus);
 
-/// "run.sbatch" for "run.yaml".
+/// Returns the path of the job script, such as "run.sbatch" for "run.yaml".
 std::string job_script_path(const std::string& config_path);
 
-/// A duration in Slurm's form: "1-12:00:00", "24:00:00". Whole minutes, rounded up.
+/// Returns a duration in Slurm's form: "1-12:00:00", "24:00:00". Whole minutes, rounded up.
 std::string slurm_time(double seconds);
 
 /// `text` as one word of a shell.

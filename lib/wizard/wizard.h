@@ -22,15 +22,18 @@ class InputEnded : public std::runtime_error {
 };
 
 struct WizardHooks {
-  /// One line about the memory that the settings so far need; empty: not known yet. Null: never.
+  /// Returns a line about the memory that the settings so far need; empty: not known yet. Null:
+  /// never.
   std::function<std::string(const Settings&)> memory = nullptr;
-  /// What this machine offers for a key instead of the table, in YAML; empty: nothing. Null: never.
+  /// Returns the value in YAML that this machine offers for a key instead of the table's; empty:
+  /// none. Null: never.
   std::function<std::string(const std::string& key, const Settings&)> offer = nullptr;
-  /// Why an answer is doubtful; it is asked again, and the same answer stays. Null: never.
+  /// Returns why an answer is doubtful; it is asked again, and the same answer stays. Null: never.
   std::function<std::string(const std::string& key, const Settings&)> doubt = nullptr;
-  /// Why these settings, though complete, are none of a run; empty: they are. Null: never asked.
+  /// Returns why no run can have these settings, though complete; empty: one can. Null: never
+  /// asked.
   std::function<std::string(const Settings&)> obstacle = nullptr;
-  /// Why no file of this name can be written; empty: it can. Null: all can.
+  /// Returns why no file of this name can be written; empty: it can. Null: all can.
   std::function<std::string(const std::string&)> unwritable = nullptr;
   /// Whether no further line is to be read. Null: never.
   std::function<bool()> stopped = nullptr;
@@ -40,18 +43,19 @@ struct WizardHooks {
 
 struct WizardStyle {
   bool echo = false;  ///< print what was read: it does not come from a terminal
-  bool bold = false;  ///< of headings, by escape codes
+  bool bold = false;  ///< prints headings in bold, by escape codes
 };
 
 struct WizardResult {
   Settings settings;
   std::vector<std::string> asked;  ///< keys that have an answer, be it the default
-  std::string output;              ///< where run.yaml goes
+  std::string output;              ///< path of run.yaml
 };
 
+/// One dialogue, from the first question to the written files.
 class Wizard {
  public:
-  /// `answers`: what is answered already. Streams and hooks outlive the wizard.
+  /// `answers` has the questions that are answered already. Streams and hooks outlive the wizard.
   Wizard(std::istream& in, std::ostream& out, WizardHooks hooks, WizardStyle style = {});
 
   /// Asks everything, shows it for review, and asks for the name of a file that is there already.
@@ -95,9 +99,9 @@ class Wizard {
   WizardStyle style_;
   std::map<std::string, std::string> answers_;  // by key, in YAML
   std::set<std::string> passed_;                // optional questions that stay unset
-  Settings settings_;                           // what the answers mean
+  Settings settings_;                           // the settings that the answers give
   const Field* last_asked_ = nullptr;
-  std::string last_memory_;  // what is unchanged is not said again
+  std::string last_memory_;  // the last line printed, so that it is not repeated
 };
 
 }  // namespace fp8train

@@ -37,15 +37,17 @@ std::unique_ptr<Communicator> make_dry_run(const Topology& topology, int rank);
 /// TimeoutError if it does not start or the others do not come within `start_seconds`.
 std::unique_ptr<Communicator> make_mpi_communicator(double start_seconds = 600);
 
-/// For memory of `device`, a GPU, by way of host memory: what `host` moves. Starting waits for the
-/// GPU, and waiting for an operation brings what has arrived to it. A Work ends before the
-/// communicator does; `device` and `host` outlive it.
+/// Makes a communicator for memory of `device`, a GPU, that sends through host memory with `host`.
+/// Starting an operation waits for the GPU, and waiting for one copies the received bytes to it. A
+/// Work ends before the communicator does; `device` and `host` outlive it.
 std::unique_ptr<Communicator> make_staged_communicator(Communicator& host, Device& device);
 
 /// Ranks on GPUs, which NCCL moves between: those of `host`, over which the rest goes, or those of
 /// a rendezvous. `device` and `host` outlive it. Throws ConfigError where two ranks are on one GPU,
 /// CommError where NCCL is not in this build, is not found or does not start.
 std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, Device& device);
+/// Makes the communicator of NCCL for ranks that have found each other by `rendezvous`. Throws
+/// CommError.
 std::unique_ptr<Communicator> make_nccl_communicator(const Rendezvous& rendezvous, Device& device);
 
 /// The ranks of `inner`, which compare what they call: a collective, its count or its root that is

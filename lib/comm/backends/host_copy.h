@@ -10,8 +10,8 @@
 
 namespace fp8train {
 
-/// Whether there is memory behind the pointers of an operation: not on meta. Throws CommError for
-/// memory of a GPU.
+/// Whether the pointers of an operation point to memory, which they do not on meta. Throws
+/// CommError for memory of a GPU.
 inline bool moves_bytes(const Stream& stream, const char* kind, const char* operation) {
   if (stream.kind() == DeviceKind::cuda) {
     throw CommError(std::string(operation) + ": the " + kind +
@@ -21,13 +21,14 @@ inline bool moves_bytes(const Stream& stream, const char* kind, const char* oper
   return stream.kind() == DeviceKind::cpu;
 }
 
-/// Nothing where both are the same memory.
+/// Copies bytes, unless both are the same memory.
 inline void copy_bytes(void* to, const void* from, size_t bytes) {
   if (to != from && bytes > 0) {
     std::memcpy(to, from, bytes);
   }
 }
 
+/// Returns the address `bytes` bytes after `base`.
 inline void* offset_bytes(void* base, size_t bytes) {
   return static_cast<std::byte*>(base) + bytes;
 }

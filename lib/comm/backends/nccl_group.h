@@ -15,12 +15,12 @@
 
 namespace fp8train {
 
-/// What ranks must share to find each other.
+/// The id that ranks must share to find each other.
 using NcclId = std::array<char, 128>;
-/// Made by one of them. Throws CommError.
+/// Makes the id on one of the ranks. Throws CommError.
 NcclId new_nccl_id();
 
-/// Device memory of an operation, as in Communicator; `what` for messages.
+/// The device memory of an operation, as in Communicator. `what` names it in messages.
 struct NcclCall {
   Collective collective = Collective::all_gather;
   std::string what;
@@ -31,7 +31,7 @@ struct NcclCall {
   int root = 0;
 };
 
-/// What the communicators of a rank that were made from one share: they fail together.
+/// The state that the communicators of a rank made from one share: they fail together.
 class NcclFamily {
  public:
   virtual ~NcclFamily() = default;
@@ -56,7 +56,8 @@ class NcclGroup {
   virtual ~NcclGroup() = default;
   virtual const std::shared_ptr<NcclFamily>& family() const = 0;
 
-  /// Of the `size` ranks with the same color, in the order of `rank`. Collective. Throws CommError.
+  /// Makes the group of the `size` ranks with the same color, in the order of `rank`. Collective.
+  /// Throws CommError.
   virtual std::shared_ptr<NcclGroup> split(int color, int rank, int size, double timeout) = 0;
 
   /// A barrier is an all_gather. Returns when the operation is in the side stream, and throws
@@ -64,7 +65,8 @@ class NcclGroup {
   virtual void start(const NcclCall& call) = 0;
 };
 
-/// Waits for all ranks. `device` outlives the group. Throws CommError.
+/// Joins the communicator of all ranks and waits for them. `device` outlives the group. Throws
+/// CommError.
 std::shared_ptr<NcclGroup> join_nccl(const NcclId& id, Device& device, int rank, int size,
                                      double timeout);
 

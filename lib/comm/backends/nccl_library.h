@@ -10,7 +10,7 @@ namespace fp8train {
 /// A function of NCCL by its name. Throws CommError, saying what to install, where there is none.
 void* nccl_function(const char* name);
 
-/// Empty where the library is found; otherwise the reason.
+/// Returns why the library cannot be used, or nothing if it was found.
 std::string why_nccl_is_unusable();
 
 }  // namespace fp8train

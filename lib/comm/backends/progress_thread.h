@@ -19,7 +19,7 @@ namespace fp8train {
 /// A collective under way. The thread owns all but what the first functions read.
 class PendingRequest {
  public:
-  /// `name`: outlives the object.
+  /// `name` outlives the object.
   explicit PendingRequest(const char* name) : name_(name) {}
   virtual ~PendingRequest() = default;
   PendingRequest(const PendingRequest&) = delete;
@@ -27,15 +27,15 @@ class PendingRequest {
 
   const char* name() const { return name_; }
 
-  // For any thread.
-  /// True when it has ended. Throws CommError, which begins with `who`, when it has failed.
+  // Whether the request has ended. Any thread may ask. Throws CommError, which begins with `who`,
+  // when it has failed.
   bool is_over(const std::string& who);
   /// False when it has not ended after `seconds` in which the process could run.
   bool wait(double seconds, const std::string& who);
-  /// When it ended, by trace_clock(); 0 before.
+  /// Returns when it ended, by trace_clock(), or 0 before.
   double ended_at();
 
-  // For the thread. These may throw CommError.
+  // Called by the thread. These functions may throw CommError.
   virtual void start() = 0;
   /// True when it has ended.
   virtual bool progress() = 0;
@@ -43,7 +43,7 @@ class PendingRequest {
   virtual std::set<int> unfinished_peers() = 0;
   /// Gives up what has not ended.
   virtual void abandon() = 0;
-  /// `failure`: why it failed; empty: it has not.
+  /// Ends the request. `failure` says why it failed; empty: it has not.
   void end(const std::string& failure);
 
  private:
@@ -57,6 +57,7 @@ class PendingRequest {
   std::string failure_;
 };
 
+/// The thread that calls the communication library for a communicator.
 class ProgressThread {
  public:
   /// Starts the thread, which calls `begin` first and, unless the other ranks may be gone, `end`
@@ -80,7 +81,8 @@ class ProgressThread {
   void abandon(const std::shared_ptr<PendingRequest>& request);
   /// Runs `job`, which ends all ranks and, unless the library does not come back, this process.
   void run_last(const char* what, std::function<void()> job);
-  /// At the end of the process. Ranks that have not ended are waited for, unless they may be gone.
+  /// Called at the end of the process. Waits for ranks that have not ended, unless they may be
+  /// gone.
   void leave();
 
  private:
@@ -97,7 +99,7 @@ class ProgressThread {
   std::condition_variable woken_;
   std::deque<std::function<void()>> jobs_;
   std::atomic<bool> broken_ = false;
-  // Of the thread alone.
+  // Used by the thread alone.
   bool stop_ = false;
   int idle_rounds_ = 0;
   std::vector<std::shared_ptr<PendingRequest>> under_way_;

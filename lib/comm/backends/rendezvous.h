@@ -11,12 +11,13 @@
 
 namespace fp8train {
 
+/// The facts by which a rank finds the others: its number, their count and a file.
 struct Rendezvous {
   int rank = 0;
   int size = 1;
   int local_rank = 0;
   int node = 0;
-  std::string run;             ///< what no other run has: job, step, restart
+  std::string run;             ///< unique to this start of the run: job, step, restart
   std::filesystem::path file;  ///< without what `run` adds
   double timeout_seconds = 600;
 };
@@ -25,8 +26,8 @@ struct Rendezvous {
 Rendezvous slurm_rendezvous(const Environment& variable, const std::filesystem::path& file,
                             double timeout_seconds);
 
-/// What the first rank leaves for the others. Removed by the first rank in its destructor, when
-/// all are known to have read it.
+/// The file that the first rank leaves for the others. Its destructor on the first rank removes the
+/// file when all are known to have read it.
 class FileStore {
  public:
   /// The first rank writes `bytes` bytes of `data`; the others wait for them. Throws CommError

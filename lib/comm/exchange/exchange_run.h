@@ -68,14 +68,14 @@ class ExchangeRun : public GradientExchange {
   ExchangeResult result_;
   int64_t count_ = 0;
   int64_t chunk_ = 0;  ///< elements of a shard
-  int64_t piece_ = 0;  ///< of them in a piece
+  int64_t piece_ = 0;  ///< elements of each shard in a piece
 
-  // Of the run under way.
+  // The members that follow belong to the run under way.
   Stream stream_{DeviceKind::cpu, nullptr, nullptr};
   std::byte* scratch_ = nullptr;
   float factor_ = 1.0F;
   View shard_;
-  int64_t offset_ = 0;  ///< of the piece, in each shard
+  int64_t offset_ = 0;  ///< offset of the piece in each shard
   Work work_;
   Stage stage_ = Stage::sum;
 

@@ -36,12 +36,13 @@ enum class WireKind : uint8_t {
   fp8_two_hop,   ///< the same, within a node and then between nodes
 };
 
+/// The formats in which gradients cross between ranks.
 struct GradientWire {
   WireKind kind = WireKind::fp32;
-  TensorFormat format;     ///< of a contribution
-  TensorFormat first_hop;  ///< two_hop: of a contribution within a node
-  /// DDP: of the means that are gathered. fp32 and bf16 wires: `format`, and a ZeRO shard is
-  /// rounded to it as well, so that all layouts have the same bits.
+  TensorFormat format;     ///< format of a contribution
+  TensorFormat first_hop;  ///< two_hop: format of a contribution within a node
+  /// DDP: the format of the means that are gathered. fp32 and bf16 wires: `format`, and a ZeRO
+  /// shard is rounded to it as well, so that all layouts have the same bits.
   TensorFormat gather;
   /// The rank's own contribution to its shard is not rounded.
   bool self_exact = false;
@@ -54,20 +55,22 @@ struct GradientWire {
 /// ConfigError for a format that crosses no wire.
 GradientWire gradient_wire(const TensorFormat& format, bool self_exact, const Topology& topology);
 
+/// The gradients that one exchange sums.
 struct GradientBucket {
   /// Flat: fp32 or bf16; or codes as they cross the wire, whose scales are one for each 128
   /// elements (fp8_two_shot, fp8_two_hop) or [tensors, 2], as those of StoredTensor are (fp8_sum).
   StoredTensor gradients;
-  /// First element of each tensor, multiples of 128, ascending from 0; fp8_sum only.
+  /// The first element of each tensor: multiples of 128, ascending from 0; fp8_sum only.
   std::vector<int64_t> tensors;
-  /// Of gradients, in a piece; at least range_alignment() elements of each shard. 0: one piece.
+  /// Bytes of gradients in a piece, which has at least range_alignment() elements of each shard. 0:
+  /// one piece.
   int64_t piece_bytes = 0;
   /// fp8_sum: the controller of each tensor's scale, on the device (ops::shared_scales); none where
   /// scales are divided by sqrt(N). Each rank counts in it what is at the maximum of its shard of
   /// the sum; all ranks' counts make the factor of the next step (ops::update_auto_scales).
   std::vector<ops::AutoScale*> automatic;
-  /// fp8_sum, ExchangeResult::whole: where the codes of the sum and their scales go, laid out as
-  /// `gradients`, which then stay as they are; empty: to `gradients`.
+  /// With fp8_sum and ExchangeResult::whole, the codes of the sum and their scales go here, laid
+  /// out as `gradients`, which stay as they are. Empty: the sum goes to `gradients`.
   StoredTensor result = {};
 };
 
@@ -89,7 +92,7 @@ class GradientExchange {
   /// Elements of this rank's shard that the bucket has.
   virtual int64_t own_elements() const = 0;
 
-  /// Pieces of the bucket.
+  /// Returns the number of pieces of the bucket.
   virtual int64_t pieces() const = 0;
 
   /// Returns the bytes of scratch memory that one piece needs.
@@ -103,7 +106,7 @@ class GradientExchange {
   /// Goes on as far as that takes no waiting. True when the result is there.
   virtual bool advance() = 0;
 
-  /// Waits for the result. In the same order on all ranks.
+  /// Waits for the result. All ranks call it in the same order.
   virtual void finish() = 0;
 };
 

@@ -9,14 +9,14 @@
 
 namespace fp8train {
 
-/// Elements of the piece that each rank sums of `count`: a multiple of `alignment`.
+/// Returns how many of `count` elements each rank sums: a multiple of `alignment`.
 int64_t reduced_chunk(const Communicator& comm, int64_t count, int64_t alignment = kRangeAlignment);
 
-/// Few values, each rank's sent to all: fp32 or fp64. max: of magnitudes, NaN being the largest.
-/// scratch: size() * values.bytes().
+/// Combines few values by sending those of each rank to all: fp32 or fp64. max is that of
+/// magnitudes; NaN is the largest. scratch: size() * values.bytes().
 void all_combine(Communicator& comm, Stream stream, View values, ops::Combine how, void* scratch);
 
-/// The same for many values, as many as a multiple of size(): each rank combines a share of them,
+/// Combines many values, whose number is a multiple of size(): each rank combines a share of them,
 /// which all others then get. scratch: values.bytes().
 void all_combine_shares(Communicator& comm, Stream stream, View values, ops::Combine how,
                         void* scratch);

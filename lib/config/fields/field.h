@@ -92,7 +92,7 @@ struct Range {
   std::string far_hint(double value) const;
 };
 
-/// What a field of one number takes.
+/// The range of a field of one number.
 struct NumberRange {
   Range range;
   bool whole = false;
@@ -146,7 +146,7 @@ inline Range bounded(Range range, double most) {
   return range;
 }
 
-/// What `node` holds, for messages: `"abc"`, `a list`, `nothing`.
+/// Describes the content of `node` for messages: `"abc"`, `a list`, `nothing`.
 std::string describe(const YamlNode& node);
 
 // Readers. `what` is Field::accepts. Each complains and returns nothing when the value is no such
@@ -163,7 +163,7 @@ std::optional<std::string> read_path(const FieldValue& value, const std::string&
 std::optional<std::string> read_choice(const FieldValue& value,
                                        const std::vector<std::string>& choices,
                                        const std::string& what);
-/// Seconds.
+/// Reads seconds.
 std::optional<double> read_duration(const FieldValue& value, const Range& range,
                                     const std::string& what);
 /// A list of texts; a single text is a list of one.

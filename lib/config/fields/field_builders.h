@@ -68,7 +68,7 @@ Field integer(std::string key, Get get, Range range, std::string doc) {
                 range, [](int64_t value) { return std::to_string(value); });
 }
 
-/// For std::optional members.
+/// Makes a field of a std::optional member.
 template <class Get>
 Field maybe_integer(std::string key, Get get, Range range, std::string doc) {
   range = bounded(range, kMostWhole);
@@ -90,7 +90,7 @@ Field mebibytes(std::string key, Get get, Range range, std::string doc) {
                     range, true);
 }
 
-/// From 1 to `most`; 0 stands for "not set", which a user can say only as null, where
+/// Makes a field from 1 to `most`. 0 stands for "not set", which a user can give only as null, if
 /// `null_is_unset`.
 template <class Get>
 Field optional_count(std::string key, Get get, double most, std::string doc,
@@ -114,7 +114,7 @@ Field number(std::string key, Get get, Range range, std::string doc) {
                 [](const auto& value) { return number_text(value); });
 }
 
-/// Seconds; where `zero_is_unset`, 0 is not written.
+/// Makes a field of seconds. If `zero_is_unset`, 0 is not written.
 template <class Get>
 Field duration(std::string key, Get get, const char* example, std::string doc,
                bool zero_is_unset = false) {
@@ -184,7 +184,7 @@ Field choice(std::string key, Get get, const std::pair<Enum, std::string_view> (
       });
 }
 
-/// A list of texts. An empty list is written only when `show_empty`.
+/// Makes a field of a list of texts. An empty list is written only when `show_empty`.
 template <class Get>
 Field texts(std::string key, Get get, std::string doc, bool show_empty) {
   return make(std::move(key), "a list of texts", std::move(doc), get, read_texts,

@@ -27,7 +27,7 @@ bool is_section(std::string_view name);
 /// The keys and sections directly inside a section (empty: the top level), aliases last.
 std::vector<std::string> names_in_section(std::string_view section);
 
-// Parts of the table.
+// The parts of the table, in its order.
 std::vector<Field> model_fields();
 std::vector<Field> data_fields();
 std::vector<Field> training_fields();
@@ -48,9 +48,9 @@ inline constexpr const char* kPlanSelectors[] = {"fp8.recipe", "fp8.opt_level", 
 /// Optimizer steps of the run that is planned, for what the wizard offers.
 int64_t planned_steps(const Settings& settings);
 
-/// What the wizard asks, in its order.
+/// Returns the fields that the wizard asks for, in its order.
 const std::vector<const Field*>& wizard_fields();
-/// "Hardware and nodes".
+/// Returns the title of a topic, such as "Hardware and nodes".
 const char* title_of(Topic topic);
 
 /// A key of a pasted Hugging Face config.json that sets nothing here. It is accepted when its value
@@ -58,7 +58,7 @@ const char* title_of(Topic topic);
 struct PassiveKey {
   std::string key;
   std::vector<std::string> harmless;  ///< accepted texts; empty: anything
-  std::string objection;              ///< what to say about another value
+  std::string objection;              ///< message about another value
 };
 const std::vector<PassiveKey>& passive_keys();
 const PassiveKey* find_passive_key(std::string_view key);

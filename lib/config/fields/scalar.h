@@ -20,7 +20,7 @@ struct WholeNumber {
 /// zeros, no separators.
 std::optional<WholeNumber> parse_whole(std::string_view text);
 
-/// "1e-4", "0.5", ".5": a finite decimal number.
+/// Parses a finite decimal number, such as "1e-4", "0.5" and ".5".
 std::optional<double> parse_number(std::string_view text);
 
 /// "3h50m", "90s", "1d12h", or seconds as a number.

@@ -43,13 +43,13 @@ class ForeignKeys {
     throw InternalError("plans for layers are in a file that no one here reads");
   }
 
-  /// After the last source: what only all of them together say.
+  /// Called after the last source. Adds keys that only all sources together decide.
   virtual void finish(GivenKeys& /*given*/) {}
 
   /// One line for each key that was rewritten.
   virtual std::vector<std::string> notes() const { return {}; }
 
-  /// How many processes the sources say there are; 0: none says.
+  /// Returns the number of processes that the sources state, or 0 if none does.
   virtual int64_t processes() const { return 0; }
 };
 

@@ -13,15 +13,17 @@
 
 namespace fp8train {
 
+/// A key that a source gives.
 struct GivenKey {
   const Field* field = nullptr;
   std::string spelled;  ///< the key as written: an alias or the field's own
   YamlNode node;
-  SourceMark mark;  ///< of the key
+  SourceMark mark;  ///< position of the key
   int layer = 0;
   bool usable = true;  ///< its value could be read
 };
 
+/// The keys that the sources give, with their positions.
 class GivenKeys {
  public:
   explicit GivenKeys(Problems& problems) : problems_(problems) {}
@@ -54,7 +56,7 @@ class GivenKeys {
   /// The same at a location of its own.
   void complain_at(SourceMark mark, const std::string& key, const std::string& text) const;
 
-  /// What messages about each key begin with: "run.yaml:7:3: ".
+  /// Returns the text with which messages about each key begin: "run.yaml:7:3: ".
   std::map<std::string, std::string> locations() const;
 
   /// Whether an unknown key may be a misspelling of `key`: it is in the same section, or it is

@@ -7,7 +7,7 @@
 
 namespace fp8train {
 
-/// Where a value was written. Line 0: somewhere in the source, nothing closer is known.
+/// The position at which a value was written. Line 0: it is only known to be in the source.
 struct SourceMark {
   size_t source = 0;  ///< index into Problems' sources
   int line = 0;
@@ -40,7 +40,7 @@ class Problems {
 
   bool is_file(size_t source) const { return sources_[source].has_lines; }
 
-  /// "run.yaml:3:5" or "--set a.b=v".
+  /// Returns "run.yaml:3:5" or "--set a.b=v".
   std::string where(SourceMark mark) const;
 
   /// Throws ConfigError with one line per problem in order of their marks, unless there is none.

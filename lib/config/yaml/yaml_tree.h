@@ -17,11 +17,12 @@ inline constexpr size_t kMaxYamlDepth = 16;
 
 struct YamlKey {
   std::string text;
-  int line = 0;  ///< from 1
+  int line = 0;  ///< counted from 1
   int column = 0;
   std::string spelled;  ///< dotted, where the user wrote another key; else empty
 };
 
+/// A value of a YAML file and its position.
 struct YamlNode {
   enum class Kind { null, scalar, sequence, map };
 

@@ -14,14 +14,14 @@
 namespace fp8train {
 
 enum class ChatTemplate : uint8_t {
-  automatic,  ///< that of tokenizer_config.json or chat_template.jinja
+  automatic,  ///< the one of tokenizer_config.json or chat_template.jinja
   llama3,     ///< Meta-Llama-3-Instruct
   llama31,    ///< Llama-3.1-Instruct: a system message with dates, of which today's is 26 Jul 2024
   llama2,     ///< Llama-2-chat: [INST], <<SYS>>
   mistral,    ///< Mistral-7B-Instruct-v0.3: [INST] and [/INST] are tokens
   mistral1,   ///< Mistral-7B-Instruct-v0.1 and v0.2, as their repositories have it since 2024
   qwen,       ///< Qwen2.5-Instruct: ChatML with a system message of its own
-  qwen3,      ///< Qwen3: ChatML; what was thought comes before the last answer alone
+  qwen3,      ///< Qwen3: ChatML; thoughts come before the last answer alone
   chatml,
 };
 
@@ -34,7 +34,7 @@ inline constexpr std::pair<ChatTemplate, std::string_view> kChatTemplates[] = {
 };
 
 std::string_view name_of(ChatTemplate chat_template);
-/// "llama3, llama3.1, ...": all but auto.
+/// Returns all names but auto: "llama3, llama3.1, ...".
 std::string chat_template_names();
 /// Throws ConfigError, which names `option`.
 ChatTemplate chat_template_named(std::string_view name, std::string_view option);
@@ -76,9 +76,9 @@ class ChatEncoder {
   /// Throws DataError where the template does not take the roles in this order.
   Encoded encode(const Dialogue& dialogue) const;
 
-  /// Ids after which a model writes the next answer: those of add_generation_prompt=True. `thinks`
-  /// false: of enable_thinking=False. Throws as encode() does, and ConfigError where a template
-  /// without thinking is asked to leave it out.
+  /// Returns the ids after which a model writes the next answer: those of
+  /// add_generation_prompt=True. `thinks` false: of enable_thinking=False. Throws as encode() does,
+  /// and ConfigError where a template without thinking is asked to leave it out.
   std::vector<int32_t> prompt(const Dialogue& dialogue, bool thinks = true) const;
   /// Whether an answer ends with this token, which is not part of it.
   bool ends_answer(int32_t id) const { return id >= 0 && (id == end_ || id == eos_); }
@@ -103,7 +103,7 @@ class ChatEncoder {
   std::string_view option_;
   ChatForm form_;
   int32_t bos_ = -1, eos_ = -1;
-  int32_t begin_ = -1, end_of_header_ = -1, end_ = -1;  ///< of a message, with headers
+  int32_t begin_ = -1, end_of_header_ = -1, end_ = -1;  ///< of messages with headers
 };
 
 }  // namespace fp8train

@@ -13,6 +13,7 @@ enum class ChatRole : uint8_t { system, user, assistant };
 
 std::string_view name_of(ChatRole role);  ///< "assistant"
 
+/// One message of a dialogue.
 struct ChatMessage {
   ChatRole role = ChatRole::user;
   std::string content;
@@ -31,11 +32,12 @@ using Dialogue = std::vector<ChatMessage>;
 /// before an answer. Throws DataError, which begins with `where`.
 Dialogue read_dialogue(std::string_view json, const std::string& where);
 
-/// A record whose answer is to be written: its last message is the user's; a "completion" is not
-/// read. Throws as read_dialogue() does.
+/// Reads a record whose answer is to be written: its last message is the user's, and a "completion"
+/// is not read. Throws as read_dialogue() does.
 Dialogue read_question(std::string_view json, const std::string& where);
 
-/// Whether a JSON object is such a record by its keys and has no "text"; `head` may end anywhere.
+/// Whether the keys of a JSON object are those of such a record, without "text". `head` may end
+/// anywhere.
 bool looks_like_dialogue(std::string_view head);
 
 }  // namespace fp8train

@@ -13,13 +13,14 @@
 
 namespace fp8train {
 
+/// Encodes dialogues on several threads and passes them on in their order.
 class DialogueEncoder {
  public:
   using Encoded = ChatEncoder::Encoded;
   using Sink = std::function<void(Encoded dialogue)>;
 
-  /// Refers to `encoder`. `threads` 0: one for each processor. `sink` gets each dialogue, on the
-  /// caller's thread.
+  /// Keeps a reference to `encoder`. `threads` 0: one for each processor. `sink` gets each
+  /// dialogue, on the caller's thread.
   DialogueEncoder(const ChatEncoder& encoder, int64_t threads, Sink sink);
 
   /// `where` begins the messages of errors. Throws what encoding an earlier dialogue threw.

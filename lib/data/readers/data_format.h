@@ -24,7 +24,7 @@ enum class DataContent : uint8_t {
   tokens,
 };
 
-/// What `format: auto` sees of a file.
+/// The beginning of a file, by which `format: auto` recognizes it.
 struct FileHead {
   const std::filesystem::path& path;
   const InputFile& file;
@@ -42,8 +42,8 @@ using DocumentVisitor = std::function<void(std::string document)>;
 using DialogueVisitor = std::function<void(const Dialogue& dialogue, const std::string& where)>;
 
 struct DataFormat {
-  std::string_view name;  ///< as in data.train[].format
-  /// ".jsonl", ".ndjson": how names of such files end. Empty ones behind.
+  std::string_view name;  ///< name in data.train[].format
+  /// The endings of names of such files, as ".jsonl" and ".ndjson"; the rest is empty.
   std::array<std::string_view, 2> suffixes;
   DataContent content;
 
@@ -67,8 +67,8 @@ struct DataFormat {
   std::shared_ptr<const TokenStore> (*open)(const std::filesystem::path& path, int64_t vocab_size,
                                             bool with_documents) = nullptr;
 
-  /// Files in addition to `path` whose content decides what open() with the same arguments reads.
-  /// Null: none.
+  /// Returns the files in addition to `path` whose content decides what open() with the same
+  /// arguments reads. Null: there are none.
   std::vector<std::filesystem::path> (*companions)(const std::filesystem::path& path,
                                                    bool with_documents) = nullptr;
 
@@ -86,7 +86,7 @@ const DataFormat& indexed_format();  ///< indexed.cpp
 const DataFormat& raw_u16_format();  ///< raw_u16.cpp
 const DataFormat& text_format();     ///< text.cpp
 
-/// All of them, in the order in which `format: auto` asks.
+/// Returns all formats, in the order in which `format: auto` tries them.
 const std::vector<const DataFormat*>& data_formats();
 
 /// "auto" and the names of all.

@@ -15,12 +15,12 @@ namespace fp8train {
 /// with file and line where one is longer than 64 MiB.
 void for_each_line(const std::filesystem::path& path,
                    const std::function<void(std::string_view line, int64_t number)>& visit);
-/// The same for each line that is not blank; `where` is "FILE:NUMBER".
+/// Does the same for each line that is not blank; `where` is "FILE:NUMBER".
 void for_each_json_line(
     const std::filesystem::path& path,
     const std::function<void(std::string_view line, const std::string& where)>& visit);
 
-/// A line of JSON. Throws DataError, which begins with `where` and says what is wrong at which
+/// Parses a line of JSON. Throws DataError, which begins with `where` and names the error and its
 /// column.
 nlohmann::json parse_json_line(std::string_view line, const std::string& where);
 

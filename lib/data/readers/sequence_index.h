@@ -30,12 +30,13 @@ struct SequenceRun {
   int64_t token_in_file;  ///< the same one, counted from the first byte of the file
 };
 
+/// The index of one file of token ids.
 struct SequenceIndex {
   IdType type = IdType::u16;
   std::vector<SequenceRun> runs;
   int64_t tokens = 0;
   int64_t documents = 0;
-  DocumentTable table;  ///< of documents that have tokens, where it was asked for
+  DocumentTable table;  ///< documents that have tokens, if they were requested
 };
 
 /// NAME.idx of NAME.bin or NAME.npy.

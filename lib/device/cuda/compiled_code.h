@@ -13,7 +13,7 @@ namespace fp8train {
 /// compatibility"). A list with words that are no numbers (native, all) is trusted to have it.
 bool has_code_for(std::string_view architectures, int capability);
 
-/// "8.9".
+/// Returns the capability as text, such as "8.9".
 std::string capability_text(int capability);
 
 }  // namespace fp8train

@@ -23,8 +23,9 @@ class CudaExtension {
 
 class Device;
 
+/// The parts of one cuda device.
 struct CudaContext {
-  Device* owner = nullptr;  ///< for an extension that needs memory of its own
+  Device* owner = nullptr;  ///< device for extensions that need memory of their own
   cudaStream_t stream = nullptr;
   int device = 0;      ///< ordinal
   int capability = 0;  ///< 89, 90, 100, ...

@@ -15,18 +15,18 @@ std::unique_ptr<Device> make_cuda_device(int index = 0);
 /// GPUs that this process sees, usable or not.
 int visible_gpus();
 
-/// For libraries that work on streams; only where the cuda backend is built in. The cudaStream_t of
-/// a cuda stream.
+/// Returns the cudaStream_t of a cuda stream, for libraries that work on streams. Only in builds
+/// with the cuda backend.
 void* native_queue(const Stream& stream);
 /// Makes the stream's GPU that of the calling thread, as other threads than the one that made the
 /// device must before they use it: else they would start the first GPU too.
 void select_gpu(const Stream& stream);
 
-/// Empty when a GPU can be used; otherwise the reason, for `device: auto`.
+/// Returns why no GPU can be used, for `device: auto`, or nothing if one can.
 std::string why_cuda_is_unusable();
 
-/// What nn must know of the cuda device, in every build: `check` plans for GPUs that are not here.
-/// `capability`: 89, 90, 100, ... `memory`: in bytes.
+/// Returns the facts that layers need about a GPU. Every build has them: `check` plans for GPUs
+/// that this machine lacks. `capability`: 89, 90, 100, ... `memory`: in bytes.
 DeviceTraits cuda_traits(int capability, size_t memory = 0);
 
 }  // namespace fp8train

@@ -27,11 +27,12 @@ struct LibraryFolder {
 /// Returns the folders of 1 to 3 that exist, by the environment as it is now.
 std::vector<LibraryFolder> library_folders();
 
+/// A library that was searched for, and the result.
 struct OpenedLibrary {
   void* handle = nullptr;  ///< null: not found
   std::string file;        ///< its path, or its name where the loader found it
-  std::string origin;      ///< of its folder
-  std::string why_not;     ///< where it was looked for and what to install, or why it does not load
+  std::string origin;      ///< why its folder was searched
+  std::string why_not;  ///< folders that were searched and what to install, or why it does not load
 };
 
 /// Searches each time it is called.
@@ -39,8 +40,8 @@ OpenedLibrary open_cuda_library(CudaLibrary library);
 /// Searches the first time. Any thread may call it.
 const OpenedLibrary& cuda_library(CudaLibrary library);
 
-/// A line or two for each library: its file and version, or where it was looked for. Opens them
-/// all.
+/// Returns a line or two for each library: its file and version, or where it was looked for. Opens
+/// them all.
 std::vector<std::string> describe_cuda_libraries();
 
 }  // namespace fp8train

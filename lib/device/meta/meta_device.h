@@ -9,7 +9,7 @@
 
 namespace fp8train {
 
-/// What Stream::native() of a meta stream points to.
+/// The context to which Stream::native() of a meta stream points.
 struct MetaContext {
   std::optional<Stream> planned;  ///< the stream that is planned for, if there is one
   OpLog* log = nullptr;           ///< receives every call; null: none does
@@ -19,8 +19,8 @@ class MetaDevice final : public Device {
  public:
   explicit MetaDevice(const DeviceTraits& traits = {}, std::optional<Stream> planned = {});
 
-  /// From now on every operation, copy and fill is added to `log`, which the caller owns; null ends
-  /// it. Parts and names of calls are those of open spans: tracing must be on (base/trace.h).
+  /// Adds every operation, copy and fill from now on to `log`, which the caller owns; null ends it.
+  /// Parts and names of calls are taken from open spans: tracing must be on (base/trace.h).
   void set_log(OpLog* log) { context_.log = log; }
 
   void* allocate(size_t bytes) override;

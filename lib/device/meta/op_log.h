@@ -10,9 +10,9 @@ namespace fp8train {
 enum class Arithmetic : unsigned char {
   none,
   f32,       ///< products of fp32 operands
-  bits16,    ///< of bf16 and fp16 operands, fp32 sums
-  fp8,       ///< of FP8 operands, partial sums promoted to fp32
-  fp8_fast,  ///< of FP8 operands with fast accumulation
+  bits16,    ///< bf16 and fp16 operands, fp32 sums
+  fp8,       ///< FP8 operands, partial sums promoted to fp32
+  fp8_fast,  ///< FP8 operands with fast accumulation
   attention_forward,
   attention_backward,
 };
@@ -21,15 +21,16 @@ enum class Arithmetic : unsigned char {
 struct OpWork {
   double bytes = 0;  ///< read from and written to the device's memory
   int launches = 1;  ///< kernels, fills and copies that the CUDA backend starts
-  double flops = 0;  ///< of GEMMs and attention
+  double flops = 0;  ///< operations of GEMMs and attention
   Arithmetic arithmetic = Arithmetic::none;
   const char* kernel = nullptr;  ///< its row in the table of kernels, if it has one
-  double elements = 0;           ///< that this kernel handles
+  double elements = 0;           ///< elements that this kernel handles
 };
 
+/// One call in the log.
 struct OpCall {
-  const char* part;  ///< of a step: the outermost open span; empty: none
-  const char* name;  ///< of the operation: the innermost open span
+  const char* part;  ///< part of a step: the outermost open span; empty: none
+  const char* name;  ///< name of the operation: the innermost open span
   OpWork work;
 };
 

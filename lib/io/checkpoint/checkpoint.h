@@ -59,7 +59,7 @@ struct CheckpointFolder {
 std::filesystem::path save_checkpoint(const std::filesystem::path& root, int64_t step,
                                       const CheckpointContents& contents);
 
-/// An empty root/step-%06d.partial.
+/// Makes an empty folder root/step-%06d.partial and returns its path.
 std::filesystem::path begin_checkpoint(const std::filesystem::path& root, int64_t step);
 
 /// Returns the path of the unpublished folder of `step`, for callers that write into it.
@@ -87,8 +87,8 @@ std::filesystem::path commit_checkpoint(const std::filesystem::path& root, int64
 /// Removes the partial folder of a step, if there is one. Never throws.
 void discard_partial(const std::filesystem::path& root, int64_t step) noexcept;
 
-/// The published checkpoints under `root`, newest first, and those that an interrupted save of the
-/// same step had set aside; none when `root` does not exist. Nothing is verified. Throws
+/// Returns the published checkpoints under `root`, newest first, and those that an interrupted save
+/// of the same step had set aside; none when `root` does not exist. Nothing is verified. Throws
 /// DeviceError when `root` cannot be listed: that it holds nothing is then not known.
 std::vector<CheckpointFolder> find_checkpoints(const std::filesystem::path& root);
 
@@ -101,9 +101,9 @@ bool is_checkpoint(const std::filesystem::path& folder);
 CheckpointManifest verify_checkpoint(const std::filesystem::path& checkpoint,
                                      Verify depth = Verify::hashes);
 
-/// The newest checkpoint that verifies, or nothing. One sentence for each newer one that does not
-/// goes into `skipped`. Deletes nothing. `examine` may look into one that verifies, and throws
-/// CheckpointError where its content is of no use.
+/// Returns the newest checkpoint that verifies, or nothing. One sentence for each newer one that
+/// does not goes into `skipped`. Deletes nothing. `examine` may look into one that verifies, and
+/// throws CheckpointError if its content is of no use.
 std::optional<CheckpointFolder> newest_valid(
     const std::filesystem::path& root, std::vector<std::string>& skipped,
     const std::function<void(const std::filesystem::path&)>& examine = {});
@@ -124,8 +124,9 @@ namespace detail {
 constexpr int kCheckpointVersion = 1;
 constexpr const char* kManifestName = "MANIFEST.json";
 
-/// Text of MANIFEST.json, and back; `where` begins messages. Reading throws CheckpointError unless
-/// the text is byte for byte what manifest_text() writes for its content and its hash.
+/// Write and read the text of MANIFEST.json; `where` begins messages. Reading throws
+/// CheckpointError unless the text is byte for byte what manifest_text() writes for its content and
+/// its hash.
 std::string manifest_text(const CheckpointManifest& manifest);
 CheckpointManifest parse_manifest(std::string_view text, const std::string& where);
 

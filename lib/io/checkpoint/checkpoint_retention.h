@@ -16,10 +16,11 @@
 
 namespace fp8train {
 
+/// The rules by which older checkpoints stay.
 struct RetentionRules {
   int64_t keep_last = 2;   ///< the newest valid ones that were scheduled; at least 1
-  int64_t keep_every = 0;  ///< and those whose step is a multiple of this; 0: none
-  int64_t keep_best = 0;   ///< and the valid ones with the lowest validation losses
+  int64_t keep_every = 0;  ///< also those whose step is a multiple of this; 0: none
+  int64_t keep_best = 0;   ///< also the valid ones with the lowest validation losses
 };
 
 /// An evaluation that a checkpoint belongs to.
@@ -28,13 +29,14 @@ struct CheckpointLoss {
   int64_t step = 0;  ///< at which it was evaluated
 };
 
-/// Of a checkpoint folder; nothing where it has none. May throw CheckpointError.
+/// Returns the loss of a checkpoint folder, or nothing if it has none. May throw CheckpointError.
 using LossOfCheckpoint = std::function<std::optional<CheckpointLoss>(const std::filesystem::path&)>;
 
 /// Whether a run saves a checkpoint at this step undisturbed; a stop saves others. May throw
 /// CheckpointError.
 using IsScheduled = std::function<bool(const std::filesystem::path&)>;
 
+/// Deletes the checkpoints of a run that the rules do not keep.
 class CheckpointRetention {
  public:
   /// Without `is_scheduled` every checkpoint counts as scheduled.
@@ -64,7 +66,7 @@ class CheckpointRetention {
   LossOfCheckpoint loss_of_;
   IsScheduled is_scheduled_;
   std::set<int64_t> verified_;
-  std::set<int64_t> damaged_;  // of which a note has been given
+  std::set<int64_t> damaged_;  // checkpoints that a note has named
   std::vector<std::string> notes_;
 };
 

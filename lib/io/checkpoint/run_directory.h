@@ -10,6 +10,7 @@
 
 namespace fp8train {
 
+/// The paths of the files of a run.
 struct RunDirectory {
   std::filesystem::path root;
 

@@ -18,8 +18,8 @@ class RunLock {
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
 
-  /// Says in the file that nobody holds it any more, where the object will not be destroyed. The
-  /// kernel's lock stays until the end of the process. For any thread.
+  /// Writes into the file that nobody holds it any more, for a process that will not destroy the
+  /// object. The kernel's lock stays until the end of the process. For any thread.
   void release() const;
 
   /// A sentence for the log when the lock of a dead run was taken over, else empty.

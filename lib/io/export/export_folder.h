@@ -15,7 +15,7 @@
 namespace fp8train {
 
 struct ExportOptions {
-  /// fp32, bf16 or fp16; none: as they are, which is for casts only.
+  /// The type of tensors: fp32, bf16 or fp16. None: they stay as they are, which is for casts only.
   std::optional<DType> dtype = DType::f32;
   /// Casts the weights of linear layers in blocks; `dtype` then is that of the other tensors.
   /// Patterns leave layers out; `others`, `vectors` and `dequantize` are of no account.
@@ -25,7 +25,7 @@ struct ExportOptions {
 
 /// Files of tokenizers and generation settings that were copied, and notes: one sentence each.
 struct ExportReport {
-  uint64_t tensors = 0;  ///< of the model: scales do not count
+  uint64_t tensors = 0;  ///< tensors of the model; scales do not count
   uint64_t bytes = 0;
   std::vector<std::string> copied;
   std::vector<std::string> notes;

@@ -12,9 +12,10 @@
 
 namespace fp8train {
 
+/// The result of an export to GGUF.
 struct GgufReport {
   uint64_t tensors = 0;
-  uint64_t bytes = 0;              ///< of the tensors
+  uint64_t bytes = 0;              ///< bytes of the tensors
   std::vector<std::string> notes;  ///< one sentence each
 };
 

@@ -20,8 +20,8 @@ enum class GgufType : uint32_t { f32 = 0, f16 = 1, q8_0 = 8, bf16 = 30 };
 
 struct GgufTypeFacts {
   GgufType type;
-  int64_t file_type;  ///< of a file whose matrices are of the type (llama.cpp: llama_ftype)
-  std::optional<DType> dtype;  ///< of an element; none: blocks of a row have a scale
+  int64_t file_type;  ///< number of a file whose matrices have the type (llama.cpp: llama_ftype)
+  std::optional<DType> dtype;  ///< type of an element; none: blocks of a row have a scale
   int64_t block;               ///< elements
   uint64_t block_bytes;
 };
@@ -35,6 +35,7 @@ struct GgufTensor {
   uint64_t bytes() const;
 };
 
+/// Writes a GGUF file: its keys, the list of tensors, then their bytes.
 class GgufWriter {
  public:
   /// Values of `metadata`: true or false, whole numbers (uint32), numbers (float32), texts, and

@@ -11,7 +11,7 @@ namespace fp8train {
 /// pairs (j, j + head_dim / 2), head by head.
 std::vector<float> half_split_rope_rows(const std::vector<float>& weight, int64_t heads,
                                         int64_t head_dim);
-/// And back (llama.cpp's converter calls it permute).
+/// Reverses half_split_rope_rows() (llama.cpp's converter calls it permute).
 std::vector<float> neighbour_rope_rows(const std::vector<float>& weight, int64_t heads,
                                        int64_t head_dim);
 

@@ -77,14 +77,14 @@ class ConfigFields {
 
   /// A whole number from 1 to 2^31; `fallback` when absent, an error when there is no fallback.
   int64_t extent(std::string_view key, std::optional<int64_t> fallback = {}) const;
-  /// The same from 0.
+  /// Returns a whole number that is at least 0.
   int64_t count(std::string_view key, int64_t fallback) const;
   /// A finite number above 0.
   double positive(std::string_view key, std::optional<double> fallback = {}) const;
   double number(std::string_view key, double fallback) const;
   bool flag(std::string_view key, bool fallback) const;
   std::string text(std::string_view key, const std::string& fallback) const;
-  /// A list of texts; empty when absent.
+  /// Returns a list of texts, which is empty when the field is absent.
   std::vector<std::string> texts(std::string_view key) const;
   /// A token id, or a list of them.
   std::vector<int64_t> token_ids(std::string_view key) const;

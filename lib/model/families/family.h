@@ -13,6 +13,7 @@
 
 namespace fp8train {
 
+/// A family of models: its fields in config.json, its switches and the names of its tensors.
 class ModelFamily {
  public:
   virtual ~ModelFamily() = default;
@@ -23,15 +24,15 @@ class ModelFamily {
   /// "Qwen3ForCausalLM": its class in transformers, in "architectures" of config.json.
   virtual std::string_view architecture() const = 0;
 
-  /// "Fp8trainLlama": what config.json says of models that no class in transformers computes and
-  /// that this family writes with fields of its own; empty: it writes none such.
+  /// "Fp8trainLlama": the architecture in config.json for models that no class in transformers
+  /// computes, which this family writes with fields of its own. Empty: it writes no such models.
   virtual std::string_view own_architecture() const { return {}; }
 
   /// Returns the switches of a model that is trained from scratch.
   virtual ModelSwitches switches() const = 0;
 
-  /// Copies to `to` the switches that a config.json of the family says; `own`: with its fields for
-  /// own_architecture().
+  /// Copies to `to` the switches that a config.json of the family contains; with `own` those in
+  /// fields for own_architecture() too.
   virtual void copy_fields(const ModelSwitches& /*from*/, bool /*own*/,
                            ModelSwitches& /*to*/) const {}
 
@@ -55,18 +56,19 @@ class ModelFamily {
     return !own_architecture().empty() && has_switches(config, true) && config.sliding_window == 0;
   }
 
-  /// What the family's class in transformers makes of the model otherwise: a sentence, or empty.
+  /// Returns a sentence about what the family's class in transformers computes differently, or
+  /// nothing.
   virtual std::string transformers_note(const ModelConfig& /*config*/) const { return {}; }
 
-  /// Appends the fields that read() reads; `own`: for own_architecture().
+  /// Appends the fields that read() reads; with `own` those for own_architecture() too.
   virtual void write(const ModelConfig& config, bool own, ConfigObject& out) const = 0;
 
-  /// The tensors of a parameter in a model folder; see hf_pieces().
+  /// Returns the tensors of a parameter in a model folder; see hf_pieces().
   virtual std::vector<HfPiece> pieces(const ModelConfig& config,
                                       const ParameterName& parameter) const = 0;
 
-  /// "llama": what llama.cpp calls the architecture that computes this model, for which pieces()
-  /// have names (ggml-org/llama.cpp: gguf-py/gguf/constants.py); empty: it has none.
+  /// Returns llama.cpp's name of the architecture that computes this model, such as "llama", for
+  /// which pieces() have names (ggml-org/llama.cpp: gguf-py/gguf/constants.py); empty: it has none.
   virtual std::string_view gguf_architecture(const ModelConfig& /*config*/) const { return {}; }
 
   /// Gives `config` the biases that the architecture there cannot do without: those that the model
@@ -98,14 +100,14 @@ class ModelFamily {
 /// A tensor of a block in a model folder: rows of the parameters of one module.
 struct BlockTensor {
   std::string_view module;    ///< "attention.qkv"
-  std::string_view hf, gguf;  ///< what names say of it between block and leaf
+  std::string_view hf, gguf;  ///< the part of the name between block and leaf
   int64_t rows = 0;
   int64_t begin = 0;
-  int64_t rope_heads = 0;  ///< as HfPiece
+  int64_t rope_heads = 0;  ///< as in HfPiece
 };
 
-/// Those of `tensors` that are a parameter of a block; names begin with `blocks`, as in
-/// "model.layers". There is one.
+/// Returns the pieces of a parameter of a block from `tensors`, which has an entry for it. Names
+/// begin with `blocks`, as in "model.layers".
 std::vector<HfPiece> block_pieces(const std::vector<BlockTensor>& tensors, std::string_view blocks,
                                   const ParameterName& parameter);
 

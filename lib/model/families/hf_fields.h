@@ -28,7 +28,8 @@ HfConfig read_hf_fields(const ConfigFields& fields);
 /// transformers refuses and read_hf_fields takes. Throws CheckpointError where there is none.
 ConfigObject write_hf_fields(const ModelConfig& config, DType dtype);
 
-/// The family that computes the model in transformers, its own before others; null: none does.
+/// Returns the family whose class in transformers computes the model, preferably its own. Null:
+/// none does.
 const ModelFamily* standard_family(const ModelConfig& config);
 
 }  // namespace fp8train

@@ -18,8 +18,8 @@ class LlamaLike : public ModelFamily {
   void write_gguf(const ModelConfig& config, ConfigObject& out) const override;
 
  protected:
-  /// What upstream's configuration class takes where config.json does not name the field; 0: as
-  /// many as query heads, hidden_size / num_attention_heads.
+  /// Defaults of transformers' configuration class for fields that config.json lacks. 0 means the
+  /// number of query heads, and hidden_size / num_attention_heads.
   struct Defaults {
     int64_t max_position_embeddings = 2048;
     int64_t key_value_heads = 0;
@@ -27,15 +27,15 @@ class LlamaLike : public ModelFamily {
   };
 
   virtual Defaults defaults() const { return {}; }
-  /// Fields that only this family has. Reading begins with set_switches().
+  /// Reads fields that only this family has, after set_switches().
   virtual void read_own(const ConfigFields& /*fields*/, ModelConfig& /*config*/,
                         std::vector<std::string>& /*notes*/) const {}
   virtual void write_own(const ModelConfig& /*config*/, bool /*own*/, ConfigObject& /*out*/) const {
   }
 };
 
-/// layer_types; empty when absent. Throws CheckpointError where it does not have one for each
-/// layer.
+/// Returns layer_types, which is empty when absent. Throws CheckpointError unless it has one text
+/// for each layer.
 std::vector<std::string> layer_types(const ConfigFields& fields, const ModelConfig& config);
 
 /// use_sliding_window, sliding_window, max_window_layers and layer_types of Qwen2 and Qwen3. Throws

@@ -12,15 +12,15 @@ namespace fp8train {
 /// by layer type, partial rotary embeddings).
 void read_rope(const ConfigFields& fields, ModelConfig& config, std::vector<std::string>& notes);
 
-/// Appends both spellings.
+/// Appends the fields in both spellings.
 void write_rope(const ModelConfig& config, ConfigObject& out);
 
-/// Whether a GGUF file has the factors of RoPE as a tensor (rope_freqs.weight): those of llama3.
+/// Whether a GGUF file has the factors of RoPE as a tensor (rope_freqs.weight), as llama3 needs.
 /// llama.cpp reads it for its architecture "llama" only.
 bool has_gguf_rope_factors(const ModelConfig& config);
 
-/// RoPE as keys of a GGUF file: rope.scaling.*. Nothing for llama3 (above). Throws CheckpointError
-/// for a YaRN that llama.cpp does not compute.
+/// Writes RoPE as keys rope.scaling.* of a GGUF file; none for llama3, which has a tensor. Throws
+/// CheckpointError for a YaRN that llama.cpp does not compute.
 void write_gguf_rope(const ModelConfig& config, ConfigObject& out);
 
 }  // namespace fp8train

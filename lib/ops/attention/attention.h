@@ -22,7 +22,7 @@ struct AttentionShape {
   int64_t heads = 0;         ///< H
   int64_t kv_heads = 0;      ///< Hkv, divides H
   int64_t head_dim = 0;      ///< D, at most kMaxHeadDim
-  float scale = 1.0F;        ///< of the scores, 1 / sqrt(D)
+  float scale = 1.0F;        ///< factor of the scores, 1 / sqrt(D)
   /// Backward gives the same bits every time. Kernels of our own always do; cuDNN has an algorithm
   /// of its own for it, with a larger workspace on some chips.
   bool deterministic = false;
@@ -79,9 +79,9 @@ std::optional<size_t> attention_backward_workspace(Stream stream, const Attentio
 /// What kernels of our own need, on every device.
 int64_t attention_backward_scratch(const AttentionShape& shape);
 
-/// Whose kernels compute attention on the stream's device, in words; empty where there is no
-/// choice. On cuda, FP8TRAIN_CUDA_ATTENTION=own|cudnn decides; once backward is planned, also
-/// whether it is deterministic, and for which shapes our own kernels run after all.
+/// Names the kernels that compute attention on the stream's device. Empty if there is no choice. On
+/// cuda, FP8TRAIN_CUDA_ATTENTION=own|cudnn decides; once backward is planned, also whether it is
+/// deterministic, and for which shapes our own kernels run after all.
 std::string attention_kernels(Stream stream);
 
 struct Rope {

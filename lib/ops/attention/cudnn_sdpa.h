@@ -24,10 +24,10 @@ struct SdpaLayout {
   bool operator==(const SdpaLayout&) const = default;
 };
 
-/// One causal attention, or its gradients, with as many queries as keys; what a plan is made for.
+/// The key of a plan: one causal attention, or its gradients, with as many queries as keys.
 struct SdpaProblem {
   AttentionShape shape;
-  DType dtype = DType::bf16;  ///< of all but log_sum_exp, which is fp32 (B, H, T)
+  DType dtype = DType::bf16;  ///< type of all tensors but log_sum_exp, which is fp32 (B, H, T)
   bool backward = false;
   bool keeps_log_sum_exp = false;  ///< forward only
   SdpaLayout q, k, v, out;
@@ -36,9 +36,9 @@ struct SdpaProblem {
   bool operator==(const SdpaProblem&) const = default;
 };
 
-/// Device memory of one call; what the problem does not have is null. Forward writes out and
-/// log_sum_exp (natural logarithm of the sum of exponentials of the scaled scores); backward reads
-/// them and writes dq, dk and dv.
+/// Device memory of one call. Pointers to tensors that the problem lacks are null. Forward writes
+/// out and log_sum_exp (natural logarithm of the sum of exponentials of the scaled scores);
+/// backward reads them and writes dq, dk and dv.
 struct SdpaPointers {
   void* q = nullptr;
   void* k = nullptr;
@@ -51,22 +51,24 @@ struct SdpaPointers {
   void* dv = nullptr;
 };
 
+/// A compiled plan for one problem.
 class SdpaPlan {
  public:
   virtual ~SdpaPlan() = default;
   /// Device memory that run() needs, 256-byte aligned.
   virtual size_t workspace_bytes() const = 0;
-  /// Asynchronous, on the stream that the library was made for. Throws DeviceError.
+  /// Runs the plan on the stream that the library was made for. Asynchronous. Throws DeviceError.
   virtual void run(const SdpaPointers& pointers, void* workspace) = 0;
 };
 
+/// cuDNN's attention on one stream.
 class SdpaLibrary {
  public:
   virtual ~SdpaLibrary() = default;
   virtual std::string version() const = 0;
-  /// Null, with the reason in `why_not`, where the library does not take the problem. Takes a
-  /// second or more: kernels are compiled. Backward plans are as deterministic as the problem's
-  /// shape says.
+  /// Makes a plan, or returns null with the reason in `why_not` if the library refuses the problem.
+  /// This takes a second or more, since kernels are compiled. Backward plans are as deterministic
+  /// as the problem's shape says.
   virtual std::unique_ptr<SdpaPlan> plan(const SdpaProblem& problem, std::string& why_not) = 0;
 };
 

@@ -12,8 +12,8 @@ namespace fp8train::ops {
 
 struct BlockFormat {
   ScaleBlock block;
-  std::span<const DType> cast;        ///< what casts make
-  std::span<const DType> multiplied;  ///< of these, what products read
+  std::span<const DType> cast;        ///< element types that casts write
+  std::span<const DType> multiplied;  ///< those of them that products read
   std::span<const ScaleType> scales;
   bool transformed = false;  ///< values may go through a Hadamard transform first
 };
@@ -30,7 +30,7 @@ const BlockFormat* find_block_format(ScaleBlock block);
 std::string why_not_cast(const TensorFormat& format,
                          std::span<const ScaleBlock> among = per::kInUse);
 
-/// Why no product reads such codes, whatever the other operand; empty where one does.
+/// Returns why no product reads such codes, whatever the other operand, or nothing if one does.
 std::string why_not_multiplied(const TensorFormat& format);
 
 }  // namespace fp8train::ops

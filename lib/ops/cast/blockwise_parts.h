@@ -13,7 +13,8 @@
 
 namespace fp8train::ops {
 
-/// Elements first, first + 1, .. of a matrix [rows, last extent], row-major.
+/// A part of a matrix: the elements first, first + 1, .. of a matrix [rows, last extent],
+/// row-major.
 struct MatrixPart {
   ConstView values;  ///< fp32, flat; may be empty
   int64_t first = 0;
@@ -24,20 +25,23 @@ struct MatrixPart {
 /// none does. amax: fp32, one for each block along rows, row-major.
 void blockwise_part_amax(Stream stream, const MatrixPart& x, ScaleBlock block, View amax);
 
+/// The arguments of quantize_blockwise_part().
 struct BlockwisePartCast {
   MatrixPart x;
-  TensorFormat format;  ///< as for quantize()
-  ConstView amax;       ///< of the blocks of the whole matrix, as above
+  TensorFormat format;  ///< as in quantize()
+  ConstView amax;       ///< amax of the blocks of the whole matrix, from blockwise_part_amax()
   View codes;           ///< as many as x has values
-  /// fp32, of as many: what the codes stand for. Empty: not wanted.
+  /// fp32 [elements of x]: the decoded codes. Empty: not wanted.
   View rounded;
   QuantizeStatistics* statistics = nullptr;  ///< nullable; overwritten
 };
+/// Casts the part with the scales that follow from `amax`, as quantize() casts the whole matrix.
 void quantize_blockwise_part(Stream stream, const BlockwisePartCast& call);
 
+/// The arguments of find_block_scales().
 struct BlockScaleSearch {
   ConstView amax;
-  Shape shape;  ///< of the matrix
+  Shape shape;  ///< shape of the matrix
   TensorFormat format;
   ScaleLayout layout = ScaleLayout::row_major;
   bool transposed = false;
@@ -54,9 +58,9 @@ struct BlockScaleSearch {
   }
 };
 
-/// The reciprocal scales that quantize() would keep of a matrix of `shape`. amax: as
-/// above. `transposed` (squares only): those of the transposed matrix. scale_inv: fp32 or e8m0, as
-/// many as scale_grid() says; padding is not written.
+/// Writes the reciprocal scales that quantize() would store of a matrix of `shape`. amax: from
+/// blockwise_part_amax(). `transposed` (squares only): of the transposed matrix. scale_inv: fp32 or
+/// e8m0, as many as scale_grid() says; padding is not written.
 void find_block_scales(Stream stream, const BlockScaleSearch& call);
 
 }  // namespace fp8train::ops

@@ -51,14 +51,14 @@ struct BlockRule {
   bool pow2;
   bool e8m0;
 
-  /// What values of a block are multiplied by.
+  /// Returns the factor by which values of a block are multiplied.
   FP8TRAIN_HD float factor(float amax) const {
     return e8m0 ? decode_reciprocal(e8m0_scale(amax, format_max))
                 : current_scale(amax, format_max, amax_epsilon, pow2, value_for_inf);
   }
 };
 
-/// Host.
+/// Host. Returns the rule for the scales of the format.
 BlockRule block_rule(const TensorFormat& format, DType input);
 
 /// The scales of one orientation, by raw pointers. Exactly one of scale_inv, exponents and under is
@@ -119,7 +119,7 @@ struct FindBlockScales {
   }
 };
 
-/// Host.
+/// Host. Returns the scales of `view` as kernels index them.
 BlockScales block_scales(const Quantized& view, const TensorFormat& format, ScaleLayout layout);
 /// Host: the reciprocal scales of a matrix of `shape` alone.
 BlockScales block_scales(const View& scale_inv, const TensorFormat& format, ScaleLayout layout,

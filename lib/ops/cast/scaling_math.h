@@ -43,7 +43,7 @@ FP8TRAIN_HD bool push_amax(const DelayedScalingState& state, int64_t slot) {
   return true;
 }
 
-/// The slot's newest value.
+/// Returns the newest amax of the slot.
 FP8TRAIN_HD float newest_amax(const DelayedScalingState& state, int64_t slot) {
   return state.history[state.cursor[slot] * state.slots + slot];
 }

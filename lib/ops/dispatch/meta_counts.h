@@ -8,6 +8,7 @@
 
 namespace fp8train::ops::meta {
 
+/// Returns the bytes that a pass over the view moves; 0 if it is empty.
 inline double bytes_of(const ConstView& view) {
   return view.empty() ? 0.0 : static_cast<double>(view.bytes());
 }
@@ -16,14 +17,17 @@ inline double bytes_of(const HeadsView& view, int64_t rows, int64_t heads, int64
   return static_cast<double>(rows * heads * head_dim) * static_cast<double>(size_of(view.dtype));
 }
 
+/// Returns the bytes of the codes that a cast writes.
 inline double bytes_of(const QuantizeSink& cast) {
   return bytes_of(cast.out.rowwise.codes) + bytes_of(cast.out.columnwise.codes);
 }
 
+/// Returns the bytes of the codes and the scales of a stored tensor.
 inline double stored_bytes(const StoredTensor& tensor) {
   return bytes_of(tensor.codes) + bytes_of(tensor.scales);
 }
 
+/// Counts the work of one operation and adds it to the log.
 inline void count(const Stream& stream, const OpWork& work) {
   stream.counters().bytes += work.bytes;
   stream.counters().operations += 1;

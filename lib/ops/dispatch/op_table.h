@@ -26,6 +26,7 @@
 
 namespace fp8train::ops {
 
+/// The functions of one device, one for each line of operations.def.
 struct OpTable {
 #define FP8TRAIN_OPERATION(name) decltype(&ops::name) name;
 #include "ops/dispatch/operations.def"
@@ -52,7 +53,8 @@ decltype(auto) dispatch_as(const char* name, On&& on, Arguments&&... arguments) 
   const TraceSpan span(name);
   return (op_table(on).*operation)(on, std::forward<Arguments>(arguments)...);
 }
-/// The same in a span of the operation's name: dispatch<&OpTable::gemm>(stream, call).
+/// Calls the operation in a trace span of the operation's name: dispatch<&OpTable::gemm>(stream,
+/// call).
 template <auto operation, typename On, typename... Arguments>
 decltype(auto) dispatch(On&& on, Arguments&&... arguments) {
   return dispatch_as<operation>(kNameOf<operation>, on, std::forward<Arguments>(arguments)...);

@@ -17,7 +17,7 @@ namespace fp8train::ops {
 /// Gradients as they are before the exchange, and after it.
 struct SharedBucket {
   View values;           ///< fp32, bf16, e4m3 or e5m2
-  View code_scales;      ///< of codes: fp32 [tensors, 2], the scale and 0; else empty
+  View code_scales;      ///< scales of codes: fp32 [tensors, 2], the scale and 0; else empty
   View tensor_of_group;  ///< int32 [ceil(count / kRangeAlignment)]: whose elements each span is
 };
 

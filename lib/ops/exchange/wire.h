@@ -20,19 +20,20 @@ bool is_wire_format(const TensorFormat& format);
 /// Bytes of the packet of a chunk of `count` elements.
 int64_t wire_bytes(const TensorFormat& format, int64_t count);
 
-/// Where chunks lie in a flat tensor: chunk c is its elements first + c * stride .., as far as it
-/// has them. Multiples of kRangeAlignment.
+/// The position of chunks in a flat tensor: chunk c is its elements first + c * stride .., as far
+/// as it has them. Multiples of kRangeAlignment.
 struct ChunkRange {
   int64_t first = 0;
   int64_t stride = 0;  ///< at least a chunk; 0: chunks lie one after another
 };
 
+/// The arguments of pack_wire().
 struct PackWire {
   StoredTensor x;  ///< fp32, bf16 or fp16; or in the wire's own format, which is copied
   TensorFormat format;
   int64_t chunk = 0;  ///< elements of a chunk: a multiple of kRangeAlignment
   int64_t chunks = 1;
-  ChunkRange range;  ///< in x; zeros beyond its end. By default the chunks hold all of x.
+  ChunkRange range;  ///< position in x; zeros beyond its end. By default the chunks hold all of x.
   /// The packet of chunk c is at position c % inner * (chunks / inner) + c / inner.
   int64_t inner = 1;
   void* packets = nullptr;  ///< chunks * wire_bytes(format, chunk), 16-byte aligned
@@ -41,7 +42,7 @@ void pack_wire(Stream stream, const PackWire& call);
 
 /// y = factor * (x_0 + x_1 + ...), rounded once to y's type.
 struct SumWire {
-  const void* packets = nullptr;  ///< of each contribution one after another, `chunks` packets each
+  const void* packets = nullptr;  ///< each contribution in order, `chunks` packets each
   TensorFormat format;
   int64_t contributions = 1;
   int64_t chunk = 0, chunks = 1;
@@ -50,7 +51,7 @@ struct SumWire {
   ConstView exact;  ///< as many elements as y
   float factor = 1.0F;
   View y;            ///< fp32 or bf16; may be `exact`
-  ChunkRange range;  ///< in y. By default the chunks hold all of y.
+  ChunkRange range;  ///< position in y. By default the chunks hold all of y.
 };
 void sum_wire(Stream stream, const SumWire& call);
 
@@ -59,7 +60,7 @@ struct UnpackWire {
   const void* packets = nullptr;
   int64_t chunk = 0, chunks = 1;
   StoredTensor y;    ///< codes with a scale for each group
-  ChunkRange range;  ///< in y. By default the chunks hold all of y.
+  ChunkRange range;  ///< position in y. By default the chunks hold all of y.
 };
 void unpack_wire(Stream stream, const UnpackWire& call);
 

@@ -21,12 +21,13 @@ constexpr int64_t kWireAlignment = 16;
 struct WireLayout {
   int64_t chunk = 0;
   int64_t packet_bytes = 0;
-  int64_t scales_at = 0;  ///< where the scales begin
+  int64_t scales_at = 0;  ///< byte at which the scales begin
   int64_t group = 0;      ///< elements that share a scale, a power of two; 0: none
   float largest_code = 0;
   bool scaled = false, pow2 = false;  ///< pow2: scales are bytes
 };
 
+/// Returns the layout of the packet of a chunk of `chunk` elements.
 inline WireLayout wire_layout(const TensorFormat& format, int64_t chunk) {
   return {.chunk = chunk,
           .packet_bytes = wire_bytes(format, chunk),
@@ -46,7 +47,7 @@ FP8TRAIN_HD float wire_scale(float amax, float largest_code, bool pow2) {
   return is_finite(amax) ? current_scale(amax, largest_code, 0.0F, pow2, kMaxF32) : quiet_nan();
 }
 
-/// The scale of codes that are copied: those of zeros may have none yet.
+/// Returns the scale of codes that are copied. Codes of zeros may have none yet.
 FP8TRAIN_HD float copied_scale(float stored) {
   return stored == 0.0F ? 1.0F : stored;
 }
@@ -57,13 +58,16 @@ FP8TRAIN_HD float scale_to_store(float scale) {
   return is_finite(scale) ? scale : 1.0F;
 }
 
+/// Returns the byte of a power of two on the wire: its biased exponent.
 FP8TRAIN_HD uint8_t scale_byte(float scale) {
   return static_cast<uint8_t>(bits_of(scale) >> 23);
 }
+/// Returns the power of two of a byte of the wire.
 FP8TRAIN_HD float scale_of_byte(uint8_t byte) {
   return byte == 0xFF ? quiet_nan() : float_of(static_cast<uint32_t>(byte) << 23);
 }
 
+/// Writes the scale of a group into a packet.
 FP8TRAIN_HD void write_wire_scale(const WireLayout& layout, uint8_t* packet, int64_t group,
                                   float scale) {
   uint8_t* scales = packet + layout.scales_at;
@@ -73,17 +77,18 @@ FP8TRAIN_HD void write_wire_scale(const WireLayout& layout, uint8_t* packet, int
     reinterpret_cast<float*>(scales)[group] = scale;
   }
 }
+/// Reads the scale of a group from a packet.
 FP8TRAIN_HD float read_wire_scale(const WireLayout& layout, const uint8_t* packet, int64_t group) {
   const uint8_t* scales = packet + layout.scales_at;
   return layout.pow2 ? scale_of_byte(scales[group]) : reinterpret_cast<const float*>(scales)[group];
 }
 
-/// Where the packet of chunk c is.
+/// Returns the position of the packet of chunk c.
 FP8TRAIN_HD int64_t packet_position(int64_t c, int64_t chunks, int64_t inner) {
   return c % inner * (chunks / inner) + c / inner;
 }
 
-/// Where chunk c begins in the tensor.
+/// Returns the first element of chunk c in the tensor.
 FP8TRAIN_HD int64_t chunk_begin(const ChunkRange& range, int64_t chunk, int64_t c) {
   return range.first + c * (range.stride == 0 ? chunk : range.stride);
 }
@@ -135,7 +140,7 @@ inline SharedScales shared_scales_of(const ConstView& amax, const TensorFormat& 
           automatic.as<const AutoScale*>()};
 }
 
-/// One addition of codes.
+/// Computes one addition of codes.
 template <typename Code>
 FP8TRAIN_HD Code add_codes(Code a, Code b) {
   return encode<Code>(decode(encode<f16>(decode(a) + decode(b))));

@@ -7,6 +7,7 @@
 
 namespace fp8train::ops::cuda {
 
+/// The functions of cuBLASLt that the program calls, from the opened library.
 struct CublasLtApi {
   decltype(&cublasLtGetVersion) get_version;
   decltype(&cublasLtGetStatusString) get_status_string;

@@ -52,6 +52,7 @@ inline QuantizedTensor without_tensor_scale(QuantizedTensor tensor) {
   return tensor;
 }
 
+/// The arguments of gemm().
 struct Gemm {
   GemmOperand a;      ///< op(a): [M, K]
   GemmOperand b;      ///< op(b): [K, N]
@@ -66,7 +67,7 @@ struct Gemm {
   bool emulate_accumulator = false;
   View scratch;  ///< any type, 256-byte aligned, of gemm_scratch_bytes; empty for 0
 
-  /// K, the extent that the product contracts.
+  /// Returns K, the extent that the product contracts.
   int64_t depth() const { return a.matrix().shape[a.transposed ? 0 : 1]; }
 };
 

@@ -20,10 +20,11 @@
 
 namespace fp8train::ops::cuda {
 
+/// An operand of a product as the library sees it.
 struct ProductOperand {
   ConstView matrix;              ///< as stored, rank 2
   bool transposed;               ///< use the transpose of what is stored
-  ScaleBlock block;              ///< of the scales of an operand of codes
+  ScaleBlock block;              ///< block of the scales of an operand of codes
   const void* scales = nullptr;  ///< device memory, as cuBLASLt's scale mode for it reads them;
                                  ///< null for tensor: 1
 };
@@ -58,6 +59,7 @@ struct Product {
   ConstView bias = {};  ///< [N] of c's type, 16-byte aligned, for run_biased(); else empty
 };
 
+/// The key under which a plan is stored.
 struct PlanKey {
   int64_t m, n, k;
   DType a, b, c;
@@ -81,8 +83,8 @@ class GemmPlans final : public CudaExtension {
   /// has no such product or fails.
   void run(const CudaContext& context, const Product& call);
 
-  /// With a bias. False where the library does not add it, which is found out once for each kind of
-  /// product: nothing has been computed then.
+  /// Runs a product with a bias. Returns false, with nothing computed, if the library does not add
+  /// the bias, which is found out once for each kind of product.
   bool run_biased(const CudaContext& context, const Product& call);
 
   /// Plans made from now on take the fastest algorithm, not the library's first (see GemmTuning).

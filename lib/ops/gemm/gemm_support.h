@@ -19,17 +19,18 @@ namespace fp8train::ops {
 struct BlockPair {
   ScaleBlock a, b;
   ScalePair scales;         ///< their line in DeviceTraits::fp8_products
-  int64_t k_multiple;       ///< of K, on tensor cores
-  int64_t mn_multiple = 1;  ///< of M and N, on tensor cores
+  int64_t k_multiple;       ///< multiple of K, on tensor cores
+  int64_t mn_multiple = 1;  ///< multiple of M and N, on tensor cores
 };
 
-/// All of them. Next to row scales, one scale for the tensor is the same scale for each row.
+/// Returns all pairs of blocks. Next to row scales, one scale for the tensor is the same scale for
+/// each row.
 std::span<const BlockPair> block_pairs();
 
 /// "tensor with tensor, row with row, 1x128 with 1x128 or 128x128, ...", for messages.
 std::string block_pairs_text();
 
-/// What is multiplied. Unscaled formats are plain operands.
+/// The formats of the operands and the result. Unscaled formats are plain operands.
 struct GemmFormats {
   TensorFormat a, b;
   DType c = DType::bf16;
@@ -41,17 +42,18 @@ struct GemmExtents {
   int64_t m = 0, n = 0, k = 0;
 };
 
-/// How a product runs.
+/// How a device runs a product, or why it cannot.
 struct GemmSupport {
   bool native = false;       ///< as it is
-  bool dequantized = false;  ///< from operands read as values of 16 bits; neither: there is none
+  bool dequantized = false;  ///< from operands decoded to 16 bits; if neither is set, there is none
   std::string_view reason;   ///< why it is not native, for people
   bool fast_accumulate = false;  ///< in the short accumulator, as asked for and possible
-  int64_t k_multiple = 1;        ///< what K must be a multiple of on tensor cores
+  int64_t k_multiple = 1;        ///< multiple of K on tensor cores
 };
 
-/// How a device with these traits multiplies these formats; DeviceTraits{}, the cpu's: whether any
-/// does. An operand with scales next to a plain one is read as the values that it stands for.
+/// Returns how a device with these traits multiplies these formats. DeviceTraits{}, the cpu's,
+/// tells whether any device does. An operand with scales next to a plain one is read as the values
+/// that it stands for.
 GemmSupport gemm_support(const DeviceTraits& traits, const GemmFormats& formats,
                          const GemmExtents& extents = {});
 

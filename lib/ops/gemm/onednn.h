@@ -18,9 +18,12 @@
 
 namespace fp8train::ops::cpu {
 
+/// Returns oneDNN's engine for the cpu.
 dnnl::engine& onednn_engine();
 
+/// Returns the number of threads of a parallel loop.
 int max_threads();
+/// Returns the number of the calling thread in a parallel loop.
 int thread_number();
 
 /// Whether bf16 and FP8 operands are multiplied in bf16 units rather than widened to fp32: where
@@ -51,10 +54,10 @@ constexpr int64_t kTileRows = 128;
 constexpr int64_t kTileColumns = 256;
 constexpr int64_t kTileElements = kTileRows * kTileColumns;
 
-/// What a TiledProduct multiplies: a [m, k] times op(b) [k, n], both packed.
+/// The key of a TiledProduct: a [m, k] times op(b) [k, n], both packed.
 struct TiledKey {
   int64_t m, n, k;
-  int64_t depth;  ///< of a piece of K
+  int64_t depth;  ///< depth of a piece of K
   dnnl::memory::data_type type;
   bool b_transposed;
   int threads;
@@ -65,7 +68,7 @@ struct TiledKey {
 /// A tile of the result, and the thread that computes it.
 struct ProductTile {
   int thread;
-  int64_t row, column;  ///< of its first element
+  int64_t row, column;  ///< position of its first element
   int64_t rows, columns;
 };
 
@@ -83,14 +86,14 @@ class TiledProduct {
   /// body(tile) for all tiles, over the threads; within each, oneDNN runs on that thread alone.
   /// Throws InternalError after the loop when a call threw.
   void for_each_tile(const std::function<void(const ProductTile&)>& body) const;
-  /// The fp32 product of a tile over one piece of K, packed. a, b: the whole operands.
+  /// Computes the fp32 product of a tile over one piece of K, packed. a, b: the whole operands.
   void run(const ProductTile& tile, int64_t piece, const void* a, const void* b, float* product,
            void* scratchpads);
 
  private:
   struct Shape {
     dnnl::matmul primitive;
-    std::vector<Execution> executions;  ///< of each thread
+    std::vector<Execution> executions;  ///< one for each thread
   };
   Shape make_shape(int64_t rows, int64_t columns, int64_t depth);
 

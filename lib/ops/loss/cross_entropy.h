@@ -14,8 +14,8 @@ struct CrossEntropy {
   bool write_gradient = true;
   const float* gradient_scale = nullptr;  ///< device scalar, the loss scale; null: 1
   float gradient_factor = 1.0F;  ///< gradients are multiplied by this too: 1 / number of targets
-  /// Device scalar that takes the place of gradient_factor, where the number of targets is not the
-  /// same in every step; null: none.
+  /// Device scalar that replaces gradient_factor if the number of targets differs from step to
+  /// step; null: none.
   const float* target_share = nullptr;
   float z_loss = 0.0F;
   int64_t vocabulary = 0;  ///< columns beyond it are padding: probability 0, gradient 0; 0: all V

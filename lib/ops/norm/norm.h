@@ -35,7 +35,7 @@ struct ResidualAdd {
 /// RMSNorm where `mean` is empty, else LayerNorm.
 struct NormForward {
   ConstView x, weight;
-  ConstView bias = {};  ///< of LayerNorm; may be empty: none
+  ConstView bias = {};  ///< bias of LayerNorm; may be empty: none
   float eps = 0.0F;
   View y;
   View mean = {};
@@ -56,9 +56,9 @@ struct NormBackward {
   View dx;
   bool accumulate = false;
   View weight_grad;
-  View bias_grad = {};  ///< of LayerNorm; may be empty: none
+  View bias_grad = {};  ///< gradient of LayerNorm's bias; may be empty: none
   View scratch;
-  bool overwrite_weight_grad = false;  ///< and bias_grad
+  bool overwrite_weight_grad = false;  ///< overwrites bias_grad as well
 };
 
 /// dx (+)= gradient of x (adds to dx when `accumulate`), weight_grad += gradient of weight (= where

@@ -21,12 +21,11 @@ void sum_of_squares(Stream stream, ConstView x, double* accumulator, View scratc
 
 /// Device scalars that steer one optimizer step.
 struct StepControl {
-  double squared_norm;  ///< in: of the unscaled-by-loss-scale gradients as stored
-  double lr;            ///< in: learning rate of the step
-  float
-      gradient_factor;  ///< out: what gradients are multiplied by: clip / (norm) and 1 / loss scale
-  float gradient_norm;  ///< out: norm after removing the loss scale, before clipping
-  float loss_scale;     ///< of the gradients in the buffer; 1 without loss scaling
+  double squared_norm;    ///< in: of the gradients as stored, which have the loss scale
+  double lr;              ///< in: learning rate of the step
+  float gradient_factor;  ///< out: factor of gradients: clip / (norm) and 1 / loss scale
+  float gradient_norm;    ///< out: norm after removing the loss scale, before clipping
+  float loss_scale;       ///< scale of the gradients in the buffer; 1 without loss scaling
   int32_t skip;  ///< out: 1 when the norm is not finite: the optimizer must not touch anything
   int32_t good_steps;        ///< dynamic loss scaling: steps since the last change
   int64_t skipped_steps;     ///< in, out: counted
@@ -34,6 +33,7 @@ struct StepControl {
   int64_t skipped_in_a_row;  ///< in, out: steps skipped since the last one that was applied
 };
 
+/// The rule of loss scaling; if dynamic, that of torch.amp.GradScaler.
 struct LossScaling {
   bool dynamic = false;
   int32_t growth_interval = 2000;  ///< good steps before the scale doubles
@@ -48,6 +48,7 @@ struct LossScaling {
 /// growth_interval good ones. `scaling` is host memory. A skipped step has gradient_factor 0.
 void prepare_step(Stream stream, StepControl* control, float max_norm, const LossScaling& scaling);
 
+/// The arguments of adamw().
 struct AdamW {
   StoredTensor weight;    ///< updated
   StoredTensor gradient;  ///< read only
@@ -57,7 +58,7 @@ struct AdamW {
   double beta1, beta2, eps, weight_decay;  ///< double, so that 1 - beta is torch's
   QuantizeSink cast = {};  ///< of the new weight, or, in a skipped step, of the weight as it is;
                            ///< only with an fp32 weight
-  RoundingStream rounding = {};  ///< of stochastic formats; the step is control->applied_steps
+  RoundingStream rounding = {};  ///< bits of stochastic formats; the step is control->applied_steps
   bool amax_known = false;       ///< the slots next to the scales of whole tensors have the amax
   /// bf16: an fp32 gradient is read as ops::store and ops::read_stored would leave it in bf16,
   /// which takes no pass of its own.
@@ -74,12 +75,13 @@ struct AdamW {
 /// have changed.
 void adamw(Stream stream, const AdamW& call, const StepControl* control);
 
-/// For a call whose tensors are parts of larger ones that are updated elsewhere: the largest new
-/// magnitude of each tensor that has one scale goes next to that scale, where the other parts' are
-/// combined with it. adamw() with `amax_known` then has the scales that the whole would have, also
-/// where a part has no elements. Nothing when control->skip.
+/// Finds the amax for a call whose tensors are parts of larger ones: the largest new magnitude of
+/// each tensor that has one scale goes next to that scale, where it is combined with those of the
+/// other parts. adamw() with `amax_known` then has the scales that the whole would have, also where
+/// a part has no elements. Nothing when control->skip.
 void adamw_amax(Stream stream, const AdamW& call, const StepControl* control);
 
+/// The arguments of sgd().
 struct Sgd {
   View weight;
   ConstView gradient;

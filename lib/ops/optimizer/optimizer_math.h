@@ -85,7 +85,7 @@ FP8TRAIN_HD SgdFactors sgd_factors(const Sgd& call, const StepControl& control) 
           static_cast<float>(call.momentum_factor), static_cast<float>(-control.lr)};
 }
 
-/// The new momentum buffer.
+/// Returns the new momentum buffer.
 FP8TRAIN_HD float sgd_direction(const SgdFactors& factors, float stored_gradient, float momentum) {
   return momentum * factors.momentum + stored_gradient * factors.gradient;
 }
@@ -94,7 +94,7 @@ FP8TRAIN_HD float sgd_weight(const SgdFactors& factors, float weight, float dire
   return weight * factors.decay + factors.step * direction;
 }
 
-/// ops::prepare_step.
+/// Computes ops::prepare_step().
 FP8TRAIN_HD void update_step_control(StepControl& control, float max_norm,
                                      const LossScaling& scaling) {
   const float inverse_scale = 1.0F / control.loss_scale;

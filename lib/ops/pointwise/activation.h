@@ -17,7 +17,8 @@ void swiglu_forward(Stream stream, ConstView gate_up, View y, const QuantizeSink
 void swiglu_backward(Stream stream, ConstView dy, ConstView gate_up, View d_gate_up,
                      const QuantizeSink& cast = {}, bool silu_in_codes = false);
 
-/// The tanh form, 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). x, y: same shape.
+/// Computes GELU in its tanh form, 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). x, y: same
+/// shape.
 void gelu_forward(Stream stream, ConstView x, View y, const QuantizeSink& cast = {});
 void gelu_backward(Stream stream, ConstView dy, ConstView x, View dx,
                    const QuantizeSink& cast = {});

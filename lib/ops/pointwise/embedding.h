@@ -25,7 +25,7 @@ struct EmbeddingBackward {
   View position_grad;  ///< may be empty
   int64_t sequence_length = 0;
   View scratch;
-  ConstView document_starts;  ///< as in the forward pass
+  ConstView document_starts;  ///< as in EmbeddingForward
 };
 
 /// table_grad[tokens[r]] += dy[r]; position_grad likewise (may be empty). Deterministic: each table

@@ -13,7 +13,7 @@ namespace fp8train::ops {
 struct AutoScale {
   float factor = 1.0F;
   uint32_t at_maximum = 0;  ///< counter of an update; 0 between updates
-  int64_t elements = 0;     ///< of the tensor
+  int64_t elements = 0;     ///< elements of the tensor
 };
 
 struct Store {
@@ -21,14 +21,14 @@ struct Store {
   StoredTensor to;                       ///< nearest-even
   bool add = false;                      ///< to what `to` holds, in fp32
   const AutoScale* automatic = nullptr;  ///< only of a tensor scale
-  const int32_t* skip = nullptr;         ///< device memory; where it is not 0 nothing changes
+  const int32_t* skip = nullptr;         ///< device memory; nothing changes if it is not 0
 };
 
 /// Keeps x, or the sum of x and what is there, rounded once. A value that is not finite is stored
 /// as NaN, so that a norm learns of it; scales then stay as they were.
 void store(Stream stream, const Store& call);
 
-/// y = the values that x keeps; y: fp32, bf16 or fp16.
+/// y = the decoded values of x; y: fp32, bf16 or fp16.
 void read_stored(Stream stream, const StoredTensor& x, View y);
 
 /// The mu of gradients (FP8-LM, arXiv 2310.18313, section 2.2): more
@@ -47,7 +47,7 @@ void update_auto_scales(Stream stream, const AutoScale* of_ranks, int64_t ranks,
 /// scale for each group of 16 consecutive elements (COAT, arXiv 2410.19313).
 struct CompressedView {
   View codes;      ///< e4m3
-  View scale_inv;  ///< bf16 [ceil(count / 16)]: what codes are multiplied by, amax / 448
+  View scale_inv;  ///< bf16 [ceil(count / 16)]: factors of the codes, amax / 448
 };
 
 constexpr int64_t kCompressedGroup = 16;

@@ -8,7 +8,7 @@
 
 namespace fp8train::ops {
 
-/// What is stored of a value: NaN for one that is not finite.
+/// Returns the value, or NaN for one that is not finite.
 FP8TRAIN_HD float finite_or_nan(float value) {
   return is_finite(value) ? value : float_of(0x7FC00000U);
 }
@@ -19,7 +19,7 @@ FP8TRAIN_HD float as_stored(float value) {
   return decode(encode<T>(finite_or_nan(0.0F + value)));
 }
 
-/// What a current scale is multiplied by.
+/// Returns the factor of a current scale.
 FP8TRAIN_HD float automatic_factor(const AutoScale* automatic) {
   return automatic == nullptr ? 1.0F : pow2_floor(automatic->factor);
 }
@@ -68,7 +68,7 @@ FP8TRAIN_HD bf16 compressed_scale(float amax) {
   }
   const bf16 scale = encode<bf16>(amax / kMaxE4M3);
   const float value = decode(scale);
-  // Where it vanishes so do all values; a subnormal's reciprocal would be infinite.
+  // If the scale vanishes, so do all values; the reciprocal of a subnormal would be infinite.
   return value < 1.17549435e-38F ? bf16{0x3F80} : scale;
 }
 

@@ -26,12 +26,14 @@ FP8TRAIN_HD float stored_scale(float amax, float old_scale, float format_max, bo
 struct MasterHalves {
   uint16_t upper, lower;
 };
+/// Splits an fp32 value into a rounded bf16 and the lower bits that restore it.
 FP8TRAIN_HD MasterHalves split_master(float value) {
   const uint32_t all = bits_of(value);
   const bool is_nan = (all & 0x7FFFFFFFU) > 0x7F800000U;
   const uint32_t bits = is_nan ? 0x7FC00000U : all;  // a carry could end in a zero
   return {static_cast<uint16_t>((bits >> 16) + (bits >> 15 & 1U)), static_cast<uint16_t>(bits)};
 }
+/// Restores the fp32 value of split_master().
 FP8TRAIN_HD float join_master(uint16_t upper, uint16_t lower) {
   const uint32_t cut = (static_cast<uint32_t>(upper) - (lower >> 15)) & 0xFFFFU;
   return float_of(cut << 16 | lower);
@@ -41,7 +43,7 @@ FP8TRAIN_HD float join_master(uint16_t upper, uint16_t lower) {
 struct RoundingDraw {
   uint64_t seed = 0, step = 0, tensor = 0, first_block = 0;
 
-  /// Of elements 4 * block .. 4 * block + 3 of a call.
+  /// Returns the random bits of the elements 4 * block .. 4 * block + 3 of a call.
   FP8TRAIN_HD PhiloxBlock block(int64_t block) const {
     return stochastic_block(seed, step, tensor, first_block + static_cast<uint64_t>(block));
   }
@@ -99,7 +101,7 @@ FP8TRAIN_HD ScaleExpansion stored_expansion(float amax, float smallest, const Sc
   return {kLargest / positive_power(amax / center, exponent), exponent, center};
 }
 
-/// What is encoded of a value.
+/// Returns the expanded value, which is then encoded.
 FP8TRAIN_HD float expand(float value, const ScaleExpansion& expansion) {
   const uint32_t sign = bits_of(value) & 0x80000000U;
   const float magnitude = float_of(bits_of(value) & 0x7FFFFFFFU);

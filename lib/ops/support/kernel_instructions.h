@@ -6,7 +6,8 @@
 
 namespace fp8train::ops::meta {
 
-/// For each element, of a kernel by OpWork::kernel; 0: the table does not say.
+/// Returns the instructions for each element of a kernel (OpWork::kernel), or 0 if the table lacks
+/// it.
 double instructions_per_element(std::string_view kernel);
 
 }  // namespace fp8train::ops::meta

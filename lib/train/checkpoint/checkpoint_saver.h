@@ -26,14 +26,14 @@
 
 namespace fp8train {
 
-/// How a save went; the same on all ranks but for its seconds.
+/// The result of a save. Only the seconds differ between ranks.
 struct SaveResult {
   int64_t step = 0;
   bool saved = false;
-  std::string failure;       ///< where it is not saved: why, and on which rank
+  std::string failure;       ///< if it is not saved: the reason, and the rank that failed
   double stall_seconds = 0;  ///< in which this rank did not train
-  double write_seconds = 0;  ///< of the slowest rank, and of publishing
-  uint64_t bytes = 0;        ///< of all ranks
+  double write_seconds = 0;  ///< seconds of the slowest rank, and those of publishing
+  uint64_t bytes = 0;        ///< bytes that all ranks have written
 };
 
 class CheckpointSaver {
@@ -41,8 +41,8 @@ class CheckpointSaver {
   /// `comm` outlives the object.
   CheckpointSaver(std::filesystem::path root, bool async, CheckpointRetention retention,
                   Communicator& comm);
-  /// Waits for this rank's thread. What is published by then stays; a save that has not come that
-  /// far leaves nothing.
+  /// Waits for this rank's thread. A checkpoint that is published by then stays; a save that has
+  /// not come that far leaves nothing.
   ~CheckpointSaver();
   CheckpointSaver(const CheckpointSaver&) = delete;
   CheckpointSaver& operator=(const CheckpointSaver&) = delete;
@@ -55,10 +55,10 @@ class CheckpointSaver {
   void start(const std::function<void(StateCopy&)>& copy, bool deletes_older);
 
   bool in_flight() const { return phase_ != Phase::none; }
-  int64_t step() const { return copy_.step; }  ///< of the last save started
+  int64_t step() const { return copy_.step; }  ///< the step of the last save that was started
 
-  /// At a step boundary: goes on to the next phase where all ranks are done with one. The result of
-  /// a save that has been published or has failed, once.
+  /// Called at a step boundary. Begins the next phase if all ranks have ended one. Returns the
+  /// result of a save that has been published or has failed, once.
   std::optional<SaveResult> advance() { return progress(false); }
   /// The same, and waits until no save is in flight.
   std::optional<SaveResult> finish() { return progress(true); }
@@ -100,14 +100,14 @@ class CheckpointSaver {
 
   std::filesystem::path root_;
   bool async_;
-  CheckpointRetention retention_;  // of the thread while a phase runs
+  CheckpointRetention retention_;  // used by the thread while a phase runs
   Communicator* comm_;
-  StateCopy copy_;                   // as above
-  std::vector<FileRecord> records_;  // as above
+  StateCopy copy_;                   // used by the thread while a phase runs
+  std::vector<FileRecord> records_;  // used by the thread while a phase runs
   bool deletes_older_ = true;
   Phase phase_ = Phase::none;
   std::future<Report> job_;
-  Report report_;  // of this rank in this phase
+  Report report_;  // the report of this rank in this phase
   SaveResult current_;
   Stopwatch entered_;  // since the caller waits for this object
   std::optional<SaveResult> result_;

@@ -14,6 +14,7 @@
 
 namespace fp8train {
 
+/// The hashes of the data files of a run, for checkpoints and for the check of a resumed run.
 class DataRecord {
  public:
   /// `cache`: the file of hashes in the run's folder. Reads data up to FileHashes::kAtOnce. Throws
@@ -21,8 +22,8 @@ class DataRecord {
   DataRecord(const Corpus& corpus, const std::filesystem::path& cache,
              uint64_t at_once = FileHashes::kAtOnce);
 
-  /// A list for state.json. A file that has not been read to its end yet is noted with the hash
-  /// that it is expected to have, or with its times.
+  /// Returns the list of files for state.json. A file that has not been read to its end yet is
+  /// noted with the hash that it is expected to have, or with its times.
   nlohmann::ordered_json noted() const;
 
   struct Comparison {
@@ -33,8 +34,8 @@ class DataRecord {
   /// by check(). Throws nlohmann::json::exception where `noted` is malformed.
   Comparison compare(const nlohmann::json& noted);
 
-  /// A line for each file that turned out to differ since the last call; takes no time. Throws
-  /// DataError where a file could not be read.
+  /// Returns a line for each file that turned out to differ since the last call. Returns at once.
+  /// Throws DataError if a file could not be read.
   std::vector<std::string> check();
 
   /// Bytes of files that are still to be compared.

@@ -12,7 +12,7 @@ namespace fp8train {
 struct HostStored {
   std::vector<uint8_t> codes;
   std::vector<float> scales;
-  StoredTensor tensor;  ///< of the two above; rounds to nearest
+  StoredTensor tensor;  ///< a view of the two above; rounds to nearest
 
   HostStored(const TensorFormat& format, int64_t count);
   HostStored(HostStored&&) = default;
@@ -20,13 +20,13 @@ struct HostStored {
   HostStored& operator=(const HostStored&) = delete;
 };
 
-/// All values, fp32.
+/// Returns all values in fp32.
 std::vector<float> values_of(const HostStored& stored);
 /// The values, rounded to nearest into the format.
 HostStored stored_in(const TensorFormat& format, const std::vector<float>& values);
 
-/// As AdamW does (ops/optimizer/optimizer.h): where a second moment has scales, it does not become
-/// 0 where the first moment is not 0. `second` has scales.
+/// Raises encoded second moments that are 0 where the first moment is not 0, as AdamW does if
+/// second moments have scales (ops/optimizer/optimizer.h). `second` has scales.
 void floor_second_moment(const std::vector<float>& first, HostStored& second);
 
 }  // namespace fp8train

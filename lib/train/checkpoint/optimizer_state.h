@@ -23,8 +23,8 @@ struct OptimizerFile {
 
 /// Whether this rank writes a file: where ranks share the states, one rank for each part.
 bool writes_optimizer(Engine& engine, int rank);
-/// This rank's: of all it updates. `file` is empty, or of the same engine made earlier: its memory
-/// is used again.
+/// Writes the states of all parameters that this rank updates to `file`. It is empty, or was made
+/// by this engine earlier: its memory is used again.
 void refresh_optimizer_file(Engine& engine, OptimizerFile& file);
 /// Bytes of tensors that this rank's file has, on any device.
 size_t optimizer_file_bytes(Engine& engine);

@@ -18,13 +18,14 @@ struct ReplicaHash {
   uint64_t hash = 0;
 };
 
-/// Of an engine of several ranks, between steps: the values of all parameters, or where ranks share
-/// them what they gather of each other; and the scales and histories of delayed scaling. Collective
-/// where values are gathered; what is gathered is out of date afterwards. Waits for the device.
+/// Hashes the tensors that all ranks of an engine hold alike between steps: the values of all
+/// parameters, or their gathered form if ranks share them, and the scales and histories of delayed
+/// scaling. Collective if values are gathered; gathered values are out of date afterwards. Waits
+/// for the device.
 std::vector<ReplicaHash> hash_replicas(Engine& engine);
 
 /// Compares with the other ranks; all have the same names. Throws DeviceError, on all ranks, naming
-/// what differs first and the ranks that differ from most others. Collective.
+/// the first tensor that differs and the ranks that differ from most others. Collective.
 void compare_replicas(Communicator& comm, const std::vector<ReplicaHash>& mine, int64_t step);
 
 }  // namespace fp8train

@@ -41,8 +41,8 @@ struct SameRun {
 SameRun check_same_run(const nlohmann::json& state, const Session& session, Decoder& model,
                        const std::filesystem::path& folder);
 
-/// Begins to hash the data files, of which large ones are read while the run continues. Returns a
-/// line for the user. Throws DataError.
+/// Begins to hash the data files. Large files are read while the run continues. Returns a line for
+/// the user. Throws DataError.
 std::string begin_data_record(Session& session, const std::filesystem::path& cache);
 
 /// Between steps: throws CheckpointError where a data file, of which not all could be compared

@@ -15,13 +15,14 @@
 namespace fp8train {
 
 /// Brings the engine back to the newest usable checkpoint under `root` that is older than
-/// divergence.first_step(), of those that were saved at checkpoint.interval where there are any.
-/// Where the run had gone back to it already and has saved nothing since, the one before it, if
-/// there is one. Newer checkpoints are deleted.
+/// divergence.first_step(), of those that were saved at checkpoint.interval where there are any. If
+/// the run has already gone back to it and has saved nothing since, the checkpoint before it is
+/// used, if there is one. Newer checkpoints are deleted.
 ///
-/// `now`: the run as it is. What is returned goes on behind the samples that it has seen, and has
-/// its rollbacks and this one. Collective. Throws DivergenceError, with why, where there is no such
-/// checkpoint or training.max_rollbacks is reached.
+/// `now` is the state of the run that diverged. The state that is returned continues behind the
+/// samples that it has seen, and lists its rollbacks and this one. Collective. Throws
+/// DivergenceError, with why, where there is no such checkpoint or training.max_rollbacks is
+/// reached.
 ResumedRun roll_back(const DivergenceError& divergence, const std::filesystem::path& root,
                      Engine& engine, const Session& session, const TrainingState& now,
                      Communicator& comm);

@@ -27,6 +27,7 @@ struct SaveTotals {
   double write_seconds = 0;
 };
 
+/// The checkpoints of a run: it saves them when they are due and deletes the older ones.
 class RunCheckpoints {
  public:
   RunCheckpoints(const std::filesystem::path& root, const Session& session, const SkipGuard& skips,
@@ -42,8 +43,9 @@ class RunCheckpoints {
   /// The run has gone back to the checkpoint of this step.
   void went_back_to(int64_t step);
 
-  /// Compares what ranks hold alike, once in a step and where the configuration asks for it. Throws
-  /// DeviceError, after the end of the save in flight. Before each save this happens too.
+  /// Compares the tensors that ranks hold alike, at most once in a step, if the configuration asks
+  /// for it. This also happens before each save. Throws DeviceError, after the end of the save in
+  /// flight.
   void check_replicas(Engine& engine, const TrainingState& state);
 
   /// Whether a save is due after this step, or was put off and waits for the next good step.
@@ -58,13 +60,13 @@ class RunCheckpoints {
   /// save is in flight.
   void try_last_time(Engine& engine, const TrainingState& state);
 
-  /// Between steps. A step that was skipped or whose loss is not finite, or high
+  /// Called between steps. A step that was skipped or whose loss is not finite, or high
   /// (TrainingState::spikes), is put off with a warning.
   void save_if_good(Engine& engine, const TrainingState& state);
 
-  /// At the end or before a stop: the checkpoint is there when it returns. Where the last step was
-  /// skipped, its weights are those of the step before: they are saved, and older checkpoints are
-  /// not deleted. Throws DeviceError where two attempts have failed.
+  /// Called at the end or before a stop: the checkpoint is published when it returns. If the last
+  /// step was skipped, its weights are those of the step before: they are saved, and older
+  /// checkpoints are not deleted. Throws DeviceError if two attempts have failed.
   void save_last(Engine& engine, const TrainingState& state);
 
   /// Waits for the save in flight, and tries again what had failed. Throws DivergenceError where
@@ -72,7 +74,7 @@ class RunCheckpoints {
   /// a run does not end as done.
   void check_end(Engine& engine, const TrainingState& state);
 
-  /// A sentence for messages: what is left of the run.
+  /// Returns a sentence for messages that names the checkpoint from which the run can be resumed.
   std::string what_is_saved() const;
   /// The same at the end of a run, after the save in flight.
   std::string what_stays() {
@@ -114,7 +116,7 @@ class RunCheckpoints {
   bool is_due_ = false;
   int64_t failed_in_a_row_ = 0;
   std::string last_failure_;
-  bool has_waited_ = false;   // for a save in flight when the next one was due
+  bool has_waited_ = false;   // for the save in flight when the next one was due
   size_t charged_bytes_ = 0;  // to the ledger of a device that is the host
   int64_t first_step_ = 0;
   int64_t last_step_ = 0;

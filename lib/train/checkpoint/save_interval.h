@@ -19,9 +19,11 @@ double best_save_seconds(double cost, double mtbf);
 /// Machine Learning Research Clusters", arXiv 2410.21680).
 double assumed_mtbf(int ranks);
 
+/// Decides at which steps a run saves: at a fixed interval, or at one found from the cost of saves.
 class SaveInterval {
  public:
-  /// `steps`: 0 never, kAutomaticInterval: found from the saves. `mtbf` in seconds.
+  /// Saves never if `steps` is 0, and at an interval found from earlier saves if it is
+  /// kAutomaticInterval. `mtbf` is in seconds.
   SaveInterval(int64_t steps, double mtbf) : steps_(steps), mtbf_(mtbf) {}
 
   bool is_automatic() const;
@@ -36,7 +38,7 @@ class SaveInterval {
   struct Cost {
     double stall_seconds = 0;  ///< in which training stopped
     double write_seconds = 0;  ///< in which no other save can begin
-    double step_seconds = 0;   ///< of a step, with all that is done between steps
+    double step_seconds = 0;   ///< seconds of a step, with all work between steps
   };
   void saved(int64_t step, const Cost& cost);
   void failed(int64_t step);

@@ -14,14 +14,16 @@
 
 namespace fp8train {
 
+/// The copy in host memory of all that this rank writes into a checkpoint.
 struct StateCopy {
   int64_t step = 0;
   std::string run_id;
   ModelConfig model;
-  std::vector<CheckpointFile> texts;  ///< of the first rank, as `weights` and `scaling`
+  std::vector<CheckpointFile> texts;  ///< the first rank writes these, `weights` and `scaling`
   WeightsCopy weights;
   std::vector<ScalingState::SavedTensor> scaling;
-  OptimizerFile optimizer;  ///< of every rank that has a part of it; else without a name
+  OptimizerFile optimizer;  ///< the file of a rank that has a part of the states; others have one
+                            ///< without a name
 };
 
 constexpr const char* kModelFile = "model.safetensors";

@@ -19,9 +19,10 @@
 
 namespace fp8train {
 
+/// The state of a run outside of the engine, as state.json of a checkpoint holds it.
 struct TrainingState {
   int64_t step = 0;              ///< optimizer steps done
-  uint64_t sample_position = 0;  ///< of the loader
+  uint64_t sample_position = 0;  ///< the position of the loader
   int64_t tokens = 0;            ///< seen so far
   double loss = 0;               ///< last one logged
   double val_loss = 0;           ///< last one evaluated
@@ -37,8 +38,8 @@ struct TrainingState {
   std::vector<Rollback> rollbacks;  ///< in the order in which they happened
 };
 
-/// Copies what this rank writes of a checkpoint; memory of an earlier copy is used again. All ranks
-/// call it. Throws NumericError where a weight is not finite.
+/// Copies all that this rank writes into a checkpoint. The memory of an earlier copy is used again.
+/// All ranks call it. Throws NumericError if a weight is not finite.
 void copy_training_state(Engine& engine, const Session& session, const TrainingState& state,
                          Communicator& comm, StateCopy& into);
 
@@ -46,18 +47,19 @@ void copy_training_state(Engine& engine, const Session& session, const TrainingS
 /// loss was not finite. Throws CheckpointError when state.json cannot be read.
 std::optional<CheckpointLoss> evaluated_loss(const std::filesystem::path& folder);
 
-/// TrainingState::is_scheduled of a checkpoint; true for one of a version that did not note it.
-/// Throws CheckpointError.
+/// Returns TrainingState::is_scheduled of a checkpoint, and true for a version that did not note
+/// it. Throws CheckpointError.
 bool is_scheduled(const std::filesystem::path& folder);
 
 /// Throws CheckpointError where a file is missing, the state cannot be true or a weight is not
 /// finite.
 void check_content(const std::filesystem::path& folder);
 
+/// A run that was loaded from a checkpoint.
 struct ResumedRun {
   TrainingState state;
   std::filesystem::path folder;
-  std::vector<std::string> notes;  ///< what differs from the run that saved it and is no error
+  std::vector<std::string> notes;  ///< differences from the run that saved it that are no errors
 };
 
 /// Whether a checkpoint holds scales.
@@ -75,7 +77,7 @@ std::vector<std::string> load_scaling(const std::filesystem::path& folder, Scali
 /// have parts of it. Throws CheckpointError when it belongs to another model, plan or data set.
 ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
                            const Session& session, Communicator& comm);
-/// The same after the first rank has verified it. Collective.
+/// Resumes in the same way after the first rank has verified the checkpoint. Collective.
 ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine, const Session& session,
                        Communicator& comm);
 

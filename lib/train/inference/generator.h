@@ -43,8 +43,8 @@ class Generator {
   void generate(const std::vector<int32_t>& prompt, const SamplingSettings& settings,
                 const std::function<bool(int32_t)>& on_token);
 
-  /// Logits of the token that follows `prompt`, one for each of the vocabulary. Throws as
-  /// generate() does.
+  /// Returns the logits of the token that follows `prompt`, one for each id of the vocabulary.
+  /// Throws as generate() does.
   std::vector<float> logits_after(const std::vector<int32_t>& prompt);
 
  private:

@@ -31,18 +31,18 @@ struct Continuation {
 Continuation encode_continuation(const Tokenizer& tokenizer, std::string_view context,
                                  std::string_view continuation, int64_t longest);
 
-/// A question as a model sees it: context, a space, choice.
+/// Encodes a question as the model sees it: for each choice the context, a space and the choice.
 std::vector<Continuation> encode_question(const Tokenizer& tokenizer,
                                           const ChoiceQuestion& question, int64_t longest);
 
 /// Batches of the engine's size with continuations of like lengths.
 class ContinuationBatches {
  public:
-  /// Refers to `texts`. Rows have at most `columns` inputs.
+  /// Keeps a reference to `texts`. A row has at most `columns` inputs.
   ContinuationBatches(const std::vector<Continuation>& texts, int64_t rows, int64_t columns);
 
   bool done() const { return next_ == order_.size(); }
-  /// The next batch; `padded`: of the engine's full shape.
+  /// Returns the next batch. If `padded`, it has the engine's full shape.
   Batch next(bool padded);
   void rewind() { next_ = 0; }
   /// Continuations of the batch that was made last, row by row.
@@ -61,7 +61,7 @@ class ContinuationBatches {
 std::vector<double> log_likelihoods(Engine& engine, const std::vector<Continuation>& texts,
                                     const std::function<void(size_t)>& progress = {});
 
-/// The answer that is taken, by each measure; of equal ones the first.
+/// The index of the chosen answer by each measure. Of equal answers the first is chosen.
 struct ChoiceAnswers {
   size_t acc = 0;        ///< the highest log-likelihood
   size_t acc_norm = 0;   ///< the highest one per character (code point) of the choice

@@ -12,7 +12,7 @@ namespace fp8train {
 /// "2026-01-31T12:00:00Z"
 std::string utc_time();
 
-/// Of this process: date, host, processor, memory, GPU, driver, Slurm's job, and the shared
+/// Describes this process: date, host, processor, memory, GPU, driver, Slurm's job, and the shared
 /// libraries that are open now, with their files. `version` is the program's, as --version prints
 /// it, `command` the command line, `threads` those of a rank.
 JsonObject describe_environment(const std::string& version, const std::string& command, int ranks,

@@ -13,10 +13,11 @@
 
 namespace fp8train {
 
+/// One key of a line of metrics.jsonl.
 struct Metric {
   std::string_view key;
   std::string_view tag = {};    ///< in TensorBoard; empty: it is not shown there
-  std::string_view label = {};  ///< of its curve over steps; empty: it is not drawn
+  std::string_view label = {};  ///< label of the metric's curve over steps; empty: it is not drawn
   std::string_view unit = {};   ///< of its values: "%", "bytes"; empty: none
   bool drawn_where_zero = true;
 };

@@ -30,6 +30,7 @@ std::string describe_count(double count);
 /// "21.4 MiB"
 std::string describe_bytes(double bytes);
 
+/// Prints the progress of a run, as lines or as one line that is renewed on a terminal.
 class Progress {
  public:
   enum class Style { pretty, plain, quiet };  ///< quiet: the log file only
@@ -42,9 +43,9 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// A line that stays.
+  /// Prints a line that stays.
   void show(const StepMetrics& metrics);
-  /// On a terminal: the number of steps done, renewed a few times a second.
+  /// Renews the number of steps done on a terminal, at most a few times a second.
   void tick(int64_t step, int64_t max_steps);
   /// Any other line that stays.
   void say(const std::string& line) { put(line, line); }
@@ -62,7 +63,7 @@ class Progress {
   Stopwatch since_tick_;
 };
 
-/// What `format` means for a stream.
+/// Returns the style that `format` means for a stream.
 Progress::Style progress_style(ProgressFormat format, std::FILE* out);
 
 }  // namespace fp8train

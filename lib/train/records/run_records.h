@@ -24,32 +24,34 @@ namespace fp8train {
 
 class MetricLine;
 
+/// The numbers of one step, and of the interval since the last line, that are recorded.
 struct StepMetrics {
   int64_t step = 0;       ///< done
-  int64_t max_steps = 0;  ///< of the run
+  int64_t max_steps = 0;  ///< the last step of the run
   double loss = 0;
   double lr = 0;
   double gradient_norm = 0;
   int64_t tokens = 0;
-  /// Passes over each source of a blend so far, by its path; empty: no blend.
+  /// Passes over each source of a blend so far, by the source's path. Empty if there is no blend.
   std::vector<std::pair<std::string, double>> epochs;
   double tokens_per_second = 0;
   double seconds_per_step = 0;
   double tflops = 0;           ///< 10^12 FLOPs of the model (flops_per_token) per second and rank
-  std::optional<double> mfu;   ///< share of the GPU's stated 16-bit rate; where that is known
+  std::optional<double> mfu;   ///< share of the GPU's stated 16-bit rate, if that is known
   uint64_t memory_bytes = 0;   ///< the most that this rank has held
   uint64_t data_position = 0;  ///< samples that have been read
   std::optional<double> loss_scale;  ///< plans with loss scaling
   int64_t skipped_steps = 0;
-  std::optional<Straggler> straggler;  ///< since the last such line; where there are several ranks
-  std::optional<Traffic> sent;  ///< by this rank to others in a step; where there are several
-  const ScalingSummary* scaling = nullptr;         ///< FP8 plans: of `slots`
-  const std::vector<SlotReport>* slots = nullptr;  ///< with `scaling`: casts by tensor role
+  std::optional<Straggler> straggler;  ///< since the last such line, if there are several ranks
+  std::optional<Traffic> sent;  ///< what this rank sends in a step, if there are several ranks
+  const ScalingSummary* scaling = nullptr;         ///< summary of `slots`; FP8 plans only
+  const std::vector<SlotReport>* slots = nullptr;  ///< casts by role; set with `scaling`
   bool each_tensor = false;                        ///< `slots` one by one, in tensors.jsonl
 };
 
 struct SaveResult;
 
+/// Writes the records of a run into its folder: metrics, samples, TensorBoard files and progress.
 class RunRecords {
  public:
   /// Takes the folder's lock. Throws ConfigError when another run holds it, DeviceError when the
@@ -57,12 +59,12 @@ class RunRecords {
   explicit RunRecords(const std::filesystem::path& root, bool leads = true);
 
   const RunDirectory& directory() const { return directory_; }
-  /// Where progress is written down; empty on ranks that do not lead.
+  /// Returns the file that progress lines are also written to. Empty on ranks that do not lead.
   std::filesystem::path progress_log() const {
     return lock_ ? directory_.log() : std::filesystem::path();
   }
-  /// Before this process is ended from outside: the folder is free for a run on any machine. Waits
-  /// a second at most, for a disk that may not answer.
+  /// Frees the folder for a run on any machine, before this process is ended from outside. Waits a
+  /// second at most, for a disk that may not answer.
   void release_lock() const;
   std::string lock_warning() const { return lock_ ? lock_->warning() : std::string(); }
 
@@ -95,7 +97,7 @@ class RunRecords {
   void write_tensors(const StepMetrics& metrics);
   void show(int64_t step, const EventSummary& summary);
 
-  std::shared_ptr<RunLock> lock_;  // of the rank that leads; null on others
+  std::shared_ptr<RunLock> lock_;  // the lock of the rank that leads; null on others
   RunDirectory directory_;
   std::unique_ptr<MetricsWriter> metrics_;
   std::unique_ptr<MetricsWriter> tensors_;  // null: nothing has been written

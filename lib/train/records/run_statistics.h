@@ -19,6 +19,7 @@ struct ClassSnr {
   std::string worst;  ///< the slot, as slot_name says
 };
 
+/// How the scales of an FP8 run behave, over all slots.
 struct ScalingSummary {
   std::string formats;  ///< "fp8", "fp4", "int8", or several: "fp4+fp8"
   double saturated_percent = 0;
@@ -38,9 +39,9 @@ double underflow_percent(const SlotReport& report);
 /// Says once for each slot that its casts lose too much, and what to try.
 class ScalingWarnings {
  public:
-  /// The lines to log after optimizer step `step` (counted from 1). None in the first steps, while
-  /// the histories of delayed scaling, which starts with scale 1, fill. After kMostLines slots the
-  /// rest are only counted.
+  /// Returns the lines to log after optimizer step `step` (counted from 1). None in the first
+  /// steps, while the histories of delayed scaling, which starts with scale 1, fill. After
+  /// kMostLines slots the rest are only counted.
   std::vector<std::string> after_step(int64_t step, const std::vector<SlotReport>& reports);
 
   /// A line for the end of the run, where slots were only counted.

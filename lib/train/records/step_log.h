@@ -20,15 +20,16 @@
 
 namespace fp8train {
 
+/// Measures the time of steps and writes their records.
 class StepLog {
  public:
   /// All arguments outlive the object.
   StepLog(const Session& session, Device& device, RunRecords& records, Progress& progress);
 
-  /// Steps after `step` follow; their time begins.
+  /// Starts the time of the steps that follow `step`.
   void begin_at(int64_t step);
   void restart_time();
-  /// Seconds since then that are no training: of evaluations, samples and saves.
+  /// Leaves out seconds that are not training: those of evaluations, samples and saves.
   void leave_out(double seconds) { seconds_left_out_ += seconds; }
 
   /// Collective, after a step that the engine was asked to log. Stores the loss in `state`. `sent`:
@@ -47,7 +48,7 @@ class StepLog {
   Device* device_;
   RunRecords* records_;
   Progress* progress_;
-  std::optional<Samples> blend_;  ///< where sources have weights
+  std::optional<Samples> blend_;  ///< set if sources have weights
   const GpuKind* gpu_;            // null: its stated rates are not known
   ScalingWarnings scaling_warnings_;
   Stopwatch since_log_;

@@ -17,18 +17,19 @@ StepPlan plan_weights(const EngineSettings& settings, const DeviceTraits& traits
 /// A step of one rank as it would be.
 struct DryRunStep {
   StepPlan plan;
-  MemoryLedger memory;    ///< what the rank holds by category
+  MemoryLedger memory;    ///< the memory that the rank holds, by category
   OpCounters work;        ///< FLOPs and bytes of one optimizer step
   Traffic sent;           ///< to other ranks, in one optimizer step
   size_t state_copy = 0;  ///< bytes of host memory that hold the rank's state while it is saved
-  std::string plan_name = {};  ///< of the stage, from largest_stage()
+  std::string plan_name = {};  ///< the plan of the stage; largest_stage() sets it
 };
 
 /// Runs training steps and one evaluation batch of one of `ranks` on a meta device with the traits
 /// of the device that the run will use.
 DryRunStep dry_run_step(const EngineSettings& settings, const DeviceTraits& traits,
                         const Topology& ranks = {}, int rank = 0);
-/// For a device that is here: also what libraries need on it, which makes their plans.
+/// Plans for a device that is in this machine. This includes the memory that libraries need on it,
+/// so their plans are made.
 DryRunStep dry_run_step(const EngineSettings& settings, const Device& device,
                         const Topology& ranks = {}, int rank = 0);
 

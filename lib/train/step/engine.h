@@ -27,17 +27,18 @@
 
 namespace fp8train {
 
+/// Everything that decides the work of a step: model, plan, optimizer, batch and ranks.
 struct EngineSettings {
   ModelConfig model;  ///< completed, with the vocabulary
   PrecisionPlan plan;
   DecoderOptions decoder;
   OptimizerSettings optimizer;
-  uint64_t seed = 0;  ///< of stochastic rounding
+  uint64_t seed = 0;  ///< seed of stochastic rounding
   int64_t micro_batch_size = 1;
   int64_t seq_length = 1;
   int64_t gradient_accumulation_steps = 1;
-  StrategySettings strategy;  ///< where there are several ranks
-  bool trains = true;  ///< false: for evaluation and generation only; no gradients, no optimizer
+  StrategySettings strategy;  ///< read if there are several ranks
+  bool trains = true;  ///< false for evaluation and generation only: no gradients, no optimizer
   bool record = true;  ///< replay recorded steps where the device records (CUDA graphs)
   bool deterministic = false;  ///< attention's backward too repeats bitwise on a GPU
   /// Steps in which no GEMM is scaled, [begin, end) each (plain_steps()).
@@ -59,14 +60,17 @@ struct StepPlan {
   size_t scratch_bytes = 0;
 };
 
+/// The loss of a step or of an evaluation, over all ranks.
 struct LossReport {
   double mean = 0;  ///< nats per target
   int64_t targets = 0;
 };
 
-/// What these settings ask of a strategy.
+/// Returns the part of these settings that a strategy needs.
 StrategySite strategy_site(const EngineSettings& settings, const Mesh& mesh);
 
+/// Runs the steps of one rank: forward, backward, exchange of gradients and update. It owns the
+/// model, the optimizer and all memory of a step.
 class Engine {
  public:
   /// `comm` (null: one rank) outlives the engine. With several ranks constructing, stepping and
@@ -78,7 +82,7 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  /// Reserves the arenas. Before the first step on a real device.
+  /// Reserves the arenas. Must be called before the first step on a real device.
   void reserve(const StepPlan& plan);
 
   /// Switches EngineSettings::record.
@@ -87,17 +91,18 @@ class Engine {
 
   Device& device() { return *device_; }
   Decoder& model() { return model_; }
-  /// Only of an engine that trains.
+  /// Returns the optimizer of an engine that trains.
   Optimizer& optimizer() {
     check(optimizer_ != nullptr, "this engine does not train");
     return *optimizer_;
   }
   const EngineSettings& settings() const { return settings_; }
 
-  /// After weights were initialized or loaded: makes all GEMM operands.
+  /// Makes all GEMM operands. Must be called after weights were initialized or loaded.
   void weights_changed();
 
-  /// How its work is laid over ranks: the mesh, values and replicas of parameters.
+  /// Returns the strategy, which lays the work over ranks and knows the values and replicas of
+  /// parameters.
   Strategy& strategy() { return *strategy_; }
   const Mesh& mesh() const { return strategy_->mesh(); }
 
@@ -128,13 +133,13 @@ class Engine {
     return gatherer != nullptr && gatherer->gathers_per_pass();
   }
 
-  /// Loss of the last step over all ranks; waits for the device. `of_ranks`: of each rank, what it
-  /// says in `seconds`.
+  /// Returns the loss of the last step over all ranks. Waits for the device. `of_ranks` gets the
+  /// `seconds` of each rank.
   LossReport step_loss(const SectionSeconds& seconds = {},
                        std::vector<SectionSeconds>* of_ranks = nullptr) const;
 
-  /// The losses of the steps since the last call, over all ranks, in nats per target; waits for the
-  /// device. Collective. At most EngineSettings::loss_history steps lie between two calls.
+  /// Returns the losses of the steps since the last call, over all ranks, in nats per target; waits
+  /// for the device. Collective. At most EngineSettings::loss_history steps lie between two calls.
   std::vector<double> take_losses();
 
   /// Runs a batch forward, as an evaluation does, for `watch`.
@@ -145,9 +150,9 @@ class Engine {
   void evaluate(const Batch& batch);
   LossReport evaluation_loss() const;
 
-  /// Runs a batch forward, as evaluate() does; the loss of each target in nats, [rows * columns], 0
-  /// where it is ignored. The batch may have fewer rows and columns than the engine. Not
-  /// collective; waits for the device.
+  /// Runs a batch forward, as evaluate() does, and returns the loss of each target in nats, [rows *
+  /// columns], or 0 for ignored targets. The batch may have fewer rows and columns than the engine.
+  /// Not collective; waits for the device.
   std::vector<float> target_losses(const Batch& batch);
 
  private:
@@ -156,12 +161,13 @@ class Engine {
     int64_t count;
   };
 
-  /// Of a micro-batch in its step: the first overwrites gradients, the last completes them.
+  /// The position of a micro-batch in its step: the first overwrites gradients, the last completes
+  /// them.
   struct Position {
     bool first, last;
     bool trains = true;  ///< an update follows
   };
-  /// What tells recordings of micro-batches apart.
+  /// The key of a recording: micro-batches of the same form can replay the same one.
   struct Form {
     bool collects_statistics, overwrites_gradients, plain;
     FirstWindows windows;  ///< none or all: micro-batches between are not recorded
@@ -190,15 +196,15 @@ class Engine {
   EngineSettings settings_;
   std::unique_ptr<Strategy> strategy_;
   Decoder model_;
-  std::unique_ptr<Optimizer> optimizer_;  // of an engine that trains
+  std::unique_ptr<Optimizer> optimizer_;  // set if the engine trains
   Arena saved_, scratch_;
   Tensor tokens_, targets_;
-  Tensor document_starts_;  // where documents are masked
-  Tensor target_share_;     // where targets are counted
+  Tensor document_starts_;  // used if documents are masked
+  Tensor target_share_;     // used if targets are counted
   Buffer totals_;           // [0] training, [1] evaluation
   Buffer loss_history_;     // Totals of each step since take_losses()
   int64_t stored_losses_ = 0;
-  Tensor pass_;              // of a model whose casts round stochastically
+  Tensor pass_;              // used by a model whose casts round stochastically
   int64_t micro_batch_ = 0;  // in its step
   bool plain_ = false;       // no GEMM of the last step was scaled
   // One for each form of a micro-batch and of the update (with statistics or not).

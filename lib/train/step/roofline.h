@@ -16,19 +16,22 @@
 
 namespace fp8train {
 
-/// What takes the time of an operation.
+/// The resource that limits the time of an operation.
 enum class Bound : uint8_t { memory, flops, instructions, launches };
 
 const char* name_of(Bound bound);
 
+/// The seconds of an operation and its bound.
 struct OpTime {
   double seconds = 0;
   Bound bound = Bound::memory;
 };
 
-/// Warp instructions for each element of a kernel, by OpWork::kernel; 0: not known.
+/// Returns the warp instructions for each element of a kernel, by OpWork::kernel, or 0 if they are
+/// not known.
 using InstructionsPerElement = double (*)(std::string_view kernel);
 
+/// Returns the time of one operation on `gpu`: that of its slowest resource, and of its launches.
 OpTime roofline(const OpWork& work, const GpuKind& gpu,
                 InstructionsPerElement instructions = ops::meta::instructions_per_element);
 
@@ -37,15 +40,15 @@ struct OpTotal {
   std::string part, name;
   int64_t calls = 0, launches = 0;
   double bytes = 0, flops = 0, seconds = 0;
-  double longest = 0;           ///< seconds of the longest call,
-  Bound bound = Bound::memory;  ///< and what takes them
+  double longest = 0;           ///< seconds of the longest call
+  Bound bound = Bound::memory;  ///< the bound of that call
 
   void add(const OpTotal& other);
   bool is_product() const { return flops > 0; }
 };
 
-/// Of one optimizer step. Parts: start (learning rate, zeros), forward, head, backward, rest (of
-/// micro-batches: their tokens, scales), update.
+/// The modelled time of one optimizer step. Its parts are start (learning rate, zeros), forward,
+/// head, backward, rest (of micro-batches: their tokens, scales), update.
 struct StepModel {
   std::vector<OpTotal> operations;  ///< by part, in the order of first calls
   OpTotal step;                     ///< their sum
@@ -62,6 +65,7 @@ DeviceTraits traits_of(const GpuKind& gpu);
 /// A step without statistics, long after the first window of delayed scales, of one rank.
 OpLog log_step(const EngineSettings& settings, const DeviceTraits& traits);
 
+/// Runs a step on the meta device and models the time of its operations on `gpu`.
 StepModel model_step(const EngineSettings& settings, const GpuKind& gpu,
                      InstructionsPerElement instructions = ops::meta::instructions_per_element);
 

@@ -19,8 +19,8 @@ namespace fp8train {
 /// covariance that it adds.
 enum class MissingTokens : uint8_t { refuse, append };
 
-/// Sets every parameter from its pieces. Throws CheckpointError naming what is missing, has another
-/// shape or is not finite. A tied head is not asked for. Warns of unread tensors.
+/// Sets every parameter from its pieces. Throws CheckpointError naming the tensor that is missing,
+/// has another shape or is not finite. A tied head is not asked for. Warns of unread tensors.
 void load_weights(Device& device, Decoder& model, const TensorSource& source,
                   MissingTokens missing = MissingTokens::refuse);
 

@@ -15,7 +15,7 @@ enum class DivergenceKind : uint8_t {
   skipped_steps,        ///< training.max_consecutive_skips, or trailing ones at the end
   non_finite_gradient,  ///< training.non_finite: stop
   non_finite_weight,    ///< found when saving
-  non_finite_loss,      ///< of the last step
+  non_finite_loss,      ///< the loss of the last step
   loss_spike,           ///< training.spike_threshold
 };
 /// "skipped_steps" and so on, as metrics.jsonl has it.
@@ -38,8 +38,8 @@ class DivergenceError : public NumericError {
 
 /// One return to an older checkpoint.
 struct Rollback {
-  int64_t from_step = 0;      ///< where the run had diverged
-  int64_t to_step = 0;        ///< of the checkpoint
+  int64_t from_step = 0;      ///< the step at which the run had diverged
+  int64_t to_step = 0;        ///< the step of the checkpoint
   uint64_t first_sample = 0;  ///< samples [first, end) of the loader are not trained on again
   uint64_t end_sample = 0;
   std::string kind;  ///< name_of
@@ -47,9 +47,9 @@ struct Rollback {
   bool operator==(const Rollback&) const = default;
 };
 
-/// What a spike detector knows, for checkpoints.
+/// The state of a spike detector, for checkpoints.
 struct SpikeHistory {
-  std::vector<double> losses;  ///< of the last training.spike_window steps that were not high
+  std::vector<double> losses;  ///< the last training.spike_window losses that were not high
   int64_t high_steps = 0;      ///< up to the last step
   int64_t first_high = 0;      ///< the step that these began at
 

@@ -14,9 +14,10 @@
 
 namespace fp8train {
 
+/// Checks a run for divergence at intervals, on all ranks alike.
 class DivergenceWatch {
  public:
-  /// `searches`: as of SkipGuard.
+  /// `searches` is as for SkipGuard.
   DivergenceWatch(const TrainingSettings& settings, bool searches)
       : skips_(settings, searches), spikes_(settings) {}
 
@@ -33,10 +34,10 @@ class DivergenceWatch {
   /// Whether check() has been called after this step.
   bool has_checked(int64_t step) const { return checked_step_ == step; }
 
-  /// The steps since the last time. Where it is called depends on the step alone, so that a resumed
-  /// run finds the same at the same step. `saved` ends messages: what is left of the run; called
-  /// only for an error, by all ranks. `next_batch`: the last step's micro-batches of this rank;
-  /// called where it was skipped.
+  /// Checks the steps since the last call. Whether it is called depends on the step alone, so that
+  /// a resumed run finds the same at the same step. `saved` returns the end of messages, which
+  /// names what is saved of the run; it is called only for an error, by all ranks. `next_batch`:
+  /// the last step's micro-batches of this rank; called where it was skipped.
   void check(Engine& engine, Communicator& comm, TrainingState& state,
              const std::function<std::string()>& saved, const std::function<Batch()>& next_batch);
 

@@ -11,13 +11,13 @@
 
 namespace fp8train {
 
-/// "rank 1: weight layers.0.mlp.up.weight, element 17 is nan", or "" where nothing is found that is
-/// not finite any more. Collective: all get the same text; with one rank it names none. In this
-/// order, each in the order of its computation: weights; activations, at the output of a block or
-/// the input of a linear layer; gradients, the last layer's first. Of gradients that all ranks have
-/// summed (parallelism.zero_stage 0) the rank is not known and not named. A device without memory
-/// for it gives "". `next`: the step's gradient_accumulation_steps micro-batches of this rank, in
-/// their order.
+/// "rank 1: weight layers.0.mlp.up.weight, element 17 is nan", or "" if all is finite by now.
+/// Collective: all ranks get the same text, which names no rank if there is only one. Searches in
+/// this order, each in the order of its computation: weights; activations, at the output of a block
+/// or the input of a linear layer; gradients, the last layer's first. Of gradients that all ranks
+/// have summed (parallelism.zero_stage 0) the rank is not known and not named. A device without
+/// memory for it gives "". `next`: the step's gradient_accumulation_steps micro-batches of this
+/// rank, in their order.
 std::string first_non_finite(Engine& engine, Communicator& comm,
                              const std::function<Batch()>& next);
 

@@ -38,6 +38,7 @@ std::string describe(const FlightState& state);
 /// or of all where none does; empty where none can be seen.
 std::string describe(const std::vector<ObservedRank>& others);
 
+/// The state of a process that did not get on, as it is written for the user.
 struct FlightRecord {
   std::string reason;
   int rank = 0;
@@ -46,7 +47,7 @@ struct FlightRecord {
   FlightState state;
   std::vector<ObservedRank> others;
 };
-/// Indented JSON.
+/// Returns the record as indented JSON.
 std::string to_json(const FlightRecord& record);
 
 }  // namespace fp8train

@@ -20,6 +20,7 @@ namespace fp8train {
 /// The process's exit code when a wait for other ranks was given up.
 inline constexpr int kExitWatchdog = 86;
 
+/// Ends a process that hangs, and its other ranks, and writes a record of what it was doing.
 class RunWatchdog {
  public:
   /// Records what the calling thread does from now on, and watches it until the end of the process;
@@ -27,8 +28,8 @@ class RunWatchdog {
   /// Once in a process.
   static RunWatchdog& start(const WatchdogSettings& limits, const std::filesystem::path& folder);
 
-  /// Tells all ranks how to find each other. Collective. They are also whom to tell that they shall
-  /// end, until this is called with null.
+  /// Tells all ranks how to find each other, so that a rank which ends can end the others too.
+  /// Lasts until it is called with null. Collective.
   void watch_ranks(Communicator* comm);
 
   FlightRecorder& recorder() { return recorder_; }
@@ -48,17 +49,17 @@ class RunWatchdog {
 
   FlightRecorder recorder_;
   std::filesystem::path folder_;
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // protects the members that follow
   Communicator* comm_ = nullptr;
   int rank_ = 0;
   RankIdentity identity_;
   std::vector<RankIdentity> ranks_;  // empty: they have not met yet
 };
 
-/// While it lives, the watchdog ends the ranks of `comm`. Collective.
+/// While this object lives, the watchdog ends the ranks of `comm` too. Collective.
 class WatchedRanks {
  public:
-  /// `watchdog`: null: none.
+  /// `watchdog` may be null: nothing is watched then.
   WatchedRanks(RunWatchdog* watchdog, Communicator& comm);
   ~WatchedRanks();
   WatchedRanks(const WatchedRanks&) = delete;

@@ -10,6 +10,7 @@
 
 namespace fp8train {
 
+/// Counts skipped steps and throws when too many of them follow each other.
 class SkipGuard {
  public:
   /// `searches`: with dynamic loss scaling a skipped step is how the scale is found, as long as
@@ -33,15 +34,15 @@ class SkipGuard {
   /// Whether the first tensor that is not finite should be looked for: the last of the last
   /// `steps` steps was skipped, and a message will say so.
   bool wants_first_tensor(const ops::StepControl& control, int64_t steps) const;
-  /// Ends messages from now on; "": not known.
+  /// Sets the tensor that messages name from now on; "" if it is not known.
   void set_first_tensor(std::string name) { first_tensor_ = std::move(name); }
-  /// "; the first tensor that is not finite: ...", or nothing.
+  /// Returns "; the first tensor that is not finite: ...", or "" if it is not known.
   std::string first_tensor() const;
 
-  /// After the last `steps` steps, of which `step` was the last. Warns, or throws DivergenceError:
+  /// Checks the last `steps` steps, which end with `step`. Warns, or throws DivergenceError if
   /// training.non_finite is stop, or the last max_consecutive_skips steps were all skipped (the
-  /// device counts them, so that it does not matter how often this is asked). `saved` ends the
-  /// message: what is left of the run; called only for an error.
+  /// device counts them, so that it does not matter how often this is asked). `saved` returns the
+  /// end of the message, which names what is saved of the run; it is called only for an error.
   void check(const ops::StepControl& control, int64_t step, int64_t steps,
              const std::function<std::string()>& saved);
 

@@ -9,16 +9,17 @@
 
 namespace fp8train {
 
+/// The slowest rank of an interval.
 struct Straggler {
   int rank = 0;
-  Section section = Section::step;  ///< where it is behind the median of all ranks the most
-  double seconds = 0;               ///< that it has worked in the interval, in all sections
-  double median_seconds = 0;        ///< that a rank has
+  Section section = Section::step;  ///< it is furthest behind the median of all ranks here
+  double seconds = 0;               ///< seconds that it has worked in the interval, in all sections
+  double median_seconds = 0;        ///< the median of these seconds over all ranks
 };
 
-/// `of_ranks`: seconds by section; those of exchange, the time that a rank waits for others, do not
-/// count. Nothing where there is one rank. Of an even number of ranks the
-/// median is the lower one.
+/// Finds the slowest rank. `of_ranks` has the seconds of each rank by section; those of exchange,
+/// in which a rank waits for others, do not count. Returns nothing if there is one rank. Of an even
+/// number of ranks the median is the lower one.
 std::optional<Straggler> find_straggler(const std::vector<SectionSeconds>& of_ranks);
 
 }  // namespace fp8train
