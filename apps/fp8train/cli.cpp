@@ -356,10 +356,6 @@ int run_program(const std::vector<Command>& commands, std::vector<std::string> a
   });
 }
 
-std::string launcher_of(int64_t ranks) {
-  return ranks > 1 ? fmt::format("mpirun -n {} ", ranks) : "";
-}
-
 std::string command_line() {
   std::ifstream arguments("/proc/self/cmdline", std::ios::binary);
   std::string line;

@@ -116,7 +116,9 @@ inline constexpr int kExitUsage = 2;
 inline constexpr int kExitRequeue = 75;
 
 /// What starts so many ranks, before the program's name: "mpirun -n 4 "; empty for one.
-std::string launcher_of(int64_t ranks);
+inline std::string launcher_of(int64_t ranks) {
+  return ranks > 1 ? "mpirun -n " + std::to_string(ranks) + " " : "";
+}
 
 /// The command line of this process, arguments with blanks in quotes.
 std::string command_line();
