@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
 
@@ -25,7 +26,7 @@ TEST_CASE("a run continues from a checkpoint of another plan, if it is asked to"
   const Outcome refused = expect_code(4, shop.folder(), Workshop::command(plan, "whole", from));
   CHECK_THAT(refused.err, Catch::Contains("precision plan: was bf16, is " + plan) &&
                               Catch::Contains("checkpoint.changed_plan=accept") &&
-                              !Catch::Contains("formats and scaled layers"));
+                              !Catch::Contains("fprop: "));
   from.push_back("checkpoint.changed_plan=accept");
   const Outcome whole = expect_code(0, shop.folder(), Workshop::command(plan, "whole", from));
   CHECK_THAT(whole.out, Catch::Contains("first/checkpoints/step-000020 at step 20"));
@@ -171,10 +172,10 @@ TEST_CASE("a checkpoint of another model is refused with the keys that differ an
   expect_code(0, shop.folder(), command({}));
   const Outcome wider = expect_code(
       4, shop.folder(), command({"model.hidden_size=128", "model.num_hidden_layers=3"}));
-  CHECK_THAT(wider.err, Catch::Contains("step-000005 was saved with other settings:\n"
+  CHECK_THAT(wider.err, Catch::Contains("step-000005 differs from this run:\n"
                                         "  model.hidden_size: was 64, is 128\n"
                                         "  model.num_hidden_layers: was 2, is 3\n"
-                                        "to continue that run: change the settings back\n"
+                                        "to continue that run: change this back\n"
                                         "to start a new run: output_dir=ANOTHER_FOLDER\n"));
   const Outcome other = expect_code(
       4, shop.folder(),
@@ -196,11 +197,50 @@ TEST_CASE("formats that differ within a plan are named, and no others") {
   expect_code(0, shop.folder(), Workshop::command("te-delayed", "run", {"training.max_steps=5"}));
   const Outcome other = expect_code(
       4, shop.folder(), Workshop::command("te-delayed", "run", {"precision.format=e4m3"}));
-  CHECK_THAT(other.err, Catch::Contains("formats and scaled layers: was ") &&
-                            Catch::Contains("e5m2") && Catch::Contains("changed_plan=accept"));
+  CHECK_THAT(other.err, Catch::Contains("\n  dgrad: was e5m2 ") && Catch::Contains(", is e4m3 ") &&
+                            !Catch::Contains("fprop: ") && Catch::Contains("changed_plan=accept"));
   for (const std::string& line : lines_of(other.err)) {
     CHECK(line.size() < 300);
   }
+}
+
+TEST_CASE("a format of one moment of two is a difference") {
+  const Workshop shop;
+  const auto command = [](const Words& more) {
+    Words words = Workshop::command("te-delayed", "run", more);
+    words.push_back("training.max_steps=5");
+    return words;
+  };
+  expect_code(0, shop.folder(), command({"precision.moment1=bf16", "precision.moment2=bf16"}));
+  CHECK_THAT(expect_code(4, shop.folder(), command({"precision.moment1=bf16"})).err,
+             Catch::Contains("\n  weights, gradients and moments: was bf16, bf16, is bf16\n"));
+}
+
+TEST_CASE("the advice for several differences is enough for all of them") {
+  const Workshop shop;
+  const auto command = [](const char* plan, const Words& more) {
+    Words words = Workshop::command(plan, "run", more);
+    words.push_back("training.max_steps=10");
+    return words;
+  };
+  expect_code(0, shop.folder(), command("bf16", {}));
+  const std::string seed =
+      expect_code(4, shop.folder(), command("te-delayed", {"training.seed=7"})).err;
+  CHECK_THAT(seed, !Catch::Contains("=accept"));
+  // The run has a later checkpoint than the one that is named.
+  const std::string earlier = "checkpoint.resume=run/checkpoints/step-000005";
+  const Outcome named =
+      expect_code(4, shop.folder(), command("bf16", {earlier, "training.seed=7"}));
+  CHECK_THAT(named.err, Catch::Contains("checkpoint.resume=auto output_dir=ANOTHER_FOLDER\n"));
+  expect_code(0, shop.folder(),
+              command("bf16", {"checkpoint.resume=auto", "output_dir=new", "training.seed=7"}));
+  std::ofstream(shop.folder() / "text.txt", std::ios::app) << "more";
+  const Outcome both = expect_code(4, shop.folder(), command("te-delayed", {}));
+  const std::string accept = "checkpoint.changed_data=accept checkpoint.changed_plan=accept";
+  CHECK_THAT(both.err, Catch::Contains("\nto continue it with this change: " + accept + "\n"));
+  expect_code(0, shop.folder(),
+              command("te-delayed", {"checkpoint.changed_data=accept",
+                                     "checkpoint.changed_plan=accept", "training.max_steps=12"}));
 }
 
 }  // namespace

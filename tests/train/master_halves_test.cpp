@@ -6,7 +6,7 @@
 #include "support/parameters.h"
 #include "support/rank_threads.h"
 #include "support/small_llama.h"
-#include "train/checkpoint/resume_checks.h"
+#include "train/checkpoint/formats_text.h"
 #include "train/step/dry_run.h"
 
 namespace fp8train::test::master_halves_test {

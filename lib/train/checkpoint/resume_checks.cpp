@@ -4,19 +4,17 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <regex>
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/text.h"
 #include "config/fields/field_table.h"
 #include "data/tokenizers/registry.h"
 #include "io/hf_config.h"
-#include "nn/parameter.h"
 #include "train/checkpoint/data_record.h"
+#include "train/checkpoint/formats_text.h"
 #include "train/records/progress.h"
 
 namespace fp8train {
@@ -43,7 +41,7 @@ std::vector<std::string> model_changes(const ModelConfig& saved, const ModelConf
     }
   }
   if (changes.empty()) {
-    changes.emplace_back("the model, in what no key says");
+    changes.emplace_back("the model differs in a property that has no key");
   }
   if (changes.size() > kMostNamed) {
     const size_t left = changes.size() - kMostNamed;
@@ -51,30 +49,6 @@ std::vector<std::string> model_changes(const ModelConfig& saved, const ModelConf
     changes.push_back(fmt::format("and {} more", left));
   }
   return changes;
-}
-
-/// The parts of a formats_text() that another one lacks, at most three of them.
-std::string parts_only_in(const std::string& text, const std::string& other) {
-  constexpr size_t kMostNamed = 3;
-  const auto parts_of = [](const std::string& all) {
-    const size_t slots = all.rfind(';') + 1;
-    std::vector<std::string> parts = split(all.substr(0, slots), ';');
-    std::ranges::copy(split(all.substr(slots), ' '), std::back_inserter(parts));
-    return parts;
-  };
-  const std::vector<std::string> others = parts_of(other);
-  std::vector<std::string> found;
-  for (const std::string& part : parts_of(text)) {
-    if (std::find(others.begin(), others.end(), part) == others.end()) {
-      found.push_back(part.substr(part.starts_with(' ') ? 1 : 0));
-    }
-  }
-  const size_t named = std::min(found.size(), kMostNamed);
-  const size_t left = found.size() - named;
-  found.resize(named);
-  return named == 0 ? "none of these"
-                    : fmt::format("{}{}", fmt::join(found, ", "),
-                                  left > 0 ? fmt::format(" and {} more", left) : "");
 }
 
 /// Lines for what differs, and lines for what is no error.
@@ -105,9 +79,8 @@ class RunComparison {
     const std::string saved = std::regex_replace(state_.at("formats").get<std::string>(),
                                                  std::regex("\\bkept "), "stored ");
     if (saved != current) {
-      differences.push_back(fmt::format("formats and scaled layers: was {}, is {}",
-                                        parts_only_in(saved, current),
-                                        parts_only_in(current, saved)));
+      const auto changes = format_changes(saved, current);
+      differences.insert(differences.end(), changes.begin(), changes.end());
     }
   }
 
@@ -126,6 +99,7 @@ class RunComparison {
     const bool differs = differences.size() > before;
     changed_plan = differs && session_.settings.checkpoint.changed_plan == OnChange::accept;
     refused_plan = differs && !changed_plan;
+    acceptable += refused_plan ? differences.size() - before : 0;
     if (changed_plan) {
       differences.resize(before);
       notes.push_back(fmt::format(
@@ -146,6 +120,7 @@ class RunComparison {
     }
     notes.insert(notes.end(), files.doubts.begin(), files.doubts.end());
     changed_data = !files.changes.empty() && !accepts_changed_data(session_);
+    acceptable += changed_data ? files.changes.size() : 0;
     auto& lines = changed_data ? differences : notes;
     for (const std::string& change : files.changes) {
       lines.push_back("data: " + change);
@@ -154,6 +129,7 @@ class RunComparison {
 
   std::vector<std::string> differences;
   std::vector<std::string> notes;
+  size_t acceptable = 0;  ///< differences that settings may accept
   bool changed_model = false;
   bool changed_data = false;
   bool begins_stage = false;
@@ -191,31 +167,6 @@ class RunComparison {
 };
 
 }  // namespace
-
-std::string formats_text(Decoder& model) {
-  std::string text;
-  for (const GemmPlan* gemm : {&model.plan().fprop, &model.plan().dgrad, &model.plan().wgrad}) {
-    text += describe(gemm->a) + " x " + describe(gemm->b) + "; ";
-  }
-  const ParameterFormats formats = parameter_formats(model.plan());
-  for (const TensorFormat* stored : {&formats.value, &formats.gradient, &formats.gradient_wire,
-                                     &formats.moment1, &formats.moment2}) {
-    // fp32 in two halves is saved as fp32 is.
-    text +=
-        *stored == TensorFormat{} || stored->remainder ? "" : "stored " + describe(*stored) + "; ";
-  }
-  for (const LinearPlan& linear : model.linear_plans()) {
-    if (!linear.layer_plan.empty() && linear.is_scaled()) {
-      for (const GemmPlan* gemm : {&linear.fprop, &linear.dgrad, &linear.wgrad}) {
-        text += describe(gemm->a) + " x " + describe(gemm->b) + " in " + linear.site.name + "; ";
-      }
-    }
-  }
-  for (const auto& slot : model.scaling().slots()) {
-    text += slot->layer + "." + slot->role + " ";
-  }
-  return text;
-}
 
 std::string run_id(uint64_t seed, const std::string& data_fingerprint) {
   return fmt::format("{}-{}", seed, data_fingerprint);
@@ -288,17 +239,17 @@ void check_state(const nlohmann::json& state, const CheckpointManifest& manifest
 
 namespace {
 
-/// What can be done, a line each.
+/// Lists the ways to continue, one per line.
 std::string advice(const RunComparison& found, const Session& session,
                    const std::filesystem::path& folder) {
   const bool is_named = session.settings.checkpoint.resume_from() == ResumeFrom::folder;
-  const char* const fresh = is_named ? "checkpoint.resume=auto" : "output_dir=ANOTHER_FOLDER";
-  std::string lines = "\nto continue that run: change the settings back";
-  if (found.changed_data) {
-    lines += "\nto continue it with the data as it is now: checkpoint.changed_data=accept";
-  }
-  if (found.refused_plan) {
-    lines += "\nto continue it under the plan that is set now: checkpoint.changed_plan=accept";
+  const char* const fresh =
+      is_named ? "checkpoint.resume=auto output_dir=ANOTHER_FOLDER" : "output_dir=ANOTHER_FOLDER";
+  std::string lines = "\nto continue that run: change this back";
+  if (found.acceptable == found.differences.size()) {
+    lines += fmt::format("\nto continue it with this change:{}{}",
+                         found.changed_data ? " checkpoint.changed_data=accept" : "",
+                         found.refused_plan ? " checkpoint.changed_plan=accept" : "");
   }
   lines += fmt::format("\nto start a new run: {}", fresh);
   if (!found.changed_model) {
@@ -323,7 +274,7 @@ SameRun check_same_run(const nlohmann::json& state, const Session& session, Deco
   if (comparison.differences.empty()) {
     return {comparison.notes, comparison.changed_plan, comparison.begins_stage};
   }
-  std::string message = fmt::format("{} was saved with other settings:", folder.string());
+  std::string message = fmt::format("{} differs from this run:", folder.string());
   for (const std::string& difference : comparison.differences) {
     message += "\n  " + difference;
   }

@@ -13,10 +13,6 @@
 
 namespace fp8train {
 
-/// Every format that decides what the saved state means: the GEMMs' formats, and which tensor of
-/// which layer has a scale.
-std::string formats_text(Decoder& model);
-
 /// The name of a run in its manifests: its seed and its data.
 std::string run_id(uint64_t seed, const std::string& data_fingerprint);
 

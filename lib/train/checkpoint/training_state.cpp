@@ -11,6 +11,7 @@
 #include "io/hf_config.h"
 #include "io/json_number.h"
 #include "train/checkpoint/data_record.h"
+#include "train/checkpoint/formats_text.h"
 #include "train/checkpoint/resume_checks.h"
 #include "train/ranks.h"
 #include "train/step/weights.h"

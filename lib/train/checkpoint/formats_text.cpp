@@ -1,0 +1,110 @@
+#include "train/checkpoint/formats_text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "base/text.h"
+#include "nn/parameter.h"
+
+namespace fp8train {
+namespace {
+
+/// A formats_text() in parts.
+struct FormatParts {
+  std::vector<std::string> products, stored, layers, slots;
+
+  explicit FormatParts(const std::string& text) {
+    const size_t begin_of_slots = text.rfind(';') + 1;
+    for (const std::string& part : split(text.substr(0, begin_of_slots), ';')) {
+      const std::string words = trimmed(part);
+      if (words.starts_with("stored ")) {
+        stored.push_back(words.substr(7));
+      } else if (words.find(" in ") != std::string::npos) {
+        layers.push_back(words);
+      } else {
+        products.push_back(words);
+      }
+    }
+    slots = split(text.substr(begin_of_slots), ' ');
+  }
+};
+
+/// "was A, is B" of what the lists do not share, at most three of each.
+std::string was_and_is(const std::vector<std::string>& saved,
+                       const std::vector<std::string>& current) {
+  const auto only_in = [](const std::vector<std::string>& all,
+                          const std::vector<std::string>& not_in) {
+    constexpr size_t kMostNamed = 3;
+    std::vector<std::string> found;
+    std::ranges::copy_if(all, std::back_inserter(found), [&](const std::string& one) {
+      return std::ranges::find(not_in, one) == not_in.end();
+    });
+    const size_t left = found.size() - std::min(found.size(), kMostNamed);
+    found.resize(found.size() - left);
+    const std::string more = left > 0 ? fmt::format(" and {} more", left) : "";
+    return found.empty() ? "none" : joined(found) + more;
+  };
+  return fmt::format("was {}, is {}", only_in(saved, current), only_in(current, saved));
+}
+
+}  // namespace
+
+std::string formats_text(Decoder& model) {
+  std::string text;
+  for (const GemmPlan* gemm : {&model.plan().fprop, &model.plan().dgrad, &model.plan().wgrad}) {
+    text += describe(gemm->a) + " x " + describe(gemm->b) + "; ";
+  }
+  const ParameterFormats formats = parameter_formats(model.plan());
+  for (const TensorFormat* stored : {&formats.value, &formats.gradient, &formats.gradient_wire,
+                                     &formats.moment1, &formats.moment2}) {
+    // fp32 in two halves is saved as fp32 is.
+    text +=
+        *stored == TensorFormat{} || stored->remainder ? "" : "stored " + describe(*stored) + "; ";
+  }
+  for (const LinearPlan& linear : model.linear_plans()) {
+    if (!linear.layer_plan.empty() && linear.is_scaled()) {
+      for (const GemmPlan* gemm : {&linear.fprop, &linear.dgrad, &linear.wgrad}) {
+        text += describe(gemm->a) + " x " + describe(gemm->b) + " in " + linear.site.name + "; ";
+      }
+    }
+  }
+  for (const auto& slot : model.scaling().slots()) {
+    text += slot->layer + "." + slot->role + " ";
+  }
+  return text;
+}
+
+std::vector<std::string> format_changes(const std::string& saved_text,
+                                        const std::string& current_text) {
+  const FormatParts saved(saved_text);
+  const FormatParts current(current_text);
+  std::vector<std::string> changes;
+  constexpr const char* kProducts[] = {"fprop", "dgrad", "wgrad"};
+  for (size_t i = 0;
+       i < std::min({saved.products.size(), current.products.size(), std::size(kProducts)}); ++i) {
+    if (saved.products[i] != current.products[i]) {
+      changes.push_back(
+          fmt::format("{}: was {}, is {}", kProducts[i], saved.products[i], current.products[i]));
+    }
+  }
+  if (saved.stored != current.stored) {
+    const auto text = [](const auto& list) { return list.empty() ? "fp32" : joined(list); };
+    changes.push_back(fmt::format("weights, gradients and moments: was {}, is {}",
+                                  text(saved.stored), text(current.stored)));
+  }
+  if (saved.layers != current.layers) {
+    changes.push_back("layers with a plan of their own: " +
+                      was_and_is(saved.layers, current.layers));
+  }
+  if (saved.slots != current.slots) {
+    changes.push_back("scaled tensors: " + was_and_is(saved.slots, current.slots));
+  }
+  if (changes.empty() && saved_text != current_text) {
+    changes.push_back(fmt::format("formats: was \"{}\", is \"{}\"", saved_text, current_text));
+  }
+  return changes;
+}
+
+}  // namespace fp8train
