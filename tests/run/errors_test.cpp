@@ -126,8 +126,8 @@ TEST_CASE("data and folders that cannot be used: file and line of the key") {
                Contains("error: run.yaml:5:1: output_dir: "));
   }
   for (const char* command : {"train", "check", "estimate"}) {
-    CHECK_THAT(error_of(2, {command, "data.train=text.txt", "optimizer.name=muon",
-                            "precision.plan=fp8-safe"}),
+    CHECK_THAT(error_of(2, {command, "data.train=text.txt", "output_dir=muon",
+                            "optimizer.name=muon", "precision.plan=fp8-safe"}),
                Contains("error: --set optimizer.name=muon: optimizer.name: muon stores"));
   }
 }

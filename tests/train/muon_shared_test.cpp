@@ -107,7 +107,7 @@ TEST_CASE("only ranks that repeat each other's products must not tune them") {
                    stage + "}\n";
     open_session(load_settings(request), false, ranks);
   };
-  CHECK_THROWS_WITH(open("0", 2), Catch::StartsWith("gemm_tuning: with optimizer.name muon"));
+  CHECK_THROWS_WITH(open("0", 2), Catch::Contains(": gemm_tuning: with optimizer.name muon"));
   CHECK_NOTHROW(open("1", 2));
   CHECK_NOTHROW(open("0", 1));
 }
