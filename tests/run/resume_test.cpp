@@ -25,7 +25,7 @@ TEST_CASE("killed and resumed with plans of single layers: the bits of the undis
   check_equal_runs(shop, "whole", "broken");
   const Outcome other = run_program(shop.folder(), command("whole", "te-blockwise"));
   CHECK(other.code == 4);
-  CHECK_THAT(other.err, Catch::Contains("formats and scaled layers"));
+  CHECK_THAT(other.err, Catch::Contains("\n  layers whose own plan differs: layers.1.mlp.down\n"));
 }
 
 TEST_CASE("the summary of a resumed run has the work of its last start too") {

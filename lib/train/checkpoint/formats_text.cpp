@@ -31,22 +31,37 @@ struct FormatParts {
   }
 };
 
-/// "was A, is B" of what the lists do not share, at most three of each.
-std::string was_and_is(const std::vector<std::string>& saved,
-                       const std::vector<std::string>& current) {
-  const auto only_in = [](const std::vector<std::string>& all,
-                          const std::vector<std::string>& not_in) {
-    constexpr size_t kMostNamed = 3;
-    std::vector<std::string> found;
-    std::ranges::copy_if(all, std::back_inserter(found), [&](const std::string& one) {
-      return std::ranges::find(not_in, one) == not_in.end();
-    });
-    const size_t left = found.size() - std::min(found.size(), kMostNamed);
-    found.resize(found.size() - left);
-    const std::string more = left > 0 ? fmt::format(" and {} more", left) : "";
-    return found.empty() ? "none" : joined(found) + more;
-  };
-  return fmt::format("was {}, is {}", only_in(saved, current), only_in(current, saved));
+std::vector<std::string> only_in(const std::vector<std::string>& all,
+                                 const std::vector<std::string>& not_in) {
+  std::vector<std::string> found;
+  std::ranges::copy_if(all, std::back_inserter(found), [&](const std::string& one) {
+    return std::ranges::find(not_in, one) == not_in.end();
+  });
+  return found;
+}
+
+/// "a, b, c and 4 more", or "none".
+std::string first_names(std::vector<std::string> names) {
+  constexpr size_t kMostNamed = 3;
+  const size_t left = names.size() - std::min(names.size(), kMostNamed);
+  names.resize(names.size() - left);
+  const std::string more = left > 0 ? fmt::format(" and {} more", left) : "";
+  return names.empty() ? "none" : joined(names) + more;
+}
+
+/// The names of the layers of which a line of the one list is not in the other.
+std::vector<std::string> changed_layers(const std::vector<std::string>& saved,
+                                        const std::vector<std::string>& current) {
+  std::vector<std::string> names;
+  for (const auto& lines : {only_in(saved, current), only_in(current, saved)}) {
+    for (const std::string& line : lines) {
+      const std::string name = line.substr(line.rfind(" in ") + 4);
+      if (std::ranges::find(names, name) == names.end()) {
+        names.push_back(name);
+      }
+    }
+  }
+  return names;
 }
 
 }  // namespace
@@ -95,11 +110,13 @@ std::vector<std::string> format_changes(const std::string& saved_text,
                                   text(saved.stored), text(current.stored)));
   }
   if (saved.layers != current.layers) {
-    changes.push_back("layers with a plan of their own: " +
-                      was_and_is(saved.layers, current.layers));
+    changes.push_back("layers whose own plan differs: " +
+                      first_names(changed_layers(saved.layers, current.layers)));
   }
   if (saved.slots != current.slots) {
-    changes.push_back("scaled tensors: " + was_and_is(saved.slots, current.slots));
+    changes.push_back(fmt::format("scaled tensors: was {}, is {}",
+                                  first_names(only_in(saved.slots, current.slots)),
+                                  first_names(only_in(current.slots, saved.slots))));
   }
   if (changes.empty() && saved_text != current_text) {
     changes.push_back(fmt::format("formats: was \"{}\", is \"{}\"", saved_text, current_text));
