@@ -97,7 +97,7 @@ TEST_CASE("cuDNN has plans for our attention graphs on each architecture") {
   }
 }
 
-// The cost of determinism that docs/develop/architecture.md names: a step of a Llama-3-8B layer.
+// The cost of determinism that docs/develop/cuda.md names: a step of a Llama-3-8B layer.
 TEST_CASE("the backward passes keep within the memory that we count on") {
   for (const Gpu& gpu : kGpus) {
     const std::unique_ptr<SdpaLibrary> planner = planner_for(gpu);
