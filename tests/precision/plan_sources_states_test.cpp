@@ -159,7 +159,7 @@ TEST_CASE("coat is COAT's configuration, states and training setup") {
 }
 
 TEST_CASE("COAT's norm, SiLU and product read codes in the forward pass") {
-  // What docs/use/plans.md says of the source; the arguments are codes and scales.
+  // What docs/reference/plan_sources.md says of the source; the arguments are codes and scales.
   const json& flow = dump().at("coat").at("flow").at("_CoatLlamaMLPResidual").at("training");
   std::map<std::string, std::vector<std::string>> arguments;
   for (const json& call : flow) {
