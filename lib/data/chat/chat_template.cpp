@@ -144,9 +144,14 @@ ChatEncoder::ChatEncoder(const Tokenizer& tokenizer, ChatTemplate chat_template,
       begin_ = require("<|im_start|>");
       end_ = require("<|im_end|>");
       break;
-    default:
+    case ChatTemplate::llama2:
+    case ChatTemplate::mistral:
+    case ChatTemplate::mistral1:
       if (bos_ < 0) bos_ = require("<s>");
       if (eos_ < 0) eos_ = require("</s>");
+      break;
+    case ChatTemplate::automatic:
+      break;  // find_form() names another
   }
 }
 

@@ -94,7 +94,8 @@ class ChatEncoder {
   void add_chatml(const Dialogue& dialogue, Parts& parts) const;
   void add_thoughts(std::string_view reasoning, bool is_target, Parts& parts) const;
   void add_qwen3_answer(const Dialogue& dialogue, size_t index, Parts& parts) const;
-  void add_instructions(const Dialogue& dialogue, Parts& parts) const;
+  struct Instructions;
+  void add_instructions(const Dialogue& dialogue, const Instructions& form, Parts& parts) const;
   void add_mark(std::string_view mark, bool is_target, Parts& parts) const;
   void add_text(std::string_view text, bool is_target, Parts& parts) const;
   Encoded ids_of(const Parts& parts) const;

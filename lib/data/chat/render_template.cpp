@@ -15,23 +15,6 @@ namespace {
 constexpr std::string_view kLlama31Dates =
     "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n";
 
-/// The text around the messages of templates with [INST].
-struct Instructions {
-  std::string_view begin, end, end_of_answer;
-  bool each_begins;  ///< every question begins with the token that begins a sequence
-  bool trims_questions, trims_answers;
-};
-
-constexpr Instructions kLlama2 = {"[INST] ", " [/INST]", " ", true, true, true};
-constexpr Instructions kMistral = {"[INST] ", "[/INST]", "", false, false, true};
-constexpr Instructions kMistral1 = {" [INST] ", " [/INST]", "", false, false, false};
-
-const Instructions& instructions_of(ChatTemplate chat_template) {
-  return chat_template == ChatTemplate::llama2    ? kLlama2
-         : chat_template == ChatTemplate::mistral ? kMistral
-                                                  : kMistral1;
-}
-
 /// White space to Python, which counts four control characters in addition to Unicode's.
 bool is_space(char32_t c) {
   return tokenizers::is_white_space(c) || (c >= 0x1C && c <= 0x1F);
@@ -96,6 +79,15 @@ void check_turns(const Dialogue& dialogue) {
 
 }  // namespace
 
+/// The text around the messages of templates with [INST].
+struct ChatEncoder::Instructions {
+  std::string_view begin, end, end_of_answer;
+  std::string_view system_begin, system_end = "\n\n";
+  bool system_before_last = false;  ///< question, as in mistral-common; else before the first
+  bool each_begins = false;         ///< every question begins with the token that begins a sequence
+  bool trims_questions = false, trims_answers = false;
+};
+
 ChatEncoder::Parts ChatEncoder::render(const Dialogue& dialogue) const {
   check(!dialogue.empty(), "a dialogue has messages");
   Parts parts;
@@ -109,8 +101,29 @@ ChatEncoder::Parts ChatEncoder::render(const Dialogue& dialogue) const {
     case ChatTemplate::chatml:
       add_chatml(dialogue, parts);
       break;
-    default:
-      add_instructions(dialogue, parts);
+    case ChatTemplate::llama2:
+      add_instructions(dialogue,
+                       {.begin = "[INST] ",
+                        .end = " [/INST]",
+                        .end_of_answer = " ",
+                        .system_begin = "<<SYS>>\n",
+                        .system_end = "\n<</SYS>>\n\n",
+                        .each_begins = true,
+                        .trims_questions = true,
+                        .trims_answers = true},
+                       parts);
+      break;
+    case ChatTemplate::mistral:
+      add_instructions(
+          dialogue,
+          {.begin = "[INST] ", .end = "[/INST]", .system_before_last = true, .trims_answers = true},
+          parts);
+      break;
+    case ChatTemplate::mistral1:
+      add_instructions(dialogue, {.begin = " [INST] ", .end = " [/INST]"}, parts);
+      break;
+    case ChatTemplate::automatic:
+      throw InternalError("a template is found before it is written");
   }
   return parts;
 }
@@ -208,16 +221,14 @@ void ChatEncoder::add_text(std::string_view text, bool is_target, Parts& parts) 
   parts.push_back({std::string(text), -1, is_target});
 }
 
-/// The system message comes before the first question; with Mistral's third tokenizer, as in
-/// mistral-common, before the last.
-void ChatEncoder::add_instructions(const Dialogue& dialogue, Parts& parts) const {
+void ChatEncoder::add_instructions(const Dialogue& dialogue, const Instructions& form,
+                                   Parts& parts) const {
   check_turns(dialogue);
-  const Instructions& form = instructions_of(form_.chat_template);
   const bool has_system = dialogue.front().role == ChatRole::system;
   const size_t first = has_system ? 1 : 0;
   size_t with_system = first;
   for (size_t i = first; i < dialogue.size(); i += 2) {
-    if (form_.chat_template == ChatTemplate::mistral) with_system = i;
+    if (form.system_before_last) with_system = i;
   }
   if (!form.each_begins) parts.push_back({"", bos_, false});
   for (size_t i = first; i < dialogue.size(); ++i) {
@@ -225,10 +236,8 @@ void ChatEncoder::add_instructions(const Dialogue& dialogue, Parts& parts) const
     std::string text = message.content;
     if (message.role == ChatRole::user) {
       if (has_system && i == with_system) {
-        const std::string& system = dialogue.front().content;
-        text = form_.chat_template == ChatTemplate::llama2
-                   ? fmt::format("<<SYS>>\n{}\n<</SYS>>\n\n{}", system, text)
-                   : fmt::format("{}\n\n{}", system, text);
+        text = fmt::format("{}{}{}{}", form.system_begin, dialogue.front().content, form.system_end,
+                           text);
       }
       if (form.each_begins) parts.push_back({"", bos_, false});
       add_text(form.begin, false, parts);
