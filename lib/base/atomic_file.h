@@ -12,7 +12,8 @@ namespace fp8train {
 
 /// A file under construction next to `path`. commit() makes it durable and visible; destruction
 /// without commit() removes it. Every failure (disk full, permission, failed fsync) throws
-/// DeviceError naming the file; the old `path`, if any, stays intact.
+/// DeviceError naming the file; the old `path`, if any, stays intact, unless only the flush of the
+/// folder fails after the renaming.
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path path);
@@ -20,11 +21,13 @@ class AtomicFile {
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
+  /// Appends `bytes` bytes of `data`.
   void write(const void* data, size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
   /// Writes at byte `offset` and does not move the position at which write() continues. Bytes that
   /// are never written are zeros.
   void write_at(uint64_t offset, const void* data, size_t bytes);
+  /// Flushes the file, renames it to `path` and flushes the folder. Called once, last.
   void commit();
 
  private:
@@ -33,13 +36,13 @@ class AtomicFile {
   int descriptor_ = -1;
 };
 
-/// Writes `text` to `path` as one AtomicFile.
+/// Writes `text` to `path` as one AtomicFile. Throws DeviceError.
 void write_file_atomically(const std::filesystem::path& path, std::string_view text);
 
 /// Creates the folder and its missing parents. Throws DeviceError naming the folder.
 void create_folder(const std::filesystem::path& folder);
 
-/// Flushes a directory's entries (new names, renames) to disk.
+/// Flushes a directory's entries (new names, renames) to disk. Throws DeviceError naming it.
 void sync_directory(const std::filesystem::path& directory);
 
 }  // namespace fp8train

@@ -8,10 +8,11 @@
 
 namespace fp8train {
 
-/// Returns the 64-bit hash of `bytes` bytes of `data`, continued from `before`.
+/// Returns the 64-bit hash of `bytes` bytes of `data`, with `before` as its seed: the hash of
+/// earlier data makes a chain of hashes.
 uint64_t content_hash(const void* data, size_t bytes, uint64_t before = 0);
 
-/// 128 bits, of bytes that come in parts.
+/// Makes a hash of 128 bits, of bytes that come in parts.
 class ContentHasher {
  public:
   ContentHasher();

@@ -7,6 +7,7 @@
 
 namespace fp8train {
 
+/// The base class of all typed errors.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -37,7 +38,7 @@ class CommError : public Error {
   using Error::Error;
 };
 
-/// A rank or an operation between ranks did not get on in its time: exit code 86.
+/// A rank or an operation between ranks made no progress in its time: exit code 86.
 class TimeoutError : public CommError {
   using CommError::CommError;
 };

@@ -25,6 +25,7 @@ enum class Section : uint8_t {
   end
 };
 inline constexpr size_t kSections = 9;
+/// Returns the section's name, such as "start_up".
 const char* name_of(Section section);
 
 /// Seconds by section.
@@ -49,7 +50,7 @@ struct FlightState {
 
   uint64_t magic = 0;
   uint64_t step = 0;
-  uint64_t changes = 0;        ///< grows whenever the rank gets on, before the others change
+  uint64_t changes = 0;        ///< grows with each change, before the other members change
   uint64_t settled = 0;        ///< `changes`, once the others have changed
   uint64_t section = 0;        ///< a Section
   uint64_t section_begun = 0;  ///< or when it last made progress
@@ -62,11 +63,15 @@ struct FlightState {
 
   /// The section: exchange in a step that waits for other ranks.
   Section where() const;
-  /// Seconds since the rank last got on.
+  /// Seconds since the rank last made progress, or since its wait began.
   double seconds() const;
+  /// Returns the operation whose end the rank waits for. Null if it waits for none, or if the ring
+  /// no longer has it.
   const FlightOperation* waits_for() const;
 };
 
+/// The recorder of one rank. Its constructor lets any process of the same user read the memory of
+/// this one (PR_SET_PTRACER), so that read_flight() works while this one is stopped.
 class FlightRecorder {
  public:
   FlightRecorder();
@@ -79,16 +84,18 @@ class FlightRecorder {
   void set_limits(const SectionSeconds& limits) { limits_ = limits; }
   double limit(Section section) const { return limits_[static_cast<size_t>(section)]; }
 
-  /// What is read belongs together where `settled` equals `changes`; there are several attempts.
+  /// Returns a copy, whose members belong together if its `settled` equals its `changes`; after
+  /// some attempts it returns one for which that is not so. Any thread may call it.
   FlightState read() const;
-  /// What read() gave when a wait ended in an exception, the last time.
+  /// Returns the state at the last wait that ended in an exception (keep_failed_state()).
   const std::optional<FlightState>& failed_state() const { return failed_; }
   /// Returns the address at which other processes find the recorder.
   uint64_t address() const { return reinterpret_cast<uint64_t>(&state_); }
 
   // Called by the thread that drives the run.
+  /// Notes the number of the step that begins, and progress.
   void begin_step(int64_t step);
-  /// Returns the section before, which a later call of go_back() takes.
+  /// Enters a section. Returns the one before, which a later call of go_back() takes.
   Section enter(Section section);
   void go_back(Section before);
   /// Notes that the section made progress: its time starts again.
@@ -98,10 +105,13 @@ class FlightRecorder {
   /// Returns a number for begin_wait() and end_wait().
   uint64_t begin_operation(const char* name, uint64_t communicator, uint64_t sequence,
                            uint64_t bytes);
+  /// Notes the end of an operation; does nothing if the ring no longer has it.
   void end_operation(uint64_t operation);
-  /// `limit` is in seconds; 0: any time.
+  /// The rank waits for the end of `operation` from now on. `limit` is in seconds; 0: any time.
   void begin_wait(uint64_t operation, double limit);
   void end_wait();
+  /// Called before end_wait() if the wait ended in an exception: stores failed_state() and sets
+  /// FlightState::given_up.
   void keep_failed_state();
   /// Seconds by section since the last call; waiting for other ranks is exchange.
   SectionSeconds take_seconds();
@@ -129,13 +139,16 @@ class FlightRecorder {
 
 /// Sets the recorder of the calling thread; null: none. The recorder must outlive its use.
 void record_flight(FlightRecorder* recorder);
+/// Returns the recorder of the calling thread, or null.
 FlightRecorder* flight_recorder();
 
-/// The recorder of another process of this machine at `address`; nothing where that process or the
-/// right to read it is not there.
+/// Reads the recorder of another process of this machine at `address`. Returns nothing if there is
+/// no such process, no right to read it or no recorder at the address. Members may not belong
+/// together (FlightState::settled).
 std::optional<FlightState> read_flight(int process, uint64_t address);
 
-/// The calling thread is in the section as long as this object lives.
+/// The calling thread is in the section as long as this object lives. Does nothing on a thread
+/// without a recorder.
 class SectionScope {
  public:
   explicit SectionScope(Section section) : recorder_(flight_recorder()) {
@@ -156,7 +169,7 @@ class SectionScope {
   Section before_ = Section::none;
 };
 
-/// The calling thread's section has got on.
+/// Notes that the calling thread's section made progress.
 inline void section_advances() {
   if (FlightRecorder* recorder = flight_recorder()) {
     recorder->advance();

@@ -23,12 +23,13 @@ struct FileIdentity {
   bool operator==(const FileIdentity&) const = default;
 };
 
+/// A file that is open as long as this object lives. Movable.
 class InputFile {
  public:
   enum class Links { follow, refuse };
 
-  /// Throws DataError naming the path when it is missing, a directory, a FIFO or a device, or
-  /// (Links::refuse) a symbolic link.
+  /// Throws DataError naming the path when it cannot be opened, is not a regular file (a directory,
+  /// a FIFO, a socket or a device) or (Links::refuse) is a symbolic link.
   explicit InputFile(std::filesystem::path path, Links links = Links::follow);
   ~InputFile();
   InputFile(InputFile&& other) noexcept;
@@ -43,8 +44,8 @@ class InputFile {
   /// Returns what the file system reports about the file now. Throws DataError.
   FileIdentity identity() const;
 
-  /// Reads exactly `bytes` at byte `offset`. Throws DataError with the numbers when the file ends
-  /// before.
+  /// Reads exactly `bytes` at byte `offset` into `to`. Throws DataError with the numbers when
+  /// reading fails or the file ends before.
   void read(uint64_t offset, void* to, size_t bytes) const;
 
  private:
@@ -57,8 +58,8 @@ class InputFile {
 /// than `max_bytes`.
 std::string read_text_file(const std::filesystem::path& path, size_t max_bytes);
 
-/// XXH3-128 of all bytes of a file as 32 hex digits; nothing where `stop`, which is asked every
-/// MiB, says so.
+/// Returns the XXH3-128 of all bytes of a file as 32 hex digits, or nothing if `stop`, which is
+/// asked before every MiB, returns true. Throws DataError.
 std::optional<std::string> hash_content(
     const InputFile& file, const std::function<bool()>& stop = [] { return false; });
 

@@ -10,13 +10,15 @@ namespace fp8train {
 
 struct JsonError {
   size_t line = 1, column = 1;  ///< counted from 1
-  std::string what;             ///< "unexpected ','", "the text ends, but the { of line 1 is open"
+  std::string what;             ///< "unexpected ','", "this { is not closed before the text ends"
 };
 
-/// `byte`: the last one that the parser read, counted from 1 (nlohmann::json::parse_error::byte).
+/// Returns the location and the reason of a parser's refusal. `byte`: the last one that the parser
+/// read, counted from 1 (nlohmann::json::parse_error::byte).
 JsonError json_error(std::string_view text, size_t byte);
 
-/// The last bracket or double quote that is not closed before the text ends.
+/// Returns the last bracket or double quote that is not closed before the text ends, or nothing if
+/// all are closed.
 std::optional<JsonError> unclosed(std::string_view text);
 
 }  // namespace fp8train

@@ -1,6 +1,7 @@
 #pragma once
-// Log lines with a level, written to standard error and, once opened, to a file. Thread-safe. Only
-// the program's entry sets the level and the file; libraries call log_info and the like.
+// Log lines with a level, written to standard error and, once opened, to a file. Any thread may
+// write lines. Only the program's entry sets the level and only a run opens its file; libraries
+// call log_info and the like.
 
 #include <string>
 #include <string_view>
@@ -9,15 +10,15 @@ namespace fp8train {
 
 enum class LogLevel { debug, info, warning, error };
 
-/// Log a line. Any thread may call these.
+/// Writes a line. Any thread may call these.
 void log_info(std::string_view text);
 void log_warning(std::string_view text);
 
 /// Drops lines below `level`. The default is info.
 void set_log_level(LogLevel level);
 
-/// From now on every line also goes to the end of `path`. Throws DeviceError when the file cannot
-/// be opened.
+/// From now on every line also goes to the end of `path`. Not for use while another thread writes
+/// lines. Throws DeviceError when the file cannot be opened.
 void open_log_file(const std::string& path);
 
 }  // namespace fp8train

@@ -14,13 +14,14 @@ struct Machine {
   std::string processor;         ///< "AMD EPYC 7B13"; empty: not known
   int64_t cores = 0;             ///< cores of the machine, hyperthreads counted
   int64_t usable_cores = 0;      ///< cores that the process may run on (taskset, Slurm, cpuset)
-  double quota_cores = 0;        ///< cores that its control group may use at a time; 0: no limit
+  double quota_cores = 0;        ///< cores that its control groups (version 2) allow; 0: no limit
   uint64_t memory_bytes = 0;     ///< memory of the machine
   uint64_t available_bytes = 0;  ///< without swapping
-  uint64_t memory_limit = 0;     ///< limit of its control group; 0: no limit
+  uint64_t memory_limit = 0;     ///< limit of its control groups; 0: no limit
   std::string nvidia_driver;     ///< "535.104.05"; empty: none
 };
 
+/// Reads the facts from the system. What cannot be read is empty or 0.
 Machine this_machine();
 
 /// Files of the shared libraries that the process has opened so far, sorted.

@@ -13,7 +13,7 @@ constexpr FP8TRAIN_HD T ceil_div(T count, std::type_identity_t<T> size) {
   return (count + size - 1) / size;
 }
 
-/// The smallest multiple that is at least `count`.
+/// Returns the smallest multiple of `multiple` that is at least `count`.
 template <typename T>
 constexpr FP8TRAIN_HD T round_up(T count, std::type_identity_t<T> multiple) {
   return ceil_div(count, multiple) * multiple;

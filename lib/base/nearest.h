@@ -12,7 +12,9 @@ std::string simplified(std::string_view name);
 
 /// The candidate that equals `name` apart from case, hyphens and underscores, else the nearest one
 /// within two edits, of names of less than six letters within one: a letter more, less or another,
-/// or two neighbours exchanged. Empty when nothing is near. The first wins a tie.
+/// or two neighbours exchanged. Letters are counted without hyphens and underscores; a single
+/// letter has no nearest name, nor has a text of more than 64 characters. Empty when nothing is
+/// near. The first wins a tie.
 std::string nearest_name(std::string_view name, const std::vector<std::string>& candidates);
 
 /// The nearest candidate; where none is near, those that begin with `name`, else those that have

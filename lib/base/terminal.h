@@ -23,7 +23,7 @@ inline constexpr size_t kNoColumns = std::numeric_limits<size_t>::max();
 /// Returns the file that a shell would start for `name`, by PATH, or "" if there is none.
 std::string program_on_path(const std::string& name);
 
-/// Width of the terminal; kNoColumns where there is none.
+/// Width of the terminal in characters; kNoColumns where there is none.
 size_t terminal_columns(std::FILE* out);
 
 }  // namespace fp8train

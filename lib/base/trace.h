@@ -36,22 +36,23 @@ struct TraceEvent {
 /// Seconds of a monotonic clock that the processes of one machine share.
 double trace_clock();
 
-/// `settle` (may be empty) is called before the end of each span: it waits for work that the span
-/// only started, so that asynchronous work is charged to its own span. It must not wait for what
-/// ranks exchange, which happens concurrently with the spans. `events`: how many to keep; their
-/// memory is taken now.
+/// Switches tracing on, which clears totals and events, or off. `settle` (may be empty) is called
+/// before the end of each span: it waits for work that the span only started, so that asynchronous
+/// work is charged to its own span. It must not wait for what ranks exchange, which happens
+/// concurrently with the spans. `events`: how many to keep; their memory is taken now.
 void set_tracing(bool on, std::function<void()> settle = {}, size_t events = 0);
 
 /// Totals since tracing was switched on, longest self time first.
 std::vector<SpanTotal> trace_totals();
 
-/// Those since tracing was switched on, in the order of their ends, until there was no more
-/// capacity.
+/// The events since tracing was switched on, in the order of their ends, until there was no more
+/// capacity. The reference is valid until tracing is switched on again.
 const std::vector<TraceEvent>& trace_events();
 
 /// Names of the spans that are open, outermost first; none while tracing is off.
 std::vector<const char*> open_spans();
 
+/// A span that lasts as long as this object lives.
 class TraceSpan {
  public:
   /// `name` must outlive the program (a literal).
@@ -64,8 +65,9 @@ class TraceSpan {
   bool active_;
 };
 
-/// What is under way from construction until end(), both on the thread that drives the step. One
-/// that never ends is not stored. Off, as long as no events are stored, it costs one branch.
+/// An operation that is under way from construction until end(), both on the thread that drives the
+/// step. One that never ends is not stored. As long as no events are stored, it is off and costs
+/// one branch.
 class TraceFlight {
  public:
   TraceFlight() = default;
@@ -73,7 +75,7 @@ class TraceFlight {
   TraceFlight(TraceKind kind, const char* name, uint64_t bytes = 0);
 
   bool active() const { return event_.name != nullptr; }
-  /// Ends the span once; later calls do nothing.
+  /// Ends the operation now, or at `when` by trace_clock(). Later calls do nothing.
   void end() {
     if (active()) {
       end(trace_clock());

@@ -18,11 +18,12 @@ inline constexpr std::pair<CommBackend, std::string_view> kCommBackends[] = {
     {CommBackend::nccl, "nccl"}};
 
 /// How ranks find each other. `automatic` is `file` if nccl is requested and srun's tasks have no
-/// process manager, else `mpi`.
+/// process manager or the build has no MPI, else `mpi`.
 enum class CommBootstrap : uint8_t { automatic, mpi, file };
 inline constexpr std::pair<CommBootstrap, std::string_view> kCommBootstraps[] = {
     {CommBootstrap::automatic, "auto"}, {CommBootstrap::mpi, "mpi"}, {CommBootstrap::file, "file"}};
 
+/// The settings under `comm`.
 struct CommSettings {
   CommBackend backend = CommBackend::automatic;
   CommBootstrap bootstrap = CommBootstrap::automatic;

@@ -2,10 +2,10 @@
 // Communication between ranks. A Communicator moves bytes and never computes: our own operations
 // make sums in rank order (comm/exchange/reduce.h, comm/exchange/gradient_exchange.h), so results
 // do not depend on the library below. Collectives are started in the same order on all ranks of a
-// group, return at once and overlap with other work; buffers are on the device of `stream`, belong
-// to the caller and must not be touched until the Work is done. One thread of a rank uses it.
-// Errors are CommErrors that name the rank, the operation and, if known, the ranks that are
-// missing.
+// group, return at once (but for copies through host memory, comm/backends/backends.h) and overlap
+// with other work; buffers are on the device of `stream`, belong to the caller and must not be
+// touched until the Work is done. One thread of a rank uses it. Errors are CommErrors that name the
+// rank, the operation and, if known, the ranks that are missing.
 
 #include <cstddef>
 #include <cstdint>
@@ -71,7 +71,7 @@ class Communicator {
     uint64_t sequence = 0;  ///< counts the collectives of a communicator; run() sets it
 
     const char* name() const { return name_of(collective); }
-    /// What `send` and `recv` hold with so many ranks.
+    /// Return the bytes of `send` and of `recv` with this number of ranks.
     size_t send_bytes(int ranks) const {
       return collective == Collective::all_to_all ? static_cast<size_t>(ranks) * bytes : bytes;
     }
@@ -79,12 +79,12 @@ class Communicator {
       return collective == Collective::broadcast ? bytes : static_cast<size_t>(ranks) * bytes;
     }
   };
-  /// Starts the operation.
+  /// Starts the operation and counts its traffic. Throws CommError if it cannot start.
   Work run(Operation operation);
 
   /// Rank r's `bytes` bytes of `send` come to recv + r * bytes of every rank. `send` may be this
-  /// rank's own part of `recv`. Where all nodes have equally many ranks each byte crosses to
-  /// another node once.
+  /// rank's own part of `recv`. Where ranks_per_node() of the topology is not 0, each byte crosses
+  /// to each other node once.
   Work all_gather(Stream stream, const void* send, void* recv, size_t bytes) {
     return run({Collective::all_gather, stream, send, recv, bytes});
   }
@@ -95,7 +95,7 @@ class Communicator {
     return run({Collective::all_to_all, stream, send, recv, bytes});
   }
 
-  /// `bytes` bytes of `data` of `root` come to all.
+  /// The `bytes` bytes of `data` of rank `root` come to `data` of all ranks.
   Work broadcast(Stream stream, void* data, size_t bytes, int root) {
     return run({Collective::broadcast, stream, data, data, bytes, root});
   }
@@ -103,7 +103,8 @@ class Communicator {
   /// Done when all ranks have started it.
   Work barrier() { return run({Collective::barrier, host_stream()}); }
 
-  /// Returns the value of each rank, in rank order, so that hosts can agree. Waits. T is trivial.
+  /// Returns the value of each rank, in rank order, so that hosts can agree. Waits. T is trivially
+  /// copyable.
   template <typename T>
   std::vector<T> all_gather_values(const T& value) {
     static_assert(std::is_trivially_copyable_v<T>);
@@ -111,7 +112,7 @@ class Communicator {
     all_gather(host_stream(), &value, all.data(), sizeof(T)).wait();
     return all;
   }
-  /// Whether any rank says so.
+  /// Returns whether `mine` is true on any rank. Collective; waits.
   bool any_rank(bool mine);
 
   /// Which ranks make a communicator of their own, ordered as here.
@@ -120,14 +121,17 @@ class Communicator {
     node,   ///< the ranks of this rank's node
     peers,  ///< ranks of equal local rank on all nodes; only where ranks_per_node() is not 0
   };
-  /// Makes a group. All ranks make the same groups in the same order. The traffic of a group counts
-  /// as that of this communicator.
+  /// Makes a group, with this communicator's time-out. All ranks make the same groups in the same
+  /// order. The traffic of a group counts as that of this communicator. Throws CommError;
+  /// InternalError for peers without equal nodes.
   std::unique_ptr<Communicator> group(GroupKind kind);
   std::unique_ptr<Communicator> duplicate() { return group(GroupKind::all); }
   std::unique_ptr<Communicator> node_group() { return group(GroupKind::node); }
   std::unique_ptr<Communicator> peer_group() { return group(GroupKind::peers); }
 
-  /// What this rank's collectives have sent, by the algorithms that they use.
+  /// Returns the bytes that this rank's collectives have sent by the algorithms of
+  /// comm/exchange/transfer.h. A library with algorithms of its own (NCCL) may have sent other
+  /// amounts.
   const Traffic& traffic() const { return *traffic_; }
 
   /// Sets the time after which operations fail with TimeoutError; time in which the process was
@@ -140,8 +144,8 @@ class Communicator {
   virtual bool in_stream_order() const { return false; }
 
   /// Tells the other ranks that this one cannot go on: their operations fail. MPI ends them with
-  /// the exit code (and this process too). From any thread. Throws CommError where they cannot be
-  /// notified within some seconds.
+  /// the exit code (and this process too). Any thread may call it. Throws CommError where they
+  /// cannot be notified within some seconds.
   virtual void fail(int exit_code) = 0;
 
   /// "mpi: rank 1 of 4, node 0 of 2" and the like.
@@ -174,7 +178,8 @@ class Communicator {
   std::shared_ptr<Traffic> traffic_;
 };
 
-/// What one rank sends in an all_gather and an all_to_all of `bytes` bytes, and in a broadcast.
+/// Return the bytes that one rank sends in an all_gather and an all_to_all of `bytes` bytes, and in
+/// a broadcast, by the algorithms of comm/exchange/transfer.h.
 Traffic all_gather_traffic(const Topology& topology, int rank, size_t bytes);
 Traffic all_to_all_traffic(const Topology& topology, int rank, size_t bytes);
 Traffic broadcast_traffic(const Topology& topology, int rank, size_t bytes, int root);

@@ -20,6 +20,7 @@ struct Launch {
 
 /// `variable` returns an environment variable, null where there is none.
 using Environment = std::function<const char*(const char*)>;
+/// Return the traces in the environment that `variable` reads, and in that of this process.
 Launch detect_launch(const Environment& variable);
 Launch detect_launch();
 
@@ -27,13 +28,14 @@ Launch detect_launch();
 /// it gives none.
 int rank_of_launcher();
 
-/// Throws ConfigError with the fix where several tasks were started and each is alone: `ranks` is
-/// what the communicator has found.
+/// Throws ConfigError with the fix where several tasks were started and each is alone, or where a
+/// job of several tasks has started the program once, outside of srun and mpirun. `ranks` is the
+/// number that the communicator has found.
 void check_launch(const Launch& launch, int ranks);
 
 /// Returns the number of threads for a rank: SLURM_CPUS_PER_TASK where ranks are the tasks of a
 /// step, which those of mpirun are not, at most the cores that there are; else the cores that it
-/// may use, shared among the ranks that may use them too. At least 1.
+/// may use, shared among the `sharing` ranks that may use them too. At least 1.
 int64_t threads_per_rank(int sharing, int64_t available_cores, const Launch& launch,
                          const Environment& variable);
 

@@ -45,7 +45,8 @@ class Mesh {
   /// Lays all ranks of `world` along the data axis. Null or one rank: no communicator is used.
   explicit Mesh(Communicator* world);
   /// world rank = ((pipeline * shape.data + data) * shape.context + context) * shape.tensor +
-  /// tensor. `world` may be null: a mesh of which only positions are asked.
+  /// tensor. `world` may be null: a mesh of which only positions are asked. Throws InternalError if
+  /// the numbers do not fit together.
   Mesh(const MeshShape& shape, int world_rank, Communicator* world);
 
   const MeshShape& shape() const { return shape_; }
@@ -58,11 +59,11 @@ class Mesh {
   int index(Axis axis) const;
   int size(Axis axis) const { return shape_.of(axis); }
 
-  /// All ranks; null where there is one.
+  /// Returns the communicator of all ranks; null where there is one rank or the mesh has none.
   Communicator* world() const { return world_; }
-  /// The ranks that differ from this one along the axis only; null where the axis has size 1.
-  /// Throws InternalError where that is neither this rank alone nor the whole world: such groups do
-  /// not exist yet.
+  /// Returns the ranks that differ from this one along the axis only; null where the axis has size
+  /// 1. Throws InternalError where that is neither this rank alone nor the whole world, since such
+  /// groups do not exist yet, or where the mesh has no communicator.
   Communicator* group(Axis axis) const;
 
   /// Returns the value of each rank, in the order of world ranks. Collective; waits.

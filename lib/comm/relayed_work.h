@@ -10,8 +10,8 @@ namespace fp8train {
 
 class RelayedWork final : public PendingWork {
  public:
-  /// `bring` takes what has arrived to where it belongs; `release`, once the collective has ended,
-  /// gives back the memory between.
+  /// `bring`, called by wait(), copies the received bytes to where they belong; `release`, called
+  /// by the destructor, gives back the memory between.
   RelayedWork(Work work, std::function<void()> bring, std::function<void()> release)
       : work_(std::move(work)), bring_(std::move(bring)), release_(std::move(release)) {}
   ~RelayedWork() override {

@@ -1,5 +1,5 @@
 #pragma once
-// The node of each rank. Every rank has the whole table. Pure data.
+// The node of each rank. Every rank has the whole table. Pure data, which does not change.
 
 #include <cstddef>
 #include <vector>
@@ -10,7 +10,8 @@ class Topology {
  public:
   /// Makes the topology of one rank.
   Topology() : Topology(std::vector<int>{0}) {}
-  /// The node of each rank; nodes are numbered from 0 in the order in which their first ranks come.
+  /// Takes the node of each rank; nodes are numbered from 0 in the order in which their first ranks
+  /// come. Throws InternalError if they are not.
   explicit Topology(std::vector<int> node_of_rank);
 
   /// `size` ranks, `ranks_per_node` of them on each node but perhaps the last.

@@ -18,10 +18,12 @@
 
 namespace fp8train {
 
+/// The thread runs as long as this object lives.
 class Watchdog {
  public:
-  /// `failure` says what is wrong with the communicator, empty: nothing; `give_up` ends what is
-  /// under way. Both are called by the thread, and `give_up` also by fail().
+  /// `failure` says what is wrong with the communicator, empty: nothing; `give_up` ends the
+  /// operations that are under way. Both are called by the thread, and `give_up` also by fail(),
+  /// once.
   Watchdog(std::function<std::string()> failure, std::function<void()> give_up);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
@@ -34,11 +36,12 @@ class Watchdog {
     double timeout = 0;
     std::shared_ptr<StreamEvent> end;
   };
+  /// Adds an operation. All are on one stream and end in the order in which they are added.
   void watch(Operation operation);
 
-  /// Why: an error, or that something did not end in its time.
+  /// The reason to give up: an error, or an operation that did not end in its time.
   enum class Cause : uint8_t { error, timeout };
-  /// Gives up, for this reason, unless that has happened before.
+  /// Gives up, for this reason, unless that has happened before. Any thread may call it.
   void fail(const std::string& why, Cause cause = Cause::error);
   bool failed() const;
   /// Throws CommError with the reason if the communicator has been given up, and TimeoutError if an

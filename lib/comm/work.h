@@ -12,14 +12,14 @@
 
 namespace fp8train {
 
-/// What a Communicator's own operations are behind a handle.
+/// The operation behind a handle, which each kind of communicator implements.
 class PendingWork {
  public:
   virtual ~PendingWork() = default;
   virtual bool done() = 0;
   virtual void wait() = 0;
-  /// Returns when it ended, by trace_clock(), or the present time if nobody noted it. Called after
-  /// it has ended.
+  /// Returns the time of its end by trace_clock(), or the present time if nobody noted it. Called
+  /// after it has ended.
   virtual double ended() { return trace_clock(); }
 };
 

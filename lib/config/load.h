@@ -24,11 +24,11 @@ struct LoadRequest {
 };
 
 /// Reads, validates and completes the settings of a run. Throws one ConfigError that lists every
-/// problem on its own line, in order of their marks: "run.yaml:14:3: optimizer.lr: expected a
-/// number > 0, got "3e-4x"" or "--set a.b=v: a.b: ...".
+/// problem (at most 50) on its own line, in order of their marks: "run.yaml:14:3: optimizer.lr:
+/// expected a number > 0, got "3e-4x"" or "--set a.b=v: a.b: ...".
 ///
-/// Of settings that exclude each other the one with the higher precedence replaces the other, which
-/// Settings::notes then says (config/yaml/replacements.h).
+/// Of settings that exclude each other the one with the higher precedence replaces the other; a
+/// line in Settings::notes reports that (config/yaml/replacements.h).
 Settings load_settings(const LoadRequest& request);
 
 /// Puts the location of a given key before an error whose message begins with the key, as
@@ -63,11 +63,12 @@ struct ReadAnswers {
   Settings settings;
   std::vector<Objection> objections;
 };
+/// Reads the answers of a dialogue. Problems become objections; nothing is thrown for them.
 ReadAnswers read_answers(const std::vector<Answer>& answers,
                          const ForeignKeysMaker& foreign_keys = nullptr);
 
-/// What a file says, in the same form. It may say little; what it says must be right. Throws
-/// ConfigError as load_settings does.
+/// Returns the keys that a file gives as answers. The file may be incomplete, but all that it gives
+/// must be right. Throws ConfigError as load_settings does.
 std::vector<Answer> answers_in_file(const std::string& path,
                                     const ForeignKeysMaker& foreign_keys = nullptr);
 
@@ -79,8 +80,8 @@ struct Conversion {
   int64_t processes = 0;           ///< how many the files say there are; 0: they do not
 };
 
-/// What `path` says, over what `base` says (empty: nothing), which may both say little. Throws
-/// ConfigError as load_settings does.
+/// Returns the settings of the file `path` over those of the file `base` (empty: none). Both may be
+/// incomplete. Throws ConfigError as load_settings does.
 Conversion convert_file(const std::string& path, const std::string& base,
                         const ForeignKeysMaker& foreign_keys);
 

@@ -7,12 +7,12 @@
 
 namespace fp8train {
 
-/// The default of data.tokenizer: the folder itself where it has a tokenizer and a training source
-/// needs one.
+/// Returns the default of data.tokenizer: the folder itself where it has a tokenizer and a training
+/// source needs one; else that of DataSettings.
 std::string usual_tokenizer(const Settings& settings);
 
-/// The default of data.seq_length where model.from is given: at most the context that the folder's
-/// config.json names.
+/// Returns the default of data.seq_length: that of DataSettings, but at most the context that
+/// config.json in the folder of model.from names.
 int64_t usual_seq_length(const Settings& settings);
 
 }  // namespace fp8train

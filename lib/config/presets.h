@@ -16,10 +16,10 @@ struct Preset {
   int64_t seq_length = 0;  ///< becomes the default of data.seq_length
 };
 
-/// All presets, small to large.
+/// Returns all presets, small to large.
 const std::vector<Preset>& presets();
 
-/// The preset with this name, or null.
+/// Returns the preset with this name, or null.
 const Preset* find_preset(const std::string& name);
 
 /// Sets the keys that the preset decides: model.preset, model.config and data.seq_length.

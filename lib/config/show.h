@@ -9,23 +9,24 @@
 
 namespace fp8train {
 
-/// YAML in the order of the table that load_settings turns into equal settings. `resolved`: every
-/// setting, those that are not set as comments; else only what differs from the defaults (of the
-/// preset, when there is one). `comments`: each line with its documentation.
+/// Returns YAML, in the order of the table, that load_settings turns into equal settings.
+/// `resolved`: every setting, those that are not set as comments; else only what differs from the
+/// defaults (of the preset, when there is one). `comments`: each line with its documentation.
 std::string show_settings(const Settings& settings, bool resolved, bool comments = false);
 
-/// What differs from the defaults, and the keys in `also`, as a file for people: each line with its
-/// documentation, next to it or above it, in 100 columns.
+/// Returns the settings that differ from the defaults, and the keys in `also`, as a file for
+/// people: each line with its documentation, next to it or above it, in 100 columns.
 std::string commented_settings(const Settings& settings, const std::vector<std::string>& also);
 
-/// Documentation, type, default and other spellings of a key and the plans or presets that it
-/// takes, or the keys of a section. Throws ConfigError with a suggestion when there is no such key.
+/// Returns the documentation, type, default and other spellings of a key and the plans or presets
+/// that it takes, or the keys of a section. Throws ConfigError with a suggestion when there is no
+/// such key.
 std::string explain_key(const std::string& key);
 
-/// Every dotted key, in the order of the table.
+/// Returns every dotted key, in the order of the table.
 std::vector<std::string> config_keys();
 
-/// The names and shapes of all presets, one per line.
+/// Returns the names and descriptions of all presets, one per line.
 std::string presets_text();
 
 /// Returns the text of docs/use/configuration.md.

@@ -8,8 +8,8 @@
 
 namespace fp8train {
 
-/// What to say about an unknown key: a sentence such as `did you mean "lr"?`, or empty. `section`
-/// is the dotted section the key is in, empty at the top level.
+/// Returns advice about an unknown key: a sentence such as `did you mean "lr"?`, or nothing.
+/// `section` is the dotted section the key is in, empty at the top level.
 std::string advice_for_unknown_key(const std::string& section, const std::string& name);
 
 }  // namespace fp8train

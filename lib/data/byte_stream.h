@@ -1,6 +1,7 @@
 #pragma once
 // The decompressed bytes of a file, read from front to end. gzip and Zstandard are recognized by
-// their magic numbers, whatever the name of the file. Uses some 256 KiB of memory.
+// their magic numbers, whatever the name of the file. Memory does not grow with the file: buffers
+// of some 256 KiB, and the window of the decompressor.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,28 +13,32 @@ namespace fp8train {
 
 class ByteSource;
 
+/// Reads a file, decompressed, from front to end. One thread at a time.
 class ByteStream {
  public:
-  /// Throws DataError where InputFile does.
+  /// Opens the file. Throws DataError where InputFile does.
   explicit ByteStream(const std::filesystem::path& path);
   ~ByteStream();
   ByteStream(const ByteStream&) = delete;
   ByteStream& operator=(const ByteStream&) = delete;
 
-  /// Up to `bytes` bytes, fewer only at the end. Throws DataError for damaged or cut-off data.
+  /// Reads up to `bytes` bytes into `to` and returns their number, which is smaller only at the
+  /// end. Throws DataError for damaged or cut-off data, and for a file that cannot be read.
   size_t read(char* to, size_t bytes);
 
-  /// Appends up to `bytes` bytes to `text`; false at the end, when there are none.
+  /// Appends up to `bytes` bytes to `text`. Returns false at the end, when there are none. Throws
+  /// as read() does.
   bool append_to(std::string& text, size_t bytes);
 
-  /// Bytes of the file read so far, compressed ones where it is compressed.
+  /// Returns the number of bytes of the file read so far, counted as they are in the file,
+  /// compressed or not.
   uint64_t file_bytes_read() const;
 
  private:
   std::unique_ptr<ByteSource> source_;
 };
 
-/// `path` without .gz or .zst, for telling what a compressed file holds.
+/// Returns `path` without .gz or .zst, for telling what a compressed file holds.
 std::filesystem::path without_compression(const std::filesystem::path& path);
 
 }  // namespace fp8train

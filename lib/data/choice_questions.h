@@ -17,8 +17,8 @@ struct ChoiceQuestion {
   std::string where;  ///< file and line, for messages
 };
 
-/// JSON lines with "context" or "query", "choices" (texts), and "gold" or "label": the number of
-/// the right choice from 0 on, which may be written as a text. Other keys are not read. Throws
+/// Reads JSON lines with "context" or "query", "choices" (texts), and "gold" or "label": the number
+/// of the right choice from 0 on, which may be written as a text. Other keys are not read. Throws
 /// DataError with file and line.
 std::vector<ChoiceQuestion> read_choice_questions(const std::filesystem::path& path);
 

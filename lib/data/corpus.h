@@ -43,7 +43,7 @@ struct Document {
   int64_t count;
 };
 
-/// What the samples of a corpus hold, as data.packing and data.document_mask ask for it.
+/// The content of the samples of a corpus, as data.packing and data.document_mask ask for it.
 struct SampleForm {
   Packing packing = Packing::windows;
   bool masks_documents = false;  ///< batches say where documents begin
@@ -52,17 +52,21 @@ struct SampleForm {
   bool is_windows() const { return packing == Packing::windows; }
 };
 
+/// Token ids of one or several stores, one after the other, with the sources, files and documents
+/// that they come from. It is put together by one thread; after that, const functions may be called
+/// from several.
 class Corpus {
  public:
   /// Appends tokens [begin, end) of `store`. The store is shared because the training and the
-  /// validation corpus may be two ranges of one file.
+  /// validation corpus may be two ranges of one file. Throws InternalError if the store does not
+  /// have this range.
   void append(std::shared_ptr<const TokenStore> store, int64_t begin, int64_t end);
 
   /// Returns the number of tokens.
   int64_t size() const { return size_; }
 
-  /// Tokens [offset, offset + count) into `to`. Throws DataError when a file is damaged or holds an
-  /// id outside the vocabulary, InternalError when the range is not within the corpus.
+  /// Reads tokens [offset, offset + count) into `to`. Throws DataError when a file is damaged or
+  /// holds an id outside the vocabulary, InternalError when the range is not within the corpus.
   void read(int64_t offset, int64_t count, int32_t* to) const;
 
   /// Notes that the tokens from `source.begin` on are this source's.
@@ -72,9 +76,10 @@ class Corpus {
   /// all tokens are one sequence.
   bool is_blend() const;
 
-  /// The documents that lie wholly in the corpus, as far as they are known.
+  /// Returns the documents that lie wholly in the corpus, as far as they are known.
   const std::vector<Document>& documents() const { return documents_; }
-  /// Of each of these tokens 1 where the model learns it, else 0.
+  /// Writes into `to`, for each of tokens [offset, offset + count), 1 if the model learns it, else
+  /// 0. Throws InternalError when the range is not within the corpus.
   void read_targets(int64_t offset, int64_t count, uint8_t* to) const;
   /// Whether some tokens are no targets.
   bool has_ignored_tokens() const { return has_ignored_tokens_; }
@@ -84,12 +89,13 @@ class Corpus {
 
   /// Notes that content comes from this file.
   void add_file(DataFile file) { files_.push_back(std::move(file)); }
-  /// The files of all sources, in the order of their tokens.
+  /// Returns the files of all sources, in the order of their tokens.
   const std::vector<DataFile>& files() const { return files_; }
 
-  /// 16 hex digits from the sizes, the weights of a blend and samples of the content: a resumed run
-  /// compares it to know that the tokens are the same. FileHashes (data/file_hashes.h) cover what
-  /// lies between the samples.
+  /// Returns 16 hex digits that are computed from sizes, samples of the content, the weights of a
+  /// blend and, if samples are not plain windows, their form and the documents. A resumed run
+  /// compares them to know that the tokens are the same. FileHashes (data/file_hashes.h) cover the
+  /// tokens between the samples. Throws as read() does.
   std::string fingerprint() const;
 
  private:
@@ -111,7 +117,7 @@ class Corpus {
   int64_t size_ = 0;
 };
 
-/// Tokens held in memory, as a store.
+/// Copies tokens into a store in memory.
 std::shared_ptr<const TokenStore> memory_store(const std::vector<int32_t>& tokens,
                                                DocumentTable documents = {});
 
@@ -131,7 +137,8 @@ struct CorpusSplits {
 CorpusSplits open_corpora(const DataSettings& settings, const Tokenizer& tokenizer,
                           int64_t vocab_size, const std::string& train_option = "data.train");
 
-/// The tokenizer that `settings` names; "char" reads the text of the training sources.
+/// Returns the tokenizer that `settings` name; "char" reads the text of the training sources.
+/// Throws ConfigError for an unknown name or sources without text, and DataError for files.
 std::unique_ptr<Tokenizer> make_tokenizer(const DataSettings& settings);
 
 }  // namespace fp8train

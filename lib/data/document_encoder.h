@@ -14,6 +14,7 @@
 
 namespace fp8train {
 
+/// The ids of a part of the documents.
 struct EncodedText {
   std::vector<int32_t> ids;
   std::vector<size_t> ends;  ///< behind each id with which a document ends
@@ -25,17 +26,18 @@ class DocumentEncoder {
   using Sink = std::function<void(const EncodedText& text)>;
 
   /// Keeps a reference to `tokenizer`. `threads` 0: one for each processor. `frame` has the ids
-  /// around each document. `sink` gets the ids in order, on the caller's thread.
+  /// around each document. `sink` gets the ids in order, on the thread that calls add(), add_part()
+  /// or finish().
   DocumentEncoder(const Tokenizer& tokenizer, int64_t threads, SequenceFrame frame, Sink sink);
 
-  /// Adds a whole document.
+  /// Adds a whole document. Throws as add_part() does.
   void add(std::string document);
 
-  /// Adds a piece, of any size, of a document; `last` ends the document. Throws what encoding an
-  /// earlier part threw.
+  /// Adds a piece, of any size, of a document; `last` ends the document. Throws what encoding a
+  /// part threw, this one or an earlier one (DataError).
   void add_part(std::string_view text, bool last);
 
-  /// Waits for all that was added.
+  /// Waits until all that was added has been encoded and passed on. Throws as add_part() does.
   void finish();
 
  private:

@@ -17,15 +17,16 @@ struct SampleRow {
   int32_t* document_starts;  ///< may be null
 };
 
-/// A document of n tokens takes n - 1 positions: its last token is a target only. Packed, documents
-/// go in their order into the first of at most 64 open sequences that has space, else into a new
-/// one (first fit); of 64, the fullest is closed. Not packed, each has a sequence of its own.
-/// Documents that are longer than a sequence are cut; those without a target in a sequence are left
-/// out. The corpus outlives it.
+/// Sequences of whole documents. A document of n tokens takes n - 1 positions: its last token is a
+/// target only. Packed, documents go in their order into the first of at most 64 open sequences
+/// that has space, else into a new one (first fit); of 64, the fullest is closed. Not packed, each
+/// has a sequence of its own. Documents that are longer than a sequence are cut; those without a
+/// target in a sequence are left out. The corpus outlives it.
 class DocumentSamples {
  public:
-  /// Of the documents in a range of the corpus. Throws DataError where tokens of it belong to no
-  /// document, or no document has a target. `length_option` names what sets seq_length.
+  /// Makes sequences of the documents in a range of the corpus. Throws DataError where tokens of it
+  /// belong to no document, or no document has a target. `length_option` names what sets
+  /// seq_length.
   DocumentSamples(const Corpus& corpus, const TokenRange& range, int64_t seq_length, bool packs,
                   std::string length_option = "data.seq_length");
 
@@ -34,13 +35,14 @@ class DocumentSamples {
   int64_t targets(int64_t sample) const { return targets_[static_cast<size_t>(sample)]; }
   int64_t targets() const;  ///< targets of all samples
 
-  /// Writes a sample. Padding has token 0, no target, and is a document of its own.
+  /// Reads a sample into `row`. Padding has token 0, no target, and is a document of its own.
   void read(int64_t sample, SampleRow row) const;
 
   int64_t documents() const { return static_cast<int64_t>(documents_.size()); }
   int64_t cut() const { return cut_; }            ///< documents that were cut
   int64_t left_out() const { return left_out_; }  ///< documents without a target
-  /// A line on what the samples of `name` hold, and warnings of what they do not.
+  /// Adds a line about the samples to `notes`, and lines about documents that were cut or left out
+  /// to `warnings`. `name` is what the lines call the data.
   void describe(const std::string& name, std::vector<std::string>& notes,
                 std::vector<std::string>& warnings) const;
   double filled() const;  ///< part of all positions that is not padding

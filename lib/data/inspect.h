@@ -1,6 +1,6 @@
 #pragma once
-// Describes the content of a data file for `fp8train data inspect`. Every byte is read once, and
-// only a part of the file is in memory at a time.
+// Describes the content of a data file for `fp8train data inspect`. The file is read twice, for its
+// hash and for its content, and only a part of it is in memory at a time.
 
 #include <cstdint>
 #include <filesystem>
@@ -39,7 +39,8 @@ struct DataFileFacts {
 };
 
 /// Reads a file of any format. An id beyond the tokenizer's vocabulary is no error. Throws
-/// DataError for a damaged file.
+/// DataError for a damaged file or one of no known format, and ConfigError for a format of an
+/// unknown name.
 DataFileFacts inspect_file(const std::filesystem::path& path, const InspectSettings& settings);
 
 }  // namespace fp8train

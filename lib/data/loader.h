@@ -45,14 +45,15 @@ struct LoaderSettings {
 /// calls next(), seek() and position().
 class Loader {
  public:
-  /// Throws DataError when the corpus has no sample.
+  /// Throws DataError when the corpus has no sample, and InternalError for sizes that are not
+  /// positive or a rank that is not one of `data_ranks`.
   Loader(const Corpus& corpus, const LoaderSettings& settings);
   ~Loader();
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  /// The next batch of this rank. Throws what reading threw (DataError); the position then stays
-  /// where it was.
+  /// Returns the next batch of this rank. Throws what reading threw (DataError); the position then
+  /// stays where it was.
   Batch next();
 
   /// Returns the global samples consumed so far, which a checkpoint stores.
@@ -83,7 +84,7 @@ class Loader {
   std::unique_ptr<Prefetcher> prefetcher_;
 };
 
-/// Which batches of a validation corpus a rank reads.
+/// The part of a validation corpus that a rank reads.
 struct ValidationWalk {
   int data_rank = 0;
   int data_ranks = 1;
@@ -104,14 +105,15 @@ class ValidationBatches {
 
   const Samples& samples() const { return samples_; }
 
-  /// The next batch of this rank, or nothing at the end.
+  /// Returns the next batch of this rank, or nothing at the end. Throws what reading throws
+  /// (DataError).
   std::optional<Batch> next();
   void rewind() { batch_ = 0; }
 
-  /// Batches of each rank in one pass.
+  /// Returns the number of batches of each rank in one pass.
   int64_t batch_count() const { return batch_count_; }
 
-  /// Targets of one pass over all ranks.
+  /// Returns the number of targets of one pass over all ranks.
   int64_t target_count() const;
 
  private:

@@ -13,19 +13,21 @@
 
 namespace fp8train {
 
+/// Runs tasks, and passes their results to a function in order. Used by one thread.
 template <typename Result>
 class OrderedTasks {
  public:
   using Sink = std::function<void(Result result)>;
 
-  /// `threads` 0: one for each processor; 1: work is done at once. `sink` is called on the caller's
-  /// thread.
+  /// `threads` 0: one for each processor; 1: work is done at once, on the caller's thread. `sink`
+  /// is called on the thread that calls start() or finish().
   OrderedTasks(int64_t threads, Sink sink)
       : threads_(threads > 0 ? static_cast<size_t>(threads)
                              : std::max(1U, std::thread::hardware_concurrency())),
         sink_(std::move(sink)) {}
 
-  /// Throws what earlier work threw.
+  /// Starts `work`. Throws what earlier work or `sink` threw, and with one thread what this work
+  /// throws.
   void start(std::function<Result()> work) {
     if (threads_ == 1) {
       sink_(work());
@@ -35,7 +37,8 @@ class OrderedTasks {
     running_.push_back(std::async(std::launch::async, std::move(work)));
   }
 
-  /// Waits for all that was started.
+  /// Waits until all that was started is done and its results are passed on. Throws as start()
+  /// does.
   void finish() {
     while (!running_.empty()) deliver_first();
   }

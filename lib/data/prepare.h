@@ -45,8 +45,8 @@ struct PrepareReport {
 /// targets and the positions where they end, so that data.packing can tell them apart;
 /// `output_format` is llmc then. Writes train_000000.bin ..., val_000000.bin ... (or .npy; .bin
 /// with .idx), the tokenizer's files and dataset.json (a manifest of tokens per file). Throws
-/// ConfigError (settings, a folder that holds shards) or DataError (inputs); files already complete
-/// stay.
+/// ConfigError (settings, a folder that holds shards), DataError (inputs) or DeviceError (a disk
+/// that refuses); files already complete stay.
 PrepareReport prepare_data(const PrepareSettings& settings);
 
 }  // namespace fp8train

@@ -14,6 +14,8 @@ class Permutation {
  public:
   /// `count` is in [1, 2^62].
   Permutation(uint64_t key, uint64_t count);
+  /// Returns the number that `index` is mapped to. Throws InternalError unless `index` is below
+  /// `count`.
   uint64_t operator()(uint64_t index) const;
 
  private:
@@ -25,9 +27,10 @@ class Permutation {
 };
 
 /// A sample is a window of seq_length + 1 tokens: inputs are all but the last, targets all but the
-/// first. Shuffled: in each epoch the windows begin at i * seq_length + offset, offset drawn in [0,
-/// seq_length) for the epoch, and are permuted. Not shuffled: windows in file order, advancing by
-/// seq_length and wrapping at the end (llm.c's order).
+/// first. Shuffled: in each epoch the windows begin at i * seq_length + offset, where offset is
+/// drawn for the epoch from [0, seq_length), or from fewer values if the corpus has no space for
+/// more, and are permuted. Not shuffled: windows in file order, advancing by seq_length and
+/// wrapping at the end (llm.c's order).
 class SampleOrder {
  public:
   /// Throws DataError when the corpus has fewer than seq_length + 1 tokens.
@@ -35,7 +38,8 @@ class SampleOrder {
 
   uint64_t samples_per_epoch() const { return samples_per_epoch_; }
 
-  /// First token of sample `sample`, counted from the start of training over all epochs.
+  /// Returns the first token of a sample. `sample` is counted from the start of training over all
+  /// epochs.
   int64_t start_of(uint64_t sample) const;
 
  private:

@@ -25,6 +25,7 @@ SampleForm sample_form(const DataSettings& settings, const Tokenizer& tokenizer,
 /// How samples are walked: without end in the order of training, or once in order.
 enum class SampleWalk : uint8_t { training, once };
 
+/// The order in which samples are walked.
 struct SampleOptions {
   SampleWalk walk = SampleWalk::training;
   bool shuffle = false;
@@ -44,33 +45,39 @@ class Samples {
   /// on.
   Samples(const Corpus& corpus, int64_t seq_length, const SampleOptions& options = {});
 
-  /// A batch of `rows` rows in which nothing is a target.
+  /// Returns a batch of `rows` rows in which nothing is a target.
   Batch empty_batch(int64_t rows) const;
-  /// Writes sample `index`, counted over all epochs, into a row of such a batch. Beyond the end
-  /// of a walk, nothing.
+  /// Reads sample `index`, counted over all epochs, into a row of such a batch. Leaves the row as
+  /// it is beyond the end of a walk that is made once. Throws as Corpus::read() does.
   void read(uint64_t index, Batch& batch, int64_t row) const;
 
-  /// Of one epoch (of the first source of a blend), or of a walk that is made once.
+  /// Returns the number of samples of one epoch (of the first source of a blend), or of a walk that
+  /// is made once.
   uint64_t samples_per_epoch() const;
-  /// Targets of sample `index`; 0 for windows of training, where every position is one.
+  /// Returns the number of targets of sample `index`, or 0 for windows of training, where every
+  /// position is one.
   int64_t targets(uint64_t index) const;
   /// Returns the number of targets of one walk.
   int64_t target_count() const;
-  /// First token in the corpus of window `index` of training.
+  /// Returns the first token in the corpus of window `index` of training. Samples must be windows
+  /// of a walk without end.
   int64_t start_of(uint64_t index) const;
-  /// Passes over each source of a blend, or over the corpus, in the first `samples` of training.
+  /// Returns the number of passes over each source of a blend, or over the corpus, in the first
+  /// `samples` of training.
   std::vector<double> epochs(uint64_t samples) const;
 
   bool holds_documents() const { return sources_.front().documents.has_value(); }
-  /// Of a source of a blend, or of the corpus; null where samples are windows.
+  /// Returns the documents of a source of a blend, or of the corpus, or null if samples are
+  /// windows.
   const DocumentSamples* documents(size_t source = 0) const;
-  /// Lines on what samples of documents hold, and warnings of what they do not; a source of a blend
-  /// has its own name.
+  /// Adds lines about samples of documents to `notes`, and about documents that were cut or left
+  /// out to `warnings`; `name` is what they call the data, and a source of a blend has its own
+  /// name. Adds nothing for windows.
   void describe(const std::string& name, std::vector<std::string>& notes,
                 std::vector<std::string>& warnings) const;
 
  private:
-  /// What one source of a blend has, or the corpus.
+  /// The samples of one source of a blend, or of the corpus.
   struct Source {
     int64_t begin = 0;  ///< token of the corpus
     uint64_t seed = 0;

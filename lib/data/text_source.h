@@ -13,38 +13,42 @@
 
 namespace fp8train {
 
+/// A part of the files of a prepared folder.
 enum class DataSplit : uint8_t { train, val, all };
 
-/// The files that a path, a folder or a glob names, in byte order of their names. Of a folder that
-/// `data prepare` wrote these are the token files of `split`, also where it lies below; of another
-/// one the text, JSON-lines and token files in it and in folders below, by their names. Throws
-/// DataError when there is none.
+/// Returns the files that a path, a folder or a glob names, in byte order of their names. Of a
+/// folder that `data prepare` wrote these are the token files of `split`, in the order of
+/// dataset.json, also if it lies below another folder. Of another folder these are the text,
+/// JSON-lines and token files in it and in folders below, which their names show, but for hidden
+/// ones; Parquet files are among them, so that reading refuses them. Throws DataError when there is
+/// none, or a folder cannot be listed.
 std::vector<std::filesystem::path> expand_path(const std::string& path_or_glob,
                                                DataSplit split = DataSplit::train);
 
-/// The format of a file of text, as format_of() with the advice of commands that take text only.
-/// Throws DataError for one that holds tokens: "only files of format NAMES PURPOSE".
+/// Returns the format of a file of text, as format_of() does, with the advice of commands that take
+/// text only. Throws DataError for one that holds tokens: "only files of format NAMES PURPOSE".
 const DataFormat& text_format_of(const std::filesystem::path& path, const std::string& format,
                                  std::string_view purpose);
 
-/// Whether there are sources and all are token files, as far as they can be looked at.
+/// Whether there are sources and the first file of each is a token file. Returns false if one
+/// cannot be read.
 bool all_tokens(const std::vector<DataSource>& sources);
 
-/// What `data prepare` writes about the token files of a folder.
+/// The file in which `data prepare` describes the token files of a folder.
 inline constexpr const char* kDatasetFile = "dataset.json";
 
-/// All text of the sources without tokens, for a tokenizer built from the data. Throws ConfigError
-/// when there is none.
+/// Returns all text of the sources without tokens, for a tokenizer built from the data. Throws
+/// ConfigError when there is none, and DataError for files that cannot be read.
 std::string all_text(const std::vector<DataSource>& sources, const TextKey& text_key);
 
-/// Where the held-back part of `count` units begins: int(count * (1 - fraction)), as in nanoGPT's
-/// prepare scripts.
+/// Returns the unit of `count` at which the held-back part begins: int(count * (1 - fraction)), as
+/// in nanoGPT's prepare scripts.
 int64_t split_point(int64_t count, double fraction);
 
-/// Length of `text` in the tokenizer's units (bytes or code points), and the byte where unit
-/// `index` begins. A subword tokenizer counts bytes but is cut only where a code point begins, so
-/// the byte may lie up to three before.
+/// Returns the length of `text` in the tokenizer's units (bytes or code points).
 int64_t count_units(std::string_view text, const Tokenizer& tokenizer);
+/// Returns the byte of `text` at which unit `index` begins. A subword tokenizer counts bytes, but
+/// texts are cut only where a code point begins, so the byte may lie up to three before.
 size_t byte_of_unit(std::string_view text, int64_t index, const Tokenizer& tokenizer);
 
 }  // namespace fp8train

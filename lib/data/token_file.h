@@ -23,9 +23,9 @@ constexpr int32_t kLlmcMagicU16 = 20240520;
 constexpr int32_t kLlmcVersionU16 = 1;
 constexpr int32_t kLlmcMagicU32 = 20240801;
 constexpr int32_t kLlmcVersionU32 = 7;
-/// What the versions of files are more that end with a table of documents: header[3] documents;
-/// after the ids a u32 length for each, then a bit for each id, lowest first: whether it is a
-/// target.
+/// A file that ends with a table of documents has a version that is higher by this. header[3] is
+/// the number of documents; after the ids come a u32 length for each document and a bit for each
+/// id, lowest first, which says whether it is a target.
 constexpr int32_t kLlmcWithDocuments = 1;
 constexpr uint64_t kLlmcHeaderBytes = 1024;
 constexpr int64_t kU16Vocab = 65536;  // ids below it fit into u16
@@ -33,7 +33,7 @@ constexpr int64_t kU16Vocab = 65536;  // ids below it fit into u16
 /// An open file of token ids.
 class TokenFile {
  public:
-  /// `count` ids from `first_byte` on.
+  /// Describes a file whose `count` ids begin at byte `first_byte`. Does not check its size.
   TokenFile(InputFile file, IdType type, uint64_t first_byte, int64_t count)
       : file_(std::move(file)), type_(type), first_byte_(first_byte), size_(count) {}
 
@@ -45,8 +45,9 @@ class TokenFile {
   int bytes_per_token() const { return size_of(type_); }
   uint64_t first_byte() const { return first_byte_; }
 
-  /// Tokens [offset, offset + count) into `to`. Throws DataError naming file and offset when an id
-  /// is not below `vocab_size` or the file has become shorter.
+  /// Reads tokens [offset, offset + count) into `to`. Throws DataError naming file and offset when
+  /// an id is not below `vocab_size`, the range is not within the file, or the file has become
+  /// shorter.
   void read(int64_t offset, int64_t count, int64_t vocab_size, int32_t* to) const;
 
  private:
@@ -80,8 +81,8 @@ class FileTokens final : public TokenStore {
   DocumentTable documents_;
 };
 
-/// Check header and size. Throw DataError naming the file and the numbers; FIFOs, devices and
-/// directories are refused.
+/// Opens a file and checks its header and size. Throws DataError naming the file and the numbers;
+/// FIFOs, devices and directories are refused. The two functions below do the same.
 TokenFile open_llmc(const std::filesystem::path& path);     ///< data/readers/llmc.cpp
 TokenFile open_raw_u16(const std::filesystem::path& path);  ///< data/readers/raw_u16.cpp
 TokenFile open_npy(const std::filesystem::path& path);      ///< data/readers/npy.cpp

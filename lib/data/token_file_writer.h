@@ -21,7 +21,7 @@ enum class TokenFileFormat : uint8_t {
 
 /// Returns the names of the formats that a writer can produce.
 std::vector<std::string_view> token_file_formats();
-/// Throws ConfigError that names `option`.
+/// Returns the format of this name. Throws ConfigError, which names `option`, for another name.
 TokenFileFormat token_file_format_named(std::string_view name, std::string_view option);
 std::string_view name_of(TokenFileFormat format);
 /// ".bin" or ".npy"
@@ -30,16 +30,19 @@ std::string_view extension_of(TokenFileFormat format);
 /// Writes token ids to a file in one of the formats.
 class TokenFileWriter {
  public:
-  /// Throws DeviceError when the disk refuses.
+  /// Opens a file that gets its name in commit(). Throws DeviceError when the disk refuses.
   TokenFileWriter(const std::filesystem::path& path, int64_t vocab_size,
                   TokenFileFormat format = TokenFileFormat::llmc);
 
-  /// Throws DataError for an id outside the vocabulary and beyond 2^31 - 1 tokens.
+  /// Writes ids. Throws DataError for an id outside the vocabulary and beyond 2^31 - 1 tokens, and
+  /// DeviceError when the disk refuses.
   void append(std::span<const int32_t> tokens);
-  /// A whole document with its targets, to an llmc file; a file has either such or plain tokens.
+  /// Writes a whole document with its targets, one flag for each token. Throws as append() does,
+  /// and InternalError for other formats than llmc. A file has either documents with targets or
+  /// plain tokens.
   void append_document(std::span<const int32_t> tokens, const std::vector<bool>& is_target);
 
-  /// The tokens since the last call are a document, one sequence of NAME.idx
+  /// Ends a document: the tokens since the last call, one sequence of NAME.idx
   /// (data/readers/sequence_index.h; Megatron-LM: tools/preprocess_data.py without
   /// --split-sentences); one without tokens is left out. NAME.idx is written next to `indexed`
   /// files, and next to others where documents have ended.
@@ -48,7 +51,7 @@ class TokenFileWriter {
   int64_t count() const { return count_; }
 
   /// Ends the last document and writes the header, and the index or the table of documents where
-  /// there is one; the file gets its name.
+  /// there is one; the file gets its name. Throws DeviceError when the disk refuses.
   void commit();
 
  private:

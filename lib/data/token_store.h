@@ -20,7 +20,7 @@ struct DocumentTable {
   std::vector<bool> is_target;  ///< for each token, whether the model learns it; empty: all
 };
 
-/// Where a run of tokens of a corpus lies. `read` may be called from several threads.
+/// A run of token ids that can be read in parts. read() may be called from several threads.
 class TokenStore {
  public:
   TokenStore() = default;
@@ -30,7 +30,8 @@ class TokenStore {
 
   /// Returns the number of tokens.
   virtual int64_t size() const = 0;
-  /// Tokens [offset, offset + count) into `to`.
+  /// Reads tokens [offset, offset + count) of this store into `to`. A file's store throws DataError
+  /// for a range that it does not have, a damaged file and ids outside the vocabulary.
   virtual void read(int64_t offset, int64_t count, int32_t* to) const = 0;
 
   virtual TokenFacts facts() const { return {}; }

@@ -17,10 +17,10 @@
 
 namespace fp8train {
 
-/// What a text is cut in when a fraction of it is held back for validation.
+/// The unit in which a text is counted when a fraction of it is held back for validation.
 enum class TextUnit : uint8_t { byte, code_point };
 
-/// What a tokenizer is, also when it is saved.
+/// The kind of a tokenizer, also of one that is saved.
 enum class TokenizerType : uint8_t { none, byte, character, llama2c, huggingface, sentencepiece };
 inline constexpr std::pair<TokenizerType, std::string_view> kTokenizerTypes[] = {
     {TokenizerType::none, "none"},
@@ -64,68 +64,76 @@ class Tokenizer {
   /// may round it up.
   virtual int64_t vocab_size() const = 0;
 
-  /// Ids of the text alone, without beginning- or end-of-sequence ids. Throws DataError naming what
-  /// cannot be encoded.
+  /// Returns the ids of the text alone, without beginning- or end-of-sequence ids. Throws
+  /// DataError, which names the text that cannot be encoded.
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
 
-  /// Id of an added or special token with this text, or -1.
+  /// Returns the id of an added or special token with this text, or -1.
   virtual int32_t token_id(std::string_view /*text*/) const { return -1; }
+  /// Returns whether white space next to an added token belongs to it.
   virtual TokenStrips strips(int32_t /*id*/) const { return {}; }
-  /// Ids of a text in which no special token is looked for; `at_start`: no ids are in front of it.
+  /// Returns the ids of a text in which no special token is looked for. `at_start`: no ids are in
+  /// front of it. Throws as encode() does.
   virtual std::vector<int32_t> encode_ordinary(std::string_view text, bool at_start) const {
     return at_start ? encode(text) : encode_rest(text);
   }
 
-  /// The text; beginning- and end-of-sequence ids give nothing. Throws DataError for an id outside
-  /// the vocabulary.
+  /// Returns the text of the ids; beginning- and end-of-sequence ids give nothing. Throws DataError
+  /// for an id outside the vocabulary.
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
 
-  /// Id of the beginning- or end-of-sequence token, or -1 where there is none.
+  /// Returns the id of the beginning-of-sequence token, or -1 if there is none. eos_id() does the
+  /// same for the end-of-sequence token.
   virtual int32_t bos_id() const { return -1; }
   virtual int32_t eos_id() const { return -1; }
 
-  /// BOS in front of a prompt and EOS behind a document, unless the tokenizer says otherwise.
+  /// Returns the ids around texts: BOS in front of a prompt and EOS behind a document, unless the
+  /// tokenizer says otherwise.
   virtual SequenceFrame frame() const;
 
-  /// The last byte of `text` in front of which it may be cut, so that encode() of the first part
-  /// and encode_rest() of the second give the ids of the whole; 0 where there is none. Looks at no
-  /// more than kCutBytes on both sides together, so that `text` may begin anywhere.
+  /// The number of bytes, on both sides of a cut together, at which last_cut() looks.
   static constexpr size_t kCutBytes = 16;
+  /// Returns the last byte of `text` in front of which it may be cut, so that encode() of the first
+  /// part and encode_rest() of the second give the ids of the whole, or 0 if there is none. Looks
+  /// at no more than kCutBytes around it, so that `text` may begin anywhere.
   virtual size_t last_cut(std::string_view /*text*/) const { return 0; }
-  /// Ids of a text that continues another one behind a cut.
+  /// Returns the ids of a text that continues another one behind a cut. Throws as encode() does.
   virtual std::vector<int32_t> encode_rest(std::string_view text) const { return encode(text); }
 
+  /// Returns the unit in which texts are counted.
   virtual TextUnit unit() const { return TextUnit::byte; }
 
-  /// What the tokenizer is: two of the same content encode alike. It is the content of
-  /// tokenizer.json, which tokenizer_from_json() reads back, or of sentencepiece's tokenizer.model.
+  /// Returns the content of tokenizer.json, which tokenizer_from_json() reads back, or of
+  /// sentencepiece's tokenizer.model. Two tokenizers with the same content encode alike.
   virtual std::string to_json() const = 0;
 
-  /// The files of a model folder from which open_tokenizer() makes the same tokenizer again:
-  /// tokenizer.json and tokenizer_config.json, or those of another format.
+  /// Returns the files of a model folder from which open_tokenizer() makes the same tokenizer
+  /// again: tokenizer.json and tokenizer_config.json, or those of another format.
   virtual std::vector<TokenizerFile> files() const;
 
  protected:
   Tokenizer() = default;
 };
 
-/// 256 byte values as they are, 256 (reserved, never in data) and EOS 257: vocab_size 258. Encodes
-/// anything, needs no training text.
+/// Makes a tokenizer of 256 byte values as they are, 256 (reserved, never in data) and EOS 257:
+/// vocab_size 258. Encodes anything, needs no training text.
 std::unique_ptr<Tokenizer> make_byte_tokenizer();
 
-/// For data tokenized elsewhere (token files): a token's text is its id, "12 7 401". No vocabulary
-/// of its own (vocab_size 0), no BOS, no EOS. encode() throws DataError for anything but ids.
+/// Makes a tokenizer for data tokenized elsewhere (token files): a token's text is its id, "12 7
+/// 401". No vocabulary of its own (vocab_size 0), no BOS, no EOS. encode() throws DataError for
+/// anything but ids.
 std::unique_ptr<Tokenizer> make_id_tokenizer();
 
-/// One id per distinct UTF-8 code point of the text, in code point order (nanoGPT's character data
-/// sets). No BOS, no EOS. encode() throws DataError naming a character that the text did not hold.
-/// Throws DataError when the text is not UTF-8 or empty.
+/// Makes a tokenizer with one id per distinct UTF-8 code point of the text, in code point order
+/// (nanoGPT's character data sets). No BOS, no EOS. encode() throws DataError naming a character
+/// that the text did not hold. Throws DataError when the text is not UTF-8 or empty.
 std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view training_text);
 
-/// llama2.c tokNNN.bin (karpathy/llama2.c: tokenizer.py writes, run.c reads): u32 maximum length,
-/// then per token f32 score, u32 length, bytes, to the end of the file. Ids 3..258 are the bytes
-/// <0x00>..<0xFF>, BOS 1, EOS 2. encode() adds the dummy space prefix and merges by score as run.c
-/// does; decode() drops the first space after a BOS. Throws DataError when the file is damaged.
+/// Reads tokNNN.bin of llama2.c (karpathy/llama2.c: tokenizer.py writes, run.c reads): u32 maximum
+/// length, then per token f32 score, u32 length, bytes, to the end of the file. Ids 3..258 are the
+/// bytes <0x00>..<0xFF>, BOS 1, EOS 2. encode() adds the dummy space prefix and merges by score as
+/// run.c does; decode() drops the first space after a BOS. Throws DataError when the file is
+/// damaged.
 std::unique_ptr<Tokenizer> read_llama2c_tokenizer(const std::filesystem::path& path);
 
 /// Reads tokenizer.json of Hugging Face's tokenizers, or what to_json() wrote, also in earlier
@@ -139,14 +147,16 @@ std::unique_ptr<Tokenizer> tokenizer_from_json(std::string_view text, const std:
 std::unique_ptr<Tokenizer> open_tokenizer(const std::filesystem::path& path,
                                           const std::string& pattern = {});
 
-/// `name_or_path`: "none", "byte", "char", or what open_tokenizer() takes, with a pattern as
-/// FILE#PATTERN. `training_text` is called
-/// for "char" only. Throws ConfigError, which names `option`, for an unknown name.
+/// Makes the tokenizer that `name_or_path` names: "none", "byte", "char", or a path as
+/// open_tokenizer() takes it, with a pattern as FILE#PATTERN. `training_text` is called for "char"
+/// only. Throws ConfigError, which names `option`, for an unknown name, and DataError as the
+/// functions above do.
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name_or_path,
                                           const std::function<std::string()>& training_text,
                                           std::string_view option = "data.tokenizer");
 
-/// Ids of a prompt for generation, with what belongs in front of it.
+/// Returns the ids of a prompt for generation, with the ids that belong in front of it. Throws as
+/// Tokenizer::encode() does.
 std::vector<int32_t> encode_prompt(const Tokenizer& tokenizer, std::string_view text);
 
 }  // namespace fp8train

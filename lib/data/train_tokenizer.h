@@ -26,11 +26,11 @@ struct TokenizerReport {
   std::vector<std::string> files;
 };
 
-/// Merges the most frequent pair of neighbours again and again; of pairs that are as frequent, the
-/// one with the lowest left id, then the lowest right id. Id 0 is <|endoftext|>, 1 to 256 are bytes
-/// in the order of their characters in the byte-level alphabet. Holds the different pieces in
-/// memory. Throws ConfigError (settings, a folder that holds a tokenizer.json) or DataError
-/// (inputs).
+/// Trains a vocabulary: merges the most frequent pair of neighbours again and again; of pairs that
+/// are as frequent, the one with the lowest left id, then the lowest right id. Id 0 is
+/// <|endoftext|>, 1 to 256 are bytes in the order of their characters in the byte-level alphabet.
+/// Holds the different pieces in memory. Throws ConfigError (settings, a folder that holds a
+/// tokenizer.json), DataError (inputs) or DeviceError (a disk that refuses).
 TokenizerReport train_tokenizer(const TokenizerTraining& settings);
 
 }  // namespace fp8train

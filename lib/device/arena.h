@@ -2,7 +2,8 @@
 // The memory of a step: stack-shaped. A plan is made by running one step on the meta device, where
 // an Arena grows freely and remembers its high-water mark; on a real device it is reserved once to
 // that mark and then only moves an offset. Views into an arena are valid until release() to an
-// earlier mark.
+// earlier mark. Only the host keeps the books: memory may be given out again while the work on it
+// is still in the stream, which runs in order.
 
 #include <algorithm>
 #include <cstddef>
@@ -18,7 +19,8 @@ class Arena {
 
   Arena(Device& device, MemoryCategory category) : device_(&device), category_(category) {}
 
-  /// Sets the capacity. Nothing may be allocated from the arena at that time.
+  /// Sets the capacity. Throws InternalError if anything is allocated from the arena, DeviceError
+  /// if there is no memory.
   void reserve(size_t bytes);
 
   /// Allocates 256-byte aligned memory. Throws InternalError when the plan is exceeded (never on

@@ -72,6 +72,7 @@ class Device {
   /// waits for which. Products and attention are for the first. The same as the first where work is
   /// done when the call returns (cpu, meta).
   virtual Stream side_stream() { return stream_; }
+  /// Makes an event, which is reached until record() is called. Throws DeviceError.
   virtual std::unique_ptr<StreamEvent> make_event();
   const DeviceTraits& traits() const { return traits_; }
   /// Called at start-up, for facts that only a trial shows (ops::probe_gemms).
@@ -84,23 +85,28 @@ class Device {
   virtual void* allocate(size_t bytes) = 0;
   virtual void deallocate(void* pointer, size_t bytes) noexcept = 0;
 
-  /// Copies between host and device memory, in stream order; a read back waits for the stream. On
-  /// meta, reads give zeros.
+  /// Copy between host and device memory, in stream order. `from` of copy_from_host() may change
+  /// once it has returned; copy_to_host() waits for the stream. On meta it writes zeros. Both throw
+  /// DeviceError.
   virtual void copy_from_host(void* to, const void* from, size_t bytes) = 0;
   virtual void copy_to_host(void* to, const void* from, size_t bytes) = 0;
+  /// Sets bytes to zero, in stream order. Throws DeviceError.
   virtual void fill_zero(void* pointer, size_t bytes) = 0;
+  /// Waits for the work of the stream. Throws DeviceError if it has failed.
   virtual void synchronize() = 0;
 
   /// Whether the device supports record().
   virtual bool records() const { return false; }
   /// Takes the operations that `work` submits to the stream without running them. `work` must not
-  /// allocate, wait, or copy to or from the host; see device/recording.h. Throws DeviceError.
+  /// allocate, wait, or copy to or from the host; see device/recording.h. Throws DeviceError;
+  /// InternalError unless records().
   virtual std::unique_ptr<Recording> record(const std::function<void()>& work);
 
   /// Bytes that could be allocated now; 0 where that is not known.
   virtual size_t available_memory() const = 0;
 
-  /// What tells this GPU from others of its machine; empty where there is nothing to tell apart.
+  /// Returns an id that no other GPU of its machine has (its bus address); empty if it is not a
+  /// GPU.
   virtual std::string hardware_id() const { return {}; }
 
   /// "cpu: Intel Xeon, 2 threads, avx512" and the like.
@@ -117,20 +123,21 @@ class Device {
   MemoryLedger ledger_;
 };
 
-/// Throws DeviceError, saying why and what to do, when the device cannot be used. `index`: which of
-/// the GPUs that this process sees.
+/// Makes a device. `index`: which of the GPUs that this process sees. Throws DeviceError, saying
+/// why and what to do, when the device cannot be used.
 std::unique_ptr<Device> make_device(DeviceKind kind, int index = 0);
 
-/// A meta device that plans for devices with `traits`.
+/// Makes a meta device that plans for devices with `traits`.
 std::unique_ptr<Device> make_meta_device(const DeviceTraits& traits);
-/// One that plans for this device, which outlives it and is asked for what no trait says, such as
-/// the memory that a library needs for an operation.
+/// Makes one that plans for this device, which outlives it and is asked for facts that are not
+/// traits, such as the memory that a library needs for an operation.
 std::unique_ptr<Device> make_meta_device(const Device& planned);
 
 /// Owns bytes on a device, which are charged to a category. Movable. Never throws on destruction.
 class Buffer {
  public:
   Buffer() = default;
+  /// Allocates uninitialized memory on `device`, which outlives the buffer. Throws DeviceError.
   Buffer(Device& device, size_t bytes, MemoryCategory category);
   ~Buffer() { reset(); }
   Buffer(Buffer&& other) noexcept { swap(other); }

@@ -12,7 +12,7 @@ enum class DeviceChoice : uint8_t { automatic, cpu, cuda };
 inline constexpr std::pair<DeviceChoice, std::string_view> kDeviceChoices[] = {
     {DeviceChoice::automatic, "auto"}, {DeviceChoice::cpu, "cpu"}, {DeviceChoice::cuda, "cuda"}};
 
-/// The choice with this name. Throws ConfigError.
+/// Returns the choice with this name. Throws ConfigError if there is none.
 DeviceChoice device_choice_named(std::string_view name);
 
 }  // namespace fp8train

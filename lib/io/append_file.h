@@ -6,11 +6,13 @@
 
 namespace fp8train {
 
-/// Opens `path`, which is made if it is missing, and returns the descriptor. Throws DeviceError.
+/// Opens `path`, which is made if it is missing, and returns the descriptor, which the caller
+/// closes with close_file(). Throws DeviceError.
 int open_to_append(const std::filesystem::path& path);
 
-/// Appends in one write where the system takes it so. Throws DeviceError when the record cannot be
-/// written whole; what was written of it is taken back, so that the next one begins on its own.
+/// Appends `record`, in one write if the system accepts that. Throws DeviceError when the record
+/// cannot be written whole; the bytes already written are taken back, so that the next record
+/// begins on its own.
 void append_whole(int descriptor, const std::filesystem::path& path, std::string_view record);
 
 /// Closes the descriptor, unless it is -1.

@@ -12,17 +12,18 @@
 
 namespace fp8train {
 
-/// CRC-32C (Castagnoli, reflected, polynomial 0x1EDC6F41), as RFC 3720 B.4 has it.
+/// Returns the CRC-32C (Castagnoli, reflected, polynomial 0x1EDC6F41), as RFC 3720 B.4 has it.
 uint32_t crc32c(std::string_view bytes);
 
 /// The values, texts and histograms that TensorBoard shows of one step.
 class EventSummary {
  public:
-  /// Values that are not finite are left out: TensorBoard draws them as 0.
+  /// Adds a value. Values that are not finite are left out: TensorBoard draws them as 0.
   EventSummary& scalar(std::string_view tag, double value);
   /// Adds a text in Markdown.
   EventSummary& text(std::string_view tag, std::string_view markdown);
-  /// A count of `values` in buckets of width `bucket`; values that are not finite are left out.
+  /// Adds the counts of `values` in buckets of width `bucket`; values that are not finite are left
+  /// out.
   EventSummary& histogram(std::string_view tag, std::span<const double> values, double bucket);
 
   bool empty() const { return encoded_.empty(); }
@@ -35,15 +36,16 @@ class EventSummary {
 /// One file of a run, from one start of it to the next.
 class EventFile {
  public:
-  /// Begins a new file in `folder`, which is made. What earlier files there say of steps above
-  /// `resume_step` is no longer shown (SessionLog::START). Throws DeviceError when it cannot be
-  /// written.
+  /// Begins a new file in `folder`, which is made. TensorBoard no longer shows the records of
+  /// earlier files there for steps above `resume_step` (SessionLog::START). Throws DeviceError when
+  /// it cannot be written.
   EventFile(const std::filesystem::path& folder, int64_t resume_step);
   ~EventFile();
   EventFile(const EventFile&) = delete;
   EventFile& operator=(const EventFile&) = delete;
 
-  /// Throws DeviceError when the record cannot be written whole; it is taken back then.
+  /// Appends a record; nothing for an empty summary. Throws DeviceError when the record cannot be
+  /// written whole; it is taken back then.
   void write(int64_t step, const EventSummary& summary);
 
  private:

@@ -14,7 +14,7 @@ namespace fp8train {
 /// malformed JSON and as read_hf_fields does.
 HfConfig parse_hf_config(std::string_view json, const std::string& where);
 
-/// Reads `folder`/config.json in the same way.
+/// Reads `folder`/config.json in the same way. Throws CheckpointError also when it cannot be read.
 HfConfig read_hf_config(const std::filesystem::path& folder);
 
 /// The fields of a config.json that do not belong to the model.
@@ -23,8 +23,8 @@ struct HfConfigExtras {
   ConfigObject quantization;           ///< "quantization_config"; empty: none
 };
 
-/// Text of a config.json; `dtype` is that of the weights. transformers (4 and 5) reads it, but for
-/// architectures of our own (write_hf_fields).
+/// Returns the text of a config.json; `dtype` is that of the weights. transformers (4 and 5) reads
+/// it, but for architectures of our own. Throws CheckpointError as write_hf_fields() does.
 std::string write_hf_config(const ModelConfig& config, DType dtype,
                             const HfConfigExtras& extras = {});
 

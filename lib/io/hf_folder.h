@@ -19,8 +19,8 @@ struct HfFolderOptions {
 
 /// Creates `folder` and writes it; `tensors` carry Hugging Face names and shapes, and their memory
 /// stays the caller's. Shards are filled in name order. Throws CheckpointError for a model without
-/// such an architecture, DeviceError when the disk refuses. Each file is whole or absent;
-/// config.json is written last.
+/// such an architecture and for a name that appears twice, DeviceError when the disk refuses. Each
+/// file is whole or absent; config.json is written last.
 void write_hf_folder(const std::filesystem::path& folder, const ModelConfig& config,
                      const std::vector<TensorBytes>& tensors, const HfFolderOptions& options = {});
 

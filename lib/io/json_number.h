@@ -12,8 +12,8 @@
 
 namespace fp8train {
 
-/// object[key] as a T (an integer type). Throws CheckpointError, beginning with `where`, where it
-/// is no whole number or does not fit; Json's own exception where the key is missing.
+/// Returns object[key] as a T (an integer type). Throws CheckpointError, beginning with `where`,
+/// where it is no whole number or does not fit; Json's own exception where the key is missing.
 template <typename T, typename Json>
 T whole_number(const Json& object, const char* key, const std::string& where) {
   const Json& value = object.at(key);
@@ -30,7 +30,7 @@ T whole_number(const Json& object, const char* key, const std::string& where) {
   return value.template get<T>();
 }
 
-/// The same with a value for a key that is missing.
+/// Does the same, but returns `otherwise` if the key is missing.
 template <typename T, typename Json>
 T whole_number_or(const Json& object, const char* key, const std::string& where, T otherwise) {
   return object.contains(key) ? whole_number<T>(object, key, where) : otherwise;

@@ -34,14 +34,15 @@ struct Llama2cKind {
 /// Returns the kinds of tensors in the order of the file.
 std::vector<Llama2cKind> llama2c_kinds(const ModelConfig& config);
 
-/// Throws CheckpointError when the header is implausible or the size is not the one that follows
-/// from it. A negative vocabulary size says that the head is a tensor of its own. Rows of q and k
-/// are moved from pairs of neighbours (2j, 2j + 1) to half-split pairs (j, j + head_dim / 2).
-/// RMSNorm epsilon 1e-5, RoPE base 10000, BOS 1 and EOS 2 are those of run.c.
+/// Reads a model. Throws CheckpointError when the file cannot be read, the header is implausible,
+/// the size is not the one that follows from it, or a value is not finite. A negative vocabulary
+/// size says that the head is a tensor of its own. Rows of q and k are moved from pairs of
+/// neighbours (2j, 2j + 1) to half-split pairs (j, j + head_dim / 2). RMSNorm epsilon 1e-5, RoPE
+/// base 10000, BOS 1 and EOS 2 are those of run.c.
 Llama2cModel read_llama2c(const std::filesystem::path& path);
 
-/// `model` -> an HF folder; with a `tokenizer` (llama2.c tokNNN.bin, "" for none) its
-/// tokenizer.json too. Throws as read_llama2c, write_hf_folder and read_llama2c_tokenizer, and
+/// Writes `model` as a Hugging Face folder; with a `tokenizer` (llama2.c tokNNN.bin, "" for none)
+/// its tokenizer.json too. Throws as read_llama2c, write_hf_folder and read_llama2c_tokenizer, and
 /// CheckpointError when the vocabularies differ.
 void import_llama2c(const std::filesystem::path& model, const std::filesystem::path& tokenizer,
                     const std::filesystem::path& folder);

@@ -12,7 +12,8 @@
 
 namespace fp8train {
 
-/// The text as JSON writes it: in quotes, on one line. Bytes that are not UTF-8 are replaced.
+/// Returns the text as JSON writes it: in quotes, on one line. Bytes that are not UTF-8 are
+/// replaced.
 std::string json_quoted(std::string_view text);
 
 /// A flat JSON object built field by field, in order. Numbers that are not finite become null, text
@@ -39,6 +40,7 @@ class JsonObject {
   std::string fields_;
 };
 
+/// An open metrics.jsonl. One thread uses it.
 class MetricsWriter {
  public:
   /// Continues `path`. A line cut off by a crash is removed, and with `resume_step` also the lines
@@ -50,8 +52,8 @@ class MetricsWriter {
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
-  /// Throws DeviceError when the line cannot be written whole; what was written of it is taken
-  /// back, so that the next line begins on its own.
+  /// Appends a line. Throws DeviceError when it cannot be written whole; the bytes already written
+  /// are taken back, so that the next line begins on its own.
   void write(const JsonObject& object);
 
  private:
@@ -59,10 +61,11 @@ class MetricsWriter {
   int descriptor_ = -1;
 };
 
-/// The highest "step" of the last lines of `path`; 0 where there is none, or no such file.
+/// Returns the highest "step" of the last lines of `path` (1 MiB); 0 where there is none, or no
+/// such file.
 int64_t last_step_in(const std::filesystem::path& path);
 
-/// `object` as a file of one indented object, whole or not at all.
+/// Writes `object` as a file of one indented object, whole or not at all. Throws DeviceError.
 void write_json_file(const std::filesystem::path& path, const JsonObject& object);
 
 }  // namespace fp8train

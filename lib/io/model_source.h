@@ -22,7 +22,8 @@ struct ModelSource {
   std::vector<float> read(const ModelTensor& tensor) const {
     return source.read_f32(tensor.piece.name, tensor.shape);
   }
-  /// The same with outputs as rows; `neighbour_rope`: those of q and k in pairs of neighbours.
+  /// Returns the same values with outputs as rows; `neighbour_rope`: the rows of q and k in pairs
+  /// of neighbours.
   std::vector<float> read_rows(const ModelTensor& tensor, bool neighbour_rope) const;
 };
 

@@ -12,10 +12,11 @@ namespace fp8train::detail {
 
 constexpr size_t kMaxJsonFile = 64U << 20;
 
-/// Throws CheckpointError beginning with `where`.
+/// Parses a text. Throws CheckpointError beginning with `where`.
 nlohmann::ordered_json parse_strict_json(std::string_view text, const std::string& where);
 
-/// The same for a whole file of at most kMaxJsonFile bytes.
+/// Parses a whole file of at most kMaxJsonFile bytes. Throws CheckpointError also when it cannot be
+/// read.
 nlohmann::ordered_json read_strict_json(const std::string& path);
 
 /// Returns the result of `read`. A DataError that it throws becomes a CheckpointError of the same
@@ -29,8 +30,8 @@ auto as_checkpoint_error(const Read& read) {
   }
 }
 
-/// A plain file name: letters, digits, '.', '_' and '-', not starting with a dot. Anything else
-/// could lead out of a folder.
+/// Whether `name` is a plain file name: at most 200 letters, digits, '.', '_' and '-', not starting
+/// with a dot. Anything else could lead out of a folder.
 bool is_plain_name(std::string_view name);
 
 }  // namespace fp8train::detail

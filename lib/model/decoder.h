@@ -34,8 +34,10 @@ struct DecoderOptions {
 /// the scaling state; activations are in the arenas of the caller's StepContext.
 class Decoder {
  public:
-  /// Allocates everything on the device; values are uninitialized until initialize() or a load.
-  /// `config` is completed.
+  /// Allocates everything on the device, which outlives the model; values are zeros until
+  /// initialize() or a load. `config` is as completed() returns it. Throws ConfigError when the
+  /// plan does not fit the model or heads are too long for the device; DeviceError when memory is
+  /// short or the device cannot compute the plan's products.
   Decoder(Device& device, const ModelConfig& config, const PrecisionPlan& plan,
           const DecoderOptions& options);
   Decoder(const Decoder&) = delete;  // its layers point into it
@@ -47,9 +49,12 @@ class Decoder {
   ParameterStore& parameters() { return parameters_; }
   ScalingState& scaling() { return scaling_; }
 
+  /// Draws all initial values (ParameterStore::initialize).
   void initialize(uint64_t seed) { parameters_.initialize(*device_, seed); }
 
-  /// Makes the GEMM operands of all weights, or what an optimizer step has not made of them.
+  /// Makes the GEMM operands of all weights or, `after_update`, those that the optimizer step has
+  /// not made. Called before the first pass, after each update and after values were set.
+  /// Collective where ranks have parts of values.
   void refresh_weights(const StepContext& context, bool after_update);
 
   /// Units of the store: the embedding, each block, what comes after them.
@@ -66,17 +71,21 @@ class Decoder {
   }
 
   /// Runs forward, loss and backward of one micro-batch, and adds to the totals and the gradients.
-  /// tokens, targets: int32 [B, T]. Gradients are scaled by *loss_scale * gradient_factor.
+  /// tokens, targets: int32 [B, T]. Gradients are scaled by *loss_scale * gradient_factor, where a
+  /// null loss_scale means 1 and StepContext::target_share takes the place of the factor.
+  /// Asynchronous; the saved and scratch arenas are free again on return.
   void train_micro_batch(const StepContext& step, ConstView tokens, ConstView targets,
                          const LossTotals& totals, const float* loss_scale, float gradient_factor);
 
-  /// Adds the loss of one batch to the totals.
+  /// Adds the loss of one batch to the totals. tokens, targets: int32 [B, T]. Throws InternalError
+  /// if step.training.
   void evaluate(const StepContext& step, ConstView tokens, ConstView targets,
                 const LossTotals& totals);
 
   /// Logits of the last position, [B, padded vocabulary] in the activation type, after appending
-  /// tokens [B, T] to the caches (one per layer). The view is valid until the scratch arena is
-  /// released.
+  /// tokens [B, T] to the caches (one per layer), whose lengths it advances. B is 1. The view is
+  /// valid until the scratch arena is released. Throws InternalError if step.training, for another
+  /// B or a full cache.
   View next_token_logits(const StepContext& step, ConstView tokens, std::vector<KvCache>& caches);
 
  private:

@@ -29,11 +29,11 @@ struct ParameterName {
   std::string leaf;
 };
 
-/// The pieces of a parameter, by its name in the ParameterStore ("layers.0.attention.qkv.weight").
-/// Together they cover all used rows.
+/// Returns the pieces of a parameter, by its name in the ParameterStore
+/// ("layers.0.attention.qkv.weight"). Together they cover all used rows.
 std::vector<HfPiece> hf_pieces(const ModelConfig& config, const std::string& parameter);
 
-/// Shape of a piece in the folder; `columns` are those of the parameter.
+/// Returns the shape of a piece in the folder; `columns` are those of the parameter.
 std::vector<int64_t> hf_shape(const HfPiece& piece, bool is_vector, int64_t columns);
 
 /// A tensor of a model folder.
@@ -43,7 +43,8 @@ struct ModelTensor {
   bool is_linear = false;      ///< weight of a linear layer in a block
 };
 
-/// All tensors of a model, in order of its parameters. A tied head is none.
+/// Returns all tensors of a model, in order of its parameters. A tied head is none. Throws
+/// ConfigError for an impossible shape (completed()).
 std::vector<ModelTensor> model_tensors(const ModelConfig& config);
 
 /// Whether a folder may hold such a tensor in addition, because it follows from the configuration:

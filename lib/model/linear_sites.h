@@ -11,11 +11,12 @@
 
 namespace fp8train {
 
-/// Visits them in order of execution; the head is last, also where it shares the embedding.
+/// Visits all linear layers in order of execution; the head is last, also where it shares the
+/// embedding. `config` is completed.
 void for_each_linear(const ModelConfig& config,
                      const std::function<void(const LinearSite&)>& visit);
 
-/// All of them, in this order.
+/// Returns all of them, in this order.
 std::vector<LinearSite> linear_sites(const ModelConfig& config);
 
 /// Rows of the embedding and head tables as stored: the vocabulary rounded up to a multiple of 16.

@@ -32,8 +32,8 @@ struct ModelLimits {
   static constexpr int64_t positions = 1 << 24;
 };
 
-/// What is computed, apart from sizes. A family assigns and compares all of it (ModelFamily), so
-/// that each default is what the families do that do not know the switch.
+/// The computation of a model, apart from sizes. A family assigns and compares all switches
+/// (ModelFamily), so that each default is the behaviour of families that do not know the switch.
 struct ModelSwitches {
   NormKind norm = NormKind::rms_norm;
   MlpKind mlp = MlpKind::swiglu;
@@ -74,21 +74,23 @@ struct ModelConfig : ModelSwitches {
   bool operator==(const ModelConfig&) const = default;
 };
 
-/// Fills what follows from other fields (num_key_value_heads, head_dim, intermediate_size) and
-/// throws ConfigError naming the field when the shape is impossible or above ModelLimits.
+/// Returns `config` with the fields that follow from others (num_key_value_heads, head_dim, for
+/// GELU intermediate_size, for YaRN the original context). Throws ConfigError naming the field when
+/// the shape is impossible or above ModelLimits.
 ModelConfig completed(ModelConfig config);
 
-/// Tokens of the longest sequence that is computed as the model means it: max_position_embeddings,
-/// or its sliding window where that is shorter, since attention here always sees all keys.
+/// Returns the tokens of the longest sequence that is computed as the model means it:
+/// max_position_embeddings, or its sliding window where that is shorter, since attention here
+/// always sees all keys.
 int64_t longest_sequence(const ModelConfig& config);
 
-/// Why longer sequences are refused, as in "the model's max_position_embeddings 2048".
+/// Returns why longer sequences are refused, as in "the model's max_position_embeddings 2048".
 std::string longest_sequence_reason(const ModelConfig& config);
 
-/// Whether they differ in nothing but the family that names them.
+/// Whether two models differ in nothing but the family that names them.
 bool same_computation(const ModelConfig& a, const ModelConfig& b);
 
-/// Number of parameters, a tied head counted once.
+/// Returns the number of parameters, a tied head counted once. `config` is completed.
 int64_t parameter_count(const ModelConfig& config);
 
 /// FLOPs of one training token: 6 per GEMM weight, plus causal attention at `seq_length` (half of

@@ -35,17 +35,20 @@ struct RopeScaling {
 /// Returns the scaling of Llama 3.1 and later.
 RopeScaling llama3_rope_scaling(double factor);
 
-/// With what has a default for the type set, and `factor` missing where it has none.
+/// Returns a scaling with the defaults of the type. For types other than llama3 `factor` and
+/// original_max_position_embeddings are 0: missing.
 RopeScaling default_rope_scaling(RopeType type);
 
 /// Returns "linear", "dynamic", "llama3" or "yarn".
 std::string_view rope_type_name(RopeType type);
+/// Returns nothing if no type has this name.
 std::optional<RopeType> find_rope_type(std::string_view name);
 
-/// All names, in this order.
+/// Returns all names, in the order of RopeType.
 std::vector<std::string> rope_type_names();
 
-/// Returns a sentence about fields that contradict each other, or nothing if none do.
+/// Returns a sentence about a missing factor or fields that contradict each other, or nothing if
+/// all is well.
 std::string rope_scaling_problem(const RopeScaling& scaling);
 
 }  // namespace fp8train

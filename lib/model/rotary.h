@@ -9,8 +9,8 @@
 
 namespace fp8train {
 
-/// Frequency of each pair j < D / 2 in radians per position: theta^(-2 j / D), stretched as
-/// rope_scaling says.
+/// Returns the frequency of each pair j < D / 2 in radians per position: theta^(-2 j / D),
+/// stretched as rope_scaling says.
 std::vector<double> rotary_frequencies(const ModelConfig& config);
 
 /// Returns the factor of cosines and sines: 1 except for YaRN, which scales the logits of attention

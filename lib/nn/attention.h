@@ -1,7 +1,8 @@
 #pragma once
 // Self-attention of one block: fused q, k, v projection, optional norm of each q and k head, rotary
 // embedding, causal attention with grouped queries, output projection. Attention's own products
-// stay in the activation type.
+// stay in the activation type. The layer owns no device memory: its activations are in the arenas
+// of the context, and all work is asynchronous on the context's stream.
 
 #include "nn/context.h"
 #include "nn/linear.h"
@@ -40,13 +41,15 @@ class Attention {
   };
   struct Saved {
     Linear::Saved qkv, output;
-    View projected;  ///< q, k, v after norm and rotation, [B * T, (H + 2 Hkv) D]
-    View attended;   ///< [B * T, H D]
-    View log_sum_exp;
-    View q_original, k_original, q_rstd, k_rstd;  ///< set if there are head norms
+    View projected;    ///< q, k, v after norm and rotation, [B * T, (H + 2 Hkv) D]
+    View attended;     ///< [B * T, H D]
+    View log_sum_exp;  ///< fp32 [B, H, T]
+    /// Set if there are head norms: q and k before them, [B * T, H D] and [B * T, Hkv D], and fp32
+    /// [B * T, H] and [B * T, Hkv].
+    View q_original, k_original, q_rstd, k_rstd;
   };
 
-  /// Refers to the weights of the norms and to `rotary`.
+  /// Refers to the weights of the norms and to `rotary`, which outlive it.
   Attention(Dimensions dimensions, Linear qkv, Linear output, HeadNorms norms,
             const RotaryTables& rotary);
 
@@ -58,10 +61,13 @@ class Attention {
   }
   const Linear& qkv() const { return qkv_; }
 
-  /// x: [B * T, C], as qkv() has allocated it -> y: [B * T, C]. With a `cache` (not training): T
-  /// new positions are appended to it.
+  /// x: [B * T, C], as qkv() has allocated it -> y: [B * T, C]. The shape of x is read even if x
+  /// has no memory. With a `cache` (not training): T new positions are appended to it; the caller
+  /// advances KvCache::length. Throws InternalError if the cache is full.
   void forward(const StepContext& context, const Linear::Input& x, View y, int64_t batch,
                KvCache* cache, Saved& saved) const;
+  /// dy, dx: [B * T, C]; dx is overwritten. Adds to the gradients of all weights of the layer, or
+  /// overwrites them (StepContext::overwrites_gradients).
   void backward(const StepContext& context, ConstView dy, View dx, int64_t batch,
                 const Saved& saved) const;
 

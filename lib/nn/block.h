@@ -2,7 +2,8 @@
 // One pre-norm transformer block: x + attention(norm(x)), then + mlp(norm(.)). The norm after the
 // block adds the result of the MLP. With recompute, forward stores only the block's input, and
 // backward first runs forward again; it uses the same scales, because they change only between
-// micro-batches.
+// micro-batches. Refers to parameters of a store; activations are in the arenas of the context, and
+// all work is asynchronous on its stream.
 
 #include "nn/attention.h"
 #include "nn/mlp.h"
@@ -38,12 +39,13 @@ class Block {
     mlp_.for_each_linear(visit);
   }
 
-  /// stream: the block's input on entry; on return its output, due to be added into y. y must not
-  /// alias the input, nor what that is made of.
+  /// stream: the block's input, [B * T, C], on entry; on return its output, due to be added into y,
+  /// which has the same shape. y must not alias the input, nor the views that `stream` consists of.
   void forward(const StepContext& context, Residual& stream, View y, int64_t batch, KvCache* cache,
                Saved& saved) const;
 
-  /// Runs backward. `gradient` is that of y on entry and that of x on return.
+  /// Runs backward, with recompute after another forward pass, which fills `saved` again.
+  /// `gradient`, [B * T, C], is that of y on entry and that of x on return.
   void backward(const StepContext& context, View gradient, int64_t batch, Saved& saved) const;
 
  private:

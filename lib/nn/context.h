@@ -19,7 +19,7 @@ class GradientListener {
   virtual ~GradientListener() = default;
   /// Called when the gradients of the parameters [begin, end) of the store are complete.
   virtual void gradients_complete(size_t begin, size_t end) = 0;
-  /// Between other work: exchanges that are under way go on as far as that takes no waiting.
+  /// Called between other work: exchanges that are under way go on as far as that takes no waiting.
   virtual void progress() = 0;
 };
 
@@ -35,14 +35,14 @@ class ParameterGatherer {
   static constexpr size_t kNone = ~size_t{0};
 
   virtual ~ParameterGatherer() = default;
-  /// Values, and what layers make of them, give way to those of other units: they are gathered
-  /// before each use. Else once when they have changed, and only what layers make of them is used.
+  /// True: values, and the operands that layers make of them, give way to those of other units, and
+  /// are gathered before each use. False: values are gathered once after they have changed.
   virtual bool gathers_per_pass() const = 0;
   /// Called before the values of a unit are read. They may be read until another unit in the same
   /// slots is gathered. `next` is the following unit, or kNone; its values are sent while this unit
   /// is used.
   virtual Gathered gather(size_t unit, size_t next) = 0;
-  /// Magnitudes become the largest of all ranks, NaN being larger than all. fp32
+  /// Replaces fp32 magnitudes by the largest of all ranks; NaN is larger than all.
   virtual void combine_amax(const View& amax) = 0;
   /// Called before a backward pass writes the gradients of a unit. `overwrites` is as in
   /// StepContext.
@@ -69,8 +69,8 @@ struct StepContext {
   bool plain = false;               ///< no GEMM reads a scaled format, in all three passes
   bool collect_statistics = false;  ///< fill the slots' statistics and samples
   bool deterministic = false;       ///< as AttentionShape::deterministic; all else always is
-  /// ScalingState::begin_pass() has been, and the pass casts each tensor once (or again to the same
-  /// bits): amax values are combined into slots with `begins_at_zero`.
+  /// ScalingState::begin_pass() has been called, and the pass casts each tensor once (or again to
+  /// the same bits): amax values are combined into slots with `begins_at_zero`.
   bool amax_is_clear = false;
   /// The first micro-batch of a step: gradients with Parameter::overwritten hold anything and are
   /// overwritten. All others are added to.

@@ -3,7 +3,9 @@
 // cross-entropy, dgrad and wgrad of a chunk run before the next chunk, so the full logits never
 // exist. Each chunk reads the weight twice and its fp32 gradient once, and wgrad contracts the rows
 // of a chunk: on a GPU chunks are as large as its memory allows. With another number of rows in a
-// chunk wgrad sums rows in another order, and the weight's gradient has other bits.
+// chunk wgrad sums rows in another order, and the weight's gradient has other bits. The weight
+// belongs to a parameter store; chunks are in the arenas of the context, and all work is
+// asynchronous on its stream.
 
 #include <cstdint>
 
@@ -16,7 +18,7 @@ struct LossTotals {
   double* sum;     ///< += loss of every target
   int64_t* count;  ///< += number of targets
   float* of_targets =
-      nullptr;  ///< [targets]: the loss of each, 0 where it is ignored; null: not asked for
+      nullptr;  ///< [rows]: the loss of each target, 0 where it is ignored; null: not asked for
 };
 
 /// Rows of logits that exist at a time where no setting says how many. On a GPU the largest power
@@ -40,13 +42,15 @@ class Head {
   Linear& projection() { return projection_; }
 
   /// x: [rows, C]; targets: int32 [rows], negative = ignored. Adds to the totals (in training with
-  /// the z-loss term). In training, which needs dx, also overwrites dx with the gradient of x and
-  /// adds to the weight's gradient, both multiplied by `scale`. If context.target_share is set, it
-  /// replaces scale.factor.
+  /// the z-loss term). In training also overwrites dx, [rows, C], with the gradient of x and adds
+  /// to the weight's gradient (or overwrites it: StepContext::overwrites_gradients), both
+  /// multiplied by `scale`. Throws InternalError if training has no dx. If context.target_share is
+  /// set, it replaces scale.factor.
   void loss(const StepContext& context, ConstView x, ConstView targets, const LossTotals& totals,
             View dx = {}, const GradientScale& scale = {}) const;
 
-  /// Logits of a few rows, [rows, padded vocabulary], for generation.
+  /// x: [rows, C]. Overwrites `logits`, [rows, padded vocabulary], all at once: for the few rows of
+  /// generation.
   void logits(const StepContext& context, ConstView x, View logits) const;
 
   int64_t padded_vocabulary() const { return projection_.plan().site.out_features; }

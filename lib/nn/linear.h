@@ -56,7 +56,7 @@ class Linear {
   Linear(const LinearPlan& plan, Parameter* weight, Parameter* bias, ScalingState& scaling);
 
   /// Whether forward's x must stay alive until backward (allocated in context.saved) because codes
-  /// do not replace it. In a plain pass it must, unless it is made again.
+  /// do not replace it. In a plain pass it must in any case, unless it is made again.
   bool keeps_input() const { return !plan_.wgrad.b.is_scaled() && !plan_.remade_input; }
 
   /// Allocates memory for the operation that makes x for forward, or dy for backward. With delayed
@@ -66,20 +66,24 @@ class Linear {
   Input allocate_input(const StepContext& context, int64_t rows) const;
   Input allocate_gradient(const StepContext& context, int64_t rows) const;
 
-  /// Allocates an x that is made again in the backward pass (LinearPlan::remade_input), and the
-  /// operands that backward() reads of it, in context.scratch.
+  /// Allocates, in context.scratch, an x that is made again in the backward pass
+  /// (LinearPlan::remade_input).
   Input allocate_remade(const StepContext& context, int64_t rows) const;
+  /// Makes the operands that backward() reads of such an x, once it has been written, in
+  /// context.scratch.
   Saved save_remade(const StepContext& context, const Input& x) const;
 
-  /// x: [M, K] in the activation type, y: [M, N].
+  /// x: [M, K] in the activation type, y: [M, N]; the weight's operands are up to date
+  /// (LinearWeight::refresh). Throws InternalError if an input that the plan smooths comes without
+  /// its scales.
   void forward(const StepContext& context, const Source& x, View y, Saved& saved) const;
 
-  /// Adds to the gradients of weight and bias, or overwrites them
+  /// dy: [M, N], dx: [M, K]. Adds to the gradients of weight and bias, or overwrites them
   /// (StepContext::overwrites_gradients); dx (when not empty) is overwritten.
   void backward(const StepContext& context, const Source& dy, View dx, const Saved& saved) const;
 
   const LinearPlan& plan() const { return plan_; }
-  /// To be allocated before the first pass, and refreshed after each update.
+  /// The weight, to be allocated before the first pass and refreshed after each update.
   LinearWeight& weight() { return weight_; }
 
  private:

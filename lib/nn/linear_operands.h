@@ -5,7 +5,8 @@
 // both with the same codes; one with a scale for each block needs a separate cast in each
 // orientation, since blocks lie along the contracted extent. In a product with a plain operand, a
 // scaled one is the dequantized codes of the first GEMM: quantization-aware training, whose
-// backward pass sees the rounded values and not the rounding (straight-through).
+// backward pass sees the rounded values and not the rounding (straight-through). Owns no memory;
+// all work is asynchronous on the context's stream.
 
 #include <functional>
 #include <string>
@@ -60,7 +61,7 @@ class LinearOperands {
 
   bool scaled_along_rows() const { return rows_ != nullptr; }
   bool scaled_along_columns() const { return columns_ != nullptr; }
-  /// Whether those codes have a scale, and statistics, that no cast along rows has.
+  /// Whether the codes along columns have a scale, and statistics, that no cast along rows has.
   bool columns_have_own_slot() const { return columns_ != nullptr && columns_ != rows_; }
 
   /// Returns the slot if both GEMMs read only its codes, as they are or transposed; otherwise null.
@@ -72,7 +73,7 @@ class LinearOperands {
     return slot != nullptr && slot == rows_ && slot == columns_;
   }
 
-  /// Memory for the cast of a tensor of `shape` with one slot.
+  /// Allocates the cast of a tensor of `shape` with `slot`, which is not null.
   Cast allocate_cast(const DeviceTraits& traits, const ScalingSlot* slot, const Shape& shape,
                      Wanted wanted, const Destinations& destinations) const;
   /// Whether the slot's amax is 0 now, or is of the same tensor. In a first window it covers all
@@ -94,7 +95,8 @@ class LinearOperands {
   /// x, while the slot has the scale of the cast.
   static void fill_sample(const StepContext& context, ConstView x, const Cast& cast);
 
-  /// The operands that are wanted; what its producer has cast is taken as it is.
+  /// Returns the operands of both GEMMs, cast where that is wanted, otherwise plain. A cast that
+  /// the producer of the tensor has made is taken as it is.
   Pair make_operands(const StepContext& context, const Source& source, Wanted wanted,
                      const Destinations& destinations) const;
 
@@ -102,7 +104,7 @@ class LinearOperands {
   /// out.
   std::vector<Cast> allocate_casts(const DeviceTraits& traits, const Shape& shape,
                                    const Destinations& destinations) const;
-  /// The operand that one GEMM reads, from `casts` or as it is.
+  /// Returns the operand that one GEMM reads: its cast among `casts`, or `plain` if there is none.
   LinearOperand operand(const std::vector<Cast>& casts, ConstView plain, bool along_columns) const;
 
  private:

@@ -37,11 +37,13 @@ struct LinearProduct {
   ConstView bias;
 };
 
-/// Runs the product; what it needs in addition to its operands is taken from the scratch arena.
+/// Runs the product, asynchronously on the context's stream. Memory that it needs in addition to
+/// its operands is taken from the scratch arena.
 void multiply(const StepContext& context, const LinearProduct& product);
 
 /// Why a layer's GEMMs (fprop, dgrad, wgrad) on `rows` tokens are computed from dequantized
-/// operands on a device with these traits; empty for a GEMM that is not.
+/// operands on a device with these traits; empty for a GEMM that is not. The order is fprop, dgrad,
+/// wgrad.
 std::array<std::string_view, 3> dequantized_because(const DeviceTraits& traits,
                                                     const LinearPlan& plan, int64_t rows);
 

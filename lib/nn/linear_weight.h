@@ -20,7 +20,8 @@
 
 namespace fp8train {
 
-/// Memory for operands, as long as the caller's scope of the arena.
+/// Returns a function that allocates operands from `arena`, which outlives it. They are valid as
+/// long as the caller's scope of the arena.
 LinearOperands::Memory memory_of(Arena& arena);
 
 /// The weight of a linear layer in all its forms: the value, its casts and its gathered form.
@@ -51,12 +52,13 @@ class LinearWeight {
 
   /// Where ranks have parts of the weight and its copy or codes are gathered: makes this rank's
   /// part of them, once per optimizer step. First comes the amax of the part, or those of its
-  /// blocks (Parameter::block_amax), to be combined with those of other ranks before the part
-  /// is made. True: the slot's amax is one of these.
+  /// blocks (Parameter::block_amax), to be combined with those of other ranks before the part is
+  /// made. Returns true if the slot's amax is one of these.
   bool find_part_amax(const StepContext& context) const;
   void make_part(const StepContext& context) const;
 
-  /// As fprop reads it, or w / smoothing, made in scratch, where `smoothing` is not empty.
+  /// Returns the weight as fprop reads it, or w / smoothing, made in scratch, where `smoothing` is
+  /// not empty. `scaled`: fprop runs in scaled formats.
   LinearOperand fprop_operand(const StepContext& context, bool scaled, ConstView smoothing) const;
   /// Returns the weight as dgrad reads it.
   LinearOperand dgrad_operand(const StepContext& context) const;

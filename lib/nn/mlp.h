@@ -29,8 +29,11 @@ class Mlp {
   const Linear& up() const { return up_; }
   const Linear& down() const { return down_; }
 
-  /// x: as up() has allocated it.
+  /// x: [rows, C], as up() has allocated it. The shape of x is read even if x has no memory. y:
+  /// [rows, C].
   void forward(const StepContext& context, const Linear::Input& x, View y, Saved& saved) const;
+  /// dy, dx: [rows, C]; dx is overwritten. Adds to the gradients of both layers, or overwrites them
+  /// (StepContext::overwrites_gradients).
   void backward(const StepContext& context, ConstView dy, View dx, const Saved& saved) const;
 
  private:

@@ -17,22 +17,23 @@ class Norm {
  public:
   struct Saved {
     SavedInput x;
-    View mean;  ///< LayerNorm only
-    View rstd;
+    View mean;  ///< fp32 [rows]; LayerNorm only
+    View rstd;  ///< fp32 [rows]
   };
 
-  /// Makes RMSNorm if `bias` is null, unless `centered` (LayerNorm without bias). If `input` has
-  /// codes, x need not outlive forward.
+  /// Makes LayerNorm, whose `bias` may be null, if `centered`; otherwise RMSNorm, whose `bias` is
+  /// null. If `input` has codes, x need not outlive forward. The parameters outlive the layer.
   Norm(Parameter* weight, Parameter* bias, bool centered, float eps, const SavedFormat& input)
       : weight_(weight), bias_(bias), centered_(centered), eps_(eps), input_(input) {}
 
-  /// y = norm of x.value(), which is written if it is due. `cast`: y is cast on the way, and may
-  /// then be empty (see QuantizeSink).
+  /// y = norm of x.value(), which is written if it is due; both [rows, C]. `cast`: y is cast on the
+  /// way, and may then be empty (see QuantizeSink).
   void forward(const StepContext& context, const Residual& x, View y, Saved& saved,
                const ops::QuantizeSink& cast = {}) const;
 
-  /// dx (+)= : adds to dx when `accumulate`, so that the residual's gradient needs no extra pass.
-  /// Gradients of weight and bias: as StepContext::overwrites_gradients says.
+  /// dx, [rows, C], is overwritten, or added to when `accumulate`, so that the residual's gradient
+  /// needs no extra pass. Adds to the gradients of weight and bias, or overwrites them
+  /// (StepContext::overwrites_gradients).
   void backward(const StepContext& context, ConstView dy, View dx, bool accumulate,
                 const Saved& saved) const;
 

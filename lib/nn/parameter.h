@@ -27,7 +27,7 @@ namespace fp8train {
 
 enum class Init : uint8_t { zeros, ones, normal };
 
-/// What ranks gather of a value that each has a part of.
+/// The form in which ranks gather a value of which each has a part.
 enum class GatheredForm : uint8_t {
   value,  ///< the value as it is stored
   copy,   ///< the 16-bit copy that a GEMM reads
@@ -51,7 +51,8 @@ struct Parameter {
   /// One operation makes the whole gradient: the first micro-batch of a step overwrites it, so that
   /// nobody clears it before (StepContext::overwrites_gradients).
   bool overwritten = false;
-  /// Without the value no rank has a whole one: stored_value has a format and no memory.
+  /// The form in which ranks gather the value. If it is a copy or codes, no rank has a whole value:
+  /// stored_value has a format and no memory.
   GatheredForm gathered = GatheredForm::value;
   DType gathered_dtype = DType::f32;  ///< type of a gathered copy or of codes
   int64_t gathered_blocks = 0;  ///< number of scales of gathered codes with a scale for each block
@@ -62,8 +63,8 @@ struct Parameter {
   View value;                    ///< stored_value where that is fp32, else empty
   View gradient;                 ///< stored_gradient where that is fp32, else empty
   /// The part that this rank's optimizer updates: the whole parameter, or the part that starts at
-  /// element `first`, flat. The gradient is fp32 or bf16 where it is a part, and `stored_gradient`
-  /// where it is all of it, unless that crosses to another format.
+  /// element `first`, flat. The gradient of a part is fp32 or bf16; that of a whole parameter is
+  /// `stored_gradient`, or the sum over ranks in another format.
   struct Updated {
     StoredTensor value, gradient;
     View gathered;  ///< the part of the copy or the codes; empty where it is the value
@@ -75,16 +76,17 @@ struct Parameter {
     bool elsewhere() const { return whole && count() == 0; }
   } updated;
   ops::AutoScale* automatic = nullptr;  ///< controller of a gradient whose wire scales itself
-  /// Several ranks: it scales their sum on the wire, not what one of them keeps.
+  /// With several ranks `automatic` scales their sum on the wire, not the gradient that one of them
+  /// stores.
   bool scales_sum = false;
   View
       copy;  ///< bf16 or fp16 copy that GEMMs read; empty if there is none. Stored by the optimizer
-  /// How the optimizer casts the new value for the layer that has asked for it first; empty: it
-  /// does not. With codes, the amax is combined into what is there; alone, it replaces it.
+  /// How the optimizer casts the new value for the first layer that has asked for a cast; empty: it
+  /// casts none. With codes, the amax is combined into what is there; alone, it replaces it.
   ops::QuantizeSink cast;
 };
 
-/// Whether what is gathered of a value is a part of it: the upper halves of master weights.
+/// Whether ranks gather a part of each value: the upper halves of master weights.
 inline bool holds_gathered(const Parameter& parameter) {
   return parameter.formats.value.remainder && parameter.gathered == GatheredForm::copy;
 }
@@ -109,7 +111,8 @@ struct StoreSharing {
 /// All parameters of a model, with the memory of their values and gradients.
 class ParameterStore {
  public:
-  /// The pointer stays valid for the life of the store.
+  /// Adds a parameter; `used_rows` of 0 becomes all rows. The pointer stays valid for the life of
+  /// the store. Throws InternalError once the store is allocated.
   Parameter* add(Parameter parameter);
 
   /// Begins a unit: the parameters added from here on are read together by the model.
@@ -122,8 +125,8 @@ class ParameterStore {
   void allocate(Device& device, bool with_gradients = true, bool exchanged = false);
   /// Allocates values and gradients as `layout` says.
   void allocate(Device& device, const StoreLayout& layout);
-  /// In the way of the two that ranks share it in: with owners this rank updates those of its own,
-  /// and all have whole values and gradients.
+  /// Allocates as `sharing` says: by a layout, or whole. With owners this rank updates the
+  /// parameters that it owns, and all ranks have whole values and gradients.
   void allocate(Device& device, bool with_gradients, const StoreSharing& sharing);
 
   const std::vector<std::unique_ptr<Parameter>>& all() const { return parameters_; }
@@ -133,9 +136,10 @@ class ParameterStore {
   /// Returns the memory for sums over ranks of some gradients, flat as they are. Empty: sums
   /// replace the gradients.
   StoredTensor exchanged_gradients(const StoredPool::Stretch& stretch) const;
-  /// Returns the gradients that must be zero before a step, and all gaps, as fp32 words: those in
-  /// the store's own memory, and those of a segment in shared slots. `overwrites` leaves out those
-  /// with Parameter::overwritten.
+  /// Returns the gradients that must be zero before a step, and all gaps, as fp32 words. The first
+  /// function: those in the store's own memory, without those of Parameter::overwritten. The
+  /// second, which needs a layout: those of a segment; `overwrites` leaves out those of
+  /// Parameter::overwritten.
   std::vector<View> cleared_gradients() const;
   std::vector<View> cleared_gradients(size_t segment, bool overwrites) const;
   const std::vector<TensorFormat>& wires() const { return wires_; }
@@ -151,12 +155,13 @@ class ParameterStore {
     bool writes = true;
   };
   std::optional<Share> share() const;
-  /// This rank's shard of a segment's values, flat.
+  /// Returns this rank's shard of a segment's values, flat. This function and the next five need a
+  /// layout.
   StoredTensor value_shard(size_t segment) const;
   /// Returns the gathered form of a segment: this rank's shard, and the memory for all shards.
   StoredTensor gathered_shard(size_t segment) const;
   StoredTensor gathered_whole(size_t segment) const;
-  /// Whole gradients of a segment, and this rank's shard of their sum over ranks.
+  /// Return the whole gradients of a segment, and this rank's shard of their sum over ranks.
   StoredTensor whole_gradients(size_t segment) const { return whole(gradients_, segment); }
   View gradient_shard(size_t segment) const;
   /// Returns the contiguous pieces of the gradients that this rank's optimizer reads: fp32 or bf16.
@@ -173,17 +178,18 @@ class ParameterStore {
   /// Returns the scales of whole tensors, which all ranks that share their parts store alike:
   /// [tensors, 2]. Empty without a layout.
   std::vector<View> shared_scales() const;
-  /// Parameter::block_amax of all, as many values as a multiple of the ranks; empty where there
-  /// are none.
+  /// Returns the Parameter::block_amax of all parameters, padded to a multiple of the ranks; empty
+  /// if there are none.
   View block_amax() const { return block_amax_.empty() ? View{} : block_amax_.view(); }
 
-  /// Memory for a GEMM operand made of a value, as long as the store lives. The first one of a
-  /// parameter whose copy or codes are gathered is where they are.
+  /// Returns memory for a GEMM operand made of a value, as long as the store lives. For a parameter
+  /// whose copy or codes are gathered the first call returns the memory that they are gathered in;
+  /// throws InternalError if it asks for another type or shape.
   View operand_memory(Device& device, const Parameter& parameter, MemoryCategory category,
                       DType dtype, const Shape& shape);
 
   /// Draws every parameter's initial value from Philox keyed by (seed, position in the store,
-  /// element): the same on any device.
+  /// element): the same on any device. Does nothing on meta.
   void initialize(Device& device, uint64_t seed);
 
  private:
@@ -230,9 +236,9 @@ class ParameterStore {
   Buffer automatic_;  ///< ops::AutoScale
 };
 
-/// A parameter's value from and to the host, shape.count() floats in row-major order; cast to its
-/// format, to nearest. Of all values those that this rank updates are set. Reading is for a store
-/// without a layout.
+/// Copy a parameter's value from and to the host, shape.count() floats in row-major order, cast to
+/// its format, to nearest. Under a layout set_value() sets only the part that this rank updates;
+/// value_to_host() is for a store without a layout and waits for the device.
 void set_value(Device& device, const Parameter& parameter, const float* values);
 void value_to_host(Device& device, const Parameter& parameter, float* to);
 

@@ -12,9 +12,10 @@ struct Residual {
   View sum;     ///< the next norm writes x + branch here, may be x; empty: nothing is to be added
 
   bool is_due() const { return !sum.empty(); }
-  /// The stream, once what is due has been added.
+  /// The stream, once a pending addition has been made.
   const View& value() const { return is_due() ? sum : x; }
-  /// After a layer has read value() and written the branch: the next norm adds that, into `to`.
+  /// Returns the stream after a layer has read value() and written the branch: the next norm adds
+  /// the branch, into `to`.
   Residual plus_branch(const View& to) const { return {value(), branch, to}; }
 };
 

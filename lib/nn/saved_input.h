@@ -11,8 +11,8 @@
 
 namespace fp8train {
 
-/// How the input of a norm or an activation function is stored, and which passes forward read that
-/// (none in a stage of the run without scaled GEMMs).
+/// How the input of a norm or an activation function is stored, and which forward passes read the
+/// codes (none in a stage of the run without scaled GEMMs).
 struct SavedFormat {
   TensorFormat format;  ///< unscaled: the input itself; else e4m3 with scales for 16 or 1x128
   bool in_training = false, in_evaluation = false;  ///< forward reads the codes
@@ -23,11 +23,12 @@ struct SavedFormat {
   }
 };
 
-/// `format`: saved_norm or saved_nonlinear of the plan.
+/// Returns how the plan stores an input. `format`: saved_norm or saved_nonlinear of the plan.
 inline SavedFormat saved_format(const PrecisionPlan& plan, const TensorFormat& format) {
   return {format, plan.forward_reads_saved, plan.forward_reads_saved && plan.evaluate_scaled};
 }
 
+/// A saved input: a view of x, or codes in an arena of the context.
 class SavedInput {
  public:
   /// Saves x for backward: refers to it, or encodes it into context.saved. A pass that does not
@@ -40,7 +41,7 @@ class SavedInput {
   /// Decodes the stored codes into y, which has the shape and the type of x and may be x.
   void decode(const StepContext& context, View y) const;
 
-  /// x, or what its codes say in context.scratch.
+  /// Returns x, or its decoded codes in context.scratch.
   ConstView read(const StepContext& context) const;
 
  private:

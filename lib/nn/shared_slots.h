@@ -16,8 +16,9 @@ namespace fp8train {
 /// Memory that the units of a group use one after another.
 class SharedSlots {
  public:
-  /// Uninitialized memory for `unit` from a group of slots, 256-byte aligned, as long as this
-  /// object lives.
+  /// Returns uninitialized memory for `unit` from a group of slots, 256-byte aligned, as long as
+  /// this object lives. Slots are charged to `category`, and only requests of one category share
+  /// them. Throws DeviceError if there is no memory.
   View take(Device& device, size_t group, size_t unit, MemoryCategory category, DType dtype,
             const Shape& shape);
 

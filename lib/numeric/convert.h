@@ -223,7 +223,8 @@ FP8TRAIN_HD int8_t encode<int8_t>(float value) {
 }
 
 /// As encode, but what rounds beyond the largest finite value stays visible: e5m2 and f16 give
-/// infinity, e4m3, which has none, gives NaN (464 still ties to 448). bf16: the same as encode.
+/// infinity, e4m3, which has none, gives NaN (464 still ties to 448). bf16 and e2m1: the same as
+/// encode.
 template <typename T>
 FP8TRAIN_HD T encode_no_saturate(float value) {
   return detail::encode_limited<T>(value, FormatLayout<T>::kOverflowCode);

@@ -19,6 +19,7 @@ std::string_view name_of(CpuIsa isa);
 /// ConfigError for an unknown name.
 CpuIsa cpu_isa();
 
+/// Whether the processor is Intel's.
 bool cpu_is_intel();
 
 /// Throws ConfigError: the program holds no kernels that this level can run.

@@ -26,7 +26,7 @@ constexpr unsigned stored = 8;      ///< of stored tensors (tensor/stored_tensor
 constexpr unsigned wire = 16;       ///< of packets between ranks (ops/exchange/wire.h)
 }  // namespace use
 
-/// What is known of an element type.
+/// The facts about an element type.
 struct DTypeFacts {
   DType type;
   std::string_view name;
@@ -74,7 +74,7 @@ static_assert([] {
   return true;
 }());
 
-/// Throw InternalError.
+/// Throw InternalError: size_of() has no answer, or no kernel is compiled for the type.
 [[noreturn]] void throw_no_size_of(DType type);
 [[noreturn]] void throw_no_kernel_for(DType type);
 
@@ -92,7 +92,7 @@ constexpr size_t bytes_of_rows(DType type, int64_t rows, int64_t columns) {
          ((static_cast<size_t>(columns) * static_cast<size_t>(facts_of(type).bits) + 7) / 8);
 }
 
-/// fp32, bf16 or fp16: what activations and gradients may be held in.
+/// Whether activations and gradients may be held in the type: fp32, bf16 or fp16.
 constexpr bool is_float_type(DType type) {
   return facts_of(type).has(use::arithmetic);
 }
@@ -101,27 +101,28 @@ constexpr bool is_fp8(DType type) {
   return facts_of(type).has(use::fp8);
 }
 
-/// What a cast with scales writes: the FP8 formats, e2m1 and int8.
+/// Whether a cast with scales writes the type: the FP8 formats, e2m1 and int8.
 constexpr bool is_code_type(DType type) {
   return facts_of(type).has(use::code);
 }
 
-/// The codes that are a byte: the FP8 formats and int8.
+/// Whether the type is a code of one byte: the FP8 formats and int8.
 constexpr bool is_byte_code(DType type) {
   return is_code_type(type) && facts_of(type).bits == 8;
 }
 
-/// What a tensor of a role is given in: numbers, and codes with their scales.
+/// Whether a role of a plan may have the type: numbers, and codes with their scales.
 constexpr bool is_role_type(DType type) {
   return is_float_type(type) || is_code_type(type);
 }
 
-/// What a stored tensor may be in, with or without scales (tensor/stored_tensor.h).
+/// Whether a stored tensor may have the type, with or without scales (tensor/stored_tensor.h).
 constexpr bool is_stored_type(DType type) {
   return facts_of(type).has(use::stored);
 }
 
-/// What crosses between ranks as it is, and what with a scale for each group.
+/// Whether values cross between ranks in the type as they are, and whether with a scale for each
+/// group.
 constexpr bool is_plain_wire_type(DType type) {
   return facts_of(type).has(use::wire) && !is_code_type(type);
 }

@@ -84,13 +84,13 @@ FP8TRAIN_HD float two_level_scale(float amax) {
 FP8TRAIN_HD float two_level_scale_inv(float amax) {
   return amax / (kMaxE4M3 * kMaxE2M1);
 }
-/// What reads a block of such a tensor, under the tensor's scale: amax / 6 times that scale, in
-/// E4M3; a NaN amax gives NaN.
+/// Returns the scale that reads a block of such a tensor, under the tensor's scale: amax / 6 times
+/// that scale, in E4M3; a NaN amax gives NaN.
 FP8TRAIN_HD e4m3 two_level_block_scale(float amax, float tensor_scale) {
   return encode<e4m3>(amax * (tensor_scale * (1.0F / kMaxE2M1)));
 }
-/// What values of a block are multiplied by: 1 / (scale / tensor_scale), at most the largest fp32
-/// number, which is that of a block of zeros.
+/// Returns the factor of the values of a block: 1 / (scale / tensor_scale), at most the largest
+/// fp32 number, which is that of a block of zeros.
 FP8TRAIN_HD float two_level_factor(e4m3 block_scale, float tensor_scale) {
   const float quotient = 1.0F / (decode(block_scale) * (1.0F / tensor_scale));
   return quotient > kMaxF32 ? kMaxF32 : quotient;

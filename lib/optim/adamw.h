@@ -1,6 +1,6 @@
 #pragma once
 // AdamW, for all parameters or for those that another optimizer leaves to it. Weights, gradients
-// and both moments in any formats of the plan (ops::adamw).
+// and both moments have any formats of the plan (ops::adamw). It owns the moments.
 
 #include <functional>
 #include <vector>
@@ -9,7 +9,7 @@
 
 namespace fp8train {
 
-/// AdamW with decoupled weight decay (arXiv 1711.05101), by ops::AdamW.
+/// AdamW with decoupled weight decay (arXiv 1711.05101): one call of ops::adamw for each parameter.
 class AdamW : public Optimizer {
  public:
   explicit AdamW(const OptimizerSite& site);

@@ -28,12 +28,12 @@ class RankCombiner {
   virtual ~RankCombiner() = default;
   /// Replaces one fp64 value by its sum over ranks.
   virtual void sum(double* value) = 0;
-  /// fp32 magnitudes; NaN is larger than all.
+  /// Replaces fp32 magnitudes by the largest of all ranks, one by one; NaN is larger than all.
   virtual void largest(const View& values) = 0;
 };
 
-/// What an optimizer keeps of some parameters from step to step, under one name. Checkpoints have
-/// it as "NAME.PARAMETER".
+/// A state that an optimizer stores for some parameters from step to step, under one name. Owns its
+/// memory. Checkpoints have it as "NAME.PARAMETER".
 class OptimizerState {
  public:
   explicit OptimizerState(std::string name) : name_(std::move(name)) {}
@@ -45,7 +45,7 @@ class OptimizerState {
   void allocate(Device& device) { pool_.allocate(device); }
 
   const std::string& name() const { return name_; }
-  /// Empty where the parameter has none.
+  /// Returns the state of a parameter, empty if it has none.
   StoredTensor of(size_t index) const;
   /// Returns the scales of tensors that have one scale each: [tensors, 2] per buffer.
   std::vector<View> tensor_scales() const { return pool_.tensor_scales(); }
@@ -73,8 +73,8 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// Zeroes the gradients, but for those that the first micro-batch overwrites
-  /// (Parameter::overwritten); before the first micro-batch of a step.
+  /// Zeroes the gradients in the store's own memory, but for those that the first micro-batch
+  /// overwrites (Parameter::overwritten). Called before the first micro-batch of a step.
   void clear_gradients(Stream stream);
 
   /// Sets the learning rate of the steps from now on. It is stored on the device, so that a
@@ -92,18 +92,20 @@ class Optimizer {
   void step(Stream stream, Arena& scratch, bool collect_statistics = false,
             RankCombiner* combiner = nullptr);
 
-  /// After step(), and after other ranks have sent the values that they updated
-  /// (Parameter::Updated::elsewhere): the copies and casts that the update of a value makes.
+  /// Makes the copies and casts that the update of a value makes. Called after step(), once other
+  /// ranks have sent the values that they updated (Parameter::Updated::elsewhere).
   void receive(Stream stream, Arena& scratch, bool collect_statistics);
 
-  /// Several ranks, after step(): the factors of automatic scales follow from what all ranks have
-  /// counted in sums. of_ranks: ParameterStore::automatic_scales() of each.
+  /// Several ranks, after step(): sets the factors of automatic scales by the counts of all ranks.
+  /// The store has such scales. of_ranks: ParameterStore::automatic_scales() of each rank in rank
+  /// order, in device memory.
   void update_sum_scales(Stream stream, std::span<const ops::AutoScale> of_ranks) const;
 
   /// Device scalar that losses are multiplied by before backward (1 without loss scaling).
   const float* loss_scale() const;
 
-  /// Device scalar that the norm of the step is summed in; NaN in it makes the step a skipped one.
+  /// Returns the device scalar in which step() sums the squared norm. It is 0 between steps; NaN in
+  /// it makes the next step a skipped one.
   double* squared_norm() const { return &device_control()->squared_norm; }
 
   /// Returns the loss scale with which a new run starts.
@@ -117,6 +119,7 @@ class Optimizer {
   /// Returns the control block: what the last step did, and from what the next one starts. Waits
   /// for the device.
   ops::StepControl control() const;
+  /// Sets the control block, as when a run continues from a checkpoint.
   void set_control(const ops::StepControl& control);
 
  protected:
@@ -130,18 +133,20 @@ class Optimizer {
 
   /// Once per step, when the control block says how to clip and whether to skip.
   virtual void begin_update(const Update& /*step*/) {}
-  /// What an update has done of what follows it; the base class does the rest. Both are done in a
-  /// step that is skipped too: it changes neither weight nor state, but a scale may have moved.
+  /// Says which of two further tasks an update has done; the base class does the others. Both are
+  /// done in a step that is skipped too: it changes neither weight nor state, but a scale may have
+  /// moved.
   struct Done {
     bool copied = false;  ///< the new value to Parameter::copy
     bool cast = false;    ///< cast as Parameter::cast says
   };
-  /// One parameter of the store: its weight and its states.
+  /// Updates one parameter of the store: its weight and its states.
   virtual Done update(const Update& step, size_t index) = 0;
-  /// Called before the updates if ranks update parts. Writes the amax of the new values of this
-  /// rank's parts next to each scale of a whole tensor (ParameterStore::shared_scales,
-  /// OptimizerState::tensor_scales). The ranks then find the largest. Throws InternalError unless
-  /// it is overridden: scales of the parts alone would differ between ranks.
+  /// Called before the updates if ranks update parts and any tensor has one scale. Writes the amax
+  /// of the new values of this rank's parts next to each scale of a whole tensor
+  /// (ParameterStore::shared_scales, OptimizerState::tensor_scales). The ranks then find the
+  /// largest. Throws InternalError unless it is overridden: scales of the parts alone would differ
+  /// between ranks.
   virtual void find_amax(Stream stream);
   /// Whether update() rounds fp32 gradients whose wire is bf16 as it reads them (read_as()).
   virtual bool rounds_as_it_reads() const { return false; }
@@ -149,7 +154,7 @@ class Optimizer {
   /// Returns the type to which gradients of a format are rounded as they are read; fp32: they are
   /// not.
   DType read_as(const TensorFormat& gradient, const TensorFormat& wire) const;
-  /// *sum += sum of x^2, a device scalar. `read_as`: as ops::sum_of_squares.
+  /// *sum += sum of x^2; sum is a device scalar. `read_as`: as ops::sum_of_squares.
   static void add_squares(Stream stream, Arena& scratch, const View& x, double* sum,
                           DType read_as = DType::f32);
   /// Parameter::cast, with its statistics only where they are collected.

@@ -38,12 +38,12 @@ struct OptimizerEntry {
 
 /// Returns the table of optimizers.
 const std::vector<OptimizerEntry>& optimizers();
-/// All keys that only some of them read.
+/// Returns all keys that only some of them read.
 const std::vector<std::string_view>& optimizer_keys();
-/// Throws ConfigError that lists all names.
+/// Returns the entry with this name. Throws ConfigError that lists all names if there is none.
 const OptimizerEntry& optimizer_named(std::string_view name);
 
-/// An optimizer that stores nothing, where none is to run.
+/// Returns the settings of an optimizer that stores nothing, where none is to run.
 OptimizerSettings stateless_optimizer();
 
 /// Makes the optimizer and sets its states to zero. Throws ConfigError for an unknown name and when

@@ -40,9 +40,11 @@ class GradientBuckets final : public GradientListener {
   void begin(Stream stream);
   void gradients_complete(size_t begin, size_t end) override;
   void progress() override;
-  /// Waits for the exchanges of a queue.
+  /// Starts the exchanges of a queue that wait, and waits for all of them.
   void finish(size_t queue);
-  /// Waits for all exchanges. The gradients of every bucket are complete when it returns.
+  /// Waits for all exchanges. The gradients of every bucket are complete when it returns; where
+  /// communicators keep the order of the stream, for work submitted to it from then on. Throws
+  /// InternalError if backward has not completed all gradients.
   void finish();
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-// What a user may say about how the work is laid over ranks. A strategy reads what is its own; a
+// A user's settings of how the work is laid over ranks. A strategy reads those that concern it; a
 // further one has its settings here, and a key in lib/config for each.
 
 #include <cstdint>
@@ -10,8 +10,8 @@ namespace fp8train {
 struct StrategySettings {
   /// What ranks that train share: 0: nothing (DDP); 1, 2, 3: parallel/shard_layout.h
   int64_t zero_stage = 0;
-  /// Of gradients that are exchanged at a time: in a bucket, or of a segment of shards. A parameter
-  /// that has more is exchanged alone, in pieces of at most as many.
+  /// Bytes of gradients that are exchanged at a time: in a bucket, or of a segment of shards. A
+  /// parameter that has more is exchanged alone, in pieces of at most as many bytes.
   int64_t bucket_bytes = int64_t{25} << 20;
 
   bool operator==(const StrategySettings&) const = default;

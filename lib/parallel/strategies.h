@@ -18,7 +18,8 @@ std::unique_ptr<Strategy> make_whole_parameters(const StrategySite& site);
 /// Makes ZeRO 1, 2 or 3 as StrategySite says: ranks share segments of flat parameters.
 std::unique_ptr<Strategy> make_zero(const StrategySite& site);
 
-/// Several ranks: few values of each become one through memory that attach() takes.
+/// The base class for several ranks. It combines a few values of each rank, through memory that
+/// attach() allocates.
 class RankedStrategy : public Strategy, protected RankCombiner {
  public:
   using Strategy::Strategy;
@@ -49,8 +50,8 @@ class RankedStrategy : public Strategy, protected RankCombiner {
 };
 
 /// Data parallelism (DDP): every rank has all parameters and works on batches of its own; gradients
-/// are summed over the ranks while backward still runs. Also of an evaluation by several ranks,
-/// which exchange none.
+/// are summed over the ranks while backward still runs. It also serves an evaluation by several
+/// ranks, which exchanges no gradients.
 class Replicas : public RankedStrategy {
  public:
   using RankedStrategy::RankedStrategy;

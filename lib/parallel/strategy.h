@@ -62,8 +62,10 @@ class Strategy {
   /// Called before the backward pass of the last micro-batch. Returns the listener to which that
   /// pass reports completed gradients, or null.
   virtual GradientListener* begin_exchange() { return nullptr; }
-  /// Called after that pass. Waits until the gradients that this rank updates are sums over ranks,
-  /// and until all ranks have what one has put into `squared_norm` (Optimizer::squared_norm).
+  /// Called after that pass. Waits until the gradients that this rank updates are sums over ranks.
+  /// Several ranks without a combiner() also replace `squared_norm` (Optimizer::squared_norm) by
+  /// its sum over ranks, so that a NaN of one rank reaches all; with a combiner() the optimizer
+  /// does that.
   virtual void finish_exchange(double* /*squared_norm*/) {}
   /// Returns the combiner for an optimizer that updates parts of parameters, or null if it updates
   /// whole ones.
@@ -72,25 +74,25 @@ class Strategy {
   virtual void share_values() {}
   /// Called after updates and after values were set: gathered values are out of date from then on.
   virtual void values_changed() {}
-  /// Called after an update: the factors of automatic scales follow from the counts of all ranks.
+  /// Called after an update. Sets the factors of automatic scales by the counts of all ranks.
   virtual void update_sum_scales(Stream /*stream*/, const Optimizer& /*optimizer*/) {}
 
   // Between ranks, at any time.
 
-  /// fp32 magnitudes become the largest of all ranks, in place.
+  /// Replaces fp32 magnitudes by the largest of all ranks.
   virtual void combine_amax(Stream /*stream*/, const View& /*values*/) {}
-  /// Gathers values before a pass reads them; null: they are where layers read them.
+  /// Returns the gatherer of values for a pass, or null if values are where layers read them.
   virtual ParameterGatherer* gatherer() { return nullptr; }
 
   // Between steps.
 
-  /// The value of each parameter in the order of the store, row-major in fp32, into memory of the
-  /// caller: `memory` gives shape.count() floats for each parameter, or null where this rank does
-  /// not want its value. Collective where ranks have parts of them.
+  /// Copies the value of each parameter, in the order of the store, row-major and in fp32, into
+  /// memory of the caller: `memory` returns shape.count() floats for each parameter, or null where
+  /// this rank does not want its value. Collective where ranks have parts of them.
   virtual void copy_values(const std::function<float*(const Parameter&)>& memory);
-  /// Calls a function with each tensor that all ranks hold alike and the name of its parameter: the
-  /// values of all parameters or, if ranks share them, their gathered form. It is then collective,
-  /// and gathered values are out of date afterwards.
+  /// Calls a function with each tensor that all ranks hold alike and a name: the values of all
+  /// parameters or, if ranks share their parts, the gathered form of each segment with the name of
+  /// its first parameter. It is then collective, and gathered values are out of date afterwards.
   virtual void for_each_replica(
       const std::function<void(const std::string&, const StoredTensor&)>& use);
 
@@ -105,7 +107,7 @@ class Strategy {
   ParameterStore* parameters_ = nullptr;
 };
 
-/// The first strategy of the table that serves the site.
+/// Makes the first strategy of the table that serves the site.
 std::unique_ptr<Strategy> make_strategy(const StrategySite& site);
 /// Returns the name of the strategy for messages: "one rank", "DDP", "ZeRO 2". The mesh needs no
 /// communicator.

@@ -1,7 +1,7 @@
 #pragma once
 // The formats in which each linear layer of a model really runs: the GEMM formats of the run's plan
 // or of the plan that precision.layers chooses, or the activation format if the layer is exempt,
-// with the reason. The layers and `explain` read the same result.
+// with the reason. Pure data: the layers and `explain` read the same result.
 
 #include <string>
 #include <vector>
@@ -54,13 +54,15 @@ struct LinearPlan {
 /// Describes what `LinearPlan::swiglu` means for the layer; empty for a layer like all others.
 std::string swiglu_note(const LinearPlan& linear);
 
-/// The plan of its GEMMs and the pattern that chose it, in words; empty for a layer of the run's
+/// Describes the plan of its GEMMs and the pattern that chose it; empty for a layer of the run's
 /// plan.
 std::string layer_plan_note(const LinearPlan& linear);
 
-/// One LinearPlan per site, in order. An exemption counts for layers with a plan of their own too.
-/// Throws ConfigError when a pattern matches no site, a plan chosen for layers reaches none of them
-/// because all are exempt, or the setting of SwiGLU's product reaches no layer.
+/// Returns one LinearPlan per site, in order. An exemption counts for layers with a plan of their
+/// own too. Throws ConfigError when a pattern matches no site, a plan chosen for layers reaches
+/// none of them because all are exempt or later patterns match them, the setting of SwiGLU's
+/// product reaches no layer or does not go together with a layer's plan, or an x that is made again
+/// in backward (precision.recompute_swiglu) has one scale.
 std::vector<LinearPlan> plan_linears(const PrecisionPlan& plan,
                                      const std::vector<LinearSite>& sites);
 

@@ -8,7 +8,7 @@
 
 namespace fp8train {
 
-/// The message begins with the key.
+/// An option without meaning, by its key. The message begins with the key.
 class MeaninglessOption : public ConfigError {
  public:
   MeaninglessOption(std::string key, const std::string& message)

@@ -48,8 +48,8 @@ struct LayerNaming {
   bool operator==(const LayerNaming&) const = default;
 };
 
-/// Layers whose GEMMs another plan chooses. What is stored of their weights, gradients and moments,
-/// and what crosses a wire, stays the run's plan's.
+/// Layers whose GEMMs another plan chooses. The formats of their stored weights, gradients and
+/// moments, and of wires, stay those of the run's plan.
 struct LayerPlan {
   std::string pattern;  ///< glob (* and ?) over layer names
   std::string plan;     ///< the other plan's name
@@ -74,8 +74,8 @@ struct Stage {
   bool operator==(const Stage&) const = default;
 };
 
-/// What the down projection of a SwiGLU reads, silu(gate) * up, whose outliers grow quadratically
-/// (Fishman et al., arXiv 2409.12517).
+/// How the down projection of a SwiGLU reads its input, silu(gate) * up, whose outliers grow
+/// quadratically (Fishman et al., arXiv 2409.12517).
 enum class SwigluInput : uint8_t {
   as_planned,      ///< the plan's roles
   smoothed,        ///< the plan's roles, with a scale for each channel: ops/pointwise/smoothing.h
@@ -139,11 +139,11 @@ struct ParameterFormats {
 /// formats.gradient.
 TensorFormat running_gradient(const ParameterFormats& formats, bool exchanged);
 
-/// Those of a weight that the plan's roles are for.
+/// Returns the formats of a weight that the plan's roles are for.
 ParameterFormats parameter_formats(const PrecisionPlan& plan);
 
-/// What is stored of one parameter of a linear layer that is not exempt, in bytes, scales included,
-/// for a large tensor.
+/// The bytes stored for one parameter of a linear layer that is not exempt, in a large tensor.
+/// Scales are included.
 struct ParameterBytes {
   double weight = 0, master = 0, gradient = 0, moment1 = 0, moment2 = 0;
 
@@ -152,8 +152,8 @@ struct ParameterBytes {
 /// Returns the bytes that each role of the plan takes per parameter.
 ParameterBytes bytes_per_parameter(const PrecisionPlan& plan);
 
-/// Throws ConfigError naming the role when formats do not go together or no tensor is stored like
-/// that.
+/// Throws ConfigError naming the role when formats do not go together or a tensor cannot be stored
+/// in its format.
 void check_roles(const PrecisionPlan& plan);
 
 /// Roles that a request replaces, in the spelling of describe(); empty ones stay the plan's.
@@ -165,8 +165,8 @@ struct RoleRequest {
   bool operator==(const RoleRequest&) const = default;
 };
 
-/// One of them, by its name, and where a plan has its format. The weight and its master, and what
-/// is saved for backward, are no more than names here.
+/// One role, by its name, and the member of a plan that is its format. The weight, its master and
+/// the inputs that are saved for backward have only names here.
 struct Role {
   const char* name;
   std::string doc;  ///< one line
@@ -175,6 +175,7 @@ struct Role {
   GemmPlan PrecisionPlan::*gemm = nullptr;        ///< the GEMM that reads an operand
   TensorFormat GemmPlan::*operand = nullptr;
 };
+/// Returns all roles that a request can replace.
 const std::vector<Role>& plan_roles();
 
 /// The element types of FP8 GEMMs.
@@ -260,45 +261,48 @@ struct PlanRequest {
   bool operator==(const PlanRequest&) const = default;
 };
 
-/// The plan that the request selects, with its overrides applied: first the options that tune a
-/// plan, then single roles. What the plan derives from an operand of a GEMM (saved_activation,
-/// codes that are the weight, their wire) follows that operand. Throws ConfigError naming the key
-/// when something has no meaning for the plan (amax_history_len with current scaling, ...), roles
-/// do not go together, or the plan does not exist.
+/// Returns the plan that the request selects, with its overrides applied: first the options that
+/// tune a plan, then single roles. Roles that the plan derives from an operand of a GEMM
+/// (saved_activation, codes that are the weight, their wire) follow that operand. Throws
+/// ConfigError naming the key when something has no meaning for the plan (amax_history_len with
+/// current scaling, ...), roles do not go together, or the plan does not exist.
 PrecisionPlan resolve_plan(const PlanRequest& request);
 
-/// Steps [begin, end) of a run, and the plan whose operands and scales they have. What is stored of
-/// a parameter and crosses a wire is alike in all stages of a run.
+/// Steps [begin, end) of a run, and the plan whose operands and scales they have. The formats of
+/// stored parameters and of wires are the same in all stages of a run.
 struct RunStage {
   int64_t begin = 0, end = 0;
   PrecisionPlan plan;
   std::vector<std::pair<int64_t, int64_t>> plain_steps;  ///< [begin, end) each, in order
 };
 
-/// The stages of a run of `steps`, in order: one, or as many as precision.schedule names scaled
-/// plans one after another. Scaling begins in each as at the start of a run. Throws ConfigError
-/// when a stage has no step.
+/// Returns the stages of a run of `steps`, in order: one, or as many as precision.schedule names
+/// scaled plans one after another. Scaling begins in each as at the start of a run. Throws
+/// ConfigError when a stage has no step, and as resolve_plan() does.
 std::vector<RunStage> run_stages(const PlanRequest& request, int64_t steps);
 
-/// The steps of a run of `steps` in which no GEMM is scaled, [begin, end) each, in order. Throws
-/// ConfigError when a stage has no step.
+/// Returns the steps of a run of `steps` in which no GEMM is scaled, [begin, end) each, in order.
+/// Throws ConfigError when a stage has no step.
 std::vector<std::pair<int64_t, int64_t>> plain_steps(const PrecisionPlan& plan, int64_t steps);
 
-/// Names of all plans that train as they are, in the table's order.
+/// Returns the names of all plans that train as they are, in the table's order.
 std::vector<std::string> plan_names();
 
-/// The plan that fp8.backend with fp8.recipe or fp8.opt_level and fp8.use_te selects; empty ones
-/// mean the first that fits. Throws ConfigError naming the key and listing what there is.
+/// Returns the name of the plan that fp8.backend with fp8.recipe or fp8.opt_level and fp8.use_te
+/// selects. Empty ones mean the first plan of the table that fits, but an empty fp8.opt_level means
+/// the usual level of its backend (LevelBackend). Throws ConfigError naming the key and listing
+/// what there is.
 std::string plan_for_method(const PlanRequest& request);
 
 /// Whether an operand of a GEMM has scales.
 bool has_scaled_gemms(const PrecisionPlan& plan);
 
-/// A plan by name with its defaults; also the one that is all overrides. Throws ConfigError that
-/// begins with `key` and lists the plans.
+/// Returns a plan by name with its defaults; also the one that is all overrides. Throws ConfigError
+/// that begins with `key` and lists the plans if there is none.
 PrecisionPlan plan_named(const std::string& name, const char* key = "precision.plan");
 
-/// Whether the plan means something only with at least one role of the request.
+/// Whether the plan means something only with at least one role of the request. False for an
+/// unknown name.
 bool needs_roles(const std::string& name);
 
 /// How a plan is selected, and who published it.
@@ -306,9 +310,11 @@ struct PlanOrigin {
   std::string selected_by;  ///< keys as they are written in a configuration
   std::string source;
 };
+/// Returns the origin of a plan. Throws ConfigError for an unknown name.
 PlanOrigin plan_origin(const std::string& name);
 
-/// The names of what there is, each backend with its recipes, for documentation of the keys.
+/// Return the known backends, each backend with its recipes, and the levels, for messages and the
+/// documentation of the keys.
 std::string backends_text();
 std::string recipes_text();
 std::string opt_levels_text();

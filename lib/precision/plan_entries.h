@@ -31,6 +31,7 @@ struct LevelBackend {
   const char* name;
   const char* usual;
 };
+/// Returns the one backend whose recipes are levels.
 const LevelBackend& level_backend();
 
 }  // namespace fp8train

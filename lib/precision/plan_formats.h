@@ -17,7 +17,7 @@ inline TensorFormat scaled(DType dtype, ScalePolicy policy) {
   return format;
 }
 
-/// Current scaling with a scale for each block.
+/// Returns E4M3 with current scaling and a scale for each block.
 inline TensorFormat blockwise(ScaleBlock block, ScaleType scale_type) {
   TensorFormat format = scaled(DType::e4m3, ScalePolicy::current);
   format.block = block;
@@ -25,7 +25,7 @@ inline TensorFormat blockwise(ScaleBlock block, ScaleType scale_type) {
   return format;
 }
 
-/// A tensor that is stored, with an fp32 scale for 128 elements.
+/// Returns the format of a stored tensor with an fp32 scale for each 128 elements.
 inline TensorFormat stored_by_group(DType dtype) {
   return {.dtype = dtype, .block = per::group(128), .policy = ScalePolicy::current, .delayed = {}};
 }

@@ -6,17 +6,17 @@
 
 namespace fp8train {
 
-/// The plans of single layers, as the table has them: the options that tune a plan are for the
-/// run's. Throws ConfigError naming the pattern.
+/// Sets the plans of single layers, as the table has them: the options that tune a plan are for the
+/// run's. Throws ConfigError, which names the pattern if one is at fault.
 void apply_layers(const PlanRequest& request, PrecisionPlan& plan);
 
 /// Sets the stages: those of the run's plan, of other scaled plans and of plain GEMMs. Throws
 /// ConfigError.
 void apply_schedule(const PlanRequest& request, PrecisionPlan& plan);
 
-/// A scaled plan that a stage of a run of `run` names, with the request's roles of what is stored,
-/// sent and saved for backward; its operands are the plan's own. Throws ConfigError where it stores
-/// otherwise.
+/// Returns a scaled plan that a stage of a run of `run` names, with the request's roles of what is
+/// stored, sent and saved for backward; its operands are the plan's own. Throws ConfigError where
+/// it stores or sends in other formats.
 PrecisionPlan stage_plan(const PlanRequest& request, const PrecisionPlan& run,
                          const std::string& name);
 

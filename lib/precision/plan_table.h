@@ -14,19 +14,21 @@ struct PlanColumn {
   std::string text;
 };
 
-/// Computation, wire, weight, master, weight gradient, moments, bytes per parameter.
+/// Returns these columns: computation, wire, weight, master, weight gradient, moments, bytes per
+/// parameter.
 std::vector<PlanColumn> table_columns(const PrecisionPlan& plan);
 
 /// Returns all stored bytes per parameter, such as "7.19".
 std::string bytes_text(const PrecisionPlan& plan);
 
-/// Every role of a plan, in order, with "-" where there is nothing.
+/// Returns every role of a plan, in order, with "-" where there is nothing.
 std::vector<PlanColumn> plan_columns(const PrecisionPlan& plan);
 
-/// The table of plans in lines of at most 100 columns: the types of all, and how scales are shared.
+/// Returns the table of plans in lines of at most 100 columns: the types of all, and how scales are
+/// shared.
 std::string plan_table_text();
 
-/// The whole table of plans as a Markdown table.
+/// Returns the whole table of plans as a Markdown table.
 std::string plan_table_markdown();
 
 }  // namespace fp8train

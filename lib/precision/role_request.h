@@ -8,7 +8,7 @@ namespace fp8train {
 /// Applies the formats that a user gives for the six operands of GEMMs.
 void apply_gemm_roles(const PlanRequest& request, PrecisionPlan& plan);
 
-/// The weight and its master.
+/// Applies the formats that a user gives for the weight and its master.
 void apply_weight_roles(const PlanRequest& request, PrecisionPlan& plan);
 
 /// Applies the formats that a user gives for all other roles.

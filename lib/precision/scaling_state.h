@@ -1,7 +1,8 @@
 #pragma once
 // The scales of a model's quantized tensors. Every scaled tensor role of every linear layer has a
 // slot: an amax, a scale, its reciprocal, a history where the policy is delayed, and sampled
-// statistics. All of it lives on the device; the host reads it only for metrics and checkpoints.
+// statistics. All of it lives on the device and belongs to the ScalingState; the host reads it only
+// for metrics, checkpoints and the ends of first windows.
 
 #include <memory>
 #include <optional>
@@ -59,8 +60,8 @@ struct SlotReport {
 /// The scales, histories and statistics of all tensors that the plan scales.
 class ScalingState {
  public:
-  /// Adds a slot; the pointer stays valid for the life of the state. `of_pass`: of a tensor that is
-  /// another one in each pass over the model.
+  /// Adds a slot; the pointer stays valid for the life of the state. `of_pass`: its tensor is
+  /// another one in each pass over the model. Throws InternalError after allocate().
   const ScalingSlot* add(std::string layer, std::string role, const TensorFormat& format,
                          bool of_pass = false);
 
@@ -75,7 +76,7 @@ class ScalingState {
   /// where the micro-batch `ends_step`. A set of bits, for update().
   uint64_t due(int64_t step, bool ends_step = true) const;
 
-  /// Says that an update() with `due` has been submitted, by a recording too.
+  /// Notes that an update() with `due` has been submitted, also by a recording.
   void note_update(uint64_t due);
   /// Sets ScalingSlot::scales_now of slots with current_at_first: a first window lasts until its
   /// history is full and begins again with an amax that is not finite, slot by slot. Where an
@@ -84,18 +85,18 @@ class ScalingState {
   void read_windows();
   /// Returns the first windows as read_windows() found them; none if no rule says current_at_first.
   FirstWindows first_windows() const;
-  /// All first windows are over, as after many steps.
+  /// Ends all first windows, as after many steps.
   void end_first_windows();
-  /// Scaling begins now, as at the start of a run.
+  /// Begins scaling again, as at the start of a run.
   void restart();
 
   /// Begins a pass over the model: the amax of slots that scale now, whose tensor is another one in
   /// each pass, becomes 0 (ScalingSlot::begins_at_zero).
   void begin_pass(Stream stream) const;
 
-  /// A pass that is no part of training, between these two, leaves amax and scale of slots with
-  /// current_at_first as they are, which casts of the first window write. Nothing to do outside of
-  /// that window. The first one calls read_windows().
+  /// Enclose a pass that is no part of training. They keep amax and scale of slots with
+  /// current_at_first, which casts of the first window overwrite; outside of that window there is
+  /// nothing to do. begin_evaluation() calls read_windows().
   void begin_evaluation(Stream stream);
   void end_evaluation(Stream stream) const;
 
@@ -112,9 +113,9 @@ class ScalingState {
   /// the next until it is due.
   bool keeps_state() const;
 
-  /// The amax of all slots, fp32.
+  /// The amax of all slots, fp32 [slots]: first those of shared_amax().
   View amax() const { return amax_.empty() ? View{} : amax_.view(); }
-  /// Returns the first of these, on which ranks may agree. The others have AmaxReduction::none.
+  /// Returns the amax values on which ranks may agree. The others have AmaxReduction::none.
   View shared_amax() const { return shared_amax_; }
   /// Whether ranks agree on shared_amax() before update() after such a micro-batch: some delayed
   /// scale is the same on all.
@@ -123,15 +124,17 @@ class ScalingState {
   /// Reads scales, statistics and samples of all slots; waits for the device.
   std::vector<SlotReport> report() const;
 
-  /// The state that a checkpoint holds: named fp32 tensors per group of slots with the same rule.
+  /// A tensor of the state that a checkpoint holds: fp32, of a group of slots with the same rule.
   struct SavedTensor {
     std::string name;
     std::vector<int64_t> shape;
     std::vector<float> values;
     bool of_rank = false;  ///< AmaxReduction::none: each rank has its own
   };
+  /// Reads the state of all delayed scales; waits for the device.
   std::vector<SavedTensor> save() const;
-  /// Throws CheckpointError when a tensor is missing or has another shape.
+  /// Sets the state that save() returned. Throws CheckpointError when a tensor is missing or has
+  /// another shape.
   void load(const std::vector<SavedTensor>& tensors);
 
  private:

@@ -9,7 +9,7 @@
 
 namespace fp8train {
 
-/// The extents of a tensor, the slowest first.
+/// The extents of a tensor, the slowest first; at most kMaxRank.
 class Shape {
  public:
   static constexpr size_t kMaxRank = 4;

@@ -13,25 +13,26 @@
 
 namespace fp8train {
 
-/// The scales of a tensor of zeros: ones, and an amax of 0 next to the scale of a tensor.
+/// Returns the scales of a tensor of zeros, `count` fp32 values: ones, and an amax of 0 next to the
+/// scale of a tensor.
 std::vector<float> initial_scales(const TensorFormat& format, int64_t count);
 
-/// Where tensors, shards and chunks begin whose elements cross between ranks as `wire` says:
-/// kRangeAlignment, or a multiple of it that the wire's groups divide, so that scales do not depend
-/// on the number of ranks.
+/// Returns the alignment, in elements, of tensors, shards and chunks whose elements cross between
+/// ranks as `wire` says: kRangeAlignment, or a multiple of it that the wire's groups divide, so
+/// that scales do not depend on the number of ranks.
 int64_t range_alignment(const TensorFormat& wire);
 
-/// Memory for stored tensors: those of one format and queue lie in one buffer.
+/// Owns the memory of stored tensors: those of one format, category and queue lie in one buffer.
 class StoredPool {
  public:
   /// Adds a tensor, whose format is_stored_format() must allow, and returns its position. Must be
-  /// called before allocate(). Tensors of different queues do not share a buffer. A tensor without
-  /// elements has a position (and the scale of a tensor) all the same. `alignment`: of the tensors
-  /// of a buffer (range_alignment).
+  /// called before allocate(). Throws InternalError otherwise. Tensors of different queues do not
+  /// share a buffer. A tensor without elements has a position (and the scale of a tensor) all the
+  /// same. `alignment`: of the tensors of a buffer (range_alignment).
   size_t add(const TensorFormat& format, const Shape& shape, MemoryCategory category, int queue = 0,
              int64_t alignment = kRangeAlignment);
 
-  /// How the buffers of a pool lie where the program and not the pool decides that.
+  /// How the buffers of a pool lie where the caller and not the pool decides that.
   struct Placement {
     /// Elements of a queue's buffer, of which the tensors use `used`: a multiple of 128, not less.
     std::function<int64_t(int queue, int64_t used)> elements;
@@ -40,7 +41,8 @@ class StoredPool {
     std::function<View(int queue, DType dtype, int64_t count)> memory;
   };
 
-  /// Everything in the pool's own memory is zero afterwards.
+  /// Allocates the buffers. All values in the pool's own memory are zero afterwards: codes of 0,
+  /// with the scales of initial_scales().
   void allocate(Device& device, const Placement& placement = {});
 
   bool empty() const { return entries_.empty(); }
@@ -49,7 +51,7 @@ class StoredPool {
   /// Returns the tensor, which is empty until allocate().
   StoredTensor at(size_t position) const;
 
-  /// All codes of unscaled fp32 tensors, with the gaps: an array for each queue that has any.
+  /// All codes of unscaled fp32 tensors, with the gaps: an array for each buffer that has any.
   std::vector<View> fp32() const;
 
   /// Whether a buffer is the pool's own memory.
@@ -69,6 +71,7 @@ class StoredPool {
   size_t buffers() const { return buffers_.size(); }
   /// The positions of a buffer's tensors, as they lie.
   const std::vector<size_t>& tensors_of(size_t buffer) const { return buffers_[buffer].tensors; }
+  /// Returns the queue of a buffer, as add() was given it.
   int wire_index(size_t buffer) const { return buffers_[buffer].queue; }
   /// The buffer that a tensor lies in.
   size_t buffer_of(size_t position) const { return entries_.at(position).buffer; }
@@ -76,7 +79,7 @@ class StoredPool {
   StoredTensor whole(size_t buffer) const;
   /// The tensors of a stretch as one, flat and with the gaps.
   StoredTensor flat(const Stretch& stretch) const;
-  /// Where the tensors of a stretch begin in that, in elements.
+  /// Returns where the tensors of a stretch begin in flat(), in elements.
   std::vector<int64_t> begins_of(const Stretch& stretch) const;
 
  private:

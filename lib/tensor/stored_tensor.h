@@ -5,9 +5,9 @@
 //
 // Formats (is_stored_format): fp32, bf16; fp32 as bf16 with a remainder; and fp16, bf16, e4m3 or
 // e5m2 with a current scale (fp32 or a power of two) for the whole tensor or for each kStoredBlock
-// of consecutive elements; and e4m3 with dynamic range expansion (COAT) for each group.
-// Nearest-even or stochastic. codes = cast(value * scale), saturating. A scale is format_max / amax
-// of the stored values (bf16: 1 / amax), or 1 for zeros.
+// of consecutive elements; and e4m3 with dynamic range expansion (COAT) for each group. Rounding is
+// nearest-even or, but for fp32 and remainders, stochastic. codes = cast(value * scale),
+// saturating. A scale is format_max / amax of the stored values (bf16: 1 / amax), or 1 for zeros.
 
 #include <cstdint>
 
@@ -16,11 +16,11 @@
 
 namespace fp8train {
 
-/// What shares a scale where it is not the whole tensor: the kernels of ops/storage give a warp
-/// such a group.
+/// The block that shares a scale where it is not the whole tensor: the kernels of ops/storage give
+/// a warp such a group.
 constexpr ScaleBlock kStoredBlock = per::group(128);
 
-/// Where tensors of a pool, parts of tensors, shards and chunks begin: multiples of so many
+/// Tensors of a pool, parts of tensors, shards and chunks begin at multiples of this number of
 /// elements, whatever the format. A part that begins there begins with a whole kStoredBlock.
 constexpr int64_t kRangeAlignment = 128;
 static_assert(kRangeAlignment % kStoredBlock.columns == 0);
@@ -44,7 +44,8 @@ struct StoredTensor {
   int64_t count() const { return codes.count(); }
 };
 
-/// How a group with an expanded range is read: |value| = center * (code / scale)^(1 / exponent).
+/// How the codes of a group with an expanded range are read: |value| = center * (code / scale)^(1 /
+/// exponent).
 struct ScaleExpansion {
   float scale = 1.0F, exponent = 1.0F, center = 1.0F;
 };
@@ -65,11 +66,12 @@ enum class RoundingRole : uint8_t { weight = 0, moment1 = 1, moment2 = 2, gradie
 /// Whether a tensor is stored in this format.
 bool is_stored_format(const TensorFormat& format);
 
-/// fp32 values that StoredTensor::scales has for `count` elements.
+/// Returns the number of fp32 values that StoredTensor::scales has for `count` elements.
 int64_t stored_scales(const TensorFormat& format, int64_t count);
 
 /// Returns the elements first .. first + count - 1, flat. `first` is a multiple of kRangeAlignment.
-/// A scale of the whole tensor stays one of the whole tensor.
+/// A scale of the whole tensor stays one of the whole tensor. Throws InternalError for another
+/// `first` or elements beyond the end.
 StoredTensor part_of(const StoredTensor& tensor, int64_t first, int64_t count);
 
 }  // namespace fp8train

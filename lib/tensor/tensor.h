@@ -13,7 +13,7 @@ namespace fp8train {
 class Tensor {
  public:
   Tensor() = default;
-  /// Allocates uninitialized memory.
+  /// Allocates uninitialized memory on `device`, which outlives the tensor. Throws DeviceError.
   Tensor(Device& device, DType dtype, const Shape& shape, MemoryCategory category);
 
   View view() const { return {buffer_.data(), dtype_, shape_}; }
@@ -29,10 +29,12 @@ class Tensor {
   Shape shape_;
 };
 
-/// An uninitialized view in the arena.
+/// Returns an uninitialized view in the arena, valid until the arena is released to an earlier
+/// mark. Throws InternalError when the arena is full.
 View allocate(Arena& arena, DType dtype, const Shape& shape);
 
-/// Copies between host vectors and device views; sizes must match. Reading waits for the device.
+/// Copy between host memory and device views, view.bytes() bytes in stream order. Reading waits for
+/// the device. to_host_f32() throws InternalError for another type than fp32.
 std::vector<float> to_host_f32(Device& device, const ConstView& view);
 void copy_from_host(Device& device, const View& to, const void* from);
 void copy_to_host(Device& device, void* to, const ConstView& from);

@@ -18,12 +18,12 @@ namespace fp8train {
 struct ScaleBlock {
   int32_t rows = 0, columns = 0;
 
-  /// Consecutive elements of the tensor, whatever its shape.
+  /// Whether the block is consecutive elements of the tensor, whatever its shape.
   constexpr bool is_group() const { return rows == 0 && columns > 0; }
-  /// The blocks of a matrix are those of its transpose too.
+  /// Whether the blocks of a matrix are those of its transpose too.
   constexpr bool is_square() const { return rows > 1 && rows == columns; }
-  /// The block that a stored scale is of: each row of a square of 16 or 32 has the square's, as
-  /// tensor cores read it.
+  /// Returns the block for which a scale is stored: each row of a square of 16 or 32 has the
+  /// square's, as tensor cores read it.
   constexpr ScaleBlock as_stored() const {
     const bool by_row = is_square() && (rows == 16 || rows == 32);
     return by_row ? ScaleBlock{1, columns} : *this;
@@ -80,7 +80,7 @@ enum class AmaxAlgorithm : uint8_t { max, most_recent };
 inline constexpr std::pair<AmaxAlgorithm, std::string_view> kAmaxAlgorithms[] = {
     {AmaxAlgorithm::max, "max"}, {AmaxAlgorithm::most_recent, "most_recent"}};
 
-/// What an entry of a history is the amax of.
+/// The values whose amax is an entry of a history.
 enum class WindowUnit : uint8_t {
   micro_batch,
   step,  ///< of all micro-batches of an optimizer step
@@ -129,7 +129,7 @@ struct TensorFormat {
   bool hadamard = false;
   float fixed_scale = 1.0F;  ///< ScalePolicy::fixed only
   float amax_epsilon =
-      0.0F;                ///< ScalePolicy::current only, not e8m0: a smaller amax counts as this
+      0.0F;  ///< ScalePolicy::current, fp32 and pow2 only: a smaller amax counts as this
   DelayedScaling delayed;  ///< ScalePolicy::delayed only
 
   /// Whether values are stored as scale * value, with scales next to them.

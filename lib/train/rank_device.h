@@ -20,13 +20,15 @@ struct RankDevice {
   std::string note;                    ///< how memory of the GPU crosses, if that is to be reported
 };
 
-/// Which of the GPUs that this process sees is the rank's: that of its local rank, or the only one
-/// (as --gpu-bind leaves it). Throws ConfigError where there are fewer than ranks.
+/// Returns the index of a rank's GPU among the `visible` ones: its local rank, or 0 if there is one
+/// rank or at most one GPU is visible (as --gpu-bind leaves it). Throws ConfigError if several are
+/// visible, but none with the index of the local rank.
 int gpu_of_rank(int local_rank, int local_ranks, int visible);
 
 /// Chooses and opens the device of this rank. Collective. `host` connects all ranks
 /// (make_communicator), or has one rank if ranks meet by a file; it outlives the result. Throws
-/// ConfigError if the devices of the ranks do not fit each other or the settings.
+/// ConfigError if the devices of the ranks do not fit each other or the settings, DeviceError if
+/// the device cannot be used, and CommError or TimeoutError if the ranks do not meet.
 RankDevice take_device(const Settings& settings, Communicator& host);
 
 }  // namespace fp8train

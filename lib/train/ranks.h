@@ -1,6 +1,6 @@
 #pragma once
-// Messages between the ranks of a run in addition to gradients. All functions are collective, and
-// do nothing if there is one rank.
+// Messages between the ranks of a run in addition to gradients. All functions but Heartbeat::beat()
+// are collective; one rank alone exchanges nothing.
 
 #include <cstdint>
 #include <filesystem>
@@ -14,39 +14,47 @@
 
 namespace fp8train {
 
-/// Throws ConfigError when ranks differ in `description`: settings, data, version of the program.
+/// Throws ConfigError, on all ranks, when ranks differ in `description`: settings, data, version of
+/// the program.
 void agree_on_run(Communicator& comm, const std::string& description);
 
-/// Checks that all ranks, which look for the newest checkpoint themselves, have found the same
-/// step. Throws CheckpointError if they have not. `where` says where they looked, for the message.
+/// Checks that all ranks, each of which has read its state itself, continue from the same step.
+/// Throws CheckpointError, on all ranks, if they do not. `where` is the folder of checkpoints, for
+/// the message.
 void agree_on_step(Communicator& comm, int64_t step, const std::filesystem::path& where);
 
-/// The first rank has made `folder`. Throws ConfigError where another does not see it within ten
-/// seconds, which file systems of a network may take.
+/// Checks that all ranks see run.lock, which the first rank has made in `folder`. Waits up to ten
+/// seconds for it, which file systems of a network may take. Throws ConfigError, on all ranks, if
+/// one does not see it.
 void check_shared_folder(Communicator& comm, const std::filesystem::path& folder);
 
-/// All get the first rank's weights, bit for bit: processors may draw initial values that differ in
-/// their last bits. Where ranks have parts of them, the scales that parts share.
+/// Copies the first rank's weights to all ranks, bit for bit: processors may draw initial values
+/// that differ in their last bits. If ranks have parts of the weights, copies only the scales that
+/// parts share.
 void share_weights(Communicator& comm, Device& device, const ParameterStore& parameters);
 
-/// After what only the first rank does, which may take longer than a message between ranks: as long
-/// as the watchdog leaves to the section that this is in (base/flight_recorder.h).
+/// Waits for work that only the first rank does. It may take as long as the watchdog leaves to the
+/// section of the calling thread (base/flight_recorder.h), if that is longer than comm.timeout.
+/// Throws TimeoutError.
 void wait_for_first_rank(Communicator& comm);
 
-/// What `find` returns on the first rank, for all; they wait for it as wait_for_first_rank() does.
+/// Calls `find` on the first rank and returns its result on all ranks, which wait for it as
+/// wait_for_first_rank() does.
 int64_t found_by_first_rank(Communicator& comm, const std::function<int64_t()>& find);
 
 /// Returns the first rank's answer on all ranks.
 bool first_rank_says(Communicator& comm, bool mine);
 
-/// Of work that the first rank does alone, however long it takes: it tells the others now and then
-/// that it gets on, and they wait no longer for that than the watchdog leaves to the section.
+/// Lets ranks wait for work that the first rank does alone, however long it takes: the first rank
+/// tells the others now and then that it gets on, and they wait no longer for that than the
+/// watchdog leaves to the section.
 class Heartbeat {
  public:
   /// `comm` outlives the object.
   explicit Heartbeat(Communicator& comm) : comm_(&comm) {}
 
-  /// By the first rank, at least as often as the section must get on.
+  /// Tells the other ranks that the first rank gets on, about once a second however often it is
+  /// called. Called by the first rank only.
   void beat();
   /// Ends the heartbeat: the first rank has done its work, and the others wait for that.
   /// Collective.
@@ -61,7 +69,7 @@ class Heartbeat {
   Stopwatch since_beat_;
 };
 
-/// How many ranks may use a core that this one may use, itself among them.
+/// Returns the number of ranks, this one among them, that may use a core that this one may use.
 int ranks_on_these_cores(Communicator& comm);
 
 }  // namespace fp8train

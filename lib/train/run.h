@@ -30,9 +30,13 @@ namespace fp8train {
 /// A run from its start to its end: steps, evaluations, samples, checkpoints and rollbacks.
 class Run {
  public:
+  /// Opens the data, loads the weights or a checkpoint, and reserves all memory. `comm` and
+  /// `rank_device` outlive the run. Collective. Throws as train() does.
   Run(const RunRequest& request, Communicator& comm, RankDevice& rank_device);
+  /// Trains to the last step or until a stop. Collective. Throws as train() does.
   RunOutcome run();
-  /// After an error, before the other ranks are ended, and this process with them.
+  /// Frees the folder of a run with several ranks. Called after an error, before the other ranks
+  /// are ended, and this process with them.
   void release_lock() const {
     if (comm_->size() > 1) {
       records_.release_lock();

@@ -20,12 +20,13 @@ namespace fp8train {
 struct FoundStart {
   std::optional<std::filesystem::path> checkpoint;
   int64_t step = 0;                ///< optimizer steps that are done in it
-  std::vector<std::string> notes;  ///< a line for each that is passed over, being of no use
+  std::vector<std::string> notes;  ///< a line for each checkpoint that cannot be used; first rank
 };
 
 /// Returns the checkpoint to start from, which checkpoint.resume decides; the first rank finds and
-/// verifies it. Collective. Throws CheckpointError if all checkpoints of the run are damaged, and
-/// ConfigError if checkpoint.resume is never and `checkpoints` holds some.
+/// verifies it. Collective. Throws CheckpointError if all checkpoints of the run, or the one that
+/// checkpoint.resume names, are damaged, and ConfigError if checkpoint.resume is never and
+/// `checkpoints` holds some.
 FoundStart find_start(const Session& session, const std::filesystem::path& checkpoints,
                       Communicator& comm);
 
@@ -36,12 +37,13 @@ struct RunStart {
   std::vector<std::string> warnings;
 };
 
-/// Loads the weights and, if the run continues from a checkpoint, the rest of the engine's state.
-/// Collective. Throws CheckpointError. `checkpoints` is as for find_start().
+/// Loads the checkpoint that was found, with all state of the engine. If there is none, loads the
+/// weights that model.from names or, without these, draws initial ones. Collective. Throws
+/// CheckpointError. `checkpoints` is as for find_start().
 RunStart load_start(const Session& session, const FoundStart& found, Engine& engine, Device& device,
                     const std::filesystem::path& checkpoints, Communicator& comm);
 
-/// append where model.resize_vocabulary is set.
+/// Returns append if model.resize_vocabulary is set, else refuse.
 MissingTokens missing_tokens(const ModelSettings& model);
 
 }  // namespace fp8train

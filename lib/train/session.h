@@ -17,7 +17,8 @@
 
 namespace fp8train {
 
-/// Steps whose losses the device keeps where spikes are looked for; they are taken no later.
+/// The number of steps whose losses the device keeps if the run looks for spikes. The run takes the
+/// losses before there are more.
 constexpr int64_t kLossHistory = 256;
 
 class DataRecord;
@@ -34,12 +35,14 @@ struct Session {
   int ranks = 1;
   std::vector<std::string> notes;  ///< settings without a meaning here, to be reported
 
-  /// The stage in which `steps` optimizer steps are done and another one follows, or the last one.
+  /// Returns the stage of the step that follows `steps` optimizer steps, or the last one.
   size_t stage_after(int64_t steps) const;
-  /// The engine becomes that of a stage.
+  /// Sets `engine` to the settings of a stage.
   void enter_stage(size_t stage);
+  /// Returns the settings of a stage.
   EngineSettings engine_of(size_t stage) const;
 
+  /// Returns the tokens of an optimizer step of all ranks.
   int64_t tokens_per_step() const {
     return engine.micro_batch_size * engine.seq_length * engine.gradient_accumulation_steps * ranks;
   }
@@ -49,23 +52,26 @@ struct Session {
 /// Throws ConfigError, DataError or CheckpointError (model.from).
 Session open_session(const Settings& settings, bool open_data, int ranks = 1);
 
-/// Opens the data, and looks at the samples of training and validation. Throws as open_session()
-/// does.
+/// Opens the data of a session and checks the samples of training and validation. Throws as
+/// open_session() does.
 void open_corpora_of(Session& session);
 
-/// The samples of a run with open data, which outlives them, in their order. Throws DataError where
-/// there is none.
+/// Returns the samples of a run in the order of training. Their data must be open and outlive them.
+/// Throws DataError if there is no sample.
 Samples training_samples(const Session& session);
 
-/// Returns the shape, the plan and the batch alone, for a vocabulary that is known. Reads no data.
+/// Returns the settings of an engine for a model whose vocabulary is known. Reads no data. A global
+/// batch is not divided among ranks yet. Throws ConfigError.
 EngineSettings engine_settings(const Settings& settings, const ModelConfig& model);
 
-/// Tokens of the longest prompt with its beginning-of-sequence id.
+/// Returns the number of tokens of the longest prompt, with the ids in front of it. Throws
+/// DataError for a prompt that cannot be encoded.
 int64_t longest_prompt(const SampleSettings& sample, const Tokenizer& tokenizer);
 
-/// The device that `device: cpu | cuda | auto` means, and in `reason` why. `tune_gemms`: its
-/// products are timed (ops::tune_gemms), with choices stored in the cache folder. `gpu`: which of
-/// those that this process sees.
+/// Opens the device that `device: cpu | cuda | auto` means, and sets `reason` to the reason for it.
+/// `tune_gemms`: its products are timed (ops::tune_gemms), and choices are stored in the cache
+/// folder. `gpu` is the index among the GPUs that this process sees. Throws DeviceError if the
+/// device cannot be used.
 std::unique_ptr<Device> choose_device(DeviceChoice choice, bool tune_gemms, std::string& reason,
                                       int gpu = 0);
 

@@ -5,9 +5,10 @@
 
 namespace fp8train {
 
-/// Sets and returns the thread count: `requested` if positive, else OMP_NUM_THREADS, else
-/// SLURM_CPUS_PER_TASK (not under mpirun, whose ranks are not Slurm's tasks), else this rank's part
-/// of the cores that the process may run on. `sharing`: ranks that may run on them.
+/// Sets and returns the number of threads: `requested` if positive, else OMP_NUM_THREADS, at most
+/// 1024, else SLURM_CPUS_PER_TASK (not under mpirun, whose ranks are not Slurm's tasks), else this
+/// rank's part of the cores that the process may run on. `sharing`: ranks that may run on them. A
+/// build without OpenMP has one thread.
 int64_t configure_threads(int64_t requested, int sharing = 1);
 
 }  // namespace fp8train

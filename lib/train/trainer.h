@@ -30,23 +30,22 @@ struct RunRequest {
   bool quiet = false;               ///< no progress on standard output; the log file has it
   bool verbose = false;             ///< the memory plan by category in each start
   RunWatchdog* watchdog = nullptr;  ///< null: nobody ends a run that hangs
-  /// Called inside of the handler of an error that ends the run of this rank (`throw;` gives it),
-  /// while the run's objects live: their end may take long. May not return. Empty: the caller ends
-  /// the others when train() has thrown.
+  /// Called inside of the handler of an error that ends the run of this rank (`throw;` rethrows
+  /// it), while the run's objects live: their end may take long. May not return. Empty: the caller
+  /// ends the other ranks when train() has thrown.
   std::function<void()> end_other_ranks;
 };
 
-/// Sets a function that is called before each step and, with `ends`, after it. Tests use it to
-/// inject faults. Null removes it.
+/// A function that is called before each step and, with `ends`, after it. Steps are counted from 1.
 using StepObserver = void (*)(Engine& engine, int rank, int64_t step, bool ends);
+/// Sets the observer of steps. Tests use it to inject faults. Null removes it.
 void set_step_observer(StepObserver observer);
 
-/// Trains, as one of the ranks of `comm`: all call it with the same request, and get the same
-/// outcome. The first rank writes the run's files and speaks; stop
-/// handlers (base/signals.h) are installed by the caller. Throws the typed errors of
-/// base/error.h; a run that diverged throws NumericError, one that waited too long for another rank
-/// TimeoutError. After an error the ranks no longer wait
-/// for each other: the caller ends the others (Communicator::fail).
+/// Trains, as one of the ranks of `comm`: all ranks call it with the same request, and get the same
+/// outcome. The first rank writes the run's files and speaks; the caller installs stop handlers
+/// (base/signals.h). Throws the typed errors of base/error.h; a run that diverged throws
+/// NumericError, one that waited too long for another rank TimeoutError. After an error the ranks
+/// no longer wait for each other: the caller ends the others (Communicator::fail).
 RunOutcome train(const RunRequest& request, Communicator& comm);
 
 }  // namespace fp8train

@@ -18,9 +18,10 @@ struct Rendezvous;
 /// gives each one of its own.
 bool meets_by_file(const CommSettings& settings, const Launch& launch);
 
-/// The communicator of all ranks of the run. MPI is initialized by the first that needs it. Throws
-/// ConfigError where a launcher has started several processes that do not find each other
-/// (comm/launch.h); CommError where MPI is not in this build or does not start.
+/// Makes the communicator of all ranks of the run, or of this rank alone if ranks meet by a file.
+/// MPI is initialized by the first that needs it. Throws ConfigError where a launcher has started
+/// several processes that do not find each other (comm/launch.h); CommError where MPI is not in
+/// this build or does not start.
 std::unique_ptr<Communicator> make_communicator(const CommSettings& settings);
 
 /// Makes the communicator of a run that has one rank.
@@ -29,8 +30,9 @@ std::unique_ptr<Communicator> make_self_communicator();
 /// Makes ranks that are threads of this process: one communicator for each rank and its thread.
 std::vector<std::unique_ptr<Communicator>> make_thread_ranks(const Topology& topology);
 
-/// Makes one rank of a run that does not take place. It counts the bytes that would be sent. Memory
-/// that others would write becomes zeros on the host and stays as it is on other devices.
+/// Makes one rank of a run that does not take place. It counts the bytes that would be sent. On the
+/// host the parts of others in an all_gather or all_to_all become zeros; a broadcast, and memory of
+/// meta, stays as it is. Memory of a GPU is refused with CommError.
 std::unique_ptr<Communicator> make_dry_run(const Topology& topology, int rank);
 
 /// Makes the communicator of all processes that MPI has started. Throws CommError if MPI fails, and
@@ -42,12 +44,14 @@ std::unique_ptr<Communicator> make_mpi_communicator(double start_seconds = 600);
 /// Work ends before the communicator does; `device` and `host` outlive it.
 std::unique_ptr<Communicator> make_staged_communicator(Communicator& host, Device& device);
 
-/// Ranks on GPUs, which NCCL moves between: those of `host`, over which the rest goes, or those of
-/// a rendezvous. `device` and `host` outlive it. Throws ConfigError where two ranks are on one GPU,
-/// CommError where NCCL is not in this build, is not found or does not start.
+/// Makes the communicator of NCCL for the ranks of `host`, whose GPUs are `device` of each.
+/// Messages in host memory go over `host`. `device` and `host` outlive it. Throws ConfigError where
+/// two ranks are on one GPU, CommError where NCCL is not in this build, is not found or does not
+/// start.
 std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, Device& device);
-/// Makes the communicator of NCCL for ranks that have found each other by `rendezvous`. Throws
-/// CommError.
+/// Makes the communicator of NCCL for ranks that find each other by `rendezvous`. Messages in host
+/// memory go through memory of the GPU. `device` outlives it. Throws CommError; DeviceError if the
+/// first rank cannot write the file.
 std::unique_ptr<Communicator> make_nccl_communicator(const Rendezvous& rendezvous, Device& device);
 
 /// The ranks of `inner`, which compare what they call: a collective, its count or its root that is

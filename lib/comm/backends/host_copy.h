@@ -1,5 +1,5 @@
 #pragma once
-// Copies that communicators make themselves. They reach host memory only.
+// Copies that communicators make themselves, in host memory only.
 
 #include <cstddef>
 #include <cstring>

@@ -31,7 +31,7 @@ struct NcclCall {
   int root = 0;
 };
 
-/// The state that the communicators of a rank made from one share: they fail together.
+/// The state that a communicator and its groups share on one rank: they fail together.
 class NcclFamily {
  public:
   virtual ~NcclFamily() = default;
@@ -49,8 +49,8 @@ class NcclFamily {
   SideStream side_;
 };
 
-/// One communicator. It is left when this is destroyed, in the same order on all ranks; after an
-/// error or a time-out all are aborted. Neither takes longer than some seconds.
+/// One communicator. It is left when this is destroyed, in the same order on all ranks, which takes
+/// at most 40 seconds; after an error or a time-out all are aborted, which takes at most 15.
 class NcclGroup {
  public:
   virtual ~NcclGroup() = default;

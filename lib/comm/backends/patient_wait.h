@@ -10,7 +10,7 @@
 
 namespace fp8train {
 
-/// False when `ready()` is not true after `seconds`.
+/// Waits until `ready()` is true. Returns false if it is not after `seconds`.
 template <typename Ready>
 bool patient_wait(std::condition_variable& changed, std::unique_lock<std::mutex>& lock,
                   double seconds, const Ready& ready) {

@@ -16,7 +16,7 @@
 
 namespace fp8train {
 
-/// A collective under way. The thread owns all but what the first functions read.
+/// A collective under way. The progress thread alone calls the virtual functions.
 class PendingRequest {
  public:
   /// `name` outlives the object.
@@ -27,10 +27,12 @@ class PendingRequest {
 
   const char* name() const { return name_; }
 
-  // Whether the request has ended. Any thread may ask. Throws CommError, which begins with `who`,
-  // when it has failed.
+  // These functions may be called by any thread. Both throw CommError, which begins with `who`,
+  // when the request has failed.
+  /// Whether the request has ended.
   bool is_over(const std::string& who);
-  /// False when it has not ended after `seconds` in which the process could run.
+  /// Waits for its end. Returns false if it has not ended after `seconds` in which the process
+  /// could run.
   bool wait(double seconds, const std::string& who);
   /// Returns when it ended, by trace_clock(), or 0 before.
   double ended_at();
@@ -74,12 +76,16 @@ class ProgressThread {
   /// Runs `job` on the thread, and waits. What it throws comes here, TimeoutError where it takes
   /// longer than `seconds`: it must own what it uses.
   void run(const char* what, double seconds, std::function<void()> job);
+  /// Starts a collective on the thread and returns at once. An error of its start ends the request.
   void start(const std::shared_ptr<PendingRequest>& request);
-  /// Whom a collective waits for; empty where the thread does not answer.
+  /// Returns the ranks that a collective waits for; empty where the thread does not answer within 2
+  /// s.
   std::set<int> unfinished_peers(const std::shared_ptr<PendingRequest>& request);
-  /// A collective whose buffers are going away.
+  /// Gives up a collective whose buffers are going away; the library is not ended later, since
+  /// other ranks may be gone. Throws TimeoutError where the thread does not answer.
   void abandon(const std::shared_ptr<PendingRequest>& request);
-  /// Runs `job`, which ends all ranks and, unless the library does not come back, this process.
+  /// Runs `job`, which ends all ranks and this process. Throws TimeoutError where the library does
+  /// not come back within 2 s.
   void run_last(const char* what, std::function<void()> job);
   /// Called at the end of the process. Waits for ranks that have not ended, unless they may be
   /// gone.

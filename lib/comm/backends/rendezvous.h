@@ -22,16 +22,18 @@ struct Rendezvous {
   double timeout_seconds = 600;
 };
 
-/// Reads the variables that srun sets. Throws ConfigError if one is missing.
+/// Reads the variables that srun sets. Throws ConfigError if one is missing or has a value that
+/// srun does not set.
 Rendezvous slurm_rendezvous(const Environment& variable, const std::filesystem::path& file,
                             double timeout_seconds);
 
-/// The file that the first rank leaves for the others. Its destructor on the first rank removes the
-/// file when all are known to have read it.
+/// The file that the first rank leaves for the others. The destructor of the first rank's object
+/// removes the file: it must live until all ranks are known to have read it.
 class FileStore {
  public:
-  /// The first rank writes `bytes` bytes of `data`; the others wait for them. Throws CommError
-  /// naming the file when they do not come in the rendezvous's time.
+  /// The first rank writes `bytes` bytes of `data`; the others wait for them and read them into
+  /// `data`. Throws TimeoutError naming the file when they do not come in the rendezvous's time,
+  /// DeviceError when the file cannot be written.
   FileStore(const Rendezvous& rendezvous, void* data, size_t bytes);
   ~FileStore();
   FileStore(const FileStore&) = delete;

@@ -1,6 +1,7 @@
 #pragma once
-// What all exchanges of gradients have in common. There is one class for wires whose contributions
-// are packets with their own scales, and one for codes under scales that all ranks share.
+// The part that all exchanges of gradients have in common. There is one class for wires whose
+// contributions are packets with their own scales, and one for codes under scales that all ranks
+// share.
 
 #include <algorithm>
 #include <cstddef>
@@ -33,7 +34,7 @@ class ExchangeRun : public GradientExchange {
   int64_t pieces() const override { return ceil_div(chunk_, piece_); }
 
  protected:
-  /// What follows when the messages under way have arrived.
+  /// The work that follows when the messages under way have arrived.
   enum class Stage : uint8_t { second_send, sum, read };
 
   /// Starts the first messages of a piece, if there are any, and sets the stage.
@@ -55,7 +56,7 @@ class ExchangeRun : public GradientExchange {
   int64_t here() const { return std::min(piece_, chunk_ - offset_); }
   int64_t own_here() const { return std::clamp(own_elements() - offset_, int64_t{0}, here()); }
   View shard_here() const;
-  /// Its rows in the bucket, one for each rank.
+  /// The position of the piece under way in the bucket: one chunk for each rank.
   ops::ChunkRange chunk_range() const { return {.first = offset_, .stride = chunk_}; }
   bool first_piece() const { return offset_ == 0; }
   bool last_piece() const { return offset_ + piece_ >= chunk_; }
@@ -96,12 +97,13 @@ class ExchangeRun : public GradientExchange {
   Stream caller_{DeviceKind::cpu, nullptr, nullptr};
 };
 
+/// Makes the exchange of all wires but fp8_sum (packet_exchange.cpp).
 std::unique_ptr<GradientExchange> make_packet_exchange(Communicator& comm, Device& device,
                                                        const GradientWire& wire,
                                                        GradientBucket bucket, ExchangeResult result,
                                                        GradientExchange::Groups* groups);
 
-/// fp8_sum
+/// Makes the exchange of fp8_sum (code_exchange.cpp).
 std::unique_ptr<GradientExchange> make_code_exchange(Communicator& comm, Device& device,
                                                      const GradientWire& wire,
                                                      GradientBucket bucket, ExchangeResult result,

@@ -15,7 +15,8 @@
 //
 // An exchange is made once per bucket and run once per step: start() when the bucket is complete,
 // advance() from time to time so that it progresses during other work, finish() before the result
-// is read. Nothing is allocated on the device; memory between start() and finish() is the caller's.
+// is read. Running it allocates nothing on the device; memory between start() and finish() is the
+// caller's.
 
 #include <cstdint>
 #include <memory>
@@ -51,14 +52,15 @@ struct GradientWire {
 };
 
 /// The wire that a plan's gradient_wire format means for these ranks: two hops where there are
-/// several nodes of several ranks, without self_exact. Means are gathered in bf16. Throws
-/// ConfigError for a format that crosses no wire.
+/// several nodes of several ranks, without self_exact. Means of FP8 and int8 wires are gathered in
+/// bf16. Throws ConfigError for a format that crosses no wire.
 GradientWire gradient_wire(const TensorFormat& format, bool self_exact, const Topology& topology);
 
 /// The gradients that one exchange sums.
 struct GradientBucket {
-  /// Flat: fp32 or bf16; or codes as they cross the wire, whose scales are one for each 128
-  /// elements (fp8_two_shot, fp8_two_hop) or [tensors, 2], as those of StoredTensor are (fp8_sum).
+  /// Flat: fp32 or bf16; or codes as they cross the wire, whose scales are one for each of the
+  /// format's groups of elements (fp8_two_shot, fp8_two_hop) or [tensors, 2], as those of
+  /// StoredTensor are (fp8_sum).
   StoredTensor gradients;
   /// The first element of each tensor: multiples of 128, ascending from 0; fp8_sum only.
   std::vector<int64_t> tensors;
@@ -76,10 +78,11 @@ struct GradientBucket {
 
 enum class ExchangeResult : uint8_t { whole, shard };
 
-/// One of the two of comm/exchange/exchange_run.h. Made by make_gradient_exchange().
+/// The exchange of one bucket. make_gradient_exchange() makes one of the two kinds of
+/// comm/exchange/exchange_run.h.
 class GradientExchange {
  public:
-  /// What an exchange talks through, made by the first that gets it.
+  /// The communicators that an exchange uses, made by the first exchange that gets them.
   struct Groups {
     std::unique_ptr<Communicator> all, node, peers;
   };
@@ -103,17 +106,19 @@ class GradientExchange {
   /// shard's own part of the bucket.
   virtual void start(Stream stream, void* scratch, float factor, const View& shard = {}) = 0;
 
-  /// Goes on as far as that takes no waiting. True when the result is there.
+  /// Progresses as far as that takes no waiting. Returns true when the result is there or, where
+  /// communicators keep the order of the stream, when all of it is submitted.
   virtual bool advance() = 0;
 
-  /// Waits for the result. All ranks call it in the same order.
+  /// Waits until work that is submitted to the stream of start() from now on sees the result. All
+  /// ranks call it in the same order. Throws CommError.
   virtual void finish() = 0;
 };
 
-/// Collective: all ranks make the same exchanges in the same order. `comm`, `groups` and the memory
-/// of the bucket outlive it. How far advance() comes differs between ranks, so that exchanges which
-/// are under way at the same time need groups of their own (null: made here); those that run one
-/// after another can share them.
+/// Makes an exchange. Collective: all ranks make the same exchanges in the same order. `comm`,
+/// `groups` and the memory of the bucket outlive it. How far advance() comes differs between ranks,
+/// so that exchanges which are under way at the same time need groups of their own (null: made
+/// here); those that run one after another can share them.
 std::unique_ptr<GradientExchange> make_gradient_exchange(
     Communicator& comm, Device& device, const GradientWire& wire, GradientBucket bucket,
     ExchangeResult result, GradientExchange::Groups* groups = nullptr);

@@ -17,7 +17,7 @@ class SideStream {
   const Stream& stream() const { return stream_; }
   bool is(const Stream& stream) const { return stream.native() == stream_.native(); }
 
-  /// What comes to the side stream now runs after what is in `stream`.
+  /// Makes work that is submitted to the side stream from now on run after the work in `stream`.
   void follow(const Stream& stream) {
     if (!is(stream)) {
       start_->record(stream);
@@ -25,7 +25,8 @@ class SideStream {
     }
   }
 
-  /// The point behind what is in the side stream; free again when nobody else has it.
+  /// Returns an event behind the work that is in the side stream. It is used again once nobody else
+  /// holds it.
   std::shared_ptr<StreamEvent> mark_end() {
     for (const auto& event : ends_) {
       if (event.use_count() == 1) {

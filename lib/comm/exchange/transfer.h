@@ -21,7 +21,7 @@ struct Transfer {
   std::vector<std::vector<Message>> phases;
 };
 
-/// Own parts that stay on the rank are not among the messages.
+/// The rank's own part is not among the messages: the caller copies it.
 Transfer all_to_all_transfer(int size, int rank, const void* send, void* recv, size_t bytes);
 
 /// The rank's own part must be in `recv` before it starts.

@@ -1,5 +1,6 @@
 #pragma once
-// What the check of a field (Field::check) sees of a load, and where it complains.
+// The view that the check of a field (Field::check) has of a load, and the functions by which it
+// complains.
 
 #include <string>
 #include <string_view>
@@ -11,7 +12,7 @@
 namespace fp8train {
 
 /// whole: a run is to be started. begun: it is being planned; keys that must be given may follow,
-/// and what the `job` section says of its ranks counts.
+/// and the ranks of the `job` section count.
 enum class Extent { whole, begun };
 
 struct CheckContext {
@@ -22,7 +23,7 @@ struct CheckContext {
 
   bool is_given() const { return has(field.key); }
   bool has(std::string_view key) const { return given.find(key) != nullptr; }
-  /// Nobody wrote it, or its value could be read.
+  /// Whether nobody wrote the key, or its value could be read.
   bool usable(std::string_view key) const;
 
   /// Adds a problem of the field.

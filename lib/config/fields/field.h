@@ -26,11 +26,13 @@ class FieldValue {
   const YamlNode& node() const { return node_; }
   const std::string& key() const { return key_; }
 
-  /// "expected `what`, got ..."; `hint` is appended.
+  /// Adds the problem "expected `what`, got ..."; `hint` is appended. Adds none if the node is
+  /// reported already.
   void expected(const std::string& what, const std::string& hint = "") const;
+  /// Adds a problem at this value.
   void fail(const std::string& text) const;
 
-  /// An element of a list or a value of a map, under `key`.
+  /// Returns an element of a list or a value of a map, under `key`.
   FieldValue child(const YamlNode& node, std::string key) const;
   /// The same for a key that is in a map of this value.
   FieldValue child(const YamlKey& written, const YamlNode& node, std::string key) const;
@@ -108,11 +110,11 @@ struct Field {
 
   /// Reads the value; complains to it when it cannot be used, leaving Settings as they are.
   std::function<void(Settings&, const FieldValue&)> read;
-  /// The value as YAML in one line; empty when it is not set.
+  /// Returns the value as YAML in one line; empty when it is not set.
   std::function<std::string(const Settings&)> write;
   /// False: the key would be refused together with the other settings. Null: always true.
   std::function<bool(const Settings&)> applies;
-  /// What the wizard asks; nothing: it does not.
+  /// The wizard's question; nothing: it does not ask.
   std::optional<Question> question = std::nullopt;
   /// Adds a problem if the value contradicts other settings (config/fields/check_context.h). Null
   /// if the field has no check.
@@ -140,7 +142,7 @@ inline Range above_up_to(double min, double max) {
   return {min, max, true, false};
 }
 
-/// `range` with an upper bound.
+/// Returns `range` with an upper bound, its own or else `most`.
 inline Range bounded(Range range, double most) {
   range.max = range.max ? range.max : most;
   return range;
@@ -158,7 +160,7 @@ std::optional<double> read_number(const FieldValue& value, const Range& range,
                                   const std::string& what);
 std::optional<bool> read_bool(const FieldValue& value, const std::string& what);
 std::optional<std::string> read_text(const FieldValue& value, const std::string& what);
-/// A text whose parts file systems take as names.
+/// Reads a text whose parts file systems take as names.
 std::optional<std::string> read_path(const FieldValue& value, const std::string& what);
 std::optional<std::string> read_choice(const FieldValue& value,
                                        const std::vector<std::string>& choices,
@@ -166,7 +168,7 @@ std::optional<std::string> read_choice(const FieldValue& value,
 /// Reads seconds.
 std::optional<double> read_duration(const FieldValue& value, const Range& range,
                                     const std::string& what);
-/// A list of texts; a single text is a list of one.
+/// Reads a list of texts; a single text is a list of one.
 std::optional<std::vector<std::string>> read_texts(const FieldValue& value,
                                                    const std::string& what);
 std::optional<std::vector<bool>> read_bools(const FieldValue& value, size_t count,
@@ -178,12 +180,14 @@ std::optional<std::vector<double>> read_numbers(const FieldValue& value, size_t 
 bool for_each_key(const FieldValue& map, const std::string& what,
                   const std::function<void(const std::string&, const FieldValue&)>& visit);
 
-/// A key of a map, and what reads its value: false where that cannot be used.
+/// A key of a map, and the function that reads its value: it returns false where the value cannot
+/// be used.
 struct KeyReader {
   std::string name;
   std::function<bool(const FieldValue&)> read;
 };
-/// Reads a map of these keys; another one is a problem. False where something cannot be used.
+/// Reads a map of these keys; another one is a problem. Returns false where something cannot be
+/// used.
 bool read_keys(const FieldValue& map, const std::string& what, const std::vector<KeyReader>& keys);
 
 /// Puts a value that could be read into `target`, and says whether it could.
@@ -195,11 +199,11 @@ bool assign(T& target, std::optional<Value> value) {
   return value.has_value();
 }
 
-/// A list of sources, each a path or {path, format, weight}, or one without a list.
+/// Reads a list of sources, each a path or {path, format, weight}, or one without a list.
 std::optional<std::vector<DataSource>> read_sources(const FieldValue& value,
                                                     const std::string& what);
 
-/// `{path: a, format: auto, weight: 1}` of every source, in brackets.
+/// Returns `{path: a, format: auto, weight: 1}` of every source, in brackets.
 std::string sources_text(const std::vector<DataSource>& sources);
 
 }  // namespace fp8train

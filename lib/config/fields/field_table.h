@@ -9,22 +9,24 @@
 
 namespace fp8train {
 
-/// A section's one-line description for the documentation, in the order of the table.
+/// A section's description for the documentation.
 struct SectionDoc {
   std::string name;  ///< empty: the settings at the top level
   std::string doc;
 };
 
+/// Returns the table.
 const std::vector<Field>& field_table();
+/// Returns the sections in the order of the table, the top level last.
 const std::vector<SectionDoc>& section_docs();
 
-/// The field with this key or alias, or null.
+/// Returns the field with this key or alias, or null.
 const Field* find_field(std::string_view key);
 
 /// Whether some key or alias begins with `name` and a dot.
 bool is_section(std::string_view name);
 
-/// The keys and sections directly inside a section (empty: the top level), aliases last.
+/// Returns the keys and sections directly inside a section (empty: the top level), aliases last.
 std::vector<std::string> names_in_section(std::string_view section);
 
 // The parts of the table, in its order.
@@ -45,7 +47,8 @@ std::vector<Field> slurm_fields();
 inline constexpr const char* kPlanSelectors[] = {"fp8.recipe", "fp8.opt_level", "fp8.backend",
                                                  "fp8.use_te"};
 
-/// Optimizer steps of the run that is planned, for what the wizard offers.
+/// Returns the optimizer steps of the run that is planned, for the wizard's offers and the checks
+/// of a planned run.
 int64_t planned_steps(const Settings& settings);
 
 /// Returns the fields that the wizard asks for, in its order.

@@ -26,18 +26,20 @@ class ForeignKeys {
   ForeignKeys& operator=(const ForeignKeys&) = delete;
   virtual ~ForeignKeys() = default;
 
-  /// Rewrites what one source says; `root` is its tree. False when there was nothing foreign in it.
+  /// Rewrites the keys of one source; `root` is its tree. Returns false when there was nothing
+  /// foreign in it.
   virtual bool translate(YamlNode& /*root*/, size_t /*source*/, int /*layer*/) { return false; }
 
   /// Another file that the last translated source names, which is to be translated with the same
-  /// layer; nothing where it names none.
+  /// layer. take_included() returns it once, or nothing where there is none.
   struct Included {
     std::string path;
     SourceMark mark;
   };
   virtual std::optional<Included> take_included() { return {}; }
 
-  /// What a file of plans for layers (precision.file) says, in the order of PrecisionPlan::layers.
+  /// Returns the requests in a file of plans for layers (precision.file), in the order of
+  /// PrecisionPlan::layers. Throws InternalError unless it is overridden.
   virtual std::vector<LayerRequest> layers_in_file(const std::string& /*path*/,
                                                    const std::string& /*text*/) {
     throw InternalError("plans for layers are in a file that no one here reads");
@@ -53,8 +55,8 @@ class ForeignKeys {
   virtual int64_t processes() const { return 0; }
 };
 
-/// Makes them for one load; what is wrong with a foreign key goes to the Problems. Null: no foreign
-/// key is known.
+/// Makes them for one load; errors in foreign keys go to the Problems. Null: no foreign key is
+/// known.
 using ForeignKeysMaker = std::function<std::unique_ptr<ForeignKeys>(Problems&)>;
 
 }  // namespace fp8train

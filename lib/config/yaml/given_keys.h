@@ -28,10 +28,10 @@ class GivenKeys {
  public:
   explicit GivenKeys(Problems& problems) : problems_(problems) {}
 
-  /// Adds what a source says. `path` is the dotted key of `node` (empty: the root). Values of a
+  /// Adds the keys of a source. `path` is the dotted key of `node` (empty: the root). Values of a
   /// higher `layer` replace earlier ones, which is noted between two files; the same field twice in
-  /// one layer is a problem, unless two files say the same.
-  /// `spelled`: the key as the user wrote it, where that is another one.
+  /// one layer is a problem, unless two files say the same. `spelled`: the key as the user wrote
+  /// it, where that is another one.
   void add(const std::string& path, const YamlNode& node, SourceMark mark, int layer,
            const std::string& spelled = "");
 
@@ -41,7 +41,7 @@ class GivenKeys {
   /// Removes every key of a section, because of an empty value at `mark`, and notes it.
   void remove_section(const std::string& section, SourceMark mark);
 
-  /// What replaced what, one line each, where nobody would expect it.
+  /// Notes on replacements that nobody would expect, one line each.
   const std::vector<std::string>& notes() const { return notes_; }
   void note(std::string line) { notes_.push_back(std::move(line)); }
 

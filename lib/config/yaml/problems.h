@@ -27,7 +27,7 @@ class Problems {
 
   size_t count() const { return items_.size(); }
 
-  /// One problem, for those who show it in their own way.
+  /// One problem, for callers that show it in their own way.
   struct Problem {
     SourceMark mark;
     std::string key;
@@ -35,7 +35,7 @@ class Problems {
   };
   const std::vector<Problem>& all() const { return items_; }
 
-  /// More than will be shown: good advice for further ones is wasted.
+  /// Whether there are more than raise() shows (50): good advice for further ones is wasted.
   bool full() const;
 
   bool is_file(size_t source) const { return sources_[source].has_lines; }
@@ -55,13 +55,15 @@ class Problems {
   std::vector<Problem> items_;
 };
 
-/// The key that a message begins with, "a.b" of "a.b: ..."; any text before a colon or a space.
+/// Returns the key that a message begins with, "a.b" of "a.b: ...": the text before the first colon
+/// or space.
 std::string leading_key(const std::string& message);
 
-/// "key: text"; the text alone where it begins with the key, or there is none.
+/// Returns "key: text"; the text alone where it begins with the key, or the key is empty.
 std::string with_key(const std::string& key, const std::string& text);
 
-/// `text` in double quotes, shortened and with control characters escaped, for messages.
+/// Returns `text` in double quotes, shortened to 80 bytes and with control characters escaped, for
+/// messages.
 std::string quoted_for_message(const std::string& text);
 
 }  // namespace fp8train

@@ -8,12 +8,12 @@ namespace fp8train {
 
 /// Removes each key that one of a higher layer contradicts, and notes it:
 /// - max_steps and max_tokens, gradient_accumulation_steps and global_batch_size, data.val and
-///   data.val_fraction, model.preset and model.from exclude each other;
+///   data.val_fraction (but for val_fraction: 0), model.preset and model.from exclude each other;
 /// - model.from has the shape, so that it replaces the fields of `model` that describe one;
-/// - mixed_precision replaces precision.plan, and, other than fp8, what the section fp8 says and
+/// - mixed_precision replaces precision.plan, and, other than fp8, the section fp8 and
 ///   precision.schedule;
-/// - precision.plan replaces what selects a plan in the section fp8, and, where it scales nothing,
-///   the whole section and precision.schedule; a key that selects a plan there replaces
+/// - precision.plan replaces the keys of the section fp8 that select a plan, and, where it scales
+///   nothing, the whole section and precision.schedule; a key that selects a plan there replaces
 ///   precision.plan.
 void replace_contradicted(GivenKeys& given, const Problems& problems);
 

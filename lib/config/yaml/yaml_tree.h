@@ -36,10 +36,10 @@ struct YamlNode {
   std::vector<YamlNode> items;  ///< sequence, map
 };
 
-/// The single document in `text`; a null node when there is none. Everything wrong goes to
-/// `problems` with a mark in `source` and `path` (dotted, may be empty) in front of the keys;
-/// after an error that ends the reading (syntax, depth, size, a second document) the root is
-/// `reported` and the tree is what was complete before it.
+/// Returns the single document in `text`; a null node when there is none. All errors go to
+/// `problems` with a mark in `source` and `path` (dotted, may be empty) in front of the keys; after
+/// an error that ends the reading (syntax, depth, size, a second document) the root is `reported`
+/// and the tree has the part that was complete before it.
 YamlNode parse_yaml(std::string_view text, const std::string& path, size_t source,
                     Problems& problems);
 

@@ -13,6 +13,7 @@
 
 namespace fp8train {
 
+/// A chat template, by the model that it comes from.
 enum class ChatTemplate : uint8_t {
   automatic,  ///< the one of tokenizer_config.json or chat_template.jinja
   llama3,     ///< Meta-Llama-3-Instruct
@@ -36,7 +37,8 @@ inline constexpr std::pair<ChatTemplate, std::string_view> kChatTemplates[] = {
 std::string_view name_of(ChatTemplate chat_template);
 /// Returns all names but auto: "llama3, llama3.1, ...".
 std::string chat_template_names();
-/// Throws ConfigError, which names `option`.
+/// Returns the template of this name, or automatic for "auto". Throws ConfigError, which names
+/// `option`, for another name.
 ChatTemplate chat_template_named(std::string_view name, std::string_view option);
 
 /// A template, and the system message that it puts before dialogues without one.
@@ -47,8 +49,9 @@ struct ChatForm {
   bool operator==(const ChatForm&) const = default;
 };
 
-/// The form that the text of a template (Jinja) describes, by what it contains. Throws ConfigError
-/// for one that is not known; `where` names its file, `option` what a template is named with.
+/// Returns the form that the text of a template (Jinja) describes, by the marks that it contains.
+/// Throws ConfigError for one that is not known; `where` names its file, `option` what a template
+/// is named with.
 ChatForm recognize_chat_template(std::string_view jinja, const std::string& where,
                                  std::string_view option = "data.chat_template");
 
@@ -59,9 +62,11 @@ struct ChatPart {
   bool is_target = false;
 };
 
-/// Writes dialogues as ids. Refers to the tokenizer; immutable.
+/// Writes dialogues as ids. Refers to the tokenizer. Immutable, so that it may be used from several
+/// threads.
 class ChatEncoder {
  public:
+  /// The ids of a dialogue, and for each whether it is a target.
   struct Encoded {
     std::vector<int32_t> ids;
     std::vector<bool> is_target;  ///< answers and the tokens that end them
@@ -72,8 +77,8 @@ class ChatEncoder {
   ChatEncoder(const Tokenizer& tokenizer, ChatTemplate chat_template,
               std::string_view option = "data.chat_template");
 
-  /// Ids of transformers' apply_chat_template, but that special tokens in a message are text.
-  /// Throws DataError where the template does not take the roles in this order.
+  /// Returns the ids of transformers' apply_chat_template, but that special tokens in a message are
+  /// text. Throws DataError where the template does not take the roles in this order.
   Encoded encode(const Dialogue& dialogue) const;
 
   /// Returns the ids after which a model writes the next answer: those of

@@ -9,6 +9,7 @@
 
 namespace fp8train {
 
+/// The author of a message.
 enum class ChatRole : uint8_t { system, user, assistant };
 
 std::string_view name_of(ChatRole role);  ///< "assistant"
@@ -23,13 +24,14 @@ struct ChatMessage {
 
 using Dialogue = std::vector<ChatMessage>;
 
-/// One of {"messages": [{"role", "content"}]} (of OpenAI and TRL; roles system, user, assistant; an
-/// optional "weight": 0 leaves an answer out of the loss), {"conversations": [{"from", "value"}]}
-/// (ShareGPT; also human and gpt), {"prompt", "completion"} (texts, or lists of messages; targets
-/// are those of the completion). Messages of the assistant are targets. A content is a text or a
-/// list of {"type": "text", "text"}, which are joined with nothing between, as the templates of
-/// models for text and pictures do; "reasoning_content" is a text that templates that think put
-/// before an answer. Throws DataError, which begins with `where`.
+/// Reads a dialogue. `json` is one of {"messages": [{"role", "content"}]} (of OpenAI and TRL; roles
+/// system, user, assistant; an optional "weight": 0 leaves an answer out of the loss),
+/// {"conversations": [{"from", "value"}]} (ShareGPT; also human and gpt), {"prompt", "completion"}
+/// (texts, or lists of messages; targets are those of the completion). Messages of the assistant
+/// are targets. A content is a text or a list of {"type": "text", "text"}, which are joined with
+/// nothing between, as the templates of models for text and pictures do; "reasoning_content" is a
+/// text that templates that think put before an answer. Throws DataError, which begins with
+/// `where`, for another record and for one without a target.
 Dialogue read_dialogue(std::string_view json, const std::string& where);
 
 /// Reads a record whose answer is to be written: its last message is the user's, and a "completion"

@@ -20,12 +20,13 @@ class DialogueEncoder {
   using Sink = std::function<void(Encoded dialogue)>;
 
   /// Keeps a reference to `encoder`. `threads` 0: one for each processor. `sink` gets each
-  /// dialogue, on the caller's thread.
+  /// dialogue, on the thread that calls add() or finish().
   DialogueEncoder(const ChatEncoder& encoder, int64_t threads, Sink sink);
 
-  /// `where` begins the messages of errors. Throws what encoding an earlier dialogue threw.
+  /// Adds a dialogue. `where` begins the messages of errors. Throws what encoding a dialogue threw,
+  /// this one or an earlier one (DataError).
   void add(Dialogue dialogue, std::string where);
-  /// Waits for all that was added.
+  /// Waits until all that was added has been encoded and passed on. Throws as add() does.
   void finish();
 
  private:

@@ -17,6 +17,7 @@
 
 namespace fp8train {
 
+/// The content of the files of a format.
 enum class DataContent : uint8_t {
   text,       ///< a file is one document, which may be cut anywhere
   documents,  ///< a file has many
@@ -37,33 +38,35 @@ struct TextKey {
   std::string_view option = "data.text_key";
 };
 
+/// Gets the text of a document.
 using DocumentVisitor = std::function<void(std::string document)>;
-/// `where`: file and line, for messages.
+/// Gets a dialogue. `where`: file and line, for messages.
 using DialogueVisitor = std::function<void(const Dialogue& dialogue, const std::string& where)>;
 
+/// A format of data files, and the functions that read it.
 struct DataFormat {
   std::string_view name;  ///< name in data.train[].format
   /// The endings of names of such files, as ".jsonl" and ".ndjson"; the rest is empty.
   std::array<std::string_view, 2> suffixes;
   DataContent content;
 
-  /// Whether `format: auto` reads the file so. May throw DataError: it would be such a file, but
-  /// something speaks against it.
+  /// Returns whether `format: auto` reads the file so. May throw DataError for a file that looks
+  /// like this format but cannot be read as it.
   bool (*matches)(const FileHead& head);
 
-  /// All but tokens: calls `visit` for every document in file order. Throws DataError with file
-  /// and line.
+  /// Calls `visit` for every document in file order. Throws DataError with file and line. Null for
+  /// formats of tokens.
   void (*for_each_document)(const std::filesystem::path& path, const TextKey& text_key,
                             const DocumentVisitor& visit) = nullptr;
 
-  /// dialogues: the same with their messages.
+  /// Does the same for dialogues, with their messages. Null for other formats.
   void (*for_each_dialogue)(const std::filesystem::path& path,
                             const DialogueVisitor& visit) = nullptr;
 
-  /// tokens: checks sizes and headers; reading throws DataError for an id that is not below
-  /// `vocab_size`. `with_documents`: documents() are there where the files say where these end;
-  /// without, only those whose targets matter. Throws DataError that names the file and the
-  /// numbers.
+  /// Opens a file of tokens and checks sizes and headers; reading throws DataError for an id that
+  /// is not below `vocab_size`. `with_documents`: the store has documents() if the files say where
+  /// these end; if false, it has them only if they say which tokens are targets. Throws DataError
+  /// that names the file and the numbers. Null for other formats.
   std::shared_ptr<const TokenStore> (*open)(const std::filesystem::path& path, int64_t vocab_size,
                                             bool with_documents) = nullptr;
 
@@ -89,17 +92,18 @@ const DataFormat& text_format();     ///< text.cpp
 /// Returns all formats, in the order in which `format: auto` tries them.
 const std::vector<const DataFormat*>& data_formats();
 
-/// "auto" and the names of all.
+/// Returns "auto" and the names of all formats.
 std::vector<std::string> data_format_names();
 
-/// The names of those that hold no tokens.
+/// Returns the names of the formats that hold no tokens.
 std::vector<std::string> text_format_names();
 
-/// The suffixes of all, each once.
+/// Returns the suffixes of all formats, each once.
 std::vector<std::string_view> data_suffixes();
 
-/// What `format` says, or for "auto" and "" the first that matches. Throws ConfigError for an
-/// unknown name, DataError where "auto" cannot tell; `advice` replaces the names that they list.
+/// Returns the format that `format` names, or for "auto" and "" the first that matches the file.
+/// Throws ConfigError for an unknown name, and DataError if none matches or the file cannot be
+/// read; `advice` replaces the names that these errors list.
 const DataFormat& format_of(const std::filesystem::path& path, const std::string& format,
                             std::string_view advice = {});
 

@@ -12,7 +12,7 @@
 namespace fp8train {
 
 /// Calls `visit` with each line, without its line feed, and its number from 1 on. Throws DataError
-/// with file and line where one is longer than 64 MiB.
+/// with file and line if a line is longer than 64 MiB, and as ByteStream does.
 void for_each_line(const std::filesystem::path& path,
                    const std::function<void(std::string_view line, int64_t number)>& visit);
 /// Does the same for each line that is not blank; `where` is "FILE:NUMBER".
@@ -24,7 +24,8 @@ void for_each_json_line(
 /// column.
 nlohmann::json parse_json_line(std::string_view line, const std::string& where);
 
-/// A line of JSON that is an object. All throw DataError, which begins with `where`.
+/// A line of JSON that is an object. The constructor, at(), text() and fail() throw DataError,
+/// which begins with `where`.
 class JsonRecord {
  public:
   JsonRecord(std::string_view line, std::string where);
@@ -32,13 +33,14 @@ class JsonRecord {
   const nlohmann::json& value() const { return value_; }
   const std::string& where() const { return where_; }
 
-  /// The value of the first of `keys` that is there; where none is, the error lists those that are,
-  /// and ends with `advice`.
+  /// Returns the value of the first of `keys` that the object has. If it has none, the error lists
+  /// the keys that it has, and ends with `advice`.
   const nlohmann::json& at(std::initializer_list<std::string_view> keys,
                            std::string_view advice) const;
-  /// A value that is a string; `key` is what the error calls it.
+  /// Returns a value that must be a string; the error calls it `key`.
   std::string text(const nlohmann::json& value, std::string_view key) const;
 
+  /// Throws DataError: "WHERE: WHAT".
   [[noreturn]] void fail(const std::string& what) const;
 
  private:

@@ -1,7 +1,7 @@
 #pragma once
-// The index of an indexed data set (Megatron-LM: megatron/core/datasets/indexed_dataset.py): where
-// in a file of token ids its sequences are, and which of them make a document. Next to the shards
-// of `data prepare` it says where their documents end. All integers are little-endian:
+// The index of an indexed data set (Megatron-LM: megatron/core/datasets/indexed_dataset.py): it
+// says where the sequences of a file of token ids are and which of them make a document, and next
+// to the shards of `data prepare` where their documents end. All integers are little-endian:
 //   9 bytes "MMIDIDX\0\0", u64 version 1, u8 type of the ids, u64 sequences, u64 documents,
 //   i32 length of each sequence, i64 byte of the file where it begins,
 //   i64 boundaries of documents, counted in sequences: 0, ..., sequences.
@@ -39,21 +39,21 @@ struct SequenceIndex {
   DocumentTable table;  ///< documents that have tokens, if they were requested
 };
 
-/// NAME.idx of NAME.bin or NAME.npy.
+/// Returns NAME.idx for NAME.bin or NAME.npy.
 std::filesystem::path index_path(const std::filesystem::path& data);
 
-/// Reads the index of a file of `data_bytes`, and its documents into `table` if asked for. Throws
-/// DataError where it contradicts itself or the size of the file.
+/// Reads the index of a file of `data_bytes` bytes, and its documents into SequenceIndex::table if
+/// `with_documents`. Throws DataError where it contradicts itself or the size of the file.
 SequenceIndex read_sequence_index(const std::filesystem::path& data, uint64_t data_bytes,
                                   bool with_documents);
 
-/// The file that says where the documents of a shard end, where they are asked for and there is
-/// one: companions() of formats that have no documents of their own.
+/// Returns the index of a shard if there is one and `with_documents`, else nothing: the
+/// companions() of formats that have no documents of their own.
 std::vector<std::filesystem::path> document_index_of(const std::filesystem::path& data,
                                                      bool with_documents = true);
 
-/// The documents of a shard; an empty table where document_index_of() is empty. Throws DataError
-/// where the index is of another file.
+/// Returns the documents of a shard, or an empty table if document_index_of() is empty. Throws
+/// DataError if the index is damaged or of another file.
 DocumentTable read_shard_documents(const TokenFile& shard);
 
 }  // namespace fp8train

@@ -16,6 +16,7 @@
 
 namespace fp8train::tokenizers {
 
+/// An entry of "added_tokens".
 struct AddedToken {
   int32_t id = -1;
   std::string content;
@@ -26,7 +27,7 @@ struct AddedToken {
   bool special = false;      ///< is left out when ids are decoded
 };
 
-/// The field "added_tokens". Throws DataError.
+/// Reads the field "added_tokens". Throws DataError.
 std::vector<AddedToken> read_added_tokens(const JsonPart& part);
 
 /// Finds one kind of added tokens, those of normalized or those of raw text. Immutable.
@@ -35,17 +36,19 @@ class AddedTokenFinder {
   using TextSink = std::function<void(std::string_view text, bool at_start)>;
   using TokenSink = std::function<void(int32_t id)>;
 
-  /// Of `all` those whose `normalized` is this.
+  /// Finds the tokens of `all` whose `normalized` is this. `normalizer` changes the texts of
+  /// normalized tokens first.
   AddedTokenFinder(const std::vector<AddedToken>& all, bool normalized,
                    const Normalizer& normalizer);
   AddedTokenFinder(const AddedTokenFinder&) = delete;
   AddedTokenFinder& operator=(const AddedTokenFinder&) = delete;
 
-  /// Calls text() for what lies between tokens (never empty) and token() for each token, in order.
+  /// Calls text() for each text between tokens (never empty) and token() for each token, in order.
   /// `at_start` is passed on to the text that begins where `whole` begins.
   void split(std::string_view whole, bool at_start, const TextSink& text,
              const TokenSink& token) const;
 
+  /// Whether there are no tokens to find.
   bool empty() const { return tokens_.empty(); }
   /// Whether a token holds a space or takes white space that is next to it.
   bool touches_spaces() const { return touches_spaces_; }

@@ -18,6 +18,7 @@
 
 namespace fp8train::tokenizers {
 
+/// The tables and flags of a BPE model.
 struct BpeVocabulary {
   std::vector<std::string> tokens;  ///< by id, as the file spells them; holes are empty
   std::vector<std::pair<std::string, std::string>> merges;  ///< in the order of their ranks
@@ -28,9 +29,11 @@ struct BpeVocabulary {
   bool ignore_merges = false;  ///< a piece that is a token stays whole
 };
 
+/// A BPE model. Immutable.
 class BpeModel final : public TokenModel {
  public:
-  /// Throws DataError beginning with `where` where a merge names a token that is not there.
+  /// Throws DataError, which begins with `where`, if a merge names a token that the vocabulary does
+  /// not have, `unknown` is none of its tokens, or no token of a byte-level one is a single byte.
   BpeModel(BpeVocabulary vocabulary, const std::string& where);
 
   std::unique_ptr<Scratch> make_scratch() const override;

@@ -9,19 +9,19 @@
 
 namespace fp8train::tokenizers {
 
-/// The character of a byte.
+/// Returns the character of a byte.
 char32_t byte_character(uint8_t byte);
 
-/// `bytes` in the alphabet.
+/// Returns `bytes` in the alphabet, as UTF-8.
 std::string spelled(std::string_view bytes);
 
-/// The bytes that `text` spells; nothing where a character is not of the alphabet.
+/// Returns the bytes that `text` spells, or nothing if a character is not of the alphabet.
 std::optional<std::string> unspelled(std::string_view text);
 
-/// "<0x0A>": the token of a byte in vocabularies of characters.
+/// Returns the token of a byte in vocabularies of characters: "<0x0A>".
 std::string byte_token(uint8_t byte);
 
-/// The byte that such a token, also with small letters, is of.
+/// Returns the byte of such a token, which may have small letters, or nothing for another text.
 std::optional<uint8_t> byte_of_token(std::string_view token);
 
 }  // namespace fp8train::tokenizers

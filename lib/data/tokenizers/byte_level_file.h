@@ -12,13 +12,14 @@
 
 namespace fp8train::tokenizers {
 
+/// A special token of a vocabulary.
 struct SpecialToken {
   std::string_view content;
   int32_t id;
 };
 
-/// tiktoken_ext/openai_public.py; meta-llama/llama3, llama/tokenizer.py; QwenLM/Qwen,
-/// tokenization_qwen.py.
+/// How a published vocabulary splits texts, and its special tokens (tiktoken_ext/openai_public.py;
+/// meta-llama/llama3, llama/tokenizer.py; QwenLM/Qwen, tokenization_qwen.py).
 struct RankPattern {
   std::string_view name;
   std::vector<std::string_view> file_names;  ///< of tiktoken files that are split so
@@ -26,11 +27,13 @@ struct RankPattern {
   std::vector<SpecialToken> specials;
 };
 
+/// Returns the patterns that are known.
 std::span<const RankPattern> rank_patterns();
 
-/// "r50k_base, cl100k_base, ..." for messages.
+/// Returns the names of all patterns for messages: "r50k_base, p50k_base, ...".
 std::string rank_pattern_names();
 
+/// The content of a tokenizer.json of a byte-level BPE vocabulary.
 struct ByteLevelFile {
   std::vector<std::pair<std::string, int32_t>> tokens;      ///< bytes and id
   std::vector<std::pair<std::string, std::string>> merges;  ///< bytes of both, in order of rank
@@ -39,9 +42,10 @@ struct ByteLevelFile {
   bool ignore_merges = false;
 };
 
-/// The field "pre_tokenizer" for a pattern.
+/// Returns the field "pre_tokenizer" for an expression as in RankPattern.
 nlohmann::ordered_json byte_level_pre_tokenizer(std::string_view expression);
 
+/// Returns the text of tokenizer.json.
 std::string byte_level_json(const ByteLevelFile& file);
 
 }  // namespace fp8train::tokenizers

@@ -9,11 +9,11 @@
 
 namespace fp8train::tokenizers {
 
-/// Changes the texts in place; what is left is put together without anything in between. Bytes that
-/// are not UTF-8 stay as they are. May be called from several threads.
+/// Changes the texts of tokens in place; they are then put together without anything in between.
+/// Bytes that are not UTF-8 stay as they are. May be called from several threads.
 using Decoder = std::function<void(std::vector<std::string>& tokens)>;
 
-/// The field "decoder". Throws DataError for a kind that is not supported.
+/// Reads the field "decoder". Throws DataError for a kind that is not supported.
 Decoder read_decoder(const JsonPart& part);
 
 }  // namespace fp8train::tokenizers

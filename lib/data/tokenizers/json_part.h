@@ -13,6 +13,8 @@
 
 namespace fp8train::tokenizers {
 
+/// A value of a tokenizer.json and its location in the file, for messages. Refers to the value.
+/// Functions that read a field throw DataError if it is missing or of another type.
 class JsonPart {
  public:
   /// `where` is the file and the path of keys, for messages. Refers to `value`.
@@ -22,15 +24,21 @@ class JsonPart {
   const std::string& where() const { return where_; }
 
   bool has(std::string_view key) const;  ///< there and not null
+  /// Returns a field of an object.
   JsonPart at(std::string_view key) const;
+  /// Returns an entry of a list. Throws DataError for an entry that is more than 16 lists deep.
   JsonPart at(size_t index) const;
   size_t size() const { return value_->size(); }
 
+  /// Returns a field that is a string.
   std::string text(std::string_view key) const;
+  /// Returns a field that is a string, or `otherwise` if it is missing or null. flag_or() does the
+  /// same for a boolean.
   std::string text_or(std::string_view key, std::string_view otherwise) const;
   bool flag_or(std::string_view key, bool otherwise) const;
+  /// Returns a field that is an integer.
   int64_t number(std::string_view key) const;
-  /// What `read` makes of each entry of a list.
+  /// Returns the results of `read` for the entries of a list.
   template <typename Read>
   auto list(std::string_view key, const Read& read) const {
     const JsonPart entries = at(key);
@@ -38,10 +46,10 @@ class JsonPart {
     for (size_t i = 0; i < entries.size(); ++i) made.push_back(read(entries.at(i)));
     return made;
   }
-  /// The field "type".
+  /// Returns the field "type".
   std::string type() const { return text("type"); }
 
-  /// Refuses fields with a value that are not among these and not "type".
+  /// Throws DataError if a field that is not null is neither "type" nor one of `known`.
   void only(std::initializer_list<std::string_view> known) const;
 
   /// Throws DataError: "WHERE: WHAT".
@@ -55,7 +63,8 @@ class JsonPart {
   int depth_ = 0;  ///< lists that it is in
 };
 
-/// "A, B or C is supported" for a refusal.
+/// Throws DataError, which says that the type of `part` is not supported, and which ones of `kind`
+/// are.
 [[noreturn]] void refuse_type(const JsonPart& part, std::string_view kind, std::string_view known);
 
 /// A type of parts, and the function that reads one.
@@ -65,8 +74,8 @@ struct PartKind {
   Function* read;
 };
 
-/// The entry of the part's type. Throws DataError that calls such parts `what` ("decoders") and
-/// names all types.
+/// Returns the entry of `kinds` for the type of `part`. If there is none, throws DataError that
+/// calls such parts `what` ("decoders") and names all types.
 template <typename Function, size_t count>
 const PartKind<Function>& kind_of(const JsonPart& part, std::string_view what,
                                   const PartKind<Function> (&kinds)[count]) {

@@ -13,14 +13,15 @@
 
 namespace fp8train::tokenizers {
 
-/// What two neighbours become; pairs of a lower rank merge first.
+/// The token that two neighbours become. Pairs of a lower rank merge first.
 template <typename Rank>
 struct PairMerge {
   Rank rank;
   int32_t id;
 };
 
-/// `find(left, right)`: the std::optional<PairMerge> of two ids; empty: they do not merge.
+/// Merges the tokens of `ids` in place. `find(left, right)` returns the std::optional<PairMerge> of
+/// two ids, which is empty if they do not merge.
 template <typename Rank, typename Find>
 void merge_pairs(std::vector<int32_t>& ids, const Find& find) {
   constexpr size_t kNone = std::numeric_limits<size_t>::max();

@@ -9,6 +9,7 @@
 
 namespace fp8train::tokenizers {
 
+/// A change of texts.
 struct Normalizer {
   /// Changes well-formed `text` in place. May be called from several threads. Empty: changes
   /// nothing.
@@ -18,7 +19,7 @@ struct Normalizer {
   bool works_in_parts = false;
 };
 
-/// The field "normalizer". Throws DataError for a kind that is not supported.
+/// Reads the field "normalizer". Throws DataError for a kind that is not supported.
 Normalizer read_normalizer(const JsonPart& part);
 
 }  // namespace fp8train::tokenizers

@@ -18,38 +18,41 @@ namespace fp8train::tokenizers {
 constexpr const char* kOwnFormat = "fp8train-tokenizer";
 constexpr int kOwnVersion = 1;
 
-/// {"format": ..., "version": ..., "type": TYPE}.
+/// Returns {"format": ..., "version": ..., "type": TYPE}.
 nlohmann::ordered_json own_header(TokenizerType type);
 
-/// A document of Hugging Face's tokenizers with a BPE vocabulary without merges, and nothing else.
+/// Returns a document of Hugging Face's tokenizers with a BPE vocabulary without merges, and
+/// nothing else.
 nlohmann::ordered_json transformers_document(nlohmann::ordered_json vocabulary);
 
 /// Whether a document has the format of this program.
 bool is_own(const nlohmann::json& document);
 
-/// The byte or char tokenizer whose file `document` is, or null.
+/// Returns the byte or char tokenizer whose file `document` is, or null.
 std::unique_ptr<Tokenizer> recognize_own(const nlohmann::json& document);
 
-/// Throws DataError for a kind or version that is not known, nlohmann's exceptions for missing
-/// fields.
+/// Reads a document of this program's own format. Throws DataError for a kind or version that is
+/// not known, and nlohmann's exceptions for missing fields.
 std::unique_ptr<Tokenizer> read_own(const nlohmann::json& own, const std::string& where);
 
-/// tokenizer.json and a tokenizer_config.json for transformers' PreTrainedTokenizerFast. Names of
-/// tokens may be empty.
+/// Returns tokenizer.json and a tokenizer_config.json for transformers' PreTrainedTokenizerFast.
+/// Names of tokens may be empty: they are left out.
 std::vector<TokenizerFile> transformers_files(std::string tokenizer_json, const std::string& bos,
                                               const std::string& eos);
 
-/// A char tokenizer from its characters, each one UTF-8 code point, in id order.
+/// Makes a char tokenizer from its characters, each one UTF-8 code point, in id order. Throws
+/// DataError, which begins with `where`, for one that is something else, or appears twice.
 std::unique_ptr<Tokenizer> char_tokenizer_from(std::vector<std::string> characters,
                                                const std::string& where);
 
+/// A token of a llama2.c tokenizer.
 struct BpePiece {
   std::string text;
   float score = 0;
 };
 
-/// A llama2.c tokenizer from its pieces in id order. Throws DataError naming `where` when the byte
-/// pieces are not where they belong.
+/// Makes a llama2.c tokenizer from its pieces in id order. Throws DataError naming `where` when the
+/// byte pieces are not where they belong.
 std::unique_ptr<Tokenizer> bpe_tokenizer_from(std::vector<BpePiece> pieces,
                                               const std::string& where);
 

@@ -1,6 +1,6 @@
 #pragma once
-// Which pairs of tokens merge, in which order, into what: a hash table from two ids to a rank and
-// an id. Filled once, then read by several threads.
+// The merges of a BPE vocabulary: a hash table from two ids to a rank and an id. Filled once, then
+// read by several threads.
 
 #include <cstdint>
 #include <limits>
@@ -8,15 +8,17 @@
 
 namespace fp8train::tokenizers {
 
+/// The rank of a merge and the id that it makes. Merges of a lower rank come first.
 struct Merge {
   uint32_t rank = kNoRank;
   int32_t id = -1;
   static constexpr uint32_t kNoRank = std::numeric_limits<uint32_t>::max();
 };
 
+/// A hash table from two ids to a Merge.
 class PairTable {
  public:
-  /// For up to `pairs` pairs.
+  /// Makes a table for up to `pairs` pairs.
   explicit PairTable(size_t pairs) {
     size_t slots = 16;
     while (slots < 2 * pairs) slots *= 2;
@@ -24,7 +26,7 @@ class PairTable {
     mask_ = slots - 1;
   }
 
-  /// Of two entries for a pair the later one counts.
+  /// Sets the entry of a pair, which replaces an earlier one.
   void set(int32_t left, int32_t right, Merge merge) {
     const uint64_t key = key_of(left, right);
     size_t at = hash(key);
@@ -34,7 +36,7 @@ class PairTable {
     slots_[at] = {key, merge};
   }
 
-  /// Rank kNoRank where the two do not merge.
+  /// Returns the entry of a pair, or one with rank kNoRank and id -1 if there is none.
   Merge find(int32_t left, int32_t right) const {
     const uint64_t key = key_of(left, right);
     for (size_t at = hash(key);; at = (at + 1) & mask_) {

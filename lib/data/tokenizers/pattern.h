@@ -1,6 +1,6 @@
 #pragma once
-// {"String": "..."} or {"Regex": "..."} of tokenizer.json: what a normalizer replaces or a
-// pre-tokenizer splits at. Immutable; called from several threads.
+// {"String": "..."} or {"Regex": "..."} of tokenizer.json: a text that a normalizer replaces or a
+// pre-tokenizer splits at. Immutable; may be used from several threads.
 
 #include <optional>
 #include <string>
@@ -11,15 +11,16 @@
 
 namespace fp8train::tokenizers {
 
+/// A string or a regular expression that is looked for in texts.
 class Pattern {
  public:
   /// Throws DataError when it is neither of the two or the expression is not understood.
   explicit Pattern(const JsonPart& part);
 
-  /// The source of the expression; empty for a string.
+  /// Returns the source of the expression; empty for a string.
   const std::string& expression() const { return expression_; }
 
-  /// Calls visit(begin, end, is_match) for all matches and for what lies between them, in order.
+  /// Calls visit(begin, end, is_match) for all matches and for the parts between them, in order.
   template <typename Visit>
   void for_each_part(std::string_view text, Visit&& visit) const {
     if (regex_) {
@@ -36,7 +37,7 @@ class Pattern {
     if (done < text.size()) visit(done, text.size(), false);
   }
 
-  /// `text` with `content` for each match.
+  /// Returns `text` with `content` in place of each match.
   std::string replaced(std::string_view text, std::string_view content) const {
     std::string result;
     result.reserve(text.size());

@@ -1,6 +1,6 @@
 #pragma once
-// Ids of pieces that a thread has met: a table of fixed size in which a new piece takes the slot of
-// another one. Short pieces, which are most, share one cache line in two.
+// The ids of pieces that a thread has met: a table of fixed size in which a new piece takes the
+// slot of another one. The slots of short pieces are half a cache line.
 
 #include <array>
 #include <cstdint>
@@ -11,22 +11,25 @@
 
 namespace fp8train::tokenizers {
 
-/// For pieces of up to KeyWords * 8 - 1 bytes and up to `most_ids` ids.
+/// A table for pieces of up to KeyWords * 8 - 1 bytes and up to `most_ids` ids.
 template <size_t KeyWords, size_t most_ids>
 class PieceTable {
  public:
   static constexpr size_t kLongestKey = KeyWords * sizeof(uint64_t) - 1;
 
+  /// Makes a table of 2^slots_log2 slots.
   explicit PieceTable(size_t slots_log2)
       : slots_(size_t{1} << slots_log2), shift_(64 - slots_log2) {}
 
+  /// A piece and its ids.
   struct Slot {
     std::array<uint64_t, KeyWords> key = {};  ///< the bytes, zeros, and the length + 1 as last byte
     std::array<int32_t, most_ids> ids = {};
     uint32_t count = 0;
   };
 
-  /// The slot of a piece: it holds the piece's ids where `found`, else is to be given to store().
+  /// Returns the slot of a piece of at most kLongestKey bytes. If `found`, it holds the piece's
+  /// ids; if not, store() takes it.
   Slot& find(std::string_view piece, bool& found) {
     std::array<uint64_t, KeyWords> key = {};
     std::memcpy(key.data(), piece.data(), piece.size());
@@ -45,7 +48,8 @@ class PieceTable {
     return slot;
   }
 
-  /// The ids of the piece that find() was last asked for and did not find.
+  /// Stores the ids of the piece that find() was last called with and did not find. Stores nothing
+  /// if there are more than `most_ids`.
   void store(Slot& slot, std::span<const int32_t> ids) {
     if (ids.size() > most_ids) return;
     slot.key = wanted_;

@@ -9,12 +9,13 @@
 
 namespace fp8train::tokenizers {
 
+/// The ids before and after a text.
 struct PostProcessor {
   std::vector<int32_t> before;
   std::vector<int32_t> after;
 };
 
-/// Throws DataError for a kind that is not supported.
+/// Reads the field "post_processor". Throws DataError for a kind that is not supported.
 PostProcessor read_post_processor(const JsonPart& part);
 
 }  // namespace fp8train::tokenizers

@@ -1,6 +1,6 @@
 #pragma once
-// Pre-tokenizers of tokenizer.json (huggingface/tokenizers, src/pre_tokenizers): how a normalized
-// text is split into the pieces that the model turns into ids, one by one.
+// Pre-tokenizers of tokenizer.json (huggingface/tokenizers, src/pre_tokenizers): they split a
+// normalized text into the pieces that the model turns into ids, one by one.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +12,7 @@
 
 namespace fp8train::tokenizers {
 
+/// A piece of a text.
 struct Piece {
   std::string_view text;  ///< never empty; valid during the call that gets it
   bool at_start;          ///< the text that is tokenized begins here
@@ -19,20 +20,21 @@ struct Piece {
 
 using PieceSink = std::function<void(Piece)>;
 
-/// What a stage does where a long text may be cut.
+/// The behaviour of a stage at a position at which a long text may be cut.
 enum class AtCut : uint8_t {
   splits,    ///< a piece ends there, whatever else the text holds
   is_local,  ///< it makes no difference to the stage whether the text is cut there
   unknown
 };
 
+/// A stage of splitting.
 struct PreTokenizer {
   /// Calls `sink` for each piece of `piece`, in order. May be called from several threads.
   std::function<void(Piece piece, const PieceSink& sink)> split;
-  /// In front of a space between two letters that no normal form changes.
+  /// The behaviour in front of a space between two letters that no normal form changes.
   AtCut at_space = AtCut::unknown;
-  /// Behind a single line feed, in front of such a letter; in front of the line feed is such a
-  /// letter or punctuation.
+  /// The behaviour behind a single line feed and in front of such a letter, if such a letter or
+  /// punctuation is in front of the line feed.
   AtCut at_line = AtCut::unknown;
 };
 
@@ -51,6 +53,7 @@ class PreTokenizers {
   bool works_at_spaces() const { return works_at(&PreTokenizer::at_space); }
   bool works_at_lines() const { return works_at(&PreTokenizer::at_line); }
 
+  /// Calls `sink` for each piece of `piece`, in order. Throws DataError where Regex::find() does.
   void split(Piece piece, const PieceSink& sink) const { run(0, piece, sink); }
 
  private:

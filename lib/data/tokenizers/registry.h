@@ -11,13 +11,14 @@
 
 namespace fp8train::tokenizers {
 
-/// What is known of a file before its kind is known.
+/// The facts of a file by which its kind is recognized.
 struct TokenizerProbe {
   std::filesystem::path path;
   std::string head;     ///< its first bytes, at most 4096
   std::string pattern;  ///< as in open_tokenizer
 };
 
+/// A kind of tokenizer files, and the functions that recognize and open them.
 struct TokenizerKind {
   std::string_view files;  ///< what such a file is called, for messages
   bool (*recognizes)(const TokenizerProbe& probe);
@@ -25,22 +26,28 @@ struct TokenizerKind {
   bool takes_pattern = false;
 };
 
+/// Returns all kinds, in the order in which files are tried.
 std::span<const TokenizerKind> tokenizer_kinds();
 
-/// Names of the files that a model folder may hold a tokenizer in, in the order in which they are
-/// looked for.
+/// Returns the names of the files that a model folder may hold a tokenizer in, in the order in
+/// which they are looked for.
 std::span<const char* const> tokenizer_file_names();
+/// Whether `folder` has one of these files.
 bool has_tokenizer(const std::filesystem::path& folder);
 
-/// Hugging Face's tokenizer.json, with tokenizer_config.json of the same folder.
+/// Opens tokenizer.json of Hugging Face, with tokenizer_config.json of the same folder if there is
+/// one. Throws DataError.
 std::unique_ptr<Tokenizer> open_tokenizer_json(const TokenizerProbe& probe);
 
-/// sentencepiece's tokenizer.model.
+/// Whether a file is a model of sentencepiece: NAME.model that begins as one does.
 bool is_sentencepiece(const TokenizerProbe& probe);
+/// Opens a model of sentencepiece. Throws DataError.
 std::unique_ptr<Tokenizer> open_sentencepiece(const TokenizerProbe& probe);
 
-/// tiktoken's files of ranks: a line for each token, its bytes in base64 and its rank.
+/// Whether a file has the ranks of tiktoken: NAME.tiktoken or NAME.model with a line for each
+/// token, its bytes in base64 and its rank.
 bool is_tiktoken(const TokenizerProbe& probe);
+/// Opens a file of ranks of tiktoken. Throws DataError.
 std::unique_ptr<Tokenizer> open_tiktoken(const TokenizerProbe& probe);
 
 }  // namespace fp8train::tokenizers

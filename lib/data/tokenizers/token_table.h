@@ -10,7 +10,8 @@
 
 namespace fp8train {
 
-/// With sentencepiece's numbers (src/sentencepiece_model.proto), which llama.cpp has too.
+/// The type of a token, with the numbers of sentencepiece (src/sentencepiece_model.proto), which
+/// llama.cpp has too.
 enum class TokenType : int32_t {
   normal = 1,
   unknown = 2,
@@ -20,31 +21,36 @@ enum class TokenType : int32_t {
   byte = 6
 };
 
+/// The algorithm for which a table is made.
 enum class TokenTableKind : uint8_t {
   byte_level,  ///< GPT-2's: tokens in its byte-level alphabet, with merges in order of rank
   scored,      ///< sentencepiece's BPE: the pair whose union has the highest score is merged
 };
 
+/// A vocabulary as lists by id.
 struct TokenTable {
   TokenTableKind kind = TokenTableKind::byte_level;
-  /// How texts are split, by llama.cpp's name ("gpt-2", "llama-bpe"); empty: it has no name for it.
+  /// Name that llama.cpp has for the splitting of texts ("gpt-2", "llama-bpe"); empty: it has none.
   std::string pre;
   std::vector<std::string> tokens;  ///< by id; no id is left out ("[PAD7]")
   std::vector<TokenType> types;
   std::vector<float> scores;        ///< of `scored`
   std::vector<std::string> merges;  ///< of `byte_level`: "left right"
   int32_t unknown = -1;             ///< id, or -1
-  bool adds_space = false;          ///< of `scored`: in front of a text
-  /// Where llama.cpp gives other ids than the tokenizer: what it does otherwise, a clause each.
+  bool adds_space = false;          ///< a space is put in front of a text
+  /// The reasons why llama.cpp may give other ids than the tokenizer, a clause each that says what
+  /// llama.cpp does.
   std::vector<std::string> differences;
 };
 
-/// Throws DataError for a tokenizer that is of neither kind (Unigram, WordPiece, characters, none).
+/// Returns the vocabulary of a tokenizer. Throws DataError for one of neither kind (Unigram,
+/// WordPiece, characters, none).
 TokenTable token_table(const Tokenizer& tokenizer);
 
 namespace tokenizers {
 
-/// Of a tokenizer.model, for token_table(): of either kind (sentencepiece.cpp).
+/// Returns the vocabulary of a tokenizer.model, also of a Unigram model, which token_table()
+/// refuses. Throws DataError if sentencepiece cannot read the model (sentencepiece.cpp).
 TokenTable sentencepiece_table(const std::string& model);
 
 }  // namespace tokenizers

@@ -9,17 +9,19 @@
 
 namespace fp8train::tokenizers {
 
+/// A code point and the number of bytes that it has in a text.
 struct CodePoint {
   char32_t value;
   size_t bytes;
 };
 
-/// The code point that begins at byte `position`, which is inside of `text`.
+/// Returns the code point that begins at byte `position`, which is inside of `text`.
 CodePoint code_point_at(std::string_view text, size_t position);
 
-/// The one there, and the one that ends at byte `end` > 0, of bytes that may be anything: value 0
-/// where they are not a whole code point.
+/// Returns the code point that begins at byte `position` of bytes that may be anything, or value 0
+/// and one byte if they are not a whole code point.
 CodePoint whole_code_point_at(std::string_view bytes, size_t position);
+/// Returns the code point that ends at byte `end` > 0 in the same way.
 CodePoint code_point_before(std::string_view bytes, size_t end);
 
 /// Calls visit(CodePoint, size_t position) for all of `text`, in order.
@@ -32,37 +34,42 @@ void for_each_code_point(std::string_view text, const Visit& visit) {
   }
 }
 
+/// Appends a code point to `text`.
 void append_utf8(std::string& text, char32_t code_point);
 
-/// Bytes that are not UTF-8 become U+FFFD, one for each maximal part of a code point, as Python's
-/// errors="replace" does (Unicode standard, section 3.9, "substitution of maximal subparts").
+/// Returns `bytes` as well-formed UTF-8: bytes that are not become U+FFFD, one for each maximal
+/// part of a code point, as Python's errors="replace" does (Unicode standard, section 3.9,
+/// "substitution of maximal subparts").
 std::string well_formed(std::string_view bytes);
 
 bool is_ascii(std::string_view text);
 bool is_white_space(char32_t c);  ///< property White_Space
 bool is_punctuation(char32_t c);  ///< ASCII punctuation, and categories P*
-/// Categories L*, and no normal form changes it, but for Hangul syllables, which become letters.
+/// Whether the category is L* and no normal form changes the character. Hangul syllables count too,
+/// since normal forms change them to letters.
 bool is_stable_letter(char32_t c);
 /// Whether is_punctuation() holds and no normal form changes the character.
 bool is_stable_punctuation(char32_t c);
 bool is_number(char32_t c);  ///< categories N*
-/// \w of Unicode technical standard 18, annex C: alphabetic, marks, decimal numbers, connectors,
-/// joiners.
+/// Whether \w of Unicode technical standard 18, annex C, has the character: letters, marks, decimal
+/// numbers, connectors, joiners.
 bool is_word(char32_t c);
 bool is_mark(char32_t c);             ///< categories M*
 bool is_nonspacing_mark(char32_t c);  ///< category Mn
 bool is_control(char32_t c);          ///< categories C*
 
-/// Bytes of white space that `text` begins with, and where that at its end begins.
+/// Returns the number of bytes of white space that `text` begins with. `text` may be any bytes.
 size_t spaces_at_start(std::string_view text, bool (*is_space)(char32_t) = is_white_space);
+/// Returns the byte at which the white space at the end of `text` begins. `text` may be any bytes.
 size_t without_spaces_at_end(std::string_view text, bool (*is_space)(char32_t) = is_white_space);
 
+/// The normal forms of Unicode standard annex 15.
 enum class NormalForm : uint8_t { nfc, nfd, nfkc, nfkd };
 
-/// Unicode standard annex 15.
+/// Changes `text` to a normal form. Throws std::bad_alloc.
 void normalize(std::string& text, NormalForm form);
 
-/// Code point by code point, without the rules of a language.
+/// Returns `text` in lower case, code point by code point, without the rules of a language.
 std::string lower_case(std::string_view text);
 
 }  // namespace fp8train::tokenizers

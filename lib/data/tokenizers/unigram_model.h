@@ -16,15 +16,19 @@
 
 namespace fp8train::tokenizers {
 
+/// The tables of a Unigram model.
 struct UnigramVocabulary {
   std::vector<std::string> tokens;  ///< by id
   std::vector<double> scores;       ///< logarithms of probabilities
-  int32_t unknown = -1;
-  bool byte_fallback = false;
+  int32_t unknown = -1;             ///< id of unknown characters; -1: encode() refuses them
+  bool byte_fallback = false;       ///< unknown characters become <0x00> to <0xFF>
 };
 
+/// A Unigram model. Immutable.
 class UnigramModel final : public TokenModel {
  public:
+  /// Throws DataError, which begins with `where`, for an unknown id outside the vocabulary or a
+  /// score that is not finite.
   UnigramModel(UnigramVocabulary vocabulary, const std::string& where);
 
   std::unique_ptr<Scratch> make_scratch() const override;

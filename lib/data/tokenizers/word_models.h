@@ -13,6 +13,7 @@
 
 namespace fp8train::tokenizers {
 
+/// The tables of a WordPiece or WordLevel model.
 struct WordVocabulary {
   std::vector<std::string> tokens;  ///< by id
   std::string unknown;              ///< the token of words that cannot be written
@@ -21,9 +22,11 @@ struct WordVocabulary {
   bool whole_words = false;         ///< WordLevel: a word is a token or unknown
 };
 
+/// A WordPiece or WordLevel model. Immutable.
 class WordModel final : public TokenModel {
  public:
-  /// Throws DataError beginning with `where` where the unknown token is not there.
+  /// Throws DataError, which begins with `where`, if the vocabulary does not have the unknown
+  /// token.
   WordModel(WordVocabulary vocabulary, const std::string& where);
 
   std::unique_ptr<Scratch> make_scratch() const override;

@@ -37,12 +37,12 @@ struct CudaContext {
   std::unique_ptr<CudaExtension> attention;  ///< likewise
 };
 
+/// Returns the context of a cuda stream.
 inline CudaContext& cuda_context(const Stream& stream) {
   return *static_cast<CudaContext*>(stream.native());
 }
 
-/// Throws DeviceError "<what>: <CUDA's words>" unless `error` is cudaSuccess; out of memory says
-/// what to lower.
+/// Throws DeviceError "<what>: <CUDA's words>" unless `error` is cudaSuccess.
 void check_cuda(cudaError_t error, const char* what);
 
 }  // namespace fp8train

@@ -8,8 +8,8 @@
 
 namespace fp8train {
 
-/// The GPU `index` of those that this process sees. Throws DeviceError, saying why, when it cannot
-/// be used or this build has no CUDA backend.
+/// Makes the device of GPU `index` of those that this process sees. Throws DeviceError, saying why,
+/// when it or the first GPU cannot be used, or when this build has no CUDA backend.
 std::unique_ptr<Device> make_cuda_device(int index = 0);
 
 /// GPUs that this process sees, usable or not.
@@ -19,10 +19,11 @@ int visible_gpus();
 /// with the cuda backend.
 void* native_queue(const Stream& stream);
 /// Makes the stream's GPU that of the calling thread, as other threads than the one that made the
-/// device must before they use it: else they would start the first GPU too.
+/// device must before they use it: else they would start the first GPU too. Throws DeviceError.
 void select_gpu(const Stream& stream);
 
-/// Returns why no GPU can be used, for `device: auto`, or nothing if one can.
+/// Returns why the first GPU that this process sees cannot be used, for `device: auto`, or nothing
+/// if it can.
 std::string why_cuda_is_unusable();
 
 /// Returns the facts that layers need about a GPU. Every build has them: `check` plans for GPUs

@@ -1,5 +1,5 @@
 #pragma once
-// Recordings of the cuda device: what a stream captured, as a CUDA graph.
+// Recordings of the cuda device: the operations that a stream captured, as a CUDA graph.
 
 #include <cuda_runtime_api.h>
 
@@ -10,7 +10,7 @@
 
 namespace fp8train {
 
-/// Device::record on `stream`, which outlives the recording. When `work` throws, nothing stays
+/// Does Device::record on `stream`, which outlives the recording. When `work` throws, nothing stays
 /// captured and the exception continues.
 std::unique_ptr<Recording> capture_graph(cudaStream_t stream, const std::function<void()>& work);
 

@@ -3,8 +3,8 @@
 // it starts on machines without them. Folders are searched in this order:
 //
 //   1. those of LD_LIBRARY_PATH, and lib next to the program's folder (scripts/bundle.sh);
-//   2. NVIDIA's Python packages (nvidia/*/lib in site-packages) of VIRTUAL_ENV, of CONDA_PREFIX and
-//      of the python3 on PATH (also pyenv's) with the user's own packages; and CONDA_PREFIX/lib;
+//   2. NVIDIA's Python packages (nvidia/*/lib in site-packages) of VIRTUAL_ENV and of CONDA_PREFIX;
+//      CONDA_PREFIX/lib; the packages of the python3 on PATH (also pyenv's) and the user's own;
 //   3. lib64 and lib of CUDA_HOME, CUDA_PATH and /usr/local/cuda;
 //   4. what the system's loader finds by name.
 //
@@ -40,8 +40,8 @@ OpenedLibrary open_cuda_library(CudaLibrary library);
 /// Searches the first time. Any thread may call it.
 const OpenedLibrary& cuda_library(CudaLibrary library);
 
-/// Returns a line or two for each library: its file and version, or where it was looked for. Opens
-/// them all.
+/// Returns a line for each library: its version and file, or where it was looked for. Opens them
+/// all.
 std::vector<std::string> describe_cuda_libraries();
 
 }  // namespace fp8train

@@ -1,6 +1,7 @@
 #pragma once
 // Copies from host memory that may change right after the call: through a ring of pinned buffers,
-// so that the copy itself is asynchronous. The host waits only when the GPU is a whole ring behind.
+// so that the copy itself is asynchronous. The host waits only when the GPU is a whole ring (16
+// MiB) behind. Owns the buffers; one thread uses it.
 
 #include <cuda_runtime_api.h>
 
@@ -16,7 +17,8 @@ class PinnedStaging {
   PinnedStaging(const PinnedStaging&) = delete;
   PinnedStaging& operator=(const PinnedStaging&) = delete;
 
-  /// Throws DeviceError. The ring is allocated by the first copy.
+  /// Copies `bytes` bytes to device memory, in the order of `stream`. Each buffer is allocated when
+  /// it is first used. Throws DeviceError.
   void copy_to_device(void* to, const void* from, size_t bytes, cudaStream_t stream);
 
  private:

@@ -19,8 +19,9 @@ class MetaDevice final : public Device {
  public:
   explicit MetaDevice(const DeviceTraits& traits = {}, std::optional<Stream> planned = {});
 
-  /// Adds every operation, copy and fill from now on to `log`, which the caller owns; null ends it.
-  /// Parts and names of calls are taken from open spans: tracing must be on (base/trace.h).
+  /// Adds every operation, fill and copy from the host from now on to `log`, which the caller owns;
+  /// null ends it. Parts and names of calls are taken from open spans: tracing must be on
+  /// (base/trace.h).
   void set_log(OpLog* log) { context_.log = log; }
 
   void* allocate(size_t bytes) override;
@@ -46,8 +47,8 @@ inline const std::optional<Stream>& planned_stream(const Stream& meta) {
   return meta_context(meta).planned;
 }
 
-/// Adds a call to the log of the stream's device, if it has one. `name`: null: the innermost open
-/// span.
+/// Adds a call to the log of the stream's device, if it has one. Its part is the outermost open
+/// span. `name`: null: the innermost open span.
 void log_call(const Stream& meta, const OpWork& work, const char* name = nullptr);
 
 }  // namespace fp8train

@@ -54,31 +54,33 @@ struct CheckpointFolder {
 /// Writes root/step-%06d whole or not at all and returns its path. A checkpoint of the same step is
 /// replaced: a complete one is there at every moment. Remains of interrupted saves are removed
 /// after success. Throws DeviceError when the disk refuses, CheckpointError for bad names and where
-/// what was written reads back as something else; the partial folder is then removed and older
-/// checkpoints are untouched.
+/// a file reads back with another content; the partial folder is then removed and older checkpoints
+/// are untouched.
 std::filesystem::path save_checkpoint(const std::filesystem::path& root, int64_t step,
                                       const CheckpointContents& contents);
 
-/// Makes an empty folder root/step-%06d.partial and returns its path.
+/// Makes an empty folder root/step-%06d.partial, in place of an earlier one, and returns its path.
+/// Throws DeviceError.
 std::filesystem::path begin_checkpoint(const std::filesystem::path& root, int64_t step);
 
 /// Returns the path of the unpublished folder of `step`, for callers that write into it.
 std::filesystem::path partial_checkpoint(const std::filesystem::path& root, int64_t step);
 
-/// One file into a partial folder, flushed. Safe from several processes at once for different
-/// names.
+/// Writes one file into a partial folder and flushes it. Several processes may do so at once for
+/// different names. Throws CheckpointError for a bad name, DeviceError when the disk refuses.
 FileRecord write_checkpoint_file(const std::filesystem::path& partial, const CheckpointFile& file);
 
-/// Reads a file of a partial folder again and compares its hash with that of what was written. The
+/// Reads a file of a partial folder again and compares its hash with that of the written bytes. The
 /// system is asked to forget its copy first, so that the bytes come from the disk where it can do
 /// that. Throws CheckpointError naming the file.
 void read_back(const std::filesystem::path& partial, const FileRecord& record);
 
 enum class Verify : uint8_t { sizes, hashes };
 
-/// Writes the manifest, verifies the partial folder and publishes it; returns its path. `depth` is
-/// Verify::sizes where every file has been read back. Throws as save_checkpoint(); the partial
-/// folder stays.
+/// Writes the manifest, verifies the partial folder, publishes it, writes its name to root/latest
+/// and removes the remains of interrupted
+/// saves; returns its path. `depth` is Verify::sizes where every
+/// file has been read back. Throws as save_checkpoint(); the partial folder stays.
 std::filesystem::path commit_checkpoint(const std::filesystem::path& root, int64_t step,
                                         const std::string& run_id,
                                         const std::vector<FileRecord>& records,
@@ -103,20 +105,21 @@ CheckpointManifest verify_checkpoint(const std::filesystem::path& checkpoint,
 
 /// Returns the newest checkpoint that verifies, or nothing. One sentence for each newer one that
 /// does not goes into `skipped`. Deletes nothing. `examine` may look into one that verifies, and
-/// throws CheckpointError if its content is of no use.
+/// throws CheckpointError if its content is of no use. Throws DeviceError as find_checkpoints()
+/// does.
 std::optional<CheckpointFolder> newest_valid(
     const std::filesystem::path& root, std::vector<std::string>& skipped,
     const std::function<void(const std::filesystem::path&)>& examine = {});
 
-/// The checkpoint from which the first rank continues. Throws CheckpointError where this rank does
-/// not see it.
+/// Returns the checkpoint of `step`, from which the first rank continues. Throws CheckpointError
+/// where this rank does not see it.
 std::filesystem::path checkpoint_of_step(const std::filesystem::path& root, int64_t step);
 
 /// Deletes a published checkpoint. Its name goes first, so that an interruption leaves no half of
 /// it. Throws DeviceError.
 void remove_checkpoint(const CheckpointFolder& checkpoint);
 
-/// Text file of a checkpoint. Throws CheckpointError when it is missing.
+/// Returns the content of a text file of a checkpoint. Throws CheckpointError when it is missing.
 std::string read_checkpoint_text(const std::filesystem::path& checkpoint, const std::string& name);
 
 namespace detail {

@@ -39,20 +39,22 @@ using IsScheduled = std::function<bool(const std::filesystem::path&)>;
 /// Deletes the checkpoints of a run that the rules do not keep.
 class CheckpointRetention {
  public:
-  /// Without `is_scheduled` every checkpoint counts as scheduled.
+  /// Without `is_scheduled` every checkpoint counts as scheduled; without `loss_of` none has a
+  /// loss. Throws InternalError if keep_last is below 1.
   CheckpointRetention(std::filesystem::path root, RetentionRules rules,
                       LossOfCheckpoint loss_of = {}, IsScheduled is_scheduled = {});
 
-  /// The checkpoint of this step has been verified by hash.
+  /// Notes that the checkpoint of this step has been verified by hash.
   void mark_verified(int64_t step) { verified_.insert(step); }
 
-  /// Deletes what no rule keeps and returns it; nothing unless the newest checkpoint is valid,
-  /// which stays. Where there are fewer than keep_last scheduled ones, the newest others fill the
-  /// number. Of several checkpoints with the same evaluation the first one counts for keep_best.
-  /// Throws DeviceError when the folder cannot be listed or a checkpoint not be removed.
+  /// Deletes the checkpoints that no rule keeps and returns their paths; none unless the newest
+  /// checkpoint, which stays, is valid. Where there are fewer than keep_last scheduled ones, the
+  /// newest others fill the number. Of several checkpoints with the same evaluation the first one
+  /// counts for keep_best. Throws DeviceError when the folder cannot be listed or a checkpoint not
+  /// be removed.
   std::vector<std::filesystem::path> apply();
 
-  /// A sentence for each checkpoint that turned out to be damaged since the last call.
+  /// Returns a sentence for each checkpoint that turned out to be damaged since the last call.
   std::vector<std::string> take_notes() { return std::exchange(notes_, {}); }
 
  private:

@@ -37,15 +37,17 @@ struct RunDirectory {
 RunDirectory create_run_directory(const std::filesystem::path& root);
 
 /// Writes config.resolved.yaml and env.json, and appends the command line to command.txt (one line
-/// per start of the run).
+/// per start of the run). Throws DeviceError when a file cannot be written, DataError when
+/// command.txt cannot be read.
 void describe_run(const RunDirectory& run, const std::string& resolved_config,
                   const std::string& command_line, const JsonObject& environment);
 
-/// The folders in `folder` that are runs (each has metrics.jsonl), sorted; none if it cannot be
-/// read.
+/// Returns the folders in `folder` that are runs (each has metrics.jsonl), sorted; none if it
+/// cannot be read.
 std::vector<std::string> runs_in(const std::filesystem::path& folder);
 
-/// config.resolved.yaml of an earlier start in this folder; empty when there is none.
+/// Returns config.resolved.yaml of an earlier start in this folder; empty when there is none.
+/// Throws DataError when it cannot be read.
 std::string earlier_config(const RunDirectory& run);
 
 }  // namespace fp8train

@@ -12,14 +12,14 @@ class RunLock {
  public:
   /// Creates the directory if need be. Throws ConfigError naming host, process and Slurm job of the
   /// holder when another run is alive in it, or may be: a lock written on another machine is taken
-  /// over only by the same Slurm job.
+  /// over only by the same Slurm job. Throws DeviceError when the file cannot be made or written.
   explicit RunLock(const std::filesystem::path& directory);
   ~RunLock();
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
 
-  /// Writes into the file that nobody holds it any more, for a process that will not destroy the
-  /// object. The kernel's lock stays until the end of the process. For any thread.
+  /// Empties the file, so that it names no holder, for a process that will not destroy the object.
+  /// The kernel's lock stays until the end of the process. Any thread may call it.
   void release() const;
 
   /// A sentence for the log when the lock of a dead run was taken over, else empty.

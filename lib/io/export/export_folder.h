@@ -17,13 +17,14 @@ namespace fp8train {
 struct ExportOptions {
   /// The type of tensors: fp32, bf16 or fp16. None: they stay as they are, which is for casts only.
   std::optional<DType> dtype = DType::f32;
-  /// Casts the weights of linear layers in blocks; `dtype` then is that of the other tensors.
-  /// Patterns leave layers out; `others`, `vectors` and `dequantize` are of no account.
+  /// Casts the weights of linear layers in blocks; `dtype` then is that of the other tensors. Its
+  /// patterns leave layers out; its `others`, `vectors` and `dequantize` have no effect.
   std::optional<FileQuantization> quantization;
   uint64_t max_shard_bytes = HfFolderOptions{}.max_shard_bytes;
 };
 
-/// Files of tokenizers and generation settings that were copied, and notes: one sentence each.
+/// The result of an export: the files of tokenizers and generation settings that were copied, and
+/// notes of one sentence each.
 struct ExportReport {
   uint64_t tensors = 0;  ///< tensors of the model; scales do not count
   uint64_t bytes = 0;
@@ -39,7 +40,9 @@ bool holds_model_files(const std::filesystem::path& folder);
 /// compared with its config.json before anything is written; values are rounded to nearest, ties to
 /// even. config.json comes last, with a quantization_config where weights are cast. Holds one
 /// tensor in memory. Throws CheckpointError for a folder that cannot be read or that is not its
-/// model, and for a weight that fp16 cannot hold; ConfigError for a cast that no program reads.
+/// model, for a weight that is not finite or that fp16 cannot hold, and for a cast of a model that
+/// stores weights transposed; ConfigError for a cast that no program reads; DeviceError when the
+/// disk refuses.
 ExportReport export_folder(const std::filesystem::path& from, const std::filesystem::path& to,
                            const ExportOptions& options);
 

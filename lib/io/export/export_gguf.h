@@ -22,12 +22,12 @@ struct GgufReport {
 /// Writes matrices in `type`; vectors, norms and learned positions are fp32, and a matrix whose
 /// rows Q8_0 cannot hold is fp16, as llama.cpp's converter does. Rows of q and k are reordered
 /// where its RoPE wants that. Holds one tensor in memory. Throws CheckpointError for a model that
-/// llama.cpp does not compute, DataError for a damaged tokenizer, DeviceError when the disk
-/// refuses.
+/// llama.cpp does not compute or that has fewer tokens than its tokenizer, DataError for a damaged
+/// tokenizer, DeviceError when the disk refuses.
 GgufReport export_gguf(const ModelSource& model, const std::filesystem::path& to, GgufType type);
 
-/// Appends tokenizer.ggml.* and tokenizer.chat_template for the tokenizer in the model's folder;
-/// notes what a GGUF file cannot have.
+/// Appends tokenizer.ggml.* and tokenizer.chat_template for the tokenizer in the model's folder,
+/// and a note for each thing that a GGUF file cannot have. Throws as export_gguf().
 void add_gguf_tokenizer(const ModelSource& model, ConfigObject& metadata,
                         std::vector<std::string>& notes);
 

@@ -10,7 +10,7 @@
 
 namespace fp8train {
 
-/// "llm.c" or "llama2.c", by the model.
+/// Returns "llm.c" for a model with learned positions, else "llama2.c".
 const char* llmc_program(const ModelSource& model);
 
 /// Writes `to` and returns its bytes.
@@ -19,9 +19,9 @@ const char* llmc_program(const ModelSource& model);
 ///   the weights, with the embedding padded with zero rows to a multiple of 128. A bias that the
 ///   model lacks is zeros. The head must be tied and the MLP 4 times as wide as the model.
 /// - Llama: version 0 of llama2.c (export.py, legacy_export; run.c), fp32: 7 int32, the weights
-/// with
-///   rows of q and k in pairs of neighbours, and the tables of cosines and sines. run.c has a norm
-///   epsilon of 1e-5 and a RoPE base of 10000, without scaling.
+///   (rows of q and k in pairs of neighbours), and the tables of cosines and sines. run.c has a
+///   RoPE base of 10000, without scaling, and no biases.
+/// Both programs have a norm epsilon of 1e-5.
 /// Throws CheckpointError for any other model, ConfigError for a type that the program does not
 /// read. Holds one tensor in memory.
 uint64_t export_llmc(const ModelSource& model, const std::filesystem::path& to, DType dtype);

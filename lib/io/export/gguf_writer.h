@@ -25,6 +25,7 @@ struct GgufTypeFacts {
   int64_t block;               ///< elements
   uint64_t block_bytes;
 };
+/// Returns the line of the table for a type.
 const GgufTypeFacts& facts_of(GgufType type);
 
 struct GgufTensor {
@@ -32,6 +33,7 @@ struct GgufTensor {
   std::vector<int64_t> shape;  ///< row-major; the file has the last extent first
   GgufType type = GgufType::f32;
 
+  /// Returns the bytes in the file. Throws InternalError if rows are not whole blocks.
   uint64_t bytes() const;
 };
 
@@ -40,14 +42,14 @@ class GgufWriter {
  public:
   /// Values of `metadata`: true or false, whole numbers (uint32), numbers (float32), texts, and
   /// lists of whole numbers (int32), numbers (float32) or texts; an empty list is one of texts.
-  /// Throws DeviceError when the disk refuses.
+  /// Throws DeviceError when the disk refuses, InternalError for a whole number beyond 32 bits.
   GgufWriter(const std::filesystem::path& path, const ConfigObject& metadata,
              std::vector<GgufTensor> tensors);
 
-  /// The bytes of the next tensor, in the order of the constructor's.
+  /// Writes the bytes of the next tensor, in the order of the constructor's.
   void write(const void* data);
 
-  /// Every tensor has been written: the file gets its name.
+  /// Gives the file its name once every tensor has been written. Throws InternalError before.
   void commit();
 
  private:

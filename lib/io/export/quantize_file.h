@@ -18,7 +18,7 @@
 
 namespace fp8train {
 
-/// What becomes of the tensors of a file or folder.
+/// How the tensors of a file or folder are converted.
 struct FileQuantization {
   TensorFormat format;  ///< e4m3, e5m2 or int8, as check_quantization accepts it
   uint64_t seed = 0;    ///< of stochastic rounding
@@ -52,32 +52,32 @@ struct FileQuantizationReport {
   std::vector<std::string> not_finite() const;
 };
 
-/// What may share a scale: each block that casts make codes of a byte for, but for squares of which
-/// each row has the scale.
+/// Returns the blocks that may share a scale: each block for which casts make codes of a byte, but
+/// for squares of which each row has the scale.
 std::vector<ScaleBlock> quantization_blocks();
 
 /// Throws ConfigError where no cast makes such codes and scales (ops::why_not_cast()) or the block
 /// is not one of quantization_blocks().
 void check_quantization(const TensorFormat& format);
 
-/// "_scale_inv" for 1x128 and 128x128, else "_scale" (as DeepSeek-V3 and compressed-tensors write
-/// them).
+/// Returns "_scale_inv" for 1x128 and 128x128, else "_scale" (as DeepSeek-V3 and compressed-tensors
+/// write them).
 std::string_view scale_suffix(ScaleBlock granularity);
 
 /// Whether a tensor is cast.
 bool is_cast(const SafetensorsEntry& entry, const FileQuantization& how);
 
-/// What casting the tensors of `source` writes: codes, scales, and what is not cast. Their offsets
-/// are not known yet.
+/// Returns the tensors that a cast of `source` writes: codes, scales, and those that are not cast.
+/// Their offsets are not known yet.
 std::vector<SafetensorsEntry> quantized_entries(const TensorSource& source,
                                                 const FileQuantization& how);
 
-/// Gives all of it to `write`, tensor by tensor. Throws CheckpointError for a tensor that cannot be
-/// read, and with `others` for one that is not finite or that fp16 cannot hold.
+/// Passes all of them to `write`, tensor by tensor. Throws CheckpointError for a tensor that cannot
+/// be read, and with `others` for one that is not finite or that fp16 cannot hold.
 FileQuantizationReport quantize_tensors(const TensorSource& source, const FileQuantization& how,
                                         const TensorSink& write);
 
-/// What the metadata of a file says about how it was made: JSON.
+/// Returns the note on the cast for the metadata of a file: JSON.
 std::string quantization_note(const FileQuantization& how);
 
 /// Casts every tensor of fp32, bf16 or fp16 with two dimensions or more, seen as a matrix [rows,

@@ -9,7 +9,7 @@
 
 namespace fp8train {
 
-/// Where the random bits of stochastic rounding come from (numeric/rounding.h); step 0.
+/// The key of the random bits of stochastic rounding (numeric/rounding.h); the step is 0.
 struct StochasticKey {
   uint64_t seed = 0;
   uint64_t tensor = 0;
@@ -25,7 +25,8 @@ struct CastQuality {
   double noise = 0.0;  ///< sum of (x - code * reciprocal scale)^2; a finite x that is read back as
                        ///< NaN counts as if it were read as 0
 
-  /// 10 log10(signal / noise): infinite where nothing was lost, NaN where there is no signal.
+  /// Returns 10 log10(signal / noise): infinite where nothing was lost, NaN where there is no
+  /// signal.
   double snr_db() const;
   CastQuality& operator+=(const CastQuality& other);
 };
@@ -37,19 +38,20 @@ struct QuantizedMatrix {
   CastQuality quality;
 };
 
-/// Elements that share a scale, and how many blocks that makes of a matrix [rows, columns].
+/// The extents of a block that shares a scale, and the number of blocks down and across a matrix
+/// [rows, columns].
 struct MatrixBlocks {
   int64_t height, width, down, across;
 };
 MatrixBlocks matrix_blocks(ScaleBlock block, int64_t rows, int64_t columns);
 
-/// Casts x, [rows, columns] of fp32, bf16 or fp16, not empty. Scales are the same for both
-/// roundings: those of ops::compute_current_scale and ops::quantize.
+/// Casts x, [rows, columns] of fp32, bf16 or fp16, not empty (InternalError). Scales are the same
+/// for both roundings: those of ops::compute_current_scale and ops::quantize.
 QuantizedMatrix quantize_matrix(Stream cpu, ConstView x, const TensorFormat& format,
                                 const StochasticKey& key);
 
-/// y, of the shape that was cast: codes * scale_inv, in fp32, bf16 or fp16. `matrix` is only read
-/// (views of operands are those of memory that may be written).
+/// y = codes * scale_inv, in fp32, bf16 or fp16 and of the shape that was cast. `matrix` is only
+/// read (views of operands are those of memory that may be written).
 void dequantize_matrix(Stream cpu, QuantizedMatrix& matrix, const TensorFormat& format, View y);
 
 }  // namespace fp8train

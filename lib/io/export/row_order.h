@@ -7,15 +7,16 @@
 
 namespace fp8train {
 
-/// Rows of `weight` ([heads * head_dim, any]) from pairs of neighbours (2j, 2j + 1) to half-split
-/// pairs (j, j + head_dim / 2), head by head.
+/// Returns the rows of `weight` ([heads * head_dim, any]) moved from pairs of neighbours (2j, 2j +
+/// 1) to half-split pairs (j, j + head_dim / 2), head by head. Throws InternalError if the sizes do
+/// not fit.
 std::vector<float> half_split_rope_rows(const std::vector<float>& weight, int64_t heads,
                                         int64_t head_dim);
 /// Reverses half_split_rope_rows() (llama.cpp's converter calls it permute).
 std::vector<float> neighbour_rope_rows(const std::vector<float>& weight, int64_t heads,
                                        int64_t head_dim);
 
-/// [rows, columns] as [columns, rows].
+/// Returns a matrix [rows, columns] as [columns, rows].
 std::vector<float> transposed(const std::vector<float>& values, int64_t rows, int64_t columns);
 
 }  // namespace fp8train

@@ -26,7 +26,7 @@ struct SafetensorsType {
   int bits = 0;
   std::optional<DType> dtype;  ///< empty: the program reads its size only ("BOOL")
 };
-/// Nothing for a name that the format does not have.
+/// Returns nothing for a name that the format does not have.
 std::optional<SafetensorsType> safetensors_type(std::string_view name);
 /// Throws InternalError for a type that files cannot have.
 SafetensorsType safetensors_type(DType dtype);
@@ -67,13 +67,15 @@ class SafetensorsFile {
   /// Returns null if the file has no tensor with this name.
   const SafetensorsEntry* find(std::string_view name) const;
 
-  /// The tensor's bytes into `to`, which holds entry.bytes().
+  /// Reads the tensor's bytes into `to`, which holds entry.bytes(). Throws CheckpointError when the
+  /// file ends before or reading fails.
   void read(const SafetensorsEntry& entry, void* to) const;
-  /// `bytes` of them from byte `offset` of the tensor on.
+  /// Reads `bytes` of them from byte `offset` of the tensor on. Throws InternalError beyond its
+  /// end.
   void read(const SafetensorsEntry& entry, uint64_t offset, size_t bytes, void* to) const;
 
-  /// The values as fp32, from F32, BF16, F16 or F64 (rounded to nearest). Throws CheckpointError
-  /// for other dtypes.
+  /// Returns the values as fp32, from F32, BF16, F16 or F64 (rounded to nearest). Throws
+  /// CheckpointError for other dtypes and as read().
   std::vector<float> read_f32(const SafetensorsEntry& entry) const;
 
  private:
@@ -91,7 +93,8 @@ struct TensorBytes {
   const void* data = nullptr;
 };
 
-/// An entry of a file to be written; its offset is not known yet.
+/// Returns an entry of a file to be written; its offset is not known yet. Throws InternalError for
+/// a type that files cannot have.
 SafetensorsEntry safetensors_entry(const std::string& name, DType dtype,
                                    const std::vector<int64_t>& shape);
 
@@ -103,7 +106,7 @@ using ByteSink = std::function<void(const void* data, size_t bytes)>;
 void write_safetensors(const std::vector<TensorBytes>& tensors,
                        const std::map<std::string, std::string>& metadata, const ByteSink& sink);
 
-/// The same into a file that is wholly there or not at all. Throws DeviceError when the disk
+/// Writes the same into a file that is wholly there or not at all. Throws DeviceError when the disk
 /// refuses.
 void write_safetensors(const std::vector<TensorBytes>& tensors,
                        const std::map<std::string, std::string>& metadata,
@@ -118,10 +121,11 @@ class SafetensorsWriter {
   SafetensorsWriter(const std::filesystem::path& path, std::vector<SafetensorsEntry> entries,
                     const std::map<std::string, std::string>& metadata);
 
-  /// The bytes of a tensor that has not been written yet.
+  /// Writes the bytes of a tensor that has not been written yet. Throws InternalError for any
+  /// other, DeviceError when the disk refuses.
   void write(const std::string& name, const void* data);
 
-  /// Every tensor has been written.
+  /// Gives the file its name once every tensor has been written. Throws InternalError before.
   void commit();
 
  private:

@@ -21,13 +21,15 @@ class ShardedWriter {
  public:
   /// Shards are filled in order of names up to `max_shard_bytes`; a larger tensor has one of its
   /// own. As for SafetensorsWriter, offsets of entries do not matter. Throws DeviceError when the
-  /// disk refuses.
+  /// disk refuses, CheckpointError for a name that appears twice.
   ShardedWriter(const std::filesystem::path& folder, std::vector<SafetensorsEntry> entries,
                 const std::map<std::string, std::string>& metadata, uint64_t max_shard_bytes);
 
+  /// Writes the bytes of a tensor, in any order. Throws as SafetensorsWriter::write().
   void write(const std::string& name, const void* data);
 
-  /// Every tensor has been written: gives the files their names, the index last.
+  /// Gives the files their names, the index last, once every tensor has been written. Throws
+  /// InternalError before.
   void commit();
 
   uint64_t bytes() const { return bytes_; }

@@ -23,7 +23,7 @@ class TensorSource {
   /// not hold.
   explicit TensorSource(const std::filesystem::path& path);
 
-  /// Sorted.
+  /// Returns the names of all tensors, sorted.
   const std::vector<std::string>& names() const { return names_; }
 
   /// Returns all entries, ordered by the name of their file and their position in it.
@@ -32,16 +32,17 @@ class TensorSource {
   /// Returns the metadata of all files together.
   std::map<std::string, std::string> metadata() const;
 
-  /// Null when there is no such tensor. GPT-2 folders come with and without "transformer." before
-  /// their names; asked with the prefix, both are found.
+  /// Returns null when there is no such tensor. GPT-2 folders come with and without "transformer."
+  /// before their names; asked with the prefix, both are found.
   const SafetensorsEntry* find(const std::string& name) const;
 
-  /// The bytes of a tensor that is there, as they are.
+  /// Returns the bytes of a tensor of this source, as they are. Throws CheckpointError when reading
+  /// fails.
   std::vector<char> read_bytes(const SafetensorsEntry& entry) const;
 
-  /// The values as fp32. Throws CheckpointError when the tensor is missing, has another shape than
-  /// `shape` or another dtype than read_f32 of SafetensorsFile takes, or holds a value that is not
-  /// finite.
+  /// Returns the values as fp32. Throws CheckpointError when the tensor is missing, has another
+  /// shape than `shape` or another dtype than read_f32 of SafetensorsFile takes, or holds a value
+  /// that is not finite.
   std::vector<float> read_f32(const std::string& name, const std::vector<int64_t>& shape) const;
 
  private:

@@ -60,34 +60,38 @@ void set(ConfigObject& object, std::string_view key, ConfigValue value);
 /// The double nearest to the float's shortest decimal, so that 1e-5F is written as 1e-05.
 double decimal_of(float value);
 
-/// Typed access to the fields of one object; null counts as absent. Does not own the object. Errors
-/// are CheckpointErrors that begin with `where`.
+/// Typed access to the fields of one object; null counts as absent. Does not own the object, which
+/// outlives it. Errors are CheckpointErrors that begin with `where`.
 class ConfigFields {
  public:
   ConfigFields(const ConfigObject& object, std::string where)
       : object_(&object), where_(std::move(where)) {}
 
+  /// Throws CheckpointError "WHERE: what".
   [[noreturn]] void fail(const std::string& what) const;
 
+  /// Whether the key is there with another value than null.
   bool has(std::string_view key) const;
   /// Whether the key is there, with null too.
   bool mentions(std::string_view key) const { return find(key) != nullptr; }
   /// Throws CheckpointError where the key is missing.
   const ConfigValue& at(std::string_view key) const;
 
-  /// A whole number from 1 to 2^31; `fallback` when absent, an error when there is no fallback.
+  /// Returns a whole number from 1 to 2^31; `fallback` when absent, an error when there is no
+  /// fallback.
   int64_t extent(std::string_view key, std::optional<int64_t> fallback = {}) const;
-  /// Returns a whole number that is at least 0.
+  /// Returns a whole number from 0 to 2^31.
   int64_t count(std::string_view key, int64_t fallback) const;
-  /// A finite number above 0.
+  /// Returns a finite number above 0; `fallback` when absent, an error when there is no fallback.
   double positive(std::string_view key, std::optional<double> fallback = {}) const;
   double number(std::string_view key, double fallback) const;
   bool flag(std::string_view key, bool fallback) const;
   std::string text(std::string_view key, const std::string& fallback) const;
   /// Returns a list of texts, which is empty when the field is absent.
   std::vector<std::string> texts(std::string_view key) const;
-  /// A token id, or a list of them.
+  /// Returns the ids of a field that has one token id or a list of them; none when it is absent.
   std::vector<int64_t> token_ids(std::string_view key) const;
+  /// Returns access to the object in a field; an error when it is absent.
   ConfigFields object(std::string_view key) const;
 
  private:

@@ -36,7 +36,7 @@ class ModelFamily {
   virtual void copy_fields(const ModelSwitches& /*from*/, bool /*own*/,
                            ModelSwitches& /*to*/) const {}
 
-  /// Makes `config`, which was of another family, a model from scratch of this one; sizes stay.
+  /// Makes `config`, which may be of another family, a model from scratch of this one; sizes stay.
   virtual void set_switches(ModelConfig& config) const;
 
   /// Reads the fields of a config.json into `config`, all but those that every family has
@@ -80,10 +80,12 @@ class ModelFamily {
   virtual bool gguf_has_neighbour_rope() const { return false; }
 
   /// Appends the sizes of the model under the keys of a GGUF file, without the architecture before
-  /// them ("attention.head_count"); whole numbers become uint32, others float32.
+  /// them ("attention.head_count"); whole numbers become uint32, others float32. Throws
+  /// CheckpointError for a RoPE that llama.cpp does not compute.
   virtual void write_gguf(const ModelConfig& /*config*/, ConfigObject& /*out*/) const {}
 
-  /// Standard deviation of the initial weights of the projections into the residual stream.
+  /// Returns the standard deviation of the initial weights of the projections into the residual
+  /// stream.
   virtual float residual_init_std(const ModelConfig& config) const {
     return config.initializer_range;
   }
@@ -111,8 +113,8 @@ struct BlockTensor {
 std::vector<HfPiece> block_pieces(const std::vector<BlockTensor>& tensors, std::string_view blocks,
                                   const ParameterName& parameter);
 
-/// All families; the first one is default_family(). Where several compute the same model, the
-/// earlier one names it.
+/// Returns all families; the first one is default_family(). Where several compute the same model,
+/// the earlier one names it.
 const std::vector<const ModelFamily*>& families();
 
 /// Returns null if no family has this name.

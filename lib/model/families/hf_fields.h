@@ -19,13 +19,14 @@ struct HfConfig {
   std::vector<std::string> notes;      ///< fields that are read and ignored, one sentence each
 };
 
-/// Throws CheckpointError for missing or contradictory fields, other architectures, and features
-/// that are not implemented.
+/// Reads a whole config.json. Throws CheckpointError for missing or contradictory fields, other
+/// architectures, and features that are not implemented.
 HfConfig read_hf_fields(const ConfigFields& fields);
 
-/// `dtype` is that of the weights. The model's own family names it where transformers computes the
-/// model so; else another family where one does; else an architecture of our own, which
-/// transformers refuses and read_hf_fields takes. Throws CheckpointError where there is none.
+/// Returns the fields of a config.json. `dtype` is that of the weights. The model's own family
+/// names it where transformers computes the model so; else another family where one does; else an
+/// architecture of our own, which transformers refuses and read_hf_fields takes. Throws
+/// CheckpointError where there is none.
 ConfigObject write_hf_fields(const ModelConfig& config, DType dtype);
 
 /// Returns the family whose class in transformers computes the model, preferably its own. Null:

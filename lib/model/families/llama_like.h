@@ -1,6 +1,6 @@
 #pragma once
-// What Llama and its relatives have in common: RMSNorm, SwiGLU, rotary embeddings, grouped queries,
-// and the names of their fields and tensors.
+// The part that Llama and its relatives have in common: RMSNorm, SwiGLU, rotary embeddings, grouped
+// queries, and the names of their fields and tensors.
 
 #include "model/families/family.h"
 
@@ -30,6 +30,7 @@ class LlamaLike : public ModelFamily {
   /// Reads fields that only this family has, after set_switches().
   virtual void read_own(const ConfigFields& /*fields*/, ModelConfig& /*config*/,
                         std::vector<std::string>& /*notes*/) const {}
+  /// Appends the fields that read_own() reads; with `own` those for own_architecture() too.
   virtual void write_own(const ModelConfig& /*config*/, bool /*own*/, ConfigObject& /*out*/) const {
   }
 };
@@ -38,9 +39,10 @@ class LlamaLike : public ModelFamily {
 /// for each layer.
 std::vector<std::string> layer_types(const ConfigFields& fields, const ModelConfig& config);
 
-/// use_sliding_window, sliding_window, max_window_layers and layer_types of Qwen2 and Qwen3. Throws
-/// CheckpointError where windowed layers are not the last ones.
+/// Reads use_sliding_window, sliding_window, max_window_layers and layer_types of Qwen2 and Qwen3.
+/// Throws CheckpointError where windowed layers are not the last ones.
 void read_layer_windows(const ConfigFields& fields, ModelConfig& config);
+/// Appends these fields but for layer_types, which follows from the others.
 void write_layer_windows(const ModelConfig& config, ConfigObject& out);
 
 }  // namespace fp8train

@@ -19,8 +19,9 @@ void write_rope(const ModelConfig& config, ConfigObject& out);
 /// llama.cpp reads it for its architecture "llama" only.
 bool has_gguf_rope_factors(const ModelConfig& config);
 
-/// Writes RoPE as keys rope.scaling.* of a GGUF file; none for llama3, which has a tensor. Throws
-/// CheckpointError for a YaRN that llama.cpp does not compute.
+/// Writes RoPE as keys rope.scaling.* of a GGUF file; none for llama3, which has a tensor, and
+/// dynamic, which changes nothing here. Throws CheckpointError for a YaRN that llama.cpp does not
+/// compute.
 void write_gguf_rope(const ModelConfig& config, ConfigObject& out);
 
 }  // namespace fp8train

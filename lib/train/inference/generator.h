@@ -15,31 +15,36 @@
 
 namespace fp8train {
 
+/// The choice of tokens in a generation.
 struct SamplingSettings {
   int64_t max_new_tokens = 100;
   double temperature = 0.8;  ///< 0: the most likely token
   int64_t top_k = 0;         ///< 0: all
-  double top_p = 1.0;        ///< smallest set of tokens with at least this probability
+  double top_p = 1.0;        ///< keep the smallest set of tokens with at least this probability
   uint64_t seed = 1;
 };
 
-/// Picks the next token from logits. The choice is a pure function of (logits, settings, position).
+/// Picks the next token from logits, one for each id, and returns its id. The choice is a pure
+/// function of (logits, settings, position).
 int32_t sample_token(const std::vector<float>& logits, const SamplingSettings& settings,
                      int64_t position);
 
+/// Generates text with a model, one sequence at a time. Collective if passes of the model are
+/// (Engine::passes_are_collective).
 class Generator {
  public:
-  /// Allocates caches for `capacity` positions (at most the model's). `gatherer`:
-  /// StepContext::gatherer.
+  /// Allocates caches for `capacity` positions, or the model's longest sequence if that is shorter.
+  /// `device`, `model` and `gatherer` outlive the object. `gatherer`: StepContext::gatherer.
   Generator(Device& device, Decoder& model, int64_t capacity,
             ParameterGatherer* gatherer = nullptr);
 
-  /// Whether the passes that follow have no scaled GEMMs (Engine::plain()).
+  /// Sets whether the passes that follow have no scaled GEMMs (Engine::plain()).
   void set_plain(bool plain) { plain_ = plain; }
 
-  /// Continues `prompt` (not empty) and calls `on_token` with each new token until max_new_tokens,
-  /// the end-of-sequence id, the capacity, or until it returns false. Throws ConfigError when the
-  /// prompt does not fit.
+  /// Continues `prompt` and calls `on_token` with each new token, up to max_new_tokens, the
+  /// end-of-sequence id (for which it is not called) or the capacity, or until it returns false.
+  /// Throws ConfigError for a prompt that is empty, does not fit or has an id outside the
+  /// vocabulary.
   void generate(const std::vector<int32_t>& prompt, const SamplingSettings& settings,
                 const std::function<bool(int32_t)>& on_token);
 
@@ -61,8 +66,9 @@ class Generator {
   Tensor tokens_, logits_;
 };
 
-/// One continuation of each of the settings' prompts, a line each; `on_token` is called after each
-/// new token.
+/// Returns each of the settings' prompts with one continuation, and a line feed after each.
+/// `on_token` is called after each new token. Throws as Generator::generate() does, and DataError
+/// for a prompt that cannot be encoded.
 std::string sample_texts(Generator& generator, const Tokenizer& tokenizer,
                          const SampleSettings& settings, uint64_t seed,
                          const std::function<void()>& on_token);

@@ -10,8 +10,8 @@
 
 namespace fp8train {
 
-/// Collective: the loss over `max_batches` of each rank's batches (0: all); nothing when a stop was
-/// asked for meanwhile.
+/// Returns the loss over the first `max_batches` batches of each rank (0: all), or nothing if a
+/// stop was requested meanwhile. Collective. Throws DataError if reading fails.
 std::optional<LossReport> validation_loss(Engine& engine, const Corpus& data, int64_t max_batches,
                                           Communicator& comm);
 

@@ -9,12 +9,12 @@
 
 namespace fp8train {
 
-/// "2026-01-31T12:00:00Z"
+/// Returns the time as "2026-01-31T12:00:00Z".
 std::string utc_time();
 
-/// Describes this process: date, host, processor, memory, GPU, driver, Slurm's job, and the shared
-/// libraries that are open now, with their files. `version` is the program's, as --version prints
-/// it, `command` the command line, `threads` those of a rank.
+/// Returns a description of this process: date, host, processor, memory, GPU, driver, Slurm's job,
+/// and the shared libraries that are open now, with their files. `version` is the program's, as
+/// --version prints it, `command` the command line, `threads` those of a rank.
 JsonObject describe_environment(const std::string& version, const std::string& command, int ranks,
                                 int64_t threads, const Device& device);
 

@@ -19,6 +19,7 @@ struct Metric {
   std::string_view tag = {};    ///< in TensorBoard; empty: it is not shown there
   std::string_view label = {};  ///< label of the metric's curve over steps; empty: it is not drawn
   std::string_view unit = {};   ///< of its values: "%", "bytes"; empty: none
+  /// Whether `fp8train report` draws the curve also if all its values are zero.
   bool drawn_where_zero = true;
 };
 
@@ -59,6 +60,7 @@ inline constexpr Metric kMetrics[] = {
 /// A line of metrics.jsonl. A key that kMetrics lacks does not compile.
 class MetricLine {
  public:
+  /// A key of kMetrics. Another text does not compile.
   struct Key {
     consteval Key(const char* key)  // NOLINT(google-explicit-constructor)
         : metric(std::find_if(std::begin(kMetrics), std::end(kMetrics),
@@ -79,7 +81,7 @@ class MetricLine {
     return *this;
   }
   const JsonObject& object() const { return object_; }
-  /// The numbers of the line that have a tag.
+  /// Returns the numbers of the line that have a tag.
   const EventSummary& events() const { return events_; }
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
-// The progress lines of a run: one for each interval of logging. On a terminal they have its width,
-// and the number of the current step is below them.
+// The progress lines of a run: one for each interval of logging. On a terminal they are no wider
+// than it, and the number of the current step is below them.
 
 #include <cstdint>
 #include <cstdio>
@@ -16,18 +16,19 @@ namespace fp8train {
 
 struct StepMetrics;
 
-/// "step 120/2000 | loss 3.4121 | 18.2k tok/s | eta 1m 42s | grad norm 0.810 | lr 2.90e-04 | fp8
-/// sat 0.00% under 0.12% | mem 21 MiB"; fields at the end that go beyond `columns` are left out.
+/// Returns "step 120/2000 | loss 3.4121 | 18.2k tok/s | eta 1m 42s | grad norm 0.810 | lr 2.90e-04
+/// | fp8 sat 0.00% under 0.12% | mem 21.0 MiB". Fields at the end that go beyond `columns` are left
+/// out.
 std::string describe(const StepMetrics& metrics,
                      size_t columns = std::numeric_limits<size_t>::max());
 
-/// "1h 02m", "3m 05s", "12s"
+/// Returns "1h 02m", "3m 05s" or "12s".
 std::string describe_duration(double seconds);
 
-/// "18.2k", "1.05M"
+/// Returns "950", "18.2k", "1.05M" or "7.00B".
 std::string describe_count(double count);
 
-/// "21.4 MiB"
+/// Returns "512 B", "21.4 MiB" or "504 MiB".
 std::string describe_bytes(double bytes);
 
 /// Prints the progress of a run, as lines or as one line that is renewed on a terminal.
@@ -47,7 +48,7 @@ class Progress {
   void show(const StepMetrics& metrics);
   /// Renews the number of steps done on a terminal, at most a few times a second.
   void tick(int64_t step, int64_t max_steps);
-  /// Any other line that stays.
+  /// Prints any other line that stays.
   void say(const std::string& line) { put(line, line); }
   /// Removes the renewed line.
   void finish();

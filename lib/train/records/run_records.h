@@ -1,6 +1,6 @@
 #pragma once
 // The files that a run writes while it trains: the lock on its folder, metrics.jsonl,
-// tensors.jsonl, train.log, samples, summary.json, and event files for TensorBoard.
+// tensors.jsonl, samples, summary.json, and event files for TensorBoard.
 
 #include <cstdint>
 #include <filesystem>
@@ -45,17 +45,20 @@ struct StepMetrics {
   std::optional<Straggler> straggler;  ///< since the last such line, if there are several ranks
   std::optional<Traffic> sent;  ///< what this rank sends in a step, if there are several ranks
   const ScalingSummary* scaling = nullptr;         ///< summary of `slots`; FP8 plans only
-  const std::vector<SlotReport>* slots = nullptr;  ///< casts by role; set with `scaling`
+  const std::vector<SlotReport>* slots = nullptr;  ///< casts by role; read if `scaling` is set
   bool each_tensor = false;                        ///< `slots` one by one, in tensors.jsonl
 };
 
 struct SaveResult;
 
-/// Writes the records of a run into its folder: metrics, samples, TensorBoard files and progress.
+/// Writes the records of a run into its folder: metrics, samples, event files for TensorBoard and
+/// the summary. Lines and samples that cannot be written do not stop the run: a warning says so.
+/// All functions do nothing on ranks that do not lead.
 class RunRecords {
  public:
-  /// Takes the folder's lock. Throws ConfigError when another run holds it, DeviceError when the
-  /// folder cannot be written. `leads` is false on all ranks but the first: they write nothing.
+  /// Takes the folder's lock and makes the folder. Throws ConfigError when another run holds the
+  /// lock, and DeviceError when the folder cannot be written or one of its files is not a regular
+  /// one. `leads` is false on all ranks but the first: they write nothing.
   explicit RunRecords(const std::filesystem::path& root, bool leads = true);
 
   const RunDirectory& directory() const { return directory_; }
@@ -66,28 +69,35 @@ class RunRecords {
   /// Frees the folder for a run on any machine, before this process is ended from outside. Waits a
   /// second at most, for a disk that may not answer.
   void release_lock() const;
+  /// Returns the warning of the lock (RunLock::warning), or an empty text.
   std::string lock_warning() const { return lock_ ? lock_->warning() : std::string(); }
 
   /// Continues metrics.jsonl and tensors.jsonl after `step`; lines of later steps of an interrupted
   /// run are dropped. A run that begins anew gives the files of one before another name, with a
-  /// warning.
+  /// warning. Throws DeviceError when a file cannot be opened or renamed.
   void begin_metrics(int64_t step);
-  /// From now on an event file for TensorBoard is written too; it shows `config` and replaces what
-  /// earlier ones show of steps after `step`.
+  /// Starts an event file for TensorBoard, which the functions below write to as well. It shows
+  /// `config` and replaces the steps after `step` of earlier files. Throws DeviceError when it
+  /// cannot be written.
   void begin_events(int64_t step, const std::string& config);
+  /// Writes a line of metrics and, with StepMetrics::each_tensor, one of tensors.jsonl.
+  /// begin_metrics() comes first, as for the functions below.
   void write_step(const StepMetrics& metrics);
-  /// Those that lines of metrics are missing of after the run went back to step `to_step`, as lines
-  /// of the first step that follows.
+  /// Writes a line of metrics for each rollback that has none after the run went back to step
+  /// `to_step`; it is a line of the first step that follows.
   void write_rollbacks(const std::vector<Rollback>& rollbacks, int64_t to_step);
+  /// Writes a line of metrics. `loss` is in nats per target.
   void write_validation(int64_t step, double loss, int64_t targets);
-  /// `failed_in_a_row`: saves, this one included.
+  /// Writes a line of metrics. `failed_in_a_row`: saves that failed one after the other, this one
+  /// included.
   void write_save(const SaveResult& result, int64_t failed_in_a_row);
+  /// Writes the text of a sample into a file of its own.
   void write_sample(int64_t step, const std::string& text);
-  /// summary.json, with the number of lines that were lost.
+  /// Writes summary.json, with the number of lines that were lost. Throws DeviceError.
   void write_summary(JsonObject summary);
 
-  /// Lines of metrics that could not be written: a warning says so when the first one is lost, and
-  /// when they can be written again. They do not stop the run.
+  /// Returns the number of lines of metrics that could not be written. A warning says so when the
+  /// first one is lost, and when they can be written again.
   int64_t lost_lines() const { return lost_lines_; }
 
  private:

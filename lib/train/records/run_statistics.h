@@ -27,24 +27,26 @@ struct ScalingSummary {
   std::map<std::string, ClassSnr> snr;  ///< by class; without slots that have no SNR
 };
 
+/// Returns the sums and ratios over `reports`.
 ScalingSummary summarize(const std::vector<SlotReport>& reports);
 
-/// "layers.0.mlp.up.x"
+/// Returns the layer and the role of a slot: "layers.0.mlp.up.x".
 std::string slot_name(const ScalingSlot& slot);
 
-/// Shares of all values cast, in percent.
+/// Returns the share of the values cast that were clipped, in percent.
 double saturated_percent(const SlotReport& report);
+/// Returns the share of the values cast that became zero, in percent.
 double underflow_percent(const SlotReport& report);
 
 /// Says once for each slot that its casts lose too much, and what to try.
 class ScalingWarnings {
  public:
-  /// Returns the lines to log after optimizer step `step` (counted from 1). None in the first
-  /// steps, while the histories of delayed scaling, which starts with scale 1, fill. After
+  /// Returns the lines to log after optimizer step `step` (counted from 1). There are none in the
+  /// first steps, while the histories of delayed scaling, which starts with scale 1, fill. After
   /// kMostLines slots the rest are only counted.
   std::vector<std::string> after_step(int64_t step, const std::vector<SlotReport>& reports);
 
-  /// A line for the end of the run, where slots were only counted.
+  /// Returns a line for the end of the run if slots were only counted, else nothing.
   std::vector<std::string> rest() const;
 
   static constexpr size_t kMostLines = 10;
@@ -53,6 +55,7 @@ class ScalingWarnings {
   std::set<const ScalingSlot*> warned_;
 };
 
+/// Logs each line as a warning.
 void log_warnings(const std::vector<std::string>& lines);
 
 }  // namespace fp8train

@@ -26,18 +26,20 @@ class StepLog {
   /// All arguments outlive the object.
   StepLog(const Session& session, Device& device, RunRecords& records, Progress& progress);
 
-  /// Starts the time of the steps that follow `step`.
+  /// Starts the measurement of the steps that follow `step`.
   void begin_at(int64_t step);
+  /// Starts the time anew, and drops the seconds that were to be left out.
   void restart_time();
   /// Leaves out seconds that are not training: those of evaluations, samples and saves.
   void leave_out(double seconds) { seconds_left_out_ += seconds; }
 
-  /// Collective, after a step that the engine was asked to log. Stores the loss in `state`. `sent`:
-  /// by this rank in that step.
+  /// Reports the steps since the last call. Called after a step of which the engine collected
+  /// statistics. Collective. Sets the loss of `state`. `sent`: by this rank in that step.
   void write(Engine& engine, TrainingState& state, const Traffic& sent);
-  /// Warnings that are still to be said at the end of the run.
+  /// Logs the warnings that are left at the end of the run.
   void warn_at_end();
 
+  /// Returns the speed of all ranks in the last interval, without the seconds left out.
   double tokens_per_second() const { return tokens_per_second_; }
 
  private:

@@ -11,10 +11,10 @@
 
 namespace fp8train {
 
-/// Bytes that Engine::weights_changed() needs, where no step follows.
+/// Returns the bytes that Engine::weights_changed() needs, for an engine that runs no step.
 StepPlan plan_weights(const EngineSettings& settings, const DeviceTraits& traits);
 
-/// A step of one rank as it would be.
+/// The memory and the work of a step of one rank.
 struct DryRunStep {
   StepPlan plan;
   MemoryLedger memory;    ///< the memory that the rank holds, by category
@@ -24,12 +24,12 @@ struct DryRunStep {
   std::string plan_name = {};  ///< the plan of the stage; largest_stage() sets it
 };
 
-/// Runs training steps and one evaluation batch of one of `ranks` on a meta device with the traits
-/// of the device that the run will use.
+/// Runs training steps, if the engine trains, and evaluation batches of one of `ranks` on a meta
+/// device with the traits of the device that the run will use.
 DryRunStep dry_run_step(const EngineSettings& settings, const DeviceTraits& traits,
                         const Topology& ranks = {}, int rank = 0);
-/// Plans for a device that is in this machine. This includes the memory that libraries need on it,
-/// so their plans are made.
+/// Does the same for a device that is in this machine. This includes the memory that libraries need
+/// on it, so their plans are made.
 DryRunStep dry_run_step(const EngineSettings& settings, const Device& device,
                         const Topology& ranks = {}, int rank = 0);
 

@@ -19,6 +19,7 @@ namespace fp8train {
 /// The resource that limits the time of an operation.
 enum class Bound : uint8_t { memory, flops, instructions, launches };
 
+/// Returns "memory", "flops", "instructions" or "launches".
 const char* name_of(Bound bound);
 
 /// The seconds of an operation and its bound.
@@ -31,7 +32,8 @@ struct OpTime {
 /// not known.
 using InstructionsPerElement = double (*)(std::string_view kernel);
 
-/// Returns the time of one operation on `gpu`: that of its slowest resource, and of its launches.
+/// Returns the time of one operation on `gpu`: the time of its slowest resource plus the time of
+/// its launches. `instructions` may be null: then they do not count.
 OpTime roofline(const OpWork& work, const GpuKind& gpu,
                 InstructionsPerElement instructions = ops::meta::instructions_per_element);
 
@@ -43,7 +45,9 @@ struct OpTotal {
   double longest = 0;           ///< seconds of the longest call
   Bound bound = Bound::memory;  ///< the bound of that call
 
+  /// Adds the sums of `other`, and keeps the longer of the two longest calls.
   void add(const OpTotal& other);
+  /// Whether it is a GEMM or attention.
   bool is_product() const { return flops > 0; }
 };
 
@@ -52,17 +56,20 @@ struct OpTotal {
 struct StepModel {
   std::vector<OpTotal> operations;  ///< by part, in the order of first calls
   OpTotal step;                     ///< their sum
-  OpTotal micro_batch;              ///< one of them, on average
-  /// Of forward and backward without GEMMs, attention and embedding, for each layer.
+  OpTotal micro_batch;              ///< operations of one micro-batch, on average
+  /// Operations of one layer, on average, in the forward and backward pass of a micro-batch,
+  /// without GEMMs, attention and embedding.
   OpTotal layer;
 
+  /// Returns the seconds of a part.
   double seconds_of(const std::string& part) const;
 };
 
-/// What layers of a run on this GPU see of it.
+/// Returns the traits that layers of a run on this GPU would see.
 DeviceTraits traits_of(const GpuKind& gpu);
 
-/// A step without statistics, long after the first window of delayed scales, of one rank.
+/// Returns the operations of a step of one rank on the meta device: a step without statistics, long
+/// after the first window of delayed scales.
 OpLog log_step(const EngineSettings& settings, const DeviceTraits& traits);
 
 /// Runs a step on the meta device and models the time of its operations on `gpu`.

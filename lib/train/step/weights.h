@@ -1,5 +1,5 @@
 #pragma once
-// Weights of a decoder to and from Hugging Face tensors.
+// Copies the weights of a decoder to and from Hugging Face tensors.
 
 #include <cstdint>
 #include <string>
@@ -13,10 +13,11 @@
 
 namespace fp8train {
 
-/// Embedding or head with fewer rows than the model has tokens. append: each row that is missing is
-/// the mean of the others, in fp32, as resize_token_embeddings(mean_resizing=True) of transformers
-/// initializes it (src/transformers/modeling_utils.py), without the noise of 1e-9 times the
-/// covariance that it adds.
+/// How an embedding or head that has fewer rows than the model has tokens is loaded. append: each
+/// row that is missing is the mean of the others, in fp32, as
+/// resize_token_embeddings(mean_resizing=True) of transformers initializes it
+/// (src/transformers/modeling_utils.py), without the noise of 1e-9 times the covariance that it
+/// adds.
 enum class MissingTokens : uint8_t { refuse, append };
 
 /// Sets every parameter from its pieces. Throws CheckpointError naming the tensor that is missing,
@@ -24,12 +25,13 @@ enum class MissingTokens : uint8_t { refuse, append };
 void load_weights(Device& device, Decoder& model, const TensorSource& source,
                   MissingTokens missing = MissingTokens::refuse);
 
-/// Names of tensors that the model has no parameter for, but for what follows from its
-/// configuration: tables of angles, causal masks, a tied head.
+/// Returns the names of tensors of `source` that the model has no parameter for, but for tensors
+/// that follow from its configuration: tables of angles, causal masks, a tied head.
 std::vector<std::string> unread_tensors(Decoder& model, const TensorSource& source);
 
 /// The fp32 values of all parameters, copied to host memory.
 struct WeightsCopy {
+  /// The values of one parameter.
   struct Parameter {
     std::string name;
     int64_t columns = 0;  ///< 1 for vectors
@@ -44,12 +46,12 @@ struct WeightsCopy {
 /// finite, named as in a Hugging Face folder: such a checkpoint could not be loaded.
 void copy_weights(Engine& engine, bool wanted, WeightsCopy& into);
 
-/// The Hugging Face tensors of a copy. They point into it, or into `storage` where they are stored
-/// transposed.
+/// Returns the Hugging Face tensors of a copy, in fp32. They point into it, or into `storage` if
+/// they are stored transposed.
 std::vector<TensorBytes> hf_tensors(const ModelConfig& config, const WeightsCopy& copy,
                                     std::vector<std::vector<float>>& storage);
 
-/// Host bytes of both for this model.
+/// Returns the bytes of host memory of a copy of this model and of the storage of its tensors.
 size_t weights_copy_bytes(Decoder& model);
 
 }  // namespace fp8train

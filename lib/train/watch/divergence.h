@@ -11,6 +11,7 @@
 
 namespace fp8train {
 
+/// The sign by which a divergence was found.
 enum class DivergenceKind : uint8_t {
   skipped_steps,        ///< training.max_consecutive_skips, or trailing ones at the end
   non_finite_gradient,  ///< training.non_finite: stop
@@ -18,10 +19,11 @@ enum class DivergenceKind : uint8_t {
   non_finite_loss,      ///< the loss of the last step
   loss_spike,           ///< training.spike_threshold
 };
-/// "skipped_steps" and so on, as metrics.jsonl has it.
+/// Returns "skipped_steps" and so on, as metrics.jsonl has it.
 const char* name_of(DivergenceKind kind);
 
-/// Exit code 5, unless the run goes back to a checkpoint. All ranks throw it at the same step.
+/// A run has diverged. The exit code is 5, unless the run goes back to a checkpoint. All ranks
+/// throw it at the same step.
 class DivergenceError : public NumericError {
  public:
   /// `first_step`: a checkpoint of it or of a later one is not to be trusted.
@@ -51,7 +53,7 @@ struct Rollback {
 struct SpikeHistory {
   std::vector<double> losses;  ///< the last training.spike_window losses that were not high
   int64_t high_steps = 0;      ///< up to the last step
-  int64_t first_high = 0;      ///< the step that these began at
+  int64_t first_high = 0;      ///< the step at which these began
 
   bool operator==(const SpikeHistory&) const = default;
 };
@@ -72,11 +74,13 @@ class SpikeDetector {
         steps_(settings.spike_steps) {}
 
   bool enabled() const { return threshold_ > 0; }
-  /// Losses come in the order of steps, counted from 1. A spike stays until restore().
+  /// Adds the loss of a step, in nats per target. Steps come in their order, counted from 1. After
+  /// a spike losses are not read until restore().
   void add(int64_t step, double loss);
 
   bool has_spike() const { return enabled() && history_.high_steps >= steps_; }
-  /// "the losses of 3 steps in a row, from step 38 on, were above 2.41: the mean of ..."
+  /// Describes a spike: "the losses of 3 steps in a row, from step 38 on, were above 2.4100: the
+  /// mean of ...". Called while has_spike() is true.
   std::string describe() const;
 
   const SpikeHistory& history() const { return history_; }

@@ -1,6 +1,7 @@
 #pragma once
-// Checks the results of a run's steps, and throws DivergenceError when the run has diverged. All
-// functions are collective and wait for the device; the engine outlives the call only.
+// Checks the results of a run's steps, and throws DivergenceError when the run has diverged.
+// begin_at(), take_losses() and check() are collective and wait for the device. The engine may end
+// after the call.
 
 #include <cstdint>
 #include <functional>
@@ -23,8 +24,8 @@ class DivergenceWatch {
 
   const SkipGuard& skips() const { return skips_; }
 
-  /// The run starts at this state, which the engine has. High losses are forgotten where nobody
-  /// looks for spikes any more: they would put off all saves.
+  /// Starts at `state`, which the engine has. If the settings do not look for spikes any more,
+  /// removes the high losses from `state`: they would put off all saves.
   void begin_at(TrainingState& state, Engine& engine);
 
   /// Brings the TrainingState up to the last step, for a checkpoint: spikes, unseen_skips and
@@ -34,10 +35,12 @@ class DivergenceWatch {
   /// Whether check() has been called after this step.
   bool has_checked(int64_t step) const { return checked_step_ == step; }
 
-  /// Checks the steps since the last call. Whether it is called depends on the step alone, so that
-  /// a resumed run finds the same at the same step. `saved` returns the end of messages, which
-  /// names what is saved of the run; it is called only for an error, by all ranks. `next_batch`:
-  /// the last step's micro-batches of this rank; called where it was skipped.
+  /// Checks the steps since the last call. With a fixed checkpoint.interval a run calls it at steps
+  /// that depend on the settings alone, so that a resumed run finds the same at the same step.
+  /// `saved` returns the end of messages, which names the part of the run that is saved; it is
+  /// called only for an error, by all ranks. `next_batch` returns the micro-batches of this rank in
+  /// the last step, one after the other; it is called if that step was skipped and its first tensor
+  /// that is not finite is looked for. Throws DivergenceError.
   void check(Engine& engine, Communicator& comm, TrainingState& state,
              const std::function<std::string()>& saved, const std::function<Batch()>& next_batch);
 

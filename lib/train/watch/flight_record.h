@@ -1,6 +1,6 @@
 #pragma once
-// The report about a rank that hangs: what it and the other ranks of its machine were doing, as one
-// line for people and as JSON (docs/use/hangs.md).
+// The report about a rank that hangs: the state of this rank and of the other ranks of its machine,
+// as one line for people and as JSON (docs/use/hangs.md).
 
 #include <array>
 #include <cstdint>
@@ -12,30 +12,33 @@
 
 namespace fp8train {
 
-/// How a rank is found by others of its machine.
+/// The data by which other ranks of the same machine find a rank.
 struct RankIdentity {
   int32_t process = 0;
   std::array<char, 64> host = {};
   uint64_t recorder = 0;  ///< FlightRecorder::address()
 };
+/// Returns the identity of this process. `recorder` is its recorder.
 RankIdentity identity_of_this_rank(const FlightRecorder& recorder);
 
 /// Another rank, as far as it can be seen from here.
 struct ObservedRank {
   int rank = 0;
   RankIdentity identity;
-  std::string process_state;         ///< "running", "sleeping", "stopped", ...; empty: not seen
-  std::optional<FlightState> state;  ///< nothing: on another machine, or ended
+  std::string process_state;         ///< "running", "stopped", ...; empty: on another machine
+  std::optional<FlightState> state;  ///< nothing if it cannot be read
 
-  /// It does not wait for others: it is stopped, has ended, or does something of its own.
+  /// Whether it does not wait for others: it is stopped, has ended, or does something of its own.
   bool holds_others_up() const;
 };
+/// Looks at all ranks but `own_rank`. Ranks on other machines have their identity only.
 std::vector<ObservedRank> observe_others(const std::vector<RankIdentity>& ranks, int own_rank);
 
-/// "step 7, in exchange for 5.1 s (all_to_all 31 of communicator 2, 4096 bytes)"
+/// Returns "step 7, in exchange for 5.1 s (all_to_all 31 of communicator 2, 4096 bytes)".
 std::string describe(const FlightState& state);
-/// "rank 1 (process 124 on n1, stopped): step 7, in data for 5.2 s", of those that hold others up,
-/// or of all where none does; empty where none can be seen.
+/// Returns "rank 1 (process 124 on n1, stopped): step 7, in data for 5.2 s", for the ranks that
+/// hold others up, or for all if none does. Names four ranks at most, and counts the others. Empty
+/// if there are no others.
 std::string describe(const std::vector<ObservedRank>& others);
 
 /// The state of a process that did not get on, as it is written for the user.

@@ -17,25 +17,26 @@
 
 namespace fp8train {
 
-/// The process's exit code when a wait for other ranks was given up.
+/// The process's exit code when a section took too long or a wait for other ranks was given up.
 inline constexpr int kExitWatchdog = 86;
 
 /// Ends a process that hangs, and its other ranks, and writes a record of what it was doing.
 class RunWatchdog {
  public:
   /// Records what the calling thread does from now on, and watches it until the end of the process;
-  /// a thread is started unless all limits are 0. Flight records go to `folder` where it exists.
-  /// Once in a process.
+  /// a thread is started unless all limits are 0. Flight records go to `folder` if it exists by
+  /// then. Called once in a process. Returns an object that is never destroyed.
   static RunWatchdog& start(const WatchdogSettings& limits, const std::filesystem::path& folder);
 
   /// Tells all ranks how to find each other, so that a rank which ends can end the others too.
-  /// Lasts until it is called with null. Collective.
+  /// Lasts until it is called with null. Collective, unless `comm` is null.
   void watch_ranks(Communicator* comm);
 
   FlightRecorder& recorder() { return recorder_; }
 
-  /// A wait for other ranks was given up for the reason `why`: writes the flight record, unless
-  /// the file system does not answer, and returns the whole message.
+  /// A wait for other ranks was given up for the reason `why`: writes the flight record, unless the
+  /// folder does not exist or the file system does not answer, and returns the whole message. Takes
+  /// a second more, so that other ranks can write theirs.
   std::string report_failed_wait(const std::string& why);
 
  private:
@@ -69,7 +70,8 @@ class WatchedRanks {
   RunWatchdog* watchdog_;
 };
 
-/// From its destruction on the calling thread's run is at its end.
+/// Its destructor tells the flight recorder of the calling thread that the run is at its end
+/// (Section::end).
 class EndSection {
  public:
   EndSection() = default;

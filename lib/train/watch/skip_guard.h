@@ -20,7 +20,8 @@ class SkipGuard {
         most_in_a_row_(settings.max_consecutive_skips),
         searches_(searches) {}
 
-  /// `seen`: skipped steps that have been checked before, perhaps by the process before this one.
+  /// Starts to count. `seen`: skipped steps that have been checked before, perhaps by the process
+  /// before this one.
   void begin(int64_t seen) {
     seen_ = seen;
     first_tensor_.clear();
@@ -39,18 +40,20 @@ class SkipGuard {
   /// Returns "; the first tensor that is not finite: ...", or "" if it is not known.
   std::string first_tensor() const;
 
-  /// Checks the last `steps` steps, which end with `step`. Warns, or throws DivergenceError if
-  /// training.non_finite is stop, or the last max_consecutive_skips steps were all skipped (the
-  /// device counts them, so that it does not matter how often this is asked). `saved` returns the
-  /// end of the message, which names what is saved of the run; it is called only for an error.
+  /// Checks the last `steps` steps, which end with `step`. Does nothing for steps that are part of
+  /// the search for a loss scale. Warns, or throws DivergenceError if training.non_finite is stop,
+  /// or the last max_consecutive_skips steps were all skipped (the device counts them, so that it
+  /// does not matter how often this is asked). `saved` returns the end of the message, which names
+  /// what is saved of the run; it is called only for an error.
   void check(const ops::StepControl& control, int64_t step, int64_t steps,
              const std::function<std::string()>& saved);
 
-  /// Throws DivergenceError where the last max_consecutive_skips steps were all skipped.
+  /// Throws DivergenceError if the last max_consecutive_skips steps were all skipped, and not in
+  /// search of a loss scale.
   void check_row(const ops::StepControl& control, int64_t step,
                  const std::function<std::string()>& saved) const;
 
-  /// Skipped steps that check() has not seen.
+  /// Returns the number of skipped steps that check() has not seen.
   int64_t unseen(const ops::StepControl& control) const { return control.skipped_steps - seen_; }
 
  private:
