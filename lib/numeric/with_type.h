@@ -27,13 +27,6 @@ inline __attribute__((always_inline)) void with_type(DType dtype, Body body) {
   }
 }
 
-/// Throws InternalError unless `dtype` names one of `Types`: before a kernel that chooses its types
-/// when it runs.
-template <typename... Types>
-void check_type(DType dtype) {
-  with_type<Types...>(dtype, [](auto /*tag*/) {});
-}
-
 template <typename... Types>
 struct TypeList {
   static constexpr size_t count = sizeof...(Types);
@@ -44,6 +37,12 @@ struct TypeList {
   template <typename Body>
   static inline __attribute__((always_inline)) void with(DType dtype, Body body) {
     with_type<Types...>(dtype, body);
+  }
+
+  /// Throws InternalError unless the list has the type: before a kernel that chooses its types when
+  /// it runs.
+  static void check(DType dtype) {
+    with_type<Types...>(dtype, [](auto /*tag*/) {});
   }
 };
 

@@ -13,7 +13,6 @@ constexpr int kTileWarps = kTileThreads / kWarp;
 struct BlockwiseCast {
   int64_t rows, columns;
   DType code_type;
-  bool e5m2;  ///< in packs: codes are e5m2, otherwise e4m3
   uint8_t* codes;
   uint8_t* transposed;  ///< [columns, rows]
   bool transposed_aligned;
@@ -23,8 +22,8 @@ struct BlockwiseCast {
   QuantizeStatistics* statistics;  ///< may be null
 };
 
-/// Element `at` of x, whose float type is known when the kernel runs. with_float_type_of() would
-/// make more code of it.
+/// Element `at` of x, whose float type is known when the kernel runs. with_type_of() would make
+/// more code of it.
 __device__ __forceinline__ float load_element(const void* x, DType type, int64_t at) {
   switch (type) {
     case DType::f32:
@@ -114,14 +113,12 @@ __device__ __forceinline__ float column_amax(const uint32_t* all_amax_bits, int 
 
 /// FP8 codes of eight values and their counts; factor_of(column) as for encode_vec8.
 template <typename X, typename FactorOf>
-__device__ __forceinline__ CodeWords encode_blocks(const Vec8<X>& vec, bool e5m2_codes,
+__device__ __forceinline__ CodeWords encode_blocks(const Vec8<X>& vec, DType code_type,
                                                    FactorOf factor_of, bool counts,
                                                    CastCounts& cast_counts) {
-  CastCounts uncounted;
-  const CodeWords codes = e5m2_codes ? encode_vec8<e5m2, false>(vec, factor_of, uncounted)
-                                     : encode_vec8<e4m3, false>(vec, factor_of, uncounted);
+  const CodeWords codes = encode_fp8_vec8(vec, code_type, factor_of);
   if (counts) {
-    const float limit = e5m2_codes ? kSaturation<e5m2> : kSaturation<e4m3>;
+    const float limit = fp8_saturation(code_type);
 #pragma unroll
     for (int i = 0; i < kVec8; i += 2) {
       float values[2];
@@ -153,7 +150,7 @@ __device__ __forceinline__ void cast_columns_of_tile(const Vec8<X> (&vecs)[kVec8
   CodeWords codes[kVec8];
 #pragma unroll
   for (int i = 0; i < kVec8; ++i) {
-    codes[i] = encode_blocks(vecs[i], cast.e5m2, factor_of, counts, cast_counts);
+    codes[i] = encode_blocks(vecs[i], cast.code_type, factor_of, counts, cast_counts);
   }
   put_transposed(codes, tile_words);
   __syncthreads();
@@ -180,8 +177,5 @@ void quantize_rows(const Stream& stream, ConstView x, const BlockwiseCast& cast)
 /// Host: any block, types, widths and alignment.
 void quantize_any_blocks(const Stream& stream, ConstView x, ScaleBlock block,
                          const BlockwiseCast& cast);
-
-static_assert(Fp8Types::count == 2 && ByteCodes::count == 3,
-              "blocks are cast to e4m3, e5m2 and, by quantize_any_blocks(), int8 codes");
 
 }  // namespace fp8train::ops::cuda

@@ -30,7 +30,7 @@ struct CastTarget {
   uint8_t* codes;       ///< may be null
   uint8_t* transposed;  ///< [parts * width, rows]; may be null
   bool transposed_aligned;
-  bool e5m2 = false;  ///< codes are e5m2, otherwise e4m3
+  DType code_type = Fp8Types::kTypes[0];
 };
 
 /// The 8 x 8 elements of a thread, and how many of their rows and columns exist.
@@ -63,11 +63,8 @@ __device__ __forceinline__ void make_vec8s(const Source& source, int64_t row, in
 }
 
 template <typename X>
-__device__ __forceinline__ CodeWords encode_vec8(const Vec8<X>& vec, bool e5m2_codes, float scale) {
-  CastCounts uncounted;
-  const auto scale_of = [scale](int /*column*/) { return scale; };
-  return e5m2_codes ? encode_vec8<e5m2, false>(vec, scale_of, uncounted)
-                    : encode_vec8<e4m3, false>(vec, scale_of, uncounted);
+__device__ __forceinline__ CodeWords encode_vec8(const Vec8<X>& vec, DType code_type, float scale) {
+  return encode_fp8_vec8(vec, code_type, [scale](int /*column*/) { return scale; });
 }
 
 /// As CastCounts::add, for eight elements. `limit`: the magnitude above which a value saturates.
@@ -142,7 +139,7 @@ __device__ __forceinline__ void cast_rows(const Source& source, const CastTarget
     CodeWords codes[kRows];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      codes[i] = encode_vec8(made[i][part], target.e5m2, state.scale);
+      codes[i] = encode_vec8(made[i][part], target.code_type, state.scale);
       if (state.counts) {
         count_vec8(made[i][part], codes[i], state.scale, state.saturation, state.cast_counts);
       }
@@ -183,7 +180,7 @@ __device__ __forceinline__ void cast_any(const Source& source, const CastTarget&
       if (target.codes == nullptr && target.transposed == nullptr) {
         continue;
       }
-      const CodeWords codes = encode_vec8(vec, target.e5m2, state.scale);
+      const CodeWords codes = encode_vec8(vec, target.code_type, state.scale);
       if (state.counts) {
         count_vec8(vec, codes, state.scale, state.saturation, state.cast_counts);
       }
@@ -242,12 +239,11 @@ __global__ void __launch_bounds__(kTileThreads, (Source::template blocks<Packed,
     cast_tiles_kernel(Source source, CastTarget target, CastCall call) {
   FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileThreads / kWarp);
   FP8TRAIN_SHARED_ARRAY(Words, tiles, Source::kParts * kTileWords / 4);
-  CastState<typename Source::Value> state = {
-      .scale = scale_of_cast(call),
-      .saturation = target.e5m2 ? kSaturation<e5m2> : kSaturation<e4m3>,
-      .counts = call.statistics != nullptr,
-      .amax_bits = {},
-      .cast_counts = {}};
+  CastState<typename Source::Value> state = {.scale = scale_of_cast(call),
+                                             .saturation = fp8_saturation(target.code_type),
+                                             .counts = call.statistics != nullptr,
+                                             .amax_bits = {},
+                                             .cast_counts = {}};
   const auto tiles_across = static_cast<uint32_t>(ceil_div(target.width, kTile));
   const auto tiles_count = tiles_across * static_cast<uint32_t>(ceil_div(target.rows, kTile));
   for (uint32_t index = blockIdx.x; index < tiles_count; index += gridDim.x) {
@@ -275,7 +271,8 @@ void cast_tiles(const Stream& stream, const Source& source, int64_t rows, int64_
       .codes = out.rowwise.codes.as<uint8_t>(),
       .transposed = out.columnwise.codes.as<uint8_t>(),
       .transposed_aligned = transposed_is_aligned(out.columnwise.codes.data, rows),
-      .e5m2 = !out.empty() && is_e5m2(out.format.dtype)};
+      .code_type = out.empty() ? Fp8Types::kTypes[0] : out.format.dtype};
+  Fp8Types::check(target.code_type);
   const bool there = !out.empty() && current.amax == nullptr;
   const CastCall call = {there ? out.tensor_scale : nullptr, out.tensor_scale_inv, sink.amax,
                          sink.statistics, current};
@@ -310,7 +307,5 @@ struct StoredSource {
 /// registers than loading them.
 template <bool Packed, bool Counted, typename X>
 constexpr int kMadeTileBlocks = Packed && !Counted && sizeof(X) == 2 ? 2 : 1;
-
-static_assert(Fp8Types::count == 2, "tiles are cast to e4m3 or to e5m2 codes");
 
 }  // namespace fp8train::ops::cuda

@@ -214,6 +214,26 @@ __device__ __forceinline__ CodeWords encode_vec8(const Vec8<X>& vec, ScaleOf sca
   return codes;
 }
 
+/// encode_vec8() to FP8 codes whose type is chosen when the kernel runs; not counted.
+template <typename X, typename ScaleOf>
+__device__ __forceinline__ CodeWords encode_fp8_vec8(const Vec8<X>& vec, DType code_type,
+                                                     ScaleOf scale_of) {
+  CodeWords codes;
+  with_type_of(Fp8Types{}, code_type, [&](auto tag) {
+    CastCounts uncounted;
+    codes = encode_vec8<typename decltype(tag)::Type, false>(vec, scale_of, uncounted);
+  });
+  return codes;
+}
+
+/// kSaturation of such codes.
+__device__ __forceinline__ float fp8_saturation(DType code_type) {
+  float saturation = 0.0F;
+  with_type_of(Fp8Types{}, code_type,
+               [&](auto tag) { saturation = kSaturation<typename decltype(tag)::Type>; });
+  return saturation;
+}
+
 /// *amax = max(*amax, value) over the values, not negative, of a whole block. What is there is not
 /// negative either.
 __device__ __forceinline__ void raise_amax(float* amax, float value, uint32_t* shared) {
@@ -232,13 +252,6 @@ __device__ __forceinline__ void add_to_statistics(QuantizeStatistics* statistics
     atomicAdd(reinterpret_cast<Counter*>(&statistics->saturated), Counter{saturated});
     atomicAdd(reinterpret_cast<Counter*>(&statistics->underflow), Counter{underflow});
   }
-}
-
-/// Host: whether codes are e5m2 and not e4m3, for kernels that choose between these two when they
-/// run. Throws InternalError for others.
-inline bool is_e5m2(DType dtype) {
-  check_type<e4m3, e5m2>(dtype);
-  return dtype == DType::e5m2;
 }
 
 struct ResetStatistics {

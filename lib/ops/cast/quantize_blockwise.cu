@@ -50,7 +50,7 @@ __device__ __forceinline__ void cast_rows_of_tile(const Vec8<X> (&vecs)[kVec8],
     const auto factor_of = [factor](int /*column*/) { return factor; };
     store_row(
         cast, tile, i,
-        encode_blocks(vecs[i], cast.e5m2, factor_of, cast.statistics != nullptr, cast_counts));
+        encode_blocks(vecs[i], cast.code_type, factor_of, cast.statistics != nullptr, cast_counts));
   }
 }
 
@@ -170,8 +170,8 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     CodeWords codes[kVec8];
 #pragma unroll
     for (int i = 0; i < kVec8; ++i) {
-      codes[i] =
-          encode_blocks(vecs[i], cast.e5m2, factor_of, cast.statistics != nullptr, cast_counts);
+      codes[i] = encode_blocks(vecs[i], cast.code_type, factor_of, cast.statistics != nullptr,
+                               cast_counts);
       if (cast.codes != nullptr) {
         store_row(cast, tile, i, codes[i]);
       }
@@ -217,8 +217,8 @@ struct DequantizeBlockwise {
   __device__ void run(int64_t i) const {
     const ScaleGrid& grid = scales.grid;
     const float factor = scales.inverse(i / columns / grid.height, i % columns / grid.width);
-    with_code_type_of(code_type, [&](auto code_tag) {
-      with_float_type_of(y_type, [&](auto y_tag) {
+    with_type_of(ByteCodes{}, code_type, [&](auto code_tag) {
+      with_type_of(FloatTypes{}, y_type, [&](auto y_tag) {
         const auto* const from = static_cast<const typename decltype(code_tag)::Type*>(codes) + i;
         store_decoded<N>(from, factor, static_cast<typename decltype(y_tag)::Type*>(y) + i);
       });
@@ -242,7 +242,6 @@ void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, flo
       .rows = rows,
       .columns = x.shape.back(),
       .code_type = out.format.dtype,
-      .e5m2 = packed && is_e5m2(out.format.dtype),
       .codes = codes.as<uint8_t>(),
       .transposed = out.columnwise.codes.as<uint8_t>(),
       .transposed_aligned = transposed_is_aligned(out.columnwise.codes.data, rows),
@@ -253,7 +252,10 @@ void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, flo
       .statistics = statistics};
   if (!packed) {
     quantize_any_blocks(stream, x, out.format.block, cast);
-  } else if (out.format.block == per::row) {
+    return;
+  }
+  Fp8Types::check(cast.code_type);
+  if (out.format.block == per::row) {
     quantize_rows(stream, x, cast);
   } else {
     with_type<bf16, float>(x.dtype, [&](auto tag) {
@@ -265,8 +267,8 @@ void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, flo
 void dequantize_blocks(Stream stream, const QuantizedTensor& x, View y) {
   const View& codes = x.rowwise.codes;
   const int64_t columns = codes.shape.back();
-  check_code_type(codes.dtype);
-  check_float_type(y.dtype);
+  ByteCodes::check(codes.dtype);
+  FloatTypes::check(y.dtype);
   map<kVec8>(
       stream, y.count(),
       columns % kVec8 == 0 && is_aligned(codes.data, kVec8) && is_aligned(y.data),

@@ -28,23 +28,13 @@ struct AnyCast {
   /// The code of a value, also counted.
   __device__ __forceinline__ uint8_t code(float value, float factor,
                                           CastCounts& cast_counts) const {
-    static_assert(ByteCodes::count == 3, "a type of codes has no case here");
-    switch (code_type) {
-      case DType::e4m3:
-        return counted<e4m3>(value, value * factor, cast_counts);
-      case DType::e5m2:
-        return counted<e5m2>(value, value * factor, cast_counts);
-      default:
-        return counted<int8_t>(value, value * factor, cast_counts);
-    }
-  }
-
- private:
-  template <typename Code>
-  static __device__ __forceinline__ uint8_t counted(float value, float scaled,
-                                                    CastCounts& cast_counts) {
-    const uint32_t code = encode_pair<Code>(scaled, 0.0F) & 0xFFU;
-    cast_counts.add<Code>(value, scaled, code);
+    const float scaled = value * factor;
+    uint32_t code = 0;
+    with_type_of(ByteCodes{}, code_type, [&](auto tag) {
+      using Code = typename decltype(tag)::Type;
+      code = encode_pair<Code>(scaled, 0.0F) & 0xFFU;
+      cast_counts.add<Code>(value, scaled, code);
+    });
     return static_cast<uint8_t>(code);
   }
 };
@@ -96,8 +86,8 @@ void run(const Stream& stream, const AnyCast& cast) {
 
 void quantize_any_blocks(const Stream& stream, ConstView x, ScaleBlock block,
                          const BlockwiseCast& cast) {
-  check_float_type(x.dtype);
-  check_code_type(cast.code_type);
+  FloatTypes::check(x.dtype);
+  ByteCodes::check(cast.code_type);
   AnyCast one = {.x = x.data,
                  .x_type = x.dtype,
                  .rows = cast.rows,

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kTileThreads, 4)
       const Vec8<X> vec = load_vec8<true>(from + i, cast.columns - i);
       store_codes<true>(
           cast.codes + row * cast.columns + i,
-          encode_blocks(vec, cast.e5m2, factor_of, cast.statistics != nullptr, cast_counts),
+          encode_blocks(vec, cast.code_type, factor_of, cast.statistics != nullptr, cast_counts),
           cast.columns - i);
     }
   }

@@ -148,7 +148,7 @@ struct DequantizeTwoLevel {
     const float factor = scales.inverse(row, column / kBlockWidth) * above;
     const uint32_t both = codes[row * ceil_div(columns, int64_t{2}) + column / 2];
     const float value = decode(e2m1{static_cast<uint8_t>(both >> column % 2 * 4 & 0xFU)}) * factor;
-    with_float_type_of(y_type, [&](auto tag) {
+    with_type_of(FloatTypes{}, y_type, [&](auto tag) {
       store_from_float(static_cast<typename decltype(tag)::Type*>(y) + i, value);
     });
   }
@@ -165,7 +165,7 @@ void quantize_two_level(Stream stream, ConstView x, const QuantizedTensor& out, 
   const int64_t rows = x.shape.rows();
   const int64_t columns = x.shape.back();
   const TensorFormat& format = out.format;
-  check_float_type(x.dtype);
+  FloatTypes::check(x.dtype);
   const TwoLevelSide rowwise = {x.data, x.dtype, rows, columns, columns, 1, format.hadamard};
   const TwoLevelSide columnwise = {x.data, x.dtype, columns, rows, 1, columns, format.hadamard};
   if (statistics != nullptr) {
@@ -199,7 +199,7 @@ void quantize_two_level(Stream stream, ConstView x, const QuantizedTensor& out, 
 }
 
 void dequantize_two_level(Stream stream, const QuantizedTensor& x, View y) {
-  check_float_type(y.dtype);
+  FloatTypes::check(y.dtype);
   map<1>(
       stream, y.count(), true,
       DequantizeTwoLevel{x.rowwise.codes.as<uint8_t>(), block_scales(x.rowwise, x.format, x.layout),

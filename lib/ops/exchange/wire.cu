@@ -165,7 +165,7 @@ __device__ __forceinline__ void add_octo(const Code* codes, float factor, bool f
 __device__ __forceinline__ void add_exact(const SumArguments& call, int64_t i, int64_t available,
                                           bool first, float (&sum)[kOcto]) {
   float values[kOcto];
-  with_type_of<bf16, float>(call.exact_type, [&](auto tag) {
+  with_type_of(PlainWireTypes{}, call.exact_type, [&](auto tag) {
     const auto* const exact = static_cast<const typename decltype(tag)::Type*>(call.exact);
     load_values<kOcto, false>(exact + i, values, available);
   });
@@ -278,7 +278,7 @@ void unpack_wire(Stream stream, const UnpackWire& call) {
 
 void sum_wire(Stream stream, const SumWire& call) {
   const WireLayout layout = wire_layout(call.format, call.chunk);
-  check_type<float, bf16>(call.exact.dtype);
+  PlainWireTypes::check(call.exact.dtype);
   const SumArguments arguments = {static_cast<const uint8_t*>(call.packets),
                                   layout,
                                   call.chunks,

@@ -48,8 +48,8 @@ void run_forward(const Stream& stream, const NormForwardRows& call) {
   const int64_t team = team_of(call.n, kForwardVecs);
   if (!packed || call.x_type != DType::bf16 || call.y_type != DType::bf16 ||
       team > kNormMostThreads) {
-    check_float_type(call.x_type);
-    check_float_type(call.y_type);
+    FloatTypes::check(call.x_type);
+    FloatTypes::check(call.y_type);
     launch(stream, {blocks_for(stream, call.rows, 1), any_threads(call.n)}, norm_forward_any_kernel,
            call, packed);
     return;
@@ -84,7 +84,7 @@ void run_backward(const Stream& stream, const NormBackwardRows& call) {
     return;
   }
   for (const DType type : {call.x_type, call.dy_type, call.dx_type}) {
-    check_float_type(type);
+    FloatTypes::check(type);
   }
   const size_t bytes = static_cast<size_t>(call.n) * sizeof(float) * (layer ? 2 : 1);
   const bool in_shared = bytes <= kMostBytes;

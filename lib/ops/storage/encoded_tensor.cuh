@@ -94,7 +94,7 @@ struct BasicEncodedTensor {
       }
       return;
     }
-    with_type_of<e5m2, float, bf16, f16, e4m3>(dtype, [&](auto tag) {
+    with_type_of(StoredTypes{}, dtype, [&](auto tag) {
       using Code = typename decltype(tag)::Type;
       decode_pack<Code, N>(get<N, Packed>(static_cast<const Code*>(codes) + i, available), values);
     });
@@ -197,7 +197,7 @@ struct BasicEncodedTensor {
       draw_pack<N>(draw, i, random);
     }
     uint32_t present = 0;
-    with_type_of<e5m2, float, bf16, f16, e4m3>(dtype, [&](auto tag) {
+    with_type_of(StoredTypes{}, dtype, [&](auto tag) {
       using Code = typename decltype(tag)::Type;
       Pack<Code, N> pack;
       if (Extended && stochastic) {
@@ -290,7 +290,7 @@ inline bool is_extended(const StoredTensor& tensor) {
 template <bool Extended = true>
 BasicEncodedTensor<Extended> encoded(const StoredTensor& tensor) {
   const TensorFormat& format = tensor.format;
-  check_type<float, bf16, f16, e4m3, e5m2>(format.dtype);
+  StoredTypes::check(format.dtype);
   return {tensor.codes.data,
           format.remainder ? nullptr : tensor.scales.as<float>(),
           format.dtype,
@@ -301,7 +301,5 @@ BasicEncodedTensor<Extended> encoded(const StoredTensor& tensor) {
           format.rounding == Rounding::stochastic,
           format.remainder ? tensor.scales.as<uint16_t>() : nullptr};
 }
-
-static_assert(StoredTypes::count == 5, "stored tensors are of one of five types");
 
 }  // namespace fp8train::ops::cuda

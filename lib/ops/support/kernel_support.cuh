@@ -32,30 +32,18 @@ __device__ __forceinline__ int warp_index() {
   return static_cast<int>(threadIdx.x) / kWarp;
 }
 
-/// with_type() in a kernel that chooses types when it runs. Nothing is thrown there: the host has
-/// asked check_type(), and what is none of `Types` would count as First.
-template <typename First, typename... Types, typename Body>
-__device__ __forceinline__ void with_type_of(DType dtype, Body body) {
-  const bool found = ((dtype == kTypeOf<Types> && (body(TypeTag<Types>{}), true)) || ...);
-  if (!found) {
+/// TypeList::with() in a kernel that chooses types when it runs. Nothing is thrown there: the host
+/// has asked TypeList::check(), and what is none of the list would count as its last.
+template <typename First, typename... Others, typename Body>
+__device__ __forceinline__ void with_type_of(TypeList<First, Others...> /*list*/, DType dtype,
+                                             Body body) {
+  if constexpr (sizeof...(Others) == 0) {
     body(TypeTag<First>{});
+  } else if (dtype == kTypeOf<First>) {
+    body(TypeTag<First>{});
+  } else {
+    with_type_of(TypeList<Others...>{}, dtype, body);
   }
-}
-
-template <typename Body>
-__device__ __forceinline__ void with_float_type_of(DType dtype, Body body) {
-  with_type_of<f16, float, bf16>(dtype, body);
-}
-inline void check_float_type(DType dtype) {
-  check_type<float, bf16, f16>(dtype);
-}
-
-template <typename Body>
-__device__ __forceinline__ void with_code_type_of(DType dtype, Body body) {
-  with_type_of<int8_t, e4m3, e5m2>(dtype, body);
-}
-inline void check_code_type(DType dtype) {
-  check_type<e4m3, e5m2, int8_t>(dtype);
 }
 
 /// body(begin) for begin = 0, Span, 2 * Span .. below `count`, one to a warp at a time. Blocks have
