@@ -138,8 +138,15 @@ class SavedState {
     for (const Range& saved : range == ranges_.end() ? std::vector<Range>() : range->second) {
       const int64_t begin = std::max(first, saved.first);
       const int64_t end = std::min(first + count, saved.first + saved.entry->count());
-      if (begin >= end || saved.entry->type.dtype != dtype) {
+      if (begin >= end) {
         continue;
+      }
+      if (const SafetensorsType& type = saved.entry->type; type.dtype != dtype) {
+        throw CheckpointError(fmt::format(
+            "{}: '{}' is stored as {}, and this run stores it as {}; to continue that run, change "
+            "its format back (precision in the configuration)",
+            checkpoint_.string(), name, type.dtype ? name_of(*type.dtype) : type.name,
+            name_of(dtype)));
       }
       saved.file->read(*saved.entry, static_cast<uint64_t>(begin - saved.first) * size,
                        static_cast<size_t>(end - begin) * size,

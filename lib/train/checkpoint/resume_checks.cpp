@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <regex>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -14,7 +13,7 @@
 #include "data/tokenizers/registry.h"
 #include "io/hf_config.h"
 #include "train/checkpoint/data_record.h"
-#include "train/checkpoint/formats_text.h"
+#include "train/checkpoint/state_formats.h"
 #include "train/records/progress.h"
 
 namespace fp8train {
@@ -74,38 +73,30 @@ class RunComparison {
     }
   }
 
-  void require_formats(const std::string& current) {
-    // Checkpoints of earlier versions say "kept" for "stored".
-    const std::string saved = std::regex_replace(state_.at("formats").get<std::string>(),
-                                                 std::regex("\\bkept "), "stored ");
-    if (saved != current) {
-      const auto changes = format_changes(saved, current);
-      differences.insert(differences.end(), changes.begin(), changes.end());
-    }
-  }
-
   /// The plan by name, and every format and scaled layer.
   void plan(Decoder& model) {
     if (ends_stage_before()) {
       begins_stage = true;
       return;
     }
-    const size_t before = differences.size();
-    require("plan", session_.engine.plan.name, "precision plan");
-    // They follow from a model, or a plan of another name.
-    if (differences.size() == before && !changed_model) {
-      require_formats(formats_text(model));
+    const auto saved = state_.at("plan").get<std::string>();
+    const std::string& current = session_.engine.plan.name;
+    std::vector<std::string> changes;
+    if (saved != current) {
+      changes = {fmt::format("precision plan: was {}, is {}", saved, current)};
+    } else if (!changed_model) {  // else they follow from the model
+      changes = changed_formats(state_formats(model));
     }
-    const bool differs = differences.size() > before;
-    changed_plan = differs && session_.settings.checkpoint.changed_plan == OnChange::accept;
-    refused_plan = differs && !changed_plan;
-    acceptable += refused_plan ? differences.size() - before : 0;
-    if (changed_plan) {
-      differences.resize(before);
-      notes.push_back(fmt::format(
-          "the checkpoint is of the plan {} and the run continues with {}: weights and moments are "
-          "rounded to its formats, and its scaling begins as at the start of a run",
-          state_.at("plan").get<std::string>(), session_.engine.plan.name));
+    if (changes.empty()) {
+      return;
+    }
+    if (session_.settings.checkpoint.changed_plan == OnChange::accept) {
+      changed_plan = true;
+      notes.push_back(accepted_plan(saved, changes));
+    } else {
+      refused_plan = true;
+      acceptable += changes.size();
+      differences.insert(differences.end(), changes.begin(), changes.end());
     }
   }
 
@@ -143,6 +134,27 @@ class RunComparison {
     return stage > 0 && state_.at("step").get<int64_t>() == session_.stages[stage].begin &&
            session_.engine.plan.name == session_.stages[stage].plan.name &&
            state_.at("plan").get<std::string>() == session_.stages[stage - 1].plan.name;
+  }
+
+  std::vector<std::string> changed_formats(const StateFormats& current) const {
+    const nlohmann::json& saved = state_.at("formats");
+    return saved.is_string() ? format_changes(saved.get<std::string>(), current)
+                             : format_changes(read_state_formats(saved), current);
+  }
+
+  /// A line for the user, where `changes` of the plan that saved are accepted.
+  std::string accepted_plan(const std::string& saved,
+                            const std::vector<std::string>& changes) const {
+    const std::string& current = session_.engine.plan.name;
+    const std::string change =
+        saved != current
+            ? fmt::format("the checkpoint is of the plan {} and the run continues with {}", saved,
+                          current)
+            : fmt::format("the run continues with other formats than the checkpoint's ({})",
+                          fmt::join(changes, "; "));
+    return change +
+           ": weights and moments are rounded to its formats, and its scaling begins as at the "
+           "start of a run";
   }
 
   /// The files are the same as far as is known, and samples of their tokens are not.
@@ -234,6 +246,15 @@ void check_state(const nlohmann::json& state, const CheckpointManifest& manifest
   using Fp32 = std::numeric_limits<float>;
   if (!(scale >= Fp32::denorm_min() && scale <= Fp32::max())) {
     fail(fmt::format("loss_scale is {}, expected a number > 0 that fp32 holds", scale));
+  }
+  if (state.contains("formats") && !state.at("formats").is_string()) {
+    try {
+      read_state_formats(state.at("formats"));
+    } catch (const ConfigError& error) {
+      fail(fmt::format("formats: {}", error.what()));
+    } catch (const nlohmann::json::exception& error) {
+      fail(fmt::format("formats: {}", error.what()));
+    }
   }
 }
 

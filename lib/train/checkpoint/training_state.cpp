@@ -11,8 +11,8 @@
 #include "io/hf_config.h"
 #include "io/json_number.h"
 #include "train/checkpoint/data_record.h"
-#include "train/checkpoint/formats_text.h"
 #include "train/checkpoint/resume_checks.h"
+#include "train/checkpoint/state_formats.h"
 #include "train/ranks.h"
 #include "train/step/weights.h"
 
@@ -119,7 +119,7 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
                                  {"best_val_step", state.best_val_step},
                                  {"tokens_per_step", session.tokens_per_step()},
                                  {"plan", session.engine.plan.name},
-                                 {"formats", formats_text(engine.model())},
+                                 {"formats", json_of(state_formats(engine.model()))},
                                  {"optimizer", session.engine.optimizer.name},
                                  {"seed", session.settings.training.seed},
                                  {"seq_length", session.engine.seq_length},
