@@ -41,7 +41,7 @@ bool is_possible(const Rollback& one) {
   return one.to_step >= 0 && one.to_step < one.from_step && one.first_sample <= one.end_sample;
 }
 
-/// Rollbacks and the window of losses.
+/// Adds the rollbacks, the window of losses and the checks that are still to come.
 void add_divergence(nlohmann::ordered_json& json, const TrainingState& state) {
   json["is_scheduled"] = state.is_scheduled;
   // Only a stop leaves these.
@@ -105,6 +105,19 @@ void read_divergence(const nlohmann::json& json, const std::string& where, Train
     throw CheckpointError(fmt::format(
         "{}: recent_losses, high_steps and first_high are none that a run can have", where));
   }
+}
+
+TrainingState read_state(const nlohmann::json& json, const std::string& where) {
+  TrainingState state = {.step = whole_number<int64_t>(json, "step", where),
+                         .sample_position = whole_number<uint64_t>(json, "sample_position", where),
+                         .tokens = whole_number<int64_t>(json, "tokens", where),
+                         .loss = json.value("loss", 0.0),
+                         .val_loss = json.value("val_loss", 0.0),
+                         .val_step = whole_number_or<int64_t>(json, "val_step", where, 0),
+                         .best_val_loss = json.at("best_val_loss").get<double>(),
+                         .best_val_step = whole_number<int64_t>(json, "best_val_step", where)};
+  read_divergence(json, where, state);
+  return state;
 }
 
 std::string state_text(Engine& engine, const Session& session, const TrainingState& state) {
@@ -295,15 +308,7 @@ ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
     check_state(json, manifest, folder);
     SameRun same = check_same_run(json, session, engine.model(), folder);
     resumed.notes = std::move(same.notes);
-    resumed.state = {.step = whole_number<int64_t>(json, "step", where),
-                     .sample_position = whole_number<uint64_t>(json, "sample_position", where),
-                     .tokens = whole_number<int64_t>(json, "tokens", where),
-                     .loss = json.value("loss", 0.0),
-                     .val_loss = json.value("val_loss", 0.0),
-                     .val_step = whole_number_or<int64_t>(json, "val_step", where, 0),
-                     .best_val_loss = json.at("best_val_loss").get<double>(),
-                     .best_val_step = whole_number<int64_t>(json, "best_val_step", where)};
-    read_divergence(json, where, resumed.state);
+    resumed.state = read_state(json, where);
     const int64_t before =
         whole_number_or(json, "tokens_per_step", where, session.tokens_per_step());
     if (before != session.tokens_per_step()) {
