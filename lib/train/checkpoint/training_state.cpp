@@ -12,6 +12,8 @@
 #include "io/json_number.h"
 #include "train/checkpoint/data_record.h"
 #include "train/checkpoint/resume_checks.h"
+#include "train/checkpoint/scaling_file.h"
+#include "train/checkpoint/state_file.h"
 #include "train/checkpoint/state_formats.h"
 #include "train/ranks.h"
 #include "train/step/weights.h"
@@ -19,22 +21,9 @@
 namespace fp8train {
 namespace {
 
-constexpr const char* kStateFile = "state.json";
-
 /// JSON has no NaN; 0 stands for a loss that is not known.
 double finite_or_zero(double value) {
   return std::isfinite(value) ? value : 0.0;
-}
-
-/// use(what state.json of the checkpoint says, its path). A CheckpointError names what it lacks.
-template <typename Use>
-auto with_state(const std::filesystem::path& folder, const Use& use) {
-  const std::string where = (folder / kStateFile).string();
-  try {
-    return use(nlohmann::json::parse(read_checkpoint_text(folder, kStateFile)), where);
-  } catch (const nlohmann::json::exception& error) {
-    throw CheckpointError(fmt::format("{}: {}", where, error.what()));
-  }
 }
 
 bool is_possible(const Rollback& one) {
@@ -164,97 +153,6 @@ void load_control(Optimizer& optimizer, const nlohmann::json& json, const std::s
     control.good_steps = 0;
   }
   optimizer.set_control(control);
-}
-
-}  // namespace
-
-bool has_scaling(const std::filesystem::path& folder) {
-  return std::filesystem::exists(folder / kScalingFile);
-}
-
-namespace {
-
-/// In the file, of a tensor that each rank has its own of.
-std::string name_of_rank(const std::string& name, int rank) {
-  return rank == 0 ? name : fmt::format("{}.rank{}", name, rank);
-}
-
-/// Optimizer steps since scaling began, in a checkpoint whose windows all began with it.
-int64_t steps_of_scaling(const std::filesystem::path& folder) {
-  return with_state(folder, [](const nlohmann::json& json, const std::string& where) {
-    return whole_number<int64_t>(json, "step", where) -
-           whole_number_or<int64_t>(json, "scaling_begin", where, 0);
-  });
-}
-
-/// How many ranks have theirs of it in the file.
-int ranks_of(const TensorSource& source, const std::string& name) {
-  int ranks = 1;
-  while (source.find(name_of_rank(name, ranks)) != nullptr) {
-    ++ranks;
-  }
-  return ranks;
-}
-
-}  // namespace
-
-std::vector<std::string> load_scaling(const std::filesystem::path& folder, ScalingState& scaling,
-                                      int rank, int ranks) {
-  scaling.restart();
-  std::vector<ScalingState::SavedTensor> tensors = scaling.save();
-  std::vector<std::string> notes;
-  if (tensors.empty()) {
-    return notes;
-  }
-  const TensorSource source(folder / kScalingFile);
-  for (ScalingState::SavedTensor& tensor : tensors) {
-    if (tensor.name.ends_with(".updates_left") && source.find(tensor.name) == nullptr) {
-      // An earlier version did not begin windows again.
-      const auto steps = static_cast<float>(steps_of_scaling(folder));
-      for (float& left : tensor.values) {
-        left = std::max(0.0F, left - steps);
-      }
-      continue;
-    }
-    const int saved = tensor.of_rank ? ranks_of(source, tensor.name) : 1;
-    tensor.values = source.read_f32(name_of_rank(tensor.name, rank % saved), tensor.shape);
-    if (tensor.of_rank && saved != ranks && notes.empty()) {
-      notes.push_back(
-          fmt::format("each rank has its own scales of x and dy, which {} ranks have saved: rank r "
-                      "of {} takes those of rank r mod {}",
-                      saved, ranks, saved));
-    }
-  }
-  scaling.load(tensors);
-  return notes;
-}
-
-namespace {
-
-/// Where this rank does not lead it only sends what is its own.
-std::vector<ScalingState::SavedTensor> scaling_tensors(Engine& engine, Communicator& comm) {
-  const bool leads = comm.rank() == 0;
-  std::vector<ScalingState::SavedTensor> tensors;
-  for (ScalingState::SavedTensor& tensor : engine.model().scaling().save()) {
-    const size_t count = tensor.values.size();
-    std::vector<float> all;
-    if (tensor.of_rank && comm.size() > 1) {
-      all.resize(count * static_cast<size_t>(comm.size()));
-      comm.all_gather(Communicator::host_stream(), tensor.values.data(), all.data(),
-                      count * sizeof(float))
-          .wait();
-    }
-    if (leads) {
-      tensors.push_back({tensor.name, tensor.shape, std::move(tensor.values)});
-    }
-    for (int rank = 1; leads && !all.empty() && rank < comm.size(); ++rank) {
-      const auto begin = all.begin() + static_cast<std::ptrdiff_t>(count) * rank;
-      tensors.push_back({name_of_rank(tensor.name, rank),
-                         tensor.shape,
-                         {begin, begin + static_cast<std::ptrdiff_t>(count)}});
-    }
-  }
-  return tensors;
 }
 
 std::string id_of_run(const Session& session) {
