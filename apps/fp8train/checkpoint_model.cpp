@@ -12,7 +12,7 @@
 #include "io/hf_config.h"
 #include "io/safetensors/tensor_source.h"
 #include "optim/registry.h"
-#include "train/checkpoint/training_state.h"
+#include "train/checkpoint/scaling_file.h"
 #include "train/session.h"
 #include "train/step/dry_run.h"
 #include "train/step/weights.h"

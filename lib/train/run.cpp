@@ -15,7 +15,7 @@
 #include "base/signals.h"
 #include "config/changes.h"
 #include "optim/schedule.h"
-#include "train/checkpoint/resume_checks.h"
+#include "train/checkpoint/data_checks.h"
 #include "train/checkpoint/rollback.h"
 #include "train/inference/validation.h"
 #include "train/preflight.h"

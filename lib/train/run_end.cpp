@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/text.h"
-#include "train/checkpoint/resume_checks.h"
+#include "train/checkpoint/data_checks.h"
 #include "train/run.h"
 
 namespace fp8train {

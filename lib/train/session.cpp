@@ -15,7 +15,7 @@
 #include "ops/gemm/gemm_support.h"
 #include "optim/registry.h"
 #include "precision/linear_plan.h"
-#include "train/checkpoint/session_notes.h"
+#include "train/session_notes.h"
 
 namespace fp8train {
 namespace {

@@ -127,7 +127,9 @@ TEST_CASE("values of state.json that no run has saved are refused, whatever the 
                                                          {"high_steps", "-1"},
                                                          {"first_high", "99"},
                                                          {"unseen_skips", "9"},
-                                                         {"checked_step", "6"}};
+                                                         {"checked_step", "6"},
+                                                         {"formats", "7"},
+                                                         {"formats", "{}"}};
   for (const auto& [key, value] : changes) {
     CAPTURE(key, value);
     nlohmann::ordered_json changed = state;
@@ -145,6 +147,55 @@ TEST_CASE("values of state.json that no run has saved are refused, whatever the 
                     Workshop::command("fp16", "other", {"checkpoint.resume=changed/step-000005"}));
     CHECK_THAT(outcome.err, Catch::Contains("state.json") && Catch::Contains(key));
   }
+}
+
+TEST_CASE("a checkpoint of an earlier version has its formats in one text") {
+  const Workshop shop;
+  const auto command = [](const Words& more) {
+    Words words = Workshop::command("te-delayed", "run", more);
+    words.push_back("precision.layers={\"*.mlp.*\": bf16, layers.1.mlp.down: te-current}");
+    return words;
+  };
+  expect_code(0, shop.folder(), command({"precision.moment1=bf16", "training.max_steps=5"}));
+  const fs::path root = shop.run("run") / "checkpoints";
+  const CheckpointManifest manifest = verify_checkpoint(root / "step-000005");
+  CheckpointContents contents = {.run_id = manifest.run_id, .files = {}};
+  const std::string delayed = " tensor delayed(7, max)";
+  std::string text;
+  for (const auto& [product, scale, end] :
+       {std::tuple("e4m3", delayed, "; "), std::tuple("e5m2", delayed, "; "),
+        std::tuple("e5m2", delayed, "; kept bf16; "),
+        std::tuple("e4m3", std::string(" tensor current"), " in layers.1.mlp.down; "),
+        std::tuple("e5m2", std::string(" tensor current"), " in layers.1.mlp.down; "),
+        std::tuple("e5m2", std::string(" tensor current"), " in layers.1.mlp.down; ")}) {
+    text += product + scale + " x e4m3" + scale + end;
+  }
+  for (const FileRecord& record : manifest.files) {
+    contents.files.push_back({record.name, {}, read_file(root / "step-000005" / record.name)});
+    if (record.name == "state.json") {
+      auto state = nlohmann::ordered_json::parse(*contents.files.back().text);
+      for (const nlohmann::ordered_json& tensor : state.at("formats").at("scaled_tensors")) {
+        text += tensor.get<std::string>() + " ";
+      }
+      state.at("formats") = text;
+      contents.files.back().text = state.dump(1) + "\n";
+    }
+  }
+  save_checkpoint(root, 5, contents);
+  const auto refused = [&](const Words& more) {
+    return expect_code(4, shop.folder(), command(more)).err;
+  };
+  CHECK_THAT(
+      refused({"precision.moment1=fp16"}),
+      Catch::Contains("\n  weights, gradients and moments: was bf16, is fp16 tensor current\n"));
+  CHECK_THAT(refused({"precision.moment1=bf16", "precision.format=e4m3"}),
+             Catch::Contains("\n  dgrad: was e5m2" + delayed + " x e4m3") &&
+                 Catch::Contains("\n  wgrad: was ") && !Catch::Contains("fprop"));
+  // The text is the same: it does not say of which moment the format is.
+  CHECK_THAT(refused({"precision.moment2=bf16"}),
+             Catch::Contains("'moment1.") && Catch::Contains(" is stored as bf16, and this run "
+                                                             "stores it as fp32; to continue"));
+  expect_code(0, shop.folder(), command({"precision.moment1=bf16", "training.max_steps=6"}));
 }
 
 TEST_CASE("what changed since the checkpoint is said, and only that") {
@@ -197,8 +248,10 @@ TEST_CASE("formats that differ within a plan are named, and no others") {
   expect_code(0, shop.folder(), Workshop::command("te-delayed", "run", {"training.max_steps=5"}));
   const Outcome other = expect_code(
       4, shop.folder(), Workshop::command("te-delayed", "run", {"precision.format=e4m3"}));
-  CHECK_THAT(other.err, Catch::Contains("\n  dgrad: was e5m2 ") && Catch::Contains(", is e4m3 ") &&
-                            !Catch::Contains("fprop: ") && Catch::Contains("changed_plan=accept"));
+  CHECK_THAT(other.err,
+             Catch::Contains("\n  dgrad dy: was e5m2 tensor delayed(7, max), is e4m3 ") &&
+                 Catch::Contains("\n  wgrad dy: was e5m2 ") && !Catch::Contains("fprop") &&
+                 !Catch::Contains(" w: ") && Catch::Contains("changed_plan=accept"));
   for (const std::string& line : lines_of(other.err)) {
     CHECK(line.size() < 300);
   }
@@ -213,7 +266,34 @@ TEST_CASE("a format of one moment of two is a difference") {
   };
   expect_code(0, shop.folder(), command({"precision.moment1=bf16", "precision.moment2=bf16"}));
   CHECK_THAT(expect_code(4, shop.folder(), command({"precision.moment1=bf16"})).err,
-             Catch::Contains("\n  weights, gradients and moments: was bf16, bf16, is bf16\n"));
+             Catch::Contains("differs from this run:\n  moment 2: was bf16, is fp32\nto continue"));
+}
+
+TEST_CASE("exchanged formats of the two moments are named, and accepted on request") {
+  const auto& [first, second] = GENERATE(std::pair("bf16", "fp32"), std::pair("bf16", "fp16"));
+  CAPTURE(first, second);
+  const Workshop shop;
+  const auto command = [](const std::string& moment1, const std::string& moment2) {
+    return Workshop::command("te-delayed", "run",
+                             {"precision.moment1=" + moment1, "precision.moment2=" + moment2});
+  };
+  Words words = command(first, second);
+  words.push_back("training.max_steps=5");
+  expect_code(0, shop.folder(), words);
+  words = command(second, first);
+  words.push_back("training.max_steps=6");
+  const std::string stored = second == std::string("fp16") ? "fp16 tensor current" : second;
+  const Outcome refused = expect_code(4, shop.folder(), words);
+  CHECK_THAT(refused.err,
+             Catch::Contains("step-000005 differs from this run:\n  moment 1: was bf16, is " +
+                             stored + "\n  moment 2: was " + stored +
+                             ", is bf16\nto continue that run: change "
+                             "this back\nto continue it with this change: "
+                             "checkpoint.changed_plan=accept\n"));
+  words.push_back("checkpoint.changed_plan=accept");
+  CHECK_THAT(expect_code(0, shop.folder(), words).err,
+             Catch::Contains("with other formats than the checkpoint's (moment 1: was bf16, is " +
+                             stored + "; moment 2: was " + stored + ", is bf16): weights and "));
 }
 
 TEST_CASE("the advice for several differences is enough for all of them") {

@@ -1,12 +1,13 @@
 // Master weights in two halves, a bf16 weight and a remainder, against fp32 ones: exact.
 
 #include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
 
 #include "ops/storage/stored_math.h"
 #include "support/parameters.h"
 #include "support/rank_threads.h"
 #include "support/small_llama.h"
-#include "train/checkpoint/formats_text.h"
+#include "train/checkpoint/state_formats.h"
 #include "train/step/dry_run.h"
 
 namespace fp8train::test::master_halves_test {
@@ -138,7 +139,7 @@ TEST_CASE("a checkpoint does not say whether masters were in two halves") {
   const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
   Engine whole(*device, settings_of("te-delayed", "fp32"));
   Engine halves(*device, settings_of("te-delayed", "bf16 remainder"));
-  CHECK(formats_text(whole.model()) == formats_text(halves.model()));
+  CHECK(json_of(state_formats(whole.model())) == json_of(state_formats(halves.model())));
 }
 
 TEST_CASE("a master in two halves has a bf16 weight, and nothing else is stored so") {

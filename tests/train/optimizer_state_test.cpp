@@ -145,3 +145,25 @@ TEST_CASE("a checkpoint that lacks a rank's part says which elements are missing
   CHECK(messages[0].empty());
   CHECK_THAT(messages[1], Catch::Contains("have 0 of the elements"));
 }
+
+TEST_CASE("a tensor that is stored in another type than the run's is named with both types") {
+  const test::TempDir dir;
+  const auto settings = [](std::string RoleRequest::*moment) {
+    PlanRequest request;
+    request.plan = "bf16";
+    request.roles.*moment = "bf16";
+    EngineSettings made = settings_of("bf16", 0);
+    made.plan = resolve_plan(request);
+    return made;
+  };
+  const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+  run({1, 0}, [&](Communicator& comm) {
+    Engine engine(*device, settings(&RoleRequest::moment1), &comm);
+    save(dir.path(), engine, comm);
+  });
+  Engine engine(*device, settings(&RoleRequest::moment2));
+  CHECK_THROWS_WITH(
+      load_optimizer_files(dir / "step-000001", engine),
+      Catch::Contains("step-000001: 'moment1.layers.0.attention.qkv.weight' is stored "
+                      "as bf16, and this run stores it as fp32; to continue"));
+}

@@ -26,8 +26,9 @@ void require_folder(const std::filesystem::path& root) {
   }
 }
 
+/// Cuts a text that is longer than the array.
 template <size_t Size>
-void put(char (&to)[Size], const std::string& text) {
+void copy_text(char (&to)[Size], const std::string& text) {
   const size_t length = std::min(text.size(), Size - 1);
   std::memcpy(to, text.data(), length);
   to[length] = '\0';
@@ -57,13 +58,13 @@ CheckpointSaver::Report CheckpointSaver::attempt(const Work& work) {
     work(report);
   } catch (const DeviceError& error) {
     report.failure = Failure::save;
-    put(report.message, error.what());
+    copy_text(report.message, error.what());
   } catch (const std::filesystem::filesystem_error& error) {  // a folder cannot be looked at
     report.failure = Failure::save;
-    put(report.message, error.what());
+    copy_text(report.message, error.what());
   } catch (const CheckpointError& error) {
     report.failure = Failure::save;
-    put(report.message, error.what());
+    copy_text(report.message, error.what());
   }
   report.seconds = watch.seconds();
   report.done = true;
@@ -85,7 +86,7 @@ void CheckpointSaver::start(const std::function<void(StateCopy&)>& copy, bool de
       copy(copy_);
     } catch (const NumericError& error) {
       report.failure = Failure::numeric;
-      put(report.message, error.what());
+      copy_text(report.message, error.what());
     }
   });
   const std::vector<Report> copied = comm_->all_gather_values(begun);
@@ -118,8 +119,8 @@ void CheckpointSaver::run_write() {
         report.bytes += record.bytes;
       }
       if (!records_.empty()) {
-        put(report.file, records_.back().name);
-        put(report.hash, records_.back().xxh3_128);
+        copy_text(report.file, records_.back().name);
+        copy_text(report.hash, records_.back().xxh3_128);
         report.file_bytes = records_.back().bytes;
       }
     });
@@ -171,7 +172,7 @@ std::optional<SaveResult> CheckpointSaver::progress(bool wait) {
   return std::exchange(result_, std::nullopt);
 }
 
-/// All ranks are done with this one.
+/// Ends this phase, with which all ranks are done, and begins the next one.
 void CheckpointSaver::next_phase(const std::vector<Report>& all) {
   std::string failure;
   double slowest = 0;
@@ -205,7 +206,7 @@ void CheckpointSaver::next_phase(const std::vector<Report>& all) {
   }
 }
 
-/// The first rank has the records of its own files.
+/// Adds those of other ranks: the first rank has the records of its own files.
 void CheckpointSaver::add_records(const std::vector<Report>& all) {
   for (size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank].file[0] != '\0') {

@@ -9,7 +9,7 @@
 namespace fp8train {
 namespace {
 
-/// The first of the names that `list` has and `other` lacks.
+/// Returns the first name that `list` has and `other` lacks; empty where there is none.
 std::string first_without(const std::vector<std::string>& list,
                           const std::vector<std::string>& other) {
   for (const std::string& name : list) {

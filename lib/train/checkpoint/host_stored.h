@@ -9,6 +9,7 @@
 
 namespace fp8train {
 
+/// Owns codes and scales.
 struct HostStored {
   std::vector<uint8_t> codes;
   std::vector<float> scales;
@@ -22,7 +23,7 @@ struct HostStored {
 
 /// Returns all values in fp32.
 std::vector<float> values_of(const HostStored& stored);
-/// The values, rounded to nearest into the format.
+/// Returns the values rounded to nearest into the format.
 HostStored stored_in(const TensorFormat& format, const std::vector<float>& values);
 
 /// Raises encoded second moments that are 0 where the first moment is not 0, as AdamW does if

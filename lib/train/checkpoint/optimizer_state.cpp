@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "base/error.h"
@@ -32,8 +33,8 @@ struct StateTensor {
   bool whole = true;
 };
 
-/// In the order of the file. Of a tensor with one scale a rank that has no elements of it has the
-/// scale all the same.
+/// Returns what this rank updates, in the order of the file. A rank that has no elements of a
+/// tensor with one scale has the scale all the same.
 std::vector<StateTensor> state_tensors(Engine& engine) {
   std::vector<StateTensor> found;
   const Optimizer& optimizer = engine.optimizer();
@@ -60,7 +61,7 @@ std::vector<StateTensor> state_tensors(Engine& engine) {
   return found;
 }
 
-/// Factors of automatic scales, which all ranks have alike.
+/// Returns the factors of automatic scales, which are the same on all ranks.
 std::vector<std::pair<std::string, View>> factors(Engine& engine) {
   std::vector<std::pair<std::string, View>> found;
   for (const auto& parameter : engine.model().parameters().all()) {
@@ -80,7 +81,7 @@ std::vector<int64_t> extents(const Shape& shape) {
   return result;
 }
 
-/// The scale alone, where space for an amax is next to it.
+/// Returns the scales without the memory for an amax that follows the one scale of a tensor.
 View saved_scales(const StoredTensor& tensor) {
   return tensor.format.block == per::tensor ? View{tensor.scales.data, DType::f32, {1}}
                                             : tensor.scales;
@@ -108,9 +109,13 @@ class SavedState {
     }
   }
 
-  /// Of all elements; CheckpointError where there are none.
+  /// Returns the type of its elements. Throws CheckpointError where the files have none.
   DType dtype_of(const std::string& name) const {
-    const std::vector<Range>& ranges = ranges_of(name);
+    const std::span<const Range> ranges = saved_ranges(name);
+    if (ranges.empty()) {
+      throw CheckpointError(
+          fmt::format("{}: the optimizer's files have no '{}'", checkpoint_.string(), name));
+    }
     const SafetensorsType& type = ranges.front().entry->type;
     if (!type.dtype || !is_stored_type(*type.dtype)) {
       throw CheckpointError(fmt::format("{}: '{}' is of the unknown type '{}'",
@@ -119,27 +124,33 @@ class SavedState {
     return *type.dtype;
   }
 
-  /// How many elements the files have of it.
+  /// Returns how many elements of it the files have.
   int64_t count_of(const std::string& name) const {
     int64_t count = 0;
-    for (const Range& range : ranges_.contains(name) ? ranges_.at(name) : std::vector<Range>()) {
+    for (const Range& range : saved_ranges(name)) {
       count += range.entry->count();
     }
     return count;
   }
 
-  /// Elements first .. first + count - 1 of the whole.
+  /// Returns elements first .. first + count - 1 of the whole.
   std::vector<uint8_t> read(const std::string& name, DType dtype, int64_t first,
                             int64_t count) const {
-    const auto range = ranges_.find(name);
     const size_t size = size_of(dtype);
     std::vector<uint8_t> result(static_cast<size_t>(count) * size);
     int64_t copied = 0;
-    for (const Range& saved : range == ranges_.end() ? std::vector<Range>() : range->second) {
+    for (const Range& saved : saved_ranges(name)) {
       const int64_t begin = std::max(first, saved.first);
       const int64_t end = std::min(first + count, saved.first + saved.entry->count());
-      if (begin >= end || saved.entry->type.dtype != dtype) {
+      if (begin >= end) {
         continue;
+      }
+      if (const SafetensorsType& type = saved.entry->type; type.dtype != dtype) {
+        throw CheckpointError(fmt::format(
+            "{}: '{}' is stored as {}, and this run stores it as {}; to continue that run, change "
+            "its format back (precision in the configuration)",
+            checkpoint_.string(), name, type.dtype ? name_of(*type.dtype) : type.name,
+            name_of(dtype)));
       }
       saved.file->read(*saved.entry, static_cast<uint64_t>(begin - saved.first) * size,
                        static_cast<size_t>(end - begin) * size,
@@ -161,13 +172,10 @@ class SavedState {
     int64_t first = 0;
   };
 
-  const std::vector<Range>& ranges_of(const std::string& name) const {
+  /// Empty where the files have nothing of it.
+  std::span<const Range> saved_ranges(const std::string& name) const {
     const auto found = ranges_.find(name);
-    if (found == ranges_.end()) {
-      throw CheckpointError(
-          fmt::format("{}: the optimizer's files have no '{}'", checkpoint_.string(), name));
-    }
-    return found->second;
+    return found == ranges_.end() ? std::span<const Range>() : found->second;
   }
 
   void add_file(const std::filesystem::path& path) {
@@ -210,8 +218,8 @@ void load(Device& device, const SavedState& saved, const StateTensor& entry) {
                  saved.read(entry.name + kScale, DType::f32, before, scales.count()).data());
 }
 
-/// A format that reads what was saved. Its element type and the number of its scales decide: one,
-/// one for each group, or three for each group where the range is expanded.
+/// Returns a format that reads what was saved. It follows from the element type and the number of
+/// scales: one, one for each group, or three for each group where the range is expanded.
 TensorFormat readable_format(const SavedState& saved, const std::string& name, int64_t count) {
   TensorFormat format;
   format.dtype = saved.dtype_of(name);
@@ -232,7 +240,7 @@ TensorFormat readable_format(const SavedState& saved, const std::string& name, i
   return format;
 }
 
-/// All values of a tensor, whatever its format was.
+/// Returns all values of a tensor, whatever its format was.
 std::vector<float> read_values(const SavedState& saved, const std::string& name, int64_t count) {
   HostStored stored(readable_format(saved, name, count), count);
   stored.codes = saved.read(name, stored.tensor.format.dtype, 0, count);
@@ -245,7 +253,7 @@ std::vector<float> read_values(const SavedState& saved, const std::string& name,
   return values_of(stored);
 }
 
-/// The part that this rank updates.
+/// Copies the part that this rank updates to the device.
 void upload(Device& device, const HostStored& whole, const StateTensor& entry) {
   const StoredTensor part = part_of(whole.tensor, entry.first, entry.tensor.count());
   if (part.count() > 0) {
@@ -256,7 +264,7 @@ void upload(Device& device, const HostStored& whole, const StateTensor& entry) {
   }
 }
 
-/// What this rank's file has, in its order.
+/// Returns what this rank's file has, in its order.
 std::vector<SavedTensor> saved_tensors(Engine& engine) {
   std::vector<SavedTensor> saved;
   for (const StateTensor& entry : state_tensors(engine)) {

@@ -1,9 +1,10 @@
 #pragma once
-// The optimizer's state in a checkpoint: moments, values that model.safetensors has not the codes
-// of, and factors of automatic scales, as they are stored. One file, optimizer.safetensors, or one
-// of each rank where ranks have parts (optimizer-00001-of-00004.safetensors). A part is named by
-// where it begins: "moment1.layers.0.mlp.up.weight@4096" has the elements from 4096 on. What is
-// read does not depend on how many files there are, or on which rank wrote them.
+// The optimizer's state in a checkpoint, as it is stored: moments, values whose codes
+// model.safetensors does not have, and factors of automatic scales. There is one file,
+// optimizer.safetensors, or one of each rank where ranks have parts
+// (optimizer-00001-of-00004.safetensors). A part is named by its first element:
+// "moment1.layers.0.mlp.up.weight@4096" has the elements from 4096 on. What is read does not depend
+// on how many files there are, or on which rank wrote them.
 
 #include <cstdint>
 #include <filesystem>
@@ -29,11 +30,11 @@ void refresh_optimizer_file(Engine& engine, OptimizerFile& file);
 /// Bytes of tensors that this rank's file has, on any device.
 size_t optimizer_file_bytes(Engine& engine);
 
-/// What this rank updates, from the files of a checkpoint. Throws CheckpointError naming the file
-/// or the tensor when something is missing or stored in another format.
+/// Loads what this rank updates from the files of a checkpoint. Throws CheckpointError naming the
+/// file or the tensor when something is missing or stored in another format.
 void load_optimizer_files(const std::filesystem::path& checkpoint, Engine& engine);
 
-/// The same from a checkpoint whose plan stores moments in other formats: they are read, and
+/// Loads the same from a checkpoint whose plan stores moments in other formats: they are read, and
 /// rounded to nearest into the formats of the engine. The whole of a tensor decides its scales, so
 /// that the result does not depend on the number of ranks. Values that are stored in few bits have
 /// been rounded when the weights were loaded, and factors of automatic scales begin at 1. Throws

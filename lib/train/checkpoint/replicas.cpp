@@ -35,8 +35,9 @@ uint64_t hash_view(Device& device, const View& view, uint64_t hash, std::vector<
   return hash;
 }
 
-/// Between steps the largest magnitudes of some tensors are those that a rank has seen itself.
-bool is_alike(const ScalingState::SavedTensor& tensor) {
+/// Whether all ranks hold the tensor alike between steps: the largest magnitudes of some tensors
+/// are those that a rank has seen itself.
+bool is_replicated(const ScalingState::SavedTensor& tensor) {
   return !tensor.of_rank && !tensor.name.ends_with(".amax");
 }
 
@@ -58,9 +59,8 @@ std::string describe_rank(int rank, const std::array<char, 64>& host) {
   const bool all = differ.size() == hashes.size();
   throw DeviceError(fmt::format(
       "after step {} ranks no longer hold the same bits of {}: {}{} {}. Memory or a computation "
-      "has "
-      "failed there; nothing of this step is saved. Leave that node out, and the same command goes "
-      "on from the last checkpoint",
+      "has failed there; nothing of this step is saved. Leave that node out, and the same command "
+      "goes on from the last checkpoint",
       step, name, fmt::join(named, ", "), differ.size() > kMost ? " and others" : "",
       all ? "differ from each other, and which one is right is unknown"
           : "differ from the other ranks"));
@@ -78,7 +78,7 @@ std::vector<ReplicaHash> hash_replicas(Engine& engine) {
     hashes.push_back({name, hash});
   });
   for (const ScalingState::SavedTensor& tensor : engine.model().scaling().save()) {
-    if (is_alike(tensor)) {
+    if (is_replicated(tensor)) {
       hashes.push_back(
           {tensor.name, content_hash(tensor.values.data(), tensor.values.size() * sizeof(float))});
     }

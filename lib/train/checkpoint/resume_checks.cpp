@@ -6,23 +6,18 @@
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <regex>
 
 #include "base/error.h"
-#include "base/log.h"
+#include "base/text.h"
 #include "config/fields/field_table.h"
 #include "data/tokenizers/registry.h"
 #include "io/hf_config.h"
+#include "train/checkpoint/data_checks.h"
 #include "train/checkpoint/data_record.h"
-#include "train/checkpoint/formats_text.h"
-#include "train/records/progress.h"
+#include "train/checkpoint/state_formats.h"
 
 namespace fp8train {
 namespace {
-
-bool accepts_changed_data(const Session& session) {
-  return session.settings.checkpoint.changed_data == OnChange::accept;
-}
 
 /// "model.hidden_size: was 64, is 128", a line for each key.
 std::vector<std::string> model_changes(const ModelConfig& saved, const ModelConfig& current) {
@@ -51,21 +46,23 @@ std::vector<std::string> model_changes(const ModelConfig& saved, const ModelConf
   return changes;
 }
 
-/// Lines for what differs, and lines for what is no error.
+/// Compares a checkpoint with the run that resumes from it, and collects lines for what differs and
+/// notes on what is accepted.
 class RunComparison {
  public:
   RunComparison(const nlohmann::json& state, const Session& session)
       : state_(state), session_(session) {}
 
+  /// Compares an entry of state.json with that of this run, which `setting` decides.
   template <typename T>
-  void require(const char* key, const T& current, const char* setting) {
+  void compare(const char* key, const T& current, const char* setting) {
     const T saved = state_.at(key).get<T>();
     if (saved != current) {
       differences.push_back(fmt::format("{}: was {}, is {}", setting, saved, current));
     }
   }
 
-  void model(const std::filesystem::path& folder) {
+  void compare_model(const std::filesystem::path& folder) {
     const std::string where = (folder / "config.json").string();
     const HfConfig saved = parse_hf_config(read_checkpoint_text(folder, "config.json"), where);
     changed_model = !same_computation(completed(saved.model), session_.engine.model);
@@ -74,49 +71,41 @@ class RunComparison {
     }
   }
 
-  void require_formats(const std::string& current) {
-    // Checkpoints of earlier versions say "kept" for "stored".
-    const std::string saved = std::regex_replace(state_.at("formats").get<std::string>(),
-                                                 std::regex("\\bkept "), "stored ");
-    if (saved != current) {
-      const auto changes = format_changes(saved, current);
-      differences.insert(differences.end(), changes.begin(), changes.end());
-    }
-  }
-
   /// The plan by name, and every format and scaled layer.
-  void plan(Decoder& model) {
+  void compare_plan(Decoder& model) {
     if (ends_stage_before()) {
       begins_stage = true;
       return;
     }
-    const size_t before = differences.size();
-    require("plan", session_.engine.plan.name, "precision plan");
-    // They follow from a model, or a plan of another name.
-    if (differences.size() == before && !changed_model) {
-      require_formats(formats_text(model));
+    const auto saved = state_.at("plan").get<std::string>();
+    const std::string& current = session_.engine.plan.name;
+    std::vector<std::string> changes;
+    if (saved != current) {
+      changes = {fmt::format("precision plan: was {}, is {}", saved, current)};
+    } else if (!changed_model) {  // else they follow from the model
+      changes = changed_formats(state_formats(model));
     }
-    const bool differs = differences.size() > before;
-    changed_plan = differs && session_.settings.checkpoint.changed_plan == OnChange::accept;
-    refused_plan = differs && !changed_plan;
-    acceptable += refused_plan ? differences.size() - before : 0;
-    if (changed_plan) {
-      differences.resize(before);
-      notes.push_back(fmt::format(
-          "the checkpoint is of the plan {} and the run continues with {}: weights and moments are "
-          "rounded to its formats, and its scaling begins as at the start of a run",
-          state_.at("plan").get<std::string>(), session_.engine.plan.name));
+    if (changes.empty()) {
+      return;
+    }
+    if (session_.settings.checkpoint.changed_plan == OnChange::accept) {
+      changed_plan = true;
+      notes.push_back(accepted_plan(saved, changes));
+    } else {
+      refused_plan = true;
+      acceptable += changes.size();
+      differences.insert(differences.end(), changes.begin(), changes.end());
     }
   }
 
-  void data() {
+  void compare_data() {
     DataRecord::Comparison files;
     if (session_.data_record != nullptr && state_.contains("data_files")) {
       files = session_.data_record->compare(state_.at("data_files"));
     }
     const std::string current = session_.data.train.fingerprint();
     if (files.changes.empty() && state_.at("data_fingerprint").get<std::string>() != current) {
-      files.changes.push_back(other_tokens(current));
+      files.changes.push_back(describe_other_tokens(current));
     }
     notes.insert(notes.end(), files.doubts.begin(), files.doubts.end());
     changed_data = !files.changes.empty() && !accepts_changed_data(session_);
@@ -133,8 +122,8 @@ class RunComparison {
   bool changed_model = false;
   bool changed_data = false;
   bool begins_stage = false;
-  bool changed_plan = false;  ///< and it is accepted
-  bool refused_plan = false;
+  bool changed_plan = false;  ///< the plan or its formats differ, which is accepted
+  bool refused_plan = false;  ///< they differ, which is not
 
  private:
   /// Whether the checkpoint is of the last step of the stage before, whose plan has saved it.
@@ -145,8 +134,29 @@ class RunComparison {
            state_.at("plan").get<std::string>() == session_.stages[stage - 1].plan.name;
   }
 
-  /// The files are the same as far as is known, and samples of their tokens are not.
-  std::string other_tokens(const std::string& current) const {
+  std::vector<std::string> changed_formats(const StateFormats& current) const {
+    const nlohmann::json& saved = state_.at("formats");
+    return saved.is_string() ? format_changes(saved.get<std::string>(), current)
+                             : format_changes(read_state_formats(saved), current);
+  }
+
+  /// A line for the user, where `changes` of the plan that saved are accepted.
+  std::string accepted_plan(const std::string& saved,
+                            const std::vector<std::string>& changes) const {
+    const std::string& current = session_.engine.plan.name;
+    const std::string change =
+        saved != current
+            ? fmt::format("the checkpoint is of the plan {} and the run continues with {}", saved,
+                          current)
+            : fmt::format("the run continues with other formats than the checkpoint's ({})",
+                          fmt::join(changes, "; "));
+    return change +
+           ": weights and moments are rounded to its formats, and its scaling begins as at the "
+           "start of a run";
+  }
+
+  /// A line for files that are the same as far as is known, while samples of their tokens are not.
+  std::string describe_other_tokens(const std::string& current) const {
     if (session_.data_record == nullptr || !state_.contains("data_files")) {
       return fmt::format("training data of fingerprint: was {}, is {}",
                          state_.at("data_fingerprint").get<std::string>(), current);
@@ -165,79 +175,6 @@ class RunComparison {
   const nlohmann::json& state_;
   const Session& session_;
 };
-
-}  // namespace
-
-std::string run_id(uint64_t seed, const std::string& data_fingerprint) {
-  return fmt::format("{}-{}", seed, data_fingerprint);
-}
-
-void require_files(const std::filesystem::path& folder, const CheckpointManifest& manifest) {
-  const auto is_listed = [&](const std::string& name) {
-    return std::any_of(manifest.files.begin(), manifest.files.end(),
-                       [&](const FileRecord& file) { return file.name == name; });
-  };
-  const auto names = tokenizers::tokenizer_file_names();
-  const bool has_tokenizer = std::any_of(names.begin(), names.end(), is_listed);
-  const std::string tokenizer = fmt::format("{}", fmt::join(names, " or "));
-  for (const std::string& name : {std::string("config.json"), tokenizer, std::string("state.json"),
-                                  std::string("model.safetensors")}) {
-    if (name == tokenizer ? !has_tokenizer : !is_listed(name)) {
-      throw CheckpointError(fmt::format(
-          "{}/MANIFEST.json does not list {}, which every checkpoint has; remove the folder to go "
-          "on from an earlier one",
-          folder.string(), name));
-    }
-  }
-}
-
-void check_state(const nlohmann::json& state, const CheckpointManifest& manifest,
-                 const std::filesystem::path& folder) {
-  const auto fail = [&](const std::string& text) {
-    throw CheckpointError(
-        fmt::format("{}/state.json: {}; remove the folder to go on from an "
-                    "earlier checkpoint",
-                    folder.string(), text));
-  };
-  const auto count = [&](const char* key, int64_t most) {
-    const nlohmann::json& value = state.at(key);
-    const bool whole = value.is_number_unsigned() && value.get<uint64_t>() <= uint64_t{1} << 62;
-    if (!whole || value.get<int64_t>() > most) {
-      fail(fmt::format("{} is {}, expected a whole number in [0, {}]", key, value.dump(), most));
-    }
-    return value.get<int64_t>();
-  };
-  constexpr int64_t kMost = int64_t{1} << 62;
-  const int64_t step = count("step", kMost);
-  if (step != manifest.step) {
-    fail(fmt::format("it is of step {}, MANIFEST.json of step {}", step, manifest.step));
-  }
-  const std::string id =
-      run_id(state.at("seed").get<uint64_t>(), state.at("data_fingerprint").get<std::string>());
-  if (id != manifest.run_id) {
-    fail(fmt::format("it is of run {}, MANIFEST.json of run {}: the files of two runs are mixed",
-                     id, manifest.run_id));
-  }
-  count("sample_position", kMost);
-  count("tokens", kMost);
-  if (state.contains("val_step")) {
-    count("val_step", step);
-  }
-  count("best_val_step", step);
-  count("applied_steps", kMost);
-  const int64_t skipped = count("skipped_steps", kMost);
-  if (state.contains("skipped_in_a_row")) {
-    count("skipped_in_a_row", skipped);
-  }
-  count("good_steps", std::numeric_limits<int32_t>::max());
-  const double scale = state.at("loss_scale").get<double>();
-  using Fp32 = std::numeric_limits<float>;
-  if (!(scale >= Fp32::denorm_min() && scale <= Fp32::max())) {
-    fail(fmt::format("loss_scale is {}, expected a number > 0 that fp32 holds", scale));
-  }
-}
-
-namespace {
 
 /// Lists the ways to continue, one per line.
 std::string advice(const RunComparison& found, const Session& session,
@@ -259,18 +196,116 @@ std::string advice(const RunComparison& found, const Session& session,
   return lines;
 }
 
+constexpr int64_t kMostCount = int64_t{1} << 62;
+
+[[noreturn]] void refuse_state(const std::filesystem::path& folder, const std::string& why) {
+  throw CheckpointError(
+      fmt::format("{}/state.json: {}; remove the folder to go on from an earlier checkpoint",
+                  folder.string(), why));
+}
+
+/// Returns an entry of state.json that counts something, up to `most`.
+int64_t checked_count(const nlohmann::json& state, const char* key, int64_t most,
+                      const std::filesystem::path& folder) {
+  const nlohmann::json& value = state.at(key);
+  const bool is_whole = value.is_number_unsigned() && value.get<uint64_t>() <= kMostCount;
+  if (!is_whole || value.get<int64_t>() > most) {
+    refuse_state(folder, fmt::format("{} is {}, expected a whole number in [0, {}]", key,
+                                     value.dump(), most));
+  }
+  return value.get<int64_t>();
+}
+
+/// The text of an earlier version is only compared.
+void check_formats(const nlohmann::json& state, const std::filesystem::path& folder) {
+  if (!state.contains("formats") || state.at("formats").is_string()) {
+    return;
+  }
+  try {
+    read_state_formats(state.at("formats"));
+  } catch (const ConfigError& error) {
+    refuse_state(folder, fmt::format("formats: {}", error.what()));
+  } catch (const nlohmann::json::exception& error) {
+    refuse_state(folder, fmt::format("formats: {}", error.what()));
+  }
+}
+
 }  // namespace
+
+std::string run_id(uint64_t seed, const std::string& data_fingerprint) {
+  return fmt::format("{}-{}", seed, data_fingerprint);
+}
+
+void require_files(const std::filesystem::path& folder, const CheckpointManifest& manifest) {
+  const auto is_listed = [&](const std::string& name) {
+    return std::any_of(manifest.files.begin(), manifest.files.end(),
+                       [&](const FileRecord& file) { return file.name == name; });
+  };
+  const auto refuse = [&](const std::string& name) {
+    throw CheckpointError(fmt::format(
+        "{}/MANIFEST.json does not list {}, which every checkpoint has; remove the folder to go on "
+        "from an earlier one",
+        folder.string(), name));
+  };
+  for (const char* name : {"config.json", "state.json", "model.safetensors"}) {
+    if (!is_listed(name)) {
+      refuse(name);
+    }
+  }
+  const auto names = tokenizers::tokenizer_file_names();
+  if (std::none_of(names.begin(), names.end(), is_listed)) {
+    refuse(alternatives(names));
+  }
+}
+
+void check_state(const nlohmann::json& state, const CheckpointManifest& manifest,
+                 const std::filesystem::path& folder) {
+  const auto count = [&](const char* key, int64_t most) {
+    return checked_count(state, key, most, folder);
+  };
+  const int64_t step = count("step", kMostCount);
+  if (step != manifest.step) {
+    refuse_state(folder,
+                 fmt::format("it is of step {}, MANIFEST.json of step {}", step, manifest.step));
+  }
+  const std::string id =
+      run_id(state.at("seed").get<uint64_t>(), state.at("data_fingerprint").get<std::string>());
+  if (id != manifest.run_id) {
+    refuse_state(folder, fmt::format("it is of run {}, MANIFEST.json of run {}: the files of two "
+                                     "runs are mixed",
+                                     id, manifest.run_id));
+  }
+  count("sample_position", kMostCount);
+  count("tokens", kMostCount);
+  if (state.contains("val_step")) {
+    count("val_step", step);
+  }
+  count("best_val_step", step);
+  count("applied_steps", kMostCount);
+  const int64_t skipped = count("skipped_steps", kMostCount);
+  if (state.contains("skipped_in_a_row")) {
+    count("skipped_in_a_row", skipped);
+  }
+  count("good_steps", std::numeric_limits<int32_t>::max());
+  const double scale = state.at("loss_scale").get<double>();
+  using Fp32 = std::numeric_limits<float>;
+  if (!(scale >= Fp32::denorm_min() && scale <= Fp32::max())) {
+    refuse_state(folder,
+                 fmt::format("loss_scale is {}, expected a number > 0 that fp32 holds", scale));
+  }
+  check_formats(state, folder);
+}
 
 SameRun check_same_run(const nlohmann::json& state, const Session& session, Decoder& model,
                        const std::filesystem::path& folder) {
   RunComparison comparison(state, session);
-  comparison.model(folder);
-  comparison.plan(model);
-  comparison.require("optimizer", session.engine.optimizer.name, "optimizer.name");
-  comparison.require("seed", session.settings.training.seed, "training.seed");
-  comparison.require("seq_length", session.engine.seq_length, "data.seq_length");
-  comparison.require("shuffle", session.settings.data.shuffle, "data.shuffle");
-  comparison.data();
+  comparison.compare_model(folder);
+  comparison.compare_plan(model);
+  comparison.compare("optimizer", session.engine.optimizer.name, "optimizer.name");
+  comparison.compare("seed", session.settings.training.seed, "training.seed");
+  comparison.compare("seq_length", session.engine.seq_length, "data.seq_length");
+  comparison.compare("shuffle", session.settings.data.shuffle, "data.shuffle");
+  comparison.compare_data();
   if (comparison.differences.empty()) {
     return {comparison.notes, comparison.changed_plan, comparison.begins_stage};
   }
@@ -279,45 +314,6 @@ SameRun check_same_run(const nlohmann::json& state, const Session& session, Deco
     message += "\n  " + difference;
   }
   throw CheckpointError(message + advice(comparison, session, folder));
-}
-
-std::string begin_data_record(Session& session, const std::filesystem::path& cache) {
-  session.data_record = std::make_shared<DataRecord>(session.data.train, cache);
-  const FileHashes& hashes = session.data_record->hashes();
-  const uint64_t left = hashes.bytes_left();
-  return fmt::format("        {} data file{} hashed{}", hashes.files().size(),
-                     hashes.files().size() == 1 ? "" : "s",
-                     left == 0 ? ""
-                               : fmt::format(", {} of them while the run goes on",
-                                             describe_bytes(static_cast<double>(left))));
-}
-
-void check_data(const Session& session) {
-  if (session.data_record == nullptr) {
-    return;
-  }
-  const std::vector<std::string> changes = session.data_record->check();
-  if (changes.empty()) {
-    return;
-  }
-  if (accepts_changed_data(session)) {
-    log_warning(fmt::format("data: {}", fmt::join(changes, "; ")));
-    return;
-  }
-  throw CheckpointError(fmt::format(
-      "the data has changed since the checkpoint that this run went on from: {}. What was trained "
-      "since then has seen other data: put the file back and go on from that checkpoint "
-      "(checkpoint.resume), or set checkpoint.changed_data: accept",
-      fmt::join(changes, "; ")));
-}
-
-void check_data_at_end(const Session& session) {
-  check_data(session);
-  if (session.data_record != nullptr && session.data_record->bytes_to_compare() > 0) {
-    log_warning(fmt::format(
-        "{} of data files could not be compared with the checkpoint before the run ended",
-        describe_bytes(static_cast<double>(session.data_record->bytes_to_compare()))));
-  }
 }
 
 }  // namespace fp8train

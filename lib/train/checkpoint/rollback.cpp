@@ -18,7 +18,8 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kNone = -1;
 
-/// The newest one of a step before `end` that can be loaded.
+/// Returns the newest checkpoint of a step before `end` that can be loaded; only of those at
+/// checkpoint.interval where `scheduled`.
 std::optional<CheckpointFolder> newest_before(const fs::path& root, int64_t end, bool scheduled) {
   std::vector<std::string> notes;
   for (const CheckpointFolder& folder : find_checkpoints(root)) {
@@ -40,7 +41,7 @@ std::optional<CheckpointFolder> newest_before(const fs::path& root, int64_t end,
   return std::nullopt;
 }
 
-/// Of the first rank.
+/// Returns the step to go back to, or kNone. For the first rank.
 int64_t target_step(const fs::path& root, const DivergenceError& divergence,
                     const TrainingState& now) {
   const int64_t end = divergence.first_step();

@@ -27,7 +27,7 @@ ResumedRun roll_back(const DivergenceError& divergence, const std::filesystem::p
                      Engine& engine, const Session& session, const TrainingState& now,
                      Communicator& comm);
 
-/// "went back to step 20, and leaves out samples 160 to 232 (rollback 1 of 3)"
+/// "the run goes back to step 20 and leaves out samples 160 to 231 (rollback 1 of at most 3)"
 std::string describe(const Rollback& rollback, size_t number, int64_t most);
 
 }  // namespace fp8train

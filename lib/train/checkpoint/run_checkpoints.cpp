@@ -181,7 +181,7 @@ void RunCheckpoints::save(Engine& engine, const TrainingState& state) {
   }
 }
 
-/// `is_scheduled`: as of TrainingState.
+/// Begins a save. `is_scheduled`: that of TrainingState.
 void RunCheckpoints::start(Engine& engine, TrainingState state, bool is_scheduled) {
   check_replicas(engine, state);
   const SectionScope section(Section::save);
@@ -198,7 +198,7 @@ void RunCheckpoints::start(Engine& engine, TrainingState state, bool is_schedule
   charge_copy(engine);
 }
 
-/// Where the device is the host, the copy counts as memory of the run.
+/// Counts the copy as memory of the run where the device is the host.
 void RunCheckpoints::charge_copy(Engine& engine) {
   if (is_host(engine.device()) && saver_.copy_bytes() > charged_bytes_) {
     engine.device().ledger().add(MemoryCategory::state_copy, saver_.copy_bytes() - charged_bytes_);
@@ -235,7 +235,7 @@ void RunCheckpoints::end_save(const SaveResult& result) {
   records_->write_save(result, failed_in_a_row_);
 }
 
-/// The first rank's times are everybody's.
+/// Counts a save for the automatic interval, with the first rank's times on all ranks.
 void RunCheckpoints::agree_on_interval(const SaveResult& result) {
   if (!interval_.is_automatic()) {
     return;

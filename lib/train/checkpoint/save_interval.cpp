@@ -42,7 +42,7 @@ bool SaveInterval::is_due(int64_t step) const {
 }
 
 void SaveInterval::saved(int64_t step, const Cost& cost) {
-  // Half of what is known is the last save, half all that were before.
+  // The last save counts half, all that were before it the other half.
   const double weight = found_ == 0 ? 1 : 0.5;
   cost_ = {.stall_seconds = weight * cost.stall_seconds + (1 - weight) * cost_.stall_seconds,
            .write_seconds = weight * cost.write_seconds + (1 - weight) * cost_.write_seconds,
@@ -70,8 +70,7 @@ std::string SaveInterval::take_change() {
   const double lost = cost_.stall_seconds / seconds + seconds / (2 * mtbf_);
   return fmt::format(
       "checkpoint.interval auto: a save every {} steps ({}); one stops training for {:.2g} s and "
-      "is "
-      "written in {:.2g} s, and the job is taken to fail every {}: {:.2g} % of its time is lost",
+      "is written in {:.2g} s, and the job is taken to fail every {}: {:.2g} % of its time is lost",
       found_, describe_duration(seconds), cost_.stall_seconds, cost_.write_seconds,
       describe_duration(mtbf_), 100 * lost);
 }

@@ -11,37 +11,26 @@
 #include "io/hf_config.h"
 #include "io/json_number.h"
 #include "train/checkpoint/data_record.h"
-#include "train/checkpoint/formats_text.h"
 #include "train/checkpoint/resume_checks.h"
+#include "train/checkpoint/scaling_file.h"
+#include "train/checkpoint/state_file.h"
+#include "train/checkpoint/state_formats.h"
 #include "train/ranks.h"
 #include "train/step/weights.h"
 
 namespace fp8train {
 namespace {
 
-constexpr const char* kStateFile = "state.json";
-
 /// JSON has no NaN; 0 stands for a loss that is not known.
 double finite_or_zero(double value) {
   return std::isfinite(value) ? value : 0.0;
-}
-
-/// use(what state.json of the checkpoint says, its path). A CheckpointError names what it lacks.
-template <typename Use>
-auto with_state(const std::filesystem::path& folder, const Use& use) {
-  const std::string where = (folder / kStateFile).string();
-  try {
-    return use(nlohmann::json::parse(read_checkpoint_text(folder, kStateFile)), where);
-  } catch (const nlohmann::json::exception& error) {
-    throw CheckpointError(fmt::format("{}: {}", where, error.what()));
-  }
 }
 
 bool is_possible(const Rollback& one) {
   return one.to_step >= 0 && one.to_step < one.from_step && one.first_sample <= one.end_sample;
 }
 
-/// Rollbacks and the window of losses.
+/// Adds the rollbacks, the window of losses and the checks that are still to come.
 void add_divergence(nlohmann::ordered_json& json, const TrainingState& state) {
   json["is_scheduled"] = state.is_scheduled;
   // Only a stop leaves these.
@@ -107,6 +96,19 @@ void read_divergence(const nlohmann::json& json, const std::string& where, Train
   }
 }
 
+TrainingState read_state(const nlohmann::json& json, const std::string& where) {
+  TrainingState state = {.step = whole_number<int64_t>(json, "step", where),
+                         .sample_position = whole_number<uint64_t>(json, "sample_position", where),
+                         .tokens = whole_number<int64_t>(json, "tokens", where),
+                         .loss = json.value("loss", 0.0),
+                         .val_loss = json.value("val_loss", 0.0),
+                         .val_step = whole_number_or<int64_t>(json, "val_step", where, 0),
+                         .best_val_loss = json.at("best_val_loss").get<double>(),
+                         .best_val_step = whole_number<int64_t>(json, "best_val_step", where)};
+  read_divergence(json, where, state);
+  return state;
+}
+
 std::string state_text(Engine& engine, const Session& session, const TrainingState& state) {
   const ops::StepControl control = engine.optimizer().control();
   nlohmann::ordered_json json = {{"step", state.step},
@@ -119,7 +121,7 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
                                  {"best_val_step", state.best_val_step},
                                  {"tokens_per_step", session.tokens_per_step()},
                                  {"plan", session.engine.plan.name},
-                                 {"formats", formats_text(engine.model())},
+                                 {"formats", json_of(state_formats(engine.model()))},
                                  {"optimizer", session.engine.optimizer.name},
                                  {"seed", session.settings.training.seed},
                                  {"seq_length", session.engine.seq_length},
@@ -151,97 +153,6 @@ void load_control(Optimizer& optimizer, const nlohmann::json& json, const std::s
     control.good_steps = 0;
   }
   optimizer.set_control(control);
-}
-
-}  // namespace
-
-bool has_scaling(const std::filesystem::path& folder) {
-  return std::filesystem::exists(folder / kScalingFile);
-}
-
-namespace {
-
-/// In the file, of a tensor that each rank has its own of.
-std::string name_of_rank(const std::string& name, int rank) {
-  return rank == 0 ? name : fmt::format("{}.rank{}", name, rank);
-}
-
-/// Optimizer steps since scaling began, in a checkpoint whose windows all began with it.
-int64_t steps_of_scaling(const std::filesystem::path& folder) {
-  return with_state(folder, [](const nlohmann::json& json, const std::string& where) {
-    return whole_number<int64_t>(json, "step", where) -
-           whole_number_or<int64_t>(json, "scaling_begin", where, 0);
-  });
-}
-
-/// How many ranks have theirs of it in the file.
-int ranks_of(const TensorSource& source, const std::string& name) {
-  int ranks = 1;
-  while (source.find(name_of_rank(name, ranks)) != nullptr) {
-    ++ranks;
-  }
-  return ranks;
-}
-
-}  // namespace
-
-std::vector<std::string> load_scaling(const std::filesystem::path& folder, ScalingState& scaling,
-                                      int rank, int ranks) {
-  scaling.restart();
-  std::vector<ScalingState::SavedTensor> tensors = scaling.save();
-  std::vector<std::string> notes;
-  if (tensors.empty()) {
-    return notes;
-  }
-  const TensorSource source(folder / kScalingFile);
-  for (ScalingState::SavedTensor& tensor : tensors) {
-    if (tensor.name.ends_with(".updates_left") && source.find(tensor.name) == nullptr) {
-      // An earlier version did not begin windows again.
-      const auto steps = static_cast<float>(steps_of_scaling(folder));
-      for (float& left : tensor.values) {
-        left = std::max(0.0F, left - steps);
-      }
-      continue;
-    }
-    const int saved = tensor.of_rank ? ranks_of(source, tensor.name) : 1;
-    tensor.values = source.read_f32(name_of_rank(tensor.name, rank % saved), tensor.shape);
-    if (tensor.of_rank && saved != ranks && notes.empty()) {
-      notes.push_back(
-          fmt::format("each rank has its own scales of x and dy, which {} ranks have saved: rank r "
-                      "of {} takes those of rank r mod {}",
-                      saved, ranks, saved));
-    }
-  }
-  scaling.load(tensors);
-  return notes;
-}
-
-namespace {
-
-/// Where this rank does not lead it only sends what is its own.
-std::vector<ScalingState::SavedTensor> scaling_tensors(Engine& engine, Communicator& comm) {
-  const bool leads = comm.rank() == 0;
-  std::vector<ScalingState::SavedTensor> tensors;
-  for (ScalingState::SavedTensor& tensor : engine.model().scaling().save()) {
-    const size_t count = tensor.values.size();
-    std::vector<float> all;
-    if (tensor.of_rank && comm.size() > 1) {
-      all.resize(count * static_cast<size_t>(comm.size()));
-      comm.all_gather(Communicator::host_stream(), tensor.values.data(), all.data(),
-                      count * sizeof(float))
-          .wait();
-    }
-    if (leads) {
-      tensors.push_back({tensor.name, tensor.shape, std::move(tensor.values)});
-    }
-    for (int rank = 1; leads && !all.empty() && rank < comm.size(); ++rank) {
-      const auto begin = all.begin() + static_cast<std::ptrdiff_t>(count) * rank;
-      tensors.push_back({name_of_rank(tensor.name, rank),
-                         tensor.shape,
-                         {begin, begin + static_cast<std::ptrdiff_t>(count)}});
-    }
-  }
-  return tensors;
 }
 
 std::string id_of_run(const Session& session) {
@@ -295,15 +206,7 @@ ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
     check_state(json, manifest, folder);
     SameRun same = check_same_run(json, session, engine.model(), folder);
     resumed.notes = std::move(same.notes);
-    resumed.state = {.step = whole_number<int64_t>(json, "step", where),
-                     .sample_position = whole_number<uint64_t>(json, "sample_position", where),
-                     .tokens = whole_number<int64_t>(json, "tokens", where),
-                     .loss = json.value("loss", 0.0),
-                     .val_loss = json.value("val_loss", 0.0),
-                     .val_step = whole_number_or<int64_t>(json, "val_step", where, 0),
-                     .best_val_loss = json.at("best_val_loss").get<double>(),
-                     .best_val_step = whole_number<int64_t>(json, "best_val_step", where)};
-    read_divergence(json, where, resumed.state);
+    resumed.state = read_state(json, where);
     const int64_t before =
         whole_number_or(json, "tokens_per_step", where, session.tokens_per_step());
     if (before != session.tokens_per_step()) {

@@ -2,7 +2,7 @@
 // The content of a run's checkpoint, and how a run continues from one. A checkpoint folder is also
 // a Hugging Face model folder: config.json, model.safetensors (fp32) and tokenizer.json, so that
 // `model.from` and `generate` take it. Next to them: the optimizer's files
-// (train/checkpoint/optimizer_state.h), scaling.safetensors (plans with delayed scaling) and
+// (train/checkpoint/optimizer_state.h), scaling.safetensors (train/checkpoint/scaling_file.h) and
 // state.json.
 
 #include <cstdint>
@@ -61,17 +61,6 @@ struct ResumedRun {
   std::filesystem::path folder;
   std::vector<std::string> notes;  ///< differences from the run that saved it that are no errors
 };
-
-/// Whether a checkpoint holds scales.
-bool has_scaling(const std::filesystem::path& folder);
-
-/// The delayed scales of a checkpoint and the steps that they have seen, for rank `rank` of
-/// `ranks`; nothing to do for plans without any. Scales that each rank has its own of
-/// (AmaxReduction::none) are as that rank saved them; where another number of ranks saved them,
-/// those of rank `rank` modulo that number, which a line of the result says. Throws CheckpointError
-/// when they are missing or differ in shape.
-std::vector<std::string> load_scaling(const std::filesystem::path& folder, ScalingState& scaling,
-                                      int rank = 0, int ranks = 1);
 
 /// Loads a checkpoint, whose content has been verified, into the engine. Collective where ranks
 /// have parts of it. Throws CheckpointError when it belongs to another model, plan or data set.

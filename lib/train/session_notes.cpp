@@ -1,4 +1,4 @@
-#include "train/checkpoint/session_notes.h"
+#include "train/session_notes.h"
 
 #include <fmt/format.h>
 

@@ -1,0 +1,29 @@
+#pragma once
+// The delayed scales of a checkpoint, scaling.safetensors. Plans without any have no such file.
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "precision/scaling_state.h"
+#include "train/step/engine.h"
+
+namespace fp8train {
+
+/// Whether a checkpoint holds scales.
+bool has_scaling(const std::filesystem::path& folder);
+
+/// Returns the tensors of the file. All ranks call it; those after the first one send what is their
+/// own and return none.
+std::vector<ScalingState::SavedTensor> scaling_tensors(Engine& engine, Communicator& comm);
+
+/// Loads the delayed scales of a checkpoint and the steps that they have seen, for rank `rank` of
+/// `ranks`; nothing to do for plans without any. Scales that each rank has of its own
+/// (AmaxReduction::none) are those that this rank saved. If another number of ranks saved them,
+/// they are those of rank `rank` modulo that number, and a line of the result says so. Throws
+/// CheckpointError when they are missing or differ in shape.
+std::vector<std::string> load_scaling(const std::filesystem::path& folder, ScalingState& scaling,
+                                      int rank = 0, int ranks = 1);
+
+}  // namespace fp8train
