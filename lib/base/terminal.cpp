@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <sstream>
 
 namespace fp8train {
@@ -24,10 +25,10 @@ std::string program_on_path(const std::string& name) {
   const char* const path = std::getenv("PATH");
   std::istringstream folders(path == nullptr ? "" : path);
   for (std::string folder; std::getline(folders, folder, ':');) {
-    std::string file = folder;
-    file.append("/").append(name);
-    if (access(file.c_str(), X_OK) == 0) {
-      return file;
+    const std::filesystem::path file = std::filesystem::path(folder.empty() ? "." : folder) / name;
+    std::error_code failure;
+    if (std::filesystem::is_regular_file(file, failure) && access(file.c_str(), X_OK) == 0) {
+      return file.string();
     }
   }
   return "";

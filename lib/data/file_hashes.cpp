@@ -205,7 +205,9 @@ void FileHashes::write_cache() const {
   const nlohmann::ordered_json document = {
       {"format", kFormat}, {"version", kVersion}, {"files", std::move(files)}};
   try {
-    write_file_atomically(cache_, document.dump(1) + "\n");
+    // A name that is not UTF-8 is not found again: its file is read each time.
+    write_file_atomically(
+        cache_, document.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
   } catch (const DeviceError&) {  // a full disk: the files are read again next time
   }
 }

@@ -332,7 +332,7 @@ class Preparation {
                                              {"documents", documents_},
                                              {"train", train_.files()},
                                              {"val", val_.files()}};
-    return document.dump(2) + "\n";
+    return document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   }
 
   const PrepareSettings& settings_;

@@ -133,7 +133,8 @@ int fill_job(int64_t world_size, int64_t ranks_per_node, JobSettings& job) {
   constexpr int64_t kMost = 65536;
   const int64_t ranks = world_size > 0 ? world_size : job_ranks(job);
   for (const auto& [name, count] :
-       {std::pair("--world-size", ranks), std::pair("--ranks-per-node", ranks_per_node)}) {
+       {std::pair(world_size > 0 ? "--world-size" : "job.nodes and job.ranks_per_node", ranks),
+        std::pair("--ranks-per-node", ranks_per_node)}) {
     if (count > kMost) {
       throw ConfigError(fmt::format("{}: {} ranks are more than {}", name, count, kMost));
     }

@@ -14,10 +14,11 @@
 namespace fp8train {
 namespace {
 
-int64_t positive_from_environment(const char* name) {
+/// 0: not given, or no number of threads.
+int64_t count_from_environment(const char* name) {
   const char* text = std::getenv(name);
   constexpr long long kMost = 1024;  // as the setting: OpenMP ends the process where it fails
-  return text == nullptr ? 0 : std::min(std::strtoll(text, nullptr, 10), kMost);
+  return text == nullptr ? 0 : std::clamp(std::strtoll(text, nullptr, 10), 0LL, kMost);
 }
 
 int64_t available_cores() {
@@ -29,7 +30,7 @@ int64_t available_cores() {
 }  // namespace
 
 int64_t configure_threads(int64_t requested, int sharing) {
-  int64_t threads = requested > 0 ? requested : positive_from_environment("OMP_NUM_THREADS");
+  int64_t threads = requested > 0 ? requested : count_from_environment("OMP_NUM_THREADS");
   if (threads == 0) {
     threads = threads_per_rank(sharing, available_cores(), detect_launch(),
                                [](const char* name) { return std::getenv(name); });

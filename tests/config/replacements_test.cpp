@@ -107,6 +107,10 @@ TEST_CASE("alternatives replace each other, and say so") {
                   "max_position_embeddings: 64}\ndata: {train: a}\ntraining: {max_steps: 2}\n",
                   {"model.from=folder"})
             .notes.lines.size() == 1);
+  const Settings other = load_text(
+      "model: {from: a, resize_vocabulary: 400}\ndata: {train: a}\ntraining: {max_steps: 2}\n",
+      {"model.from=b"});
+  CHECK(other.model.resize_vocabulary == 400);  // of any folder
   const Settings tokens = load_text(kBase, {"training.max_tokens=1M"});
   CHECK(tokens.training.max_steps == 0);
   CHECK(tokens.notes.lines ==

@@ -202,6 +202,13 @@ TEST_CASE("parts of a tokenizer.json that are not supported are refused by locat
   CHECK_THAT(refusal("extra", "1"), Contains("x.json: 'extra' is not supported"));
   CHECK_THAT(refusal("added_tokens", R"([{"id": 0, "content": "b"}])"),
              Contains("added token 'b' has the id 0 of the token 'a'"));
+  for (const char* id : {"4294967296", "2", "-2"}) {
+    const std::string unigram = R"({"model": {"type": "Unigram", "vocab": [["a", -1], ["b", -2]],)"
+                                R"( "unk_id": )" +
+                                std::string(id) + "}}";
+    CHECK_THAT(message_of<DataError>([&] { tokenizer_from_json(unigram, "x.json"); }),
+               Contains(std::string("unk_id ") + id + " is outside the vocabulary of 2"));
+  }
 }
 
 TEST_CASE("the files of byte and char tokenizers are Hugging Face's, and stay what they are") {

@@ -130,6 +130,27 @@ TEST_CASE("a finished run that is started again adds no event file") {
   CHECK(files() == 2);
 }
 
+TEST_CASE("a number of threads in the environment that is none is not taken") {
+  const TextFolder folder;
+  Words words = tiny_run("run", 2);
+  words.back() = "threads=0";
+  REQUIRE(Process(folder.path(), words, {"OMP_NUM_THREADS=-3"}).wait().code == 0);
+  CHECK(json::parse(read_file(folder / "run/env.json")).at("threads") >= 1);
+}
+
+TEST_CASE("a data file may have a name that is not UTF-8") {
+  const TextFolder folder;
+  const std::string name = "odd\xFF.txt";
+  fs::copy_file(folder / "text.txt", folder / name);
+  REQUIRE(Process(folder.path(), tiny_run("run", 6, {"data.train=" + name})).wait().code == 0);
+  const json data = json::parse(read_file(folder / "run/checkpoints/step-000006/state.json"));
+  CHECK(data.at("data_files")[0].at("path").get<std::string>().find("odd") != std::string::npos);
+  CHECK(Process(folder.path(), tiny_run("run", 8, {"data.train=" + name})).wait().code == 0);
+  CHECK(Process(folder.path(), {"data", "prepare", "--tokenizer", "byte", "--out", "ids", name})
+            .wait()
+            .code == 0);
+}
+
 TEST_CASE("env.json says where and with what a run was computed") {
   const TextFolder folder;
   const Words words = tiny_run("run", 2);

@@ -102,7 +102,7 @@ FileStore::~FileStore() {
 
 void FileStore::write(const Rendezvous& rendezvous, const void* data, size_t bytes) {
   if (path_.has_parent_path()) {
-    std::filesystem::create_directories(path_.parent_path());
+    create_folder(path_.parent_path());
   }
   write_file_atomically(
       path_, first_line(rendezvous) + std::string(static_cast<const char*>(data), bytes));

@@ -7,6 +7,7 @@
 #include "config/fields/field_table.h"
 #include "config/presets.h"
 #include "config/show.h"
+#include "config/yaml/replacements.h"
 #include "model/families/family.h"
 
 namespace fp8train {
@@ -36,9 +37,7 @@ bool has_own_sizes(const Settings& settings) {
 /// The first given key that describes a shape.
 const GivenKey* first_shape_key(const GivenKeys& given) {
   for (const auto& [position, one] : given.all()) {
-    const std::string& key = one.field->key;
-    if (key.starts_with("model.") && key != "model.preset" && key != "model.from" &&
-        key != "model.recompute" && key != "model.resize_vocabulary") {
+    if (describes_shape(one.field->key)) {
       return &one;
     }
   }

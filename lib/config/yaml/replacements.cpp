@@ -29,11 +29,6 @@ bool selects_plan(const std::string& key) {
          std::end(kPlanSelectors);
 }
 
-bool describes_shape(const std::string& key) {
-  return key.starts_with("model.") && key != "model.preset" && key != "model.from" &&
-         key != "model.recompute";
-}
-
 /// Whether the key means something only where a plan scales.
 bool is_of_scaling(const std::string& key) {
   return key.starts_with("fp8.") || key == "precision.schedule";
@@ -135,6 +130,11 @@ class Replacement {
 };
 
 }  // namespace
+
+bool describes_shape(const std::string& key) {
+  return key.starts_with("model.") && key != "model.preset" && key != "model.from" &&
+         key != "model.recompute" && key != "model.resize_vocabulary";
+}
 
 void replace_contradicted(GivenKeys& given, const Problems& problems) {
   Replacement replace(given, problems);

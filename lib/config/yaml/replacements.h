@@ -1,10 +1,15 @@
 #pragma once
 // Replacement of keys: a key that excludes others replaces those of earlier files and settings.
 
+#include <string>
+
 #include "config/yaml/given_keys.h"
 #include "config/yaml/problems.h"
 
 namespace fp8train {
+
+/// Whether the key is one of the shape that model.preset and model.from have.
+bool describes_shape(const std::string& key);
 
 /// Removes each key that one of a higher layer contradicts, and notes it:
 /// - max_steps and max_tokens, gradient_accumulation_steps and global_batch_size, data.val and

@@ -91,7 +91,7 @@ std::unique_ptr<TokenModel> read_unigram(const JsonPart& part, bool byte_level) 
     vocabulary.tokens.push_back(entry[0].get<std::string>());
     vocabulary.scores.push_back(entry[1].get<double>());
   }
-  vocabulary.unknown = part.has("unk_id") ? static_cast<int32_t>(part.number("unk_id")) : -1;
+  vocabulary.unknown = part.has("unk_id") ? part.number("unk_id") : -1;
   vocabulary.byte_fallback = part.flag_or("byte_fallback", false);
   return std::make_unique<UnigramModel>(std::move(vocabulary), part.where());
 }

@@ -46,13 +46,13 @@ class UnigramModel::Memory final : public TokenModel::Scratch {
 UnigramModel::UnigramModel(UnigramVocabulary vocabulary, const std::string& where)
     : TokenModel(std::move(vocabulary.tokens)),
       scores_(std::move(vocabulary.scores)),
-      unknown_(vocabulary.unknown),
+      unknown_(static_cast<int32_t>(vocabulary.unknown)),
       byte_fallback_(vocabulary.byte_fallback),
       trie_(count_nodes(tokens())),
       where_(where) {
-  if (unknown_ >= static_cast<int32_t>(tokens().size())) {
-    throw DataError(fmt::format("{}: unk_id {} is outside the vocabulary of {}", where, unknown_,
-                                tokens().size()));
+  if (vocabulary.unknown < -1 || vocabulary.unknown >= std::ssize(tokens())) {
+    throw DataError(fmt::format("{}: unk_id {} is outside the vocabulary of {}", where,
+                                vocabulary.unknown, tokens().size()));
   }
   bytes_.fill(-1);
   double lowest = 0;

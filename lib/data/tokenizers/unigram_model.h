@@ -20,7 +20,7 @@ namespace fp8train::tokenizers {
 struct UnigramVocabulary {
   std::vector<std::string> tokens;  ///< by id
   std::vector<double> scores;       ///< logarithms of probabilities
-  int32_t unknown = -1;             ///< id of unknown characters; -1: encode() refuses them
+  int64_t unknown = -1;             ///< id of unknown characters; -1: encode() refuses them
   bool byte_fallback = false;       ///< unknown characters become <0x00> to <0xFF>
 };
 

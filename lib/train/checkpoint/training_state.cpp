@@ -136,7 +136,7 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
   if (session.data_record != nullptr) {
     json["data_files"] = session.data_record->noted();
   }
-  return json.dump(1) + "\n";
+  return json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 /// `changed_plan`: the loss scale begins as at the start of a run.

@@ -163,8 +163,10 @@ std::vector<std::string> ScalingWarnings::rest() const {
   if (warned_.size() <= kMostLines) {
     return {};
   }
-  return {fmt::format("{} more tensors lost as much in their casts; metrics.jsonl has all figures",
-                      warned_.size() - kMostLines)};
+  return {
+      fmt::format("{} more tensors lost as much in their casts; tensors.jsonl has the figures "
+                  "of all, each logging.tensor_interval steps",
+                  warned_.size() - kMostLines)};
 }
 
 void log_warnings(const std::vector<std::string>& lines) {
