@@ -236,7 +236,7 @@ void Run::sample() {
   if (generator_ != nullptr) {
     generator_->set_plain(engine_->plain());
     const std::string text =
-        sample_texts(*generator_, *session_.tokenizer, settings().sample, settings().training.seed,
+        sample_texts(*generator_, *session_.tokenizer, settings().sample, settings().step.seed,
                      [&] { return alone ? heartbeat.beat() : void(); });
     if (leads()) {
       records_.write_sample(state_.step, text);

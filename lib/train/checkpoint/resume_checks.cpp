@@ -267,8 +267,8 @@ SameRun check_same_run(const nlohmann::json& state, const Session& session, Deco
   comparison.model(folder);
   comparison.plan(model);
   comparison.require("optimizer", session.engine.optimizer.name, "optimizer.name");
-  comparison.require("seed", session.settings.training.seed, "training.seed");
-  comparison.require("seq_length", session.engine.seq_length, "data.seq_length");
+  comparison.require("seed", session.settings.step.seed, "training.seed");
+  comparison.require("seq_length", session.engine.step.seq_length, "data.seq_length");
   comparison.require("shuffle", session.settings.data.shuffle, "data.shuffle");
   comparison.data();
   if (comparison.differences.empty()) {

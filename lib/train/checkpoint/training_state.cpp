@@ -121,8 +121,8 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
                                  {"plan", session.engine.plan.name},
                                  {"formats", formats_text(engine.model())},
                                  {"optimizer", session.engine.optimizer.name},
-                                 {"seed", session.settings.training.seed},
-                                 {"seq_length", session.engine.seq_length},
+                                 {"seed", session.settings.step.seed},
+                                 {"seq_length", session.engine.step.seq_length},
                                  {"shuffle", session.settings.data.shuffle},
                                  {"data_fingerprint", session.data.train.fingerprint()},
                                  {"loss_scale", control.loss_scale},
@@ -245,7 +245,7 @@ std::vector<ScalingState::SavedTensor> scaling_tensors(Engine& engine, Communica
 }
 
 std::string id_of_run(const Session& session) {
-  return run_id(session.settings.training.seed, session.data.train.fingerprint());
+  return run_id(session.settings.step.seed, session.data.train.fingerprint());
 }
 
 }  // namespace
