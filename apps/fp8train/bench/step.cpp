@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/philox.h"
+#include "base/text.h"
 #include "base/trace.h"
 #include "bench/bench.h"
 #include "bench/parts.h"
@@ -127,8 +128,11 @@ PlanRequest plan_request(const StepBench& bench) {
     const size_t equals = set.find('=');
     const std::string key = set.substr(0, equals);
     if (equals == std::string::npos ||
-        (key.rfind("precision.", 0) != 0 && key.rfind("fp8.", 0) != 0)) {
+        (!key.starts_with("precision.") && !key.starts_with("fp8."))) {
       throw ConfigError("--set " + set + ": expected precision.KEY=VALUE or fp8.KEY=VALUE");
+    }
+    if (key == "precision.plan") {
+      throw ConfigError("--set " + set + ": the plan is that of --plan");
     }
     answers.push_back({key, set.substr(equals + 1)});
   }
@@ -138,6 +142,19 @@ PlanRequest plan_request(const StepBench& bench) {
     throw ConfigError(with_key(first.key, first.text));
   }
   return read.settings.precision;
+}
+
+/// The message with the options of this benchmark for the keys of a configuration.
+std::string with_options(std::string message) {
+  constexpr std::pair<const char*, const char*> kOptions[] = {
+      {"precision.plan", "--plan"},
+      {"training.micro_batch_size", "--micro-batch-size"},
+      {"training.gradient_accumulation_steps", "--accumulation"},
+      {"data.seq_length", "--seq-length"}};
+  for (const auto& [key, option] : kOptions) {
+    message = replaced(message, key, option);
+  }
+  return message;
 }
 
 }  // namespace
@@ -160,12 +177,16 @@ EngineSettings step_settings(const StepBench& bench) {
   if (bench.zero_stage > 3) {
     throw ConfigError(fmt::format("--zero-stage: {} is not in [0, 3]", bench.zero_stage));
   }
-  Settings settings;
-  settings.precision = plan_request(bench);
-  settings.step = bench.settings;
-  settings.parallelism.zero_stage = bench.zero_stage;
-  settings.parallelism.bucket_bytes = bench.bucket_mb << 20;
-  return engine_settings(settings, model_of(bench));
+  try {
+    Settings settings;
+    settings.precision = plan_request(bench);
+    settings.step = bench.settings;
+    settings.parallelism.zero_stage = bench.zero_stage;
+    settings.parallelism.bucket_bytes = bench.bucket_mb << 20;
+    return engine_settings(settings, model_of(bench));
+  } catch (const ConfigError& error) {
+    throw ConfigError(with_options(error.what()));
+  }
 }
 
 namespace {
