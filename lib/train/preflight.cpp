@@ -1,6 +1,4 @@
 #include "train/preflight.h"
-#include "base/math.h"
-#include "train/step/dry_run.h"
 
 #include <fmt/format.h>
 
@@ -8,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/math.h"
 #include "base/nearest.h"
 #include "device/cuda/cuda_device.h"
 #include "device/device_questions.h"

@@ -1,5 +1,4 @@
 #include "train/run.h"
-#include "train/step/dry_run.h"
 
 #include <fmt/format.h>
 
@@ -21,6 +20,7 @@
 #include "train/preflight.h"
 #include "train/ranks.h"
 #include "train/records/environment.h"
+#include "train/step/dry_run.h"
 #include "train/threads.h"
 
 namespace fp8train {

@@ -93,7 +93,8 @@ int64_t resolve_max_steps(const TrainingSettings& training, const StepSettings& 
 }
 
 /// All that a pass could save, generously: what is beyond could not be counted in 64 bits.
-void check_activations(const EngineSettings& engine, int64_t rows) {
+void check_activations(const EngineSettings& engine) {
+  const int64_t rows = engine.step.micro_batch_tokens();
   double widths = 0.0;
   for_each_linear(engine.model, [&](const LinearSite& site) {
     widths += static_cast<double>(site.in_features + site.out_features);
@@ -110,7 +111,8 @@ void check_activations(const EngineSettings& engine, int64_t rows) {
 
 /// Tokens are the K of the weight gradients' GEMMs. Patterns of layers that match nothing are found
 /// here too.
-void check_scaled_rows(const EngineSettings& engine, int64_t rows) {
+void check_scaled_rows(const EngineSettings& engine) {
+  const int64_t rows = engine.step.micro_batch_tokens();
   const std::vector<LinearPlan> linears = plan_linears(engine.plan, linear_sites(engine.model));
   int64_t multiple = engine.plan.wgrad.k_multiple();
   std::string plan = engine.plan.name;
@@ -136,30 +138,28 @@ void check_batch(const EngineSettings& engine) {
         longest_sequence_reason(engine.model),
         engine.model.sliding_window > 0 ? "" : " or set model.max_position_embeddings"));
   }
-  const int64_t rows = step.micro_batch_tokens();
-  if (rows > kMostRows) {
+  if (step.micro_batch_tokens() > kMostRows) {
     throw ConfigError(fmt::format(
         "training.micro_batch_size {} * data.seq_length {} is more than {} tokens; lower the "
         "micro-batch and raise training.gradient_accumulation_steps",
         step.micro_batch_size, step.seq_length, kMostRows));
   }
-  check_activations(engine, rows);
-  check_scaled_rows(engine, rows);
+  check_activations(engine);
+  check_scaled_rows(engine);
 }
 
 /// Divides the micro-batches of a global batch among the ranks.
-void share_global_batch(const Settings& settings, int ranks, int64_t& micro_batches) {
-  const int64_t sequences = settings.training.global_batch_size;
-  if (sequences == 0) {
+void share_global_batch(const TrainingSettings& training, int ranks, StepSettings& step) {
+  if (training.global_batch_size == 0) {
     return;
   }
-  if (micro_batches % ranks != 0) {
+  if (step.gradient_accumulation_steps % ranks != 0) {
     throw ConfigError(
         fmt::format("training.global_batch_size: {} sequences are not a multiple of {} ranks x "
                     "training.micro_batch_size {}",
-                    sequences, ranks, settings.step.micro_batch_size));
+                    training.global_batch_size, ranks, step.micro_batch_size));
   }
-  micro_batches /= ranks;
+  step.gradient_accumulation_steps /= ranks;
 }
 
 /// A prompt that cannot be encoded or does not fit is an error before the run, not in the middle of
@@ -267,7 +267,7 @@ Session resolve(const Settings& settings, bool open_data, int ranks) {
   session.tokenizer = make_tokenizer(settings.data);
   session.engine =
       engine_settings(settings, resolve_model(settings.model, *session.tokenizer, session.notes));
-  share_global_batch(settings, ranks, session.engine.step.gradient_accumulation_steps);
+  share_global_batch(settings.training, ranks, session.engine.step);
   note_other_tokenizer(settings, *session.tokenizer, session.engine.model.vocab_size,
                        session.notes);
   note_processes(settings, ranks, session.notes);
