@@ -110,10 +110,11 @@ CheckpointModel open_checkpoint(const CheckpointRequest& request) {
   EngineSettings settings;
   settings.model = opened.model;
   settings.plan = plan_named(request.plan, "--plan");
-  settings.micro_batch_size = request.micro_batch_size;
+  settings.step = request.step;
   const int64_t longest = opened.longest_sequence;
-  settings.seq_length = request.seq_length > 0 ? request.seq_length : longest;
-  if (settings.seq_length > longest || request.seq_length < 0) {
+  int64_t& length = settings.step.seq_length;
+  length = length == 0 ? longest : length;
+  if (length < 0 || length > longest) {
     throw ConfigError(fmt::format("--seq-length must be between 1 and {}: {}", longest,
                                   longest_sequence_reason(settings.model)));
   }

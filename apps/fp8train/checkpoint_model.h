@@ -19,8 +19,8 @@ struct CheckpointRequest {
   std::string tokenizer;  ///< empty: tokenizer.json of the folder
   std::string plan = "fp32";
   std::string device = "auto";
-  int64_t micro_batch_size = 1;
-  int64_t seq_length = 0;  ///< 0: the model's
+  /// The engine's; seq_length 0: the model's. No run's seed: what is stochastic repeats.
+  StepSettings step = {.seq_length = 0, .micro_batch_size = 1, .seed = 0};
   int64_t threads = 0;
 };
 

@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cstddef>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -23,6 +25,16 @@ auto choices_of(const Values& values) {
   Choices<typename Values::value_type> choices;
   for (const auto& value : values) {
     choices.emplace_back(name_of(value), value);
+  }
+  return choices;
+}
+
+/// The values of a table of names (base/names.h).
+template <typename Value, size_t count>
+Choices<Value> choices_of(const std::pair<Value, std::string_view> (&table)[count]) {
+  Choices<Value> choices;
+  for (const auto& [value, name] : table) {
+    choices.emplace_back(name, value);
   }
   return choices;
 }

@@ -57,7 +57,7 @@ void check_weights(const Session& session) {
     return;
   }
   const std::unique_ptr<Device> meta = make_device(DeviceKind::meta);
-  Decoder model(*meta, session.engine.model, session.engine.plan, session.engine.decoder);
+  Decoder model(*meta, session.engine.model, session.engine.plan, {});
   load_weights(*meta, model, TensorSource(session.settings.model.from),
                missing_tokens(session.settings.model));
 }

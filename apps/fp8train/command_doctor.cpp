@@ -12,10 +12,10 @@
 #include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 #include "base/machine.h"
 #include "base/terminal.h"
+#include "base/text.h"
 #include "comm/launch.h"
 #include "commands.h"
 #include "config/wrap.h"
@@ -199,13 +199,23 @@ Finding judge_process_managers(const std::string& listed) {
       "comm.bootstrap: file for ranks on GPUs, or have Slurm built with PMIx"};
 }
 
+/// Whether a controller is up by the reply of `scontrol ping`, which has a line for each, such as
+/// "Slurmctld(primary) at n0 is UP". Before Slurm 18.08 one line is about both: "are UP/DOWN".
+bool controller_is_up(const std::string& reply) {
+  return std::ranges::any_of(split(reply, '\n'), [](const std::string& line) {
+    const std::string text = trimmed(line);
+    const std::vector<std::string> states = split(text.substr(text.rfind(' ') + 1), '/');
+    return text.starts_with("Slurmctld(") && std::ranges::find(states, "UP") != states.end();
+  });
+}
+
 /// srun lists process managers without a controller too, so that scontrol is asked first.
 Finding slurm() {
   if (program_on_path("srun").empty()) {
     return {"slurm", "no srun on PATH", ""};
   }
   const bool can_ask = !program_on_path("scontrol").empty();
-  if (can_ask && output_of("timeout 10 scontrol ping 2>&1").find("UP") == std::string::npos) {
+  if (can_ask && !controller_is_up(output_of("timeout 10 scontrol ping 2>&1"))) {
     return {"slurm", "Slurm's commands are installed, but no controller (slurmctld) answers",
             "jobs cannot be started from here: use a login node of a cluster, or name its "
             "configuration (SLURM_CONF); runs without Slurm do not need it"};

@@ -60,7 +60,7 @@ constexpr int64_t kMostMicroBatch = int64_t{1} << 16;
 int64_t largest_micro_batch(EngineSettings settings, const DeviceTraits& traits,
                             const Topology& ranks, size_t bytes) {
   const auto fits = [&](int64_t size) {
-    settings.micro_batch_size = size;
+    settings.step.micro_batch_size = size;
     return dry_run_step(settings, traits, ranks, 0).memory.total() <= bytes;
   };
   if (!fits(1)) {
@@ -159,7 +159,7 @@ int estimate_settings(const Settings& settings, int world_size) {
     const int64_t most = largest_micro_batch(session.engine, memory.traits, ranks,
                                              memory.bytes - std::min(copy, memory.bytes));
     fmt::print("largest training.micro_batch_size that fits, with {} of them per step: {}\n",
-               session.engine.gradient_accumulation_steps,
+               session.engine.step.gradient_accumulation_steps,
                most == 0                 ? "none"
                : most >= kMostMicroBatch ? fmt::format("{} or more", most)
                                          : fmt::format("{}", most));

@@ -93,7 +93,7 @@ void print_loss(const EvalOptions& options, const EngineSettings& engine, const 
   fmt::print("{}: loss {:.6f}, perplexity {:.4f}{} over {} tokens in windows of {}{}\n",
              options.model.plan, loss.mean, std::exp(loss.mean),
              bytes == 0 ? "" : fmt::format(", {:.4f} bits per byte", bits), loss.targets,
-             engine.seq_length,
+             engine.step.seq_length,
              options.stride > 0 ? fmt::format(", {} tokens apart", options.stride) : "");
 }
 
@@ -115,7 +115,7 @@ std::vector<DataSource> sources_of(const std::string& path) {
 ValidationBatches batches_of(const EvalOptions& options, const Corpus& corpus,
                              const EngineSettings& settings) {
   try {
-    ValidationBatches batches(corpus, settings.micro_batch_size, settings.seq_length,
+    ValidationBatches batches(corpus, settings.step.micro_batch_size, settings.step.seq_length,
                               {.stride = options.stride, .length_option = "--seq-length"});
     std::vector<std::string> notes, warnings;
     batches.samples().describe(options.data, notes, warnings);
@@ -130,11 +130,11 @@ int evaluate_text(const EvalOptions& options) {
   const CheckpointModel opened = open_for_evaluation(options);
   Engine& engine = *opened.engine;
   const EngineSettings& settings = engine.settings();
-  if (options.stride > settings.seq_length) {
+  if (options.stride > settings.step.seq_length) {
     throw ConfigError(
         fmt::format("--stride {} is longer than the windows of {}; some tokens would "
                     "have no loss",
-                    options.stride, settings.seq_length));
+                    options.stride, settings.step.seq_length));
   }
   DataSettings data;
   data.train = sources_of(options.data);
@@ -218,7 +218,7 @@ int evaluate_choices(EvalOptions options) {
   CheckpointFacts facts = describe_checkpoint(options.model);
   options.model.path = facts.folder;  // a run may save another one meanwhile
   const int64_t longest =
-      options.model.seq_length > 0 ? options.model.seq_length : facts.longest_sequence;
+      options.model.step.seq_length > 0 ? options.model.step.seq_length : facts.longest_sequence;
   std::vector<Continuation> texts;
   size_t most_tokens = 0;
   for (const ChoiceQuestion& question : questions) {
@@ -228,10 +228,10 @@ int evaluate_choices(EvalOptions options) {
     }
   }
   const auto inputs = static_cast<int64_t>(most_tokens) - 1;
-  options.model.seq_length = std::min(longest, round_up(inputs, kColumnMultiple));
+  options.model.step.seq_length = std::min(longest, round_up(inputs, kColumnMultiple));
   const CheckpointModel opened = open_for_evaluation(options);
   const EngineSettings& settings = opened.engine->settings();
-  ContinuationBatches batches(texts, settings.micro_batch_size, settings.seq_length);
+  ContinuationBatches batches(texts, settings.step.micro_batch_size, settings.step.seq_length);
   calibrate(opened, options.calibrate,
             [&] { return batches.done() ? std::nullopt : std::optional(batches.next(true)); });
   const std::vector<double> likelihoods =
@@ -253,7 +253,7 @@ int evaluate_choices(EvalOptions options) {
 }
 
 int evaluate(EvalOptions options) {
-  options.model.micro_batch_size = 16;
+  options.model.step.micro_batch_size = 16;
   if (options.data.empty() == options.choices.empty()) {
     throw ConfigError("give either --data FILE, for the loss, or --choices FILE, for questions");
   }
@@ -280,7 +280,7 @@ void add_eval(Arguments command, Action& action) {
                  "File to write: log-likelihoods and answers of each question");
   command.option("--stride", options->stride, 0,
                  "Tokens from one window of --data to the next; 0: windows do not overlap");
-  command.option("--seq-length", options->model.seq_length, 0, "0: the model's context");
+  command.option("--seq-length", options->model.step.seq_length, 0, "0: the model's context");
   command.option(
       "--calibrate", options->calibrate, 0,
       "Batches that set the scales of a plan with delayed scaling when the folder has none");

@@ -63,7 +63,7 @@ Layers explained_layers(const Session& session) {
     std::string reason;
     traits = choose_device(choice, false, reason)->traits();
   }
-  const int64_t rows = session.engine.micro_batch_size * session.engine.seq_length;
+  const int64_t rows = session.engine.step.micro_batch_tokens();
   for (const LinearPlan& linear : layers.linears) {
     layers.dequantized.push_back(dequantized_because(traits, linear, rows));
   }

@@ -8,10 +8,12 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/names.h"
 #include "checkpoint_model.h"
 #include "choices.h"
 #include "commands.h"
@@ -27,7 +29,8 @@ struct QuantizeOptions {
   std::string in, out;
   std::string format = "e4m3";
   std::string granularity = "tensor";
-  std::string scale, rounding = "nearest";
+  std::string scale;
+  std::string rounding = std::string(name_in(kRoundings, Rounding::nearest_even));
   uint64_t seed = 0;
   std::vector<std::string> include, exclude;
   bool dequantize = false;
@@ -49,8 +52,29 @@ std::set<ScaleType> scale_types() {
   return types;
 }
 const Choices<ScaleType> kScales = choices_of(scale_types());
-const Choices<Rounding> kRoundings = {{"nearest", Rounding::nearest_even},
-                                      {"stochastic", Rounding::stochastic}};
+const Choices<Rounding> kRoundingChoices = choices_of(kRoundings);
+
+/// The types of scales, those of the first blocks without the names of these blocks.
+std::string scale_help() {
+  std::vector<std::pair<std::span<const ScaleType>, std::vector<std::string>>> groups;
+  for (const auto& [name, block] : kBlocks) {
+    const auto scales = ops::find_block_format(block)->scales;
+    const auto alike = std::ranges::find_if(
+        groups, [&](const auto& group) { return std::ranges::equal(group.first, scales); });
+    if (alike == groups.end()) {
+      groups.push_back({scales, {name}});
+    } else {
+      alike->second.push_back(name);
+    }
+  }
+  std::string text;
+  for (const auto& [scales, blocks] : groups) {
+    text += text.empty()
+                ? names_of(choices_of(scales))
+                : fmt::format("; {} for {}", names_of(choices_of(scales)), alternatives(blocks));
+  }
+  return text + " (default: the first)";
+}
 
 TensorFormat format_of(const QuantizeOptions& options) {
   TensorFormat format;
@@ -59,7 +83,7 @@ TensorFormat format_of(const QuantizeOptions& options) {
   format.block = choose("--granularity", options.granularity, kBlocks);
   format.scale_type = options.scale.empty() ? ops::find_block_format(format.block)->scales.front()
                                             : choose("--scale", options.scale, kScales);
-  format.rounding = choose("--rounding", options.rounding, kRoundings);
+  format.rounding = choose("--rounding", options.rounding, kRoundingChoices);
   check_quantization(format);
   return format;
 }
@@ -197,8 +221,8 @@ void add_quantize(Arguments command, Action& action) {
   command.option("--format", options->format, names_of(kElements));
   command.option("--granularity", options->granularity,
                  "What shares a scale: " + names_of(kBlocks));
-  command.option("--scale", options->scale, "fp32 or pow2; e8m0 for 1x32 (default: fp32, or e8m0)");
-  command.option("--rounding", options->rounding, names_of(kRoundings));
+  command.option("--scale", options->scale, scale_help());
+  command.option("--rounding", options->rounding, names_of(kRoundingChoices));
   command.option("--seed", options->seed, "Seed of stochastic rounding");
   command.list("--include", options->include,
                "Cast only tensors of this name; * and ? (repeatable)");

@@ -32,7 +32,8 @@ std::string time_on_cpu(const Settings& settings) {
   if (tokens == 0.0) {
     return "";
   }
-  const double flops = tokens * flops_per_token(session.engine.model, session.engine.seq_length);
+  const double flops =
+      tokens * flops_per_token(session.engine.model, session.engine.step.seq_length);
   return fmt::format("; {} tokens take about {} at {:.0f} GFLOP/s a rank", describe_count(tokens),
                      describe_duration(flops / kRate / session.ranks), kRate / 1e9);
 }
@@ -71,22 +72,22 @@ std::string JobMemory::what_would_fit(const Settings& settings, const RankMemory
   std::string with;
   Settings changed = settings;
   for (;;) {
-    for (int64_t size = settings.training.micro_batch_size; size >= 1; size /= 2) {
-      changed.training.micro_batch_size = size;
+    for (int64_t size = settings.step.micro_batch_size; size >= 1; size /= 2) {
+      changed.step.micro_batch_size = size;
       if (fits(changed, memory)) {
-        return size == settings.training.micro_batch_size
+        return size == settings.step.micro_batch_size
                    ? with.substr(2)
                    : fmt::format("training.micro_batch_size {}{}", size, with);
       }
     }
-    if (changed.model.recompute == Recompute::none) {
-      changed.model.recompute = Recompute::block;
+    if (changed.step.decoder.recompute == Recompute::none) {
+      changed.step.decoder.recompute = Recompute::block;
       with = ", model.recompute block";
     } else if (++changed.parallelism.zero_stage <= last_stage) {
-      with =
-          fmt::format("{}, parallelism.zero_stage {}",
-                      settings.model.recompute == Recompute::none ? ", model.recompute block" : "",
-                      changed.parallelism.zero_stage);
+      with = fmt::format(
+          "{}, parallelism.zero_stage {}",
+          settings.step.decoder.recompute == Recompute::none ? ", model.recompute block" : "",
+          changed.parallelism.zero_stage);
     } else {
       return "";
     }

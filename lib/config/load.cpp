@@ -111,9 +111,10 @@ void apply_given_preset(const GivenKeys& given, Settings& settings) {
   }
 }
 
-void follow_global_batch(TrainingSettings& training) {
-  if (training.global_batch_size > 0) {
-    training.gradient_accumulation_steps = training.global_batch_size / training.micro_batch_size;
+void follow_global_batch(Settings& settings) {
+  const int64_t sequences = settings.training.global_batch_size;
+  if (sequences > 0) {
+    settings.step.gradient_accumulation_steps = sequences / settings.step.micro_batch_size;
   }
 }
 
@@ -130,8 +131,8 @@ void follow_model_folder(GivenKeys& given, Settings& settings) {
     given.note(fmt::format("data.tokenizer: not given, that of model.from ({})", usual));
   }
   if (const int64_t usual = usual_seq_length(settings);
-      given.find("data.seq_length") == nullptr && usual < data.seq_length) {
-    data.seq_length = usual;
+      given.find("data.seq_length") == nullptr && usual < settings.step.seq_length) {
+    settings.step.seq_length = usual;
     given.note(fmt::format("data.seq_length: not given, the context of model.from ({})", usual));
   }
 }
@@ -309,7 +310,7 @@ Settings load_settings(const LoadRequest& request) {
   }
   run.problems.raise();
   run.settings.notes = {run.notes(), run.foreign->processes(), run.given.locations()};
-  follow_global_batch(run.settings.training);
+  follow_global_batch(run.settings);
   return std::move(run.settings);
 }
 
@@ -332,7 +333,7 @@ ReadAnswers read_answers(const std::vector<Answer>& answers, const ForeignKeysMa
   }
   draft.read_values(true);
   check_fields(draft.settings, draft.given, Extent::begun);
-  follow_global_batch(draft.settings.training);
+  follow_global_batch(draft.settings);
   ReadAnswers result = {std::move(draft.settings), {}};
   for (const auto& [mark, key, text] : draft.problems.all()) {
     const std::string owner = mark.source == nobodys ? "" : answers[mark.source - 1].key;

@@ -17,7 +17,7 @@ std::string usual_tokenizer(const Settings& settings) {
 }
 
 int64_t usual_seq_length(const Settings& settings) {
-  int64_t length = DataSettings().seq_length;
+  int64_t length = StepSettings().seq_length;
   std::ifstream file(std::filesystem::path(settings.model.from) / "config.json");
   if (settings.model.from.empty() || !file) {
     return length;

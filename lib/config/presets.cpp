@@ -118,7 +118,7 @@ const Preset* find_preset(const std::string& name) {
 void apply_preset(const Preset& preset, Settings& settings) {
   settings.model.preset = preset.name;
   settings.model.config = preset.config;
-  settings.data.seq_length = preset.seq_length;
+  settings.step.seq_length = preset.seq_length;
 }
 
 }  // namespace fp8train

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "comm/comm_settings.h"
+#include "config/step_settings.h"
 #include "data/data_settings.h"
 #include "device/device_choice.h"
 #include "model/model_config.h"
@@ -19,7 +20,7 @@
 
 namespace fp8train {
 
-/// The settings under `model`.
+/// The settings under `model`, but for StepSettings.
 struct ModelSettings {
   std::string preset;  ///< a named shape
   std::string from;    ///< a Hugging Face folder to start from
@@ -27,7 +28,6 @@ struct ModelSettings {
                        ///< known. Unused with `from`
   int64_t resize_vocabulary =
       0;  ///< tokens that the model of `from` shall have; 0: as many as it has
-  Recompute recompute = Recompute::none;
 
   bool operator==(const ModelSettings&) const = default;
 };
@@ -42,19 +42,14 @@ enum class OnDivergence : uint8_t { stop, rollback };
 inline constexpr std::pair<OnDivergence, std::string_view> kOnDivergence[] = {
     {OnDivergence::stop, "stop"}, {OnDivergence::rollback, "rollback"}};
 
-/// The settings under `training`.
+/// The settings under `training`, but for StepSettings.
 struct TrainingSettings {
   int64_t max_steps = 0;  ///< exactly one of max_steps and max_tokens is set
   int64_t max_tokens = 0;
-  int64_t micro_batch_size = 8;  ///< sequences
-  int64_t gradient_accumulation_steps = 1;
   /// Sequences per optimizer step over all ranks; 0: not asked for. When set, it decides:
-  /// gradient_accumulation_steps then holds the value for one rank, and open_session divides it
-  /// among more.
+  /// StepSettings::gradient_accumulation_steps then holds the value for one rank, and open_session
+  /// divides it among more.
   int64_t global_batch_size = 0;
-  uint64_t seed = 1;
-  double z_loss = 0.0;
-  int64_t head_chunk_rows = 0;  ///< rows of logits alive at a time; 0: by the device (nn/head.h)
   double max_time_seconds = 0;  ///< 0: no limit; otherwise save and stop with exit code 75
   OnNonFinite non_finite = OnNonFinite::skip;
   int64_t max_consecutive_skips = 10;
@@ -63,7 +58,6 @@ struct TrainingSettings {
   double spike_threshold = 0;  ///< standard deviations; 0: spikes are not looked for
   int64_t spike_window = 128;  ///< steps
   int64_t spike_steps = 3;
-  bool deterministic = false;  ///< applies to attention on a GPU; all else is
 
   bool operator==(const TrainingSettings&) const = default;
 };
@@ -199,6 +193,7 @@ struct Notes {
 struct Settings {
   ModelSettings model;
   DataSettings data;
+  StepSettings step;
   TrainingSettings training;
   OptimizerSettings optimizer;
   ScheduleSettings scheduler;
@@ -212,7 +207,6 @@ struct Settings {
   ParallelismSettings parallelism;
   JobSettings job;
   DeviceChoice device = DeviceChoice::automatic;
-  bool cuda_graphs = true;   ///< replay recorded steps
   bool gemm_tuning = false;  ///< time the GPU's algorithms for each product
   int64_t threads = 0;       ///< 0: all cores (or SLURM_CPUS_PER_TASK, OMP_NUM_THREADS)
   std::string output_dir = "runs/default";

@@ -50,7 +50,7 @@ std::vector<Line> lines_of(const Settings& settings, bool resolved,
   }
   if (!settings.model.from.empty()) {
     base.data.tokenizer = usual_tokenizer(settings);
-    base.data.seq_length = usual_seq_length(settings);
+    base.step.seq_length = usual_seq_length(settings);
   }
   std::vector<Line> lines;
   for (const Field& field : field_table()) {

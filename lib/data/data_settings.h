@@ -41,9 +41,8 @@ struct DataSettings {
   std::vector<DataSource> val;  ///< empty: val_fraction of train is held back
   double val_fraction = 0.0;
   std::string tokenizer = "byte";  ///< as in make_tokenizer()
-  int64_t seq_length = 1024;
-  bool shuffle = true;            ///< false: consecutive windows in file order
-  std::string text_key = "text";  ///< JSONL
+  bool shuffle = true;             ///< false: consecutive windows in file order
+  std::string text_key = "text";   ///< JSONL
   ChatTemplate chat_template = ChatTemplate::automatic;
   Packing packing = Packing::automatic;
   bool document_mask = false;  ///< windows: documents, which end with end-of-sequence, are apart

@@ -94,6 +94,21 @@ bool is_section_of_accelerate(std::string_view name) {
   return std::find(std::begin(kSections), std::end(kSections), name) != std::end(kSections);
 }
 
+/// Names of keys at the top level: ours, and then those of Accelerate.
+const std::vector<std::string>& names_at_top_level() {
+  static const std::vector<std::string> kNames = [] {
+    std::vector<std::string> names = names_in_section("");
+    for (const ForeignKey& key : kLaunchKeys) {
+      names.emplace_back(key.name);
+    }
+    std::ranges::copy(split(kLaunch.without_meaning, ' '), std::back_inserter(names));
+    names.insert(names.end(), std::begin(kSections), std::end(kSections));
+    names.emplace_back("fp8_config");
+    return names;
+  }();
+  return kNames;
+}
+
 }  // namespace
 
 bool Pass::is_launch(std::string_view name) {
@@ -114,17 +129,10 @@ void Pass::recognize_accelerate() {
 }
 
 std::string Pass::launch_key_near(const std::string& name) {
-  std::vector<std::string> names = names_in_section("");
-  if (find_passive_key(name) != nullptr ||
-      std::find(names.begin(), names.end(), name) != names.end()) {
+  const std::vector<std::string>& names = names_at_top_level();
+  if (find_passive_key(name) != nullptr || std::ranges::find(names, name) != names.end()) {
     return "";
   }
-  for (const ForeignKey& key : kLaunchKeys) {
-    names.emplace_back(key.name);
-  }
-  std::ranges::copy(split(kLaunch.without_meaning, ' '), std::back_inserter(names));
-  names.insert(names.end(), std::begin(kSections), std::end(kSections));
-  names.emplace_back("fp8_config");
   const std::string near = nearest_name(name, names);
   return near == "fp8_config" || is_launch_key(near) ? near : "";
 }

@@ -37,7 +37,7 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
     : device_(&device),
       config_(config),
       plan_(plan),
-      keeps_block_inputs_(!encodes_residuals() || options.recompute == Recompute::block) {
+      keeps_block_inputs_(!encodes_residuals() || options.settings.recompute == Recompute::block) {
   check(config_.vocab_size > 0, "the vocabulary is known before a model is built");
   if (config_.head_dim > device.traits().max_head_dim) {
     throw ConfigError(fmt::format(
@@ -67,7 +67,7 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
   blocks_.reserve(static_cast<size_t>(config_.num_hidden_layers));
   for (int64_t i = 0; i < config_.num_hidden_layers; ++i) {
     parameters_.begin_unit();
-    add_block(i, options);
+    add_block(i, options.settings.recompute);
   }
   parameters_.begin_unit();
   saved_.resize(blocks_.size());
@@ -86,11 +86,12 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
                                    .value_is_read = false,
                                    .overwritten = true});
   }
-  const int64_t chunk_rows = options.head_chunk_rows > 0
-                                 ? options.head_chunk_rows
+  const int64_t chunk_rows = options.settings.head_chunk_rows > 0
+                                 ? options.settings.head_chunk_rows
                                  : head_chunk_rows(device.traits().memory, rows, plan_.activation);
   head_ = std::make_unique<Head>(Linear(linear_plans_.back(), head_weight, nullptr, scaling_),
-                                 config_.vocab_size, chunk_rows, options.z_loss);
+                                 config_.vocab_size, chunk_rows,
+                                 static_cast<float>(options.settings.z_loss));
   allocate(options);
 }
 
@@ -131,7 +132,7 @@ bool Decoder::is_exempt(int64_t block) const {
   });
 }
 
-void Decoder::add_block(int64_t index, const DecoderOptions& options) {
+void Decoder::add_block(int64_t index, Recompute recompute) {
   const std::string layer = fmt::format("layers.{}.", index);
   const auto head_norm = [&](const char* name) -> Parameter* {
     return config_.qk_norm ? parameters_.add(vector_of(layer + name, config_.head_dim, Init::ones))
@@ -158,7 +159,7 @@ void Decoder::add_block(int64_t index, const DecoderOptions& options) {
   blocks_.emplace_back(
       attention_norm, std::move(attention), mlp_norm,
       Mlp(config_.mlp, std::move(up), std::move(down), saved_input(plan_.saved_nonlinear)),
-      options.recompute == Recompute::block, encodes_residuals());
+      recompute == Recompute::block, encodes_residuals());
 }
 
 void Decoder::allocate(const DecoderOptions& options) {

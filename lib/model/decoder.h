@@ -10,6 +10,7 @@
 
 #include "device/arena.h"
 #include "device/device.h"
+#include "model/decoder_settings.h"
 #include "model/linear_sites.h"
 #include "model/model_config.h"
 #include "nn/block.h"
@@ -23,10 +24,8 @@ namespace fp8train {
 
 /// How a decoder is built, apart from its shape and plan.
 struct DecoderOptions {
-  Recompute recompute = Recompute::none;
-  float z_loss = 0.0F;
-  int64_t head_chunk_rows = 0;  ///< 0: chosen by head_chunk_rows()
-  bool gradients = true;        ///< false: forward only, nothing is allocated for backward
+  DecoderSettings settings;
+  bool gradients = true;  ///< false: forward only, nothing is allocated for backward
   StoreSharing sharing;
 };
 
@@ -105,7 +104,7 @@ class Decoder {
                 const LossTotals& totals, const View& gradient, const GradientScale& scale);
   void backward(const StepContext& context, ConstView tokens, const View& gradient, int64_t batch);
   bool is_exempt(int64_t block) const;
-  void add_block(int64_t index, const DecoderOptions& options);
+  void add_block(int64_t index, Recompute recompute);
   Norm make_norm(const std::string& name, const SavedFormat& input);
   Linear make_linear(const std::string& name);
   /// Backward reads codes of the inputs of norms: nothing of the residual stream stays alive.

@@ -13,7 +13,6 @@ namespace fp8train {
 
 enum class NormKind : uint8_t { rms_norm, layer_norm };
 enum class PositionKind : uint8_t { rope, learned };
-enum class Recompute : uint8_t { none, block };
 
 class ModelFamily;
 

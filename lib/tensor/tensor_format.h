@@ -76,6 +76,9 @@ constexpr DType dtype_of(ScaleType type) {
 }
 
 enum class Rounding : uint8_t { nearest_even, stochastic };
+inline constexpr std::pair<Rounding, std::string_view> kRoundings[] = {
+    {Rounding::nearest_even, "nearest"}, {Rounding::stochastic, "stochastic"}};
+
 enum class AmaxAlgorithm : uint8_t { max, most_recent };
 inline constexpr std::pair<AmaxAlgorithm, std::string_view> kAmaxAlgorithms[] = {
     {AmaxAlgorithm::max, "max"}, {AmaxAlgorithm::most_recent, "most_recent"}};

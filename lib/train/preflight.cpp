@@ -1,6 +1,4 @@
 #include "train/preflight.h"
-#include "base/math.h"
-#include "train/step/dry_run.h"
 
 #include <fmt/format.h>
 
@@ -8,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/math.h"
 #include "base/nearest.h"
 #include "device/cuda/cuda_device.h"
 #include "device/device_questions.h"
@@ -83,8 +82,8 @@ std::string describe_steps(const Session& session) {
   return fmt::format("steps   {} of {} tokens ({}{} x {} x {})", session.max_steps,
                      session.tokens_per_step(),
                      session.ranks > 1 ? fmt::format("{} ranks x ", session.ranks) : "",
-                     session.engine.gradient_accumulation_steps, session.engine.micro_batch_size,
-                     session.engine.seq_length);
+                     session.engine.step.gradient_accumulation_steps,
+                     session.engine.step.micro_batch_size, session.engine.step.seq_length);
 }
 
 const GpuKind& gpu_kind(const std::string& name) {
@@ -224,7 +223,7 @@ std::string describe_largest(const Session& session, const DryRunStep& dry_run) 
 std::vector<std::string> describe_sources(const Session& session) {
   const Corpus& corpus = session.data.train;
   const auto samples = static_cast<uint64_t>(session.max_steps * session.tokens_per_step() /
-                                             session.engine.seq_length);
+                                             session.engine.step.seq_length);
   double total = 0;
   std::vector<double> epochs;
   if (corpus.is_blend()) {

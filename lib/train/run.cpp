@@ -1,5 +1,4 @@
 #include "train/run.h"
-#include "train/step/dry_run.h"
 
 #include <fmt/format.h>
 
@@ -21,6 +20,7 @@
 #include "train/preflight.h"
 #include "train/ranks.h"
 #include "train/records/environment.h"
+#include "train/step/dry_run.h"
 #include "train/threads.h"
 
 namespace fp8train {
@@ -236,7 +236,7 @@ void Run::sample() {
   if (generator_ != nullptr) {
     generator_->set_plain(engine_->plain());
     const std::string text =
-        sample_texts(*generator_, *session_.tokenizer, settings().sample, settings().training.seed,
+        sample_texts(*generator_, *session_.tokenizer, settings().sample, settings().step.seed,
                      [&] { return alone ? heartbeat.beat() : void(); });
     if (leads()) {
       records_.write_sample(state_.step, text);

@@ -77,13 +77,13 @@ class Run {
            settings().sample.max_new_tokens;
   }
   LoaderSettings loader_settings() const {
-    return {.micro_batch_size = session_.engine.micro_batch_size,
-            .seq_length = session_.engine.seq_length,
+    return {.micro_batch_size = session_.engine.step.micro_batch_size,
+            .seq_length = session_.engine.step.seq_length,
             .shuffle = settings().data.shuffle,
-            .seed = settings().training.seed,
+            .seed = settings().step.seed,
             .data_rank = mesh_.index(Axis::data),
             .data_ranks = mesh_.size(Axis::data),
-            .batches_per_step = session_.engine.gradient_accumulation_steps};
+            .batches_per_step = session_.engine.step.gradient_accumulation_steps};
   }
   bool due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
   bool evaluation_is_due() const {

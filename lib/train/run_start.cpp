@@ -74,7 +74,7 @@ RunStart load_start(const Session& session, const FoundStart& found, Engine& eng
                  missing_tokens(session.settings.model));
     start.line = "weights from " + model;
   } else {
-    engine.model().initialize(session.settings.training.seed);
+    engine.model().initialize(session.settings.step.seed);
   }
   agree_on_step(comm, start.state.step, checkpoints);
   return start;

@@ -69,17 +69,16 @@ ModelConfig resolve_model(const ModelSettings& settings, const Tokenizer& tokeni
 }
 
 /// Throws ConfigError where the tokens of a step or of the run are too many to be counted.
-int64_t resolve_max_steps(const TrainingSettings& training, const EngineSettings& engine,
-                          int ranks) {
+int64_t resolve_max_steps(const TrainingSettings& training, const StepSettings& step, int ranks) {
   constexpr int64_t kMostTokens = int64_t{1} << 62;
-  int64_t of_step = engine.micro_batch_size * engine.seq_length;  // at most kMostRows
-  if (__builtin_mul_overflow(of_step, engine.gradient_accumulation_steps, &of_step) ||
+  int64_t of_step = step.micro_batch_tokens();  // at most kMostRows
+  if (__builtin_mul_overflow(of_step, step.gradient_accumulation_steps, &of_step) ||
       __builtin_mul_overflow(of_step, static_cast<int64_t>(ranks), &of_step) ||
       of_step > kMostTokens) {
     throw ConfigError(fmt::format(
         "a step of training.micro_batch_size {} * data.seq_length {} * {} micro-batches "
         "* {} ranks has more than 2^62 tokens",
-        engine.micro_batch_size, engine.seq_length, engine.gradient_accumulation_steps, ranks));
+        step.micro_batch_size, step.seq_length, step.gradient_accumulation_steps, ranks));
   }
   if (training.max_steps == 0) {
     return training.max_tokens / of_step + (training.max_tokens % of_step > 0 ? 1 : 0);
@@ -94,7 +93,8 @@ int64_t resolve_max_steps(const TrainingSettings& training, const EngineSettings
 }
 
 /// All that a pass could save, generously: what is beyond could not be counted in 64 bits.
-void check_activations(const EngineSettings& engine, int64_t rows) {
+void check_activations(const EngineSettings& engine) {
+  const int64_t rows = engine.step.micro_batch_tokens();
   double widths = 0.0;
   for_each_linear(engine.model, [&](const LinearSite& site) {
     widths += static_cast<double>(site.in_features + site.out_features);
@@ -105,13 +105,14 @@ void check_activations(const EngineSettings& engine, int64_t rows) {
     throw ConfigError(
         fmt::format("a pass of {} tokens (training.micro_batch_size {} * data.seq_length {}) "
                     "through this model has more than 10^18 bytes of activations",
-                    rows, engine.micro_batch_size, engine.seq_length));
+                    rows, engine.step.micro_batch_size, engine.step.seq_length));
   }
 }
 
 /// Tokens are the K of the weight gradients' GEMMs. Patterns of layers that match nothing are found
 /// here too.
-void check_scaled_rows(const EngineSettings& engine, int64_t rows) {
+void check_scaled_rows(const EngineSettings& engine) {
+  const int64_t rows = engine.step.micro_batch_tokens();
   const std::vector<LinearPlan> linears = plan_linears(engine.plan, linear_sites(engine.model));
   int64_t multiple = engine.plan.wgrad.k_multiple();
   std::string plan = engine.plan.name;
@@ -130,34 +131,35 @@ void check_scaled_rows(const EngineSettings& engine, int64_t rows) {
 }
 
 void check_batch(const EngineSettings& engine) {
-  if (engine.seq_length > longest_sequence(engine.model)) {
+  const StepSettings& step = engine.step;
+  if (step.seq_length > longest_sequence(engine.model)) {
     throw ConfigError(fmt::format(
-        "data.seq_length {} is longer than {}; shorten it{}", engine.seq_length,
+        "data.seq_length {} is longer than {}; shorten it{}", step.seq_length,
         longest_sequence_reason(engine.model),
         engine.model.sliding_window > 0 ? "" : " or set model.max_position_embeddings"));
   }
-  const int64_t rows = engine.micro_batch_size * engine.seq_length;
-  if (rows > kMostRows) {
+  if (step.micro_batch_tokens() > kMostRows) {
     throw ConfigError(fmt::format(
         "training.micro_batch_size {} * data.seq_length {} is more than {} tokens; lower the "
         "micro-batch and raise training.gradient_accumulation_steps",
-        engine.micro_batch_size, engine.seq_length, kMostRows));
+        step.micro_batch_size, step.seq_length, kMostRows));
   }
-  check_activations(engine, rows);
-  check_scaled_rows(engine, rows);
+  check_activations(engine);
+  check_scaled_rows(engine);
 }
 
-void share_global_batch(const TrainingSettings& training, int ranks, int64_t& passes) {
+/// Divides the micro-batches of a global batch among the ranks.
+void share_global_batch(const TrainingSettings& training, int ranks, StepSettings& step) {
   if (training.global_batch_size == 0) {
     return;
   }
-  if (passes % ranks != 0) {
+  if (step.gradient_accumulation_steps % ranks != 0) {
     throw ConfigError(
         fmt::format("training.global_batch_size: {} sequences are not a multiple of {} ranks x "
                     "training.micro_batch_size {}",
-                    training.global_batch_size, ranks, training.micro_batch_size));
+                    training.global_batch_size, ranks, step.micro_batch_size));
   }
-  passes /= ranks;
+  step.gradient_accumulation_steps /= ranks;
 }
 
 /// A prompt that cannot be encoded or does not fit is an error before the run, not in the middle of
@@ -243,17 +245,9 @@ EngineSettings engine_settings(const Settings& settings, const ModelConfig& mode
   EngineSettings engine = {
       .model = model,
       .plan = resolve_plan(settings.precision),
-      .decoder = {.recompute = settings.model.recompute,
-                  .z_loss = static_cast<float>(settings.training.z_loss),
-                  .head_chunk_rows = settings.training.head_chunk_rows},
       .optimizer = settings.optimizer,
-      .seed = settings.training.seed,
-      .micro_batch_size = settings.training.micro_batch_size,
-      .seq_length = settings.data.seq_length,
-      .gradient_accumulation_steps = settings.training.gradient_accumulation_steps,
+      .step = settings.step,
       .strategy = settings.parallelism,
-      .record = settings.cuda_graphs,
-      .deterministic = settings.training.deterministic,
       .loss_history = settings.training.spike_threshold > 0 ? kLossHistory : 0};
   check_batch(engine);
   if (settings.precision.recompute_swiglu.value_or(false) && model.mlp != MlpKind::swiglu) {
@@ -273,7 +267,7 @@ Session resolve(const Settings& settings, bool open_data, int ranks) {
   session.tokenizer = make_tokenizer(settings.data);
   session.engine =
       engine_settings(settings, resolve_model(settings.model, *session.tokenizer, session.notes));
-  share_global_batch(settings.training, ranks, session.engine.gradient_accumulation_steps);
+  share_global_batch(settings.training, ranks, session.engine.step);
   note_other_tokenizer(settings, *session.tokenizer, session.engine.model.vocab_size,
                        session.notes);
   note_processes(settings, ranks, session.notes);
@@ -291,7 +285,7 @@ Session resolve(const Settings& settings, bool open_data, int ranks) {
         "algorithms of its own; set gemm_tuning: false, or parallelism.zero_stage: 1",
         settings.optimizer.name));
   }
-  session.max_steps = resolve_max_steps(settings.training, session.engine, ranks);
+  session.max_steps = resolve_max_steps(settings.training, session.engine.step, ranks);
   session.stages = run_stages(settings.precision, session.max_steps);
   check_stages(session);
   for (size_t i = 0; i < session.stages.size(); ++i) {

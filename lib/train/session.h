@@ -43,9 +43,7 @@ struct Session {
   EngineSettings engine_of(size_t stage) const;
 
   /// Returns the tokens of an optimizer step of all ranks.
-  int64_t tokens_per_step() const {
-    return engine.micro_batch_size * engine.seq_length * engine.gradient_accumulation_steps * ranks;
-  }
+  int64_t tokens_per_step() const { return engine.step.tokens() * ranks; }
 };
 
 /// Resolves the settings for a run of `ranks`; `open_data` also opens and checks the corpora.

@@ -27,7 +27,8 @@ void look_at_validation(Session& session) {
       fmt::format("{}: validation data ({}): ", data.val.empty() ? "data.val_fraction" : "data.val",
                   validation_sources(data));
   with_prefix<DataError>(about, [&] {
-    const Samples samples(session.data.val, session.engine.seq_length, {.walk = SampleWalk::once});
+    const Samples samples(session.data.val, session.engine.step.seq_length,
+                          {.walk = SampleWalk::once});
     samples.describe("validation data", session.settings.notes.lines, session.notes);
   });
 }
@@ -48,10 +49,10 @@ void open_corpora_of(Session& session) {
 
 Samples training_samples(const Session& session) {
   return with_prefix<DataError>("data.train: ", [&] {
-    return Samples(session.data.train, session.engine.seq_length,
+    return Samples(session.data.train, session.engine.step.seq_length,
                    {.walk = SampleWalk::training,
                     .shuffle = session.settings.data.shuffle,
-                    .seed = session.settings.training.seed});
+                    .seed = session.settings.step.seed});
   });
 }
 

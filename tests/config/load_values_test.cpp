@@ -28,7 +28,7 @@ device: auto
   CHECK(s.data.tokenizer == "char");
   CHECK(s.data.val_fraction == 0.1);
   CHECK(s.training.max_steps == 2000);
-  CHECK(s.training.micro_batch_size == 12);
+  CHECK(s.step.micro_batch_size == 12);
   CHECK(s.optimizer.lr == 1e-3);
   CHECK(s.optimizer.betas == std::array<double, 2>{0.9, 0.99});
   CHECK(s.scheduler.warmup_steps == 100);
@@ -53,17 +53,17 @@ fp8: {format: HYBRID, override_linear_precision: [false, false, true], use_autoc
 mixed_precision: fp8
 sample: {prompts: ["a\nb", 12]}
 )");
-  CHECK(s.model.recompute == Recompute::block);
+  CHECK(s.step.decoder.recompute == Recompute::block);
   CHECK(s.data.train ==
         std::vector<DataSource>{{"a b.txt", "auto", 2}, {"b.jsonl", "auto", 1}, {"c", "llmc", 1}});
   CHECK(s.data.val == std::vector<DataSource>{{"c.bin", "auto", 1}});
   CHECK_FALSE(s.data.shuffle);
   CHECK(s.training.max_tokens == 1'500'000);
-  CHECK(s.training.seed == UINT64_MAX);
+  CHECK(s.step.seed == UINT64_MAX);
   CHECK(s.training.max_time_seconds == 13800);
-  CHECK(s.training.micro_batch_size == 10);
-  CHECK(s.training.deterministic);
-  CHECK_FALSE(Settings{}.training.deterministic);
+  CHECK(s.step.micro_batch_size == 10);
+  CHECK(s.step.deterministic);
+  CHECK_FALSE(Settings{}.step.deterministic);
   CHECK(s.precision.format == Fp8Format::hybrid);
   CHECK(s.precision.override_linear_precision == std::vector<bool>{false, false, true});
   CHECK(s.precision.use_autocast_during_eval == true);
@@ -76,18 +76,18 @@ sample: {prompts: ["a\nb", 12]}
 
 TEST_CASE("defaults < preset < file < environment < --set, a later --set winning") {
   const std::string no_length = kBase;
-  CHECK(Settings{}.data.seq_length == 1024);
-  CHECK(load_text(kBase).data.seq_length == 64);
+  CHECK(Settings{}.step.seq_length == 1024);
+  CHECK(load_text(kBase).step.seq_length == 64);
   const std::string file =
       "model: {preset: toy}\ndata: {train: a, seq_length: 32}\n"
       "training: {max_steps: 9}\n";
-  CHECK(load_text(file).data.seq_length == 32);
-  CHECK(load_text(file, {}, "data.seq_length=16; device=cpu;").data.seq_length == 16);
+  CHECK(load_text(file).step.seq_length == 32);
+  CHECK(load_text(file, {}, "data.seq_length=16; device=cpu;").step.seq_length == 16);
   CHECK(load_text(file, {}, "data.seq_length=16; device=cpu;").device == DeviceChoice::cpu);
-  CHECK(load_text(file, {"data.seq_length=8"}, "data.seq_length=16").data.seq_length == 8);
-  CHECK(load_text(file, {"data.seq_length=8", "data.seq_length=4"}).data.seq_length == 4);
+  CHECK(load_text(file, {"data.seq_length=8"}, "data.seq_length=16").step.seq_length == 8);
+  CHECK(load_text(file, {"data.seq_length=8", "data.seq_length=4"}).step.seq_length == 4);
   // A preset named later is still below the file.
-  CHECK(load_text(file, {"model.preset=llama-42m"}).data.seq_length == 32);
+  CHECK(load_text(file, {"model.preset=llama-42m"}).step.seq_length == 32);
   CHECK(load_text(file, {"model.preset=llama-42m"}).model.config.hidden_size == 512);
 }
 
@@ -109,7 +109,7 @@ TEST_CASE("of rivals the one with the higher precedence stays") {
       "model: {preset: toy}\ndata: {train: a}\n"
       "training: {max_steps: 5, gradient_accumulation_steps: 3}\n",
       {"training.global_batch_size=32"});
-  CHECK(t.training.gradient_accumulation_steps == 4);
+  CHECK(t.step.gradient_accumulation_steps == 4);
   CHECK(t.training.global_batch_size == 32);
 }
 

@@ -109,14 +109,14 @@ TEST_CASE("a model's folder has the usual tokenizer and the longest usual sequen
   test::write_file(folder.path() / "tokenizer.model", "");
   const Settings usual = load({});
   CHECK(usual.data.tokenizer == from);
-  CHECK(usual.data.seq_length == 64);
+  CHECK(usual.step.seq_length == 64);
   CHECK(usual.notes.lines ==
         std::vector<std::string>{"data.tokenizer: not given, that of model.from (" + from + ")",
                                  "data.seq_length: not given, the context of model.from (64)"});
   check_round_trip(usual);
   const Settings given = load({"data.tokenizer=byte", "data.seq_length=32"});
   CHECK(given.data.tokenizer == "byte");
-  CHECK(given.data.seq_length == 32);
+  CHECK(given.step.seq_length == 32);
   CHECK(given.notes.lines.empty());
   check_round_trip(given);
   test::write_shard(folder.path() / "ids.bin", std::vector<int32_t>{1, 2, 3}, 4);

@@ -80,7 +80,7 @@ TEST_CASE("what Accelerate says of memory and devices") {
   CHECK(s.notes.processes == 16);
   CHECK_THAT(error_of_foreign(kBase + "distributed_type: MULTI_CPU\nnum_processes: two\n"),
              Contains("num_processes: expected a whole number >= 1, got \"two\""));
-  CHECK(load_foreign(kBase + fsdp("fsdp_activation_checkpointing: true")).model.recompute ==
+  CHECK(load_foreign(kBase + fsdp("fsdp_activation_checkpointing: true")).step.decoder.recompute ==
         Recompute::block);
   CHECK(load_foreign(kBase + "distributed_type: 'NO'\nfp16: true\n").precision.mixed_precision ==
         MixedPrecision::fp16);
@@ -91,7 +91,7 @@ TEST_CASE("what Accelerate says of memory and devices") {
       "megatron_lm_recompute_activations: true}\n");
   CHECK(megatron.parallelism.zero_stage == 1);
   CHECK(megatron.optimizer.grad_clip == 0.5);
-  CHECK(megatron.model.recompute == Recompute::block);
+  CHECK(megatron.step.decoder.recompute == Recompute::block);
 }
 
 TEST_CASE("a file of another program alone lacks a model and data, at no line of its own") {
@@ -158,7 +158,7 @@ TEST_CASE("a configuration of DeepSpeed") {
 	"model": {"preset": "toy"}, "data": {"train": "a.txt"}
 })");
   CHECK(s.training.global_batch_size == 32);
-  CHECK(s.training.micro_batch_size == 4);
+  CHECK(s.step.micro_batch_size == 4);
   CHECK(s.notes.processes == 4);
   CHECK(s.optimizer.grad_clip == 0.5);
   CHECK(s.logging.interval == 7);

@@ -128,7 +128,17 @@ TEST_CASE("bench step takes changes to the plan") {
   CHECK_THAT(refused("fp8.fast_accumulation=[true]"), Contains("fp8.fast_accumulation"));
   const Words unknown = {"bench", "step", "--plan", "nonesuch", "--device", "meta:h200"};
   CHECK_THAT(expect_code(2, folder.path(), unknown).err,
-             Contains("error: precision.plan: no plan 'nonesuch'"));
+             Contains("error: --plan: no plan 'nonesuch'"));
+  const auto error_of = [&](const Words& options) {
+    Words words = {"bench", "step", "--device", "meta:h200"};
+    words.insert(words.end(), options.begin(), options.end());
+    return expect_code(2, folder.path(), words).err;
+  };
+  CHECK_THAT(error_of({"--plan", "custom"}), Contains("error: --plan: plan 'custom' is what"));
+  CHECK_THAT(error_of({"--set", "precision.plan=bf16"}), Contains("the plan is that of --plan"));
+  CHECK_THAT(error_of({"--plan", "te-delayed", "--seq-length", "13", "--micro-batch-size", "1"}),
+             Contains("error: --micro-batch-size * --seq-length is 13, and plan 'te-delayed'"));
+  CHECK_THAT(error_of({"--seq-length", "65"}), Contains("error: --seq-length 65 is longer than"));
 }
 
 TEST_CASE("bench step says which GPUs it can model") {

@@ -80,7 +80,7 @@ TEST_CASE("common options become settings") {
   CHECK(settings.training.max_steps == 12);
   CHECK(settings.training.max_tokens == 0);
   CHECK(settings.training.max_time_seconds == 3600);
-  CHECK(settings.training.seed == 9);
+  CHECK(settings.step.seed == 9);
   CHECK(settings.device == DeviceChoice::cpu);
   CHECK(settings.threads == 3);
   CHECK(settings.output_dir == "out");

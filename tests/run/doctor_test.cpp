@@ -83,15 +83,23 @@ TEST_CASE("srun is asked for its process managers where a controller answers") {
                            .wait())
         .at("slurm");
   };
-  for (const char* ping : {"Slurmctld(primary) at n0 is DOWN",
-                           "scontrol: fatal: Could not establish a configuration source"}) {
+  for (const char* ping :
+       {"Slurmctld(primary) at n0 is DOWN", "Slurmctld(primary) at UP is DOWN",
+        "Slurmctld(primary) at n0 is DOWN\nSlurmctld(backup) at n1 is DOWN",
+        "Slurmctld(primary/backup) at n0/(NULL) are DOWN/DOWN", "scontrol: error: host UP", "", " ",
+        "scontrol: fatal: Could not establish a configuration source"}) {
     CAPTURE(ping);
     const json client = slurm("none pmi2 pmix", ping);
     CHECK(client.at("health") == "warning");
     CHECK_THAT(client.at("text").get<std::string>(), Catch::Contains("no controller"));
     CHECK_THAT(client.at("fix").get<std::string>(), Catch::Contains("login node"));
   }
-  CHECK(slurm("none pmi2 pmix_v4 pmix").at("health") == "ok");
+  for (const char* ping : {"Slurmctld(primary) at n0 is UP", "Slurmctld(primary) at n0 is UP\r",
+                           "Slurmctld(primary) at n0 is DOWN\nSlurmctld(backup) at n1 is UP",
+                           "Slurmctld(primary/backup) at n0/(NULL) are UP/DOWN"}) {
+    CAPTURE(ping);
+    CHECK(slurm("none pmi2 pmix_v4 pmix", ping).at("health") == "ok");
+  }
   CHECK(slurm("none pmi2").at("health") == "warning");
   CHECK_THAT(slurm("none pmi2").at("text").get<std::string>(), Catch::Contains("pmi2"));
   const Outcome alone =

@@ -91,6 +91,16 @@ TEST_CASE("quantize reports each tensor, what is copied, and a total") {
   CHECK_THAT(bytes.substr(0, 20000), Contains(R"(\"rounding\":\"nearest_even\")"));
 }
 
+TEST_CASE("the help of quantize lists what each option takes") {
+  const TempDir folder;
+  const std::string help = expect_code(0, folder.path(), {"quantize", "--help"}).out;
+  for (const char* choices :
+       {"e4m3, e5m2 or int8", "tensor, row, 1x128, 128x128 or 1x32",
+        "fp32 or pow2; e8m0 for 1x32 (default: the first)", "nearest or stochastic"}) {
+    CHECK_THAT(help, Contains(choices));
+  }
+}
+
 TEST_CASE("quantize refuses what has no meaning and leaves files as they are") {
   const TempDir folder;
   const fs::path out = folder / "out.safetensors";
@@ -105,7 +115,7 @@ TEST_CASE("quantize refuses what has no meaning and leaves files as they are") {
           "scales for row are fp32 or pow2; e8m0 ones are for 1x32\n");
   refused(2, quantize({"--granularity", "1x32", "--format", "int8"}), "int8");
   refused(2, quantize({"--seed", "3"}), "--rounding stochastic");
-  refused(2, quantize({"--rounding", "up"}), "--rounding up");
+  refused(2, quantize({"--rounding", "up"}), "--rounding up: expected nearest, stochastic");
   refused(2, quantize({"--include", "nothing.*"}), "none of its 38 tensors");
   refused(4, {"quantize", ".", "--out", "out"}, "is neither a model folder");
   refused(2, {"quantize", ".", "--out", "out", "--dequantize"}, "is a folder");

@@ -26,9 +26,10 @@ inline EngineSettings small_llama(const std::string& plan, int64_t accumulation 
   EngineSettings settings;
   settings.model = completed(model);
   settings.plan = plan_named(plan);
-  settings.micro_batch_size = kSmallRows;
-  settings.seq_length = kSmallColumns;
-  settings.gradient_accumulation_steps = accumulation;
+  settings.step = {.seq_length = kSmallColumns,
+                   .micro_batch_size = kSmallRows,
+                   .gradient_accumulation_steps = accumulation,
+                   .seed = 0};
   settings.optimizer.lr = 1e-3;
   return settings;
 }

@@ -35,7 +35,6 @@ struct Fixture {
   Fixture() : numbers(nlohmann::json::parse(read_file(kChat / "training/expected.json"))) {
     settings.train = {{(kChat / "training/dialogues.jsonl.gz").string(), "auto", 1.0}};
     settings.tokenizer = (kChat / "llama3").string();
-    settings.seq_length = kLength;
     tokenizer = make_tokenizer(settings);
   }
 
@@ -43,9 +42,9 @@ struct Fixture {
     EngineSettings engine;
     engine.model = completed(read_hf_config(kChat / "training").model);
     engine.plan = plan_named(plan);
-    engine.micro_batch_size = kMicroBatch;
-    engine.seq_length = kLength;
-    engine.gradient_accumulation_steps = kAccumulation;
+    engine.step = {.seq_length = kLength,
+                   .micro_batch_size = kMicroBatch,
+                   .gradient_accumulation_steps = kAccumulation};
     engine.masks_documents = masks;
     engine.counts_targets = true;
     engine.optimizer.lr = numbers.at("lr");
@@ -95,10 +94,10 @@ struct Trained {
 
 /// One step, without an update, over the batches of a corpus.
 Trained train(EngineSettings settings, const Corpus& corpus, DeviceKind kind) {
-  const Samples samples(corpus, settings.seq_length);
+  const Samples samples(corpus, settings.step.seq_length);
   const auto count = static_cast<int64_t>(samples.samples_per_epoch());
-  settings.micro_batch_size = 1;
-  settings.gradient_accumulation_steps = count;
+  settings.step.micro_batch_size = 1;
+  settings.step.gradient_accumulation_steps = count;
   settings.masks_documents = corpus.form().masks_documents;
   settings.counts_targets = true;
   settings.optimizer.grad_clip = 0;
@@ -107,8 +106,9 @@ Trained train(EngineSettings settings, const Corpus& corpus, DeviceKind kind) {
   engine.reserve(dry_run_step(settings, *device).plan);
   engine.model().initialize(3);
   engine.weights_changed();
-  Loader loader(corpus,
-                {.seq_length = settings.seq_length, .shuffle = false, .batches_per_step = count});
+  Loader loader(
+      corpus,
+      {.seq_length = settings.step.seq_length, .shuffle = false, .batches_per_step = count});
   engine.step([&] { return loader.next(); }, 0, 0.0, false);
   Trained trained;
   trained.loss = engine.step_loss();
@@ -116,7 +116,7 @@ Trained train(EngineSettings settings, const Corpus& corpus, DeviceKind kind) {
     trained.gradients.push_back(to_host_f32(*device, parameter->gradient));
   }
   engine.begin_evaluation();
-  ValidationBatches batches(corpus, 1, settings.seq_length);
+  ValidationBatches batches(corpus, 1, settings.step.seq_length);
   while (const auto batch = batches.next()) engine.evaluate(*batch);
   trained.evaluation = engine.evaluation_loss().mean;
   return trained;
@@ -170,7 +170,7 @@ TEST_CASE("packed documents have the loss and gradients of documents alone", "[c
   check_packing(small_llama("fp32"), DeviceKind::cpu, 1e-6);
   check_packing(small_gpt2("fp32"), DeviceKind::cpu, 1e-6);
   EngineSettings again = small_llama("fp32");
-  again.decoder.recompute = Recompute::block;
+  again.step.decoder.recompute = Recompute::block;
   check_packing(again, DeviceKind::cpu, 1e-6);
   // Without the mask they differ: the comparison sees it.
   Corpus unmasked = documents(Packing::documents);
@@ -197,8 +197,8 @@ TEST_CASE("ranks and micro-batches share the mean over all targets", "[chat]") {
   const Corpus corpus = documents(Packing::documents);
   EngineSettings settings = small_llama("fp32");
   const Trained apart = train(settings, corpus, DeviceKind::cpu);
-  const Samples samples(corpus, settings.seq_length);
-  settings.micro_batch_size = static_cast<int64_t>(samples.samples_per_epoch());
+  const Samples samples(corpus, settings.step.seq_length);
+  settings.step.micro_batch_size = static_cast<int64_t>(samples.samples_per_epoch());
   settings.masks_documents = settings.counts_targets = true;
   settings.optimizer.grad_clip = 0;
   const auto device = make_device(DeviceKind::cpu);
@@ -206,8 +206,8 @@ TEST_CASE("ranks and micro-batches share the mean over all targets", "[chat]") {
   engine.reserve(dry_run_step(settings, {}).plan);
   engine.model().initialize(3);
   engine.weights_changed();
-  Loader loader(corpus, {.micro_batch_size = settings.micro_batch_size,
-                         .seq_length = settings.seq_length,
+  Loader loader(corpus, {.micro_batch_size = settings.step.micro_batch_size,
+                         .seq_length = settings.step.seq_length,
                          .shuffle = false});
   engine.step([&] { return loader.next(); }, 0, 0.0, false);
   CHECK(engine.step_loss().mean == Approx(apart.loss.mean).epsilon(1e-6));

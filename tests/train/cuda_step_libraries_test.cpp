@@ -24,7 +24,7 @@ TEST_CASE("steps that the host submits ahead of the GPU leave no error behind", 
     CAPTURE(c.accumulation);
     EngineSettings settings = small_llama("te-delayed");
     settings.model.num_hidden_layers = 1;
-    settings.gradient_accumulation_steps = c.accumulation;
+    settings.step.gradient_accumulation_steps = c.accumulation;
     double loss[2] = {};
     for (const bool late : {false, true}) {
       shim::set_late_events(late);

@@ -87,7 +87,7 @@ TEST_CASE("recorded steps are bitwise those that are launched one by one", "[cud
     CAPTURE(tolerance.plan);
     EngineSettings settings = small_llama(tolerance.plan);
     settings.model.num_hidden_layers = 1;
-    settings.gradient_accumulation_steps = 2;
+    settings.step.gradient_accumulation_steps = 2;
     if (!tolerance.distinct ||
         (kSanitized && settings.plan.fprop.a.policy == ScalePolicy::current) ||
         !test::is_in_rotation(index++, 3)) {
@@ -95,7 +95,7 @@ TEST_CASE("recorded steps are bitwise those that are launched one by one", "[cud
     }
     settings.plan.wgrad.a.delayed.interval = 2;  // some steps update those scales, some do not
     Run recorded(DeviceKind::cuda, settings);
-    settings.record = false;
+    settings.step.cuda_graphs = false;
     Run launched(DeviceKind::cuda, settings);
     for (int i = 0; i < 6; ++i) {
       recorded.train_step();
@@ -117,7 +117,7 @@ TEST_CASE("first windows that begin again on cuda are the cpu's, recorded or not
   EngineSettings settings = test::with_window(small_llama("msamp-o1"), 4);
   Run cpu(DeviceKind::cpu, settings);
   Run recorded(DeviceKind::cuda, settings);
-  settings.record = false;
+  settings.step.cuda_graphs = false;
   Run launched(DeviceKind::cuda, settings);
   const auto updates_left = [](Run& run) {
     for (const auto& saved : run.engine.model().scaling().save()) {
@@ -210,7 +210,7 @@ TEST_CASE("recorded steps with moments of few bits are those that are launched",
     settings.plan = resolve_plan(request);
     compare_devices(settings, all_plans()[3]);
     Run recorded(DeviceKind::cuda, settings);
-    settings.record = false;
+    settings.step.cuda_graphs = false;
     Run launched(DeviceKind::cuda, settings);
     const uint64_t before = recorded.device->ledger().allocations();
     for (int i = 0; i < 5; ++i) {

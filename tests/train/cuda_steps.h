@@ -26,13 +26,13 @@ constexpr uint32_t kVocabulary = test::kSmallVocabulary;
 
 inline EngineSettings small_llama(const std::string& plan) {
   EngineSettings settings = test::small_llama(plan);
-  settings.seq_length = kColumns;
+  settings.step.seq_length = kColumns;
   return settings;
 }
 
 inline EngineSettings small_gpt2(const std::string& plan) {
   EngineSettings settings = test::small_gpt2(plan);
-  settings.seq_length = kColumns;
+  settings.step.seq_length = kColumns;
   return settings;
 }
 
@@ -52,7 +52,8 @@ struct Run {
     engine.weights_changed();
   }
   void train_step() {
-    uint64_t index = static_cast<uint64_t>(step * engine.settings().gradient_accumulation_steps);
+    uint64_t index =
+        static_cast<uint64_t>(step * engine.settings().step.gradient_accumulation_steps);
     // Statistics every third step and a learning rate that changes: what a recording must not hold.
     engine.step([&] { return batch_of(index++); }, step, 1e-3 / static_cast<double>(step + 1),
                 step % 3 == 2);

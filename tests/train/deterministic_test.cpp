@@ -6,7 +6,6 @@
 #include "cudnn_fake.h"
 #include "device/device.h"
 #include "support/small_llama.h"
-#include "train/session.h"
 #include "train/step/dry_run.h"
 #include "train/step/engine.h"
 
@@ -20,7 +19,7 @@ struct Planned {
 
 Planned planned(bool deterministic) {
   EngineSettings settings = test::small_llama("bf16");
-  settings.deterministic = deterministic;
+  settings.step.deterministic = deterministic;
   const std::unique_ptr<Device> device = make_device(DeviceKind::cuda);
   const uint64_t plans = shim::sdpa_plans();
   const uint64_t deterministic_plans = shim::deterministic_sdpa_plans();
@@ -39,15 +38,6 @@ TEST_CASE("a run is as deterministic as it asks for, and plans the memory for it
   CHECK(deterministic.plans == fast.plans);
   CHECK(deterministic.deterministic_plans == deterministic.plans);
   CHECK(deterministic.scratch_bytes > fast.scratch_bytes);
-}
-
-TEST_CASE("training.deterministic reaches the engine", "[cuda]") {
-  Settings settings;
-  const ModelConfig model = test::small_llama("bf16").model;
-  settings.data.seq_length = 8;
-  CHECK(!engine_settings(settings, model).deterministic);
-  settings.training.deterministic = true;
-  CHECK(engine_settings(settings, model).deterministic);
 }
 
 }  // namespace

@@ -200,7 +200,7 @@ TEST_CASE("the first tensor that is not finite is an activation, of its rank") {
 
 TEST_CASE("the first tensor that is not finite is a gradient, the last layer's") {
   EngineSettings settings = test::small_llama("fp32");
-  settings.decoder.z_loss = std::numeric_limits<float>::infinity();  // of backward only
+  settings.step.decoder.z_loss = std::numeric_limits<float>::infinity();  // of backward only
   const std::vector<std::string> texts = named(settings, 1, [](Engine&, int) {});
   CHECK_THAT(texts[0], Contains("gradient head.weight, element 0 is"));
 }

@@ -32,7 +32,7 @@ TEST_CASE("evaluation changes neither weights nor scaling state") {
 TEST_CASE("evaluation has the scales of the step that follows, within the first window and after") {
   EngineSettings settings = test::with_window(test::small_llama("msamp-o1"), 3);
   settings.plan.exemptions.head = GENERATE(true, false);
-  settings.decoder.head_chunk_rows = 16;
+  settings.step.decoder.head_chunk_rows = 16;
   TrainedEngine run(settings);
   for (int64_t step = 0; step < 6; ++step) {
     CAPTURE(step);
@@ -55,7 +55,7 @@ TEST_CASE("a head in FP8 trains and evaluates, tied to the embedding too, and ke
   EngineSettings settings = test::small_llama(plan);
   settings.model.tie_word_embeddings = tied;
   settings.plan.exemptions.head = false;
-  settings.decoder.head_chunk_rows = 16;  // of 32
+  settings.step.decoder.head_chunk_rows = 16;  // of 32
   TrainedEngine run(settings);
   int slots = 0;
   for (const auto& slot : run.engine.model().scaling().slots()) {
@@ -92,7 +92,7 @@ TEST_CASE("in the first window a head that comes in chunks notes the amax of all
   const auto history = [batch](int64_t chunk_rows) {
     EngineSettings settings = test::small_llama("msamp-o1");
     settings.plan.exemptions.head = false;
-    settings.decoder.head_chunk_rows = chunk_rows;
+    settings.step.decoder.head_chunk_rows = chunk_rows;
     TrainedEngine run(settings);
     run.engine.step([&] { return test::random_batch(batch); }, 0, 1e-3F, false);
     std::vector<float> values;

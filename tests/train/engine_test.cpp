@@ -101,8 +101,8 @@ TEST_CASE("the plan follows the rows of logits that a GPU's memory allows") {
   EngineSettings settings = test::small_llama("bf16");
   settings.model.vocab_size = kVocabulary;
   settings.model.max_position_embeddings = 8192;
-  settings.seq_length = 8192;
-  settings.micro_batch_size = 1;
+  settings.step.seq_length = 8192;
+  settings.step.micro_batch_size = 1;
   const DryRunStep few = dry_run_step(settings, cuda_traits(90));
   const DryRunStep many = dry_run_step(settings, cuda_traits(90, size_t{139} << 30));
   CHECK(many.plan.scratch_bytes - few.plan.scratch_bytes ==
@@ -154,7 +154,7 @@ TEST_CASE("recompute changes no bit") {
   CAPTURE(plan);
   EngineSettings settings = test::small_llama(plan);
   TrainedEngine stored(settings);
-  settings.decoder.recompute = Recompute::block;
+  settings.step.decoder.recompute = Recompute::block;
   CHECK(dry_run_step(settings, {}).plan.saved_bytes <
         dry_run_step(test::small_llama(plan), {}).plan.saved_bytes);
   TrainedEngine recomputed(settings);
@@ -168,8 +168,8 @@ TEST_CASE("what gradients held before a step changes no bit") {
   const int64_t accumulation = GENERATE(1, 2);
   CAPTURE(plan, accumulation);
   EngineSettings settings = test::small_llama(plan, accumulation);
-  settings.decoder.head_chunk_rows = 16;  // several chunks, of which the first overwrites
-  settings.decoder.recompute = accumulation == 1 ? Recompute::none : Recompute::block;
+  settings.step.decoder.head_chunk_rows = 16;  // several chunks, of which the first overwrites
+  settings.step.decoder.recompute = accumulation == 1 ? Recompute::none : Recompute::block;
   settings.model.tie_word_embeddings = accumulation == 2;
   TrainedEngine clean(settings);
   TrainedEngine spoiled(settings);
@@ -206,7 +206,7 @@ TEST_CASE("only gradients of embeddings, and gaps, are cleared before a step") {
 
 TEST_CASE("accumulated micro-batches are one larger batch") {
   EngineSettings settings = test::small_llama("fp32");
-  settings.micro_batch_size = 4;
+  settings.step.micro_batch_size = 4;
   TrainedEngine whole(settings);
   TrainedEngine parts(test::small_llama("fp32", 2));
   const Batch first = test::random_batch(11);
@@ -227,7 +227,7 @@ TEST_CASE("amax values of evaluations and earlier passes change no bit") {
   const std::string plan = GENERATE("te-current", "torchao-tensorwise", "te-delayed");
   CAPTURE(plan);
   EngineSettings settings = test::small_llama(plan, 2);
-  settings.decoder.head_chunk_rows = 16;
+  settings.step.decoder.head_chunk_rows = 16;
   settings.plan.exemptions.head = false;
   TrainedEngine alone(settings);
   TrainedEngine evaluated(settings);
@@ -253,8 +253,8 @@ TEST_CASE("amax values of evaluations and earlier passes change no bit") {
 TEST_CASE("statistics count every cast of the step") {
   EngineSettings settings = test::small_llama("te-current");
   settings.plan.exemptions.head = GENERATE(true, false);
-  settings.decoder.head_chunk_rows = 16;  // the last of four is what the head's slots are of
-  settings.micro_batch_size = 4;
+  settings.step.decoder.head_chunk_rows = 16;  // the last of four is what the head's slots are of
+  settings.step.micro_batch_size = 4;
   TrainedEngine run(settings);
   run.train(2, true);
   for (const SlotReport& report : run.engine.model().scaling().report()) {

@@ -51,7 +51,7 @@ TEST_CASE("an overflow begins the first windows of the tensors that it reaches a
   const bool recompute = GENERATE(false, true);
   CAPTURE(plan, micro_batches, recompute);
   EngineSettings settings = test::with_window(test::small_llama(plan, micro_batches), kWindow);
-  settings.decoder.recompute = recompute ? Recompute::block : Recompute::none;
+  settings.step.decoder.recompute = recompute ? Recompute::block : Recompute::none;
   TrainedEngine run(settings);
   TrainedEngine spoiled(settings);
   TrainedEngine wrong(settings);

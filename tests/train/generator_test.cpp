@@ -29,7 +29,7 @@ EngineSettings small(const ModelFamily& family) {
   EngineSettings settings;
   settings.model = completed(model);
   settings.plan = plan_named("fp32");
-  settings.seq_length = 96;
+  settings.step = {.seq_length = 96, .micro_batch_size = 1};
   return settings;
 }
 

@@ -30,7 +30,7 @@ MemoryLedger ledger_of(const PrecisionPlan& plan, int64_t blocks, int ranks = 1,
   model.max_position_embeddings = 32;
   settings.model = completed(model);
   settings.plan = plan;
-  settings.seq_length = 16;
+  settings.step = {.seq_length = 16, .micro_batch_size = 1};
   return dry_run_step(settings, DeviceTraits{}, Topology::blocks(ranks, ranks)).memory;
 }
 

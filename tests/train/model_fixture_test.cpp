@@ -46,8 +46,8 @@ struct Fixture {
     EngineSettings settings;
     settings.model = read_hf_config(folder).model;
     settings.plan = plan_named(plan);
-    settings.micro_batch_size = batch.rows;
-    settings.seq_length = batch.columns;
+    settings.step.micro_batch_size = batch.rows;
+    settings.step.seq_length = batch.columns;
     settings.optimizer.lr = numbers.at("lr");
     settings.optimizer.betas = numbers.at("betas").get<std::array<double, 2>>();
     settings.optimizer.eps = numbers.at("eps");
@@ -138,8 +138,8 @@ struct FamilyFixture {
     EngineSettings settings;
     settings.model = completed(read_hf_config(folder).model);
     settings.plan = plan_named(plan);
-    settings.micro_batch_size = 1;
-    settings.seq_length = batch().columns;
+    settings.step.micro_batch_size = 1;
+    settings.step.seq_length = batch().columns;
     return settings;
   }
 };
@@ -262,7 +262,7 @@ TEST_CASE("every family trains from its folder") {
   CAPTURE(name, plan);
   const FamilyFixture fixture(name);
   EngineSettings settings = fixture.settings(plan);
-  settings.seq_length = 16;  // FP8 needs a multiple of 16
+  settings.step.seq_length = 16;  // FP8 needs a multiple of 16
   settings.optimizer.lr = 3e-3;
   LoadedEngine loaded(fixture.folder, settings);
   Batch batch = fixture.batch();
@@ -283,8 +283,8 @@ TEST_CASE("loss and every gradient agree with PyTorch in fp32") {
   CAPTURE(name);
   const Fixture fixture(name);
   EngineSettings settings = fixture.settings("fp32");
-  settings.decoder.recompute = GENERATE(Recompute::none, Recompute::block);
-  settings.decoder.head_chunk_rows = GENERATE(0, 16);
+  settings.step.decoder.recompute = GENERATE(Recompute::none, Recompute::block);
+  settings.step.decoder.head_chunk_rows = GENERATE(0, 16);
   LoadedEngine loaded(fixture.folder, settings);
   // A learning rate of 0 leaves the gradients of the first step in the buffers.
   loaded.engine.step([&]() -> const Batch& { return fixture.batch; }, 0, 0.0F, false);
@@ -327,7 +327,7 @@ TEST_CASE("every plan learns the batch nearly as fast as fp32") {
   CAPTURE(plan);
   const Fixture fixture("tiny-llama");
   EngineSettings settings = fixture.settings(plan);
-  settings.micro_batch_size = 2;  // 48 tokens: a multiple of 16
+  settings.step.micro_batch_size = 2;  // 48 tokens: a multiple of 16
   Batch batch = fixture.batch;
   batch.rows = 2;
   batch.tokens.resize(48);

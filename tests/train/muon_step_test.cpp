@@ -31,7 +31,7 @@ struct Trained {
 };
 
 Trained train(DeviceKind kind, EngineSettings settings, bool record) {
-  settings.record = record;
+  settings.step.cuda_graphs = record;
   const std::unique_ptr<Device> device = make_device(kind);
   const DryRunStep dry_run = dry_run_step(settings, *device);
   Engine engine(*device, settings);

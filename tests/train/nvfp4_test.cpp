@@ -61,7 +61,7 @@ TEST_CASE("random bits follow from seed, step and micro-batch alone") {
   const std::vector<float> first = Trained(settings).gradients(5);
   CHECK(same_bits(first, Trained(settings).gradients(5)));
   CHECK_FALSE(same_bits(first, Trained(settings).gradients(6)));
-  settings.seed += 1;
+  settings.step.seed += 1;
   CHECK_FALSE(same_bits(first, Trained(settings).gradients(5)));
   // Two micro-batches of one batch: with the bits of the first in both, pass 10, their gradient
   // would be that of it once.

@@ -174,7 +174,7 @@ TEST_CASE("ranks train with muon as one rank would, within the plan, and cannot 
   const RankResult adamw = train_ranks(tiny(plan, 2), Topology::blocks(2, 2))[0];
   CHECK(!same_bits(two[0].weights, adamw.weights));
   CHECK(two[0].bytes < adamw.bytes);
-  settings.gradient_accumulation_steps = 4;
+  settings.step.gradient_accumulation_steps = 4;
   const RankResult one = train(settings, nullptr);
   for (size_t step = 0; step < one.losses.size(); ++step) {
     // Rounding to bf16 in the iteration turns another order of sums into larger differences.

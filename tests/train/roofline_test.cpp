@@ -32,8 +32,8 @@ const OpTotal& operation(const StepModel& model, const std::string& part, const 
 EngineSettings wide_llama(const std::string& plan) {
   Settings settings;
   settings.precision.plan = plan;
-  settings.data.seq_length = 8192;
-  settings.training.micro_batch_size = 1;
+  settings.step.seq_length = 8192;
+  settings.step.micro_batch_size = 1;
   ModelConfig model = find_preset("llama-8b")->config;
   model.num_hidden_layers = 2;
   return engine_settings(settings, completed(model));

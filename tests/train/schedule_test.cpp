@@ -67,7 +67,7 @@ TEST_CASE("tokens of a micro-batch are a K that weight gradients are multiplied 
     CHECK_THAT(message_of<ConfigError>([&] { session_of(c.precision, tokens); }),
                Catch::Contains("is " + std::to_string(tokens) + ", and plan '" + c.plan +
                                "' needs a multiple of " + std::to_string(c.multiple)));
-    CHECK(session_of(c.precision, 2 * c.multiple).engine.seq_length == 2 * c.multiple);
+    CHECK(session_of(c.precision, 2 * c.multiple).engine.step.seq_length == 2 * c.multiple);
     const GemmPlan wgrad = plan_named(c.plan).wgrad;
     const auto on_blackwell = [&](int64_t k) {
       return ops::gemm_support(cuda_traits(100, 0), {wgrad.a, wgrad.b}, {64, 64, k});

@@ -64,7 +64,7 @@ TEST_CASE("recompute of a smoothed product changes no bit") {
   CAPTURE(plan);
   EngineSettings settings = small(plan, SwigluInput::smoothed);
   Trained stored(settings);
-  settings.decoder.recompute = Recompute::block;
+  settings.step.decoder.recompute = Recompute::block;
   Trained recomputed(settings);
   stored.train(4);
   recomputed.train(4);

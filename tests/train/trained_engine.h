@@ -31,7 +31,7 @@ struct TrainedEngine {
       engine.step(
           [&] {
             return test::random_batch(static_cast<uint64_t>(step) * 8 + micro++,
-                                      engine.settings().micro_batch_size);
+                                      engine.settings().step.micro_batch_size);
           },
           step, 1e-3F, statistics);
     }

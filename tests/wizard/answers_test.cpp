@@ -42,7 +42,7 @@ TEST_CASE("answers leave out what they have an alternative for") {
   CHECK(sizes.settings.model.config.intermediate_size == 256);
   CHECK(sizes.settings.data.val_fraction == 0);
   CHECK(sizes.settings.precision.plan.empty());
-  CHECK(sizes.settings.training.gradient_accumulation_steps == 3);
+  CHECK(sizes.settings.step.gradient_accumulation_steps == 3);
   const WizardResult folder = take({{"data.train", "a"}, {"model.from", "some/folder"}});
   CHECK(folder.settings.model.preset.empty());
 }

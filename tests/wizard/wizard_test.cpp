@@ -22,7 +22,7 @@ TEST_CASE("Enter everywhere takes what is offered") {
   REQUIRE_FALSE(done.ended);
   const Settings& settings = done.result.settings;
   CHECK(settings.model.preset == "llama-42m");
-  CHECK(settings.data.seq_length == 1024);  // the preset's
+  CHECK(settings.step.seq_length == 1024);  // the preset's
   CHECK(settings.data.train.front().path == "a.txt");
   CHECK(settings.training.max_steps == 1000);
   CHECK(settings.scheduler.warmup_steps == 50);
@@ -131,7 +131,7 @@ TEST_CASE("the global batch fits the ranks of the job") {
   CHECK_THAT(done.screen,
              Contains("16 is not a multiple of 4 ranks x training.micro_batch_size 8"));
   CHECK(done.result.settings.training.global_batch_size == 32);
-  CHECK(done.result.settings.training.gradient_accumulation_steps == 4);  // of one rank
+  CHECK(done.result.settings.step.gradient_accumulation_steps == 4);  // of one rank
 }
 
 TEST_CASE("end of input at any question ends the dialogue") {
@@ -201,7 +201,7 @@ TEST_CASE("a file that is there is replaced only on request") {
 TEST_CASE("memory is reported after what changes it, once") {
   WizardHooks hooks;
   hooks.memory = [](const Settings& settings) {
-    return fmt::format("{} of memory", settings.training.micro_batch_size * 3);
+    return fmt::format("{} of memory", settings.step.micro_batch_size * 3);
   };
   const Talk done = talk(with_data({{"training.micro_batch_size", "4"}}), hooks);
   const size_t first = done.screen.find("  24 of memory\n");

@@ -37,8 +37,8 @@ ops::AttentionShape attention_shape(const BenchOptions& options) {
         "--heads must be a multiple of --kv-heads, and --head-dim at most {}", ops::kMaxHeadDim));
   }
   return {.batch = options.batch,
-          .query_length = options.step.seq_length,
-          .key_length = options.step.seq_length,
+          .query_length = options.step.settings.seq_length,
+          .key_length = options.step.settings.seq_length,
           .heads = options.heads,
           .kv_heads = options.kv_heads,
           .head_dim = options.head_dim,
@@ -122,7 +122,7 @@ Json measure_attention(Device& device, const BenchOptions& options) {
 
 void add_attention_options(Arguments part, BenchOptions& options) {
   part.option("--batch", options.batch, 1, "Sequences");
-  part.option("--seq-length", options.step.seq_length, 1, "Tokens of a sequence");
+  part.option("--seq-length", options.step.settings.seq_length, 1, "Tokens of a sequence");
   part.option("--heads", options.heads, 1, "Heads of the queries");
   part.option("--kv-heads", options.kv_heads, 1, "Heads of keys and values");
   part.option("--head-dim", options.head_dim, 1, "Elements of a head");

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/philox.h"
+#include "base/text.h"
 #include "base/trace.h"
 #include "bench/bench.h"
 #include "bench/parts.h"
@@ -53,8 +54,8 @@ void set_quick_weights(Device& device, ParameterStore& store) {
 
 Batch random_batch(const EngineSettings& settings, int rank) {
   Batch batch;
-  batch.rows = settings.micro_batch_size;
-  batch.columns = settings.seq_length;
+  batch.rows = settings.step.micro_batch_size;
+  batch.columns = settings.step.seq_length;
   const auto vocabulary = static_cast<uint32_t>(settings.model.vocab_size);
   for (int64_t i = 0; i < batch.rows * batch.columns; ++i) {
     const PhiloxBlock bits = philox(2, static_cast<uint64_t>(rank), static_cast<uint64_t>(i));
@@ -127,8 +128,11 @@ PlanRequest plan_request(const StepBench& bench) {
     const size_t equals = set.find('=');
     const std::string key = set.substr(0, equals);
     if (equals == std::string::npos ||
-        (key.rfind("precision.", 0) != 0 && key.rfind("fp8.", 0) != 0)) {
+        (!key.starts_with("precision.") && !key.starts_with("fp8."))) {
       throw ConfigError("--set " + set + ": expected precision.KEY=VALUE or fp8.KEY=VALUE");
+    }
+    if (key == "precision.plan") {
+      throw ConfigError("--set " + set + ": the plan is that of --plan");
     }
     answers.push_back({key, set.substr(equals + 1)});
   }
@@ -138,6 +142,19 @@ PlanRequest plan_request(const StepBench& bench) {
     throw ConfigError(with_key(first.key, first.text));
   }
   return read.settings.precision;
+}
+
+/// The message with the options of this benchmark for the keys of a configuration.
+std::string with_options(std::string message) {
+  constexpr std::pair<const char*, const char*> kOptions[] = {
+      {"precision.plan", "--plan"},
+      {"training.micro_batch_size", "--micro-batch-size"},
+      {"training.gradient_accumulation_steps", "--accumulation"},
+      {"data.seq_length", "--seq-length"}};
+  for (const auto& [key, option] : kOptions) {
+    message = replaced(message, key, option);
+  }
+  return message;
 }
 
 }  // namespace
@@ -160,14 +177,16 @@ EngineSettings step_settings(const StepBench& bench) {
   if (bench.zero_stage > 3) {
     throw ConfigError(fmt::format("--zero-stage: {} is not in [0, 3]", bench.zero_stage));
   }
-  Settings settings;
-  settings.precision = plan_request(bench);
-  settings.training.micro_batch_size = bench.micro_batch_size;
-  settings.training.gradient_accumulation_steps = bench.accumulation;
-  settings.data.seq_length = bench.seq_length;
-  settings.parallelism.zero_stage = bench.zero_stage;
-  settings.parallelism.bucket_bytes = bench.bucket_mb << 20;
-  return engine_settings(settings, model_of(bench));
+  try {
+    Settings settings;
+    settings.precision = plan_request(bench);
+    settings.step = bench.settings;
+    settings.parallelism.zero_stage = bench.zero_stage;
+    settings.parallelism.bucket_bytes = bench.bucket_mb << 20;
+    return engine_settings(settings, model_of(bench));
+  } catch (const ConfigError& error) {
+    throw ConfigError(with_options(error.what()));
+  }
 }
 
 namespace {
@@ -201,7 +220,7 @@ Json step_rates(Device& device, Communicator& comm, const BenchOptions& options,
   const Traffic before = comm.traffic();
   run();
   const Traffic after = comm.traffic();
-  engine.set_record(false);  // a recorded step has no spans
+  engine.set_cuda_graphs(false);  // a recorded step has no spans
   trace_steps(device, run);
   const Json shares = shares_of_time();
   const StepTimes times = step_times(trace_events());
@@ -210,8 +229,7 @@ Json step_rates(Device& device, Communicator& comm, const BenchOptions& options,
   }
   const double ceiling =
       gemm_ceiling(device, settings.plan.activation, std::min(0.5, options.seconds));
-  const auto tokens = static_cast<double>(settings.micro_batch_size * settings.seq_length *
-                                          settings.gradient_accumulation_steps);
+  const auto tokens = static_cast<double>(settings.step.tokens());
   const double flops = dry_run.work.gemm_flops + dry_run.work.attention_flops;
   Json rates = {{"wire_bytes_within_node", after.within_node - before.within_node},
                 {"wire_bytes_between_nodes", after.between_nodes - before.between_nodes},
@@ -263,8 +281,8 @@ Json run_step(const BenchOptions& options) {
                  {"preset", bench.preset},
                  {"plan", bench.plan},
                  {"set", bench.sets},
-                 {"micro_batch_size", bench.micro_batch_size},
-                 {"seq_length", bench.seq_length},
+                 {"micro_batch_size", bench.settings.micro_batch_size},
+                 {"seq_length", bench.settings.seq_length},
                  {"ranks", comm->size()},
                  {"zero_stage", bench.zero_stage},
                  {"bucket_mb", bench.bucket_mb}};
@@ -273,20 +291,21 @@ Json run_step(const BenchOptions& options) {
 }
 
 void add_step_options(Arguments part, BenchOptions& options) {
-  StepBench& step = options.step;
-  part.option("--preset", step.preset, "Model preset; `fp8train config list`");
-  part.option("--plan", step.plan, "Precision plan");
-  part.list("--set", step.sets, "precision.KEY=v or fp8.KEY=v: change the plan (repeatable)");
-  part.option("--micro-batch-size", step.micro_batch_size, 1, "Sequences of a micro-batch");
-  part.option("--seq-length", step.seq_length, 1, "Tokens of a sequence");
-  part.option("--accumulation", step.accumulation, 1, "Micro-batches of a step");
-  part.option("--vocabulary", step.vocabulary, 0, "0: the preset's, or 65");
-  part.option("--layers", step.layers, 0, "0: the preset's");
-  part.option("--zero-stage", step.zero_stage, 0, "With several ranks: the stage of ZeRO, 0 to 3");
-  part.option("--bucket-mb", step.bucket_mb, 1, "MiB of gradients that ranks exchange at a time");
-  part.option("--timeline", step.timeline,
+  StepBench& bench = options.step;
+  StepSettings& settings = bench.settings;
+  part.option("--preset", bench.preset, "Model preset; `fp8train config list`");
+  part.option("--plan", bench.plan, "Precision plan");
+  part.list("--set", bench.sets, "precision.KEY=v or fp8.KEY=v: change the plan (repeatable)");
+  part.option("--micro-batch-size", settings.micro_batch_size, 1, "Sequences of a micro-batch");
+  part.option("--seq-length", settings.seq_length, 1, "Tokens of a sequence");
+  part.option("--accumulation", settings.gradient_accumulation_steps, 1, "Micro-batches of a step");
+  part.option("--vocabulary", bench.vocabulary, 0, "0: the preset's, or 65");
+  part.option("--layers", bench.layers, 0, "0: the preset's");
+  part.option("--zero-stage", bench.zero_stage, 0, "With several ranks: the stage of ZeRO, 0 to 3");
+  part.option("--bucket-mb", bench.bucket_mb, 1, "MiB of gradients that ranks exchange at a time");
+  part.option("--timeline", bench.timeline,
               "Write the last steps of all ranks here, for ui.perfetto.dev");
-  part.flag("--quick-weights", step.quick_weights,
+  part.flag("--quick-weights", bench.quick_weights,
             "Weights are a few drawn values, repeated: a large model starts in seconds");
 }
 

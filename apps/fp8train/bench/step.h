@@ -13,7 +13,7 @@ namespace fp8train {
 struct StepBench {
   std::string preset = "nanogpt-laptop", plan = "bf16";
   std::vector<std::string> sets;  ///< "precision.key=v" and "fp8.key=v": changes to the plan
-  int64_t micro_batch_size = 12, seq_length = 64, accumulation = 1;
+  StepSettings settings = {.seq_length = 64, .micro_batch_size = 12};
   int64_t vocabulary = 0;  ///< 0: the preset's, or 65
   int64_t layers = 0;      ///< 0: the preset's
   int64_t zero_stage = 0, bucket_mb = 25;

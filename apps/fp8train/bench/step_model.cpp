@@ -143,8 +143,7 @@ Json step_model_report(const std::string& device, const StepBench& bench) {
   const EngineSettings settings = step_settings(bench);
   const StepModel model = model_step(settings, gpu);
   const StepModel bf16 = model_step(step_settings(in_bf16), gpu);
-  const auto tokens =
-      static_cast<double>(bench.micro_batch_size * bench.seq_length * bench.accumulation);
+  const auto tokens = static_cast<double>(bench.settings.tokens());
   Json report = {{"bench", "step"},
                  {"device", device},
                  {"note", kNote},
@@ -153,9 +152,9 @@ Json step_model_report(const std::string& device, const StepBench& bench) {
                  {"vocabulary", settings.model.vocab_size},
                  {"plan", bench.plan},
                  {"set", bench.sets},
-                 {"micro_batch_size", bench.micro_batch_size},
-                 {"seq_length", bench.seq_length},
-                 {"accumulation", bench.accumulation},
+                 {"micro_batch_size", bench.settings.micro_batch_size},
+                 {"seq_length", bench.settings.seq_length},
+                 {"accumulation", bench.settings.gradient_accumulation_steps},
                  {"assumed_rates", rates_of(gpu)}};
   report.update(totals_of(model, tokens));
   report["operations"] = operations_of(model);

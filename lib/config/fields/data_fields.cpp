@@ -52,7 +52,7 @@ void check_val_fraction(const CheckContext& at) {
 }
 
 void check_seq_length(const CheckContext& at) {
-  const int64_t length = at.settings.data.seq_length;
+  const int64_t length = at.settings.step.seq_length;
   const int64_t context = at.settings.model.config.max_position_embeddings;
   if (at.settings.model.from.empty() && at.usable("data.seq_length") && at.usable("model.preset") &&
       at.usable("model.max_position_embeddings") && context > 0 && length > context) {
@@ -90,7 +90,8 @@ std::vector<Field> data_fields() {
            "folder, if it has one and the data are not token files",
            "text")
           .asked({.topic = Topic::data, .text = "Tokenizer", .changes_memory = true}),
-      integer("data.seq_length", data(&DataSettings::seq_length), between(1, kMostPositions),
+      integer("data.seq_length", in(&Settings::step, &StepSettings::seq_length),
+              between(1, kMostPositions),
               "Tokens of one sequence; a preset sets its own default, and the context of "
               "model.from limits it")
           .asked({.topic = Topic::data, .text = "Sequence length", .changes_memory = true})

@@ -49,23 +49,31 @@ inline Field with_range(Field field, const Range& range, bool whole) {
   return field;
 }
 
-/// A field of one number within `range`; `read` is one of the readers that take a range.
+/// One of the readers that take a range, and the range.
+template <class Value>
+struct RangedReader {
+  std::optional<Value> (*read)(const FieldValue&, const Range&, const std::string&);
+  Range range;
+
+  std::optional<Value> operator()(const FieldValue& value, const std::string& what) const {
+    return read(value, range, what);
+  }
+};
+
+/// A field of one number within the reader's range.
 template <class Get, class Value, class Write>
 Field ranged(std::string key, std::string accepts, std::string doc, Get get,
-             std::optional<Value> (*read)(const FieldValue&, const Range&, const std::string&),
-             const Range& range, Write write) {
-  const auto within = [read, range](const FieldValue& value, const std::string& what) {
-    return read(value, range, what);
-  };
-  return with_range(make(std::move(key), std::move(accepts), std::move(doc), get, within, write),
-                    range, std::is_same_v<Value, int64_t>);
+             const RangedReader<Value>& read, Write write) {
+  return with_range(make(std::move(key), std::move(accepts), std::move(doc), get, read, write),
+                    read.range, std::is_same_v<Value, int64_t>);
 }
 
 template <class Get>
 Field integer(std::string key, Get get, Range range, std::string doc) {
   range = bounded(range, kMostWhole);
-  return ranged(std::move(key), "a whole number" + range.text(), std::move(doc), get, read_integer,
-                range, [](int64_t value) { return std::to_string(value); });
+  return ranged(std::move(key), "a whole number" + range.text(), std::move(doc), get,
+                RangedReader<int64_t>{read_integer, range},
+                [](int64_t value) { return std::to_string(value); });
 }
 
 /// Makes a field of a std::optional member.
@@ -73,7 +81,8 @@ template <class Get>
 Field maybe_integer(std::string key, Get get, Range range, std::string doc) {
   range = bounded(range, kMostWhole);
   return ranged(
-      std::move(key), "a whole number" + range.text(), std::move(doc), get, read_integer, range,
+      std::move(key), "a whole number" + range.text(), std::move(doc), get,
+      RangedReader<int64_t>{read_integer, range},
       [](const std::optional<int64_t>& value) { return value ? std::to_string(*value) : ""; });
 }
 
@@ -110,7 +119,8 @@ Field optional_count(std::string key, Get get, double most, std::string doc,
 template <class Get>
 Field number(std::string key, Get get, Range range, std::string doc) {
   range = bounded(range, kMostNumber);
-  return ranged(std::move(key), "a number" + range.text(), std::move(doc), get, read_number, range,
+  return ranged(std::move(key), "a number" + range.text(), std::move(doc), get,
+                RangedReader<double>{read_number, range},
                 [](const auto& value) { return number_text(value); });
 }
 
@@ -119,7 +129,8 @@ template <class Get>
 Field duration(std::string key, Get get, const char* example, std::string doc,
                bool zero_is_unset = false) {
   return ranged(std::move(key), fmt::format("a duration such as {}, at most 3650d", example),
-                std::move(doc), get, read_duration, above_up_to(0, kMostSeconds),
+                std::move(doc), get,
+                RangedReader<double>{read_duration, above_up_to(0, kMostSeconds)},
                 [zero_is_unset](double seconds) {
                   return zero_is_unset && seconds == 0 ? "" : duration_text(seconds);
                 });

@@ -181,7 +181,7 @@ std::vector<Field> size_fields() {
           .asked({.topic = Topic::model,
                   .text = "Longest sequence",
                   .when = has_own_sizes,
-                  .suggest = [](const Settings& s) { return std::to_string(s.data.seq_length); },
+                  .suggest = [](const Settings& s) { return std::to_string(s.step.seq_length); },
                   .changes_memory = true})
           .checked(check_size),
   };
@@ -271,7 +271,8 @@ std::vector<Field> model_fields() {
                        .checked(check_resize_vocabulary));
   result.push_back(
       choice(
-          "model.recompute", in(&Settings::model, &ModelSettings::recompute), kRecomputes,
+          "model.recompute",
+          in(&Settings::step, &StepSettings::decoder, &DecoderSettings::recompute), kRecomputes,
           "block: compute a block's activations again in the backward pass instead of storing them")
           .asked({.topic = Topic::parallelism,
                   .text = "Recompute activations to save memory",

@@ -184,7 +184,7 @@ std::vector<Field> run_fields() {
               "Steps between comparisons of the ranks' weights by hash, which also precede each "
               "checkpoint; a difference is named and ends the run. 0: never"),
       device_field().asked({.topic = Topic::hardware, .text = "Device", .changes_memory = true}),
-      flag("cuda_graphs", in(&Settings::cuda_graphs),
+      flag("cuda_graphs", in(&Settings::step, &StepSettings::cuda_graphs),
            "On a GPU, record the work of a step once and replay it"),
       flag("gemm_tuning", in(&Settings::gemm_tuning),
            "On a GPU, time the algorithms for each product in the first step and store the choice "

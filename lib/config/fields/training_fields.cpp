@@ -22,6 +22,11 @@ auto training(Member member) {
   return in(&Settings::training, member);
 }
 
+template <class... Members>
+auto of_step(Members... members) {
+  return in(&Settings::step, members...);
+}
+
 int64_t planned_ranks(const Settings& settings) {
   return settings.job.nodes * settings.job.ranks_per_node;
 }
@@ -31,17 +36,17 @@ std::string offered_steps(const Settings& settings) {
 }
 
 std::string offered_global_batch(const Settings& settings) {
-  return std::to_string(settings.training.micro_batch_size * planned_ranks(settings));
+  return std::to_string(settings.step.micro_batch_size * planned_ranks(settings));
 }
 
 /// Of an optimizer step on so many ranks; saturating.
 int64_t tokens_per_step(const Settings& settings, int64_t ranks) {
-  const TrainingSettings& training = settings.training;
-  const bool is_global = training.global_batch_size > 0;
-  int64_t tokens = settings.data.seq_length;
+  const int64_t global = settings.training.global_batch_size;
+  const StepSettings& step = settings.step;
+  const int64_t sequences = global > 0 ? global : step.micro_batch_size;
+  int64_t tokens = step.seq_length;
   for (const int64_t factor :
-       {is_global ? training.global_batch_size : training.micro_batch_size,
-        is_global ? 1 : training.gradient_accumulation_steps, is_global ? 1 : ranks}) {
+       {sequences, global > 0 ? 1 : step.gradient_accumulation_steps, global > 0 ? 1 : ranks}) {
     if (__builtin_mul_overflow(tokens, factor, &tokens)) {
       return std::numeric_limits<int64_t>::max();
     }
@@ -66,22 +71,21 @@ void check_max_tokens(const CheckContext& at) {
 }
 
 void check_global_batch_size(const CheckContext& at) {
-  const TrainingSettings& training = at.settings.training;
-  if (training.global_batch_size == 0) {
+  const int64_t sequences = at.settings.training.global_batch_size;
+  const int64_t micro_batch = at.settings.step.micro_batch_size;
+  if (sequences == 0) {
     return;
   }
   // A run is started on any number of ranks; a job that is planned has them.
   const int64_t ranks = planned_ranks(at.settings);
   if (at.has("training.gradient_accumulation_steps")) {
     at.complain("conflicts with training.gradient_accumulation_steps; remove one of them");
-  } else if (at.usable("training.micro_batch_size") &&
-             training.global_batch_size % training.micro_batch_size != 0) {
-    at.complain(fmt::format("{} is not a multiple of training.micro_batch_size {}",
-                            training.global_batch_size, training.micro_batch_size));
-  } else if (at.extent == Extent::begun &&
-             training.global_batch_size / training.micro_batch_size % ranks != 0) {
+  } else if (at.usable("training.micro_batch_size") && sequences % micro_batch != 0) {
+    at.complain(fmt::format("{} is not a multiple of training.micro_batch_size {}", sequences,
+                            micro_batch));
+  } else if (at.extent == Extent::begun && sequences / micro_batch % ranks != 0) {
     at.complain(fmt::format("{} is not a multiple of {} ranks x training.micro_batch_size {}",
-                            training.global_batch_size, ranks, training.micro_batch_size));
+                            sequences, ranks, micro_batch));
   }
 }
 
@@ -102,13 +106,13 @@ std::vector<Field> training_fields() {
                   .text = "Tokens of the whole run",
                   .when = [](const Settings& s) { return s.training.max_steps == 0; }})
           .checked(check_max_tokens),
-      integer("training.micro_batch_size", training(&TrainingSettings::micro_batch_size),
+      integer("training.micro_batch_size", of_step(&StepSettings::micro_batch_size),
               between(1, kMostPasses), "Sequences per forward pass and rank")
           .asked({.topic = Topic::optimization,
                   .text = "Micro-batch: sequences per forward pass and rank",
                   .changes_memory = true}),
       integer("training.gradient_accumulation_steps",
-              training(&TrainingSettings::gradient_accumulation_steps), between(1, kMostPasses),
+              of_step(&StepSettings::gradient_accumulation_steps), between(1, kMostPasses),
               "Forward passes per optimizer step")
           .when([](const Settings& s) { return s.training.global_batch_size == 0; }),
       optional_count("training.global_batch_size", training(&TrainingSettings::global_batch_size),
@@ -122,11 +126,13 @@ std::vector<Field> training_fields() {
                   .optional = true})
           .checked(check_global_batch_size),
       make("training.seed", "a whole number >= 0", "Seed of every random draw",
-           training(&TrainingSettings::seed), read_unsigned,
+           of_step(&StepSettings::seed), read_unsigned,
            [](uint64_t value) { return std::to_string(value); }),
-      number("training.z_loss", training(&TrainingSettings::z_loss), between(0, 1000),
+      number("training.z_loss", of_step(&StepSettings::decoder, &DecoderSettings::z_loss),
+             between(0, 1000),
              "Weight, in the loss, of the squared log of the softmax's normalizer"),
-      integer("training.head_chunk_rows", training(&TrainingSettings::head_chunk_rows),
+      integer("training.head_chunk_rows",
+              of_step(&StepSettings::decoder, &DecoderSettings::head_chunk_rows),
               between(0, kMostSequences),
               "Rows of logits alive at a time; 0: chosen from the vocabulary and the GPU's memory"),
       duration("training.max_time", training(&TrainingSettings::max_time_seconds), "3h50m",
@@ -150,7 +156,7 @@ std::vector<Field> training_fields() {
       integer("training.spike_steps", training(&TrainingSettings::spike_steps), at_least(1),
               "High losses in a row that make a spike, which counts as divergence"),
       flag(
-          "training.deterministic", training(&TrainingSettings::deterministic),
+          "training.deterministic", of_step(&StepSettings::deterministic),
           "On a GPU with cuDNN: take its deterministic backward pass of attention, which is slower "
           "and on sm_80 to sm_90 needs 2 bytes for each score, so that runs and resumed runs have "
           "the same bits; everything else has them either way"),

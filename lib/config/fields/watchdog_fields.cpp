@@ -10,8 +10,8 @@ std::vector<Field> watchdog_fields() {
   const auto limit = [](const char* name, double WatchdogSettings::*member, const char* doc) {
     return ranged(std::string("watchdog.") + name,
                   "a duration such as 30m, at most 3650d, or 0: any time", doc,
-                  in(&Settings::watchdog, member), read_duration, between(0, kMostSeconds),
-                  duration_text);
+                  in(&Settings::watchdog, member),
+                  RangedReader<double>{read_duration, between(0, kMostSeconds)}, duration_text);
   };
   return {
       limit("start_up", &WatchdogSettings::start_up,

@@ -302,8 +302,8 @@ SameRun check_same_run(const nlohmann::json& state, const Session& session, Deco
   comparison.compare_model(folder);
   comparison.compare_plan(model);
   comparison.compare("optimizer", session.engine.optimizer.name, "optimizer.name");
-  comparison.compare("seed", session.settings.training.seed, "training.seed");
-  comparison.compare("seq_length", session.engine.seq_length, "data.seq_length");
+  comparison.compare("seed", session.settings.step.seed, "training.seed");
+  comparison.compare("seq_length", session.engine.step.seq_length, "data.seq_length");
   comparison.compare("shuffle", session.settings.data.shuffle, "data.shuffle");
   comparison.compare_data();
   if (comparison.differences.empty()) {

@@ -123,8 +123,8 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
                                  {"plan", session.engine.plan.name},
                                  {"formats", json_of(state_formats(engine.model()))},
                                  {"optimizer", session.engine.optimizer.name},
-                                 {"seed", session.settings.training.seed},
-                                 {"seq_length", session.engine.seq_length},
+                                 {"seed", session.settings.step.seed},
+                                 {"seq_length", session.engine.step.seq_length},
                                  {"shuffle", session.settings.data.shuffle},
                                  {"data_fingerprint", session.data.train.fingerprint()},
                                  {"loss_scale", control.loss_scale},
@@ -156,7 +156,7 @@ void load_control(Optimizer& optimizer, const nlohmann::json& json, const std::s
 }
 
 std::string id_of_run(const Session& session) {
-  return run_id(session.settings.training.seed, session.data.train.fingerprint());
+  return run_id(session.settings.step.seed, session.data.train.fingerprint());
 }
 
 }  // namespace

@@ -119,8 +119,8 @@ Batch ContinuationBatches::next(bool padded) {
 std::vector<double> log_likelihoods(Engine& engine, const std::vector<Continuation>& texts,
                                     const std::function<void(size_t)>& progress) {
   std::vector<double> result(texts.size());
-  ContinuationBatches batches(texts, engine.settings().micro_batch_size,
-                              engine.settings().seq_length);
+  ContinuationBatches batches(texts, engine.settings().step.micro_batch_size,
+                              engine.settings().step.seq_length);
   for (size_t done = 0; !batches.done();) {
     const Batch batch = batches.next(false);
     const std::vector<float> losses = engine.target_losses(batch);

@@ -10,7 +10,7 @@ std::optional<LossReport> validation_loss(Engine& engine, const Corpus& data, in
                                           Communicator& comm) {
   const EngineSettings& settings = engine.settings();
   ValidationBatches batches(
-      data, settings.micro_batch_size, settings.seq_length,
+      data, settings.step.micro_batch_size, settings.step.seq_length,
       {.data_rank = engine.mesh().index(Axis::data), .data_ranks = engine.mesh().size(Axis::data)});
   engine.begin_evaluation();
   for (int64_t done = 0; max_batches == 0 || done < max_batches; ++done) {

@@ -68,7 +68,7 @@ void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
   const auto steps = static_cast<double>(state.step - logged_step_);
   tokens_per_second_ = steps * static_cast<double>(session_->tokens_per_step()) / seconds;
   const double tflops = tokens_per_second_ / session_->ranks * 1e-12 *
-                        flops_per_token(session_->engine.model, session_->engine.seq_length);
+                        flops_per_token(session_->engine.model, session_->engine.step.seq_length);
   state.loss = loss.mean;
   std::vector<SlotReport> slots = engine.model().scaling().report();
   if (engine.plain()) {

@@ -43,13 +43,13 @@ void add_times(Counted& total, const Counted& from, const Counted& to, int64_t t
 /// are run, whatever their number.
 DryRunStep dry_run_on(Device& meta, EngineSettings settings, const Topology& ranks, int rank) {
   constexpr int64_t kRun = 3;
-  const int64_t left_out = std::max<int64_t>(0, settings.gradient_accumulation_steps - kRun);
-  settings.gradient_accumulation_steps -= left_out;
+  const int64_t left_out = std::max<int64_t>(0, settings.step.gradient_accumulation_steps - kRun);
+  settings.step.gradient_accumulation_steps -= left_out;
   const std::unique_ptr<Communicator> comm = make_dry_run(ranks, rank);
   Engine engine(meta, settings, comm.get());
   Batch batch;
-  batch.rows = settings.micro_batch_size;
-  batch.columns = settings.seq_length;
+  batch.rows = settings.step.micro_batch_size;
+  batch.columns = settings.step.seq_length;
   DryRunStep dry_run;
   // Its tokens are never read: they may be more than this machine holds.
   std::vector<Counted> begins;  // of the micro-batches of a step

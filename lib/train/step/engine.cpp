@@ -14,11 +14,8 @@ namespace {
 constexpr int kTrainingTotals = 0;
 constexpr int kEvaluationTotals = 1;
 
-DecoderOptions decoder_options(const EngineSettings& settings, const Strategy& strategy) {
-  DecoderOptions options = settings.decoder;
-  options.gradients = settings.trains;
-  options.sharing = strategy.sharing();
-  return options;
+Shape batch_shape(const StepSettings& step) {
+  return {step.micro_batch_size, step.seq_length};
 }
 
 }  // namespace
@@ -27,7 +24,7 @@ StrategySite strategy_site(const EngineSettings& settings, const Mesh& mesh) {
   return {.mesh = mesh,
           .settings = settings.strategy,
           .trains = settings.trains,
-          .accumulates = settings.gradient_accumulation_steps > 1,
+          .accumulates = settings.step.gradient_accumulation_steps > 1,
           .ties_embeddings = settings.model.tie_word_embeddings,
           .self_exact = settings.plan.self_exact,
           .whole_cost = optimizer_named(settings.optimizer.name).whole_cost};
@@ -37,17 +34,18 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
     : device_(&device),
       settings_(settings),
       strategy_(make_strategy(strategy_site(settings, Mesh(comm)))),
-      model_(device, settings.model, settings.plan, decoder_options(settings, *strategy_)),
+      model_(device, settings.model, settings.plan,
+             {.settings = settings.step.decoder,
+              .gradients = settings.trains,
+              .sharing = strategy_->sharing()}),
       saved_(device, MemoryCategory::saved_activations),
       scratch_(device, MemoryCategory::workspace),
-      tokens_(device, DType::i32, {settings.micro_batch_size, settings.seq_length},
-              MemoryCategory::batch),
-      targets_(device, DType::i32, {settings.micro_batch_size, settings.seq_length},
-               MemoryCategory::batch),
+      tokens_(device, DType::i32, batch_shape(settings.step), MemoryCategory::batch),
+      targets_(device, DType::i32, batch_shape(settings.step), MemoryCategory::batch),
       totals_(device, 2 * sizeof(Totals), MemoryCategory::batch) {
   if (settings.masks_documents) {
-    document_starts_ = Tensor(device, DType::i32, {settings.micro_batch_size, settings.seq_length},
-                              MemoryCategory::batch);
+    document_starts_ =
+        Tensor(device, DType::i32, batch_shape(settings.step), MemoryCategory::batch);
   }
   if (settings.counts_targets) {
     target_share_ = Tensor(device, DType::f32, {1}, MemoryCategory::batch);
@@ -61,14 +59,14 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
                                  .parameters = &model_.parameters(),
                                  .settings = settings.optimizer,
                                  .dynamic_loss_scaling = settings.plan.dynamic_loss_scaling,
-                                 .seed = settings.seed});
+                                 .seed = settings.step.seed});
     optimizer_->set_rounds_gradients(!strategy_->rounds_gradients() && !settings.plan.self_exact);
   }
   if (model_.scaling().rounds_stochastically()) {
     pass_ = Tensor(device, DType::i64, {1}, MemoryCategory::batch);
     fill_zero(device, pass_);
   }
-  settings_.record = settings_.record && strategy_->can_be_recorded();
+  settings_.step.cuda_graphs = settings.step.cuda_graphs && strategy_->can_be_recorded();
   strategy_->attach(device, model_.parameters(), model_.scaling().amax());
   device.fill_zero(totals_.data(), totals_.bytes());
 }
@@ -90,10 +88,10 @@ StepContext Engine::context(bool training, bool collect_statistics) {
           .training = training,
           .plain = plain_,
           .collect_statistics = collect_statistics,
-          .deterministic = settings_.deterministic,
+          .deterministic = settings_.step.deterministic,
           .document_starts = document_starts_.view(),
           .target_share = target_share_.view().as<float>(),
-          .seed = settings_.seed,
+          .seed = settings_.step.seed,
           .pass = pass_.view().as<uint64_t>(),
           .gatherer = strategy_->gatherer()};
 }
@@ -133,7 +131,7 @@ LossReport Engine::read_totals(int slot, const SectionSeconds& seconds,
 }
 
 void Engine::upload(const Batch& batch) {
-  check(batch.rows == settings_.micro_batch_size && batch.columns == settings_.seq_length,
+  check(batch.rows == settings_.step.micro_batch_size && batch.columns == settings_.step.seq_length,
         "a batch has the shape that the engine was built for");
   copy_from_host(*device_, tokens_, batch.tokens.data());
   copy_from_host(*device_, targets_, batch.targets.data());
@@ -148,15 +146,15 @@ void Engine::upload(const Batch& batch) {
 
 /// 1 / targets of a step. A batch that does not say how many there are has one at each position.
 float Engine::target_share(const Batch& batch) const {
-  const int64_t positions =
-      settings_.gradient_accumulation_steps * batch.rows * batch.columns * mesh().size(Axis::data);
+  const int64_t positions = settings_.step.gradient_accumulation_steps * batch.rows *
+                            batch.columns * mesh().size(Axis::data);
   return 1.0F / static_cast<float>(batch.step_targets > 0 ? batch.step_targets : positions);
 }
 
 void Engine::number_pass(int64_t step_index, Position position) {
   micro_batch_ = position.first ? 0 : micro_batch_ + 1;
   if (!pass_.empty()) {
-    const int64_t of_ranks = step_index * settings_.gradient_accumulation_steps + micro_batch_;
+    const int64_t of_ranks = step_index * settings_.step.gradient_accumulation_steps + micro_batch_;
     const int64_t pass = of_ranks * mesh().size(Axis::data) + mesh().index(Axis::data);
     copy_from_host(*device_, pass_, &pass);
   }
@@ -262,7 +260,7 @@ void Engine::watch_forward(const Batch& batch, ActivationWatch& watch) {
 
 template <typename Work>
 void Engine::run(RepeatedWork& repeated, const Work& work) {
-  if (settings_.record) {
+  if (settings_.step.cuda_graphs) {
     repeated.run(*device_, work);
   } else {
     work();
@@ -293,7 +291,7 @@ LossReport Engine::evaluation_loss() const {
 }
 
 std::vector<float> Engine::target_losses(const Batch& batch) {
-  check(batch.rows <= settings_.micro_batch_size && batch.columns <= settings_.seq_length,
+  check(batch.rows <= settings_.step.micro_batch_size && batch.columns <= settings_.step.seq_length,
         "a batch fits into the shape that the engine was built for");
   const Shape shape = {batch.rows, batch.columns};
   const View tokens{tokens_.view().data, DType::i32, shape};

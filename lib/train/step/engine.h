@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/flight_recorder.h"
 #include "comm/mesh.h"
+#include "config/step_settings.h"
 #include "data/loader.h"
 #include "device/arena.h"
 #include "device/device.h"
@@ -31,25 +32,19 @@ namespace fp8train {
 struct EngineSettings {
   ModelConfig model;  ///< completed, with the vocabulary
   PrecisionPlan plan;
-  DecoderOptions decoder;
   OptimizerSettings optimizer;
-  uint64_t seed = 0;  ///< seed of stochastic rounding
-  int64_t micro_batch_size = 1;
-  int64_t seq_length = 1;
-  int64_t gradient_accumulation_steps = 1;
+  StepSettings step;
   StrategySettings strategy;  ///< read if there are several ranks
   bool trains = true;  ///< false for evaluation and generation only: no gradients, no optimizer
-  bool record = true;  ///< replay recorded steps where the device records (CUDA graphs)
-  bool deterministic = false;  ///< attention's backward too repeats bitwise on a GPU
   /// Steps in which no GEMM is scaled, [begin, end) each (plain_steps()).
   std::vector<std::pair<int64_t, int64_t>> plain_steps;
   bool masks_documents = false;  ///< batches say where documents begin (Batch::document_starts)
   bool counts_targets = false;   ///< batches say how many targets a step has (Batch::step_targets)
   int64_t loss_history = 0;      ///< losses of that many steps are stored on the device; 0: none
 
-  bool is_plain(int64_t step) const {
-    return std::any_of(plain_steps.begin(), plain_steps.end(), [step](const auto& range) {
-      return range.first <= step && step < range.second;
+  bool is_plain(int64_t step_index) const {
+    return std::any_of(plain_steps.begin(), plain_steps.end(), [step_index](const auto& range) {
+      return range.first <= step_index && step_index < range.second;
     });
   }
 };
@@ -85,8 +80,8 @@ class Engine {
   /// Reserves the arenas. Must be called before the first step on a real device.
   void reserve(const StepPlan& plan);
 
-  /// Switches EngineSettings::record.
-  void set_record(bool on) { settings_.record = on; }
+  /// Switches StepSettings::cuda_graphs.
+  void set_cuda_graphs(bool on) { settings_.step.cuda_graphs = on; }
   StepPlan high_water() const { return {saved_.high_water(), scratch_.high_water()}; }
 
   Device& device() { return *device_; }
@@ -111,9 +106,9 @@ class Engine {
   template <typename NextBatch>
   void step(NextBatch&& next, int64_t step_index, double lr, bool collect_statistics) {
     optimizer().set_learning_rate(lr);
-    for (int64_t i = 0; i < settings_.gradient_accumulation_steps; ++i) {
+    for (int64_t i = 0; i < settings_.step.gradient_accumulation_steps; ++i) {
       micro_batch(next(), step_index, collect_statistics,
-                  {.first = i == 0, .last = i + 1 == settings_.gradient_accumulation_steps});
+                  {.first = i == 0, .last = i + 1 == settings_.step.gradient_accumulation_steps});
     }
     end_step(collect_statistics);
   }

@@ -127,8 +127,8 @@ OpLog log_step(const EngineSettings& settings, const DeviceTraits& traits) {
   MetaDevice meta(traits);
   Engine engine(meta, settings);
   Batch batch;  // its tokens are never read
-  batch.rows = settings.micro_batch_size;
-  batch.columns = settings.seq_length;
+  batch.rows = settings.step.micro_batch_size;
+  batch.columns = settings.step.seq_length;
   OpLog log;
   size_t first_micro_batch = 0;
   const auto step = [&] {
@@ -189,8 +189,8 @@ StepModel model_step(const EngineSettings& settings, const GpuKind& gpu,
       model.layer.add(total);
     }
   }
-  divide(model.micro_batch, settings.gradient_accumulation_steps);
-  divide(model.layer, settings.gradient_accumulation_steps * settings.model.num_hidden_layers);
+  divide(model.micro_batch, settings.step.gradient_accumulation_steps);
+  divide(model.layer, settings.step.gradient_accumulation_steps * settings.model.num_hidden_layers);
   return model;
 }
 

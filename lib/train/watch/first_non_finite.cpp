@@ -178,7 +178,7 @@ Finding first_of_rank(Engine& engine, const std::function<Batch()>& next) {
   const std::optional<Finding> weight = first_weight(engine);
   FirstActivation activation(engine.device());
   // Collective in some layouts: whatever has been found.
-  for (int64_t i = 0; i < engine.settings().gradient_accumulation_steps; ++i) {
+  for (int64_t i = 0; i < engine.settings().step.gradient_accumulation_steps; ++i) {
     engine.watch_forward(next(), activation);
   }
   for (const std::optional<Finding>& finding :

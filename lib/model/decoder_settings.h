@@ -1,0 +1,20 @@
+#pragma once
+// A user's settings of how a decoder computes. None of them changes which parameters it has.
+
+#include <cstdint>
+
+namespace fp8train {
+
+/// What backward computes again instead of reading what forward has stored.
+enum class Recompute : uint8_t { none, block };
+
+/// How a decoder computes its passes and its loss.
+struct DecoderSettings {
+  Recompute recompute = Recompute::none;
+  double z_loss = 0.0;          ///< weight of the squared log of the softmax's normalizer
+  int64_t head_chunk_rows = 0;  ///< rows of logits alive at a time; 0: by the device (nn/head.h)
+
+  bool operator==(const DecoderSettings&) const = default;
+};
+
+}  // namespace fp8train
