@@ -256,6 +256,10 @@ TEST_CASE("the model is given in exactly one way") {
         "run.yaml:1:9: model.hidden_size: conflicts with model.from, whose config.json has the "
         "shape; remove one of them");
   CHECK(error_of("model: {from: dir, recompute: block}\n" + rest) == "loaded");
+  CHECK(error_of("model: {from: dir, resize_vocabulary: 300}\n" + rest) == "loaded");
+  CHECK_THAT(error_of("model: {preset: toy, resize_vocabulary: 300}\n" + rest),
+             Catch::StartsWith("run.yaml:1:22: model.resize_vocabulary: adds tokens to the model "
+                               "of model.from"));
   CHECK(error_of("model: {hidden_size: 64, num_hidden_layers: 2, max_position_embeddings: "
                  "2048}\n" +
                  rest) ==
