@@ -226,6 +226,10 @@ TEST_CASE("errors of a run name the location of the key that they begin with") {
   CHECK(located("output_dir: is a file") == "run.yaml:4:1: output_dir: is a file");
   CHECK(located("data.seq_length 8 is odd") == "--set data.seq_length=8: data.seq_length 8 is odd");
   CHECK(located("training.seed: is odd") == "training.seed: is odd");
+  const Settings aliased = test::load_text(
+      "model: {n_embd: 8, n_layer: 1, n_head: 1, n_positions: 2048}\n"
+      "data: {train: a}\ntraining: {max_steps: 1}\n");
+  CHECK(aliased.notes.locations.at("model.hidden_size") == "run.yaml:1:9: model.n_embd: ");
   CHECK(located("run.yaml:4:1: output_dir: is a file") == "run.yaml:4:1: output_dir: is a file");
 }
 
@@ -252,6 +256,10 @@ TEST_CASE("the model is given in exactly one way") {
         "run.yaml:1:9: model.hidden_size: conflicts with model.from, whose config.json has the "
         "shape; remove one of them");
   CHECK(error_of("model: {from: dir, recompute: block}\n" + rest) == "loaded");
+  CHECK(error_of("model: {from: dir, resize_vocabulary: 300}\n" + rest) == "loaded");
+  CHECK_THAT(error_of("model: {preset: toy, resize_vocabulary: 300}\n" + rest),
+             Catch::StartsWith("run.yaml:1:22: model.resize_vocabulary: adds tokens to the model "
+                               "of model.from"));
   CHECK(error_of("model: {hidden_size: 64, num_hidden_layers: 2, max_position_embeddings: "
                  "2048}\n" +
                  rest) ==
@@ -274,6 +282,7 @@ TEST_CASE("settings that contradict each other") {
       "run.yaml:3:26: training.max_tokens: conflicts with training.max_steps; remove one of them");
   CHECK(error_of(head + "training: {max_tokens: 100}\n") ==
         "run.yaml:3:12: training.max_tokens: less than one optimizer step of 512 tokens");
+  CHECK(error_of(head + "training: {max_tokens: 512}\n") == "loaded");
   CHECK(error_of(head + "training: {max_steps: 5, global_batch_size: 12}\n") ==
         "run.yaml:3:26: training.global_batch_size: 12 is not a multiple of "
         "training.micro_batch_size 8");
@@ -283,10 +292,16 @@ TEST_CASE("settings that contradict each other") {
         "training.gradient_accumulation_steps; remove one of them");
   CHECK(error_with("scheduler: {min_lr: 1}") ==
         "run.yaml:4:13: scheduler.min_lr 1 is above optimizer.lr 0.0003");
+  CHECK(error_with("optimizer: {lr: 1e-3}\nscheduler: {min_lr: 1e-3}") == "loaded");
   CHECK(error_with("scheduler: {type: wsd}") ==
         "run.yaml:4:1: scheduler.decay_steps: missing; type wsd needs the length of the final "
         "decay");
   CHECK(error_with("eval: {interval: 5}").starts_with("run.yaml:4:8: eval.interval: asks for"));
+  const std::string bad_fraction = error_of(
+      "model: {preset: toy}\ntraining: {max_steps: 5}\n"
+      "data: {train: a, val_fraction: much}\neval: {interval: 5}\n");
+  CHECK_THAT(bad_fraction, Catch::StartsWith("run.yaml:3:32: data.val_fraction: expected") &&
+                               !Catch::Contains("eval.interval"));
   CHECK(error_of(kBase, {"data.seq_length=65"}) ==
         "--set data.seq_length=65: data.seq_length 65 is longer than "
         "model.max_position_embeddings 64");
@@ -310,6 +325,26 @@ TEST_CASE("the schedule of a planned run is held against the steps of all ranks"
   CHECK(objections("4")[0].text == "the warm-up of 5 steps does not end before the run's 2 steps");
 }
 
+TEST_CASE("warm-up ends before the run does, and the decay fills what is left") {
+  const auto objections = [](const char* warmup, const char* decay) {
+    return read_answers({{"model.preset", "toy"},
+                         {"data.train", "a.txt"},
+                         {"training.max_steps", "10"},
+                         {"scheduler.type", "wsd"},
+                         {"scheduler.warmup_steps", warmup},
+                         {"scheduler.decay_steps", decay}})
+        .objections;
+  };
+  CHECK(objections("4", "6").empty());
+  REQUIRE(objections("4", "7").size() == 1);
+  CHECK(objections("4", "7")[0].text ==
+        "warm-up (4) and decay (7) together are longer than the run's 10 steps");
+  CHECK(objections("9", "1").empty());
+  REQUIRE(objections("10", "1").size() == 1);
+  CHECK(objections("10", "1")[0].text ==
+        "the warm-up of 10 steps does not end before the run's 10 steps");
+}
+
 TEST_CASE("keys of another optimizer or schedule than the one chosen") {
   CHECK_THAT(error_with("optimizer: {name: adamw, momentum: 0.5}"),
              Catch::Contains("optimizer.momentum") &&
@@ -330,6 +365,9 @@ TEST_CASE("keys of another optimizer or schedule than the one chosen") {
              Catch::Contains("parallelism.zero_stage: 2 cuts") && Catch::Contains("whole"));
   CHECK_THAT(error_with("scheduler: {type: constant, min_lr: 1e-5}"),
              Catch::Contains("scheduler.min_lr"));
+  CHECK_THAT(error_with("scheduler: {type: constant, decay_steps: 5}"),
+             Catch::Contains("scheduler.decay_steps") &&
+                 Catch::Contains("has no meaning with scheduler.type: constant"));
 }
 
 TEST_CASE("precision keys that have no meaning or contradict each other") {
@@ -348,6 +386,9 @@ TEST_CASE("precision keys that have no meaning or contradict each other") {
   CHECK(error_with("mixed_precision: fp8\nfp8: {recipe: delayed}\nprecision: {plan: te-delayed}") ==
         "run.yaml:5:7: fp8.recipe: conflicts with precision.plan, which names the plan directly; "
         "remove one of them");
+  CHECK_THAT(
+      error_with("mixed_precision: fp9\nfp8: {margin: 1}"),
+      Catch::StartsWith("run.yaml:4:18: mixed_precision: ") && !Catch::Contains("has no meaning"));
   CHECK(error_with("mixed_precision: fp8\nfp8: {recipe: delyed}")
             .starts_with("run.yaml:5:7: fp8.recipe: no plan for backend"));
   CHECK(error_with("mixed_precision: fp8\nfp8: {recipe: current, amax_history_len: 3}")
@@ -374,6 +415,8 @@ TEST_CASE("a misspelled key does not also count as missing, another section's do
   CHECK(error_of("model: {preset: toy}\ntraining: {max_step: 5}\n") ==
         "run.yaml: data.train: missing; give at least one source such as [{path: corpus.txt}]\n"
         "run.yaml:2:12: training.max_step: unknown key; did you mean \"max_steps\"?");
+  CHECK(error_of("model: {preset: toy}\ndata: {train: a}\ntrainings: {max_steps: 5}\n") ==
+        "run.yaml:3:1: trainings: unknown key; did you mean \"training\"?");
 }
 
 }  // namespace

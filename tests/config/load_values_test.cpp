@@ -74,6 +74,14 @@ sample: {prompts: ["a\nb", 12]}
   CHECK(s.sample.prompts == std::vector<std::string>{"a\nb", "12"});
 }
 
+TEST_CASE("tabs between the values of JSON are blanks, and those in a text stay") {
+  const Settings s = load_text(
+      "{\t\"model\":\t{\"preset\": \"toy\"}, \"data\": {\"train\": \"a\"},\n"
+      "\t\"training\": {\"max_steps\":\t5}, \"output_dir\": \"a\\\"\tb\"}\n");
+  CHECK(s.training.max_steps == 5);
+  CHECK(s.output_dir == "a\"\tb");
+}
+
 TEST_CASE("defaults < preset < file < environment < --set, a later --set winning") {
   const std::string no_length = kBase;
   CHECK(Settings{}.step.seq_length == 1024);

@@ -97,6 +97,11 @@ TEST_CASE("an empty section on the command line removes the file's") {
   CHECK(s.notes.lines ==
         std::vector<std::string>{"--set fp8= removes fp8.backend, fp8.recipe, fp8.margin"});
   CHECK(load_text(kFp8, {"fp8="}).precision.margin.has_value() == false);
+  const Settings spelled =
+      load_text(kBase + "mixed_precision: fp8\nprecision: {margin: 1}\n", {"precision="});
+  CHECK_FALSE(spelled.precision.margin.has_value());
+  CHECK(spelled.notes.lines ==
+        std::vector<std::string>{"--set precision= removes precision.margin"});
 }
 
 TEST_CASE("alternatives replace each other, and say so") {

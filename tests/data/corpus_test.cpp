@@ -192,6 +192,20 @@ TEST_CASE("a .bin file without a header that does not look like 16-bit ids is re
   }
   test::write_file(dir / "characters.bin", bytes_of(characters));
   CHECK(format_of(dir / "characters.bin", "auto").name == "raw_u16");
+  std::vector<uint16_t> uneven;  // a few small ids at every second position, of a small vocabulary
+  std::vector<uint16_t> late;    // nothing but 0 at odd positions, until the file's middle
+  for (uint32_t i = 0; i < 20000; ++i) {
+    uneven.push_back(static_cast<uint16_t>(i % 2 == 0 ? i % 255U : i % 4U));
+    late.push_back(static_cast<uint16_t>(i % 2 == 0 || i > 9000 ? i : 0));
+  }
+  test::write_file(dir / "uneven.bin", bytes_of(uneven));
+  CHECK(format_of(dir / "uneven.bin", "auto").name == "raw_u16");
+  test::write_file(dir / "late.bin", bytes_of(late));
+  CHECK(format_of(dir / "late.bin", "auto").name == "raw_u16");
+  test::write_file(dir / "few.bin", bytes_of({1, 0, 2, 0}));
+  CHECK(format_of(dir / "few.bin", "auto").name == "raw_u16");
+  test::write_file(dir / "none.bin", "");
+  CHECK(format_of(dir / "none.bin", "auto").name == "raw_u16");
 
   test::write_file(dir / "wide.bin", bytes_of(wide));
   test::write_file(dir / "wider.bin", bytes_of(wider));
@@ -209,6 +223,12 @@ TEST_CASE("a .bin file without a header that does not look like 16-bit ids is re
   CHECK_THAT(refusal("wide.bin"),
              Contains("wide.bin") && Contains("32-bit") && Contains("set format: raw_u16"));
   CHECK_THAT(refusal("wider.bin"), Contains("32-bit"));
+  std::vector<uint16_t> upper_first;  // 32-bit ids, the upper half first
+  for (const uint16_t id : ids) {
+    upper_first.insert(upper_first.end(), {0, id});
+  }
+  test::write_file(dir / "upper_first.bin", bytes_of(upper_first));
+  CHECK_THAT(refusal("upper_first.bin"), Contains("32-bit"));
   CHECK_THAT(refusal("text.bin"),
              Contains("its content is text; set format: " + alternatives(text_format_names())));
   CHECK(format_of(dir / "megatron.bin", "auto").name == "indexed");

@@ -101,6 +101,13 @@ TEST_CASE("arrays of NumPy are read in every integer type") {
 
 TEST_CASE("arrays that are no token ids are refused") {
   CHECK_THAT(refusal(npy_format(), kFolder / "by_columns.npy"), Contains("by columns"));
+  std::string one_extent = test::read_file(kFolder / "u16.npy");
+  const size_t order = one_extent.find("False, ");
+  REQUIRE(order != std::string::npos);
+  one_extent.replace(order, 7, "True,  ");  // which is the same order
+  const test::TempDir folder;
+  test::write_file(folder / "x.npy", one_extent);
+  CHECK(tokens_of(folder / "x.npy", "npy") == ids(300, 50257));
   CHECK_THAT(refusal(npy_format(), kFolder / "big_endian.npy"), Contains("'>u2'"));
   CHECK_THAT(refusal(npy_format(), kFolder / "float.npy"), Contains("'<f4'"));
   CHECK_THAT(refusal(npy_format(), kFolder / "negative.npy"), Contains("token -2 at offset 1"));
@@ -122,6 +129,10 @@ TEST_CASE("damaged arrays are refused with the location") {
   };
   CHECK_THAT(refused(good.substr(0, good.size() - 1)), Contains("300 elements") && Contains("599"));
   CHECK_THAT(refused(good + "xx"), Contains("602 bytes"));
+  CHECK_THAT(refused(good + "x"), Contains("601 bytes"));
+  const std::string spaces(size_t{2} << 20, ' ');
+  CHECK_THAT(refused(std::string("\x93NUMPY\x02\x00\x00\x00\x20\x00", 12) + spaces),
+             Contains("header of 2097152 bytes"));
   CHECK_THAT(refused(good.substr(0, 60)), Contains("header of 118 bytes"));
   CHECK_THAT(refused(good.substr(0, 9)), Contains("header of 0 bytes"));
   CHECK_THAT(refused(good.substr(0, 5)), Contains("5 bytes"));

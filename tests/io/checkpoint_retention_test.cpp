@@ -1,6 +1,7 @@
 #include "io/checkpoint/checkpoint_retention.h"
 
 #include <catch2/catch.hpp>
+#include <limits>
 #include <map>
 
 #include "base/error.h"
@@ -134,6 +135,73 @@ TEST_CASE("the checkpoints of the best evaluations stay") {
     }
     CHECK(steps_in(dir.path()) == Steps{12, 2});
   }
+}
+
+TEST_CASE("a loss that is not finite is not among the best") {
+  const test::TempDir dir;
+  for (const int64_t step : {1, 2, 3}) {
+    save(dir.path(), step);
+  }
+  const LossOfCheckpoint loss_of = [](const fs::path& path) -> std::optional<CheckpointLoss> {
+    const bool first = path.filename() == "step-000001";
+    return CheckpointLoss{first ? std::numeric_limits<double>::quiet_NaN() : 3.0, first ? 1 : 2};
+  };
+  CheckpointRetention(dir.path(), {.keep_last = 1, .keep_best = 3}, loss_of).apply();
+  CHECK(steps_in(dir.path()) == Steps{3, 2});
+}
+
+TEST_CASE("a checkpoint that does not say why it was saved counts for keep_last") {
+  const test::TempDir dir;
+  for (const int64_t step : {1, 2, 3}) {
+    save(dir.path(), step);
+  }
+  const IsScheduled scheduled = [](const fs::path& folder) {
+    if (folder.filename() == "step-000002") {
+      throw CheckpointError("no state.json");
+    }
+    return true;
+  };
+  CheckpointRetention(dir.path(), {.keep_last = 2}, {}, scheduled).apply();
+  CHECK(steps_in(dir.path()) == Steps{3, 2});
+}
+
+TEST_CASE("what was verified is forgotten with the files, and damage is noted each time") {
+  const test::TempDir dir;
+  save(dir.path(), 1);
+  save(dir.path(), 2);
+  const fs::path model = dir / "step-000002" / kModel;
+  const std::string good = test::read_file(model);
+  CheckpointRetention retention(dir.path(), {.keep_last = 1});
+  retention.mark_verified(2);
+  fs::resize_file(model, 100);
+  CHECK(retention.apply().empty());
+  CHECK(retention.take_notes().size() == 1);
+  test::write_file(model, good);
+  flip_bit(model, 200, 1);  // of the right size again
+  CHECK(retention.apply().empty());
+  CHECK(retention.take_notes().empty());
+  test::write_file(model, good);
+  CHECK(retention.apply().size() == 1);
+  fs::resize_file(model, 100);
+  save(dir.path(), 1);
+  CHECK(retention.apply().empty());
+  CHECK(retention.take_notes().size() == 1);
+}
+
+TEST_CASE("a step that is saved again after its deletion is verified again") {
+  const test::TempDir dir;
+  CheckpointRetention retention(dir.path(), {.keep_last = 2});
+  save(dir.path(), 1);
+  save(dir.path(), 2);
+  CHECK(retention.apply().empty());  // has read both
+  save(dir.path(), 3);
+  CHECK(retention.apply().size() == 1);
+  fs::remove_all(dir / "step-000002");
+  fs::remove_all(dir / "step-000003");
+  save(dir.path(), 1);
+  flip_bit(dir / "step-000001" / kModel, 200, 1);
+  retention.apply();
+  CHECK(retention.take_notes().size() == 1);
 }
 
 TEST_CASE("retention counts beyond 32 bits") {

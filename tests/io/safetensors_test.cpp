@@ -215,6 +215,7 @@ TEST_CASE("every rule of the header is enforced") {
   CHECK_THAT(one(R"("dtype":"F32","shape":[2],"data_offsets":[8,0])"), Contains("[8, 0)"));
   CHECK_THAT(one(R"("dtype":"F32","shape":[3],"data_offsets":[0,8])"), Contains("96 bits"));
   CHECK_THAT(one(R"("dtype":"F4","shape":[15],"data_offsets":[0,8])"), Contains("60 bits"));
+  CHECK_THAT(one(R"("dtype":"F4","shape":[15],"data_offsets":[0,7])"), Contains("60 bits"));
   CHECK_THAT(
       one(R"("dtype":"F32","shape":[4294967296,4294967296,4294967296],"data_offsets":[0,8])"),
       Contains("overflows"));

@@ -240,29 +240,55 @@ TEST_CASE("the workspace of gemm stops growing", "[gemm]") {
 }
 
 TEST_CASE("gemm refuses what does not fit", "[gemm]") {
-  const auto refused = [](Operands& o, const ops::Gemm& call) {
+  const auto refused = [](const ops::Gemm& call, const char* why) {
+    CHECK_THROWS_WITH(ops::gemm(cpu_stream(), call), Catch::Contains(why));
     CHECK_THROWS_AS(ops::gemm(cpu_stream(), call), InternalError);
-    static_cast<void>(o);
   };
   Operands o({4, 5, 6, DType::f32, DType::f32, DType::f32, false, false});
   ops::Gemm call = o.call();
   call.a.transposed = true;
-  refused(o, call);
+  refused(call, "shapes do not fit");
+  call = o.call();
+  call.c.shape = {4, 6};
+  refused(call, "shapes do not fit");
+  Array deeper(DType::f32, {7, 5});  // K of the operands differs, and nothing else
+  call = o.call();
+  call.b.plain = deeper;
+  refused(call, "shapes do not fit");
   call = o.call();
   call.a.quantized = with_tensor_scale(o.a, nullptr);  // and plain
-  refused(o, call);
+  refused(call, "either plain or quantized");
   call = o.call();
   call.b.plain = {};
-  refused(o, call);
+  refused(call, "either plain or quantized");
+  Operands codes({4, 5, 6, DType::e4m3, DType::e4m3, DType::f32, false, false});
+  call = codes.call();
+  call.b.quantized = with_tensor_scale(codes.b, nullptr);
+  call.b.plain = {};
+  call.b.quantized.format.dtype = DType::e5m2;
+  refused(call, "codes have the type of their format");
+  call = o.call();
+  call.c.data = nullptr;
+  refused(call, "empty matrix");
+  call = o.call();
+  call.a.plain.shape = {0, 6};
+  call.c.shape = {0, 5};
+  refused(call, "empty matrix");
+  Array c_codes(DType::e4m3, {4, 5});
+  call = o.call();
+  call.c = c_codes;
+  refused(call, "c must be fp32, bf16 or fp16");
   call = o.call();
   call.beta = 0.5F;
-  refused(o, call);
+  refused(call, "beta must be 0");
   Operands mixed({4, 5, 6, DType::f32, DType::e4m3, DType::f32, false, false});
-  refused(mixed, mixed.call());
+  refused(mixed.call(), "operands must be fp32");
+  Operands halves({4, 5, 6, DType::f16, DType::bf16, DType::f32, false, false});
+  refused(halves.call(), "operands must be fp32");
   Operands narrow({4, 5, 6, DType::bf16, DType::bf16, DType::bf16, false, false});
   call = narrow.call();
   call.beta = 1.0F;
-  refused(narrow, call);
+  refused(call, "beta must be 0");
 }
 
 TEST_CASE("gemm names its engine", "[gemm]") {

@@ -203,6 +203,29 @@ void check_by_definition(Array& x, const Cast& cast, bool columnwise, bool hadam
   CHECK(wrong == 0);
 }
 
+TEST_CASE("NVFP4 casts refuse what they cannot do", "[ops][blocks]") {
+  Array x(DType::bf16, {16, 16}, random_values(256, 7));
+  const auto refused = [&](const QuantizedTensor& out, const char* why) {
+    float amax = 0.0F;
+    CHECK_THROWS_WITH(ops::quantize(cpu_stream(), x, out, &amax, nullptr, {}),
+                      Catch::Contains(why));
+  };
+  Cast cast(x, nvfp4(per::block_1x16), false);
+  QuantizedTensor out = cast.tensor();
+  out.format.rounding = Rounding::stochastic;  // without a pass that numbers the random bits
+  refused(out, "no random bits");
+  out = cast.tensor();
+  out.tensor_scale = nullptr;
+  refused(out, "no scales of the tensor");
+  out = cast.tensor();
+  out.tensor_scale_inv = nullptr;
+  refused(out, "no scales of the tensor");
+  out = cast.tensor();
+  out.format.hadamard = true;
+  out.columnwise = out.rowwise;
+  refused(out, "transformed values have a scale of the tensor for each orientation");
+}
+
 TEST_CASE("NVFP4 of shapes that fill no block, and what it is read as", "[ops][blocks]") {
   for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{37, 45}, {1, 3}, {130, 66}}) {
     Array x(DType::bf16, {rows, columns}, random_values(rows * columns, 7, 3.0F));

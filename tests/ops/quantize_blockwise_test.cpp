@@ -379,4 +379,15 @@ TEST_CASE("quantize of blocks refuses what it cannot do", "[ops][blocks]") {
   wrong = format;
   wrong.scale_type = ScaleType::e4m3;
   CHECK_THROWS_AS(ops::block_rule(wrong, DType::f32), InternalError);
+  view = q.view();
+  view.scale_inv.shape = {9};
+  CHECK_THROWS_WITH(
+      ops::dequantize(cpu_stream(), {view, {}, nullptr, nullptr, format, ScaleLayout::row_major},
+                      x),
+      Catch::Contains("wrong number of reciprocal scales"));
+  view.scale_inv = {nullptr, DType::f32, {8}};
+  CHECK_THROWS_WITH(
+      ops::dequantize(cpu_stream(), {view, {}, nullptr, nullptr, format, ScaleLayout::row_major},
+                      x),
+      Catch::Contains("wrong number of reciprocal scales"));
 }

@@ -285,4 +285,28 @@ TEST_CASE("quantize refuses what it cannot do", "[ops]") {
   QuantizedTensor with_transpose = integers.view();
   with_transpose.columnwise.codes = columnwise;
   CHECK_THROWS_AS(ops::quantize(cpu_stream(), x, with_transpose, nullptr, nullptr), InternalError);
+  const auto refused = [](const auto& call, const char* why) {
+    CHECK_THROWS_WITH(call(), Catch::Contains(why));
+  };
+  float amax = 1.0F;
+  float scale_inv = 1.0F;
+  QuantizedTensor by_exponent = q.view();
+  by_exponent.format.scale_type = ScaleType::e8m0;
+  const auto current = [&](const float* from, float* inverse, const QuantizedTensor& out) {
+    return [&, from, inverse, out] {
+      ops::quantize_current(cpu_stream(), x, from, inverse, out, nullptr);
+    };
+  };
+  refused(current(&amax, &scale_inv, by_exponent), "fp32 or pow2 scale expected");
+  refused(current(nullptr, &scale_inv, q.view()), "missing scalar");
+  refused(current(&amax, nullptr, q.view()), "missing scalar");
+  Array codes(DType::e4m3, {2, 4});
+  Array not_transposed(DType::e4m3, {2, 4});
+  refused([&] { ops::transpose_codes(cpu_stream(), codes, not_transposed); },
+          "y is [columns, rows]");
+  Array nine(DType::f32, {9});
+  refused([&] { ops::dequantize(cpu_stream(), q.view(), nine); }, "counts differ");
+  QuantizedTensor without_scale = q.view();
+  without_scale.tensor_scale_inv = nullptr;
+  refused([&] { ops::dequantize(cpu_stream(), without_scale, x); }, "no reciprocal scale");
 }

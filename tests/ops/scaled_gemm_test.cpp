@@ -241,6 +241,28 @@ TEST_CASE("scaled_gemm refuses what does not fit", "[scaled_gemm]") {
   call = o.call();
   call.bias = {o.bias.view().data, DType::f32, {15}};
   refused(call);
+  const auto refused_for = [](const ops::Gemm& wrong, const char* why) {
+    CHECK_THROWS_WITH(ops::gemm(cpu_stream(), wrong), Catch::Contains(why));
+  };
+  Array bf16(DType::bf16, {16, 256});
+  for (const bool first : {true, false}) {
+    call = o.call();
+    ops::GemmOperand& operand = first ? call.a : call.b;
+    operand.quantized = {};
+    operand.plain = bf16;
+    refused_for(call, "both operands have blocks or neither");
+  }
+  call = o.call();
+  call.b.transposed = false;
+  refused_for(call, "codes of blocks are stored along K");
+  call = o.call();
+  call.a.transposed = true;
+  refused_for(call, "codes of blocks are stored along K");
+  Case square(pair(block_1x128, block_1x128), {16, 16, 256});
+  call = square.call();
+  Array wide_scales(DType::f64, {call.a.quantized.rowwise.scale_inv.count()});
+  call.a.quantized.rowwise.scale_inv = wide_scales;
+  refused_for(call, "reciprocal scales must be of the type");
 }
 
 TEST_CASE("one function says which formats have a product", "[scaled_gemm]") {
@@ -330,6 +352,8 @@ TEST_CASE("scaled products by chip, shape, type and layout", "[scaled_gemm]") {
   CHECK(reason(90, wide_result).empty());
   Case odd_rows = make(block_1x128, {30, 48, 64});
   CHECK(reason(90, odd_rows) == "M and N are not multiples of 4");
+  Case unaligned_values = make(block_1x128, {30, 48, 80});
+  CHECK(reason(90, unaligned_values) == "M and N are not multiples of 4");
   Case rows_of_any_count = make(row, {30, 48, 64});
   CHECK(reason(90, rows_of_any_count).empty());
   Case two_e5m2 = make(row, fits, DType::bf16, DType::e5m2, DType::e5m2);
@@ -339,6 +363,11 @@ TEST_CASE("scaled products by chip, shape, type and layout", "[scaled_gemm]") {
   Case row_major =
       make(block_1x128, fits, DType::bf16, DType::e4m3, DType::e4m3, ScaleLayout::row_major);
   CHECK(reason(90, row_major) == "the scales are not laid out for cuBLASLt");
+  Case second_row_major = make(block_1x128, fits);
+  ops::Gemm call = second_row_major.call();
+  call.b.quantized.layout = ScaleLayout::row_major;
+  CHECK(ops::gemm_support(cuda_traits(90), call).reason ==
+        "the scales are not laid out for cuBLASLt");
 }
 
 TEST_CASE("scaled_gemm is counted on meta", "[scaled_gemm]") {

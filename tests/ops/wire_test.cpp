@@ -127,10 +127,14 @@ TEST_CASE("bytes of a packet", "[wire]") {
   CHECK(ops::wire_bytes(by_group(DType::e4m3, ScaleType::pow2), 128 * 17) == 128 * 17 + 17 + 15);
   CHECK_THROWS_AS(ops::wire_bytes(by_group(DType::e4m3, ScaleType::e4m3), 256), InternalError);
   CHECK(ops::is_wire_format(by_group(DType::e5m2)));
+  TensorFormat transformed = by_group(DType::e4m3);
+  transformed.hadamard = true;
+  TensorFormat with_floor = by_group(DType::e4m3);
+  with_floor.amax_epsilon = 0x1p-20F;
   for (const TensorFormat& other :
-       {plain(DType::f16), by_tensor(DType::e4m3), by_group(DType::f16), expanded(),
-        stochastic(plain(DType::bf16)), stochastic(by_group(DType::e4m3)), by_group(DType::e2m1),
-        by_group(DType::e4m3, ScaleType::e4m3)}) {
+       {transformed, with_floor, plain(DType::f16), by_tensor(DType::e4m3), by_group(DType::f16),
+        expanded(), stochastic(plain(DType::bf16)), stochastic(by_group(DType::e4m3)),
+        by_group(DType::e2m1), by_group(DType::e4m3, ScaleType::e4m3)}) {
     CHECK_FALSE(ops::is_wire_format(other));
   }
 }
@@ -378,6 +382,16 @@ TEST_CASE("wires refuse what they cannot carry", "[wire]") {
   call.range = {};
   call.format = by_tensor(DType::e4m3);
   CHECK_THROWS_AS(ops::pack_wire(cpu_stream(), call), InternalError);
+  call.format = by_group(DType::e4m3);
+  call.chunk = 128;
+  call.chunks = 2;
+  for (const int64_t inner : {0, 3, 4}) {
+    call.inner = inner;
+    CHECK_THROWS_WITH(ops::pack_wire(cpu_stream(), call), Catch::Contains("`inner`"));
+  }
+  call.inner = 1;
+  call.x.format = by_group(DType::e5m2);  // scales that are not the wire's
+  CHECK_THROWS_WITH(ops::pack_wire(cpu_stream(), call), Catch::Contains("scales of x"));
 }
 
 }  // namespace

@@ -107,6 +107,25 @@ TEST_CASE("ranks that share update parts, and gather values") {
   }
 }
 
+TEST_CASE("whole parameters go to the rank with the least work, the most expensive first") {
+  const std::unique_ptr<Device> device = make_meta_device({});
+  const std::unique_ptr<Communicator> comm = make_dry_run(Topology::blocks(2, 2), kRank);
+  ParameterStore store;
+  for (const int64_t rows : {2, 1, 5, 4, 2}) {
+    store.begin_unit();
+    store.add({.name = "p" + std::to_string(rows), .shape = {rows, 8}});
+  }
+  const auto cost = [](const Parameter& parameter) {
+    return static_cast<double>(parameter.shape[0]);
+  };
+  const std::unique_ptr<Strategy> strategy =
+      make_strategy({.mesh = Mesh(comm.get()), .settings = {.zero_stage = 1}, .whole_cost = cost});
+  store.allocate(*device, true, strategy->sharing());
+  REQUIRE(store.owners() != nullptr);
+  // 5 | 4, then 2 to the second rank, 2 to the first, which has 5 and not 6, and 1 to the second
+  CHECK(store.owners()->of == std::vector<int>{1, 1, 0, 1, 0});
+}
+
 TEST_CASE("ranks share a store by parts or by whole parameters, and not by both") {
   const std::unique_ptr<Device> device = make_meta_device({});
   ParameterStore store;

@@ -237,6 +237,51 @@ TEST_CASE("gradients that are stored with scales cross the wire as they are") {
   CHECK(error("fp8-lean", "int8 group(256)") == "resolved");
 }
 
+TEST_CASE("an automatic scale is that of gradients in FP8 with one scale for the tensor") {
+  const auto error = [](const char* gradient, const char* wire) {
+    PlanRequest request = plan_request("te-current");
+    request.roles.weight_gradient = gradient;
+    request.roles.gradient_wire = wire;
+    return error_of(request);
+  };
+  CHECK(error("e4m3 tensor current", "e4m3 tensor auto") == "resolved");
+  for (const auto& [gradient, wire] : {std::pair{"fp32", "e4m3 tensor auto"},
+                                       {"e5m2 tensor current", "e4m3 tensor auto"},
+                                       {"e4m3 group(128) current", "e4m3 group(128) auto"},
+                                       {"fp16 tensor current", "fp16 tensor auto"}}) {
+    CAPTURE(gradient, wire);
+    CHECK_THAT(error(gradient, wire), Catch::StartsWith("precision.gradient_wire: ") &&
+                                          Contains("scales gradients of its own format"));
+  }
+}
+
+TEST_CASE("self_exact is for a wire that rounds sums of other gradients") {
+  const auto error = [](const char* plan, const char* wire) {
+    PlanRequest request = plan_request(plan);
+    request.self_exact = true;
+    request.roles.gradient_wire = wire;
+    return error_of(request);
+  };
+  CHECK(error("te-current", "e4m3 group(128)") == "resolved");
+  for (const auto& [plan, wire] :
+       {std::pair{"te-current", "fp32"}, {"fp8-min", "e4m3 group(128)"}, {"fp8-lm", ""}}) {
+    CAPTURE(plan);
+    CHECK_THAT(error(plan, wire), Catch::StartsWith("precision.self_exact has no meaning"));
+  }
+}
+
+TEST_CASE("windows that scale by the tensor itself at first are those of passes, of one length") {
+  PlanRequest request = plan_request("te-current");
+  request.roles.fprop_x = request.roles.wgrad_x = "e4m3 delayed(4, max, current at first)";
+  CHECK(error_of(request) == "resolved");
+  request.roles.dgrad_dy = request.roles.wgrad_dy = "e5m2 delayed(8, max, current at first)";
+  CHECK_THAT(error_of(request), Contains("give both one history length"));
+  request = plan_request("te-current");
+  request.roles.dgrad_w = "e4m3 delayed(4, max, current at first)";
+  CHECK_THAT(error_of(request), Catch::StartsWith("precision.dgrad_w") &&
+                                    Contains("a weight is not scaled by its step"));
+}
+
 TEST_CASE("a GEMM role left in high precision is refused") {
   PlanRequest request = plan_request("te-current");
   request.override_linear_precision = {true, false, false};

@@ -104,6 +104,39 @@ TEST_CASE("what is saved for backward is as the request says in all stages") {
   CHECK(stages[1].plan.fprop.a.is_scaled());
 }
 
+TEST_CASE("the options of a request that no stage replaces hold in all stages") {
+  PlanRequest base;
+  base.plan = "te-current";
+  base.schedule = {{4, "te-current"}, {0, "te-delayed"}};
+  const auto second = [](const PlanRequest& request) { return run_stages(request, 8).at(1).plan; };
+  const PrecisionPlan usual = second(base);
+  PlanRequest request = base;
+  request.use_autocast_during_eval = !usual.evaluate_scaled;
+  CHECK(second(request).evaluate_scaled != usual.evaluate_scaled);
+  request = base;
+  request.swiglu = SwigluInput::smoothed;
+  CHECK(second(request).swiglu == SwigluInput::smoothed);
+  request = base;
+  request.exemptions.first_blocks = 1;
+  CHECK(second(request).exemptions.first_blocks == 1);
+  request = base;
+  request.layers = {{"layers.0.*", "bf16"}};
+  CHECK(second(request).layers == resolve_plan(request).layers);
+  CHECK(second(request).layers.size() == 1);
+  request = base;
+  request.file_layers = {{"layers.1.*", "bf16"}};
+  CHECK(second(request).layers == resolve_plan(request).layers);
+  CHECK(second(request).layers.size() == 1);
+  request = base;
+  request.roles.gradient_wire = "e4m3 group(128)";
+  request.self_exact = true;
+  CHECK(second(request).self_exact);
+  request = base;
+  request.roles.saved_norm = request.roles.saved_nonlinear = "e4m3 group(16)";
+  request.forward_reads_saved = true;
+  CHECK(second(request).forward_reads_saved);
+}
+
 TEST_CASE("precision.schedule is read and written back") {
   LoadRequest request;
   request.path = "run.yaml";

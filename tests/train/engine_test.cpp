@@ -171,6 +171,7 @@ TEST_CASE("what gradients held before a step changes no bit") {
   settings.step.decoder.head_chunk_rows = 16;  // several chunks, of which the first overwrites
   settings.step.decoder.recompute = accumulation == 1 ? Recompute::none : Recompute::block;
   settings.model.tie_word_embeddings = accumulation == 2;
+  settings.model.qk_norm = settings.model.qkv_bias = true;
   TrainedEngine clean(settings);
   TrainedEngine spoiled(settings);
   spoiled.spoils_gradients = true;

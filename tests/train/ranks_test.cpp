@@ -100,6 +100,45 @@ TEST_CASE("what gradients of a rank held before a step changes no bit") {
   }
 }
 
+TEST_CASE("ranks that share sgd's work train as those that do not") {
+  const std::string plan = GENERATE("fp32", "bf16", "te-delayed");
+  CAPTURE(plan);
+  EngineSettings settings = tiny(plan, 1);
+  settings.optimizer.name = "sgd";
+  settings.optimizer.momentum = 0.9;
+  const std::vector<RankResult> whole = train_ranks(settings, Topology::blocks(2, 2));
+  for (const int stage : {1, 2, 3}) {
+    CAPTURE(stage);
+    settings.strategy.zero_stage = stage;
+    const std::vector<RankResult> ranks = train_ranks(settings, Topology::blocks(2, 2));
+    CHECK(ranks[0].skipped == 0);
+    CHECK(ranks[0].as_planned);
+    CHECK(same_bits(ranks[0].weights, ranks[1].weights));
+    CHECK(same_bits(ranks[0].weights, whole[0].weights));
+  }
+}
+
+TEST_CASE("weights that plain steps read too are gathered as values and cast in each pass") {
+  const std::string plan = GENERATE("te-delayed", "te-current", "te-blockwise");
+  CAPTURE(plan);
+  PlanRequest request;
+  request.plan = plan;
+  request.schedule = {{0.5, plan}, {0, "bf16"}};
+  EngineSettings settings = tiny(plan, 2);
+  settings.plan = resolve_plan(request);
+  settings.model.num_hidden_layers = 3;  // the third takes the memory of the first
+  const std::vector<RankResult> whole = train_ranks(settings, Topology::blocks(2, 2));
+  for (const int stage : {1, 3}) {
+    CAPTURE(stage);
+    settings.strategy.zero_stage = stage;
+    const std::vector<RankResult> ranks = train_ranks(settings, Topology::blocks(2, 2));
+    CHECK(ranks[0].as_planned);
+    CHECK(same_bits(ranks[0].weights, ranks[1].weights));
+    CHECK(same_bits(ranks[0].weights, whole[0].weights));
+    CHECK(same_bits(ranks[0].delayed_scales, whole[0].delayed_scales));
+  }
+}
+
 TEST_CASE("ranks that share the optimizer's work train as those that do not, in every plan") {
   const std::string plan = GENERATE(from_range(test::compared_plans()));
   CAPTURE(plan);

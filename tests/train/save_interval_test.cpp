@@ -61,6 +61,31 @@ TEST_CASE("an automatic interval saves soon and then as seldom as the saves allo
   CHECK(interval.is_due(1000 + 5000));
 }
 
+TEST_CASE("a failed save is tried again after the interval that was found") {
+  SaveInterval interval(kAutomaticInterval, 3600);
+  interval.begin(0);
+  interval.saved(10, {.stall_seconds = 0.5, .write_seconds = 4, .step_seconds = 1});
+  const auto steps = static_cast<int64_t>(std::ceil(best_save_seconds(0.5, 3600)));
+  interval.failed(100);
+  CHECK_FALSE(interval.is_due(100 + steps - 1));
+  CHECK(interval.is_due(100 + steps));
+}
+
+TEST_CASE("a change of the interval by more than a fifth is reported") {
+  SaveInterval interval(kAutomaticInterval, 3600);
+  interval.begin(0);
+  const auto change = [&](double step_seconds) {
+    interval.saved(10, {.stall_seconds = 0.5, .write_seconds = 4, .step_seconds = step_seconds});
+    return interval.take_change();
+  };
+  CHECK_FALSE(change(0.1).empty());
+  CHECK(change(0.09).empty());
+  CHECK(change(0.12).empty());
+  CHECK_FALSE(change(0.07).empty());  // more steps
+  CHECK(change(0.08).empty());
+  CHECK_FALSE(change(0.1).empty());  // fewer
+}
+
 TEST_CASE("more ranks fail more often") {
   CHECK(assumed_mtbf(1) == 9000.0 * 3600);
   CHECK(assumed_mtbf(9000) == 3600);
