@@ -42,6 +42,7 @@ __device__ __forceinline__ void with_type_of(DType dtype, Body body) {
   }
 }
 
+/// with_type_of() float, bf16 and f16; the host has asked check_float_type().
 template <typename Body>
 __device__ __forceinline__ void with_float_type_of(DType dtype, Body body) {
   with_type_of<f16, float, bf16>(dtype, body);
@@ -50,6 +51,7 @@ inline void check_float_type(DType dtype) {
   check_type<float, bf16, f16>(dtype);
 }
 
+/// with_type_of() e4m3, e5m2 and int8; the host has asked check_code_type().
 template <typename Body>
 __device__ __forceinline__ void with_code_type_of(DType dtype, Body body) {
   with_type_of<int8_t, e4m3, e5m2>(dtype, body);
@@ -84,7 +86,7 @@ FP8TRAIN_HD void store_pack(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Pack<T, N>*>(to) = pack;
 }
 
-/// Host: whether packs of `bytes` bytes may be read at `pointer`; null pointers do not matter.
+/// Host: whether packs of `bytes` bytes may be read at `pointer`; a null pointer is aligned.
 inline bool is_aligned(const void* pointer, size_t bytes = 16) {
   return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
 }
@@ -105,8 +107,8 @@ __global__ void map_kernel(int64_t count, Op op) {
   }
 }
 
-/// Host: runs `op` over `count` elements, in packs of N where `aligned` (all its pointers allow
-/// packs of N of their elements).
+/// Host: runs `op` over `count` elements, in packs of N where `aligned`: all pointers of `op` are
+/// aligned to N of their elements.
 template <int N, typename Op>
 void map(const Stream& stream, int64_t count, bool aligned, const Op& op) {
   if (aligned) {
@@ -150,9 +152,6 @@ template <int Threads, typename T, typename Combine>
 __device__ __forceinline__ T block_reduce(T value, Combine combine, T* shared) {
   static_assert(Threads % kWarp == 0);
   value = warp_reduce(value, combine);
-  if (Threads == kWarp) {
-    return value;
-  }
   if (lane_index() == 0) {
     shared[warp_index()] = value;
   }
