@@ -222,6 +222,7 @@ FP8TRAIN_HD uint32_t take_tensor_amax(const StoredTensor& tensor) {
   return amax_bits;
 }
 
+/// The scales that follow from the amax of the new values.
 FP8TRAIN_HD TensorScales find_tensor_scales(const AdamW& call, const AdamWFactors& factors) {
   if (!has_tensor_scales(call)) {
     return {};
