@@ -1,6 +1,6 @@
 #pragma once
 // Causal attention with grouped queries, tiled over keys (online soft-max): no (T, T) matrix
-// exists. Also rotary embedding.
+// exists. Also rotary embedding and the RMSNorm of heads.
 
 #include <optional>
 #include <string>
@@ -13,8 +13,7 @@ namespace fp8train::ops {
 constexpr int64_t kMaxHeadDim = 512;  // DeviceTraits says what a device has
 constexpr int64_t kMaxHeadDimCuda = 256;
 
-/// Queries, keys and values as slices of wider rows, such as the fused projection [B * T, (H + 2
-/// Hkv) * D].
+/// The extents of one attention, and how it is computed.
 struct AttentionShape {
   int64_t batch = 0;
   int64_t query_length = 0;  ///< Tq
@@ -30,8 +29,9 @@ struct AttentionShape {
   bool operator==(const AttentionShape&) const = default;
 };
 
-/// One head-major slice: element (b, t, h, d) is at data[(b * length_capacity + t) * row_stride + h
-/// * D + d].
+/// Queries, keys or values as a slice of wider rows, such as those of the fused projection [B * T,
+/// (H + 2 Hkv) * D]: element (b, t, h, d) is at data[(b * length_capacity + t) * row_stride + h * D
+/// + d].
 struct HeadsView {
   void* data = nullptr;
   DType dtype = DType::f32;
@@ -44,6 +44,7 @@ struct HeadsView {
 /// sequence is one document. Needs query_length == key_length.
 using DocumentStarts = ConstView;
 
+/// The arguments of attention_forward().
 struct AttentionForward {
   AttentionShape shape;
   HeadsView q, k, v, out;
@@ -51,6 +52,7 @@ struct AttentionForward {
   DocumentStarts document_starts;
 };
 
+/// The arguments of attention_backward().
 struct AttentionBackward {
   AttentionShape shape;
   HeadsView q, k, v, out;
@@ -67,16 +69,15 @@ struct AttentionBackward {
 void attention_forward(Stream stream, const AttentionForward& call);
 
 /// Writes dq, dk, dv (each a slice like q, k, v, and of their type; none may overlap an input).
-/// Needs query_length == key_length.
-/// `scratch`: fp32, attention_backward_scratch() elements.
+/// Needs query_length == key_length. `scratch`: fp32, attention_backward_scratch() elements.
 void attention_backward(Stream stream, const AttentionBackward& call);
-/// For the same tensors, of which only alignment and strides matter; log_sum_exp and scratch may be
-/// empty. A library's need is known once it has a plan, which the first call for a shape makes; on
-/// meta, the device that is planned for is asked.
+/// Elements of `scratch` for these tensors, of which only alignment and strides matter; log_sum_exp
+/// and scratch may be empty. A library's need is known once it has a plan, which the first call for
+/// a shape makes; on meta, the device that is planned for is asked.
 int64_t attention_backward_scratch(Stream stream, const AttentionBackward& call);
 /// Bytes that a library which computes these gradients needs; none where our own kernels do.
 std::optional<size_t> attention_backward_workspace(Stream stream, const AttentionBackward& call);
-/// What kernels of our own need, on every device.
+/// Elements of `scratch` that kernels of our own need, on every device.
 int64_t attention_backward_scratch(const AttentionShape& shape);
 
 /// Names the kernels that compute attention on the stream's device. Empty if there is no choice. On
@@ -84,6 +85,7 @@ int64_t attention_backward_scratch(const AttentionShape& shape);
 /// deterministic, and for which shapes our own kernels run after all.
 std::string attention_kernels(Stream stream);
 
+/// The arguments of rope().
 struct Rope {
   HeadsView x;
   int64_t batch = 0, length = 0, heads = 0, head_dim = 0;
@@ -98,6 +100,7 @@ struct Rope {
 /// [max_positions, D / 2]. `inverse` rotates back (the backward pass).
 void rope(Stream stream, const Rope& call);
 
+/// The arguments of head_rms_norm_forward().
 struct HeadRmsNormForward {
   HeadsView x;
   int64_t rows = 0, heads = 0, head_dim = 0;
@@ -106,9 +109,11 @@ struct HeadRmsNormForward {
   View original, rstd;
 };
 
-/// RMSNorm over each head of x, in place (Qwen3's q_norm and k_norm). `original` [B * T, heads * D]
-/// keeps the input for backward and `rstd` fp32 [B * T, heads].
+/// RMSNorm over each head of x, in place (Qwen3's q_norm and k_norm). `original`, x [B * T, heads *
+/// D], and `rstd`, fp32 [B * T, heads], are stored for backward. weight: fp32 [D].
 void head_rms_norm_forward(Stream stream, const HeadRmsNormForward& call);
+
+/// The arguments of head_rms_norm_backward().
 struct HeadRmsNormBackward {
   HeadsView dx;
   int64_t rows = 0, heads = 0, head_dim = 0;
@@ -117,8 +122,9 @@ struct HeadRmsNormBackward {
   bool overwrite_weight_grad = false;
 };
 
-/// dx in place: turns the gradient of the output into that of the input. weight_grad += , or =
-/// where it is overwritten. `scratch`: fp32 [norm_partial_rows(rows), D].
+/// Turns dx, the gradient of the output, into that of the input, in place. weight_grad, fp32 [D],
+/// is added to or overwritten. `original`, `rstd`: what forward stored. `scratch`: fp32
+/// [norm_partial_rows(rows), D].
 void head_rms_norm_backward(Stream stream, const HeadRmsNormBackward& call);
 
 }  // namespace fp8train::ops

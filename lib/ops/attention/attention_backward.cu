@@ -6,44 +6,13 @@
 // warps.
 
 #include "base/math.h"
+#include "ops/attention/attention_backward_block.cuh"
 #include "ops/attention/attention_kernels_cuda.h"
-#include "ops/attention/attention_tiles.cuh"
 
 namespace fp8train::ops::cuda {
 namespace {
 
-/// Shapes of a block that owns keys, or queries. kRowTiles: own rows per warp / 16. kSplit: warps
-/// that share the same rows, each with a part of the columns of the gradients; they repeat the
-/// scores. kColumns: rows of a streamed tile, the columns of a score tile. Chosen so that a
-/// thread's sums, twice as many where the block owns keys, leave registers for the operands of the
-/// products.
-template <typename T, int kDim, bool kOwnsKeys>
-struct BackwardTiles {
-  static constexpr bool kWide = kOwnsKeys ? kDim == 64 : kDim == 128;
-  static constexpr int kRowTiles = kOnTensorCores<T> && kDim == 64 && !kOwnsKeys ? 2 : 1;
-  static constexpr int kSplit = kOnTensorCores<T> ? (kDim == 256 ? 2 : 1) : kDim / 64;
-  static constexpr int kColumns = kOnTensorCores<T> ? (kWide ? 64 : 32) : (kDim == 64 ? 32 : 16);
-  static constexpr int kRowWarps = 4 / kSplit;
-  static constexpr int kThreads = kRowWarps * kSplit * kWarp;
-  static constexpr int kWarpRows = kRowTiles * 16;
-  static constexpr int kRows = kRowWarps * kWarpRows;
-  static constexpr int kOutput = kDim / kSplit;  // columns of the gradients of a warp
-  static constexpr int kStride = kRowStride<T, kDim>;
-  static constexpr int kStaging = kStagingFloats<T, kRowTiles, kColumns>;
-  static constexpr int kOwn = kRows * kStride;          // elements of one of the block's own tiles
-  static constexpr int kStreamed = kColumns * kStride;  // of a streamed one
-
-  using Scores = float[kRowTiles][kColumns / 8][4];
-  using Gradient = float[kRowTiles][kOutput / 8][4];
-
-  /// Two own tiles; two stages of the first streamed tile and one of the second; log_sum_exp and
-  /// delta of streamed queries, in two stages; staging.
-  static constexpr int kSharedBytes =
-      (2 * kOwn + 3 * kStreamed) * static_cast<int>(sizeof(T)) +
-      (4 * kColumns + kRowWarps * kSplit * kStaging) * static_cast<int>(sizeof(float));
-  static_assert(kSharedBytes <= kSharedLimit);
-};
-
+/// The arguments of the three kernels.
 template <typename T>
 struct BackwardCall {
   AttentionShape shape;
@@ -94,75 +63,6 @@ __global__ void delta_kernel(BackwardCall<T> call, int64_t rows) {
   if (row < rows && lane_index() % kLanes == 0) {
     call.delta[(b * shape.heads + head) * shape.query_length + t] = sum;
   }
-}
-
-/// Where things lie in a block's shared memory, and what the thread's warp has of them.
-template <typename T, typename Tiles>
-struct BackwardBlock {
-  T* own[2];
-  T* first_streamed;  // two stages
-  T* second_streamed;
-  float* log_sum_exp;  // two stages, times log2 e
-  float* delta;        // two stages
-  float* staging;      // the warp's
-  int warp_row;        // of the own tiles
-  int warp_column;     // of the gradients
-
-  __device__ __forceinline__ explicit BackwardBlock(T* shared) {
-    const int warp = warp_index();
-    own[0] = shared;
-    own[1] = shared + Tiles::kOwn;
-    first_streamed = own[1] + Tiles::kOwn;
-    second_streamed = first_streamed + 2 * Tiles::kStreamed;
-    log_sum_exp = reinterpret_cast<float*>(second_streamed + Tiles::kStreamed);
-    delta = log_sum_exp + 2 * Tiles::kColumns;
-    staging = delta + 2 * Tiles::kColumns + warp * Tiles::kStaging;
-    warp_row = warp / Tiles::kSplit * Tiles::kWarpRows;
-    warp_column = warp % Tiles::kSplit * Tiles::kOutput;
-  }
-
-  __device__ __forceinline__ T* own_rows(int i) const { return own[i] + warp_row * Tiles::kStride; }
-
-  /// Starts the copies of the block's own rows of one head, which begin at position `first`.
-  template <int kDim>
-  __device__ __forceinline__ void load_own(const HeadRows<const T>& rows_0,
-                                           const HeadRows<const T>& rows_1, int64_t b, int first,
-                                           int64_t head, int length) const {
-    load_tile<kDim, Tiles::kRows, Tiles::kThreads>(own[0], rows_0, rows_0.at(b, first, head),
-                                                   length - first);
-    load_tile<kDim, Tiles::kRows, Tiles::kThreads>(own[1], rows_1, rows_1.at(b, first, head),
-                                                   length - first);
-  }
-
-  /// Writes the warps' gradients by way of own tile i. Nobody may read that tile any more, but
-  /// through store_own.
-  template <int kDim>
-  __device__ __forceinline__ void store_own(int i, const typename Tiles::Gradient& gradient,
-                                            const HeadRows<T>& rows, int64_t b, int first,
-                                            int64_t head, int length) const {
-    result_to_tile<kDim>(gradient, own_rows(i) + warp_column);
-    __syncthreads();
-    store_tile<kDim, Tiles::kRows, Tiles::kThreads>(own[i], rows, rows.at(b, first, head),
-                                                    length - first);
-  }
-};
-
-/// Probabilities of the warp's own rows against a streamed tile, 0 where masked, and the gradients
-/// of their scores without the scale. log_sum_exp(at) is times log2 e.
-template <int kDim, typename T, typename Tiles, typename LogSumExp, typename Delta, typename Masked>
-__device__ __forceinline__ void score_tile(const BackwardBlock<T, Tiles>& block, const T* streamed,
-                                           float scale, LogSumExp log_sum_exp, Delta delta,
-                                           Masked masked, typename Tiles::Scores& probabilities,
-                                           typename Tiles::Scores& gradients) {
-  set_zero(probabilities);
-  for_each_value(gradients, [&](float& value, TileElement at) { value = -delta(at); });
-  add_product_of_rows<kDim>(probabilities, block.own_rows(0), streamed);
-  add_product_of_rows<kDim>(gradients, block.own_rows(1), block.second_streamed);
-  for_each_pair(probabilities, gradients, [&](float& value, float& gradient, TileElement at) {
-    const bool hidden = masked(at);
-    value = hidden ? 0.0F : exp2_fast(fmaf(value, scale * kLog2E, -log_sum_exp(at)));
-    gradient = hidden ? 0.0F : value * gradient;
-  });
 }
 
 /// Where a block that owns keys reads its queries: step s handles one tile of one of the group's
@@ -225,7 +125,9 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, true>::kThreads)
   const QueryStream<T, kDim, Tiles> stream = {call,        block, b, length, kv_head * group,
                                               first_query, tiles};
   const int steps = group * tiles;
-  block.template load_own<kDim>(call.k, call.v, b, first, kv_head, length);
+  const OwnRows own = {b, kv_head, first, length};
+  block.template load_own<kDim>(0, call.k, own);
+  block.template load_own<kDim>(1, call.v, own);
   stream.load_queries(0);
   stream.load_output_gradients(0);
 
@@ -246,33 +148,32 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, true>::kThreads)
     const int shift = own_first - stream.query_of(step);
     const bool seen = own_first < length && shift < kColumns;
     const bool masks = shift + Tiles::kWarpRows - 1 > 0;
-    typename Tiles::Scores probabilities;
-    typename Tiles::Scores score_gradients;
+    ScoreTile<Tiles> scores;
     if (seen) {
-      score_tile<kDim>(
-          block, queries, call.shape.scale, [&](TileElement at) { return log_sum_exp[at.column]; },
-          [&](TileElement at) { return delta[at.column]; },
-          [&](TileElement at) {
+      const auto statistics_of = [&](TileElement at) {
+        return QueryStatistics{log_sum_exp[at.column], delta[at.column]};
+      };
+      scores.template compute<kDim>(
+          block, queries, call.shape.scale, statistics_of, [&](TileElement at) {
             const int query = stream.query_of(step) + at.column;
             return begins_behind(starts, query, length, own_first + at.row) ||
                    (masks && at.row + shift > at.column);
-          },
-          probabilities, score_gradients);
-      add_product<kDim>(value_gradient, probabilities, block.second_streamed + block.warp_column,
-                        block.staging);
+          });
+      add_product<kDim>(value_gradient, scores.probabilities,
+                        block.second_streamed + block.warp_column, block.staging);
     }
     __syncthreads();  // nobody reads the gradients of the output any more
     if (step + 1 < steps) {
       stream.load_output_gradients(step + 1);
     }
     if (seen) {
-      add_product<kDim>(key_gradient, score_gradients, queries + block.warp_column, block.staging);
+      add_product<kDim>(key_gradient, scores.gradients, queries + block.warp_column, block.staging);
     }
   }
 
   for_each_value(key_gradient, [&](float& value, TileElement) { value *= call.shape.scale; });
-  block.template store_own<kDim>(0, key_gradient, call.dk, b, first, kv_head, length);
-  block.template store_own<kDim>(1, value_gradient, call.dv, b, first, kv_head, length);
+  block.template store_own<kDim>(0, key_gradient, call.dk, own);
+  block.template store_own<kDim>(1, value_gradient, call.dv, own);
 }
 
 /// The gradients of a block's queries.
@@ -298,7 +199,9 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, false>::kThreads)
     load_tile<kDim, kColumns, Tiles::kThreads>(block.second_streamed, call.v,
                                                call.v.at(b, key, kv_head), visible - key);
   };
-  block.template load_own<kDim>(call.q, call.dout, b, first, head, length);
+  const OwnRows own = {b, head, first, length};
+  block.template load_own<kDim>(0, call.q, own);
+  block.template load_own<kDim>(1, call.dout, own);
   const int32_t* const starts = starts_of(call.document_starts, b, length);
   const int first_key = first_key_of<kColumns>(starts, first);
   load_keys(first_key, 0);
@@ -328,31 +231,31 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, false>::kThreads)
     const int shift = key - own_first;
     const bool seen = own_first < length && shift < Tiles::kWarpRows;
     const bool masks = shift + kColumns - 1 > 0;
-    typename Tiles::Scores probabilities;
-    typename Tiles::Scores score_gradients;
+    ScoreTile<Tiles> scores;
     if (seen) {
-      score_tile<kDim>(
-          block, keys, call.shape.scale, [&](TileElement at) { return log_sum_exp[at.own_row]; },
-          [&](TileElement at) { return delta[at.own_row]; },
-          [&](TileElement at) {
-            return key + at.column < documents.begin[at.own_row] ||
-                   (masks && at.column + shift > at.row);
-          },
-          probabilities, score_gradients);
+      const auto statistics_of = [&](TileElement at) {
+        return QueryStatistics{log_sum_exp[at.own_row], delta[at.own_row]};
+      };
+      scores.template compute<kDim>(block, keys, call.shape.scale, statistics_of,
+                                    [&](TileElement at) {
+                                      return key + at.column < documents.begin[at.own_row] ||
+                                             (masks && at.column + shift > at.row);
+                                    });
     }
     __syncthreads();  // nobody reads the values any more
     if (key + kColumns < visible) {
       load_values(key + kColumns);
     }
     if (seen) {
-      add_product<kDim>(query_gradient, score_gradients, keys + block.warp_column, block.staging);
+      add_product<kDim>(query_gradient, scores.gradients, keys + block.warp_column, block.staging);
     }
   }
 
   for_each_value(query_gradient, [&](float& value, TileElement) { value *= call.shape.scale; });
-  block.template store_own<kDim>(0, query_gradient, call.dq, b, first, head, length);
+  block.template store_own<kDim>(0, query_gradient, call.dq, own);
 }
 
+/// Starts the three kernels with tiles of kDim columns.
 template <typename T, int kDim>
 void run_backward(const Stream& stream, const BackwardCall<T>& call) {
   using KeyTiles = BackwardTiles<T, kDim, true>;

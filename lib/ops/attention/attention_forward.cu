@@ -95,6 +95,7 @@ struct RunningSoftMax {
   }
 };
 
+/// The arguments of the kernel.
 template <typename T>
 struct ForwardCall {
   AttentionShape shape;
@@ -104,28 +105,43 @@ struct ForwardCall {
   const int32_t* document_starts;  // null: none
 };
 
-/// Scores of a tile whose first key is `key`, in powers of two, -infinity where masked. `position`:
-/// of the warp's first query among the keys.
-template <typename T, int kDim, int kRowTiles, int kKeyTiles>
+/// The queries of a warp.
+template <typename T, int kRowTiles>
+struct WarpQueries {
+  const T* rows;  ///< in shared memory
+  int position;   ///< of the first among the keys
+  bool has_documents;
+  OwnDocuments<kRowTiles * 2> documents;
+};
+
+/// A tile of keys in shared memory.
+template <typename T>
+struct KeyTile {
+  const T* rows;
+  int first;  ///< position of the first key
+};
+
+/// Scores of a warp's queries and a tile of keys, in powers of two, -infinity where masked.
+template <int kDim, typename T, int kRowTiles, int kKeyTiles>
 __device__ __forceinline__ void score_tile(float (&scores)[kRowTiles][kKeyTiles][4],
-                                           const T* queries, const T* keys, float scale,
-                                           int position, int key,
-                                           const OwnDocuments<kRowTiles * 2>& documents,
-                                           bool has_documents) {
+                                           const WarpQueries<T, kRowTiles>& queries,
+                                           const KeyTile<T>& keys, float scale) {
   set_zero(scores);
-  add_product_of_rows<kDim>(scores, queries, keys);
-  const int shift = key - position;
+  add_product_of_rows<kDim>(scores, queries.rows, keys.rows);
+  const int shift = keys.first - queries.position;
   const bool masked = shift + kKeyTiles * 8 - 1 > 0;
   for_each_value(scores, [&](float& score, TileElement at) {
     score = masked && at.column + shift > at.row ? -__builtin_inff() : score * scale;
   });
-  if (has_documents) {
+  if (queries.has_documents) {
     for_each_value(scores, [&](float& score, TileElement at) {
-      score = key + at.column < documents.begin[at.own_row] ? kHiddenScore : score;
+      const int begin = queries.documents.begin[at.own_row];
+      score = keys.first + at.column < begin ? kHiddenScore : score;
     });
   }
 }
 
+/// A block has kRows queries of one head: block (i, head, sequence), the last queries first.
 template <typename T, int kDim>
 __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads)
     forward_kernel(ForwardCall<T> call) {
@@ -162,9 +178,10 @@ __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads)
   T* const own_queries = queries + warp * Tiles::kWarpRows * kRowStride<T, kDim>;
   const int own_first = first + warp * Tiles::kWarpRows;
   const bool used = own_first < queries_end;
-  const int position = history + own_first;
   const float scale = shape.scale * kLog2E;
-  const OwnDocuments<Tiles::kRowTiles * 2> documents(starts, own_first, queries_end);
+  const WarpQueries<T, Tiles::kRowTiles> own = {
+      own_queries, history + own_first, starts != nullptr,
+      OwnDocuments<Tiles::kRowTiles * 2>(starts, own_first, queries_end)};
   RunningSoftMax<Tiles::kRowTiles> soft_max;
   float output[Tiles::kRowTiles][kDim / 8][4];
   set_zero(output);
@@ -176,10 +193,9 @@ __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads)
     if (key + Tiles::kKeys < visible) {
       load_keys(key + Tiles::kKeys, stage ^ 1);
     }
-    if (used && key < position + Tiles::kWarpRows) {
+    if (used && key < own.position + Tiles::kWarpRows) {
       float scores[Tiles::kRowTiles][Tiles::kKeys / 8][4];
-      score_tile<T, kDim>(scores, own_queries, keys + stage * Tiles::kTileElements, scale, position,
-                          key, documents, starts != nullptr);
+      score_tile<kDim>(scores, own, KeyTile<T>{keys + stage * Tiles::kTileElements, key}, scale);
       soft_max.add(scores, output);
       add_product<kDim>(output, scores, values + stage * Tiles::kTileElements, staging);
     }

@@ -89,11 +89,13 @@ FP8TRAIN_HD void exponentiate(const CausalTile& tile, ForwardBlock& block) {
 
 /// Adds the tile of keys in block.keys and block.values to the running soft-max.
 FP8TRAIN_HD void add_tile(const CausalTile& tile, const BlockDocuments& documents, int64_t key,
-                          int64_t head_dim, int64_t padded_dim, ForwardBlock& block) {
+                          int64_t head_dim, ForwardBlock& block) {
+  const int64_t padded_dim = padded_dim_of(head_dim);
   for_visible_groups(tile, [&](int64_t row, int64_t rows, int64_t lane) {
     multiply<false>(round_up(rows, kTileRows), tile.lanes - lane, head_dim,
-                    {block.keys + row * padded_dim, padded_dim, 1}, block.queries + lane, kQueries,
-                    block.scores + row * kQueries + lane, kQueries);
+                    {block.keys + row * padded_dim, padded_dim, 1},
+                    {block.queries + lane, kQueries},
+                    {block.scores + row * kQueries + lane, kQueries});
   });
   if (tile.masks()) {
     mask_scores(tile, block.scores);
@@ -105,24 +107,25 @@ FP8TRAIN_HD void add_tile(const CausalTile& tile, const BlockDocuments& document
   for_visible_groups(tile, [&](int64_t row, int64_t rows, int64_t lane) {
     multiply<true>(round_up(head_dim, kTileRows), tile.lanes - lane, rows,
                    {block.values + row * padded_dim, 1, padded_dim},
-                   block.scores + row * kQueries + lane, kQueries, block.output + lane, kQueries);
+                   {block.scores + row * kQueries + lane, kQueries},
+                   {block.output + lane, kQueries});
   });
 }
 
-/// Queries [first, first + rows) of one head.
+/// Attention of queries [first, first + rows) of one head.
 template <typename T>
 FP8TRAIN_HD void attend(const AttentionForward& call, int64_t b, int64_t head, int64_t first,
                         int64_t rows) {
   const AttentionShape& shape = call.shape;
   const int64_t head_dim = shape.head_dim;
-  const int64_t padded_dim = round_up(head_dim, kGroup);
+  const int64_t padded_dim = padded_dim_of(head_dim);
   const int64_t kv_head = head / (shape.heads / shape.kv_heads);
   const int64_t lanes = round_up(rows, kGroup);
   const int64_t history = shape.key_length - shape.query_length;
 
   ForwardBlock block;  // NOLINT(cppcoreguidelines-pro-type-member-init): filled tile by tile
-  load_tile(head_rows<const T>(call.q, b, first, head, head_dim), call.q.row_stride, rows, head_dim,
-            shape.scale * kLog2E, block.rows, padded_dim, lanes);
+  load_tile(head_rows<const T>(call.q, b, first, head, head_dim), rows, head_dim,
+            shape.scale * kLog2E, block.rows, lanes);
   transpose(block.rows, padded_dim, lanes, padded_dim, block.queries, kQueries);
   for (int64_t lane = 0; lane < lanes; ++lane) {
     block.max[lane] = kMinusInfinity;
@@ -137,11 +140,11 @@ FP8TRAIN_HD void attend(const AttentionForward& call, int64_t b, int64_t head, i
   for (int64_t key = documents.first_key(); key < visible; key += kKeys) {
     const int64_t keys = minimum(kKeys, visible - key);
     const int64_t padded_keys = round_up(keys, kTileRows);
-    load_tile(head_rows<const T>(call.k, b, key, kv_head, head_dim), call.k.row_stride, keys,
-              head_dim, 1.0F, block.keys, padded_dim, padded_keys);
-    load_tile(head_rows<const T>(call.v, b, key, kv_head, head_dim), call.v.row_stride, keys,
-              head_dim, 1.0F, block.values, padded_dim, padded_keys);
-    add_tile({key - history - first, keys, lanes}, documents, key, head_dim, padded_dim, block);
+    load_tile(head_rows<const T>(call.k, b, key, kv_head, head_dim), keys, head_dim, 1.0F,
+              block.keys, padded_keys);
+    load_tile(head_rows<const T>(call.v, b, key, kv_head, head_dim), keys, head_dim, 1.0F,
+              block.values, padded_keys);
+    add_tile({key - history - first, keys, lanes}, documents, key, head_dim, block);
   }
 
   for (int64_t lane = 0; lane < lanes; lane += kWidth) {
@@ -152,8 +155,7 @@ FP8TRAIN_HD void attend(const AttentionForward& call, int64_t b, int64_t head, i
     }
   }
   transpose(block.output, kQueries, padded_dim, lanes, block.rows, padded_dim);
-  store_tile(block.rows, padded_dim, rows, head_dim,
-             head_rows<T>(call.out, b, first, head, head_dim), call.out.row_stride);
+  store_tile(block.rows, rows, head_dim, head_rows<T>(call.out, b, first, head, head_dim));
   if (!call.log_sum_exp.empty()) {
     float* stored =
         call.log_sum_exp.as<float>() + (b * shape.heads + head) * shape.query_length + first;
@@ -163,6 +165,7 @@ FP8TRAIN_HD void attend(const AttentionForward& call, int64_t b, int64_t head, i
   }
 }
 
+/// All heads of all sequences, a block of queries for each task.
 template <typename T>
 void attend_all(const AttentionForward& call) {
   const AttentionShape& shape = call.shape;

@@ -42,6 +42,7 @@ struct HeadRows {
   }
 };
 
+/// Host: a view of heads of `head_dim` elements as kernels index it.
 template <typename T>
 HeadRows<T> head_rows(const HeadsView& view, int64_t head_dim) {
   constexpr int64_t kPack = kPackOf<T>;
@@ -69,7 +70,7 @@ struct OwnDocuments {
   }
 };
 
-/// Those of one sequence; null where there are none.
+/// The starts of one sequence of `length` positions; null where there are none.
 __device__ __forceinline__ const int32_t* starts_of(const int32_t* starts, int64_t b, int length) {
   return starts == nullptr ? nullptr : starts + b * length;
 }
@@ -97,11 +98,11 @@ __device__ __forceinline__ int first_key_of(const int32_t* starts, int first) {
   return starts == nullptr ? 0 : starts[first] / kKeys * kKeys;
 }
 
-/// Host: body(DimTag<kDim>) with the least tile width that holds a head.
 template <int kDim_>
 struct DimTag {
   static constexpr int kDim = kDim_;
 };
+/// Host: body(DimTag<kDim>) with the least width of a tile that holds a head.
 template <typename Body>
 void with_head_dim(int64_t head_dim, Body body) {
   if (head_dim <= 64) {
@@ -138,7 +139,7 @@ __device__ __forceinline__ void load_tile(T* tile, const HeadRows<const T>& rows
   }
 }
 
-/// The way back: the first `used` rows of a tile into one head.
+/// Writes the first `used` rows of a tile into one head.
 template <int kDim, int kRows, int kThreads, typename T>
 __device__ __forceinline__ void store_tile(const T* tile, const HeadRows<T>& rows, T* to,
                                            int used) {
@@ -162,6 +163,7 @@ __device__ __forceinline__ void store_tile(const T* tile, const HeadRows<T>& row
   }
 }
 
+/// c = 0, a warp's result.
 template <int kRowTiles, int kColumnTiles>
 __device__ __forceinline__ void set_zero(float (&c)[kRowTiles][kColumnTiles][4]) {
   for (auto& row : c) {

@@ -11,6 +11,7 @@
 #include <immintrin.h>
 #endif
 
+#include "base/math.h"
 #include "ops/attention/attention.h"
 #include "ops/support/kernel_support_cpu.h"
 #include "ops/support/transpose_cpu.h"
@@ -86,20 +87,28 @@ struct Strided {
   int64_t column_stride;
 };
 
+/// A matrix whose rows lie `stride` elements apart: a tile, or the rows of one head.
+template <typename T>
+struct Rows {
+  T* data;
+  int64_t stride;
+
+  FP8TRAIN_HD T* at(int64_t row) const { return data + row * stride; }
+};
+
 /// c[m][n] (+)= sum over k < depth of a(m, k) * b[k][n] for kTileRows rows and kVectors vectors.
 template <bool kAdd, int kVectors>
-FP8TRAIN_HD void multiply_block(Strided a, const float* b, int64_t b_stride, int64_t depth,
-                                float* c, int64_t c_stride) {
+FP8TRAIN_HD void multiply_block(Strided a, Rows<const float> b, int64_t depth, Rows<float> c) {
   Vector sums[kTileRows][kVectors];
   for (int m = 0; m < kTileRows; ++m) {
     for (int n = 0; n < kVectors; ++n) {
-      sums[m][n] = kAdd ? load_vector(c + m * c_stride + n * kWidth) : Vector{};
+      sums[m][n] = kAdd ? load_vector(c.at(m) + n * kWidth) : Vector{};
     }
   }
   for (int64_t k = 0; k < depth; ++k) {
     Vector row[kVectors];
     for (int n = 0; n < kVectors; ++n) {
-      row[n] = load_vector(b + k * b_stride + n * kWidth);
+      row[n] = load_vector(b.at(k) + n * kWidth);
     }
     for (int m = 0; m < kTileRows; ++m) {
       const Vector factor = broadcast(a.data[m * a.row_stride + k * a.column_stride]);
@@ -110,54 +119,54 @@ FP8TRAIN_HD void multiply_block(Strided a, const float* b, int64_t b_stride, int
   }
   for (int m = 0; m < kTileRows; ++m) {
     for (int n = 0; n < kVectors; ++n) {
-      store_vector(c + m * c_stride + n * kWidth, sums[m][n]);
+      store_vector(c.at(m) + n * kWidth, sums[m][n]);
     }
   }
 }
 
-/// The same for `rows` rows (a multiple of kTileRows) and kVectors vectors.
+/// The same for `rows` rows, a multiple of kTileRows.
 template <bool kAdd, int kVectors>
-FP8TRAIN_HD void multiply_rows(int64_t rows, Strided a, const float* b, int64_t b_stride,
-                               int64_t depth, float* c, int64_t c_stride) {
+FP8TRAIN_HD void multiply_rows(int64_t rows, Strided a, Rows<const float> b, int64_t depth,
+                               Rows<float> c) {
   for (int64_t m = 0; m < rows; m += kTileRows) {
     multiply_block<kAdd, kVectors>({a.data + m * a.row_stride, a.row_stride, a.column_stride}, b,
-                                   b_stride, depth, c + m * c_stride, c_stride);
+                                   depth, {c.at(m), c.stride});
   }
 }
 
 /// The same for `columns` columns, a multiple of kGroup.
 template <bool kAdd>
 static __attribute__((noinline)) void multiply(int64_t rows, int64_t columns, int64_t depth,
-                                               Strided a, const float* b, int64_t b_stride,
-                                               float* c, int64_t c_stride) {
+                                               Strided a, Rows<const float> b, Rows<float> c) {
   constexpr int64_t kStep = kBlockVectors * kWidth;
-  int64_t n = 0;
-  for (; n + kStep <= columns; n += kStep) {
-    multiply_rows<kAdd, kBlockVectors>(rows, a, b + n, b_stride, depth, c + n, c_stride);
+  for (; columns >= kStep; columns -= kStep, b.data += kStep, c.data += kStep) {
+    multiply_rows<kAdd, kBlockVectors>(rows, a, b, depth, c);
   }
-  switch ((columns - n) / kWidth) {  // only where a register block is wider than a group
+  switch (columns / kWidth) {  // only where a register block is wider than a group
     case 3:
-      return multiply_rows<kAdd, 3>(rows, a, b + n, b_stride, depth, c + n, c_stride);
+      return multiply_rows<kAdd, 3>(rows, a, b, depth, c);
     case 2:
-      return multiply_rows<kAdd, 2>(rows, a, b + n, b_stride, depth, c + n, c_stride);
+      return multiply_rows<kAdd, 2>(rows, a, b, depth, c);
     case 1:
-      return multiply_rows<kAdd, 1>(rows, a, b + n, b_stride, depth, c + n, c_stride);
+      return multiply_rows<kAdd, 1>(rows, a, b, depth, c);
     default:
       return;
   }
 }
 
-FP8TRAIN_HD int64_t maximum(int64_t a, int64_t b) {
-  return a > b ? a : b;
+/// The columns of a tile: the head's, then zeros up to a whole group.
+FP8TRAIN_HD int64_t padded_dim_of(int64_t head_dim) {
+  return round_up(head_dim, kGroup);
 }
 
-/// Rows [0, rows) of one head as fp32, times `factor`, at tile[row * padded_dim + d]; what lies
-/// beyond the head or the rows, up to `padded_rows`, becomes zero.
+/// tile [padded_rows, padded_dim_of(head_dim)] = the first `rows` rows of one head as fp32, times
+/// `factor`; zeros beyond the head and the rows.
 template <typename T>
-FP8TRAIN_HD void load_tile(const T* from, int64_t row_stride, int64_t rows, int64_t head_dim,
-                           float factor, float* tile, int64_t padded_dim, int64_t padded_rows) {
+FP8TRAIN_HD void load_tile(Rows<const T> from, int64_t rows, int64_t head_dim, float factor,
+                           float* tile, int64_t padded_rows) {
+  const int64_t padded_dim = padded_dim_of(head_dim);
   for (int64_t row = 0; row < rows; ++row) {
-    const T* __restrict values = from + row * row_stride;
+    const T* __restrict values = from.at(row);
     float* __restrict out = tile + row * padded_dim;
     for (int64_t d = 0; d < head_dim; ++d) {
       out[d] = load_as_float(values + d) * factor;
@@ -171,12 +180,13 @@ FP8TRAIN_HD void load_tile(const T* from, int64_t row_stride, int64_t rows, int6
   }
 }
 
+/// The first `rows` rows of a tile into one head.
 template <typename T>
-FP8TRAIN_HD void store_tile(const float* tile, int64_t padded_dim, int64_t rows, int64_t head_dim,
-                            T* to, int64_t row_stride) {
+FP8TRAIN_HD void store_tile(const float* tile, int64_t rows, int64_t head_dim, Rows<T> to) {
+  const int64_t padded_dim = padded_dim_of(head_dim);
   for (int64_t row = 0; row < rows; ++row) {
     const float* __restrict values = tile + row * padded_dim;
-    T* __restrict out = to + row * row_stride;
+    T* __restrict out = to.at(row);
     for (int64_t d = 0; d < head_dim; ++d) {
       store_from_float(out + d, values[d]);
     }
@@ -250,11 +260,13 @@ FP8TRAIN_HD const int32_t* starts_at(const DocumentStarts& starts, const Attenti
   return starts.empty() ? nullptr : starts.as<int32_t>() + b * shape.query_length + first;
 }
 
+/// The rows of one head from `position` on.
 template <typename T>
-FP8TRAIN_HD T* head_rows(const HeadsView& view, int64_t b, int64_t position, int64_t head,
-                         int64_t head_dim) {
-  return static_cast<T*>(view.data) + (b * view.length_capacity + position) * view.row_stride +
-         head * head_dim;
+FP8TRAIN_HD Rows<T> head_rows(const HeadsView& view, int64_t b, int64_t position, int64_t head,
+                              int64_t head_dim) {
+  return {static_cast<T*>(view.data) + (b * view.length_capacity + position) * view.row_stride +
+              head * head_dim,
+          view.row_stride};
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

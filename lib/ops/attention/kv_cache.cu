@@ -13,6 +13,7 @@ struct CacheRows {
   int64_t length, width;
 };
 
+/// Copies rows, a unit for each index of map.
 template <typename Unit>
 struct CopyRows {
   const Unit* from;
@@ -30,6 +31,7 @@ struct CopyRows {
   }
 };
 
+/// Starts the copy. `rows` is in elements, of which a unit has `per_unit`.
 template <typename Unit>
 void copy_rows(const Stream& stream, const void* from, void* to, CacheRows rows, int64_t batch,
                int64_t per_unit) {

@@ -8,6 +8,7 @@ namespace {
 
 constexpr int kPack = 8;  // pairs of one thread: 16 bytes of bf16 from each half of a head
 
+/// The arguments of the kernel.
 template <typename T>
 struct RopeCall {
   T* x;
@@ -19,7 +20,7 @@ struct RopeCall {
   float sign;
 };
 
-/// Pairs j .. j + N - 1 of one head.
+/// Rotates N pairs: element 0 of `head` and of its other half, and those after them.
 template <int N, typename T>
 __device__ __forceinline__ void rotate(T* head, const float* cosine, const float* sine, float sign,
                                        int64_t half) {
@@ -59,6 +60,7 @@ __global__ void rope_kernel(RopeCall<T> call, int64_t rows) {
   }
 }
 
+/// Starts the kernel with N pairs for a thread.
 template <int N, typename T>
 void run(const Stream& stream, const RopeCall<T>& call, int64_t rows) {
   constexpr int kThreads = 128;

@@ -7,6 +7,7 @@
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
 
+/// Rotates the pairs (j, j + half) of one head. cosine, sine: [half].
 template <typename T>
 FP8TRAIN_HD void rotate(T* head, const float* cosine, const float* sine, float sign, int64_t half) {
   T* other = head + half;

@@ -10,6 +10,7 @@
 
 namespace fp8train::ops {
 
+/// What casts and products take of one block.
 struct BlockFormat {
   ScaleBlock block;
   std::span<const DType> cast;        ///< element types that casts write

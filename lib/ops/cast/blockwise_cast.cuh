@@ -9,13 +9,12 @@ namespace fp8train::ops::cuda {
 
 constexpr int kTileWarps = kTileThreads / kWarp;
 
-/// One cast of a matrix [rows, columns]. An orientation without codes is not wanted.
+/// One cast of a matrix [rows, columns]. An orientation whose codes are null is not wanted.
 struct BlockwiseCast {
   int64_t rows, columns;
   DType code_type;
   uint8_t* codes;
-  uint8_t* transposed;  ///< [columns, rows]
-  bool transposed_aligned;
+  TransposedCodes transposed;
   BlockScales rowwise, columnwise;
   BlockRule rule;
   float* amax;                     ///< of the whole matrix, raised; may be null
@@ -35,27 +34,11 @@ __device__ __forceinline__ float load_element(const void* x, DType type, int64_t
   }
 }
 
-struct TileLocation {
-  int64_t row, column;  ///< of the tile
-};
+// The kernels of quantize_blockwise.cu and quantize_rows.cu take bf16 and fp32, FP8 codes, and what
+// can be read and written in packs: x and codes are aligned to 16 and 8 bytes, columns is a
+// multiple of eight. Everything else takes those of quantize_blockwise_any.cu.
 
-__device__ __forceinline__ TileLocation tile_location(const BlockwiseCast& cast, int64_t index) {
-  const int64_t across = ceil_div(cast.columns, kTile);
-  return {index / across * kTile, index % across * kTile};
-}
-__device__ __forceinline__ int64_t tiles_of(const BlockwiseCast& cast) {
-  return ceil_div(cast.columns, kTile) * ceil_div(cast.rows, kTile);
-}
-__device__ __forceinline__ int thread_group() {
-  return static_cast<int>(threadIdx.x) % kTileGroups;
-}
-__device__ __forceinline__ int thread_row() {
-  return static_cast<int>(threadIdx.x) / kTileGroups * kVec8;
-}
-
-/// The kernels of quantize_blockwise.cu and quantize_rows.cu take bf16 and fp32, FP8 codes, and
-/// what can be read and written in packs: x and codes are aligned to 16 and 8 bytes, columns is a
-/// multiple of eight. Everything else takes those of quantize_blockwise_any.cu.
+/// Reads this thread's 8 x 8 elements of a tile; zeros where x has none.
 template <typename X>
 __device__ __forceinline__ void load_tile(const X* x, const BlockwiseCast& cast, TileLocation tile,
                                           Vec8<X> (&vecs)[kVec8]) {
@@ -68,6 +51,7 @@ __device__ __forceinline__ void load_tile(const X* x, const BlockwiseCast& cast,
   }
 }
 
+/// Stores the codes of this thread's row i of a tile.
 __device__ __forceinline__ void store_row(const BlockwiseCast& cast, TileLocation tile, int i,
                                           const CodeWords& codes) {
   const int64_t row = tile.row + thread_row() + i;
@@ -111,28 +95,6 @@ __device__ __forceinline__ float column_amax(const uint32_t* all_amax_bits, int 
   return amax_bits.value();
 }
 
-/// FP8 codes of eight values and their counts; factor_of(column) as for encode_vec8.
-template <typename X, typename FactorOf>
-__device__ __forceinline__ CodeWords encode_blocks(const Vec8<X>& vec, DType code_type,
-                                                   FactorOf factor_of, bool counts,
-                                                   CastCounts& cast_counts) {
-  const CodeWords codes = encode_fp8_vec8(vec, code_type, factor_of);
-  if (counts) {
-    const float limit = fp8_saturation(code_type);
-#pragma unroll
-    for (int i = 0; i < kVec8; i += 2) {
-      float values[2];
-      vec.pair(i / 2, values[0], values[1]);
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const uint32_t code = codes.values[(i + j) / 4] >> (i + j) % 4 * 8;
-        cast_counts.count(values[j], values[j] * factor_of(i + j), limit, code);
-      }
-    }
-  }
-  return codes;
-}
-
 /// Codes of the tile with the factors of its columns ([kVec8] of this thread), transposed.
 template <typename X>
 __device__ __forceinline__ void cast_columns_of_tile(const Vec8<X> (&vecs)[kVec8],
@@ -150,16 +112,16 @@ __device__ __forceinline__ void cast_columns_of_tile(const Vec8<X> (&vecs)[kVec8
   CodeWords codes[kVec8];
 #pragma unroll
   for (int i = 0; i < kVec8; ++i) {
-    codes[i] = encode_blocks(vecs[i], cast.code_type, factor_of, counts, cast_counts);
+    codes[i] = encode_vec8(vecs[i], cast.code_type, factor_of, counts, cast_counts);
   }
   put_transposed(codes, tile_words);
   __syncthreads();
-  write_transposed(tile_words, cast.transposed, tile.row, tile.column, cast.rows, cast.columns,
-                   cast.transposed_aligned);
+  write_transposed(tile_words, tile, cast.transposed);
   __syncthreads();
 }
 
-/// What a block has seen of a cast, where it is wanted. All threads of the block.
+/// Adds what a block has seen of a cast to `amax` and `statistics`, unless they are null.
+/// `largest`: a magnitude, as bits. All threads of the block.
 __device__ __forceinline__ void finish_blocks(float* amax, uint32_t largest,
                                               QuantizeStatistics* statistics,
                                               const CastCounts& cast_counts, uint32_t* shared) {
@@ -171,7 +133,7 @@ __device__ __forceinline__ void finish_blocks(float* amax, uint32_t largest,
   }
 }
 
-/// Host: per::row, in packs.
+/// Host: a scale for each row, per::row, in packs.
 void quantize_rows(const Stream& stream, ConstView x, const BlockwiseCast& cast);
 
 /// Host: any block, types, widths and alignment.

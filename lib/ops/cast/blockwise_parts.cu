@@ -21,7 +21,7 @@ struct BlockOf {
   __device__ __forceinline__ int64_t operator()(int64_t element) const {
     return element / width / grid.height * grid.columns + element % width / grid.width;
   }
-  /// Whether elements from `first` to `last` lie in one, and in one row.
+  /// Whether elements `first` to `last` lie in one block and in one row.
   __device__ __forceinline__ bool one(int64_t first, int64_t last) const {
     return first / width == last / width && first % width / grid.width == last % width / grid.width;
   }
@@ -31,6 +31,7 @@ BlockOf block_of(const MatrixPart& x, ScaleBlock block) {
   return {x.matrix.back(), block_grid(block, x.matrix.rows(), x.matrix.back())};
 }
 
+/// *amax = max(*amax, |value|), NaN being larger than all.
 __device__ __forceinline__ void raise(float* amax, float value) {
   atomicMax(reinterpret_cast<unsigned*>(amax), bits_of(max_magnitude(value, 0.0F)));
 }
@@ -62,7 +63,8 @@ __device__ __forceinline__ bool raise_together(const Pack<float, kPerLane>& valu
   return true;
 }
 
-/// Packed: x is aligned to 16 bytes.
+/// Raises the maxima of the blocks to the magnitudes of x [count], elements `first` and on of the
+/// matrix. Packed: x is aligned to 16 bytes.
 template <bool Packed>
 __global__ void __launch_bounds__(kBlock)
     part_amax_kernel(const float* __restrict__ x, int64_t first, int64_t count, BlockOf block,
@@ -91,6 +93,7 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
+/// What a cast of a part reads and writes: x, codes and rounded have `count` elements.
 struct PartCast {
   const float* x;
   int64_t first, count;
@@ -144,6 +147,7 @@ __global__ void __launch_bounds__(kTileThreads)
   }
 }
 
+/// find_block_scales() for map: a block for each index.
 struct FindScales {
   FindBlockScales finder;
 

@@ -47,6 +47,7 @@ struct Bands {
   }
 };
 
+/// quantize_blockwise_part() to known codes.
 template <typename Code>
 void cast_part(const BlockwisePartCast& call) {
   const Bands bands(call.x, call.format.block);

@@ -5,6 +5,7 @@
 namespace fp8train::ops::meta {
 namespace {
 
+/// Of one orientation: reciprocal scales, and scales where they are stored too.
 double scales_bytes(const Quantized& view) {
   return bytes_of(view.scale_inv) * (view.scale != nullptr ? 2 : 1);
 }

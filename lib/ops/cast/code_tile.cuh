@@ -1,237 +1,50 @@
 #pragma once
-// How kernels that cast to FP8 read their input, count what happened, and transpose a tile of
-// codes. A block of kTileThreads threads holds a tile of 128 x 128 elements in registers: thread t
-// has the 8 columns 8 * (t % 16) .. of the 8 rows 8 * (t / 16) .., so that 16 threads read and
-// write whole lines of a row, and a thread can transpose its 8 x 8 codes without help. Only for .cu
-// files.
+// How kernels that cast to FP8 divide a matrix into tiles, transpose the codes of a tile, and add
+// up what a block has seen. A block of kTileThreads threads holds a tile of 128 x 128 elements in
+// registers: thread t has the 8 columns 8 * (t % 16) .. of the 8 rows 8 * (t / 16) .., so that 16
+// threads read and write whole lines of a row, and a thread can transpose its 8 x 8 codes without
+// help. Only for .cu files.
 
 #include <cstdint>
-#include <type_traits>
 
+#include "base/math.h"
 #include "numeric/bits.h"
 #include "ops/cast/quantize.h"
-#include "ops/cast/scaling_math.h"
-#include "ops/support/runs.cuh"
+#include "ops/cast/vec8.cuh"
 
 namespace fp8train::ops::cuda {
 
 constexpr int kTile = 128;
 constexpr int kTileThreads = 256;
-constexpr int kVec8 = 8;
 constexpr int kTileGroups = kTile / kVec8;     // threads per row, and per column
 constexpr int kTileWords = kTile * kTile / 4;  // of shared memory for the codes of a tile
 
-/// Blocks that a multiprocessor is to hold: with 64 KiB and more on their way from memory its
-/// latency is hidden.
-template <bool Packed, bool Counted, typename X>
-constexpr int kTileBlocks = !Packed || Counted ? 1
-                            : sizeof(X) == 4   ? 2
-                                               : 3;
-
-using CodeWords = Pack<uint32_t, 2>;  ///< eight codes
-using Words = Pack<uint32_t, 4>;
-
-/// Stores four words at once. The compiler splits store_pack of words that came from inline PTX
-/// into four stores, which cost four times the work of the memory pipeline.
-__device__ __forceinline__ void store_words(uint32_t* to, const Words& words) {
-#if defined(FP8TRAIN_CUDA_SHIM)
-  store_pack(to, words);
-#else
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
-               :
-               : "l"(__cvta_generic_to_global(to)), "r"(words.values[0]), "r"(words.values[1]),
-                 "r"(words.values[2]), "r"(words.values[3])
-               : "memory");
-#endif
-}
-
-/// Eight consecutive elements, as they lie in memory.
+/// Blocks that a multiprocessor is to hold where tiles of X are read in packs: with 64 KiB and more
+/// on their way from memory its latency is hidden.
 template <typename X>
-struct Vec8 {
-  static constexpr int kWords = kVec8 * static_cast<int>(sizeof(X)) / 4;
-  uint32_t words[kWords];
+constexpr int kTileBlocks = sizeof(X) == 4 ? 2 : 3;
 
-  /// Elements 2 * i and 2 * i + 1.
-  __device__ __forceinline__ void pair(int i, float& low, float& high) const {
-    if constexpr (sizeof(X) == 4) {
-      low = float_of(words[2 * i]);
-      high = float_of(words[2 * i + 1]);
-    } else {
-      widen(words[i], low, high, TypeTag<X>{});
-    }
-  }
-
- private:
-  static __device__ __forceinline__ void widen(uint32_t word, float& low, float& high,
-                                               TypeTag<bf16> /*tag*/) {
-    low = float_of(word << 16);
-    high = float_of(word & 0xFFFF0000U);
-  }
-  static __device__ __forceinline__ void widen(uint32_t word, float& low, float& high,
-                                               TypeTag<f16> /*tag*/) {
-    widen_f16_pair(word, low, high);
-  }
+/// The first row and column of a tile within its matrix.
+struct TileLocation {
+  int64_t row, column;
 };
 
-/// Elements from `from` on, zeros from `available` (may be negative) on. Packed: `from` is aligned
-/// to 16 bytes and `available` is a multiple of eight.
-template <bool Packed, typename X>
-__device__ __forceinline__ Vec8<X> load_vec8(const X* from, int64_t available) {
-  Vec8<X> vec = {};
-  if constexpr (Packed) {
-    if (available > 0) {
-      for (int i = 0; i < Vec8<X>::kWords / 4; ++i) {
-        const Words words = load_pack<4>(reinterpret_cast<const uint32_t*>(from) + i * 4);
-        for (int j = 0; j < 4; ++j) {
-          vec.words[i * 4 + j] = words.values[j];
-        }
-      }
-    }
-  } else {
-    using Bits = std::conditional_t<sizeof(X) == 4, uint32_t, uint16_t>;
-    for (int i = 0; i < kVec8; ++i) {
-      if (i < available) {
-        const uint32_t bits = __builtin_bit_cast(Bits, from[i]);
-        vec.words[i * Vec8<X>::kWords / kVec8] |= sizeof(X) == 4 ? bits : bits << i % 2 * 16;
-      }
-    }
-  }
-  return vec;
+FP8TRAIN_HD int64_t tiles_of(int64_t rows, int64_t columns) {
+  return ceil_div(rows, kTile) * ceil_div(columns, kTile);
+}
+/// Of tile `index`, counted along the rows of a matrix of `columns` columns.
+__device__ __forceinline__ TileLocation tile_location(int64_t columns, int64_t index) {
+  const int64_t across = ceil_div(columns, kTile);
+  return {index / across * kTile, index % across * kTile};
 }
 
-/// The first `available` of eight codes. Packed: as for load_vec8, to 8 bytes.
-template <bool Packed>
-__device__ __forceinline__ void store_codes(uint8_t* to, const CodeWords& codes,
-                                            int64_t available) {
-  if constexpr (Packed) {
-    if (available > 0) {
-      store_pack(reinterpret_cast<uint32_t*>(to), codes);
-    }
-  } else {
-    for (int i = 0; i < kVec8; ++i) {
-      if (i < available) {
-        to[i] = static_cast<uint8_t>(codes.values[i / 4] >> i % 4 * 8);
-      }
-    }
-  }
+/// Which eight columns of a tile this thread has, of kTileGroups.
+__device__ __forceinline__ int thread_group() {
+  return static_cast<int>(threadIdx.x) % kTileGroups;
 }
-
-/// y = codes * factor for one element, or for eight: then codes are aligned to 8 bytes, y to 16.
-template <int N, typename Code, typename Y>
-__device__ __forceinline__ void store_decoded(const Code* codes, float factor, Y* y) {
-  if constexpr (N == 1) {
-    store_from_float(y, decode(*codes) * factor);
-  } else {
-    static_assert(N == kVec8);
-    const CodeWords words = load_pack<2>(reinterpret_cast<const uint32_t*>(codes));
-    float values[kVec8];
-    for (int i = 0; i < kVec8; i += 2) {
-      decode_pair<Code>(words.values[i / 4] >> i % 4 * 8, values[i], values[i + 1]);
-      values[i] *= factor;
-      values[i + 1] *= factor;
-    }
-    store_values<kVec8, true>(y, values, kVec8);
-  }
-}
-
-/// The largest |x| seen, as a bit pattern without sign, which is ordered like the value and has
-/// every NaN above infinity. Of 16-bit types it holds the two halves of a word, so that a
-/// pair costs two instructions.
-template <typename X>
-struct AmaxBits {
-  uint32_t bits = 0;
-
-  __device__ __forceinline__ void add(const Vec8<X>& vec) {
-    constexpr uint32_t kMagnitude = sizeof(X) == 4 ? 0x7FFFFFFFU : 0x7FFF7FFFU;
-#pragma unroll
-    for (int i = 0; i < Vec8<X>::kWords; ++i) {
-      raise(vec.words[i] & kMagnitude);
-    }
-  }
-  __device__ __forceinline__ void raise(uint32_t other) {
-    if constexpr (sizeof(X) == 4) {
-      bits = other > bits ? other : bits;
-    } else {
-      bits = __vmaxu2(bits, other);
-    }
-  }
-  /// The magnitude as fp32; every NaN becomes 0x7FC00000.
-  __device__ __forceinline__ float value() const {
-    float largest;
-    if constexpr (sizeof(X) == 4) {
-      largest = float_of(bits);
-    } else {
-      const uint32_t low = bits & 0xFFFFU;
-      const uint32_t high = bits >> 16;
-      largest = decode(X{static_cast<uint16_t>(low > high ? low : high)});
-    }
-    return max_magnitude(largest, 0.0F);
-  }
-};
-
-template <typename Code>
-constexpr float kSaturation = saturation_threshold(dtype_of<Code>());
-
-/// What a thread counts for QuantizeStatistics; 32 bits hold what one thread can see.
-struct CastCounts {
-  uint32_t saturated = 0;
-  uint32_t underflow = 0;
-
-  template <typename Code>
-  __device__ __forceinline__ void add(float x, float scaled, uint32_t code) {
-    count(x, scaled, kSaturation<Code>, code);
-  }
-  /// limit: the magnitude above which a scaled value saturates.
-  __device__ __forceinline__ void count(float x, float scaled, float limit, uint32_t code) {
-    saturated += scaled > limit || scaled < -limit ? 1U : 0U;
-    underflow += (bits_of(x) & 0x7FFFFFFFU) != 0 && (code & 0x7FU) == 0 ? 1U : 0U;
-  }
-};
-
-/// Codes of a Vec8; scale_of(column) is the scale of one of its eight elements.
-template <typename Code, bool Counted, typename X, typename ScaleOf>
-__device__ __forceinline__ CodeWords encode_vec8(const Vec8<X>& vec, ScaleOf scale_of,
-                                                 CastCounts& cast_counts) {
-  CodeWords codes;
-  for (int half = 0; half < 2; ++half) {
-    uint32_t word = 0;
-    for (int i = 0; i < 2; ++i) {
-      const int at = half * 2 + i;
-      float low;
-      float high;
-      vec.pair(at, low, high);
-      const float scaled_low = low * scale_of(2 * at);
-      const float scaled_high = high * scale_of(2 * at + 1);
-      const uint32_t pair = encode_pair<Code>(scaled_low, scaled_high);
-      if constexpr (Counted) {
-        cast_counts.template add<Code>(low, scaled_low, pair);
-        cast_counts.template add<Code>(high, scaled_high, pair >> 8);
-      }
-      word |= pair << i * 16;
-    }
-    codes.values[half] = word;
-  }
-  return codes;
-}
-
-/// encode_vec8() to FP8 codes whose type is chosen when the kernel runs; not counted.
-template <typename X, typename ScaleOf>
-__device__ __forceinline__ CodeWords encode_fp8_vec8(const Vec8<X>& vec, DType code_type,
-                                                     ScaleOf scale_of) {
-  CodeWords codes;
-  with_type_of(Fp8Types{}, code_type, [&](auto tag) {
-    CastCounts uncounted;
-    codes = encode_vec8<typename decltype(tag)::Type, false>(vec, scale_of, uncounted);
-  });
-  return codes;
-}
-
-/// kSaturation of such codes.
-__device__ __forceinline__ float fp8_saturation(DType code_type) {
-  float saturation = 0.0F;
-  with_type_of(Fp8Types{}, code_type,
-               [&](auto tag) { saturation = kSaturation<typename decltype(tag)::Type>; });
-  return saturation;
+/// The first of this thread's eight rows of a tile.
+__device__ __forceinline__ int thread_row() {
+  return static_cast<int>(threadIdx.x) / kTileGroups * kVec8;
 }
 
 /// *amax = max(*amax, value) over the values, not negative, of a whole block. What is there is not
@@ -243,6 +56,7 @@ __device__ __forceinline__ void raise_amax(float* amax, float value, uint32_t* s
   }
 }
 
+/// Adds what the threads of a block have counted. `shared`: as for block_reduce.
 __device__ __forceinline__ void add_to_statistics(QuantizeStatistics* statistics,
                                                   const CastCounts& cast_counts, uint32_t* shared) {
   const uint32_t saturated = block_reduce<kTileThreads>(cast_counts.saturated, Sum{}, shared);
@@ -254,6 +68,7 @@ __device__ __forceinline__ void add_to_statistics(QuantizeStatistics* statistics
   }
 }
 
+/// Begins a count of `count` elements.
 struct ResetStatistics {
   QuantizeStatistics* statistics;
   uint64_t count;
@@ -285,7 +100,7 @@ __device__ __forceinline__ void transpose_4x4(uint32_t& a, uint32_t& b, uint32_t
 /// Column c keeps its 8-byte unit u at u ^ (c / 8): the 16 threads of a row, which write to columns
 /// eight apart, then hit 16 different pairs of banks.
 __device__ __forceinline__ void put_transposed(CodeWords (&codes)[kVec8], uint32_t* shared) {
-  const int group = static_cast<int>(threadIdx.x) % kTileGroups;
+  const int group = thread_group();
   const int unit = static_cast<int>(threadIdx.x) / kTileGroups ^ group;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -305,7 +120,7 @@ __device__ __forceinline__ void put_transposed(CodeWords (&codes)[kVec8], uint32
 /// that the two halves of a warp hit different banks, let them have different quads at a time.
 __device__ __forceinline__ void put_transposed_quad(CodeWords (&codes)[4], int quad,
                                                     uint32_t* shared) {
-  const int group = static_cast<int>(threadIdx.x) % kTileGroups;
+  const int group = thread_group();
   const int unit = static_cast<int>(threadIdx.x) / kTileGroups ^ group;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -324,11 +139,16 @@ __device__ __forceinline__ int transposed_byte(int row, int column) {
   return column * kTile + (row / kVec8 ^ column / kVec8) * kVec8 + row % kVec8;
 }
 
-/// Writes the shared tile at (row, column) of a matrix [rows, columns] to its transpose
-/// [columns, rows]. Aligned: `to` to 16 bytes and rows is a multiple of 16.
-__device__ __forceinline__ void write_transposed(const uint32_t* shared, uint8_t* to, int64_t row,
-                                                 int64_t column, int64_t rows, int64_t columns,
-                                                 bool aligned) {
+/// Where the codes of a matrix [rows, columns] go, transposed.
+struct TransposedCodes {
+  uint8_t* codes;  ///< [columns, rows]
+  int64_t rows, columns;
+  bool aligned;  ///< codes to 16 bytes, and rows is a multiple of 16
+};
+
+/// Writes the shared tile of codes that put_transposed filled. All threads of the block.
+__device__ __forceinline__ void write_transposed(const uint32_t* shared, TileLocation tile,
+                                                 const TransposedCodes& to) {
   constexpr int kChunk = 16;
   constexpr int kChunks = kTile / kChunk;
   constexpr int kColumns = kTileThreads / kChunks;  // that the threads write at a time
@@ -336,15 +156,16 @@ __device__ __forceinline__ void write_transposed(const uint32_t* shared, uint8_t
   const auto thread = static_cast<unsigned>(threadIdx.x);
   const auto chunk = static_cast<int>(thread % kChunks);
   auto at = static_cast<int>(thread / kChunks);
-  const int64_t first = row + chunk * kChunk;
-  const int present = first + kChunk <= rows ? kChunk : static_cast<int>(rows - first);
-  const int last = column + kTile <= columns ? kTile : static_cast<int>(columns - column);
+  const int64_t first = tile.row + chunk * kChunk;
+  const int present = first + kChunk <= to.rows ? kChunk : static_cast<int>(to.rows - first);
+  const int last =
+      tile.column + kTile <= to.columns ? kTile : static_cast<int>(to.columns - tile.column);
   // Reads of 16 bytes: an odd group has the two units of a chunk swapped.
   const bool swapped = at / kVec8 % 2 != 0;
-  uint8_t* begin = to + (column + at) * rows + first;
+  uint8_t* begin = to.codes + (tile.column + at) * to.rows + first;
 #pragma unroll 1
-  for (; at < last && present > 0; at += kColumns, begin += rows * kColumns) {
-    if (aligned) {
+  for (; at < last && present > 0; at += kColumns, begin += to.rows * kColumns) {
+    if (to.aligned) {
       const Words words = load_pack<4>(shared + at * (kTile / 4) + (chunk ^ at / (2 * kVec8)) * 4);
       const Words ordered = {{words.values[swapped ? 2 : 0], words.values[swapped ? 3 : 1],
                               words.values[swapped ? 0 : 2], words.values[swapped ? 1 : 3]}};
@@ -359,7 +180,7 @@ __device__ __forceinline__ void write_transposed(const uint32_t* shared, uint8_t
   }
 }
 
-/// Host: whether write_transposed may store 16 bytes at once.
+/// Host: TransposedCodes::aligned.
 inline bool transposed_is_aligned(const void* to, int64_t rows) {
   return is_aligned(to) && rows % 16 == 0;
 }

@@ -52,12 +52,10 @@ void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* ama
   check(!out.empty() || x.count() == 0, "quantize: no output for the codes");
   if (out.format.block == per::tensor) {
     check_cast(x, out);
-  } else {
-    check_block_cast(x, out, random);
+    return dispatch<&OpTable::quantize>(stream, x, out, amax, statistics, random);
   }
-  if (out.format.block == per::tensor) {
-    dispatch<&OpTable::quantize>(stream, x, out, amax, statistics, random);
-  } else if (out.format.is_two_level()) {
+  check_block_cast(x, out, random);
+  if (out.format.is_two_level()) {
     dispatch_as<&OpTable::quantize_two_level>("quantize_blockwise", stream, x, out, amax,
                                               statistics, random);
   } else {
@@ -89,13 +87,11 @@ void dequantize(Stream stream, const QuantizedTensor& x, View y) {
   check(codes.count() == y.count(), "dequantize: counts differ");
   if (x.format.block == per::tensor) {
     check(x.tensor_scale_inv != nullptr, "dequantize: no reciprocal scale");
-  } else {
-    check_blockwise_format(x.format);
-    check_blockwise(x.rowwise, x.format, x.layout, {codes.shape.rows(), codes.shape.back()});
+    return dispatch<&OpTable::dequantize>(stream, x, y);
   }
-  if (x.format.block == per::tensor) {
-    dispatch<&OpTable::dequantize>(stream, x, y);
-  } else if (x.format.is_two_level()) {
+  check_blockwise_format(x.format);
+  check_blockwise(x.rowwise, x.format, x.layout, {codes.shape.rows(), codes.shape.back()});
+  if (x.format.is_two_level()) {
     dispatch_as<&OpTable::dequantize_two_level>("dequantize_blockwise", stream, x, y);
   } else {
     dispatch_as<&OpTable::dequantize_blocks>("dequantize_blockwise", stream, x, y);

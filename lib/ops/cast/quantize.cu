@@ -2,7 +2,6 @@
 // writes codes, transposed codes, amax and statistics from it. Maxima and counts are integers, so
 // that no order of blocks changes them.
 
-#include "base/math.h"
 #include "ops/cast/cast_tiles.cuh"
 #include "ops/dispatch/cuda_operations.h"
 
@@ -11,6 +10,7 @@ namespace {
 
 constexpr int kSpan = 16;  // elements of one thread where no transpose is wanted: 16 bytes of codes
 
+/// Raises *result to max |x|. Packed: x is aligned to 16 bytes.
 template <bool Packed, typename X>
 __global__ void __launch_bounds__(kTileThreads)
     amax_kernel(const X* __restrict__ x, int64_t count, float* result) {
@@ -69,35 +69,41 @@ __global__ void __launch_bounds__(kTileThreads)
   finish_cast<Counted>(call, amax_bits, cast_counts, shared);
 }
 
-void run_quantize(const Stream& stream, const ConstView& x, const QuantizedTensor& out,
-                  float* amax_out, QuantizeStatistics* statistics, const CurrentScale& current) {
+/// Starts the cast: by tiles if columnwise codes are wanted, else in the order of the input.
+void run_quantize(const Stream& stream, const ConstView& x, const QuantizeSink& sink,
+                  const CurrentScale& current = {}) {
+  const QuantizedTensor& out = sink.out;
   with_float_type(x.dtype, [&](auto x_tag) {
     using X = typename decltype(x_tag)::Type;
     const X* data = x.as<X>();
     if (!out.columnwise.codes.empty()) {
-      const Shape& columnwise = out.columnwise.codes.shape;
-      cast_tiles(stream, StoredSource<X>{data, columnwise[0]}, columnwise[1], columnwise[0],
-                 nullptr, {out, amax_out, statistics}, is_aligned(data), current);
+      const int64_t width = out.columnwise.codes.shape.rows();
+      cast_tiles(stream, StoredSource<X>{data, width},
+                 {.rows = out.columnwise.codes.shape.back(),
+                  .width = width,
+                  .sink = sink,
+                  .aligned = is_aligned(data),
+                  .current = current});
       return;
     }
-    if (statistics != nullptr) {
-      reset_statistics(stream, statistics, x.count());
+    if (sink.statistics != nullptr) {
+      reset_statistics(stream, sink.statistics, x.count());
     }
-    const float* const scale = current.amax == nullptr ? out.tensor_scale : nullptr;
-    const CastCall call = {scale, out.tensor_scale_inv, amax_out, statistics, current};
     const bool packed = is_aligned(data) && is_aligned(out.rowwise.codes.data);
     const LaunchShape shape = {cast_blocks(stream, ceil_div(x.count(), kSpan), kTileThreads),
                                kTileThreads};
     with_code_type(out.format.dtype, [&](auto code_tag) {
       using Code = typename decltype(code_tag)::Type;
-      const auto kernel = !packed                 ? quantize_kernel<false, true, X, Code>
-                          : statistics != nullptr ? quantize_kernel<true, true, X, Code>
-                                                  : quantize_kernel<true, false, X, Code>;
-      launch(stream, shape, kernel, data, out.rowwise.codes.as<Code>(), x.count(), call);
+      const auto kernel = !packed                      ? quantize_kernel<false, true, X, Code>
+                          : sink.statistics != nullptr ? quantize_kernel<true, true, X, Code>
+                                                       : quantize_kernel<true, false, X, Code>;
+      launch(stream, shape, kernel, data, out.rowwise.codes.as<Code>(), x.count(),
+             cast_call(sink, current));
     });
   });
 }
 
+/// Host: the arguments of current scaling for `format`.
 CurrentScale current_scale_of(const float* amax, const TensorFormat& format, float* scale,
                               float* scale_inv) {
   return {amax,
@@ -111,22 +117,18 @@ CurrentScale current_scale_of(const float* amax, const TensorFormat& format, flo
 /// Packed: x is aligned to 8 bytes and its width a multiple of eight.
 template <bool Packed>
 __global__ void __launch_bounds__(kTileThreads)
-    transpose_codes_kernel(const uint8_t* __restrict__ x, uint8_t* __restrict__ y, int64_t rows,
-                           int64_t columns, bool y_aligned) {
+    transpose_codes_kernel(const uint8_t* __restrict__ x, TransposedCodes to) {
   FP8TRAIN_SHARED_ARRAY(Words, shared, kTileWords / 4);
-  auto* const tile = reinterpret_cast<uint32_t*>(shared);
-  const int64_t tiles_across = ceil_div(columns, kTile);
-  const int64_t tiles = tiles_across * ceil_div(rows, kTile);
-  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
-    const int64_t tile_row = index / tiles_across * kTile;
-    const int64_t tile_column = index % tiles_across * kTile;
-    const int64_t row = tile_row + threadIdx.x / kTileGroups * kVec8;
-    const int64_t column = tile_column + threadIdx.x % kTileGroups * kVec8;
+  auto* const tile_words = reinterpret_cast<uint32_t*>(shared);
+  for (int64_t index = blockIdx.x; index < tiles_of(to.rows, to.columns); index += gridDim.x) {
+    const TileLocation tile = tile_location(to.columns, index);
+    const int64_t row = tile.row + thread_row();
+    const int64_t column = tile.column + thread_group() * kVec8;
     CodeWords codes[kVec8] = {};
 #pragma unroll
     for (int i = 0; i < kVec8; ++i) {
-      const int64_t available = row + i < rows ? columns - column : 0;
-      const uint8_t* from = x + (row + i) * columns + column;
+      const int64_t available = row + i < to.rows ? to.columns - column : 0;
+      const uint8_t* from = x + (row + i) * to.columns + column;
       if (Packed && available > 0) {
         codes[i] = load_pack<2>(reinterpret_cast<const uint32_t*>(from));
       }
@@ -134,9 +136,9 @@ __global__ void __launch_bounds__(kTileThreads)
         codes[i].values[j / 4] |= static_cast<uint32_t>(from[j]) << j % 4 * 8;
       }
     }
-    put_transposed(codes, tile);
+    put_transposed(codes, tile_words);
     __syncthreads();
-    write_transposed(tile, y, tile_row, tile_column, rows, columns, y_aligned);
+    write_transposed(tile_words, tile, to);
     __syncthreads();
   }
 }
@@ -158,14 +160,11 @@ struct FindCurrentScale {
 
   template <int N>
   __device__ void run(int64_t /*i*/) const {
-    const float result = current_scale(*current.amax, current.format_max, current.amax_epsilon,
-                                       current.pow2, kMaxF32);
-    *current.scale = result;
-    *current.scale_inv = reciprocal(result);
+    current.keep(current.find());
   }
 };
 
-/// One block.
+/// One block. NaN if any of amax [count] is not finite.
 __global__ void propagate_non_finite_kernel(const float* amax, int64_t count, double* accumulator) {
   bool found = false;
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
@@ -231,12 +230,12 @@ void amax(Stream stream, ConstView x, float* result, bool combine) {
 
 void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* amax_out,
               QuantizeStatistics* statistics, const CastRandom& /*random*/) {
-  run_quantize(stream, x, out, amax_out, statistics, {});
+  run_quantize(stream, x, {out, amax_out, statistics});
 }
 
 void quantize_current(Stream stream, ConstView x, const float* amax, float* scale_inv,
                       const QuantizedTensor& out, QuantizeStatistics* statistics) {
-  run_quantize(stream, x, out, nullptr, statistics,
+  run_quantize(stream, x, {out, nullptr, statistics},
                current_scale_of(amax, out.format, out.tensor_scale, scale_inv));
 }
 
@@ -244,10 +243,10 @@ void transpose_codes(Stream stream, ConstView x, View y) {
   const int64_t rows = x.shape.rows();
   const int64_t columns = x.shape.back();
   const bool packed = columns % kVec8 == 0 && is_aligned(x.data, kVec8);
-  const LaunchShape shape = {
-      blocks_for(stream, ceil_div(rows, kTile) * ceil_div(columns, kTile), 1), kTileThreads};
-  launch(stream, shape, packed ? transpose_codes_kernel<true> : transpose_codes_kernel<false>,
-         x.as<uint8_t>(), y.as<uint8_t>(), rows, columns, transposed_is_aligned(y.data, rows));
+  const TransposedCodes to = {y.as<uint8_t>(), rows, columns, transposed_is_aligned(y.data, rows)};
+  launch(stream, {blocks_for(stream, tiles_of(rows, columns), 1), kTileThreads},
+         packed ? transpose_codes_kernel<true> : transpose_codes_kernel<false>, x.as<uint8_t>(),
+         to);
 }
 
 void dequantize(Stream stream, const QuantizedTensor& x, View y) {

@@ -1,7 +1,7 @@
 #pragma once
 // Casting to and from scaled formats, and the upkeep of scales. Scales, amax and statistics live in
-// device memory and are never read by the host inside a step. Formulas and order of updates:
-// (TransformerEngine, common/recipe/recipe_common.cuh and delayed_scaling.cu).
+// device memory and are never read by the host inside a step. Formulas and order of updates follow
+// their source (TransformerEngine, common/recipe/recipe_common.cuh and delayed_scaling.cu).
 
 #include <cstdint>
 

@@ -50,13 +50,13 @@ __device__ __forceinline__ void cast_rows_of_tile(const Vec8<X> (&vecs)[kVec8],
     const auto factor_of = [factor](int /*column*/) { return factor; };
     store_row(
         cast, tile, i,
-        encode_blocks(vecs[i], cast.code_type, factor_of, cast.statistics != nullptr, cast_counts));
+        encode_vec8(vecs[i], cast.code_type, factor_of, cast.statistics != nullptr, cast_counts));
   }
 }
 
 /// Blocks of 1 x Width in both orientations.
 template <int Width, typename X>
-__global__ void __launch_bounds__(kTileThreads, (kTileBlocks<true, false, X>))
+__global__ void __launch_bounds__(kTileThreads, kTileBlocks<X>)
     blockwise_kernel(const X* __restrict__ x, BlockwiseCast cast) {
   constexpr int kBands = kTile / Width;  // blocks of a column of the tile
   FP8TRAIN_SHARED_ARRAY(Words, tile_memory, kTileWords / 4);
@@ -66,14 +66,14 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<true, false, X>))
   auto* const tile_words = reinterpret_cast<uint32_t*>(tile_memory);
   uint32_t largest = 0;
   CastCounts cast_counts;
-  for (int64_t index = blockIdx.x; index < tiles_of(cast); index += gridDim.x) {
-    const TileLocation tile = tile_location(cast, index);
+  for (int64_t index = blockIdx.x; index < tiles_of(cast.rows, cast.columns); index += gridDim.x) {
+    const TileLocation tile = tile_location(cast.columns, index);
     Vec8<X> vecs[kVec8];
     load_tile(x, cast, tile, vecs);
     if (cast.codes != nullptr) {
       cast_rows_of_tile<Width>(vecs, cast, tile, largest, cast_counts);
     }
-    if (cast.transposed == nullptr) {
+    if (cast.transposed.codes == nullptr) {
       continue;
     }
     put_column_amax_bits(vecs, all_amax_bits);
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<true, false, X>))
   finish_blocks(cast.amax, largest, cast.statistics, cast_counts, shared);
 }
 
-constexpr int kAcross32 = kTile / 32;
+constexpr int kAcross32 = kTile / 32;  // squares of 32 x 32 side by side in a tile
 
 /// The amax bits of the square of `Side` x `Side` elements that this thread's elements lie in. All
 /// threads of the block.
@@ -127,7 +127,7 @@ __device__ __forceinline__ void keep_square(const BlockwiseCast& cast, TileLocat
     if (threadIdx.x == 0 && cast.codes != nullptr) {
       cast.rowwise.keep(tile.row / kTile, tile.column / kTile, amax, cast.rule);
     }
-    if (threadIdx.x == 0 && cast.transposed != nullptr) {
+    if (threadIdx.x == 0 && cast.transposed.codes != nullptr) {
       cast.columnwise.keep(tile.column / kTile, tile.row / kTile, amax, cast.rule);
     }
   } else {
@@ -138,7 +138,7 @@ __device__ __forceinline__ void keep_square(const BlockwiseCast& cast, TileLocat
       cast.rowwise.keep(row + i, column / Side, amax, cast.rule);
     }
     const int first = thread_row() / kVec8 % kAcross32;
-    for (int i = first; cast.transposed != nullptr && i < kVec8; i += kAcross32) {
+    for (int i = first; cast.transposed.codes != nullptr && i < kVec8; i += kAcross32) {
       cast.columnwise.keep(column + i, row / Side, amax, cast.rule);
     }
   }
@@ -153,8 +153,8 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   auto* const tile_words = reinterpret_cast<uint32_t*>(tile_memory);
   uint32_t largest = 0;
   CastCounts cast_counts;
-  for (int64_t index = blockIdx.x; index < tiles_of(cast); index += gridDim.x) {
-    const TileLocation tile = tile_location(cast, index);
+  for (int64_t index = blockIdx.x; index < tiles_of(cast.rows, cast.columns); index += gridDim.x) {
+    const TileLocation tile = tile_location(cast.columns, index);
     Vec8<X> vecs[kVec8];
     load_tile(x, cast, tile, vecs);
     AmaxBits<X> amax_bits;
@@ -170,27 +170,27 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     CodeWords codes[kVec8];
 #pragma unroll
     for (int i = 0; i < kVec8; ++i) {
-      codes[i] = encode_blocks(vecs[i], cast.code_type, factor_of, cast.statistics != nullptr,
-                               cast_counts);
+      codes[i] =
+          encode_vec8(vecs[i], cast.code_type, factor_of, cast.statistics != nullptr, cast_counts);
       if (cast.codes != nullptr) {
         store_row(cast, tile, i, codes[i]);
       }
     }
-    if (cast.transposed != nullptr) {
+    if (cast.transposed.codes != nullptr) {
       put_transposed(codes, tile_words);
       __syncthreads();
-      write_transposed(tile_words, cast.transposed, tile.row, tile.column, cast.rows, cast.columns,
-                       cast.transposed_aligned);
+      write_transposed(tile_words, tile, cast.transposed);
       __syncthreads();
     }
   }
   finish_blocks(cast.amax, largest, cast.statistics, cast_counts, shared);
 }
 
+/// Starts the kernel for the blocks, in packs.
 template <typename X>
 void quantize_tiles(const Stream& stream, ScaleBlock block, const X* x, const BlockwiseCast& cast) {
-  const int64_t tiles = ceil_div(cast.rows, kTile) * ceil_div(cast.columns, kTile);
-  const LaunchShape by_tile = {blocks_for(stream, tiles, 1), kTileThreads};
+  const LaunchShape by_tile = {blocks_for(stream, tiles_of(cast.rows, cast.columns), 1),
+                               kTileThreads};
   if (block == per::block_128x128) {
     return launch(stream, by_tile, squares_kernel<128, X>, x, cast);
   }
@@ -234,22 +234,22 @@ void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, flo
     reset_statistics(stream, statistics, x.count());
   }
   const int64_t rows = x.shape.rows();
+  const int64_t columns = x.shape.back();
   const View& codes = out.rowwise.codes;
+  const View& transposed = out.columnwise.codes;
   const bool packed = x.dtype != DType::f16 && out.format.dtype != DType::i8 &&
-                      is_aligned(x.data) && is_aligned(codes.data, kVec8) &&
-                      x.shape.back() % kVec8 == 0;
-  const BlockwiseCast cast = {
-      .rows = rows,
-      .columns = x.shape.back(),
-      .code_type = out.format.dtype,
-      .codes = codes.as<uint8_t>(),
-      .transposed = out.columnwise.codes.as<uint8_t>(),
-      .transposed_aligned = transposed_is_aligned(out.columnwise.codes.data, rows),
-      .rowwise = block_scales(out.rowwise, out.format, out.layout),
-      .columnwise = block_scales(out.columnwise, out.format, out.layout),
-      .rule = block_rule(out.format, x.dtype),
-      .amax = amax,
-      .statistics = statistics};
+                      is_aligned(x.data) && is_aligned(codes.data, kVec8) && columns % kVec8 == 0;
+  const BlockwiseCast cast = {.rows = rows,
+                              .columns = columns,
+                              .code_type = out.format.dtype,
+                              .codes = codes.as<uint8_t>(),
+                              .transposed = {transposed.as<uint8_t>(), rows, columns,
+                                             transposed_is_aligned(transposed.data, rows)},
+                              .rowwise = block_scales(out.rowwise, out.format, out.layout),
+                              .columnwise = block_scales(out.columnwise, out.format, out.layout),
+                              .rule = block_rule(out.format, x.dtype),
+                              .amax = amax,
+                              .statistics = statistics};
   if (!packed) {
     quantize_any_blocks(stream, x, out.format.block, cast);
     return;

@@ -39,6 +39,7 @@ struct AnyCast {
   }
 };
 
+/// A warp has a block at a time: a read for its amax, another for its codes.
 __global__ void __launch_bounds__(kTileThreads) any_blocks_kernel(AnyCast cast) {
   FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileWarps);
   const ScaleGrid& grid = cast.blocks;
@@ -105,12 +106,12 @@ void quantize_any_blocks(const Stream& stream, ConstView x, ScaleBlock block,
     run(stream, one);
     one.statistics = nullptr;  // counted once
   }
-  if (cast.transposed != nullptr) {
+  if (cast.transposed.codes != nullptr) {
     one.rows = cast.columns;
     one.columns = cast.rows;
     one.row_step = 1;
     one.column_step = cast.columns;
-    one.codes = cast.transposed;
+    one.codes = cast.transposed.codes;
     one.blocks = block_grid(block, one.rows, one.columns);
     one.scales = cast.columnwise;
     run(stream, one);

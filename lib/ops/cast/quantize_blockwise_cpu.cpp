@@ -17,8 +17,14 @@ struct Cast {
   int64_t rows, columns;
   BlockRule rule;
   bool counted;  ///< what saturates and what becomes zero
+
+  template <typename Code>
+  FP8TRAIN_HD TransposedCast<X, Code> to_columns(Code* codes) const {
+    return {x, rows, columns, codes, false, counted};
+  }
 };
 
+/// The amax of a block from its largest magnitude; every NaN is the quiet NaN.
 template <typename X>
 FP8TRAIN_HD float amax_of(uint32_t magnitude, TypeTag<X> tag) {
   return max_magnitude(value_of_magnitude(magnitude, tag), 0.0F);
@@ -34,7 +40,7 @@ FP8TRAIN_HD void cast_run(const Cast<X>& cast, int64_t begin, int64_t length, fl
   }
 }
 
-/// Blocks that lie in one row.
+/// Casts along rows, with blocks that lie in one row.
 template <typename X, typename Code>
 FP8TRAIN_HD CastCounts cast_rows(const Cast<X>& cast, const BlockScales& scales, Code* codes) {
   const ScaleGrid& grid = scales.grid;
@@ -66,31 +72,12 @@ FP8TRAIN_HD void largest_of_columns(const X* x, int64_t height, int64_t width, i
   }
 }
 
-/// `height` rows of `width` columns with one factor, or one for each column, to transposed codes.
-template <typename X, typename Factor, typename Code>
-FP8TRAIN_HD void cast_strip(const Cast<X>& cast, int64_t row_begin, int64_t height,
-                            int64_t column_begin, int64_t width, Factor factor, Code* transposed,
-                            CastCounts& counts) {
-  for (int64_t row = row_begin; row < row_begin + height; row += kTransposedTile) {
-    const int64_t tile_height = minimum(kTransposedTile, row_begin + height - row);
-    Code codes[kTransposedTile * kTransposedTile];
-    for (int64_t r = 0; r < tile_height; ++r) {
-      const X* from = cast.x + (row + r) * cast.columns + column_begin;
-      encode_chunk(from, factor, codes + r * kTransposedTile, width);
-      if (cast.counted) {
-        count_chunk(from, factor, codes + r * kTransposedTile, width, counts);
-      }
-    }
-    transpose_tile(codes, tile_height, width, transposed + column_begin * cast.rows + row,
-                   cast.rows);
-  }
-}
-
-/// Blocks that lie in one column, whose codes go to [columns, rows].
+/// Casts along columns, with blocks that lie in one column; the codes go to [columns, rows].
 template <typename X, typename Code>
 FP8TRAIN_HD CastCounts cast_columns(const Cast<X>& cast, const BlockScales& scales,
                                     Code* transposed) {
   const ScaleGrid& grid = scales.grid;
+  const TransposedCast<X, Code> strips = cast.to_columns(transposed);
   const int64_t pieces = ceil_div(cast.columns, kTransposedTile) * grid.columns;
   return count_pieces(pieces, cast.rows * cast.columns, [&](int64_t piece, CastCounts& counts) {
     const int64_t block = piece % grid.columns;
@@ -108,7 +95,7 @@ FP8TRAIN_HD CastCounts cast_columns(const Cast<X>& cast, const BlockScales& scal
       factors[i] = cast.rule.factor(amax);
     }
     const float* const each = factors;
-    cast_strip(cast, row, height, column, width, each, transposed, counts);
+    cast_strip(strips, {row, height, column, width}, each, counts);
   });
 }
 
@@ -144,14 +131,15 @@ FP8TRAIN_HD CastCounts cast_squares(const Cast<X>& cast, int64_t side, const Blo
       scales_transposed.keep_block(j, i, side, amax, cast.rule);
       CastCounts again;  // the same codes as above
       for (int64_t column = 0; column < width; column += kTransposedTile) {
-        cast_strip(cast, i * side, height, j * side + column,
-                   minimum(kTransposedTile, width - column), factor, transposed,
-                   codes == nullptr ? counts : again);
+        const int64_t strip_width = minimum(kTransposedTile, width - column);
+        cast_strip(cast.to_columns(transposed), {i * side, height, j * side + column, strip_width},
+                   factor, codes == nullptr ? counts : again);
       }
     }
   });
 }
 
+/// quantize_blocks() of known types.
 template <typename X, typename Code>
 FP8TRAIN_HD void cast_as(ConstView x, const QuantizedTensor& out, float* amax_out,
                          QuantizeStatistics* statistics) {

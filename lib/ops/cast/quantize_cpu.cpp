@@ -8,7 +8,7 @@
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
 
-/// The chunk is read from memory once: its further passes find it in L1.
+/// Casts an array by chunks. A chunk is read from memory once: its further passes find it in L1.
 template <typename X, typename Code>
 FP8TRAIN_HD void quantize_array(const X* x, Code* codes, int64_t count, float scale,
                                 float* amax_out, QuantizeStatistics* statistics) {
@@ -27,6 +27,7 @@ FP8TRAIN_HD void quantize_array(const X* x, Code* codes, int64_t count, float sc
   keep_counts<X>(all, count, amax_out, statistics);
 }
 
+/// to [columns, rows] = from [rows, columns], transposed.
 void transpose_matrix(const uint8_t* from, int64_t rows, int64_t columns, uint8_t* to) {
   constexpr int64_t kTile = 64;
   const int64_t column_tiles = ceil_div(columns, kTile);
@@ -41,29 +42,17 @@ void transpose_matrix(const uint8_t* from, int64_t rows, int64_t columns, uint8_
   }
 }
 
-/// Only the transpose is stored: tiles are cast into a buffer, and transposed from there.
+/// Only the transpose is stored.
 template <typename X, typename Code>
-FP8TRAIN_HD void quantize_transposed(const X* x, int64_t rows, int64_t columns, Code* transposed,
-                                     float scale, float* amax_out, QuantizeStatistics* statistics) {
-  const auto cast_tiles = [&](int64_t tile, CastCounts& counts) {
+FP8TRAIN_HD void quantize_transposed(const TransposedCast<X, Code>& cast, float scale,
+                                     float* amax_out, QuantizeStatistics* statistics) {
+  const auto cast_columns = [&](int64_t tile, CastCounts& counts) {
     const int64_t column = tile * kTransposedTile;
-    const int64_t width = minimum(kTransposedTile, columns - column);
-    for (int64_t row = 0; row < rows; row += kTransposedTile) {
-      const int64_t height = minimum(kTransposedTile, rows - row);
-      Code codes[kTransposedTile * kTransposedTile];
-      for (int64_t r = 0; r < height; ++r) {
-        const X* from = x + (row + r) * columns + column;
-        counts.raise(largest_magnitude(from, width));
-        encode_chunk(from, scale, codes + r * kTransposedTile, width);
-        if (statistics != nullptr) {
-          count_chunk(from, scale, codes + r * kTransposedTile, width, counts);
-        }
-      }
-      transpose_tile(codes, height, width, transposed + column * rows + row, rows);
-    }
+    const int64_t width = minimum(kTransposedTile, cast.columns - column);
+    cast_strip(cast, {0, cast.rows, column, width}, scale, counts);
   };
-  const int64_t count = rows * columns;
-  keep_counts<X>(count_pieces(ceil_div(columns, kTransposedTile), count, cast_tiles), count,
+  const int64_t count = cast.rows * cast.columns;
+  keep_counts<X>(count_pieces(ceil_div(cast.columns, kTransposedTile), count, cast_columns), count,
                  amax_out, statistics);
 }
 
@@ -123,8 +112,13 @@ void quantize(Stream /*stream*/, ConstView x, const QuantizedTensor& out, float*
       using Code = typename decltype(code_tag)::Type;
       if (only_transposed) {
         const Shape& shape = out.columnwise.codes.shape;
-        quantize_transposed(x.as<X>(), shape.back(), shape.rows(), out.columnwise.codes.as<Code>(),
-                            scale, amax_out, statistics);
+        const TransposedCast<X, Code> cast = {.x = x.as<X>(),
+                                              .rows = shape.back(),
+                                              .columns = shape.rows(),
+                                              .codes = out.columnwise.codes.as<Code>(),
+                                              .finds_amax = true,
+                                              .counted = statistics != nullptr};
+        quantize_transposed(cast, scale, amax_out, statistics);
       } else {
         quantize_array(x.as<X>(), out.rowwise.codes.as<Code>(), x.count(), scale, amax_out,
                        statistics);

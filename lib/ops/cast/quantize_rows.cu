@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kTileThreads, 4)
       const Vec8<X> vec = load_vec8<true>(from + i, cast.columns - i);
       store_codes<true>(
           cast.codes + row * cast.columns + i,
-          encode_blocks(vec, cast.code_type, factor_of, cast.statistics != nullptr, cast_counts),
+          encode_vec8(vec, cast.code_type, factor_of, cast.statistics != nullptr, cast_counts),
           cast.columns - i);
     }
   }
@@ -51,8 +51,8 @@ __global__ void __launch_bounds__(kTileThreads)
   FP8TRAIN_SHARED_ARRAY(uint32_t, all_amax_bits, kTileWarps * kTileGroups * Vec8<X>::kWords);
   FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileWarps);
   uint32_t largest = 0;
-  for (int64_t index = blockIdx.x; index < tiles_of(cast); index += gridDim.x) {
-    const TileLocation tile = tile_location(cast, index);
+  for (int64_t index = blockIdx.x; index < tiles_of(cast.rows, cast.columns); index += gridDim.x) {
+    const TileLocation tile = tile_location(cast.columns, index);
     Vec8<X> vecs[kVec8];
     load_tile(x, cast, tile, vecs);
     put_column_amax_bits(vecs, all_amax_bits);
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kTileThreads)
   }
 }
 
-/// columnwise.scale holds maxima, then scales.
+/// Turns the maxima in columnwise.scale into scales, and stores their reciprocals.
 struct FinishColumns {
   BlockScales scales;
   BlockRule rule;
@@ -84,14 +84,14 @@ struct FinishColumns {
 
 /// Casts with the scales in columnwise.scale, one for each column.
 template <typename X>
-__global__ void __launch_bounds__(kTileThreads, (kTileBlocks<true, false, X>))
+__global__ void __launch_bounds__(kTileThreads, kTileBlocks<X>)
     columns_kernel(const X* __restrict__ x, BlockwiseCast cast) {
   FP8TRAIN_SHARED_ARRAY(Words, tile_memory, kTileWords / 4);
   FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileWarps);
   auto* const tile_words = reinterpret_cast<uint32_t*>(tile_memory);
   CastCounts cast_counts;
-  for (int64_t index = blockIdx.x; index < tiles_of(cast); index += gridDim.x) {
-    const TileLocation tile = tile_location(cast, index);
+  for (int64_t index = blockIdx.x; index < tiles_of(cast.rows, cast.columns); index += gridDim.x) {
+    const TileLocation tile = tile_location(cast.columns, index);
     Vec8<X> vecs[kVec8];
     load_tile(x, cast, tile, vecs);
     float factors[kVec8];
@@ -107,14 +107,15 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<true, false, X>))
   }
 }
 
+/// Starts the kernels of the orientations that are wanted.
 template <typename X>
 void cast_in_packs(const Stream& stream, const X* x, const BlockwiseCast& cast) {
-  const int64_t tiles = ceil_div(cast.rows, kTile) * ceil_div(cast.columns, kTile);
-  const LaunchShape by_tile = {blocks_for(stream, tiles, 1), kTileThreads};
+  const LaunchShape by_tile = {blocks_for(stream, tiles_of(cast.rows, cast.columns), 1),
+                               kTileThreads};
   if (cast.codes != nullptr) {
     launch(stream, {blocks_for(stream, cast.rows, 1), kTileThreads}, rows_kernel<X>, x, cast);
   }
-  if (cast.transposed != nullptr) {
+  if (cast.transposed.codes != nullptr) {
     const size_t bytes = sizeof(float) * static_cast<size_t>(cast.columns);
     check_cuda(cudaMemsetAsync(cast.columnwise.scale, 0, bytes, cuda_context(stream).stream),
                "resetting column maxima");

@@ -7,7 +7,8 @@
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 
-/// Codes of elements (row, column) .. (row, column + length - 1), at most kChunk.
+/// Writes the codes of elements (row, column) .. (row, column + length - 1), at most kChunk, in
+/// both orientations.
 template <typename Code, typename Y>
 FP8TRAIN_HD void cast_piece_as(const QuantizeSink& sink, const Y* values, int64_t row,
                                int64_t column, int64_t length, CastCounts& counts) {
@@ -30,6 +31,7 @@ FP8TRAIN_HD void cast_piece_as(const QuantizeSink& sink, const Y* values, int64_
   }
 }
 
+/// Casts these elements as `sink` says: the amax, and codes unless it has none.
 template <typename Y>
 static __attribute__((noinline)) void cast_piece(const QuantizeSink& sink, const Y* values,
                                                  int64_t row, int64_t column, int64_t length,

@@ -58,7 +58,7 @@ FP8TRAIN_HD CastCounts count_pieces(int64_t pieces, [[maybe_unused]] int64_t cou
   return {largest, saturated, underflow};
 }
 
-/// What is wanted of a cast of `count` elements of X: a null pointer is not.
+/// Stores what pieces of a cast of `count` elements of X have seen. A null pointer: not wanted.
 template <typename X>
 FP8TRAIN_HD void keep_counts(const CastCounts& counts, int64_t count, float* amax,
                              QuantizeStatistics* statistics) {
@@ -70,6 +70,7 @@ FP8TRAIN_HD void keep_counts(const CastCounts& counts, int64_t count, float* ama
   }
 }
 
+/// The largest |x|, as magnitude_bits.
 template <typename X>
 FP8TRAIN_HD uint32_t largest_magnitude(const X* __restrict x, int64_t count) {
   decltype(magnitude_bits(x)) largest = 0;
@@ -88,6 +89,7 @@ FP8TRAIN_HD float scale_at(const float* scales, int64_t i) {
   return scales[i];
 }
 
+/// codes = cast(x * scale), saturating; `scale` as for scale_at.
 template <typename X, typename Scale, typename Code>
 FP8TRAIN_HD void encode_chunk(const X* __restrict x, Scale scale, Code* __restrict codes,
                               int64_t count) {
@@ -97,6 +99,7 @@ FP8TRAIN_HD void encode_chunk(const X* __restrict x, Scale scale, Code* __restri
   }
 }
 
+/// Counts what saturated and what became zero when x was cast to `codes`.
 template <typename X, typename Scale, typename Code>
 FP8TRAIN_HD void count_chunk(const X* __restrict x, Scale scale, const Code* __restrict codes,
                              int64_t count, CastCounts& counts) {
@@ -135,6 +138,45 @@ FP8TRAIN_HD void transpose_tile(const Code* codes, int64_t height, int64_t width
   static_assert(sizeof(Code) == 1);
   transpose_bytes(reinterpret_cast<const uint8_t*>(codes), kTransposedTile, height, width,
                   reinterpret_cast<uint8_t*>(to), stride);
+}
+
+/// A cast of x [rows, columns] whose codes are stored as [columns, rows].
+template <typename X, typename Code>
+struct TransposedCast {
+  const X* x;
+  int64_t rows, columns;
+  Code* codes;
+  bool finds_amax;  ///< of the elements that are cast
+  bool counted;     ///< what saturates and what becomes zero
+};
+
+/// A part of a matrix, at most kTransposedTile columns wide.
+struct Strip {
+  int64_t row, height, column, width;
+};
+
+/// Casts a strip with one scale, or with one for each of its columns: a tile at a time into a
+/// buffer, and transposed from there.
+template <typename X, typename Code, typename Scale>
+FP8TRAIN_HD void cast_strip(const TransposedCast<X, Code>& cast, const Strip& strip, Scale scale,
+                            CastCounts& counts) {
+  const int64_t end = strip.row + strip.height;
+  for (int64_t row = strip.row; row < end; row += kTransposedTile) {
+    const int64_t height = minimum(kTransposedTile, end - row);
+    Code codes[kTransposedTile * kTransposedTile];
+    for (int64_t r = 0; r < height; ++r) {
+      const X* from = cast.x + (row + r) * cast.columns + strip.column;
+      if (cast.finds_amax) {
+        counts.raise(largest_magnitude(from, strip.width));
+      }
+      encode_chunk(from, scale, codes + r * kTransposedTile, strip.width);
+      if (cast.counted) {
+        count_chunk(from, scale, codes + r * kTransposedTile, strip.width, counts);
+      }
+    }
+    transpose_tile(codes, height, strip.width, cast.codes + strip.column * cast.rows + row,
+                   cast.rows);
+  }
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

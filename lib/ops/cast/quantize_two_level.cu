@@ -22,7 +22,7 @@ struct TwoLevelSide {
 
   FP8TRAIN_HD int64_t blocks() const { return ceil_div(depth, int64_t{kBlockWidth}); }
 
-  /// Zeros where x has none.
+  /// The values of a block, transformed if the side says so; zeros where x has none.
   __device__ __forceinline__ void load_block(int64_t line, int64_t block,
                                              float (&values)[kBlockWidth]) const {
     for (int k = 0; k < kBlockWidth; ++k) {
@@ -36,6 +36,7 @@ struct TwoLevelSide {
   }
 };
 
+/// The largest magnitude, as bits.
 __device__ __forceinline__ uint32_t largest_of(const float (&values)[kBlockWidth]) {
   uint32_t largest = 0;
   for (const float value : values) {
@@ -44,6 +45,7 @@ __device__ __forceinline__ uint32_t largest_of(const float (&values)[kBlockWidth
   return largest;
 }
 
+/// Raises *result to the amax of the values of a side, transformed as they are cast.
 __global__ void __launch_bounds__(kTileThreads)
     two_level_amax_kernel(TwoLevelSide side, float* result) {
   FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileWarps);
@@ -58,7 +60,7 @@ __global__ void __launch_bounds__(kTileThreads)
   raise_amax(result, float_of(largest), shared);
 }
 
-/// scale_inv holds the amax of the tensor first.
+/// Turns the amax of the tensor in *scale_inv into both of its scales.
 struct FindTensorScales {
   float* scale;
   float* scale_inv;
@@ -75,6 +77,7 @@ struct FindTensorScales {
   }
 };
 
+/// One cast of a side: where codes and scales go, and how values are rounded.
 struct TwoLevelCast {
   TwoLevelSide side;
   uint8_t* codes = nullptr;
@@ -85,6 +88,8 @@ struct TwoLevelCast {
   QuantizeStatistics* statistics = nullptr;  ///< may be null
 };
 
+/// A thread has the block of one line at a time. In squares it reads the lines of the other threads
+/// too, for their amax.
 __global__ void __launch_bounds__(kTileThreads) two_level_kernel(TwoLevelCast cast) {
   FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileWarps);
   const TwoLevelSide& side = cast.side;
@@ -132,6 +137,7 @@ __global__ void __launch_bounds__(kTileThreads) two_level_kernel(TwoLevelCast ca
   }
 }
 
+/// dequantize_two_level() for map: an element for each index.
 struct DequantizeTwoLevel {
   const uint8_t* codes;
   BlockScales scales;

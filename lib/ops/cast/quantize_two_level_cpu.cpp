@@ -66,6 +66,7 @@ FP8TRAIN_HD void largest_of_lines(const float* values, uint32_t* largest) {
   }
 }
 
+/// The amax of the values of a side, transformed as they are cast.
 template <typename X>
 FP8TRAIN_HD float amax_of_side(const Side<X>& side) {
   const auto find_largest = [&](int64_t piece, CastCounts& counts) {
@@ -91,7 +92,7 @@ struct Target {
   CastRandom random = {};
 };
 
-/// Finds and stores the scales of a panel's blocks.
+/// Finds and stores the scales of a panel's blocks; factors [kPanel] are for its lines.
 FP8TRAIN_HD void find_factors(const float* values, const Target& target, int64_t first_line,
                               int64_t lines, int64_t block, float* factors) {
   uint32_t largest[kPanel];
@@ -111,6 +112,7 @@ FP8TRAIN_HD void find_factors(const float* values, const Target& target, int64_t
   }
 }
 
+/// codes, as values: [kBlock, kPanel].
 FP8TRAIN_HD void encode_panel(const float* values, const float* factors, uint8_t* codes) {
   for (int64_t k = 0; k < kBlock; ++k) {
     for (int64_t line = 0; line < kPanel; ++line) {
@@ -119,7 +121,8 @@ FP8TRAIN_HD void encode_panel(const float* values, const float* factors, uint8_t
   }
 }
 
-/// `first`: the quad of four elements that the block of line 0 begins with, of `quads` in a line.
+/// The same with stochastic rounding. `first`: the quad of four elements that the block of line 0
+/// begins with, of `quads` in a line.
 FP8TRAIN_HD void encode_panel_stochastic(const float* values, const float* factors,
                                          const CastRandom& random, uint64_t first, int64_t quads,
                                          uint8_t* codes) {
@@ -143,6 +146,7 @@ FP8TRAIN_HD void encode_panel_stochastic(const float* values, const float* facto
   }
 }
 
+/// Counts what saturated and what became zero in the lines and the depth that exist.
 FP8TRAIN_HD void count_panel(const float* values, const float* factors, const uint8_t* codes,
                              int64_t lines, int64_t depth, CastCounts& counts) {
   constexpr float kMax = saturation_threshold(DType::e2m1);
@@ -160,6 +164,7 @@ FP8TRAIN_HD void count_panel(const float* values, const float* factors, const ui
   counts.underflow += vanished;
 }
 
+/// Casts one orientation, a panel at a time.
 template <typename X>
 FP8TRAIN_HD CastCounts cast_side(const Side<X>& side, const Target& target) {
   const int64_t pitch = ceil_div(side.depth, int64_t{2});
@@ -195,6 +200,7 @@ FP8TRAIN_HD CastCounts cast_side(const Side<X>& side, const Target& target) {
   return count_pieces(side.panels() * side.blocks(), side.lines * side.depth, cast_panel);
 }
 
+/// quantize_two_level() of a known type.
 template <typename X>
 FP8TRAIN_HD void cast_as(Stream stream, ConstView x, const QuantizedTensor& out, float* amax_out,
                          QuantizeStatistics* statistics, const CastRandom& random) {

@@ -7,6 +7,7 @@
 namespace fp8train::ops {
 namespace {
 
+/// The grid with the scales laid out as cuBLASLt's scale modes read them.
 ScaleGrid for_cublaslt(ScaleGrid grid, ScaleBlock block) {
   if (block == per::block_1x128) {  // VEC128_32F: the scales of a column of blocks together
     grid.row_stride = 1;

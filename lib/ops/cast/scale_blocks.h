@@ -62,13 +62,13 @@ struct BlockRule {
 BlockRule block_rule(const TensorFormat& format, DType input);
 
 /// The scales of one orientation, by raw pointers. Exactly one of scale_inv, exponents and under is
-/// there.
+/// not null.
 struct BlockScales {
   ScaleGrid grid;
-  float* scale;  ///< may be null
+  float* scale;  ///< the scales themselves, next to scale_inv; may be null
   float* scale_inv;
   e8m0* exponents;
-  e4m3* under;  ///< a scale of the tensor
+  e4m3* under;  ///< scales under a scale of the tensor
 
   /// Keeps the scale of a block, if there is one at that position.
   FP8TRAIN_HD void keep(int64_t row, int64_t column, float amax, const BlockRule& rule) const {

@@ -13,6 +13,7 @@ inline double bytes_of(const ConstView& view) {
   return view.empty() ? 0.0 : static_cast<double>(view.bytes());
 }
 
+/// Returns the bytes of `rows` positions of all heads of a view.
 inline double bytes_of(const HeadsView& view, int64_t rows, int64_t heads, int64_t head_dim) {
   return static_cast<double>(rows * heads * head_dim) * static_cast<double>(size_of(view.dtype));
 }
@@ -37,7 +38,8 @@ inline void count(const Stream& stream, const OpWork& work) {
 inline void count(const Stream& stream, double bytes) {
   count(stream, OpWork{.bytes = bytes});
 }
-/// Of one kernel that has a row in the table of kernels.
+/// Counts an operation whose time follows from `kernel`, a name in the table of kernels, for
+/// `elements` elements.
 inline void count(const Stream& stream, double bytes, const char* kernel, int64_t elements,
                   int launches = 1) {
   count(stream, OpWork{.bytes = bytes,
@@ -46,7 +48,7 @@ inline void count(const Stream& stream, double bytes, const char* kernel, int64_
                        .elements = static_cast<double>(elements)});
 }
 
-/// Whose scale follows from an amax that a pass over the new values finds.
+/// Whether the tensor has one scale, for which a pass over the new values finds the amax first.
 inline bool scaled_by_tensor(const StoredTensor& tensor) {
   return tensor.format.is_scaled() && tensor.format.block == per::tensor;
 }

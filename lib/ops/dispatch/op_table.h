@@ -1,7 +1,7 @@
 #pragma once
-// The dispatch of operations: each backend (cpu at each x86-64 level, cuda,
-// meta) has one table of functions with the signatures of the public headers, and op_table() picks
-// it. Shapes and types have been checked before. Headers of operations never include this one.
+// The dispatch of operations: each backend (cpu at each x86-64 level, cuda, meta) has one table of
+// functions with the signatures of the public headers, and op_table() chooses it. Shapes and types
+// have been checked before. Headers of operations never include this one.
 
 #include <utility>
 

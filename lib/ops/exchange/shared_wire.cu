@@ -40,7 +40,7 @@ Source source(const SharedBucket& bucket) {
           bucket.tensor_of_group.as<int32_t>(), bucket.values.count()};
 }
 
-/// Where codes lie in the bucket.
+/// The position of code i of [chunks, chunk] in the bucket.
 struct CodeLocation {
   int64_t chunk;
   ChunkRange range;
@@ -58,6 +58,7 @@ unsigned blocks_for_groups(const Stream& stream, int64_t count) {
   return blocks_for(stream, ceil_div(count, kQuad));
 }
 
+/// Raises amax[t] of each tensor. A warp has a group at a time.
 template <bool Aligned>
 __global__ void __launch_bounds__(kBlock) amax_kernel(Source source, uint32_t* amax) {
   for_each_span<1>(groups_of(source.count), [&](int64_t group) {
@@ -76,15 +77,7 @@ __global__ void __launch_bounds__(kBlock) amax_kernel(Source source, uint32_t* a
   });
 }
 
-struct Clear {
-  uint32_t* words;
-
-  template <int N>
-  __device__ void run(int64_t i) const {
-    words[i] = 0;
-  }
-};
-
+/// shared_scales() for map: a tensor for each index.
 struct FindSharedScales {
   SharedScales all;
   float* scales;
@@ -95,6 +88,7 @@ struct FindSharedScales {
   }
 };
 
+/// A warp has a group of codes at a time.
 template <typename Code, bool Aligned>
 __global__ void __launch_bounds__(kBlock)
     pack_kernel(Source source, CodeLocation location, int64_t groups, const float* scales,
@@ -122,6 +116,7 @@ __global__ void __launch_bounds__(kBlock)
   });
 }
 
+/// A warp counts the codes of a group at a time.
 template <typename Code>
 __global__ void __launch_bounds__(kBlock)
     count_kernel(const Code* codes, int64_t count, const int32_t* tensor_of_group,
@@ -140,6 +135,7 @@ __global__ void __launch_bounds__(kBlock)
   });
 }
 
+/// sum_shared() for map.
 template <typename Code>
 struct SumShared {
   const Code* codes;
@@ -160,7 +156,7 @@ struct SumShared {
   }
 };
 
-/// As many of N elements as `count` leaves from `at` on.
+/// Writes the elements of `run` from y[at] on, up to y[count - 1].
 template <typename T, int N>
 __device__ __forceinline__ void store_run(T* y, int64_t at, int64_t count, const Pack<T, N>& run) {
   if (at + N <= count) {
@@ -175,7 +171,7 @@ __device__ __forceinline__ void store_run(T* y, int64_t at, int64_t count, const
   }
 }
 
-/// Runs of N codes lie in one chunk.
+/// Writes values of codes to their positions in the bucket. N codes always lie in one chunk.
 template <typename Code, typename Y>
 struct ReadShared {
   const Code* codes;
@@ -203,6 +199,7 @@ struct ReadShared {
   }
 };
 
+/// Copies codes to their positions in the bucket.
 struct CopyCodes {
   const uint8_t* from;
   CodeLocation location;
@@ -218,6 +215,7 @@ struct CopyCodes {
   }
 };
 
+/// Stores the scales of codes that are stored as they are.
 struct KeepScales {
   const float* scales;
   float factor;
@@ -233,7 +231,8 @@ struct KeepScales {
 
 void shared_amax(Stream stream, const SharedBucket& bucket, View amax) {
   auto* words = static_cast<uint32_t*>(amax.data);
-  map<1>(stream, amax.count(), true, Clear{words});
+  check_cuda(cudaMemsetAsync(amax.data, 0, amax.bytes(), cuda_context(stream).stream),
+             "resetting maxima");
   const bool aligned = is_aligned(bucket.values.data);
   launch(stream, {blocks_for_groups(stream, bucket.values.count()), kBlock},
          aligned ? amax_kernel<true> : amax_kernel<false>, source(bucket), words);

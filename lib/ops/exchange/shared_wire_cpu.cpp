@@ -11,7 +11,7 @@
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
 
-/// The values of one group of the bucket; what codes are multiplied by to become values.
+/// The values of one group of the bucket; codes are divided by the scale of their tensor.
 FP8TRAIN_HD void load_group(const SharedBucket& bucket, int64_t group, int64_t length,
                             float* values) {
   const int64_t tensor = bucket.tensor_of_group.as<int32_t>()[group];
@@ -39,7 +39,7 @@ FP8TRAIN_HD void for_each_group(const Shape& codes, const ChunkRange& range, int
   }
 }
 
-/// Values of the codes of one group.
+/// Writes the values of the codes of one group, times `factor`, to values[element ..].
 template <typename Code>
 FP8TRAIN_HD void read_group(const Code* codes, float scale, float factor, int64_t element,
                             int64_t length, const View& values) {
@@ -77,24 +77,22 @@ void shared_scales(Stream /*stream*/, ConstView amax, const TensorFormat& format
 
 void pack_shared(Stream /*stream*/, const SharedBucket& bucket, ConstView scales, View codes,
                  const ChunkRange& range) {
-  const uint8_t nowhere[kRangeAlignment] = {};
-  for_each_group(codes.shape, range, bucket.values.count(),
-                 [&](int64_t at, int64_t element, int64_t length) {
-                   uint8_t* to = codes.as<uint8_t>() + at;
-                   std::memset(to + length, 0, static_cast<size_t>(kRangeAlignment - length));
-                   if (length == 0) {
-                     return;
-                   }
-                   const int64_t group = element / kRangeAlignment;
-                   float values[kRangeAlignment];
-                   load_group(bucket, group, length, values);
-                   const int32_t tensor = bucket.tensor_of_group.as<int32_t>()[group];
-                   with_fp8_type(codes.dtype, [&](auto tag) {
-                     using Code = typename decltype(tag)::Type;
-                     encode_run(values, scales.as<float>()[tensor], nowhere,
-                                reinterpret_cast<Code*>(to), length);
-                   });
-                 });
+  for_each_group(
+      codes.shape, range, bucket.values.count(), [&](int64_t at, int64_t element, int64_t length) {
+        uint8_t* to = codes.as<uint8_t>() + at;
+        std::memset(to + length, 0, static_cast<size_t>(kRangeAlignment - length));
+        if (length == 0) {
+          return;
+        }
+        const int64_t group = element / kRangeAlignment;
+        float values[kRangeAlignment];
+        load_group(bucket, group, length, values);
+        const int32_t tensor = bucket.tensor_of_group.as<int32_t>()[group];
+        with_fp8_type(codes.dtype, [&](auto tag) {
+          using Code = typename decltype(tag)::Type;
+          encode_chunk(values, scales.as<float>()[tensor], reinterpret_cast<Code*>(to), length);
+        });
+      });
 }
 
 void sum_shared(Stream /*stream*/, ConstView codes, View y) {

@@ -23,8 +23,8 @@ static_assert(std::all_of(std::begin(kWireGroups), std::end(kWireGroups), [](int
   return std::has_single_bit(static_cast<unsigned>(group)) && group % (2 * kWarp) == 0;
 }));
 
-/// Where the groups of all chunks are among the packets, and in the tensor. `Span`: elements of a
-/// group, of which the last of a chunk may have fewer.
+/// Where the groups of all chunks are among the packets, and in the tensor. Span: elements of a
+/// group; the last group of a chunk may have fewer.
 struct PacketSlot {
   WireLayout layout;
   int64_t chunks, inner;
@@ -85,7 +85,8 @@ __global__ void __launch_bounds__(kBlock)
   });
 }
 
-/// Codes and scales that are the wire's already; `Unpack`: the other way.
+/// Packs codes and scales that are the wire's already; with Unpack, takes them out of packets. A
+/// warp has a group at a time.
 template <bool Unpack>
 __global__ void __launch_bounds__(kBlock)
     copy_kernel(uint8_t* codes, float* scales, int64_t count, PacketSlot slot, void* packets) {
@@ -115,6 +116,7 @@ __global__ void __launch_bounds__(kBlock)
   });
 }
 
+/// Starts pack_kernel with groups of 32 N elements.
 template <typename Code, int N>
 void pack_as(const Stream& stream, const PackWire& call, const PacketSlot& slot) {
   const LaunchShape shape = {blocks_for(stream, call.chunk * call.chunks, kBlock * N), kBlock};
@@ -123,7 +125,7 @@ void pack_as(const Stream& stream, const PackWire& call, const PacketSlot& slot)
          encoded<false>(call.x), call.x.count(), slot, call.packets);
 }
 
-/// With the instance of pack_kernel for the wire's group.
+/// Starts the instance of pack_kernel for the wire's group.
 template <typename Code, size_t... Index>
 void pack_groups(const Stream& stream, const PackWire& call, const PacketSlot& slot,
                  std::index_sequence<Index...> /*indices*/) {
@@ -133,6 +135,7 @@ void pack_groups(const Stream& stream, const PackWire& call, const PacketSlot& s
   check(packed, "pack_wire: no kernel for this group");
 }
 
+/// The arguments of sum_kernel: SumWire with its layout.
 struct SumArguments {
   const uint8_t* packets;
   WireLayout layout;
@@ -162,6 +165,7 @@ __device__ __forceinline__ void add_octo(const Code* codes, float factor, bool f
   }
 }
 
+/// Adds the contribution that is not in a packet.
 __device__ __forceinline__ void add_exact(const SumArguments& call, int64_t i, int64_t available,
                                           bool first, float (&sum)[kOcto]) {
   float values[kOcto];
@@ -175,6 +179,7 @@ __device__ __forceinline__ void add_exact(const SumArguments& call, int64_t i, i
   }
 }
 
+/// A thread sums eight elements at a time over all contributions, in order.
 template <typename Code, typename Y, bool Aligned>
 __global__ void __launch_bounds__(kBlock) sum_kernel(SumArguments call, Y* y) {
   const int64_t stride = int64_t{gridDim.x} * kBlock * kOcto;
@@ -224,6 +229,7 @@ void sum_as(const Stream& stream, const SumWire& call, const SumArguments& argum
   });
 }
 
+/// combine_ranks() for map.
 template <typename Bits, typename T>
 struct CombineRanks {
   const T* parts;

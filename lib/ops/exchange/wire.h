@@ -38,9 +38,10 @@ struct PackWire {
   int64_t inner = 1;
   void* packets = nullptr;  ///< chunks * wire_bytes(format, chunk), 16-byte aligned
 };
+/// Packs the chunks of x. Throws InternalError for a format that no wire has.
 void pack_wire(Stream stream, const PackWire& call);
 
-/// y = factor * (x_0 + x_1 + ...), rounded once to y's type.
+/// The arguments of sum_wire().
 struct SumWire {
   const void* packets = nullptr;  ///< each contribution in order, `chunks` packets each
   TensorFormat format;
@@ -53,15 +54,17 @@ struct SumWire {
   View y;            ///< fp32 or bf16; may be `exact`
   ChunkRange range;  ///< position in y. By default the chunks hold all of y.
 };
+/// y = factor * (x_0 + x_1 + ...), in fp32 and in order, rounded once to y's type.
 void sum_wire(Stream stream, const SumWire& call);
 
-/// y = the packets of chunks, in y's own format.
+/// The arguments of unpack_wire().
 struct UnpackWire {
   const void* packets = nullptr;
   int64_t chunk = 0, chunks = 1;
   StoredTensor y;    ///< codes with a scale for each group
   ChunkRange range;  ///< position in y. By default the chunks hold all of y.
 };
+/// y = the codes and scales of the packets, in y's own format.
 void unpack_wire(Stream stream, const UnpackWire& call);
 
 enum class Combine : uint8_t { sum, max };

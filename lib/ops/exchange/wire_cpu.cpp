@@ -1,4 +1,4 @@
-// Compiled once per x86-64 level. The arithmetic is in ops/wire_math.h.
+// Compiled once per x86-64 level. The arithmetic is in ops/exchange/wire_math.h.
 
 #include <cstring>
 
@@ -12,15 +12,27 @@
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
 
-/// body(chunk, begin within it, length) for pieces of whole groups, over the threads.
-template <typename Body>
-FP8TRAIN_HD void for_each_piece(int64_t chunk, int64_t chunks, Body body) {
-  const int64_t pieces = ceil_div(chunk, kStoredPiece);
-  const int64_t all = pieces * chunks;
-#pragma omp parallel for schedule(static) if (chunk * chunks >= kParallelElements)
+/// A piece of a chunk: elements begin .. begin + length - 1 of chunk `chunk`. They are elements
+/// `element` and on of the tensor, which has the first `present` of them.
+struct ChunkPiece {
+  int64_t chunk, begin, length;
+  int64_t element, present;
+};
+
+/// body(piece) for pieces of whole groups of the chunks that `call` names in a tensor of `count`
+/// elements, over the threads.
+template <typename Call, typename Body>
+FP8TRAIN_HD void for_each_piece(const Call& call, int64_t count, Body body) {
+  const int64_t pieces = ceil_div(call.chunk, kStoredPiece);
+  const int64_t all = pieces * call.chunks;
+#pragma omp parallel for schedule(static) if (call.chunk * call.chunks >= kParallelElements)
   for (int64_t index = 0; index < all; ++index) {
+    const int64_t chunk = index / pieces;
     const int64_t begin = index % pieces * kStoredPiece;
-    body(index / pieces, begin, minimum(kStoredPiece, chunk - begin));
+    const int64_t length = minimum(kStoredPiece, call.chunk - begin);
+    const int64_t element = chunk_begin(call.range, call.chunk, chunk) + begin;
+    const int64_t left = count - element;
+    body(ChunkPiece{chunk, begin, length, element, left < 0 ? 0 : minimum(length, left)});
   }
 }
 
@@ -30,49 +42,38 @@ FP8TRAIN_HD void with_packet_type(DType dtype, Body body) {
   WireCodes::has(dtype) ? WireCodes::with(dtype, body) : PlainWireTypes::with(dtype, body);
 }
 
-/// Elements that exist of `length` from `from` on.
-FP8TRAIN_HD int64_t existing(int64_t count, int64_t from, int64_t length) {
-  const int64_t left = count - from;
-  return left < 0 ? 0 : minimum(length, left);
-}
-
+/// Writes the codes and the scales of a piece into its packet. values: [piece.length].
 template <typename Code>
-FP8TRAIN_HD void encode_scaled(const float* __restrict values, float scale, Code* __restrict codes,
-                               int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    codes[i] = encode<Code>(values[i] * scale);
-  }
-}
-
-template <typename Code>
-FP8TRAIN_HD void encode_groups(const WireLayout& layout, const float* values, int64_t begin,
-                               int64_t length, uint8_t* packet) {
-  Code* codes = reinterpret_cast<Code*>(packet) + begin;
-  const int64_t run = layout.scaled ? layout.group : length;
-  for (int64_t at = 0; at < length; at += run) {
-    const int64_t here = minimum(run, length - at);
+FP8TRAIN_HD void encode_groups(const WireLayout& layout, const float* values,
+                               const ChunkPiece& piece, uint8_t* packet) {
+  Code* codes = reinterpret_cast<Code*>(packet) + piece.begin;
+  const int64_t run = layout.scaled ? layout.group : piece.length;
+  for (int64_t at = 0; at < piece.length; at += run) {
+    const int64_t here = minimum(run, piece.length - at);
     float scale = 1.0F;
     if (layout.scaled) {
       scale = wire_scale(float_of(largest_magnitude(values + at, here)), layout.largest_code,
                          layout.pow2);
-      write_wire_scale(layout, packet, (begin + at) / layout.group, scale);
+      write_wire_scale(layout, packet, (piece.begin + at) / layout.group, scale);
     }
-    encode_scaled(values + at, scale, codes + at, here);
+    encode_chunk(values + at, scale, codes + at, here);
   }
 }
 
-/// Codes and scales that are the wire's already.
-FP8TRAIN_HD void copy_groups(const WireLayout& layout, const StoredTensor& x, int64_t from,
-                             int64_t present, int64_t begin, int64_t length, uint8_t* packet) {
-  std::memset(packet + begin, 0, static_cast<size_t>(length));
-  std::memcpy(packet + begin, x.codes.as<uint8_t>() + from, static_cast<size_t>(present));
-  for (int64_t at = 0; at < length; at += layout.group) {
-    const float* scales = x.scales.as<float>() + (from + at) / layout.group;
-    write_wire_scale(layout, packet, (begin + at) / layout.group,
-                     at < present ? copied_scale(*scales) : 1.0F);
+/// The same for a tensor whose codes and scales are the wire's already.
+FP8TRAIN_HD void copy_groups(const WireLayout& layout, const StoredTensor& x,
+                             const ChunkPiece& piece, uint8_t* packet) {
+  std::memset(packet + piece.begin, 0, static_cast<size_t>(piece.length));
+  std::memcpy(packet + piece.begin, x.codes.as<uint8_t>() + piece.element,
+              static_cast<size_t>(piece.present));
+  for (int64_t at = 0; at < piece.length; at += layout.group) {
+    const float* scales = x.scales.as<float>() + (piece.element + at) / layout.group;
+    write_wire_scale(layout, packet, (piece.begin + at) / layout.group,
+                     at < piece.present ? copied_scale(*scales) : 1.0F);
   }
 }
 
+/// sum += codes * factor.
 template <typename Code>
 FP8TRAIN_HD void add_run(const Code* __restrict codes, float factor, float* __restrict sum,
                          int64_t count) {
@@ -81,7 +82,8 @@ FP8TRAIN_HD void add_run(const Code* __restrict codes, float factor, float* __re
   }
 }
 
-/// One contribution to a piece.
+/// Adds elements begin .. begin + length - 1 of a packet to sum [length], or with `first` writes
+/// them there.
 template <typename Code>
 FP8TRAIN_HD void add_piece(const WireLayout& layout, const uint8_t* packet, int64_t begin,
                            int64_t length, bool first, float* sum) {
@@ -100,6 +102,7 @@ FP8TRAIN_HD void add_piece(const WireLayout& layout, const uint8_t* packet, int6
   }
 }
 
+/// The same for the contribution that is not in a packet.
 FP8TRAIN_HD void add_exact(const ConstView& exact, int64_t from, int64_t length, bool first,
                            float* sum) {
   with_float_type(exact.dtype, [&](auto tag) {
@@ -111,6 +114,7 @@ FP8TRAIN_HD void add_exact(const ConstView& exact, int64_t from, int64_t length,
   });
 }
 
+/// y = sum * factor, rounded.
 template <typename Y>
 FP8TRAIN_HD void write_scaled(const float* __restrict sum, float factor, Y* __restrict y,
                               int64_t count) {
@@ -133,22 +137,19 @@ FP8TRAIN_HD void combine_as(const ConstView& parts, Combine how, const View& y) 
 void pack_wire(Stream /*stream*/, const PackWire& call) {
   const WireLayout layout = wire_layout(call.format, call.chunk);
   const bool copied = layout.scaled && call.x.format == call.format;
-  const int64_t count = call.x.count();
-  for_each_piece(call.chunk, call.chunks, [&](int64_t c, int64_t begin, int64_t length) {
-    const int64_t from = chunk_begin(call.range, call.chunk, c) + begin;
-    const int64_t present = existing(count, from, length);
+  for_each_piece(call, call.x.count(), [&](const ChunkPiece& piece) {
     uint8_t* packet = static_cast<uint8_t*>(call.packets) +
-                      packet_position(c, call.chunks, call.inner) * layout.packet_bytes;
+                      packet_position(piece.chunk, call.chunks, call.inner) * layout.packet_bytes;
     if (copied) {
-      copy_groups(layout, call.x, from, present, begin, length, packet);
+      copy_groups(layout, call.x, piece, packet);
       return;
     }
     float values[kStoredPiece] = {};
-    if (present > 0) {
-      load_run(call.x, from, present, values);
+    if (piece.present > 0) {
+      load_run(call.x, piece.element, piece.present, values);
     }
     with_packet_type(call.format.dtype, [&](auto tag) {
-      encode_groups<typename decltype(tag)::Type>(layout, values, begin, length, packet);
+      encode_groups<typename decltype(tag)::Type>(layout, values, piece, packet);
     });
   });
 }
@@ -156,22 +157,23 @@ void pack_wire(Stream /*stream*/, const PackWire& call) {
 void sum_wire(Stream /*stream*/, const SumWire& call) {
   const WireLayout layout = wire_layout(call.format, call.chunk);
   const int64_t stride = call.chunks * layout.packet_bytes;
-  for_each_piece(call.chunk, call.chunks, [&](int64_t c, int64_t begin, int64_t whole) {
-    const int64_t from = chunk_begin(call.range, call.chunk, c) + begin;
-    const int64_t length = existing(call.y.count(), from, whole);
+  for_each_piece(call, call.y.count(), [&](const ChunkPiece& piece) {
     float sum[kStoredPiece] = {};
-    const auto* packet = static_cast<const uint8_t*>(call.packets) + c * layout.packet_bytes;
+    const auto* packet =
+        static_cast<const uint8_t*>(call.packets) + piece.chunk * layout.packet_bytes;
     for (int64_t r = 0; r < call.contributions; ++r, packet += stride) {
       if (r == call.exact_index) {
-        add_exact(call.exact, from, length, r == 0, sum);
+        add_exact(call.exact, piece.element, piece.present, r == 0, sum);
         continue;
       }
       with_packet_type(call.format.dtype, [&](auto tag) {
-        add_piece<typename decltype(tag)::Type>(layout, packet, begin, length, r == 0, sum);
+        add_piece<typename decltype(tag)::Type>(layout, packet, piece.begin, piece.present, r == 0,
+                                                sum);
       });
     }
     with_float_type(call.y.dtype, [&](auto tag) {
-      write_scaled(sum, call.factor, call.y.as<typename decltype(tag)::Type>() + from, length);
+      auto* const y = call.y.as<typename decltype(tag)::Type>() + piece.element;
+      write_scaled(sum, call.factor, y, piece.present);
     });
   });
 }
@@ -179,14 +181,14 @@ void sum_wire(Stream /*stream*/, const SumWire& call) {
 void unpack_wire(Stream /*stream*/, const UnpackWire& call) {
   const StoredTensor& y = call.y;
   const WireLayout layout = wire_layout(y.format, call.chunk);
-  for_each_piece(call.chunk, call.chunks, [&](int64_t c, int64_t begin, int64_t whole) {
-    const int64_t to = chunk_begin(call.range, call.chunk, c) + begin;
-    const int64_t length = existing(y.count(), to, whole);
-    const auto* packet = static_cast<const uint8_t*>(call.packets) + c * layout.packet_bytes;
-    std::memcpy(y.codes.as<uint8_t>() + to, packet + begin, static_cast<size_t>(length));
-    for (int64_t at = 0; at < length; at += layout.group) {
-      y.scales.as<float>()[(to + at) / layout.group] =
-          scale_to_store(read_wire_scale(layout, packet, (begin + at) / layout.group));
+  for_each_piece(call, y.count(), [&](const ChunkPiece& piece) {
+    const auto* packet =
+        static_cast<const uint8_t*>(call.packets) + piece.chunk * layout.packet_bytes;
+    std::memcpy(y.codes.as<uint8_t>() + piece.element, packet + piece.begin,
+                static_cast<size_t>(piece.present));
+    for (int64_t at = 0; at < piece.present; at += layout.group) {
+      y.scales.as<float>()[(piece.element + at) / layout.group] =
+          scale_to_store(read_wire_scale(layout, packet, (piece.begin + at) / layout.group));
     }
   });
 }

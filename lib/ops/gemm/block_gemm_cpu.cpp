@@ -102,7 +102,7 @@ BlockScales scales_of(const QuantizedTensor& tensor) {
   return block_scales(tensor.rowwise, tensor.format, tensor.layout);
 }
 
-/// Memory of one thread.
+/// What a thread computes a tile with.
 struct Tile {
   float sum[kTileElements];
   float product[kTileElements];
@@ -118,6 +118,7 @@ void gather_scales(const BlockScales& scales, int64_t first, int64_t count, int6
   }
 }
 
+/// Other scales: partial products over blocks of K, each times its scales, in tiles.
 void multiply_partials(const Gemm& call, ScaledWorkspace& space) {
   const bool bf16_units = uses_bf16_units();
   const DType type = bf16_units ? DType::bf16 : DType::f32;
@@ -185,7 +186,5 @@ void multiply_blocks(Stream stream, const Gemm& call) {
   }
   multiply_partials(call, space);
 }
-
-void probe_gemms(Device& /*device*/) {}
 
 }  // namespace fp8train::ops::cpu

@@ -27,6 +27,7 @@ FP8TRAIN_HD void convert(Code from, uint16_t* to) {
   *to = widen(from).bits;
 }
 
+/// Converts and transposes an operand by tiles. To: fp32, or the bits of a bf16.
 template <typename From, typename To>
 void transpose_converted(const TransposedOperand& call) {
   const auto* from = static_cast<const From*>(call.from);

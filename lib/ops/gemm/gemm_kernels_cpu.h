@@ -43,6 +43,7 @@ struct ScaledPartial {
   float* sum;  ///< may be `product`
 };
 
+/// The functions of one level.
 struct GemmKernels {
   void (*transpose_operand)(const TransposedOperand&);
   /// Runs on the calling thread.

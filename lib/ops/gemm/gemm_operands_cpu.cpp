@@ -29,6 +29,7 @@ const GemmKernels& kernels() {
   return best;
 }
 
+/// Decodes `count` elements, over the threads.
 template <typename From, typename To>
 void decode_all(const void* from, void* to, int64_t count) {
   const auto* source = static_cast<const From*>(from);
@@ -44,6 +45,7 @@ void decode_all(const void* from, void* to, int64_t count) {
   }
 }
 
+/// Decodes a matrix as it is stored into `type`, fp32 or bf16.
 void decode_matrix(const ConstView& matrix, DType type, void* to) {
   const int64_t count = matrix.count();
   if (type == DType::bf16) {

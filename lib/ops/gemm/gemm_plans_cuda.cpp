@@ -164,8 +164,10 @@ class Plan {
   /// What the library suggests, its favourite first; at least one.
   std::vector<cublasLtMatmulAlgo_t> suggestions(cublasLtHandle_t handle, const CudaContext& context,
                                                 const PlanKey& key) const;
+  /// What tuning has stored for the key, or the fastest suggestion, measured now.
   cublasLtMatmulAlgo_t fastest(cublasLtHandle_t handle, const CudaContext& context,
                                const Product& call, const PlanKey& key, GemmTuning& tuning) const;
+  /// Runs the product into `c` with this algorithm.
   cublasStatus_t submit(cublasLtHandle_t handle, const CudaContext& context, const Product& call,
                         void* c, const cublasLtMatmulAlgo_t& algorithm) const;
 

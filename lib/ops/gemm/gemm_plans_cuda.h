@@ -2,7 +2,7 @@
 // Matrix products through cuBLASLt, whose matrices are column-major: our row-major C [M, N] is its
 // D [N, M], so that our b is its A and our a its B. A plan (descriptors and the chosen algorithm)
 // is stored per shape, types, scale modes, layout and alignment; the steady step makes none. Only
-// for files under cuda/.
+// for *_cuda.cpp files.
 
 #include <compare>
 #include <cstdint>

@@ -60,6 +60,7 @@ bool is_two_level(ScaleBlock block) {
   return scale_type_of(block) == ScaleType::e4m3;
 }
 
+/// The scale of a block: one of four, all exact in its type.
 float scale_at(ScaleBlock block, int64_t row, int64_t column, int64_t seed) {
   const int64_t kind = (3 * row + 5 * column + seed) % 4;
   return scale_type_of(block) == ScaleType::e8m0 ? power_of_two(static_cast<int>(kind) - 1)
@@ -219,7 +220,7 @@ std::string try_product(Device& device, const Problem& problem, DType c_type, bo
   }
 }
 
-/// What was refused, for people: products that share the reason and the consequence.
+/// The refused products for the log, listed together where reason and consequence are the same.
 class Refusals {
  public:
   void add(const Fp8Product& product, const std::string& why, const char* consequence) {
@@ -240,6 +241,7 @@ class Refusals {
   std::map<std::tuple<ScalePair, std::string, std::string>, std::vector<std::string>> lists_;
 };
 
+/// What a refusal means for runs, for people.
 const char* consequence_of(const Fp8Products& products, const Fp8Product& refused) {
   if (products.support(refused) == Fp8Support::aligned) {
     return refused.scales == ScalePair::tensor

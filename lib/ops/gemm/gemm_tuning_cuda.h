@@ -17,6 +17,7 @@
 
 namespace fp8train::ops::cuda {
 
+/// The algorithms that were chosen on one GPU, and their file.
 class GemmTuning {
  public:
   /// Reads the file of this GPU and library in `folder`, if there is one; lines that are not whole

@@ -47,6 +47,7 @@ struct OnlineSum {
   }
 };
 
+/// The arguments of the kernel: CrossEntropy with a known type.
 template <typename X>
 struct RowCall {
   X* logits;
@@ -61,6 +62,7 @@ struct RowCall {
   float z_loss;
 };
 
+/// N elements, aligned to N of them.
 template <int N, typename X>
 __device__ __forceinline__ void load_floats(const X* from, float (&values)[N]) {
   const Pack<X, N> pack = load_pack<N>(from);
@@ -78,7 +80,7 @@ __device__ __forceinline__ void load_floats(const X* from, float (&values)[N]) {
   }
 }
 
-/// This thread's part of the row.
+/// The sum over this thread's elements of a row.
 template <int N, typename X>
 __device__ __forceinline__ OnlineSum sum_part(const X* x, int64_t vocabulary) {
   constexpr int64_t kStride = int64_t{kThreads} * N;
@@ -112,8 +114,7 @@ __device__ __forceinline__ OnlineSum sum_part(const X* x, int64_t vocabulary) {
   return online;
 }
 
-/// What gradients of a row are made of: element c is e^(x - maximum) * factor, that of the target
-/// is given.
+/// The gradient of a row: element c is e^(x - maximum) * factor, that of the target is `at_target`.
 struct RowGradient {
   float maximum, factor, at_target;
 };
@@ -168,6 +169,7 @@ __device__ __forceinline__ void write_gradient(X* x, int64_t columns, int64_t vo
   }
 }
 
+/// The gradient of a row whose target is ignored.
 template <int N, typename X>
 __device__ __forceinline__ void write_zeros(X* x, int64_t columns) {
   Pack<X, N> zeros;
@@ -180,6 +182,7 @@ __device__ __forceinline__ void write_zeros(X* x, int64_t columns) {
   }
 }
 
+/// A block has a row, a thread N elements of it at a time.
 template <int N, typename X>
 __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowCall<X> call) {
   FP8TRAIN_SHARED_ARRAY(float, largest_of_warps, kThreads / kWarp);

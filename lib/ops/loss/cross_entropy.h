@@ -6,6 +6,7 @@
 
 namespace fp8train::ops {
 
+/// The arguments of cross_entropy().
 struct CrossEntropy {
   View logits;  ///< [rows, V] fp32, bf16 or fp16; becomes d loss / d logits when `write_gradient`
   ConstView targets;  ///< int32 [rows]; negative: ignored (loss 0, gradient 0); beyond the
@@ -21,6 +22,7 @@ struct CrossEntropy {
   int64_t vocabulary = 0;  ///< columns beyond it are padding: probability 0, gradient 0; 0: all V
 };
 
+/// Writes the losses of all rows and, if asked, replaces the logits by their gradients.
 void cross_entropy(Stream stream, const CrossEntropy& call);
 
 /// *accumulator += sum of losses (a fixed order, fp64 inside); *count += number of targets >= 0.

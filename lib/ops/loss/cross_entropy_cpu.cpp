@@ -14,6 +14,7 @@ constexpr int64_t kSumBlock = 512;  // a multiple of kRowLanes
 /// so that it vectorizes a loop over them.
 constexpr int64_t kRowLanes = 64;
 
+/// The largest of a row; NaN is passed over.
 template <typename X>
 FP8TRAIN_HD float row_maximum(const X* x, int64_t count) {
   float lanes[kRowLanes];
@@ -85,7 +86,8 @@ FP8TRAIN_HD void zero_row(X* x, int64_t begin, int64_t end) {
   }
 }
 
-/// With p = softmax(x), l = log sum exp and loss = l - x[t] + z l^2:
+/// Returns the loss of a row and writes its gradient if asked. With p = softmax(x), l = log sum exp
+/// and loss = l - x[t] + z l^2:
 /// d loss / d x[c] = p[c] (1 + 2 z l) - (c == t), all times the gradient scale.
 template <typename X>
 FP8TRAIN_HD float cross_entropy_row(X* x, int64_t columns, int64_t vocabulary, int32_t target,

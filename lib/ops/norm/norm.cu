@@ -17,6 +17,7 @@ int64_t team_of(int n, int vecs) {
   return threads <= kWarp ? team : ceil_div(threads, kWarp) * kWarp;
 }
 
+/// Teams of a block.
 int64_t teams_of(int64_t team) {
   return team < kNormThreads ? kNormThreads / team : 1;
 }
@@ -27,10 +28,12 @@ unsigned any_threads(int n) {
   return static_cast<unsigned>(threads < kNormThreads ? threads : kNormThreads);
 }
 
+/// Whether rows lie at multiples of a pack.
 bool has_packs(const NormRows& rows) {
   return rows.stride % kVec8 == 0;
 }
 
+/// Whether all rows of a call can be read and written in packs.
 bool is_packed(const NormForwardRows& call) {
   return call.n % kVec8 == 0 && is_aligned(call.x) && is_aligned(call.y) &&
          is_aligned(call.weight) && is_aligned(call.bias) && is_aligned(call.original) &&
@@ -43,6 +46,7 @@ bool is_packed(const NormBackwardRows& call) {
          has_packs(call.dx_rows);
 }
 
+/// Starts the kernel for the rows: in packs of bf16, or that for any rows.
 void run_forward(const Stream& stream, const NormForwardRows& call) {
   const bool packed = is_packed(call);
   const int64_t team = team_of(call.n, kForwardVecs);
@@ -60,6 +64,7 @@ void run_forward(const Stream& stream, const NormForwardRows& call) {
          static_cast<int>(team));
 }
 
+/// Starts norm_backward_kernel with a block for each of `chunks` chunks of rows.
 template <bool kLayer>
 void launch_backward(const Stream& stream, const NormBackwardRows& call, unsigned chunks,
                      int64_t team) {
@@ -71,6 +76,7 @@ void launch_backward(const Stream& stream, const NormBackwardRows& call, unsigne
       norm_backward_kernel<kLayer>, call, static_cast<int>(team));
 }
 
+/// As run_forward.
 void run_backward(const Stream& stream, const NormBackwardRows& call) {
   constexpr size_t kMostBytes = size_t{96} << 10;  // every GPU has 99 KiB
   const auto chunks = static_cast<unsigned>(ceil_div(call.rows, call.chunk_rows));
@@ -118,27 +124,28 @@ __global__ void __launch_bounds__(kBlock)
   target[c] = overwrite ? sum : target[c] + sum;
 }
 
+/// Starts add_norm_partial_kernel.
 void add_partial_sums(const Stream& stream, const float* partial, int64_t chunks, int n,
                       const View& target, bool overwrite) {
   launch(stream, {static_cast<unsigned>(ceil_div(n, kWarp)), kBlock}, add_norm_partial_kernel,
          partial, chunks, n, target.as<float>(), overwrite);
 }
 
-/// The result of a norm is cast where it is made; a result of another type than bf16 that is wanted
-/// too is written before.
+/// Computes the result of a norm again, from its statistics, and casts it. A result in bf16 from
+/// bf16 is also written to `y` here, unless that is null; run_forward() has written any other.
 void cast_norm(const Stream& stream, const NormForwardRows& call, void* y,
                const QuantizeSink& cast) {
   const bool aligned = is_aligned(call.x) && is_aligned(call.weight) && is_aligned(call.bias);
   if (call.x_type == DType::bf16 && call.y_type == DType::bf16) {
     const NormSource source = {
         static_cast<const bf16*>(call.x), call.weight, call.bias, call.mean, call.rstd, call.n};
-    cast_tiles(stream, source, call.rows, call.n, y, cast, aligned);
+    cast_tiles(stream, source, {call.rows, call.n, cast, aligned, y});
     return;
   }
   const AnyNormSource source = {
       const_cast<void*>(call.x),     call.x_type, call.y_type, const_cast<float*>(call.weight),
       const_cast<float*>(call.bias), call.mean,   call.rstd,   call.n};
-  cast_tiles(stream, source, call.rows, call.n, nullptr, cast, aligned);
+  cast_tiles(stream, source, {call.rows, call.n, cast, aligned});
 }
 
 }  // namespace

@@ -9,14 +9,14 @@
 
 namespace fp8train::ops {
 
-/// Rows of a chunk on cuda, which has one partial sum of a weight gradient there: at most 256
-/// chunks, one wave of two blocks on each multiprocessor of a large GPU; the same on every GPU.
+/// Rows of a chunk, of which cuda makes one partial sum of a weight gradient: at most 256 chunks,
+/// one wave of two blocks on each multiprocessor of a large GPU; the same on every GPU.
 constexpr int64_t norm_chunk_rows(int64_t rows) {
   return rows <= 16 * 256 ? 16 : ceil_div(rows, 256);
 }
 
-/// Rows of the scratch of norms' backward: one for each partial sum of a weight gradient, of 64
-/// rows of x on the cpu, of norm_chunk_rows on cuda.
+/// Rows of the scratch of a norm's backward: one for each partial sum of a weight gradient, which
+/// is of 64 rows of x on the cpu and of norm_chunk_rows() on cuda.
 constexpr int64_t norm_partial_rows(int64_t rows) {
   const int64_t on_cpu = ceil_div(rows, 64);
   const int64_t on_cuda = ceil_div(rows, norm_chunk_rows(rows));

@@ -70,7 +70,7 @@ __device__ __forceinline__ void for_each_eight(int n, Body body) {
   }
 }
 
-/// The row of sums, of which each thread has written the columns that it reads.
+/// Writes x + delta to `sum` and returns that row. Each thread writes the columns that it reads.
 __device__ __forceinline__ AnyRow add_residual_any(const NormForwardRows& call, const AnyRow& x,
                                                    int64_t at) {
   const AnyRow delta = {const_cast<void*>(call.delta), call.x_type, at, x.packed};
@@ -88,7 +88,7 @@ __device__ __forceinline__ AnyRow add_residual_any(const NormForwardRows& call, 
   return sum;
 }
 
-/// mean == null: RMSNorm.
+/// As norm_forward_kernel; call.mean == null: RMSNorm.
 __global__ void __launch_bounds__(kNormThreads)
     norm_forward_any_kernel(NormForwardRows call, bool packed) {
   FP8TRAIN_SHARED_ARRAY(float, shared, kNormThreads / kWarp);
@@ -171,8 +171,9 @@ __global__ void __launch_bounds__(kNormThreads)
   }
 }
 
-/// One block works on one chunk of rows. `sums`: of the columns, [n], and for LayerNorm [n] more:
-/// in shared memory where they fit, else where the partial sums go.
+/// As norm_backward_kernel: one block works on one chunk of rows. The sums of columns, [n] and for
+/// LayerNorm [n] more, are in shared memory where they fit (`in_shared`), else where the partial
+/// sums go.
 __global__ void __launch_bounds__(kNormThreads, 4)
     norm_backward_any_kernel(NormBackwardRows call, bool packed, bool in_shared) {
   FP8TRAIN_SHARED_DYNAMIC(float, columns);

@@ -5,8 +5,8 @@
 
 namespace fp8train::ops::cuda {
 
-/// (x - mean) * rstd * weight (+ bias), in the order of norm_forward_kernel. Subtracting the mean 0
-/// of RMSNorm leaves every bit.
+/// values = (values - mean) * rstd * weight, in the order of norm_forward_kernel. Subtracting the
+/// mean 0 of RMSNorm changes no bit.
 __device__ __forceinline__ void scale_row(float mean, float rstd, const float (&weight)[kVec8],
                                           float (&values)[kVec8]) {
 #pragma unroll
@@ -19,6 +19,7 @@ __device__ __forceinline__ void scale_row(float mean, float rstd, const float (&
 struct NormSource {
   using Value = bf16;
   static constexpr int kParts = 1;
+  static constexpr int kBlocks = 2;
   const bf16* __restrict__ x;
   const float* __restrict__ weight;
   const float* __restrict__ bias;  ///< may be null
@@ -26,13 +27,8 @@ struct NormSource {
   const float* __restrict__ rstd;
   int64_t width;
 
-  template <bool Packed, bool Counted>
-  static constexpr int blocks() {
-    return kMadeTileBlocks<Packed, Counted, bf16>;
-  }
   template <bool Packed>
-  __device__ __forceinline__ Vec8<bf16> vec(int /*part*/, int64_t row, int64_t column,
-                                            int64_t available) const {
+  __device__ __forceinline__ Vec8<bf16> vec(int64_t row, int64_t column, int64_t available) const {
     if (available <= 0) {
       return {};
     }
@@ -57,6 +53,7 @@ struct NormSource {
 struct AnyNormSource {
   using Value = float;
   static constexpr int kParts = 1;
+  static constexpr int kBlocks = 1;
   void* x;
   DType x_type, y_type;
   float* weight;
@@ -65,13 +62,8 @@ struct AnyNormSource {
   const float* __restrict__ rstd;
   int64_t width;
 
-  template <bool Packed, bool Counted>
-  static constexpr int blocks() {
-    return 1;
-  }
   template <bool Packed>
-  __device__ __forceinline__ Vec8<float> vec(int /*part*/, int64_t row, int64_t column,
-                                             int64_t available) const {
+  __device__ __forceinline__ Vec8<float> vec(int64_t row, int64_t column, int64_t available) const {
     if (available <= 0) {
       return {};
     }

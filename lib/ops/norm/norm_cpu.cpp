@@ -8,8 +8,8 @@
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
 
-constexpr int64_t kChunkRows =
-    64;  // of one partial sum of a weight gradient: part of its definition
+/// Rows of one partial sum of a weight gradient: part of the gradient's definition.
+constexpr int64_t kChunkRows = 64;
 
 FP8TRAIN_HD float reciprocal_root(float mean_square, float eps) {
   return 1.0F / __builtin_sqrtf(mean_square + eps);
@@ -59,6 +59,7 @@ FP8TRAIN_HD const X* normed_row(const ResidualAdd& residual, const X* x, int64_t
   return sum;
 }
 
+/// values = 0 [n].
 FP8TRAIN_HD void clear(float* values, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     values[i] = 0.0F;
@@ -66,10 +67,11 @@ FP8TRAIN_HD void clear(float* values, int64_t n) {
 }
 
 struct RowStatistics {
-  float mean;  ///< 0: RMSNorm; subtracting it leaves every bit
+  float mean;  ///< 0 for RMSNorm: subtracting it changes no bit
   float rstd;
 };
 
+/// `centered`: LayerNorm.
 template <typename X>
 FP8TRAIN_HD RowStatistics statistics_of_row(const X* x, bool centered, float eps, int64_t n) {
   const float count = static_cast<float>(n);
@@ -81,7 +83,7 @@ FP8TRAIN_HD RowStatistics statistics_of_row(const X* x, bool centered, float eps
   return {mean, reciprocal_root(square_sum / count, eps)};
 }
 
-/// y may be x, `bias` null.
+/// y = (x - mean) * rstd * weight (+ bias, unless that is null). y may be x.
 template <typename X, typename Y>
 FP8TRAIN_HD void scale_row(const X* x, const float* weight, const float* bias, RowStatistics row,
                            Y* y, int64_t count) {
@@ -98,13 +100,26 @@ FP8TRAIN_HD void scale_row(const X* x, const float* weight, const float* bias, R
   }
 }
 
-/// dx (+)= rstd * (g - mean(g) - xhat * mean(g * xhat)) with g = dy * weight, xhat = (x - mean) *
-/// rstd; weight_sum += dy * xhat, bias_sum += dy. RMSNorm, whose bias_sum is null: without mean(g).
-/// dx may be dy.
+/// A row of a backward pass, and the sums over rows that it adds to.
 template <typename Dy, typename X, typename Dx>
-FP8TRAIN_HD void row_backward(const Dy* dy, const X* x, const float* weight, RowStatistics row,
-                              Dx* dx, bool accumulate, float* weight_sum, float* bias_sum,
-                              int64_t n) {
+struct BackwardRow {
+  const Dy* dy;
+  const X* x;
+  RowStatistics statistics;
+  Dx* dx;  ///< may be dy
+  float* weight_sum;
+  float* bias_sum;  ///< null: RMSNorm
+};
+
+/// dx (+)= rstd * (g - mean(g) - xhat * mean(g * xhat)) with g = dy * weight, xhat = (x - mean) *
+/// rstd, and without mean(g) for RMSNorm; weight_sum += dy * xhat, bias_sum += dy.
+template <typename Dy, typename X, typename Dx>
+FP8TRAIN_HD void row_backward(const BackwardRow<Dy, X, Dx>& call, const float* weight,
+                              bool accumulate, int64_t n) {
+  const Dy* const dy = call.dy;
+  const X* const x = call.x;
+  const RowStatistics row = call.statistics;
+  float* const bias_sum = call.bias_sum;
   const float count = static_cast<float>(n);
   const float gradient_mean =
       bias_sum == nullptr ? 0.0F
@@ -121,8 +136,8 @@ FP8TRAIN_HD void row_backward(const Dy* dy, const X* x, const float* weight, Row
   for (int64_t i = 0; i < n; ++i) {
     const float gradient = load_as_float(dy + i);
     const float xhat = (load_as_float(x + i) - row.mean) * row.rstd;
-    weight_sum[i] += gradient * xhat;
-    put(dx + i, row.rstd * (gradient * weight[i] - gradient_mean - xhat * projection_mean),
+    call.weight_sum[i] += gradient * xhat;
+    put(call.dx + i, row.rstd * (gradient * weight[i] - gradient_mean - xhat * projection_mean),
         accumulate);
   }
 }
@@ -170,7 +185,8 @@ void norm_backward(Stream /*stream*/, const NormBackward& call) {
   with_float_type(call.dy.dtype, [&](auto dy_tag) {
     with_float_type(call.x.dtype, [&](auto x_tag) {
       using X = typename decltype(x_tag)::Type;
-      const auto* dy_data = call.dy.as<typename decltype(dy_tag)::Type>();
+      using Dy = typename decltype(dy_tag)::Type;
+      const Dy* dy_data = call.dy.as<Dy>();
       const X* x_data = call.x.as<X>();
       X* dx_data = call.dx.as<X>();
 #pragma omp parallel for schedule(static) if (rows * n >= kParallelElements)
@@ -181,9 +197,14 @@ void norm_backward(Stream /*stream*/, const NormBackward& call) {
         clear(bias_sums, bias_sums == nullptr ? 0 : n);
         const int64_t end = minimum(rows, (chunk + 1) * kChunkRows);
         for (int64_t row = chunk * kChunkRows; row < end; ++row) {
-          const RowStatistics statistics = {mean_in == nullptr ? 0.0F : mean_in[row], rstd_in[row]};
-          row_backward(dy_data + row * n, x_data + row * n, w, statistics, dx_data + row * n,
-                       call.accumulate, weight_sums, bias_sums, n);
+          const BackwardRow<Dy, X, X> arguments = {
+              .dy = dy_data + row * n,
+              .x = x_data + row * n,
+              .statistics = {mean_in == nullptr ? 0.0F : mean_in[row], rstd_in[row]},
+              .dx = dx_data + row * n,
+              .weight_sum = weight_sums,
+              .bias_sum = bias_sums};
+          row_backward(arguments, w, call.accumulate, n);
         }
       }
     });
@@ -228,8 +249,9 @@ void head_rms_norm_backward(Stream /*stream*/, const HeadRmsNormBackward& call) 
   with_float_type(call.dx.dtype, [&](auto dx_tag) {
     with_float_type(call.original.dtype, [&](auto x_tag) {
       using Dx = typename decltype(dx_tag)::Type;
+      using X = typename decltype(x_tag)::Type;
       Dx* dx_data = static_cast<Dx*>(call.dx.data);
-      const auto* x_data = call.original.as<typename decltype(x_tag)::Type>();
+      const X* x_data = call.original.as<X>();
 #pragma omp parallel for schedule(static) if (call.rows * call.heads * call.head_dim >= \
                                               kParallelElements)
       for (int64_t chunk = 0; chunk < chunks; ++chunk) {
@@ -240,8 +262,13 @@ void head_rms_norm_backward(Stream /*stream*/, const HeadRmsNormBackward& call) 
           for (int64_t head = 0; head < call.heads; ++head) {
             const int64_t index = row * call.heads + head;
             Dx* gradient = dx_data + row * call.dx.row_stride + head * call.head_dim;
-            row_backward(gradient, x_data + index * call.head_dim, w, {0.0F, rstd_in[index]},
-                         gradient, false, sums, nullptr, call.head_dim);
+            const BackwardRow<Dx, X, Dx> arguments = {.dy = gradient,
+                                                      .x = x_data + index * call.head_dim,
+                                                      .statistics = {0.0F, rstd_in[index]},
+                                                      .dx = gradient,
+                                                      .weight_sum = sums,
+                                                      .bias_sum = nullptr};
+            row_backward(arguments, w, false, call.head_dim);
           }
         }
       }

@@ -26,6 +26,7 @@ struct NormRows {
   }
 };
 
+/// The arguments of a forward kernel: rows of n elements.
 struct NormForwardRows {
   const void* x;
   DType x_type;
@@ -46,6 +47,7 @@ struct NormForwardRows {
   void* sum = nullptr;
 };
 
+/// The arguments of a backward kernel: rows of n elements, chunk_rows of them for each partial sum.
 struct NormBackwardRows {
   const void* dy;
   DType dy_type;

@@ -12,7 +12,7 @@
 namespace fp8train::ops::cuda {
 namespace {
 
-/// What a kernel reads and writes of a call.
+/// What a kernel reads and writes of a call: fp32 weights and gradients, moments in any form.
 template <typename Moments>
 struct Update {
   float* __restrict__ weight;
@@ -87,20 +87,18 @@ __global__ void __launch_bounds__(kTileThreads, Moments::kTileBlocks)
   FP8TRAIN_SHARED_ARRAY(AdamWFactors, shared_rates, 1);
   FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kTileThreads / kWarp);
   FP8TRAIN_SHARED_ARRAY(Words, shared_tile, kTileWords / 4);
-  auto* const tile = reinterpret_cast<uint32_t*>(shared_tile);
+  auto* const tile_words = reinterpret_cast<uint32_t*>(shared_tile);
   const bool skip = control->skip != 0;
   const AdamWFactors factors = shared_factors(rates, *control, shared_rates);
   const float scale = cast.scale == nullptr ? 1.0F : *cast.scale;
   keep_reciprocal(cast, scale);
-  const int64_t tiles_across = ceil_div(target.width, kTile);
-  const int64_t tiles = tiles_across * ceil_div(target.rows, kTile);
   AmaxBits<float> amax_bits;
   CastCounts cast_counts;
+  const int64_t tiles = tiles_of(target.rows, target.width);
   for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
-    const int64_t tile_row = index / tiles_across * kTile;
-    const int64_t tile_column = index % tiles_across * kTile;
-    const int64_t row = tile_row + threadIdx.x / kTileGroups * kVec8;
-    const int64_t column = tile_column + threadIdx.x % kTileGroups * kVec8;
+    const TileLocation tile = tile_location(target.width, index);
+    const int64_t row = tile.row + thread_row();
+    const int64_t column = tile.column + thread_group() * kVec8;
     const int64_t first = row * target.width + column;
 #pragma unroll 1
     for (int i = 0; i < kVec8; ++i) {
@@ -123,19 +121,19 @@ __global__ void __launch_bounds__(kTileThreads, Moments::kTileBlocks)
       if (target.codes != nullptr) {
         store_codes<true>(target.codes + at, codes, available);
       }
-      store_pack(tile + own_codes(i), codes);
+      store_pack(tile_words + own_codes(i), codes);
     }
     if (target.transposed != nullptr) {
       CodeWords codes[kVec8];
 #pragma unroll
       for (int i = 0; i < kVec8; ++i) {
-        codes[i] = load_pack<2>(tile + own_codes(i));
+        codes[i] = load_pack<2>(tile_words + own_codes(i));
       }
       __syncthreads();
-      put_transposed(codes, tile);
+      put_transposed(codes, tile_words);
       __syncthreads();
-      write_transposed(tile, target.transposed, tile_row, tile_column, target.rows, target.width,
-                       target.transposed_aligned);
+      write_transposed(tile_words, tile,
+                       {target.transposed, target.rows, target.width, target.transposed_aligned});
       __syncthreads();
     }
   }
@@ -148,6 +146,7 @@ Update<Moments> update_of(const AdamW& call, const Moments& moments) {
           call.copy.as<uint16_t>(),      call.copy.dtype == DType::f16,   call.gradient_read_as};
 }
 
+/// Starts the update without its cast.
 template <typename Moments>
 void update_alone(const Stream& stream, const AdamW& call, const Moments& moments, bool aligned,
                   const StepControl* control) {
@@ -157,6 +156,7 @@ void update_alone(const Stream& stream, const AdamW& call, const Moments& moment
   launch(stream, shape, adamw_kernel<Moments>, update, rates_of(call), control, count, aligned);
 }
 
+/// Host: where the codes of the weight go, as a matrix [rows, last extent].
 CastTarget target_of(const AdamW& call) {
   const QuantizedTensor& out = call.cast.out;
   const int64_t rows = call.weight.codes.shape.rows();
@@ -168,20 +168,19 @@ CastTarget target_of(const AdamW& call) {
           .transposed_aligned = transposed_is_aligned(out.columnwise.codes.data, rows)};
 }
 
+/// Starts the update that casts the weight by tiles.
 template <typename Moments>
 void update_and_cast(const Stream& stream, const AdamW& call, const Moments& moments,
                      const StepControl* control) {
   const Update<Moments> update = update_of(call, moments);
   const CastTarget target = target_of(call);
   const QuantizedTensor& out = call.cast.out;
-  const CastCall cast = {out.empty() ? nullptr : out.tensor_scale, out.tensor_scale_inv,
-                         call.cast.amax, nullptr};
-  const int64_t tiles = ceil_div(target.rows, kTile) * ceil_div(target.width, kTile);
-  const LaunchShape shape = {blocks_for(stream, tiles, 1), kTileThreads};
+  const LaunchShape shape = {blocks_for(stream, tiles_of(target.rows, target.width), 1),
+                             kTileThreads};
   with_fp8_type(out.empty() ? DType::e4m3 : out.format.dtype, [&](auto tag) {
     using Code = typename decltype(tag)::Type;
     launch(stream, shape, adamw_tiles_kernel<Code, Moments>, update, rates_of(call), control,
-           target, cast);
+           target, cast_call(call.cast));
   });
 }
 

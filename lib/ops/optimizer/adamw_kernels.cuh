@@ -21,7 +21,7 @@ __device__ __forceinline__ void write_copy(uint16_t* to, bool is_f16, const floa
   }
 }
 
-/// as_stored<bf16>() of values.
+/// values = as_stored<bf16>() of each.
 template <int N>
 __device__ __forceinline__ void round_as_stored(float (&values)[N]) {
 #pragma unroll
@@ -45,9 +45,10 @@ __device__ __forceinline__ AdamWFactors shared_factors(const AdamWRates& rates,
 /// Host: an update of tensors in any formats.
 void adamw_stored(const Stream& stream, const AdamW& call, const StepControl* control);
 
-/// Host: before an update, the amax of new values goes next to the scale of each tensor that has
-/// one; after it, the scales that follow are recorded. Nothing where no tensor has one.
+/// Host: before an update, finds the amax of new values for each tensor that has one scale and puts
+/// it next to that scale.
 void find_tensor_amax(const Stream& stream, const AdamW& call, const StepControl* control);
+/// Host: after an update, stores the scales that follow from these.
 void keep_tensor_scales(const Stream& stream, const AdamW& call, const StepControl* control);
 
 /// Host: call.cast of the weight, which is fp32, after its update.

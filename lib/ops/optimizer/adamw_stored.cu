@@ -16,7 +16,7 @@ struct StoredUpdate {
   RoundingStream rounding;
 };
 
-/// Elements i .. i + N - 1 of a call, updated, and how they were scaled.
+/// New values of elements i .. i + N - 1 of a call, and how the old ones were scaled.
 template <int N>
 struct StoredValues {
   float weight[N] = {};
@@ -24,7 +24,7 @@ struct StoredValues {
   float moment2[N];
   ScaleExpansion weight_scale, scale1, scale2;
 
-  /// `available` of them exist. The weight is read where it is wanted.
+  /// `available` of them exist. `with_weight`: the weight is read and updated too.
   template <bool Packed>
   __device__ __forceinline__ void update(const StoredUpdate& call, const AdamWFactors& factors,
                                          int64_t i, int64_t available, bool with_weight) {
@@ -49,7 +49,8 @@ struct StoredValues {
   }
 };
 
-/// All lanes of a warp take part; theirs are 128 consecutive elements.
+/// Updates and stores elements i .. i + N - 1. All lanes of a warp take part; theirs are 128
+/// consecutive elements.
 template <int N, bool Packed>
 __device__ __forceinline__ void update_stored(const StoredUpdate& call, const AdamWFactors& factors,
                                               int64_t step, int64_t i, int64_t available) {
@@ -191,8 +192,8 @@ void cast_weight(const Stream& stream, const AdamW& call) {
   if (!call.cast.empty()) {
     const View& weight = call.weight.codes;
     const int64_t width = weight.shape.back();
-    cast_tiles(stream, StoredSource<float>{weight.as<float>(), width}, weight.shape.rows(), width,
-               nullptr, call.cast, is_aligned(weight.data));
+    cast_tiles(stream, StoredSource<float>{weight.as<float>(), width},
+               {weight.shape.rows(), width, call.cast, is_aligned(weight.data)});
   }
 }
 

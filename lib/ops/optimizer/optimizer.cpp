@@ -17,25 +17,6 @@ bool may_be_read_as(DType dtype, DType read_as) {
   return read_as == DType::f32 || (dtype == DType::f32 && read_as == DType::bf16);
 }
 
-}  // namespace
-
-void sum_of_squares(Stream stream, ConstView x, double* accumulator, View scratch, DType read_as) {
-  check(is_float_type(x.dtype), "sum_of_squares: x must be fp32, bf16 or fp16");
-  check(accumulator != nullptr, "sum_of_squares: no accumulator");
-  check(scratch.bytes() >= static_cast<size_t>(ceil_div(x.count(), 4096)) * sizeof(double),
-        "sum_of_squares: scratch must hold ceil(count / 4096) doubles");
-  check(may_be_read_as(x.dtype, read_as),
-        "sum_of_squares: only fp32 is read as another type, bf16");
-  dispatch<&OpTable::sum_of_squares>(stream, x, accumulator, scratch, read_as);
-}
-
-void prepare_step(Stream stream, StepControl* control, float max_norm, const LossScaling& scaling) {
-  check(control != nullptr, "prepare_step: no control block");
-  dispatch<&OpTable::prepare_step>(stream, control, max_norm, scaling);
-}
-
-namespace {
-
 void check_adamw(const AdamW& call, const StepControl* control) {
   const int64_t count = call.weight.count();
   check(control != nullptr, "adamw: no control block");
@@ -53,6 +34,21 @@ void check_adamw(const AdamW& call, const StepControl* control) {
 }
 
 }  // namespace
+
+void sum_of_squares(Stream stream, ConstView x, double* accumulator, View scratch, DType read_as) {
+  check(is_float_type(x.dtype), "sum_of_squares: x must be fp32, bf16 or fp16");
+  check(accumulator != nullptr, "sum_of_squares: no accumulator");
+  check(scratch.bytes() >= static_cast<size_t>(ceil_div(x.count(), 4096)) * sizeof(double),
+        "sum_of_squares: scratch must hold ceil(count / 4096) doubles");
+  check(may_be_read_as(x.dtype, read_as),
+        "sum_of_squares: only fp32 is read as another type, bf16");
+  dispatch<&OpTable::sum_of_squares>(stream, x, accumulator, scratch, read_as);
+}
+
+void prepare_step(Stream stream, StepControl* control, float max_norm, const LossScaling& scaling) {
+  check(control != nullptr, "prepare_step: no control block");
+  dispatch<&OpTable::prepare_step>(stream, control, max_norm, scaling);
+}
 
 void adamw_amax(Stream stream, const AdamW& call, const StepControl* control) {
   check_adamw(call, control);

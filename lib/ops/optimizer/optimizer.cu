@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// The sum of `group` values that lie `stride` apart for each block, as of the cpu: lane i % 256
+/// Each block sums `group` values that lie `stride` apart, in the order of the cpu: lane i % 256
 /// adds value i in order, then the lanes are folded in halves. It is added to *accumulator, or
 /// replaces the first value of the group where that is null.
 __global__ void __launch_bounds__(kBlock)
@@ -119,7 +119,8 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// A sum over one group is that of the group itself.
+/// Host: adds the sums of `chunks` chunks to *accumulator: those of a group first, then the groups.
+/// A single group needs one kernel.
 void add_chunks(const Stream& stream, double* sums, int64_t chunks, double* accumulator) {
   const int64_t groups = ceil_div(chunks, kSquaresGroup);
   if (groups <= 1) {
@@ -136,6 +137,7 @@ __global__ void prepare_step_kernel(StepControl* control, float max_norm, LossSc
   update_step_control(*control, max_norm, scaling);
 }
 
+/// Updates elements i .. i + N - 1.
 template <int N>
 __device__ __forceinline__ void sgd_pack(const Sgd& call, const SgdFactors& factors, int64_t i) {
   const Pack<float, N> gradient = load_pack<N>(static_cast<const float*>(call.gradient.data) + i);
@@ -164,7 +166,8 @@ __device__ __forceinline__ void sgd_pack(const Sgd& call, const SgdFactors& fact
   }
 }
 
-/// The factors take fp64 arithmetic: one thread of a block computes them for all.
+/// A thread has N elements at a time. The factors take fp64 arithmetic: one thread of a block
+/// computes them for all.
 template <int N>
 __global__ void sgd_kernel(Sgd call, const StepControl* control, int64_t count) {
   if (control->skip != 0) {

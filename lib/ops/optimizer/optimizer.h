@@ -23,7 +23,7 @@ void sum_of_squares(Stream stream, ConstView x, double* accumulator, View scratc
 struct StepControl {
   double squared_norm;    ///< in: of the gradients as stored, which have the loss scale
   double lr;              ///< in: learning rate of the step
-  float gradient_factor;  ///< out: factor of gradients: clip / (norm) and 1 / loss scale
+  float gradient_factor;  ///< out: factor of gradients: the clip factor divided by the loss scale
   float gradient_norm;    ///< out: norm after removing the loss scale, before clipping
   float loss_scale;       ///< scale of the gradients in the buffer; 1 without loss scaling
   int32_t skip;  ///< out: 1 when the norm is not finite: the optimizer must not touch anything
@@ -44,17 +44,18 @@ struct LossScaling {
 /// Turns squared_norm into gradient_factor, skip and counters. `max_norm` <= 0: no clipping. As
 /// torch.nn.utils.clip_grad_norm_: factor = min(1, max_norm / (norm + 1e-6)). With
 /// scaling.dynamic, loss_scale then becomes that of the next step, as torch.amp.GradScaler: times
-/// backoff_factor after a skipped step, times growth_factor (unless that overflows) after
-/// growth_interval good ones. `scaling` is host memory. A skipped step has gradient_factor 0.
+/// backoff_factor after a skipped step, but not below 1; times growth_factor (unless that
+/// overflows) after growth_interval good ones. `scaling` is host memory. A skipped step has
+/// gradient_factor 0.
 void prepare_step(Stream stream, StepControl* control, float max_norm, const LossScaling& scaling);
 
 /// The arguments of adamw().
 struct AdamW {
   StoredTensor weight;    ///< updated
   StoredTensor gradient;  ///< read only
-  StoredTensor moment1;
-  StoredTensor moment2;
-  View copy;  ///< bf16 or fp16 copy of the new weight as it is stored; may be empty
+  StoredTensor moment1;   ///< updated
+  StoredTensor moment2;   ///< updated
+  View copy;              ///< bf16 or fp16 copy of the new weight as it is stored; may be empty
   double beta1, beta2, eps, weight_decay;  ///< double, so that 1 - beta is torch's
   QuantizeSink cast = {};  ///< of the new weight, or, in a skipped step, of the weight as it is;
                            ///< only with an fp32 weight
@@ -83,15 +84,15 @@ void adamw_amax(Stream stream, const AdamW& call, const StepControl* control);
 
 /// The arguments of sgd().
 struct Sgd {
-  View weight;
-  ConstView gradient;
-  View momentum;  ///< fp32; may be empty
-  View copy;
+  View weight;         ///< fp32, updated
+  ConstView gradient;  ///< fp32
+  View momentum;       ///< fp32, updated; may be empty
+  View copy;           ///< bf16 or fp16 copy of the new weight; may be empty
   double momentum_factor, weight_decay;
 };
 
 /// torch.optim.SGD with decoupled decay: w -= lr * wd * w; buf = mu * buf + g; w -= lr * buf (or g
-/// without momentum).
+/// without momentum), with lr = control->lr. When control->skip nothing changes.
 void sgd(Stream stream, const Sgd& call, const StepControl* control);
 
 }  // namespace fp8train::ops

@@ -68,6 +68,7 @@ FP8TRAIN_HD double sum_of_sums(const double* sums, int64_t count, int64_t stride
   return lanes[0];
 }
 
+/// partial[chunk] = the sum of squares of each chunk, over the threads.
 template <typename X, typename Read>
 void sum_chunks(const X* x, int64_t count, double* partial, Read read) {
   const int64_t chunks = ceil_div(count, kSquaresChunk);
@@ -112,6 +113,7 @@ struct UpdatePiece {
     load_run(tensor, begin, length, weight);
     return weight;
   }
+  /// The gradients where they lie, or decoded, or as `read_as` has them.
   FP8TRAIN_HD const float* gradients(const StoredTensor& tensor, DType read_as, int64_t begin,
                                      int64_t length) {
     if (!is_fp32(tensor)) {
@@ -147,7 +149,7 @@ struct UpdatePiece {
   }
 };
 
-/// Scales of tensors that have one for the whole.
+/// The new scales of tensors that have one scale; 1 for others.
 struct TensorScales {
   float weight = 1.0F, first = 1.0F, second = 1.0F;
 };
@@ -174,7 +176,8 @@ FP8TRAIN_HD bool has_tensor_scales(const AdamW& call) {
          has_tensor_scale(call.moment2);
 }
 
-/// A first pass over the new values. Maxima are integers: no order of threads changes them.
+/// Finds them in a pass over the new values, which stores nothing. Maxima are integers: no order of
+/// threads changes them.
 FP8TRAIN_HD TensorAmaxBits find_tensor_amax_bits(const AdamW& call, const AdamWFactors& factors) {
   const bool of_weight = has_tensor_scale(call.weight);
   const int64_t count = call.weight.count();
@@ -201,13 +204,14 @@ FP8TRAIN_HD TensorAmaxBits find_tensor_amax_bits(const AdamW& call, const AdamWF
   return {largest, largest1, largest2};
 }
 
-/// The slot next to a tensor's scale: combined with what is there.
+/// Raises the amax in the slot next to a tensor's scale.
 FP8TRAIN_HD void raise_tensor_amax(const StoredTensor& tensor, uint32_t amax_bits) {
   if (has_tensor_scale(tensor)) {
     float& amax = tensor.scales.as<float>()[1];
     amax = amax_bits > bits_of(amax) ? float_of(amax_bits) : amax;
   }
 }
+/// Takes that amax, as bits, and resets it.
 FP8TRAIN_HD uint32_t take_tensor_amax(const StoredTensor& tensor) {
   if (!has_tensor_scale(tensor)) {
     return 0;
@@ -218,6 +222,7 @@ FP8TRAIN_HD uint32_t take_tensor_amax(const StoredTensor& tensor) {
   return amax_bits;
 }
 
+/// The scales that follow from the amax of the new values.
 FP8TRAIN_HD TensorScales find_tensor_scales(const AdamW& call, const AdamWFactors& factors) {
   if (!has_tensor_scales(call)) {
     return {};
@@ -232,7 +237,7 @@ FP8TRAIN_HD TensorScales find_tensor_scales(const AdamW& call, const AdamWFactor
           new_tensor_scale(call.moment2, all_amax_bits.second)};
 }
 
-/// Elements begin .. end of a call whose tensors are not all fp32.
+/// Updates elements begin .. end - 1 of a call whose tensors are not all fp32.
 static __attribute__((noinline)) void update_encoded(const AdamW& call, const AdamWFactors& factors,
                                                      const TensorScales& scales, int64_t step,
                                                      int64_t begin, int64_t end) {
@@ -243,15 +248,21 @@ static __attribute__((noinline)) void update_encoded(const AdamW& call, const Ad
     UpdatePiece piece;  // NOLINT(cppcoreguidelines-pro-type-member-init): update() fills it
     float* const weights = piece.weights(call.weight, begin, length);
     piece.update(call, factors, begin, length, weights);
-    const uint8_t nowhere[kStoredPiece] = {};
     uint8_t present[kStoredPiece];
-    store_run(call.moment1, begin, length, piece.first, scales.first, nowhere, present,
-              draw(RoundingRole::moment1));
-    store_run(call.moment2, begin, length, piece.second, scales.second, floors ? present : nowhere,
-              present, draw(RoundingRole::moment2));
+    store_run(call.moment1, begin, length,
+              {.values = piece.first,
+               .tensor_scale = scales.first,
+               .present = present,
+               .draw = draw(RoundingRole::moment1)});
+    store_run(call.moment2, begin, length,
+              {.values = piece.second,
+               .tensor_scale = scales.second,
+               .floored = floors ? present : kNoneFloored,
+               .draw = draw(RoundingRole::moment2)});
     if (!is_fp32(call.weight)) {
-      store_run(call.weight, begin, length, weights, scales.weight, nowhere, present,
-                draw(RoundingRole::weight));
+      store_run(
+          call.weight, begin, length,
+          {.values = weights, .tensor_scale = scales.weight, .draw = draw(RoundingRole::weight)});
       if (!call.copy.empty()) {
         load_run(call.weight, begin, length, scales.weight, weights);
       }
@@ -260,6 +271,7 @@ static __attribute__((noinline)) void update_encoded(const AdamW& call, const Ad
   }
 }
 
+/// The same for a call whose tensors are all fp32.
 FP8TRAIN_HD void update_plain(const AdamW& call, const AdamWFactors& factors, int64_t begin,
                               int64_t end) {
   float* weight = call.weight.codes.as<float>();

@@ -23,7 +23,7 @@ FP8TRAIN_HD double integer_power(double base, int64_t exponent) {
   return result;
 }
 
-/// What is the same for all elements of one AdamW step: computed in fp64, used in fp32, as torch
+/// Factors that all elements of one AdamW step share: computed in fp64, used in fp32, as torch
 /// does with Python's numbers. The corrections of both moments are in the step and in eps (Kingma
 /// and Ba, arXiv 1412.6980, end of section 2), so that an element has one division.
 struct AdamWFactors {
@@ -44,6 +44,7 @@ FP8TRAIN_HD AdamWRates rates_of(const AdamW& call) {
   return {call.beta1, call.beta2, call.eps, call.weight_decay};
 }
 
+/// Returns the factors of the step that `control` describes.
 FP8TRAIN_HD AdamWFactors adamw_factors(const AdamWRates& call, const StepControl& control) {
   const int64_t t = control.applied_steps;
   const double correction1 = 1.0 - integer_power(call.beta1, t);
@@ -76,6 +77,7 @@ FP8TRAIN_HD void adamw_element(const AdamWFactors& factors, float stored_gradien
   moment2 = v;
 }
 
+/// The same for one SGD step.
 struct SgdFactors {
   float gradient, decay, momentum, step;  ///< step: -lr
 };
@@ -90,6 +92,7 @@ FP8TRAIN_HD float sgd_direction(const SgdFactors& factors, float stored_gradient
   return momentum * factors.momentum + stored_gradient * factors.gradient;
 }
 
+/// Returns the new weight.
 FP8TRAIN_HD float sgd_weight(const SgdFactors& factors, float weight, float direction) {
   return weight * factors.decay + factors.step * direction;
 }

@@ -4,11 +4,11 @@
 
 #include "ops/dispatch/cuda_operations.h"
 #include "ops/pointwise/activation_cast.cuh"
-#include "ops/support/kernel_support.cuh"
 
 namespace fp8train::ops::cuda {
 namespace {
 
+/// Starts the kernel of swiglu_forward() for these forms. Smoothed, Encoded: as in the source.
 template <bool Smoothed, bool Encoded>
 void swiglu_forward_as(const Stream& stream, const ConstView& gate_up, const View& y,
                        const QuantizeSink& cast, const float* smoothing) {
@@ -17,10 +17,11 @@ void swiglu_forward_as(const Stream& stream, const ConstView& gate_up, const Vie
   with_float_type(y.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
     const SwigluForwardSource<T, Smoothed, Encoded> source(gate_up.as<T>(), width, smoothing);
-    cast_tiles(stream, source, y.shape.rows(), width, y.data, cast, aligned);
+    cast_tiles(stream, source, {y.shape.rows(), width, cast, aligned, y.data});
   });
 }
 
+/// The same for swiglu_backward().
 template <bool Encoded>
 void swiglu_backward_as(const Stream& stream, const ConstView& dy, const ConstView& gate_up,
                         const View& d_gate_up, const QuantizeSink& cast) {
@@ -28,8 +29,8 @@ void swiglu_backward_as(const Stream& stream, const ConstView& dy, const ConstVi
   with_float_type(dy.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
     const SwigluBackwardSource<T, Encoded> source(dy.as<T>(), gate_up.as<T>(), width);
-    cast_tiles(stream, source, dy.shape.rows(), width, d_gate_up.data, cast,
-               is_aligned(dy.data) && is_aligned(gate_up.data));
+    const bool aligned = is_aligned(dy.data) && is_aligned(gate_up.data);
+    cast_tiles(stream, source, {dy.shape.rows(), width, cast, aligned, d_gate_up.data});
   });
 }
 
@@ -57,8 +58,8 @@ void gelu_forward(Stream stream, ConstView x, View y, const QuantizeSink& cast) 
   const int64_t width = y.shape.back();
   with_float_type(x.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
-    cast_tiles(stream, GeluForwardSource<T>(x.as<T>(), width), y.shape.rows(), width, y.data, cast,
-               is_aligned(x.data));
+    cast_tiles(stream, GeluForwardSource<T>(x.as<T>(), width),
+               {y.shape.rows(), width, cast, is_aligned(x.data), y.data});
   });
 }
 
@@ -66,8 +67,9 @@ void gelu_backward(Stream stream, ConstView dy, ConstView x, View dx, const Quan
   const int64_t width = dx.shape.back();
   with_float_type(x.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
-    cast_tiles(stream, GeluBackwardSource<T>(dy.as<T>(), x.as<T>(), width), dx.shape.rows(), width,
-               dx.data, cast, is_aligned(dy.data) && is_aligned(x.data));
+    const bool aligned = is_aligned(dy.data) && is_aligned(x.data);
+    cast_tiles(stream, GeluBackwardSource<T>(dy.as<T>(), x.as<T>(), width),
+               {dx.shape.rows(), width, cast, aligned, dx.data});
   });
 }
 

@@ -19,16 +19,13 @@ __device__ __forceinline__ Vec8<T> made_vec8(Value value) {
   return vec8_of<T>(values, kVec8);
 }
 
+/// What the sources of activations have in common (cast_tiles.cuh).
 template <typename T, int Parts>
 struct ActivationSource {
   using Value = T;
   static constexpr int kParts = Parts;
   static constexpr int kRowsAtOnce = 4;
-
-  template <bool Packed, bool Counted>
-  static constexpr int blocks() {
-    return Packed && sizeof(T) == 2 ? (Parts == 1 ? 3 : 2) : 1;
-  }
+  static constexpr int kBlocks = sizeof(T) == 2 ? (Parts == 1 ? 3 : 2) : 1;
 };
 
 static_assert(kCompressedGroup == 2 * kVec8);
@@ -57,24 +54,20 @@ __device__ __forceinline__ void silu_in_groups(const T* row, int64_t column, int
   }
 }
 
-/// silu(gate) * up. Smoothed: with the channels multiplied by `smoothing`. Encoded: of the codes of
-/// silu(gate).
+/// silu(gate) * up. Smoothed: channels are multiplied by `smoothing`. Encoded: silu(gate) is read
+/// from its codes.
 template <typename T, bool Smoothed, bool Encoded>
 struct SwigluForwardSource : ActivationSource<T, 1> {
   const T* __restrict__ gate_up;
   int64_t width;
   const float* __restrict__ smoothing;
+  static constexpr int kBlocks = sizeof(T) == 2 && !Encoded ? (Smoothed ? 2 : 3) : 1;
 
   SwigluForwardSource(const T* from, int64_t columns, const float* scale)
       : gate_up(from), width(columns), smoothing(scale) {}
 
-  template <bool Packed, bool Counted>
-  static constexpr int blocks() {
-    return Packed && sizeof(T) == 2 && !Encoded ? (Smoothed ? 2 : 3) : 1;
-  }
   template <bool Packed>
-  __device__ __forceinline__ Vec8<T> vec(int /*part*/, int64_t row, int64_t column,
-                                         int64_t available) const {
+  __device__ __forceinline__ Vec8<T> vec(int64_t row, int64_t column, int64_t available) const {
     float gate[kVec8];
     float up[kVec8];
     const T* from = gate_up + row * 2 * width + column;
@@ -97,8 +90,8 @@ struct SwigluForwardSource : ActivationSource<T, 1> {
   }
 };
 
-/// Part 0: gradient of gate; part 1: of up. Both from one exponential. Encoded: that of up is of
-/// the codes of silu(gate).
+/// Part 0: the gradient of gate; part 1: that of up. Both follow from one exponential. Encoded:
+/// that of up reads the codes of silu(gate).
 template <typename T, bool Encoded>
 struct SwigluBackwardSource : ActivationSource<T, 2> {
   const T* __restrict__ dy;
@@ -147,8 +140,7 @@ struct GeluForwardSource : ActivationSource<T, 1> {
   GeluForwardSource(const T* from, int64_t columns) : x(from), width(columns) {}
 
   template <bool Packed>
-  __device__ __forceinline__ Vec8<T> vec(int /*part*/, int64_t row, int64_t column,
-                                         int64_t available) const {
+  __device__ __forceinline__ Vec8<T> vec(int64_t row, int64_t column, int64_t available) const {
     float in[kVec8];
     vec8_values(load_vec8<Packed>(x + row * width + column, available), in);
     return made_vec8<T>([&](int i) { return gelu_tanh_fast(in[i]); });
@@ -165,8 +157,7 @@ struct GeluBackwardSource : ActivationSource<T, 1> {
       : dy(gradient), x(from), width(columns) {}
 
   template <bool Packed>
-  __device__ __forceinline__ Vec8<T> vec(int /*part*/, int64_t row, int64_t column,
-                                         int64_t available) const {
+  __device__ __forceinline__ Vec8<T> vec(int64_t row, int64_t column, int64_t available) const {
     float gradient[kVec8];
     float in[kVec8];
     const int64_t at = row * width + column;

@@ -9,6 +9,7 @@
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
 
+/// out = silu(gate) * (up * scale).
 template <typename T>
 FP8TRAIN_HD void smoothed_products(const T* __restrict gate, const T* __restrict up,
                                    const float* __restrict scale, T* __restrict out,
@@ -36,7 +37,7 @@ FP8TRAIN_HD void silu_in_groups(const T* gate, float* out, int64_t count) {
   }
 }
 
-/// `scale` may be null.
+/// out = silu(gate), as its codes hold it, * (up * scale); `scale` may be null.
 template <typename T>
 FP8TRAIN_HD void products_of_codes(const T* gate, const T* up, const float* scale, T* out,
                                    int64_t count) {
@@ -48,6 +49,7 @@ FP8TRAIN_HD void products_of_codes(const T* gate, const T* up, const float* scal
   }
 }
 
+/// The gradients of gate and up.
 template <typename T>
 FP8TRAIN_HD void swiglu_gradients(const T* __restrict dy, const T* __restrict gate,
                                   const T* __restrict up, T* __restrict d_gate, T* __restrict d_up,
@@ -60,7 +62,7 @@ FP8TRAIN_HD void swiglu_gradients(const T* __restrict dy, const T* __restrict ga
   }
 }
 
-/// dy * silu(gate) with silu(gate) as its codes hold it.
+/// d_up = dy * silu(gate), as its codes hold it.
 template <typename T>
 FP8TRAIN_HD void up_gradients_of_codes(const T* dy, const T* gate, T* d_up, int64_t count) {
   float activated[kChunk];

@@ -9,6 +9,7 @@ namespace {
 constexpr int kPack = 8;           // elements of one thread: 16 bytes of bf16
 constexpr int64_t kBiasRows = 64;  // of one partial sum: part of the definition of bias_backward
 
+/// y = x, any types.
 template <typename X, typename Y>
 struct Cast {
   const X* x;
@@ -45,6 +46,7 @@ struct Add {
   }
 };
 
+/// Blocks in x go over the columns, those in y over the rows.
 template <typename Y>
 __global__ void add_bias_kernel(Y* y, const float* bias, int64_t rows, int64_t columns) {
   for (int64_t column = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; column < columns;
@@ -57,7 +59,7 @@ __global__ void add_bias_kernel(Y* y, const float* bias, int64_t rows, int64_t c
   }
 }
 
-/// partial[chunk, c] = sum of the chunk's rows, in order.
+/// partial[chunk, c] = sum of the chunk's rows, in order. Block (i, chunk); a thread has a column.
 template <typename X>
 __global__ void sum_rows_kernel(const X* dy, float* partial, int64_t rows, int64_t columns) {
   const int64_t column = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;

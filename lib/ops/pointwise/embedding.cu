@@ -13,6 +13,7 @@ constexpr int64_t kRankTile = 2048;  // tokens that a block of rank_kernel compa
 constexpr int kThreads = 128;  // of a block that adds rows; as many rows are looked up at once
 constexpr int kRowsAhead = 8;  // rows that a thread has in flight
 
+/// embedding_forward() for map: an element of y for each index.
 template <typename Y>
 struct Gather {
   const int32_t* tokens;
@@ -84,6 +85,7 @@ __global__ void rank_kernel(const int32_t* tokens, int32_t* rank, int64_t rows) 
   atomicAdd(rank + row, before);
 }
 
+/// order[rank[row]] = row.
 __global__ void invert_kernel(const int32_t* rank, int32_t* order, int64_t rows) {
   const int64_t row = int64_t{blockIdx.x} * kBlock + threadIdx.x;
   if (row < rows) {
@@ -91,6 +93,7 @@ __global__ void invert_kernel(const int32_t* rank, int32_t* order, int64_t rows)
   }
 }
 
+/// What add_tokens_kernel reads and writes.
 template <typename DY>
 struct TokenRows {
   const int32_t* tokens;

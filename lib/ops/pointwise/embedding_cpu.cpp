@@ -9,13 +9,14 @@
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
 
-constexpr int64_t kColumnBlock = 64;
+constexpr int64_t kColumnBlock = 64;  // columns of one thread at a time
 
 /// Of a row within its document.
 FP8TRAIN_HD int64_t position_of(int64_t row, int64_t sequence_length, const int32_t* starts) {
   return row % sequence_length - (starts == nullptr ? 0 : starts[row]);
 }
 
+/// to += from.
 template <typename DY>
 FP8TRAIN_HD void add_row(const DY* __restrict from, float* __restrict to, int64_t count) {
   for (int64_t c = 0; c < count; ++c) {

@@ -1,7 +1,7 @@
 #pragma once
-// Smooth-SwiGLU (Fishman et al., 2409.12517, section 4.4): each channel i of the SwiGLU product
-// a = silu(gate) * up is multiplied by a scale s_i before it is cast, and the down projection takes
-// it out again:
+// Smooth-SwiGLU (Fishman et al., arXiv 2409.12517, section 4.4): each channel i of the SwiGLU
+// product a = silu(gate) * up is multiplied by a scale s_i before it is cast, and the down
+// projection takes it out again:
 //
 //   fprop  y_j   = sum over i of Q(s_i a_i) Q(W_ji / s_i)      W / s is cast once per forward
 //   dgrad  da_i  = sum over j of dy_j Q(W_ji)                  s does not appear

@@ -1,8 +1,8 @@
 // Compiled once per x86-64 level. Maxima and powers of two: the same bits at every level.
 
-#include "base/math.h"
 #include "ops/pointwise/smoothing.h"
 
+#include "base/math.h"
 #include "ops/cast/quantize_support_cpu.h"
 #include "ops/dispatch/cpu_operations.h"
 
@@ -11,6 +11,7 @@ namespace {
 
 constexpr int64_t kColumns = 128;  // of one thread at a time
 
+/// Raises `largest`, magnitude bits, to those of x, element by element.
 template <typename X>
 FP8TRAIN_HD void raise(const X* __restrict x, uint32_t* __restrict largest, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
@@ -19,6 +20,7 @@ FP8TRAIN_HD void raise(const X* __restrict x, uint32_t* __restrict largest, int6
   }
 }
 
+/// y = x / scale, or with Add y += that.
 template <bool Add>
 FP8TRAIN_HD void divide_row(const float* x, const float* __restrict scale, float* y,
                             int64_t count) {

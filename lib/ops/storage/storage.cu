@@ -1,6 +1,8 @@
 // Tensors that are stored in formats of their own. The arithmetic of ops/storage/stored_math.h and
 // ops/storage/storage_math.h, bit for bit.
 
+#include <type_traits>
+
 #include "ops/dispatch/cuda_operations.h"
 #include "ops/storage/encoded_tensor.cuh"
 #include "ops/storage/storage_math.h"
@@ -12,148 +14,147 @@ constexpr int kQuad = 4;              // elements of one thread
 constexpr int kSpan = kWarp * kQuad;  // of a warp: a group
 constexpr int kGroupLanes = static_cast<int>(kCompressedGroup) / kQuad;
 
-/// body(first element of this thread, how many of its elements exist, whether the warp's span is
-/// whole), for all spans.
+/// body(i, available, packed) for all spans: the first element of this thread, how many of its
+/// elements exist, and whether (a std::bool_constant) they lie in packs: where `aligned` and the
+/// warp's span is whole.
 template <typename Body>
-__device__ __forceinline__ void for_each_quad(int64_t count, Body body) {
+__device__ __forceinline__ void for_each_quad(int64_t count, bool aligned, Body body) {
   for_each_span<kSpan>(count, [&](int64_t begin) {
     const int64_t i = begin + lane_index() * kQuad;
-    body(i, count - i, begin + kSpan <= count);
+    if (aligned && begin + kSpan <= count) {
+      body(i, count - i, std::true_type{});
+    } else {
+      body(i, count - i, std::false_type{});
+    }
   });
 }
 
+/// Host: blocks whose warps have a span each.
 unsigned blocks_for_spans(const Stream& stream, int64_t count) {
   return blocks_for(stream, ceil_div(count, kQuad));
 }
 
-template <bool Packed, typename X>
-__device__ __forceinline__ void values_to_keep(const EncodedTensor& to, const X* x, bool add,
-                                               int64_t i, int64_t available,
-                                               const ScaleExpansion& old_scale,
-                                               float (&values)[kQuad]) {
-  float old[kQuad] = {};
-  if (add) {
-    to.load<kQuad, Packed>(i, available, old_scale, old);
-  }
-  load_values<kQuad, Packed>(x + i, values, available);
-#pragma unroll
-  for (int j = 0; j < kQuad; ++j) {
-    values[j] = j < available ? finite_or_nan(old[j] + values[j]) : 0.0F;
-  }
-}
+/// Where a store goes, and what decides about its scale.
+struct StoreTarget {
+  EncodedTensor to;
+  const AutoScale* automatic;  ///< null: none
+  const int32_t* skip;         ///< null: never
 
-/// Whether the store is skipped: the same for all threads of a launch.
-__device__ __forceinline__ bool is_skipped(const int32_t* skip) {
-  return skip != nullptr && *skip != 0;
-}
+  /// The same for all threads of a launch.
+  __device__ __forceinline__ bool is_skipped() const { return skip != nullptr && *skip != 0; }
+  /// The factor of the new scale: 1 for one that stays because a value is not finite.
+  __device__ __forceinline__ float factor() const {
+    return automatic != nullptr && is_finite(to.scales[1]) ? automatic_factor(automatic) : 1.0F;
+  }
+};
+
+/// The arguments of the kernels of a store.
+template <typename X>
+struct StoreCall : StoreTarget {
+  const X* __restrict__ x;
+  int64_t count;
+  bool add, aligned;
+
+  /// The values that are stored for elements i ..: x, or the sum.
+  template <bool Packed>
+  __device__ __forceinline__ void load(int64_t i, int64_t available,
+                                       const ScaleExpansion& old_scale,
+                                       float (&values)[kQuad]) const {
+    float old[kQuad] = {};
+    if (add) {
+      to.load<kQuad, Packed>(i, available, old_scale, old);
+    }
+    load_values<kQuad, Packed>(x + i, values, available);
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      values[j] = j < available ? finite_or_nan(old[j] + values[j]) : 0.0F;
+    }
+  }
+};
 
 /// The largest magnitude to be stored, into the slot next to the scale.
 template <typename X>
-__global__ void __launch_bounds__(kBlock)
-    store_amax_kernel(EncodedTensor to, const X* __restrict__ x, bool add, const int32_t* skip,
-                      int64_t count, bool aligned) {
-  if (is_skipped(skip)) {
+__global__ void __launch_bounds__(kBlock) store_amax_kernel(StoreCall<X> call) {
+  if (call.is_skipped()) {
     return;
   }
   FP8TRAIN_SHARED_ARRAY(uint32_t, shared, kBlock / kWarp);
   uint32_t largest = 0;
-  for_each_quad(count, [&](int64_t i, int64_t available, bool whole) {
+  for_each_quad(call.count, call.aligned, [&](int64_t i, int64_t available, auto packed) {
+    constexpr bool kPacked = decltype(packed)::value;
     float values[kQuad];
-    const ScaleExpansion old_scale = to.scale_at(i, available);
-    if (aligned && whole) {
-      values_to_keep<true>(to, x, add, i, available, old_scale, values);
-    } else {
-      values_to_keep<false>(to, x, add, i, available, old_scale, values);
-    }
+    call.template load<kPacked>(i, available, call.to.scale_at(i, available), values);
 #pragma unroll
     for (int j = 0; j < kQuad; ++j) {
       largest = Largest{}(largest, bits_of(values[j]) & 0x7FFFFFFFU);
     }
   });
-  to.raise_tensor_amax(largest, shared);
+  call.to.raise_tensor_amax(largest, shared);
 }
 
-/// Of a scale that is stored, because a value is not finite, 1.
-__device__ __forceinline__ float factor_of(const EncodedTensor& to, const AutoScale* automatic) {
-  return automatic != nullptr && is_finite(to.scales[1]) ? automatic_factor(automatic) : 1.0F;
-}
-
+/// Stores the values, with the scale that follows from them or from that slot.
 template <typename X>
-__global__ void __launch_bounds__(kBlock)
-    store_kernel(EncodedTensor to, const X* __restrict__ x, bool add, const AutoScale* automatic,
-                 const int32_t* skip, int64_t count, bool aligned) {
-  if (is_skipped(skip)) {
+__global__ void __launch_bounds__(kBlock) store_kernel(StoreCall<X> call) {
+  if (call.is_skipped()) {
     return;
   }
-  const float factor = factor_of(to, automatic);
-  for_each_quad(count, [&](int64_t i, int64_t available, bool whole) {
+  const float factor = call.factor();
+  for_each_quad(call.count, call.aligned, [&](int64_t i, int64_t available, auto packed) {
+    constexpr bool kPacked = decltype(packed)::value;
     float values[kQuad];
-    const ScaleExpansion old_scale = to.scale_at(i, available);
-    if (aligned && whole) {
-      values_to_keep<true>(to, x, add, i, available, old_scale, values);
-      ScaleExpansion scale = to.new_scale(values, old_scale);
-      scale.scale *= factor;
-      to.store<kQuad, true>(i, available, scale, 0, values, {});
-    } else {
-      values_to_keep<false>(to, x, add, i, available, old_scale, values);
-      ScaleExpansion scale = to.new_scale(values, old_scale);
-      scale.scale *= factor;
-      to.store<kQuad, false>(i, available, scale, 0, values, {});
-    }
+    const ScaleExpansion old_scale = call.to.scale_at(i, available);
+    call.template load<kPacked>(i, available, old_scale, values);
+    ScaleExpansion scale = call.to.new_scale(values, old_scale);
+    scale.scale *= factor;
+    call.to.template store<kQuad, kPacked>(i, available, scale, 0, values, {});
   });
 }
 
 /// Ends a store whose threads all have read the old scale.
 struct KeepScale {
-  EncodedTensor to;
-  const AutoScale* automatic;
-  const int32_t* skip;
+  StoreTarget call;
 
   template <int N>
   __device__ void run(int64_t /*i*/) const {
-    if (is_skipped(skip)) {
+    if (call.is_skipped()) {
       return;
     }
-    const float factor = factor_of(to, automatic);
-    to.keep_tensor_scale();
-    to.scales[0] *= factor;
+    const float factor = call.factor();
+    call.to.keep_tensor_scale();
+    call.to.scales[0] *= factor;
   }
 };
 
+/// Starts the kernels of a store of X.
 template <typename X>
 void store_typed(const Stream& stream, const Store& call) {
-  const EncodedTensor to = encoded(call.to);
+  const StoreTarget target = {encoded(call.to), call.automatic, call.skip};
   const int64_t count = call.x.count();
-  const LaunchShape shape = {blocks_for_spans(stream, count), kBlock};
-  const X* x = call.x.as<X>();
   const bool aligned = is_aligned(call.x.data) && is_aligned(call.to.codes.data);
-  const bool by_tensor = to.has_tensor_scale();
+  const StoreCall<X> arguments = {target, call.x.as<X>(), count, call.add, aligned};
+  const LaunchShape shape = {blocks_for_spans(stream, count), kBlock};
+  const bool by_tensor = target.to.has_tensor_scale();
   if (by_tensor) {
-    launch(stream, shape, store_amax_kernel<X>, to, x, call.add, call.skip, count, aligned);
+    launch(stream, shape, store_amax_kernel<X>, arguments);
   }
-  launch(stream, shape, store_kernel<X>, to, x, call.add, call.automatic, call.skip, count,
-         aligned);
+  launch(stream, shape, store_kernel<X>, arguments);
   if (by_tensor) {
-    map<1>(stream, 1, true, KeepScale{to, call.automatic, call.skip});
+    map<1>(stream, 1, true, KeepScale{target});
   }
 }
 
 template <typename Y>
 __global__ void __launch_bounds__(kBlock)
     read_kernel(EncodedTensor x, Y* __restrict__ y, int64_t count, bool aligned) {
-  for_each_quad(count, [&](int64_t i, int64_t available, bool whole) {
+  for_each_quad(count, aligned, [&](int64_t i, int64_t available, auto packed) {
+    constexpr bool kPacked = decltype(packed)::value;
     float values[kQuad];
-    const ScaleExpansion scale = x.scale_at(i, available);
-    if (aligned && whole) {
-      x.load<kQuad, true>(i, available, scale, values);
-      store_values<kQuad, true>(y + i, values, available);
-    } else {
-      x.load<kQuad, false>(i, available, scale, values);
-      store_values<kQuad, false>(y + i, values, available);
-    }
+    x.load<kQuad, kPacked>(i, available, x.scale_at(i, available), values);
+    store_values<kQuad, kPacked>(y + i, values, available);
   });
 }
 
+/// Adds how many codes have the largest magnitude to the controller's counter.
 template <typename Code>
 __global__ void __launch_bounds__(kBlock)
     count_largest_kernel(const Code* __restrict__ codes, int64_t count, AutoScale* automatic) {
@@ -169,6 +170,7 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
+/// Moves the factor of a controller, and starts its next count.
 struct NextFactor {
   AutoScale* automatic;
   int64_t count;
@@ -183,6 +185,7 @@ struct NextFactor {
   }
 };
 
+/// The same for many controllers, whose codes were counted on several ranks.
 struct NextFactors {
   const AutoScale* of_ranks;
   int64_t ranks;
@@ -196,18 +199,15 @@ struct NextFactors {
   }
 };
 
-/// Four lanes share a group.
+/// compress() with a group for each four lanes.
 template <typename X>
 __global__ void __launch_bounds__(kBlock)
     compress_kernel(const X* __restrict__ x, e4m3* __restrict__ codes, bf16* __restrict__ scales,
                     int64_t count, bool aligned) {
-  for_each_quad(count, [&](int64_t i, int64_t available, bool whole) {
+  for_each_quad(count, aligned, [&](int64_t i, int64_t available, auto packed) {
+    constexpr bool kPacked = decltype(packed)::value;
     float values[kQuad];
-    if (aligned && whole) {
-      load_values<kQuad, true>(x + i, values, available);
-    } else {
-      load_values<kQuad, false>(x + i, values, available);
-    }
+    load_values<kQuad, kPacked>(x + i, values, available);
     uint32_t largest = 0;
 #pragma unroll
     for (int j = 0; j < kQuad; ++j) {
@@ -226,14 +226,14 @@ __global__ void __launch_bounds__(kBlock)
     for (int j = 0; j < kQuad; ++j) {
       pack.values[j] = compressed_code(values[j], scale);
     }
-    if (aligned && whole) {
+    if constexpr (kPacked) {
       store_pack(codes + i, pack);
-      return;
-    }
+    } else {
 #pragma unroll
-    for (int j = 0; j < kQuad; ++j) {
-      if (j < available) {
-        codes[i + j] = pack.values[j];
+      for (int j = 0; j < kQuad; ++j) {
+        if (j < available) {
+          codes[i + j] = pack.values[j];
+        }
       }
     }
   });

@@ -16,6 +16,7 @@ struct AutoScale {
   int64_t elements = 0;     ///< elements of the tensor
 };
 
+/// The arguments of store().
 struct Store {
   ConstView x;                           ///< fp32, bf16 or fp16
   StoredTensor to;                       ///< nearest-even
@@ -24,22 +25,22 @@ struct Store {
   const int32_t* skip = nullptr;         ///< device memory; nothing changes if it is not 0
 };
 
-/// Keeps x, or the sum of x and what is there, rounded once. A value that is not finite is stored
-/// as NaN, so that a norm learns of it; scales then stay as they were.
+/// Stores x, or with `add` the sum of x and what `to` holds, rounded once. A value that is not
+/// finite is stored as NaN, so that a norm learns of it; scales then stay as they were.
 void store(Stream stream, const Store& call);
 
 /// y = the decoded values of x; y: fp32, bf16 or fp16.
 void read_stored(Stream stream, const StoredTensor& x, View y);
 
-/// The mu of gradients (FP8-LM, arXiv 2310.18313, section 2.2): more
-/// than 1e-5 of the codes, and at least two, with the largest magnitude halve the factor, else it
-/// grows by 2^(1/1000).
-/// It stays between 2^-16 and 2^16. Where *skip (device memory) is not 0 nothing changes. codes:
-/// e4m3 or e5m2.
+/// The mu of gradients (FP8-LM, arXiv 2310.18313, section 2.2): the factor is halved if more than
+/// 1e-5 of the codes, and at least two, have the largest magnitude, else it grows by 2^(1/1000). It
+/// stays between 2^-16 and 2^16. Nothing changes if *skip (device memory) is not 0. codes: e4m3 or
+/// e5m2.
 void update_auto_scale(Stream stream, ConstView codes, AutoScale* automatic, const int32_t* skip);
 
-/// The same for `count` tensors whose codes have been counted on several ranks: the counters of
-/// of_ranks [ranks, count] add up. Those of `scales` are 0 afterwards.
+/// The same for `count` tensors whose codes were counted on several ranks (count_largest()): the
+/// counters of of_ranks [ranks, count] are added. Those of scales [count] are 0 afterwards. All of
+/// it is device memory.
 void update_auto_scales(Stream stream, const AutoScale* of_ranks, int64_t ranks, AutoScale* scales,
                         int64_t count, const int32_t* skip);
 

@@ -10,7 +10,7 @@
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
 
-/// What is to be stored of elements begin .. begin + length - 1.
+/// The values that are stored for elements begin .. begin + length - 1: x, or the sum.
 template <typename X>
 FP8TRAIN_HD void values_to_keep(const Store& call, int64_t begin, int64_t length, float* values) {
   const X* __restrict x = call.x.as<X>() + begin;
@@ -26,7 +26,8 @@ FP8TRAIN_HD void values_to_keep(const Store& call, int64_t begin, int64_t length
   }
 }
 
-/// A first pass where there is one scale. Maxima are integers: no order of threads changes them.
+/// The new scale of a tensor that has one: a first pass over the values. Maxima are integers: no
+/// order of threads changes them.
 template <typename X>
 FP8TRAIN_HD float find_tensor_scale(const Store& call) {
   const int64_t count = call.x.count();
@@ -49,6 +50,7 @@ FP8TRAIN_HD float find_tensor_scale(const Store& call) {
          automatic_factor(call.automatic);
 }
 
+/// compress() for one group of `length` values.
 template <typename X>
 FP8TRAIN_HD void compress_group(const X* __restrict x, int64_t length, e4m3* __restrict codes,
                                 bf16* scale_inv) {
@@ -69,22 +71,15 @@ void store(Stream /*stream*/, const Store& call) {
   if (call.skip != nullptr && *call.skip != 0) {
     return;
   }
-  const int64_t count = call.x.count();
   with_float_type(call.x.dtype, [&](auto tag) {
     using X = typename decltype(tag)::Type;
     const bool by_tensor = has_tensor_scale(call.to);
     const float scale = by_tensor ? find_tensor_scale<X>(call) : 1.0F;
-    const int64_t pieces = ceil_div(count, kStoredPiece);
-#pragma omp parallel for schedule(static) if (count >= kParallelElements)
-    for (int64_t index = 0; index < pieces; ++index) {
-      const int64_t begin = index * kStoredPiece;
-      const int64_t length = minimum(kStoredPiece, count - begin);
+    for_each_chunk<kStoredPiece>(call.x.count(), [&](int64_t begin, int64_t end) {
       float values[kStoredPiece];
-      values_to_keep<X>(call, begin, length, values);
-      const uint8_t nowhere[kStoredPiece] = {};
-      uint8_t present[kStoredPiece];
-      store_run(call.to, begin, length, values, scale, nowhere, present, {});
-    }
+      values_to_keep<X>(call, begin, end - begin, values);
+      store_run(call.to, begin, end - begin, {.values = values, .tensor_scale = scale});
+    });
     if (by_tensor) {
       *call.to.scales.as<float>() = scale;
     }
@@ -92,20 +87,15 @@ void store(Stream /*stream*/, const Store& call) {
 }
 
 void read_stored(Stream /*stream*/, const StoredTensor& x, View y) {
-  const int64_t count = y.count();
   with_float_type(y.dtype, [&](auto tag) {
     auto* to = y.as<typename decltype(tag)::Type>();
-    const int64_t pieces = ceil_div(count, kStoredPiece);
-#pragma omp parallel for schedule(static) if (count >= kParallelElements)
-    for (int64_t index = 0; index < pieces; ++index) {
-      const int64_t begin = index * kStoredPiece;
-      const int64_t length = minimum(kStoredPiece, count - begin);
+    for_each_chunk<kStoredPiece>(y.count(), [&](int64_t begin, int64_t end) {
       float values[kStoredPiece];
-      load_run(x, begin, length, values);
-      for (int64_t i = 0; i < length; ++i) {
-        store_from_float(to + begin + i, values[i]);
+      load_run(x, begin, end - begin, values);
+      for (int64_t i = begin; i < end; ++i) {
+        store_from_float(to + i, values[i - begin]);
       }
-    }
+    });
   });
 }
 

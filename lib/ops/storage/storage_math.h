@@ -72,6 +72,7 @@ FP8TRAIN_HD bf16 compressed_scale(float amax) {
   return value < 1.17549435e-38F ? bf16{0x3F80} : scale;
 }
 
+/// Returns the code of a value in a compressed group.
 FP8TRAIN_HD e4m3 compressed_code(float value, bf16 scale_inv) {
   return encode<e4m3>(value / decode(scale_inv));
 }

@@ -49,13 +49,15 @@ struct RoundingDraw {
   }
 };
 
+/// Returns the random bits of one role of a tensor in one step.
 FP8TRAIN_HD RoundingDraw rounding_draw(const RoundingStream& stream, RoundingRole role,
                                        int64_t step) {
   return {stream.seed, static_cast<uint64_t>(step), stream.tensor * 4 + static_cast<uint64_t>(role),
           static_cast<uint64_t>(stream.first) / 4};
 }
 
-/// The smallest code above zero for a zero that must not be one. An fp32 value is never floored.
+/// Returns the code or, for a zero that is `floored`, the smallest code above zero. An fp32 value
+/// stays as it is.
 FP8TRAIN_HD float floor_code(float code, bool /*floored*/) {
   return code;
 }

@@ -12,14 +12,15 @@ namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 constexpr int64_t kStoredPiece = 1024;
 static_assert(kStoredPiece % kStoredBlock.columns == 0 && kChunk % kStoredPiece == 0);
 
+/// Whether there is a scale for each group.
 FP8TRAIN_HD bool is_grouped(const StoredTensor& tensor) {
   return tensor.format.block.is_group() && !tensor.format.remainder;
 }
-/// Which group element `at` is in.
+/// The index of the group that element `at` is in.
 FP8TRAIN_HD int64_t group_of(const StoredTensor& tensor, int64_t at) {
   return at / tensor.format.block.columns;
 }
-/// One scale for the whole tensor.
+/// Whether there is one scale for the whole tensor.
 FP8TRAIN_HD bool has_tensor_scale(const StoredTensor& tensor) {
   return !tensor.scales.empty() && !is_grouped(tensor) && !tensor.format.remainder;
 }
@@ -38,6 +39,7 @@ FP8TRAIN_HD ScaleExpansion& expansion_at(const StoredTensor& tensor, int64_t at)
   return tensor.scales.as<ScaleExpansion>()[group_of(tensor, at)];
 }
 
+/// values = codes * factor.
 template <typename Code>
 FP8TRAIN_HD void decode_run(const Code* __restrict codes, float factor, float* __restrict values,
                             int64_t count) {
@@ -46,6 +48,7 @@ FP8TRAIN_HD void decode_run(const Code* __restrict codes, float factor, float* _
   }
 }
 
+/// Takes the expansion of a group back, in place.
 FP8TRAIN_HD void contract_run(const ScaleExpansion& expansion, float* values, int64_t count) {
   const float inverse_exponent = reciprocal(expansion.exponent);
   for (int64_t i = 0; i < count; ++i) {
@@ -53,7 +56,7 @@ FP8TRAIN_HD void contract_run(const ScaleExpansion& expansion, float* values, in
   }
 }
 
-/// Elements begin .. of a tensor in two halves.
+/// Reads and writes elements begin .. begin + length - 1 of a tensor in two halves.
 FP8TRAIN_HD void join_run(const StoredTensor& tensor, int64_t begin, int64_t length,
                           float* __restrict values) {
   const auto* upper = tensor.codes.as<uint16_t>() + begin;
@@ -74,7 +77,7 @@ FP8TRAIN_HD void split_run(const StoredTensor& tensor, int64_t begin, int64_t le
 }
 
 /// The values of elements begin .. begin + length - 1, where `begin` is a multiple of the group.
-/// `tensor_scale`: where there is one.
+/// `tensor_scale`: of a tensor that has one scale.
 FP8TRAIN_HD void load_run(const StoredTensor& tensor, int64_t begin, int64_t length,
                           float tensor_scale, float* values) {
   if (tensor.format.remainder) {
@@ -113,6 +116,7 @@ FP8TRAIN_HD void draw_run(const RoundingDraw& draw, int64_t begin, int64_t lengt
   }
 }
 
+/// codes = cast(values * scale), nearest-even or by random bits; `floored` as in NewValues.
 template <typename Code>
 FP8TRAIN_HD void encode_run(const float* __restrict values, float scale,
                             const uint8_t* __restrict floored, Code* __restrict codes,
@@ -151,7 +155,8 @@ FP8TRAIN_HD void expand_run(const float* __restrict values, int64_t count,
   expansion = fresh;
 }
 
-/// The scale of elements `at` .. of a group or, where there is one scale or none, `tensor_scale`.
+/// Finds and stores the scale of elements `at` .. of a group, and returns it. Returns
+/// `tensor_scale` where groups have none.
 FP8TRAIN_HD float renew_scale(const StoredTensor& tensor, int64_t at, const float* values,
                               int64_t count, float tensor_scale) {
   if (!is_grouped(tensor)) {
@@ -164,42 +169,51 @@ FP8TRAIN_HD float renew_scale(const StoredTensor& tensor, int64_t at, const floa
   return stored;
 }
 
-/// Encodes elements begin .. begin + length - 1 of at most a piece, where `begin` is a multiple of
-/// the group. `tensor_scale`: the new one where there is one, else 1. Codes of elements that
-/// `floored` names do not become zero; `present` (may be the same) receives which ones are not,
-/// unless the tensor is in two halves.
-/// `draw`: of stochastic rounding.
+/// Floors nothing.
+inline constexpr uint8_t kNoneFloored[kStoredPiece] = {};
+
+/// What store_run() encodes.
+struct NewValues {
+  const float* values;
+  float tensor_scale = 1.0F;              ///< the new scale of a tensor that has one
+  const uint8_t* floored = kNoneFloored;  ///< not 0: the code of this element must not become zero
+  /// Receives 1 for each code that is not zero, unless the tensor is in two halves. May be null.
+  uint8_t* present = nullptr;
+  RoundingDraw draw = {};  ///< of stochastic rounding
+};
+
+/// Encodes elements begin .. begin + length - 1, at most a piece, where `begin` is a multiple of
+/// the group. Scales of groups follow from the values.
 FP8TRAIN_HD void store_run(const StoredTensor& tensor, int64_t begin, int64_t length,
-                           const float* values, float tensor_scale, const uint8_t* floored,
-                           uint8_t* present, const RoundingDraw& draw) {
+                           const NewValues& call) {
   if (tensor.format.remainder) {  // has no twin that is floored
-    return split_run(tensor, begin, length, values);
+    return split_run(tensor, begin, length, call.values);
   }
   const bool stochastic = tensor.format.rounding == Rounding::stochastic;
   uint32_t random[kStoredPiece];
   if (stochastic) {
-    draw_run(draw, begin, length, random);
+    draw_run(call.draw, begin, length, random);
   }
   with_stored_type(tensor.format.dtype, [&](auto tag) {
     auto* codes = tensor.codes.as<typename decltype(tag)::Type>() + begin;
     for_each_run(tensor, length, [&](int64_t at, int64_t count) {
-      const float* from = values + at;
+      const float* from = call.values + at;
       float expanded[kStoredBlock.columns];
       float scale = 1.0F;
       if (tensor.format.expanded) {
         expand_run(from, count, expansion_at(tensor, begin + at), expanded);
         from = expanded;
       } else {
-        scale = renew_scale(tensor, begin + at, from, count, tensor_scale);
+        scale = renew_scale(tensor, begin + at, from, count, call.tensor_scale);
       }
       if (stochastic) {
-        encode_run(from, scale, random + at, floored + at, codes + at, count);
+        encode_run(from, scale, random + at, call.floored + at, codes + at, count);
       } else {
-        encode_run(from, scale, floored + at, codes + at, count);
+        encode_run(from, scale, call.floored + at, codes + at, count);
       }
     });
-    for (int64_t i = 0; i < length; ++i) {
-      present[i] = is_zero_code(codes[i]) ? 0 : 1;
+    for (int64_t i = 0; call.present != nullptr && i < length; ++i) {
+      call.present[i] = is_zero_code(codes[i]) ? 0 : 1;
     }
   });
 }

@@ -8,29 +8,30 @@
 
 namespace fp8train::ops {
 
-/// A view of `count` elements of `dtype`.
+/// Whether the view has `count` elements of `dtype`, and memory for them.
 inline bool holds(const ConstView& view, DType dtype, int64_t count) {
   return view.dtype == dtype && view.count() == count && (count == 0 || !view.empty());
 }
 
-/// A scratch view of at least `count` elements of `dtype`.
+/// Whether a scratch view has memory for at least `count` elements of `dtype`.
 inline bool has_space(const ConstView& view, DType dtype, int64_t count) {
   return view.dtype == dtype && view.count() >= count && (count == 0 || !view.empty());
 }
 
-/// Elements as [rows, back()] with rows matching.
+/// Whether both, seen as [rows, last extent], have the same extents.
 inline bool same_matrix(const ConstView& a, const ConstView& b) {
   return a.count() == b.count() && a.shape.back() == b.shape.back();
 }
 
-/// A stored tensor of `count` values: its format, its codes and its scales fit together.
+/// Throws InternalError unless the tensor stores `count` values: its codes and scales must be those
+/// of its format.
 inline void check_stored(const StoredTensor& tensor, int64_t count) {
   check(is_stored_format(tensor.format), "no tensor is stored in this format");
   check(holds(tensor.codes, tensor.format.dtype, count),
-        "the codes of a stored tensor are as its format says, and as many as values");
+        "a stored tensor needs a code of its format's type for each value");
   const int64_t scales = stored_scales(tensor.format, count);
   check(scales == 0 || holds(tensor.scales, DType::f32, scales),
-        "a stored tensor has the scales that stored_scales says");
+        "a stored tensor needs the scales that stored_scales() counts");
 }
 
 }  // namespace fp8train::ops

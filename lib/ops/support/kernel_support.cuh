@@ -72,7 +72,7 @@ FP8TRAIN_HD void store_pack(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Pack<T, N>*>(to) = pack;
 }
 
-/// Host: whether packs of `bytes` bytes may be read at `pointer`; null pointers do not matter.
+/// Host: whether packs of `bytes` bytes may be read at `pointer`; a null pointer is aligned.
 inline bool is_aligned(const void* pointer, size_t bytes = 16) {
   return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
 }
@@ -93,8 +93,8 @@ __global__ void map_kernel(int64_t count, Op op) {
   }
 }
 
-/// Host: runs `op` over `count` elements, in packs of N where `aligned` (all its pointers allow
-/// packs of N of their elements).
+/// Host: runs `op` over `count` elements, in packs of N where `aligned`: all pointers of `op` are
+/// aligned to N of their elements.
 template <int N, typename Op>
 void map(const Stream& stream, int64_t count, bool aligned, const Op& op) {
   if (aligned) {
@@ -138,9 +138,6 @@ template <int Threads, typename T, typename Combine>
 __device__ __forceinline__ T block_reduce(T value, Combine combine, T* shared) {
   static_assert(Threads % kWarp == 0);
   value = warp_reduce(value, combine);
-  if (Threads == kWarp) {
-    return value;
-  }
   if (lane_index() == 0) {
     shared[warp_index()] = value;
   }

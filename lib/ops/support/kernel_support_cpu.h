@@ -1,6 +1,6 @@
 #pragma once
-// Code that the cpu kernels share: choosing a template by element type, and splitting work over
-// threads in pieces that do not depend on the number of threads. Only for files compiled by
+// Code that the cpu kernels share: sums over sixteen lanes, and splitting work over threads in
+// pieces that do not depend on the number of threads. Only for files compiled by
 // fp8train_isa_sources; everything is inlined into them.
 
 #include <cstdint>
@@ -74,13 +74,13 @@ FP8TRAIN_HD int64_t minimum(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
 
-/// body(begin, end) for consecutive pieces of 0 .. count, over the threads.
-template <typename Body>
+/// body(begin, end) for consecutive pieces of kSize elements of 0 .. count, over the threads.
+template <int64_t kSize = kChunk, typename Body>
 FP8TRAIN_HD void for_each_chunk(int64_t count, Body body) {
-  const int64_t chunks = ceil_div(count, kChunk);
+  const int64_t chunks = ceil_div(count, kSize);
 #pragma omp parallel for schedule(static) if (count >= kParallelElements)
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-    body(chunk * kChunk, minimum(count, (chunk + 1) * kChunk));
+    body(chunk * kSize, minimum(count, (chunk + 1) * kSize));
   }
 }
 

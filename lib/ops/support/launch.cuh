@@ -3,7 +3,7 @@
 // compiled: by nvcc for GPUs, or for the host, where kernels run as fibers
 // (tests/support/cuda_shim). A kernel uses no other extension of the language than those declared
 // here or in the shim's cuda_runtime.h; inline PTX only in ops/support/convert.cuh, fast_math.cuh
-// and mma.cuh, with a plain alternative.
+// and mma.cuh and in ops/cast/vec8.cuh, with a plain alternative.
 
 #include <cuda_runtime.h>
 
@@ -39,7 +39,7 @@ struct LaunchShape {
 };
 
 /// Starts the kernel on the stream; nothing where the grid is empty. Throws DeviceError when this
-/// launch is refused: an error that an earlier call left to the thread is not looked at.
+/// launch is refused; an error that an earlier call left behind is not reported here.
 template <typename... Parameters, typename... Arguments>
 void launch(const Stream& stream, const LaunchShape& shape, void (*kernel)(Parameters...),
             const Arguments&... arguments) {

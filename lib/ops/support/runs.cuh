@@ -36,6 +36,7 @@ __device__ __forceinline__ void load_values(const T* from, float (&values)[N], i
   }
 }
 
+/// The first `available` of N values, rounded to T. Packed: as for load_values.
 template <int N, bool Packed, typename T>
 __device__ __forceinline__ void store_values(T* to, const float (&values)[N], int64_t available) {
   constexpr int kAtOnce = N * sizeof(T) < 16 ? N : 16 / static_cast<int>(sizeof(T));

@@ -12,6 +12,7 @@ typedef float Quad __attribute__((vector_size(16)));
 typedef uint16_t Vec8 __attribute__((vector_size(16)));
 typedef uint8_t Sixteen __attribute__((vector_size(16)));
 
+/// Transposes four by four elements; rows of `from` and `to` are their strides apart.
 FP8TRAIN_HD void transpose_block(const float* from, int64_t from_stride, float* to,
                                  int64_t to_stride) {
   Quad in[4];
