@@ -34,7 +34,9 @@ void combine_ranks(Stream stream, ConstView parts, Combine /*how*/, View y) {
 }
 
 void shared_amax(Stream stream, const SharedBucket& bucket, View amax) {
-  count(stream, bytes_of(bucket.values) + bytes_of(bucket.tensor_of_group) + bytes_of(amax));
+  count(stream,
+        {.bytes = bytes_of(bucket.values) + bytes_of(bucket.tensor_of_group) + bytes_of(amax),
+         .launches = 2});
 }
 
 void shared_scales(Stream stream, ConstView amax, const TensorFormat& /*format*/,
@@ -60,8 +62,9 @@ void count_largest(Stream stream, ConstView codes, ConstView /*tensor_of_group*/
 
 void read_shared(Stream stream, ConstView codes, ConstView scales, float /*factor*/,
                  const SharedBucket& to, const ChunkRange& /*range*/) {
-  count(stream, bytes_of(codes) + bytes_of(scales) +
-                    share_of(to.values.count(), codes.count()) * bytes_of(to.values));
+  const double read = share_of(to.values.count(), codes.count());
+  count(stream, {.bytes = bytes_of(codes) + bytes_of(scales) + read * bytes_of(to.values),
+                 .launches = to.code_scales.empty() ? 1 : 2});
 }
 
 }  // namespace fp8train::ops::meta
