@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 FOLDERS = ("examples", "tests", "training", "compression", "benchmarks")
+SUFFIXES = (".yaml", ".yml", ".json")
 SPEAKS = re.compile(r"distributed_type|zero_optimization|train_batch_size|train_micro_batch_size_per_gpu|fp8_config")
 
 
@@ -50,7 +51,7 @@ def main():
         root = Path(folder)
         for path in sorted(root.rglob("*")):
             file = path.relative_to(root)
-            speaks = path.suffix in (".yaml", ".yml", ".json") and file.parts[0] in FOLDERS
+            speaks = path.suffix in SUFFIXES and file.parts[0] in FOLDERS
             if speaks and path.is_file() and SPEAKS.search(path.read_text(errors="replace")):
                 print(row(sys.argv[1], name, root, str(file)))
 

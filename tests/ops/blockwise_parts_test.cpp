@@ -15,7 +15,7 @@ using namespace fp8train::test;
 namespace {
 
 DType scale_type(const TensorFormat& format) {
-  return format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32;
+  return dtype_of(format.scale_type);
 }
 
 /// Where parts begin, and the end: in the middle of rows and blocks, one part empty.

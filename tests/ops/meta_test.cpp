@@ -262,6 +262,28 @@ TEST_CASE("meta counts what a product takes in addition to its operands", "[ops]
   CHECK(log[1].work.arithmetic == Arithmetic::fp8);
 }
 
+TEST_CASE("meta logs the launches of gradients that share scales", "[ops]") {
+  MetaDevice device;
+  OpLog log;
+  device.set_log(&log);
+  Tensor values = make(device, DType::e4m3, {256});
+  Tensor own_scales = make(device, DType::f32, {1, 2});
+  Tensor tensors = make(device, DType::i32, {2});
+  Tensor amax = make(device, DType::f32, {1});
+  Tensor codes = make(device, DType::e4m3, {1, 256});
+  Tensor scales = make(device, DType::f32, {1});
+  const ops::SharedBucket bucket = {values.view(), own_scales.view(), tensors.view()};
+  ops::shared_amax(device.stream(), bucket, amax.view());
+  ops::read_shared(device.stream(), codes.view(), scales.view(), 1.0F, bucket);
+  Tensor wide = make(device, DType::bf16, {256});
+  ops::read_shared(device.stream(), codes.view(), scales.view(), 1.0F,
+                   {wide.view(), {}, tensors.view()});
+  REQUIRE(log.size() == 3);
+  CHECK(log[0].work.launches == 2);  // a fill, and the maxima
+  CHECK(log[1].work.launches == 2);  // codes, and their scales
+  CHECK(log[2].work.launches == 1);
+}
+
 TEST_CASE("meta checks shapes as every device does", "[ops]") {
   MetaDevice device;
   Tensor four = make(device, DType::f32, {4});

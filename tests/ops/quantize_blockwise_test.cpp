@@ -18,7 +18,7 @@ struct Orientation {
   Orientation(const TensorFormat& format, ScaleLayout layout, int64_t rows, int64_t columns)
       : codes(format.dtype, {rows, columns}),
         grid(ops::scale_grid(format.block, rows, columns, layout)),
-        scale_inv(format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32, {grid.count}),
+        scale_inv(dtype_of(format.scale_type), {grid.count}),
         scale(DType::f32, {grid.count}) {}
 
   Quantized view() { return {codes.view(), scale_inv.view(), scale.as<float>()}; }
@@ -379,15 +379,13 @@ TEST_CASE("quantize of blocks refuses what it cannot do", "[ops][blocks]") {
   wrong = format;
   wrong.scale_type = ScaleType::e4m3;
   CHECK_THROWS_AS(ops::block_rule(wrong, DType::f32), InternalError);
-  view = q.view();
-  view.scale_inv.shape = {9};
-  CHECK_THROWS_WITH(
-      ops::dequantize(cpu_stream(), {view, {}, nullptr, nullptr, format, ScaleLayout::row_major},
-                      x),
-      Catch::Contains("wrong number of reciprocal scales"));
-  view.scale_inv = {nullptr, DType::f32, {8}};
-  CHECK_THROWS_WITH(
-      ops::dequantize(cpu_stream(), {view, {}, nullptr, nullptr, format, ScaleLayout::row_major},
-                      x),
-      Catch::Contains("wrong number of reciprocal scales"));
+  for (const View& scales :
+       {View{q.view().scale_inv.data, DType::f32, {9}}, View{nullptr, DType::f32, {8}}}) {
+    view = q.view();
+    view.scale_inv = scales;
+    CHECK_THROWS_WITH(
+        ops::dequantize(cpu_stream(), {view, {}, nullptr, nullptr, format, ScaleLayout::row_major},
+                        x),
+        Catch::Contains("wrong number of reciprocal scales"));
+  }
 }

@@ -352,6 +352,7 @@ TEST_CASE("scaled products by chip, shape, type and layout", "[scaled_gemm]") {
   CHECK(reason(90, wide_result).empty());
   Case odd_rows = make(block_1x128, {30, 48, 64});
   CHECK(reason(90, odd_rows) == "M and N are not multiples of 4");
+  // 2 * 30 * 80 bytes of dequantized values are not a multiple of 256.
   Case unaligned_values = make(block_1x128, {30, 48, 80});
   CHECK(reason(90, unaligned_values) == "M and N are not multiples of 4");
   Case rows_of_any_count = make(row, {30, 48, 64});

@@ -3,6 +3,7 @@
 
 #include "ops/exchange/wire.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <cstring>
@@ -12,6 +13,7 @@
 #include "numeric/convert.h"
 #include "numeric/with_type.h"
 #include "ops/adamw_cases.h"
+#include "ops/exchange/wire_formats.h"
 #include "ops/op_test_support.h"
 #include "ops/wire_cases.h"
 
@@ -140,7 +142,7 @@ TEST_CASE("bytes of a packet", "[wire]") {
 }
 
 TEST_CASE("pack_wire: every element once, in its chunk's packet", "[wire]") {
-  constexpr int64_t kChunk = 256;
+  constexpr int64_t kChunk = std::ranges::max(ops::kWireGroups);
   constexpr int64_t kChunks = 6;
   for (const TensorFormat& format : kWires) {
     for (const int64_t count : {int64_t{1}, int64_t{1300}, kChunk * kChunks}) {

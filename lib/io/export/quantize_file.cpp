@@ -72,8 +72,9 @@ SafetensorsEntry scale_entry(const SafetensorsEntry& entry, const TensorFormat& 
                                            ? std::vector<int64_t>{1}
                                            : std::vector<int64_t>{blocks.down, blocks.across};
   // Exponents are U8 in the files of MX models, not F8_E8M0.
-  const DType type = format.scale_type == ScaleType::e8m0 ? DType::u8 : DType::f32;
-  return safetensors_entry(entry.name + std::string(scale_suffix(format.block)), type, extents);
+  const DType scale = dtype_of(format.scale_type);
+  return safetensors_entry(entry.name + std::string(scale_suffix(format.block)),
+                           scale == DType::e8m0 ? DType::u8 : scale, extents);
 }
 
 bool is_float(const SafetensorsEntry& entry) {

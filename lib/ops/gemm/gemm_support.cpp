@@ -73,6 +73,25 @@ std::string_view why_missing(ScalePair scales) {
   throw InternalError("unknown pair of scales");
 }
 
+/// The scales that a GPU reads with these blocks.
+DType scales_read(ScalePair scales) {
+  switch (scales) {
+    case ScalePair::block_1x32:
+      return DType::e8m0;
+    case ScalePair::block_1x16:
+      return DType::e4m3;
+    case ScalePair::tensor:
+    case ScalePair::row:
+    case ScalePair::block_1x128_1x128:
+    case ScalePair::block_1x128_128x128:
+    case ScalePair::block_128x128_1x128:
+      return DType::f32;
+    case ScalePair::count:
+      break;
+  }
+  throw InternalError("unknown pair of scales");
+}
+
 /// Why no device multiplies the formats; empty where some does.
 std::string_view why_no_product(const GemmFormats& formats, const BlockPair* pair) {
   if (pair == nullptr) {
@@ -97,6 +116,11 @@ std::string_view broken_rule(const GemmFormats& formats, const GemmExtents& exte
   if (const auto why = why_no_fp8_product(pair.scales, formats.a.dtype, formats.b.dtype);
       !why.empty()) {
     return why;
+  }
+  for (const TensorFormat* format : {&formats.a, &formats.b}) {
+    if (dtype_of(format->scale_type) != scales_read(pair.scales)) {
+      return "the GPU reads another type of scale with these blocks";
+    }
   }
   if (pair.scales == ScalePair::tensor) {
     return {};  // gemm checks the extents of what is never dequantized

@@ -139,13 +139,15 @@ void cast_norm(const Stream& stream, const NormForwardRows& call, void* y,
   if (call.x_type == DType::bf16 && call.y_type == DType::bf16) {
     const NormSource source = {
         static_cast<const bf16*>(call.x), call.weight, call.bias, call.mean, call.rstd, call.n};
-    cast_tiles(stream, source, {call.rows, call.n, cast, aligned, y});
+    cast_tiles(stream, source,
+               {.rows = call.rows, .width = call.n, .sink = cast, .aligned = aligned, .y = y});
     return;
   }
   const AnyNormSource source = {
       const_cast<void*>(call.x),     call.x_type, call.y_type, const_cast<float*>(call.weight),
       const_cast<float*>(call.bias), call.mean,   call.rstd,   call.n};
-  cast_tiles(stream, source, {call.rows, call.n, cast, aligned});
+  cast_tiles(stream, source,
+             {.rows = call.rows, .width = call.n, .sink = cast, .aligned = aligned});
 }
 
 }  // namespace

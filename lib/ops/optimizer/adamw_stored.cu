@@ -193,7 +193,10 @@ void cast_weight(const Stream& stream, const AdamW& call) {
     const View& weight = call.weight.codes;
     const int64_t width = weight.shape.back();
     cast_tiles(stream, StoredSource<float>{weight.as<float>(), width},
-               {weight.shape.rows(), width, call.cast, is_aligned(weight.data)});
+               {.rows = weight.shape.rows(),
+                .width = width,
+                .sink = call.cast,
+                .aligned = is_aligned(weight.data)});
   }
 }
 

@@ -17,7 +17,9 @@ void swiglu_forward_as(const Stream& stream, const ConstView& gate_up, const Vie
   with_float_type(y.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
     const SwigluForwardSource<T, Smoothed, Encoded> source(gate_up.as<T>(), width, smoothing);
-    cast_tiles(stream, source, {y.shape.rows(), width, cast, aligned, y.data});
+    cast_tiles(
+        stream, source,
+        {.rows = y.shape.rows(), .width = width, .sink = cast, .aligned = aligned, .y = y.data});
   });
 }
 
@@ -30,7 +32,12 @@ void swiglu_backward_as(const Stream& stream, const ConstView& dy, const ConstVi
     using T = typename decltype(tag)::Type;
     const SwigluBackwardSource<T, Encoded> source(dy.as<T>(), gate_up.as<T>(), width);
     const bool aligned = is_aligned(dy.data) && is_aligned(gate_up.data);
-    cast_tiles(stream, source, {dy.shape.rows(), width, cast, aligned, d_gate_up.data});
+    cast_tiles(stream, source,
+               {.rows = dy.shape.rows(),
+                .width = width,
+                .sink = cast,
+                .aligned = aligned,
+                .y = d_gate_up.data});
   });
 }
 
@@ -59,7 +66,11 @@ void gelu_forward(Stream stream, ConstView x, View y, const QuantizeSink& cast) 
   with_float_type(x.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
     cast_tiles(stream, GeluForwardSource<T>(x.as<T>(), width),
-               {y.shape.rows(), width, cast, is_aligned(x.data), y.data});
+               {.rows = y.shape.rows(),
+                .width = width,
+                .sink = cast,
+                .aligned = is_aligned(x.data),
+                .y = y.data});
   });
 }
 
@@ -68,8 +79,9 @@ void gelu_backward(Stream stream, ConstView dy, ConstView x, View dx, const Quan
   with_float_type(x.dtype, [&](auto tag) {
     using T = typename decltype(tag)::Type;
     const bool aligned = is_aligned(dy.data) && is_aligned(x.data);
-    cast_tiles(stream, GeluBackwardSource<T>(dy.as<T>(), x.as<T>(), width),
-               {dx.shape.rows(), width, cast, aligned, dx.data});
+    cast_tiles(
+        stream, GeluBackwardSource<T>(dy.as<T>(), x.as<T>(), width),
+        {.rows = dx.shape.rows(), .width = width, .sink = cast, .aligned = aligned, .y = dx.data});
   });
 }
 

@@ -112,16 +112,16 @@ __global__ void __launch_bounds__(kBlock) store_kernel(StoreCall<X> call) {
 
 /// Ends a store whose threads all have read the old scale.
 struct KeepScale {
-  StoreTarget call;
+  StoreTarget target;
 
   template <int N>
   __device__ void run(int64_t /*i*/) const {
-    if (call.is_skipped()) {
+    if (target.is_skipped()) {
       return;
     }
-    const float factor = call.factor();
-    call.to.keep_tensor_scale();
-    call.to.scales[0] *= factor;
+    const float factor = target.factor();
+    target.to.keep_tensor_scale();
+    target.to.scales[0] *= factor;
   }
 };
 

@@ -12,7 +12,7 @@ namespace {
 
 /// The values that are stored for elements begin .. begin + length - 1: x, or the sum.
 template <typename X>
-FP8TRAIN_HD void values_to_keep(const Store& call, int64_t begin, int64_t length, float* values) {
+FP8TRAIN_HD void values_to_store(const Store& call, int64_t begin, int64_t length, float* values) {
   const X* __restrict x = call.x.as<X>() + begin;
   if (call.add) {
     load_run(call.to, begin, length, values);
@@ -36,7 +36,7 @@ FP8TRAIN_HD float find_tensor_scale(const Store& call) {
     const int64_t begin = index * kStoredPiece;
     const int64_t length = minimum(kStoredPiece, count - begin);
     float values[kStoredPiece];
-    values_to_keep<X>(call, begin, length, values);
+    values_to_store<X>(call, begin, length, values);
     counts.raise(largest_magnitude(values, length));
   };
   const uint32_t largest = count_pieces(pieces, count, find_largest).largest;
@@ -77,7 +77,7 @@ void store(Stream /*stream*/, const Store& call) {
     const float scale = by_tensor ? find_tensor_scale<X>(call) : 1.0F;
     for_each_chunk<kStoredPiece>(call.x.count(), [&](int64_t begin, int64_t end) {
       float values[kStoredPiece];
-      values_to_keep<X>(call, begin, end - begin, values);
+      values_to_store<X>(call, begin, end - begin, values);
       store_run(call.to, begin, end - begin, {.values = values, .tensor_scale = scale});
     });
     if (by_tensor) {

@@ -55,7 +55,7 @@ Bits run_part(Side& side, const std::vector<float>& values, const PartCase& test
     const Shape seen = transposed ? Shape{matrix.back(), matrix.rows()} : matrix;
     const int64_t count =
         ops::scale_grid(format.block, seen.rows(), seen.back(), test.layout).count;
-    const DType type = format.scale_type == ScaleType::e8m0 ? DType::e8m0 : DType::f32;
+    const DType type = dtype_of(format.scale_type);
     const View scales = side.space(type, {count});
     ops::find_block_scales(side.stream(), {.amax = amax,
                                            .shape = matrix,

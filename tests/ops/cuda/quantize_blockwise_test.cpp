@@ -18,9 +18,8 @@ struct Wanted {
 Quantized make_orientation(Side& side, const TensorFormat& format, ScaleLayout layout, int64_t rows,
                            int64_t columns, bool scale, int64_t offset) {
   const int64_t count = ops::scale_grid(format.block, rows, columns, layout).count;
-  const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
   return {side.space(format.dtype, {rows, columns}, offset),
-          side.space(e8m0_scales ? DType::e8m0 : DType::f32, {count}),
+          side.space(dtype_of(format.scale_type), {count}),
           scale ? side.space(DType::f32, {count}).as<float>() : nullptr};
 }
 

@@ -2,11 +2,13 @@
 
 #include "ops/exchange/wire.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 
 #include "ops/adamw_cases.h"
 #include "ops/cuda/cuda_test_support.h"
 #include "ops/exchange/shared_wire.h"
+#include "ops/exchange/wire_formats.h"
 #include "ops/storage/storage.h"
 #include "ops/wire_cases.h"
 
@@ -40,7 +42,8 @@ struct Case {
   ops::ChunkRange range;
 };
 
-constexpr int64_t kChunk = 384, kChunks = 4;  // a group of 256 and a half
+/// The largest group and a half.
+constexpr int64_t kChunk = std::ranges::max(ops::kWireGroups) * 3 / 2, kChunks = 4;
 
 /// What packets hold, whatever their padding and their NaNs are: they are read back.
 Results pack_and_sum(Side& side, const Case& c) {
