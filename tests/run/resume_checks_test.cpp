@@ -259,29 +259,6 @@ TEST_CASE("formats that differ within a plan are named, and no others") {
   }
 }
 
-TEST_CASE("stored formats in the words of earlier versions are no difference") {
-  const Workshop shop;
-  const auto command = [](const char* output, const Words& more) {
-    Words words = Workshop::command("te-delayed", output, more);
-    words.emplace_back("precision.moment1=bf16");
-    return words;
-  };
-  expect_code(0, shop.folder(), command("run", {"training.max_steps=5"}));
-  const fs::path good = shop.run("run") / "checkpoints" / "step-000005";
-  std::string state = read_file(good / "state.json");
-  const size_t at = state.find("stored bf16");
-  REQUIRE(at != std::string::npos);
-  state.replace(at, 6, "kept");
-  CheckpointContents contents = {.run_id = verify_checkpoint(good).run_id, .files = {}};
-  for (const FileRecord& record : verify_checkpoint(good).files) {
-    const bool is_state = record.name == "state.json";
-    contents.files.push_back({record.name, {}, is_state ? state : read_file(good / record.name)});
-  }
-  save_checkpoint(shop.folder() / "earlier", 5, contents);
-  expect_code(0, shop.folder(),
-              command("other", {"checkpoint.resume=earlier/step-000005", "training.max_steps=6"}));
-}
-
 TEST_CASE("a format of one moment of two is a difference") {
   const Workshop shop;
   const auto command = [](const Words& more) {
