@@ -19,7 +19,8 @@ struct CheckpointRequest {
   std::string tokenizer;  ///< empty: tokenizer.json of the folder
   std::string plan = "fp32";
   std::string device = "auto";
-  /// The engine's; seq_length 0: the model's. No run's seed: what is stochastic repeats.
+  /// Settings of the engine. A seq_length of 0 means the model's context. The seed is fixed, so
+  /// that stochastic rounding repeats.
   StepSettings step = {.seq_length = 0, .micro_batch_size = 1, .seed = 0};
   int64_t threads = 0;
 };

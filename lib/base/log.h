@@ -1,7 +1,7 @@
 #pragma once
 // Log lines with a level, written to standard error and, once opened, to a file. Any thread may
-// write lines. Only the program's entry sets the level and only a run opens its file; libraries
-// call log_info and the like.
+// write lines. The program's entry sets the level, and a run raises it on ranks that do not lead;
+// only a run opens the file. Libraries call log_info and the like.
 
 #include <string>
 #include <string_view>

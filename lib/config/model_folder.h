@@ -11,7 +11,7 @@ namespace fp8train {
 /// source needs one; else that of DataSettings.
 std::string usual_tokenizer(const Settings& settings);
 
-/// Returns the default of data.seq_length: that of DataSettings, but at most the context that
+/// Returns the default of data.seq_length: that of StepSettings, but at most the context that
 /// config.json in the folder of model.from names.
 int64_t usual_seq_length(const Settings& settings);
 

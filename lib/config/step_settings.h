@@ -18,8 +18,9 @@ struct StepSettings {
   bool deterministic = false;  ///< attention's backward too repeats bitwise on a GPU; all else does
   bool cuda_graphs = true;     ///< steps are recorded and replayed where the device can
 
-  /// Tokens of a micro-batch, and of a step on one rank.
+  /// Returns the tokens of a micro-batch.
   int64_t micro_batch_tokens() const { return micro_batch_size * seq_length; }
+  /// Returns the tokens of a step on one rank.
   int64_t tokens() const { return micro_batch_tokens() * gradient_accumulation_steps; }
 
   bool operator==(const StepSettings&) const = default;

@@ -35,7 +35,7 @@ inline constexpr std::pair<Packing, std::string_view> kPackings[] = {
     {Packing::none, "none"},
 };
 
-/// The settings of the section `data`.
+/// The settings of the section `data`, but for the length of a sequence.
 struct DataSettings {
   std::vector<DataSource> train;
   std::vector<DataSource> val;  ///< empty: val_fraction of train is held back

@@ -42,8 +42,7 @@ struct LinearProduct {
 void multiply(const StepContext& context, const LinearProduct& product);
 
 /// Why a layer's GEMMs (fprop, dgrad, wgrad) on `rows` tokens are computed from dequantized
-/// operands on a device with these traits; empty for a GEMM that is not. The order is fprop, dgrad,
-/// wgrad.
+/// operands on a device with these traits; empty for a GEMM that is not.
 std::array<std::string_view, 3> dequantized_because(const DeviceTraits& traits,
                                                     const LinearPlan& plan, int64_t rows);
 

@@ -14,7 +14,7 @@
 namespace fp8train {
 namespace {
 
-/// 0: not given, or no number of threads.
+/// Returns 0 where the variable is not set or has no number of threads.
 int64_t count_from_environment(const char* name) {
   const char* text = std::getenv(name);
   constexpr long long kMost = 1024;  // as the setting: OpenMP ends the process where it fails

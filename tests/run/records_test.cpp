@@ -146,6 +146,10 @@ TEST_CASE("a data file may have a name that is not UTF-8") {
   const json data = json::parse(read_file(folder / "run/checkpoints/step-000006/state.json"));
   CHECK(data.at("data_files")[0].at("path").get<std::string>().find("odd") != std::string::npos);
   CHECK(Process(folder.path(), tiny_run("run", 8, {"data.train=" + name})).wait().code == 0);
+  fs::copy_file(folder / "text.txt", folder / "b.txt");
+  const Words two = tiny_run("run", 10, {"data.train=[" + name + ", b.txt]"});
+  CHECK_THAT(Process(folder.path(), two).wait().err,
+             Catch::Contains("b.txt was added") && !Catch::Contains("no longer"));
   CHECK(Process(folder.path(), {"data", "prepare", "--tokenizer", "byte", "--out", "ids", name})
             .wait()
             .code == 0);

@@ -44,7 +44,8 @@ struct Fixture {
     engine.plan = plan_named(plan);
     engine.step = {.seq_length = kLength,
                    .micro_batch_size = kMicroBatch,
-                   .gradient_accumulation_steps = kAccumulation};
+                   .gradient_accumulation_steps = kAccumulation,
+                   .seed = 0};
     engine.masks_documents = masks;
     engine.counts_targets = true;
     engine.optimizer.lr = numbers.at("lr");

@@ -44,6 +44,7 @@ struct Fixture {
 
   EngineSettings settings(const std::string& plan) const {
     EngineSettings settings;
+    settings.step.seed = 0;
     settings.model = read_hf_config(folder).model;
     settings.plan = plan_named(plan);
     settings.step.micro_batch_size = batch.rows;
@@ -136,6 +137,7 @@ struct FamilyFixture {
 
   EngineSettings settings(const std::string& plan) const {
     EngineSettings settings;
+    settings.step.seed = 0;
     settings.model = completed(read_hf_config(folder).model);
     settings.plan = plan_named(plan);
     settings.step.micro_batch_size = 1;

@@ -139,7 +139,12 @@ PlanRequest plan_request(const StepBench& bench) {
   const ReadAnswers read = read_answers(answers, make_dialects);
   if (!read.objections.empty()) {
     const Objection& first = read.objections.front();
-    throw ConfigError(with_key(first.key, first.text));
+    std::string message = with_key(first.key, first.text);
+    constexpr std::string_view kPlan = "precision.plan:";
+    if (message.starts_with(kPlan)) {
+      message.replace(0, kPlan.size(), "--plan:");
+    }
+    throw ConfigError(message);
   }
   return read.settings.precision;
 }
@@ -173,16 +178,16 @@ ModelConfig model_of(const StepBench& bench) {
   return completed(model);
 }
 
-EngineSettings step_settings(const StepBench& bench) {
+EngineSettings engine_settings_of(const StepBench& bench) {
   if (bench.zero_stage > 3) {
     throw ConfigError(fmt::format("--zero-stage: {} is not in [0, 3]", bench.zero_stage));
   }
+  Settings settings;
+  settings.precision = plan_request(bench);
+  settings.step = bench.settings;
+  settings.parallelism.zero_stage = bench.zero_stage;
+  settings.parallelism.bucket_bytes = bench.bucket_mb << 20;
   try {
-    Settings settings;
-    settings.precision = plan_request(bench);
-    settings.step = bench.settings;
-    settings.parallelism.zero_stage = bench.zero_stage;
-    settings.parallelism.bucket_bytes = bench.bucket_mb << 20;
     return engine_settings(settings, model_of(bench));
   } catch (const ConfigError& error) {
     throw ConfigError(with_options(error.what()));
@@ -194,7 +199,7 @@ namespace {
 /// What is measured of a step on all ranks. Collective.
 Json step_rates(Device& device, Communicator& comm, const BenchOptions& options, int64_t threads) {
   const StepBench& bench = options.step;
-  const EngineSettings settings = step_settings(bench);
+  const EngineSettings settings = engine_settings_of(bench);
   if (!bench.timeline.empty()) {
     check_timeline_path(comm, bench.timeline);
   }

@@ -25,8 +25,8 @@ struct StepBench {
 /// The preset's model. Throws ConfigError for an unknown one.
 ModelConfig model_of(const StepBench& bench);
 
-/// Of an engine that runs it. Throws ConfigError for an unknown preset or plan, and for a change
-/// that the plan does not take.
-EngineSettings step_settings(const StepBench& bench);
+/// Returns the settings of an engine that runs the step. Throws ConfigError for an unknown preset
+/// or plan, and for a change that the plan does not take.
+EngineSettings engine_settings_of(const StepBench& bench);
 
 }  // namespace fp8train

@@ -140,9 +140,9 @@ Json step_model_report(const std::string& device, const StepBench& bench) {
   StepBench in_bf16 = bench;
   in_bf16.plan = "bf16";
   in_bf16.sets.clear();
-  const EngineSettings settings = step_settings(bench);
+  const EngineSettings settings = engine_settings_of(bench);
   const StepModel model = model_step(settings, gpu);
-  const StepModel bf16 = model_step(step_settings(in_bf16), gpu);
+  const StepModel bf16 = model_step(engine_settings_of(in_bf16), gpu);
   const auto tokens = static_cast<double>(bench.settings.tokens());
   Json report = {{"bench", "step"},
                  {"device", device},

@@ -83,7 +83,8 @@ void check_turns(const Dialogue& dialogue) {
 struct ChatEncoder::Instructions {
   std::string_view begin, end, end_of_answer;
   std::string_view system_begin, system_end = "\n\n";
-  bool system_before_last = false;  ///< question, as in mistral-common; else before the first
+  bool system_before_last = false;  ///< the system message comes before the last
+                                    ///< question (mistral-common) instead of the first
   bool each_begins = false;         ///< every question begins with the token that begins a sequence
   bool trims_questions = false, trims_answers = false;
 };

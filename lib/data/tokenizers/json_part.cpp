@@ -70,6 +70,9 @@ int64_t JsonPart::number(std::string_view key) const {
   if (!found.value().is_number_integer()) {
     found.refuse("is not a whole number");
   }
+  if (found.value() > std::numeric_limits<int64_t>::max()) {
+    found.refuse("is too large");
+  }
   return found.value().get<int64_t>();
 }
 

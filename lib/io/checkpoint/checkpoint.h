@@ -78,9 +78,8 @@ void read_back(const std::filesystem::path& partial, const FileRecord& record);
 enum class Verify : uint8_t { sizes, hashes };
 
 /// Writes the manifest, verifies the partial folder, publishes it, writes its name to root/latest
-/// and removes the remains of interrupted
-/// saves; returns its path. `depth` is Verify::sizes where every
-/// file has been read back. Throws as save_checkpoint(); the partial folder stays.
+/// and removes the remains of interrupted saves; returns its path. `depth` is Verify::sizes where
+/// every file has been read back. Throws as save_checkpoint(); the partial folder stays.
 std::filesystem::path commit_checkpoint(const std::filesystem::path& root, int64_t step,
                                         const std::string& run_id,
                                         const std::vector<FileRecord>& records,

@@ -10,8 +10,8 @@
 
 namespace fp8train {
 
-/// Returns the object for weights in `format`: - e4m3 in 128x128: quant_method "fp8" with
-/// weight_block_size (config.json of DeepSeek-V3;
+/// Returns the object for weights in `format`:
+/// - e4m3 in 128x128: quant_method "fp8" with weight_block_size (config.json of DeepSeek-V3;
 ///   transformers: src/transformers/quantizers/quantizer_finegrained_fp8.py);
 /// - e4m3 or int8 by tensor or row: quant_method "compressed-tensors" (neuralmagic/
 ///   compressed-tensors: src/compressed_tensors/quantization/quant_config.py), activations cast by

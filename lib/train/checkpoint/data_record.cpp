@@ -20,6 +20,12 @@ std::string first_without(const std::vector<std::string>& list,
   return "";
 }
 
+/// The path as JSON stores it: bytes that are not UTF-8 are replaced.
+std::string as_noted(const std::string& path) {
+  using nlohmann::json;
+  return json::parse(json(path).dump(-1, ' ', false, json::error_handler_t::replace));
+}
+
 std::string other_count(const std::vector<std::string>& before,
                         const std::vector<std::string>& now) {
   const std::string added = first_without(now, before);
@@ -70,7 +76,7 @@ DataRecord::Comparison DataRecord::compare(const nlohmann::json& noted) {
       before.push_back(entry.at("path").get<std::string>());
     }
     for (const DataFile& file : files) {
-      now.push_back(file.path);
+      now.push_back(as_noted(file.path));
     }
     result.changes.push_back(other_count(before, now));
     return result;

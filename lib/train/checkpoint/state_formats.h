@@ -26,8 +26,8 @@ struct LayerFormats {
 struct StateFormats {
   OperandFormats operands;
   TensorFormat weight;
-  /// What the optimizer updates, where that is not the weight. fp32 in two halves is fp32 here, as
-  /// which it is saved.
+  /// The weight that the optimizer updates, if it is another one. fp32 in two halves is fp32 here,
+  /// as which it is saved.
   std::optional<TensorFormat> master_weight;
   TensorFormat weight_gradient, gradient_wire, moment1, moment2;
   std::vector<LayerFormats> layers;         ///< scaled layers with a plan of their own
@@ -38,8 +38,8 @@ StateFormats state_formats(Decoder& model);
 
 /// The entry `formats` of state.json.
 nlohmann::ordered_json json_of(const StateFormats& formats);
-/// The inverse. Throws ConfigError where a text is not that of a format, nlohmann::json::exception
-/// where an entry is missing or of another type.
+/// Reads what json_of() writes. Throws ConfigError where a text is not that of a format,
+/// nlohmann::json::exception where an entry is missing or of another type.
 StateFormats read_state_formats(const nlohmann::json& json);
 
 /// Compares the formats role by role: "moment 1: was e4m3 group(128) current, is bf16". A line for

@@ -164,8 +164,8 @@ std::vector<std::string> ScalingWarnings::rest() const {
     return {};
   }
   return {
-      fmt::format("{} more tensors lost as much in their casts; tensors.jsonl has the figures "
-                  "of all, each logging.tensor_interval steps",
+      fmt::format("{} more tensors lost as much in their casts; logging.tensor_interval writes the "
+                  "figures of all to tensors.jsonl",
                   warned_.size() - kMostLines)};
 }
 
