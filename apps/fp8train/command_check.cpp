@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/terminal.h"
 #include "commands.h"
+#include "config/load.h"
 #include "io/metrics.h"
 #include "output_path.h"
 #include "text_stream.h"

@@ -247,7 +247,7 @@ EngineSettings engine_settings(const Settings& settings, const ModelConfig& mode
       .plan = resolve_plan(settings.precision),
       .optimizer = settings.optimizer,
       .step = settings.step,
-      .strategy = settings.parallelism,
+      .strategy = static_cast<const StrategySettings&>(settings.parallelism),
       .loss_history = settings.training.spike_threshold > 0 ? kLossHistory : 0};
   check_batch(engine);
   if (settings.precision.recompute_swiglu.value_or(false) && model.mlp != MlpKind::swiglu) {
