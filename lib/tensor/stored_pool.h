@@ -25,10 +25,11 @@ int64_t range_alignment(const TensorFormat& wire);
 /// Owns the memory of stored tensors: those of one format, category and queue lie in one buffer.
 class StoredPool {
  public:
-  /// Adds a tensor, whose format is_stored_format() must allow, and returns its position. Must be
-  /// called before allocate(). Throws InternalError otherwise. Tensors of different queues do not
-  /// share a buffer. A tensor without elements has a position (and the scale of a tensor) all the
-  /// same. `alignment`: of the tensors of a buffer (range_alignment).
+  /// Adds a tensor and returns its position. Throws InternalError if is_stored_format() does not
+  /// allow the format, or if the tensor's buffer has memory: all tensors are added before
+  /// allocate(). Tensors of different queues do not share a buffer. A tensor without elements has a
+  /// position (and the scale of a tensor) all the same. `alignment`: of the tensors of a buffer
+  /// (range_alignment).
   size_t add(const TensorFormat& format, const Shape& shape, MemoryCategory category, int queue = 0,
              int64_t alignment = kRangeAlignment);
 
@@ -41,8 +42,9 @@ class StoredPool {
     std::function<View(int queue, DType dtype, int64_t count)> memory;
   };
 
-  /// Allocates the buffers. All values in the pool's own memory are zero afterwards: codes of 0,
-  /// with the scales of initial_scales().
+  /// Allocates the buffers. All values in the pool's own memory are zero afterwards: codes are 0,
+  /// and scales are those of initial_scales(); the second halves of formats with a remainder are 0.
+  /// A device that only counts writes nothing.
   void allocate(Device& device, const Placement& placement = {});
 
   bool empty() const { return entries_.empty(); }

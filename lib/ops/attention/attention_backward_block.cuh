@@ -92,10 +92,10 @@ struct BackwardBlock {
   }
 };
 
-/// What the forward pass left of the query of a score.
+/// The statistics of a score's query that the score's gradient needs.
 struct QueryStatistics {
-  float log_sum_exp;  ///< times log2 e
-  float delta;
+  float log_sum_exp;  ///< of the forward pass, times log2 e
+  float delta;        ///< as delta_kernel computes it
 };
 
 /// The warp's own rows against a streamed tile.

@@ -23,7 +23,7 @@ struct BackwardBlock {
   alignas(64) float delta[kQueries];                    // sum over d of output * its gradient
 };
 
-/// Gradients of all keys and values of one head: [length, padded_dim] each.
+/// Gradients of all keys and values of one head: [round_up(length, kTileRows), padded_dim] each.
 struct KeyGradients {
   float* keys;
   float* values;

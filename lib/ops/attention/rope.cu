@@ -20,7 +20,7 @@ struct RopeCall {
   float sign;
 };
 
-/// Rotates N pairs: element 0 of `head` and of its other half, and those after them.
+/// Rotates the pairs (head[j], head[j + half]) for j < N.
 template <int N, typename T>
 __device__ __forceinline__ void rotate(T* head, const float* cosine, const float* sine, float sign,
                                        int64_t half) {

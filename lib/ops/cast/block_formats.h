@@ -10,7 +10,7 @@
 
 namespace fp8train::ops {
 
-/// What casts and products take of one block.
+/// The formats with one block that casts write and products read.
 struct BlockFormat {
   ScaleBlock block;
   std::span<const DType> cast;        ///< element types that casts write

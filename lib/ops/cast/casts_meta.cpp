@@ -5,7 +5,8 @@
 namespace fp8train::ops::meta {
 namespace {
 
-/// Of one orientation: reciprocal scales, and scales where they are stored too.
+/// Returns the bytes of one orientation's reciprocal scales, and of its scales where they are
+/// stored too.
 double scales_bytes(const Quantized& view) {
   return bytes_of(view.scale_inv) * (view.scale != nullptr ? 2 : 1);
 }

@@ -32,7 +32,8 @@ struct TileLocation {
 FP8TRAIN_HD int64_t tiles_of(int64_t rows, int64_t columns) {
   return ceil_div(rows, kTile) * ceil_div(columns, kTile);
 }
-/// Of tile `index`, counted along the rows of a matrix of `columns` columns.
+/// Returns the location of tile `index`; tiles are counted along the rows of a matrix of `columns`
+/// columns.
 __device__ __forceinline__ TileLocation tile_location(int64_t columns, int64_t index) {
   const int64_t across = ceil_div(columns, kTile);
   return {index / across * kTile, index % across * kTile};
@@ -180,7 +181,7 @@ __device__ __forceinline__ void write_transposed(const uint32_t* shared, TileLoc
   }
 }
 
-/// Host: TransposedCodes::aligned.
+/// Host: returns TransposedCodes::aligned for `to`.
 inline bool transposed_is_aligned(const void* to, int64_t rows) {
   return is_aligned(to) && rows % 16 == 0;
 }

@@ -112,7 +112,7 @@ FP8TRAIN_HD void find_factors(const float* values, const Target& target, int64_t
   }
 }
 
-/// codes, as values: [kBlock, kPanel].
+/// codes = cast(values * factors of the lines), to nearest even; both are [kBlock, kPanel].
 FP8TRAIN_HD void encode_panel(const float* values, const float* factors, uint8_t* codes) {
   for (int64_t k = 0; k < kBlock; ++k) {
     for (int64_t line = 0; line < kPanel; ++line) {

@@ -1,6 +1,6 @@
 #pragma once
-// Eight elements of a thread at a time: how kernels read them, find their amax, encode them to FP8
-// and count what happened. Only for .cu files.
+// Eight elements of a thread at a time: how kernels read and write them, find their amax, encode
+// and decode FP8, and count what happened. Only for .cu files.
 
 #include <cstdint>
 #include <type_traits>
@@ -224,7 +224,7 @@ struct CastCounts {
   }
 };
 
-/// Codes of a Vec8; scale_of(i) is the scale of element i. Counted if the template says so.
+/// Codes of a Vec8; scale_of(i) is the scale of element i. Counted: adds to cast_counts.
 template <typename Code, bool Counted, typename X, typename ScaleOf>
 __device__ __forceinline__ CodeWords encode_vec8(const Vec8<X>& vec, ScaleOf scale_of,
                                                  CastCounts& cast_counts) {
@@ -250,7 +250,8 @@ __device__ __forceinline__ CodeWords encode_vec8(const Vec8<X>& vec, ScaleOf sca
   return codes;
 }
 
-/// FP8 codes as above, of a type that is chosen when the kernel runs; counted where `counts`.
+/// FP8 codes as above, of a type that is chosen when the kernel runs; adds to cast_counts if
+/// `counts`.
 template <typename X, typename ScaleOf>
 __device__ __forceinline__ CodeWords encode_vec8(const Vec8<X>& vec, DType code_type,
                                                  ScaleOf scale_of, bool counts,

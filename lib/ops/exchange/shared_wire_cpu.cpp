@@ -11,7 +11,8 @@
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
 
-/// The values of one group of the bucket; codes are divided by the scale of their tensor.
+/// The values of one group of the bucket; codes are multiplied by the reciprocal of their tensor's
+/// scale.
 FP8TRAIN_HD void load_group(const SharedBucket& bucket, int64_t group, int64_t length,
                             float* values) {
   const int64_t tensor = bucket.tensor_of_group.as<int32_t>()[group];

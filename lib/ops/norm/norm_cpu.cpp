@@ -71,7 +71,7 @@ struct RowStatistics {
   float rstd;
 };
 
-/// `centered`: LayerNorm.
+/// Returns the statistics of a row; `centered`: with a mean (LayerNorm).
 template <typename X>
 FP8TRAIN_HD RowStatistics statistics_of_row(const X* x, bool centered, float eps, int64_t n) {
   const float count = static_cast<float>(n);

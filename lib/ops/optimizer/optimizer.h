@@ -79,7 +79,7 @@ void adamw(Stream stream, const AdamW& call, const StepControl* control);
 /// Finds the amax for a call whose tensors are parts of larger ones: the largest new magnitude of
 /// each tensor that has one scale goes next to that scale, where it is combined with those of the
 /// other parts. adamw() with `amax_known` then has the scales that the whole would have, also where
-/// a part has no elements. Nothing when control->skip.
+/// a part has no elements. Nothing changes if control->skip is not 0.
 void adamw_amax(Stream stream, const AdamW& call, const StepControl* control);
 
 /// The arguments of sgd().
@@ -92,7 +92,7 @@ struct Sgd {
 };
 
 /// torch.optim.SGD with decoupled decay: w -= lr * wd * w; buf = mu * buf + g; w -= lr * buf (or g
-/// without momentum), with lr = control->lr. When control->skip nothing changes.
+/// without momentum), with lr = control->lr. Nothing changes if control->skip is not 0.
 void sgd(Stream stream, const Sgd& call, const StepControl* control);
 
 }  // namespace fp8train::ops

@@ -176,7 +176,7 @@ FP8TRAIN_HD bool has_tensor_scales(const AdamW& call) {
          has_tensor_scale(call.moment2);
 }
 
-/// Finds them in a pass over the new values, which stores nothing. Maxima are integers: no order of
+/// Finds the largest new magnitudes in a pass that stores nothing. Maxima are integers: no order of
 /// threads changes them.
 FP8TRAIN_HD TensorAmaxBits find_tensor_amax_bits(const AdamW& call, const AdamWFactors& factors) {
   const bool of_weight = has_tensor_scale(call.weight);

@@ -15,8 +15,8 @@ constexpr int kSpan = kWarp * kQuad;  // of a warp: a group
 constexpr int kGroupLanes = static_cast<int>(kCompressedGroup) / kQuad;
 
 /// body(i, available, packed) for all spans: the first element of this thread, how many of its
-/// elements exist, and whether (a std::bool_constant) they lie in packs: where `aligned` and the
-/// warp's span is whole.
+/// elements exist, and `packed`, a std::bool_constant: whether they can be accessed as a pack,
+/// which needs `aligned` and a whole span.
 template <typename Body>
 __device__ __forceinline__ void for_each_quad(int64_t count, bool aligned, Body body) {
   for_each_span<kSpan>(count, [&](int64_t begin) {
@@ -42,7 +42,8 @@ struct StoreTarget {
 
   /// The same for all threads of a launch.
   __device__ __forceinline__ bool is_skipped() const { return skip != nullptr && *skip != 0; }
-  /// The factor of the new scale: 1 for one that stays because a value is not finite.
+  /// The controller's factor; 1 without a controller, or where the scale stays because a value is
+  /// not finite.
   __device__ __forceinline__ float factor() const {
     return automatic != nullptr && is_finite(to.scales[1]) ? automatic_factor(automatic) : 1.0F;
   }

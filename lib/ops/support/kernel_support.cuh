@@ -33,7 +33,7 @@ __device__ __forceinline__ int warp_index() {
 }
 
 /// TypeList::with() in a kernel that chooses types when it runs. Nothing is thrown there: the host
-/// has asked TypeList::check(), and what is none of the list would count as its last.
+/// has asked TypeList::check(). A type outside the list is treated as the last one.
 template <typename First, typename... Others, typename Body>
 __device__ __forceinline__ void with_type_of(TypeList<First, Others...> /*list*/, DType dtype,
                                              Body body) {

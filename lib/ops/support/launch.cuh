@@ -2,8 +2,8 @@
 // The door through which a .cu file sees CUDA, and the one file that knows in which form it is
 // compiled: by nvcc for GPUs, or for the host, where kernels run as fibers
 // (tests/support/cuda_shim). A kernel uses no other extension of the language than those declared
-// here or in the shim's cuda_runtime.h; inline PTX only in ops/support/convert.cuh, fast_math.cuh
-// and mma.cuh and in ops/cast/vec8.cuh, with a plain alternative.
+// here or in the shim's cuda_runtime.h. Inline PTX is only in convert.cuh, fast_math.cuh and
+// mma.cuh of ops/support, and in ops/cast/vec8.cuh, with a plain alternative.
 
 #include <cuda_runtime.h>
 

@@ -44,7 +44,7 @@ class SkipGuard {
   /// the search for a loss scale. Warns, or throws DivergenceError if training.non_finite is stop,
   /// or the last max_consecutive_skips steps were all skipped (the device counts them, so that it
   /// does not matter how often this is asked). `saved` returns the end of the message, which names
-  /// what is saved of the run; it is called only for an error.
+  /// the part of the run that is saved; it is called only for an error.
   void check(const ops::StepControl& control, int64_t step, int64_t steps,
              const std::function<std::string()>& saved);
 
