@@ -4,12 +4,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 namespace fp8train {
@@ -53,6 +56,17 @@ inline std::string trimmed(std::string_view text) {
 inline std::string lower(std::string text) {
   for (char& c : text) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
   return text;
+}
+
+/// Returns the number whose decimal digits are `text`; nothing if it has another character, a sign
+/// or a blank included, or if a Number does not hold it.
+template <typename Number>
+std::optional<Number> whole_number(std::string_view text) {
+  if (text.starts_with('-')) return std::nullopt;  // "-0" would be read as 0
+  Number value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  return error == std::errc() && stop == end ? std::optional(value) : std::nullopt;
 }
 
 /// "a, b, c". `text_of` is a function or a member that gives the text of an item.

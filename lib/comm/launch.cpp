@@ -3,30 +3,26 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <string_view>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace fp8train {
 namespace {
 
 /// 0 where the variable is absent or is not a number that an int holds.
-int64_t number(const Environment& variable, const char* name) {
+int number(const Environment& variable, const char* name) {
   const char* found = variable(name);
-  const std::string_view text = found == nullptr ? "" : found;
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const bool is_number = error == std::errc() && end == text.data() + text.size();
-  return is_number ? std::max(value, 0) : 0;
+  return found == nullptr ? 0 : whole_number<int>(found).value_or(0);
 }
 
 int first_number(const Environment& variable, std::initializer_list<const char*> names) {
   for (const char* name : names) {
-    const int64_t found = number(variable, name);
+    const int found = number(variable, name);
     if (found > 0) {
-      return static_cast<int>(found);
+      return found;
     }
   }
   return 0;
@@ -55,7 +51,7 @@ Launch detect_launch() {
 int rank_of_launcher() {
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"}) {
     if (std::getenv(name) != nullptr) {
-      return static_cast<int>(number([](const char* of) { return std::getenv(of); }, name));
+      return number([](const char* of) { return std::getenv(of); }, name);
     }
   }
   return 0;

@@ -2,12 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "data/readers/json_lines.h"
 
 namespace fp8train {
@@ -17,11 +17,7 @@ namespace {
 std::optional<size_t> index_in(const nlohmann::json& value) {
   if (value.is_number_unsigned()) return value.get<size_t>();
   if (!value.is_string()) return std::nullopt;
-  const auto digits = value.get<std::string>();
-  size_t number = 0;
-  const char* const end = digits.data() + digits.size();
-  const auto [stop, error] = std::from_chars(digits.data(), end, number);
-  return error == std::errc() && stop == end ? std::optional(number) : std::nullopt;
+  return whole_number<size_t>(value.get<std::string>());
 }
 
 ChoiceQuestion read_choice_question(const JsonRecord& record) {

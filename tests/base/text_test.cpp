@@ -31,6 +31,17 @@ TEST_CASE("texts are split and joined", "[base]") {
   CHECK(replaced("a-b-", "-", "--") == "a--b--");
 }
 
+TEST_CASE("a whole number has digits only, and fits", "[base]") {
+  CHECK(whole_number<int>("0") == 0);
+  CHECK(whole_number<int>("007") == 7);
+  CHECK(whole_number<int>("2147483647") == 2147483647);
+  CHECK(whole_number<int64_t>("2147483648") == 2147483648);
+  for (const char* text : {"", "-0", "-1", "+1", " 1", "1 ", "0x1", "1.0", "2147483648"}) {
+    CAPTURE(text);
+    CHECK_FALSE(whole_number<int>(text));
+  }
+}
+
 TEST_CASE("a name is near where few letters are wrong", "[base]") {
   const Texts optimizers = {"adamw", "sgd", "muon"};
   CHECK(nearest_name("lion", optimizers).empty());

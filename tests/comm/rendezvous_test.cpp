@@ -47,7 +47,7 @@ TEST_CASE("a rendezvous is read from what srun says", "[rendezvous]") {
 TEST_CASE("a number that is not srun's is refused, and none is cut to what an int holds",
           "[rendezvous]") {
   // 2^32 + 1 was read as 1.
-  for (const char* text : {"4294967297", "-1", " 1", "+1", "1 ", "0x1", "1.0"}) {
+  for (const char* text : {"4294967297", "-1", "-0", " 1", "+1", "1 ", "0x1", "1.0"}) {
     CAPTURE(text);
     CHECK_THROWS_WITH(slurm_rendezvous(srun({{"SLURM_PROCID", text}}), "here", 5),
                       Catch::Contains("SLURM_PROCID"));

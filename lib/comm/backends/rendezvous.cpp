@@ -4,16 +4,17 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <chrono>
 #include <cstring>
 #include <fstream>
+#include <optional>
 #include <string_view>
 #include <thread>
 
 #include "base/atomic_file.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/text.h"
 
 namespace fp8train {
 namespace {
@@ -33,13 +34,12 @@ const char* needed(const Environment& variable, const char* name) {
 
 int task_number(const Environment& variable, const char* name) {
   const std::string_view text = needed(variable, name);
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 0) {
+  const std::optional<int> value = whole_number<int>(text);
+  if (!value) {
     throw ConfigError(fmt::format(
         "{} is '{}', which srun does not set it to (expected a whole number)", name, text));
   }
-  return value;
+  return *value;
 }
 
 /// Becomes a part of a file's name.

@@ -4,10 +4,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "data/tokenizers/own_format.h"
 
 namespace fp8train {
@@ -24,15 +25,14 @@ class IdTokenizer final : public Tokenizer {
     std::vector<int32_t> ids;
     for (size_t begin = text.find_first_not_of(kBlank); begin != std::string_view::npos;) {
       const size_t end = std::min(text.find_first_of(kBlank, begin), text.size());
-      int32_t id = -1;
-      const auto [stop, error] = std::from_chars(text.data() + begin, text.data() + end, id);
-      if (error != std::errc() || stop != text.data() + end || id < 0) {
+      const std::optional<int32_t> id = whole_number<int32_t>(text.substr(begin, end - begin));
+      if (!id) {
         throw DataError(
             fmt::format("'{}' at byte {} of the text is not a token id; without a tokenizer a text "
                         "is ids with blanks between them (data.tokenizer: none)",
                         text.substr(begin, std::min<size_t>(end - begin, 20)), begin));
       }
-      ids.push_back(id);
+      ids.push_back(*id);
       begin = text.find_first_not_of(kBlank, end);
     }
     return ids;

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <unordered_map>
 #include <utility>
@@ -12,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/input_file.h"
+#include "base/text.h"
 #include "data/tokenizers/byte_level_file.h"
 #include "data/tokenizers/registry.h"
 
@@ -64,13 +64,9 @@ std::optional<std::pair<std::string, int32_t>> read_rank(std::string_view line) 
   const size_t space = line.find(' ');
   if (space == 0 || space == std::string_view::npos) return std::nullopt;
   auto bytes = from_base64(line.substr(0, space));
-  int32_t rank = -1;
-  const char* const end = line.data() + line.size();
-  const auto [stop, error] = std::from_chars(line.data() + space + 1, end, rank);
-  if (!bytes || bytes->empty() || error != std::errc() || stop != end || rank < 0) {
-    return std::nullopt;
-  }
-  return std::pair(std::move(*bytes), rank);
+  const std::optional<int32_t> rank = whole_number<int32_t>(line.substr(space + 1));
+  if (!bytes || bytes->empty() || !rank) return std::nullopt;
+  return std::pair(std::move(*bytes), *rank);
 }
 
 using Ranks = std::vector<std::pair<std::string, int32_t>>;

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstdio>
 #include <memory>
 #include <set>
@@ -15,6 +14,7 @@
 #include "base/content_hash.h"
 #include "base/error.h"
 #include "base/input_file.h"
+#include "base/text.h"
 #include "io/strict_json.h"
 
 namespace fp8train {
@@ -33,13 +33,9 @@ std::string folder_name(int64_t step) {
 
 /// The step of "step-000100", or nothing for any other name.
 std::optional<int64_t> step_of(const std::string& name) {
-  int64_t step = 0;
   if (!name.starts_with(kPrefix)) return std::nullopt;
-  const char* begin = name.data() + kPrefix.size();
-  const char* end = name.data() + name.size();
-  const auto [stop, error] = std::from_chars(begin, end, step);
-  const bool whole = error == std::errc() && stop == end && step >= 0;
-  return whole && folder_name(step) == name ? std::optional(step) : std::nullopt;
+  const auto step = whole_number<int64_t>(std::string_view(name).substr(kPrefix.size()));
+  return step && folder_name(*step) == name ? step : std::nullopt;
 }
 
 /// Runs a file operation and turns its failure into a DeviceError.

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -13,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/math.h"
+#include "base/text.h"
 #include "io/safetensors/safetensors.h"
 #include "ops/storage/storage.h"
 #include "train/checkpoint/host_stored.h"
@@ -186,12 +186,12 @@ class SavedState {
       std::string name = entry.name.substr(0, at);
       if (at != std::string::npos) {
         // "NAME@FIRST" or, of scales, "NAME.scale@FIRST"
-        const char* end = entry.name.data() + entry.name.size();
-        const auto [stop, error] = std::from_chars(entry.name.data() + at + 1, end, range.first);
-        if (error != std::errc() || stop != end || range.first < 0) {
+        const auto first = whole_number<int64_t>(std::string_view(entry.name).substr(at + 1));
+        if (!first) {
           throw CheckpointError(
               fmt::format("{}: '{}' is not the name of a part", path.string(), entry.name));
         }
+        range.first = *first;
       }
       ranges_[name].push_back(range);
     }
