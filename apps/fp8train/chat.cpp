@@ -12,6 +12,7 @@
 #include "data/chat/chat_template.h"
 #include "data/readers/json_lines.h"
 #include "data/utf8.h"
+#include "json_text.h"
 #include "text_stream.h"
 
 namespace fp8train {
@@ -91,8 +92,7 @@ std::string as_json(const Dialogue& dialogue) {
     if (message.reasoning) entry["reasoning_content"] = *message.reasoning;
     messages.push_back(std::move(entry));
   }
-  return nlohmann::ordered_json({{"messages", std::move(messages)}})
-      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return json_text(nlohmann::ordered_json({{"messages", std::move(messages)}}));
 }
 
 void answer_file(Answerer& answerer, const ChatRequest& request) {

@@ -16,6 +16,7 @@
 #include "data/text_source.h"
 #include "data/train_tokenizer.h"
 #include "io/metrics.h"
+#include "json_text.h"
 #include "text_stream.h"
 
 namespace fp8train {
@@ -132,8 +133,7 @@ int inspect(InspectOptions& options) {
     try {
       const DataFileFacts facts = inspect_file(path, options.settings);
       if (options.json) {
-        fmt::print("{}\n",
-                   json_of(facts).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+        fmt::print("{}\n", json_text(json_of(facts)));
       } else {
         fmt::print("{}\n", summary_of(facts));
         if (paths.size() == 1) print_details(facts);

@@ -22,6 +22,7 @@
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/cuda_libraries.h"
 #include "device/device.h"
+#include "json_text.h"
 #include "numeric/cpu_isa.h"
 #include "output_path.h"
 #include "train/records/progress.h"
@@ -352,7 +353,7 @@ void print_json(const std::vector<Finding>& findings) {
                    {"text", one.text},
                    {"fix", one.fix}});
   }
-  fmt::print("{}\n", all.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  fmt::print("{}\n", json_text(all, 2));
 }
 
 void print_lines(const std::vector<Finding>& findings) {

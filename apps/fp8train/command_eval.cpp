@@ -26,6 +26,7 @@
 #include "data/corpus.h"
 #include "data/loader.h"
 #include "data/text_source.h"
+#include "json_text.h"
 #include "text_stream.h"
 #include "train/inference/multiple_choice.h"
 #include "train/step/dry_run.h"
@@ -180,7 +181,7 @@ class ChoiceReport {
                                          {"acc", answers.acc},
                                          {"acc_norm", answers.acc_norm},
                                          {"acc_bytes", answers.acc_bytes}};
-    lines_ += line.dump() + "\n";
+    lines_ += json_text(line) + "\n";
   }
 
   void print(const std::string& plan, bool as_json) const {
@@ -193,7 +194,7 @@ class ChoiceReport {
       object[fmt::format("{}_stderr", name)] = value.standard_error;
       line += fmt::format(", {} {:.4f} ± {:.4f}", name, value.mean, value.standard_error);
     }
-    fmt::print("{}\n", as_json ? object.dump() : line);
+    fmt::print("{}\n", as_json ? json_text(object) : line);
   }
 
   const std::string& lines() const { return lines_; }

@@ -12,6 +12,7 @@
 #include "commands.h"
 #include "config/wrap.h"
 #include "device/cuda/cuda_device.h"
+#include "json_text.h"
 #include "nn/linear_product.h"
 #include "optim/registry.h"
 #include "precision/plan_parts.h"
@@ -285,7 +286,7 @@ void print_differences_json(const PrecisionPlan& plan, const PrecisionPlan& othe
   for (const Difference& one : differences(plan, other)) {
     json["diff"][one.role] = {one.here, one.there};
   }
-  fmt::print("{}\n", json.dump(2));
+  fmt::print("{}\n", json_text(json, 2));
 }
 
 void print_json(const Session& session, const Layers& layers) {
@@ -327,7 +328,7 @@ void print_json(const Session& session, const Layers& layers) {
     json["stages"].push_back(
         {{"begin", stage.begin}, {"end", stage.end}, {"plan", stage.plan.name}});
   }
-  fmt::print("{}\n", json.dump(2));
+  fmt::print("{}\n", json_text(json, 2));
 }
 
 void explain(const ExplainOptions& options) {

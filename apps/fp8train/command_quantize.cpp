@@ -19,6 +19,7 @@
 #include "commands.h"
 #include "io/export/export_folder.h"
 #include "io/export/quantize_file.h"
+#include "json_text.h"
 #include "numeric/with_type.h"
 #include "ops/cast/block_formats.h"
 
@@ -196,7 +197,7 @@ void print_report_json(const FileQuantizationReport& report, const FileQuantizat
     json["copied"].push_back(
         {{"name", tensor.name}, {"reason", tensor.reason}, {"not_finite", tensor.not_finite}});
   }
-  fmt::print("{}\n", json.dump(2));
+  fmt::print("{}\n", json_text(json, 2));
 }
 
 /// On standard error, so that a report as JSON stays whole.

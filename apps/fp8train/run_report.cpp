@@ -15,6 +15,7 @@
 #include "base/math.h"
 #include "base/text.h"
 #include "io/checkpoint/run_directory.h"
+#include "json_text.h"
 #include "report_template.h"
 #include "train/records/metric_list.h"
 
@@ -175,7 +176,7 @@ Json run_data(const std::filesystem::path& root) {
 
 /// JSON that can be part of a script element: no markup begins in it.
 std::string embedded(const Json& data) {
-  return replaced(data.dump(-1, ' ', false, Json::error_handler_t::replace), "<", "\\u003c");
+  return replaced(json_text(data), "<", "\\u003c");
 }
 
 void put(std::string& page, std::string_view mark, const Json& data) {

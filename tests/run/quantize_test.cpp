@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -69,7 +70,10 @@ TEST_CASE("quantize writes the bits of another program in every combination") {
 }
 
 Words quantize(const Words& more) {
-  Words words = {"quantize", (kGolden / "input.safetensors").string(), "--out", "out.safetensors"};
+  Words words = {"quantize", (kGolden / "input.safetensors").string()};
+  if (std::find(more.begin(), more.end(), "--out") == more.end()) {
+    words.insert(words.end(), {"--out", "out.safetensors"});
+  }
   words.insert(words.end(), more.begin(), more.end());
   return words;
 }
@@ -89,6 +93,13 @@ TEST_CASE("quantize reports each tensor, what is copied, and a total") {
   CHECK(report["format"] == "e4m3 row current");
   const std::string bytes = read_file(folder / "out.safetensors");
   CHECK_THAT(bytes.substr(0, 20000), Contains(R"(\"rounding\":\"nearest_even\")"));
+}
+
+TEST_CASE("quantize reports on a file with a name that is not UTF-8") {
+  const TempDir folder;
+  const Outcome done = expect_code(0, folder.path(), quantize({"--json", "--out", "odd\xFF"}));
+  CHECK(nlohmann::json::parse(done.out)["out"] == "odd\uFFFD");
+  CHECK(fs::exists(folder / "odd\xFF"));
 }
 
 TEST_CASE("the help of quantize lists what each option takes") {
