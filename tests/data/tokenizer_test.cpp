@@ -202,12 +202,18 @@ TEST_CASE("parts of a tokenizer.json that are not supported are refused by locat
   CHECK_THAT(refusal("extra", "1"), Contains("x.json: 'extra' is not supported"));
   CHECK_THAT(refusal("added_tokens", R"([{"id": 0, "content": "b"}])"),
              Contains("added token 'b' has the id 0 of the token 'a'"));
-  for (const char* id : {"4294967296", "2", "-2"}) {
-    const std::string unigram = R"({"model": {"type": "Unigram", "vocab": [["a", -1], ["b", -2]],)"
-                                R"( "unk_id": )" +
-                                std::string(id) + "}}";
-    CHECK_THAT(message_of<DataError>([&] { tokenizer_from_json(unigram, "x.json"); }),
-               Contains(std::string("unk_id ") + id + " is outside the vocabulary of 2"));
+  const auto refusal_of_unk_id = [](const std::string& id) {
+    const std::string unigram =
+        R"({"model": {"type": "Unigram", "vocab": [["a", -1], ["b", -2]], "unk_id": )" + id + "}}";
+    return message_of<DataError>([&] { tokenizer_from_json(unigram, "x.json"); });
+  };
+  for (const std::string id : {"9223372036854775807", "4294967296", "2", "-2"}) {
+    CHECK_THAT(refusal_of_unk_id(id), Contains("unk_id " + id + " is outside the vocabulary of 2"));
+  }
+  // As signed numbers they would be -2^63 and -1, which is the id of a model without an unknown
+  // token.
+  for (const char* id : {"9223372036854775808", "18446744073709551615"}) {
+    CHECK_THAT(refusal_of_unk_id(id), Contains("x.json.model.unk_id: is too large"));
   }
 }
 

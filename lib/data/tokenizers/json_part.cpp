@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
 #include <utility>
 
 #include "base/error.h"
@@ -70,7 +72,9 @@ int64_t JsonPart::number(std::string_view key) const {
   if (!found.value().is_number_integer()) {
     found.refuse("is not a whole number");
   }
-  if (found.value() > std::numeric_limits<int64_t>::max()) {
+  // As a signed number a larger one would be negative.
+  if (found.value().is_number_unsigned() &&
+      found.value().get<uint64_t>() > uint64_t{std::numeric_limits<int64_t>::max()}) {
     found.refuse("is too large");
   }
   return found.value().get<int64_t>();
