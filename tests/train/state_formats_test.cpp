@@ -178,6 +178,12 @@ TEST_CASE(
   CHECK(changes(replaced(same, "stored", "kept")).empty());  // of a still earlier version
   StateFormats plain_formats;
   CHECK(format_changes("fp32 x fp32; fp32 x fp32; fp32 x fp32; ", plain_formats).empty());
+  CHECK(format_changes("fp32 x fp32; fp32 x fp32; fp32 x fp32; w ", plain_formats) ==
+        Lines{"scaled tensors only in the checkpoint: w"});
+  plain_formats.scaled_tensors = {"w"};
+  CHECK(format_changes("fp32 x fp32; fp32 x fp32; fp32 x fp32; ", plain_formats) ==
+        Lines{"scaled tensors only in this run: w"});
+  plain_formats.scaled_tensors.clear();
   plain_formats.moment2 = plain(DType::bf16);
   CHECK(format_changes("fp32 x fp32; fp32 x fp32; fp32 x fp32; ", plain_formats) ==
         Lines{"weights, gradients and moments: was fp32, is bf16"});

@@ -152,7 +152,8 @@ struct FormatsText {
 
   explicit FormatsText(const std::string& text) {
     Lines parts = split(text, ';');
-    scaled_tensors = split(trimmed(parts.back()), ' ');
+    const std::string tensors = trimmed(parts.back());
+    scaled_tensors = tensors.empty() ? Lines() : split(tensors, ' ');
     parts.pop_back();
     for (const std::string& part : parts) {
       const bool is_stored = part.starts_with(" stored ");
