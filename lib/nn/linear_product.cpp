@@ -30,6 +30,9 @@ ops::GemmOperand gemm_operand(const StepContext& context, const LinearOperand& o
                               const TensorFormat& other, bool is_second) {
   const bool lacks_columnwise = operand.along_columns && operand.quantized.columnwise.codes.empty();
   ops::GemmOperand result = {operand.plain, is_second != lacks_columnwise, operand.quantized};
+  if (operand.quantized.empty()) {
+    return result;
+  }
   QuantizedTensor& quantized = result.quantized;
   if (operand.along_columns && !lacks_columnwise) {
     quantized.rowwise = std::exchange(quantized.columnwise, {});
