@@ -190,12 +190,12 @@ TEST_CASE("muon stores its momentum in every stored format, and a skipped step c
        {"fp32", "bf16", "fp16 tensor current", "e4m3 tensor current", "e5m2 tensor current pow2",
         "e4m3 group(128) current", "e5m2 group(128) current pow2", "e4m3 group(128) expanded"}) {
     CAPTURE(name);
-    Case one = {.settings = {.name = "muon", .lr = 0.1}, .columns = 8, .rows = {8, 4}};
+    Case one = {.settings = {.name = "muon", .lr = 0.1}, .columns = 16, .rows = {20, 12}};
     ParameterFormats formats;
     formats.moment1 = parse_format(name);
     Fixture f(one, formats);
     CHECK(f.optimizer->state("momentum", 0).format == formats.moment1);
-    Values gradient(96);
+    Values gradient(512);  // four groups, of which the third is in both matrices
     for (size_t i = 0; i < gradient.size(); ++i) {
       gradient[i] = std::sin(static_cast<float>(i * i));
     }
