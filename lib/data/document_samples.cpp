@@ -64,10 +64,10 @@ void DocumentSamples::find_pieces(const TokenRange& range) {
   }
   if (covered < range.size) {
     throw DataError(fmt::format(
-        "data.packing puts whole documents into a sequence, but {} of {} tokens come from files "
-        "that do not say where documents begin; name the JSON lines themselves in data.train, "
-        "prepare them again (data prepare writes an .idx file next to each shard), or set "
-        "data.packing: windows",
+        "{} of {} tokens come from files that do not say where documents begin, so that they "
+        "cannot "
+        "be packed as documents; name the JSON lines themselves in data.train, prepare them again "
+        "(data prepare writes an .idx file next to each shard), or set data.packing: windows",
         range.size - covered, range.size));
   }
   if (documents_.empty() && range.size > 0) {

@@ -119,7 +119,7 @@ class Dialects : public ForeignKeys {
     int layer = 0;
   };
 
-  void assume_misspelt_precision(GivenKeys& given) const;
+  void assume_misspelled_precision(GivenKeys& given) const;
 
   Problems& problems_;
   std::vector<std::string> notes_;
@@ -154,21 +154,21 @@ bool Dialects::translate(YamlNode& root, size_t source, int layer) {
   return changed;
 }
 
-/// A misspelt mixed_precision is one error, and not one more for each key of fp8.
-void Dialects::assume_misspelt_precision(GivenKeys& given) const {
+/// A misspelled mixed_precision is one error, and not one more for each key of fp8.
+void Dialects::assume_misspelled_precision(GivenKeys& given) const {
   const std::string meant = "mixed_precision";
   if (given.find(meant) != nullptr || given.find("precision.plan") != nullptr) {
     return;
   }
   const auto& problems = problems_.all();
   const auto& keys = given.all();
-  const bool misspelt = std::any_of(problems.begin(), problems.end(), [&](const auto& problem) {
+  const bool misspelled = std::any_of(problems.begin(), problems.end(), [&](const auto& problem) {
     return nearest_name(problem.key, {meant}) == meant;
   });
   const bool has_options = std::any_of(keys.begin(), keys.end(), [](const auto& entry) {
     return entry.second.field->key.starts_with("fp8.");
   });
-  if (misspelt && has_options) {
+  if (misspelled && has_options) {
     given.add(meant, dialects::scalar("fp8", YamlNode{}), {}, 0);
   }
 }
@@ -182,7 +182,7 @@ void Dialects::finish(GivenKeys& given) {
         "neither fp16 nor bf16 is on, read as mixed_precision: no (DeepSpeed trains in fp32)");
   }
   if (!switch_) {
-    assume_misspelt_precision(given);
+    assume_misspelled_precision(given);
     return;
   }
   const GivenKey* precision = given.find("mixed_precision");

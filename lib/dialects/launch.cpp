@@ -161,8 +161,8 @@ void Pass::launch(const Entry& entry) {
     return;
   }
   if (!key) {
-    misspelt_.push_back(launch_key_near(entry.name));
-    complain(entry, fmt::format("unknown key; did you mean \"{}\"?", misspelt_.back()));
+    misspelled_.push_back(launch_key_near(entry.name));
+    complain(entry, fmt::format("unknown key; did you mean \"{}\"?", misspelled_.back()));
     return;
   }
   foreign(*key, entry, [this](const ForeignKey& which, const Entry& it) {
@@ -209,7 +209,7 @@ void Pass::launch_sections() {
     } else if (entry.name == "tp_config") {
       section(entry, {kTensorParallelPlugin}, "tp_", {});
     } else if (distributed_.empty() && !empty &&
-               std::ranges::find(misspelt_, "distributed_type") == misspelt_.end()) {
+               std::ranges::find(misspelled_, "distributed_type") == misspelled_.end()) {
       complain(entry, "counts only with distributed_type, which is missing");
     } else if (entry.name != counts) {
       without_meaning(entry);

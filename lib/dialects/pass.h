@@ -209,7 +209,7 @@ class Pass {
   int64_t processes_ = 0;
   std::string distributed_;  // Accelerate's distributed_type, simplified
   std::vector<std::string> without_meaning_, automatic_;
-  std::vector<std::string> misspelt_;  // keys of Accelerate that others were meant to be
+  std::vector<std::string> misspelled_;  // keys of Accelerate that others were meant to be
   std::optional<Entry> all_batches_, micro_batch_, accumulation_;  // DeepSpeed's three
   std::optional<YamlNode> included_;
   std::optional<YamlNode> enabled_;

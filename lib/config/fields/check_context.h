@@ -30,7 +30,7 @@ struct CheckContext {
   void complain(const std::string& text) const { given.complain(field.key, text); }
   /// Adds it at `other` if the field is not given.
   void complain(const char* other, const std::string& text) const;
-  /// Whether the key must be given: not if it may still follow, or if it is there, misspelt.
+  /// Whether the key must be given: not if it may still follow, or if it is there, misspelled.
   bool is_required_here() const;
   /// Adds a problem if the key is required.
   void missing(const std::string& text) const;

@@ -56,7 +56,7 @@ FP8TRAIN_HD void contract_run(const ScaleExpansion& expansion, float* values, in
   }
 }
 
-/// Reads and writes elements begin .. begin + length - 1 of a tensor in two halves.
+/// Reads elements begin .. begin + length - 1 of a tensor in two halves.
 FP8TRAIN_HD void join_run(const StoredTensor& tensor, int64_t begin, int64_t length,
                           float* __restrict values) {
   const auto* upper = tensor.codes.as<uint16_t>() + begin;
@@ -65,6 +65,8 @@ FP8TRAIN_HD void join_run(const StoredTensor& tensor, int64_t begin, int64_t len
     values[i] = join_master(upper[i], lower[i]);
   }
 }
+
+/// Writes elements begin .. begin + length - 1 of a tensor in two halves.
 FP8TRAIN_HD void split_run(const StoredTensor& tensor, int64_t begin, int64_t length,
                            const float* __restrict values) {
   auto* __restrict upper = tensor.codes.as<uint16_t>() + begin;

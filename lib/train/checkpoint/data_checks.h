@@ -1,5 +1,5 @@
 #pragma once
-// Checks, while a run goes on, that its data are those that its checkpoint was saved with.
+// Checks, while a run continues, that its data are those that its checkpoint was saved with.
 
 #include <filesystem>
 #include <string>
@@ -15,11 +15,13 @@ bool accepts_changed_data(const Session& session);
 /// the user. Throws DataError.
 std::string begin_data_record(Session& session, const std::filesystem::path& cache);
 
-/// Between steps: throws CheckpointError where a data file, of which not all could be compared
-/// before, turns out to differ from the checkpoint that the run went on from; warns where
+/// Compares, between two steps, the data files that have been hashed since with those of the
+/// checkpoint that the run continues. Throws CheckpointError if one differs, or warns if
 /// checkpoint.changed_data is accept.
 void check_data(const Session& session);
-/// The same; warns where not all data could be compared before the run ended.
+
+/// Compares them after the last step, and warns if some data could not be compared before the run
+/// ended. Throws as check_data() does.
 void check_data_at_end(const Session& session);
 
 }  // namespace fp8train
