@@ -1,5 +1,8 @@
 // Folders and patterns as sources of data.
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <catch2/catch.hpp>
 #include <string>
 #include <vector>
@@ -41,8 +44,9 @@ TEST_CASE("a folder is the data files in it and below, by name") {
   CHECK(found_in(dir, "a") == FoundNames{"a/deep/a.txt", "a/deep/b.txt.gz", "a/z.txt"});
   CHECK(found_in(dir, "a/*.txt") == FoundNames{"a/z.txt"});
   CHECK(found_in(dir, "a/deep/?.txt*") == FoundNames{"a/deep/a.txt", "a/deep/b.txt.gz"});
+  const std::string suffixes = fmt::format("{}", fmt::join(data_suffixes(), ", "));
   CHECK_THAT(message_of<DataError>([&] { found_in(dir, "empty"); }),
-             Contains("empty: a folder without data files (.bin, .npy, .jsonl, .ndjson, .txt") &&
+             Contains("empty: a folder without data files (" + suffixes + ", also with .gz") &&
                  Contains("*.md") && !Contains(".parquet"));
   CHECK_THAT(message_of<DataError>([&] { found_in(dir, "a/*.bin"); }),
              Contains("a/*.bin: no file matches this pattern"));
