@@ -248,7 +248,8 @@ TEST_CASE("every example of the page on recipes loads and selects a plan") {
       example.clear();
     }
   }
-  CHECK(count == 11);
+  CHECK_FALSE(inside);
+  CHECK(count > 0);
 }
 
 }  // namespace
