@@ -3,7 +3,8 @@
 
     scripts/write_wheel.py BUNDLE OUT
 
-The program and its libraries are the package `fp8train`; the command is a script that replaces itself by the program."""
+The program and its libraries are the package `fp8train`; the command is a script that replaces
+itself by the program."""
 
 import base64
 import hashlib
@@ -36,13 +37,20 @@ def glibc_of(folder):
     """The newest version of glibc's symbols that a file asks for: "2_36"."""
     newest = (2, 17)
     for file in [*folder.glob("bin/*"), *folder.glob("lib/*")]:
-        symbols = subprocess.run(["objdump", "-T", file], capture_output=True, text=True, check=True).stdout
-        newest = max([newest, *((int(a), int(b)) for a, b in re.findall(r"GLIBC_(\d+)\.(\d+)", symbols))])
+        symbols = subprocess.run(
+            ["objdump", "-T", file], capture_output=True, text=True, check=True
+        ).stdout
+        newest = max([
+            newest,
+            *((int(a), int(b)) for a, b in re.findall(r"GLIBC_(\d+)\.(\d+)", symbols)),
+        ])
     return f"{newest[0]}_{newest[1]}"
 
 
 def digest(content):
-    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    return (
+        "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    )
 
 
 class Wheel:
@@ -60,7 +68,10 @@ class Wheel:
 
     def close(self, folder):
         self.record.append(f"{folder}/RECORD,,")
-        self.file.writestr(zipfile.ZipInfo(f"{folder}/RECORD", (1980, 1, 1, 0, 0, 0)), "\n".join(self.record) + "\n")
+        self.file.writestr(
+            zipfile.ZipInfo(f"{folder}/RECORD", (1980, 1, 1, 0, 0, 0)),
+            "\n".join(self.record) + "\n",
+        )
         self.file.close()
 
 
@@ -69,7 +80,9 @@ def main():
         sys.exit(__doc__)
     bundle, out = Path(sys.argv[1]), Path(sys.argv[2])
     root = Path(__file__).resolve().parents[1]
-    version = re.search(r"project\(fp8train\s+VERSION\s+([\d.]+)", (root / "CMakeLists.txt").read_text()).group(1)
+    version = re.search(
+        r"project\(fp8train\s+VERSION\s+([\d.]+)", (root / "CMakeLists.txt").read_text()
+    ).group(1)
     tag = f"py3-none-manylinux_{glibc_of(bundle)}_x86_64"
     path = out / f"fp8train-{version}-{tag}.whl"
     wheel = Wheel(path)
@@ -77,12 +90,24 @@ def main():
     wheel.add("fp8train/__main__.py", MAIN)
     for file in sorted(bundle.rglob("*")):
         if file.is_file() and file.parts[len(bundle.parts)] in ("bin", "lib"):
-            wheel.add(f"fp8train/{file.relative_to(bundle)}", file.read_bytes(), 0o755 if os.access(file, os.X_OK) else 0o644)
+            wheel.add(
+                f"fp8train/{file.relative_to(bundle)}",
+                file.read_bytes(),
+                0o755 if os.access(file, os.X_OK) else 0o644,
+            )
     folder = f"fp8train-{version}.dist-info"
-    wheel.add(f"{folder}/METADATA", f"Metadata-Version: 2.1\nName: fp8train\nVersion: {version}\nSummary: Trains transformers in 8-bit floating "
-              f"point\nLicense: Apache-2.0\nRequires-Python: >=3.8\nDescription-Content-Type: text/markdown\n\n{(root / 'README.md').read_text()}")
-    wheel.add(f"{folder}/WHEEL", f"Wheel-Version: 1.0\nGenerator: scripts/write_wheel.py\nRoot-Is-Purelib: false\nTag: {tag}\n")
-    wheel.add(f"{folder}/entry_points.txt", "[console_scripts]\nfp8train = fp8train.__main__:main\n")
+    wheel.add(
+        f"{folder}/METADATA",
+        f"Metadata-Version: 2.1\nName: fp8train\nVersion: {version}\nSummary: Trains transformers in 8-bit floating "
+        f"point\nLicense: Apache-2.0\nRequires-Python: >=3.8\nDescription-Content-Type: text/markdown\n\n{(root / 'README.md').read_text()}",
+    )
+    wheel.add(
+        f"{folder}/WHEEL",
+        f"Wheel-Version: 1.0\nGenerator: scripts/write_wheel.py\nRoot-Is-Purelib: false\nTag: {tag}\n",
+    )
+    wheel.add(
+        f"{folder}/entry_points.txt", "[console_scripts]\nfp8train = fp8train.__main__:main\n"
+    )
     wheel.add(f"{folder}/LICENSE", (root / "LICENSE").read_bytes())
     wheel.close(folder)
     print(f"wheel: {path} ({path.stat().st_size >> 20} MiB)")

@@ -3,8 +3,9 @@
 
     scripts/bench/draw_timeline.py FILE [--step 2] > timeline.svg
 
-For each rank three rows: the parts of the step with the waiting in them, exchanges and gathers in flight, messages under way. All of it, operations
-included, is to be seen by opening FILE in ui.perfetto.dev or chrome://tracing.
+For each rank three rows: the parts of the step with the waiting in them, exchanges and gathers in
+flight, messages under way. All of it, operations included, is to be seen by opening FILE in
+ui.perfetto.dev or chrome://tracing.
 """
 
 import argparse
@@ -24,7 +25,9 @@ def step_of(events, index):
     """The time in which the index-th step of any rank runs."""
     begin, end = None, None
     for rank in {event["pid"] for event in events}:
-        step = [event for event in events if event["pid"] == rank and event["name"] == "step"][index]
+        step = [event for event in events if event["pid"] == rank and event["name"] == "step"][
+            index
+        ]
         begin = step["ts"] if begin is None else min(begin, step["ts"])
         end = step["ts"] + step["dur"] if end is None else max(end, step["ts"] + step["dur"])
     return begin, end
@@ -58,7 +61,12 @@ def text(x, y, words, anchor="start"):
 
 
 def legend(y):
-    marks = [*PARTS.items(), ("waiting", WAITS["finish_exchange"]), *FLIGHTS.items(), ("messages", MESSAGE)]
+    marks = [
+        *PARTS.items(),
+        ("waiting", WAITS["finish_exchange"]),
+        *FLIGHTS.items(),
+        ("messages", MESSAGE),
+    ]
     lines = []
     for index, (name, color) in enumerate(marks):
         x = LEFT + index * 105
@@ -72,30 +80,48 @@ def draw(events, begin, end):
     block = len(ROWS) * ROW + GAP
     height = 28 + len(ranks) * block + 22
     x_of = lambda ts: LEFT + (ts - begin) / (end - begin) * WIDTH
-    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + 12}" height="{height}" font-family="sans-serif" font-size="11">',
-             '<rect width="100%" height="100%" fill="white"/>', *legend(16), '<g stroke="white" stroke-width="0.6">']
-    for event in sorted(events, key=lambda event: (event["pid"], event["cat"] != "span", event["ts"], -event["dur"])):
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + 12}" height="{height}" font-family="sans-serif" font-size="11">',
+        '<rect width="100%" height="100%" fill="white"/>',
+        *legend(16),
+        '<g stroke="white" stroke-width="0.6">',
+    ]
+    for event in sorted(
+        events, key=lambda event: (event["pid"], event["cat"] != "span", event["ts"], -event["dur"])
+    ):
         placed = position_of(event)
         left, right = max(event["ts"], begin), min(event["ts"] + event["dur"], end)
         if placed is None or (right - left) / (end - begin) * WIDTH < SHORTEST:
             continue
         row, color, above, share = placed
         y = 28 + ranks.index(event["pid"]) * block + row * ROW + above * (ROW - 1)
-        lines.append(f'<rect x="{x_of(left):.1f}" y="{y:.1f}" width="{x_of(right) - x_of(left):.1f}" height="{share * (ROW - 1):.1f}" fill="{color}"/>')
+        lines.append(
+            f'<rect x="{x_of(left):.1f}" y="{y:.1f}" width="{x_of(right) - x_of(left):.1f}" height="{share * (ROW - 1):.1f}" fill="{color}"/>'
+        )
     lines.append("</g>")
     for index, rank in enumerate(ranks):
         top = 28 + index * block
         lines.append(text(4, top + 11, f"rank {rank}"))
-        lines.extend(text(LEFT - 4, top + row * ROW + 11, name, "end") for row, name in enumerate(ROWS) if row > 0)
+        lines.extend(
+            text(LEFT - 4, top + row * ROW + 11, name, "end")
+            for row, name in enumerate(ROWS)
+            if row > 0
+        )
     milliseconds = (end - begin) / 1000
-    spacing = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000) if milliseconds / s <= 12)
+    spacing = next(
+        s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000) if milliseconds / s <= 12
+    )
     for at in range(0, int(milliseconds) + 1, spacing):
-        lines.append(text(x_of(begin + 1000 * at), height - 8, f"{at} ms" if at == 0 else at, "middle"))
+        lines.append(
+            text(x_of(begin + 1000 * at), height - 8, f"{at} ms" if at == 0 else at, "middle")
+        )
     return "\n".join([*lines, "</svg>"])
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file")
     parser.add_argument("--step", type=int, default=2, help="which of the steps, from 0")
     arguments = parser.parse_args()

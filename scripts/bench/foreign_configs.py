@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""How configurations of other programs are read: one line for each file, as in docs/reference/foreign_configs.md.
+"""How configurations of other programs are read: one line for each file, as in
+docs/reference/foreign_configs.md.
 
     scripts/bench/foreign_configs.py PROGRAM NAME=FOLDER... > TABLE
 
-FOLDER is a checkout; its .yaml, .yml and .json files below `examples`, `tests`, `training`, `compression` or `benchmarks` that speak of
-processes, ZeRO, precision or batches are converted by `PROGRAM config convert`. NAME stands for the folder in the table.
+FOLDER is a checkout; its .yaml, .yml and .json files below `examples`, `tests`, `training`,
+`compression` or `benchmarks` that speak of processes, ZeRO, precision or batches are converted by
+`PROGRAM config convert`. NAME stands for the folder in the table.
 """
 
 import re
@@ -14,7 +16,9 @@ from pathlib import Path
 
 FOLDERS = ("examples", "tests", "training", "compression", "benchmarks")
 SUFFIXES = (".yaml", ".yml", ".json")
-SPEAKS = re.compile(r"distributed_type|zero_optimization|train_batch_size|train_micro_batch_size_per_gpu|fp8_config")
+SPEAKS = re.compile(
+    r"distributed_type|zero_optimization|train_batch_size|train_micro_batch_size_per_gpu|fp8_config"
+)
 
 
 def flat(text):
@@ -33,11 +37,19 @@ def flat(text):
 
 
 def row(program, name, root, file):
-    done = subprocess.run([program, "config", "convert", file], cwd=root, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [program, "config", "convert", file], cwd=root, capture_output=True, text=True, check=False
+    )
     what = flat(done.stdout)
     if done.returncode != 0:
-        reasons = [line.removeprefix("error: ").strip() for line in done.stderr.splitlines() if line.strip() not in ("", "error:")]
-        what = "refused: " + "; ".join(re.sub(r"^\S+?:(\d+):\d+: ", "", reason) for reason in reasons[:3])
+        reasons = [
+            line.removeprefix("error: ").strip()
+            for line in done.stderr.splitlines()
+            if line.strip() not in ("", "error:")
+        ]
+        what = "refused: " + "; ".join(
+            re.sub(r"^\S+?:(\d+):\d+: ", "", reason) for reason in reasons[:3]
+        )
         what += " ..." if len(reasons) > 3 else ""
     return f"| {name}: {file} | {what.replace('|', chr(92) + '|')} |"
 

@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
-"""A training step of GPT-2 124M in llm.c's CPU trainer (fp32) and in fp8train, on this machine, in one run.
+"""A training step of GPT-2 124M in llm.c's CPU trainer (fp32) and in fp8train, on this machine, in
+one run.
 
-    scripts/bench/llmc.py LLMC_SOURCE [--micro-batch 4] [--length 256] [--steps 3] [--threads N] [--json FILE]
+    scripts/bench/llmc.py LLMC_SOURCE [--micro-batch 4] [--length 256] [--steps 3] [--threads N]
+        [--json FILE]
 
-LLMC_SOURCE is a checkout of llm.c (https://github.com/karpathy/llm.c). Its train_gpt2.c is compiled as its Makefile does (-Ofast -march=native
--fopenmp) with a driver that times forward, backward and update on random tokens, starting from random weights in its checkpoint format. fp8train's plans are
-measured before and after it with `fp8train bench step`. Figures are tokens per second of the median step after one step of warm-up.
+LLMC_SOURCE is a checkout of llm.c (https://github.com/karpathy/llm.c). Its train_gpt2.c is compiled
+as its Makefile does (-Ofast -march=native -fopenmp) with a driver that times forward, backward and
+update on random tokens, starting from random weights in its checkpoint format. fp8train's plans are
+measured before and after it with `fp8train bench step`. Figures are tokens per second of the median
+step after one step of warm-up.
 """
 
 import argparse
@@ -63,18 +67,25 @@ int main(int argc, char **argv) {
 def parameter_shapes():
     """Elements and scale of each tensor in llm.c's order; a scale of None means ones."""
     c, layers = WIDTH, LAYERS
-    return [(PADDED_VOCABULARY * c, 0.02), (CONTEXT * c, 0.02), (layers * c, None), (layers * c, 0.0), (layers * 3 * c * c, 0.02),
-            (layers * 3 * c, 0.0), (layers * c * c, 0.02), (layers * c, 0.0), (layers * c, None), (layers * c, 0.0), (layers * 4 * c * c, 0.02),
-            (layers * 4 * c, 0.0), (layers * 4 * c * c, 0.02), (layers * c, 0.0), (c, None), (c, 0.0)]
+    return [
+        (PADDED_VOCABULARY * c, 0.02), (CONTEXT * c, 0.02), (layers * c, None), (layers * c, 0.0),
+        (layers * 3 * c * c, 0.02), (layers * 3 * c, 0.0), (layers * c * c, 0.02),
+        (layers * c, 0.0), (layers * c, None), (layers * c, 0.0), (layers * 4 * c * c, 0.02),
+        (layers * 4 * c, 0.0), (layers * 4 * c * c, 0.02), (layers * c, 0.0), (c, None), (c, 0.0),
+    ]
 
 
 def write_checkpoint(path):
-    """Random weights: a block of normal numbers, repeated from changing positions (their values do not matter for speed)."""
+    """Random weights: a block of normal numbers, repeated from changing positions (their values do
+    not matter for speed)."""
     generator = random.Random(1)
     block = array.array("f", (generator.gauss(0.0, 0.02) for _ in range(1 << 16)))
     with open(path, "wb") as file:
         header = [0] * 256
-        header[:8] = [CHECKPOINT_MAGIC, CHECKPOINT_VERSION, CONTEXT, VOCABULARY, LAYERS, HEADS, WIDTH, PADDED_VOCABULARY]
+        header[:8] = [
+            CHECKPOINT_MAGIC, CHECKPOINT_VERSION, CONTEXT, VOCABULARY, LAYERS, HEADS, WIDTH,
+            PADDED_VOCABULARY,
+        ]
         file.write(struct.pack("<256i", *header))
         for count, scale in parameter_shapes():
             written = 0
@@ -90,26 +101,55 @@ def write_checkpoint(path):
 
 def measure_llmc(source, arguments):
     with tempfile.TemporaryDirectory() as folder:
-        driver, program, weights = (Path(folder) / name for name in ("driver.c", "driver", "weights.bin"))
+        driver, program, weights = (
+            Path(folder) / name for name in ("driver.c", "driver", "weights.bin")
+        )
         driver.write_text(DRIVER)
-        subprocess.run(["gcc", "-Ofast", "-march=native", "-fopenmp", "-DOMP", "-Wno-unused-result", f"-I{source}", str(driver), "-o", str(program), "-lm"], check=True)
+        subprocess.run(
+            [
+                "gcc", "-Ofast", "-march=native", "-fopenmp", "-DOMP",
+                "-Wno-unused-result", f"-I{source}", str(driver), "-o", str(program), "-lm",
+            ],
+            check=True,
+        )
         write_checkpoint(weights)
         environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads)}
-        run = subprocess.run([str(program), str(weights), str(arguments.micro_batch), str(arguments.length), str(arguments.steps)],
-                             env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=True)
-    seconds = [float(line.split()[1]) for line in run.stderr.splitlines() if line.startswith("seconds")]
+        run = subprocess.run(
+            [
+                str(program), str(weights), str(arguments.micro_batch), str(arguments.length),
+                str(arguments.steps),
+            ],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+    seconds = [
+        float(line.split()[1]) for line in run.stderr.splitlines() if line.startswith("seconds")
+    ]
     return arguments.micro_batch * arguments.length / statistics.median(seconds[1:])
 
 
 def measure_plan(plan, arguments):
-    run = subprocess.run([str(ROOT / "build/bin/fp8train"), "bench", "step", "--json", "--preset", "gpt2-124m", "--plan", plan, "--threads", str(arguments.threads),
-                          "--micro-batch-size", str(arguments.micro_batch), "--seq-length", str(arguments.length), "--seconds", "10"],
-                         stdout=subprocess.PIPE, text=True, check=True)
+    run = subprocess.run(
+        [
+            str(ROOT / "build/bin/fp8train"), "bench", "step", "--json", "--preset", "gpt2-124m",
+            "--plan", plan, "--threads", str(arguments.threads),
+            "--micro-batch-size", str(arguments.micro_batch), "--seq-length", str(arguments.length),
+            "--seconds", "10",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     return json.loads(run.stdout)["tokens_per_second"]
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("source", type=Path)
     parser.add_argument("--micro-batch", type=int, default=4)
     parser.add_argument("--length", type=int, default=256)

@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
-"""nanoGPT's laptop recipe in PyTorch, for comparing final losses with fp8train's on the same text and split.
+"""nanoGPT's laptop recipe in PyTorch, for comparing final losses with fp8train's on the same text
+and split.
 
-    scripts/bench/peer_quality.py TEXT [--seeds 1,2,3] [--variants fp32,bf16] [--steps 2000] [--threads N] [--json FILE]
+    scripts/bench/peer_quality.py TEXT [--seeds 1,2,3] [--variants fp32,bf16] [--steps 2000]
+        [--threads N] [--json FILE]
 
-4 layers, 4 heads, 128 wide, context 64, no biases, no dropout; batches of 12 random windows; AdamW (0.9, 0.99), decay 0.1 on matrices, clip 1.0; learning rate
-1e-3 after 100 steps of warm-up, cosine to 1e-4. Characters; the first 90 % of the text train, the rest validates. The loss reported covers the whole
-validation split once, in consecutive windows of 64 (the last one shorter), every character but the first being a target once.
+4 layers, 4 heads, 128 wide, context 64, no biases, no dropout; batches of 12 random windows; AdamW
+(0.9, 0.99), decay 0.1 on matrices, clip 1.0; learning rate 1e-3 after 100 steps of warm-up, cosine
+to 1e-4. Characters; the first 90 % of the text train, the rest validates. The loss reported covers
+the whole validation split once, in consecutive windows of 64 (the last one shorter), every
+character but the first being a target once.
 """
 
 import argparse
@@ -53,8 +57,13 @@ def validation_loss(model, autocast, data):
     whole = targets // CONTEXT
     with torch.no_grad():
         starts = [range(first, min(first + 128, whole)) for first in range(0, whole, 128)]
-        batches = [(torch.stack([data[i * CONTEXT:(i + 1) * CONTEXT] for i in group]),
-                    torch.stack([data[i * CONTEXT + 1:(i + 1) * CONTEXT + 1] for i in group])) for group in starts]
+        batches = [
+            (
+                torch.stack([data[i * CONTEXT : (i + 1) * CONTEXT] for i in group]),
+                torch.stack([data[i * CONTEXT + 1 : (i + 1) * CONTEXT + 1] for i in group]),
+            )
+            for group in starts
+        ]
         if targets > whole * CONTEXT:
             batches.append((data[whole * CONTEXT:-1][None], data[whole * CONTEXT + 1:][None]))
         for tokens, wanted in batches:
@@ -86,16 +95,31 @@ def train(path, variant, seed, steps):
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if (step + 1) % 500 == 0:
-            print(f"{variant}, seed {seed}, step {step + 1}: loss {loss.item():.4f}", file=sys.stderr, flush=True)
+            print(
+                f"{variant}, seed {seed}, step {step + 1}: loss {loss.item():.4f}",
+                file=sys.stderr,
+                flush=True,
+            )
     seconds = time.perf_counter() - begin
     model.eval()
     value, targets = validation_loss(model, autocast, validation)
-    return {"variant": variant, "seed": seed, "steps": steps, "val_loss": value, "val_targets": targets, "last_train_loss": loss.item(),
-            "seconds": seconds, "tokens_per_second": steps * BATCH * CONTEXT / seconds, "parameters": sum(p.numel() for p in model.parameters())}
+    return {
+        "variant": variant,
+        "seed": seed,
+        "steps": steps,
+        "val_loss": value,
+        "val_targets": targets,
+        "last_train_loss": loss.item(),
+        "seconds": seconds,
+        "tokens_per_second": steps * BATCH * CONTEXT / seconds,
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("text", type=Path)
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--variants", default="fp32,bf16", help="of fp32, bf16, torchao-fp8")
@@ -112,11 +136,19 @@ def main():
     torch.set_num_threads(arguments.threads)
     runs = [train(arguments.text, variant, int(seed), arguments.steps)
             for seed in arguments.seeds.split(",") for variant in arguments.variants.split(",")]
-    print("| variant | " + " | ".join(f"seed {seed}" for seed in arguments.seeds.split(",")) + " | mean |")
+    print(
+        "| variant | "
+        + " | ".join(f"seed {seed}" for seed in arguments.seeds.split(","))
+        + " | mean |"
+    )
     print("|---|" + "---|" * (len(arguments.seeds.split(",")) + 1))
     for variant in arguments.variants.split(","):
         losses = [run["val_loss"] for run in runs if run["variant"] == variant]
-        print(f"| {variant} | " + " | ".join(f"{value:.4f}" for value in losses) + f" | {statistics.mean(losses):.4f} |")
+        print(
+            f"| {variant} | "
+            + " | ".join(f"{value:.4f}" for value in losses)
+            + f" | {statistics.mean(losses):.4f} |"
+        )
     if arguments.json:
         arguments.json.write_text(json.dumps(runs, indent=1) + "\n")
     return 0

@@ -1,16 +1,22 @@
 #!/usr/bin/env python3
 """The same training step in PyTorch and in fp8train, on this machine, in one run.
 
-    scripts/bench/peers.py [--models nanogpt-laptop,gpt2-124m,llama-42m] [--threads N] [--rounds 2] [--seconds 15] [--json FILE]
-    scripts/bench/peers.py --device cuda --models llama-8b-16l --variants bf16-compile,torchao-fp8-compile,bf16-compile-fsdp
+    scripts/bench/peers.py [--models nanogpt-laptop,gpt2-124m,llama-42m] [--threads N] [--rounds 2]
+        [--seconds 15] [--json FILE]
+    scripts/bench/peers.py --device cuda --models llama-8b-16l
+        --variants bf16-compile,torchao-fp8-compile,bf16-compile-fsdp
 
-For each model every PyTorch variant (fp32, bf16 autocast eager and compiled, torchao float8 tensorwise emulated, eager and compiled) and every
-plan of fp8train (fp32, bf16, te-delayed, te-current) is measured in a process of its own, PyTorch and fp8train alternately, with the same number of threads. A step is
-forward, backward, gradient clipping at 1.0 and AdamW (fused) on random tokens. On a GPU the loss is compiled too, attention runs on the faster
-of PyTorch's two fused backends, and "-fsdp" after a variant's name shards the model over a world of one, as torchtitan does. A measurement is the median step after warm-up; the table shows the
-median over the rounds. Compare figures of one run only: machines differ, and others may be using them.
+For each model every PyTorch variant (fp32, bf16 autocast eager and compiled, torchao float8
+tensorwise emulated, eager and compiled) and every plan of fp8train (fp32, bf16, te-delayed,
+te-current) is measured in a process of its own, PyTorch and fp8train alternately, with the same
+number of threads. A step is forward, backward, gradient clipping at 1.0 and AdamW (fused) on random
+tokens. On a GPU the loss is compiled too, attention runs on the faster of PyTorch's two fused
+backends, and "-fsdp" after a variant's name shards the model over a world of one, as torchtitan
+does. A measurement is the median step after warm-up; the table shows the median over the rounds.
+Compare figures of one run only: machines differ, and others may be using them.
 
-Uses the Python that runs it where torch is importable there, else a virtual environment (--venv, build/peers-venv) made for it.
+Uses the Python that runs it where torch is importable there, else a virtual environment (--venv,
+build/peers-venv) made for it.
 """
 
 import argparse
@@ -32,7 +38,8 @@ VARIANTS = ["fp32", "bf16", "bf16-compile", "torchao-fp8", "torchao-fp8-compile"
 KNOWN_MODELS = [*MODELS, "llama-8b-16l"]
 COMPILED = ["bf16-compile", "torchao-fp8-compile", "torchao-rowwise-compile"]
 KNOWN_VARIANTS = [*VARIANTS, COMPILED[-1], *(f"{variant}-fsdp" for variant in COMPILED)]
-OWN_SHAPE = {"llama-8b-16l": ["--preset", "llama-8b", "--layers", "16"]}  # else the preset of that name
+# else the preset of that name
+OWN_SHAPE = {"llama-8b-16l": ["--preset", "llama-8b", "--layers", "16"]}
 PLANS = ["fp32", "bf16", "te-delayed", "te-current"]
 
 
@@ -68,16 +75,27 @@ def measure_torch(model_name, variant, device, threads, seconds):
         times.append(elapsed)
     median = statistics.median(times)
     peak = torch.cuda.max_memory_reserved() if device == "cuda" else None
-    print(json.dumps({"tokens_per_second": rows * length / median, "step_seconds": median, "steps": len(times), "loss": loss,
-                      "parameters": sum(p.numel() for p in model.parameters()), "memory_bytes": peak, "attention": attention,
-                      "torch": torch.__version__}))
+    print(
+        json.dumps({
+            "tokens_per_second": rows * length / median,
+            "step_seconds": median,
+            "steps": len(times),
+            "loss": loss,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "memory_bytes": peak,
+            "attention": attention,
+            "torch": torch.__version__,
+        })
+    )
 
 
 def run_json(command, threads, timeout):
     """The last line (or the whole output) as JSON; else the reason why not."""
     environment = dict(os.environ, OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment, cwd=ROOT)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout, env=environment, cwd=ROOT
+        )
     except subprocess.TimeoutExpired:
         return {"error": f"more than {timeout} s"}
     except OSError as error:
@@ -91,16 +109,22 @@ def run_json(command, threads, timeout):
 
 
 def torch_command(model, variant, arguments):
-    return [sys.executable, __file__, "--worker", model, variant, "--device", arguments.device, "--threads", str(arguments.threads), "--seconds", str(arguments.seconds)]
+    return [
+        sys.executable, __file__, "--worker", model, variant, "--device", arguments.device,
+        "--threads", str(arguments.threads), "--seconds", str(arguments.seconds),
+    ]
 
 
 def own_command(model, plan, arguments):
     from torch_models import MODELS as shapes
 
     shape, (rows, length) = shapes[model]
-    command = [str(arguments.fp8train), "bench", "step", *OWN_SHAPE.get(model, ["--preset", model]), "--micro-batch-size", str(rows),
-               "--seq-length", str(length), "--vocabulary", str(shape.vocab), "--plan", plan, "--threads", str(arguments.threads),
-               "--seconds", str(arguments.seconds), "--device", arguments.device, "--json"]
+    command = [
+        str(arguments.fp8train), "bench", "step", *OWN_SHAPE.get(model, ["--preset", model]),
+        "--micro-batch-size", str(rows), "--seq-length", str(length),
+        "--vocabulary", str(shape.vocab), "--plan", plan, "--threads", str(arguments.threads),
+        "--seconds", str(arguments.seconds), "--device", arguments.device, "--json",
+    ]
     if arguments.device == "cuda":
         command += ["--tune", "--quick-weights"]
     return command + arguments.own_arguments.split()
@@ -123,7 +147,11 @@ def measure(model, arguments):
             earlier = results.setdefault(f"{side} {name}", {"rates": [], "runs": []})
             if "error" in earlier:
                 continue
-            command = torch_command(model, name, arguments) if side == "torch" else own_command(model, name, arguments)
+            command = (
+                torch_command(model, name, arguments)
+                if side == "torch"
+                else own_command(model, name, arguments)
+            )
             result = run_json(command, arguments.threads, arguments.timeout)
             rate = result.get("tokens_per_second")
             if rate is None:
@@ -132,7 +160,11 @@ def measure(model, arguments):
                 earlier["rates"].append(rate)
                 earlier["runs"].append(result)
             shown = f"{rate:,.0f} tokens/s" if rate is not None else earlier["error"]
-            print(f"{model}, round {round_number + 1}, {side} {name}: {shown}", file=sys.stderr, flush=True)
+            print(
+                f"{model}, round {round_number + 1}, {side} {name}: {shown}",
+                file=sys.stderr,
+                flush=True,
+            )
     for entry in results.values():
         if entry["rates"]:
             entry["tokens_per_second"] = statistics.median(entry["rates"])
@@ -152,8 +184,12 @@ def table(model, results):
     bf16 = best_of(results, [key for key in results if key.startswith("torch bf16")])
     float8 = best_of(results, [key for key in results if key.startswith("torch torchao")])
     own_bf16 = rate_of(results, "fp8train bf16")
-    lines = [f"### {model}", "", "| | tokens/s | of PyTorch's best bf16 | of torchao's best float8 | of own bf16 | of the GEMM ceiling |",
-             "|---|---|---|---|---|---|"]
+    lines = [
+        f"### {model}",
+        "",
+        "| | tokens/s | of PyTorch's best bf16 | of torchao's best float8 | of own bf16 | of the GEMM ceiling |",
+        "|---|---|---|---|---|---|",
+    ]
 
     def ratio(rate, base):
         return f"{rate / base:.2f}" if rate and base else "-"
@@ -161,10 +197,16 @@ def table(model, results):
     for key, entry in results.items():
         rate = entry.get("tokens_per_second")
         own = key.startswith("fp8train")
-        fractions = [run["fraction_of_ceiling"] for run in entry["runs"] if run.get("fraction_of_ceiling")]
-        lines.append(f"| {key} | {f'{rate:,.0f}' if rate else 'failed'} | {ratio(rate, bf16)} | {ratio(rate, float8)} | "
-                     f"{ratio(rate, own_bf16) if own else ''} | {f'{statistics.median(fractions):.0%}' if fractions else ''} |")
-    lines += [""] + [f"{key}: {entry['error']}" for key, entry in results.items() if "error" in entry]
+        fractions = [
+            run["fraction_of_ceiling"] for run in entry["runs"] if run.get("fraction_of_ceiling")
+        ]
+        lines.append(
+            f"| {key} | {f'{rate:,.0f}' if rate else 'failed'} | {ratio(rate, bf16)} | {ratio(rate, float8)} | "
+            f"{ratio(rate, own_bf16) if own else ''} | {f'{statistics.median(fractions):.0%}' if fractions else ''} |"
+        )
+    lines += [""] + [
+        f"{key}: {entry['error']}" for key, entry in results.items() if "error" in entry
+    ]
     return "\n".join(lines)
 
 
@@ -195,27 +237,42 @@ def environment(arguments):
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--variants", default=",".join(VARIANTS), help="of PyTorch; empty: none")
     parser.add_argument("--plans", default=",".join(PLANS), help="of fp8train; empty: none")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=15.0, help="of measuring, per variant and round")
-    parser.add_argument("--timeout", type=float, default=900.0, help="seconds for one measurement, compiling included")
+    parser.add_argument(
+        "--seconds", type=float, default=15.0, help="of measuring, per variant and round"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=900.0,
+        help="seconds for one measurement, compiling included",
+    )
     parser.add_argument("--fp8train", type=Path, default=ROOT / "build/bin/fp8train")
-    parser.add_argument("--own-arguments", default="", help="further arguments for `fp8train bench step`")
+    parser.add_argument(
+        "--own-arguments", default="", help="further arguments for `fp8train bench step`"
+    )
     parser.add_argument("--json", type=Path, help="write everything measured to this file")
     parser.add_argument("--venv", type=Path, default=ROOT / "build/peers-venv")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     unknown = set(filter(None, arguments.models.split(","))) - set(KNOWN_MODELS)
     if unknown:
-        parser.error(f"unknown models: {', '.join(sorted(unknown))}; there are {', '.join(KNOWN_MODELS)}")
+        parser.error(
+            f"unknown models: {', '.join(sorted(unknown))}; there are {', '.join(KNOWN_MODELS)}"
+        )
     unknown = set(filter(None, arguments.variants.split(","))) - set(KNOWN_VARIANTS)
     if unknown:
-        parser.error(f"unknown variants: {', '.join(sorted(unknown))}; there are {', '.join(KNOWN_VARIANTS)}")
+        parser.error(
+            f"unknown variants: {', '.join(sorted(unknown))}; there are {', '.join(KNOWN_VARIANTS)}"
+        )
     return arguments
 
 
@@ -234,7 +291,12 @@ def main():
         print(table(model, report["models"][model]), "\n", flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
-    failed = [key for results in report["models"].values() for key, entry in results.items() if "error" in entry]
+    failed = [
+        key
+        for results in report["models"].values()
+        for key, entry in results.items()
+        if "error" in entry
+    ]
     return 1 if failed else 0
 
 

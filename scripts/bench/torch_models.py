@@ -1,7 +1,9 @@
-"""Plain PyTorch models of the shapes that fp8train's presets have, for comparisons of speed and quality.
+"""Plain PyTorch models of the shapes that fp8train's presets have, for comparisons of speed and
+quality.
 
-GPT: pre-norm, learned positions, tanh GELU, tied head, initialized as nanoGPT and GPT-2 (normal 0.02, residual projections 0.02 / sqrt(2 L)).
-Llama: RMSNorm, rotary positions over split halves, grouped-query attention, SwiGLU. Both use scaled_dot_product_attention.
+GPT: pre-norm, learned positions, tanh GELU, tied head, initialized as nanoGPT and GPT-2 (normal
+0.02, residual projections 0.02 / sqrt(2 L)). Llama: RMSNorm, rotary positions over split halves,
+grouped-query attention, SwiGLU. Both use scaled_dot_product_attention.
 """
 
 import math
@@ -26,12 +28,14 @@ class Shape:
     tied: bool = True
 
 
-# Name of fp8train's preset -> shape, and the micro-batch (sequences, tokens each) of the comparison.
+# Name of fp8train's preset -> shape, and the micro-batch (sequences, tokens
+# each) of the comparison.
 MODELS = {
     "nanogpt-laptop": (Shape("gpt2", 4, 4, 4, 128, 512, 65, 64), (12, 64)),
     "gpt2-124m": (Shape("gpt2", 12, 12, 12, 768, 3072, 50257, 1024, bias=True), (4, 256)),
     "llama-42m": (Shape("llama", 8, 8, 4, 512, 1536, 32000, 1024), (4, 256)),
-    # Llama-3-8B's width with half of its layers, which trains with fp32 states on one GPU of 141 GB.
+    # Llama-3-8B's width with half of its layers, which trains with fp32
+    # states on one GPU of 141 GB.
     "llama-8b-16l": (Shape("llama", 16, 32, 8, 4096, 14336, 128256, 8192, tied=False), (1, 8192)),
 }
 
@@ -47,17 +51,28 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.kv_heads = shape.heads, shape.kv_heads
         self.head_dim = shape.width // shape.heads
-        self.qkv = nn.Linear(shape.width, (shape.heads + 2 * shape.kv_heads) * self.head_dim, bias=shape.bias)
+        self.qkv = nn.Linear(
+            shape.width, (shape.heads + 2 * shape.kv_heads) * self.head_dim, bias=shape.bias
+        )
         self.output = nn.Linear(shape.width, shape.width, bias=shape.bias)
 
     def forward(self, x, rope):
         batch, length, width = x.shape
-        sizes = [self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim]
-        q, k, v = (t.view(batch, length, -1, self.head_dim).transpose(1, 2) for t in self.qkv(x).split(sizes, dim=-1))
+        sizes = [
+            self.heads * self.head_dim,
+            self.kv_heads * self.head_dim,
+            self.kv_heads * self.head_dim,
+        ]
+        q, k, v = (
+            t.view(batch, length, -1, self.head_dim).transpose(1, 2)
+            for t in self.qkv(x).split(sizes, dim=-1)
+        )
         if rope is not None:
             cos, sin = (table[:length].to(q.dtype) for table in rope)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.kv_heads != self.heads)
+        y = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=self.kv_heads != self.heads
+        )
         return self.output(y.transpose(1, 2).reshape(batch, length, width))
 
 
@@ -86,7 +101,11 @@ class Block(nn.Module):
     def __init__(self, shape):
         super().__init__()
         gpt = shape.family == "gpt2"
-        norm = (lambda: nn.LayerNorm(shape.width, bias=shape.bias)) if gpt else (lambda: nn.RMSNorm(shape.width, eps=1e-5))
+        norm = (
+            (lambda: nn.LayerNorm(shape.width, bias=shape.bias))
+            if gpt
+            else (lambda: nn.RMSNorm(shape.width, eps=1e-5))
+        )
         self.norm1, self.norm2 = norm(), norm()
         self.attention = Attention(shape)
         self.mlp = GeluMlp(shape) if gpt else SwigluMlp(shape)
@@ -97,7 +116,9 @@ class Block(nn.Module):
 
 
 def token_loss(logits, targets, reduction="mean"):
-    return F.cross_entropy(logits.float().view(-1, logits.shape[-1]), targets.view(-1), reduction=reduction)
+    return F.cross_entropy(
+        logits.float().view(-1, logits.shape[-1]), targets.view(-1), reduction=reduction
+    )
 
 
 class Transformer(nn.Module):
@@ -105,9 +126,15 @@ class Transformer(nn.Module):
         super().__init__()
         self.loss = token_loss  # build_cuda compiles it
         self.embedding = nn.Embedding(shape.vocab, shape.width)
-        self.positions = nn.Embedding(shape.context, shape.width) if shape.family == "gpt2" else None
+        self.positions = (
+            nn.Embedding(shape.context, shape.width) if shape.family == "gpt2" else None
+        )
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        self.norm = nn.LayerNorm(shape.width, bias=shape.bias) if shape.family == "gpt2" else nn.RMSNorm(shape.width, eps=1e-5)
+        self.norm = (
+            nn.LayerNorm(shape.width, bias=shape.bias)
+            if shape.family == "gpt2"
+            else nn.RMSNorm(shape.width, eps=1e-5)
+        )
         self.lm_head = nn.Linear(shape.width, shape.vocab, bias=False)
         self.apply(self.initialize)
         for name, parameter in self.named_parameters():
@@ -117,7 +144,9 @@ class Transformer(nn.Module):
             self.lm_head.weight = self.embedding.weight
         if shape.family == "llama":
             half = shape.width // shape.heads // 2
-            angles = torch.outer(torch.arange(shape.context), 10000.0 ** (-torch.arange(half) / half))
+            angles = torch.outer(
+                torch.arange(shape.context), 10000.0 ** (-torch.arange(half) / half)
+            )
             self.register_buffer("cos", angles.cos(), persistent=False)
             self.register_buffer("sin", angles.sin(), persistent=False)
 
@@ -144,18 +173,24 @@ def adamw(model, lr, betas, weight_decay):
     """Decay on matrices only, fused update."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    groups = [
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
     return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True)
 
 
 def convert_to_float8(model, recipe, emulate):
-    """torchao's float8 training, the head excluded; emulated on the CPU, which has no float8 matmul."""
+    """torchao's float8 training, the head excluded; emulated on the CPU, which
+    has no float8 matmul."""
     from dataclasses import replace
 
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     def convertible(module, name):
-        return "lm_head" not in name and module.in_features % 16 == 0 and module.out_features % 16 == 0
+        return (
+            "lm_head" not in name and module.in_features % 16 == 0 and module.out_features % 16 == 0
+        )
 
     config = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulate)
     return convert_to_float8_training(model, config=config, module_filter_fn=convertible)
@@ -172,7 +207,8 @@ VARIANTS = {  # name -> (bf16, torch.compile, float8 recipe)
 
 
 def build(shape, variant, seed=1):
-    """On the CPU: the model (compiled where the variant says so) and a context manager factory for its forward."""
+    """On the CPU: the model (compiled where the variant says so) and a context manager
+    factory for its forward."""
     bf16, compiled, recipe = VARIANTS[variant]
     torch.manual_seed(seed)
     model = Transformer(shape)
@@ -194,15 +230,22 @@ def choose_sdpa(backend):
 
 
 def sdpa_milliseconds(shape, rows, length):
-    """Median time of the model's attention, forward and backward, with the backend chosen before."""
+    """Median time of the model's attention, forward and backward, with the
+    backend chosen before."""
     head_dim = shape.width // shape.heads
-    q, k, v = (torch.randn(rows, heads, length, head_dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-               for heads in (shape.heads, shape.kv_heads, shape.kv_heads))
+    q, k, v = (
+        torch.randn(
+            rows, heads, length, head_dim, device="cuda", dtype=torch.bfloat16, requires_grad=True
+        )
+        for heads in (shape.heads, shape.kv_heads, shape.kv_heads)
+    )
     times = []
     for _ in range(8):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shape.kv_heads != shape.heads).sum().backward()
+        F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=shape.kv_heads != shape.heads
+        ).sum().backward()
         end.record()
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end))
@@ -210,7 +253,8 @@ def sdpa_milliseconds(shape, rows, length):
 
 
 def choose_fastest_sdpa(shape, rows, length):
-    """Leaves the faster of FlashAttention and cuDNN chosen, and names it; PyTorch's own choice where it refuses both."""
+    """Leaves the faster of FlashAttention and cuDNN chosen, and names it; PyTorch's own choice
+    where it refuses both."""
     times = {}
     for backend in SDPA_BACKENDS:
         choose_sdpa(backend)
@@ -224,8 +268,9 @@ def choose_fastest_sdpa(shape, rows, length):
 
 
 def shard_fully(model):
-    """FSDP2 on a world of one, as torchtitan sets it up: bf16 copies of fp32 parameters, gradients reduced in fp32. Weights are gathered once for
-    forward and backward, as there is memory for it."""
+    """FSDP2 on a world of one, as torchtitan sets it up: bf16 copies of fp32 parameters,
+    gradients reduced in fp32. Weights are gathered once for forward and backward, as
+    there is memory for it."""
     import torch.distributed as dist
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -237,8 +282,9 @@ def shard_fully(model):
 
 
 def build_cuda(shape, variant, seed=1):
-    """On one GPU, each block and the loss compiled by themselves as in torchtitan. With "-fsdp" sharded over a world of one, else autocast to bf16,
-    which has less to do on one GPU. The same two values as build()."""
+    """On one GPU, each block and the loss compiled by themselves as in torchtitan. With "-fsdp"
+    sharded over a world of one, else autocast to bf16, which has less to do on one GPU. The same
+    two values as build()."""
     import contextlib
 
     name = variant.removesuffix("-fsdp")
@@ -249,7 +295,8 @@ def build_cuda(shape, variant, seed=1):
     if recipe:
         model = convert_to_float8(model, recipe, emulate=False)
     if compiled:
-        torch._inductor.config.emulate_precision_casts = recipe == "rowwise"  # as torchtitan ships it
+        # as torchtitan ships it
+        torch._inductor.config.emulate_precision_casts = recipe == "rowwise"
         for block in model.blocks:
             block.compile(fullgraph=True)
         model.loss = torch.compile(token_loss, fullgraph=True)

@@ -14,7 +14,8 @@ def has_torch():
 
 
 def use_torch(venv):
-    """Returns when torch is importable; else makes `venv` if needed, installs into it and starts this script again inside it."""
+    """Returns when torch is importable; else makes `venv` if needed, installs into it and starts
+    this script again inside it."""
     if has_torch():
         return
     python = Path(venv) / "bin" / "python"
@@ -25,8 +26,12 @@ def use_torch(venv):
         try:
             subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
         except subprocess.CalledProcessError:
-            sys.exit("python3 -m venv failed (Debian: apt-get install python3-venv); or call this script with a Python that has torch")
-    probe = subprocess.run([str(python), "-c", "import torch, torchao, transformers"], capture_output=True)
+            sys.exit(
+                "python3 -m venv failed (Debian: apt-get install python3-venv); or call this script with a Python that has torch"
+            )
+    probe = subprocess.run(
+        [str(python), "-c", "import torch, torchao, transformers"], capture_output=True
+    )
     if probe.returncode != 0:
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
     os.environ["FP8TRAIN_PEERS_VENV"] = str(python)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 
 def self_test(name, files, expected, check):
-    """Writes `files` ({path: text}) into a folder. `check` of it must find a problem at each of `expected` ("path:line", once for each
-    problem there), and nothing else. Returns the exit code."""
+    """Writes `files` ({path: text}) into a folder. `check` of it must find a problem at
+    each of `expected` ("path:line", once for each problem there), and nothing else.
+    Returns the exit code."""
     with tempfile.TemporaryDirectory() as folder:
         for path, text in files.items():
             file = Path(folder) / path
@@ -22,7 +23,8 @@ def self_test(name, files, expected, check):
 
 
 def main(name, files, expected, check):
-    """NAME [ROOT]: prints what `check` finds below ROOT, by default this repository. NAME --self-test: as above. Returns the exit code."""
+    """NAME [ROOT]: prints what `check` finds below ROOT, by default this repository. NAME
+    --self-test: as above. Returns the exit code."""
     if sys.argv[1:] == ["--self-test"]:
         return self_test(name, files, expected, check)
     root = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else Path(__file__).resolve().parents[2]

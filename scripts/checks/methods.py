@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""No file of lib/ and apps/ knows a method or a model family by name: what a plan does is in its roles, so that plans which nobody
-ships work too, and what is particular to a family is in its file.
+"""No file of lib/ and apps/ knows a method or a model family by name: what a plan does is in its
+roles, so that plans which nobody ships work too, and what is particular to a family is in its file.
 
     scripts/checks/methods.py [ROOT]      prints file:line: what is wrong; exit code 1 when there is anything
     scripts/checks/methods.py --self-test
 
-The rule: the names below, those of the plans, and those of the programs whose keys lib/dialects reads are only in
+The rule: the names below, those of the plans, and those of the programs whose keys lib/dialects
+reads are only in
   - lib/precision/plans.cpp (the plans) and lib/dialects (other programs' keys), anywhere;
   - comments elsewhere, inside parentheses, which cite the source of a formula and may span lines.
-A comment cites a paper or a file of the source, never a note that is not in this repository (research/NAME.md).
-Code, strings and help texts included, never names one: where a text lists plans, it asks plans.cpp.
-Outside of lib/model/families no code compares the name of a family: it asks a virtual function of ModelFamily.
+A comment cites a paper or a file of the source, never a note that is not in this repository
+(research/NAME.md). Code, strings and help texts included, never names one: where a text lists
+plans, it asks plans.cpp. Outside of lib/model/families no code compares the name of a family: it
+asks a virtual function of ModelFamily.
 """
 
 import re
@@ -22,7 +24,10 @@ import checking
 NOTE = re.compile(r"research/[\w-]+\.md")
 SOURCE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
 ALLOWED = re.compile(r"lib/precision/plans\.cpp|lib/dialects/\w+\.(h|cpp)")
-METHODS = ["TransformerEngine", "Transformer Engine", "MS-AMP", "msamp", "torchao", "DeepSeek", "FP8-LM", "torchtitan"]
+METHODS = [
+    "TransformerEngine", "Transformer Engine", "MS-AMP", "msamp", "torchao", "DeepSeek", "FP8-LM",
+    "torchtitan",
+]
 WORDS = ["Accelerate", "COAT"]  # in small letters they are words of the language
 FAMILY = re.compile(r"\bfamily\w*(?:\(\))?(?:->|\.)name\(\)\s*[=!]=")
 TOKEN = re.compile(r'(//[^\n]*|/\*.*?\*/)|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
@@ -31,15 +36,20 @@ TOKEN = re.compile(r'(//[^\n]*|/\*.*?\*/)|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n]
 def plan_names(root):
     """Names of the plans that are methods (those with a hyphen), from the table in plans.cpp."""
     plans = root / "lib/precision/plans.cpp"
-    return re.findall(r'\{"([a-z0-9]+(?:-[a-z0-9]+)+)",', plans.read_text()) if plans.exists() else []
+    return (
+        re.findall(r'\{"([a-z0-9]+(?:-[a-z0-9]+)+)",', plans.read_text()) if plans.exists() else []
+    )
 
 
 def program_names(root):
-    """Names of the programs whose keys are read, from the functions in kPrograms that recognize them."""
+    """Names of the programs whose keys are read, from the functions in
+    kPrograms that recognize them."""
     table = root / "lib/dialects/dialects.cpp"
     names = re.findall(r"&Pass::is_(\w+)", table.read_text()) if table.exists() else []
     if table.exists() and not names:
-        sys.exit("methods.py: lib/dialects/dialects.cpp has no &Pass::is_NAME any more; program_names() has to follow it")
+        sys.exit(
+            "methods.py: lib/dialects/dialects.cpp has no &Pass::is_NAME any more; program_names() has to follow it"
+        )
     words = [word.lower() for word in WORDS]
     return [name for name in names if name not in words]
 
@@ -65,7 +75,8 @@ def comment_lines(text):
 
 
 def bare_names(comments, pattern):
-    """(line, name) of names outside of parentheses. Lines that follow one another are one comment."""
+    """(line, name) of names outside of parentheses. Lines that follow one
+    another are one comment."""
     found, depth, previous = [], 0, None
     for number in sorted(comments):
         line = comments[number]
@@ -89,15 +100,23 @@ def check(root):
             comments, code = comment_lines(file.read_text(errors="replace"))
             for number, line in code.items():
                 if FAMILY.search(line) and not path.startswith("lib/model/families/"):
-                    problems.append(f"{path}:{number}: code asks for a family by name; make it a virtual function of ModelFamily")
+                    problems.append(
+                        f"{path}:{number}: code asks for a family by name; make it a virtual function of ModelFamily"
+                    )
                 for match in pattern.finditer(line):
                     if not line.lstrip().startswith("#include"):
-                        problems.append(f'{path}:{number}: code names the method "{match.group(0)}"')
+                        problems.append(
+                            f'{path}:{number}: code names the method "{match.group(0)}"'
+                        )
             for number, line in comments.items():
                 if NOTE.search(line):
-                    problems.append(f"{path}:{number}: a comment cites a note; cite the paper or the source's file")
+                    problems.append(
+                        f"{path}:{number}: a comment cites a note; cite the paper or the source's file"
+                    )
             for number, name in bare_names(comments, pattern):
-                problems.append(f'{path}:{number}: a comment names the method "{name}"; cite it in parentheses or leave it out')
+                problems.append(
+                    f'{path}:{number}: a comment names the method "{name}"; cite it in parentheses or leave it out'
+                )
     return problems
 
 
@@ -107,13 +126,15 @@ PLANTED = {
     "lib/dialects/accelerate.cpp": '// Accelerate\nauto k = "msamp";\n',
     "lib/dialects/dialects.cpp": "kPrograms[] = {{&Pass::is_accelerate}, {nullptr, &Pass::is_nanotron}, {&Pass::is_megatron}};\n",
     "lib/ops/good.h": "// The scale (TransformerEngine,\n// common/recipe) of\n// accelerates te-fastest\n"
-                      "int coated;\n",
+    "int coated;\n",
     "lib/ops/bad.h": '// As torchao does\nauto a = "msamp-o1";\nint x;  // (a) COAT\n// te-fast\nint use_Megatron_;\n// research/coat.md\n'
-                     'auto n = "Nanotron";\nbool b = config.family->name() == "x";\n',
+    'auto n = "Nanotron";\nbool b = config.family->name() == "x";\n',
     "apps/main.cpp": 'print("Whose: TransformerEngine");\nauto url = "https://x";  // DeepSeek\n',
 }
-EXPECTED = ["apps/main.cpp:1", "apps/main.cpp:2", "lib/ops/bad.h:1", "lib/ops/bad.h:2", "lib/ops/bad.h:3", "lib/ops/bad.h:4",
-            "lib/ops/bad.h:5", "lib/ops/bad.h:6", "lib/ops/bad.h:7", "lib/ops/bad.h:8"]
+EXPECTED = [
+    "apps/main.cpp:1", "apps/main.cpp:2", "lib/ops/bad.h:1", "lib/ops/bad.h:2", "lib/ops/bad.h:3",
+    "lib/ops/bad.h:4", "lib/ops/bad.h:5", "lib/ops/bad.h:6", "lib/ops/bad.h:7", "lib/ops/bad.h:8",
+]
 
 if __name__ == "__main__":
     sys.exit(checking.main("methods", PLANTED, EXPECTED, check))

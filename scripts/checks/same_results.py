@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
-"""Trains a toy in every plan with two builds of the program and compares what they computed, bit for bit.
+"""Trains a toy in every plan with two builds of the program and compares what they computed, bit
+for bit.
 
-    scripts/checks/same_results.py BASE NEW [--plans NAME,...] [--layouts NAME,...] [--steps N] [--set KEY=VALUE]...
+    scripts/checks/same_results.py BASE NEW [--plans NAME,...] [--layouts NAME,...] [--steps N]
+        [--set KEY=VALUE]...
                                    [--store DIR] [--renamed FILE]
 
-BASE and NEW are two fp8train programs. Each plan trains on one rank, on four in DDP, and on four in ZeRO 1, 2 and 3; then the losses and
-gradient norms of every step and every tensor of the last checkpoint are compared. Where NEW refuses or fails what BASE runs, that is a
-difference; what BASE refuses is left out and named.
+BASE and NEW are two fp8train programs. Each plan trains on one rank, on four in DDP, and on four in
+ZeRO 1, 2 and 3; then the losses and gradient norms of every step and every tensor of the last
+checkpoint are compared. Where NEW refuses or fails what BASE runs, that is a difference; what BASE
+refuses is left out and named.
 
 --set KEY=VALUE is a setting of both, for example another model.
---store DIR keeps the results of BASE, so that they are computed once; one folder for one BASE and one list of settings.
---renamed FILE has lines "OLD NEW": tensors that have another name in NEW's checkpoints.
+--store DIR keeps the results of BASE, so that they are computed once; one folder for one BASE and
+one list of settings. --renamed FILE has lines "OLD NEW": tensors that have another name in NEW's
+checkpoints.
 
 Needs mpirun for four ranks. Exit code: 0 nothing differs, 1 something differs, 2 usage.
 """
@@ -43,12 +47,15 @@ def text():
 
 def plans_of(program):
     """The names of `explain --plans`, in its order."""
-    table = subprocess.run([program, "explain", "--plans"], capture_output=True, text=True, check=True).stdout
+    table = subprocess.run(
+        [program, "explain", "--plans"], capture_output=True, text=True, check=True
+    ).stdout
     return re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)
 
 
 def train(program, plan, layout, options, folder):
-    """Returns {name: text of its bits} of one run, or the last line of its error under "refused"."""
+    """Returns {name: text of its bits} of one run, or the last line of its
+    error under "refused"."""
     ranks, stage = LAYOUTS[layout]
     steps = options.steps
     settings = [
@@ -60,10 +67,15 @@ def train(program, plan, layout, options, folder):
     ]  # fmt: skip
     command = [program] + [word for setting in settings for word in ("--set", setting)]
     if ranks > 1:
-        command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(ranks)] + command
+        command = [
+            "mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
+            "-n", str(ranks),
+        ] + command
     environment = dict(os.environ, OMP_NUM_THREADS="1", OMPI_MCA_mpi_yield_when_idle="1")
     subprocess.run(["rm", "-rf", folder / "run"], check=True)
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=SECONDS, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=SECONDS, check=False
+    )
     if done.returncode != 0:
         said = [line for line in done.stderr.splitlines() if "rror" in line]
         return {"refused": (said or ["no message"])[0]}
@@ -74,13 +86,19 @@ def metrics(run):
     found = {}
     for line in (run / "metrics.jsonl").read_text().splitlines():
         values = json.loads(line)
-        found.update({f"{key} of step {values['step']}": repr(values[key]) for key in COMPARED if key in values})
+        found.update({
+            f"{key} of step {values['step']}": repr(values[key])
+            for key in COMPARED
+            if key in values
+        })
     return found
 
 
 def checkpoint(run):
     """A hash for each tensor of each safetensors file of the last checkpoint."""
-    last = max((path for path in run.glob("checkpoints/*") if path.is_dir()), key=lambda path: path.name)
+    last = max(
+        (path for path in run.glob("checkpoints/*") if path.is_dir()), key=lambda path: path.name
+    )
     found = {}
     for file in sorted(last.rglob("*.safetensors")):
         data = file.read_bytes()
@@ -89,7 +107,9 @@ def checkpoint(run):
             if name != "__metadata__":
                 begin, end = (8 + length + offset for offset in tensor["data_offsets"])
                 digest = hashlib.sha256(data[begin:end]).hexdigest()[:16]
-                found[f"{file.relative_to(last)}: {name}"] = f"{tensor['dtype']} {tensor['shape']} {digest}"
+                found[f"{file.relative_to(last)}: {name}"] = (
+                    f"{tensor['dtype']} {tensor['shape']} {digest}"
+                )
     return found
 
 
@@ -107,7 +127,11 @@ def main():
     parser.add_argument("base")
     parser.add_argument("new")
     parser.add_argument("--plans", help="comma-separated; default: all of BASE")
-    parser.add_argument("--layouts", default=",".join(LAYOUTS), help=f"comma-separated; default: {','.join(LAYOUTS)}")
+    parser.add_argument(
+        "--layouts",
+        default=",".join(LAYOUTS),
+        help=f"comma-separated; default: {','.join(LAYOUTS)}",
+    )
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--store", type=Path)
@@ -117,7 +141,11 @@ def main():
     if unknown := [name for name in layouts if name not in LAYOUTS]:
         parser.error(f"Unknown layout '{unknown[0]}' (expected {', '.join(LAYOUTS)})")
     plans = options.plans.split(",") if options.plans else plans_of(options.base)
-    names = dict(line.split() for line in options.renamed.read_text().splitlines()) if options.renamed else {}
+    names = (
+        dict(line.split() for line in options.renamed.read_text().splitlines())
+        if options.renamed
+        else {}
+    )
 
     different = compared = 0
     with tempfile.TemporaryDirectory() as name:
@@ -125,7 +153,11 @@ def main():
         (folder / "text.txt").write_text(text())
         for plan in plans:
             for layout in layouts:
-                stored = options.store / f"{plan}-{layout}-{options.steps}.json" if options.store else None
+                stored = (
+                    options.store / f"{plan}-{layout}-{options.steps}.json"
+                    if options.store
+                    else None
+                )
                 if stored and stored.exists():
                     before = json.loads(stored.read_text())
                 else:
@@ -141,7 +173,10 @@ def main():
                 wrong = [key for key in before | after if before.get(key) != after.get(key)]
                 compared += 1
                 different += bool(wrong)
-                print(f"{plan} {layout}: {f'{len(wrong)} differ' if wrong else f'{len(before)} equal'}", flush=True)
+                print(
+                    f"{plan} {layout}: {f'{len(wrong)} differ' if wrong else f'{len(before)} equal'}",
+                    flush=True,
+                )
                 for key in wrong[:4]:
                     print(f"    {key}: {before.get(key)} -> {after.get(key)}", flush=True)
     print(f"same_results: {compared} runs compared, {different} differ")

@@ -16,14 +16,17 @@ def opened(path, wait):
             return open(path, encoding="utf-8")
         except OSError as error:
             if not wait or not isinstance(error, FileNotFoundError):
-                die(f"{path}: {error.strerror.lower()}; name the folder of a run (its output_dir)", 3)
+                die(
+                    f"{path}: {error.strerror.lower()}; name the folder of a run (its output_dir)",
+                    3,
+                )
         print(f"waiting for {path}", file=sys.stderr)
         time.sleep(wait)
 
 
 def lines_of(path, wait=0):
-    """The objects of metrics.jsonl or tensors.jsonl; the last line may still be being written. A file that is not there is looked for again after
-    `wait` seconds; 0: it is an error."""
+    """The objects of metrics.jsonl or tensors.jsonl; the last line may still be being written. A
+    file that is not there is looked for again after `wait` seconds; 0: it is an error."""
     with opened(path, wait) as file:
         for number, line in enumerate(file, 1):
             if not line.endswith("\n"):
@@ -45,7 +48,8 @@ def flat(value, name=""):
 
 
 def by_step(run, wait=0):
-    """One object for each step: its line, and those of its evaluation and its save. `wait` as in lines_of()."""
+    """One object for each step: its line, and those of its evaluation and its save.
+    `wait` as in lines_of()."""
     steps = {}
     for line in lines_of(Path(run) / "metrics.jsonl", wait):
         steps.setdefault(line["step"], {}).update(flat(line))

@@ -3,8 +3,9 @@
 
     scripts/export/to_csv.py RUN [--tensors] [--out FILE]
 
-RUN is the folder of a run (its output_dir). With --tensors: tensors.jsonl, a row for each step and tensor. Without --out: to standard output.
-Parts of an object have names with dots: fp8_snr_db.x.mean."""
+RUN is the folder of a run (its output_dir). With --tensors: tensors.jsonl, a row for each
+step and tensor. Without --out: to standard output. Parts of an object have names with
+dots: fp8_snr_db.x.mean."""
 
 import argparse
 import csv
@@ -23,12 +24,16 @@ def tensor_rows(run):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run")
-    parser.add_argument("--tensors", action="store_true", help="a row for each step and tensor, of tensors.jsonl")
+    parser.add_argument(
+        "--tensors", action="store_true", help="a row for each step and tensor, of tensors.jsonl"
+    )
     parser.add_argument("--out", help="the file to write")
     options = parser.parse_args()
     rows = list(tensor_rows(options.run) if options.tensors else by_step(options.run))
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    with open(options.out, "w", newline="", encoding="utf-8") if options.out else sys.stdout as file:
+    with (
+        open(options.out, "w", newline="", encoding="utf-8") if options.out else sys.stdout as file
+    ):
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

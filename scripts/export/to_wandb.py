@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """A run's metrics to Weights & Biases, once or while it goes on.
 
-    scripts/export/to_wandb.py RUN --project NAME [--name NAME] [--entity NAME] [--offline] [--follow]
+    scripts/export/to_wandb.py RUN --project NAME [--name NAME] [--entity NAME] [--offline]
+        [--follow]
 
-RUN is the folder of a run (its output_dir). Called again it continues the same run there: what was sent is not sent again. Needs the package
-wandb (pip install wandb) and, without --offline, `wandb login`. --follow looks for new lines every 10 seconds, until summary.json is there; the run
-need not have begun."""
+RUN is the folder of a run (its output_dir). Called again it continues the same run there: what
+was sent is not sent again. Needs the package wandb (pip install wandb) and, without --offline,
+`wandb login`. --follow looks for new lines every 10 seconds, until summary.json is there; the
+run need not have begun."""
 
 import argparse
 import hashlib
@@ -31,7 +33,9 @@ def send_new(session, root, sent, wait):
     for values in steps if ended else steps[:-1]:  # lines of the last step may follow
         step = values.pop("step")
         if step > sent:
-            session.log({key: value for key, value in values.items() if value is not None}, step=step)
+            session.log(
+                {key: value for key, value in values.items() if value is not None}, step=step
+            )
             sent = step
     return sent, ended
 
@@ -42,7 +46,9 @@ def main():
     parser.add_argument("--project", required=True)
     parser.add_argument("--name", help="default: the folder's name")
     parser.add_argument("--entity")
-    parser.add_argument("--offline", action="store_true", help="into the folder wandb, for `wandb sync`")
+    parser.add_argument(
+        "--offline", action="store_true", help="into the folder wandb, for `wandb sync`"
+    )
     parser.add_argument("--follow", action="store_true", help="until the run has ended")
     options = parser.parse_args()
     try:
@@ -51,14 +57,22 @@ def main():
         die("this needs the package wandb: pip install wandb")
     root = Path(options.run)
     wait = SECONDS_BETWEEN if options.follow else 0
-    by_step(root, wait)  # an error here is better than a run without content there; nor are the other files there before
+    # an error here is better than a run without content there; nor are the other files there before
+    by_step(root, wait)
     configuration = {"environment": read_json(root / "env.json")}
     resolved = root / "config.resolved.yaml"
     if resolved.is_file():
         configuration["config.resolved.yaml"] = resolved.read_text(encoding="utf-8")
     identity = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]
-    session = wandb.init(project=options.project, entity=options.entity, name=options.name or root.resolve().name, id=identity, resume="allow",
-                         config=configuration, mode="offline" if options.offline else "online")
+    session = wandb.init(
+        project=options.project,
+        entity=options.entity,
+        name=options.name or root.resolve().name,
+        id=identity,
+        resume="allow",
+        config=configuration,
+        mode="offline" if options.offline else "online",
+    )
     sent, ended = send_new(session, root, session.step - 1, wait)
     while options.follow and not ended:
         time.sleep(SECONDS_BETWEEN)

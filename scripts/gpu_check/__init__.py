@@ -1,1 +1,2 @@
-"""The cuda backend on a machine with a GPU, proved and measured item by item. See ../gpu_check.sh."""
+"""The cuda backend on a machine with a GPU, proved and measured item by
+item. See ../gpu_check.sh."""

@@ -27,28 +27,54 @@ def stop(number: int, _: FrameType | None) -> NoReturn:
 
 def default_program() -> Path:
     folders = [ROOT, ROOT / "build/bundle/fp8train", ROOT / "build"]
-    return next((folder for folder in folders if (folder / "bin/fp8train").exists()), ROOT / "build")
+    return next(
+        (folder for folder in folders if (folder / "bin/fp8train").exists()), ROOT / "build"
+    )
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="gpu_check.sh")
-    parser.add_argument("--program", type=Path, help="a bundle or a build folder, or the program itself")
-    parser.add_argument("--tests", type=Path, help="the folder of the test programs; that of the program where it is not given")
+    parser.add_argument(
+        "--program", type=Path, help="a bundle or a build folder, or the program itself"
+    )
+    parser.add_argument(
+        "--tests",
+        type=Path,
+        help="the folder of the test programs; that of the program where it is not given",
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "build/gpu-check")
-    parser.add_argument("--work", type=Path, help="for logs and runs; a folder of its own under the system's temporary one")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        help="for logs and runs; a folder of its own under the system's temporary one",
+    )
     parser.add_argument("--python", default=sys.executable, help="that has torch and torchao")
     parser.add_argument("--group", type=int, action="append", choices=sorted(GROUPS), default=[])
     parser.add_argument("--only", action="append", default=[], metavar="NAMES")
     parser.add_argument("--skip", action="append", default=[], metavar="NAMES")
     parser.add_argument("--budget", type=float, metavar="SECONDS")
     parser.add_argument("--resume", action="store_true", help="leave out what results.jsonl has")
-    parser.add_argument("--retry", action="store_true", help="as --resume, but what failed runs again")
-    parser.add_argument("--small", action="store_true", help="small models and matrices, to try the check itself")
+    parser.add_argument(
+        "--retry", action="store_true", help="as --resume, but what failed runs again"
+    )
+    parser.add_argument(
+        "--small", action="store_true", help="small models and matrices, to try the check itself"
+    )
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="print the table of these results.jsonl together, and run nothing")
+    parser.add_argument(
+        "--table",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="print the table of these results.jsonl together, and run nothing",
+    )
     arguments = parser.parse_args()
     for name in ("only", "skip"):
-        setattr(arguments, name, [part for text in getattr(arguments, name) for part in text.split(",") if part])
+        setattr(
+            arguments,
+            name,
+            [part for text in getattr(arguments, name) for part in text.split(",") if part],
+        )
     return arguments
 
 
@@ -58,8 +84,13 @@ def workspace(arguments: argparse.Namespace) -> Workspace:
     if not program.exists():
         sys.exit(f"{program} is missing: build first, or give --program")
     tests = arguments.tests.resolve() if arguments.tests else program.parent
-    work = arguments.work.resolve() if arguments.work else Path(tempfile.mkdtemp(prefix="gpu-check-"))
-    return Workspace(program, tests, work, arguments.python, SMALL if arguments.small else LARGE, base_environment([program.parent.parent / "lib"]))
+    work = (
+        arguments.work.resolve() if arguments.work else Path(tempfile.mkdtemp(prefix="gpu-check-"))
+    )
+    return Workspace(
+        program, tests, work, arguments.python, SMALL if arguments.small else LARGE,
+        base_environment([program.parent.parent / "lib"]),
+    )
 
 
 def main() -> int:
@@ -74,7 +105,9 @@ def main() -> int:
         return 2
     if arguments.list:
         for item in items:
-            print(f"{item.group}  {item.name:<36} usually {item.usual:3.0f} s, at most {item.limit:3.0f} s")
+            print(
+                f"{item.group}  {item.name:<36} usually {item.usual:3.0f} s, at most {item.limit:3.0f} s"
+            )
         return 0
     work = workspace(arguments)
     results = Results(arguments.out.resolve(), work.work / "logs")
@@ -83,7 +116,9 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, stop)
-    runner = Runner(work, results, arguments.budget or GROUP_SECONDS * len({item.group for item in items}))
+    runner = Runner(
+        work, results, arguments.budget or GROUP_SECONDS * len({item.group for item in items})
+    )
     try:
         if not items:
             print("nothing is left to do")

@@ -37,12 +37,16 @@ def _shortened(body: str) -> str:
     starts = [match.start() for match in FAILED.finditer(body)]
     if len(starts) <= SHOWN:
         return body.strip()
-    return body[: starts[SHOWN]].strip() + f"\n... and {len(starts) - SHOWN} more failing assertions"
+    return (
+        body[: starts[SHOWN]].strip() + f"\n... and {len(starts) - SHOWN} more failing assertions"
+    )
 
 
 def _name(header: str) -> str:
     """A long name of a test case goes on in the next line; sections are indented."""
-    return " ".join(line for line in header.splitlines() if line and not line.startswith(" ")).strip()
+    return " ".join(
+        line for line in header.splitlines() if line and not line.startswith(" ")
+    ).strip()
 
 
 def parse(output: str) -> Report:
@@ -50,13 +54,20 @@ def parse(output: str) -> Report:
     seconds = {match[2]: float(match[1]) for match in map(DURATION.match, lines) if match}
     ends = [i for i, line in enumerate(lines) if line == END]
     summary = "; ".join(line for line in lines[ends[-1] + 1:] if line) if ends else ""
-    text = "\n".join(line for line in lines[: ends[-1] if ends else None] if not DURATION.match(line))
+    text = "\n".join(
+        line for line in lines[: ends[-1] if ends else None] if not DURATION.match(line)
+    )
     failures = []
-    parts = text.split(RULE + "\n")  # header and body alternate after the text before the first rule
+    # header and body alternate after the text before the first rule
+    parts = text.split(RULE + "\n")
     for header, body in zip(parts[1::2], parts[2::2]):
         if FAILED.search(body):
             location, _, rest = body.partition(DOTS + "\n")
-            failures.append(Failure(_name(header), f"{header.strip()}\n{location.strip()}\n\n{_shortened(rest)}"))
+            failures.append(
+                Failure(
+                    _name(header), f"{header.strip()}\n{location.strip()}\n\n{_shortened(rest)}"
+                )
+            )
     return Report(failures, seconds, summary)
 
 

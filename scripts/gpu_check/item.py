@@ -41,9 +41,18 @@ def unknown(reason: str) -> Outcome:
 
 
 class Workspace:
-    """The program, folders and the running item's time; notes what its commands wrote to standard error."""
+    """The program, folders and the running item's time; notes what its commands
+    wrote to standard error."""
 
-    def __init__(self, program: Path, tests: Path, work: Path, python: str, shapes: Shapes, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        program: Path,
+        tests: Path,
+        work: Path,
+        python: str,
+        shapes: Shapes,
+        environment: Mapping[str, str],
+    ) -> None:
         self.program, self.tests, self.work, self.python = program, tests, work, python
         self.shapes, self.environment = shapes, dict(environment)
         self.facts: dict[str, Any] = {}  # of the machine and of what runs on it; in every result
@@ -53,18 +62,29 @@ class Workspace:
         (work / "logs").mkdir(parents=True, exist_ok=True)
 
     def begin(self, item: str, seconds: float) -> None:
-        self._item, self._commands, self._deadline, self.stderr = item, 0, time.monotonic() + seconds, []
+        self._item, self._commands, self._deadline, self.stderr = (
+            item,
+            0,
+            time.monotonic() + seconds,
+            [],
+        )
 
     def left(self) -> float:
         """Seconds that the running item has."""
         return self._deadline - time.monotonic()
 
-    def run(self, command: Sequence[str | Path], most: float = float("inf"), **environment: str) -> Done:
+    def run(
+        self, command: Sequence[str | Path], most: float = float("inf"), **environment: str
+    ) -> Done:
         """At most `most` seconds, and not longer than the item has."""
         self._commands += 1
-        log = self.work / "logs" / (self._item + (f".{self._commands}" if self._commands > 1 else ""))
+        log = (
+            self.work / "logs" / (self._item + (f".{self._commands}" if self._commands > 1 else ""))
+        )
         words = [str(word) for word in command]
-        done = process.run(words, str(log), min(most, self.left()), {**self.environment, **environment})
+        done = process.run(
+            words, str(log), min(most, self.left()), {**self.environment, **environment}
+        )
         with open(f"{log}.err", "a", encoding="utf-8") as err:
             err.write(f"\n$ {' '.join(words)}\n{done.end()}, {done.seconds:.1f} s\n")
         self.stderr += [line for line in done.err.splitlines() if line.strip()]
@@ -87,7 +107,8 @@ def base_environment(library_folders: Sequence[Path]) -> dict[str, str]:
 
 
 def parse_json(text: str) -> Any:
-    """The object that standard output holds; None where there is none. Libraries may print lines before it."""
+    """The object that standard output holds; None where there is none. Libraries may
+    print lines before it."""
     start = re.search(r"^\{", text, re.MULTILINE)
     try:
         return json.loads(text[start.start():]) if start else None

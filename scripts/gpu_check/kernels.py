@@ -1,4 +1,5 @@
-"""Items that hold kernels, whole steps and ranks against the cpu: the test programs, also under compute-sanitizer."""
+"""Items that hold kernels, whole steps and ranks against the cpu: the test programs, also
+under compute-sanitizer."""
 
 from __future__ import annotations
 
@@ -17,7 +18,12 @@ ALONE_SECONDS = 15.0  # at most: one that hangs leaves time for the others
 # Topic, filter of Catch2, usual seconds, limit; what no filter names is the last topic.
 TOPICS = [
     ("codes", "[exhaustive]", 10, 60),
-    ("casts", "[quantize]~[exhaustive],[blocks]~[exhaustive],[fused],[elementwise],[storage],[wire]", 15, 90),
+    (
+        "casts",
+        "[quantize]~[exhaustive],[blocks]~[exhaustive],[fused],[elementwise],[storage],[wire]",
+        15,
+        90,
+    ),
     ("gemm", "[gemm],[scaled_gemm]", 8, 60),
     ("norm", "[norm]", 8, 60),
     ("activation", "[activation]", 6, 45),
@@ -26,14 +32,17 @@ TOPICS = [
     ("attention-cudnn", "[cudnn]", 15, 60),
     ("attention-own", "[attention]~[cudnn]", 8, 60),
 ]
-OTHERS = "~" + "~".join(sorted(set(re.findall(r"(?<!~)\[\w+\]", ",".join(topic[1] for topic in TOPICS)))))
+OTHERS = "~" + "~".join(
+    sorted(set(re.findall(r"(?<!~)\[\w+\]", ",".join(topic[1] for topic in TOPICS))))
+)
 SANITIZER_ERRORS = re.compile(r"ERROR SUMMARY: (\d+) error")
 RACES = re.compile(r"RACECHECK SUMMARY: (\d+) hazard")
 
 
 @dataclass(frozen=True)
 class Alone:
-    """A test case in a process of its own: after one has spoilt the device, the others of its process fail too."""
+    """A test case in a process of its own: after one has spoilt the device, the others of
+    its process fail too."""
 
     end: str
     text: str  # its failing assertions
@@ -42,20 +51,29 @@ class Alone:
 def run_alone(work: Workspace, program: str, test: str) -> Alone:
     if work.left() < NEW_PROCESS_SECONDS:
         return Alone("no time left", "")
-    done = work.run([work.test_program(program), catch.filter_of(test)], ALONE_SECONDS, CUDA_LAUNCH_BLOCKING="1")
+    done = work.run(
+        [work.test_program(program), catch.filter_of(test)], ALONE_SECONDS, CUDA_LAUNCH_BLOCKING="1"
+    )
     if done.code == 0:
         return Alone("passes alone", "")
-    return Alone(f"fails alone: {done.end()}", "\n\n".join(failure.text for failure in catch.parse(done.out).failures))
+    return Alone(
+        f"fails alone: {done.end()}",
+        "\n\n".join(failure.text for failure in catch.parse(done.out).failures),
+    )
 
 
 def unfinished(work: Workspace, program: str, wanted: str, report: catch.Report) -> list[str]:
     """Test cases that the process did not reach or did not end."""
     listed = work.run([work.test_program(program), "--list-test-names-only", wanted], 20)
     names = [line.strip() for line in listed.out.splitlines() if line.strip()]
-    return [name for name in names if name not in report.seconds and name not in report.failed_tests]
+    return [
+        name for name in names if name not in report.seconds and name not in report.failed_tests
+    ]
 
 
-def failed_tests(work: Workspace, program: str, wanted: str, done: Done, report: catch.Report) -> Outcome:
+def failed_tests(
+    work: Workspace, program: str, wanted: str, done: Done, report: catch.Report
+) -> Outcome:
     """Every failing assertion, and how the tests end one by one."""
     ended = report.summary and done.code >= 0  # a signal has a summary too, of what came before it
     lost = [] if ended else unfinished(work, program, wanted, report)
@@ -64,8 +82,16 @@ def failed_tests(work: Workspace, program: str, wanted: str, done: Done, report:
     known = "\n".join(texts)
     texts += [f"alone: {one.text}" for one in alone.values() if one.text and one.text not in known]
     texts.append("\n".join(f"{test}: {one.end}" for test, one in alone.items()))
-    texts.append(f"{done.end()}; {report.summary or 'did not reach its end'}\n{done.err.strip()[-3000:]}")
-    detail = {"ended": done.end(), "summary": report.summary, "failed": report.failed_tests, "not_ended": lost, "alone": {test: one.end for test, one in alone.items()}}
+    texts.append(
+        f"{done.end()}; {report.summary or 'did not reach its end'}\n{done.err.strip()[-3000:]}"
+    )
+    detail = {
+        "ended": done.end(),
+        "summary": report.summary,
+        "failed": report.failed_tests,
+        "not_ended": lost,
+        "alone": {test: one.end for test, one in alone.items()},
+    }
     return Outcome(False, detail, "\n\n".join(texts).strip())
 
 
@@ -77,7 +103,11 @@ def judge(work: Workspace, program: str, wanted: str, done: Done) -> Outcome:
         return failed_tests(work, program, wanted, done, report)
     missed = [line for line in done.out.splitlines() if "not run" in line]
     if missed or "No tests ran" in done.out:
-        return Outcome(False, {"reason": "tests did not run"}, "\n".join(missed) or f"no test case matches {wanted}")
+        return Outcome(
+            False,
+            {"reason": "tests did not run"},
+            "\n".join(missed) or f"no test case matches {wanted}",
+        )
     slowest = dict(sorted(report.seconds.items(), key=lambda entry: -entry[1])[:5])
     return Outcome(True, {"summary": report.summary, "slowest": slowest})
 
@@ -87,7 +117,10 @@ def tests(program: str, wanted: str) -> Callable[[Workspace], Outcome]:
         if not work.test_program(program).exists():
             return unknown(f"{program} is not there")
         # A part of the time is left for the tests that fail, one by one.
-        done = work.run([work.test_program(program), "--durations", "yes", *([wanted] if wanted else [])], 0.75 * work.left())
+        done = work.run(
+            [work.test_program(program), "--durations", "yes", *([wanted] if wanted else [])],
+            0.75 * work.left(),
+        )
         return judge(work, program, wanted, done)
 
     return check
@@ -100,7 +133,10 @@ def sanitizer(tool: str, wanted: str, count: re.Pattern[str]) -> Callable[[Works
             return unknown("compute-sanitizer is not installed")
         if not work.test_program("cuda_ops_test").exists():
             return unknown("cuda_ops_test is not there")
-        done = work.run([program, "--tool", tool, "--error-exitcode", "9", work.test_program("cuda_ops_test"), "--durations", "yes", wanted])
+        done = work.run([
+            program, "--tool", tool, "--error-exitcode", "9", work.test_program("cuda_ops_test"),
+            "--durations", "yes", wanted,
+        ])
         return judge_sanitizer(done, count)
 
     return check
@@ -109,14 +145,24 @@ def sanitizer(tool: str, wanted: str, count: re.Pattern[str]) -> Callable[[Works
 def judge_sanitizer(done: Done, count: re.Pattern[str]) -> Outcome:
     said = [line for line in done.out.splitlines() if line.startswith("=========")]
     found = count.search(done.out)
-    report = catch.parse("\n".join(line for line in done.out.splitlines() if not line.startswith("=========")))
-    detail: dict[str, Any] = {"ended": done.end(), "tests": report.summary, "tests_ended": len(report.seconds)}
+    report = catch.parse(
+        "\n".join(line for line in done.out.splitlines() if not line.startswith("========="))
+    )
+    detail: dict[str, Any] = {
+        "ended": done.end(),
+        "tests": report.summary,
+        "tests_ended": len(report.seconds),
+    }
     if found and int(found[1]) > 0:
         return Outcome(False, {**detail, "errors": int(found[1])}, "\n".join(said[:120]))
     if found is None or "Device not supported" in done.out:
         return Outcome(None, {**detail, "reason": f"{done.end()} before it had counted errors"}, "")
     if done.code != 0:
-        return Outcome(False, detail, "\n\n".join(failure.text for failure in report.failures) or failed_command(done).report)
+        return Outcome(
+            False,
+            detail,
+            "\n\n".join(failure.text for failure in report.failures) or failed_command(done).report,
+        )
     return Outcome(True, {**detail, "errors": 0})
 
 
@@ -129,18 +175,32 @@ def probe(work: Workspace) -> Outcome:
     ways: dict[str, str] = {}
     for entry in figures["results"]:
         way = f"{entry['operands']} to {entry['result']}{', fast accumulation' if entry['fast_accumulate'] else ''}"
-        state = entry.get("error") or (f"dequantized: {entry['dequantized']}" if "dequantized" in entry else "native")
+        state = entry.get("error") or (
+            f"dequantized: {entry['dequantized']}" if "dequantized" in entry else "native"
+        )
         ways[way] = state if ways.get(way, "native") == "native" else ways[way]
     refused = {way: state for way, state in ways.items() if state != "native"}
     wrong = {way: state for way, state in refused.items() if not state.startswith("dequantized")}
-    lacking = {way: state for way, state in refused.items() if "1x32" not in way} if work.facts.get("compute_cap", "9.0") == "9.0" else {}  # 9.0 has all but these
+    # 9.0 has all but these
+    lacking = (
+        {way: state for way, state in refused.items() if "1x32" not in way}
+        if work.facts.get("compute_cap", "9.0") == "9.0"
+        else {}
+    )
     report = "\n".join(f"{way}: {state}" for way, state in (wrong or lacking).items())
-    return Outcome(not wrong and not lacking, {"native": sorted(set(ways) - set(refused)), "refused": refused}, report)
+    return Outcome(
+        not wrong and not lacking,
+        {"native": sorted(set(ways) - set(refused)), "refused": refused},
+        report,
+    )
 
 
 def kernel_items() -> list[Item]:
     items = [Item("probe", 1, 6, 60, probe)]
-    items += [Item(f"kernels.{topic}", 1, usual, limit, tests("cuda_ops_test", wanted)) for topic, wanted, usual, limit in TOPICS]
+    items += [
+        Item(f"kernels.{topic}", 1, usual, limit, tests("cuda_ops_test", wanted))
+        for topic, wanted, usual, limit in TOPICS
+    ]
     items.append(Item("kernels.others", 1, 8, 60, tests("cuda_ops_test", OTHERS)))
     items.append(Item("steps", 1, 20, 120, tests("train_test", "[cuda]~[nccl]")))
     return items

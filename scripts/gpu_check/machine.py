@@ -10,13 +10,27 @@ import time
 from glob import glob
 from typing import Any
 
-FACTS = ["name", "driver_version", "memory.total", "power.limit", "clocks.max.sm", "clocks.max.mem", "pstate", "ecc.mode.current", "compute_cap"]
-SAMPLED = ["clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_event_reasons.active"]
+FACTS = [
+    "name", "driver_version", "memory.total", "power.limit", "clocks.max.sm", "clocks.max.mem",
+    "pstate", "ecc.mode.current", "compute_cap",
+]
+SAMPLED = [
+    "clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_event_reasons.active",
+]
 SAMPLE_MILLISECONDS = 500
-# Bits of clocks_event_reasons.active that mean that a limit holds the clocks down (NVML's nvmlClocksEventReasons).
-LIMITS = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
+# Bits of clocks_event_reasons.active that mean that a limit holds the clocks down (NVML's
+# nvmlClocksEventReasons).
+LIMITS = {
+    0x4: "power cap", 0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)",
+    0x80: "power brake",
+}
 # Where tools are that are installed but not on the path.
-TOOL_PATHS = ["/usr/local/cuda/bin/{}", "/usr/local/cuda-*/bin/{}", "/opt/nvidia/nsight-compute/*/{}", "/opt/nvidia/nsight-systems/*/bin/{}"]
+TOOL_PATHS = [
+    "/usr/local/cuda/bin/{}",
+    "/usr/local/cuda-*/bin/{}",
+    "/opt/nvidia/nsight-compute/*/{}",
+    "/opt/nvidia/nsight-systems/*/bin/{}",
+]
 
 
 def find_tool(name: str) -> str | None:
@@ -36,7 +50,12 @@ def query(fields: list[str]) -> list[dict[str, str]]:
     if tool is None:
         return []
     try:
-        done = subprocess.run([tool, f"--query-gpu={','.join(fields)}", "--format=csv,noheader"], capture_output=True, text=True, timeout=20)
+        done = subprocess.run(
+            [tool, f"--query-gpu={','.join(fields)}", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return []
     rows = [line.split(", ") for line in done.stdout.splitlines()] if done.returncode == 0 else []
@@ -51,8 +70,13 @@ class ClockSampler:
         self._process: subprocess.Popen[str] | None = None
         tool = find_tool("nvidia-smi")
         if tool is not None:
-            command = [tool, "-i", "0", f"--query-gpu={','.join(SAMPLED)}", "--format=csv,noheader,nounits", "-lms", str(SAMPLE_MILLISECONDS)]
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            command = [
+                tool, "-i", "0", f"--query-gpu={','.join(SAMPLED)}",
+                "--format=csv,noheader,nounits", "-lms", str(SAMPLE_MILLISECONDS),
+            ]
+            self._process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
             threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
 
     def _read(self, process: subprocess.Popen[str]) -> None:
@@ -73,7 +97,10 @@ class ClockSampler:
         result: dict[str, Any] = {}
         for column, name in enumerate(["sm_mhz", "memory_mhz", "watts", "celsius"]):
             if numbers(column):
-                result[name] = {"median": statistics.median(numbers(column)), "max": max(numbers(column))}
+                result[name] = {
+                    "median": statistics.median(numbers(column)),
+                    "max": max(numbers(column)),
+                }
         reasons = 0
         for values in taken:
             if values[4].startswith("0x"):

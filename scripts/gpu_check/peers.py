@@ -1,4 +1,5 @@
-"""Items that measure PyTorch and fp8train alternately on the same model, each in a process of its own."""
+"""Items that measure PyTorch and fp8train alternately on the same model, each in
+a process of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +13,11 @@ MODEL = "llama-8b-16l"
 SCRIPT = ROOT / "scripts/bench/peers.py"
 SECONDS = 6.0
 # PyTorch, fp8train, PyTorch, ...
-PAIRS = [("bf16-compile", "bf16"), ("torchao-fp8-compile", "te-delayed"), ("torchao-rowwise-compile", "torchao-rowwise")]
+PAIRS = [
+    ("bf16-compile", "bf16"),
+    ("torchao-fp8-compile", "te-delayed"),
+    ("torchao-rowwise-compile", "torchao-rowwise"),
+]
 ROUNDS = 2
 SHARDED = [f"{variant}-fsdp" for variant, _ in PAIRS]
 
@@ -23,7 +28,13 @@ def own(plan: str) -> Callable[[Workspace], Outcome]:
 
 def torch(variant: str) -> Callable[[Workspace], Outcome]:
     def check(work: Workspace) -> Outcome:
-        done = work.run([work.python, SCRIPT, "--worker", MODEL, variant, "--device", "cuda", "--seconds", str(SECONDS)], LD_LIBRARY_PATH=os.environ.get("LD_LIBRARY_PATH", ""))
+        done = work.run(
+            [
+                work.python, SCRIPT, "--worker", MODEL, variant, "--device", "cuda",
+                "--seconds", str(SECONDS),
+            ],
+            LD_LIBRARY_PATH=os.environ.get("LD_LIBRARY_PATH", ""),
+        )
         missing = re.search(r"No module named '(torch\w*)", done.err)
         if done.code != 0 and missing:
             return unknown(f"this Python has no {missing[1]}")

@@ -1,4 +1,5 @@
-"""Before the items: which machine this is, what the program finds there, and whether it computes at all."""
+"""Before the items: which machine this is, what the program finds there, and
+whether it computes at all."""
 
 from __future__ import annotations
 
@@ -12,7 +13,10 @@ from .machine import FACTS, find_tool, query
 from .texts import toy_config
 
 TOOLS = ["nvidia-smi", "compute-sanitizer", "ncu", "nsys", "nvcc"]
-PACKAGES = ["torch", "torchao", "triton", "nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-nccl-cu13", "nvidia-nccl-cu12"]
+PACKAGES = [
+    "torch", "torchao", "triton", "nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cudnn-cu13",
+    "nvidia-cudnn-cu12", "nvidia-nccl-cu13", "nvidia-nccl-cu12",
+]
 
 
 def wheel_folders() -> list[str]:
@@ -20,7 +24,11 @@ def wheel_folders() -> list[str]:
     found: list[str] = []
     for folder in sys.path:
         for pattern in ("nvidia/*/lib", "nvidia/cu*/lib"):
-            found += sorted(str(each) for each in Path(folder).glob(pattern) if each.is_dir()) if folder else []
+            found += (
+                sorted(str(each) for each in Path(folder).glob(pattern) if each.is_dir())
+                if folder
+                else []
+            )
     return list(dict.fromkeys(found))
 
 
@@ -47,17 +55,26 @@ def versions(work: Workspace) -> dict[str, Any]:
 def attention(work: Workspace) -> str | None:
     """Which kernels a run would take, as `check` says it."""
     done = work.fp8train("check", "--config", toy_config(work, {}), "--set", "device=cuda", most=60)
-    marked = [line.split("attention:", 1)[1].strip() for line in done.out.splitlines() if "attention:" in line]
+    marked = [
+        line.split("attention:", 1)[1].strip()
+        for line in done.out.splitlines()
+        if "attention:" in line
+    ]
     return marked[0] if marked else None
 
 
 def fp8_modes(figures: dict[str, Any]) -> dict[str, str]:
     """Of each kind of operand: "native", or why not."""
-    return {entry["operands"]: entry.get("dequantized", "native") for entry in figures["results"] if "e4m3" in entry["operands"]}
+    return {
+        entry["operands"]: entry.get("dequantized", "native")
+        for entry in figures["results"]
+        if "e4m3" in entry["operands"]
+    }
 
 
 def computes(work: Workspace) -> tuple[dict[str, Any] | None, Outcome]:
-    """A product of each kind on the GPU. Where the program does not find its libraries, once more with those of this Python."""
+    """A product of each kind on the GPU. Where the program does not find its libraries, once more
+    with those of this Python."""
     command = ("bench", "gemm", "--sizes", "256", "--seconds", "0.1", "--device", "cuda", "--json")
     done = work.fp8train(*command, most=90)
     figures = parse_json(done.out) if done.code == 0 else None
@@ -68,22 +85,34 @@ def computes(work: Workspace) -> tuple[dict[str, Any] | None, Outcome]:
         figures = parse_json(again.out) if again.code == 0 else None
         if figures is not None:
             reason = "libraries were found only through LD_LIBRARY_PATH"
-            return figures, Outcome(False, {"reason": reason}, f"{reason}; without it: {failed_command(done).report}")
+            return figures, Outcome(
+                False, {"reason": reason}, f"{reason}; without it: {failed_command(done).report}"
+            )
         work.environment["LD_LIBRARY_PATH"] = known
     return figures, Outcome(True) if figures is not None else failed_command(done)
 
 
 def check_machine(work: Workspace) -> Outcome:
-    """Fills work.facts, which every result carries. Where they have neither "gpu" nor "fp8_modes", nothing can run."""
+    """Fills work.facts, which every result carries. Where they have neither "gpu" nor
+    "fp8_modes", nothing can run."""
     gpus = query(FACTS) or query(FACTS[:2])
     if gpus:
         work.run([find_tool("nvidia-smi") or "nvidia-smi", "-q"], 20)
-        work.facts |= {"gpu": gpus[0]["name"], "driver": gpus[0]["driver_version"], "compute_cap": gpus[0].get("compute_cap", "9.0")}
+        work.facts |= {
+            "gpu": gpus[0]["name"],
+            "driver": gpus[0]["driver_version"],
+            "compute_cap": gpus[0].get("compute_cap", "9.0"),
+        }
     found = versions(work)
     work.facts["program"] = found["version"]
     figures, outcome = computes(work)
     if figures is not None:
         work.facts["fp8_modes"] = fp8_modes(figures)
         work.facts["attention"] = attention(work)
-    outcome.detail |= {"gpus": gpus, "tools": {tool: find_tool(tool) for tool in TOOLS}, "packages": python_packages(), **found}
+    outcome.detail |= {
+        "gpus": gpus,
+        "tools": {tool: find_tool(tool) for tool in TOOLS},
+        "packages": python_packages(),
+        **found,
+    }
     return outcome

@@ -52,12 +52,20 @@ def _text(path: Path) -> str:
 
 
 def run(command: Sequence[str], log: str, limit: float, environment: Mapping[str, str]) -> Done:
-    """Standard output goes to `log`.out, standard error to `log`.err; both hold what was written when a limit ends the command."""
+    """Standard output goes to `log`.out, standard error to `log`.err; both hold what was written
+    when a limit ends the command."""
     out, err = Path(log + ".out"), Path(log + ".err")
     begin = time.monotonic()
     with out.open("wb") as out_file, err.open("wb") as err_file:
         try:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out_file, stderr=err_file, env=dict(environment), start_new_session=True)
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out_file,
+                stderr=err_file,
+                env=dict(environment),
+                start_new_session=True,
+            )
         except OSError as error:
             return Done(NOT_FOUND, "", f"{command[0]}: {error.strerror}", 0.0)
         code = TIMED_OUT

@@ -1,4 +1,5 @@
-"""results.jsonl, one line for each item that ended, and what is made of it: the table, the whole failures, the archive of logs."""
+"""results.jsonl, one line for each item that ended, and what is made of it: the table, the whole
+failures, the archive of logs."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ def read_results(paths: Iterable[Path]) -> list[dict[str, Any]]:
     """Lines in order. One that a killed run left half written is passed over."""
     results = []
     for path in paths:
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
+        for line in (
+            path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+        ):
             try:
                 entry = json.loads(line)
             except json.JSONDecodeError:
@@ -51,7 +54,11 @@ class Results:
         self.out, self.logs, self.path = out, logs, out / "results.jsonl"
         self._next_archive = 0.0
         self._restore_logs()
-        if self.path.exists() and not self.path.read_bytes().endswith(b"\n") and self.path.stat().st_size > 0:
+        if (
+            self.path.exists()
+            and not self.path.read_bytes().endswith(b"\n")
+            and self.path.stat().st_size > 0
+        ):
             with self.path.open("ab") as file:  # behind a line that a killed run left
                 file.write(b"\n")
 
@@ -60,7 +67,13 @@ class Results:
         archive = self.out / "logs.tar.gz"
         if archive.exists():
             with tarfile.open(archive) as opened:
-                earlier = [member for member in opened if member.isreg() and member.name.startswith("logs/") and ".." not in member.name]
+                earlier = [
+                    member
+                    for member in opened
+                    if member.isreg()
+                    and member.name.startswith("logs/")
+                    and ".." not in member.name
+                ]
                 opened.extractall(self.logs.parent, members=earlier)
 
     def all(self) -> list[dict[str, Any]]:
@@ -79,7 +92,11 @@ class Results:
         begin = time.monotonic()
         results = latest(self.all())
         replace(self.out / "table.txt", render(results))
-        failures = [f"##### {name}\n{result.get('report', '')}\n" for name, result in results.items() if result["passed"] is False]
+        failures = [
+            f"##### {name}\n{result.get('report', '')}\n"
+            for name, result in results.items()
+            if result["passed"] is False
+        ]
         replace(self.out / "failures.txt", "\n".join(failures))
         fresh = self.out / "logs.tar.gz.new"
         with tarfile.open(fresh, "w:gz", compresslevel=4) as archive:

@@ -42,20 +42,35 @@ class Runner:
         return self._deadline - time.monotonic() - CLOSING_SECONDS
 
     def run(self, item: Item) -> Outcome:
-        """Within the item's limit and what is left of the budget; the result is on disk when this returns."""
+        """Within the item's limit and what is left of the budget; the result is on
+        disk when this returns."""
         begin = time.monotonic()
         self._work.begin(item.name, min(item.limit * self._work.shapes.patience, self.left()))
         try:
             outcome = item.check(self._work)
-        except Exception as error:  # an answer that this check does not understand ends one item, not the others
-            outcome = Outcome(False, {"reason": f"{type(error).__name__}: {error}"}, traceback.format_exc())
+        # an answer that this check does not understand ends one item, not the others
+        except Exception as error:
+            outcome = Outcome(
+                False, {"reason": f"{type(error).__name__}: {error}"}, traceback.format_exc()
+            )
         seconds = time.monotonic() - begin
         self._results.add({
-            "item": item.name, "group": item.group, "passed": outcome.passed, "seconds": round(seconds, 2), "at": round(time.time()),
-            "facts": self._work.facts, "clocks": self._clocks.since(begin), "detail": outcome.detail, "report": outcome.report[:REPORT_CHARACTERS],
-            "stderr": self._work.stderr_end()})
+            "item": item.name,
+            "group": item.group,
+            "passed": outcome.passed,
+            "seconds": round(seconds, 2),
+            "at": round(time.time()),
+            "facts": self._work.facts,
+            "clocks": self._clocks.since(begin),
+            "detail": outcome.detail,
+            "report": outcome.report[:REPORT_CHARACTERS],
+            "stderr": self._work.stderr_end(),
+        })
         reason = outcome.detail.get("reason", "")
-        print(f"{item.name}: {STATES[outcome.passed]}, {seconds:.1f} s{' (' + str(reason)[:200] + ')' if reason else ''}", flush=True)
+        print(
+            f"{item.name}: {STATES[outcome.passed]}, {seconds:.1f} s{' (' + str(reason)[:200] + ')' if reason else ''}",
+            flush=True,
+        )
         if outcome.passed is False:
             print("    " + shown(outcome.report).replace("\n", "\n    "), flush=True)
         return outcome
@@ -77,4 +92,8 @@ class Runner:
 def undone(items: Sequence[Item], results: Results, retry: bool) -> list[Item]:
     """Those without a result, and those that failed where `retry`."""
     known = latest(results.all())
-    return [item for item in items if item.name not in known or (retry and known[item.name]["passed"] is False)]
+    return [
+        item
+        for item in items
+        if item.name not in known or (retry and known[item.name]["passed"] is False)
+    ]

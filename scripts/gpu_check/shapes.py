@@ -22,8 +22,11 @@ class Shapes:
         return ["--seconds", f"{max(seconds / self.faster, LEAST_SECONDS):g}"]
 
     def step(self, plan: str, seconds: float, layers: int = 0) -> list[str]:
-        return ["step", *self.model, "--layers", str(layers or self.layers), "--micro-batch-size", "1", "--seq-length", str(self.length),
-                "--quick-weights", "--plan", plan, *self.seconds(seconds)]
+        return [
+            "step", *self.model, "--layers", str(layers or self.layers), "--micro-batch-size", "1",
+            "--seq-length", str(self.length), "--quick-weights", "--plan", plan,
+            *self.seconds(seconds),
+        ]
 
     def probes(self) -> list[str]:
         return ["products", *self.probe, *self.seconds(0.03)]
@@ -32,15 +35,31 @@ class Shapes:
         return ["products", *self.model, "--tokens", str(self.length), *words, *self.seconds(3)]
 
     def attention(self) -> list[str]:
-        return ["attention", "--batch", "1", "--seq-length", str(self.length), *self.heads, *self.seconds(2)]
+        return [
+            "attention", "--batch", "1", "--seq-length", str(self.length), *self.heads,
+            *self.seconds(2),
+        ]
 
     def casts(self) -> list[str]:
         return ["cast", *self.cast, *self.seconds(2)]
 
 
 # Llama-3-8B's width with half of its layers, which trains with fp32 states on one GPU of 141 GB.
-LARGE = Shapes(["--preset", "llama-8b", "--vocabulary", "128256"], 16, 8192, ["--heads", "32", "--kv-heads", "8", "--head-dim", "128"],
-               ["--preset", "llama-42m", "--vocabulary", "4096", "--tokens", "256"])
+LARGE = Shapes(
+    ["--preset", "llama-8b", "--vocabulary", "128256"],
+    16,
+    8192,
+    ["--heads", "32", "--kv-heads", "8", "--head-dim", "128"],
+    ["--preset", "llama-42m", "--vocabulary", "4096", "--tokens", "256"],
+)
 # To try the check itself.
-SMALL = Shapes(["--preset", "toy", "--vocabulary", "256"], 2, 64, ["--heads", "4", "--kv-heads", "2", "--head-dim", "16"],
-               ["--preset", "toy", "--vocabulary", "256", "--tokens", "64"], ["--rows", "64", "--columns", "256"], 300.0, 10.0)
+SMALL = Shapes(
+    ["--preset", "toy", "--vocabulary", "256"],
+    2,
+    64,
+    ["--heads", "4", "--kv-heads", "2", "--head-dim", "16"],
+    ["--preset", "toy", "--vocabulary", "256", "--tokens", "64"],
+    ["--rows", "64", "--columns", "256"],
+    300.0,
+    10.0,
+)

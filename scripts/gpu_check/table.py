@@ -12,8 +12,13 @@ STATES = {True: "passed", False: "FAILED", None: "unknown"}
 def columns(rows: Iterable[Iterable[str]]) -> list[str]:
     """Columns under each other."""
     cells = [list(row) for row in rows]
-    widths = [max(len(row[i]) for row in cells if i < len(row)) for i in range(max(map(len, cells), default=0))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
+    widths = [
+        max(len(row[i]) for row in cells if i < len(row))
+        for i in range(max(map(len, cells), default=0))
+    ]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells
+    ]
 
 
 def figures(results: Mapping[str, Result], item: str) -> dict[str, Any]:
@@ -35,7 +40,14 @@ def note(result: Result) -> str:
 
 
 def machine(results: Mapping[str, Result]) -> list[str]:
-    facts: Mapping[str, Any] = next((result.get("facts", {}) for result in reversed(list(results.values())) if result.get("facts")), {})
+    facts: Mapping[str, Any] = next(
+        (
+            result.get("facts", {})
+            for result in reversed(list(results.values()))
+            if result.get("facts")
+        ),
+        {},
+    )
     detail = results.get("machine", {}).get("detail", {})
     lines = [f"{name}: {value}" for name, value in facts.items() if name != "fp8_modes"]
     lines += [f"FP8 {mode}: {state}" for mode, state in (facts.get("fp8_modes") or {}).items()]
@@ -56,19 +68,38 @@ def steps(results: Mapping[str, Result]) -> list[list[str]]:
         found = figures(results, name)
         if not name.startswith("step.") or not found:
             continue
-        rows.append([name[5:], f"{found['tokens_per_second']:,.0f}", f"{1e3 * found['seconds_per_step']:.1f}", f"{found['gflops'] / 1e3:.0f}",
-                     f"{found['tokens_per_second'] / base:.3f}" if base else "", f"{found['memory_bytes'] / 1e9:.1f}", clock_text(result),
-                     str(found.get("attention", ""))[:60]])
+        rows.append([
+            name[5:],
+            f"{found['tokens_per_second']:,.0f}",
+            f"{1e3 * found['seconds_per_step']:.1f}",
+            f"{found['gflops'] / 1e3:.0f}",
+            f"{found['tokens_per_second'] / base:.3f}" if base else "",
+            f"{found['memory_bytes'] / 1e9:.1f}",
+            clock_text(result),
+            str(found.get("attention", ""))[:60],
+        ])
     return rows
 
 
 def shares(results: Mapping[str, Result]) -> list[list[str]]:
     """Where the time of each step goes, operation by operation."""
-    plans = [name for name in results if name.startswith("step.") and figures(results, name).get("time_shares")]
-    operations = dict.fromkeys(operation for plan in plans for operation in figures(results, plan)["time_shares"])
+    plans = [
+        name
+        for name in results
+        if name.startswith("step.") and figures(results, name).get("time_shares")
+    ]
+    operations = dict.fromkeys(
+        operation for plan in plans for operation in figures(results, plan)["time_shares"]
+    )
     rows = [["share of a step", *(plan[5:] for plan in plans)]]
     for operation in operations:
-        rows.append([operation, *(f"{100 * figures(results, plan)['time_shares'].get(operation, 0.0):.1f} %" for plan in plans)])
+        rows.append([
+            operation,
+            *(
+                f"{100 * figures(results, plan)['time_shares'].get(operation, 0.0):.1f} %"
+                for plan in plans
+            ),
+        ])
     return rows
 
 
@@ -80,12 +111,26 @@ def peers(results: Mapping[str, Result]) -> list[list[str]]:
         if name.startswith("peers.") and rate:
             rates.setdefault(name.split(".", 2)[2], []).append(rate)
     medians = {name: statistics.median(values) for name, values in rates.items()}
-    bf16 = max((rate for name, rate in medians.items() if name.startswith("torch.bf16")), default=None)
-    float8 = max((rate for name, rate in medians.items() if name.startswith("torch.torchao")), default=None)
-    rows = [["same model, alternately", "tokens/s", "of PyTorch's best bf16", "of torchao's best float8", "rounds"]]
+    bf16 = max(
+        (rate for name, rate in medians.items() if name.startswith("torch.bf16")), default=None
+    )
+    float8 = max(
+        (rate for name, rate in medians.items() if name.startswith("torch.torchao")), default=None
+    )
+    rows = [
+        [
+            "same model, alternately", "tokens/s", "of PyTorch's best bf16",
+            "of torchao's best float8", "rounds",
+        ]
+    ]
     for name, rate in medians.items():
         ratios = [f"{rate / best:.3f}" if best else "" for best in (bf16, float8)]
-        rows.append([name, f"{rate:,.0f}", *ratios, " ".join(f"{value:,.0f}" for value in rates[name])])
+        rows.append([
+            name,
+            f"{rate:,.0f}",
+            *ratios,
+            " ".join(f"{value:,.0f}" for value in rates[name]),
+        ])
     return rows
 
 
@@ -93,18 +138,42 @@ def products(results: Mapping[str, Result]) -> list[list[str]]:
     rows = [["product", "shape", "operands", "result", "accumulation", "TFLOP/s", "tuned"]]
     ways: dict[tuple[str, ...], list[str]] = {}
     for name in results:
-        for entry in figures(results, name).get("results", []) if name.startswith("products.") else []:
-            way = (f"{entry['layer']} {entry['product']}", entry["shape"], entry["operands"], entry["result"], "fast" if entry["fast_accumulate"] else "")
-            said = f"{entry['gflops'] / 1e3:.0f}" if "gflops" in entry else str(entry.get("error") or entry.get("dequantized"))[:60]
+        for entry in (
+            figures(results, name).get("results", []) if name.startswith("products.") else []
+        ):
+            way = (
+                f"{entry['layer']} {entry['product']}",
+                entry["shape"],
+                entry["operands"],
+                entry["result"],
+                "fast" if entry["fast_accumulate"] else "",
+            )
+            said = (
+                f"{entry['gflops'] / 1e3:.0f}"
+                if "gflops" in entry
+                else str(entry.get("error") or entry.get("dequantized"))[:60]
+            )
             ways.setdefault(way, ["", ""])[1 if name == "products.tuned" else 0] = said
     return rows + [[*way, *rates] for way, rates in sorted(ways.items())]
 
 
 def casts(results: Mapping[str, Result]) -> list[list[str]]:
     found = figures(results, "casts")
-    rows = [[f"cast, a copy moves {found.get('copy_gbytes_per_second', 0):,.0f} GB/s", "orientations", "GB/s", "of the copy"]]
+    rows = [
+        [
+            f"cast, a copy moves {found.get('copy_gbytes_per_second', 0):,.0f} GB/s",
+            "orientations",
+            "GB/s",
+            "of the copy",
+        ]
+    ]
     for entry in found.get("results", []):
-        rows.append([f"{entry['from']} to {entry['to']}, {entry['scales']}", str(entry["orientations"]), f"{entry['gbytes_per_second']:,.0f}", f"{entry['share_of_copy']:.0%}"])
+        rows.append([
+            f"{entry['from']} to {entry['to']}, {entry['scales']}",
+            str(entry["orientations"]),
+            f"{entry['gbytes_per_second']:,.0f}",
+            f"{entry['share_of_copy']:.0%}",
+        ])
     return rows
 
 
@@ -113,7 +182,12 @@ def attention(results: Mapping[str, Result]) -> list[list[str]]:
     for name in ("attention", "attention.deterministic"):
         found = figures(results, name)
         if found:
-            rows.append([name, f"{found['forward_gflops'] / 1e3:.0f}", f"{found['backward_gflops'] / 1e3:.0f}", str(found.get("kernels", ""))])
+            rows.append([
+                name,
+                f"{found['forward_gflops'] / 1e3:.0f}",
+                f"{found['backward_gflops'] / 1e3:.0f}",
+                str(found.get("kernels", "")),
+            ])
     return rows
 
 
@@ -121,8 +195,14 @@ def profiles(results: Mapping[str, Result]) -> list[list[str]]:
     rows = [["kernel", "launches", "us", "GB/s", "instructions", "occupancy"]]
     for name, result in results.items():
         for kernel in result.get("detail", {}).get("kernels", []):
-            rows.append([f"{name[8:]}: {kernel['kernel'][:70]}", str(kernel["launches"]), f"{kernel['nanoseconds'] / 1e3:,.0f}",
-                         f"{kernel['gbytes_per_second']:,.0f}", f"{kernel['instructions']:.3g}", f"{kernel['occupancy']:.0f} %"])
+            rows.append([
+                f"{name[8:]}: {kernel['kernel'][:70]}",
+                str(kernel["launches"]),
+                f"{kernel['nanoseconds'] / 1e3:,.0f}",
+                f"{kernel['gbytes_per_second']:,.0f}",
+                f"{kernel['instructions']:.3g}",
+                f"{kernel['occupancy']:.0f} %",
+            ])
     return rows
 
 
@@ -130,9 +210,19 @@ def render(results: Mapping[str, Result]) -> str:
     """`results`: the last of each item."""
     overview = [["item", "state", "seconds", "", "lines on standard error"]]
     for name, result in results.items():
-        overview.append([name, STATES[result["passed"]], f"{result['seconds']:.1f}", note(result), str(len(result.get("stderr", [])) or "")])
+        overview.append([
+            name, STATES[result["passed"]], f"{result['seconds']:.1f}", note(result),
+            str(len(result.get("stderr", [])) or ""),
+        ])
     sections = [columns(overview)]
-    for rows in (steps(results), shares(results), peers(results), attention(results), casts(results), profiles(results), products(results)):
+    for rows in (
+        steps(results), shares(results), peers(results), attention(results), casts(results),
+        profiles(results), products(results),
+    ):
         if len(rows) > 1:
             sections.append(columns(rows))
-    return "\n".join(machine(results)) + "\n" + "".join("\n" + "\n".join(section) + "\n" for section in sections)
+    return (
+        "\n".join(machine(results))
+        + "\n"
+        + "".join("\n" + "\n".join(section) + "\n" for section in sections)
+    )

@@ -13,7 +13,10 @@ def training_text(work: Workspace) -> Path:
     text = work.work / "text.txt"
     if not text.exists():
         pages = [*sorted(ROOT.glob("docs/**/*.md")), ROOT / "README.md", ROOT / "LICENSE"]
-        text.write_text("\n".join(page.read_text(encoding="utf-8") for page in pages if page.exists()), encoding="utf-8")
+        text.write_text(
+            "\n".join(page.read_text(encoding="utf-8") for page in pages if page.exists()),
+            encoding="utf-8",
+        )
     return text
 
 
@@ -27,5 +30,7 @@ def toy_config(work: Workspace, training: Mapping[str, Any], interval: int = 1) 
         f"training: {{{', '.join(f'{key}: {value}' for key, value in keys.items())}}}\n"
         "optimizer: {name: adamw, lr: 1e-3}\n"
         "scheduler: {type: cosine, warmup_steps: 10}\n"
-        f"logging: {{interval: {interval}}}\n", encoding="utf-8")
+        f"logging: {{interval: {interval}}}\n",
+        encoding="utf-8",
+    )
     return config

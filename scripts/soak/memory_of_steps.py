@@ -2,8 +2,8 @@
 
     scripts/soak/memory_of_steps.py PROGRAM [STEPS]
 
-Samples VmRSS while the program trains, evaluates and saves, and fits a line to the second half. Exit code 1 where it rises by more than
-50 KiB in 1,000 steps.
+Samples VmRSS while the program trains, evaluates and saves, and fits a line to the second half.
+Exit code 1 where it rises by more than 50 KiB in 1,000 steps.
 """
 
 import json
@@ -52,10 +52,13 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         text = pathlib.Path(folder, "text.txt")
         text.write_text("the river ran over stones and we slept cold. " * 500)
-        words = ["model.preset=toy", f"data.train=[{{path: {text}}}]", "data.val_fraction=0.1", "data.seq_length=16",
-                 f"training.max_steps={steps}", "training.micro_batch_size=1", "eval.interval=500", "eval.batches=1",
-                 "sample.interval=0", "logging.interval=20", "checkpoint.interval=200", "threads=1",
-                 "precision.plan=te-delayed", "optimizer.lr=1e-4", "output_dir=run"]
+        words = [
+            "model.preset=toy", f"data.train=[{{path: {text}}}]", "data.val_fraction=0.1",
+            "data.seq_length=16", f"training.max_steps={steps}", "training.micro_batch_size=1",
+            "eval.interval=500", "eval.batches=1", "sample.interval=0", "logging.interval=20",
+            "checkpoint.interval=200", "threads=1", "precision.plan=te-delayed",
+            "optimizer.lr=1e-4", "output_dir=run",
+        ]
         run = subprocess.Popen([program, "train", "--quiet", *words], cwd=folder)
         points = []
         while run.poll() is None:
@@ -74,8 +77,10 @@ def main():
         print(f"{len(late)} samples are too few: more steps are needed")
         return 1
     rise = slope(late) * 1000
-    print(f"{steps} steps, {len(late)} samples in the second half: resident memory {late[0][1]} to {late[-1][1]} KiB, "
-          f"{rise:.1f} KiB in 1,000 steps")
+    print(
+        f"{steps} steps, {len(late)} samples in the second half: resident memory {late[0][1]} to {late[-1][1]} KiB, "
+        f"{rise:.1f} KiB in 1,000 steps"
+    )
     return 0 if rise <= LIMIT_KIB else 1
 
 

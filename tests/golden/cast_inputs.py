@@ -1,4 +1,5 @@
-"""Matrices of bf16 bits that are made by a rule, which tests/ops/quantizer_fixtures_test.cpp repeats, and fingerprints of results."""
+"""Matrices of bf16 bits that are made by a rule, which tests/ops/quantizer_fixtures_test.cpp
+repeats, and fingerprints of results."""
 
 import numpy as np
 import torch
@@ -32,7 +33,8 @@ def adversarial(rows, columns, kinds):
             5: (w & 0x807F) | (100 + e % 50) << 7,
             6: sign | (90 + e % 70) << 7,  # powers of two
             7: sign | 0x7F | (90 + e % 70) << 7,  # as far as can be from them
-            8: sign | 0x7F80 if column % 9 == 4 else (w & 0x807F) | (120 + e % 9) << 7,  # infinities
+            # infinities
+            8: sign | 0x7F80 if column % 9 == 4 else (w & 0x807F) | (120 + e % 9) << 7,
             9: 0x7FC0 if column % 50 == 7 else (w & 0x807F) | (120 + e % 9) << 7,  # NaN
         }[kinds[row % len(kinds)]]
     return bits
@@ -46,4 +48,8 @@ def fingerprint(data):
 
 
 def as_torch(x):
-    return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if x.dtype == np.uint16 else torch.from_numpy(x.copy())
+    return (
+        torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+        if x.dtype == np.uint16
+        else torch.from_numpy(x.copy())
+    )

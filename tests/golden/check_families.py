@@ -3,9 +3,10 @@
 
     check_families.py PROGRAM [--families NAME,NAME...]
 
-For each fixture of make_families.py, and for each model_type from scratch, PROGRAM trains five steps and saves a checkpoint. transformers
-(4 or 5) opens that folder as what its config.json says: no tensor may be missing or left over, and the loss over the same windows of
-random tokens has to be that of `PROGRAM eval` to 1e-6. Prints a line for each; exit code 1 when anything differs.
+For each fixture of make_families.py, and for each model_type from scratch, PROGRAM trains five
+steps and saves a checkpoint. transformers (4 or 5) opens that folder as what its config.json says:
+no tensor may be missing or left over, and the loss over the same windows of random tokens has to be
+that of `PROGRAM eval` to 1e-6. Prints a line for each; exit code 1 when anything differs.
 
 Needs torch, transformers and safetensors; neither the build nor the tests do.
 """
@@ -23,8 +24,15 @@ import transformers
 
 FIXTURES = pathlib.Path(__file__).parent / "families"
 WINDOW, VOCABULARY, TOKENS = 16, 40, 1601
-SHAPE = ["model.hidden_size=32", "model.intermediate_size=48", "model.num_hidden_layers=2", "model.num_attention_heads=4",
-         "model.max_position_embeddings=64", f"model.vocab_size={VOCABULARY}", "model.initializer_range=0.2"]
+SHAPE = [
+    "model.hidden_size=32",
+    "model.intermediate_size=48",
+    "model.num_hidden_layers=2",
+    "model.num_attention_heads=4",
+    "model.max_position_embeddings=64",
+    f"model.vocab_size={VOCABULARY}",
+    "model.initializer_range=0.2",
+]
 YARN = "model.rope_scaling={rope_type: yarn, factor: 4, original_max_position_embeddings: 16}"
 SCRATCH = {
     "llama": [],
@@ -49,15 +57,25 @@ def models(names):
 def run(*words):
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
     if done.returncode != 0:
-        sys.exit(f"{' '.join(str(word) for word in words)}\nexit code {done.returncode}\n{done.stderr}")
+        sys.exit(
+            f"{' '.join(str(word) for word in words)}\nexit code {done.returncode}\n{done.stderr}"
+        )
     return done.stdout
 
 
 def train(program, settings, data, folder):
-    common = [f"data.train=[{{path: {data}, format: raw_u16}}]", "data.tokenizer=none", f"data.seq_length={WINDOW}",
-              "training.micro_batch_size=4", "training.max_steps=5", "optimizer.lr=0.003", "device=cpu", "precision.plan=fp32",
-              "sample.prompts=[]", f"output_dir={folder}"]
-    run(program, "train", "-q", *[word for setting in settings + common for word in ("--set", setting)])
+    common = [
+        f"data.train=[{{path: {data}, format: raw_u16}}]", "data.tokenizer=none",
+        f"data.seq_length={WINDOW}", "training.micro_batch_size=4", "training.max_steps=5",
+        "optimizer.lr=0.003", "device=cpu", "precision.plan=fp32", "sample.prompts=[]",
+        f"output_dir={folder}",
+    ]
+    run(
+        program,
+        "train",
+        "-q",
+        *[word for setting in settings + common for word in ("--set", setting)],
+    )
     return folder / "checkpoints" / "step-000005"
 
 
@@ -74,7 +92,9 @@ def loss_of(model, tokens):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("program")
     parser.add_argument("--families", default="")
     arguments = parser.parse_args()
@@ -87,18 +107,30 @@ def main():
         root = pathlib.Path(temporary)
         data = root / "tokens.bin"
         data.write_bytes(struct.pack(f"<{TOKENS}H", *tokens))
-        for i, (name, settings) in enumerate(models([part for part in arguments.families.split(",") if part])):
+        for i, (name, settings) in enumerate(
+            models([part for part in arguments.families.split(",") if part])
+        ):
             folder = train(arguments.program, settings, data, root / str(i))
-            model, info = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
+            model, info = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, output_loading_info=True, dtype=torch.float32
+            )
             theirs = loss_of(model.double().eval(), tokens)
-            report = run(arguments.program, "eval", "--checkpoint", folder, "--data", data, "--tokenizer", "none", "--seq-length", WINDOW, "--json")
+            report = run(
+                arguments.program, "eval", "--checkpoint", folder, "--data", data,
+                "--tokenizer", "none", "--seq-length", WINDOW, "--json",
+            )
             ours = json.loads(report)["loss"]
             difference = abs(ours - theirs) / theirs
-            names = {kind: len(info[kind]) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
+            names = {
+                kind: len(info[kind])
+                for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
+            }
             bad = any(names.values()) or difference > 1e-6
             wrong += bad
-            print(f"{name}: {type(model).__name__}, missing {names['missing_keys']}, unexpected {names['unexpected_keys']}, "
-                  f"mismatched {names['mismatched_keys']}, loss {ours:.8f}, relative difference {difference:.1e}{'  WRONG' if bad else ''}")
+            print(
+                f"{name}: {type(model).__name__}, missing {names['missing_keys']}, unexpected {names['unexpected_keys']}, "
+                f"mismatched {names['mismatched_keys']}, loss {ours:.8f}, relative difference {difference:.1e}{'  WRONG' if bad else ''}"
+            )
     return 1 if wrong else 0
 
 

@@ -1,9 +1,12 @@
-"""Holds `fp8train quantize` against a computation of its own in NumPy and ml_dtypes, written from the rules of docs/reference/formats.md.
+"""Holds `fp8train quantize` against a computation of its own in NumPy and ml_dtypes, written from
+the rules of docs/reference/formats.md.
 
   check_quantize.py PROGRAM [MODEL.safetensors ...]   runs every combination on tensors made here and on the files named, and counts the
-                                                      bytes that differ; exit code 1 when there are any
+                                                      bytes that differ; exit code 1 when there are
+                                                      any
   check_quantize.py --fixtures                        writes tests/golden/run/quantize: a small input and, for each combination, a
-                                                      fingerprint of what the output has to hold (tests/run/quantize_test.cpp)
+                                                      fingerprint of what the output has to hold
+                                                      (tests/run/quantize_test.cpp)
 
 Needs numpy and ml_dtypes; calls nothing of the program but the command.
 """
@@ -26,8 +29,14 @@ FORMATS = {
 }
 FLOATS = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "F16": np.float16}
 NAN_BITS = {"F32": (np.uint32, 0x7FC00000), "BF16": (np.uint16, 0x7FFF), "F16": (np.uint16, 0x7FFF)}
-LARGEST = {"F32": np.float32(3.40282347e38), "BF16": np.float32(255 * 2.0**120), "F16": np.float32(65504)}
-SIZES = {"F64": 8, "I64": 8, "F32": 4, "BF16": 2, "F16": 2, "I8": 1, "U8": 1, "F8_E4M3": 1, "F8_E5M2": 1}
+LARGEST = {
+    "F32": np.float32(3.40282347e38),
+    "BF16": np.float32(255 * 2.0**120),
+    "F16": np.float32(65504),
+}
+SIZES = {
+    "F64": 8, "I64": 8, "F32": 4, "BF16": 2, "F16": 2, "I8": 1, "U8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
+}
 SEED = 11
 np.seterr(all="ignore")
 
@@ -52,11 +61,17 @@ def read(path):
 def write(path, tensors):
     header, position = {}, 0
     for name, (dtype, shape, data) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [position, position + len(data)]}
+        header[name] = {
+            "dtype": dtype,
+            "shape": shape,
+            "data_offsets": [position, position + len(data)],
+        }
         position += len(data)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    pathlib.Path(path).write_bytes(len(text).to_bytes(8, "little") + text + b"".join(t[2] for t in tensors.values()))
+    pathlib.Path(path).write_bytes(
+        len(text).to_bytes(8, "little") + text + b"".join(t[2] for t in tensors.values())
+    )
 
 
 # Random bits: Philox4x32-10 with the program's keys.
@@ -80,7 +95,12 @@ def random_bits(seed, tensor, count):
     for _ in range(10):
         p0 = np.uint64(0xD2511F53) * c[0]
         p1 = np.uint64(0xCD9E8D57) * c[2]
-        c = [(p1 >> shift) ^ c[1] ^ np.uint64(k0), p1 & low, (p0 >> shift) ^ c[3] ^ np.uint64(k1), p0 & low]
+        c = [
+            (p1 >> shift) ^ c[1] ^ np.uint64(k0),
+            p1 & low,
+            (p0 >> shift) ^ c[3] ^ np.uint64(k1),
+            p0 & low,
+        ]
         k0 = (k0 + 0x9E3779B9) & 0xFFFFFFFF
         k1 = (k1 + 0xBB67AE85) & 0xFFFFFFFF
     return np.stack(c, axis=1).reshape(-1)[:count].astype(np.float64)
@@ -90,7 +110,10 @@ def random_bits(seed, tensor, count):
 
 
 def blocks_of(granularity, rows, columns):
-    height, width = {"tensor": (rows, columns), "row": (1, columns), "1x128": (1, 128), "128x128": (128, 128), "1x32": (1, 32)}[granularity]
+    height, width = {
+        "tensor": (rows, columns), "row": (1, columns), "1x128": (1, 128), "128x128": (128, 128),
+        "1x32": (1, 32),
+    }[granularity]
     return height, width
 
 
@@ -150,7 +173,10 @@ def encode(scaled, format_name, bits):
     missing = np.isnan(scaled)
     value = np.where(missing, np.float32(0), np.clip(scaled, -largest, largest)).astype(np.float32)
     if bits is not None:
-        value = np.copysign(stochastic_magnitude(np.abs(value), bits, largest, mantissa_bits, lowest_exponent), value)
+        value = np.copysign(
+            stochastic_magnitude(np.abs(value), bits, largest, mantissa_bits, lowest_exponent),
+            value,
+        )
         value = value.astype(np.float32)
     if format_name == "int8":
         return np.rint(value).astype(np.int8).view(np.uint8)
@@ -160,7 +186,8 @@ def encode(scaled, format_name, bits):
 
 
 def cast(tensor, number, how):
-    """(dtype, shape, bytes) of codes, of scales and of the dequantized tensor; and what the report says."""
+    """(dtype, shape, bytes) of codes, of scales and of the dequantized tensor; and
+    what the report says."""
     dtype, shape, data = tensor
     format_name, granularity, scale, rounding = how
     kind, code_type, largest, threshold, _, _ = FORMATS[format_name]
@@ -171,7 +198,9 @@ def cast(tensor, number, how):
     amax = block_amax(x, height, width)
     limit = LARGEST["F32"] if granularity == "tensor" else LARGEST[dtype]
     factor, reciprocal, stored = scales(amax, largest, scale, limit)
-    spread = lambda values: np.repeat(np.repeat(values, height, 0), width, 1)[: x.shape[0], :columns]
+    spread = lambda values: np.repeat(np.repeat(values, height, 0), width, 1)[
+        : x.shape[0], :columns
+    ]
     scaled = x * spread(factor)
     bits = random_bits(SEED, number, x.size).reshape(x.shape) if rounding == "stochastic" else None
     codes = encode(scaled, format_name, bits)
@@ -194,10 +223,18 @@ def cast(tensor, number, how):
         "infinite": int(np.sum(np.isinf(x))),
         "snr_db": None if signal == 0 or noise == 0 else 10 * math.log10(signal / noise),
     }
-    return {
-        "": (code_type, shape, codes.tobytes()),
-        scale_name: ("U8" if scale == "e8m0" else "F32", scale_shape, np.ascontiguousarray(stored).tobytes()),
-    }, (dtype, shape, np.ascontiguousarray(dequantized).tobytes()), report
+    return (
+        {
+            "": (code_type, shape, codes.tobytes()),
+            scale_name: (
+                "U8" if scale == "e8m0" else "F32",
+                scale_shape,
+                np.ascontiguousarray(stored).tobytes(),
+            ),
+        },
+        (dtype, shape, np.ascontiguousarray(dequantized).tobytes()),
+        report,
+    )
 
 
 def is_cast(tensor):
@@ -227,7 +264,10 @@ def combinations():
 
 def arguments(how, dequantize):
     format_name, granularity, scale, rounding = how
-    words = ["--format", format_name, "--granularity", granularity, "--scale", scale, "--rounding", rounding]
+    words = [
+        "--format", format_name, "--granularity", granularity, "--scale", scale,
+        "--rounding", rounding,
+    ]
     words += ["--seed", str(SEED)] if rounding == "stochastic" else []
     return words + (["--dequantize"] if dequantize else [])
 
@@ -254,7 +294,9 @@ def adversarial(shapes):
     for dtype in FLOATS:
         smallest = {"F32": 1.4e-45, "BF16": 9.2e-41, "F16": 6.0e-8}[dtype]
         for shape in shapes:
-            tensors[f"{dtype}.spread.{'x'.join(map(str, shape))}"] = store(dtype, spread_values(random, shape))
+            tensors[f"{dtype}.spread.{'x'.join(map(str, shape))}"] = store(
+                dtype, spread_values(random, shape)
+            )
         shape = shapes[0]
         x = random.standard_normal(shape).astype(np.float32)
         x[:, ::17] *= 3000
@@ -268,7 +310,12 @@ def adversarial(shapes):
         x[0, -1] = np.nan
         tensors[f"{dtype}.nan"] = store(dtype, x)
         # Ties of every format, and values beyond its maximum, with a scale of 1.
-        x = np.concatenate([np.arange(0, 64) / 1024, np.arange(0, 32) / 2, np.arange(200, 464, 4), [447, 448]])
+        x = np.concatenate([
+            np.arange(0, 64) / 1024,
+            np.arange(0, 32) / 2,
+            np.arange(200, 464, 4),
+            [447, 448],
+        ])
         tensors[f"{dtype}.ties"] = store(dtype, np.stack([x, -x]))
     tensors["a.vector"] = store("F32", [1, 2, 3, 4])
     tensors["a.scalar"] = store("F32", 7)
@@ -279,7 +326,8 @@ def adversarial(shapes):
 
 
 def in_order(tensors):
-    """Larger elements first, as files are written; else the order that a dictionary has is the order of the file."""
+    """Larger elements first, as files are written; else the order that a dictionary has is
+    the order of the file."""
     return dict(sorted(tensors.items(), key=lambda item: -SIZES[item[1][0]]))
 
 
@@ -324,19 +372,27 @@ def check(program, path, folder):
     for how in combinations():
         for dequantize in (False, True):
             out = pathlib.Path(folder) / "out.safetensors"
-            words = [program, "quantize", str(path), "--out", str(out), "--force", "--json"] + arguments(how, dequantize)
-            report = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+            words = [
+                program, "quantize", str(path), "--out", str(out), "--force", "--json",
+            ] + arguments(how, dequantize)
+            report = json.loads(
+                subprocess.run(words, check=True, capture_output=True, text=True).stdout
+            )
             got, metadata = read(out)
             want, reports = expected(tensors, how, dequantize)
             said = json.loads(metadata["quantization"])
-            assert (said["format"], said["granularity"], said["scale"]) == how[:3] and said["dequantized"] == dequantize
+            assert (said["format"], said["granularity"], said["scale"]) == how[:3] and said[
+                "dequantized"
+            ] == dequantize
             wrong = differences(got, want) + wrong_figures(report, reports)
             if wrong:
                 print(f"{path}: {' '.join(arguments(how, dequantize))}: {wrong} differences")
             total += wrong
             runs += 1
             compared += sum(len(tensor[2]) for tensor in want.values())
-    print(f"{path}: {runs} runs, {compared} bytes and {len(reports)} reports of each run compared, {total} differences")
+    print(
+        f"{path}: {runs} runs, {compared} bytes and {len(reports)} reports of each run compared, {total} differences"
+    )
     return total
 
 

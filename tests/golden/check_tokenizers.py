@@ -3,7 +3,8 @@
 
     tests/golden/check_tokenizers.py build/bin/fp8train TEXT TOKENIZER...     TOKENIZER: a folder with tokenizer.json
 
-Prints the number of ids that differ, and MB/s of both on one thread. Needs: pip install tokenizers numpy
+Prints the number of ids that differ, and MB/s of both on one thread. Needs: pip
+install tokenizers numpy
 """
 
 import os
@@ -22,7 +23,11 @@ def read_shards(folder):
     shards = []
     for path in sorted(folder.glob("train_*.bin")):
         magic = numpy.fromfile(path, numpy.int32, 1)[0]
-        shards.append(numpy.fromfile(path, numpy.uint16 if magic == 20240520 else numpy.uint32, offset=1024).astype(numpy.int64))
+        shards.append(
+            numpy.fromfile(
+                path, numpy.uint16 if magic == 20240520 else numpy.uint32, offset=1024
+            ).astype(numpy.int64)
+        )
     return numpy.concatenate(shards)
 
 
@@ -38,16 +43,30 @@ def main():
         theirs = time.perf_counter() - start
         with tempfile.TemporaryDirectory() as out:
             start = time.perf_counter()
-            command = [program, "data", "prepare", text, "--format", "text", "--tokenizer", folder, "--no-append-eos", "--out", out]
+            command = [
+                program, "data", "prepare", text, "--format", "text", "--tokenizer", folder,
+                "--no-append-eos", "--out", out,
+            ]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             ours = time.perf_counter() - start
             ids = read_shards(Path(out))
-        prefix = len(ids) - len(expected) if len(ids) - len(expected) == 1 and ids[0] != expected[0] else 0  # a template's BOS
+        # a template's BOS
+        prefix = (
+            len(ids) - len(expected)
+            if len(ids) - len(expected) == 1 and ids[0] != expected[0]
+            else 0
+        )
         same = len(ids) - prefix == len(expected)
-        differing = int((ids[prefix:] != expected).sum()) if same else f"{len(ids)} instead of {len(expected)}"
+        differing = (
+            int((ids[prefix:] != expected).sum())
+            if same
+            else f"{len(ids)} instead of {len(expected)}"
+        )
         failed = failed or differing != 0
-        print(f"{Path(folder).name}: {len(expected)} ids, {differing} differ; tokenizers {megabytes / theirs:.1f} MB/s, "
-              f"fp8train {megabytes / ours:.1f} MB/s")
+        print(
+            f"{Path(folder).name}: {len(expected)} ids, {differing} differ; tokenizers {megabytes / theirs:.1f} MB/s, "
+            f"fp8train {megabytes / ours:.1f} MB/s"
+        )
     sys.exit(1 if failed else 0)
 
 

@@ -1,8 +1,8 @@
 """Fits the polynomials of lib/numeric/math.h; prints C++ constants.
 
-Each is a minimax fit in relative error, found by Lawson's iteration (least squares whose weights are multiplied by the error at
-every round) on Chebyshev nodes. The coefficients are then rounded to fp32 one by one, lowest order first, refitting the rest.
-Needs numpy and mpmath.
+Each is a minimax fit in relative error, found by Lawson's iteration (least squares whose weights
+are multiplied by the error at every round) on Chebyshev nodes. The coefficients are then rounded to
+fp32 one by one, lowest order first, refitting the rest. Needs numpy and mpmath.
 """
 
 import mpmath
@@ -39,7 +39,9 @@ def fit(name, degree, low, high, target, weight, nodes=3000):
             exact_error = error
         fixed.append(float(np.float32(c[0])))
     error = np.abs(w * (powers @ np.array(fixed) - t)).max()
-    print(f"// {name}: relative error {error:.2e} (before rounding the coefficients {exact_error:.2e})")
+    print(
+        f"// {name}: relative error {error:.2e} (before rounding the coefficients {exact_error:.2e})"
+    )
     for order, value in enumerate(fixed):
         print(f"//   c{order} = {value:.9g}F")
 
@@ -47,8 +49,14 @@ def fit(name, degree, low, high, target, weight, nodes=3000):
 half_ln2 = float(mpmath.log(2) / 2) * 1.0005
 fit("exp(r) = 1 + r + r^2 c(r)", 4, -half_ln2, half_ln2,
     lambda r: (mpmath.expm1(r) - r) / r**2, lambda r: r**2 / mpmath.exp(r))
-fit("log(1 + f) = f - f^2 / 2 + f^3 c(f)", 8, float(mpmath.sqrt(0.5) - 1), float(mpmath.sqrt(2) - 1),
-    lambda f: (mpmath.log1p(f) - f + f**2 / 2) / f**3, lambda f: f**3 / mpmath.log1p(f))
+fit(
+    "log(1 + f) = f - f^2 / 2 + f^3 c(f)",
+    8,
+    float(mpmath.sqrt(0.5) - 1),
+    float(mpmath.sqrt(2) - 1),
+    lambda f: (mpmath.log1p(f) - f + f**2 / 2) / f**3,
+    lambda f: f**3 / mpmath.log1p(f),
+)
 fit("tanh(x) = x + x^3 c(x^2), s = x^2", 4, 1e-6, 0.625**2,
     lambda s: (mpmath.tanh(mpmath.sqrt(s)) / mpmath.sqrt(s) - 1) / s,
     lambda s: s * mpmath.sqrt(s) / mpmath.tanh(mpmath.sqrt(s)))

@@ -1,7 +1,9 @@
-"""Prints the table of tests/ops/quantize_blockwise_test.cpp: fingerprints of codes and scales that torchao computes.
+"""Prints the table of tests/ops/quantize_blockwise_test.cpp: fingerprints of codes and scales that
+torchao computes.
 
-Run with a Python that has torch and torchao (made with torch 2.15, torchao 0.18). MX: to_mx with RCEIL. Rows: the axis-wise scales of
-torchao.float8. Input: bf16 values of 256 x 384 from a linear congruential generator, the same as in the test.
+Run with a Python that has torch and torchao (made with torch 2.15, torchao 0.18). MX: to_mx with
+RCEIL. Rows: the axis-wise scales of torchao.float8. Input: bf16 values of 256 x 384 from a linear
+congruential generator, the same as in the test.
 """
 
 import logging

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""A chat fine-tune of a tiny Llama by transformers: 2,000 dialogues, loss on answers only, five AdamW steps.
+"""A chat fine-tune of a tiny Llama by transformers: 2,000 dialogues, loss on answers only, five
+AdamW steps.
 
     tests/golden/make_chat_training.py        after make_chat.py, whose llama3 tokenizer it uses
 
-Writes tests/golden/chat/training: dialogues.jsonl.gz, config.json and model.safetensors of a model with random weights, and expected.json: the
-losses of five steps and the targets of each. Every dialogue is run alone; which of them a step has follows from the packing that
-lib/data/document_samples.h describes. The loss is transformers' own with num_items_in_batch: the mean over all targets of the step. Needs torch,
-transformers and jinja2; neither the build nor the tests do.
+Writes tests/golden/chat/training: dialogues.jsonl.gz, config.json and model.safetensors of
+a model with random weights, and expected.json: the losses of five steps and the targets of
+each. Every dialogue is run alone; which of them a step has follows from the packing that
+lib/data/document_samples.h describes. The loss is transformers' own with
+num_items_in_batch: the mean over all targets of the step. Needs torch, transformers and
+jinja2; neither the build nor the tests do.
 """
 import gzip
 import json
@@ -31,7 +34,10 @@ def dialogues():
     for i in range(DIALOGUES):
         turns = [("system", "Be brief.")] if i % 5 == 0 else []
         for _ in range(draw.choice([1, 1, 1, 2, 3])):
-            turns += [("user", text(12) + "?"), ("assistant", text(90 if i % 97 == 3 else 14) + ".")]
+            turns += [
+                ("user", text(12) + "?"),
+                ("assistant", text(90 if i % 97 == 3 else 14) + "."),
+            ]
         made.append([{"role": role, "content": content} for role, content in turns])
     return made
 
@@ -55,7 +61,12 @@ def encode(folder, made):
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "llama3")
     encoded = []
     for messages in made:
-        both = tokenizer.apply_chat_template(messages, chat_template=CASES["llama3"][0], return_dict=True, return_assistant_tokens_mask=True)
+        both = tokenizer.apply_chat_template(
+            messages,
+            chat_template=CASES["llama3"][0],
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+        )
         ids, mask = both["input_ids"][:LENGTH + 1], both["assistant_masks"][:LENGTH + 1]
         encoded.append((ids, [i if m else -100 for i, m in zip(ids, mask)]))
     return encoded, len(tokenizer)
@@ -63,25 +74,45 @@ def encode(folder, made):
 
 def build(vocabulary):
     torch.manual_seed(1234)
-    config = LlamaConfig(vocab_size=vocabulary, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-                         num_key_value_heads=2, max_position_embeddings=LENGTH, tie_word_embeddings=True, initializer_range=0.2,
-                         attn_implementation="eager")
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=LENGTH,
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+        attn_implementation="eager",
+    )
     return LlamaForCausalLM(config).float()
 
 
 def train(model, encoded, samples):
     decay = [p for p in model.parameters() if p.dim() >= 2]
     rest = [p for p in model.parameters() if p.dim() < 2]
-    groups = [dict(params=decay, weight_decay=ADAMW["weight_decay"]), dict(params=rest, weight_decay=0.0)]
+    groups = [
+        dict(params=decay, weight_decay=ADAMW["weight_decay"]),
+        dict(params=rest, weight_decay=0.0),
+    ]
     optimizer = torch.optim.AdamW(groups, lr=ADAMW["lr"], betas=ADAMW["betas"], eps=ADAMW["eps"])
     losses, counts = [], []
     for step in range(STEPS):
-        chosen = [encoded[i] for sample in samples[step * SEQUENCES:(step + 1) * SEQUENCES] for i in sample]
+        chosen = [
+            encoded[i]
+            for sample in samples[step * SEQUENCES : (step + 1) * SEQUENCES]
+            for i in sample
+        ]
         targets = sum(sum(label >= 0 for label in labels[1:]) for _, labels in chosen)
         optimizer.zero_grad()
         total = 0.0
         for ids, labels in chosen:
-            loss = model(input_ids=torch.tensor([ids]), labels=torch.tensor([labels]), num_items_in_batch=targets).loss
+            loss = model(
+                input_ids=torch.tensor([ids]),
+                labels=torch.tensor([labels]),
+                num_items_in_batch=targets,
+            ).loss
             loss.backward()
             total += loss.item()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Losses of PyTorch for whole runs of the program: the folders tiny-llama and tiny-gpt2 (see make_models.py) trained on a token file.
+"""Losses of PyTorch for whole runs of the program: the folders tiny-llama and tiny-gpt2 (see
+make_models.py) trained on a token file.
 
 Writes, in the folder run next to this script, for each of the two models
-  NAME.bin    a token file of llm.c (256 int32 of header, then u16 ids), shorter than the run, so that the second epoch begins within it
+  NAME.bin    a token file of llm.c (256 int32 of header, then u16 ids), shorter than the run, so
+              that the second epoch begins within it
   NAME.json   the settings, and the loss of every step
 
-The windows are consecutive (data.shuffle: false): sample i of an epoch begins at token i * seq_length, step s takes the next micro_batch_size *
-gradient_accumulation_steps samples. The learning rate is that of lib/optim/schedule.h.
+The windows are consecutive (data.shuffle: false): sample i of an epoch begins at token i *
+seq_length, step s takes the next micro_batch_size * gradient_accumulation_steps samples. The
+learning rate is that of lib/optim/schedule.h.
 
 Needs numpy, torch and transformers; neither the build nor the tests do.
 """
@@ -42,13 +45,22 @@ def write_tokens(path, vocabulary):
 
 
 def make(name):
-    model = AutoModelForCausalLM.from_pretrained(HERE / name, attn_implementation="eager").float().train()
+    model = (
+        AutoModelForCausalLM
+        .from_pretrained(HERE / name, attn_implementation="eager")
+        .float()
+        .train()
+    )
     ids = write_tokens(OUT / f"{name}.bin", model.config.vocab_size)
     windows = (TOKENS - 1) // LENGTH
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
-    optimizer = torch.optim.AdamW([dict(params=matrices, weight_decay=DECAY), dict(params=vectors, weight_decay=0.0)],
-                                  lr=LR, betas=BETAS, eps=EPS)
+    optimizer = torch.optim.AdamW(
+        [dict(params=matrices, weight_decay=DECAY), dict(params=vectors, weight_decay=0.0)],
+        lr=LR,
+        betas=BETAS,
+        eps=EPS,
+    )
     losses, norms, sample = [], [], 0
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -59,7 +71,12 @@ def make(name):
             tokens = torch.stack([ids[s:s + LENGTH] for s in starts])
             targets = torch.stack([ids[s + 1:s + LENGTH + 1] for s in starts])
             logits = model(tokens).logits
-            loss = torch.nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1)) / ACCUMULATE
+            loss = (
+                torch.nn.functional.cross_entropy(
+                    logits.view(-1, logits.shape[-1]), targets.view(-1)
+                )
+                / ACCUMULATE
+            )
             loss.backward()
             mean += loss.item()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)))
@@ -67,8 +84,21 @@ def make(name):
             group["lr"] = learning_rate(step)
         optimizer.step()
         losses.append(mean)
-    expected = dict(steps=STEPS, micro_batch_size=BATCH, gradient_accumulation_steps=ACCUMULATE, seq_length=LENGTH, lr=LR, min_lr=MIN_LR,
-                    warmup_steps=WARMUP, betas=BETAS, eps=EPS, weight_decay=DECAY, grad_clip=CLIP, losses=losses, grad_norms=norms)
+    expected = dict(
+        steps=STEPS,
+        micro_batch_size=BATCH,
+        gradient_accumulation_steps=ACCUMULATE,
+        seq_length=LENGTH,
+        lr=LR,
+        min_lr=MIN_LR,
+        warmup_steps=WARMUP,
+        betas=BETAS,
+        eps=EPS,
+        weight_decay=DECAY,
+        grad_clip=CLIP,
+        losses=losses,
+        grad_norms=norms,
+    )
     (OUT / f"{name}.json").write_text(json.dumps(expected, indent=1) + "\n")
     print(name, losses)
 

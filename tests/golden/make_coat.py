@@ -1,22 +1,29 @@
 #!/usr/bin/env python3
-"""Writes ops/coat_adamw.bin: COAT's AdamW with expanded moments, element by element as coat/optimizer/kernels/fp8_adamw_expand_cuda_kernel.cu
-(github.com/NVlabs/COAT) computes it: its order of fp32 operations, its reductions over the lanes of a warp, its roundings. Nothing is taken from this
-program.
+"""Writes ops/coat_adamw.bin: COAT's AdamW with expanded moments, element by element as
+coat/optimizer/kernels/fp8_adamw_expand_cuda_kernel.cu (github.com/NVlabs/COAT) computes it: its
+order of fp32 operations, its reductions over the lanes of a warp, its roundings. Nothing is taken
+from this program.
 
-The kernel has four accidents that the program leaves out on purpose. A group that meets one of them is written as the kernel would make it without that
-accident, and carries its flag:
-  ZERO     a zero in some lane hides other lanes' smallest values, or becomes the smallest value itself
-  TINY     1e-30 is added to the largest and the smallest value, which moves them where they are small
+The kernel has four accidents that the program leaves out on purpose. A group that meets one of them
+is written as the kernel would make it without that accident, and carries its flag:
+  ZERO     a zero in some lane hides other lanes' smallest values, or becomes the smallest value
+           itself
+  TINY     1e-30 is added to the largest and the smallest value, which moves them where they are
+           small
   NARROW   the exponent is above 16, and infinite where all values are equal
-  FLOORED  (an element of v) its code is 0 where that of m is not: the program keeps the smallest code above 0
+  FLOORED  (an element of v) its code is 0 where that of m is not: the program keeps the smallest
+           code above 0
 
 Little-endian. Header: 3 int32 (cases, updates, elements). Then
-  cases    groups of 128 that are m after one step with beta1 = 0, and whose squares are v: int32 length, length fp32 values, and a Moment for m and for v
-  updates  of `elements` elements from zero states with betas 0.9 and 0.95: length bf16 gradients, then for each of m and v a Moment for each group
-Moment: int32 flags, fp32 exponent, center and scale (what codes are multiplied by when they are read), length codes, and for v length bytes that are 1 for
-FLOORED elements.
+  cases    groups of 128 that are m after one step with beta1 = 0, and whose squares are v: int32
+           length, length fp32 values, and a Moment for m and for v
+  updates  of `elements` elements from zero states with betas 0.9 and 0.95: length bf16 gradients,
+           then for each of m and v a Moment for each group
+Moment: int32 flags, fp32 exponent, center and scale (what codes are multiplied by when they are
+read), length codes, and for v length bytes that are 1 for FLOORED elements.
 
-Inputs are drawn again until no code and no exponent depends on the last bits of a logarithm or a power: a perturbation of 1e-5 changes none.
+Inputs are drawn again until no code and no exponent depends on the last bits of a logarithm or a
+power: a perturbation of 1e-5 changes none.
 
 Needs numpy and ml_dtypes; neither the build nor the tests do.
 """
@@ -69,7 +76,10 @@ def encode(x):
 
 def exponent_of(ratio):
     with np.errstate(divide="ignore"):
-        return F(np.floor(F(F(np.log2(MAX * MAX / F(2)) / np.log2(ratio)) * F(EXPAND_MIN))) / F(EXPAND_MIN))
+        return F(
+            np.floor(F(F(np.log2(MAX * MAX / F(2)) / np.log2(ratio)) * F(EXPAND_MIN)))
+            / F(EXPAND_MIN)
+        )
 
 
 class Moment:
@@ -104,18 +114,30 @@ class Moment:
         expanded = np.where(np.signbit(values), F(-1), F(1)) * power(magnitudes / center, exponent)
         scaled = (expanded / self.scale).astype(F)
         self.codes = encode(scaled)
-        uncertain = SLACK + np.float64(exponent) * (3e-7 + error + error[np.argmin(np.where(magnitudes > 0, magnitudes, np.inf))])
-        self.certain = all((encode((scaled * (1 + sign * uncertain)).astype(F)) == self.codes).all() for sign in (-1, 1))
+        uncertain = SLACK + np.float64(exponent) * (
+            3e-7 + error + error[np.argmin(np.where(magnitudes > 0, magnitudes, np.inf))]
+        )
+        self.certain = all(
+            (encode((scaled * (1 + sign * uncertain)).astype(F)) == self.codes).all()
+            for sign in (-1, 1)
+        )
         if ratio != 1:
             steps = 16 * np.log2(100352.0) / np.log2(np.float64(ratio))
             self.certain &= steps > 257 or abs(steps - round(steps)) > 1e-4 * steps
 
     def read(self):
         code = self.codes.view(ml_dtypes.float8_e4m3fn).astype(F) * self.scale
-        return np.where(np.signbit(code), F(-1), F(1)) * power(np.abs(code), F(1) / self.exponent) * self.center
+        return (
+            np.where(np.signbit(code), F(-1), F(1))
+            * power(np.abs(code), F(1) / self.exponent)
+            * self.center
+        )
 
     def bytes(self):
-        return struct.pack("<ifff", self.flags, self.exponent, self.center, self.scale) + self.codes.tobytes()
+        return (
+            struct.pack("<ifff", self.flags, self.exponent, self.center, self.scale)
+            + self.codes.tobytes()
+        )
 
 
 def floored(first, second):
@@ -174,7 +196,9 @@ def update(random, state, step, begins):
         while True:
             size = 10.0 ** (-reach * np.linspace(0, 1, length)) * 1e-2
             gradient = random.standard_normal(length) * size * (random.random(length) > 0.1)
-            gradient = np.where(step >= begins[at : at + length], gradient, 0).astype(ml_dtypes.bfloat16)
+            gradient = np.where(step >= begins[at : at + length], gradient, 0).astype(
+                ml_dtypes.bfloat16
+            )
             g = gradient.astype(F)
             m, v = (old.read() if old else np.zeros(length, F) for old in state[group])
             new_m = BETA1 * m + (F(1) - BETA1) * g
@@ -196,9 +220,12 @@ def update(random, state, step, begins):
 def main():
     random = np.random.default_rng(16)
     all_cases = list(cases(random))
-    # When an element begins to have gradients: from the start, later, never. The first group has no zeros.
+    # When an element begins to have gradients: from the start, later, never. The
+    # first group has no zeros.
     begins = np.zeros(ELEMENTS, int)
-    begins[GROUP:] = np.where(random.random(ELEMENTS - GROUP) < 0.3, random.integers(1, 100, ELEMENTS - GROUP), 0)
+    begins[GROUP:] = np.where(
+        random.random(ELEMENTS - GROUP) < 0.3, random.integers(1, 100, ELEMENTS - GROUP), 0
+    )
     begins[random.permutation(np.arange(2 * GROUP, ELEMENTS))[:6]] = UPDATES
     state = [(None, None)] * 3
     updates = []
@@ -206,7 +233,11 @@ def main():
         written, state = update(random, state, step, begins)
         updates.append(written)
     path = pathlib.Path(__file__).parent / "ops" / "coat_adamw.bin"
-    path.write_bytes(struct.pack("<3i", len(all_cases), UPDATES, ELEMENTS) + b"".join(all_cases) + b"".join(updates))
+    path.write_bytes(
+        struct.pack("<3i", len(all_cases), UPDATES, ELEMENTS)
+        + b"".join(all_cases)
+        + b"".join(updates)
+    )
 
 
 main()

@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""Prints io/event_file.txt: what TensorBoard's own code makes of a few summaries, for tests/io/event_file_test.cpp.
+"""Prints io/event_file.txt: what TensorBoard's own code makes of a few summaries, for
+tests/io/event_file_test.cpp.
 
-    pip install tensorboard==2.21.0 && tests/golden/make_event_file.py > tests/golden/io/event_file.txt
+    pip install tensorboard==2.21.0 && tests/golden/make_event_file.py >
+        tests/golden/io/event_file.txt
 
-Each line has a name and the bytes in hexadecimal: of records as written to a file, with a wall time of 0.
+Each line has a name and the bytes in hexadecimal: of records as written to a
+file, with a wall time of 0.
 """
 
 import io
@@ -42,12 +45,30 @@ def histogram(values, limits, counts):
 
 def main():
     value = summary_pb2.Summary.Value
-    print("scalars", record(7, summary=summary(value(tag="loss/train", simple_value=2.5), value(tag="lr", simple_value=1e-3))))
+    print(
+        "scalars",
+        record(
+            7,
+            summary=summary(
+                value(tag="loss/train", simple_value=2.5), value(tag="lr", simple_value=1e-3)
+            ),
+        ),
+    )
     values = [-1.5, 0.25, 0.5, 2.0]
-    print("histogram", record(300, summary=summary(value(tag="amax", histo=histogram(values, [-1, 0, 1, 2, 3], [1, 0, 2, 0, 1])))))
+    print(
+        "histogram",
+        record(
+            300,
+            summary=summary(
+                value(tag="amax", histo=histogram(values, [-1, 0, 1, 2, 3], [1, 0, 2, 0, 1]))
+            ),
+        ),
+    )
     tensor = TensorProto(dtype=7, string_val=["    a: 1".encode()])
     tensor.tensor_shape.dim.add(size=1)
-    metadata = summary_pb2.SummaryMetadata(plugin_data=summary_pb2.SummaryMetadata.PluginData(plugin_name="text"))
+    metadata = summary_pb2.SummaryMetadata(
+        plugin_data=summary_pb2.SummaryMetadata.PluginData(plugin_name="text")
+    )
     print("text", record(1, summary=summary(value(tag="config", tensor=tensor, metadata=metadata))))
     print("start", record(41, session_log=SessionLog(status=SessionLog.START)))
 

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Fixtures of GGUF files: what llama.cpp's own Python package writes of the models in tests/golden/families.
+"""Fixtures of GGUF files: what llama.cpp's own Python package writes of the models in
+tests/golden/families.
 
 Writes, for each name in CASES, tests/golden/io/gguf/NAME.json with
   metadata   key -> [type, value]; of lists [type, count, FNV-1a of the items' bytes]
   tensors    name -> [type, shape with the last extent first, FNV-1a of the bytes]
 
-Keys come from GGUFWriter's methods, names of tensors from gguf's table of Hugging Face names, and Q8_0 from gguf.quants. Rows of q and k are
-reordered as LlamaModel.permute of llama.cpp's convert_hf_to_gguf.py does.
+Keys come from GGUFWriter's methods, names of tensors from gguf's table of Hugging Face names, and
+Q8_0 from gguf.quants. Rows of q and k are reordered as LlamaModel.permute of llama.cpp's
+convert_hf_to_gguf.py does.
 
     python make_gguf.py
 
@@ -32,12 +34,25 @@ CASES = {
     "qwen3": ("qwen3", None, "q8_0"),
     "gpt2": ("gpt2", "gpt2", "f16"),
 }
-ARCHITECTURES = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "gpt2": "GPT2"}
-PRE = {"llama3": "llama-bpe", "llama2": "default", "tekken": "tekken", "qwen2": "qwen2", "gpt2": "gpt-2"}
-TYPES = {"f32": gguf.GGMLQuantizationType.F32, "f16": gguf.GGMLQuantizationType.F16, "bf16": gguf.GGMLQuantizationType.BF16,
-         "q8_0": gguf.GGMLQuantizationType.Q8_0}
-FILE_TYPES = {"f32": gguf.LlamaFileType.ALL_F32, "f16": gguf.LlamaFileType.MOSTLY_F16, "bf16": gguf.LlamaFileType.MOSTLY_BF16,
-              "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0}
+ARCHITECTURES = {
+    "llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "gpt2": "GPT2",
+}
+PRE = {
+    "llama3": "llama-bpe", "llama2": "default", "tekken": "tekken", "qwen2": "qwen2",
+    "gpt2": "gpt-2",
+}
+TYPES = {
+    "f32": gguf.GGMLQuantizationType.F32,
+    "f16": gguf.GGMLQuantizationType.F16,
+    "bf16": gguf.GGMLQuantizationType.BF16,
+    "q8_0": gguf.GGMLQuantizationType.Q8_0,
+}
+FILE_TYPES = {
+    "f32": gguf.LlamaFileType.ALL_F32,
+    "f16": gguf.LlamaFileType.MOSTLY_F16,
+    "bf16": gguf.LlamaFileType.MOSTLY_BF16,
+    "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+}
 
 
 def fnv(data, state=14695981039346656037):
@@ -56,7 +71,12 @@ def weights(folder):
 
 
 def permute(values, heads):
-    return values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+    return (
+        values
+        .reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
+        .swapaxes(1, 2)
+        .reshape(values.shape)
+    )
 
 
 def add_sizes(writer, config, kind):
@@ -107,7 +127,9 @@ def llama3_factors(config):
         elif wavelength > low:
             factors.append(rope["factor"])
         else:
-            smooth = (context / wavelength - rope["low_freq_factor"]) / (rope["high_freq_factor"] - rope["low_freq_factor"])
+            smooth = (context / wavelength - rope["low_freq_factor"]) / (
+                rope["high_freq_factor"] - rope["low_freq_factor"]
+            )
             factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
     return np.array(factors, dtype=np.float32)
 
@@ -122,10 +144,14 @@ def add_tokenizer(writer, folder, size):
     tokens, types = [f"[PAD{i}]" for i in range(size)], [gguf.TokenType.UNUSED] * size
     for text, number in model["vocab"].items():
         tokens[number] = text
-        types[number] = gguf.TokenType.BYTE if scored and text.startswith("<0x") else gguf.TokenType.NORMAL
+        types[number] = (
+            gguf.TokenType.BYTE if scored and text.startswith("<0x") else gguf.TokenType.NORMAL
+        )
     for added in document["added_tokens"]:
         tokens[added["id"]] = added["content"]
-        types[added["id"]] = gguf.TokenType.CONTROL if added["special"] else gguf.TokenType.USER_DEFINED
+        types[added["id"]] = (
+            gguf.TokenType.CONTROL if added["special"] else gguf.TokenType.USER_DEFINED
+        )
         if scored and added["content"] == model["unk_token"]:
             types[added["id"]] = gguf.TokenType.UNKNOWN
             writer.add_unk_token_id(added["id"])
@@ -177,7 +203,9 @@ def write(path, model, tokenizer, kind_of_file):
             wanted = gguf.GGMLQuantizationType.F32
         elif kind_of_file == "q8_0" and values.shape[-1] % 32:
             wanted = gguf.GGMLQuantizationType.F16
-        writer.add_tensor(target, gguf.quants.quantize(np.ascontiguousarray(values), wanted), raw_dtype=wanted)
+        writer.add_tensor(
+            target, gguf.quants.quantize(np.ascontiguousarray(values), wanted), raw_dtype=wanted
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -206,9 +234,23 @@ if __name__ == "__main__":
             write(path, model, tokenizer, kind)
             reader = gguf.GGUFReader(path)
             fixture = {
-                "model": model, "tokenizer": tokenizer, "type": kind, "vocab_size": VOCABULARY.get(tokenizer),
-                "metadata": {key: described(field) for key, field in reader.fields.items() if not key.startswith("GGUF.")},
-                "tensors": {t.name: [t.tensor_type.name, [int(n) for n in t.shape], f"{fnv(t.data.tobytes()):016x}"] for t in reader.tensors},
+                "model": model,
+                "tokenizer": tokenizer,
+                "type": kind,
+                "vocab_size": VOCABULARY.get(tokenizer),
+                "metadata": {
+                    key: described(field)
+                    for key, field in reader.fields.items()
+                    if not key.startswith("GGUF.")
+                },
+                "tensors": {
+                    t.name: [
+                        t.tensor_type.name,
+                        [int(n) for n in t.shape],
+                        f"{fnv(t.data.tobytes()):016x}",
+                    ]
+                    for t in reader.tensors
+                },
             }
         (OUT / f"{case}.json").write_text(json.dumps(fixture, indent=1, sort_keys=True) + "\n")
         print(case, len(fixture["tensors"]), "tensors")

@@ -1,4 +1,5 @@
-"""Makes the fixtures under tests/golden/io with the reference implementations (safetensors, transformers, torch).
+"""Makes the fixtures under tests/golden/io with the reference implementations (safetensors,
+transformers, torch).
 
 Usage: python make_io.py
 """
@@ -32,7 +33,8 @@ def main():
         "scalar": torch.tensor(2.5),
         "empty": torch.zeros(0, 4),
     }, out / "mixed.safetensors", metadata={"format": "pt", "note": "caf\u00e9 \"q\""})
-    # Only types of which there is one per element size: among equals the reference sorts by type, this program by name.
+    # Only types of which there is one per element size: among equals the reference sorts by
+    # type, this program by name.
     save_file({
         "w.b": numbered(6, torch.float32).reshape(2, 3),
         "w.a": numbered(2, torch.float32),
@@ -40,8 +42,17 @@ def main():
         "codes": numbered(5, torch.float8_e4m3fn),
     }, out / "written.safetensors", metadata={"format": "pt"})
 
-    llama = LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2,
-                        num_key_value_heads=1, max_position_embeddings=64, rms_norm_eps=1e-5, tie_word_embeddings=False)
+    llama = LlamaConfig(
+        vocab_size=16,
+        hidden_size=8,
+        intermediate_size=12,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=False,
+    )
     torch.manual_seed(0)
     model = LlamaForCausalLM(llama)
     with torch.no_grad():
@@ -50,12 +61,24 @@ def main():
     model.save_pretrained(out / "llama_sharded", max_shard_size="2KB")
     (out / "llama_sharded" / "generation_config.json").unlink(missing_ok=True)
 
-    scaled = LlamaConfig(vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16,
-                         num_attention_heads=32, num_key_value_heads=8, head_dim=64, max_position_embeddings=131072,
-                         rms_norm_eps=1e-5, tie_word_embeddings=True, bos_token_id=128000, eos_token_id=[128001, 128009],
-                         rope_parameters={"rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0,
-                                          "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                                          "original_max_position_embeddings": 8192})
+    scaled = LlamaConfig(
+        vocab_size=128256,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=64,
+        max_position_embeddings=131072,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        bos_token_id=128000,
+        eos_token_id=[128001, 128009],
+        rope_parameters={
+            "rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+        },
+    )
     scaled.architectures = ["LlamaForCausalLM"]
     scaled.to_json_file(out / "llama3_config.json", use_diff=False)
     gpt2 = GPT2Config()

@@ -1,8 +1,11 @@
-"""Makes tests/golden/nn/torchao_linears.bin: what torchao's float8 linear layers compute, for tests/nn/linear_blockwise_test.cpp.
+"""Makes tests/golden/nn/torchao_linears.bin: what torchao's float8 linear layers compute, for
+tests/nn/linear_blockwise_test.cpp.
 
-Run with a Python that has torch and torchao (made with torch 2.15, torchao 0.18). For each of the recipes tensorwise, rowwise and
-rowwise_with_gw_hp, in emulate mode, and each of the shapes: y, dx and dw as bf16, of which the first 64 columns are stored and, of 4096 rows, every
-32nd. x, w and dy are bf16 values from a linear congruential generator with the seeds 1, 2 and 3, the same as in the test.
+Run with a Python that has torch and torchao (made with torch 2.15, torchao 0.18). For each of
+the recipes tensorwise, rowwise and rowwise_with_gw_hp, in emulate mode, and each of the
+shapes: y, dx and dw as bf16, of which the first 64 columns are stored and, of 4096 rows, every
+32nd. x, w and dy are bf16 values from a linear congruential generator with the seeds 1, 2 and
+3, the same as in the test.
 """
 
 import dataclasses
@@ -48,7 +51,14 @@ def main():
     for recipe in ["tensorwise", "rowwise", "rowwise_with_gw_hp"]:
         for shape in SHAPES:
             for tensor in run(recipe, *shape):
-                results.append(tensor.detach().contiguous().view(torch.int16).numpy()[::ROW_STEP[tensor.shape[0] >= 4096]].tobytes())
+                results.append(
+                    tensor
+                    .detach()
+                    .contiguous()
+                    .view(torch.int16)
+                    .numpy()[:: ROW_STEP[tensor.shape[0] >= 4096]]
+                    .tobytes()
+                )
     path = Path(__file__).parent / "nn/torchao_linears.bin"
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"".join(results))

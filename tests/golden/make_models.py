@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Whole-model fixtures from PyTorch: two tiny models written by transformers, one batch, its loss and gradients, and ten AdamW steps.
+"""Whole-model fixtures from PyTorch: two tiny models written by transformers, one batch, its loss
+and gradients, and ten AdamW steps.
 
 Writes, next to this script, for each of tiny-llama and tiny-gpt2 a folder with
   config.json, model.safetensors   as transformers saves them (random weights)
-  expected.safetensors             tokens and targets [B, T] (int32), gradients of every parameter named grad.NAME
-  expected.json                    loss in fp32, losses of ten AdamW steps on the same batch, and their settings
+  expected.safetensors             tokens and targets [B, T] (int32), gradients of every parameter
+                                   named grad.NAME
+  expected.json                    loss in fp32, losses of ten AdamW steps on the same batch, and
+                                   their settings
 
 Needs torch, transformers and safetensors; neither the build nor the tests do.
 """
@@ -24,15 +27,40 @@ STEPS = 10
 def build(name):
     torch.manual_seed(1234)
     if name == "tiny-llama":  # grouped queries, tied head, llama3 rope scaling
-        config = LlamaConfig(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-                             num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True, rope_theta=10000.0,
-                             rope_scaling=dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
-                                               original_max_position_embeddings=16),
-                             initializer_range=0.2, attn_implementation="eager")
+        config = LlamaConfig(
+            vocab_size=61,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            tie_word_embeddings=True,
+            rope_theta=10000.0,
+            rope_scaling=dict(
+                rope_type="llama3",
+                factor=4.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=16,
+            ),
+            initializer_range=0.2,
+            attn_implementation="eager",
+        )
         model = LlamaForCausalLM(config)
     else:
-        config = GPT2Config(vocab_size=67, n_positions=32, n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0,
-                            attn_pdrop=0.0, initializer_range=0.2, attn_implementation="eager")
+        config = GPT2Config(
+            vocab_size=67,
+            n_positions=32,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            initializer_range=0.2,
+            attn_implementation="eager",
+        )
         model = GPT2LMHeadModel(config)
     # Norm weights and biases away from their defaults, so that a mix-up cannot hide.
     with torch.no_grad():
@@ -45,12 +73,17 @@ def build(name):
 def decay_groups(model):
     decay = [p for p in model.parameters() if p.dim() >= 2]
     rest = [p for p in model.parameters() if p.dim() < 2]
-    return [dict(params=decay, weight_decay=ADAMW["weight_decay"]), dict(params=rest, weight_decay=0.0)]
+    return [
+        dict(params=decay, weight_decay=ADAMW["weight_decay"]),
+        dict(params=rest, weight_decay=0.0),
+    ]
 
 
 def loss_of(model, tokens, targets):
     logits = model(tokens.long()).logits
-    return torch.nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), targets.long().view(-1))
+    return torch.nn.functional.cross_entropy(
+        logits.view(-1, logits.shape[-1]), targets.long().view(-1)
+    )
 
 
 def make(name):
@@ -58,7 +91,9 @@ def make(name):
     model = build(name)
     model.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
-    stream = torch.randint(0, model.config.vocab_size, (3, 25), generator=torch.Generator().manual_seed(7))
+    stream = torch.randint(
+        0, model.config.vocab_size, (3, 25), generator=torch.Generator().manual_seed(7)
+    )
     tokens, targets = stream[:, :-1].contiguous().int(), stream[:, 1:].contiguous().int()
     loss = loss_of(model, tokens, targets)
     loss.backward()
@@ -66,7 +101,9 @@ def make(name):
     for key, parameter in model.named_parameters():
         tensors["grad." + key] = parameter.grad.clone().contiguous()
     save_file(tensors, folder / "expected.safetensors")
-    optimizer = torch.optim.AdamW(decay_groups(model), lr=ADAMW["lr"], betas=ADAMW["betas"], eps=ADAMW["eps"])
+    optimizer = torch.optim.AdamW(
+        decay_groups(model), lr=ADAMW["lr"], betas=ADAMW["betas"], eps=ADAMW["eps"]
+    )
     losses = []
     for _ in range(STEPS):
         optimizer.zero_grad()

@@ -1,17 +1,21 @@
-"""Writes tests/golden/nn/msamp_windows.txt, which tests/nn/msamp_windows_test.cpp reads: what MS-AMP's own scaling does to tensors of one
-value, in the code of MS-AMP itself.
+"""Writes tests/golden/nn/msamp_windows.txt, which tests/nn/msamp_windows_test.cpp reads: what
+MS-AMP's own scaling does to tensors of one value, in the code of MS-AMP itself.
 
   run FORMAT WINDOW UPDATES CASTS      CASTS casts before each update
-  cast AMAX SCALE IN_TIME ...          for each cast: |value|, the scale that it is cast with (fp32 bits), 1 where it is the tensor's own
-  state COUNTER SCALE AMAX ...         after each update: the updates since the first window began, the scale, and the window from its newest
+  cast AMAX SCALE IN_TIME ...          for each cast: |value|, the scale that it is cast with (fp32
+  bits), 1 where it is the tensor's own state COUNTER SCALE AMAX ...         after each update: the
+  updates since the first window began, the scale, and the window from its newest
                                        value (fp32 bits)
-  weight AMAX SCALE_INV                the inverse scale that a weight is cast with where TransformerEngine asks for the cast (fp32 bits)
+  weight AMAX SCALE_INV                the inverse scale that a weight is cast with where
+                                       TransformerEngine asks for the cast (fp32 bits)
 
-Runs msamp.common.tensor.TypeCast.cast_to_fp8, msamp.optim.LBOptimizer.step and msamp.te.extension's fused_cast_transpose on a CPU. What needs a GPU is replaced: the cast kernel of
-TransformerEngine, by a maximum into *amax, and what the modules import and do not call here. Values are zero, infinite or NaN at random
-places: often, or so seldom that windows fill again in between.
+Runs msamp.common.tensor.TypeCast.cast_to_fp8, msamp.optim.LBOptimizer.step and msamp.te.extension's
+fused_cast_transpose on a CPU. What needs a GPU is replaced: the cast kernel of TransformerEngine,
+by a maximum into *amax, and what the modules import and do not call here. Values are zero, infinite
+or NaN at random places: often, or so seldom that windows fill again in between.
 
-Called with the path of a checkout of MS-AMP by a Python that has torch, numpy and colorlog (made with MS-AMP 9746ea8, torch 2.15, NumPy 2.4).
+Called with the path of a checkout of MS-AMP by a Python that has torch, numpy and colorlog (made
+with MS-AMP 9746ea8, torch 2.15, NumPy 2.4).
 """
 
 import pathlib
@@ -46,7 +50,12 @@ def load(checkout):
         package = types.ModuleType(name)
         package.__path__ = [str(pathlib.Path(checkout, *name.split(".")))]
         sys.modules[name] = package
-    for name in ("transformer_engine", "transformer_engine_extensions", "msamp.operators", "msamp.operators.dist_op"):
+    for name in (
+        "transformer_engine",
+        "transformer_engine_extensions",
+        "msamp.operators",
+        "msamp.operators.dist_op",
+    ):
         sys.modules[name] = Stub(name)
     sys.modules["transformer_engine.pytorch"] = sys.modules["transformer_engine"].pytorch
     torch.ones, torch.zeros = on_cpu(torch.ones), on_cpu(torch.zeros)
@@ -76,7 +85,8 @@ def bits(value):
 
 
 def magnitudes(rng, count, rare):
-    """Neighbours alike, as those of a tensor in training, with jumps; the part `rare` is not finite."""
+    """Neighbours alike, as those of a tensor in training, with jumps; the part
+    `rare` is not finite."""
     size = rng.uniform(-20, 20)
     for _ in range(count):
         size = rng.uniform(-20, 20) if rng.random() < 0.05 else size + rng.normal(0, 0.7)
@@ -103,7 +113,9 @@ def run(parts, name, window, casts, rare, seed):
         key: ScalingMeta(qtype, torch.ones(()), torch.ones(()), torch.zeros(window), window)
         for key in ("input", "ograd")
     }
-    model_state.flattened_scaling_metas = {key: model_state._flatten_scaling_metas([m]) for key, m in metas.items()}
+    model_state.flattened_scaling_metas = {
+        key: model_state._flatten_scaling_metas([m]) for key, m in metas.items()
+    }
     optimizer = Steps([torch.nn.Parameter(torch.zeros(1))], {})
     meta = metas["input" if name == "e4m3" else "ograd"]
     values = magnitudes(np.random.default_rng(seed), UPDATES * casts, rare)
@@ -119,11 +131,16 @@ def run(parts, name, window, casts, rare, seed):
         model_state.ready_to_scale_tensor = True
         optimizer.step()
         # The first entry is the place of the next step's amax.
-        yield "state " + " ".join([str(int(meta.amax_counter)), bits(meta.scale), *(bits(v) for v in meta.amax[1:])])
+        yield "state " + " ".join([
+            str(int(meta.amax_counter)),
+            bits(meta.scale),
+            *(bits(v) for v in meta.amax[1:]),
+        ])
 
 
 def weights(parts):
-    """Through TransformerEngine's patched cast, whose own scale and amax are there and have no say."""
+    """Through TransformerEngine's patched cast, whose own scale and amax are
+    there and have no say."""
     Dtypes, ScalingMeta, TypeCast, _, _ = parts
     import msamp.te.extension
     from msamp.common.tensor import ScalingTensor
@@ -136,7 +153,9 @@ def weights(parts):
         weight = ScalingTensor(TypeCast.cast_to_fp16(torch.tensor([[amax, -amax / 3]]), meta), meta)
         scale, amaxes, scale_inv = torch.full((), 3.0), torch.full((), 5.0), torch.zeros(())
         cast, transpose = torch.empty(0), torch.empty(0)
-        tex.fused_cast_transpose(weight, scale, amaxes, scale_inv, cast, transpose, tex.DType.kFloat8E4M3)
+        tex.fused_cast_transpose(
+            weight, scale, amaxes, scale_inv, cast, transpose, tex.DType.kFloat8E4M3
+        )
         assert scale == 3 and amaxes == 5
         yield f"weight {bits(amax)} {bits(scale_inv)}"
 

@@ -1,9 +1,13 @@
-"""Writes optim/muon.txt: what torch.optim.Muon does to the matrices of a fused weight, step by step.
+"""Writes optim/muon.txt: what torch.optim.Muon does to the matrices of a fused weight, step by
+step.
 
-Run in this folder with torch 2.9 or later. Lines of words; fp32 numbers are their bit patterns in hex, settings are decimal.
+Run in this folder with torch 2.9 or later. Lines of words; fp32 numbers are their bit patterns in
+hex, settings are decimal.
 
-  muon <original | match_rms_adamw> <nesterov> <lr> <momentum> <decay> <ns steps> <steps> <columns> <matrices> <rows of each>
-then the initial weights, and per step the gradients, the new weights and the new momentum, each of all matrices in a row
+  muon <original | match_rms_adamw> <nesterov> <lr> <momentum> <decay> <ns steps> <steps> <columns>
+  <matrices> <rows of each>
+then the initial weights, and per step the gradients, the new weights and the new momentum, each
+of all matrices in a row
 """
 
 import os
@@ -22,16 +26,40 @@ def words(tensors):
 def muon(out, seed, scale, nesterov, lr, momentum, decay, ns_steps, columns, rows):
     torch.manual_seed(seed)
     weights = [torch.nn.Parameter(torch.randn(r, columns)) for r in rows]
-    optimizer = torch.optim.Muon(weights, lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=decay, ns_steps=ns_steps,
-                                 adjust_lr_fn=scale)
-    print("muon", scale, int(nesterov), lr, momentum, decay, ns_steps, STEPS, columns, len(rows), *rows, file=out)
+    optimizer = torch.optim.Muon(
+        weights,
+        lr=lr,
+        momentum=momentum,
+        nesterov=nesterov,
+        weight_decay=decay,
+        ns_steps=ns_steps,
+        adjust_lr_fn=scale,
+    )
+    print(
+        "muon",
+        scale,
+        int(nesterov),
+        lr,
+        momentum,
+        decay,
+        ns_steps,
+        STEPS,
+        columns,
+        len(rows),
+        *rows,
+        file=out,
+    )
     print(words(weights), file=out)
     for step in range(STEPS):
         for weight in weights:
             weight.grad = torch.randn_like(weight) * 10.0 ** (step % 3 - 4)
         gradients = [weight.grad.clone() for weight in weights]
         optimizer.step()
-        for tensors in (gradients, weights, [optimizer.state[weight]["momentum_buffer"] for weight in weights]):
+        for tensors in (
+            gradients,
+            weights,
+            [optimizer.state[weight]["momentum_buffer"] for weight in weights],
+        ):
             print(words(tensors), file=out)
 
 

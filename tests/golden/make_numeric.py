@@ -1,10 +1,14 @@
-"""Writes tests/golden/numeric/*.bin, the expected FP8 codes of tests/numeric. Needs numpy, ml_dtypes and torch.
+"""Writes tests/golden/numeric/*.bin, the expected FP8 codes of tests/numeric. Needs numpy,
+ml_dtypes and torch.
 
   values_<fp8>.bin             256 fp32 values, one per code (NaN for NaN)
-  <input>_to_<fp8>_<mode>.bin  32,768 codes, of the non-negative bf16 or fp16 patterns 0x0000..0x7FFF
-  sample.bin                   4,096 records: fp32 bits u32, bf16 u16, fp16 u16, then e4m3 and e5m2 without saturation, u8 each
-mode: sat (clipped to the largest finite value before the cast, as satfinite does) or nosat. Two libraries must agree on each table;
-where torch itself saturates (E4M3) it is the second opinion for `sat`, elsewhere for `nosat`. NaN is compared as NaN only.
+  <input>_to_<fp8>_<mode>.bin  32,768 codes, of the non-negative bf16 or fp16 patterns
+                               0x0000..0x7FFF
+  sample.bin                   4,096 records: fp32 bits u32, bf16 u16, fp16 u16, then e4m3 and e5m2
+                               without saturation, u8 each
+mode: sat (clipped to the largest finite value before the cast, as satfinite does) or nosat. Two
+libraries must agree on each table; where torch itself saturates (E4M3) it is the second opinion for
+`sat`, elsewhere for `nosat`. NaN is compared as NaN only.
 """
 
 import pathlib
@@ -34,7 +38,9 @@ def same(codes, other, ml_type):
 def main():
     out.mkdir(exist_ok=True)
     for name, (ml_type, torch_type, largest) in FP8.items():
-        np.arange(256, dtype=np.uint8).view(ml_type).astype("<f4").tofile(out / f"values_{name}.bin")
+        np.arange(256, dtype=np.uint8).view(ml_type).astype("<f4").tofile(
+            out / f"values_{name}.bin"
+        )
         for source, source_type in INPUT.items():
             with np.errstate(invalid="ignore", over="ignore"):
                 x = np.arange(0x8000, dtype=np.uint16).view(source_type).astype(np.float32)
@@ -51,7 +57,10 @@ def main():
     bits = rng.integers(0, 2, 4096).astype(np.uint32) << 31 | exponent << 23
     bits |= rng.integers(0, 1 << 23, 4096).astype(np.uint32)
     x = bits.view(np.float32)
-    record = np.zeros(4096, dtype=[("f32", "<u4"), ("bf16", "<u2"), ("fp16", "<u2"), ("e4m3", "u1"), ("e5m2", "u1")])
+    record = np.zeros(
+        4096,
+        dtype=[("f32", "<u4"), ("bf16", "<u2"), ("fp16", "<u2"), ("e4m3", "u1"), ("e5m2", "u1")],
+    )
     with np.errstate(over="ignore"):
         record["f32"] = bits
         record["bf16"] = torch.from_numpy(x).bfloat16().view(torch.uint16).numpy()

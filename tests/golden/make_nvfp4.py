@@ -1,13 +1,21 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/ops/nvfp4.txt, which tests/ops/nvfp4_test.cpp reads: what TransformerEngine's reference of NVFP4 computes.
+"""Writes tests/golden/ops/nvfp4.txt, which tests/ops/nvfp4_test.cpp reads: what TransformerEngine's
+reference of NVFP4 computes.
 
-Called with a clone of TransformerEngine, which is read as its HEAD has it, by a Python that has torch and numpy (made with torch 2.15 from commit
-d0067d0). pytorch/custom_recipes/reference_nvfp4.py runs as it is; what it imports of compiled modules is replaced by empty classes.
+Called with a clone of TransformerEngine, which is read as its HEAD has it, by a Python that has
+torch and numpy (made with torch 2.15 from commit d0067d0).
+pytorch/custom_recipes/reference_nvfp4.py runs as it is; what it imports of compiled modules is
+replaced by empty classes.
 
-  cast INPUT TILE RHT CODES SCALES AMAX CODES SCALES AMAX    fingerprints (FNV-1a) of codes and of scales, and the bits of the amax, of the matrix along
-                                                             rows and along columns; RHT: the latter goes through the Hadamard transform. Where the
-                                                             amax is NaN codes are taken as zero; a code of -0 counts as 0, a NaN has no sign
-  product NAME M N K VALUE ...                               fp32 bits of the product of operands "x" and "w", or transposed, "dy" and "x"
+  cast INPUT TILE RHT CODES SCALES AMAX CODES SCALES AMAX    fingerprints (FNV-1a) of codes and of
+  scales, and the bits of the amax, of the matrix along
+                                                             rows and along columns; RHT: the latter
+                                                             goes through the Hadamard transform.
+                                                             Where the amax is NaN codes are taken
+                                                             as zero; a code of -0 counts as 0, a
+                                                             NaN has no sign
+  product NAME M N K VALUE ...                               fp32 bits of the product of operands
+  "x" and "w", or transposed, "dy" and "x"
 """
 
 import enum
@@ -25,7 +33,12 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 
 def text_of(path):
-    return subprocess.run(["git", "-C", sys.argv[1], "show", f"HEAD:{path}"], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        ["git", "-C", sys.argv[1], "show", f"HEAD:{path}"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
 
 
 def module(name, **contents):
@@ -44,14 +57,20 @@ def load():
     for name in ("transformer_engine", "transformer_engine.pytorch"):
         module(name)
     gemm_type = enum.Enum("GEMMType", "FPROP DGRAD WGRAD")
-    gemm = module("transformer_engine.pytorch.custom_recipes.gemm", MMParams=object, GEMMType=gemm_type)
+    gemm = module(
+        "transformer_engine.pytorch.custom_recipes.gemm", MMParams=object, GEMMType=gemm_type
+    )
     utils = module(
         "transformer_engine.pytorch.custom_recipes.reference_utils",
         Fp4Formats=enum.Enum("Fp4Formats", "E2M1"),
         HIGH_PRECISION_FLOAT_DTYPES=(torch.float32, torch.bfloat16, torch.float16),
     )
     module("transformer_engine.pytorch.custom_recipes", gemm=gemm, reference_utils=utils)
-    module("transformer_engine.pytorch.quantized_tensor", QuantizedTensorStorage=object, Quantizer=Quantizer)
+    module(
+        "transformer_engine.pytorch.quantized_tensor",
+        QuantizedTensorStorage=object,
+        Quantizer=Quantizer,
+    )
     path = "transformer_engine/pytorch/custom_recipes/reference_nvfp4.py"
     reference = module("reference_nvfp4")
     exec(compile(text_of(path), path, "exec"), reference.__dict__)
@@ -68,7 +87,11 @@ def inputs():
     yield "narrow.160.256", narrow(160, 256), True
     yield "spread.256.384", spread(256, 384), False
     for kinds in ("0", "1", "05", "14567", "01234567", "58", "59"):
-        yield f"adversarial.160.256.{kinds}", adversarial(160, 256, [int(kind) for kind in kinds]), False
+        yield (
+            f"adversarial.160.256.{kinds}",
+            adversarial(160, 256, [int(kind) for kind in kinds]),
+            False,
+        )
 
 
 def bits(value):
@@ -102,24 +125,42 @@ def casts(reference):
 
 
 def product(reference, gemm_type, name, a, b):
-    """a b^T of quantized operands, which `a` and `b` give as tile, transform, matrix and whether it is contracted along its columns."""
+    """a b^T of quantized operands, which `a` and `b` give as tile, transform, matrix and whether it
+    is contracted along its columns."""
     operands = []
     for tile, rht, matrix, transposed in (a, b):
         maker = quantizer(reference, tile, rht)
         got = maker.quantize(as_torch(matrix))
-        operands.append((got.data_t if transposed else got.data, got.scale_t if transposed else got.scale, got))
+        operands.append((
+            got.data_t if transposed else got.data,
+            got.scale_t if transposed else got.scale,
+            got,
+        ))
     kind = gemm_type.WGRAD if a[3] else gemm_type.FPROP
     (qa, sa, whole_a), (qb, sb, whole_b) = operands
-    y = maker.qgemm(qa, qb, None, torch.float32, sa, sb, gemm_type=kind, qresult_x=whole_a, qresult_w=whole_b).numpy()
-    return f"product {name} {y.shape[0]} {y.shape[1]} {2 * qa.shape[1]} " + " ".join(bits(v) for v in y.reshape(-1))
+    y = maker.qgemm(
+        qa, qb, None, torch.float32, sa, sb, gemm_type=kind, qresult_x=whole_a, qresult_w=whole_b
+    ).numpy()
+    return f"product {name} {y.shape[0]} {y.shape[1]} {2 * qa.shape[1]} " + " ".join(
+        bits(v) for v in y.reshape(-1)
+    )
 
 
 def main():
     reference, gemm_type = load()
     x, w = narrow(64, 32), narrow(16, 32)
     lines = [*casts(reference)]
-    lines.append(product(reference, gemm_type, "fprop", ((1, 16), False, x, False), ((16, 16), False, w, False)))
-    lines.append(product(reference, gemm_type, "wgrad", ((1, 16), True, narrow(64, 16), True), ((1, 16), True, x, True)))
+    lines.append(
+        product(
+            reference, gemm_type, "fprop", ((1, 16), False, x, False), ((16, 16), False, w, False)
+        )
+    )
+    lines.append(
+        product(
+            reference, gemm_type, "wgrad", ((1, 16), True, narrow(64, 16), True),
+            ((1, 16), True, x, True),
+        )
+    )
     (HERE / "ops" / "nvfp4.txt").write_text("\n".join(lines) + "\n")
 
 

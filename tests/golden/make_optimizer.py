@@ -1,12 +1,17 @@
-"""Writes ops/optimizer.txt: what torch's AdamW, SGD, clip_grad_norm_ and GradScaler do, step by step.
+"""Writes ops/optimizer.txt: what torch's AdamW, SGD, clip_grad_norm_ and GradScaler do, step by
+step.
 
-Run in this folder with torch 2.x. Lines of words; fp32 numbers are their bit patterns in hex, settings are decimal.
+Run in this folder with torch 2.x. Lines of words; fp32 numbers are their bit patterns in hex,
+settings are decimal.
 
-  adamw <n> <steps> <lr> <beta1> <beta2> <eps> <decay> <max_norm>     then n initial weights, and per step
+  adamw <n> <steps> <lr> <beta1> <beta2> <eps> <decay> <max_norm>     then n initial weights, and
+  per step
       n gradients, the gradient norm, n new weights, n first moments, n second moments
-  sgd <n> <steps> <lr> <momentum> <decay>                              then n initial weights, and per step
+  sgd <n> <steps> <lr> <momentum> <decay>                              then n initial weights, and
+  per step
       n gradients, n new weights
-  scaler <steps> <initial scale> <growth interval>                     then per step 1 (overflow) or 0 and the new scale
+  scaler <steps> <initial scale> <growth interval>                     then per step 1
+  (overflow) or 0 and the new scale
 """
 
 import random
@@ -29,7 +34,9 @@ def adamw(out, seed, lr, betas, eps, decay, max_norm):
     torch.manual_seed(seed)
     weight = torch.nn.Parameter(torch.randn(N))
     # foreach=False, fused=False: the plain order of operations.
-    optimizer = torch.optim.AdamW([weight], lr=lr, betas=betas, eps=eps, weight_decay=decay, foreach=False, fused=False)
+    optimizer = torch.optim.AdamW(
+        [weight], lr=lr, betas=betas, eps=eps, weight_decay=decay, foreach=False, fused=False
+    )
     print("adamw", N, STEPS, lr, *betas, eps, decay, max_norm, file=out)
     print(tensor_line(weight), file=out)
     for step in range(STEPS):

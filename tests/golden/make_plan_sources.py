@@ -1,20 +1,27 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/precision/plan_sources.json, which tests/precision/plan_sources_test.cpp reads: what the sources of our plans say of themselves.
+"""Writes tests/golden/precision/plan_sources.json, which tests/precision/plan_sources_test.cpp
+reads: what the sources of our plans say of themselves.
 
-Called with a folder in which the sources lie as clones: torchao, TransformerEngine, MS-AMP, COAT, accelerate. Each file is read as its HEAD has it, and
-the commit is noted. The sources' own Python runs on a CPU; compiled modules are replaced by empty classes (`Stub`), and what a GPU would do with a
-tensor by a note of what was asked for (`Noted`).
+Called with a folder in which the sources lie as clones: torchao, TransformerEngine, MS-AMP, COAT,
+accelerate. Each file is read as its HEAD has it, and the commit is noted. The sources' own Python
+runs on a CPU; compiled modules are replaced by empty classes (`Stub`), and what a GPU would do with
+a tensor by a note of what was asked for (`Noted`).
 
   torchao             Float8LinearConfig.from_recipe_name of every recipe, every field
-  transformer_engine  the instances of the recipes with every default, and which GEMMs have a split accumulator where a recipe does not say so
-  msamp               metas of FP8Linear; the casts and products that its forward and backward ask for; what the replaced cast of TransformerEngine's
-                      modules asks for; types of the moments that initialize() gives to the optimizer at O1 and O2; types of weights at O3
-  coat                an instance of QuantizationConfig; types of the states that CoatAdamW makes for an fp32 parameter; the precision of the OLMo
-                      configuration; which quantized functions forward calls, in training and in evaluation
-  accelerate          instances of the three recipe handlers, and what apply_fp8_autowrap hands on of the first
+  transformer_engine  the instances of the recipes with every default, and which GEMMs have a split
+                      accumulator where a recipe does not say so
+  msamp               metas of FP8Linear; the casts and products that its forward and backward ask
+                      for; what the replaced cast of TransformerEngine's modules asks for; types of
+                      the moments that initialize() gives to the optimizer at O1 and O2; types of
+                      weights at O3
+  coat                an instance of QuantizationConfig; types of the states that CoatAdamW makes
+                      for an fp32 parameter; the precision of the OLMo configuration; which
+                      quantized functions forward calls, in training and in evaluation
+  accelerate          instances of the three recipe handlers, and what apply_fp8_autowrap hands on
+                      of the first
 
-Needs torch, PyYAML, pydantic, numpy and what accelerate imports and MS-AMP import (packaging, psutil, huggingface_hub, safetensors,
-colorlog); made with torch 2.15.
+Needs torch, PyYAML, pydantic, numpy and what accelerate imports and MS-AMP import (packaging,
+psutil, huggingface_hub, safetensors, colorlog); made with torch 2.15.
 """
 import ast
 import dataclasses
@@ -71,7 +78,9 @@ class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def git(repository, *arguments):
-    return subprocess.run(["git", "-C", repository, *arguments], check=True, capture_output=True).stdout
+    return subprocess.run(
+        ["git", "-C", repository, *arguments], check=True, capture_output=True
+    ).stdout
 
 
 def text_of(repository, path):
@@ -110,7 +119,9 @@ def plain(value):
     if isinstance(value, enum.Enum):
         return value.name
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {
+            field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
     if isinstance(value, dict):
@@ -121,7 +132,11 @@ def plain(value):
 def attributes(instance):
     """Every attribute that is data, those of the class too."""
     names = [n for n in dir(instance) if not n.startswith("_")]
-    return {n: plain(getattr(instance, n)) for n in names if not callable(getattr(instance, n)) or isinstance(getattr(instance, n), enum.Enum)}
+    return {
+        n: plain(getattr(instance, n))
+        for n in names
+        if not callable(getattr(instance, n)) or isinstance(getattr(instance, n), enum.Enum)
+    }
 
 
 def torchao(repository):
@@ -139,12 +154,17 @@ def torchao(repository):
 def transformer_engine(repository):
     recipe = load("te_recipe", repository, "transformer_engine/common/recipe/__init__.py")
     names = ["DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling"]
-    formats = {each.name: {"max_fwd": each.value.max_fwd, "max_bwd": each.value.max_bwd} for each in recipe.Format}
+    formats = {
+        each.name: {"max_fwd": each.value.max_fwd, "max_bwd": each.value.max_bwd}
+        for each in recipe.Format
+    }
     modules = constants(text_of(repository, "transformer_engine/pytorch/module/base.py"))
     return {
         "formats": formats,
         "recipes": {name: attributes(getattr(recipe, name)()) for name in names},
-        "split_accumulator_of_modules": {name: modules[name] for name in ("_2X_ACC_FPROP", "_2X_ACC_DGRAD", "_2X_ACC_WGRAD")},
+        "split_accumulator_of_modules": {
+            name: modules[name] for name in ("_2X_ACC_FPROP", "_2X_ACC_DGRAD", "_2X_ACC_WGRAD")
+        },
     }
 
 
@@ -178,7 +198,11 @@ class Noted:
 
 
 def meta_of(meta):
-    return {"qtype": meta.qtype.name, "window": meta.window_size, "in_time_at_first": bool(meta.is_in_time_scaling())}
+    return {
+        "qtype": meta.qtype.name,
+        "window": meta.window_size,
+        "in_time_at_first": bool(meta.is_in_time_scaling()),
+    }
 
 
 def msamp(repository, folder):
@@ -191,7 +215,11 @@ def msamp(repository, folder):
         setattr(torch, name, lambda *a, device=None, _make=make, **k: _make(*a, **k))
     importlib.import_module("transformer_engine.pytorch.module.base")
     te = sys.modules["transformer_engine.pytorch"]
-    for module, name in (("linear", "_Linear"), ("layernorm_linear", "_LayerNormLinear"), ("layernorm_mlp", "_LayerNormMLP")):
+    for module, name in (
+        ("linear", "_Linear"),
+        ("layernorm_linear", "_LayerNormLinear"),
+        ("layernorm_mlp", "_LayerNormMLP"),
+    ):
         setattr(getattr(te.module, module), name, type(name, (torch.autograd.Function,), {}))
     import msamp as package
     from msamp.common.dtype import Floating
@@ -206,7 +234,8 @@ def msamp(repository, folder):
     linear.scaling_metas["input"].amax_counter += after["window"]
     result["linear"] = {
         "weight": meta_of(linear.weight.meta),
-        "metas": {name: meta_of(meta) for name, meta in linear.scaling_metas.items()} | {"input": after},
+        "metas": {name: meta_of(meta) for name, meta in linear.scaling_metas.items()}
+        | {"input": after},
         "input_in_time_after_its_window": bool(linear.scaling_metas["input"].is_in_time_scaling()),
     }
 
@@ -220,7 +249,10 @@ def msamp(repository, folder):
     model_state.check_metas_in_flat = lambda metas: None
     context = types.SimpleNamespace()
     function = functional._FP8GemmFunction
-    function.forward(context, Noted("input", notes), Noted("weight", notes), linear.scaling_metas, torch.empty(0, dtype=torch.bfloat16))
+    function.forward(
+        context, Noted("input", notes), Noted("weight", notes), linear.scaling_metas,
+        torch.empty(0, dtype=torch.bfloat16),
+    )
     function.backward(context, Noted("ograd", notes))
     result["passes"] = list(notes)
     model_state.use_fp8_ddp = True
@@ -235,13 +267,20 @@ def msamp(repository, folder):
     notes.clear()
     scale, amax, scale_inv = torch.tensor(3.0), torch.tensor(5.0), torch.tensor(1.0 / 3.0)
     TeExtensionOverrider.fused_cast_transpose(
-        NotedWeight("weight", notes), scale, amax, scale_inv, Noted("out", []), Noted("out", []), tex.DType.kFloat8E4M3
+        NotedWeight("weight", notes), scale, amax, scale_inv, Noted("out", []), Noted("out", []),
+        tex.DType.kFloat8E4M3,
     )
-    result["te_weight"] = {"casts": list(notes), "scale_after": scale.item(), "amax_after": amax.item(), "scale_inv_after": scale_inv.item()}
+    result["te_weight"] = {
+        "casts": list(notes),
+        "scale_after": scale.item(),
+        "amax_after": amax.item(),
+        "scale_inv_after": scale_inv.item(),
+    }
 
     result["opt_levels"] = {}
     package.LinearReplacer.replace = staticmethod(lambda model: model)
-    torch.optim.Adam = type("Adam", (torch.optim.Optimizer,), {})  # in the torch of its time AdamW is no Adam
+    # in the torch of its time AdamW is no Adam
+    torch.optim.Adam = type("Adam", (torch.optim.Optimizer,), {})
     for level in package.opt_levels:
         model = torch.nn.Linear(16, 16)
         adamw = torch.optim.AdamW(model.parameters())
@@ -249,11 +288,16 @@ def msamp(repository, folder):
         adamw.param_groups[0].pop("decoupled_weight_decay", None)
         _, optimizer = package.initialize(model, adamw, opt_level=level)
         assert isinstance(optimizer, LBAdamW)
-        result["opt_levels"][level] = {"exp_avg": str(optimizer.exp_avg_dtype), "exp_avg_sq": str(optimizer.exp_avg_sq_dtype)}
+        result["opt_levels"][level] = {
+            "exp_avg": str(optimizer.exp_avg_dtype),
+            "exp_avg_sq": str(optimizer.exp_avg_sq_dtype),
+        }
     from msamp.megatron.optimizer.distrib_optimizer import FP8DistributedOptimizer
 
     names = ("weight_qtype", "master_weight_qtype", "wgrad_qtype")
-    result["distributed_optimizer"] = {name: getattr(FP8DistributedOptimizer, name).name for name in names}
+    result["distributed_optimizer"] = {
+        name: getattr(FP8DistributedOptimizer, name).name for name in names
+    }
     return result
 
 
@@ -262,16 +306,31 @@ def calls(nodes):
     found = []
     for top in nodes:
         for node in ast.walk(top):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.startswith("fp8_"):
-                found.append((node.lineno, [node.func.id] + [a.id for a in node.args if isinstance(a, ast.Name)]))
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id.startswith("fp8_")
+            ):
+                found.append((
+                    node.lineno,
+                    [node.func.id] + [a.id for a in node.args if isinstance(a, ast.Name)],
+                ))
     return [call for _, call in sorted(found)]
 
 
 def coat_flow(source):
     flow = {}
     for cls in ast.parse(source).body:
-        forward = [f for f in getattr(cls, "body", []) if isinstance(f, ast.FunctionDef) and f.name == "forward"]
-        if not isinstance(cls, ast.ClassDef) or not cls.name.lstrip("_").startswith("CoatLlama") or not forward:
+        forward = [
+            f
+            for f in getattr(cls, "body", [])
+            if isinstance(f, ast.FunctionDef) and f.name == "forward"
+        ]
+        if (
+            not isinstance(cls, ast.ClassDef)
+            or not cls.name.lstrip("_").startswith("CoatLlama")
+            or not forward
+        ):
             continue
         if cls.name.startswith("_"):
             flow[cls.name] = {"training": calls(forward)}
@@ -297,13 +356,19 @@ def coat(repository):
     adamw = optimizer.CoatAdamW([parameter])
     lists = [[] for _ in range(12)]
     adamw._init_group(adamw.param_groups[0], lists[0], lists[1], False, True, *lists[2:])
-    states = {name: {"dtype": str(s.dtype), "count": s.numel()} for name, s in adamw.state[parameter].items() if name != "step"}
+    states = {
+        name: {"dtype": str(s.dtype), "count": s.numel()}
+        for name, s in adamw.state[parameter].items()
+        if name != "step"
+    }
 
     olmo = yaml.safe_load(text_of(repository, "examples/OLMo/configs/coat/OLMo-1B-COAT-Both.yaml"))
     for name in ("olmo", "olmo.aliases", "olmo.exceptions", "olmo.util"):
         sys.modules[name] = StubModule(name)
     train = load("olmo.config", repository, "examples/OLMo/olmo/config.py").TrainConfig
-    run = types.SimpleNamespace(precision=olmo["precision"], fsdp=types.SimpleNamespace(precision=olmo["fsdp"]["precision"]))
+    run = types.SimpleNamespace(
+        precision=olmo["precision"], fsdp=types.SimpleNamespace(precision=olmo["fsdp"]["precision"])
+    )
     run.autocast_precision = train.autocast_precision.fget(run)
     mixed = train.fsdp_precision.fget(run)
     return {
@@ -336,10 +401,16 @@ def accelerate(repository, folder):
     for module in (handlers, wrapping):
         module.is_transformer_engine_available = module.is_torchao_available = lambda: True
     seen = {}
-    wrapping.contextual_fp8_autocast = lambda forward, made, use: seen.update(recipe=made, use_during_eval=use) or forward
+    wrapping.contextual_fp8_autocast = lambda forward, made, use: (
+        seen.update(recipe=made, use_during_eval=use) or forward
+    )
     model = types.SimpleNamespace(forward=lambda: None)
     wrapping.apply_fp8_autowrap(model, handlers.TERecipeKwargs())
-    made = {"recipe": type(seen["recipe"]).__name__, "fields": attributes(seen["recipe"]), "use_during_eval": seen["use_during_eval"]}
+    made = {
+        "recipe": type(seen["recipe"]).__name__,
+        "fields": attributes(seen["recipe"]),
+        "use_during_eval": seen["use_during_eval"],
+    }
     result = {"TERecipeKwargs": {"fields": attributes(handlers.TERecipeKwargs()), "makes": made}}
     for name in ("MSAMPRecipeKwargs", "AORecipeKwargs"):
         result[name] = {"fields": attributes(getattr(handlers, name)())}
@@ -348,7 +419,10 @@ def accelerate(repository, folder):
 
 def main():
     root = pathlib.Path(sys.argv[1])
-    where = {name: str(root / name) for name in ("torchao", "TransformerEngine", "MS-AMP", "COAT", "accelerate")}
+    where = {
+        name: str(root / name)
+        for name in ("torchao", "TransformerEngine", "MS-AMP", "COAT", "accelerate")
+    }
     sys.meta_path.insert(0, StubFinder())
     for name in ("transformer_engine.common", "transformer_engine.pytorch.fp8"):
         importlib.import_module(name)
@@ -356,7 +430,10 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         document = {
-            "commits": {name: git(path, "rev-parse", "HEAD").decode().strip() for name, path in where.items()},
+            "commits": {
+                name: git(path, "rev-parse", "HEAD").decode().strip()
+                for name, path in where.items()
+            },
             "torchao": torchao(where["torchao"]),
             "transformer_engine": transformer_engine(where["TransformerEngine"]),
             "msamp": msamp(where["MS-AMP"], folder),

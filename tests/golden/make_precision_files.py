@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""What Megatron-LM's own code reads in the files of tests/golden/precision/files: for each layer of two blocks the key of
-its configuration, or null. Only the outcome is stored (tests/golden/precision/files.json).
+"""What Megatron-LM's own code reads in the files of tests/golden/precision/files: for each layer of
+two blocks the key of its configuration, or null. Only the outcome is stored
+(tests/golden/precision/files.json).
 
     tests/golden/make_precision_files.py MEGATRON_LM     a working copy; its quant_config.py runs alone
 """
@@ -12,7 +13,12 @@ import types
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PARTS = ["self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2"]
+PARTS = [
+    "self_attention.linear_qkv",
+    "self_attention.linear_proj",
+    "mlp.linear_fc1",
+    "mlp.linear_fc2",
+]
 
 
 def load_quant_config(checkout):

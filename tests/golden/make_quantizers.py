@@ -1,16 +1,24 @@
-"""Writes tests/golden/ops/quantizers.txt, which tests/ops/quantizer_fixtures_test.cpp reads: what other programs' quantizers give.
+"""Writes tests/golden/ops/quantizers.txt, which tests/ops/quantizer_fixtures_test.cpp reads: what
+other programs' quantizers give.
 
-  cast SOURCE INPUT FORMAT GRANULARITY SCALE CODES SCALES ...   fingerprints (FNV-1a) of the codes and of the scales: fp32 factors of the
-                                                                values, or E8M0 bytes; a second pair is that of the transposed matrix
-  corner AMAX SCALE                                             the power-of-two scale of torchao for an amax, as fp32 bits
-  delayed LENGTH ALGORITHM MARGIN FORMAT                        a run of delayed scaling, with the lines amax, scale and history after it
+  cast SOURCE INPUT FORMAT GRANULARITY SCALE CODES SCALES ...   fingerprints (FNV-1a) of the codes
+  and of the scales: fp32 factors of the
+                                                                values, or E8M0 bytes; a second pair
+                                                                is that of the transposed matrix
+  corner AMAX SCALE                                             the power-of-two scale of torchao
+                                                                for an amax, as fp32 bits
+  delayed LENGTH ALGORITHM MARGIN FORMAT                        a run of delayed scaling, with the
+                                                                lines amax, scale and history after
+                                                                it
 
-Sources: torchao's hp_tensor_to_float8_dynamic (tensor, row) and to_mx with RCEIL (1x32); check_quantize.py, the rules of TransformerEngine's
-block scaling in NumPy (1x128, 128x128). Delayed scaling: `delayed_run` below. Inputs are made by rules that the test repeats (cast_inputs.py): `spread`
-and `adversarial`, bf16; `real`, the first 32768 weights of stories260K.bin of llama2.c, fp32.
+Sources: torchao's hp_tensor_to_float8_dynamic (tensor, row) and to_mx with RCEIL (1x32);
+check_quantize.py, the rules of TransformerEngine's block scaling in NumPy (1x128, 128x128). Delayed
+scaling: `delayed_run` below. Inputs are made by rules that the test repeats (cast_inputs.py):
+`spread` and `adversarial`, bf16; `real`, the first 32768 weights of stories260K.bin of llama2.c,
+fp32.
 
-Called with the path of stories260K.bin by a Python that has torch, torchao, numpy and ml_dtypes (made with torch 2.15, torchao 0.18,
-NumPy 2.4, ml_dtypes 0.6).
+Called with the path of stories260K.bin by a Python that has torch, torchao, numpy and ml_dtypes
+(made with torch 2.15, torchao 0.18, NumPy 2.4, ml_dtypes 0.6).
 """
 
 import logging
@@ -45,7 +53,11 @@ def inputs():
     yield "adversarial.136.160.01234567", adversarial(136, 160, list(range(8))), True
     yield "adversarial.136.160.0234567", adversarial(136, 160, [0, 2, 3, 4, 5, 6, 7]), True
     yield "adversarial.131.257.0123456789", adversarial(131, 257, list(range(10))), False
-    yield "real.128.256", np.fromfile(sys.argv[1], dtype="<f4", count=32768, offset=28).reshape(128, 256), True
+    yield (
+        "real.128.256",
+        np.fromfile(sys.argv[1], dtype="<f4", count=32768, offset=28).reshape(128, 256),
+        True,
+    )
 
 
 def prints(codes, scales):
@@ -58,7 +70,9 @@ def torchao_scaled(x, dtype, granularity, pow2):
         x,
         dtype,
         LinearMMConfig(),
-        scaling_granularity=ScalingGranularity.AXISWISE if by_row else ScalingGranularity.TENSORWISE,
+        scaling_granularity=ScalingGranularity.AXISWISE
+        if by_row
+        else ScalingGranularity.TENSORWISE,
         axiswise_dim=-1 if by_row else None,
         round_scales_to_power_of_2=pow2,
     )
@@ -71,8 +85,8 @@ def torchao_mx(x, dtype):
 
 
 def has_tiny_blocks(x):
-    """Whether 32 values, not all zeros, have the smallest scale, 2^-127: torchao multiplies them by 1, not by 2^127, and codes do not fit
-    to the scale."""
+    """Whether 32 values, not all zeros, have the smallest scale, 2^-127: torchao multiplies them by
+    1, not by 2^127, and codes do not fit to the scale."""
     blocks = as_torch(x).float().abs().reshape(-1, 32).amax(1)
     return bool(((blocks > 0) & (blocks < 448 * 2.0**-127)).any())
 
@@ -98,23 +112,39 @@ def casts():
                     scale = "pow2" if pow2 else "fp32"
                     whole = torchao_scaled(as_torch(x), dtype, "tensor", pow2)
                     yield f"cast torchao {input_name} {name} tensor {scale} {whole}"
-                    rows = " ".join(torchao_scaled(as_torch(each), dtype, "row", pow2) for each in (x, transposed))
+                    rows = " ".join(
+                        torchao_scaled(as_torch(each), dtype, "row", pow2)
+                        for each in (x, transposed)
+                    )
                     yield f"cast torchao {input_name} {name} row {scale} {rows}"
             if finite and not has_tiny_blocks(x):
-                blocks = " ".join(torchao_mx(as_torch(each), dtype) for each in (x, transposed) if each.shape[1] % 32 == 0)
+                blocks = " ".join(
+                    torchao_mx(as_torch(each), dtype)
+                    for each in (x, transposed)
+                    if each.shape[1] % 32 == 0
+                )
                 yield f"cast torchao {input_name} {name} 1x32 e8m0 {blocks}"
             for granularity in ("1x128", "128x128"):
                 for scale in ("fp32", "pow2"):
-                    both = " ".join(written_down(each, name, granularity, scale) for each in (x, transposed))
+                    both = " ".join(
+                        written_down(each, name, granularity, scale) for each in (x, transposed)
+                    )
                     yield f"cast rules {input_name} {name} {granularity} {scale} {both}"
 
 
 def corners():
-    """Amaxes next to 1.75 * 2^j: 448 / amax is next to a power of two, where exp2(floor(log2)) in fp32 may be the next one above."""
+    """Amaxes next to 1.75 * 2^j: 448 / amax is next to a power of two, where exp2(floor(log2)) in
+    fp32 may be the next one above."""
     for j in (-10, -3, 0, 1, 6, 20):
         for n in range(-3, 9):
-            amax = (np.array(1.75 * 2.0**j, dtype=np.float32).view(np.uint32) + np.uint32(n % 2**32)).astype(np.uint32).view(np.float32)
-            scale = amax_to_scale(torch.tensor(float(amax)), torch.float8_e4m3fn, round_scales_to_power_of_2=True)
+            amax = (
+                (np.array(1.75 * 2.0**j, dtype=np.float32).view(np.uint32) + np.uint32(n % 2**32))
+                .astype(np.uint32)
+                .view(np.float32)
+            )
+            scale = amax_to_scale(
+                torch.tensor(float(amax)), torch.float8_e4m3fn, round_scales_to_power_of_2=True
+            )
             yield f"corner {amax.view(np.uint32):08x} {scale.float().numpy().view(np.uint32):08x}"
 
 
@@ -127,9 +157,10 @@ def amaxes(count):
 
 
 def delayed_run(length, most_recent, margin, largest, steps):
-    """One slot of delayed scaling. The history has the step's amax in row 0, and in rows 1.. the older ones, oldest first; a window is
-    all rows. An amax of 0 (not used in this step), infinite or NaN changes nothing; otherwise the scale follows from the window before the
-    rows move up by one, the oldest falls out, the amax becomes the last row and row 0 is zero again."""
+    """One slot of delayed scaling. The history has the step's amax in row 0, and in rows 1.. the
+    older ones, oldest first; a window is all rows. An amax of 0 (not used in this step), infinite
+    or NaN changes nothing; otherwise the scale follows from the window before the rows move up by
+    one, the oldest falls out, the amax becomes the last row and row 0 is zero again."""
     history = np.zeros(length, dtype=np.float32)
     scale = np.float32(1)
     for amax in steps:
@@ -151,7 +182,9 @@ def delayed():
                 margin = length % 3
                 steps = list(amaxes(40))
                 states = list(delayed_run(length, most_recent, margin, largest, steps))
-                hexadecimal = lambda values: " ".join(f"{np.float32(v).view(np.uint32):08x}" for v in values)
+                hexadecimal = lambda values: " ".join(
+                    f"{np.float32(v).view(np.uint32):08x}" for v in values
+                )
                 yield f"delayed {length} {'most_recent' if most_recent else 'max'} {margin} {name}"
                 yield f"amax {hexadecimal(steps)}"
                 yield f"scale {hexadecimal(scale for scale, _ in states)}"

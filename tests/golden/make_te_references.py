@@ -1,22 +1,34 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/ops/te_references.txt, which tests/ops/te_references_test.cpp reads: what TransformerEngine's own references compute.
+"""Writes tests/golden/ops/te_references.txt, which tests/ops/te_references_test.cpp reads: what
+TransformerEngine's own references compute.
 
-Called with a clone of TransformerEngine, which is read as its HEAD has it, by a Python that has torch and numpy (made with torch 2.15 from commit
-d0067d0).
+Called with a clone of TransformerEngine, which is read as its HEAD has it, by a Python that has
+torch and numpy (made with torch 2.15 from commit d0067d0).
 
-  cast SOURCE INPUT FORMAT GRANULARITY SCALE CODES SCALES ...   fingerprints (FNV-1a) of codes and of scales: fp32 factors that read the codes,
-                                                                or E8M0 bytes; a second pair is that of the transposed matrix. Of blocks with
-                                                                an amax that is not finite both are taken as zero
-  delayed LENGTH ALGORITHM MARGIN FORMAT                        a run of delayed scaling of one slot; then, for each update,
-  update AMAX SCALE SKIPPED HISTORY                             the scale after _amax_and_scale_update of pytorch/quantization.py, called in every
-                                                                update; the same where it is called only in updates whose amax is finite and not 0,
-                                                                and then the fingerprint of its history
+  cast SOURCE INPUT FORMAT GRANULARITY SCALE CODES SCALES ...   fingerprints (FNV-1a) of codes and
+  of scales: fp32 factors that read the codes,
+                                                                or E8M0 bytes; a second pair is that
+                                                                of the transposed matrix. Of blocks
+                                                                with an amax that is not finite both
+                                                                are taken as zero
+  delayed LENGTH ALGORITHM MARGIN FORMAT                        a run of delayed scaling of one
+                                                                slot; then, for each update,
+  update AMAX SCALE SKIPPED HISTORY                             the scale after
+                                                                _amax_and_scale_update of
+                                                                pytorch/quantization.py, called in
+                                                                every update; the same where it is
+                                                                called only in updates whose amax is
+                                                                finite and not 0, and then the
+                                                                fingerprint of its history
 
-SOURCE is `blockwise` (tests/pytorch/references/blockwise_quantizer_reference.py), `current` (ref_per_tensor_cs.py), both run as they are, or `mxfp8`:
-compute_ref of tests/cpp/operator/test_cast_mxfp8.cu with float_to_e8m0 and exp2f_rcp of tests/cpp/test_common.h, restated here in NumPy.
+SOURCE is `blockwise` (tests/pytorch/references/blockwise_quantizer_reference.py), `current`
+(ref_per_tensor_cs.py), both run as they are, or `mxfp8`: compute_ref of
+tests/cpp/operator/test_cast_mxfp8.cu with float_to_e8m0 and exp2f_rcp of tests/cpp/test_common.h,
+restated here in NumPy.
 
-_amax_and_scale_update gets the format's maximum as a tensor: of a Python number torch makes `number * reciprocal(amax)`, which is rounded twice and often
-one unit in the last place away from the quotient that TransformerEngine's kernel (common/recipe/delayed_scaling.cu) computes.
+_amax_and_scale_update gets the format's maximum as a tensor: of a Python number torch makes `number
+* reciprocal(amax)`, which is rounded twice and often one unit in the last place away from the
+quotient that TransformerEngine's kernel (common/recipe/delayed_scaling.cu) computes.
 """
 
 import ast
@@ -35,7 +47,12 @@ TORCH = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
 def text_of(path):
-    return subprocess.run(["git", "-C", sys.argv[1], "show", f"HEAD:{path}"], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        ["git", "-C", sys.argv[1], "show", f"HEAD:{path}"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
 
 
 def module(name, path):
@@ -46,9 +63,12 @@ def module(name, path):
 
 
 def functions(path, names, scope):
-    """Those functions of a file that needs compiled modules as a whole; decorators that compile are left out."""
+    """Those functions of a file that needs compiled modules as a whole; decorators that
+    compile are left out."""
     tree = ast.parse(text_of(path))
-    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in names]
+    tree.body = [
+        node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in names
+    ]
     for node in tree.body:
         node.decorator_list = []
         node.returns = None
@@ -69,8 +89,12 @@ def load():
     sys.modules["references"] = types.ModuleType("references")
     folder = "tests/pytorch/references"
     module("references.quantize_scale_calc", f"{folder}/quantize_scale_calc.py")
-    current = module("references.ref_per_tensor_cs", f"{folder}/ref_per_tensor_cs.py").ref_per_tensor_cs_cast
-    blockwise = module("references.blockwise_quantizer_reference", f"{folder}/blockwise_quantizer_reference.py").BlockwiseQuantizerReference()
+    current = module(
+        "references.ref_per_tensor_cs", f"{folder}/ref_per_tensor_cs.py"
+    ).ref_per_tensor_cs_cast
+    blockwise = module(
+        "references.blockwise_quantizer_reference", f"{folder}/blockwise_quantizer_reference.py"
+    ).BlockwiseQuantizerReference()
     names = [
         "_update_amax_history", "_default_get_amax_and_update_history", "_default_sf_compute",
         "_compute_amax_and_update_history", "_compute_scaling_factor", "_amax_and_scale_update",
@@ -98,11 +122,16 @@ def finite_blocks(x, height, width):
 
 def masked(codes, scales, x, height, width):
     blocks, elements = finite_blocks(x.float().numpy(), height, width)
-    return prints(np.where(elements, codes, 0).astype(np.uint8), np.where(blocks, scales, 0).astype(scales.dtype))
+    return prints(
+        np.where(elements, codes, 0).astype(np.uint8),
+        np.where(blocks, scales, 0).astype(scales.dtype),
+    )
 
 
 def block_cast(reference, x, name, tile, pow2):
-    got = reference.quantize(x, TORCH[name], quant_tile_shape=tile, pow_2_scales=pow2, munge_scale_shapes=False)
+    got = reference.quantize(
+        x, TORCH[name], quant_tile_shape=tile, pow_2_scales=pow2, munge_scale_shapes=False
+    )
     return masked(bytes_of(got.data), got.scale.float().numpy(), x, *tile)
 
 
@@ -118,12 +147,19 @@ def mxfp8_cast(x, name, height):
     rows, columns = values.shape
     blocks = np.abs(values).reshape(rows // height, height, columns // 32, 32)
     with np.errstate(all="ignore"):
-        product = (blocks.max(axis=(1, 3)) * np.float32(1.0 / torch.finfo(TORCH[name]).max)).astype(np.float32)
+        product = (blocks.max(axis=(1, 3)) * np.float32(1.0 / torch.finfo(TORCH[name]).max)).astype(
+            np.float32
+        )
     bits = product.view(np.uint32)
     exponent, mantissa = (bits >> 23).astype(np.int64), bits & 0x7FFFFF
     up = (mantissa > 0) & (exponent != 0xFE) & ~((exponent == 0) & (mantissa <= 0x400000))
     exponent = np.where(product == 0, 0, exponent + up)
-    reading = np.where(exponent == 254, np.uint32(0x00400000), ((254 - exponent) << 23).astype(np.uint32)).astype(np.uint32).view(np.float32)
+    reading = (
+        np
+        .where(exponent == 254, np.uint32(0x00400000), ((254 - exponent) << 23).astype(np.uint32))
+        .astype(np.uint32)
+        .view(np.float32)
+    )
     scaled = values * np.repeat(np.repeat(reading, height, 0), 32, 1)
     return masked(encode(scaled.astype(np.float32), name), exponent.astype(np.uint8), x, height, 32)
 
@@ -147,14 +183,19 @@ def casts(current, blockwise):
                     codes, scale_inv, _, _ = current(x, name, force_pow_2_scales=pow2)
                     yield f"cast current {input_name} {name} tensor {scale} {prints(bytes_of(codes), scale_inv.numpy())}"
                 for granularity, tile in (("1x128", (1, 128)), ("128x128", (128, 128))):
-                    results = " ".join(block_cast(blockwise, each, name, tile, pow2) for each in both)
+                    results = " ".join(
+                        block_cast(blockwise, each, name, tile, pow2) for each in both
+                    )
                     yield f"cast blockwise {input_name} {name} {granularity} {scale} {results}"
-            results = " ".join(mxfp8_cast(each, name, 1) for each in both if each.shape[1] % 32 == 0)
+            results = " ".join(
+                mxfp8_cast(each, name, 1) for each in both if each.shape[1] % 32 == 0
+            )
             yield f"cast mxfp8 {input_name} {name} 1x32 e8m0 {results}"
 
 
 def amaxes(count, seed):
-    """Ordinary values, with zeros, infinities, NaN and values whose quotient overflows at random places."""
+    """Ordinary values, with zeros, infinities, NaN and values whose quotient
+    overflows at random places."""
     values = list(words(count + seed))[seed:]
     for w in values:
         special = {0: 0.0, 1: np.inf, 2: np.nan, 3: 1e-42}
@@ -163,9 +204,14 @@ def amaxes(count, seed):
 
 def delayed(update):
     bits = lambda value: f"{np.float32(value).view(np.uint32):08x}"
-    runs = [(1, "max", 0, "e4m3"), (4, "max", 1, "e5m2"), (4, "most_recent", 0, "e4m3"), (16, "max", 0, "e4m3"), (16, "most_recent", 2, "e5m2"), (40, "max", 0, "e5m2")]
+    runs = [
+        (1, "max", 0, "e4m3"), (4, "max", 1, "e5m2"), (4, "most_recent", 0, "e4m3"),
+        (16, "max", 0, "e4m3"), (16, "most_recent", 2, "e5m2"), (40, "max", 0, "e5m2"),
+    ]
     for seed, (length, algorithm, margin, name) in enumerate(runs):
-        recipe = types.SimpleNamespace(amax_compute_algo=algorithm, scaling_factor_compute_algo=None, margin=margin)
+        recipe = types.SimpleNamespace(
+            amax_compute_algo=algorithm, scaling_factor_compute_algo=None, margin=margin
+        )
         largest = torch.tensor(torch.finfo(TORCH[name]).max)
         every = torch.zeros(length, 1), torch.ones(1)
         skipping = torch.zeros(length, 1), torch.ones(1)

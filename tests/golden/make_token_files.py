@@ -1,8 +1,11 @@
-"""Makes the token files under tests/golden/data with the formats' own code: numpy, and indexed_dataset.py of Megatron-LM.
+"""Makes the token files under tests/golden/data with the formats' own code: numpy, and
+indexed_dataset.py of Megatron-LM.
 
-Usage: python make_token_files.py MEGATRON       # the folder that has megatron/core/datasets/indexed_dataset.py
+Usage: python make_token_files.py MEGATRON       # the folder that has
+                                                 megatron/core/datasets/indexed_dataset.py
 
-Needs numpy. indexed_dataset.py imports torch and parts of megatron.core that its writer does not use; they are left out here.
+Needs numpy. indexed_dataset.py imports torch and parts of megatron.core that its writer does not
+use; they are left out here.
 """
 
 import importlib.util
@@ -22,7 +25,10 @@ def ids(count, vocabulary):
 
 
 def indexed_dataset(folder):
-    for name in ("torch", "megatron", "megatron.core", "megatron.core.datasets", "megatron.core.datasets.utils_s3", "megatron.core.utils"):
+    for name in (
+        "torch", "megatron", "megatron.core", "megatron.core.datasets",
+        "megatron.core.datasets.utils_s3", "megatron.core.utils",
+    ):
         sys.modules[name] = types.ModuleType(name)
     sys.modules["torch"].Tensor = object
     sys.modules["torch"].utils = types.SimpleNamespace(data=types.SimpleNamespace(Dataset=object))
@@ -43,7 +49,9 @@ def save_arrays():
     numpy.save(out / "u8.npy", ids(40, 200).astype("u1"))
     with open(out / "version2.npy", "wb") as file:
         numpy.lib.format.write_array(file, ids(10, 50257).astype("<u4"), version=(2, 0))
-    numpy.save(out / "by_columns.npy", numpy.asfortranarray(ids(60, 128256).astype("<i4").reshape(4, 15)))
+    numpy.save(
+        out / "by_columns.npy", numpy.asfortranarray(ids(60, 128256).astype("<i4").reshape(4, 15))
+    )
     numpy.save(out / "big_endian.npy", ids(10, 50257).astype(">u2"))
     numpy.save(out / "float.npy", ids(10, 50257).astype("<f4"))
     numpy.save(out / "negative.npy", numpy.array([1, -2, 3], dtype="<i4"))
@@ -52,7 +60,9 @@ def save_arrays():
 def save_indexed(module, name, vocabulary, lengths, multimodal=False):
     """`lengths`: of the sequences of each document."""
     dtype = module.DType.optimal_dtype(vocabulary)
-    builder = module.IndexedDatasetBuilder(str(out / f"{name}.bin"), dtype=dtype, multimodal=multimodal)
+    builder = module.IndexedDatasetBuilder(
+        str(out / f"{name}.bin"), dtype=dtype, multimodal=multimodal
+    )
     tokens = ids(sum(map(sum, lengths)), vocabulary)
     for document in lengths:
         modes = [1] * len(document) if multimodal else None
@@ -68,7 +78,8 @@ def main():
     save_arrays()
     save_indexed(module, "indexed_u16", 50257, [[100], [30, 0, 70], [], [50]])
     save_indexed(module, "indexed_i32", 128256, [[20], [15, 25]])
-    save_indexed(module, "documents_u16", 50257, [[100], [30], [50]])  # as `data prepare` writes them
+    # as `data prepare` writes them
+    save_indexed(module, "documents_u16", 50257, [[100], [30], [50]])
     save_indexed(module, "documents_i32", 128256, [[20], [40]])
     save_indexed(module, "indexed_modes", 50257, [[5], [3, 4]], multimodal=True)
 

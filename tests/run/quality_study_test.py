@@ -89,7 +89,9 @@ class Arithmetic(unittest.TestCase):
         mean, errors = report.separation(gaps_of)
         self.assertAlmostEqual(mean, 4.0)
         self.assertAlmostEqual(errors, 4.0 * 3 ** 0.5)  # differences 3, 4 and 5
-        mean, errors = report.separation({plan: {0: values[0], 1: values[1]} for plan, values in gaps_of.items()})
+        mean, errors = report.separation({
+            plan: {0: values[0], 1: values[1]} for plan, values in gaps_of.items()
+        })
         self.assertAlmostEqual(mean, 3.5)
         self.assertTrue(math.isnan(errors))
         del gaps_of["te-current"][0], gaps_of["te-delayed"][0]  # a base is compared with itself
@@ -98,7 +100,10 @@ class Arithmetic(unittest.TestCase):
 
     def test_a_plan_whose_scales_are_not_known_is_in_the_table_and_the_figure(self):
         losses = {"bf16": [1.0], "zz-new": [1.5], "te-current": [1.2]}
-        lines = [line | {"model": "llama-512", "condition": "outliers-one-18"} for line in lines_of(losses)]
+        lines = [
+            line | {"model": "llama-512", "condition": "outliers-one-18"}
+            for line in lines_of(losses)
+        ]
         with tempfile.TemporaryDirectory() as folder:
             results = Results(pathlib.Path(folder) / "results.jsonl")
             for line in lines:

@@ -40,20 +40,25 @@ def trained_table(name, lines):
     studies = {measure: gaps.study(lines, measure) for measure in gaps.MEASURES}
     plain = studies["in_bf16"]
     runs = sorted({gap.runs for plan, gap in plain.gaps.items() if plan != models.CONTROL})
-    beyond = ", ".join(f"{number(plain.bound(count))} % with {count} bases" for count in runs) or "-"
+    beyond = (
+        ", ".join(f"{number(plain.bound(count))} % with {count} bases" for count in runs) or "-"
+    )
     loss = statistics.mean(statistics.mean(line["in_bf16"]) for line in lines
                            if line["plan"] == models.BASELINE)
     head = ["plan", "runs", "gap as trained, %", "gap evaluated in bf16, %",
             "deviation of one gap", "differs from bf16"]
     text = [
-        f"### {name}\n", markdown(head, trained_rows(studies)), "",
+        f"### {name}\n",
+        markdown(head, trained_rows(studies)),
+        "",
         f"{plain.complete} bases with every plan; {lines[0]['base_steps']} steps in bf16, "
         f"{lines[0]['steps']} under each plan, {lines[0]['tokens_per_step']} tokens a step; loss "
         f"of bf16 {loss:.4f}, its standard deviation over bases {number(plain.spread, 2)} %. "
         f"Pooled standard deviation of one run, base and plan taken out: as trained "
         f"{number(studies['as_trained'].deviation)} %, in bf16 {number(plain.deviation)} % "
         f"({plain.freedom} degrees of freedom). A plan differs from bf16, all comparisons together at "
-        f"95 %, beyond {beyond}."]
+        f"95 %, beyond {beyond}.",
+    ]
     return "\n".join(text)
 
 

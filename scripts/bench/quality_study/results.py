@@ -1,4 +1,5 @@
-"""The results file: a JSON line for each run, appended when it is done, so that a study continues."""
+"""The results file: a JSON line for each run, appended when it is done, so
+that a study continues."""
 
 import json
 import pathlib

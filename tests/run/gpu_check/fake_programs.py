@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""In the place of fp8train, of NVIDIA's tools and of a Python with torch when scripts/gpu_check.sh is tested: what they are called by decides.
-Every program also writes to standard error, as real ones do.
+"""In the place of fp8train, of NVIDIA's tools and of a Python with torch when scripts/gpu_check.sh
+is tested: what they are called by decides. Every program also writes to standard error, as real
+ones do.
 
-Environment: GPU_CHECK_FAKE names what goes wrong: "no-gpu", "no-products", "libraries", "garbage", "diverges", "no-options", "no-torch", "memcheck"."""
+Environment: GPU_CHECK_FAKE names what goes wrong: "no-gpu", "no-products", "libraries", "garbage",
+"diverges", "no-options", "no-torch", "memcheck"."""
 
 import json
 import os
@@ -11,7 +13,10 @@ import sys
 from pathlib import Path
 
 WRONG = os.environ.get("GPU_CHECK_FAKE", "")
-PLANS = {"bf16": 1.0, "te-delayed": 1.4, "te-current": 1.3, "te-blockwise": 1.2, "deepseek-v3": 1.1, "torchao-rowwise": 1.25, "fp32": 0.2}
+PLANS = {
+    "bf16": 1.0, "te-delayed": 1.4, "te-current": 1.3, "te-blockwise": 1.2, "deepseek-v3": 1.1,
+    "torchao-rowwise": 1.25, "fp32": 0.2,
+}
 
 
 def after(words, option, default=""):
@@ -20,37 +25,70 @@ def after(words, option, default=""):
 
 def step(words):
     rate = 20000.0 * PLANS[after(words, "--plan")]
-    return {"bench": "step", "plan": after(words, "--plan"), "attention": "cuDNN 9.19", "seconds_per_step": 8192 / rate, "tokens_per_second": rate,
-            "gflops": 5e5, "memory_bytes": 9e10, "time_shares": {"gemm": 0.7, "attention_forward": 0.3}}
+    return {
+        "bench": "step",
+        "plan": after(words, "--plan"),
+        "attention": "cuDNN 9.19",
+        "seconds_per_step": 8192 / rate,
+        "tokens_per_second": rate,
+        "gflops": 5e5,
+        "memory_bytes": 9e10,
+        "time_shares": {"gemm": 0.7, "attention_forward": 0.3},
+    }
 
 
 def products(words):
     results = []
     for operands in ("bf16", "e4m3 row x e4m3 row", "e4m3 1x32 x e4m3 1x32"):
-        entry = {"layer": "mlp.up", "product": "fprop", "shape": "8192x28672x4096", "operands": operands, "result": "bf16", "fast_accumulate": False}
-        results.append({**entry, **({"dequantized": "this GPU has none"} if "1x32" in operands else {"gflops": 7e5})})
+        entry = {
+            "layer": "mlp.up", "product": "fprop", "shape": "8192x28672x4096", "operands": operands,
+            "result": "bf16", "fast_accumulate": False,
+        }
+        results.append({
+            **entry,
+            **({"dequantized": "this GPU has none"} if "1x32" in operands else {"gflops": 7e5}),
+        })
     return {"bench": "products", "results": results}
 
 
 def gemm():
-    return {"results": [{"shape": "256x256x256", "operands": "bf16"}, {"operands": "e4m3 delayed"}, {"operands": "e4m3 1x32", "dequantized": "this GPU has none"}]}
+    return {
+        "results": [
+            {"shape": "256x256x256", "operands": "bf16"},
+            {"operands": "e4m3 delayed"},
+            {"operands": "e4m3 1x32", "dequantized": "this GPU has none"},
+        ]
+    }
 
 
 def bench(words):
     """What `fp8train bench --json` prints, and its exit code."""
-    if WRONG in ("no-gpu", "no-products") or (WRONG == "libraries" and "fake-wheels" not in os.environ["LD_LIBRARY_PATH"]):
+    if WRONG in ("no-gpu", "no-products") or (
+        WRONG == "libraries" and "fake-wheels" not in os.environ["LD_LIBRARY_PATH"]
+    ):
         print("error: cuda: libcublasLt.so.13 is not found", file=sys.stderr)
         return 4
     if WRONG == "no-options" and "--deterministic" in words:
-        print("error: unknown option --deterministic; `fp8train bench step --help` lists what it takes", file=sys.stderr)
+        print(
+            "error: unknown option --deterministic; `fp8train bench step --help` lists what it takes",
+            file=sys.stderr,
+        )
         return 2
     if WRONG == "garbage" and words[0] == "cast":
         print('{"bench": "cast", "results": [')
         return 0
     rate = {"forward_gflops": 5e5, "backward_gflops": 4e5, "kernels": "cuDNN 9.19"}
-    cast = {"from": "bf16", "to": "e4m3", "scales": "delayed", "orientations": 2, "gbytes_per_second": 3000.0, "share_of_copy": 0.75}
-    answers = {"gemm": gemm, "products": lambda: products(words), "step": lambda: step(words), "attention": lambda: rate,
-               "cast": lambda: {"copy_gbytes_per_second": 4000.0, "results": [cast]}}
+    cast = {
+        "from": "bf16", "to": "e4m3", "scales": "delayed", "orientations": 2,
+        "gbytes_per_second": 3000.0, "share_of_copy": 0.75,
+    }
+    answers = {
+        "gemm": gemm,
+        "products": lambda: products(words),
+        "step": lambda: step(words),
+        "attention": lambda: rate,
+        "cast": lambda: {"copy_gbytes_per_second": 4000.0, "results": [cast]},
+    }
     print(json.dumps(answers[words[0]](), indent=1))
     return 0
 
@@ -63,7 +101,10 @@ def train(words):
     losses = [5.5 - 0.03 * i + (0.5 if spoilt and i > 20 else 0.0) for i in range(50)]
     if "interval: 50" in Path(after(words, "--config")).read_text(encoding="utf-8"):
         losses = losses[::40]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": i, "loss": loss}) + "\n" for i, loss in enumerate(losses)), encoding="utf-8")
+    (folder / "metrics.jsonl").write_text(
+        "".join(json.dumps({"step": i, "loss": loss}) + "\n" for i, loss in enumerate(losses)),
+        encoding="utf-8",
+    )
     return 0
 
 
@@ -74,7 +115,9 @@ def fp8train(words):
         print("fp8train 0.1.0")
         return 0
     if words[0] == "check":
-        print("device  cuda: NVIDIA H200 (as asked), 16 threads\n        attention: cuDNN 9.19 in bf16 and fp16")
+        print(
+            "device  cuda: NVIDIA H200 (as asked), 16 threads\n        attention: cuDNN 9.19 in bf16 and fp16"
+        )
         return 0
     return bench(words[1:]) if words[0] == "bench" else train(words)
 
@@ -85,16 +128,25 @@ def compute_sanitizer(words):
     code = subprocess.run(words[program:], check=False).returncode
     errors = 1 if WRONG == "memcheck" and "memcheck" in words else 0
     if errors:
-        print("========= Invalid __global__ write of size 4 bytes\n=========     at norm_backward+0x100 in norm.cu:12")
-    print(f"========= {'RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)' if 'racecheck' in words else f'ERROR SUMMARY: {errors} errors'}")
+        print(
+            "========= Invalid __global__ write of size 4 bytes\n=========     at norm_backward+0x100 in norm.cu:12"
+        )
+    print(
+        f"========= {'RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)' if 'racecheck' in words else f'ERROR SUMMARY: {errors} errors'}"
+    )
     return 9 if errors else code
 
 
 def ncu(words):
     print("==PROF== Connected to process 1")
     names = ["ID", "Kernel Name", *after(words, "--metrics").split(",")]
-    rows = [names, ["", "", "ns", "byte", "inst", "%"], ["0", "void swiglu(int, float)", "2,000", "8,000,000", "5000", "60.0"],
-            ["1", "void swiglu(int, float)", "2000", "8000000", "5000", "40.0"], ["2", "norm", "1000", "1000", "100", "50"]]
+    rows = [
+        names,
+        ["", "", "ns", "byte", "inst", "%"],
+        ["0", "void swiglu(int, float)", "2,000", "8,000,000", "5000", "60.0"],
+        ["1", "void swiglu(int, float)", "2000", "8000000", "5000", "40.0"],
+        ["2", "norm", "1000", "1000", "100", "50"],
+    ]
     for row in rows:
         print(",".join(f'"{role}"' for role in row))
     return 0
@@ -103,12 +155,22 @@ def ncu(words):
 def nvidia_smi(words):
     if WRONG == "no-gpu":
         return 9
-    query = next((word.split("=", 1)[1].split(",") for word in words if word.startswith("--query-gpu=")), None)
+    query = next(
+        (word.split("=", 1)[1].split(",") for word in words if word.startswith("--query-gpu=")),
+        None,
+    )
     if query is None:
         print("==============NVSMI LOG==============")
         return 0
-    answers = {"name": "NVIDIA H200", "driver_version": "580.1", "clocks.sm": "1980", "clocks.mem": "3201", "power.draw": "650.5", "temperature.gpu": "60",
-               "clocks_event_reasons.active": "0x0000000000000004"}
+    answers = {
+        "name": "NVIDIA H200",
+        "driver_version": "580.1",
+        "clocks.sm": "1980",
+        "clocks.mem": "3201",
+        "power.draw": "650.5",
+        "temperature.gpu": "60",
+        "clocks_event_reasons.active": "0x0000000000000004",
+    }
     print(", ".join(answers.get(field, "1") for field in query), flush=True)
     while "-lms" in words:  # until nobody listens
         os.write(1, (", ".join(answers[field] for field in query) + "\n").encode())
@@ -120,14 +182,25 @@ def python(words):
     if WRONG == "no-torch":
         print("ModuleNotFoundError: No module named 'torch'", file=sys.stderr)
         return 1
-    print("autotuning\n" + json.dumps({"tokens_per_second": 19000.0, "step_seconds": 0.43, "loss": 11.0, "attention": "flash"}))
+    print(
+        "autotuning\n"
+        + json.dumps({
+            "tokens_per_second": 19000.0,
+            "step_seconds": 0.43,
+            "loss": 11.0,
+            "attention": "flash",
+        })
+    )
     return 0
 
 
 def main():
     program = Path(sys.argv[0]).name
     print(f"warning: {program} warns", file=sys.stderr)
-    kinds = {"fp8train": fp8train, "compute-sanitizer": compute_sanitizer, "ncu": ncu, "nvidia-smi": nvidia_smi, "python-with-torch": python}
+    kinds = {
+        "fp8train": fp8train, "compute-sanitizer": compute_sanitizer, "ncu": ncu,
+        "nvidia-smi": nvidia_smi, "python-with-torch": python,
+    }
     return kinds[program](sys.argv[1:])
 
 

@@ -19,7 +19,9 @@ HERE = Path(__file__).resolve().parent
 SCRIPT = HERE.parents[2] / "scripts/gpu_check.sh"
 SAMPLE = Path(sys.argv.pop()).resolve()
 FAKES = ["fp8train", "compute-sanitizer", "ncu", "nvidia-smi", "python-with-torch"]
-LONG_NAME = "norm backward, whose name has [brackets], a comma and so many words that a line of 79 ends"
+LONG_NAME = (
+    "norm backward, whose name has [brackets], a comma and so many words that a line of 79 ends"
+)
 
 
 class GpuCheckTest(unittest.TestCase):
@@ -34,13 +36,23 @@ class GpuCheckTest(unittest.TestCase):
             (self.folder / "bin" / name).symlink_to(SAMPLE)
 
     def command(self, *words):
-        return ["bash", SCRIPT, "--program", self.folder, "--out", self.out, "--work", self.folder / "work", "--python", self.folder / "bin/python-with-torch", *words]
+        return [
+            "bash", SCRIPT, "--program", self.folder, "--out", self.out,
+            "--work", self.folder / "work", "--python", self.folder / "bin/python-with-torch",
+            *words,
+        ]
 
     def environment(self, **extra):
         return {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", **extra}
 
     def check(self, *words, code=0, **extra):
-        done = subprocess.run(self.command(*words), capture_output=True, text=True, env=self.environment(**extra), timeout=300)
+        done = subprocess.run(
+            self.command(*words),
+            capture_output=True,
+            text=True,
+            env=self.environment(**extra),
+            timeout=300,
+        )
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)
         return done.stdout
 
@@ -59,30 +71,67 @@ class GpuCheckTest(unittest.TestCase):
         self.assertEqual([result["item"] for result in results], ["machine", *self.listed()])
         for result in results:
             self.assertIs(result["passed"], True, result)
-            self.assertTrue(result["facts"]["driver"] == "580.1" and result["facts"]["attention"] == "cuDNN 9.19 in bf16 and fp16", result)
-            self.assertEqual(result["facts"]["fp8_modes"], {"e4m3 delayed": "native", "e4m3 1x32": "this GPU has none"})
-        for item in ("casts", "step.te-delayed", "products.row", "curve.bf16", "memcheck", "profile.te-delayed", "peers.2.torch.bf16-compile"):
+            self.assertTrue(
+                result["facts"]["driver"] == "580.1"
+                and result["facts"]["attention"] == "cuDNN 9.19 in bf16 and fp16",
+                result,
+            )
+            self.assertEqual(
+                result["facts"]["fp8_modes"],
+                {"e4m3 delayed": "native", "e4m3 1x32": "this GPU has none"},
+            )
+        for item in (
+            "casts", "step.te-delayed", "products.row", "curve.bf16", "memcheck",
+            "profile.te-delayed", "peers.2.torch.bf16-compile",
+        ):
             self.assertTrue([line for line in self.result(item)["stderr"] if "warns" in line], item)
         kernels = self.result("profile.te-delayed")["detail"]["kernels"]
-        self.assertEqual([(kernel["launches"], kernel["gbytes_per_second"], kernel["occupancy"]) for kernel in kernels], [(2, 4000.0, 50.0), (1, 1.0, 50.0)])
+        self.assertEqual(
+            [
+                (kernel["launches"], kernel["gbytes_per_second"], kernel["occupancy"])
+                for kernel in kernels
+            ],
+            [(2, 4000.0, 50.0), (1, 1.0, 50.0)],
+        )
         table = (self.out / "table.txt").read_text()
-        for words in (["te-delayed", "28,000", "1.400"], ["own.te-delayed", "28,000", "1.474", "1.474"], ["mlp.up", "fprop", "700"], ["4,000", "GB/s"], ["swiglu"]):
-            self.assertTrue([line for line in table.splitlines() if all(word in line for word in words)], (words, table))
+        for words in (
+            ["te-delayed", "28,000", "1.400"],
+            ["own.te-delayed", "28,000", "1.474", "1.474"],
+            ["mlp.up", "fprop", "700"],
+            ["4,000", "GB/s"],
+            ["swiglu"],
+        ):
+            self.assertTrue(
+                [line for line in table.splitlines() if all(word in line for word in words)],
+                (words, table),
+            )
         with tarfile.open(self.out / "logs.tar.gz") as archive:
             self.assertIn("logs/kernels.norm.out", archive.getnames())
-        self.assertEqual(sorted(path.name for path in self.out.iterdir()), ["failures.txt", "logs.tar.gz", "results.jsonl", "table.txt"])
+        self.assertEqual(
+            sorted(path.name for path in self.out.iterdir()),
+            ["failures.txt", "logs.tar.gz", "results.jsonl", "table.txt"],
+        )
 
     def test_clocks_are_sampled_while_an_item_runs(self):
         self.check("--only", "kernels.codes,curve.bf16")
         clocks = self.result("curve.bf16")["clocks"]
-        self.assertEqual((clocks["sm_mhz"]["median"], clocks["watts"]["max"], clocks["limited_by"]), (1980.0, 650.5, ["power cap"]))
+        self.assertEqual(
+            (clocks["sm_mhz"]["median"], clocks["watts"]["max"], clocks["limited_by"]),
+            (1980.0, 650.5, ["power cap"]),
+        )
 
     def test_failing_assertions_are_whole_and_each_test_runs_alone(self):
         said = self.check("--only", "kernels", code=1, GPU_CHECK_SAMPLE="fail")
         result = self.result("kernels.norm")
         self.assertEqual(result["detail"]["failed"], [LONG_NAME, "a norm after it"])
-        self.assertEqual(result["detail"]["alone"], {LONG_NAME: "fails alone: exit code 7", "a norm after it": "passes alone"})
-        for words in ("sample_tests.cpp:", "CHECK( row == 100 )", "0 == 100", "4 == 100", "row 4", "and 2 more failing assertions", "CHECK_FALSE( spoilt )"):
+        self.assertEqual(
+            result["detail"]["alone"],
+            {LONG_NAME: "fails alone: exit code 7", "a norm after it": "passes alone"},
+        )
+        for words in (
+            "sample_tests.cpp:", "CHECK( row == 100 )", "0 == 100", "4 == 100", "row 4",
+            "and 2 more failing assertions", "CHECK_FALSE( spoilt )",
+        ):
             self.assertIn(words, result["report"])
             self.assertIn(words, said)
         self.assertNotIn("5 == 100", result["report"])
@@ -104,7 +153,12 @@ class GpuCheckTest(unittest.TestCase):
             time.sleep(0.02)
 
     def killed(self, number):
-        process = subprocess.Popen(self.command("--group", "1"), stdout=subprocess.PIPE, text=True, env=self.environment(GPU_CHECK_SAMPLE="sleep"))
+        process = subprocess.Popen(
+            self.command("--group", "1"),
+            stdout=subprocess.PIPE,
+            text=True,
+            env=self.environment(GPU_CHECK_SAMPLE="sleep"),
+        )
         self.wait_for("kernels.norm")
         time.sleep(0.2)
         process.send_signal(number)
@@ -116,12 +170,18 @@ class GpuCheckTest(unittest.TestCase):
     def test_a_killed_run_keeps_what_it_did_and_goes_on(self):
         _, done = self.killed(signal.SIGKILL)
         with (self.out / "results.jsonl").open("a") as file:
-            file.write('{"item": "kernels.norm", "passed"')  # as a machine that is taken away leaves it
+            # as a machine that is taken away leaves it
+            file.write('{"item": "kernels.norm", "passed"')
         said = self.check("--group", "1", "--resume")
         self.assertNotIn("kernels.codes", said)
         lines = (self.out / "results.jsonl").read_text().splitlines()
-        results = [json.loads(line) for line in lines if line != '{"item": "kernels.norm", "passed"']
-        self.assertEqual([result["item"] for result in results], [*done, "machine", *self.listed("--group", "1")[4:]])
+        results = [
+            json.loads(line) for line in lines if line != '{"item": "kernels.norm", "passed"'
+        ]
+        self.assertEqual(
+            [result["item"] for result in results],
+            [*done, "machine", *self.listed("--group", "1")[4:]],
+        )
         self.assertIn("nothing is left to do", self.check("--group", "1", "--resume"))
 
     def test_a_stopped_run_ends_its_command_and_packs_its_logs(self):
@@ -133,7 +193,16 @@ class GpuCheckTest(unittest.TestCase):
 
     def test_an_item_ends_at_the_budget_and_what_does_not_fit_is_left(self):
         begin = time.monotonic()
-        said = self.check("--group", "1", "--only", "probe,kernels.norm,steps", "--budget", "17", code=1, GPU_CHECK_SAMPLE="sleep")
+        said = self.check(
+            "--group",
+            "1",
+            "--only",
+            "probe,kernels.norm,steps",
+            "--budget",
+            "17",
+            code=1,
+            GPU_CHECK_SAMPLE="sleep",
+        )
         self.assertLess(time.monotonic() - begin, 25)
         self.assertIn("no time was left for steps", said)
         self.assertIn("ran past its limit", self.result("kernels.norm")["report"])
@@ -141,15 +210,28 @@ class GpuCheckTest(unittest.TestCase):
     def test_items_are_chosen_by_group_name_and_pattern(self):
         every = self.listed()
         self.assertEqual(self.listed("--group", "3", "--group", "1", "--group", "2"), every)
-        self.assertEqual(sorted(sum((self.listed("--group", str(group)) for group in (1, 2, 3)), [])), sorted(every))
-        self.assertEqual(self.listed("--only", "step.te-*,curve", "--skip", "curve.fp32,*-blockwise"), ["step.te-delayed", "step.te-current", "curve.bf16", "curve.te-delayed", "curve.torchao-rowwise"])
+        self.assertEqual(
+            sorted(sum((self.listed("--group", str(group)) for group in (1, 2, 3)), [])),
+            sorted(every),
+        )
+        self.assertEqual(
+            self.listed("--only", "step.te-*,curve", "--skip", "curve.fp32,*-blockwise"),
+            [
+                "step.te-delayed", "step.te-current", "curve.bf16", "curve.te-delayed",
+                "curve.torchao-rowwise",
+            ],
+        )
         self.check("--only", "nonsense", code=2)
         self.assertFalse(self.out.exists())
 
     def test_failures_of_one_kind_each(self):
-        cases = [("garbage", "casts", False, "exit code 0"), ("diverges", "curve.bf16", False, "step 21 is the first"),
-                 ("memcheck", "memcheck", False, "norm_backward+0x100"), ("no-torch", "peers.1.torch.bf16-compile", None, "no torch"),
-                 ("no-options", "attention.deterministic", None, "has not all of these options")]
+        cases = [
+            ("garbage", "casts", False, "exit code 0"),
+            ("diverges", "curve.bf16", False, "step 21 is the first"),
+            ("memcheck", "memcheck", False, "norm_backward+0x100"),
+            ("no-torch", "peers.1.torch.bf16-compile", None, "no torch"),
+            ("no-options", "attention.deterministic", None, "has not all of these options"),
+        ]
         for wrong, item, passed, words in cases:
             with self.subTest(wrong):
                 self.check("--only", item, code=1 if passed is False else 0, GPU_CHECK_FAKE=wrong)
@@ -163,7 +245,10 @@ class GpuCheckTest(unittest.TestCase):
         self.check("--only", "curve", "--resume")
         self.assertEqual(len(self.results()), before)
         self.check("--only", "curve,casts", "--retry")
-        self.assertEqual([result["item"] for result in self.results()[before:]], ["machine", "casts", *self.listed("--only", "curve")])
+        self.assertEqual(
+            [result["item"] for result in self.results()[before:]],
+            ["machine", "casts", *self.listed("--only", "curve")],
+        )
         self.assertNotIn("FAILED", (self.out / "table.txt").read_text())
 
     def test_without_a_gpu_nothing_runs(self):
@@ -173,11 +258,20 @@ class GpuCheckTest(unittest.TestCase):
 
     def test_a_program_that_multiplies_nothing_still_has_its_kernels_tested(self):
         self.check("--only", "kernels.norm,casts", code=1, GPU_CHECK_FAKE="no-products")
-        self.assertEqual([(result["item"], result["passed"]) for result in self.results()], [("machine", False), ("kernels.norm", True), ("casts", False)])
+        self.assertEqual(
+            [(result["item"], result["passed"]) for result in self.results()],
+            [("machine", False), ("kernels.norm", True), ("casts", False)],
+        )
 
     def test_libraries_that_only_python_has_are_a_failure_but_do_not_end_the_check(self):
         (self.folder / "fake-wheels/nvidia/cublas/lib").mkdir(parents=True)
-        said = self.check("--only", "casts", code=1, GPU_CHECK_FAKE="libraries", PYTHONPATH=str(self.folder / "fake-wheels"))
+        said = self.check(
+            "--only",
+            "casts",
+            code=1,
+            GPU_CHECK_FAKE="libraries",
+            PYTHONPATH=str(self.folder / "fake-wheels"),
+        )
         self.assertIn("found only through LD_LIBRARY_PATH", said)
         self.assertIs(self.result("casts")["passed"], True)
 
