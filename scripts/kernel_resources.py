@@ -290,7 +290,8 @@ def read_build(build, arch, wanted=()):
     }
     if not any(files.values()):
         sys.exit(
-            f"no machine code for sm_{arch} in the objects of {commands}: build with nvcc (scripts/build.sh)"
+            f"no machine code for sm_{arch} in the objects of {commands}: build with nvcc "
+            "(scripts/build.sh)"
         )
     everything = [kernel for kernels in files.values() for kernel in kernels]
     for kernel, name in zip(everything, demangle([kernel.name for kernel in everything])):
@@ -300,7 +301,8 @@ def read_build(build, arch, wanted=()):
 
 def print_table(files, arch, every_instance):
     print(
-        f"| file (sm_{arch}) | kernel | instances | registers | shared bytes | stack bytes | code bytes |\n|---|---|---|---|---|---|---|"
+        f"| file (sm_{arch}) | kernel | instances | registers | shared bytes | stack bytes | code "
+        "bytes |\n|---|---|---|---|---|---|---|"
     )
     for file, kernels in sorted(files.items()):
         lines = {}
@@ -310,11 +312,13 @@ def print_table(files, arch, every_instance):
             ).append((kernel.registers, kernel.shared, kernel.stack, len(kernel.code)))
         for name, instances in sorted(lines.items()):
             print(
-                f"| {file} | {name} | {len(instances)} | {' | '.join(str(max(column)) for column in zip(*instances))} |"
+                f"| {file} | {name} | {len(instances)} | "
+                f"{' | '.join(str(max(column)) for column in zip(*instances))} |"
             )
     for file, kernels in sorted(files.items()):
         print(
-            f"{file}: {len(kernels)} kernels, {sum(len(kernel.code) for kernel in kernels)} bytes of code"
+            f"{file}: {len(kernels)} kernels, {sum(len(kernel.code) for kernel in kernels)} bytes "
+            "of code"
         )
 
 
@@ -335,7 +339,8 @@ def measured(files, table):
             "stack_bytes": found[0].stack}
         if len(found) > 1:
             sys.exit(
-                f"{name}: `{declared['match']}` means {len(found)} kernels: {', '.join(kernel.name for kernel in found[:3])}"
+                f"{name}: `{declared['match']}` means {len(found)} kernels: "
+                f"{', '.join(kernel.name for kernel in found[:3])}"
             )
     of_files = {
         file: {
@@ -385,7 +390,10 @@ def text_of(table):
             f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items()
         )
 
-    return f'{{\n "margin": {table["margin"]},\n "kernels": {{\n{lines(table["kernels"])}\n }},\n "files": {{\n{lines(table["files"])}\n }}\n}}\n'
+    return (
+        f'{{\n "margin": {table["margin"]},\n "kernels": {{\n{lines(table["kernels"])}\n }},\n'
+        f' "files": {{\n{lines(table["files"])}\n }}\n}}\n'
+    )
 
 
 def write(files, table, path):
@@ -393,11 +401,13 @@ def write(files, table, path):
     for name, figures in kernels.items():
         if figures is None:
             sys.exit(
-                f"{name}: no kernel is named `{table['kernels'][name]['match']}`; correct it in {path}"
+                f"{name}: no kernel is named `{table['kernels'][name]['match']}`; correct it in "
+                f"{path}"
             )
         if figures["instructions_per_element"] is None:
             sys.exit(
-                f"{name}: no loop of `{table['kernels'][name]['match']}` loads 16 bytes at a time; name another kernel in {path}"
+                f"{name}: no loop of `{table['kernels'][name]['match']}` loads 16 bytes at a time; "
+                f"name another kernel in {path}"
             )
         table["kernels"][name].update(figures)
     path.write_text(text_of(table))
@@ -486,7 +496,8 @@ def main():
         problems = check(files, table)
         print(
             "\n".join(problems)
-            or f"{len(table['kernels'])} kernels and {len(files)} files are within {table['margin']:.0%} of {arguments.check}"
+            or f"{len(table['kernels'])} kernels and {len(files)} files are within "
+            f"{table['margin']:.0%} of {arguments.check}"
         )
         return 1 if problems else 0
     if arguments.write:

@@ -98,12 +98,15 @@ def main():
     folder = f"fp8train-{version}.dist-info"
     wheel.add(
         f"{folder}/METADATA",
-        f"Metadata-Version: 2.1\nName: fp8train\nVersion: {version}\nSummary: Trains transformers in 8-bit floating "
-        f"point\nLicense: Apache-2.0\nRequires-Python: >=3.8\nDescription-Content-Type: text/markdown\n\n{(root / 'README.md').read_text()}",
+        f"Metadata-Version: 2.1\nName: fp8train\nVersion: {version}\n"
+        "Summary: Trains transformers in 8-bit floating "
+        "point\nLicense: Apache-2.0\nRequires-Python: >=3.8\n"
+        f"Description-Content-Type: text/markdown\n\n{(root / 'README.md').read_text()}",
     )
     wheel.add(
         f"{folder}/WHEEL",
-        f"Wheel-Version: 1.0\nGenerator: scripts/write_wheel.py\nRoot-Is-Purelib: false\nTag: {tag}\n",
+        "Wheel-Version: 1.0\nGenerator: scripts/write_wheel.py\nRoot-Is-Purelib: false\n"
+        f"Tag: {tag}\n",
     )
     wheel.add(
         f"{folder}/entry_points.txt", "[console_scripts]\nfp8train = fp8train.__main__:main\n"

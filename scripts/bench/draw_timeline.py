@@ -81,7 +81,8 @@ def draw(events, begin, end):
     height = 28 + len(ranks) * block + 22
     x_of = lambda ts: LEFT + (ts - begin) / (end - begin) * WIDTH
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + 12}" height="{height}" font-family="sans-serif" font-size="11">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + 12}" height="{height}" '
+        'font-family="sans-serif" font-size="11">',
         '<rect width="100%" height="100%" fill="white"/>',
         *legend(16),
         '<g stroke="white" stroke-width="0.6">',
@@ -96,7 +97,8 @@ def draw(events, begin, end):
         row, color, above, share = placed
         y = 28 + ranks.index(event["pid"]) * block + row * ROW + above * (ROW - 1)
         lines.append(
-            f'<rect x="{x_of(left):.1f}" y="{y:.1f}" width="{x_of(right) - x_of(left):.1f}" height="{share * (ROW - 1):.1f}" fill="{color}"/>'
+            f'<rect x="{x_of(left):.1f}" y="{y:.1f}" width="{x_of(right) - x_of(left):.1f}" '
+            f'height="{share * (ROW - 1):.1f}" fill="{color}"/>'
         )
     lines.append("</g>")
     for index, rank in enumerate(ranks):

@@ -89,7 +89,8 @@ def check_machine():
     )
     if trial.returncode != 0:
         print(
-            f"overlap.py: this machine lets nobody make a namespace with a slow link: {trial.stderr.strip()}",
+            "overlap.py: this machine lets nobody make a namespace with a slow link: "
+            f"{trial.stderr.strip()}",
             file=sys.stderr,
         )
         sys.exit(77)
@@ -164,10 +165,12 @@ def print_table(ranks, found):
     single = fast[SINGLE]
     rounds = range(len(single))
     print(
-        f"\n{ranks} ranks, link of {found['rate'] / 1e9:.2f} Gbit/s; single ranks side by side {1e3 * median(map(step, single)):.0f} ms\n"
+        f"\n{ranks} ranks, link of {found['rate'] / 1e9:.2f} Gbit/s; single ranks side by side "
+        f"{1e3 * median(map(step, single)):.0f} ms\n"
     )
     print(
-        "| layout | ms, link as it is | of single | ms, slow link | of single | link | hidden | in flight | in backward | waited |"
+        "| layout | ms, link as it is | of single | ms, slow link | of single | link | hidden | in "
+        "flight | in backward | waited |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|")
     for name in (*LAYOUTS, AT_END):
@@ -176,9 +179,11 @@ def print_table(ranks, found):
         of_single = lambda reports: median(step(reports[r]) / step(single[r]) for r in rounds)
         hidden = median(1 - (step(slow[name][r]) - step(free[r])) / link for r in rounds)
         print(
-            f"| {name} | {1e3 * median(map(step, free)):.0f} | {of_single(free):.2f} | {1e3 * median(map(step, slow[name])):.0f} | "
+            f"| {name} | {1e3 * median(map(step, free)):.0f} | {of_single(free):.2f} | "
+            f"{1e3 * median(map(step, slow[name])):.0f} | "
             f"{of_single(slow[name]):.2f} | {1e3 * link:.0f} | {100 * hidden:.0f} % | "
-            f"{1e3 * median(r['messages_seconds'] for r in slow[name]):.0f} | {100 * median(r['messages_in_backward'] for r in slow[name]):.0f} % | "
+            f"{1e3 * median(r['messages_seconds'] for r in slow[name]):.0f} | "
+            f"{100 * median(r['messages_in_backward'] for r in slow[name]):.0f} % | "
             f"{1e3 * median(r['exchange_waited_seconds'] for r in slow[name]):.0f} |"
         )
     against = median(step(slow["DDP"][r]) / step(slow[AT_END][r]) for r in rounds)

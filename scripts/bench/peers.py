@@ -187,7 +187,8 @@ def table(model, results):
     lines = [
         f"### {model}",
         "",
-        "| | tokens/s | of PyTorch's best bf16 | of torchao's best float8 | of own bf16 | of the GEMM ceiling |",
+        "| | tokens/s | of PyTorch's best bf16 | of torchao's best float8 | of own bf16 | of the "
+        "GEMM ceiling |",
         "|---|---|---|---|---|---|",
     ]
 
@@ -201,8 +202,10 @@ def table(model, results):
             run["fraction_of_ceiling"] for run in entry["runs"] if run.get("fraction_of_ceiling")
         ]
         lines.append(
-            f"| {key} | {f'{rate:,.0f}' if rate else 'failed'} | {ratio(rate, bf16)} | {ratio(rate, float8)} | "
-            f"{ratio(rate, own_bf16) if own else ''} | {f'{statistics.median(fractions):.0%}' if fractions else ''} |"
+            f"| {key} | {f'{rate:,.0f}' if rate else 'failed'} | {ratio(rate, bf16)} | "
+            f"{ratio(rate, float8)} | "
+            f"{ratio(rate, own_bf16) if own else ''} | "
+            f"{f'{statistics.median(fractions):.0%}' if fractions else ''} |"
         )
     lines += [""] + [
         f"{key}: {entry['error']}" for key, entry in results.items() if "error" in entry

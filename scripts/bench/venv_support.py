@@ -27,7 +27,8 @@ def use_torch(venv):
             subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
         except subprocess.CalledProcessError:
             sys.exit(
-                "python3 -m venv failed (Debian: apt-get install python3-venv); or call this script with a Python that has torch"
+                "python3 -m venv failed (Debian: apt-get install python3-venv); or call this "
+                "script with a Python that has torch"
             )
     probe = subprocess.run(
         [str(python), "-c", "import torch, torchao, transformers"], capture_output=True

@@ -42,7 +42,8 @@ VENDORS = [
     (
         re.compile(r"(cuda|cublas|cudnn|curand|cub/|cooperative_groups|nvtx|mma\.h)"),
         lambda p: is_cuda(p),
-        "CUDA headers belong under a cuda/ folder, or to .cu, .cuh, *_cuda.*, cublaslt* and cudnn* files",
+        "CUDA headers belong under a cuda/ folder, or to .cu, .cuh, *_cuda.*, cublaslt* and cudnn* "
+        "files",
     ),
     (
         re.compile(r"nlohmann/"),
@@ -278,7 +279,8 @@ class Check:
             self.complain(
                 path,
                 number,
-                f"lib/ops/{source if source not in self.topics else target} is not in FP8TRAIN_OPS_TOPICS",
+                f"lib/ops/{source if source not in self.topics else target} is not in "
+                "FP8TRAIN_OPS_TOPICS",
             )
         elif target == self.topics[-1]:
             if path.endswith((".h", ".cuh")):
@@ -287,7 +289,8 @@ class Check:
             self.complain(
                 path,
                 number,
-                f"ops/{source} may not use ops/{target}, which comes after it in FP8TRAIN_OPS_TOPICS",
+                f"ops/{source} may not use ops/{target}, which comes after it in "
+                "FP8TRAIN_OPS_TOPICS",
             )
 
     def check_include(self, file, path, module, number, kind, header):
@@ -327,7 +330,8 @@ class Check:
             self.complain(
                 path,
                 number,
-                f"'{module}' uses '{target}' without naming it in DEPENDS of lib/{module}/CMakeLists.txt",
+                f"'{module}' uses '{target}' without naming it in DEPENDS of "
+                f"lib/{module}/CMakeLists.txt",
             )
 
 
@@ -335,13 +339,25 @@ class Check:
 PLANTED = {
     "cmake/modules.cmake": "set(FP8TRAIN_MODULES base device ops precision nn comm config train)\n",
     "lib/base/CMakeLists.txt": "fp8train_module(base SOURCES a.cpp PRIVATE_LIBRARIES fmt::fmt)\n",
-    "lib/device/CMakeLists.txt": "fp8train_module(device\n  SOURCES d.cpp\n  DEPENDS base\n  PRIVATE_LIBRARIES fmt::fmt)\n",
-    "lib/ops/CMakeLists.txt": "set(FP8TRAIN_OPS_TOPICS cast gemm dispatch)\nfp8train_module(ops DEPENDS base)\n",
-    "lib/ops/dispatch/table.h": '#pragma once\n#include "ops/cast/cast.h"\n#include "ops/gemm/gemm.h"\n',
+    "lib/device/CMakeLists.txt": (
+        "fp8train_module(device\n  SOURCES d.cpp\n  DEPENDS base\n  PRIVATE_LIBRARIES fmt::fmt)\n"
+    ),
+    "lib/ops/CMakeLists.txt": (
+        "set(FP8TRAIN_OPS_TOPICS cast gemm dispatch)\nfp8train_module(ops DEPENDS base)\n"
+    ),
+    "lib/ops/dispatch/table.h": (
+        '#pragma once\n#include "ops/cast/cast.h"\n#include "ops/gemm/gemm.h"\n'
+    ),
     "lib/ops/cast/cast.h": "#pragma once\n",
-    "lib/ops/cast/cast.cpp": '#include "ops/cast/cast.h"\n#include "ops/dispatch/table.h"\n#include "ops/gemm/gemm.h"\n',
-    "lib/ops/cast/tiles.cuh": "#pragma once\n#include <cuda_runtime.h>\n#ifdef FP8TRAIN_CUDA_SHIM\n#endif\n",
-    "lib/ops/gemm/gemm.h": '#pragma once\n#include "ops/cast/cast.h"\n#include "ops/dispatch/table.h"\n',
+    "lib/ops/cast/cast.cpp": (
+        '#include "ops/cast/cast.h"\n#include "ops/dispatch/table.h"\n#include "ops/gemm/gemm.h"\n'
+    ),
+    "lib/ops/cast/tiles.cuh": (
+        "#pragma once\n#include <cuda_runtime.h>\n#ifdef FP8TRAIN_CUDA_SHIM\n#endif\n"
+    ),
+    "lib/ops/gemm/gemm.h": (
+        '#pragma once\n#include "ops/cast/cast.h"\n#include "ops/dispatch/table.h"\n'
+    ),
     "lib/ops/gemm/gemm_cuda.cpp": "#include <cublasLt.h>\n",
     "lib/ops/loose/loose.h": '#pragma once\n#include "ops/cast/cast.h"\n',
     "lib/precision/CMakeLists.txt": "fp8train_module(precision DEPENDS device)\n",
@@ -353,7 +369,9 @@ PLANTED = {
     "lib/base/a.h": '#pragma once\n// printf("in a comment")\nint snprintf_like();\n',
     "lib/base/a.cpp": '#include "base/a.h"\n#include <spdlog/spdlog.h>\n',
     "lib/device/d.h": "int no_pragma();\n",
-    "lib/device/d.cpp": '#include "base/a.h"\n#include <spdlog/spdlog.h>\n#include "d.h"\n#include "base/gone.h"\n',
+    "lib/device/d.cpp": (
+        '#include "base/a.h"\n#include <spdlog/spdlog.h>\n#include "d.h"\n#include "base/gone.h"\n'
+    ),
     "lib/nn/x.h": "#pragma once\n#ifdef FP8TRAIN_CUDA\n#endif\n",
     "lib/nn/x.cpp": '#include "comm/c.h"\n#include <cuda_runtime.h>\nvoid f() { std::exit(1); }\nauto p = "te-fast";\n'
     "bool b = device.kind() == DeviceKind::cuda;\n",
@@ -363,7 +381,10 @@ PLANTED = {
     "lib/comm/two.cpp": "#include <mpi.h>\n",
     "lib/config/s.h": "#pragma once\n",
     "lib/train/t.cpp": '#include "config/s.h"\n#include <yaml-cpp/yaml.h>\n',
-    "apps/fp8train/main.cpp": '#include "train/t.h"\n#include <CLI/CLI.hpp>\n#include <oneapi/dnnl/dnnl.hpp>\nint main() { printf("x"); }\n',
+    "apps/fp8train/main.cpp": (
+        '#include "train/t.h"\n#include <CLI/CLI.hpp>\n#include <oneapi/dnnl/dnnl.hpp>\n'
+        'int main() { printf("x"); }\n'
+    ),
 }
 EXPECTED = [
     "apps/fp8train/main.cpp:1", "apps/fp8train/main.cpp:3", "lib/comm/two.cpp:1",

@@ -44,7 +44,10 @@ def check(root):
 
 # A small tree with broken links, and where they are.
 PLANTED = {
-    "a.md": "[b](docs/b.md#two-words) [x](docs/c.md)\n[y](docs/b.md#three) [z](https://example.org) `[k](nowhere.md)`\n",
+    "a.md": (
+        "[b](docs/b.md#two-words) [x](docs/c.md)\n[y](docs/b.md#three) [z](https://example.org) "
+        "`[k](nowhere.md)`\n"
+    ),
     "docs/b.md": "## Two words\n[up](../a.md) [self](#two-words)\n",
 }
 EXPECTED = ["a.md:1", "a.md:2"]

@@ -48,7 +48,8 @@ def program_names(root):
     names = re.findall(r"&Pass::is_(\w+)", table.read_text()) if table.exists() else []
     if table.exists() and not names:
         sys.exit(
-            "methods.py: lib/dialects/dialects.cpp has no &Pass::is_NAME any more; program_names() has to follow it"
+            "methods.py: lib/dialects/dialects.cpp has no &Pass::is_NAME any more; program_names() "
+            "has to follow it"
         )
     words = [word.lower() for word in WORDS]
     return [name for name in names if name not in words]
@@ -101,7 +102,8 @@ def check(root):
             for number, line in code.items():
                 if FAMILY.search(line) and not path.startswith("lib/model/families/"):
                     problems.append(
-                        f"{path}:{number}: code asks for a family by name; make it a virtual function of ModelFamily"
+                        f"{path}:{number}: code asks for a family by name; make it a virtual "
+                        "function of ModelFamily"
                     )
                 for match in pattern.finditer(line):
                     if not line.lstrip().startswith("#include"):
@@ -111,11 +113,13 @@ def check(root):
             for number, line in comments.items():
                 if NOTE.search(line):
                     problems.append(
-                        f"{path}:{number}: a comment cites a note; cite the paper or the source's file"
+                        f"{path}:{number}: a comment cites a note; cite the paper or the source's "
+                        "file"
                     )
             for number, name in bare_names(comments, pattern):
                 problems.append(
-                    f'{path}:{number}: a comment names the method "{name}"; cite it in parentheses or leave it out'
+                    f'{path}:{number}: a comment names the method "{name}"; cite it in parentheses '
+                    'or leave it out'
                 )
     return problems
 
@@ -124,7 +128,10 @@ def check(root):
 PLANTED = {
     "lib/precision/plans.cpp": '// TransformerEngine\nRow r = {{"te-fast", te}};\n',
     "lib/dialects/accelerate.cpp": '// Accelerate\nauto k = "msamp";\n',
-    "lib/dialects/dialects.cpp": "kPrograms[] = {{&Pass::is_accelerate}, {nullptr, &Pass::is_nanotron}, {&Pass::is_megatron}};\n",
+    "lib/dialects/dialects.cpp": (
+        "kPrograms[] = {{&Pass::is_accelerate}, {nullptr, &Pass::is_nanotron}, "
+        "{&Pass::is_megatron}};\n"
+    ),
     "lib/ops/good.h": "// The scale (TransformerEngine,\n// common/recipe) of\n// accelerates te-fastest\n"
     "int coated;\n",
     "lib/ops/bad.h": '// As torchao does\nauto a = "msamp-o1";\nint x;  // (a) COAT\n// te-fast\nint use_Megatron_;\n// research/coat.md\n'

@@ -174,7 +174,8 @@ def main():
                 compared += 1
                 different += bool(wrong)
                 print(
-                    f"{plan} {layout}: {f'{len(wrong)} differ' if wrong else f'{len(before)} equal'}",
+                    f"{plan} {layout}: "
+                    f"{f'{len(wrong)} differ' if wrong else f'{len(before)} equal'}",
                     flush=True,
                 )
                 for key in wrong[:4]:

@@ -56,7 +56,8 @@ WORDS = [
         "slot, shared slots; alternate",
     ),
     (
-        r"(?<!in )(?<!last )(?<!out of )(?<!to )(?<!take )(?<!takes )(?<!(?:in|of) the )(?<!takes the )(?<!in its )(?<!in their )places?",
+        r"(?<!in )(?<!last )(?<!out of )(?<!to )(?<!take )(?<!takes )(?<!(?:in|of) the )(?<!takes "
+        r"the )(?<!in its )(?<!in their )places?",
         "location, slot, mark, position, or what it is",
     ),
     (r"stands?(?! (for|in|still)\b)", "is"),
@@ -127,15 +128,25 @@ def check(root):
 
 # A small tree with what is to be found, and where.
 PLANTED = {
-    "lib/ops/bad.h": "struct GranuleView;\nint granule_of();\n// The value is kept.\nvoid go_on();\n// in turns, as one likes\n",
-    "lib/ops/good.h": "// granularity, keep, wall-clock time, a file that turned out to differ\nint decoded, encoded, cellar;\n",
+    "lib/ops/bad.h": (
+        "struct GranuleView;\nint granule_of();\n// The value is kept.\nvoid go_on();\n"
+        "// in turns, as one likes\n"
+    ),
+    "lib/ops/good.h": (
+        "// granularity, keep, wall-clock time, a file that turned out to differ\n"
+        "int decoded, encoded, cellar;\n"
+    ),
     "docs/page.md": "A row of the chart\n",
     "README.md": "Every verb is a command.\n",
     "lib/nn/bad.cpp": "const bool turned = true;\nint kTurn, turn_of_unit;\n// Buffers take turns.\nSourceMark place_of(int place);\n"
-    "operands.make(context);\nLinearOperands::fill(x);\nsmoothed_w_->make(x);\n// A name stands before the value.\n",
+    "operands.make(context);\nLinearOperands::fill(x);\nsmoothed_w_->make(x);\n"
+    "// A name stands before the value.\n",
     "lib/nn/good.cpp": "// A file turned out to differ; 0 turns it off; what codes stand for; a stand-in; it takes place in its place.\n"
     "bool in_place, standing; operands.make_operands(x); replaced(placement, placed);\n",
-    "lib/precision/bad.cpp": 'PrecisionPlan row = resolve_plan(request);\nauto request = row("bf16");\n// a row of the table of plans\n',
+    "lib/precision/bad.cpp": (
+        'PrecisionPlan row = resolve_plan(request);\nauto request = row("bf16");\n'
+        '// a row of the table of plans\n'
+    ),
     "lib/precision/good.cpp": "TensorFormat row = blockwise(per::row);  // a row of x\n",
 }
 EXPECTED = [

@@ -106,7 +106,8 @@ def main() -> int:
     if arguments.list:
         for item in items:
             print(
-                f"{item.group}  {item.name:<36} usually {item.usual:3.0f} s, at most {item.limit:3.0f} s"
+                f"{item.group}  {item.name:<36} usually {item.usual:3.0f} s, at most "
+                f"{item.limit:3.0f} s"
             )
         return 0
     work = workspace(arguments)

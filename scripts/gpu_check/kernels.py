@@ -174,7 +174,10 @@ def probe(work: Workspace) -> Outcome:
         return outcome
     ways: dict[str, str] = {}
     for entry in figures["results"]:
-        way = f"{entry['operands']} to {entry['result']}{', fast accumulation' if entry['fast_accumulate'] else ''}"
+        way = (
+            f"{entry['operands']} to "
+            f"{entry['result']}{', fast accumulation' if entry['fast_accumulate'] else ''}"
+        )
         state = entry.get("error") or (
             f"dequantized: {entry['dequantized']}" if "dequantized" in entry else "native"
         )

@@ -68,7 +68,8 @@ class Runner:
         })
         reason = outcome.detail.get("reason", "")
         print(
-            f"{item.name}: {STATES[outcome.passed]}, {seconds:.1f} s{' (' + str(reason)[:200] + ')' if reason else ''}",
+            f"{item.name}: {STATES[outcome.passed]}, {seconds:.1f} "
+            f"s{' (' + str(reason)[:200] + ')' if reason else ''}",
             flush=True,
         )
         if outcome.passed is False:

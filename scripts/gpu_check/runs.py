@@ -81,7 +81,8 @@ def curve(plan: str) -> Callable[[Workspace], Outcome]:
         report = (
             ""
             if worst <= tolerance
-            else f"step {first} is the first beyond {tolerance}\ncpu  {losses['cpu']}\ncuda {losses['cuda']}"
+            else f"step {first} is the first beyond {tolerance}\ncpu  {losses['cpu']}\n"
+            f"cuda {losses['cuda']}"
         )
         return Outcome(worst <= tolerance, detail, report)
 

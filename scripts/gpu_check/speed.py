@@ -37,7 +37,8 @@ def products(*words: str) -> Callable[[Workspace], Outcome]:
         ]
         if errors:
             text = "\n".join(
-                f"{entry['layer']} {entry['product']} {entry['operands']} to {entry['result']}: {entry['error']}"
+                f"{entry['layer']} {entry['product']} {entry['operands']} to {entry['result']}: "
+                f"{entry['error']}"
                 for entry in errors
             )
             return Outcome(False, outcome.detail, text)
@@ -94,7 +95,8 @@ def profile(plan: str) -> Callable[[Workspace], Outcome]:
         kernels = longest_kernels(done.out)
         if not kernels:
             return unknown(
-                f"Nsight Compute counted nothing: {done.end()}: {(done.out + done.err).strip()[-1500:]}"
+                f"Nsight Compute counted nothing: {done.end()}: "
+                f"{(done.out + done.err).strip()[-1500:]}"
             )
         return Outcome(True, {"kernels": kernels})
 

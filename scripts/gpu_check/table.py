@@ -33,7 +33,10 @@ def note(result: Result) -> str:
         if detail.get(key) and not (key == "ended" and result["passed"]):
             return str(detail[key])[:90]
     if "worst_relative_difference" in detail:
-        return f"worst relative difference {detail['worst_relative_difference']:.1e}, at most {detail['tolerance']:.0e}"
+        return (
+            f"worst relative difference {detail['worst_relative_difference']:.1e}, at most "
+            f"{detail['tolerance']:.0e}"
+        )
     if "refused" in detail:
         return f"{len(detail['native'])} native, {len(detail['refused'])} not"
     return ""

@@ -26,7 +26,8 @@ def toy_config(work: Workspace, training: Mapping[str, Any], interval: int = 1) 
     config = work.work / "run.yaml"
     config.write_text(
         "model: {preset: toy}\n"
-        f"data: {{train: [{{path: {training_text(work)}}}], tokenizer: byte, val_fraction: 0.1, seq_length: 64}}\n"
+        f"data: {{train: [{{path: {training_text(work)}}}], tokenizer: byte, val_fraction: 0.1, "
+        f"seq_length: 64}}\n"
         f"training: {{{', '.join(f'{key}: {value}' for key, value in keys.items())}}}\n"
         "optimizer: {name: adamw, lr: 1e-3}\n"
         "scheduler: {type: cosine, warmup_steps: 10}\n"

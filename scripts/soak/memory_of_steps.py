@@ -78,7 +78,8 @@ def main():
         return 1
     rise = slope(late) * 1000
     print(
-        f"{steps} steps, {len(late)} samples in the second half: resident memory {late[0][1]} to {late[-1][1]} KiB, "
+        f"{steps} steps, {len(late)} samples in the second half: resident memory {late[0][1]} to "
+        f"{late[-1][1]} KiB, "
         f"{rise:.1f} KiB in 1,000 steps"
     )
     return 0 if rise <= LIMIT_KIB else 1

@@ -87,7 +87,8 @@ def check_plain(program, case, out):
                 name,
             )
         print(
-            f"{case!s:20.20} {kind:10} {type(model).__name__}, logits differ by {distance(logits(model), want):.1e}"
+            f"{case!s:20.20} {kind:10} {type(model).__name__}, logits differ by "
+            f"{distance(logits(model), want):.1e}"
         )
 
 
@@ -130,7 +131,8 @@ def check_fp8(program, case, out):
             )
             equal += 1
         print(
-            f"{case!s:20.20} {kind:10} {type(model).__name__}, {equal} weights are code * scale, logits differ by {distance(logits(model), want):.1e}"
+            f"{case!s:20.20} {kind:10} {type(model).__name__}, {equal} weights are code * scale, "
+            f"logits differ by {distance(logits(model), want):.1e}"
         )
 
 
@@ -190,7 +192,8 @@ def check_gguf(program, case, out):
             )
         assert worst == 0.0 or kind in ("f16", "q8_0")
         print(
-            f"{case!s:20.20} gguf {kind:5} {len(found)} tensors, largest difference {worst:.1e} of the largest weight"
+            f"{case!s:20.20} gguf {kind:5} {len(found)} tensors, largest difference {worst:.1e} of "
+            "the largest weight"
         )
 
 

@@ -128,8 +128,10 @@ def main():
             bad = any(names.values()) or difference > 1e-6
             wrong += bad
             print(
-                f"{name}: {type(model).__name__}, missing {names['missing_keys']}, unexpected {names['unexpected_keys']}, "
-                f"mismatched {names['mismatched_keys']}, loss {ours:.8f}, relative difference {difference:.1e}{'  WRONG' if bad else ''}"
+                f"{name}: {type(model).__name__}, missing {names['missing_keys']}, unexpected "
+                f"{names['unexpected_keys']}, "
+                f"mismatched {names['mismatched_keys']}, loss {ours:.8f}, relative difference "
+                f"{difference:.1e}{'  WRONG' if bad else ''}"
             )
     return 1 if wrong else 0
 

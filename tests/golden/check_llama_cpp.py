@@ -220,11 +220,13 @@ def check_ids(program, name, out):
             different.add(i)
             if i not in DIFFERENT.get(name, ()):
                 print(
-                    f"{name}: text {i}, {text[:60]!r}:\n  {ids[:40]} instead of\n  {expected[i]['ids'][:40]}"
+                    f"{name}: text {i}, {text[:60]!r}:\n  {ids[:40]} instead of\n"
+                    f"  {expected[i]['ids'][:40]}"
                 )
     llama_cpp.llama_model_free(model)
     print(
-        f"{name:20} {count} ids of {len(texts())} texts; other ids for {sorted(different) or 'none'}"
+        f"{name:20} {count} ids of {len(texts())} texts; other ids for "
+        f"{sorted(different) or 'none'}"
     )
     assert different == DIFFERENT.get(name, set()), different
     assert not different or "such texts get other ids there" in done.stderr, done.stderr

@@ -391,7 +391,8 @@ def check(program, path, folder):
             runs += 1
             compared += sum(len(tensor[2]) for tensor in want.values())
     print(
-        f"{path}: {runs} runs, {compared} bytes and {len(reports)} reports of each run compared, {total} differences"
+        f"{path}: {runs} runs, {compared} bytes and {len(reports)} reports of each run compared, "
+        f"{total} differences"
     )
     return total
 

@@ -64,7 +64,8 @@ def main():
         )
         failed = failed or differing != 0
         print(
-            f"{Path(folder).name}: {len(expected)} ids, {differing} differ; tokenizers {megabytes / theirs:.1f} MB/s, "
+            f"{Path(folder).name}: {len(expected)} ids, {differing} differ; tokenizers "
+            f"{megabytes / theirs:.1f} MB/s, "
             f"fp8train {megabytes / ours:.1f} MB/s"
         )
     sys.exit(1 if failed else 0)

@@ -40,7 +40,8 @@ def fit(name, degree, low, high, target, weight, nodes=3000):
         fixed.append(float(np.float32(c[0])))
     error = np.abs(w * (powers @ np.array(fixed) - t)).max()
     print(
-        f"// {name}: relative error {error:.2e} (before rounding the coefficients {exact_error:.2e})"
+        f"// {name}: relative error {error:.2e} (before rounding the coefficients "
+        f"{exact_error:.2e})"
     )
     for order, value in enumerate(fixed):
         print(f"//   c{order} = {value:.9g}F")

@@ -22,9 +22,13 @@ HERE = Path(__file__).parent
 TOKENIZERS = HERE / "tokenizers"
 QWEN = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 OPEN, CLOSE = "{% generation %}", "{% endgeneration %}"
-ALTERNATE = "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Conversation roles must alternate') }}{% endif %}"
+ALTERNATE = (
+    "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Conversation "
+    "roles must alternate') }}{% endif %}"
+)
 SPLIT = (
-    "{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}{% set loop_messages = messages[1:] %}"
+    "{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}{% set "
+    "loop_messages = messages[1:] %}"
     "{% else %}{% set system = false %}{% set loop_messages = messages %}{% endif %}"
 )
 
@@ -80,16 +84,20 @@ def chatml(default=""):
 
 
 LLAMA31_FIRST = (
-    "{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] | trim %}{% set messages = messages[1:] %}"
-    "{% else %}{% set system = '' %}{% endif %}{{ '<|start_header_id|>system<|end_header_id|>\\n\\nCutting Knowledge Date: December 2023\\n"
+    "{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] | trim %}{% "
+    "set messages = messages[1:] %}"
+    "{% else %}{% set system = '' %}{% endif %}{{ "
+    "'<|start_header_id|>system<|end_header_id|>\\n\\nCutting Knowledge Date: December 2023\\n"
     "Today Date: 26 Jul 2024\\n\\n' + system + '<|eot_id|>' }}"
 )
 LLAMA2 = (
     SPLIT
     + "{% for m in loop_messages %}"
     + ALTERNATE
-    + "{% if loop.index0 == 0 and system != false %}{% set content = '<<SYS>>\\n' + system + '\\n<</SYS>>\\n\\n' + m['content'] %}"
-    "{% else %}{% set content = m['content'] %}{% endif %}{% if m['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
+    + "{% if loop.index0 == 0 and system != false %}{% set content = '<<SYS>>\\n' + system + "
+    "'\\n<</SYS>>\\n\\n' + m['content'] %}"
+    "{% else %}{% set content = m['content'] %}{% endif %}{% if m['role'] == 'user' %}{{ bos_token "
+    "+ '[INST] ' + content.strip() + ' [/INST]' }}"
     "{% else %}"
     + OPEN
     + "{{ ' ' + content.strip() + ' ' + eos_token }}"
@@ -101,7 +109,8 @@ MISTRAL1 = (
     + "{{ bos_token }}{% for m in loop_messages %}"
     + ALTERNATE
     + "{% if m['role'] == 'user' %}"
-    "{% if loop.first and system != false %}{{ ' [INST] ' + system + '\\n\\n' + m['content'] + ' [/INST]' }}"
+    "{% if loop.first and system != false %}{{ ' [INST] ' + system + '\\n\\n' + m['content'] + ' "
+    "[/INST]' }}"
     "{% else %}{{ ' [INST] ' + m['content'] + ' [/INST]' }}{% endif %}"
     "{% else %}" + OPEN + "{{ ' ' + m['content'] + eos_token }}" + CLOSE + "{% endif %}{% endfor %}"
 )
@@ -112,7 +121,8 @@ MISTRAL = (
     + "{{ bos_token }}{% for m in loop_messages %}"
     + ALTERNATE
     + "{% if m['role'] == 'user' %}"
-    "{% if (loop.last or loop.index0 == loop.length - 2) and system != false %}{{ '[INST] ' + system + '\\n\\n' + m['content'] + '[/INST]' }}"
+    "{% if (loop.last or loop.index0 == loop.length - 2) and system != false %}{{ '[INST] ' + "
+    "system + '\\n\\n' + m['content'] + '[/INST]' }}"
     "{% else %}{{ '[INST] ' + m['content'] + '[/INST]' }}{% endif %}"
     "{% else %}"
     + OPEN
@@ -122,21 +132,30 @@ MISTRAL = (
 )
 
 QWEN3 = (
-    "{% set ns = namespace(last_query_index=messages|length - 1, searching=true) %}{% for m in messages[::-1] %}"
-    "{% if ns.searching and m['role'] == 'user' and not (m['content'].startswith('<tool_response>') and m['content'].endswith('</tool_response>')) %}"
-    "{% set ns.searching = false %}{% set ns.last_query_index = messages|length - 1 - loop.index0 %}{% endif %}{% endfor %}"
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' }}{% set content = m['content'] %}{% if m['role'] == 'assistant' %}"
-    "{% set reasoning_content = m['reasoning_content'] | default('') %}{% if m['reasoning_content'] is not string and '</think>' in content %}"
-    "{% set reasoning_content = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}"
+    "{% set ns = namespace(last_query_index=messages|length - 1, searching=true) %}{% for m in "
+    "messages[::-1] %}"
+    "{% if ns.searching and m['role'] == 'user' and not "
+    "(m['content'].startswith('<tool_response>') and m['content'].endswith('</tool_response>')) %}"
+    "{% set ns.searching = false %}{% set ns.last_query_index = messages|length - 1 - loop.index0 "
+    "%}{% endif %}{% endfor %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' }}{% set content = m['content'] "
+    "%}{% if m['role'] == 'assistant' %}"
+    "{% set reasoning_content = m['reasoning_content'] | default('') %}{% if "
+    "m['reasoning_content'] is not string and '</think>' in content %}"
+    "{% set reasoning_content = "
+    "content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}"
     "{% set content = content.split('</think>')[-1].lstrip('\\n') %}{% endif %}"
     + OPEN
-    + "{% if loop.index0 > ns.last_query_index and (loop.last or (not loop.last and reasoning_content)) %}"
-    "{{ '<think>\\n' + reasoning_content.strip('\\n') + '\\n</think>\\n\\n' + content.lstrip('\\n') }}{% else %}{{ content }}{% endif %}"
+    + "{% if loop.index0 > ns.last_query_index and (loop.last or (not loop.last and "
+    "reasoning_content)) %}"
+    "{{ '<think>\\n' + reasoning_content.strip('\\n') + '\\n</think>\\n\\n' + "
+    "content.lstrip('\\n') }}{% else %}{{ content }}{% endif %}"
     "{{ '<|im_end|>' }}"
     + CLOSE
     + "{% else %}{{ content + '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
     + asks("<|im_start|>assistant\\n")
-    + "{% if add_generation_prompt and enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}"
+    + "{% if add_generation_prompt and enable_thinking is defined and enable_thinking is false %}"
+    "{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}"
 )
 
 # Name: template, tokenizer, special tokens, bos, eos.

@@ -45,7 +45,8 @@ QUESTIONS = [
     ("One", ["1", "2", "3", "4", "5"], 3),
 ]
 TEXT = (
-    "The quick brown fox jumps over the lazy dog; größer ist es nicht.\n\nA second paragraph: 12 345 words, 東京. "
+    "The quick brown fox jumps over the lazy dog; größer ist es nicht.\n\n"
+    "A second paragraph: 12 345 words, 東京. "
     * 6
 )
 

@@ -107,7 +107,10 @@ def prints(codes, scales, amax):
     read_by = scales.contiguous().view(torch.uint8).numpy()
     read_by = np.where(read_by == 0xFF, 0x7F, read_by).astype(np.uint8)
     shown = np.float32(np.nan) if np.isnan(amax) else amax
-    return f"{fingerprint(packed.astype(np.uint8).tobytes())} {fingerprint(read_by.tobytes())} {bits(shown)}"
+    return (
+        f"{fingerprint(packed.astype(np.uint8).tobytes())} {fingerprint(read_by.tobytes())} "
+        f"{bits(shown)}"
+    )
 
 
 def quantizer(reference, tile, rht):

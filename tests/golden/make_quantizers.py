@@ -61,7 +61,10 @@ def inputs():
 
 
 def prints(codes, scales):
-    return f"{fingerprint(codes.contiguous().view(torch.uint8).numpy().tobytes())} {fingerprint(scales)}"
+    return (
+        f"{fingerprint(codes.contiguous().view(torch.uint8).numpy().tobytes())} "
+        f"{fingerprint(scales)}"
+    )
 
 
 def torchao_scaled(x, dtype, granularity, pow2):

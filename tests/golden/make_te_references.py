@@ -181,7 +181,10 @@ def casts(current, blockwise):
             for pow2, scale in ((False, "fp32"), (True, "pow2")):
                 if finite:
                     codes, scale_inv, _, _ = current(x, name, force_pow_2_scales=pow2)
-                    yield f"cast current {input_name} {name} tensor {scale} {prints(bytes_of(codes), scale_inv.numpy())}"
+                    yield (
+                        f"cast current {input_name} {name} tensor {scale} "
+                        f"{prints(bytes_of(codes), scale_inv.numpy())}"
+                    )
                 for granularity, tile in (("1x128", (1, 128)), ("128x128", (128, 128))):
                     results = " ".join(
                         block_cast(blockwise, each, name, tile, pow2) for each in both
@@ -221,7 +224,10 @@ def delayed(update):
                 history[0, 0] = float(amax)
                 update(history, scale, largest, recipe)
             rows = skipping[0][1:].numpy().tobytes()
-            yield f"update {bits(amax)} {bits(every[1].item())} {bits(skipping[1].item())} {fingerprint(rows)}"
+            yield (
+                f"update {bits(amax)} {bits(every[1].item())} {bits(skipping[1].item())} "
+                f"{fingerprint(rows)}"
+            )
 
 
 def main():

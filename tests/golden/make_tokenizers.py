@@ -26,7 +26,10 @@ from tokenizers import (
     trainers,
 )
 
-LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 TEKKEN = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
           r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
@@ -34,8 +37,10 @@ TEKKEN = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo
 
 CODE = """def f(x_1, *args):\n\treturn {"a": [x_1**2 + 0x1F, None], 'b': f"{x_1!r:>8}"}  # don't\n\n\n    if (a[i] != b->c && !d) { ++i; }\r\n"""
 SCRIPTS = (
-    "Grüße aus Köln, l’été à Paris; naïve café. Привет, как дела? 你好，世界！こんにちは、カタカナ。안녕하세요 세계. مرحبا بالعالم "
-    "שלום עולם नमस्ते दुनिया สวัสดีชาวโลก Ελληνικά ΣΊΣΥΦΟΣ İstanbul ǅ ﬁ ① Ⅷ ½ ² １２３ ﾊﾝｶｸ e\u0301 \u1100\u1161\u11a8 \u212b"
+    "Grüße aus Köln, l’été à Paris; naïve café. Привет, как дела? 你好，世界！こんにちは、カタカナ。안녕하세요 세계. مرحبا "
+    "بالعالم "
+    "שלום עולם नमस्ते दुनिया สวัสดีชาวโลก Ελληνικά ΣΊΣΥΦΟΣ İstanbul ǅ ﬁ ① Ⅷ ½ ² １２３ ﾊﾝｶｸ e\u0301 "
+    "\u1100\u1161\u11a8 \u212b"
 )
 EMOJI = "😀👍🏽👨‍👩‍👧‍👦🇩🇪❤️ ok🙂\u200d\u2764 𝔘𝔫𝔦 𐍈"
 SPACES = (

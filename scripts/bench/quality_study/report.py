@@ -56,7 +56,8 @@ def trained_table(name, lines):
         f"of bf16 {loss:.4f}, its standard deviation over bases {number(plain.spread, 2)} %. "
         f"Pooled standard deviation of one run, base and plan taken out: as trained "
         f"{number(studies['as_trained'].deviation)} %, in bf16 {number(plain.deviation)} % "
-        f"({plain.freedom} degrees of freedom). A plan differs from bf16, all comparisons together at "
+        f"({plain.freedom} degrees of freedom). A plan differs from bf16, all comparisons together "
+        "at "
         f"95 %, beyond {beyond}.",
     ]
     return "\n".join(text)

@@ -70,7 +70,8 @@ def bench(words):
         return 4
     if WRONG == "no-options" and "--deterministic" in words:
         print(
-            "error: unknown option --deterministic; `fp8train bench step --help` lists what it takes",
+            "error: unknown option --deterministic; `fp8train bench step --help` lists what it "
+            "takes",
             file=sys.stderr,
         )
         return 2
@@ -116,7 +117,8 @@ def fp8train(words):
         return 0
     if words[0] == "check":
         print(
-            "device  cuda: NVIDIA H200 (as asked), 16 threads\n        attention: cuDNN 9.19 in bf16 and fp16"
+            "device  cuda: NVIDIA H200 (as asked), 16 threads\n"
+            "        attention: cuDNN 9.19 in bf16 and fp16"
         )
         return 0
     return bench(words[1:]) if words[0] == "bench" else train(words)
@@ -129,10 +131,12 @@ def compute_sanitizer(words):
     errors = 1 if WRONG == "memcheck" and "memcheck" in words else 0
     if errors:
         print(
-            "========= Invalid __global__ write of size 4 bytes\n=========     at norm_backward+0x100 in norm.cu:12"
+            "========= Invalid __global__ write of size 4 bytes\n"
+            "=========     at norm_backward+0x100 in norm.cu:12"
         )
     print(
-        f"========= {'RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)' if 'racecheck' in words else f'ERROR SUMMARY: {errors} errors'}"
+        "========= "
+        f"{'RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)' if 'racecheck' in words else f'ERROR SUMMARY: {errors} errors'}"
     )
     return 9 if errors else code
 
