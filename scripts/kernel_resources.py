@@ -2,9 +2,12 @@
 """Registers, shared memory, stack, code size and instructions per element of CUDA kernels, from the
 objects of a build.
 
-    scripts/kernel_resources.py [--build build] [--arch 90] [--all] [FILE.cu ...]    a table of all kernels
-    scripts/kernel_resources.py --check lib/ops/support/kernel_table.json               fails where a kernel has grown
-    scripts/kernel_resources.py --write lib/ops/support/kernel_table.json               takes the figures of this build over
+    scripts/kernel_resources.py [--build build] [--arch 90] [--all] [FILE.cu ...]
+        a table of all kernels
+    scripts/kernel_resources.py --check lib/ops/support/kernel_table.json
+        fails where a kernel has grown
+    scripts/kernel_resources.py --write lib/ops/support/kernel_table.json
+        takes the figures of this build over
 
 Nothing is compiled: the machine code is read from the .cu.o files of the build, in seconds. The
 table has a line for each kernel, its instances together (the most of any); with --all a line for

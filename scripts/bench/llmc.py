@@ -57,7 +57,8 @@ int main(int argc, char **argv) {
     gpt2_backward(&model);
     gpt2_update(&model, 1e-4f, 0.9f, 0.999f, 1e-8f, 0.0f, step + 1);
     clock_gettime(CLOCK_MONOTONIC, &end);
-    fprintf(stderr, "seconds %f loss %f\n", (end.tv_sec - begin.tv_sec) + (end.tv_nsec - begin.tv_nsec) / 1e9, model.mean_loss);
+    double seconds = (end.tv_sec - begin.tv_sec) + (end.tv_nsec - begin.tv_nsec) / 1e9;
+    fprintf(stderr, "seconds %f loss %f\n", seconds, model.mean_loss);
   }
   return 0;
 }

@@ -37,25 +37,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+# The vocabulary is small, so that backward completes few gradients last.
 STEP = [
-    "bench",
-    "step",
-    "--device",
-    "cpu",
-    "--threads",
-    "1",
-    "--json",
-    "--preset",
-    "llama-42m",
-    "--layers",
-    "4",
-    "--vocabulary",
-    "2048",
-    # few gradients that backward completes last
-    "--seq-length",
-    "128",
-    "--micro-batch-size",
-    "8",
+    "bench", "step", "--device", "cpu", "--threads", "1", "--json", "--preset", "llama-42m",
+    "--layers", "4", "--vocabulary", "2048", "--seq-length", "128", "--micro-batch-size", "8",
 ]
 BLOCK = ["--bucket-mb", "13"]  # about those of a block
 LAYOUTS = {"DDP": BLOCK, "ZeRO 1": ["--zero-stage", "1"], "ZeRO 3": ["--zero-stage", "3"]}

@@ -2,7 +2,8 @@
 """Walks the includes of lib/ and apps/ and holds them against the layering rules
 (docs/develop/architecture.md).
 
-    scripts/checks/layers.py [ROOT]      prints file:line: what is wrong; exit code 1 when there is anything
+    scripts/checks/layers.py [ROOT]
+        prints file:line: what is wrong; exit code 1 when there is anything
     scripts/checks/layers.py --self-test
 
 CMake already makes undeclared includes fail to compile as far as include directories go; this
@@ -80,7 +81,8 @@ ONE_FILE_VENDORS = {"mpi.h": "lib/comm/", "nccl.h": "lib/comm/"}  # in one .cpp 
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 PRINTS_OR_EXITS = re.compile(
-    r"std::(cout|cerr|clog)\b|(?<![\w.:>])(?:std::)?(?:printf|puts|abort|exit|_exit|quick_exit)\s*\("
+    r"std::(cout|cerr|clog)\b"
+    r"|(?<![\w.:>])(?:std::)?(?:printf|puts|abort|exit|_exit|quick_exit)\s*\("
 )
 DEVICE_IFDEF = re.compile(
     r"^\s*#\s*(if|ifdef|ifndef|elif)\b.*\b(FP8TRAIN_(CUDA|NCCL|MPI)\w*|__CUDACC__|__CUDA_ARCH__)"
@@ -373,8 +375,10 @@ PLANTED = {
         '#include "base/a.h"\n#include <spdlog/spdlog.h>\n#include "d.h"\n#include "base/gone.h"\n'
     ),
     "lib/nn/x.h": "#pragma once\n#ifdef FP8TRAIN_CUDA\n#endif\n",
-    "lib/nn/x.cpp": '#include "comm/c.h"\n#include <cuda_runtime.h>\nvoid f() { std::exit(1); }\nauto p = "te-fast";\n'
-    "bool b = device.kind() == DeviceKind::cuda;\n",
+    "lib/nn/x.cpp": (
+        '#include "comm/c.h"\n#include <cuda_runtime.h>\nvoid f() { std::exit(1); }\n'
+        'auto p = "te-fast";\nbool b = device.kind() == DeviceKind::cuda;\n'
+    ),
     "lib/nn/cuda/k.cpp": "#include <cuda_runtime.h>\n",
     "lib/comm/c.h": "#pragma once\n",
     "lib/comm/one.cpp": "#include <mpi.h>\n",

@@ -2,7 +2,8 @@
 """No file of lib/ and apps/ knows a method or a model family by name: what a plan does is in its
 roles, so that plans which nobody ships work too, and what is particular to a family is in its file.
 
-    scripts/checks/methods.py [ROOT]      prints file:line: what is wrong; exit code 1 when there is anything
+    scripts/checks/methods.py [ROOT]
+        prints file:line: what is wrong; exit code 1 when there is anything
     scripts/checks/methods.py --self-test
 
 The rule: the names below, those of the plans, and those of the programs whose keys lib/dialects
@@ -132,10 +133,15 @@ PLANTED = {
         "kPrograms[] = {{&Pass::is_accelerate}, {nullptr, &Pass::is_nanotron}, "
         "{&Pass::is_megatron}};\n"
     ),
-    "lib/ops/good.h": "// The scale (TransformerEngine,\n// common/recipe) of\n// accelerates te-fastest\n"
-    "int coated;\n",
-    "lib/ops/bad.h": '// As torchao does\nauto a = "msamp-o1";\nint x;  // (a) COAT\n// te-fast\nint use_Megatron_;\n// research/coat.md\n'
-    'auto n = "Nanotron";\nbool b = config.family->name() == "x";\n',
+    "lib/ops/good.h": (
+        "// The scale (TransformerEngine,\n// common/recipe) of\n// accelerates te-fastest\n"
+        "int coated;\n"
+    ),
+    "lib/ops/bad.h": (
+        '// As torchao does\nauto a = "msamp-o1";\nint x;  // (a) COAT\n// te-fast\n'
+        "int use_Megatron_;\n// research/coat.md\n"
+        'auto n = "Nanotron";\nbool b = config.family->name() == "x";\n'
+    ),
     "apps/main.cpp": 'print("Whose: TransformerEngine");\nauto url = "https://x";  // DeepSeek\n',
 }
 EXPECTED = [

@@ -13,8 +13,8 @@ refuses is left out and named.
 
 --set KEY=VALUE is a setting of both, for example another model.
 --store DIR keeps the results of BASE, so that they are computed once; one folder for one BASE and
-one list of settings. --renamed FILE has lines "OLD NEW": tensors that have another name in NEW's
-checkpoints.
+one list of settings.
+--renamed FILE has lines "OLD NEW": tensors that have another name in NEW's checkpoints.
 
 Needs mpirun for four ranks. Exit code: 0 nothing differs, 1 something differs, 2 usage.
 """
@@ -37,7 +37,9 @@ SECONDS = 300
 
 def text():
     """A text of our own, the same in every run."""
-    words = "the scale of a block follows from its largest value and a code is what remains of it".split()
+    words = (
+        "the scale of a block follows from its largest value and a code is what remains of it"
+    ).split()
     state, line = 1, []
     for _ in range(12000):
         state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
@@ -59,10 +61,14 @@ def train(program, plan, layout, options, folder):
     ranks, stage = LAYOUTS[layout]
     steps = options.steps
     settings = [
-        "model.preset=toy", f"data.train=[{{path: {folder / 'text.txt'}}}]", "data.val_fraction=0.1", "data.seq_length=32",
-        f"training.max_steps={steps}", "training.micro_batch_size=1", "training.global_batch_size=8", "optimizer.lr=3e-3",
-        "scheduler.warmup_steps=4", f"eval.interval={steps // 2}", "eval.batches=2", "logging.interval=1", "logging.format=plain",
-        f"checkpoint.interval={steps}", "parallelism.bucket_mb=1", f"parallelism.zero_stage={stage}", "device=cpu",
+        "model.preset=toy",
+        f"data.train=[{{path: {folder / 'text.txt'}}}]", "data.val_fraction=0.1",
+        "data.seq_length=32", f"training.max_steps={steps}", "training.micro_batch_size=1",
+        "training.global_batch_size=8", "optimizer.lr=3e-3", "scheduler.warmup_steps=4",
+        f"eval.interval={steps // 2}", "eval.batches=2",
+        "logging.interval=1", "logging.format=plain",
+        f"checkpoint.interval={steps}", "parallelism.bucket_mb=1",
+        f"parallelism.zero_stage={stage}", "device=cpu",
         f"precision.plan={plan}", f"output_dir={folder / 'run'}", *options.set,
     ]  # fmt: skip
     command = [program] + [word for setting in settings for word in ("--set", setting)]

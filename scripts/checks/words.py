@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """One idea has one word, the field's, in code, messages, keys and pages (CONTRIBUTING.md, "Style").
 
-    scripts/checks/words.py [ROOT]      prints file:line: the word and the one to use; exit code 1 when there is anything
+    scripts/checks/words.py [ROOT]
+        prints file:line: the word and the one to use; exit code 1 when there is anything
     scripts/checks/words.py --self-test
 
 What is searched: lib, apps, docs, scripts, configs, slurm, cmake and the pages in the root. Names
@@ -138,11 +139,16 @@ PLANTED = {
     ),
     "docs/page.md": "A row of the chart\n",
     "README.md": "Every verb is a command.\n",
-    "lib/nn/bad.cpp": "const bool turned = true;\nint kTurn, turn_of_unit;\n// Buffers take turns.\nSourceMark place_of(int place);\n"
-    "operands.make(context);\nLinearOperands::fill(x);\nsmoothed_w_->make(x);\n"
-    "// A name stands before the value.\n",
-    "lib/nn/good.cpp": "// A file turned out to differ; 0 turns it off; what codes stand for; a stand-in; it takes place in its place.\n"
-    "bool in_place, standing; operands.make_operands(x); replaced(placement, placed);\n",
+    "lib/nn/bad.cpp": (
+        "const bool turned = true;\nint kTurn, turn_of_unit;\n// Buffers take turns.\n"
+        "SourceMark place_of(int place);\noperands.make(context);\nLinearOperands::fill(x);\n"
+        "smoothed_w_->make(x);\n// A name stands before the value.\n"
+    ),
+    "lib/nn/good.cpp": (
+        "// A file turned out to differ; 0 turns it off; what codes stand for; a stand-in; it "
+        "takes place in its place.\n"
+        "bool in_place, standing; operands.make_operands(x); replaced(placement, placed);\n"
+    ),
     "lib/precision/bad.cpp": (
         'PrecisionPlan row = resolve_plan(request);\nauto request = row("bf16");\n'
         '// a row of the table of plans\n'

@@ -1,12 +1,12 @@
 """Holds `fp8train quantize` against a computation of its own in NumPy and ml_dtypes, written from
 the rules of docs/reference/formats.md.
 
-  check_quantize.py PROGRAM [MODEL.safetensors ...]   runs every combination on tensors made here and on the files named, and counts the
-                                                      bytes that differ; exit code 1 when there are
-                                                      any
-  check_quantize.py --fixtures                        writes tests/golden/run/quantize: a small input and, for each combination, a
-                                                      fingerprint of what the output has to hold
-                                                      (tests/run/quantize_test.cpp)
+  check_quantize.py PROGRAM [MODEL.safetensors ...]
+      runs every combination on tensors made here and on the files named, and counts the bytes that
+      differ; exit code 1 when there are any
+  check_quantize.py --fixtures
+      writes tests/golden/run/quantize: a small input and, for each combination, a fingerprint of
+      what the output has to hold (tests/run/quantize_test.cpp)
 
 Needs numpy and ml_dtypes; calls nothing of the program but the command.
 """

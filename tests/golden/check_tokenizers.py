@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Holds the ids of `data prepare` against Hugging Face's tokenizers, over a text of any length.
 
-    tests/golden/check_tokenizers.py build/bin/fp8train TEXT TOKENIZER...     TOKENIZER: a folder with tokenizer.json
+    tests/golden/check_tokenizers.py build/bin/fp8train TEXT TOKENIZER...
+        TOKENIZER: a folder with tokenizer.json
 
 Prints the number of ids that differ, and MB/s of both on one thread. Needs: pip
 install tokenizers numpy

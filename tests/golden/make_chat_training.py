@@ -24,7 +24,10 @@ from make_chat import CASES, HERE
 DIALOGUES, LENGTH, SEQUENCES, STEPS, OPEN = 2000, 256, 8, 5, 64
 ADAMW = dict(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 CLIP = 1.0
-WORDS = "red green blue one two three four cat dog house tree river what is the of a big small and or not yes no why because".split()
+WORDS = (
+    "red green blue one two three four cat dog house tree river what is the of a big small and or "
+    "not yes no why because"
+).split()
 
 
 def dialogues():

@@ -38,7 +38,8 @@ def summary(*values):
 
 def histogram(values, limits, counts):
     return summary_pb2.HistogramProto(
-        min=min(values), max=max(values), num=len(values), sum=sum(values), sum_squares=sum(value * value for value in values),
+        min=min(values), max=max(values), num=len(values), sum=sum(values),
+        sum_squares=sum(value * value for value in values),
         bucket_limit=limits, bucket=counts,
     )  # fmt: skip
 

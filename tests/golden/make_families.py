@@ -109,7 +109,8 @@ import sys, json, pathlib, torch, transformers
 folder = pathlib.Path(sys.argv[1])
 transformers.utils.logging.set_verbosity_error()
 assert transformers.__version__.startswith("4.")
-model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").double().eval()
+model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+model = model.double().eval()
 tokens = torch.tensor(json.loads(sys.argv[2]))
 with torch.no_grad():
     print(json.dumps(model(tokens[None]).logits[0].tolist()))

@@ -1,13 +1,17 @@
 """Writes tests/golden/nn/msamp_windows.txt, which tests/nn/msamp_windows_test.cpp reads: what
 MS-AMP's own scaling does to tensors of one value, in the code of MS-AMP itself.
 
-  run FORMAT WINDOW UPDATES CASTS      CASTS casts before each update
-  cast AMAX SCALE IN_TIME ...          for each cast: |value|, the scale that it is cast with (fp32
-  bits), 1 where it is the tensor's own state COUNTER SCALE AMAX ...         after each update: the
-  updates since the first window began, the scale, and the window from its newest
-                                       value (fp32 bits)
-  weight AMAX SCALE_INV                the inverse scale that a weight is cast with where
-                                       TransformerEngine asks for the cast (fp32 bits)
+  run FORMAT WINDOW UPDATES CASTS
+      CASTS casts before each update
+  cast AMAX SCALE IN_TIME ...
+      for each cast: |value|, the scale that it is cast with (fp32 bits), 1 where it is the tensor's
+      own
+  state COUNTER SCALE AMAX ...
+      after each update: the updates since the first window began, the scale, and the window from
+      its newest value (fp32 bits)
+  weight AMAX SCALE_INV
+      the inverse scale that a weight is cast with where TransformerEngine asks for the cast (fp32
+      bits)
 
 Runs msamp.common.tensor.TypeCast.cast_to_fp8, msamp.optim.LBOptimizer.step and msamp.te.extension's
 fused_cast_transpose on a CPU. What needs a GPU is replaced: the cast kernel of TransformerEngine,

@@ -5,9 +5,9 @@ TransformerEngine makes of MXFP8 weights in squares.
 Called with a clone of TransformerEngine, which is read as its HEAD has it, by a Python that has
 torch and numpy (made with torch 2.15 from commit d0067d0).
 
-  cast SOURCE INPUT FORMAT CODES SCALES CODES SCALES   fingerprints (FNV-1a) of codes and of E8M0
-  scales, one for 32 elements of a row, of the
-                                                       matrix and of its transpose
+  cast SOURCE INPUT FORMAT CODES SCALES CODES SCALES
+      fingerprints (FNV-1a) of codes and of E8M0 scales, one for 32 elements of a row, of the matrix
+      and of its transpose
 
 SOURCE is `python`, _mxfp8_2d_quantize_reference of tests/pytorch/test_mxfp8_2d_quantize.py run as
 it is, of the matrix with zeros up to whole squares; it has no infinities. Or `cuda`:
@@ -62,8 +62,7 @@ def cuda_cast(x, name):
     up = (mantissa > 0) & (exponent != 0xFE) & ~((exponent == 0) & (mantissa <= 0x400000))
     scales = np.where(product == 0, 0, np.where(np.isinf(product), 0xFE, exponent + up))
     factor = (
-        np
-        .where(scales == 0xFE, 0x00400000, (0xFE - scales) << 23)
+        np.where(scales == 0xFE, 0x00400000, (0xFE - scales) << 23)
         .astype(np.uint32)
         .view(np.float32)
     )

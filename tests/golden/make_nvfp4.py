@@ -7,15 +7,12 @@ torch and numpy (made with torch 2.15 from commit d0067d0).
 pytorch/custom_recipes/reference_nvfp4.py runs as it is; what it imports of compiled modules is
 replaced by empty classes.
 
-  cast INPUT TILE RHT CODES SCALES AMAX CODES SCALES AMAX    fingerprints (FNV-1a) of codes and of
-  scales, and the bits of the amax, of the matrix along
-                                                             rows and along columns; RHT: the latter
-                                                             goes through the Hadamard transform.
-                                                             Where the amax is NaN codes are taken
-                                                             as zero; a code of -0 counts as 0, a
-                                                             NaN has no sign
-  product NAME M N K VALUE ...                               fp32 bits of the product of operands
-  "x" and "w", or transposed, "dy" and "x"
+  cast INPUT TILE RHT CODES SCALES AMAX CODES SCALES AMAX
+      fingerprints (FNV-1a) of codes and of scales, and the bits of the amax, of the matrix along
+      rows and along columns; RHT: the latter goes through the Hadamard transform. Where the amax is
+      NaN codes are taken as zero; a code of -0 counts as 0, a NaN has no sign
+  product NAME M N K VALUE ...
+      fp32 bits of the product of operands "x" and "w", or transposed, "dy" and "x"
 """
 
 import enum

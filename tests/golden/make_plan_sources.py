@@ -39,8 +39,9 @@ import types
 
 OUT = pathlib.Path(__file__).resolve().parent / "precision/plan_sources.json"
 STUBBED = [
-    "transformer_engine", "transformer_engine_extensions", "deepspeed", "megatron", "msamp_adamw", "msamp_arithmetic", "apex",
-    "msamp_quantize", "msamp.operators.dist_op", "amp_C", "qoptim_cuda", "omegaconf", "torchao",
+    "transformer_engine", "transformer_engine_extensions", "deepspeed", "megatron",
+    "msamp_adamw", "msamp_arithmetic", "apex", "msamp_quantize",
+    "msamp.operators.dist_op", "amp_C", "qoptim_cuda", "omegaconf", "torchao",
 ]  # fmt: skip
 
 

@@ -3,7 +3,8 @@
 two blocks the key of its configuration, or null. Only the outcome is stored
 (tests/golden/precision/files.json).
 
-    tests/golden/make_precision_files.py MEGATRON_LM     a working copy; its quant_config.py runs alone
+    tests/golden/make_precision_files.py MEGATRON_LM
+        a working copy; its quant_config.py runs alone
 """
 
 import importlib.util

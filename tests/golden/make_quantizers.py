@@ -1,15 +1,13 @@
 """Writes tests/golden/ops/quantizers.txt, which tests/ops/quantizer_fixtures_test.cpp reads: what
 other programs' quantizers give.
 
-  cast SOURCE INPUT FORMAT GRANULARITY SCALE CODES SCALES ...   fingerprints (FNV-1a) of the codes
-  and of the scales: fp32 factors of the
-                                                                values, or E8M0 bytes; a second pair
-                                                                is that of the transposed matrix
-  corner AMAX SCALE                                             the power-of-two scale of torchao
-                                                                for an amax, as fp32 bits
-  delayed LENGTH ALGORITHM MARGIN FORMAT                        a run of delayed scaling, with the
-                                                                lines amax, scale and history after
-                                                                it
+  cast SOURCE INPUT FORMAT GRANULARITY SCALE CODES SCALES ...
+      fingerprints (FNV-1a) of the codes and of the scales: fp32 factors of the values, or E8M0
+      bytes; a second pair is that of the transposed matrix
+  corner AMAX SCALE
+      the power-of-two scale of torchao for an amax, as fp32 bits
+  delayed LENGTH ALGORITHM MARGIN FORMAT
+      a run of delayed scaling, with the lines amax, scale and history after it
 
 Sources: torchao's hp_tensor_to_float8_dynamic (tensor, row) and to_mx with RCEIL (1x32);
 check_quantize.py, the rules of TransformerEngine's block scaling in NumPy (1x128, 128x128). Delayed

@@ -5,30 +5,25 @@ TransformerEngine's own references compute.
 Called with a clone of TransformerEngine, which is read as its HEAD has it, by a Python that has
 torch and numpy (made with torch 2.15 from commit d0067d0).
 
-  cast SOURCE INPUT FORMAT GRANULARITY SCALE CODES SCALES ...   fingerprints (FNV-1a) of codes and
-  of scales: fp32 factors that read the codes,
-                                                                or E8M0 bytes; a second pair is that
-                                                                of the transposed matrix. Of blocks
-                                                                with an amax that is not finite both
-                                                                are taken as zero
-  delayed LENGTH ALGORITHM MARGIN FORMAT                        a run of delayed scaling of one
-                                                                slot; then, for each update,
-  update AMAX SCALE SKIPPED HISTORY                             the scale after
-                                                                _amax_and_scale_update of
-                                                                pytorch/quantization.py, called in
-                                                                every update; the same where it is
-                                                                called only in updates whose amax is
-                                                                finite and not 0, and then the
-                                                                fingerprint of its history
+  cast SOURCE INPUT FORMAT GRANULARITY SCALE CODES SCALES ...
+      fingerprints (FNV-1a) of codes and of scales: fp32 factors that read the codes, or E8M0 bytes;
+      a second pair is that of the transposed matrix. Of blocks with an amax that is not finite both
+      are taken as zero
+  delayed LENGTH ALGORITHM MARGIN FORMAT
+      a run of delayed scaling of one slot; then, for each update,
+  update AMAX SCALE SKIPPED HISTORY
+      the scale after _amax_and_scale_update of pytorch/quantization.py, called in every update; the
+      same where it is called only in updates whose amax is finite and not 0, and then the
+      fingerprint of its history
 
 SOURCE is `blockwise` (tests/pytorch/references/blockwise_quantizer_reference.py), `current`
 (ref_per_tensor_cs.py), both run as they are, or `mxfp8`: compute_ref of
 tests/cpp/operator/test_cast_mxfp8.cu with float_to_e8m0 and exp2f_rcp of tests/cpp/test_common.h,
 restated here in NumPy.
 
-_amax_and_scale_update gets the format's maximum as a tensor: of a Python number torch makes `number
-* reciprocal(amax)`, which is rounded twice and often one unit in the last place away from the
-quotient that TransformerEngine's kernel (common/recipe/delayed_scaling.cu) computes.
+_amax_and_scale_update gets the format's maximum as a tensor: of a Python number torch makes
+`number * reciprocal(amax)`, which is rounded twice and often one unit in the last place away from
+the quotient that TransformerEngine's kernel (common/recipe/delayed_scaling.cu) computes.
 """
 
 import ast
@@ -155,8 +150,7 @@ def mxfp8_cast(x, name, height):
     up = (mantissa > 0) & (exponent != 0xFE) & ~((exponent == 0) & (mantissa <= 0x400000))
     exponent = np.where(product == 0, 0, exponent + up)
     reading = (
-        np
-        .where(exponent == 254, np.uint32(0x00400000), ((254 - exponent) << 23).astype(np.uint32))
+        np.where(exponent == 254, np.uint32(0x00400000), ((254 - exponent) << 23).astype(np.uint32))
         .astype(np.uint32)
         .view(np.float32)
     )

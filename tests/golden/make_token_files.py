@@ -1,8 +1,8 @@
 """Makes the token files under tests/golden/data with the formats' own code: numpy, and
 indexed_dataset.py of Megatron-LM.
 
-Usage: python make_token_files.py MEGATRON       # the folder that has
-                                                 megatron/core/datasets/indexed_dataset.py
+    tests/golden/make_token_files.py MEGATRON
+        the folder that has megatron/core/datasets/indexed_dataset.py
 
 Needs numpy. indexed_dataset.py imports torch and parts of megatron.core that its writer does not
 use; they are left out here.

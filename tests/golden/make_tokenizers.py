@@ -2,7 +2,8 @@
 """Trains small tokenizers with Hugging Face's tokenizers and sentencepiece, and writes what they
 make of a text.
 
-    tests/golden/make_tokenizers.py CORPUS OUT       CORPUS: a text in English of some 100 kB or more
+    tests/golden/make_tokenizers.py CORPUS OUT
+        CORPUS: a text in English of some 100 kB or more
 
 OUT (tests/golden/tokenizers) gets texts.bin, some thirty texts that all share, and a folder for
 each tokenizer: its file, and expected.json with the ids of each text and what they are decoded to.
@@ -35,7 +36,10 @@ TEKKEN = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo
           r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
           r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 
-CODE = """def f(x_1, *args):\n\treturn {"a": [x_1**2 + 0x1F, None], 'b': f"{x_1!r:>8}"}  # don't\n\n\n    if (a[i] != b->c && !d) { ++i; }\r\n"""
+CODE = (
+    """def f(x_1, *args):\n\treturn {"a": [x_1**2 + 0x1F, None], 'b': f"{x_1!r:>8}"}  # don't\n"""
+    "\n\n    if (a[i] != b->c && !d) { ++i; }\r\n"
+)
 SCRIPTS = (
     "Grüße aus Köln, l’été à Paris; naïve café. Привет, как дела? 你好，世界！こんにちは、カタカナ。안녕하세요 세계. مرحبا "
     "بالعالم "
@@ -62,7 +66,7 @@ CASES = [
     "  ",
     "\n",
     "",
-    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "a" * 98,
     "▁low▁line ▁",
     "\u0000\u0001\u007f\ufeff",
     "Ġ Ċ Ā",

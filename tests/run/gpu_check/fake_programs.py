@@ -134,10 +134,10 @@ def compute_sanitizer(words):
             "========= Invalid __global__ write of size 4 bytes\n"
             "=========     at norm_backward+0x100 in norm.cu:12"
         )
-    print(
-        "========= "
-        f"{'RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)' if 'racecheck' in words else f'ERROR SUMMARY: {errors} errors'}"
-    )
+    if "racecheck" in words:
+        print("========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)")
+    else:
+        print(f"========= ERROR SUMMARY: {errors} errors")
     return 9 if errors else code
 
 
