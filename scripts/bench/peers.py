@@ -38,7 +38,7 @@ VARIANTS = ["fp32", "bf16", "bf16-compile", "torchao-fp8", "torchao-fp8-compile"
 KNOWN_MODELS = [*MODELS, "llama-8b-16l"]
 COMPILED = ["bf16-compile", "torchao-fp8-compile", "torchao-rowwise-compile"]
 KNOWN_VARIANTS = [*VARIANTS, COMPILED[-1], *(f"{variant}-fsdp" for variant in COMPILED)]
-# else the preset of that name
+# Any other model is the preset of its name.
 OWN_SHAPE = {"llama-8b-16l": ["--preset", "llama-8b", "--layers", "16"]}
 PLANS = ["fp32", "bf16", "te-delayed", "te-current"]
 

@@ -295,7 +295,7 @@ def build_cuda(shape, variant, seed=1):
     if recipe:
         model = convert_to_float8(model, recipe, emulate=False)
     if compiled:
-        # as torchtitan ships it
+        # torchtitan ships it so.
         torch._inductor.config.emulate_precision_casts = recipe == "rowwise"
         for block in model.blocks:
             block.compile(fullgraph=True)

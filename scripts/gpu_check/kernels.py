@@ -184,7 +184,7 @@ def probe(work: Workspace) -> Outcome:
         ways[way] = state if ways.get(way, "native") == "native" else ways[way]
     refused = {way: state for way, state in ways.items() if state != "native"}
     wrong = {way: state for way, state in refused.items() if not state.startswith("dequantized")}
-    # 9.0 has all but these
+    # Compute capability 9.0 has all products but those of 1x32 blocks.
     lacking = (
         {way: state for way, state in refused.items() if "1x32" not in way}
         if work.facts.get("compute_cap", "9.0") == "9.0"

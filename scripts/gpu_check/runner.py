@@ -48,8 +48,8 @@ class Runner:
         self._work.begin(item.name, min(item.limit * self._work.shapes.patience, self.left()))
         try:
             outcome = item.check(self._work)
-        # an answer that this check does not understand ends one item, not the others
         except Exception as error:
+            # An answer that this check does not understand ends one item, not the others.
             outcome = Outcome(
                 False, {"reason": f"{type(error).__name__}: {error}"}, traceback.format_exc()
             )

@@ -10,7 +10,7 @@ from typing import Any, Callable
 from .item import Item, Outcome, Workspace, bench, failed_command, unknown
 from .machine import find_tool
 
-# after bf16 and te-delayed
+# Plans whose steps are measured after those of bf16 and te-delayed.
 PLANS = ["te-current", "te-blockwise", "deepseek-v3", "torchao-rowwise"]
 # Nsight Compute: metrics that one replay of a kernel, or a few, can count.
 METRICS = {
