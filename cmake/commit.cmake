@@ -1,4 +1,5 @@
-# cmake -DSOURCE=DIR -DOUTPUT=FILE -P commit.cmake: the commit of the sources as a C++ file, which is written only where it changes.
+# cmake -DSOURCE=DIR -DOUTPUT=FILE -P commit.cmake: the commit of the sources as a C++ file, which
+# is written only where it changes.
 cmake_minimum_required(VERSION 3.25)
 execute_process(COMMAND git -C ${SOURCE} describe --always --dirty --abbrev=12 --exclude=*
                 OUTPUT_VARIABLE commit OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failure)

@@ -1,8 +1,9 @@
 # The cuda backend, in one of three forms (FP8TRAIN_CUDA):
-#   ON    built by nvcc for the architectures of FP8TRAIN_CUDA_ARCHITECTURES; the runtime is linked statically, cuBLASLt and cuDNN are loaded
-#         when they are first used, so that the program starts on machines that have neither;
-#   SHIM  compiled for the host: kernels run as fibers on the CPU (tests/support/cuda_shim), so that every kernel and the wiring of a step can
-#         be executed, and sanitized, without a GPU;
+#   ON    built by nvcc for the architectures of FP8TRAIN_CUDA_ARCHITECTURES; the runtime is linked
+#         statically, cuBLASLt and cuDNN are loaded when they are first used, so that the program
+#         starts on machines that have neither;
+#   SHIM  compiled for the host: kernels run as fibers on the CPU (tests/support/cuda_shim), so that
+#         every kernel and the wiring of a step can be executed, and sanitized, without a GPU;
 #   OFF   left out; asking for `device: cuda` is then an error.
 # AUTO is ON where nvcc is found (PATH, CUDACXX or /usr/local/cuda/bin), else OFF.
 set(architectures "89-real;90a-real;100-real")
@@ -42,9 +43,12 @@ elseif(FP8TRAIN_CUDA_FORM STREQUAL "SHIM")
   find_package(Boost REQUIRED COMPONENTS context)
 endif()
 
-# fp8train_cuda_sources(TARGET CUDA file... [GPU_ONLY file...] ABSENT file...): files of the cuda backend of a module made by fp8train_module, those of
-# them that the SHIM form replaces by fakes, and those that stand in for all in a build without the backend. A .cu file includes nothing of CUDA but through ops/support/launch.cuh, and is compiled as C++ in the SHIM form.
-# -fmad=false: what decides a code has the same bits as on the cpu; a kernel that wants a fused multiply-add writes fmaf (ops/support/fast_math.cuh).
+# fp8train_cuda_sources(TARGET CUDA file... [GPU_ONLY file...] ABSENT file...): files of the cuda
+# backend of a module made by fp8train_module, those of them that the SHIM form replaces by fakes,
+# and those that stand in for all in a build without the backend. A .cu file includes nothing of
+# CUDA but through ops/support/launch.cuh, and is compiled as C++ in the SHIM form. -fmad=false:
+# what decides a code has the same bits as on the cpu; a kernel that wants a fused multiply-add
+# writes fmaf (ops/support/fast_math.cuh).
 function(fp8train_cuda_sources target)
   cmake_parse_arguments(PART "" "" "CUDA;GPU_ONLY;ABSENT" ${ARGN})
   if(FP8TRAIN_CUDA_FORM STREQUAL "OFF")
@@ -55,12 +59,14 @@ function(fp8train_cuda_sources target)
   set_source_files_properties(${PART_CUDA} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   if(FP8TRAIN_CUDA_FORM STREQUAL "ON")
     target_sources(${target} PRIVATE ${PART_GPU_ONLY})
-    # A program with the property FP8TRAIN_STANDIN has a runtime of its own (tests/support/cuda_standin).
+    # A program with the property FP8TRAIN_STANDIN has a runtime of its own
+    # (tests/support/cuda_standin).
     target_link_libraries(${target} PRIVATE $<$<NOT:$<BOOL:$<TARGET_PROPERTY:FP8TRAIN_STANDIN>>>:CUDA::cudart_static>)
     return()
   endif()
   target_link_libraries(${target} PRIVATE fp8train_cuda_shim)
-  # -mfma: kernels write fmaf, which would be a call otherwise. -O1 under a sanitizer: two thirds of the time that -O2 takes to compile.
+  # -mfma: kernels write fmaf, which would be a call otherwise. -O1 under a sanitizer: two thirds of
+  # the time that -O2 takes to compile.
   set(level -O2)
   if(FP8TRAIN_SANITIZE)
     set(level -O1)
@@ -76,7 +82,8 @@ if(FP8TRAIN_CUDA_FORM STREQUAL "SHIM")
   set(shim ${CMAKE_SOURCE_DIR}/tests/support/cuda_shim)
   add_library(fp8train_cuda_shim STATIC ${shim}/block_runner.cpp ${shim}/runtime.cpp ${shim}/runtime_events.cpp ${shim}/cublaslt_fake.cpp ${shim}/cublaslt_fake_table.cpp ${shim}/cublaslt_product.cpp ${shim}/cublaslt_scales.cpp ${shim}/cudnn_fake.cpp ${shim}/nccl_board.cpp ${shim}/nccl_fake.cpp ${shim}/nccl_fake_api.cpp ${shim}/nccl_fake_threads.cpp ${shim}/nccl_notes.cpp)
   set_target_properties(fp8train_cuda_shim PROPERTIES UNITY_BUILD OFF)
-  # Modules and shim need each other: ops, which the fakes compute with, needs what tensor and device have.
+  # Modules and shim need each other: ops, which the fakes compute with, needs
+  # what tensor and device have.
   set_target_properties(fp8train_cuda_shim PROPERTIES LINK_INTERFACE_MULTIPLICITY 3)
   target_include_directories(fp8train_cuda_shim PUBLIC ${shim})
   target_compile_definitions(fp8train_cuda_shim PUBLIC FP8TRAIN_CUDA_SHIM)

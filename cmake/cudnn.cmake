@@ -1,7 +1,9 @@
-# Attention through cuDNN. Building needs two sets of headers and no library: those of cudnn-frontend (the folder include of the Python package
-# nvidia-cudnn-frontend, or of its repository) and cudnn.h (next to the CUDA toolkit, or from the Python package nvidia-cudnn-cu13).
-#   AUTO  use them where they lie in a usual folder (build/cudnn, where scripts/setup.sh --dev puts them, system folders, the environment of
-#         VIRTUAL_ENV, the user's Python packages), else do without;
+# Attention through cuDNN. Building needs two sets of headers and no library: those of
+# cudnn-frontend (the folder include of the Python package nvidia-cudnn-frontend, or of its
+# repository) and cudnn.h (next to the CUDA toolkit, or from the Python package nvidia-cudnn-cu13).
+#   AUTO  use them where they lie in a usual folder (build/cudnn, where scripts/setup.sh --dev puts
+#         them, system folders, the environment of VIRTUAL_ENV, the user's Python packages), else do
+#         without;
 #   a path  the folder that holds cudnn_frontend.h, or the one above its include folder;
 #   OFF   do without: attention runs on our own kernels.
 set(FP8TRAIN_CUDNN_FRONTEND "AUTO" CACHE STRING "Headers of cudnn-frontend for attention through cuDNN: AUTO, a path, OFF")

@@ -20,7 +20,8 @@ find_library(XXHASH_LIBRARY xxhash REQUIRED)
 add_library(xxHash::xxhash SHARED IMPORTED)
 set_target_properties(xxHash::xxhash PROPERTIES IMPORTED_LOCATION ${XXHASH_LIBRARY} INTERFACE_INCLUDE_DIRECTORIES ${XXHASH_INCLUDE_DIR})
 
-# fp8train_library(NAME::TARGET HEADER LIBRARY PACKAGE): a library without a CMake package of its own.
+# fp8train_library(NAME::TARGET HEADER LIBRARY PACKAGE): a library without a
+# CMake package of its own.
 function(fp8train_library target header library package)
   find_path(${library}_INCLUDE_DIR ${header})
   find_library(${library}_LIBRARY ${library})

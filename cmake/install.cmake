@@ -10,7 +10,8 @@ install(FILES ${manuals}/fp8train.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish
 install(FILES README.md LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR}/docs FILES_MATCHING PATTERN "*.md")
 
-# cpack --config build/CPackConfig.cmake: a .deb whose dependencies are read off the program, and an archive (scripts/bundle.sh packs libraries too).
+# cpack --config build/CPackConfig.cmake: a .deb whose dependencies are read off the program, and an
+# archive (scripts/bundle.sh packs libraries too).
 set(CPACK_PACKAGE_NAME fp8train)
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "Trains transformers in 8-bit floating point")

@@ -1,16 +1,22 @@
 # Kernels that are compiled once per x86-64 level and chosen at run time.
 #
-# fp8train_isa_sources(TARGET file.cpp...): compiles the files for every level of FP8TRAIN_CPU_ISAS and adds the objects to TARGET,
-# a module made by fp8train_module. To be called once per target, after fp8train_module. A kernel file
-#   - keeps its code in `namespace fp8train::FP8TRAIN_ISA_NS` (isa_v1, isa_v3 or isa_v4) or an anonymous namespace inside it;
-#   - uses only always-inlined helpers (FP8TRAIN_HD) and no std:: templates: a function emitted out of line is shared between levels
-#     by the linker, and the copy for a higher level could end up in the program of a lower machine;
-#   - defines functions of a table; one of the files exposes it, `const Table& name()`, which FP8TRAIN_ISA_TABLES of numeric/isa_tables.h picks up.
-# It sees FP8TRAIN_ISA_LEVEL as 1, 3 or 4. TARGET's other sources see FP8TRAIN_HAVE_BASELINE, FP8TRAIN_HAVE_V3 and FP8TRAIN_HAVE_V4 for the
-# levels built. The vectorizer needs -fno-math-errno -fno-trapping-math, which change no result; -ffp-contract=off stays.
-# -Wno-psabi: vectors are passed only to inlined functions and to lambdas of a level's namespace, which have the flags of their callers.
-# Sanitized kernels are built without the vectorizer: with it they take five times as long to compile. The lowest level, of processors from
-# before 2013, is built with -O2: a third of the time.
+# fp8train_isa_sources(TARGET file.cpp...): compiles the files for every level of FP8TRAIN_CPU_ISAS
+# and adds the objects to TARGET, a module made by fp8train_module. To be called once per target,
+# after fp8train_module. A kernel file
+#   - keeps its code in `namespace fp8train::FP8TRAIN_ISA_NS` (isa_v1, isa_v3 or isa_v4) or an
+#     anonymous namespace inside it;
+#   - uses only always-inlined helpers (FP8TRAIN_HD) and no std:: templates: a function emitted out
+#     of line is shared between levels by the linker, and the copy for a higher level could end up
+#     in the program of a lower machine;
+#   - defines functions of a table; one of the files exposes it, `const Table& name()`, which
+#     FP8TRAIN_ISA_TABLES of numeric/isa_tables.h picks up.
+# It sees FP8TRAIN_ISA_LEVEL as 1, 3 or 4. TARGET's other sources see FP8TRAIN_HAVE_BASELINE,
+# FP8TRAIN_HAVE_V3 and FP8TRAIN_HAVE_V4 for the levels built. The vectorizer needs -fno-math-errno
+# -fno-trapping-math, which change no result; -ffp-contract=off stays.
+# -Wno-psabi: vectors are passed only to inlined functions and to lambdas of a level's namespace,
+# which have the flags of their callers. Sanitized kernels are built without the vectorizer: with it
+# they take five times as long to compile. The lowest level, of processors from before 2013, is
+# built with -O2: a third of the time.
 set(FP8TRAIN_ISA_FLAGS -O3 -fno-math-errno -fno-trapping-math -Wno-psabi)
 if(FP8TRAIN_SANITIZE)
   list(TRANSFORM FP8TRAIN_ISA_FLAGS REPLACE -O3 -O1)

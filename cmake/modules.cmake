@@ -1,12 +1,16 @@
-# Modules in order. A module may use only modules that come before it (docs/develop/architecture.md).
+# Modules in order. A module may use only modules that come before it
+# (docs/develop/architecture.md).
 set(FP8TRAIN_MODULES base numeric device tensor ops precision nn model optim comm parallel data io config dialects wizard train)
 
-# fp8train_module(NAME [COLD] [SOURCES file...] [DEPENDS module...] [LIBRARIES target...] [PRIVATE_LIBRARIES target...])
+# fp8train_module(NAME [COLD] [SOURCES file...] [DEPENDS module...] [LIBRARIES target...]
+#                [PRIVATE_LIBRARIES target...])
 #
-# COLD: no code of it runs for every element or token; a release build compiles it with -O1, in two thirds of the time. A sanitized
-# build compiles all modules without loops over elements with -O0. A file that has such code is named in the module's CMakeLists.txt.
-# One target per module. A module sees only its own headers and those of the modules it names: each module's folder is reached through an
-# include directory of its own, so an include that is not declared here does not compile.
+# COLD: no code of it runs for every element or token; a release build compiles it with -O1, in two
+# thirds of the time. A sanitized build compiles all modules without loops over elements with -O0. A
+# file that has such code is named in the module's CMakeLists.txt.
+# One target per module. A module sees only its own headers and those of the modules it names: each
+# module's folder is reached through an include directory of its own, so an include that is not
+# declared here does not compile.
 function(fp8train_module name)
   cmake_parse_arguments(MODULE "COLD" "" "SOURCES;DEPENDS;LIBRARIES;PRIVATE_LIBRARIES" ${ARGN})
   list(FIND FP8TRAIN_MODULES ${name} own_position)
@@ -42,9 +46,10 @@ function(fp8train_module name)
   endif()
 endfunction()
 
-# fp8train_test(MODULE [UNITY] SOURCES file... [DEPENDS module...] [SANITIZED_EVERY n]): the unit tests of one module, one program. UNITY: with
-# FP8TRAIN_UNITY several of its files are compiled as one, so that no two of them use one name for different things. SANITIZED_EVERY: as of
-# fp8train_unit_test().
+# fp8train_test(MODULE [UNITY] SOURCES file... [DEPENDS module...] [SANITIZED_EVERY n]): the
+# unit tests of one module, one program. UNITY: with FP8TRAIN_UNITY several of its files are
+# compiled as one, so that no two of them use one name for different things. SANITIZED_EVERY: as
+# of fp8train_unit_test().
 function(fp8train_test module)
   cmake_parse_arguments(TEST "UNITY" "SANITIZED_EVERY" "SOURCES;DEPENDS;LIBRARIES" ${ARGN})
   add_executable(${module}_test ${TEST_SOURCES})
@@ -65,7 +70,8 @@ function(fp8train_test module)
   endif()
 endfunction()
 
-# fp8train_unit_test(NAME PROGRAM EVERY): runs a program of Catch2. In a sanitized build one of EVERY test cases, others after each commit (tests/support/share.sh).
+# fp8train_unit_test(NAME PROGRAM EVERY): runs a program of Catch2. In a sanitized build one of
+# EVERY test cases, others after each commit (tests/support/share.sh).
 function(fp8train_unit_test name program every)
   if(FP8TRAIN_SANITIZE AND every GREATER 1)
     add_test(NAME ${name} COMMAND bash ${CMAKE_SOURCE_DIR}/tests/support/share.sh ${every} $<TARGET_FILE:${program}>)
@@ -75,9 +81,10 @@ function(fp8train_unit_test name program every)
   set_tests_properties(${name} PROPERTIES LABELS unit)
 endfunction()
 
-# fp8train_precompiled_test_headers(PROGRAM): with FP8TRAIN_UNITY the test program's files begin with tests/support/precompiled.h, which is
-# parsed once for all programs; in a sanitized build once more for those that are compiled as COLD ones. All of them are compiled with OpenMP's
-# option, which such headers have to agree in.
+# fp8train_precompiled_test_headers(PROGRAM): with FP8TRAIN_UNITY the test program's files begin
+# with tests/support/precompiled.h, which is parsed once for all programs; in a sanitized build once
+# more for those that are compiled as COLD ones. All of them are compiled with OpenMP's option,
+# which such headers have to agree in.
 function(fp8train_precompiled_test_headers program)
   if(FP8TRAIN_UNITY)
     get_target_property(cold ${program} FP8TRAIN_COLD)

@@ -1,6 +1,7 @@
-# Ranks on GPUs over NCCL (FP8TRAIN_NCCL: AUTO, ON, OFF). Building needs nccl.h alone (next to the CUDA toolkit, in a system folder, or from the
-# Python package nvidia-nccl-cu13); the library is loaded when ranks on GPUs meet. Only lib/comm/backends/nccl_group.cpp includes nccl.h. In the SHIM form
-# a fake that enforces NCCL's rules stands in.
+# Ranks on GPUs over NCCL (FP8TRAIN_NCCL: AUTO, ON, OFF). Building needs nccl.h alone (next to the
+# CUDA toolkit, in a system folder, or from the Python package nvidia-nccl-cu13); the library is
+# loaded when ranks on GPUs meet. Only lib/comm/backends/nccl_group.cpp includes nccl.h. In the SHIM
+# form a fake that enforces NCCL's rules stands in.
 set(FP8TRAIN_NCCL_FOUND OFF)
 if(FP8TRAIN_NCCL STREQUAL "OFF" OR FP8TRAIN_CUDA_FORM STREQUAL "OFF")
   if(FP8TRAIN_NCCL STREQUAL "ON")

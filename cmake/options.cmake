@@ -26,7 +26,8 @@ set(CMAKE_UNITY_BUILD ${FP8TRAIN_UNITY})
 set(CMAKE_UNITY_BUILD_BATCH_SIZE 8)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 
-# A file that is not in the cache is preprocessed once, by the compiler (CCACHE_DEPEND), and one with precompiled headers is cached too.
+# A file that is not in the cache is preprocessed once, by the compiler (CCACHE_DEPEND), and one
+# with precompiled headers is cached too.
 find_program(FP8TRAIN_CCACHE ccache)
 if(FP8TRAIN_CCACHE)
   set(FP8TRAIN_LAUNCHER env CCACHE_DEPEND=1 CCACHE_SLOPPINESS=pch_defines,time_macros ${FP8TRAIN_CCACHE})
@@ -35,8 +36,9 @@ if(FP8TRAIN_CCACHE)
   endif()
 endif()
 
-# -ffp-contract=off: a * b + c is two roundings on every device and every x86 level, so that element-wise results have
-# the same bits everywhere. A kernel that wants a fused multiply-add says so itself.
+# -ffp-contract=off: a * b + c is two roundings on every device and every x86 level, so that
+# element-wise results have the same bits everywhere. A kernel that wants a fused
+# multiply-add says so itself.
 add_library(fp8train_flags INTERFACE)
 set(fp8train_cxx_flags -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wnon-virtual-dtor -Wno-missing-field-initializers -ffp-contract=off
                        $<$<BOOL:${FP8TRAIN_WERROR}>:-Werror> "$<$<NOT:$<BOOL:${FP8TRAIN_OPENMP}>>:-Wno-unknown-pragmas;-Wno-unused-variable>")
@@ -45,8 +47,9 @@ target_compile_options(fp8train_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${fp8
 if(FP8TRAIN_SANITIZE)
   target_compile_options(fp8train_flags INTERFACE -fsanitize=${FP8TRAIN_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
   target_link_options(fp8train_flags INTERFACE -fsanitize=${FP8TRAIN_SANITIZE})
-  # Sanitized code takes GCC long to compile, a fourth of it for checks of pointers that AddressSanitizer makes too: a null pointer ends the
-  # program there. The build for fuzzing, by clang, has all checks, and is optimized for the sake of the inputs that it tries.
+  # Sanitized code takes GCC long to compile, a fourth of it for checks of pointers that
+  # AddressSanitizer makes too: a null pointer ends the program there. The build for fuzzing, by
+  # clang, has all checks, and is optimized for the sake of the inputs that it tries.
   # Flags of a target's property come after those above, which they change.
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     set(cold -O0)

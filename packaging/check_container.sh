@@ -1,15 +1,19 @@
 #!/usr/bin/env bash
-# Builds the image of packaging/Dockerfile from the last commit, and in it asks for the version and trains five steps.
+# Builds the image of packaging/Dockerfile from the last commit, and in it asks for the version and
+# trains five steps.
 #
 #   packaging/check_container.sh [--make-base] [--jobs N] [--keep]
 #
-#   --make-base   make the base image debian:bookworm-slim with mmdebstrap from a Debian mirror (FP8TRAIN_DEBIAN_MIRROR, by default
-#                 http://deb.debian.org/debian), for machines that reach a mirror and no registry of images
+#   --make-base   make the base image debian:bookworm-slim with mmdebstrap from a Debian mirror
+#                 (FP8TRAIN_DEBIAN_MIRROR, by default http://deb.debian.org/debian), for machines
+#                 that reach a mirror and no registry of images
 #   --jobs N      compilers at a time in the image
-#   --keep        leave the storage (FP8TRAIN_CONTAINER_STORAGE, by default build/container) with the images
+#   --keep        leave the storage (FP8TRAIN_CONTAINER_STORAGE, by default build/container) with
+#                 the images
 #
-# Needs root, buildah, and with --make-base mmdebstrap, but not Docker's daemon, cgroups or a driver for layers: buildah's isolation is chroot, and
-# the network is that of the host. Never pulls an image. Exit codes: 0 done, 1 failed, 2 usage, 77 a tool or the base image is missing.
+# Needs root, buildah, and with --make-base mmdebstrap, but not Docker's daemon, cgroups or a driver
+# for layers: buildah's isolation is chroot, and the network is that of the host. Never pulls an
+# image. Exit codes: 0 done, 1 failed, 2 usage, 77 a tool or the base image is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

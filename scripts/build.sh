@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
 # Configures and builds fp8train: build/bin/fp8train.
 #
-#   scripts/build.sh [--preset NAME] [--target TARGET]... [--all] [--cuda FORM] [--[no-]unity] [--jobs N]
+#   scripts/build.sh [--preset NAME] [--target TARGET]... [--all] [--cuda FORM] [--[no-]unity]
+#       [--jobs N]
 #
-#   --preset NAME   release (default), debug, asan, tsan or fuzz; others than release build under build/NAME
+#   --preset NAME   release (default), debug, asan, tsan or fuzz; others than release build under
+#                   build/NAME
 #   --target T      build T instead of the program; may be given several times
 #   --all           build everything, tests included
 #   --cuda FORM     the backend for GPUs: auto (default: on where nvcc is found), on, off
-#   --no-unity      compile every source by itself: a clean build takes twice as long, a build after a change is shorter. --unity, several
-#                   sources at a time, is the default
+#   --no-unity      compile every source by itself: a clean build takes twice as long, a build after
+#                   a change is shorter. --unity, several sources at a time, is the default
 #   --jobs N        default: the number of cores, fewer where memory is short
 #
-# A build folder keeps what --cuda and --unity said last. ccache is used where it is installed. Missing packages: scripts/setup.sh.
+# A build folder keeps what --cuda and --unity said last. ccache is used where it is installed.
+# Missing packages: scripts/setup.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

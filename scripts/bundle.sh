@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# Packs the built program with the small shared libraries it needs, so that it runs on another x86-64 Linux (glibc 2.36 or newer).
-# CUDA's libraries are not packed: the program loads them where they are installed. NCCL, which machines with CUDA may lack, is on request.
+# Packs the built program with the small shared libraries it needs, so that it runs on another
+# x86-64 Linux (glibc 2.36 or newer).
+# CUDA's libraries are not packed: the program loads them where they are installed. NCCL, which
+# machines with CUDA may lack, is on request.
 #
 #   scripts/bundle.sh [--build DIR] [--out DIR] [--tests] [--gpu-check] [--nccl]
 #
@@ -10,7 +12,8 @@
 #   --gpu-check   also these scripts, and an archive that is smaller: fp8train.tar.xz
 #   --nccl        also libnccl.so.2 (200 MB), from LD_LIBRARY_PATH, the system or the CUDA toolkit
 #
-# Result: DIR/fp8train/{bin,lib,share} and DIR/fp8train.tar.gz (or .tar.xz: `tar -xJf`, or `python3 -m tarfile -e` where there is no xz).
+# Result: DIR/fp8train/{bin,lib,share} and DIR/fp8train.tar.gz (or .tar.xz: `tar -xJf`, or
+# `python3 -m tarfile -e` where there is no xz).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

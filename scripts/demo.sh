@@ -3,13 +3,14 @@
 #
 #   scripts/demo.sh [TEXT]
 #
-# TEXT is any text file. Without one, the text of Debian's package bible-kjv is used (4.4 MB), or, where it can not be installed,
-# the licence texts that every Debian system carries. Installs what is missing, builds, measures the speed of this machine on a few steps,
-# and trains a Llama of 1.6 M parameters for about as long as FP8TRAIN_DEMO_SECONDS says (90). Everything lands in
-# runs/demo (runs/demo-2, ... when that exists).
+# TEXT is any text file. Without one, the text of Debian's package bible-kjv is used (4.4 MB), or,
+# where it can not be installed, the licence texts that every Debian system carries. Installs what
+# is missing, builds, measures the speed of this machine on a few steps, and trains a Llama of 1.6 M
+# parameters for about as long as FP8TRAIN_DEMO_SECONDS says (90). Everything lands in runs/demo
+# (runs/demo-2, ... when that exists).
 #
-# It trains on the CPU: a first build leaves out the backend for GPUs, unless there is a GPU or FP8TRAIN_DEMO_CUDA=1 asks for it.
-# scripts/build.sh --cuda auto adds it later.
+# It trains on the CPU: a first build leaves out the backend for GPUs, unless there is a GPU or
+# FP8TRAIN_DEMO_CUDA=1 asks for it. scripts/build.sh --cuda auto adds it later.
 set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 [ $# -le 1 ] || { echo "usage: scripts/demo.sh [TEXT]" >&2; exit 2; }
@@ -87,7 +88,8 @@ fraction=$(awk -v n="$bytes" 'BEGIN { v = n / 50; if (v > 65536) v = 65536; if (
 write_config() { # FILE STEPS
   local warmup=$(($2 / 10)) eval_interval=$((($2 + 3) / 4))
   cat >"$1" <<YAML
-# A byte-level Llama, trained in FP8: TransformerEngine's delayed scaling, E4M3 forward and E5M2 for gradients.
+# A byte-level Llama, trained in FP8: TransformerEngine's delayed scaling, E4M3
+# forward and E5M2 for gradients.
 model:
   model_type: llama
   hidden_size: 192

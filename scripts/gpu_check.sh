@@ -1,31 +1,42 @@
 #!/usr/bin/env bash
-# Proves the cuda backend on a machine with a GPU, and measures it, item by item: each has a time limit of its own, and its result is in
-# results.jsonl before the next one starts, so that a killed run keeps its results. Three groups, each in under nine minutes and in any order:
-#   1  device, libraries, scale modes, every kernel and whole steps against the cpu, compute-sanitizer
-#   2  rates of casts, of the model's products, of attention, of whole steps of Llama-3-8B's width; the longest kernels
-#   3  the same step in PyTorch, torchao and fp8train alternately; losses over 50 steps against the cpu
+# Proves the cuda backend on a machine with a GPU, and measures it, item by item: each has a time
+# limit of its own, and its result is in results.jsonl before the next one starts, so that a killed
+# run keeps its results. Three groups, each in under nine minutes and in any order:
+#   1  device, libraries, scale modes, every kernel and whole steps against the cpu,
+#      compute-sanitizer
+#   2  rates of casts, of the model's products, of attention, of whole steps of Llama-3-8B's width;
+#      the longest kernels
+#   3  the same step in PyTorch, torchao and fp8train alternately; losses over 50 steps against the
+#      cpu
 #
-#   scripts/gpu_check.sh [--group N]... [--only NAMES] [--skip NAMES] [--resume] [--retry] [--budget SECONDS] [--list]
-#                        [--program PATH] [--tests DIR] [--out DIR] [--work DIR] [--python PATH] [--small]
+#   scripts/gpu_check.sh [--group N]... [--only NAMES] [--skip NAMES] [--resume] [--retry]
+#                        [--budget SECONDS] [--list] [--program PATH] [--tests DIR] [--out DIR]
+#                        [--work DIR] [--python PATH] [--small]
 #   scripts/gpu_check.sh --table FILE...
 #   scripts/gpu_check.sh --bundle
 #
 #   --group N         1, 2 or 3; several may be given (all)
-#   --only, --skip    items by name, by the first part of a name ("kernels") or by pattern ("step.te-*"), with commas
-#   --resume          leaves out what results.jsonl of the output folder has; --retry: and runs failed items again
-#   --budget SECONDS  no item is started that would not fit, and none runs longer (540 for each group)
+#   --only, --skip    items by name, by the first part of a name ("kernels") or by pattern
+#                     ("step.te-*"), with commas
+#   --resume          leaves out what results.jsonl of the output folder has; --retry: and runs
+#                     failed items again
+#   --budget SECONDS  no item is started that would not fit, and none runs longer (540 for each
+#                     group)
 #   --list            the items and their limits; nothing runs
-#   --program PATH    a bundle, a build folder or the program (the bundle that this lies in, build/bundle/fp8train or build)
+#   --program PATH    a bundle, a build folder or the program (the bundle that this lies in,
+#                     build/bundle/fp8train or build)
 #   --tests DIR       where the test programs are (the program's folder)
 #   --out DIR         results.jsonl, table.txt, failures.txt and logs.tar.gz (build/gpu-check)
 #   --work DIR        logs and runs (a temporary folder)
 #   --python PATH     the Python of group 3, with torch and torchao (this one)
 #   --small           small models and matrices, to try the check itself
 #   --table FILE...   the table of several results.jsonl together
-#   --bundle          packs what another machine needs (scripts/bundle.sh --tests --gpu-check); build for its GPU alone, for instance with
+#   --bundle          packs what another machine needs (scripts/bundle.sh --tests --gpu-check);
+#                     build for its GPU alone, for instance with
 #                     FP8TRAIN_CUDA_ARCHITECTURES=90a-real
 #
-# Exit code 0 when everything agreed, 1 when something did not or no time was left, 2 when there is no usable GPU. Needs Python 3.10.
+# Exit code 0 when everything agreed, 1 when something did not or no time was left, 2 when there is
+# no usable GPU. Needs Python 3.10.
 set -euo pipefail
 scripts=$(cd "$(dirname "$0")" && pwd)
 case ${1:-} in

@@ -3,10 +3,12 @@
 #
 #   scripts/setup.sh           what building and running needs
 #   scripts/setup.sh --dev     also what the checks of scripts/test.sh need; next to a CUDA toolkit with cuDNN the headers of cudnn-frontend too
-#                              (a package of PyPI, unpacked to build/cudnn), if Python can fetch them
+#                              (a package of PyPI, unpacked to build/cudnn), if Python can fetch
+#                              them
 #   scripts/setup.sh --list    print the packages, install nothing
 #
-# Installs as root or through `sudo -n`. Where neither works it prints the command for an administrator and exits 1.
+# Installs as root or through `sudo -n`. Where neither works it prints the command for an
+# administrator and exits 1.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,11 +19,13 @@ build_packages=(
   catch2
   file dpkg-dev
 )
-# Without these the build does without: runs of several ranks; the throw-away cluster of tests (scripts/slurm_cluster.sh; the daemons of these
-# packages do not start without /etc/slurm/slurm.conf).
+# Without these the build does without: runs of several ranks; the throw-away cluster
+# of tests (scripts/slurm_cluster.sh; the daemons of these packages do not start
+# without /etc/slurm/slurm.conf).
 optional_packages=(libopenmpi-dev openmpi-bin)
 optional_dev_packages=(slurm-wlm slurmctld slurmd slurm-client munge procps tmux)
-# libboost-context: fibers of the CUDA host shim. libclang-rt: the run-time of libFuzzer and clang's sanitizers. python3: the layer check.
+# libboost-context: fibers of the CUDA host shim. libclang-rt: the run-time of libFuzzer and clang's
+# sanitizers. python3: the layer check.
 dev_packages=(libboost-context-dev clang clang-format clang-tidy libclang-rt-14-dev python3)
 
 usage() { sed -n '2,9s/^# \{0,1\}//p' "$0"; }

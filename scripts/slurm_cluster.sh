@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
-# A throw-away Slurm on this machine: real daemons, several nodes, nothing written outside of one folder. For tests and for trying a job script.
+# A throw-away Slurm on this machine: real daemons, several nodes, nothing written outside of one
+# folder. For tests and for trying a job script.
 #
 #   scripts/slurm_cluster.sh up DIR [NODES [CPUS]]   boot NODES nodes (2) of CPUS processors each (4; may be more than there are)
 #   scripts/slurm_cluster.sh down DIR                stop everything, jobs included; DIR stays, with the logs
 #   scripts/slurm_cluster.sh crash DIR NODE          kill a node's daemon and tasks, as a power cut would; NODE is n0, n1, ...
 #   scripts/slurm_cluster.sh start DIR NODE          boot a crashed node again
 #
-# Then `. DIR/env`, and srun, sbatch, squeue and the others are those of this cluster. Nodes are n0, n1, ... in the partition main; MPI is pmix.
-# DIR: at most 70 characters, because sockets lie in it; it and the folders above it are open to all users. Several clusters may run at a
-# time, each in its own DIR.
+# Then `. DIR/env`, and srun, sbatch, squeue and the others are those of this cluster. Nodes are n0,
+# n1, ... in the partition main; MPI is pmix.
+# DIR: at most 70 characters, because sockets lie in it; it and the folders above it are open to all
+# users. Several clusters may run at a time, each in its own DIR.
 #
-# Needs root, the right to make namespaces, and packages: scripts/setup.sh --dev. Exit codes: 0 done, 1 failed, 2 usage, 77 cannot work on this machine.
+# Needs root, the right to make namespaces, and packages: scripts/setup.sh --dev. Exit codes: 0
+# done, 1 failed, 2 usage, 77 cannot work on this machine.
 set -euo pipefail
 export PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 
@@ -41,12 +44,15 @@ free_ports() { # COUNT
   die "no $1 ports in a row are free from 17817 to 27817"
 }
 
-# Short times throughout, so that a test need not wait for a failure to be noticed. What is less obvious:
-#   cred_expire     a requeued job waits that long and 1 s more (121 s by default); 5 is the least that is accepted
+# Short times throughout, so that a test need not wait for a failure to be noticed. What is less
+# obvious:
+#   cred_expire     a requeued job waits that long and 1 s more (121 s by default); 5 is the least
+#                   that is accepted
 #   TmpFS           PMIx makes a folder named after job and step there: nodes cannot share it
 #   linuxproc, none no cgroups, which containers rarely allow
 #   config_overrides  a node may have more processors than the machine
-#   GraceTime       preemption by the partition `high` gives a job this time between SIGTERM and SIGKILL
+#   GraceTime       preemption by the partition `high` gives a job this time
+#                   between SIGTERM and SIGKILL
 write_configuration() { # NODES CPUS PORT
   local i
   {
@@ -96,7 +102,8 @@ CONF
     echo "PartitionName=high Nodes=n[0-$(($1 - 1))] MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF"
   } >"$dir/slurm.conf"
   echo "CgroupPlugin=cgroup/v1" >"$dir/cgroup.conf"  # slurmd looks for cgroups otherwise, and refuses to start where there are none
-  # Open MPI: ranks may be more than cores (yield), nodes share a host, and no fabric is searched for.
+  # Open MPI: ranks may be more than cores (yield), nodes share a host, and
+  # no fabric is searched for.
   cat >"$dir/env" <<ENV
 export SLURM_CONF=$dir/slurm.conf
 export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader,tcp OMPI_MCA_btl_tcp_if_include=lo
@@ -104,8 +111,8 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 ENV
 }
 
-# A host name and a /dev/shm of its own, because Open MPI names shared memory after host and rank. Emptied: a requeued job has
-# the same number again, and PMIx stumbles over what the first run left.
+# A host name and a /dev/shm of its own, because Open MPI names shared memory after host and rank.
+# Emptied: a requeued job has the same number again, and PMIx stumbles over what the first run left.
 boot_node() { # NODE
   rm -rf "${dir:?}/$1/spool" "$dir/$1/tmp"
   mkdir -p "$dir/$1/spool" "$dir/$1/tmp"

@@ -1,13 +1,17 @@
 #!/usr/bin/env bash
-# Long checks that continuous integration has no time for. The last line is "N passed, N failed"; the exit code is 0 when nothing failed.
+# Long checks that continuous integration has no time for. The last line is "N passed, N failed";
+# the exit code is 0 when nothing failed.
 #
 #   scripts/soak.sh MODE [NAME...]
 #
-#   fuzz   every fuzz target (tests/fuzz), or those named, for FP8TRAIN_SOAK_FUZZ_SECONDS each (600), as many at a time as there are
-#          cores. What it learns stays in build/fuzz/corpus, what it finds in build/fuzz/findings, logs in build/soak-logs
-#   faults every call of a run on a file killed, stopped, failed and cut short; 10,000 damaged checkpoints; every bound of every key
-#   slurm  a run of four ranks under a throw-away Slurm, killed, stopped, signalled, its disk filled and its checkpoints damaged at random
-#          for FP8TRAIN_SOAK_MINUTES (20) (scripts/soak/slurm_run.sh)
+#   fuzz   every fuzz target (tests/fuzz), or those named, for FP8TRAIN_SOAK_FUZZ_SECONDS each
+#          (600), as many at a time as there are cores. What it learns stays in build/fuzz/corpus,
+#          what it finds in build/fuzz/findings, logs in build/soak-logs
+#   faults every call of a run on a file killed, stopped, failed and cut short; 10,000 damaged
+#          checkpoints; every bound of every key
+#   slurm  a run of four ranks under a throw-away Slurm, killed, stopped, signalled, its disk filled
+#          and its checkpoints damaged at random for FP8TRAIN_SOAK_MINUTES (20)
+#          (scripts/soak/slurm_run.sh)
 #   steps  20,000 steps, whose memory must not grow by more than 50 KiB in 1,000 steps
 #   all    all of these
 #

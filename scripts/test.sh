@@ -1,24 +1,31 @@
 #!/usr/bin/env bash
-# Sets up, builds and checks everything. The last line is "N passed, N failed"; the exit code is 0 when nothing failed.
+# Sets up, builds and checks everything. The last line is "N passed, N failed"; the exit code is 0
+# when nothing failed.
 #
 #   scripts/test.sh           all stages: set-up, format, layers, release build and tests, installation, sizes of kernels, sanitizers, fuzzing with clang-tidy
 #   scripts/test.sh --quick   release build and its tests only
 #   scripts/test.sh --no-setup ...   installs nothing
 #
-# What is counted: every test program that ctest runs (in each build), every fuzz target, and each other stage once.
-# Left to `ctest --test-dir build -L slurm`: a throw-away Slurm with several nodes, on which the MPI of Debian 12 sometimes crashes at its start.
+# What is counted: every test program that ctest runs (in each build), every fuzz target, and each
+# other stage once.
+# Left to `ctest --test-dir build -L slurm`: a throw-away Slurm with several nodes, on which the MPI
+# of Debian 12 sometimes crashes at its start.
 # At the end: a table of the stages with their times. Logs of all stages: build/test-logs.
 #
 # Environment:
 #   FP8TRAIN_JOBS            parallel compilers; default as in scripts/build.sh
-#   FP8TRAIN_CUDA_ARCHITECTURES  GPUs that kernels are compiled for where there is nvcc, 90a-real: one takes a third of the time of all
+#   FP8TRAIN_CUDA_ARCHITECTURES  GPUs that kernels are compiled for where there is nvcc, 90a-real:
+#                                one takes a third of the time of all
 #   FP8TRAIN_FUZZ_SECONDS    time for each fuzz target, 12 (scripts/soak.sh fuzz takes 600)
-#   FP8TRAIN_TIDY_SECONDS    time for fuzzing and clang-tidy together, 60. Files changed since the branch left main come first and
-#                            always; then the others, from a position that the commit decides, until the time is over. 0: only changed
-#                            files; all: every file, whatever it takes
-#   FP8TRAIN_TEST_PART       what a run has in addition to the other stages. AddressSanitizer: 0 for the modules that compute, 1 for training, 2 for
-#                            the other modules. 3: ThreadSanitizer. 4: fuzzing. By default the commit's hash decides
-#   FP8TRAIN_TEST_ROTATION   the part of their longest lists of cases that sanitized tests run: a number, by default that of the commits;
+#   FP8TRAIN_TIDY_SECONDS    time for fuzzing and clang-tidy together, 60. Files changed since the
+#                            branch left main come first and always; then the others, from a
+#                            position that the commit decides, until the time is over. 0: only
+#                            changed files; all: every file, whatever it takes
+#   FP8TRAIN_TEST_PART       what a run has in addition to the other stages. AddressSanitizer: 0 for
+#                            the modules that compute, 1 for training, 2 for the other modules. 3:
+#                            ThreadSanitizer. 4: fuzzing. By default the commit's hash decides
+#   FP8TRAIN_TEST_ROTATION   the part of their longest lists of cases that sanitized tests run: a
+#                            number, by default that of the commits;
 #                            all: every case, and every part
 #   FP8TRAIN_SKIP            stages to leave out, by name, separated by spaces
 set -uo pipefail
@@ -47,7 +54,8 @@ table=() # NAME SECONDS CPU-SECONDS of each stage
 
 export FP8TRAIN_CUDA_ARCHITECTURES=${FP8TRAIN_CUDA_ARCHITECTURES:-90a-real}
 
-# A run has one of five parts of the sanitizers' work, and a part of the longest lists of cases (tests/support/share.sh): others after each commit.
+# A run has one of five parts of the sanitizers' work, and a part of the longest lists of cases
+# (tests/support/share.sh): others after each commit.
 rotation=${FP8TRAIN_TEST_ROTATION:-$(git rev-list --count HEAD 2>/dev/null || echo 0)}
 export FP8TRAIN_TEST_ROTATION=$rotation
 # Not by the number, whose steps from test to test may all be even.
@@ -58,10 +66,12 @@ in_part() { [ "$rotation" = all ] || [ "$part" = "$1" ]; }
 # Test programs share the cores: threads that wait must not spin.
 export OMP_WAIT_POLICY=passive
 
-# Seconds of processor time of the processes that have ended, from what bash's `times` wrote: minutes and seconds, of user and system.
+# Seconds of processor time of the processes that have ended, from what bash's `times` wrote:
+# minutes and seconds, of user and system.
 cpu_of() { awk 'NR == 2 { split($0, t, /[ms ]+/); printf "%d", t[1] * 60 + t[2] + t[3] * 60 + t[4] }' "$1"; }
 
-# stage NAME FUNCTION: runs it with its output in a log. A stage that counts its own tests leaves two numbers in $counts.
+# stage NAME FUNCTION: runs it with its output in a log. A stage that counts its own tests
+# leaves two numbers in $counts.
 stage() {
   local name=$1 start=$SECONDS cpu log=$logs/$1.log status ok=1 bad=0
   times >"$logs/times"
@@ -154,7 +164,8 @@ release_stage() {
   run_ctest build -j $((2 * cores)) -LE slurm  # many wait for processes that they have started
 }
 
-# The machine code of kernels against the committed table: what has grown by more than a tenth, or spills.
+# The machine code of kernels against the committed table: what has grown by more
+# than a tenth, or spills.
 kernels_stage() {
   if ! grep -q '\.cu\.o"' build/compile_commands.json || [[ $FP8TRAIN_CUDA_ARCHITECTURES != *90* ]]; then
     note "no code for compute capability 9.0 is built"
@@ -180,8 +191,9 @@ install_stage() {
   return $status
 }
 
-# build_unit_tests PRESET PATTERN [GREP-OPTION]: of the unit tests, the programs whose name is PATTERN, or with -v the others.
-# Not run_*_test, which start the program: it trains too slowly in this build; nor mpi_comm_test, which mpirun starts.
+# build_unit_tests PRESET PATTERN [GREP-OPTION]: of the unit tests, the programs whose name is
+# PATTERN, or with -v the others. Not run_*_test, which start the program: it trains too slowly in
+# this build; nor mpi_comm_test, which mpirun starts.
 build_unit_tests() {
   local preset=$1
   cmake --preset "$preset" || return 1
@@ -231,10 +243,12 @@ asan_stage() {
     UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 run_built_unit_tests asan
 }
 
-# Built without OpenMP, because libgomp's barriers are invisible to ThreadSanitizer; the one thread of oneDNN's own OpenMP as well.
-# Kernels with much address space randomization need `setarch -R` for GCC 12's ThreadSanitizer.
+# Built without OpenMP, because libgomp's barriers are invisible to ThreadSanitizer; the one thread
+# of oneDNN's own OpenMP as well. Kernels with much address space randomization need `setarch -R`
+# for GCC 12's ThreadSanitizer.
 #
-# Every run has the programs whose code starts threads; of the others, which have one thread here, a third, another one after each commit.
+# Every run has the programs whose code starts threads; of the others, which have one thread here, a
+# third, another one after each commit.
 tsan_stage() {
   local programs='base|comm|data|device|io|parallel|train' others
   others=(config dialects model nn numeric ops optim precision tensor wizard)
@@ -258,8 +272,8 @@ fuzz_build_stage() {
   bash scripts/build.sh "${jobs[@]}" --preset fuzz $(printf -- '--target %s ' "${targets[@]}")
 }
 
-# fuzz_one FOLDER PROGRAM: runs it for FP8TRAIN_FUZZ_SECONDS. Seeds, where there are any: tests/fuzz/corpus/NAME. What a target found stays in
-# build/fuzz/findings.
+# fuzz_one FOLDER PROGRAM: runs it for FP8TRAIN_FUZZ_SECONDS. Seeds, where there are any:
+# tests/fuzz/corpus/NAME. What a target found stays in build/fuzz/findings.
 fuzz_one() {
   local program=$2 name
   name=$(basename "$program")
@@ -276,7 +290,8 @@ fuzz_one() {
   fi
 }
 
-# Files as clang compiles them, one by one (a configuration without FP8TRAIN_UNITY, which knows no GCC-only flag), those changed on this branch first.
+# Files as clang compiles them, one by one (a configuration without FP8TRAIN_UNITY, which knows no
+# GCC-only flag), those changed on this branch first.
 tidy_files() {
   local base known changed count offset
   known=$(sed -n 's/^ *"file": "\(.*\)".*/\1/p' build/tidy/compile_commands.json | sed "s|^$root/||" | grep -E '^(lib|apps)/' | sort -u)
@@ -336,7 +351,8 @@ if stage build build_stage; then
   [ $quick = 1 ] || stage kernels kernels_stage
 fi
 if [ $quick = 0 ]; then
-  # Each part builds the libraries once more, for one sanitizer: a cold run stays under 20 minutes on two cores.
+  # Each part builds the libraries once more, for one sanitizer: a cold run stays under
+  # 20 minutes on two cores.
   if in_part 0 || in_part 1 || in_part 2; then stage asan asan_stage; else printf '%-14s in parts 0 to 2 (FP8TRAIN_TEST_PART)\n' asan; fi
   part_stage 3 tsan tsan_stage
   part_stage 4 fuzz-build fuzz_build_stage

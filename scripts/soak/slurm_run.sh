@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# A run of four ranks under a throw-away Slurm that is killed, stopped, signalled, robbed of its disk and whose checkpoints lose bits, at random, and
-# that is started again until it is done. Its weights have to be those of a run that nobody disturbed, and nothing may stay behind.
+# A run of four ranks under a throw-away Slurm that is killed, stopped, signalled, robbed of its
+# disk and whose checkpoints lose bits, at random, and that is started again until it is done. Its
+# weights have to be those of a run that nobody disturbed, and nothing may stay behind.
 #
 #   scripts/soak/slurm_run.sh PROGRAM [MINUTES [SEED]]     exit codes: 0 passed, 1 failed, 77 no Slurm can be started here
 set -uo pipefail

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The packages that the README names: their content, dependencies, and a run out of each. Images only where Docker or Apptainer work.
+# The packages that the README names: their content, dependencies, and a run out of each. Images
+# only where Docker or Apptainer work.
 #
 #   tests/run/packages_test.sh BUILD     exit codes: 0 passed, 1 failed, 77 no dpkg-deb
 set -uo pipefail

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# A rank that is stopped under a real Slurm, on two nodes of two ranks: in each section of a run the watchdogs end the job in their time and name rank
-# and section, slurm/requeue.sbatch queues it again, and it goes on to the weights of a run that none has disturbed.
+# A rank that is stopped under a real Slurm, on two nodes of two ranks: in each section of a run the
+# watchdogs end the job in their time and name rank and section, slurm/requeue.sbatch queues it
+# again, and it goes on to the weights of a run that none has disturbed.
 #
 #   tests/run/slurm_hang_test.sh FAULTY_PROGRAM [ATTEMPT]     exit codes: 0 passed, 1 failed, 77 no Slurm can be started here
 set -uo pipefail
@@ -39,8 +40,8 @@ check "srun trains" srun -N2 --ntasks-per-node=2 fp8train run.yaml output_dir=wh
 # job RANK STEP SECTION: prints the job's number
 job() { FAULT="stop@$1:$2:$3" batch "$3" --nodes=2 "$root/slurm/requeue.sbatch" run.yaml "output_dir=$3"; }
 
-# seen RANK STEP SECTION: seconds for which a rank of its node had seen it there, by that rank's flight record; the ranks of another node, one of which
-# may speak first, know its host alone.
+# seen RANK STEP SECTION: seconds for which a rank of its node had seen it there, by that rank's
+# flight record; the ranks of another node, one of which may speak first, know its host alone.
 seen() {
   python3 - "$@" <<'PY'
 import json, pathlib, sys
@@ -58,7 +59,8 @@ PY
 ended() {
   log=$3.log
   if [ "$3" = start_up ]; then
-    # Slurm 22.05 may not start the step of a job again on a node where it was ended within PMIx: a new job does.
+    # Slurm 22.05 may not start the step of a job again on a node where it was ended
+    # within PMIx: a new job does.
     wait_until is_over "$4"
     check "$3: what hung is named" grep -q "in start_up for" "$log" # nobody knows the others yet
     check "$3: a new job succeeds" srun -N2 --ntasks-per-node=2 fp8train run.yaml output_dir="$3" >again.log 2>&1

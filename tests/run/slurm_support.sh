@@ -49,11 +49,13 @@ succeeds() { # JOB
   [ "$(state "$1")" = COMPLETED ]
 }
 
-# Open MPI 4.1.4: on a busy machine a rank in some 3 of 100 starts on two nodes dies within MPI_Init, where mca_btl_tcp calls a function at
-# address 0. Such a stack has a single frame; one of the program's own mistakes would have more.
+# Open MPI 4.1.4: on a busy machine a rank in some 3 of 100 starts on two nodes dies within
+# MPI_Init, where mca_btl_tcp calls a function at address 0. Such a stack has a single frame; one of
+# the program's own mistakes would have more.
 open_mpi_crashed() { grep -h -A1 "\] \[ 0\] " ./*.log | grep -q "End of error message"; }
 
-# begin_cluster NODES CPUS: leaves this process in $folder, with Slurm's commands on the path. Ends with 77 where there is no Slurm.
+# begin_cluster NODES CPUS: leaves this process in $folder, with Slurm's commands on the path. Ends
+# with 77 where there is no Slurm.
 begin_cluster() {
   # A job that this test may run in is none of its business.
   unset "${!SLURM_@}" "${!PMIX_@}" "${!OMPI_@}" "${!SRUN_@}" "${!SBATCH_@}" "${!OMP_@}" "${!FP8TRAIN_@}"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The program under a real Slurm of seven nodes on this machine, and the job scripts of slurm/ as they are.
+# The program under a real Slurm of seven nodes on this machine, and the job scripts of slurm/ as
+# they are.
 #
 #   tests/run/slurm_test.sh PROGRAM [ATTEMPT]     exit codes: 0 passed, 1 failed, 77 no Slurm can be started here
 set -uo pipefail
@@ -40,7 +41,8 @@ device: cpu
 threads: 1
 output_dir: one
 YAML
-# Long enough to be stopped on any machine; the bits of FP8 and its histories of amax must survive as well.
+# Long enough to be stopped on any machine; the bits of FP8 and its histories of
+# amax must survive as well.
 long=(training.max_steps=200 precision.plan=te-delayed eval.interval=1000)
 
 section "four ranks on two nodes have the losses of one"
@@ -95,7 +97,8 @@ stopped=$(batch stopped --nodelist=n0,n1 "$root/slurm/requeue.sbatch" run.yaml "
 log=stopped.log
 check "the run begins" wait_until reached stopped 3
 scancel -s USR1 "$stopped"
-# The first of three nodes, where rank 0 and the batch script are, and on which the lock of the run directory was taken.
+# The first of three nodes, where rank 0 and the batch script are, and on which the lock of the
+# run directory was taken.
 crashed=$(batch crashed --exclude=n0,n1,n5,n6 --nodes=2-3 "$root/slurm/requeue.sbatch" run.yaml output_dir=crashed parallelism.zero_stage=2)
 log=crashed.log
 check "the run begins" wait_until reached crashed 25

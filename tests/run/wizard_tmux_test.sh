@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The wizard on a terminal, driven through tmux: prompts, `?`, `<`, bold headings, Ctrl-D and Ctrl-C, and the files of a whole dialogue.
+# The wizard on a terminal, driven through tmux: prompts, `?`, `<`, bold headings, Ctrl-D and
+# Ctrl-C, and the files of a whole dialogue.
 #
 #   tests/run/wizard_tmux_test.sh PROGRAM     exit codes: 0 passed, 1 failed, 77 tmux is not installed
 set -uo pipefail

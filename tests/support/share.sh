@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# share.sh EVERY PROGRAM: runs one of EVERY test cases of a program of Catch2, those that the variable FP8TRAIN_TEST_ROTATION says (a number, 0 by
-# default, which scripts/test.sh changes with each commit; all: every test case). For programs that take minutes under a sanitizer.
+# share.sh EVERY PROGRAM: runs one of EVERY test cases of a program of Catch2, those that the
+# variable FP8TRAIN_TEST_ROTATION says (a number, 0 by default, which scripts/test.sh changes with
+# each commit; all: every test case). For programs that take minutes under a sanitizer.
 set -euo pipefail
 every=$1
 program=$2
@@ -9,7 +10,8 @@ rotation=${FP8TRAIN_TEST_ROTATION:-0}
 names=$(mktemp)
 trap 'rm -f "$names"' EXIT
 # A comma in a name would begin another one.
-# is_in_rotation() of tests/support/sanitized.h goes by the rotation itself: without the division some of its cases would never meet their test.
+# is_in_rotation() of tests/support/sanitized.h goes by the rotation itself: without the division
+# some of its cases would never meet their test.
 { "$program" --list-test-names-only || true; } | awk -v every="$every" -v first=$((rotation / 2 % every)) '
   NF && i++ % every == first { gsub(/\\/, "\\\\"); gsub(/,/, "\\,"); print }' >"$names"
 [ -s "$names" ] || { echo "share.sh: $program has no test cases" >&2; exit 1; }

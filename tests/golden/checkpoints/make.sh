@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Small checkpoints of this program, which later versions of it must read: tests/run/fixtures_test.cpp.
+# Small checkpoints of this program, which later versions of it must read:
+# tests/run/fixtures_test.cpp.
 #
 #   tests/golden/checkpoints/make.sh PROGRAM NAME
 #
-# writes tests/golden/checkpoints/NAME/PLAN: the configuration, run.yaml, and step-000006. Make a new set, under a new name, when what a
-# checkpoint holds changes; sets that are there stay as they are. The one of two ranks needs mpirun.
+# writes tests/golden/checkpoints/NAME/PLAN: the configuration, run.yaml, and step-000006. Make a
+# new set, under a new name, when what a checkpoint holds changes; sets that are there stay as they
+# are. The one of two ranks needs mpirun.
 set -euo pipefail
 program=$(realpath "$1")
 cd "$(dirname "$0")"
