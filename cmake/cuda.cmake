@@ -12,7 +12,8 @@ if(DEFINED ENV{FP8TRAIN_CUDA_ARCHITECTURES})
   set(architectures $ENV{FP8TRAIN_CUDA_ARCHITECTURES})
   set(of_environment FORCE)  # also in a folder that was configured for others
 endif()
-set(FP8TRAIN_CUDA_ARCHITECTURES "${architectures}" CACHE STRING "GPU architectures the kernels are compiled for" ${of_environment})
+set(FP8TRAIN_CUDA_ARCHITECTURES "${architectures}" CACHE STRING
+  "GPU architectures the kernels are compiled for" ${of_environment})
 
 if(FP8TRAIN_CUDA STREQUAL "AUTO")
   find_program(FP8TRAIN_NVCC nvcc PATHS ENV CUDA_PATH /usr/local/cuda PATH_SUFFIXES bin)
@@ -33,7 +34,8 @@ if(FP8TRAIN_CUDA_FORM STREQUAL "ON")
     set(CMAKE_CUDA_COMPILER_LAUNCHER ${FP8TRAIN_LAUNCHER})
   endif()
   enable_language(CUDA)
-  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that this nvcc speaks C++20
+  # CMake 3.25 does not know that this nvcc speaks C++20
+  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
   endif()
@@ -61,7 +63,8 @@ function(fp8train_cuda_sources target)
     target_sources(${target} PRIVATE ${PART_GPU_ONLY})
     # A program with the property FP8TRAIN_STANDIN has a runtime of its own
     # (tests/support/cuda_standin).
-    target_link_libraries(${target} PRIVATE $<$<NOT:$<BOOL:$<TARGET_PROPERTY:FP8TRAIN_STANDIN>>>:CUDA::cudart_static>)
+    target_link_libraries(${target} PRIVATE
+      $<$<NOT:$<BOOL:$<TARGET_PROPERTY:FP8TRAIN_STANDIN>>>:CUDA::cudart_static>)
     return()
   endif()
   target_link_libraries(${target} PRIVATE fp8train_cuda_shim)
@@ -73,20 +76,28 @@ function(fp8train_cuda_sources target)
   endif()
   foreach(file IN LISTS PART_CUDA)
     if(file MATCHES "[.]cu$")
-      set_source_files_properties(${file} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-x;c++;-Wno-unknown-pragmas;${level};-mfma")
+      set_source_files_properties(${file} PROPERTIES LANGUAGE CXX
+        COMPILE_OPTIONS "-x;c++;-Wno-unknown-pragmas;${level};-mfma")
     endif()
   endforeach()
 endfunction()
 
 if(FP8TRAIN_CUDA_FORM STREQUAL "SHIM")
   set(shim ${CMAKE_SOURCE_DIR}/tests/support/cuda_shim)
-  add_library(fp8train_cuda_shim STATIC ${shim}/block_runner.cpp ${shim}/runtime.cpp ${shim}/runtime_events.cpp ${shim}/cublaslt_fake.cpp ${shim}/cublaslt_fake_table.cpp ${shim}/cublaslt_product.cpp ${shim}/cublaslt_scales.cpp ${shim}/cudnn_fake.cpp ${shim}/nccl_board.cpp ${shim}/nccl_fake.cpp ${shim}/nccl_fake_api.cpp ${shim}/nccl_fake_threads.cpp ${shim}/nccl_notes.cpp)
+  add_library(fp8train_cuda_shim STATIC ${shim}/block_runner.cpp ${shim}/runtime.cpp
+    ${shim}/runtime_events.cpp ${shim}/cublaslt_fake.cpp ${shim}/cublaslt_fake_table.cpp
+    ${shim}/cublaslt_product.cpp ${shim}/cublaslt_scales.cpp ${shim}/cudnn_fake.cpp
+    ${shim}/nccl_board.cpp ${shim}/nccl_fake.cpp ${shim}/nccl_fake_api.cpp
+    ${shim}/nccl_fake_threads.cpp ${shim}/nccl_notes.cpp)
   set_target_properties(fp8train_cuda_shim PROPERTIES UNITY_BUILD OFF)
   # Modules and shim need each other: ops, which the fakes compute with, needs
   # what tensor and device have.
   set_target_properties(fp8train_cuda_shim PROPERTIES LINK_INTERFACE_MULTIPLICITY 3)
   target_include_directories(fp8train_cuda_shim PUBLIC ${shim})
   target_compile_definitions(fp8train_cuda_shim PUBLIC FP8TRAIN_CUDA_SHIM)
-  target_include_directories(fp8train_cuda_shim PRIVATE ${CMAKE_SOURCE_DIR}/lib)  # the headers that the fakes implement, numeric/convert.h
-  target_link_libraries(fp8train_cuda_shim PRIVATE Boost::context fp8train_flags $<LINK_ONLY:fp8train_ops>)  # the fake cuDNN computes on the cpu
+  # The fakes implement the headers there, and use numeric/convert.h.
+  target_include_directories(fp8train_cuda_shim PRIVATE ${CMAKE_SOURCE_DIR}/lib)
+  # The fake cuDNN computes on the cpu.
+  target_link_libraries(fp8train_cuda_shim PRIVATE Boost::context fp8train_flags
+    $<LINK_ONLY:fp8train_ops>)
 endif()

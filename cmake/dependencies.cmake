@@ -13,12 +13,14 @@ endif()
 find_path(DNNL_INCLUDE_DIR oneapi/dnnl/dnnl.hpp REQUIRED)
 find_library(DNNL_LIBRARY dnnl REQUIRED)
 add_library(DNNL::dnnl SHARED IMPORTED)
-set_target_properties(DNNL::dnnl PROPERTIES IMPORTED_LOCATION ${DNNL_LIBRARY} INTERFACE_INCLUDE_DIRECTORIES ${DNNL_INCLUDE_DIR})
+set_target_properties(DNNL::dnnl PROPERTIES IMPORTED_LOCATION ${DNNL_LIBRARY}
+  INTERFACE_INCLUDE_DIRECTORIES ${DNNL_INCLUDE_DIR})
 
 find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)
 find_library(XXHASH_LIBRARY xxhash REQUIRED)
 add_library(xxHash::xxhash SHARED IMPORTED)
-set_target_properties(xxHash::xxhash PROPERTIES IMPORTED_LOCATION ${XXHASH_LIBRARY} INTERFACE_INCLUDE_DIRECTORIES ${XXHASH_INCLUDE_DIR})
+set_target_properties(xxHash::xxhash PROPERTIES IMPORTED_LOCATION ${XXHASH_LIBRARY}
+  INTERFACE_INCLUDE_DIRECTORIES ${XXHASH_INCLUDE_DIR})
 
 # fp8train_library(NAME::TARGET HEADER LIBRARY PACKAGE): a library without a
 # CMake package of its own.
@@ -26,17 +28,21 @@ function(fp8train_library target header library package)
   find_path(${library}_INCLUDE_DIR ${header})
   find_library(${library}_LIBRARY ${library})
   if(NOT ${library}_INCLUDE_DIR OR NOT ${library}_LIBRARY)
-    message(FATAL_ERROR "${header} or lib${library} was not found; install the Debian package ${package} (scripts/setup.sh)")
+    message(FATAL_ERROR
+      "${header} or lib${library} was not found; install the Debian package ${package} "
+      "(scripts/setup.sh)")
   endif()
   add_library(${target} SHARED IMPORTED GLOBAL)
-  set_target_properties(${target} PROPERTIES IMPORTED_LOCATION ${${library}_LIBRARY} INTERFACE_INCLUDE_DIRECTORIES ${${library}_INCLUDE_DIR})
+  set_target_properties(${target} PROPERTIES IMPORTED_LOCATION ${${library}_LIBRARY}
+    INTERFACE_INCLUDE_DIRECTORIES ${${library}_INCLUDE_DIR})
 endfunction()
 
 # Tokenizers: regular expressions, Unicode, sentencepiece's models.
 fp8train_library(PCRE2::pcre2 pcre2.h pcre2-8 libpcre2-dev)
 fp8train_library(utf8proc::utf8proc utf8proc.h utf8proc libutf8proc-dev)
 
-fp8train_library(sentencepiece::sentencepiece sentencepiece_processor.h sentencepiece libsentencepiece-dev)
+fp8train_library(sentencepiece::sentencepiece sentencepiece_processor.h sentencepiece
+  libsentencepiece-dev)
 
 # Compressed data files.
 fp8train_library(ZLIB::ZLIB zlib.h z zlib1g-dev)

@@ -1,12 +1,14 @@
 # cmake --install build --prefix DIR: the program, the presets, the job scripts and the documents.
 install(TARGETS fp8train RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY configs/ DESTINATION ${CMAKE_INSTALL_DATADIR}/fp8train/configs OPTIONAL)
-install(DIRECTORY slurm/ DESTINATION ${CMAKE_INSTALL_DATADIR}/fp8train/slurm FILES_MATCHING PATTERN "*.sbatch")
+install(DIRECTORY slurm/ DESTINATION ${CMAKE_INSTALL_DATADIR}/fp8train/slurm FILES_MATCHING
+  PATTERN "*.sbatch")
 set(manuals ${CMAKE_BINARY_DIR}/manuals)
 install(FILES ${manuals}/fp8train.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 install(FILES ${manuals}/fp8train DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
 install(FILES ${manuals}/_fp8train DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/vendor-completions)
-install(FILES ${manuals}/fp8train.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
+install(FILES ${manuals}/fp8train.fish DESTINATION
+  ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
 install(FILES README.md LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR}/docs FILES_MATCHING PATTERN "*.md")
 

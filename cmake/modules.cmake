@@ -1,6 +1,7 @@
 # Modules in order. A module may use only modules that come before it
 # (docs/develop/architecture.md).
-set(FP8TRAIN_MODULES base numeric device tensor ops precision nn model optim comm parallel data io config dialects wizard train)
+set(FP8TRAIN_MODULES base numeric device tensor ops precision nn model optim comm parallel data io
+  config dialects wizard train)
 
 # fp8train_module(NAME [COLD] [SOURCES file...] [DEPENDS module...] [LIBRARIES target...]
 #                [PRIVATE_LIBRARIES target...])
@@ -17,7 +18,8 @@ function(fp8train_module name)
   foreach(module IN LISTS MODULE_DEPENDS)
     list(FIND FP8TRAIN_MODULES ${module} position)
     if(position LESS 0 OR NOT position LESS own_position)
-      message(FATAL_ERROR "module '${name}' may not depend on '${module}': it does not come before it")
+      message(FATAL_ERROR
+        "module '${name}' may not depend on '${module}': it does not come before it")
     endif()
   endforeach()
 
@@ -29,11 +31,13 @@ function(fp8train_module name)
   if(MODULE_SOURCES)
     add_library(fp8train_${name} STATIC ${MODULE_SOURCES})
     target_include_directories(fp8train_${name} PUBLIC ${include_root})
-    target_link_libraries(fp8train_${name} PUBLIC ${targets} ${MODULE_LIBRARIES} PRIVATE ${MODULE_PRIVATE_LIBRARIES} fp8train_flags)
+    target_link_libraries(fp8train_${name} PUBLIC ${targets} ${MODULE_LIBRARIES}
+      PRIVATE ${MODULE_PRIVATE_LIBRARIES} fp8train_flags)
     if(MODULE_COLD)
       target_compile_options(fp8train_${name} PRIVATE $<$<CONFIG:Release>:-O1>)
     endif()
-    if(NOT name MATCHES "^(numeric|tensor|ops|comm)$")  # which have the loops that tests spend their time in
+    # These have the loops that tests spend their time in.
+    if(NOT name MATCHES "^(numeric|tensor|ops|comm)$")
       set_target_properties(fp8train_${name} PROPERTIES FP8TRAIN_COLD ON)
     endif()
     if(name MATCHES "^(device|ops|nn|optim)$")  # no input is read there
@@ -54,9 +58,11 @@ function(fp8train_test module)
   cmake_parse_arguments(TEST "UNITY" "SANITIZED_EVERY" "SOURCES;DEPENDS;LIBRARIES" ${ARGN})
   add_executable(${module}_test ${TEST_SOURCES})
   list(TRANSFORM TEST_DEPENDS PREPEND fp8train_ OUTPUT_VARIABLE targets)
-  target_link_libraries(${module}_test PRIVATE fp8train_${module} ${targets} fp8train_test_support Catch2::Catch2WithMain ${TEST_LIBRARIES} fp8train_flags)
-  target_compile_definitions(${module}_test PRIVATE FP8TRAIN_GOLDEN_DIR="${CMAKE_SOURCE_DIR}/tests/golden"
-                                                  FP8TRAIN_SHARED_DATA_DIR="${CMAKE_SOURCE_DIR}/../shared/data")
+  target_link_libraries(${module}_test PRIVATE fp8train_${module} ${targets} fp8train_test_support
+    Catch2::Catch2WithMain ${TEST_LIBRARIES} fp8train_flags)
+  target_compile_definitions(${module}_test PRIVATE
+    FP8TRAIN_GOLDEN_DIR="${CMAKE_SOURCE_DIR}/tests/golden"
+    FP8TRAIN_SHARED_DATA_DIR="${CMAKE_SOURCE_DIR}/../shared/data")
   if(NOT TEST_SANITIZED_EVERY)
     set(TEST_SANITIZED_EVERY 1)
   endif()
@@ -74,7 +80,8 @@ endfunction()
 # EVERY test cases, others after each commit (tests/support/share.sh).
 function(fp8train_unit_test name program every)
   if(FP8TRAIN_SANITIZE AND every GREATER 1)
-    add_test(NAME ${name} COMMAND bash ${CMAKE_SOURCE_DIR}/tests/support/share.sh ${every} $<TARGET_FILE:${program}>)
+    add_test(NAME ${name} COMMAND bash ${CMAKE_SOURCE_DIR}/tests/support/share.sh ${every}
+      $<TARGET_FILE:${program}>)
   else()
     add_test(NAME ${name} COMMAND ${program})
   endif()

@@ -3,15 +3,23 @@ include(GNUInstallDirs)
 
 option(FP8TRAIN_TESTS "Build the tests" ON)
 option(FP8TRAIN_FUZZ "Build the libFuzzer targets (clang only)" OFF)
-option(FP8TRAIN_OPENMP "Use OpenMP threads in the cpu kernels (off under ThreadSanitizer: libgomp is not instrumented)" ON)
-option(FP8TRAIN_UNITY "Compile several sources at a time: half the time of a clean build, more after each change" OFF)
+option(FP8TRAIN_OPENMP
+  "Use OpenMP threads in the cpu kernels (off under ThreadSanitizer: libgomp is not instrumented)"
+  ON)
+option(FP8TRAIN_UNITY
+  "Compile several sources at a time: half the time of a clean build, more after each change" OFF)
 option(FP8TRAIN_WERROR "Treat warnings as errors" OFF)
-set(FP8TRAIN_CUDA "AUTO" CACHE STRING "CUDA backend: AUTO (on when a toolkit is found), ON, OFF, SHIM (kernels run on the host)")
-set(FP8TRAIN_MPI "AUTO" CACHE STRING "Ranks as processes of MPI: AUTO (on when an MPI is found), ON, OFF")
-set(FP8TRAIN_NCCL "AUTO" CACHE STRING "Ranks on GPUs over NCCL: AUTO (on with CUDA where nccl.h is found), ON, OFF")
-set(FP8TRAIN_SANITIZE "" CACHE STRING "Sanitizers for every target, for example address,undefined or thread")
+set(FP8TRAIN_CUDA "AUTO" CACHE STRING
+  "CUDA backend: AUTO (on when a toolkit is found), ON, OFF, SHIM (kernels run on the host)")
+set(FP8TRAIN_MPI "AUTO" CACHE STRING
+  "Ranks as processes of MPI: AUTO (on when an MPI is found), ON, OFF")
+set(FP8TRAIN_NCCL "AUTO" CACHE STRING
+  "Ranks on GPUs over NCCL: AUTO (on with CUDA where nccl.h is found), ON, OFF")
+set(FP8TRAIN_SANITIZE "" CACHE STRING
+  "Sanitizers for every target, for example address,undefined or thread")
 # The cpu kernels of lib/ops (*_cpu.cpp) are compiled once per level and chosen at run time.
-set(FP8TRAIN_CPU_ISAS "x86-64;x86-64-v3;x86-64-v4" CACHE STRING "x86-64 levels the cpu kernels are compiled for")
+set(FP8TRAIN_CPU_ISAS "x86-64;x86-64-v3;x86-64-v4" CACHE STRING
+  "x86-64 levels the cpu kernels are compiled for")
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
@@ -30,7 +38,8 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 # with precompiled headers is cached too.
 find_program(FP8TRAIN_CCACHE ccache)
 if(FP8TRAIN_CCACHE)
-  set(FP8TRAIN_LAUNCHER env CCACHE_DEPEND=1 CCACHE_SLOPPINESS=pch_defines,time_macros ${FP8TRAIN_CCACHE})
+  set(FP8TRAIN_LAUNCHER env CCACHE_DEPEND=1 CCACHE_SLOPPINESS=pch_defines,time_macros
+    ${FP8TRAIN_CCACHE})
   if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
     set(CMAKE_CXX_COMPILER_LAUNCHER ${FP8TRAIN_LAUNCHER})
   endif()
@@ -40,12 +49,17 @@ endif()
 # element-wise results have the same bits everywhere. A kernel that wants a fused
 # multiply-add says so itself.
 add_library(fp8train_flags INTERFACE)
-set(fp8train_cxx_flags -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wnon-virtual-dtor -Wno-missing-field-initializers -ffp-contract=off
-                       $<$<BOOL:${FP8TRAIN_WERROR}>:-Werror> "$<$<NOT:$<BOOL:${FP8TRAIN_OPENMP}>>:-Wno-unknown-pragmas;-Wno-unused-variable>")
-target_compile_options(fp8train_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${fp8train_cxx_flags}>"
-                                                "$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;-Xfatbin=-compress-all;-Xcompiler=-Wall;-Xcompiler=-Wextra>")
+set(fp8train_cxx_flags -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wnon-virtual-dtor
+  -Wno-missing-field-initializers -ffp-contract=off
+  $<$<BOOL:${FP8TRAIN_WERROR}>:-Werror>
+  "$<$<NOT:$<BOOL:${FP8TRAIN_OPENMP}>>:-Wno-unknown-pragmas;-Wno-unused-variable>")
+target_compile_options(fp8train_flags INTERFACE
+  "$<$<COMPILE_LANGUAGE:CXX>:${fp8train_cxx_flags}>"
+  "$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;-Xfatbin=-compress-all;\
+-Xcompiler=-Wall;-Xcompiler=-Wextra>")
 if(FP8TRAIN_SANITIZE)
-  target_compile_options(fp8train_flags INTERFACE -fsanitize=${FP8TRAIN_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
+  target_compile_options(fp8train_flags INTERFACE -fsanitize=${FP8TRAIN_SANITIZE}
+    -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
   target_link_options(fp8train_flags INTERFACE -fsanitize=${FP8TRAIN_SANITIZE})
   # Sanitized code takes GCC long to compile, a fourth of it for checks of pointers that
   # AddressSanitizer makes too: a null pointer ends the program there. The build for fuzzing, by
@@ -54,12 +68,15 @@ if(FP8TRAIN_SANITIZE)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     set(cold -O0)
     if(FP8TRAIN_SANITIZE MATCHES "undefined")
-      target_compile_options(fp8train_flags INTERFACE -fno-sanitize=null,vptr,object-size,nonnull-attribute,returns-nonnull-attribute)
+      target_compile_options(fp8train_flags INTERFACE
+        -fno-sanitize=null,vptr,object-size,nonnull-attribute,returns-nonnull-attribute)
       list(APPEND cold -fno-sanitize=alignment)
     endif()
-    target_compile_options(fp8train_flags INTERFACE "$<$<BOOL:$<TARGET_PROPERTY:FP8TRAIN_COLD>>:${cold}>")
+    target_compile_options(fp8train_flags INTERFACE
+      "$<$<BOOL:$<TARGET_PROPERTY:FP8TRAIN_COLD>>:${cold}>")
   endif()
   if(FP8TRAIN_FUZZ)
-    target_compile_options(fp8train_flags INTERFACE "$<$<BOOL:$<TARGET_PROPERTY:FP8TRAIN_READS_NO_INPUT>>:-O0;-fno-sanitize=all>")
+    target_compile_options(fp8train_flags INTERFACE
+      "$<$<BOOL:$<TARGET_PROPERTY:FP8TRAIN_READS_NO_INPUT>>:-O0;-fno-sanitize=all>")
   endif()
 endif()
