@@ -24,7 +24,7 @@ mirror=${FP8TRAIN_DEBIAN_MIRROR:-http://deb.debian.org/debian}
 make_base=0
 jobs=
 keep=0
-usage() { sed -n '2,12s/^# \{0,1\}//p' packaging/check_container.sh; }
+usage() { sed -n '2,16s/^# \{0,1\}//p' packaging/check_container.sh; }
 skip() { echo "check_container.sh: $1" >&2; exit 77; }
 while [ $# -gt 0 ]; do
   case $1 in
@@ -58,8 +58,11 @@ has_image() { "${buildah[@]}" inspect --type image "$1" >/dev/null 2>&1; }
 make_base_image() {
   local path container
   local options=()
-  for path in /usr/share/man /usr/share/info /usr/share/doc /usr/share/locale; do options+=("--dpkgopt=path-exclude=$path/*"); done
-  mmdebstrap --mode=root --variant=minbase "${options[@]}" bookworm "$work/base.tar" "deb $mirror bookworm main" \
+  for path in /usr/share/man /usr/share/info /usr/share/doc /usr/share/locale; do
+    options+=("--dpkgopt=path-exclude=$path/*")
+  done
+  mmdebstrap --mode=root --variant=minbase "${options[@]}" bookworm "$work/base.tar" \
+    "deb $mirror bookworm main" \
     "deb $mirror bookworm-updates main" "deb $mirror-security bookworm-security main"
   container=$("${buildah[@]}" from scratch)
   "${buildah[@]}" add "$container" "$work/base.tar" /
@@ -71,15 +74,18 @@ has_image "$base" || [ $make_base = 0 ] || make_base_image
 has_image "$base" || skip "there is no image $base in $storage; --make-base makes it"
 
 git archive --prefix=source/ HEAD | tar -x -C "$work"
-"${buildah[@]}" bud --pull-never --network host --file packaging/Dockerfile ${jobs:+--build-arg "JOBS=$jobs"} --tag "$image" "$work/source"
+"${buildah[@]}" bud --pull-never --network host --file packaging/Dockerfile \
+  ${jobs:+--build-arg "JOBS=$jobs"} --tag "$image" "$work/source"
 
 container=$("${buildah[@]}" from --pull-never "$image")
 in_image() { "${buildah[@]}" run --network host "$container" -- "$@"; }
 in_image fp8train --version
 in_image sh -c 'yes "the river ran over stones and we slept" | head -n 500 >text.txt'
-in_image fp8train device=cpu model.preset=toy data.train=text.txt data.seq_length=32 precision.plan=te-delayed training.micro_batch_size=2 \
+in_image fp8train device=cpu model.preset=toy data.train=text.txt data.seq_length=32 \
+  precision.plan=te-delayed training.micro_batch_size=2 \
   training.max_steps=5 threads=2 output_dir=run
-in_image mpirun --allow-run-as-root --oversubscribe -n 2 fp8train device=cpu model.preset=toy data.train=text.txt data.seq_length=32 \
+in_image mpirun --allow-run-as-root --oversubscribe -n 2 fp8train device=cpu model.preset=toy \
+  data.train=text.txt data.seq_length=32 \
   training.micro_batch_size=1 training.max_steps=5 threads=1 output_dir=ranks
 for run in run ranks; do in_image grep -q '"steps": 5' $run/summary.json; done
 "${buildah[@]}" rm "$container" >/dev/null

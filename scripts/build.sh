@@ -18,13 +18,14 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-usage() { sed -n '2,15s/^# \{0,1\}//p' scripts/build.sh; }
+usage() { sed -n '2,17s/^# \{0,1\}//p' scripts/build.sh; }
 die() { echo "build.sh: $1" >&2; exit "${2:-1}"; }
 
 default_jobs() {
   local cores memory
   cores=$(nproc)
-  memory=$(awk '/^MemAvailable:/ {print int($2 / 1500000)}' /proc/meminfo 2>/dev/null || true)  # 1.5 GB a job
+  # 1.5 GB a job
+  memory=$(awk '/^MemAvailable:/ {print int($2 / 1500000)}' /proc/meminfo 2>/dev/null || true)
   [ -n "$memory" ] || memory=$cores
   [ "$memory" -ge 1 ] || memory=1
   if [ "$memory" -lt "$cores" ]; then echo "$memory"; else echo "$cores"; fi
@@ -58,7 +59,8 @@ while [ $# -gt 0 ]; do
   esac
 done
 case $preset in release) directory=build ;; *) directory=build/$preset ;; esac
-command -v cmake >/dev/null && command -v ninja >/dev/null || die "cmake and ninja are needed: run scripts/setup.sh"
+command -v cmake >/dev/null && command -v ninja >/dev/null ||
+  die "cmake and ninja are needed: run scripts/setup.sh"
 
 [ -e "$directory/CMakeCache.txt" ] || settings=(-DFP8TRAIN_UNITY=ON "${settings[@]}")
 mkdir -p "$directory"
@@ -74,6 +76,7 @@ start=$SECONDS
 cmake "${arguments[@]}"
 echo "build: preset $preset, $((SECONDS - start)) s"
 [ ! -x "$directory/bin/fp8train" ] || echo "build: $directory/bin/fp8train"
-if [ "$preset" = release ] && grep -q '^FP8TRAIN_CUDA:[A-Z]*=OFF' build/CMakeCache.txt && [ -x "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)" ]; then
+if [ "$preset" = release ] && grep -q '^FP8TRAIN_CUDA:[A-Z]*=OFF' build/CMakeCache.txt &&
+  [ -x "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)" ]; then
   echo "build: without the backend for GPUs; scripts/build.sh --cuda auto builds it"
 fi

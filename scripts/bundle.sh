@@ -29,11 +29,12 @@ while [ $# -gt 0 ]; do
     --tests) tests=1; shift ;;
     --gpu-check) scripts=1; shift ;;
     --nccl) nccl=1; shift ;;
-    -h | --help) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,16s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "bundle.sh: unknown option '$1'" >&2; exit 2 ;;
   esac
 done
-[ -x "$build/bin/fp8train" ] || { echo "bundle.sh: $build/bin/fp8train is missing; run scripts/build.sh first" >&2; exit 1; }
+[ -x "$build/bin/fp8train" ] ||
+  { echo "bundle.sh: $build/bin/fp8train is missing; run scripts/build.sh first" >&2; exit 1; }
 
 target=$out/fp8train
 rm -rf "$target"
@@ -46,7 +47,8 @@ fi
 
 # Everything that the program is linked with, but for the C library and what belongs to a driver.
 mkdir -p "$target/lib"
-ldd "$target"/bin/* | awk '$2 == "=>" && $3 ~ /^\// {print $3}' | sort -u | while read -r library; do
+ldd "$target"/bin/* | awk '$2 == "=>" && $3 ~ /^\// {print $3}' | sort -u |
+  while read -r library; do
   case $(basename "$library") in
     libc.so.* | libm.so.* | libdl.so.* | libpthread.so.* | librt.so.* | ld-linux* | libcuda.so.*) ;;
     *) cp -L "$library" "$target/lib/" ;;
@@ -54,17 +56,23 @@ ldd "$target"/bin/* | awk '$2 == "=>" && $3 ~ /^\// {print $3}' | sort -u | whil
 done
 if [ $nccl = 1 ]; then  # where the program would find it; it is not linked, so ldd does not know
   found=
-  IFS=: read -ra folders <<<"${LD_LIBRARY_PATH:-}:$(ldconfig -p | awk '/libnccl[.]so[.]2/ {print $NF; exit}' | xargs -r dirname):/usr/local/cuda/lib64"
+  known=$(ldconfig -p | awk '/libnccl[.]so[.]2/ {print $NF; exit}' | xargs -r dirname) || true
+  IFS=: read -ra folders <<<"${LD_LIBRARY_PATH:-}:$known:/usr/local/cuda/lib64"
   for folder in "${folders[@]}"; do
-    [ -n "$found" ] || [ -z "$folder" ] || [ ! -e "$folder/libnccl.so.2" ] || found=$folder/libnccl.so.2
+    [ -n "$found" ] || [ -z "$folder" ] || [ ! -e "$folder/libnccl.so.2" ] ||
+      found=$folder/libnccl.so.2
   done
-  [ -n "$found" ] || { echo "bundle.sh: libnccl.so.2 is not found; put its folder into LD_LIBRARY_PATH" >&2; exit 1; }
+  if [ -z "$found" ]; then
+    echo "bundle.sh: libnccl.so.2 is not found; put its folder into LD_LIBRARY_PATH" >&2
+    exit 1
+  fi
   cp -L "$found" "$target/lib/libnccl.so.2"
 fi
 if [ $scripts = 1 ]; then
   mkdir -p "$target/scripts/bench" "$target/docs"
   cp -r scripts/gpu_check.sh scripts/gpu_check "$target/scripts/"
-  cp scripts/bench/peers.py scripts/bench/torch_models.py scripts/bench/venv_support.py "$target/scripts/bench/"
+  cp scripts/bench/peers.py scripts/bench/torch_models.py scripts/bench/venv_support.py \
+    "$target/scripts/bench/"
   cp -r docs/use docs/develop docs/reference "$target/docs/"  # what its small runs train on
   cp README.md LICENSE "$target/"
   find "$target/scripts" -name __pycache__ -prune -exec rm -rf {} +

@@ -12,7 +12,7 @@
 # It trains on the CPU: a first build leaves out the backend for GPUs, unless there is a GPU or
 # FP8TRAIN_DEMO_CUDA=1 asks for it. scripts/build.sh --cuda auto adds it later.
 set -euo pipefail
-case ${1:-} in -h | --help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+case ${1:-} in -h | --help) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 [ $# -le 1 ] || { echo "usage: scripts/demo.sh [TEXT]" >&2; exit 2; }
 text=
 if [ $# = 1 ]; then
@@ -33,11 +33,15 @@ heading "Build"
 build_log=$(mktemp)
 trap 'rm -f "$build_log"' EXIT
 cuda=()
-if [ ! -e build/CMakeCache.txt ] && [ "${FP8TRAIN_DEMO_CUDA:-0}" = 0 ] && ! compgen -G "/dev/nvidia[0-9]*" >/dev/null && [ ! -e /dev/dxg ]; then cuda=(--cuda off); fi
+if [ ! -e build/CMakeCache.txt ] && [ "${FP8TRAIN_DEMO_CUDA:-0}" = 0 ] &&
+  ! compgen -G "/dev/nvidia[0-9]*" >/dev/null && [ ! -e /dev/dxg ]; then
+  cuda=(--cuda off)
+fi
 if [ -t 1 ]; then
   scripts/build.sh "${cuda[@]}"
 else
-  scripts/build.sh "${cuda[@]}" >"$build_log" 2>&1 || { tail -n 60 "$build_log" >&2; die "the build failed"; }
+  scripts/build.sh "${cuda[@]}" >"$build_log" 2>&1 ||
+    { tail -n 60 "$build_log" >&2; die "the build failed"; }
   grep '^build: ' "$build_log"
 fi
 fp8train=build/bin/fp8train
@@ -52,7 +56,13 @@ mkdir -p "$run"
 
 # --- the text
 as_root() {
-  if [ "$(id -u)" = 0 ]; then "$@"; elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then sudo -n "$@"; else return 1; fi
+  if [ "$(id -u)" = 0 ]; then
+    "$@"
+  elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
+    sudo -n "$@"
+  else
+    return 1
+  fi
 }
 find_bible() { PATH=$PATH:/usr/games command -v bible; }
 bible_text() {
@@ -61,7 +71,8 @@ bible_text() {
       apt-get -q install -y --no-install-recommends bible-kjv >/dev/null 2>&1 || return 1
   fi
   # One verse a line, without its reference ("Ge1:1 ").
-  "$(find_bible)" -f 'gen1:1-rev22:21' 2>/dev/null | sed 's/^[^ ]* //' >"$1" && [ "$(wc -c <"$1")" -gt "$smallest" ]
+  "$(find_bible)" -f 'gen1:1-rev22:21' 2>/dev/null | sed 's/^[^ ]* //' >"$1" &&
+    [ "$(wc -c <"$1")" -gt "$smallest" ]
 }
 licence_text() {
   find /usr/share/common-licenses -type f | sort | xargs -r cat >"$1" 2>/dev/null
@@ -84,7 +95,12 @@ bytes=$(wc -c <"$run/text.txt")
 echo "$source: $bytes bytes -> $run/text.txt"
 
 # --- the configuration. Validation: a fiftieth of the text, at least 4 kB and at most 64 kB.
-fraction=$(awk -v n="$bytes" 'BEGIN { v = n / 50; if (v > 65536) v = 65536; if (v < 4096) v = 4096; printf "%.4f", v / n }')
+fraction=$(awk -v n="$bytes" 'BEGIN {
+  v = n / 50
+  if (v > 65536) v = 65536
+  if (v < 4096) v = 4096
+  printf "%.4f", v / n
+}')
 write_config() { # FILE STEPS
   local warmup=$(($2 / 10)) eval_interval=$((($2 + 3) / 4))
   cat >"$1" <<YAML
@@ -107,7 +123,8 @@ data:
 training: {max_steps: $2, micro_batch_size: 16, seed: 1}
 optimizer: {name: adamw, lr: 2e-3, betas: [0.9, 0.95], weight_decay: 0.1, grad_clip: 1.0}
 scheduler: {type: cosine, warmup_steps: $warmup, min_lr: 2e-4}
-precision: {plan: te-delayed}   # the same as mixed_precision: fp8 with fp8: {backend: te, recipe: delayed}
+# The same as mixed_precision: fp8 with fp8: {backend: te, recipe: delayed}
+precision: {plan: te-delayed}
 device: cpu
 eval: {interval: $eval_interval, batches: 8}
 logging: {interval: 10}
@@ -123,12 +140,18 @@ trial=$(mktemp -d)
 trap 'rm -rf "$build_log" "$trial"' EXIT
 write_config "$trial/run.yaml" $trial_steps
 if ! "$fp8train" --config "$trial/run.yaml" --output-dir "$trial/run" \
-  --set logging.interval=5 --set eval.interval=0 --set checkpoint.save_final=false >"$trial/log" 2>&1; then
+  --set logging.interval=5 --set eval.interval=0 --set checkpoint.save_final=false \
+  >"$trial/log" 2>&1; then
   cat "$trial/log" >&2
   die "the trial run failed"
 fi
 speed=$(metric "$trial/run/metrics.jsonl" tokens_per_second | tail -n 1)
-steps=$(awk -v s="$seconds" -v v="${speed:-0}" 'BEGIN { n = int(s * v / 2048 / 20) * 20; if (n < 100) n = 100; if (n > 4000) n = 4000; print n }')
+steps=$(awk -v s="$seconds" -v v="${speed:-0}" 'BEGIN {
+  n = int(s * v / 2048 / 20) * 20
+  if (n < 100) n = 100
+  if (n > 4000) n = 4000
+  print n
+}')
 echo "${speed:-?} tokens/s: $steps steps of 2048 tokens"
 write_config "$run/run.yaml" "$steps"
 
@@ -136,7 +159,8 @@ heading "Training: $fp8train --config $run/run.yaml --output-dir $run"
 status=0
 "$fp8train" --config "$run/run.yaml" --output-dir "$run" || status=$?
 if [ $status = 75 ]; then
-  echo "Stopped with a checkpoint saved. To go on:  $fp8train --config $run/run.yaml --output-dir $run"
+  echo "Stopped with a checkpoint saved. To go on:" \
+    " $fp8train --config $run/run.yaml --output-dir $run"
   exit 75
 fi
 [ $status = 0 ] || exit $status
@@ -160,12 +184,14 @@ awk -v rows=12 '
     if (n < 2 || value[n] + 0 >= value[1] + 0) { print "  the loss has not fallen"; exit 1 }
   }' "$run/metrics.jsonl"
 
-checkpoint=$(find "$run/checkpoints" -mindepth 1 -maxdepth 1 -type d -name 'step-*' | sort | tail -n 1)
+checkpoint=$(find "$run/checkpoints" -mindepth 1 -maxdepth 1 -type d -name 'step-*' | sort |
+  tail -n 1)
 [ -n "$checkpoint" ] || die "no checkpoint in $run/checkpoints"
 # The first words of the text are the prompt.
 prompt=$(head -c 400 "$run/text.txt" | tr -s '[:space:]' ' ' | sed 's/^ //' | cut -d' ' -f1-3)
 heading "Sample: $fp8train generate --checkpoint $checkpoint --prompt \"$prompt\""
-"$fp8train" generate --checkpoint "$checkpoint" --prompt "$prompt" --max-new-tokens 240 --temperature 0.7 --top-k 40 --seed 1
+"$fp8train" generate --checkpoint "$checkpoint" --prompt "$prompt" --max-new-tokens 240 \
+  --temperature 0.7 --top-k 40 --seed 1
 
 heading "Files of this run"
 cat <<TEXT

@@ -40,7 +40,8 @@
 set -euo pipefail
 scripts=$(cd "$(dirname "$0")" && pwd)
 case ${1:-} in
-  -h | --help) sed -n '2,34s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  -h | --help) sed -n '2,39s/^# \{0,1\}//p' "$0"; exit 0 ;;
   --bundle) shift; exec bash "$scripts/bundle.sh" --tests --gpu-check "$@" ;;
 esac
-PYTHONPATH=$scripts${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1 exec python3 -u -m gpu_check "$@"
+PYTHONPATH=$scripts${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1 \
+  exec python3 -u -m gpu_check "$@"

@@ -2,7 +2,8 @@
 # Installs the Debian packages that fp8train needs, and only those that are missing.
 #
 #   scripts/setup.sh           what building and running needs
-#   scripts/setup.sh --dev     also what the checks of scripts/test.sh need; next to a CUDA toolkit with cuDNN the headers of cudnn-frontend too
+#   scripts/setup.sh --dev     also what the checks of scripts/test.sh need; next to a CUDA toolkit
+#                              with cuDNN the headers of cudnn-frontend too
 #                              (a package of PyPI, unpacked to build/cudnn), if Python can fetch
 #                              them
 #   scripts/setup.sh --list    print the packages, install nothing
@@ -28,7 +29,7 @@ optional_dev_packages=(slurm-wlm slurmctld slurmd slurm-client munge procps tmux
 # sanitizers. python3: the layer check.
 dev_packages=(libboost-context-dev clang clang-format clang-tidy libclang-rt-14-dev python3)
 
-usage() { sed -n '2,9s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,12s/^# \{0,1\}//p' "$0"; }
 
 packages=("${build_packages[@]}")
 optional=("${optional_packages[@]}")
@@ -50,11 +51,14 @@ fi
 # Headers only, so that attention through cuDNN is compiled; without them the build does without.
 cudnn_frontend() {
   local folder=build/cudnn package=nvidia-cudnn-frontend==1.32.0
-  [ $dev = 1 ] && [ -x "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)" ] && [ ! -e $folder/include/cudnn_frontend.h ] || return 0
-  if python3 -m pip download -q --no-deps -d $folder $package && python3 -m zipfile -e $folder/*.whl $folder; then
+  [ $dev = 1 ] && [ -x "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)" ] &&
+    [ ! -e $folder/include/cudnn_frontend.h ] || return 0
+  if python3 -m pip download -q --no-deps -d $folder $package &&
+    python3 -m zipfile -e $folder/*.whl $folder; then
     echo "setup: headers of $package in $folder"
   else
-    echo "setup: $package could not be fetched; attention through cuDNN is left out of the build" >&2
+    echo "setup: $package could not be fetched; attention through cuDNN is left out of the build" \
+      >&2
   fi
 }
 
@@ -90,7 +94,8 @@ if [ ${#missing[@]} = 0 ] && [ ${#missing_optional[@]} = 0 ]; then
   exit 0
 fi
 
-export PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"  # dpkg needs ldconfig, which a bare `su` does not find
+# dpkg needs ldconfig, which a bare `su` does not find.
+export PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 as_root=()
 if [ "$(id -u)" != 0 ]; then
   if ! command -v sudo >/dev/null || ! sudo -n true 2>/dev/null; then
@@ -105,15 +110,19 @@ if [ "$(id -u)" != 0 ]; then
 fi
 
 echo "setup: installing ${missing[*]} ${missing_optional[*]}"
-apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive "PATH=$PATH" apt-get -q -o DPkg::Lock::Timeout=120)
+apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive "PATH=$PATH"
+  apt-get -q -o DPkg::Lock::Timeout=120)
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-"${apt[@]}" update >"$log" 2>&1 || echo "setup: apt-get update failed; trying with the package lists as they are" >&2
-if [ ${#missing[@]} != 0 ] && ! "${apt[@]}" install -y --no-install-recommends "${missing[@]}" >>"$log" 2>&1; then
+"${apt[@]}" update >"$log" 2>&1 ||
+  echo "setup: apt-get update failed; trying with the package lists as they are" >&2
+if [ ${#missing[@]} != 0 ] &&
+  ! "${apt[@]}" install -y --no-install-recommends "${missing[@]}" >>"$log" 2>&1; then
   tail -n 20 "$log" >&2
   give_up "apt-get install failed"
 fi
-if [ ${#missing_optional[@]} != 0 ] && ! "${apt[@]}" install -y --no-install-recommends "${missing_optional[@]}" >>"$log" 2>&1; then
+if [ ${#missing_optional[@]} != 0 ] &&
+  ! "${apt[@]}" install -y --no-install-recommends "${missing_optional[@]}" >>"$log" 2>&1; then
   echo "setup: apt-get could not install ${missing_optional[*]}; going on without" >&2
 fi
 find_missing

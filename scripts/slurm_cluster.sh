@@ -2,9 +2,12 @@
 # A throw-away Slurm on this machine: real daemons, several nodes, nothing written outside of one
 # folder. For tests and for trying a job script.
 #
-#   scripts/slurm_cluster.sh up DIR [NODES [CPUS]]   boot NODES nodes (2) of CPUS processors each (4; may be more than there are)
-#   scripts/slurm_cluster.sh down DIR                stop everything, jobs included; DIR stays, with the logs
-#   scripts/slurm_cluster.sh crash DIR NODE          kill a node's daemon and tasks, as a power cut would; NODE is n0, n1, ...
+#   scripts/slurm_cluster.sh up DIR [NODES [CPUS]]
+#       boot NODES nodes (2) of CPUS processors each (4; may be more than there are)
+#   scripts/slurm_cluster.sh down DIR
+#       stop everything, jobs included; DIR stays, with the logs
+#   scripts/slurm_cluster.sh crash DIR NODE
+#       kill a node's daemon and tasks, as a power cut would; NODE is n0, n1, ...
 #   scripts/slurm_cluster.sh start DIR NODE          boot a crashed node again
 #
 # Then `. DIR/env`, and srun, sbatch, squeue and the others are those of this cluster. Nodes are n0,
@@ -17,7 +20,7 @@
 set -euo pipefail
 export PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 
-usage() { sed -n '2,14s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,19s/^# \{0,1\}//p' "$0"; }
 die() { echo "slurm_cluster.sh: $1" >&2; exit "${2:-1}"; }
 misused() { echo "slurm_cluster.sh: $1" >&2; usage >&2; exit 2; }
 
@@ -25,10 +28,13 @@ check_machine() {
   local program
   [ "$(id -u)" = 0 ] || die "needs root, to give each node a host name and a /dev/shm of its own" 77
   for program in slurmctld slurmd srun munged; do
-    command -v $program >/dev/null || die "$program is not installed; scripts/setup.sh --dev installs it" 77
+    command -v $program >/dev/null ||
+      die "$program is not installed; scripts/setup.sh --dev installs it" 77
   done
-  unshare --mount --uts --propagation private sh -c 'hostname probe && mount -t tmpfs tmpfs /dev/shm' 2>/dev/null ||
-    die "this machine lets nobody make namespaces and mount in them (in a container: give it CAP_SYS_ADMIN)" 77
+  unshare --mount --uts --propagation private sh -c \
+    'hostname probe && mount -t tmpfs tmpfs /dev/shm' 2>/dev/null ||
+    die "this machine lets nobody make namespaces and mount in them (in a container:"\
+" give it CAP_SYS_ADMIN)" 77
 }
 
 # The controller's port and one for each node after it, all free now.
@@ -96,17 +102,22 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 CONF
     for ((i = 0; i < $1; i++)); do
-      echo "NodeName=n$i NodeAddr=127.0.0.1 NodeHostname=n$i Port=$(($3 + 1 + i)) CPUs=$2 RealMemory=4096 State=UNKNOWN"
+      echo "NodeName=n$i NodeAddr=127.0.0.1 NodeHostname=n$i Port=$(($3 + 1 + i))" \
+        "CPUs=$2 RealMemory=4096 State=UNKNOWN"
     done
-    echo "PartitionName=main Nodes=n[0-$(($1 - 1))] Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=6"
-    echo "PartitionName=high Nodes=n[0-$(($1 - 1))] MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF"
+    echo "PartitionName=main Nodes=n[0-$(($1 - 1))] Default=YES MaxTime=INFINITE State=UP" \
+      "PriorityTier=1 GraceTime=6"
+    echo "PartitionName=high Nodes=n[0-$(($1 - 1))] MaxTime=INFINITE State=UP" \
+      "PriorityTier=10 PreemptMode=OFF"
   } >"$dir/slurm.conf"
-  echo "CgroupPlugin=cgroup/v1" >"$dir/cgroup.conf"  # slurmd looks for cgroups otherwise, and refuses to start where there are none
+  # Otherwise slurmd looks for cgroups, and refuses to start where there are none.
+  echo "CgroupPlugin=cgroup/v1" >"$dir/cgroup.conf"
   # Open MPI: ranks may be more than cores (yield), nodes share a host, and
   # no fabric is searched for.
   cat >"$dir/env" <<ENV
 export SLURM_CONF=$dir/slurm.conf
-export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader,tcp OMPI_MCA_btl_tcp_if_include=lo
+export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_pml=ob1
+export OMPI_MCA_btl=self,vader,tcp OMPI_MCA_btl_tcp_if_include=lo
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 ENV
 }
@@ -118,7 +129,8 @@ boot_node() { # NODE
   mkdir -p "$dir/$1/spool" "$dir/$1/tmp"
   chmod 1777 "$dir/$1/tmp"
   unshare --mount --uts --propagation private sh -c \
-    'hostname "$1" && mount -t tmpfs -o mode=1777 tmpfs /dev/shm && exec slurmd -N "$1" -f "$2"' sh "$1" "$dir/slurm.conf"
+    'hostname "$1" && mount -t tmpfs -o mode=1777 tmpfs /dev/shm && exec slurmd -N "$1" -f "$2"' \
+    sh "$1" "$dir/slurm.conf"
 }
 
 descendants() { # PID
@@ -155,7 +167,8 @@ command_up() {
   local nodes=${1:-2} cpus=${2:-4} i try
   [[ $nodes =~ ^[1-9][0-9]?$ ]] || misused "NODES is a number from 1 to 99, not '$nodes'"
   [[ $cpus =~ ^[1-9][0-9]*$ ]] || misused "CPUS is a positive number, not '$cpus'"
-  [ ${#dir} -le 70 ] || die "$dir: longer than 70 characters, and sockets in it would have names that are too long; take a shorter one, such as /tmp/slurm"
+  [ ${#dir} -le 70 ] || die "$dir: longer than 70 characters, and sockets in it would have names"\
+" that are too long; take a shorter one, such as /tmp/slurm"
   [ ! -e "$dir/slurmctld.pid" ] || die "$dir has a cluster already; \`$0 down $dir\` stops it"
   check_machine
   mkdir -p "$dir/munge" "$dir/state"
@@ -164,10 +177,13 @@ command_up() {
   trap 'code=$?; [ $code = 0 ] || command_down; exit $code' EXIT  # half a cluster is none
   (umask 077 && head -c 1024 /dev/urandom >"$dir/munge/key")
   munged --key-file="$dir/munge/key" --socket="$dir/munge/socket" --pid-file="$dir/munge/pid" \
-    --log-file="$dir/munge/log" --seed-file="$dir/munge/seed" || die "munged did not start; see $dir/munge/log"
+    --log-file="$dir/munge/log" --seed-file="$dir/munge/seed" ||
+    die "munged did not start; see $dir/munge/log"
   export SLURM_CONF=$dir/slurm.conf
   slurmctld -c -f "$SLURM_CONF" || die "slurmctld did not start; see $dir/slurmctld.log"
-  for ((i = 0; i < nodes; i++)); do boot_node "n$i" || die "slurmd of n$i did not start; see $dir/n$i/slurmd.log"; done
+  for ((i = 0; i < nodes; i++)); do
+    boot_node "n$i" || die "slurmd of n$i did not start; see $dir/n$i/slurmd.log"
+  done
   for ((try = 0; try < 200; try++)); do
     [ "$(sinfo -h -N -p main -o %t 2>/dev/null | grep -c '^idle$')" != "$nodes" ] || return 0
     sleep 0.05
@@ -180,7 +196,8 @@ command_crash() { # NODE
   read -r -d '' -a pids < <(cat "$dir/$1/slurmd.pid"; tasks_of "$1"; printf '\0') || true
   kill -9 "${pids[@]}" 2>/dev/null || true
   wait_gone "${pids[@]}" || true
-  SLURM_CONF=$dir/slurm.conf scontrol update NodeName="$1" State=DOWN Reason=crash  # noticed at once, not after half a minute
+  # Slurm notices it at once, not after half a minute.
+  SLURM_CONF=$dir/slurm.conf scontrol update NodeName="$1" State=DOWN Reason=crash
 }
 
 command_down() {
@@ -188,9 +205,14 @@ command_down() {
   for file in "$dir"/n*/slurmd.pid "$dir/slurmctld.pid" "$dir/munge/pid"; do
     [ ! -s "$file" ] || daemons+=("$(cat "$file")")
   done
-  [ ! -s "$dir/slurmctld.pid" ] || SLURM_CONF=$dir/slurm.conf timeout 5 scancel -u root 2>/dev/null || true
+  [ ! -s "$dir/slurmctld.pid" ] ||
+    SLURM_CONF=$dir/slurm.conf timeout 5 scancel -u root 2>/dev/null || true
   for node in "$dir"/n*/; do
-    read -r -d '' -a tasks < <(printf '%s ' "${tasks[@]}"; tasks_of "$(basename "$node")"; printf '\0') || true
+    read -r -d '' -a tasks < <(
+      printf '%s ' "${tasks[@]}"
+      tasks_of "$(basename "$node")"
+      printf '\0'
+    ) || true
   done
   [ ${#daemons[@]} = 0 ] || kill "${daemons[@]}" 2>/dev/null || true
   [ ${#tasks[@]} = 0 ] || kill -9 "${tasks[@]}" 2>/dev/null || true
@@ -216,6 +238,7 @@ fi
 case $command in
   down) [ $# = 0 ] || misused "down DIR"; command_down ;;
   crash | start)
-    [ $# = 1 ] && [ -d "$dir/$1" ] && [[ $1 =~ ^n[0-9]+$ ]] || misused "$command DIR NODE, where NODE is n0, n1, ..."
+    [ $# = 1 ] && [ -d "$dir/$1" ] && [[ $1 =~ ^n[0-9]+$ ]] ||
+      misused "$command DIR NODE, where NODE is n0, n1, ..."
     if [ "$command" = crash ]; then command_crash "$1"; else boot_node "$1"; fi ;;
 esac

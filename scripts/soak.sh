@@ -22,7 +22,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
-usage() { sed -n '2,19s/^# \{0,1\}//p' scripts/soak.sh; }
+usage() { sed -n '2,21s/^# \{0,1\}//p' scripts/soak.sh; }
 
 jobs=${FP8TRAIN_JOBS:-$(nproc)}
 logs=$PWD/build/soak-logs
@@ -36,10 +36,13 @@ fuzz_names() { sed -n 's/^fuzz_target(\([a-z_0-9]*\) .*/\1/p' tests/fuzz/CMakeLi
 fuzz_one() {
   local name=$1
   mkdir -p "build/fuzz/corpus/fuzz_$name" build/fuzz/findings
-  if "build/fuzz/bin/fuzz_$name" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
+  if "build/fuzz/bin/fuzz_$name" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 \
+    -print_final_stats=1 \
     -artifact_prefix="build/fuzz/findings/fuzz_$name-" "build/fuzz/corpus/fuzz_$name" \
-    $(if [ -d "tests/fuzz/corpus/$name" ]; then echo "tests/fuzz/corpus/$name"; fi) >"$logs/fuzz-$name.log" 2>&1; then
-    echo "fuzz passed $name: $(sed -n 's/^stat::number_of_executed_units: *//p' "$logs/fuzz-$name.log") inputs"
+    $(if [ -d "tests/fuzz/corpus/$name" ]; then echo "tests/fuzz/corpus/$name"; fi) \
+    >"$logs/fuzz-$name.log" 2>&1; then
+    inputs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$logs/fuzz-$name.log")
+    echo "fuzz passed $name: $inputs inputs"
   else
     echo "fuzz FAILED $name"
     tail -n 30 "$logs/fuzz-$name.log"
@@ -51,9 +54,11 @@ soak_fuzz() {
   local names=("$@") name
   [ ${#names[@]} != 0 ] || mapfile -t names < <(fuzz_names)
   for name in "${names[@]}"; do
-    fuzz_names | grep -qx "$name" || { echo "soak.sh: no fuzz target '$name'; there are: $(fuzz_names | xargs)" >&2; exit 2; }
+    fuzz_names | grep -qx "$name" ||
+      { echo "soak.sh: no fuzz target '$name'; there are: $(fuzz_names | xargs)" >&2; exit 2; }
   done
-  bash scripts/build.sh --preset fuzz --cuda off --jobs "$jobs" $(printf -- '--target fuzz_%s ' "${names[@]}") >"$logs/build.log" 2>&1 ||
+  bash scripts/build.sh --preset fuzz --cuda off --jobs "$jobs" \
+    $(printf -- '--target fuzz_%s ' "${names[@]}") >"$logs/build.log" 2>&1 ||
     { tail -n 30 "$logs/build.log"; return 1; }
   printf '%s\n' "${names[@]}" | xargs -P "$jobs" -I{} bash -c 'fuzz_one {}' | tee -a "$logs/results"
 }
@@ -72,7 +77,8 @@ one() {
 
 build() {
   local targets=("$@")
-  bash scripts/build.sh --jobs "$jobs" $(printf -- '--target %s ' "${targets[@]}") >"$logs/build.log" 2>&1 || { tail -n 30 "$logs/build.log"; return 1; }
+  bash scripts/build.sh --jobs "$jobs" $(printf -- '--target %s ' "${targets[@]}") \
+    >"$logs/build.log" 2>&1 || { tail -n 30 "$logs/build.log"; return 1; }
 }
 
 soak_faults() {
@@ -96,11 +102,16 @@ soak_steps() {
 mode=${1:-}
 [ $# = 0 ] || shift
 case $mode in
-  fuzz | faults | slurm | steps) mkdir -p "$logs"; : >"$logs/results"; "soak_$mode" "$@" || echo "soak FAILED" >>"$logs/results" ;;
+  fuzz | faults | slurm | steps)
+    mkdir -p "$logs"
+    : >"$logs/results"
+    "soak_$mode" "$@" || echo "soak FAILED" >>"$logs/results" ;;
   all)
     mkdir -p "$logs"
     : >"$logs/results"
-    for mode in faults steps slurm fuzz; do "soak_$mode" || echo "soak FAILED" >>"$logs/results"; done
+    for mode in faults steps slurm fuzz; do
+      "soak_$mode" || echo "soak FAILED" >>"$logs/results"
+    done
     ;;
   -h | --help) usage; exit 0 ;;
   *) usage >&2; exit 2 ;;

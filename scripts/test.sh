@@ -2,7 +2,8 @@
 # Sets up, builds and checks everything. The last line is "N passed, N failed"; the exit code is 0
 # when nothing failed.
 #
-#   scripts/test.sh           all stages: set-up, format, layers, release build and tests, installation, sizes of kernels, sanitizers, fuzzing with clang-tidy
+#   scripts/test.sh           all stages: set-up, format, layers, release build and tests,
+#                             installation, sizes of kernels, sanitizers, fuzzing with clang-tidy
 #   scripts/test.sh --quick   release build and its tests only
 #   scripts/test.sh --no-setup ...   installs nothing
 #
@@ -38,7 +39,7 @@ for argument in "$@"; do
   case $argument in
     --quick) quick=1 ;;
     --no-setup) setup=0 ;;
-    -h | --help) sed -n '2,25s/^# \{0,1\}//p' scripts/test.sh; exit 0 ;;
+    -h | --help) sed -n '2,31s/^# \{0,1\}//p' scripts/test.sh; exit 0 ;;
     *) echo "test.sh: unknown option '$argument'" >&2; exit 2 ;;
   esac
 done
@@ -60,7 +61,10 @@ rotation=${FP8TRAIN_TEST_ROTATION:-$(git rev-list --count HEAD 2>/dev/null || ec
 export FP8TRAIN_TEST_ROTATION=$rotation
 # Not by the number, whose steps from test to test may all be even.
 part=${FP8TRAIN_TEST_PART:-$((16#$(git rev-parse HEAD 2>/dev/null | cut -c1-6 || echo 0) % 5))}
-case $part in [0-4]) ;; *) echo "test.sh: FP8TRAIN_TEST_PART is 0 to 4, not '$part'" >&2; exit 2 ;; esac
+case $part in
+  [0-4]) ;;
+  *) echo "test.sh: FP8TRAIN_TEST_PART is 0 to 4, not '$part'" >&2; exit 2 ;;
+esac
 in_part() { [ "$rotation" = all ] || [ "$part" = "$1" ]; }
 
 # Test programs share the cores: threads that wait must not spin.
@@ -68,7 +72,9 @@ export OMP_WAIT_POLICY=passive
 
 # Seconds of processor time of the processes that have ended, from what bash's `times` wrote:
 # minutes and seconds, of user and system.
-cpu_of() { awk 'NR == 2 { split($0, t, /[ms ]+/); printf "%d", t[1] * 60 + t[2] + t[3] * 60 + t[4] }' "$1"; }
+cpu_of() {
+  awk 'NR == 2 { split($0, t, /[ms ]+/); printf "%d", t[1] * 60 + t[2] + t[3] * 60 + t[4] }' "$1"
+}
 
 # stage NAME FUNCTION: runs it with its output in a log. A stage that counts its own tests
 # leaves two numbers in $counts.
@@ -91,7 +97,8 @@ stage() {
   passed=$((passed + ok))
   failed=$((failed + bad))
   times >"$logs/times"
-  table+=("$(printf '%-14s %6d s %8d s' "$name" $((SECONDS - start)) $(($(cpu_of "$logs/times") - cpu)))")
+  cpu=$(($(cpu_of "$logs/times") - cpu))
+  table+=("$(printf '%-14s %6d s %8d s' "$name" $((SECONDS - start)) $cpu)")
   if [ "$bad" = 0 ]; then
     printf 'ok      %4d s' $((SECONDS - start))
     [ ! -s "$counts" ] || printf '   %d passed' "$ok"
@@ -110,7 +117,11 @@ stage() {
 note() { echo "note: $*"; }
 # part_stage PART NAME FUNCTION: a stage of one part of the runs.
 part_stage() {
-  if in_part "$1"; then stage "$2" "$3"; else printf '%-14s in part %s (FP8TRAIN_TEST_PART)\n' "$2" "$1"; fi
+  if in_part "$1"; then
+    stage "$2" "$3"
+  else
+    printf '%-14s in part %s (FP8TRAIN_TEST_PART)\n' "$2" "$1"
+  fi
 }
 
 finish() {
@@ -128,30 +139,40 @@ finish() {
 run_ctest() {
   local directory=$1 status output=$counts.output
   shift
-  "${personality[@]}" ctest --test-dir "$directory" --output-on-failure --no-tests=error --timeout 900 "$@" 2>&1 | tee "$output"
+  "${personality[@]}" ctest --test-dir "$directory" --output-on-failure --no-tests=error \
+    --timeout 900 "$@" 2>&1 | tee "$output"
   status=${PIPESTATUS[0]}
-  sed -n 's/^[0-9]*% tests passed, \([0-9]*\) tests\{0,1\} failed out of \([0-9]*\)$/\1 \2/p' "$output" |
+  sed -n 's/^[0-9]*% tests passed, \([0-9]*\) tests\{0,1\} failed out of \([0-9]*\)$/\1 \2/p' \
+    "$output" |
     awk '{print $2 - $1, $1}' >"$counts"
   rm -f "$output"
   return "$status"
 }
 
-sources() { find lib apps tests -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) | sort; }
+sources() {
+  find lib apps tests -type f \
+    \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) | sort
+}
 
 # Targets of a build directory whose program is bin/PATTERN.
-programs() { ninja -C "$1" -t targets all | sed -n 's/^\(bin\/[^:]*\): .*/\1/p' | grep -E "^bin/$2\$"; }
+programs() {
+  ninja -C "$1" -t targets all | sed -n 's/^\(bin\/[^:]*\): .*/\1/p' | grep -E "^bin/$2\$"
+}
 
 setup_stage() { bash scripts/setup.sh $([ $quick = 1 ] || echo --dev); }
 format_stage() { sources | xargs clang-format --dry-run -Werror; }
 layers_stage() {
   local check
   for check in layers methods words links; do
-    python3 "scripts/checks/$check.py" --self-test && python3 "scripts/checks/$check.py" "$root" || return 1
+    python3 "scripts/checks/$check.py" --self-test && python3 "scripts/checks/$check.py" "$root" ||
+      return 1
   done
 }
 scripts_stage() {
   local script
-  for script in scripts/*.sh packaging/*.sh slurm/*.sbatch tests/run/*.sh .ci/run; do bash -n "$script" || return 1; done
+  for script in scripts/*.sh packaging/*.sh slurm/*.sbatch tests/run/*.sh .ci/run; do
+    bash -n "$script" || return 1
+  done
   python3 - scripts <<'PY'
 import ast, pathlib, sys
 for path in pathlib.Path(sys.argv[1]).rglob("*.py"):
@@ -167,11 +188,13 @@ release_stage() {
 # The machine code of kernels against the committed table: what has grown by more
 # than a tenth, or spills.
 kernels_stage() {
-  if ! grep -q '\.cu\.o"' build/compile_commands.json || [[ $FP8TRAIN_CUDA_ARCHITECTURES != *90* ]]; then
+  if ! grep -q '\.cu\.o"' build/compile_commands.json ||
+    [[ $FP8TRAIN_CUDA_ARCHITECTURES != *90* ]]; then
     note "no code for compute capability 9.0 is built"
     return
   fi
-  python3 scripts/kernel_resources.py --self-test && python3 scripts/kernel_resources.py --check lib/ops/support/kernel_table.json
+  python3 scripts/kernel_resources.py --self-test &&
+    python3 scripts/kernel_resources.py --check lib/ops/support/kernel_table.json
 }
 
 small_enough() {
@@ -184,7 +207,8 @@ small_enough() {
 install_stage() {
   local prefix
   prefix=$(mktemp -d)
-  cmake --install build --prefix "$prefix" && "$prefix/bin/fp8train" --version && [ -s "$prefix/share/doc/fp8train/README.md" ] &&
+  cmake --install build --prefix "$prefix" && "$prefix/bin/fp8train" --version &&
+    [ -s "$prefix/share/doc/fp8train/README.md" ] &&
     strip "$prefix/bin/fp8train" && small_enough "$prefix/bin/fp8train"
   local status=$?
   rm -rf "$prefix"
@@ -197,9 +221,11 @@ install_stage() {
 build_unit_tests() {
   local preset=$1
   cmake --preset "$preset" || return 1
-  mapfile -t unit_tests < <(programs "build/$preset" '[A-Za-z0-9_]*_test' | grep -vE '^bin/(run|mpi)_' | grep -E ${3:+"$3"} "^bin/$2_test\$")
+  mapfile -t unit_tests < <(programs "build/$preset" '[A-Za-z0-9_]*_test' |
+    grep -vE '^bin/(run|mpi)_' | grep -E ${3:+"$3"} "^bin/$2_test\$")
   [ ${#unit_tests[@]} != 0 ] || { echo "no unit tests in build/$preset"; return 1; }
-  bash scripts/build.sh "${jobs[@]}" --preset "$preset" $(printf -- '--target %s ' "${unit_tests[@]}")
+  bash scripts/build.sh "${jobs[@]}" --preset "$preset" \
+    $(printf -- '--target %s ' "${unit_tests[@]}")
 }
 
 # run_built_unit_tests PRESET: those whose programs build_unit_tests has built.
@@ -209,7 +235,9 @@ run_built_unit_tests() {
 import json, pathlib, sys
 built = set(sys.argv[1:])
 tests = json.load(sys.stdin)["tests"]
-print("|".join(test["name"] for test in tests if built & {"bin/" + pathlib.Path(part).name for part in test.get("command", [])}))
+def programs(test):
+    return {"bin/" + pathlib.Path(part).name for part in test.get("command", [])}
+print("|".join(test["name"] for test in tests if built & programs(test)))
 ' "${unit_tests[@]}")
   run_ctest "build/$1" -L unit -R "^($names)\$" -j "$cores"
 }
@@ -218,11 +246,13 @@ print("|".join(test["name"] for test in tests if built & {"bin/" + pathlib.Path(
 leaks_can_be_found() {
   local probe=$logs/leak-probe
   echo 'int main() {}' >"$probe.cpp"
-  g++ -fsanitize=address -o "$probe" "$probe.cpp" && ASAN_OPTIONS=detect_leaks=1 "$probe" >/dev/null 2>&1
+  g++ -fsanitize=address -o "$probe" "$probe.cpp" &&
+    ASAN_OPTIONS=detect_leaks=1 "$probe" >/dev/null 2>&1
 }
 
 asan_stage() {
-  local training='(train|chat_training)' others='(comm|nccl_comm|config|data|dialects|io|io_export|parallel|precision|wizard)'
+  local training='(train|chat_training)'
+  local others='(comm|nccl_comm|config|data|dialects|io|io_export|parallel|precision|wizard)'
   local built pattern invert=
   if [ "$rotation" = all ]; then
     built=all pattern='[A-Za-z0-9_]*'
@@ -254,7 +284,9 @@ tsan_stage() {
   others=(config dialects model nn numeric ops optim precision tensor wizard)
   local i
   for i in "${!others[@]}"; do
-    if [ "$rotation" = all ] || [ $((i % 3)) = $((rotation % 3)) ]; then programs+="|${others[$i]}"; fi
+    if [ "$rotation" = all ] || [ $((i % 3)) = $((rotation % 3)) ]; then
+      programs+="|${others[$i]}"
+    fi
   done
   build_unit_tests tsan "($programs)" || return 1
   note "programs: ${programs//|/ }"
@@ -281,7 +313,8 @@ fuzz_one() {
   local folders=("build/fuzz/corpus/$name")
   local seeds=tests/fuzz/corpus/${name#fuzz_}
   [ ! -d "$seeds" ] || folders+=("$seeds")
-  if "$program" -max_total_time="${FP8TRAIN_FUZZ_SECONDS:-12}" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
+  if "$program" -max_total_time="${FP8TRAIN_FUZZ_SECONDS:-12}" -timeout=10 -rss_limit_mb=2048 \
+    -print_final_stats=1 \
     -artifact_prefix="build/fuzz/findings/$name-" "${folders[@]}" >"$1/fuzz-$name.log" 2>&1; then
     echo "fuzz passed $name"
   else
@@ -294,20 +327,30 @@ fuzz_one() {
 # GCC-only flag), those changed on this branch first.
 tidy_files() {
   local base known changed count offset
-  known=$(sed -n 's/^ *"file": "\(.*\)".*/\1/p' build/tidy/compile_commands.json | sed "s|^$root/||" | grep -E '^(lib|apps)/' | sort -u)
+  known=$(sed -n 's/^ *"file": "\(.*\)".*/\1/p' build/tidy/compile_commands.json |
+    sed "s|^$root/||" | grep -E '^(lib|apps)/' | sort -u)
   base=$(git merge-base HEAD origin/main 2>/dev/null || true)
-  if [ -z "$base" ] || [ "$base" = "$(git rev-parse HEAD 2>/dev/null)" ]; then base=$(git rev-parse -q --verify HEAD~1 2>/dev/null || true); fi
+  if [ -z "$base" ] || [ "$base" = "$(git rev-parse HEAD 2>/dev/null)" ]; then
+    base=$(git rev-parse -q --verify HEAD~1 2>/dev/null || true)
+  fi
   changed=
-  if [ -n "$base" ]; then changed=$({ git diff --name-only "$base"; git ls-files -o --exclude-standard; } | sort -u | grep -Fxf - <(echo "$known") || true); fi
+  if [ -n "$base" ]; then
+    changed=$({ git diff --name-only "$base"; git ls-files -o --exclude-standard; } | sort -u |
+      grep -Fxf - <(echo "$known") || true)
+  fi
   [ -z "$changed" ] || sed 's/^/changed /' <<<"$changed"
   count=$(wc -l <<<"$known")
   offset=$((16#$(git rev-parse HEAD 2>/dev/null | cut -c1-6 || echo 0) % count))
-  { tail -n +$((offset + 1)) <<<"$known"; head -n "$offset" <<<"$known"; } | grep -Fxvf <(echo "$changed") | sed 's/^/other /'
+  { tail -n +$((offset + 1)) <<<"$known"; head -n "$offset" <<<"$known"; } |
+    grep -Fxvf <(echo "$changed") | sed 's/^/other /'
 }
 
 tidy_one() {
   local kind=$1 file=$2 output
-  if [ "$kind" = other ] && [ "$(date +%s)" -ge "$tidy_deadline" ]; then echo "tidy left $file"; return; fi
+  if [ "$kind" = other ] && [ "$(date +%s)" -ge "$tidy_deadline" ]; then
+    echo "tidy left $file"
+    return
+  fi
   if output=$(clang-tidy -p build/tidy --quiet "$file" 2>&1); then
     echo "tidy passed $file"
   else
@@ -322,16 +365,19 @@ fuzz_or_tidy() {
 
 # Fuzz targets and clang-tidy in one queue, so that no core waits for the last target.
 fuzz_and_tidy_stage() {
-  local output=$logs/fuzz-and-tidy.results seconds=${FP8TRAIN_TIDY_SECONDS:-60} checked tidy_ok=1 good bad
+  local output=$logs/fuzz-and-tidy.results seconds=${FP8TRAIN_TIDY_SECONDS:-60}
+  local checked tidy_ok=1 good bad
   [ "$seconds" != all ] || seconds=1000000
   cmake --preset fuzz -B build/tidy -DFP8TRAIN_UNITY=OFF || return 1
   export tidy_deadline=$(($(date +%s) + seconds)) logs
   export -f fuzz_one tidy_one fuzz_or_tidy
-  { ! in_part 4 || find build/fuzz/bin -maxdepth 1 -type f -executable -name '*fuzz*' | sort | sed 's/^/fuzz /'; tidy_files; } |
+  { ! in_part 4 || find build/fuzz/bin -maxdepth 1 -type f -executable -name '*fuzz*' | sort |
+    sed 's/^/fuzz /'; tidy_files; } |
     xargs -P "$cores" -L 1 bash -c 'fuzz_or_tidy "$@"' queue | tee "$output" | grep -v '^tidy left '
   checked=$(grep -cE '^tidy (passed|FAILED) ' "$output")
   note "clang-tidy: $checked of $((checked + $(grep -c '^tidy left ' "$output"))) files"
-  grep -E '^[a-z]* FAILED |: error: ' "$output" # once more, at the end, where the log's tail shows it
+  # Once more, at the end, where the log's tail shows it.
+  grep -E '^[a-z]* FAILED |: error: ' "$output"
   if [ "$checked" = 0 ] || grep -q '^tidy FAILED ' "$output"; then tidy_ok=0; fi
   good=$(($(grep -c '^fuzz passed ' "$output") + tidy_ok))
   bad=$(($(grep -c '^fuzz FAILED ' "$output") + 1 - tidy_ok))
@@ -353,7 +399,11 @@ fi
 if [ $quick = 0 ]; then
   # Each part builds the libraries once more, for one sanitizer: a cold run stays under
   # 20 minutes on two cores.
-  if in_part 0 || in_part 1 || in_part 2; then stage asan asan_stage; else printf '%-14s in parts 0 to 2 (FP8TRAIN_TEST_PART)\n' asan; fi
+  if in_part 0 || in_part 1 || in_part 2; then
+    stage asan asan_stage
+  else
+    printf '%-14s in parts 0 to 2 (FP8TRAIN_TEST_PART)\n' asan
+  fi
   part_stage 3 tsan tsan_stage
   part_stage 4 fuzz-build fuzz_build_stage
   stage fuzz-and-tidy fuzz_and_tidy_stage

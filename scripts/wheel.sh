@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Packs the built program as a Python wheel:
 # `pip install fp8train-VERSION-py3-none-manylinux_*_x86_64.whl` puts `fp8train` on the PATH of an
-# environment, with the libraries that scripts/bundle.sh packs. It needs neither Python's headers nor any Python
-# package.
+# environment, with the libraries that scripts/bundle.sh packs. It needs neither Python's headers
+# nor any Python package.
 #
 #   scripts/wheel.sh [--build DIR] [--out DIR]
 #
@@ -16,7 +16,7 @@ while [ $# -gt 0 ]; do
   case $1 in
     --build) build=$2; shift 2 ;;
     --out) out=$2; shift 2 ;;
-    -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "wheel.sh: unknown option '$1'" >&2; exit 2 ;;
   esac
 done

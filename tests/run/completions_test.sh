@@ -45,13 +45,16 @@ is optimizer.lr= run.yaml optimizer.lr
 is "" train --config ""   # a file: readline's own
 is "bash" completions b
 offers --json doctor --j
-for command in $("$program" completions bash | sed -n "s/^    '') parts='\(.*\)' ;;/\1/p" | head -1); do
+commands=$("$program" completions bash | sed -n "s/^    '') parts='\(.*\)' ;;/\1/p" |
+  head -1) || true
+for command in $commands; do
   "$program" "$command" --help >/dev/null || fail "$command is offered and is no command"
 done
 for shell in zsh fish; do
   "$program" completions $shell >"$folder/$shell" || fail "completions $shell"
   grep -q doctor "$folder/$shell" || fail "$shell does not know doctor"
-  ! command -v $shell >/dev/null || $shell -n "$folder/$shell" || fail "$shell does not read its script"
+  ! command -v $shell >/dev/null || $shell -n "$folder/$shell" ||
+    fail "$shell does not read its script"
 done
 bash -n <("$program" completions bash) || fail "the bash script is no script"
 

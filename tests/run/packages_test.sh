@@ -13,8 +13,9 @@ failures=0
 fail() { echo "FAILED: $1"; failures=$((failures + 1)); }
 for i in $(seq 400); do echo "the river ran over $i stones and we slept"; done >"$folder/text.txt"
 runs() { # PROGRAM...: trains two steps
-  (cd "$folder" && rm -rf run && "$@" device=cpu model.preset=toy data.train=text.txt data.seq_length=32 training.micro_batch_size=1 \
-    training.max_steps=2 output_dir=run threads=1 -q && test -s run/summary.json) || fail "no run with $*"
+  (cd "$folder" && rm -rf run && "$@" device=cpu model.preset=toy data.train=text.txt \
+    data.seq_length=32 training.micro_batch_size=1 training.max_steps=2 output_dir=run threads=1 \
+    -q && test -s run/summary.json) || fail "no run with $*"
 }
 
 rm -f "$build"/packages/fp8train*
@@ -24,17 +25,21 @@ for library in libc6 libstdc++6 libdnnl libyaml-cpp libsentencepiece; do
   dpkg-deb -f "$deb" Depends | grep -q "$library" || fail "the .deb does not depend on $library"
 done
 dpkg-deb -x "$deb" "$folder/root"
-for file in bin/fp8train share/man/man1/fp8train.1 share/bash-completion/completions/fp8train share/zsh/vendor-completions/_fp8train \
-  share/fish/vendor_completions.d/fp8train.fish share/fp8train/slurm/single_node.sbatch share/doc/fp8train/LICENSE; do
+for file in bin/fp8train share/man/man1/fp8train.1 share/bash-completion/completions/fp8train \
+  share/zsh/vendor-completions/_fp8train share/fish/vendor_completions.d/fp8train.fish \
+  share/fp8train/slurm/single_node.sbatch share/doc/fp8train/LICENSE; do
   test -s "$folder/root/usr/$file" || fail "the .deb has no $file"
 done
 runs "$folder/root/usr/bin/fp8train"
-mkdir "$folder/tgz" && tar -C "$folder/tgz" --strip-components=1 -xzf "$build"/packages/fp8train-*.tar.gz || fail "the .tar.gz"
+mkdir "$folder/tgz" && tar -C "$folder/tgz" --strip-components=1 \
+  -xzf "$build"/packages/fp8train-*.tar.gz || fail "the .tar.gz"
 runs "$folder/tgz/bin/fp8train"
 
-scripts/wheel.sh --build "$build" --out "$folder/wheel" >"$folder/wheel.log" 2>&1 || { cat "$folder/wheel.log"; fail wheel.sh; }
+scripts/wheel.sh --build "$build" --out "$folder/wheel" >"$folder/wheel.log" 2>&1 ||
+  { cat "$folder/wheel.log"; fail wheel.sh; }
 if python3 -m venv "$folder/venv" 2>/dev/null; then
-  "$folder/venv/bin/pip" install -q --no-index "$folder"/wheel/*.whl 2>"$folder/pip.log" || { cat "$folder/pip.log"; fail "pip install"; }
+  "$folder/venv/bin/pip" install -q --no-index "$folder"/wheel/*.whl 2>"$folder/pip.log" ||
+    { cat "$folder/pip.log"; fail "pip install"; }
   runs env -u LD_LIBRARY_PATH "$folder/venv/bin/fp8train"
   "$folder/venv/bin/fp8train" cofig 2>/dev/null
   [ $? = 2 ] || fail "the wheel's command does not pass the exit code on"
@@ -49,7 +54,8 @@ else
   echo "no Docker daemon: packaging/Dockerfile is not tested"
 fi
 if command -v apptainer >/dev/null; then
-  apptainer build --fakeroot "$folder/fp8train.sif" packaging/fp8train.def && apptainer run "$folder/fp8train.sif" --version || fail apptainer
+  apptainer build --fakeroot "$folder/fp8train.sif" packaging/fp8train.def &&
+    apptainer run "$folder/fp8train.sif" --version || fail apptainer
 else
   echo "no apptainer: packaging/fp8train.def is not tested"
 fi

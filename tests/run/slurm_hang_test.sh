@@ -3,7 +3,8 @@
 # watchdogs end the job in their time and name rank and section, slurm/requeue.sbatch queues it
 # again, and it goes on to the weights of a run that none has disturbed.
 #
-#   tests/run/slurm_hang_test.sh FAULTY_PROGRAM [ATTEMPT]     exit codes: 0 passed, 1 failed, 77 no Slurm can be started here
+#   tests/run/slurm_hang_test.sh FAULTY_PROGRAM [ATTEMPT]
+#       exit codes: 0 passed, 1 failed, 77 no Slurm can be started here
 set -uo pipefail
 program=$(readlink -f "${1:?usage: slurm_hang_test.sh FAULTY_PROGRAM}")
 attempt=${2:-1}
@@ -14,7 +15,9 @@ begin_cluster 4 16
 # The fault happens in the first start of a job alone.
 cat >bin/fp8train <<SH
 #!/bin/sh
-if [ "\${SLURM_RESTART_COUNT:-0}" = 0 ] && [ -n "\${FAULT:-}" ]; then exec "$program" --fault "\$FAULT" "\$@"; fi
+if [ "\${SLURM_RESTART_COUNT:-0}" = 0 ] && [ -n "\${FAULT:-}" ]; then
+  exec "$program" --fault "\$FAULT" "\$@"
+fi
 exec "$program" "\$@"
 SH
 chmod +x bin/fp8train
@@ -38,7 +41,9 @@ log=whole.log
 check "srun trains" srun -N2 --ntasks-per-node=2 fp8train run.yaml output_dir=whole >whole.log 2>&1
 
 # job RANK STEP SECTION: prints the job's number
-job() { FAULT="stop@$1:$2:$3" batch "$3" --nodes=2 "$root/slurm/requeue.sbatch" run.yaml "output_dir=$3"; }
+job() {
+  FAULT="stop@$1:$2:$3" batch "$3" --nodes=2 "$root/slurm/requeue.sbatch" run.yaml "output_dir=$3"
+}
 
 # seen RANK STEP SECTION: seconds for which a rank of its node had seen it there, by that rank's
 # flight record; the ranks of another node, one of which may speak first, know its host alone.
@@ -63,7 +68,8 @@ ended() {
     # within PMIx: a new job does.
     wait_until is_over "$4"
     check "$3: what hung is named" grep -q "in start_up for" "$log" # nobody knows the others yet
-    check "$3: a new job succeeds" srun -N2 --ntasks-per-node=2 fp8train run.yaml output_dir="$3" >again.log 2>&1
+    check "$3: a new job succeeds" srun -N2 --ntasks-per-node=2 fp8train run.yaml output_dir="$3" \
+      >again.log 2>&1
   else
     check "$3: the job succeeds in the end" succeeds "$4"
     check "$3: it was started twice" test "$(grep -c "restart ., on" "$log")" = 2
@@ -74,7 +80,8 @@ ended() {
   local seconds
   seconds=$(seen "$1" "$2" "$3")
   echo "  $3: rank $1, ${seconds:-not seen, or not} s in it; the limit is $limit s"
-  check "$3: in its time" awk -v s="${seconds:-1000}" -v limit=$limit 'BEGIN { exit !(s > 0.8 * limit && s < 2.5 * limit) }'
+  check "$3: in its time" awk -v s="${seconds:-1000}" -v limit=$limit \
+    'BEGIN { exit !(s > 0.8 * limit && s < 2.5 * limit) }'
 }
 
 # Two at a time.

@@ -37,13 +37,17 @@ reached() { grep -q "^{\"step\":$2," "$1/metrics.jsonl" 2>/dev/null; }   # RUN S
 same_weights() { # RUN RUN STEP: every bit of the checkpoint
   local file
   for file in model optimizer; do
-    cmp "$1/checkpoints/step-$3/$file.safetensors" "$2/checkpoints/step-$3/$file.safetensors" || return 1
+    cmp "$1/checkpoints/step-$3/$file.safetensors" "$2/checkpoints/step-$3/$file.safetensors" ||
+      return 1
   done
 }
 # `sbatch --wait` may look half a minute late: only one job is submitted with it.
-batch() { sbatch --parsable --output="$1.log" "${@:2}"; } # NAME ARGUMENT...: prints the job's number
+# batch NAME ARGUMENT...: starts a job and prints its number.
+batch() { sbatch --parsable --output="$1.log" "${@:2}"; }
 state() { scontrol show job --oneliner "$1" | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p'; }
-is_over() { case $(state "$1") in COMPLETED | FAILED | CANCELLED | TIMEOUT | NODE_FAIL) ;; *) return 1 ;; esac; }
+is_over() {
+  case $(state "$1") in COMPLETED | FAILED | CANCELLED | TIMEOUT | NODE_FAIL) ;; *) return 1 ;; esac
+}
 succeeds() { # JOB
   wait_until is_over "$1" || echo "job $1 is still $(state "$1")"
   [ "$(state "$1")" = COMPLETED ]
@@ -58,7 +62,8 @@ open_mpi_crashed() { grep -h -A1 "\] \[ 0\] " ./*.log | grep -q "End of error me
 # with 77 where there is no Slurm.
 begin_cluster() {
   # A job that this test may run in is none of its business.
-  unset "${!SLURM_@}" "${!PMIX_@}" "${!OMPI_@}" "${!SRUN_@}" "${!SBATCH_@}" "${!OMP_@}" "${!FP8TRAIN_@}"
+  unset "${!SLURM_@}" "${!PMIX_@}" "${!OMPI_@}" "${!SRUN_@}" "${!SBATCH_@}" "${!OMP_@}" \
+    "${!FP8TRAIN_@}"
   "$root/scripts/slurm_cluster.sh" up "$cluster" "$1" "$2"
   local code=$?
   [ $code = 0 ] || exit $code
@@ -67,7 +72,8 @@ begin_cluster() {
   mkdir bin
   export PATH=$folder/bin:$PATH
   awk 'BEGIN { split("the river ran over stones and we slept cold moon told no-one.", w, " "); x = 7
-    for (i = 0; i < 4000; i++) { x = (x * 16807) % 2147483647; printf "%s%s", w[x % 12 + 1], x % 9 ? " " : "\n" } }' >text.txt
+    for (i = 0; i < 4000; i++) {
+      x = (x * 16807) % 2147483647; printf "%s%s", w[x % 12 + 1], x % 9 ? " " : "\n" } }' >text.txt
 }
 
 # end_test SCRIPT ARGUMENTS... ATTEMPT: up to three attempts where Open MPI crashed.

@@ -2,7 +2,8 @@
 # The program under a real Slurm of seven nodes on this machine, and the job scripts of slurm/ as
 # they are.
 #
-#   tests/run/slurm_test.sh PROGRAM [ATTEMPT]     exit codes: 0 passed, 1 failed, 77 no Slurm can be started here
+#   tests/run/slurm_test.sh PROGRAM [ATTEMPT]
+#       exit codes: 0 passed, 1 failed, 77 no Slurm can be started here
 set -uo pipefail
 program=$(readlink -f "${1:?usage: slurm_test.sh PROGRAM}")
 attempt=${2:-1}
@@ -12,13 +13,21 @@ root=$(readlink -f "$(dirname "$0")/../..")
 # agree RUN RUN TOLERANCE: as many losses in both, the same relative to their size
 agree() {
   paste <(numbers "$1" loss) <(numbers "$2" loss) | awk -v tolerance="$3" '
-    { d = $1 / $2 - 1; if (d < 0) d = -d; if (NF != 2 || !(d < tolerance)) bad = 1; if (d > largest) largest = d }
-    END { printf "  %d losses, largest relative difference %.1e\n", NR, largest; exit NR == 0 || bad }'
+    {
+      d = $1 / $2 - 1; if (d < 0) d = -d
+      if (NF != 2 || !(d < tolerance)) bad = 1
+      if (d > largest) largest = d
+    }
+    END {
+      printf "  %d losses, largest relative difference %.1e\n", NR, largest
+      exit NR == 0 || bad
+    }'
 }
 pid_of_rank() { # RUN RANK
   local pid
   for pid in $(pgrep -f "fp8train .*output_dir=$1( |\$)"); do
-    ! tr '\0' '\n' 2>/dev/null <"/proc/$pid/environ" | grep -qx "PMIX_RANK=$2" || { echo "$pid"; return; }
+    ! tr '\0' '\n' 2>/dev/null <"/proc/$pid/environ" | grep -qx "PMIX_RANK=$2" ||
+      { echo "$pid"; return; }
   done
   return 1
 }
@@ -55,10 +64,12 @@ check "four ranks have found each other" grep -q "(4 ranks x " four.log
 check "the same losses" agree four one 1e-6
 
 section "the job scripts for one and for several nodes"
-sbatch --wait --output=multi.log "$root/slurm/multi_node_ddp.sbatch" run.yaml output_dir=multi >/dev/null &
+sbatch --wait --output=multi.log "$root/slurm/multi_node_ddp.sbatch" run.yaml output_dir=multi \
+  >/dev/null &
 waiter=$!
 zero=$(batch zero "$root/slurm/multi_node_zero3.sbatch" run.yaml output_dir=zero)
-single=$(batch single "$root/slurm/single_node.sbatch" run.yaml output_dir=single training.max_steps=20)
+single=$(batch single "$root/slurm/single_node.sbatch" run.yaml output_dir=single \
+  training.max_steps=20)
 log=single.log
 check "single_node.sbatch succeeds" succeeds "$single"
 check "two ranks" grep -q "(2 ranks x " single.log
@@ -75,7 +86,8 @@ threads: 1
 output_dir: wizard
 YAML
 log=wizard.log
-check "fp8train config writes them" fp8train config --answers answers.yaml --output wizard.yaml >wizard.log
+check "fp8train config writes them" fp8train config --answers answers.yaml --output wizard.yaml \
+  >wizard.log
 wizard=$(batch wizard wizard.sbatch training.max_steps=15)
 check "the job succeeds" succeeds "$wizard"
 check "four ranks trained" grep -q "(4 ranks x " wizard.log
@@ -90,16 +102,19 @@ check "nothing was trained" test ! -e alone
 
 section "undisturbed run"
 log=whole.log
-check "srun trains" srun -N2 --ntasks-per-node=2 fp8train run.yaml "${long[@]}" output_dir=whole >whole.log 2>&1
+check "srun trains" srun -N2 --ntasks-per-node=2 fp8train run.yaml "${long[@]}" output_dir=whole \
+  >whole.log 2>&1
 
 section "a signal, and the loss of a node"
-stopped=$(batch stopped --nodelist=n0,n1 "$root/slurm/requeue.sbatch" run.yaml "${long[@]}" output_dir=stopped)
+stopped=$(batch stopped --nodelist=n0,n1 "$root/slurm/requeue.sbatch" run.yaml \
+  "${long[@]}" output_dir=stopped)
 log=stopped.log
 check "the run begins" wait_until reached stopped 3
 scancel -s USR1 "$stopped"
 # The first of three nodes, where rank 0 and the batch script are, and on which the lock of the
 # run directory was taken.
-crashed=$(batch crashed --exclude=n0,n1,n5,n6 --nodes=2-3 "$root/slurm/requeue.sbatch" run.yaml output_dir=crashed parallelism.zero_stage=2)
+crashed=$(batch crashed --exclude=n0,n1,n5,n6 --nodes=2-3 "$root/slurm/requeue.sbatch" \
+  run.yaml output_dir=crashed parallelism.zero_stage=2)
 log=crashed.log
 check "the run begins" wait_until reached crashed 25
 "$root/scripts/slurm_cluster.sh" crash "$cluster" n2
@@ -108,14 +123,17 @@ section "multi_node_ddp.sbatch and multi_node_zero3.sbatch have ended meanwhile"
 log=multi.log
 check "sbatch --wait returns 0" wait $waiter
 check "four ranks on two nodes" grep -q ": 2 nodes" multi.log
-check "the bits of srun by hand" cmp four/checkpoints/step-000100/model.safetensors multi/checkpoints/step-000100/model.safetensors
+check "the bits of srun by hand" cmp four/checkpoints/step-000100/model.safetensors \
+  multi/checkpoints/step-000100/model.safetensors
 log=zero.log
 check "the job that shares weights succeeds" succeeds "$zero"
 check "ZeRO 3" grep -q "ZeRO 3" zero.log
-check "the same bits" cmp four/checkpoints/step-000100/model.safetensors zero/checkpoints/step-000100/model.safetensors
+check "the same bits" cmp four/checkpoints/step-000100/model.safetensors \
+  zero/checkpoints/step-000100/model.safetensors
 
 section "a rank is killed while the others wait to be started again"
-command=(srun --nodelist=n5,n6 --ntasks-per-node=2 --kill-on-bad-exit=1 fp8train run.yaml "${long[@]}" output_dir=killed)
+command=(srun --nodelist=n5,n6 --ntasks-per-node=2 --kill-on-bad-exit=1
+  fp8train run.yaml "${long[@]}" output_dir=killed)
 "${command[@]}" >killed.log 2>&1 &
 step=$!
 log=killed.log

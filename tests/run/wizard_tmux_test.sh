@@ -2,7 +2,8 @@
 # The wizard on a terminal, driven through tmux: prompts, `?`, `<`, bold headings, Ctrl-D and
 # Ctrl-C, and the files of a whole dialogue.
 #
-#   tests/run/wizard_tmux_test.sh PROGRAM     exit codes: 0 passed, 1 failed, 77 tmux is not installed
+#   tests/run/wizard_tmux_test.sh PROGRAM
+#       exit codes: 0 passed, 1 failed, 77 tmux is not installed
 set -uo pipefail
 program=$(readlink -f "${1:?usage: wizard_tmux_test.sh PROGRAM}")
 command -v tmux >/dev/null || { echo "tmux is not installed"; exit 77; }
@@ -11,7 +12,8 @@ socket=$folder/tmux0  # servers of our own, one for each dialogue
 dialogues=0
 trap 'tmux -S "$socket" kill-server 2>/dev/null; rm -rf "$folder"' EXIT
 cd "$folder" || exit 1
-mkdir bin && printf '#!/bin/sh\n' >bin/sbatch && chmod +x bin/sbatch  # where there is one, a job script is offered
+# A job script is offered where there is an sbatch.
+mkdir bin && printf '#!/bin/sh\n' >bin/sbatch && chmod +x bin/sbatch
 export PATH=$folder/bin:$PATH
 for i in $(seq 400); do echo "the river ran over $i stones and we slept"; done >text.txt
 
@@ -33,7 +35,8 @@ keys() { tmux -S "$socket" send-keys "$@"; }
 begin() {
   tmux -S "$socket" kill-server 2>/dev/null
   socket=$folder/tmux$((++dialogues))
-  tmux -S "$socket" -f /dev/null new-session -d -x 100 -y 50 "TERM=screen '$program' config; echo \"exit code \$?\"; cat"
+  tmux -S "$socket" -f /dev/null new-session -d -x 100 -y 50 \
+    "TERM=screen '$program' config; echo \"exit code \$?\"; cat"
 }
 # answer PROMPT TEXT: waits for the question, so that nothing is typed ahead
 answer() {
@@ -75,7 +78,9 @@ answer "Memory of a node" 2
 answer "Preset, - for" toy
 shows "of 1.0 GiB: fits"
 answer "Training data" text.txt
-for prompt in "Part held back" "Tokenizer [byte]" "Sequence length [64]"; do answer "$prompt" ""; done
+for prompt in "Part held back" "Tokenizer [byte]" "Sequence length [64]"; do
+  answer "$prompt" ""
+done
 answer "Plan" nonesuch
 answer "no plan 'nonesuch'" bf16
 answer "Optimizer steps" 30

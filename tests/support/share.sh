@@ -12,7 +12,8 @@ trap 'rm -f "$names"' EXIT
 # A comma in a name would begin another one.
 # is_in_rotation() of tests/support/sanitized.h goes by the rotation itself: without the division
 # some of its cases would never meet their test.
-{ "$program" --list-test-names-only || true; } | awk -v every="$every" -v first=$((rotation / 2 % every)) '
+{ "$program" --list-test-names-only || true; } |
+  awk -v every="$every" -v first=$((rotation / 2 % every)) '
   NF && i++ % every == first { gsub(/\\/, "\\\\"); gsub(/,/, "\\,"); print }' >"$names"
 [ -s "$names" ] || { echo "share.sh: $program has no test cases" >&2; exit 1; }
 echo "$(wc -l <"$names") test cases, one of $every"

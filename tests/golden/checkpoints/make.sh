@@ -17,7 +17,8 @@ make_one() {  # folder, plan, launcher...
   shift 2
   mkdir -p "$folder"
   cat > "$folder/run.yaml" <<YAML
-model: {${family:+model_type: $family, }hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 1, num_key_value_heads: 1, max_position_embeddings: 32}
+model: {${family:+model_type: $family, }hidden_size: 16, intermediate_size: 32,
+  num_hidden_layers: 1, num_attention_heads: 1, num_key_value_heads: 1, max_position_embeddings: 32}
 data: {train: [{path: text.txt}], val_fraction: 0.1, tokenizer: char, seq_length: 16}
 training: {max_steps: 6, micro_batch_size: 2, global_batch_size: 4}
 optimizer: {lr: 1e-2}
@@ -38,4 +39,6 @@ for plan in fp32 te-delayed fp8-min; do
   make_one "$2/$plan" "$plan"
 done
 family=qwen3 make_one "$2/qwen3" fp32
-stage=2 make_one "$2/coat-two-ranks" "coat, weight: bf16 stochastic, moment2: e4m3 group(128) expanded stochastic" mpirun --allow-run-as-root --oversubscribe --bind-to none -n 2
+stage=2 make_one "$2/coat-two-ranks" \
+  "coat, weight: bf16 stochastic, moment2: e4m3 group(128) expanded stochastic" \
+  mpirun --allow-run-as-root --oversubscribe --bind-to none -n 2
