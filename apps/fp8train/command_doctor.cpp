@@ -178,7 +178,7 @@ std::string output_of(const char* command) {
   return text;
 }
 
-/// Of what `srun --mpi=list` prints, and whether this program can use it.
+/// Judges what `srun --mpi=list` prints: whether this program can use it.
 Finding judge_process_managers(const std::string& listed) {
   const bool pmix = listed.find("pmix") != std::string::npos;
   std::string names;
@@ -224,7 +224,7 @@ Finding slurm() {
   return judge_process_managers(output_of("timeout 10 srun --mpi=list 2>&1"));
 }
 
-/// Of the step that this process belongs to.
+/// Says whether a process manager has started the step that this process belongs to.
 Finding process_manager() {
   const Launch launch = detect_launch();
   if (launch.slurm_step_tasks > 1 && !launch.manager && launch.mpi_ranks == 0) {
@@ -314,9 +314,8 @@ Finding disk(const fs::path& folder) {
   return finding;
 }
 
-/// One line for each thing that runs have failed for, with the fix. It looks at the system and
-/// starts srun for its list of process managers. `folder`: where runs will put their files; it need
-/// not exist yet.
+/// Returns a finding for each thing that runs have failed for, with the fix. Looks at the system and
+/// starts srun for its list of process managers. `folder` is that of runs; it need not exist yet.
 std::vector<Finding> examine_machine(const fs::path& folder) {
   const Machine machine = this_machine();
   std::vector<Finding> findings = {

@@ -98,7 +98,7 @@ void print_loss(const EvalOptions& options, const EngineSettings& engine, const 
              options.stride > 0 ? fmt::format(", {} tokens apart", options.stride) : "");
 }
 
-/// Of a folder of token files, those for validation.
+/// Returns the sources at a path; in a folder of token files, those for validation.
 std::vector<DataSource> sources_of(const std::string& path) {
   std::error_code unseen;
   if (std::filesystem::is_directory(path, unseen)) {

@@ -1,5 +1,5 @@
 #pragma once
-// Of which sources the program was built.
+// The commit of the sources that the program was built from.
 
 namespace fp8train {
 

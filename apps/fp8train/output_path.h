@@ -13,7 +13,7 @@ std::filesystem::path nearest_existing(const std::filesystem::path& path);
 /// making a folder and removing it again: permissions do not say it of file systems such as /proc.
 std::string why_unwritable(const std::filesystem::path& folder);
 
-/// The same of a file.
+/// Returns why the file cannot be written, which need not exist yet; empty: it can.
 std::string why_no_file(const std::filesystem::path& file);
 
 /// Throws ConfigError where the file is there and the option --overwrite is not given, DeviceError

@@ -187,7 +187,7 @@ std::string fish_completion(const CommandNode& program, const std::vector<std::s
       "set -l keys {1}\n",
       program.name, assignments(keys));
   for_each_command(program, "", [&](const std::string& path, const CommandNode& node) {
-    // Of a part: all words of its path have been given.
+    // The condition holds where all words of the part's path have been given.
     std::string condition = path.empty() ? "__fish_use_subcommand" : "";
     for (size_t begin = 0; begin < path.size();) {
       const size_t end = std::min(path.find(' ', begin), path.size());

@@ -145,7 +145,7 @@ class RankTimeline {
     }
   }
 
-  /// As many tracks as are under way at the same time.
+  /// Adds as many tracks as there are flights under way at the same time.
   void add_flights(const std::vector<TraceEvent>& events, TraceKind kind, const char* name) {
     const int first = tracks_;
     std::vector<double> ends;

@@ -25,7 +25,7 @@ struct StepTimes {
   double messages_in_backward = 0;  ///< of it while backward runs
 };
 
-/// Of the steps that the events hold from start to end.
+/// Adds up the times of the steps that the events hold from start to end.
 StepTimes step_times(const std::vector<TraceEvent>& events);
 
 /// Before steps are traced for a file: throws ConfigError on all ranks where it cannot be there.

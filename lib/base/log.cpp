@@ -29,7 +29,7 @@ spdlog::logger& logger() {
   return *instance;
 }
 
-/// Of each LogLevel.
+/// The level of spdlog that belongs to each LogLevel.
 constexpr spdlog::level::level_enum kLevels[] = {spdlog::level::debug, spdlog::level::info,
                                                  spdlog::level::warn, spdlog::level::err};
 

@@ -27,8 +27,8 @@ struct LoadRequest {
 /// problem (at most 50) on its own line, in order of their marks: "run.yaml:14:3: optimizer.lr:
 /// expected a number > 0, got "3e-4x"" or "--set a.b=v: a.b: ...".
 ///
-/// Of settings that exclude each other the one with the higher precedence replaces the other; a
-/// line in Settings::notes reports that (config/yaml/replacements.h).
+/// Where settings exclude each other, the one with the higher precedence replaces the other; a line
+/// in Settings::notes reports that (config/yaml/replacements.h).
 Settings load_settings(const LoadRequest& request);
 
 /// Puts the location of a given key before an error whose message begins with the key, as

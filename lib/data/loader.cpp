@@ -96,7 +96,7 @@ uint64_t Loader::samples_per_batch() const {
          static_cast<uint64_t>(settings_.data_ranks);
 }
 
-/// Of the step that `position` is in, counted once where batches are made in order.
+/// Counts the targets of the step that `position` is in, once where batches are made in order.
 int64_t Loader::step_targets(uint64_t position) {
   const uint64_t of_step = samples_per_batch() * static_cast<uint64_t>(settings_.batches_per_step);
   const uint64_t begin = position - (position - first_position_) % of_step;

@@ -14,7 +14,7 @@ namespace {
 using Kind = YamlNode::Kind;
 using Meaning = ForeignKey::Meaning;
 
-/// Of Accelerate's fp8_config, without the optional prefix fp8_ (Accelerate,
+/// The keys of fp8_config are written here without their optional prefix fp8_ (Accelerate,
 /// commands/config/config_args.py and utils/dataclasses.py).
 constexpr ForeignKey kAccelerate[] = {
     {"backend", Meaning::special, "fp8.backend"},

@@ -11,7 +11,7 @@ namespace {
 using Kind = YamlNode::Kind;
 using Meaning = ForeignKey::Meaning;
 
-/// Of Megatron, at the top level or in `fp8` (Megatron-LM, megatron/training/arguments.py).
+/// These keys are at the top level or in `fp8` (Megatron-LM, megatron/training/arguments.py).
 constexpr ForeignKey kMegatronKeys[] = {
     {"fp8_format", Meaning::ours, "fp8.format"},
     {"fp8_recipe", Meaning::special, "fp8.recipe"},

@@ -19,7 +19,8 @@ using Kind = YamlNode::Kind;
 constexpr const char* kType = "transformer_engine_config_type";
 constexpr const char* kParams = "TEQuantizationParams";
 
-/// Of a decoder's blocks (Megatron-LM, megatron/core/models/gpt/gpt_layer_specs.py).
+/// Names the layers of a decoder's blocks (Megatron-LM,
+/// megatron/core/models/gpt/gpt_layer_specs.py).
 const LayerNaming& megatron_naming() {
   static const LayerNaming kNaming = {"decoder.",
                                       {{"attention.qkv", "self_attention.linear_qkv"},

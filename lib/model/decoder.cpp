@@ -19,7 +19,7 @@ ParameterFormats formats_of(const PrecisionPlan& plan, const LinearPlan& linear)
   return linear.exempt_reason.empty() ? parameter_formats(plan) : ParameterFormats{};
 }
 
-/// Of a norm, or a bias.
+/// Returns the parameter of a norm's gain or of a bias.
 Parameter vector_of(const std::string& name, int64_t size, Init init) {
   return {.name = name, .shape = {size}, .decay = false, .init = init, .overwritten = true};
 }

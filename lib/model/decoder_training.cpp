@@ -50,7 +50,7 @@ void Decoder::run_head(const StepContext& context, const Residual& last, ConstVi
   final_norm_->backward(context, d_normed, gradient, false, norm_saved);
 }
 
-/// Of all but the head, whose gradients are complete.
+/// Runs backward through everything but the head, whose gradients are complete.
 void Decoder::backward(const StepContext& context, ConstView tokens, const View& gradient,
                        int64_t batch) {
   const TraceSpan span("backward");

@@ -21,7 +21,7 @@ int64_t norm_parameters(const ModelConfig& config) {
   return config.hidden_size * (has_bias ? 2 : 1);
 }
 
-/// Of its norms.
+/// Counts the parameters of a block's norms.
 int64_t block_vectors(const ModelConfig& config) {
   return 2 * norm_parameters(config) + (config.qk_norm ? 2 * config.head_dim : 0);
 }

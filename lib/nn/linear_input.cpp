@@ -88,7 +88,7 @@ Linear::Saved Linear::save_remade(const StepContext& context, const Input& x) co
   const LinearOperands::Source source = {.plain = x.plain, .slot = nullptr, .codes = {}};
   const LinearOperands::Wanted wanted = {false, x_.scaled_along_columns() && !context.plain};
   StepContext again = context;
-  // Of a slot that the forward pass has cast for, those stay.
+  // Where the forward pass has cast for the same slot, its statistics stay.
   again.collect_statistics = context.collect_statistics && x_.columns_have_own_slot();
   return {x_.make_operands(again, source, wanted, {scratch, scratch}).along_columns, x.smoothing};
 }

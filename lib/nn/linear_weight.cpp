@@ -29,7 +29,7 @@ LinearWeight::LinearWeight(const LinearPlan& plan, Parameter* weight, ScalingSta
     : plan_(plan),
       weight_(weight),
       w_(scaling, plan.site.name, weight_of_fprop(plan), {"w.dgrad", plan.dgrad.b, plan.dgrad.a}) {
-  // Of a master in two halves ranks can gather the upper ones alone, where no GEMM reads codes.
+  // Where no GEMM reads codes, ranks can gather the upper halves of a master in two halves alone.
   const bool upper_half =
       weight->formats.value.remainder && !w_.scaled_along_rows() && !w_.scaled_along_columns();
   const bool reads_value =

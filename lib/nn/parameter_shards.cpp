@@ -43,7 +43,7 @@ bool ParameterStore::shard_is_in_place(size_t segment) const {
   return gathers_values(segment) && layout_->segments[segment].values_stay;
 }
 
-/// Of a parameter, in its segment.
+/// Returns the first element of a parameter in its segment.
 int64_t ParameterStore::begin_of(size_t parameter) const {
   const StoreLayout::Segment& segment = layout_->segments[layout_->parts[parameter].segment];
   const auto member = std::find(segment.parameters.begin(), segment.parameters.end(), parameter);

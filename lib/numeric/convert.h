@@ -100,9 +100,9 @@ FP8TRAIN_HD float decode_f16(uint32_t code) {
 
 }  // namespace detail
 
-/// The same number in bf16, which holds every value of the FP8 formats, of e2m1 and of int8. All in
-/// 16-bit integers, so that a vector holds twice as many of them; a subnormal finds its leading one
-/// by comparison.
+/// Returns the same number in bf16, which holds every value of the FP8 formats, of e2m1 and of
+/// int8. It computes in 16-bit integers alone, so that a vector holds twice as many of them; a
+/// subnormal finds its leading one by comparison.
 FP8TRAIN_HD bf16 widen(e4m3 value) {
   using detail::pick;
   const auto code = static_cast<uint16_t>(value.bits);
@@ -222,9 +222,9 @@ FP8TRAIN_HD int8_t encode<int8_t>(float value) {
   return static_cast<int8_t>(bits_of(clamped + kAligner) - bits_of(kAligner));
 }
 
-/// As encode, but what rounds beyond the largest finite value stays visible: e5m2 and f16 give
-/// infinity, e4m3, which has none, gives NaN (464 still ties to 448). bf16 and e2m1: the same as
-/// encode.
+/// Encodes as encode() does, but what rounds beyond the largest finite value stays visible: e5m2
+/// and f16 give infinity, e4m3, which has none, gives NaN (464 still ties to 448). bf16 and e2m1
+/// give what encode() gives.
 template <typename T>
 FP8TRAIN_HD T encode_no_saturate(float value) {
   return detail::encode_limited<T>(value, FormatLayout<T>::kOverflowCode);

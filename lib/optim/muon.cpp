@@ -43,7 +43,7 @@ double scale_of(MuonScale scale, int64_t rows, int64_t columns) {
                                       : 0.2 * std::sqrt(std::max(height, width));
 }
 
-/// Of the iteration's products, and of passes over the elements.
+/// Returns the cost of an update: the iteration's products, and passes over the elements.
 double update_cost(const Parameter& parameter) {
   constexpr double kPasses = 20, kSteps = 5;
   double cost = kPasses * static_cast<double>(parameter.shape.count());

@@ -41,7 +41,7 @@ void copy_value(Stream stream, const Parameter& parameter) {
   }
 }
 
-/// As `cast` says, after an operation that does not cast.
+/// Casts the weight, or takes its amax, as `cast` says; for updates that do not cast themselves.
 void cast_weight(Stream stream, const Parameter& parameter, const ops::QuantizeSink& cast) {
   if (!cast.out.empty()) {
     ops::quantize(stream, parameter.value, cast.out, cast.amax, cast.statistics);

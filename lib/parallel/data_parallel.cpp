@@ -39,7 +39,7 @@ std::vector<GradientBuckets::Bucket> cut_buckets(const Communicator& comm,
   for (size_t buffer = 0; buffer < gradients.buffers(); ++buffer) {
     cut(gradients, buffer, static_cast<size_t>(most_bytes), stretches);
   }
-  // As backward completes them, so that queues alternate.
+  // They are sorted as backward completes them, so that queues alternate.
   const auto first_parameter = [&](const StoredPool::Stretch& stretch) {
     return gradients.tensors_of(stretch.buffer)[stretch.begin];
   };

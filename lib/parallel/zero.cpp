@@ -45,7 +45,7 @@ class Zero final : public RankedStrategy, public ParameterGatherer {
   void for_each_replica(
       const std::function<void(const std::string&, const StoredTensor&)>& use) override;
 
-  // As a ParameterGatherer.
+  // These are the functions of ParameterGatherer.
   bool gathers_per_pass() const override { return layout().operands_share_slots; }
   Gathered gather(size_t unit, size_t next) override;
   void begin_gradients(size_t unit, bool overwrites) override;

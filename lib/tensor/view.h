@@ -51,16 +51,16 @@ struct View {
 /// Returns rows [begin, begin + count) of a view seen as a matrix [rows, last extent]. Throws
 /// InternalError if they are out of range.
 ConstView rows_of(const ConstView& view, int64_t begin, int64_t count);
-/// The same of a view that may be written.
+/// Returns the same rows of a view that may be written.
 View rows_of(const View& view, int64_t begin, int64_t count);
 
-/// The same memory as fp32 words, to be filled; its bytes are a multiple of four.
+/// Returns the same memory as fp32 words, to be filled; its bytes are a multiple of four.
 View as_words(const View& view);
 
 /// Returns the same elements under another shape of equal count. Throws InternalError for another
 /// count.
 ConstView reshaped(const ConstView& view, const Shape& shape);
-/// The same of a view that may be written.
+/// Reshapes a view that may be written.
 View reshaped(const View& view, const Shape& shape);
 
 }  // namespace fp8train

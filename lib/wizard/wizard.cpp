@@ -152,7 +152,7 @@ bool Wizard::accept(const Field& field, const std::string& value, std::string& r
   }
 }
 
-/// Of what was asked: a question that the answers before it have made superfluous.
+/// Drops the answers to questions that the answers before them have made superfluous.
 void Wizard::forget_what_no_longer_applies() {
   for (size_t which = 0; which < questions().size(); ++which) {
     const std::string& key = questions()[which]->key;

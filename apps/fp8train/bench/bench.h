@@ -19,8 +19,8 @@ namespace fp8train {
 /// warm-up.
 double median_seconds(const std::function<void()>& work, double min_seconds);
 
-/// The same of what `work` submits to the device. On a GPU several submissions are timed at once,
-/// so that what a launch and a wait cost hardly counts.
+/// Returns the median seconds of what `work` submits to the device. On a GPU several submissions
+/// are timed at once, so that the cost of a launch and a wait hardly counts.
 double device_seconds(Device& device, const std::function<void()>& work, double min_seconds);
 
 /// Uniform values in [-1, 1), a million of them drawn and then repeated: drawing billions would

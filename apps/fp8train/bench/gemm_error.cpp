@@ -127,7 +127,7 @@ double gemm_error(Device& device, const std::string& plan, const GemmErrorCase& 
 
 namespace {
 
-/// Of data without and with rows a hundred thousand times as large as the others.
+/// Measures on data without and with rows a hundred thousand times as large as the others.
 Json measure_gemm_errors(Device& device, const BenchOptions& /*options*/) {
   Json results = Json::array();
   for (const std::string& plan : plan_names()) {

@@ -89,7 +89,7 @@ Json shares_of_time() {
   return result;
 }
 
-/// As many runs on all ranks as the first one takes for `seconds`.
+/// Returns the median time of as many runs as fit into `seconds` by the time of the first one.
 double median_of_ranks(Communicator& comm, const std::function<void()>& run, double seconds) {
   const Stopwatch first;
   run();
@@ -109,7 +109,7 @@ double median_of_ranks(Communicator& comm, const std::function<void()>& run, dou
 void trace_steps(Device& device, const std::function<void()>& run) {
   constexpr int kSteps = 5;
   constexpr size_t kEvents = size_t{1} << 18;
-  // Of the compute stream only: what ranks exchange concurrently with it continues.
+  // Spans wait for the compute stream only: what ranks exchange concurrently continues.
   set_tracing(
       true,
       device.kind() == DeviceKind::cuda ? [&] { device.synchronize(); } : std::function<void()>(),

@@ -16,7 +16,7 @@ bool is_modeled_device(const std::string& device);
 /// Throws ConfigError for an unknown GPU, preset or plan, a timeline and a ZeRO stage.
 nlohmann::ordered_json step_model_report(const std::string& device, const StepBench& bench);
 
-/// As tables.
+/// Prints the report as tables.
 void print_step_model(const nlohmann::ordered_json& report);
 
 }  // namespace fp8train

@@ -34,7 +34,8 @@ struct CheckContext {
   bool is_required_here() const;
   /// Adds a problem if the key is required.
   void missing(const std::string& text) const;
-  /// The same for a key of `model` or `data`, with which a configuration begins.
+  /// Adds a problem if the key is required, for one of `model` or `data`, with which a
+  /// configuration begins.
   void missing_section(const std::string& text) const;
   /// Adds a problem if the key is given with another value than its default.
   void without_meaning(const std::string& choice) const;

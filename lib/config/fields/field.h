@@ -34,7 +34,7 @@ class FieldValue {
 
   /// Returns an element of a list or a value of a map, under `key`.
   FieldValue child(const YamlNode& node, std::string key) const;
-  /// The same for a key that is in a map of this value.
+  /// Returns the value of the key `written` in a map of this value.
   FieldValue child(const YamlKey& written, const YamlNode& node, std::string key) const;
 
  private:

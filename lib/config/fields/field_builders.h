@@ -159,7 +159,7 @@ Field text(std::string key, Get get, std::string doc, std::string accepts = "tex
               [](const std::string& value) { return value.empty() ? "" : yaml_text(value); });
 }
 
-/// The same for a path.
+/// Returns a text field whose value is a path.
 template <class Get>
 Field path(std::string key, Get get, std::string doc, std::string accepts) {
   return text(std::move(key), get, std::move(doc), std::move(accepts), read_path);

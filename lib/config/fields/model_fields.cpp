@@ -83,8 +83,8 @@ Question size_question(const char* text) {
   return {.topic = Topic::model, .text = text, .when = has_own_sizes};
 }
 
-/// As wide as the family's models usually are: 4 times the hidden size, in two thirds of which
-/// there is space for a gate.
+/// Returns the usual width of the family's models: 4 times the hidden size, or two thirds of that
+/// where there is a gate.
 std::string offered_intermediate_size(const Settings& settings) {
   const ModelConfig& config = settings.model.config;
   constexpr int64_t kMultiple = 128;  // of blocks of weights that share a scale

@@ -39,7 +39,7 @@ std::string offered_global_batch(const Settings& settings) {
   return std::to_string(settings.step.micro_batch_size * planned_ranks(settings));
 }
 
-/// Of an optimizer step on so many ranks; saturating.
+/// Returns the tokens of an optimizer step on so many ranks; saturating.
 int64_t tokens_per_step(const Settings& settings, int64_t ranks) {
   const int64_t global = settings.training.global_batch_size;
   const StepSettings& step = settings.step;

@@ -53,7 +53,7 @@ class GivenKeys {
 
   /// Adds a problem at the key as it was written; where nobody wrote it, at its section.
   void complain(const std::string& key, const std::string& text) const;
-  /// The same at a location of its own.
+  /// Adds a problem of the key at another location.
   void complain_at(SourceMark mark, const std::string& key, const std::string& text) const;
 
   /// Returns the text with which messages about each key begin: "run.yaml:7:3: ".

@@ -49,8 +49,8 @@ bool holds_nothing_back(const GivenKey* key) {
          parse_number(key->node.text) == 0.0;
 }
 
-/// Of the given keys but those in `without`, one that the plan does not read; empty: there is none,
-/// or something else is wrong, which is reported where the keys are read.
+/// Returns one of the given keys, those in `without` left out, that the plan does not read; empty:
+/// there is none, or something else is wrong, which is reported where the keys are read.
 std::string meaningless_option(const GivenKeys& given, const std::set<std::string>& without) {
   Problems unreported;
   unreported.add_source("", false);

@@ -32,7 +32,7 @@ std::string template_in(const TokenizerFile& file) {
   return "";
 }
 
-/// As transformers does, chat_template.jinja comes before tokenizer_config.json.
+/// Prefers chat_template.jinja to tokenizer_config.json, as transformers does.
 ChatForm find_form(const Tokenizer& tokenizer, std::string_view option) {
   const std::vector<TokenizerFile> files = tokenizer.files();
   for (const char* name : {"chat_template.jinja", "tokenizer_config.json"}) {

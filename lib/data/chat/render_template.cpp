@@ -20,7 +20,7 @@ bool is_space(char32_t c) {
   return tokenizers::is_white_space(c) || (c >= 0x1C && c <= 0x1F);
 }
 
-/// As Python's str.strip().
+/// Removes what Python's str.strip() removes.
 std::string_view stripped(std::string_view text) {
   text = text.substr(0, tokenizers::without_spaces_at_end(text, is_space));
   return text.substr(tokenizers::spaces_at_start(text, is_space));

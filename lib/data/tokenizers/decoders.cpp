@@ -74,7 +74,7 @@ Decoder read_metaspace_decoder(const JsonPart& part) {
   };
 }
 
-/// As clean_up_tokenization_spaces of transformers.
+/// Removes the spaces that clean_up_tokenization_spaces of transformers removes.
 std::string without_extra_spaces(std::string token) {
   constexpr std::pair<std::string_view, std::string_view> kShorter[] = {
       {" .", "."},   {" ?", "?"},     {" !", "!"},    {" ,", ","},

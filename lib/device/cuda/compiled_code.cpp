@@ -7,7 +7,7 @@
 namespace fp8train {
 namespace {
 
-/// Of one architecture of the list.
+/// Whether code for one architecture of the list runs on a GPU of this compute capability.
 bool runs_on(const std::string& architecture, int capability) {
   char* end = nullptr;
   const int compiled_for = static_cast<int>(std::strtol(architecture.c_str(), &end, 10));

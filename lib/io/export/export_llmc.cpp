@@ -84,7 +84,7 @@ class TensorStream {
     values(read, name);
   }
 
-  /// The same for each layer; "{}" in the name is its number.
+  /// Writes the tensor of each layer; "{}" in the name is the layer's number.
   void per_layer(const char* name, int64_t count) {
     for (int64_t layer = 0; layer < model_.config.model.num_hidden_layers; ++layer) {
       tensor(fmt::format(fmt::runtime(name), layer), count);

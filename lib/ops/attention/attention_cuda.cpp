@@ -89,7 +89,7 @@ class AttentionPlans final : public CudaExtension {
     workspace_limit_ = total_bytes / kWorkspaceShare;
   }
 
-  /// Of backward what the plans made so far show.
+  /// Says which kernels run. For backward it knows only the plans that have been made so far.
   std::string description() const {
     if (library_ == nullptr) {
       return "own kernels (" + why_not_ + "), deterministic";

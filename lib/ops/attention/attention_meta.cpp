@@ -56,7 +56,7 @@ HeadsView append_to_cache(Stream stream, const CacheAppend& call) {
 }
 
 void rope(Stream stream, const Rope& call) {
-  // Of the two tables, fp32 [max_positions, D / 2], the rows of `length` positions are read.
+  // The rows of `length` positions are read from the two tables, fp32 [max_positions, D / 2].
   const double table_bytes = static_cast<double>(call.length * call.head_dim) * sizeof(float);
   count(stream,
         2 * bytes_of(call.x, call.batch * call.length, call.heads, call.head_dim) + table_bytes);

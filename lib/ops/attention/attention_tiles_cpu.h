@@ -124,7 +124,7 @@ FP8TRAIN_HD void multiply_block(Strided a, Rows<const float> b, int64_t depth, R
   }
 }
 
-/// The same for `rows` rows, a multiple of kTileRows.
+/// Does what multiply_block() does for `rows` rows, a multiple of kTileRows.
 template <bool kAdd, int kVectors>
 FP8TRAIN_HD void multiply_rows(int64_t rows, Strided a, Rows<const float> b, int64_t depth,
                                Rows<float> c) {
@@ -134,7 +134,7 @@ FP8TRAIN_HD void multiply_rows(int64_t rows, Strided a, Rows<const float> b, int
   }
 }
 
-/// The same for `columns` columns, a multiple of kGroup.
+/// Does what multiply_rows() does for `columns` columns, a multiple of kGroup.
 template <bool kAdd>
 static __attribute__((noinline)) void multiply(int64_t rows, int64_t columns, int64_t depth,
                                                Strided a, Rows<const float> b, Rows<float> c) {

@@ -172,7 +172,7 @@ __device__ __forceinline__ void cast_any(const Source& source, const CastTarget&
   }
 }
 
-/// The same tile of every part.
+/// Casts the tile at the same location in every part.
 template <bool Packed, typename Source>
 __device__ __forceinline__ void cast_tile(const Source& source, const CastTarget& target,
                                           TileLocation tile, uint32_t* tiles,

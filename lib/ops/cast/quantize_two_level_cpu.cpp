@@ -121,8 +121,8 @@ FP8TRAIN_HD void encode_panel(const float* values, const float* factors, uint8_t
   }
 }
 
-/// The same with stochastic rounding. `first`: the quad of four elements that the block of line 0
-/// begins with, of `quads` in a line.
+/// Does what encode_panel() does, with stochastic rounding. `first`: the quad of four elements that
+/// the block of line 0 begins with; a line has `quads` of them.
 FP8TRAIN_HD void encode_panel_stochastic(const float* values, const float* factors,
                                          const CastRandom& random, uint64_t first, int64_t quads,
                                          uint8_t* codes) {

@@ -60,7 +60,7 @@ FP8TRAIN_HD void encode_groups(const WireLayout& layout, const float* values,
   }
 }
 
-/// The same for a tensor whose codes and scales are the wire's already.
+/// Copies the groups of a tensor whose codes and scales are the wire's already.
 FP8TRAIN_HD void copy_groups(const WireLayout& layout, const StoredTensor& x,
                              const ChunkPiece& piece, uint8_t* packet) {
   std::memset(packet + piece.begin, 0, static_cast<size_t>(piece.length));
@@ -102,7 +102,7 @@ FP8TRAIN_HD void add_piece(const WireLayout& layout, const uint8_t* packet, int6
   }
 }
 
-/// The same for the contribution that is not in a packet.
+/// Adds the contribution that is not in a packet to `sum`, or begins the sum with it (`first`).
 FP8TRAIN_HD void add_exact(const ConstView& exact, int64_t from, int64_t length, bool first,
                            float* sum) {
   with_float_type(exact.dtype, [&](auto tag) {

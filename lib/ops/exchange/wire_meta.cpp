@@ -5,7 +5,7 @@
 namespace fp8train::ops::meta {
 namespace {
 
-/// Of a tensor, what lies in chunks of `covered` elements.
+/// Returns the share of a tensor's `count` elements that the first `covered` ones are.
 double share_of(int64_t count, int64_t covered) {
   return count <= covered ? 1.0 : static_cast<double>(covered) / static_cast<double>(count);
 }

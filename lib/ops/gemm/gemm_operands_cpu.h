@@ -47,7 +47,8 @@ float scale_of(const Gemm& call);
 /// The last steps of the whole result, without a product yet, which `scale` is for.
 ProductEpilogue epilogue_of(const Gemm& call, float scale);
 
-/// The same for rows [first_row, ...) and columns [first_column, ...), still without a product.
+/// Returns the part of `all` for `rows` rows from first_row and `columns` columns from
+/// first_column, still without a product.
 ProductEpilogue part_of(const ProductEpilogue& all, int64_t first_row, int64_t rows,
                         int64_t first_column, int64_t columns);
 

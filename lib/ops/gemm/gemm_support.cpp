@@ -179,7 +179,7 @@ GemmFormats formats_of(const Gemm& call) {
   return {format(call.a), format(call.b), call.c.dtype, call.fast_accumulate};
 }
 
-/// Of an operand once it is dequantized to a type of 16 bits.
+/// Returns the size of an operand once it is dequantized to a type of 16 bits.
 size_t dequantized_bytes(const GemmOperand& operand) {
   return static_cast<size_t>(operand.matrix().count()) * size_of(DType::bf16);
 }

@@ -57,7 +57,7 @@ struct GemmSupport {
 GemmSupport gemm_support(const DeviceTraits& traits, const GemmFormats& formats,
                          const GemmExtents& extents = {});
 
-/// The same for `call`, of which only shapes, types and layouts are looked at.
+/// Returns the same for the formats and extents of `call`, whose data is not read.
 GemmSupport gemm_support(const DeviceTraits& traits, const Gemm& call);
 
 /// What `call.scratch` needs on a device with these traits; 0 where the product is native.

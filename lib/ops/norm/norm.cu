@@ -76,7 +76,7 @@ void launch_backward(const Stream& stream, const NormBackwardRows& call, unsigne
       norm_backward_kernel<kLayer>, call, static_cast<int>(team));
 }
 
-/// As run_forward.
+/// Starts the backward kernel for the rows: in packs of bf16, or that for any rows.
 void run_backward(const Stream& stream, const NormBackwardRows& call) {
   constexpr size_t kMostBytes = size_t{96} << 10;  // every GPU has 99 KiB
   const auto chunks = static_cast<unsigned>(ceil_div(call.rows, call.chunk_rows));

@@ -88,7 +88,7 @@ __device__ __forceinline__ AnyRow add_residual_any(const NormForwardRows& call, 
   return sum;
 }
 
-/// As norm_forward_kernel; call.mean == null: RMSNorm.
+/// Computes what norm_forward_kernel computes; call.mean == null: RMSNorm.
 __global__ void __launch_bounds__(kNormThreads)
     norm_forward_any_kernel(NormForwardRows call, bool packed) {
   FP8TRAIN_SHARED_ARRAY(float, shared, kNormThreads / kWarp);
@@ -171,9 +171,9 @@ __global__ void __launch_bounds__(kNormThreads)
   }
 }
 
-/// As norm_backward_kernel: one block works on one chunk of rows. The sums of columns, [n] and for
-/// LayerNorm [n] more, are in shared memory where they fit (`in_shared`), else where the partial
-/// sums go.
+/// Computes what norm_backward_kernel computes: one block works on one chunk of rows. The sums of
+/// columns, [n] and for LayerNorm [n] more, are in shared memory where they fit (`in_shared`), else
+/// where the partial sums go.
 __global__ void __launch_bounds__(kNormThreads, 4)
     norm_backward_any_kernel(NormBackwardRows call, bool packed, bool in_shared) {
   FP8TRAIN_SHARED_DYNAMIC(float, columns);

@@ -118,7 +118,7 @@ __device__ __forceinline__ void raise_block_amax(float* amax, float value, float
   }
 }
 
-/// Of a norm's input: x - mean; RMSNorm has no mean.
+/// Returns x - mean for a norm's input; RMSNorm has no mean.
 template <bool kLayer>
 __device__ __forceinline__ float centered(float x, float mean) {
   return kLayer ? x - mean : x;
@@ -332,7 +332,7 @@ __global__ void __launch_bounds__(kNormMostThreads)
       }
     }
     const float gradient_mean = kLayer ? team.sum(gradient_sum, shared) * inverse_count : 0.0F;
-    // Of xhat: x times rstd, in both the sum and the product.
+    // The slope belongs to xhat, which is x times rstd, in both the sum and the product.
     const float slope = team.sum(projection, shared) * inverse_count * rstd * rstd;
     bf16* const dx_row = static_cast<bf16*>(call.dx) + call.dx_rows.at(safe, n);
 #pragma unroll

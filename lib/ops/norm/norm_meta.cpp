@@ -13,7 +13,7 @@ double residual_bytes(const ResidualAdd& residual) {
   return bytes_of(residual.delta) + bytes_of(residual.sum);
 }
 
-/// Of gradients that are added to, or overwritten.
+/// Returns the bytes moved for gradients that are added to, or overwritten.
 double gradient_bytes(const View& gradient, bool overwrite) {
   return bytes_of(gradient) * (overwrite ? 1 : 2);
 }

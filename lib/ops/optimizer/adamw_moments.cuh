@@ -32,7 +32,8 @@ struct PlainMoments {
   }
 };
 
-/// As PlainMoments, for any two formats that are neither expanded nor stochastic.
+/// Loads and stores moments as PlainMoments does, in any two formats that are neither expanded nor
+/// stochastic.
 struct EncodedMoments {
   BasicEncodedTensor<false> first, second;
 

@@ -271,7 +271,7 @@ static __attribute__((noinline)) void update_encoded(const AdamW& call, const Ad
   }
 }
 
-/// The same for a call whose tensors are all fp32.
+/// Updates elements [begin, end) of a call whose tensors are all fp32.
 FP8TRAIN_HD void update_plain(const AdamW& call, const AdamWFactors& factors, int64_t begin,
                               int64_t end) {
   float* weight = call.weight.codes.as<float>();

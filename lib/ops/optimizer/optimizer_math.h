@@ -77,7 +77,7 @@ FP8TRAIN_HD void adamw_element(const AdamWFactors& factors, float stored_gradien
   moment2 = v;
 }
 
-/// The same for one SGD step.
+/// The factors of one SGD step, which hold for every element.
 struct SgdFactors {
   float gradient, decay, momentum, step;  ///< step: -lr
 };

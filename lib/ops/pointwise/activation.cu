@@ -23,7 +23,7 @@ void swiglu_forward_as(const Stream& stream, const ConstView& gate_up, const Vie
   });
 }
 
-/// The same for swiglu_backward().
+/// Starts the kernel of swiglu_backward() for these forms. Encoded: as in the source.
 template <bool Encoded>
 void swiglu_backward_as(const Stream& stream, const ConstView& dy, const ConstView& gate_up,
                         const View& d_gate_up, const QuantizeSink& cast) {

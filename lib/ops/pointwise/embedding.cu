@@ -188,7 +188,8 @@ struct AddPositions {
   }
 };
 
-/// The same where positions count from the beginning of documents: every row is looked at.
+/// Adds up the gradients of positions that count from the beginning of documents: it looks at every
+/// row.
 template <typename DY>
 struct AddDocumentPositions {
   const DY* dy;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kColumnBlock = 64;  // columns of one thread at a time
 
-/// Of a row within its document.
+/// Returns the position of a row within its document, or within its sequence without `starts`.
 FP8TRAIN_HD int64_t position_of(int64_t row, int64_t sequence_length, const int32_t* starts) {
   return row % sequence_length - (starts == nullptr ? 0 : starts[row]);
 }

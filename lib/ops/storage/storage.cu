@@ -40,7 +40,7 @@ struct StoreTarget {
   const AutoScale* automatic;  ///< null: none
   const int32_t* skip;         ///< null: never
 
-  /// The same for all threads of a launch.
+  /// Whether the store is skipped; all threads of a launch get the same answer.
   __device__ __forceinline__ bool is_skipped() const { return skip != nullptr && *skip != 0; }
   /// The controller's factor; 1 without a controller, or where the scale stays because a value is
   /// not finite.
@@ -186,7 +186,7 @@ struct NextFactor {
   }
 };
 
-/// The same for many controllers, whose codes were counted on several ranks.
+/// Moves the factors of many controllers, whose codes were counted on several ranks.
 struct NextFactors {
   const AutoScale* of_ranks;
   int64_t ranks;

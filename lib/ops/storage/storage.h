@@ -38,9 +38,9 @@ void read_stored(Stream stream, const StoredTensor& x, View y);
 /// e5m2.
 void update_auto_scale(Stream stream, ConstView codes, AutoScale* automatic, const int32_t* skip);
 
-/// The same for `count` tensors whose codes were counted on several ranks (count_largest()): the
-/// counters of of_ranks [ranks, count] are added. Those of scales [count] are 0 afterwards. All of
-/// it is device memory.
+/// Updates the controllers of `count` tensors whose codes were counted on several ranks
+/// (count_largest()): the counters of of_ranks [ranks, count] are added. Those of scales [count]
+/// are 0 afterwards. All of it is device memory.
 void update_auto_scales(Stream stream, const AutoScale* of_ranks, int64_t ranks, AutoScale* scales,
                         int64_t count, const int32_t* skip);
 

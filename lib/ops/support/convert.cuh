@@ -102,7 +102,7 @@ __device__ __forceinline__ void decode_pair<int8_t>(uint32_t codes, float& low, 
   high = decode(static_cast<int8_t>(codes >> 8 & 0xFFU));
 }
 
-/// As store_from_float of numeric/convert.h: the bits of two results in one word.
+/// Returns the bits of two results of store_from_float() (numeric/convert.h) in one word.
 template <typename Y>
 __device__ __forceinline__ uint32_t narrow_pair(float low, float high) = delete;
 

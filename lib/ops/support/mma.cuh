@@ -100,7 +100,7 @@ __device__ __forceinline__ void load_matrices(uint32_t (&matrices)[4], const voi
 #endif
 }
 
-/// The same matrices transposed: each lane gets (2t..2t+1, g).
+/// Loads the same matrices transposed: each lane gets (2t..2t+1, g).
 __device__ __forceinline__ void load_matrices_transposed(uint32_t (&matrices)[4], const void* row) {
 #if defined(FP8TRAIN_CUDA_SHIM)
   const shim::WarpExchange rows(kAllLanes, reinterpret_cast<uint64_t>(row));

@@ -76,7 +76,7 @@ class RunCheckpoints {
 
   /// Returns a sentence for messages that names the checkpoint from which the run can be resumed.
   std::string what_is_saved() const;
-  /// The same at the end of a run, after the save in flight.
+  /// Returns what_is_saved() at the end of a run, after the save in flight.
   std::string what_stays() {
     finish();
     return what_is_saved();

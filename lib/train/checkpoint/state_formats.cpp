@@ -42,7 +42,7 @@ constexpr const char* kMaster = "master_weight";
 constexpr const char* kLayers = "layers";
 constexpr const char* kScaledTensors = "scaled_tensors";
 
-/// Of a model's plan, or of a layer.
+/// Returns the operands' formats of a model's plan, or of a layer's.
 template <typename Plan>
 OperandFormats operands_of(const Plan& plan) {
   return {.fprop_x = plan.fprop.a,

@@ -17,7 +17,7 @@ namespace {
 
 enum class Role : uint8_t { weight, activation, gradient };
 
-/// As ranks send it to each other.
+/// A value that is not finite, in the form in which ranks send it to each other.
 struct Finding {
   int32_t found = 0;
   Role role = Role::weight;
@@ -60,7 +60,7 @@ std::vector<float> values_of(Device& device, const StoredTensor& tensor) {
   return to_host_f32(device, fp32);
 }
 
-/// Of fp32, bf16 or fp16.
+/// Returns the values of a view of fp32, bf16 or fp16.
 std::vector<float> values_of(Device& device, const ConstView& view) {
   if (view.dtype == DType::f32) {
     return to_host_f32(device, view);
