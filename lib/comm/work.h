@@ -16,7 +16,9 @@ namespace fp8train {
 class PendingWork {
  public:
   virtual ~PendingWork() = default;
+  /// Whether the operation is over. Throws CommError when it failed.
   virtual bool done() = 0;
+  /// Waits as Work::wait() does.
   virtual void wait() = 0;
   /// Returns the time of its end by trace_clock(), or the present time if nobody noted it. Called
   /// after it has ended.

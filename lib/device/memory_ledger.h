@@ -25,6 +25,7 @@ enum class MemoryCategory : uint8_t {
 
 constexpr size_t kMemoryCategories = 11;
 
+/// Returns the category's name in reports: "optimizer state".
 std::string_view name_of(MemoryCategory category);
 
 /// Counts the bytes in use by category, and their peak.

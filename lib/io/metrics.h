@@ -20,6 +20,7 @@ std::string json_quoted(std::string_view text);
 /// that is not UTF-8 is replaced.
 class JsonObject {
  public:
+  /// Each of these appends a field and returns the object; keys are not checked for duplicates.
   JsonObject& add(std::string_view key, double value);
   template <std::integral Number>
   JsonObject& add(std::string_view key, Number value) {

@@ -10,6 +10,7 @@
 
 namespace fp8train {
 
+/// One message to or from another rank.
 struct Message {
   int peer = 0;
   bool sends = false;
@@ -17,16 +18,19 @@ struct Message {
   size_t bytes = 0;
 };
 
+/// The messages of one rank, phase after phase.
 struct Transfer {
   std::vector<std::vector<Message>> phases;
 };
 
-/// The rank's own part is not among the messages: the caller copies it.
+/// All ranks send `bytes` to each other. The rank's own part is not among the messages: the caller
+/// copies it.
 Transfer all_to_all_transfer(int size, int rank, const void* send, void* recv, size_t bytes);
 
-/// The rank's own part must be in `recv` before it starts.
+/// All ranks get `bytes` of each. The rank's own part must be in `recv` before it starts.
 Transfer all_gather_transfer(const Topology& topology, int rank, void* recv, size_t bytes);
 
+/// All ranks get the root's `bytes` at `data`.
 Transfer broadcast_transfer(const Topology& topology, int rank, void* data, size_t bytes, int root);
 
 }  // namespace fp8train

@@ -120,24 +120,33 @@ struct Field {
   /// if the field has no check.
   std::function<void(const CheckContext&)> check = nullptr;
 
+  /// Returns the field with other keys for the same setting.
   Field also(std::vector<std::string> names) &&;
+  /// Returns the field with the condition on which it applies.
   Field when(std::function<bool(const Settings&)> condition) &&;
+  /// Returns the field with the wizard's question.
   Field asked(Question how) &&;
+  /// Returns the field with its check against other settings.
   Field checked(std::function<void(const CheckContext&)> how) &&;
 };
 
+/// [min, ...): the bound is allowed.
 inline Range at_least(double min) {
   return {min, {}, false, false};
 }
+/// (min, ...): the bound is not allowed.
 inline Range above(double min) {
   return {min, {}, true, false};
 }
+/// [min, max]: both bounds are allowed.
 inline Range between(double min, double max) {
   return {min, max, false, false};
 }
+/// [min, max): the lower bound is allowed, the upper one is not.
 inline Range from_up_to(double min, double max) {
   return {min, max, false, true};
 }
+/// (min, max]: the upper bound is allowed, the lower one is not.
 inline Range above_up_to(double min, double max) {
   return {min, max, true, false};
 }
@@ -153,26 +162,34 @@ std::string describe(const YamlNode& node);
 
 // Readers. `what` is Field::accepts. Each complains and returns nothing when the value is no such
 // thing.
+/// Reads a whole number within the range.
 std::optional<int64_t> read_integer(const FieldValue& value, const Range& range,
                                     const std::string& what);
+/// Reads a whole number from 0 to 2^64 - 1.
 std::optional<uint64_t> read_unsigned(const FieldValue& value, const std::string& what);
+/// Reads a finite number within the range.
 std::optional<double> read_number(const FieldValue& value, const Range& range,
                                   const std::string& what);
+/// Reads true or false.
 std::optional<bool> read_bool(const FieldValue& value, const std::string& what);
+/// Reads one text, which is not empty.
 std::optional<std::string> read_text(const FieldValue& value, const std::string& what);
 /// Reads a text whose parts file systems take as names.
 std::optional<std::string> read_path(const FieldValue& value, const std::string& what);
+/// Reads one of the choices, which are in lower case, from a text in any case.
 std::optional<std::string> read_choice(const FieldValue& value,
                                        const std::vector<std::string>& choices,
                                        const std::string& what);
-/// Reads seconds.
+/// Reads seconds within the range.
 std::optional<double> read_duration(const FieldValue& value, const Range& range,
                                     const std::string& what);
 /// Reads a list of texts; a single text is a list of one.
 std::optional<std::vector<std::string>> read_texts(const FieldValue& value,
                                                    const std::string& what);
+/// Reads a list of `count` values of true or false.
 std::optional<std::vector<bool>> read_bools(const FieldValue& value, size_t count,
                                             const std::string& what);
+/// Reads a list of `count` numbers within the range.
 std::optional<std::vector<double>> read_numbers(const FieldValue& value, size_t count,
                                                 const Range& range, const std::string& what);
 /// Calls `visit` with each key of a map and its value. Complains where it is none, and returns

@@ -68,6 +68,7 @@ Field ranged(std::string key, std::string accepts, std::string doc, Get get,
                     read.range, std::is_same_v<Value, int64_t>);
 }
 
+/// Makes a field of a whole number within the range; an open upper end is kMostWhole.
 template <class Get>
 Field integer(std::string key, Get get, Range range, std::string doc) {
   range = bounded(range, kMostWhole);
@@ -76,7 +77,7 @@ Field integer(std::string key, Get get, Range range, std::string doc) {
                 [](int64_t value) { return std::to_string(value); });
 }
 
-/// Makes a field of a std::optional member.
+/// Makes a field as integer() does, for a std::optional member.
 template <class Get>
 Field maybe_integer(std::string key, Get get, Range range, std::string doc) {
   range = bounded(range, kMostWhole);
@@ -116,6 +117,7 @@ Field optional_count(std::string key, Get get, double most, std::string doc,
   return with_range(std::move(field), range, true);
 }
 
+/// Makes a field of a number within the range; an open upper end is kMostNumber.
 template <class Get>
 Field number(std::string key, Get get, Range range, std::string doc) {
   range = bounded(range, kMostNumber);
@@ -124,7 +126,7 @@ Field number(std::string key, Get get, Range range, std::string doc) {
                 [](const auto& value) { return number_text(value); });
 }
 
-/// Makes a field of seconds. If `zero_is_unset`, 0 is not written.
+/// Makes a field of seconds in (0, kMostSeconds]. If `zero_is_unset`, 0 is not written.
 template <class Get>
 Field duration(std::string key, Get get, const char* example, std::string doc,
                bool zero_is_unset = false) {
@@ -140,11 +142,13 @@ inline std::string flag_text(bool value) {
   return value ? "true" : "false";
 }
 
+/// Makes a field of true or false.
 template <class Get>
 Field flag(std::string key, Get get, std::string doc) {
   return make(std::move(key), "true or false", std::move(doc), get, read_bool, flag_text);
 }
 
+/// Makes a field of true or false for a std::optional member.
 template <class Get>
 Field maybe_flag(std::string key, Get get, std::string doc) {
   return make(std::move(key), "true or false", std::move(doc), get, read_bool,
@@ -165,6 +169,7 @@ Field path(std::string key, Get get, std::string doc, std::string accepts) {
   return text(std::move(key), get, std::move(doc), std::move(accepts), read_path);
 }
 
+/// Makes a field whose value is one of the names.
 template <class Get>
 Field choice(std::string key, Get get, std::vector<std::string> choices, std::string doc) {
   const std::string accepts = "one of " + joined(choices);

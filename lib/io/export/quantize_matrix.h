@@ -28,9 +28,11 @@ struct CastQuality {
   /// Returns 10 log10(signal / noise): infinite where nothing was lost, NaN where there is no
   /// signal.
   double snr_db() const;
+  /// Adds the quality of another part of the same tensor.
   CastQuality& operator+=(const CastQuality& other);
 };
 
+/// The result of a cast.
 struct QuantizedMatrix {
   std::vector<uint8_t> codes;
   std::vector<uint8_t> scale_inv;  ///< fp32, or e8m0 for ScaleType::e8m0: what codes are multiplied
@@ -43,6 +45,7 @@ struct QuantizedMatrix {
 struct MatrixBlocks {
   int64_t height, width, down, across;
 };
+/// Returns the blocks of a matrix of this shape.
 MatrixBlocks matrix_blocks(ScaleBlock block, int64_t rows, int64_t columns);
 
 /// Casts x, [rows, columns] of fp32, bf16 or fp16, not empty (InternalError). Scales are the same

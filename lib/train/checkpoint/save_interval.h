@@ -26,21 +26,26 @@ class SaveInterval {
   /// kAutomaticInterval. `mtbf` is in seconds.
   SaveInterval(int64_t steps, double mtbf) : steps_(steps), mtbf_(mtbf) {}
 
+  /// Whether the interval is found from the cost of saves.
   bool is_automatic() const;
+  /// False: no step saves at an interval.
   bool exists() const { return steps_ != 0; }
 
   /// The run begins, or continues, after this step. An automatic one saves soon, to know the cost.
   void begin(int64_t step);
 
+  /// Whether the run saves after this step.
   bool is_due(int64_t step) const;
 
-  /// A save of `step` is over. Times are those of the first rank, and the same on all.
+  /// What a save cost. Times are those of the first rank, and the same on all.
   struct Cost {
     double stall_seconds = 0;  ///< in which training stopped
     double write_seconds = 0;  ///< in which no other save can begin
     double step_seconds = 0;   ///< seconds of a step, with all work between steps
   };
+  /// A save of `step` is over: an automatic interval is computed anew.
   void saved(int64_t step, const Cost& cost);
+  /// A save of `step` has failed: an automatic one is tried again after one interval.
   void failed(int64_t step);
 
   /// "a save every 831 steps ..." after the interval has changed by more than a fifth, else empty.
