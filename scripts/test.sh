@@ -163,7 +163,7 @@ setup_stage() { bash scripts/setup.sh $([ $quick = 1 ] || echo --dev); }
 format_stage() { sources | xargs clang-format --dry-run -Werror; }
 layers_stage() {
   local check
-  for check in layers methods words links; do
+  for check in layers methods words links sizes; do
     python3 "scripts/checks/$check.py" --self-test && python3 "scripts/checks/$check.py" "$root" ||
       return 1
   done

@@ -19,7 +19,6 @@ from pathlib import Path
 import checking
 
 SOURCE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
-WARN_LINES = 400
 
 # What may include which vendor header: (pattern over the header, predicate over the
 # path, words for the message).
@@ -170,7 +169,6 @@ class Check:
         self.rows = plan_names(root)
         self.includes = {}  # of headers in lib: path -> [(line, path)]
         self.problems = []
-        self.warnings = []
         self.one_file_users = {header: [] for header in ONE_FILE_VENDORS}
 
     def complain(self, path, line, text):
@@ -212,8 +210,6 @@ class Check:
             return
         if file.suffix in {".h", ".cuh"} and "#pragma once" not in text:
             self.complain(path, 1, "a header needs #pragma once")
-        if text.count("\n") > WARN_LINES:
-            self.warnings.append(f"{path}: {text.count(chr(10))} lines (over {WARN_LINES})")
         for number, line in enumerate(lines, 1):
             include = INCLUDE.match(line)
             if include:
@@ -401,8 +397,6 @@ EXPECTED = [
 
 def check(root):
     found = Check(root).run()
-    for warning in found.warnings:
-        print("warning:", warning)
     return found.problems
 
 if __name__ == "__main__":

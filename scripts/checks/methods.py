@@ -18,7 +18,6 @@ asks a virtual function of ModelFamily.
 
 import re
 import sys
-from pathlib import Path
 
 import checking
 
