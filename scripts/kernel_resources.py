@@ -67,10 +67,8 @@ def elf_sections(data):
         end = data.index(b"\0", strings + name)
         nobits = kind == 8
         yield (
-            data[strings + name : end].decode(),
-            length,
-            b"" if nobits else data[offset : offset + length],
-            info,
+            data[strings + name : end].decode(), length,
+            b"" if nobits else data[offset : offset + length], info,
         )
 
 
@@ -201,9 +199,7 @@ class Loop:
             )
             moved, spared, loaded, stored = best[at]
             here = (
-                moved + step.moved * counted,
-                spared - counted,
-                loaded + step.loaded * counted,
+                moved + step.moved * counted, spared - counted, loaded + step.loaded * counted,
                 stored + step.stored * counted,
             )
             targets = [] if step.always and step.operation in (BRANCH, EXIT, JOIN) else [at + 1]
@@ -426,8 +422,7 @@ def self_test():
         ) << 16 | predicate << 12 | BRANCH, ALWAYS << 23
 
     add, load, narrow = (
-        (ALWAYS << 12 | 0x221, 0),
-        (ALWAYS << 12 | LOAD_GLOBAL, 6 << 9),
+        (ALWAYS << 12 | 0x221, 0), (ALWAYS << 12 | LOAD_GLOBAL, 6 << 9),
         (ALWAYS << 12 | LOAD_GLOBAL, 4 << 9),
     )
     steps = [
@@ -440,10 +435,7 @@ def self_test():
     assert instructions_per_element(code, {"reads": 4}) == 1.0
     assert instructions_per_element(code, {"reads": 4, "repeats": 2}) == 2.0
     figures = {
-        "code_bytes": 4096,
-        "registers": 40,
-        "stack_bytes": 0,
-        "instructions_per_element": 9.0,
+        "code_bytes": 4096, "registers": 40, "stack_bytes": 0, "instructions_per_element": 9.0,
     }
     assert not list(grown(figures, figures, 0.1))
     assert (
@@ -451,9 +443,7 @@ def self_test():
             list(
                 grown(
                     {
-                        "code_bytes": 6000,
-                        "registers": 50,
-                        "stack_bytes": 8,
+                        "code_bytes": 6000, "registers": 50, "stack_bytes": 8,
                         "instructions_per_element": 10.0,
                     },
                     figures,
@@ -466,9 +456,7 @@ def self_test():
     assert not list(
         grown(
             {
-                "code_bytes": 4400,
-                "registers": 44,
-                "stack_bytes": 0,
+                "code_bytes": 4400, "registers": 44, "stack_bytes": 0,
                 "instructions_per_element": 9.8,
             },
             figures,

@@ -15,7 +15,7 @@ import pathlib
 import subprocess
 import sys
 
-from quality_study.figure import LEFT, STYLE, WIDTH, Scale, element, label, line
+from quality_study.figure import STYLE, WIDTH, Scale, element, label, line
 
 PLANS = "bf16,te-delayed,te-blockwise,msamp-o2,deepseek-v3"
 COLOURS = ["axis", "tensor", "block", "mx", "row"]

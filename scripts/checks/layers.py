@@ -396,8 +396,8 @@ EXPECTED = [
 
 
 def check(root):
-    found = Check(root).run()
-    return found.problems
+    return Check(root).run().problems
+
 
 if __name__ == "__main__":
     sys.exit(checking.main("layers", PLANTED, EXPECTED, check))

@@ -13,7 +13,6 @@ jinja2; neither the build nor the tests do.
 """
 import gzip
 import json
-import pathlib
 import random
 
 import torch

@@ -23,84 +23,20 @@ a tensor by a note of what was asked for (`Noted`).
 Needs torch, PyYAML, pydantic, numpy and what accelerate imports and MS-AMP import (packaging,
 psutil, huggingface_hub, safetensors, colorlog); made with torch 2.15.
 """
+
 import ast
 import dataclasses
 import enum
-import importlib.abc
-import importlib.machinery
-import io
+import importlib
 import json
 import pathlib
-import subprocess
 import sys
-import tarfile
 import tempfile
 import types
 
+from source_clones import StubFinder, StubModule, git, load, text_of, unpack
+
 OUT = pathlib.Path(__file__).resolve().parent / "precision/plan_sources.json"
-STUBBED = [
-    "transformer_engine", "transformer_engine_extensions", "deepspeed", "megatron",
-    "msamp_adamw", "msamp_arithmetic", "apex", "msamp_quantize",
-    "msamp.operators.dist_op", "amp_C", "qoptim_cuda", "omegaconf", "torchao",
-]  # fmt: skip
-
-
-class StubMeta(type):
-    def __getattr__(cls, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        made = StubMeta(name, (), {})
-        setattr(cls, name, made)
-        return made
-
-
-class StubModule(types.ModuleType):
-    __path__ = []
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        made = StubMeta(name, (), {})
-        setattr(self, name, made)
-        return made
-
-
-class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(self, name, path=None, target=None):
-        if any(name == stubbed or name.startswith(stubbed + ".") for stubbed in STUBBED):
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        return None
-
-    def create_module(self, spec):
-        return StubModule(spec.name)
-
-    def exec_module(self, module):
-        pass
-
-
-def git(repository, *arguments):
-    return subprocess.run(
-        ["git", "-C", repository, *arguments], check=True, capture_output=True
-    ).stdout
-
-
-def text_of(repository, path):
-    return git(repository, "show", f"HEAD:{path}").decode()
-
-
-def load(name, repository, path):
-    """One file as a module of that name."""
-    module = types.ModuleType(name)
-    module.__package__ = name.rpartition(".")[0]
-    module.__file__ = path
-    sys.modules[name] = module
-    exec(compile(text_of(repository, path), path, "exec"), module.__dict__)
-    return module
-
-
-def unpack(repository, folder, *paths):
-    data = git(repository, "archive", "HEAD", *paths)
-    tarfile.open(fileobj=io.BytesIO(data)).extractall(folder, filter="data")
 
 
 def constants(source):
@@ -200,8 +136,7 @@ class Noted:
 
 def meta_of(meta):
     return {
-        "qtype": meta.qtype.name,
-        "window": meta.window_size,
+        "qtype": meta.qtype.name, "window": meta.window_size,
         "in_time_at_first": bool(meta.is_in_time_scaling()),
     }
 
@@ -217,8 +152,7 @@ def msamp(repository, folder):
     importlib.import_module("transformer_engine.pytorch.module.base")
     te = sys.modules["transformer_engine.pytorch"]
     for module, name in (
-        ("linear", "_Linear"),
-        ("layernorm_linear", "_LayerNormLinear"),
+        ("linear", "_Linear"), ("layernorm_linear", "_LayerNormLinear"),
         ("layernorm_mlp", "_LayerNormMLP"),
     ):
         setattr(getattr(te.module, module), name, type(name, (torch.autograd.Function,), {}))
@@ -272,9 +206,7 @@ def msamp(repository, folder):
         tex.DType.kFloat8E4M3,
     )
     result["te_weight"] = {
-        "casts": list(notes),
-        "scale_after": scale.item(),
-        "amax_after": amax.item(),
+        "casts": list(notes), "scale_after": scale.item(), "amax_after": amax.item(),
         "scale_inv_after": scale_inv.item(),
     }
 
@@ -377,8 +309,7 @@ def coat(repository):
         "states_of_1024_fp32_values": states,
         "olmo": {
             "quantize_model": olmo["quantize_model"],
-            "quantize_optimizer": olmo["quantize_optimizer"],
-            "param_dtype": str(mixed.param_dtype),
+            "quantize_optimizer": olmo["quantize_optimizer"], "param_dtype": str(mixed.param_dtype),
             "reduce_dtype": str(mixed.reduce_dtype),
         },
         "flow": coat_flow(text_of(repository, "coat/models/coat_llama.py")),
@@ -408,8 +339,7 @@ def accelerate(repository, folder):
     model = types.SimpleNamespace(forward=lambda: None)
     wrapping.apply_fp8_autowrap(model, handlers.TERecipeKwargs())
     made = {
-        "recipe": type(seen["recipe"]).__name__,
-        "fields": attributes(seen["recipe"]),
+        "recipe": type(seen["recipe"]).__name__, "fields": attributes(seen["recipe"]),
         "use_during_eval": seen["use_during_eval"],
     }
     result = {"TERecipeKwargs": {"fields": attributes(handlers.TERecipeKwargs()), "makes": made}}

@@ -10,7 +10,7 @@ other programs' quantizers give.
       a run of delayed scaling, with the lines amax, scale and history after it
 
 Sources: torchao's hp_tensor_to_float8_dynamic (tensor, row) and to_mx with RCEIL (1x32);
-check_quantize.py, the rules of TransformerEngine's block scaling in NumPy (1x128, 128x128). Delayed
+quantize_rules.py, the rules of TransformerEngine's block scaling in NumPy (1x128, 128x128). Delayed
 scaling: `delayed_run` below. Inputs are made by rules that the test repeats (cast_inputs.py):
 `spread` and `adversarial`, bf16; `real`, the first 32768 weights of stories260K.bin of llama2.c,
 fp32.
@@ -36,7 +36,7 @@ from torchao.float8.float8_utils import amax_to_scale  # noqa: E402
 from torchao.prototype.mx_formats.config import ScaleCalculationMode  # noqa: E402
 from torchao.prototype.mx_formats.mx_tensor import to_mx  # noqa: E402
 
-import check_quantize as rules  # noqa: E402
+import quantize_rules as rules  # noqa: E402
 from cast_inputs import adversarial, as_torch, fingerprint, spread, words  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -93,7 +93,7 @@ def has_tiny_blocks(x):
 
 
 def written_down(x, name, granularity, scale):
-    """One orientation, by the rules of check_quantize.py; x as it is stored."""
+    """One orientation, by the rules of quantize_rules.py; x as it is stored."""
     dtype = "BF16" if x.dtype == np.uint16 else "F32"
     values = (x.view(ml_dtypes.bfloat16) if x.dtype == np.uint16 else x).astype(np.float32)
     height, width = rules.blocks_of(granularity, *values.shape)
