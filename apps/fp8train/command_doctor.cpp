@@ -314,8 +314,8 @@ Finding disk(const fs::path& folder) {
   return finding;
 }
 
-/// Returns a finding for each thing that runs have failed for, with the fix. Looks at the system and
-/// starts srun for its list of process managers. `folder` is that of runs; it need not exist yet.
+/// Returns a finding for each thing that runs have failed for, with the fix. Looks at the system
+/// and starts srun for its process managers. `folder` is that of runs; it need not exist yet.
 std::vector<Finding> examine_machine(const fs::path& folder) {
   const Machine machine = this_machine();
   std::vector<Finding> findings = {
