@@ -6,6 +6,7 @@
 #include "io/hf_config.h"
 #include "io/safetensors/tensor_source.h"
 #include "support/files.h"
+#include "support/small_model.h"
 #include "support/temp_dir.h"
 
 namespace fp8train {
@@ -14,7 +15,8 @@ namespace {
 using Catch::Matchers::Contains;
 using test::message_of;
 
-ModelConfig small_llama() {
+/// The model of tests/golden/io/llama_sharded.
+ModelConfig golden_llama() {
   ModelConfig config;
   config.vocab_size = 16;
   config.hidden_size = 8;
@@ -39,7 +41,7 @@ TEST_CASE("a sharded folder of transformers reads as one source") {
   }
   CHECK(source.find("model.layers.0.self_attn.k_proj.weight")->shape == std::vector<int64_t>{4, 8});
   ModelConfig config = read_hf_config(folder).model;
-  ModelConfig expected = small_llama();
+  ModelConfig expected = golden_llama();
   expected.bos_token_id = config.bos_token_id;
   expected.eos_token_id = config.eos_token_id;
   CHECK(config == expected);
@@ -113,7 +115,7 @@ TEST_CASE("folders are written whole or in shards and read back the same") {
     HfFolderOptions options;
     options.max_shard_bytes = max_shard;
     options.tokenizer_json = "{}\n";
-    write_hf_folder(dir / "out", small_llama(), tensors, options);
+    write_hf_folder(dir / "out", test::small_llama_model(), tensors, options);
     const bool sharded = max_shard <= 100;
     CHECK(std::filesystem::exists(dir / "out/model.safetensors") == !sharded);
     CHECK(std::filesystem::exists(dir / "out/tokenizer.json"));
@@ -123,7 +125,7 @@ TEST_CASE("folders are written whole or in shards and read back the same") {
       CHECK(source.read_f32(tensor.name, tensor.shape) ==
             std::vector<float>(static_cast<size_t>(source.find(tensor.name)->count()), 0.5F));
     }
-    CHECK(read_hf_config(dir / "out").model == small_llama());
+    CHECK(read_hf_config(dir / "out").model == test::small_llama_model());
     if (max_shard == 100) {
       // 16 + 32 + 48 bytes fit into 100, then 64, then 80.
       CHECK(std::filesystem::exists(dir / "out/model-00003-of-00003.safetensors"));

@@ -1,10 +1,11 @@
 #include "model/decoder.h"
-#include "model/families/family.h"
-#include "support/parameters.h"
 
 #include <catch2/catch.hpp>
 
 #include <cmath>
+
+#include "support/parameters.h"
+#include "support/small_model.h"
 
 using namespace fp8train;
 
@@ -44,18 +45,7 @@ TEST_CASE("a model on the meta device holds what its plan says, and nothing real
 }
 
 TEST_CASE("initial values are a function of the seed alone, with GPT-2's residual scaling") {
-  ModelConfig config;
-  config.family = &gpt2_family();
-  config.vocab_size = 40;
-  config.hidden_size = 64;
-  config.num_hidden_layers = 2;
-  config.num_attention_heads = 4;
-  config.max_position_embeddings = 16;
-  config.norm = NormKind::layer_norm;
-  config.mlp = MlpKind::gelu;
-  config.positions = PositionKind::learned;
-  config.tie_word_embeddings = true;
-  config = completed(config);
+  const ModelConfig config = test::small_gpt2_model();
   const auto device = make_device(DeviceKind::cpu);
   Decoder a(*device, config, plan_named("fp32"), {});
   Decoder b(*device, config, plan_named("te-current"), {});
@@ -82,7 +72,7 @@ TEST_CASE("initial values are a function of the seed alone, with GPT-2's residua
       CHECK(deviation == 1.0);
     }
   }
-  // The rows that pad the vocabulary to 48 are zero.
+  // The rows that pad the vocabulary of 50 to 64 are zero.
   const View table = a.parameters().all().front()->value;
-  CHECK(to_host_f32(*device, rows_of(table, 40, 8)) == std::vector<float>(8 * 64, 0.0F));
+  CHECK(to_host_f32(*device, rows_of(table, 50, 14)) == std::vector<float>(14 * 32, 0.0F));
 }

@@ -6,22 +6,17 @@
 
 #include "model/decoder.h"
 #include "model/families/family.h"
+#include "support/small_model.h"
 
 using namespace fp8train;
 
 namespace {
 
 ModelConfig small(const ModelFamily& family) {
-  ModelConfig config;
+  const bool is_gpt2 = &family == &gpt2_family();
+  ModelConfig config = is_gpt2 ? test::small_gpt2_model() : test::small_llama_model();
   config.family = &family;
   family.set_switches(config);
-  config.vocab_size = 33;
-  config.hidden_size = 16;
-  config.intermediate_size = 24;
-  config.num_hidden_layers = 2;
-  config.num_attention_heads = 4;
-  config.num_key_value_heads = &family == &gpt2_family() ? 4 : 2;
-  config.max_position_embeddings = 8;
   config.tie_word_embeddings = false;
   return completed(config);
 }

@@ -1,30 +1,22 @@
 #pragma once
-// The model of tests that train: two blocks, grouped queries, every dimension a multiple of 16.
+// The settings of tests that train Llama (small_llama_model()), and their batches.
 
 #include <string>
 #include <vector>
 
 #include "base/philox.h"
 #include "support/sanitized.h"
+#include "support/small_model.h"
 #include "train/step/engine.h"
 
 namespace fp8train::test {
 
-constexpr uint32_t kSmallVocabulary = 50;
 constexpr int64_t kSmallRows = 2;      ///< sequences of a micro-batch
 constexpr int64_t kSmallColumns = 16;  ///< tokens of a sequence
 
 inline EngineSettings small_llama(const std::string& plan, int64_t accumulation = 1) {
-  ModelConfig model;
-  model.vocab_size = kSmallVocabulary;
-  model.hidden_size = 32;
-  model.intermediate_size = 64;
-  model.num_hidden_layers = 2;
-  model.num_attention_heads = 2;
-  model.num_key_value_heads = 1;
-  model.max_position_embeddings = 32;
   EngineSettings settings;
-  settings.model = completed(model);
+  settings.model = small_llama_model();
   settings.plan = plan_named(plan);
   settings.step = {.seq_length = kSmallColumns,
                    .micro_batch_size = kSmallRows,

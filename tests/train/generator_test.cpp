@@ -4,31 +4,18 @@
 
 #include "base/error.h"
 #include "model/families/family.h"
-#include "train/step/engine.h"
+#include "support/small_gpt2.h"
+#include "support/small_llama.h"
 
 using namespace fp8train;
 
 namespace {
 
 EngineSettings small(const ModelFamily& family) {
-  ModelConfig model;
-  model.family = &family;
-  model.vocab_size = 40;
-  model.hidden_size = 32;
-  model.intermediate_size = 64;
-  model.num_hidden_layers = 2;
-  model.num_attention_heads = 4;
-  model.num_key_value_heads = 2;
-  model.max_position_embeddings = 96;
-  model.initializer_range = 0.3F;
-  if (&family == &gpt2_family()) {
-    model.norm = NormKind::layer_norm;
-    model.mlp = MlpKind::gelu;
-    model.positions = PositionKind::learned;
-  }
-  EngineSettings settings;
-  settings.model = completed(model);
-  settings.plan = plan_named("fp32");
+  EngineSettings settings =
+      &family == &gpt2_family() ? test::small_gpt2("fp32") : test::small_llama("fp32");
+  settings.model.max_position_embeddings = 96;
+  settings.model.initializer_range = 0.3F;
   settings.step = {.seq_length = 96, .micro_batch_size = 1};
   return settings;
 }
@@ -57,7 +44,7 @@ TEST_CASE("the KV cache gives what a full forward pass gives") {
   // prompt each time.
   std::vector<int32_t> prompt;
   for (int i = 0; i < 70; ++i) {
-    prompt.push_back((i * 7 + 3) % 40);
+    prompt.push_back((i * 7 + 3) % static_cast<int>(test::kSmallVocabulary));
   }
   const std::vector<int32_t> whole = generate(generator, prompt, greedy);
   REQUIRE(whole.size() == 12);

@@ -4,9 +4,8 @@
 
 #include <catch2/catch.hpp>
 
-#include "model/decoder.h"
+#include "support/small_llama.h"
 #include "train/step/dry_run.h"
-#include "train/step/engine.h"
 
 using namespace fp8train;
 
@@ -19,18 +18,14 @@ constexpr double kLinear = 3.0 * kWidth * kWidth + kWidth * kWidth + 3.0 * kWidt
 constexpr double kNorms = 2.0 * kWidth;
 
 MemoryLedger ledger_of(const PrecisionPlan& plan, int64_t blocks, int ranks = 1, int stage = 0) {
-  EngineSettings settings;
+  EngineSettings settings = test::small_llama("fp32");
   settings.strategy.zero_stage = stage;
-  ModelConfig model;
-  model.vocab_size = 64;
-  model.hidden_size = kWidth;
-  model.intermediate_size = kInner;
-  model.num_hidden_layers = blocks;
-  model.num_attention_heads = 4;
-  model.max_position_embeddings = 32;
-  settings.model = completed(model);
+  settings.model.hidden_size = kWidth;
+  settings.model.intermediate_size = kInner;
+  settings.model.num_hidden_layers = blocks;
+  settings.model.num_attention_heads = settings.model.num_key_value_heads = 4;
+  settings.model.head_dim = kWidth / 4;
   settings.plan = plan;
-  settings.step = {.seq_length = 16, .micro_batch_size = 1};
   return dry_run_step(settings, DeviceTraits{}, Topology::blocks(ranks, ranks)).memory;
 }
 
