@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/math.h"
 #include "ops/cast/quantize.h"
 #include "ops/cast/scale_blocks.h"
 #include "ops/optimizer/optimizer.h"
@@ -13,7 +12,6 @@ namespace {
 
 constexpr int64_t kElementsAtOnce = int64_t{1} << 22;
 constexpr int64_t kTallestBlock = 128;
-constexpr int64_t kSquaresChunk = 4096;  // of ops::sum_of_squares
 
 /// `values` = x after a cast with the slot's one scale, or with one for each block along its rows.
 void round_as(const StepContext& context, ConstView x, const ScalingSlot& slot, View values) {
@@ -46,7 +44,8 @@ void add_energies_of(const StepContext& context, ConstView x, View rounded,
   ops::fill(context.stream, minus_one, -1.0F);
   ops::scale_by(context.stream, rounded, minus_one.as<float>());
   ops::add(context.stream, x, rounded, rounded);
-  const View partial = allocate(*context.scratch, DType::f64, {ceil_div(x.count(), kSquaresChunk)});
+  const View partial =
+      allocate(*context.scratch, DType::f64, {ops::squares_partial_sums(x.count())});
   ops::sum_of_squares(context.stream, x, &slot.sample->signal, partial);
   ops::sum_of_squares(context.stream, rounded, &slot.sample->noise, partial);
 }

@@ -1,17 +1,11 @@
 #include "nn/linear.h"
 
 #include "base/error.h"
-#include "base/math.h"
 #include "ops/cast/quantize.h"
 #include "ops/pointwise/elementwise.h"
 #include "ops/pointwise/smoothing.h"
 
 namespace fp8train {
-namespace {
-
-constexpr int64_t kBiasChunk = 64;
-
-}  // namespace
 
 Linear::Linear(const LinearPlan& plan, Parameter* weight, Parameter* bias, ScalingState& scaling)
     : plan_(plan),
@@ -65,7 +59,7 @@ void Linear::backward(const StepContext& context, const Source& dy, View dx,
   if (bias_ != nullptr) {
     const int64_t rows = dy.plain.shape.rows();
     const View partial = fp8train::allocate(*context.scratch, DType::f32,
-                                            {ceil_div(rows, kBiasChunk), dy.plain.shape.back()});
+                                            {ops::bias_partial_rows(rows), dy.plain.shape.back()});
     ops::bias_backward(context.stream, dy.plain, bias_->gradient, partial,
                        context.overwrites_gradients && bias_->overwritten);
   }

@@ -12,7 +12,6 @@
 namespace fp8train {
 namespace {
 
-constexpr int64_t kNormChunk = 4096;
 constexpr float kInitialLossScale = 65536.0F;  // torch.amp.GradScaler
 
 /// Rounds fp32 values as they would cross the wire.
@@ -129,8 +128,7 @@ void Optimizer::round_gradients(Stream stream, Arena& scratch) const {
 void Optimizer::add_squares(Stream stream, Arena& scratch, const View& x, double* sum,
                             DType read_as) {
   const ArenaScope scope(scratch);
-  const int64_t chunks = ceil_div(x.count(), kNormChunk);
-  const View partial = allocate(scratch, DType::f64, {chunks});
+  const View partial = allocate(scratch, DType::f64, {ops::squares_partial_sums(x.count())});
   ops::sum_of_squares(stream, x, sum, partial, read_as);
 }
 

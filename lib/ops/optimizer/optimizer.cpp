@@ -1,6 +1,5 @@
 #include "ops/optimizer/optimizer.h"
 
-#include "base/math.h"
 #include "ops/cast/quantize_checks.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/optimizer/optimizer_math.h"
@@ -38,8 +37,8 @@ void check_adamw(const AdamW& call, const StepControl* control) {
 void sum_of_squares(Stream stream, ConstView x, double* accumulator, View scratch, DType read_as) {
   check(is_float_type(x.dtype), "sum_of_squares: x must be fp32, bf16 or fp16");
   check(accumulator != nullptr, "sum_of_squares: no accumulator");
-  check(scratch.bytes() >= static_cast<size_t>(ceil_div(x.count(), 4096)) * sizeof(double),
-        "sum_of_squares: scratch must hold ceil(count / 4096) doubles");
+  check(scratch.bytes() >= static_cast<size_t>(squares_partial_sums(x.count())) * sizeof(double),
+        "sum_of_squares: scratch must hold squares_partial_sums(count) doubles");
   check(may_be_read_as(x.dtype, read_as),
         "sum_of_squares: only fp32 is read as another type, bf16");
   dispatch<&OpTable::sum_of_squares>(stream, x, accumulator, scratch, read_as);

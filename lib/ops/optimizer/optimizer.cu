@@ -8,10 +8,8 @@
 namespace fp8train::ops::cuda {
 namespace {
 
-// Parts of the definition of sum_of_squares; a sum of sums has kBlock lanes.
-constexpr int64_t kSquaresChunk = 4096;  // elements of a chunk
-constexpr int64_t kSquaresGroup = 4096;  // chunks of a group
-constexpr int kLanes = 16;               // element i of a chunk belongs to sum i % 16
+// A part of the definition of sum_of_squares; a sum of sums has kBlock lanes.
+constexpr int kLanes = 16;  // element i of a chunk belongs to sum i % 16
 
 constexpr int kPack = 4;  // elements of one thread: 16 bytes of fp32
 constexpr int kChunkThreads = kLanes / kPack;
@@ -195,7 +193,7 @@ __global__ void sgd_kernel(Sgd call, const StepControl* control, int64_t count) 
 
 void sum_of_squares(Stream stream, ConstView x, double* accumulator, View scratch, DType read_as) {
   const int64_t count = x.count();
-  const int64_t chunks = ceil_div(count, kSquaresChunk);
+  const int64_t chunks = squares_partial_sums(count);
   double* partial = scratch.as<double>();
   const auto blocks = static_cast<unsigned>(ceil_div(chunks * kChunkThreads, kBlock));
   with_float_type(x.dtype, [&](auto tag) {

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "base/host_device.h"
+#include "base/math.h"
 #include "device/stream.h"
 #include "ops/cast/quantize.h"
 #include "tensor/stored_tensor.h"
@@ -11,11 +13,20 @@
 
 namespace fp8train::ops {
 
+/// sum_of_squares adds the squares of a chunk of elements, then the sums of a group of chunks.
+constexpr int64_t kSquaresChunk = 4096;  // elements
+constexpr int64_t kSquaresGroup = 4096;  // chunks
+/// The sums of chunks for `count` elements: doubles of the scratch of sum_of_squares.
+constexpr FP8TRAIN_HD int64_t squares_partial_sums(int64_t count) {
+  return ceil_div(count, kSquaresChunk);
+}
+
 /// *accumulator += sum of x^2 in fp64, by a fixed tree, so that any thread count and device gives
-/// the same bits: chunks of 4096 elements over 16 lanes (element i in lane i % 16, in order),
-/// groups of 4096 chunks over 256 lanes, then the groups over 256 lanes; the lanes of a sum are
-/// folded in halves. A NaN or infinity in x makes it non-finite. `scratch`: fp64-aligned,
-/// ceil(count / 4096) doubles. `read_as`: as AdamW::gradient_read_as, for an fp32 x.
+/// the same bits: chunks of kSquaresChunk elements over 16 lanes (element i in lane i % 16, in
+/// order), groups of kSquaresGroup chunks over 256 lanes, then the groups over 256 lanes; the lanes
+/// of a sum are folded in halves. A NaN or infinity in x makes it non-finite. `scratch`:
+/// fp64-aligned, squares_partial_sums(count) doubles. `read_as`: as AdamW::gradient_read_as, for an
+/// fp32 x.
 void sum_of_squares(Stream stream, ConstView x, double* accumulator, View scratch,
                     DType read_as = DType::f32);
 

@@ -11,10 +11,7 @@
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
 
-// Parts of the definition of sum_of_squares.
-constexpr int64_t kSquaresChunk = 4096;  // elements of a chunk
-constexpr int64_t kSquaresGroup = 4096;  // chunks of a group
-constexpr int64_t kSumLanes = 256;       // of a sum of sums
+constexpr int64_t kSumLanes = 256;  // of a sum of sums: part of the definition of sum_of_squares
 
 /// body(read) with read(x) the value of an fp32 x as `read_as` has it.
 template <typename Body>
@@ -71,7 +68,7 @@ FP8TRAIN_HD double sum_of_sums(const double* sums, int64_t count, int64_t stride
 /// partial[chunk] = the sum of squares of each chunk, over the threads.
 template <typename X, typename Read>
 void sum_chunks(const X* x, int64_t count, double* partial, Read read) {
-  const int64_t chunks = ceil_div(count, kSquaresChunk);
+  const int64_t chunks = squares_partial_sums(count);
 #pragma omp parallel for schedule(static) if (count >= kParallelElements)
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const int64_t begin = chunk * kSquaresChunk;
@@ -292,7 +289,7 @@ FP8TRAIN_HD void update_plain(const AdamW& call, const AdamWFactors& factors, in
 void sum_of_squares(Stream /*stream*/, ConstView x, double* accumulator, View scratch,
                     DType read_as) {
   const int64_t count = x.count();
-  const int64_t chunks = ceil_div(count, kSquaresChunk);
+  const int64_t chunks = squares_partial_sums(count);
   double* partial = scratch.as<double>();
   if (x.dtype == DType::f32) {
     with_read_as(read_as, [&](auto read) { sum_chunks(x.as<float>(), count, partial, read); });

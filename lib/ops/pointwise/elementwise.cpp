@@ -1,6 +1,5 @@
 #include "ops/pointwise/elementwise.h"
 
-#include "base/math.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/support/checks.h"
 
@@ -28,8 +27,8 @@ void add_bias(Stream stream, View y, ConstView bias) {
 void bias_backward(Stream stream, ConstView dy, View grad, View scratch, bool overwrite) {
   check(is_float_type(dy.dtype), "bias_backward: dy must be fp32, bf16 or fp16");
   check(holds(grad, DType::f32, dy.shape.back()), "bias_backward: grad must be fp32 [n]");
-  check(has_space(scratch, DType::f32, ceil_div(dy.shape.rows(), 64) * grad.count()),
-        "bias_backward: scratch must be fp32 [ceil(rows / 64), n]");
+  check(has_space(scratch, DType::f32, bias_partial_rows(dy.shape.rows()) * grad.count()),
+        "bias_backward: scratch must be fp32 [bias_partial_rows(rows), n]");
   dispatch<&OpTable::bias_backward>(stream, dy, grad, scratch, overwrite);
 }
 

@@ -6,8 +6,7 @@
 namespace fp8train::ops::cuda {
 namespace {
 
-constexpr int kPack = 8;           // elements of one thread: 16 bytes of bf16
-constexpr int64_t kBiasRows = 64;  // of one partial sum: part of the definition of bias_backward
+constexpr int kPack = 8;  // elements of one thread: 16 bytes of bf16
 
 /// y = x, any types.
 template <typename X, typename Y>
@@ -67,9 +66,9 @@ __global__ void sum_rows_kernel(const X* dy, float* partial, int64_t rows, int64
   if (column >= columns) {
     return;
   }
-  const int64_t end = (chunk + 1) * kBiasRows < rows ? (chunk + 1) * kBiasRows : rows;
+  const int64_t end = (chunk + 1) * kBiasChunkRows < rows ? (chunk + 1) * kBiasChunkRows : rows;
   float sum = 0.0F;
-  for (int64_t row = chunk * kBiasRows; row < end; ++row) {
+  for (int64_t row = chunk * kBiasChunkRows; row < end; ++row) {
     sum += load_as_float(dy + row * columns + column);
   }
   partial[chunk * columns + column] = sum;
@@ -161,7 +160,7 @@ void add_bias(Stream stream, View y, ConstView bias) {
 void bias_backward(Stream stream, ConstView dy, View grad, View scratch, bool overwrite) {
   const int64_t columns = grad.count();
   const int64_t rows = dy.count() / columns;
-  const int64_t chunks = ceil_div(rows, kBiasRows);
+  const int64_t chunks = bias_partial_rows(rows);
   const auto column_blocks = static_cast<unsigned>(ceil_div(columns, kBlock));
   with_float_type(dy.dtype, [&](auto tag) {
     using X = typename decltype(tag)::Type;

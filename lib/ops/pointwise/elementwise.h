@@ -3,6 +3,10 @@
 // unless stated. Arithmetic is in fp32 and rounded once to the output's type. Asynchronous on cuda;
 // nothing is returned to the host.
 
+#include <cstdint>
+
+#include "base/host_device.h"
+#include "base/math.h"
 #include "device/stream.h"
 #include "tensor/view.h"
 
@@ -18,8 +22,14 @@ void add(Stream stream, ConstView a, ConstView b, View y);
 /// y[r, c] += bias[c]. y: [rows, n], bias: fp32 [n].
 void add_bias(Stream stream, View y, ConstView bias);
 
-/// grad[c] += sum over rows of dy[r, c]; fp32 [n]; = with `overwrite`. Fixed order: chunks of 64
-/// rows, then the chunks in order. `scratch`: fp32 [ceil(rows / 64), n].
+/// Rows that bias_backward adds to one partial sum, and the number of partial sums of `rows` rows.
+constexpr int64_t kBiasChunkRows = 64;
+constexpr FP8TRAIN_HD int64_t bias_partial_rows(int64_t rows) {
+  return ceil_div(rows, kBiasChunkRows);
+}
+
+/// grad[c] += sum over rows of dy[r, c]; fp32 [n]; = with `overwrite`. Fixed order: chunks of
+/// kBiasChunkRows, then the chunks in order. `scratch`: fp32 [bias_partial_rows(rows), n].
 void bias_backward(Stream stream, ConstView dy, View grad, View scratch, bool overwrite = false);
 
 /// y[i] = value; y fp32.

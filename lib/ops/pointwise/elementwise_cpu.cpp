@@ -1,14 +1,11 @@
 // Compiled once per x86-64 level. Loops over the definitions of numeric/convert.h; `ivdep` because
 // an output may be one of the inputs, element on element.
 
-#include "base/math.h"
 #include "ops/dispatch/cpu_operations.h"
 #include "ops/support/kernel_support_cpu.h"
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
-
-constexpr int64_t kBiasRows = 64;  // of one partial sum: part of the definition of bias_backward
 
 template <typename A, typename B, typename Y>
 FP8TRAIN_HD void add_arrays(const A* a, const B* b, Y* y, int64_t count) {
@@ -68,7 +65,7 @@ void add_bias(Stream /*stream*/, View y, ConstView bias) {
 void bias_backward(Stream /*stream*/, ConstView dy, View grad, View scratch, bool overwrite) {
   const int64_t columns = grad.count();
   const int64_t rows = dy.count() / columns;
-  const int64_t chunks = ceil_div(rows, kBiasRows);
+  const int64_t chunks = bias_partial_rows(rows);
   float* partial = scratch.as<float>();
   with_float_type(dy.dtype, [&](auto tag) {
     const auto* data = dy.as<typename decltype(tag)::Type>();
@@ -78,7 +75,8 @@ void bias_backward(Stream /*stream*/, ConstView dy, View grad, View scratch, boo
       for (int64_t c = 0; c < columns; ++c) {
         sum[c] = 0.0F;
       }
-      for (int64_t row = chunk * kBiasRows; row < minimum(rows, (chunk + 1) * kBiasRows); ++row) {
+      for (int64_t row = chunk * kBiasChunkRows; row < minimum(rows, (chunk + 1) * kBiasChunkRows);
+           ++row) {
         const auto* dy_row = data + row * columns;
 #pragma GCC ivdep
         for (int64_t c = 0; c < columns; ++c) {
