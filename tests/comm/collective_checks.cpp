@@ -134,7 +134,7 @@ std::vector<WireCase> wire_cases(const Topology& topology) {
   GradientWire fp8_gather = wire(grouped);
   fp8_gather.gather = grouped;
   GradientWire exact = wire(grouped);
-  exact.kind = WireKind::fp8_two_shot;
+  exact.kind = WireKind::two_shot;
   exact.self_exact = true;
   const double e4m3 = 0x1p-4;
   const double bf16 = 0x1p-8;
@@ -192,7 +192,7 @@ void check_wire(Communicator& comm, Device& device, const WireCase& c, int64_t c
     const double amax = group_amax(ranks, i, count);
     const double fp32 = 0x1p-22 * ranks * amax;
     // Two hops round twice.
-    const double hops = c.wire.kind == WireKind::fp8_two_hop ? 2 : 1;
+    const double hops = c.wire.kind == WireKind::two_hop ? 2 : 1;
     const double sum = hops * c.rounding * amax + fp32;
     require(std::abs(whole[at] - mean) <= sum + c.gathered * amax, of + ": " + std::to_string(i));
     if (!std::isnan(shard[at])) {

@@ -68,7 +68,7 @@ TEST_CASE("two hops send little between nodes", "[dry_run]") {
   const Topology topology = Topology::blocks(64, 8);
   const GradientWire wire =
       gradient_wire(encoded(per::group(128), ScaleType::f32), false, topology);
-  CHECK(wire.kind == WireKind::fp8_two_hop);
+  CHECK(wire.kind == WireKind::two_hop);
   const Traffic traffic = sent(wire, topology, ExchangeResult::shard);
   const auto all = static_cast<double>(kParameters);
   // Of its node's eighth, each of the other 7 nodes gets its part; 7 of 8 stay within the node.
@@ -76,7 +76,7 @@ TEST_CASE("two hops send little between nodes", "[dry_run]") {
         Approx(1.031 * all / 8 * 7 / 8).epsilon(0.01));
   CHECK(static_cast<double>(traffic.within_node) == Approx(1.031 * all * 7 / 8).epsilon(0.01));
   GradientWire flat = wire;
-  flat.kind = WireKind::fp8_two_shot;
+  flat.kind = WireKind::two_shot;
   const Traffic without = sent(flat, topology, ExchangeResult::shard);
   CHECK(static_cast<double>(without.between_nodes) == Approx(1.031 * all * 56 / 64).epsilon(0.01));
 }

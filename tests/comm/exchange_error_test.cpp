@@ -1,7 +1,7 @@
 // The error of an exchanged mean against a table that a
 // simulation of its own has given: lognormal scales of rows and columns, a signal that all
 // ranks share plus Student-t(5) noise of equal strength per rank. How wide the lognormal is was not
-// written down; a deviation of 0.5 gives the table's figures, also that of fp8_sum, which depends
+// written down; a deviation of 0.5 gives the table's figures, also that of code_sum, which depends
 // on it.
 
 #include <catch2/catch.hpp>
@@ -118,7 +118,7 @@ class Trial {
 /// Percent, as in the table; 0: not there.
 struct Row {
   int ranks;
-  double bf16, fp8_sum, shard, gathered_fp8, gathered_bf16, two_hop;
+  double bf16, code_sum, shard, gathered_fp8, gathered_bf16, two_hop;
 };
 
 TEST_CASE("errors of exchanged means are those of the table", "[exchange][error]") {
@@ -144,7 +144,7 @@ TEST_CASE("errors of exchanged means are those of the table", "[exchange][error]
     const TensorFormat grouped = encoded(per::group(128));
     const TensorFormat bf16 = plain(DType::bf16);
     check("bf16", wire(bf16, bf16), ExchangeResult::whole, row.bf16);
-    check("fp8_sum", wire(encoded(per::tensor), bf16), ExchangeResult::whole, row.fp8_sum);
+    check("code_sum", wire(encoded(per::tensor), bf16), ExchangeResult::whole, row.code_sum);
     check("shard", wire(grouped, bf16), ExchangeResult::shard, row.shard);
     check("gathered in fp8", wire(grouped, grouped), ExchangeResult::whole, row.gathered_fp8);
     check("gathered in bf16", wire(grouped, bf16), ExchangeResult::whole, row.gathered_bf16);

@@ -13,6 +13,7 @@
 #include "comm/backends/backends.h"
 #include "device/device.h"
 #include "numeric/convert.h"
+#include "numeric/with_type.h"
 #include "ops/storage/storage.h"
 #include "support/rank_threads.h"
 #include "tensor/tensor.h"
@@ -124,6 +125,27 @@ TEST_CASE("two-shot: the fp64 mean of the decoded contributions", "[exchange]") 
   }
 }
 
+TEST_CASE("types without scales cross in themselves, codes are gathered in bf16", "[exchange]") {
+  for (const int per_node : {1, 2, 4}) {
+    const Topology topology = Topology::blocks(4, per_node);
+    for (const DType type : PlainWireTypes::kTypes) {
+      INFO(name_of(type) << ", " << per_node << " ranks of a node");
+      const GradientWire wire = gradient_wire(plain(type), false, topology);
+      CHECK(wire.kind == WireKind::plain);
+      CHECK(wire.format == plain(type));
+      CHECK(wire.gather == plain(type));
+    }
+    for (const DType type : WireCodes::kTypes) {
+      TensorFormat format = kGrouped;
+      format.dtype = type;
+      const GradientWire wire = gradient_wire(format, false, topology);
+      CHECK(wire.kind == (per_node == 2 ? WireKind::two_hop : WireKind::two_shot));
+      CHECK(wire.format == format);
+      CHECK(wire.gather == plain(DType::bf16));
+    }
+  }
+}
+
 TEST_CASE("permuting the ranks changes roundings of fp32 only", "[exchange]") {
   const Topology topology = Topology::blocks(4, 4);
   std::vector<Values> gradients;
@@ -155,7 +177,7 @@ TEST_CASE("two hops: mean of both, near that of one hop", "[exchange]") {
     gradients.push_back(random_gradients(rank + 1));
   }
   const GradientWire wire = gradient_wire(kGrouped, false, topology);
-  REQUIRE(wire.kind == WireKind::fp8_two_hop);
+  REQUIRE(wire.kind == WireKind::two_hop);
   // Independent: what a node's ranks have decoded is summed and crosses as one contribution.
   const int64_t chunk = 256;  // 1000 elements are 8 groups, two for each of the first four ranks
   Values expected(static_cast<size_t>(6 * chunk));
@@ -213,7 +235,7 @@ TEST_CASE("one rank: the bits of storing and reading in the wire's format", "[ex
     for (const ExchangeResult result : {ExchangeResult::whole, ExchangeResult::shard}) {
       CHECK(same_bits(exchange({gradients}, wire, alone, result).front(), expected));
     }
-    if (wire.kind != WireKind::fp8_sum) {
+    if (wire.kind != WireKind::code_sum) {
       const GradientWire exact = gradient_wire(format, true, alone);
       CHECK(
           same_bits(exchange({gradients}, exact, alone, ExchangeResult::whole).front(), gradients));

@@ -100,7 +100,7 @@ Outcome exchange(Communicator& comm, const Case& c, int64_t piece_bytes, float b
   const auto device = make_device(DeviceKind::cpu);
   Stored stored(*device, c, gradients_of(comm.rank(), c.count, bad));
   const GradientWire wire = gradient_wire(c.format, c.self_exact, comm.topology());
-  const bool names = wire.kind == WireKind::fp8_sum;
+  const bool names = wire.kind == WireKind::code_sum;
   const auto made = make_gradient_exchange(
       comm, *device, wire,
       {stored.all, names ? tensors_of(c.count) : std::vector<int64_t>(), piece_bytes}, c.result);

@@ -1,4 +1,4 @@
-// fp8_sum against the method written down with single codes.
+// code_sum against the method written down with single codes.
 
 #include <catch2/catch.hpp>
 #include <cmath>
@@ -133,7 +133,7 @@ std::vector<Values> run(int ranks, DType dtype, ExchangeResult result) {
   return out;
 }
 
-TEST_CASE("fp8_sum: codes are added one by one under a shared scale", "[exchange][shared]") {
+TEST_CASE("code_sum: codes are added one by one under a shared scale", "[exchange][shared]") {
   for (const int ranks : {2, 3, 4}) {
     std::vector<Values> gradients;
     for (int rank = 0; rank < ranks; ++rank) {
@@ -151,7 +151,7 @@ TEST_CASE("fp8_sum: codes are added one by one under a shared scale", "[exchange
   }
 }
 
-TEST_CASE("fp8_sum: controllers scale the sum, and learn where it is at the maximum",
+TEST_CASE("code_sum: controllers scale the sum, and learn where it is at the maximum",
           "[exchange][shared]") {
   const Values factors = {0.3F, 8.0F, 16.0F};
   for (const int ranks : {2, 3, 4}) {
@@ -204,7 +204,7 @@ TEST_CASE("fp8_sum: controllers scale the sum, and learn where it is at the maxi
   }
 }
 
-TEST_CASE("fp8_sum: stored codes stay codes", "[exchange][shared]") {
+TEST_CASE("code_sum: stored codes stay codes", "[exchange][shared]") {
   // Codes of powers of two: contributions that are stored are decoded to the values they came from.
   std::vector<Values> gradients;
   for (int rank = 0; rank < 4; ++rank) {

@@ -1,7 +1,7 @@
-// fp8_sum: codes under a scale for each tensor that all ranks share, summed as codes (MS-AMP's DDP,
-// msamp/nn/distributed.py): the scale is 2^floor(log2(448 / amax)) / sqrt(N), the sum of
-// codes is rounded at each addend, and what is read is divided by N. A controller's mu (FP8-LM)
-// takes the place of 1 / sqrt(N), where it starts, rounded down to a power of two.
+// code_sum: codes under a scale for each tensor that all ranks share, summed as codes (MS-AMP's
+// DDP, msamp/nn/distributed.py): the scale is 2^floor(log2(448 / amax)) / sqrt(N), the sum of codes
+// is rounded at each addend, and what is read is divided by N. A controller's mu (FP8-LM), which
+// starts at 1 / sqrt(N), replaces that factor, rounded down to a power of two.
 
 #include <algorithm>
 #include <cmath>
@@ -33,7 +33,7 @@ class CodeExchange final : public ExchangeRun {
   void begin() override;
   void send_second() override;
   bool sum() override;
-  void read() override;
+  void read_sums() override;
 
  private:
   void name_tensors(Device& device);
@@ -166,7 +166,7 @@ void CodeExchange::read_shard() {
   ops::read_shared(stream_, codes(own_codes(), 1), scales(), factor_, {shard, {}, own_names()});
 }
 
-void CodeExchange::read() {
+void CodeExchange::read_sums() {
   ops::SharedBucket to = whole();
   if (!bucket_.result.codes.empty()) {
     to = {bucket_.result.codes, bucket_.result.scales, tensor_of_group_};

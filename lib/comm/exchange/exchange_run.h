@@ -46,7 +46,7 @@ class ExchangeRun : public GradientExchange {
   /// gather or to read.
   virtual bool sum() = 0;
   /// Reads the sums of all ranks into the bucket.
-  virtual void read() = 0;
+  virtual void read_sums() = 0;
 
   int ranks() const { return comm_->size(); }
   bool encoded() const { return bucket_.gradients.format.is_scaled(); }
@@ -97,13 +97,13 @@ class ExchangeRun : public GradientExchange {
   Stream caller_{DeviceKind::cpu, nullptr, nullptr};
 };
 
-/// Makes the exchange of all wires but fp8_sum (packet_exchange.cpp).
+/// Makes the exchange of all wires but code_sum (packet_exchange.cpp).
 std::unique_ptr<GradientExchange> make_packet_exchange(Communicator& comm, Device& device,
                                                        const GradientWire& wire,
                                                        GradientBucket bucket, ExchangeResult result,
                                                        GradientExchange::Groups* groups);
 
-/// Makes the exchange of fp8_sum (code_exchange.cpp).
+/// Makes the exchange of code_sum (code_exchange.cpp).
 std::unique_ptr<GradientExchange> make_code_exchange(Communicator& comm, Device& device,
                                                      const GradientWire& wire,
                                                      GradientBucket bucket, ExchangeResult result,

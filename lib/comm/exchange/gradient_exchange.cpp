@@ -101,7 +101,7 @@ bool ExchangeRun::next() {
     case Stage::sum:
       return sum();
     case Stage::read:
-      read();
+      read_sums();
       break;
   }
   return false;
@@ -152,7 +152,7 @@ std::unique_ptr<GradientExchange> make_gradient_exchange(Communicator& comm, Dev
                                                          GradientBucket bucket,
                                                          ExchangeResult result,
                                                          GradientExchange::Groups* groups) {
-  const auto make = wire.kind == WireKind::fp8_sum ? make_code_exchange : make_packet_exchange;
+  const auto make = wire.kind == WireKind::code_sum ? make_code_exchange : make_packet_exchange;
   return make(comm, device, wire, std::move(bucket), result, groups);
 }
 

@@ -7,10 +7,10 @@
 //
 // A large bucket goes in pieces, one after another in the same scratch memory: the same elements of
 // each rank's shard at a time. The order of sums, and with it every bit, does not depend on the
-// size of pieces: scales belong to the format's groups of elements, or for fp8_sum to whole
+// size of pieces: scales belong to the format's groups of elements, or for code_sum to whole
 // tensors, whose amax is exchanged before the first piece.
 //
-// fp8_two_hop does the all-to-all and the sum twice: among the ranks of a node, then among those of
+// two_hop does the all-to-all and the sum twice: among the ranks of a node, then among those of
 // equal local rank. Shard r is elements r * shard_elements() .. of the bucket on every wire.
 //
 // An exchange is made once per bucket and run once per step: start() when the bucket is complete,
@@ -30,20 +30,20 @@
 namespace fp8train {
 
 enum class WireKind : uint8_t {
-  fp32,
-  bf16,
-  fp8_sum,  ///< a scale for each tensor, shared by all ranks; the sum is rounded at each addend
-  fp8_two_shot,  ///< a scale for each group of elements; fp32 sums
-  fp8_two_hop,   ///< the same, within a node and then between nodes
+  plain,     ///< values without scales; fp32 sums
+  code_sum,  ///< codes with a scale for each tensor, shared by all ranks; the sum is rounded at
+             ///< each addend
+  two_shot,  ///< codes with a scale for each group of elements; fp32 sums
+  two_hop,   ///< the same, within a node and then between nodes
 };
 
 /// The formats in which gradients cross between ranks.
 struct GradientWire {
-  WireKind kind = WireKind::fp32;
+  WireKind kind = WireKind::plain;
   TensorFormat format;     ///< format of a contribution
   TensorFormat first_hop;  ///< two_hop: format of a contribution within a node
-  /// DDP: the format of the means that are gathered. fp32 and bf16 wires: `format`, and a ZeRO
-  /// shard is rounded to it as well, so that all layouts have the same bits.
+  /// DDP: the format of the means that are gathered. Plain wires: `format`, and a ZeRO shard is
+  /// rounded to it as well, so that all layouts have the same bits.
   TensorFormat gather;
   /// The rank's own contribution to its shard is not rounded.
   bool self_exact = false;
@@ -52,26 +52,27 @@ struct GradientWire {
 };
 
 /// The wire that a plan's gradient_wire format means for these ranks: two hops where there are
-/// several nodes of several ranks, without self_exact. Means of FP8 and int8 wires are gathered in
-/// bf16. Throws ConfigError for a format that crosses no wire.
+/// several nodes of several ranks, without self_exact. Means of codes are gathered in bf16. Throws
+/// ConfigError for a format that crosses no wire.
 GradientWire gradient_wire(const TensorFormat& format, bool self_exact, const Topology& topology);
 
 /// The gradients that one exchange sums.
 struct GradientBucket {
   /// Flat: fp32 or bf16; or codes as they cross the wire, whose scales are one for each of the
-  /// format's groups of elements (fp8_two_shot, fp8_two_hop) or [tensors, 2], as those of
-  /// StoredTensor are (fp8_sum).
+  /// format's groups of elements (two_shot, two_hop) or [tensors, 2], as those of StoredTensor are
+  /// (code_sum).
   StoredTensor gradients;
-  /// The first element of each tensor: multiples of 128, ascending from 0; fp8_sum only.
+  /// The first element of each tensor: multiples of 128, ascending from 0; code_sum only.
   std::vector<int64_t> tensors;
   /// Bytes of gradients in a piece, which has at least range_alignment() elements of each shard. 0:
   /// one piece.
   int64_t piece_bytes = 0;
-  /// fp8_sum: the controller of each tensor's scale, on the device (ops::shared_scales); none where
-  /// scales are divided by sqrt(N). Each rank counts in it what is at the maximum of its shard of
-  /// the sum; all ranks' counts make the factor of the next step (ops::update_auto_scales).
+  /// code_sum: the controller of each tensor's scale, on the device (ops::shared_scales); none
+  /// where scales are divided by sqrt(N). Each rank counts in it what is at the maximum of its
+  /// shard of the sum; all ranks' counts make the factor of the next step
+  /// (ops::update_auto_scales).
   std::vector<ops::AutoScale*> automatic;
-  /// With fp8_sum and ExchangeResult::whole, the codes of the sum and their scales go here, laid
+  /// With code_sum and ExchangeResult::whole, the codes of the sum and their scales go here, laid
   /// out as `gradients`, which stay as they are. Empty: the sum goes to `gradients`.
   StoredTensor result = {};
 };

@@ -11,13 +11,8 @@ GradientWire gradient_wire(const TensorFormat& format, bool self_exact, const To
   wire.first_hop = format;
   wire.gather = plain(DType::bf16);
   wire.self_exact = self_exact;
-  if (format == plain(DType::f32) || format == plain(DType::bf16)) {
-    wire.kind = format.dtype == DType::f32 ? WireKind::fp32 : WireKind::bf16;
-    wire.gather = format;
-    return wire;
-  }
   if (is_fp8(format.dtype) && format.block == per::tensor && format.is_scaled()) {
-    wire.kind = WireKind::fp8_sum;
+    wire.kind = WireKind::code_sum;
     wire.format.policy = ScalePolicy::current;  // a controller's factor comes with the bucket
     return wire;
   }
@@ -25,8 +20,13 @@ GradientWire gradient_wire(const TensorFormat& format, bool self_exact, const To
     throw ConfigError("gradient_wire: '" + describe(format) +
                       "' does not cross between ranks; choose " + ops::gradient_wires_text());
   }
+  if (!format.is_scaled()) {
+    wire.kind = WireKind::plain;
+    wire.gather = format;
+    return wire;
+  }
   const bool hops = topology.nodes() > 1 && topology.ranks_per_node() > 1 && !self_exact;
-  wire.kind = hops ? WireKind::fp8_two_hop : WireKind::fp8_two_shot;
+  wire.kind = hops ? WireKind::two_hop : WireKind::two_shot;
   return wire;
 }
 

@@ -1,4 +1,4 @@
-// Wires whose contributions are packets: fp32, bf16, fp8_two_shot and fp8_two_hop.
+// Wires whose contributions are packets: plain, two_shot and two_hop.
 
 #include <algorithm>
 #include <utility>
@@ -28,7 +28,7 @@ class PacketExchange final : public ExchangeRun {
   void begin() override;
   void send_second() override;
   bool sum() override;
-  void read() override;
+  void read_sums() override;
 
  private:
   void plan_memory();
@@ -63,9 +63,9 @@ PacketExchange::PacketExchange(Communicator& comm, Device& device, const Gradien
   gather_ = encoded() ? bucket_.gradients.format : wire_.gather;
   check(ops::is_wire_format(wire_.format) && ops::is_wire_format(gather_),
         "contributions and means cross in a wire's format");
-  check(!wire_.self_exact || (!encoded() && wire_.kind != WireKind::fp8_two_hop),
+  check(!wire_.self_exact || (!encoded() && wire_.kind != WireKind::two_hop),
         "self_exact is for gradients in fp32 or bf16 that make one hop");
-  if (wire_.kind == WireKind::fp8_two_hop && ranks() > 1) {
+  if (wire_.kind == WireKind::two_hop && ranks() > 1) {
     if (groups_->node == nullptr) {
       groups_->node = comm.node_group();
       groups_->peers = comm.peer_group();
@@ -201,7 +201,7 @@ void PacketExchange::sum_alone() {
   ops::store(stream_, {.x = mean, .to = bucket_.gradients});
 }
 
-void PacketExchange::read() {
+void PacketExchange::read_sums() {
   if (in_place_) {
     return;
   }

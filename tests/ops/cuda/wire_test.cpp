@@ -170,7 +170,7 @@ Results control(Side& side, const View& amax, const View& sum, int64_t count, co
   return results;
 }
 
-/// fp8_sum from gradients in any type to what is read of them.
+/// code_sum from gradients in any type to what is read of them.
 Results share(Side& side, DType dtype, int64_t count, int64_t offset, bool finite) {
   const TensorFormat format = by_tensor(DType::e4m3, ScaleType::pow2);
   const int64_t groups = (count + 127) / 128;
