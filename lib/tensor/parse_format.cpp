@@ -51,10 +51,10 @@ class FormatParser {
       if (words_[i].name == "epsilon" && i + 1 < words_.size()) {
         read_epsilon(words_[++i].name);
       } else {
-        read(words_[i]);
+        read_word(words_[i]);
       }
     }
-    complete();
+    complete_format();
     return format_;
   }
 
@@ -128,7 +128,7 @@ class FormatParser {
     return *value;
   }
 
-  void read(const Word& word) {
+  void read_word(const Word& word) {
     if (read_block(word) || read_policy(word)) {
       return;
     }
@@ -193,24 +193,34 @@ class FormatParser {
   }
 
   bool read_policy(const Word& word) {
-    if (word.name == "current" || word.name == "auto") {
-      no_arguments(word);
-      format_.policy = word.name == "auto" ? ScalePolicy::automatic : ScalePolicy::current;
-    } else if (word.name == "static") {
-      format_.policy = ScalePolicy::fixed;
-      const auto scale = number_in<float>(word.arguments.empty() ? "" : word.arguments[0]);
-      if (word.arguments.size() != 1 || !scale || !std::isfinite(*scale) || *scale <= 0) {
-        fail("static needs its scale: static(1)");
-      }
-      format_.fixed_scale = *scale;
-    } else if (word.name == "delayed") {
-      format_.policy = ScalePolicy::delayed;
-      read_delayed(word);
-    } else {
+    const std::optional<ScalePolicy> policy = value_in(kScalePolicies, word.name);
+    if (!policy || *policy == ScalePolicy::none) {
       return false;
+    }
+    format_.policy = *policy;
+    switch (*policy) {
+      case ScalePolicy::none:
+      case ScalePolicy::current:
+      case ScalePolicy::automatic:
+        no_arguments(word);
+        break;
+      case ScalePolicy::fixed:
+        read_fixed(word);
+        break;
+      case ScalePolicy::delayed:
+        read_delayed(word);
+        break;
     }
     once(has_policy_, word, "rule of scaling");
     return true;
+  }
+
+  void read_fixed(const Word& word) {
+    const auto scale = number_in<float>(word.arguments.empty() ? "" : word.arguments[0]);
+    if (word.arguments.size() != 1 || !scale || !std::isfinite(*scale) || *scale <= 0) {
+      fail("static needs its scale: static(1)");
+    }
+    format_.fixed_scale = *scale;
   }
 
   void read_delayed(const Word& word) {
@@ -247,7 +257,7 @@ class FormatParser {
     format_.amax_epsilon = *value;
   }
 
-  void complete() {
+  void complete_format() {
     const bool scaled = has_block_ || has_policy_ || has_scale_type_ || format_.expanded ||
                         format_.amax_epsilon > 0;
     if (format_.remainder) {

@@ -6,6 +6,32 @@
 #include "numeric/with_type.h"
 
 namespace fp8train {
+namespace {
+
+/// What describe() writes in parentheses after the name of the policy.
+std::string policy_arguments(const TensorFormat& format) {
+  switch (format.policy) {
+    case ScalePolicy::none:
+    case ScalePolicy::current:
+    case ScalePolicy::automatic:
+      break;
+    case ScalePolicy::fixed:
+      return fmt::format("({})", format.fixed_scale);
+    case ScalePolicy::delayed: {
+      const DelayedScaling& rule = format.delayed;
+      return fmt::format("({}, {}{}{}{}{}{})", rule.history_length,
+                         name_in(kAmaxAlgorithms, rule.algorithm),
+                         rule.margin != 0 ? fmt::format(", margin {}", rule.margin) : "",
+                         rule.current_at_first ? ", current at first" : "",
+                         rule.unit == WindowUnit::step ? ", per step" : "",
+                         rule.reduction == AmaxReduction::none ? ", each rank" : "",
+                         rule.interval != 1 ? fmt::format(", every {}", rule.interval) : "");
+    }
+  }
+  return "";
+}
+
+}  // namespace
 
 TensorFormat plain(DType dtype) {
   TensorFormat format;
@@ -41,31 +67,8 @@ std::string describe(const TensorFormat& format) {
   if (!format.is_scaled()) {
     return text + (format.remainder ? " remainder" : rounding);
   }
-  text += fmt::format(" {}{}", name_of(format.block), format.expanded ? " expanded" : "");
-  switch (format.policy) {
-    case ScalePolicy::none:
-      break;
-    case ScalePolicy::current:
-      text += " current";
-      break;
-    case ScalePolicy::automatic:
-      text += " auto";
-      break;
-    case ScalePolicy::fixed:
-      text += fmt::format(" static({})", format.fixed_scale);
-      break;
-    case ScalePolicy::delayed:
-      text += fmt::format(" delayed({}, {}", format.delayed.history_length,
-                          name_in(kAmaxAlgorithms, format.delayed.algorithm));
-      text += format.delayed.margin != 0 ? fmt::format(", margin {}", format.delayed.margin) : "";
-      text += format.delayed.current_at_first ? ", current at first" : "";
-      text += format.delayed.unit == WindowUnit::step ? ", per step" : "";
-      text += format.delayed.reduction == AmaxReduction::none ? ", each rank" : "";
-      text +=
-          format.delayed.interval != 1 ? fmt::format(", every {}", format.delayed.interval) : "";
-      text += ")";
-      break;
-  }
+  text += fmt::format(" {}{} {}{}", name_of(format.block), format.expanded ? " expanded" : "",
+                      name_in(kScalePolicies, format.policy), policy_arguments(format));
   if (format.scale_type != ScaleType::f32) {
     text += fmt::format(" {}", name_of(format.scale_type));
   }

@@ -52,6 +52,13 @@ inline constexpr ScaleBlock kInUse[] = {tensor,        row,         block_1x128,
 }  // namespace per
 
 enum class ScalePolicy : uint8_t { none, current, delayed, fixed, automatic };
+inline constexpr std::pair<ScalePolicy, std::string_view> kScalePolicies[] = {
+    {ScalePolicy::none, "none"},
+    {ScalePolicy::current, "current"},
+    {ScalePolicy::delayed, "delayed"},
+    {ScalePolicy::fixed, "static"},
+    {ScalePolicy::automatic, "auto"}};
+
 enum class ScaleType : uint8_t {
   f32,
   pow2,
