@@ -290,14 +290,20 @@ TEST_CASE("quantize refuses what it cannot do", "[ops]") {
   };
   float amax = 1.0F;
   float scale_inv = 1.0F;
-  QuantizedTensor by_exponent = q.view();
-  by_exponent.format.scale_type = ScaleType::e8m0;
   const auto current = [&](const float* from, float* inverse, const QuantizedTensor& out) {
     return [&, from, inverse, out] {
       ops::quantize_current(cpu_stream(), x, from, inverse, out, nullptr);
     };
   };
-  refused(current(&amax, &scale_inv, by_exponent), "fp32 or pow2 scale expected");
+  for (const ScaleType type : {ScaleType::e8m0, ScaleType::e4m3}) {
+    QuantizedTensor other = q.view();
+    other.format.scale_type = type;
+    refused(current(&amax, &scale_inv, other), "fp32 or pow2 scale expected");
+    float scale = 1.0F;
+    refused(
+        [&] { ops::compute_current_scale(cpu_stream(), &amax, other.format, &scale, &scale_inv); },
+        "fp32 or pow2 scale expected");
+  }
   refused(current(nullptr, &scale_inv, q.view()), "missing scalar");
   refused(current(&amax, nullptr, q.view()), "missing scalar");
   Array codes(DType::e4m3, {2, 4});

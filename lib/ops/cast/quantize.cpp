@@ -68,7 +68,8 @@ void quantize_current(Stream stream, ConstView x, const float* amax, float* scal
   check(is_float_type(x.dtype), "quantize_current: x must be fp32, bf16 or fp16");
   check(!out.empty() || x.count() == 0, "quantize_current: no output for the codes");
   check(amax != nullptr && scale_inv != nullptr, "quantize_current: missing scalar");
-  check(out.format.scale_type != ScaleType::e8m0, "quantize_current: fp32 or pow2 scale expected");
+  check(dtype_of(out.format.scale_type) == DType::f32,
+        "quantize_current: fp32 or pow2 scale expected");
   check_cast(x, out);
   dispatch<&OpTable::quantize_current>(stream, x, amax, scale_inv, out, statistics);
 }
@@ -102,7 +103,8 @@ void compute_current_scale(Stream stream, const float* amax, const TensorFormat&
                            float* scale, float* scale_inv) {
   check(amax != nullptr && scale != nullptr && scale_inv != nullptr,
         "compute_current_scale: missing scalar");
-  check(format.scale_type != ScaleType::e8m0, "compute_current_scale: fp32 or pow2 scale expected");
+  check(dtype_of(format.scale_type) == DType::f32,
+        "compute_current_scale: fp32 or pow2 scale expected");
   dispatch<&OpTable::compute_current_scale>(stream, amax, format, scale, scale_inv);
 }
 

@@ -237,8 +237,8 @@ void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, flo
   const int64_t columns = x.shape.back();
   const View& codes = out.rowwise.codes;
   const View& transposed = out.columnwise.codes;
-  const bool packed = x.dtype != DType::f16 && out.format.dtype != DType::i8 &&
-                      is_aligned(x.data) && is_aligned(codes.data, kVec8) && columns % kVec8 == 0;
+  const bool packed = x.dtype != DType::f16 && is_fp8(out.format.dtype) && is_aligned(x.data) &&
+                      is_aligned(codes.data, kVec8) && columns % kVec8 == 0;
   const BlockwiseCast cast = {.rows = rows,
                               .columns = columns,
                               .code_type = out.format.dtype,

@@ -9,10 +9,9 @@ namespace fp8train::ops {
 
 /// Codes for x, seen as a matrix [rows, last extent].
 inline void check_cast(const ConstView& x, const QuantizedTensor& out) {
-  check(is_fp8(out.format.dtype) || out.format.dtype == DType::i8,
-        "quantize: the format must be e4m3, e5m2 or int8");
+  check(is_byte_code(out.format.dtype), "quantize: the format must have codes of one byte");
   check(is_fp8(out.format.dtype) || out.columnwise.codes.empty(),
-        "quantize: int8 codes are not transposed");
+        "quantize: only FP8 codes are transposed");
   check(out.format.block == per::tensor && out.format.rounding == Rounding::nearest_even,
         "quantize: one scale per tensor and nearest-even rounding expected");
   check(out.tensor_scale != nullptr, "quantize: no scale");
