@@ -23,6 +23,11 @@ TEST_CASE("shared scales: the largest amax of all ranks", "[wire][shared]") {
   CHECK(std::isnan(scales.get(3)));
   ops::shared_scales(cpu_stream(), amax, by_tensor(DType::e4m3, ScaleType::f32), 1.0F, scales);
   CHECK(scales.get(0) == 448.0F / 100.0F);
+  for (const ScaleType type : {ScaleType::e8m0, ScaleType::e4m3}) {
+    CHECK_THROWS_WITH(
+        ops::shared_scales(cpu_stream(), amax, by_tensor(DType::e4m3, type), 1.0F, scales),
+        Catch::Contains("fp32 or pow2 scales"));
+  }
 }
 
 TEST_CASE("sum_shared: every partial sum is rounded", "[wire][shared]") {

@@ -45,6 +45,7 @@ void shared_amax(Stream stream, const SharedBucket& bucket, View amax) {
 void shared_scales(Stream stream, ConstView amax, const TensorFormat& format, float pre_scale,
                    View scales, ConstView automatic) {
   check(is_fp8(format.dtype), "shared_scales: of e4m3 or e5m2 codes");
+  check(wire_scale_of(format.scale_type).bytes > 0, "shared_scales: fp32 or pow2 scales expected");
   check(amax.dtype == DType::f32 && scales.dtype == DType::f32 && scales.count() > 0 &&
             amax.count() % scales.count() == 0,
         "shared_scales: each rank's amax of each tensor, fp32");

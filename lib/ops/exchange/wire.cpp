@@ -41,28 +41,27 @@ std::string listed(const Items& items, const char* last) {
   return all;
 }
 
-/// Bytes of a scale in a packet; 0: no packet has such scales.
-int64_t wire_scale_bytes(ScaleType type) {
+}  // namespace
+
+WireScale wire_scale_of(ScaleType type) {
   switch (type) {
     case ScaleType::f32:
-      return 4;
+      return {.bytes = 4};
     case ScaleType::pow2:
-      return 1;
+      return {.bytes = 1, .pow2 = true};
     case ScaleType::e8m0:
     case ScaleType::e4m3:
       break;
   }
-  return 0;
+  return {};
 }
-
-}  // namespace
 
 bool is_wire_format(const TensorFormat& format) {
   if (!format.is_scaled()) {
     return is_summed_type(format.dtype) && format == plain(format.dtype);
   }
   return WireCodes::has(format.dtype) && is_wire_group(format.block) &&
-         format.policy == ScalePolicy::current && wire_scale_bytes(format.scale_type) > 0 &&
+         format.policy == ScalePolicy::current && wire_scale_of(format.scale_type).bytes > 0 &&
          !format.hadamard && !format.expanded && format.amax_epsilon == 0 &&
          format.rounding == Rounding::nearest_even;
 }
@@ -76,8 +75,8 @@ std::string gradient_wires_text() {
 int64_t wire_bytes(const TensorFormat& format, int64_t count) {
   int64_t bytes = count * static_cast<int64_t>(size_of(format.dtype));
   if (format.is_scaled()) {
-    check(wire_scale_bytes(format.scale_type) > 0, "wire_bytes: no packet has such scales");
-    bytes += ceil_div(count, format.block.columns) * wire_scale_bytes(format.scale_type);
+    check(wire_scale_of(format.scale_type).bytes > 0, "wire_bytes: no packet has such scales");
+    bytes += ceil_div(count, format.block.columns) * wire_scale_of(format.scale_type).bytes;
   }
   return round_up(bytes, kWireAlignment);
 }

@@ -17,6 +17,15 @@ namespace fp8train::ops {
 
 constexpr int64_t kWireAlignment = 16;
 
+/// How a scale lies in a packet.
+struct WireScale {
+  int64_t bytes = 0;  ///< 0: no packet has such scales
+  bool pow2 = false;  ///< a power of two, of which the byte of its exponent crosses
+};
+
+/// Host.
+WireScale wire_scale_of(ScaleType type);
+
 /// How the packet of a chunk lies in memory.
 struct WireLayout {
   int64_t chunk = 0;
@@ -35,7 +44,7 @@ inline WireLayout wire_layout(const TensorFormat& format, int64_t chunk) {
           .group = format.is_scaled() ? format.block.columns : 0,
           .largest_code = format_max(format.dtype),
           .scaled = format.is_scaled(),
-          .pow2 = format.scale_type == ScaleType::pow2};
+          .pow2 = wire_scale_of(format.scale_type).pow2};
 }
 
 FP8TRAIN_HD float quiet_nan() {
@@ -135,7 +144,7 @@ inline SharedScales shared_scales_of(const ConstView& amax, const TensorFormat& 
           amax.count() / tensors,
           tensors,
           format_max(format.dtype),
-          format.scale_type == ScaleType::pow2,
+          wire_scale_of(format.scale_type).pow2,
           pre_scale,
           automatic.as<const AutoScale*>()};
 }
