@@ -31,7 +31,7 @@ void for_each_linear_of_attention(const ModelConfig& config, int64_t block, cons
 
 void for_each_linear_of_mlp(const ModelConfig& config, int64_t block, const Visit& visit) {
   const int64_t inner = config.intermediate_size;
-  const bool gated = config.mlp == MlpKind::swiglu;
+  const bool gated = is_gated(config.mlp);
   visit({.name = fmt::format("layers.{}.mlp.up", block),
          .in_features = config.hidden_size,
          .out_features = gated ? 2 * inner : inner,
@@ -42,7 +42,7 @@ void for_each_linear_of_mlp(const ModelConfig& config, int64_t block, const Visi
          .in_features = inner,
          .out_features = config.hidden_size,
          .block = block,
-         .reads_swiglu = gated,
+         .reads_swiglu = config.mlp == MlpKind::swiglu,
          .has_bias = config.mlp_bias,
          .ends_branch = true,
          .matrices = {config.hidden_size}});

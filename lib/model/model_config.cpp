@@ -63,7 +63,7 @@ ModelConfig completed(ModelConfig config) {
     config.head_dim = config.hidden_size / config.num_attention_heads;
   }
   if (config.intermediate_size == 0) {
-    require(config.mlp == MlpKind::gelu, "intermediate_size is missing");
+    require(!is_gated(config.mlp), "intermediate_size is missing");
     config.intermediate_size = 4 * config.hidden_size;
   }
   require(config.num_attention_heads % config.num_key_value_heads == 0,

@@ -7,15 +7,18 @@ namespace fp8train {
 
 void Mlp::activate(const StepContext& context, ConstView pre_activation,
                    const Linear::Input& activated, bool silu_in_codes) const {
-  if (kind_ == MlpKind::gelu) {
-    ops::gelu_forward(context.stream, pre_activation, activated.plain, activated.cast);
-    return;
+  switch (kind_) {
+    case MlpKind::swiglu:
+      if (!activated.smoothing.empty()) {
+        ops::find_smoothing(context.stream, pre_activation, activated.smoothing);
+      }
+      ops::swiglu_forward(context.stream, pre_activation, activated.plain, activated.cast,
+                          activated.smoothing, silu_in_codes);
+      break;
+    case MlpKind::gelu:
+      ops::gelu_forward(context.stream, pre_activation, activated.plain, activated.cast);
+      break;
   }
-  if (!activated.smoothing.empty()) {
-    ops::find_smoothing(context.stream, pre_activation, activated.smoothing);
-  }
-  ops::swiglu_forward(context.stream, pre_activation, activated.plain, activated.cast,
-                      activated.smoothing, silu_in_codes);
 }
 
 void Mlp::forward(const StepContext& context, const Linear::Input& x, View y, Saved& saved) const {
@@ -53,11 +56,14 @@ void Mlp::backward(const StepContext& context, ConstView dy, View dx, const Save
     pre_activation = saved.pre_activation.read(context);
   }
   const Linear::Input d_pre = up_.allocate_gradient(context, rows);
-  if (kind_ == MlpKind::swiglu) {
-    ops::swiglu_backward(context.stream, d_activated, pre_activation, d_pre.plain, d_pre.cast,
-                         reads_codes);
-  } else {
-    ops::gelu_backward(context.stream, d_activated, pre_activation, d_pre.plain, d_pre.cast);
+  switch (kind_) {
+    case MlpKind::swiglu:
+      ops::swiglu_backward(context.stream, d_activated, pre_activation, d_pre.plain, d_pre.cast,
+                           reads_codes);
+      break;
+    case MlpKind::gelu:
+      ops::gelu_backward(context.stream, d_activated, pre_activation, d_pre.plain, d_pre.cast);
+      break;
   }
   up_.backward(context, d_pre, dx, saved.up);
 }

@@ -89,7 +89,7 @@ std::string offered_intermediate_size(const Settings& settings) {
   const ModelConfig& config = settings.model.config;
   constexpr int64_t kMultiple = 128;  // of blocks of weights that share a scale
   const int64_t gated = round_up(config.hidden_size * 8 / 3, kMultiple);
-  return std::to_string(config.mlp == MlpKind::swiglu ? gated : 4 * config.hidden_size);
+  return std::to_string(is_gated(config.mlp) ? gated : 4 * config.hidden_size);
 }
 
 Field model_type_field() {
