@@ -150,7 +150,9 @@ class Plan {
   Plan(cublasLtHandle_t handle, const CudaContext& context, const Product& call, const PlanKey& key,
        GemmTuning* tuning);
 
-  void run(cublasLtHandle_t handle, const CudaContext& context, const Product& call) const;
+  /// Submits the product. Returns what the library says of it.
+  cublasStatus_t run(cublasLtHandle_t handle, const CudaContext& context,
+                     const Product& call) const;
 
  private:
   void set(cublasLtMatmulDescAttributes_t attribute, const void* value, size_t bytes) const {
@@ -166,10 +168,7 @@ class Plan {
                                                 const PlanKey& key) const;
   /// What tuning has stored for the key, or the fastest suggestion, measured now.
   cublasLtMatmulAlgo_t fastest(cublasLtHandle_t handle, const CudaContext& context,
-                               const Product& call, const PlanKey& key, GemmTuning& tuning) const;
-  /// Runs the product into `c` with this algorithm.
-  cublasStatus_t submit(cublasLtHandle_t handle, const CudaContext& context, const Product& call,
-                        void* c, const cublasLtMatmulAlgo_t& algorithm) const;
+                               const Product& call, const PlanKey& key, GemmTuning& tuning);
 
   Owned<cublasLtMatmulDesc_t> description_;
   Owned<cublasLtMatrixLayout_t> a_;  // cuBLASLt's A: our b
@@ -263,8 +262,7 @@ std::vector<cublasLtMatmulAlgo_t> Plan::suggestions(cublasLtHandle_t handle,
 }
 
 cublasLtMatmulAlgo_t Plan::fastest(cublasLtHandle_t handle, const CudaContext& context,
-                                   const Product& call, const PlanKey& key,
-                                   GemmTuning& tuning) const {
+                                   const Product& call, const PlanKey& key, GemmTuning& tuning) {
   const std::string name = text_of(key);
   if (const auto stored = tuning.find(name)) {
     cublasLtMatmulHeuristicResult_t result = {};
@@ -280,8 +278,11 @@ cublasLtMatmulAlgo_t Plan::fastest(cublasLtHandle_t handle, const CudaContext& c
     // A result of its own: products that add to c must not do so more than once.
     const Buffer result(*context.owner, call.c.bytes(), MemoryCategory::workspace);
     context.owner->fill_zero(result.data(), result.bytes());
+    Product trial = call;
+    trial.c.data = result.data();
     return candidates[tuning.choose(name, candidates, [&](const cublasLtMatmulAlgo_t& algorithm) {
-      return submit(handle, context, call, result.data(), algorithm) == CUBLAS_STATUS_SUCCESS;
+      algorithm_ = algorithm;
+      return run(handle, context, trial) == CUBLAS_STATUS_SUCCESS;
     })];
   } catch (const DeviceError& error) {
     log_warning(std::string("gemm_tuning: ") + error.what() + "; the library's first choice runs");
@@ -289,26 +290,22 @@ cublasLtMatmulAlgo_t Plan::fastest(cublasLtHandle_t handle, const CudaContext& c
   }
 }
 
-cublasStatus_t Plan::submit(cublasLtHandle_t handle, const CudaContext& context,
-                            const Product& call, void* c,
-                            const cublasLtMatmulAlgo_t& algorithm) const {
-  const float one = 1.0F;
-  const float* const alpha = call.factors == nullptr ? &one : call.factors;
-  const float* const beta = call.factors == nullptr ? &call.beta : call.factors + 1;
-  return cublaslt().matmul(handle, description_.get(), alpha, call.b.matrix.data, a_.get(),
-                           call.a.matrix.data, b_.get(), beta, c, c_.get(), c, c_.get(), &algorithm,
-                           static_cast<char*>(context.workspace) + kReservedBytes,
-                           context.workspace_bytes - kReservedBytes, context.stream);
-}
-
-void Plan::run(cublasLtHandle_t handle, const CudaContext& context, const Product& call) const {
+cublasStatus_t Plan::run(cublasLtHandle_t handle, const CudaContext& context,
+                         const Product& call) const {
   if (is_code_type(call.a.matrix.dtype)) {
     set_scales(call);
   }
   if (!call.bias.empty()) {
     set_bias(call);
   }
-  check_status(submit(handle, context, call, call.c.data, algorithm_), "cublasLtMatmul");
+  const float one = 1.0F;
+  const float* const alpha = call.factors == nullptr ? &one : call.factors;
+  const float* const beta = call.factors == nullptr ? &call.beta : call.factors + 1;
+  return cublaslt().matmul(handle, description_.get(), alpha, call.b.matrix.data, a_.get(),
+                           call.a.matrix.data, b_.get(), beta, call.c.data, c_.get(), call.c.data,
+                           c_.get(), &algorithm_,
+                           static_cast<char*>(context.workspace) + kReservedBytes,
+                           context.workspace_bytes - kReservedBytes, context.stream);
 }
 
 GemmPlans::GemmPlans() {
@@ -326,7 +323,7 @@ void GemmPlans::run(const CudaContext& context, const Product& call) {
   if (plan == nullptr) {
     plan = make_plan(context, call, key);
   }
-  plan->run(handle_, context, call);
+  check_status(plan->run(handle_, context, call), "cublasLtMatmul");
 }
 
 bool GemmPlans::run_biased(const CudaContext& context, const Product& call) {
@@ -335,14 +332,14 @@ bool GemmPlans::run_biased(const CudaContext& context, const Product& call) {
   std::unique_ptr<Plan>& plan = entry->second;
   if (!is_new) {
     if (plan != nullptr) {
-      plan->run(handle_, context, call);
+      check_status(plan->run(handle_, context, call), "cublasLtMatmul");
     }
     return plan != nullptr;
   }
   // The library may suggest what it then refuses: only a product that has run counts.
   try {
     std::unique_ptr<Plan> tried = make_plan(context, call, key);
-    tried->run(handle_, context, call);
+    check_status(tried->run(handle_, context, call), "cublasLtMatmul");
     plan = std::move(tried);
   } catch (const DeviceError& error) {
     log_warning(std::string("a bias is added by a kernel of its own: ") + error.what());
