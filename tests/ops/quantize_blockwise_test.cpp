@@ -208,7 +208,7 @@ TEST_CASE("codes and scales are torchao's for MX and for rows", "[ops][blocks]")
     ScaleType scale_type;
     uint64_t prints[4];  // codes and scales of rowwise, then of columnwise
   };
-  // tests/golden/make_blocks.py
+  // tests/golden/make_blockwise.py
   const Fixture fixtures[] = {
       {DType::e4m3,
        per::block_1x32,

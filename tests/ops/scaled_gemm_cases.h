@@ -1,6 +1,7 @@
 #pragma once
 // Operands of scaled GEMMs on the host, for the cpu's tests and for those that compare devices.
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <vector>
@@ -13,11 +14,14 @@
 
 namespace fp8train::test {
 
+/// Scales are of `scale_type`, or of the block's first type where it does not have that.
 inline TensorFormat blockwise_format(DType code, ScaleBlock block,
                                      ScaleType scale_type = ScaleType::f32) {
+  const auto& types = ops::find_block_format(block)->scales;
   TensorFormat format = plain(code);
   format.block = block;
-  format.scale_type = block.as_stored() == per::block_1x32 ? ScaleType::e8m0 : scale_type;
+  format.scale_type =
+      std::ranges::find(types, scale_type) != types.end() ? scale_type : types.front();
   format.policy = ScalePolicy::current;
   return format;
 }
