@@ -84,9 +84,7 @@ void check_gemm(const OperandNames& names, const GemmPlan& gemm, DType activatio
 
 void check_parameter_wire(const PrecisionPlan& plan) {
   const TensorFormat& wire = plan.parameter_wire;
-  const bool is_float =
-      wire.dtype == DType::f32 || wire.dtype == DType::bf16 || wire.dtype == DType::f16;
-  if (wire != plan.weight && (wire.is_scaled() || !is_float)) {
+  if (wire != plan.weight && (wire.is_scaled() || !is_float_type(wire.dtype))) {
     refuse("parameter_wire", wire,
            fmt::format("does not cross a wire: choose fp32, bf16, fp16 or the weight's '{}'",
                        describe(plan.weight)));

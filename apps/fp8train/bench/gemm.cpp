@@ -112,7 +112,6 @@ class ShapeBench {
     const BlockwiseCodes a(*device_, blockwise_role_format(a_block), shape_.m, shape_.k);
     const BlockwiseCodes b(*device_, blockwise_role_format(b_block), shape_.n, shape_.k);
     ops::Gemm call = {.a = a.operand(false), .b = b.operand(true), .c = c_};
-    call.fast_accumulate = a_block == per::row || a_block == per::block_1x32;
     const size_t bytes = ops::gemm_scratch_bytes(device_->traits(), call);
     const Buffer scratch(*device_, bytes, MemoryCategory::workspace);
     call.scratch = {scratch.data(), DType::u8, {static_cast<int64_t>(bytes)}};
