@@ -174,8 +174,8 @@ void check_quantization(const TensorFormat& format) {
   }
 }
 
-std::string_view scale_suffix(ScaleBlock granularity) {
-  const bool blocks = granularity == per::block_1x128 || granularity == per::block_128x128;
+std::string_view scale_suffix(ScaleBlock block) {
+  const bool blocks = block == per::block_1x128 || block == per::block_128x128;
   return blocks ? "_scale_inv" : "_scale";
 }
 

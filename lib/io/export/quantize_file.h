@@ -62,7 +62,7 @@ void check_quantization(const TensorFormat& format);
 
 /// Returns "_scale_inv" for 1x128 and 128x128, else "_scale" (as DeepSeek-V3 and compressed-tensors
 /// write them).
-std::string_view scale_suffix(ScaleBlock granularity);
+std::string_view scale_suffix(ScaleBlock block);
 
 /// Whether a tensor is cast.
 bool is_cast(const SafetensorsEntry& entry, const FileQuantization& how);
