@@ -10,6 +10,7 @@
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "model/step_part.h"
 
 namespace fp8train {
 namespace {
@@ -187,15 +188,15 @@ StepTimes step_times(const std::vector<TraceEvent>& events) {
   const auto per_step = [&](const std::vector<Interval>& intervals) {
     return count == 0 ? 0.0 : seconds_of(intervals) / count;
   };
-  const std::vector<Interval> backward = whole(TraceKind::span, "backward");
+  const std::vector<Interval> backward = whole(TraceKind::span, name_of(StepPart::backward));
   const std::vector<Interval> exchange = whole(TraceKind::exchange, "exchange");
   const std::vector<Interval> messages = whole(TraceKind::message, "");
   const std::vector<Interval> waited = whole(TraceKind::span, "finish_exchange");
   StepTimes times;
-  times.forward = per_step(whole(TraceKind::span, "forward"));
-  times.head = per_step(whole(TraceKind::span, "head"));
+  times.forward = per_step(whole(TraceKind::span, name_of(StepPart::forward)));
+  times.head = per_step(whole(TraceKind::span, name_of(StepPart::head)));
   times.backward = per_step(backward);
-  times.update = per_step(whole(TraceKind::span, "update"));
+  times.update = per_step(whole(TraceKind::span, name_of(StepPart::update)));
   times.exchange = per_step(exchange);
   times.exchange_in_backward = per_step(common(exchange, backward));
   times.exchange_waited = per_step(waited) - per_step(common(waited, backward));

@@ -2,6 +2,7 @@
 
 #include "base/trace.h"
 #include "model/decoder.h"
+#include "model/step_part.h"
 #include "ops/pointwise/embedding.h"
 
 namespace fp8train {
@@ -23,7 +24,7 @@ void Decoder::train_micro_batch(const StepContext& step, ConstView tokens, Const
 /// `branch`: memory for the branches of the residual stream, free again after the norm that
 /// follows.
 Residual Decoder::forward(const StepContext& context, ConstView tokens, const View& branch) {
-  const TraceSpan span("forward");
+  const TraceSpan span(name_of(StepPart::forward));
   const View embedded =
       embed(context, tokens, 0, keeps_block_inputs_ ? *context.saved : *context.scratch);
   Residual stream = {.x = embedded, .branch = branch, .sum = {}};
@@ -34,7 +35,7 @@ Residual Decoder::forward(const StepContext& context, ConstView tokens, const Vi
 /// Forward and backward: the head makes its logits by chunks and keeps none.
 void Decoder::run_head(const StepContext& context, const Residual& last, ConstView targets,
                        const LossTotals& totals, const View& gradient, const GradientScale& scale) {
-  const TraceSpan span("head");
+  const TraceSpan span(name_of(StepPart::head));
   const View normed = fp8train::allocate(*context.saved, gradient.dtype, gradient.shape);
   const size_t head_unit = blocks_.size() + 1;
   use(context, head_unit, blocks_.size());
@@ -53,7 +54,7 @@ void Decoder::run_head(const StepContext& context, const Residual& last, ConstVi
 /// Runs backward through everything but the head, whose gradients are complete.
 void Decoder::backward(const StepContext& context, ConstView tokens, const View& gradient,
                        int64_t batch) {
-  const TraceSpan span("backward");
+  const TraceSpan span(name_of(StepPart::backward));
   const std::vector<size_t> begins = parameters_.unit_begins();
   const auto complete = [&](size_t unit) {
     if (context.listener != nullptr) {

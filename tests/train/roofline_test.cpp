@@ -18,13 +18,13 @@ const GpuKind& h200() {
   return *find_gpu_kind("h200");
 }
 
-const OpTotal& operation(const StepModel& model, const std::string& part, const std::string& name) {
+const OpTotal& operation(const StepModel& model, StepPart part, const std::string& name) {
   for (const OpTotal& total : model.operations) {
     if (total.part == part && total.name == name) {
       return total;
     }
   }
-  FAIL("no " << name << " in " << part);
+  FAIL("no " << name << " in " << name_of(part));
   throw std::logic_error("unreachable");
 }
 
@@ -58,12 +58,13 @@ TEST_CASE("totals of a modeled step are the sums of its calls", "[roofline]") {
   CHECK(model.step.flops == Approx(sum.flops).epsilon(1e-12));
   CHECK(model.step.seconds == Approx(sum.seconds).epsilon(1e-12));
   double parts = 0;
-  for (const char* part : {"start", "forward", "head", "backward", "rest", "update"}) {
+  for (const auto& [part, name] : kStepParts) {
+    CAPTURE(name);
     CHECK(model.seconds_of(part) > 0);
     parts += model.seconds_of(part);
   }
   CHECK(parts == Approx(model.step.seconds).epsilon(1e-12));
-  const double outside = model.seconds_of("start") + model.seconds_of("update");
+  const double outside = model.seconds_of(StepPart::start) + model.seconds_of(StepPart::update);
   CHECK(2 * model.micro_batch.seconds + outside == Approx(model.step.seconds));
 }
 
@@ -87,7 +88,7 @@ TEST_CASE("a modeled step has the work that a dry run counts", "[roofline]") {
 TEST_CASE("an operation of a modeled step has its exact bytes and time", "[roofline]") {
   const EngineSettings settings = wide_llama("bf16");
   const StepModel model = model_step(settings, h200(), nullptr);
-  const OpTotal& swiglu = operation(model, "forward", "swiglu_forward");
+  const OpTotal& swiglu = operation(model, StepPart::forward, "swiglu_forward");
   CHECK(swiglu.calls == 2);
   CHECK(swiglu.launches == 2);
   const double bytes = 2.0 * 8192 * 14336 * 3 * 2;  // two halves read, one result, bf16, layers
@@ -96,7 +97,7 @@ TEST_CASE("an operation of a modeled step has its exact bytes and time", "[roofl
   CHECK(swiglu.seconds ==
         Approx(bytes / (4800e9 * shares.memory) + 2 * shares.launch_seconds).epsilon(1e-12));
   CHECK(swiglu.bound == Bound::memory);
-  const OpTotal& gemm = operation(model, "forward", "gemm");
+  const OpTotal& gemm = operation(model, StepPart::forward, "gemm");
   const double flops = 2 * 2.0 * 8192 * 4096 * (6144 + 4096 + 2 * 14336 + 14336);
   CHECK(gemm.flops == flops);
   CHECK(gemm.seconds ==
@@ -131,7 +132,7 @@ TEST_CASE("FP8 makes a wide model faster, with fewer bytes where norms write cod
 TEST_CASE("products that a GPU does not have are dequantized in its model", "[roofline]") {
   const auto launches = [](const char* gpu) {
     const GpuKind& kind = *find_gpu_kind(gpu);
-    return operation(model_step(wide_llama("torchao-rowwise"), kind, nullptr), "forward",
+    return operation(model_step(wide_llama("torchao-rowwise"), kind, nullptr), StepPart::forward,
                      "scaled_gemm")
         .launches;
   };

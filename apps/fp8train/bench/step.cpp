@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <set>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -18,6 +17,7 @@
 #include "config/presets.h"
 #include "config/yaml/problems.h"
 #include "dialects/dialects.h"
+#include "model/step_part.h"
 #include "numeric/cpu_isa.h"
 #include "ops/attention/attention.h"
 #include "timeline.h"
@@ -67,13 +67,12 @@ Batch random_batch(const EngineSettings& settings, int rank) {
 
 /// By operation; what spans of parts of a step have in addition to operations is one share.
 Json shares_of_time() {
-  const std::set<std::string> parts = {kStepSpan, "forward", "head", "backward", "update"};
   double total = 0;
   double outside = 0;
   std::vector<std::pair<std::string, double>> shares;
   for (const SpanTotal& span : trace_totals()) {
     total += span.self_seconds;
-    if (parts.count(span.name) != 0) {
+    if (span.name == kStepSpan || value_in(kStepParts, span.name)) {
       outside += span.self_seconds;
     } else {
       shares.emplace_back(span.name, span.self_seconds);

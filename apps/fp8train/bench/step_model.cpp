@@ -57,8 +57,8 @@ Json figures_of(const OpTotal& total) {
 
 Json totals_of(const StepModel& model, double tokens) {
   Json parts;
-  for (const char* part : {"start", "forward", "head", "backward", "rest", "update"}) {
-    parts[part] = model.seconds_of(part);
+  for (const auto& [part, name] : kStepParts) {
+    parts[std::string(name)] = model.seconds_of(part);
   }
   Json layer = figures_of(model.layer);
   layer.erase("flops");
@@ -71,7 +71,7 @@ Json totals_of(const StepModel& model, double tokens) {
 Json operations_of(const StepModel& model) {
   Json operations = Json::array();
   for (const OpTotal& total : model.operations) {
-    operations.push_back({{"part", total.part},
+    operations.push_back({{"part", name_of(total.part)},
                           {"operation", total.name},
                           {"calls", total.calls},
                           {"launches", total.launches},

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/trace.h"
+#include "model/step_part.h"
 #include "ops/pointwise/elementwise.h"
 #include "optim/registry.h"
 
@@ -180,7 +181,7 @@ void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_st
   }
   const auto work = [&] {
     if (position.first) {
-      const TraceSpan span("start");
+      const TraceSpan span(name_of(StepPart::start));
       clear_totals(kTrainingTotals);
       optimizer().clear_gradients(device_->stream());
     }
@@ -201,7 +202,7 @@ void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_st
 
 void Engine::end_step(bool collect_statistics) {
   strategy_->finish_exchange(optimizer().squared_norm());
-  const TraceSpan span("update");
+  const TraceSpan span(name_of(StepPart::update));
   run(updates_[collect_statistics ? 1 : 0], [&] {
     optimizer().step(device_->stream(), scratch_, collect_statistics, strategy_->combiner());
     strategy_->share_values();

@@ -1,8 +1,9 @@
 #include "train/step/roofline.h"
 
 #include <algorithm>
-#include <iterator>
+#include <optional>
 
+#include "base/error.h"
 #include "base/trace.h"
 #include "device/cuda/cuda_device.h"
 #include "device/meta/meta_device.h"
@@ -46,23 +47,21 @@ class Tracing {
 void name_parts(OpLog& log, size_t first_micro_batch) {
   for (size_t i = 0; i < log.size(); ++i) {
     if (log[i].part[0] == '\0') {
-      log[i].part = i < first_micro_batch ? "start" : "rest";
+      log[i].part = name_of(i < first_micro_batch ? StepPart::start : StepPart::rest);
     }
   }
 }
 
-constexpr const char* kParts[] = {"start", "forward", "head", "backward", "rest", "update"};
-
-bool comes_first(const OpTotal& a, const OpTotal& b) {
-  const auto index = [](const OpTotal& total) {
-    return std::find(std::begin(kParts), std::end(kParts), total.part);
-  };
-  return index(a) < index(b);
+/// Throws InternalError for a span around parts of a step that is not one of them.
+StepPart step_part_of(const OpCall& call) {
+  const std::optional<StepPart> part = value_in(kStepParts, call.part);
+  check(part.has_value(), "the outermost span of an operation is a part of the step");
+  return *part;
 }
 
 bool is_of_layers(const OpTotal& total) {
-  return (total.part == "forward" || total.part == "backward") && !total.is_product() &&
-         total.name.rfind("embedding", 0) != 0;
+  return (total.part == StepPart::forward || total.part == StepPart::backward) &&
+         !total.is_product() && total.name.rfind("embedding", 0) != 0;
 }
 
 void divide(OpTotal& total, int64_t parts) {
@@ -111,7 +110,7 @@ void OpTotal::add(const OpTotal& other) {
   }
 }
 
-double StepModel::seconds_of(const std::string& part) const {
+double StepModel::seconds_of(StepPart part) const {
   double seconds = 0;
   for (const OpTotal& total : operations) {
     seconds += total.part == part ? total.seconds : 0.0;
@@ -160,7 +159,7 @@ StepModel model_step(const EngineSettings& settings, const GpuKind& gpu,
   model.layer.name = "layer";
   for (const OpCall& call : log_step(settings, traits_of(gpu))) {
     const OpTime time = roofline(call.work, gpu, instructions);
-    const OpTotal one = {.part = call.part,
+    const OpTotal one = {.part = step_part_of(call),
                          .name = call.name,
                          .calls = 1,
                          .launches = call.work.launches,
@@ -179,10 +178,10 @@ StepModel model_step(const EngineSettings& settings, const GpuKind& gpu,
       found->add(one);
     }
   }
-  std::stable_sort(model.operations.begin(), model.operations.end(), comes_first);
+  std::ranges::stable_sort(model.operations, {}, &OpTotal::part);
   for (const OpTotal& total : model.operations) {
     model.step.add(total);
-    if (total.part != "start" && total.part != "update") {
+    if (total.part != StepPart::start && total.part != StepPart::update) {
       model.micro_batch.add(total);
     }
     if (is_of_layers(total)) {

@@ -11,6 +11,7 @@
 
 #include "device/gpu_kinds.h"
 #include "device/meta/op_log.h"
+#include "model/step_part.h"
 #include "ops/support/kernel_instructions.h"
 #include "train/step/engine.h"
 
@@ -39,7 +40,8 @@ OpTime roofline(const OpWork& work, const GpuKind& gpu,
 
 /// All calls of one operation in one part of a step.
 struct OpTotal {
-  std::string part, name;
+  StepPart part = StepPart::rest;
+  std::string name;
   int64_t calls = 0, launches = 0;
   double bytes = 0, flops = 0, seconds = 0;
   double longest = 0;           ///< seconds of the longest call
@@ -51,8 +53,7 @@ struct OpTotal {
   bool is_product() const { return flops > 0; }
 };
 
-/// The modelled time of one optimizer step. Its parts are start (learning rate, zeros), forward,
-/// head, backward, rest (of micro-batches: their tokens, scales), update.
+/// The modelled time of one optimizer step.
 struct StepModel {
   std::vector<OpTotal> operations;  ///< by part, in the order of first calls
   OpTotal step;                     ///< their sum
@@ -62,7 +63,7 @@ struct StepModel {
   OpTotal layer;
 
   /// Returns the seconds of a part.
-  double seconds_of(const std::string& part) const;
+  double seconds_of(StepPart part) const;
 };
 
 /// Returns the traits that layers of a run on this GPU would see.
