@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <string_view>
 
 #include "train/records/environment.h"
 
@@ -19,26 +18,26 @@ std::string host_of(const RankIdentity& identity) {
   return identity.host.data();
 }
 
-/// From /proc; "ended" where there is no such process.
-std::string state_of_process(int process) {
+/// From /proc; `ended` where there is no such process.
+ProcessState state_of_process(int process) {
   std::ifstream file(fmt::format("/proc/{}/stat", process));
   const std::string text((std::istreambuf_iterator<char>(file)), {});
   const size_t name_end = text.rfind(')');  // the name may hold anything
   if (name_end == std::string::npos || name_end + 2 >= text.size()) {
-    return "ended";
+    return ProcessState::ended;
   }
   switch (text[name_end + 2]) {
     case 'R':
-      return "running";
+      return ProcessState::running;
     case 'S':
-      return "sleeping";
+      return ProcessState::sleeping;
     case 'D':
-      return "waiting for a disk";
+      return ProcessState::waiting_for_disk;
     case 'T':
     case 't':
-      return "stopped";
+      return ProcessState::stopped;
     default:
-      return "ended";
+      return ProcessState::ended;
   }
 }
 
@@ -83,7 +82,7 @@ RankIdentity identity_of_this_rank(const FlightRecorder& recorder) {
 }
 
 bool ObservedRank::holds_others_up() const {
-  return process_state == "stopped" || process_state == "ended" ||
+  return process_state == ProcessState::stopped || process_state == ProcessState::ended ||
          (state && state->waits_for() == nullptr && state->given_up == 0);
 }
 
@@ -112,13 +111,14 @@ std::string describe(const FlightState& state) {
 
 /// A rank of another machine has a host and no more.
 std::string describe(const ObservedRank& rank) {
-  const bool is_here = !rank.process_state.empty();
-  std::string text = fmt::format("rank {} (process {} on {}{})", rank.rank, rank.identity.process,
-                                 host_of(rank.identity), is_here ? ", " + rank.process_state : "");
+  std::string text = fmt::format("rank {} (process {} on {}", rank.rank, rank.identity.process,
+                                 host_of(rank.identity));
+  text +=
+      rank.process_state ? fmt::format(", {})", name_in(kProcessStates, *rank.process_state)) : ")";
   if (rank.state) {
     text += fmt::format(": {}{}", describe(*rank.state),
                         rank.state->given_up != 0 ? ", has given up waiting" : "");
-  } else if (is_here) {
+  } else if (rank.process_state) {
     text += ": cannot be read";
   }
   return text;
@@ -154,8 +154,8 @@ std::string to_json(const FlightRecord& record) {
     Json one = {{"rank", other.rank},
                 {"host", host_of(other.identity)},
                 {"process", other.identity.process}};
-    if (!other.process_state.empty()) {
-      one["process_state"] = other.process_state;
+    if (other.process_state) {
+      one["process_state"] = name_in(kProcessStates, *other.process_state);
     }
     if (other.state) {
       one.update(to_json(*other.state));

@@ -6,9 +6,12 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/flight_recorder.h"
+#include "base/names.h"
 
 namespace fp8train {
 
@@ -21,12 +24,21 @@ struct RankIdentity {
 /// Returns the identity of this process. `recorder` is its recorder.
 RankIdentity identity_of_this_rank(const FlightRecorder& recorder);
 
+/// The state of a process as the operating system reports it.
+enum class ProcessState : uint8_t { running, sleeping, waiting_for_disk, stopped, ended };
+inline constexpr std::pair<ProcessState, std::string_view> kProcessStates[] = {
+    {ProcessState::running, "running"},
+    {ProcessState::sleeping, "sleeping"},
+    {ProcessState::waiting_for_disk, "waiting for a disk"},
+    {ProcessState::stopped, "stopped"},
+    {ProcessState::ended, "ended"}};
+
 /// Another rank, as far as it can be seen from here.
 struct ObservedRank {
   int rank = 0;
   RankIdentity identity;
-  std::string process_state;         ///< "running", "stopped", ...; empty: on another machine
-  std::optional<FlightState> state;  ///< nothing if it cannot be read
+  std::optional<ProcessState> process_state;  ///< nothing: on another machine
+  std::optional<FlightState> state;           ///< nothing if it cannot be read
 
   /// Whether it does not wait for others: it is stopped, has ended, or does something of its own.
   bool holds_others_up() const;
