@@ -114,7 +114,7 @@ int check_settings(const CheckOptions& options, const Settings& settings, int wo
     scan(session.data.train, "training", quiet);
     scan(session.data.val, "validation", quiet);
   }
-  if (settings.job.gpu != "auto" && settings.device != DeviceChoice::cpu) {
+  if (settings.job.names_gpu() && settings.device != DeviceChoice::cpu) {
     say(fmt::format("ok; `fp8train estimate` says whether it fits into the memory of {}",
                     settings.job.gpu));
     return 0;

@@ -187,7 +187,7 @@ std::string doubt_about(const std::string& key, const Settings& settings) {
 
 /// One node, and no hardware is named.
 bool is_for_this_machine(const JobSettings& job) {
-  return job.nodes == 1 && job.gpu == "auto" && job.memory_gib == 0;
+  return job.nodes == 1 && !job.names_gpu() && job.memory_gib == 0;
 }
 
 /// A job script where jobs can be submitted and the run is for other machines than this one, and a

@@ -106,7 +106,7 @@ std::string JobMemory::line(const Settings& settings) {
   if (!has_model(settings.model)) {
     return {};
   }
-  if (settings.device == DeviceChoice::cuda && settings.job.gpu == "auto" &&
+  if (settings.device == DeviceChoice::cuda && !settings.job.names_gpu() &&
       !why_cuda_is_unusable().empty()) {
     return fmt::format(
         "memory per rank: not known: {}; name the GPU to estimate for (job.gpu: h100, ...)",
@@ -150,7 +150,7 @@ bool JobMemory::on_gpus(const Settings& settings) {
   if (settings.device != DeviceChoice::automatic) {
     return settings.device == DeviceChoice::cuda;
   }
-  return settings.job.gpu != "auto" || why_cuda_is_unusable().empty();
+  return settings.job.names_gpu() || why_cuda_is_unusable().empty();
 }
 
 }  // namespace fp8train

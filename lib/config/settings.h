@@ -175,6 +175,9 @@ struct JobSettings {
   bool requeue = false;
   double mtbf_seconds = 0;  ///< between failures of the job; 0: train/checkpoint/save_interval.h
 
+  /// Whether `gpu` names one, which need not be the device of this machine.
+  bool names_gpu() const { return gpu != "auto"; }
+
   bool operator==(const JobSettings&) const = default;
 };
 

@@ -173,7 +173,7 @@ RankMemory memory_of_job(const Settings& settings, const std::function<const Dev
   constexpr double kGib = 1 << 30;
   const JobSettings& job = settings.job;
   const bool on_cpu = settings.device == DeviceChoice::cpu;
-  if (job.gpu != "auto" && !on_cpu) {
+  if (job.names_gpu() && !on_cpu) {
     const GpuKind& kind = gpu_kind(job.gpu);
     const auto bytes = static_cast<size_t>(kind.memory_gib * kGib);
     return {&kind, cuda_traits(kind.capability, bytes), bytes};
