@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "data/byte_stream.h"
 #include "data/chat/dialogue.h"
+#include "data/readers/data_format.h"
 #include "data/text_source.h"
 #include "data/tokenizers/registry.h"
 #include "precision/linear_plan.h"
@@ -93,8 +94,7 @@ void note_dialogues_as_text(const std::vector<DataSource>& sources,
                             std::vector<std::string>& notes) {
   constexpr size_t kHeadBytes = 4096;
   for (const DataSource& source : sources) {
-    const bool is_auto = source.format.empty() || source.format == "auto";
-    if (!is_auto || !source.path.ends_with(".json") ||
+    if (!is_automatic_format(source.format) || !source.path.ends_with(".json") ||
         !std::filesystem::is_regular_file(source.path)) {
       continue;
     }

@@ -95,7 +95,7 @@ const DataFormat& format_of(const std::filesystem::path& path, const std::string
       advice.empty()
           ? fmt::format("set format: {}", fmt::join(names.begin() + 1, names.end(), ", "))
           : std::string(advice);  // `auto` is first, and what did not help
-  if (format.empty() || format == "auto") {
+  if (is_automatic_format(format)) {
     return detect(path, what_to_do);
   }
   for (const DataFormat* known : data_formats()) {

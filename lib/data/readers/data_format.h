@@ -92,6 +92,11 @@ const DataFormat& text_format();     ///< text.cpp
 /// Returns all formats, in the order in which `format: auto` tries them.
 const std::vector<const DataFormat*>& data_formats();
 
+/// Whether a file is asked for its own format: "auto" or "".
+inline bool is_automatic_format(std::string_view format) {
+  return format.empty() || format == "auto";
+}
+
 /// Returns "auto" and the names of all formats.
 std::vector<std::string> data_format_names();
 
@@ -101,7 +106,8 @@ std::vector<std::string> text_format_names();
 /// Returns the suffixes of all formats, each once.
 std::vector<std::string_view> data_suffixes();
 
-/// Returns the format that `format` names, or for "auto" and "" the first that matches the file.
+/// Returns the format that `format` names, or for an automatic one the first that matches the
+/// file.
 /// Throws ConfigError for an unknown name, and DataError if none matches or the file cannot be
 /// read; `advice` replaces the names that these errors list.
 const DataFormat& format_of(const std::filesystem::path& path, const std::string& format,
