@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -10,11 +11,21 @@
 #include "base/nearest.h"
 #include "device/cuda/cuda_device.h"
 #include "device/device_questions.h"
+#include "numeric/code_family.h"
 #include "ops/attention/attention.h"
 #include "train/records/progress.h"
 
 namespace fp8train {
 namespace {
+
+/// "FP8", "FP4" or "INT8"; the name of a type that is not a code.
+std::string family_name(DType type) {
+  std::string name = code_family(type);
+  if (facts_of(type).has(use::code)) {
+    std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::toupper(c); });
+  }
+  return name;
+}
 
 std::string describe_linears(const Session& session) {
   const auto plans = plan_linears(session.engine.plan, linear_sites(session.engine.model));
@@ -26,11 +37,7 @@ std::string describe_linears(const Session& session) {
     return fmt::format("{} linear layers in {}", plans.size(),
                        name_of(session.engine.plan.activation));
   }
-  const DType dtype = session.engine.plan.fprop.a.dtype;
-  const std::string narrow = is_fp8(dtype)          ? "FP8"
-                             : dtype == DType::e2m1 ? "NVFP4"
-                             : dtype == DType::i8   ? "INT8"
-                                                    : std::string(name_of(dtype));
+  const std::string narrow = family_name(session.engine.plan.fprop.a.dtype);
   if (scaled == 0) {
     return fmt::format("NONE of {} linear layers runs in {}, all in {}; the first one: {}",
                        plans.size(), narrow, name_of(session.engine.plan.activation),

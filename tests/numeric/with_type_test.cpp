@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "numeric/code_family.h"
 
 using namespace fp8train;
 
@@ -71,4 +72,12 @@ TEST_CASE("Lists of element types follow from the table", "[numeric]") {
     CHECK(Fp8Types::has(facts.type) == is_fp8(facts.type));
     CHECK(ByteCodes::has(facts.type) == (is_code_type(facts.type) && facts.bits == 8));
   }
+}
+
+TEST_CASE("the family of a code is its kind and its bits") {
+  CHECK(code_family(DType::e4m3) == "fp8");
+  CHECK(code_family(DType::e5m2) == "fp8");
+  CHECK(code_family(DType::e2m1) == "fp4");
+  CHECK(code_family(DType::i8) == "int8");
+  CHECK(code_family(DType::bf16) == "bf16");
 }

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "base/log.h"
+#include "numeric/code_family.h"
 
 namespace fp8train {
 namespace {
@@ -101,12 +102,6 @@ std::string advice(const SlotReport& report) {
   return "try a shorter fp8.amax_history_len, " + blocks;
 }
 
-/// "fp8" for E4M3 and E5M2, "fp4" for E2M1, "int8".
-std::string family_of(DType type) {
-  const DTypeFacts& facts = facts_of(type);
-  return type == DType::i8 ? std::string(facts.name) : fmt::format("fp{}", facts.bits);
-}
-
 }  // namespace
 
 ScalingSummary summarize(const std::vector<SlotReport>& reports) {
@@ -116,7 +111,7 @@ ScalingSummary summarize(const std::vector<SlotReport>& reports) {
   double underflow = 0;
   std::set<std::string> formats;
   for (const SlotReport& report : reports) {
-    formats.insert(family_of(report.slot->format.dtype));
+    formats.insert(code_family(report.slot->format.dtype));
     count += static_cast<double>(report.statistics.count);
     saturated += static_cast<double>(report.statistics.saturated);
     underflow += static_cast<double>(report.statistics.underflow);
