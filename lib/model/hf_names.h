@@ -17,8 +17,9 @@ struct HfPiece {
   int64_t begin = 0;
   int64_t rows = 0;
   bool transposed = false;
-  std::string gguf;        ///< its name in a GGUF file of llama.cpp
-  int64_t rope_heads = 0;  ///< number of heads whose rows RoPE rotates; 0: it does not
+  std::string gguf;          ///< its name in a GGUF file of llama.cpp
+  int64_t rope_heads = 0;    ///< number of heads whose rows RoPE rotates; 0: it does not
+  bool gguf_is_f32 = false;  ///< a matrix that a GGUF file has in fp32 only
 };
 
 /// "layers.3.mlp.up.weight": block "3", module "mlp.up", leaf "weight". Outside of the layers the

@@ -18,8 +18,8 @@ namespace {
 
 constexpr const char* kRopeFactors = "rope_freqs.weight";
 
-GgufType type_of(const std::string& name, const std::vector<int64_t>& shape, GgufType type) {
-  if (shape.size() == 1 || name.ends_with("_norm.weight") || name == "position_embd.weight") {
+GgufType type_of(const HfPiece& piece, const std::vector<int64_t>& shape, GgufType type) {
+  if (shape.size() == 1 || piece.gguf_is_f32) {
     return GgufType::f32;
   }
   return shape.back() % facts_of(type).block != 0 ? GgufType::f16 : type;
@@ -76,7 +76,7 @@ GgufTensor described(const ModelTensor& tensor, GgufType type) {
   if (tensor.piece.transposed) {
     std::swap(shape[0], shape[1]);
   }
-  return {tensor.piece.gguf, shape, type_of(tensor.piece.gguf, shape, type)};
+  return {tensor.piece.gguf, shape, type_of(tensor.piece, shape, type)};
 }
 
 }  // namespace

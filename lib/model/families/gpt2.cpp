@@ -164,8 +164,10 @@ std::vector<HfPiece> gpt2_outer_pieces(const ModelConfig& config, const Paramete
     return {{"transformer.wte.weight", 0, config.vocab_size, false, "token_embd.weight"}};
   }
   if (parameter.module == "positions") {
-    return {{"transformer.wpe.weight", 0, config.max_position_embeddings, false,
-             "position_embd.weight"}};
+    return {{.name = "transformer.wpe.weight",
+             .rows = config.max_position_embeddings,
+             .gguf = "position_embd.weight",
+             .gguf_is_f32 = true}};
   }
   if (parameter.module == "head") {
     return {{"lm_head.weight", 0, config.vocab_size, false, "output.weight"}};
