@@ -52,13 +52,13 @@ std::vector<ModelTensor> model_tensors(const ModelConfig& config) {
   return tensors;
 }
 
+std::string hf_head_weight(const ModelConfig& config) {
+  return hf_pieces(config, "head.weight").front().name;
+}
+
 bool follows_from_config(const ModelConfig& config, const std::string& name) {
-  for (const char* ending : {".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"}) {
-    if (name.ends_with(ending)) {
-      return true;
-    }
-  }
-  return config.tie_word_embeddings && name == "lm_head.weight";
+  return config.family->is_buffer(name) ||
+         (config.tie_word_embeddings && name == hf_head_weight(config));
 }
 
 }  // namespace fp8train

@@ -48,6 +48,10 @@ struct ModelTensor {
 /// ConfigError for an impossible shape (completed()).
 std::vector<ModelTensor> model_tensors(const ModelConfig& config);
 
+/// Returns the name of the head's weight in the folder, which a tied head has too:
+/// "lm_head.weight".
+std::string hf_head_weight(const ModelConfig& config);
+
 /// Whether a folder may hold such a tensor in addition, because it follows from the configuration:
 /// buffers that older versions of transformers saved, and the head where it is tied.
 bool follows_from_config(const ModelConfig& config, const std::string& name);

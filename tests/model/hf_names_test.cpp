@@ -93,3 +93,21 @@ TEST_CASE("GPT-2 stores weights of linears transposed, nothing else") {
   CHECK_FALSE(hf_pieces(config, "embedding.weight").front().transposed);
   CHECK_FALSE(hf_pieces(config, "layers.0.attention_norm.weight").front().transposed);
 }
+
+TEST_CASE("a folder may have its family's buffers, and the head where it is tied") {
+  ModelConfig llama = small(llama_family());
+  ModelConfig gpt2 = small(gpt2_family());
+  const std::string rotary = "model.layers.0.self_attn.rotary_emb.inv_freq";
+  CHECK(follows_from_config(llama, rotary));
+  CHECK_FALSE(follows_from_config(gpt2, rotary));
+  for (const char* mask : {"transformer.h.0.attn.bias", "transformer.h.0.attn.masked_bias"}) {
+    CHECK(follows_from_config(gpt2, mask));
+    CHECK_FALSE(follows_from_config(llama, mask));
+  }
+  for (ModelConfig* config : {&llama, &gpt2}) {
+    CHECK_FALSE(follows_from_config(*config, "lm_head.weight"));
+    config->tie_word_embeddings = true;
+    CHECK(follows_from_config(*config, "lm_head.weight"));
+    CHECK_FALSE(follows_from_config(*config, "model.norm.bias"));
+  }
+}

@@ -77,12 +77,14 @@ FileQuantization conversion(const ModelSource& model, const ExportOptions& optio
 
 /// The linear layers of which the weight is not cast. A tied head is one too.
 std::vector<std::string> plain_modules(const ModelSource& model, const FileQuantization& how) {
-  constexpr std::string_view kWeight = ".weight";
-  std::vector<std::string> modules = {"lm_head"};
+  const auto module_of = [](const std::string& weight) {
+    return weight.substr(0, weight.size() - std::string_view(".weight").size());
+  };
+  std::vector<std::string> modules = {module_of(hf_head_weight(model.config.model))};
   for (const ModelTensor& tensor : model.tensors) {
     const std::string& name = tensor.piece.name;
     if (tensor.is_linear && !is_cast(*model.source.find(name), how)) {
-      modules.push_back(name.substr(0, name.size() - kWeight.size()));
+      modules.push_back(module_of(name));
     }
   }
   return modules;

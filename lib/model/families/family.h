@@ -67,6 +67,10 @@ class ModelFamily {
   virtual std::vector<HfPiece> pieces(const ModelConfig& config,
                                       const ParameterName& parameter) const = 0;
 
+  /// Whether the tensor is a buffer that older versions of transformers saved, and that follows
+  /// from the configuration.
+  virtual bool is_buffer(std::string_view /*tensor*/) const { return false; }
+
   /// Returns llama.cpp's name of the architecture that computes this model, such as "llama", for
   /// which pieces() have names (ggml-org/llama.cpp: gguf-py/gguf/constants.py); empty: it has none.
   virtual std::string_view gguf_architecture(const ModelConfig& /*config*/) const { return {}; }

@@ -37,6 +37,9 @@ class Gpt2 : public ModelFamily {
   void write(const ModelConfig& config, bool own, ConfigObject& out) const override;
   std::vector<HfPiece> pieces(const ModelConfig& config,
                               const ParameterName& parameter) const override;
+  bool is_buffer(std::string_view tensor) const override {
+    return tensor.ends_with(".attn.bias") || tensor.ends_with(".attn.masked_bias");
+  }
   std::string transformers_note(const ModelConfig& config) const override {
     return has_all_biases(config)
                ? ""

@@ -15,6 +15,9 @@ class LlamaLike : public ModelFamily {
   void write(const ModelConfig& config, bool own, ConfigObject& out) const override;
   std::vector<HfPiece> pieces(const ModelConfig& config,
                               const ParameterName& parameter) const override;
+  bool is_buffer(std::string_view tensor) const override {
+    return tensor.ends_with(".rotary_emb.inv_freq");
+  }
   void write_gguf(const ModelConfig& config, ConfigObject& out) const override;
 
  protected:
