@@ -100,8 +100,8 @@ int run_program(const std::vector<Command>& commands, std::vector<std::string> a
 
 /// Runs `body` and returns its exit code. A typed error becomes one message on standard error and
 /// its code: 1 bug · 2 usage or configuration · 3 data · 4 checkpoint, device, memory or
-/// communication · 5 diverged · 86 a wait for other ranks was given up. `body` itself returns 0 or
-/// 75 (stopped on request, checkpoint saved). `who` comes before the message.
+/// communication · 5 diverged · 86 a rank made no progress within its time limit. `body` itself
+/// returns 0 or 75 (stopped on request, checkpoint saved). `who` comes before the message.
 int run_guarded(const std::function<int()>& body, const std::string& who = "");
 
 /// Inside of an error's handler: says what it is, and ends the other ranks where there are any.
