@@ -58,10 +58,7 @@ void add_part(Arguments parent, Action& action, const std::shared_ptr<BenchOptio
               const BenchPart& bench) {
   Arguments part = parent.part(bench.name, bench.help);
   part.flag("--json", options->json, "As JSON");
-  part.option("--device", options->device,
-              &bench == &kStepBench
-                  ? "cpu, cuda or auto; meta:h200 and the like: a model of the step on that GPU"
-                  : "cpu, cuda or auto");
+  part.option("--device", options->device, bench.device_help);
   part.option("--threads", options->threads, 0, "0: all cores");
   if (bench.is_timed) {
     part.option("--seconds", options->seconds, 1e-3, "Time to measure for");

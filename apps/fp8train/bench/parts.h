@@ -37,6 +37,7 @@ struct BenchPart {
   Json (*run)(const BenchOptions& options) = nullptr;
   bool is_timed = true;
   bool is_tuned = false;
+  const char* device_help = "cpu, cuda or auto";
 };
 
 /// A whole training step on random tokens, against the rate of GEMMs measured in the same run. On

@@ -319,6 +319,9 @@ const BenchPart kStepBench = {.name = "step",
                               .help = "A whole training step",
                               .add_options = add_step_options,
                               .run = run_step,
-                              .is_tuned = true};
+                              .is_tuned = true,
+                              .device_help =
+                                  "cpu, cuda or auto; meta:h200 and the like: a model "
+                                  "of the step on that GPU"};
 
 }  // namespace fp8train
