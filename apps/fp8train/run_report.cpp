@@ -4,11 +4,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <string_view>
 
 #include "base/error.h"
 #include "base/input_file.h"
@@ -32,11 +32,30 @@ constexpr size_t kMostText = size_t{1} << 20;
 constexpr const char* kHealth[] = {"snr_db", "scale_exponent", "saturated_percent",
                                    "underflow_percent", "amax"};
 
+/// Calls `take` with each line but for one without a line break, which is being written.
+void for_each_whole_line(const InputFile& file, const std::function<void(std::string_view)>& take) {
+  constexpr uint64_t kBytesAtATime = uint64_t{1} << 20;
+  std::string text;
+  for (uint64_t offset = 0; offset < file.size();) {
+    const size_t begun = text.size();
+    const uint64_t bytes = std::min(file.size() - offset, kBytesAtATime);
+    text.resize(begun + bytes);
+    file.read(offset, text.data() + begun, bytes);
+    offset += bytes;
+    size_t begin = 0;
+    for (size_t end = text.find('\n'); end != std::string::npos; end = text.find('\n', begin)) {
+      take(std::string_view(text).substr(begin, end - begin));
+      begin = end + 1;
+    }
+    text.erase(0, begin);
+  }
+}
+
 /// Calls `take` with each whole line of metrics.jsonl or tensors.jsonl.
 void for_each_line(const std::filesystem::path& path,
                    const std::function<void(const Json&)>& take) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
+  std::error_code failure;
+  if (!std::filesystem::exists(path, failure)) {
     const std::vector<std::string> runs = runs_in(path.parent_path());
     throw DataError(
         runs.empty() ? fmt::format("{}: cannot be read; give folders of runs (their output_dir)",
@@ -45,18 +64,15 @@ void for_each_line(const std::filesystem::path& path,
                                    path.parent_path().string(), fmt::join(runs, " ")));
   }
   size_t number = 0;
-  for (std::string line; std::getline(file, line);) {
+  for_each_whole_line(InputFile(path), [&](std::string_view line) {
     ++number;
-    if (file.eof()) {
-      break;  // no line break yet: it is being written
-    }
     const Json object = Json::parse(line, nullptr, false);
     const auto step = object.is_object() ? object.find("step") : object.end();
     if (step == object.end() || !step->is_number_integer()) {
       throw DataError(fmt::format("{}:{}: not a line of metrics", path.string(), number));
     }
     take(object);
-  }
+  });
 }
 
 /// [[step, value], ...], neighbours joined until there are few enough.

@@ -2,13 +2,27 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "base/error.h"
+#include "base/input_file.h"
 #include "data/text_source.h"
 #include "data/tokenizers/registry.h"
 
 namespace fp8train {
+namespace {
+
+/// Empty where it cannot be read, which is an error of those that need the model.
+std::string config_json_in(const std::filesystem::path& folder) {
+  constexpr size_t kMostBytes = size_t{64} << 20;
+  try {
+    return read_text_file(folder / "config.json", kMostBytes);
+  } catch (const DataError&) {
+    return "";
+  }
+}
+
+}  // namespace
 
 std::string usual_tokenizer(const Settings& settings) {
   const std::string& folder = settings.model.from;
@@ -18,11 +32,10 @@ std::string usual_tokenizer(const Settings& settings) {
 
 int64_t usual_seq_length(const Settings& settings) {
   int64_t length = StepSettings().seq_length;
-  std::ifstream file(std::filesystem::path(settings.model.from) / "config.json");
-  if (settings.model.from.empty() || !file) {
+  if (settings.model.from.empty()) {
     return length;
   }
-  const auto config = nlohmann::json::parse(file, nullptr, false);
+  const auto config = nlohmann::json::parse(config_json_in(settings.model.from), nullptr, false);
   for (const char* key : {"max_position_embeddings", "n_positions"}) {
     if (config.is_object() && config.contains(key) && config[key].is_number_integer()) {
       length = std::min(length, std::max<int64_t>(1, config[key].get<int64_t>()));

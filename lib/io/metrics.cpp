@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/input_file.h"
+#include "base/text.h"
 #include "io/append_file.h"
 
 namespace fp8train {
@@ -26,14 +26,27 @@ bool stays(std::string_view line, int64_t resume_step) {
          step->get<double>() <= static_cast<double>(resume_step);
 }
 
-void trim(const std::filesystem::path& path, std::optional<int64_t> resume_step) {
-  if (!std::filesystem::exists(path)) return;
-  std::string text;
+/// What `read` returns, a text. Throws its DataError as a DeviceError.
+template <typename Read>
+std::string as_device_error(const Read& read) {
   try {
-    text = read_text_file(path, kMaxMetrics);
+    return read();
   } catch (const DataError& error) {
     throw DeviceError(error.what());
   }
+}
+
+/// The last bytes of a file, `most` at most.
+std::string read_end(const std::filesystem::path& path, uint64_t most) {
+  const InputFile file(path);
+  std::string text(std::min(file.size(), most), '\0');
+  file.read(file.size() - text.size(), text.data(), text.size());
+  return text;
+}
+
+void trim(const std::filesystem::path& path, std::optional<int64_t> resume_step) {
+  if (!std::filesystem::exists(path)) return;
+  const std::string text = as_device_error([&] { return read_text_file(path, kMaxMetrics); });
   std::string stored;
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = text.find('\n', begin);
@@ -91,12 +104,11 @@ void MetricsWriter::write(const JsonObject& object) {
 }
 
 int64_t last_step_in(const std::filesystem::path& path) {
-  constexpr int64_t kTail = 1 << 20;  // many lines
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  if (!file) return 0;
-  file.seekg(std::max<int64_t>(0, static_cast<int64_t>(file.tellg()) - kTail));
+  constexpr uint64_t kTail = 1 << 20;  // many lines
+  if (!std::filesystem::exists(path)) return 0;
   int64_t last = 0;
-  for (std::string line; std::getline(file, line);) {
+  for (const std::string& line :
+       split(as_device_error([&] { return read_end(path, kTail); }), '\n')) {
     const auto object = nlohmann::json::parse(line, nullptr, false);
     if (object.is_object() && object.contains("step") && object["step"].is_number()) {
       last = std::max(last, object["step"].get<int64_t>());

@@ -63,7 +63,7 @@ class MetricsWriter {
 };
 
 /// Returns the highest "step" of the last lines of `path` (1 MiB); 0 where there is none, or no
-/// such file.
+/// such file. Throws DeviceError when it cannot be read.
 int64_t last_step_in(const std::filesystem::path& path);
 
 /// Writes `object` as a file of one indented object, whole or not at all. Throws DeviceError.

@@ -1,3 +1,5 @@
+#include <sys/stat.h>
+
 #include <catch2/catch.hpp>
 #include <string>
 
@@ -242,6 +244,18 @@ TEST_CASE("files that cannot be read") {
   CHECK_THROWS_WITH(load_settings(request), Catch::Contains("is a folder"));
   request.path = "/dev/zero";
   CHECK_THROWS_WITH(load_settings(request), Catch::Contains("larger than 1 MiB"));
+}
+
+TEST_CASE("a model's folder gives the sequence length, and a FIFO in it is waited for by nobody") {
+  const test::TempDir folder;
+  test::write_file(folder / "config.json", "{\"n_positions\": 77}");
+  const std::string text =
+      "model: {from: " + folder.path().string() + "}\ndata: {train: a}\ntraining: {max_steps: 5}\n";
+  CHECK(test::load_text(text).step.seq_length == 77);
+  std::filesystem::remove(folder / "config.json");
+  const int64_t usual = test::load_text(text).step.seq_length;
+  REQUIRE(mkfifo((folder / "config.json").c_str(), 0600) == 0);
+  CHECK(test::load_text(text).step.seq_length == usual);
 }
 
 TEST_CASE("the model is given in exactly one way") {

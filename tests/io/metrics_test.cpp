@@ -1,5 +1,7 @@
 #include "io/metrics.h"
 
+#include <sys/stat.h>
+
 #include <catch2/catch.hpp>
 #include <limits>
 
@@ -70,6 +72,21 @@ TEST_CASE("a line that does not fit on the disk leaves no half line") {
   }
   writer.write(JsonObject().add("step", 3));
   CHECK(test::read_file(path) == "{\"step\":1}\n{\"step\":3}\n");
+}
+
+TEST_CASE("the last step of a file is that of its last lines, and a FIFO is refused") {
+  const test::TempDir dir;
+  CHECK(last_step_in(dir / "none") == 0);
+  test::write_file(dir / "empty", "");
+  CHECK(last_step_in(dir / "empty") == 0);
+  std::string lines;
+  for (int step = 1; step <= 100000; ++step) {
+    lines += "{\"step\":" + std::to_string(step) + "}\n";
+  }
+  test::write_file(dir / "lines", lines + "{\"step\":100001");
+  CHECK(last_step_in(dir / "lines") == 100000);
+  REQUIRE(mkfifo((dir / "pipe").c_str(), 0600) == 0);
+  CHECK_THROWS_WITH(last_step_in(dir / "pipe"), Catch::Contains("not a regular file"));
 }
 
 TEST_CASE("a run directory has its parts, and remembers each command line") {

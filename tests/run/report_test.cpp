@@ -2,6 +2,8 @@
 
 #include "run_report.h"
 
+#include <sys/stat.h>
+
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
@@ -103,6 +105,14 @@ TEST_CASE("a report of what is no run is an error with its location") {
   CHECK_THROWS_WITH(report_page({dir.path()}),
                     Contains("is not a run, but holds some") && Contains(run.string()));
   CHECK(runs_of(report_page({run_in(dir, "")}))[0]["curves"].empty());
+}
+
+TEST_CASE("a report waits for nobody who might write into a FIFO") {
+  const test::TempDir dir;
+  const auto run = run_in(dir, "");
+  std::filesystem::remove(run / "metrics.jsonl");
+  REQUIRE(mkfifo((run / "metrics.jsonl").c_str(), 0600) == 0);
+  CHECK_THROWS_WITH(report_page({run}), Contains("metrics.jsonl: it is a FIFO"));
 }
 
 }  // namespace
