@@ -159,7 +159,7 @@ heading "Training: $fp8train --config $run/run.yaml --output-dir $run"
 status=0
 "$fp8train" --config "$run/run.yaml" --output-dir "$run" || status=$?
 if [ $status = 75 ]; then
-  echo "Stopped with a checkpoint saved. To go on:" \
+  echo "Stopped with a checkpoint saved. To continue:" \
     " $fp8train --config $run/run.yaml --output-dir $run"
   exit 75
 fi

@@ -123,7 +123,7 @@ if [ ${#missing[@]} != 0 ] &&
 fi
 if [ ${#missing_optional[@]} != 0 ] &&
   ! "${apt[@]}" install -y --no-install-recommends "${missing_optional[@]}" >>"$log" 2>&1; then
-  echo "setup: apt-get could not install ${missing_optional[*]}; going on without" >&2
+  echo "setup: apt-get could not install ${missing_optional[*]}; continuing without" >&2
 fi
 find_missing
 [ ${#missing[@]} = 0 ] || give_up "apt-get succeeded, but packages are still missing"

@@ -25,7 +25,7 @@ struct EstimateOptions {
 /// Seconds of one optimizer step.
 struct StepTime {
   double gemms = 0, attention = 0, memory = 0;
-  double wire = 0;     ///< if nothing else went on
+  double wire = 0;     ///< if nothing else were done
   double exposed = 0;  ///< of `wire`, what backward does not hide
 
   double total() const { return gemms + attention + memory + exposed; }

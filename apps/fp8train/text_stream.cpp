@@ -7,7 +7,7 @@
 namespace fp8train {
 
 void TextStream::add(const std::vector<int32_t>& ids) {
-  constexpr std::string_view kNoCharacter = "\xEF\xBF\xBD";  // U+FFFD: the bytes go on, perhaps
+  constexpr std::string_view kNoCharacter = "\xEF\xBF\xBD";  // U+FFFD: perhaps more bytes follow
   ids_.insert(ids_.end(), ids.begin(), ids.end());
   // All of it each time: a token's text depends on those before it.
   const std::string text = tokenizer_.decode(ids_);

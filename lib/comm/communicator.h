@@ -143,7 +143,7 @@ class Communicator {
   /// follows one can be submitted at once.
   virtual bool in_stream_order() const { return false; }
 
-  /// Tells the other ranks that this one cannot go on: their operations fail. MPI ends them with
+  /// Tells the other ranks that this one cannot continue: their operations fail. MPI ends them with
   /// the exit code (and this process too). Any thread may call it. Throws CommError where they
   /// cannot be notified within some seconds.
   virtual void fail(int exit_code) = 0;

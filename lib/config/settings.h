@@ -82,7 +82,7 @@ inline constexpr std::pair<ResumeFrom, std::string_view> kResumeWords[] = {
 /// The settings under `checkpoint`.
 struct CheckpointSettings {
   int64_t interval = 0;  ///< steps; 0: only at the end and on a stop signal; kAutomaticInterval
-  bool async = true;     ///< written while training goes on
+  bool async = true;     ///< written while training continues
   int64_t max_failed_saves = 3;  ///< in a row
   int64_t keep_last = 2;
   int64_t keep_every = 0;       ///< steps; 0: none

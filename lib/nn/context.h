@@ -19,7 +19,8 @@ class GradientListener {
   virtual ~GradientListener() = default;
   /// Called when the gradients of the parameters [begin, end) of the store are complete.
   virtual void gradients_complete(size_t begin, size_t end) = 0;
-  /// Called between other work: exchanges that are under way go on as far as that takes no waiting.
+  /// Called between other work: exchanges that are under way continue as far as that takes no
+  /// waiting.
   virtual void progress() = 0;
 };
 

@@ -75,7 +75,7 @@ void GradientBuckets::progress(Queue& queue) {
 }
 
 void GradientBuckets::start_next(Queue& queue) {
-  if (!in_stream_order_) {  // else exchanges alternate in their own stream, and backward goes on
+  if (!in_stream_order_) {  // else exchanges alternate in their own stream, and backward continues
     finish_bucket(queue);
   }
   const TraceSpan span("start_exchange");

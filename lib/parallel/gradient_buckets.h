@@ -1,5 +1,5 @@
 #pragma once
-// Exchanges of gradients between ranks that go on while backward still runs: a bucket is exchanged
+// Exchanges of gradients between ranks while backward still runs: a bucket is exchanged
 // when the last of its parameters' gradients is complete. Buckets of different queues can be under
 // way at the same time; those of one queue run one after another, in the order in which they are
 // complete, regardless of the messages that have arrived. All device memory is allocated at

@@ -72,7 +72,7 @@ std::vector<Steps> steps_of_stages(const Session& session) {
   return all;
 }
 
-/// What follows the plan of a run that goes on after `steps_done`.
+/// What follows the plan of a run that continues after `steps_done`.
 std::string describe_stages(const Session& session, int64_t steps_done) {
   std::string text;
   for (const Steps& steps : steps_of_stages(session)) {

@@ -13,7 +13,7 @@ RunOutcome Run::stop(const std::string& reason) {
   checkpoints_.save_last(*engine_, state_);
   progress_.say(
       fmt::format("stopped at step {} ({}); {} holds everything: run the same command "
-                  "to go on",
+                  "to continue",
                   state_.step, reason, records_.directory().checkpoints().string()));
   return RunOutcome::stopped;
 }

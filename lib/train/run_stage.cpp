@@ -38,7 +38,7 @@ void Run::enter_stage_of_step() {
   }
 }
 
-/// Another scaled plan: its engine goes on from the checkpoint of this step, as a run does that is
+/// Another scaled plan: its engine resumes from the checkpoint of this step, as a run does that is
 /// stopped here, so that both have the same bits.
 void Run::begin_stage() {
   const SectionScope section(Section::start_up);

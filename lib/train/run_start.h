@@ -16,7 +16,7 @@
 
 namespace fp8train {
 
-/// The checkpoint that a run goes on from, if there is one.
+/// The checkpoint that a run resumes from, if there is one.
 struct FoundStart {
   std::optional<std::filesystem::path> checkpoint;
   int64_t step = 0;                ///< optimizer steps that are done in it

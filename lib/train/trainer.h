@@ -18,7 +18,7 @@ class RunWatchdog;
 enum class RunOutcome {
   finished,  ///< max_steps reached; the final evaluation is done and everything is saved
   stopped    ///< asked to stop (signal or max_time): a checkpoint is saved, run the same command to
-             ///< go on
+             ///< continue
 };
 
 /// What the caller of train() decides apart from the settings.

@@ -62,10 +62,10 @@ WORDS = [
         "location, slot, mark, position, or what it is",
     ),
     (r"stands?(?! (for|in|still)\b)", "is"),
+    (r"(go|goes|going|gone|went) on", "continue, resume; progress"),
     (r"rows? of (a|the) (plan|method|table of plan)s?", "plan"),
 ]
 NAMES = [
-    (re.compile(r"\bgo_on\b"), "progress"),
     (re.compile(r"\bcodes_transposed\b"), "columnwise"),
     (
         re.compile(r"(?i)operands(?:\.|->|::)(?:make|fill|complete|read|place|sample)\("),
@@ -143,6 +143,7 @@ PLANTED = {
         "const bool turned = true;\nint kTurn, turn_of_unit;\n// Buffers take turns.\n"
         "SourceMark place_of(int place);\noperands.make(context);\nLinearOperands::fill(x);\n"
         "smoothed_w_->make(x);\n// A name stands before the value.\n"
+        "// Runs that went on, while others go on.\nbool go_one, online;\n"
     ),
     "lib/nn/good.cpp": (
         "// A file turned out to differ; 0 turns it off; what codes stand for; a stand-in; it "
@@ -164,7 +165,7 @@ EXPECTED = [
     "lib/ops/bad.h:4",
     "lib/ops/bad.h:5",
     "lib/ops/bad.h:5",
-    *(f"lib/nn/bad.cpp:{line}" for line in (1, 2, 2, 3, 4, 5, 6, 7, 8)),
+    *(f"lib/nn/bad.cpp:{line}" for line in (1, 2, 2, 3, 4, 5, 6, 7, 8, 9)),
     *(f"lib/precision/bad.cpp:{line}" for line in (1, 2, 3)),
 ]
 

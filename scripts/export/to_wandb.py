@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A run's metrics to Weights & Biases, once or while it goes on.
+"""A run's metrics to Weights & Biases, once or while it runs.
 
     scripts/export/to_wandb.py RUN --project NAME [--name NAME] [--entity NAME] [--offline]
         [--follow]

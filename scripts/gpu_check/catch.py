@@ -43,7 +43,7 @@ def _shortened(body: str) -> str:
 
 
 def _name(header: str) -> str:
-    """A long name of a test case goes on in the next line; sections are indented."""
+    """A long name of a test case continues in the next line; sections are indented."""
     return " ".join(
         line for line in header.splitlines() if line and not line.startswith(" ")
     ).strip()

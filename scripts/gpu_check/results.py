@@ -63,7 +63,7 @@ class Results:
                 file.write(b"\n")
 
     def _restore_logs(self) -> None:
-        """The archive goes on holding the logs of earlier starts."""
+        """The archive still holds the logs of earlier starts."""
         archive = self.out / "logs.tar.gz"
         if archive.exists():
             with tarfile.open(archive) as opened:

@@ -179,7 +179,7 @@ TEST_CASE("data too large to be read before the start is compared while the run 
   };
   const Outcome first = run_until_hashed();
   CHECK(first.code == 75);
-  CHECK_THAT(first.out, Catch::Contains("of them while the run goes on"));
+  CHECK_THAT(first.out, Catch::Contains("of them while the run continues"));
   overwrite_silently(folder / "large.bin", kBytes / 30, std::string(1000, '\x01'));
   const Outcome refused = expect_code(4, folder.path(), command);
   CHECK_THAT(refused.err, Catch::Contains("large.bin has other content of the same size"));

@@ -257,7 +257,7 @@ TEST_CASE("a stop signal saves, exits with 75, and the same command goes on") {
     char name[32];
     std::snprintf(name, sizeof name, "step-%06ld", stopped);
     CHECK(fs::exists(shop.run("stopped") / "checkpoints" / name));
-    CHECK_THAT(outcome.out, Catch::Contains("run the same command to go on"));
+    CHECK_THAT(outcome.out, Catch::Contains("run the same command to continue"));
   }
   expect_code(0, shop.folder(), command);
   check_equal_runs(shop, "whole", "stopped");

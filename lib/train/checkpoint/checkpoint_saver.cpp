@@ -20,7 +20,7 @@ void require_folder(const std::filesystem::path& root) {
   std::error_code failure;
   if (!std::filesystem::is_directory(root, failure)) {
     throw DeviceError(fmt::format(
-        "{} is gone: it was removed, renamed or unmounted while the run went on; bring it back to "
+        "{} is gone: it was removed, renamed or unmounted during the run; bring it back to "
         "save there",
         root.string()));
   }

@@ -24,7 +24,7 @@ std::string begin_data_record(Session& session, const std::filesystem::path& cac
   return fmt::format("        {} data file{} hashed{}", hashes.files().size(),
                      hashes.files().size() == 1 ? "" : "s",
                      left == 0 ? ""
-                               : fmt::format(", {} of them while the run goes on",
+                               : fmt::format(", {} of them while the run continues",
                                              describe_bytes(static_cast<double>(left))));
 }
 
@@ -41,8 +41,8 @@ void check_data(const Session& session) {
     return;
   }
   throw CheckpointError(fmt::format(
-      "the data has changed since the checkpoint that this run went on from: {}. What was trained "
-      "since then has seen other data: put the file back and go on from that checkpoint "
+      "the data has changed since the checkpoint that this run resumed from: {}. What was trained "
+      "since then has seen other data: put the file back and resume from that checkpoint "
       "(checkpoint.resume), or set checkpoint.changed_data: accept",
       fmt::join(changes, "; ")));
 }

@@ -60,7 +60,7 @@ std::string describe_rank(int rank, const std::array<char, 64>& host) {
   throw DeviceError(fmt::format(
       "after step {} ranks no longer hold the same bits of {}: {}{} {}. Memory or a computation "
       "has failed there; nothing of this step is saved. Leave that node out, and the same command "
-      "goes on from the last checkpoint",
+      "continues from the last checkpoint",
       step, name, fmt::join(named, ", "), differ.size() > kMost ? " and others" : "",
       all ? "differ from each other, and which one is right is unknown"
           : "differ from the other ranks"));

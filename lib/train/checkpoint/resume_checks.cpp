@@ -202,7 +202,7 @@ constexpr int64_t kMostCount = int64_t{1} << 62;
 
 [[noreturn]] void refuse_state(const std::filesystem::path& folder, const std::string& why) {
   throw CheckpointError(
-      fmt::format("{}/state.json: {}; remove the folder to go on from an earlier checkpoint",
+      fmt::format("{}/state.json: {}; remove the folder to resume from an earlier checkpoint",
                   folder.string(), why));
 }
 
@@ -245,8 +245,8 @@ void require_files(const std::filesystem::path& folder, const CheckpointManifest
   };
   const auto refuse = [&](const std::string& name) {
     throw CheckpointError(fmt::format(
-        "{}/MANIFEST.json does not list {}, which every checkpoint has; remove the folder to go on "
-        "from an earlier one",
+        "{}/MANIFEST.json does not list {}, which every checkpoint has; remove the folder to "
+        "resume from an earlier one",
         folder.string(), name));
   };
   for (const char* name : {"config.json", "state.json", "model.safetensors"}) {
