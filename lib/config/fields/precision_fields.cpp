@@ -237,10 +237,9 @@ std::vector<Field> tuning_fields() {
   };
 }
 
-}  // namespace
-
-std::vector<Field> precision_fields() {
-  std::vector<Field> result = {
+/// The keys that select a plan.
+std::vector<Field> selecting_fields() {
+  return {
       choice("mixed_precision", request(&PlanRequest::mixed_precision), kMixedPrecisions,
              "Precision of the matrix multiplications"),
       text("precision.plan", request(&PlanRequest::plan),
@@ -264,6 +263,12 @@ std::vector<Field> precision_fields() {
       maybe_flag("fp8.use_te", request(&PlanRequest::use_te),
                  "For a backend with levels: the GEMMs of the first backend's first recipe")
           .when(selects_by_method),
+  };
+}
+
+/// Plans of layers and stages, and what changes a plan.
+std::vector<Field> changing_fields() {
+  return {
       make("precision.layers", "names of layers (* and ? match), each with the name of a plan",
            "Plans for the GEMMs of single layers; if several names match, the last one counts. "
            "Stored tensors and wires keep the formats of the run's plan",
@@ -286,6 +291,13 @@ std::vector<Field> precision_fields() {
                  "The product of a SwiGLU is computed again in the backward pass from the stored "
                  "saved_nonlinear; default: the plan's"),
   };
+}
+
+}  // namespace
+
+std::vector<Field> precision_fields() {
+  std::vector<Field> result = selecting_fields();
+  std::ranges::move(changing_fields(), std::back_inserter(result));
   for (Field& field : tuning_fields()) {
     field.aliases = {"precision." + field.key.substr(field.key.find('.') + 1)};
     field.applies = [](const Settings& settings) {

@@ -120,8 +120,7 @@ std::vector<Field> checkpoint_fields() {
   };
 }
 
-std::vector<Field> run_fields() {
-  const auto sample = [](auto member) { return in(&Settings::sample, member); };
+std::vector<Field> eval_fields() {
   return {
       integer("eval.interval", in(&Settings::eval, &EvalSettings::interval), at_least(0),
               "Steps between evaluations; 0: only at the end")
@@ -130,6 +129,12 @@ std::vector<Field> run_fields() {
           "eval.batches", in(&Settings::eval, &EvalSettings::batches), at_least(1),
           "Micro-batches of a periodic evaluation, of all ranks together; the final one covers the "
           "whole split"),
+  };
+}
+
+std::vector<Field> sample_fields() {
+  const auto sample = [](auto member) { return in(&Settings::sample, member); };
+  return {
       integer("sample.interval", sample(&SampleSettings::interval), at_least(0),
               "Steps between samples of text; 0: none"),
       texts("sample.prompts", sample(&SampleSettings::prompts), "One sample is drawn per prompt",
@@ -142,6 +147,11 @@ std::vector<Field> run_fields() {
               "Draw from the k likeliest tokens; 0: from all"),
       number("sample.top_p", sample(&SampleSettings::top_p), {0, 1, true, false},
              "Draw from the likeliest tokens with this total probability"),
+  };
+}
+
+std::vector<Field> logging_fields() {
+  return {
       integer("logging.interval", in(&Settings::logging, &LoggingSettings::interval), at_least(1),
               "Steps between progress lines, each with a line of metrics.jsonl"),
       integer("logging.tensor_interval", in(&Settings::logging, &LoggingSettings::tensor_interval),
@@ -153,6 +163,11 @@ std::vector<Field> run_fields() {
              "auto is pretty on a terminal and plain elsewhere"),
       flag("logging.tensorboard", in(&Settings::logging, &LoggingSettings::tensorboard),
            "Write event files for TensorBoard too, into output_dir/tensorboard"),
+  };
+}
+
+std::vector<Field> comm_fields() {
+  return {
       choice("comm.backend", in(&Settings::comm, &CommSettings::backend), kCommBackends,
              "Library for messages between the ranks that mpirun or srun has started. auto: mpi "
              "for ranks on CPUs, nccl for ranks on GPUs if it is found; mpi: on GPUs through host "
@@ -166,6 +181,11 @@ std::vector<Field> run_fields() {
            "a path"),
       duration("comm.timeout", in(&Settings::comm, &CommSettings::timeout_seconds), "10m",
                "Longest time for a message between ranks, after which the run ends"),
+  };
+}
+
+std::vector<Field> parallelism_fields() {
+  return {
       integer(
           "parallelism.zero_stage", in(&Settings::parallelism, &StrategySettings::zero_stage),
           between(0, 3),
@@ -183,6 +203,11 @@ std::vector<Field> run_fields() {
               in(&Settings::parallelism, &ParallelismSettings::check_replicas), at_least(0),
               "Steps between comparisons of the ranks' weights by hash, which also precede each "
               "checkpoint; a difference is named and ends the run. 0: never"),
+  };
+}
+
+std::vector<Field> top_level_fields() {
+  return {
       device_field().asked({.topic = Topic::hardware, .text = "Device", .changes_memory = true}),
       flag("cuda_graphs", in(&Settings::step, &StepSettings::cuda_graphs),
            "On a GPU, record the work of a step once and replay it"),

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
 #include <limits>
 
 #include "config/fields/check_context.h"
@@ -89,10 +91,9 @@ void check_global_batch_size(const CheckContext& at) {
   }
 }
 
-}  // namespace
-
-std::vector<Field> training_fields() {
-  std::vector<Field> result = {
+/// Steps of the run and sequences of a step.
+std::vector<Field> length_fields() {
+  return {
       optional_count("training.max_steps", training(&TrainingSettings::max_steps), kMostWhole,
                      "Optimizer steps of the whole run; either this or max_tokens")
           .asked({.topic = Topic::optimization,
@@ -125,6 +126,12 @@ std::vector<Field> training_fields() {
                   .suggest = offered_global_batch,
                   .optional = true})
           .checked(check_global_batch_size),
+  };
+}
+
+/// What a step computes, and the time of the run.
+std::vector<Field> pass_fields() {
+  return {
       make("training.seed", "a whole number >= 0", "Seed of every random draw",
            of_step(&StepSettings::seed), read_unsigned,
            [](uint64_t value) { return std::to_string(value); }),
@@ -137,6 +144,11 @@ std::vector<Field> training_fields() {
               "Rows of logits alive at a time; 0: chosen from the vocabulary and the GPU's memory"),
       duration("training.max_time", training(&TrainingSettings::max_time_seconds), "3h50m",
                "Save and stop with exit code 75 after this time", true),
+  };
+}
+
+std::vector<Field> divergence_fields() {
+  return {
       choice("training.non_finite", training(&TrainingSettings::non_finite), kOnNonFinite,
              "What to do with a step whose gradient norm is not finite"),
       integer(
@@ -155,12 +167,24 @@ std::vector<Field> training_fields() {
               "Number of previous losses, leaving out high ones, that a loss is compared with"),
       integer("training.spike_steps", training(&TrainingSettings::spike_steps), at_least(1),
               "High losses in a row that make a spike, which counts as divergence"),
-      flag(
-          "training.deterministic", of_step(&StepSettings::deterministic),
-          "On a GPU with cuDNN: take its deterministic backward pass of attention, which is slower "
-          "and on sm_80 to sm_90 needs 2 bytes for each score, so that runs and resumed runs have "
-          "the same bits; everything else has them either way"),
   };
+}
+
+Field deterministic_field() {
+  return flag(
+      "training.deterministic", of_step(&StepSettings::deterministic),
+      "On a GPU with cuDNN: take its deterministic backward pass of attention, which is slower "
+      "and on sm_80 to sm_90 needs 2 bytes for each score, so that runs and resumed runs have "
+      "the same bits; everything else has them either way");
+}
+
+}  // namespace
+
+std::vector<Field> training_fields() {
+  std::vector<Field> result = length_fields();
+  std::ranges::move(pass_fields(), std::back_inserter(result));
+  std::ranges::move(divergence_fields(), std::back_inserter(result));
+  result.push_back(deterministic_field());
   return result;
 }
 
