@@ -195,16 +195,22 @@ EngineSettings engine_settings_of(const StepBench& bench) {
 
 namespace {
 
-/// What is measured of a step on all ranks. Collective.
-Json step_rates(Device& device, Communicator& comm, const BenchOptions& options, int64_t threads) {
+/// What is measured of a step.
+struct StepMeasures {
+  double seconds = 0;       ///< of a step
+  double ceiling = 0;       ///< FLOPs per second of a large GEMM
+  Traffic sent;             ///< by this rank, in a step
+  size_t memory_bytes = 0;  ///< most at a time
+  Json shares;              ///< of time
+  StepTimes times;
+};
+
+/// Runs steps of `settings` on all ranks. Collective.
+StepMeasures measure_step(Device& device, Communicator& comm, const BenchOptions& options,
+                          const EngineSettings& settings, const StepPlan& plan) {
   const StepBench& bench = options.step;
-  const EngineSettings settings = engine_settings_of(bench);
-  if (!bench.timeline.empty()) {
-    check_timeline_path(comm, bench.timeline);
-  }
-  const DryRunStep dry_run = dry_run_step(settings, device, comm.topology(), comm.rank());
   Engine engine(device, settings, &comm);
-  engine.reserve(dry_run.plan);
+  engine.reserve(plan);
   if (bench.quick_weights) {
     set_quick_weights(device, engine.model().parameters());
   } else {
@@ -218,50 +224,69 @@ Json step_rates(Device& device, Communicator& comm, const BenchOptions& options,
     engine.step([&]() -> const Batch& { return batch; }, step++, 1e-4F, false);
     device.synchronize();
   };
+  StepMeasures measures;
   run();
-  const double step_seconds = comm.size() == 1 ? median_seconds(run, options.seconds)
-                                               : median_of_ranks(comm, run, options.seconds);
+  measures.seconds = comm.size() == 1 ? median_seconds(run, options.seconds)
+                                      : median_of_ranks(comm, run, options.seconds);
   const Traffic before = comm.traffic();
   run();
   const Traffic after = comm.traffic();
+  measures.sent = {after.within_node - before.within_node,
+                   after.between_nodes - before.between_nodes};
   engine.set_cuda_graphs(false);  // a recorded step has no spans
   trace_steps(device, run);
-  const Json shares = shares_of_time();
-  const StepTimes times = step_times(trace_events());
+  measures.shares = shares_of_time();
+  measures.times = step_times(trace_events());
   if (!bench.timeline.empty()) {
     write_timeline(comm, bench.timeline, trace_events());
   }
-  const double ceiling =
-      gemm_ceiling(device, settings.plan.activation, std::min(0.5, options.seconds));
+  measures.ceiling = gemm_ceiling(device, settings.plan.activation, std::min(0.5, options.seconds));
+  measures.memory_bytes = device.ledger().peak();
+  return measures;
+}
+
+/// Of exchanges between several ranks.
+void add_exchange_times(const StepTimes& times, Json& rates) {
+  const auto share = [](double part, double whole) { return whole > 0 ? part / whole : 0.0; };
+  rates["exchange_seconds"] = times.exchange;
+  rates["exchange_in_backward"] = share(times.exchange_in_backward, times.exchange);
+  rates["exchange_waited_seconds"] = times.exchange_waited;
+  if (times.messages > 0) {  // not known where they follow a stream of the device
+    rates["messages_seconds"] = times.messages;
+    rates["messages_in_backward"] = share(times.messages_in_backward, times.messages);
+  }
+}
+
+/// The measures of a step and what follows from them. Collective.
+Json step_rates(Device& device, Communicator& comm, const BenchOptions& options, int64_t threads) {
+  const EngineSettings settings = engine_settings_of(options.step);
+  if (!options.step.timeline.empty()) {
+    check_timeline_path(comm, options.step.timeline);
+  }
+  const DryRunStep dry_run = dry_run_step(settings, device, comm.topology(), comm.rank());
+  const StepMeasures measures = measure_step(device, comm, options, settings, dry_run.plan);
   const auto tokens = static_cast<double>(settings.step.tokens());
   const double flops = dry_run.work.gemm_flops + dry_run.work.attention_flops;
-  Json rates = {{"wire_bytes_within_node", after.within_node - before.within_node},
-                {"wire_bytes_between_nodes", after.between_nodes - before.between_nodes},
+  Json rates = {{"wire_bytes_within_node", measures.sent.within_node},
+                {"wire_bytes_between_nodes", measures.sent.between_nodes},
                 {"threads", threads},
                 {"isa", name_of(cpu_isa())},
                 {"gemm_engine", gemm_engine(device, settings.plan.activation)},
                 {"attention", ops::attention_kernels(device.stream())},
-                {"seconds_per_step", step_seconds},
-                {"tokens_per_second", tokens * comm.size() / step_seconds},
-                {"gflops", flops / step_seconds / 1e9},
-                {"gemm_ceiling_gflops", ceiling / 1e9},
-                {"fraction_of_ceiling", flops / step_seconds / ceiling},
-                {"memory_bytes", device.ledger().peak()},
-                {"forward_seconds", times.forward},
-                {"head_seconds", times.head},
-                {"backward_seconds", times.backward},
-                {"update_seconds", times.update}};
+                {"seconds_per_step", measures.seconds},
+                {"tokens_per_second", tokens * comm.size() / measures.seconds},
+                {"gflops", flops / measures.seconds / 1e9},
+                {"gemm_ceiling_gflops", measures.ceiling / 1e9},
+                {"fraction_of_ceiling", flops / measures.seconds / measures.ceiling},
+                {"memory_bytes", measures.memory_bytes},
+                {"forward_seconds", measures.times.forward},
+                {"head_seconds", measures.times.head},
+                {"backward_seconds", measures.times.backward},
+                {"update_seconds", measures.times.update}};
   if (comm.size() > 1) {
-    const auto share = [](double part, double whole) { return whole > 0 ? part / whole : 0.0; };
-    rates["exchange_seconds"] = times.exchange;
-    rates["exchange_in_backward"] = share(times.exchange_in_backward, times.exchange);
-    rates["exchange_waited_seconds"] = times.exchange_waited;
-    if (times.messages > 0) {  // not known where they follow a stream of the device
-      rates["messages_seconds"] = times.messages;
-      rates["messages_in_backward"] = share(times.messages_in_backward, times.messages);
-    }
+    add_exchange_times(measures.times, rates);
   }
-  rates["time_shares"] = shares;
+  rates["time_shares"] = measures.shares;
   return rates;
 }
 
