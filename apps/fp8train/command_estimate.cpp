@@ -83,7 +83,7 @@ int64_t largest_micro_batch(EngineSettings settings, const DeviceTraits& traits,
 }
 
 void print_model(const Session& session, const DryRunStep& step) {
-  const double tokens = static_cast<double>(session.tokens_per_step()) / session.ranks;
+  const double tokens = static_cast<double>(session.engine.step.tokens());
   fmt::print(
       "model   {} parameters; {:.3g} GFLOP per token in GEMMs ({:.0f} % of them in 8 bits), "
       "{:.3g} in attention\n",

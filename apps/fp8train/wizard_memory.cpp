@@ -35,7 +35,7 @@ std::string time_on_cpu(const Settings& settings) {
   const double flops =
       tokens * flops_per_token(session.engine.model, session.engine.step.seq_length);
   return fmt::format("; {} tokens take about {} at {:.0f} GFLOP/s a rank", describe_count(tokens),
-                     describe_duration(flops / kRate / session.ranks), kRate / 1e9);
+                     describe_duration(flops / kRate / session.data_ranks), kRate / 1e9);
 }
 
 }  // namespace

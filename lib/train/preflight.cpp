@@ -88,7 +88,7 @@ std::string describe_stages(const Session& session, int64_t steps_done) {
 std::string describe_steps(const Session& session) {
   return fmt::format("steps   {} of {} tokens ({}{} x {} x {})", session.max_steps,
                      session.tokens_per_step(),
-                     session.ranks > 1 ? fmt::format("{} ranks x ", session.ranks) : "",
+                     session.data_ranks > 1 ? fmt::format("{} ranks x ", session.data_ranks) : "",
                      session.engine.step.gradient_accumulation_steps,
                      session.engine.step.micro_batch_size, session.engine.step.seq_length);
 }

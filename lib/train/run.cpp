@@ -37,7 +37,7 @@ void set_step_observer(StepObserver observer) {
 Run::Run(const RunRequest& request, Communicator& comm, RankDevice& rank_device)
     : comm_(&comm),
       mesh_(&comm),
-      session_(open_session(request.settings, true, comm.size())),
+      session_(open_session(request.settings, true, mesh_.size(Axis::data))),
       records_(request.settings.output_dir, leads()),
       device_(rank_device.device.get()),
       watch_(settings().training, session_.engine.plan.dynamic_loss_scaling),

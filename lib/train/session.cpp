@@ -69,16 +69,17 @@ ModelConfig resolve_model(const ModelSettings& settings, const Tokenizer& tokeni
 }
 
 /// Throws ConfigError where the tokens of a step or of the run are too many to be counted.
-int64_t resolve_max_steps(const TrainingSettings& training, const StepSettings& step, int ranks) {
+int64_t resolve_max_steps(const TrainingSettings& training, const StepSettings& step,
+                          int data_ranks) {
   constexpr int64_t kMostTokens = int64_t{1} << 62;
   int64_t of_step = step.micro_batch_tokens();  // at most kMostRows
   if (__builtin_mul_overflow(of_step, step.gradient_accumulation_steps, &of_step) ||
-      __builtin_mul_overflow(of_step, static_cast<int64_t>(ranks), &of_step) ||
+      __builtin_mul_overflow(of_step, static_cast<int64_t>(data_ranks), &of_step) ||
       of_step > kMostTokens) {
     throw ConfigError(fmt::format(
         "a step of training.micro_batch_size {} * data.seq_length {} * {} micro-batches "
         "* {} ranks has more than 2^62 tokens",
-        step.micro_batch_size, step.seq_length, step.gradient_accumulation_steps, ranks));
+        step.micro_batch_size, step.seq_length, step.gradient_accumulation_steps, data_ranks));
   }
   if (training.max_steps == 0) {
     return training.max_tokens / of_step + (training.max_tokens % of_step > 0 ? 1 : 0);
@@ -148,18 +149,18 @@ void check_batch(const EngineSettings& engine) {
   check_scaled_rows(engine);
 }
 
-/// Divides the micro-batches of a global batch among the ranks.
-void share_global_batch(const TrainingSettings& training, int ranks, StepSettings& step) {
+/// Divides the micro-batches of a global batch among the ranks of the data axis.
+void share_global_batch(const TrainingSettings& training, int data_ranks, StepSettings& step) {
   if (training.global_batch_size == 0) {
     return;
   }
-  if (step.gradient_accumulation_steps % ranks != 0) {
+  if (step.gradient_accumulation_steps % data_ranks != 0) {
     throw ConfigError(
         fmt::format("training.global_batch_size: {} sequences are not a multiple of {} ranks x "
                     "training.micro_batch_size {}",
-                    training.global_batch_size, ranks, step.micro_batch_size));
+                    training.global_batch_size, data_ranks, step.micro_batch_size));
   }
-  step.gradient_accumulation_steps /= ranks;
+  step.gradient_accumulation_steps /= data_ranks;
 }
 
 /// A prompt that cannot be encoded or does not fit is an error before the run, not in the middle of
@@ -260,32 +261,32 @@ EngineSettings engine_settings(const Settings& settings, const ModelConfig& mode
 
 namespace {
 
-Session resolve(const Settings& settings, bool open_data, int ranks) {
+Session resolve(const Settings& settings, bool open_data, int data_ranks) {
   Session session;
-  session.ranks = ranks;
+  session.data_ranks = data_ranks;
   session.settings = settings;
   session.tokenizer = make_tokenizer(settings.data);
   session.engine =
       engine_settings(settings, resolve_model(settings.model, *session.tokenizer, session.notes));
-  share_global_batch(settings.training, ranks, session.engine.step);
+  share_global_batch(settings.training, data_ranks, session.engine.step);
   note_other_tokenizer(settings, *session.tokenizer, session.engine.model.vocab_size,
                        session.notes);
-  note_processes(settings, ranks, session.notes);
+  note_processes(settings, data_ranks, session.notes);
   note_dialogues_as_text(settings.data.train, session.notes);
-  if (ranks == 1 && settings.parallelism.zero_stage > 0) {
+  if (data_ranks == 1 && settings.parallelism.zero_stage > 0) {
     session.notes.push_back(
         fmt::format("parallelism.zero_stage: {} has no effect with one rank; start several with "
                     "mpirun or srun",
                     settings.parallelism.zero_stage));
   }
-  if (ranks > 1 && settings.gemm_tuning && settings.parallelism.zero_stage == 0 &&
+  if (data_ranks > 1 && settings.gemm_tuning && settings.parallelism.zero_stage == 0 &&
       optimizer_named(settings.optimizer.name).repeats_products) {
     throw ConfigError(fmt::format(
         "gemm_tuning: with optimizer.name {} every rank must multiply alike, and each would choose "
         "algorithms of its own; set gemm_tuning: false, or parallelism.zero_stage: 1",
         settings.optimizer.name));
   }
-  session.max_steps = resolve_max_steps(settings.training, session.engine.step, ranks);
+  session.max_steps = resolve_max_steps(settings.training, session.engine.step, data_ranks);
   session.stages = run_stages(settings.precision, session.max_steps);
   check_stages(session);
   for (size_t i = 0; i < session.stages.size(); ++i) {
@@ -304,8 +305,8 @@ Session resolve(const Settings& settings, bool open_data, int ranks) {
 
 }  // namespace
 
-Session open_session(const Settings& settings, bool open_data, int ranks) {
-  return with_locations(settings, [&] { return resolve(settings, open_data, ranks); });
+Session open_session(const Settings& settings, bool open_data, int data_ranks) {
+  return with_locations(settings, [&] { return resolve(settings, open_data, data_ranks); });
 }
 
 int64_t longest_prompt(const SampleSettings& sample, const Tokenizer& tokenizer) {

@@ -32,7 +32,7 @@ struct Session {
   EngineSettings engine;                    ///< settings of one of the stages
   std::vector<RunStage> stages;  ///< one, but where precision.schedule has several scaled plans
   int64_t max_steps = 0;
-  int ranks = 1;
+  int data_ranks = 1;              ///< ranks along the data axis of the mesh
   std::vector<std::string> notes;  ///< settings without a meaning here, to be reported
 
   /// Returns the stage of the step that follows `steps` optimizer steps, or the last one.
@@ -43,12 +43,13 @@ struct Session {
   EngineSettings engine_of(size_t stage) const;
 
   /// Returns the tokens of an optimizer step of all ranks.
-  int64_t tokens_per_step() const { return engine.step.tokens() * ranks; }
+  int64_t tokens_per_step() const { return engine.step.tokens() * data_ranks; }
 };
 
-/// Resolves the settings for a run of `ranks`; `open_data` also opens and checks the corpora.
+/// Resolves the settings for a run of `data_ranks` along the data axis; `open_data` also opens and
+/// checks the corpora.
 /// Throws ConfigError, DataError or CheckpointError (model.from).
-Session open_session(const Settings& settings, bool open_data, int ranks = 1);
+Session open_session(const Settings& settings, bool open_data, int data_ranks = 1);
 
 /// Opens the data of a session and checks the samples of training and validation. Throws as
 /// open_session() does.

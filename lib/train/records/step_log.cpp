@@ -67,7 +67,7 @@ void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
   const double seconds = since_log_.seconds() - seconds_left_out_;
   const auto steps = static_cast<double>(state.step - logged_step_);
   tokens_per_second_ = steps * static_cast<double>(session_->tokens_per_step()) / seconds;
-  const double tflops = tokens_per_second_ / session_->ranks * 1e-12 *
+  const double tflops = tokens_per_second_ / engine.mesh().world_size() * 1e-12 *
                         flops_per_token(session_->engine.model, session_->engine.step.seq_length);
   state.loss = loss.mean;
   std::vector<SlotReport> slots = engine.model().scaling().report();
@@ -99,7 +99,7 @@ void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
                         : std::nullopt,
       .skipped_steps = control.skipped_steps,
       .straggler = find_straggler(seconds_of_ranks),
-      .sent = session_->ranks > 1 ? std::optional<Traffic>(sent) : std::nullopt,
+      .sent = engine.mesh().world_size() > 1 ? std::optional<Traffic>(sent) : std::nullopt,
       .scaling = slots.empty() ? nullptr : &scaling,
       .slots = &slots,
       .each_tensor = tensors_are_due(state.step)};
