@@ -37,4 +37,9 @@ inline const std::string kBase =
     "data: {train: a.txt}\n"
     "training: {max_steps: 100}\n";
 
+/// The same for kBase, which has 3 lines, with one more: line 4.
+inline std::string error_with(const std::string& line) {
+  return error_of(kBase + line + "\n");
+}
+
 }  // namespace fp8train::test
