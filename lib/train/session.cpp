@@ -322,7 +322,7 @@ std::unique_ptr<Device> choose_device(DeviceChoice choice, bool tune_gemms, std:
   DeviceKind kind = choice == DeviceChoice::cuda ? DeviceKind::cuda : DeviceKind::cpu;
   reason = "as asked";
   if (choice == DeviceChoice::automatic) {
-    const std::string obstacle = why_cuda_is_unusable();
+    const std::string obstacle = why_cuda_is_unusable(gpu);
     reason = obstacle.empty()   ? "a usable GPU was found"
              : has_nvidia_gpu() ? obstacle
                                 : "no NVIDIA GPU";

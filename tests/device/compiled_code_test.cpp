@@ -65,6 +65,27 @@ TEST_CASE("a GPU that this build has no code for is refused in words") {
   shim::set_capability(90);
   CHECK_THAT(why_cuda_is_unusable(), Catch::Contains("(it has 100-real 120-real)"));
 }
+
+TEST_CASE("a GPU is used or refused by its own facts, whatever the others are") {
+  shim::set_capability(90);
+  shim::set_device_count(2);
+  shim::set_first_capability(120);
+  CHECK(why_cuda_is_unusable(1).empty());
+  CHECK_NOTHROW(make_device(DeviceKind::cuda, 1));
+  CHECK_THAT(why_cuda_is_unusable(0), Catch::Contains("no code"));
+  CHECK_THROWS_WITH(make_device(DeviceKind::cuda, 0),
+                    Catch::StartsWith("device: cuda was asked for, but the GPU"));
+  shim::set_capability(120);
+  shim::set_first_capability(90);
+  CHECK_NOTHROW(make_device(DeviceKind::cuda, 0));
+  CHECK_THROWS_WITH(make_device(DeviceKind::cuda, 1), Catch::StartsWith("GPU 1: the GPU"));
+  CHECK_THROWS_WITH(
+      make_device(DeviceKind::cuda, 2),
+      Catch::Equals("GPU 2 was asked for, but this process sees 2 (numbered from 0)"));
+  shim::set_first_capability(0);
+  shim::set_capability(90);
+  shim::set_device_count(1);
+}
 #endif
 
 }  // namespace

@@ -3,7 +3,7 @@
 
 namespace fp8train {
 
-std::string why_cuda_is_unusable() {
+std::string why_cuda_is_unusable(int /*index*/) {
   return "this build has no CUDA backend";
 }
 

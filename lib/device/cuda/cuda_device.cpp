@@ -53,6 +53,31 @@ std::string compiled_code() {
   return other == nullptr ? FP8TRAIN_COMPILED_CODE : other;
 }
 
+/// Empty, or why no GPU can be used: the driver, or that there is none.
+std::string why_driver_is_unusable() {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaErrorInsufficientDriver) {
+    return "the NVIDIA driver is missing or older than CUDA 13 needs (580)";
+  }
+  if (error == cudaErrorNoDevice || (error == cudaSuccess && count == 0)) {
+    return "this machine has no NVIDIA GPU";
+  }
+  if (error != cudaSuccess) {
+    return fmt::format("CUDA does not start: {}", cudaGetErrorString(error));
+  }
+  return "";
+}
+
+/// Empty, or that this process does not see the GPU.
+std::string why_gpu_is_unseen(int device) {
+  const int visible = visible_gpus();
+  return device >= 0 && device < visible
+             ? ""
+             : fmt::format("GPU {} was asked for, but this process sees {} (numbered from 0)",
+                           device, visible);
+}
+
 /// Empty, or why this build has no kernels for the GPU.
 std::string why_gpu_is_unusable(int device) {
   const int capability = capability_of(device);
@@ -216,19 +241,14 @@ void check_cuda(cudaError_t error, const char* what) {
   }
 }
 
-std::string why_cuda_is_unusable() {
-  int count = 0;
-  const cudaError_t error = cudaGetDeviceCount(&count);
-  if (error == cudaErrorInsufficientDriver) {
-    return "the NVIDIA driver is missing or older than CUDA 13 needs (580)";
+std::string why_cuda_is_unusable(int index) {
+  if (std::string obstacle = why_driver_is_unusable(); !obstacle.empty()) {
+    return obstacle;
   }
-  if (error == cudaErrorNoDevice || (error == cudaSuccess && count == 0)) {
-    return "this machine has no NVIDIA GPU";
+  if (std::string unseen = why_gpu_is_unseen(index); !unseen.empty()) {
+    return unseen;
   }
-  if (error != cudaSuccess) {
-    return fmt::format("CUDA does not start: {}", cudaGetErrorString(error));
-  }
-  return why_gpu_is_unusable(0);
+  return why_gpu_is_unusable(index);
 }
 
 int visible_gpus() {
@@ -245,17 +265,19 @@ void select_gpu(const Stream& stream) {
 }
 
 std::unique_ptr<Device> make_cuda_device(int index) {
-  const std::string obstacle = why_cuda_is_unusable();
+  std::string obstacle = why_driver_is_unusable();
+  if (obstacle.empty()) {
+    if (const std::string unseen = why_gpu_is_unseen(index); !unseen.empty()) {
+      throw DeviceError(unseen);
+    }
+    obstacle = why_gpu_is_unusable(index);
+    if (!obstacle.empty() && index > 0) {
+      throw DeviceError(fmt::format("GPU {}: {}", index, obstacle));
+    }
+  }
   if (!obstacle.empty()) {
     throw DeviceError("device: cuda was asked for, but " + obstacle +
                       "; use device: cpu or device: auto");
-  }
-  if (index < 0 || index >= visible_gpus()) {
-    throw DeviceError(fmt::format(
-        "GPU {} was asked for, but this process sees {} (numbered from 0)", index, visible_gpus()));
-  }
-  if (const std::string unusable = why_gpu_is_unusable(index); !unusable.empty()) {
-    throw DeviceError(fmt::format("GPU {}: {}", index, unusable));
   }
   return std::make_unique<CudaDevice>(index);
 }

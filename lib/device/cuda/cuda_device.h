@@ -9,7 +9,7 @@
 namespace fp8train {
 
 /// Makes the device of GPU `index` of those that this process sees. Throws DeviceError, saying why,
-/// when it or the first GPU cannot be used, or when this build has no CUDA backend.
+/// when it cannot be used, or when this build has no CUDA backend.
 std::unique_ptr<Device> make_cuda_device(int index = 0);
 
 /// GPUs that this process sees, usable or not.
@@ -22,9 +22,9 @@ void* native_queue(const Stream& stream);
 /// device must before they use it: else they would start the first GPU too. Throws DeviceError.
 void select_gpu(const Stream& stream);
 
-/// Returns why the first GPU that this process sees cannot be used, for `device: auto`, or nothing
-/// if it can.
-std::string why_cuda_is_unusable();
+/// Returns why GPU `index` of those that this process sees cannot be used, for `device: auto`, or
+/// nothing if it can.
+std::string why_cuda_is_unusable(int index = 0);
 
 /// Returns the facts that layers need about a GPU. Every build has them: `check` plans for GPUs
 /// that this machine lacks. `capability`: 89, 90, 100, ... `memory`: in bytes.

@@ -103,6 +103,8 @@ void advance_clock(float milliseconds);
 /// The compute capability that the GPU claims from now on: 89, 90, 100, ... At first it is that of
 /// FP8TRAIN_SHIM_CAPABILITY, or 90.
 void set_capability(int capability);
+/// The compute capability that GPU 0 claims from now on instead; 0: that of the others.
+void set_first_capability(int capability);
 
 /// Whether the calling thread's queries of events that were reached say "not ready" at random, as a
 /// GPU that lags behind would; at first they do. The draws are the same in every run of a test:

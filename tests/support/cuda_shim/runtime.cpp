@@ -33,6 +33,7 @@ namespace {
 
 thread_local cudaGraph_t captured = nullptr;  // while the stream is being captured
 std::atomic<int> device_count = 1;
+std::atomic<int> first_capability = 0;  // of GPU 0, if it differs from the others
 std::atomic<long> live_allocations = 0;
 std::atomic<cudaError_t> gpu_error = cudaSuccess;  // of waiting for the GPU
 thread_local int current_device = 0;
@@ -132,6 +133,10 @@ void set_capability(int value) {
   capability() = value;
 }
 
+void set_first_capability(int value) {
+  first_capability = value;
+}
+
 void break_gpu(cudaError_t error) {
   gpu_error = error;
 }
@@ -220,7 +225,8 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   *greatest = -5;
   return cudaSuccess;
 }
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int /*device*/) {
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  const int claimed = device == 0 && first_capability != 0 ? first_capability.load() : capability();
   switch (attribute) {
     case cudaDevAttrMultiProcessorCount:
       *value = 4;
@@ -229,10 +235,10 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int /*d
       *value = 4096;
       return cudaSuccess;
     case cudaDevAttrComputeCapabilityMajor:
-      *value = capability() / 10;
+      *value = claimed / 10;
       return cudaSuccess;
     case cudaDevAttrComputeCapabilityMinor:
-      *value = capability() % 10;
+      *value = claimed % 10;
       return cudaSuccess;
   }
   return report(cudaErrorInvalidValue);
