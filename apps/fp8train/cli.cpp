@@ -47,7 +47,7 @@ int report(const std::string& message, int code) {
   return code;
 }
 
-/// What is no number at all is left to the conversion that follows. NaN is below everything.
+/// A text that is not a number is left to the conversion that follows. NaN is below everything.
 std::function<std::string(const std::string&)> at_least(double least) {
   return [least](const std::string& text) {
     char* end = nullptr;

@@ -91,7 +91,7 @@ Settings load(const CommonOptions& options);
 
 /// The arguments (without the program's name) with the command in front: `train` is put there when
 /// the first one is an option other than --help and --version, a file, or a.b=v. Throws ConfigError
-/// with a suggestion when it is a word that is no command.
+/// with a suggestion when it is a word that is not a command.
 std::vector<std::string> with_command(std::vector<std::string> arguments,
                                       const std::vector<std::string>& commands);
 

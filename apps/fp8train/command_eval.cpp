@@ -62,7 +62,7 @@ void calibrate(const CheckpointModel& opened, int64_t batches,
   }
 }
 
-/// Bytes of the text of all tokens but the first, which is no target; 0 where it is not known.
+/// Bytes of the text of all tokens but the first, which is not a target; 0 where it is not known.
 /// Exact up to 2^20 tokens; between parts of that size a character may be counted wrongly.
 size_t bytes_of_targets(const Corpus& corpus, const Tokenizer& tokenizer) {
   constexpr int64_t kTokensAtATime = 1 << 20;

@@ -246,7 +246,7 @@ void Loading::add_file(const std::string& name, const std::string& text) {
       complete = false;
       problems.add(included->mark, "", error.what());
     }
-    foreign->take_included();  // it is no file of the program that names others
+    foreign->take_included();  // it is not a file of a program that names others
   }
   ++layer_;
 }

@@ -81,7 +81,7 @@ class Corpus {
   /// Writes into `to`, for each of tokens [offset, offset + count), 1 if the model learns it, else
   /// 0. Throws InternalError when the range is not within the corpus.
   void read_targets(int64_t offset, int64_t count, uint8_t* to) const;
-  /// Whether some tokens are no targets.
+  /// Whether some tokens are not targets.
   bool has_ignored_tokens() const { return has_ignored_tokens_; }
 
   const SampleForm& form() const { return form_; }

@@ -38,7 +38,7 @@ struct DataFileFacts {
   std::string xxh3_128;                ///< hash of the bytes of the file, as checkpoints note it
 };
 
-/// Reads a file of any format. An id beyond the tokenizer's vocabulary is no error. Throws
+/// Reads a file of any format. An id beyond the tokenizer's vocabulary is not an error. Throws
 /// DataError for a damaged file or one of no known format, and ConfigError for a format of an
 /// unknown name.
 DataFileFacts inspect_file(const std::filesystem::path& path, const InspectSettings& settings);

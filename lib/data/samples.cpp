@@ -43,12 +43,12 @@ SampleForm sample_form(const DataSettings& settings, const Tokenizer& tokenizer,
   form.masks_documents = form.packing == Packing::documents;
   if (form.is_windows() && train.has_ignored_tokens()) {
     throw ConfigError(
-        "data.packing: windows does not go with dialogues, whose questions are no targets; set it "
+        "data.packing: windows does not go with dialogues, whose questions are not targets; set it "
         "to documents or none");
   }
   if (form.is_windows() && val.has_ignored_tokens()) {
     throw ConfigError(
-        "data.val has dialogues, whose questions are no targets, and data.train has text: set "
+        "data.val has dialogues, whose questions are not targets, and data.train has text: set "
         "data.packing: documents or none, or validate on text");
   }
   if (form.is_windows() && settings.document_mask) {

@@ -93,7 +93,7 @@ class Samples {
   Source make_source(const TokenRange& range, uint64_t seed) const;
   SourceDraw draw_of(uint64_t index) const;
   int64_t document_sample(const SourceDraw& draw) const;
-  /// Writes a window; its first `skipped` positions are no targets.
+  /// Writes a window; its first `skipped` positions are not targets.
   void read_window(int64_t start, int64_t targets, int64_t skipped, Batch& batch,
                    int64_t row) const;
 

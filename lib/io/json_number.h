@@ -13,7 +13,7 @@
 namespace fp8train {
 
 /// Returns object[key] as a T (an integer type). Throws CheckpointError, beginning with `where`,
-/// where it is no whole number or does not fit; Json's own exception where the key is missing.
+/// where it is not a whole number or does not fit; Json's own exception where the key is missing.
 template <typename T, typename Json>
 T whole_number(const Json& object, const char* key, const std::string& where) {
   const Json& value = object.at(key);

@@ -79,7 +79,7 @@ struct StepContext {
   /// int32 [B, T] if sequences hold several documents that do not see each other
   /// (ops::DocumentStarts); otherwise empty.
   ConstView document_starts;
-  /// Device scalar: 1 / targets of the step if some positions are no targets; otherwise null.
+  /// Device scalar: 1 / targets of the step if some positions are not targets; otherwise null.
   const float* target_share = nullptr;
   uint64_t seed = 0;               ///< seed of casts that round stochastically
   const uint64_t* pass = nullptr;  ///< number of the pass, for ops::CastRandom

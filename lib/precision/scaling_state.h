@@ -94,7 +94,7 @@ class ScalingState {
   /// each pass, becomes 0 (ScalingSlot::begins_at_zero).
   void begin_pass(Stream stream) const;
 
-  /// Enclose a pass that is no part of training. They keep amax and scale of slots with
+  /// Enclose a pass that is not a part of training. They keep amax and scale of slots with
   /// current_at_first, which casts of the first window overwrite; outside of that window there is
   /// nothing to do. begin_evaluation() calls read_windows().
   void begin_evaluation(Stream stream);

@@ -144,7 +144,7 @@ class NcclCommunicator final : public Communicator {
         [family = group_->family(), what = words(operation), to = operation.recv, &passage,
          received] {
           family->device().copy_to_host(to, passage.recv.data(), received);
-          family->watchdog().check(what);  // what an aborted operation leaves is no result
+          family->watchdog().check(what);  // an aborted operation has no result
         },
         [&passage] { passage.in_use = false; }));
   }

@@ -27,7 +27,7 @@ bool is_text_by_quotes(const YamlNode& node) {
          (text.empty() || parse_number(text) || parse_bool(text));
 }
 
-/// A hint when somebody quoted what is no text.
+/// A hint when somebody quoted a value that is not a text.
 std::string quote_hint(const FieldValue& value) {
   return is_text_by_quotes(value.node()) && !value.node().text.empty() ? "remove the quotes" : "";
 }

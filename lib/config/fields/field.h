@@ -160,8 +160,9 @@ inline Range bounded(Range range, double most) {
 /// Describes the content of `node` for messages: `"abc"`, `a list`, `nothing`.
 std::string describe(const YamlNode& node);
 
-// Readers. `what` is Field::accepts. Each complains and returns nothing when the value is no such
-// thing.
+// Readers. `what` is Field::accepts. Each complains and returns nothing when the value is
+// something else.
+
 /// Reads a whole number within the range.
 std::optional<int64_t> read_integer(const FieldValue& value, const Range& range,
                                     const std::string& what);

@@ -70,7 +70,7 @@ void check_min_lr(const CheckContext& at) {
   }
 }
 
-/// Steps of a run that is planned; else 0: a run that ends early is no mistake (open_session
+/// Steps of a run that is planned; else 0: a run that ends early is not a mistake (open_session
 /// warns).
 int64_t steps_to_fill(const CheckContext& at) {
   const bool comparable = at.usable("training.micro_batch_size") && at.usable("data.seq_length") &&

@@ -43,7 +43,7 @@ bool scales_nothing(const std::string& name) {
   }
 }
 
-/// Whether this is data.val_fraction: 0, which is no alternative to data.val.
+/// Whether this is data.val_fraction: 0, which is not an alternative to data.val.
 bool holds_nothing_back(const GivenKey* key) {
   return key != nullptr && key->field->key == "data.val_fraction" &&
          parse_number(key->node.text) == 0.0;

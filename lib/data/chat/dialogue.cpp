@@ -29,7 +29,7 @@ class Record {
  public:
   explicit Record(const std::string& where) : where_(where) {}
 
-  /// Nothing where `value` is no such record. `completed`: with the answer to a 'prompt'.
+  /// Nothing where `value` is not such a record. `completed`: with the answer to a 'prompt'.
   std::optional<Dialogue> read(const Json& value, bool completed) const {
     if (!value.is_object()) return std::nullopt;
     if (value.contains("messages")) return messages(value["messages"], "role", "content");

@@ -97,7 +97,7 @@ class SentencePieceTokenizer final : public Tokenizer {
 struct MessageReader {
   std::string_view rest;
   uint64_t field = 0;
-  uint64_t number = 0;     ///< value of the field; 0 where it is no number
+  uint64_t number = 0;     ///< value of the field; 0 where it is not a number
   std::string_view bytes;  ///< the same of texts and messages
 
   /// False at the end. Throws DataError.

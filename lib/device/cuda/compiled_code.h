@@ -10,7 +10,7 @@ namespace fp8train {
 /// GPU of this compute capability (89, 90, ...). Code of a real architecture runs on its capability
 /// and on later ones of the same major number, that of one with an a on its own alone, and that of
 /// a virtual one on its own and all later ones; without an ending it is both, and with an f as with
-/// -real (CUDA programming guide, "Binary compatibility"). A list with words that are no numbers
+/// -real (CUDA programming guide, "Binary compatibility"). A list with words that are not numbers
 /// (native, all) is trusted to have it.
 bool has_code_for(std::string_view architectures, int capability);
 

@@ -59,7 +59,7 @@ void check_content(const std::filesystem::path& folder);
 struct ResumedRun {
   TrainingState state;
   std::filesystem::path folder;
-  std::vector<std::string> notes;  ///< differences from the run that saved it that are no errors
+  std::vector<std::string> notes;  ///< differences from the run that saved it that are not errors
 };
 
 /// Loads a checkpoint, whose content has been verified, into the engine. Collective where ranks

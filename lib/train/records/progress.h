@@ -1,6 +1,6 @@
 #pragma once
-// The progress lines of a run: one for each interval of logging. On a terminal they are no wider
-// than it, and the number of the current step is below them.
+// The progress lines of a run: one for each interval of logging. On a terminal they are not
+// wider than it, and the number of the current step is below them.
 
 #include <cstdint>
 #include <cstdio>
