@@ -1,7 +1,9 @@
 #include <catch2/catch.hpp>
 #include <string>
 
+#include "base/text.h"
 #include "config/load_support.h"
+#include "config/presets.h"
 #include "optim/registry.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
@@ -135,14 +137,14 @@ TEST_CASE("all problems are reported at once, in order of location, then the com
                  "training: {max_steps: x}\n"
                  "optimizer: {lr: -3}\n",
                  {"eval.batches=0", "nothing"}, "devic=cpu") ==
-        "run.yaml:1:17: model.preset: expected one of toy, nanogpt-laptop, gpt2-124m, llama-42m, "
-        "qwen3-0.6b, llama-1b, mistral-7b, llama-8b, got \"toi\"; did you mean \"toy\"?\n"
-        "run.yaml:2:18: data.seq_lenght: unknown key; did you mean \"seq_length\"?\n"
-        "run.yaml:3:23: training.max_steps: expected a whole number >= 1, got \"x\"\n"
-        "run.yaml:4:17: optimizer.lr: expected a number > 0, got \"-3\"\n"
-        "FP8TRAIN_SET devic=cpu: devic: unknown key; did you mean \"device\"?\n"
-        "--set eval.batches=0: eval.batches: expected a whole number >= 1, got \"0\"\n"
-        "--set nothing: expected key=value such as optimizer.lr=1e-3");
+        "run.yaml:1:17: model.preset: expected one of " + joined(presets(), &Preset::name) +
+            ", got \"toi\"; did you mean \"toy\"?\n"
+            "run.yaml:2:18: data.seq_lenght: unknown key; did you mean \"seq_length\"?\n"
+            "run.yaml:3:23: training.max_steps: expected a whole number >= 1, got \"x\"\n"
+            "run.yaml:4:17: optimizer.lr: expected a number > 0, got \"-3\"\n"
+            "FP8TRAIN_SET devic=cpu: devic: unknown key; did you mean \"device\"?\n"
+            "--set eval.batches=0: eval.batches: expected a whole number >= 1, got \"0\"\n"
+            "--set nothing: expected key=value such as optimizer.lr=1e-3");
 }
 
 TEST_CASE("many problems are cut short") {
