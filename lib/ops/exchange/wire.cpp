@@ -96,14 +96,14 @@ void pack_wire(Stream stream, const PackWire& call) {
 
 void sum_wire(Stream stream, const SumWire& call) {
   check(is_wire_format(call.format), "sum_wire: nothing crosses a wire in this format");
-  check(is_summed_type(call.y.dtype), "sum_wire: y must be fp32 or bf16");
+  check(is_summed_type(call.y.dtype), "sum_wire: y must have a type that crosses without scales");
   check(call.packets != nullptr, "packets on a wire need memory");
   check_chunk_range(call.range, call.chunk, call.chunks, call.y.count());
   check(call.contributions > 0 && call.exact_index < call.contributions,
         "sum_wire: at least one contribution");
   check(call.exact_index < 0 ||
             (is_summed_type(call.exact.dtype) && call.exact.count() == call.y.count()),
-        "sum_wire: the exact contribution is fp32 or bf16, with y's elements");
+        "sum_wire: the exact contribution has such a type, and as many elements as y");
   dispatch<&OpTable::sum_wire>(stream, call);
 }
 

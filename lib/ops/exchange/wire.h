@@ -13,8 +13,9 @@
 
 namespace fp8train::ops {
 
-/// fp32 and bf16; e4m3, e5m2 and int8 with a current scale (fp32 or pow2) for each group of
-/// kWireGroups elements (wire_formats.h); to nearest.
+/// Whether tensors are exchanged in this format: types without scales (fp32, bf16), or codes (e4m3,
+/// e5m2, int8) with a current scale (fp32 or pow2) for each group of kWireGroups elements, rounded
+/// to nearest. The lists are in wire_formats.h.
 bool is_wire_format(const TensorFormat& format);
 
 /// Bytes of the packet of a chunk of `count` elements.
@@ -47,11 +48,11 @@ struct SumWire {
   TensorFormat format;
   int64_t contributions = 1;
   int64_t chunk = 0, chunks = 1;
-  /// The contribution that is read from `exact` (fp32 or bf16) instead; -1: none.
+  /// The contribution that is read from `exact` (of a type without scales) instead; -1: none.
   int64_t exact_index = -1;
   ConstView exact;  ///< as many elements as y
   float factor = 1.0F;
-  View y;            ///< fp32 or bf16; may be `exact`
+  View y;            ///< of a type without scales; may be `exact`
   ChunkRange range;  ///< position in y. By default the chunks hold all of y.
 };
 /// y = factor * (x_0 + x_1 + ...), in fp32 and in order, rounded once to y's type.
