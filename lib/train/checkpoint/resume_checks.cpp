@@ -191,8 +191,8 @@ std::string advice(const RunComparison& found, const Session& session,
   lines += fmt::format("\nto start a new run: {}", fresh);
   if (!found.changed_model) {
     lines += fmt::format(
-        "\nto start a new run from its weights: {} model= model.from={} (model= drops your other "
-        "keys of model, such as model.recompute: give them again)",
+        "\nto start a new run from its weights, with your other keys of model, such as "
+        "model.recompute, given again: {} model= model.from={}",
         fresh, folder.string());
   }
   return lines;
