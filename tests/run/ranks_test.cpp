@@ -92,7 +92,12 @@ TEST_CASE("one, two and four ranks train alike at one global batch") {
     CHECK(largest_relative(numbers(folder / name, "loss"), losses) < 1e-6);
     CHECK(largest_relative(numbers(folder / name, "val_loss"), val_losses) < 1e-6);
     CHECK(outcome.out.find("(" + std::to_string(ranks) + " ranks x ") != std::string::npos);
-    CHECK(lines_of(outcome.out).size() == lines_of(read_file(folder / name / "train.log")).size());
+    // One rank prints. Warnings, as of a slow disk, are in the log and on standard error.
+    std::vector<std::string> logged = lines_of(read_file(folder / name / "train.log"));
+    std::erase_if(logged, [&](const std::string& line) {
+      return outcome.err.find(line) != std::string::npos;
+    });
+    CHECK(lines_of(outcome.out) == logged);
   }
 }
 

@@ -196,7 +196,7 @@ EngineSettings engine_settings_of(const StepBench& bench) {
 namespace {
 
 /// What is measured of a step.
-struct StepMeasures {
+struct StepMeasures {  // NOLINT(bugprone-exception-escape): an empty Json does not throw
   double seconds = 0;       ///< of a step
   double ceiling = 0;       ///< FLOPs per second of a large GEMM
   Traffic sent;             ///< by this rank, in a step
