@@ -102,8 +102,13 @@ void Run::start(const RunRequest& request, const FoundStart& found) {
   }
   begin_at(start.state);
   checkpoints_.begin(*engine_, state_, found.checkpoint);
+  // Without a summary, the run ended between its last step and the evaluation that follows it.
+  const bool finished =
+      state_.step > session_.max_steps || (state_.step == session_.max_steps &&
+                                           std::filesystem::exists(records_.directory().summary()));
+  nothing_to_do_ = first_rank_says(*comm_, finished);  // folders may look older on other nodes
   // Only now: a run that was refused leaves the records of the one before as they are.
-  if (leads()) {
+  if (leads() && !nothing_to_do_) {
     describe_run(
         records_.directory(), request.resolved_yaml, request.command,
         describe_environment(request.version, request.command, comm_->size(), threads_, *device_));
@@ -282,13 +287,8 @@ RunOutcome Run::run() {
   if (FlightRecorder* const recorder = flight_recorder()) {
     recorder->take_seconds();  // what happens before the first step makes no straggler
   }
-  const bool finished =
-      state_.step >= session_.max_steps && std::filesystem::exists(records_.directory().summary());
-  if (first_rank_says(*comm_, finished)) {  // folders may look older on other nodes
-    progress_.say(
-        fmt::format("nothing to do: this run finished at step {}; raise training.max_steps to "
-                    "train further. Everything is in {}",
-                    state_.step, records_.directory().root.string()));
+  if (nothing_to_do_) {
+    say_nothing_to_do();
     return RunOutcome::finished;
   }
   while (true) {

@@ -68,6 +68,7 @@ class Run {
   void check_replicas();
   void look_after_checkpoints();
   std::string reason_to_stop() const;
+  void say_nothing_to_do();
   RunOutcome stop(const std::string& reason);
   RunOutcome finish();
   JsonObject summary(double seconds) const;
@@ -111,6 +112,7 @@ class Run {
   StepLog step_log_;
   TrainingState state_;
   std::string resolved_config_, earlier_config_;
+  bool nothing_to_do_ = false;  // all steps had been done before this start
   int64_t threads_ = 0;
   Stopwatch since_start_;
   int64_t steps_done_ = 0;  // steps that this start of the run has done; repeated steps count again

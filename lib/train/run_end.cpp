@@ -18,6 +18,22 @@ RunOutcome Run::stop(const std::string& reason) {
   return RunOutcome::stopped;
 }
 
+void Run::say_nothing_to_do() {
+  const char* const key =
+      settings().training.max_steps > 0 ? "training.max_steps" : "training.max_tokens";
+  if (state_.step > session_.max_steps) {
+    progress_.say(fmt::format(
+        "nothing to do: the checkpoint is of step {}, and the configuration asks for {}; raise {} "
+        "to train further",
+        state_.step, counted(session_.max_steps, "step"), key));
+    return;
+  }
+  progress_.say(
+      fmt::format("nothing to do: this run finished at step {}; raise {} to train further. "
+                  "Everything is in {}",
+                  state_.step, key, records_.directory().root.string()));
+}
+
 RunOutcome Run::finish() {
   progress_.finish();
   check_data_at_end(session_);

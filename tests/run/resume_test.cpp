@@ -283,6 +283,30 @@ TEST_CASE("a finished run that is started again trains no further") {
   CHECK(read_file(shop.run("done") / "summary.json") == summary);
   CHECK(read_file(shop.final_checkpoint("done") / "model.safetensors") == weights);
   CHECK(timeless_metrics(shop.run("done")) == metrics);
+  const std::string config = read_file(shop.run("done") / "config.resolved.yaml");
+  const std::string commands = read_file(shop.run("done") / "command.txt");
+  const Words fewer = Workshop::command("bf16", "done", {"training.max_steps=5"});
+  CHECK_THAT(expect_code(0, shop.folder(), fewer).out,
+             Catch::Contains("nothing to do: the checkpoint is of step 40, and the configuration "
+                             "asks for 5 steps; raise training.max_steps to train further"));
+  CHECK(read_file(shop.run("done") / "config.resolved.yaml") == config);
+  CHECK(read_file(shop.run("done") / "command.txt") == commands);
+  CHECK(read_file(shop.run("done") / "summary.json") == summary);
+}
+
+TEST_CASE("a stopped run whose steps are lowered below its checkpoint is not reported as done") {
+  const Workshop shop;
+  const Words endless = {"training.max_steps=1000000", "logging.interval=3"};
+  {
+    Process process(shop.folder(), Workshop::command("bf16", "stopped", endless));
+    REQUIRE(process.wait_until([&] { return last_logged_step(shop.run("stopped")) >= 6; }));
+    process.send(SIGTERM);
+    REQUIRE(process.wait().code == 75);
+  }
+  const Words fewer = Workshop::command("bf16", "stopped", {"training.max_steps=4"});
+  CHECK_THAT(expect_code(0, shop.folder(), fewer).out,
+             Catch::Contains("nothing to do") && !Catch::Contains("done:"));
+  CHECK(!fs::exists(shop.run("stopped") / "summary.json"));
 }
 
 }  // namespace
