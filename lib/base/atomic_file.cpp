@@ -42,6 +42,17 @@ std::filesystem::path parent_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
 
+/// The topmost folder of the path that is not there, or that nobody here may see.
+std::filesystem::path first_missing(const std::filesystem::path& folder) {
+  std::error_code unseen;
+  std::filesystem::path missing = folder.lexically_normal();
+  while (missing.has_relative_path() && !missing.parent_path().empty() &&
+         !std::filesystem::exists(missing.parent_path(), unseen)) {
+    missing = missing.parent_path();
+  }
+  return missing;
+}
+
 }  // namespace
 
 AtomicFile::AtomicFile(std::filesystem::path path)
@@ -96,7 +107,8 @@ void create_folder(const std::filesystem::path& folder) {
   std::error_code failure;
   std::filesystem::create_directories(folder, failure);
   if (failure) {
-    throw DeviceError(fmt::format("cannot create {}: {}", folder.string(), failure.message()));
+    throw DeviceError(
+        fmt::format("cannot create {}: {}", first_missing(folder).string(), failure.message()));
   }
 }
 

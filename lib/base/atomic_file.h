@@ -39,7 +39,8 @@ class AtomicFile {
 /// Writes `text` to `path` as one AtomicFile. Throws DeviceError.
 void write_file_atomically(const std::filesystem::path& path, std::string_view text);
 
-/// Creates the folder and its missing parents. Throws DeviceError naming the folder.
+/// Creates the folder and its missing parents. Throws DeviceError naming the first folder that
+/// cannot be created.
 void create_folder(const std::filesystem::path& folder);
 
 /// Flushes a directory's entries (new names, renames) to disk. Throws DeviceError naming it.

@@ -8,7 +8,9 @@
 #include "base/cache_folder.h"
 #include "base/error.h"
 #include "base/machine.h"
+#include "base/math.h"
 #include "config/load.h"
+#include "data/tokenizers/registry.h"
 #include "device/cuda/cuda_device.h"
 #include "io/hf_config.h"
 #include "ops/gemm/gemm.h"
@@ -22,8 +24,37 @@ namespace {
 
 constexpr int64_t kMostRows = int64_t{1} << 30;  // tokens of a micro-batch
 
-ModelConfig resolve_model(const ModelSettings& settings, const Tokenizer& tokenizer,
+/// Throws ConfigError where the tokenizer has more tokens than the model.
+void check_vocabulary(const ModelConfig& model, const Settings& settings,
+                      const Tokenizer& tokenizer) {
+  const std::string& from = settings.model.from;
+  const std::string& name = settings.data.tokenizer;
+  const int64_t ids = tokenizer.vocab_size();
+  if (model.vocab_size >= ids) {
+    return;
+  }
+  if (from.empty()) {
+    throw ConfigError(
+        fmt::format("model.vocab_size is {}, but the tokenizer has {} ids; use at least that many",
+                    model.vocab_size, ids));
+  }
+  if (!tokenizers::has_tokenizer(from)) {
+    throw ConfigError(fmt::format(
+        "data.tokenizer: '{}'{} has {} tokens, but the model of {} has {}, and that folder has no "
+        "tokenizer; set data.tokenizer to the tokenizer of the model, or "
+        "model.resize_vocabulary: {} to add tokens to the model",
+        name, name == DataSettings().tokenizer ? " (the default)" : "", ids, from, model.vocab_size,
+        ids));
+  }
+  throw ConfigError(fmt::format(
+      "the model of {} has {} tokens, but the tokenizer has {}; model.resize_vocabulary: {} adds "
+      "the others to the model",
+      from, model.vocab_size, ids, ids));
+}
+
+ModelConfig resolve_model(const Settings& of_run, const Tokenizer& tokenizer,
                           std::vector<std::string>& notes) {
+  const ModelSettings& settings = of_run.model;
   ModelConfig model = settings.config;
   if (!settings.from.empty()) {
     if (!std::filesystem::exists(settings.from)) {
@@ -31,6 +62,14 @@ ModelConfig resolve_model(const ModelSettings& settings, const Tokenizer& tokeni
           fmt::format("model.from: there is no folder {}; models are not downloaded: fetch it, for "
                       "example with "
                       "`huggingface-cli download NAME --local-dir FOLDER`, and name the folder",
+                      settings.from));
+    }
+    std::error_code unseen;
+    const auto config = std::filesystem::path(settings.from) / "config.json";
+    if (!std::filesystem::exists(config, unseen) && !unseen) {
+      throw CheckpointError(
+          fmt::format("model.from: {} has no config.json, which every model folder has; name a "
+                      "checkpoint of a run, or a folder in the form of transformers",
                       settings.from));
     }
     HfConfig read = read_hf_config(settings.from);
@@ -54,17 +93,7 @@ ModelConfig resolve_model(const ModelSettings& settings, const Tokenizer& tokeni
   if (model.vocab_size == 0) {
     throw ConfigError("model.vocab_size is needed, because data.tokenizer: none does not give it");
   }
-  if (model.vocab_size < tokenizer.vocab_size() && !settings.from.empty()) {
-    throw ConfigError(fmt::format(
-        "the model of {} has {} tokens, but the tokenizer has {}; model.resize_vocabulary: {} adds "
-        "the others to the model",
-        settings.from, model.vocab_size, tokenizer.vocab_size(), tokenizer.vocab_size()));
-  }
-  if (model.vocab_size < tokenizer.vocab_size()) {
-    throw ConfigError(
-        fmt::format("model.vocab_size is {}, but the tokenizer has {} ids; use at least that many",
-                    model.vocab_size, tokenizer.vocab_size()));
-  }
+  check_vocabulary(model, of_run, tokenizer);
   return completed(model);
 }
 
@@ -149,16 +178,31 @@ void check_batch(const EngineSettings& engine) {
   check_scaled_rows(engine);
 }
 
+/// The settings with which a global batch can be divided among so many ranks.
+std::string divisible_batch(int64_t sequences, int64_t ranks, int64_t micro_batch_size) {
+  if (sequences % ranks != 0) {
+    const int64_t multiple = ranks * micro_batch_size;
+    return fmt::format("set training.global_batch_size: {}",
+                       ceil_div(sequences, multiple) * multiple);
+  }
+  int64_t size = std::min(micro_batch_size, sequences / ranks);
+  while ((sequences / ranks) % size != 0) {
+    --size;
+  }
+  return fmt::format("set training.micro_batch_size: {}", size);
+}
+
 /// Divides the micro-batches of a global batch among the ranks of the data axis.
 void share_global_batch(const TrainingSettings& training, int data_ranks, StepSettings& step) {
   if (training.global_batch_size == 0) {
     return;
   }
   if (step.gradient_accumulation_steps % data_ranks != 0) {
-    throw ConfigError(
-        fmt::format("training.global_batch_size: {} sequences are not a multiple of {} ranks x "
-                    "training.micro_batch_size {}",
-                    training.global_batch_size, data_ranks, step.micro_batch_size));
+    throw ConfigError(fmt::format(
+        "training.global_batch_size: {} sequences are not a multiple of {} ranks x "
+        "training.micro_batch_size {}; {}",
+        training.global_batch_size, data_ranks, step.micro_batch_size,
+        divisible_batch(training.global_batch_size, data_ranks, step.micro_batch_size)));
   }
   step.gradient_accumulation_steps /= data_ranks;
 }
@@ -267,7 +311,7 @@ Session resolve(const Settings& settings, bool open_data, int data_ranks) {
   session.settings = settings;
   session.tokenizer = make_tokenizer(settings.data);
   session.engine =
-      engine_settings(settings, resolve_model(settings.model, *session.tokenizer, session.notes));
+      engine_settings(settings, resolve_model(settings, *session.tokenizer, session.notes));
   share_global_batch(settings.training, data_ranks, session.engine.step);
   note_other_tokenizer(settings, *session.tokenizer, session.engine.model.vocab_size,
                        session.notes);
@@ -320,7 +364,7 @@ int64_t longest_prompt(const SampleSettings& sample, const Tokenizer& tokenizer)
 std::unique_ptr<Device> choose_device(DeviceChoice choice, bool tune_gemms, std::string& reason,
                                       int gpu) {
   DeviceKind kind = choice == DeviceChoice::cuda ? DeviceKind::cuda : DeviceKind::cpu;
-  reason = "as asked";
+  reason = kind == DeviceKind::cuda ? "device: cuda" : "device: cpu";
   if (choice == DeviceChoice::automatic) {
     const std::string obstacle = why_cuda_is_unusable(gpu);
     reason = obstacle.empty()   ? "a usable GPU was found"

@@ -159,6 +159,29 @@ TEST_CASE("settings that cannot go together") {
   CHECK(!fs::exists(bench / "out"));
 }
 
+TEST_CASE("a model folder that lacks its configuration or its tokenizer") {
+  const Bench bench;
+  const auto error_of = [&](int code, const Words& more) {
+    Words words = Bench::command({"output_dir=new"});
+    std::erase(words, "model.preset=toy");
+    words.insert(words.end(), more.begin(), more.end());
+    return expect_code(code, bench.path(), words).err;
+  };
+  fs::create_directory(bench / "empty");
+  CHECK_THAT(error_of(4, {"model.from=empty"}),
+             Contains("--set model.from=empty: model.from: empty has no config.json"));
+  expect_code(0, bench.path(), Bench::command({"data.tokenizer=char"}));
+  const fs::path model = bench.checkpoint("step-000006");
+  for (const char* name : {"config.json", "model.safetensors"}) {
+    fs::copy_file(model / name, bench / "empty" / name);
+  }
+  CHECK_THAT(error_of(2, {"model.from=empty"}),
+             Contains("data.tokenizer: 'byte' (the default) has 258 tokens, but the model of empty "
+                      "has ") &&
+                 Contains("that folder has no tokenizer; set data.tokenizer to ") &&
+                 Contains("model.resize_vocabulary: 258"));
+}
+
 TEST_CASE("a damaged checkpoint is passed over, with a note") {
   const Bench bench;
   expect_code(0, bench.path(), Bench::command());
@@ -344,7 +367,10 @@ TEST_CASE("a folder that cannot be made") {
   const Outcome outcome = run_program(bench.path(), Bench::command({"output_dir=file/out"}));
   INFO(outcome.err);
   CHECK((outcome.code == 2 || outcome.code == 4));
-  CHECK_THAT(outcome.err, Contains("file"));
+  CHECK_THAT(outcome.err, Contains("cannot create file/out: Not a directory; choose an output "
+                                   "directory in a folder that can be written to"));
+  CHECK_THAT(bench.fails(4, {"output_dir=/proc/runs/out"}),
+             Contains("output_dir: cannot create /proc/runs: No such file or directory; choose"));
 }
 
 }  // namespace

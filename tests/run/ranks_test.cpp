@@ -149,6 +149,23 @@ TEST_CASE("the first rank says what is wrong with a configuration") {
   CHECK(outcome.err.find("trainin.x", first + 1) == std::string::npos);
 }
 
+TEST_CASE("a global batch that ranks cannot share: which setting makes it divisible") {
+  const TextFolder folder;
+  const auto error_of = [&](const char* global, const char* micro, const char* ranks) {
+    return expect_code(2, folder.path(),
+                       {"check", "model.preset=toy", "data.train=[{path: text.txt}]",
+                        "data.seq_length=16", "training.max_steps=2", "output_dir=out",
+                        std::string("training.global_batch_size=") + global,
+                        std::string("training.micro_batch_size=") + micro, "--world-size", ranks})
+        .err;
+  };
+  CHECK_THAT(error_of("8", "8", "2"),
+             Catch::Contains("8 sequences are not a multiple of 2 ranks x "
+                             "training.micro_batch_size 8; set training.micro_batch_size: 4\n"));
+  CHECK_THAT(error_of("18", "6", "2"), Catch::Contains("; set training.micro_batch_size: 3\n"));
+  CHECK_THAT(error_of("8", "8", "3"), Catch::Contains("; set training.global_batch_size: 24\n"));
+}
+
 TEST_CASE("a run of two ranks that was stopped goes on to the same bits, and on one rank too") {
   const auto& [plan, reduces] =
       GENERATE(std::pair("msamp-o2", false), std::pair("fp8-lm", false),

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "base/atomic_file.h"
 #include "base/error.h"
 
 namespace fp8train {
@@ -61,12 +62,16 @@ bool write_holder(int descriptor, const Holder& holder) {
 }  // namespace
 
 RunLock::RunLock(const std::filesystem::path& directory) {
-  std::error_code failure;
-  std::filesystem::create_directories(directory, failure);
   const std::string path = (directory / "run.lock").string();
-  descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (descriptor_ < 0) {
-    throw DeviceError(fmt::format("cannot create {}: {}", path, std::strerror(errno)));
+  try {
+    create_folder(directory);
+    descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (descriptor_ < 0) {
+      throw DeviceError(fmt::format("cannot create {}: {}", path, std::strerror(errno)));
+    }
+  } catch (const DeviceError& error) {
+    throw DeviceError(fmt::format(
+        "{}; choose an output directory in a folder that can be written to", error.what()));
   }
   const bool locked = ::flock(descriptor_, LOCK_EX | LOCK_NB) == 0;
   const Holder holder = read_holder(descriptor_);
@@ -82,8 +87,9 @@ RunLock::RunLock(const std::filesystem::path& directory) {
         locked ? fmt::format(", or remove {} if that run is over", path) : ""));
   }
   if (!holder.host.empty()) {
-    warning_ = fmt::format("the run before in {} did not end cleanly: took over the lock of {}",
-                           directory.string(), describe(holder));
+    warning_ =
+        fmt::format("the previous run in {} did not end cleanly; its lock ({}) was taken over",
+                    directory.string(), describe(holder));
   }
   if (!write_holder(descriptor_, self)) {
     const int code = errno;

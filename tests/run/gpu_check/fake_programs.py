@@ -117,7 +117,7 @@ def fp8train(words):
         return 0
     if words[0] == "check":
         print(
-            "device  cuda: NVIDIA H200 (as asked), 16 threads\n"
+            "device  cuda: NVIDIA H200 (device: cuda), 16 threads\n"
             "        attention: cuDNN 9.19 in bf16 and fp16"
         )
         return 0
