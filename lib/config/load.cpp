@@ -128,12 +128,14 @@ void follow_model_folder(GivenKeys& given, Settings& settings) {
   if (const std::string usual = usual_tokenizer(settings);
       given.find("data.tokenizer") == nullptr && usual != data.tokenizer) {
     data.tokenizer = usual;
-    given.note(fmt::format("data.tokenizer: not given, that of model.from ({})", usual));
+    given.note(fmt::format("data.tokenizer is not given: the tokenizer of model.from ({}) is used",
+                           usual));
   }
   if (const int64_t usual = usual_seq_length(settings);
       given.find("data.seq_length") == nullptr && usual < settings.step.seq_length) {
     settings.step.seq_length = usual;
-    given.note(fmt::format("data.seq_length: not given, the context of model.from ({})", usual));
+    given.note(fmt::format(
+        "data.seq_length is not given: the context length of model.from ({}) is used", usual));
   }
 }
 

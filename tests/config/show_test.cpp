@@ -111,8 +111,9 @@ TEST_CASE("a model's folder has the usual tokenizer and the longest usual sequen
   CHECK(usual.data.tokenizer == from);
   CHECK(usual.step.seq_length == 64);
   CHECK(usual.notes.lines ==
-        std::vector<std::string>{"data.tokenizer: not given, that of model.from (" + from + ")",
-                                 "data.seq_length: not given, the context of model.from (64)"});
+        std::vector<std::string>{
+            "data.tokenizer is not given: the tokenizer of model.from (" + from + ") is used",
+            "data.seq_length is not given: the context length of model.from (64) is used"});
   check_round_trip(usual);
   const Settings given = load({"data.tokenizer=byte", "data.seq_length=32"});
   CHECK(given.data.tokenizer == "byte");

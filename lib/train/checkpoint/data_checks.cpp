@@ -21,7 +21,7 @@ std::string begin_data_record(Session& session, const std::filesystem::path& cac
   session.data_record = std::make_shared<DataRecord>(session.data.train, cache);
   const FileHashes& hashes = session.data_record->hashes();
   const uint64_t left = hashes.bytes_left();
-  return fmt::format("        {} data file{} hashed{}", hashes.files().size(),
+  return fmt::format("hashes  {} data file{}{}", hashes.files().size(),
                      hashes.files().size() == 1 ? "" : "s",
                      left == 0 ? ""
                                : fmt::format(", {} of them while the run continues",
