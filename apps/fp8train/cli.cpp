@@ -30,12 +30,6 @@
 namespace fp8train {
 namespace {
 
-bool is_assignment(const std::string& text) {
-  const size_t equals = text.find('=');
-  const std::string key = text.substr(0, equals);
-  return equals != std::string::npos && !key.empty() && key.find('/') == std::string::npos;
-}
-
 bool looks_like_file(const std::string& text) {
   return text.find_first_of("./") != std::string::npos || std::filesystem::exists(text);
 }
@@ -204,38 +198,6 @@ void add_ranks(Arguments command, RankOptions& options) {
   command.option("--world-size", options.world_size, 1,
                  "Ranks of the run; else job.nodes x job.ranks_per_node");
   command.option("--ranks-per-node", options.ranks_per_node, 1, "Ranks on a node; else 8");
-}
-
-Settings load(const CommonOptions& options) {
-  set_log_level(options.quiet         ? LogLevel::warning
-                : options.verbose > 0 ? LogLevel::debug
-                                      : LogLevel::info);
-  LoadRequest request;
-  request.foreign_keys = make_dialects;
-  request.path = options.config;
-  request.sets = options.sets;
-  for (const std::string& text : options.positionals) {
-    if (is_assignment(text)) {
-      request.sets.push_back(text);
-    } else if (request.path.empty()) {
-      request.path = text;
-    } else {
-      request.further_paths.push_back(text);
-    }
-  }
-  for (const auto& [key, value] : options.shortcuts) {
-    if (!value.empty()) {
-      request.sets.push_back(fmt::format("{}={}", key, value));
-    }
-  }
-  if (const char* env = std::getenv("FP8TRAIN_SET")) {
-    request.env = env;
-  }
-  if (request.path.empty() && request.sets.empty() && request.env.empty()) {
-    throw ConfigError(
-        "no configuration: give a YAML file or --set a.b=v; `fp8train config` writes a file");
-  }
-  return load_settings(request);
 }
 
 std::vector<std::string> with_command(std::vector<std::string> arguments,

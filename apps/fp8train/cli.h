@@ -85,6 +85,9 @@ struct RankOptions {
 };
 void add_ranks(Arguments command, RankOptions& options);
 
+/// Whether an argument is a.b=v.
+bool is_assignment(const std::string& text);
+
 /// The settings that the options and FP8TRAIN_SET describe; also sets the log level. Throws
 /// ConfigError.
 Settings load(const CommonOptions& options);
@@ -119,6 +122,10 @@ inline constexpr int kExitRequeue = 75;
 inline std::string launcher_of(int64_t ranks) {
   return ranks > 1 ? "mpirun -n " + std::to_string(ranks) + " " : "";
 }
+
+/// The command that starts the run which the options describe, such as
+/// "mpirun -n 4 fp8train run.yaml optimizer.lr=1e-3".
+std::string run_command(const CommonOptions& options, int64_t ranks);
 
 /// The command line of this process, arguments with blanks in quotes.
 std::string command_line();

@@ -7,14 +7,19 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "base/terminal.h"
+#include "comm/backends/backends.h"
 #include "commands.h"
 #include "config/load.h"
+#include "io/checkpoint/run_directory.h"
 #include "io/metrics.h"
 #include "output_path.h"
 #include "text_stream.h"
+#include "train/checkpoint/training_state.h"
 #include "train/preflight.h"
 #include "train/records/progress.h"
+#include "train/records/run_statistics.h"
 #include "train/run_start.h"
 #include "train/step/dry_run.h"
 #include "train/step/weights.h"
@@ -46,7 +51,7 @@ void scan(const Corpus& corpus, const char* name, bool quiet) {
     }
   }
   if (!quiet && corpus.size() > 0) {
-    fmt::print("scan    {} {} tokens are below the vocabulary's size, in {}\n",
+    fmt::print("scan    {} {} tokens in {}: all ids are below the vocabulary's size\n",
                describe_count(static_cast<double>(corpus.size())), name,
                describe_duration(line.seconds()));
   }
@@ -61,6 +66,24 @@ void check_weights(const Session& session) {
   Decoder model(*meta, session.engine.model, session.engine.plan, {});
   load_weights(*meta, model, TensorSource(session.settings.model.from),
                missing_tokens(session.settings.model));
+}
+
+/// Compares the run with the checkpoint that it would continue from, and returns a line on it;
+/// empty if there is none. Throws as the start of the run would.
+std::string check_checkpoint(Session& session) {
+  const RunDirectory directory{session.settings.output_dir};
+  const std::unique_ptr<Communicator> self = make_self_communicator();
+  const FoundStart found = find_start(session, directory.checkpoints(), *self);
+  log_warnings(found.notes);
+  if (!found.checkpoint) {
+    return "";
+  }
+  session.enter_stage(session.stage_after(found.step));
+  const std::unique_ptr<Device> meta = make_device(DeviceKind::meta);
+  Decoder model(*meta, session.engine.model, session.engine.plan, {});
+  log_warnings(check_resumes(*found.checkpoint, session, model));
+  return fmt::format("resume  from {}: step {} of {}", found.checkpoint->string(), found.step,
+                     session.max_steps);
 }
 
 struct CheckOptions {
@@ -89,7 +112,7 @@ std::vector<std::string> describe_run(const Session& session, const Device& devi
 }
 
 int check_settings(const CheckOptions& options, const Settings& settings, int world_size) {
-  const Session session = open_session(settings, true, world_size);
+  Session session = open_session(settings, true, world_size);
   const auto ranks = Topology::blocks(world_size, static_cast<int>(settings.job.ranks_per_node));
   log_notes(session);
   check_weights(session);
@@ -110,6 +133,9 @@ int check_settings(const CheckOptions& options, const Settings& settings, int wo
   if (const std::string problem = why_unwritable(settings.output_dir); !problem.empty()) {
     throw DeviceError("output_dir: " + problem);
   }
+  if (const std::string resumed = check_checkpoint(session); !resumed.empty()) {
+    say(resumed);
+  }
   if (!options.no_scan) {
     scan(session.data.train, "training", quiet);
     scan(session.data.val, "validation", quiet);
@@ -125,8 +151,9 @@ int check_settings(const CheckOptions& options, const Settings& settings, int wo
     check_fits(memory, planned);
     say(fmt::format(
         "ok: the configuration is valid, {} of the data can be read, output_dir can be written, "
-        "and the run fits into memory\nstart it with `{}fp8train train` and the same configuration",
-        options.no_scan ? "a sample" : "every token", launcher_of(world_size)));
+        "and the run fits into memory\nstart it with `{}`",
+        options.no_scan ? "a sample" : "every token",
+        run_command(options.ranks.common, world_size)));
   } catch (const DeviceError& error) {  // the run may be meant for another machine
     fmt::print("\n{}\n", colored(stdout, Color::red, std::string("DOES NOT FIT: ") + error.what()));
     fmt::print("on this machine the run would stop at once, with exit code 4; all else is ok\n");

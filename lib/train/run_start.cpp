@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "base/error_prefix.h"
 #include "io/checkpoint/checkpoint.h"
 #include "train/ranks.h"
 
@@ -35,7 +36,8 @@ FoundStart find_start(const Session& session, const std::filesystem::path& check
   // Reading all of it to verify it is for one rank; others may see an older folder.
   const int64_t step = found_by_first_rank(comm, [&]() -> int64_t {
     if (from == ResumeFrom::folder) {
-      return verify_checkpoint(checkpoint.resume).step;
+      return with_prefix<CheckpointError>(
+          "checkpoint.resume: ", [&] { return verify_checkpoint(checkpoint.resume).step; });
     }
     const auto newest = newest_valid(checkpoints, found.notes, check_content);
     return newest ? newest->step : found.notes.empty() ? kNothing : kDamaged;

@@ -122,17 +122,24 @@ TEST_CASE("check says what would not run here, or not in FP8") {
   CHECK_THAT(large.out, Contains("\n\nDOES NOT FIT: a rank needs ") &&
                             Contains("training.micro_batch_size") && !Contains("start it with"));
   CHECK_THAT(large.out, EndsWith("exit code 4; all else is ok\n"));
-  CHECK_THAT(expect_code(0, shop.path(), Workshop::check({})).out,
-             EndsWith("ok: the configuration is valid, every token of the data can be read, "
-                      "output_dir can be written, and the run fits into memory\n"
-                      "start it with `fp8train train` and the same configuration\n"));
-  CHECK_THAT(expect_code(0, shop.path(), Workshop::check({"--world-size", "2"})).out,
-             Contains("start it with `mpirun -n 2 fp8train train`"));
+  CHECK_THAT(
+      expect_code(0, shop.path(), Workshop::check({"--seed", "1"})).out,
+      Contains("ok: the configuration is valid, every token of the data can be read, output_dir "
+               "can be written, and the run fits into memory\n"
+               "start it with `fp8train model.preset=toy 'data.train=[{path: text.txt}]' ") &&
+          EndsWith(" output_dir=out training.seed=1`\n"));
+  write_file(shop / "run.yaml",
+             "model: {preset: toy}\n"
+             "data: {train: [{path: text.txt}], seq_length: 16}\n"
+             "training: {max_steps: 2, micro_batch_size: 2}\n"
+             "output_dir: new\n");
+  CHECK_THAT(expect_code(0, shop.path(), {"check", "--world-size", "2", "-c", "run.yaml"}).out,
+             EndsWith("start it with `mpirun -n 2 fp8train run.yaml`\n"));
   CHECK_THAT(expect_code(0, shop.path(), Workshop::check({"--no-scan"})).out,
              Contains("a sample of the data can be read"));
   const Outcome plain =
       expect_code(0, shop.path(),
-                  Workshop::check({"mixed_precision=fp8", "model.hidden_size=72",
+                  Workshop::check({"output_dir=new", "mixed_precision=fp8", "model.hidden_size=72",
                                    "model.intermediate_size=72", "model.head_dim=18"}));
   CHECK_THAT(plain.out, Contains("NONE of") && Contains("multiple of 16"));
   CHECK_THAT(expect_code(4, shop.path(), Workshop::check({"output_dir=text.txt/run"})).err,
@@ -147,11 +154,34 @@ TEST_CASE("check says what would not run here, or not in FP8") {
                  "\n";
   }
   write_file(shop / "talk.json", dialogues);
-  CHECK_THAT(expect_code(0, shop.path(), Workshop::check({"data.train=[{path: talk.json}]"})).err,
+  CHECK_THAT(expect_code(0, shop.path(),
+                         Workshop::check({"output_dir=new", "data.train=[{path: talk.json}]"}))
+                 .err,
              Contains("talk.json holds dialogues, but its name makes it plain text"));
   Words hub = Workshop::check({"model.from=meta-llama/Llama-3.2-1B"});
   hub.erase(std::find(hub.begin(), hub.end(), "model.preset=toy"));
   CHECK_THAT(expect_code(4, shop.path(), hub).err, Contains("models are not downloaded"));
+}
+
+TEST_CASE("check compares the run with the checkpoint that it would continue from") {
+  const Workshop shop;
+  const std::string last = "out/checkpoints/step-000002";
+  CHECK_THAT(expect_code(0, shop.path(), Workshop::check({"training.max_steps=4"})).out,
+             Contains("resume  from " + last + ": step 2 of 4\n"));
+  CHECK_THAT(expect_code(0, shop.path(), Workshop::check({"output_dir=new"})).out,
+             !Contains("resume"));
+  CHECK_THAT(expect_code(4, shop.path(), Workshop::check({"checkpoint.resume=/nope"})).err,
+             Contains("checkpoint.resume: /nope: not a complete checkpoint"));
+  CHECK_THAT(expect_code(2, shop.path(), Workshop::check({"checkpoint.resume=never"})).err,
+             Contains("out/checkpoints holds checkpoints of an earlier run"));
+  const std::vector<Words> changes = {
+      {"model.num_hidden_layers=3"}, {"precision.plan=bf16"}, {"training.seed=7"}};
+  for (const Words& change : changes) {
+    CAPTURE(change.front());
+    const std::string refused = expect_code(4, shop.path(), Workshop::check(change)).err;
+    CHECK_THAT(refused, Contains(last + " differs from this run:"));
+    CHECK(refused == expect_code(4, shop.path(), Workshop::command(change)).err);
+  }
 }
 
 TEST_CASE("bench measures each of its parts") {

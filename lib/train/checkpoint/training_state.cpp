@@ -247,6 +247,16 @@ void check_content(const std::filesystem::path& folder) {
   }
 }
 
+std::vector<std::string> check_resumes(const std::filesystem::path& folder, const Session& session,
+                                       Decoder& model) {
+  const CheckpointManifest manifest = verify_checkpoint(folder, Verify::sizes);
+  require_files(folder, manifest);
+  return with_state(folder, [&](const nlohmann::json& json, const std::string& /*where*/) {
+    check_state(json, manifest, folder);
+    return check_same_run(json, session, model, folder).notes;
+  });
+}
+
 bool is_scheduled(const std::filesystem::path& folder) {
   return with_state(folder, [](const nlohmann::json& json, const std::string& /*where*/) {
     return json.value("is_scheduled", true);
