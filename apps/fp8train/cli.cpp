@@ -15,16 +15,13 @@
 #include <thread>
 
 #include "base/error.h"
-#include "base/log.h"
 #include "base/terminal.h"
 #include "base/text.h"
 #include "commit.h"
-#include "config/load.h"
 #include "config/show.h"
 #include "config/suggest.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/cuda_libraries.h"
-#include "dialects/dialects.h"
 #include "train/watch/run_watchdog.h"
 
 namespace fp8train {

@@ -65,7 +65,7 @@ TEST_CASE("a pipe and an answers file write the same run, which check accepts") 
   expect_code(0, shop.path(), {"config", "--answers", "answers.yaml", "--output", "b/run.yaml"});
   CHECK(same_bytes(shop / "a/run.yaml", shop / "b/run.yaml"));
   const Outcome checked = expect_code(0, shop.path(), {"check", "a/run.yaml"});
-  CHECK_THAT(checked.out, Contains("start it with `mpirun -n 2 fp8train train`"));
+  CHECK_THAT(checked.out, Contains("start it with `mpirun -n 2 fp8train a/run.yaml`\n"));
   // What was written is an answers file as well.
   expect_code(0, shop.path(), {"config", "--answers", "a/run.yaml", "--output", "c/run.yaml"});
   CHECK(same_bytes(shop / "a/run.yaml", shop / "c/run.yaml"));
