@@ -4,11 +4,12 @@
 #   scripts/build.sh [--preset NAME] [--target TARGET]... [--all] [--cuda FORM] [--[no-]unity]
 #       [--jobs N]
 #
-#   --preset NAME   release (default), debug, asan, tsan or fuzz; others than release build under
+#   --preset NAME   release (default), debug, asan, tsan or fuzz; all but release build under
 #                   build/NAME
 #   --target T      build T instead of the program; may be given several times
 #   --all           build everything, tests included
-#   --cuda FORM     the backend for GPUs: auto (default: on where nvcc is found), on, off
+#   --cuda FORM     the backend for GPUs: on, off, or auto: on where nvcc is found, the default of a
+#                   new build folder
 #   --no-unity      compile every source by itself: a clean build takes twice as long, a build after
 #                   a change is shorter. --unity, several sources at a time, is the default
 #   --jobs N        default: the number of cores, fewer where memory is short
@@ -18,7 +19,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-usage() { sed -n '2,17s/^# \{0,1\}//p' scripts/build.sh; }
+usage() { sed -n '2,18s/^# \{0,1\}//p' scripts/build.sh; }
 die() { echo "build.sh: $1" >&2; exit "${2:-1}"; }
 
 default_jobs() {

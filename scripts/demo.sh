@@ -4,7 +4,7 @@
 #   scripts/demo.sh [TEXT]
 #
 # TEXT is any text file. Without one, the text of Debian's package bible-kjv is used (4.4 MB), or,
-# where it can not be installed, the licence texts that every Debian system carries. Installs what
+# where it cannot be installed, the licence texts that every Debian system carries. Installs what
 # is missing, builds, measures the speed of this machine on a few steps, and trains a Llama of 1.6 M
 # parameters for about as long as FP8TRAIN_DEMO_SECONDS says (90). Everything lands in runs/demo
 # (runs/demo-2, ... when that exists).
