@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <functional>
 
 #include "base/text.h"
@@ -48,6 +49,13 @@ std::string fish_quoted(const std::string& text) {
   return "'" + replaced(replaced(text, "\\", "\\\\"), "'", "\\'") + "'";
 }
 
+/// Whether the command explains a key that is given by its name.
+bool takes_key_name(const CommandNode& node) {
+  return std::any_of(node.options.begin(), node.options.end(), [](const CommandOption& one) {
+    return one.is_positional() && one.names.front() == "key";
+  });
+}
+
 std::string assignments(const std::vector<std::string>& keys) {
   std::string text;
   for (const std::string& key : keys) {
@@ -63,8 +71,17 @@ std::string described(const std::string& word, const std::string& help) {
 
 }  // namespace
 
-std::string bash_completion(const CommandNode& program, const std::vector<std::string>& keys) {
-  std::string words, parts, valued, keyed;
+namespace {
+
+/// Branches of `case $path`: the words, parts and options with a value of each command; and the
+/// patterns of commands that take assignments to keys, and names of keys.
+struct BashBranches {
+  std::string words, parts, valued, keyed, named;
+};
+
+BashBranches bash_branches(const CommandNode& program) {
+  BashBranches result;
+  auto& [words, parts, valued, keyed, named] = result;
   for_each_command(program, "", [&](const std::string& path, const CommandNode& node) {
     words +=
         fmt::format("    '{}') words='{}' ;;\n", path, fmt::join(option_names(node, false), " "));
@@ -76,7 +93,17 @@ std::string bash_completion(const CommandNode& program, const std::vector<std::s
     if (node.takes_keys()) {
       keyed += fmt::format("{}'{}'", keyed.empty() ? "" : " | ", path);
     }
+    if (takes_key_name(node)) {
+      named += fmt::format("{}'{}'", named.empty() ? "" : " | ", path);
+    }
   });
+  return result;
+}
+
+}  // namespace
+
+std::string bash_completion(const CommandNode& program, const std::vector<std::string>& keys) {
+  const auto [words, parts, valued, keyed, named] = bash_branches(program);
   return fmt::format(R"(# bash completion for {0}; written by `{0} completions bash`.
 _{0}() {{
   local keys='{1}'
@@ -112,20 +139,23 @@ _{0}() {{
     COMPREPLY=($(compgen -W "$parts" -- "$current"))
     case $path in
       {5})
-        COMPREPLY+=($(compgen -W "$keys" -- "$current"))
-        [[ ${{COMPREPLY[0]}} != *= ]] || compopt -o nospace ;;
+        COMPREPLY+=($(compgen -W "$keys" -- "$current")) ;;
+      {6})
+        COMPREPLY+=($(compgen -W "${{keys//=/}}" -- "$current"))
+        return ;;
     esac
+    # With filenames bash would put a backslash before the = of a key.
+    if [[ ${{COMPREPLY[0]-}} == *= ]]; then compopt -o nospace; else compopt -o filenames; fi
     COMPREPLY+=($(compgen -f -- "$current"))
-    compopt -o filenames
   fi
 }}
 complete -F _{0} {0}
 )",
-                     program.name, assignments(keys), parts, words, valued, keyed);
+                     program.name, assignments(keys), parts, words, valued, keyed, named);
 }
 
 std::string zsh_completion(const CommandNode& program, const std::vector<std::string>& keys) {
-  std::string options, parts, keyed;
+  std::string options, parts, keyed, named;
   for_each_command(program, "", [&](const std::string& path, const CommandNode& node) {
     std::string described_options, described_parts;
     for (const CommandOption& option : node.options) {
@@ -142,6 +172,9 @@ std::string zsh_completion(const CommandNode& program, const std::vector<std::st
     }
     if (node.takes_keys()) {
       keyed += fmt::format("{}'{}'", keyed.empty() ? "" : "|", path);
+    }
+    if (takes_key_name(node)) {
+      named += fmt::format("{}'{}'", named.empty() ? "" : "|", path);
     }
   });
   return fmt::format(R"(#compdef {0}
@@ -172,13 +205,14 @@ _{0}() {{
     _describe command parts
     case $path_words in
       ({4}) compadd -S '' -- $keys ;;
+      ({5}) compadd -- ${{keys%=}}; return ;;
     esac
     _files
   fi
 }}
 if [[ ${{funcstack[1]}} == _{0} ]]; then _{0} "$@"; else compdef _{0} {0}; fi
 )",
-                     program.name, assignments(keys), parts, options, keyed);
+                     program.name, assignments(keys), parts, options, keyed, named);
 }
 
 std::string fish_completion(const CommandNode& program, const std::vector<std::string>& keys) {
@@ -217,6 +251,8 @@ std::string fish_completion(const CommandNode& program, const std::vector<std::s
     }
     if (node.takes_keys()) {
       text += fmt::format("{} -a \"$keys\"\n", begin);
+    } else if (takes_key_name(node)) {
+      text += fmt::format("{} -f -a (string replace -a = '' \"$keys\")\n", begin);
     }
   });
   return text;

@@ -42,6 +42,10 @@ is show config sh
 is "--resolved" config show --res
 is optimizer.lr= train --set optimizer.lr
 is optimizer.lr= run.yaml optimizer.lr
+is data.tokenizer config explain data.tok
+is mixed_precision= run.yaml mix
+completed run.yaml mix >completed.txt
+[[ $options == *nospace* && $options != *filenames* ]] || fail "bash escapes the = of a key"
 is "" train --config ""   # a file: readline's own
 is "bash" completions b
 offers --json doctor --j
