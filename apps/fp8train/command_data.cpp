@@ -110,6 +110,13 @@ void print_details(const DataFileFacts& facts) {
   fmt::print("  xxh3-128    {}\n", facts.xxh3_128);
 }
 
+/// Whether a file is the index of token files next to it, which is read together with them.
+bool is_index(const std::filesystem::path& path) {
+  std::error_code unseen;
+  return path.extension() == ".idx" &&
+         std::filesystem::exists(std::filesystem::path(path).replace_extension(".bin"), unseen);
+}
+
 /// All files, also behind one that is damaged.
 int inspect(InspectOptions& options) {
   std::unique_ptr<Tokenizer> tokenizer;
@@ -127,6 +134,9 @@ int inspect(InspectOptions& options) {
   std::vector<std::filesystem::path> paths;
   for (const std::string& input : options.inputs) {
     for (auto& path : expand_path(input, DataSplit::all)) paths.push_back(std::move(path));
+  }
+  if (paths.size() > 1) {
+    std::erase_if(paths, is_index);
   }
   size_t failed = 0;
   for (const std::filesystem::path& path : paths) {

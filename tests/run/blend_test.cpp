@@ -103,6 +103,11 @@ TEST_CASE("inspect says a line for each file, and goes on behind a damaged one")
   REQUIRE(lines_of(json).size() == 2);
   CHECK(nlohmann::json::parse(lines_of(json)[0]).at("text_bytes") ==
         fs::file_size(folder / "more/a.txt"));
+  expect_code(0, folder.path(),
+              {"data", "prepare", "text.txt", "--tokenizer", "byte", "--out", "tokens"});
+  CHECK(fs::exists(folder / "tokens/train-00000.idx"));
+  const Words shards = {"data", "inspect", "tokens/train-00000.bin", "tokens/train-00000.idx"};
+  CHECK(lines_of(expect_code(0, folder.path(), shards).out).size() == 1);
 }
 
 }  // namespace
