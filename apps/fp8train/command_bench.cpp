@@ -14,6 +14,13 @@
 namespace fp8train {
 namespace {
 
+/// A value for reading: JSON has all digits.
+std::string text_of(const Json& value, int digits) {
+  return value.is_number_float() ? fmt::format("{:.{}g}", value.get<double>(), digits)
+         : value.is_string()     ? value.get<std::string>()
+                                 : value.dump();
+}
+
 /// "key value" lines; arrays as one line per entry.
 void print_text(const Json& json) {
   if (json.contains("operations")) {
@@ -24,10 +31,7 @@ void print_text(const Json& json) {
       for (const Json& entry : value) {
         std::string line;
         for (const auto& [name, cell] : entry.items()) {
-          line += fmt::format("  {} {}", name,
-                              cell.is_number_float() ? fmt::format("{:.3g}", cell.get<double>())
-                              : cell.is_string()     ? cell.get<std::string>()
-                                                     : cell.dump());
+          line += fmt::format("  {} {}", name, text_of(cell, 3));
         }
         fmt::print("{}\n", line);
       }
@@ -36,8 +40,8 @@ void print_text(const Json& json) {
       for (const auto& [name, share] : value.items()) {
         fmt::print("  {:<24}{:5.1f} %\n", name, 100.0 * share.get<double>());
       }
-    } else {
-      fmt::print("{:<26}{}\n", key, value.is_string() ? value.get<std::string>() : value.dump());
+    } else if (value != "") {
+      fmt::print("{:<26}{}\n", key, text_of(value, 6));
     }
   }
 }
