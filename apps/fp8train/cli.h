@@ -89,8 +89,8 @@ void add_ranks(Arguments command, RankOptions& options);
 bool is_assignment(const std::string& text);
 
 /// The settings that the options and FP8TRAIN_SET describe; also sets the log level. Throws
-/// ConfigError.
-Settings load(const CommonOptions& options);
+/// ConfigError. For an estimate, data and the length of the run may be missing.
+Settings load(const CommonOptions& options, bool is_estimate = false);
 
 /// The arguments (without the program's name) with the command in front: `train` is put there when
 /// the first one is an option other than --help and --version, a file, or a.b=v. Throws ConfigError

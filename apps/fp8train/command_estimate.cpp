@@ -13,6 +13,7 @@
 #include "train/preflight.h"
 #include "train/records/progress.h"
 #include "train/step/dry_run.h"
+#include "wizard_memory.h"
 
 namespace fp8train {
 namespace {
@@ -51,6 +52,9 @@ StepTime step_time(const DryRunStep& step, const GpuKind& gpu) {
   time.exposed = std::max(0.0, time.wire - kBackward * (time.gemms + time.attention));
   return time;
 }
+
+/// Steps of a run whose length is not given: memory and time of a step do not depend on it.
+constexpr int64_t kLongRun = 1000000;
 
 /// Nothing larger is tried.
 constexpr int64_t kMostMicroBatch = int64_t{1} << 16;
@@ -99,7 +103,8 @@ void print_ranks(const Session& session, const Topology& ranks) {
              session.tokens_per_step());
 }
 
-void print_memory(const Session& session, const DryRunStep& step, const RankMemory& memory) {
+void print_memory(const Settings& settings, const Session& session, const DryRunStep& step,
+                  const RankMemory& memory) {
   fmt::print("memory  of a rank{}\n", describe_largest(session, step));
   const MemoryLedger planned = memory_of_run(step, memory.is_host);
   for (const std::string& line : describe_memory(planned)) {
@@ -109,9 +114,11 @@ void print_memory(const Session& session, const DryRunStep& step, const RankMemo
     fmt::print("{}\n", describe_state_copy(step));
   }
   if (memory.bytes > 0) {
-    fmt::print("        {}: {} of {}\n", memory.fits(planned) ? "fits" : "DOES NOT FIT",
+    const bool fits = memory.fits(planned);
+    fmt::print("        {} {} of {}{}\n", fits ? "fits:" : "DOES NOT FIT: needs",
                describe_bytes(static_cast<double>(planned.total())),
-               describe_bytes(static_cast<double>(memory.bytes)));
+               describe_bytes(static_cast<double>(memory.bytes)),
+               fits ? "" : "; " + JobMemory().remedy(settings, memory));
   }
 }
 
@@ -119,9 +126,11 @@ void print_time(const Session& session, const DryRunStep& step, const GpuKind& g
   const StepTime time = step_time(step, gpu);
   fmt::print(
       "time    {:.3g} s per step, {} tokens/s: GEMMs {:.3g} s, attention {:.3g} s, "
-      "memory {:.3g} s, wire {:.3g} s, of which {:.3g} s is not hidden\n",
+      "memory {:.3g} s, wire {:.3g} s ({})\n",
       time.total(), describe_count(static_cast<double>(session.tokens_per_step()) / time.total()),
-      time.gemms, time.attention, time.memory, time.wire, time.exposed);
+      time.gemms, time.attention, time.memory, time.wire,
+      time.exposed > 0 ? fmt::format("{:.3g} s of it not overlapped", time.exposed)
+                       : "all of it overlapped");
   fmt::print(
       "        from stated rates, of which {:.0f} % (GEMMs), {:.0f} % (attention), {:.0f} % "
       "(memory) and {:.0f} % (wire) are assumed to be reached\n",
@@ -144,7 +153,7 @@ int estimate_settings(const Settings& settings, int world_size) {
   print_model(session, step);
   print_ranks(session, ranks);
   fmt::print("device  {}\n", memory.gpu != nullptr ? memory.gpu->name : device->description());
-  print_memory(session, step, memory);
+  print_memory(settings, session, step, memory);
   if (ranks.size() > 1) {
     fmt::print("wire    {} per rank and step within the node, {} between nodes\n",
                describe_bytes(static_cast<double>(step.sent.within_node)),
@@ -156,10 +165,11 @@ int estimate_settings(const Settings& settings, int world_size) {
   }
   if (memory.bytes > 0) {
     const size_t copy = memory.is_host ? step.state_copy : 0;
+    const int64_t count = session.engine.step.gradient_accumulation_steps;
     const int64_t most = largest_micro_batch(session.engine, memory.traits, ranks,
                                              memory.bytes - std::min(copy, memory.bytes));
-    fmt::print("largest training.micro_batch_size that fits, with {} of them per step: {}\n",
-               session.engine.step.gradient_accumulation_steps,
+    fmt::print("largest training.micro_batch_size that fits, with {} micro-batch{} per step: {}\n",
+               count, count == 1 ? "" : "es",
                most == 0                 ? "none"
                : most >= kMostMicroBatch ? fmt::format("{} or more", most)
                                          : fmt::format("{}", most));
@@ -168,7 +178,10 @@ int estimate_settings(const Settings& settings, int world_size) {
 }
 
 int estimate(const EstimateOptions& options) {
-  Settings settings = load(options.ranks.common);
+  Settings settings = load(options.ranks.common, true);
+  if (settings.training.max_steps == 0 && settings.training.max_tokens == 0) {
+    settings.training.max_steps = kLongRun;
+  }
   if (!options.gpu.empty()) {
     settings.job.gpu = options.gpu;
     settings.device = DeviceChoice::cuda;

@@ -62,11 +62,12 @@ std::string run_command(const CommonOptions& options, int64_t ranks) {
   return command;
 }
 
-Settings load(const CommonOptions& options) {
+Settings load(const CommonOptions& options, bool is_estimate) {
   set_log_level(options.quiet         ? LogLevel::warning
                 : options.verbose > 0 ? LogLevel::debug
                                       : LogLevel::info);
   LoadRequest request = request_of(options);
+  request.is_estimate = is_estimate;
   if (const char* env = std::getenv("FP8TRAIN_SET")) {
     request.env = env;
   }

@@ -102,6 +102,17 @@ bool JobMemory::fits(const Settings& settings, const RankMemory& memory) {
   }
 }
 
+std::string JobMemory::remedy(const Settings& settings, const RankMemory& memory) {
+  const std::string change = what_would_fit(settings, memory);
+  if (!change.empty()) {
+    const bool several = change.find(", ") != std::string::npos;
+    return (several ? "it would with all of: " : "it would with ") + change;
+  }
+  return job_ranks(settings.job) > 1
+             ? "take more ranks, a plan with fewer bytes, or a smaller model"
+             : "take several ranks with ZeRO, a plan with fewer bytes, or a smaller model";
+}
+
 std::string JobMemory::line(const Settings& settings) {
   if (!has_model(settings.model)) {
     return {};
@@ -124,13 +135,7 @@ std::string JobMemory::line(const Settings& settings) {
     if (memory.fits(ledger)) {
       return line + "fits" + (memory.is_host ? time_on_cpu(settings) : "");
     }
-    const std::string change = what_would_fit(settings, memory);
-    return fmt::format("{}DOES NOT FIT; {}", line,
-                       !change.empty() ? "it would with " + change
-                       : job_ranks(settings.job) > 1
-                           ? "take more ranks, a plan with fewer bytes, or a smaller model"
-                           : "take several ranks with ZeRO, a plan with fewer bytes, or a smaller "
-                             "model");
+    return fmt::format("{}DOES NOT FIT; {}", line, remedy(settings, memory));
   } catch (const Error& error) {
     return fmt::format("memory per rank: not known: {}", first_line(error.what()));
   }

@@ -22,6 +22,9 @@ class JobMemory {
   /// What the run would be refused for wherever it is started; empty: nothing.
   std::string obstacle(const Settings& settings) const;
 
+  /// What would make a run fit that does not: "it would with ...", or general advice.
+  std::string remedy(const Settings& settings, const RankMemory& memory);
+
   /// Whether each rank has a GPU.
   bool on_gpus(const Settings& settings);
 

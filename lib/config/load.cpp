@@ -308,7 +308,7 @@ Settings load_settings(const LoadRequest& request) {
   run.add_sources(request);
   run.read_values(true);
   if (run.complete) {
-    check_fields(run.settings, run.given, Extent::whole);
+    check_fields(run.settings, run.given, request.is_estimate ? Extent::estimated : Extent::whole);
   }
   run.problems.raise();
   run.settings.notes = {run.notes(), run.foreign->processes(), run.given.locations()};

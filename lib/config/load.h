@@ -21,6 +21,7 @@ struct LoadRequest {
   std::optional<std::string> text;  ///< the file's content when it is already in memory; `path`
                                     ///< then only names it in messages
   ForeignKeysMaker foreign_keys = nullptr;
+  bool is_estimate = false;  ///< data, and the length of the run, may be missing
 };
 
 /// Reads, validates and completes the settings of a run. Throws one ConfigError that lists every

@@ -48,9 +48,21 @@ TEST_CASE("memory, wire and time of a rank among many, without data and without 
   CHECK_THAT(outcome.out, Contains(" within the node, "));
   CHECK_THAT(outcome.out, Contains("s per step, "));
   CHECK_THAT(outcome.out, Contains(" s, attention ") && Contains(" s, memory ") &&
-                              Contains(" s, wire ") && Contains(" s is not hidden"));
-  CHECK_THAT(outcome.out,
-             Contains("largest training.micro_batch_size that fits, with 1 of them per step: "));
+                              Contains(" s, wire ") && Contains(" overlapped)"));
+  CHECK_THAT(
+      outcome.out,
+      Contains("largest training.micro_batch_size that fits, with 1 micro-batch per step: "));
+}
+
+TEST_CASE("a model is enough for an estimate, and what does not fit has a remedy") {
+  const TempDir folder;
+  const Outcome outcome =
+      expect_code(0, folder.path(),
+                  {"estimate", "model.preset=llama-8b", "--world-size", "8", "--gpu", "h100"});
+  CHECK_THAT(outcome.out, Contains("ranks   8 on 1 node"));
+  CHECK_THAT(outcome.out, Contains("DOES NOT FIT: needs ") && Contains("; it would with "));
+  CHECK_THAT(expect_code(2, folder.path(), {"estimate", "training.max_steps=1"}).err,
+             Contains("model: missing"));
 }
 
 TEST_CASE("each stage needs less than the one before") {

@@ -12,7 +12,9 @@ bool CheckContext::usable(std::string_view key) const {
 }
 
 bool CheckContext::is_required_here() const {
-  return extent == Extent::whole && !given.may_be_misspelled(field.key);
+  const bool needed =
+      extent == Extent::whole || (extent == Extent::estimated && field.key.starts_with("model."));
+  return needed && !given.may_be_misspelled(field.key);
 }
 
 void CheckContext::complain(const char* other, const std::string& text) const {

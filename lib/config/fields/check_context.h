@@ -12,8 +12,9 @@
 namespace fp8train {
 
 /// whole: a run is to be started. begun: it is being planned; keys that must be given may follow,
-/// and the ranks of the `job` section count.
-enum class Extent { whole, begun };
+/// and the ranks of the `job` section count. estimated: its needs are asked for, and only the model
+/// must be given.
+enum class Extent { whole, begun, estimated };
 
 struct CheckContext {
   const Field& field;  ///< whose check this is
