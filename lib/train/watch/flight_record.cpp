@@ -97,7 +97,7 @@ std::vector<ObservedRank> observe_others(const std::vector<RankIdentity>& ranks,
       other.process_state = state_of_process(other.identity.process);
       other.state = read_flight(other.identity.process, other.identity.recorder);
     }
-    others.push_back(std::move(other));
+    others.push_back(other);
   }
   return others;
 }
