@@ -127,9 +127,9 @@ void Arguments::option(const char* name, std::optional<std::string>& target,
 }
 
 void Arguments::option(const char* name, int64_t& target, int64_t least, const std::string& help) {
-  app_->add_option(name, target, help)
-      ->capture_default_str()
-      ->check(at_least(static_cast<double>(least)));
+  CLI::Option* option = app_->add_option(name, target, help);
+  option->check(at_least(static_cast<double>(least)));
+  if (target >= least) option->capture_default_str();  // else `help` says what it is
 }
 
 void Arguments::option(const char* name, uint64_t& target, const std::string& help) {
@@ -193,8 +193,9 @@ void add_common(Arguments command, CommonOptions& options) {
 void add_ranks(Arguments command, RankOptions& options) {
   add_common(command, options.common);
   command.option("--world-size", options.world_size, 1,
-                 "Ranks of the run; else job.nodes x job.ranks_per_node");
-  command.option("--ranks-per-node", options.ranks_per_node, 1, "Ranks on a node; else 8");
+                 "Ranks of the run (default: job.nodes x job.ranks_per_node)");
+  command.option("--ranks-per-node", options.ranks_per_node, 1,
+                 "Ranks on a node (default: job.ranks_per_node; with --world-size alone 8)");
 }
 
 std::vector<std::string> with_command(std::vector<std::string> arguments,

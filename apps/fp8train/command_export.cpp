@@ -114,7 +114,7 @@ void write_folder(const ExportCommand& request, const ExportType& type,
   print_notes(report.notes, folder.string() + "/config.json: ");
   std::string more;
   if (!report.quantization.tensors.empty()) {
-    more = fmt::format("; {} of them cast, {:.2f} dB of signal to noise",
+    more = fmt::format("; {} of them cast, signal-to-noise ratio {:.2f} dB",
                        report.quantization.tensors.size(), report.quantization.total().snr_db());
   }
   if (!report.copied.empty()) {

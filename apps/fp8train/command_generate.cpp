@@ -59,6 +59,9 @@ void check_options(const GenerateOptions& options) {
 int continue_text(CheckpointModel& opened, const std::string& prompt,
                   const SamplingSettings& sampling) {
   const std::vector<int32_t> tokens = encode_prompt(*opened.tokenizer, prompt);
+  if (tokens.empty()) {
+    throw ConfigError("--prompt: give the text to continue, at least one character");
+  }
   const int64_t context = opened.longest_sequence;
   const auto prompt_tokens = static_cast<int64_t>(tokens.size());
   const int64_t available = std::max<int64_t>(0, context - prompt_tokens);
@@ -113,9 +116,8 @@ void add_generate(Arguments command, Action& action) {
                  "With --chat: as data.chat_template (default: the tokenizer's)");
   command.flag("--thinking,!--no-thinking", options->chat.thinks,
                "With --chat: whether Qwen3 may think before it answers (default: on)");
-  command.option(
-      "--max-new-tokens", options->sampling.max_new_tokens, 0,
-      "Tokens to write, fewer where the model's context ends; 0: 100, of an answer 1024");
+  command.option("--max-new-tokens", options->sampling.max_new_tokens, 0,
+                 "Most tokens to write, within the model's context; 0: 100, with --chat 1024");
   command.option("--temperature", options->sampling.temperature, 0,
                  "0: always the likeliest token");
   command.option("--top-k", options->sampling.top_k, 0, "0: all tokens");

@@ -89,6 +89,9 @@ Stopped on request, with a checkpoint saved; the same command continues.
 .TP
 86
 A rank made no progress within its time limit.
+.TP
+129, 130, 143
+A second SIGHUP, SIGINT or SIGTERM in a run, or one in \fBconfig\fR: ended at once.
 .SH ENVIRONMENT
 .TP
 .B FP8TRAIN_SET
@@ -97,8 +100,14 @@ Keys and values that change the configuration, as with \fB\-\-set\fR.
 .B FP8TRAIN_CPU_ISA
 Lowers the level of instructions: x86\-64, x86\-64\-v3 or x86\-64\-v4.
 .TP
+.B FP8TRAIN_CACHE_DIR
+The folder of stored results, such as those of \fBgemm_tuning\fR; else ~/.cache/fp8train.
+.TP
+.B OMP_NUM_THREADS
+CPU threads of a rank, where \fBthreads\fR is 0.
+.TP
 .B NO_COLOR
-No colours in the terminal where it is not empty.
+If it is set and not empty, output in the terminal has no colours.
 .SH EXAMPLES
 .nf
 fp8train config

@@ -46,7 +46,8 @@ void check_output_file(const fs::path& file, bool overwrite) {
   }
   if (!overwrite && fs::exists(file)) {
     throw ConfigError(fmt::format(
-        "{} is there already: --overwrite replaces it, --output names another", file.string()));
+        "{} already exists; replace it with --overwrite, or name another file with --output",
+        file.string()));
   }
 }
 

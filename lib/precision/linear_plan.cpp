@@ -266,7 +266,7 @@ bool glob_match(const std::string& pattern, const std::string& text) {
 std::string swiglu_note(const LinearPlan& linear) {
   switch (linear.swiglu) {
     case SwigluInput::as_planned:
-      return linear.remade_input ? "x is made again in backward (precision.recompute_swiglu)" : "";
+      return linear.remade_input ? "x is recomputed in backward (precision.recompute_swiglu)" : "";
     case SwigluInput::smoothed:
       return "smoothed: each channel of x times a power of two, w divided by it and cast in each "
              "forward pass (fp8.swiglu: smooth)";

@@ -72,7 +72,7 @@ std::string_view type_of(const std::optional<TensorFormat>& format) {
 }
 
 std::string swiglu_text(const PrecisionPlan& plan) {
-  const char* again = plan.recompute_swiglu ? "; made again in backward" : "";
+  const char* again = plan.recompute_swiglu ? "; recomputed in backward" : "";
   switch (plan.swiglu) {
     case SwigluInput::as_planned:
       return std::string("like x") + again;

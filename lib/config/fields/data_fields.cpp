@@ -73,7 +73,8 @@ std::vector<Field> data_fields() {
                       "weight is not 1, samples are distributed over the sources by weight; "
                       "otherwise the sources follow one another",
                       fmt::join(data_format_names(), "|")))
-          .asked({.topic = Topic::data, .text = "Training data: a file, or [file, file]"})
+          .asked({.topic = Topic::data,
+                  .text = "Training data: a file, folder or pattern, or a list [a, b]"})
           .checked(check_train),
       sources("data.val", &DataSettings::val,
               "Validation sources; not set: val_fraction of the training sources"),

@@ -47,7 +47,7 @@ const std::vector<SectionDoc>& section_docs() {
            "and `stochastic`, for stored weights, masters and moments, and for x and dy in e2m1. "
            "`bf16 remainder` is an fp32 master in two halves. `current` may be left out; e4m3, "
            "e5m2 and stored fp16 without a block have a current scale for the tensor. Formats that "
-           "do not go together are an error. The table of plans: [plans](plans.md).",
+           "cannot be combined are an error. The table of plans: [plans](plans.md).",
            joined(format_elements()), joined(format_blocks()), joined(format_scale_types()))},
       {"fp8", "The FP8 method, with `mixed_precision: fp8`, and options of the plan."},
       {"checkpoint", "Saving and resuming: [checkpoints.md](checkpoints.md)."},
@@ -58,7 +58,7 @@ const std::vector<SectionDoc>& section_docs() {
       {"watchdog",
        "How long a rank may do one thing before the run ends with exit code 86 and a report "
        "([troubleshooting hangs](hangs.md)). Time in which the process is stopped does not count."},
-      {"parallelism", "How the work is laid over ranks."},
+      {"parallelism", "How the work is distributed over ranks."},
       {"job",
        "The machines that the run is planned for, and how Slurm starts it: `fp8train config` asks "
        "for these keys, estimates memory for them and writes the job script. A run itself uses the "

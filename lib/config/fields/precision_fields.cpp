@@ -10,6 +10,7 @@
 #include "config/fields/check_context.h"
 #include "config/fields/field_builders.h"
 #include "config/fields/field_table.h"
+#include "precision/plan_entries.h"
 #include "precision/plan_table.h"
 
 namespace fp8train {
@@ -237,6 +238,17 @@ std::vector<Field> tuning_fields() {
   };
 }
 
+/// The recipe whose GEMMs use_te takes is the first one of the first backend.
+std::string use_te_text() {
+  for (const PlanEntry& entry : plan_entries()) {
+    if (!std::string_view(entry.backend).empty()) {
+      return fmt::format("With opt_level: compute the GEMMs as backend: {} with recipe: {} does",
+                         entry.backend, entry.recipe);
+    }
+  }
+  return "";
+}
+
 /// The keys that select a plan.
 std::vector<Field> selecting_fields() {
   return {
@@ -260,8 +272,7 @@ std::vector<Field> selecting_fields() {
       text("fp8.opt_level", request(&PlanRequest::opt_level),
            "For a backend with levels: " + opt_levels_text(), "the name of a level")
           .when(selects_by_method),
-      maybe_flag("fp8.use_te", request(&PlanRequest::use_te),
-                 "For a backend with levels: the GEMMs of the first backend's first recipe")
+      maybe_flag("fp8.use_te", request(&PlanRequest::use_te), use_te_text())
           .when(selects_by_method),
   };
 }

@@ -85,7 +85,9 @@ void read_common(const ConfigFields& fields, HfConfig& out) {
         "'eos_token_id' is a list; training data is separated by its first entry");
   }
   if (fields.has("quantization_config")) {
-    fields.fail("quantized weights ('quantization_config') are not read; export them as bf16");
+    fields.fail(
+        "quantized weights ('quantization_config') are not read; use the folder that "
+        "they were cast from");
   }
   for (const char* key : {"attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"}) {
     if (fields.number(key, 0.0) != 0.0) {
