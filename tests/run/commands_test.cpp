@@ -283,7 +283,7 @@ TEST_CASE("config convert says how many ranks to start, in a file on request") {
   written.insert(written.end(), {"--output", "new/run.yaml"});
   CHECK_THAT(expect_code(0, folder.path(), written).out, Contains("wrote new/run.yaml"));
   CHECK_THAT(read_file(folder / "new/run.yaml"), Contains(launcher));
-  CHECK_THAT(expect_code(2, folder.path(), written).err, Contains("--overwrite replaces it"));
+  CHECK_THAT(expect_code(2, folder.path(), written).err, Contains("replace it with --overwrite"));
   written.emplace_back("--overwrite");
   expect_code(0, folder.path(), written);
 }

@@ -62,7 +62,7 @@ TEST_CASE("a model is enough for an estimate, and what does not fit has a remedy
   CHECK_THAT(outcome.out, Contains("ranks   8 on 1 node"));
   CHECK_THAT(outcome.out, Contains("DOES NOT FIT: needs ") && Contains("; it would with "));
   CHECK_THAT(expect_code(2, folder.path(), {"estimate", "training.max_steps=1"}).err,
-             Contains("model: missing"));
+             Contains("model.preset: missing"));
 }
 
 TEST_CASE("each stage needs less than the one before") {
