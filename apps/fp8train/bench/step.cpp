@@ -196,7 +196,8 @@ EngineSettings engine_settings_of(const StepBench& bench) {
 namespace {
 
 /// What is measured of a step.
-struct StepMeasures {  // NOLINT(bugprone-exception-escape): an empty Json does not throw
+// NOLINTNEXTLINE(bugprone-exception-escape): an empty Json does not throw
+struct StepMeasures {
   double seconds = 0;       ///< of a step
   double ceiling = 0;       ///< FLOPs per second of a large GEMM
   Traffic sent;             ///< by this rank, in a step
