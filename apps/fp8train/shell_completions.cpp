@@ -81,20 +81,20 @@ struct BashBranches {
 
 BashBranches bash_branches(const CommandNode& program) {
   BashBranches result;
-  auto& [words, parts, valued, keyed, named] = result;
   for_each_command(program, "", [&](const std::string& path, const CommandNode& node) {
-    words +=
+    result.words +=
         fmt::format("    '{}') words='{}' ;;\n", path, fmt::join(option_names(node, false), " "));
-    valued +=
+    result.valued +=
         fmt::format("    '{}') valued='{}' ;;\n", path, fmt::join(option_names(node, true), " "));
     if (!node.parts.empty()) {
-      parts += fmt::format("    '{}') parts='{}' ;;\n", path, fmt::join(part_names(node), " "));
+      result.parts +=
+          fmt::format("    '{}') parts='{}' ;;\n", path, fmt::join(part_names(node), " "));
     }
     if (node.takes_keys()) {
-      keyed += fmt::format("{}'{}'", keyed.empty() ? "" : " | ", path);
+      result.keyed += fmt::format("{}'{}'", result.keyed.empty() ? "" : " | ", path);
     }
     if (takes_key_name(node)) {
-      named += fmt::format("{}'{}'", named.empty() ? "" : " | ", path);
+      result.named += fmt::format("{}'{}'", result.named.empty() ? "" : " | ", path);
     }
   });
   return result;
