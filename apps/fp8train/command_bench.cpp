@@ -40,8 +40,8 @@ void print_text(const Json& json) {
       for (const auto& [name, share] : value.items()) {
         fmt::print("  {:<24}{:5.1f} %\n", name, 100.0 * share.get<double>());
       }
-    } else if (value != "") {
-      fmt::print("{:<26}{}\n", key, text_of(value, 6));
+    } else if (const std::string text = text_of(value, 6); !text.empty()) {
+      fmt::print("{:<26}{}\n", key, text);
     }
   }
 }
