@@ -11,23 +11,21 @@ bool CheckContext::usable(std::string_view key) const {
   return written == nullptr || written->usable;
 }
 
-bool CheckContext::is_required_here() const {
-  const bool needed =
-      extent == Extent::whole || (extent == Extent::estimated && field.key.starts_with("model."));
-  return needed && !given.may_be_misspelled(field.key);
+bool CheckContext::is_required_from(Extent least) const {
+  return extent >= least && !given.may_be_misspelled(field.key);
 }
 
 void CheckContext::complain(const char* other, const std::string& text) const {
   given.complain(is_given() ? field.key : other, text);
 }
 
-void CheckContext::missing(const std::string& text) const {
-  if (is_required_here()) {
+void CheckContext::missing(const std::string& text, Extent least) const {
+  if (is_required_from(least)) {
     complain(text);
   }
 }
 
-void CheckContext::missing_section(const std::string& text) const {
+void CheckContext::missing_section(const std::string& text, Extent least) const {
   bool foreign = false;
   bool begun = false;
   for (const auto& [position, one] : given.all()) {
@@ -37,8 +35,8 @@ void CheckContext::missing_section(const std::string& text) const {
     begun = begun || (own && (key.starts_with("model.") || key.starts_with("data.")));
   }
   if (begun || !foreign) {
-    missing(text);
-  } else if (is_required_here()) {  // no line of another program's file is to blame
+    missing(text, least);
+  } else if (is_required_from(least)) {  // no line of another program's file is to blame
     given.complain_at({}, field.key,
                       text +
                           ". Files of other programs name no model and no data: add a run.yaml "

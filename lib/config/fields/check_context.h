@@ -11,10 +11,10 @@
 
 namespace fp8train {
 
-/// whole: a run is to be started. begun: it is being planned; keys that must be given may follow,
-/// and the ranks of the `job` section count. estimated: its needs are asked for, and only the model
-/// must be given.
-enum class Extent { whole, begun, estimated };
+/// How much of a configuration must be given, in rising order. begun: a run is being planned; keys
+/// that must be given may follow, and the ranks of the `job` section count. estimated: its needs
+/// are asked for, and only the model must be given. whole: it is to be started.
+enum class Extent { begun, estimated, whole };
 
 struct CheckContext {
   const Field& field;  ///< whose check this is
@@ -31,13 +31,14 @@ struct CheckContext {
   void complain(const std::string& text) const { given.complain(field.key, text); }
   /// Adds it at `other` if the field is not given.
   void complain(const char* other, const std::string& text) const;
-  /// Whether the key must be given: not if it may still follow, or if it is there, misspelled.
-  bool is_required_here() const;
+  /// Whether a key that configurations need from the extent `least` on must be given: not if it is
+  /// there, misspelled.
+  bool is_required_from(Extent least) const;
   /// Adds a problem if the key is required.
-  void missing(const std::string& text) const;
+  void missing(const std::string& text, Extent least = Extent::whole) const;
   /// Adds a problem if the key is required, for one of `model` or `data`, with which a
   /// configuration begins.
-  void missing_section(const std::string& text) const;
+  void missing_section(const std::string& text, Extent least = Extent::whole) const;
   /// Adds a problem if the key is given with another value than its default.
   void without_meaning(const std::string& choice) const;
 };

@@ -46,7 +46,8 @@ const GivenKey* first_shape_key(const GivenKeys& given) {
 
 void check_preset(const CheckContext& at) {
   if (!at.is_given() && !at.has("model.from") && first_shape_key(at.given) == nullptr) {
-    at.missing_section("missing; give model.preset, model.from or the model's fields");
+    at.missing_section("missing; give model.preset, model.from or the model's fields",
+                       Extent::estimated);
   }
 }
 
@@ -68,7 +69,7 @@ void check_from(const CheckContext& at) {
 void check_size(const CheckContext& at) {
   if (!at.is_given() && !at.has("model.preset") && !at.has("model.from") &&
       first_shape_key(at.given) != nullptr) {
-    at.missing("missing; a model without a preset needs it");
+    at.missing("missing; a model without a preset needs it", Extent::estimated);
   }
 }
 
