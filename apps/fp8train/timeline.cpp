@@ -10,7 +10,9 @@
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "comm/exchange/gradient_exchange.h"
 #include "model/step_part.h"
+#include "parallel/gradient_buckets.h"
 
 namespace fp8train {
 namespace {
@@ -189,9 +191,9 @@ StepTimes step_times(const std::vector<TraceEvent>& events) {
     return count == 0 ? 0.0 : seconds_of(intervals) / count;
   };
   const std::vector<Interval> backward = whole(TraceKind::span, name_of(StepPart::backward));
-  const std::vector<Interval> exchange = whole(TraceKind::exchange, "exchange");
+  const std::vector<Interval> exchange = whole(TraceKind::exchange, kExchangeFlight);
   const std::vector<Interval> messages = whole(TraceKind::message, "");
-  const std::vector<Interval> waited = whole(TraceKind::span, "finish_exchange");
+  const std::vector<Interval> waited = whole(TraceKind::span, kFinishExchangeSpan);
   StepTimes times;
   times.forward = per_step(whole(TraceKind::span, name_of(StepPart::forward)));
   times.head = per_step(whole(TraceKind::span, name_of(StepPart::head)));

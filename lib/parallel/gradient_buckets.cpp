@@ -87,7 +87,7 @@ void GradientBuckets::start_next(Queue& queue) {
 
 void GradientBuckets::finish_bucket(Queue& queue) {
   if (queue.bucket) {
-    const TraceSpan span("finish_exchange");
+    const TraceSpan span(kFinishExchangeSpan);
     buckets_[*queue.bucket].exchange->finish();
     queue.bucket.reset();
   }

@@ -16,6 +16,9 @@
 
 namespace fp8train {
 
+/// The name of the span in which a step waits for an exchange.
+inline constexpr const char* kFinishExchangeSpan = "finish_exchange";
+
 /// Runs the exchange of each bucket as soon as backward has completed its gradients.
 class GradientBuckets final : public GradientListener {
  public:

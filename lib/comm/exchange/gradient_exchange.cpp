@@ -70,7 +70,7 @@ void ExchangeRun::start(Stream stream, void* scratch, float factor, const View& 
   check(!under_way_, "an exchange is finished before it starts again");
   check(to_shard() ? shard.shape == Shape{own_elements()} : shard.empty(),
         "a shard is this rank's elements of the bucket");
-  flight_ = TraceFlight(TraceKind::exchange, "exchange");
+  flight_ = TraceFlight(TraceKind::exchange, kExchangeFlight);
   caller_ = stream;
   stream_ = stream;
   if (side_) {

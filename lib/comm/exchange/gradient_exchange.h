@@ -29,6 +29,9 @@
 
 namespace fp8train {
 
+/// The name of an exchange on a timeline (base/trace.h).
+inline constexpr const char* kExchangeFlight = "exchange";
+
 enum class WireKind : uint8_t {
   plain,     ///< values without scales; fp32 sums
   code_sum,  ///< codes with a scale for each tensor, shared by all ranks; the sum is rounded at
