@@ -93,7 +93,7 @@ ExplainedPlan explained_plan(const Session& session) {
       {"m + v", moments.moment1 ? m + ", no v" : none},
       {"moment 1", m},
       {"moment 2", none},
-      {"bytes per parameter", fmt::format("{:.4g}", shown.bytes.total())}};
+      {kBytesColumn, fmt::format("{:.4g}", shown.bytes.total())}};
   for (std::vector<PlanColumn>* list : {&shown.columns, &shown.roles}) {
     for (PlanColumn& column : *list) {
       for (const auto& [title, text] : changed) {
@@ -118,24 +118,29 @@ void print_row(std::string_view title, const std::string& text) {
   fmt::print("{}{}", begin, fits ? text + "\n" : lines.substr(begin.size()));
 }
 
-/// One column per line, then every role.
+/// What the plan computes with in short, the bytes it needs, then every role.
 void print_plan(const Session& session) {
   const PrecisionPlan& plan = session.engine.plan;
   const ExplainedPlan shown = explained_plan(session);
   fmt::print("plan {} ({})\n", plan.name, plan_origin(plan.name).source);
   for (const auto& [title, text] : shown.columns) {
-    print_row(title, text);
+    if (std::string_view(title) == kComputationColumn) {
+      print_row(title, text);
+    }
   }
-  fmt::print("  {:<20}weight {:.4g}, master {:.4g}, gradient {:.4g}, m {:.4g}, v {:.4g}\n", "",
-             shown.bytes.weight, shown.bytes.master, shown.bytes.gradient, shown.bytes.moment1,
-             shown.bytes.moment2);
+  print_row(kBytesColumn,
+            fmt::format("{:.4g}: weight {:.4g}, master {:.4g}, gradient {:.4g}, m {:.4g}, v {:.4g}",
+                        shown.bytes.total(), shown.bytes.weight, shown.bytes.master,
+                        shown.bytes.gradient, shown.bytes.moment1, shown.bytes.moment2));
   const std::string_view note = optimizer_named(session.engine.optimizer.name).note;
   if (!note.empty()) {
     fmt::print("  {:<20}{}\n", "optimizer", note);
   }
   fmt::print("\nroles\n");
   for (const auto& [role, format] : shown.roles) {
-    print_row(role, format);
+    if (std::string_view(role) != kBytesColumn) {
+      print_row(role, format);
+    }
   }
 }
 

@@ -88,13 +88,13 @@ std::string swiglu_text(const PrecisionPlan& plan) {
 
 std::vector<PlanColumn> table_columns(const PrecisionPlan& plan) {
   const std::string wire = plan.self_exact ? " (own part exact)" : "";
-  return {{"computation", computation(plan)},
+  return {{kComputationColumn, computation(plan)},
           {"wire", describe(plan.gradient_wire) + wire},
           {"weight", describe(plan.weight)},
           {"master", master(plan)},
           {"weight gradient", describe(plan.weight_gradient)},
           {"m + v", moments(plan)},
-          {"bytes per parameter", bytes_text(plan)}};
+          {kBytesColumn, bytes_text(plan)}};
 }
 
 std::string bytes_text(const PrecisionPlan& plan) {
@@ -120,7 +120,7 @@ std::vector<PlanColumn> plan_columns(const PrecisionPlan& plan) {
           {"parameter wire", describe(plan.parameter_wire)},
           {"moment 1", describe(plan.moment1)},
           {"moment 2", describe(plan.moment2)},
-          {"bytes per parameter", bytes_text(plan)},
+          {kBytesColumn, bytes_text(plan)},
           {"SwiGLU product", swiglu_text(plan)},
           {"loss scaling", plan.dynamic_loss_scaling ? "dynamic" : "-"},
           {"evaluation", alike ? "in the same formats"

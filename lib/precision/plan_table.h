@@ -14,6 +14,9 @@ struct PlanColumn {
   std::string text;
 };
 
+inline constexpr const char* kComputationColumn = "computation";
+inline constexpr const char* kBytesColumn = "bytes per parameter";
+
 /// Returns these columns: computation, wire, weight, master, weight gradient, moments, bytes per
 /// parameter.
 std::vector<PlanColumn> table_columns(const PrecisionPlan& plan);
