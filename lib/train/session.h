@@ -44,6 +44,10 @@ struct Session {
 
   /// Returns the tokens of an optimizer step of all ranks.
   int64_t tokens_per_step() const { return engine.step.tokens() * data_ranks; }
+  /// Returns the samples of the whole run.
+  uint64_t samples() const {
+    return static_cast<uint64_t>(max_steps * tokens_per_step() / engine.step.seq_length);
+  }
 };
 
 /// Resolves the settings for a run of `data_ranks` along the data axis; `open_data` also opens and

@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "data/samples.h"
 #include "train/session.h"
+#include "train/session_notes.h"
 
 namespace fp8train {
 namespace {
@@ -43,6 +44,9 @@ void open_corpora_of(Session& session) {
     samples.describe("data", session.settings.notes.lines, session.notes);
     session.engine.counts_targets = true;
   }
+  note_many_epochs(session.data.train, samples.epochs(session.samples()), session.notes);
+  note_unused_vocabulary(session.settings, *session.tokenizer, session.engine.model.vocab_size,
+                         session.notes);
   look_at_validation(session);
   session.engine.masks_documents = session.data.train.form().masks_documents;
 }

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/math.h"
 #include "base/text.h"
 #include "data/byte_stream.h"
 #include "data/chat/dialogue.h"
@@ -88,6 +89,34 @@ void note_nothing_scaled(const EngineSettings& engine, const PlanRequest& reques
   if (std::find(notes.begin(), notes.end(), note) == notes.end()) {  // a plan of two stages
     notes.push_back(note);
   }
+}
+
+void note_many_epochs(const Corpus& train, const std::vector<double>& epochs,
+                      std::vector<std::string>& notes) {
+  constexpr double kManyEpochs = 1000;
+  for (size_t i = 0; i < epochs.size(); ++i) {
+    if (epochs[i] >= kManyEpochs) {
+      notes.push_back(fmt::format(
+          "data.train: the run reads {} {:.0f} times; add data, or shorten the run",
+          train.is_blend() ? train.sources()[i].path : joined(train.sources(), &CorpusSource::path),
+          epochs[i]));
+    }
+  }
+}
+
+void note_unused_vocabulary(const Settings& settings, const Tokenizer& tokenizer,
+                            int64_t vocab_size, std::vector<std::string>& notes) {
+  constexpr int64_t kManyTimes = 16;
+  constexpr int64_t kMultiple = 64;  // of GEMMs' extents
+  const int64_t ids = tokenizer.vocab_size();
+  if (ids == 0 || vocab_size < kManyTimes * ids || !settings.model.from.empty() ||
+      all_tokens(settings.data.train)) {
+    return;
+  }
+  notes.push_back(fmt::format(
+      "data.tokenizer: '{}' has {} ids and the model a vocabulary of {}, most of which the text "
+      "never uses; set data.tokenizer to a larger tokenizer, or model.vocab_size: {}",
+      settings.data.tokenizer, ids, vocab_size, round_up(ids, kMultiple)));
 }
 
 void note_dialogues_as_text(const std::vector<DataSource>& sources,

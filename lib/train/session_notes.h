@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "config/settings.h"
+#include "data/corpus.h"
 #include "data/tokenizer.h"
 #include "train/step/engine.h"
 
@@ -25,6 +26,15 @@ void note_short_run(const ScheduleSettings& schedule, int64_t steps,
 /// formats: the run is not what it is called.
 void note_nothing_scaled(const EngineSettings& engine, const PlanRequest& request,
                          std::vector<std::string>& notes);
+
+/// Sources that the run reads very often: `epochs` times each.
+void note_many_epochs(const Corpus& train, const std::vector<double>& epochs,
+                      std::vector<std::string>& notes);
+
+/// A model whose vocabulary is many times as large as the tokenizer of the text: the other rows of
+/// its embedding and head are never a target.
+void note_unused_vocabulary(const Settings& settings, const Tokenizer& tokenizer,
+                            int64_t vocab_size, std::vector<std::string>& notes);
 
 /// Dialogues in a .json file whose format is not given: they are read as plain text.
 void note_dialogues_as_text(const std::vector<DataSource>& sources,
