@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "io/metrics.h"
 #include "output_path.h"
 #include "text_stream.h"
+#include "train/checkpoint/data_checks.h"
 #include "train/checkpoint/training_state.h"
 #include "train/preflight.h"
 #include "train/records/progress.h"
@@ -69,8 +71,9 @@ void check_weights(const Session& session) {
 }
 
 /// Compares the run with the checkpoint that it would continue from, and returns a line on it;
-/// empty if there is none. Throws as the start of the run would.
-std::string check_checkpoint(Session& session) {
+/// empty if there is none. Data files are compared by samples of their tokens or, with
+/// `whole_files`, by the hashes of all of their bytes. Throws as the start of the run would.
+std::string check_checkpoint(Session& session, bool whole_files) {
   const RunDirectory directory{session.settings.output_dir};
   const std::unique_ptr<Communicator> self = make_self_communicator();
   const FoundStart found = find_start(session, directory.checkpoints(), *self);
@@ -79,6 +82,9 @@ std::string check_checkpoint(Session& session) {
     return "";
   }
   session.enter_stage(session.stage_after(found.step));
+  if (whole_files) {
+    begin_data_record(session, directory.data_hashes(), std::numeric_limits<uint64_t>::max());
+  }
   const std::unique_ptr<Device> meta = make_device(DeviceKind::meta);
   Decoder model(*meta, session.engine.model, session.engine.plan, {});
   log_warnings(check_resumes(*found.checkpoint, session, model));
@@ -94,10 +100,14 @@ struct CheckOptions {
 /// Everything that is known of the run, a line each.
 std::vector<std::string> describe_run(const Session& session, const Device& device,
                                       const DryRunStep& dry_run, const std::string& reason,
-                                      const Topology& ranks) {
+                                      const Topology& ranks, const RankMemory& memory) {
   const auto threads = configure_threads(session.settings.threads);
   std::vector<std::string> lines = run_overview(session, device, reason, threads);
-  for (std::string& line : memory_overview(session, device, dry_run, true)) {
+  if (memory.gpu != nullptr) {
+    lines.push_back(
+        fmt::format("job     on {} (job.gpu): memory is planned for it", memory.gpu->name));
+  }
+  for (std::string& line : memory_overview(session, memory.is_host, dry_run, true)) {
     lines.push_back(std::move(line));
   }
   if (ranks.size() > 1) {
@@ -118,8 +128,10 @@ int check_settings(const CheckOptions& options, const Settings& settings, int wo
   check_weights(session);
   std::string reason;
   const std::unique_ptr<Device> device = choose_device(settings.device, false, reason);
+  const RankMemory memory = memory_of_job(settings, [&]() -> const Device& { return *device; });
   const DryRunStep dry_run = largest_stage(session, [&](const EngineSettings& engine) {
-    return dry_run_step(engine, *device, ranks, 0);
+    return memory.gpu != nullptr ? dry_run_step(engine, memory.traits, ranks, 0)
+                                 : dry_run_step(engine, *device, ranks, 0);
   });
   const bool quiet = options.ranks.common.quiet;
   const auto say = [quiet](const std::string& line) {
@@ -127,44 +139,39 @@ int check_settings(const CheckOptions& options, const Settings& settings, int wo
       fmt::print("{}\n", line);
     }
   };
-  for (const std::string& line : describe_run(session, *device, dry_run, reason, ranks)) {
+  for (const std::string& line : describe_run(session, *device, dry_run, reason, ranks, memory)) {
     say(line);
   }
   if (const std::string problem = why_unwritable(settings.output_dir); !problem.empty()) {
     throw DeviceError("output_dir: " + problem);
   }
-  if (const std::string resumed = check_checkpoint(session); !resumed.empty()) {
+  if (const std::string resumed = check_checkpoint(session, !options.no_scan); !resumed.empty()) {
     say(resumed);
   }
   if (!options.no_scan) {
     scan(session.data.train, "training", quiet);
     scan(session.data.val, "validation", quiet);
   }
-  if (settings.job.names_gpu() && settings.device != DeviceChoice::cpu) {
-    say(fmt::format("ok; `fp8train estimate` says whether it fits into the memory of {}",
-                    settings.job.gpu));
-    return 0;
-  }
-  const RankMemory memory = memory_of_job(settings, [&]() -> const Device& { return *device; });
   const MemoryLedger planned = memory_of_run(dry_run, memory.is_host);
   try {
     check_fits(memory, planned);
     say(fmt::format(
         "ok: the configuration is valid, {} of the data can be read, output_dir can be written, "
-        "and the run fits into memory\nstart it with `{}`",
+        "and the run fits into {}\nstart it with `{}`",
         options.no_scan ? "a sample" : "every token",
+        memory.gpu != nullptr ? fmt::format("the memory of {}", memory.gpu->name) : "memory",
         run_command(options.ranks.common, world_size)));
   } catch (const DeviceError& error) {  // the run may be meant for another machine
     fmt::print("\n{}\n", colored(stdout, Color::red, std::string("DOES NOT FIT: ") + error.what()));
-    fmt::print("on this machine the run would stop at once, with exit code 4; all else is ok\n");
+    fmt::print("{} the run would stop at once, with exit code 4; all else is ok\n",
+               memory.gpu != nullptr ? "on that GPU" : "on this machine");
   }
   return 0;
 }
 
 int check_run(const CheckOptions& options) {
   Settings settings = load(options.ranks.common);
-  const int world_size =
-      fill_job(options.ranks.world_size, options.ranks.ranks_per_node, settings.job);
+  const int world_size = fill_job(options.ranks.world_size, options.ranks.ranks_per_node, settings);
   return with_locations(settings, [&] { return check_settings(options, settings, world_size); });
 }
 

@@ -186,8 +186,7 @@ int estimate(const EstimateOptions& options) {
     settings.job.gpu = options.gpu;
     settings.device = DeviceChoice::cuda;
   }
-  const int world_size =
-      fill_job(options.ranks.world_size, options.ranks.ranks_per_node, settings.job);
+  const int world_size = fill_job(options.ranks.world_size, options.ranks.ranks_per_node, settings);
   return with_locations(settings, [&] { return estimate_settings(settings, world_size); });
 }
 

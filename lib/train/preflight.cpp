@@ -135,11 +135,17 @@ int job_ranks(const JobSettings& job) {
   return static_cast<int>(job.nodes * job.ranks_per_node);
 }
 
-int fill_job(int64_t world_size, int64_t ranks_per_node, JobSettings& job) {
+int fill_job(int64_t world_size, int64_t ranks_per_node, Settings& settings) {
   constexpr int64_t kMost = 65536;
+  JobSettings& job = settings.job;
+  const char* name_of_ranks = "--world-size";
+  if (world_size == 0 && job_ranks(job) == 1) {
+    world_size = settings.notes.processes;
+    name_of_ranks = "the configuration's processes";
+  }
   const int64_t ranks = world_size > 0 ? world_size : job_ranks(job);
   for (const auto& [name, count] :
-       {std::pair(world_size > 0 ? "--world-size" : "job.nodes and job.ranks_per_node", ranks),
+       {std::pair(world_size > 0 ? name_of_ranks : "job.nodes and job.ranks_per_node", ranks),
         std::pair("--ranks-per-node", ranks_per_node)}) {
     if (count > kMost) {
       throw ConfigError(fmt::format("{}: {} ranks are more than {}", name, count, kMost));
@@ -160,7 +166,7 @@ std::string describe_layout(const Session& session, const Topology& ranks) {
 void check_fits(const RankMemory& memory, const MemoryLedger& planned) {
   if (!memory.fits(planned)) {
     throw DeviceError(fmt::format(
-        "a rank needs {} on this device and has {}: lower training.micro_batch_size, set "
+        "a rank needs {} of memory and has {}: lower training.micro_batch_size, set "
         "model.recompute: block, take a plan with fewer bytes per parameter, or more ranks with "
         "parallelism.zero_stage",
         describe_bytes(static_cast<double>(planned.total())),
@@ -229,12 +235,10 @@ std::string describe_largest(const Session& session, const DryRunStep& dry_run) 
 /// Lines about sources that are blended, or that name several files.
 std::vector<std::string> describe_sources(const Session& session) {
   const Corpus& corpus = session.data.train;
-  const auto samples = static_cast<uint64_t>(session.max_steps * session.tokens_per_step() /
-                                             session.engine.step.seq_length);
   double total = 0;
   std::vector<double> epochs;
   if (corpus.is_blend()) {
-    epochs = training_samples(session).epochs(samples);
+    epochs = training_samples(session).epochs(session.samples());
     for (const CorpusSource& source : corpus.sources()) total += source.weight;
   }
   std::vector<std::string> lines;
@@ -281,9 +285,8 @@ std::vector<std::string> run_overview(const Session& session, const Device& devi
   return lines;
 }
 
-std::vector<std::string> memory_overview(const Session& session, const Device& device,
+std::vector<std::string> memory_overview(const Session& session, bool is_host,
                                          const DryRunStep& dry_run, bool by_category) {
-  const bool is_host = fp8train::is_host(device);
   if (!by_category) {
     const MemoryLedger planned = memory_of_run(dry_run, is_host);
     return {fmt::format("memory  {}{}", describe_bytes(static_cast<double>(planned.total())),

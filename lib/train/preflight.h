@@ -21,8 +21,9 @@ std::vector<std::string> run_overview(const Session& session, const Device& devi
                                       int64_t steps_done = 0);
 
 /// Returns the lines of the memory plan: with `by_category` one for each category and for the copy
-/// in the host's memory, else one in all. `dry_run` is from largest_stage().
-std::vector<std::string> memory_overview(const Session& session, const Device& device,
+/// in the host's memory, else one in all. `is_host`: the device's memory is the host's. `dry_run`
+/// is from largest_stage().
+std::vector<std::string> memory_overview(const Session& session, bool is_host,
                                          const DryRunStep& dry_run, bool by_category);
 
 /// Returns the dry run of the stage that needs the most memory: the stages of a run do not have
@@ -38,10 +39,11 @@ std::string describe_largest(const Session& session, const DryRunStep& dry_run);
 /// settings that have no meaning here, as warnings.
 void log_notes(const Session& session);
 
-/// Sets `job` to the ranks to plan for and returns their number. `world_size` and `ranks_per_node`
-/// come from a command line; if one is 0, `job` has it already, and with a `world_size` alone nodes
-/// have 8 ranks. Throws ConfigError for more than 65536 ranks.
-int fill_job(int64_t world_size, int64_t ranks_per_node, JobSettings& job);
+/// Sets settings.job to the ranks to plan for and returns their number. `world_size` and
+/// `ranks_per_node` come from a command line; if one is 0, the job has it already. With a
+/// `world_size` alone nodes have 8 ranks; without it, and where the job has one rank only, it is
+/// the number of processes in another program's file. Throws ConfigError for more than 65536 ranks.
+int fill_job(int64_t world_size, int64_t ranks_per_node, Settings& settings);
 
 /// Returns the number of all ranks of a job.
 int job_ranks(const JobSettings& job);

@@ -76,7 +76,8 @@ Run::Run(const RunRequest& request, Communicator& comm, RankDevice& rank_device)
     progress_.say(line);
   }
   const bool by_category = earlier_config_.empty() || request.verbose;
-  for (const std::string& line : memory_overview(session_, *device_, dry_run, by_category)) {
+  for (const std::string& line :
+       memory_overview(session_, is_host(*device_), dry_run, by_category)) {
     progress_.say(line);
   }
   const RankMemory memory = memory_here(*device_, comm.local_size());

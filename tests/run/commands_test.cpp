@@ -184,6 +184,49 @@ TEST_CASE("check compares the run with the checkpoint that it would continue fro
   }
 }
 
+TEST_CASE("check compares all bytes of the data with those that a checkpoint was saved with") {
+  const TempDir folder;
+  std::string text = small_text(100000);
+  write_file(folder / "text.txt", text);
+  expect_code(0, folder.path(), Workshop::command({}));
+  text[3000] = text[3000] == 'x' ? 'y' : 'x';  // between two samples of its tokens
+  write_file(folder / "text.txt", text);
+  const Words words = Workshop::check({"training.max_steps=4"});
+  CHECK_THAT(expect_code(4, folder.path(), words).err,
+             Contains("text.txt has other content of the same size"));
+  Words samples = words;
+  samples.emplace_back("--no-scan");
+  expect_code(0, folder.path(), samples);
+}
+
+TEST_CASE("check plans memory for the GPU that the job names") {
+  const Workshop shop;
+  const std::string planned = "job     on h100 (job.gpu): memory is planned for it\n";
+  CHECK_THAT(expect_code(0, shop.path(), Workshop::check({"job.gpu=h100"})).out,
+             Contains(planned) && Contains("the run fits into the memory of h100\n"));
+  CHECK_THAT(expect_code(0, shop.path(),
+                         Workshop::check({"job.gpu=h100", "training.micro_batch_size=1000000"}))
+                 .out,
+             Contains(planned) && Contains("DOES NOT FIT: a rank needs ") &&
+                 Contains(" and has 78.5 GiB") &&
+                 EndsWith("on that GPU the run would stop at once, with "
+                          "exit code 4; all else is ok\n"));
+}
+
+TEST_CASE("check warns of data that are read very often, and of a vocabulary that is not used") {
+  const Workshop shop;
+  const std::string often = "data.train: the run reads text.txt ";
+  const std::string unused = "data.tokenizer: 'byte' has 258 ids and the model a vocabulary of ";
+  const std::string usual = expect_code(0, shop.path(), Workshop::check({})).err;
+  CHECK_THAT(usual, !Contains(often) && !Contains(unused));
+  CHECK_THAT(expect_code(0, shop.path(),
+                         Workshop::check({"output_dir=new", "training.max_steps=300000",
+                                          "model.vocab_size=4128"}))
+                 .err,
+             Contains(often) && Contains(" times; add data, or shorten the run") &&
+                 Contains(unused + "4128") && Contains("model.vocab_size: 320"));
+}
+
 TEST_CASE("bench measures each of its parts") {
   const TempDir folder;
   const std::vector<std::pair<Words, const char*>> parts = {

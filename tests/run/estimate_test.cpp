@@ -54,6 +54,21 @@ TEST_CASE("memory, wire and time of a rank among many, without data and without 
       Contains("largest training.micro_batch_size that fits, with 1 micro-batch per step: "));
 }
 
+TEST_CASE("an estimate is for the processes of another program's file, unless ranks are given") {
+  const TempDir folder;
+  write_file(folder / "launch.yaml", "distributed_type: MULTI_GPU\nnum_processes: 16\n");
+  const auto ranks_of = [&](const Words& more) {
+    Words words = estimate(more);
+    words.insert(words.begin() + 1, "launch.yaml");
+    return expect_code(0, folder.path(), words);
+  };
+  const Outcome planned = ranks_of({"--gpu", "h100"});
+  CHECK_THAT(planned.out, Contains("ranks   16 on 2 nodes, DDP"));
+  CHECK_THAT(planned.err, !Contains("the configuration is for 16 processes"));
+  CHECK_THAT(ranks_of({"--gpu", "h100", "--world-size", "4"}).out,
+             Contains("ranks   4 on 1 node, DDP"));
+}
+
 TEST_CASE("a model is enough for an estimate, and what does not fit has a remedy") {
   const TempDir folder;
   const Outcome outcome =

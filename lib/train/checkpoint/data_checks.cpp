@@ -17,8 +17,9 @@ bool accepts_changed_data(const Session& session) {
   return session.settings.checkpoint.changed_data == OnChange::accept;
 }
 
-std::string begin_data_record(Session& session, const std::filesystem::path& cache) {
-  session.data_record = std::make_shared<DataRecord>(session.data.train, cache);
+std::string begin_data_record(Session& session, const std::filesystem::path& cache,
+                              uint64_t at_once) {
+  session.data_record = std::make_shared<DataRecord>(session.data.train, cache, at_once);
   const FileHashes& hashes = session.data_record->hashes();
   const uint64_t left = hashes.bytes_left();
   return fmt::format("hashes  {} data file{}{}", hashes.files().size(),

@@ -1,9 +1,11 @@
 #pragma once
 // Checks, while a run continues, that its data are those that its checkpoint was saved with.
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 
+#include "data/file_hashes.h"
 #include "train/session.h"
 
 namespace fp8train {
@@ -11,9 +13,10 @@ namespace fp8train {
 /// Whether data other than the checkpoint's are accepted, with a warning (checkpoint.changed_data).
 bool accepts_changed_data(const Session& session);
 
-/// Begins to hash the data files. Large files are read while the run continues. Returns a line for
-/// the user. Throws DataError.
-std::string begin_data_record(Session& session, const std::filesystem::path& cache);
+/// Begins to hash the data files. What is beyond `at_once` bytes is read while the run continues.
+/// Returns a line for the user. Throws DataError.
+std::string begin_data_record(Session& session, const std::filesystem::path& cache,
+                              uint64_t at_once = FileHashes::kAtOnce);
 
 /// Compares, between two steps, the data files that have been hashed since with those of the
 /// checkpoint that the run continues. Throws CheckpointError if one differs, or warns if

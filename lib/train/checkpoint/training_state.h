@@ -56,8 +56,8 @@ bool is_scheduled(const std::filesystem::path& folder);
 void check_content(const std::filesystem::path& folder);
 
 /// Compares a checkpoint with the run that would resume from it, as load_checkpoint() does, and
-/// loads nothing. Data files are compared by samples of their tokens. Returns the notes of
-/// load_checkpoint(), but for those on ranks. Throws CheckpointError as load_checkpoint() does.
+/// loads nothing. Returns the notes of load_checkpoint(), but for those on ranks. Throws
+/// CheckpointError as load_checkpoint() does.
 std::vector<std::string> check_resumes(const std::filesystem::path& folder, const Session& session,
                                        Decoder& model);
 
