@@ -74,10 +74,27 @@ struct QueryStream {
   const BackwardBlock<T, Tiles>& block;
   int64_t b;
   int length;
+  int group;  // heads
   int first_head;
   int first_query;
   int tiles;  // of one head
 
+  /// `starts`: of the sequence.
+  __device__ __forceinline__ QueryStream(const BackwardCall<T>& of,
+                                         const BackwardBlock<T, Tiles>& to, const OwnRows& keys,
+                                         const int32_t* starts)
+      : call(of),
+        block(to),
+        b(keys.b),
+        length(keys.length),
+        group(static_cast<int>(of.shape.heads / of.shape.kv_heads)),
+        first_head(static_cast<int>(keys.head) * group),
+        first_query(keys.first / kColumns * kColumns),
+        tiles(tiles_that_see<kColumns>(starts, first_query,
+                                       ceil_div(length - first_query, kColumns),
+                                       keys.first + Tiles::kRows - 1)) {}
+
+  __device__ __forceinline__ int steps() const { return group * tiles; }
   __device__ __forceinline__ int head_of(int step) const { return first_head + step / tiles; }
   __device__ __forceinline__ int query_of(int step) const {
     return first_query + step % tiles * kColumns;
@@ -98,6 +115,12 @@ struct QueryStream {
     }
   }
 
+  /// Of the query in a column of the step's tile.
+  __device__ __forceinline__ QueryStatistics statistics(int step, int column) const {
+    const int at = step % 2 * kColumns + column;
+    return {block.log_sum_exp[at], block.delta[at]};
+  }
+
   __device__ __forceinline__ void load_output_gradients(int step) const {
     const int query = query_of(step);
     load_tile<kDim, kColumns, Tiles::kThreads>(
@@ -114,18 +137,11 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, true>::kThreads)
   FP8TRAIN_SHARED_DYNAMIC(T, shared);
   const BackwardBlock<T, Tiles> block(shared);
   const int length = static_cast<int>(call.shape.query_length);
-  const int group = static_cast<int>(call.shape.heads / call.shape.kv_heads);
   const int first = static_cast<int>(blockIdx.x) * Tiles::kRows;  // earlier keys are seen by more
-  const int kv_head = static_cast<int>(blockIdx.y);
-  const int64_t b = blockIdx.z;
-  const int first_query = first / kColumns * kColumns;
-  const int32_t* const starts = starts_of(call.document_starts, b, length);
-  const int tiles = tiles_that_see<kColumns>(
-      starts, first_query, ceil_div(length - first_query, kColumns), first + Tiles::kRows - 1);
-  const QueryStream<T, kDim, Tiles> stream = {call,        block, b, length, kv_head * group,
-                                              first_query, tiles};
-  const int steps = group * tiles;
-  const OwnRows own = {b, kv_head, first, length};
+  const OwnRows own = {blockIdx.z, blockIdx.y, first, length};
+  const int32_t* const starts = starts_of(call.document_starts, own.b, length);
+  const QueryStream<T, kDim, Tiles> stream(call, block, own, starts);
+  const int steps = stream.steps();
   block.template load_own<kDim>(0, call.k, own);
   block.template load_own<kDim>(1, call.v, own);
   stream.load_queries(0);
@@ -143,16 +159,12 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, true>::kThreads)
       stream.load_queries(step + 1);
     }
     const T* queries = block.first_streamed + step % 2 * Tiles::kStreamed;
-    const float* log_sum_exp = block.log_sum_exp + step % 2 * kColumns;
-    const float* delta = block.delta + step % 2 * kColumns;
     const int shift = own_first - stream.query_of(step);
     const bool seen = own_first < length && shift < kColumns;
     const bool masks = shift + Tiles::kWarpRows - 1 > 0;
     ScoreTile<Tiles> scores;
     if (seen) {
-      const auto statistics_of = [&](TileElement at) {
-        return QueryStatistics{log_sum_exp[at.column], delta[at.column]};
-      };
+      const auto statistics_of = [&](TileElement at) { return stream.statistics(step, at.column); };
       scores.template compute<kDim>(
           block, queries, call.shape.scale, statistics_of, [&](TileElement at) {
             const int query = stream.query_of(step) + at.column;
@@ -176,6 +188,29 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, true>::kThreads)
   block.template store_own<kDim>(1, value_gradient, call.dv, own);
 }
 
+/// The statistics of a lane's own rows, those from `first` on.
+template <int kOwnRows>
+struct OwnStatistics {
+  float log_sum_exp[kOwnRows];
+  float delta[kOwnRows];
+
+  template <typename T>
+  __device__ __forceinline__ OwnStatistics(const BackwardCall<T>& call, const OwnRows& own,
+                                           int first) {
+#pragma unroll
+    for (int i = 0; i < kOwnRows; ++i) {
+      const int query = first + i * 8 + lane_index() / 4;
+      const int64_t stored = (own.b * call.shape.heads + own.head) * own.length + query;
+      log_sum_exp[i] = query < own.length ? call.log_sum_exp[stored] * kLog2E : 0.0F;
+      delta[i] = query < own.length ? call.delta[stored] : 0.0F;
+    }
+  }
+
+  __device__ __forceinline__ QueryStatistics operator[](int own_row) const {
+    return {log_sum_exp[own_row], delta[own_row]};
+  }
+};
+
 /// The gradients of a block's queries.
 template <typename T, int kDim>
 __global__ void __launch_bounds__(BackwardTiles<T, kDim, false>::kThreads)
@@ -185,46 +220,32 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, false>::kThreads)
   FP8TRAIN_SHARED_DYNAMIC(T, shared);
   const BackwardBlock<T, Tiles> block(shared);
   const int length = static_cast<int>(call.shape.query_length);
-  // Later queries see more keys: they start first.
-  const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tiles::kRows;
-  const int64_t head = blockIdx.y;
-  const int64_t b = blockIdx.z;
-  const int64_t kv_head = head / (call.shape.heads / call.shape.kv_heads);
-  const int visible = first + Tiles::kRows < length ? first + Tiles::kRows : length;
+  const QueryBlock at = query_block<Tiles::kRows>(call.shape, 0);
   const auto load_keys = [&](int key, int stage) {
-    load_tile<kDim, kColumns, Tiles::kThreads>(block.first_streamed + stage * Tiles::kStreamed,
-                                               call.k, call.k.at(b, key, kv_head), visible - key);
+    load_visible<kDim, kColumns, Tiles::kThreads>(block.first_streamed + stage * Tiles::kStreamed,
+                                                  call.k, at, key);
   };
   const auto load_values = [&](int key) {
-    load_tile<kDim, kColumns, Tiles::kThreads>(block.second_streamed, call.v,
-                                               call.v.at(b, key, kv_head), visible - key);
+    load_visible<kDim, kColumns, Tiles::kThreads>(block.second_streamed, call.v, at, key);
   };
-  const OwnRows own = {b, head, first, length};
+  const OwnRows own = {at.b, at.head, at.first, length};
   block.template load_own<kDim>(0, call.q, own);
   block.template load_own<kDim>(1, call.dout, own);
-  const int32_t* const starts = starts_of(call.document_starts, b, length);
-  const int first_key = first_key_of<kColumns>(starts, first);
+  const int32_t* const starts = starts_of(call.document_starts, at.b, length);
+  const int first_key = first_key_of<kColumns>(starts, at.first);
   load_keys(first_key, 0);
   load_values(first_key);
 
-  const int own_first = first + block.warp_row;
+  const int own_first = at.first + block.warp_row;
   const OwnDocuments<Tiles::kRowTiles * 2> documents(starts, own_first, length);
-  float log_sum_exp[Tiles::kRowTiles * 2];
-  float delta[Tiles::kRowTiles * 2];
-#pragma unroll
-  for (int i = 0; i < Tiles::kRowTiles * 2; ++i) {
-    const int query = own_first + i * 8 + lane_index() / 4;
-    const int64_t stored = (b * call.shape.heads + head) * length + query;
-    log_sum_exp[i] = query < length ? call.log_sum_exp[stored] * kLog2E : 0.0F;
-    delta[i] = query < length ? call.delta[stored] : 0.0F;
-  }
+  const OwnStatistics<Tiles::kRowTiles * 2> statistics(call, own, own_first);
   typename Tiles::Gradient query_gradient;
   set_zero(query_gradient);
   int stage = 0;
-  for (int key = first_key; key < visible; key += kColumns, stage ^= 1) {
+  for (int key = first_key; key < at.visible; key += kColumns, stage ^= 1) {
     wait_for_copies();
     __syncthreads();  // this tile is here, and nobody reads the last one's keys
-    if (key + kColumns < visible) {
+    if (key + kColumns < at.visible) {
       load_keys(key + kColumns, stage ^ 1);
     }
     const T* keys = block.first_streamed + stage * Tiles::kStreamed;
@@ -233,17 +254,15 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, false>::kThreads)
     const bool masks = shift + kColumns - 1 > 0;
     ScoreTile<Tiles> scores;
     if (seen) {
-      const auto statistics_of = [&](TileElement at) {
-        return QueryStatistics{log_sum_exp[at.own_row], delta[at.own_row]};
-      };
+      const auto statistics_of = [&](TileElement one) { return statistics[one.own_row]; };
       scores.template compute<kDim>(block, keys, call.shape.scale, statistics_of,
-                                    [&](TileElement at) {
-                                      return key + at.column < documents.begin[at.own_row] ||
-                                             (masks && at.column + shift > at.row);
+                                    [&](TileElement one) {
+                                      return key + one.column < documents.begin[one.own_row] ||
+                                             (masks && one.column + shift > one.row);
                                     });
     }
     __syncthreads();  // nobody reads the values any more
-    if (key + kColumns < visible) {
+    if (key + kColumns < at.visible) {
       load_values(key + kColumns);
     }
     if (seen) {

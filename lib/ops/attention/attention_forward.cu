@@ -141,7 +141,22 @@ __device__ __forceinline__ void score_tile(float (&scores)[kRowTiles][kKeyTiles]
   }
 }
 
-/// A block has kRows queries of one head: block (i, head, sequence), the last queries first.
+/// Stores the logarithms of a warp's sums, for the backward pass.
+template <typename T, int kRowTiles>
+__device__ __forceinline__ void store_log_sum_exp(const ForwardCall<T>& call,
+                                                  const QueryBlock& block, int own_first,
+                                                  const RunningSoftMax<kRowTiles>& soft_max) {
+  float* stored =
+      call.log_sum_exp + (block.b * call.shape.heads + block.head) * call.shape.query_length;
+  for (int row = 0; row < kRowTiles * 2; ++row) {
+    const int query = own_first + row * 8 + lane_index() / 4;
+    if (query < static_cast<int>(call.shape.query_length)) {
+      stored[query] = soft_max.max[row] * kLn2 + log_f32(soft_max.sum[row]);
+    }
+  }
+}
+
+/// A block has kRows queries of one head.
 template <typename T, int kDim>
 __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads)
     forward_kernel(ForwardCall<T> call) {
@@ -153,44 +168,36 @@ __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads)
   float* const staging =
       reinterpret_cast<float*>(values + 2 * Tiles::kTileElements) + warp * Tiles::kStaging;
 
-  const AttentionShape& shape = call.shape;
-  const int queries_end = static_cast<int>(shape.query_length);
-  const int history = static_cast<int>(shape.key_length) - queries_end;
-  // Later queries see more keys: they start first.
-  const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tiles::kRows;
-  const int64_t head = blockIdx.y;
-  const int64_t b = blockIdx.z;
-  const int64_t kv_head = head / (shape.heads / shape.kv_heads);
-  const int last = first + Tiles::kRows;
-  const int visible = history + (last < queries_end ? last : queries_end);
+  const int queries_end = static_cast<int>(call.shape.query_length);
+  const int history = static_cast<int>(call.shape.key_length) - queries_end;
+  const QueryBlock block = query_block<Tiles::kRows>(call.shape, history);
   const auto load_keys = [&](int key, int stage) {
-    load_tile<kDim, Tiles::kKeys, Tiles::kThreads>(keys + stage * Tiles::kTileElements, call.k,
-                                                   call.k.at(b, key, kv_head), visible - key);
-    load_tile<kDim, Tiles::kKeys, Tiles::kThreads>(values + stage * Tiles::kTileElements, call.v,
-                                                   call.v.at(b, key, kv_head), visible - key);
+    load_visible<kDim, Tiles::kKeys, Tiles::kThreads>(keys + stage * Tiles::kTileElements, call.k,
+                                                      block, key);
+    load_visible<kDim, Tiles::kKeys, Tiles::kThreads>(values + stage * Tiles::kTileElements, call.v,
+                                                      block, key);
   };
-  load_tile<kDim, Tiles::kRows, Tiles::kThreads>(queries, call.q, call.q.at(b, first, head),
-                                                 queries_end - first);
-  const int32_t* const starts = starts_of(call.document_starts, b, queries_end);
-  const int first_key = first_key_of<Tiles::kKeys>(starts, first);
+  load_tile<kDim, Tiles::kRows, Tiles::kThreads>(
+      queries, call.q, call.q.at(block.b, block.first, block.head), queries_end - block.first);
+  const int32_t* const starts = starts_of(call.document_starts, block.b, queries_end);
+  const int first_key = first_key_of<Tiles::kKeys>(starts, block.first);
   load_keys(first_key, 0);
 
   T* const own_queries = queries + warp * Tiles::kWarpRows * kRowStride<T, kDim>;
-  const int own_first = first + warp * Tiles::kWarpRows;
+  const int own_first = block.first + warp * Tiles::kWarpRows;
   const bool used = own_first < queries_end;
-  const float scale = shape.scale * kLog2E;
+  const float scale = call.shape.scale * kLog2E;
   const WarpQueries<T, Tiles::kRowTiles> own = {
       own_queries, history + own_first, starts != nullptr,
       OwnDocuments<Tiles::kRowTiles * 2>(starts, own_first, queries_end)};
   RunningSoftMax<Tiles::kRowTiles> soft_max;
   float output[Tiles::kRowTiles][kDim / 8][4];
   set_zero(output);
-
   int stage = 0;
-  for (int key = first_key; key < visible; key += Tiles::kKeys, stage ^= 1) {
+  for (int key = first_key; key < block.visible; key += Tiles::kKeys, stage ^= 1) {
     wait_for_copies();
     __syncthreads();  // this tile is here, and nobody reads the other stage any more
-    if (key + Tiles::kKeys < visible) {
+    if (key + Tiles::kKeys < block.visible) {
       load_keys(key + Tiles::kKeys, stage ^ 1);
     }
     if (used && key < own.position + Tiles::kWarpRows) {
@@ -206,17 +213,10 @@ __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads)
     result_to_tile<kDim>(output, own_queries);
   }
   __syncthreads();
-  store_tile<kDim, Tiles::kRows, Tiles::kThreads>(queries, call.out, call.out.at(b, first, head),
-                                                  queries_end - first);
-  if (call.log_sum_exp == nullptr || !used || lane_index() % 4 != 0) {
-    return;
-  }
-  float* stored = call.log_sum_exp + (b * shape.heads + head) * shape.query_length;
-  for (int row = 0; row < Tiles::kRowTiles * 2; ++row) {
-    const int query = own_first + row * 8 + lane_index() / 4;
-    if (query < queries_end) {
-      stored[query] = soft_max.max[row] * kLn2 + log_f32(soft_max.sum[row]);
-    }
+  store_tile<kDim, Tiles::kRows, Tiles::kThreads>(
+      queries, call.out, call.out.at(block.b, block.first, block.head), queries_end - block.first);
+  if (call.log_sum_exp != nullptr && used && lane_index() % 4 == 0) {
+    store_log_sum_exp(call, block, own_first, soft_max);
   }
 }
 

@@ -98,6 +98,25 @@ __device__ __forceinline__ int first_key_of(const int32_t* starts, int first) {
   return starts == nullptr ? 0 : starts[first] / kKeys * kKeys;
 }
 
+/// The queries of one head that a block has.
+struct QueryBlock {
+  int64_t b, head, kv_head;
+  int first;
+  int visible;  ///< keys that they see, from the first one on
+};
+
+/// Returns the kRows queries of block (i, head, sequence): the last ones first, because they see
+/// more keys. `history`: keys before the first query.
+template <int kRows>
+__device__ __forceinline__ QueryBlock query_block(const AttentionShape& shape, int history) {
+  const int length = static_cast<int>(shape.query_length);
+  const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kRows;
+  const int64_t head = blockIdx.y;
+  const int last = first + kRows;
+  return {blockIdx.z, head, head / (shape.heads / shape.kv_heads), first,
+          history + (last < length ? last : length)};
+}
+
 template <int kDim_>
 struct DimTag {
   static constexpr int kDim = kDim_;
@@ -137,6 +156,14 @@ __device__ __forceinline__ void load_tile(T* tile, const HeadRows<const T>& rows
       to[j] = valid ? values[j] : T{};
     }
   }
+}
+
+/// Fills a tile with the keys, or values, from position `key` on that the queries of a block see.
+template <int kDim, int kRows, int kThreads, typename T>
+__device__ __forceinline__ void load_visible(T* tile, const HeadRows<const T>& rows,
+                                             const QueryBlock& block, int key) {
+  load_tile<kDim, kRows, kThreads>(tile, rows, rows.at(block.b, key, block.kv_head),
+                                   block.visible - key);
 }
 
 /// Writes the first `used` rows of a tile into one head.

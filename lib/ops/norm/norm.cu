@@ -1,8 +1,10 @@
-// RMSNorm, LayerNorm and the RMSNorm of heads. The kernels of norm_kernels.cuh take rows of bf16 in
-// packs of 16 bytes, those of norm_any.cuh everything else.
+// RMSNorm, LayerNorm and the RMSNorm of heads. The kernels of norm_forward.cuh and
+// norm_backward.cuh take rows of bf16 in packs of 16 bytes, those of norm_any.cuh everything else.
 
 #include "ops/dispatch/cuda_operations.h"
+#include "ops/norm/norm_backward.cuh"
 #include "ops/norm/norm_cast.cuh"
+#include "ops/norm/norm_forward.cuh"
 
 namespace fp8train::ops::cuda {
 namespace {

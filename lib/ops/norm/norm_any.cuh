@@ -88,80 +88,95 @@ __device__ __forceinline__ AnyRow add_residual_any(const NormForwardRows& call, 
   return sum;
 }
 
+/// Returns the statistics of a row that the block's threads share.
+__device__ __forceinline__ RowStatistics row_statistics_any(const NormForwardRows& call,
+                                                            const Team& team, const AnyRow& x,
+                                                            float inverse_count, float* shared) {
+  float mean = 0.0F;
+  if (call.mean != nullptr) {
+    float sum = 0.0F;
+    for_each_eight(call.n, [&](int column, int available) {
+      float values[kVec8];
+      x.load(column, available, values);
+#pragma unroll
+      for (int j = 0; j < kVec8; ++j) {
+        sum += values[j];
+      }
+    });
+    mean = team.sum(sum, shared) * inverse_count;
+  }
+  float square_sum = 0.0F;
+  for_each_eight(call.n, [&](int column, int available) {
+    float values[kVec8];
+    x.load(column, available, values);
+#pragma unroll
+    for (int j = 0; j < kVec8; ++j) {
+      const float value = j < available ? values[j] - mean : 0.0F;
+      square_sum = fmaf(value, value, square_sum);
+    }
+  });
+  return {mean, rsqrtf(fmaf(team.sum(square_sum, shared), inverse_count, call.eps))};
+}
+
+/// Writes the results of a row, and a copy of what it was made from where one is wanted. Returns
+/// the larger of `largest` and the results' magnitudes, before they are rounded.
+__device__ __forceinline__ float write_row_any(const NormForwardRows& call, int64_t row,
+                                               const AnyRow& x, const RowStatistics& statistics,
+                                               float largest) {
+  const AnyRow weights = {const_cast<float*>(call.weight), DType::f32, 0, x.packed};
+  const AnyRow biases = {const_cast<float*>(call.bias), DType::f32, 0, x.packed};
+  const AnyRow y = {call.y, call.y_type, call.y_rows.at(row, call.n), x.packed};
+  const AnyRow original = {call.original, call.x_type, row * call.n, x.packed};
+  for_each_eight(call.n, [&](int column, int available) {
+    float values[kVec8], factors[kVec8];
+    x.load(column, available, values);
+    if (call.original != nullptr) {
+      original.store(column, available, values);
+    }
+    weights.load(column, available, factors);
+#pragma unroll
+    for (int j = 0; j < kVec8; ++j) {
+      values[j] = (values[j] - statistics.mean) * statistics.rstd * factors[j];
+    }
+    if (call.bias != nullptr) {
+      biases.load(column, available, factors);
+#pragma unroll
+      for (int j = 0; j < kVec8; ++j) {
+        values[j] += factors[j];
+      }
+    }
+    y.store(column, available, values);
+#pragma unroll
+    for (int j = 0; j < kVec8; ++j) {
+      largest = j < available ? max_magnitude(largest, values[j]) : largest;
+    }
+  });
+  return largest;
+}
+
 /// Computes what norm_forward_kernel computes; call.mean == null: RMSNorm.
 __global__ void __launch_bounds__(kNormThreads)
     norm_forward_any_kernel(NormForwardRows call, bool packed) {
   FP8TRAIN_SHARED_ARRAY(float, shared, kNormThreads / kWarp);
   const Team team(static_cast<int>(blockDim.x));
-  const int n = call.n;
-  const float inverse_count = 1.0F / static_cast<float>(n);
-  const AnyRow weights = {const_cast<float*>(call.weight), DType::f32, 0, packed};
-  const AnyRow biases = {const_cast<float*>(call.bias), DType::f32, 0, packed};
+  const float inverse_count = 1.0F / static_cast<float>(call.n);
   float largest = 0.0F;
   for (int64_t row = blockIdx.x; row < call.rows; row += gridDim.x) {
-    AnyRow x = {const_cast<void*>(call.x), call.x_type, call.x_rows.at(row, n), packed};
+    AnyRow x = {const_cast<void*>(call.x), call.x_type, call.x_rows.at(row, call.n), packed};
     if (call.delta != nullptr) {
-      x = add_residual_any(call, x, row * n);
+      x = add_residual_any(call, x, row * call.n);
     }
-    float mean = 0.0F;
-    if (call.mean != nullptr) {
-      float sum = 0.0F;
-      for_each_eight(n, [&](int column, int available) {
-        float values[kVec8];
-        x.load(column, available, values);
-#pragma unroll
-        for (int j = 0; j < kVec8; ++j) {
-          sum += values[j];
-        }
-      });
-      mean = team.sum(sum, shared) * inverse_count;
-    }
-    float square_sum = 0.0F;
-    for_each_eight(n, [&](int column, int available) {
-      float values[kVec8];
-      x.load(column, available, values);
-#pragma unroll
-      for (int j = 0; j < kVec8; ++j) {
-        const float value = j < available ? values[j] - mean : 0.0F;
-        square_sum = fmaf(value, value, square_sum);
-      }
-    });
-    const float rstd = rsqrtf(fmaf(team.sum(square_sum, shared), inverse_count, call.eps));
+    const RowStatistics statistics = row_statistics_any(call, team, x, inverse_count, shared);
     if (threadIdx.x == 0) {
-      call.rstd[row] = rstd;
+      call.rstd[row] = statistics.rstd;
       if (call.mean != nullptr) {
-        call.mean[row] = mean;
+        call.mean[row] = statistics.mean;
       }
     }
     if (call.y == nullptr) {
       continue;
     }
-    const AnyRow y = {call.y, call.y_type, call.y_rows.at(row, n), packed};
-    const AnyRow original = {call.original, call.x_type, row * n, packed};
-    for_each_eight(n, [&](int column, int available) {
-      float values[kVec8], factors[kVec8];
-      x.load(column, available, values);
-      if (call.original != nullptr) {
-        original.store(column, available, values);
-      }
-      weights.load(column, available, factors);
-#pragma unroll
-      for (int j = 0; j < kVec8; ++j) {
-        values[j] = (values[j] - mean) * rstd * factors[j];
-      }
-      if (call.bias != nullptr) {
-        biases.load(column, available, factors);
-#pragma unroll
-        for (int j = 0; j < kVec8; ++j) {
-          values[j] += factors[j];
-        }
-      }
-      y.store(column, available, values);
-#pragma unroll
-      for (int j = 0; j < kVec8; ++j) {
-        largest = j < available ? max_magnitude(largest, values[j]) : largest;
-      }
-    });
+    largest = write_row_any(call, row, x, statistics, largest);
   }
   if (call.amax != nullptr) {
     // Rounding to the type of y keeps the order.
@@ -169,6 +184,96 @@ __global__ void __launch_bounds__(kNormThreads)
     round_to_type(call.y_type, rounded);
     raise_block_amax(call.amax, max_magnitude(rounded[0], 0.0F), shared);
   }
+}
+
+/// A row in the backward pass.
+struct AnyBackwardRow {
+  AnyRow x, dy, dx, weights;
+  RowStatistics statistics;
+
+  __device__ __forceinline__ AnyBackwardRow(const NormBackwardRows& call, int64_t row, bool packed)
+      : x{const_cast<void*>(call.x), call.x_type, row * call.n, packed},
+        dy{const_cast<void*>(call.dy), call.dy_type, call.dy_rows.at(row, call.n), packed},
+        dx{call.dx, call.dx_type, call.dx_rows.at(row, call.n), packed},
+        weights{const_cast<float*>(call.weight), DType::f32, 0, packed},
+        statistics{call.mean != nullptr ? call.mean[row] : 0.0F, call.rstd[row]} {}
+};
+
+/// Returns the slopes of a row that the block's threads share.
+__device__ __forceinline__ RowSlopes row_slopes_any(const NormBackwardRows& call, const Team& team,
+                                                    const AnyBackwardRow& row, float inverse_count,
+                                                    float* shared) {
+  float gradient_sum = 0.0F;
+  float projection = 0.0F;
+  for_each_eight(call.n, [&](int column, int available) {
+    float values[kVec8], gradient[kVec8], weight[kVec8];
+    row.x.load(column, available, values);
+    row.dy.load(column, available, gradient);
+    row.weights.load(column, available, weight);
+#pragma unroll
+    for (int j = 0; j < kVec8; ++j) {
+      const float scaled = gradient[j] * weight[j];  // zero where there is none
+      projection = fmaf(scaled, values[j] - row.statistics.mean, projection);
+      gradient_sum += scaled;
+    }
+  });
+  const float gradient_mean =
+      call.mean != nullptr ? team.sum(gradient_sum, shared) * inverse_count : 0.0F;
+  const float rstd = row.statistics.rstd;
+  return {gradient_mean, team.sum(projection, shared) * inverse_count * rstd * rstd};
+}
+
+/// A block's sums over rows; `bias` is null for RMSNorm.
+struct AnyColumnSums {
+  float* weight;
+  float* bias;
+
+  /// Sets the columns of this thread to those of `from`, or to zeros if there is none.
+  __device__ __forceinline__ void set(int n, const AnyColumnSums* from) const {
+    for_each_eight(n, [&](int column, int available) {
+      for (int j = 0; j < available; ++j) {
+        weight[column + j] = from != nullptr ? from->weight[column + j] : 0.0F;
+        if (bias != nullptr) {
+          bias[column + j] = from != nullptr ? from->bias[column + j] : 0.0F;
+        }
+      }
+    });
+  }
+};
+
+/// Writes dx of a row, or adds it, and adds the row to the sums over rows.
+__device__ __forceinline__ void write_gradient_any(const NormBackwardRows& call,
+                                                   const AnyBackwardRow& row,
+                                                   const RowSlopes& slopes,
+                                                   const AnyColumnSums& sums) {
+  for_each_eight(call.n, [&](int column, int available) {
+    float values[kVec8], gradient[kVec8], weight[kVec8];
+    row.x.load(column, available, values);
+    row.dy.load(column, available, gradient);
+    row.weights.load(column, available, weight);
+#pragma unroll
+    for (int j = 0; j < kVec8; ++j) {
+      const float value = values[j] - row.statistics.mean;
+      if (j < available) {
+        sums.weight[column + j] =
+            fmaf(gradient[j], value * row.statistics.rstd, sums.weight[column + j]);
+        if (sums.bias != nullptr) {
+          sums.bias[column + j] += gradient[j];
+        }
+      }
+      values[j] = row.statistics.rstd *
+                  fmaf(-value, slopes.slope, fmaf(gradient[j], weight[j], -slopes.gradient_mean));
+    }
+    if (call.accumulate) {
+      float before[kVec8];
+      row.dx.load(column, available, before);
+#pragma unroll
+      for (int j = 0; j < kVec8; ++j) {
+        values[j] += before[j];
+      }
+    }
+    row.dx.store(column, available, values);
+  });
 }
 
 /// Computes what norm_backward_kernel computes: one block works on one chunk of rows. The sums of
@@ -185,78 +290,20 @@ __global__ void __launch_bounds__(kNormThreads, 4)
   const int64_t begin = blockIdx.x * call.chunk_rows;
   const int64_t chunk_end = begin + call.chunk_rows;
   const int64_t end = chunk_end < call.rows ? chunk_end : call.rows;
-  float* const weight_partial = call.weight_partial + int64_t{blockIdx.x} * n;
-  float* const bias_partial = layer ? call.bias_partial + int64_t{blockIdx.x} * n : nullptr;
-  float* const weight_sums = in_shared ? columns : weight_partial;
-  float* const bias_sums = in_shared ? columns + n : bias_partial;
-  const AnyRow weights = {const_cast<float*>(call.weight), DType::f32, 0, packed};
-  for_each_eight(n, [&](int column, int available) {
-    for (int j = 0; j < available; ++j) {
-      weight_sums[column + j] = 0.0F;
-      if (layer) {
-        bias_sums[column + j] = 0.0F;
-      }
-    }
-  });
+  const int64_t partial = int64_t{blockIdx.x} * n;
+  const AnyColumnSums partials = {call.weight_partial + partial,
+                                  layer ? call.bias_partial + partial : nullptr};
+  const AnyColumnSums in_columns = {columns, layer ? columns + n : nullptr};
+  const AnyColumnSums sums = in_shared ? in_columns : partials;
+  sums.set(n, nullptr);
 #pragma unroll 1
-  for (int64_t row = begin; row < end; ++row) {
-    const AnyRow x = {const_cast<void*>(call.x), call.x_type, row * n, packed};
-    const AnyRow dy = {const_cast<void*>(call.dy), call.dy_type, call.dy_rows.at(row, n), packed};
-    const AnyRow dx = {call.dx, call.dx_type, call.dx_rows.at(row, n), packed};
-    const float rstd = call.rstd[row];
-    const float mean = layer ? call.mean[row] : 0.0F;
-    float gradient_sum = 0.0F;
-    float projection = 0.0F;
-    for_each_eight(n, [&](int column, int available) {
-      float values[kVec8], gradient[kVec8], weight[kVec8];
-      x.load(column, available, values);
-      dy.load(column, available, gradient);
-      weights.load(column, available, weight);
-#pragma unroll
-      for (int j = 0; j < kVec8; ++j) {
-        const float scaled = gradient[j] * weight[j];  // zero where there is none
-        projection = fmaf(scaled, values[j] - mean, projection);
-        gradient_sum += scaled;
-      }
-    });
-    const float gradient_mean = layer ? team.sum(gradient_sum, shared) * inverse_count : 0.0F;
-    const float slope = team.sum(projection, shared) * inverse_count * rstd * rstd;
-    for_each_eight(n, [&](int column, int available) {
-      float values[kVec8], gradient[kVec8], weight[kVec8];
-      x.load(column, available, values);
-      dy.load(column, available, gradient);
-      weights.load(column, available, weight);
-#pragma unroll
-      for (int j = 0; j < kVec8; ++j) {
-        const float value = values[j] - mean;
-        if (j < available) {
-          weight_sums[column + j] = fmaf(gradient[j], value * rstd, weight_sums[column + j]);
-          if (layer) {
-            bias_sums[column + j] += gradient[j];
-          }
-        }
-        values[j] = rstd * fmaf(-value, slope, fmaf(gradient[j], weight[j], -gradient_mean));
-      }
-      if (call.accumulate) {
-        float before[kVec8];
-        dx.load(column, available, before);
-#pragma unroll
-        for (int j = 0; j < kVec8; ++j) {
-          values[j] += before[j];
-        }
-      }
-      dx.store(column, available, values);
-    });
+  for (int64_t row_index = begin; row_index < end; ++row_index) {
+    const AnyBackwardRow row(call, row_index, packed);
+    const RowSlopes slopes = row_slopes_any(call, team, row, inverse_count, shared);
+    write_gradient_any(call, row, slopes, sums);
   }
   if (in_shared) {
-    for_each_eight(n, [&](int column, int available) {
-      for (int j = 0; j < available; ++j) {
-        weight_partial[column + j] = weight_sums[column + j];
-        if (layer) {
-          bias_partial[column + j] = bias_sums[column + j];
-        }
-      }
-    });
+    partials.set(n, &sums);
   }
 }
 
