@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "base/error.h"
 #include "ops/loss/cross_entropy.h"
 
 namespace fp8train {
