@@ -21,6 +21,7 @@
 #include "io/export/export_folder.h"
 #include "io/export/export_gguf.h"
 #include "io/export/export_llmc.h"
+#include "output_path.h"
 
 namespace fp8train {
 namespace {
@@ -32,6 +33,7 @@ struct ExportCommand {
   std::string to = "hf";
   std::string dtype = "fp32";
   std::string max_shard_size = kShardSize;
+  bool overwrite = false;
 };
 
 enum class ExportTarget : uint8_t { hf, gguf, llmc };
@@ -150,9 +152,11 @@ int export_model(const ExportCommand& request) {
   if (is_folder && holds_model_files(request.out)) {
     throw ConfigError(request.out + " holds files of a model already; choose another --out");
   }
-  if (!is_folder && std::filesystem::exists(request.out)) {
-    throw ConfigError(fmt::format("{} exists already; --to {} writes one file, name another --out",
-                                  request.out, request.to));
+  if (!is_folder) {
+    check_output_file(request.out, request.overwrite, "--out");
+  }
+  if (is_folder && request.overwrite) {
+    throw ConfigError("--overwrite is for --to gguf and --to llmc; a folder is not replaced");
   }
   if (!is_folder && request.max_shard_size != kShardSize) {
     throw ConfigError("--max-shard-size is for --to hf; the other targets are one file");
@@ -184,6 +188,7 @@ void add_export(Arguments command, Action& action) {
                  "also q8_0");
   command.option("--max-shard-size", request->max_shard_size,
                  "Larger models are written as several files: 5GB, 200MB (powers of ten)");
+  command.flag("--overwrite", request->overwrite, "Replace a file that is there (gguf, llmc)");
   command.run(action, [request] { return export_model(*request); });
 }
 

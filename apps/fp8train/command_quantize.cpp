@@ -22,6 +22,7 @@
 #include "json_text.h"
 #include "numeric/with_type.h"
 #include "ops/cast/block_formats.h"
+#include "output_path.h"
 
 namespace fp8train {
 namespace {
@@ -36,7 +37,7 @@ struct QuantizeOptions {
   std::vector<std::string> include, exclude;
   bool dequantize = false;
   bool vectors = false;
-  bool force = false;
+  bool overwrite = false;
   bool json = false;
 };
 
@@ -103,9 +104,9 @@ FileQuantization request_of(const QuantizeOptions& options) {
 }
 
 FileQuantizationReport quantize_model(const QuantizeOptions& options, FileQuantization how) {
-  if (options.dequantize || options.vectors || options.force) {
+  if (options.dequantize || options.vectors || options.overwrite) {
     throw ConfigError(fmt::format(
-        "{} is a folder: --dequantize, --vectors and --force are for single .safetensors files",
+        "{} is a folder: --dequantize, --vectors and --overwrite are for single .safetensors files",
         options.in));
   }
   if (holds_model_files(options.out)) {
@@ -120,10 +121,7 @@ FileQuantizationReport quantize_any(const QuantizeOptions& options, const FileQu
   if (std::filesystem::is_directory(options.in)) {
     return quantize_model(options, how);
   }
-  if (!options.force && std::filesystem::exists(options.out)) {
-    throw ConfigError(
-        fmt::format("{} exists already; --force replaces it, or name another file", options.out));
-  }
+  check_output_file(options.out, options.overwrite, "--out");
   return quantize_file(options.in, options.out, how);
 }
 
@@ -231,7 +229,7 @@ void add_quantize(Arguments command, Action& action) {
   command.flag("--vectors", options->vectors, "Cast tensors of one dimension too, as one row");
   command.flag("--dequantize", options->dequantize,
                "Write the values of the codes, in the type of the input");
-  command.flag("--force", options->force, "Replace an existing file");
+  command.flag("--overwrite,--force", options->overwrite, "Replace a file that is there");
   command.flag("--json", options->json, "Report as JSON");
   command.run(action, [options] {
     const FileQuantization request = request_of(*options);

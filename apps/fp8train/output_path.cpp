@@ -40,14 +40,14 @@ std::string why_no_file(const fs::path& file) {
                                         : why_unwritable(fs::absolute(file).parent_path());
 }
 
-void check_output_file(const fs::path& file, bool overwrite) {
+void check_output_file(const fs::path& file, bool overwrite, const char* option) {
   if (const std::string problem = why_no_file(file); !problem.empty()) {
     throw DeviceError(problem);
   }
   if (!overwrite && fs::exists(file)) {
     throw ConfigError(fmt::format(
-        "{} already exists; replace it with --overwrite, or name another file with --output",
-        file.string()));
+        "{} already exists; replace it with --overwrite, or name another file with {}",
+        file.string(), option));
   }
 }
 

@@ -17,8 +17,9 @@ std::string why_unwritable(const std::filesystem::path& folder);
 std::string why_no_file(const std::filesystem::path& file);
 
 /// Throws ConfigError where the file is there and the option --overwrite is not given, DeviceError
-/// where it cannot be written.
-void check_output_file(const std::filesystem::path& file, bool overwrite);
+/// where it cannot be written. `option` names the file.
+void check_output_file(const std::filesystem::path& file, bool overwrite,
+                       const char* option = "--output");
 
 /// Writes the file whole or not at all, in a folder that is made for it. Throws DeviceError.
 void write_output_file(const std::filesystem::path& file, const std::string& text);

@@ -144,6 +144,8 @@ _{0}() {{
         COMPREPLY+=($(compgen -W "${{keys//=/}}" -- "$current"))
         return ;;
     esac
+    # A command that has parts takes one of them, and no file; the program takes a configuration.
+    if [[ -n $path && -n $parts ]]; then return; fi
     # With filenames bash would put a backslash before the = of a key.
     if [[ ${{COMPREPLY[0]-}} == *= ]]; then compopt -o nospace; else compopt -o filenames; fi
     COMPREPLY+=($(compgen -f -- "$current"))
@@ -207,7 +209,7 @@ _{0}() {{
       ({4}) compadd -S '' -- $keys ;;
       ({5}) compadd -- ${{keys%=}}; return ;;
     esac
-    _files
+    if [[ -z $path_words || ${{#parts}} == 0 ]]; then _files; fi
   fi
 }}
 if [[ ${{funcstack[1]}} == _{0} ]]; then _{0} "$@"; else compdef _{0} {0}; fi
@@ -232,7 +234,8 @@ std::string fish_completion(const CommandNode& program, const std::vector<std::s
     const std::string begin =
         fmt::format("complete -c {} -n {}", program.name, fish_quoted(condition));
     for (const CommandNode& part : node.parts) {
-      text += fmt::format("{} -a {} -d {}\n", begin, part.name, fish_quoted(part.help));
+      text += fmt::format("{}{} -a {} -d {}\n", begin, path.empty() ? "" : " -f", part.name,
+                          fish_quoted(part.help));
     }
     for (const CommandOption& option : node.options) {
       if (option.is_positional()) {

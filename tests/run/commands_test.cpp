@@ -271,7 +271,9 @@ TEST_CASE("export writes a folder that eval reads, and says what is wrong") {
       {{"out", "--out", "a", "--to", "gguff"}, "expected hf, gguf, llmc; did you mean gguf?"},
       {{"out", "--out", "a", "--to", "gguf", "--dtype", "fp8-block"}, "expected fp32, bf16"},
       {{"out", "--out", "a", "--dtype", "q8_0"}, "--to hf has no --dtype q8_0"},
-      {{"out", "--out", "text.txt", "--to", "gguf"}, "text.txt exists already"},
+      {{"out", "--out", "text.txt", "--to", "gguf"},
+       "text.txt already exists; replace it with --overwrite"},
+      {{"out", "--out", "a", "--overwrite"}, "is for --to gguf and --to llmc"},
       {{"out", "--out", "a", "--max-shard-size", "5XB"}, "such as 5GB or 200MB"},
       {{"out", "--out", "a", "--max-shard-size", "-5GB"}, "such as 5GB or 200MB"},
       {{"out", "--out", "a", "--to", "gguf", "--max-shard-size", "banana"}, "is for --to hf"}};

@@ -47,6 +47,7 @@ is mixed_precision= run.yaml mix
 completed run.yaml mix >completed.txt
 [[ $options == *nospace* && $options != *filenames* ]] || fail "bash escapes the = of a key"
 is "" train --config ""   # a file: readline's own
+is "bash zsh fish" completions "" # parts, and no files
 is "bash" completions b
 offers --json doctor --j
 commands=$("$program" completions bash | sed -n "s/^    '') parts='\(.*\)' ;;/\1/p" |

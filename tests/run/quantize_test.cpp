@@ -62,7 +62,7 @@ TEST_CASE("quantize writes the bits of another program in every combination") {
     const std::string expected = words.front();
     words.erase(words.begin());
     words.insert(words.begin(), {"quantize", (kGolden / "input.safetensors").string(), "--out",
-                                 "out.safetensors", "--force"});
+                                 "out.safetensors", "--overwrite"});
     INFO(line);
     expect_code(0, folder.path(), words);
     CHECK(fingerprint(folder / "out.safetensors") == expected);
@@ -85,7 +85,7 @@ TEST_CASE("quantize reports each tensor, what is copied, and a total") {
                            Contains("total") && Contains("a.vector (one dimension)") &&
                            Contains("3 values are NaN and 6 infinite"));
   const Outcome json =
-      expect_code(0, folder.path(), quantize({"--granularity", "row", "--force", "--json"}));
+      expect_code(0, folder.path(), quantize({"--granularity", "row", "--overwrite", "--json"}));
   const auto report = nlohmann::json::parse(json.out);
   CHECK(report["tensors"].size() == 33);
   CHECK(report["copied"].size() == 5);
@@ -139,7 +139,7 @@ TEST_CASE("quantize refuses what has no meaning and leaves files as they are") {
   write_file(folder / "unknown", unknown);
   refused(4, {"quantize", "unknown", "--out", "out.safetensors"}, "F65");
   write_file(out, "mine");
-  CHECK_THAT(expect_code(2, folder.path(), quantize({})).err, Contains("--force"));
+  CHECK_THAT(expect_code(2, folder.path(), quantize({})).err, Contains("--overwrite"));
   CHECK(read_file(out) == "mine");
 }
 
