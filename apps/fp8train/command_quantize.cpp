@@ -83,8 +83,9 @@ TensorFormat format_of(const QuantizeOptions& options) {
   format.policy = ScalePolicy::current;
   format.dtype = choose("--format", options.format, kElements);
   format.block = choose("--granularity", options.granularity, kBlocks);
-  format.scale_type = options.scale.empty() ? ops::find_block_format(format.block)->scales.front()
-                                            : choose("--scale", options.scale, kScales);
+  format.scale_type = options.scale.empty()
+                          ? ops::find_block_format(format.block, format.dtype)->scales.front()
+                          : choose("--scale", options.scale, kScales);
   format.rounding = choose("--rounding", options.rounding, kRoundingChoices);
   check_quantization(format);
   return format;

@@ -91,7 +91,7 @@ LinearOperands::Wanted LinearOperands::of_slot(const ScalingSlot* slot, Wanted w
 }
 
 const ScalingSlot* LinearOperands::only_slot() const {
-  if (!codes_suffice(rows_)) {
+  if (!codes_suffice(rows_) || !is_byte_code(rows_->format.dtype)) {
     return nullptr;
   }
   const ScaleBlock block = rows_->format.block;

@@ -21,9 +21,11 @@ constexpr float kMaxF16 = 65504.0F;
 namespace use {
 constexpr unsigned arithmetic = 1;  ///< activations and gradients may be held in it
 constexpr unsigned code = 2;  ///< written by casts with scales, and means nothing without them
-constexpr unsigned fp8 = 4 | code;  ///< a code of one byte that is a floating-point number
-constexpr unsigned stored = 8;      ///< of stored tensors (tensor/stored_tensor.h)
-constexpr unsigned wire = 16;       ///< of packets between ranks (ops/exchange/wire.h)
+constexpr unsigned fp8 = 4 | code;   ///< a code of one byte that is a floating-point number
+constexpr unsigned stored = 8;       ///< of stored tensors (tensor/stored_tensor.h)
+constexpr unsigned wire = 16;        ///< of packets between ranks, as it is (ops/exchange/wire.h)
+constexpr unsigned group_wire = 32;  ///< of packets with a scale for each group
+constexpr unsigned integer = 64;     ///< a whole number
 }  // namespace use
 
 /// The facts about an element type.
@@ -49,11 +51,12 @@ inline constexpr DTypeFacts kDTypes[] = {
     {DType::f32, "fp32", 32, "F32", use::arithmetic | use::stored | use::wire},
     {DType::bf16, "bf16", 16, "BF16", use::arithmetic | use::stored | use::wire},
     {DType::f16, "fp16", 16, "F16", use::arithmetic | use::stored, kMaxF16},
-    {DType::e4m3, "e4m3", 8, "F8_E4M3", use::fp8 | use::stored | use::wire, kMaxE4M3, 464.0F},
-    {DType::e5m2, "e5m2", 8, "F8_E5M2", use::fp8 | use::stored | use::wire, kMaxE5M2, 61440.0F},
+    {DType::e4m3, "e4m3", 8, "F8_E4M3", use::fp8 | use::stored | use::group_wire, kMaxE4M3, 464.0F},
+    {DType::e5m2, "e5m2", 8, "F8_E5M2", use::fp8 | use::stored | use::group_wire, kMaxE5M2,
+     61440.0F},
     {DType::e2m1, "e2m1", 4, {}, use::code, kMaxE2M1, 7.0F},
     {DType::e8m0, "e8m0", 8, "F8_E8M0"},
-    {DType::i8, "int8", 8, "I8", use::code | use::wire, 127.0F, 127.5F},
+    {DType::i8, "int8", 8, "I8", use::code | use::group_wire | use::integer, 127.0F, 127.5F},
     {DType::u8, "uint8", 8, "U8"},
     {DType::u16, "uint16", 16, "U16"},
     {DType::i32, "int32", 32, "I32"},
@@ -124,10 +127,10 @@ constexpr bool is_stored_type(DType type) {
 /// Whether values cross between ranks in the type as they are, and whether with a scale for each
 /// group.
 constexpr bool is_plain_wire_type(DType type) {
-  return facts_of(type).has(use::wire) && !is_code_type(type);
+  return facts_of(type).has(use::wire);
 }
 constexpr bool is_wire_code(DType type) {
-  return facts_of(type).has(use::wire | use::code);
+  return facts_of(type).has(use::group_wire);
 }
 
 /// "fp32", "bf16", "fp16", "e4m3", "e5m2", "e8m0", "int8", ...: the spelling of the table of plans

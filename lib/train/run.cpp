@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "base/signals.h"
 #include "config/changes.h"
+#include "device/device_questions.h"
 #include "optim/schedule.h"
 #include "train/checkpoint/data_checks.h"
 #include "train/checkpoint/rollback.h"

@@ -54,7 +54,7 @@ std::string why_not(const TensorFormat& format, Column column, const char* users
     }
     return names;
   };
-  const BlockFormat* const line = find_block_format(format.block);
+  const BlockFormat* const line = find_block_format(format.block, format.dtype);
   if (line == nullptr || !is_among(format.block)) {
     const auto all = blocks_that([](const BlockFormat& /*each*/) { return true; });
     return fmt::format("{} have scales for one of: {}", users, fmt::join(all, ", "));
@@ -100,6 +100,13 @@ std::span<const BlockFormat> block_formats() {
 const BlockFormat* find_block_format(ScaleBlock block) {
   const auto* const found = std::ranges::find(kBlockFormats, block, &BlockFormat::block);
   return found == std::end(kBlockFormats) ? nullptr : found;
+}
+
+const BlockFormat* find_block_format(ScaleBlock block, DType code) {
+  const auto* const found = std::ranges::find_if(kBlockFormats, [&](const BlockFormat& line) {
+    return line.block == block && has(line.cast, code);
+  });
+  return found == std::end(kBlockFormats) ? find_block_format(block) : found;
 }
 
 std::string why_not_cast(const TensorFormat& format, std::span<const ScaleBlock> among) {

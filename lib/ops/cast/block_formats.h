@@ -19,11 +19,13 @@ struct BlockFormat {
   bool transformed = false;  ///< values may go through a Hadamard transform first
 };
 
-/// A line for each block.
+/// One line, or more for codes with other types of scales, for each block.
 std::span<const BlockFormat> block_formats();
 
-/// Returns null if no matrix has scales for such blocks.
+/// Returns the first line of a block, or null if no matrix has scales for such blocks.
 const BlockFormat* find_block_format(ScaleBlock block);
+/// Returns the line of a block in which casts write `code`, or its first line where there is none.
+const BlockFormat* find_block_format(ScaleBlock block, DType code);
 
 /// Why no cast makes codes with such scales; empty where one does. Looks at the element type, the
 /// block, the type of the scales and the transform. "scales for 1x32 are e8m0", for messages.

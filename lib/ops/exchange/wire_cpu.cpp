@@ -1,5 +1,6 @@
 // Compiled once per x86-64 level. The arithmetic is in ops/exchange/wire_math.h.
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/math.h"
@@ -11,6 +12,11 @@
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
+
+static_assert(std::ranges::all_of(kWireGroups,
+                                  [](int group) { return kStoredPiece % group == 0; }));
+static_assert(std::ranges::all_of(WireCodes::kTypes, [](DType code) { return size_of(code) == 1; }),
+              "codes are copied as bytes");
 
 /// A piece of a chunk: elements begin .. begin + length - 1 of chunk `chunk`. They are elements
 /// `element` and on of the tensor, which has the first `present` of them.

@@ -179,6 +179,7 @@ bool is_exact_in_bf16(const TensorFormat& format) {
 void multiply_blocks(Stream stream, const Gemm& call) {
   ScaledWorkspace& space = scaled_workspace();
   if (call.a.quantized.format.block == per::row) {
+    check(call.b.quantized.format.block == per::row, "gemm: row scales go with row scales");
     return multiply_rows(stream, call, space);
   }
   if (is_exact_in_bf16(call.a.quantized.format) && is_exact_in_bf16(call.b.quantized.format)) {

@@ -18,17 +18,17 @@ constexpr size_t kAlignment = 256;  // of the second dequantized operand
 // cuBLAS documentation, "Narrow precision data types usage". Scales of 1x128 and 128x128 operands
 // are read four at once.
 constexpr BlockPair kBlockPairs[] = {
-    {per::tensor, per::tensor, ScalePair::tensor, kVector},
-    {per::row, per::row, ScalePair::row, kVector},
-    {per::block_1x128, per::block_1x128, ScalePair::block_1x128_1x128, kVector, 4},
-    {per::block_1x128, per::block_128x128, ScalePair::block_1x128_128x128, kVector, 4},
-    {per::block_128x128, per::block_1x128, ScalePair::block_128x128_1x128, kVector, 4},
-    {per::block_1x32, per::block_1x32, ScalePair::block_1x32, 32},
-    {per::block_1x32, per::block_32x32, ScalePair::block_1x32, 32},
-    {per::block_32x32, per::block_1x32, ScalePair::block_1x32, 32},
-    {per::block_1x16, per::block_1x16, ScalePair::block_1x16, 32},
-    {per::block_1x16, per::block_16x16, ScalePair::block_1x16, 32},
-    {per::block_16x16, per::block_1x16, ScalePair::block_1x16, 32}};
+    {per::tensor, per::tensor, DType::f32, ScalePair::tensor, kVector},
+    {per::row, per::row, DType::f32, ScalePair::row, kVector},
+    {per::block_1x128, per::block_1x128, DType::f32, ScalePair::block_1x128_1x128, kVector, 4},
+    {per::block_1x128, per::block_128x128, DType::f32, ScalePair::block_1x128_128x128, kVector, 4},
+    {per::block_128x128, per::block_1x128, DType::f32, ScalePair::block_128x128_1x128, kVector, 4},
+    {per::block_1x32, per::block_1x32, DType::e8m0, ScalePair::block_1x32, 32},
+    {per::block_1x32, per::block_32x32, DType::e8m0, ScalePair::block_1x32, 32},
+    {per::block_32x32, per::block_1x32, DType::e8m0, ScalePair::block_1x32, 32},
+    {per::block_1x16, per::block_1x16, DType::e4m3, ScalePair::block_1x16, 32},
+    {per::block_1x16, per::block_16x16, DType::e4m3, ScalePair::block_1x16, 32},
+    {per::block_16x16, per::block_1x16, DType::e4m3, ScalePair::block_1x16, 32}};
 
 /// What K must be a multiple of, and the reason where it is not.
 constexpr std::pair<int64_t, std::string_view> kDepthRules[] = {{16, "K is not a multiple of 16"},
@@ -42,8 +42,10 @@ static_assert(std::ranges::all_of(kBlockPairs, [](const BlockPair& pair) {
 const BlockPair* pair_of(const TensorFormat& a, const TensorFormat& b) {
   const ScaleBlock a_block = read_as(a, b).block;
   const ScaleBlock b_block = read_as(b, a).block;
-  const auto* const found = std::ranges::find_if(
-      kBlockPairs, [&](const BlockPair& pair) { return pair.a == a_block && pair.b == b_block; });
+  const auto* const found = std::ranges::find_if(kBlockPairs, [&](const BlockPair& pair) {
+    return pair.a == a_block && pair.b == b_block && pair.scale == dtype_of(a.scale_type) &&
+           pair.scale == dtype_of(b.scale_type);
+  });
   return found == std::end(kBlockPairs) ? nullptr : found;
 }
 
@@ -67,25 +69,6 @@ std::string_view why_missing(ScalePair scales) {
     case ScalePair::block_1x128_128x128:
     case ScalePair::block_128x128_1x128:
       return "this GPU has no products with 1x128 and 128x128 scales";
-    case ScalePair::count:
-      break;
-  }
-  throw InternalError("unknown pair of scales");
-}
-
-/// The scales that a GPU reads with these blocks.
-DType scales_read(ScalePair scales) {
-  switch (scales) {
-    case ScalePair::block_1x32:
-      return DType::e8m0;
-    case ScalePair::block_1x16:
-      return DType::e4m3;
-    case ScalePair::tensor:
-    case ScalePair::row:
-    case ScalePair::block_1x128_1x128:
-    case ScalePair::block_1x128_128x128:
-    case ScalePair::block_128x128_1x128:
-      return DType::f32;
     case ScalePair::count:
       break;
   }
@@ -116,11 +99,6 @@ std::string_view broken_rule(const GemmFormats& formats, const GemmExtents& exte
   if (const auto why = why_no_fp8_product(pair.scales, formats.a.dtype, formats.b.dtype);
       !why.empty()) {
     return why;
-  }
-  for (const TensorFormat* format : {&formats.a, &formats.b}) {
-    if (dtype_of(format->scale_type) != scales_read(pair.scales)) {
-      return "the GPU reads another type of scale with these blocks";
-    }
   }
   if (pair.scales == ScalePair::tensor) {
     return {};  // gemm checks the extents of what is never dequantized

@@ -15,16 +15,17 @@
 
 namespace fp8train::ops {
 
-/// Blocks of two quantized operands that a product reads, both along K.
+/// Blocks and scales of two quantized operands that a product reads, both along K.
 struct BlockPair {
   ScaleBlock a, b;
+  DType scale;              ///< type of the scales of both
   ScalePair scales;         ///< their line in DeviceTraits::fp8_products
   int64_t k_multiple;       ///< multiple of K, on tensor cores
   int64_t mn_multiple = 1;  ///< multiple of M and N, on tensor cores
 };
 
-/// Returns all pairs of blocks. Next to row scales, one scale for the tensor is the same scale for
-/// each row.
+/// Returns all pairs of blocks with their scales. Next to row scales, one scale for the tensor is
+/// the same scale for each row.
 std::span<const BlockPair> block_pairs();
 
 /// "tensor with tensor, row with row, 1x128 with 1x128 or 128x128, ...", for messages.

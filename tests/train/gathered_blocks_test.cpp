@@ -1,5 +1,5 @@
-// Whole steps with MXFP8 weights in squares of 32x32: ranks that have parts of the weights gather
-// one set of codes, and train to the bits of a rank that is alone.
+// Whole steps with weights in blocks: ranks that have parts of them gather one set of codes where
+// that is enough, else values, and train to the bits of a rank that is alone.
 
 #include <catch2/catch.hpp>
 
@@ -8,19 +8,32 @@
 namespace fp8train::test {
 namespace {
 
-/// `primary`: the codes are the weights, next to fp32 masters.
-EngineSettings squares(int stage, bool primary) {
-  PlanRequest request;
-  request.plan = "te-mxfp8";
-  request.roles.fprop_w = request.roles.dgrad_w = "e4m3 32x32 e8m0";
-  request.roles.weight = primary ? request.roles.fprop_w : "";
-  request.roles.master_weight = primary ? "fp32" : "";
+EngineSettings settings_of(const PlanRequest& request, int stage) {
   EngineSettings settings = tiny(request.plan, 1);
   settings.model.intermediate_size = 96;
   settings.plan = resolve_plan(request);
   settings.strategy.zero_stage = stage;
   settings.optimizer.grad_clip = 0;  // the order of the norm's sum is that of the shards
   return settings;
+}
+
+/// MXFP8 weights in squares of 32x32. `primary`: the codes are the weights, next to fp32 masters.
+EngineSettings squares(int stage, bool primary) {
+  PlanRequest request;
+  request.plan = "te-mxfp8";
+  request.roles.fprop_w = request.roles.dgrad_w = "e4m3 32x32 e8m0";
+  request.roles.weight = primary ? request.roles.fprop_w : "";
+  request.roles.master_weight = primary ? "fp32" : "";
+  return settings_of(request, stage);
+}
+
+/// NVFP4 whose dgrad multiplies a plain dy, without random bits, which ranks draw apart.
+EngineSettings packed_codes(int stage) {
+  PlanRequest request;
+  request.plan = "te-nvfp4";
+  request.roles.dgrad_dy = "bf16";
+  request.roles.wgrad_dy = "e2m1 1x16 e4m3 hadamard";
+  return settings_of(request, stage);
 }
 
 struct Run {
@@ -78,6 +91,19 @@ TEST_CASE("MXFP8 weights in squares train alone and under ZeRO to the same bits"
     CAPTURE(primary, ranks, stage);
     const Run parts = run_on(ranks, squares(stage, primary));
     CHECK(parts.gathered_as_codes == 8);  // of two blocks
+    CHECK(same_bits(parts.weights, alone.weights));
+    CHECK(parts.losses == alone.losses);
+    CHECK(parts.as_planned);
+  }
+}
+
+TEST_CASE("weights in packed codes train alone and under ZeRO to the same bits") {
+  const Run alone = run(packed_codes(0), nullptr);
+  CHECK(alone.losses[5] < 0.9 * alone.losses[1]);
+  for (const int stage : {1, 3}) {
+    CAPTURE(stage);
+    const Run parts = run_on(2, packed_codes(stage));
+    CHECK(parts.gathered_as_codes == 0);  // a code has less than a byte
     CHECK(same_bits(parts.weights, alone.weights));
     CHECK(parts.losses == alone.losses);
     CHECK(parts.as_planned);
