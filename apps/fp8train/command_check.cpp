@@ -70,6 +70,18 @@ void check_weights(const Session& session) {
                missing_tokens(session.settings.model));
 }
 
+/// Says that data is hashed, where that takes long.
+void say_hashing(const Corpus& corpus) {
+  uint64_t bytes = 0;
+  for (const DataFile& file : corpus.files()) {
+    bytes += file.identity.bytes;
+  }
+  if (bytes > FileHashes::kAtOnce) {
+    log_info(fmt::format("hashing up to {} of data, to compare it with the checkpoint's",
+                         describe_bytes(static_cast<double>(bytes))));
+  }
+}
+
 /// Compares the run with the checkpoint that it would continue from, and returns a line on it;
 /// empty if there is none. Data files are compared by samples of their tokens or, with
 /// `whole_files`, by the hashes of all of their bytes. Throws as the start of the run would.
@@ -83,6 +95,7 @@ std::string check_checkpoint(Session& session, bool whole_files) {
   }
   session.enter_stage(session.stage_after(found.step));
   if (whole_files) {
+    say_hashing(session.data.train);
     begin_data_record(session, directory.data_hashes(), std::numeric_limits<uint64_t>::max());
   }
   const std::unique_ptr<Device> meta = make_device(DeviceKind::meta);

@@ -132,10 +132,10 @@ class FormatParser {
     if (read_block(word) || read_policy(word)) {
       return;
     }
-    const std::optional<ScaleType> scale_type = value_in(kScaleTypes, word.name);
-    if (scale_type && *scale_type != ScaleType::f32) {
+    const auto* const scales = std::ranges::find(kScaleTypeFacts, word.name, &ScaleTypeFacts::name);
+    if (scales != std::end(kScaleTypeFacts) && scales->type != ScaleType::f32) {
       once(has_scale_type_, word, "type of scale");
-      format_.scale_type = *scale_type;
+      format_.scale_type = scales->type;
     } else if (word.name == "hadamard") {
       once(format_.hadamard, word, "transform");
     } else if (word.name == "stochastic") {
@@ -272,7 +272,7 @@ class FormatParser {
     if (format_.expanded && !format_.block.is_group()) {
       fail("expanded belongs to groups: group(128) expanded");
     }
-    if (format_.hadamard && format_.scale_type != ScaleType::e4m3) {
+    if (format_.hadamard && !facts_of(format_.scale_type).two_level) {
       fail("hadamard belongs to e4m3 scales: e2m1 1x16 e4m3 hadamard");
     }
     if (format_.amax_epsilon > 0 && format_.policy != ScalePolicy::current) {

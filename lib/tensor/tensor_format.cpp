@@ -58,7 +58,7 @@ std::string name_of(ScaleBlock block) {
 }
 
 std::string_view name_of(ScaleType type) {
-  return name_in(kScaleTypes, type);
+  return facts_of(type).name;
 }
 
 std::string describe(const TensorFormat& format) {
@@ -95,9 +95,9 @@ std::vector<std::string> format_blocks() {
 
 std::vector<std::string> format_scale_types() {
   std::vector<std::string> names;
-  for (const auto& [type, name] : kScaleTypes) {
-    if (type != ScaleType::f32) {
-      names.emplace_back(name);
+  for (const ScaleTypeFacts& facts : kScaleTypeFacts) {
+    if (facts.type != ScaleType::f32) {
+      names.emplace_back(facts.name);
     }
   }
   return names;

@@ -2,8 +2,10 @@
 // A TensorFormat is the format of one role: element format x block of elements that share a scale x
 // scale policy x scale type x rounding. Pure data.
 
+#include <algorithm>
 #include <compare>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -65,21 +67,29 @@ enum class ScaleType : uint8_t {
   e8m0,
   e4m3,  ///< under an fp32 scale of the tensor (NVFP4)
 };
-inline constexpr std::pair<ScaleType, std::string_view> kScaleTypes[] = {{ScaleType::f32, "fp32"},
-                                                                         {ScaleType::pow2, "pow2"},
-                                                                         {ScaleType::e8m0, "e8m0"},
-                                                                         {ScaleType::e4m3, "e4m3"}};
+/// The facts about a type of scale.
+struct ScaleTypeFacts {
+  ScaleType type;
+  std::string_view name;
+  DType dtype;         ///< in which scales are held
+  bool exact_in_bf16;  ///< a code times its scale is a number of bf16
+  bool two_level;      ///< scales of blocks lie under an fp32 scale of the tensor
+  int packet_bytes;    ///< of a scale between ranks, where one byte is an exponent; 0: none crosses
+};
+/// The one table, in the order of ScaleType.
+inline constexpr ScaleTypeFacts kScaleTypeFacts[] = {
+    {ScaleType::f32, "fp32", DType::f32, false, false, 4},
+    {ScaleType::pow2, "pow2", DType::f32, true, false, 1},
+    {ScaleType::e8m0, "e8m0", DType::e8m0, true, false, 0},
+    {ScaleType::e4m3, "e4m3", DType::e4m3, true, true, 0}};
+constexpr const ScaleTypeFacts& facts_of(ScaleType type) {
+  return kScaleTypeFacts[static_cast<size_t>(type)];
+}
+static_assert(std::ranges::all_of(kScaleTypeFacts, [](const ScaleTypeFacts& facts) {
+  return &facts_of(facts.type) == &facts;
+}));
 constexpr DType dtype_of(ScaleType type) {
-  switch (type) {
-    case ScaleType::f32:
-    case ScaleType::pow2:
-      break;
-    case ScaleType::e8m0:
-      return DType::e8m0;
-    case ScaleType::e4m3:
-      return DType::e4m3;
-  }
-  return DType::f32;
+  return facts_of(type).dtype;
 }
 
 enum class Rounding : uint8_t { nearest_even, stochastic };
@@ -145,7 +155,7 @@ struct TensorFormat {
   /// Whether values are stored as scale * value, with scales next to them.
   bool is_scaled() const { return policy != ScalePolicy::none; }
   /// Whether the scales of blocks lie under a scale of the tensor.
-  bool is_two_level() const { return is_scaled() && scale_type == ScaleType::e4m3; }
+  bool is_two_level() const { return is_scaled() && facts_of(scale_type).two_level; }
   /// Whether its scale is delayed, but current in a first window.
   bool is_current_at_first() const {
     return policy == ScalePolicy::delayed && delayed.current_at_first;

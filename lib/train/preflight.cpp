@@ -27,25 +27,40 @@ std::string family_name(DType type) {
   return name;
 }
 
+/// The family of a scaled layer's codes.
+std::string family_of(const LinearPlan& plan) {
+  const TensorFormat& backward = plan.dgrad.a.is_scaled() ? plan.dgrad.a : plan.wgrad.a;
+  return family_name(plan.fprop.a.is_scaled() ? plan.fprop.a.dtype : backward.dtype);
+}
+
 std::string describe_linears(const Session& session) {
-  const auto plans = plan_linears(session.engine.plan, linear_sites(session.engine.model));
-  size_t scaled = 0;
+  const PrecisionPlan& own = session.engine.plan;
+  const auto plans = plan_linears(own, linear_sites(session.engine.model));
+  std::vector<std::pair<std::string, size_t>> families;  // layers of each, in their order
   for (const LinearPlan& plan : plans) {
-    scaled += plan.is_scaled() ? 1 : 0;
+    if (plan.is_scaled()) {
+      const std::string family = family_of(plan);
+      auto found = std::ranges::find(families, family, &std::pair<std::string, size_t>::first);
+      found = found == families.end() ? families.insert(found, {family, 0}) : found;
+      ++found->second;
+    }
   }
-  if (!session.engine.plan.fprop.a.is_scaled() && scaled == 0) {
-    return fmt::format("{} linear layers in {}", plans.size(),
-                       name_of(session.engine.plan.activation));
+  if (!families.empty()) {
+    std::string text;
+    for (const auto& [family, layers] : families) {
+      text += text.empty()
+                  ? fmt::format("{} of {} linear layers in {}, ", layers, plans.size(), family)
+                  : fmt::format("{} in {}, ", layers, family);
+    }
+    return fmt::format("{}the others in {} (`fp8train explain` lists them)", text,
+                       name_of(own.activation));
   }
-  const std::string narrow = family_name(session.engine.plan.fprop.a.dtype);
-  if (scaled == 0) {
-    return fmt::format("NONE of {} linear layers runs in {}, all in {}; the first one: {}",
-                       plans.size(), narrow, name_of(session.engine.plan.activation),
-                       plans.front().exempt_reason);
+  if (!own.fprop.a.is_scaled()) {
+    return fmt::format("{} linear layers in {}", plans.size(), name_of(own.activation));
   }
-  return fmt::format(
-      "{} of {} linear layers in {}, the others in {} (`fp8train explain` lists them)", scaled,
-      plans.size(), narrow, name_of(session.engine.plan.activation));
+  return fmt::format("NONE of {} linear layers runs in {}, all in {}; the first one: {}",
+                     plans.size(), family_name(own.fprop.a.dtype), name_of(own.activation),
+                     plans.front().exempt_reason);
 }
 
 /// Steps [begin, end) of a run with one plan, or without scaled GEMMs.

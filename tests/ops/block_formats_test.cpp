@@ -25,8 +25,8 @@ TensorFormat scaled(DType type, ScaleBlock block, ScaleType scale_type) {
 TEST_CASE("what a product reads, a cast makes, and it is a product with itself or a square's") {
   for (const ops::BlockFormat& line : ops::block_formats()) {
     for (const DType type : CodeTypes::kTypes) {
-      for (const auto& known : kScaleTypes) {
-        const ScaleType scale_type = known.first;
+      for (const ScaleTypeFacts& known : kScaleTypeFacts) {
+        const ScaleType scale_type = known.type;
         const TensorFormat format = scaled(type, line.block, scale_type);
         CAPTURE(describe(format));
         const bool multiplied = ops::why_not_multiplied(format).empty();

@@ -142,6 +142,10 @@ TEST_CASE("check says what would not run here, or not in FP8") {
                   Workshop::check({"output_dir=new", "mixed_precision=fp8", "model.hidden_size=72",
                                    "model.intermediate_size=72", "model.head_dim=18"}));
   CHECK_THAT(plain.out, Contains("NONE of") && Contains("multiple of 16"));
+  const Outcome mixed = expect_code(0, shop.path(),
+                                    Workshop::check({"output_dir=new", "mixed_precision=fp8",
+                                                     "precision.layers={'*.mlp.down': te-nvfp4}"}));
+  CHECK_THAT(mixed.out, Contains("6 of 9 linear layers in FP8, 2 in FP4, the others in bf16 ("));
   CHECK_THAT(expect_code(4, shop.path(), Workshop::check({"output_dir=text.txt/run"})).err,
              Contains("text.txt"));
   CHECK_THAT(expect_code(4, shop.path(), Workshop::check({"output_dir=/proc/run"})).err,

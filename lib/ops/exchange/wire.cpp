@@ -44,16 +44,8 @@ std::string listed(const Items& items, const char* last) {
 }  // namespace
 
 WireScale wire_scale_of(ScaleType type) {
-  switch (type) {
-    case ScaleType::f32:
-      return {.bytes = 4};
-    case ScaleType::pow2:
-      return {.bytes = 1, .pow2 = true};
-    case ScaleType::e8m0:
-    case ScaleType::e4m3:
-      break;
-  }
-  return {};
+  const int bytes = facts_of(type).packet_bytes;
+  return {.bytes = bytes, .pow2 = bytes == 1};
 }
 
 bool is_wire_format(const TensorFormat& format) {

@@ -161,19 +161,6 @@ void multiply_partials(const Gemm& call, ScaledWorkspace& space) {
   });
 }
 
-/// Whether codes times such scales are exact in bf16.
-bool is_exact_in_bf16(const TensorFormat& format) {
-  switch (format.scale_type) {
-    case ScaleType::pow2:
-    case ScaleType::e8m0:
-    case ScaleType::e4m3:
-      return true;
-    case ScaleType::f32:
-      break;
-  }
-  return false;
-}
-
 }  // namespace
 
 void multiply_blocks(Stream stream, const Gemm& call) {
@@ -182,7 +169,8 @@ void multiply_blocks(Stream stream, const Gemm& call) {
     check(call.b.quantized.format.block == per::row, "gemm: row scales go with row scales");
     return multiply_rows(stream, call, space);
   }
-  if (is_exact_in_bf16(call.a.quantized.format) && is_exact_in_bf16(call.b.quantized.format)) {
+  if (facts_of(call.a.quantized.format.scale_type).exact_in_bf16 &&
+      facts_of(call.b.quantized.format.scale_type).exact_in_bf16) {
     return multiply_scaled(stream, call, space);
   }
   multiply_partials(call, space);

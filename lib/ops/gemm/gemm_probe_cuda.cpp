@@ -57,7 +57,7 @@ ScaleType scale_type_of(ScaleBlock block) {
 
 /// Whether the tensor has a scale above those of its blocks.
 bool is_two_level(ScaleBlock block) {
-  return scale_type_of(block) == ScaleType::e4m3;
+  return facts_of(scale_type_of(block)).two_level;
 }
 
 /// The scale of a block: one of four, all exact in its type.
