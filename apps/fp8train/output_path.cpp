@@ -45,9 +45,9 @@ void check_output_file(const fs::path& file, bool overwrite, const char* option)
     throw DeviceError(problem);
   }
   if (!overwrite && fs::exists(file)) {
-    throw ConfigError(fmt::format(
-        "{} already exists; replace it with --overwrite, or name another file with {}",
-        file.string(), option));
+    throw ConfigError(
+        fmt::format("{} already exists; replace it with --overwrite, or name another file with {}",
+                    file.string(), option));
   }
 }
 

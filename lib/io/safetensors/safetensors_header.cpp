@@ -26,9 +26,10 @@ constexpr SafetensorsType kUnwrittenTypes[] = {
     {"F8_E4M3FNUZ", 8, {}}, {"F8_E5M2FNUZ", 8, {}},  {"I16", 16, {}},    {"U32", 32, {}},
     {"C64", 64, {}},        {"F64", 64, DType::f64}, {"U64", 64, {}}};
 
-// Checkpoints hold stored tensors.
+// Checkpoints hold stored tensors, and `quantize` writes codes of a byte.
 static_assert(std::ranges::all_of(kDTypes, [](const DTypeFacts& facts) {
-  return !facts.has(use::stored) || !facts.safetensors.empty();
+  const bool is_written = facts.has(use::stored) || is_byte_code(facts.type);
+  return !is_written || !facts.safetensors.empty();
 }));
 
 /// Follows the parser's events through the only shape a header can have: {name: {dtype, shape:
