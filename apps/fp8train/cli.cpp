@@ -193,9 +193,11 @@ void add_common(Arguments command, CommonOptions& options) {
 void add_ranks(Arguments command, RankOptions& options) {
   add_common(command, options.common);
   command.option("--world-size", options.world_size, 1,
-                 "Ranks of the run (default: job.nodes x job.ranks_per_node)");
+                 "Ranks of the run (default: job.nodes x job.ranks_per_node; where that is 1, "
+                 "num_processes of another program's file)");
   command.option("--ranks-per-node", options.ranks_per_node, 1,
-                 "Ranks on a node (default: job.ranks_per_node; with --world-size alone 8)");
+                 "Ranks on a node (default: job.ranks_per_node; 8 where the number of ranks is not "
+                 "that of the job)");
 }
 
 std::vector<std::string> with_command(std::vector<std::string> arguments,

@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <limits>
 #include <memory>
 #include <vector>
 
@@ -70,22 +69,11 @@ void check_weights(const Session& session) {
                missing_tokens(session.settings.model));
 }
 
-/// Says that data is hashed, where that takes long.
-void say_hashing(const Corpus& corpus) {
-  uint64_t bytes = 0;
-  for (const DataFile& file : corpus.files()) {
-    bytes += file.identity.bytes;
-  }
-  if (bytes > FileHashes::kAtOnce) {
-    log_info(fmt::format("hashing up to {} of data, to compare it with the checkpoint's",
-                         describe_bytes(static_cast<double>(bytes))));
-  }
-}
-
 /// Compares the run with the checkpoint that it would continue from, and returns a line on it;
 /// empty if there is none. Data files are compared by samples of their tokens or, with
-/// `whole_files`, by the hashes of all of their bytes. Throws as the start of the run would.
-std::string check_checkpoint(Session& session, bool whole_files) {
+/// `whole_files`, by the hashes that the checkpoint has of them. Throws as the start of the run
+/// would.
+std::string check_checkpoint(Session& session, bool whole_files, bool quiet) {
   const RunDirectory directory{session.settings.output_dir};
   const std::unique_ptr<Communicator> self = make_self_communicator();
   const FoundStart found = find_start(session, directory.checkpoints(), *self);
@@ -95,12 +83,19 @@ std::string check_checkpoint(Session& session, bool whole_files) {
   }
   session.enter_stage(session.stage_after(found.step));
   if (whole_files) {
-    say_hashing(session.data.train);
-    begin_data_record(session, directory.data_hashes(), std::numeric_limits<uint64_t>::max());
+    const bool is_own = found.checkpoint->parent_path() == directory.checkpoints();
+    begin_data_record(session, is_own ? directory.data_hashes() : std::filesystem::path());
   }
   const std::unique_ptr<Device> meta = make_device(DeviceKind::meta);
   Decoder model(*meta, session.engine.model, session.engine.plan, {});
   log_warnings(check_resumes(*found.checkpoint, session, model));
+  ProgressLine line;
+  compare_all_data(session, [&](uint64_t bytes_left) {
+    if (!quiet && line.is_due()) {
+      fmt::print(stderr, "comparing data with the checkpoint's: {} left\n",
+                 describe_bytes(static_cast<double>(bytes_left)));
+    }
+  });
   return fmt::format("resume  from {}: step {} of {}", found.checkpoint->string(), found.step,
                      session.max_steps);
 }
@@ -140,7 +135,9 @@ int check_settings(const CheckOptions& options, const Settings& settings, int wo
   log_notes(session);
   check_weights(session);
   std::string reason;
-  const std::unique_ptr<Device> device = choose_device(settings.device, false, reason);
+  const bool is_planned = settings.job.names_gpu() && settings.device != DeviceChoice::cpu;
+  const std::unique_ptr<Device> device =
+      choose_device(is_planned ? DeviceChoice::automatic : settings.device, false, reason);
   const RankMemory memory = memory_of_job(settings, [&]() -> const Device& { return *device; });
   const DryRunStep dry_run = largest_stage(session, [&](const EngineSettings& engine) {
     return memory.gpu != nullptr ? dry_run_step(engine, memory.traits, ranks, 0)
@@ -158,7 +155,8 @@ int check_settings(const CheckOptions& options, const Settings& settings, int wo
   if (const std::string problem = why_unwritable(settings.output_dir); !problem.empty()) {
     throw DeviceError("output_dir: " + problem);
   }
-  if (const std::string resumed = check_checkpoint(session, !options.no_scan); !resumed.empty()) {
+  if (const std::string resumed = check_checkpoint(session, !options.no_scan, quiet);
+      !resumed.empty()) {
     say(resumed);
   }
   if (!options.no_scan) {

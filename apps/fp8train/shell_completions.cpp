@@ -196,7 +196,7 @@ _{0}() {{
     fi
   done
   # A configuration alone is a run of train.
-  if [[ -z $path_words && $CURRENT -gt 2 ]]; then path_words=train; fi
+  if [[ -z $path_words && $CURRENT -gt 2 ]]; then path_words=train; parts=(); fi
   case $path_words in
 {3}  esac
   if [[ ${{words[CURRENT - 1]}} == --set ]]; then
@@ -233,9 +233,16 @@ std::string fish_completion(const CommandNode& program, const std::vector<std::s
     }
     const std::string begin =
         fmt::format("complete -c {} -n {}", program.name, fish_quoted(condition));
+    // Where a command has parts and none has been given, no file is offered.
+    const std::string begin_parts =
+        path.empty()
+            ? begin
+            : fmt::format("complete -c {} -n {} -f", program.name,
+                          fish_quoted(fmt::format("{}; and not "
+                                                  "__fish_seen_subcommand_from {}",
+                                                  condition, fmt::join(part_names(node), " "))));
     for (const CommandNode& part : node.parts) {
-      text += fmt::format("{}{} -a {} -d {}\n", begin, path.empty() ? "" : " -f", part.name,
-                          fish_quoted(part.help));
+      text += fmt::format("{} -a {} -d {}\n", begin_parts, part.name, fish_quoted(part.help));
     }
     for (const CommandOption& option : node.options) {
       if (option.is_positional()) {

@@ -74,7 +74,7 @@ struct ScaleTypeFacts {
   DType dtype;         ///< in which scales are held
   bool exact_in_bf16;  ///< a code times its scale is a number of bf16
   bool two_level;      ///< scales of blocks lie under an fp32 scale of the tensor
-  int packet_bytes;    ///< of a scale between ranks, where one byte is an exponent; 0: none crosses
+  int packet_bytes;    ///< bytes of a scale in a packet: 1 is an exponent, 0: no packet has any
 };
 /// The one table, in the order of ScaleType.
 inline constexpr ScaleTypeFacts kScaleTypeFacts[] = {

@@ -27,7 +27,7 @@ std::string family_name(DType type) {
   return name;
 }
 
-/// The family of a scaled layer's codes.
+/// Returns the family of a scaled layer's codes.
 std::string family_of(const LinearPlan& plan) {
   const TensorFormat& backward = plan.dgrad.a.is_scaled() ? plan.dgrad.a : plan.wgrad.a;
   return family_name(plan.fprop.a.is_scaled() ? plan.fprop.a.dtype : backward.dtype);

@@ -320,7 +320,7 @@ Session resolve(const Settings& settings, bool open_data, int data_ranks) {
   if (data_ranks == 1 && settings.parallelism.zero_stage > 0) {
     session.notes.push_back(
         fmt::format("parallelism.zero_stage: {} has no effect with one rank; start several with "
-                    "mpirun or srun, or plan for them with --world-size",
+                    "mpirun or srun, or plan for them with `fp8train estimate --world-size`",
                     settings.parallelism.zero_stage));
   }
   if (data_ranks > 1 && settings.gemm_tuning && settings.parallelism.zero_stage == 0 &&

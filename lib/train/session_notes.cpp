@@ -96,10 +96,12 @@ void note_many_epochs(const Corpus& train, const std::vector<double>& epochs,
   constexpr double kManyEpochs = 1000;
   for (size_t i = 0; i < epochs.size(); ++i) {
     if (epochs[i] >= kManyEpochs) {
-      notes.push_back(fmt::format(
-          "data.train: the run reads {} {:.0f} times; add data, or shorten the run",
-          train.is_blend() ? train.sources()[i].path : joined(train.sources(), &CorpusSource::path),
-          epochs[i]));
+      notes.push_back(
+          fmt::format("data.train: the run reads {} {:.0f} times; add data, or shorten the run",
+                      train.is_blend() || train.sources().size() == 1
+                          ? train.sources()[i].path
+                          : fmt::format("its {} sources", train.sources().size()),
+                      epochs[i]));
     }
   }
 }

@@ -27,12 +27,12 @@ void note_short_run(const ScheduleSettings& schedule, int64_t steps,
 void note_nothing_scaled(const EngineSettings& engine, const PlanRequest& request,
                          std::vector<std::string>& notes);
 
-/// Sources that the run reads very often: `epochs` times each.
+/// A source that the run reads very often. `epochs`: how often it reads each of a blend, or all.
 void note_many_epochs(const Corpus& train, const std::vector<double>& epochs,
                       std::vector<std::string>& notes);
 
-/// A model whose vocabulary is many times as large as the tokenizer of the text: the other rows of
-/// its embedding and head are never a target.
+/// A model whose vocabulary is many times as large as that of the tokenizer: the text never uses
+/// most of it.
 void note_unused_vocabulary(const Settings& settings, const Tokenizer& tokenizer,
                             int64_t vocab_size, std::vector<std::string>& notes);
 

@@ -286,6 +286,11 @@ TEST_CASE("export writes a folder that eval reads, and says what is wrong") {
     words.insert(words.end(), options.begin(), options.end());
     CHECK_THAT(expect_code(2, shop.path(), words).err, Contains(message));
   }
+  Words file = {"export", "out", "--out", "model.gguf", "--to", "gguf"};
+  expect_code(0, shop.path(), file);
+  expect_code(2, shop.path(), file);
+  file.emplace_back("--overwrite");
+  expect_code(0, shop.path(), file);
   CHECK_THAT(expect_code(4, shop.path(), {"export", "none", "--out", "a"}).err,
              Contains("neither a model folder"));
   fs::create_directory(shop / "bare");

@@ -61,6 +61,9 @@ for shell in zsh fish; do
   ! command -v $shell >/dev/null || $shell -n "$folder/$shell" ||
     fail "$shell does not read its script"
 done
+# Files again once a part is given.
+grep -q "and not __fish_seen_subcommand_from show .* -f -a show" "$folder/fish" ||
+  fail "fish offers no files after a part"
 bash -n <("$program" completions bash) || fail "the bash script is no script"
 
 "$program" man >fp8train.1 || fail "man"

@@ -55,11 +55,10 @@ Words settings_for(const std::string& key) {
   } else if (key == "data.seq_length") {
     words.emplace_back("model.max_position_embeddings=16777216");
   }
-  for (const OptimizerEntry& entry : optimizers()) {
-    if (std::ranges::find(optimizer_keys(), key) != optimizer_keys().end() && entry.reads(key)) {
-      words.emplace_back(fmt::format("optimizer.name={}", entry.name));
-      break;
-    }
+  if (std::ranges::find(optimizer_keys(), key) != optimizer_keys().end()) {
+    const auto reader = std::ranges::find_if(
+        optimizers(), [&](const OptimizerEntry& entry) { return entry.reads(key); });
+    words.emplace_back(fmt::format("optimizer.name={}", reader->name));
   }
   return words;
 }

@@ -103,7 +103,7 @@ TEST_CASE("weights in packed codes train alone and under ZeRO to the same bits")
   for (const int stage : {1, 3}) {
     CAPTURE(stage);
     const Run parts = run_on(2, packed_codes(stage));
-    CHECK(parts.gathered_as_codes == 0);  // a code has less than a byte
+    CHECK(parts.gathered_as_codes == 0);  // a code is smaller than a byte
     CHECK(same_bits(parts.weights, alone.weights));
     CHECK(parts.losses == alone.losses);
     CHECK(parts.as_planned);

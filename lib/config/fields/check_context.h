@@ -31,8 +31,8 @@ struct CheckContext {
   void complain(const std::string& text) const { given.complain(field.key, text); }
   /// Adds it at `other` if the field is not given.
   void complain(const char* other, const std::string& text) const;
-  /// Whether a key that configurations need from the extent `least` on must be given: not if it is
-  /// there, misspelled.
+  /// Whether the key is missing: configurations need it from the extent `least` on, and it is not
+  /// there in a misspelled form.
   bool is_required_from(Extent least) const;
   /// Adds a problem if the key is required.
   void missing(const std::string& text, Extent least = Extent::whole) const;

@@ -74,12 +74,12 @@ struct QueryStream {
   const BackwardBlock<T, Tiles>& block;
   int64_t b;
   int length;
-  int group;  // heads
+  int group;  // heads that share a head of keys
   int first_head;
   int first_query;
   int tiles;  // of one head
 
-  /// `starts`: of the sequence.
+  /// `starts` are those of the sequence.
   __device__ __forceinline__ QueryStream(const BackwardCall<T>& of,
                                          const BackwardBlock<T, Tiles>& to, const OwnRows& keys,
                                          const int32_t* starts)
@@ -115,7 +115,7 @@ struct QueryStream {
     }
   }
 
-  /// Of the query in a column of the step's tile.
+  /// Returns the statistics of the query in a column of the step's tile.
   __device__ __forceinline__ QueryStatistics statistics(int step, int column) const {
     const int at = step % 2 * kColumns + column;
     return {block.log_sum_exp[at], block.delta[at]};

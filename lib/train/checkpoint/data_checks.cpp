@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <chrono>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "base/error.h"
@@ -29,23 +31,47 @@ std::string begin_data_record(Session& session, const std::filesystem::path& cac
                                              describe_bytes(static_cast<double>(left))));
 }
 
+namespace {
+
+/// The files that turned out to differ since the last call, in words; empty if there are none, or
+/// if differences are accepted, which are warned of.
+std::string refused_changes(const Session& session) {
+  const std::vector<std::string> changes =
+      session.data_record == nullptr ? std::vector<std::string>() : session.data_record->check();
+  std::string text = fmt::format("{}", fmt::join(changes, "; "));
+  if (text.empty() || !accepts_changed_data(session)) {
+    return text;
+  }
+  log_warning("data: " + text);
+  return "";
+}
+
+}  // namespace
+
+void compare_all_data(const Session& session, const std::function<void(uint64_t)>& waiting) {
+  std::string refused = refused_changes(session);
+  while (refused.empty() && session.data_record != nullptr &&
+         session.data_record->bytes_to_compare() > 0) {
+    waiting(session.data_record->bytes_to_compare());
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    refused = refused_changes(session);
+  }
+  if (!refused.empty()) {
+    throw CheckpointError(fmt::format(
+        "the data has changed since the checkpoint was saved: {}. Put the file back, or set "
+        "checkpoint.changed_data: accept",
+        refused));
+  }
+}
+
 void check_data(const Session& session) {
-  if (session.data_record == nullptr) {
-    return;
+  if (const std::string refused = refused_changes(session); !refused.empty()) {
+    throw CheckpointError(fmt::format(
+        "the data has changed since the checkpoint that this run resumed from: {}. What was "
+        "trained since then has seen other data: put the file back and resume from that checkpoint "
+        "(checkpoint.resume), or set checkpoint.changed_data: accept",
+        refused));
   }
-  const std::vector<std::string> changes = session.data_record->check();
-  if (changes.empty()) {
-    return;
-  }
-  if (accepts_changed_data(session)) {
-    log_warning(fmt::format("data: {}", fmt::join(changes, "; ")));
-    return;
-  }
-  throw CheckpointError(fmt::format(
-      "the data has changed since the checkpoint that this run resumed from: {}. What was trained "
-      "since then has seen other data: put the file back and resume from that checkpoint "
-      "(checkpoint.resume), or set checkpoint.changed_data: accept",
-      fmt::join(changes, "; ")));
 }
 
 void check_data_at_end(const Session& session) {

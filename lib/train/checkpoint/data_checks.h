@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 
 #include "data/file_hashes.h"
@@ -14,9 +15,14 @@ namespace fp8train {
 bool accepts_changed_data(const Session& session);
 
 /// Begins to hash the data files. What is beyond `at_once` bytes is read while the run continues.
-/// Returns a line for the user. Throws DataError.
+/// `cache` may be empty: then no hash is stored. Returns a line for the user. Throws DataError.
 std::string begin_data_record(Session& session, const std::filesystem::path& cache,
                               uint64_t at_once = FileHashes::kAtOnce);
+
+/// Waits until all data files that the checkpoint has hashes of are hashed, and compares them, for
+/// a run that is not started. `waiting` is called meanwhile with the bytes that are left. Throws
+/// CheckpointError if one differs, or warns if checkpoint.changed_data is accept.
+void compare_all_data(const Session& session, const std::function<void(uint64_t)>& waiting);
 
 /// Compares, between two steps, the data files that have been hashed since with those of the
 /// checkpoint that the run continues. Throws CheckpointError if one differs, or warns if
