@@ -9,8 +9,8 @@
 #
 # What is counted: every test program that ctest runs (in each build), every fuzz target, and each
 # other stage once.
-# Left to `ctest --test-dir build -L slurm`: a throw-away Slurm with several nodes, on which the MPI
-# of Debian 12 sometimes crashes at its start.
+# The tests under a throw-away Slurm of several nodes are a stage of their own, which starts again
+# where the MPI of Debian 12 has crashed at its start, and says so where no Slurm can be started.
 # At the end: a table of the stages with their times. Logs of all stages: build/test-logs.
 #
 # Environment:
@@ -24,7 +24,8 @@
 #                            changed files; all: every file, whatever it takes
 #   FP8TRAIN_TEST_PART       what a run has in addition to the other stages. AddressSanitizer: 0 for
 #                            the modules that compute, 1 for training, 2 for the other modules. 3:
-#                            ThreadSanitizer. 4: fuzzing. By default the commit's hash decides
+#                            ThreadSanitizer. 4: fuzzing. By default the commit's hash decides, and
+#                            the date where the sources are no clone
 #   FP8TRAIN_TEST_ROTATION   the part of their longest lists of cases that sanitized tests run: a
 #                            number, by default that of the commits;
 #                            all: every case, and every part
@@ -39,7 +40,7 @@ for argument in "$@"; do
   case $argument in
     --quick) quick=1 ;;
     --no-setup) setup=0 ;;
-    -h | --help) sed -n '2,31s/^# \{0,1\}//p' scripts/test.sh; exit 0 ;;
+    -h | --help) sed -n '2,32s/^# \{0,1\}//p' scripts/test.sh; exit 0 ;;
     *) echo "test.sh: unknown option '$argument'" >&2; exit 2 ;;
   esac
 done
@@ -57,10 +58,12 @@ export FP8TRAIN_CUDA_ARCHITECTURES=${FP8TRAIN_CUDA_ARCHITECTURES:-90a-real}
 
 # A run has one of five parts of the sanitizers' work, and a part of the longest lists of cases
 # (tests/support/share.sh): others after each commit.
-rotation=${FP8TRAIN_TEST_ROTATION:-$(git rev-list --count HEAD 2>/dev/null || echo 0)}
+today=$(($(date +%s) / 86400))
+rotation=${FP8TRAIN_TEST_ROTATION:-$(git rev-list --count HEAD 2>/dev/null || echo $today)}
 export FP8TRAIN_TEST_ROTATION=$rotation
-# Not by the number, whose steps from test to test may all be even.
-part=${FP8TRAIN_TEST_PART:-$((16#$(git rev-parse HEAD 2>/dev/null | cut -c1-6 || echo 0) % 5))}
+# Not by the number of commits, whose steps from test to test may all be even.
+if commit=$(git rev-parse HEAD 2>/dev/null); then hash=$((16#${commit::6})); else hash=$today; fi
+part=${FP8TRAIN_TEST_PART:-$((hash % 5))}
 case $part in
   [0-4]) ;;
   *) echo "test.sh: FP8TRAIN_TEST_PART is 0 to 4, not '$part'" >&2; exit 2 ;;
@@ -183,6 +186,13 @@ build_stage() { bash scripts/build.sh "${jobs[@]}" --all --unity --cuda auto; }
 release_stage() {
   personality=()
   run_ctest build -j $((2 * cores)) -LE slurm  # many wait for processes that they have started
+}
+slurm_stage() {
+  personality=()
+  run_ctest build -L slurm
+  local status=$?
+  ! grep -q '[*][*][*]Skipped' "$logs/slurm.log" || note "no Slurm can be started here"
+  return $status
 }
 
 # The machine code of kernels against the committed table: what has grown by more
@@ -330,7 +340,7 @@ tidy_files() {
   known=$(sed -n 's/^ *"file": "\(.*\)".*/\1/p' build/tidy/compile_commands.json |
     sed "s|^$root/||" | grep -E '^(lib|apps)/' | sort -u)
   base=$(git merge-base HEAD origin/main 2>/dev/null || true)
-  if [ -z "$base" ] || [ "$base" = "$(git rev-parse HEAD 2>/dev/null)" ]; then
+  if [ -z "$base" ] || [ "$base" = "$commit" ]; then
     base=$(git rev-parse -q --verify HEAD~1 2>/dev/null || true)
   fi
   changed=
@@ -340,7 +350,7 @@ tidy_files() {
   fi
   [ -z "$changed" ] || sed 's/^/changed /' <<<"$changed"
   count=$(wc -l <<<"$known")
-  offset=$((16#$(git rev-parse HEAD 2>/dev/null | cut -c1-6 || echo 0) % count))
+  offset=$((hash % count))
   { tail -n +$((offset + 1)) <<<"$known"; head -n "$offset" <<<"$known"; } |
     grep -Fxvf <(echo "$changed") | sed 's/^/other /'
 }
@@ -393,6 +403,7 @@ if [ $quick = 0 ]; then
 fi
 if stage build build_stage; then
   stage tests release_stage
+  [ $quick = 1 ] || stage slurm slurm_stage
   [ $quick = 1 ] || stage install install_stage
   [ $quick = 1 ] || stage kernels kernels_stage
 fi

@@ -1,3 +1,4 @@
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <stdexcept>
@@ -55,17 +56,26 @@ TEST_CASE("one rank needs no others", "[self]") {
 }
 
 TEST_CASE("a rank that does not come is named", "[threads]") {
-  const auto errors = run_ranks(Topology::blocks(4, 4), [](Communicator& comm) {
-    if (comm.rank() == 2) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(600));
-      return;
+  std::atomic<bool> over = false;
+  const auto errors = run_ranks(Topology::blocks(4, 4), [&](Communicator& comm) {
+    comm.barrier().wait();
+    while (comm.rank() == 2) {  // it must not leave before rank 0 has reported it
+      if (over) {
+        return;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
     // The others' errors must not come before this one's time is over.
-    comm.set_timeout(comm.rank() == 0 ? 0.2 : 30.0);
-    comm.all_gather_values(comm.rank());
+    comm.set_timeout(comm.rank() == 0 ? 1.0 : 30.0);
+    try {
+      comm.all_gather_values(comm.rank());
+    } catch (...) {
+      over = true;
+      throw;
+    }
   });
-  CHECK_THAT(errors[0], Catch::Contains("all_gather did not end in 0.2 s") &&
-                            Catch::Contains("not joined: 2"));
+  CHECK_THAT(errors[0],
+             Catch::Contains("all_gather did not end in 1 s") && Catch::Contains("not joined: 2"));
   CHECK(errors[2].empty());
   for (const int other : {1, 3}) {  // rank 0 has reported it, or has left first
     CHECK_THAT(errors[static_cast<size_t>(other)], Catch::Contains("rank 0 has"));

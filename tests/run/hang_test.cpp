@@ -180,12 +180,10 @@ TEST_CASE("a disk that no longer answers ends the run with a report all the same
 
 TEST_CASE("a limit of 0 is none, and a slow rank is no hanging one") {
   const TextFolder folder;
-  run_faulty(
-      folder, {},
-      with_fault("slow@0:18:data/300",
-                 command("run", {"watchdog.data=0", "watchdog.start_up=0.2", "watchdog.step=0.2",
-                                 "watchdog.start_up=4", "watchdog.save=4"})),
-      0);
+  run_faulty(folder, {},
+             with_fault("slow@0:18:data/2500",
+                        command("run", {"watchdog.data=0", "watchdog.step=2", "watchdog.save=4"})),
+             0);
 }
 
 /// Four seconds in a section that may take three; in two and a half of them the process is stopped.

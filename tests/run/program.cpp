@@ -118,6 +118,12 @@ bool Process::has_ended() {
   return ended_;
 }
 
+bool Process::is_waiting() const {
+  const std::string status = read_file("/proc/" + std::to_string(pid_) + "/stat");
+  const size_t name_end = status.rfind(')');
+  return name_end != std::string::npos && status.compare(name_end, 3, ") S") == 0;
+}
+
 Outcome Process::wait() {
   collect(0);
   return outcome_;

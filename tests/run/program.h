@@ -42,6 +42,8 @@ class Process {
   /// Writes of the program beyond this size of a file fail from now on, as on a full disk.
   void limit_file_size(uint64_t bytes) const;
   bool has_ended();
+  /// It sleeps, as in a call that waits for input.
+  bool is_waiting() const;
   Outcome wait();
 
   /// Looks every millisecond until `condition`; false when the program ended before or a minute

@@ -3,10 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <thread>
 
 #include "program.h"
 
@@ -218,9 +216,9 @@ TEST_CASE("Ctrl-C writes nothing") {
   // The pipe stays open: the program waits for a line.
   const char* script = "mkfifo line && exec 3<>line && exec \"$0\" \"$@\" <line >screen";
   Process process(shop.path(), {"config"}, {}, {"/bin/sh", "-c", script});
-  REQUIRE(
-      process.wait_until([&] { return shop.has("screen") && fs::file_size(shop / "screen") > 0; }));
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // from the prompt to the reading
+  REQUIRE(process.wait_until([&] {
+    return shop.has("screen") && fs::file_size(shop / "screen") > 0 && process.is_waiting();
+  }));
   process.send(SIGINT);
   const Outcome outcome = process.wait();
   CHECK(outcome.code == 130);

@@ -107,7 +107,7 @@ TEST_CASE("ranks that were started otherwise, or go on from elsewhere, do not st
 }
 
 TEST_CASE("others wait as long as the first rank gets on, and no longer") {
-  constexpr double kTimeout = test::kSanitized ? 2 : 0.5;
+  constexpr double kTimeout = test::kSanitized ? 2 : 1;
   const bool beats = GENERATE(true, false);
   CAPTURE(beats);
   const auto errors = test::run_ranks(
