@@ -23,7 +23,7 @@ struct IsaTables {
 /// The table of the highest level that was built and that `machine` runs. Throws ConfigError when
 /// there is none.
 template <typename Table>
-const Table& best_of(const IsaTables<Table>& tables, CpuIsa machine = cpu_isa()) {
+const Table& best_of(IsaTables<Table> tables, CpuIsa machine = cpu_isa()) {
   for (const CpuIsa isa : {CpuIsa::v4, CpuIsa::v3, CpuIsa::baseline}) {
     if (isa <= machine && tables.at(isa) != nullptr) {
       return *tables.at(isa);

@@ -21,9 +21,9 @@ void read_template(const JsonPart& part, PostProcessor& ids) {
     const std::string name = item.at("SpecialToken").text("id");
     const JsonPart list = part.at("special_tokens").at(name).at("ids");
     for (size_t j = 0; j < list.size(); ++j) {
-      const nlohmann::json& id = list.at(j).value();
-      if (!id.is_number_integer()) list.refuse("is not a list of ids");
-      (behind_text ? ids.after : ids.before).push_back(id.get<int32_t>());
+      const JsonPart id = list.at(j);
+      if (!id.value().is_number_integer()) list.refuse("is not a list of ids");
+      (behind_text ? ids.after : ids.before).push_back(id.value().get<int32_t>());
     }
   }
 }

@@ -72,8 +72,7 @@ struct WholeProduct {
     attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
     attributes.set_post_ops(post_ops);
     // An invalid description is not an error here: the other way is taken then.
-    const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(a, b, c), attributes,
-                                                   onednn_engine(), true);
+    const auto description = describe_product(a, b, c, attributes, true);
     valid =
         static_cast<bool>(description) && std::strncmp(description.impl_info_str(), "brg", 3) == 0;
     if (!valid) {

@@ -110,6 +110,17 @@ memory::desc stored_matrix(int64_t rows, int64_t columns, memory::data_type type
   return {{rows, columns}, type, transposed ? memory::dims{1, stride} : memory::dims{stride, 1}};
 }
 
+dnnl::matmul::primitive_desc describe_product(const memory::desc& a, const memory::desc& b,
+                                              const memory::desc& c,
+                                              const dnnl::primitive_attr& attributes,
+                                              bool may_be_empty) {
+#if DNNL_VERSION_MAJOR >= 3
+  return {onednn_engine(), a, b, c, attributes, may_be_empty};
+#else
+  return {dnnl::matmul::desc(a, b, c), attributes, onednn_engine(), may_be_empty};
+#endif
+}
+
 TiledProduct::TiledProduct(const TiledKey& key)
     : key_(key),
       row_tiles_(ceil_div(key.m, kTileRows)),
@@ -136,8 +147,7 @@ TiledProduct::Shape TiledProduct::make_shape(int64_t rows, int64_t columns, int6
   const auto c = row_major(rows, columns, memory::data_type::f32, columns);
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-  const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(a, b, c), attributes,
-                                                 onednn_engine());
+  const auto description = describe_product(a, b, c, attributes, false);
   scratchpad_stride_ =
       std::max(scratchpad_stride_, round_up(description.scratchpad_desc().get_size(), 256));
   Shape shape = {dnnl::matmul(description),

@@ -50,6 +50,14 @@ dnnl::memory::desc row_major(int64_t rows, int64_t columns, dnnl::memory::data_t
 dnnl::memory::desc stored_matrix(int64_t rows, int64_t columns, dnnl::memory::data_type type,
                                  bool transposed, int64_t stride);
 
+/// The description of c = a b with these attributes. If oneDNN has no implementation for it, throws
+/// dnnl::error, or with `may_be_empty` returns one that is false. For oneDNN 2 and 3.
+dnnl::matmul::primitive_desc describe_product(const dnnl::memory::desc& a,
+                                              const dnnl::memory::desc& b,
+                                              const dnnl::memory::desc& c,
+                                              const dnnl::primitive_attr& attributes,
+                                              bool may_be_empty);
+
 constexpr int64_t kTileRows = 128;
 constexpr int64_t kTileColumns = 256;
 constexpr int64_t kTileElements = kTileRows * kTileColumns;
