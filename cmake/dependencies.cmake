@@ -64,6 +64,23 @@ else()
   message(STATUS "MPI: none")
 endif()
 
+# Catch2 2 and 3. Tests include the header of version 2, which tests/support/catch2_v3 has for 3.
+set(FP8TRAIN_TESTS_FORM ${FP8TRAIN_TESTS})
 if(FP8TRAIN_TESTS)
-  find_package(Catch2 2 REQUIRED)
+  find_package(Catch2 QUIET)
+  if(Catch2_FOUND)
+    set(FP8TRAIN_TESTS_FORM ON)
+    message(STATUS "Tests: with Catch2 ${Catch2_VERSION}")
+    if(Catch2_VERSION VERSION_GREATER_EQUAL 3)
+      target_include_directories(Catch2::Catch2 INTERFACE
+        ${CMAKE_SOURCE_DIR}/tests/support/catch2_v3)
+    endif()
+  elseif(FP8TRAIN_TESTS STREQUAL "AUTO")
+    set(FP8TRAIN_TESTS_FORM OFF)
+    message(STATUS "Tests: none (Catch2 was not found; scripts/setup.sh --dev installs it)")
+  else()
+    message(FATAL_ERROR
+      "FP8TRAIN_TESTS: Catch2 was not found; install the Debian package catch2 "
+      "(scripts/setup.sh --dev)")
+  endif()
 endif()

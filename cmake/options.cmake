@@ -1,7 +1,7 @@
 # Build options, language level and warnings.
 include(GNUInstallDirs)
 
-option(FP8TRAIN_TESTS "Build the tests" ON)
+set(FP8TRAIN_TESTS "AUTO" CACHE STRING "Build the tests: AUTO (where Catch2 is found), ON, OFF")
 option(FP8TRAIN_FUZZ "Build the libFuzzer targets (clang only)" OFF)
 option(FP8TRAIN_OPENMP
   "Use OpenMP threads in the cpu kernels (off under ThreadSanitizer: libgomp is not instrumented)"
@@ -25,6 +25,9 @@ if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
 endif()
 
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 12)
+  message(FATAL_ERROR "g++ 12 or later is needed; this is ${CMAKE_CXX_COMPILER_VERSION}")
+endif()
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)

@@ -7,7 +7,7 @@
 namespace fp8train {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 using test::error_of;
 using test::kBase;
 using test::load_text;

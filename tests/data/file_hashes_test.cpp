@@ -15,7 +15,7 @@
 namespace fp8train {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 using test::message_of;
 
 DataFile opened(const std::filesystem::path& path) {

@@ -18,7 +18,7 @@
 namespace fp8train {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 using test::message_of;
 
 std::vector<std::string> found_in(const test::TempDir& dir, const std::string& path,

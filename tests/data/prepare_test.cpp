@@ -16,7 +16,7 @@
 namespace fp8train {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 using test::message_of;
 
 std::string decoded(const std::string& pattern, const Tokenizer& tokenizer) {

@@ -14,7 +14,7 @@
 namespace fp8train {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 using test::message_of;
 
 std::string header(int32_t magic, int32_t version, int32_t count) {

@@ -15,7 +15,7 @@
 namespace fp8train {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 using test::message_of;
 
 const std::filesystem::path kFixtures = std::filesystem::path(FP8TRAIN_GOLDEN_DIR) / "data";

@@ -14,7 +14,7 @@
 namespace fp8train {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 using test::message_of;
 
 TokenTable table_of(const std::string& name) {

@@ -91,7 +91,7 @@ TEST_CASE("a trained vocabulary has the merges of Hugging Face's trainer") {
   settings.out = dir / "other";
   settings.pattern = "llama9";
   CHECK_THAT(test::message_of<ConfigError>([&] { train_tokenizer(settings); }),
-             Catch::Matchers::Contains("Unknown pattern 'llama9' (expected r50k_base"));
+             Catch::Contains("Unknown pattern 'llama9' (expected r50k_base"));
 }
 
 TEST_CASE("ranks of tiktoken give the ids of the tokenizer.json with the same tokens") {
@@ -112,14 +112,14 @@ TEST_CASE("ranks of tiktoken give the ids of the tokenizer.json with the same to
   CHECK(tokenizer_from_json(tokenizer->to_json(), "again")->encode("abcd") ==
         tokenizer->encode("abcd"));
   CHECK_THAT(test::message_of<DataError>([&] { make_tokenizer(path, {}); }),
-             Catch::Matchers::Contains("mine.tiktoken#PATTERN (expected r50k_base"));
+             Catch::Contains("mine.tiktoken#PATTERN (expected r50k_base"));
   const std::string other = (kTokenizers / "gpt2" / "tokenizer.json").string();
   CHECK_THAT(test::message_of<DataError>([&] { make_tokenizer(other + "#qwen", {}); }),
-             Catch::Matchers::Contains("name it without '#qwen'"));
+             Catch::Contains("name it without '#qwen'"));
   test::write_file(dir / "bad.tiktoken", "YQ== 0\nY! 1\n");
   CHECK_THAT(test::message_of<DataError>(
                  [&] { make_tokenizer((dir / "bad.tiktoken").string() + "#qwen", {}); }),
-             Catch::Matchers::Contains("bad.tiktoken:2: not a token in base64"));
+             Catch::Contains("bad.tiktoken:2: not a token in base64"));
 }
 
 TEST_CASE("a text that is cut where a tokenizer allows it has the same ids") {

@@ -11,7 +11,7 @@
 namespace fp8train {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 using test::message_of;
 
 std::string no_text() {

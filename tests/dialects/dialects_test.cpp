@@ -13,7 +13,7 @@
 namespace fp8train {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 using test::kBase;
 
 Settings load_text(const std::string& text, std::vector<std::string> sets = {}) {

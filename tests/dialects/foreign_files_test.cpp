@@ -11,7 +11,7 @@
 namespace fp8train {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 using test::kBase;
 
 Settings load_foreign(const std::string& text) {

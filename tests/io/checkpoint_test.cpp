@@ -14,7 +14,7 @@
 namespace fp8train {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 using test::message_of;
 namespace fs = std::filesystem;
 using test::flip_bit;

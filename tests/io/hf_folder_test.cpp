@@ -12,7 +12,7 @@
 namespace fp8train {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 using test::message_of;
 
 /// The model of tests/golden/io/llama_sharded.

@@ -15,7 +15,7 @@
 namespace fp8train {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 using test::message_of;
 
 /// dim 8, hidden 3, 2 layers, 2 heads, 1 key-value head, vocab 5, 6 positions; values count up

@@ -20,7 +20,7 @@
 namespace fp8train {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 using test::message_of;
 
 TensorFormat format_of(DType dtype, ScaleBlock granularity, ScaleType scale = ScaleType::f32) {

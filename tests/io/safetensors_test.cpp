@@ -10,7 +10,7 @@
 namespace fp8train {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 using test::message_of;
 
 std::filesystem::path golden_file(const std::string& name) {

@@ -7,7 +7,7 @@
 #include "model/families/family.h"
 
 using namespace fp8train;
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 namespace {
 

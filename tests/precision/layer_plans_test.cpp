@@ -11,7 +11,7 @@
 namespace fp8train::test::layer_plans {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 std::vector<LinearSite> two_blocks() {
   std::vector<LinearSite> sites;

@@ -5,7 +5,7 @@
 #include "base/error.h"
 
 using namespace fp8train;
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 namespace {
 

@@ -13,7 +13,7 @@
 namespace fp8train::test::nvfp4_plan {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 PrecisionPlan resolved(const RoleRequest& roles) {
   PlanRequest request;

@@ -19,7 +19,7 @@
 namespace fp8train::test::precision_file {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 const std::string kFolder = FP8TRAIN_GOLDEN_DIR "/precision/";
 

@@ -7,7 +7,7 @@
 #include "precision/plan_table.h"
 
 using namespace fp8train;
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 namespace {
 

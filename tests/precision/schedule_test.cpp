@@ -11,7 +11,7 @@
 namespace fp8train::test::schedule {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 using Steps = std::vector<std::pair<int64_t, int64_t>>;
 
 PrecisionPlan plan_of(const char* plan, std::vector<StageRequest> stages) {

@@ -8,7 +8,7 @@
 namespace fp8train::test {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 class Sources : public TextFolder {
  public:

@@ -8,7 +8,7 @@
 namespace fp8train::test {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 const fs::path kTokenizer = fs::path(FP8TRAIN_GOLDEN_DIR) / "chat/llama3";
 

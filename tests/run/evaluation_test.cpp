@@ -9,7 +9,7 @@
 namespace fp8train::test {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 const fs::path kGolden = FP8TRAIN_GOLDEN_DIR;
 const fs::path kFolder = kGolden / "evaluation";

@@ -15,8 +15,8 @@
 namespace fp8train {
 namespace {
 
+using Catch::Contains;
 using Catch::VectorContains;
-using Catch::Matchers::Contains;
 
 nlohmann::json constant_of(const std::string& page, const std::string& name) {
   const std::string begin = "const " + name + " = ";

@@ -14,7 +14,7 @@
 namespace fp8train::test {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 constexpr uint64_t kNoneAtOnce = 0;  // the thread hashes all files
 

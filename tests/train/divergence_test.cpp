@@ -12,8 +12,8 @@
 #include "train/watch/first_non_finite.h"
 
 using namespace fp8train;
-using Catch::Matchers::Contains;
-using Catch::Matchers::Equals;
+using Catch::Contains;
+using Catch::Equals;
 
 namespace {
 

@@ -9,7 +9,7 @@
 #include "train/records/run_records.h"
 
 using namespace fp8train;
-using Catch::Matchers::Contains;
+using Catch::Contains;
 
 TEST_CASE("durations, counts and bytes read well") {
   CHECK(describe_duration(12.4) == "12s");

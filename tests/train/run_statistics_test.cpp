@@ -12,8 +12,8 @@
 #include "train/step/engine.h"
 
 using namespace fp8train;
-using Catch::Matchers::Contains;
-using Catch::Matchers::StartsWith;
+using Catch::Contains;
+using Catch::StartsWith;
 
 namespace {
 
