@@ -4,7 +4,7 @@
 #
 #   packaging/check_container.sh [--make-base] [--jobs N] [--keep]
 #
-#   --make-base   make the base image debian:bookworm-slim with mmdebstrap from a Debian mirror
+#   --make-base   make the base image debian:trixie-slim with mmdebstrap from a Debian mirror
 #                 (FP8TRAIN_DEBIAN_MIRROR, by default http://deb.debian.org/debian), for machines
 #                 that reach a mirror and no registry of images
 #   --jobs N      compilers at a time in the image
@@ -17,7 +17,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-base=docker.io/library/debian:bookworm-slim
+base=docker.io/library/debian:trixie-slim
 image=localhost/fp8train:check
 storage=${FP8TRAIN_CONTAINER_STORAGE:-$PWD/build/container}
 mirror=${FP8TRAIN_DEBIAN_MIRROR:-http://deb.debian.org/debian}
@@ -54,16 +54,16 @@ buildah=(buildah --root "$storage/root" --runroot "$storage/run" --storage-drive
 
 has_image() { "${buildah[@]}" inspect --type image "$1" >/dev/null 2>&1; }
 
-# What debian:bookworm-slim is: the smallest variant, without pages of documentation.
+# What debian:trixie-slim is: the smallest variant, without pages of documentation.
 make_base_image() {
   local path container
   local options=()
   for path in /usr/share/man /usr/share/info /usr/share/doc /usr/share/locale; do
     options+=("--dpkgopt=path-exclude=$path/*")
   done
-  mmdebstrap --mode=root --variant=minbase "${options[@]}" bookworm "$work/base.tar" \
-    "deb $mirror bookworm main" \
-    "deb $mirror bookworm-updates main" "deb $mirror-security bookworm-security main"
+  mmdebstrap --mode=root --variant=minbase "${options[@]}" trixie "$work/base.tar" \
+    "deb $mirror trixie main" \
+    "deb $mirror trixie-updates main" "deb $mirror-security trixie-security main"
   container=$("${buildah[@]}" from scratch)
   "${buildah[@]}" add "$container" "$work/base.tar" /
   "${buildah[@]}" config --cmd bash "$container"

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that fp8train needs, and only those that are missing.
+# Installs the packages that fp8train needs, and only those that are missing, on Debian 12 and 13
+# and Ubuntu 24.04. At the end a trial shows whether the build can be configured.
 #
 #   scripts/setup.sh           what building and running needs
-#   scripts/setup.sh --dev     also what the checks of scripts/test.sh need; next to a CUDA toolkit
-#                              with cuDNN the headers of cudnn-frontend too
-#                              (a package of PyPI, unpacked to build/cudnn), if Python can fetch
-#                              them
+#   scripts/setup.sh --dev     also what tests, the checks of scripts/test.sh and cpack need; next
+#                              to a CUDA toolkit with cuDNN the headers of cudnn-frontend too (a
+#                              package of PyPI, unpacked to build/cudnn), if Python can fetch them
 #   scripts/setup.sh --list    print the packages, install nothing
 #
 # Installs as root or through `sudo -n`. Where neither works it prints the command for an
@@ -14,22 +14,30 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 build_packages=(
-  g++ cmake ninja-build ccache
+  g++ cmake ninja-build
   libyaml-cpp-dev libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libxxhash-dev libdnnl-dev
   libpcre2-dev libutf8proc-dev libsentencepiece-dev zlib1g-dev libzstd-dev
-  catch2
-  file dpkg-dev
 )
 # Without these the build does without: runs of several ranks; the throw-away cluster
 # of tests (scripts/slurm_cluster.sh; the daemons of these packages do not start
-# without /etc/slurm/slurm.conf).
+# without /etc/slurm/slurm.conf) and other releases (scripts/other_systems.sh).
 optional_packages=(libopenmpi-dev openmpi-bin)
-optional_dev_packages=(slurm-wlm slurmctld slurmd slurm-client munge procps tmux)
-# libboost-context: fibers of the CUDA host shim. libclang-rt: the run-time of libFuzzer and clang's
-# sanitizers. python3: the layer check.
-dev_packages=(libboost-context-dev clang clang-format clang-tidy libclang-rt-14-dev python3)
+optional_dev_packages=(slurm-wlm slurmctld slurmd slurm-client munge procps tmux
+  mmdebstrap distro-info-data)
+# file and dpkg-dev: cpack reads the dependencies of the .deb with them. libboost-context: fibers of
+# the CUDA host shim. libclang-rt: the run-time of libFuzzer and clang's sanitizers. python3: the
+# layer check.
+dev_packages=(
+  catch2 ccache file dpkg-dev libboost-context-dev clang clang-format clang-tidy python3
+)
 
-usage() { sed -n '2,12s/^# \{0,1\}//p' "$0"; }
+release=$(. /etc/os-release 2>/dev/null && echo "${ID:-} ${VERSION_ID:-}" || true)
+case $release in
+  "debian 12") dev_packages+=(libclang-rt-14-dev) ;;
+  *) dev_packages+=(libclang-rt-dev) ;;
+esac
+
+usage() { sed -n '2,13s/^# \{0,1\}//p' "$0"; }
 
 packages=("${build_packages[@]}")
 optional=("${optional_packages[@]}")
@@ -78,33 +86,53 @@ find_missing() {
 
 give_up() {
   echo "setup.sh: $1" >&2
-  echo "These packages are needed; install them with:" >&2
+  echo "These packages are needed; install them, or ask an administrator to, with:" >&2
   echo "    apt-get install --no-install-recommends ${missing[*]}" >&2
+  [ "${release% *}" != ubuntu ] ||
+    echo "Ubuntu has some of them in its component universe (add-apt-repository universe)." >&2
+  echo "A package or wheel that was built on another machine needs none of them:" \
+    "docs/use/getting_started.md, \"Packages\"." >&2
   exit 1
+}
+
+# Nothing was missing or all was installed: says so if CMake takes these versions too.
+finish() {
+  cudnn_frontend
+  trial=$(mktemp -d)
+  if ! cmake --preset release -B "$trial" -DFP8TRAIN_CUDA=OFF >"$trial/log" 2>&1; then
+    tail -n 20 "$trial/log" >&2
+    rm -rf "$trial"
+    echo "setup.sh: the packages are installed, but the build cannot be configured with them" \
+      "(${release:-an unknown system}; built on Debian 12, 13 and Ubuntu 24.04)" >&2
+    exit 1
+  fi
+  rm -rf "$trial"
+  echo "setup: $1"
+  exit 0
 }
 
 if ! command -v dpkg-query >/dev/null; then
   missing=("${packages[@]}" "${optional[@]}")
-  give_up "this is no Debian system; the names below are those of Debian 12"
+  give_up "this is no Debian or Ubuntu; the names below are those of Debian"
 fi
+case $release in
+  "debian 12" | "debian 13" | "ubuntu 24.04") ;;
+  *) echo "setup: '$release' is untested; tested are Debian 12, 13 and Ubuntu 24.04" >&2 ;;
+esac
 find_missing
 if [ ${#missing[@]} = 0 ] && [ ${#missing_optional[@]} = 0 ]; then
-  echo "setup: all $((${#packages[@]} + ${#optional[@]})) packages are installed"
-  cudnn_frontend
-  exit 0
+  finish "all $((${#packages[@]} + ${#optional[@]})) packages are installed"
 fi
 
 # dpkg needs ldconfig, which a bare `su` does not find.
 export PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 as_root=()
 if [ "$(id -u)" != 0 ]; then
-  if ! command -v sudo >/dev/null || ! sudo -n true 2>/dev/null; then
-    if [ ${#missing[@]} = 0 ]; then
-      echo "setup: without ${missing_optional[*]}: not root, and sudo asks for a password" >&2
-      cudnn_frontend
-      exit 0
-    fi
-    give_up "not root, and sudo asks for a password"
+  reason="not root, and sudo asks for a password"
+  command -v sudo >/dev/null || reason="not root, and sudo is not installed"
+  if ! sudo -n true 2>/dev/null; then
+    [ ${#missing[@]} = 0 ] || give_up "$reason"
+    finish "done, without ${missing_optional[*]}: $reason"
   fi
   as_root=(sudo -n)
 fi
@@ -127,5 +155,4 @@ if [ ${#missing_optional[@]} != 0 ] &&
 fi
 find_missing
 [ ${#missing[@]} = 0 ] || give_up "apt-get succeeded, but packages are still missing"
-cudnn_frontend
-echo "setup: done"
+finish "done"

@@ -24,8 +24,8 @@
 #                            changed files; all: every file, whatever it takes
 #   FP8TRAIN_TEST_PART       what a run has in addition to the other stages. AddressSanitizer: 0 for
 #                            the modules that compute, 1 for training, 2 for the other modules. 3:
-#                            ThreadSanitizer. 4: fuzzing. By default the commit's hash decides, and
-#                            the date where the sources are no clone
+#                            ThreadSanitizer. 4: fuzzing. 5: Debian 13. 6: Ubuntu 24.04. By default
+#                            the commit's hash decides, and the date where the sources are no clone
 #   FP8TRAIN_TEST_ROTATION   the part of their longest lists of cases that sanitized tests run: a
 #                            number, by default that of the commits;
 #                            all: every case, and every part
@@ -56,17 +56,17 @@ table=() # NAME SECONDS CPU-SECONDS of each stage
 
 export FP8TRAIN_CUDA_ARCHITECTURES=${FP8TRAIN_CUDA_ARCHITECTURES:-90a-real}
 
-# A run has one of five parts of the sanitizers' work, and a part of the longest lists of cases
-# (tests/support/share.sh): others after each commit.
+# A run has one of seven parts of the work on sanitizers and other systems, and a part of the
+# longest lists of cases (tests/support/share.sh): others after each commit.
 today=$(($(date +%s) / 86400))
 rotation=${FP8TRAIN_TEST_ROTATION:-$(git rev-list --count HEAD 2>/dev/null || echo $today)}
 export FP8TRAIN_TEST_ROTATION=$rotation
 # Not by the number of commits, whose steps from test to test may all be even.
 if commit=$(git rev-parse HEAD 2>/dev/null); then hash=$((16#${commit::6})); else hash=$today; fi
-part=${FP8TRAIN_TEST_PART:-$((hash % 5))}
+part=${FP8TRAIN_TEST_PART:-$((hash % 7))}
 case $part in
-  [0-4]) ;;
-  *) echo "test.sh: FP8TRAIN_TEST_PART is 0 to 4, not '$part'" >&2; exit 2 ;;
+  [0-6]) ;;
+  *) echo "test.sh: FP8TRAIN_TEST_PART is 0 to 6, not '$part'" >&2; exit 2 ;;
 esac
 in_part() { [ "$rotation" = all ] || [ "$part" = "$1" ]; }
 
@@ -182,7 +182,7 @@ for path in pathlib.Path(sys.argv[1]).rglob("*.py"):
     ast.parse(path.read_text(), str(path))
 PY
 }
-build_stage() { bash scripts/build.sh "${jobs[@]}" --all --unity --cuda auto; }
+build_stage() { bash scripts/build.sh "${jobs[@]}" --all --unity --cuda auto --werror; }
 release_stage() {
   personality=()
   run_ctest build -j $((2 * cores)) -LE slurm  # many wait for processes that they have started
@@ -230,7 +230,7 @@ install_stage() {
 # this build; nor mpi_comm_test, which mpirun starts.
 build_unit_tests() {
   local preset=$1
-  cmake --preset "$preset" || return 1
+  cmake --preset "$preset" -DFP8TRAIN_WERROR=ON || return 1
   mapfile -t unit_tests < <(programs "build/$preset" '[A-Za-z0-9_]*_test' |
     grep -vE '^bin/(run|mpi)_' | grep -E ${3:+"$3"} "^bin/$2_test\$")
   [ ${#unit_tests[@]} != 0 ] || { echo "no unit tests in build/$preset"; return 1; }
@@ -395,6 +395,17 @@ fuzz_and_tidy_stage() {
   [ "$bad" = 0 ]
 }
 
+# build_elsewhere RELEASE: the program as a new user of that release builds and starts it.
+build_elsewhere() {
+  local status
+  bash scripts/other_systems.sh "${jobs[@]}" "$1" 2>&1 | tee "$logs/$1.output"
+  status=${PIPESTATUS[0]}
+  if [ "$status" != 77 ]; then return "$status"; fi
+  note "not tried: $(sed -n 's/^other_systems.sh: //p' "$logs/$1.output" | tail -n 1)"
+}
+debian_13_stage() { build_elsewhere trixie; }
+ubuntu_24_04_stage() { build_elsewhere noble; }
+
 if [ $setup = 1 ]; then stage setup setup_stage || finish; fi
 if [ $quick = 0 ]; then
   stage format format_stage
@@ -417,6 +428,8 @@ if [ $quick = 0 ]; then
   fi
   part_stage 3 tsan tsan_stage
   part_stage 4 fuzz-build fuzz_build_stage
+  part_stage 5 debian-13 debian_13_stage
+  part_stage 6 ubuntu-24.04 ubuntu_24_04_stage
   stage fuzz-and-tidy fuzz_and_tidy_stage
 fi
 finish
