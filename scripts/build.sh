@@ -69,7 +69,7 @@ done
 # Says why CMake ended, from the error that it printed.
 blame() {
   local error
-  error=$(sed -n '/^CMake Error/,$p' "$1")
+  error=$(sed -n '/^CMake Error/,$p' "$1" | tr -s ' \n' ' ')  # CMake wraps lines
   tail -n 40 "$1" >&2
   echo "build.sh: configuring failed (all of it: $1)" >&2
   if grep -qE 'or higher is required|is compatible with requested|required is at least|is needed' \

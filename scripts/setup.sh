@@ -88,6 +88,7 @@ give_up() {
   echo "setup.sh: $1" >&2
   echo "These packages are needed; install them, or ask an administrator to, with:" >&2
   echo "    apt-get install --no-install-recommends ${missing[*]}" >&2
+  [ ${#missing_optional[@]} = 0 ] || echo "Useful, but not needed: ${missing_optional[*]}" >&2
   [ "${release% *}" != ubuntu ] ||
     echo "Ubuntu has some of them in its component universe (add-apt-repository universe)." >&2
   echo "A package or wheel that was built on another machine needs none of them:" \
@@ -112,7 +113,8 @@ finish() {
 }
 
 if ! command -v dpkg-query >/dev/null; then
-  missing=("${packages[@]}" "${optional[@]}")
+  missing=("${packages[@]}")
+  missing_optional=("${optional[@]}")
   give_up "this is no Debian or Ubuntu; the names below are those of Debian"
 fi
 case $release in
