@@ -64,8 +64,11 @@ def run_alone(work: Workspace, program: str, test: str) -> Alone:
 
 def unfinished(work: Workspace, program: str, wanted: str, report: catch.Report) -> list[str]:
     """Test cases that the process did not reach or did not end."""
-    listed = work.run([work.test_program(program), "--list-test-names-only", wanted], 20)
-    names = [line.strip() for line in listed.out.splitlines() if line.strip()]
+    names: list[str] = []
+    # the option of Catch2 2, then that of 3
+    for option in (["--list-test-names-only"], ["--list-tests", "--verbosity", "quiet"]):
+        listed = work.run([work.test_program(program), *option, wanted], 20)
+        names = names or [line.strip() for line in listed.out.splitlines() if line.strip()]
     return [
         name for name in names if name not in report.seconds and name not in report.failed_tests
     ]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# scripts/setup.sh and scripts/build.sh before projects that cannot be configured or built: they name
-# the cause, and setup.sh is not done where the build would fail.
+# scripts/setup.sh and scripts/build.sh before projects that cannot be configured or built: they
+# name the cause, and setup.sh is not done where the build would fail.
 #
 #   tests/run/build_scripts_test.sh SOURCES
 set -uo pipefail
@@ -76,9 +76,11 @@ rm "$folder/bin/id"
 printf '#!/bin/sh\nexec "$@"\n' >"$folder/bin/sudo"
 expect 1 "apt-get install failed" scripts/setup.sh
 
+user=$("$folder/scripts/setup.sh" --list)
+dev=$("$folder/scripts/setup.sh" --list --dev)
 for package in catch2 ccache file dpkg-dev; do
-  ! "$folder/scripts/setup.sh" --list | grep -x $package >/dev/null || fail "a user has to install $package"
-  "$folder/scripts/setup.sh" --list --dev | grep -x $package >/dev/null || fail "--dev lacks $package"
+  ! grep -qx $package <<<"$user" || fail "a user has to install $package"
+  grep -qx $package <<<"$dev" || fail "--dev lacks $package"
 done
 [ $failures = 0 ] && echo "build scripts: all as expected"
 exit $((failures != 0))
