@@ -20,7 +20,7 @@ build_packages=(
 )
 # Without these the build does without: runs of several ranks; the throw-away cluster
 # of tests (scripts/slurm_cluster.sh; the daemons of these packages do not start
-# without /etc/slurm/slurm.conf) and other releases (scripts/other_systems.sh).
+# without /etc/slurm/slurm.conf) and other releases (scripts/checks/other_systems.sh).
 optional_packages=(libopenmpi-dev openmpi-bin)
 optional_dev_packages=(slurm-wlm slurmctld slurmd slurm-client munge procps tmux
   mmdebstrap distro-info-data)

@@ -398,7 +398,7 @@ fuzz_and_tidy_stage() {
 # build_elsewhere RELEASE: the program as a new user of that release builds and starts it.
 build_elsewhere() {
   local status
-  bash scripts/other_systems.sh "${jobs[@]}" "$1" 2>&1 | tee "$logs/$1.output"
+  bash scripts/checks/other_systems.sh "${jobs[@]}" "$1" 2>&1 | tee "$logs/$1.output"
   status=${PIPESTATUS[0]}
   if [ "$status" != 77 ]; then return "$status"; fi
   note "not tried: $(sed -n 's/^other_systems.sh: //p' "$logs/$1.output" | tail -n 1)"

@@ -3,7 +3,7 @@
 # a minimal system in a folder, a copy of the sources, scripts/setup.sh, scripts/build.sh, five
 # training steps; then Catch2 of that release and the tests of lib/base.
 #
-#   scripts/other_systems.sh [--jobs N] RELEASE... [-- COMMAND...]
+#   scripts/checks/other_systems.sh [--jobs N] RELEASE... [-- COMMAND...]
 #
 #   RELEASE      bookworm (Debian 12), trixie (Debian 13) or noble (Ubuntu 24.04)
 #   --jobs N     compilers at a time
@@ -14,14 +14,14 @@
 # mmdebstrap and the releases' mirrors. Exit codes: 0 done, 1 failed, 2 usage, 77 something that it
 # needs is missing.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 
 bases=$PWD/build/systems
 cache=${FP8TRAIN_SYSTEMS_CCACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/fp8train-systems}
 jobs=
 releases=()
 command=()
-usage() { sed -n '2,16s/^# \{0,1\}//p' scripts/other_systems.sh; }
+usage() { sed -n '2,16s/^# \{0,1\}//p' scripts/checks/other_systems.sh; }
 skip() { echo "other_systems.sh: $1" >&2; exit 77; }
 while [ $# -gt 0 ]; do
   case $1 in
