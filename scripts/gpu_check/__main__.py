@@ -95,9 +95,12 @@ def workspace(arguments: argparse.Namespace) -> Workspace:
 
 def print_list(items: list[Item], budget: float | None) -> None:
     """What runs in which order, and when each item has usually ended; with a budget what fits."""
-    waiting, ended = list(items), MACHINE.usual
+    waiting, ended, left_out = list(items), MACHINE.usual, set()
     while waiting:
-        together = fitting(waiting, (budget or float("inf")) - CLOSING_SECONDS - ended)
+        left = (budget or float("inf")) - CLOSING_SECONDS - ended
+        together = [] if waiting[0].partner in left_out else fitting(waiting, left)
+        if not together:
+            left_out.add(waiting[0].name)
         for number, item in enumerate(together):
             starting = START_SECONDS if item.part and number == 0 else 0.0
             ended += starting + item.usual

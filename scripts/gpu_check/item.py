@@ -48,6 +48,7 @@ class Item:
     limit: float  # seconds: it is ended then
     check: Callable[["Workspace"], Outcome] | None = None  # this, or `part`
     part: Part | None = None
+    partner: str = ""  # where there is no time for this item, there is no use for its figures
 
 
 def unknown(reason: str) -> Outcome:

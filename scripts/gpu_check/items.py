@@ -25,7 +25,7 @@ ORDER = [
     "probe", "kernels.codes", "kernels.casts", "kernels.gemm", "products.right", "steps.distinct",
     "step.bf16", "step.te-delayed", "step.te-blockwise", "step.te-current",
     "attention", "casts", "kernels.attention-cudnn", "kernels.others", "ahead.*",
-    "peers.1.torch.bf16-compile", "peers.1.own.bf16",
+    "peers.imports", "peers.1.torch.bf16-compile", "peers.1.own.bf16",
     "peers.1.torch.torchao-fp8-compile", "peers.1.own.te-current", "peers.1.own.te-delayed",
     "products.tensor", "products.block", "products.bf16", "products.row",
     "step.te-delayed-fastest", "step.te-delayed-tuned",

@@ -154,7 +154,7 @@ class Runner:
         failed, left_out, waiting = [], [], list(items)
         while waiting:
             item = waiting[0]
-            together = fitting(waiting, self.left())
+            together = [] if item.partner in left_out else fitting(waiting, self.left())
             if not together:
                 left_out.append(waiting.pop(0).name)
                 continue

@@ -5,6 +5,7 @@ into a GPU, and several items in one process.
   gpu_check_plan_test.py SAMPLE_TESTS    the program of sample_tests.cpp"""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -56,6 +57,8 @@ class OrderTest(GpuCheckCase):
                 known = [name for name in every if name in dict(fitting)]
                 self.assertEqual([name for name, _ in fitting], known)
         self.assertIn("step.te-current", dict(self.ends("--budget", "180")))
+        without_pytorch = dict(self.ends("--budget", "150", "--only", "peers.1"))
+        self.assertFalse([name for name in without_pytorch if ".own.te-" in name])
 
     def test_every_item_has_a_time_that_its_limit_exceeds(self):
         for item in all_items():
@@ -225,9 +228,18 @@ class FindingsTest(GpuCheckCase):
         self.assertIn("1 of 2 products are wrong", said)
 
     def test_pytorch_finds_the_packages_of_the_bundle_and_may_lack_memory(self):
-        self.check("--only", "peers.1.torch.bf16-compile", PYTHONPATH="/known")
+        bundle = self.folder / "bundle"
+        shutil.copytree(SCRIPT.parent / "gpu_check", bundle / "scripts/gpu_check")
+        shutil.copy(SCRIPT, bundle / "scripts")
+        (bundle / "python").mkdir()
+        command = self.command("--only", "peers.imports,peers.1.torch.bf16-compile")
+        command[1] = bundle / "scripts" / SCRIPT.name
+        subprocess.run(command, env=self.environment(PYTHONPATH="/known"), check=True, timeout=60)
         packages = self.result("peers.1.torch.bf16-compile")["detail"]["figures"]["packages"]
-        self.assertIn("/known", packages.split(":"))
+        self.assertEqual(
+            packages.split(":"), [str(bundle / each) for each in ("python", "scripts")] + ["/known"]
+        )
+        self.assertIs(self.result("peers.imports")["passed"], True)
         self.check("--only", "peers.1.torch.bf16-compile", GPU_CHECK_FAKE="torch-memory")
         result = self.result("peers.1.torch.bf16-compile")
         self.assertEqual(

@@ -186,6 +186,7 @@ class GpuCheckTest(GpuCheckCase):
             ("diverges", "curve.bf16", False, "step 21 is the first"),
             ("memcheck", "memcheck", False, "norm_backward+0x100"),
             ("no-torch", "peers.1.torch.bf16-compile", None, "no torch"),
+            ("no-torch", "peers.imports", None, "no torch"),
             ("no-options", "attention.deterministic", None, "has not all of these options"),
         ]
         for wrong, item, passed, words in cases:
