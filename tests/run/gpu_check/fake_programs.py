@@ -5,8 +5,8 @@ ones do.
 
 Environment: GPU_CHECK_FAKE names what goes wrong: "no-gpu", "no-products", "libraries", "garbage",
 "diverges", "no-options", "no-torch", "torch-memory", "memcheck", "own-attention", "refused",
-"wrong-products", "step-memory", "step-error", "step-crash", "step-hang". GPU_CHECK_GPU is its
-name and memory: "NVIDIA H200,143771 MiB"."""
+"wrong-products", "step-memory", "step-error", "step-crash", "step-hang", "step-order".
+GPU_CHECK_GPU is its name and memory: "NVIDIA H200,143771 MiB"."""
 
 import json
 import os
@@ -46,6 +46,8 @@ def steps(words):
     """Prints each plan's figures as soon as they are there; goes wrong at te-delayed."""
     plans = after(words, "--plan").split(",")
     code = 0
+    if WRONG == "step-order":
+        plans.reverse()
     for number, plan in enumerate(plans):
         figures = step(plan)
         if plan == "te-delayed" and WRONG in ("step-memory", "step-error"):
