@@ -15,7 +15,9 @@ from .process import Done
 SKIPPED = 77
 NEW_PROCESS_SECONDS = 6.0  # at least, for a test case in a process of its own
 ALONE_SECONDS = 15.0  # at most: one that hangs leaves time for the others
-# Topic, filter of Catch2, usual seconds, limit; what no filter names is the last topic.
+# Topic, filter of Catch2, usual seconds, limit; what no filter names is the last topic. A process
+# takes 2 to 3 s to start, which is why there are few topics; a test case after one that ended the
+# process runs in the next. Most of the seconds are the cpu's, which computes what is expected.
 TOPICS = [
     ("codes", "[exhaustive]", 10, 60),
     (
