@@ -97,6 +97,10 @@ cmake "${arguments[@]}" ||
 \"Killed\" means that memory was short (--jobs 1)"
 echo "build: preset $preset, $((SECONDS - start)) s"
 [ ! -x "$directory/bin/fp8train" ] || echo "build: $directory/bin/fp8train"
+if grep -q 'cuDNN attention: OFF' "$configure_log"; then
+  echo "build: attention without cuDNN, about three times as slow: its headers were not found." \
+    "scripts/setup.sh --dev fetches them to build/cudnn; then build again"
+fi
 if [ "$preset" = release ] && grep -q '^FP8TRAIN_CUDA:[A-Z]*=OFF' build/CMakeCache.txt &&
   [ -x "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)" ]; then
   echo "build: without the backend for GPUs; scripts/build.sh --cuda auto builds it"

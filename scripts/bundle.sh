@@ -4,12 +4,16 @@
 # CUDA's libraries are not packed: the program loads them where they are installed. NCCL, which
 # machines with CUDA may lack, is on request.
 #
-#   scripts/bundle.sh [--build DIR] [--out DIR] [--tests] [--gpu-check] [--nccl]
+#   scripts/bundle.sh [--build DIR] [--out DIR] [--tests] [--gpu-check] [--wheel FILE]
+#                     [--no-torchao] [--nccl]
 #
 #   --build DIR   the build to pack (build)
 #   --out DIR     where the folder and its archive go (build/bundle)
 #   --tests       also the programs that scripts/gpu_check.sh runs
-#   --gpu-check   also these scripts, and an archive that is smaller: fp8train.tar.xz
+#   --gpu-check   also these scripts and torchao, whose float8 training they measure, in an archive
+#                 that is smaller: fp8train.tar.xz. The build must have attention in cuDNN
+#   --wheel FILE  torchao from this file; else pip fetches it to build/wheels
+#   --no-torchao  without torchao
 #   --nccl        also libnccl.so.2 (200 MB), from LD_LIBRARY_PATH, the system or the CUDA toolkit
 #
 # Result: DIR/fp8train/{bin,lib,share} and DIR/fp8train.tar.gz (or .tar.xz: `tar -xJf`, or
@@ -22,19 +26,46 @@ out=build/bundle
 tests=0
 scripts=0
 nccl=0
+torchao=1
+wheel=
 while [ $# -gt 0 ]; do
   case $1 in
     --build) build=$2; shift 2 ;;
     --out) out=$2; shift 2 ;;
     --tests) tests=1; shift ;;
     --gpu-check) scripts=1; shift ;;
+    --wheel) wheel=$2; shift 2 ;;
+    --no-torchao) torchao=0; shift ;;
     --nccl) nccl=1; shift ;;
-    -h | --help) sed -n '2,16s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,20s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "bundle.sh: unknown option '$1'" >&2; exit 2 ;;
   esac
 done
 [ -x "$build/bin/fp8train" ] ||
   { echo "bundle.sh: $build/bin/fp8train is missing; run scripts/build.sh first" >&2; exit 1; }
+
+die() { echo "bundle.sh: $*" >&2; exit 1; }
+
+# torchao as PyTorch's items of gpu_check need it: its Python, without the kernels of its own, which
+# float8 training does not call. The wheel is for Python 3.10 and newer.
+fetch_torchao() {
+  local package=torchao==0.18.0 folder=build/wheels
+  mkdir -p $folder
+  wheel=$(find $folder -name 'torchao-0.18.0-*.whl' | head -n 1)
+  [ -n "$wheel" ] || python3 -m pip download -q --no-deps --only-binary=:all: \
+    --python-version 3.12 --implementation cp --platform manylinux_2_28_x86_64 \
+    -d $folder $package || die "$package could not be fetched; --wheel FILE names it, and" \
+    "--no-torchao leaves it out, with PyTorch's float8 figures"
+  wheel=$(find $folder -name 'torchao-0.18.0-*.whl' | head -n 1)
+}
+
+if [ $scripts = 1 ]; then
+  "$build/bin/fp8train" --version | grep -q 'attention(cudnn)' ||
+    die "$build has no attention in cuDNN, without which the figures of a GPU mean nothing;\
+ scripts/setup.sh --dev fetches the headers to build/cudnn, then build again"
+  [ $torchao = 0 ] || [ -n "$wheel" ] || fetch_torchao
+  [ $torchao = 0 ] || [ -e "$wheel" ] || die "--wheel: there is no $wheel"
+fi
 
 target=$out/fp8train
 rm -rf "$target"
@@ -75,6 +106,10 @@ if [ $scripts = 1 ]; then
     "$target/scripts/bench/"
   cp -r docs/use docs/develop docs/reference "$target/docs/"  # what its small runs train on
   cp README.md LICENSE "$target/"
+  if [ $torchao = 1 ]; then
+    python3 -m zipfile -e "$wheel" "$target/python"
+    find "$target/python" -name '*.so' -delete
+  fi
   find "$target/scripts" -name __pycache__ -prune -exec rm -rf {} +
 fi
 strip --strip-unneeded "$target"/lib/* "$target"/bin/* 2>/dev/null || true

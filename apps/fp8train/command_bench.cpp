@@ -3,7 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <cstdio>
 #include <memory>
+#include <string>
 
 #include "bench/parts.h"
 #include "bench/step_model.h"
@@ -46,10 +48,34 @@ void print_text(const Json& json) {
   }
 }
 
-Json run_part(const BenchPart& part, const BenchOptions& options) {
-  if (part.run != nullptr) {
-    return part.run(options);
+/// Prints reports as they come: one alone, or several as a list of JSON or as blocks of text.
+class ReportPrinter {
+ public:
+  explicit ReportPrinter(const BenchOptions& options)
+      : as_json_(options.json), is_list_(options.step.plan.find(',') != std::string::npos) {}
+
+  void add(const Json& report) {
+    if (as_json_) {
+      fmt::print("{}{}", !is_list_ ? "" : count_ == 0 ? "[\n" : ",\n", report.dump(1));
+    } else {
+      fmt::print("{}", count_ == 0 ? "" : "\n");
+      print_text(report);
+    }
+    ++count_;
+    std::fflush(stdout);  // a process that is ended keeps what it measured
   }
+  void end() const {
+    if (as_json_ && count_ > 0) {
+      fmt::print("{}\n", is_list_ ? "\n]" : "");
+    }
+  }
+
+ private:
+  bool as_json_, is_list_;
+  int count_ = 0;
+};
+
+Json measure(const BenchPart& part, const BenchOptions& options) {
   Json report = {{"bench", part.name}, {"threads", configure_threads(options.threads)}};
   std::string reason;
   const std::unique_ptr<Device> device =
@@ -74,13 +100,15 @@ void add_part(Arguments parent, Action& action, const std::shared_ptr<BenchOptio
     bench.add_options(part, *options);
   }
   part.run(action, [options, &bench] {
-    const Json json = run_part(bench, *options);
-    if (options->json && !json.is_null()) {
-      fmt::print("{}\n", json.dump(1));
-    } else if (!json.is_null()) {
-      print_text(json);
+    ReportPrinter printer(*options);
+    int code = 0;
+    if (bench.run == nullptr) {
+      printer.add(measure(bench, *options));
+    } else {
+      code = bench.run(*options, [&](const Json& report) { printer.add(report); });
     }
-    return 0;
+    printer.end();
+    return code;
   });
 }
 

@@ -103,6 +103,9 @@ Lowers the level of instructions: x86\-64, x86\-64\-v3 or x86\-64\-v4.
 .B FP8TRAIN_CACHE_DIR
 The folder of stored results, such as those of \fBgemm_tuning\fR; else ~/.cache/fp8train.
 .TP
+.B FP8TRAIN_GEMM_PROBE
+\fBalways\fR: try the FP8 products of the GPU again, as if none were known from earlier starts.
+.TP
 .B OMP_NUM_THREADS
 CPU threads of a rank, where \fBthreads\fR is 0.
 .TP

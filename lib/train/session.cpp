@@ -14,9 +14,9 @@
 #include "device/cuda/cuda_device.h"
 #include "io/hf_config.h"
 #include "ops/gemm/gemm.h"
-#include "ops/gemm/gemm_support.h"
 #include "optim/registry.h"
 #include "precision/linear_plan.h"
+#include "train/probed_products.h"
 #include "train/session_notes.h"
 
 namespace fp8train {
@@ -373,7 +373,7 @@ std::unique_ptr<Device> choose_device(DeviceChoice choice, bool tune_gemms, std:
     kind = obstacle.empty() ? DeviceKind::cuda : DeviceKind::cpu;
   }
   std::unique_ptr<Device> device = make_device(kind, gpu);
-  ops::probe_gemms(*device);
+  find_products(*device, cache_folder());
   if (tune_gemms) {
     ops::tune_gemms(*device, cache_folder().string());
   }

@@ -3,7 +3,7 @@
 
     scripts/bench/peers.py [--models nanogpt-laptop,gpt2-124m,llama-42m] [--threads N] [--rounds 2]
         [--seconds 15] [--json FILE]
-    scripts/bench/peers.py --device cuda --models llama-8b-16l
+    scripts/bench/peers.py --device cuda --models llama-8b-8l
         --variants bf16-compile,torchao-fp8-compile,bf16-compile-fsdp
 
 For each model every PyTorch variant (fp32, bf16 autocast eager and compiled, torchao float8
@@ -35,11 +35,14 @@ from venv_support import has_torch, use_torch  # noqa: E402
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ["nanogpt-laptop", "gpt2-124m", "llama-42m"]  # measured where --models is not given
 VARIANTS = ["fp32", "bf16", "bf16-compile", "torchao-fp8", "torchao-fp8-compile"]
-KNOWN_MODELS = [*MODELS, "llama-8b-16l"]
+WIDE = {f"llama-8b-{layers}l": layers for layers in (2, 4, 8, 16)}
+KNOWN_MODELS = [*MODELS, *WIDE]
 COMPILED = ["bf16-compile", "torchao-fp8-compile", "torchao-rowwise-compile"]
 KNOWN_VARIANTS = [*VARIANTS, COMPILED[-1], *(f"{variant}-fsdp" for variant in COMPILED)]
 # Any other model is the preset of its name.
-OWN_SHAPE = {"llama-8b-16l": ["--preset", "llama-8b", "--layers", "16"]}
+OWN_SHAPE = {
+    name: ["--preset", "llama-8b", "--layers", str(layers)] for name, layers in WIDE.items()
+}
 PLANS = ["fp32", "bf16", "te-delayed", "te-current"]
 
 
@@ -81,6 +84,7 @@ def measure_torch(model_name, variant, device, threads, seconds):
             "step_seconds": median,
             "steps": len(times),
             "loss": loss,
+            "layers": shape.layers,
             "parameters": sum(p.numel() for p in model.parameters()),
             "memory_bytes": peak,
             "attention": attention,

@@ -34,9 +34,14 @@ MODELS = {
     "nanogpt-laptop": (Shape("gpt2", 4, 4, 4, 128, 512, 65, 64), (12, 64)),
     "gpt2-124m": (Shape("gpt2", 12, 12, 12, 768, 3072, 50257, 1024, bias=True), (4, 256)),
     "llama-42m": (Shape("llama", 8, 8, 4, 512, 1536, 32000, 1024), (4, 256)),
-    # Llama-3-8B's width with half of its layers, which trains with fp32
-    # states on one GPU of 141 GB.
-    "llama-8b-16l": (Shape("llama", 16, 32, 8, 4096, 14336, 128256, 8192, tied=False), (1, 8192)),
+    # Llama-3-8B's width, and as many layers as fit with fp32 states on one GPU
+    # (gpu_check/shapes.py): 16 on 141 GB, 8 on 80 GB.
+    **{
+        f"llama-8b-{layers}l": (
+            Shape("llama", layers, 32, 8, 4096, 14336, 128256, 8192, tied=False), (1, 8192)
+        )
+        for layers in (2, 4, 8, 16)
+    },
 }
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from .item import ROOT, Workspace, base_environment
+from .item import ROOT, START_SECONDS, Item, Workspace, base_environment
 from .items import GROUPS, chosen
-from .results import Results, latest, read_results
-from .runner import MACHINE, Runner, undone
+from .results import Results, read_results
+from .runner import CLOSING_SECONDS, MACHINE, Runner, fitting, undone
 from .shapes import LARGE, SMALL
 from .table import render
 
@@ -89,14 +89,32 @@ def workspace(arguments: argparse.Namespace) -> Workspace:
     )
     return Workspace(
         program, tests, work, arguments.python, SMALL if arguments.small else LARGE,
-        base_environment([program.parent.parent / "lib"]),
+        base_environment(work),
     )
+
+
+def print_list(items: list[Item], budget: float | None) -> None:
+    """What runs in which order, and when each item has usually ended; with a budget what fits."""
+    waiting, ended, left_out = list(items), MACHINE.usual, set()
+    while waiting:
+        left = (budget or float("inf")) - CLOSING_SECONDS - ended
+        together = [] if waiting[0].partner in left_out else fitting(waiting, left)
+        if not together:
+            left_out.add(waiting[0].name)
+        for number, item in enumerate(together):
+            starting = START_SECONDS if item.part and number == 0 else 0.0
+            ended += starting + item.usual
+            print(
+                f"{item.group}  {item.name:<36} usually {starting + item.usual:3.0f} s, at most "
+                f"{item.limit:3.0f} s; ended after {ended:4.0f} s"
+            )
+        waiting = waiting[len(together) or 1:]
 
 
 def main() -> int:
     arguments = parse_arguments()
     if arguments.table:
-        print(render(latest(read_results(arguments.table))))
+        print(render(read_results(arguments.table)))
         return 0
     try:
         items = chosen(arguments.group, arguments.only, arguments.skip)
@@ -104,16 +122,10 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     if arguments.list:
-        for item in items:
-            print(
-                f"{item.group}  {item.name:<36} usually {item.usual:3.0f} s, at most "
-                f"{item.limit:3.0f} s"
-            )
+        print_list(items, arguments.budget)
         return 0
     work = workspace(arguments)
     results = Results(arguments.out.resolve(), work.work / "logs")
-    if arguments.resume or arguments.retry:
-        items = undone(items, results, arguments.retry)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, stop)
@@ -127,6 +139,10 @@ def main() -> int:
         outcome = runner.run(MACHINE)
         if not {"gpu", "fp8_modes"} & set(work.facts):
             return 2  # else even a program that multiplies nothing has kernels to test
+        if arguments.resume or arguments.retry:
+            items = undone(items, results, arguments.retry, work.facts)
+            if not items:
+                print("nothing is left to do")
         count = runner.run_all(items)
         failed = (["machine"] if outcome.passed is False else []) + count.failed
         print(f"{len(failed)} failed{': ' + ', '.join(failed) if failed else ''}")

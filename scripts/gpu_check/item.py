@@ -16,6 +16,9 @@ from .shapes import Shapes
 
 ROOT = Path(__file__).resolve().parents[2]
 STDERR_LINES = 60  # of an item's standard error in its result
+# To start the program: the driver and its context, cuBLASLt, the list of products that are known.
+START_SECONDS = 4.0
+PYTHON_PACKAGES = ROOT / "python"  # of a bundle, for PyTorch's items
 
 
 @dataclass
@@ -28,12 +31,24 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Items next to each other with the same key run in one process, which prints an object for
+    each of them as soon as it is done; to start it takes START_SECONDS."""
+
+    key: str
+    plan: str
+    command: Callable[["Workspace", Sequence[str]], list[str]]  # of these plans
+
+
+@dataclass(frozen=True)
 class Item:
     name: str
     group: int
     usual: float  # seconds: it is not started with less
     limit: float  # seconds: it is ended then
-    check: Callable[["Workspace"], Outcome]
+    check: Callable[["Workspace"], Outcome] | None = None  # this, or `part`
+    part: Part | None = None
+    partner: str = ""  # where there is no time for this item, there is no use for its figures
 
 
 def unknown(reason: str) -> Outcome:
@@ -74,7 +89,11 @@ class Workspace:
         return self._deadline - time.monotonic()
 
     def run(
-        self, command: Sequence[str | Path], most: float = float("inf"), **environment: str
+        self,
+        command: Sequence[str | Path],
+        most: float = float("inf"),
+        watch: process.Watch | None = None,
+        **environment: str,
     ) -> Done:
         """At most `most` seconds, and not longer than the item has."""
         self._commands += 1
@@ -82,12 +101,20 @@ class Workspace:
             self.work / "logs" / (self._item + (f".{self._commands}" if self._commands > 1 else ""))
         )
         words = [str(word) for word in command]
+        earlier = list(self.stderr)
+
+        def look(out: str) -> float | None:
+            err = Path(f"{log}.err").read_bytes().decode(errors="replace")
+            self.stderr = earlier + [line for line in err.splitlines() if line.strip()]
+            return watch(out) if watch else None
+
         done = process.run(
-            words, str(log), min(most, self.left()), {**self.environment, **environment}
+            words, str(log), min(most, self.left()), {**self.environment, **environment},
+            look if watch else None,
         )
         with open(f"{log}.err", "a", encoding="utf-8") as err:
             err.write(f"\n$ {' '.join(words)}\n{done.end()}, {done.seconds:.1f} s\n")
-        self.stderr += [line for line in done.err.splitlines() if line.strip()]
+        self.stderr = earlier + [line for line in done.err.splitlines() if line.strip()]
         return done
 
     def fp8train(self, *words: str | Path, most: float = float("inf")) -> Done:
@@ -100,10 +127,10 @@ class Workspace:
         return list(dict.fromkeys(self.stderr))[-STDERR_LINES:]
 
 
-def base_environment(library_folders: Sequence[Path]) -> dict[str, str]:
-    known = os.environ.get("LD_LIBRARY_PATH", "")
-    folders = [str(folder) for folder in library_folders] + ([known] if known else [])
-    return {**os.environ, "LD_LIBRARY_PATH": ":".join(folders)}
+def base_environment(work: Path) -> dict[str, str]:
+    """The programs find their libraries themselves, so that tools are given none of them. What the
+    program stores of this GPU is of this check alone."""
+    return {"FP8TRAIN_CACHE_DIR": str(work / "cache"), **os.environ}
 
 
 def parse_json(text: str) -> Any:
@@ -116,10 +143,38 @@ def parse_json(text: str) -> Any:
         return None
 
 
+class ObjectReader:
+    """Reads objects one after another from what a command writes: alone, or of a list."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def read(self, text: str) -> list[Any]:
+        """Those that are whole in `text` and were not read before."""
+        found = []
+        while start := re.compile(r"^\{", re.MULTILINE).search(text, self._next):
+            try:
+                value, self._next = json.JSONDecoder().raw_decode(text, start.start())
+            except json.JSONDecodeError:
+                break  # the rest of it is not there yet
+            found.append(value)
+        return found
+
+
+def too_small(work: "Workspace") -> Outcome | None:
+    """Where no model of this width fits into the GPU's memory."""
+    if work.shapes.layers > 0:
+        return None
+    memory = work.facts.get("memory_gib", 0)
+    return unknown(f"the GPU's memory of {memory:.0f} GiB is too small for a model of this width")
+
+
 def failed_command(done: Done) -> Outcome:
     """The end of what a command said that should have worked."""
     said = "\n".join(part for part in (done.out.strip()[-6000:], done.err.strip()[-6000:]) if part)
-    return Outcome(False, {"ended": done.end()}, f"{done.end()}\n{said}")
+    errors = [line for line in done.err.splitlines() if line.startswith("error: ")]
+    reason = {"reason": errors[-1].removeprefix("error: ")} if errors else {}
+    return Outcome(False, {"ended": done.end(), **reason}, f"{done.end()}\n{said}")
 
 
 def bench(work: Workspace, *words: str, most: float = float("inf")) -> Outcome:

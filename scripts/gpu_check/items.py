@@ -1,5 +1,5 @@
-"""All items, in the order in which they run: within a group by value, so that a budget
-cuts what matters least."""
+"""All items, in the order in which they run: by value, so that a budget cuts what matters
+least."""
 
 from __future__ import annotations
 
@@ -18,12 +18,37 @@ GROUPS = {
     3: "PyTorch and fp8train alternately, losses against the cpu",
 }
 
+# Patterns of names. First whether the GPU computes what is meant: conversions of the chip, which
+# nothing else can test, then cuBLASLt, then whole steps. Then the first figures; what calibrates
+# them; the rest of correctness; the peers; and last what costs most for what it tells.
+ORDER = [
+    "probe", "kernels.codes", "kernels.casts", "kernels.gemm", "products.right", "steps.distinct",
+    "step.bf16", "step.te-delayed", "step.te-blockwise", "step.te-current",
+    "attention", "casts", "kernels.attention-cudnn", "kernels.others", "ahead.*",
+    "peers.imports", "peers.1.torch.bf16-compile", "peers.1.own.bf16",
+    "peers.1.torch.torchao-fp8-compile", "peers.1.own.te-current", "peers.1.own.te-delayed",
+    "products.tensor", "products.block", "products.bf16", "products.row",
+    "step.te-delayed-fastest", "step.te-delayed-tuned",
+    "curve.bf16", "curve.te-delayed", "curve.te-blockwise",
+    "step.deepseek-v3", "step.torchao-rowwise", "steps.wiring", "attention.deterministic",
+    "curve.*", "peers.1.torch.torchao-rowwise-compile", "peers.1.own.torchao-rowwise",
+    "peers.2.*", "products.tuned", "ranks", "ranks.steps", "peers.1.torch.*-fsdp",
+    "steps.all", "memcheck", "racecheck", "profile.*",
+]
+
+
+def rank(item: Item) -> int:
+    """The position of the name itself in ORDER, else of the first pattern that matches it."""
+    exact = [i for i, pattern in enumerate(ORDER) if pattern == item.name]
+    return (exact or [i for i, pattern in enumerate(ORDER) if fnmatchcase(item.name, pattern)])[0]
+
 
 def all_items() -> list[Item]:
-    return [
+    items = [
         *kernel_items(), *ahead_items(), *sanitizer_items(), *speed_items(), *peer_items(),
         *curve_items(), *sharded_items(),
     ]
+    return sorted(items, key=rank)
 
 
 def matches(item: Item, patterns: Sequence[str]) -> bool:

@@ -3,6 +3,7 @@ whether it computes at all."""
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -79,8 +80,9 @@ def computes(work: Workspace) -> tuple[dict[str, Any] | None, Outcome]:
     done = work.fp8train(*command, most=90)
     figures = parse_json(done.out) if done.code == 0 else None
     if figures is None and wheel_folders():
-        known = work.environment["LD_LIBRARY_PATH"]
-        work.environment["LD_LIBRARY_PATH"] = ":".join([known, *wheel_folders()])
+        known = work.environment.get("LD_LIBRARY_PATH", "")
+        folders = [*([known] if known else []), *wheel_folders()]
+        work.environment["LD_LIBRARY_PATH"] = ":".join(folders)
         again = work.fp8train(*command, most=90)
         figures = parse_json(again.out) if again.code == 0 else None
         if figures is not None:
@@ -92,9 +94,29 @@ def computes(work: Workspace) -> tuple[dict[str, Any] | None, Outcome]:
     return figures, Outcome(True) if figures is not None else failed_command(done)
 
 
+def memory_gib(gpu: dict[str, str], lines: list[str]) -> float:
+    """Of the GPU, as its driver or the program says it; 0 where neither does."""
+    mebibytes = re.match(r"(\d+) MiB", gpu.get("memory.total", ""))
+    if mebibytes:
+        return int(mebibytes[1]) / 1024
+    said = re.search(r"^GPU: .*?(\d+) GiB", "\n".join(lines), re.MULTILINE)
+    return float(said[1]) if said else 0.0
+
+
+def without_cudnn(work: Workspace) -> str:
+    """Why the figures of a GPU with FP8 products would mean nothing: attention on our own kernels
+    takes three times as long. Empty where cuDNN runs it, or is not wanted."""
+    said = work.facts.get("attention") or "check names no attention"
+    has_fp8 = float(work.facts.get("compute_cap", "9.0")) >= 8.9
+    wanted = work.environment.get("FP8TRAIN_CUDA_ATTENTION") != "own"
+    if not has_fp8 or not wanted or said.startswith("cuDNN"):
+        return ""
+    return f"attention does not run in cuDNN: {said}"
+
+
 def check_machine(work: Workspace) -> Outcome:
-    """Fills work.facts, which every result carries. Where they have neither "gpu" nor
-    "fp8_modes", nothing can run."""
+    """Fills work.facts, which every result carries, and fits the models to the GPU's memory. Where
+    the facts have neither "gpu" nor "fp8_modes", nothing can run."""
     gpus = query(FACTS) or query(FACTS[:2])
     if gpus:
         work.run([find_tool("nvidia-smi") or "nvidia-smi", "-q"], 20)
@@ -105,10 +127,18 @@ def check_machine(work: Workspace) -> Outcome:
         }
     found = versions(work)
     work.facts["program"] = found["version"]
+    memory = memory_gib(gpus[0] if gpus else {}, found.get("libraries", []))
+    if memory > 0:
+        work.facts["memory_gib"] = round(memory, 1)
+        work.shapes = work.shapes.fitted(memory)
+    work.facts["layers"] = work.shapes.layers
     figures, outcome = computes(work)
     if figures is not None:
         work.facts["fp8_modes"] = fp8_modes(figures)
         work.facts["attention"] = attention(work)
+        reason = without_cudnn(work)
+        if reason and outcome.passed:
+            outcome = Outcome(False, {"reason": reason}, reason)
     outcome.detail |= {
         "gpus": gpus,
         "tools": {tool: find_tool(tool) for tool in TOOLS},

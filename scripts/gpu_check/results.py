@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, Iterable
 
-from .table import render
+from .table import latest, render
 
 ARCHIVE_SECONDS = 10.0  # between two writings of the archive while items run, and
 ARCHIVE_SHARE = 20.0  # this many times as long as the last one took
@@ -30,14 +30,6 @@ def read_results(paths: Iterable[Path]) -> list[dict[str, Any]]:
             if isinstance(entry, dict) and "item" in entry:
                 results.append(entry)
     return results
-
-
-def latest(results: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The last result of each item, in the order of the first."""
-    found: dict[str, dict[str, Any]] = {}
-    for result in results:
-        found[result["item"]] = result
-    return found
 
 
 def replace(path: Path, text: str) -> None:
@@ -90,11 +82,11 @@ class Results:
     def conclude(self) -> None:
         """The table, the failures and the archive, as results are now."""
         begin = time.monotonic()
-        results = latest(self.all())
+        results = self.all()
         replace(self.out / "table.txt", render(results))
         failures = [
             f"##### {name}\n{result.get('report', '')}\n"
-            for name, result in results.items()
+            for name, result in latest(results).items()
             if result["passed"] is False
         ]
         replace(self.out / "failures.txt", "\n".join(failures))

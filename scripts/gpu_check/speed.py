@@ -5,13 +5,26 @@ from __future__ import annotations
 
 import csv
 import io
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
-from .item import Item, Outcome, Workspace, bench, failed_command, unknown
+from .item import (
+    Item, Outcome, Part, Workspace, bench, failed_command, parse_json, too_small, unknown,
+)
 from .machine import find_tool
 
-# Plans whose steps are measured after those of bf16 and te-delayed.
-PLANS = ["te-current", "te-blockwise", "deepseek-v3", "torchao-rowwise"]
+# Plans whose steps are measured, in two processes.
+PLANS = ["bf16", "te-delayed", "te-blockwise", "te-current"]
+FURTHER_PLANS = ["deepseek-v3", "torchao-rowwise"]
+STEP_SECONDS = 3.0
+# A step's item: 1.5 s for the memory and the weights of up to 4 billion parameters, 2 to 3 s for
+# cuDNN's plans and the first steps, then the measurement, 2 s for steps with spans and 1.5 s for
+# the ceiling of products.
+STEP_USUAL, STEP_LIMIT = 12, 60
+TUNING_SECONDS = 8  # 16 algorithms of some 20 products, 8 times each
+# The fastest that te-delayed gets without another arithmetic of its master weights.
+FASTEST = [
+    "--set", "fp8.fast_accumulation=[true, true, true]", "--set", "fp8.exempt_head=false",
+]
 # Nsight Compute: metrics that one replay of a kernel, or a few, can count.
 METRICS = {
     "gpu__time_duration.sum": "nanoseconds",
@@ -23,8 +36,52 @@ PROFILED_LAUNCHES = 400
 LONGEST = 10
 
 
-def step(plan: str) -> Callable[[Workspace], Outcome]:
-    return lambda work: bench(work, *work.shapes.step(plan, 5), "--tune")
+def step_command(*options: str) -> Callable[[Workspace, Sequence[str]], list[str]]:
+    return lambda work, plans: [*work.shapes.step(",".join(plans), STEP_SECONDS), *options]
+
+
+def step(plan: str, key: str) -> Item:
+    return Item(f"step.{plan}", 2, STEP_USUAL, STEP_LIMIT, part=Part(key, plan, step_command()))
+
+
+def tuned_step(name: str, plan: str, *options: str) -> Item:
+    """In a process of its own, whose options are those of one plan."""
+    part = Part(f"step.{name}", plan, step_command("--tune", *options))
+    return Item(f"step.{name}", 2, STEP_USUAL + TUNING_SECONDS, 90, part=part)
+
+
+def right_products(work: Workspace) -> Outcome:
+    """Each product of the model's layers once, on operands whose product is known."""
+    done = work.fp8train(
+        "bench", *work.shapes.verified_products(), "--device", "cuda", "--json"
+    )
+    if done.code == 2 and "unknown option" in done.err:
+        return unknown("this program does not verify products")
+    figures = parse_json(done.out)
+    if figures is None or done.code not in (0, 1):
+        return failed_command(done)
+    wrong = [entry for entry in figures["results"] if is_wrong(entry)]
+    report = "\n".join(f"{product_text(entry)}: {error_text(entry)}" for entry in wrong)
+    passed = not wrong and done.code == 0
+    reason = {"reason": f"{len(wrong)} of {len(figures['results'])} products are wrong"}
+    return Outcome(passed, {"figures": figures, **({} if passed else reason)}, report)
+
+
+def is_wrong(entry: dict[str, Any]) -> bool:
+    """A product that is refused, or whose error is beyond its bound or no number."""
+    error = entry.get("error")
+    return not isinstance(error, (int, float)) or not error <= entry["bound"]
+
+
+def product_text(entry: dict[str, Any]) -> str:
+    words = ("layer", "product", "shape", "operands", "result")
+    return " ".join(str(entry[word]) for word in words if word in entry)
+
+
+def error_text(entry: dict[str, Any]) -> str:
+    if "refused" in entry:
+        return str(entry["refused"])
+    return f"error {entry.get('error')}, at most {entry.get('bound')}"
 
 
 def products(*words: str) -> Callable[[Workspace], Outcome]:
@@ -82,7 +139,11 @@ def longest_kernels(table: str) -> list[dict[str, Any]]:
 
 def profile(plan: str) -> Callable[[Workspace], Outcome]:
     """The first step of a model of two layers, launch by launch."""
+
     def check(work: Workspace) -> Outcome:
+        small = too_small(work)
+        if small is not None:
+            return small
         command = ["bench", *work.shapes.step(plan, 0.1, 2), "--device", "cuda", "--json"]
         ncu = find_tool("ncu")
         if ncu is None:
@@ -136,15 +197,31 @@ def profile_system(work: Workspace, command: list[str]) -> Outcome:
     )
 
 
+def step_items() -> list[Item]:
+    return [
+        *(step(plan, "step") for plan in PLANS),
+        *(step(plan, "step.further") for plan in FURTHER_PLANS),
+        tuned_step("te-delayed-tuned", "te-delayed"),
+        tuned_step("te-delayed-fastest", "te-delayed", *FASTEST),
+    ]
+
+
+def product_items() -> list[Item]:
+    """Per mode some 20 to 70 products of at least 30 launches of 1 to 15 ms each."""
+    usual = {"bf16": 10, "tensor": 18, "row": 12, "block": 9}
+    return [
+        Item("products.right", 2, 25, 120, right_products),
+        *(
+            Item(f"products.{mode}", 2, seconds, 60, products("--modes", mode))
+            for mode, seconds in usual.items()
+        ),
+        Item("products.tuned", 2, 60, 150, products("--modes", "bf16,tensor", "--tune")),
+    ]
+
+
 def speed_items() -> list[Item]:
     return [
         Item("casts", 2, 12, 60, lambda work: bench(work, *work.shapes.casts())),
-        Item("step.bf16", 2, 30, 90, step("bf16")),
-        Item("step.te-delayed", 2, 30, 90, step("te-delayed")),
-        *(
-            Item(f"products.{mode}", 2, 20, 60, products("--modes", mode))
-            for mode in ("bf16", "tensor", "row", "block")
-        ),
         Item("attention", 2, 8, 40, lambda work: bench(work, *work.shapes.attention())),
         Item(
             "attention.deterministic",
@@ -153,8 +230,8 @@ def speed_items() -> list[Item]:
             40,
             lambda work: bench(work, *work.shapes.attention(), "--deterministic"),
         ),
-        *(Item(f"step.{plan}", 2, 30, 90, step(plan)) for plan in PLANS),
-        Item("profile.te-delayed", 2, 30, 90, profile("te-delayed")),
-        Item("profile.te-blockwise", 2, 30, 90, profile("te-blockwise")),
-        Item("products.tuned", 2, 60, 150, products("--modes", "bf16,tensor", "--tune")),
+        *step_items(),
+        *product_items(),
+        Item("profile.te-delayed", 2, 45, 90, profile("te-delayed")),
+        Item("profile.te-blockwise", 2, 45, 90, profile("te-blockwise")),
     ]

@@ -6,7 +6,21 @@ import statistics
 from typing import Any, Iterable, Mapping
 
 Result = Mapping[str, Any]
+RIGHT = "products.right"
 STATES = {True: "passed", False: "FAILED", None: "unknown"}
+
+
+def same_machine(facts: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether figures may be compared: of the same GPU, and of models of as many layers."""
+    return all(facts.get(name) == other.get(name) for name in ("gpu", "layers"))
+
+
+def latest(results: Iterable[Result]) -> dict[str, Result]:
+    """The last result of each item, in the order of the first."""
+    found: dict[str, Result] = {}
+    for result in results:
+        found[result["item"]] = result
+    return found
 
 
 def columns(rows: Iterable[Iterable[str]]) -> list[str]:
@@ -64,9 +78,21 @@ def clock_text(result: Result) -> str:
     return ", ".join(part for part in (text, *clocks.get("limited_by", [])) if part)
 
 
+def layers(results: Mapping[str, Result]) -> str:
+    """ "8 layers", of the models of steps and peers."""
+    facts = [result.get("facts", {}) for result in results.values()]
+    counts = {known["layers"] for known in facts if "layers" in known}
+    return f"{'/'.join(map(str, sorted(counts)))} layers"
+
+
 def steps(results: Mapping[str, Result]) -> list[list[str]]:
     base = figures(results, "step.bf16").get("tokens_per_second")
-    rows = [["step", "tokens/s", "ms", "TFLOP/s", "of own bf16", "GB", "clocks", "attention"]]
+    rows = [
+        [
+            f"step, {layers(results)}", "tokens/s", "ms", "TFLOP/s", "of own bf16", "GB", "clocks",
+            "attention",
+        ]
+    ]
     for name, result in results.items():
         found = figures(results, name)
         if not name.startswith("step.") or not found:
@@ -94,7 +120,7 @@ def shares(results: Mapping[str, Result]) -> list[list[str]]:
     operations = dict.fromkeys(
         operation for plan in plans for operation in figures(results, plan)["time_shares"]
     )
-    rows = [["share of a step", *(plan[5:] for plan in plans)]]
+    rows = [[f"share of a step, {layers(results)}", *(plan[5:] for plan in plans)]]
     for operation in operations:
         rows.append([
             operation,
@@ -122,7 +148,7 @@ def peers(results: Mapping[str, Result]) -> list[list[str]]:
     )
     rows = [
         [
-            "same model, alternately", "tokens/s", "of PyTorch's best bf16",
+            f"same model, alternately, {layers(results)}", "tokens/s", "of PyTorch's best bf16",
             "of torchao's best float8", "rounds",
         ]
     ]
@@ -140,10 +166,9 @@ def peers(results: Mapping[str, Result]) -> list[list[str]]:
 def products(results: Mapping[str, Result]) -> list[list[str]]:
     rows = [["product", "shape", "operands", "result", "accumulation", "TFLOP/s", "tuned"]]
     ways: dict[tuple[str, ...], list[str]] = {}
-    for name in results:
-        for entry in (
-            figures(results, name).get("results", []) if name.startswith("products.") else []
-        ):
+    timed = [name for name in results if name.startswith("products.") and name != RIGHT]
+    for name in timed:
+        for entry in figures(results, name).get("results", []):
             way = (
                 f"{entry['layer']} {entry['product']}",
                 entry["shape"],
@@ -158,6 +183,21 @@ def products(results: Mapping[str, Result]) -> list[list[str]]:
             )
             ways.setdefault(way, ["", ""])[1 if name == "products.tuned" else 0] = said
     return rows + [[*way, *rates] for way, rates in sorted(ways.items())]
+
+
+def errors(results: Mapping[str, Result]) -> list[list[str]]:
+    """The largest error of the products of each kind, next to its bound."""
+    rows = [["products with a known result", "result", "products", "error", "at most"]]
+    kinds: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for entry in figures(results, RIGHT).get("results", []):
+        if isinstance(entry.get("error"), (int, float)):
+            kinds.setdefault((entry["operands"], entry["result"]), []).append(entry)
+    for (operands, result), entries in kinds.items():
+        worst = max(entries, key=lambda entry: entry["error"])
+        rows.append([
+            operands, result, str(len(entries)), f"{worst['error']:.1e}", f"{worst['bound']:.1e}",
+        ])
+    return rows
 
 
 def casts(results: Mapping[str, Result]) -> list[list[str]]:
@@ -209,8 +249,8 @@ def profiles(results: Mapping[str, Result]) -> list[list[str]]:
     return rows
 
 
-def render(results: Mapping[str, Result]) -> str:
-    """`results`: the last of each item."""
+def render_machine(results: Mapping[str, Result]) -> str:
+    """Of one GPU; `results`: the last of each item."""
     overview = [["item", "state", "seconds", "", "lines on standard error"]]
     for name, result in results.items():
         overview.append([
@@ -220,7 +260,7 @@ def render(results: Mapping[str, Result]) -> str:
     sections = [columns(overview)]
     for rows in (
         steps(results), shares(results), peers(results), attention(results), casts(results),
-        profiles(results), products(results),
+        profiles(results), errors(results), products(results),
     ):
         if len(rows) > 1:
             sections.append(columns(rows))
@@ -229,3 +269,16 @@ def render(results: Mapping[str, Result]) -> str:
         + "\n"
         + "".join("\n" + "\n".join(section) + "\n" for section in sections)
     )
+
+
+def render(results: Iterable[Result]) -> str:
+    """All results in order. GPUs and models that may not be compared have tables of their own."""
+    machines: list[list[Result]] = []
+    for result in results:
+        for known in machines:
+            if same_machine(known[0].get("facts", {}), result.get("facts", {})):
+                known.append(result)
+                break
+        else:
+            machines.append([result])
+    return f"\n{'=' * 79}\n\n".join(render_machine(latest(known)) for known in machines)

@@ -143,6 +143,36 @@ TEST_CASE("bench step takes changes to the plan") {
   CHECK_THAT(error_of({"--seq-length", "65"}), Contains("error: --seq-length 65 is longer than"));
 }
 
+TEST_CASE("bench step measures several plans one after another") {
+  const Json list = run_bench(
+      {"step", "--preset", "toy", "--micro-batch-size", "2", "--plan", "bf16,te-delayed,bf16"});
+  REQUIRE(list.is_array());
+  std::vector<std::string> plans;
+  for (const Json& report : list) {
+    plans.push_back(report.at("plan").get<std::string>());
+    CHECK(number(report, "tokens_per_second") > 0);
+    CHECK(report.at("layers") == list[0].at("layers"));
+    CHECK(report.at("memory_bytes") == list[plans.back() == "bf16" ? 0 : 1].at("memory_bytes"));
+  }
+  CHECK(plans == std::vector<std::string>{"bf16", "te-delayed", "bf16"});
+  const TempDir folder;
+  const auto run = [&](int code, Words words) {
+    words.insert(words.begin(), {"bench", "step", "--preset", "toy", "--seconds", "0.01"});
+    return expect_code(code, folder.path(), words);
+  };
+  const Outcome misspelt = run(2, {"--device", "cpu", "--plan", "bf16,te-delayd", "--json"});
+  CHECK_THAT(misspelt.err, Contains("--plan: no plan 'te-delayd'"));
+  CHECK(misspelt.out.empty());  // nothing is measured before all plans are known
+  CHECK_THAT(run(2, {"--plan", "bf16,fp32", "--timeline", "t.json"}).err,
+             Contains("--timeline: is of one plan"));
+  const std::string text = run(0, {"--device", "cpu", "--plan", "bf16,te-delayed"}).out;
+  CHECK_THAT(text, Contains("plan                      bf16") &&
+                       Contains("plan                      te-delayed"));
+  const Json modeled =
+      Json::parse(run(0, {"--device", "meta:h100", "--plan", "bf16,te-delayed", "--json"}).out);
+  CHECK(modeled.size() == 2);
+}
+
 TEST_CASE("bench step says which GPUs it can model") {
   const TempDir folder;
   const Outcome outcome = expect_code(2, folder.path(), {"bench", "step", "--device", "meta:v100"});

@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <iterator>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/philox.h"
@@ -63,6 +65,13 @@ struct Run {
     return test::gradients_of(*device, engine.model().parameters());
   }
 };
+
+/// Whether plans whose kernels and wiring are those of others are left out: under a sanitizer, and
+/// with FP8TRAIN_TEST_PLANS=distinct, where a GPU is at hand for minutes.
+inline bool only_distinct_plans() {
+  const char* const plans = std::getenv("FP8TRAIN_TEST_PLANS");
+  return kSanitized || (plans != nullptr && std::string_view(plans) == "distinct");
+}
 
 inline bool no_device() {
   const std::string obstacle = why_cuda_is_unusable();

@@ -13,6 +13,8 @@
 #include "nn/linear_product.h"
 #include "ops/gemm/gemm_support.h"
 #include "support/small_llama.h"
+#include "support/temp_dir.h"
+#include "train/probed_products.h"
 
 namespace fp8train {
 namespace {
@@ -70,6 +72,34 @@ TEST_CASE("a refused product that a plan uses is dequantized, and no other", "[c
     return asked.b_scales == kWide && asked.c == CUDA_R_16BF;
   });
   CHECK(dequantized(no_bf16, "te-blockwise") == "fd");
+}
+
+TEST_CASE("what the library refused is known to the next process without a trial", "[cuda]") {
+  const test::TempDir folder;
+  const auto refuses_rows = [](const shim::AskedProduct& asked) {
+    return asked.a_scales == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F
+               ? CUBLAS_STATUS_NOT_SUPPORTED
+               : CUBLAS_STATUS_SUCCESS;
+  };
+  int trials = 0;
+  const auto found = [&](const auto& answer) {
+    shim::answer_products([&](const shim::AskedProduct& asked) {
+      ++trials;
+      return answer(asked);
+    });
+    const std::unique_ptr<Device> device = make_device(DeviceKind::cuda);
+    find_products(*device, folder.path());
+    shim::answer_products(nullptr);
+    return device->traits().fp8_products;
+  };
+  const Fp8Products first = found(refuses_rows);
+  CHECK_FALSE(first.has(ScalePair::row));
+  CHECK(first.has(ScalePair::tensor));
+  CHECK(trials > 50);
+  trials = 0;
+  const auto takes_all = [](const shim::AskedProduct&) { return CUBLAS_STATUS_SUCCESS; };
+  CHECK(found(takes_all) == first);
+  CHECK(trials == 0);
 }
 
 TEST_CASE("a plan whose products with one scale for each tensor are refused says so", "[cuda]") {

@@ -2,6 +2,7 @@
 // The parts of fp8train bench, a file each: its options, and what it measures as JSON. Rates are
 // per second of medians on random data.
 
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -26,6 +27,7 @@ struct BenchOptions {
 };
 
 using Json = nlohmann::ordered_json;
+using ReportSink = std::function<void(const Json& report)>;
 
 struct BenchPart {
   const char* name = nullptr;
@@ -33,15 +35,17 @@ struct BenchPart {
   void (*add_options)(Arguments part, BenchOptions& options) = nullptr;  ///< null: none of its own
   /// What is measured on the device that the options name.
   Json (*measure)(Device& device, const BenchOptions& options) = nullptr;
-  /// In place of `measure`: the whole report, or null where another rank has it.
-  Json (*run)(const BenchOptions& options) = nullptr;
+  /// In place of `measure`: hands over a whole report for each plan as soon as it is there; none
+  /// where another rank has it. Returns the exit code.
+  int (*run)(const BenchOptions& options, const ReportSink& report) = nullptr;
   bool is_timed = true;
   bool is_tuned = false;
   const char* device_help = "cpu, cuda or auto";
 };
 
 /// A whole training step on random tokens, against the rate of GEMMs measured in the same run. On
-/// several ranks (mpirun, srun) each has a batch of its own.
+/// several ranks (mpirun, srun) each has a batch of its own. Several plans are measured one after
+/// another in one process; one that does not fit into memory does not end the others.
 extern const BenchPart kStepBench;
 /// Products by the format of their operands, alone and with one cast of each operand from bf16,
 /// against bf16 in the same run. A layer casts its weight once per optimizer step only, and where

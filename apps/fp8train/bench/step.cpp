@@ -6,11 +6,11 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/philox.h"
 #include "base/text.h"
 #include "base/trace.h"
 #include "bench/bench.h"
 #include "bench/parts.h"
+#include "bench/step_inputs.h"
 #include "bench/step_model.h"
 #include "comm/backends/backends.h"
 #include "config/load.h"
@@ -29,41 +29,6 @@
 
 namespace fp8train {
 namespace {
-
-/// Initial values of the usual deviation that take no time to draw.
-void set_quick_weights(Device& device, ParameterStore& store) {
-  int64_t largest = 0;
-  for (const auto& parameter : store.all()) {
-    largest = std::max(largest, parameter->shape.count());
-  }
-  constexpr float kRange = 0.035F;  // deviation 0.02
-  std::vector<float> drawn = uniform_values(largest);
-  for (float& value : drawn) {
-    value *= kRange;
-  }
-  for (const auto& parameter : store.all()) {
-    if (parameter->init == Init::normal) {
-      set_value(device, *parameter, drawn.data());
-    } else {
-      const std::vector<float> values(static_cast<size_t>(parameter->shape.count()),
-                                      parameter->init == Init::ones ? 1.0F : 0.0F);
-      set_value(device, *parameter, values.data());
-    }
-  }
-}
-
-Batch random_batch(const EngineSettings& settings, int rank) {
-  Batch batch;
-  batch.rows = settings.step.micro_batch_size;
-  batch.columns = settings.step.seq_length;
-  const auto vocabulary = static_cast<uint32_t>(settings.model.vocab_size);
-  for (int64_t i = 0; i < batch.rows * batch.columns; ++i) {
-    const PhiloxBlock bits = philox(2, static_cast<uint64_t>(rank), static_cast<uint64_t>(i));
-    batch.tokens.push_back(static_cast<int32_t>(bits.word[0] % vocabulary));
-    batch.targets.push_back(static_cast<int32_t>(bits.word[1] % vocabulary));
-  }
-  return batch;
-}
 
 /// By operation; what spans of parts of a step have in addition to operations is one share.
 Json shares_of_time() {
@@ -198,8 +163,9 @@ namespace {
 /// What is measured of a step.
 // NOLINTNEXTLINE(bugprone-exception-escape): an empty Json does not throw
 struct StepMeasures {
-  double seconds = 0;       ///< of a step
-  double ceiling = 0;       ///< FLOPs per second of a large GEMM
+  double seconds = 0;  ///< of a step
+  double ceiling = 0;  ///< FLOPs per second of a large GEMM; 0: no_ceiling says why
+  std::string no_ceiling;
   Traffic sent;             ///< by this rank, in a step
   size_t memory_bytes = 0;  ///< most at a time
   Json shares;              ///< of time
@@ -241,8 +207,13 @@ StepMeasures measure_step(Device& device, Communicator& comm, const BenchOptions
   if (!bench.timeline.empty()) {
     write_timeline(comm, bench.timeline, trace_events());
   }
-  measures.ceiling = gemm_ceiling(device, settings.plan.activation, std::min(0.5, options.seconds));
   measures.memory_bytes = device.ledger().peak();
+  try {
+    measures.ceiling =
+        gemm_ceiling(device, settings.plan.activation, std::min(0.5, options.seconds));
+  } catch (const DeviceError& error) {  // a step that fills the memory leaves none for it
+    measures.no_ceiling = error.what();
+  }
   return measures;
 }
 
@@ -276,14 +247,18 @@ Json step_rates(Device& device, Communicator& comm, const BenchOptions& options,
                 {"attention", ops::attention_kernels(device.stream())},
                 {"seconds_per_step", measures.seconds},
                 {"tokens_per_second", tokens * comm.size() / measures.seconds},
-                {"gflops", flops / measures.seconds / 1e9},
-                {"gemm_ceiling_gflops", measures.ceiling / 1e9},
-                {"fraction_of_ceiling", flops / measures.seconds / measures.ceiling},
-                {"memory_bytes", measures.memory_bytes},
+                {"gflops", flops / measures.seconds / 1e9}};
+  if (measures.ceiling > 0) {
+    rates["gemm_ceiling_gflops"] = measures.ceiling / 1e9;
+    rates["fraction_of_ceiling"] = flops / measures.seconds / measures.ceiling;
+  } else {
+    rates["gemm_ceiling"] = "not measured: " + measures.no_ceiling;
+  }
+  rates.update({{"memory_bytes", measures.memory_bytes},
                 {"forward_seconds", measures.times.forward},
                 {"head_seconds", measures.times.head},
                 {"backward_seconds", measures.times.backward},
-                {"update_seconds", measures.times.update}};
+                {"update_seconds", measures.times.update}});
   if (comm.size() > 1) {
     add_exchange_times(measures.times, rates);
   }
@@ -291,24 +266,22 @@ Json step_rates(Device& device, Communicator& comm, const BenchOptions& options,
   return rates;
 }
 
-Json run_step(const BenchOptions& options) {
+/// The report of one plan, on a device of its own, so that memory and its peak are those of this
+/// plan. Null where another rank has it.
+Json measured_report(const BenchOptions& options, Communicator& host, int64_t threads) {
   const StepBench& bench = options.step;
-  if (is_modeled_device(options.device)) {
-    return step_model_report(options.device, bench);
-  }
-  const std::unique_ptr<Communicator> host = make_communicator({});
-  const int64_t threads = configure_threads(options.threads);
   Settings settings;
   settings.device = device_choice_named(options.device);
   settings.gemm_tuning = options.tune;
-  const RankDevice rank_device = take_device(settings, *host);
-  Communicator* const comm = rank_device.comm == nullptr ? host.get() : rank_device.comm.get();
+  const RankDevice rank_device = take_device(settings, host);
+  Communicator* const comm = rank_device.comm == nullptr ? &host : rank_device.comm.get();
   const Json rates = step_rates(*rank_device.device, *comm, options, threads);
   if (comm->rank() != 0) {
     return nullptr;
   }
   Json report = {{"bench", "step"},
                  {"preset", bench.preset},
+                 {"layers", model_of(bench).num_hidden_layers},
                  {"plan", bench.plan},
                  {"set", bench.sets},
                  {"micro_batch_size", bench.settings.micro_batch_size},
@@ -320,11 +293,56 @@ Json run_step(const BenchOptions& options) {
   return report;
 }
 
+/// The options of each plan, all of them checked before the first is measured. Throws ConfigError.
+std::vector<BenchOptions> options_by_plan(const BenchOptions& options) {
+  std::vector<BenchOptions> all;
+  for (const std::string& plan : split(options.step.plan, ',')) {
+    all.push_back(options);
+    all.back().step.plan = plan;
+    engine_settings_of(all.back().step);
+  }
+  if (all.size() > 1 && !options.step.timeline.empty()) {
+    throw ConfigError("--timeline: is of one plan, and --plan names several");
+  }
+  return all;
+}
+
+constexpr int kDeviceFailed = 4;  // the exit code of a DeviceError
+
+int run_steps(const BenchOptions& options, const ReportSink& report) {
+  const std::vector<BenchOptions> plans = options_by_plan(options);
+  if (is_modeled_device(options.device)) {
+    for (const BenchOptions& each : plans) {
+      report(step_model_report(options.device, each.step));
+    }
+    return 0;
+  }
+  const std::unique_ptr<Communicator> host = make_communicator({});
+  const int64_t threads = configure_threads(options.threads);
+  int code = 0;
+  for (const BenchOptions& each : plans) {
+    try {
+      const Json measured = measured_report(each, *host, threads);
+      if (!measured.is_null()) {
+        report(measured);
+      }
+    } catch (const DeviceError& error) {
+      if (plans.size() == 1 || host->size() > 1) {  // other ranks would wait for this one
+        throw;
+      }
+      set_tracing(false);  // it may still wait for a device that is gone
+      report({{"bench", "step"}, {"plan", each.step.plan}, {"error", error.what()}});
+      code = kDeviceFailed;
+    }
+  }
+  return code;
+}
+
 void add_step_options(Arguments part, BenchOptions& options) {
   StepBench& bench = options.step;
   StepSettings& settings = bench.settings;
   part.option("--preset", bench.preset, "Model preset; `fp8train config list`");
-  part.option("--plan", bench.plan, "Precision plan");
+  part.option("--plan", bench.plan, "Precision plan; several with commas, one after another");
   part.list("--set", bench.sets, "precision.KEY=v or fp8.KEY=v: change the plan (repeatable)");
   part.option("--micro-batch-size", settings.micro_batch_size, 1, "Sequences of a micro-batch");
   part.option("--seq-length", settings.seq_length, 1, "Tokens of a sequence");
@@ -344,7 +362,7 @@ void add_step_options(Arguments part, BenchOptions& options) {
 const BenchPart kStepBench = {.name = "step",
                               .help = "A whole training step",
                               .add_options = add_step_options,
-                              .run = run_step,
+                              .run = run_steps,
                               .is_tuned = true,
                               .device_help =
                                   "cpu, cuda or auto; meta:h200 and the like: a model "

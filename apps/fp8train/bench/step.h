@@ -11,7 +11,8 @@
 namespace fp8train {
 
 struct StepBench {
-  std::string preset = "nanogpt-laptop", plan = "bf16";
+  std::string preset = "nanogpt-laptop";
+  std::string plan = "bf16";      ///< of the step; of `bench step` also several, with commas
   std::vector<std::string> sets;  ///< "precision.key=v" and "fp8.key=v": changes to the plan
   StepSettings settings = {.seq_length = 64, .micro_batch_size = 12};
   int64_t vocabulary = 0;  ///< 0: the preset's, or 65

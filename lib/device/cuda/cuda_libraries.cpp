@@ -321,16 +321,20 @@ const OpenedLibrary& cuda_library(CudaLibrary library) {
   return opened[index];
 }
 
+std::string describe_cuda_library(CudaLibrary library) {
+  const OpenedLibrary& opened = cuda_library(library);
+  const std::string text =
+      opened.handle == nullptr
+          ? opened.why_not
+          : fmt::format("{} {} (from {})", version_of(facts(library), opened.handle), opened.file,
+                        opened.origin);
+  return fmt::format("{}: {}", facts(library).title, text);
+}
+
 std::vector<std::string> describe_cuda_libraries() {
   std::vector<std::string> lines;
   for (int i = 0; i < kCudaLibraries; ++i) {
-    const OpenedLibrary& opened = cuda_library(static_cast<CudaLibrary>(i));
-    const std::string text =
-        opened.handle == nullptr
-            ? opened.why_not
-            : fmt::format("{} {} (from {})", version_of(kFacts[i], opened.handle), opened.file,
-                          opened.origin);
-    lines.push_back(fmt::format("{}: {}", kFacts[i].title, text));
+    lines.push_back(describe_cuda_library(static_cast<CudaLibrary>(i)));
   }
   return lines;
 }

@@ -40,8 +40,9 @@ OpenedLibrary open_cuda_library(CudaLibrary library);
 /// Searches the first time. Any thread may call it.
 const OpenedLibrary& cuda_library(CudaLibrary library);
 
-/// Returns a line for each library: its version and file, or where it was looked for. Opens them
-/// all.
+/// Returns a line: the library's version and file, or where it was looked for. Opens it.
+std::string describe_cuda_library(CudaLibrary library);
+/// The same for each library.
 std::vector<std::string> describe_cuda_libraries();
 
 }  // namespace fp8train

@@ -2,7 +2,8 @@
 // planned. Codes are small integers and scales are multiples of a half, so that the result is exact
 // in fp32 whatever the order of sums. Every extent has a part of a block left over; a product that
 // is refused so is tried again with aligned extents. cuBLASLt's heuristic answers for modes that it
-// then refuses, and releases have ignored scales.
+// then refuses, and releases have ignored scales. A change of what is tried raises
+// kGemmProbeVersion (ops/gemm/gemm_probe.h).
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

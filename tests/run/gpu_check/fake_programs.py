@@ -4,15 +4,20 @@ is tested: what they are called by decides. Every program also writes to standar
 ones do.
 
 Environment: GPU_CHECK_FAKE names what goes wrong: "no-gpu", "no-products", "libraries", "garbage",
-"diverges", "no-options", "no-torch", "memcheck"."""
+"diverges", "no-options", "no-torch", "torch-memory", "memcheck", "own-attention", "refused",
+"wrong-products", "step-memory", "step-error", "step-crash", "step-hang", "step-order".
+GPU_CHECK_GPU is its name and memory: "NVIDIA H200,143771 MiB"."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 WRONG = os.environ.get("GPU_CHECK_FAKE", "")
+GPU, MEMORY = os.environ.get("GPU_CHECK_GPU", "NVIDIA H100 80GB HBM3,81559 MiB").split(",")
 PLANS = {
     "bf16": 1.0, "te-delayed": 1.4, "te-current": 1.3, "te-blockwise": 1.2, "deepseek-v3": 1.1,
     "torchao-rowwise": 1.25, "fp32": 0.2,
@@ -23,11 +28,11 @@ def after(words, option, default=""):
     return words[words.index(option) + 1] if option in words else default
 
 
-def step(words):
-    rate = 20000.0 * PLANS[after(words, "--plan")]
+def step(plan):
+    rate = 20000.0 * PLANS[plan]
     return {
         "bench": "step",
-        "plan": after(words, "--plan"),
+        "plan": plan,
         "attention": "cuDNN 9.19",
         "seconds_per_step": 8192 / rate,
         "tokens_per_second": rate,
@@ -37,6 +42,46 @@ def step(words):
     }
 
 
+def steps(words):
+    """Prints each plan's figures as soon as they are there; goes wrong at te-delayed."""
+    plans = after(words, "--plan").split(",")
+    code = 0
+    if WRONG == "step-order":
+        plans.reverse()
+    for number, plan in enumerate(plans):
+        figures = step(plan)
+        if plan == "te-delayed" and WRONG in ("step-memory", "step-error"):
+            said = {"step-memory": "out of GPU memory: asked for 9 bytes",
+                    "step-error": "waiting for the GPU: an illegal memory access"}[WRONG]
+            figures, code = {"bench": "step", "plan": plan, "error": said}, 4
+        if plan == "te-delayed" and WRONG == "step-crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if plan == "te-delayed" and WRONG == "step-hang":
+            time.sleep(1000)
+        before = "" if len(plans) == 1 else "[\n" if number == 0 else ",\n"
+        print(before + json.dumps(figures, indent=1), end="", flush=True)
+    print("" if len(plans) == 1 else "\n]")
+    return code
+
+
+def verified_products():
+    results = [
+        {
+            "layer": "mlp.up", "product": product, "shape": "8192x28672x4096",
+            "operands": "e4m3 x e4m3", "result": "bf16", "error": 1.7e-3, "bound": 3e-3,
+        }
+        for product in ("fprop", "dgrad", "wgrad")
+    ]
+    wrong = 0
+    if WRONG == "wrong-products":
+        results[1]["error"] = 0.4
+        results[2] = {**results[2], "refused": "cuBLASLt has no such product"}
+        del results[2]["error"]
+        wrong = 2
+    print(json.dumps({"bench": "products", "wrong": wrong, "results": results}, indent=1))
+    return 1 if wrong else 0
+
+
 def products(words):
     results = []
     for operands in ("bf16", "e4m3 row x e4m3 row", "e4m3 1x32 x e4m3 1x32"):
@@ -44,14 +89,20 @@ def products(words):
             "layer": "mlp.up", "product": "fprop", "shape": "8192x28672x4096", "operands": operands,
             "result": "bf16", "fast_accumulate": False,
         }
+        is_refused = "1x32" in operands or (WRONG == "refused" and "row" in operands)
         results.append({
-            **entry,
-            **({"dequantized": "this GPU has none"} if "1x32" in operands else {"gflops": 7e5}),
+            **entry, **({"dequantized": "this GPU has none"} if is_refused else {"gflops": 7e5})
         })
     return {"bench": "products", "results": results}
 
 
 def gemm():
+    log = os.environ.get("CUBLASLT_LOG_FILE")
+    if log and WRONG == "refused":
+        Path(log).write_text(
+            "[2026][cublasLt][1][Api][cublasLtMatmul] m=132\n"
+            "[2026][cublasLt][1][Info][cublasLtMatmul] Unsupported M dimension for FP8: 132\n"
+        )
     return {
         "results": [
             {"shape": "256x256x256", "operands": "bf16"},
@@ -64,7 +115,7 @@ def gemm():
 def bench(words):
     """What `fp8train bench --json` prints, and its exit code."""
     if WRONG in ("no-gpu", "no-products") or (
-        WRONG == "libraries" and "fake-wheels" not in os.environ["LD_LIBRARY_PATH"]
+        WRONG == "libraries" and "fake-wheels" not in os.environ.get("LD_LIBRARY_PATH", "")
     ):
         print("error: cuda: libcublasLt.so.13 is not found", file=sys.stderr)
         return 4
@@ -78,6 +129,10 @@ def bench(words):
     if WRONG == "garbage" and words[0] == "cast":
         print('{"bench": "cast", "results": [')
         return 0
+    if words[0] == "step":
+        return steps(words)
+    if "--verify" in words:
+        return verified_products()
     rate = {"forward_gflops": 5e5, "backward_gflops": 4e5, "kernels": "cuDNN 9.19"}
     cast = {
         "from": "bf16", "to": "e4m3", "scales": "delayed", "orientations": 2,
@@ -86,7 +141,6 @@ def bench(words):
     answers = {
         "gemm": gemm,
         "products": lambda: products(words),
-        "step": lambda: step(words),
         "attention": lambda: rate,
         "cast": lambda: {"copy_gbytes_per_second": 4000.0, "results": [cast]},
     }
@@ -116,10 +170,9 @@ def fp8train(words):
         print("fp8train 0.1.0")
         return 0
     if words[0] == "check":
-        print(
-            "device  cuda: NVIDIA H200 (device: cuda), 16 threads\n"
-            "        attention: cuDNN 9.19 in bf16 and fp16"
-        )
+        own = "own kernels (built without the headers of cudnn-frontend)"
+        kernels = own if WRONG == "own-attention" else "cuDNN 9.19 in bf16 and fp16"
+        print(f"device  cuda: {GPU} (device: cuda), 16 threads\n        attention: {kernels}")
         return 0
     return bench(words[1:]) if words[0] == "bench" else train(words)
 
@@ -167,7 +220,9 @@ def nvidia_smi(words):
         print("==============NVSMI LOG==============")
         return 0
     answers = {
-        "name": "NVIDIA H200",
+        "name": GPU,
+        "memory.total": MEMORY,
+        "compute_cap": "9.0",
         "driver_version": "580.1",
         "clocks.sm": "1980",
         "clocks.mem": "3201",
@@ -186,6 +241,9 @@ def python(words):
     if WRONG == "no-torch":
         print("ModuleNotFoundError: No module named 'torch'", file=sys.stderr)
         return 1
+    if WRONG == "torch-memory":
+        print("torch.OutOfMemoryError: CUDA out of memory.", file=sys.stderr)
+        return 1
     print(
         "autotuning\n"
         + json.dumps({
@@ -193,6 +251,8 @@ def python(words):
             "step_seconds": 0.43,
             "loss": 11.0,
             "attention": "flash",
+            "model": after(words, "--worker"),
+            "packages": os.environ["PYTHONPATH"],
         })
     )
     return 0
@@ -201,6 +261,7 @@ def python(words):
 def main():
     program = Path(sys.argv[0]).name
     print(f"warning: {program} warns", file=sys.stderr)
+    print(f"LD_LIBRARY_PATH={os.environ.get('LD_LIBRARY_PATH', '')}", file=sys.stderr)
     kinds = {
         "fp8train": fp8train, "compute-sanitizer": compute_sanitizer, "ncu": ncu,
         "nvidia-smi": nvidia_smi, "python-with-torch": python,

@@ -5,66 +5,20 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import tarfile
-import tempfile
 import time
 import unittest
-from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-SCRIPT = HERE.parents[2] / "scripts/gpu_check.sh"
-SAMPLE = Path(sys.argv.pop()).resolve()
-FAKES = ["fp8train", "compute-sanitizer", "ncu", "nvidia-smi", "python-with-torch"]
+from gpu_check_case import GpuCheckCase
+
 LONG_NAME = (
     "norm backward, whose name has [brackets], a comma and so many words that a line of 79 ends"
 )
 
 
-class GpuCheckTest(unittest.TestCase):
-    def setUp(self):
-        self.folder = Path(tempfile.mkdtemp(prefix="gpu-check-test-"))
-        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
-        self.out = self.folder / "out"
-        (self.folder / "bin").mkdir()
-        for name in FAKES:
-            (self.folder / "bin" / name).symlink_to(HERE / "fake_programs.py")
-        for name in ("cuda_ops_test", "train_test", "nccl_comm_test"):
-            (self.folder / "bin" / name).symlink_to(SAMPLE)
-
-    def command(self, *words):
-        return [
-            "bash", SCRIPT, "--program", self.folder, "--out", self.out,
-            "--work", self.folder / "work", "--python", self.folder / "bin/python-with-torch",
-            *words,
-        ]
-
-    def environment(self, **extra):
-        return {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", **extra}
-
-    def check(self, *words, code=0, **extra):
-        done = subprocess.run(
-            self.command(*words),
-            capture_output=True,
-            text=True,
-            env=self.environment(**extra),
-            timeout=300,
-        )
-        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
-        return done.stdout
-
-    def results(self):
-        return [json.loads(line) for line in (self.out / "results.jsonl").read_text().splitlines()]
-
-    def result(self, item):
-        return [result for result in self.results() if result["item"] == item][-1]
-
-    def listed(self, *words):
-        return [line.split()[1] for line in self.check("--list", *words).splitlines()]
-
+class GpuCheckTest(GpuCheckCase):
     def test_every_item_starts_and_is_parsed_among_warnings(self):
         self.check()
         results = self.results()
@@ -106,7 +60,7 @@ class GpuCheckTest(unittest.TestCase):
                 (words, table),
             )
         with tarfile.open(self.out / "logs.tar.gz") as archive:
-            self.assertIn("logs/kernels.norm.out", archive.getnames())
+            self.assertIn("logs/kernels.others.out", archive.getnames())
         self.assertEqual(
             sorted(path.name for path in self.out.iterdir()),
             ["failures.txt", "logs.tar.gz", "results.jsonl", "table.txt"],
@@ -122,7 +76,7 @@ class GpuCheckTest(unittest.TestCase):
 
     def test_failing_assertions_are_whole_and_each_test_runs_alone(self):
         said = self.check("--only", "kernels", code=1, GPU_CHECK_SAMPLE="fail")
-        result = self.result("kernels.norm")
+        result = self.result("kernels.others")
         self.assertEqual(result["detail"]["failed"], [LONG_NAME, "a norm after it"])
         self.assertEqual(
             result["detail"]["alone"],
@@ -136,12 +90,14 @@ class GpuCheckTest(unittest.TestCase):
             self.assertIn(words, said)
         self.assertNotIn("5 == 100", result["report"])
         self.assertIn("CHECK( row == 100 )", (self.out / "failures.txt").read_text())
-        self.assertIs(self.result("kernels.others")["passed"], True)
+        self.assertIs(self.result("kernels.gemm")["passed"], True)
 
     def test_a_crash_is_named_and_what_it_kept_from_running_runs_alone(self):
-        self.check("--only", "kernels.norm", code=1, GPU_CHECK_SAMPLE="crash")
-        result = self.result("kernels.norm")
-        self.assertEqual(result["detail"]["alone"]["a norm after it"], "passes alone")
+        self.check("--only", "kernels.others", code=1, GPU_CHECK_SAMPLE="crash")
+        result = self.result("kernels.others")
+        self.assertEqual(
+            result["detail"]["alone"]["a norm after it"], "passes in a new process"
+        )
         self.assertIn("SIGABRT", result["detail"]["alone"][LONG_NAME])
 
     def wait_for(self, item):
@@ -159,11 +115,11 @@ class GpuCheckTest(unittest.TestCase):
             text=True,
             env=self.environment(GPU_CHECK_SAMPLE="sleep"),
         )
-        self.wait_for("kernels.norm")
+        self.wait_for("kernels.gemm")
         time.sleep(0.2)
         process.send_signal(number)
         process.communicate(timeout=60)
-        done = ["machine", "probe", "kernels.codes", "kernels.casts", "kernels.gemm"]
+        done = ["machine", "probe", "kernels.codes", "kernels.casts"]
         self.assertEqual([result["item"] for result in self.results()], done)
         return process.returncode, done
 
@@ -171,25 +127,25 @@ class GpuCheckTest(unittest.TestCase):
         _, done = self.killed(signal.SIGKILL)
         with (self.out / "results.jsonl").open("a") as file:
             # as a machine that is taken away leaves it
-            file.write('{"item": "kernels.norm", "passed"')
+            file.write('{"item": "kernels.gemm", "passed"')
         said = self.check("--group", "1", "--resume")
         self.assertNotIn("kernels.codes", said)
         lines = (self.out / "results.jsonl").read_text().splitlines()
         results = [
-            json.loads(line) for line in lines if line != '{"item": "kernels.norm", "passed"'
+            json.loads(line) for line in lines if line != '{"item": "kernels.gemm", "passed"'
         ]
         self.assertEqual(
             [result["item"] for result in results],
-            [*done, "machine", *self.listed("--group", "1")[4:]],
+            [*done, "machine", *self.listed("--group", "1")[3:]],
         )
         self.assertIn("nothing is left to do", self.check("--group", "1", "--resume"))
 
     def test_a_stopped_run_ends_its_command_and_packs_its_logs(self):
         code, _ = self.killed(signal.SIGTERM)
         self.assertEqual(code, 128 + signal.SIGTERM)
-        self.assertIn("kernels.gemm", (self.out / "table.txt").read_text())
+        self.assertIn("kernels.casts", (self.out / "table.txt").read_text())
         with tarfile.open(self.out / "logs.tar.gz") as archive:
-            self.assertIn("logs/kernels.norm.out", archive.getnames())
+            self.assertIn("logs/kernels.gemm.out", archive.getnames())
 
     def test_an_item_ends_at_the_budget_and_what_does_not_fit_is_left(self):
         begin = time.monotonic()
@@ -197,15 +153,15 @@ class GpuCheckTest(unittest.TestCase):
             "--group",
             "1",
             "--only",
-            "probe,kernels.norm,steps",
+            "probe,kernels.gemm,steps.distinct",
             "--budget",
             "17",
             code=1,
             GPU_CHECK_SAMPLE="sleep",
         )
         self.assertLess(time.monotonic() - begin, 25)
-        self.assertIn("no time was left for steps", said)
-        self.assertIn("ran past its limit", self.result("kernels.norm")["report"])
+        self.assertIn("no time was left for steps.distinct", said)
+        self.assertIn("ran past its limit", self.result("kernels.gemm")["report"])
 
     def test_items_are_chosen_by_group_name_and_pattern(self):
         every = self.listed()
@@ -217,8 +173,8 @@ class GpuCheckTest(unittest.TestCase):
         self.assertEqual(
             self.listed("--only", "step.te-*,curve", "--skip", "curve.fp32,*-blockwise"),
             [
-                "step.te-delayed", "step.te-current", "curve.bf16", "curve.te-delayed",
-                "curve.torchao-rowwise",
+                "step.te-delayed", "step.te-current", "step.te-delayed-fastest",
+                "step.te-delayed-tuned", "curve.bf16", "curve.te-delayed", "curve.torchao-rowwise",
             ],
         )
         self.check("--only", "nonsense", code=2)
@@ -230,6 +186,7 @@ class GpuCheckTest(unittest.TestCase):
             ("diverges", "curve.bf16", False, "step 21 is the first"),
             ("memcheck", "memcheck", False, "norm_backward+0x100"),
             ("no-torch", "peers.1.torch.bf16-compile", None, "no torch"),
+            ("no-torch", "peers.imports", None, "no torch"),
             ("no-options", "attention.deterministic", None, "has not all of these options"),
         ]
         for wrong, item, passed, words in cases:
@@ -243,10 +200,10 @@ class GpuCheckTest(unittest.TestCase):
         self.check("--only", "curve", code=1, GPU_CHECK_FAKE="diverges")
         before = len(self.results())
         self.check("--only", "curve", "--resume")
-        self.assertEqual(len(self.results()), before)
+        self.assertEqual([result["item"] for result in self.results()[before:]], ["machine"])
         self.check("--only", "curve,casts", "--retry")
         self.assertEqual(
-            [result["item"] for result in self.results()[before:]],
+            [result["item"] for result in self.results()[before + 1:]],
             ["machine", "casts", *self.listed("--only", "curve")],
         )
         self.assertNotIn("FAILED", (self.out / "table.txt").read_text())
@@ -257,10 +214,10 @@ class GpuCheckTest(unittest.TestCase):
         self.assertEqual([result["item"] for result in self.results()], ["machine"])
 
     def test_a_program_that_multiplies_nothing_still_has_its_kernels_tested(self):
-        self.check("--only", "kernels.norm,casts", code=1, GPU_CHECK_FAKE="no-products")
+        self.check("--only", "kernels.codes,casts", code=1, GPU_CHECK_FAKE="no-products")
         self.assertEqual(
             [(result["item"], result["passed"]) for result in self.results()],
-            [("machine", False), ("kernels.norm", True), ("casts", False)],
+            [("machine", False), ("kernels.codes", True), ("casts", False)],
         )
 
     def test_libraries_that_only_python_has_are_a_failure_but_do_not_end_the_check(self):

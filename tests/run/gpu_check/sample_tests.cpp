@@ -16,6 +16,12 @@ std::string mode() {
   return text == nullptr ? "" : text;
 }
 
+void sleep_while_parent_lives() {
+  for (const pid_t parent = getppid(); getppid() == parent;) {
+    usleep(20000);
+  }
+}
+
 TEST_CASE("every code", "[cuda][quantize][exhaustive]") {
   CHECK(true);
 }
@@ -23,6 +29,9 @@ TEST_CASE("a cast", "[cuda][quantize][small]") {
   CHECK(true);
 }
 TEST_CASE("a product", "[cuda][gemm]") {
+  if (mode() == "sleep") {
+    sleep_while_parent_lives();
+  }
   CHECK(true);
 }
 
@@ -41,11 +50,6 @@ TEST_CASE(
   if (mode() == "crash") {
     std::abort();
   }
-  if (mode() == "sleep") {
-    for (const pid_t parent = getppid(); getppid() == parent;) {
-      usleep(20000);
-    }
-  }
   CHECK(true);
 }
 
@@ -56,6 +60,9 @@ TEST_CASE("swiglu", "[cuda][activation][small]") {
   CHECK(true);
 }
 TEST_CASE("an update", "[cuda][optimizer][small]") {
+  CHECK(true);
+}
+TEST_CASE("a step on cuda gives the cpu's loss and gradients, Llama", "[cuda]") {
   CHECK(true);
 }
 TEST_CASE("a loss", "[cuda][cross_entropy]") {

@@ -15,8 +15,8 @@ struct Gpu {
   size_t dynamic_shared;  ///< bytes that a block gets when it asks for more than 48 KiB
 };
 
-/// The one that FP8TRAIN_STANDIN_GPU names: rtx4090, h200 (also when it is not set) or b200. An
-/// unknown name ends the program.
+/// The one that FP8TRAIN_STANDIN_GPU names: rtx4090, h100 (of 80 GB), h200 (also when it is not
+/// set) or b200. An unknown name ends the program. With FP8TRAIN_STANDIN_MEMORY it has as many MiB.
 const Gpu& gpu();
 
 /// As many of them as FP8TRAIN_STANDIN_GPUS says; 1 when it is not set.
