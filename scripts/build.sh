@@ -2,7 +2,7 @@
 # Configures and builds fp8train: build/bin/fp8train.
 #
 #   scripts/build.sh [--preset NAME] [--target TARGET]... [--all] [--cuda FORM] [--[no-]unity]
-#       [--werror] [--jobs N]
+#       [--werror] [--jobs N] [-DNAME=VALUE]...
 #
 #   --preset NAME   release (default), debug, asan, tsan or fuzz; all but release build under
 #                   build/NAME
@@ -14,13 +14,14 @@
 #                   a change is shorter. --unity, several sources at a time, is the default
 #   --werror        warnings of the compiler are errors, as in scripts/test.sh
 #   --jobs N        default: the number of cores, fewer where memory is short
+#   -DNAME=VALUE    a setting of CMake, such as -DFP8TRAIN_CUDNN_FRONTEND=FOLDER
 #
-# A build folder keeps what --cuda, --unity and --werror said last. ccache is used where it is
-# installed. Missing packages: scripts/setup.sh.
+# A build folder keeps what --cuda, --unity and --werror said last, and settings of CMake. ccache is
+# used where it is installed. Missing packages: scripts/setup.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-usage() { sed -n '2,19s/^# \{0,1\}//p' scripts/build.sh; }
+usage() { sed -n '2,21s/^# \{0,1\}//p' scripts/build.sh; }
 die() { echo "build.sh: $1" >&2; exit "${2:-1}"; }
 
 default_jobs() {
@@ -55,6 +56,7 @@ while [ $# -gt 0 ]; do
       shift 2 ;;
     --all) all=1; shift ;;
     --unity) settings+=(-DFP8TRAIN_UNITY=ON); shift ;;
+    -D?*) settings+=("$1"); shift ;;
     --werror) settings+=(-DFP8TRAIN_WERROR=ON); shift ;;
     --no-unity) settings+=(-DFP8TRAIN_UNITY=OFF); shift ;;
     -h | --help) usage; exit 0 ;;
