@@ -4,7 +4,6 @@
   gpu_check_test.py SAMPLE_TESTS    the program of sample_tests.cpp"""
 
 import json
-import os
 import signal
 import subprocess
 import tarfile
