@@ -25,6 +25,8 @@ build_packages=(
 # without /etc/slurm/slurm.conf).
 optional_packages=(libopenmpi-dev openmpi-bin)
 optional_dev_packages=(slurm-wlm slurmctld slurmd slurm-client munge procps tmux)
+# The build for 64-bit Arm and its run under qemu (scripts/checks/aarch64.sh).
+optional_dev_packages+=(g++-aarch64-linux-gnu qemu-user-static mmdebstrap)
 # libboost-context: fibers of the CUDA host shim. libclang-rt: the run-time of libFuzzer and clang's
 # sanitizers. python3: the layer check.
 dev_packages=(libboost-context-dev clang clang-format clang-tidy libclang-rt-14-dev python3)

@@ -24,7 +24,8 @@
 #                            changed files; all: every file, whatever it takes
 #   FP8TRAIN_TEST_PART       what a run has in addition to the other stages. AddressSanitizer: 0 for
 #                            the modules that compute, 1 for training, 2 for the other modules. 3:
-#                            ThreadSanitizer. 4: fuzzing. By default the commit's hash decides
+#                            ThreadSanitizer. 4: fuzzing, and the build for Arm, under qemu. By
+#                            default the commit's hash decides
 #   FP8TRAIN_TEST_ROTATION   the part of their longest lists of cases that sanitized tests run: a
 #                            number, by default that of the commits;
 #                            all: every case, and every part
@@ -39,7 +40,7 @@ for argument in "$@"; do
   case $argument in
     --quick) quick=1 ;;
     --no-setup) setup=0 ;;
-    -h | --help) sed -n '2,31s/^# \{0,1\}//p' scripts/test.sh; exit 0 ;;
+    -h | --help) sed -n '2,32s/^# \{0,1\}//p' scripts/test.sh; exit 0 ;;
     *) echo "test.sh: unknown option '$argument'" >&2; exit 2 ;;
   esac
 done
@@ -170,7 +171,8 @@ layers_stage() {
 }
 scripts_stage() {
   local script
-  for script in scripts/*.sh packaging/*.sh slurm/*.sbatch tests/run/*.sh .ci/run; do
+  for script in scripts/*.sh scripts/checks/*.sh packaging/*.sh slurm/*.sbatch tests/run/*.sh \
+    .ci/run; do
     bash -n "$script" || return 1
   done
   python3 - scripts <<'PY'
@@ -296,6 +298,9 @@ tsan_stage() {
     run_built_unit_tests tsan
 }
 
+# The program for 64-bit Arm: what it computes under qemu, against the build for this machine.
+aarch64_stage() { bash scripts/checks/aarch64.sh "${jobs[@]}"; }
+
 fuzz_build_stage() {
   local targets
   cmake --preset fuzz || return 1
@@ -405,6 +410,7 @@ if [ $quick = 0 ]; then
     printf '%-14s in parts 0 to 2 (FP8TRAIN_TEST_PART)\n' asan
   fi
   part_stage 3 tsan tsan_stage
+  part_stage 4 aarch64 aarch64_stage
   part_stage 4 fuzz-build fuzz_build_stage
   stage fuzz-and-tidy fuzz_and_tidy_stage
 fi
