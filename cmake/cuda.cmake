@@ -68,16 +68,19 @@ function(fp8train_cuda_sources target)
     return()
   endif()
   target_link_libraries(${target} PRIVATE fp8train_cuda_shim)
-  # -mfma: kernels write fmaf, which would be a call otherwise. -O1 under a sanitizer: two thirds of
-  # the time that -O2 takes to compile.
-  set(level -O2)
+  # -mfma: kernels write fmaf, which would be a call otherwise; Arm has the instruction always. -O1
+  # under a sanitizer: two thirds of the time that -O2 takes to compile.
+  set(options -O2)
   if(FP8TRAIN_SANITIZE)
-    set(level -O1)
+    set(options -O1)
+  endif()
+  if("x86-64-v3" IN_LIST FP8TRAIN_CPU_LEVELS)
+    list(APPEND options -mfma)
   endif()
   foreach(file IN LISTS PART_CUDA)
     if(file MATCHES "[.]cu$")
       set_source_files_properties(${file} PROPERTIES LANGUAGE CXX
-        COMPILE_OPTIONS "-x;c++;-Wno-unknown-pragmas;${level};-mfma")
+        COMPILE_OPTIONS "-x;c++;-Wno-unknown-pragmas;${options}")
     endif()
   endforeach()
 endfunction()

@@ -1,5 +1,5 @@
-# cmake -DPROGRAM=FILE -DFOLDER=DIR -P manuals.cmake: the manual page and the completion scripts, as
-# the program prints them.
+# cmake -DPROGRAM=[EMULATOR;]FILE -DFOLDER=DIR -P manuals.cmake: the manual page and the completion
+# scripts, as the program prints them.
 set(ENV{ASAN_OPTIONS} detect_leaks=0)  # tests look for leaks
 file(MAKE_DIRECTORY ${FOLDER})
 function(write_output file)

@@ -18,8 +18,8 @@ set(FP8TRAIN_NCCL "AUTO" CACHE STRING
 set(FP8TRAIN_SANITIZE "" CACHE STRING
   "Sanitizers for every target, for example address,undefined or thread")
 # The cpu kernels of lib/ops (*_cpu.cpp) are compiled once per level and chosen at run time.
-set(FP8TRAIN_CPU_ISAS "x86-64;x86-64-v3;x86-64-v4" CACHE STRING
-  "x86-64 levels the cpu kernels are compiled for")
+set(FP8TRAIN_CPU_ISAS "ALL" CACHE STRING
+  "Levels of processors the cpu kernels are compiled for: ALL, COMMON or a list (cmake/isa.cmake)")
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
@@ -48,8 +48,8 @@ if(FP8TRAIN_CCACHE)
   endif()
 endif()
 
-# -ffp-contract=off: a * b + c is two roundings on every device and every x86 level, so that
-# element-wise results have the same bits everywhere. A kernel that wants a fused
+# -ffp-contract=off: a * b + c is two roundings on every device and every level of processors, so
+# that element-wise results have the same bits everywhere. A kernel that wants a fused
 # multiply-add says so itself.
 add_library(fp8train_flags INTERFACE)
 set(fp8train_cxx_flags -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wnon-virtual-dtor

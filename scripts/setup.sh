@@ -24,6 +24,8 @@ build_packages=(
 optional_packages=(libopenmpi-dev openmpi-bin)
 optional_dev_packages=(slurm-wlm slurmctld slurmd slurm-client munge procps tmux
   mmdebstrap distro-info-data)
+# The build for 64-bit Arm and its run under qemu (scripts/checks/aarch64.sh).
+optional_dev_packages+=(g++-aarch64-linux-gnu qemu-user-static)
 # file and dpkg-dev: cpack reads the dependencies of the .deb with them. libboost-context: fibers of
 # the CUDA host shim. libclang-rt: the run-time of libFuzzer and clang's sanitizers. python3: the
 # layer check.

@@ -24,8 +24,9 @@
 #                            changed files; all: every file, whatever it takes
 #   FP8TRAIN_TEST_PART       what a run has in addition to the other stages. AddressSanitizer: 0 for
 #                            the modules that compute, 1 for training, 2 for the other modules. 3:
-#                            ThreadSanitizer. 4: fuzzing. 5: Debian 13. 6: Ubuntu 24.04. By default
-#                            the commit's hash decides, and the date where the sources are no clone
+#                            ThreadSanitizer. 4: fuzzing, and the build for Arm, under qemu. 5: Debian
+#                            13. 6: Ubuntu 24.04. By default the commit's hash decides, and the date
+#                            where the sources are no clone
 #   FP8TRAIN_TEST_ROTATION   the part of their longest lists of cases that sanitized tests run: a
 #                            number, by default that of the commits;
 #                            all: every case, and every part
@@ -40,7 +41,7 @@ for argument in "$@"; do
   case $argument in
     --quick) quick=1 ;;
     --no-setup) setup=0 ;;
-    -h | --help) sed -n '2,32s/^# \{0,1\}//p' scripts/test.sh; exit 0 ;;
+    -h | --help) sed -n '2,33s/^# \{0,1\}//p' scripts/test.sh; exit 0 ;;
     *) echo "test.sh: unknown option '$argument'" >&2; exit 2 ;;
   esac
 done
@@ -173,7 +174,8 @@ layers_stage() {
 }
 scripts_stage() {
   local script
-  for script in scripts/*.sh packaging/*.sh slurm/*.sbatch tests/run/*.sh .ci/run; do
+  for script in scripts/*.sh scripts/checks/*.sh packaging/*.sh slurm/*.sbatch tests/run/*.sh \
+    .ci/run; do
     bash -n "$script" || return 1
   done
   python3 - scripts <<'PY'
@@ -306,6 +308,9 @@ tsan_stage() {
     run_built_unit_tests tsan
 }
 
+# The program for 64-bit Arm: what it computes under qemu, against the build for this machine.
+aarch64_stage() { bash scripts/checks/aarch64.sh "${jobs[@]}"; }
+
 fuzz_build_stage() {
   local targets
   cmake --preset fuzz || return 1
@@ -427,6 +432,7 @@ if [ $quick = 0 ]; then
     printf '%-14s in parts 0 to 2 (FP8TRAIN_TEST_PART)\n' asan
   fi
   part_stage 3 tsan tsan_stage
+  part_stage 4 aarch64 aarch64_stage
   part_stage 4 fuzz-build fuzz_build_stage
   part_stage 5 debian-13 debian_13_stage
   part_stage 6 ubuntu-24.04 ubuntu_24_04_stage

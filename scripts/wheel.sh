@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Packs the built program as a Python wheel:
-# `pip install fp8train-VERSION-py3-none-manylinux_*_x86_64.whl` puts `fp8train` on the PATH of an
+# `pip install fp8train-VERSION-py3-none-manylinux_*.whl` puts `fp8train` on the PATH of an
 # environment, with the libraries that scripts/bundle.sh packs. It needs neither Python's headers
-# nor any Python package.
+# nor any Python package. The file's name ends with the architecture: _x86_64 or _aarch64.
 #
 #   scripts/wheel.sh [--build DIR] [--out DIR]
 #

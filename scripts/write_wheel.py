@@ -47,6 +47,12 @@ def glibc_of(folder):
     return f"{newest[0]}_{newest[1]}"
 
 
+def machine_of(program):
+    """The architecture of a program, as wheels name it: the ELF header's e_machine."""
+    header = program.read_bytes()[:20]
+    return {62: "x86_64", 183: "aarch64"}[int.from_bytes(header[18:20], "little")]
+
+
 def digest(content):
     return (
         "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
@@ -83,7 +89,8 @@ def main():
     version = re.search(
         r"project\(fp8train\s+VERSION\s+([\d.]+)", (root / "CMakeLists.txt").read_text()
     ).group(1)
-    tag = f"py3-none-manylinux_{glibc_of(bundle)}_x86_64"
+    machine = machine_of(bundle / "bin" / "fp8train")
+    tag = f"py3-none-manylinux_{glibc_of(bundle)}_{machine}"
     path = out / f"fp8train-{version}-{tag}.whl"
     wheel = Wheel(path)
     wheel.add("fp8train/__init__.py", "")

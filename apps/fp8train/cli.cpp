@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/machine.h"
 #include "base/terminal.h"
 #include "base/text.h"
 #include "commit.h"
@@ -22,6 +23,7 @@
 #include "config/suggest.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/cuda_libraries.h"
+#include "numeric/cpu_isa.h"
 #include "train/watch/run_watchdog.h"
 
 namespace fp8train {
@@ -351,7 +353,8 @@ std::string version_text(bool libraries) {
   std::string text = fmt::format("fp8train {}{}\ncompiler: {} {}\nfeatures: {}", FP8TRAIN_VERSION,
                                  commit, FP8TRAIN_COMPILER, __VERSION__, FP8TRAIN_FEATURES);
   if (libraries) {
-    text += "\nGPU: " + describe_gpu();
+    text += fmt::format("\nprocessor: {}, kernels for {}\nGPU: {}", processor_name(),
+                        name_of(cpu_isa()), describe_gpu());
     for (const std::string& line : describe_cuda_libraries()) {
       text += "\n" + line;
     }

@@ -55,9 +55,9 @@ std::string bytes_text(uint64_t bytes) {
 }
 
 Finding processor(const Machine& machine) {
-  const CpuIsa isa = cpu_isa();
-  Finding finding = {"processor", fmt::format("{}, {}", machine.processor, name_of(isa)), ""};
-  if (isa == CpuIsa::baseline) {
+  const std::string_view level = name_of(cpu_isa());
+  Finding finding = {"processor", fmt::format("{}, {}", machine.processor, level), ""};
+  if (level == "x86-64") {
     finding.fix =
         "without AVX2 runs on the CPU are several times slower: is FP8TRAIN_CPU_ISA set, or is "
         "this a virtual machine that hides it?";

@@ -98,7 +98,7 @@ A second SIGHUP, SIGINT or SIGTERM in a run, or one in \fBconfig\fR: ended at on
 Keys and values that change the configuration, as with \fB\-\-set\fR.
 .TP
 .B FP8TRAIN_CPU_ISA
-Lowers the level of instructions: x86\-64, x86\-64\-v3 or x86\-64\-v4.
+Lowers the level of instructions: x86\-64, x86\-64\-v3 or x86\-64\-v4; armv8\-a on Arm.
 .TP
 .B FP8TRAIN_CACHE_DIR
 The folder of stored results, such as those of \fBgemm_tuning\fR; else ~/.cache/fp8train.

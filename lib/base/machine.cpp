@@ -76,6 +76,15 @@ std::string driver_version() {
 
 }  // namespace
 
+std::string processor_name() {
+  constexpr const char* kInfo = "/proc/cpuinfo";
+  const std::string name = value_in(kInfo, "model name");
+  const std::string part = value_in(kInfo, "CPU part");
+  return part.empty() ? name
+                      : fmt::format("Arm processor, implementer {}, part {}",
+                                    value_in(kInfo, "CPU implementer"), part);
+}
+
 Machine this_machine() {
   Machine machine;
   utsname names = {};
@@ -83,7 +92,7 @@ Machine this_machine() {
     machine.host = names.nodename;
     machine.system = fmt::format("{} {}", names.sysname, names.release);
   }
-  machine.processor = value_in("/proc/cpuinfo", "model name");
+  machine.processor = processor_name();
   machine.cores = sysconf(_SC_NPROCESSORS_ONLN);
   cpu_set_t usable;
   CPU_ZERO(&usable);

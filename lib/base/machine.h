@@ -11,7 +11,7 @@ namespace fp8train {
 struct Machine {
   std::string host;
   std::string system;            ///< "Linux 6.1.0-13-amd64"
-  std::string processor;         ///< "AMD EPYC 7B13"; empty: not known
+  std::string processor;         ///< processor_name()
   int64_t cores = 0;             ///< cores of the machine, hyperthreads counted
   int64_t usable_cores = 0;      ///< cores that the process may run on (taskset, Slurm, cpuset)
   double quota_cores = 0;        ///< cores that its control groups (version 2) allow; 0: no limit
@@ -20,6 +20,10 @@ struct Machine {
   uint64_t memory_limit = 0;     ///< limit of its control groups; 0: no limit
   std::string nvidia_driver;     ///< "535.104.05"; empty: none
 };
+
+/// "AMD EPYC 7B13"; on Arm, whose kernel knows no names, "Arm processor, implementer 0x41, part
+/// 0xd4f"; empty: not known.
+std::string processor_name();
 
 /// Reads the facts from the system. What cannot be read is empty or 0.
 Machine this_machine();

@@ -1,5 +1,6 @@
 #include "device/gpu_kinds.h"
 
+#include <algorithm>
 #include <sstream>
 #include <string>
 
@@ -8,18 +9,29 @@
 namespace fp8train {
 
 const std::vector<GpuKind>& gpu_kinds() {
-  // NVIDIA's data sheets. Memory: less what the driver and a context keep. Links: PCIe 4.0 x16 (5.0
-  // of the RTX 5090), NVLink 4 of H100 and H200 SXM, NVLink 5 of B200. Networks: 400 Gbit/s for
-  // each of the three last named, 100 for others. FP32: of the boost clock.
+  // NVIDIA's data sheets. Memory: less what the driver and a context keep. FP32: of the boost
+  // clock. Links: PCIe 4.0 x16, 5.0 of rtx5090 and rtxpro6000; NVLink 3 of a100, 4 of h100, gh200
+  // and h200, 5 of b200, gb200 and b300. Networks: 400 Gbit/s for each h100, h200, b200 and gb200,
+  // 800 for a b300, 200 for an a100 and a gh200, 100 for others. a100: SXM, 80 GB; it has no FP8
+  // units, and its bf16 rate is given. gh200: 96 GB HBM3, in nodes of four as in Alps, Isambard-AI
+  // and JUPITER. gb200: one of NVL72, which has 720 PFLOP/s in FP8 and 360 in bf16 (both
+  // sparse), 5.76 in FP32, 13.4 TB, 576 TB/s. b300: one of HGX B300, which has 72 PFLOP/s in FP8
+  // and 36 in bf16 (both sparse), 0.6 in FP32; 270 GB at 7.7 TB/s. rtxpro6000: the Workstation
+  // Edition; its rates sum in fp32 (RTX Blackwell PRO architecture paper).
   static const std::vector<GpuKind> kKinds = {
+      {"a100", 80, 78.5, 312, 312, 2039, 300, 25, 19.5},
       {"l4", 89, 21.5, 121, 242, 300, 32, 12.5, 30.3},
       {"rtx4090", 89, 23, 165, 330, 1008, 32, 12.5, 82.6},
       {"l40s", 89, 43.5, 362, 733, 864, 32, 12.5, 91.6},
       {"rtx6000ada", 89, 46.5, 364, 728, 960, 32, 12.5, 91.1},
       {"h100", 90, 78.5, 989, 1979, 3350, 450, 50, 67},
+      {"gh200", 90, 94, 989, 1979, 4000, 450, 25, 67},
       {"h200", 90, 139, 989, 1979, 4800, 450, 50, 67},
       {"b200", 100, 177, 2250, 4500, 7700, 900, 50, 75},
+      {"gb200", 100, 183, 2500, 5000, 8000, 900, 50, 80},
+      {"b300", 103, 266, 2250, 4500, 7700, 900, 100, 75},
       {"rtx5090", 120, 30.5, 209, 419, 1792, 64, 12.5, 104.8},
+      {"rtxpro6000", 120, 94, 503.8, 1007.6, 1792, 64, 12.5, 126},
   };
   return kKinds;
 }
@@ -34,11 +46,13 @@ const GpuKind* find_gpu_kind(std::string_view name) {
 }
 
 const GpuKind* gpu_kind_in(std::string_view description) {
-  std::istringstream words{std::string(description)};
+  std::string text = lower(std::string(description));
+  std::replace(text.begin(), text.end(), '-', ' ');  // "A100-SXM4-80GB"
+  std::istringstream words(text);
   std::string before;
-  for (std::string word; words >> word; before = word) {
-    word = lower(word);
-    for (const std::string& name : {word, before + word}) {
+  std::string two_before;
+  for (std::string word; words >> word; two_before = before + word, before = word) {
+    for (const std::string& name : {word, before + word, two_before + word}) {
       if (const GpuKind* kind = find_gpu_kind(name)) {
         return kind;
       }

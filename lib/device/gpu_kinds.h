@@ -36,14 +36,15 @@ struct AchievedShares {
 /// Returns the shares that a step is assumed to reach on `gpu`.
 AchievedShares achieved_shares(const GpuKind& gpu);
 
-/// Returns the GPUs with FP8 units, ordered by compute capability and memory.
+/// Returns the GPUs that runs can be planned for, ordered by compute capability and memory. Those
+/// below 8.9 have no FP8 units: products of FP8 operands run in bf16 there.
 const std::vector<GpuKind>& gpu_kinds();
 
 /// Returns null if no kind has this name.
 const GpuKind* find_gpu_kind(std::string_view name);
 
-/// Returns the kind whose name is in a device's description, as a word or as two: "NVIDIA H100 80GB
-/// HBM3", "NVIDIA GeForce RTX 4090". Null when there is none.
+/// Returns the kind whose name is in a device's description, as up to three words: "NVIDIA H100
+/// 80GB HBM3", "NVIDIA GeForce RTX 4090", "NVIDIA RTX PRO 6000 Blackwell". Null when there is none.
 const GpuKind* gpu_kind_in(std::string_view description);
 
 }  // namespace fp8train

@@ -1,5 +1,5 @@
 #pragma once
-// Conversions of whole arrays on the CPU, at the best x86-64 level of the machine; each element has
+// Conversions of whole arrays on the CPU, at the best CPU level of the machine; each element has
 // the bits that numeric/convert.h defines. One thread, synchronous; `from` and `to` hold `count`
 // elements, need no alignment and do not overlap. Split large arrays over threads at any element.
 // BulkKernels lists the pairs of types; another pair does not compile.

@@ -1,4 +1,4 @@
-// Compiled once per x86-64 level (cmake/isa.cmake). Plain loops over numeric/convert.h, which the
+// Compiled once per CPU level (cmake/isa.cmake). Plain loops over numeric/convert.h, which the
 // compiler vectorizes.
 
 #include "numeric/bulk_kernels.h"

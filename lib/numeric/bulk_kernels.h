@@ -1,5 +1,5 @@
 #pragma once
-// The table of bulk conversions that each x86-64 level fills (numeric/bulk_kernels.cpp): one
+// The table of bulk conversions that each CPU level fills (numeric/bulk_kernels.cpp): one
 // function for each pair of types that is listed here. Callers use numeric/bulk.h.
 
 #include <cstddef>

@@ -1,6 +1,7 @@
 #include "numeric/cpu_isa.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <string>
 
@@ -9,45 +10,61 @@
 namespace fp8train {
 namespace {
 
+struct Level {
+  CpuIsa isa;
+  std::string_view name;
+  bool (*has_more)();  ///< whether the processor has what the level adds to the one before
+};
+
+#define FP8TRAIN_LEVEL(identifier, name, requirement, ...) \
+  Level{CpuIsa::identifier, name, [] { return bool{requirement}; }},
+constexpr std::array kLevels = {FP8TRAIN_CPU_LEVELS(FP8TRAIN_LEVEL, )};
+#undef FP8TRAIN_LEVEL
+
 CpuIsa detect() {
+#if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                  __builtin_cpu_supports("bmi2");
-  const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-                  __builtin_cpu_supports("avx512vl");
-  if (v4) {
-    return CpuIsa::v4;
+#endif
+  CpuIsa isa = kLevels.front().isa;
+  for (const Level& level : kLevels) {
+    if (!level.has_more()) {
+      break;
+    }
+    isa = level.isa;
   }
-  return v3 ? CpuIsa::v3 : CpuIsa::baseline;
+  return isa;
 }
 
 CpuIsa limit_from_environment() {
-  const char* limit = std::getenv("FP8TRAIN_CPU_ISA");
+  const char* const limit = std::getenv("FP8TRAIN_CPU_ISA");
   if (limit == nullptr) {
-    return CpuIsa::v4;
+    return kLevels.back().isa;
   }
-  for (const CpuIsa isa : {CpuIsa::baseline, CpuIsa::v3, CpuIsa::v4}) {
-    if (name_of(isa) == limit) {
-      return isa;
+  std::string names;
+  for (const Level& level : kLevels) {
+    if (level.name == limit) {
+      return level.isa;
     }
+    names += (names.empty() ? "" : ", ") + std::string(level.name);
   }
   throw ConfigError(std::string("FP8TRAIN_CPU_ISA=") + limit +
-                    ": expected x86-64, x86-64-v3 or x86-64-v4");
+                    ": the levels of this processor's architecture are " + names);
 }
 
 }  // namespace
 
+std::span<const CpuIsa> cpu_isas() {
+  static const std::array isas = [] {
+    std::array<CpuIsa, kLevels.size()> all{};
+    std::transform(kLevels.begin(), kLevels.end(), all.begin(),
+                   [](const Level& level) { return level.isa; });
+    return all;
+  }();
+  return isas;
+}
+
 std::string_view name_of(CpuIsa isa) {
-  switch (isa) {
-    case CpuIsa::baseline:
-      return "x86-64";
-    case CpuIsa::v3:
-      return "x86-64-v3";
-    case CpuIsa::v4:
-      return "x86-64-v4";
-  }
-  return "?";
+  return kLevels.at(static_cast<size_t>(isa)).name;
 }
 
 CpuIsa cpu_isa() {
@@ -56,8 +73,12 @@ CpuIsa cpu_isa() {
 }
 
 bool cpu_is_intel() {
+#if defined(__x86_64__)
   __builtin_cpu_init();
   return __builtin_cpu_is("intel") != 0;
+#else
+  return false;
+#endif
 }
 
 void throw_no_kernels_for(CpuIsa machine) {

@@ -1,32 +1,34 @@
 #pragma once
 // Choice among kernel tables that fp8train_isa_sources (cmake/isa.cmake) compiled for several
-// x86-64 levels. Only for the .cpp files that dispatch; the tables are static data, nothing is
-// owned. In namespace fp8train,
+// levels of processors. Only for the .cpp files that dispatch; the tables are static data, nothing
+// is owned. In namespace fp8train,
 //
 //   FP8TRAIN_ISA_TABLES(BulkKernels, bulk_kernels)
 //
-// declares `const BulkKernels& bulk_kernels()` of every level built and defines
+// declares `const BulkKernels& bulk_kernels()` of every level and defines
 // `IsaTables<BulkKernels> bulk_kernels_tables()`.
 
 #include "numeric/cpu_isa.h"
 
 namespace fp8train {
 
+#define FP8TRAIN_COUNT_LEVEL(...) +1
 /// One table per level; null where this build has none.
 template <typename Table>
 struct IsaTables {
-  const Table* level[3];
+  const Table* level[FP8TRAIN_CPU_LEVELS(FP8TRAIN_COUNT_LEVEL, )];
 
   const Table* at(CpuIsa isa) const { return level[static_cast<int>(isa)]; }
 };
+#undef FP8TRAIN_COUNT_LEVEL
 
 /// The table of the highest level that was built and that `machine` runs. Throws ConfigError when
 /// there is none.
 template <typename Table>
 const Table& best_of(IsaTables<Table> tables, CpuIsa machine = cpu_isa()) {
-  for (const CpuIsa isa : {CpuIsa::v4, CpuIsa::v3, CpuIsa::baseline}) {
-    if (isa <= machine && tables.at(isa) != nullptr) {
-      return *tables.at(isa);
+  for (int level = static_cast<int>(machine); level >= 0; --level) {
+    if (tables.level[level] != nullptr) {
+      return *tables.level[level];
     }
   }
   throw_no_kernels_for(machine);
@@ -34,41 +36,21 @@ const Table& best_of(IsaTables<Table> tables, CpuIsa machine = cpu_isa()) {
 
 }  // namespace fp8train
 
-#ifdef FP8TRAIN_HAVE_BASELINE
-#define FP8TRAIN_DECLARE_V1(Table, name) \
-  namespace isa_v1 {                     \
-  const Table& name();                   \
-  }
-#define FP8TRAIN_ADDRESS_V1(name) &isa_v1::name()
-#else
-#define FP8TRAIN_DECLARE_V1(Table, name)
-#define FP8TRAIN_ADDRESS_V1(name) nullptr
-#endif
-#ifdef FP8TRAIN_HAVE_V3
-#define FP8TRAIN_DECLARE_V3(Table, name) \
-  namespace isa_v3 {                     \
-  const Table& name();                   \
-  }
-#define FP8TRAIN_ADDRESS_V3(name) &isa_v3::name()
-#else
-#define FP8TRAIN_DECLARE_V3(Table, name)
-#define FP8TRAIN_ADDRESS_V3(name) nullptr
-#endif
-#ifdef FP8TRAIN_HAVE_V4
-#define FP8TRAIN_DECLARE_V4(Table, name) \
-  namespace isa_v4 {                     \
-  const Table& name();                   \
-  }
-#define FP8TRAIN_ADDRESS_V4(name) &isa_v4::name()
-#else
-#define FP8TRAIN_DECLARE_V4(Table, name)
-#define FP8TRAIN_ADDRESS_V4(name) nullptr
-#endif
+// FP8TRAIN_BUILT_<identifier> is 1 for the levels built and 0 for the others (cmake/isa.cmake).
+#define FP8TRAIN_IF_1(value) value
+#define FP8TRAIN_IF_0(value) nullptr
+#define FP8TRAIN_EXPANDED_IF(built, value) FP8TRAIN_IF_##built(value)
+#define FP8TRAIN_IF(built, value) FP8TRAIN_EXPANDED_IF(built, value)
 
-#define FP8TRAIN_ISA_TABLES(Table, name)                                                        \
-  FP8TRAIN_DECLARE_V1(Table, name)                                                              \
-  FP8TRAIN_DECLARE_V3(Table, name)                                                              \
-  FP8TRAIN_DECLARE_V4(Table, name)                                                              \
-  static IsaTables<Table> name##_tables() {                                                     \
-    return {{FP8TRAIN_ADDRESS_V1(name), FP8TRAIN_ADDRESS_V3(name), FP8TRAIN_ADDRESS_V4(name)}}; \
+#define FP8TRAIN_DECLARE_TABLE(identifier, text, requirement, Table, name) \
+  namespace isa_##identifier {                                             \
+    const Table& name();                                                   \
+  }
+#define FP8TRAIN_TABLE_ADDRESS(identifier, text, requirement, Table, name) \
+  FP8TRAIN_IF(FP8TRAIN_BUILT_##identifier, &isa_##identifier::name()),
+
+#define FP8TRAIN_ISA_TABLES(Table, name)                                 \
+  FP8TRAIN_CPU_LEVELS(FP8TRAIN_DECLARE_TABLE, Table, name)               \
+  static IsaTables<Table> name##_tables() {                              \
+    return {{FP8TRAIN_CPU_LEVELS(FP8TRAIN_TABLE_ADDRESS, Table, name)}}; \
   }

@@ -1,4 +1,4 @@
-// Bulk conversions have the bits of numeric/convert.h at every x86-64 level, for any length and
+// Bulk conversions have the bits of numeric/convert.h at every CPU level, for any length and
 // alignment.
 
 #include "numeric/bulk.h"
@@ -19,7 +19,7 @@ namespace {
 
 std::vector<CpuIsa> levels() {
   std::vector<CpuIsa> found;
-  for (const CpuIsa isa : {CpuIsa::baseline, CpuIsa::v3, CpuIsa::v4}) {
+  for (const CpuIsa isa : cpu_isas()) {
     if (bulk_kernels_at(isa) != nullptr && isa <= cpu_isa()) {
       found.push_back(isa);
     }
@@ -238,13 +238,19 @@ TEST_CASE("the public functions reach the kernel of their types", "[numeric]") {
 }
 
 TEST_CASE("the best level built and supported is chosen", "[numeric]") {
-  const int low = 1;
-  const int high = 3;
-  CHECK(&best_of(IsaTables<int>{{&low, nullptr, &high}}, CpuIsa::v4) == &high);
-  CHECK(&best_of(IsaTables<int>{{&low, nullptr, &high}}, CpuIsa::v3) == &low);
-  CHECK(&best_of(IsaTables<int>{{nullptr, &high, nullptr}}, CpuIsa::v4) == &high);
-  CHECK_THROWS_AS(best_of(IsaTables<int>{{nullptr, &high, nullptr}}, CpuIsa::baseline),
-                  ConfigError);
+  for (const CpuIsa machine : cpu_isas()) {
+    IsaTables<CpuIsa> all = {};
+    for (const CpuIsa& built : cpu_isas()) {
+      IsaTables<CpuIsa> one = {};
+      all.level[static_cast<int>(built)] = one.level[static_cast<int>(built)] = &built;
+      if (built <= machine) {
+        CHECK(&best_of(one, machine) == &built);
+      } else {
+        CHECK_THROWS_AS(best_of(one, machine), ConfigError);
+      }
+    }
+    CHECK(best_of(all, machine) == machine);
+  }
 }
 
 }  // namespace fp8train

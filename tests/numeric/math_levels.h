@@ -1,5 +1,5 @@
 #pragma once
-// The elementary functions over an array, compiled once per x86-64 level (math_levels.cpp).
+// The elementary functions over an array, compiled once per CPU level (math_levels.cpp).
 
 #include <cstddef>
 

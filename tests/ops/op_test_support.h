@@ -1,5 +1,5 @@
 #pragma once
-// Host arrays of any element type, and runs of one operation at every x86 level and thread count.
+// Host arrays of any element type, and runs of one operation at every CPU level and thread count.
 
 #include <cstdint>
 #include <cstring>
@@ -74,6 +74,7 @@ class Bits {
     std::memcpy(bytes_.data() + before, &value, sizeof(T));
   }
   bool operator==(const Bits&) const = default;
+  const std::vector<uint8_t>& bytes() const { return bytes_; }
 
  private:
   std::vector<uint8_t> bytes_;
@@ -88,7 +89,10 @@ inline QuantizedTensor with_tensor_scale(const View& codes, float* scale_inv) {
   return tensor;
 }
 
-/// Whether `run` gives the same bits at every level with 1, 2 and 3 threads.
+/// Whether `run` gives the same bits at every level with 1, 2 and 3 threads. Where
+/// FP8TRAIN_BITS_FILE is set: true, after one run, of which the file gets a line (the test's name,
+/// the number of the run, its bytes and their hash), so that builds for different processors can be
+/// compared (scripts/checks/aarch64.sh).
 bool same_everywhere(const std::function<Bits(const ops::OpTable&)>& run);
 
 }  // namespace fp8train::test

@@ -74,9 +74,11 @@ float random_amax(std::mt19937& generator) {
       return NAN;
     case 3:
       return 1e-42F;  // the quotient overflows
-    default:
-      return std::ldexp(1.0F + static_cast<float>(generator() % 1000) / 1000.0F,
-                        static_cast<int>(generator() % 40) - 20);
+    default: {
+      // One draw after the other: processors differ in the order in which arguments are computed.
+      const int exponent = static_cast<int>(generator() % 40) - 20;
+      return std::ldexp(1.0F + static_cast<float>(generator() % 1000) / 1000.0F, exponent);
+    }
   }
 }
 

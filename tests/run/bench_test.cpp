@@ -176,7 +176,7 @@ TEST_CASE("bench step measures several plans one after another") {
 TEST_CASE("bench step says which GPUs it can model") {
   const TempDir folder;
   const Outcome outcome = expect_code(2, folder.path(), {"bench", "step", "--device", "meta:v100"});
-  CHECK_THAT(outcome.err, Contains("unknown GPU 'v100' (expected l4, rtx4090,"));
+  CHECK_THAT(outcome.err, Contains("unknown GPU 'v100' (expected a100, l4, rtx4090,"));
   const Outcome ranks = expect_code(
       2, folder.path(), {"bench", "step", "--device", "meta:h100", "--zero-stage", "1"});
   CHECK_THAT(ranks.err, Contains("the model is of one GPU"));

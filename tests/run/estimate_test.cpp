@@ -103,7 +103,7 @@ TEST_CASE("what cannot be estimated is an error that says why") {
       expect_code(2, folder.path(), estimate({"job.nodes=65536", "job.ranks_per_node=1024"})).err,
       Contains("job.nodes and job.ranks_per_node: 67108864 ranks are more than 65536"));
   CHECK_THAT(expect_code(2, folder.path(), estimate({"--gpu", "h1000"})).err,
-             Contains("'h1000' is not one of l4, "));
+             Contains("'h1000' is not one of a100, l4, "));
   CHECK_THAT(expect_code(2, folder.path(),
                          estimate({"--world-size", "3", "training.global_batch_size=16"}))
                  .err,

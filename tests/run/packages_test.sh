@@ -20,7 +20,7 @@ runs() { # PROGRAM...: trains two steps
 
 rm -f "$build"/packages/fp8train*
 (cd "$build" && cpack) >"$folder/cpack.log" 2>&1 || { cat "$folder/cpack.log"; fail cpack; }
-deb=$(echo "$build"/packages/fp8train_*_amd64.deb)
+deb=$(echo "$build"/packages/fp8train_*_"$(dpkg --print-architecture)".deb)
 for library in libc6 libstdc++6 libdnnl libyaml-cpp libsentencepiece; do
   dpkg-deb -f "$deb" Depends | grep -q "$library" || fail "the .deb does not depend on $library"
 done

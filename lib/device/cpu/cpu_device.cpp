@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/machine.h"
 #include "base/math.h"
 #include "numeric/cpu_isa.h"
 
@@ -21,17 +22,6 @@ namespace fp8train {
 namespace {
 
 constexpr std::align_val_t kBufferAlignment{256};
-
-std::string processor_name() {
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);) {
-    if (line.starts_with("model name")) {
-      const size_t colon = line.find(": ");
-      return colon == std::string::npos ? "unknown processor" : line.substr(colon + 2);
-    }
-  }
-  return "unknown processor";
-}
 
 /// Past the caches, where the copy is read much later than it is written: a fifth
 /// less time for memory beyond them.
@@ -120,8 +110,10 @@ size_t CpuDevice::available_memory() const {
 }
 
 std::string CpuDevice::description() const {
-  return fmt::format("cpu: {}, {} hardware threads, kernels for {}", processor_name(),
-                     std::thread::hardware_concurrency(), name_of(cpu_isa()));
+  const std::string name = processor_name();
+  return fmt::format("cpu: {}, {} hardware threads, kernels for {}",
+                     name.empty() ? "unknown processor" : name, std::thread::hardware_concurrency(),
+                     name_of(cpu_isa()));
 }
 
 }  // namespace fp8train

@@ -1,4 +1,4 @@
-// Compiled once per x86-64 level. One task per (sequence, key-value head): it walks the group's
+// Compiled once per CPU level. One task per (sequence, key-value head): it walks the group's
 // query heads and their blocks in order, so that the gradients of keys and values are summed in an
 // order that no thread count changes.
 

@@ -1,4 +1,4 @@
-// Compiled once per x86-64 level. Tiled attention with a running soft-max (Milakov and Gimelshein
+// Compiled once per CPU level. Tiled attention with a running soft-max (Milakov and Gimelshein
 // 2018; Dao et al. 2022), in powers of two: one task per (sequence, head, block of queries).
 
 #include "base/math.h"

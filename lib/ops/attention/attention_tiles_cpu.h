@@ -5,10 +5,12 @@
 // need no reduction across lanes.
 //
 // The product and the exponential use fused multiply-adds where the level has them, so attention's
-// bits differ between x86-64 and the higher levels; everything else rounds step by step.
+// bits differ between x86-64 and all other levels; everything else rounds step by step.
 
-#if FP8TRAIN_ISA_LEVEL >= 3
+#if defined(__FMA__)
 #include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
 
 #include "base/math.h"
@@ -23,10 +25,10 @@ constexpr int64_t kKeys = 64;     ///< of one tile
 constexpr int64_t kGroup = 16;    ///< keys and queries that the causal mask skips as a whole
 constexpr int64_t kTileRows = 4;  ///< rows of a tile that a register block takes at once
 
-#if FP8TRAIN_ISA_LEVEL == 4
+#if defined(__AVX512F__)
 constexpr int64_t kWidth = 16;
 constexpr int64_t kBlockVectors = 4;
-#elif FP8TRAIN_ISA_LEVEL == 3
+#elif defined(__FMA__)
 constexpr int64_t kWidth = 8;
 constexpr int64_t kBlockVectors = 2;
 #else
@@ -45,10 +47,12 @@ FP8TRAIN_HD void store_vector(float* to, Vector vector) {
   __builtin_memcpy(to, &vector, sizeof(vector));
 }
 FP8TRAIN_HD Vector multiply_add(Vector a, Vector b, Vector c) {
-#if FP8TRAIN_ISA_LEVEL == 4
+#if defined(__AVX512F__)
   return _mm512_fmadd_ps(a, b, c);
-#elif FP8TRAIN_ISA_LEVEL == 3
+#elif defined(__FMA__)
   return _mm256_fmadd_ps(a, b, c);
+#elif defined(__ARM_NEON)
+  return vfmaq_f32(c, a, b);
 #else
   return a * b + c;
 #endif

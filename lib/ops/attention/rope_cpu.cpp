@@ -1,4 +1,4 @@
-// Compiled once per x86-64 level; products and sums round separately, so the bits are the same at
+// Compiled once per CPU level; products and sums round separately, so the bits are the same at
 // every level.
 
 #include "ops/dispatch/cpu_operations.h"

@@ -1,4 +1,4 @@
-// Compiled once per x86-64 level. Casts of parts of a matrix whose blocks reach beyond the part.
+// Compiled once per CPU level. Casts of parts of a matrix whose blocks reach beyond the part.
 // A thread has all elements of the part that lie in a band of blocks, so that maxima are one
 // thread's, and what is counted are integers.
 

@@ -1,4 +1,4 @@
-// Compiled once per x86-64 level. Casts with one scale for each block: along rows, along columns
+// Compiled once per CPU level. Casts with one scale for each block: along rows, along columns
 // (the transposed operand) and in squares. Each piece of work is a block or a strip of them, and
 // what is counted are integers, so that no number of threads changes a bit.
 

@@ -1,4 +1,4 @@
-// Compiled once per x86-64 level. Codes are those of numeric/convert.h's encode; the loops are
+// Compiled once per CPU level. Codes are those of numeric/convert.h's encode; the loops are
 // written so that the compiler vectorizes them.
 
 #include "base/math.h"

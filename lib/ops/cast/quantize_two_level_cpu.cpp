@@ -1,4 +1,4 @@
-// Compiled once per x86-64 level. Casts to e2m1 with an e4m3 scale for 16 elements, or 16 x 16,
+// Compiled once per CPU level. Casts to e2m1 with an e4m3 scale for 16 elements, or 16 x 16,
 // under a scale of the tensor: a pass for the amax, and one over panels of 64 lines by 16 elements
 // along K, whichever way they lie in x. What is counted are integers, so that no number of threads
 // changes a bit.

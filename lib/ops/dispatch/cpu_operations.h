@@ -1,5 +1,5 @@
 #pragma once
-// The operations of the cpu backend. A file of kernels is compiled once per x86-64 level
+// The operations of the cpu backend. A file of kernels is compiled once per CPU level
 // (fp8train_isa_sources) and defines those of its level; operations of libraries, which choose
 // their kernels at run time, are compiled once.
 

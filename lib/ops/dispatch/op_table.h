@@ -1,5 +1,5 @@
 #pragma once
-// The dispatch of operations: each backend (cpu at each x86-64 level, cuda, meta) has one table of
+// The dispatch of operations: each backend (cpu at each CPU level, cuda, meta) has one table of
 // functions with the signatures of the public headers, and op_table() chooses it. Shapes and types
 // have been checked before. Headers of operations never include this one.
 

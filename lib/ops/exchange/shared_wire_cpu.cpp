@@ -1,4 +1,4 @@
-// Compiled once per x86-64 level. The arithmetic is in ops/exchange/wire_math.h.
+// Compiled once per CPU level. The arithmetic is in ops/exchange/wire_math.h.
 
 #include <cstring>
 

@@ -1,4 +1,4 @@
-// Compiled once per x86-64 level.
+// Compiled once per CPU level.
 
 #include "ops/gemm/gemm_kernels_cpu.h"
 

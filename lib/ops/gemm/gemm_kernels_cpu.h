@@ -1,5 +1,5 @@
 #pragma once
-// The work of a cpu GEMM before and after oneDNN's product, at one x86-64 level: making operands
+// The work of a cpu GEMM before and after oneDNN's product, at one CPU level: making operands
 // row-major in the type that is multiplied, and turning fp32 products into the result. Bits do not
 // depend on the level or the number of threads.
 

@@ -24,9 +24,15 @@ dnnl_stream_t stream_of_thread() {
   return instance.get();
 }
 
-bool isa_has(dnnl::cpu_isa isa) {
+/// Whether oneDNN has found the instructions; its names are those of x86-64, whose bits mean
+/// nothing on other machines.
+bool isa_has([[maybe_unused]] dnnl::cpu_isa isa) {
+#if defined(__x86_64__)
   const unsigned wanted = static_cast<unsigned>(isa);
   return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & wanted) == wanted;
+#else
+  return false;
+#endif
 }
 
 /// Within it oneDNN neither plans for nor uses more than the calling thread.
@@ -71,7 +77,8 @@ int thread_number() {
 }
 
 // AMX is faster than fp32; AVX512-BF16 doubles the rate on AMD's cores, but on Intel's it has about
-// 0.55 of the fp32 rate.
+// 0.55 of the fp32 rate. On Arm oneDNN has bf16 products only with Arm's Compute Library, which
+// distributions build it without.
 bool uses_bf16_units() {
   static const bool uses = [] {
     if (!isa_has(dnnl::cpu_isa::avx512_core_bf16)) {
@@ -218,7 +225,11 @@ const char* cpu_gemm_engine(DType operand) {
   if (isa_has(dnnl::cpu_isa::avx512_core)) {
     return "fp32 (avx512)";
   }
+#if defined(__x86_64__)
   return isa_has(dnnl::cpu_isa::avx2) ? "fp32 (avx2)" : "fp32 (sse4.1)";
+#else
+  return "fp32 (neon)";
+#endif
 }
 
 }  // namespace fp8train::ops

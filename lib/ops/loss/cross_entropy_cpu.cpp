@@ -1,4 +1,4 @@
-// Compiled once per x86-64 level. One thread works on a row. A row is taken in blocks of
+// Compiled once per CPU level. One thread works on a row. A row is taken in blocks of
 // kSumBlock; 64 partial sums per block in fp32, the blocks in fp64: the same bits at every
 // level and for any number of threads.
 

@@ -1,4 +1,4 @@
-// Compiled once per x86-64 level. Sums within a row go over sixteen lanes in a fixed order, sums
+// Compiled once per CPU level. Sums within a row go over sixteen lanes in a fixed order, sums
 // over rows over chunks of 64 rows: the same bits at every level and thread count.
 
 #include "base/math.h"

@@ -1,4 +1,4 @@
-// Compiled once per x86-64 level. The arithmetic is in ops/optimizer/optimizer_math.h.
+// Compiled once per CPU level. The arithmetic is in ops/optimizer/optimizer_math.h.
 
 #include "base/math.h"
 #include "ops/cast/quantize_sink_cpu.h"

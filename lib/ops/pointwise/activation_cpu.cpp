@@ -1,4 +1,4 @@
-// Compiled once per x86-64 level. The formulas are those of numeric/math.h: the same bits at every
+// Compiled once per CPU level. The formulas are those of numeric/math.h: the same bits at every
 // level.
 
 #include "numeric/math.h"

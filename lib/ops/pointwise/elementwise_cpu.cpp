@@ -1,4 +1,4 @@
-// Compiled once per x86-64 level. Loops over the definitions of numeric/convert.h; `ivdep` because
+// Compiled once per CPU level. Loops over the definitions of numeric/convert.h; `ivdep` because
 // an output may be one of the inputs, element on element.
 
 #include "ops/dispatch/cpu_operations.h"

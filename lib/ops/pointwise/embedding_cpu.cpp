@@ -1,4 +1,4 @@
-// Compiled once per x86-64 level. Forward splits rows over threads; backward splits columns, so
+// Compiled once per CPU level. Forward splits rows over threads; backward splits columns, so
 // that each element of a gradient is summed by one thread, over the rows in order: no atomics, no
 // sorting, the same bits for any number of threads.
 

@@ -1,4 +1,4 @@
-// Compiled once per x86-64 level. Maxima and powers of two: the same bits at every level.
+// Compiled once per CPU level. Maxima and powers of two: the same bits at every level.
 
 #include "ops/pointwise/smoothing.h"
 

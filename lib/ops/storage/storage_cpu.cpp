@@ -1,4 +1,4 @@
-// Compiled once per x86-64 level. The arithmetic is in ops/storage/stored_math.h and
+// Compiled once per CPU level. The arithmetic is in ops/storage/stored_math.h and
 // ops/storage/storage_math.h.
 
 #include "base/math.h"
