@@ -23,10 +23,10 @@
 #                            position that the commit decides, until the time is over. 0: only
 #                            changed files; all: every file, whatever it takes
 #   FP8TRAIN_TEST_PART       what a run has in addition to the other stages. AddressSanitizer: 0 for
-#                            the modules that compute, 1 for training, 2 for the other modules. 3:
-#                            ThreadSanitizer. 4: fuzzing, and the build for Arm, under qemu. 5: Debian
-#                            13. 6: Ubuntu 24.04. By default the commit's hash decides, and the date
-#                            where the sources are no clone
+#                            the modules that compute, 1 for training, 2 for the other modules.
+#                            3: ThreadSanitizer. 4: fuzzing, and the build for Arm, under qemu.
+#                            5: Debian 13. 6: Ubuntu 24.04. By default the commit's hash decides,
+#                            and the date where the sources are no clone
 #   FP8TRAIN_TEST_ROTATION   the part of their longest lists of cases that sanitized tests run: a
 #                            number, by default that of the commits;
 #                            all: every case, and every part
