@@ -37,7 +37,7 @@ struct AchievedShares {
 AchievedShares achieved_shares(const GpuKind& gpu);
 
 /// Returns the GPUs that runs can be planned for, ordered by compute capability and memory. Those
-/// below 8.9 have no FP8 units: products of FP8 operands run in bf16 there.
+/// below 8.9 have no FP8 units: their 8-bit rate is that of 16 bits.
 const std::vector<GpuKind>& gpu_kinds();
 
 /// Returns null if no kind has this name.
