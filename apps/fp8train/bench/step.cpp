@@ -294,7 +294,10 @@ Json step_rates(Device& device, Communicator& comm, const BenchOptions& options,
 Json run_step(const BenchOptions& options) {
   const StepBench& bench = options.step;
   if (is_modeled_device(options.device)) {
-    return step_model_report(options.device, bench);
+    return step_model_report(options);
+  }
+  if (!options.calibration.empty()) {
+    throw ConfigError("--calibrate is for --device meta:GPU");
   }
   const std::unique_ptr<Communicator> host = make_communicator({});
   const int64_t threads = configure_threads(options.threads);
@@ -335,6 +338,9 @@ void add_step_options(Arguments part, BenchOptions& options) {
   part.option("--bucket-mb", bench.bucket_mb, 1, "MiB of gradients that ranks exchange at a time");
   part.option("--timeline", bench.timeline,
               "Write the last steps of all ranks here, for ui.perfetto.dev");
+  part.option("--calibrate", options.calibration,
+              "With --device meta:GPU: products measured on such a GPU, a file of `bench products "
+              "--json`");
   part.flag("--quick-weights", bench.quick_weights,
             "Weights are a few drawn values, repeated: a large model starts in seconds");
 }
