@@ -108,7 +108,7 @@ void print_memory(const Settings& settings, const Session& session, const DryRun
                   const RankMemory& memory) {
   fmt::print("memory  of a rank{}\n", describe_largest(session, step));
   const MemoryLedger planned = memory_of_run(step, memory.is_host);
-  for (const std::string& line : describe_memory(planned)) {
+  for (const std::string& line : describe_memory(planned, step.nccl_bytes)) {
     fmt::print("{}\n", line);
   }
   if (!memory.is_host) {

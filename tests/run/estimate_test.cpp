@@ -46,8 +46,8 @@ TEST_CASE("memory, wire and time of a rank among many, without data and without 
       expect_code(0, folder.path(),
                   estimate({"--world-size", "64", "--gpu", "h100", "parallelism.zero_stage=3"}));
   CHECK_THAT(outcome.out,
-             Contains("ranks   64 on 8 nodes, ZeRO 3; 65536 tokens per step"));
-  CHECK_THAT(outcome.out, Contains("fits: "));
+             Contains("ranks   64 on 8 nodes, ZeRO 3, buckets of 25 MiB; 65536 tokens per step"));
+  CHECK_THAT(outcome.out, Contains("fits: ") && Contains("of it NCCL's buffers"));
   CHECK_THAT(outcome.out, Contains(" within the node, "));
   CHECK_THAT(outcome.out, Contains("s per step, "));
   CHECK_THAT(outcome.out, Contains(" s, attention ") && Contains(" s, other operations ") &&

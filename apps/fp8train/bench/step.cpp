@@ -318,7 +318,7 @@ Json run_step(const BenchOptions& options) {
                  {"seq_length", bench.settings.seq_length},
                  {"ranks", comm->size()},
                  {"zero_stage", bench.zero_stage},
-                 {"bucket_mb", bench.bucket_mb}};
+                 {"bucket_mb", engine_settings_of(bench).strategy.bucket_bytes >> 20}};
   report.update(rates);
   return report;
 }
@@ -335,7 +335,8 @@ void add_step_options(Arguments part, BenchOptions& options) {
   part.option("--vocabulary", bench.vocabulary, 0, "0: the preset's, or 65");
   part.option("--layers", bench.layers, 0, "0: the preset's");
   part.option("--zero-stage", bench.zero_stage, 0, "With several ranks: the stage of ZeRO, 0 to 3");
-  part.option("--bucket-mb", bench.bucket_mb, 1, "MiB of gradients that ranks exchange at a time");
+  part.option("--bucket-mb", bench.bucket_mb, 0,
+              "MiB of gradients that ranks exchange at a time; 0: by the model");
   part.option("--timeline", bench.timeline,
               "Write the last steps of all ranks here, for ui.perfetto.dev");
   part.option("--calibrate", options.calibration,

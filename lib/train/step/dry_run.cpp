@@ -45,6 +45,12 @@ void add_times(Counted& total, const Counted& from, const Counted& to, int64_t t
   total.sent.between_nodes += count * (to.sent.between_nodes - from.sent.between_nodes);
 }
 
+/// NCCL allocates 4 MiB for each channel of a connection (NCCL User Guide, "Environment Variables",
+/// NCCL_BUFFSIZE). Assumed: 8 ranks of a node, 4 channels to and from each of the 7 others for
+/// messages, and rings of 24 channels for all-gathers, with the buffers of three protocols: 0.6
+/// GiB, rounded up. The groups of a communicator share these (ncclConfig_t::splitShare).
+constexpr size_t kNcclBytes = size_t{1} << 30;
+
 /// Logs the calls of a device while it lives, with the names of open spans.
 class CallLog {
  public:
@@ -143,6 +149,10 @@ DryRunStep dry_run_on(MetaDevice& meta, EngineSettings settings, const Topology&
   engine.evaluate(batch);
   dry_run.plan = engine.high_water();
   engine.reserve(dry_run.plan);
+  if (ranks.size() > 1 && meta.traits().library_workspace > 0) {
+    dry_run.nccl_bytes = kNcclBytes;
+    meta.ledger().add(MemoryCategory::communication, kNcclBytes);
+  }
   dry_run.memory = meta.ledger();
   dry_run.state_copy = settings.trains ? state_copy_bytes(engine, rank) : 0;
   return dry_run;
