@@ -24,9 +24,9 @@
 #                            changed files; all: every file, whatever it takes
 #   FP8TRAIN_TEST_PART       what a run has in addition to the other stages. AddressSanitizer: 0 for
 #                            the modules that compute, 1 for training, 2 for the other modules.
-#                            3: ThreadSanitizer. 4: fuzzing, and the build for Arm, under qemu.
-#                            5: Debian 13. 6: Ubuntu 24.04. By default the commit's hash decides,
-#                            and the date where the sources are no clone
+#                            3: ThreadSanitizer. 4: fuzzing. 5: Debian 13. 6: Ubuntu 24.04. 7: the
+#                            build for Arm, under qemu. By default the commit's hash decides, and
+#                            the date where the sources are no clone
 #   FP8TRAIN_TEST_ROTATION   the part of their longest lists of cases that sanitized tests run: a
 #                            number, by default that of the commits;
 #                            all: every case, and every part
@@ -57,17 +57,17 @@ table=() # NAME SECONDS CPU-SECONDS of each stage
 
 export FP8TRAIN_CUDA_ARCHITECTURES=${FP8TRAIN_CUDA_ARCHITECTURES:-90a-real}
 
-# A run has one of seven parts of the work on sanitizers and other systems, and a part of the
+# A run has one of eight parts of the work on sanitizers and other systems, and a part of the
 # longest lists of cases (tests/support/share.sh): others after each commit.
 today=$(($(date +%s) / 86400))
 rotation=${FP8TRAIN_TEST_ROTATION:-$(git rev-list --count HEAD 2>/dev/null || echo $today)}
 export FP8TRAIN_TEST_ROTATION=$rotation
 # Not by the number of commits, whose steps from test to test may all be even.
 if commit=$(git rev-parse HEAD 2>/dev/null); then hash=$((16#${commit::6})); else hash=$today; fi
-part=${FP8TRAIN_TEST_PART:-$((hash % 7))}
+part=${FP8TRAIN_TEST_PART:-$((hash % 8))}
 case $part in
-  [0-6]) ;;
-  *) echo "test.sh: FP8TRAIN_TEST_PART is 0 to 6, not '$part'" >&2; exit 2 ;;
+  [0-7]) ;;
+  *) echo "test.sh: FP8TRAIN_TEST_PART is 0 to 7, not '$part'" >&2; exit 2 ;;
 esac
 in_part() { [ "$rotation" = all ] || [ "$part" = "$1" ]; }
 
@@ -432,10 +432,10 @@ if [ $quick = 0 ]; then
     printf '%-14s in parts 0 to 2 (FP8TRAIN_TEST_PART)\n' asan
   fi
   part_stage 3 tsan tsan_stage
-  part_stage 4 aarch64 aarch64_stage
   part_stage 4 fuzz-build fuzz_build_stage
   part_stage 5 debian-13 debian_13_stage
   part_stage 6 ubuntu-24.04 ubuntu_24_04_stage
+  part_stage 7 aarch64 aarch64_stage
   stage fuzz-and-tidy fuzz_and_tidy_stage
 fi
 finish

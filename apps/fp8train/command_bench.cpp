@@ -76,10 +76,11 @@ class ReportPrinter {
 };
 
 Json measure(const BenchPart& part, const BenchOptions& options) {
-  Json report = {{"bench", part.name}, {"threads", configure_threads(options.threads)}};
+  const int64_t threads = configure_threads(options.threads);
   std::string reason;
   const std::unique_ptr<Device> device =
       choose_device(device_choice_named(options.device), options.tune, reason);
+  Json report = {{"bench", part.name}, {"device", device->description()}, {"threads", threads}};
   report.update(part.measure(*device, options));
   return report;
 }

@@ -13,6 +13,7 @@
 #include "train/preflight.h"
 #include "train/records/progress.h"
 #include "train/step/dry_run.h"
+#include "train/step/roofline.h"
 #include "wizard_memory.h"
 
 namespace fp8train {
@@ -25,31 +26,31 @@ struct EstimateOptions {
 
 /// Seconds of one optimizer step.
 struct StepTime {
-  double gemms = 0, attention = 0, memory = 0;
+  double gemms = 0, attention = 0, others = 0;
   double wire = 0;     ///< if nothing else were done
-  double exposed = 0;  ///< of `wire`, what backward does not hide
+  double exposed = 0;  ///< of `wire`, the seconds that backward does not hide
 
-  double total() const { return gemms + attention + memory + exposed; }
+  double total() const { return gemms + attention + others + exposed; }
 };
 
-/// The parts of a GPU's stated rates that steps are assumed to reach.
-constexpr double kGemmRate = 0.65, kAttentionRate = 0.45, kMemoryRate = 0.8, kWireRate = 0.7;
-
-StepTime step_time(const DryRunStep& step, const GpuKind& gpu) {
-  constexpr double kTera = 1e12;
-  constexpr double kGiga = 1e9;
-  const OpCounters& work = step.work;
+StepTime step_time(const EngineSettings& settings, const DryRunStep& step, const GpuKind& gpu) {
+  const StepRates rates(gpu);
+  const StepModel model = model_step(step.calls, settings, rates);
   StepTime time;
-  time.gemms = ((work.gemm_flops - work.gemm_flops_8bit) / gpu.tera_flops_16bit +
-                work.gemm_flops_8bit / gpu.tera_flops_8bit) /
-               kTera / kGemmRate;
-  time.attention = work.attention_flops / gpu.tera_flops_16bit / kTera / kAttentionRate;
-  time.memory = work.bytes / gpu.memory_rate / kGiga / kMemoryRate;
+  for (const OpTotal& total : model.operations) {
+    (total.is_attention() ? time.attention
+     : total.is_product() ? time.gemms
+                          : time.others) += total.seconds;
+  }
+  constexpr double kGiga = 1e9;
   time.wire = (static_cast<double>(step.sent.within_node) / gpu.node_rate +
                static_cast<double>(step.sent.between_nodes) / gpu.network_rate) /
-              kGiga / kWireRate;
-  constexpr double kBackward = 2.0 / 3.0;  // of the GEMMs and of attention
-  time.exposed = std::max(0.0, time.wire - kBackward * (time.gemms + time.attention));
+              kGiga / rates.shares.wire;
+  // Gradients cross in the backward pass of the last micro-batch, weights of stage 3 in all.
+  const int64_t passes =
+      settings.strategy.zero_stage < 3 ? settings.step.gradient_accumulation_steps : 1;
+  time.exposed =
+      std::max(0.0, time.wire - model.seconds_of(StepPart::backward) / static_cast<double>(passes));
   return time;
 }
 
@@ -107,7 +108,7 @@ void print_memory(const Settings& settings, const Session& session, const DryRun
                   const RankMemory& memory) {
   fmt::print("memory  of a rank{}\n", describe_largest(session, step));
   const MemoryLedger planned = memory_of_run(step, memory.is_host);
-  for (const std::string& line : describe_memory(planned)) {
+  for (const std::string& line : describe_memory(planned, step.nccl_bytes)) {
     fmt::print("{}\n", line);
   }
   if (!memory.is_host) {
@@ -123,18 +124,21 @@ void print_memory(const Settings& settings, const Session& session, const DryRun
 }
 
 void print_time(const Session& session, const DryRunStep& step, const GpuKind& gpu) {
-  const StepTime time = step_time(step, gpu);
+  const StepTime time = step_time(session.engine, step, gpu);
   fmt::print(
-      "time    {:.3g} s per step, {} tokens/s: GEMMs {:.3g} s, attention {:.3g} s, "
-      "memory {:.3g} s, wire {:.3g} s ({})\n",
+      "time    {:.4g} s per step, {} tokens/s: GEMMs {:.3g} s, attention {:.3g} s, "
+      "other operations {:.3g} s, wire {:.3g} s ({})\n",
       time.total(), describe_count(static_cast<double>(session.tokens_per_step()) / time.total()),
-      time.gemms, time.attention, time.memory, time.wire,
+      time.gemms, time.attention, time.others, time.wire,
       time.exposed > 0 ? fmt::format("{:.3g} s of it not overlapped", time.exposed)
                        : "all of it overlapped");
+  const AchievedShares shares = achieved_shares(gpu);
   fmt::print(
-      "        from stated rates, of which {:.0f} % (GEMMs), {:.0f} % (attention), {:.0f} % "
-      "(memory) and {:.0f} % (wire) are assumed to be reached\n",
-      100 * kGemmRate, 100 * kAttentionRate, 100 * kMemoryRate, 100 * kWireRate);
+      "        from stated rates, of which {:.0f} % (GEMMs of 16 bits), {:.0f} and {:.0f} % (FP8, "
+      "exact and fast sums), {:.0f} and {:.0f} % (attention, its gradient), {:.0f} % (memory) and "
+      "{:.0f} % (wire) are assumed to be reached\n",
+      100 * shares.bits16, 100 * shares.fp8, 100 * shares.fp8_fast, 100 * shares.attention_forward,
+      100 * shares.attention_backward, 100 * shares.memory, 100 * shares.wire);
 }
 
 int estimate_settings(const Settings& settings, int world_size) {
@@ -148,7 +152,7 @@ int estimate_settings(const Settings& settings, int world_size) {
   });
   const auto ranks = Topology::blocks(world_size, static_cast<int>(settings.job.ranks_per_node));
   const DryRunStep step = largest_stage(session, [&](const EngineSettings& engine) {
-    return dry_run_step(engine, memory.traits, ranks, 0);
+    return logged_step(engine, memory.traits, ranks, 0);
   });
   print_model(session, step);
   print_ranks(session, ranks);

@@ -158,6 +158,9 @@ struct WatchdogSettings {
 struct ParallelismSettings : StrategySettings {
   int64_t check_replicas = 1000;  ///< steps between comparisons of the ranks' weights; 0: none
 
+  /// `bucket_bytes` is 0, which stands for default_bucket_bytes().
+  ParallelismSettings() { bucket_bytes = 0; }
+
   bool operator==(const ParallelismSettings&) const = default;
 };
 

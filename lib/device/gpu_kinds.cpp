@@ -62,20 +62,30 @@ const GpuKind* gpu_kind_in(std::string_view description) {
 }
 
 AchievedShares achieved_shares(const GpuKind& gpu) {
-  // Measured on an H200: GEMMs of 8192^3 in bf16 reach 0.77 to 0.80 of 989 TFLOP/s, and a copy 4.3
-  // of 4.8 TB/s. Assumed: 1.3 PFLOP/s in FP8 with fast accumulation and 1.05 without on an H200;
-  // cuDNN's attention at 0.6 and 0.5 PFLOP/s; kernels that keep four of five cycles of a scheduler
-  // busy; 2 us between kernels of a CUDA graph. The same shares are assumed of other GPUs, but that
-  // tensor cores from compute capability 10.0 on sum in fp32 at full speed.
-  AchievedShares shares = {.bits16 = 0.78,
-                           .fp8_fast = 0.66,
-                           .fp8 = 0.53,
-                           .f32 = 0.8,
-                           .attention_forward = 0.6,
-                           .attention_backward = 0.5,
-                           .memory = 0.9,
-                           .instructions = 0.8,
-                           .launch_seconds = 2e-6};
+  // One table for `estimate` and `bench step`; docs/reference/benchmarks.md compares it with
+  // published runs. It assumes the same of all GPUs, but that tensor cores from compute capability
+  // 10.0 on sum in fp32 at full speed.
+  AchievedShares shares = {
+      // A step runs into the limit of power. 8192^3 alone reaches 0.77 to 0.80 on a cool H200; the
+      // GEMMs of a layer in a row 0.61 on an H200 NVL (NVIDIA/TransformerEngine,
+      // docs/examples/gemm_profiling); a whole step of a 7B 0.60 on an H100 (IST-DASLab/llmq,
+      // benchmarks/H100x1.md). Chosen between them.
+      .bits16 = 0.68,
+      // Not measured here. On the two pages above FP8 GEMMs alone, with fast sums, are 1.9 times as
+      // fast as those in bf16 (0.65 by that), and a whole step of a 7B with exact sums reaches 824
+      // TFLOP/s with all that is not FP8. Chosen below and above them.
+      .fp8_fast = 0.62,
+      .fp8 = 0.55,
+      .f32 = 0.8,
+      // FlashAttention-3 (arXiv 2407.08608), figures 5 and 6: cuDNN on an H100, head dimension 128,
+      // long sequences.
+      .attention_forward = 0.6,
+      .attention_backward = 0.5,
+      .memory = 0.9,           // a copy on an H200: 4.3 of 4.8 TB/s
+      .instructions = 0.8,     // assumed: four of five cycles of a scheduler
+      .wire = 0.7,             // assumed
+      .launch_seconds = 2e-6,  // assumed: between kernels of a CUDA graph
+  };
   if (gpu.capability >= 100) {
     shares.fp8 = shares.fp8_fast;
   }

@@ -30,6 +30,7 @@ struct AchievedShares {
   double attention_forward, attention_backward;  ///< shares of the 16-bit rate
   double memory;
   double instructions;
+  double wire;            ///< of links and networks
   double launch_seconds;  ///< time of each kernel in addition to its work
 };
 

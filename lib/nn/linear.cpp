@@ -72,10 +72,14 @@ void Linear::make_weight_gradient(const StepContext& context, const LinearOperan
                                   const Saved& x) const {
   const Parameter& weight = weight_.parameter();
   const bool add = !(context.overwrites_gradients && weight.overwritten);
-  const bool direct = !weight.gradient.empty() && x.smoothing.empty();
+  // A product rounds its fp32 sum once, as ops::store does; where values are added to a gradient in
+  // bf16, the sum of both is rounded.
+  const bool rounds = !add && weight.stored_gradient.format == plain(DType::bf16);
+  const bool direct = (!weight.gradient.empty() || rounds) && x.smoothing.empty();
   ArenaScope scope(*context.scratch);
-  const View product =
-      direct ? weight.gradient : fp8train::allocate(*context.scratch, DType::f32, weight.shape);
+  const View product = !direct  ? fp8train::allocate(*context.scratch, DType::f32, weight.shape)
+                       : rounds ? weight.stored_gradient.codes
+                                : weight.gradient;
   multiply(
       context,
       {.plan = plan_.wgrad, .a = dy, .b = x.x, .c = product, .beta = direct && add ? 1.0F : 0.0F});

@@ -2,9 +2,21 @@
 // A user's settings of how the work is laid over ranks. A strategy reads those that concern it; a
 // further one has its settings here, and a key in lib/config for each.
 
+#include <algorithm>
 #include <cstdint>
 
 namespace fp8train {
+
+/// Returns StrategySettings::bucket_bytes for a model with so many bytes of gradients, in whole
+/// MiB: each exchange costs the host time, and one of fewer bytes begins earlier and takes less
+/// memory.
+constexpr int64_t default_bucket_bytes(double gradient_bytes) {
+  constexpr int64_t kMebi = int64_t{1} << 20;
+  constexpr double kBuckets = 128;
+  constexpr int64_t kMin = 25 * kMebi, kMax = 256 * kMebi;
+  const double bytes = std::min(gradient_bytes / kBuckets, static_cast<double>(kMax));
+  return std::max(static_cast<int64_t>(bytes) / kMebi * kMebi, kMin);
+}
 
 /// How the ranks of a run share parameters, gradients and the states of the optimizer.
 struct StrategySettings {

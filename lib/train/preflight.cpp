@@ -175,7 +175,10 @@ int fill_job(int64_t world_size, int64_t ranks_per_node, Settings& settings) {
 
 std::string describe_layout(const Session& session, const Topology& ranks) {
   const Mesh mesh(MeshShape::along_data(ranks), 0, nullptr);
-  return strategy_name(strategy_site(session.engine, mesh));
+  const std::string name = strategy_name(strategy_site(session.engine, mesh));
+  return ranks.size() == 1 ? name
+                           : fmt::format("{}, buckets of {} MiB", name,
+                                         session.engine.strategy.bucket_bytes >> 20);
 }
 
 void check_fits(const RankMemory& memory, const MemoryLedger& planned) {
@@ -227,13 +230,17 @@ std::string describe_state_copy(const DryRunStep& dry_run) {
                      describe_bytes(static_cast<double>(dry_run.state_copy)));
 }
 
-std::vector<std::string> describe_memory(const MemoryLedger& planned) {
+std::vector<std::string> describe_memory(const MemoryLedger& planned, size_t nccl_bytes) {
   std::vector<std::string> lines;
   for (size_t i = 0; i < kMemoryCategories; ++i) {
     const auto category = static_cast<MemoryCategory>(i);
     if (planned.current(category) > 0) {
       lines.push_back(fmt::format("  {:<24}{:>12}", name_of(category),
                                   describe_bytes(static_cast<double>(planned.current(category)))));
+    }
+    if (category == MemoryCategory::communication && nccl_bytes > 0) {
+      lines.push_back(fmt::format("    of it NCCL's buffers  {:>12}",
+                                  describe_bytes(static_cast<double>(nccl_bytes))));
     }
   }
   lines.push_back(
@@ -308,7 +315,7 @@ std::vector<std::string> memory_overview(const Session& session, bool is_host,
                         describe_largest(session, dry_run))};
   }
   std::vector<std::string> lines = {"memory" + describe_largest(session, dry_run)};
-  for (std::string& line : describe_memory(memory_of_run(dry_run, is_host))) {
+  for (std::string& line : describe_memory(memory_of_run(dry_run, is_host), dry_run.nccl_bytes)) {
     lines.push_back(std::move(line));
   }
   if (!is_host && dry_run.state_copy > 0) {

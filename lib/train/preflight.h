@@ -48,7 +48,8 @@ int fill_job(int64_t world_size, int64_t ranks_per_node, Settings& settings);
 /// Returns the number of all ranks of a job.
 int job_ranks(const JobSettings& job);
 
-/// Returns the name of the strategy that lays the work over ranks: "DDP", "ZeRO 3".
+/// Returns the name of the strategy that lays the work over ranks, and the size of its buckets:
+/// "ZeRO 3, buckets of 25 MiB".
 std::string describe_layout(const Session& session, const Topology& ranks);
 
 /// The GPU and the memory that a rank of a run would have.
@@ -82,6 +83,7 @@ std::string describe_state_copy(const DryRunStep& dry_run);
 
 /// Returns an indented line, "weights 26.0 MiB" in two columns, for each category that holds
 /// anything, and one for the total.
-std::vector<std::string> describe_memory(const MemoryLedger& planned);
+/// `nccl_bytes`: DryRunStep::nccl_bytes, which has a line of its own.
+std::vector<std::string> describe_memory(const MemoryLedger& planned, size_t nccl_bytes);
 
 }  // namespace fp8train

@@ -25,6 +25,14 @@ RankDevice device_of_rank(const Settings& settings, int local_rank, int local_ra
   return rank_device;
 }
 
+/// By default CUDA loads a kernel at its first launch, which may wait for the work of the device:
+/// ranks that load kernels at different points of a collective would wait for each other (CUDA
+/// C++ Programming Guide, "Lazy Loading"). A user's setting comes first. To be called before the
+/// first call of CUDA.
+void load_kernels_at_start() {
+  ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+}
+
 /// Ranks that nothing but a file brings together.
 RankDevice device_by_rendezvous(const Settings& settings) {
   std::filesystem::path file = settings.comm.bootstrap_file;
@@ -85,7 +93,11 @@ int gpu_of_rank(int local_rank, int local_ranks, int visible) {
 
 RankDevice take_device(const Settings& settings, Communicator& host) {
   const CommBackend backend = settings.comm.backend;
-  if (meets_by_file(settings.comm, detect_launch())) {
+  const bool by_file = meets_by_file(settings.comm, detect_launch());
+  if (by_file || host.size() > 1) {
+    load_kernels_at_start();
+  }
+  if (by_file) {
     return device_by_rendezvous(settings);
   }
   RankDevice rank_device = device_of_rank(settings, host.local_rank(), host.local_size());

@@ -286,14 +286,28 @@ void Session::enter_stage(size_t stage) {
   engine = engine_of(stage);
 }
 
+namespace {
+
+StrategySettings strategy_settings(const Settings& settings, const ModelConfig& model,
+                                   const PrecisionPlan& plan) {
+  StrategySettings strategy = settings.parallelism;
+  if (strategy.bucket_bytes == 0) {
+    strategy.bucket_bytes = default_bucket_bytes(static_cast<double>(parameter_count(model)) *
+                                                 bytes_per_parameter(plan).gradient);
+  }
+  return strategy;
+}
+
+}  // namespace
+
 EngineSettings engine_settings(const Settings& settings, const ModelConfig& model) {
   EngineSettings engine = {
       .model = model,
       .plan = resolve_plan(settings.precision),
       .optimizer = settings.optimizer,
       .step = settings.step,
-      .strategy = static_cast<const StrategySettings&>(settings.parallelism),
       .loss_history = settings.training.spike_threshold > 0 ? kLossHistory : 0};
+  engine.strategy = strategy_settings(settings, model, engine.plan);
   check_batch(engine);
   if (settings.precision.recompute_swiglu.value_or(false) && model.mlp != MlpKind::swiglu) {
     throw ConfigError(

@@ -26,6 +26,7 @@ class CleanEnd {
     CHECK(shim::nccl_counts().alive == before_.alive);
   }
   uint64_t aborted() const { return shim::nccl_counts().aborted - before_.aborted; }
+  uint64_t with_buffers() const { return shim::nccl_counts().with_buffers - before_.with_buffers; }
   uint64_t destroyed() const { return shim::nccl_counts().destroyed - before_.destroyed; }
 
  private:
@@ -53,6 +54,7 @@ TEST_CASE("nccl: communicators end in order, and none is left", "[nccl]") {
   CHECK(errors == std::vector<std::string>(2));
   end.check();
   CHECK(end.destroyed() == 6);
+  CHECK(end.with_buffers() == 2);  // groups use those of the communicator of all ranks
   CHECK(end.aborted() == 0);
 }
 

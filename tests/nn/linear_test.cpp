@@ -43,9 +43,12 @@ struct Layer {
   std::vector<float> b = random_values(kOut, 3);
   std::vector<float> dy = random_values(kRows * kOut, 4);
 
-  explicit Layer(const PrecisionPlan& plan, bool biased = true)
+  explicit Layer(const PrecisionPlan& plan, bool biased = true,
+                 const TensorFormat& gradient = plain(DType::f32))
       : linear(plan_linears(plan, {{"layer", kIn, kOut, 0, false}}).front(), weight,
                biased ? bias : nullptr, scaling) {
+    weight->formats.gradient = gradient;
+    weight->overwritten = true;
     store.allocate(*device);
     scaling.allocate(*device);
     linear.weight().allocate(*device, store);
@@ -124,6 +127,17 @@ Errors run(Layer& layer, DType activation) {
           relative_error(to_host_f32(*layer.device, layer.bias->gradient), wanted_db)};
 }
 
+/// The gradient of the weight after a pass that overwrites it or adds to it.
+std::vector<float> gradient_of(Layer& layer, bool overwrites) {
+  StepContext context = layer.context();
+  context.overwrites_gradients = overwrites;
+  const View y = allocate(layer.scratch, DType::bf16, {kRows, kOut});
+  Linear::Saved saved;
+  layer.linear.forward(context, layer.upload(layer.x, DType::bf16, kIn), y, saved);
+  layer.linear.backward(context, layer.upload(layer.dy, DType::bf16, kOut), {}, saved);
+  return download(layer.weight->stored_gradient.codes);
+}
+
 }  // namespace
 
 TEST_CASE("fp32 and bf16 layers are exact up to the rounding of their outputs") {
@@ -175,6 +189,35 @@ TEST_CASE("a cached weight keeps the scale it was cast with") {
   // The slots have moved on; the codes of the weight were cast with scale 1 and must still be read
   // with it.
   CHECK(run(layer, DType::bf16).y < 0.06);
+}
+
+TEST_CASE("a gradient stored in bf16 is the fp32 gradient, rounded once") {
+  for (const char* plan : {"bf16", "te-delayed", "te-current", "te-blockwise", "torchao-rowwise"}) {
+    CAPTURE(plan);
+    Layer exact(plan_named(plan));
+    Layer stored(plan_named(plan), true, plain(DType::bf16));
+    const std::vector<float> product = gradient_of(exact, true);
+    const std::vector<float> rounded = gradient_of(stored, true);
+    const std::vector<float> sum = gradient_of(stored, false);
+    size_t differing = 0;
+    for (size_t i = 0; i < product.size(); ++i) {
+      const float once = decode(encode<bf16>(product[i]));
+      differing += rounded[i] != once ? 1 : 0;
+      differing += sum[i] != decode(encode<bf16>(once + product[i])) ? 1 : 0;
+    }
+    CHECK(differing == 0);
+  }
+}
+
+TEST_CASE("a product writes a gradient in bf16 where nothing is added") {
+  const auto scratch_of = [](const TensorFormat& gradient, bool overwrites) {
+    Layer layer(plan_named("bf16"), false, gradient);
+    gradient_of(layer, overwrites);
+    return layer.scratch.high_water();
+  };
+  const size_t direct = scratch_of(plain(DType::f32), true);
+  CHECK(scratch_of(plain(DType::bf16), true) == direct);
+  CHECK(scratch_of(plain(DType::bf16), false) >= direct + sizeof(float) * kOut * kIn);
 }
 
 TEST_CASE("override_linear_precision keeps one GEMM in bf16") {

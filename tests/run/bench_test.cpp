@@ -85,6 +85,7 @@ TEST_CASE("bench step models a GPU that is not here, operation by operation") {
   CHECK(number(report, "tokens_per_second") == Approx(2 * 8192 / seconds));
   CHECK(number(report, "of_bf16") ==
         Approx(number(report.at("bf16"), "seconds_per_step") / seconds));
+  CHECK(number(report, "memory_bytes") > 12 * 4e8);  // 16 bytes of a parameter, and more
   CHECK_THAT(report.at("note").get<std::string>(), Contains("A model, not a measurement"));
   const std::string text = expect_code(0, folder.path(), words).out;
   CHECK_THAT(text, Contains("A model, not a measurement"));
@@ -248,6 +249,44 @@ TEST_CASE("bench products measures the GEMMs of each layer in every way") {
       expect_code(2, folder.path(), {"bench", "products", "--device", "cpu", "--modes", "row,rows"})
           .err,
       Contains("--modes") && Contains("mx"));
+}
+
+TEST_CASE("a modeled step takes the rates of measured products of its GPU") {
+  Json products =
+      run_bench({"products", "--preset", "toy", "--vocabulary", "96", "--tokens", "48"});
+  const TempDir folder;
+  const fs::path path = folder.path() / "products.json";
+  const auto run = [&](int code) {
+    write_file(path, products.dump());
+    return expect_code(code, folder.path(),
+                       {"bench", "step", "--preset", "toy", "--vocabulary", "96", "--seq-length",
+                        "48", "--micro-batch-size", "1", "--plan", "te-delayed", "--device",
+                        "meta:h100", "--calibrate", path.string(), "--json"});
+  };
+  CHECK_THAT(run(2).err, Contains("--calibrate") && Contains("it was measured on 'cpu: "));
+  products["device"] = "NVIDIA H200, sm_90";
+  CHECK_THAT(run(2).err, Contains("it was measured on 'NVIDIA H200, sm_90', not on a h100"));
+  products["device"] = "NVIDIA H100 80GB HBM3, sm_90";
+  const auto seconds_of_products = [](const Json& report) {
+    double seconds = 0;
+    for (const Json& row : report.at("operations")) {
+      const bool is_gemm = row.at("operation").get<std::string>().find("gemm") == 0;
+      seconds += is_gemm ? number(row, "seconds") - 2e-6 * number(row, "launches") : 0.0;
+    }
+    return seconds;
+  };
+  const Json report = Json::parse(run(0).out);
+  const Json& calls = report.at("calibration");
+  CHECK(calls.at("gemms_by_shape") == 27);  // of two layers with four products, and of the head
+  CHECK(calls.at("gemms_by_kind") == 0);
+  CHECK(calls.at("gemms_assumed") == 0);
+  for (Json& result : products.at("results")) {
+    result["gflops"] = 4 * number(result, "gflops");
+  }
+  const double seconds = seconds_of_products(Json::parse(run(0).out));
+  CHECK(seconds == Approx(seconds_of_products(report) / 4));
+  products.erase("results");
+  CHECK_THAT(run(2).err, Contains("not a report of `fp8train bench products --json`"));
 }
 
 TEST_CASE("a step is measured with weights that take no time to draw") {

@@ -1,5 +1,7 @@
 // fp8train estimate: what a run needs on ranks that are not here.
 
+#include <nlohmann/json.hpp>
+
 #include "program.h"
 
 namespace fp8train::test {
@@ -43,15 +45,39 @@ TEST_CASE("memory, wire and time of a rank among many, without data and without 
   const Outcome outcome =
       expect_code(0, folder.path(),
                   estimate({"--world-size", "64", "--gpu", "h100", "parallelism.zero_stage=3"}));
-  CHECK_THAT(outcome.out, Contains("ranks   64 on 8 nodes, ZeRO 3; 65536 tokens per step"));
-  CHECK_THAT(outcome.out, Contains("fits: "));
+  CHECK_THAT(outcome.out,
+             Contains("ranks   64 on 8 nodes, ZeRO 3, buckets of 25 MiB; 65536 tokens per step"));
+  CHECK_THAT(outcome.out, Contains("fits: ") && Contains("of it NCCL's buffers"));
   CHECK_THAT(outcome.out, Contains(" within the node, "));
   CHECK_THAT(outcome.out, Contains("s per step, "));
-  CHECK_THAT(outcome.out, Contains(" s, attention ") && Contains(" s, memory ") &&
+  CHECK_THAT(outcome.out, Contains(" s, attention ") && Contains(" s, other operations ") &&
                               Contains(" s, wire ") && Contains(" overlapped)"));
   CHECK_THAT(
       outcome.out,
       Contains("largest training.micro_batch_size that fits, with 1 micro-batch per step: "));
+}
+
+TEST_CASE("the time of an estimate is that of bench step's model") {
+  const TempDir folder;
+  for (const char* plan : {"bf16", "te-delayed", "te-blockwise", "deepseek-v3"}) {
+    CAPTURE(plan);
+    const std::string out =
+        expect_code(0, folder.path(),
+                    {"estimate", "model.preset=gpt2-124m", "--gpu", "h100", "data.seq_length=1024",
+                     "training.micro_batch_size=4", "training.gradient_accumulation_steps=5",
+                     std::string("precision.plan=") + plan})
+            .out;
+    const size_t at = out.find("\ntime    ");
+    REQUIRE(at != std::string::npos);
+    const nlohmann::json report = nlohmann::json::parse(
+        expect_code(
+            0, folder.path(),
+            {"bench", "step", "--preset", "gpt2-124m", "--device", "meta:h100", "--seq-length",
+             "1024", "--micro-batch-size", "4", "--accumulation", "5", "--plan", plan, "--json"})
+            .out);
+    CHECK(std::stod(out.substr(at + 9)) ==
+          Approx(report.at("seconds_per_step").get<double>()).epsilon(0.01));
+  }
 }
 
 TEST_CASE("an estimate is for the processes of another program's file, unless ranks are given") {

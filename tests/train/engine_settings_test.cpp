@@ -77,5 +77,22 @@ TEST_CASE("the engine has the settings of a step, and stores losses where spikes
   CHECK(engine_settings(settings, model).loss_history > 0);
 }
 
+TEST_CASE("buckets have a 128th of the gradients, within bounds, unless the user says how many") {
+  const auto mebibytes = [](const char* preset, const char* gradient, int64_t set) {
+    Settings settings;
+    settings.precision.plan = "bf16";
+    settings.precision.roles.weight_gradient = gradient;
+    settings.parallelism.bucket_bytes = set << 20;
+    settings.step.seq_length = 32;
+    const ModelConfig model = completed(find_preset(preset)->config);
+    return engine_settings(settings, model).strategy.bucket_bytes >> 20;
+  };
+  CHECK(mebibytes("toy", "fp32", 0) == 25);
+  CHECK(mebibytes("llama-8b", "fp32", 0) == 239);  // 8.03e9 x 4 bytes
+  CHECK(mebibytes("llama-8b", "bf16", 0) == 119);
+  CHECK(mebibytes("llama-8b", "fp32", 25) == 25);
+  CHECK(default_bucket_bytes(1e15) == int64_t{256} << 20);
+}
+
 }  // namespace
 }  // namespace fp8train::test::engine_settings_test

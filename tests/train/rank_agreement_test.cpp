@@ -5,10 +5,14 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <mutex>
 #include <thread>
 
 #include "base/philox.h"
+#include "comm/backends/backends.h"
+#include "device/cuda/cuda_device.h"
+#include "train/rank_device.h"
 #include "train/rank_results.h"
 
 using namespace fp8train;
@@ -18,6 +22,38 @@ using test::same_bits;
 using test::tiny;
 using test::train;
 using test::train_ranks;
+
+TEST_CASE("ranks load kernels at their start, unless the user says otherwise") {
+  constexpr const char* kVariable = "CUDA_MODULE_LOADING";
+  Settings settings;
+  settings.device = DeviceChoice::cpu;
+  const auto after = [&](const Topology& topology, const char* before) {
+    before == nullptr ? ::unsetenv(kVariable) : ::setenv(kVariable, before, 1);
+    take_device(settings, *make_dry_run(topology, 0));
+    const char* const set = std::getenv(kVariable);
+    const std::string found = set == nullptr ? "" : set;
+    ::unsetenv(kVariable);
+    return found;
+  };
+  CHECK(after({}, nullptr).empty());
+  CHECK(after(Topology::blocks(2, 2), nullptr) == "EAGER");
+  CHECK(after(Topology::blocks(2, 2), "LAZY") == "LAZY");
+}
+
+TEST_CASE("NCCL's buffers are part of the plan of a rank on a GPU") {
+  const EngineSettings settings = tiny("bf16", 1);
+  const auto planned = [&](const DeviceTraits& traits, const Topology& ranks) {
+    return dry_run_step(settings, traits, ranks);
+  };
+  const DeviceTraits gpu = cuda_traits(90, size_t{80} << 30);
+  const DryRunStep two = planned(gpu, Topology::blocks(2, 2));
+  const DryRunStep cpus = planned({}, Topology::blocks(2, 2));
+  CHECK(two.nccl_bytes == size_t{1} << 30);
+  CHECK(two.memory.current(MemoryCategory::communication) ==
+        two.nccl_bytes + cpus.memory.current(MemoryCategory::communication));
+  CHECK(cpus.nccl_bytes == 0);
+  CHECK(planned(gpu, {}).nccl_bytes == 0);
+}
 
 TEST_CASE("a dry run sends what an ordinary one does") {
   const int stage = GENERATE(0, 1, 3);

@@ -188,6 +188,8 @@ TEST_CASE("exchanges in pieces train as whole ones do") {
       GENERATE("fp32", "bf16", "deepseek-v3", "fp8-safe", "msamp-o2", "fp8-lm");
   CAPTURE(plan);
   EngineSettings settings = tiny(plan, 1);
+  settings.strategy.zero_stage = GENERATE(0, 1, 3);
+  CAPTURE(settings.strategy.zero_stage);
   settings.strategy.bucket_bytes = 1 << 20;  // more than any parameter has
   const std::vector<RankResult> whole = train_ranks(settings, Topology::blocks(4, 2));
   settings.strategy.bucket_bytes = 1024;

@@ -18,6 +18,7 @@ struct BenchOptions {
   int64_t threads = 0;
   double seconds = 3.0;
   StepBench step;
+  std::string calibration;  ///< a file of measured products; empty: none
   std::string sizes, modes = "bf16,tensor,row,block,mx";
   int64_t rows = 0, columns = 0, tokens = 8192;
   int64_t batch = 4, heads = 8, kv_heads = 8, head_dim = 64;

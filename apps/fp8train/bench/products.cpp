@@ -7,6 +7,7 @@
 #include "bench/bench.h"
 #include "bench/parts.h"
 #include "choices.h"
+#include "device/meta/op_log.h"
 #include "ops/cast/quantize.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/gemm_support.h"
@@ -91,7 +92,7 @@ class ProductBench {
       const TensorCodes a(*device_, type, shape_.m, shape_.k, false);
       a.cast(device_->stream(), a_, false);
       for (const bool fast : {false, true}) {
-        measure(fmt::format("{} x e4m3", name_of(type)), fast, [&](const Result& result) {
+        measure(operands_text({.a = type}), fast, [&](const Result& result) {
           ops::gemm(device_->stream(), {.a = a.operand(false),
                                         .b = b.operand(true),
                                         .c = c_,

@@ -288,7 +288,7 @@ Json measured_report(const BenchOptions& options, Communicator& host, int64_t th
                  {"seq_length", bench.settings.seq_length},
                  {"ranks", comm->size()},
                  {"zero_stage", bench.zero_stage},
-                 {"bucket_mb", bench.bucket_mb}};
+                 {"bucket_mb", engine_settings_of(bench).strategy.bucket_bytes >> 20}};
   report.update(rates);
   return report;
 }
@@ -313,9 +313,12 @@ int run_steps(const BenchOptions& options, const ReportSink& report) {
   const std::vector<BenchOptions> plans = options_by_plan(options);
   if (is_modeled_device(options.device)) {
     for (const BenchOptions& each : plans) {
-      report(step_model_report(options.device, each.step));
+      report(step_model_report(each));
     }
     return 0;
+  }
+  if (!options.calibration.empty()) {
+    throw ConfigError("--calibrate is for --device meta:GPU");
   }
   const std::unique_ptr<Communicator> host = make_communicator({});
   const int64_t threads = configure_threads(options.threads);
@@ -350,9 +353,13 @@ void add_step_options(Arguments part, BenchOptions& options) {
   part.option("--vocabulary", bench.vocabulary, 0, "0: the preset's, or 65");
   part.option("--layers", bench.layers, 0, "0: the preset's");
   part.option("--zero-stage", bench.zero_stage, 0, "With several ranks: the stage of ZeRO, 0 to 3");
-  part.option("--bucket-mb", bench.bucket_mb, 1, "MiB of gradients that ranks exchange at a time");
+  part.option("--bucket-mb", bench.bucket_mb, 0,
+              "MiB of gradients that ranks exchange at a time; 0: by the model");
   part.option("--timeline", bench.timeline,
               "Write the last steps of all ranks here, for ui.perfetto.dev");
+  part.option("--calibrate", options.calibration,
+              "With --device meta:GPU: products measured on such a GPU, a file of `bench products "
+              "--json`");
   part.flag("--quick-weights", bench.quick_weights,
             "Weights are a few drawn values, repeated: a large model starts in seconds");
 }

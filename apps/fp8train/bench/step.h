@@ -17,8 +17,9 @@ struct StepBench {
   StepSettings settings = {.seq_length = 64, .micro_batch_size = 12};
   int64_t vocabulary = 0;  ///< 0: the preset's, or 65
   int64_t layers = 0;      ///< 0: the preset's
-  int64_t zero_stage = 0, bucket_mb = 25;
-  std::string timeline;  ///< where to write one; empty: nowhere
+  int64_t zero_stage = 0;
+  int64_t bucket_mb = 0;  ///< 0: default_bucket_bytes()
+  std::string timeline;   ///< where to write one; empty: nowhere
   /// Weights are a few drawn values, repeated: billions take minutes to draw as training does.
   bool quick_weights = false;
 };

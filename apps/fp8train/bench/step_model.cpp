@@ -2,17 +2,15 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
-
 #include "base/error.h"
 #include "base/text.h"
+#include "bench/calibration.h"
 #include "device/gpu_kinds.h"
+#include "train/step/dry_run.h"
 #include "train/step/roofline.h"
 
 namespace fp8train {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kPrefix = "meta:";
 constexpr const char* kNote =
@@ -83,6 +81,15 @@ Json operations_of(const StepModel& model) {
   return operations;
 }
 
+/// How many calls of GEMMs take their rate from where.
+Json calibration_of(const std::string& path, const StepModel& model) {
+  const auto& gemms = model.gemms_by_source;
+  return {{"file", path},
+          {"gemms_by_shape", gemms[static_cast<size_t>(RateSource::shape)]},
+          {"gemms_by_kind", gemms[static_cast<size_t>(RateSource::kind)]},
+          {"gemms_assumed", gemms[static_cast<size_t>(RateSource::assumed)]}};
+}
+
 double number(const Json& json, const char* key) {
   return json.at(key).get<double>();
 }
@@ -131,21 +138,33 @@ bool is_modeled_device(const std::string& device) {
   return device.rfind(kPrefix, 0) == 0;
 }
 
-Json step_model_report(const std::string& device, const StepBench& bench) {
-  const GpuKind& gpu = modeled_gpu(device);
+Json step_model_report(const BenchOptions& options) {
+  const StepBench& bench = options.step;
+  const GpuKind& gpu = modeled_gpu(options.device);
   if (!bench.timeline.empty() || bench.zero_stage > 0) {
-    throw ConfigError("--device " + device +
+    throw ConfigError("--device " + options.device +
                       ": the model is of one GPU; leave out --timeline and --zero-stage");
+  }
+  StepRates rates(gpu);
+  if (!options.calibration.empty()) {
+    rates.measured = read_calibration(options.calibration, gpu);
   }
   StepBench in_bf16 = bench;
   in_bf16.plan = "bf16";
   in_bf16.sets.clear();
+  const auto modeled = [&](const EngineSettings& settings, size_t& memory_bytes) {
+    const DryRunStep step = logged_step(settings, traits_of(gpu));
+    memory_bytes = step.memory.total();
+    return model_step(step.calls, settings, rates);
+  };
+  size_t bytes = 0;
+  size_t bf16_bytes = 0;
   const EngineSettings settings = engine_settings_of(bench);
-  const StepModel model = model_step(settings, gpu);
-  const StepModel bf16 = model_step(engine_settings_of(in_bf16), gpu);
+  const StepModel model = modeled(settings, bytes);
+  const StepModel bf16 = modeled(engine_settings_of(in_bf16), bf16_bytes);
   const auto tokens = static_cast<double>(bench.settings.tokens());
   Json report = {{"bench", "step"},
-                 {"device", device},
+                 {"device", options.device},
                  {"note", kNote},
                  {"preset", bench.preset},
                  {"layers", settings.model.num_hidden_layers},
@@ -156,9 +175,14 @@ Json step_model_report(const std::string& device, const StepBench& bench) {
                  {"seq_length", bench.settings.seq_length},
                  {"accumulation", bench.settings.gradient_accumulation_steps},
                  {"assumed_rates", rates_of(gpu)}};
+  if (!options.calibration.empty()) {
+    report["calibration"] = calibration_of(options.calibration, model);
+  }
+  report["memory_bytes"] = bytes;
   report.update(totals_of(model, tokens));
   report["operations"] = operations_of(model);
   report["bf16"] = totals_of(bf16, tokens);
+  report["bf16"]["memory_bytes"] = bf16_bytes;
   report["of_bf16"] = bf16.step.seconds / model.step.seconds;
   return report;
 }
@@ -166,6 +190,13 @@ Json step_model_report(const std::string& device, const StepBench& bench) {
 void print_step_model(const Json& report) {
   fmt::print("{}\n", report.at("note").get<std::string>());
   print_rates(report.at("assumed_rates"));
+  if (report.contains("calibration")) {
+    const Json& gemms = report.at("calibration");
+    fmt::print(
+        "rates of GEMMs from {}: {} calls by shape, {} by the mean of their kind, {} assumed\n",
+        gemms.at("file").get<std::string>(), gemms.at("gemms_by_shape").dump(),
+        gemms.at("gemms_by_kind").dump(), gemms.at("gemms_assumed").dump());
+  }
   fmt::print("\n{}, {} layers, vocabulary {}, plan {}, {} x {} x {} tokens, on {}\n\n",
              report.at("preset").get<std::string>(), report.at("layers").dump(),
              report.at("vocabulary").dump(), report.at("plan").get<std::string>(),
@@ -174,10 +205,12 @@ void print_step_model(const Json& report) {
   print_operations(report);
   const Json& bf16 = report.at("bf16");
   fmt::print(
-      "\n{:.1f} ms per step, {:.0f} tokens/s; in bf16 {:.1f} ms, {:.0f} tokens/s: {:.2f} x\n",
+      "\n{:.1f} ms per step, {:.0f} tokens/s; in bf16 {:.1f} ms, {:.0f} tokens/s: {:.2f} x\n"
+      "memory {:.1f} GiB; in bf16 {:.1f} GiB\n",
       1e3 * number(report, "seconds_per_step"), number(report, "tokens_per_second"),
       1e3 * number(bf16, "seconds_per_step"), number(bf16, "tokens_per_second"),
-      number(report, "of_bf16"));
+      number(report, "of_bf16"), number(report, "memory_bytes") / (1 << 30),
+      number(bf16, "memory_bytes") / (1 << 30));
 }
 
 }  // namespace fp8train

@@ -242,6 +242,9 @@ void Family::close(Slot slot) noexcept {
 ncclConfig_t configuration() {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
+  // Groups take the buffers of the communicator that they come from. NCCL then forbids operations
+  // of both by several threads at a time; NcclFamily runs one operation after another.
+  config.splitShare = 1;
   return config;
 }
 

@@ -197,8 +197,9 @@ std::vector<Field> parallelism_fields() {
                   .changes_memory = true})
           .checked(check_zero_stage),
       mebibytes("parallelism.bucket_mb",
-                in(&Settings::parallelism, &StrategySettings::bucket_bytes), between(1, 65536),
-                "MiB of gradients that ranks exchange at a time"),
+                in(&Settings::parallelism, &StrategySettings::bucket_bytes), between(0, 65536),
+                "MiB of gradients that ranks exchange at a time. 0: a 128th of the model's, 25 to "
+                "256"),
       integer("parallelism.check_replicas",
               in(&Settings::parallelism, &ParallelismSettings::check_replicas), at_least(0),
               "Steps between comparisons of the ranks' weights by hash, which also precede each "

@@ -2,7 +2,11 @@
 // A log of the operations of a step, call by call, with their cost on the GPU that a meta device
 // plans for.
 
+#include <cstdint>
+#include <string>
 #include <vector>
+
+#include "device/fp8_products.h"
 
 namespace fp8train {
 
@@ -17,6 +21,17 @@ enum class Arithmetic : unsigned char {
   attention_backward,
 };
 
+/// The product of a GEMM, c[m, n] with k contracted. Operands of 16 or 32 bits have `type.scales`
+/// tensor.
+struct OpProduct {
+  int64_t m = 0, n = 0, k = 0;
+  Fp8Product type;
+  bool adds = false;  ///< to what c has
+};
+
+/// "e4m3 1x128 x e4m3 128x128"; "e5m2 x e4m3" with a scale for each tensor.
+std::string operands_text(const Fp8Product& product);
+
 /// The work of one call.
 struct OpWork {
   double bytes = 0;  ///< read from and written to the device's memory
@@ -25,6 +40,7 @@ struct OpWork {
   Arithmetic arithmetic = Arithmetic::none;
   const char* kernel = nullptr;  ///< its row in the table of kernels, if it has one
   double elements = 0;           ///< elements that this kernel handles
+  OpProduct product = {};        ///< of a GEMM
 };
 
 /// One call in the log.
@@ -32,6 +48,7 @@ struct OpCall {
   const char* part;  ///< part of a step: the outermost open span; empty: none
   const char* name;  ///< name of the operation: the innermost open span
   OpWork work;
+  int64_t times = 1;  ///< how often a step makes this call
 };
 
 using OpLog = std::vector<OpCall>;

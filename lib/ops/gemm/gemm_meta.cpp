@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "ops/dispatch/meta_counts.h"
 #include "ops/gemm/gemm_support.h"
 
@@ -19,6 +21,27 @@ Arithmetic arithmetic_of(const Gemm& call) {
     return call.fast_accumulate && !promoted ? Arithmetic::fp8_fast : Arithmetic::fp8;
   }
   return type == DType::f32 ? Arithmetic::f32 : Arithmetic::bits16;
+}
+
+/// `dequantized`: the library multiplies 16-bit values, of the type of a 16-bit result.
+OpProduct product_of(const Gemm& call, bool dequantized, bool fast) {
+  const DType plain = call.c.dtype == DType::f16 ? DType::f16 : DType::bf16;
+  OpProduct product = {.m = call.c.shape[0],
+                       .n = call.c.shape[1],
+                       .k = call.depth(),
+                       .type = {.a = dequantized ? plain : call.a.matrix().dtype,
+                                .b = dequantized ? plain : call.b.matrix().dtype,
+                                .c = call.c.dtype,
+                                .fast_accumulate = fast},
+                       .adds = call.beta != 0.0F};
+  if (call.a.has_blocks() && call.b.has_blocks() && !dequantized) {
+    const auto pairs = block_pairs();
+    const auto found = std::ranges::find_if(pairs, [&](const BlockPair& pair) {
+      return pair.a == call.a.quantized.format.block && pair.b == call.b.quantized.format.block;
+    });
+    product.type.scales = found == pairs.end() ? ScalePair::tensor : found->scales;
+  }
+  return product;
 }
 
 /// A bias is cast to the type of the result; to an fp32 sum of FP8 products it is added afterwards.
@@ -52,6 +75,7 @@ void gemm(Stream stream, const Gemm& call) {
                  .launches = dequantized ? 3 : 1,
                  .flops = flops,
                  .arithmetic = arithmetic_of(call)};
+  work.product = product_of(call, dequantized, work.arithmetic == Arithmetic::fp8_fast);
   for (const GemmOperand* operand : {&call.a, &call.b}) {
     work.bytes += bytes_of(operand->matrix());
     work.bytes += operand->has_blocks() ? bytes_of(operand->quantized.rowwise.scale_inv) : 0.0;

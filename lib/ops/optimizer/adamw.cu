@@ -1,6 +1,7 @@
-// AdamW of fp32 weights and gradients. The arithmetic of ops/optimizer/optimizer_math.h, bit for
-// bit. A weight that is to be cast is updated by tiles of 128 x 128, which are cast in both
-// orientations while they lie in registers. Other formats: adamw_stored.cu.
+// AdamW of fp32 weights and gradients in fp32 or bf16. The arithmetic of
+// ops/optimizer/optimizer_math.h, bit for bit. A weight that is to be cast is updated by tiles of
+// 128 x 128, which are cast in both orientations while they lie in registers. Other formats:
+// adamw_stored.cu.
 
 #include "base/math.h"
 #include "ops/cast/cast_tiles.cuh"
@@ -12,11 +13,13 @@
 namespace fp8train::ops::cuda {
 namespace {
 
-/// What a kernel reads and writes of a call: fp32 weights and gradients, moments in any form.
+/// What a kernel reads and writes of a call: fp32 weights, gradients in fp32 or bf16, moments in
+/// any form.
 template <typename Moments>
 struct Update {
   float* __restrict__ weight;
-  const float* __restrict__ gradient;
+  const void* __restrict__ gradient;
+  bool gradient_is_bf16;
   Moments moments;
   uint16_t* __restrict__ copy;  ///< may be null
   bool copy_is_f16;
@@ -32,7 +35,11 @@ __device__ __forceinline__ void update(const Update<Moments>& call, const AdamWF
   float moment1[N];
   float moment2[N];
   load_values<N, Packed>(call.weight + i, weight, available);
-  load_values<N, Packed>(call.gradient + i, gradient, available);
+  if (call.gradient_is_bf16) {
+    load_values<N, Packed>(static_cast<const bf16*>(call.gradient) + i, gradient, available);
+  } else {
+    load_values<N, Packed>(static_cast<const float*>(call.gradient) + i, gradient, available);
+  }
   if (call.gradient_read_as == DType::bf16) {
     round_as_stored(gradient);
   }
@@ -142,8 +149,13 @@ __global__ void __launch_bounds__(kTileThreads, Moments::kTileBlocks)
 
 template <typename Moments>
 Update<Moments> update_of(const AdamW& call, const Moments& moments) {
-  return {call.weight.codes.as<float>(), call.gradient.codes.as<float>(), moments,
-          call.copy.as<uint16_t>(),      call.copy.dtype == DType::f16,   call.gradient_read_as};
+  return {.weight = call.weight.codes.as<float>(),
+          .gradient = call.gradient.codes.data,
+          .gradient_is_bf16 = call.gradient.format.dtype == DType::bf16,
+          .moments = moments,
+          .copy = call.copy.as<uint16_t>(),
+          .copy_is_f16 = call.copy.dtype == DType::f16,
+          .gradient_read_as = call.gradient_read_as};
 }
 
 /// Starts the update without its cast.
@@ -220,8 +232,10 @@ void adamw(Stream stream, const AdamW& call, const StepControl* control) {
   }
   const StoredTensor& first = call.moment1;
   const StoredTensor& second = call.moment2;
-  if (call.weight.format.dtype != DType::f32 || call.gradient.format.dtype != DType::f32 ||
-      is_extended(first) || is_extended(second)) {
+  const DType gradient = call.gradient.format.dtype;
+  if (call.weight.format.dtype != DType::f32 ||
+      (gradient != DType::f32 && gradient != DType::bf16) || is_extended(first) ||
+      is_extended(second)) {
     adamw_stored(stream, call, control);
     return;
   }

@@ -2,10 +2,15 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "base/trace.h"
 #include "comm/backends/backends.h"
+#include "device/meta/meta_device.h"
+#include "model/step_part.h"
 #include "train/checkpoint/state_copy.h"
 
 namespace fp8train {
@@ -23,6 +28,7 @@ namespace {
 struct Counted {
   OpCounters work;
   Traffic sent;
+  size_t calls = 0;
 };
 
 /// Adds `times` times what was counted between two points.
@@ -39,9 +45,65 @@ void add_times(Counted& total, const Counted& from, const Counted& to, int64_t t
   total.sent.between_nodes += count * (to.sent.between_nodes - from.sent.between_nodes);
 }
 
+/// NCCL allocates 4 MiB for each channel of a connection (NCCL User Guide, "Environment Variables",
+/// NCCL_BUFFSIZE). Assumed: 8 ranks of a node, 4 channels to and from each of the 7 others for
+/// messages, and rings of 24 channels for all-gathers, with the buffers of three protocols: 0.6
+/// GiB, rounded up. The groups of a communicator share these (ncclConfig_t::splitShare).
+constexpr size_t kNcclBytes = size_t{1} << 30;
+
+/// Logs the calls of a device while it lives, with the names of open spans.
+class CallLog {
+ public:
+  CallLog(MetaDevice& device, OpLog& calls) : device_(device) {
+    set_tracing(true);
+    device_.set_log(&calls);
+  }
+  ~CallLog() {
+    device_.set_log(nullptr);
+    set_tracing(false);
+  }
+  CallLog(const CallLog&) = delete;
+  CallLog& operator=(const CallLog&) = delete;
+
+ private:
+  MetaDevice& device_;
+};
+
+/// Names the parts of calls outside of spans, and repeats those between `from` and `to`.
+void finish_log(OpLog& calls, const std::vector<Counted>& begins, int64_t left_out) {
+  for (size_t i = 0; i < calls.size(); ++i) {
+    if (calls[i].part[0] == '\0') {
+      calls[i].part = name_of(i < begins.front().calls ? StepPart::start : StepPart::rest);
+    }
+    if (left_out > 0 && i >= begins[1].calls && i < begins[2].calls) {
+      calls[i].times += left_out;
+    }
+  }
+}
+
+/// Runs the steps that may need more memory than others. A step that samples needs more, and leaves
+/// more gathered: the last one does not.
+void run_first_steps(Engine& engine, const Batch& batch,
+                     const std::function<void(int64_t index, bool collects_statistics)>& step) {
+  engine.weights_changed();
+  if (engine.model().scaling().first_windows() != FirstWindows::none) {
+    engine.evaluate(batch);
+    step(0, true);
+    engine.model().scaling().end_first_windows();
+  }
+  for (const auto& [begin, end] : engine.settings().plain_steps) {
+    step(begin, true);
+    engine.evaluate(batch);
+    step(end, true);
+  }
+  step(0, true);
+  step(0, false);
+}
+
 /// A step of several micro-batches is the first, the last, and equal ones between: three of them
 /// are run, whatever their number.
-DryRunStep dry_run_on(Device& meta, EngineSettings settings, const Topology& ranks, int rank) {
+DryRunStep dry_run_on(MetaDevice& meta, EngineSettings settings, const Topology& ranks, int rank,
+                      bool logged = false) {
   constexpr int64_t kRun = 3;
   const int64_t left_out = std::max<int64_t>(0, settings.step.gradient_accumulation_steps - kRun);
   settings.step.gradient_accumulation_steps -= left_out;
@@ -53,7 +115,9 @@ DryRunStep dry_run_on(Device& meta, EngineSettings settings, const Topology& ran
   DryRunStep dry_run;
   // Its tokens are never read: they may be more than this machine holds.
   std::vector<Counted> begins;  // of the micro-batches of a step
-  const auto counted = [&] { return Counted{meta.counters(), comm->traffic()}; };
+  const auto counted = [&] {
+    return Counted{meta.counters(), comm->traffic(), dry_run.calls.size()};
+  };
   const auto step = [&](int64_t index, bool collects_statistics) {
     begins.clear();
     const auto next = [&]() -> const Batch& {
@@ -64,34 +128,31 @@ DryRunStep dry_run_on(Device& meta, EngineSettings settings, const Topology& ran
       engine.step(next, index, 0.0, collects_statistics);
     }
   };
-  engine.weights_changed();
-  if (engine.model().scaling().first_windows() != FirstWindows::none) {
-    engine.evaluate(batch);
-    step(0, true);
-    engine.model().scaling().end_first_windows();
-  }
-  for (const auto& [begin, end] : settings.plain_steps) {
-    step(begin, true);
-    engine.evaluate(batch);
-    step(end, true);
-  }
-  // A step that samples needs more memory, and leaves more gathered than others do: what is counted
-  // is a step that does not, after another one.
-  step(0, true);
-  step(0, false);
+  run_first_steps(engine, batch, step);
   meta.counters() = {};
   const Traffic before = comm->traffic();
-  step(0, false);
+  {
+    std::optional<CallLog> log;
+    if (logged) {
+      log.emplace(meta, dry_run.calls);
+    }
+    step(0, false);
+  }
   Counted whole = counted();
   if (left_out > 0 && begins.size() == kRun) {
     add_times(whole, begins[1], begins[2], left_out);
   }
+  finish_log(dry_run.calls, begins, left_out);
   dry_run.work = whole.work;
   dry_run.sent = {whole.sent.within_node - before.within_node,
                   whole.sent.between_nodes - before.between_nodes};
   engine.evaluate(batch);
   dry_run.plan = engine.high_water();
   engine.reserve(dry_run.plan);
+  if (ranks.size() > 1 && meta.traits().library_workspace > 0) {
+    dry_run.nccl_bytes = kNcclBytes;
+    meta.ledger().add(MemoryCategory::communication, kNcclBytes);
+  }
   dry_run.memory = meta.ledger();
   dry_run.state_copy = settings.trains ? state_copy_bytes(engine, rank) : 0;
   return dry_run;
@@ -101,12 +162,20 @@ DryRunStep dry_run_on(Device& meta, EngineSettings settings, const Topology& ran
 
 DryRunStep dry_run_step(const EngineSettings& settings, const DeviceTraits& traits,
                         const Topology& ranks, int rank) {
-  return dry_run_on(*make_meta_device(traits), settings, ranks, rank);
+  MetaDevice meta(traits);
+  return dry_run_on(meta, settings, ranks, rank);
+}
+
+DryRunStep logged_step(const EngineSettings& settings, const DeviceTraits& traits,
+                       const Topology& ranks, int rank) {
+  MetaDevice meta(traits);
+  return dry_run_on(meta, settings, ranks, rank, true);
 }
 
 DryRunStep dry_run_step(const EngineSettings& settings, const Device& device, const Topology& ranks,
                         int rank) {
-  return dry_run_on(*make_meta_device(device), settings, ranks, rank);
+  MetaDevice meta(device.traits(), device.stream());
+  return dry_run_on(meta, settings, ranks, rank);
 }
 
 }  // namespace fp8train

@@ -7,6 +7,7 @@
 
 #include "comm/communicator.h"
 #include "device/device.h"
+#include "device/meta/op_log.h"
 #include "train/step/engine.h"
 
 namespace fp8train {
@@ -20,6 +21,8 @@ struct DryRunStep {
   MemoryLedger memory;    ///< the memory that the rank holds, by category
   OpCounters work;        ///< FLOPs and bytes of one optimizer step
   Traffic sent;           ///< to other ranks, in one optimizer step
+  OpLog calls;            ///< of one optimizer step, in order; only in that of logged_step()
+  size_t nccl_bytes = 0;  ///< part of `memory`: assumed buffers of NCCL, on GPUs of several ranks
   size_t state_copy = 0;  ///< bytes of host memory that hold the rank's state while it is saved
   std::string plan_name = {};  ///< the plan of the stage; largest_stage() sets it
 };
@@ -28,8 +31,12 @@ struct DryRunStep {
 /// device with the traits of the device that the run will use.
 DryRunStep dry_run_step(const EngineSettings& settings, const DeviceTraits& traits,
                         const Topology& ranks = {}, int rank = 0);
-/// Does the same for a device that is in this machine. This includes the memory that libraries need
-/// on it, so their plans are made.
+/// Does the same and has the calls of a step, without statistics and long after the first windows
+/// of delayed scales. Tracing (base/trace.h) must be off, and is off afterwards.
+DryRunStep logged_step(const EngineSettings& settings, const DeviceTraits& traits,
+                       const Topology& ranks = {}, int rank = 0);
+/// Does the first for a device that is in this machine. This includes the memory that libraries
+/// need on it, so their plans are made.
 DryRunStep dry_run_step(const EngineSettings& settings, const Device& device,
                         const Topology& ranks = {}, int rank = 0);
 

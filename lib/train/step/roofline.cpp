@@ -4,9 +4,7 @@
 #include <optional>
 
 #include "base/error.h"
-#include "base/trace.h"
 #include "device/cuda/cuda_device.h"
-#include "device/meta/meta_device.h"
 
 namespace fp8train {
 namespace {
@@ -33,23 +31,6 @@ double flops_per_second(Arithmetic arithmetic, const GpuKind& gpu, const Achieve
       return gpu.tera_flops_16bit * kTera * shares.attention_backward;
   }
   return 0;
-}
-
-/// Tracing while it lives, for the names of calls.
-class Tracing {
- public:
-  Tracing() { set_tracing(true); }
-  ~Tracing() { set_tracing(false); }
-  Tracing(const Tracing&) = delete;
-  Tracing& operator=(const Tracing&) = delete;
-};
-
-void name_parts(OpLog& log, size_t first_micro_batch) {
-  for (size_t i = 0; i < log.size(); ++i) {
-    if (log[i].part[0] == '\0') {
-      log[i].part = name_of(i < first_micro_batch ? StepPart::start : StepPart::rest);
-    }
-  }
 }
 
 /// Throws InternalError for a span around parts of a step that is not one of them.
@@ -80,22 +61,29 @@ const char* name_of(Bound bound) {
   return kNames[static_cast<size_t>(bound)];
 }
 
-OpTime roofline(const OpWork& work, const GpuKind& gpu, InstructionsPerElement instructions) {
-  const AchievedShares shares = achieved_shares(gpu);
-  const double memory = work.bytes / (gpu.memory_rate * kGiga * shares.memory);
-  const double flops =
-      work.flops > 0 ? work.flops / flops_per_second(work.arithmetic, gpu, shares) : 0.0;
-  const double per_element =
-      work.kernel != nullptr && instructions != nullptr ? instructions(work.kernel) : 0.0;
-  const double issue =
-      work.elements * per_element / kLanes / (gpu.warp_instruction_rate() * shares.instructions);
+OpTime roofline(const OpWork& work, const StepRates& rates) {
+  const AchievedShares& shares = rates.shares;
+  const std::optional<MeasuredRate> measured =
+      work.product.m > 0 ? rates.measured.rate(work.product) : std::nullopt;
+  const bool of_shape = measured.has_value() && measured->source == RateSource::shape;
+  const double memory =
+      of_shape ? 0.0 : work.bytes / (rates.gpu->memory_rate * kGiga * shares.memory);
+  const double flops_rate = measured.has_value()
+                                ? measured->flops_per_second
+                                : flops_per_second(work.arithmetic, *rates.gpu, shares);
+  const double flops = work.flops > 0 ? work.flops / flops_rate : 0.0;
+  const double per_element = work.kernel != nullptr && rates.instructions != nullptr
+                                 ? rates.instructions(work.kernel)
+                                 : 0.0;
+  const double issue = work.elements * per_element / kLanes /
+                       (rates.gpu->warp_instruction_rate() * shares.instructions);
   const double launches = work.launches * shares.launch_seconds;
   const double longest = std::max({memory, flops, issue});
   const Bound bound = launches > longest  ? Bound::launches
                       : longest == memory ? Bound::memory
                       : longest == flops  ? Bound::flops
                                           : Bound::instructions;
-  return {longest + launches, bound};
+  return {longest + launches, bound, measured.has_value() ? measured->source : RateSource::assumed};
 }
 
 void OpTotal::add(const OpTotal& other) {
@@ -122,52 +110,27 @@ DeviceTraits traits_of(const GpuKind& gpu) {
   return cuda_traits(gpu.capability, static_cast<size_t>(gpu.memory_gib * (1 << 30)));
 }
 
-OpLog log_step(const EngineSettings& settings, const DeviceTraits& traits) {
-  MetaDevice meta(traits);
-  Engine engine(meta, settings);
-  Batch batch;  // its tokens are never read
-  batch.rows = settings.step.micro_batch_size;
-  batch.columns = settings.step.seq_length;
-  OpLog log;
-  size_t first_micro_batch = 0;
-  const auto step = [&] {
-    bool first = true;
-    engine.step(
-        [&]() -> const Batch& {
-          first_micro_batch = first ? log.size() : first_micro_batch;
-          first = false;
-          return batch;
-        },
-        0, 0.0, false);
-  };
-  engine.weights_changed();
-  engine.model().scaling().end_first_windows();
-  step();
-  const Tracing names;
-  meta.set_log(&log);
-  step();
-  meta.set_log(nullptr);
-  name_parts(log, first_micro_batch);
-  return log;
-}
-
-StepModel model_step(const EngineSettings& settings, const GpuKind& gpu,
-                     InstructionsPerElement instructions) {
+StepModel model_step(const OpLog& calls, const EngineSettings& settings, const StepRates& rates) {
   StepModel model;
   model.step.name = "step";
   model.micro_batch.name = "micro-batch";
   model.layer.name = "layer";
-  for (const OpCall& call : log_step(settings, traits_of(gpu))) {
-    const OpTime time = roofline(call.work, gpu, instructions);
+  for (const OpCall& call : calls) {
+    const OpTime time = roofline(call.work, rates);
+    const auto times = static_cast<double>(call.times);
     const OpTotal one = {.part = step_part_of(call),
                          .name = call.name,
-                         .calls = 1,
-                         .launches = call.work.launches,
-                         .bytes = call.work.bytes,
-                         .flops = call.work.flops,
-                         .seconds = time.seconds,
+                         .calls = call.times,
+                         .launches = call.times * call.work.launches,
+                         .bytes = times * call.work.bytes,
+                         .flops = times * call.work.flops,
+                         .seconds = times * time.seconds,
+                         .arithmetic = call.work.arithmetic,
                          .longest = time.seconds,
                          .bound = time.bound};
+    if (call.work.product.m > 0) {
+      model.gemms_by_source[static_cast<size_t>(time.source)] += call.times;
+    }
     const auto same = [&](const OpTotal& total) {
       return total.part == one.part && total.name == one.name;
     };

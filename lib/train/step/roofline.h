@@ -2,8 +2,9 @@
 // A model of the time of a training step on a GPU, which the machine need not have: every operation
 // that the step calls, as the meta device counts it, at the rates of the GPU. The time of an
 // operation is the longest of the times for its bytes, its FLOPs and its instructions, plus that of
-// its launches.
+// its launches. `estimate` and `bench step` both use it.
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -14,6 +15,7 @@
 #include "model/step_part.h"
 #include "ops/support/kernel_instructions.h"
 #include "train/step/engine.h"
+#include "train/step/measured_products.h"
 
 namespace fp8train {
 
@@ -23,20 +25,31 @@ enum class Bound : uint8_t { memory, flops, instructions, launches };
 /// Returns "memory", "flops", "instructions" or "launches".
 const char* name_of(Bound bound);
 
-/// The seconds of an operation and its bound.
+/// The seconds of an operation, its bound, and for a product the source of its rate.
 struct OpTime {
   double seconds = 0;
   Bound bound = Bound::memory;
+  RateSource source = RateSource::assumed;
 };
 
 /// Returns the warp instructions for each element of a kernel, by OpWork::kernel, or 0 if they are
 /// not known.
 using InstructionsPerElement = double (*)(std::string_view kernel);
 
-/// Returns the time of one operation on `gpu`: the time of its slowest resource plus the time of
-/// its launches. `instructions` may be null: then they do not count.
-OpTime roofline(const OpWork& work, const GpuKind& gpu,
-                InstructionsPerElement instructions = ops::meta::instructions_per_element);
+/// The rates at which a GPU works.
+struct StepRates {
+  explicit StepRates(const GpuKind& kind) : gpu(&kind), shares(achieved_shares(kind)) {}
+
+  const GpuKind* gpu;              ///< never null
+  AchievedShares shares;           ///< of its stated rates
+  MeasuredProducts measured = {};  ///< come before the shares of products
+  /// May be null: then instructions do not count.
+  InstructionsPerElement instructions = ops::meta::instructions_per_element;
+};
+
+/// Returns the time of one operation: the time of its slowest resource plus the time of its
+/// launches. The measured time of a product of its own shape includes its bytes.
+OpTime roofline(const OpWork& work, const StepRates& rates);
 
 /// All calls of one operation in one part of a step.
 struct OpTotal {
@@ -44,13 +57,18 @@ struct OpTotal {
   std::string name;
   int64_t calls = 0, launches = 0;
   double bytes = 0, flops = 0, seconds = 0;
-  double longest = 0;           ///< seconds of the longest call
-  Bound bound = Bound::memory;  ///< the bound of that call
+  Arithmetic arithmetic = Arithmetic::none;  ///< of the first call
+  double longest = 0;                        ///< seconds of the longest call
+  Bound bound = Bound::memory;               ///< the bound of that call
 
   /// Adds the sums of `other`, and keeps the longer of the two longest calls.
   void add(const OpTotal& other);
   /// Whether it is a GEMM or attention.
   bool is_product() const { return flops > 0; }
+  bool is_attention() const {
+    return arithmetic == Arithmetic::attention_forward ||
+           arithmetic == Arithmetic::attention_backward;
+  }
 };
 
 /// The modelled time of one optimizer step.
@@ -61,6 +79,8 @@ struct StepModel {
   /// Operations of one layer, on average, in the forward and backward pass of a micro-batch,
   /// without GEMMs, attention and embedding.
   OpTotal layer;
+  /// Calls of GEMMs by the source of their rate (RateSource).
+  std::array<int64_t, 3> gemms_by_source = {};
 
   /// Returns the seconds of a part.
   double seconds_of(StepPart part) const;
@@ -69,12 +89,8 @@ struct StepModel {
 /// Returns the traits that layers of a run on this GPU would see.
 DeviceTraits traits_of(const GpuKind& gpu);
 
-/// Returns the operations of a step of one rank on the meta device: a step without statistics, long
-/// after the first window of delayed scales.
-OpLog log_step(const EngineSettings& settings, const DeviceTraits& traits);
-
-/// Runs a step on the meta device and models the time of its operations on `gpu`.
-StepModel model_step(const EngineSettings& settings, const GpuKind& gpu,
-                     InstructionsPerElement instructions = ops::meta::instructions_per_element);
+/// Models the time of the operations of a step, DryRunStep::calls of an engine with these settings.
+/// `calls`: their parts are StepParts; throws InternalError for others.
+StepModel model_step(const OpLog& calls, const EngineSettings& settings, const StepRates& rates);
 
 }  // namespace fp8train

@@ -140,6 +140,19 @@ TEST_CASE("adamw casts the new weight as the cpu does", "[cuda][optimizer][small
   }
 }
 
+TEST_CASE("adamw casts the new weight of a gradient in bf16 as the cpu does",
+          "[cuda][optimizer][small]") {
+  for (const auto& [rows, width] : {std::pair{128, 128}, {130, 136}, {7, 12}, {1, 3}}) {
+    for (const MomentFormats& moments : moment_formats()) {
+      for (const int64_t offset : {0, 1}) {
+        Case c = {rows, width, kWeightCasts[3], false, offset, moments};
+        c.gradient = plain(DType::bf16);
+        check_case(c);
+      }
+    }
+  }
+}
+
 TEST_CASE("adamw reads an fp32 gradient as a narrower type would store it", "[cuda][optimizer]") {
   const MomentFormats fp32 = {plain(DType::f32), plain(DType::f32)};
   const MomentFormats scaled = moment_formats().back();

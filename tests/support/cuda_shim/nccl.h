@@ -25,9 +25,10 @@ enum ncclDataType_t : int { ncclUint8 = 1 };
 struct ncclConfig_t {
   unsigned int magic;
   int blocking;
+  int splitShare;
 };
 #define NCCL_CONFIG_INITIALIZER \
-  { 0xcafebeef, INT_MIN }
+  { 0xcafebeef, INT_MIN, INT_MIN }
 
 extern "C" {
 ncclResult_t ncclGetVersion(int* version);

@@ -20,6 +20,7 @@ struct NcclCounts {
   uint64_t operations = 0;  ///< collectives and groups that were started, by each rank
   uint64_t aborted = 0;     ///< communicators
   uint64_t destroyed = 0;
+  uint64_t with_buffers = 0;  ///< communicators that took buffers of their own, by each rank
   int64_t alive = 0;
   uint64_t misused = 0;  ///< calls that were refused for a rule above
 };

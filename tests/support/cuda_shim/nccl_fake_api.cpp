@@ -19,11 +19,13 @@ using fp8train::shim::NcclStart;
 struct ncclComm {
   std::shared_ptr<NcclClique> clique;
   int rank = 0, device = 0;
+  bool shares = false;  ///< ncclConfig_t::splitShare: groups use its buffers
   uint64_t sequence = 0;
   int splits = 0;
   int polls = 0;  ///< that still say in progress
   bool finalizing = false, destroyed = false, aborted = false;
   ncclComm_t* made = nullptr;  ///< of a split, while its ranks come: where the new one is written
+  bool made_shares = false;    ///< of that one
 };
 
 namespace {
@@ -89,14 +91,17 @@ ncclResult_t usable(ncclComm_t comm) {
   return ncclSuccess;
 }
 
-ncclComm_t add_comm(std::shared_ptr<NcclClique> clique, int rank, int device) {
+ncclComm_t add_comm(std::shared_ptr<NcclClique> clique, int rank, int device, bool shares,
+                    bool has_buffers) {
   clique->enter(rank, device);
   auto& comm = comms.emplace_back(std::make_unique<ncclComm>());
   comm->clique = std::move(clique);
   comm->rank = rank;
   comm->device = device;
+  comm->shares = shares;
   comm->polls = 2;
   counts.alive += 1;
+  counts.with_buffers += has_buffers ? 1 : 0;
   return comm.get();
 }
 
@@ -140,7 +145,8 @@ void advance_split(ncclComm_t comm) {
   }
   const auto [clique, rank] = comm->clique->split(comm->splits - 1, comm->rank);
   if (clique != nullptr) {
-    *std::exchange(comm->made, nullptr) = add_comm(clique, rank, comm->device);
+    *std::exchange(comm->made, nullptr) =
+        add_comm(clique, rank, comm->device, comm->made_shares, !comm->shares);
   }
 }
 
@@ -192,7 +198,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
   }
   int device = 0;
   cudaGetDevice(&device);
-  *comm = add_comm(clique, rank, device);
+  *comm = add_comm(clique, rank, device, config->splitShare == 1, true);
   return ncclInProgress;
 }
 
@@ -206,6 +212,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made
     return refuse("a communicator that blocks");
   }
   comm->made = made;
+  comm->made_shares = config->splitShare == 1;
   comm->clique->arrive(comm->splits++, comm->rank, color, key);
   return ncclInProgress;
 }
