@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/error_prefix.h"
 #include "base/text.h"
+#include "base/written_path.h"
 #include "config/fields/check_context.h"
 #include "config/model_folder.h"
 #include "config/presets.h"
@@ -228,8 +229,12 @@ void Loading::add_text(const std::string& name, const std::string& text) {
 void Loading::add_file(const std::string& name, const std::string& text) {
   add_text(name, text);
   if (const auto included = foreign->take_included()) {
-    const std::string path = named_file(included->path, name);
+    const WrittenPath written = written_path(included->path);
+    const std::string path = named_file(written.path, name);
     try {
+      if (!written.problem.empty()) {
+        throw ConfigError(fmt::format("{}: {}", included->path, written.problem));
+      }
       add_text(path, read_config_file(path));
     } catch (const ConfigError& error) {
       complete = false;
