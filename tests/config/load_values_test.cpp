@@ -322,7 +322,7 @@ TEST_CASE("what nothing expands in a path is an error") {
   const auto error = [](const std::string& assignment) {
     return test::error_of(kBase, {assignment});
   };
-  using Catch::Matchers::Contains;
+  using Catch::Contains;
   for (const char* key : {"output_dir", "model.from", "data.train", "data.val", "data.tokenizer",
                           "precision.file", "checkpoint.resume", "comm.bootstrap_file"}) {
     CAPTURE(key);

@@ -9,7 +9,7 @@
 namespace fp8train {
 namespace {
 
-using Catch::Matchers::Contains;
+using Catch::Contains;
 using test::error_of_foreign;
 using test::Folder;
 using test::kBase;

@@ -20,7 +20,7 @@ namespace fp8train {
 namespace {
 
 namespace fs = std::filesystem;
-using Catch::Matchers::Contains;
+using Catch::Contains;
 using test::message_of;
 
 ModelConfig tied_llama() {
