@@ -10,6 +10,7 @@
 #include "io/checkpoint/checkpoint.h"
 #include "io/checkpoint/run_directory.h"
 #include "io/hf_config.h"
+#include "io/other_folders.h"
 #include "io/safetensors/tensor_source.h"
 #include "optim/registry.h"
 #include "train/checkpoint/scaling_file.h"
@@ -59,9 +60,11 @@ fs::path find_model_folder(const fs::path& path) {
                                       path.string(), fmt::join(runs, " ")));
   }
   if (!newest) {
-    throw CheckpointError(path.string() +
-                          " is neither a model folder (config.json, model.safetensors) nor a run "
-                          "directory with a checkpoint");
+    const std::string what = describe_other_folder(path);
+    throw CheckpointError(
+        fmt::format("{} is neither a model folder (config.json, model.safetensors) nor a run "
+                    "directory with a checkpoint{}{}",
+                    path.string(), what.empty() ? "" : ": ", what));
   }
   return newest->path;
 }

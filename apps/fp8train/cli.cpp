@@ -18,6 +18,7 @@
 #include "base/machine.h"
 #include "base/terminal.h"
 #include "base/text.h"
+#include "base/written_path.h"
 #include "commit.h"
 #include "config/show.h"
 #include "config/suggest.h"
@@ -228,6 +229,25 @@ std::vector<std::string> with_command(std::vector<std::string> arguments,
       near.empty() ? "; fp8train --help lists them" : fmt::format("; did you mean \"{}\"?", near)));
 }
 
+namespace {
+
+/// `--name=~/file`: a shell expands `~` only where it begins a word.
+void expand_home(std::vector<std::string>& arguments) {
+  for (std::string& argument : arguments) {
+    const size_t equals = argument.find('=');
+    if (!argument.starts_with("--") || equals == std::string::npos || argument[equals + 1] != '~') {
+      continue;
+    }
+    const WrittenPath written = written_path(argument.substr(equals + 1));
+    if (!written.problem.empty()) {
+      throw ConfigError(fmt::format("{}: {}", argument.substr(0, equals), written.problem));
+    }
+    argument = argument.substr(0, equals + 1) + written.path;
+  }
+}
+
+}  // namespace
+
 int run_guarded(const std::function<int()>& body, const std::string& who) {
   try {
     return body();
@@ -303,6 +323,7 @@ int run_program(const std::vector<Command>& commands, std::vector<std::string> a
     narrow->column_width(16);
     app.formatter(narrow);
     arguments = with_command(std::move(arguments), names);
+    expand_home(arguments);
     try {
       std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
       app.parse(arguments);

@@ -23,11 +23,12 @@ struct TrainOptions {
   std::string resume;
 };
 
-/// All ranks read the same: the first one says what is wrong, which ends the others. One that is
-/// not ended has a file of its own, and says so.
-Settings load_as_rank(const CommonOptions& options) {
+/// All ranks find the same errors before they have met: the first one says what is wrong, which
+/// ends the others. One that is not ended has a file of its own, and says so.
+template <class Work>
+auto as_rank(const Work& work) {
   try {
-    return load(options);
+    return work();
   } catch (const ConfigError& error) {
     const int rank = rank_of_launcher();
     if (rank == 0) {
@@ -57,10 +58,11 @@ void add_train(Arguments command, Action& action) {
     if (!options->resume.empty()) {
       options->common.sets.push_back("checkpoint.resume=" + options->resume);
     }
-    const Settings settings = load_as_rank(options->common);
+    const Settings settings = as_rank([&] { return load(options->common); });
     install_stop_handlers();  // before ranks find each other, which takes long on many nodes
     RunWatchdog& watchdog = RunWatchdog::start(settings.watchdog, settings.output_dir);
-    const std::unique_ptr<Communicator> comm = find_ranks(settings, watchdog);
+    const std::unique_ptr<Communicator> comm =
+        as_rank([&] { return find_ranks(settings, watchdog); });
     return run_as_rank(*comm, [&](const EndRanks& end_ranks) {
       const RunOutcome outcome = train({.settings = settings,
                                         .resolved_yaml = show_settings(settings, true),

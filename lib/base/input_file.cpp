@@ -13,6 +13,7 @@
 
 #include "base/content_hash.h"
 #include "base/error.h"
+#include "base/lfs_pointer.h"
 
 namespace fp8train {
 namespace {
@@ -111,6 +112,7 @@ std::string read_text_file(const std::filesystem::path& path, size_t max_bytes) 
     throw DataError(fmt::format("{} has {} bytes; at most {} are accepted here", path.string(),
                                 file.size(), max_bytes));
   }
+  refuse_lfs_pointer(file);
   std::string text(file.size(), '\0');
   file.read(0, text.data(), text.size());
   return text;

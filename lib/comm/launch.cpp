@@ -28,6 +28,22 @@ int first_number(const Environment& variable, std::initializer_list<const char*>
   return 0;
 }
 
+bool is_set(const Environment& variable, const char* name) {
+  return variable(name) != nullptr;
+}
+
+/// Launchers of PyTorch set all three (torch/distributed/elastic/agent/server/
+/// local_elastic_agent.py; DeepSpeed, launcher/launch.py; `accelerate launch` starts one of these).
+/// Scripts for srun and mpirun set them too, but not TORCHELASTIC_RUN_ID or CROSS_RANK.
+int torch_processes(const Environment& variable, const Launch& launch) {
+  const int processes = first_number(variable, {"WORLD_SIZE"});
+  if (processes < 2 || !is_set(variable, "RANK") || !is_set(variable, "LOCAL_RANK")) {
+    return 0;
+  }
+  const bool marked = is_set(variable, "TORCHELASTIC_RUN_ID") || is_set(variable, "CROSS_RANK");
+  return marked || (launch.mpi_ranks == 0 && launch.slurm_step_tasks < 2) ? processes : 0;
+}
+
 }  // namespace
 
 Launch detect_launch(const Environment& variable) {
@@ -39,8 +55,9 @@ Launch detect_launch(const Environment& variable) {
   // mpirun of Open MPI; of MPICH, Intel MPI and others through Hydra.
   launch.mpi_ranks = first_number(variable, {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"});
   for (const char* name : {"PMIX_RANK", "PMI_RANK", "PMI_FD", "OMPI_COMM_WORLD_RANK"}) {
-    launch.manager = launch.manager || variable(name) != nullptr;
+    launch.manager = launch.manager || is_set(variable, name);
   }
+  launch.torch_processes = torch_processes(variable, launch);
   return launch;
 }
 
@@ -49,9 +66,13 @@ Launch detect_launch() {
 }
 
 int rank_of_launcher() {
+  const Environment variable = [](const char* name) { return std::getenv(name); };
+  if (detect_launch(variable).torch_processes > 0) {
+    return number(variable, "RANK");
+  }
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"}) {
-    if (std::getenv(name) != nullptr) {
-      return number([](const char* of) { return std::getenv(of); }, name);
+    if (is_set(variable, name)) {
+      return number(variable, name);
     }
   }
   return 0;
@@ -60,6 +81,13 @@ int rank_of_launcher() {
 void check_launch(const Launch& launch, int ranks) {
   if (ranks > 1) {
     return;
+  }
+  if (launch.torch_processes > 1) {
+    throw ConfigError(fmt::format(
+        "torchrun, or a launcher like it, has started {} processes, and each would train the whole "
+        "run alone: ranks find each other through MPI here, so start them with `mpirun -n {} "
+        "fp8train ...` or srun; comm.backend: self trains alone in each process",
+        launch.torch_processes, launch.torch_processes));
   }
   if (launch.slurm_step_tasks > 1) {
     throw ConfigError(fmt::format(

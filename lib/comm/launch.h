@@ -12,6 +12,7 @@ struct Launch {
   int slurm_step_tasks = 0;  ///< tasks of the job step that this process belongs to; 0: none
   int slurm_job_tasks = 0;   ///< tasks of the job around it; 0: none
   int mpi_ranks = 0;         ///< ranks that mpirun or a process manager reports; 0: none does
+  int torch_processes = 0;   ///< processes that a launcher of PyTorch has started; 0: none has
   bool manager = false;      ///< a process manager (PMIx, PMI, Open MPI's) has left its address
 
   /// Whether MPI is worth starting: a process alone saves itself the time.
@@ -28,9 +29,10 @@ Launch detect_launch();
 /// it gives none.
 int rank_of_launcher();
 
-/// Throws ConfigError with the fix where several tasks were started and each is alone, or where a
-/// job of several tasks has started the program once, outside of srun and mpirun. `ranks` is the
-/// number that the communicator has found.
+/// Throws ConfigError with the fix where several tasks were started and each is alone, where a
+/// launcher of PyTorch has started them, which uses no MPI, or where a job of several tasks has
+/// started the program once, outside of srun and mpirun. `ranks` is the number that the
+/// communicator has found.
 void check_launch(const Launch& launch, int ranks);
 
 /// Returns the number of threads for a rank: SLURM_CPUS_PER_TASK where ranks are the tasks of a

@@ -61,7 +61,8 @@ and the start of the run says so. Within one file they are an error.
 An unknown, repeated or mistyped key, and a value out of its range, is an error with file, line and
 column; all errors are reported at once, with exit code 2. Whole numbers may be written as `100M`,
 `1.5B` or `1e3`, durations as `3h50m`. Numbers and true or false are written without quotes.
-Anchors, aliases and tags of YAML are not supported. Relative paths start at the working directory.
+Anchors, aliases and tags of YAML are not supported. Relative paths start at the working directory,
+`~/` is the home directory, and `$NAME` or `${NAME}` in a path is an error: nothing expands it.
 
 `fp8train config explain KEY` prints one entry of this page, and
 `fp8train config show --resolved FILE` prints every setting of a run.

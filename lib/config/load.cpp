@@ -12,10 +12,12 @@
 #include "base/error.h"
 #include "base/error_prefix.h"
 #include "base/text.h"
+#include "base/written_path.h"
 #include "config/fields/check_context.h"
 #include "config/model_folder.h"
 #include "config/presets.h"
 #include "config/yaml/given_keys.h"
+#include "config/yaml/json_text.h"
 #include "config/yaml/replacements.h"
 #include "config/yaml/yaml_tree.h"
 
@@ -39,25 +41,6 @@ std::string read_config_file(const std::string& path) {
   text.resize(static_cast<size_t>(file.gcount()));
   if (file.bad()) {
     throw ConfigError(fmt::format("{}: cannot read the configuration file", path));
-  }
-  return text;
-}
-
-/// JSON as YAML reads it: blanks for the tabs between its values. Other text stays as it is.
-std::string json_as_yaml(std::string text) {
-  const size_t first = text.find_first_not_of(" \t\r\n");
-  if (first == std::string::npos || text[first] != '{') {
-    return text;
-  }
-  bool quoted = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (quoted && text[i] == '\\') {
-      ++i;
-    } else if (text[i] == '"') {
-      quoted = !quoted;
-    } else if (!quoted && text[i] == '\t') {
-      text[i] = ' ';
-    }
   }
   return text;
 }
@@ -176,6 +159,7 @@ class Loading {
     for (const std::string& assignment : request.sets) {
       add_assignment(assignment, "--set");
     }
+    foreign->settle(given);
     replace_contradicted(given, problems);
     foreign->finish(given);
     replace_meaningless(given, problems);
@@ -226,11 +210,15 @@ void Loading::add_text(const std::string& name, const std::string& text) {
     return;
   }
   root.reported = root.kind == YamlNode::Kind::null;
-  if (is_config_of_model(root)) {
+  std::optional<std::string> refusal = foreign->refusal(root);
+  if (!refusal && is_config_of_model(root)) {
+    refusal =
+        "this is a model's config.json, not the configuration of a run; name its folder with "
+        "model.from";
+  }
+  if (refusal) {
     complete = false;
-    problems.add({source, 0, 0}, "",
-                 "this is a model's config.json, not the configuration of a run; name its folder "
-                 "with model.from");
+    problems.add({source, 0, 0}, "", *refusal);
     return;
   }
   foreign->translate(root, source, layer_);
@@ -241,8 +229,12 @@ void Loading::add_text(const std::string& name, const std::string& text) {
 void Loading::add_file(const std::string& name, const std::string& text) {
   add_text(name, text);
   if (const auto included = foreign->take_included()) {
-    const std::string path = named_file(included->path, name);
+    const WrittenPath written = written_path(included->path);
+    const std::string path = named_file(written.path, name);
     try {
+      if (!written.problem.empty()) {
+        throw ConfigError(fmt::format("{}: {}", included->path, written.problem));
+      }
       add_text(path, read_config_file(path));
     } catch (const ConfigError& error) {
       complete = false;

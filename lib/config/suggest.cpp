@@ -39,7 +39,7 @@ constexpr Foreign kForeign[] = {
     {"warmup_iters", "scheduler.warmup_steps"},
     {"lr_warmup_iters", "scheduler.warmup_steps"},
     {"warmup", "scheduler.warmup_steps"},
-    {"warmup_ratio", "scheduler.warmup_steps"},
+    {"warmup_ratio", "scheduler.warmup_steps: the ratio times training.max_steps"},
     {"max_iters", "training.max_steps"},
     {"train_iters", "training.max_steps"},
     {"num_steps", "training.max_steps"},

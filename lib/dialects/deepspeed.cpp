@@ -187,11 +187,11 @@ void Pass::half_precision(const Entry& entry) {
     name = type.ends_with("float16") && !type.ends_with("bfloat16") ? "fp16" : "bf16";
   }
   section(entry, table, "", [&](const ForeignKey& key, const Entry& it) {
-    if (key.name == "enabled") {
-      put("mixed_precision", it, scalar(is_msamp ? "fp8" : name, it.node));
-      if (is_msamp) {
-        put("fp8.backend", it, scalar("msamp", it.node));
-      }
+    if (key.name == "enabled" && is_msamp) {
+      put("mixed_precision", it, scalar("fp8", it.node));
+      put("fp8.backend", it, scalar("msamp", it.node));
+    } else if (key.name == "enabled") {
+      switch_half_on(name, it);
     } else if (key.name == "dtype" || is_off(it.node)) {
       without_meaning(it);
     } else {
@@ -200,6 +200,18 @@ void Pass::half_precision(const Entry& entry) {
                "precision.moment1, precision.moment2); remove it here");
     }
   });
+}
+
+/// What becomes of it depends on other sources: FP8 has precedence (Dialects::settle).
+void Pass::switch_half_on(const std::string& type, const Entry& entry) {
+  if (half_on_ && half_on_->type != type) {
+    complain(entry,
+             fmt::format("says {}, but {} at {} says {}; keep one of them", type, half_on_->spelled,
+                         problems_.where({source_, half_on_->key.line, half_on_->key.column}),
+                         half_on_->type));
+    return;
+  }
+  half_on_ = {type, entry.spelled, entry.key};
 }
 
 void Pass::zero(const Entry& entry) {

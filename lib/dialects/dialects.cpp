@@ -11,6 +11,7 @@
 
 #include "base/nearest.h"
 #include "config/yaml/given_keys.h"
+#include "dialects/other_trainers.h"
 #include "dialects/pass.h"
 #include "dialects/precision_file.h"
 
@@ -97,6 +98,9 @@ class Dialects : public ForeignKeys {
   explicit Dialects(Problems& problems) : problems_(problems) {}
 
   bool translate(YamlNode& root, size_t source, int layer) override;
+  std::optional<std::string> refusal(const YamlNode& root) const override {
+    return refusal_of_other_trainer(root);
+  }
   std::optional<Included> take_included() override {
     return std::exchange(included_, std::nullopt);
   }
@@ -104,6 +108,7 @@ class Dialects : public ForeignKeys {
                                            const std::string& text) override {
     return read_precision_file(path, text, problems_);
   }
+  void settle(GivenKeys& given) override;
   /// What switches FP8 on or off is held against mixed_precision.
   void finish(GivenKeys& given) override;
   /// "fp8_config.amax_history_length read as fp8.amax_history_len", one line for each key.
@@ -119,11 +124,21 @@ class Dialects : public ForeignKeys {
     int layer = 0;
   };
 
+  /// fp16.enabled or bf16.enabled of a file of DeepSpeed.
+  struct Half {
+    dialects::Pass::HalfPrecision on;
+    SourceMark mark;
+    int layer = 0;
+  };
+
   void assume_misspelled_precision(GivenKeys& given) const;
+  std::string asks_for_fp8(const GivenKeys& given) const;
+  void settle_half(const Half& half, GivenKeys& given);
 
   Problems& problems_;
   std::vector<std::string> notes_;
   std::optional<Switch> switch_;
+  std::vector<Half> halves_;
   std::optional<Switch> fp32_;  // a file of DeepSpeed that switches nothing else on
   std::optional<Included> included_;
   int64_t processes_ = 0;
@@ -146,6 +161,9 @@ bool Dialects::translate(YamlNode& root, size_t source, int layer) {
   }
   if (const YamlNode* file = pass.included()) {
     included_ = Included{file->text, {source, file->line, file->column}};
+  }
+  if (const auto& half = pass.half_precision_on()) {
+    halves_.push_back({*half, {source, half->key.line, half->key.column}, layer});
   }
   if (pass.trains_in_fp32()) {
     fp32_ = Switch{false, "", {source, root.line, root.column}, layer};
@@ -170,6 +188,58 @@ void Dialects::assume_misspelled_precision(GivenKeys& given) const {
   });
   if (misspelled && has_options) {
     given.add(meant, dialects::scalar("fp8", YamlNode{}), {}, 0);
+  }
+}
+
+/// Returns the key by which any source asks for FP8; empty if none does.
+std::string Dialects::asks_for_fp8(const GivenKeys& given) const {
+  const GivenKey* precision = given.find("mixed_precision");
+  if (precision != nullptr && simplified(precision->node.text) == "fp8") {
+    return precision->spelled == "mixed_precision" ? "mixed_precision: fp8" : precision->spelled;
+  }
+  if (switch_ && switch_->on) {
+    return switch_->spelled;
+  }
+  const GivenKey* plan = given.find("precision.plan");
+  if (plan == nullptr || (precision != nullptr && precision->layer > plan->layer)) {
+    return "";
+  }
+  const std::string& name = plan->node.text;
+  const std::vector<std::string> names = plan_names();
+  const bool known = std::ranges::find(names, name) != names.end();
+  return known && has_scaled_gemms(plan_named(name)) ? "precision.plan: " + name : "";
+}
+
+/// DeepSpeed has no key for FP8: its half precision is the type under FP8, which another file
+/// switches on (Accelerate, utils/dataclasses.py: set_mixed_precision enables bf16 for fp8) or
+/// MS-AMP's section in the same one.
+void Dialects::settle(GivenKeys& given) {
+  for (const Half& half : halves_) {
+    settle_half(half, given);
+  }
+}
+
+void Dialects::settle_half(const Half& half, GivenKeys& given) {
+  const auto& [type, spelled, key] = half.on;
+  const GivenKey* precision = given.find("mixed_precision");
+  if (const std::string fp8 = asks_for_fp8(given); !fp8.empty()) {
+    notes_.push_back(
+        fmt::format("{}: {} is the type under FP8, which {} asks for", spelled, type, fp8));
+  } else if (precision == nullptr || precision->layer < half.layer) {
+    notes_.push_back(fmt::format("{}: true read as mixed_precision: {}", spelled, type));
+    given.add("mixed_precision", dialects::scalar(type, YamlNode{}), half.mark, half.layer,
+              spelled);
+  } else if (simplified(precision->node.text) == type) {
+    notes_.push_back(fmt::format("{} says what mixed_precision: {} says", spelled, type));
+  } else if (precision->layer == half.layer) {
+    problems_.add(
+        half.mark, spelled,
+        fmt::format("says {}, but {} at {} says {}; keep one of them", type, precision->spelled,
+                    problems_.where(precision->mark), dialects::text_of(precision->node)));
+  } else {
+    notes_.push_back(fmt::format("{} ({}) replaces {} ({})", precision->spelled,
+                                 problems_.where(precision->mark), spelled,
+                                 problems_.where(half.mark)));
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "base/nearest.h"
 #include "config/fields/field.h"
 #include "dialects/pass.h"
 
@@ -11,7 +12,10 @@ namespace {
 using Kind = YamlNode::Kind;
 using Meaning = ForeignKey::Meaning;
 
-/// These keys are at the top level or in `fp8` (Megatron-LM, megatron/training/arguments.py).
+constexpr const char* kNoFp8Attention = "the products of attention are not in FP8 here";
+
+/// These keys are at the top level or in `fp8` (Megatron-LM, megatron/training/arguments.py and
+/// megatron/core/transformer/transformer_config.py).
 constexpr ForeignKey kMegatronKeys[] = {
     {"fp8_format", Meaning::ours, "fp8.format"},
     {"fp8_recipe", Meaning::special, "fp8.recipe"},
@@ -23,6 +27,10 @@ constexpr ForeignKey kMegatronKeys[] = {
     {"fp8_output_proj", Meaning::special, "fp8.exempt_head"},
     {"fp8_wgrad", Meaning::special, "fp8.override_linear_precision"},
     {"fp8_param_gather", Meaning::special},
+    {"fp8_param", Meaning::special},
+    {"fp8_dot_product_attention", Meaning::off, kNoFp8Attention},
+    {"fp8_multi_head_attention", Meaning::off, kNoFp8Attention},
+    {"fp8_quantizer_factory", Meaning::off, "a class of Python is not run here; choose fp8.recipe"},
     {"te_precision_config_file", Meaning::ours, "precision.file"},
     {"first_last_layers_bf16", Meaning::special},
     {"num_layers_at_start_in_bf16", Meaning::special, "fp8.first_blocks"},
@@ -42,10 +50,29 @@ bool Pass::is_megatron_key(std::string_view name) {
 }
 
 bool Pass::is_megatron(const Entry& entry) const {
-  return is_megatron_key(entry.name);
+  return is_megatron_key(entry.name) || (entry.name == "fp8" && entry.node.kind == Kind::scalar);
+}
+
+/// `fp8: hybrid`, as TransformerConfig and NeMo have it.
+void Pass::megatron_format(const Entry& entry) {
+  const std::string text = simplified(entry.node.text);
+  if (text == "hybrid" || text == "e4m3") {
+    put("fp8.format", entry, entry.node);
+    implied_key_ = entry.key;
+  } else if (is_off(entry.node)) {
+    without_meaning(entry);
+  } else {
+    complain(entry, fmt::format("expected hybrid or e4m3, as in Megatron, or a section of keys, "
+                                "got {}; mixed_precision: fp8 switches FP8 on",
+                                describe(entry.node)));
+  }
 }
 
 void Pass::read_megatron(const Entry& entry) {
+  if (entry.name == "fp8") {
+    megatron_format(entry);
+    return;
+  }
   megatron(entry);
   if (entry.name == "fp8_format" && entry.node.kind != Kind::null) {
     implied_key_ = entry.key;
@@ -82,7 +109,7 @@ void Pass::megatron_key(const ForeignKey& key, const Entry& entry) {
     if (const auto value = flag(entry)) {
       put(key.text, entry, scalar(*value ? "false" : "true", entry.node));
     }
-  } else if (key.name == "fp8_param_gather") {
+  } else if (key.name == "fp8_param_gather" || key.name == "fp8_param") {
     if (flag(entry)) {
       tell(fmt::format(
           "{}: with ZeRO, weights are gathered in FP8 wherever GEMMs read one set of codes; "

@@ -98,7 +98,15 @@ class Pass {
   int64_t processes() const { return processes_; }
   /// Whether this is a file of DeepSpeed that switches on neither fp16 nor bf16.
   bool trains_in_fp32() const { return deepspeed_ && !half_; }
-  /// The top-level fp8_format, which means "train in FP8" without saying it; null without it.
+  /// The 16-bit type that a file of DeepSpeed switches on.
+  struct HalfPrecision {
+    std::string type;  ///< bf16 or fp16
+    std::string spelled;
+    YamlKey key;
+  };
+  const std::optional<HalfPrecision>& half_precision_on() const { return half_on_; }
+  /// The top-level fp8_format (or `fp8`), which means "train in FP8" without saying it; null
+  /// without it.
   const YamlKey* implied_key() const { return implied_key_ ? &*implied_key_ : nullptr; }
 
  private:
@@ -148,6 +156,7 @@ class Pass {
   bool is_deepspeed(const Entry& entry) const;
   void deepspeed(const Entry& entry);
   void half_precision(const Entry& entry);
+  void switch_half_on(const std::string& type, const Entry& entry);
   void zero(const Entry& entry);
   void deepspeed_optimizer(const Entry& entry);
   void deepspeed_schedule(const Entry& entry);
@@ -167,6 +176,7 @@ class Pass {
   bool is_megatron(const Entry& entry) const;
   void read_megatron(const Entry& entry);
   void megatron(const Entry& entry);
+  void megatron_format(const Entry& entry);
   void megatron_key(const ForeignKey& key, const Entry& entry);
   void finish_blocks();
   void tell_defaults();
@@ -205,7 +215,8 @@ class Pass {
   bool keeps_blocks_ = false;
   bool accelerate_ = false;  // the source is a file of Accelerate
   bool deepspeed_ = false;   // the source is a file of DeepSpeed
-  bool half_ = false;        // fp16 or bf16 is on, or left to whoever starts the run
+  std::optional<HalfPrecision> half_on_;
+  bool half_ = false;  // fp16 or bf16 is on, or left to whoever starts the run
   int64_t processes_ = 0;
   std::string distributed_;  // Accelerate's distributed_type, simplified
   std::vector<std::string> without_meaning_, automatic_;

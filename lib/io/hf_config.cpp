@@ -1,9 +1,14 @@
 #include "io/hf_config.h"
 
+#include <fmt/format.h>
+
 #include <limits>
 
 #include "base/error.h"
+#include "base/log.h"
+#include "io/safetensors/tensor_source.h"
 #include "io/strict_json.h"
+#include "model/hf_names.h"
 
 namespace fp8train {
 namespace {
@@ -78,6 +83,20 @@ HfConfig read_document(const Json& json, const std::string& where) {
   return read_hf_fields(ConfigFields(*object, where));
 }
 
+/// Whether the folder's weights hold a head that differs from the embedding. Weights that cannot be
+/// read are reported by those who load them.
+bool has_own_head(const ModelConfig& model, const std::filesystem::path& folder) {
+  try {
+    const TensorSource source(folder);
+    const SafetensorsEntry* head = source.find(hf_head_weight(model));
+    const SafetensorsEntry* embedding =
+        source.find(hf_pieces(model, "embedding.weight").front().name);
+    return head != nullptr && embedding != nullptr && !source.equal(*head, *embedding);
+  } catch (const CheckpointError&) {
+    return false;
+  }
+}
+
 }  // namespace
 
 HfConfig parse_hf_config(std::string_view json, const std::string& where) {
@@ -86,7 +105,15 @@ HfConfig parse_hf_config(std::string_view json, const std::string& where) {
 
 HfConfig read_hf_config(const std::filesystem::path& folder) {
   const std::string path = (folder / "config.json").string();
-  return read_document(detail::read_strict_json(path), path);
+  HfConfig config = read_document(detail::read_strict_json(path), path);
+  if (config.model.tie_word_embeddings && has_own_head(config.model, folder)) {
+    config.model.tie_word_embeddings = false;
+    log_warning(fmt::format(
+        "{}: tie_word_embeddings is true, but {} has other values than the embedding: it is read "
+        "as a head of its own, and the flag as false",
+        path, hf_head_weight(config.model)));
+  }
+  return config;
 }
 
 std::string write_hf_config(const ModelConfig& config, DType dtype, const HfConfigExtras& extras) {

@@ -45,7 +45,7 @@ Differences compare(const ModelSource& model) {
   }
   for (const std::string& name : model.source.names()) {
     if (expected.count(model.source.find(name)) == 0 &&
-        !follows_from_config(model.config.model, name)) {
+        !follows_from_config(model.config.model, model.source.unwrapped(name))) {
       found.unexpected.push_back(name);
     }
   }

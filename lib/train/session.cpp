@@ -13,6 +13,7 @@
 #include "data/tokenizers/registry.h"
 #include "device/cuda/cuda_device.h"
 #include "io/hf_config.h"
+#include "io/other_folders.h"
 #include "ops/gemm/gemm.h"
 #include "optim/registry.h"
 #include "precision/linear_plan.h"
@@ -67,10 +68,12 @@ ModelConfig resolve_model(const Settings& of_run, const Tokenizer& tokenizer,
     std::error_code unseen;
     const auto config = std::filesystem::path(settings.from) / "config.json";
     if (!std::filesystem::exists(config, unseen) && !unseen) {
-      throw CheckpointError(
-          fmt::format("model.from: {} has no config.json, which every model folder has; name a "
-                      "checkpoint of a run, or a folder in the form of transformers",
-                      settings.from));
+      const std::string what = describe_other_folder(settings.from);
+      throw CheckpointError(fmt::format(
+          "model.from: {} has no config.json, which every model folder has; {}", settings.from,
+          what.empty() ? "name a checkpoint of a run, or a folder in the form of "
+                         "transformers"
+                       : what));
     }
     HfConfig read = read_hf_config(settings.from);
     model = read.model;

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "base/written_path.h"
 #include "config/show.h"
 #include "config/wrap.h"
 #include "config/yaml/problems.h"
@@ -285,7 +286,11 @@ bool Wizard::may_write(std::string& output) {
     const auto exists = [&](const std::string& path) {
       return hooks_.exists && hooks_.exists(path);
     };
-    const std::string problem = hooks_.unwritable ? hooks_.unwritable(output) : "";
+    const WrittenPath written = written_path(output);
+    output = written.path;
+    const std::string problem = !written.problem.empty() ? written.problem
+                                : hooks_.unwritable      ? hooks_.unwritable(output)
+                                                         : "";
     if (!problem.empty()) {
       out_ << fmt::format("  {}\nAnother name, or Enter to go back: ", problem);
     } else if (exists(output) || (settings_.job.slurm && exists(job_script_path(output)))) {

@@ -5,8 +5,8 @@ docs/reference/foreign_configs.md.
     scripts/bench/foreign_configs.py PROGRAM NAME=FOLDER... > TABLE
 
 FOLDER is a checkout; its .yaml, .yml and .json files below `examples`, `tests`, `training`,
-`compression` or `benchmarks` that speak of processes, ZeRO, precision or batches are converted by
-`PROGRAM config convert`. NAME stands for the folder in the table.
+`compression`, `benchmarks` or `deepspeed` that speak of processes, ZeRO, precision or batches are
+converted by `PROGRAM config convert`. NAME stands for the folder in the table.
 """
 
 import re
@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-FOLDERS = ("examples", "tests", "training", "compression", "benchmarks")
+FOLDERS = ("examples", "tests", "training", "compression", "benchmarks", "deepspeed")
 SUFFIXES = (".yaml", ".yml", ".json")
 SPEAKS = re.compile(
     r"distributed_type|zero_optimization|train_batch_size|train_micro_batch_size_per_gpu|fp8_config"

@@ -73,6 +73,32 @@ TEST_CASE("tasks that do not find each other are refused with the fix", "[launch
   CHECK(refusal(environment({{"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}}), 1).empty());
 }
 
+TEST_CASE("launchers of PyTorch are refused with the fix", "[launch]") {
+  using Variables = std::map<std::string, std::string>;
+  const auto with = [](Variables variables, const Variables& more) {
+    variables.insert(more.begin(), more.end());
+    return environment(variables);
+  };
+  const Variables plain = {{"WORLD_SIZE", "8"}, {"RANK", "3"}, {"LOCAL_RANK", "3"}};
+  CHECK_THAT(refusal(environment(plain), 1),
+             Catch::StartsWith("torchrun, or a launcher like it, has started 8 processes") &&
+                 Catch::Contains("mpirun -n 8 fp8train") && Catch::Contains("comm.backend: self"));
+  // Accelerate and DeepSpeed.
+  CHECK_FALSE(refusal(with(plain, {{"ACCELERATE_MIXED_PRECISION", "fp8"}}), 1).empty());
+  CHECK_FALSE(refusal(with(plain, {{"CROSS_RANK", "0"}, {"PMIX_RANK", "0"}}), 1).empty());
+  // torchrun below srun or mpirun leaves their marks to its processes.
+  const Variables step = {{"SLURM_STEP_ID", "0"}, {"SLURM_NTASKS", "2"}, {"PMIX_RANK", "1"}};
+  CHECK_THAT(refusal(with(plain, {{"SLURM_NTASKS", "4"}}), 1), Catch::StartsWith("torchrun"));
+  CHECK(detect_launch(with(plain, step)).torch_processes == 0);
+  Variables marked = step;
+  marked["TORCHELASTIC_RUN_ID"] = "x";
+  CHECK(detect_launch(with(plain, marked)).torch_processes == 8);
+  CHECK(detect_launch(with(plain, {{"OMPI_COMM_WORLD_SIZE", "8"}})).torch_processes == 0);
+  // One process, or a script that sets less, is meant.
+  CHECK(refusal(environment({{"WORLD_SIZE", "1"}, {"RANK", "0"}, {"LOCAL_RANK", "0"}}), 1).empty());
+  CHECK(refusal(environment({{"WORLD_SIZE", "8"}, {"MASTER_ADDR", "n01"}}), 1).empty());
+}
+
 TEST_CASE("cores are shared among the ranks of a node", "[launch]") {
   const Launch srun = {.slurm_step_tasks = 4, .mpi_ranks = 4};
   const Launch mpirun = {.slurm_step_tasks = 1, .mpi_ranks = 4};

@@ -3,6 +3,7 @@
 #include "config/load_support.h"
 #include "config/presets.h"
 #include "model/families/family.h"
+#include "support/environment.h"
 
 namespace fp8train {
 namespace {
@@ -287,6 +288,55 @@ TEST_CASE("presets have the published sizes") {
   CHECK(parameters("llama-42m") == 41'558'528);
   // nanoGPT reports 0.80M without the position table for this shape and 65 characters.
   CHECK(parameters("nanogpt-laptop") + 65 * 128 - 64 * 128 == 795'904);
+}
+
+TEST_CASE("~/ in a path is the home directory") {
+  const test::EnvironmentScope home("HOME", "/home/user");
+  const Settings s = load_text(R"(
+model: {from: ~/model}
+data:
+  train: [~/a.txt, {path: ~/b.txt}]
+  val: ~/c.txt
+  tokenizer: ~/tokenizer.json
+training: {max_steps: 1}
+checkpoint: {resume: ~/run/step-1}
+comm: {bootstrap_file: ~/meet}
+output_dir: ~/run
+)");
+  CHECK(s.model.from == "/home/user/model");
+  CHECK(s.data.train.at(0).path == "/home/user/a.txt");
+  CHECK(s.data.train.at(1).path == "/home/user/b.txt");
+  CHECK(s.data.val.at(0).path == "/home/user/c.txt");
+  CHECK(s.data.tokenizer == "/home/user/tokenizer.json");
+  CHECK(s.checkpoint.resume == "/home/user/run/step-1");
+  CHECK(s.comm.bootstrap_file == "/home/user/meet");
+  CHECK(s.output_dir == "/home/user/run");
+  CHECK(load_text(kBase, {"output_dir=~/other"}).output_dir == "/home/user/other");
+  CHECK(load_text(kBase, {"data.train=~/other/*.txt"}).data.train.at(0).path ==
+        "/home/user/other/*.txt");
+  CHECK(load_text(kBase, {"output_dir=a/~/b~"}).output_dir == "a/~/b~");
+  CHECK(load_text(kBase, {"output_dir=./~x"}).output_dir == "./~x");
+}
+
+TEST_CASE("what nothing expands in a path is an error") {
+  const auto error = [](const std::string& assignment) {
+    return test::error_of(kBase, {assignment});
+  };
+  using Catch::Contains;
+  for (const char* key : {"output_dir", "model.from", "data.train", "data.val", "data.tokenizer",
+                          "precision.file", "checkpoint.resume", "comm.bootstrap_file"}) {
+    CAPTURE(key);
+    CHECK_THAT(error(std::string(key) + "=${HOME}/run"),
+               Contains(std::string(key) + ": ${HOME} is not expanded here"));
+    CHECK_THAT(error(std::string(key) + "=runs/$SLURM_JOB_ID"),
+               Contains("$SLURM_JOB_ID is not expanded here"));
+    CHECK_THAT(
+        error(std::string(key) + "=~user/run"),
+        Contains("only ~/ is expanded here: write the path of ~user itself, or ./~user/run"));
+  }
+  CHECK(error("output_dir=costs/5$") == "loaded");
+  CHECK(error("output_dir=costs/$5") == "loaded");
+  CHECK(error("output_dir=a/${}") == "loaded");
 }
 
 }  // namespace

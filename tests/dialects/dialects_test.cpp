@@ -214,6 +214,29 @@ num_layers_at_end_in_bf16: 2
   CHECK(load_text(kBase, {"fp8_format=e4m3"}).precision.mixed_precision == MixedPrecision::fp8);
 }
 
+TEST_CASE("fp8 as a scalar is Megatron's format") {
+  for (const char* format : {"hybrid", "e4m3", "\"hybrid\""}) {
+    CAPTURE(format);
+    const Settings s = load_text(kBase + "fp8: " + format +
+                                 "\nfp8_recipe: delayed\nfp8_amax_history_len: 16\n"
+                                 "fp8_param: false\nfp8_dot_product_attention: false\n");
+    CHECK(row_of(s) == "te-delayed");
+    CHECK(s.precision.amax_history_len == 16);
+    CHECK(s.precision.format ==
+          (std::string(format) == "e4m3" ? Fp8Format::e4m3 : Fp8Format::hybrid));
+  }
+  CHECK(row_of(load_text(kBase, {"fp8=hybrid"})) == "te-delayed");
+  for (const char* off : {"false", "null", "none", "''"}) {
+    CAPTURE(off);
+    CHECK(row_of(load_text(kBase + "mixed_precision: bf16\nfp8: " + off + "\n")) == "bf16");
+  }
+  CHECK_THAT(error_of(kBase + "fp8: true\n"),
+             Contains("run.yaml:4:1: fp8: expected hybrid or e4m3, as in Megatron, or a section of "
+                      "keys, got \"true\"; mixed_precision: fp8 switches FP8 on"));
+  CHECK_THAT(error_of(kBase + "fp8: hybrid\nfp8_dot_product_attention: true\n"),
+             Contains("the products of attention are not in FP8 here"));
+}
+
 TEST_CASE("what Megatron's names cannot mean is an error") {
   const auto error = [](const std::string& keys) { return error_of(kBase + keys); };
   CHECK_THAT(error("fp8_format: hybrid\nfp8_recipe: custom\n"),

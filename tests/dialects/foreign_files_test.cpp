@@ -2,31 +2,18 @@
 
 #include <catch2/catch.hpp>
 #include <filesystem>
-#include <fstream>
 
-#include "dialects/dialects.h"
-
-#include "config/load_support.h"
+#include "dialects/foreign_support.h"
 
 namespace fp8train {
 namespace {
 
 using Catch::Contains;
+using test::error_of_foreign;
+using test::Folder;
 using test::kBase;
-
-Settings load_foreign(const std::string& text) {
-  return test::load_text(text, {}, "", make_dialects);
-}
-
-std::string error_of_foreign(const std::string& text) {
-  return test::error_of(text, {}, "", make_dialects);
-}
-
-bool says(const Settings& settings, const std::string& part) {
-  const auto& lines = settings.notes.lines;
-  return std::any_of(lines.begin(), lines.end(),
-                     [&](const std::string& line) { return line.find(part) != std::string::npos; });
-}
+using test::load_foreign;
+using test::says;
 
 int stage_of(const std::string& text) {
   return static_cast<int>(load_foreign(kBase + text).parallelism.zero_stage);
@@ -35,22 +22,6 @@ int stage_of(const std::string& text) {
 std::string fsdp(const std::string& keys) {
   return "distributed_type: FSDP\nfsdp_config: {" + keys + "}\n";
 }
-
-class Folder {
- public:
-  Folder() : path_(std::filesystem::temp_directory_path() / "fp8train_foreign_files") {
-    std::filesystem::create_directories(path_);
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-
-  std::string write(const std::string& name, const std::string& text) const {
-    std::ofstream(path_ / name) << text;
-    return (path_ / name).string();
-  }
-
- private:
-  std::filesystem::path path_;
-};
 
 TEST_CASE("an FSDP strategy is a ZeRO stage") {
   CHECK(stage_of(fsdp("fsdp_sharding_strategy: FULL_SHARD")) == 3);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "program.h"
+#include "support/environment.h"
 
 namespace fp8train::test {
 namespace {
@@ -340,6 +341,22 @@ TEST_CASE("config convert says how many ranks to start, in a file on request") {
   CHECK_THAT(expect_code(2, folder.path(), written).err, Contains("replace it with --overwrite"));
   written.emplace_back("--overwrite");
   expect_code(0, folder.path(), written);
+}
+
+TEST_CASE("~ after the = of an option is the home directory") {
+  const TempDir folder;
+  write_file(folder / "launch.yaml", "distributed_type: MULTI_CPU\nnum_processes: 4\n");
+  fs::create_directory(folder / "home");
+  const EnvironmentScope home("HOME", (folder / "home").c_str());
+  const auto convert = [&](const std::string& output) {
+    return run_program(folder.path(), {"config", "convert", "launch.yaml", "--output=" + output});
+  };
+  CHECK(convert("~/new/run.yaml").code == 0);
+  CHECK(fs::exists(folder / "home/new/run.yaml"));
+  CHECK_FALSE(fs::exists(folder / "~"));
+  const Outcome other = convert("~user/run.yaml");
+  CHECK(other.code == 2);
+  CHECK_THAT(other.err, Contains("--output: only ~/ is expanded here"));
 }
 
 TEST_CASE("import does not overwrite a model") {

@@ -158,6 +158,27 @@ TEST_CASE("the first rank says what is wrong with a configuration") {
   CHECK(outcome.err.find("trainin.x", first + 1) == std::string::npos);
 }
 
+TEST_CASE("processes of torchrun do not train the whole run each") {
+  const TextFolder folder;
+  const Words words = {"model.preset=toy", "data.train=text.txt",  "data.seq_length=32",
+                       "device=cpu",       "training.max_steps=1", "output_dir=run"};
+  const Words variables = {"WORLD_SIZE=8", "LOCAL_RANK=3", "TORCHELASTIC_RUN_ID=x"};
+  const auto started = [&](const std::string& rank, const Words& more = {}) {
+    Words all = words, environment = variables;
+    all.insert(all.end(), more.begin(), more.end());
+    environment.push_back("RANK=" + rank);
+    return run_program(folder.path(), all, environment);
+  };
+  const Outcome first = started("0");
+  CHECK(first.code == 2);
+  CHECK_THAT(first.err,
+             Catch::StartsWith("error: torchrun, or a launcher like it, has started 8 processes"));
+  CHECK(lines_of(first.err).size() == 1);
+  CHECK_FALSE(fs::exists(folder / "run" / "metrics.jsonl"));
+  CHECK(started("3").code == 2);
+  CHECK(started("0", {"comm.backend=self"}).code == 0);
+}
+
 TEST_CASE("a global batch that ranks cannot share: which setting makes it divisible") {
   const TextFolder folder;
   const auto error_of = [&](const char* global, const char* micro, const char* ranks) {

@@ -19,6 +19,10 @@ bool meets_by_file(const CommSettings& settings, const Launch& launch) {
 std::unique_ptr<Communicator> make_communicator(const CommSettings& settings) {
   const Launch launch = detect_launch();
   const CommBackend backend = settings.backend;
+  if (launch.torch_processes > 1 && backend != CommBackend::self) {
+    // Before MPI is started, whose address all processes of a node may have inherited.
+    check_launch(launch, 1);
+  }
   std::unique_ptr<Communicator> made;
   const bool by_file = meets_by_file(settings, launch);
   const bool several = launch.wants_mpi() && has_mpi();

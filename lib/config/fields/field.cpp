@@ -8,6 +8,7 @@
 
 #include "base/nearest.h"
 #include "base/text.h"
+#include "base/written_path.h"
 #include "config/fields/scalar.h"
 #include "data/readers/data_format.h"
 
@@ -211,12 +212,18 @@ std::optional<std::string> read_text(const FieldValue& value, const std::string&
 std::optional<std::string> read_path(const FieldValue& value, const std::string& what) {
   constexpr size_t kMostName = 255;   // NAME_MAX of Linux file systems
   constexpr size_t kMostPath = 3840;  // PATH_MAX less the names inside a run's folder
-  auto path = read_text(value, what);
-  if (!path) {
+  const auto text = read_text(value, what);
+  if (!text) {
     return std::nullopt;
   }
+  WrittenPath written = written_path(*text);
+  if (!written.problem.empty()) {
+    value.fail(written.problem);
+    return std::nullopt;
+  }
+  std::string path = std::move(written.path);
   size_t longest = 0;
-  for (const std::string& name : split(*path, '/')) {
+  for (const std::string& name : split(path, '/')) {
     longest = std::max(longest, name.size());
   }
   if (longest > kMostName) {
@@ -224,8 +231,8 @@ std::optional<std::string> read_path(const FieldValue& value, const std::string&
                            longest, kMostName));
     return std::nullopt;
   }
-  if (path->size() > kMostPath) {
-    value.fail(fmt::format("a path of {} bytes is longer than {}", path->size(), kMostPath));
+  if (path.size() > kMostPath) {
+    value.fail(fmt::format("a path of {} bytes is longer than {}", path.size(), kMostPath));
     return std::nullopt;
   }
   return path;

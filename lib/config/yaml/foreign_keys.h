@@ -30,6 +30,9 @@ class ForeignKeys {
   /// foreign in it.
   virtual bool translate(YamlNode& /*root*/, size_t /*source*/, int /*layer*/) { return false; }
 
+  /// Why a source is not translated at all, in one sentence: it is a file of another trainer.
+  virtual std::optional<std::string> refusal(const YamlNode& /*root*/) const { return {}; }
+
   /// Another file that the last translated source names, which is to be translated with the same
   /// layer. take_included() returns it once, or nothing where there is none.
   struct Included {
@@ -45,7 +48,11 @@ class ForeignKeys {
     throw InternalError("plans for layers are in a file that no one here reads");
   }
 
-  /// Called after the last source. Adds keys that only all sources together decide.
+  /// Called after the last source, before keys replace others that they exclude. Adds keys that
+  /// give way to keys of other sources.
+  virtual void settle(GivenKeys& /*given*/) {}
+
+  /// Called after settle() and those replacements. Adds keys that only all sources together decide.
   virtual void finish(GivenKeys& /*given*/) {}
 
   /// One line for each key that was rewritten.

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/lfs_pointer.h"
 #include "data/byte_stream.h"
 
 namespace fp8train {
@@ -24,6 +25,7 @@ void refuse_parquet(const std::filesystem::path& path, std::string_view head) {
 
 const DataFormat& detect(const std::filesystem::path& path, const std::string& advice) {
   const InputFile file(path);
+  refuse_lfs_pointer(file);
   std::string bytes;
   ByteStream(path).append_to(bytes, kHeadBytes);
   refuse_parquet(path, bytes);

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/input_file.h"
+#include "base/lfs_pointer.h"
 #include "base/nearest.h"
 #include "base/text.h"
 
@@ -109,6 +110,7 @@ std::unique_ptr<Tokenizer> open_tokenizer(const fs::path& path, const std::strin
   probe.pattern = pattern;
   {
     const InputFile file(probe.path);
+    refuse_lfs_pointer(file);
     probe.head.resize(std::min<uint64_t>(file.size(), tokenizers::kHeadBytes));
     file.read(0, probe.head.data(), probe.head.size());
   }

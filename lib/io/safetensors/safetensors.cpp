@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/lfs_pointer.h"
 #include "io/strict_json.h"
 #include "numeric/bulk.h"
 
@@ -42,6 +43,7 @@ std::vector<float> read_decoded(const SafetensorsFile& file, const SafetensorsEn
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
     : file_(detail::as_checkpoint_error([&] { return InputFile(path); })) {
   const std::string where = path.string();
+  detail::as_checkpoint_error([&] { refuse_lfs_pointer(file_); });
   if (file_.size() < kLengthBytes) {
     throw CheckpointError(
         fmt::format("{}: {} bytes cannot be a safetensors file", where, file_.size()));

@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "base/error.h"
+#include "io/other_folders.h"
 #include "io/strict_json.h"
 
 namespace fp8train {
@@ -14,7 +16,9 @@ namespace {
 
 constexpr const char* kSingle = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
-constexpr std::string_view kGpt2Prefix = "transformer.";
+/// Base models, of GPT-2 and of the others (base_model_prefix in transformers).
+constexpr std::string_view kBasePrefixes[] = {"transformer.", "model."};
+constexpr std::string_view kWrappers[] = {"_orig_mod.", "module."};
 
 }  // namespace
 
@@ -42,18 +46,40 @@ TensorSource::TensorSource(const std::filesystem::path& path) : path_(path) {
   }
   if (!std::filesystem::is_directory(path)) {
     open_single(path);
-  } else if (std::filesystem::exists(path / kIndex)) {
-    open_index(path / kIndex);
   } else if (std::filesystem::exists(path / kSingle)) {
     open_single(path / kSingle);
+  } else if (std::filesystem::exists(path / kIndex)) {
+    open_index(path / kIndex);
   } else {
-    throw CheckpointError(fmt::format(
-        "{}: holds neither {} nor {}; weights in other formats (.bin, .pt) are not read because "
-        "unpickling runs code, convert them with transformers' save_pretrained",
-        path.string(), kSingle, kIndex));
+    const std::string what = describe_other_folder(path);
+    throw CheckpointError(fmt::format("{}: holds neither {} nor {}{}{}", path.string(), kSingle,
+                                      kIndex, what.empty() ? "" : "; ", what));
   }
   for (const auto& [name, location] : locations_) {
     names_.push_back(name);
+  }
+  find_wrapper();
+}
+
+/// Wrappers may lie within each other.
+void TensorSource::find_wrapper() {
+  const auto all_begin_with = [&](const std::string& prefix) {
+    return std::all_of(names_.begin(), names_.end(),
+                       [&](const std::string& name) { return name.starts_with(prefix); });
+  };
+  const auto next = [&]() -> std::string {
+    for (const std::string_view wrapper : kWrappers) {
+      if (const std::string prefix = wrapper_ + std::string(wrapper); all_begin_with(prefix)) {
+        return prefix;
+      }
+    }
+    return wrapper_;
+  };
+  if (names_.empty()) {
+    return;
+  }
+  for (std::string longer = next(); longer != wrapper_; longer = next()) {
+    wrapper_ = longer;
   }
 }
 
@@ -97,8 +123,13 @@ void TensorSource::open_index(const std::filesystem::path& index) {
 
 const TensorSource::Location* TensorSource::location_of(const std::string& name) const {
   auto found = locations_.find(name);
-  if (found == locations_.end() && name.starts_with(kGpt2Prefix)) {
-    found = locations_.find(name.substr(kGpt2Prefix.size()));
+  if (found == locations_.end()) {
+    found = locations_.find(wrapper_ + name);
+  }
+  for (const std::string_view base : kBasePrefixes) {
+    if (found == locations_.end() && name.starts_with(base)) {
+      found = locations_.find(wrapper_ + name.substr(base.size()));
+    }
   }
   return found == locations_.end() ? nullptr : &found->second;
 }
@@ -127,6 +158,28 @@ std::map<std::string, std::string> TensorSource::metadata() const {
     all.insert(file.header().metadata.begin(), file.header().metadata.end());
   }
   return all;
+}
+
+bool TensorSource::equal(const SafetensorsEntry& a, const SafetensorsEntry& b) const {
+  const SafetensorsFile& file_a = files_[location_of(a.name)->file];
+  const SafetensorsFile& file_b = files_[location_of(b.name)->file];
+  if (a.shape != b.shape) {
+    return false;
+  }
+  if (a.type.name != b.type.name) {
+    return file_a.read_f32(a) == file_b.read_f32(b);
+  }
+  constexpr uint64_t kPart = uint64_t{1} << 20;
+  std::vector<char> part_a(kPart), part_b(kPart);
+  for (uint64_t at = 0; at < a.bytes(); at += kPart) {
+    const auto bytes = static_cast<size_t>(std::min(kPart, a.bytes() - at));
+    file_a.read(a, at, bytes, part_a.data());
+    file_b.read(b, at, bytes, part_b.data());
+    if (std::memcmp(part_a.data(), part_b.data(), bytes) != 0) {
+      return false;
+    }
+  }
+  return true;
 }
 
 std::vector<char> TensorSource::read_bytes(const SafetensorsEntry& entry) const {

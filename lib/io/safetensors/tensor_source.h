@@ -1,6 +1,7 @@
 #pragma once
 // The tensors of a Hugging Face model folder, whether one model.safetensors or shards with an
-// index. Owns open files; holds no tensor.
+// index; of both the single file counts, as in transformers (modeling_utils.py). Owns open files;
+// holds no tensor.
 
 #include <filesystem>
 #include <map>
@@ -32,9 +33,17 @@ class TensorSource {
   /// Returns the metadata of all files together.
   std::map<std::string, std::string> metadata() const;
 
-  /// Returns null when there is no such tensor. GPT-2 folders come with and without "transformer."
-  /// before their names; asked with the prefix, both are found.
+  /// Returns null when there is no such tensor. Folders of a base model have their names without
+  /// "transformer." or "model."; asked with the prefix, both are found. So are names of which all
+  /// begin with what torch.compile and DataParallel put before them ("_orig_mod.", "module.").
   const SafetensorsEntry* find(const std::string& name) const;
+
+  /// Returns a name of this source without what a wrapper of the model has put before all of them.
+  std::string unwrapped(const std::string& name) const { return name.substr(wrapper_.size()); }
+
+  /// Whether two tensors of this source have the same shape and the same values. Throws
+  /// CheckpointError when reading fails.
+  bool equal(const SafetensorsEntry& a, const SafetensorsEntry& b) const;
 
   /// Returns the bytes of a tensor of this source, as they are. Throws CheckpointError when reading
   /// fails.
@@ -52,12 +61,14 @@ class TensorSource {
   };
   void open_single(const std::filesystem::path& path);
   void open_index(const std::filesystem::path& index);
+  void find_wrapper();
   const Location* location_of(const std::string& name) const;
 
   std::filesystem::path path_;
   std::vector<SafetensorsFile> files_;
   std::map<std::string, Location> locations_;
   std::vector<std::string> names_;
+  std::string wrapper_;
 };
 
 }  // namespace fp8train

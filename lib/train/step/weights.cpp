@@ -43,7 +43,8 @@ std::vector<std::string> unread_tensors(Decoder& model, const TensorSource& sour
   }
   std::vector<std::string> unread;
   for (const std::string& name : source.names()) {
-    if (read.count(source.find(name)) == 0 && !follows_from_config(model.config(), name)) {
+    if (read.count(source.find(name)) == 0 &&
+        !follows_from_config(model.config(), source.unwrapped(name))) {
       unread.push_back(name);
     }
   }

@@ -1,0 +1,11 @@
+#pragma once
+// What git-lfs leaves in a clone instead of a large file (git-lfs, docs/spec.md: "The Pointer").
+
+#include "base/input_file.h"
+
+namespace fp8train {
+
+/// Throws DataError, with what to do, where the file is such a pointer. read_text_file calls it.
+void refuse_lfs_pointer(const InputFile& file);
+
+}  // namespace fp8train

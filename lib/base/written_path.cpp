@@ -1,0 +1,67 @@
+#include "base/written_path.h"
+
+#include <fmt/format.h>
+#include <pwd.h>
+#include <unistd.h>
+
+#include <cctype>
+#include <cstdlib>
+#include <optional>
+
+namespace fp8train {
+namespace {
+
+/// Empty where nobody knows it.
+std::string home_directory() {
+  if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0') {
+    return home;
+  }
+  const passwd* account = getpwuid(geteuid());
+  return account == nullptr || account->pw_dir == nullptr ? "" : account->pw_dir;
+}
+
+bool is_name_character(char c) {
+  return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
+}
+
+/// Returns the first `$NAME` or `${NAME}` as it is written.
+std::optional<std::string> variable_in(const std::string& text) {
+  for (size_t at = text.find('$'); at != std::string::npos; at = text.find('$', at + 1)) {
+    const bool braces = text.substr(at + 1, 1) == "{";
+    const size_t begin = at + (braces ? 2 : 1);
+    size_t end = begin;
+    while (end < text.size() && is_name_character(text[end])) {
+      ++end;
+    }
+    const bool is_name = end > begin && std::isdigit(static_cast<unsigned char>(text[begin])) == 0;
+    if (is_name && (!braces || text.substr(end, 1) == "}")) {
+      return text.substr(at, end + (braces ? 1 : 0) - at);
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+WrittenPath written_path(const std::string& text) {
+  if (const auto variable = variable_in(text)) {
+    return {text, fmt::format("{} is not expanded here: write the path itself, or let the shell "
+                              "do it (\"key={}\" in double quotes)",
+                              *variable, text)};
+  }
+  if (!text.starts_with('~')) {
+    return {text, ""};
+  }
+  if (text.size() > 1 && text[1] != '/') {
+    return {text, fmt::format("only ~/ is expanded here: write the path of {} itself, or ./{} for "
+                              "a file of that name",
+                              text.substr(0, text.find('/')), text)};
+  }
+  const std::string home = home_directory();
+  if (home.empty()) {
+    return {text, "~ is the home directory, which is not known: HOME is not set"};
+  }
+  return {home + text.substr(1), ""};
+}
+
+}  // namespace fp8train

@@ -1,0 +1,19 @@
+#pragma once
+// Paths that a person wrote where no shell has expanded them: in YAML, after `key=`, at a question.
+
+#include <string>
+
+namespace fp8train {
+
+/// A path as it is opened, or why it is not taken.
+struct WrittenPath {
+  std::string path;
+  std::string problem;  ///< empty: there is none
+};
+
+/// Returns `text` with `~` or `~/` at its start replaced by the home directory (HOME, else that of
+/// the user's account). A problem is `~name`, `$NAME` or `${NAME}`, which nothing here expands; a
+/// file of such a name is written with `./` before a `~`, and not at all with a `$`.
+WrittenPath written_path(const std::string& text);
+
+}  // namespace fp8train

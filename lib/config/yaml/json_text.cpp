@@ -1,0 +1,70 @@
+#include "config/yaml/json_text.h"
+
+#include <algorithm>
+#include <string_view>
+
+namespace fp8train {
+namespace {
+
+constexpr std::string_view kBlanks = " \t\r\n";
+
+/// Returns the end of the comment that begins at `at`, or `at` if none does. `before`: the last
+/// character before it that is not blank. A path after a colon (`//host/file`) is no comment, and
+/// neither are slashes within a word.
+size_t end_of_comment(std::string_view text, size_t at, char before) {
+  const std::string_view rest = text.substr(at);
+  const bool in_word = at > 0 && (kBlanks.find(text[at - 1]) == std::string_view::npos) &&
+                       std::string_view(",{}[]\"'/").find(text[at - 1]) == std::string_view::npos;
+  if (in_word) {
+    return at;
+  }
+  if (rest.starts_with("/*")) {
+    const size_t end = rest.find("*/");
+    return end == std::string_view::npos ? at : at + end + 2;
+  }
+  if (rest.starts_with('#') || (rest.starts_with("//") && before != ':')) {
+    return std::min(text.find('\n', at), text.size());
+  }
+  return at;
+}
+
+/// Whether a text within single quotes begins after this character: elsewhere an apostrophe is one.
+bool begins_value(char before) {
+  return std::string_view("{[,:").find(before) != std::string_view::npos;
+}
+
+}  // namespace
+
+std::string json_as_yaml(std::string text) {
+  std::string plain = text;
+  char before = ' ', quote = 0;
+  bool is_object = false;
+  for (size_t i = 0; i < plain.size(); ++i) {
+    const char c = plain[i];
+    if (quote != 0) {
+      i += c == '\\' && quote == '"' ? 1 : 0;
+      quote = c == quote ? 0 : quote;
+      continue;
+    }
+    if (const size_t end = end_of_comment(text, i, before); end > i) {
+      for (; i < end; ++i) {
+        plain[i] = plain[i] == '\n' ? '\n' : ' ';
+      }
+      --i;
+      continue;
+    }
+    if (kBlanks.find(c) != std::string_view::npos) {
+      plain[i] = c == '\t' ? ' ' : c;
+      continue;
+    }
+    if (!is_object && c != '{') {
+      return text;
+    }
+    is_object = true;
+    quote = c == '"' || (c == '\'' && begins_value(before)) ? c : 0;
+    before = c;
+  }
+  return is_object ? plain : text;
+}
+
+}  // namespace fp8train

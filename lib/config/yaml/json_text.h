@@ -1,0 +1,13 @@
+#pragma once
+// JSON among configurations, which are read as YAML.
+
+#include <string>
+
+namespace fp8train {
+
+/// Returns a JSON object as YAML reads it, with every mark where it was: blanks for the tabs
+/// between its values and for comments (`//`, `/* */` and `#`, as in Hjson; DeepSpeed reads its
+/// files so, deepspeed/runtime/config.py). Other text stays as it is.
+std::string json_as_yaml(std::string text);
+
+}  // namespace fp8train
