@@ -58,9 +58,11 @@ void rename_folder(const fs::path& from, const fs::path& to) {
                [&](std::error_code& failure) { fs::rename(from, to, failure); });
 }
 
-void remove_folder(const fs::path& folder) {
-  require_done("remove " + folder.string(),
-               [&](std::error_code& failure) { fs::remove_all(folder, failure); });
+/// Returns why a folder cannot be removed, or an empty text.
+std::string failed_removal(const fs::path& folder) {
+  std::error_code failure;
+  fs::remove_all(folder, failure);
+  return failure ? fmt::format("cannot remove {}: {}", folder.string(), failure.message()) : "";
 }
 
 /// What a folder holds; nothing where it does not exist. Throws DeviceError for any other failure:
@@ -86,18 +88,52 @@ bool waits_for_its_name(const fs::path& path) {
   return path.extension() == kReplaced && step_of(path.stem().string()) && !fs::exists(published);
 }
 
-/// Removes what interrupted saves left; a checkpoint that was set aside gets its name back.
-void clear_remains(const fs::path& root) {
+/// Whether no checkpoint needs a folder: "step-000100.partial", "step-000100.replaced" or, where it
+/// could not be removed once, "step-000100.1.partial".
+bool is_remains(const fs::path& path) {
+  const fs::path extension = path.extension();
+  fs::path name = path.stem();
+  if (extension == kPartial && name.has_extension() &&
+      whole_number<int>(name.extension().string().substr(1))) {
+    name = name.stem();
+  }
+  return (extension == kPartial || extension == kReplaced) && step_of(name.string()).has_value();
+}
+
+/// Removes a folder of remains, or gives it a number under which it is removed later: a file in it
+/// may be open on another machine. Throws DeviceError where the name stays taken.
+void free_name(const fs::path& folder) {
+  std::error_code unseen;
+  if (fs::symlink_status(folder, unseen).type() == fs::file_type::not_found ||
+      failed_removal(folder).empty()) {
+    return;
+  }
+  fs::path free;
+  for (int number = 1; free.empty() || fs::exists(free, unseen); ++number) {
+    free = folder.parent_path() / fmt::format("{}.{}{}", folder.stem().string(), number, kPartial);
+  }
+  rename_folder(folder, free);
+}
+
+/// Removes what interrupted saves left; a checkpoint that was set aside gets its name back. Returns
+/// a sentence for each folder where that fails.
+std::vector<std::string> clear_remains(const fs::path& root) {
+  std::vector<std::string> failures;
   for (const fs::path& path : list_folder(root)) {
-    const fs::path extension = path.extension();
-    const bool ours = (extension == kPartial || extension == kReplaced) &&
-                      step_of(path.stem().string()).has_value();
-    if (ours && waits_for_its_name(path)) {
-      rename_folder(path, path.parent_path() / path.stem());
-    } else if (ours && fs::is_directory(path)) {
-      remove_folder(path);
+    try {
+      if (is_remains(path) && waits_for_its_name(path)) {
+        rename_folder(path, path.parent_path() / path.stem());
+      } else if (is_remains(path) && fs::is_directory(path)) {
+        failures.push_back(failed_removal(path));
+      }
+    } catch (const DeviceError& error) {
+      failures.emplace_back(error.what());
+    } catch (const fs::filesystem_error& error) {
+      failures.emplace_back(error.what());
     }
   }
+  std::erase(failures, "");
+  return failures;
 }
 
 /// Gives `partial` the name `published`, where a checkpoint of the step may be already: the two
@@ -114,7 +150,7 @@ void publish(const fs::path& partial, const fs::path& published) {
                                     published.string(), failure.message()));
     }
     const fs::path replaced = published.string() + kReplaced;
-    remove_folder(replaced);
+    free_name(replaced);
     rename_folder(published, replaced);
   }
   rename_folder(partial, published);
@@ -154,7 +190,7 @@ fs::path partial_checkpoint(const fs::path& root, int64_t step) {
 fs::path begin_checkpoint(const fs::path& root, int64_t step) {
   check(step >= 0, "a checkpoint's step is negative");
   fs::path partial = partial_checkpoint(root, step);
-  remove_folder(partial);
+  free_name(partial);
   make_folder(partial);
   return partial;
 }
@@ -209,9 +245,24 @@ fs::path commit_checkpoint(const fs::path& root, int64_t step, const std::string
   verify_checkpoint(partial, depth);
   publish(partial, published);
   sync_directory(root);
-  write_file_atomically(root / "latest", folder_name(step) + "\n");
-  clear_remains(root);
   return published;
+}
+
+std::vector<std::string> tidy_checkpoints(const fs::path& root, int64_t newest) {
+  std::vector<std::string> failures;
+  const auto attempt = [&](const auto& work) {
+    try {
+      work();
+    } catch (const DeviceError& error) {
+      failures.emplace_back(error.what());
+    }
+  };
+  attempt([&] { write_file_atomically(root / "latest", folder_name(newest) + "\n"); });
+  attempt([&] {
+    const std::vector<std::string> remains = clear_remains(root);
+    failures.insert(failures.end(), remains.begin(), remains.end());
+  });
+  return failures;
 }
 
 fs::path save_checkpoint(const fs::path& root, int64_t step, const CheckpointContents& contents) {
@@ -222,7 +273,9 @@ fs::path save_checkpoint(const fs::path& root, int64_t step, const CheckpointCon
       records.push_back(write_checkpoint_file(partial, file));
       read_back(partial, records.back());
     }
-    return commit_checkpoint(root, step, contents.run_id, records, Verify::sizes);
+    fs::path published = commit_checkpoint(root, step, contents.run_id, records, Verify::sizes);
+    tidy_checkpoints(root, step);
+    return published;
   } catch (...) {
     discard_partial(root, step);
     throw;
@@ -305,11 +358,11 @@ fs::path checkpoint_of_step(const fs::path& root, int64_t step) {
       step, root.string()));
 }
 
-void remove_checkpoint(const CheckpointFolder& checkpoint) {
+std::string remove_checkpoint(const CheckpointFolder& checkpoint) {
   const fs::path partial = partial_checkpoint(checkpoint.path.parent_path(), checkpoint.step);
-  remove_folder(partial);
+  free_name(partial);
   rename_folder(checkpoint.path, partial);
-  remove_folder(partial);
+  return failed_removal(partial);
 }
 
 std::string read_checkpoint_text(const fs::path& checkpoint, const std::string& name) {

@@ -6,8 +6,8 @@
 //
 // One process calls save_checkpoint(). If several ranks write files, one calls begin_checkpoint(),
 // each calls write_checkpoint_file() and read_back(), and when all have succeeded the first one
-// calls commit_checkpoint() with the records of all. io/checkpoint/checkpoint_retention.h then
-// decides which older checkpoints are deleted.
+// calls commit_checkpoint() with the records of all, and then tidy_checkpoints().
+// io/checkpoint/checkpoint_retention.h decides which older checkpoints are deleted.
 
 #include <cstdint>
 #include <filesystem>
@@ -77,13 +77,18 @@ void read_back(const std::filesystem::path& partial, const FileRecord& record);
 
 enum class Verify : uint8_t { sizes, hashes };
 
-/// Writes the manifest, verifies the partial folder, publishes it, writes its name to root/latest
-/// and removes the remains of interrupted saves; returns its path. `depth` is Verify::sizes where
-/// every file has been read back. Throws as save_checkpoint(); the partial folder stays.
+/// Writes the manifest, verifies the partial folder and publishes it; returns its path. From then
+/// on the checkpoint is saved. `depth` is Verify::sizes where every file has been read back. Throws
+/// as save_checkpoint(); the partial folder stays.
 std::filesystem::path commit_checkpoint(const std::filesystem::path& root, int64_t step,
                                         const std::string& run_id,
                                         const std::vector<FileRecord>& records,
                                         Verify depth = Verify::hashes);
+
+/// Writes the name of the newest checkpoint to root/latest and removes the remains of interrupted
+/// saves and removals. Returns a sentence for each of these that fails, which harms no checkpoint;
+/// the next call tries it again.
+std::vector<std::string> tidy_checkpoints(const std::filesystem::path& root, int64_t newest);
 
 /// Removes the partial folder of a step, if there is one. Never throws.
 void discard_partial(const std::filesystem::path& root, int64_t step) noexcept;
@@ -115,8 +120,9 @@ std::optional<CheckpointFolder> newest_valid(
 std::filesystem::path checkpoint_of_step(const std::filesystem::path& root, int64_t step);
 
 /// Deletes a published checkpoint. Its name goes first, so that an interruption leaves no half of
-/// it. Throws DeviceError.
-void remove_checkpoint(const CheckpointFolder& checkpoint);
+/// it. Throws DeviceError where the name stays. Returns why its files cannot be removed, or an
+/// empty text; tidy_checkpoints() tries that again.
+std::string remove_checkpoint(const CheckpointFolder& checkpoint);
 
 /// Returns the content of a text file of a checkpoint. Throws CheckpointError when it is missing.
 std::string read_checkpoint_text(const std::filesystem::path& checkpoint, const std::string& name);

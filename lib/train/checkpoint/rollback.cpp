@@ -5,7 +5,6 @@
 #include <optional>
 #include <vector>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "io/checkpoint/checkpoint.h"
@@ -62,9 +61,10 @@ void delete_newer(const fs::path& root, int64_t step) {
   for (const CheckpointFolder& folder : find_checkpoints(root)) {
     if (folder.step > step) {
       remove_checkpoint(folder);
-    } else if (folder.step == step) {
-      write_file_atomically(root / "latest", folder.path.filename().string() + "\n");
     }
+  }
+  for (const std::string& failure : tidy_checkpoints(root, step)) {  // files left above among them
+    log_warning(failure);
   }
 }
 

@@ -4,8 +4,10 @@
 //   FP8TRAIN_FAULT_FOLDER  the folder, absolute, or how paths begin; calls on other files pass
 //   FP8TRAIN_FAULT_LOG     a file elsewhere that gets one line for each call: "NUMBER NAME PATH"
 //   FP8TRAIN_FAULT_CALL    which call, from 1; 0 or nothing: none
+//   FP8TRAIN_FAULT_EVERY   "NAME TEXT" instead: each call of this name on a path that has the text
 //   FP8TRAIN_FAULT_KIND    KILL | TERM   a signal before the call, which TERM then lets pass
-//                          EIO | ENOSPC | ESTALE   the call fails
+//                          EIO | ENOSPC | ESTALE | EBUSY | ENOTEMPTY | ENOSYS | EOPNOTSUPP |
+//                          ENOLCK   the call fails
 //                          SHORT   a write stores half of its bytes; other calls pass
 //                          SLOW    the call takes two seconds
 //                          HANG    the call never returns, and nor do those after it
@@ -32,13 +34,22 @@
 
 namespace {
 
-enum class Kind : uint8_t { none, kill, term, eio, enospc, estale, shortened, slow, hang };
+enum class Kind : uint8_t { none, kill, term, error, shortened, slow, hang };
 
 struct Plan {
   std::string folder;
   int log = -1;
   long call = 0;
+  std::string every_name, every_text;
   Kind kind = Kind::none;
+  int error = 0;
+
+  bool has(const char* name, const std::string& path, long number) const {
+    if (!every_name.empty()) {
+      return every_name == name && path.find(every_text) != std::string::npos;
+    }
+    return call > 0 && (number == call || (kind == Kind::hang && number > call));
+  }
 };
 
 /// The next definition of a function of libc.
@@ -47,21 +58,31 @@ Function real(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
 }
 
-Kind kind_named(const char* name) {
-  constexpr std::array<std::pair<const char*, Kind>, 8> kKinds = {{{"KILL", Kind::kill},
-                                                                   {"TERM", Kind::term},
-                                                                   {"EIO", Kind::eio},
-                                                                   {"ENOSPC", Kind::enospc},
-                                                                   {"ESTALE", Kind::estale},
-                                                                   {"SHORT", Kind::shortened},
-                                                                   {"SLOW", Kind::slow},
-                                                                   {"HANG", Kind::hang}}};
-  for (const auto& [known, kind] : kKinds) {
-    if (name != nullptr && std::strcmp(name, known) == 0) {
-      return kind;
+void read_kind(const char* name, Plan& read) {
+  struct Known {
+    const char* name;
+    Kind kind;
+    int error;
+  };
+  constexpr std::array<Known, 13> kKinds = {{{"KILL", Kind::kill, 0},
+                                             {"TERM", Kind::term, 0},
+                                             {"SHORT", Kind::shortened, 0},
+                                             {"SLOW", Kind::slow, 0},
+                                             {"HANG", Kind::hang, 0},
+                                             {"EIO", Kind::error, EIO},
+                                             {"ENOSPC", Kind::error, ENOSPC},
+                                             {"ESTALE", Kind::error, ESTALE},
+                                             {"EBUSY", Kind::error, EBUSY},
+                                             {"ENOTEMPTY", Kind::error, ENOTEMPTY},
+                                             {"ENOSYS", Kind::error, ENOSYS},
+                                             {"EOPNOTSUPP", Kind::error, EOPNOTSUPP},
+                                             {"ENOLCK", Kind::error, ENOLCK}}};
+  for (const Known& known : kKinds) {
+    if (name != nullptr && std::strcmp(name, known.name) == 0) {
+      read.kind = known.kind;
+      read.error = known.error;
     }
   }
-  return Kind::none;
 }
 
 const Plan& plan() {
@@ -72,7 +93,12 @@ const Plan& plan() {
     const char* const call = std::getenv("FP8TRAIN_FAULT_CALL");
     read.folder = folder == nullptr ? "" : folder;
     read.call = call == nullptr ? 0 : std::strtol(call, nullptr, 10);
-    read.kind = kind_named(std::getenv("FP8TRAIN_FAULT_KIND"));
+    read_kind(std::getenv("FP8TRAIN_FAULT_KIND"), read);
+    if (const char* const every = std::getenv("FP8TRAIN_FAULT_EVERY")) {
+      const std::string words = every;
+      read.every_name = words.substr(0, words.find(' '));
+      read.every_text = words.substr(words.find(' ') + 1);
+    }
     if (log != nullptr) {
       using Open = int (*)(const char*, int, ...);
       read.log = real<Open>("open")(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
@@ -123,8 +149,7 @@ Fate counted(const char* name, const std::string& path, bool writes = false) {
     static const Write kWrite = real<Write>("write");
     [[maybe_unused]] const ssize_t done = kWrite(wanted.log, line.data(), line.size());
   }
-  const bool is_after = wanted.kind == Kind::hang && wanted.call > 0 && number > wanted.call;
-  if (number != wanted.call && !is_after) {
+  if (!wanted.has(name, path, number)) {
     return Fate::pass;
   }
   switch (wanted.kind) {
@@ -137,14 +162,8 @@ Fate counted(const char* name, const std::string& path, bool writes = false) {
     case Kind::term:
       kill(getpid(), SIGTERM);
       return Fate::pass;
-    case Kind::eio:
-      errno = EIO;
-      return Fate::fail;
-    case Kind::enospc:
-      errno = ENOSPC;
-      return Fate::fail;
-    case Kind::estale:
-      errno = ESTALE;
+    case Kind::error:
+      errno = wanted.error;
       return Fate::fail;
     case Kind::slow:
       sleep(2);
@@ -308,6 +327,14 @@ int renameat2(int from_folder, const char* from, int to_folder, const char* to, 
   }
   return real<int (*)(int, const char*, int, const char*, unsigned)>("renameat2")(
       from_folder, from, to_folder, to, flags);
+}
+
+/// flock(), under a name that does not hide struct flock.
+int lock_file(int descriptor, int operation) __asm__("flock");
+int lock_file(int descriptor, int operation) {
+  return fails("flock", path_of(descriptor))
+             ? -1
+             : real<int (*)(int, int)>("flock")(descriptor, operation);
 }
 
 int mkdir(const char* path, mode_t mode) {
