@@ -38,6 +38,9 @@ TEST_CASE("a checkpoint is saved, found, verified and read back") {
   CHECK(file.read_f32(*file.find("w"))[299] == 311.0F);
   CHECK(test::read_file(dir / "checkpoints/latest") == "step-000012\n");
   CHECK_THROWS_AS(read_checkpoint_text(path, "none.json"), CheckpointError);
+  flip_bit(path / "state.json", 3, 0);
+  CHECK_THAT(message_of<CheckpointError>([&] { read_checkpoint_text(path, "state.json"); }),
+             Contains("state.json: damaged: expected XXH3-128"));
   CHECK(find_checkpoints(dir / "nowhere").empty());
 }
 

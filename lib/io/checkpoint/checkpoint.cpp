@@ -22,21 +22,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kPrefix = "step-";
 constexpr const char* kPartial = ".partial";
 constexpr const char* kReplaced = ".replaced";
-constexpr size_t kMaxText = 1U << 30;
-
-std::string folder_name(int64_t step) {
-  return fmt::format("{}{:06}", kPrefix, step);
-}
-
-/// The step of "step-000100", or nothing for any other name.
-std::optional<int64_t> step_of(const std::string& name) {
-  if (!name.starts_with(kPrefix)) return std::nullopt;
-  const auto step = whole_number<int64_t>(std::string_view(name).substr(kPrefix.size()));
-  return step && folder_name(*step) == name ? step : std::nullopt;
-}
 
 /// Runs a file operation and turns its failure into a DeviceError.
 template <typename Operation>
@@ -85,7 +72,8 @@ std::vector<fs::path> list_folder(const fs::path& folder) {
 /// was interrupted before the new one had its name.
 bool waits_for_its_name(const fs::path& path) {
   const fs::path published = path.parent_path() / path.stem();
-  return path.extension() == kReplaced && step_of(path.stem().string()) && !fs::exists(published);
+  return path.extension() == kReplaced && detail::step_of_folder(path.stem().string()) &&
+         !fs::exists(published);
 }
 
 /// Whether no checkpoint needs a folder: "step-000100.partial", "step-000100.replaced" or, where it
@@ -97,7 +85,8 @@ bool is_remains(const fs::path& path) {
       whole_number<int>(name.extension().string().substr(1))) {
     name = name.stem();
   }
-  return (extension == kPartial || extension == kReplaced) && step_of(name.string()).has_value();
+  return (extension == kPartial || extension == kReplaced) &&
+         detail::step_of_folder(name.string()).has_value();
 }
 
 /// Removes a folder of remains, or gives it a number under which it is removed later: a file in it
@@ -166,25 +155,10 @@ void forget_cached(const fs::path& path) {
   }
 }
 
-void verify_file(const fs::path& path, const FileRecord& record, Verify depth) {
-  detail::as_checkpoint_error([&] {
-    const InputFile file(path, InputFile::Links::refuse);
-    if (file.size() != record.bytes) {
-      throw CheckpointError(
-          fmt::format("{}: expected {} bytes, found {}", path.string(), record.bytes, file.size()));
-    }
-    const std::string found = depth == Verify::hashes ? *hash_content(file) : record.xxh3_128;
-    if (found != record.xxh3_128) {
-      throw CheckpointError(fmt::format("{}: damaged: expected XXH3-128 {}, found {}",
-                                        path.string(), record.xxh3_128, found));
-    }
-  });
-}
-
 }  // namespace
 
 fs::path partial_checkpoint(const fs::path& root, int64_t step) {
-  return root / (folder_name(step) + kPartial);
+  return root / (detail::checkpoint_folder(step) + kPartial);
 }
 
 fs::path begin_checkpoint(const fs::path& root, int64_t step) {
@@ -220,10 +194,9 @@ FileRecord write_checkpoint_file(const fs::path& partial, const CheckpointFile& 
 }
 
 void read_back(const fs::path& partial, const FileRecord& record) {
-  const fs::path path = partial / record.name;
-  forget_cached(path);
+  forget_cached(partial / record.name);
   try {
-    verify_file(path, record, Verify::hashes);
+    verify_file(partial, record);
   } catch (const CheckpointError& error) {
     throw CheckpointError(
         fmt::format("what was written cannot be read back: {}; check the disk", error.what()));
@@ -233,7 +206,7 @@ void read_back(const fs::path& partial, const FileRecord& record) {
 fs::path commit_checkpoint(const fs::path& root, int64_t step, const std::string& run_id,
                            const std::vector<FileRecord>& records, Verify depth) {
   const fs::path partial = partial_checkpoint(root, step);
-  fs::path published = root / folder_name(step);
+  fs::path published = root / detail::checkpoint_folder(step);
   std::set<std::string> names;
   for (const FileRecord& record : records) {
     if (!names.insert(record.name).second) {
@@ -257,7 +230,8 @@ std::vector<std::string> tidy_checkpoints(const fs::path& root, int64_t newest) 
       failures.emplace_back(error.what());
     }
   };
-  attempt([&] { write_file_atomically(root / "latest", folder_name(newest) + "\n"); });
+  attempt(
+      [&] { write_file_atomically(root / "latest", detail::checkpoint_folder(newest) + "\n"); });
   attempt([&] {
     const std::vector<std::string> remains = clear_remains(root);
     failures.insert(failures.end(), remains.begin(), remains.end());
@@ -295,7 +269,7 @@ std::vector<CheckpointFolder> find_checkpoints(const fs::path& root) {
   std::vector<CheckpointFolder> folders;
   for (const fs::path& path : list_folder(root)) {
     const fs::path name = waits_for_its_name(path) ? path.stem() : path.filename();
-    const auto step = step_of(name.string());
+    const auto step = detail::step_of_folder(name.string());
     if (step && fs::is_directory(path)) {
       folders.push_back({path, *step});
     }
@@ -305,45 +279,29 @@ std::vector<CheckpointFolder> find_checkpoints(const fs::path& root) {
   return folders;
 }
 
-CheckpointManifest verify_checkpoint(const fs::path& checkpoint, Verify depth) {
-  const fs::path path = checkpoint / detail::kManifestName;
-  std::string text;
-  try {
-    text = read_text_file(path, detail::kMaxJsonFile);
-  } catch (const DataError& error) {
-    throw CheckpointError(
-        fmt::format("{}: not a complete checkpoint: {}", checkpoint.string(), error.what()));
-  }
-  CheckpointManifest manifest = detail::parse_manifest(text, path.string());
-  const auto step = step_of(checkpoint.filename().string());
-  if (step && *step != manifest.step) {
-    throw CheckpointError(
-        fmt::format("{}: the manifest is that of step {}; the folder was renamed or "
-                    "its files belong to another checkpoint",
-                    checkpoint.string(), manifest.step));
-  }
-  for (const FileRecord& record : manifest.files) {
-    verify_file(checkpoint / record.name, record, depth);
-  }
-  return manifest;
-}
-
 std::optional<CheckpointFolder> newest_valid(const fs::path& root,
                                              std::vector<std::string>& skipped,
-                                             const std::function<void(const fs::path&)>& examine) {
+                                             const std::function<void(const fs::path&)>& examine,
+                                             Wanted wanted) {
   for (const CheckpointFolder& folder : find_checkpoints(root)) {
+    if (folder.step >= wanted.before) {
+      continue;
+    }
     try {
-      verify_checkpoint(folder.path);
+      verify_checkpoint(folder.path, wanted.depth);
       if (examine) {
         examine(folder.path);
       }
       return folder;
     } catch (const CheckpointError& error) {
-      skipped.push_back(
-          fmt::format("skipped checkpoint {}: {}", folder.path.filename().string(), error.what()));
+      skipped.push_back(skipped_checkpoint(folder.path, error.what()));
     }
   }
   return std::nullopt;
+}
+
+std::string skipped_checkpoint(const fs::path& checkpoint, const std::string& why) {
+  return fmt::format("skipped checkpoint {}: {}", checkpoint.filename().string(), why);
 }
 
 fs::path checkpoint_of_step(const fs::path& root, int64_t step) {
@@ -363,10 +321,6 @@ std::string remove_checkpoint(const CheckpointFolder& checkpoint) {
   free_name(partial);
   rename_folder(checkpoint.path, partial);
   return failed_removal(partial);
-}
-
-std::string read_checkpoint_text(const fs::path& checkpoint, const std::string& name) {
-  return detail::as_checkpoint_error([&] { return read_text_file(checkpoint / name, kMaxText); });
 }
 
 }  // namespace fp8train

@@ -2,7 +2,7 @@
 // Checkpoints as folders that are either complete and verified or absent. A checkpoint is written
 // into step-000100.partial/, every file flushed and read back, MANIFEST.json (sizes, XXH3-128
 // hashes, step, run) last; then the folder is renamed to step-000100 and its parent flushed.
-// Loading verifies every byte. Synchronous; tensor memory stays the caller's.
+// Loading hashes every byte that it uses. Synchronous; tensor memory stays the caller's.
 //
 // One process calls save_checkpoint(). If several ranks write files, one calls begin_checkpoint(),
 // each calls write_checkpoint_file() and read_back(), and when all have succeeded the first one
@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -107,13 +108,29 @@ bool is_checkpoint(const std::filesystem::path& folder);
 CheckpointManifest verify_checkpoint(const std::filesystem::path& checkpoint,
                                      Verify depth = Verify::hashes);
 
+/// Checks one file as verify_checkpoint() does.
+void verify_file(const std::filesystem::path& checkpoint, const FileRecord& record,
+                 Verify depth = Verify::hashes);
+
+/// Throws CheckpointError unless the manifest lists the file `name` with this hash.
+void require_hash(const std::filesystem::path& checkpoint, const CheckpointManifest& manifest,
+                  const std::string& name, const std::string& hash);
+
+/// Which checkpoints newest_valid() looks for, and how closely it looks at them.
+struct Wanted {
+  Verify depth = Verify::hashes;
+  int64_t before = std::numeric_limits<int64_t>::max();  ///< only those of earlier steps
+};
+
 /// Returns the newest checkpoint that verifies, or nothing. One sentence for each newer one that
 /// does not goes into `skipped`. Deletes nothing. `examine` may look into one that verifies, and
 /// throws CheckpointError if its content is of no use. Throws DeviceError as find_checkpoints()
 /// does.
 std::optional<CheckpointFolder> newest_valid(
     const std::filesystem::path& root, std::vector<std::string>& skipped,
-    const std::function<void(const std::filesystem::path&)>& examine = {});
+    const std::function<void(const std::filesystem::path&)>& examine = {}, Wanted wanted = {});
+/// Returns the sentence of newest_valid() for a checkpoint.
+std::string skipped_checkpoint(const std::filesystem::path& checkpoint, const std::string& why);
 
 /// Returns the checkpoint of `step`, from which the first rank continues. Throws CheckpointError
 /// where this rank does not see it.
@@ -124,13 +141,19 @@ std::filesystem::path checkpoint_of_step(const std::filesystem::path& root, int6
 /// empty text; tidy_checkpoints() tries that again.
 std::string remove_checkpoint(const CheckpointFolder& checkpoint);
 
-/// Returns the content of a text file of a checkpoint. Throws CheckpointError when it is missing.
+/// Returns the content of a text file of a checkpoint. Throws CheckpointError when it is missing or
+/// its hash is not that of the manifest.
 std::string read_checkpoint_text(const std::filesystem::path& checkpoint, const std::string& name);
 
 namespace detail {
 
 constexpr int kCheckpointVersion = 1;
 constexpr const char* kManifestName = "MANIFEST.json";
+
+/// Returns the name of a published checkpoint, "step-000100", and the step of a name, or nothing
+/// for any other name.
+std::string checkpoint_folder(int64_t step);
+std::optional<int64_t> step_of_folder(const std::string& name);
 
 /// Write and read the text of MANIFEST.json; `where` begins messages. Reading throws
 /// CheckpointError unless the text is byte for byte what manifest_text() writes for its content and

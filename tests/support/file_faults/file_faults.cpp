@@ -4,11 +4,13 @@
 //   FP8TRAIN_FAULT_FOLDER  the folder, absolute, or how paths begin; calls on other files pass
 //   FP8TRAIN_FAULT_LOG     a file elsewhere that gets one line for each call: "NUMBER NAME PATH"
 //   FP8TRAIN_FAULT_CALL    which call, from 1; 0 or nothing: none
+//   FP8TRAIN_FAULT_RANK    only in this rank of mpirun; nothing: in every process
 //   FP8TRAIN_FAULT_EVERY   "NAME TEXT" instead: each call of this name on a path that has the text
 //   FP8TRAIN_FAULT_KIND    KILL | TERM   a signal before the call, which TERM then lets pass
 //                          EIO | ENOSPC | ESTALE | EBUSY | ENOTEMPTY | ENOSYS | EOPNOTSUPP |
 //                          ENOLCK   the call fails
 //                          SHORT   a write stores half of its bytes; other calls pass
+//                          FLIP    a positioned read sees one bit of the file otherwise
 //                          SLOW    the call takes two seconds
 //                          HANG    the call never returns, and nor do those after it
 //
@@ -34,7 +36,7 @@
 
 namespace {
 
-enum class Kind : uint8_t { none, kill, term, error, shortened, slow, hang };
+enum class Kind : uint8_t { none, kill, term, error, shortened, flip, slow, hang };
 
 struct Plan {
   std::string folder;
@@ -64,9 +66,10 @@ void read_kind(const char* name, Plan& read) {
     Kind kind;
     int error;
   };
-  constexpr std::array<Known, 13> kKinds = {{{"KILL", Kind::kill, 0},
+  constexpr std::array<Known, 14> kKinds = {{{"KILL", Kind::kill, 0},
                                              {"TERM", Kind::term, 0},
                                              {"SHORT", Kind::shortened, 0},
+                                             {"FLIP", Kind::flip, 0},
                                              {"SLOW", Kind::slow, 0},
                                              {"HANG", Kind::hang, 0},
                                              {"EIO", Kind::error, EIO},
@@ -91,7 +94,11 @@ const Plan& plan() {
     const char* const folder = std::getenv("FP8TRAIN_FAULT_FOLDER");
     const char* const log = std::getenv("FP8TRAIN_FAULT_LOG");
     const char* const call = std::getenv("FP8TRAIN_FAULT_CALL");
-    read.folder = folder == nullptr ? "" : folder;
+    const char* const wanted_rank = std::getenv("FP8TRAIN_FAULT_RANK");
+    const char* const rank = std::getenv("OMPI_COMM_WORLD_RANK");
+    const bool is_here =
+        wanted_rank == nullptr || (rank != nullptr && std::strcmp(wanted_rank, rank) == 0);
+    read.folder = folder == nullptr || !is_here ? "" : folder;
     read.call = call == nullptr ? 0 : std::strtol(call, nullptr, 10);
     read_kind(std::getenv("FP8TRAIN_FAULT_KIND"), read);
     if (const char* const every = std::getenv("FP8TRAIN_FAULT_EVERY")) {
@@ -134,8 +141,8 @@ std::string path_below(int folder, const char* path) {
   return path[0] == '/' || folder == AT_FDCWD ? absolute(path) : path_of(folder) + "/" + path;
 }
 
-/// What becomes of a call: nothing, an error (errno is set), or half of a write.
-enum class Fate : uint8_t { pass, fail, halve };
+/// What becomes of a call: nothing, an error (errno is set), half of a write, or a flipped bit.
+enum class Fate : uint8_t { pass, fail, halve, flip };
 
 Fate counted(const char* name, const std::string& path, bool writes = false) {
   if (!lies_in_folder(path)) {
@@ -172,6 +179,8 @@ Fate counted(const char* name, const std::string& path, bool writes = false) {
       while (true) {
         pause();
       }
+    case Kind::flip:
+      return Fate::flip;
     case Kind::shortened:
       return writes ? Fate::halve : Fate::pass;
   }
@@ -180,6 +189,25 @@ Fate counted(const char* name, const std::string& path, bool writes = false) {
 
 bool fails(const char* name, const std::string& path) {
   return counted(name, path) == Fate::fail;
+}
+
+/// pread(), whose result has another bit at three quarters of the file.
+template <class Offset>
+ssize_t positioned_read(const char* name, int descriptor, void* to, size_t bytes, Offset offset) {
+  const Fate fate = counted("read", path_of(descriptor));
+  if (fate == Fate::fail) {
+    return -1;
+  }
+  const ssize_t got =
+      real<ssize_t (*)(int, void*, size_t, Offset)>(name)(descriptor, to, bytes, offset);
+  struct stat info = {};
+  if (fate == Fate::flip && got > 0 && fstat(descriptor, &info) == 0) {
+    const off_t at = info.st_size / 4 * 3 - offset;
+    if (at >= 0 && at < got) {
+      static_cast<unsigned char*>(to)[at] ^= 1U;
+    }
+  }
+  return got;
 }
 
 mode_t mode_of(int flags, va_list arguments) {
@@ -245,17 +273,11 @@ ssize_t read(int descriptor, void* to, size_t bytes) {
 }
 
 ssize_t pread(int descriptor, void* to, size_t bytes, off_t offset) {
-  if (fails("read", path_of(descriptor))) {
-    return -1;
-  }
-  return real<ssize_t (*)(int, void*, size_t, off_t)>("pread")(descriptor, to, bytes, offset);
+  return positioned_read("pread", descriptor, to, bytes, offset);
 }
 
 ssize_t pread64(int descriptor, void* to, size_t bytes, off64_t offset) {
-  if (fails("read", path_of(descriptor))) {
-    return -1;
-  }
-  return real<ssize_t (*)(int, void*, size_t, off64_t)>("pread64")(descriptor, to, bytes, offset);
+  return positioned_read("pread64", descriptor, to, bytes, offset);
 }
 
 ssize_t write(int descriptor, const void* from, size_t bytes) {
