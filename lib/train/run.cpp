@@ -201,6 +201,7 @@ void Run::train_one_step() {
   state_.tokens += session_.tokens_per_step();
   ++steps_done_;
   if (logs) {
+    records_.require_lock(*comm_);
     step_log_.write(*engine_, state_, sent_);
   }
   if (logs || state_.step % kLossHistory == 0) {
