@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/nearest.h"
+#include "base/terminal.h"
 #include "base/text.h"
 #include "config/fields/scalar.h"
 #include "data/readers/data_format.h"
@@ -213,6 +214,10 @@ std::optional<std::string> read_path(const FieldValue& value, const std::string&
   constexpr size_t kMostPath = 3840;  // PATH_MAX less the names inside a run's folder
   auto path = read_text(value, what);
   if (!path) {
+    return std::nullopt;
+  }
+  if (has_control(*path)) {
+    value.fail("a path has no line breaks or other control characters");
     return std::nullopt;
   }
   size_t longest = 0;
