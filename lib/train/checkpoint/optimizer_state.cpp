@@ -6,7 +6,6 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -17,6 +16,7 @@
 #include "io/safetensors/safetensors.h"
 #include "ops/storage/storage.h"
 #include "train/checkpoint/host_stored.h"
+#include "train/checkpoint/resume_checks.h"
 
 namespace fp8train {
 namespace {
@@ -148,7 +148,7 @@ class SavedState {
         continue;
       }
       if (const SafetensorsType& type = saved.entry->type; type.dtype != dtype) {
-        throw CheckpointError(fmt::format(
+        throw OtherRunError(fmt::format(
             "{}: '{}' is stored as {}, and this run stores it as {}; to continue that run, change "
             "its format back (precision in the configuration)",
             checkpoint_.string(), name, type.dtype ? name_of(*type.dtype) : type.name,
