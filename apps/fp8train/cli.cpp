@@ -37,7 +37,7 @@ bool looks_like_file(const std::string& text) {
 int report(const std::string& message, int code) {
   const bool several = message.find('\n') != std::string::npos;
   fmt::print(stderr, "{}{}{}\n", colored(stderr, Color::red, "error:"), several ? "\n" : " ",
-             message);
+             without_controls(message));
   return code;
 }
 

@@ -76,7 +76,7 @@ void check_weights(const Session& session) {
 std::string check_checkpoint(Session& session, bool whole_files, bool quiet) {
   const RunDirectory directory{session.settings.output_dir};
   const std::unique_ptr<Communicator> self = make_self_communicator();
-  const FoundStart found = find_start(session, directory.checkpoints(), *self);
+  const FoundStart found = find_start(session, directory.checkpoints(), *self, Verify::hashes);
   log_warnings(found.notes);
   if (!found.checkpoint) {
     return "";

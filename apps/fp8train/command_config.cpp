@@ -151,10 +151,11 @@ std::string next_commands(const WizardResult& result) {
 }
 
 void write_files(const WizardResult& result, bool gpus) {
+  const bool slurm = result.settings.job.slurm;  // the script first: nothing is written if it fails
+  const JobScript script = slurm ? job_script(result.settings, result.output, gpus) : JobScript{};
   write_output_file(result.output, run_file(result));
   fmt::print("wrote {}\n", result.output);
-  if (result.settings.job.slurm) {
-    const JobScript script = job_script(result.settings, result.output, gpus);
+  if (slurm) {
     const std::string path = job_script_path(result.output);
     write_output_file(path, script.text);
     fmt::print("wrote {} (from {})\n", path, script.source);

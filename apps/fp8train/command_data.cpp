@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/terminal.h"
 #include "base/text.h"
 #include "commands.h"
 #include "data/inspect.h"
@@ -150,7 +151,7 @@ int inspect(InspectOptions& options) {
       }
     } catch (const DataError& error) {
       if (paths.size() == 1) throw;
-      fmt::print(stderr, "{}\n", error.what());
+      fmt::print(stderr, "{}\n", without_controls(error.what()));
       ++failed;
     }
   }

@@ -18,6 +18,7 @@
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "base/math.h"
 #include "base/text.h"
 #include "checkpoint_model.h"
@@ -120,7 +121,7 @@ ValidationBatches batches_of(const EvalOptions& options, const Corpus& corpus,
                               {.stride = options.stride, .length_option = "--seq-length"});
     std::vector<std::string> notes, warnings;
     batches.samples().describe(options.data, notes, warnings);
-    for (const std::string& warning : warnings) fmt::print(stderr, "warning: {}\n", warning);
+    for (const std::string& warning : warnings) log_warning(warning);
     return batches;
   } catch (const DataError& error) {
     throw DataError(fmt::format("{}: {}", options.data, error.what()));

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/terminal.h"
 #include "checkpoint_model.h"
 #include "choices.h"
 #include "commands.h"
@@ -100,7 +101,7 @@ ExportOptions folder_options(const ExportCommand& request, const ExportType& typ
 /// `file` is where names of keys in the notes are from.
 void print_notes(const std::vector<std::string>& notes, const std::string& file = "") {
   for (const std::string& note : notes) {
-    fmt::print(stderr, "note: {}{}\n", file, note);
+    fmt::print(stderr, "note: {}{}\n", file, without_controls(note));
   }
 }
 

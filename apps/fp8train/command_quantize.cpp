@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/names.h"
+#include "base/terminal.h"
 #include "checkpoint_model.h"
 #include "choices.h"
 #include "commands.h"
@@ -136,8 +137,8 @@ std::string snr_text(const CastQuality& quality) {
 }
 
 void print_line(const std::string& name, const std::string& shape, const CastQuality& quality) {
-  fmt::print("{:<48} {:>16} {:>12.6g} {:>11.4f} {:>11.4f} {:>9}\n", name, shape, quality.amax,
-             percent(quality.statistics.saturated, quality.statistics.count),
+  fmt::print("{:<48} {:>16} {:>12.6g} {:>11.4f} {:>11.4f} {:>9}\n", without_controls(name), shape,
+             quality.amax, percent(quality.statistics.saturated, quality.statistics.count),
              percent(quality.statistics.underflow, quality.statistics.count), snr_text(quality));
 }
 
@@ -151,7 +152,7 @@ void print_report_text(const FileQuantizationReport& report, const FileQuantizat
   const CastQuality total = report.total();
   print_line("total", fmt::format("{} tensors", report.tensors.size()), total);
   for (const CopiedTensor& tensor : report.copied) {
-    fmt::print("copied as it is: {} ({})\n", tensor.name, tensor.reason);
+    fmt::print("copied as it is: {} ({})\n", without_controls(tensor.name), tensor.reason);
   }
   if (total.not_a_number + total.infinite > 0) {
     fmt::print(

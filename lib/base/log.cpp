@@ -36,10 +36,10 @@ constexpr spdlog::level::level_enum kLevels[] = {spdlog::level::debug, spdlog::l
 }  // namespace
 
 void log_info(std::string_view text) {
-  logger().info("{}", text);
+  logger().info("{}", without_controls(text));
 }
 void log_warning(std::string_view text) {
-  logger().warn("{}", text);
+  logger().warn("{}", without_controls(text));
 }
 
 void set_log_level(LogLevel level) {

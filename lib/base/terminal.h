@@ -1,5 +1,6 @@
 #pragma once
-// Properties of a stream's terminal, and the programs that a shell would find.
+// Properties of a stream's terminal, what may be written to it, and the programs that a shell would
+// find.
 
 #include <cstddef>
 #include <cstdio>
@@ -17,6 +18,14 @@ bool has_colors(std::FILE* out);
 
 /// `text` in the colour, where `out` may have colours.
 std::string colored(std::FILE* out, Color color, std::string_view text);
+
+/// Whether the text has a control character of ASCII, line feeds included and tabs not.
+bool has_control(std::string_view text);
+
+/// Returns the text with "\\x1b" for each control character, but for line feeds and tabs: those of
+/// ASCII, and those from U+0080 to U+009F in UTF-8. Names from files could otherwise move a
+/// terminal's cursor or change its settings (ECMA-48).
+std::string without_controls(std::string_view text);
 
 inline constexpr size_t kNoColumns = std::numeric_limits<size_t>::max();
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/error_prefix.h"
 #include "base/flight_recorder.h"
 #include "base/log.h"
 #include "base/signals.h"
@@ -16,6 +17,7 @@
 #include "device/device_questions.h"
 #include "optim/schedule.h"
 #include "train/checkpoint/data_checks.h"
+#include "train/checkpoint/resume_checks.h"
 #include "train/checkpoint/rollback.h"
 #include "train/inference/validation.h"
 #include "train/preflight.h"
@@ -62,7 +64,8 @@ Run::Run(const RunRequest& request, Communicator& comm, RankDevice& rank_device)
     log_warning(records_.lock_warning());
   }
   log_notes(session_);
-  const FoundStart found = find_start(session_, records_.directory().checkpoints(), comm);
+  const FoundStart found =
+      find_start(session_, records_.directory().checkpoints(), comm, Verify::sizes);
   session_.enter_stage(session_.stage_after(found.step));
   const DryRunStep dry_run = largest_stage(session_, [&](const EngineSettings& engine) {
     return dry_run_step(engine, *device_, comm.topology(), comm.rank());
@@ -92,9 +95,33 @@ Run::Run(const RunRequest& request, Communicator& comm, RankDevice& rank_device)
   make_generator();
 }
 
-void Run::start(const RunRequest& request, const FoundStart& found) {
-  const RunStart start =
-      load_start(session_, found, *engine_, *device_, records_.directory().checkpoints(), *comm_);
+/// Loads the start, or an older one where a file of it turns out to be damaged on any rank.
+RunStart Run::load_newest(FoundStart& found) {
+  const std::filesystem::path checkpoints = records_.directory().checkpoints();
+  while (true) {
+    try {
+      RunStart start = load_start(session_, found, *engine_, *device_, *comm_);
+      agree_on_step(*comm_, start.state.step, checkpoints);
+      return start;
+    } catch (const OtherRunError&) {
+      throw;
+    } catch (CheckpointError& error) {
+      const ResumeFrom from = settings().checkpoint.resume_from();
+      if (!found.checkpoint || from == ResumeFrom::folder) {
+        prepend(error, found.checkpoint ? "checkpoint.resume: " : "");
+        throw;
+      }
+      found = find_older_start(checkpoints, found, error.what(), *comm_);
+    }
+    const size_t stage = session_.stage_after(found.step);
+    if (session_.stages[stage].plan.name != session_.engine.plan.name) {
+      enter_stage(stage);
+    }
+  }
+}
+
+void Run::start(const RunRequest& request, FoundStart found) {
+  const RunStart start = load_newest(found);
   if (!start.line.empty()) {
     progress_.say(start.line);
   }
@@ -174,6 +201,7 @@ void Run::train_one_step() {
   state_.tokens += session_.tokens_per_step();
   ++steps_done_;
   if (logs) {
+    records_.require_lock(*comm_);
     step_log_.write(*engine_, state_, sent_);
   }
   if (logs || state_.step % kLossHistory == 0) {

@@ -47,12 +47,14 @@ class Run {
   void publish_save_in_flight() noexcept;
 
  private:
-  void start(const RunRequest& request, const FoundStart& found);
+  void start(const RunRequest& request, FoundStart found);
+  RunStart load_newest(FoundStart& found);
   StepPlan plan_of_stage() const;
   void make_engine(const StepPlan& plan);
   void make_generator();
   void begin_at(const TrainingState& state);
   void enter_stage_of_step();
+  void enter_stage(size_t stage);
   void begin_stage();
   void say_changes(const std::filesystem::path& saved_run);
   Batch next_batch();

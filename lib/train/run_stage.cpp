@@ -38,19 +38,23 @@ void Run::enter_stage_of_step() {
   }
 }
 
+void Run::enter_stage(size_t stage) {
+  generator_.reset();
+  engine_.reset();
+  session_.enter_stage(stage);
+  make_engine(plan_of_stage());
+}
+
 /// Another scaled plan: its engine resumes from the checkpoint of this step, as a run does that is
 /// stopped here, so that both have the same bits.
 void Run::begin_stage() {
   const SectionScope section(Section::start_up);
   watch_.take_losses(*engine_, state_);
   checkpoints_.save_last(*engine_, state_);
-  generator_.reset();
-  engine_.reset();
-  session_.enter_stage(session_.stage_after(state_.step));
-  make_engine(plan_of_stage());
+  enter_stage(session_.stage_after(state_.step));
   const ResumedRun saved =
-      resume_from(checkpoint_of_step(records_.directory().checkpoints(), state_.step), *engine_,
-                  session_, *comm_);
+      load_checkpoint(checkpoint_of_step(records_.directory().checkpoints(), state_.step), *engine_,
+                      session_, *comm_);
   begin_at(saved.state);
   make_generator();
   progress_.say(fmt::format("from step {} on: plan {} (precision.schedule)", state_.step + 1,

@@ -19,31 +19,12 @@ MissingTokens missing_tokens(const ModelSettings& model) {
   return model.resize_vocabulary > 0 ? MissingTokens::append : MissingTokens::refuse;
 }
 
-FoundStart find_start(const Session& session, const std::filesystem::path& checkpoints,
-                      Communicator& comm) {
-  const CheckpointSettings& checkpoint = session.settings.checkpoint;
-  const ResumeFrom from = checkpoint.resume_from();
-  FoundStart found;
-  if (from == ResumeFrom::nothing) {
-    if (!find_checkpoints(checkpoints).empty()) {
-      throw ConfigError(fmt::format(
-          "checkpoint.resume is never, but {} holds checkpoints of an earlier run; choose another "
-          "output_dir or remove that folder",
-          checkpoints.string()));
-    }
-    return found;
-  }
-  // Reading all of it to verify it is for one rank; others may see an older folder.
-  const int64_t step = found_by_first_rank(comm, [&]() -> int64_t {
-    if (from == ResumeFrom::folder) {
-      return with_prefix<CheckpointError>(
-          "checkpoint.resume: ", [&] { return verify_checkpoint(checkpoint.resume).step; });
-    }
-    const auto newest = newest_valid(checkpoints, found.notes, check_content);
-    return newest ? newest->step : found.notes.empty() ? kNothing : kDamaged;
-  });
+namespace {
+
+/// Throws CheckpointError where `step` is kDamaged.
+void set_found(FoundStart& found, int64_t step, const std::filesystem::path& checkpoints) {
   if (step == kNothing) {
-    return found;
+    return;
   }
   if (step == kDamaged) {
     std::string message = fmt::format(
@@ -56,13 +37,63 @@ FoundStart find_start(const Session& session, const std::filesystem::path& check
     throw CheckpointError(message);
   }
   found.step = step;
-  found.checkpoint = from == ResumeFrom::folder ? std::filesystem::path(checkpoint.resume)
-                                                : checkpoint_of_step(checkpoints, step);
+  found.checkpoint = checkpoint_of_step(checkpoints, step);
+}
+
+int64_t newest_step(const std::filesystem::path& checkpoints, FoundStart& found, Wanted wanted) {
+  const auto newest =
+      newest_valid(checkpoints, found.notes,
+                   wanted.depth == Verify::hashes ? check_content : check_saved_state, wanted);
+  return newest ? newest->step : found.notes.empty() ? kNothing : kDamaged;
+}
+
+}  // namespace
+
+FoundStart find_start(const Session& session, const std::filesystem::path& checkpoints,
+                      Communicator& comm, Verify depth) {
+  const CheckpointSettings& checkpoint = session.settings.checkpoint;
+  const ResumeFrom from = checkpoint.resume_from();
+  FoundStart found;
+  if (from == ResumeFrom::nothing) {
+    if (!find_checkpoints(checkpoints).empty()) {
+      throw ConfigError(fmt::format(
+          "checkpoint.resume is never, but {} holds checkpoints of an earlier run; choose another "
+          "output_dir or remove that folder",
+          checkpoints.string()));
+    }
+    return found;
+  }
+  // Others may see an older folder.
+  const int64_t step = found_by_first_rank(comm, [&]() -> int64_t {
+    return from == ResumeFrom::folder
+               ? with_prefix<CheckpointError>(
+                     "checkpoint.resume: ",
+                     [&] { return verify_checkpoint(checkpoint.resume, depth).step; })
+               : newest_step(checkpoints, found, {.depth = depth});
+  });
+  if (from == ResumeFrom::folder) {
+    found.step = step;
+    found.checkpoint = checkpoint.resume;
+  } else {
+    set_found(found, step, checkpoints);
+  }
+  return found;
+}
+
+FoundStart find_older_start(const std::filesystem::path& checkpoints, const FoundStart& damaged,
+                            const std::string& why, Communicator& comm) {
+  FoundStart found;
+  found.notes = damaged.notes;
+  found.notes.push_back(skipped_checkpoint(*damaged.checkpoint, why));
+  const int64_t step = found_by_first_rank(comm, [&] {
+    return newest_step(checkpoints, found, {.depth = Verify::sizes, .before = damaged.step});
+  });
+  set_found(found, step, checkpoints);
   return found;
 }
 
 RunStart load_start(const Session& session, const FoundStart& found, Engine& engine, Device& device,
-                    const std::filesystem::path& checkpoints, Communicator& comm) {
+                    Communicator& comm) {
   RunStart start = {.state = {}, .line = {}, .warnings = found.notes};
   const std::string& model = session.settings.model.from;
   if (found.checkpoint) {
@@ -78,7 +109,6 @@ RunStart load_start(const Session& session, const FoundStart& found, Engine& eng
   } else {
     engine.model().initialize(session.settings.step.seed);
   }
-  agree_on_step(comm, start.state.step, checkpoints);
   return start;
 }
 

@@ -9,6 +9,7 @@
 
 #include "comm/communicator.h"
 #include "device/device.h"
+#include "io/checkpoint/checkpoint.h"
 #include "train/checkpoint/training_state.h"
 #include "train/session.h"
 #include "train/step/engine.h"
@@ -23,12 +24,17 @@ struct FoundStart {
   std::vector<std::string> notes;  ///< a line for each checkpoint that cannot be used; first rank
 };
 
-/// Returns the checkpoint to start from, which checkpoint.resume decides; the first rank finds and
-/// verifies it. Collective. Throws CheckpointError if all checkpoints of the run, or the one that
-/// checkpoint.resume names, are damaged, and ConfigError if checkpoint.resume is never and
+/// Returns the checkpoint to start from, which checkpoint.resume decides; the first rank finds it.
+/// `depth`: sizes where load_start() follows, which hashes what it reads; hashes reads all of it,
+/// the weights too. Collective. Throws CheckpointError if all checkpoints of the run, or the one
+/// that checkpoint.resume names, are damaged, and ConfigError if checkpoint.resume is never and
 /// `checkpoints` holds some.
 FoundStart find_start(const Session& session, const std::filesystem::path& checkpoints,
-                      Communicator& comm);
+                      Communicator& comm, Verify depth);
+/// Returns the newest checkpoint that is older than `damaged`, which load_start() has refused for
+/// the reason `why`. Collective. Throws as find_start().
+FoundStart find_older_start(const std::filesystem::path& checkpoints, const FoundStart& damaged,
+                            const std::string& why, Communicator& comm);
 
 /// The state with which a run starts, and what to tell the user about it.
 struct RunStart {
@@ -38,10 +44,10 @@ struct RunStart {
 };
 
 /// Loads the checkpoint that was found, with all state of the engine. If there is none, loads the
-/// weights that model.from names or, without these, draws initial ones. Collective. Throws
-/// CheckpointError. `checkpoints` is as for find_start().
+/// weights that model.from names or, without these, draws initial ones. Collective. Throws as
+/// load_checkpoint(), and CheckpointError where the weights cannot be used.
 RunStart load_start(const Session& session, const FoundStart& found, Engine& engine, Device& device,
-                    const std::filesystem::path& checkpoints, Communicator& comm);
+                    Communicator& comm);
 
 /// Returns append if model.resize_vocabulary is set, else refuse.
 MissingTokens missing_tokens(const ModelSettings& model);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/terminal.h"
 #include "base/text.h"
 #include "wizard/job_templates.h"
 
@@ -48,6 +49,7 @@ class Script {
     if (name == lines_.end()) {
       lacks("#SBATCH --job-name=");
     }
+    check(shell_word(value) == value || value.empty(), "an option of sbatch is a plain word");
     if (!value.empty()) {
       lines_.insert(name + 1, fmt::format("#SBATCH --{}={}", option, value));
     }
@@ -94,6 +96,7 @@ class Script {
   std::string text() const {
     std::string result;
     for (const std::string& line : lines_) {
+      check(!has_control(line), "a line of a job script has no control characters");
       result += line + "\n";
     }
     return result;
@@ -124,6 +127,11 @@ const JobTemplate& template_for(const Settings& settings) {
 }  // namespace
 
 JobScript job_script(const Settings& settings, const std::string& config_path, bool gpus) {
+  if (has_control(config_path)) {
+    throw ConfigError(
+        "the path of a configuration has no line breaks or other control characters: it is part of "
+        "the job script");
+  }
   const JobSettings& job = settings.job;
   const JobTemplate& source = template_for(settings);
   Script script(source);

@@ -14,7 +14,8 @@ struct JobScript {
 };
 
 /// For `config_path` as it is seen from where sbatch is called. `gpus`: a rank has a GPU of its
-/// own.
+/// own. Throws ConfigError for a path with control characters, which would become lines of the
+/// script.
 JobScript job_script(const Settings& settings, const std::string& config_path, bool gpus);
 
 /// Returns the path of the job script, such as "run.sbatch" for "run.yaml".

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/input_file.h"
+#include "base/terminal.h"
 #include "support/temp_dir.h"
 
 namespace fp8train {
@@ -21,6 +22,20 @@ TEST_CASE("log lines reach the file with their level; lower levels are dropped",
   CHECK_THAT(text, Catch::Contains("info step {} done"));
   CHECK_THAT(text, Catch::Contains("warning logged line"));
   CHECK_THAT(text, !Catch::Contains("dropped line"));
+}
+
+TEST_CASE("control characters of names do not reach the log or a terminal", "[base]") {
+  CHECK(without_controls("a\x1b[31m\x07\r\x7f b\n\tc") == "a\\x1b[31m\\x07\\x0d\\x7f b\n\tc");
+  CHECK(without_controls("\xc2\x9b"
+                         "2J \xc3\xa9 \xe2\x82\xac") == "\\x9b2J \xc3\xa9 \xe2\x82\xac");
+  CHECK(without_controls("\xff\xc2") == "\xff\xc2");
+  CHECK(has_control("a\nb"));
+  CHECK_FALSE(has_control("a b \xc3\xa9"));
+  const test::TempDir folder;
+  open_log_file((folder / "run.log").string());
+  log_warning("tensor '\x1b]0;title\x07'");
+  CHECK_THAT(read_text_file(folder / "run.log", 1 << 16),
+             Catch::Contains("warning tensor '\\x1b]0;title\\x07'"));
 }
 
 TEST_CASE("a log file that cannot be opened is a DeviceError", "[base]") {

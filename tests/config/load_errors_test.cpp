@@ -112,6 +112,20 @@ TEST_CASE("mistyped values say what was expected") {
         "run.yaml:4:20: sample.prompts[0]: expected text, got a list");
 }
 
+TEST_CASE("values that reach a shell or the name of a file have no characters of control") {
+  const char* const kWord = "expected a word of letters, digits and _ . , + -";
+  CHECK_THAT(error_with("job: {account: \"a\\ntouch x\\n#\"}"),
+             Catch::StartsWith("run.yaml:4:16: job.account: ") && Catch::Contains(kWord));
+  CHECK_THAT(error_with("job: {partition: a b}"),
+             Catch::StartsWith("run.yaml:4:18: job.partition: ") && Catch::Contains(kWord));
+  CHECK_THAT(error_with("job: {partition: $(id)}"), Catch::Contains(kWord));
+  CHECK_THAT(
+      error_with("output_dir: \"a\\nb\""),
+      Catch::StartsWith("run.yaml:4:13: output_dir: ") && Catch::Contains("control characters"));
+  CHECK_THAT(error_with("checkpoint: {resume: \"a\\e[31m\"}"),
+             Catch::Contains("control characters"));
+}
+
 TEST_CASE("data sources are checked inside") {
   const auto with_train = [](const std::string& train) {
     return error_of("model: {preset: toy}\ntraining: {max_steps: 1}\ndata: {train: " + train +

@@ -69,7 +69,7 @@ class Run {
     commit_checkpoint(root(name), copy.step, copy.run_id, write_state(partial, copy));
   }
   ResumedRun resume(const fs::path& checkpoint) {
-    return resume_from(checkpoint, *engine_, session_, *comm_);
+    return load_checkpoint(checkpoint, *engine_, session_, *comm_);
   }
   static fs::path root(const std::string& name) { return fs::path(scratch_path()) / name; }
 

@@ -38,6 +38,9 @@ TEST_CASE("a checkpoint is saved, found, verified and read back") {
   CHECK(file.read_f32(*file.find("w"))[299] == 311.0F);
   CHECK(test::read_file(dir / "checkpoints/latest") == "step-000012\n");
   CHECK_THROWS_AS(read_checkpoint_text(path, "none.json"), CheckpointError);
+  flip_bit(path / "state.json", 3, 0);
+  CHECK_THAT(message_of<CheckpointError>([&] { read_checkpoint_text(path, "state.json"); }),
+             Contains("state.json: damaged: expected XXH3-128"));
   CHECK(find_checkpoints(dir / "nowhere").empty());
 }
 
@@ -119,9 +122,12 @@ TEST_CASE("saving a step again replaces it, and success clears the remains of in
   fs::create_directory(dir / "step-000005.partial");
   test::write_file(dir / "step-000005.partial/model.safetensors", "torn");
   fs::create_directory(dir / "notes.partial");
+  fs::create_directories(dir / "step-000005.12.partial/left");  // could not be removed once
+  fs::create_directory(dir / "step-000005.x.partial");
   save(dir.path(), 7, "second");
   CHECK(verify_checkpoint(dir / "step-000007").run_id == "second");
-  CHECK(names_in(dir.path()) == std::vector<std::string>{"latest", "notes.partial", "step-000007"});
+  CHECK(names_in(dir.path()) == std::vector<std::string>{"latest", "notes.partial",
+                                                         "step-000005.x.partial", "step-000007"});
 }
 
 TEST_CASE("a folder that cannot be listed is not an empty one") {

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <set>
 
+#include "io/checkpoint/checkpoint.h"
 #include "program.h"
 
 namespace fp8train::test {
@@ -15,7 +16,7 @@ namespace {
 
 const char* const kFinal = "checkpoints/step-000006";
 
-Words command(const std::string& folder) {
+Words command(const std::string& folder, int save_interval = 2) {
   return {"model.preset=toy",
           "data.train=[{path: ../text.txt}]",
           "data.val_fraction=0.1",
@@ -26,7 +27,7 @@ Words command(const std::string& folder) {
           "eval.batches=1",
           "sample.interval=0",
           "logging.interval=1",
-          "checkpoint.interval=2",
+          "checkpoint.interval=" + std::to_string(save_interval),
           "checkpoint.keep_last=2",
           "threads=1",
           "precision.plan=te-delayed",
@@ -43,13 +44,11 @@ class Run {
   }
 
   Outcome start(long call, const std::string& kind) {
-    fs::remove(log());
-    Process process(folder_ / "here", command(name_),
-                    {fmt::format("LD_PRELOAD={}", FP8TRAIN_FILE_FAULTS),
-                     "FP8TRAIN_FAULT_FOLDER=" + (folder_ / "here").string(),
-                     "FP8TRAIN_FAULT_LOG=" + log().string(),
-                     "FP8TRAIN_FAULT_CALL=" + std::to_string(call), "FP8TRAIN_FAULT_KIND=" + kind});
-    return process.wait();
+    return start_faulty(command(name_), "FP8TRAIN_FAULT_CALL=" + std::to_string(call), kind);
+  }
+  /// Saves every step. `every`: "NAME TEXT" of the calls that fail.
+  Outcome start_with_every(const std::string& every, const std::string& kind) const {
+    return start_faulty(command(name_, 1), "FP8TRAIN_FAULT_EVERY=" + every, kind);
   }
   Outcome resume() { return run_program(folder_ / "here", command(name_)); }
 
@@ -58,7 +57,28 @@ class Run {
   fs::path final_checkpoint() const { return folder_ / "here" / name_ / kFinal; }
   fs::path path() const { return folder_ / "here" / name_; }
 
+  /// Runs until it is ended, for a minute at most.
+  Process start_long(const std::string& calls, const std::string& kind) const {
+    Words words = command(name_);
+    words.emplace_back("training.max_steps=10000000");
+    words.emplace_back("training.max_time=60s");
+    return Process(folder_ / "here", words, environment(calls, kind));
+  }
+
  private:
+  Words environment(const std::string& calls, const std::string& kind) const {
+    return {fmt::format("LD_PRELOAD={}", FP8TRAIN_FILE_FAULTS),
+            "FP8TRAIN_FAULT_FOLDER=" + (folder_ / "here").string(), calls,
+            "FP8TRAIN_FAULT_KIND=" + kind};
+  }
+  Outcome start_faulty(const Words& words, const std::string& calls,
+                       const std::string& kind) const {
+    fs::remove(log());
+    Words variables = environment(calls, kind);
+    variables.push_back("FP8TRAIN_FAULT_LOG=" + log().string());
+    Process process(folder_ / "here", words, variables);
+    return process.wait();
+  }
   fs::path log() const { return folder_ / "calls"; }
 
   TempDir folder_;
@@ -101,6 +121,55 @@ struct Share {
 };
 
 }  // namespace
+
+TEST_CASE("cleaning up that fails does not undo a save or end a run") {
+  // Each call of this name on a path with this text fails: of an old checkpoint while it is
+  // deleted, whatever it is called then, and of the file that names the newest one.
+  const std::string every = GENERATE("unlink step-000001", "unlink step-00000",
+                                     "open latest.partial", "rename latest.partial");
+  const std::string kind = GENERATE("ENOTEMPTY", "EBUSY", "EIO");
+  const Run run("run");
+  const Outcome outcome = run.start_with_every(every, kind);
+  INFO(every << " " << kind << "\n" << outcome.err);
+  CHECK(outcome.code == 0);
+  CHECK_THAT(outcome.err, !Catch::Contains("is not saved"));
+  CHECK_THAT(outcome.err, Catch::Contains("; the next save tries again"));
+  for (const char* step : {"step-000005", "step-000006"}) {
+    CHECK_NOTHROW(verify_checkpoint(run.path() / "checkpoints" / step));
+  }
+}
+
+TEST_CASE("a run on a file system without locks keeps others out all the same") {
+  const std::string kind = GENERATE("ENOSYS", "EOPNOTSUPP", "ENOLCK");
+  const Run run("run");
+  Process first = run.start_long("FP8TRAIN_FAULT_EVERY=flock run.lock", kind);
+  REQUIRE(first.wait_until([&] { return last_logged_step(run.path()) > 0; }));
+  const Outcome second = run.start_with_every("flock run.lock", kind);
+  CHECK(second.code == 2);
+  CHECK_THAT(second.err, Catch::Contains("in use by another run: process ") &&
+                             Catch::Contains("run.lock.held if that run is over"));
+  first.send(SIGKILL);
+  first.wait();
+  const Outcome third = run.start_with_every("flock run.lock", kind);
+  INFO(third.err);
+  CHECK(third.code == 0);
+  CHECK_THAT(third.err, Catch::Contains("its lock (process ") && Catch::Contains("was taken over"));
+  CHECK_FALSE(fs::exists(run.path() / "run.lock.held"));
+}
+
+TEST_CASE("a run whose lock is removed ends before it destroys the files of another") {
+  const bool has_locks = GENERATE(true, false);
+  const Run run("run");
+  Process first = run.start_long("FP8TRAIN_FAULT_EVERY=flock run.lock", has_locks ? "" : "ENOSYS");
+  REQUIRE(first.wait_until([&] { return last_logged_step(run.path()) > 0; }));
+  fs::remove(run.path() / (has_locks ? "run.lock" : "run.lock.held"));
+  const Outcome outcome = first.wait();
+  CHECK(outcome.code == 4);
+  CHECK_THAT(outcome.err, Catch::Contains("was removed or replaced while this run is there"));
+  for (const CheckpointFolder& checkpoint : find_checkpoints(run.path() / "checkpoints")) {
+    CHECK_NOTHROW(verify_checkpoint(checkpoint.path));
+  }
+}
 
 TEST_CASE("every call of a run on a file may fail, be cut short or be the last") {
   Run whole("run");

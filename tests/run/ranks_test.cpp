@@ -47,8 +47,11 @@ Words command(const std::string& plan, const std::string& name, const Words& mor
   return words;
 }
 
-Outcome run(const TextFolder& folder, int ranks, const Words& words, int code = 0) {
-  Process process(folder.path(), words, kEnvironment, mpirun(ranks));
+Outcome run(const TextFolder& folder, int ranks, const Words& words, int code = 0,
+            const Words& variables = {}) {
+  Words environment = kEnvironment;
+  environment.insert(environment.end(), variables.begin(), variables.end());
+  Process process(folder.path(), words, environment, mpirun(ranks));
   Outcome outcome = process.wait();
   CAPTURE(outcome.out, outcome.err);
   REQUIRE(outcome.code == code);
@@ -128,6 +131,36 @@ TEST_CASE("what ranks share changes no bit of a run") {
     CHECK(same_bytes(folder / name / final, folder / "zero0" / final));
     CHECK(same_bytes(folder / name / "samples" / "step-000040.txt",
                      folder / "zero0" / "samples" / "step-000040.txt"));
+  }
+}
+
+TEST_CASE("a checkpoint of which one rank reads other bytes is passed over on all ranks") {
+  const TextFolder folder;
+  const Words keys = {"parallelism.zero_stage=1", "checkpoint.keep_last=3"};
+  run(folder, 2, command("te-delayed", "whole", keys));
+  for (const auto& [rank, file] :
+       {std::pair("1", "optimizer-00002-of-00002.safetensors"),
+        std::pair("0", "optimizer-00001-of-00002.safetensors"), std::pair("1", "model.safetensors"),
+        std::pair("1", "scaling.safetensors"), std::pair("1", "config.json"),
+        std::pair("0", "tokenizer.json")}) {
+    CAPTURE(rank, file);
+    const std::string name = std::string("rank") + rank + file;
+    fs::copy(folder / "whole", folder / name, fs::copy_options::recursive);
+    fs::remove_all(folder / name / "checkpoints" / "step-000060");
+    const Outcome outcome =
+        run(folder, 2, command("te-delayed", name, keys), 0,
+            {std::string("LD_PRELOAD=") + FP8TRAIN_FILE_FAULTS,
+             "FP8TRAIN_FAULT_FOLDER=" + (folder / name).string(), "FP8TRAIN_FAULT_KIND=FLIP",
+             std::string("FP8TRAIN_FAULT_RANK=") + rank,
+             std::string("FP8TRAIN_FAULT_EVERY=read step-000040/") + file});
+    CHECK_THAT(outcome.out, Catch::Contains("checkpoints/step-000020 at step 20"));
+    CHECK_THAT(outcome.err, Catch::Contains("skipped checkpoint step-000040: ") &&
+                                Catch::Contains(std::string(file) + ": damaged"));
+    if (std::string(rank) == "1") {
+      CHECK_THAT(outcome.err, Catch::Contains("rank 1: "));
+    }
+    const fs::path final = fs::path("checkpoints") / "step-000060" / "model.safetensors";
+    CHECK(same_bytes(folder / name / final, folder / "whole" / final));
   }
 }
 

@@ -52,6 +52,25 @@ class Workshop {
   TempDir folder_;
 };
 
+TEST_CASE("answers put no lines of their own into the job script") {
+  const Workshop shop;
+  std::string answers = kAnswers;
+  answers.replace(answers.find("job: {"), 6,
+                  "job: {slurm: true, account: \"a\\ntouch PLANTED\\n#\", ");
+  write_file(shop / "account.yaml", answers);
+  CHECK_THAT(expect_code(2, shop.path(), {"config", "--answers", "account.yaml"}).err,
+             Contains("account.yaml:3:29: job.account: "));
+  answers = kAnswers;
+  answers.replace(answers.find("job: {"), 6, "job: {slurm: true, ");
+  write_file(shop / "slurm.yaml", answers);
+  CHECK_THAT(
+      expect_code(2, shop.path(),
+                  {"config", "--answers", "slurm.yaml", "--output", "x\ntouch PLANTED\n#.yaml"})
+          .err,
+      Contains("no line breaks"));
+  CHECK_FALSE(shop.has("x\ntouch PLANTED\n#.yaml"));
+}
+
 TEST_CASE("a pipe and an answers file write the same run, which check accepts") {
   const Workshop shop;
   const Outcome typed = shop.piped(typed_answers(), {"config", "--output", "a/run.yaml"});

@@ -6,6 +6,7 @@
 #include <set>
 #include <sstream>
 
+#include "base/error.h"
 #include "wizard/job_templates.h"
 
 namespace fp8train {
@@ -107,6 +108,16 @@ TEST_CASE("names of files are words of the shell") {
              Contains("\nconfig='my run.yaml'\n") && Contains("#   sbatch 'my run.sbatch' "));
   CHECK(job_script_path("a.b/run.yaml") == "a.b/run.sbatch");
   CHECK(job_script_path("run") == "run.sbatch");
+}
+
+TEST_CASE("a path with a line break does not become a line of the script") {
+  CHECK_THROWS_AS(job_script(on(1, 1, false), "x\ntouch PLANTED\n#.yaml", false), ConfigError);
+  Settings settings = on(1, 1, false);
+  settings.job.account = "a\ntouch PLANTED";  // which no configuration can have
+  CHECK_THROWS_AS(job_script(settings, "run.yaml", false), InternalError);
+  settings.job.account = "lab_1.a,b+c-d";
+  CHECK_THAT(job_script(settings, "run.yaml", false).text,
+             Contains("\n#SBATCH --account=lab_1.a,b+c-d\n"));
 }
 
 TEST_CASE("Slurm's form of a time") {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/nearest.h"
+#include "base/terminal.h"
 #include "base/text.h"
 #include "base/written_path.h"
 #include "config/fields/scalar.h"
@@ -222,6 +223,10 @@ std::optional<std::string> read_path(const FieldValue& value, const std::string&
     return std::nullopt;
   }
   std::string path = std::move(written.path);
+  if (has_control(path)) {
+    value.fail("a path has no line breaks or other control characters");
+    return std::nullopt;
+  }
   size_t longest = 0;
   for (const std::string& name : split(path, '/')) {
     longest = std::max(longest, name.size());

@@ -1,5 +1,9 @@
 // What the run is planned for: hardware that is perhaps not here, and the job that starts it.
 
+#include <algorithm>
+#include <cctype>
+#include <string_view>
+
 #include "config/fields/field_builders.h"
 #include "config/fields/field_table.h"
 #include "device/gpu_kinds.h"
@@ -36,6 +40,19 @@ Field gpu_field() {
       "GPU to estimate memory for, unless device is cpu; auto: the device of this machine");
 }
 
+std::optional<std::string> read_job_word(const FieldValue& value, const std::string& what) {
+  auto word = read_text(value, what);
+  const auto is_plain = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
+           std::string_view("_.,+-").find(c) != std::string_view::npos;
+  };
+  if (word && !std::all_of(word->begin(), word->end(), is_plain)) {
+    value.expected(what);
+    return std::nullopt;
+  }
+  return word;
+}
+
 }  // namespace
 
 std::vector<Field> hardware_fields() {
@@ -59,15 +76,19 @@ std::vector<Field> hardware_fields() {
 }
 
 std::vector<Field> slurm_fields() {
+  // They become words of a script that a shell reads.
+  constexpr const char* kWord = "a word of letters, digits and _ . , + -";
   return {
       flag("job.slurm", job(&JobSettings::slurm), "Whether a job script for Slurm is written")
           .asked({.topic = Topic::job, .text = "Write a job script for Slurm"}),
-      text("job.partition", job(&JobSettings::partition), "Slurm's partition; not set: its default")
+      text("job.partition", job(&JobSettings::partition), "Slurm's partition; not set: its default",
+           kWord, read_job_word)
           .asked({.topic = Topic::job,
                   .text = "Partition, - for Slurm's default",
                   .when = under_slurm,
                   .optional = true}),
-      text("job.account", job(&JobSettings::account), "Slurm's account; not set: its default")
+      text("job.account", job(&JobSettings::account), "Slurm's account; not set: its default",
+           kWord, read_job_word)
           .asked({.topic = Topic::job,
                   .text = "Account, - for Slurm's default",
                   .when = under_slurm,

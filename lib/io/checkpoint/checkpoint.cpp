@@ -22,21 +22,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kPrefix = "step-";
 constexpr const char* kPartial = ".partial";
 constexpr const char* kReplaced = ".replaced";
-constexpr size_t kMaxText = 1U << 30;
-
-std::string folder_name(int64_t step) {
-  return fmt::format("{}{:06}", kPrefix, step);
-}
-
-/// The step of "step-000100", or nothing for any other name.
-std::optional<int64_t> step_of(const std::string& name) {
-  if (!name.starts_with(kPrefix)) return std::nullopt;
-  const auto step = whole_number<int64_t>(std::string_view(name).substr(kPrefix.size()));
-  return step && folder_name(*step) == name ? step : std::nullopt;
-}
 
 /// Runs a file operation and turns its failure into a DeviceError.
 template <typename Operation>
@@ -58,9 +45,11 @@ void rename_folder(const fs::path& from, const fs::path& to) {
                [&](std::error_code& failure) { fs::rename(from, to, failure); });
 }
 
-void remove_folder(const fs::path& folder) {
-  require_done("remove " + folder.string(),
-               [&](std::error_code& failure) { fs::remove_all(folder, failure); });
+/// Returns why a folder cannot be removed, or an empty text.
+std::string failed_removal(const fs::path& folder) {
+  std::error_code failure;
+  fs::remove_all(folder, failure);
+  return failure ? fmt::format("cannot remove {}: {}", folder.string(), failure.message()) : "";
 }
 
 /// What a folder holds; nothing where it does not exist. Throws DeviceError for any other failure:
@@ -83,21 +72,57 @@ std::vector<fs::path> list_folder(const fs::path& folder) {
 /// was interrupted before the new one had its name.
 bool waits_for_its_name(const fs::path& path) {
   const fs::path published = path.parent_path() / path.stem();
-  return path.extension() == kReplaced && step_of(path.stem().string()) && !fs::exists(published);
+  return path.extension() == kReplaced && detail::step_of_folder(path.stem().string()) &&
+         !fs::exists(published);
 }
 
-/// Removes what interrupted saves left; a checkpoint that was set aside gets its name back.
-void clear_remains(const fs::path& root) {
+/// Whether no checkpoint needs a folder: "step-000100.partial", "step-000100.replaced" or, where it
+/// could not be removed once, "step-000100.1.partial".
+bool is_remains(const fs::path& path) {
+  const fs::path extension = path.extension();
+  fs::path name = path.stem();
+  if (extension == kPartial && name.has_extension() &&
+      whole_number<int>(name.extension().string().substr(1))) {
+    name = name.stem();
+  }
+  return (extension == kPartial || extension == kReplaced) &&
+         detail::step_of_folder(name.string()).has_value();
+}
+
+/// Removes a folder of remains, or gives it a number under which it is removed later: a file in it
+/// may be open on another machine. Throws DeviceError where the name stays taken.
+void free_name(const fs::path& folder) {
+  std::error_code unseen;
+  if (fs::symlink_status(folder, unseen).type() == fs::file_type::not_found ||
+      failed_removal(folder).empty()) {
+    return;
+  }
+  fs::path free;
+  for (int number = 1; free.empty() || fs::exists(free, unseen); ++number) {
+    free = folder.parent_path() / fmt::format("{}.{}{}", folder.stem().string(), number, kPartial);
+  }
+  rename_folder(folder, free);
+}
+
+/// Removes what interrupted saves left; a checkpoint that was set aside gets its name back. Returns
+/// a sentence for each folder where that fails.
+std::vector<std::string> clear_remains(const fs::path& root) {
+  std::vector<std::string> failures;
   for (const fs::path& path : list_folder(root)) {
-    const fs::path extension = path.extension();
-    const bool ours = (extension == kPartial || extension == kReplaced) &&
-                      step_of(path.stem().string()).has_value();
-    if (ours && waits_for_its_name(path)) {
-      rename_folder(path, path.parent_path() / path.stem());
-    } else if (ours && fs::is_directory(path)) {
-      remove_folder(path);
+    try {
+      if (is_remains(path) && waits_for_its_name(path)) {
+        rename_folder(path, path.parent_path() / path.stem());
+      } else if (is_remains(path) && fs::is_directory(path)) {
+        failures.push_back(failed_removal(path));
+      }
+    } catch (const DeviceError& error) {
+      failures.emplace_back(error.what());
+    } catch (const fs::filesystem_error& error) {
+      failures.emplace_back(error.what());
     }
   }
+  std::erase(failures, "");
+  return failures;
 }
 
 /// Gives `partial` the name `published`, where a checkpoint of the step may be already: the two
@@ -114,7 +139,7 @@ void publish(const fs::path& partial, const fs::path& published) {
                                     published.string(), failure.message()));
     }
     const fs::path replaced = published.string() + kReplaced;
-    remove_folder(replaced);
+    free_name(replaced);
     rename_folder(published, replaced);
   }
   rename_folder(partial, published);
@@ -130,31 +155,16 @@ void forget_cached(const fs::path& path) {
   }
 }
 
-void verify_file(const fs::path& path, const FileRecord& record, Verify depth) {
-  detail::as_checkpoint_error([&] {
-    const InputFile file(path, InputFile::Links::refuse);
-    if (file.size() != record.bytes) {
-      throw CheckpointError(
-          fmt::format("{}: expected {} bytes, found {}", path.string(), record.bytes, file.size()));
-    }
-    const std::string found = depth == Verify::hashes ? *hash_content(file) : record.xxh3_128;
-    if (found != record.xxh3_128) {
-      throw CheckpointError(fmt::format("{}: damaged: expected XXH3-128 {}, found {}",
-                                        path.string(), record.xxh3_128, found));
-    }
-  });
-}
-
 }  // namespace
 
 fs::path partial_checkpoint(const fs::path& root, int64_t step) {
-  return root / (folder_name(step) + kPartial);
+  return root / (detail::checkpoint_folder(step) + kPartial);
 }
 
 fs::path begin_checkpoint(const fs::path& root, int64_t step) {
   check(step >= 0, "a checkpoint's step is negative");
   fs::path partial = partial_checkpoint(root, step);
-  remove_folder(partial);
+  free_name(partial);
   make_folder(partial);
   return partial;
 }
@@ -184,10 +194,9 @@ FileRecord write_checkpoint_file(const fs::path& partial, const CheckpointFile& 
 }
 
 void read_back(const fs::path& partial, const FileRecord& record) {
-  const fs::path path = partial / record.name;
-  forget_cached(path);
+  forget_cached(partial / record.name);
   try {
-    verify_file(path, record, Verify::hashes);
+    verify_file(partial, record);
   } catch (const CheckpointError& error) {
     throw CheckpointError(
         fmt::format("what was written cannot be read back: {}; check the disk", error.what()));
@@ -197,7 +206,7 @@ void read_back(const fs::path& partial, const FileRecord& record) {
 fs::path commit_checkpoint(const fs::path& root, int64_t step, const std::string& run_id,
                            const std::vector<FileRecord>& records, Verify depth) {
   const fs::path partial = partial_checkpoint(root, step);
-  fs::path published = root / folder_name(step);
+  fs::path published = root / detail::checkpoint_folder(step);
   std::set<std::string> names;
   for (const FileRecord& record : records) {
     if (!names.insert(record.name).second) {
@@ -209,9 +218,25 @@ fs::path commit_checkpoint(const fs::path& root, int64_t step, const std::string
   verify_checkpoint(partial, depth);
   publish(partial, published);
   sync_directory(root);
-  write_file_atomically(root / "latest", folder_name(step) + "\n");
-  clear_remains(root);
   return published;
+}
+
+std::vector<std::string> tidy_checkpoints(const fs::path& root, int64_t newest) {
+  std::vector<std::string> failures;
+  const auto attempt = [&](const auto& work) {
+    try {
+      work();
+    } catch (const DeviceError& error) {
+      failures.emplace_back(error.what());
+    }
+  };
+  attempt(
+      [&] { write_file_atomically(root / "latest", detail::checkpoint_folder(newest) + "\n"); });
+  attempt([&] {
+    const std::vector<std::string> remains = clear_remains(root);
+    failures.insert(failures.end(), remains.begin(), remains.end());
+  });
+  return failures;
 }
 
 fs::path save_checkpoint(const fs::path& root, int64_t step, const CheckpointContents& contents) {
@@ -222,7 +247,9 @@ fs::path save_checkpoint(const fs::path& root, int64_t step, const CheckpointCon
       records.push_back(write_checkpoint_file(partial, file));
       read_back(partial, records.back());
     }
-    return commit_checkpoint(root, step, contents.run_id, records, Verify::sizes);
+    fs::path published = commit_checkpoint(root, step, contents.run_id, records, Verify::sizes);
+    tidy_checkpoints(root, step);
+    return published;
   } catch (...) {
     discard_partial(root, step);
     throw;
@@ -242,7 +269,7 @@ std::vector<CheckpointFolder> find_checkpoints(const fs::path& root) {
   std::vector<CheckpointFolder> folders;
   for (const fs::path& path : list_folder(root)) {
     const fs::path name = waits_for_its_name(path) ? path.stem() : path.filename();
-    const auto step = step_of(name.string());
+    const auto step = detail::step_of_folder(name.string());
     if (step && fs::is_directory(path)) {
       folders.push_back({path, *step});
     }
@@ -252,45 +279,29 @@ std::vector<CheckpointFolder> find_checkpoints(const fs::path& root) {
   return folders;
 }
 
-CheckpointManifest verify_checkpoint(const fs::path& checkpoint, Verify depth) {
-  const fs::path path = checkpoint / detail::kManifestName;
-  std::string text;
-  try {
-    text = read_text_file(path, detail::kMaxJsonFile);
-  } catch (const DataError& error) {
-    throw CheckpointError(
-        fmt::format("{}: not a complete checkpoint: {}", checkpoint.string(), error.what()));
-  }
-  CheckpointManifest manifest = detail::parse_manifest(text, path.string());
-  const auto step = step_of(checkpoint.filename().string());
-  if (step && *step != manifest.step) {
-    throw CheckpointError(
-        fmt::format("{}: the manifest is that of step {}; the folder was renamed or "
-                    "its files belong to another checkpoint",
-                    checkpoint.string(), manifest.step));
-  }
-  for (const FileRecord& record : manifest.files) {
-    verify_file(checkpoint / record.name, record, depth);
-  }
-  return manifest;
-}
-
 std::optional<CheckpointFolder> newest_valid(const fs::path& root,
                                              std::vector<std::string>& skipped,
-                                             const std::function<void(const fs::path&)>& examine) {
+                                             const std::function<void(const fs::path&)>& examine,
+                                             Wanted wanted) {
   for (const CheckpointFolder& folder : find_checkpoints(root)) {
+    if (folder.step >= wanted.before) {
+      continue;
+    }
     try {
-      verify_checkpoint(folder.path);
+      verify_checkpoint(folder.path, wanted.depth);
       if (examine) {
         examine(folder.path);
       }
       return folder;
     } catch (const CheckpointError& error) {
-      skipped.push_back(
-          fmt::format("skipped checkpoint {}: {}", folder.path.filename().string(), error.what()));
+      skipped.push_back(skipped_checkpoint(folder.path, error.what()));
     }
   }
   return std::nullopt;
+}
+
+std::string skipped_checkpoint(const fs::path& checkpoint, const std::string& why) {
+  return fmt::format("skipped checkpoint {}: {}", checkpoint.filename().string(), why);
 }
 
 fs::path checkpoint_of_step(const fs::path& root, int64_t step) {
@@ -305,15 +316,11 @@ fs::path checkpoint_of_step(const fs::path& root, int64_t step) {
       step, root.string()));
 }
 
-void remove_checkpoint(const CheckpointFolder& checkpoint) {
+std::string remove_checkpoint(const CheckpointFolder& checkpoint) {
   const fs::path partial = partial_checkpoint(checkpoint.path.parent_path(), checkpoint.step);
-  remove_folder(partial);
+  free_name(partial);
   rename_folder(checkpoint.path, partial);
-  remove_folder(partial);
-}
-
-std::string read_checkpoint_text(const fs::path& checkpoint, const std::string& name) {
-  return detail::as_checkpoint_error([&] { return read_text_file(checkpoint / name, kMaxText); });
+  return failed_removal(partial);
 }
 
 }  // namespace fp8train

@@ -112,6 +112,12 @@ std::set<int64_t> CheckpointRetention::last_steps(
   return steps;
 }
 
+void CheckpointRetention::note(const std::string& sentence) {
+  if (!sentence.empty() && noted_.insert(sentence).second) {
+    notes_.push_back(sentence + "; the next save tries again");
+  }
+}
+
 std::vector<fs::path> CheckpointRetention::apply() {
   const std::vector<CheckpointFolder> all = find_checkpoints(root_);
   const std::set<int64_t> last = last_steps(all);
@@ -123,10 +129,15 @@ std::vector<fs::path> CheckpointRetention::apply() {
   for (const CheckpointFolder& checkpoint : all) {
     const bool stays = last.count(checkpoint.step) > 0 || best.count(checkpoint.step) > 0 ||
                        (rules_.keep_every > 0 && checkpoint.step % rules_.keep_every == 0);
-    if (!stays) {
-      remove_checkpoint(checkpoint);
+    if (stays) {
+      continue;
+    }
+    try {
+      note(remove_checkpoint(checkpoint));
       verified_.erase(checkpoint.step);
       deleted.push_back(checkpoint.path);
+    } catch (const DeviceError& error) {
+      note(error.what());
     }
   }
   return deleted;

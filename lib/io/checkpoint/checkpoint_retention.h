@@ -50,11 +50,15 @@ class CheckpointRetention {
   /// Deletes the checkpoints that no rule keeps and returns their paths; none unless the newest
   /// checkpoint, which stays, is valid. Where there are fewer than keep_last scheduled ones, the
   /// newest others fill the number. Of several checkpoints with the same evaluation the first one
-  /// counts for keep_best. Throws DeviceError when the folder cannot be listed or a checkpoint not
-  /// be removed.
+  /// counts for keep_best. One that cannot be removed makes a note, and the others are removed.
+  /// Throws DeviceError when the folder cannot be listed.
   std::vector<std::filesystem::path> apply();
 
-  /// Returns a sentence for each checkpoint that turned out to be damaged since the last call.
+  /// Adds a sentence to the notes, unless it has been among them before or is empty.
+  void note(const std::string& sentence);
+
+  /// Returns a sentence for each checkpoint that turned out to be damaged or could not be removed
+  /// since the last call.
   std::vector<std::string> take_notes() { return std::exchange(notes_, {}); }
 
  private:
@@ -69,6 +73,7 @@ class CheckpointRetention {
   IsScheduled is_scheduled_;
   std::set<int64_t> verified_;
   std::set<int64_t> damaged_;  // checkpoints that a note has named
+  std::set<std::string> noted_;
   std::vector<std::string> notes_;
 };
 

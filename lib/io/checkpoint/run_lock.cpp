@@ -3,14 +3,19 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
+#include <utility>
 
 #include "base/atomic_file.h"
 #include "base/error.h"
@@ -21,14 +26,42 @@ namespace {
 struct Holder {
   std::string host;
   int64_t pid = 0;
-  std::string job;  ///< SLURM_JOB_ID, or empty
+  std::string job;      ///< SLURM_JOB_ID, or empty
+  int64_t started = 0;  ///< of the process, in ticks since the machine started; 0: not known
+
+  bool operator==(const Holder&) const = default;
 };
+
+/// The start of a process, field 22 of /proc/PID/stat (proc(5)); 0 where there is none.
+int64_t start_of(int64_t pid) {
+  constexpr int kFieldsBefore = 19;  // after the name, which is in brackets
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  std::string text;
+  std::getline(file, text);
+  std::istringstream fields(text.substr(std::min(text.rfind(')') + 1, text.size())));
+  std::string skipped;
+  for (int i = 0; i < kFieldsBefore; ++i) {
+    fields >> skipped;
+  }
+  int64_t ticks = 0;
+  return fields >> ticks ? ticks : 0;
+}
 
 Holder this_process() {
   std::array<char, 256> host = {};
   ::gethostname(host.data(), host.size() - 1);
   const char* job = std::getenv("SLURM_JOB_ID");
-  return {host.data(), ::getpid(), job == nullptr ? "" : job};
+  return {host.data(), ::getpid(), job == nullptr ? "" : job, start_of(::getpid())};
+}
+
+/// Whether `self` may take over the lock of a holder where the kernel does not say that it is free.
+bool is_over(const Holder& holder, const Holder& self) {
+  if (holder.host != self.host) {
+    return !holder.host.empty() && !self.job.empty() && holder.job == self.job;
+  }
+  const int64_t started = start_of(holder.pid);
+  return started > 0 ? started != holder.started
+                     : ::kill(static_cast<pid_t>(holder.pid), 0) != 0 && errno == ESRCH;
 }
 
 std::string describe(const Holder& holder) {
@@ -45,63 +78,154 @@ Holder read_holder(int descriptor) {
   if (!document.is_object()) return {};
   try {
     return {document.value("host", ""), document.value("pid", int64_t{0}),
-            document.value("slurm_job", "")};
+            document.value("slurm_job", ""), document.value("started", int64_t{0})};
   } catch (const nlohmann::json::exception&) {
     return {};
   }
 }
 
+Holder read_holder(const std::filesystem::path& path) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  const Holder holder = descriptor >= 0 ? read_holder(descriptor) : Holder{};
+  if (descriptor >= 0) {
+    ::close(descriptor);
+  }
+  return holder;
+}
+
 bool write_holder(int descriptor, const Holder& holder) {
-  const nlohmann::ordered_json document = {
-      {"host", holder.host}, {"pid", holder.pid}, {"slurm_job", holder.job}};
+  const nlohmann::ordered_json document = {{"host", holder.host},
+                                           {"pid", holder.pid},
+                                           {"slurm_job", holder.job},
+                                           {"started", holder.started}};
   const std::string text = document.dump() + "\n";
   return ::ftruncate(descriptor, 0) == 0 &&
          ::pwrite(descriptor, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size());
 }
 
+/// Creates a file, or opens it where `flags` let it be there. Throws DeviceError.
+int create(const std::filesystem::path& path, int flags) {
+  const int descriptor =
+      ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | flags, 0644);
+  if (descriptor < 0 && !(errno == EEXIST && (flags & O_EXCL) != 0)) {
+    throw DeviceError(
+        fmt::format("cannot create {}: {}; choose an output directory in a folder that can be "
+                    "written to",
+                    path.string(), std::strerror(errno)));
+  }
+  return descriptor;
+}
+
+/// `removable`: the file to remove where the holder may be over; empty: it is alive.
+[[noreturn]] void refuse(const std::filesystem::path& directory, const Holder& holder,
+                         const std::string& removable) {
+  throw ConfigError(fmt::format(
+      "{} is in use by another run: {}; choose another output directory{}", directory.string(),
+      holder.host.empty() ? "its name is not known" : describe(holder),
+      removable.empty() ? "" : fmt::format(", or remove {} if that run is over", removable)));
+}
+
+std::string taken_over(const std::filesystem::path& directory, const Holder& holder) {
+  return fmt::format("the previous run in {} did not end cleanly; its lock ({}) was taken over",
+                     directory.string(), describe(holder));
+}
+
+/// Removes the file of a holder that is over. Another process may have done so and made its own,
+/// which then gets its name back.
+void remove_stale(const std::filesystem::path& path, const Holder& stale) {
+  const std::string aside = fmt::format("{}.{}", path.string(), ::getpid());
+  if (::rename(path.c_str(), aside.c_str()) != 0) {
+    return;
+  }
+  if (read_holder(aside) == stale || ::link(aside.c_str(), path.c_str()) == 0) {
+    ::unlink(aside.c_str());
+  }
+}
+
 }  // namespace
 
-RunLock::RunLock(const std::filesystem::path& directory) {
-  const std::string path = (directory / "run.lock").string();
+RunLock::RunLock(const std::filesystem::path& directory) : path_(directory / "run.lock") {
   try {
     create_folder(directory);
-    descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (descriptor_ < 0) {
-      throw DeviceError(fmt::format("cannot create {}: {}", path, std::strerror(errno)));
-    }
   } catch (const DeviceError& error) {
     throw DeviceError(fmt::format(
         "{}; choose an output directory in a folder that can be written to", error.what()));
   }
-  const bool locked = ::flock(descriptor_, LOCK_EX | LOCK_NB) == 0;
-  const Holder holder = read_holder(descriptor_);
-  const Holder self = this_process();
-  const bool same_job = !self.job.empty() && holder.job == self.job;
-  const bool elsewhere = !holder.host.empty() && holder.host != self.host;
-  if (!locked || (elsewhere && !same_job)) {
+  descriptor_ = create(path_, 0);
+  try {
+    lock_by_kernel(directory);
+    if (!is_kernels_) {
+      lock_by_file(directory);
+    }
+    if (!write_holder(descriptor_, this_process())) {
+      throw DeviceError(fmt::format("cannot write {}: {}", path_.string(), std::strerror(errno)));
+    }
+  } catch (const Error&) {
+    if (!is_kernels_ && descriptor_ >= 0) {
+      ::unlink(path_.c_str());
+    }
     ::close(descriptor_);
-    descriptor_ = -1;
-    throw ConfigError(fmt::format(
-        "{} is in use by another run: {}; choose another output directory{}", directory.string(),
-        holder.host.empty() ? "its name is not known" : describe(holder),
-        locked ? fmt::format(", or remove {} if that run is over", path) : ""));
-  }
-  if (!holder.host.empty()) {
-    warning_ =
-        fmt::format("the previous run in {} did not end cleanly; its lock ({}) was taken over",
-                    directory.string(), describe(holder));
-  }
-  if (!write_holder(descriptor_, self)) {
-    const int code = errno;
-    ::close(descriptor_);
-    descriptor_ = -1;
-    throw DeviceError(fmt::format("cannot write {}: {}", path, std::strerror(code)));
+    throw;
   }
 }
 
+void RunLock::lock_by_kernel(const std::filesystem::path& directory) {
+  int result = 0;
+  do {
+    result = ::flock(descriptor_, LOCK_EX | LOCK_NB);
+  } while (result != 0 && errno == EINTR);
+  const bool is_held = result != 0 && errno == EWOULDBLOCK;
+  const Holder holder = read_holder(descriptor_);
+  const Holder self = this_process();
+  if (is_held) {
+    refuse(directory, holder, "");
+  }
+  is_kernels_ = result == 0;
+  if (is_kernels_ && !holder.host.empty()) {
+    if (holder.host != self.host && !is_over(holder, self)) {
+      refuse(directory, holder, path_.string());
+    }
+    warning_ = taken_over(directory, holder);
+  }
+}
+
+void RunLock::lock_by_file(const std::filesystem::path& directory) {
+  constexpr int kAttempts = 3;  // others may try at the same time
+  ::close(std::exchange(descriptor_, -1));
+  path_ += ".held";
+  for (int attempt = 0; descriptor_ < 0; ++attempt) {
+    descriptor_ = create(path_, O_EXCL);
+    if (descriptor_ < 0) {
+      const Holder holder = read_holder(path_);
+      if (!is_over(holder, this_process()) || attempt == kAttempts) {
+        refuse(directory, holder, path_.string());
+      }
+      warning_ = taken_over(directory, holder);
+      remove_stale(path_, holder);
+    }
+  }
+}
+
+bool RunLock::is_lost() const {
+  struct stat own = {};
+  struct stat named = {};
+  if (::fstat(descriptor_, &own) != 0) {
+    return false;  // the file system does not answer
+  }
+  if (::lstat(path_.c_str(), &named) != 0) {
+    std::error_code unseen;  // where the whole folder is gone, no other run can be in it
+    return errno == ENOENT && std::filesystem::exists(path_.parent_path(), unseen);
+  }
+  return own.st_dev != named.st_dev || own.st_ino != named.st_ino;
+}
+
 void RunLock::release() const {
-  // Emptied, not removed: another run may have opened this very file already.
-  [[maybe_unused]] const int ignored = ::ftruncate(descriptor_, 0);
+  // The kernel's is emptied, not removed: another run may have opened this very file already.
+  if (is_kernels_) {
+    [[maybe_unused]] const int ignored = ::ftruncate(descriptor_, 0);
+  } else if (!is_lost()) {
+    ::unlink(path_.c_str());
+  }
 }
 
 RunLock::~RunLock() {

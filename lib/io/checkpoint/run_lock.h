@@ -1,7 +1,9 @@
 #pragma once
 // Keeps two runs out of one output directory. The lock is an advisory lock of the kernel on
 // `run.lock`, which also names its holder. A run that dies therefore leaves no lock behind on its
-// machine. Released by destruction.
+// machine. On a file system without such locks (Lustre without -o flock, some NFS) the lock is the
+// file `run.lock.held`, which only one process can create; one whose holder has died on this
+// machine is taken over. Released by destruction.
 
 #include <filesystem>
 #include <string>
@@ -18,15 +20,25 @@ class RunLock {
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
 
-  /// Empties the file, so that it names no holder, for a process that will not destroy the object.
-  /// The kernel's lock stays until the end of the process. Any thread may call it.
+  /// Lets go of the file, so that it names no holder, for a process that will not destroy the
+  /// object. The kernel's lock stays until the end of the process. Any thread may call it.
   void release() const;
+
+  /// Whether the file was removed or replaced in its directory, where another run may be then.
+  bool is_lost() const;
+  /// The file that is the lock.
+  const std::filesystem::path& path() const { return path_; }
 
   /// A sentence for the log when the lock of a dead run was taken over, else empty.
   const std::string& warning() const { return warning_; }
 
  private:
+  void lock_by_kernel(const std::filesystem::path& directory);
+  void lock_by_file(const std::filesystem::path& directory);
+
+  std::filesystem::path path_;
   int descriptor_ = -1;
+  bool is_kernels_ = true;  ///< false: the file is the lock
   std::string warning_;
 };
 

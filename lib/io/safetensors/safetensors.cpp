@@ -19,10 +19,6 @@ static_assert(std::endian::native == std::endian::little, "safetensors files are
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 constexpr size_t kLengthBytes = sizeof(uint64_t);
 
-void read_exactly(const InputFile& file, uint64_t offset, void* to, size_t bytes) {
-  detail::as_checkpoint_error([&] { file.read(offset, to, bytes); });
-}
-
 template <typename Stored>
 std::vector<Stored> read_stored(const SafetensorsFile& file, const SafetensorsEntry& entry) {
   std::vector<Stored> stored(static_cast<size_t>(entry.count()));
@@ -40,8 +36,19 @@ std::vector<float> read_decoded(const SafetensorsFile& file, const SafetensorsEn
 
 }  // namespace
 
-SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
-    : file_(detail::as_checkpoint_error([&] { return InputFile(path); })) {
+void SafetensorsFile::read_exactly(uint64_t offset, void* to, size_t bytes) const {
+  detail::as_checkpoint_error(
+      [&] { hashed_ ? hashed_->read(file_, offset, to, bytes) : file_.read(offset, to, bytes); });
+}
+
+std::string SafetensorsFile::hash() const {
+  check(hashed_ != nullptr, "the file is hashed");
+  return detail::as_checkpoint_error([&] { return hashed_->digest(file_); });
+}
+
+SafetensorsFile::SafetensorsFile(const std::filesystem::path& path, Reads reads)
+    : file_(detail::as_checkpoint_error([&] { return InputFile(path); })),
+      hashed_(reads == Reads::hashed ? std::make_unique<HashedReads>() : nullptr) {
   const std::string where = path.string();
   detail::as_checkpoint_error([&] { refuse_lfs_pointer(file_); });
   if (file_.size() < kLengthBytes) {
@@ -49,7 +56,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
         fmt::format("{}: {} bytes cannot be a safetensors file", where, file_.size()));
   }
   uint64_t length = 0;
-  read_exactly(file_, 0, &length, sizeof(length));
+  read_exactly(0, &length, sizeof(length));
   if (length > kMaxHeaderBytes || length > file_.size() - kLengthBytes) {
     throw CheckpointError(fmt::format(
         "{}: a header of {} bytes is announced, but the file has {} bytes and a header at most {}; "
@@ -57,7 +64,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
         where, length, file_.size(), kMaxHeaderBytes));
   }
   std::string json(length, '\0');
-  read_exactly(file_, kLengthBytes, json.data(), json.size());
+  read_exactly(kLengthBytes, json.data(), json.size());
   data_start_ = kLengthBytes + length;
   header_ = parse_safetensors_header(json, file_.size() - data_start_, where);
   for (size_t i = 0; i < header_.entries.size(); ++i) {
@@ -71,13 +78,13 @@ const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const {
 }
 
 void SafetensorsFile::read(const SafetensorsEntry& entry, void* to) const {
-  read_exactly(file_, data_start_ + entry.begin, to, entry.bytes());
+  read_exactly(data_start_ + entry.begin, to, entry.bytes());
 }
 
 void SafetensorsFile::read(const SafetensorsEntry& entry, uint64_t offset, size_t bytes,
                            void* to) const {
   check(offset + bytes <= entry.bytes(), "a part lies within its tensor");
-  read_exactly(file_, data_start_ + entry.begin + offset, to, bytes);
+  read_exactly(data_start_ + entry.begin + offset, to, bytes);
 }
 
 std::vector<float> SafetensorsFile::read_f32(const SafetensorsEntry& entry) const {

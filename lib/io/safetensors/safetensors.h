@@ -3,18 +3,20 @@
 // header length, JSON header, tensor bytes. The reader trusts nothing: every rule of the format is
 // checked before the first allocation of tensor memory, and reads go through pread. The writer
 // streams from the caller's memory. Both synchronous; a SafetensorsFile may be read from several
-// threads.
+// threads, unless it is hashed.
 
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/atomic_file.h"
+#include "base/hashed_reads.h"
 #include "base/input_file.h"
 #include "numeric/dtype.h"
 
@@ -58,8 +60,11 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, uint64_t data_
 
 class SafetensorsFile {
  public:
+  /// hashed: all bytes that are read, those of the header included, are those that hash() is of.
+  enum class Reads : uint8_t { plain, hashed };
+
   /// Reads the header. Throws CheckpointError naming the file.
-  explicit SafetensorsFile(const std::filesystem::path& path);
+  explicit SafetensorsFile(const std::filesystem::path& path, Reads reads = Reads::plain);
 
   const std::filesystem::path& path() const { return file_.path(); }
   const SafetensorsHeader& header() const { return header_; }
@@ -78,8 +83,15 @@ class SafetensorsFile {
   /// CheckpointError for other dtypes and as read().
   std::vector<float> read_f32(const SafetensorsEntry& entry) const;
 
+  /// Reads what has not been read yet and returns the XXH3-128 of the file, for one that is hashed.
+  /// Throws CheckpointError when reading fails.
+  std::string hash() const;
+
  private:
+  void read_exactly(uint64_t offset, void* to, size_t bytes) const;
+
   InputFile file_;
+  std::unique_ptr<HashedReads> hashed_;  // null: plain reads
   uint64_t data_start_ = 0;
   SafetensorsHeader header_;
   std::map<std::string, size_t, std::less<>> by_name_;

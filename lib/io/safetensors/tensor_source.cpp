@@ -45,9 +45,9 @@ TensorSource::TensorSource(const std::filesystem::path& path) : path_(path) {
     refuse_incomplete(path);
   }
   if (!std::filesystem::is_directory(path)) {
-    open_single(path);
+    open_single(SafetensorsFile(path));
   } else if (std::filesystem::exists(path / kSingle)) {
-    open_single(path / kSingle);
+    open_single(SafetensorsFile(path / kSingle));
   } else if (std::filesystem::exists(path / kIndex)) {
     open_index(path / kIndex);
   } else {
@@ -83,8 +83,15 @@ void TensorSource::find_wrapper() {
   }
 }
 
-void TensorSource::open_single(const std::filesystem::path& path) {
-  files_.emplace_back(path);
+TensorSource::TensorSource(SafetensorsFile file) : path_(file.path()) {
+  open_single(std::move(file));
+  for (const auto& [name, location] : locations_) {
+    names_.push_back(name);
+  }
+}
+
+void TensorSource::open_single(SafetensorsFile file) {
+  files_.push_back(std::move(file));
   for (const SafetensorsEntry& entry : files_.front().header().entries) {
     locations_.emplace(entry.name, Location{0, &entry});
   }

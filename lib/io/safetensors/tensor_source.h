@@ -23,12 +23,17 @@ class TensorSource {
   /// the index is malformed, names a file outside the folder, or names a tensor that its file does
   /// not hold.
   explicit TensorSource(const std::filesystem::path& path);
+  /// The tensors of one file that is open already.
+  explicit TensorSource(SafetensorsFile file);
 
   /// Returns the names of all tensors, sorted.
   const std::vector<std::string>& names() const { return names_; }
 
   /// Returns all entries, ordered by the name of their file and their position in it.
   std::vector<const SafetensorsEntry*> entries() const;
+
+  /// Returns the XXH3-128 of the source's only file (SafetensorsFile::hash()).
+  std::string hash() const { return files_.front().hash(); }
 
   /// Returns the metadata of all files together.
   std::map<std::string, std::string> metadata() const;
@@ -59,7 +64,7 @@ class TensorSource {
     size_t file;
     const SafetensorsEntry* entry;
   };
-  void open_single(const std::filesystem::path& path);
+  void open_single(SafetensorsFile file);
   void open_index(const std::filesystem::path& index);
   void find_wrapper();
   const Location* location_of(const std::string& name) const;

@@ -141,7 +141,13 @@ void CheckpointSaver::run_publish() {
 void CheckpointSaver::run_retain() {
   run([this] {
     return attempt([this](Report&) {
-      if (leads() && deletes_older_) {
+      if (!leads()) {
+        return;
+      }
+      for (const std::string& failure : tidy_checkpoints(root_, copy_.step)) {
+        retention_.note(failure);
+      }
+      if (deletes_older_) {
         retention_.apply();
       }
     });

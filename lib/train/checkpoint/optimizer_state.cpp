@@ -6,7 +6,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <optional>
+#include <set>
 #include <span>
 #include <string>
 
@@ -16,6 +16,7 @@
 #include "io/safetensors/safetensors.h"
 #include "ops/storage/storage.h"
 #include "train/checkpoint/host_stored.h"
+#include "train/checkpoint/resume_checks.h"
 
 namespace fp8train {
 namespace {
@@ -101,8 +102,9 @@ struct SavedTensor {
 /// Every tensor of a checkpoint's optimizer files, by name without "@first".
 class SavedState {
  public:
-  explicit SavedState(const std::filesystem::path& checkpoint) : checkpoint_(checkpoint) {
-    for (const FileRecord& record : verify_checkpoint(checkpoint, Verify::sizes).files) {
+  explicit SavedState(const std::filesystem::path& checkpoint)
+      : checkpoint_(checkpoint), manifest_(verify_checkpoint(checkpoint, Verify::sizes)) {
+    for (const FileRecord& record : manifest_.files) {
       if (record.name.starts_with("optimizer")) {
         add_file(checkpoint / record.name);
       }
@@ -146,15 +148,16 @@ class SavedState {
         continue;
       }
       if (const SafetensorsType& type = saved.entry->type; type.dtype != dtype) {
-        throw CheckpointError(fmt::format(
+        throw OtherRunError(fmt::format(
             "{}: '{}' is stored as {}, and this run stores it as {}; to continue that run, change "
             "its format back (precision in the configuration)",
             checkpoint_.string(), name, type.dtype ? name_of(*type.dtype) : type.name,
             name_of(dtype)));
       }
-      saved.file->read(*saved.entry, static_cast<uint64_t>(begin - saved.first) * size,
-                       static_cast<size_t>(end - begin) * size,
-                       result.data() + static_cast<size_t>(begin - first) * size);
+      used_.insert(saved.file);
+      files_[saved.file]->read(*saved.entry, static_cast<uint64_t>(begin - saved.first) * size,
+                               static_cast<size_t>(end - begin) * size,
+                               result.data() + static_cast<size_t>(begin - first) * size);
       copied += end - begin;
     }
     if (copied != count) {
@@ -165,24 +168,41 @@ class SavedState {
     return result;
   }
 
+  /// Returns where the part of it with this element begins: file and byte.
+  std::pair<size_t, uint64_t> position(const std::string& name, int64_t first) const {
+    for (const Range& range : saved_ranges(name)) {
+      if (first < range.first + range.entry->count()) {
+        return {range.file, range.entry->begin};
+      }
+    }
+    return {};
+  }
+
+  /// Throws CheckpointError where a file of which something has been read is not the manifest's.
+  void require_hashes() const {
+    for (const size_t i : used_) {
+      require_hash(checkpoint_, manifest_, files_[i]->path().filename().string(),
+                   files_[i]->hash());
+    }
+  }
+
  private:
   struct Range {
-    const SafetensorsFile* file;
+    size_t file;
     const SafetensorsEntry* entry;
     int64_t first = 0;
   };
 
-  /// Empty where the files have nothing of it.
   std::span<const Range> saved_ranges(const std::string& name) const {
     const auto found = ranges_.find(name);
     return found == ranges_.end() ? std::span<const Range>() : found->second;
   }
 
   void add_file(const std::filesystem::path& path) {
-    files_.push_back(std::make_unique<SafetensorsFile>(path));
+    files_.push_back(std::make_unique<SafetensorsFile>(path, SafetensorsFile::Reads::hashed));
     for (const SafetensorsEntry& entry : files_.back()->header().entries) {
       const size_t at = entry.name.rfind('@');
-      Range range = {files_.back().get(), &entry, 0};
+      Range range = {files_.size() - 1, &entry, 0};
       std::string name = entry.name.substr(0, at);
       if (at != std::string::npos) {
         // "NAME@FIRST" or, of scales, "NAME.scale@FIRST"
@@ -198,7 +218,9 @@ class SavedState {
   }
 
   std::filesystem::path checkpoint_;
+  CheckpointManifest manifest_;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  mutable std::set<size_t> used_;
   std::map<std::string, std::vector<Range>> ranges_;
 };
 
@@ -327,12 +349,18 @@ size_t optimizer_file_bytes(Engine& engine) {
 
 void load_optimizer_files(const std::filesystem::path& checkpoint, Engine& engine) {
   const SavedState saved(checkpoint);
-  for (const StateTensor& entry : state_tensors(engine)) {
+  std::vector<StateTensor> entries = state_tensors(engine);
+  // In the order of the files, which are then read once.
+  std::ranges::stable_sort(entries, {}, [&](const StateTensor& entry) {
+    return saved.position(entry.name, entry.first);
+  });
+  for (const StateTensor& entry : entries) {
     load(engine.device(), saved, entry);
   }
   for (const auto& [name, factor] : factors(engine)) {
     copy_from_host(engine.device(), factor, saved.read(name, DType::f32, 0, 1).data());
   }
+  saved.require_hashes();
 }
 
 void convert_optimizer_files(const std::filesystem::path& checkpoint, Engine& engine) {
@@ -366,6 +394,7 @@ void convert_optimizer_files(const std::filesystem::path& checkpoint, Engine& en
   for (const auto& [name, factor] : factors(engine)) {
     copy_from_host(engine.device(), factor, &one);
   }
+  saved.require_hashes();
 }
 
 }  // namespace fp8train

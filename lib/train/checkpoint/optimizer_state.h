@@ -30,8 +30,10 @@ void refresh_optimizer_file(Engine& engine, OptimizerFile& file);
 /// Bytes of tensors that this rank's file has, on any device.
 size_t optimizer_file_bytes(Engine& engine);
 
-/// Loads what this rank updates from the files of a checkpoint. Throws CheckpointError naming the
-/// file or the tensor when something is missing or stored in another format.
+/// Loads what this rank updates from the files of a checkpoint, and hashes the files meanwhile.
+/// Throws CheckpointError naming the file or the tensor when something is missing, stored in
+/// another format or not what the manifest has the hash of; the state of the engine is then of no
+/// use.
 void load_optimizer_files(const std::filesystem::path& checkpoint, Engine& engine);
 
 /// Loads the same from a checkpoint whose plan stores moments in other formats: they are read, and

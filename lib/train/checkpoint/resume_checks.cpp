@@ -315,7 +315,7 @@ SameRun check_same_run(const nlohmann::json& state, const Session& session, Deco
   for (const std::string& difference : comparison.differences) {
     message += "\n  " + difference;
   }
-  throw CheckpointError(message + advice(comparison, session, folder));
+  throw OtherRunError(message + advice(comparison, session, folder));
 }
 
 }  // namespace fp8train

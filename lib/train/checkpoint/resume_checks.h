@@ -32,8 +32,13 @@ struct SameRun {
   bool begins_stage = false;       ///< saved at the end of the stage before: scaling begins anew
 };
 
-/// Compares model, settings and data with those of the checkpoint. Throws one CheckpointError that
-/// names all differences that are not accepted.
+/// The checkpoint is whole, but belongs to a run with other settings.
+class OtherRunError : public CheckpointError {
+  using CheckpointError::CheckpointError;
+};
+
+/// Compares model, settings and data with those of the checkpoint. Throws one OtherRunError that
+/// names all differences that are not accepted, and CheckpointError where a file is damaged.
 SameRun check_same_run(const nlohmann::json& state, const Session& session, Decoder& model,
                        const std::filesystem::path& folder);
 

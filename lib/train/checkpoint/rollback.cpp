@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <optional>
+#include <set>
 #include <vector>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "io/checkpoint/checkpoint.h"
@@ -18,24 +18,28 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kNone = -1;
 
-/// Returns the newest checkpoint of a step before `end` that can be loaded; only of those at
-/// checkpoint.interval where `scheduled`.
-std::optional<CheckpointFolder> newest_before(const fs::path& root, int64_t end, bool scheduled) {
-  std::vector<std::string> notes;
+void warn_of(const fs::path& checkpoint, const CheckpointError& error) {
+  log_warning(
+      fmt::format("passed over checkpoint {}: {}", checkpoint.filename().string(), error.what()));
+}
+
+using Steps = std::set<int64_t>;
+
+/// Returns the newest checkpoint of a step before `end`, and not in `damaged`, whose state can be
+/// read; only of those at checkpoint.interval where `scheduled`.
+std::optional<CheckpointFolder> newest_before(const fs::path& root, int64_t end, bool scheduled,
+                                              const Steps& damaged) {
   for (const CheckpointFolder& folder : find_checkpoints(root)) {
-    if (folder.step >= end) {
+    if (folder.step >= end || damaged.count(folder.step) > 0) {
       continue;
     }
     try {
-      verify_checkpoint(folder.path);
-      if (scheduled && !is_scheduled(folder.path)) {
-        continue;
+      check_saved_state(folder.path);
+      if (!scheduled || is_scheduled(folder.path)) {
+        return folder;
       }
-      check_content(folder.path);
-      return folder;
     } catch (const CheckpointError& error) {
-      log_warning(fmt::format("passed over checkpoint {}: {}", folder.path.filename().string(),
-                              error.what()));
+      warn_of(folder.path, error);
     }
   }
   return std::nullopt;
@@ -43,17 +47,17 @@ std::optional<CheckpointFolder> newest_before(const fs::path& root, int64_t end,
 
 /// Returns the step to go back to, or kNone. For the first rank.
 int64_t target_step(const fs::path& root, const DivergenceError& divergence,
-                    const TrainingState& now) {
+                    const TrainingState& now, const Steps& damaged) {
   const int64_t end = divergence.first_step();
-  std::optional<CheckpointFolder> target = newest_before(root, end, true);
+  std::optional<CheckpointFolder> target = newest_before(root, end, true, damaged);
   if (target && !now.rollbacks.empty() && target->step == now.rollbacks.back().to_step) {
     // It has led here before.
-    if (const auto older = newest_before(root, target->step, true)) {
+    if (const auto older = newest_before(root, target->step, true, damaged)) {
       target = older;
     }
   }
   if (!target) {
-    target = newest_before(root, end, false);
+    target = newest_before(root, end, false, damaged);
   }
   return target ? target->step : kNone;
 }
@@ -62,15 +66,39 @@ void delete_newer(const fs::path& root, int64_t step) {
   for (const CheckpointFolder& folder : find_checkpoints(root)) {
     if (folder.step > step) {
       remove_checkpoint(folder);
-    } else if (folder.step == step) {
-      write_file_atomically(root / "latest", folder.path.filename().string() + "\n");
     }
+  }
+  for (const std::string& failure : tidy_checkpoints(root, step)) {  // files left above among them
+    log_warning(failure);
   }
 }
 
 [[noreturn]] void give_up(const DivergenceError& divergence, const std::string& why) {
   throw DivergenceError(fmt::format("{}. {}", divergence.what(), why), divergence.kind(),
                         divergence.first_step());
+}
+
+/// Loads the checkpoint to go back to. One that turns out to be damaged on any rank is passed over.
+ResumedRun load_target(const DivergenceError& divergence, const fs::path& root, Engine& engine,
+                       const Session& session, const TrainingState& now, Communicator& comm) {
+  Steps damaged;
+  while (true) {
+    const int64_t step =
+        found_by_first_rank(comm, [&] { return target_step(root, divergence, now, damaged); });
+    if (step == kNone) {
+      give_up(divergence, fmt::format("There is no usable checkpoint of a step before {} to go "
+                                      "back to (training.on_divergence: rollback); lower "
+                                      "checkpoint.interval",
+                                      divergence.first_step()));
+    }
+    const fs::path folder = checkpoint_of_step(root, step);
+    try {
+      return load_checkpoint(folder, engine, session, comm);
+    } catch (const CheckpointError& error) {
+      damaged.insert(step);
+      warn_of(folder, error);
+    }
+  }
 }
 
 }  // namespace
@@ -83,21 +111,13 @@ ResumedRun roll_back(const DivergenceError& divergence, const fs::path& root, En
                                     "(training.max_rollbacks)",
                                     now.rollbacks.size()));
   }
-  const bool leads = comm.rank() == 0;
-  const int64_t step =
-      found_by_first_rank(comm, [&] { return target_step(root, divergence, now); });
-  if (step == kNone) {
-    give_up(divergence, fmt::format("There is no usable checkpoint of a step before {} to go back "
-                                    "to (training.on_divergence: rollback); lower "
-                                    "checkpoint.interval",
-                                    divergence.first_step()));
-  }
-  if (leads) {
+  ResumedRun resumed = load_target(divergence, root, engine, session, now, comm);
+  const int64_t step = resumed.state.step;
+  agree_on_step(comm, step, root);
+  if (comm.rank() == 0) {
     delete_newer(root, step);
   }
   wait_for_first_rank(comm);
-  ResumedRun resumed = resume_from(checkpoint_of_step(root, step), engine, session, comm);
-  agree_on_step(comm, resumed.state.step, root);
   resumed.state.rollbacks = now.rollbacks;
   resumed.state.rollbacks.push_back({.from_step = now.step,
                                      .to_step = step,

@@ -183,6 +183,7 @@ void RunCheckpoints::save(Engine& engine, const TrainingState& state) {
 
 /// Begins a save. `is_scheduled`: that of TrainingState.
 void RunCheckpoints::start(Engine& engine, TrainingState state, bool is_scheduled) {
+  records_->require_lock(*comm_);
   check_replicas(engine, state);
   const SectionScope section(Section::save);
   state.is_scheduled = is_scheduled;

@@ -66,14 +66,16 @@ std::vector<ScalingState::SavedTensor> scaling_tensors(Engine& engine, Communica
 }
 
 std::vector<std::string> load_scaling(const std::filesystem::path& folder, ScalingState& scaling,
-                                      int rank, int ranks) {
+                                      int rank, int ranks, const CheckpointManifest* manifest) {
   scaling.restart();
   std::vector<ScalingState::SavedTensor> tensors = scaling.save();
   std::vector<std::string> notes;
   if (tensors.empty()) {
     return notes;
   }
-  const TensorSource source(folder / kScalingFile);
+  const auto reads =
+      manifest == nullptr ? SafetensorsFile::Reads::plain : SafetensorsFile::Reads::hashed;
+  const TensorSource source(SafetensorsFile(folder / kScalingFile, reads));
   for (ScalingState::SavedTensor& tensor : tensors) {
     if (tensor.name.ends_with(".updates_left") && source.find(tensor.name) == nullptr) {
       // An earlier version did not begin windows again.
@@ -91,6 +93,9 @@ std::vector<std::string> load_scaling(const std::filesystem::path& folder, Scali
                       "of {} takes those of rank r mod {}",
                       saved, ranks, saved));
     }
+  }
+  if (manifest != nullptr) {
+    require_hash(folder, *manifest, kScalingFile, source.hash());
   }
   scaling.load(tensors);
   return notes;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "io/checkpoint/checkpoint.h"
 #include "precision/scaling_state.h"
 #include "train/step/engine.h"
 
@@ -21,9 +22,11 @@ std::vector<ScalingState::SavedTensor> scaling_tensors(Engine& engine, Communica
 /// Loads the delayed scales of a checkpoint and the steps that they have seen, for rank `rank` of
 /// `ranks`; nothing to do for plans without any. Scales that each rank has of its own
 /// (AmaxReduction::none) are those that this rank saved. If another number of ranks saved them,
-/// they are those of rank `rank` modulo that number, and a line of the result says so. Throws
-/// CheckpointError when they are missing or differ in shape.
+/// they are those of rank `rank` modulo that number, and a line of the result says so. `manifest`:
+/// the file is hashed while it is read, if it is not null. Throws CheckpointError when the scales
+/// are missing, differ in shape or are not what the manifest has the hash of.
 std::vector<std::string> load_scaling(const std::filesystem::path& folder, ScalingState& scaling,
-                                      int rank = 0, int ranks = 1);
+                                      int rank = 0, int ranks = 1,
+                                      const CheckpointManifest* manifest = nullptr);
 
 }  // namespace fp8train

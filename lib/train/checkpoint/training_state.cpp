@@ -4,7 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
-
+#include <cstring>
+#include <exception>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -196,8 +197,21 @@ std::optional<CheckpointLoss> evaluated_loss(const std::filesystem::path& folder
   });
 }
 
-ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
-                           const Session& session, Communicator& comm) {
+namespace {
+
+/// Verifies the files that load_here() does not read: the tokenizer's, and scales that begin anew.
+void verify_unread(const std::filesystem::path& folder, const CheckpointManifest& manifest) {
+  for (const FileRecord& record : manifest.files) {
+    if (record.name != kModelFile && record.name != kStateFile &&
+        !record.name.starts_with("optimizer")) {
+      verify_file(folder, record);
+    }
+  }
+}
+
+/// Does the work of load_checkpoint() for this rank. Calls no collective.
+ResumedRun load_here(const std::filesystem::path& folder, Engine& engine, const Session& session,
+                     const Communicator& comm) {
   const CheckpointManifest manifest = verify_checkpoint(folder, Verify::sizes);
   require_files(folder, manifest);
   return with_state(folder, [&](const nlohmann::json& json, const std::string& where) {
@@ -215,7 +229,13 @@ ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
           "do not depend on the number of ranks",
           before, session.tokens_per_step()));
     }
-    load_weights(engine.device(), engine.model(), TensorSource(folder / kModelFile));
+    const TensorSource weights(
+        SafetensorsFile(folder / kModelFile, SafetensorsFile::Reads::hashed));
+    load_weights(engine.device(), engine.model(), weights);
+    require_hash(folder, manifest, kModelFile, weights.hash());
+    if (comm.rank() == 0) {
+      verify_unread(folder, manifest);
+    }
     load_control(engine.optimizer(), json, where, same.changed_plan);
     if (same.changed_plan) {
       convert_optimizer_files(folder, engine);
@@ -228,19 +248,67 @@ ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
       return resumed;
     }
     for (std::string& note :
-         load_scaling(folder, engine.model().scaling(), comm.rank(), comm.size())) {
+         load_scaling(folder, engine.model().scaling(), comm.rank(), comm.size(), &manifest)) {
       resumed.notes.push_back(std::move(note));
     }
     return resumed;
   });
 }
 
-void check_content(const std::filesystem::path& folder) {
+/// How loading has ended on one rank, as it is sent to the other ranks.
+struct LoadReport {
+  enum class End : uint8_t { loaded, damaged, other_run };
+  End end = End::loaded;
+  char message[1000] = {};  // cut where it is longer
+};
+
+}  // namespace
+
+ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
+                           const Session& session, Communicator& comm) {
+  LoadReport mine;
+  ResumedRun resumed;
+  std::exception_ptr failure;
+  const auto failed = [&](LoadReport::End end, const char* message) {
+    mine.end = end;
+    std::strncpy(mine.message, message, sizeof(mine.message) - 1);
+    failure = std::current_exception();
+  };
+  try {
+    resumed = load_here(folder, engine, session, comm);
+  } catch (const OtherRunError& error) {
+    failed(LoadReport::End::other_run, error.what());
+  } catch (const CheckpointError& error) {
+    failed(LoadReport::End::damaged, error.what());
+  }
+  wait_for_first_rank(comm);  // and all others: disks are not equally fast
+  const std::vector<LoadReport> all = comm.all_gather_values(mine);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].end == LoadReport::End::loaded) {
+      continue;
+    }
+    if (static_cast<int>(rank) == comm.rank()) {
+      std::rethrow_exception(failure);
+    }
+    const std::string message = fmt::format("rank {}: {}", rank, all[rank].message);
+    if (all[rank].end == LoadReport::End::other_run) {
+      throw OtherRunError(message);
+    }
+    throw CheckpointError(message);
+  }
+  return resumed;
+}
+
+void check_saved_state(const std::filesystem::path& folder) {
   const CheckpointManifest manifest = verify_checkpoint(folder, Verify::sizes);
   require_files(folder, manifest);
   with_state(folder, [&](const nlohmann::json& json, const std::string& /*where*/) {
     check_state(json, manifest, folder);
   });
+}
+
+void check_content(const std::filesystem::path& folder) {
+  check_saved_state(folder);
   const TensorSource source(folder / kModelFile);
   for (const std::string& name : source.names()) {
     source.read_f32(name, source.find(name)->shape);
@@ -261,15 +329,6 @@ bool is_scheduled(const std::filesystem::path& folder) {
   return with_state(folder, [](const nlohmann::json& json, const std::string& /*where*/) {
     return json.value("is_scheduled", true);
   });
-}
-
-ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine, const Session& session,
-                       Communicator& comm) {
-  if (comm.rank() == 0) {
-    verify_checkpoint(folder);
-  }
-  wait_for_first_rank(comm);
-  return load_checkpoint(folder, engine, session, comm);
 }
 
 }  // namespace fp8train

@@ -51,8 +51,11 @@ std::optional<CheckpointLoss> evaluated_loss(const std::filesystem::path& folder
 /// it. Throws CheckpointError.
 bool is_scheduled(const std::filesystem::path& folder);
 
-/// Throws CheckpointError where a file is missing, the state cannot be true or a weight is not
-/// finite.
+/// Throws CheckpointError where a file is missing or the state cannot be true. Loading finds the
+/// rest.
+void check_saved_state(const std::filesystem::path& folder);
+
+/// Throws CheckpointError as check_saved_state(), and where a weight is not finite.
 void check_content(const std::filesystem::path& folder);
 
 /// Compares a checkpoint with the run that would resume from it, as load_checkpoint() does, and
@@ -68,12 +71,11 @@ struct ResumedRun {
   std::vector<std::string> notes;  ///< differences from the run that saved it that are not errors
 };
 
-/// Loads a checkpoint, whose content has been verified, into the engine. Collective where ranks
-/// have parts of it. Throws CheckpointError when it belongs to another model, plan or data set.
+/// Loads a checkpoint into the engine. Each rank hashes what it reads; the first one also the files
+/// that none reads. Collective: throws on all ranks if on one, OtherRunError when the checkpoint
+/// belongs to another model, plan or data set, CheckpointError, naming the rank, when a file is
+/// damaged. The state of the engine is then of no use.
 ResumedRun load_checkpoint(const std::filesystem::path& folder, Engine& engine,
                            const Session& session, Communicator& comm);
-/// Resumes in the same way after the first rank has verified the checkpoint. Collective.
-ResumedRun resume_from(const std::filesystem::path& folder, Engine& engine, const Session& session,
-                       Communicator& comm);
 
 }  // namespace fp8train

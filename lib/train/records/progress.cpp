@@ -112,11 +112,11 @@ void Progress::tick(int64_t step, int64_t max_steps) {
 }
 
 void Progress::put(const std::string& logged, const std::string& shown) {
-  log_ << logged << std::endl;
+  log_ << without_controls(logged) << std::endl;
   if (style_ != Style::quiet) {
     const std::string start = line_open_ ? kRenew : "";
     line_open_ = false;
-    print(start + shown + "\n");
+    print(start + without_controls(shown) + "\n");
   }
 }
 

@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "data/utf8.h"
 #include "train/checkpoint/checkpoint_saver.h"
+#include "train/ranks.h"
 #include "train/records/environment.h"
 #include "train/records/metric_list.h"
 
@@ -127,6 +128,16 @@ void RunRecords::release_lock() const {
     return;
   }
   outcome.wait_for(std::chrono::seconds(1));
+}
+
+void RunRecords::require_lock(Communicator& comm) const {
+  if (first_rank_says(comm, lock_ && lock_->is_lost())) {
+    throw DeviceError(fmt::format(
+        "the lock in {} was removed or replaced while this run is there: another run may be in the "
+        "same folder, and each would destroy the files of the other; this run ends here, and what "
+        "it has saved stays",
+        directory_.root.string()));
+  }
 }
 
 void RunRecords::begin_metrics(int64_t step) {

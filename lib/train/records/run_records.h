@@ -72,6 +72,10 @@ class RunRecords {
   /// Returns the warning of the lock (RunLock::warning), or an empty text.
   std::string lock_warning() const { return lock_ ? lock_->warning() : std::string(); }
 
+  /// Throws DeviceError on all ranks where the lock's file was removed or replaced: another run may
+  /// be in the folder. Collective.
+  void require_lock(Communicator& comm) const;
+
   /// Continues metrics.jsonl and tensors.jsonl after `step`; lines of later steps of an interrupted
   /// run are dropped. A run that begins anew gives the files of one before another name, with a
   /// warning. Throws DeviceError when a file cannot be opened or renamed.

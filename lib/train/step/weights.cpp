@@ -87,7 +87,17 @@ std::vector<float> read_table(const TensorSource& source, const std::string& nam
 
 void load_weights(Device& device, Decoder& model, const TensorSource& source,
                   MissingTokens missing) {
+  std::vector<const Parameter*> parameters;
   for (const auto& parameter : model.parameters().all()) {
+    parameters.push_back(parameter.get());
+  }
+  // In the order of a file, which is then read once; those that it lacks come first.
+  std::ranges::stable_sort(parameters, {}, [&](const Parameter* parameter) {
+    const SafetensorsEntry* const entry =
+        source.find(hf_pieces(model.config(), parameter->name).front().name);
+    return entry == nullptr ? 0 : entry->begin;
+  });
+  for (const Parameter* const parameter : parameters) {
     const int64_t columns = columns_of(*parameter);
     std::vector<float> values(static_cast<size_t>(parameter->shape.count()), 0.0F);
     for (const HfPiece& piece : hf_pieces(model.config(), parameter->name)) {

@@ -4,9 +4,13 @@
 //   FP8TRAIN_FAULT_FOLDER  the folder, absolute, or how paths begin; calls on other files pass
 //   FP8TRAIN_FAULT_LOG     a file elsewhere that gets one line for each call: "NUMBER NAME PATH"
 //   FP8TRAIN_FAULT_CALL    which call, from 1; 0 or nothing: none
+//   FP8TRAIN_FAULT_RANK    only in this rank of mpirun; nothing: in every process
+//   FP8TRAIN_FAULT_EVERY   "NAME TEXT" instead: each call of this name on a path that has the text
 //   FP8TRAIN_FAULT_KIND    KILL | TERM   a signal before the call, which TERM then lets pass
-//                          EIO | ENOSPC | ESTALE   the call fails
+//                          EIO | ENOSPC | ESTALE | EBUSY | ENOTEMPTY | ENOSYS | EOPNOTSUPP |
+//                          ENOLCK   the call fails
 //                          SHORT   a write stores half of its bytes; other calls pass
+//                          FLIP    a positioned read sees one bit of the file otherwise
 //                          SLOW    the call takes two seconds
 //                          HANG    the call never returns, and nor do those after it
 //
@@ -32,13 +36,22 @@
 
 namespace {
 
-enum class Kind : uint8_t { none, kill, term, eio, enospc, estale, shortened, slow, hang };
+enum class Kind : uint8_t { none, kill, term, error, shortened, flip, slow, hang };
 
 struct Plan {
   std::string folder;
   int log = -1;
   long call = 0;
+  std::string every_name, every_text;
   Kind kind = Kind::none;
+  int error = 0;
+
+  bool has(const char* name, const std::string& path, long number) const {
+    if (!every_name.empty()) {
+      return every_name == name && path.find(every_text) != std::string::npos;
+    }
+    return call > 0 && (number == call || (kind == Kind::hang && number > call));
+  }
 };
 
 /// The next definition of a function of libc.
@@ -47,21 +60,32 @@ Function real(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
 }
 
-Kind kind_named(const char* name) {
-  constexpr std::array<std::pair<const char*, Kind>, 8> kKinds = {{{"KILL", Kind::kill},
-                                                                   {"TERM", Kind::term},
-                                                                   {"EIO", Kind::eio},
-                                                                   {"ENOSPC", Kind::enospc},
-                                                                   {"ESTALE", Kind::estale},
-                                                                   {"SHORT", Kind::shortened},
-                                                                   {"SLOW", Kind::slow},
-                                                                   {"HANG", Kind::hang}}};
-  for (const auto& [known, kind] : kKinds) {
-    if (name != nullptr && std::strcmp(name, known) == 0) {
-      return kind;
+void read_kind(const char* name, Plan& read) {
+  struct Known {
+    const char* name;
+    Kind kind;
+    int error;
+  };
+  constexpr std::array<Known, 14> kKinds = {{{"KILL", Kind::kill, 0},
+                                             {"TERM", Kind::term, 0},
+                                             {"SHORT", Kind::shortened, 0},
+                                             {"FLIP", Kind::flip, 0},
+                                             {"SLOW", Kind::slow, 0},
+                                             {"HANG", Kind::hang, 0},
+                                             {"EIO", Kind::error, EIO},
+                                             {"ENOSPC", Kind::error, ENOSPC},
+                                             {"ESTALE", Kind::error, ESTALE},
+                                             {"EBUSY", Kind::error, EBUSY},
+                                             {"ENOTEMPTY", Kind::error, ENOTEMPTY},
+                                             {"ENOSYS", Kind::error, ENOSYS},
+                                             {"EOPNOTSUPP", Kind::error, EOPNOTSUPP},
+                                             {"ENOLCK", Kind::error, ENOLCK}}};
+  for (const Known& known : kKinds) {
+    if (name != nullptr && std::strcmp(name, known.name) == 0) {
+      read.kind = known.kind;
+      read.error = known.error;
     }
   }
-  return Kind::none;
 }
 
 const Plan& plan() {
@@ -70,9 +94,18 @@ const Plan& plan() {
     const char* const folder = std::getenv("FP8TRAIN_FAULT_FOLDER");
     const char* const log = std::getenv("FP8TRAIN_FAULT_LOG");
     const char* const call = std::getenv("FP8TRAIN_FAULT_CALL");
-    read.folder = folder == nullptr ? "" : folder;
+    const char* const wanted_rank = std::getenv("FP8TRAIN_FAULT_RANK");
+    const char* const rank = std::getenv("OMPI_COMM_WORLD_RANK");
+    const bool is_here =
+        wanted_rank == nullptr || (rank != nullptr && std::strcmp(wanted_rank, rank) == 0);
+    read.folder = folder == nullptr || !is_here ? "" : folder;
     read.call = call == nullptr ? 0 : std::strtol(call, nullptr, 10);
-    read.kind = kind_named(std::getenv("FP8TRAIN_FAULT_KIND"));
+    read_kind(std::getenv("FP8TRAIN_FAULT_KIND"), read);
+    if (const char* const every = std::getenv("FP8TRAIN_FAULT_EVERY")) {
+      const std::string words = every;
+      read.every_name = words.substr(0, words.find(' '));
+      read.every_text = words.substr(words.find(' ') + 1);
+    }
     if (log != nullptr) {
       using Open = int (*)(const char*, int, ...);
       read.log = real<Open>("open")(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
@@ -108,8 +141,8 @@ std::string path_below(int folder, const char* path) {
   return path[0] == '/' || folder == AT_FDCWD ? absolute(path) : path_of(folder) + "/" + path;
 }
 
-/// What becomes of a call: nothing, an error (errno is set), or half of a write.
-enum class Fate : uint8_t { pass, fail, halve };
+/// What becomes of a call: nothing, an error (errno is set), half of a write, or a flipped bit.
+enum class Fate : uint8_t { pass, fail, halve, flip };
 
 Fate counted(const char* name, const std::string& path, bool writes = false) {
   if (!lies_in_folder(path)) {
@@ -123,8 +156,7 @@ Fate counted(const char* name, const std::string& path, bool writes = false) {
     static const Write kWrite = real<Write>("write");
     [[maybe_unused]] const ssize_t done = kWrite(wanted.log, line.data(), line.size());
   }
-  const bool is_after = wanted.kind == Kind::hang && wanted.call > 0 && number > wanted.call;
-  if (number != wanted.call && !is_after) {
+  if (!wanted.has(name, path, number)) {
     return Fate::pass;
   }
   switch (wanted.kind) {
@@ -137,14 +169,8 @@ Fate counted(const char* name, const std::string& path, bool writes = false) {
     case Kind::term:
       kill(getpid(), SIGTERM);
       return Fate::pass;
-    case Kind::eio:
-      errno = EIO;
-      return Fate::fail;
-    case Kind::enospc:
-      errno = ENOSPC;
-      return Fate::fail;
-    case Kind::estale:
-      errno = ESTALE;
+    case Kind::error:
+      errno = wanted.error;
       return Fate::fail;
     case Kind::slow:
       sleep(2);
@@ -153,6 +179,8 @@ Fate counted(const char* name, const std::string& path, bool writes = false) {
       while (true) {
         pause();
       }
+    case Kind::flip:
+      return Fate::flip;
     case Kind::shortened:
       return writes ? Fate::halve : Fate::pass;
   }
@@ -161,6 +189,25 @@ Fate counted(const char* name, const std::string& path, bool writes = false) {
 
 bool fails(const char* name, const std::string& path) {
   return counted(name, path) == Fate::fail;
+}
+
+/// pread(), whose result has another bit at three quarters of the file.
+template <class Offset>
+ssize_t positioned_read(const char* name, int descriptor, void* to, size_t bytes, Offset offset) {
+  const Fate fate = counted("read", path_of(descriptor));
+  if (fate == Fate::fail) {
+    return -1;
+  }
+  const ssize_t got =
+      real<ssize_t (*)(int, void*, size_t, Offset)>(name)(descriptor, to, bytes, offset);
+  struct stat info = {};
+  if (fate == Fate::flip && got > 0 && fstat(descriptor, &info) == 0) {
+    const off_t at = info.st_size / 4 * 3 - offset;
+    if (at >= 0 && at < got) {
+      static_cast<unsigned char*>(to)[at] ^= 1U;
+    }
+  }
+  return got;
 }
 
 mode_t mode_of(int flags, va_list arguments) {
@@ -226,17 +273,11 @@ ssize_t read(int descriptor, void* to, size_t bytes) {
 }
 
 ssize_t pread(int descriptor, void* to, size_t bytes, off_t offset) {
-  if (fails("read", path_of(descriptor))) {
-    return -1;
-  }
-  return real<ssize_t (*)(int, void*, size_t, off_t)>("pread")(descriptor, to, bytes, offset);
+  return positioned_read("pread", descriptor, to, bytes, offset);
 }
 
 ssize_t pread64(int descriptor, void* to, size_t bytes, off64_t offset) {
-  if (fails("read", path_of(descriptor))) {
-    return -1;
-  }
-  return real<ssize_t (*)(int, void*, size_t, off64_t)>("pread64")(descriptor, to, bytes, offset);
+  return positioned_read("pread64", descriptor, to, bytes, offset);
 }
 
 ssize_t write(int descriptor, const void* from, size_t bytes) {
@@ -308,6 +349,14 @@ int renameat2(int from_folder, const char* from, int to_folder, const char* to, 
   }
   return real<int (*)(int, const char*, int, const char*, unsigned)>("renameat2")(
       from_folder, from, to_folder, to, flags);
+}
+
+/// flock(), under a name that does not hide struct flock.
+int lock_file(int descriptor, int operation) __asm__("flock");
+int lock_file(int descriptor, int operation) {
+  return fails("flock", path_of(descriptor))
+             ? -1
+             : real<int (*)(int, int)>("flock")(descriptor, operation);
 }
 
 int mkdir(const char* path, mode_t mode) {
