@@ -80,7 +80,7 @@ void add_part(Arguments parent, Action& action, const std::shared_ptr<BenchOptio
     } else if (!json.is_null()) {
       print_text(json);
     }
-    return 0;
+    return json.is_object() && json.value("wrong", 0) > 0 ? 1 : 0;
   });
 }
 
