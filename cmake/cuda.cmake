@@ -89,9 +89,9 @@ if(FP8TRAIN_CUDA_FORM STREQUAL "SHIM")
   set(shim ${CMAKE_SOURCE_DIR}/tests/support/cuda_shim)
   add_library(fp8train_cuda_shim STATIC ${shim}/block_runner.cpp ${shim}/runtime.cpp
     ${shim}/runtime_events.cpp ${shim}/cublaslt_fake.cpp ${shim}/cublaslt_fake_table.cpp
-    ${shim}/cublaslt_product.cpp ${shim}/cublaslt_scales.cpp ${shim}/cudnn_fake.cpp
-    ${shim}/nccl_board.cpp ${shim}/nccl_fake.cpp ${shim}/nccl_fake_api.cpp
-    ${shim}/nccl_fake_threads.cpp ${shim}/nccl_notes.cpp)
+    ${shim}/cublaslt_faults.cpp ${shim}/cublaslt_product.cpp ${shim}/cublaslt_scales.cpp
+    ${shim}/cudnn_fake.cpp ${shim}/nccl_board.cpp ${shim}/nccl_fake.cpp
+    ${shim}/nccl_fake_api.cpp ${shim}/nccl_fake_threads.cpp ${shim}/nccl_notes.cpp)
   set_target_properties(fp8train_cuda_shim PROPERTIES UNITY_BUILD OFF)
   # Modules and shim need each other: ops, which the fakes compute with, needs
   # what tensor and device have.

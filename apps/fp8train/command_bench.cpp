@@ -104,7 +104,9 @@ void add_part(Arguments parent, Action& action, const std::shared_ptr<BenchOptio
     ReportPrinter printer(*options);
     int code = 0;
     if (bench.run == nullptr) {
-      printer.add(measure(bench, *options));
+      const Json report = measure(bench, *options);
+      printer.add(report);
+      code = report.value("wrong", 0) > 0 ? 1 : 0;
     } else {
       code = bench.run(*options, [&](const Json& report) { printer.add(report); });
     }

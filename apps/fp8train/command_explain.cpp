@@ -38,32 +38,26 @@ std::string outside_of(const ModelConfig& model) {
       model.positions == PositionKind::learned ? "learned positions" : "rotary embedding");
 }
 
-bool reads_blocks(const GemmPlan& gemm) {
-  return gemm.a.is_scaled() && gemm.a.block != per::tensor;
-}
-
 /// The layers of a plan and, for each GEMM of each, why its operands are dequantized.
 struct Layers {
   std::vector<LinearPlan> linears;
   std::vector<std::array<std::string_view, 3>> dequantized;
 };
 
-/// Blockwise products depend on the GPU: where the run would use the one of this machine, it is
-/// asked.
+/// Scaled products depend on the GPU and its library: where the run would use the one of this
+/// machine, it is asked for each shape.
 Layers explained_layers(const Session& session) {
   Layers layers;
   layers.linears = plan_linears(session.engine.plan, linear_sites(session.engine.model));
   const DeviceChoice choice = session.settings.device;
-  DeviceTraits traits;
-  const bool blockwise =
-      std::any_of(layers.linears.begin(), layers.linears.end(), [](const LinearPlan& linear) {
-        return reads_blocks(linear.fprop) || reads_blocks(linear.dgrad) ||
-               reads_blocks(linear.wgrad);
-      });
-  if (blockwise && choice != DeviceChoice::cpu && why_cuda_is_unusable().empty()) {
+  std::unique_ptr<Device> gpu;
+  const bool scaled = std::any_of(layers.linears.begin(), layers.linears.end(),
+                                  [](const LinearPlan& linear) { return linear.is_scaled(); });
+  if (scaled && choice != DeviceChoice::cpu && why_cuda_is_unusable().empty()) {
     std::string reason;
-    traits = choose_device(choice, false, reason)->traits();
+    gpu = choose_device(choice, false, reason);
   }
+  const DeviceTraits traits = gpu == nullptr ? DeviceTraits{} : gpu->traits();
   const int64_t rows = session.engine.step.micro_batch_tokens();
   for (const LinearPlan& linear : layers.linears) {
     layers.dequantized.push_back(dequantized_because(traits, linear, rows));

@@ -31,4 +31,9 @@ void* Arena::allocate(size_t bytes) {
   return static_cast<char*>(buffer_.data()) + offset;
 }
 
+bool Arena::has(size_t bytes) const {
+  return bytes > 0 &&
+         (device_->kind() == DeviceKind::meta || used_ + align_up(bytes) <= buffer_.bytes());
+}
+
 }  // namespace fp8train

@@ -26,6 +26,8 @@ class Arena {
   /// Allocates 256-byte aligned memory. Throws InternalError when the plan is exceeded (never on
   /// meta).
   void* allocate(size_t bytes);
+  /// Whether allocate() can give that many, more than 0: for memory that can be had elsewhere.
+  bool has(size_t bytes) const;
 
   Mark mark() const { return used_; }
   void release(Mark mark) { used_ = mark; }

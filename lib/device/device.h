@@ -22,11 +22,13 @@ struct DeviceTraits {
   /// rows is stored transposed too (cuBLASLt's TN rule up to compute capability 9.0).
   bool fp8_gemm_along_k_only = false;
   /// FP8 products are cuBLASLt's, those of `fp8_products` and under the conditions of
-  /// ops/gemm/gemm_support.h; others with a scale for each block are computed from dequantized
-  /// operands, which takes scratch memory, and others with one scale for each operand do not exist.
-  /// False: they are the backend's own, of every kind.
+  /// ops/gemm/gemm_support.h; others with a scale for each block, and other shapes, are computed
+  /// from dequantized operands, which takes scratch memory; others with one scale for each operand
+  /// do not exist. False: they are the backend's own, of every kind.
   bool fp8_gemm_by_library = false;
   Fp8Products fp8_products = Fp8Products(Fp8Support::any);
+  /// Says which shapes of those products it refuses; null: none. It lives as long as the device.
+  Fp8Library* fp8_library = nullptr;
   /// The longest heads that attention has kernels for.
   int64_t max_head_dim = 512;
   /// Bytes of memory of a GPU; 0: not a GPU, or not known.

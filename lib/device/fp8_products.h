@@ -1,7 +1,8 @@
 #pragma once
 // Which FP8 products the library of a device has: a table by the scales of both operands, their
 // element types, the type of the result and where partial sums are held. It starts with the known
-// products of a chip (cuda_traits), and ops::probe_gemms removes those that fail in a trial.
+// products of a chip (cuda_traits), and ops::probe_gemms lowers the support of those that fail in a
+// trial. The library itself says which shapes of a product in the table it refuses.
 
 #include <algorithm>
 #include <array>
@@ -76,12 +77,30 @@ struct Fp8Product {
   bool fast_accumulate = false;            ///< has no effect without has_fast_accumulation()
 };
 
+/// In rising order: which shapes of a product a library multiplies.
 enum class Fp8Support : uint8_t {
   none,
-  aligned,  ///< where M, N and K are multiples of kAlignedExtent
-  any,      ///< every shape that keeps the rules of ops/gemm/gemm_support.h
+  by_128,  ///< where M, N and K are multiples of 128
+  by_16,   ///< where they are multiples of 16
+  by_8,    ///< where they are multiples of 8
+  any,     ///< every shape that keeps the rules of ops/gemm/gemm_support.h
 };
-constexpr int64_t kAlignedExtent = 128;
+
+/// What M, N and K must be multiples of; 0 for `none`.
+constexpr int64_t extent_multiple(Fp8Support support) {
+  constexpr int64_t kMultiples[] = {0, 128, 16, 8, 1};
+  return kMultiples[static_cast<size_t>(support)];
+}
+
+/// The library that multiplies the products of a table, of a device in this machine.
+class Fp8Library {
+ public:
+  virtual ~Fp8Library() = default;
+  /// Whether it takes a product in the table for c[m, n] and an inner extent k. An answer is found
+  /// once, without work on the device; the first refusal of a kind of product is a warning.
+  /// Throws DeviceError if the library fails in another way.
+  virtual bool takes(const Fp8Product& product, int64_t m, int64_t n, int64_t k) = 0;
+};
 
 /// The products that the tensor cores of a device have.
 class Fp8Products {

@@ -68,7 +68,7 @@ void multiply(const StepContext& context, const LinearProduct& product) {
                     .fast_accumulate = product.plan.fast_accumulate,
                     .emulate_accumulator = product.plan.emulate_accumulator};
   const size_t bytes = ops::gemm_scratch_bytes(context.device->traits(), call);
-  if (bytes > 0) {
+  if (context.scratch->has(bytes)) {
     call.scratch = allocate(*context.scratch, DType::u8, {static_cast<int64_t>(bytes)});
   }
   ops::gemm(context.stream, call);

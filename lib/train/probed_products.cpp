@@ -13,7 +13,6 @@
 #include "base/input_file.h"
 #include "base/log.h"
 #include "device/cuda/cuda_libraries.h"
-#include "ops/gemm/gemm_probe.h"
 #include "ops/gemm/gemm_support.h"
 
 namespace fp8train {
@@ -113,13 +112,12 @@ bool reads_stored() {
 }  // namespace
 
 std::string probe_key(const Device& device) {
-  return fmt::format("probe {}\n{}\n{}\n{}\n", ops::kGemmProbeVersion, device.description(),
+  return fmt::format("probe {}\n{}\n{}\n{}\n", ops::kProbeVersion, device.description(),
                      driver_module(), describe_cuda_library(CudaLibrary::cublaslt));
 }
 
 void find_products(Device& device, const std::filesystem::path& folder, const std::string& key) {
-  DeviceTraits traits = device.traits();
-  const Fp8Products asked = traits.fp8_products;
+  const Fp8Products asked = device.traits().fp8_products;
   const std::string head = fmt::format("{}asked {}\nfound ", key, digits_of(asked));
   const std::filesystem::path file =
       folder / fmt::format("fp8-products-{:016x}.txt", content_hash(head.data(), head.size()));
@@ -130,8 +128,7 @@ void find_products(Device& device, const std::filesystem::path& folder, const st
         is_whole ? products_of(text->substr(head.size(), text->size() - head.size() - 1), asked)
                  : std::nullopt;
     if (found) {
-      traits.fp8_products = *found;
-      device.set_traits(traits);
+      ops::probe_gemms(device, &*found);
       if (const size_t failed = count_failed(asked, *found); failed > 0) {
         log_warning(
             fmt::format("cuBLASLt on this GPU lacks {} of the FP8 products that it should "

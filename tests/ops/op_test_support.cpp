@@ -1,6 +1,8 @@
 #include "ops/op_test_support.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <random>
@@ -97,6 +99,21 @@ int default_threads() {
   return 1;
 }
 #endif
+
+double worst_difference(const Array& a, const Array& b, double relative, double absolute) {
+  double worst = a.bytes().size() == b.bytes().size() ? 0.0 : INFINITY;
+  const int64_t count = a.bytes().empty() || b.bytes().empty() ? 0 : b.count();
+  for (int64_t i = 0; i < count; ++i) {
+    const double left = a.get(i);
+    const double right = b.get(i);
+    if (left == right || (std::isnan(left) && std::isnan(right))) {
+      continue;
+    }
+    const double error = std::abs(left - right) / (relative * std::abs(right) + absolute);
+    worst = std::isnan(error) ? INFINITY : std::max(worst, error);
+  }
+  return worst;
+}
 
 namespace {
 

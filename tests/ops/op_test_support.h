@@ -89,6 +89,10 @@ inline QuantizedTensor with_tensor_scale(const View& codes, float* scale_inv) {
   return tensor;
 }
 
+/// Largest |a - b| / (relative * |b| + absolute): at most 1 passes. NaN on one side only gives
+/// infinity.
+double worst_difference(const Array& a, const Array& b, double relative, double absolute);
+
 /// Whether `run` gives the same bits at every level with 1, 2 and 3 threads. Where
 /// FP8TRAIN_BITS_FILE is set: true, after one run, of which the file gets a line (the test's name,
 /// the number of the run, its bytes and their hash), so that builds for different processors can be

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "ops/fp8_gemm_cases.h"
 #include "ops/gemm/gemm.h"
 #include "ops/op_test_support.h"
 
@@ -96,6 +97,49 @@ TEST_CASE("long sums lose what the paper says, and short ones little", "[ops][ge
   CHECK(at_4096.worst < 0.03);
   CHECK(at_128.worst < 0.002);
   CHECK(product_of(4096, false).worst < 1e-5);
+}
+
+/// A defect that a comparison of devices must show.
+enum class Defect { none, no_tail, wrong_scale };
+
+/// A product of tests/ops/cuda/gemm_test.cpp. `no_tail`: without the last 16 of K.
+Array fp8_product(std::pair<DType, DType> types, DType c_type, bool emulated, Defect defect) {
+  Array a = gemm_operand(types.first, {kGemmM, kGemmK}, false);
+  Array b = gemm_operand(types.second, {kGemmN, kGemmK}, true);
+  for (int64_t i = 0; defect == Defect::no_tail && i < kGemmM * kGemmK; ++i) {
+    a.set(i, i % kGemmK < kGemmK - 16 ? a.get(i) : 0.0F);
+  }
+  float of_a = kScaleOfA;
+  float of_b = defect == Defect::wrong_scale ? kScaleOfA : kScaleOfB;
+  Array c = gemm_result(c_type);
+  Array bias = gemm_bias();
+  const bool adds = c_type == DType::f32;
+  ops::gemm(cpu_stream(), {.a = {{}, false, with_tensor_scale(a, &of_a)},
+                           .b = {{}, true, with_tensor_scale(b, &of_b)},
+                           .c = c,
+                           .beta = adds ? 1.0F : 0.0F,
+                           .bias = adds ? ConstView{} : ConstView(bias),
+                           .emulate_accumulator = emulated});
+  return c;
+}
+
+TEST_CASE("the tolerance of FP8 products holds for 14 bits and shows defects", "[ops][gemm]") {
+  for (const std::pair<DType, DType>& types : kFp8Operands) {
+    for (const DType c_type : {DType::f32, DType::bf16}) {
+      const Array exact = fp8_product(types, c_type, false, Defect::none);
+      const double of_bias = c_type == DType::f32 ? 0.0 : 4 * gemm_rounding(c_type);
+      const auto worst = [&](bool emulated, Defect defect) {
+        return worst_difference(fp8_product(types, c_type, emulated, defect), exact,
+                                gemm_rounding(c_type), fp8_sum_tolerance(kGemmK) + of_bias);
+      };
+      CAPTURE(name_of(types.first), name_of(types.second), name_of(c_type),
+              worst(true, Defect::none));
+      CHECK(worst(true, Defect::none) > (c_type == DType::f32 ? 0.2 : 0.0));
+      CHECK(worst(true, Defect::none) <= 1);
+      CHECK(worst(false, Defect::no_tail) > 10);
+      CHECK(worst(false, Defect::wrong_scale) > 10);
+    }
+  }
 }
 
 }  // namespace

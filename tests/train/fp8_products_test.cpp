@@ -4,17 +4,20 @@
 #include <catch2/catch.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "cublaslt_fake.h"
+#include "cublaslt_faults.h"
 #include "device/device.h"
 #include "nn/linear_product.h"
 #include "ops/gemm/gemm_support.h"
 #include "support/small_llama.h"
 #include "support/temp_dir.h"
 #include "train/probed_products.h"
+#include "train/step/dry_run.h"
 
 namespace fp8train {
 namespace {
@@ -46,7 +49,9 @@ DeviceTraits probed(const Refused& refused) {
   const std::unique_ptr<Device> device = make_device(DeviceKind::cuda);
   ops::probe_gemms(*device);
   shim::answer_products(nullptr);
-  return device->traits();
+  DeviceTraits traits = device->traits();
+  traits.fp8_library = nullptr;  // it goes with the device
+  return traits;
 }
 
 constexpr int32_t kWide = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
@@ -90,6 +95,7 @@ TEST_CASE("what the library refused is known to the next process without a trial
     const std::unique_ptr<Device> device = make_device(DeviceKind::cuda);
     find_products(*device, folder.path());
     shim::answer_products(nullptr);
+    CHECK(device->traits().fp8_library != nullptr);  // is asked for shapes after either
     return device->traits().fp8_products;
   };
   const Fp8Products first = found(refuses_rows);
@@ -113,6 +119,55 @@ TEST_CASE("a plan whose products with one scale for each tensor are refused says
   CHECK_THROWS_WITH(Engine(*device, test::small_llama("te-current")),
                     Catch::Contains("e5m2 x e4m3") && Catch::Contains("another plan"));
   CHECK_NOTHROW(Engine(*device, test::small_llama("bf16")));
+}
+
+/// Row scales with up to so many rows are refused while this lives.
+struct FewRowsRefused {
+  explicit FewRowsRefused(int64_t rows) { shim::faults() = {.few_rows = rows, .large_k = 1}; }
+  ~FewRowsRefused() { shim::faults() = {}; }
+};
+
+TEST_CASE("shapes that the library refuses are dequantized within the plan of memory", "[cuda]") {
+  const EngineSettings settings = test::small_llama("torchao-rowwise");
+  const int64_t rows = settings.step.micro_batch_tokens();
+  const auto scratch = [&](Device& device) {
+    ops::probe_gemms(device);
+    return dry_run_step(settings, device).plan.scratch_bytes;
+  };
+  const size_t native = scratch(*make_device(DeviceKind::cuda));
+  const FewRowsRefused refused(rows);
+  const std::unique_ptr<Device> device = make_device(DeviceKind::cuda);
+  CHECK(scratch(*device) > native);
+  for (const LinearPlan& linear : plan_linears(settings.plan, linear_sites(settings.model))) {
+    const auto reasons = dequantized_because(device->traits(), linear, rows);
+    const std::string_view expected =
+        linear.is_scaled() ? "cuBLASLt refuses this shape with these types and scales on this GPU"
+                           : "";
+    CHECK(reasons[0] == expected);
+    CHECK(dequantized_because(device->traits(), linear, rows + 16)[0].empty());
+  }
+  Engine engine(*device, settings);
+  engine.reserve(dry_run_step(settings, *device).plan);
+  engine.model().initialize(3);
+  engine.weights_changed();
+  const uint64_t before = device->ledger().allocations();
+  engine.step([] { return test::random_batch(1); }, 0, 1e-3, true);
+  CHECK(std::isfinite(engine.step_loss().mean));
+  CHECK(device->ledger().allocations() == before);
+}
+
+TEST_CASE("a short batch that no plan of memory has seen is evaluated", "[cuda]") {
+  const EngineSettings settings = test::small_llama("torchao-rowwise");
+  const FewRowsRefused refused(test::kSmallColumns);
+  const std::unique_ptr<Device> device = make_device(DeviceKind::cuda);
+  ops::probe_gemms(*device);
+  Engine engine(*device, settings);
+  engine.reserve(dry_run_step(settings, *device).plan);
+  engine.model().initialize(3);
+  engine.weights_changed();
+  engine.begin_evaluation();
+  engine.evaluate(test::random_batch(1, 1));
+  CHECK(std::isfinite(engine.evaluation_loss().mean));
 }
 
 }  // namespace

@@ -13,7 +13,7 @@
 namespace fp8train {
 
 struct BenchOptions {
-  bool json = false, tune = false;
+  bool json = false, tune = false, verify = false;
   std::string device = "auto";
   int64_t threads = 0;
   double seconds = 3.0;
@@ -54,7 +54,8 @@ extern const BenchPart kStepBench;
 extern const BenchPart kGemmBench;
 /// The GEMMs of a model's layers, forward and backward, as each mode of scaling runs them: with
 /// operands that are there already, so that casts are not counted. A product that the device
-/// refuses has an error and does not end the others.
+/// refuses has an error and does not end the others. With --verify each is run once on operands
+/// whose product is known exactly, and "wrong" counts the results beyond the bound.
 extern const BenchPart kProductsBench;
 /// Causal attention alone, forward and backward.
 extern const BenchPart kAttentionBench;

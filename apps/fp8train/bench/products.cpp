@@ -1,16 +1,20 @@
 #include <fmt/format.h>
 
-#include <functional>
+#include <algorithm>
+#include <optional>
 
 #include "base/error.h"
+#include "base/math.h"
 #include "base/text.h"
 #include "bench/bench.h"
+#include "bench/exact_product.h"
 #include "bench/parts.h"
 #include "choices.h"
 #include "device/meta/op_log.h"
 #include "ops/cast/quantize.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/gemm_support.h"
+#include "ops/pointwise/elementwise.h"
 #include "precision/linear_plan.h"
 
 namespace fp8train {
@@ -52,19 +56,27 @@ View with_shape(View view, const Shape& shape) {
   return view;
 }
 
-/// One product of one layer in every way of some modes.
+/// One product of one layer in every way of some modes: timed, or run once and compared with the
+/// exact result.
 class ProductBench {
  public:
+  /// `seconds`: 0: products are compared.
   ProductBench(Device& device, std::string layer, Pass pass, const GemmShape& shape, double seconds)
       : device_(&device),
         layer_(std::move(layer)),
         pass_(pass),
         shape_(shape),
         seconds_(seconds),
-        a_(random_matrix(device, DType::bf16, shape.m, shape.k)),
-        b_(random_matrix(device, DType::bf16, shape.n, shape.k)),
+        a_(matrix(shape.m)),
+        b_(matrix(shape.n)),
         c_(device, pass == Pass::wgrad ? DType::f32 : DType::bf16, {shape.m, shape.n},
-           MemoryCategory::workspace) {}
+           MemoryCategory::workspace) {
+    if (seconds == 0) {
+      exact_.emplace(shape);
+      exact_->a().fill(device, a_);
+      exact_->b().fill(device, b_);
+    }
+  }
 
   /// Operands as layers have them in bf16: backward reads what forward has, transposed by the GEMM.
   void bf16() {
@@ -76,29 +88,24 @@ class ProductBench {
     if (pass_ == Pass::wgrad) {
       a = {with_shape(a_.view(), {shape_.k, shape_.m}), true};
     }
-    measure("bf16", false, [&](const Result& result) {
-      ops::gemm(device_->stream(), {.a = a, .b = b, .c = c_, .beta = result.beta});
-    });
+    measure("bf16", {.a = a, .b = b, .c = c_, .fast_accumulate = false});
   }
 
   /// One scale per tensor: E4M3 x E4M3, backward also E5M2 x E4M3.
   void tensor() {
     const TensorCodes b(*device_, DType::e4m3, shape_.n, shape_.k, false);
+    set_scale(b, 2.0F);
     b.cast(device_->stream(), b_, false);
     for (const DType type : {DType::e4m3, DType::e5m2}) {
       if (type == DType::e5m2 && pass_ == Pass::fprop) {
         continue;  // gradients only
       }
       const TensorCodes a(*device_, type, shape_.m, shape_.k, false);
+      set_scale(a, 8.0F);
       a.cast(device_->stream(), a_, false);
       for (const bool fast : {false, true}) {
-        measure(operands_text({.a = type}), fast, [&](const Result& result) {
-          ops::gemm(device_->stream(), {.a = a.operand(false),
-                                        .b = b.operand(true),
-                                        .c = c_,
-                                        .beta = result.beta,
-                                        .fast_accumulate = fast});
-        });
+        measure(operands_text({.a = type}),
+                {.a = a.operand(false), .b = b.operand(true), .c = c_, .fast_accumulate = fast});
       }
     }
   }
@@ -113,20 +120,51 @@ class ProductBench {
   const std::vector<Json>& rates() const { return rates_; }
 
  private:
-  using Work = std::function<void(const Result&)>;
+  /// [rows, K], to be filled where results are compared.
+  Tensor matrix(int64_t rows) const {
+    return seconds_ > 0
+               ? random_matrix(*device_, DType::bf16, rows, shape_.k)
+               : Tensor(*device_, DType::bf16, {rows, shape_.k}, MemoryCategory::workspace);
+  }
 
-  /// Each result of `work`.
-  void measure(const std::string& operands, bool fast, const Work& work) {
+  /// Each result of a product, whose beta is set here.
+  void measure(const std::string& operands, ops::Gemm call) {
     for (const Result& result : results_of(pass_)) {
-      Json rate = named(operands, fast, result);
+      Json rate = named(operands, call.fast_accumulate, result);
+      call.beta = result.beta;
       try {
-        const double seconds = device_seconds(
-            *device_, [&] { work(result); }, seconds_);
-        rate["gflops"] = shape_.flops() / seconds / 1e9;
+        if (exact_) {
+          compare(call, rate);
+        } else {
+          const double seconds = device_seconds(
+              *device_, [&] { ops::gemm(device_->stream(), call); }, seconds_);
+          rate["gflops"] = shape_.flops() / seconds / 1e9;
+        }
       } catch (const DeviceError& error) {
-        rate["error"] = error.what();
+        rate[exact_ ? "refused" : "error"] = error.what();
       }
       rates_.push_back(std::move(rate));
+    }
+  }
+
+  void compare(ops::Gemm call, Json& rate) {
+    const ops::GemmSupport support = ops::gemm_support(device_->traits(), call);
+    const auto bytes = static_cast<int64_t>(ops::gemm_scratch_bytes(device_->traits(), call));
+    const Tensor scratch(*device_, DType::u8, {bytes}, MemoryCategory::workspace);
+    call.scratch = scratch;
+    rate["error"] = exact_->error(*device_, call);
+    rate["bound"] = ExactProduct::bound(call.c.dtype);
+    if (!support.native) {
+      rate["dequantized"] = support.reason;
+    }
+  }
+
+  /// A scale of a tensor that is not 1, where results are compared.
+  void set_scale(const TensorCodes& codes, float scale) const {
+    if (exact_) {
+      float* const state = codes.state.view().as<float>();
+      ops::fill(device_->stream(), {state, DType::f32, {1}}, scale);
+      ops::fill(device_->stream(), {state + 1, DType::f32, {1}}, 1.0F / scale);
     }
   }
 
@@ -137,25 +175,28 @@ class ProductBench {
 
   void blocks(ScaleBlock of_a, ScaleBlock of_b, const std::vector<bool>& accumulations) {
     const std::string operands = fmt::format("e4m3 {} x e4m3 {}", name_of(of_a), name_of(of_b));
-    const BlockwiseCodes a(*device_, blockwise_role_format(of_a), shape_.m, shape_.k);
-    const BlockwiseCodes b(*device_, blockwise_role_format(of_b), shape_.n, shape_.k);
+    const auto format = [this](ScaleBlock block) {
+      TensorFormat role = blockwise_role_format(block);
+      const bool rounded = exact_ && role.scale_type == ScaleType::f32;
+      role.scale_type = rounded ? ScaleType::pow2 : role.scale_type;
+      return role;
+    };
+    const BlockwiseCodes a(*device_, format(of_a), shape_.m, shape_.k);
+    const BlockwiseCodes b(*device_, format(of_b), shape_.n, shape_.k);
     a.cast(device_->stream(), a_);
     b.cast(device_->stream(), b_);
     ops::Gemm call = {.a = a.operand(false), .b = b.operand(true), .c = c_};
     for (const bool fast : accumulations) {
       call.fast_accumulate = fast;
       const auto support = ops::gemm_support(device_->traits(), call);
-      if (!support.native) {
+      if (!support.native && !exact_) {
         for (const Result& result : results_of(pass_)) {
           rates_.push_back(named(operands, fast, result));
           rates_.back()["dequantized"] = support.reason;
         }
         continue;
       }
-      measure(operands, fast, [&](const Result& result) {
-        call.beta = result.beta;
-        ops::gemm(device_->stream(), call);
-      });
+      measure(operands, call);
     }
   }
 
@@ -165,6 +206,7 @@ class ProductBench {
   GemmShape shape_;
   double seconds_;
   Tensor a_, b_, c_;
+  std::optional<ExactProduct> exact_;
   std::vector<Json> rates_;
 };
 
@@ -176,15 +218,20 @@ const Choices<ProductMode> kModes = {{"bf16", &ProductBench::bf16},
                                      {"block", &ProductBench::block},
                                      {"mx", &ProductBench::mx}};
 
-/// The three products of each site in every way of the modes. Sites of several layers that have the
-/// same name within a layer count once.
-Json measure_products(Device& device, const BenchOptions& options) {
-  std::vector<ProductMode> modes;
-  for (const std::string& name : split(options.modes, ',')) {
-    modes.push_back(choose("--modes", name, kModes));
-  }
+/// A product of a model, and extents of K that leave a piece over of the tiles, blocks and groups
+/// of four scales that a library reads: 16 and one, two and three blocks of 128 less than a
+/// multiple of 512.
+struct NamedProduct {
+  std::string layer;
+  Pass pass;
+  GemmShape shape;
+};
+
+/// The three products of each site. Sites of several layers that have the same name within a layer
+/// count once.
+std::vector<NamedProduct> products_of_model(const BenchOptions& options) {
+  std::vector<NamedProduct> products;
   const std::vector<LinearSite> sites = linear_sites(model_of(options.step));
-  std::vector<Json> results;
   for (const LinearSite& site : sites) {
     if (site.block > 0) {
       continue;  // as in the first block
@@ -193,15 +240,43 @@ Json measure_products(Device& device, const BenchOptions& options) {
     const std::string layer =
         site.name.rfind(first, 0) == 0 ? site.name.substr(first.size()) : site.name;
     for (const Pass pass : {Pass::fprop, Pass::dgrad, Pass::wgrad}) {
-      const GemmShape shape = shape_of(pass, site, options.tokens);
-      ProductBench bench(device, layer, pass, shape, options.seconds / 30);
-      for (const ProductMode mode : modes) {
-        (bench.*mode)();
-      }
-      results.insert(results.end(), bench.rates().begin(), bench.rates().end());
+      products.push_back({layer, pass, shape_of(pass, site, options.tokens)});
     }
   }
-  return {{"preset", options.step.preset}, {"tokens", options.tokens}, {"results", results}};
+  if (options.verify) {
+    for (const int64_t missing : {16, 128, 256, 384}) {
+      const int64_t k = round_up(options.tokens, int64_t{512}) - missing;
+      for (const Pass pass : {Pass::fprop, Pass::wgrad}) {
+        products.push_back({"tail", pass, {options.tokens, sites.front().in_features, k}});
+      }
+    }
+  }
+  return products;
+}
+
+/// Every product in every way of the modes.
+Json measure_products(Device& device, const BenchOptions& options) {
+  std::vector<ProductMode> modes;
+  for (const std::string& name : split(options.modes, ',')) {
+    modes.push_back(choose("--modes", name, kModes));
+  }
+  std::vector<Json> results;
+  for (const NamedProduct& product : products_of_model(options)) {
+    ProductBench bench(device, product.layer, product.pass, product.shape,
+                       options.verify ? 0.0 : options.seconds / 30);
+    for (const ProductMode mode : modes) {
+      (bench.*mode)();
+    }
+    results.insert(results.end(), bench.rates().begin(), bench.rates().end());
+  }
+  Json report = {{"preset", options.step.preset}, {"tokens", options.tokens}};
+  if (options.verify) {
+    report["wrong"] = std::count_if(results.begin(), results.end(), [](const Json& result) {
+      return result.contains("refused") || result["error"] > result["bound"];
+    });
+  }
+  report["results"] = results;
+  return report;
 }
 
 void add_products_options(Arguments part, BenchOptions& options) {
@@ -209,6 +284,9 @@ void add_products_options(Arguments part, BenchOptions& options) {
   part.option("--vocabulary", options.step.vocabulary, 0, "0: the preset's, or 65");
   part.option("--tokens", options.tokens, 1, "Tokens of a micro-batch");
   part.option("--modes", options.modes, "How operands are scaled, with commas");
+  part.flag("--verify", options.verify,
+            "Run each product once and compare it with the exact result; exit code 1 if one is "
+            "wrong");
 }
 
 }  // namespace

@@ -15,24 +15,42 @@ bool is_aligned(const void* pointer, size_t bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
 }
 
-/// The scales of both tensors, multiplied, and beta, where the library reads them; null where there
-/// are none.
+/// Factors of a product in the workspace: what it is multiplied by and beta, where the library
+/// reads them, and a 1.
+struct Factors {
+  explicit Factors(Stream stream)
+      : data(reinterpret_cast<float*>(static_cast<char*>(cuda_context(stream).workspace) +
+                                      kBiasBytes)) {}
+  View alpha() const { return {data, DType::f32, {1}}; }
+  View beta() const { return {data + 1, DType::f32, {1}}; }
+  View one() const { return {data + 2, DType::f32, {1}}; }
+
+  float* data;
+};
+
+/// The scales of both tensors, multiplied, and beta; null where there are none.
 const float* find_factors(Stream stream, const Gemm& call) {
-  float* const of_a = call.a.quantized.tensor_scale_inv;
-  if (of_a == nullptr) {
+  const float* const of_a = call.a.quantized.tensor_scale_inv;
+  const float* const of_b = call.b.quantized.tensor_scale_inv;
+  if (of_a == nullptr && of_b == nullptr) {
     return nullptr;
   }
-  auto* const factors =
-      reinterpret_cast<float*>(static_cast<char*>(cuda_context(stream).workspace) + kBiasBytes);
-  const View alpha = {factors, DType::f32, {1}};
+  const Factors factors(stream);
   const OpTable& table = op_table(stream);
-  table.cast(stream, View{of_a, DType::f32, {1}}, alpha);
-  table.scale_by(stream, alpha, call.b.quantized.tensor_scale_inv);
-  table.fill(stream, {factors + 1, DType::f32, {1}}, call.beta);
-  return factors;
+  if (of_a == nullptr) {
+    table.fill(stream, factors.alpha(), 1.0F);
+  } else {
+    table.cast(stream, ConstView{of_a, DType::f32, {1}}, factors.alpha());
+  }
+  if (of_b != nullptr) {
+    table.scale_by(stream, factors.alpha(), of_b);
+  }
+  table.fill(stream, factors.beta(), call.beta);
+  return factors.data;
 }
 
-void multiply_natively(Stream stream, const Gemm& call, bool fast_accumulate) {
+/// Returns false, with nothing computed, if the library refuses the product.
+bool multiply_natively(Stream stream, const Gemm& call, bool fast_accumulate) {
   const auto operand = [](const GemmOperand& from) {
     const Quantized& part = from.quantized.rowwise;
     check(is_aligned(part.codes.data, 16) && is_aligned(part.scale_inv.data, 16),
@@ -40,33 +58,51 @@ void multiply_natively(Stream stream, const Gemm& call, bool fast_accumulate) {
     return ProductOperand{part.codes, from.transposed, from.quantized.format.block.as_stored(),
                           part.scale_inv.data};
   };
-  multiply(stream,
-           {.a = operand(call.a),
-            .b = operand(call.b),
-            .c = call.c,
-            .beta = call.beta,
-            .fast_accumulate = fast_accumulate,
-            .factors = find_factors(stream, call)},
-           call.bias);
+  return multiply(stream,
+                  {.a = operand(call.a),
+                   .b = operand(call.b),
+                   .c = call.c,
+                   .beta = call.beta,
+                   .fast_accumulate = fast_accumulate,
+                   .factors = find_factors(stream, call)},
+                  call.bias);
 }
 
+/// The operand without its tensor's scale, in y.
+void decode(Stream stream, const GemmOperand& operand, const View& y) {
+  if (operand.has_blocks()) {
+    return ops::dequantize(stream, without_tensor_scale(operand.quantized), y);
+  }
+  const View one = Factors(stream).one();
+  op_table(stream).fill(stream, one, 1.0F);
+  const ConstView codes = operand.matrix();
+  QuantizedTensor tensor;
+  tensor.rowwise.codes = {const_cast<void*>(codes.data), codes.dtype, codes.shape};
+  tensor.format = plain(codes.dtype);
+  tensor.tensor_scale_inv = one.as<float>();
+  ops::dequantize(stream, tensor, y);
+}
+
+}  // namespace
+
 void multiply_dequantized(Stream stream, const Gemm& call) {
-  const size_t bytes = gemm_scratch_bytes(*cuda_context(stream).traits, call);
-  check(!call.scratch.empty() && call.scratch.bytes() >= bytes &&
-            is_aligned(call.scratch.data, kScratchAlignment),
+  const size_t bytes = dequantized_scratch_bytes(call);
+  const View scratch = call.scratch.empty()
+                           ? gemm_plans(cuda_context(stream)).unplanned_scratch(bytes)
+                           : call.scratch;
+  check(scratch.bytes() >= bytes && is_aligned(scratch.data, kScratchAlignment),
         "gemm: scratch of gemm_scratch_bytes, 256-byte aligned, expected");
   const DType type = call.c.dtype == DType::f16 ? DType::f16 : DType::bf16;
-  const Shape& a_shape = call.a.quantized.rowwise.codes.shape;
-  const Shape& b_shape = call.b.quantized.rowwise.codes.shape;
+  const Shape& a_shape = call.a.matrix().shape;
+  const Shape& b_shape = call.b.matrix().shape;
   const size_t b_bytes = static_cast<size_t>(b_shape.count()) * size_of(type);
-  const View a = {call.scratch.data, type, a_shape};
-  const View b = {call.scratch.as<char>() + (bytes - b_bytes), type, b_shape};
-  ops::dequantize(stream, without_tensor_scale(call.a.quantized), a);
-  ops::dequantize(stream, without_tensor_scale(call.b.quantized), b);
-  // Without the scales of the tensors, which come on top of the sum as in the native product.
+  const View a = {scratch.data, type, a_shape};
+  const View b = {scratch.as<char>() + (bytes - b_bytes), type, b_shape};
+  decode(stream, call.a, a);
+  decode(stream, call.b, b);
   multiply(stream,
-           {.a = {a, false, per::tensor},
-            .b = {b, true, per::tensor},
+           {.a = {a, call.a.transposed, per::tensor},
+            .b = {b, call.b.transposed, per::tensor},
             .c = call.c,
             .beta = call.beta,
             .fast_accumulate = true,
@@ -74,13 +110,9 @@ void multiply_dequantized(Stream stream, const Gemm& call) {
            call.bias);
 }
 
-}  // namespace
-
 void multiply_blocks(Stream stream, const Gemm& call) {
   const GemmSupport support = gemm_support(*cuda_context(stream).traits, call);
-  if (support.native) {
-    multiply_natively(stream, call, support.fast_accumulate);
-  } else {
+  if (!support.native || !multiply_natively(stream, call, support.fast_accumulate)) {
     multiply_dequantized(stream, call);
   }
 }

@@ -39,6 +39,7 @@ CublasLtApi load() {
   find(library, "cublasLtMatmulPreferenceSetAttribute", api.matmul_preference_set_attribute);
   find(library, "cublasLtMatmulAlgoGetHeuristic", api.matmul_algo_get_heuristic);
   find(library, "cublasLtMatmulAlgoCheck", api.matmul_algo_check);
+  find(library, "cublasLtMatmulAlgoConfigGetAttribute", api.matmul_algo_config_get_attribute);
   find(library, "cublasLtMatmul", api.matmul);
   return api;
 }

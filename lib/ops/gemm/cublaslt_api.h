@@ -23,6 +23,7 @@ struct CublasLtApi {
   decltype(&cublasLtMatmulPreferenceSetAttribute) matmul_preference_set_attribute;
   decltype(&cublasLtMatmulAlgoGetHeuristic) matmul_algo_get_heuristic;
   decltype(&cublasLtMatmulAlgoCheck) matmul_algo_check;
+  decltype(&cublasLtMatmulAlgoConfigGetAttribute) matmul_algo_config_get_attribute;
   decltype(&cublasLtMatmul) matmul;
 };
 

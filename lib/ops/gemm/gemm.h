@@ -19,9 +19,9 @@
 // are powers of two go to the operands first, which rounds nothing, down to values of 2^-126
 // (smaller ones may count as 0). On the cpu the bits depend on shapes and processor, not on the
 // number of threads; each thread that calls gemm keeps a workspace for converted operands, which
-// grows in the first step only. Where a chip or its library lacks a product of blocks, both
-// operands are dequantized to bf16 (to fp16 for an fp16 c) in scratch memory of the caller and
-// multiplied so: a step allocates nothing, and gemm_support() says why.
+// grows in the first step only. Where a chip or its library lacks a product of blocks, or refuses a
+// shape, both operands are dequantized to bf16 (to fp16 for an fp16 c) in scratch memory of the
+// caller and multiplied so: a step allocates nothing, and gemm_support() says why.
 
 #include <string>
 
@@ -65,7 +65,10 @@ struct Gemm {
   /// cpu, FP8 times FP8 with scales for tensors or rows: add as that accumulator does
   /// (ops/gemm/short_accumulator.h), slowly.
   bool emulate_accumulator = false;
-  View scratch;  ///< any type, 256-byte aligned, of gemm_scratch_bytes; empty for 0
+  /// Any type, 256-byte aligned, of gemm_scratch_bytes. Empty for 0, and where no memory was
+  /// planned for this shape: the device then takes memory of its own if it has to, with a warning,
+  /// and holds it.
+  View scratch;
 
   /// Returns K, the extent that the product contracts.
   int64_t depth() const { return a.matrix().shape[a.transposed ? 0 : 1]; }

@@ -49,40 +49,50 @@ void gemm(Stream stream, const Gemm& call) {
   if (is_quantized && is_fp8(call.b.matrix().dtype)) {
     const GemmSupport support = gemm_support(*cuda_context(stream).traits, call);
     check_product(support, call);
+    if (!support.native) {
+      return multiply_dequantized(stream, call);
+    }
     fast_accumulate = support.fast_accumulate;
   }
   const auto operand = [](const GemmOperand& from) {
     return ProductOperand{from.matrix(), from.transposed, per::tensor,
                           from.quantized.tensor_scale_inv};
   };
-  multiply(stream,
-           {.a = operand(call.a),
-            .b = operand(call.b),
-            .c = call.c,
-            .beta = call.beta,
-            .fast_accumulate = fast_accumulate},
-           call.bias);
+  if (!multiply(stream,
+                {.a = operand(call.a),
+                 .b = operand(call.b),
+                 .c = call.c,
+                 .beta = call.beta,
+                 .fast_accumulate = fast_accumulate},
+                call.bias)) {
+    multiply_dequantized(stream, call);
+  }
 }
 
-void multiply(Stream stream, Product product, const ConstView& bias) {
-  CudaContext& context = cuda_context(stream);
-  GemmPlans& plans = gemm_plans(context);
+bool multiply(Stream stream, Product product, const ConstView& bias) {
+  GemmPlans& plans = gemm_plans(cuda_context(stream));
   if (!bias.empty()) {
     product.bias = bias_for_library(stream, product, bias);
-    if (!product.bias.empty() && plans.run_biased(context, product)) {
-      return;
+    if (!product.bias.empty() && plans.run_biased(product)) {
+      return true;
     }
     product.bias = {};
   }
-  plans.run(context, product);
+  if (is_code_type(product.a.matrix.dtype)) {
+    if (!plans.run_codes(product)) {
+      return false;
+    }
+  } else {
+    plans.run(product);
+  }
   if (!bias.empty()) {
     op_table(stream).add_bias(stream, product.c, bias);
   }
+  return true;
 }
 
 void tune_gemms(Device& device, const std::string& folder) {
-  CudaContext& context = cuda_context(device.stream());
-  gemm_plans(context).tune(context, folder);
+  gemm_plans(cuda_context(device.stream())).tune(folder);
 }
 
 }  // namespace fp8train::ops::cuda

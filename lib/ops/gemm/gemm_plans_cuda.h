@@ -8,10 +8,13 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "device/cuda/cuda_context.h"
+#include "device/device.h"
 #include "ops/gemm/cublaslt_api.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/gemm_tuning_cuda.h"
@@ -35,6 +38,10 @@ class CublasError : public DeviceError {
   CublasError(const std::string& what, cublasStatus_t status)
       : DeviceError(what), status_(status) {}
   cublasStatus_t status() const { return status_; }
+  /// Whether the library does not take the product, and nothing else is wrong.
+  bool is_refusal() const {
+    return status_ == CUBLAS_STATUS_NOT_SUPPORTED || status_ == CUBLAS_STATUS_INVALID_VALUE;
+  }
 
  private:
   cublasStatus_t status_;
@@ -73,33 +80,46 @@ struct PlanKey {
 
 class Plan;
 
-/// A device's cuBLASLt: one handle and its plans.
-class GemmPlans final : public CudaExtension {
+/// A device's cuBLASLt: one handle, its plans, and which products it refuses.
+class GemmPlans final : public CudaExtension, public Fp8Library {
  public:
-  GemmPlans();
+  explicit GemmPlans(const CudaContext& context);
   ~GemmPlans() override;
 
   /// Throws InternalError for FP8 operands that no tensor core takes, CublasError where the library
   /// has no such product or fails.
-  void run(const CudaContext& context, const Product& call);
+  void run(const Product& call);
+
+  /// Runs a product of codes. Returns false, with nothing computed, if the library refuses it now,
+  /// after its heuristic had not, or has done so before: takes() says no from then on.
+  bool run_codes(const Product& call);
 
   /// Runs a product with a bias. Returns false, with nothing computed, if the library does not add
   /// the bias, which is found out once for each kind of product.
-  bool run_biased(const CudaContext& context, const Product& call);
+  bool run_biased(const Product& call);
+
+  /// By the library's heuristic, for pointers that are multiples of 16 bytes.
+  bool takes(const Fp8Product& product, int64_t m, int64_t n, int64_t k) override;
+
+  /// Memory for the operands of a dequantized product for which none was planned. It is held as
+  /// long as the device, because recorded steps may use it, and larger memory is added to it.
+  View unplanned_scratch(size_t bytes);
 
   /// Plans made from now on take the fastest algorithm, not the library's first (see GemmTuning).
-  void tune(const CudaContext& context, const std::filesystem::path& folder) {
-    tuning_.emplace(context, folder);
-  }
+  void tune(const std::filesystem::path& folder) { tuning_.emplace(*context_, folder); }
 
  private:
-  std::unique_ptr<Plan> make_plan(const CudaContext& context, const Product& call,
-                                  const PlanKey& key);
+  std::unique_ptr<Plan> make_plan(const Product& call, const PlanKey& key);
+  void refuse(const PlanKey& question, const CublasError& error);
 
+  const CudaContext* context_;
   cublasLtHandle_t handle_ = nullptr;
   std::optional<GemmTuning> tuning_;
   // Null for a product whose bias the library refuses.
   std::map<PlanKey, std::unique_ptr<Plan>> plans_;
+  std::map<PlanKey, bool> answers_;  // whether products of codes are taken, by question_of()
+  std::set<PlanKey> warned_;         // questions without M that were refused
+  std::vector<Buffer> unplanned_;    // the last one is the largest
 };
 
 /// Returns the plans of the device; the first call makes them.
@@ -108,9 +128,14 @@ GemmPlans& gemm_plans(CudaContext& context);
 /// gemm() of operands that have a scale for each block.
 void multiply_blocks(Stream stream, const Gemm& call);
 
+/// gemm() from operands that are decoded to 16 bits, without their tensors' scales, which come on
+/// top of the sum: in `call.scratch`, or in memory of GemmPlans where that is empty.
+void multiply_dequantized(Stream stream, const Gemm& call);
+
 /// `product`, which has no bias of its own, plus `bias` (fp32 [N], may be empty): added by the
 /// library, rounded to the type of c, where it can; else by a pass of its own over c, whose result
-/// is rounded a second time.
-void multiply(Stream stream, Product product, const ConstView& bias);
+/// is rounded a second time. Returns false, with nothing computed, if the library refuses a product
+/// of codes.
+bool multiply(Stream stream, Product product, const ConstView& bias);
 
 }  // namespace fp8train::ops::cuda

@@ -1,9 +1,9 @@
 // One small product of known result for each entry of the table of FP8 products, before memory is
 // planned. Codes are small integers and scales are multiples of a half, so that the result is exact
 // in fp32 whatever the order of sums. Every extent has a part of a block left over; a product that
-// is refused so is tried again with aligned extents. cuBLASLt's heuristic answers for modes that it
-// then refuses, and releases have ignored scales. A change of what is tried raises
-// kGemmProbeVersion (ops/gemm/gemm_probe.h).
+// is refused so is tried again with extents that are multiples of 8, 16 and 128. cuBLASLt's
+// heuristic answers for modes that it then refuses, and releases have ignored scales. A change of
+// what is tried raises kProbeVersion (ops/gemm/gemm_support.h).
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -32,8 +32,12 @@ namespace {
 struct Extents {
   int64_t m, n, k;
 };
-constexpr Extents kUneven = {132, 144, 160};
-constexpr Extents kAligned = {128, 256, 256};
+/// For each support, best first. Not every release takes a multiple of 4 for M with 1x128 scales
+/// (TransformerEngine's cublaslt_gemm.cu asserts multiples of 8), nor 8 for N (vLLM #4691).
+constexpr std::pair<Fp8Support, Extents> kExtents[] = {{Fp8Support::any, {132, 152, 160}},
+                                                       {Fp8Support::by_8, {136, 152, 160}},
+                                                       {Fp8Support::by_16, {144, 176, 160}},
+                                                       {Fp8Support::by_128, {128, 256, 256}}};
 
 constexpr float kTensorScale = 0.5F;  // of both operands together, where there is one
 
@@ -175,18 +179,17 @@ bool gives_expected_product(Device& device, const Problem& problem, DType c_type
   const std::vector<float> before(expected.size(),
                                   adds ? 1.0F : std::numeric_limits<float>::quiet_NaN());
   device.copy_from_host(problem.c.data(), before.data(), problem.c.bytes());
-  CudaContext& context = cuda_context(device.stream());
   const float factors[2] = {kTensorScale, adds ? 1.0F : 0.0F};
   device.copy_from_host(problem.factors.data(), factors, sizeof(factors));
-  gemm_plans(context).run(
-      context,
-      {.a = operand(problem.a, false),
-       .b = operand(problem.b, true),
-       .c = {problem.c.data(), c_type, {problem.a.shape[0], problem.b.shape[0]}},
-       .beta = factors[1],
-       .fast_accumulate = fast,
-       .factors = is_two_level(problem.a.block) ? static_cast<const float*>(problem.factors.data())
-                                                : nullptr});
+  gemm_plans(cuda_context(device.stream()))
+      .run({.a = operand(problem.a, false),
+            .b = operand(problem.b, true),
+            .c = {problem.c.data(), c_type, {problem.a.shape[0], problem.b.shape[0]}},
+            .beta = factors[1],
+            .fast_accumulate = fast,
+            .factors = is_two_level(problem.a.block)
+                           ? static_cast<const float*>(problem.factors.data())
+                           : nullptr});
   std::vector<uint8_t> got(expected.size() * size_of(c_type));
   device.copy_to_host(got.data(), problem.c.data(), got.size());
   bool right = true;
@@ -224,7 +227,7 @@ std::string try_product(Device& device, const Problem& problem, DType c_type, bo
 /// The refused products for the log, listed together where reason and consequence are the same.
 class Refusals {
  public:
-  void add(const Fp8Product& product, const std::string& why, const char* consequence) {
+  void add(const Fp8Product& product, const std::string& why, const std::string& consequence) {
     lists_[{product.scales, why, consequence}].push_back(
         fmt::format("{} x {} to {}{}", name_of(product.a), name_of(product.b), name_of(product.c),
                     product.fast_accumulate ? " with fast accumulation" : ""));
@@ -243,12 +246,13 @@ class Refusals {
 };
 
 /// What a refusal means for runs, for people.
-const char* consequence_of(const Fp8Products& products, const Fp8Product& refused) {
-  if (products.support(refused) == Fp8Support::aligned) {
-    return refused.scales == ScalePair::tensor
-               ? "it does where M, N and K are multiples of 128; plans that need other shapes fail"
-               : "it does where M, N and K are multiples of 128; operands of other shapes are "
-                 "dequantized";
+std::string consequence_of(const Fp8Products& products, const Fp8Product& refused) {
+  const Fp8Support support = products.support(refused);
+  if (support != Fp8Support::none) {
+    return fmt::format(
+        "it does where M, N and K are multiples of {}; operands of other shapes are "
+        "dequantized",
+        extent_multiple(support));
   }
   Fp8Product accurate = refused;
   accurate.fast_accumulate = false;
@@ -259,26 +263,46 @@ const char* consequence_of(const Fp8Products& products, const Fp8Product& refuse
                                              : "their operands are dequantized instead";
 }
 
-/// Tries the products of one mode and pair of codes; what fails leaves the table.
+/// Problems of one mode and pair of codes, made when they are first asked for.
+class Problems {
+ public:
+  Problems(Device& device, const BlockPair& mode, std::pair<DType, DType> codes)
+      : device_(&device), mode_(&mode), codes_(codes) {}
+
+  const Problem& of(size_t level) {
+    if (!made_[level]) {
+      made_[level].emplace(*device_, *mode_, codes_, kExtents[level].second);
+    }
+    return *made_[level];
+  }
+
+ private:
+  Device* device_;
+  const BlockPair* mode_;
+  std::pair<DType, DType> codes_;
+  std::optional<Problem> made_[std::size(kExtents)];
+};
+
+/// Tries the products of one mode and pair of codes; what fails gets less support in the table.
 void probe(Device& device, const BlockPair& mode, std::pair<DType, DType> codes,
            Fp8Products& products, Refusals& refusals) {
-  const Problem uneven(device, mode, codes, kUneven);
-  std::optional<Problem> aligned;
+  Problems problems(device, mode, codes);
   for (const DType c : ProductResults::kTypes) {
     for (const bool fast : {false, true}) {
       if (fast && !has_fast_accumulation(mode.scales)) {
         continue;
       }
       const Fp8Product product = {mode.scales, codes.first, codes.second, c, fast};
-      const std::string wrong = try_product(device, uneven, c, fast);
+      const std::string wrong = try_product(device, problems.of(0), c, fast);
       if (wrong.empty()) {
         continue;
       }
-      if (!aligned) {
-        aligned.emplace(device, mode, codes, kAligned);
+      size_t level = 1;
+      while (level < std::size(kExtents) &&
+             !try_product(device, problems.of(level), c, fast).empty()) {
+        level += 1;
       }
-      const bool suits_aligned = try_product(device, *aligned, c, fast).empty();
-      products.set(product, suits_aligned ? Fp8Support::aligned : Fp8Support::none);
+      products.set(product, level < std::size(kExtents) ? kExtents[level].first : Fp8Support::none);
       refusals.add(product, wrong, consequence_of(products, product));
     }
   }
@@ -299,7 +323,7 @@ std::vector<std::pair<DType, DType>> products_of(ScalePair scales) {
 
 }  // namespace
 
-void probe_gemms(Device& device) {
+void probe_gemms(Device& device, const Fp8Products* known) {
   DeviceTraits traits = device.traits();
   Refusals refusals;
   for (const BlockPair& mode : block_pairs()) {
@@ -308,7 +332,11 @@ void probe_gemms(Device& device) {
     if (is_known || !traits.fp8_products.has(mode.scales)) {
       continue;
     }
-    gemm_plans(cuda_context(device.stream()));  // a missing library is an error of its own
+    // A missing library is an error of its own.
+    traits.fp8_library = &gemm_plans(cuda_context(device.stream()));
+    if (known != nullptr) {
+      continue;
+    }
     for (const auto& codes : products_of(mode.scales)) {
       try {
         probe(device, mode, codes, traits.fp8_products, refusals);
@@ -320,6 +348,9 @@ void probe_gemms(Device& device) {
     }
   }
   refusals.print();
+  if (known != nullptr) {
+    traits.fp8_products = *known;
+  }
   device.set_traits(traits);
 }
 

@@ -101,7 +101,7 @@ std::string_view broken_rule(const GemmFormats& formats, const GemmExtents& exte
     return why;
   }
   if (pair.scales == ScalePair::tensor) {
-    return {};  // gemm checks the extents of what is never dequantized
+    return {};  // the library says which extents it refuses
   }
   for (const auto& [multiple, reason] : kDepthRules) {
     if (multiple <= pair.k_multiple && extents.k % multiple != 0) {
@@ -115,34 +115,57 @@ std::string_view broken_rule(const GemmFormats& formats, const GemmExtents& exte
   return fits ? "" : "M and N are not multiples of 4";
 }
 
-bool aligned(const GemmExtents& extents) {
-  return extents.m % kAlignedExtent == 0 && extents.n % kAlignedExtent == 0 &&
-         extents.k % kAlignedExtent == 0;
+bool suits(Fp8Support support, const GemmExtents& extents) {
+  const int64_t multiple = extent_multiple(support);
+  return multiple != 0 && extents.m % multiple == 0 && extents.n % multiple == 0 &&
+         extents.k % multiple == 0;
 }
 
-/// What the device's table says of a product. Where only the short accumulator is missing, the
-/// product runs without it.
-GemmSupport table_support(const Fp8Products& products, const GemmFormats& formats,
+std::string_view why_not(Fp8Support support, const GemmExtents& extents) {
+  if (suits(support, extents)) {
+    return "cuBLASLt refuses this shape with these types and scales on this GPU";
+  }
+  switch (support) {
+    case Fp8Support::by_128:
+      return "cuBLASLt multiplies these types and scales on this GPU only where M, N and K are "
+             "multiples of 128";
+    case Fp8Support::by_16:
+      return "cuBLASLt multiplies these types and scales on this GPU only where M, N and K are "
+             "multiples of 16";
+    case Fp8Support::by_8:
+      return "cuBLASLt multiplies these types and scales on this GPU only where M, N and K are "
+             "multiples of 8";
+    case Fp8Support::none:
+    case Fp8Support::any:
+      break;
+  }
+  return "cuBLASLt does not multiply these types with these scales on this GPU";
+}
+
+/// What the device's table and its library say of a product. Where only the short accumulator is
+/// missing, the product runs without it.
+GemmSupport table_support(const DeviceTraits& traits, const GemmFormats& formats,
                           const GemmExtents& extents, const BlockPair& pair) {
   const bool fast = formats.fast_accumulate && has_fast_accumulation(pair.scales);
-  const auto support = [&](bool fast_accumulate) {
-    return products.support(
-        {pair.scales, formats.a.dtype, formats.b.dtype, formats.c, fast_accumulate});
+  const bool known = extents.m > 0 && extents.n > 0 && extents.k > 0;
+  const auto product = [&](bool fast_accumulate) {
+    return Fp8Product{pair.scales, formats.a.dtype, formats.b.dtype, formats.c, fast_accumulate};
   };
-  const auto suits = [&](bool fast_accumulate) {
-    const Fp8Support found = support(fast_accumulate);
-    return found == Fp8Support::any || (found == Fp8Support::aligned && aligned(extents));
+  const auto has = [&](bool fast_accumulate) {
+    return suits(traits.fp8_products.support(product(fast_accumulate)), extents) &&
+           (!known || traits.fp8_library == nullptr ||
+            traits.fp8_library->takes(product(fast_accumulate), extents.m, extents.n, extents.k));
   };
-  if (suits(fast) || (fast && suits(false))) {
-    return {.native = true, .fast_accumulate = suits(fast) && fast, .k_multiple = pair.k_multiple};
+  for (const bool fast_accumulate : {true, false}) {
+    if ((fast || !fast_accumulate) && has(fast_accumulate)) {
+      return {.native = true, .fast_accumulate = fast_accumulate, .k_multiple = pair.k_multiple};
+    }
   }
-  const bool for_others =
-      support(fast) == Fp8Support::aligned || support(false) == Fp8Support::aligned;
-  return without(for_others
-                     ? "cuBLASLt multiplies these types and scales on this GPU only where M, N and "
-                       "K are multiples of 128"
-                     : "cuBLASLt does not multiply these types with these scales on this GPU",
-                 pair);
+  const Fp8Support best = std::max(traits.fp8_products.support(product(fast)),
+                                   traits.fp8_products.support(product(false)));
+  GemmSupport support = without(why_not(best, extents), pair);
+  support.dequantized |= best != Fp8Support::none;
+  return support;
 }
 
 GemmFormats formats_of(const Gemm& call) {
@@ -217,7 +240,7 @@ GemmSupport gemm_support(const DeviceTraits& traits, const GemmFormats& formats,
   if (const std::string_view broken = broken_rule(formats, extents, *pair); !broken.empty()) {
     return without(broken, *pair);
   }
-  return table_support(traits.fp8_products, formats, extents, *pair);
+  return table_support(traits, formats, extents, *pair);
 }
 
 GemmSupport gemm_support(const DeviceTraits& traits, const Gemm& call) {
@@ -234,15 +257,17 @@ GemmSupport gemm_support(const DeviceTraits& traits, const Gemm& call) {
 }
 
 size_t gemm_scratch_bytes(const DeviceTraits& traits, const Gemm& call) {
-  if (!call.a.has_blocks() || gemm_support(traits, call).native) {
-    return 0;
-  }
-  const size_t first = round_up(dequantized_bytes(call.a), kAlignment);
-  return first + dequantized_bytes(call.b);
+  const GemmFormats formats = formats_of(call);
+  const bool scaled = formats.a.is_scaled() && formats.b.is_scaled();
+  return scaled && gemm_support(traits, call).dequantized ? dequantized_scratch_bytes(call) : 0;
 }
 
-void probe_gemms(Device& device) {
-  dispatch<&OpTable::probe_gemms>(device);
+size_t dequantized_scratch_bytes(const Gemm& call) {
+  return round_up(dequantized_bytes(call.a), kAlignment) + dequantized_bytes(call.b);
+}
+
+void probe_gemms(Device& device, const Fp8Products* known) {
+  dispatch<&OpTable::probe_gemms>(device, known);
 }
 
 }  // namespace fp8train::ops

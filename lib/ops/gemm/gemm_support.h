@@ -52,9 +52,10 @@ struct GemmSupport {
   int64_t k_multiple = 1;        ///< multiple of K on tensor cores
 };
 
-/// Returns how a device with these traits multiplies these formats. DeviceTraits{}, the cpu's,
-/// tells whether any device does. An operand with scales next to a plain one is read as the values
-/// that it stands for.
+/// Returns how a device with these traits multiplies these formats: by the rules of tensor cores,
+/// its table, and its library, which is asked for each shape. DeviceTraits{}, the cpu's, tells
+/// whether any device does. An operand with scales next to a plain one is read as the values that
+/// it stands for.
 GemmSupport gemm_support(const DeviceTraits& traits, const GemmFormats& formats,
                          const GemmExtents& extents = {});
 
@@ -63,16 +64,24 @@ GemmSupport gemm_support(const DeviceTraits& traits, const Gemm& call);
 
 /// What `call.scratch` needs on a device with these traits; 0 where the product is native.
 size_t gemm_scratch_bytes(const DeviceTraits& traits, const Gemm& call);
+/// The bytes of both operands in a type of 16 bits, the second one aligned to 256 bytes.
+size_t dequantized_scratch_bytes(const Gemm& call);
 
 /// The format in which a product reads an operand next to one of format `other`: with row scales,
 /// one scale for the tensor is the same scale for each row.
 TensorFormat read_as(TensorFormat format, const TensorFormat& other);
 
 /// To be called once at start-up, before memory is planned: runs a small product of known result
-/// for each of the device's Fp8Products, with extents that are not aligned and, where that is
-/// refused or gives another result, with aligned ones. What fails is taken out of the device's
-/// traits, with a warning. Throws DeviceError where not the library but the GPU fails. Other
-/// devices have nothing to find out.
-void probe_gemms(Device& device);
+/// for each of the device's Fp8Products, with uneven extents and, where those are refused or give
+/// another result, with extents that are multiples of 8, 16 and 128. The device's traits get what
+/// was found, with a warning for what fails, and from then on its library is asked for each shape.
+/// Throws DeviceError where not the library but the GPU fails. Other devices have nothing to find
+/// out. `known`: what an earlier probe has found with this GPU and library, which holds without
+/// another trial.
+void probe_gemms(Device& device, const Fp8Products* known = nullptr);
+
+/// To be raised with every change of the products that probe_gemms() tries, and of Fp8Products:
+/// tables that were found with another version do not hold (train/probed_products.h).
+constexpr int kProbeVersion = 1;
 
 }  // namespace fp8train::ops

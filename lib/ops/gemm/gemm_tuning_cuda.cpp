@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <sstream>
@@ -11,6 +12,9 @@
 #include "base/error.h"
 #include "base/input_file.h"
 #include "base/log.h"
+#include "device/device.h"
+#include "numeric/convert.h"
+#include "numeric/with_type.h"
 #include "ops/gemm/cublaslt_api.h"
 
 namespace fp8train::ops::cuda {
@@ -49,7 +53,10 @@ cublasLtMatmulAlgo_t from_hex(const std::string& digits) {
   return algorithm;
 }
 
-/// "gemm-NVIDIA_H200-sm90-132-cublaslt130100.txt"
+/// To be raised when algorithms that were stored before must be chosen anew.
+constexpr int kFileVersion = 2;
+
+/// "gemm-NVIDIA_H200-sm90-132-cublaslt130100-2.txt"
 std::string file_name(const CudaContext& context) {
   cudaDeviceProp properties = {};
   check_cuda(cudaGetDeviceProperties(&properties, context.device), "asking for a GPU's name");
@@ -57,8 +64,8 @@ std::string file_name(const CudaContext& context) {
   std::replace_if(
       name.begin(), name.end(),
       [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; }, '_');
-  return fmt::format("gemm-{}-sm{}-{}-cublaslt{}.txt", name, context.capability,
-                     context.multiprocessors, cublaslt().get_version());
+  return fmt::format("gemm-{}-sm{}-{}-cublaslt{}-{}.txt", name, context.capability,
+                     context.multiprocessors, cublaslt().get_version(), kFileVersion);
 }
 
 /// Time on the GPU between two points of its stream.
@@ -137,7 +144,100 @@ float median_time(EventTimer& timer, CacheFlush& flush, const std::function<bool
   return times[kRounds / 2];
 }
 
+/// "algorithm 66, split-K 4, reduction 2"
+std::string describe(const cublasLtMatmulAlgo_t& algorithm) {
+  const auto attribute = [&algorithm](cublasLtMatmulAlgoConfigAttributes_t which) {
+    uint32_t value = 0;
+    size_t written = 0;
+    cublaslt().matmul_algo_config_get_attribute(&algorithm, which, &value, sizeof(value), &written);
+    return value;
+  };
+  return fmt::format("algorithm {}, split-K {}, reduction {}", attribute(CUBLASLT_ALGO_CONFIG_ID),
+                     attribute(CUBLASLT_ALGO_CONFIG_SPLITK_NUM),
+                     attribute(CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME));
+}
+
+/// Compares the results of algorithms with that of the first one that runs, on rows that are spread
+/// over all: 64, the first and the last among them.
+class ResultCheck {
+ public:
+  ResultCheck(const CudaContext& context, const TunedProduct& product)
+      : device_(context.owner), product_(&product) {}
+
+  /// Whether the algorithm runs and agrees; if it does not agree, with a warning.
+  bool accepts(const cublasLtMatmulAlgo_t& algorithm) {
+    device_->fill_zero(product_->result.data, product_->result.bytes());
+    if (!product_->run(algorithm)) {
+      return false;
+    }
+    const std::vector<float> result = sample();
+    if (first_.empty()) {
+      first_ = result;
+      return true;
+    }
+    const double difference = difference_from_first(result);
+    if (difference <= product_->bound) {
+      return true;
+    }
+    log_warning(
+        fmt::format("gemm_tuning: {}: {} differs from the library's first choice by {:.2g}, "
+                    "more than {:.2g}, and is left out",
+                    product_->key, describe(algorithm), difference, product_->bound));
+    return false;
+  }
+
+ private:
+  std::vector<float> sample() const {
+    constexpr int64_t kRows = 64;
+    const Shape& shape = product_->result.shape;
+    const int64_t rows = std::min(kRows, shape[0]);
+    std::vector<float> values;
+    std::vector<char> row(static_cast<size_t>(shape[1]) * size_of(product_->result.dtype));
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t at = rows == 1 ? 0 : i * (shape[0] - 1) / (rows - 1);
+      device_->copy_to_host(row.data(), rows_of(product_->result, at, 1).data, row.size());
+      FloatTypes::with(product_->result.dtype, [&](auto tag) {
+        using T = typename decltype(tag)::Type;
+        const T* const from = reinterpret_cast<const T*>(row.data());
+        for (int64_t j = 0; j < shape[1]; ++j) {
+          values.push_back(load_as_float(from + j));
+        }
+      });
+    }
+    return values;
+  }
+
+  /// Infinity where only one of the results has a number. What is no number in both says nothing.
+  double difference_from_first(const std::vector<float>& result) const {
+    double difference = 0.0;
+    double total = 0.0;
+    for (size_t i = 0; i < result.size(); ++i) {
+      const double expected = first_[i];
+      const double found = result[i];
+      if (std::isfinite(expected) && std::isfinite(found)) {
+        difference += (found - expected) * (found - expected);
+        total += expected * expected;
+      } else if (std::isfinite(expected) != std::isfinite(found)) {
+        return std::numeric_limits<double>::infinity();
+      }
+    }
+    return difference == 0.0 ? 0.0 : std::sqrt(difference / total);
+  }
+
+  Device* device_;
+  const TunedProduct* product_;
+  std::vector<float> first_;
+};
+
 }  // namespace
+
+double difference_bound(DType operand, DType result, bool fast_accumulate, int64_t k) {
+  const double rounding = result == DType::bf16 ? 0x1p-8 : result == DType::f16 ? 0x1p-11 : 0.0;
+  if (!is_code_type(operand)) {
+    return 0x1p-12 + rounding;
+  }
+  return 0x1p-10 + rounding + (fast_accumulate ? static_cast<double>(k) * 0x1p-19 : 0.0);
+}
 
 GemmTuning::GemmTuning(const CudaContext& context, const std::filesystem::path& folder)
     : context_(&context), file_(folder / file_name(context)) {
@@ -167,18 +267,21 @@ std::optional<cublasLtMatmulAlgo_t> GemmTuning::find(const std::string& key) con
   return from_hex(found->second);
 }
 
-size_t GemmTuning::choose(const std::string& key,
-                          const std::vector<cublasLtMatmulAlgo_t>& candidates,
-                          const std::function<bool(const cublasLtMatmulAlgo_t&)>& run) {
+size_t GemmTuning::choose(const TunedProduct& product,
+                          const std::vector<cublasLtMatmulAlgo_t>& candidates) {
   EventTimer timer(context_->stream);
   CacheFlush flush(*context_);
   if (!flush.ready()) {
     throw DeviceError("not enough GPU memory to measure");
   }
+  ResultCheck result(*context_, product);
   size_t best = 0;
   float best_time = std::numeric_limits<float>::infinity();
   for (size_t i = 0; i < candidates.size(); ++i) {
-    const float time = median_time(timer, flush, [&] { return run(candidates[i]); });
+    if (!result.accepts(candidates[i])) {
+      continue;
+    }
+    const float time = median_time(timer, flush, [&] { return product.run(candidates[i]); });
     if (time < best_time) {
       best = i;
       best_time = time;
@@ -186,7 +289,7 @@ size_t GemmTuning::choose(const std::string& key,
   }
   check(best_time < std::numeric_limits<float>::infinity(),
         "gemm_tuning: the library takes none of the algorithms that it suggests");
-  algorithms_[key] = to_hex(candidates[best]);
+  algorithms_[product.key] = to_hex(candidates[best]);
   write();
   return best;
 }

@@ -66,21 +66,6 @@ bool same_values(const Array& a, const Array& b) {
   return true;
 }
 
-double worst_difference(const Array& a, const Array& b, double relative, double absolute) {
-  double worst = a.bytes().size() == b.bytes().size() ? 0.0 : INFINITY;
-  const int64_t count = a.bytes().empty() || b.bytes().empty() ? 0 : b.count();
-  for (int64_t i = 0; i < count; ++i) {
-    const double left = a.get(i);
-    const double right = b.get(i);
-    if (left == right || (std::isnan(left) && std::isnan(right))) {
-      continue;
-    }
-    const double error = std::abs(left - right) / (relative * std::abs(right) + absolute);
-    worst = std::isnan(error) ? INFINITY : std::max(worst, error);
-  }
-  return worst;
-}
-
 std::vector<float> adversarial_values(int64_t count, uint32_t seed, bool finite) {
   std::vector<float> values = random_values(count, seed);
   const float special[] = {0.0F,   -0.0F,  1e-40F,   -1e-42F,  6e4F,      -3e38F,

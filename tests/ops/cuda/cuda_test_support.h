@@ -68,10 +68,6 @@ auto on_cuda(Run&& run) {
 /// arithmetic promises it.
 bool same_values(const Array& a, const Array& b);
 
-/// Largest |a - b| / (relative * |b| + absolute): at most 1 passes. NaN on one side only gives
-/// infinity.
-double worst_difference(const Array& a, const Array& b, double relative, double absolute);
-
 /// Random numbers with zeros, subnormals, outliers, infinities and NaNs among them; without the
 /// last two where `finite`.
 std::vector<float> adversarial_values(int64_t count, uint32_t seed, bool finite = false);

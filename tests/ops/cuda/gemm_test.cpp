@@ -1,5 +1,6 @@
-// GEMMs through cuBLASLt (its fake in the SHIM form) against the cpu's. Tolerance: both accumulate
-// in fp32 in another order, so a sum over K terms may differ by about K roundings of its magnitude.
+// GEMMs through cuBLASLt (its fake in the SHIM form) against the cpu's. Plain operands: both
+// accumulate in fp32 in another order, so a sum over K terms may differ by about K roundings of its
+// magnitude. FP8 operands: fp8_sum_tolerance().
 
 #include "ops/gemm/gemm.h"
 
@@ -7,6 +8,7 @@
 
 #include "base/error.h"
 #include "ops/cuda/cuda_test_support.h"
+#include "ops/fp8_gemm_cases.h"
 
 #if defined(FP8TRAIN_CUDA_SHIM)
 #include "cublaslt_fake.h"
@@ -15,10 +17,6 @@
 namespace fp8train::test {
 namespace {
 
-constexpr int64_t kM = 48;
-constexpr int64_t kN = 64;
-constexpr int64_t kK = 80;
-
 struct Case {
   DType a, b, c;
   bool a_transposed, b_transposed, biased;
@@ -26,23 +24,21 @@ struct Case {
 
 Array run_case(Side& side, const Case& problem, float beta) {
   const bool scaled = is_fp8(problem.a);
-  const auto operand = [&](DType type, int64_t rows, int64_t columns, bool transposed,
-                           uint32_t seed, float scale_inv) {
-    const Shape shape = transposed ? Shape{columns, rows} : Shape{rows, columns};
-    const View matrix = side.put(Array(type, shape, random_values(rows * columns, seed)));
-    return scaled ? ops::GemmOperand{{},
-                                     transposed,
-                                     with_tensor_scale(matrix, side.put_value(scale_inv))}
+  const auto operand = [&](bool is_second) {
+    const bool transposed = is_second ? problem.b_transposed : problem.a_transposed;
+    const Shape shape = is_second == transposed ? Shape{is_second ? kGemmN : kGemmM, kGemmK}
+                                                : Shape{kGemmK, is_second ? kGemmN : kGemmM};
+    const View matrix = side.put(gemm_operand(is_second ? problem.b : problem.a, shape, is_second));
+    float* const scale_inv = side.put_value(is_second ? kScaleOfB : kScaleOfA);
+    return scaled ? ops::GemmOperand{{}, transposed, with_tensor_scale(matrix, scale_inv)}
                   : ops::GemmOperand{matrix, transposed};
   };
-  const View c = side.put(Array(problem.c, {kM, kN}, random_values(kM * kN, 5)));
-  const ops::Gemm call = {
-      .a = operand(problem.a, kM, kK, problem.a_transposed, 1, 0.37F),
-      .b = operand(problem.b, kK, kN, problem.b_transposed, 2, 1.9F),
-      .c = c,
-      .beta = beta,
-      .bias = problem.biased ? ConstView(side.put(Array(DType::f32, {kN}, random_values(kN, 6))))
-                             : ConstView{}};
+  const View c = side.put(gemm_result(problem.c));
+  const ops::Gemm call = {.a = operand(false),
+                          .b = operand(true),
+                          .c = c,
+                          .beta = beta,
+                          .bias = problem.biased ? ConstView(side.put(gemm_bias())) : ConstView{}};
   ops::gemm(side.stream(), call);
   return side.get(c);
 }
@@ -51,12 +47,11 @@ void check_case(const Case& problem, float beta) {
   INFO(name_of(problem.a) << " x " << name_of(problem.b) << " -> " << name_of(problem.c) << ", "
                           << problem.a_transposed << problem.b_transposed << ", beta " << beta);
   const auto run = [&](Side& side) { return run_case(side, problem, beta); };
-  const double rounding = problem.c == DType::f32    ? 0x1p-20
-                          : problem.c == DType::bf16 ? 0x1p-7
-                                                     : 0x1p-10;
+  const double rounding = gemm_rounding(problem.c);
+  const double of_sum = is_fp8(problem.a) ? fp8_sum_tolerance(kGemmK) : 2e-5 * kGemmK;
   // cuBLASLt takes the bias (of order 1, < 4) rounded to the type of c.
   const double of_bias = problem.biased && problem.c != DType::f32 ? 4 * rounding : 0.0;
-  CHECK(worst_difference(on_cuda(run), on_cpu(run), rounding, 2e-5 * kK + of_bias) <= 1);
+  CHECK(worst_difference(on_cuda(run), on_cpu(run), rounding, of_sum + of_bias) <= 1);
 }
 
 TEST_CASE("plain GEMMs of every transposition match the cpu", "[cuda][gemm]") {
@@ -72,9 +67,7 @@ TEST_CASE("plain GEMMs of every transposition match the cpu", "[cuda][gemm]") {
 }
 
 TEST_CASE("FP8 GEMMs along K match the cpu", "[cuda][gemm]") {
-  for (const auto& [a, b] : {std::pair{DType::e4m3, DType::e4m3},
-                             {DType::e5m2, DType::e4m3},
-                             {DType::e4m3, DType::e5m2}}) {
+  for (const auto& [a, b] : kFp8Operands) {
     check_case({a, b, DType::f32, false, true, false}, 1.0F);
     check_case({a, b, DType::bf16, false, true, true}, 0.0F);
   }
@@ -116,9 +109,9 @@ TEST_CASE("a bias that the library refuses is added by our kernel", "[cuda][gemm
   const std::unique_ptr<Device> device = make_device(DeviceKind::cuda);
   Side side(*device);
   const Array want = on_cpu([&](Side& cpu) { return run_case(cpu, problem, 0.0F); });
-  CHECK(worst_difference(run_case(side, problem, 0.0F), want, 0x1p-20, 2e-5 * kK) <= 1);
+  CHECK(worst_difference(run_case(side, problem, 0.0F), want, 0x1p-20, 2e-5 * kGemmK) <= 1);
   const uint64_t asked = shim::heuristics_asked();
-  CHECK(worst_difference(run_case(side, problem, 0.0F), want, 0x1p-20, 2e-5 * kK) <= 1);
+  CHECK(worst_difference(run_case(side, problem, 0.0F), want, 0x1p-20, 2e-5 * kGemmK) <= 1);
   shim::refuse_biases(false);
   CHECK(shim::heuristics_asked() == asked);
   CHECK(shim::biased_matmuls() == before);

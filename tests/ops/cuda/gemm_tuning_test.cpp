@@ -5,15 +5,19 @@
 
 #include "base/atomic_file.h"
 #include "base/input_file.h"
+#include "base/log.h"
 #include "cublaslt_fake.h"
+#include "cublaslt_faults.h"
 #include "cuda_test_support.h"
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_tuning_cuda.h"
 #include "support/temp_dir.h"
 
 namespace fp8train::test {
 namespace {
 
 constexpr int64_t kSize = 32;
+constexpr int64_t kLong = 80;  // K with a tail of an algorithm's tile
 
 /// A device that tunes with the files of `folder`, and a product on it.
 class Tuned {
@@ -92,6 +96,33 @@ TEST_CASE("a folder that cannot be used is an error that names it", "[cuda][tuni
   CHECK_THROWS_WITH(Tuned(folder / "file"), Catch::Contains("FP8TRAIN_CACHE_DIR"));
   const auto cpu = make_device(DeviceKind::cpu);
   CHECK_NOTHROW(ops::tune_gemms(*cpu, (folder / "file").string()));
+}
+
+TEST_CASE("tuning leaves out an algorithm whose result is another, and names it",
+          "[cuda][tuning]") {
+  const TempDir folder;
+  const auto device = make_device(DeviceKind::cuda);
+  ops::tune_gemms(*device, (folder / "cache").string());
+  Side side(*device);
+  const View a = side.put(Array(DType::bf16, {kSize, kLong}, random_values(kSize * kLong, 1)));
+  const View b = side.put(Array(DType::bf16, {kSize, kLong}, random_values(kSize * kLong, 2)));
+  const View c = side.space(DType::bf16, {kSize, kSize});
+  shim::faults().drops_tail = true;
+  shim::take_algorithms();
+  open_log_file((folder / "run.log").string());
+  ops::gemm(side.stream(), {.a = {a}, .b = {b, true}, .c = c});
+  shim::faults() = {};
+  CHECK(shim::take_algorithms().back() == 1);
+  CHECK_THAT(read_text_file(folder / "run.log", 1 << 16),
+             Catch::Contains("algorithm 3, split-K 4, reduction 2 differs"));
+}
+
+TEST_CASE("results of one product may differ by less than a tail of K", "[cuda][tuning]") {
+  using ops::cuda::difference_bound;
+  CHECK(difference_bound(DType::bf16, DType::f32, false, 8192) < 3e-4);
+  CHECK(difference_bound(DType::bf16, DType::bf16, false, 8192) < 5e-3);
+  CHECK(difference_bound(DType::e4m3, DType::bf16, false, 8192) < 6e-3);
+  CHECK(difference_bound(DType::e4m3, DType::bf16, true, 8192) < std::sqrt(16.0 / 8192));
 }
 
 }  // namespace fp8train::test

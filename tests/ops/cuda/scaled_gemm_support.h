@@ -3,8 +3,10 @@
 
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "ops/cuda/cuda_test_support.h"
+#include "ops/fp8_gemm_cases.h"
 #include "ops/gemm/gemm.h"
 #include "ops/scaled_gemm_cases.h"
 
@@ -82,14 +84,10 @@ struct ScaledProduct {
     }
   }
 
-  double rounding() const {
-    return c.dtype() == DType::f32 ? 0x1p-20 : c.dtype() == DType::bf16 ? 0x1p-7 : 0x1p-10;
-  }
-  /// Products are of order 1.5. Tensor cores of Hopper keep about 14 bits of the partial sums of an
-  /// FP8 product; and cuBLASLt takes the bias, of order 1, rounded to the type of c.
+  double rounding() const { return gemm_rounding(c.dtype()); }
+  /// cuBLASLt takes the bias, of order 1, rounded to the type of c.
   double tolerance() const {
-    const double of_bias = c.dtype() == DType::f32 ? 0.0 : 4 * rounding();
-    return 1.5 * 0x1p-14 * static_cast<double>(shape.k) + of_bias;
+    return fp8_sum_tolerance(shape.k) + (c.dtype() == DType::f32 ? 0.0 : 4 * rounding());
   }
   std::string name() const {
     return describe(a.format) + " x " + describe(b.format) + " to " +
@@ -102,5 +100,29 @@ struct ScaledProduct {
   Array c, bias;
   float beta;
 };
+
+/// Checks a product of each pair of formats on a device, in shapes that leave pieces of blocks and
+/// of cuBLASLt's paddings over: native where gemm_support() says so, else from dequantized
+/// operands. M is a multiple of 4, 8 and 128, or odd with a K of no whole blocks; the last shape is
+/// one that no tensor core takes.
+inline void check_scaled_gemms(Device& device,
+                               const std::vector<FormatPair>& pairs = format_pairs()) {
+  constexpr ProductShape kShapes[] = {
+      {260, 144, 288}, {264, 152, 288}, {128, 256, 256}, {33, 32, 80}, {20, 12, 30}};
+  size_t index = 0;
+  for (const FormatPair& formats : pairs) {
+    for (const ProductShape& shape : kShapes) {
+      const DType c_type = kFloatTypes[index++ % 3].dtype;
+      ScaledProduct product(formats, shape, c_type, index % 2 == 0);
+      INFO(product.name());
+      const bool native = ops::gemm_support(device.traits(), product.call()).native;
+      const Array expected = on_cpu(
+          [&](Side& cpu) { return native ? product.run(cpu) : product.run_dequantized(cpu); });
+      Side side(device);
+      CHECK(worst_difference(product.run(side), expected, product.rounding(),
+                             product.tolerance()) <= 1);
+    }
+  }
+}
 
 }  // namespace fp8train::test

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "cublaslt_fake.h"
+#include "cublaslt_faults.h"
 #include "cuda_runtime_api.h"
 #include "device/device.h"
 
@@ -20,6 +21,7 @@ class Chip {
     device.reset();
     shim::set_capability(90);
     shim::ignore_scales(false);
+    shim::faults() = {};
     shim::answer_products(nullptr);
     shim::break_gpu(cudaSuccess);
   }

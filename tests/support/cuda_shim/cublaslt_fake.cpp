@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "cublaslt_faults.h"
 #include "cublaslt_product.h"
 #include "cublaslt_scales.h"
 #include "submit.h"
@@ -16,17 +17,17 @@
 struct cublasLtContext {};
 struct cublasLtMatmulPreferenceOpaque_t {
   uint32_t alignment_a = 256, alignment_b = 256, alignment_c = 256, alignment_d = 256;
+  uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_MASK;
 };
 
 namespace {
 
 using namespace fp8train::shim;  // NOLINT(google-build-using-namespace)
 
-// The algorithms that are suggested, the favourite first, are numbered from 1. The third is the
-// fastest, the fourth is suggested but does not run.
+// The algorithms that are suggested, the favourite first, are numbered from 1; the last one with a
+// fault alone.
 constexpr int kAlgorithms = 4;
-constexpr float kMilliseconds[] = {0.0F, 2.0F, 3.0F, 1.0F, 0.0F};
-constexpr uint64_t kRefusedAlgorithm = 4;
+constexpr float kMilliseconds[] = {0.0F, 2.0F, 3.0F, 1.0F, 0.0F, 2.0F};
 
 thread_local std::vector<int> algorithms_run;
 thread_local uint64_t matmul_count = 0;
@@ -260,6 +261,9 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES:
       target = &preference->alignment_d;
       break;
+    case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
+      target = &preference->reductions;
+      break;
     case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
       return bytes == sizeof(uint64_t)
                  ? CUBLAS_STATUS_SUCCESS
@@ -303,6 +307,10 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t /*handle*/,
     if (preference->alignment_a < 16 || preference->alignment_b < 16) {
       return refuse("FP8 operands must be 16-byte aligned");
     }
+    if (const char* why = why_faulty({description->a_mode, description->a_scale, m, k},
+                                     {description->b_mode, description->b_scale, n, k})) {
+      return refuse(why);
+    }
   }
   *found = std::min(wanted, kAlgorithms);
   for (int i = 0; i < *found; ++i) {
@@ -310,6 +318,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t /*handle*/,
     results[i] = {};
     results[i].algo = {{preference->alignment_a, preference->alignment_b, preference->alignment_d,
                         static_cast<uint64_t>(i) + 1}};
+  }
+  if (faults().reduces_in_d && (preference->reductions & CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE)) {
+    results[0].algo.data[3] = kReducesInD;
   }
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -321,7 +332,7 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t /*handle*/,
                                        const cublasLtMatmulAlgo_t* algorithm,
                                        cublasLtMatmulHeuristicResult_t* result) {
   *result = {};
-  return algorithm->data[3] >= 1 && algorithm->data[3] <= kAlgorithms
+  return algorithm->data[3] >= 1 && algorithm->data[3] <= kReducesInD
              ? CUBLAS_STATUS_SUCCESS
              : refuse("an algorithm of another library", CUBLAS_STATUS_INVALID_VALUE);
 }
@@ -366,7 +377,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t /*handle*/, cublasLtMatmulDesc_t 
       return refuse("refused by the test", status);
     }
   }
-  if (algorithm->data[3] == kRefusedAlgorithm) {
+  if (algorithm->data[3] == kRefused) {
     return refuse("a suggestion that does not run");
   }
   algorithms_run.push_back(static_cast<int>(algorithm->data[3]));
@@ -375,11 +386,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t /*handle*/, cublasLtMatmulDesc_t 
   const bool on_device = description->pointer_mode == CUBLASLT_POINTER_MODE_DEVICE;
   const float host_alpha = on_device ? 0.0F : *static_cast<const float*>(alpha);
   const float host_beta = on_device ? 0.0F : *static_cast<const float*>(beta);
-  const bool ignored = scales_are_ignored;
+  const Factors base = factors_of(algorithm->data[3], k, scales_are_ignored);
   fp8train::shim::submit(
       stream, [=, product = *description, left = *a_layout, right = *b_layout, result = *d_layout] {
-        const Factors factors = {on_device ? *static_cast<const float*>(alpha) : host_alpha,
-                                 on_device ? *static_cast<const float*>(beta) : host_beta, ignored};
+        Factors factors = base;
+        factors.alpha = on_device ? *static_cast<const float*>(alpha) : host_alpha;
+        factors.beta = on_device ? *static_cast<const float*>(beta) : host_beta;
         multiply(product, factors, {a, left}, {b, right}, c, {d, result});
         matmul_count += 1;
         biased_count += product.epilogue == CUBLASLT_EPILOGUE_BIAS ? 1 : 0;

@@ -20,6 +20,7 @@ const CublasLtApi& cublaslt() {
       .matmul_preference_set_attribute = cublasLtMatmulPreferenceSetAttribute,
       .matmul_algo_get_heuristic = cublasLtMatmulAlgoGetHeuristic,
       .matmul_algo_check = cublasLtMatmulAlgoCheck,
+      .matmul_algo_config_get_attribute = cublasLtMatmulAlgoConfigGetAttribute,
       .matmul = cublasLtMatmul};
   return api;
 }

@@ -70,21 +70,32 @@ float dot(const float* a, const float* b, int64_t count) {
   return total;
 }
 
+/// Elements of K from `begin` on, before `end`.
+struct PartOfK {
+  int64_t begin, end;
+};
+
 /// One element of the product: fp32 partial sums of what has one scale on both sides, scaled and
 /// added in the order of K.
 float scaled_dot(const float* a, const ScaledSide& a_side, int64_t row, const float* b,
-                 const ScaledSide& b_side, int64_t column, bool scales_are_ignored) {
+                 const ScaledSide& b_side, int64_t column, bool scales_are_ignored, PartOfK part) {
   const int64_t k = a_side.k;
   const int64_t length = std::min(scaled_length(a_side), scaled_length(b_side));
   float sum = 0.0F;
-  for (int64_t first = 0; first < k; first += length) {
+  for (int64_t first = part.begin; first < part.end; first += length) {
     const float partial =
-        dot(a + row * k + first, b + column * k + first, std::min(length, k - first));
+        dot(a + row * k + first, b + column * k + first, std::min(length, part.end - first));
     const float scale =
         scales_are_ignored ? 1.0F : scale_at(a_side, row, first) * scale_at(b_side, column, first);
     sum += partial * scale;
   }
   return sum;
+}
+
+float rounded_to(cudaDataType_t type, float value) {
+  float memory = 0.0F;
+  store_at(&memory, type, 0, value);
+  return value_at(&memory, type, 0);
 }
 
 }  // namespace
@@ -100,13 +111,21 @@ void multiply(const cublasLtMatmulDescOpaque_t& product, const Factors& factors,
   const std::vector<float> right =
       along_k(b.data, b.layout, product.b_operation != CUBLAS_OP_T, n, k);
   const bool biased = product.epilogue == CUBLASLT_EPILOGUE_BIAS;
+  const int64_t k_read = factors.k_read;
+  const int64_t part_length = factors.parts == 1 ? k_read : (k_read / factors.parts / 16 + 1) * 16;
   const ScaledSide a_side = {product.a_mode, product.a_scale, m, k};
   const ScaledSide b_side = {product.b_mode, product.b_scale, n, k};
   for (int64_t column = 0; column < n; ++column) {
     for (int64_t row = 0; row < m; ++row) {
       const int64_t index = row + column * d.layout.stride;
-      const float sum = factors.alpha * scaled_dot(left.data(), a_side, row, right.data(), b_side,
-                                                   column, factors.scales_are_ignored);
+      float sum = 0.0F;
+      for (int64_t begin = 0; begin < k_read; begin += part_length) {
+        const float part =
+            scaled_dot(left.data(), a_side, row, right.data(), b_side, column,
+                       factors.scales_are_ignored, {begin, std::min(begin + part_length, k_read)});
+        sum = factors.parts == 1 ? part : rounded_to(d.layout.type, sum + part);
+      }
+      sum *= factors.alpha;
       const float added =
           factors.beta == 0.0F ? sum : sum + factors.beta * value_at(c, d.layout.type, index);
       store_at(d.data, d.layout.type, index,

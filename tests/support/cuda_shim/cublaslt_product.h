@@ -35,6 +35,9 @@ struct Matrix {
 struct Factors {
   float alpha, beta;
   bool scales_are_ignored;
+  /// Of split-K: the elements of K that are read, and the parts whose sums are rounded to the type
+  /// of D before they are added.
+  int64_t k_read, parts;
 };
 
 void multiply(const cublasLtMatmulDescOpaque_t& product, const Factors& factors,
