@@ -400,16 +400,16 @@ fuzz_and_tidy_stage() {
   [ "$bad" = 0 ]
 }
 
-# build_elsewhere RELEASE: the program as a new user of that release builds and starts it.
-build_elsewhere() {
+# build_in_release RELEASE: the program as a new user of that release builds and starts it.
+build_in_release() {
   local status
   bash scripts/checks/other_systems.sh "${jobs[@]}" "$1" 2>&1 | tee "$logs/$1.output"
   status=${PIPESTATUS[0]}
   if [ "$status" != 77 ]; then return "$status"; fi
   note "not tried: $(sed -n 's/^other_systems.sh: //p' "$logs/$1.output" | tail -n 1)"
 }
-debian_13_stage() { build_elsewhere trixie; }
-ubuntu_24_04_stage() { build_elsewhere noble; }
+debian_13_stage() { build_in_release trixie; }
+ubuntu_24_04_stage() { build_in_release noble; }
 
 if [ $setup = 1 ]; then stage setup setup_stage || finish; fi
 if [ $quick = 0 ]; then

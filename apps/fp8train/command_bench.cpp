@@ -53,6 +53,14 @@ class ReportPrinter {
  public:
   explicit ReportPrinter(const BenchOptions& options)
       : as_json_(options.json), is_list_(options.step.plan.find(',') != std::string::npos) {}
+  /// Ends a list also if an error comes after some of its reports.
+  ~ReportPrinter() {
+    if (as_json_ && count_ > 0) {
+      std::fputs(is_list_ ? "\n]\n" : "\n", stdout);
+    }
+  }
+  ReportPrinter(const ReportPrinter&) = delete;
+  ReportPrinter& operator=(const ReportPrinter&) = delete;
 
   void add(const Json& report) {
     if (as_json_) {
@@ -63,11 +71,6 @@ class ReportPrinter {
     }
     ++count_;
     std::fflush(stdout);  // a process that is ended keeps what it measured
-  }
-  void end() const {
-    if (as_json_ && count_ > 0) {
-      fmt::print("{}\n", is_list_ ? "\n]" : "");
-    }
   }
 
  private:
@@ -110,7 +113,6 @@ void add_part(Arguments parent, Action& action, const std::shared_ptr<BenchOptio
     } else {
       code = bench.run(*options, [&](const Json& report) { printer.add(report); });
     }
-    printer.end();
     return code;
   });
 }

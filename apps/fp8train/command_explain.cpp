@@ -60,7 +60,8 @@ Layers explained_layers(const Session& session) {
   const DeviceTraits traits = gpu == nullptr ? DeviceTraits{} : gpu->traits();
   const int64_t rows = session.engine.step.micro_batch_tokens();
   for (const LinearPlan& linear : layers.linears) {
-    layers.dequantized.push_back(dequantized_because(traits, linear, rows));
+    layers.dequantized.push_back(
+        dequantized_because(traits, linear, rows, session.engine.plan.weight_gradient));
   }
   return layers;
 }

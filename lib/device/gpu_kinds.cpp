@@ -76,7 +76,7 @@ AchievedShares achieved_shares(const GpuKind& gpu) {
       // TFLOP/s with all that is not FP8. Chosen below and above them.
       .fp8_fast = 0.62,
       .fp8 = 0.55,
-      .f32 = 0.8,
+      .f32 = 0.8,  // assumed
       // FlashAttention-3 (arXiv 2407.08608), figures 5 and 6: cuDNN on an H100, head dimension 128,
       // long sequences.
       .attention_forward = 0.6,

@@ -72,9 +72,8 @@ void Linear::make_weight_gradient(const StepContext& context, const LinearOperan
                                   const Saved& x) const {
   const Parameter& weight = weight_.parameter();
   const bool add = !(context.overwrites_gradients && weight.overwritten);
-  // A product rounds its fp32 sum once, as ops::store does; where values are added to a gradient in
-  // bf16, the sum of both is rounded.
-  const bool rounds = !add && weight.stored_gradient.format == plain(DType::bf16);
+  // Where values are added to a gradient in bf16, the sum of both is rounded.
+  const bool rounds = !add && gradient_result(plan_, weight.stored_gradient.format) == DType::bf16;
   const bool direct = (!weight.gradient.empty() || rounds) && x.smoothing.empty();
   ArenaScope scope(*context.scratch);
   const View product = !direct  ? fp8train::allocate(*context.scratch, DType::f32, weight.shape)

@@ -74,8 +74,14 @@ void multiply(const StepContext& context, const LinearProduct& product) {
   ops::gemm(context.stream, call);
 }
 
+DType gradient_result(const LinearPlan& plan, const TensorFormat& gradient) {
+  const bool is_bf16 = plan.activation == DType::bf16 && gradient == plain(DType::bf16);
+  return is_bf16 ? DType::bf16 : DType::f32;
+}
+
 std::array<std::string_view, 3> dequantized_because(const DeviceTraits& traits,
-                                                    const LinearPlan& plan, int64_t rows) {
+                                                    const LinearPlan& plan, int64_t rows,
+                                                    const TensorFormat& gradient) {
   const int64_t in = plan.site.in_features;
   const int64_t out = plan.site.out_features;
   const auto reason = [&traits](const GemmPlan& gemm, DType result, const ops::GemmExtents& mnk) {
@@ -85,7 +91,7 @@ std::array<std::string_view, 3> dequantized_because(const DeviceTraits& traits,
   };
   return {reason(plan.fprop, plan.activation, {rows, out, in}),
           reason(plan.dgrad, plan.activation, {rows, in, out}),
-          reason(plan.wgrad, DType::f32, {out, in, rows})};
+          reason(plan.wgrad, gradient_result(plan, gradient), {out, in, rows})};
 }
 
 }  // namespace fp8train

@@ -41,9 +41,15 @@ struct LinearProduct {
 /// its operands is taken from the scratch arena.
 void multiply(const StepContext& context, const LinearProduct& product);
 
+/// Returns the type that wgrad's product writes where nothing is added to the gradient: bf16 for a
+/// gradient in bf16 of a layer that computes in bf16, as a product rounds its fp32 sum once, like
+/// ops::store; else fp32. (cuBLASLt has no products of fp16 or fp32 operands with a bf16 result.)
+DType gradient_result(const LinearPlan& plan, const TensorFormat& gradient);
+
 /// Why a layer's GEMMs (fprop, dgrad, wgrad) on `rows` tokens are computed from dequantized
-/// operands on a device with these traits; empty for a GEMM that is not.
+/// operands on a device with these traits; empty for a GEMM that is not. `gradient`: of the weight.
 std::array<std::string_view, 3> dequantized_because(const DeviceTraits& traits,
-                                                    const LinearPlan& plan, int64_t rows);
+                                                    const LinearPlan& plan, int64_t rows,
+                                                    const TensorFormat& gradient = {});
 
 }  // namespace fp8train

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <optional>
 #include <string_view>
+#include <system_error>
 
 #include "base/atomic_file.h"
 #include "base/content_hash.h"
@@ -65,12 +66,23 @@ std::optional<Fp8Products> products_of(const std::string& digits, Fp8Products as
   return is_result && next == digits.size() ? std::optional(found) : std::nullopt;
 }
 
-size_t count_failed(const Fp8Products& asked, const Fp8Products& found) {
-  size_t failed = 0;
+/// Warns of products that have less support than was asked for.
+void warn_of_missing(const Fp8Products& asked, const Fp8Products& found,
+                     const std::filesystem::path& file) {
+  size_t missing = 0;
+  size_t restricted = 0;
   for_each_product([&](const Fp8Product& product) {
-    failed += found.support(product) != asked.support(product) ? 1 : 0;
+    if (found.support(product) != asked.support(product)) {
+      (found.support(product) == Fp8Support::none ? missing : restricted) += 1;
+    }
   });
-  return failed;
+  if (missing + restricted > 0) {
+    log_warning(fmt::format(
+        "of the FP8 products that cuBLASLt should have on this GPU, {} are missing and {} exist "
+        "for multiples of 8, 16 or 128 only, as an earlier start found ({}); "
+        "FP8TRAIN_GEMM_PROBE=always tries them again and names them",
+        missing, restricted, file.string()));
+  }
 }
 
 /// The version of the driver's kernel module; empty if it is not known.
@@ -112,8 +124,13 @@ bool reads_stored() {
 }  // namespace
 
 std::string probe_key(const Device& device) {
-  return fmt::format("probe {}\n{}\n{}\n{}\n", ops::kProbeVersion, device.description(),
-                     driver_module(), describe_cuda_library(CudaLibrary::cublaslt));
+  const std::filesystem::path file = cuda_library(CudaLibrary::cublaslt).file;
+  std::error_code unknown;
+  const auto bytes = std::filesystem::file_size(file, unknown);
+  const auto changed = std::filesystem::last_write_time(file, unknown).time_since_epoch().count();
+  return fmt::format("probe {}\n{}\n{}\n{}, {} bytes, {}\n", ops::kProbeVersion,
+                     device.description(), driver_module(),
+                     describe_cuda_library(CudaLibrary::cublaslt), bytes, changed);
 }
 
 void find_products(Device& device, const std::filesystem::path& folder, const std::string& key) {
@@ -129,18 +146,13 @@ void find_products(Device& device, const std::filesystem::path& folder, const st
                  : std::nullopt;
     if (found) {
       ops::probe_gemms(device, &*found);
-      if (const size_t failed = count_failed(asked, *found); failed > 0) {
-        log_warning(
-            fmt::format("cuBLASLt on this GPU lacks {} of the FP8 products that it should "
-                        "have, as an earlier start found ({}); FP8TRAIN_GEMM_PROBE=always "
-                        "tries them again and names them",
-                        failed, file.string()));
-      }
+      warn_of_missing(asked, *found, file);
       return;
     }
   }
-  ops::probe_gemms(device);
-  store(file, head + digits_of(device.traits().fp8_products) + '\n');
+  if (ops::probe_gemms(device)) {
+    store(file, head + digits_of(device.traits().fp8_products) + '\n');
+  }
 }
 
 void find_products(Device& device, const std::filesystem::path& folder) {

@@ -15,8 +15,8 @@ namespace fp8train {
 std::string probe_key(const Device& device);
 
 /// ops::probe_gemms(), or the result that `folder` has for `key`, with a warning for products that
-/// failed. Stores the result of a probe there; a folder that cannot be written is no error. Throws
-/// DeviceError as ops::probe_gemms() does.
+/// failed. Stores the result of a probe there if another trial would find the same; a folder that
+/// cannot be written is no error. Throws DeviceError as ops::probe_gemms() does.
 void find_products(Device& device, const std::filesystem::path& folder, const std::string& key);
 
 /// The same with the device's own key; a device other than a GPU has nothing to find.

@@ -152,11 +152,13 @@ class ObjectReader:
     def read(self, text: str) -> list[Any]:
         """Those that are whole in `text` and were not read before."""
         found = []
-        while start := re.compile(r"^\{", re.MULTILINE).search(text, self._next):
+        for start in re.compile(r"^\{", re.MULTILINE).finditer(text):
+            if start.start() < self._next:
+                continue
             try:
                 value, self._next = json.JSONDecoder().raw_decode(text, start.start())
             except json.JSONDecodeError:
-                break  # the rest of it is not there yet
+                continue  # not there yet as a whole, or a library's line
             found.append(value)
         return found
 

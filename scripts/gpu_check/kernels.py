@@ -35,7 +35,7 @@ OTHERS = "~" + "~".join(
 SANITIZER_ERRORS = re.compile(r"ERROR SUMMARY: (\d+) error")
 # Of cuBLASLt's log: why it has no such product; and of the program's: that there is none.
 REASON = re.compile(r"unsupported|not supported|invalid|mismatch|\[Error\]|\[Hint\]", re.I)
-LACKS = re.compile(r"does not multiply|lacks \d+ of the FP8 products")
+LACKS = re.compile(r"does not multiply|are missing and \d+ exist")
 RACES = re.compile(r"RACECHECK SUMMARY: (\d+) hazard")
 
 

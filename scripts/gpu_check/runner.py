@@ -151,15 +151,17 @@ class Runner:
         return done
 
     def run_all(self, items: Sequence[Item]) -> Count:
-        failed, left_out, waiting = [], [], list(items)
+        failed, left_out, without, waiting = [], [], [], list(items)  # without: figures
         while waiting:
             item = waiting[0]
-            together = [] if item.partner in left_out else fitting(waiting, self.left())
+            alone = item.partner in left_out + without
+            together = [] if alone else fitting(waiting, self.left())
             if not together:
                 left_out.append(waiting.pop(0).name)
                 continue
             results = self.run_process(together) if item.part else [(item, self.run(item))]
             failed += [each.name for each, outcome in results if outcome.passed is False]
+            without += [each.name for each, outcome in results if not outcome.passed]
             waiting = waiting[len(results):]
         return Count(failed, left_out)
 

@@ -176,5 +176,19 @@ TEST_CASE("products that the library refuses only when a step runs do not end it
   CHECK(std::isfinite(engine.step_loss().mean));
 }
 
+TEST_CASE("weight gradients in bf16 have products in every type of activations", "[cuda]") {
+  const std::string plan = GENERATE("fp32", "fp16", "bf16", "te-delayed");
+  CAPTURE(plan);
+  EngineSettings settings = test::small_llama(plan);
+  settings.plan.weight_gradient = plain(DType::bf16);
+  const std::unique_ptr<Device> device = make_device(DeviceKind::cuda);
+  Engine engine(*device, settings);
+  engine.reserve(dry_run_step(settings, *device).plan);
+  engine.model().initialize(3);
+  engine.weights_changed();
+  engine.step([] { return test::random_batch(1); }, 0, 1e-3, true);
+  CHECK(std::isfinite(engine.step_loss().mean));
+}
+
 }  // namespace
 }  // namespace fp8train

@@ -1,7 +1,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
+#include <span>
 
 #include "base/error.h"
 #include "base/math.h"
@@ -44,11 +46,10 @@ struct Result {
   float beta;
   const char* name;
 };
-std::vector<Result> results_of(Pass pass) {
-  if (pass == Pass::wgrad) {
-    return {{DType::f32, 0.0F, "fp32"}, {DType::f32, 1.0F, "fp32 +="}};
-  }
-  return {{DType::bf16, 0.0F, "bf16"}};
+constexpr Result kResults[] = {
+    {DType::bf16, 0.0F, "bf16"}, {DType::f32, 0.0F, "fp32"}, {DType::f32, 1.0F, "fp32 +="}};
+std::span<const Result> results_of(Pass pass) {
+  return std::span(kResults).first(pass == Pass::wgrad ? std::size(kResults) : 1);
 }
 
 View with_shape(View view, const Shape& shape) {
@@ -127,15 +128,21 @@ class ProductBench {
                : Tensor(*device_, DType::bf16, {rows, shape_.k}, MemoryCategory::workspace);
   }
 
-  /// Each result of a product, whose beta is set here.
+  /// Each result of a product, whose c and beta are set here.
   void measure(const std::string& operands, ops::Gemm call) {
     for (const Result& result : results_of(pass_)) {
       Json rate = named(operands, call.fast_accumulate, result);
+      call.c = c_;
+      call.c.dtype = result.dtype;
       call.beta = result.beta;
+      const ops::GemmSupport support = ops::gemm_support(device_->traits(), call);
+      if (support.dequantized) {
+        rate["dequantized"] = support.reason;
+      }
       try {
         if (exact_) {
           compare(call, rate);
-        } else {
+        } else if (!support.dequantized) {
           const double seconds = device_seconds(
               *device_, [&] { ops::gemm(device_->stream(), call); }, seconds_);
           rate["gflops"] = shape_.flops() / seconds / 1e9;
@@ -148,15 +155,11 @@ class ProductBench {
   }
 
   void compare(ops::Gemm call, Json& rate) {
-    const ops::GemmSupport support = ops::gemm_support(device_->traits(), call);
     const auto bytes = static_cast<int64_t>(ops::gemm_scratch_bytes(device_->traits(), call));
     const Tensor scratch(*device_, DType::u8, {bytes}, MemoryCategory::workspace);
     call.scratch = scratch;
     rate["error"] = exact_->error(*device_, call);
     rate["bound"] = ExactProduct::bound(call.c.dtype);
-    if (!support.native) {
-      rate["dequantized"] = support.reason;
-    }
   }
 
   /// A scale of a tensor that is not 1, where results are compared.
@@ -188,14 +191,6 @@ class ProductBench {
     ops::Gemm call = {.a = a.operand(false), .b = b.operand(true), .c = c_};
     for (const bool fast : accumulations) {
       call.fast_accumulate = fast;
-      const auto support = ops::gemm_support(device_->traits(), call);
-      if (!support.native && !exact_) {
-        for (const Result& result : results_of(pass_)) {
-          rates_.push_back(named(operands, fast, result));
-          rates_.back()["dequantized"] = support.reason;
-        }
-        continue;
-      }
       measure(operands, call);
     }
   }

@@ -205,9 +205,10 @@ bool gives_expected_product(Device& device, const Problem& problem, DType c_type
   return right;
 }
 
-/// Empty, or what is wrong with the library's product. Throws DeviceError where something else is:
-/// the GPU does not answer, or there is no memory.
-std::string try_product(Device& device, const Problem& problem, DType c_type, bool fast) {
+/// Empty, or what is wrong with the library's product; `is_final` becomes false if that may pass.
+/// Throws DeviceError if something else is wrong: the GPU does not answer, or there is no memory.
+std::string try_product(Device& device, const Problem& problem, DType c_type, bool fast,
+                        bool& is_final) {
   try {
     const bool right =
         gives_expected_product(device, problem, c_type, fast, false) &&
@@ -218,6 +219,7 @@ std::string try_product(Device& device, const Problem& problem, DType c_type, bo
         error.status() == CUBLAS_STATUS_NOT_INITIALIZED) {
       throw;
     }
+    is_final = is_final && error.is_refusal();
     cudaGetLastError();    // the library may leave an error of its own
     device.synchronize();  // but not one of the GPU
     return error.what();
@@ -232,6 +234,7 @@ class Refusals {
         fmt::format("{} x {} to {}{}", name_of(product.a), name_of(product.b), name_of(product.c),
                     product.fast_accumulate ? " with fast accumulation" : ""));
   }
+  bool& are_final() { return are_final_; }
   void print() const {
     for (const auto& [key, products] : lists_) {
       const auto& [scales, why, consequence] = key;
@@ -243,6 +246,7 @@ class Refusals {
 
  private:
   std::map<std::tuple<ScalePair, std::string, std::string>, std::vector<std::string>> lists_;
+  bool are_final_ = true;
 };
 
 /// What a refusal means for runs, for people.
@@ -293,13 +297,13 @@ void probe(Device& device, const BlockPair& mode, std::pair<DType, DType> codes,
         continue;
       }
       const Fp8Product product = {mode.scales, codes.first, codes.second, c, fast};
-      const std::string wrong = try_product(device, problems.of(0), c, fast);
+      const std::string wrong = try_product(device, problems.of(0), c, fast, refusals.are_final());
       if (wrong.empty()) {
         continue;
       }
       size_t level = 1;
       while (level < std::size(kExtents) &&
-             !try_product(device, problems.of(level), c, fast).empty()) {
+             !try_product(device, problems.of(level), c, fast, refusals.are_final()).empty()) {
         level += 1;
       }
       products.set(product, level < std::size(kExtents) ? kExtents[level].first : Fp8Support::none);
@@ -323,7 +327,7 @@ std::vector<std::pair<DType, DType>> products_of(ScalePair scales) {
 
 }  // namespace
 
-void probe_gemms(Device& device, const Fp8Products* known) {
+bool probe_gemms(Device& device, const Fp8Products* known) {
   DeviceTraits traits = device.traits();
   Refusals refusals;
   for (const BlockPair& mode : block_pairs()) {
@@ -348,10 +352,8 @@ void probe_gemms(Device& device, const Fp8Products* known) {
     }
   }
   refusals.print();
-  if (known != nullptr) {
-    traits.fp8_products = *known;
-  }
   device.set_traits(traits);
+  return refusals.are_final();
 }
 
 }  // namespace fp8train::ops::cuda

@@ -266,8 +266,13 @@ size_t dequantized_scratch_bytes(const Gemm& call) {
   return round_up(dequantized_bytes(call.a), kAlignment) + dequantized_bytes(call.b);
 }
 
-void probe_gemms(Device& device, const Fp8Products* known) {
-  dispatch<&OpTable::probe_gemms>(device, known);
+bool probe_gemms(Device& device, const Fp8Products* known) {
+  if (known != nullptr) {
+    DeviceTraits traits = device.traits();
+    traits.fp8_products = *known;
+    device.set_traits(traits);
+  }
+  return dispatch<&OpTable::probe_gemms>(device, known);
 }
 
 }  // namespace fp8train::ops

@@ -75,13 +75,14 @@ TensorFormat read_as(TensorFormat format, const TensorFormat& other);
 /// for each of the device's Fp8Products, with uneven extents and, where those are refused or give
 /// another result, with extents that are multiples of 8, 16 and 128. The device's traits get what
 /// was found, with a warning for what fails, and from then on its library is asked for each shape.
-/// Throws DeviceError where not the library but the GPU fails. Other devices have nothing to find
-/// out. `known`: what an earlier probe has found with this GPU and library, which holds without
-/// another trial.
-void probe_gemms(Device& device, const Fp8Products* known = nullptr);
+/// Returns whether another trial would find the same: false if the library failed otherwise than by
+/// refusing a product. Throws DeviceError where not the library but the GPU fails. Other devices
+/// have nothing to find out. `known`: what an earlier probe has found with this GPU and library,
+/// which holds without another trial.
+bool probe_gemms(Device& device, const Fp8Products* known = nullptr);
 
 /// To be raised with every change of the products that probe_gemms() tries, and of Fp8Products:
 /// tables that were found with another version do not hold (train/probed_products.h).
-constexpr int kProbeVersion = 1;
+constexpr int kProbeVersion = 2;
 
 }  // namespace fp8train::ops

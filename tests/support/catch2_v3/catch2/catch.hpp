@@ -1,6 +1,6 @@
 #pragma once
 // The one header of Catch2 2, where version 3 is installed, with the names that the tests use and
-// that version 3 has elsewhere (cmake/dependencies.cmake adds this folder).
+// that version 3 has in other headers (cmake/dependencies.cmake adds this folder).
 
 #include <catch2/catch_all.hpp>
 #include <string>
