@@ -109,7 +109,7 @@ TEST_CASE("bench products --verify counts no wrong product") {
       CHECK(result.at("error") <= result.at("bound"));
       tails += result.at("layer") == "tail" ? 1 : 0;
     }
-    CHECK(tails == 4 * (7 + 18));
+    CHECK(tails == 4 * (7 + 27));
   }
 }
 
