@@ -63,13 +63,13 @@ if [ $scripts = 1 ]; then
   "$build/bin/fp8train" --version | grep -q 'attention(cudnn)' ||
     die "$build has no attention in cuDNN, without which the figures of a GPU mean nothing;\
  scripts/setup.sh --dev fetches the headers to build/cudnn, then build again"
+  [ -z "$wheel" ] || [ -e "$wheel" ] || die "--wheel: there is no $wheel"
   for program in cuda_ops_test train_test; do
     [ $tests = 0 ] || [ -x "$build/bin/$program" ] ||
       die "$build/bin/$program is missing, without which nothing is compared with the cpu;\
  scripts/build.sh --target $program builds it"
   done
   [ $torchao = 0 ] || [ -n "$wheel" ] || fetch_torchao
-  [ $torchao = 0 ] || [ -e "$wheel" ] || die "--wheel: there is no $wheel"
 fi
 
 target=$out/fp8train

@@ -283,6 +283,11 @@ class BundleTest(GpuCheckCase):
         said = self.bundle("attention(cudnn)", "--wheel", "/nowhere/torchao.whl")
         self.assertIn("--wheel: there is no /nowhere/torchao.whl", said)
 
+    def test_a_build_without_test_programs_is_not_packed(self):
+        said = self.bundle("attention(cudnn)", "--no-torchao")
+        self.assertIn("bin/cuda_ops_test is missing", said)
+        self.assertIn("scripts/build.sh --target cuda_ops_test", said)
+
 
 if __name__ == "__main__":
     unittest.main(verbosity=2)
