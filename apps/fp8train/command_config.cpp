@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "base/error.h"
+#include "base/shell_word.h"
 #include "base/signals.h"
 #include "base/terminal.h"
 #include "commands.h"
