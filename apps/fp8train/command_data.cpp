@@ -146,7 +146,7 @@ int inspect(InspectOptions& options) {
       if (options.json) {
         fmt::print("{}\n", json_text(json_of(facts)));
       } else {
-        fmt::print("{}\n", summary_of(facts));
+        fmt::print("{}\n", without_controls(summary_of(facts)));
         if (paths.size() == 1) print_details(facts);
       }
     } catch (const DataError& error) {

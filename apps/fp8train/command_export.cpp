@@ -101,7 +101,7 @@ ExportOptions folder_options(const ExportCommand& request, const ExportType& typ
 /// `file` is where names of keys in the notes are from.
 void print_notes(const std::vector<std::string>& notes, const std::string& file = "") {
   for (const std::string& note : notes) {
-    fmt::print(stderr, "note: {}{}\n", file, without_controls(note));
+    fmt::print(stderr, "note: {}\n", without_controls(file + note));
   }
 }
 
