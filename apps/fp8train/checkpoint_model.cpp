@@ -94,6 +94,9 @@ CheckpointFacts describe_checkpoint(const CheckpointRequest& request) {
       tokenizer, [] { return std::string(); },  // a model folder's tokenizer needs no text
       "--tokenizer");
   HfConfig config = read_hf_config(facts.folder);
+  for (const std::string& note : config.notes) {
+    log_warning(facts.folder + "/config.json: " + note);
+  }
   facts.model = completed(config.model);
   facts.eos_token_ids = std::move(config.eos_token_ids);
   if (facts.tokenizer->vocab_size() > facts.model.vocab_size) {
