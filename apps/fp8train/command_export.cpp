@@ -180,7 +180,7 @@ void add_export(Arguments command, Action& action) {
   auto request = std::make_shared<ExportCommand>();
   command.required("checkpoint", request->checkpoint,
                    "Run directory, checkpoint or Hugging Face folder");
-  command.required("--out", request->out, "Folder to write; for gguf and llmc the file");
+  command.required_path("--out", request->out, "Folder to write; for gguf and llmc the file");
   command.option("--to", request->to,
                  "hf: config.json and safetensors, as transformers reads them; gguf: a file for "
                  "llama.cpp; llmc: a file for llm.c (GPT-2) or llama2.c (Llama)");
