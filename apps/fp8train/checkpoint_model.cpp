@@ -78,10 +78,10 @@ fs::path find_whole_model(const fs::path& path) {
 }
 
 void add_checkpoint_options(Arguments command, CheckpointRequest& request) {
-  command.required("--checkpoint", request.path,
-                   "Run directory, checkpoint or Hugging Face folder");
+  command.required_path("--checkpoint", request.path,
+                        "Run directory, checkpoint or Hugging Face folder");
   command.option("--plan", request.plan, "Precision plan to run in, whatever it was trained in");
-  command.option("--tokenizer", request.tokenizer, "Tokenizer, when the folder has none");
+  command.path("--tokenizer", request.tokenizer, "Tokenizer, when the folder has none");
   command.option("--device", request.device, "cpu, cuda or auto");
   command.option("--threads", request.threads, 0, "0: all cores");
 }
@@ -94,6 +94,9 @@ CheckpointFacts describe_checkpoint(const CheckpointRequest& request) {
       tokenizer, [] { return std::string(); },  // a model folder's tokenizer needs no text
       "--tokenizer");
   HfConfig config = read_hf_config(facts.folder);
+  for (const std::string& note : config.notes) {
+    log_warning(facts.folder + "/config.json: " + note);
+  }
   facts.model = completed(config.model);
   facts.eos_token_ids = std::move(config.eos_token_ids);
   if (facts.tokenizer->vocab_size() > facts.model.vocab_size) {

@@ -117,6 +117,13 @@ std::string describe_refusal(const CLI::App& root, const CLI::ParseError& error)
                      command);
 }
 
+/// Expands the path that an option gets, or says why it does not.
+std::string expand_home(std::string& text) {
+  const WrittenPath written = written_path(text);
+  text = written.problem.empty() ? written.path : text;
+  return written.problem;
+}
+
 }  // namespace
 
 void Arguments::option(const char* name, std::string& target, const std::string& help) {
@@ -145,6 +152,15 @@ void Arguments::option(const char* name, double& target, double least, const std
 
 void Arguments::required(const char* name, std::string& target, const std::string& help) {
   app_->add_option(name, target, help)->required();
+}
+
+void Arguments::path(const char* name, std::string& target, const std::string& help) {
+  CLI::Option* option = app_->add_option(name, target, help);
+  option->capture_default_str()->transform(CLI::Validator(expand_home, ""));
+}
+
+void Arguments::required_path(const char* name, std::string& target, const std::string& help) {
+  app_->add_option(name, target, help)->required()->transform(CLI::Validator(expand_home, ""));
 }
 
 void Arguments::required(const char* name, std::vector<std::string>& targets,
@@ -179,7 +195,7 @@ void Arguments::run(Action& action, Action work) {
 }
 
 void add_common(Arguments command, CommonOptions& options) {
-  command.option("-c,--config", options.config, "YAML file that describes the run");
+  command.path("-c,--config", options.config, "YAML file that describes the run");
   command.list("--set", options.sets, "a.b=v: change one key (repeatable; v in YAML)");
   for (const char* key : {"output_dir", "training.max_steps", "training.max_time", "training.seed",
                           "device", "threads"}) {
@@ -228,25 +244,6 @@ std::vector<std::string> with_command(std::vector<std::string> arguments,
       "unknown command \"{}\"{}", first,
       near.empty() ? "; fp8train --help lists them" : fmt::format("; did you mean \"{}\"?", near)));
 }
-
-namespace {
-
-/// `--name=~/file`: a shell expands `~` only where it begins a word.
-void expand_home(std::vector<std::string>& arguments) {
-  for (std::string& argument : arguments) {
-    const size_t equals = argument.find('=');
-    if (!argument.starts_with("--") || equals == std::string::npos || argument[equals + 1] != '~') {
-      continue;
-    }
-    const WrittenPath written = written_path(argument.substr(equals + 1));
-    if (!written.problem.empty()) {
-      throw ConfigError(fmt::format("{}: {}", argument.substr(0, equals), written.problem));
-    }
-    argument = argument.substr(0, equals + 1) + written.path;
-  }
-}
-
-}  // namespace
 
 int run_guarded(const std::function<int()>& body, const std::string& who) {
   try {
@@ -323,7 +320,6 @@ int run_program(const std::vector<Command>& commands, std::vector<std::string> a
     narrow->column_width(16);
     app.formatter(narrow);
     arguments = with_command(std::move(arguments), names);
-    expand_home(arguments);
     try {
       std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
       app.parse(arguments);

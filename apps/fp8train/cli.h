@@ -37,6 +37,10 @@ class Arguments {
   void option(const char* name, int64_t& target, int64_t least, const std::string& help);
   void option(const char* name, double& target, double least, const std::string& help);
   void required(const char* name, std::string& target, const std::string& help);
+  /// Options that name a file or folder: `~/` is expanded as written_path() does, which a shell
+  /// does not do after `--option=`.
+  void path(const char* name, std::string& target, const std::string& help);
+  void required_path(const char* name, std::string& target, const std::string& help);
   void required(const char* name, std::vector<std::string>& targets, const std::string& help);
   /// One value each time that the option is given.
   void list(const char* name, std::vector<std::string>& targets, const std::string& help);

@@ -146,7 +146,7 @@ int check_settings(const CheckOptions& options, const Settings& settings, int wo
   const bool quiet = options.ranks.common.quiet;
   const auto say = [quiet](const std::string& line) {
     if (!quiet) {
-      fmt::print("{}\n", line);
+      fmt::print("{}\n", without_controls(line));
     }
   };
   for (const std::string& line : describe_run(session, *device, dry_run, reason, ranks, memory)) {

@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "base/error.h"
+#include "base/shell_word.h"
 #include "base/signals.h"
 #include "base/terminal.h"
 #include "commands.h"
@@ -107,8 +108,8 @@ void add_convert(Arguments parent, Action& action) {
   Arguments part =
       parent.part("convert", "Print another program's configuration in the keys of this one");
   part.required("file", options->file, "YAML or JSON");
-  part.option("--base", options->base, "A configuration whose keys the file replaces");
-  part.option("--output", options->output, "The file to write, in place of standard output");
+  part.path("--base", options->base, "A configuration whose keys the file replaces");
+  part.path("--output", options->output, "The file to write, in place of standard output");
   part.flag("--overwrite", options->overwrite, "With --output: replace a file that is there");
   part.run(action, [options] { return convert(*options); });
 }
@@ -242,11 +243,11 @@ int run_wizard(const WizardOptions& options) {
 
 void add_wizard(Arguments command, Action& action) {
   auto options = std::make_shared<WizardOptions>();
-  command.option("--answers", options->answers,
-                 "Ask nothing: a YAML file with keys of run.yaml; keys that it leaves out have the "
-                 "defaults of the questions");
-  command.option("--output", options->output,
-                 "The file to write; the job script is written next to it");
+  command.path("--answers", options->answers,
+               "Ask nothing: a YAML file with keys of run.yaml; keys that it leaves out have the "
+               "defaults of the questions");
+  command.path("--output", options->output,
+               "The file to write; the job script is written next to it");
   command.flag("--overwrite", options->overwrite, "With --answers: replace existing files");
   command.run(action, [options] { return run_wizard(*options); });
 }

@@ -44,7 +44,7 @@ void add_train_tokenizer(Arguments& command, Action& action) {
   Arguments train =
       command.part("train-tokenizer", "Train a byte-level BPE vocabulary and write tokenizer.json");
   train.required("input", settings->inputs, "Files or globs, text or JSON lines");
-  train.required("--out", *out, "Folder to write");
+  train.required_path("--out", *out, "Folder to write");
   train.option("--vocab-size", settings->vocab_size, 257, "Number of ids");
   train.option(
       "--pattern", settings->pattern,
@@ -146,7 +146,7 @@ int inspect(InspectOptions& options) {
       if (options.json) {
         fmt::print("{}\n", json_text(json_of(facts)));
       } else {
-        fmt::print("{}\n", summary_of(facts));
+        fmt::print("{}\n", without_controls(summary_of(facts)));
         if (paths.size() == 1) print_details(facts);
       }
     } catch (const DataError& error) {
@@ -166,8 +166,8 @@ void add_inspect(Arguments& command, Action& action) {
   Arguments part =
       command.part("inspect", "Describe the content of token files, texts and JSON lines");
   part.required("input", options->inputs, "Files, folders or globs; one alone is shown in detail");
-  part.option("--tokenizer", options->tokenizer,
-              "Tokenizer file or folder: samples are decoded, texts encoded");
+  part.path("--tokenizer", options->tokenizer,
+            "Tokenizer file or folder: samples are decoded, texts encoded");
   part.option("--format", options->settings.format, "auto, or a name of data.train[].format");
   part.option("--text-key", options->settings.text_key.name, "Key of the text in JSON lines");
   part.option("--threads", options->settings.threads, 0, "0: all cores");
@@ -187,10 +187,10 @@ void add_data(Arguments command, Action& action) {
   Arguments prepare =
       command.part("prepare", "Tokenize text and JSON-lines files into token files");
   prepare.required("input", settings->inputs, "Files or globs");
-  prepare.required("--out", *out, "Folder to write");
+  prepare.required_path("--out", *out, "Folder to write");
   prepare.option("--output-format", *output_format,
                  alternatives(token_file_formats()) + "; indexed has .bin and .idx");
-  prepare.option("--tokenizer", settings->tokenizer, "byte, char, or a tokenizer file or folder");
+  prepare.path("--tokenizer", settings->tokenizer, "byte, char, or a tokenizer file or folder");
   prepare.option("--format", settings->format, text_format_choices());
   prepare.option("--chat-template", *chat_template,
                  "How dialogues are written, as data.chat_template (default: the tokenizer's)");

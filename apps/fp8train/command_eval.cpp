@@ -273,13 +273,13 @@ int evaluate(EvalOptions options) {
 void add_eval(Arguments command, Action& action) {
   auto options = std::make_shared<EvalOptions>();
   add_checkpoint_options(command, options->model);
-  command.option("--data", options->data,
-                 "Text, JSON lines or token file, or a folder (of a prepared one its "
-                 "validation files): loss, perplexity, bits per byte");
-  command.option("--choices", options->choices,
-                 "JSON lines with context, choices and gold: accuracy by log-likelihood");
-  command.option("--samples", options->samples,
-                 "File to write: log-likelihoods and answers of each question");
+  command.path("--data", options->data,
+               "Text, JSON lines or token file, or a folder (of a prepared one its "
+               "validation files): loss, perplexity, bits per byte");
+  command.path("--choices", options->choices,
+               "JSON lines with context, choices and gold: accuracy by log-likelihood");
+  command.path("--samples", options->samples,
+               "File to write: log-likelihoods and answers of each question");
   command.option("--stride", options->stride, 0,
                  "Tokens from one window of --data to the next; 0: windows do not overlap");
   command.option("--seq-length", options->model.step.seq_length, 0, "0: the model's context");

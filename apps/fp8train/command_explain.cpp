@@ -9,6 +9,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/terminal.h"
 #include "commands.h"
 #include "config/wrap.h"
 #include "device/cuda/cuda_device.h"
@@ -102,11 +103,12 @@ ExplainedPlan explained_plan(const Session& session) {
 /// A sentence below the tables.
 template <class... Values>
 void print_note(fmt::format_string<Values...> text, Values&&... values) {
-  fmt::print("{}", wrapped(fmt::format(text, std::forward<Values>(values)...)));
+  fmt::print("{}", wrapped(without_controls(fmt::format(text, std::forward<Values>(values)...))));
 }
 
 /// A title and its text, in further lines below itself where it is long.
-void print_row(std::string_view title, const std::string& text) {
+void print_row(std::string_view title, const std::string& raw) {
+  const std::string text = without_controls(raw);
   const std::string begin = fmt::format("  {:<20}", title);
   const bool fits = begin.size() + text.size() <= kColumns;
   const std::string lines = fits ? "" : wrapped(std::string(begin.size(), ' ') + text);

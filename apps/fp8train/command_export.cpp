@@ -101,7 +101,7 @@ ExportOptions folder_options(const ExportCommand& request, const ExportType& typ
 /// `file` is where names of keys in the notes are from.
 void print_notes(const std::vector<std::string>& notes, const std::string& file = "") {
   for (const std::string& note : notes) {
-    fmt::print(stderr, "note: {}{}\n", file, without_controls(note));
+    fmt::print(stderr, "note: {}\n", without_controls(file + note));
   }
 }
 
@@ -180,7 +180,7 @@ void add_export(Arguments command, Action& action) {
   auto request = std::make_shared<ExportCommand>();
   command.required("checkpoint", request->checkpoint,
                    "Run directory, checkpoint or Hugging Face folder");
-  command.required("--out", request->out, "Folder to write; for gguf and llmc the file");
+  command.required_path("--out", request->out, "Folder to write; for gguf and llmc the file");
   command.option("--to", request->to,
                  "hf: config.json and safetensors, as transformers reads them; gguf: a file for "
                  "llama.cpp; llmc: a file for llm.c (GPT-2) or llama2.c (Llama)");

@@ -109,8 +109,8 @@ void add_generate(Arguments command, Action& action) {
   command.option("--prompt", options->chat.prompt, "Text to continue; with --chat, to answer");
   command.flag("--chat", options->chats,
                "Answer in the model's chat template: --prompt, --messages, or a dialogue");
-  command.option("--messages", options->chat.messages,
-                 "With --chat: JSON lines of messages, each answered with a JSON line");
+  command.path("--messages", options->chat.messages,
+               "With --chat: JSON lines of messages, each answered with a JSON line");
   command.option("--system", options->chat.system, "With --chat: the system message");
   command.option("--chat-template", options->chat.chat_template,
                  "With --chat: as data.chat_template (default: the tokenizer's)");

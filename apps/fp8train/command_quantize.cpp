@@ -218,7 +218,7 @@ void add_quantize(Arguments command, Action& action) {
   auto options = std::make_shared<QuantizeOptions>();
   command.required("input", options->in,
                    "A .safetensors file, or a model folder: fp32, bf16 and fp16 are cast");
-  command.required("--out", options->out, "The file or folder to write");
+  command.required_path("--out", options->out, "The file or folder to write");
   command.option("--format", options->format, names_of(kElements));
   command.option("--granularity", options->granularity,
                  "What shares a scale: " + names_of(kBlocks));

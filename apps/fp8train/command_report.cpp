@@ -34,7 +34,7 @@ int report(const ReportOptions& options) {
 void add_report(Arguments command, Action& action) {
   auto options = std::make_shared<ReportOptions>();
   command.required("runs", options->runs, "Folders of runs (their output_dir), to be compared");
-  command.option("--out", options->out, "The page to write");
+  command.path("--out", options->out, "The page to write");
   command.run(action, [options] { return report(*options); });
 }
 

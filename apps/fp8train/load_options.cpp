@@ -7,10 +7,10 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/shell_word.h"
 #include "cli.h"
 #include "config/load.h"
 #include "dialects/dialects.h"
-#include "wizard/job_script.h"
 
 namespace fp8train {
 

@@ -1,5 +1,5 @@
 #pragma once
-// Hashes a file while it is read, so that the bytes that are used are those that the hash is of.
+// Hashes the bytes of a file while they are read, so that the hash is that of the bytes in use.
 // Reads may come in any order; those in the order of the file read each byte once. One thread uses
 // an object at a time.
 

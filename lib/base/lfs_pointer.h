@@ -1,5 +1,6 @@
 #pragma once
-// What git-lfs leaves in a clone instead of a large file (git-lfs, docs/spec.md: "The Pointer").
+// Pointers, which git-lfs leaves in a clone in place of large files (git-lfs, docs/spec.md: "The
+// Pointer").
 
 #include "base/input_file.h"
 

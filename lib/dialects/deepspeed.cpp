@@ -202,7 +202,7 @@ void Pass::half_precision(const Entry& entry) {
   });
 }
 
-/// What becomes of it depends on other sources: FP8 has precedence (Dialects::settle).
+/// Other sources decide whether it counts: FP8 has precedence (Dialects::settle).
 void Pass::switch_half_on(const std::string& type, const Entry& entry) {
   if (half_on_ && half_on_->type != type) {
     complain(entry,

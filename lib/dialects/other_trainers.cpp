@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/text.h"
+#include "config/show.h"
 #include "dialects/pass.h"
 
 namespace fp8train {
@@ -91,12 +92,23 @@ constexpr Trainer kTrainers[] = {
      "overwrite_output_dir",
      kTrainingArguments}};
 
+/// Whether the file has a section that only this program's files have: by its name, or, where those
+/// of others have one of this name, by a key in it.
 bool has_own_section(const YamlNode& root) {
-  return std::ranges::any_of(std::initializer_list<const char*>{"model", "training", "precision"},
-                             [&](const char* name) {
-                               const YamlNode* value = value_of(root, name);
-                               return value != nullptr && value->kind == YamlNode::Kind::map;
-                             });
+  const std::vector<std::string> ours = config_keys();
+  const auto is_own = [&](const std::string& section, bool by_name) {
+    const YamlNode* value = value_of(root, section);
+    if (value == nullptr || value->kind != YamlNode::Kind::map) {
+      return false;
+    }
+    return by_name || std::ranges::any_of(value->keys, [&](const YamlKey& key) {
+             return std::ranges::find(ours, section + "." + key.text) != ours.end();
+           });
+  };
+  constexpr const char* kOwn[] = {"model",       "training",   "precision", "scheduler",
+                                  "parallelism", "checkpoint", "logging"};
+  return std::ranges::any_of(kOwn, [&](const char* name) { return is_own(name, true); }) ||
+         is_own("data", false) || is_own("optimizer", false);
 }
 
 /// The value of a dotted key; null where it is not there.
@@ -143,9 +155,9 @@ std::optional<std::string> refusal_of_other_trainer(const YamlNode& root) {
     }
   }
   return fmt::format(
-      "this is a file of {}, which is not read here: {}model.from and data.train name the model "
-      "and the data, and mixed_precision: fp8 or precision.plan the precision{}",
-      trainer->name, keys.empty() ? "" : fmt::format("its keys are{} here; ", keys), advice);
+      "this is a file of {}, which is not read here; {}name the model with model.from and the data "
+      "with data.train, and choose the precision with mixed_precision: fp8 or precision.plan{}",
+      trainer->name, keys.empty() ? "" : fmt::format("write its settings as{}, ", keys), advice);
 }
 
 }  // namespace fp8train

@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "base/error.h"
-#include "base/log.h"
 #include "io/safetensors/tensor_source.h"
 #include "io/strict_json.h"
 #include "model/hf_names.h"
@@ -108,10 +107,10 @@ HfConfig read_hf_config(const std::filesystem::path& folder) {
   HfConfig config = read_document(detail::read_strict_json(path), path);
   if (config.model.tie_word_embeddings && has_own_head(config.model, folder)) {
     config.model.tie_word_embeddings = false;
-    log_warning(fmt::format(
-        "{}: tie_word_embeddings is true, but {} has other values than the embedding: it is read "
-        "as a head of its own, and the flag as false",
-        path, hf_head_weight(config.model)));
+    config.notes.push_back(fmt::format(
+        "'tie_word_embeddings' is true, but {} has other values than the embedding: the flag is "
+        "read as false",
+        hf_head_weight(config.model)));
   }
   return config;
 }

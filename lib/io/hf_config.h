@@ -16,8 +16,8 @@ HfConfig parse_hf_config(std::string_view json, const std::string& where);
 
 /// Reads `folder`/config.json in the same way. A head that the folder has in addition to
 /// tie_word_embeddings, with other values than the embedding, is the model's own: the flag is false
-/// then, with a warning (transformers, PR 42612). Throws CheckpointError also when the file cannot
-/// be read.
+/// then, which a note says (transformers, PR 42612). Throws CheckpointError also when the file
+/// cannot be read.
 HfConfig read_hf_config(const std::filesystem::path& folder);
 
 /// The fields of a config.json that do not belong to the model.

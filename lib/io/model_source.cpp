@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -86,6 +87,11 @@ ModelSource open_model_source(const std::filesystem::path& folder) {
         "written",
         folder.string(), text));
   }
+  std::map<std::string, std::string> names;
+  for (const ModelTensor& tensor : model.tensors) {
+    names.emplace(model.source.find(tensor.piece.name)->name, tensor.piece.name);
+  }
+  model.source.rename(names);
   return model;
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 // A model folder whose tensors have been compared with its config.json: each tensor of the model
-// occurs once and has its shape, and there is no other. Exports to other formats read from it.
+// occurs once and has its shape, and there is no other. Exports read from it.
 
 #include <filesystem>
 #include <vector>
@@ -15,7 +15,7 @@ namespace fp8train {
 struct ModelSource {
   std::filesystem::path folder;
   HfConfig config;
-  TensorSource source;
+  TensorSource source;               ///< the tensors of the model alone, by the names in `tensors`
   std::vector<ModelTensor> tensors;  ///< in order of the model's parameters
 
   /// Returns the fp32 values of a tensor, as the folder has them. Throws as TensorSource::read_f32.

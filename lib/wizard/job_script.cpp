@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/shell_word.h"
 #include "base/terminal.h"
 #include "base/text.h"
 #include "wizard/job_templates.h"
@@ -165,14 +166,6 @@ std::string slurm_time(double seconds) {
   const std::string rest =
       fmt::format("{:02}:{:02}:00", hours > 24 ? hours % 24 : hours, minutes % 60);
   return hours > 24 ? fmt::format("{}-{}", hours / 24, rest) : rest;
-}
-
-std::string shell_word(const std::string& text) {
-  const bool plain = !text.empty() && text.find_first_not_of(
-                                          "abcdefghijklmnopqrstuvwxyz"
-                                          "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-                                          "0123456789_./-+=:,@%") == std::string::npos;
-  return plain ? text : "'" + replaced(text, "'", "'\\''") + "'";
 }
 
 }  // namespace fp8train

@@ -24,7 +24,4 @@ std::string job_script_path(const std::string& config_path);
 /// Returns a duration in Slurm's form: "1-12:00:00", "24:00:00". Whole minutes, rounded up.
 std::string slurm_time(double seconds);
 
-/// `text` as one word of a shell.
-std::string shell_word(const std::string& text);
-
 }  // namespace fp8train

@@ -113,12 +113,15 @@ TEST_CASE("mistyped values say what was expected") {
 }
 
 TEST_CASE("values that reach a shell or the name of a file have no characters of control") {
-  const char* const kWord = "expected a word of letters, digits and _ . , + -";
+  const char* const kWord = "expected a word of letters, digits and _ . / - + = : , @ %";
   CHECK_THAT(error_with("job: {account: \"a\\ntouch x\\n#\"}"),
              Catch::StartsWith("run.yaml:4:16: job.account: ") && Catch::Contains(kWord));
   CHECK_THAT(error_with("job: {partition: a b}"),
              Catch::StartsWith("run.yaml:4:18: job.partition: ") && Catch::Contains(kWord));
-  CHECK_THAT(error_with("job: {partition: $(id)}"), Catch::Contains(kWord));
+  for (const char* word : {"$(id)", "'a;b'", "'~'", "'a`id`'", "\"a'b\"", "'a\\b'", "'a*'"}) {
+    CAPTURE(word);
+    CHECK_THAT(error_with(fmt::format("job: {{partition: {}}}", word)), Catch::Contains(kWord));
+  }
   CHECK_THAT(
       error_with("output_dir: \"a\\nb\""),
       Catch::StartsWith("run.yaml:4:13: output_dir: ") && Catch::Contains("control characters"));

@@ -318,6 +318,31 @@ output_dir: ~/run
   CHECK(load_text(kBase, {"output_dir=./~x"}).output_dir == "./~x");
 }
 
+TEST_CASE("the names of Slurm's accounts and partitions have marks that a shell leaves alone") {
+  for (const std::string word : {"abc@h100", "a/b", "lab:gpu", "x=1", "50%", "a_b.c,d+e-f"}) {
+    CAPTURE(word);
+    const JobSettings job = load_text(kBase, {"job.account=" + word, "job.partition=" + word}).job;
+    CHECK(job.account == word);
+    CHECK(job.partition == word);
+  }
+}
+
+TEST_CASE("a flow mapping of YAML has no comments of JSON") {
+  const Settings s = load_text(
+      "{model: {preset: toy}, training: {max_steps: 1},\n"
+      " data: {train: [{path: /*.txt}, {path: data/*/x.txt}], val: [/*/, //host/*/b.txt]}}");
+  REQUIRE(s.data.train.size() == 2);
+  CHECK(s.data.train[0].path == "/*.txt");
+  CHECK(s.data.train[1].path == "data/*/x.txt");
+  REQUIRE(s.data.val.size() == 2);
+  CHECK(s.data.val[0].path == "/*/");
+  CHECK(s.data.val[1].path == "//host/*/b.txt");
+  // In JSON, a comment does not end within the two characters that begin it.
+  CHECK(load_text("{\"model\": {\"preset\": \"toy\"}, \"data\": {\"train\": \"a.txt\"},\n"
+                  " \"training\": /*/ of them all */ {\"max_steps\": 7}}")
+            .training.max_steps == 7);
+}
+
 TEST_CASE("what nothing expands in a path is an error") {
   const auto error = [](const std::string& assignment) {
     return test::error_of(kBase, {assignment});

@@ -109,10 +109,11 @@ TEST_CASE("files of other trainers are answered in one sentence") {
   const auto error = [](const std::string& text) { return error_of_foreign(text); };
   CHECK(error("base_model: org/model\nmodel_type: LlamaForCausalLM\nsequence_len: 2048\n"
               "micro_batch_size: 1\nnum_epochs: 1\nlearning_rate: 2e-5\nfp8: true\n") ==
-        "run.yaml: this is a file of axolotl, which is not read here: its keys are "
-        "training.micro_batch_size=1 optimizer.lr=2e-5 data.seq_length=2048 here; model.from and "
-        "data.train name the model and the data, and mixed_precision: fp8 or precision.plan the "
-        "precision; num_epochs: training.max_steps counts steps, not passes over the data");
+        "run.yaml: this is a file of axolotl, which is not read here; write its settings as "
+        "training.micro_batch_size=1 optimizer.lr=2e-5 data.seq_length=2048, name the model with "
+        "model.from and the data with data.train, and choose the precision with mixed_precision: "
+        "fp8 or precision.plan; num_epochs: training.max_steps counts steps, not passes over the "
+        "data");
   const std::string factory = error(
       "model_name_or_path: org/model\nstage: sft\ndo_train: true\nfp8: true\nfp8_backend: te\n"
       "learning_rate: 5.0e-05\nwarmup_ratio: 0.03\nnum_train_epochs: 1\n");
@@ -121,14 +122,23 @@ TEST_CASE("files of other trainers are answered in one sentence") {
   CHECK_THAT(factory, !Contains("\n"));
   CHECK_THAT(error("per_device_train_batch_size: 4\nnum_train_epochs: 3\noutput_dir: out\n"),
              Contains("a file of transformers (TrainingArguments)") &&
-                 Contains("training.micro_batch_size=4 output_dir=out here"));
+                 Contains("training.micro_batch_size=4 output_dir=out, name"));
   CHECK_THAT(error("checkpoint_dir: checkpoints/org/model\nout_dir: out\nprecision: bf16-true\n"
                    "train: {global_batch_size: 16, micro_batch_size: 2, epochs: 1}\n"
                    "optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 2e-4}}\n"),
              Contains("a file of litgpt") &&
                  Contains("training.micro_batch_size=2 training.global_batch_size=16 "
-                          "optimizer.lr=2e-4 output_dir=out here"));
-  // One such key, or two in a file of this program, are unknown keys.
+                          "optimizer.lr=2e-4 output_dir=out, name"));
+  // Of two such keys in a file with a section of this program, each is an unknown key.
+  for (const char* section :
+       {"data: {train: a.txt}", "optimizer: {lr: 1e-3}", "scheduler: {type: cosine}",
+        "parallelism: {zero_stage: 1}", "checkpoint: {interval: 5}", "logging: {interval: 1}"}) {
+    CAPTURE(section);
+    CHECK_THAT(error(std::string(section) + "\nmax_grad_norm: 1\nwarmup_ratio: 0.1\n"),
+               Contains("run.yaml:2:1: max_grad_norm: unknown key") &&
+                   Contains("run.yaml:3:1: warmup_ratio: unknown key"));
+  }
+  // So is one alone.
   CHECK_THAT(error(kBase + "num_epochs: 1\nsequence_len: 8\n"),
              Contains("run.yaml:4:1: num_epochs: unknown key"));
   CHECK_THAT(error("warmup_ratio: 0.1\n"),

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "io/export/export_folder.h"
+#include "io/export/export_gguf.h"
 #include "io/model_source.h"
 #include "io/safetensors/tensor_source.h"
 #include "numeric/convert.h"
@@ -202,6 +203,56 @@ TEST_CASE("weights that are not finite are not cast", "[fp8]") {
       CHECK_FALSE(holds_model_files(dir / "out"));
     }
   }
+}
+
+TEST_CASE("the model of a wrapper and a base model are exported under the model's names", "[fp8]") {
+  const test::TempDir dir;
+  const auto rename = [&](const std::string& folder, const std::string& before, size_t left_out) {
+    fs::create_directory(dir / folder);
+    write_changed(dir / folder, [&](std::vector<TensorBytes>& tensors) {
+      for (TensorBytes& tensor : tensors) {
+        tensor.name = before + tensor.name.substr(left_out);
+      }
+    });
+  };
+  rename("plain", "", 0);
+  rename("compiled", "_orig_mod.", 0);
+  rename("parallel", "module.", 0);
+  rename("base", "", std::string("model.").size());
+  rename("compiled_base", "_orig_mod.", std::string("model.").size());
+  ExportOptions narrow = cast(DType::e4m3, per::tensor);
+  narrow.quantization->exclude = {"model.layers.1.*"};
+  const std::pair<const char*, ExportOptions> forms[] = {
+      {"bf16", {.dtype = DType::bf16}},        {"as_it_is", {}},
+      {"shards", {.max_shard_bytes = 20'000}}, {"fp8-block", cast(DType::e4m3, per::block_128x128)},
+      {"int8", cast(DType::i8, per::row)},     {"fp8-tensor", narrow}};
+  for (const auto& [form, options] : forms) {
+    const fs::path expected = dir / (std::string("plain_") + form);
+    const ExportReport plain = export_folder(dir / "plain", expected, options);
+    const TensorSource tensors(expected);
+    CHECK(tensors.find("model.norm.weight") != nullptr);
+    for (const std::string other : {"compiled", "parallel", "base", "compiled_base"}) {
+      CAPTURE(form, other);
+      const fs::path to = dir / (other + "_" + form);
+      const ExportReport report = export_folder(dir / other, to, options);
+      CHECK(report.quantization.tensors.size() == plain.quantization.tensors.size());
+      const TensorSource written(to);
+      REQUIRE(written.names() == tensors.names());
+      for (const std::string& name : tensors.names()) {
+        CAPTURE(name);
+        REQUIRE(written.find(name)->type.name == tensors.find(name)->type.name);
+        REQUIRE(written.read_bytes(*written.find(name)) == tensors.read_bytes(*tensors.find(name)));
+      }
+      CHECK(test::read_file(to / "config.json") == test::read_file(expected / "config.json"));
+    }
+  }
+  // Files for other programs.
+  const auto gguf = [&](const std::string& folder) {
+    export_gguf(open_model_source(dir / folder), dir / "model.gguf", GgufType::q8_0);
+    return test::read_file(dir / "model.gguf");
+  };
+  CHECK(gguf("compiled") == gguf("plain"));
+  CHECK(gguf("compiled_base") == gguf("plain"));
 }
 
 TEST_CASE("a folder that is not its model is not exported", "[compare]") {

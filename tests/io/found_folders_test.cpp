@@ -76,7 +76,10 @@ TEST_CASE("a head of its own unties the embedding, an equal or missing one does 
   CHECK(read_hf_config(folder.dir.path()).model.tie_word_embeddings);
   CHECK(open_model_source(folder.dir.path()).tensors.size() == model_tensors(tied_llama()).size());
   folder.write(tied_llama(), same, 0.5F);  // its last value alone differs
-  CHECK_FALSE(read_hf_config(folder.dir.path()).model.tie_word_embeddings);
+  const HfConfig untied = read_hf_config(folder.dir.path());
+  CHECK_FALSE(untied.model.tie_word_embeddings);
+  REQUIRE(untied.notes.size() == 1);
+  CHECK_THAT(untied.notes.front(), Contains("lm_head.weight has other values than the embedding"));
   const ModelSource own = open_model_source(folder.dir.path());
   REQUIRE(own.tensors.back().piece.name == "lm_head.weight");
   CHECK(own.read(own.tensors.back()).back() == 0.5F);
@@ -123,7 +126,7 @@ TEST_CASE("a prefix that all names share is left out") {
     const ModelSource source = open_model_source(folder.dir.path());
     CHECK(source.read(source.tensors.front()).front() == 0.25F);
     CHECK(source.source.find("model.norm.weight") != nullptr);
-    CHECK(source.source.unwrapped(prefix + "x") == "x");
+    CHECK(TensorSource(folder.dir.path()).unwrapped(prefix + "x") == "x");
     // A base model's names have none.
     folder.write(
         model, [&](const std::string& name) { return prefix + name.substr(6); }, 0);

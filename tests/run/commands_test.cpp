@@ -359,6 +359,25 @@ TEST_CASE("~ after the = of an option is the home directory") {
   CHECK_THAT(other.err, Contains("--output: only ~/ is expanded here"));
 }
 
+TEST_CASE("~ in an option that is no path is a character") {
+  const TempDir folder;
+  const EnvironmentScope home("HOME", (folder / "home").c_str());
+  const std::string model = (fs::path(FP8TRAIN_GOLDEN_DIR) / "families/qwen3").string();
+  for (const char* option : {"--prompt=~abc", "--system=~ be nice"}) {
+    CAPTURE(option);
+    // The folder has no tokenizer: the options have been read before.
+    const Outcome outcome = run_program(
+        folder.path(), {"generate", "--checkpoint", model, "--tokenizer=~/none", "--chat", option});
+    CHECK_THAT(outcome.err, Contains((folder / "home/none").string()));
+  }
+  CHECK_THAT(
+      expect_code(2, folder.path(), {"generate", "--checkpoint", model, "--tokenizer=~none"}).err,
+      Contains("--tokenizer: only ~/ is expanded here"));
+  write_file(folder / "a.txt", "~ab~ab");
+  expect_code(0, folder.path(), {"data", "prepare", "a.txt", "--tokenizer=char", "--out=~/tokens"});
+  CHECK(fs::exists(folder / "home/tokens"));
+}
+
 TEST_CASE("import does not overwrite a model") {
   const Workshop shop;
   expect_code(2, shop.path(),

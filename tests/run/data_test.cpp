@@ -235,6 +235,26 @@ TEST_CASE("a warm-up longer than the run is a warning, and the run takes place")
   CHECK_THAT(decay.err, Catch::Contains("together are longer than the run's 4 steps"));
 }
 
+TEST_CASE("control characters in the name of a file do not reach the terminal") {
+  const TempDir dir;
+  const std::string name = "a\x1b[31m.txt";
+  write_file(dir / name, "some text");
+  const auto check = [](const Outcome& outcome) {
+    CAPTURE(outcome.out, outcome.err);
+    CHECK(outcome.out.find('\x1b') == std::string::npos);
+    CHECK(outcome.err.find('\x1b') == std::string::npos);
+    CHECK_THAT(outcome.out + outcome.err, Catch::Contains("\\x1b[31m"));
+  };
+  check(expect_code(0, dir.path(), {"data", "inspect", "."}));
+  const fs::path model = dir / "m\x1b[31m";
+  fs::copy(fs::path(FP8TRAIN_GOLDEN_DIR) / "families/qwen3", model);
+  std::string config = read_file(model / "config.json");
+  config.replace(config.find("0.0,"), 4, "0.1,");  // attention_dropout, which a note names
+  fs::permissions(model / "config.json", fs::perms::owner_write, fs::perm_options::add);
+  write_file(model / "config.json", config);
+  check(expect_code(0, dir.path(), {"export", model.string(), "--to", "hf", "--out", "out"}));
+}
+
 TEST_CASE("dialogues for validation are looked at before the run") {
   const TempDir dir;
   const std::string line = R"({"prompt": "a", "completion": "b"})"

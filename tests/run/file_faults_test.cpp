@@ -165,7 +165,7 @@ TEST_CASE("a run whose lock is removed ends before it destroys the files of anot
   fs::remove(run.path() / (has_locks ? "run.lock" : "run.lock.held"));
   const Outcome outcome = first.wait();
   CHECK(outcome.code == 4);
-  CHECK_THAT(outcome.err, Catch::Contains("was removed or replaced while this run is there"));
+  CHECK_THAT(outcome.err, Catch::Contains("was removed or replaced during this run"));
   for (const CheckpointFolder& checkpoint : find_checkpoints(run.path() / "checkpoints")) {
     CHECK_NOTHROW(verify_checkpoint(checkpoint.path));
   }

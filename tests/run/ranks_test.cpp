@@ -183,6 +183,30 @@ TEST_CASE("a checkpoint that ranks have written in parts goes on in every layout
   }
 }
 
+TEST_CASE("a note on the model's folder is one line of all ranks, and in the log") {
+  const TextFolder folder;
+  run(folder, 1,
+      command("bf16", "first",
+              {"training.max_steps=1", "model.tie_word_embeddings=false", "sample.interval=0",
+               "eval.interval=0"}));
+  expect_code(0, folder.path(), {"export", "first", "--out", "model"});
+  std::string config = read_file(folder / "model/config.json");
+  const std::string untied = "\"tie_word_embeddings\": false";
+  REQUIRE(config.find(untied) != std::string::npos);
+  config.replace(config.find(untied), untied.size(), "\"tie_word_embeddings\": true");
+  write_file(folder / "model/config.json", config);
+  Words words =
+      command("bf16", "second",
+              {"training.max_steps=1", "model.from=model", "sample.interval=0", "eval.interval=0"});
+  std::erase(words, "model.preset=toy");
+  const Outcome outcome = run(folder, 2, words);
+  const std::string note = "model/config.json: 'tie_word_embeddings' is true, but lm_head.weight";
+  const size_t at = outcome.err.find(note);
+  REQUIRE(at != std::string::npos);
+  CHECK(outcome.err.find(note, at + 1) == std::string::npos);
+  CHECK_THAT(read_file(folder / "second/train.log"), Catch::Contains(note));
+}
+
 TEST_CASE("the first rank says what is wrong with a configuration") {
   const TextFolder folder;
   const Outcome outcome = run(folder, 2, {"model.preset=toy", "trainin.x=1"}, 2);

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "base/shell_word.h"
 #include "wizard/job_templates.h"
 
 namespace fp8train {
@@ -115,9 +116,9 @@ TEST_CASE("a path with a line break does not become a line of the script") {
   Settings settings = on(1, 1, false);
   settings.job.account = "a\ntouch PLANTED";  // which no configuration can have
   CHECK_THROWS_AS(job_script(settings, "run.yaml", false), InternalError);
-  settings.job.account = "lab_1.a,b+c-d";
+  settings.job.account = "lab_1.a,b+c-d@h100";
   CHECK_THAT(job_script(settings, "run.yaml", false).text,
-             Contains("\n#SBATCH --account=lab_1.a,b+c-d\n"));
+             Contains("\n#SBATCH --account=lab_1.a,b+c-d@h100\n"));
 }
 
 TEST_CASE("Slurm's form of a time") {

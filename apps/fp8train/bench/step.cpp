@@ -355,11 +355,11 @@ void add_step_options(Arguments part, BenchOptions& options) {
   part.option("--zero-stage", bench.zero_stage, 0, "With several ranks: the stage of ZeRO, 0 to 3");
   part.option("--bucket-mb", bench.bucket_mb, 0,
               "MiB of gradients that ranks exchange at a time; 0: by the model");
-  part.option("--timeline", bench.timeline,
-              "Write the last steps of all ranks here, for ui.perfetto.dev");
-  part.option("--calibrate", options.calibration,
-              "With --device meta:GPU: products measured on such a GPU, a file of `bench products "
-              "--json`");
+  part.path("--timeline", bench.timeline,
+            "Write the last steps of all ranks here, for ui.perfetto.dev");
+  part.path("--calibrate", options.calibration,
+            "With --device meta:GPU: products measured on such a GPU, a file of `bench products "
+            "--json`");
   part.flag("--quick-weights", bench.quick_weights,
             "Weights are a few drawn values, repeated: a large model starts in seconds");
 }

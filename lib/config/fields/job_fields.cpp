@@ -1,9 +1,9 @@
 // What the run is planned for: hardware that is perhaps not here, and the job that starts it.
 
-#include <algorithm>
-#include <cctype>
-#include <string_view>
+#include <optional>
+#include <string>
 
+#include "base/shell_word.h"
 #include "config/fields/field_builders.h"
 #include "config/fields/field_table.h"
 #include "device/gpu_kinds.h"
@@ -42,11 +42,7 @@ Field gpu_field() {
 
 std::optional<std::string> read_job_word(const FieldValue& value, const std::string& what) {
   auto word = read_text(value, what);
-  const auto is_plain = [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
-           std::string_view("_.,+-").find(c) != std::string_view::npos;
-  };
-  if (word && !std::all_of(word->begin(), word->end(), is_plain)) {
+  if (word && !word->empty() && shell_word(*word) != *word) {
     value.expected(what);
     return std::nullopt;
   }
@@ -77,7 +73,7 @@ std::vector<Field> hardware_fields() {
 
 std::vector<Field> slurm_fields() {
   // They become words of a script that a shell reads.
-  constexpr const char* kWord = "a word of letters, digits and _ . , + -";
+  constexpr const char* kWord = "a word of letters, digits and _ . / - + = : , @ %";
   return {
       flag("job.slurm", job(&JobSettings::slurm), "Whether a job script for Slurm is written")
           .asked({.topic = Topic::job, .text = "Write a job script for Slurm"}),

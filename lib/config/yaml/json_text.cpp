@@ -19,7 +19,7 @@ size_t end_of_comment(std::string_view text, size_t at, char before) {
     return at;
   }
   if (rest.starts_with("/*")) {
-    const size_t end = rest.find("*/");
+    const size_t end = rest.find("*/", 2);
     return end == std::string_view::npos ? at : at + end + 2;
   }
   if (rest.starts_with('#') || (rest.starts_with("//") && before != ':')) {
@@ -28,7 +28,8 @@ size_t end_of_comment(std::string_view text, size_t at, char before) {
   return at;
 }
 
-/// Whether a text within single quotes begins after this character: elsewhere an apostrophe is one.
+/// Whether a text within single quotes begins after this character. After others an apostrophe is a
+/// character like any other.
 bool begins_value(char before) {
   return std::string_view("{[,:").find(before) != std::string_view::npos;
 }
@@ -36,9 +37,10 @@ bool begins_value(char before) {
 }  // namespace
 
 std::string json_as_yaml(std::string text) {
+  constexpr std::string_view kBegin = "{\"";  // a flow mapping of YAML has other keys
   std::string plain = text;
   char before = ' ', quote = 0;
-  bool is_object = false;
+  size_t seen = 0;
   for (size_t i = 0; i < plain.size(); ++i) {
     const char c = plain[i];
     if (quote != 0) {
@@ -57,14 +59,13 @@ std::string json_as_yaml(std::string text) {
       plain[i] = c == '\t' ? ' ' : c;
       continue;
     }
-    if (!is_object && c != '{') {
+    if (seen < kBegin.size() && c != kBegin[seen++]) {
       return text;
     }
-    is_object = true;
     quote = c == '"' || (c == '\'' && begins_value(before)) ? c : 0;
     before = c;
   }
-  return is_object ? plain : text;
+  return seen == kBegin.size() ? plain : text;
 }
 
 }  // namespace fp8train

@@ -41,7 +41,7 @@ void copy_file_whole(const fs::path& from, const fs::path& to) {
   write_file_atomically(to, read_text_file(from, std::numeric_limits<size_t>::max()));
 }
 
-/// What becomes of each tensor: without a cast all of them are "others".
+/// Without a cast all tensors are "others".
 FileQuantization conversion(const ModelSource& model, const ExportOptions& options) {
   if (!options.quantization) {
     FileQuantization how;

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <tuple>
+#include <utility>
 
 #include "base/error.h"
 #include "io/other_folders.h"
@@ -55,10 +57,29 @@ TensorSource::TensorSource(const std::filesystem::path& path) : path_(path) {
     throw CheckpointError(fmt::format("{}: holds neither {} nor {}{}{}", path.string(), kSingle,
                                       kIndex, what.empty() ? "" : "; ", what));
   }
+  list_names();
+  find_wrapper();
+}
+
+void TensorSource::list_names() {
+  names_.clear();
   for (const auto& [name, location] : locations_) {
     names_.push_back(name);
   }
-  find_wrapper();
+}
+
+void TensorSource::rename(const std::map<std::string, std::string>& names) {
+  std::map<std::string, Location> renamed;
+  for (const auto& [from, to] : names) {
+    const auto found = locations_.find(from);
+    check(found != locations_.end(), "a tensor that gets another name is there");
+    Location location = found->second;
+    location.entry.name = to;
+    check(renamed.emplace(to, std::move(location)).second, "each tensor gets a name of its own");
+  }
+  locations_ = std::move(renamed);
+  list_names();
+  wrapper_.clear();
 }
 
 /// Wrappers may lie within each other.
@@ -85,15 +106,13 @@ void TensorSource::find_wrapper() {
 
 TensorSource::TensorSource(SafetensorsFile file) : path_(file.path()) {
   open_single(std::move(file));
-  for (const auto& [name, location] : locations_) {
-    names_.push_back(name);
-  }
+  list_names();
 }
 
 void TensorSource::open_single(SafetensorsFile file) {
   files_.push_back(std::move(file));
   for (const SafetensorsEntry& entry : files_.front().header().entries) {
-    locations_.emplace(entry.name, Location{0, &entry});
+    locations_.emplace(entry.name, Location{0, entry});
   }
 }
 
@@ -123,7 +142,7 @@ void TensorSource::open_index(const std::filesystem::path& index) {
       if (entry == nullptr) {
         throw fail(fmt::format("tensor '{}' is not in {}", tensor, file));
       }
-      locations_.emplace(tensor, Location{files_.size() - 1, entry});
+      locations_.emplace(tensor, Location{files_.size() - 1, *entry});
     }
   }
 }
@@ -143,18 +162,20 @@ const TensorSource::Location* TensorSource::location_of(const std::string& name)
 
 const SafetensorsEntry* TensorSource::find(const std::string& name) const {
   const Location* location = location_of(name);
-  return location == nullptr ? nullptr : location->entry;
+  return location == nullptr ? nullptr : &location->entry;
 }
 
 std::vector<const SafetensorsEntry*> TensorSource::entries() const {
+  std::vector<const Location*> locations;
+  for (const auto& [name, location] : locations_) {
+    locations.push_back(&location);
+  }
+  std::ranges::stable_sort(locations, {}, [](const Location* one) {
+    return std::tuple(one->file, one->entry.begin, one->entry.end);
+  });
   std::vector<const SafetensorsEntry*> all;
-  for (const SafetensorsFile& file : files_) {
-    for (const SafetensorsEntry& entry : file.header().entries) {
-      const auto location = locations_.find(entry.name);
-      if (location != locations_.end() && location->second.entry == &entry) {
-        all.push_back(&entry);
-      }
-    }
+  for (const Location* location : locations) {
+    all.push_back(&location->entry);
   }
   return all;
 }
@@ -201,12 +222,12 @@ std::vector<float> TensorSource::read_f32(const std::string& name,
   if (location == nullptr) {
     throw CheckpointError(fmt::format("{}: there is no tensor '{}'", path_.string(), name));
   }
-  if (location->entry->shape != shape) {
+  if (location->entry.shape != shape) {
     throw CheckpointError(fmt::format("{}: tensor '{}' has shape [{}], expected [{}]",
-                                      path_.string(), name, fmt::join(location->entry->shape, ", "),
+                                      path_.string(), name, fmt::join(location->entry.shape, ", "),
                                       fmt::join(shape, ", ")));
   }
-  std::vector<float> values = files_[location->file].read_f32(*location->entry);
+  std::vector<float> values = files_[location->file].read_f32(location->entry);
   const auto bad =
       std::find_if(values.begin(), values.end(), [](float value) { return !std::isfinite(value); });
   if (bad != values.end()) {

@@ -43,6 +43,10 @@ class TensorSource {
   /// begin with what torch.compile and DataParallel put before them ("_orig_mod.", "module.").
   const SafetensorsEntry* find(const std::string& name) const;
 
+  /// Leaves the tensors that `names` has, each under the name to which it maps the present one.
+  /// Throws InternalError for a name that this source does not have, or where two become one.
+  void rename(const std::map<std::string, std::string>& names);
+
   /// Returns a name of this source without what a wrapper of the model has put before all of them.
   std::string unwrapped(const std::string& name) const { return name.substr(wrapper_.size()); }
 
@@ -62,10 +66,11 @@ class TensorSource {
  private:
   struct Location {
     size_t file;
-    const SafetensorsEntry* entry;
+    SafetensorsEntry entry;  ///< under the tensor's name in this source
   };
   void open_single(SafetensorsFile file);
   void open_index(const std::filesystem::path& index);
+  void list_names();
   void find_wrapper();
   const Location* location_of(const std::string& name) const;
 

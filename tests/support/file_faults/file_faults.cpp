@@ -141,7 +141,7 @@ std::string path_below(int folder, const char* path) {
   return path[0] == '/' || folder == AT_FDCWD ? absolute(path) : path_of(folder) + "/" + path;
 }
 
-/// What becomes of a call: nothing, an error (errno is set), half of a write, or a flipped bit.
+/// A call passes, fails (errno is set), writes half of its bytes, or reads with one bit flipped.
 enum class Fate : uint8_t { pass, fail, halve, flip };
 
 Fate counted(const char* name, const std::string& path, bool writes = false) {
