@@ -171,6 +171,40 @@ TEST_CASE("a run whose lock is removed ends before it destroys the files of anot
   }
 }
 
+TEST_CASE("a lock that other machines may not see ends the start") {
+  const Run run("run");
+  const Outcome outcome = run.start_with_every("fsync run.lock", "EIO");
+  CHECK(outcome.code == 4);
+  CHECK_THAT(outcome.err, Catch::Contains("cannot write run/run.lock"));
+}
+
+TEST_CASE("machines with locks and without share a folder: one run at a time is in it") {
+  const auto& [first_kind, second_kind] =
+      GENERATE(std::pair("", "ENOSYS"), std::pair("ENOLCK", ""));
+  CAPTURE(first_kind, second_kind);
+  const Run run("run");
+  const std::string locks = "flock run.lock";
+  Process first = run.start_long("FP8TRAIN_FAULT_EVERY=" + locks, first_kind);
+  REQUIRE(first.wait_until([&] { return last_logged_step(run.path()) > 0; }));
+  const Outcome second = run.start_with_every(locks, second_kind);
+  CHECK(second.code == 2);
+  CHECK_THAT(second.err, Catch::Contains("in use by another run: process "));
+  // The run that was refused has taken nothing away from the one that is there.
+  const Outcome third = run.start_with_every(locks, first_kind);
+  CHECK(third.code == 2);
+  CHECK_THAT(third.err, Catch::Contains("in use by another run: process "));
+  first.send(SIGKILL);
+  first.wait();
+  const Outcome fourth = run.start_with_every(locks, second_kind);
+  INFO(fourth.err);
+  CHECK(fourth.code == 0);
+  CHECK_THAT(fourth.err, Catch::Contains("was taken over"));
+  const Outcome fifth = run.start_with_every(locks, first_kind);
+  CHECK(fifth.code == 0);
+  CHECK_THAT(fifth.err, !Catch::Contains("was taken over"));
+  CHECK_FALSE(fs::exists(run.path() / "run.lock.held"));
+}
+
 TEST_CASE("every call of a run on a file may fail, be cut short or be the last") {
   Run whole("run");
   const Outcome undisturbed = whole.start(0, "");
