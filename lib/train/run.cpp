@@ -226,6 +226,7 @@ void Run::check_divergence() {
 void Run::go_back(const DivergenceError& divergence) {
   const SectionScope section(Section::start_up);  // a checkpoint is read
   checkpoints_.finish();
+  records_.require_lock(*comm_);
   if (settings().training.on_divergence != OnDivergence::rollback) {
     throw divergence;
   }

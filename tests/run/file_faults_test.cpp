@@ -58,8 +58,10 @@ class Run {
   fs::path path() const { return folder_ / "here" / name_; }
 
   /// Runs until it is ended, for a minute at most.
-  Process start_long(const std::string& calls, const std::string& kind) const {
+  Process start_long(const std::string& calls, const std::string& kind,
+                     const Words& more = {}) const {
     Words words = command(name_);
+    words.insert(words.end(), more.begin(), more.end());
     words.emplace_back("training.max_steps=10000000");
     words.emplace_back("training.max_time=60s");
     return Process(folder_ / "here", words, environment(calls, kind));
@@ -203,6 +205,26 @@ TEST_CASE("machines with locks and without share a folder: one run at a time is 
   CHECK(fifth.code == 0);
   CHECK_THAT(fifth.err, !Catch::Contains("was taken over"));
   CHECK_FALSE(fs::exists(run.path() / "run.lock.held"));
+}
+
+TEST_CASE("a run that has lost its lock with a save in flight leaves the folder as it is") {
+  const Run run("run");
+  // Each file of weights takes two seconds; the loss is seen with the next line of metrics.
+  Process first = run.start_long("FP8TRAIN_FAULT_EVERY=fsync model.safetensors", "SLOW",
+                                 {"checkpoint.interval=200", "eval.interval=0"});
+  const fs::path root = run.path() / "checkpoints";
+  REQUIRE(first.wait_until([&] { return fs::exists(root / "step-000200.partial"); }));
+  fs::create_directories(root / "step-009999.partial");
+  write_file(root / "step-009999.partial" / "f", "of another run");
+  fs::remove(run.path() / "run.lock");
+  const Outcome outcome = first.wait();
+  INFO(outcome.err);
+  CHECK(outcome.code == 4);
+  CHECK_THAT(outcome.err, Catch::Contains("was removed or replaced while this run is there"));
+  CHECK(fs::exists(root / "step-009999.partial" / "f"));
+  CHECK(fs::exists(root / "step-000200.partial"));
+  CHECK_FALSE(fs::exists(root / "step-000200"));
+  CHECK_FALSE(fs::exists(root / "latest"));
 }
 
 TEST_CASE("every call of a run on a file may fail, be cut short or be the last") {
