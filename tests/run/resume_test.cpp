@@ -51,6 +51,22 @@ TEST_CASE("the summary of a resumed run has the work of its last start too") {
                                        " steps since the last start in "));
 }
 
+TEST_CASE("a damaged header of the optimizer's file is no other run: the checkpoint before it") {
+  const Workshop shop;
+  const Words command = Workshop::command("bf16", "run", {"checkpoint.keep_last=9"});
+  expect_code(0, shop.folder(), command);
+  const fs::path newest = shop.final_checkpoint("run") / "optimizer.safetensors";
+  std::string bytes = read_file(newest);
+  bytes.replace(bytes.find("\"F32\""), 5, "\"I32\"");
+  write_file(newest, bytes);
+  Words longer = command;
+  longer.push_back("training.max_steps=" + std::to_string(kSteps + 1));
+  const Outcome resumed = expect_code(0, shop.folder(), longer);
+  CHECK_THAT(resumed.err, Catch::Contains("skipped checkpoint " + std::string(kFinal)) &&
+                              Catch::Contains("optimizer.safetensors"));
+  CHECK_THAT(resumed.out, Catch::Contains("resumed from run/checkpoints/step-000035"));
+}
+
 TEST_CASE("killed and resumed across the stages of a schedule: the bits of the undisturbed run") {
   const Workshop shop;
   const auto command = [&](const std::string& name) {
