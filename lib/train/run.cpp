@@ -116,6 +116,7 @@ RunStart Run::load_newest(FoundStart& found) {
     const size_t stage = session_.stage_after(found.step);
     if (session_.stages[stage].plan.name != session_.engine.plan.name) {
       enter_stage(stage);
+      progress_.say(plan_line(session_, found.step));  // the overview has that of another stage
     }
   }
 }
