@@ -280,6 +280,11 @@ std::vector<std::string> describe_sources(const Session& session) {
   return lines;
 }
 
+std::string plan_line(const Session& session, int64_t steps_done) {
+  return fmt::format("plan    {}: {}{}", session.engine.plan.name, describe_linears(session),
+                     describe_stages(session, steps_done));
+}
+
 std::vector<std::string> run_overview(const Session& session, const Device& device,
                                       const std::string& device_reason, int64_t threads,
                                       int64_t steps_done) {
@@ -289,8 +294,7 @@ std::vector<std::string> run_overview(const Session& session, const Device& devi
                   describe_count(static_cast<double>(parameter_count(model))),
                   model.num_hidden_layers, model.hidden_size, model.num_attention_heads,
                   model.num_key_value_heads, model.vocab_size),
-      fmt::format("plan    {}: {}{}", session.engine.plan.name, describe_linears(session),
-                  describe_stages(session, steps_done)),
+      plan_line(session, steps_done),
       fmt::format("data    {} training tokens, {} validation tokens, tokenizer {}",
                   describe_count(static_cast<double>(session.data.train.size())),
                   describe_count(static_cast<double>(session.data.val.size())),

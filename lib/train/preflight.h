@@ -13,6 +13,9 @@
 
 namespace fp8train {
 
+/// Returns the overview's line about the plan of the session's stage.
+std::string plan_line(const Session& session, int64_t steps_done);
+
 /// Returns lines about model, plan, data, sources that are blended or have several files, steps,
 /// device and attention. `device_reason` is from choose_device(). `steps_done`: steps that were
 /// done before; stages before them are left out.

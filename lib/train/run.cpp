@@ -116,6 +116,7 @@ RunStart Run::load_newest(FoundStart& found) {
     const size_t stage = session_.stage_after(found.step);
     if (session_.stages[stage].plan.name != session_.engine.plan.name) {
       enter_stage(stage);
+      progress_.say(plan_line(session_, found.step));  // the overview has that of another stage
     }
   }
 }
@@ -226,6 +227,7 @@ void Run::check_divergence() {
 void Run::go_back(const DivergenceError& divergence) {
   const SectionScope section(Section::start_up);  // a checkpoint is read
   checkpoints_.finish();
+  records_.require_lock(*comm_);
   if (settings().training.on_divergence != OnDivergence::rollback) {
     throw divergence;
   }

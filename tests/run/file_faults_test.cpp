@@ -58,8 +58,10 @@ class Run {
   fs::path path() const { return folder_ / "here" / name_; }
 
   /// Runs until it is ended, for a minute at most.
-  Process start_long(const std::string& calls, const std::string& kind) const {
+  Process start_long(const std::string& calls, const std::string& kind,
+                     const Words& more = {}) const {
     Words words = command(name_);
+    words.insert(words.end(), more.begin(), more.end());
     words.emplace_back("training.max_steps=10000000");
     words.emplace_back("training.max_time=60s");
     return Process(folder_ / "here", words, environment(calls, kind));
@@ -169,6 +171,60 @@ TEST_CASE("a run whose lock is removed ends before it destroys the files of anot
   for (const CheckpointFolder& checkpoint : find_checkpoints(run.path() / "checkpoints")) {
     CHECK_NOTHROW(verify_checkpoint(checkpoint.path));
   }
+}
+
+TEST_CASE("a lock that other machines may not see ends the start") {
+  const Run run("run");
+  const Outcome outcome = run.start_with_every("fsync run.lock", "EIO");
+  CHECK(outcome.code == 4);
+  CHECK_THAT(outcome.err, Catch::Contains("cannot write run/run.lock"));
+}
+
+TEST_CASE("machines with locks and without share a folder: one run at a time is in it") {
+  const auto& [first_kind, second_kind] =
+      GENERATE(std::pair("", "ENOSYS"), std::pair("ENOLCK", ""));
+  CAPTURE(first_kind, second_kind);
+  const Run run("run");
+  const std::string locks = "flock run.lock";
+  Process first = run.start_long("FP8TRAIN_FAULT_EVERY=" + locks, first_kind);
+  REQUIRE(first.wait_until([&] { return last_logged_step(run.path()) > 0; }));
+  const Outcome second = run.start_with_every(locks, second_kind);
+  CHECK(second.code == 2);
+  CHECK_THAT(second.err, Catch::Contains("in use by another run: process "));
+  // The run that was refused has taken nothing away from the one that is there.
+  const Outcome third = run.start_with_every(locks, first_kind);
+  CHECK(third.code == 2);
+  CHECK_THAT(third.err, Catch::Contains("in use by another run: process "));
+  first.send(SIGKILL);
+  first.wait();
+  const Outcome fourth = run.start_with_every(locks, second_kind);
+  INFO(fourth.err);
+  CHECK(fourth.code == 0);
+  CHECK_THAT(fourth.err, Catch::Contains("was taken over"));
+  const Outcome fifth = run.start_with_every(locks, first_kind);
+  CHECK(fifth.code == 0);
+  CHECK_THAT(fifth.err, !Catch::Contains("was taken over"));
+  CHECK_FALSE(fs::exists(run.path() / "run.lock.held"));
+}
+
+TEST_CASE("a run that has lost its lock with a save in flight leaves the folder as it is") {
+  const Run run("run");
+  // Each file of weights takes two seconds; the loss is seen with the next line of metrics.
+  Process first = run.start_long("FP8TRAIN_FAULT_EVERY=fsync model.safetensors", "SLOW",
+                                 {"checkpoint.interval=200", "eval.interval=0"});
+  const fs::path root = run.path() / "checkpoints";
+  REQUIRE(first.wait_until([&] { return fs::exists(root / "step-000200.partial"); }));
+  fs::create_directories(root / "step-009999.partial");
+  write_file(root / "step-009999.partial" / "f", "of another run");
+  fs::remove(run.path() / "run.lock");
+  const Outcome outcome = first.wait();
+  INFO(outcome.err);
+  CHECK(outcome.code == 4);
+  CHECK_THAT(outcome.err, Catch::Contains("was removed or replaced while this run is there"));
+  CHECK(fs::exists(root / "step-009999.partial" / "f"));
+  CHECK(fs::exists(root / "step-000200.partial"));
+  CHECK_FALSE(fs::exists(root / "step-000200"));
+  CHECK_FALSE(fs::exists(root / "latest"));
 }
 
 TEST_CASE("every call of a run on a file may fail, be cut short or be the last") {

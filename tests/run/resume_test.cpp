@@ -51,6 +51,47 @@ TEST_CASE("the summary of a resumed run has the work of its last start too") {
                                        " steps since the last start in "));
 }
 
+TEST_CASE("a damaged header of the optimizer's file is no other run: the checkpoint before it") {
+  const Workshop shop;
+  const Words command = Workshop::command("bf16", "run", {"checkpoint.keep_last=9"});
+  expect_code(0, shop.folder(), command);
+  const fs::path newest = shop.final_checkpoint("run") / "optimizer.safetensors";
+  std::string bytes = read_file(newest);
+  bytes.replace(bytes.find("\"F32\""), 5, "\"I32\"");
+  write_file(newest, bytes);
+  Words longer = command;
+  longer.push_back("training.max_steps=" + std::to_string(kSteps + 1));
+  const Outcome resumed = expect_code(0, shop.folder(), longer);
+  CHECK_THAT(resumed.err, Catch::Contains("skipped checkpoint " + std::string(kFinal)) &&
+                              Catch::Contains("optimizer.safetensors"));
+  CHECK_THAT(resumed.out, Catch::Contains("resumed from run/checkpoints/step-000035"));
+}
+
+TEST_CASE("a fallback into another stage of a schedule prints that stage's plan") {
+  const Workshop shop;
+  const Words command = Workshop::command(
+      "te-current", "run",
+      {"checkpoint.keep_last=9", "scheduler.type=constant",
+       "precision.schedule=[{until: 32, plan: te-current}, {plan: te-blockwise}]"});
+  expect_code(0, shop.folder(), command);
+  const fs::path root = shop.run("run") / "checkpoints";
+  for (const char* step : {"step-000032", "step-000035", "step-000040"}) {
+    std::string bytes = read_file(root / step / "model.safetensors");
+    bytes.back() ^= 1;
+    write_file(root / step / "model.safetensors", bytes);
+  }
+  Words longer = command;
+  longer.push_back("training.max_steps=" + std::to_string(kSteps + 1));
+  const Outcome resumed = expect_code(0, shop.folder(), longer);
+  INFO(resumed.out << resumed.err);
+  const size_t first = resumed.out.find("plan    te-blockwise: ");
+  const size_t second = resumed.out.find("plan    te-current: ");
+  REQUIRE(first != std::string::npos);
+  REQUIRE(second != std::string::npos);
+  CHECK(first < second);
+  CHECK(second < resumed.out.find("resumed from run/checkpoints/step-000030"));
+}
+
 TEST_CASE("killed and resumed across the stages of a schedule: the bits of the undisturbed run") {
   const Workshop shop;
   const auto command = [&](const std::string& name) {

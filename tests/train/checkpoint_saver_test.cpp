@@ -4,6 +4,7 @@
 #include "train/step/dry_run.h"
 
 #include <algorithm>
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <cstring>
@@ -259,6 +260,41 @@ TEST_CASE("an object that goes away while its save is in flight leaves nothing h
     saver.start([](StateCopy& copy) { make_state(copy, 1, 1.0F, 0, 5'000'000); }, true);
   }
   CHECK(names_in(dir.path()).empty());
+}
+
+TEST_CASE("a folder that is another run's by now is left as it is on all ranks") {
+  const test::TempDir dir;
+  std::atomic<bool> is_lost = false;
+  const auto lossy_saver = [&](Communicator& comm) {
+    return CheckpointSaver(dir.path(), true, CheckpointRetention(dir.path(), {.keep_last = 1}),
+                           comm, [&] { return is_lost.load(); });
+  };
+  const auto body = [&](Communicator& comm) {
+    CheckpointSaver saver = lossy_saver(comm);
+    const auto start = [&](int step) {
+      saver.start([&](StateCopy& copy) { make_state(copy, step, 1.0F, comm.rank()); }, true);
+    };
+    start(1);
+    check(saver.finish()->saved, "the first save succeeds");
+    start(2);
+    if (comm.rank() == 0) {
+      fs::create_directories(dir / "step-000009.partial");
+      is_lost = true;
+    }
+    check(!saver.finish() && !saver.in_flight(), "the save has ended without a result");
+  };
+  CHECK(test::run_ranks(Topology::blocks(2, 2), body) == std::vector<std::string>(2));
+  CHECK(names_in(dir.path()) == std::vector<std::string>{"latest", "step-000001",
+                                                         "step-000002.partial",
+                                                         "step-000009.partial"});
+  is_lost = false;
+  const std::unique_ptr<Communicator> self = make_self_communicator();
+  {
+    CheckpointSaver saver = lossy_saver(*self);
+    saver.start([&](StateCopy& copy) { make_state(copy, 3, 1.0F, 0); }, true);
+    is_lost = true;
+  }
+  CHECK(fs::exists(dir / "step-000003.partial"));
 }
 
 }  // namespace

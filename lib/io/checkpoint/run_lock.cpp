@@ -14,14 +14,17 @@
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
-#include <utility>
 
 #include "base/atomic_file.h"
 #include "base/error.h"
 
 namespace fp8train {
 namespace {
+
+constexpr const char* kLock = "run.lock";
+constexpr const char* kFileLock = ".held";  // after it: the lock where the kernel has none
 
 struct Holder {
   std::string host;
@@ -32,19 +35,26 @@ struct Holder {
   bool operator==(const Holder&) const = default;
 };
 
-/// The start of a process, field 22 of /proc/PID/stat (proc(5)); 0 where there is none.
+constexpr int64_t kZombie = -1;
+
+/// The start of a process, field 22 of /proc/PID/stat (proc(5)); 0 where there is none, kZombie
+/// where it has ended and its parent has not been informed yet.
 int64_t start_of(int64_t pid) {
-  constexpr int kFieldsBefore = 19;  // after the name, which is in brackets
+  constexpr int kFieldsBefore =
+      18;  // between the state, which follows the name in brackets, and it
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
   std::string text;
   std::getline(file, text);
   std::istringstream fields(text.substr(std::min(text.rfind(')') + 1, text.size())));
+  std::string state;
   std::string skipped;
+  fields >> state;
   for (int i = 0; i < kFieldsBefore; ++i) {
     fields >> skipped;
   }
   int64_t ticks = 0;
-  return fields >> ticks ? ticks : 0;
+  const bool is_known = static_cast<bool>(fields >> ticks);
+  return state == "Z" || state == "X" ? kZombie : is_known ? ticks : 0;
 }
 
 Holder this_process() {
@@ -54,14 +64,15 @@ Holder this_process() {
   return {host.data(), ::getpid(), job == nullptr ? "" : job, start_of(::getpid())};
 }
 
-/// Whether `self` may take over the lock of a holder where the kernel does not say that it is free.
+/// Whether `self` may take over the lock of a holder. That the kernel lets `self` lock the file is
+/// not enough: the holder's file system may have no such locks.
 bool is_over(const Holder& holder, const Holder& self) {
   if (holder.host != self.host) {
     return !holder.host.empty() && !self.job.empty() && holder.job == self.job;
   }
   const int64_t started = start_of(holder.pid);
-  return started > 0 ? started != holder.started
-                     : ::kill(static_cast<pid_t>(holder.pid), 0) != 0 && errno == ESRCH;
+  return started != 0 ? started != holder.started
+                      : ::kill(static_cast<pid_t>(holder.pid), 0) != 0 && errno == ESRCH;
 }
 
 std::string describe(const Holder& holder) {
@@ -84,12 +95,14 @@ Holder read_holder(int descriptor) {
   }
 }
 
-Holder read_holder(const std::filesystem::path& path) {
+/// Returns nothing where there is no such file.
+std::optional<Holder> read_holder(const std::filesystem::path& path) {
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-  const Holder holder = descriptor >= 0 ? read_holder(descriptor) : Holder{};
-  if (descriptor >= 0) {
-    ::close(descriptor);
+  if (descriptor < 0) {
+    return errno == ENOENT ? std::nullopt : std::optional(Holder{});
   }
+  const Holder holder = read_holder(descriptor);
+  ::close(descriptor);
   return holder;
 }
 
@@ -100,7 +113,8 @@ bool write_holder(int descriptor, const Holder& holder) {
                                            {"started", holder.started}};
   const std::string text = document.dump() + "\n";
   return ::ftruncate(descriptor, 0) == 0 &&
-         ::pwrite(descriptor, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size());
+         ::pwrite(descriptor, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size()) &&
+         ::fsync(descriptor) == 0;  // other machines see it
 }
 
 /// Creates a file, or opens it where `flags` let it be there. Throws DeviceError.
@@ -144,7 +158,7 @@ void remove_stale(const std::filesystem::path& path, const Holder& stale) {
 
 }  // namespace
 
-RunLock::RunLock(const std::filesystem::path& directory) : path_(directory / "run.lock") {
+RunLock::RunLock(const std::filesystem::path& directory) : path_(directory / kLock) {
   try {
     create_folder(directory);
   } catch (const DeviceError& error) {
@@ -152,51 +166,73 @@ RunLock::RunLock(const std::filesystem::path& directory) : path_(directory / "ru
         "{}; choose an output directory in a folder that can be written to", error.what()));
   }
   descriptor_ = create(path_, 0);
+  const int kernels = descriptor_;
   try {
-    lock_by_kernel(directory);
-    if (!is_kernels_) {
+    if (lock_by_kernel(directory)) {
+      write_name();
+      check_file(directory);
+    } else {
+      is_kernels_ = false;
+      path_ += kFileLock;
+      descriptor_ = -1;
       lock_by_file(directory);
-    }
-    if (!write_holder(descriptor_, this_process())) {
-      throw DeviceError(fmt::format("cannot write {}: {}", path_.string(), std::strerror(errno)));
+      write_name();
+      check_kernels(directory, kernels);
     }
   } catch (const Error&) {
+    if (is_named_) {
+      release();
+    }
     if (!is_kernels_ && descriptor_ >= 0) {
       ::unlink(path_.c_str());
+      ::close(descriptor_);
     }
-    ::close(descriptor_);
+    ::close(kernels);
     throw;
+  }
+  if (!is_kernels_) {
+    ::close(kernels);
   }
 }
 
-void RunLock::lock_by_kernel(const std::filesystem::path& directory) {
+/// Writes the holder's name into the lock. Both kinds of lock are looked at, the own one first,
+/// which has its name by then: of two processes that start at once, one sees the other.
+void RunLock::write_name() {
+  struct stat own = {};
+  is_named_ = true;
+  if (::fstat(descriptor_, &own) != 0 || !write_holder(descriptor_, this_process())) {
+    throw DeviceError(fmt::format("cannot write {}: {}", path_.string(), std::strerror(errno)));
+  }
+  device_ = own.st_dev;
+  inode_ = own.st_ino;
+}
+
+/// Returns whether the file system has such locks.
+bool RunLock::lock_by_kernel(const std::filesystem::path& directory) {
   int result = 0;
   do {
     result = ::flock(descriptor_, LOCK_EX | LOCK_NB);
   } while (result != 0 && errno == EINTR);
   const bool is_held = result != 0 && errno == EWOULDBLOCK;
   const Holder holder = read_holder(descriptor_);
-  const Holder self = this_process();
   if (is_held) {
     refuse(directory, holder, "");
   }
-  is_kernels_ = result == 0;
-  if (is_kernels_ && !holder.host.empty()) {
-    if (holder.host != self.host && !is_over(holder, self)) {
+  if (result == 0 && !holder.host.empty()) {
+    if (!is_over(holder, this_process())) {
       refuse(directory, holder, path_.string());
     }
     warning_ = taken_over(directory, holder);
   }
+  return result == 0;
 }
 
 void RunLock::lock_by_file(const std::filesystem::path& directory) {
   constexpr int kAttempts = 3;  // others may try at the same time
-  ::close(std::exchange(descriptor_, -1));
-  path_ += ".held";
   for (int attempt = 0; descriptor_ < 0; ++attempt) {
     descriptor_ = create(path_, O_EXCL);
     if (descriptor_ < 0) {
-      const Holder holder = read_holder(path_);
+      const Holder holder = read_holder(path_).value_or(Holder{});
       if (!is_over(holder, this_process()) || attempt == kAttempts) {
         refuse(directory, holder, path_.string());
       }
@@ -206,33 +242,60 @@ void RunLock::lock_by_file(const std::filesystem::path& directory) {
   }
 }
 
+/// For the kernel's lock: whether a machine without such locks has the directory.
+void RunLock::check_file(const std::filesystem::path& directory) {
+  const std::filesystem::path file = path_.string() + kFileLock;
+  if (const std::optional<Holder> holder = read_holder(file)) {
+    if (!is_over(*holder, this_process())) {
+      refuse(directory, *holder, file.string());
+    }
+    warning_ = taken_over(directory, *holder);
+    remove_stale(file, *holder);
+  }
+}
+
+/// For the lock that is a file: whether a machine with the kernel's locks has the directory.
+/// `descriptor`: of the file that it would have locked.
+void RunLock::check_kernels(const std::filesystem::path& directory, int descriptor) {
+  const Holder holder = read_holder(descriptor);
+  if (holder.host.empty()) {
+    return;
+  }
+  if (!is_over(holder, this_process())) {
+    refuse(directory, holder, (directory / kLock).string());
+  }
+  warning_ = taken_over(directory, holder);
+  [[maybe_unused]] const int ignored = ::ftruncate(descriptor, 0);
+}
+
 bool RunLock::is_lost() const {
-  struct stat own = {};
+  if (is_lost_) {
+    return true;
+  }
+  // Not fstat() of the open file: of one that another machine has removed, NFS says ESTALE.
   struct stat named = {};
-  if (::fstat(descriptor_, &own) != 0) {
-    return false;  // the file system does not answer
-  }
-  if (::lstat(path_.c_str(), &named) != 0) {
+  if (::lstat(path_.c_str(), &named) == 0) {
+    is_lost_ = named.st_dev != device_ || named.st_ino != inode_;
+  } else if (errno == ENOENT) {
     std::error_code unseen;  // where the whole folder is gone, no other run can be in it
-    return errno == ENOENT && std::filesystem::exists(path_.parent_path(), unseen);
+    is_lost_ = std::filesystem::exists(path_.parent_path(), unseen);
   }
-  return own.st_dev != named.st_dev || own.st_ino != named.st_ino;
+  return is_lost_;  // or the file system does not answer
 }
 
 void RunLock::release() const {
-  // The kernel's is emptied, not removed: another run may have opened this very file already.
+  // Emptied, not removed: another run may have opened this very file already.
   if (is_kernels_) {
     [[maybe_unused]] const int ignored = ::ftruncate(descriptor_, 0);
-  } else if (!is_lost()) {
-    ::unlink(path_.c_str());
   }
 }
 
 RunLock::~RunLock() {
-  if (descriptor_ >= 0) {
-    release();
-    ::close(descriptor_);
+  release();
+  if (!is_kernels_ && !is_lost()) {
+    ::unlink(path_.c_str());
   }
+  ::close(descriptor_);
 }
 
 }  // namespace fp8train

@@ -37,14 +37,19 @@ void copy_text(char (&to)[Size], const std::string& text) {
 }  // namespace
 
 CheckpointSaver::CheckpointSaver(std::filesystem::path root, bool async,
-                                 CheckpointRetention retention, Communicator& comm)
-    : root_(std::move(root)), async_(async), retention_(std::move(retention)), comm_(&comm) {}
+                                 CheckpointRetention retention, Communicator& comm,
+                                 std::function<bool()> is_lost)
+    : root_(std::move(root)),
+      async_(async),
+      retention_(std::move(retention)),
+      comm_(&comm),
+      is_lost_(std::move(is_lost)) {}
 
 CheckpointSaver::~CheckpointSaver() {
   if (job_.valid() && async_) {
     job_.wait();
   }
-  if (leads() && phase_ != Phase::none && phase_ != Phase::retain) {
+  if (leads() && phase_ != Phase::none && phase_ != Phase::retain && !is_lost()) {
     discard_partial(root_, copy_.step);
   }
 }
@@ -165,8 +170,13 @@ std::optional<SaveResult> CheckpointSaver::progress(bool wait) {
     if (wait) {
       wait_for_first_rank(*comm_);  // and all others: disks are not equally fast
     }
+    report_.is_lost = is_lost();
     const std::vector<Report> all = comm_->all_gather_values(report_);
     if (!std::all_of(all.begin(), all.end(), [](const Report& report) { return report.done; })) {
+      break;
+    }
+    if (all.front().is_lost) {
+      phase_ = Phase::none;
       break;
     }
     next_phase(all);

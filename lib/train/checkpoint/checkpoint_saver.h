@@ -38,11 +38,13 @@ struct SaveResult {
 
 class CheckpointSaver {
  public:
-  /// `comm` outlives the object.
+  /// `comm` outlives the object. `is_lost` is asked on the first rank whether the folder may be
+  /// another run's by now, and answers so from then on: the save in flight then ends without a
+  /// result, and nothing in the folder is published or removed. Empty: never.
   CheckpointSaver(std::filesystem::path root, bool async, CheckpointRetention retention,
-                  Communicator& comm);
+                  Communicator& comm, std::function<bool()> is_lost = {});
   /// Waits for this rank's thread. A checkpoint that is published by then stays; a save that has
-  /// not come that far leaves nothing.
+  /// not come that far leaves nothing, or what it has where the folder is lost.
   ~CheckpointSaver();
   CheckpointSaver(const CheckpointSaver&) = delete;
   CheckpointSaver& operator=(const CheckpointSaver&) = delete;
@@ -76,6 +78,7 @@ class CheckpointSaver {
   /// The result of one phase on one rank, as it is sent to the other ranks.
   struct Report {
     bool done = false;
+    bool is_lost = false;
     Failure failure = Failure::none;
     double seconds = 0;
     uint64_t bytes = 0;
@@ -88,6 +91,7 @@ class CheckpointSaver {
   template <typename Work>
   static Report attempt(const Work& work);
   bool leads() const { return comm_->rank() == 0; }
+  bool is_lost() const { return leads() && is_lost_ && is_lost_(); }
   void run(std::function<Report()> work);
   void run_write();
   void run_publish();
@@ -102,6 +106,7 @@ class CheckpointSaver {
   bool async_;
   CheckpointRetention retention_;  // used by the thread while a phase runs
   Communicator* comm_;
+  std::function<bool()> is_lost_;
   StateCopy copy_;                   // used by the thread while a phase runs
   std::vector<FileRecord> records_;  // used by the thread while a phase runs
   bool deletes_older_ = true;

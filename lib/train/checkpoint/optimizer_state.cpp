@@ -144,17 +144,16 @@ class SavedState {
     for (const Range& saved : saved_ranges(name)) {
       const int64_t begin = std::max(first, saved.first);
       const int64_t end = std::min(first + count, saved.first + saved.entry->count());
-      if (begin >= end) {
-        continue;
-      }
+      if (begin >= end) continue;
+      used_.insert(saved.file);
       if (const SafetensorsType& type = saved.entry->type; type.dtype != dtype) {
+        require_hashes();  // a damaged header is no other run
         throw OtherRunError(fmt::format(
             "{}: '{}' is stored as {}, and this run stores it as {}; to continue that run, change "
             "its format back (precision in the configuration)",
             checkpoint_.string(), name, type.dtype ? name_of(*type.dtype) : type.name,
             name_of(dtype)));
       }
-      used_.insert(saved.file);
       files_[saved.file]->read(*saved.entry, static_cast<uint64_t>(begin - saved.first) * size,
                                static_cast<size_t>(end - begin) * size,
                                result.data() + static_cast<size_t>(begin - first) * size);

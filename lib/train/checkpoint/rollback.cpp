@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "io/checkpoint/checkpoint.h"
+#include "train/checkpoint/resume_checks.h"
 #include "train/ranks.h"
 
 namespace fp8train {
@@ -94,6 +95,8 @@ ResumedRun load_target(const DivergenceError& divergence, const fs::path& root, 
     const fs::path folder = checkpoint_of_step(root, step);
     try {
       return load_checkpoint(folder, engine, session, comm);
+    } catch (const OtherRunError&) {
+      throw;  // an older checkpoint of that run would be refused as well
     } catch (const CheckpointError& error) {
       damaged.insert(step);
       warn_of(folder, error);

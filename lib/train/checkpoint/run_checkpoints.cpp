@@ -41,7 +41,8 @@ RunCheckpoints::RunCheckpoints(const std::filesystem::path& root, const Session&
       records_(&records),
       comm_(&comm),
       saver_(root, session.settings.checkpoint.async,
-             retention_of(root, session.settings.checkpoint), comm),
+             retention_of(root, session.settings.checkpoint), comm,
+             [&records] { return records.has_lost_lock(); }),
       interval_(session.settings.checkpoint.interval, mtbf_of(session, comm.size())) {}
 
 void RunCheckpoints::begin(Engine& engine, const TrainingState& state,

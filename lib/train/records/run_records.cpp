@@ -131,7 +131,7 @@ void RunRecords::release_lock() const {
 }
 
 void RunRecords::require_lock(Communicator& comm) const {
-  if (first_rank_says(comm, lock_ && lock_->is_lost())) {
+  if (first_rank_says(comm, has_lost_lock())) {
     throw DeviceError(fmt::format(
         "the lock in {} was removed or replaced during this run: another run may be in the "
         "same folder, and each would destroy the files of the other; this run ends here, and what "

@@ -72,8 +72,10 @@ class RunRecords {
   /// Returns the warning of the lock (RunLock::warning), or an empty text.
   std::string lock_warning() const { return lock_ ? lock_->warning() : std::string(); }
 
-  /// Throws DeviceError on all ranks where the lock's file was removed or replaced: another run may
-  /// be in the folder. Collective.
+  /// Whether the lock's file was removed or replaced, so that another run may be in the folder.
+  /// Once lost, it stays lost.
+  bool has_lost_lock() const { return lock_ && lock_->is_lost(); }
+  /// Throws DeviceError on all ranks where the first one has lost the lock. Collective.
   void require_lock(Communicator& comm) const;
 
   /// Continues metrics.jsonl and tensors.jsonl after `step`; lines of later steps of an interrupted
