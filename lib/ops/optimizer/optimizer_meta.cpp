@@ -28,8 +28,8 @@ void prepare_step(Stream stream, StepControl* /*control*/, float /*max_norm*/,
 /// writes them, and a weight of few bits is cast by a kernel of its own.
 void adamw(Stream stream, const AdamW& call, const StepControl* /*control*/) {
   const DType gradient = call.gradient.format.dtype;
-  const bool plain = call.weight.format.dtype == DType::f32 &&
-                     (gradient == DType::f32 || gradient == DType::bf16);
+  const bool plain =
+      call.weight.format.dtype == DType::f32 && (gradient == DType::f32 || gradient == DType::bf16);
   const bool scales = scaled_by_tensor(call.weight) || scaled_by_tensor(call.moment1) ||
                       scaled_by_tensor(call.moment2);
   OpWork work = {.bytes = 2 * stored_bytes(call.weight) + stored_bytes(call.gradient) +
