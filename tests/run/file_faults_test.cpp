@@ -220,7 +220,7 @@ TEST_CASE("a run that has lost its lock with a save in flight leaves the folder 
   const Outcome outcome = first.wait();
   INFO(outcome.err);
   CHECK(outcome.code == 4);
-  CHECK_THAT(outcome.err, Catch::Contains("was removed or replaced while this run is there"));
+  CHECK_THAT(outcome.err, Catch::Contains("was removed or replaced during this run"));
   CHECK(fs::exists(root / "step-009999.partial" / "f"));
   CHECK(fs::exists(root / "step-000200.partial"));
   CHECK_FALSE(fs::exists(root / "step-000200"));

@@ -90,7 +90,7 @@ void TensorSource::find_wrapper() {
   };
   const auto next = [&]() -> std::string {
     for (const std::string_view wrapper : kWrappers) {
-      if (const std::string prefix = wrapper_ + std::string(wrapper); all_begin_with(prefix)) {
+      if (std::string prefix = wrapper_ + std::string(wrapper); all_begin_with(prefix)) {
         return prefix;
       }
     }
