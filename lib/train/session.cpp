@@ -293,7 +293,7 @@ namespace {
 
 StrategySettings strategy_settings(const Settings& settings, const ModelConfig& model,
                                    const PrecisionPlan& plan) {
-  StrategySettings strategy = settings.parallelism;
+  StrategySettings strategy = static_cast<const StrategySettings&>(settings.parallelism);
   if (strategy.bucket_bytes == 0) {
     strategy.bucket_bytes = default_bucket_bytes(static_cast<double>(parameter_count(model)) *
                                                  bytes_per_parameter(plan).gradient);
