@@ -86,7 +86,7 @@ enum class Fp8Support : uint8_t {
   any,     ///< every shape that keeps the rules of ops/gemm/gemm_support.h
 };
 
-/// What M, N and K must be multiples of; 0 for `none`.
+/// The number of which M, N and K must be multiples; 0 for `none`.
 constexpr int64_t extent_multiple(Fp8Support support) {
   constexpr int64_t kMultiples[] = {0, 128, 16, 8, 1};
   return kMultiples[static_cast<size_t>(support)];

@@ -54,9 +54,9 @@ class ExactProduct {
   /// first and the last among them. Plain operands may be views of the same memory in other shapes.
   double error(Device& device, const ops::Gemm& call);
 
-  /// What error() may be for a result of this type. Exact sums leave 0. For fp32 2^-16 is allowed,
-  /// and for bf16 one unit, 2^-8, in one of 256 elements. K without 16 of 8192 elements is off by
-  /// 0.04, and split-K whose parts are added in bf16 by 10^-3.
+  /// The largest error() that a result of this type may have. Exact sums leave 0. For fp32 2^-16 is
+  /// allowed, and for bf16 one unit, 2^-8, in one of 256 elements. K without 16 of 8192 elements is
+  /// off by 0.04, and split-K whose parts are added in bf16 by 10^-3.
   static double bound(DType result);
 
  private:

@@ -48,10 +48,10 @@ class Plan {
   void set_bias(const Product& call) const {
     set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, &call.bias.data, sizeof(call.bias.data));
   }
-  /// What the library suggests, its favourite first; at least one.
+  /// The algorithms that the library suggests, its favourite first; at least one.
   std::vector<cublasLtMatmulAlgo_t> suggestions(cublasLtHandle_t handle, const CudaContext& context,
                                                 const PlanKey& key) const;
-  /// What tuning has stored for the key, or the fastest suggestion, measured now.
+  /// The algorithm that tuning has stored for the key, or the fastest suggestion, measured now.
   cublasLtMatmulAlgo_t fastest(cublasLtHandle_t handle, const CudaContext& context,
                                const Product& call, const PlanKey& key, GemmTuning& tuning);
 
