@@ -142,27 +142,6 @@ void check_activations(const EngineSettings& engine) {
   }
 }
 
-/// Tokens are the K of the weight gradients' GEMMs. Patterns of layers that match nothing are found
-/// here too.
-void check_scaled_rows(const EngineSettings& engine) {
-  const int64_t rows = engine.step.micro_batch_tokens();
-  const std::vector<LinearPlan> linears = plan_linears(engine.plan, linear_sites(engine.model));
-  int64_t multiple = engine.plan.wgrad.k_multiple();
-  std::string plan = engine.plan.name;
-  for (const LinearPlan& linear : linears) {
-    if (linear.wgrad.k_multiple() > multiple) {
-      multiple = linear.wgrad.k_multiple();
-      plan = linear.layer_plan;
-    }
-  }
-  if (rows % multiple != 0) {
-    throw ConfigError(fmt::format(
-        "training.micro_batch_size * data.seq_length is {}, and plan '{}' needs a multiple of {} "
-        "(the inner dimension of its scaled weight-gradient GEMMs)",
-        rows, plan, multiple));
-  }
-}
-
 void check_batch(const EngineSettings& engine) {
   const StepSettings& step = engine.step;
   if (step.seq_length > longest_sequence(engine.model)) {
@@ -178,7 +157,7 @@ void check_batch(const EngineSettings& engine) {
         step.micro_batch_size, step.seq_length, kMostRows));
   }
   check_activations(engine);
-  check_scaled_rows(engine);
+  plan_linears(engine.plan, linear_sites(engine.model));  // patterns that match nothing throw
 }
 
 /// The settings with which a global batch can be divided among so many ranks.

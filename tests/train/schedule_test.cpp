@@ -33,15 +33,14 @@ Session session_of(const std::string& precision, int64_t seq_length) {
   return open_session(load_settings(request), false);
 }
 
-TEST_CASE("the plan of every stage is checked against the batch") {
-  const std::string scaled = "{until: 4, plan: torchao-rowwise}, {plan: torchao-rowwise-gw-hp}";
-  const std::string plain = "{until: 4, plan: torchao-rowwise-gw-hp}, {plan: torchao-rowwise}";
-  for (const std::string& stages : {scaled, plain}) {
+TEST_CASE("the plan of every stage is checked against the model") {
+  for (const char* stages : {"{until: 4, plan: te-current}, {plan: te-delayed}",
+                             "{until: 4, plan: te-delayed}, {plan: te-current}"}) {
     CAPTURE(stages);
-    const std::string precision = "plan: torchao-rowwise-gw-hp, schedule: [" + stages + "]";
-    CHECK_THAT(message_of<ConfigError>([&] { session_of(precision, 24); }),
-               Catch::Contains("plan 'torchao-rowwise' needs a multiple of 16"));
-    CHECK(session_of(precision, 32).notes.empty());
+    const std::string precision =
+        "plan: te-current, exempt: [\"*.none\"], schedule: [" + std::string(stages) + "]";
+    CHECK_THAT(message_of<ConfigError>([&] { session_of(precision, 32); }),
+               Catch::Contains("*.none"));
   }
   const Session exempt = session_of(
       "plan: te-current, exempt: [\"*\"], schedule: [{until: 2, plan: te-current}, {until: 4, "
@@ -53,28 +52,20 @@ TEST_CASE("the plan of every stage is checked against the batch") {
   CHECK_THAT(exempt.notes[1], Catch::Contains("formats of plan te-delayed"));
 }
 
-TEST_CASE("tokens of a micro-batch are a K that weight gradients are multiplied with") {
-  struct Case {
-    std::string plan, precision;
-    int64_t multiple;
-  };
-  for (const Case& c :
-       {Case{"te-delayed", "plan: te-delayed", 16}, Case{"te-mxfp8", "plan: te-mxfp8", 32},
-        Case{"te-nvfp4", "plan: te-nvfp4", 32},
-        Case{"te-mxfp8", "plan: te-current, layers: {\"*.up\": te-mxfp8}", 32}}) {
-    CAPTURE(c.precision);
-    const int64_t tokens = c.multiple * 3 / 2;
-    CHECK_THAT(message_of<ConfigError>([&] { session_of(c.precision, tokens); }),
-               Catch::Contains("is " + std::to_string(tokens) + ", and plan '" + c.plan +
-                               "' needs a multiple of " + std::to_string(c.multiple)));
-    CHECK(session_of(c.precision, 2 * c.multiple).engine.step.seq_length == 2 * c.multiple);
-    const GemmPlan wgrad = plan_named(c.plan).wgrad;
-    const auto on_blackwell = [&](int64_t k) {
-      return ops::gemm_support(cuda_traits(100, 0), {wgrad.a, wgrad.b}, {64, 64, k});
+TEST_CASE("weight gradients of any number of tokens are multiplied as codes") {
+  for (const auto& [plan, chip] : {std::pair{"te-delayed", 89}, {"torchao-rowwise", 90},
+                                   {"te-blockwise", 90}, {"te-mxfp8", 100}, {"te-nvfp4", 100}}) {
+    CAPTURE(plan);
+    CHECK(session_of("plan: " + std::string(plan), 27).engine.step.seq_length == 27);
+    const GemmPlan wgrad = plan_named(plan).wgrad;
+    const auto padded = [&, gpu = chip](int64_t tokens) {
+      const ops::GemmSupport support =
+          ops::gemm_support(cuda_traits(gpu, 0), {wgrad.a, wgrad.b}, {64, 64, tokens});
+      CHECK(support.native);
+      return support.padded_k;
     };
-    CHECK(on_blackwell(tokens).k_multiple == c.multiple);
-    CHECK((c.multiple == 16 || !on_blackwell(tokens).native));
-    CHECK(on_blackwell(2 * c.multiple).native);
+    CHECK(padded(27) == 32);
+    CHECK(padded(32) == 0);
   }
 }
 

@@ -8,7 +8,7 @@
 namespace fp8train {
 
 MetaDevice::MetaDevice(const DeviceTraits& traits, std::optional<Stream> planned)
-    : Device(DeviceKind::meta, &context_, traits), context_{planned, nullptr} {
+    : Device(DeviceKind::meta, &context_, traits), context_{planned, nullptr, this} {
   if (traits.library_workspace > 0) {
     ledger().add(MemoryCategory::workspace, traits.library_workspace);
   }

@@ -13,6 +13,7 @@ namespace fp8train {
 struct MetaContext {
   std::optional<Stream> planned;  ///< the stream that is planned for, if there is one
   OpLog* log = nullptr;           ///< receives every call; null: none does
+  const Device* device = nullptr;
 };
 
 class MetaDevice final : public Device {

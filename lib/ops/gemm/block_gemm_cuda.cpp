@@ -5,6 +5,7 @@
 #include "ops/dispatch/cuda_operations.h"
 #include "ops/gemm/gemm_plans_cuda.h"
 #include "ops/gemm/gemm_support.h"
+#include "ops/gemm/pad_codes.h"
 
 namespace fp8train::ops::cuda {
 namespace {
@@ -68,6 +69,16 @@ bool multiply_natively(Stream stream, const Gemm& call, bool fast_accumulate) {
                   call.bias);
 }
 
+/// The scratch of the call, or memory of the device where it has none.
+View scratch_for(Stream stream, const Gemm& call, size_t bytes) {
+  const View scratch = call.scratch.empty()
+                           ? gemm_plans(cuda_context(stream)).unplanned_scratch(bytes)
+                           : call.scratch;
+  check(scratch.bytes() >= bytes && is_aligned(scratch.data, kScratchAlignment),
+        "gemm: scratch of gemm_scratch_bytes, 256-byte aligned, expected");
+  return scratch;
+}
+
 /// The operand without its tensor's scale, in y.
 void decode(Stream stream, const GemmOperand& operand, const View& y) {
   if (operand.has_blocks()) {
@@ -87,11 +98,7 @@ void decode(Stream stream, const GemmOperand& operand, const View& y) {
 
 void multiply_dequantized(Stream stream, const Gemm& call) {
   const size_t bytes = dequantized_scratch_bytes(call);
-  const View scratch = call.scratch.empty()
-                           ? gemm_plans(cuda_context(stream)).unplanned_scratch(bytes)
-                           : call.scratch;
-  check(scratch.bytes() >= bytes && is_aligned(scratch.data, kScratchAlignment),
-        "gemm: scratch of gemm_scratch_bytes, 256-byte aligned, expected");
+  const View scratch = scratch_for(stream, call, bytes);
   const DType type = call.c.dtype == DType::f16 ? DType::f16 : DType::bf16;
   const Shape& a_shape = call.a.matrix().shape;
   const Shape& b_shape = call.b.matrix().shape;
@@ -110,10 +117,42 @@ void multiply_dequantized(Stream stream, const Gemm& call) {
            call.bias);
 }
 
+Gemm with_padding(Stream stream, const Gemm& call, const GemmSupport& support) {
+  if (support.padded_k == 0) {
+    return call;
+  }
+  const auto [a_shape, b_shape] = padded_shapes(call, support.padded_k);
+  const size_t bytes = gemm_scratch_bytes(*cuda_context(stream).traits, call);
+  const View scratch = scratch_for(stream, call, bytes);
+  const DType b_type = call.b.matrix().dtype;
+  const View a = {scratch.data, call.a.matrix().dtype, a_shape};
+  const View b = {scratch.as<char>() + (bytes - storage_bytes(b_type, b_shape)), b_type, b_shape};
+  Gemm padded = call;
+  for (const auto& [operand, codes] : {std::pair{&padded.a, a}, {&padded.b, b}}) {
+    pad_codes(stream, operand->matrix(), codes);
+    if (operand->quantized.empty()) {
+      operand->plain = codes;
+    } else {
+      operand->quantized.rowwise.codes = codes;
+    }
+  }
+  return padded;
+}
+
+Gemm after_padding(Gemm call, const GemmSupport& support) {
+  if (support.padded_k != 0) {
+    call.scratch = {};
+  }
+  return call;
+}
+
 void multiply_blocks(Stream stream, const Gemm& call) {
   const GemmSupport support = gemm_support(*cuda_context(stream).traits, call);
-  if (!support.native || !multiply_natively(stream, call, support.fast_accumulate)) {
-    multiply_dequantized(stream, call);
+  if (!support.native) {
+    return multiply_dequantized(stream, call);
+  }
+  if (!multiply_natively(stream, with_padding(stream, call, support), support.fast_accumulate)) {
+    multiply_dequantized(stream, after_padding(call, support));
   }
 }
 

@@ -45,27 +45,27 @@ void gemm(Stream stream, const Gemm& call) {
   const bool is_quantized = is_fp8(call.a.matrix().dtype);
   check(is_quantized || (call.a.quantized.empty() && call.b.quantized.empty()),
         "gemm: on cuda only FP8 operands have scales");
-  bool fast_accumulate = call.fast_accumulate;
+  GemmSupport support = {.native = true, .fast_accumulate = call.fast_accumulate};
   if (is_quantized && is_fp8(call.b.matrix().dtype)) {
-    const GemmSupport support = gemm_support(*cuda_context(stream).traits, call);
+    support = gemm_support(*cuda_context(stream).traits, call);
     check_product(support, call);
     if (!support.native) {
       return multiply_dequantized(stream, call);
     }
-    fast_accumulate = support.fast_accumulate;
   }
   const auto operand = [](const GemmOperand& from) {
     return ProductOperand{from.matrix(), from.transposed, per::tensor,
                           from.quantized.tensor_scale_inv};
   };
+  const Gemm padded = with_padding(stream, call, support);
   if (!multiply(stream,
-                {.a = operand(call.a),
-                 .b = operand(call.b),
+                {.a = operand(padded.a),
+                 .b = operand(padded.b),
                  .c = call.c,
                  .beta = call.beta,
-                 .fast_accumulate = fast_accumulate},
+                 .fast_accumulate = support.fast_accumulate},
                 call.bias)) {
-    multiply_dequantized(stream, call);
+    multiply_dequantized(stream, after_padding(call, support));
   }
 }
 

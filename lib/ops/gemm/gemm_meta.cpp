@@ -7,9 +7,9 @@ namespace fp8train::ops::meta {
 namespace {
 
 /// Partial sums of blocks are promoted to fp32 in any case.
-Arithmetic arithmetic_of(const Gemm& call) {
+Arithmetic arithmetic_of(const Gemm& call, bool dequantized) {
   const DType type = call.a.matrix().dtype;
-  if (!call.scratch.empty()) {
+  if (dequantized) {
     return Arithmetic::bits16;
   }
   if (facts_of(type).bits <= 8) {
@@ -61,25 +61,31 @@ void add_bias_work(const View& c, const ConstView& bias, bool fp8, OpWork& work)
 
 }  // namespace
 
-/// With scratch the backend multiplies dequantized operands, in two bytes an element.
+/// With scratch the backend multiplies dequantized operands, in two bytes an element, or padded
+/// codes.
 void gemm(Stream stream, const Gemm& call) {
   const double flops =
       2.0 * static_cast<double>(call.c.count()) * static_cast<double>(call.depth());
-  const bool dequantized = !call.scratch.empty();
+  const int64_t padded_k =
+      call.scratch.empty()
+          ? 0
+          : gemm_support(meta_context(stream).device->traits(), call).padded_k;
+  const bool dequantized = !call.scratch.empty() && padded_k == 0;
   const bool narrow =
       facts_of(call.a.matrix().dtype).bits <= 8 && facts_of(call.b.matrix().dtype).bits <= 8;
   const bool native = narrow && !dequantized;
   stream.counters().gemm_flops += flops;
   stream.counters().gemm_flops_8bit += native ? flops : 0.0;
   OpWork work = {.bytes = bytes_of(call.c) * (call.beta != 0.0F ? 2 : 1),
-                 .launches = dequantized ? 3 : 1,
+                 .launches = call.scratch.empty() ? 1 : 3,
                  .flops = flops,
-                 .arithmetic = arithmetic_of(call)};
+                 .arithmetic = arithmetic_of(call, dequantized)};
   work.product = product_of(call, dequantized, work.arithmetic == Arithmetic::fp8_fast);
   for (const GemmOperand* operand : {&call.a, &call.b}) {
     work.bytes += bytes_of(operand->matrix());
     work.bytes += operand->has_blocks() ? bytes_of(operand->quantized.rowwise.scale_inv) : 0.0;
     work.bytes += dequantized ? 2 * 2 * static_cast<double>(operand->matrix().count()) : 0.0;
+    work.bytes += padded_k != 0 ? 2 * bytes_of(operand->matrix()) : 0.0;
   }
   add_bias_work(call.c, call.bias, native, work);
   count(stream, work);

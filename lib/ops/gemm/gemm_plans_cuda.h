@@ -17,6 +17,7 @@
 #include "device/device.h"
 #include "ops/gemm/cublaslt_api.h"
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_support.h"
 #include "ops/gemm/gemm_tuning_cuda.h"
 #include "tensor/tensor_format.h"
 #include "tensor/view.h"
@@ -131,6 +132,14 @@ void multiply_blocks(Stream stream, const Gemm& call);
 /// gemm() from operands that are decoded to 16 bits, without their tensors' scales, which come on
 /// top of the sum: in `call.scratch`, or in memory of GemmPlans where that is empty.
 void multiply_dequantized(Stream stream, const Gemm& call);
+
+/// Returns the call with both operands' codes in `call.scratch`, and zeros behind them up to
+/// GemmSupport::padded_k, which add nothing to the sum: the scales of the last blocks hold for them
+/// too. Returns `call` where the product needs none.
+Gemm with_padding(Stream stream, const Gemm& call, const GemmSupport& support);
+/// Returns the call for multiply_dequantized() once the library has refused that of with_padding(),
+/// whose scratch is too small for it.
+Gemm after_padding(Gemm call, const GemmSupport& support);
 
 /// `product`, which has no bias of its own, plus `bias` (fp32 [N], may be empty): added by the
 /// library, rounded to the type of c, where it can; else by a pass of its own over c, whose result

@@ -30,13 +30,8 @@ constexpr BlockPair kBlockPairs[] = {
     {per::block_1x16, per::block_16x16, DType::e4m3, ScalePair::block_1x16, 32},
     {per::block_16x16, per::block_1x16, DType::e4m3, ScalePair::block_1x16, 32}};
 
-/// What K must be a multiple of, and the reason where it is not.
-constexpr std::pair<int64_t, std::string_view> kDepthRules[] = {{16, "K is not a multiple of 16"},
-                                                                {32, "K is not a multiple of 32"}};
 static_assert(std::ranges::all_of(kBlockPairs, [](const BlockPair& pair) {
-  return std::ranges::any_of(kDepthRules,
-                             [&](const auto& rule) { return rule.first == pair.k_multiple; }) &&
-         (pair.mn_multiple == 1 || pair.mn_multiple == 4);
+  return pair.mn_multiple == 1 || pair.mn_multiple == 4;
 }));
 
 const BlockPair* pair_of(const TensorFormat& a, const TensorFormat& b) {
@@ -93,7 +88,7 @@ std::string_view why_no_product(const GemmFormats& formats, const BlockPair* pai
   return {};
 }
 
-/// The rule of the tensor cores or of cuBLASLt that is broken; empty where none is.
+/// The rule of the tensor cores or of cuBLASLt that is broken; empty where none is. K fits.
 std::string_view broken_rule(const GemmFormats& formats, const GemmExtents& extents,
                              const BlockPair& pair) {
   if (const auto why = why_no_fp8_product(pair.scales, formats.a.dtype, formats.b.dtype);
@@ -102,11 +97,6 @@ std::string_view broken_rule(const GemmFormats& formats, const GemmExtents& exte
   }
   if (pair.scales == ScalePair::tensor) {
     return {};  // the library says which extents it refuses
-  }
-  for (const auto& [multiple, reason] : kDepthRules) {
-    if (multiple <= pair.k_multiple && extents.k % multiple != 0) {
-      return reason;
-    }
   }
   if (extents.n * static_cast<int64_t>(size_of(formats.c)) % kVector != 0) {
     return "a row of the result is not a multiple of 16 bytes";
@@ -168,6 +158,37 @@ GemmSupport table_support(const DeviceTraits& traits, const GemmFormats& formats
   return support;
 }
 
+/// gemm_support() without padding.
+GemmSupport support_of(const DeviceTraits& traits, const GemmFormats& formats,
+                       const GemmExtents& extents) {
+  if (!formats.a.is_scaled() && !formats.b.is_scaled()) {
+    return {.native = true, .fast_accumulate = formats.fast_accumulate};
+  }
+  if (!formats.a.is_scaled() || !formats.b.is_scaled()) {
+    return {.dequantized = true,
+            .reason = "straight-through: the rounded values, with an operand that is not"};
+  }
+  const BlockPair* const pair = pair_of(formats.a, formats.b);
+  if (const std::string_view reason = why_no_product(formats, pair); !reason.empty()) {
+    return {.reason = reason};
+  }
+  if (!traits.fp8_gemm_by_library) {
+    return {.native = true,
+            .fast_accumulate = formats.fast_accumulate && has_fast_accumulation(pair->scales),
+            .k_multiple = pair->k_multiple};
+  }
+  if (formats.a.dtype == DType::i8) {
+    return without("int8 codes are multiplied as the values that they stand for", *pair);
+  }
+  if (!traits.fp8_products.has(pair->scales)) {
+    return without(why_missing(pair->scales), *pair);
+  }
+  if (const std::string_view broken = broken_rule(formats, extents, *pair); !broken.empty()) {
+    return without(broken, *pair);
+  }
+  return table_support(traits, formats, extents, *pair);
+}
+
 GemmFormats formats_of(const Gemm& call) {
   const auto format = [](const GemmOperand& operand) {
     if (operand.has_blocks()) {
@@ -178,6 +199,13 @@ GemmFormats formats_of(const Gemm& call) {
     return by_tensor;
   };
   return {format(call.a), format(call.b), call.c.dtype, call.fast_accumulate};
+}
+
+/// Returns the size of both operands with `k` in place of their K, the second one aligned.
+size_t padded_bytes(const Gemm& call, int64_t k) {
+  const auto [a, b] = padded_shapes(call, k);
+  return round_up(storage_bytes(call.a.matrix().dtype, a), kAlignment) +
+         storage_bytes(call.b.matrix().dtype, b);
 }
 
 /// Returns the size of an operand once it is dequantized to a type of 16 bits.
@@ -215,32 +243,12 @@ TensorFormat read_as(TensorFormat format, const TensorFormat& other) {
 
 GemmSupport gemm_support(const DeviceTraits& traits, const GemmFormats& formats,
                          const GemmExtents& extents) {
-  if (!formats.a.is_scaled() && !formats.b.is_scaled()) {
-    return {.native = true, .fast_accumulate = formats.fast_accumulate};
-  }
-  if (!formats.a.is_scaled() || !formats.b.is_scaled()) {
-    return {.dequantized = true,
-            .reason = "straight-through: the rounded values, with an operand that is not"};
-  }
-  const BlockPair* const pair = pair_of(formats.a, formats.b);
-  if (const std::string_view reason = why_no_product(formats, pair); !reason.empty()) {
-    return {.reason = reason};
-  }
-  if (!traits.fp8_gemm_by_library) {
-    return {.native = true,
-            .fast_accumulate = formats.fast_accumulate && has_fast_accumulation(pair->scales),
-            .k_multiple = pair->k_multiple};
-  }
-  if (formats.a.dtype == DType::i8) {
-    return without("int8 codes are multiplied as the values that they stand for", *pair);
-  }
-  if (!traits.fp8_products.has(pair->scales)) {
-    return without(why_missing(pair->scales), *pair);
-  }
-  if (const std::string_view broken = broken_rule(formats, extents, *pair); !broken.empty()) {
-    return without(broken, *pair);
-  }
-  return table_support(traits, formats, extents, *pair);
+  const int64_t multiple = support_of(traits, formats, {}).k_multiple;
+  const int64_t k = round_up(extents.k, multiple);
+  GemmSupport support = support_of(traits, formats, {extents.m, extents.n, k});
+  const bool pads = support.native && traits.fp8_gemm_by_library && k != extents.k;
+  support.padded_k = pads ? k : 0;
+  return support;
 }
 
 GemmSupport gemm_support(const DeviceTraits& traits, const Gemm& call) {
@@ -259,7 +267,17 @@ GemmSupport gemm_support(const DeviceTraits& traits, const Gemm& call) {
 size_t gemm_scratch_bytes(const DeviceTraits& traits, const Gemm& call) {
   const GemmFormats formats = formats_of(call);
   const bool scaled = formats.a.is_scaled() && formats.b.is_scaled();
-  return scaled && gemm_support(traits, call).dequantized ? dequantized_scratch_bytes(call) : 0;
+  const GemmSupport support = scaled ? gemm_support(traits, call) : GemmSupport{};
+  return support.padded_k != 0 ? padded_bytes(call, support.padded_k)
+         : support.dequantized ? dequantized_scratch_bytes(call)
+                               : 0;
+}
+
+std::pair<Shape, Shape> padded_shapes(const Gemm& call, int64_t k) {
+  const int64_t m = call.c.shape[0];
+  const int64_t n = call.c.shape[1];
+  return {call.a.transposed ? Shape{k, m} : Shape{m, k},
+          call.b.transposed ? Shape{n, k} : Shape{k, n}};
 }
 
 size_t dequantized_scratch_bytes(const Gemm& call) {

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "device/device.h"
 #include "ops/gemm/gemm.h"
@@ -50,6 +51,8 @@ struct GemmSupport {
   std::string_view reason;   ///< why it is not native, for people
   bool fast_accumulate = false;  ///< in the short accumulator, as asked for and possible
   int64_t k_multiple = 1;        ///< multiple of K on tensor cores
+  /// Where K is none: the K of the native product of both operands with zeros behind them. Else 0.
+  int64_t padded_k = 0;
 };
 
 /// Returns how a device with these traits multiplies these formats: by the rules of tensor cores,
@@ -66,6 +69,8 @@ GemmSupport gemm_support(const DeviceTraits& traits, const Gemm& call);
 size_t gemm_scratch_bytes(const DeviceTraits& traits, const Gemm& call);
 /// The bytes of both operands in a type of 16 bits, the second one aligned to 256 bytes.
 size_t dequantized_scratch_bytes(const Gemm& call);
+/// The shapes of the codes of both operands with `k` in place of the call's K.
+std::pair<Shape, Shape> padded_shapes(const Gemm& call, int64_t k);
 
 /// The format in which a product reads an operand next to one of format `other`: with row scales,
 /// one scale for the tensor is the same scale for each row.

@@ -1,0 +1,12 @@
+#pragma once
+// Codes with zeros behind them, for a product that takes K in multiples.
+
+#include "device/stream.h"
+#include "tensor/view.h"
+
+namespace fp8train::ops::cuda {
+
+/// Copies codes to the upper left of a larger matrix, whose other elements become zeros.
+void pad_codes(Stream stream, const ConstView& from, const View& to);
+
+}  // namespace fp8train::ops::cuda
