@@ -53,8 +53,11 @@ TEST_CASE("the plan of every stage is checked against the model") {
 }
 
 TEST_CASE("weight gradients of any number of tokens are multiplied as codes") {
-  for (const auto& [plan, chip] : {std::pair{"te-delayed", 89}, {"torchao-rowwise", 90},
-                                   {"te-blockwise", 90}, {"te-mxfp8", 100}, {"te-nvfp4", 100}}) {
+  for (const auto& [plan, chip] : {std::pair{"te-delayed", 89},
+                                   {"torchao-rowwise", 90},
+                                   {"te-blockwise", 90},
+                                   {"te-mxfp8", 100},
+                                   {"te-nvfp4", 100}}) {
     CAPTURE(plan);
     CHECK(session_of("plan: " + std::string(plan), 27).engine.step.seq_length == 27);
     const GemmPlan wgrad = plan_named(plan).wgrad;

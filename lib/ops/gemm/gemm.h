@@ -21,8 +21,8 @@
 // number of threads; each thread that calls gemm keeps a workspace for converted operands, which
 // grows in the first step only. Where a chip or its library lacks a product of blocks, or refuses a
 // shape, both operands are dequantized to bf16 (to fp16 for an fp16 c) in scratch memory of the
-// caller and multiplied so: a step allocates nothing, and gemm_support() says why. Where tensor cores
-// take K in multiples only, scaled operands are copied there with zeros behind them.
+// caller and multiplied so: a step allocates nothing, and gemm_support() says why. Where tensor
+// cores take K in multiples only, scaled operands are copied there with zeros behind them.
 
 #include <string>
 

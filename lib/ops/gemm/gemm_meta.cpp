@@ -67,9 +67,7 @@ void gemm(Stream stream, const Gemm& call) {
   const double flops =
       2.0 * static_cast<double>(call.c.count()) * static_cast<double>(call.depth());
   const int64_t padded_k =
-      call.scratch.empty()
-          ? 0
-          : gemm_support(meta_context(stream).device->traits(), call).padded_k;
+      call.scratch.empty() ? 0 : gemm_support(meta_context(stream).device->traits(), call).padded_k;
   const bool dequantized = !call.scratch.empty() && padded_k == 0;
   const bool narrow =
       facts_of(call.a.matrix().dtype).bits <= 8 && facts_of(call.b.matrix().dtype).bits <= 8;

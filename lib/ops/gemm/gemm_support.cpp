@@ -274,10 +274,7 @@ size_t gemm_scratch_bytes(const DeviceTraits& traits, const Gemm& call) {
 }
 
 std::pair<Shape, Shape> padded_shapes(const Gemm& call, int64_t k) {
-  const int64_t m = call.c.shape[0];
-  const int64_t n = call.c.shape[1];
-  return {call.a.transposed ? Shape{k, m} : Shape{m, k},
-          call.b.transposed ? Shape{n, k} : Shape{k, n}};
+  return {{call.c.shape[0], k}, {call.c.shape[1], k}};
 }
 
 size_t dequantized_scratch_bytes(const Gemm& call) {

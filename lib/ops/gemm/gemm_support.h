@@ -69,7 +69,7 @@ GemmSupport gemm_support(const DeviceTraits& traits, const Gemm& call);
 size_t gemm_scratch_bytes(const DeviceTraits& traits, const Gemm& call);
 /// The bytes of both operands in a type of 16 bits, the second one aligned to 256 bytes.
 size_t dequantized_scratch_bytes(const Gemm& call);
-/// The shapes of the codes of both operands with `k` in place of the call's K.
+/// The shapes of the codes of both operands, which lie along K, with `k` in place of the call's.
 std::pair<Shape, Shape> padded_shapes(const Gemm& call, int64_t k);
 
 /// The format in which a product reads an operand next to one of format `other`: with row scales,

@@ -15,11 +15,11 @@ constexpr int kPack = 16;  // bytes
 struct PadCodes {
   const uint8_t* from;
   uint8_t* to;
-  int64_t rows, width, to_width;
+  int64_t width, to_width;
   uint8_t last_mask;
 
   __device__ uint8_t at(int64_t row, int64_t column) const {
-    if (row >= rows || column >= width) {
+    if (column >= width) {
       return 0;
     }
     const uint8_t byte = from[row * width + column];
@@ -43,8 +43,8 @@ struct PadCodes {
 
 void pad_codes(Stream stream, const ConstView& from, const View& to) {
   check(from.dtype == to.dtype && is_code_type(from.dtype) && from.shape.rank() == 2 &&
-            to.shape.rank() == 2 && from.shape[0] <= to.shape[0] && from.shape[1] <= to.shape[1],
-        "pad_codes: codes, and room for at least as many, expected");
+            to.shape.rank() == 2 && from.shape[0] == to.shape[0] && from.shape[1] <= to.shape[1],
+        "pad_codes: codes, and longer rows of them, expected");
   const auto width = [](const ConstView& view) {
     return static_cast<int64_t>(bytes_of_rows(view.dtype, 1, view.shape[1]));
   };
@@ -53,7 +53,6 @@ void pad_codes(Stream stream, const ConstView& from, const View& to) {
              is_aligned(to.data, kPack) && width(to) % kPack == 0,
              PadCodes{.from = from.as<uint8_t>(),
                       .to = to.as<uint8_t>(),
-                      .rows = from.shape[0],
                       .width = width(from),
                       .to_width = width(to),
                       .last_mask = static_cast<uint8_t>(0xFF >> unused)});

@@ -6,7 +6,7 @@
 
 namespace fp8train::ops::cuda {
 
-/// Copies codes to the upper left of a larger matrix, whose other elements become zeros.
+/// Copies rows of codes to rows that are longer, with zeros behind them.
 void pad_codes(Stream stream, const ConstView& from, const View& to);
 
 }  // namespace fp8train::ops::cuda
