@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/terminal.h"
 #include "base/text.h"
+#include "choices.h"
 #include "commands.h"
 #include "data/inspect.h"
 #include "data/prepare.h"
@@ -22,6 +23,20 @@
 
 namespace fp8train {
 namespace {
+
+/// The options of how records are read, for each command of this file. Returns what --bad-lines is
+/// set to; set_bad_lines() takes it over.
+std::shared_ptr<std::string> add_record_options(Arguments& part, RecordRules& rules) {
+  part.option("--text-key", rules.text_key, "Key of the text in JSON lines");
+  auto bad_lines = std::make_shared<std::string>("error");
+  part.option("--bad-lines", *bad_lines,
+              "Records that cannot be read or learned: error, or skip with a warning");
+  return bad_lines;
+}
+
+void set_bad_lines(const std::string& given, RecordRules& rules) {
+  rules.bad_lines = choose<BadLines>("--bad-lines", given, choices_of(kBadLines));
+}
 
 std::function<void(uint64_t)> progress_lines() {
   return [line = ProgressLine()](uint64_t bytes) mutable {
@@ -50,8 +65,9 @@ void add_train_tokenizer(Arguments& command, Action& action) {
       "--pattern", settings->pattern,
       "How texts are split: r50k_base, p50k_base, cl100k_base, o200k_base, llama3 or qwen");
   train.option("--format", settings->format, text_format_choices());
-  train.option("--text-key", settings->text_key, "Key of the text in JSON lines");
-  train.run(action, [settings, out] {
+  const auto bad_lines = add_record_options(train, settings->rules);
+  train.run(action, [settings, out, bad_lines] {
+    set_bad_lines(*bad_lines, settings->rules);
     settings->out = *out;
     const TokenizerReport report = train_tokenizer(*settings);
     fmt::print("{} ids from {} different pieces; {} holds {}\n", report.vocab_size, report.words,
@@ -169,10 +185,13 @@ void add_inspect(Arguments& command, Action& action) {
   part.path("--tokenizer", options->tokenizer,
             "Tokenizer file or folder: samples are decoded, texts encoded");
   part.option("--format", options->settings.format, "auto, or a name of data.train[].format");
-  part.option("--text-key", options->settings.text_key.name, "Key of the text in JSON lines");
+  const auto bad_lines = add_record_options(part, options->settings.rules);
   part.option("--threads", options->settings.threads, 0, "0: all cores");
   part.flag("--json", options->json, "An object in each line");
-  part.run(action, [options] { return inspect(*options); });
+  part.run(action, [options, bad_lines] {
+    set_bad_lines(*bad_lines, options->settings.rules);
+    return inspect(*options);
+  });
 }
 
 }  // namespace
@@ -194,7 +213,7 @@ void add_data(Arguments command, Action& action) {
   prepare.option("--format", settings->format, text_format_choices());
   prepare.option("--chat-template", *chat_template,
                  "How dialogues are written, as data.chat_template (default: the tokenizer's)");
-  prepare.option("--text-key", settings->text_key, "Key of the text in JSON lines");
+  const auto bad_lines = add_record_options(prepare, settings->rules);
   prepare.option("--val-fraction", settings->val_fraction, 0,
                  "Part of the texts that is held back for validation");
   prepare.option("--shard-tokens", settings->shard_tokens, 1,
@@ -202,7 +221,8 @@ void add_data(Arguments command, Action& action) {
   prepare.flag("--append-eos,!--no-append-eos", settings->append_eos,
                "End each document with the tokenizer's end-of-sequence id (default: on)");
   prepare.option("--threads", settings->threads, 0, "0: all cores");
-  prepare.run(action, [settings, out, output_format, chat_template] {
+  prepare.run(action, [settings, out, output_format, chat_template, bad_lines] {
+    set_bad_lines(*bad_lines, settings->rules);
     settings->out = *out;
     settings->output_format = token_file_format_named(*output_format, "--output-format");
     settings->chat_template = chat_template_named(*chat_template, "--chat-template");

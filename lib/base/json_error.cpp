@@ -53,6 +53,20 @@ JsonError error_at_end(std::string_view text) {
       at_byte(text, text.size(), "the text ends where a value is missing"));
 }
 
+/// The escape of half a code point that ends shortly before `at`: "\ud83d".
+std::optional<size_t> half_surrogate(std::string_view text, size_t at) {
+  constexpr size_t kEscape = 6;
+  const size_t begin = text.substr(0, at + 1).rfind("\\u");
+  if (begin == std::string_view::npos || at - begin > 2 * kEscape) return std::nullopt;
+  const auto is_half = [&](size_t escape) {
+    return escape + kEscape <= text.size() &&
+           (text[escape + 2] == 'd' || text[escape + 2] == 'D') && text[escape + 3] >= '8' &&
+           text.substr(escape, 2) == "\\u";
+  };
+  if (begin >= kEscape && is_half(begin - kEscape)) return begin - kEscape;
+  return is_half(begin) ? std::optional(begin) : std::nullopt;
+}
+
 const char* what_in_quotes(char c) {
   if (c == '\n') {
     return "a line break within a text (\\n, or is its second quote missing?)";
@@ -108,6 +122,9 @@ JsonError json_error(std::string_view text, size_t byte) {
   const Open open = open_after(text.substr(0, at));
   const char c = text[at];
   const bool in_quotes = open.quote != std::string_view::npos;
+  if (const auto half = in_quotes ? half_surrogate(text, at) : std::nullopt) {
+    return at_byte(text, *half, fmt::format("half of a surrogate pair, {}", text.substr(*half, 6)));
+  }
   if (c == '"') {  // the text that it ends, or begins, is out of place
     return at_byte(text, in_quotes ? open.quote : at,
                    "unexpected text; is a comma or a colon missing before it?");

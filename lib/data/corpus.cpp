@@ -111,15 +111,15 @@ class SourceReader {
                       const DataFormat& format, double held_back, Corpus& train,
                       Corpus& val) const {
     check_tokenizer(source);
-    const ChatEncoder encoder(tokenizer_, settings_.chat_template);
     std::vector<ChatEncoder::Encoded> dialogues;
-    DialogueEncoder on_threads(encoder, 0, [&](ChatEncoder::Encoded dialogue) {
-      dialogues.push_back(std::move(dialogue));
-    });
+    DialogueEncoder on_threads(
+        tokenizer_, settings_.chat_template, "data.chat_template", 0,
+        [&](ChatEncoder::Encoded dialogue) { dialogues.push_back(std::move(dialogue)); });
     for (const auto& path : paths) {
-      format.for_each_dialogue(path, [&](const Dialogue& dialogue, const std::string& where) {
-        on_threads.add(dialogue, where);
-      });
+      format.for_each_dialogue(path, settings_.rules(),
+                               [&](const Dialogue& dialogue, const std::string& where) {
+                                 on_threads.add(dialogue, where);
+                               });
     }
     on_threads.finish();
     const auto boundary =
@@ -157,7 +157,7 @@ class SourceReader {
     check_tokenizer(source);
     std::vector<std::string> documents;
     for (const auto& path : paths) {
-      format.for_each_document(path, TextKey{settings_.text_key},
+      format.for_each_document(path, settings_.rules(),
                                [&](std::string text) { documents.push_back(std::move(text)); });
     }
     size_t boundary = documents.size();
@@ -391,7 +391,7 @@ CorpusSplits open_corpora(const DataSettings& settings, const Tokenizer& tokeniz
 }
 
 std::unique_ptr<Tokenizer> make_tokenizer(const DataSettings& settings) {
-  const auto text = [&] { return all_text(settings.train, TextKey{settings.text_key}); };
+  const auto text = [&] { return all_text(settings.train, settings.rules()); };
   return make_tokenizer(settings.tokenizer,
                         [&] { return with_prefix<DataError>("data.train: ", text); });
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "data/chat/chat_template.h"
+#include "data/readers/data_format.h"
 
 namespace fp8train {
 
@@ -43,10 +44,12 @@ struct DataSettings {
   std::string tokenizer = "byte";  ///< as in make_tokenizer()
   bool shuffle = true;             ///< false: consecutive windows in file order
   std::string text_key = "text";   ///< JSONL
+  BadLines bad_lines = BadLines::error;
   ChatTemplate chat_template = ChatTemplate::automatic;
   Packing packing = Packing::automatic;
   bool document_mask = false;  ///< windows: documents, which end with end-of-sequence, are apart
 
+  RecordRules rules() const { return {.text_key = text_key, .bad_lines = bad_lines}; }
   bool operator==(const DataSettings&) const = default;
 };
 

@@ -100,7 +100,7 @@ class Inspection {
   template <typename Visit>
   void visit_text(const Visit& visit) {
     if (format_.content != DataContent::text) {
-      format_.for_each_document(path_, settings_.text_key,
+      format_.for_each_document(path_, settings_.rules,
                                 [&](const std::string& document) { visit(document, true); });
       return;
     }

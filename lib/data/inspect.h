@@ -16,7 +16,7 @@ namespace fp8train {
 /// The arguments of `data inspect`.
 struct InspectSettings {
   std::string format = "auto";
-  TextKey text_key = {"text", "--text-key"};
+  RecordRules rules = rules_of_command();
   const Tokenizer* tokenizer = nullptr;  ///< null: texts are not encoded, samples are ids
   int64_t threads = 0;                   ///< threads that encode; 0: one for each processor
   int64_t sample_tokens = 24;

@@ -107,10 +107,6 @@ class ShardWriter {
   int64_t total_ = 0;
 };
 
-TextKey text_key_of(const PrepareSettings& settings) {
-  return {settings.text_key, "--text-key"};
-}
-
 struct Input {
   std::filesystem::path path;
   const DataFormat* format;
@@ -229,19 +225,19 @@ class Preparation {
 
  private:
   void add_dialogues(const Input& input) {
-    if (!chat_) chat_.emplace(tokenizer_, settings_.chat_template, "--chat-template");
     int64_t count = 0;
     if (settings_.val_fraction > 0) {
-      input.format->for_each_dialogue(input.path,
+      input.format->for_each_dialogue(input.path, settings_.rules,
                                       [&](const Dialogue&, const std::string&) { ++count; });
     }
     const int64_t of_training =
         settings_.val_fraction > 0 ? split_point(count, settings_.val_fraction) : INT64_MAX;
     int64_t index = 0;
-    DialogueEncoder encoder(*chat_, settings_.threads, [&](const ChatEncoder::Encoded& dialogue) {
-      (index++ < of_training ? train_ : val_).append_document(dialogue);
-    });
-    input.format->for_each_dialogue(input.path,
+    DialogueEncoder encoder(tokenizer_, settings_.chat_template, "--chat-template",
+                            settings_.threads, [&](const ChatEncoder::Encoded& dialogue) {
+                              (index++ < of_training ? train_ : val_).append_document(dialogue);
+                            });
+    input.format->for_each_dialogue(input.path, settings_.rules,
                                     [&](const Dialogue& dialogue, const std::string& where) {
                                       encoder.add(dialogue, where);
                                       ++documents_;
@@ -252,14 +248,14 @@ class Preparation {
   void add_lines(const Input& input) {
     int64_t count = 0;
     if (settings_.val_fraction > 0) {
-      input.format->for_each_document(input.path, text_key_of(settings_),
+      input.format->for_each_document(input.path, settings_.rules,
                                       [&](const std::string&) { ++count; });
     }
     const int64_t train_documents =
         settings_.val_fraction > 0 ? split_point(count, settings_.val_fraction) : INT64_MAX;
     int64_t index = 0;
     uint64_t bytes = 0;
-    input.format->for_each_document(input.path, text_key_of(settings_), [&](std::string document) {
+    input.format->for_each_document(input.path, settings_.rules, [&](std::string document) {
       ++documents_;
       bytes += document.size();
       (index++ < train_documents ? train_encoder_ : val_encoder_).add(std::move(document));
@@ -327,7 +323,7 @@ class Preparation {
                                                {"shard_tokens", settings_.shard_tokens},
                                                {"append_eos", settings_.append_eos},
                                                {"output_format", name_of(settings_.output_format)},
-                                               {"text_key", settings_.text_key}}},
+                                               {"text_key", settings_.rules.text_key}}},
                                              {"inputs", sources},
                                              {"documents", documents_},
                                              {"train", train_.files()},
@@ -339,7 +335,6 @@ class Preparation {
   const Tokenizer& tokenizer_;
   ShardWriter train_;
   ShardWriter val_;
-  std::optional<ChatEncoder> chat_;  ///< where inputs are dialogues
   DocumentEncoder train_encoder_;
   DocumentEncoder val_encoder_;
   int64_t documents_ = 0;
@@ -356,7 +351,7 @@ PrepareReport prepare_data(const PrepareSettings& settings) {
     for (const Input& input : inputs) {
       sources.push_back({input.path.string(), std::string(input.format->name), 1.0});
     }
-    return all_text(sources, text_key_of(settings));
+    return all_text(sources, settings.rules);
   };
   const auto tokenizer = make_tokenizer(settings.tokenizer, training_text, "--tokenizer");
   if (tokenizer->type() == TokenizerType::none) {

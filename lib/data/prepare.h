@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "data/chat/chat_template.h"
+#include "data/readers/data_format.h"
 #include "data/token_file_writer.h"
 
 namespace fp8train {
@@ -22,7 +23,7 @@ struct PrepareSettings {
   std::filesystem::path out;        ///< folder; created; must not hold shards already
   TokenFileFormat output_format = TokenFileFormat::llmc;
   std::string tokenizer = "byte";  ///< as in DataSettings
-  std::string text_key = "text";
+  RecordRules rules = rules_of_command();
   ChatTemplate chat_template = ChatTemplate::automatic;  ///< template of dialogues
   double val_fraction =
       0.0;  ///< last part of each input: of its text, or of its documents for JSON lines

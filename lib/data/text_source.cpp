@@ -125,13 +125,13 @@ std::vector<std::filesystem::path> expand_path(const std::string& path_or_glob, 
   return paths;
 }
 
-std::string all_text(const std::vector<DataSource>& sources, const TextKey& text_key) {
+std::string all_text(const std::vector<DataSource>& sources, const RecordRules& rules) {
   std::string text;
   for (const DataSource& source : sources) {
     for (const std::filesystem::path& path : expand_path(source.path)) {
       const DataFormat& format = format_of(path, source.format);
       if (!format.has_tokens()) {
-        format.for_each_document(path, text_key,
+        format.for_each_document(path, rules,
                                  [&](const std::string& document) { text += document; });
       }
     }

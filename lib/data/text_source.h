@@ -39,7 +39,7 @@ inline constexpr const char* kDatasetFile = "dataset.json";
 
 /// Returns all text of the sources without tokens, for a tokenizer built from the data. Throws
 /// ConfigError when there is none, and DataError for files that cannot be read.
-std::string all_text(const std::vector<DataSource>& sources, const TextKey& text_key);
+std::string all_text(const std::vector<DataSource>& sources, const RecordRules& rules);
 
 /// Returns the unit of `count` at which the held-back part begins: int(count * (1 - fraction)), as
 /// in nanoGPT's prepare scripts.

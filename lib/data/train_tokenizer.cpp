@@ -78,10 +78,10 @@ size_t end_of_lines(std::string_view text) {
 }
 
 void count_file(const std::filesystem::path& path, const DataFormat& format,
-                const TextKey& text_key, PieceCounts& counts) {
+                const RecordRules& rules, PieceCounts& counts) {
   constexpr size_t kReadBytesAtATime = 4U << 20;
   if (format.content != DataContent::text) {
-    format.for_each_document(path, text_key, [&](const std::string& text) { counts.add(text); });
+    format.for_each_document(path, rules, [&](const std::string& text) { counts.add(text); });
     return;
   }
   ByteStream file(path);
@@ -237,7 +237,7 @@ PieceCounts count_inputs(const TokenizerTraining& settings,
   for (const std::string& input : settings.inputs) {
     for (const auto& path : expand_path(input)) {
       const DataFormat& format = text_format_of(path, settings.format, "train a tokenizer");
-      count_file(path, format, {settings.text_key, "--text-key"}, counts);
+      count_file(path, format, settings.rules, counts);
     }
   }
   return counts;

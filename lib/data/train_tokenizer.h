@@ -7,13 +7,15 @@
 #include <string>
 #include <vector>
 
+#include "data/readers/data_format.h"
+
 namespace fp8train {
 
 /// The arguments of the training of a tokenizer.
 struct TokenizerTraining {
   std::vector<std::string> inputs;  ///< files or globs, text or JSON lines; also compressed
   std::string format = "auto";      ///< auto, or one of text_format_names()
-  std::string text_key = "text";
+  RecordRules rules = rules_of_command();
   int64_t vocab_size = 32000;      ///< ids: the end-of-text token, 256 bytes, and merges
   std::string pattern = "llama3";  ///< how texts are split: a name of rank_patterns()
   std::filesystem::path out;       ///< folder; created

@@ -312,7 +312,6 @@ Session resolve(const Settings& settings, bool open_data, int data_ranks) {
   note_other_tokenizer(settings, *session.tokenizer, session.engine.model.vocab_size,
                        session.notes);
   note_processes(settings, data_ranks, session.notes);
-  note_dialogues_as_text(settings.data.train, session.notes);
   if (data_ranks == 1 && settings.parallelism.zero_stage > 0) {
     session.notes.push_back(
         fmt::format("parallelism.zero_stage: {} has no effect with one rank; start several with "

@@ -121,25 +121,6 @@ void note_unused_vocabulary(const Settings& settings, const Tokenizer& tokenizer
       settings.data.tokenizer, ids, vocab_size, round_up(ids, kMultiple)));
 }
 
-void note_dialogues_as_text(const std::vector<DataSource>& sources,
-                            std::vector<std::string>& notes) {
-  constexpr size_t kHeadBytes = 4096;
-  for (const DataSource& source : sources) {
-    if (!is_automatic_format(source.format) || !source.path.ends_with(".json") ||
-        !std::filesystem::is_regular_file(source.path)) {
-      continue;
-    }
-    std::string head;
-    ByteStream(source.path).append_to(head, kHeadBytes);
-    if (looks_like_dialogue(head)) {
-      notes.push_back(fmt::format(
-          "{} holds dialogues, but its name makes it plain text; set format: chat, or call it "
-          ".jsonl",
-          source.path));
-    }
-  }
-}
-
 void note_processes(const Settings& settings, int ranks, std::vector<std::string>& notes) {
   const int64_t processes = settings.notes.processes;
   if (processes > 0 && processes != ranks) {

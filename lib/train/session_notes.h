@@ -36,10 +36,6 @@ void note_many_epochs(const Corpus& train, const std::vector<double>& epochs,
 void note_unused_vocabulary(const Settings& settings, const Tokenizer& tokenizer,
                             int64_t vocab_size, std::vector<std::string>& notes);
 
-/// Dialogues in a .json file whose format is not given: they are read as plain text.
-void note_dialogues_as_text(const std::vector<DataSource>& sources,
-                            std::vector<std::string>& notes);
-
 /// What another program's file says of the job, against what there is.
 void note_processes(const Settings& settings, int ranks, std::vector<std::string>& notes);
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "data/chat/dialogue_encoder.h"
 #include "data/corpus.h"
 #include "data/prepare.h"
 #include "data/readers/data_format.h"
@@ -28,7 +29,7 @@ const fs::path kChat = fs::path(FP8TRAIN_GOLDEN_DIR) / "chat";
 std::vector<Dialogue> golden_dialogues() {
   std::vector<Dialogue> dialogues;
   chat_format().for_each_dialogue(
-      kChat / "dialogues.jsonl",
+      kChat / "dialogues.jsonl", {},
       [&](const Dialogue& dialogue, const std::string&) { dialogues.push_back(dialogue); });
   return dialogues;
 }
@@ -197,6 +198,15 @@ TEST_CASE("records of other programs are dialogues too", "[data][chat]") {
   CHECK((shared[1].role == ChatRole::assistant && shared[1].is_target));
   const Dialogue pair = read_dialogue(R"({"prompt": "a", "completion": "b"})", "f:1");
   CHECK((pair[0].content == "a" && pair[1].content == "b" && pair[1].is_target));
+  CHECK((pair[0].role == ChatRole::none && pair[1].role == ChatRole::none));  // no template
+  const Dialogue task = read_dialogue(
+      R"({"instruction": "Sum up.", "input": "a b", "output": "c", "system": "Be brief."})", "f:1");
+  REQUIRE(task.size() == 3);
+  CHECK((task[0].role == ChatRole::system && task[0].content == "Be brief."));
+  CHECK((task[1].role == ChatRole::user && task[1].content == "Sum up.\na b"));
+  CHECK((task[2].content == "c" && task[2].is_target));
+  const Dialogue question = read_dialogue(R"({"question": "a", "answer": "b"})", "f:1");
+  CHECK((question[0].role == ChatRole::user && question[1].role == ChatRole::assistant));
   const Dialogue lists = read_dialogue(
       R"({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
           {"role": "user", "content": "c"}], "completion": [{"role": "assistant", "content": "d"}]})",
@@ -208,6 +218,51 @@ TEST_CASE("records of other programs are dialogues too", "[data][chat]") {
           {"role": "assistant", "content": "b", "weight": 1}]})",
       "f:1");
   CHECK((!weighted[0].is_target && weighted[1].is_target));
+  const Dialogue trained = read_dialogue(
+      R"({"messages": [{"role": "assistant", "content": "a", "train": false},
+          {"role": "assistant", "content": "b", "loss": true},
+          {"role": "assistant", "content": "b", "weight": 1, "loss": false}]})",
+      "f:1");
+  CHECK((!trained[0].is_target && trained[1].is_target && !trained[2].is_target));
+}
+
+TEST_CASE("a key of a record is read, named, or refused if it changes what is learned",
+          "[data][chat]") {
+  const Dialogue shared = read_dialogue(
+      R"({"system": "s", "conversations": [{"from": "human", "value": "a"},
+          {"from": "gpt", "value": "b"}]})",
+      "f:1");
+  REQUIRE(shared.size() == 3);
+  CHECK((shared[0].role == ChatRole::system && shared[0].content == "s" && !shared[0].is_target));
+  std::string ignored;
+  const auto note = [&](const std::string& key) { ignored += key + " "; };
+  const std::string answer = R"("messages": [{"role": "assistant", "content": "a")";
+  read_dialogue("{" + answer + R"(, "name": "n", "tool_calls": []}], "id": 1, "tools": null,
+      "functions": [], "source": "x", "images": ""})",
+                "f:1", note);
+  CHECK(ignored == "messages.name id source ");
+  const std::pair<std::string, const char*> refused[] = {
+      {answer + R"(}], "tools": [{}])", "f:1: 'tools' is not read: tools and calls of functions"},
+      {answer + R"(}], "functions": [{}])", "'functions' is not read"},
+      {answer + R"(}], "label": false)", "'label' is not read: good and bad answers"},
+      {answer + R"(}], "rejected": "x")", "'rejected' is not read"},
+      {answer + R"(, "function_call": {"name": "f"}}])", "'messages.function_call' is not read"},
+      {answer + R"(, "weight": 0.5}])", "message 1: 'weight' is 0.5; expected 0"},
+      {answer + R"(, "train": "no"}])", "message 1: 'train' is \"no\""},
+      {R"("messages": [{"role": "system", "content": "a"}], "system": "b")",
+       "'system' beside another system message"},
+      {R"("prompt": "a", "completion": "b", "system": "c")", "'system' beside a prompt"}};
+  for (const auto& [json, message] : refused) {
+    CHECK_THROWS_WITH(read_dialogue("{" + json + "}", "f:1"), Catch::Contains(message));
+  }
+}
+
+TEST_CASE("a prompt and a completion that are texts have no template", "[data][chat]") {
+  const auto bytes = make_byte_tokenizer();
+  const ChatEncoder::Encoded encoded =
+      encode_completion(*bytes, read_dialogue(R"({"prompt": "ab", "completion": "c"})", "f:1"));
+  CHECK(encoded.ids == std::vector<int32_t>{'a', 'b', 'c', bytes->eos_id()});
+  CHECK(mask_of(encoded) == "0011");
 }
 
 TEST_CASE("the parts of a content are joined, and reasoning is read", "[data][chat]") {
@@ -247,14 +302,12 @@ TEST_CASE("a record that is no dialogue is refused with file and line", "[data][
        "message 1: a part of its content is not {\"type\": \"text\", \"text\": ...} but "
        "{\"image_url\":{},\"type\":\"image_url\"}; pictures and sounds are not read"},
       {R"({"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]})",
-       "message 1: 'tool_calls' are not read"},
+       "'messages.tool_calls' is not read"},
       {R"({"messages": [{"role": "assistant", "content": "a", "reasoning_content": 1}]})",
        "'reasoning_content' is missing or not a text"},
       {R"({"messages": [{"role": "user", "content": "a"}]})", "no message of the assistant"},
       {R"({"messages": [{"role": "assistant", "content": "a", "weight": "0"}]})",
-       "message 1: 'weight' is \"0\"; expected a number"},
-      {R"({"messages": [{"role": "assistant", "content": "a", "weight": false}]})",
-       "message 1: 'weight' is false"},
+       "message 1: 'weight' is \"0\"; expected 0"},
       {R"({"prompt": "a"})", "not a dialogue"}};
   for (const auto& [json, message] : cases) {
     CHECK_THROWS_WITH(read_dialogue(json, "f:7"), Catch::Contains(message));
@@ -262,13 +315,16 @@ TEST_CASE("a record that is no dialogue is refused with file and line", "[data][
 }
 
 TEST_CASE("JSON lines with dialogues are not taken for documents", "[data][chat]") {
-  CHECK(looks_like_dialogue(R"({"id": 3, "messages": [{"role": "user", "content": "unfin)"));
-  CHECK(looks_like_dialogue("{\"prompt\" : \"a\", \"completion\": \"b\"}\n{"));
-  CHECK(looks_like_dialogue(R"({"conversations": []})"));
-  CHECK_FALSE(looks_like_dialogue(R"({"text": "a \"messages\": ["})"));
-  CHECK_FALSE(looks_like_dialogue(R"({"a": {"messages": 1}, "b": "messages"})"));
-  CHECK_FALSE(looks_like_dialogue(R"({"messages": [], "text": "a"})"));
-  CHECK_FALSE(looks_like_dialogue("plain \"messages\": text"));
+  const auto dialogue = [](const char* json) { return is_dialogue(nlohmann::json::parse(json)); };
+  CHECK(dialogue(R"({"id": 3, "messages": []})"));
+  CHECK(dialogue(R"({"prompt": "a", "response": "b"})"));
+  CHECK(dialogue(R"({"instruction": "a", "input": "", "output": "b"})"));
+  CHECK(dialogue(R"({"question": "a", "answer": "b"})"));
+  CHECK(dialogue(R"({"conversations": []})"));
+  CHECK_FALSE(dialogue(R"({"text": "a \"messages\": ["})"));
+  CHECK_FALSE(dialogue(R"({"a": {"messages": 1}, "b": "messages"})"));
+  CHECK_FALSE(dialogue(R"({"messages": [], "text": "a"})"));
+  CHECK_FALSE(dialogue(R"({"prompt": "a"})"));
 }
 
 TEST_CASE("prepared dialogues are those of the file itself", "[data][chat]") {

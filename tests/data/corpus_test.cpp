@@ -104,11 +104,79 @@ TEST_CASE("a malformed JSON line names file and line") {
   };
   CHECK_THAT(refusal("{\"text\":\"a\"}\n{\"text\":\n"),
              Contains("d.jsonl:2:1: not JSON: this { is not closed"));
-  CHECK_THAT(refusal("\n\n[1]\n"), Contains("d.jsonl:3:") && Contains("array"));
+  CHECK_THAT(refusal("\n\n[1]\n"), Contains("d.jsonl:3: the line is not a JSON object but number"));
   CHECK_THAT(refusal("{\"body\":\"a\"}"), Contains("d.jsonl:1: no key 'text' (keys here: body)"));
   CHECK_THAT(refusal("{\"text\":3}"), Contains("not a string but number"));
-  CHECK_THAT(refusal("{\"text\":\"\xFF\"}"), Contains("d.jsonl:1"));
+  CHECK_THAT(refusal("{\"text\":\"\xE9\"}"),
+             Contains("d.jsonl:1:10: byte 0xE9 is not UTF-8; if the file is Latin-1: iconv"));
+  CHECK_THAT(refusal(R"({"text": "a \ud83d b"})"),
+             Contains("d.jsonl:1:13: not JSON: half of a surrogate pair, \\ud83d"));
   CHECK_THAT(refusal(""), Contains("no tokens"));
+  for (const auto& [array, message] :
+       {std::pair{"[{\"text\": \"a\"},\n{\"text\": 1}]", "d.jsonl:2: 'text' is not a string"},
+        {"[{\"text\": \"a\"},\n,{\"text\": \"b\"}]", "d.jsonl:2: nothing before , in the array"},
+        {"[{\"text\": \"a\"}\n", "the array is not closed before the file ends"},
+        {"[{\"text\": \"a\"}]\n{}", "d.jsonl:2: more text after the end of the array"}}) {
+    CHECK_THAT(refusal(array), Contains(message));
+  }
+}
+
+TEST_CASE("records are lines or elements of an array, whatever marks the bytes begin with") {
+  const test::TempDir dir;
+  const auto tokenizer = make_byte_tokenizer();
+  const std::vector<int32_t> expected = {'[', '"', ',', 257, 'b', 257};
+  for (const char* text :
+       {"{\"text\": \"[\\\",\"}\n{\"text\": \"b\"}\n",
+        "\xEF\xBB\xBF{\"text\": \"[\\\",\"}\r\n\r\n{\"text\": \"b\", \"score\": NaN}",
+        " [ {\"text\": \"[\\\",\"},\n {\n\"text\":\n \"b\", \"more\": [{}, -Infinity]}\n]\n",
+        "[{\"text\": \"[\\\",\"}, {\"text\": \"b\"}]"}) {
+    CAPTURE(text);
+    for (const char* name : {"d.jsonl", "d.json"}) {
+      test::write_file(dir / name, text);
+      CHECK(tokens_of(open_corpora(one_source(dir / name), *tokenizer, 258).train) == expected);
+    }
+  }
+}
+
+TEST_CASE("bad records are counted, and left out where that is asked for") {
+  const test::TempDir dir;
+  const auto tokenizer = make_byte_tokenizer();
+  test::write_file(dir / "d.jsonl", "{\"text\": \"a\"}\n{\"text\": null}\n{\n{\"id\": 1}\n");
+  DataSettings settings = one_source(dir / "d.jsonl");
+  const auto open = [&] { return open_corpora(settings, *tokenizer, 258); };
+  CHECK_THAT(message_of<DataError>(open),
+             Contains("d.jsonl:2: 'text' is not a string but null; 2 more records of the file are "
+                      "bad, the next one is") &&
+                 Contains("d.jsonl:3:1: not JSON") && Contains("data.bad_lines: skip"));
+  settings.bad_lines = BadLines::skip;
+  CHECK(tokens_of(open().train) == std::vector<int32_t>{'a', 257});
+}
+
+TEST_CASE("tables, records under another name and other files are not learned as text") {
+  const test::TempDir dir;
+  const auto tokenizer = make_byte_tokenizer();
+  const std::pair<const char*, std::pair<std::string, const char*>> cases[] = {
+      {"t.csv", {"a,b\n1,2\n", "tables are not read"}},
+      {"t.tsv", {"a\tb\n", "tables are not read"}},
+      {"t.txt", {"{\"text\": \"a\"}\n", "set format: jsonl"}},
+      {"t", {" [{\"messages\": []}]", "set format: chat"}},
+      {"u.txt",
+       {std::string("\xFF\xFE"
+                    "a\0",
+                    4),
+        "UTF-16 with a byte order mark"}},
+      {"x.xlsx", {"PK\3\4", "zip or Excel files are not read"}}};
+  for (const auto& [name, content] : cases) {
+    CAPTURE(name);
+    test::write_file(dir / name, content.first);
+    DataSettings settings = one_source(dir / name);
+    CHECK_THAT(message_of<DataError>([&] { open_corpora(settings, *tokenizer, 258); }),
+               Contains(content.second));
+    settings.train.front().format = "text";
+    CHECK_NOTHROW(open_corpora(settings, *tokenizer, 258));
+  }
+  test::write_file(dir / "code.txt", "{ this is no JSON }");
+  CHECK_NOTHROW(open_corpora(one_source(dir / "code.txt"), *tokenizer, 258));
 }
 
 TEST_CASE("long JSON lines cross read boundaries intact") {

@@ -56,7 +56,7 @@ void check_tokens(const DataFormat& format, const std::string& path) {
 
 void check_documents(const DataFormat& format, const std::string& path, std::string_view bytes) {
   const bool is_compressed = bytes.starts_with("\x1F\x8B") || bytes.starts_with("\x28\xB5\x2F\xFD");
-  format.for_each_document(path, {.name = "text"}, [&](const std::string& document) {
+  format.for_each_document(path, {.text_key = "text"}, [&](const std::string& document) {
     if (format.content == DataContent::text ? !is_compressed && document != bytes
                                             : !is_utf8(document)) {
       std::abort();

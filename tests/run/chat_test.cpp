@@ -23,7 +23,7 @@ class ChatRun {
   ChatRun() {
     std::string lines;
     for (int i = 0; i < 8; ++i) {
-      lines += kDialogue + R"({"prompt": "And a cat?", "completion": "Not red."})" + "\n";
+      lines += kDialogue + R"({"question": "And a cat?", "answer": "Not red."})" + "\n";
     }
     write_file(folder_ / "chat.jsonl", lines);
     expect_code(0, folder_.path(),

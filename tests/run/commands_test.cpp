@@ -159,10 +159,10 @@ TEST_CASE("check says what would not run here, or not in FP8") {
                  "\n";
   }
   write_file(shop / "talk.json", dialogues);
-  CHECK_THAT(expect_code(0, shop.path(),
+  CHECK_THAT(expect_code(2, shop.path(),
                          Workshop::check({"output_dir=new", "data.train=[{path: talk.json}]"}))
                  .err,
-             Contains("talk.json holds dialogues, but its name makes it plain text"));
+             Contains("the tokenizer's folder has no chat template"));
   Words hub = Workshop::check({"model.from=meta-llama/Llama-3.2-1B"});
   hub.erase(std::find(hub.begin(), hub.end(), "model.preset=toy"));
   CHECK_THAT(expect_code(4, shop.path(), hub).err, Contains("models are not downloaded"));

@@ -100,6 +100,10 @@ std::vector<Field> data_fields() {
       flag("data.shuffle", data(&DataSettings::shuffle),
            "Windows in random order; false: in the order of the files"),
       text("data.text_key", data(&DataSettings::text_key), "JSONL: the key that holds the text"),
+      choice(
+          "data.bad_lines", data(&DataSettings::bad_lines), kBadLines,
+          "JSONL: records that cannot be read or learned are an error, which counts them, or are "
+          "skipped with a warning"),
       choice("data.chat_template", data(&DataSettings::chat_template), kChatTemplates,
              "Template that dialogues are rendered with; auto: that of the tokenizer's folder"),
       choice("data.packing", data(&DataSettings::packing), kPackings,

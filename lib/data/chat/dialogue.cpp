@@ -6,7 +6,6 @@
 #include <array>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -16,33 +15,93 @@ namespace fp8train {
 namespace {
 
 using Json = nlohmann::json;
+using Text = std::string_view;
 
-constexpr std::array<std::pair<std::string_view, ChatRole>, 5> kRoles = {
-    {{"system", ChatRole::system},
-     {"user", ChatRole::user},
-     {"assistant", ChatRole::assistant},
-     {"human", ChatRole::user},
-     {"gpt", ChatRole::assistant}}};
+constexpr std::pair<Text, ChatRole> kRoles[] = {{"system", ChatRole::system},
+                                                {"user", ChatRole::user},
+                                                {"assistant", ChatRole::assistant},
+                                                {"human", ChatRole::user},
+                                                {"gpt", ChatRole::assistant}};
+
+/// Keys of a task and of its answer, of which one is there.
+struct Pair {
+  Text task;
+  std::array<Text, 3> answers;
+};
+constexpr Pair kPairs[] = {{"prompt", {"completion", "response"}},
+                           {"instruction", {"output", "response"}},
+                           {"question", {"answer", "response"}}};
+constexpr Text kSystemKeys[] = {"system", "system_prompt"};
+
+/// Keys that would change what is learned, and why they are not read.
+constexpr Text kTools = "tools and calls of functions are not rendered";
+constexpr Text kPreference = "good and bad answers are not told apart";
+constexpr Text kMedia = "pictures, sounds and films are not read";
+constexpr Text kWeights = "single tokens and records have no weights";
+constexpr std::pair<Text, Text> kRefused[] = {
+    {"tools", kTools},
+    {"functions", kTools},
+    {"tool_calls", kTools},
+    {"function_call", kTools},
+    {"label", kPreference},
+    {"labels", kPreference},
+    {"chosen", kPreference},
+    {"rejected", kPreference},
+    {"images", kMedia},
+    {"image", kMedia},
+    {"audios", kMedia},
+    {"audio", kMedia},
+    {"videos", kMedia},
+    {"video", kMedia},
+    {"train_detail", kWeights},
+    {"loss_weight", kWeights},
+    {"loss_mask", kWeights},
+    {"documents", kTools},
+    {"history", "earlier messages are read from 'messages'"}};
+/// Of a message: whether it is learned.
+constexpr Text kLearned[] = {"weight", "train", "loss"};
+
+bool has(const Json& object, Text key) {
+  const auto found = object.find(key);
+  return found != object.end() && !found->is_null();
+}
+
+bool is_one_of(Text key, auto begin, auto end) {
+  return std::find(begin, end, key) != end;
+}
+
+const Pair* pair_in(const Json& record, bool answered) {
+  const auto* const found = std::ranges::find_if(kPairs, [&](const Pair& pair) {
+    return record.contains(pair.task) &&
+           (!answered || std::ranges::any_of(pair.answers, [&](Text key) {
+             return !key.empty() && record.contains(key);
+           }));
+  });
+  return found == std::end(kPairs) ? nullptr : found;
+}
 
 /// Reads the messages of one record.
 class Record {
  public:
-  explicit Record(const std::string& where) : where_(where) {}
+  Record(Text json, const std::string& where, const IgnoredKey& ignored)
+      : where_(where), ignored_(ignored), value_(parse_json_line(json, where)) {}
 
-  /// Nothing where `value` is not such a record. `completed`: with the answer to a 'prompt'.
-  std::optional<Dialogue> read(const Json& value, bool completed) const {
-    if (!value.is_object()) return std::nullopt;
-    if (value.contains("messages")) return messages(value["messages"], "role", "content");
-    if (value.contains("conversations")) return messages(value["conversations"], "from", "value");
-    if (!value.contains("prompt") || (completed && !value.contains("completion"))) {
+  /// Nothing where it is no dialogue. `answered`: with the answer to a task.
+  std::optional<Dialogue> read(bool answered) const {
+    if (!value_.is_object()) return std::nullopt;
+    Dialogue dialogue;
+    std::vector<Text> read;
+    if (value_.contains("messages") || value_.contains("conversations")) {
+      read = {value_.contains("messages") ? "messages" : "conversations"};
+      dialogue = messages(value_.at(read.front()));
+    } else if (const Pair* const pair = pair_in(value_, answered)) {
+      dialogue = task_and_answer(*pair, answered, read);
+    } else {
       return std::nullopt;
     }
-    Dialogue dialogue = side(value["prompt"], ChatRole::user);
-    if (completed) {
-      for (ChatMessage& message : dialogue) message.is_target = false;
-      const Dialogue answer = side(value["completion"], ChatRole::assistant);
-      dialogue.insert(dialogue.end(), answer.begin(), answer.end());
-    }
+    add_system(dialogue);
+    read.insert(read.end(), std::begin(kSystemKeys), std::end(kSystemKeys));
+    check_keys(value_, read, "");
     return dialogue;
   }
 
@@ -51,29 +110,85 @@ class Record {
   }
 
  private:
-  /// `role_key`, `text_key`: as the kind of record calls them.
-  Dialogue messages(const Json& list, const char* role_key, const char* text_key) const {
+  Dialogue messages(const Json& list) const {
     if (!list.is_array()) {
       fail(fmt::format("the messages are not a list but {}", list.type_name()));
     }
     Dialogue dialogue;
-    for (size_t i = 0; i < list.size(); ++i) {
-      dialogue.push_back(message(list[i], role_key, text_key, i + 1));
+    for (size_t i = 0; i < list.size(); ++i) dialogue.push_back(message(list[i], i + 1));
+    return dialogue;
+  }
+
+  Dialogue task_and_answer(const Pair& pair, bool answered, std::vector<Text>& read) const {
+    read = {pair.task};
+    Dialogue dialogue = side(pair.task, ChatRole::user);
+    if (pair.task == "instruction" && has(value_, "input")) {
+      read.emplace_back("input");
+      const std::string input = text_of("input");
+      dialogue.front().content += (input.empty() ? "" : "\n") + input;
+    }
+    for (ChatMessage& message : dialogue) message.is_target = false;
+    const auto* const key = std::ranges::find_if(
+        pair.answers, [&](Text name) { return !name.empty() && value_.contains(name); });
+    if (key == pair.answers.end()) return dialogue;
+    read.push_back(*key);
+    if (!answered) return dialogue;
+    const Dialogue answer = side(*key, ChatRole::assistant);
+    dialogue.insert(dialogue.end(), answer.begin(), answer.end());
+    if (pair.task == "prompt" && value_["prompt"].is_string() && value_.at(*key).is_string()) {
+      for (ChatMessage& message : dialogue) message.role = ChatRole::none;
     }
     return dialogue;
   }
 
   /// A text is one message of `role`.
-  Dialogue side(const Json& value, ChatRole role) const {
-    if (value.is_string()) {
-      return {{role, value.get<std::string>(), role == ChatRole::assistant}};
+  Dialogue side(Text key, ChatRole role) const {
+    if (value_.at(key).is_array()) return messages(value_.at(key));
+    return {{role, text_of(key), role == ChatRole::assistant}};
+  }
+
+  std::string text_of(Text key) const {
+    if (!value_.at(key).is_string()) {
+      fail(fmt::format("'{}' is not a text but {}", key, value_.at(key).type_name()));
     }
-    return messages(value, "role", "content");
+    return value_.at(key).get<std::string>();
+  }
+
+  void add_system(Dialogue& dialogue) const {
+    for (const Text key : kSystemKeys) {
+      if (!has(value_, key) || value_.at(key) == "") continue;
+      const std::string system = text_of(key);
+      if (dialogue.empty() || dialogue.front().role == ChatRole::none) {
+        fail(fmt::format("'{}' beside a prompt that is a text; give messages", key));
+      }
+      if (dialogue.front().role != ChatRole::system) {
+        dialogue.insert(dialogue.begin(), {ChatRole::system, system, false});
+      } else if (dialogue.front().content != system) {
+        fail(fmt::format("'{}' beside another system message; keep one", key));
+      }
+    }
+  }
+
+  /// `read`: keys of `object` that have been read. `prefix`: of the names of the others.
+  void check_keys(const Json& object, const std::vector<Text>& read, Text prefix) const {
+    for (const auto& [key, value] : object.items()) {
+      if (is_one_of(key, read.begin(), read.end())) continue;
+      const auto* const refused =
+          std::ranges::find_if(kRefused, [&](const auto& entry) { return entry.first == key; });
+      if (refused == std::end(kRefused)) {
+        if (ignored_) ignored_(std::string(prefix) + key);
+      } else if (!value.is_null() && value != "" && !(value.is_structured() && value.empty())) {
+        fail(fmt::format("'{}{}' is not read: {}; remove the key, or the record", prefix, key,
+                         refused->second));
+      }
+    }
   }
 
   /// `i`: counted from 1, for messages.
-  ChatMessage message(const Json& value, const char* role_key, const char* text_key,
-                      size_t i) const {
+  ChatMessage message(const Json& value, size_t i) const {
+    const bool shared = value.is_object() && !value.contains("role") && value.contains("from");
+    const char* const role_key = shared ? "from" : "role";
+    const char* const text_key = shared ? "value" : "content";
     const auto text = [&](const char* key) {
       if (!value.is_object() || !value.contains(key) || !value[key].is_string()) {
         fail(fmt::format("message {}: '{}' is missing or not a text", i, key));
@@ -81,31 +196,34 @@ class Record {
       return value[key].get<std::string>();
     };
     const std::string role = text(role_key);
-    const auto* const known = std::find_if(kRoles.begin(), kRoles.end(),
-                                           [&](const auto& entry) { return entry.first == role; });
-    if (known == kRoles.end()) {
+    const auto* const known =
+        std::ranges::find_if(kRoles, [&](const auto& entry) { return entry.first == role; });
+    if (known == std::end(kRoles)) {
       fail(fmt::format("message {}: unknown role '{}' (expected system, user or assistant)", i,
                        role));
     }
-    if (value.contains("tool_calls") && !value["tool_calls"].empty()) {
-      fail(fmt::format("message {}: 'tool_calls' are not read; remove the dialogue", i));
-    }
+    std::vector<Text> read = {role_key, text_key, "reasoning_content"};
+    read.insert(read.end(), std::begin(kLearned), std::end(kLearned));
+    check_keys(value, read, "messages.");
     const bool has_parts = value.contains(text_key) && value[text_key].is_array();
     ChatMessage message = {known->second, has_parts ? joined(value[text_key], i) : text(text_key),
                            known->second == ChatRole::assistant};
-    if (value.contains("reasoning_content") && !value["reasoning_content"].is_null()) {
-      message.reasoning = text("reasoning_content");
-    }
-    if (value.contains("weight") && !value["weight"].is_null()) {
-      if (!value["weight"].is_number()) {
-        fail(
-            fmt::format("message {}: 'weight' is {}; expected a number, 0 for a message that is "
-                        "not learned",
-                        i, value["weight"].dump()));
-      }
-      message.is_target = message.is_target && value["weight"] != 0;
+    if (has(value, "reasoning_content")) message.reasoning = text("reasoning_content");
+    for (const Text key : kLearned) {
+      message.is_target = is_learned(value, key, i) && message.is_target;
     }
     return message;
+  }
+
+  bool is_learned(const Json& message, Text key, size_t i) const {
+    if (!has(message, key)) return true;
+    const Json& value = message.at(key);
+    if (value.is_boolean()) return value.get<bool>();
+    if (value != 0 && value != 1) {
+      fail(fmt::format("message {}: '{}' is {}; expected 0 for a message that is not learned, or 1",
+                       i, key, value.dump(-1, ' ', true)));
+    }
+    return value == 1;
   }
 
   /// The texts of a list of parts.
@@ -126,43 +244,24 @@ class Record {
   }
 
   const std::string& where_;
+  const IgnoredKey& ignored_;
+  Json value_;
 };
-
-/// The keys of an object, as far as it is there.
-std::set<std::string> top_keys(std::string_view head) {
-  std::set<std::string> keys;
-  int depth = 0;
-  for (size_t i = 0; i < head.size(); ++i) {
-    const char c = head[i];
-    if (c == '{' || c == '[') ++depth;
-    if (c == '}' || c == ']') --depth;
-    if (depth == 0 && c == '}') break;
-    if (c != '"') continue;
-    const size_t begin = i + 1;
-    for (++i; i < head.size() && head[i] != '"'; ++i) {
-      if (head[i] == '\\') ++i;
-    }
-    const size_t colon = i < head.size() ? head.find_first_not_of(" \t", i + 1) : head.size();
-    if (depth == 1 && colon < head.size() && head[colon] == ':') {
-      keys.emplace(head.substr(begin, i - begin));
-    }
-  }
-  return keys;
-}
 
 }  // namespace
 
 std::string_view name_of(ChatRole role) {
-  return kRoles[static_cast<size_t>(role)].first;
+  return role == ChatRole::none ? "none" : kRoles[static_cast<size_t>(role)].first;
 }
 
-Dialogue read_dialogue(std::string_view json, const std::string& where) {
-  const Record record(where);
-  std::optional<Dialogue> dialogue = record.read(parse_json_line(json, where), true);
+Dialogue read_dialogue(std::string_view json, const std::string& where, const IgnoredKey& ignored) {
+  const Record record(json, where, ignored);
+  std::optional<Dialogue> dialogue = record.read(true);
   if (!dialogue) {
     record.fail(
-        "not a dialogue: expected an object with 'messages', 'conversations', or 'prompt' and "
-        "'completion'; for documents set data.train[].format: jsonl");
+        "not a dialogue: expected an object with 'messages', 'conversations', 'prompt' and "
+        "'completion', 'instruction' and 'output', or 'question' and 'answer'; for documents set "
+        "data.train[].format: jsonl");
   }
   if (std::none_of(dialogue->begin(), dialogue->end(),
                    [](const ChatMessage& message) { return message.is_target; })) {
@@ -172,8 +271,8 @@ Dialogue read_dialogue(std::string_view json, const std::string& where) {
 }
 
 Dialogue read_question(std::string_view json, const std::string& where) {
-  const Record record(where);
-  std::optional<Dialogue> dialogue = record.read(parse_json_line(json, where), false);
+  const Record record(json, where, nullptr);
+  std::optional<Dialogue> dialogue = record.read(false);
   if (!dialogue) {
     record.fail("not a dialogue: expected an object with 'messages', 'conversations' or 'prompt'");
   }
@@ -183,10 +282,10 @@ Dialogue read_question(std::string_view json, const std::string& where) {
   return *std::move(dialogue);
 }
 
-bool looks_like_dialogue(std::string_view head) {
-  const std::set<std::string> keys = top_keys(head.substr(0, head.find('\n')));
-  return !keys.contains("text") && (keys.contains("messages") || keys.contains("conversations") ||
-                                    (keys.contains("prompt") && keys.contains("completion")));
+bool is_dialogue(const nlohmann::json& record) {
+  return !record.contains("text") &&
+         (record.contains("messages") || record.contains("conversations") ||
+          pair_in(record, true) != nullptr);
 }
 
 }  // namespace fp8train

@@ -2,6 +2,8 @@
 // Dialogues of fine-tuning, as JSON records have them.
 
 #include <cstdint>
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,7 +12,12 @@
 namespace fp8train {
 
 /// The author of a message.
-enum class ChatRole : uint8_t { system, user, assistant };
+enum class ChatRole : uint8_t {
+  system,
+  user,
+  assistant,
+  none,  ///< of a text that stands for itself: no template is put around it
+};
 
 std::string_view name_of(ChatRole role);  ///< "assistant"
 
@@ -24,22 +31,35 @@ struct ChatMessage {
 
 using Dialogue = std::vector<ChatMessage>;
 
-/// Reads a dialogue. `json` is one of {"messages": [{"role", "content"}]} (of OpenAI and TRL; roles
-/// system, user, assistant; an optional "weight": 0 leaves an answer out of the loss),
-/// {"conversations": [{"from", "value"}]} (ShareGPT; also human and gpt), {"prompt", "completion"}
-/// (texts, or lists of messages; targets are those of the completion). Messages of the assistant
-/// are targets. A content is a text or a list of {"type": "text", "text"}, which are joined with
-/// nothing between, as the templates of models for text and pictures do; "reasoning_content" is a
-/// text that templates that think put before an answer. Throws DataError, which begins with
-/// `where`, for another record and for one without a target.
-Dialogue read_dialogue(std::string_view json, const std::string& where);
+/// Gets the name of a key of a record that is not read; "messages.NAME" for one of a message.
+using IgnoredKey = std::function<void(const std::string& key)>;
+
+/// Reads a dialogue. `json` is one of
+///
+///   {"messages": [{"role", "content"}]}         of OpenAI and TRL
+///   {"conversations": [{"from", "value"}]}      ShareGPT; also human and gpt
+///   {"prompt", "completion"}                    lists of messages; targets are the completion's.
+///   {"instruction", "input", "output"}          Alpaca: the user's message is the instruction and,
+///                                               in a line of its own, the input
+///   {"question", "answer"}
+///
+/// with "response" for "completion", "output" and "answer" too. A "prompt" and a "completion" that
+/// are both texts are not put into a template (TRL): two messages of ChatRole::none. Messages of
+/// the assistant are targets, but for those with "weight": 0, "train": false or "loss": false. A
+/// "system" (or "system_prompt") beside the messages is their first one. A content is a text or a
+/// list of {"type": "text", "text"}, which are joined with nothing between, as the templates of
+/// models for text and pictures do; "reasoning_content" is a text that templates that think put
+/// before an answer. Throws DataError, which begins with `where`, for another record, for one
+/// without a target, and for keys that would change what is learned and are not read: tools, calls
+/// of functions, labels and pairs of answers, other weights. Calls `ignored` with the other keys.
+Dialogue read_dialogue(std::string_view json, const std::string& where,
+                       const IgnoredKey& ignored = nullptr);
 
 /// Reads a record whose answer is to be written: its last message is the user's, and a "completion"
 /// is not read. Throws as read_dialogue() does.
 Dialogue read_question(std::string_view json, const std::string& where);
 
-/// Whether the keys of a JSON object are those of such a record, without "text". `head` may end
-/// anywhere.
-bool looks_like_dialogue(std::string_view head);
+/// Whether a record has the keys of a dialogue, and no "text".
+bool is_dialogue(const nlohmann::json& record);
 
 }  // namespace fp8train

@@ -13,12 +13,32 @@ constexpr size_t kBytesOfTask = 256U << 10;
 
 }  // namespace
 
-DialogueEncoder::DialogueEncoder(const ChatEncoder& encoder, int64_t threads, Sink sink)
-    : encoder_(encoder), tasks_(threads, [sink = std::move(sink)](std::vector<Encoded> encoded) {
+ChatEncoder::Encoded encode_completion(const Tokenizer& tokenizer, const Dialogue& dialogue) {
+  check(dialogue.size() == 2, "a prompt and a completion are two texts");
+  const std::string& prompt = dialogue.front().content;
+  ChatEncoder::Encoded encoded;
+  encoded.ids = tokenizer.frame().before_document;
+  const size_t before = encoded.ids.size();
+  const std::vector<int32_t> both = tokenizer.encode(prompt + dialogue.back().content);
+  encoded.ids.insert(encoded.ids.end(), both.begin(), both.end());
+  if (tokenizer.eos_id() >= 0) encoded.ids.push_back(tokenizer.eos_id());
+  const size_t first_target = before + (prompt.empty() ? 0 : tokenizer.encode(prompt).size());
+  for (size_t i = 0; i < encoded.ids.size(); ++i) encoded.is_target.push_back(i >= first_target);
+  return encoded;
+}
+
+DialogueEncoder::DialogueEncoder(const Tokenizer& tokenizer, ChatTemplate chat_template,
+                                 std::string_view option, int64_t threads, Sink sink)
+    : tokenizer_(tokenizer),
+      chat_template_(chat_template),
+      option_(option),
+      tasks_(threads, [sink = std::move(sink)](std::vector<Encoded> encoded) {
         for (Encoded& dialogue : encoded) sink(std::move(dialogue));
       }) {}
 
 void DialogueEncoder::add(Dialogue dialogue, std::string where) {
+  const bool has_roles = dialogue.empty() || dialogue.front().role != ChatRole::none;
+  if (has_roles && !chat_) chat_.emplace(tokenizer_, chat_template_, option_);
   for (const ChatMessage& message : dialogue) {
     gathered_bytes_ += message.content.size() + message.reasoning.value_or("").size();
   }
@@ -37,7 +57,9 @@ void DialogueEncoder::start_task() {
     std::vector<Encoded> encoded;
     for (const auto& [dialogue, where] : dialogues) {
       try {
-        encoded.push_back(encoder_.encode(dialogue));
+        const bool has_roles = dialogue.empty() || dialogue.front().role != ChatRole::none;
+        encoded.push_back(has_roles ? chat_->encode(dialogue)
+                                    : encode_completion(tokenizer_, dialogue));
       } catch (const DataError& error) {
         throw DataError(fmt::format("{}: {}", where, error.what()));
       }

@@ -4,22 +4,67 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/lfs_pointer.h"
 #include "data/byte_stream.h"
+#include "data/readers/json_lines.h"
 
 namespace fp8train {
 namespace {
 
 constexpr size_t kHeadBytes = 4096;
 
-void refuse_parquet(const std::filesystem::path& path, std::string_view head) {
-  if (head.starts_with("PAR1")) {
+/// The beginning of files that are not read, and their name.
+constexpr std::pair<std::string_view, std::string_view> kOtherFiles[] = {
+    {"PAR1", "Parquet"},
+    {"ARROW1", "Arrow"},
+    {"PK\3\4", "zip or Excel"},
+    {"BZh", "bzip2"},
+    {"\xFD"
+     "7zXZ",
+     "xz"},
+    {"SQLite format 3", "SQLite"}};
+constexpr std::string_view kUtf16[] = {"\xFF\xFE", "\xFE\xFF"};
+
+std::string by_duckdb(const std::filesystem::path& path) {
+  return fmt::format(
+      "write JSON lines of it, for example with DuckDB: duckdb -c \"COPY (FROM '{}') TO "
+      "'{}.jsonl'\"",
+      path.string(), path.stem().string());
+}
+
+void refuse_other_files(const std::filesystem::path& path, std::string_view head) {
+  for (const auto& [magic, name] : kOtherFiles) {
+    if (head.starts_with(magic)) {
+      throw DataError(
+          fmt::format("{}: {} files are not read; {}", path.string(), name, by_duckdb(path)));
+    }
+  }
+  for (const std::string_view mark : kUtf16) {
+    if (head.starts_with(mark)) {
+      throw DataError(
+          fmt::format("{}: UTF-16 with a byte order mark; texts are UTF-8: iconv -f "
+                      "UTF-16 -t UTF-8 {} > OUT",
+                      path.string(), path.string()));
+    }
+  }
+}
+
+/// Tables, and records under another name, which would be learned as the text that they are.
+void refuse_records_as_text(const std::filesystem::path& path) {
+  const std::string extension = without_compression(path).extension().string();
+  if (extension == ".csv" || extension == ".tsv") {
     throw DataError(
-        fmt::format("{}: Parquet files are not read; write JSON lines of it, for example with "
-                    "DuckDB: duckdb -c \"COPY (FROM '{}') TO '{}.jsonl'\"",
-                    path.string(), path.string(), path.stem().string()));
+        fmt::format("{}: tables are not read; {}; format: text learns it as the text that it is",
+                    path.string(), by_duckdb(path)));
+  }
+  if (const nlohmann::json first = first_record(path); first.is_object()) {
+    throw DataError(fmt::format(
+        "{}: the file holds records of JSON, but its name does not say so; set format: {} (format: "
+        "text learns it as the text that it is)",
+        path.string(), is_dialogue(first) ? "chat" : "jsonl"));
   }
 }
 
@@ -28,9 +73,10 @@ const DataFormat& detect(const std::filesystem::path& path, const std::string& a
   refuse_lfs_pointer(file);
   std::string bytes;
   ByteStream(path).append_to(bytes, kHeadBytes);
-  refuse_parquet(path, bytes);
+  refuse_other_files(path, bytes);
   for (const DataFormat* format : data_formats()) {
     if (format->matches({path, file, bytes})) {
+      if (format == &text_format()) refuse_records_as_text(path);
       return *format;
     }
   }
@@ -77,7 +123,7 @@ std::vector<std::string_view> data_suffixes() {
   for (const DataFormat* format : data_formats()) {
     for (const std::string_view suffix : format->suffixes) {
       const bool is_new = std::find(suffixes.begin(), suffixes.end(), suffix) == suffixes.end();
-      if (is_new && !suffix.empty()) {
+      if (is_new && !suffix.empty() && suffix != ".json") {
         suffixes.push_back(suffix);
       }
     }

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/input_file.h"
@@ -32,11 +33,27 @@ struct FileHead {
   std::string_view bytes;  ///< the first 4096, without those of a compression
 };
 
-/// The key of the text in a record, and what sets it, for messages.
-struct TextKey {
-  std::string name;
-  std::string_view option = "data.text_key";
+/// What becomes of a record that cannot be learned.
+enum class BadLines : uint8_t {
+  error,  ///< all are counted, and the first one is the error
+  skip,   ///< it is left out; a warning counts them and names the first three
 };
+inline constexpr std::pair<BadLines, std::string_view> kBadLines[] = {{BadLines::error, "error"},
+                                                                      {BadLines::skip, "skip"}};
+
+/// How records are read, and what sets it, for messages.
+struct RecordRules {
+  std::string text_key = "text";  ///< of a document
+  BadLines bad_lines = BadLines::error;
+  std::string_view text_key_option = "data.text_key";
+  std::string_view bad_lines_option = "data.bad_lines";
+
+  bool operator==(const RecordRules&) const = default;
+};
+/// The rules of commands, whose options set them.
+inline RecordRules rules_of_command() {
+  return {.text_key_option = "--text-key", .bad_lines_option = "--bad-lines"};
+}
 
 /// Gets the text of a document.
 using DocumentVisitor = std::function<void(std::string document)>;
@@ -46,8 +63,8 @@ using DialogueVisitor = std::function<void(const Dialogue& dialogue, const std::
 /// A format of data files, and the functions that read it.
 struct DataFormat {
   std::string_view name;  ///< name in data.train[].format
-  /// The endings of names of such files, as ".jsonl" and ".ndjson"; the rest is empty.
-  std::array<std::string_view, 2> suffixes;
+  /// The endings of names of such files, as ".jsonl", ".ndjson" and ".json"; the rest is empty.
+  std::array<std::string_view, 3> suffixes;
   DataContent content;
 
   /// Returns whether `format: auto` reads the file so. May throw DataError for a file that looks
@@ -56,11 +73,11 @@ struct DataFormat {
 
   /// Calls `visit` for every document in file order. Throws DataError with file and line. Null for
   /// formats of tokens.
-  void (*for_each_document)(const std::filesystem::path& path, const TextKey& text_key,
+  void (*for_each_document)(const std::filesystem::path& path, const RecordRules& rules,
                             const DocumentVisitor& visit) = nullptr;
 
   /// Does the same for dialogues, with their messages. Null for other formats.
-  void (*for_each_dialogue)(const std::filesystem::path& path,
+  void (*for_each_dialogue)(const std::filesystem::path& path, const RecordRules& rules,
                             const DialogueVisitor& visit) = nullptr;
 
   /// Opens a file of tokens and checks sizes and headers; reading throws DataError for an id that
@@ -103,7 +120,8 @@ std::vector<std::string> data_format_names();
 /// Returns the names of the formats that hold no tokens.
 std::vector<std::string> text_format_names();
 
-/// Returns the suffixes of all formats, each once.
+/// Returns the suffixes by which files of a folder are data, each once: those of all formats but
+/// .json, which many other files have.
 std::vector<std::string_view> data_suffixes();
 
 /// Returns the format that `format` names, or for an automatic one the first that matches the

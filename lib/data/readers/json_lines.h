@@ -1,5 +1,6 @@
 #pragma once
-// Lines of files that may be compressed, read in pieces; lines of JSON among them.
+// Lines of files that may be compressed, read in pieces; records of JSON among them: an object in
+// each line, or the elements of one array.
 
 #include <cstdint>
 #include <filesystem>
@@ -15,13 +16,20 @@ namespace fp8train {
 /// with file and line if a line is longer than 64 MiB, and as ByteStream does.
 void for_each_line(const std::filesystem::path& path,
                    const std::function<void(std::string_view line, int64_t number)>& visit);
-/// Does the same for each line that is not blank; `where` is "FILE:NUMBER".
+/// Calls `visit` with each line that is not blank, or, of a file that begins with a [, with each
+/// element of that array; `where` is "FILE:NUMBER" of the line where it begins. A byte order mark
+/// is left out. Throws as for_each_line() does, and DataError for an array that is not well-formed
+/// or an element that is longer than 64 MiB.
 void for_each_json_line(
     const std::filesystem::path& path,
     const std::function<void(std::string_view line, const std::string& where)>& visit);
 
-/// Parses a line of JSON. Throws DataError, which begins with `where` and names the error and its
-/// column.
+/// Returns the first record of the file, parsed; null where there is none or it is not JSON. Throws
+/// as for_each_line() does.
+nlohmann::json first_record(const std::filesystem::path& path);
+
+/// Parses a line of JSON. NaN and infinities, which Python writes, are null. Throws DataError,
+/// which begins with `where` and names the error and its column.
 nlohmann::json parse_json_line(std::string_view line, const std::string& where);
 
 /// A line of JSON that is an object. The constructor, at(), text() and fail() throw DataError,

@@ -10,7 +10,7 @@ bool may_be_text(const FileHead& head) {
   return head.bytes.find('\0') == std::string_view::npos;
 }
 
-void visit_whole(const std::filesystem::path& path, const TextKey& /*text_key*/,
+void visit_whole(const std::filesystem::path& path, const RecordRules& /*rules*/,
                  const DocumentVisitor& visit) {
   constexpr size_t kTextReadBytes = 1U << 20;
   ByteStream file(path);

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/input_file.h"
 #include "base/json_error.h"
+#include "base/log.h"
 #include "data/tokenizers/added_tokens.h"
 #include "data/tokenizers/decoders.h"
 #include "data/tokenizers/normalizers.h"
@@ -236,6 +237,12 @@ class HuggingFaceTokenizer final : public Tokenizer {
     } else if (companions_.adds_bos && !*companions_.adds_bos && only_bos) {
       frame_.before_prompt.clear();
       frame_.before_document.clear();
+    }
+    if (companions_.adds_bos && frame_.before_document != around.before) {
+      log_warning(fmt::format(
+          "tokenizer_config.json has add_bos_token: {}, and the post-processor of tokenizer.json "
+          "says otherwise; add_bos_token is followed, as transformers does from version 5 on",
+          *companions_.adds_bos));
     }
     if (frame_.after_document.empty() && eos_ >= 0) frame_.after_document = {eos_};
   }

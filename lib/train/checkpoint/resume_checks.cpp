@@ -162,8 +162,8 @@ class RunComparison {
                          state_.at("data_fingerprint").get<std::string>(), current);
     }
     const char* const settings =
-        "data.tokenizer, data.text_key, data.chat_template, data.packing, data.val_fraction, "
-        "data.train[].weight or a format";
+        "data.tokenizer, data.text_key, data.bad_lines, data.chat_template, data.packing, "
+        "data.val_fraction, data.train[].weight or a format";
     return session_.data_record->bytes_to_compare() > 0
                ? fmt::format(
                      "samples of the tokens differ: a file has other content of the same "
