@@ -250,8 +250,8 @@ TEST_CASE("a key of a record is read, named, or refused if it changes what is le
       {answer + R"(, "weight": 0.5}])", "message 1: 'weight' is 0.5; expected 0"},
       {answer + R"(, "train": "no"}])", "message 1: 'train' is \"no\""},
       {R"("messages": [{"role": "system", "content": "a"}], "system": "b")",
-       "'system' beside another system message"},
-      {R"("prompt": "a", "completion": "b", "system": "c")", "'system' beside a prompt"}};
+       "'system' next to another system message"},
+      {R"("prompt": "a", "completion": "b", "system": "c")", "'system' next to a prompt"}};
   for (const auto& [json, message] : refused) {
     CHECK_THROWS_WITH(read_dialogue("{" + json + "}", "f:1"), Catch::Contains(message));
   }

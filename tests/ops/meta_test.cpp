@@ -5,8 +5,10 @@
 #include <string>
 
 #include "base/error.h"
+#include "device/cuda/cuda_device.h"
 #include "ops/attention/attention_flops.h"
 #include "ops/dispatch/op_table.h"
+#include "ops/gemm/gemm_support.h"
 #include "tensor/tensor.h"
 
 using namespace fp8train;
@@ -290,6 +292,29 @@ TEST_CASE("meta checks shapes as every device does", "[ops]") {
   Tensor five = make(device, DType::f32, {5});
   CHECK_THROWS_AS(ops::add(device.stream(), four, five, four), InternalError);
   CHECK(device.counters().operations == 0);
+}
+
+TEST_CASE("a padded product is counted with its copies", "[ops]") {
+  MetaDevice device(cuda_traits(90));
+  const auto operand = [&](const Tensor& codes, bool transposed) {
+    ops::GemmOperand result = {{}, transposed, {}};
+    result.quantized.rowwise.codes = codes.view();
+    result.quantized.format = plain(DType::e4m3);
+    return result;
+  };
+  const Tensor a = make(device, DType::e4m3, {32, 40});
+  const Tensor b = make(device, DType::e4m3, {48, 40});
+  const Tensor c = make(device, DType::f32, {32, 48});
+  ops::Gemm call = {.a = operand(a, false), .b = operand(b, true), .c = c.view()};
+  const size_t bytes = ops::gemm_scratch_bytes(device.traits(), call);
+  CHECK(bytes == 32 * 48 + 48 * 48);
+  const Tensor scratch = make(device, DType::u8, {static_cast<int64_t>(bytes)});
+  call.scratch = scratch.view();
+  ops::gemm(device.stream(), call);
+  const double flops = 2.0 * 32 * 48 * 40;
+  CHECK(device.counters().gemm_flops == flops);
+  CHECK(device.counters().gemm_flops_8bit == flops);
+  CHECK(device.counters().bytes == 3.0 * (32 + 48) * 40 + 4.0 * 32 * 48);
 }
 
 TEST_CASE("every entry of every table is filled", "[ops]") {

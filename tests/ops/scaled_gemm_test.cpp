@@ -372,22 +372,6 @@ TEST_CASE("scaled products by chip, shape, type and layout", "[scaled_gemm]") {
         "the scales are not laid out for cuBLASLt");
 }
 
-TEST_CASE("a padded product is counted on meta with its copies", "[scaled_gemm]") {
-  Case o({blockwise_format(DType::e4m3, per::row), blockwise_format(DType::e4m3, per::row)},
-         {32, 48, 40}, ScaleLayout::cublaslt, DType::f32);
-  const auto meta = make_meta_device(cuda_traits(90));
-  ops::Gemm call = o.call();
-  const size_t bytes = ops::gemm_scratch_bytes(meta->traits(), call);
-  CHECK(bytes == 32 * 48 + 48 * 48);
-  call.scratch = {o.call().c.data, DType::u8, {static_cast<int64_t>(bytes)}};  // never read
-  ops::gemm(meta->stream(), call);
-  const double flops = 2.0 * 32 * 48 * 40;
-  CHECK(meta->counters().gemm_flops == flops);
-  CHECK(meta->counters().gemm_flops_8bit == flops);
-  const double codes = (32 + 48) * 40;
-  CHECK(meta->counters().bytes == 3 * codes + 4.0 * (32 + 48) + 4.0 * 32 * 48);
-}
-
 TEST_CASE("scaled_gemm is counted on meta", "[scaled_gemm]") {
   Case o({blockwise_format(DType::e4m3, per::block_1x128),
           blockwise_format(DType::e4m3, per::block_128x128)},

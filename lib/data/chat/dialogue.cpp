@@ -35,7 +35,7 @@ constexpr Text kSystemKeys[] = {"system", "system_prompt"};
 
 /// Keys that would change what is learned, and why they are not read.
 constexpr Text kTools = "tools and calls of functions are not rendered";
-constexpr Text kPreference = "good and bad answers are not told apart";
+constexpr Text kPreference = "good and bad answers are not distinguished";
 constexpr Text kMedia = "pictures, sounds and films are not read";
 constexpr Text kWeights = "single tokens and records have no weights";
 constexpr std::pair<Text, Text> kRefused[] = {
@@ -159,12 +159,12 @@ class Record {
       if (!has(value_, key) || value_.at(key) == "") continue;
       const std::string system = text_of(key);
       if (dialogue.empty() || dialogue.front().role == ChatRole::none) {
-        fail(fmt::format("'{}' beside a prompt that is a text; give messages", key));
+        fail(fmt::format("'{}' next to a prompt that is a text; give messages", key));
       }
       if (dialogue.front().role != ChatRole::system) {
         dialogue.insert(dialogue.begin(), {ChatRole::system, system, false});
       } else if (dialogue.front().content != system) {
-        fail(fmt::format("'{}' beside another system message; keep one", key));
+        fail(fmt::format("'{}' next to another system message; keep one", key));
       }
     }
   }

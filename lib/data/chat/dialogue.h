@@ -46,7 +46,7 @@ using IgnoredKey = std::function<void(const std::string& key)>;
 /// with "response" for "completion", "output" and "answer" too. A "prompt" and a "completion" that
 /// are both texts are not put into a template (TRL): two messages of ChatRole::none. Messages of
 /// the assistant are targets, but for those with "weight": 0, "train": false or "loss": false. A
-/// "system" (or "system_prompt") beside the messages is their first one. A content is a text or a
+/// "system" (or "system_prompt") next to the messages is their first one. A content is a text or a
 /// list of {"type": "text", "text"}, which are joined with nothing between, as the templates of
 /// models for text and pictures do; "reasoning_content" is a text that templates that think put
 /// before an answer. Throws DataError, which begins with `where`, for another record, for one

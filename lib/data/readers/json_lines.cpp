@@ -20,7 +20,7 @@ constexpr std::string_view kBlanks = " \t\r\n";
 constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
 using RecordVisitor = std::function<void(std::string_view record, const std::string& where)>;
-/// Returns whether to go on.
+/// Returns whether there is more to read.
 using RecordStop = std::function<bool(std::string_view record, const std::string& where)>;
 
 /// Finds the elements of an array that comes in lines.
