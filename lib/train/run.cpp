@@ -198,6 +198,9 @@ void Run::train_one_step() {
   sent_ = {comm_->traffic().within_node - before.within_node,
            comm_->traffic().between_nodes - before.between_nodes};
   ++state_.step;
+  if (state_.step == 1) {
+    state_.first_loss = engine_->step_loss().mean;
+  }
   state_.sample_position = loader_->position();
   state_.tokens += session_.tokens_per_step();
   ++steps_done_;
@@ -212,27 +215,25 @@ void Run::train_one_step() {
 
 void Run::check_divergence() {
   std::optional<Loader> again;
-  watch_.check(
-      *engine_, *comm_, state_, [this] { return checkpoints_.what_stays(); },
-      [&] {
-        if (!again) {
-          again.emplace(session_.data.train, loader_settings());
-          again->seek(step_begin_);
-        }
-        return again->next();
-      });
+  watch_.check(*engine_, *comm_, state_, [&] {
+    if (!again) {
+      again.emplace(session_.data.train, loader_settings());
+      again->seek(step_begin_);
+    }
+    return again->next();
+  });
 }
 
-/// Throws the divergence where it cannot.
+/// Ends the run where it cannot.
 void Run::go_back(const DivergenceError& divergence) {
   const SectionScope section(Section::start_up);  // a checkpoint is read
+  const std::filesystem::path checkpoints = records_.directory().checkpoints();
   checkpoints_.finish();
   records_.require_lock(*comm_);
   if (settings().training.on_divergence != OnDivergence::rollback) {
-    throw divergence;
+    end_diverged(divergence, checkpoints, *comm_);
   }
-  const ResumedRun back =
-      roll_back(divergence, records_.directory().checkpoints(), *engine_, session_, state_, *comm_);
+  const ResumedRun back = roll_back(divergence, checkpoints, *engine_, session_, state_, *comm_);
   checkpoints_.went_back_to(back.state.step);
   begin_at(back.state);
   records_.write_rollbacks(state_.rollbacks, state_.step);

@@ -25,6 +25,7 @@ struct TrainingState {
   uint64_t sample_position = 0;  ///< the position of the loader
   int64_t tokens = 0;            ///< seen so far
   double loss = 0;               ///< last one logged
+  double first_loss = 0;         ///< that of step 1; 0: not known
   double val_loss = 0;           ///< last one evaluated
   int64_t val_step = 0;          ///< 0: none yet
   double best_val_loss = 0;      ///< 0: none yet
