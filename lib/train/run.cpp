@@ -153,7 +153,7 @@ void Run::begin_at(const TrainingState& state) {
   watch_.begin_at(state_, *engine_);
   engine_->enter_step(state_.step - 1);
   loader_->seek(state_.sample_position);
-  records_.begin_metrics(state_.step);
+  records_.begin_metrics(state_.step, settings().logging.interval);
   step_log_.begin_at(state_.step);
 }
 

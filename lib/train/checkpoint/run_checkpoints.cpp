@@ -191,6 +191,7 @@ void RunCheckpoints::start(Engine& engine, TrainingState state, bool is_schedule
   records_->require_lock(*comm_);
   check_replicas(engine, state);
   const SectionScope section(Section::save);
+  records_->sync();
   state.is_scheduled = is_scheduled;
   state.save_is_due = is_due_;
   try {
