@@ -263,6 +263,8 @@ int run_guarded(const std::function<int()>& body, const std::string& who) {
     return report(who + error.what(), 4);
   } catch (const NumericError& error) {
     return report(who + error.what(), 5);
+  } catch (const std::filesystem::filesystem_error& error) {
+    return report(who + fmt::format("{}: {}", error.path1().string(), error.code().message()), 4);
   } catch (const std::system_error& error) {  // of files, of threads and of fmt::print
     const bool is_thread = error.code() == std::errc::resource_unavailable_try_again;
     return std::ferror(stdout) != 0

@@ -7,6 +7,7 @@
 #include <catch2/catch.hpp>
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <new>
 
@@ -122,6 +123,7 @@ TEST_CASE("errors map to exit codes") {
   CHECK(code_of(CommError("x")) == 4);
   CHECK(code_of(std::bad_alloc()) == 4);
   CHECK(code_of(NumericError("x")) == 5);
+  CHECK(code_of(std::filesystem::filesystem_error("status", "x", {})) == 4);
 }
 
 __attribute__((noinline)) void throw_bad_alloc() {

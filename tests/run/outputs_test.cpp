@@ -118,6 +118,23 @@ TEST_CASE("help that cannot be written is an error") {
   CHECK(with_shell(folder, "exec \"$0\" \"$@\" >/dev/full", words).code == 4);
 }
 
+TEST_CASE("a name that no file system takes is named as such") {
+  const TextFolder folder;
+  const std::string name(300, 'x');
+  for (const Words& words : std::vector<Words>{{"generate", "--checkpoint", name},
+                                               {"export", name, "--out", "a"},
+                                               {"quantize", name, "--out", "a"}}) {
+    const Outcome outcome = run_program(folder.path(), words);
+    CHECK(outcome.code == 4);
+    CHECK_THAT(outcome.err, Contains("xxx") && Contains(": File name too long") &&
+                                !Contains("filesystem error"));
+  }
+  Words words = train_command();
+  words.insert(words.begin(), {"train", "--output-dir", "a\nb"});
+  CHECK_THAT(expect_code(2, folder.path(), words).err,
+             Contains("output_dir: the value has a control character"));
+}
+
 TEST_CASE("a stack that is too small for the kernels is an error, and no crash") {
   const TextFolder folder;
   const Outcome main = with_shell(folder, "ulimit -s 800; exec \"$0\" \"$@\"", train_command());
