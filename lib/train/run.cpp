@@ -128,7 +128,7 @@ void Run::start(const RunRequest& request, FoundStart found) {
   }
   log_warnings(start.warnings);
   if (found.checkpoint) {
-    say_changes(found.checkpoint->parent_path().parent_path());
+    say_changes(found.checkpoint->parent_path().parent_path(), start.changes);
   }
   begin_at(start.state);
   checkpoints_.begin(*engine_, state_, found.checkpoint);
@@ -158,14 +158,19 @@ void Run::begin_at(const TrainingState& state) {
 }
 
 /// What the run that saved the checkpoint was set to otherwise: not an error, but never silent.
-void Run::say_changes(const std::filesystem::path& saved_run) {
+/// `changes`: what the checkpoint itself says, which may be another run's than the folder.
+void Run::say_changes(const std::filesystem::path& saved_run, std::vector<std::string> changes) {
   const bool own = std::filesystem::weakly_canonical(saved_run) ==
                    std::filesystem::weakly_canonical(records_.directory().root);
   const std::string before = own ? earlier_config_ : earlier_config({saved_run});
-  if (before.empty()) {
-    return;
+  if (!before.empty()) {
+    for (const std::string& change : changed_settings(before, resolved_config_)) {
+      if (std::find(changes.begin(), changes.end(), change) == changes.end()) {
+        changes.push_back(change);
+      }
+    }
   }
-  for (const std::string& change : changed_settings(before, resolved_config_)) {
+  for (const std::string& change : changes) {
     progress_.say("  changed since then: " + change);
   }
 }

@@ -165,6 +165,20 @@ TEST_CASE("files of two runs are not taken for one") {
   CHECK_THAT(run.passed_over(), Catch::Contains("of run 2-0123456789abcdef"));
 }
 
+TEST_CASE("a checkpoint of another run with the same seed and data says what differs") {
+  const FinishedRun run;
+  expect_code(0, run.folder(), train_command({"output_dir=other", "optimizer.lr=0.0123"}));
+  fs::remove_all(run.checkpoints());
+  fs::copy(run.folder() / "other/checkpoints", run.checkpoints(), fs::copy_options::recursive);
+  const Outcome outcome =
+      expect_code(0, run.folder(), train_command({"training.max_steps=5", "optimizer.lr=0.002"}));
+  CHECK_THAT(outcome.out, Catch::Contains("changed since then: optimizer.lr: 0.0123 -> 0.002"));
+  CHECK_THAT(
+      expect_code(0, run.folder(), train_command({"training.max_steps=6", "optimizer.lr=0.002"}))
+          .out,
+      !Catch::Contains("changed since then: optimizer"));
+}
+
 TEST_CASE("a manifest that leaves a file out") {
   const std::string name =
       GENERATE("model.safetensors", "config.json", "tokenizer.json", "state.json");

@@ -327,6 +327,29 @@ void check_state(const nlohmann::json& state, const CheckpointManifest& manifest
   check_formats(state, folder);
 }
 
+nlohmann::ordered_json rate_settings(const Settings& settings) {
+  nlohmann::ordered_json all;
+  for (const Field& field : field_table()) {
+    if (field.key.starts_with("optimizer.") || field.key.starts_with("scheduler.")) {
+      all[field.key] = field.write(settings);
+    }
+  }
+  return all;
+}
+
+std::vector<std::string> changed_rate_settings(const nlohmann::json& state,
+                                               const Settings& settings) {
+  std::vector<std::string> changes;
+  const nlohmann::json saved = state.value("settings", nlohmann::json::object());
+  const nlohmann::ordered_json current = rate_settings(settings);
+  for (const auto& [key, value] : current.items()) {
+    if (const std::string was = saved.value(key, value.get<std::string>()); was != value) {
+      changes.push_back(fmt::format("{}: {} -> {}", key, was, value.get<std::string>()));
+    }
+  }
+  return changes;
+}
+
 SameRun check_same_run(const nlohmann::json& state, const Session& session, Decoder& model,
                        const std::filesystem::path& folder) {
   RunComparison comparison(state, session);

@@ -126,6 +126,7 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
                                  {"plan", session.engine.plan.name},
                                  {"formats", json_of(state_formats(engine.model()))},
                                  {"optimizer", session.engine.optimizer.name},
+                                 {"settings", rate_settings(session.settings)},
                                  {"seed", session.settings.step.seed},
                                  {"seq_length", session.engine.step.seq_length},
                                  {"shuffle", session.settings.data.shuffle},
@@ -223,6 +224,7 @@ ResumedRun load_here(const std::filesystem::path& folder, Engine& engine, const 
     SameRun same = check_same_run(json, session, engine.model(), folder);
     resumed.notes = std::move(same.notes);
     resumed.state = read_state(json, where);
+    resumed.changes = changed_rate_settings(json, session.settings);
     const int64_t before =
         whole_number_or(json, "tokens_per_step", where, session.tokens_per_step());
     if (before != session.tokens_per_step()) {

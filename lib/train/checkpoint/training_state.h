@@ -69,7 +69,8 @@ std::vector<std::string> check_resumes(const std::filesystem::path& folder, cons
 struct ResumedRun {
   TrainingState state;
   std::filesystem::path folder;
-  std::vector<std::string> notes;  ///< differences from the run that saved it that are not errors
+  std::vector<std::string> notes;    ///< differences from the run that saved it that are not errors
+  std::vector<std::string> changes;  ///< changed_rate_settings()
 };
 
 /// Loads a checkpoint into the engine. Each rank hashes what it reads; the first one also the files
