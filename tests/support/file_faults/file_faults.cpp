@@ -312,7 +312,6 @@ ssize_t pwrite64(int descriptor, const void* from, size_t bytes, off64_t offset)
 int fsync(int descriptor) {
   return fails("fsync", path_of(descriptor)) ? -1 : real<int (*)(int)>("fsync")(descriptor);
 }
-
 int fdatasync(int descriptor) {
   return fails("fsync", path_of(descriptor)) ? -1 : real<int (*)(int)>("fdatasync")(descriptor);
 }
