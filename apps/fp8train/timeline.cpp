@@ -214,7 +214,7 @@ void check_timeline_path(Communicator& comm, const std::filesystem::path& path) 
   if (comm.any_rank(leads && !std::filesystem::is_directory(folder, unseen))) {
     throw ConfigError(fmt::format("--timeline: there is no folder '{}'", folder.string()));
   }
-  if (comm.any_rank(leads && !why_not_replaced(path).empty())) {
+  if (comm.any_rank(leads && (is_stream(path) || !why_not_replaced(path).empty()))) {
     throw ConfigError(fmt::format("--timeline: '{}' exists and is not a file", path.string()));
   }
 }

@@ -83,8 +83,9 @@ bool is_stream(const std::filesystem::path& path) {
   if ((in_dev ? ::stat(path.c_str(), &found) : ::lstat(path.c_str(), &found)) != 0) {
     return false;
   }
-  return S_ISCHR(found.st_mode) || S_ISFIFO(found.st_mode) ||
-         (S_ISREG(found.st_mode) && std::filesystem::is_symlink(path));
+  return S_ISCHR(found.st_mode) ||
+         (in_dev && (S_ISFIFO(found.st_mode) ||
+                     (S_ISREG(found.st_mode) && std::filesystem::is_symlink(path))));
 }
 
 std::string why_not_replaced(const std::filesystem::path& path) {
@@ -98,7 +99,8 @@ std::string why_not_replaced(const std::filesystem::path& path) {
                            : type == Type::symlink
                                ? "a link, which a file would replace; remove it, or name the "
                                  "file that it leads to"
-                               : "a device or a socket, which a file would replace; name a file";
+                               : "a pipe, a device or a socket, which a file would replace; name a "
+                                 "file";
   return fmt::format("{} is {}", path.string(), what);
 }
 

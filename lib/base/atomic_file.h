@@ -10,9 +10,10 @@
 
 namespace fp8train {
 
-/// Whether the file is a stream, which bytes are written to as they come: a pipe, a terminal or
-/// another device of characters, such as /dev/null, and whatever a link in /dev leads to
-/// (/dev/stdout).
+/// Whether the file is a stream, which bytes are written to as they come: a terminal or another
+/// device of characters, such as /dev/null, and what a link in /dev leads to (/dev/stdout,
+/// /dev/fd/3). A pipe elsewhere is none: somebody else may have made it, and would decide how long
+/// a write takes.
 bool is_stream(const std::filesystem::path& path);
 
 /// Returns why no file can be written in place of what is there, or an empty text: `path` is
