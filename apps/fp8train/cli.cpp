@@ -25,6 +25,7 @@
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/cuda_libraries.h"
 #include "numeric/cpu_isa.h"
+#include "out_of_memory.h"
 #include "train/watch/run_watchdog.h"
 
 namespace fp8train {
@@ -262,10 +263,17 @@ int run_guarded(const std::function<int()>& body, const std::string& who) {
     return report(who + error.what(), 4);
   } catch (const NumericError& error) {
     return report(who + error.what(), 5);
-  } catch (const std::system_error& error) {  // of files and of fmt::print
+  } catch (const std::filesystem::filesystem_error& error) {
+    return report(who + fmt::format("{}: {}", error.path1().string(), error.code().message()), 4);
+  } catch (const std::system_error& error) {  // of files, of threads and of fmt::print
+    const bool is_thread = error.code() == std::errc::resource_unavailable_try_again;
     return std::ferror(stdout) != 0
                ? report(who + "standard output cannot be written: " + error.code().message(), 4)
-               : report(who + error.what(), 4);
+           : is_thread ? report(who +
+                                    "cannot start a thread: raise the limit of processes (ulimit "
+                                    "-u, or that of the container)",
+                                4)
+                       : report(who + error.what(), 4);
   } catch (const std::bad_alloc&) {
     return report(
         who + "out of memory; a smaller micro_batch_size or model.recompute: block needs less", 4);
@@ -302,6 +310,7 @@ int run_as_rank(Communicator& comm, const std::function<int(const EndRanks&)>& b
 }
 
 int run_program(const std::vector<Command>& commands, std::vector<std::string> arguments) {
+  report_memory_at_terminate();
   return run_guarded([&]() -> int {
     CLI::App app("Trains transformers in 8-bit floating point.", "fp8train");
     bool verbose = false;
@@ -324,10 +333,10 @@ int run_program(const std::vector<Command>& commands, std::vector<std::string> a
       std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
       app.parse(arguments);
     } catch (const CLI::ParseError& error) {
-      if (error.get_exit_code() == 0) {
-        return app.exit(error);  // --help, --version
+      if (error.get_exit_code() != 0) {
+        throw ConfigError(describe_refusal(app, error));
       }
-      throw ConfigError(describe_refusal(app, error));
+      action = [&app, error] { return app.exit(error); };  // --help, --version
     }
     const int code = action();
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {

@@ -21,11 +21,14 @@ struct ReportOptions {
 };
 
 int report(const ReportOptions& options) {
-  if (std::filesystem::is_directory(options.out)) {
-    throw ConfigError(fmt::format("--out {}: is a folder; name a file", options.out));
+  const std::string out = options.out == "-" ? "/dev/stdout" : options.out;
+  if (const std::string problem = why_not_replaced(out); !problem.empty()) {
+    throw ConfigError("--out: " + problem);
   }
-  write_file_atomically(options.out, report_page({options.runs.begin(), options.runs.end()}));
-  fmt::print("wrote {}\n", options.out);
+  write_file_atomically(out, report_page({options.runs.begin(), options.runs.end()}));
+  if (!is_stream(out)) {  // it may be standard output
+    fmt::print("wrote {}\n", out);
+  }
   return 0;
 }
 
@@ -34,7 +37,7 @@ int report(const ReportOptions& options) {
 void add_report(Arguments command, Action& action) {
   auto options = std::make_shared<ReportOptions>();
   command.required("runs", options->runs, "Folders of runs (their output_dir), to be compared");
-  command.path("--out", options->out, "The page to write");
+  command.path("--out", options->out, "The page to write (-: standard output)");
   command.run(action, [options] { return report(*options); });
 }
 

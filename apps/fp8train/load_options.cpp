@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/shell_word.h"
+#include "base/terminal.h"
 #include "cli.h"
 #include "config/load.h"
 #include "dialects/dialects.h"
@@ -38,6 +39,9 @@ LoadRequest request_of(const CommonOptions& options) {
     }
   }
   for (const auto& [key, value] : options.shortcuts) {
+    if (has_control(value)) {  // YAML would make a line feed a space
+      throw ConfigError(fmt::format("{}: the value has a control character", key));
+    }
     if (!value.empty()) {
       request.sets.push_back(fmt::format("{}={}", key, value));
     }

@@ -35,16 +35,16 @@ std::string why_unwritable(const fs::path& folder) {
 }
 
 std::string why_no_file(const fs::path& file) {
-  std::error_code unseen;
-  return fs::is_directory(file, unseen) ? fmt::format("{} is a folder", file.string())
-                                        : why_unwritable(fs::absolute(file).parent_path());
+  const std::string problem = why_not_replaced(file);
+  return !problem.empty() || is_stream(file) ? problem
+                                             : why_unwritable(fs::absolute(file).parent_path());
 }
 
 void check_output_file(const fs::path& file, bool overwrite, const char* option) {
   if (const std::string problem = why_no_file(file); !problem.empty()) {
     throw DeviceError(problem);
   }
-  if (!overwrite && fs::exists(file)) {
+  if (!overwrite && fs::exists(file) && !is_stream(file)) {
     throw ConfigError(
         fmt::format("{} already exists; replace it with --overwrite, or name another file with {}",
                     file.string(), option));

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/input_file.h"
+#include "base/log.h"
 #include "base/math.h"
 #include "base/text.h"
 #include "io/checkpoint/run_directory.h"
@@ -51,9 +52,10 @@ void for_each_whole_line(const InputFile& file, const std::function<void(std::st
   }
 }
 
-/// Calls `take` with each whole line of metrics.jsonl or tensors.jsonl.
-void for_each_line(const std::filesystem::path& path,
-                   const std::function<void(const Json&)>& take) {
+/// Calls `take` with each whole line of metrics.jsonl or tensors.jsonl, and returns how many are
+/// left out because they have NUL bytes, which a power failure leaves.
+size_t for_each_line(const std::filesystem::path& path,
+                     const std::function<void(const Json&)>& take) {
   std::error_code failure;
   if (!std::filesystem::exists(path, failure)) {
     const std::vector<std::string> runs = runs_in(path.parent_path());
@@ -64,8 +66,13 @@ void for_each_line(const std::filesystem::path& path,
                                    path.parent_path().string(), fmt::join(runs, " ")));
   }
   size_t number = 0;
+  size_t damaged = 0;
   for_each_whole_line(InputFile(path), [&](std::string_view line) {
     ++number;
+    if (line.find('\0') != std::string_view::npos) {
+      ++damaged;
+      return;
+    }
     const Json object = Json::parse(line, nullptr, false);
     const auto step = object.is_object() ? object.find("step") : object.end();
     if (step == object.end() || !step->is_number_integer()) {
@@ -73,6 +80,15 @@ void for_each_line(const std::filesystem::path& path,
     }
     take(object);
   });
+  return damaged;
+}
+
+void warn_of_damaged(const std::filesystem::path& path, size_t lines) {
+  if (lines > 0) {
+    log_warning(
+        fmt::format("{}: {} lines with NUL bytes, which a power failure leaves, are left out",
+                    path.string(), lines));
+  }
 }
 
 /// [[step, value], ...], neighbours joined until there are few enough.
@@ -106,7 +122,7 @@ Json drawn_metrics() {
 
 Json curves_of(const std::filesystem::path& metrics) {
   std::map<std::string_view, std::vector<std::pair<int64_t, double>>> curves;
-  for_each_line(metrics, [&](const Json& line) {
+  const size_t damaged = for_each_line(metrics, [&](const Json& line) {
     const auto step = line.at("step").get<int64_t>();
     for (const Metric& metric : kMetrics) {
       const auto value = line.find(std::string(metric.key));
@@ -115,6 +131,7 @@ Json curves_of(const std::filesystem::path& metrics) {
       }
     }
   });
+  warn_of_damaged(metrics, damaged);
   Json all = Json::object();
   for (const auto& [key, points] : curves) {
     all[std::string(key)] = thinned(points);

@@ -214,9 +214,7 @@ void check_timeline_path(Communicator& comm, const std::filesystem::path& path) 
   if (comm.any_rank(leads && !std::filesystem::is_directory(folder, unseen))) {
     throw ConfigError(fmt::format("--timeline: there is no folder '{}'", folder.string()));
   }
-  const bool other =
-      std::filesystem::exists(path, unseen) && !std::filesystem::is_regular_file(path, unseen);
-  if (comm.any_rank(leads && other)) {
+  if (comm.any_rank(leads && (is_stream(path) || !why_not_replaced(path).empty()))) {
     throw ConfigError(fmt::format("--timeline: '{}' exists and is not a file", path.string()));
   }
 }

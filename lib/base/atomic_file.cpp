@@ -2,11 +2,13 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 
@@ -42,6 +44,26 @@ std::filesystem::path parent_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
 
+/// A pipe that nobody reads is an error, and is not waited for.
+int open_stream(const std::filesystem::path& path) {
+  const int descriptor = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor >= 0) {
+    ::fcntl(descriptor, F_SETFL, O_APPEND);  // and no longer O_NONBLOCK
+  }
+  return descriptor;
+}
+
+/// Opens a new file. What an interrupted run left there is removed first, and so is a link that
+/// somebody else may have put there.
+int open_new(const std::filesystem::path& path, Access access) {
+  const auto create = [&] {
+    return ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
+                  access == Access::owner ? 0600 : 0644);
+  };
+  const int descriptor = create();
+  return descriptor < 0 && errno == EEXIST && ::unlink(path.c_str()) == 0 ? create() : descriptor;
+}
+
 /// The topmost folder of the path that is not there, or that nobody here may see.
 std::filesystem::path first_missing(const std::filesystem::path& folder) {
   std::error_code unseen;
@@ -55,18 +77,51 @@ std::filesystem::path first_missing(const std::filesystem::path& folder) {
 
 }  // namespace
 
-AtomicFile::AtomicFile(std::filesystem::path path)
-    : path_(std::move(path)), partial_path_(path_.string() + ".partial") {
-  descriptor_ = ::open(partial_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+bool is_stream(const std::filesystem::path& path) {
+  const bool in_dev = path.string().starts_with("/dev/");
+  struct stat found = {};
+  if ((in_dev ? ::stat(path.c_str(), &found) : ::lstat(path.c_str(), &found)) != 0) {
+    return false;
+  }
+  return S_ISCHR(found.st_mode) ||
+         (in_dev && (S_ISFIFO(found.st_mode) ||
+                     (S_ISREG(found.st_mode) && std::filesystem::is_symlink(path))));
+}
+
+std::string why_not_replaced(const std::filesystem::path& path) {
+  std::error_code unseen;
+  const auto type = std::filesystem::symlink_status(path, unseen).type();
+  using Type = std::filesystem::file_type;
+  if (type == Type::none || type == Type::not_found || type == Type::regular || is_stream(path)) {
+    return "";
+  }
+  const char* const what = type == Type::directory ? "a folder; name a file"
+                           : type == Type::symlink
+                               ? "a link, which a file would replace; remove it, or name the "
+                                 "file that it leads to"
+                               : "a pipe, a device or a socket, which a file would replace; name a "
+                                 "file";
+  return fmt::format("{} is {}", path.string(), what);
+}
+
+AtomicFile::AtomicFile(std::filesystem::path path, Access access)
+    : path_(std::move(path)), is_stream_(is_stream(path_)) {
+  if (const std::string problem = why_not_replaced(path_); !problem.empty()) {
+    throw DeviceError(problem);
+  }
+  partial_path_ = is_stream_ ? path_.string() : path_.string() + ".partial";
+  descriptor_ = is_stream_ ? open_stream(path_) : open_new(partial_path_, access);
   if (descriptor_ < 0) {
-    fail("create", partial_path_);
+    fail(is_stream_ ? "open" : "create", partial_path_);
   }
 }
 
 AtomicFile::~AtomicFile() {
   if (descriptor_ >= 0) {
     ::close(descriptor_);
-    ::unlink(partial_path_.c_str());
+    if (!is_stream_) {
+      ::unlink(partial_path_.c_str());
+    }
   }
 }
 
@@ -77,12 +132,22 @@ void AtomicFile::write(const void* data, size_t bytes) {
 }
 
 void AtomicFile::write_at(uint64_t offset, const void* data, size_t bytes) {
+  if (is_stream_) {
+    errno = ESPIPE;
+    fail("write at a position of", path_);
+  }
   write_all(data, bytes, partial_path_, [&](const char* next, size_t left, uint64_t done) {
     return ::pwrite(descriptor_, next, left, static_cast<off_t>(offset + done));
   });
 }
 
 void AtomicFile::commit() {
+  if (is_stream_) {
+    if (::close(std::exchange(descriptor_, -1)) != 0) {
+      fail("write", path_);
+    }
+    return;
+  }
   if (::fsync(descriptor_) != 0) {
     fail("flush", partial_path_);
   }
@@ -97,18 +162,33 @@ void AtomicFile::commit() {
   sync_directory(parent_of(path_));
 }
 
-void write_file_atomically(const std::filesystem::path& path, std::string_view text) {
-  AtomicFile file(path);
+void write_file_atomically(const std::filesystem::path& path, std::string_view text,
+                           Access access) {
+  AtomicFile file(path, access);
   file.write(text);
   file.commit();
 }
 
 void create_folder(const std::filesystem::path& folder) {
   std::error_code failure;
+  if (std::filesystem::is_directory(folder, failure)) {
+    return;
+  }
+  const std::filesystem::path top = first_missing(std::filesystem::absolute(folder));
   std::filesystem::create_directories(folder, failure);
   if (failure) {
     throw DeviceError(
         fmt::format("cannot create {}: {}", first_missing(folder).string(), failure.message()));
+  }
+  // The name of each new folder is in the one above it.
+  std::filesystem::path made = std::filesystem::absolute(folder).lexically_normal();
+  for (; made.has_relative_path() && made.native().size() >= top.native().size();
+       made = made.parent_path()) {
+    const int descriptor = ::open(made.parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (descriptor >= 0) {
+      ::fsync(descriptor);  // some file systems have no such call; their names are not lost alone
+      ::close(descriptor);
+    }
   }
 }
 

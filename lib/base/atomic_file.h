@@ -10,13 +10,26 @@
 
 namespace fp8train {
 
+/// Whether the file is a stream, which bytes are written to as they come: a terminal or another
+/// device of characters, such as /dev/null, and what a link in /dev leads to (/dev/stdout,
+/// /dev/fd/3). A pipe elsewhere is none: somebody else may have made it, and would decide how long
+/// a write takes.
+bool is_stream(const std::filesystem::path& path);
+
+/// Returns why no file can be written in place of what is there, or an empty text: `path` is
+/// absent, a regular file or a stream. A link is never replaced nor followed.
+std::string why_not_replaced(const std::filesystem::path& path);
+
+enum class Access : uint8_t { all_read, owner };
+
 /// A file under construction next to `path`. commit() makes it durable and visible; destruction
 /// without commit() removes it. Every failure (disk full, permission, failed fsync) throws
-/// DeviceError naming the file; the old `path`, if any, stays intact, unless only the flush of the
-/// folder fails after the renaming.
+/// DeviceError naming the file, as does what why_not_replaced() refuses; the old `path`, if any,
+/// stays intact, unless only the flush of the folder fails after the renaming. A stream gets the
+/// bytes at once.
 class AtomicFile {
  public:
-  explicit AtomicFile(std::filesystem::path path);
+  explicit AtomicFile(std::filesystem::path path, Access access = Access::all_read);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -25,22 +38,24 @@ class AtomicFile {
   void write(const void* data, size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
   /// Writes at byte `offset` and does not move the position at which write() continues. Bytes that
-  /// are never written are zeros.
+  /// are never written are zeros. A stream has no positions: DeviceError.
   void write_at(uint64_t offset, const void* data, size_t bytes);
   /// Flushes the file, renames it to `path` and flushes the folder. Called once, last.
   void commit();
 
  private:
   std::filesystem::path path_;
-  std::filesystem::path partial_path_;
+  std::filesystem::path partial_path_;  ///< of a stream: path_
+  bool is_stream_;
   int descriptor_ = -1;
 };
 
 /// Writes `text` to `path` as one AtomicFile. Throws DeviceError.
-void write_file_atomically(const std::filesystem::path& path, std::string_view text);
+void write_file_atomically(const std::filesystem::path& path, std::string_view text,
+                           Access access = Access::all_read);
 
-/// Creates the folder and its missing parents. Throws DeviceError naming the first folder that
-/// cannot be created.
+/// Creates the folder and its missing parents, and flushes their names to disk where the file
+/// system can. Throws DeviceError naming the first folder that cannot be created.
 void create_folder(const std::filesystem::path& folder);
 
 /// Flushes a directory's entries (new names, renames) to disk. Throws DeviceError naming it.

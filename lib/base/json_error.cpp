@@ -145,4 +145,16 @@ JsonError json_error(std::string_view text, size_t byte) {
              : at_byte(text, at, fmt::format("unexpected '{}'", c));
 }
 
+std::string not_json(const std::string& where, std::string_view text, size_t byte) {
+  const JsonError error = json_error(text, byte);
+  return fmt::format("{}:{}:{}: not JSON: {}", where, error.line, error.column, error.what);
+}
+
+std::string plain_json_error(const std::exception& error) {
+  const std::string_view what = error.what();
+  const size_t end =
+      what.starts_with("[json.exception.") ? what.find("] ") : std::string_view::npos;
+  return std::string(end == std::string_view::npos ? what : what.substr(end + 2));
+}
+
 }  // namespace fp8train

@@ -1,15 +1,16 @@
 #include "base/log.h"
 
-#include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/sinks/base_sink.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
 #include <cstddef>
 #include <cstdio>
 #include <memory>
+#include <mutex>
 #include <utility>
 
-#include "base/error.h"
+#include "base/append_file.h"
 #include "base/terminal.h"
 
 namespace fp8train {
@@ -29,6 +30,27 @@ spdlog::logger& logger() {
   return *instance;
 }
 
+/// The lines at the end of a file. A line that cannot be written is reported by spdlog.
+class FileSink : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  explicit FileSink(const std::string& path) : path_(path), descriptor_(open_to_append(path)) {}
+  ~FileSink() override { close_file(descriptor_); }
+  FileSink(const FileSink&) = delete;
+  FileSink& operator=(const FileSink&) = delete;
+
+ protected:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    append_whole(descriptor_, path_, {line.data(), line.size()});
+  }
+  void flush_() override {}
+
+ private:
+  std::string path_;
+  int descriptor_;
+};
+
 /// The level of spdlog that belongs to each LogLevel.
 constexpr spdlog::level::level_enum kLevels[] = {spdlog::level::debug, spdlog::level::info,
                                                  spdlog::level::warn, spdlog::level::err};
@@ -47,13 +69,9 @@ void set_log_level(LogLevel level) {
 }
 
 void open_log_file(const std::string& path) {
-  try {
-    auto sink = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path);
-    sink->set_pattern("%Y-%m-%dT%H:%M:%S %l %v");
-    logger().sinks().push_back(std::move(sink));
-  } catch (const spdlog::spdlog_ex& error) {
-    throw DeviceError("cannot open log file " + path + ": " + error.what());
-  }
+  auto sink = std::make_shared<FileSink>(path);
+  sink->set_pattern("%Y-%m-%dT%H:%M:%S %l %v");
+  logger().sinks().push_back(std::move(sink));
 }
 
 }  // namespace fp8train

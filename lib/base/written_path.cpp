@@ -11,15 +11,6 @@
 namespace fp8train {
 namespace {
 
-/// Empty where nobody knows it.
-std::string home_directory() {
-  if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0') {
-    return home;
-  }
-  const passwd* account = getpwuid(geteuid());
-  return account == nullptr || account->pw_dir == nullptr ? "" : account->pw_dir;
-}
-
 bool is_name_character(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
 }
@@ -42,6 +33,14 @@ std::optional<std::string> variable_in(const std::string& text) {
 }
 
 }  // namespace
+
+std::string home_directory() {
+  if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0') {
+    return home;
+  }
+  const passwd* account = getpwuid(geteuid());
+  return account == nullptr || account->pw_dir == nullptr ? "" : account->pw_dir;
+}
 
 WrittenPath written_path(const std::string& text) {
   if (const auto variable = variable_in(text)) {

@@ -5,6 +5,9 @@
 
 namespace fp8train {
 
+/// Returns HOME, else the home directory of the user's account, or "" where nobody knows it.
+std::string home_directory();
+
 /// A path as it is opened, or why it is not taken.
 struct WrittenPath {
   std::string path;

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/input_file.h"
+#include "base/json_error.h"
 #include "base/text.h"
 #include "data/byte_stream.h"
 #include "data/readers/data_format.h"
@@ -49,7 +50,7 @@ std::vector<fs::path> prepared_files(const fs::path& folder, DataSplit split) {
     throw DataError(
         fmt::format("{}: not a list of token files as `fp8train data prepare` writes "
                     "it ({}); name the files instead of the folder",
-                    manifest.string(), error.what()));
+                    manifest.string(), plain_json_error(error)));
   }
   if (paths.empty()) {
     throw DataError(fmt::format("{}: lists no {} files; prepare the data with --val-fraction",

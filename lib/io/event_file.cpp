@@ -10,8 +10,8 @@
 #include <map>
 #include <vector>
 
+#include "base/append_file.h"
 #include "base/error.h"
-#include "io/append_file.h"
 
 namespace fp8train {
 namespace {

@@ -6,11 +6,11 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "base/append_file.h"
 #include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/input_file.h"
 #include "base/text.h"
-#include "io/append_file.h"
 
 namespace fp8train {
 namespace {
@@ -44,15 +44,19 @@ std::string read_end(const std::filesystem::path& path, uint64_t most) {
   return text;
 }
 
-void trim(const std::filesystem::path& path, std::optional<int64_t> resume_step) {
-  if (!std::filesystem::exists(path)) return;
+/// Returns the number of damaged lines, which are left out.
+int64_t trim(const std::filesystem::path& path, std::optional<int64_t> resume_step) {
+  if (!std::filesystem::exists(path)) return 0;
   const std::string text = as_device_error([&] { return read_text_file(path, kMaxMetrics); });
   std::string stored;
+  int64_t damaged = 0;
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = text.find('\n', begin);
     if (end == std::string::npos) break;  // cut off
     const std::string_view line = std::string_view(text).substr(begin, end - begin);
-    if (!resume_step || stays(line, *resume_step)) {
+    if (line.find('\0') != std::string_view::npos) {
+      ++damaged;
+    } else if (!resume_step || stays(line, *resume_step)) {
       stored.append(line).push_back('\n');
     }
     begin = end + 1;
@@ -60,6 +64,7 @@ void trim(const std::filesystem::path& path, std::optional<int64_t> resume_step)
   if (stored != text) {
     write_file_atomically(path, stored);
   }
+  return damaged;
 }
 
 }  // namespace
@@ -90,8 +95,7 @@ JsonObject& JsonObject::add(std::string_view key, const JsonObject& value) {
 }
 
 MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::optional<int64_t> resume_step)
-    : path_(path) {
-  trim(path, resume_step);
+    : path_(path), damaged_lines_(trim(path, resume_step)) {
   descriptor_ = open_to_append(path);
 }
 

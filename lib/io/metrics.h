@@ -57,8 +57,12 @@ class MetricsWriter {
   /// are taken back, so that the next line begins on its own.
   void write(const JsonObject& object);
 
+  /// Returns how many lines with NUL bytes have been removed, which a power failure can leave.
+  int64_t damaged_lines() const { return damaged_lines_; }
+
  private:
   std::filesystem::path path_;
+  int64_t damaged_lines_ = 0;
   int descriptor_ = -1;
 };
 

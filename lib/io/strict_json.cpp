@@ -45,11 +45,9 @@ nlohmann::ordered_json parse_strict_json(std::string_view text, const std::strin
   try {
     return nlohmann::ordered_json::parse(text, watch);
   } catch (const nlohmann::json::parse_error& failure) {
-    const JsonError error = json_error(text, failure.byte);
-    throw CheckpointError(
-        fmt::format("{}:{}:{}: not JSON: {}", where, error.line, error.column, error.what));
+    throw CheckpointError(not_json(where, text, failure.byte));
   } catch (const nlohmann::json::exception& failure) {  // a number that is too large
-    throw CheckpointError(fmt::format("{}: not JSON: {}", where, failure.what()));
+    throw CheckpointError(fmt::format("{}: not JSON: {}", where, plain_json_error(failure)));
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "base/error.h"
 #include "ops/pointwise/elementwise.h"
@@ -31,6 +32,18 @@ bool same_rule(const TensorFormat& a, const TensorFormat& b) {
 
 bool is_delayed(const TensorFormat& format) {
   return format.policy == ScalePolicy::delayed;
+}
+
+/// Whether an update can have left the value in this part of the state. A position beyond the
+/// history would be read outside of it.
+bool is_possible(std::string_view part, const DelayedScaling& rule, float value) {
+  const bool is_count = part == "cursor" || part == "updates_left";
+  const auto history = static_cast<float>(rule.history_length);
+  const float most = part == "cursor" ? history - 1.0F
+                     : is_count       ? history
+                                      : std::numeric_limits<float>::max();
+  return value >= 0.0F && value <= most && (part != "scale" || value > 0.0F) &&
+         (!is_count || value == std::floor(value));
 }
 
 bool is_of_rank(const TensorFormat& format) {
@@ -283,6 +296,22 @@ void ScalingState::restart() {
   }
 }
 
+std::string ScalingState::impossible_value(const std::vector<SavedTensor>& tensors) const {
+  size_t next = 0;
+  for (const auto& group : groups_) {
+    for (const auto& [part, view] : saved_parts(*group)) {
+      const SavedTensor& tensor = tensors.at(next++);
+      for (size_t i = 0; i < tensor.values.size(); ++i) {
+        if (!is_possible(part, group->format.delayed, tensor.values[i])) {
+          return fmt::format("{}[{}] is {}, which no run leaves there", tensor.name, i,
+                             tensor.values[i]);
+        }
+      }
+    }
+  }
+  return "";
+}
+
 void ScalingState::load(const std::vector<SavedTensor>& tensors) {
   const auto find = [&](const SavedTensor& wanted) -> const SavedTensor& {
     for (const SavedTensor& tensor : tensors) {
@@ -295,11 +324,17 @@ void ScalingState::load(const std::vector<SavedTensor>& tensors) {
         " of the shape that this run's precision plan and model ask for; resume "
         "with the plan it was saved with, or start from its weights (model.from)");
   };
+  std::vector<SavedTensor> found = save();
+  for (SavedTensor& tensor : found) {
+    tensor.values = find(tensor).values;
+  }
+  if (const std::string bad = impossible_value(found); !bad.empty()) {
+    throw CheckpointError(bad);
+  }
   size_t next = 0;
-  const std::vector<SavedTensor> wanted = save();
   for (const auto& group : groups_) {
     for (const auto& [part, view] : saved_parts(*group)) {
-      const std::vector<float>& values = find(wanted[next++]).values;
+      const std::vector<float>& values = found[next++].values;
       if (view.dtype == DType::f32) {
         copy_from_host(*device_, view, values.data());
       } else {

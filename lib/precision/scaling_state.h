@@ -133,8 +133,11 @@ class ScalingState {
   };
   /// Reads the state of all delayed scales; waits for the device.
   std::vector<SavedTensor> save() const;
-  /// Sets the state that save() returned. Throws CheckpointError when a tensor is missing or has
-  /// another shape.
+  /// Returns "scaling.0.scale[3] is -1, ..." for the first value that no update can have left, or
+  /// an empty text. `tensors` are those of save(), in its order, with any values.
+  std::string impossible_value(const std::vector<SavedTensor>& tensors) const;
+  /// Sets the state that save() returned. Throws CheckpointError when a tensor is missing, has
+  /// another shape or an impossible value.
   void load(const std::vector<SavedTensor>& tensors);
 
  private:

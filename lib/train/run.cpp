@@ -128,7 +128,7 @@ void Run::start(const RunRequest& request, FoundStart found) {
   }
   log_warnings(start.warnings);
   if (found.checkpoint) {
-    say_changes(found.checkpoint->parent_path().parent_path());
+    say_changes(found.checkpoint->parent_path().parent_path(), start.changes);
   }
   begin_at(start.state);
   checkpoints_.begin(*engine_, state_, found.checkpoint);
@@ -153,19 +153,24 @@ void Run::begin_at(const TrainingState& state) {
   watch_.begin_at(state_, *engine_);
   engine_->enter_step(state_.step - 1);
   loader_->seek(state_.sample_position);
-  records_.begin_metrics(state_.step);
+  records_.begin_metrics(state_.step, settings().logging.interval);
   step_log_.begin_at(state_.step);
 }
 
 /// What the run that saved the checkpoint was set to otherwise: not an error, but never silent.
-void Run::say_changes(const std::filesystem::path& saved_run) {
+/// `changes`: what the checkpoint itself says, which may be another run's than the folder.
+void Run::say_changes(const std::filesystem::path& saved_run, std::vector<std::string> changes) {
   const bool own = std::filesystem::weakly_canonical(saved_run) ==
                    std::filesystem::weakly_canonical(records_.directory().root);
   const std::string before = own ? earlier_config_ : earlier_config({saved_run});
-  if (before.empty()) {
-    return;
+  if (!before.empty()) {
+    for (const std::string& change : changed_settings(before, resolved_config_)) {
+      if (std::find(changes.begin(), changes.end(), change) == changes.end()) {
+        changes.push_back(change);
+      }
+    }
   }
-  for (const std::string& change : changed_settings(before, resolved_config_)) {
+  for (const std::string& change : changes) {
     progress_.say("  changed since then: " + change);
   }
 }
@@ -198,6 +203,9 @@ void Run::train_one_step() {
   sent_ = {comm_->traffic().within_node - before.within_node,
            comm_->traffic().between_nodes - before.between_nodes};
   ++state_.step;
+  if (state_.step == 1) {
+    state_.first_loss = engine_->step_loss().mean;
+  }
   state_.sample_position = loader_->position();
   state_.tokens += session_.tokens_per_step();
   ++steps_done_;
@@ -212,27 +220,25 @@ void Run::train_one_step() {
 
 void Run::check_divergence() {
   std::optional<Loader> again;
-  watch_.check(
-      *engine_, *comm_, state_, [this] { return checkpoints_.what_stays(); },
-      [&] {
-        if (!again) {
-          again.emplace(session_.data.train, loader_settings());
-          again->seek(step_begin_);
-        }
-        return again->next();
-      });
+  watch_.check(*engine_, *comm_, state_, [&] {
+    if (!again) {
+      again.emplace(session_.data.train, loader_settings());
+      again->seek(step_begin_);
+    }
+    return again->next();
+  });
 }
 
-/// Throws the divergence where it cannot.
+/// Ends the run where it cannot.
 void Run::go_back(const DivergenceError& divergence) {
   const SectionScope section(Section::start_up);  // a checkpoint is read
+  const std::filesystem::path checkpoints = records_.directory().checkpoints();
   checkpoints_.finish();
   records_.require_lock(*comm_);
   if (settings().training.on_divergence != OnDivergence::rollback) {
-    throw divergence;
+    end_diverged(divergence, checkpoints, *comm_);
   }
-  const ResumedRun back =
-      roll_back(divergence, records_.directory().checkpoints(), *engine_, session_, state_, *comm_);
+  const ResumedRun back = roll_back(divergence, checkpoints, *engine_, session_, state_, *comm_);
   checkpoints_.went_back_to(back.state.step);
   begin_at(back.state);
   records_.write_rollbacks(state_.rollbacks, state_.step);

@@ -56,7 +56,7 @@ class Run {
   void enter_stage_of_step();
   void enter_stage(size_t stage);
   void begin_stage();
-  void say_changes(const std::filesystem::path& saved_run);
+  void say_changes(const std::filesystem::path& saved_run, std::vector<std::string> changes);
   Batch next_batch();
   void observe_step(bool ends);
   void train_one_step();

@@ -38,10 +38,7 @@ RunOutcome Run::finish() {
   progress_.finish();
   check_data_at_end(session_);
   step_log_.warn_at_end();
-  if (settings().checkpoint.save_final) {  // first, so that nothing that follows can lose it
-    checkpoints_.save_last(*engine_, state_);
-  }
-  checkpoints_.check_end(*engine_, state_);
+  checkpoints_.end(*engine_, state_, settings().checkpoint.save_final);  // nothing can lose it then
   // A run that died between its last checkpoint and here has this evaluation already.
   if (session_.data.val.size() > 1 && state_.val_step != state_.step && !evaluate(0, true)) {
     checkpoints_.save_last(*engine_, state_);  // exit code 75 promises one, also without save_final
@@ -49,15 +46,16 @@ RunOutcome Run::finish() {
   }
   const double seconds = since_start_.seconds();
   records_.write_summary(summary(seconds));
-  progress_.say(
-      fmt::format("done: {}, {} tokens{} in {}; loss {:.4f}{}; everything is in {}",
-                  counted(state_.step, "step"), describe_count(static_cast<double>(state_.tokens)),
-                  steps_done_ == state_.step
-                      ? ""
-                      : fmt::format(", {} since the last start", counted(steps_done_, "step")),
-                  describe_duration(seconds), state_.loss,
-                  state_.val_step > 0 ? fmt::format(", val loss {:.4f}", state_.val_loss) : "",
-                  records_.directory().root.string()));
+  progress_.say(fmt::format(
+      "done: {}, {} tokens{} in {}; loss {:.4f}{}{}; everything is in {}",
+      counted(state_.step, "step"), describe_count(static_cast<double>(state_.tokens)),
+      steps_done_ == state_.step
+          ? ""
+          : fmt::format(", {} since the last start", counted(steps_done_, "step")),
+      describe_duration(seconds), state_.loss,
+      describe_last_loss(state_.first_loss, state_.loss, session_.engine.model.vocab_size),
+      state_.val_step > 0 ? fmt::format(", val loss {:.4f}", state_.val_loss) : "",
+      records_.directory().root.string()));
   return RunOutcome::finished;
 }
 

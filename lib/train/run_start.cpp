@@ -94,11 +94,12 @@ FoundStart find_older_start(const std::filesystem::path& checkpoints, const Foun
 
 RunStart load_start(const Session& session, const FoundStart& found, Engine& engine, Device& device,
                     Communicator& comm) {
-  RunStart start = {.state = {}, .line = {}, .warnings = found.notes};
+  RunStart start = {.state = {}, .line = {}, .warnings = found.notes, .changes = {}};
   const std::string& model = session.settings.model.from;
   if (found.checkpoint) {
     const ResumedRun resumed = load_checkpoint(*found.checkpoint, engine, session, comm);
     start.state = resumed.state;
+    start.changes = resumed.changes;
     start.line =
         fmt::format("resumed from {} at step {}", resumed.folder.string(), resumed.state.step);
     start.warnings.insert(start.warnings.end(), resumed.notes.begin(), resumed.notes.end());

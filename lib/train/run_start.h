@@ -41,6 +41,7 @@ struct RunStart {
   TrainingState state;
   std::string line;  ///< a line for the user; empty if there is nothing to say
   std::vector<std::string> warnings;
+  std::vector<std::string> changes;  ///< ResumedRun::changes
 };
 
 /// Loads the checkpoint that was found, with all state of the engine. If there is none, loads the

@@ -1,6 +1,10 @@
 #include "base/cache_folder.h"
 
+#include <pwd.h>
+#include <unistd.h>
+
 #include <catch2/catch.hpp>
+#include <filesystem>
 
 #include "support/environment.h"
 
@@ -18,4 +22,9 @@ TEST_CASE("the cache folder follows its variables in their order", "[base]") {
   }
   const EnvironmentScope none("XDG_CACHE_HOME", "");
   CHECK(cache_folder() == "/home/user/.cache/fp8train");
+  const EnvironmentScope unknown("HOME", "");
+  const passwd* const account = getpwuid(geteuid());
+  if (account != nullptr && *account->pw_dir != '\0') {
+    CHECK(cache_folder() == std::filesystem::path(account->pw_dir) / ".cache/fp8train");
+  }
 }

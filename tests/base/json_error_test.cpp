@@ -4,6 +4,7 @@
 
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 
 namespace fp8train {
 namespace {
@@ -34,6 +35,24 @@ TEST_CASE("errors in JSON are said with line and column") {
   CHECK(refusal("{\"a\": \"b\n\"}") ==
         "1:9: a line break within a text (\\n, or is its second quote missing?)");
   CHECK(refusal("{\"a\": \"C:\\d\"}") == "1:11: an unknown escape; a backslash is written \\\\");
+}
+
+TEST_CASE("what the JSON library says comes without its own names") {
+  const auto said = [](const auto& work) -> std::string {
+    try {
+      work();
+    } catch (const nlohmann::json::exception& error) {
+      return plain_json_error(error);
+    }
+    return "nothing";
+  };
+  const nlohmann::json json = {{"a", "text"}};
+  CHECK(said([&] { json.at("a").get<double>(); }) == "type must be number, but is string");
+  CHECK(said([&] { json.at("b"); }) == "key 'b' not found");
+  CHECK(said([&] { const nlohmann::json none = nlohmann::json::parse("1e999"); }) ==
+        "number overflow parsing '1e999'");
+  CHECK(plain_json_error(std::runtime_error("[json] is fine")) == "[json] is fine");
+  CHECK(not_json("state.json", "{\n  nul}", 7) == "state.json:2:3: not JSON: unexpected 'nul'");
 }
 
 TEST_CASE("any byte of any text has a message") {

@@ -1,5 +1,7 @@
 #include "comm/backends/rendezvous.h"
 
+#include <unistd.h>
+
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <cstring>
@@ -83,10 +85,36 @@ TEST_CASE("ranks take the first one's note, and no other run's", "[rendezvous]")
     const FileStore note(first, sent, 4);
     other.join();
     CHECK(note.path() == folder.path() / "rendezvous.77.0.1");
+    using std::filesystem::perms;  // who reads it can take part
+    CHECK(std::filesystem::status(note.path()).permissions() ==
+          (perms::owner_read | perms::owner_write));
   }
   CHECK(std::strcmp(received, "new!") == 0);
   CHECK_FALSE(std::filesystem::exists(folder.path() / "rendezvous.77.0.1"));
   CHECK(std::filesystem::exists(folder.path() / "rendezvous.77.0.0"));
+}
+
+TEST_CASE("a rendezvous that another user has written, or a link to one, is not read",
+          "[rendezvous]") {
+  const TempDir folder;
+  const Rendezvous second = {.rank = 1,
+                             .size = 2,
+                             .run = "5.0.0",
+                             .file = folder.path() / "rendezvous",
+                             .timeout_seconds = 0.2};
+  const std::filesystem::path file = folder.path() / "rendezvous.5.0.0";
+  char bytes[4];
+  write_file_atomically(folder.path() / "other", "fp8train rendezvous of 2 ranks, run 5.0.0\nevil");
+  std::filesystem::create_symlink(folder.path() / "other", file);
+  CHECK_THROWS_AS(FileStore(second, bytes, 4), TimeoutError);
+  std::filesystem::rename(folder.path() / "other", file);
+  CHECK_NOTHROW(FileStore(second, bytes, 4));
+  constexpr uid_t kOther = 12345;
+  if (chown(file.c_str(), kOther, kOther) != 0) {
+    WARN("skipped: only root can give a file away");
+    return;
+  }
+  CHECK_THROWS_AS(FileStore(second, bytes, 4), TimeoutError);
 }
 
 TEST_CASE("a rank whose first one does not come says where it looked", "[rendezvous]") {

@@ -181,6 +181,15 @@ TEST_CASE("parts of a tokenizer.json that are nested too deeply are refused by l
   }
 }
 
+TEST_CASE("a pattern that forbids machine code is interpreted") {
+  const auto tokenizer = tokenizer_from_json(
+      R"({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]},
+          "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(*NO_JIT)b"},
+                            "behavior": "Isolated", "invert": false}})",
+      "x.json");
+  CHECK(tokenizer->encode("aba") == std::vector<int32_t>{0, 1, 0});
+}
+
 TEST_CASE("parts of a tokenizer.json that are not supported are refused by location and name") {
   const auto refusal = [](const std::string& key, const std::string& value) {
     const std::string file = R"({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, ")" +

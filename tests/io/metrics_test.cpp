@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 #include <limits>
 
+#include "base/append_file.h"
 #include "base/error.h"
 #include "io/checkpoint/run_directory.h"
 #include "support/file_size_limit.h"
@@ -58,6 +59,30 @@ TEST_CASE("resuming drops a torn line and the steps that are run again") {
   test::write_file(path, "{\"step\":1}\n{\"step\":2");
   MetricsWriter writer(path);
   CHECK(test::read_file(path) == "{\"step\":1}\n");
+}
+
+TEST_CASE("resuming drops lines with NUL bytes, which a power failure leaves, and counts them") {
+  const test::TempDir dir;
+  const std::string zeros(100, '\0');
+  test::write_file(dir / "metrics", "{\"step\":1}\n{\"st" + zeros + "\n" + zeros +
+                                        "{\"step\":3}\n{\"step\":4}\n" + zeros);
+  const MetricsWriter writer(dir / "metrics", 4);
+  CHECK(writer.damaged_lines() == 2);
+  CHECK(test::read_file(dir / "metrics") == "{\"step\":1}\n{\"step\":4}\n");
+}
+
+TEST_CASE("a file that grows is a regular one, and no link is followed to it") {
+  const test::TempDir dir;
+  test::write_file(dir / "victim", "old");
+  std::filesystem::create_symlink(dir / "victim", dir / "link");
+  std::filesystem::create_symlink(dir / "none", dir / "dangling");
+  REQUIRE(mkfifo((dir / "pipe").c_str(), 0600) == 0);
+  for (const char* name : {"link", "dangling", "pipe"}) {
+    CAPTURE(name);
+    CHECK_THROWS_WITH(open_to_append(dir / name), Catch::Contains("not a regular file"));
+  }
+  CHECK(test::read_file(dir / "victim") == "old");
+  CHECK_FALSE(std::filesystem::exists(dir / "none"));
 }
 
 TEST_CASE("a line that does not fit on the disk leaves no half line") {

@@ -1,14 +1,20 @@
 #include "cli.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <catch2/catch.hpp>
+#include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <new>
 
 #include "base/error.h"
 #include "commands.h"
 #include "data/tokenizer.h"
+#include "out_of_memory.h"
 #include "support/temp_dir.h"
 #include "text_stream.h"
 
@@ -117,6 +123,30 @@ TEST_CASE("errors map to exit codes") {
   CHECK(code_of(CommError("x")) == 4);
   CHECK(code_of(std::bad_alloc()) == 4);
   CHECK(code_of(NumericError("x")) == 5);
+  CHECK(code_of(std::filesystem::filesystem_error("status", "x", {})) == 4);
+}
+
+__attribute__((noinline)) void throw_bad_alloc() {
+  throw std::bad_alloc();
+}
+
+/// As a destructor that allocates does.
+void run_out_of_memory() noexcept {
+  throw_bad_alloc();
+}
+
+TEST_CASE("memory that runs out where no exception may pass ends with 4") {
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    signal(SIGABRT, SIG_DFL);
+    report_memory_at_terminate();
+    run_out_of_memory();
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  REQUIRE(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 4);
 }
 
 TEST_CASE("the program runs the chosen command") {

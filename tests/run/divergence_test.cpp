@@ -16,10 +16,30 @@ TEST_CASE("a spike of the loss stops the run with 5 and its checkpoints stay") {
       expect_code(5, folder.path(), command("run", {"training.on_divergence=stop"}));
   CHECK_THAT(outcome.err, Contains("2 steps in a row, from step 21 on") &&
                               Contains("standard deviations") &&
-                              Contains("The checkpoint of step 20 is intact"));
+                              Contains("The checkpoint of step 20 is intact, and the next start "
+                                       "resumes from it"));
   CHECK(fs::exists(checkpoint(folder / "run", 20)));
   // Off by default.
   expect_code(0, folder.path(), command("off", {"training.spike_threshold=0"}));
+}
+
+TEST_CASE("a checkpoint of within a divergence is set aside, and the next start takes an older") {
+  const DivergingFolder folder;
+  const Words base = {"training.on_divergence=stop"};
+  // Its last save is in the middle of the spike, which is not known to be one yet.
+  expect_code(0, folder.path(), command("run", {base[0], "training.max_steps=21"}));
+  REQUIRE(fs::exists(checkpoint(folder / "run", 21)));
+  const Outcome outcome = expect_code(5, folder.path(), command("run", base));
+  CHECK_THAT(outcome.out, Contains("resumed from run/checkpoints/step-000021"));
+  CHECK_THAT(outcome.err, Contains("step-000021 is of a run that has diverged, and is now "
+                                   "step-000021.diverged") &&
+                              Contains("The checkpoint of step 20 is intact"));
+  CHECK_FALSE(fs::exists(checkpoint(folder / "run", 21)));
+  CHECK(fs::exists(checkpoint(folder / "run", 21).string() + ".diverged/model.safetensors"));
+  CHECK(read_file(folder / "run/checkpoints/latest") == "step-000020\n");
+  const Outcome again =
+      expect_code(0, folder.path(), command("run", {base[0], "training.spike_threshold=0"}));
+  CHECK_THAT(again.out, Contains("resumed from run/checkpoints/step-000020"));
 }
 
 TEST_CASE("a spike of the loss: back to before it, without its batches") {
@@ -177,6 +197,7 @@ TEST_CASE("steps whose gradients are not finite: back, and the same as a run tha
                [](std::string& text) {
                  nlohmann::ordered_json state = nlohmann::ordered_json::parse(text);
                  state["sample_position"] = 22 * 4;
+                 state["tokens"] = 22 * kStepTokens;  // which are of so many samples
                  text = state.dump(1) + "\n";
                });
   expect_code(0, folder.path(), words("fresh"));

@@ -277,17 +277,38 @@ TEST_CASE("a run that diverges keeps the good checkpoints and never ends as done
       words.emplace_back(steps);
       words.emplace_back(interval);
       const std::string message = bench.fails(5, words);
-      CHECK_THAT(message, Contains("diverged") && Contains("is intact"));
+      CHECK_THAT(message, Contains("diverged") && Contains("The checkpoint of step 4 is intact, "
+                                                           "and the next start resumes from it"));
       CHECK_THAT(message, Contains("step 6 is not saved: its gradient is not finite"));
       CHECK(fs::exists(good / "model.safetensors"));
-      fs::remove_all(bench.checkpoint("step-000007"));
+      CHECK(!fs::exists(bench.checkpoint("step-000007")));
     }
   }
+  const Outcome outcome =
+      expect_code(0, bench.path(), Bench::command({"training.max_steps=5", "output_dir=out"}));
+  CHECK_THAT(outcome.out, Contains("resumed from out/checkpoints/step-000004"));
   wild.emplace_back("checkpoint.interval=1");
   wild.emplace_back("optimizer.lr=1e39");  // the weights themselves overflow at once
   CHECK_THAT(bench.fails(5, wild),
              Contains("weight") && Contains("nothing of this step is written"));
   CHECK(fs::exists(bench.checkpoint("latest")));
+}
+
+TEST_CASE("the last line says of a run that has diverged or died that it has") {
+  const Bench bench;
+  const auto last_line = [&](const Words& more) {
+    Words words = {"optimizer.lr=30", "scheduler.type=constant", "scheduler.warmup_steps=100",
+                   "precision.plan=fp32"};
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome outcome = expect_code(0, bench.path(), Bench::command(words));
+    return lines_of(outcome.out).back();
+  };
+  CHECK_THAT(last_line({"output_dir=far", "training.max_steps=9"}),
+             Contains(", where it began: training has diverged; lower optimizer.lr)"));
+  // Resumed, it still knows where it began.
+  CHECK_THAT(last_line({"output_dir=far", "training.max_steps=10"}), Contains(", where it began"));
+  CHECK_THAT(last_line({"output_dir=well", "optimizer.lr=1e-3", "training.max_steps=9"}),
+             !Contains("where it began"));
 }
 
 TEST_CASE("a run goes on where standard output is closed, full or nobody reads it") {

@@ -43,8 +43,10 @@ class Run {
     fs::create_directories(folder_ / "here");
   }
 
-  Outcome start(long call, const std::string& kind) {
-    return start_faulty(command(name_), "FP8TRAIN_FAULT_CALL=" + std::to_string(call), kind);
+  Outcome start(long call, const std::string& kind, const Words& more = {}) {
+    Words words = command(name_);
+    words.insert(words.end(), more.begin(), more.end());
+    return start_faulty(words, "FP8TRAIN_FAULT_CALL=" + std::to_string(call), kind);
   }
   /// Saves every step. `every`: "NAME TEXT" of the calls that fail.
   Outcome start_with_every(const std::string& every, const std::string& kind) const {
@@ -225,6 +227,32 @@ TEST_CASE("a run that has lost its lock with a save in flight leaves the folder 
   CHECK(fs::exists(root / "step-000200.partial"));
   CHECK_FALSE(fs::exists(root / "step-000200"));
   CHECK_FALSE(fs::exists(root / "latest"));
+}
+
+TEST_CASE("what a run has recorded is on the disk before a checkpoint says that it went so far") {
+  Run run("run");
+  // Otherwise the lines of the next steps come in between.
+  REQUIRE(run.start(0, "", {"checkpoint.async=false"}).code == 0);
+  std::set<std::string> unflushed, new_folders;
+  size_t manifests = 0;
+  for (const std::string& call : run.calls()) {
+    const std::string verb = call.substr(call.find(' ') + 1, call.find('/') - call.find(' ') - 2);
+    const fs::path path = call.substr(call.find('/'));
+    if (verb == "write" && (path.extension() == ".jsonl" || path.extension() == ".log")) {
+      unflushed.insert(path.filename());
+    } else if (verb == "fsync") {
+      unflushed.erase(path.filename());
+      new_folders.erase(path);
+    } else if (verb == "mkdir" && path.extension() != ".partial") {  // has no name yet
+      new_folders.insert(path.parent_path());
+    }
+    if (call.find("MANIFEST.json.partial") != std::string::npos && verb == "write") {
+      ++manifests;
+      CHECK(unflushed == std::set<std::string>{});
+      CHECK(new_folders == std::set<std::string>{});
+    }
+  }
+  CHECK(manifests == 3);
 }
 
 TEST_CASE("every call of a run on a file may fail, be cut short or be the last") {

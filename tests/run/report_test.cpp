@@ -107,6 +107,16 @@ TEST_CASE("a report of what is no run is an error with its location") {
   CHECK(runs_of(report_page({run_in(dir, "")}))[0]["curves"].empty());
 }
 
+TEST_CASE("a report leaves out lines with NUL bytes, which a power failure leaves") {
+  const test::TempDir dir;
+  const std::string zeros(4096, '\0');
+  const auto run = run_in(dir, line_of(1) + "{\"step\":2,\"lo" + zeros + "\n" + line_of(3) + zeros);
+  const auto steps = runs_of(report_page({run}))[0]["curves"]["loss"];
+  REQUIRE(steps.size() == 2);
+  CHECK(steps[0][0] == 1);
+  CHECK(steps[1][0] == 3);
+}
+
 TEST_CASE("a report waits for nobody who might write into a FIFO") {
   const test::TempDir dir;
   const auto run = run_in(dir, "");

@@ -1,8 +1,11 @@
 // Folders and files that are not what they should be: checkpoints with valid hashes that no run has
 // written, saves that were not finished, names that are too long, folders that vanish.
 
+#include <cmath>
 #include <csignal>
+#include <cstring>
 #include <functional>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "io/checkpoint/checkpoint.h"
@@ -29,9 +32,9 @@ Words train_command(const Words& more = {}) {
 /// A finished run of four steps, with checkpoints of steps 2 and 4.
 class FinishedRun {
  public:
-  FinishedRun() {
+  explicit FinishedRun(const Words& more = {}) : more_(more) {
     write_file(folder_ / "text.txt", small_text(20000));
-    expect_code(0, folder_.path(), train_command());
+    expect_code(0, folder_.path(), train_command(more));
   }
   const fs::path& folder() const { return folder_.path(); }
   fs::path checkpoints() const { return folder_ / "run" / "checkpoints"; }
@@ -62,15 +65,20 @@ class FinishedRun {
 
   /// What is said of the newest checkpoint, which is passed over.
   std::string passed_over() const {
-    const Outcome outcome = expect_code(0, folder(), train_command({"training.max_steps=5"}));
+    Words more = more_;
+    more.emplace_back("training.max_steps=5");
+    const Outcome outcome = expect_code(0, folder(), train_command(more));
     CHECK_THAT(outcome.out, Catch::Contains("resumed from run/checkpoints/step-000002"));
     CHECK_THAT(outcome.err, Catch::Contains("skipped checkpoint step-000004"));
     return outcome.err;
   }
 
  private:
+  Words more_;
   TempDir folder_;
 };
+
+constexpr int64_t kHuge = int64_t{1} << 62;
 
 TEST_CASE("a state that cannot be true is not believed, whatever its hash says") {
   struct Change {
@@ -81,17 +89,94 @@ TEST_CASE("a state that cannot be true is not believed, whatever its hash says")
       Change{"step", 3}, Change{"step", -4}, Change{"step", 4.5}, Change{"sample_position", -1},
       Change{"tokens", "many"}, Change{"loss_scale", 0.0}, Change{"loss_scale", -1.0},
       Change{"good_steps", 4294967296}, Change{"applied_steps", -7}, Change{"best_val_step", 9},
-      Change{"seed", 2}, Change{"data_fingerprint", "0123456789abcdef"});
+      Change{"seed", 2}, Change{"data_fingerprint", "0123456789abcdef"},
+      Change{"tokens_per_step", 0}, Change{"tokens_per_step", -kHuge},
+      Change{"applied_steps", kHuge}, Change{"applied_steps", 5}, Change{"skipped_steps", 5},
+      Change{"sample_position", kHuge}, Change{"sample_position", 17}, Change{"seq_length", 0},
+      Change{"val_loss", "low"}, Change{"loss", nullptr}, Change{"first_loss", "high"},
+      Change{"rollbacks", 3}, Change{"rollbacks", "none"}, Change{"data_files", 3},
+      Change{"recent_losses", "many"}, Change{"plan", 7}, Change{"formats", 7},
+      Change{"optimizer", {1, 2}});
   INFO(change.key << " " << change.value.dump());
   const FinishedRun run;
   run.rewrite_state([&](nlohmann::ordered_json& state) { state[change.key] = change.value; });
-  CHECK_THAT(run.passed_over(), Catch::Contains("state.json"));
+  const std::string said = run.passed_over();
+  CHECK_THAT(said, Catch::Contains("state.json"));
+  CHECK_THAT(said, !Catch::Contains("json.exception"));
+}
+
+/// Changes one fp32 or int32 value of a tensor of a safetensors file.
+void set_value(std::string& file, const std::string& tensor, size_t index, float value) {
+  uint64_t header = 0;
+  std::memcpy(&header, file.data(), sizeof header);
+  const auto json = nlohmann::json::parse(file.substr(sizeof header, header));
+  const auto begin = json.at(tensor).at("data_offsets").at(0).get<size_t>();
+  std::memcpy(&file[sizeof header + header + begin + index * sizeof value], &value, sizeof value);
+}
+
+TEST_CASE("moments and scales that no run leaves are not loaded, whatever their hash says") {
+  struct Change {
+    const char* file;
+    const char* tensor;
+    float value;
+  };
+  const float infinity = std::numeric_limits<float>::infinity();
+  const char* const second = "moment2.layers.0.mlp.up.weight";
+  const auto change = GENERATE_COPY(
+      Change{"optimizer", second, -1}, Change{"optimizer", second, NAN},
+      Change{"optimizer", second, infinity},
+      Change{"optimizer", "moment1.layers.0.mlp.up.weight", NAN},
+      Change{"scaling", "scaling.0.scale", -1}, Change{"scaling", "scaling.0.scale", 0},
+      Change{"scaling", "scaling.0.scale_inv", NAN},
+      Change{"scaling", "scaling.0.amax_history", -1}, Change{"scaling", "scaling.0.cursor", 1e9F},
+      Change{"scaling", "scaling.0.cursor", 0.5F});
+  CAPTURE(change.file, change.tensor, change.value);
+  const std::string name = change.file + std::string(".safetensors");
+  const FinishedRun run({"precision.plan=te-delayed"});
+  run.rewrite([&](CheckpointContents& contents) {
+    for (CheckpointFile& file : contents.files) {
+      if (file.name == name) {
+        set_value(*file.text, change.tensor, 1, change.value);
+      }
+    }
+  });
+  CHECK_THAT(run.passed_over(), Catch::Contains(change.tensor));
+}
+
+TEST_CASE("a manifest without the optimizer or the scales is passed over") {
+  const std::string name = GENERATE("optimizer.safetensors", "scaling.safetensors");
+  const bool stays = GENERATE(false, true);  // the file, which nothing vouches for
+  CAPTURE(name, stays);
+  const FinishedRun run({"precision.plan=te-delayed"});
+  const fs::path file = run.checkpoints() / "step-000004" / name;
+  const std::string bytes = read_file(file);
+  run.rewrite([&](CheckpointContents& contents) {
+    std::erase_if(contents.files, [&](const CheckpointFile& one) { return one.name == name; });
+  });
+  if (stays) {
+    write_file(file, bytes);
+  }
+  run.passed_over();
 }
 
 TEST_CASE("files of two runs are not taken for one") {
   const FinishedRun run;
   run.rewrite([](CheckpointContents& contents) { contents.run_id = "2-0123456789abcdef"; });
   CHECK_THAT(run.passed_over(), Catch::Contains("of run 2-0123456789abcdef"));
+}
+
+TEST_CASE("a checkpoint of another run with the same seed and data says what differs") {
+  const FinishedRun run;
+  expect_code(0, run.folder(), train_command({"output_dir=other", "optimizer.lr=0.0123"}));
+  fs::remove_all(run.checkpoints());
+  fs::copy(run.folder() / "other/checkpoints", run.checkpoints(), fs::copy_options::recursive);
+  const Outcome outcome =
+      expect_code(0, run.folder(), train_command({"training.max_steps=5", "optimizer.lr=0.002"}));
+  CHECK_THAT(outcome.out, Catch::Contains("changed since then: optimizer.lr: 0.0123 -> 0.002"));
+  CHECK_THAT(
+      expect_code(0, run.folder(), train_command({"training.max_steps=6", "optimizer.lr=0.002"}))
+          .out,
+      !Catch::Contains("changed since then: optimizer"));
 }
 
 TEST_CASE("a manifest that leaves a file out") {

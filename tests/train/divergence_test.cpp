@@ -8,6 +8,7 @@
 #include "support/rank_threads.h"
 #include "support/small_llama.h"
 #include "train/step/dry_run.h"
+#include "train/step/value_checks.h"
 #include "train/watch/divergence.h"
 #include "train/watch/first_non_finite.h"
 
@@ -113,6 +114,47 @@ TEST_CASE("so many high losses in a row are a spike, and they do not enter the w
   SpikeDetector shorter(spikes(3, 2, 3));
   shorter.restore(detector.history());
   CHECK(shorter.history().losses == std::vector<double>{2.1, 2.05});
+}
+
+TEST_CASE("a last loss far above the first, or that of equal probabilities, is told") {
+  CHECK_THAT(describe_last_loss(5.5, 571962, 258), Contains("far above 5.5000, where it began"));
+  CHECK_THAT(describe_last_loss(5.5, 6.51, 258), Contains("far above"));
+  CHECK_THAT(describe_last_loss(5.6, 5.55296, 258), Contains("ln 258"));
+  for (const double usual : {5.5, 6.49, 2.1, 0.0, 5.5534, 5.5525}) {
+    CHECK_THAT(describe_last_loss(5.5, usual, 258), Equals(""));
+  }
+  CHECK_THAT(describe_last_loss(0, 571962, 258), Equals(""));  // the first is not known
+}
+
+TEST_CASE("values that no training leaves are found in every format") {
+  const auto first = [](DType type, const auto& values, Signs signs = Signs::any) {
+    return first_impossible(values.data(), type, static_cast<int64_t>(values.size()), signs);
+  };
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float infinity = std::numeric_limits<float>::infinity();
+  using Floats = std::vector<float>;
+  CHECK(first(DType::f32, Floats{0, -1, 3e38F, -3e38F}) == 4);
+  CHECK(first(DType::f32, Floats{0, -1, nan}) == 2);
+  CHECK(first(DType::f32, Floats{-infinity, 1}) == 0);
+  CHECK(first(DType::f32, Floats{0, -0.0F, 1, -1e-40F}, Signs::not_negative) == 3);
+  using Halves = std::vector<uint16_t>;
+  CHECK(first(DType::bf16, Halves{0x7f7f, 0xff7f, 0x7f80}) == 2);
+  CHECK(first(DType::bf16, Halves{0x8000, 0x8001}, Signs::not_negative) == 1);
+  CHECK(first(DType::f16, Halves{0x7bff, 0xfbff, 0xfc01}) == 2);
+  using Bytes = std::vector<uint8_t>;
+  CHECK(first(DType::e4m3, Bytes{0x7e, 0xfe, 0x80, 0xff}) == 3);
+  CHECK(first(DType::e5m2, Bytes{0x7b, 0xfb, 0x7c}) == 2);
+  CHECK(first(DType::e4m3, Bytes{0x7e, 0x80, 0x81}, Signs::not_negative) == 2);
+  Floats many(300000, 1.0F);  // several blocks
+  many[299999] = nan;
+  many[200000] = -1;
+  CHECK(first(DType::f32, many) == 299999);
+  CHECK(first(DType::f32, many, Signs::not_negative) == 200000);
+  const Floats second = {1, -1};
+  CHECK_THAT(impossible_state("moment2.a@128", second.data(), DType::f32, 2, 128),
+             Equals("moment2.a@128[129] is NaN, infinite or negative"));
+  CHECK_THAT(impossible_state("moment1.a", second.data(), DType::f32, 2), Equals(""));
+  CHECK_THAT(impossible_state("moment1.a.scale", second.data(), DType::f32, 2), !Equals(""));
 }
 
 TEST_CASE("a threshold of 0 looks for nothing") {

@@ -18,7 +18,7 @@ namespace {
 TEST_CASE("a run continues without lines of metrics that cannot be written, and counts them") {
   const test::TempDir dir;
   RunRecords records(dir / "run");
-  records.begin_metrics(0);
+  records.begin_metrics(0, 1);
   records.write_step({.step = 1});
   const std::string first = test::read_file(records.directory().metrics());
   {
@@ -36,12 +36,23 @@ TEST_CASE("a run continues without lines of metrics that cannot be written, and 
              Catch::Contains("\"lost_metrics_lines\": 2"));
 }
 
+TEST_CASE("a run in a folder where others may write follows none of their links") {
+  const std::string name = GENERATE("metrics.jsonl", "tensors.jsonl", "train.log", "run.lock");
+  CAPTURE(name);
+  const test::TempDir dir;
+  test::write_file(dir / "victim", "old");
+  std::filesystem::create_directory(dir / "run");
+  std::filesystem::create_symlink(dir / "victim", dir / "run" / name);
+  CHECK_THROWS_AS(RunRecords(dir / "run"), DeviceError);
+  CHECK(test::read_file(dir / "victim") == "old");
+}
+
 TEST_CASE("TensorBoard shows the numbers of a line whose metrics have a tag") {
   CHECK(MetricLine().add("tokens", 1).add("epochs", JsonObject()).events().empty());
   CHECK_FALSE(MetricLine().add("loss", 1.0).events().empty());
   const test::TempDir dir;
   RunRecords records(dir / "run");
-  records.begin_metrics(0);
+  records.begin_metrics(0, 1);
   records.begin_events(0, "");
   records.write_step({.step = 1, .mfu = 0.5});
   const auto shown = [&] {

@@ -29,7 +29,7 @@ ops::StepControl skipped(int64_t all, int64_t in_a_row, float loss_scale = 1.0F)
 /// there was no error.
 DivergenceError error_of(SkipGuard& guard, const ops::StepControl& control, int64_t steps) {
   try {
-    guard.check(control, 40, steps, [] { return std::string("saved"); });
+    guard.check(control, 40, steps);
   } catch (const DivergenceError& error) {
     return error;
   }
@@ -47,7 +47,7 @@ TEST_CASE("the first skipped step ends a run that is to stop, and names the step
   CHECK(error.kind() == DivergenceKind::non_finite_gradient);
   CHECK(error.first_step() == 36);
   CHECK_THAT(error.what(), Catch::StartsWith("1 of the 5 steps up to step 40 had") &&
-                               Catch::Contains("layers.0.up.weight") && Catch::EndsWith("saved"));
+                               Catch::Contains("layers.0.up.weight"));
 }
 
 TEST_CASE("so many skipped steps in a row are a divergence, which began with the first of them") {

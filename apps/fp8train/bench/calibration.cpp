@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/input_file.h"
+#include "base/json_error.h"
 #include "bench/parts.h"
 
 namespace fp8train {
@@ -80,7 +81,7 @@ MeasuredProducts read_calibration(const std::string& path, const GpuKind& gpu) {
     throw ConfigError(
         fmt::format("--calibrate {}: not a report of `fp8train bench products "
                     "--json`: {}",
-                    path, error.what()));
+                    path, plain_json_error(error)));
   } catch (const ConfigError& error) {
     throw ConfigError(fmt::format("--calibrate {}: {}", path, error.what()));
   }

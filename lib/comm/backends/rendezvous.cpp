@@ -1,6 +1,8 @@
 #include "comm/backends/rendezvous.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
@@ -54,6 +56,13 @@ std::string plain_word(const char* name, std::string text) {
   return text;
 }
 
+/// Whether it is a file of this user: another one could name a rank 0 of their own.
+bool is_mine(const std::filesystem::path& path) {
+  struct stat found = {};
+  return ::lstat(path.c_str(), &found) == 0 && S_ISREG(found.st_mode) &&
+         found.st_uid == ::geteuid();
+}
+
 std::string first_line(const Rendezvous& rendezvous) {
   return fmt::format("fp8train rendezvous of {} ranks, run {}\n", rendezvous.size, rendezvous.run);
 }
@@ -104,8 +113,9 @@ void FileStore::write(const Rendezvous& rendezvous, const void* data, size_t byt
   if (path_.has_parent_path()) {
     create_folder(path_.parent_path());
   }
-  write_file_atomically(
-      path_, first_line(rendezvous) + std::string(static_cast<const char*>(data), bytes));
+  const std::string text =
+      first_line(rendezvous) + std::string(static_cast<const char*>(data), bytes);
+  write_file_atomically(path_, text, Access::owner);  // who has read it can take part
 }
 
 /// Looks again and again: the folder's other machines may see the file late.
@@ -114,7 +124,8 @@ void FileStore::read(const Rendezvous& rendezvous, void* data, size_t bytes) {
   RunningTime waited(1);
   while (true) {
     std::ifstream file(path_, std::ios::binary);
-    const std::string text((std::istreambuf_iterator<char>(file)), {});
+    const std::string text =
+        is_mine(path_) ? std::string((std::istreambuf_iterator<char>(file)), {}) : "";
     if (text.size() == expected.size() + bytes && text.starts_with(expected)) {
       std::memcpy(data, text.data() + expected.size(), bytes);
       return;

@@ -1,7 +1,8 @@
 #pragma once
 // The rendezvous of ranks without a process manager: Slurm gives each rank its number, and a file
 // in a folder that all of them see holds the data that they must share. Its name and its first line
-// identify the run, so that a file of an earlier run is never used.
+// identify the run, so that a file of an earlier run is never used. It is readable by its owner
+// only, and a file of another user is not read.
 
 #include <cstddef>
 #include <filesystem>

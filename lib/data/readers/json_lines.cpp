@@ -207,7 +207,7 @@ nlohmann::json parse_json_line(std::string_view line, const std::string& where) 
     const JsonError error = json_error(line, failure.byte);
     throw DataError(fmt::format("{}:{}: not JSON: {}", where, error.column, error.what));
   } catch (const nlohmann::json::exception& failure) {  // a number that is too large
-    throw DataError(fmt::format("{}: not JSON: {}", where, failure.what()));
+    throw DataError(fmt::format("{}: not JSON: {}", where, plain_json_error(failure)));
   }
 }
 

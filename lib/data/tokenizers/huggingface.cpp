@@ -312,12 +312,6 @@ std::optional<std::string> token_in(const JsonPart& config, std::string_view key
   return token.value().is_object() ? token.text("content") : config.text(key);
 }
 
-DataError not_json(std::string_view text, const std::string& where, size_t byte) {
-  const JsonError error = json_error(text, byte);
-  return DataError(
-      fmt::format("{}:{}:{}: not JSON: {}", where, error.line, error.column, error.what));
-}
-
 Companions read_companions(const std::filesystem::path& folder) {
   Companions found;
   for (const char* name :
@@ -335,9 +329,9 @@ Companions read_companions(const std::filesystem::path& folder) {
     found.eos = token_in(config, "eos_token");
     if (config.has("add_bos_token")) found.adds_bos = config.flag_or("add_bos_token", false);
   } catch (const nlohmann::json::parse_error& failure) {
-    throw not_json(found.files.front().text, where, failure.byte);
+    throw DataError(not_json(where, found.files.front().text, failure.byte));
   } catch (const nlohmann::json::exception& error) {
-    throw DataError(fmt::format("{}: {}", where, error.what()));
+    throw DataError(fmt::format("{}: {}", where, plain_json_error(error)));
   }
   return found;
 }
@@ -354,9 +348,9 @@ std::unique_ptr<Tokenizer> read_tokenizer_json(std::string_view text, const std:
     return std::make_unique<HuggingFaceTokenizer>(JsonPart(document, where), std::string(text),
                                                   folder ? read_companions(*folder) : Companions());
   } catch (const nlohmann::json::parse_error& failure) {
-    throw not_json(text, where, failure.byte);
+    throw DataError(not_json(where, text, failure.byte));
   } catch (const nlohmann::json::exception& error) {
-    throw DataError(fmt::format("{}: not a tokenizer.json: {}", where, error.what()));
+    throw DataError(fmt::format("{}: not a tokenizer.json: {}", where, plain_json_error(error)));
   }
 }
 

@@ -102,6 +102,12 @@ struct MatchMemory {
   MatchMemory& operator=(const MatchMemory&) = delete;
 };
 
+/// A pattern may forbid it, (*NO_JIT), and its compilation succeeds all the same.
+bool has_machine_code(const pcre2_code* code) {
+  size_t bytes = 0;
+  return pcre2_pattern_info(code, PCRE2_INFO_JITSIZE, &bytes) == 0 && bytes > 0;
+}
+
 }  // namespace
 
 struct Regex::Code {
@@ -111,7 +117,7 @@ struct Regex::Code {
 
   Code(pcre2_code* made, std::string name)
       : code(made),
-        compiled(pcre2_jit_compile(made, PCRE2_JIT_COMPLETE) == 0),
+        compiled(pcre2_jit_compile(made, PCRE2_JIT_COMPLETE) == 0 && has_machine_code(made)),
         where(std::move(name)) {}
   Code(const Code&) = delete;
   Code& operator=(const Code&) = delete;

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/json_error.h"
 #include "base/text.h"
 #include "data/tokenizers/byte_alphabet.h"
 #include "data/tokenizers/metaspace.h"
@@ -220,7 +221,7 @@ TokenTable token_table(const Tokenizer& tokenizer) {
     if (!document.contains("model")) refuse(fmt::format("type {}", name_of(tokenizer.type())));
     return from_transformers(document);
   } catch (const nlohmann::json::exception& error) {
-    throw DataError(fmt::format("the tokenizer's file: {}", error.what()));
+    throw DataError(fmt::format("the tokenizer's file: {}", plain_json_error(error)));
   }
 }
 

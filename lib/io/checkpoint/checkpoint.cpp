@@ -316,6 +316,15 @@ fs::path checkpoint_of_step(const fs::path& root, int64_t step) {
       step, root.string()));
 }
 
+fs::path set_aside_checkpoint(const CheckpointFolder& checkpoint) {
+  const fs::path root = checkpoint.path.parent_path();
+  fs::path aside = root / (detail::checkpoint_folder(checkpoint.step) + ".diverged");
+  free_name(aside);
+  rename_folder(checkpoint.path, aside);
+  sync_directory(root);
+  return aside;
+}
+
 std::string remove_checkpoint(const CheckpointFolder& checkpoint) {
   const fs::path partial = partial_checkpoint(checkpoint.path.parent_path(), checkpoint.step);
   free_name(partial);

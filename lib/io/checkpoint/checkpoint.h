@@ -141,6 +141,10 @@ std::filesystem::path checkpoint_of_step(const std::filesystem::path& root, int6
 /// empty text; tidy_checkpoints() tries that again.
 std::string remove_checkpoint(const CheckpointFolder& checkpoint);
 
+/// Renames a published checkpoint to step-000100.diverged, which find_checkpoints() does not
+/// return, and returns that path. An older one of that name is removed. Throws DeviceError.
+std::filesystem::path set_aside_checkpoint(const CheckpointFolder& checkpoint);
+
 /// Returns the content of a text file of a checkpoint. Throws CheckpointError when it is missing or
 /// its hash is not that of the manifest.
 std::string read_checkpoint_text(const std::filesystem::path& checkpoint, const std::string& name);

@@ -5,6 +5,7 @@
 #include "base/content_hash.h"
 #include "base/error.h"
 #include "base/input_file.h"
+#include "base/json_error.h"
 #include "base/text.h"
 #include "io/checkpoint/checkpoint.h"
 #include "io/json_number.h"
@@ -83,7 +84,7 @@ CheckpointManifest parse_manifest(std::string_view text, const std::string& wher
     }
     return manifest;
   } catch (const nlohmann::json::exception& error) {
-    throw CheckpointError(fmt::format("{}: damaged: {}", where, error.what()));
+    throw CheckpointError(fmt::format("{}: damaged: {}", where, plain_json_error(error)));
   }
 }
 

@@ -10,6 +10,7 @@
 #include <unordered_set>
 
 #include "base/error.h"
+#include "base/json_error.h"
 #include "io/safetensors/safetensors.h"
 
 namespace fp8train {
@@ -150,7 +151,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   bool parse_error(std::size_t position, const std::string& /*token*/,
                    const nlohmann::json::exception& error) override {
     throw CheckpointError(
-        fmt::format("{}: header byte {}: not JSON: {}", where_, position, error.what()));
+        fmt::format("{}: header byte {}: not JSON: {}", where_, position, plain_json_error(error)));
   }
 
  private:

@@ -5,18 +5,15 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <memory>
-#include <set>
-#include <span>
 #include <string>
 
 #include "base/error.h"
 #include "base/math.h"
-#include "base/text.h"
 #include "io/safetensors/safetensors.h"
 #include "ops/storage/storage.h"
 #include "train/checkpoint/host_stored.h"
-#include "train/checkpoint/resume_checks.h"
+#include "train/checkpoint/saved_state.h"
+#include "train/step/value_checks.h"
 
 namespace fp8train {
 namespace {
@@ -97,130 +94,6 @@ struct SavedTensor {
   std::string name;
   View view;
   std::vector<int64_t> shape;
-};
-
-/// Every tensor of a checkpoint's optimizer files, by name without "@first".
-class SavedState {
- public:
-  explicit SavedState(const std::filesystem::path& checkpoint)
-      : checkpoint_(checkpoint), manifest_(verify_checkpoint(checkpoint, Verify::sizes)) {
-    for (const FileRecord& record : manifest_.files) {
-      if (record.name.starts_with("optimizer")) {
-        add_file(checkpoint / record.name);
-      }
-    }
-  }
-
-  /// Returns the type of its elements. Throws CheckpointError where the files have none.
-  DType dtype_of(const std::string& name) const {
-    const std::span<const Range> ranges = saved_ranges(name);
-    if (ranges.empty()) {
-      throw CheckpointError(
-          fmt::format("{}: the optimizer's files have no '{}'", checkpoint_.string(), name));
-    }
-    const SafetensorsType& type = ranges.front().entry->type;
-    if (!type.dtype || !is_stored_type(*type.dtype)) {
-      throw CheckpointError(fmt::format("{}: '{}' is of the unknown type '{}'",
-                                        checkpoint_.string(), name, type.name));
-    }
-    return *type.dtype;
-  }
-
-  /// Returns how many elements of it the files have.
-  int64_t count_of(const std::string& name) const {
-    int64_t count = 0;
-    for (const Range& range : saved_ranges(name)) {
-      count += range.entry->count();
-    }
-    return count;
-  }
-
-  /// Returns elements first .. first + count - 1 of the whole.
-  std::vector<uint8_t> read(const std::string& name, DType dtype, int64_t first,
-                            int64_t count) const {
-    const size_t size = size_of(dtype);
-    std::vector<uint8_t> result(static_cast<size_t>(count) * size);
-    int64_t copied = 0;
-    for (const Range& saved : saved_ranges(name)) {
-      const int64_t begin = std::max(first, saved.first);
-      const int64_t end = std::min(first + count, saved.first + saved.entry->count());
-      if (begin >= end) continue;
-      used_.insert(saved.file);
-      if (const SafetensorsType& type = saved.entry->type; type.dtype != dtype) {
-        require_hashes();  // a damaged header is no other run
-        throw OtherRunError(fmt::format(
-            "{}: '{}' is stored as {}, and this run stores it as {}; to continue that run, change "
-            "its format back (precision in the configuration)",
-            checkpoint_.string(), name, type.dtype ? name_of(*type.dtype) : type.name,
-            name_of(dtype)));
-      }
-      files_[saved.file]->read(*saved.entry, static_cast<uint64_t>(begin - saved.first) * size,
-                               static_cast<size_t>(end - begin) * size,
-                               result.data() + static_cast<size_t>(begin - first) * size);
-      copied += end - begin;
-    }
-    if (copied != count) {
-      throw CheckpointError(fmt::format(
-          "{}: of '{}' as {} the optimizer's files have {} of the elements {} .. {}",
-          checkpoint_.string(), name, name_of(dtype), copied, first, first + count - 1));
-    }
-    return result;
-  }
-
-  /// Returns where the part of it with this element begins: file and byte.
-  std::pair<size_t, uint64_t> position(const std::string& name, int64_t first) const {
-    for (const Range& range : saved_ranges(name)) {
-      if (first < range.first + range.entry->count()) {
-        return {range.file, range.entry->begin};
-      }
-    }
-    return {};
-  }
-
-  /// Throws CheckpointError where a file of which something has been read is not the manifest's.
-  void require_hashes() const {
-    for (const size_t i : used_) {
-      require_hash(checkpoint_, manifest_, files_[i]->path().filename().string(),
-                   files_[i]->hash());
-    }
-  }
-
- private:
-  struct Range {
-    size_t file;
-    const SafetensorsEntry* entry;
-    int64_t first = 0;
-  };
-
-  std::span<const Range> saved_ranges(const std::string& name) const {
-    const auto found = ranges_.find(name);
-    return found == ranges_.end() ? std::span<const Range>() : found->second;
-  }
-
-  void add_file(const std::filesystem::path& path) {
-    files_.push_back(std::make_unique<SafetensorsFile>(path, SafetensorsFile::Reads::hashed));
-    for (const SafetensorsEntry& entry : files_.back()->header().entries) {
-      const size_t at = entry.name.rfind('@');
-      Range range = {files_.size() - 1, &entry, 0};
-      std::string name = entry.name.substr(0, at);
-      if (at != std::string::npos) {
-        // "NAME@FIRST" or, of scales, "NAME.scale@FIRST"
-        const auto first = whole_number<int64_t>(std::string_view(entry.name).substr(at + 1));
-        if (!first) {
-          throw CheckpointError(
-              fmt::format("{}: '{}' is not the name of a part", path.string(), entry.name));
-        }
-        range.first = *first;
-      }
-      ranges_[name].push_back(range);
-    }
-  }
-
-  std::filesystem::path checkpoint_;
-  CheckpointManifest manifest_;
-  std::vector<std::unique_ptr<SafetensorsFile>> files_;
-  mutable std::set<size_t> used_;
-  std::map<std::string, std::vector<Range>> ranges_;
 };
 
 void load(Device& device, const SavedState& saved, const StateTensor& entry) {
@@ -334,6 +207,11 @@ void refresh_optimizer_file(Engine& engine, OptimizerFile& file) {
   for (size_t i = 0; i < saved.size(); ++i) {
     void* bytes = file.memory[i].resize(saved[i].view.bytes());
     copy_to_host(engine.device(), bytes, saved[i].view);
+    if (const std::string bad =
+            impossible_state(saved[i].name, bytes, saved[i].view.dtype, saved[i].view.count());
+        !bad.empty()) {
+      throw NumericError(bad + ": training has diverged, and nothing of this step is written");
+    }
     file.file.tensors.push_back({saved[i].name, saved[i].view.dtype, saved[i].shape, bytes});
   }
 }

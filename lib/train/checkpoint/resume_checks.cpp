@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json_error.h"
 #include "base/text.h"
 #include "config/fields/field_table.h"
 #include "data/tokenizers/registry.h"
@@ -218,6 +219,30 @@ int64_t checked_count(const nlohmann::json& state, const char* key, int64_t most
   return value.get<int64_t>();
 }
 
+/// The loader has handed out the samples of the tokens, and those that rollbacks left out.
+void check_position(const nlohmann::json& state, const std::filesystem::path& folder) {
+  const auto count = [&](const nlohmann::json& of, const char* key, int64_t least) {
+    const int64_t value = checked_count(of, key, kMostCount, folder);
+    if (value < least) {
+      refuse_state(folder, fmt::format("{} is {}, expected at least {}", key, value, least));
+    }
+    return value;
+  };
+  if (state.contains("tokens_per_step")) {
+    count(state, "tokens_per_step", 1);
+  }
+  int64_t most = count(state, "tokens", 0) / count(state, "seq_length", 1);
+  for (const nlohmann::json& one : state.value("rollbacks", nlohmann::json::array())) {
+    most += count(one, "end_sample", 0) - count(one, "first_sample", 0);
+    most = std::min(most, kMostCount);
+  }
+  if (const int64_t position = count(state, "sample_position", 0); position > most) {
+    refuse_state(folder, fmt::format("sample_position is {}, but its tokens and rollbacks are of "
+                                     "{} samples",
+                                     position, most));
+  }
+}
+
 /// The text of an earlier version is only compared.
 void check_formats(const nlohmann::json& state, const std::filesystem::path& folder) {
   if (!state.contains("formats") || state.at("formats").is_string()) {
@@ -228,7 +253,7 @@ void check_formats(const nlohmann::json& state, const std::filesystem::path& fol
   } catch (const ConfigError& error) {
     refuse_state(folder, fmt::format("formats: {}", error.what()));
   } catch (const nlohmann::json::exception& error) {
-    refuse_state(folder, fmt::format("formats: {}", error.what()));
+    refuse_state(folder, "formats: " + plain_json_error(error));
   }
 }
 
@@ -277,14 +302,18 @@ void check_state(const nlohmann::json& state, const CheckpointManifest& manifest
                                      "runs are mixed",
                                      id, manifest.run_id));
   }
-  count("sample_position", kMostCount);
-  count("tokens", kMostCount);
+  check_position(state, folder);
+  for (const char* key : {"loss", "first_loss", "val_loss", "best_val_loss"}) {
+    if (state.contains(key) && !state.at(key).is_number()) {
+      refuse_state(folder, fmt::format("{} is {}, expected a number", key, state.at(key).dump()));
+    }
+  }
   if (state.contains("val_step")) {
     count("val_step", step);
   }
   count("best_val_step", step);
-  count("applied_steps", kMostCount);
-  const int64_t skipped = count("skipped_steps", kMostCount);
+  count("applied_steps", step);
+  const int64_t skipped = count("skipped_steps", step);
   if (state.contains("skipped_in_a_row")) {
     count("skipped_in_a_row", skipped);
   }
@@ -296,6 +325,29 @@ void check_state(const nlohmann::json& state, const CheckpointManifest& manifest
                  fmt::format("loss_scale is {}, expected a number > 0 that fp32 holds", scale));
   }
   check_formats(state, folder);
+}
+
+nlohmann::ordered_json rate_settings(const Settings& settings) {
+  nlohmann::ordered_json all;
+  for (const Field& field : field_table()) {
+    if (field.key.starts_with("optimizer.") || field.key.starts_with("scheduler.")) {
+      all[field.key] = field.write(settings);
+    }
+  }
+  return all;
+}
+
+std::vector<std::string> changed_rate_settings(const nlohmann::json& state,
+                                               const Settings& settings) {
+  std::vector<std::string> changes;
+  const nlohmann::json saved = state.value("settings", nlohmann::json::object());
+  const nlohmann::ordered_json current = rate_settings(settings);
+  for (const auto& [key, value] : current.items()) {
+    if (const std::string was = saved.value(key, value.get<std::string>()); was != value) {
+      changes.push_back(fmt::format("{}: {} -> {}", key, was, value.get<std::string>()));
+    }
+  }
+  return changes;
 }
 
 SameRun check_same_run(const nlohmann::json& state, const Session& session, Decoder& model,

@@ -42,4 +42,11 @@ class OtherRunError : public CheckpointError {
 SameRun check_same_run(const nlohmann::json& state, const Session& session, Decoder& model,
                        const std::filesystem::path& folder);
 
+/// Returns the keys of the optimizer and of the schedule with their values, for state.json.
+nlohmann::ordered_json rate_settings(const Settings& settings);
+/// Returns "optimizer.lr: 0.001 -> 0.0005" for each of them that differs from those of a
+/// state.json, as changed_settings() does; none for an earlier version, which did not write them.
+std::vector<std::string> changed_rate_settings(const nlohmann::json& state,
+                                               const Settings& settings);
+
 }  // namespace fp8train

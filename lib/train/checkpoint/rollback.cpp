@@ -74,9 +74,25 @@ void delete_newer(const fs::path& root, int64_t step) {
   }
 }
 
-[[noreturn]] void give_up(const DivergenceError& divergence, const std::string& why) {
-  throw DivergenceError(fmt::format("{}. {}", divergence.what(), why), divergence.kind(),
-                        divergence.first_step());
+/// Returns the divergence with another sentence.
+DivergenceError with_sentence(const DivergenceError& divergence, const std::string& sentence) {
+  return {fmt::format("{}. {}", divergence.what(), sentence), divergence.kind(),
+          divergence.first_step()};
+}
+
+/// Sets checkpoints aside, and warns of those where that fails.
+void set_aside_from(const fs::path& root, int64_t first_step) {
+  for (const CheckpointFolder& folder : find_checkpoints(root)) {
+    try {
+      if (folder.step >= first_step) {
+        log_warning(fmt::format("{} is of a run that has diverged, and is now {}",
+                                folder.path.filename().string(),
+                                set_aside_checkpoint(folder).filename().string()));
+      }
+    } catch (const DeviceError& error) {
+      log_warning(error.what());
+    }
+  }
 }
 
 /// Loads the checkpoint to go back to. One that turns out to be damaged on any rank is passed over.
@@ -87,10 +103,11 @@ ResumedRun load_target(const DivergenceError& divergence, const fs::path& root, 
     const int64_t step =
         found_by_first_rank(comm, [&] { return target_step(root, divergence, now, damaged); });
     if (step == kNone) {
-      give_up(divergence, fmt::format("There is no usable checkpoint of a step before {} to go "
-                                      "back to (training.on_divergence: rollback); lower "
-                                      "checkpoint.interval",
-                                      divergence.first_step()));
+      const std::string why = fmt::format(
+          "There is no usable checkpoint of a step before {} to go back to "
+          "(training.on_divergence: rollback); lower checkpoint.interval",
+          divergence.first_step());
+      end_diverged(with_sentence(divergence, why), root, comm);
     }
     const fs::path folder = checkpoint_of_step(root, step);
     try {
@@ -110,9 +127,10 @@ ResumedRun roll_back(const DivergenceError& divergence, const fs::path& root, En
                      const Session& session, const TrainingState& now, Communicator& comm) {
   const int64_t most = session.settings.training.max_rollbacks;
   if (static_cast<int64_t>(now.rollbacks.size()) >= most) {
-    give_up(divergence, fmt::format("It went back to older checkpoints {} times already "
-                                    "(training.max_rollbacks)",
-                                    now.rollbacks.size()));
+    const std::string why =
+        fmt::format("It went back to older checkpoints {} times already (training.max_rollbacks)",
+                    now.rollbacks.size());
+    end_diverged(with_sentence(divergence, why), root, comm);
   }
   ResumedRun resumed = load_target(divergence, root, engine, session, now, comm);
   const int64_t step = resumed.state.step;
@@ -129,6 +147,23 @@ ResumedRun roll_back(const DivergenceError& divergence, const fs::path& root, En
                                      .kind = name_of(divergence.kind())});
   resumed.state.sample_position = now.sample_position;
   return resumed;
+}
+
+void end_diverged(const DivergenceError& divergence, const fs::path& root, Communicator& comm) {
+  const int64_t good = found_by_first_rank(comm, [&] {
+    set_aside_from(root, divergence.first_step());
+    const auto newest = newest_before(root, divergence.first_step(), false, {});
+    if (newest) {
+      tidy_checkpoints(root, newest->step);  // `latest` names it
+    }
+    return newest ? newest->step : kNone;
+  });
+  throw with_sentence(
+      divergence,
+      good == kNone
+          ? std::string("Nothing had been saved yet that a run could continue from")
+          : fmt::format("The checkpoint of step {} is intact, and the next start resumes from it",
+                        good));
 }
 
 std::string describe(const Rollback& rollback, size_t number, int64_t most) {

@@ -27,6 +27,12 @@ ResumedRun roll_back(const DivergenceError& divergence, const std::filesystem::p
                      Engine& engine, const Session& session, const TrainingState& now,
                      Communicator& comm);
 
+/// Ends a run that has diverged and does not go back. Its checkpoints of divergence.first_step()
+/// and later become step-000100.diverged, which no run resumes from. Collective. Throws the
+/// divergence with a sentence that names the newest checkpoint left.
+[[noreturn]] void end_diverged(const DivergenceError& divergence, const std::filesystem::path& root,
+                               Communicator& comm);
+
 /// "the run goes back to step 20 and leaves out samples 160 to 231 (rollback 1 of at most 3)"
 std::string describe(const Rollback& rollback, size_t number, int64_t most);
 

@@ -100,7 +100,7 @@ void RunCheckpoints::save_if_good(Engine& engine, const TrainingState& state) {
     save(engine, state);
     return;
   }
-  skips_->check_row(control, state.step, [this] { return what_stays(); });
+  skips_->check_row(control, state.step);
   if (!is_due_) {
     const char* why = !loss_is_finite        ? "loss is not finite"
                       : was_skipped(control) ? "gradient is not finite"
@@ -123,24 +123,28 @@ void RunCheckpoints::save_last(Engine& engine, const TrainingState& state) {
   }
 }
 
-void RunCheckpoints::check_end(Engine& engine, const TrainingState& state) {
+void RunCheckpoints::end(Engine& engine, const TrainingState& state, bool saves) {
   finish();
-  if (failed_in_a_row_ > 0) {
+  check_last_step(engine, state);
+  if (saves || failed_in_a_row_ > 0) {
     save_last(engine, state);
   }
+}
+
+void RunCheckpoints::check_last_step(Engine& engine, const TrainingState& state) const {
   const ops::StepControl control = engine.optimizer().control();
   if (was_skipped(control)) {
     throw DivergenceError(
         fmt::format("the gradients of the last steps ({} of {}) were not finite: training has "
-                    "diverged; lower optimizer.lr{}. {}",
-                    control.skipped_in_a_row, state.step, skips_->first_tensor(), what_is_saved()),
+                    "diverged; lower optimizer.lr{}",
+                    control.skipped_in_a_row, state.step, skips_->first_tensor()),
         DivergenceKind::skipped_steps, state.step - control.skipped_in_a_row + 1);
   }
   if (!std::isfinite(state.loss)) {
     throw DivergenceError(
         fmt::format("the loss of step {}, the last one, is not finite: training has diverged; "
-                    "lower optimizer.lr. {}",
-                    state.step, what_is_saved()),
+                    "lower optimizer.lr",
+                    state.step),
         DivergenceKind::non_finite_loss, state.step);
   }
 }
@@ -187,6 +191,7 @@ void RunCheckpoints::start(Engine& engine, TrainingState state, bool is_schedule
   records_->require_lock(*comm_);
   check_replicas(engine, state);
   const SectionScope section(Section::save);
+  records_->sync();
   state.is_scheduled = is_scheduled;
   state.save_is_due = is_due_;
   try {
@@ -194,8 +199,7 @@ void RunCheckpoints::start(Engine& engine, TrainingState state, bool is_schedule
         [&](StateCopy& copy) { copy_training_state(engine, *session_, state, *comm_, copy); },
         is_good(engine, state));
   } catch (const NumericError& error) {
-    throw DivergenceError(fmt::format("{}. {}", error.what(), what_is_saved()),
-                          DivergenceKind::non_finite_weight, state.step);
+    throw DivergenceError(error.what(), DivergenceKind::non_finite_weight, state.step);
   }
   charge_copy(engine);
 }
@@ -259,6 +263,7 @@ void RunCheckpoints::give_up() const {
                                 last_failure_, what_is_saved()));
 }
 
+/// Returns a sentence that names the checkpoint from which the run can be resumed.
 std::string RunCheckpoints::what_is_saved() const {
   return saved_step_ > 0 ? fmt::format("The checkpoint of step {} is intact", saved_step_)
                          : std::string("Nothing had been saved yet");

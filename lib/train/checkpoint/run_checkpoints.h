@@ -64,23 +64,16 @@ class RunCheckpoints {
   /// (TrainingState::spikes), is put off with a warning.
   void save_if_good(Engine& engine, const TrainingState& state);
 
-  /// Called at the end or before a stop: the checkpoint is published when it returns. If the last
-  /// step was skipped, its weights are those of the step before: they are saved, and older
-  /// checkpoints are not deleted. Throws DeviceError if two attempts have failed.
+  /// Called before a stop: the checkpoint is published when it returns. If the last step was
+  /// skipped, its weights are those of the step before: they are saved, and older checkpoints are
+  /// not deleted. Throws DeviceError if two attempts have failed.
   void save_last(Engine& engine, const TrainingState& state);
 
-  /// Waits for the save in flight, and tries again what had failed. Throws DivergenceError where
-  /// the last step was skipped, and not in search of a loss scale, or its loss is not finite: such
-  /// a run does not end as done.
-  void check_end(Engine& engine, const TrainingState& state);
-
-  /// Returns a sentence for messages that names the checkpoint from which the run can be resumed.
-  std::string what_is_saved() const;
-  /// Returns what_is_saved() at the end of a run, after the save in flight.
-  std::string what_stays() {
-    finish();
-    return what_is_saved();
-  }
+  /// The run has done its last step. Waits for the save in flight, and saves this step as
+  /// save_last() does if `saves`, or if the last save has failed. Throws DivergenceError where the
+  /// step was skipped, and not in search of a loss scale, or its loss is not finite: such a run
+  /// does not end as done, and its last step is not saved.
+  void end(Engine& engine, const TrainingState& state, bool saves);
 
   const SaveTotals& totals() const { return totals_; }
 
@@ -91,6 +84,8 @@ class RunCheckpoints {
   void end_save(const SaveResult& result);
   void agree_on_interval(const SaveResult& result);
   [[noreturn]] void give_up() const;
+  void check_last_step(Engine& engine, const TrainingState& state) const;
+  std::string what_is_saved() const;
   /// Whether older checkpoints may go for one of this step.
   bool is_good(Engine& engine, const TrainingState& state) const {
     return !was_skipped(engine.optimizer().control()) && state.spikes.high_steps == 0;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "io/json_number.h"
 #include "io/safetensors/tensor_source.h"
 #include "train/checkpoint/state_copy.h"
@@ -42,8 +43,11 @@ bool has_scaling(const std::filesystem::path& folder) {
 
 std::vector<ScalingState::SavedTensor> scaling_tensors(Engine& engine, Communicator& comm) {
   const bool leads = comm.rank() == 0;
+  const ScalingState& scaling = engine.model().scaling();
   std::vector<ScalingState::SavedTensor> tensors;
-  for (ScalingState::SavedTensor& tensor : engine.model().scaling().save()) {
+  std::vector<ScalingState::SavedTensor> mine = scaling.save();
+  const std::string bad = scaling.impossible_value(mine);
+  for (ScalingState::SavedTensor& tensor : mine) {
     const size_t count = tensor.values.size();
     std::vector<float> all;
     if (tensor.of_rank && comm.size() > 1) {
@@ -61,6 +65,9 @@ std::vector<ScalingState::SavedTensor> scaling_tensors(Engine& engine, Communica
                          tensor.shape,
                          {begin, begin + static_cast<std::ptrdiff_t>(count)}});
     }
+  }
+  if (!bad.empty()) {  // only now: the other ranks exchange all the same
+    throw NumericError(bad + ": training has diverged, and nothing of this step is written");
   }
   return tensors;
 }

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/json_error.h"
 #include "io/checkpoint/checkpoint.h"
 
 namespace fp8train {
@@ -19,10 +20,13 @@ constexpr const char* kStateFile = "state.json";
 template <typename Use>
 auto with_state(const std::filesystem::path& folder, const Use& use) {
   const std::string where = (folder / kStateFile).string();
+  const std::string text = read_checkpoint_text(folder, kStateFile);
   try {
-    return use(nlohmann::json::parse(read_checkpoint_text(folder, kStateFile)), where);
+    return use(nlohmann::json::parse(text), where);
+  } catch (const nlohmann::json::parse_error& error) {
+    throw CheckpointError(not_json(where, text, error.byte));
   } catch (const nlohmann::json::exception& error) {
-    throw CheckpointError(fmt::format("{}: {}", where, error.what()));
+    throw CheckpointError(fmt::format("{}: {}", where, plain_json_error(error)));
   }
 }
 

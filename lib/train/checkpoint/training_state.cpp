@@ -102,6 +102,7 @@ TrainingState read_state(const nlohmann::json& json, const std::string& where) {
                          .sample_position = whole_number<uint64_t>(json, "sample_position", where),
                          .tokens = whole_number<int64_t>(json, "tokens", where),
                          .loss = json.value("loss", 0.0),
+                         .first_loss = json.value("first_loss", 0.0),
                          .val_loss = json.value("val_loss", 0.0),
                          .val_step = whole_number_or<int64_t>(json, "val_step", where, 0),
                          .best_val_loss = json.at("best_val_loss").get<double>(),
@@ -116,6 +117,7 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
                                  {"sample_position", state.sample_position},
                                  {"tokens", state.tokens},
                                  {"loss", finite_or_zero(state.loss)},
+                                 {"first_loss", finite_or_zero(state.first_loss)},
                                  {"val_loss", finite_or_zero(state.val_loss)},
                                  {"val_step", state.val_step},
                                  {"best_val_loss", state.best_val_loss},
@@ -124,6 +126,7 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
                                  {"plan", session.engine.plan.name},
                                  {"formats", json_of(state_formats(engine.model()))},
                                  {"optimizer", session.engine.optimizer.name},
+                                 {"settings", rate_settings(session.settings)},
                                  {"seed", session.settings.step.seed},
                                  {"seq_length", session.engine.step.seq_length},
                                  {"shuffle", session.settings.data.shuffle},
@@ -221,6 +224,7 @@ ResumedRun load_here(const std::filesystem::path& folder, Engine& engine, const 
     SameRun same = check_same_run(json, session, engine.model(), folder);
     resumed.notes = std::move(same.notes);
     resumed.state = read_state(json, where);
+    resumed.changes = changed_rate_settings(json, session.settings);
     const int64_t before =
         whole_number_or(json, "tokens_per_step", where, session.tokens_per_step());
     if (before != session.tokens_per_step()) {

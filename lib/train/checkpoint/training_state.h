@@ -25,6 +25,7 @@ struct TrainingState {
   uint64_t sample_position = 0;  ///< the position of the loader
   int64_t tokens = 0;            ///< seen so far
   double loss = 0;               ///< last one logged
+  double first_loss = 0;         ///< that of step 1; 0: not known
   double val_loss = 0;           ///< last one evaluated
   int64_t val_step = 0;          ///< 0: none yet
   double best_val_loss = 0;      ///< 0: none yet
@@ -68,7 +69,8 @@ std::vector<std::string> check_resumes(const std::filesystem::path& folder, cons
 struct ResumedRun {
   TrainingState state;
   std::filesystem::path folder;
-  std::vector<std::string> notes;  ///< differences from the run that saved it that are not errors
+  std::vector<std::string> notes;    ///< differences from the run that saved it that are not errors
+  std::vector<std::string> changes;  ///< changed_rate_settings()
 };
 
 /// Loads a checkpoint into the engine. Each rank hashes what it reads; the first one also the files

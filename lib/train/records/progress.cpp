@@ -9,6 +9,8 @@
 #include <system_error>
 #include <vector>
 
+#include "base/append_file.h"
+#include "base/error.h"
 #include "base/log.h"
 #include "base/terminal.h"
 #include "train/records/run_records.h"
@@ -87,14 +89,15 @@ std::string describe(const StepMetrics& metrics, size_t columns) {
 }
 
 Progress::Progress(Style style, std::FILE* out, const std::filesystem::path& log)
-    : style_(style), out_(out) {
+    : style_(style), out_(out), log_path_(log) {
   if (!log.empty()) {
-    log_.open(log, std::ios::app);
+    log_ = open_to_append(log);
   }
 }
 
 Progress::~Progress() {
   finish();
+  close_file(log_);
 }
 
 void Progress::show(const StepMetrics& metrics) {
@@ -112,7 +115,12 @@ void Progress::tick(int64_t step, int64_t max_steps) {
 }
 
 void Progress::put(const std::string& logged, const std::string& shown) {
-  log_ << without_controls(logged) << std::endl;
+  try {
+    if (log_ >= 0) {
+      append_whole(log_, log_path_, without_controls(logged) + "\n");
+    }
+  } catch (const DeviceError&) {  // metrics.jsonl, on the same disk, says so
+  }
   if (style_ != Style::quiet) {
     const std::string start = line_open_ ? kRenew : "";
     line_open_ = false;

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <string>
 
@@ -59,7 +58,8 @@ class Progress {
 
   Style style_;
   std::FILE* out_;
-  std::ofstream log_;
+  std::filesystem::path log_path_;
+  int log_ = -1;
   bool line_open_ = false;  // the renewed one
   Stopwatch since_tick_;
 };

@@ -10,6 +10,7 @@
 #include <system_error>
 #include <thread>
 
+#include "base/append_file.h"
 #include "base/atomic_file.h"
 #include "base/error_prefix.h"
 #include "base/log.h"
@@ -66,14 +67,6 @@ double rounded(double value) {
   return std::strtod(fmt::format("{:.{}g}", value, kDigits).c_str(), nullptr);
 }
 
-/// Opening a FIFO would wait for a reader.
-void check_regular(const std::filesystem::path& path) {
-  if (std::filesystem::exists(path) && !std::filesystem::is_regular_file(path)) {
-    throw DeviceError(fmt::format(
-        "{} is not a regular file: remove it, or choose another output_dir", path.string()));
-  }
-}
-
 /// Markdown that shows the text as it is; bytes that are not UTF-8 become U+FFFD.
 std::string as_code(std::string_view text) {
   std::string code = "    ";
@@ -107,9 +100,9 @@ RunRecords::RunRecords(const std::filesystem::path& root, bool leads) : director
   with_prefix<Error>("output_dir: ", [&] {
     lock_ = std::make_shared<RunLock>(root);
     directory_ = create_run_directory(root);
-    check_regular(directory_.metrics());
-    check_regular(directory_.tensors());
-    check_regular(directory_.log());
+    require_regular_file(directory_.metrics());
+    require_regular_file(directory_.tensors());
+    require_regular_file(directory_.log());
   });
 }
 
@@ -140,7 +133,21 @@ void RunRecords::require_lock(Communicator& comm) const {
   }
 }
 
-void RunRecords::begin_metrics(int64_t step) {
+void RunRecords::sync() const {
+  if (!lock_) {
+    return;
+  }
+  try {
+    sync_content(directory_.metrics());
+    sync_content(directory_.tensors());
+    sync_content(directory_.log());
+    sync_directory(directory_.root);
+  } catch (const DeviceError& error) {
+    log_warning(fmt::format("{}; a power failure may take some lines", error.what()));
+  }
+}
+
+void RunRecords::begin_metrics(int64_t step, int64_t interval) {
   if (!lock_) {
     return;
   }
@@ -148,6 +155,16 @@ void RunRecords::begin_metrics(int64_t step) {
     put_aside_metrics();
   }
   metrics_ = std::make_unique<MetricsWriter>(directory_.metrics(), step);
+  if (metrics_->damaged_lines() > 0) {
+    log_warning(
+        fmt::format("{}: {} lines with NUL bytes, which a power failure leaves, are removed",
+                    directory_.metrics().string(), metrics_->damaged_lines()));
+  }
+  const int64_t last = last_step_in(directory_.metrics());
+  if (last > 0 && last < step / interval * interval) {
+    log_warning(fmt::format("{} has no lines of steps {} to {}, after which the run continues",
+                            directory_.metrics().string(), last + 1, step));
+  }
   tensors_ = std::filesystem::exists(directory_.tensors())
                  ? std::make_unique<MetricsWriter>(directory_.tensors(), step)
                  : nullptr;

@@ -80,8 +80,12 @@ class RunRecords {
 
   /// Continues metrics.jsonl and tensors.jsonl after `step`; lines of later steps of an interrupted
   /// run are dropped. A run that begins anew gives the files of one before another name, with a
-  /// warning. Throws DeviceError when a file cannot be opened or renamed.
-  void begin_metrics(int64_t step);
+  /// warning. `interval`: logging.interval, by which a gap before `step` is noticed and warned of.
+  /// Throws DeviceError when a file cannot be opened or renamed.
+  void begin_metrics(int64_t step, int64_t interval);
+  /// Flushes metrics.jsonl, tensors.jsonl and train.log to disk. Called before a checkpoint is
+  /// saved, so that a power failure leaves no gap before its step. Warns where that fails.
+  void sync() const;
   /// Starts an event file for TensorBoard, which the functions below write to as well. It shows
   /// `config` and replaces the steps after `step` of earlier files. Throws DeviceError when it
   /// cannot be written.

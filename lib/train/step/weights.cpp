@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstdint>
 #include <set>
 
@@ -13,6 +11,7 @@
 #include "base/math.h"
 #include "io/export/row_order.h"
 #include "model/hf_names.h"
+#include "train/step/value_checks.h"
 
 namespace fp8train {
 namespace {
@@ -117,39 +116,12 @@ void load_weights(Device& device, Decoder& model, const TensorSource& source,
 
 namespace {
 
-bool all_finite(const float* begin, const float* end) {
-  constexpr uint32_t kExponent = 0x7f800000U;
-  uint32_t found = 0;
-  for (const float* value = begin; value < end; ++value) {
-    found |= (std::bit_cast<uint32_t>(*value) & kExponent) == kExponent ? 1U : 0U;
-  }
-  return found == 0;
-}
-
-/// Index of the first value that is not finite; `count` where all are.
-int64_t first_non_finite(const float* values, int64_t count) {
-  constexpr int64_t kBlock = int64_t{1} << 16;
-  const int64_t blocks = ceil_div(count, kBlock);
-  int64_t first = count;
-#pragma omp parallel for schedule(dynamic, 16) reduction(min : first) if (blocks > 1)
-  for (int64_t block = 0; block < blocks; ++block) {
-    const float* begin = values + block * kBlock;
-    const float* end = values + std::min((block + 1) * kBlock, count);
-    if (!all_finite(begin, end)) {
-      const float* bad =
-          std::find_if(begin, end, [](float value) { return !std::isfinite(value); });
-      first = std::min<int64_t>(first, bad - values);
-    }
-  }
-  return first;
-}
-
 void check_finite(const ModelConfig& config, const WeightsCopy::Parameter& parameter) {
   const auto* values = static_cast<const float*>(parameter.values.data());
   const int64_t columns = parameter.columns;
   for (const HfPiece& piece : hf_pieces(config, parameter.name)) {
     const float* begin = values + piece.begin * columns;
-    const int64_t bad = first_non_finite(begin, piece.rows * columns);
+    const int64_t bad = first_impossible(begin, DType::f32, piece.rows * columns);
     if (bad == piece.rows * columns) {
       continue;
     }

@@ -1,7 +1,5 @@
 #include "train/watch/divergence_watch.h"
 
-#include <fmt/format.h>
-
 #include <vector>
 
 #include "train/watch/first_non_finite.h"
@@ -33,20 +31,19 @@ void DivergenceWatch::take_losses(Engine& engine, TrainingState& state) {
 }
 
 void DivergenceWatch::check(Engine& engine, Communicator& comm, TrainingState& state,
-                            const std::function<std::string()>& saved,
                             const std::function<Batch()>& next_batch) {
   take_losses(engine, state);
   const int64_t steps = state.step - checked_step_;
   checked_step_ = state.step;
   if (spikes_.has_spike()) {
-    throw DivergenceError(fmt::format("{}; lower optimizer.lr. {}", spikes_.describe(), saved()),
-                          DivergenceKind::loss_spike, state.spikes.first_high);
+    throw DivergenceError(spikes_.describe() + "; lower optimizer.lr", DivergenceKind::loss_spike,
+                          state.spikes.first_high);
   }
   const ops::StepControl control = engine.optimizer().control();
   if (skips_.wants_first_tensor(control, steps)) {
     skips_.set_first_tensor(first_non_finite(engine, comm, next_batch));
   }
-  skips_.check(control, state.step, steps, saved);
+  skips_.check(control, state.step, steps);
   state.unseen_skips = 0;
   state.checked_step = state.step;
 }

@@ -37,12 +37,11 @@ class DivergenceWatch {
 
   /// Checks the steps since the last call. With a fixed checkpoint.interval a run calls it at steps
   /// that depend on the settings alone, so that a resumed run finds the same at the same step.
-  /// `saved` returns the end of messages, which names the part of the run that is saved; it is
-  /// called only for an error, by all ranks. `next_batch` returns the micro-batches of this rank in
-  /// the last step, one after the other; it is called if that step was skipped and its first tensor
-  /// that is not finite is looked for. Throws DivergenceError.
+  /// `next_batch` returns the micro-batches of this rank in the last step, one after the other; it
+  /// is called if that step was skipped and its first tensor that is not finite is looked for.
+  /// Throws DivergenceError.
   void check(Engine& engine, Communicator& comm, TrainingState& state,
-             const std::function<std::string()>& saved, const std::function<Batch()>& next_batch);
+             const std::function<Batch()>& next_batch);
 
  private:
   SkipGuard skips_;

@@ -19,8 +19,7 @@ std::string SkipGuard::first_tensor() const {
              : fmt::format("; the first tensor that is not finite: {}", first_tensor_);
 }
 
-void SkipGuard::check(const ops::StepControl& control, int64_t step, int64_t steps,
-                      const std::function<std::string()>& saved) {
+void SkipGuard::check(const ops::StepControl& control, int64_t step, int64_t steps) {
   const int64_t skips = control.skipped_steps - seen_;
   seen_ = control.skipped_steps;
   if (skips == 0 || searching(control)) {
@@ -29,22 +28,20 @@ void SkipGuard::check(const ops::StepControl& control, int64_t step, int64_t ste
   const std::string what = fmt::format(
       "{} of the {} steps up to step {} had a gradient that was not finite", skips, steps, step);
   if (non_finite_ == OnNonFinite::stop) {
-    throw DivergenceError(
-        fmt::format("{} (training.non_finite: stop){}. {}", what, first_tensor(), saved()),
-        DivergenceKind::non_finite_gradient, step - steps + 1);
+    throw DivergenceError(fmt::format("{} (training.non_finite: stop){}", what, first_tensor()),
+                          DivergenceKind::non_finite_gradient, step - steps + 1);
   }
   const bool is_last = control.skipped_in_a_row > 0;
   log_warning(fmt::format("{} and were skipped{}", what, is_last ? first_tensor() : ""));
-  check_row(control, step, saved);
+  check_row(control, step);
 }
 
-void SkipGuard::check_row(const ops::StepControl& control, int64_t step,
-                          const std::function<std::string()>& saved) const {
+void SkipGuard::check_row(const ops::StepControl& control, int64_t step) const {
   if (control.skipped_in_a_row >= most_in_a_row_ && !searching(control)) {
     throw DivergenceError(
         fmt::format("the gradients of the last {} steps up to step {} were not finite: training "
-                    "has diverged; lower optimizer.lr{}. {}",
-                    control.skipped_in_a_row, step, first_tensor(), saved()),
+                    "has diverged; lower optimizer.lr{}",
+                    control.skipped_in_a_row, step, first_tensor()),
         DivergenceKind::skipped_steps, step - control.skipped_in_a_row + 1);
   }
 }

@@ -2,7 +2,6 @@
 // Watches for optimizer steps that were skipped because a gradient was not finite.
 
 #include <cstdint>
-#include <functional>
 #include <string>
 
 #include "config/settings.h"
@@ -43,15 +42,12 @@ class SkipGuard {
   /// Checks the last `steps` steps, which end with `step`. Does nothing for steps that are part of
   /// the search for a loss scale. Warns, or throws DivergenceError if training.non_finite is stop,
   /// or the last max_consecutive_skips steps were all skipped (the device counts them, so that it
-  /// does not matter how often this is asked). `saved` returns the end of the message, which names
-  /// the part of the run that is saved; it is called only for an error.
-  void check(const ops::StepControl& control, int64_t step, int64_t steps,
-             const std::function<std::string()>& saved);
+  /// does not matter how often this is asked).
+  void check(const ops::StepControl& control, int64_t step, int64_t steps);
 
   /// Throws DivergenceError if the last max_consecutive_skips steps were all skipped, and not in
   /// search of a loss scale.
-  void check_row(const ops::StepControl& control, int64_t step,
-                 const std::function<std::string()>& saved) const;
+  void check_row(const ops::StepControl& control, int64_t step) const;
 
   /// Returns the number of skipped steps that check() has not seen.
   int64_t unseen(const ops::StepControl& control) const { return control.skipped_steps - seen_; }

@@ -312,6 +312,9 @@ ssize_t pwrite64(int descriptor, const void* from, size_t bytes, off64_t offset)
 int fsync(int descriptor) {
   return fails("fsync", path_of(descriptor)) ? -1 : real<int (*)(int)>("fsync")(descriptor);
 }
+int fdatasync(int descriptor) {
+  return fails("fsync", path_of(descriptor)) ? -1 : real<int (*)(int)>("fdatasync")(descriptor);
+}
 
 int ftruncate(int descriptor, off_t length) {
   return fails("ftruncate", path_of(descriptor))

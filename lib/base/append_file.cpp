@@ -1,7 +1,8 @@
-#include "io/append_file.h"
+#include "base/append_file.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -22,12 +23,34 @@ void take_back(int descriptor, size_t bytes) {
 
 }  // namespace
 
+void require_regular_file(const std::filesystem::path& path) {
+  std::error_code unseen;
+  const std::filesystem::file_status status = std::filesystem::symlink_status(path, unseen);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+    throw DeviceError(
+        fmt::format("{} is {}, not a regular file: remove it, or choose another folder",
+                    path.string(), std::filesystem::is_symlink(status) ? "a link" : "special"));
+  }
+}
+
 int open_to_append(const std::filesystem::path& path) {
-  const int descriptor = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  require_regular_file(path);
+  const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+  const int descriptor = ::open(path.c_str(), flags, 0644);
   if (descriptor < 0) {
     throw DeviceError(fmt::format("cannot open {}: {}", path.string(), std::strerror(errno)));
   }
   return descriptor;
+}
+
+void sync_content(const std::filesystem::path& path) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  const bool done = descriptor >= 0 ? ::fdatasync(descriptor) == 0 : errno == ENOENT;
+  const int failure = errno;
+  close_file(descriptor);
+  if (!done) {
+    throw DeviceError(fmt::format("cannot flush {}: {}", path.string(), std::strerror(failure)));
+  }
 }
 
 void append_whole(int descriptor, const std::filesystem::path& path, std::string_view record) {

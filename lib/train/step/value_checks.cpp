@@ -1,0 +1,83 @@
+#include "train/step/value_checks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <type_traits>
+
+#include "base/math.h"
+#include "numeric/with_type.h"
+
+namespace fp8train {
+namespace {
+
+/// The largest encoding of a finite number without its sign.
+template <typename T>
+constexpr uint32_t kLargestFinite = std::is_same_v<T, float>  ? 0x7f7fffffU
+                                    : std::is_same_v<T, bf16> ? 0x7f7fU
+                                    : std::is_same_v<T, f16>  ? 0x7bffU
+                                    : std::is_same_v<T, e4m3> ? 0x7eU
+                                                              : 0x7bU;
+static_assert(StoredTypes::count == 5 && StoredTypes::has(DType::e5m2));
+
+template <typename T>
+struct Possible {
+  using Bits = std::conditional_t<sizeof(T) == 4, uint32_t,
+                                  std::conditional_t<sizeof(T) == 2, uint16_t, uint8_t>>;
+  static constexpr Bits kSign = Bits{1} << (8 * sizeof(T) - 1);
+  Bits negative_limit;  ///< the largest encoding of a negative number, without its sign
+
+  bool operator()(Bits bits) const {
+    const auto magnitude = static_cast<Bits>(bits & static_cast<Bits>(~kSign));
+    return magnitude <=
+           ((bits & kSign) != 0 ? negative_limit : static_cast<Bits>(kLargestFinite<T>));
+  }
+};
+
+template <typename T>
+int64_t first_impossible(const void* values, int64_t count, Signs signs) {
+  using Bits = typename Possible<T>::Bits;
+  constexpr int64_t kBlock = int64_t{1} << 16;
+  const auto* const bits = static_cast<const Bits*>(values);
+  const Possible<T> possible = {signs == Signs::any ? static_cast<Bits>(kLargestFinite<T>)
+                                                    : Bits{0}};
+  const int64_t blocks = ceil_div(count, kBlock);
+  int64_t first = count;
+#pragma omp parallel for schedule(dynamic, 16) reduction(min : first) if (blocks > 1)
+  for (int64_t block = 0; block < blocks; ++block) {
+    const Bits* const begin = bits + block * kBlock;
+    const Bits* const end = bits + std::min((block + 1) * kBlock, count);
+    unsigned impossible = 0;
+    for (const Bits* one = begin; one < end; ++one) {
+      impossible |= possible(*one) ? 0U : 1U;
+    }
+    if (impossible != 0) {
+      first = std::min<int64_t>(first, std::find_if_not(begin, end, possible) - bits);
+    }
+  }
+  return first;
+}
+
+}  // namespace
+
+int64_t first_impossible(const void* values, DType type, int64_t count, Signs signs) {
+  int64_t first = count;
+  with_stored_type(type, [&](auto tag) {
+    first = first_impossible<typename decltype(tag)::Type>(values, count, signs);
+  });
+  return first;
+}
+
+std::string impossible_state(const std::string& name, const void* values, DType type, int64_t count,
+                             int64_t first) {
+  const bool is_signed = !name.starts_with("moment2.") &&
+                         name.find(".scale") == std::string::npos && !name.ends_with(".factor");
+  const int64_t bad =
+      first_impossible(values, type, count, is_signed ? Signs::any : Signs::not_negative);
+  return bad == count ? ""
+                      : fmt::format("{}[{}] is {}", name, first + bad,
+                                    is_signed ? "NaN or infinite" : "NaN, infinite or negative");
+}
+
+}  // namespace fp8train
