@@ -283,6 +283,9 @@ std::optional<CheckpointFolder> newest_valid(const fs::path& root,
                                              std::vector<std::string>& skipped,
                                              const std::function<void(const fs::path&)>& examine,
                                              Wanted wanted) {
+  constexpr size_t kMostSentences = 5;
+  size_t damaged = 0;
+  std::optional<CheckpointFolder> found;
   for (const CheckpointFolder& folder : find_checkpoints(root)) {
     if (folder.step >= wanted.before) {
       continue;
@@ -292,12 +295,18 @@ std::optional<CheckpointFolder> newest_valid(const fs::path& root,
       if (examine) {
         examine(folder.path);
       }
-      return folder;
+      found = folder;
+      break;
     } catch (const CheckpointError& error) {
-      skipped.push_back(skipped_checkpoint(folder.path, error.what()));
+      if (++damaged <= kMostSentences) {
+        skipped.push_back(skipped_checkpoint(folder.path, error.what()));
+      }
     }
   }
-  return std::nullopt;
+  if (damaged > kMostSentences) {
+    skipped.push_back(fmt::format("and {} more checkpoints", damaged - kMostSentences));
+  }
+  return found;
 }
 
 std::string skipped_checkpoint(const fs::path& checkpoint, const std::string& why) {
