@@ -4,6 +4,8 @@
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
+#include <new>
+#include <string_view>
 
 #include "cli.h"
 #include "commands.h"
@@ -38,10 +40,21 @@ void open_standard_streams() {
   }
 }
 
+/// Without allocating.
+int out_of_memory() {
+  constexpr std::string_view kMessage = "error: out of memory\n";
+  static_cast<void>(!write(STDERR_FILENO, kMessage.data(), kMessage.size()));
+  return 4;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   open_standard_streams();
   limit_spinning(argv);
-  return fp8train::run_program(fp8train::all_commands(), {argv + 1, argv + argc});
+  try {
+    return fp8train::run_program(fp8train::all_commands(), {argv + 1, argv + argc});
+  } catch (const std::bad_alloc&) {
+    return out_of_memory();
+  }
 }

@@ -4,12 +4,11 @@
 #include <fmt/format.h>
 
 #include <csignal>
-#include <cstdlib>
-#include <cstring>
 #include <set>
 
 #include "io/checkpoint/checkpoint.h"
 #include "program.h"
+#include "share.h"
 
 namespace fp8train::test {
 namespace {
@@ -106,21 +105,6 @@ bool names_file(const std::string& message, const std::string& call) {
   return message.find(without_partial(path)) != std::string::npos ||
          message.find(without_partial(path.parent_path())) != std::string::npos;
 }
-
-/// Of all calls, the share that a run of this test takes: one of `every`, another one with each
-/// FP8TRAIN_TEST_ROTATION; all: every call.
-struct Share {
-  size_t every = 1, first = 0;
-
-  static Share of_environment(size_t every) {
-    const char* const rotation = std::getenv("FP8TRAIN_TEST_ROTATION");
-    if (rotation != nullptr && std::strcmp(rotation, "all") == 0) {
-      return {};
-    }
-    return {every, rotation == nullptr ? 0 : std::strtoul(rotation, nullptr, 10) % every};
-  }
-  bool has(size_t index) const { return index % every == first; }
-};
 
 }  // namespace
 

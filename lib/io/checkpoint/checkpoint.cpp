@@ -56,14 +56,14 @@ std::string failed_removal(const fs::path& folder) {
 /// a folder that cannot be listed is not an empty one.
 std::vector<fs::path> list_folder(const fs::path& folder) {
   std::vector<fs::path> paths;
-  std::error_code failure;
-  fs::directory_iterator entries(folder, failure);
-  while (!failure && entries != fs::directory_iterator()) {
-    paths.push_back(entries->path());
-    entries.increment(failure);
-  }
-  if (failure && failure != std::errc::no_such_file_or_directory) {
-    throw DeviceError(fmt::format("cannot list {}: {}", folder.string(), failure.message()));
+  try {
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+      paths.push_back(entry.path());
+    }
+  } catch (const fs::filesystem_error& error) {
+    if (error.code() != std::errc::no_such_file_or_directory) {
+      throw DeviceError(fmt::format("cannot list {}: {}", folder.string(), error.code().message()));
+    }
   }
   return paths;
 }
