@@ -4,11 +4,10 @@
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
-#include <new>
-#include <string_view>
 
 #include "cli.h"
 #include "commands.h"
+#include "out_of_memory.h"
 
 namespace {
 
@@ -40,21 +39,11 @@ void open_standard_streams() {
   }
 }
 
-/// Without allocating.
-int out_of_memory() {
-  constexpr std::string_view kMessage = "error: out of memory\n";
-  static_cast<void>(!write(STDERR_FILENO, kMessage.data(), kMessage.size()));
-  return 4;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
+  fp8train::report_memory_at_terminate();
   open_standard_streams();
   limit_spinning(argv);
-  try {
-    return fp8train::run_program(fp8train::all_commands(), {argv + 1, argv + argc});
-  } catch (const std::bad_alloc&) {
-    return out_of_memory();
-  }
+  return fp8train::run_program(fp8train::all_commands(), {argv + 1, argv + argc});
 }

@@ -59,7 +59,10 @@ void* memory_or_null(size_t bytes, size_t alignment, const void* caller) {
 
 void* memory(size_t bytes, size_t alignment, const void* caller) {
   void* const pointer = memory_or_null(bytes, alignment, caller);
-  if (pointer == nullptr) throw std::bad_alloc();
+  if (pointer == nullptr) {
+    if (const std::new_handler handler = std::get_new_handler()) handler();
+    throw std::bad_alloc();
+  }
   return pointer;
 }
 
