@@ -125,6 +125,47 @@ TEST_CASE("cleaning up that fails does not undo a save or end a run") {
   }
 }
 
+TEST_CASE("no error of a save, of cleaning up or of a lock loses what was saved") {
+  // Calls and the texts of their paths. Each of these calls fails, always.
+  const Words places = {"mkdir step-000003",    "open step-000003",      "write step-000003",
+                        "fsync step-000003",    "rename step-000003",    "fsync checkpoints",
+                        "read step-000003",     "unlink step-000001",    "opendir checkpoints",
+                        "open latest.partial",  "rename latest.partial", "flock run.lock",
+                        "open run.lock",        "write run.lock",        "fsync run.lock",
+                        "unlink run.lock.held", "readdir checkpoints"};
+  const Words kinds = {"EIO",   "ENOSPC",    "EDQUOT", "EROFS",  "ESTALE", "EACCES",
+                       "EPERM", "ENOTEMPTY", "EBUSY",  "ENOLCK", "ENOSYS", "EOPNOTSUPP"};
+  const Run whole("run");
+  REQUIRE(whole.start_with_every("none", "").code == 0);
+  const Share share = Share::of_environment(17);
+  size_t index = 0;
+  for (const std::string& place : places) {
+    for (const std::string& kind : kinds) {
+      if (!share.has(index++)) continue;
+      const Run run("run");
+      const Outcome outcome = run.start_with_every(place, kind);
+      INFO(place << " " << kind << ": " << outcome.code << "\n" << outcome.out << outcome.err);
+      CHECK((outcome.code == 0 || outcome.code == 4));
+      if (outcome.code != 0) {
+        CHECK_THAT(outcome.err, Catch::Contains("error: "));
+      }
+      size_t saved = 0;
+      const fs::path checkpoints = run.path() / "checkpoints";
+      for (const CheckpointFolder& checkpoint : find_checkpoints(checkpoints)) {
+        CHECK_NOTHROW(verify_checkpoint(checkpoint.path));
+        ++saved;
+      }
+      if (saved > 0) {
+        CHECK_THAT(outcome.err, !Catch::Contains("Nothing had been saved yet"));
+      }
+      const Outcome resumed = run.start_with_every("none", "");
+      INFO("resumed: " << resumed.code << "\n" << resumed.out << resumed.err);
+      REQUIRE(resumed.code == 0);
+      check_same_weights(whole, run);
+    }
+  }
+}
+
 TEST_CASE("a run on a file system without locks keeps others out all the same") {
   const std::string kind = GENERATE("ENOSYS", "EOPNOTSUPP", "ENOLCK");
   const Run run("run");
