@@ -51,8 +51,7 @@ fs::path find_model_folder(const fs::path& path) {
   if (!newest && !skipped.empty()) {
     throw CheckpointError(fmt::format(
         "{}: {} damaged; the warning{} above say{} how", path.string(),
-        skipped.size() == 1 ? "its only checkpoint is"
-                            : fmt::format("all of its {} checkpoints are", skipped.size()),
+        skipped.size() == 1 ? "its only checkpoint is" : "all of its checkpoints are",
         skipped.size() == 1 ? "" : "s", skipped.size() == 1 ? "s" : ""));
   }
   if (const std::vector<std::string> runs = runs_in(path); !newest && !runs.empty()) {

@@ -7,6 +7,7 @@
 
 #include "cli.h"
 #include "commands.h"
+#include "out_of_memory.h"
 
 namespace {
 
@@ -41,6 +42,7 @@ void open_standard_streams() {
 }  // namespace
 
 int main(int argc, char** argv) {
+  fp8train::report_memory_at_terminate();
   open_standard_streams();
   limit_spinning(argv);
   return fp8train::run_program(fp8train::all_commands(), {argv + 1, argv + argc});

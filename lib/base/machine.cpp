@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -103,6 +104,15 @@ Machine this_machine() {
   machine.nvidia_driver = driver_version();
   add_limits(machine);
   return machine;
+}
+
+uint64_t available_memory() {
+  const Machine machine = this_machine();
+  uint64_t bytes = machine.available_bytes;
+  if (machine.memory_limit > 0) bytes = std::min(bytes, machine.memory_limit);
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_AS, &limit) == 0) bytes = std::min<uint64_t>(bytes, limit.rlim_cur);
+  return bytes;
 }
 
 std::vector<std::string> loaded_libraries() {

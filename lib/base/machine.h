@@ -28,6 +28,10 @@ std::string processor_name();
 /// Reads the facts from the system. What cannot be read is empty or 0.
 Machine this_machine();
 
+/// Returns the bytes of memory that the process may still use: what the system has available, its
+/// control groups' limit and `ulimit -v`, the least of them.
+uint64_t available_memory();
+
 /// Files of the shared libraries that the process has opened so far, sorted.
 std::vector<std::string> loaded_libraries();
 

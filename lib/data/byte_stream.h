@@ -1,7 +1,9 @@
 #pragma once
 // The decompressed bytes of a file, read from front to end. gzip and Zstandard are recognized by
-// their magic numbers, whatever the name of the file. Memory does not grow with the file: buffers
-// of some 256 KiB, and the window of the decompressor.
+// their magic numbers, whatever the name of the file. Memory does not grow with the file, nor with
+// what it expands to: buffers of some 256 KiB, and the window of the decompressor, of at most
+// 128 MiB. What is read may be thousands of times as long as the file, and time grows with it: a
+// reader that holds it counts it (TextBudget).
 
 #include <cstddef>
 #include <cstdint>

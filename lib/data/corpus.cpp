@@ -12,6 +12,7 @@
 #include "data/document_encoder.h"
 #include "data/readers/data_format.h"
 #include "data/samples.h"
+#include "data/text_budget.h"
 #include "data/text_source.h"
 #include "data/token_file.h"
 
@@ -112,9 +113,13 @@ class SourceReader {
                       Corpus& val) const {
     check_tokenizer(source);
     std::vector<ChatEncoder::Encoded> dialogues;
+    TextBudget budget;
     DialogueEncoder on_threads(
         tokenizer_, settings_.chat_template, "data.chat_template", 0,
-        [&](ChatEncoder::Encoded dialogue) { dialogues.push_back(std::move(dialogue)); });
+        [&](ChatEncoder::Encoded dialogue) {
+          budget.add(sizeof(dialogue) + dialogue.ids.size() * sizeof(int32_t), source.path);
+          dialogues.push_back(std::move(dialogue));
+        });
     for (const auto& path : paths) {
       format.for_each_dialogue(path, settings_.rules(),
                                [&](const Dialogue& dialogue, const std::string& where) {
@@ -155,11 +160,7 @@ class SourceReader {
                       const DataFormat& format, double held_back, Corpus& train,
                       Corpus& val) const {
     check_tokenizer(source);
-    std::vector<std::string> documents;
-    for (const auto& path : paths) {
-      format.for_each_document(path, settings_.rules(),
-                               [&](std::string text) { documents.push_back(std::move(text)); });
-    }
+    std::vector<std::string> documents = fp8train::read_documents(paths, format, settings_.rules());
     size_t boundary = documents.size();
     const bool in_records = format.content == DataContent::documents;
     const bool separated = in_records || documents.size() > 1;

@@ -1,12 +1,28 @@
 #include "data/document_encoder.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
+
+#include "base/error.h"
+#include "base/machine.h"
 
 namespace fp8train {
 namespace {
 
 constexpr size_t kTaskBytes = 1U << 20;
+
+/// Of a document that cannot be cut.
+void require_memory(size_t bytes) {
+  static const uint64_t kMost = available_memory() / 2;
+  if (bytes > kMost) {
+    throw DataError(fmt::format(
+        "a document of more than {} MiB, half of the memory that is available, has to be held as a "
+        "whole, because this tokenizer does not say where it may be cut; split the file",
+        kMost >> 20));
+  }
+}
 
 }  // namespace
 
@@ -25,6 +41,7 @@ void DocumentEncoder::add_part(std::string_view text, bool last) {
     size_t cut = tokenizer_.last_cut(std::string_view(pending_).substr(from));
     if (cut == 0) {
       searched_ = pending_.size();
+      require_memory(pending_.size());
     } else {
       cut += from;
       searched_ = pending_.size() - cut;

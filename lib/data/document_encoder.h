@@ -1,7 +1,9 @@
 #pragma once
 // Turns documents into ids on several threads and delivers them in order. A long document is cut
 // where its tokenizer allows it, so that memory depends neither on the length of a document nor on
-// the number of them. Results do not depend on the number of threads.
+// the number of them; one that cannot be cut is held whole, in half of the
+// memory at most. Results do not depend on
+// the number of threads.
 
 #include <cstdint>
 #include <functional>
@@ -34,7 +36,8 @@ class DocumentEncoder {
   void add(std::string document);
 
   /// Adds a piece, of any size, of a document; `last` ends the document. Throws what encoding a
-  /// part threw, this one or an earlier one (DataError).
+  /// part threw, this one or an earlier one (DataError), and DataError for a document that can
+  /// neither be cut nor held in memory.
   void add_part(std::string_view text, bool last);
 
   /// Waits until all that was added has been encoded and passed on. Throws as add_part() does.

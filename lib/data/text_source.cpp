@@ -16,6 +16,7 @@
 #include "base/text.h"
 #include "data/byte_stream.h"
 #include "data/readers/data_format.h"
+#include "data/text_budget.h"
 #include "data/utf8.h"
 
 namespace fp8train {
@@ -126,14 +127,30 @@ std::vector<std::filesystem::path> expand_path(const std::string& path_or_glob, 
   return paths;
 }
 
+std::vector<std::string> read_documents(const std::vector<fs::path>& paths,
+                                        const DataFormat& format, const RecordRules& rules) {
+  std::vector<std::string> documents;
+  TextBudget budget;
+  for (const fs::path& path : paths) {
+    format.for_each_document(path, rules, [&](std::string text) {
+      budget.add(text.size() + sizeof(text), path.string());
+      documents.push_back(std::move(text));
+    });
+  }
+  return documents;
+}
+
 std::string all_text(const std::vector<DataSource>& sources, const RecordRules& rules) {
   std::string text;
+  TextBudget budget;
   for (const DataSource& source : sources) {
     for (const std::filesystem::path& path : expand_path(source.path)) {
       const DataFormat& format = format_of(path, source.format);
       if (!format.has_tokens()) {
-        format.for_each_document(path, rules,
-                                 [&](const std::string& document) { text += document; });
+        format.for_each_document(path, rules, [&](const std::string& document) {
+          budget.add(document.size(), path.string());
+          text += document;
+        });
       }
     }
   }

@@ -37,8 +37,13 @@ bool all_tokens(const std::vector<DataSource>& sources);
 /// The file in which `data prepare` describes the token files of a folder.
 inline constexpr const char* kDatasetFile = "dataset.json";
 
+/// Returns the documents of files of a format that has them, in their order. Throws DataError for
+/// files that cannot be read or whose text does not fit into memory (TextBudget).
+std::vector<std::string> read_documents(const std::vector<std::filesystem::path>& paths,
+                                        const DataFormat& format, const RecordRules& rules);
+
 /// Returns all text of the sources without tokens, for a tokenizer built from the data. Throws
-/// ConfigError when there is none, and DataError for files that cannot be read.
+/// ConfigError when there is none, and DataError as read_documents() does.
 std::string all_text(const std::vector<DataSource>& sources, const RecordRules& rules);
 
 /// Returns the unit of `count` at which the held-back part begins: int(count * (1 - fraction)), as

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "comm/backends/rendezvous.h"
+#include "plain_message.h"
 #include "scratch_file.h"
 
 namespace {
@@ -27,7 +28,8 @@ bool read(const fp8train::Rendezvous& rendezvous, std::string& found) {
   try {
     const fp8train::FileStore note(rendezvous, found.data(), kBytes);
     return true;
-  } catch (const fp8train::CommError&) {
+  } catch (const fp8train::CommError& error) {
+    require_plain(error);
     return false;
   }
 }

@@ -14,6 +14,7 @@
 #include "comm/backends/backends.h"
 #include "data/tokenizer.h"
 #include "io/checkpoint/checkpoint.h"
+#include "plain_message.h"
 #include "scratch_file.h"
 #include "train/checkpoint/training_state.h"
 #include "train/step/dry_run.h"
@@ -123,7 +124,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     check(files != run.valid() || once == files);
     run.save("twice", run.resume(saved.path).state);
     check(files_of(find_checkpoints(Run::root("twice")).front().path) == once);
-  } catch (const CheckpointError&) {
+  } catch (const CheckpointError& error) {
+    require_plain(error);
   }
   return 0;
 }

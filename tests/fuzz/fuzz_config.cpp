@@ -9,6 +9,7 @@
 #include "config/load.h"
 #include "config/show.h"
 #include "dialects/dialects.h"
+#include "plain_message.h"
 
 namespace {
 
@@ -20,7 +21,8 @@ void load(fp8train::LoadRequest request) {
     if (fp8train::load_settings(again) != settings) {
       std::abort();
     }
-  } catch (const fp8train::ConfigError&) {
+  } catch (const fp8train::ConfigError& error) {
+    require_plain(error);
   }
 }
 

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "comm/backends/rendezvous.h"
 #include "comm/launch.h"
+#include "plain_message.h"
 
 namespace {
 
@@ -52,7 +53,8 @@ void check_rendezvous(const Variables& variables, const fp8train::Environment& e
           rendezvous.size);
     // The name of a file is made of it.
     check(rendezvous.run.find('/') == std::string::npos);
-  } catch (const fp8train::ConfigError&) {
+  } catch (const fp8train::ConfigError& error) {
+    require_plain(error);
   }
 }
 
@@ -86,7 +88,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const int found : {1, 2}) {
     try {
       fp8train::check_launch(launch, found);
-    } catch (const fp8train::ConfigError&) {
+    } catch (const fp8train::ConfigError& error) {
+      require_plain(error);
       check(found == 1);
     }
   }

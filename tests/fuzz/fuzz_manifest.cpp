@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "io/checkpoint/checkpoint.h"
+#include "plain_message.h"
 
 using fp8train::CheckpointManifest;
 
@@ -26,7 +27,8 @@ bool read(const std::string& text, CheckpointManifest& manifest) {
   try {
     manifest = fp8train::detail::parse_manifest(text, "input");
     return true;
-  } catch (const fp8train::CheckpointError&) {
+  } catch (const fp8train::CheckpointError& error) {
+    require_plain(error);
     return false;
   }
 }

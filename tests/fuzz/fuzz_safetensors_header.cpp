@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "io/safetensors/safetensors.h"
+#include "plain_message.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 2) {
@@ -29,7 +30,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (position != data_bytes) {
       std::abort();
     }
-  } catch (const fp8train::CheckpointError&) {
+  } catch (const fp8train::CheckpointError& error) {
+    require_plain(error);
   }
   return 0;
 }

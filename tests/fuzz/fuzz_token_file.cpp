@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "data/readers/data_format.h"
 #include "data/utf8.h"
+#include "plain_message.h"
 #include "scratch_file.h"
 
 namespace {
@@ -79,7 +80,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     } else {
       check_documents(format, path, bytes);
     }
-  } catch (const DataError&) {
+  } catch (const DataError& error) {
+    require_plain(error);
   }
   return 0;
 }

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "data/tokenizer.h"
+#include "plain_message.h"
 #include "scratch_file.h"
 
 namespace {
@@ -97,7 +98,8 @@ void check_text(const fp8train::Tokenizer& tokenizer, const std::string& text) {
   Ids ids;
   try {
     ids = tokenizer.encode(text);
-  } catch (const fp8train::DataError&) {
+  } catch (const fp8train::DataError& error) {
+    require_plain(error);
     return;
   }
   for (const int32_t id : ids) {
@@ -140,12 +142,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     check(again->to_json() == saved && again->vocab_size() == tokenizer->vocab_size());
     check_text(*again, text);
     check_text(*tokenizer, text);
-  } catch (const fp8train::DataError&) {
+  } catch (const fp8train::DataError& error) {
+    require_plain(error);
   }
   try {
     const auto characters = fp8train::make_char_tokenizer(text);
     check_text(*characters, text);
-  } catch (const fp8train::DataError&) {  // not UTF-8, or empty
+  } catch (const fp8train::DataError& error) {  // not UTF-8, or empty
+    require_plain(error);
   }
   check_text(*fp8train::make_byte_tokenizer(), text);
   check_text(*fp8train::make_id_tokenizer(), text);

@@ -115,6 +115,21 @@ TEST_CASE("loading takes the newest that verifies, says what it skipped and dele
   CHECK_FALSE(newest_valid(dir / "nowhere", skipped).has_value());
 }
 
+TEST_CASE("of many checkpoints that do not verify the first five are named") {
+  const test::TempDir dir;
+  save(dir.path(), 1);
+  for (int64_t step = 2; step <= 100; ++step) {
+    fs::create_directory(dir / ("step-000" + std::to_string(1000 + step).substr(1)));
+  }
+  std::vector<std::string> skipped;
+  const auto folder = newest_valid(dir.path(), skipped);
+  REQUIRE(folder.has_value());
+  CHECK(folder->step == 1);
+  REQUIRE(skipped.size() == 6);
+  CHECK_THAT(skipped[4], Contains("step-000096"));
+  CHECK(skipped[5] == "and 94 more checkpoints");
+}
+
 TEST_CASE("saving a step again replaces it, and success clears the remains of interrupted saves") {
   const test::TempDir dir;
   save(dir.path(), 7, "first");

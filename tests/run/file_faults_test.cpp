@@ -4,12 +4,11 @@
 #include <fmt/format.h>
 
 #include <csignal>
-#include <cstdlib>
-#include <cstring>
 #include <set>
 
 #include "io/checkpoint/checkpoint.h"
 #include "program.h"
+#include "share.h"
 
 namespace fp8train::test {
 namespace {
@@ -109,21 +108,6 @@ bool names_file(const std::string& message, const std::string& call) {
          message.find(without_partial(path.parent_path())) != std::string::npos;
 }
 
-/// Of all calls, the share that a run of this test takes: one of `every`, another one with each
-/// FP8TRAIN_TEST_ROTATION; all: every call.
-struct Share {
-  size_t every = 1, first = 0;
-
-  static Share of_environment(size_t every) {
-    const char* const rotation = std::getenv("FP8TRAIN_TEST_ROTATION");
-    if (rotation != nullptr && std::strcmp(rotation, "all") == 0) {
-      return {};
-    }
-    return {every, rotation == nullptr ? 0 : std::strtoul(rotation, nullptr, 10) % every};
-  }
-  bool has(size_t index) const { return index % every == first; }
-};
-
 }  // namespace
 
 TEST_CASE("cleaning up that fails does not undo a save or end a run") {
@@ -140,6 +124,47 @@ TEST_CASE("cleaning up that fails does not undo a save or end a run") {
   CHECK_THAT(outcome.err, Catch::Contains("; the next save tries again"));
   for (const char* step : {"step-000005", "step-000006"}) {
     CHECK_NOTHROW(verify_checkpoint(run.path() / "checkpoints" / step));
+  }
+}
+
+TEST_CASE("no error of a save, of cleaning up or of a lock loses what was saved") {
+  // Calls and the texts of their paths. Each of these calls fails, always.
+  const Words places = {"mkdir step-000003",    "open step-000003",      "write step-000003",
+                        "fsync step-000003",    "rename step-000003",    "fsync checkpoints",
+                        "read step-000003",     "unlink step-000001",    "opendir checkpoints",
+                        "open latest.partial",  "rename latest.partial", "flock run.lock",
+                        "open run.lock",        "write run.lock",        "fsync run.lock",
+                        "unlink run.lock.held", "readdir checkpoints"};
+  const Words kinds = {"EIO",   "ENOSPC",    "EDQUOT", "EROFS",  "ESTALE", "EACCES",
+                       "EPERM", "ENOTEMPTY", "EBUSY",  "ENOLCK", "ENOSYS", "EOPNOTSUPP"};
+  const Run whole("run");
+  REQUIRE(whole.start_with_every("none", "").code == 0);
+  const Share share = Share::of_environment(17);
+  size_t index = 0;
+  for (const std::string& place : places) {
+    for (const std::string& kind : kinds) {
+      if (!share.has(index++)) continue;
+      const Run run("run");
+      const Outcome outcome = run.start_with_every(place, kind);
+      INFO(place << " " << kind << ": " << outcome.code << "\n" << outcome.out << outcome.err);
+      CHECK((outcome.code == 0 || outcome.code == 4));
+      if (outcome.code != 0) {
+        CHECK_THAT(outcome.err, Catch::Contains("error: "));
+      }
+      size_t saved = 0;
+      const fs::path checkpoints = run.path() / "checkpoints";
+      for (const CheckpointFolder& checkpoint : find_checkpoints(checkpoints)) {
+        CHECK_NOTHROW(verify_checkpoint(checkpoint.path));
+        ++saved;
+      }
+      if (saved > 0) {
+        CHECK_THAT(outcome.err, !Catch::Contains("Nothing had been saved yet"));
+      }
+      const Outcome resumed = run.start_with_every("none", "");
+      INFO("resumed: " << resumed.code << "\n" << resumed.out << resumed.err);
+      REQUIRE(resumed.code == 0);
+      check_same_weights(whole, run);
+    }
   }
 }
 

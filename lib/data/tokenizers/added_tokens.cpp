@@ -10,7 +10,6 @@
 namespace fp8train::tokenizers {
 namespace {
 
-constexpr int64_t kMostAddedIds = int64_t{1} << 24;
 
 bool is_within_word(std::string_view text, size_t begin, size_t end) {
   const bool word_before = begin > 0 && is_word(code_point_before(text, begin).value);
@@ -20,7 +19,7 @@ bool is_within_word(std::string_view text, size_t begin, size_t end) {
 
 }  // namespace
 
-std::vector<AddedToken> read_added_tokens(const JsonPart& part) {
+std::vector<AddedToken> read_added_tokens(const JsonPart& part, size_t known) {
   std::vector<AddedToken> tokens;
   if (!part.value().is_array()) part.refuse("is not a list");
   for (size_t i = 0; i < part.size(); ++i) {
@@ -34,40 +33,30 @@ std::vector<AddedToken> read_added_tokens(const JsonPart& part) {
                         .rstrip = entry.flag_or("rstrip", false),
                         .normalized = entry.flag_or("normalized", false),
                         .special = entry.flag_or("special", false)};
-    if (id < 0 || id >= kMostAddedIds || token.content.empty()) {
-      entry.refuse("an added token has a content and an id between 0 and 2^24");
-    }
+    if (token.content.empty()) entry.refuse("an added token has no content");
+    require_dense(entry, id, known + part.size());
     tokens.push_back(std::move(token));
   }
   return tokens;
 }
 
 AddedTokenFinder::AddedTokenFinder(const std::vector<AddedToken>& all, bool normalized,
-                                   const Normalizer& normalizer) {
+                                   const Normalizer& normalizer, const std::string& where) {
   std::copy_if(all.begin(), all.end(), std::back_inserter(tokens_),
                [&](const AddedToken& token) { return token.normalized == normalized; });
-  for (const AddedToken& token : tokens_) {
+  if (tokens_.empty()) return;
+  std::vector<TextMatcher::Entry> entries;
+  for (size_t i = tokens_.size(); i-- > 0;) {  // of equal texts the first token is found
+    const AddedToken& token = tokens_[i];
     std::string text = token.content;
     if (normalized && normalizer.apply) normalizer.apply(text);
     if (text.empty()) continue;
     const bool strips = token.lstrip || token.rstrip;
     touches_spaces_ = touches_spaces_ || strips || text.find(' ') != std::string::npos;
     touches_lines_ = touches_lines_ || strips || text.find('\n') != std::string::npos;
-    auto& same_byte = by_first_byte_[static_cast<uint8_t>(text.front())];
-    same_byte.push_back({&token, std::move(text)});
+    entries.emplace_back(std::string(text.rbegin(), text.rend()), static_cast<int32_t>(i));
   }
-  for (auto& found : by_first_byte_) {
-    std::stable_sort(found.begin(), found.end(),
-                     [](const Found& a, const Found& b) { return a.text.size() > b.text.size(); });
-  }
-}
-
-const AddedTokenFinder::Found* AddedTokenFinder::longest_at(std::string_view text,
-                                                            size_t position) const {
-  for (const Found& found : by_first_byte_[static_cast<uint8_t>(text[position])]) {
-    if (text.compare(position, found.text.size(), found.text) == 0) return &found;
-  }
-  return nullptr;
+  reversed_.emplace(entries, where);
 }
 
 void AddedTokenFinder::split(std::string_view whole, bool at_start, const TextSink& text,
@@ -76,22 +65,26 @@ void AddedTokenFinder::split(std::string_view whole, bool at_start, const TextSi
   const auto between = [&](size_t end) {
     if (end > done) text(whole.substr(done, end - done), at_start && done == 0);
   };
-  for (size_t position = 0; !tokens_.empty() && position < whole.size();) {
-    const Found* const found = longest_at(whole, position);
-    if (found == nullptr) {
-      ++position;
-      continue;
-    }
-    size_t begin = position;
-    size_t end = position + found->text.size();
+  std::vector<std::pair<size_t, TextMatcher::Match>> found;  // the last of the text first
+  int32_t state = TextMatcher::kStart;
+  for (size_t at = reversed_ ? whole.size() : 0; at-- > 0;) {
+    state = reversed_->next(state, whole[at]);
+    const TextMatcher::Match longest = reversed_->longest(state);
+    if (longest.value >= 0) found.emplace_back(at, longest);
+  }
+  for (size_t position = 0; !found.empty(); found.pop_back()) {
+    auto [begin, match] = found.back();
+    if (begin < position) continue;
+    const AddedToken& added = tokens_[static_cast<size_t>(match.value)];
+    size_t end = begin + match.length;
     position = end;
-    if (found->token->single_word && is_within_word(whole, begin, end)) continue;
-    if (found->token->lstrip) begin = std::max(done, without_spaces_at_end(whole.substr(0, begin)));
-    if (found->token->rstrip) end += spaces_at_start(whole.substr(end));
+    if (added.single_word && is_within_word(whole, begin, end)) continue;
+    if (added.lstrip) begin = std::max(done, without_spaces_at_end(whole.substr(0, begin)));
+    if (added.rstrip) end += spaces_at_start(whole.substr(end));
     between(begin);
-    token(found->token->id);
+    token(added.id);
     done = end;
-    position = std::max(position, end);
+    position = end;
   }
   between(whole.size());
 }

@@ -1,18 +1,19 @@
 #pragma once
 // Added and special tokens of tokenizer.json (huggingface/tokenizers, src/tokenizer/
 // added_vocabulary.rs): they are found in the text before the model sees it, the longest of those
-// that begin at a position first.
+// that begin at a position first. Time grows with the text only, whatever the tokens are; memory is
+// 16 bytes for each position at which a token begins.
 
-#include <array>
 #include <cstdint>
 #include <functional>
-#include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "data/tokenizers/json_part.h"
 #include "data/tokenizers/normalizers.h"
+#include "data/tokenizers/text_matcher.h"
 
 namespace fp8train::tokenizers {
 
@@ -27,8 +28,9 @@ struct AddedToken {
   bool special = false;      ///< is left out when ids are decoded
 };
 
-/// Reads the field "added_tokens". Throws DataError.
-std::vector<AddedToken> read_added_tokens(const JsonPart& part);
+/// Reads the field "added_tokens". Throws DataError, also for an id from which more than 2^20 ids
+/// below it have no token, where `known` ids have one in the vocabulary.
+std::vector<AddedToken> read_added_tokens(const JsonPart& part, size_t known);
 
 /// Finds one kind of added tokens, those of normalized or those of raw text. Immutable.
 class AddedTokenFinder {
@@ -37,9 +39,10 @@ class AddedTokenFinder {
   using TokenSink = std::function<void(int32_t id)>;
 
   /// Finds the tokens of `all` whose `normalized` is this. `normalizer` changes the texts of
-  /// normalized tokens first.
+  /// normalized tokens first. Throws as TextMatcher and the normalizer do; errors begin with
+  /// `where`.
   AddedTokenFinder(const std::vector<AddedToken>& all, bool normalized,
-                   const Normalizer& normalizer);
+                   const Normalizer& normalizer, const std::string& where);
   AddedTokenFinder(const AddedTokenFinder&) = delete;
   AddedTokenFinder& operator=(const AddedTokenFinder&) = delete;
 
@@ -56,14 +59,8 @@ class AddedTokenFinder {
   bool touches_lines() const { return touches_lines_; }
 
  private:
-  struct Found {
-    const AddedToken* token;
-    std::string text;  ///< as it is looked for
-  };
-  const Found* longest_at(std::string_view text, size_t position) const;
-
   std::vector<AddedToken> tokens_;
-  std::array<std::vector<Found>, 256> by_first_byte_;  ///< longest first
+  std::optional<TextMatcher> reversed_;  ///< their texts from the last byte on
   bool touches_spaces_ = false;
   bool touches_lines_ = false;
 };

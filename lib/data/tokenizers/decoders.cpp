@@ -12,6 +12,7 @@ namespace fp8train::tokenizers {
 namespace {
 
 using Tokens = std::vector<std::string>;
+constexpr size_t kMostTokenBytes = 64U << 20;  // also of the whole text behind "Fuse"
 
 /// Changes each token by itself.
 template <typename Change>
@@ -46,8 +47,10 @@ Decoder read_fuse(const JsonPart& part) {
 
 Decoder read_replace(const JsonPart& part) {
   part.only({"pattern", "content"});
-  return for_each_token([pattern = Pattern(part.at("pattern")), content = part.text("content")](
-                            std::string& token) { token = pattern.replaced(token, content); });
+  return for_each_token([pattern = Pattern(part.at("pattern")), content = part.text("content"),
+                         where = part.where()](std::string& token) {
+    token = pattern.replaced(token, content, kMostTokenBytes, where);
+  });
 }
 
 Decoder read_strip(const JsonPart& part) {

@@ -44,20 +44,21 @@ struct Parts {
   explicit Parts(const JsonPart& file);
 
   Normalizer normalizer;
+  PreTokenizers pre_tokenizers;
+  std::unique_ptr<TokenModel> model;
   std::vector<AddedToken> added;
   AddedTokenFinder raw_finder;
   AddedTokenFinder normalized_finder;
   AddedTokenFinder ordinary_raw_finder;  ///< finds no special tokens
   AddedTokenFinder ordinary_normalized_finder;
-  PreTokenizers pre_tokenizers;
-  std::unique_ptr<TokenModel> model;
   Decoder decoder;  ///< empty where there is none
   PostProcessor around;
 };
 
-std::vector<AddedToken> added_tokens_of(const JsonPart& file) {
-  return file.has("added_tokens") ? read_added_tokens(file.at("added_tokens"))
-                                  : std::vector<AddedToken>();
+std::vector<AddedToken> added_tokens_of(const JsonPart& file, const TokenModel& model) {
+  return file.has("added_tokens")
+             ? read_added_tokens(file.at("added_tokens"), model.tokens().size())
+             : std::vector<AddedToken>();
 }
 
 std::vector<AddedToken> without_special(std::vector<AddedToken> tokens) {
@@ -68,14 +69,14 @@ std::vector<AddedToken> without_special(std::vector<AddedToken> tokens) {
 Parts::Parts(const JsonPart& file)
     : normalizer(file.has("normalizer") ? read_normalizer(file.at("normalizer"))
                                         : Normalizer{.apply = {}, .works_in_parts = true}),
-      added(added_tokens_of(file)),
-      raw_finder(added, false, normalizer),
-      normalized_finder(added, true, normalizer),
-      ordinary_raw_finder(without_special(added), false, normalizer),
-      ordinary_normalized_finder(without_special(added), true, normalizer),
       pre_tokenizers(file.has("pre_tokenizer") ? PreTokenizers(file.at("pre_tokenizer"))
                                                : PreTokenizers()),
       model(read_token_model(file.at("model"), pre_tokenizers.byte_level())),
+      added(added_tokens_of(file, *model)),
+      raw_finder(added, false, normalizer, file.where()),
+      normalized_finder(added, true, normalizer, file.where()),
+      ordinary_raw_finder(without_special(added), false, normalizer, file.where()),
+      ordinary_normalized_finder(without_special(added), true, normalizer, file.where()),
       decoder(file.has("decoder") ? read_decoder(file.at("decoder")) : Decoder()) {
   // Lengths that transformers does not take over either, and that a caller would have to ask for.
   file.only({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",

@@ -14,6 +14,7 @@ namespace fp8train::tokenizers {
 namespace {
 
 constexpr int kMostDepth = 16;
+constexpr int64_t kMostHoles = int64_t{1} << 20;
 
 }  // namespace
 
@@ -91,6 +92,14 @@ void JsonPart::only(std::initializer_list<std::string_view> known) const {
 
 void JsonPart::refuse(const std::string& what) const {
   throw DataError(fmt::format("{}: {}", where_, what));
+}
+
+void require_dense(const JsonPart& part, int64_t id, size_t tokens) {
+  const int64_t most = static_cast<int64_t>(tokens) + kMostHoles;
+  if (id < 0 || id >= most) {
+    part.refuse(fmt::format("id {} is not between 0 and {} ({} tokens and 2^20 ids without one)",
+                            id, most - 1, tokens));
+  }
 }
 
 void refuse_type(const JsonPart& part, std::string_view kind, std::string_view known) {

@@ -63,6 +63,10 @@ class JsonPart {
   int depth_ = 0;  ///< lists that it is in
 };
 
+/// Throws DataError unless `id` may be the id of one of `tokens` tokens: lists by id leave out at
+/// most 2^20 ids, so that one damaged id does not ask for all memory.
+void require_dense(const JsonPart& part, int64_t id, size_t tokens);
+
 /// Throws DataError, which says that the type of `part` is not supported, and which ones of `kind`
 /// are.
 [[noreturn]] void refuse_type(const JsonPart& part, std::string_view kind, std::string_view known);

@@ -1,5 +1,7 @@
 #include "data/tokenizers/normalizers.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -10,33 +12,47 @@
 namespace fp8train::tokenizers {
 namespace {
 
+constexpr size_t kMostSteps = 256;
+constexpr size_t kMostGrowth = 64;
+constexpr size_t kMostAdded = 65536;
+
+/// One change. Throws DataError rather than make a text longer than `most` bytes.
+struct Step {
+  std::function<void(std::string& text, size_t most)> apply;
+  bool works_in_parts = false;
+};
+
+using Steps = std::vector<Step>;
+
 template <NormalForm form>
-Normalizer read_form(const JsonPart& part) {
+Step read_form(const JsonPart& part) {
   part.only({});
-  return {[](std::string& text) { normalize(text, form); }, true};
+  return {[](std::string& text, size_t /*most*/) { normalize(text, form); }, true};
 }
 
-Normalizer read_lowercase(const JsonPart& /*part*/) {
-  return {[](std::string& text) { text = lower_case(text); }, true};
+Step read_lowercase(const JsonPart& /*part*/) {
+  return {[](std::string& text, size_t /*most*/) { text = lower_case(text); }, true};
 }
 
-Normalizer read_prepend(const JsonPart& part) {
+Step read_prepend(const JsonPart& part) {
   part.only({"prepend"});
-  return {[prefix = part.text("prepend")](std::string& text) {
+  return {[prefix = part.text("prepend")](std::string& text, size_t /*most*/) {
     if (!text.empty()) text.insert(0, prefix);
   }};
 }
 
-Normalizer read_replace_normalizer(const JsonPart& part) {
+Step read_replace_normalizer(const JsonPart& part) {
   part.only({"pattern", "content"});
-  return {[pattern = Pattern(part.at("pattern")), content = part.text("content")](
-              std::string& text) { text = pattern.replaced(text, content); }};
+  return {[pattern = Pattern(part.at("pattern")), content = part.text("content"),
+           where = part.where()](std::string& text, size_t most) {
+    text = pattern.replaced(text, content, most, where);
+  }};
 }
 
-Normalizer read_strip_normalizer(const JsonPart& part) {
+Step read_strip_normalizer(const JsonPart& part) {
   part.only({"strip_left", "strip_right"});
   return {[left = part.flag_or("strip_left", true),
-           right = part.flag_or("strip_right", true)](std::string& text) {
+           right = part.flag_or("strip_right", true)](std::string& text, size_t /*most*/) {
     if (right) text.resize(without_spaces_at_end(text));
     if (left) text.erase(0, spaces_at_start(text));
   }};
@@ -50,8 +66,8 @@ void remove_characters(std::string& text, bool (*is_removed)(char32_t)) {
   text = std::move(result);
 }
 
-Normalizer read_strip_accents(const JsonPart& /*part*/) {
-  return {[](std::string& text) { remove_characters(text, is_mark); }, true};
+Step read_strip_accents(const JsonPart& /*part*/) {
+  return {[](std::string& text, size_t /*most*/) { remove_characters(text, is_mark); }, true};
 }
 
 bool is_ideograph(char32_t c) {
@@ -67,7 +83,7 @@ bool is_ideograph(char32_t c) {
 struct BertSteps {
   bool clean, ideographs, accents, lower;
 
-  void operator()(std::string& text) const {
+  void operator()(std::string& text, size_t /*most*/) const {
     std::string result;
     for_each_code_point(text, [&](CodePoint c, size_t position) {
       add(result, c.value, std::string_view(text).substr(position, c.bytes));
@@ -89,41 +105,60 @@ struct BertSteps {
   }
 };
 
-Normalizer read_bert(const JsonPart& part) {
+Step read_bert(const JsonPart& part) {
   part.only({"clean_text", "handle_chinese_chars", "strip_accents", "lowercase"});
   const bool lower = part.flag_or("lowercase", true);
   return {BertSteps{part.flag_or("clean_text", true), part.flag_or("handle_chinese_chars", true),
                     part.flag_or("strip_accents", lower), lower}};
 }
 
-Normalizer read_sequence(const JsonPart& part) {
-  part.only({"normalizers"});
-  const std::vector<Normalizer> steps = part.list("normalizers", read_normalizer);
-  const bool in_parts = std::all_of(steps.begin(), steps.end(),
-                                    [](const Normalizer& step) { return step.works_in_parts; });
-  return {[steps](std::string& text) {
-            for (const Normalizer& step : steps) step.apply(text);
-          },
-          in_parts};
+/// One step.
+template <Step (*read)(const JsonPart&)>
+void add_one(const JsonPart& part, Steps& steps) {
+  if (steps.size() == kMostSteps) part.refuse(fmt::format("more than {} normalizers", kMostSteps));
+  steps.push_back(read(part));
 }
 
-constexpr PartKind<Normalizer(const JsonPart&)> kNormalizers[] = {
-    {"NFC", read_form<NormalForm::nfc>},
-    {"NFD", read_form<NormalForm::nfd>},
-    {"NFKC", read_form<NormalForm::nfkc>},
-    {"NFKD", read_form<NormalForm::nfkd>},
-    {"Lowercase", read_lowercase},
-    {"Prepend", read_prepend},
-    {"Replace", read_replace_normalizer},
-    {"Strip", read_strip_normalizer},
-    {"StripAccents", read_strip_accents},
-    {"BertNormalizer", read_bert},
-    {"Sequence", read_sequence}};
+void add_steps(const JsonPart& part, Steps& steps);
+
+void add_sequence(const JsonPart& part, Steps& steps) {
+  part.only({"normalizers"});
+  const JsonPart list = part.at("normalizers");
+  for (size_t i = 0; i < list.size(); ++i) add_steps(list.at(i), steps);
+}
+
+constexpr PartKind<void(const JsonPart&, Steps&)> kNormalizers[] = {
+    {"NFC", add_one<read_form<NormalForm::nfc>>},
+    {"NFD", add_one<read_form<NormalForm::nfd>>},
+    {"NFKC", add_one<read_form<NormalForm::nfkc>>},
+    {"NFKD", add_one<read_form<NormalForm::nfkd>>},
+    {"Lowercase", add_one<read_lowercase>},
+    {"Prepend", add_one<read_prepend>},
+    {"Replace", add_one<read_replace_normalizer>},
+    {"Strip", add_one<read_strip_normalizer>},
+    {"StripAccents", add_one<read_strip_accents>},
+    {"BertNormalizer", add_one<read_bert>},
+    {"Sequence", add_sequence}};
+
+void add_steps(const JsonPart& part, Steps& steps) {
+  kind_of(part, "normalizers", kNormalizers).read(part, steps);
+}
 
 }  // namespace
 
 Normalizer read_normalizer(const JsonPart& part) {
-  return kind_of(part, "normalizers", kNormalizers).read(part);
+  Steps steps;
+  add_steps(part, steps);
+  const bool in_parts = std::all_of(steps.begin(), steps.end(),
+                                    [](const Step& step) { return step.works_in_parts; });
+  return {[steps, where = part.where()](std::string& text) {
+            const size_t most = kMostGrowth * text.size() + kMostAdded;
+            for (const Step& step : steps) {
+              step.apply(text, most);
+              if (text.size() > most) refuse_growth(where, most);
+            }
+          },
+          in_parts};
 }
 
 }  // namespace fp8train::tokenizers

@@ -1,6 +1,15 @@
 #include "data/tokenizers/pattern.h"
 
+#include <fmt/format.h>
+
+#include "base/error.h"
+
 namespace fp8train::tokenizers {
+
+void refuse_growth(const std::string& where, size_t most) {
+  throw DataError(fmt::format(
+      "{}: it makes a text longer than {} bytes (64 times its length and 64 KiB)", where, most));
+}
 
 Pattern::Pattern(const JsonPart& part) {
   if (part.has("Regex")) {

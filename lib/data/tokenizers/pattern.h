@@ -2,6 +2,7 @@
 // {"String": "..."} or {"Regex": "..."} of tokenizer.json: a text that a normalizer replaces or a
 // pre-tokenizer splits at. Immutable; may be used from several threads.
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,6 +11,9 @@
 #include "data/tokenizers/regex.h"
 
 namespace fp8train::tokenizers {
+
+/// Throws DataError: a text has become longer than `most` bytes.
+[[noreturn]] void refuse_growth(const std::string& where, size_t most);
 
 /// A string or a regular expression that is looked for in texts.
 class Pattern {
@@ -37,12 +41,16 @@ class Pattern {
     if (done < text.size()) visit(done, text.size(), false);
   }
 
-  /// Returns `text` with `content` in place of each match.
-  std::string replaced(std::string_view text, std::string_view content) const {
+  /// Returns `text` with `content` in place of each match. Throws as refuse_growth() does if the
+  /// result is longer than `most` bytes.
+  std::string replaced(std::string_view text, std::string_view content, size_t most,
+                       const std::string& where) const {
     std::string result;
     result.reserve(text.size());
     for_each_part(text, [&](size_t begin, size_t end, bool is_match) {
-      result.append(is_match ? content : text.substr(begin, end - begin));
+      const std::string_view part = is_match ? content : text.substr(begin, end - begin);
+      if (part.size() > most - std::min(most, result.size())) refuse_growth(where, most);
+      result.append(part);
     });
     return result;
   }

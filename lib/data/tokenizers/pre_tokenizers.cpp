@@ -15,6 +15,8 @@
 namespace fp8train::tokenizers {
 namespace {
 
+constexpr size_t kMostStages = 64;  // which are nested in each other when a text is split
+
 enum class SplitBehavior : uint8_t {
   removed,
   isolated,
@@ -277,6 +279,9 @@ void PreTokenizers::add(const JsonPart& part) {
     const JsonPart list = part.at("pretokenizers");
     for (size_t i = 0; i < list.size(); ++i) add(list.at(i));
     return;
+  }
+  if (stages_.size() >= kMostStages) {
+    part.refuse(fmt::format("more than {} pre-tokenizers", kMostStages));
   }
   byte_level_ = part.type() == "ByteLevel";
   kind_of(part, "pre-tokenizers", kPreTokenizers).read(part, stages_);

@@ -1,6 +1,7 @@
 #pragma once
 // Pre-tokenizers of tokenizer.json (huggingface/tokenizers, src/pre_tokenizers): they split a
-// normalized text into the pieces that the model turns into ids, one by one.
+// normalized text into the pieces that the model turns into ids, one by one. At most some 64 follow
+// each other; each takes time in proportion to the text, but for regular expressions (regex.h).
 
 #include <cstddef>
 #include <cstdint>
@@ -43,7 +44,8 @@ class PreTokenizers {
  public:
   PreTokenizers() = default;  ///< of a file without any: the text is one piece
 
-  /// Throws DataError for a kind or an order that is not supported.
+  /// Throws DataError for a kind or an order that is not supported, and for more than 64 kinds in
+  /// sequence.
   explicit PreTokenizers(const JsonPart& part);
 
   /// Whether the model's tokens are spelled in the byte-level alphabet of GPT-2. Pieces hold the

@@ -10,8 +10,6 @@
 namespace fp8train::tokenizers {
 namespace {
 
-constexpr int64_t kMostIds = int64_t{1} << 24;  // a damaged id must not ask for all memory
-
 /// {"token": id, ...} by id.
 std::vector<std::string> read_vocabulary(const JsonPart& part) {
   const JsonPart vocabulary = part.at("vocab");
@@ -21,9 +19,10 @@ std::vector<std::string> read_vocabulary(const JsonPart& part) {
   std::vector<std::string> tokens;
   for (const auto& [token, id] : vocabulary.value().items()) {
     const int64_t number = id.is_number_integer() ? id.get<int64_t>() : -1;
-    if (number < 0 || number >= kMostIds || token.empty()) {
-      vocabulary.refuse(fmt::format("token '{}' has no id between 0 and 2^24", printable(token)));
+    if (number < 0 || token.empty()) {
+      vocabulary.refuse(fmt::format("token '{}' has no id of 0 or above", printable(token)));
     }
+    require_dense(vocabulary, number, vocabulary.size());
     const auto at = static_cast<size_t>(number);
     if (at >= tokens.size()) tokens.resize(at + 1);
     if (!tokens[at].empty()) {

@@ -15,18 +15,13 @@ namespace {
 
 constexpr double kUnknownPenalty = 10.0;  // below the lowest score, as in sentencepiece
 
-/// Number of nodes of a trie of all tokens, without its root.
-size_t count_nodes(const std::vector<std::string>& tokens) {
-  std::vector<std::string_view> sorted(tokens.begin(), tokens.end());
-  std::sort(sorted.begin(), sorted.end());
-  size_t nodes = 0;
-  std::string_view last;
-  for (const std::string_view token : sorted) {
-    const auto shared = std::mismatch(token.begin(), token.end(), last.begin(), last.end()).first;
-    nodes += static_cast<size_t>(token.end() - shared);
-    last = token;
+std::vector<TextMatcher::Entry> entries_of(const std::vector<std::string>& tokens) {
+  std::vector<TextMatcher::Entry> entries;
+  entries.reserve(tokens.size());
+  for (const std::string& token : tokens) {
+    entries.emplace_back(token, static_cast<int32_t>(entries.size()));
   }
-  return nodes;
+  return entries;
 }
 
 }  // namespace
@@ -34,10 +29,9 @@ size_t count_nodes(const std::vector<std::string>& tokens) {
 class UnigramModel::Memory final : public TokenModel::Scratch {
  public:
   struct Node {
-    int32_t id = -1;
     double score = 0;
-    size_t begin = 0;
-    bool reached = false;
+    int32_t id = -1;
+    uint32_t length = 0;  ///< of the token that ends here; 0: none does
   };
   std::vector<Node> ends;  ///< the best way to each byte of the piece
   std::vector<size_t> path;
@@ -48,7 +42,7 @@ UnigramModel::UnigramModel(UnigramVocabulary vocabulary, const std::string& wher
       scores_(std::move(vocabulary.scores)),
       unknown_(static_cast<int32_t>(vocabulary.unknown)),
       byte_fallback_(vocabulary.byte_fallback),
-      trie_(count_nodes(tokens())),
+      matcher_(entries_of(tokens()), where),
       where_(where) {
   if (vocabulary.unknown < -1 || vocabulary.unknown >= std::ssize(tokens())) {
     throw DataError(fmt::format("{}: unk_id {} is outside the vocabulary of {}", where,
@@ -56,22 +50,12 @@ UnigramModel::UnigramModel(UnigramVocabulary vocabulary, const std::string& wher
   }
   bytes_.fill(-1);
   double lowest = 0;
-  int32_t nodes = 0;
   for (size_t id = 0; id < tokens().size(); ++id) {
     const std::string& token = tokens()[id];
     if (!std::isfinite(scores_[id])) {
       throw DataError(fmt::format("{}: token {} has a score that is not finite", where, id));
     }
     lowest = id == 0 ? scores_[id] : std::min(lowest, scores_[id]);
-    int32_t node = 0;
-    for (size_t i = 0; i < token.size(); ++i) {
-      const int32_t byte = static_cast<uint8_t>(token[i]);
-      Merge next = trie_.find(node, byte);
-      if (next.id < 0) next.id = ++nodes;
-      if (i + 1 == token.size()) next.rank = static_cast<uint32_t>(id);
-      trie_.set(node, byte, next);
-      node = next.id;
-    }
     if (const auto byte = byte_of_token(token); byte && token == byte_token(*byte)) {
       bytes_[*byte] = static_cast<int32_t>(id);
     }
@@ -86,29 +70,27 @@ std::unique_ptr<TokenModel::Scratch> UnigramModel::make_scratch() const {
 void UnigramModel::find_best_path(std::string_view piece, Memory& memory) const {
   auto& ends = memory.ends;
   ends.assign(piece.size() + 1, {});
-  const auto offer = [&](size_t begin, size_t end, int32_t id, double score) {
-    const double total = ends[begin].score + score;
-    if (!ends[end].reached || total > ends[end].score) ends[end] = {id, total, begin, true};
+  const auto offer = [&](size_t end, uint32_t length, int32_t id, double score) {
+    const double total = ends[end - length].score + score;
+    if (ends[end].length == 0 || total > ends[end].score) ends[end] = {total, id, length};
   };
-  for (size_t begin = 0; begin < piece.size();) {
-    const size_t character = code_point_at(piece, begin).bytes;
-    bool has_character = false;
-    int32_t node = 0;
-    for (size_t end = begin; end < piece.size(); ++end) {
-      const Merge next = trie_.find(node, static_cast<uint8_t>(piece[end]));
-      if (next.id < 0) break;
-      node = next.id;
-      if (next.rank == Merge::kNoRank) continue;
-      offer(begin, end + 1, static_cast<int32_t>(next.rank), scores_[next.rank]);
-      has_character = has_character || end + 1 - begin == character;
+  int32_t state = TextMatcher::kStart;
+  for (size_t end = 0; end < piece.size();) {
+    const size_t character = code_point_at(piece, end).bytes;
+    for (const size_t begin = end; end < begin + character; ++end) {
+      state = matcher_.next(state, piece[end]);
     }
+    bool has_character = false;
+    matcher_.for_each_ending(state, [&](TextMatcher::Match found) {
+      offer(end, found.length, found.value, scores_[static_cast<size_t>(found.value)]);
+      has_character = has_character || found.length == character;
+    });
     if (!has_character) {
       if (unknown_ < 0) {
         throw DataError(where_ + ": a character has no token, and there is no unk_id");
       }
-      offer(begin, begin + character, unknown_, unknown_score_);
+      offer(end, static_cast<uint32_t>(character), unknown_, unknown_score_);
     }
-    begin += character;
   }
 }
 
@@ -127,7 +109,7 @@ void UnigramModel::encode(std::string_view piece, Scratch& scratch,
   auto& memory = static_cast<Memory&>(scratch);
   find_best_path(piece, memory);
   memory.path.clear();
-  for (size_t end = piece.size(); end > 0; end = memory.ends[end].begin) {
+  for (size_t end = piece.size(); end > 0; end -= memory.ends[end].length) {
     memory.path.push_back(end);
   }
   size_t unknown_begin = piece.size();  // neighbouring unknown characters are one token
@@ -139,7 +121,7 @@ void UnigramModel::encode(std::string_view piece, Scratch& scratch,
       ids.push_back(node.id);
       continue;
     }
-    unknown_begin = std::min(unknown_begin, node.begin);
+    unknown_begin = std::min(unknown_begin, end - node.length);
     if (!next_is_unknown) {
       append_unknown(piece.substr(unknown_begin, end - unknown_begin), ids);
       unknown_begin = piece.size();

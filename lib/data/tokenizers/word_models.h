@@ -1,14 +1,17 @@
 #pragma once
 // The models WordPiece and WordLevel, as tokenizer.json describes them (huggingface/tokenizers,
-// src/models).
+// src/models). Encoding takes time in proportion to the word, however long its tokens are, and some
+// nine bytes of memory for each of its bytes.
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
+#include "data/tokenizers/text_matcher.h"
 #include "data/tokenizers/token_model.h"
 
 namespace fp8train::tokenizers {
@@ -26,19 +29,19 @@ struct WordVocabulary {
 class WordModel final : public TokenModel {
  public:
   /// Throws DataError, which begins with `where`, if the vocabulary does not have the unknown
-  /// token.
+  /// token, and as TextMatcher does.
   WordModel(WordVocabulary vocabulary, const std::string& where);
 
   std::unique_ptr<Scratch> make_scratch() const override;
   void encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids) const override;
 
  private:
-  bool append_parts(std::string_view word, std::vector<int32_t>& ids) const;
+  class Memory;
+  bool append_parts(std::string_view word, Memory& memory, std::vector<int32_t>& ids) const;
 
   std::unordered_map<std::string_view, int32_t> ids_;
-  std::string continuing_prefix_;
   int64_t most_characters_;
-  bool whole_words_;
+  std::optional<TextMatcher> reversed_;  ///< tokens from their last byte on; none for whole words
   int32_t unknown_ = -1;
 };
 

@@ -56,14 +56,14 @@ std::string failed_removal(const fs::path& folder) {
 /// a folder that cannot be listed is not an empty one.
 std::vector<fs::path> list_folder(const fs::path& folder) {
   std::vector<fs::path> paths;
-  std::error_code failure;
-  fs::directory_iterator entries(folder, failure);
-  while (!failure && entries != fs::directory_iterator()) {
-    paths.push_back(entries->path());
-    entries.increment(failure);
-  }
-  if (failure && failure != std::errc::no_such_file_or_directory) {
-    throw DeviceError(fmt::format("cannot list {}: {}", folder.string(), failure.message()));
+  try {
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+      paths.push_back(entry.path());
+    }
+  } catch (const fs::filesystem_error& error) {
+    if (error.code() != std::errc::no_such_file_or_directory) {
+      throw DeviceError(fmt::format("cannot list {}: {}", folder.string(), error.code().message()));
+    }
   }
   return paths;
 }
@@ -283,6 +283,9 @@ std::optional<CheckpointFolder> newest_valid(const fs::path& root,
                                              std::vector<std::string>& skipped,
                                              const std::function<void(const fs::path&)>& examine,
                                              Wanted wanted) {
+  constexpr size_t kMostSentences = 5;
+  size_t damaged = 0;
+  std::optional<CheckpointFolder> found;
   for (const CheckpointFolder& folder : find_checkpoints(root)) {
     if (folder.step >= wanted.before) {
       continue;
@@ -292,12 +295,18 @@ std::optional<CheckpointFolder> newest_valid(const fs::path& root,
       if (examine) {
         examine(folder.path);
       }
-      return folder;
+      found = folder;
+      break;
     } catch (const CheckpointError& error) {
-      skipped.push_back(skipped_checkpoint(folder.path, error.what()));
+      if (++damaged <= kMostSentences) {
+        skipped.push_back(skipped_checkpoint(folder.path, error.what()));
+      }
     }
   }
-  return std::nullopt;
+  if (damaged > kMostSentences) {
+    skipped.push_back(fmt::format("and {} more checkpoints", damaged - kMostSentences));
+  }
+  return found;
 }
 
 std::string skipped_checkpoint(const fs::path& checkpoint, const std::string& why) {

@@ -123,7 +123,7 @@ struct Wanted {
 };
 
 /// Returns the newest checkpoint that verifies, or nothing. One sentence for each newer one that
-/// does not goes into `skipped`. Deletes nothing. `examine` may look into one that verifies, and
+/// does not goes into `skipped`; of more than five the last says how many there are. Deletes nothing. `examine` may look into one that verifies, and
 /// throws CheckpointError if its content is of no use. Throws DeviceError as find_checkpoints()
 /// does.
 std::optional<CheckpointFolder> newest_valid(

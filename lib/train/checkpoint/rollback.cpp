@@ -18,6 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kNone = -1;
+constexpr size_t kMostWarnings = 5;
 
 void warn_of(const fs::path& checkpoint, const CheckpointError& error) {
   log_warning(
@@ -27,9 +28,11 @@ void warn_of(const fs::path& checkpoint, const CheckpointError& error) {
 using Steps = std::set<int64_t>;
 
 /// Returns the newest checkpoint of a step before `end`, and not in `damaged`, whose state can be
-/// read; only of those at checkpoint.interval where `scheduled`.
+/// read; only of those at checkpoint.interval where `scheduled`. Warns of the first of the others,
+/// and adds all to `damaged`.
 std::optional<CheckpointFolder> newest_before(const fs::path& root, int64_t end, bool scheduled,
-                                              const Steps& damaged) {
+                                              Steps& damaged) {
+  size_t warned = 0;
   for (const CheckpointFolder& folder : find_checkpoints(root)) {
     if (folder.step >= end || damaged.count(folder.step) > 0) {
       continue;
@@ -40,7 +43,8 @@ std::optional<CheckpointFolder> newest_before(const fs::path& root, int64_t end,
         return folder;
       }
     } catch (const CheckpointError& error) {
-      warn_of(folder.path, error);
+      damaged.insert(folder.step);
+      if (++warned <= kMostWarnings) warn_of(folder.path, error);
     }
   }
   return std::nullopt;
@@ -48,7 +52,7 @@ std::optional<CheckpointFolder> newest_before(const fs::path& root, int64_t end,
 
 /// Returns the step to go back to, or kNone. For the first rank.
 int64_t target_step(const fs::path& root, const DivergenceError& divergence,
-                    const TrainingState& now, const Steps& damaged) {
+                    const TrainingState& now, Steps& damaged) {
   const int64_t end = divergence.first_step();
   std::optional<CheckpointFolder> target = newest_before(root, end, true, damaged);
   if (target && !now.rollbacks.empty() && target->step == now.rollbacks.back().to_step) {
