@@ -127,6 +127,12 @@ TEST_CASE("templates are recognized by what they contain, or refused", "[data][c
   const std::string system = "{{ '<|im_start|>system\\nBe good.<|im_end|>\\n' }}";
   const std::string llama = "{{ bos_token }}{{ '<|start_header_id|>' + role + m | trim + eot }}";
   CHECK(form(chatml).chat_template == ChatTemplate::chatml);
+  // As Python code sets it, with line feeds, and joined by ~.
+  CHECK(form("{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + "
+             "'\n'}}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}") ==
+        ChatForm{ChatTemplate::chatml, ""});
+  CHECK(form("{{ '<|im_start|>' ~ role ~ '\\n' ~ content ~ '<|im_end|>' ~ '\\n' }}") ==
+        ChatForm{ChatTemplate::chatml, ""});
   CHECK(form("{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}") ==
         ChatForm{ChatTemplate::qwen, "You are a helpful assistant."});
   CHECK(form("{{- '<|im_start|>system\\n' }}" + system + chatml) ==
@@ -164,6 +170,7 @@ TEST_CASE("templates are recognized by what they contain, or refused", "[data][c
         "'<|im_start|>assistant\\n<think>\\n'" + chatml,
         "{{ strftime_now('%d') }}<|eot_id|>" + llama, std::string("[SYSTEM_PROMPT] [INST]"),
         std::string("{{ '[INST] ' + message['content'] + ' [/INST]' }}"),
+        std::string("{{ '[INST] ' + message['content'] + '[/INST]' }}"),  // no system message
         std::string("{{'<|im_start|>user<|im_sep|>' + message['content'] + '<|im_end|>'}}"),
         std::string("{{'<|im_start|>' + role + '<|im_sep|>\\n' + content + '<|im_end|>\\n'}}"),
         "{{ bos_token }}" + chatml, chatml + "{{ eos_token }}",

@@ -4,8 +4,10 @@
 #include <catch2/catch.hpp>
 #include <iterator>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "data/tokenizer.h"
 #include "io/hf_config.h"
 #include "io/safetensors/tensor_source.h"
 #include "support/files.h"
@@ -54,6 +56,34 @@ TEST_CASE("an export has all tokens that end a text") {
   std::filesystem::copy_file(family("qwen3") / "model.safetensors", dir / "in/model.safetensors");
   export_folder(dir / "in", dir / "out", {.dtype = DType::f32});
   CHECK(read_hf_config(dir / "out").eos_token_ids == std::vector<int64_t>{7, 5});
+}
+
+TEST_CASE("an export ends answers where the chat template does") {
+  const test::TempDir dir;
+  std::filesystem::copy(family("qwen3"), dir / "in");
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) {
+    std::filesystem::copy_file(std::filesystem::path(FP8TRAIN_GOLDEN_DIR) / "chat/chatml" / name,
+                               dir / "in" / name,
+                               std::filesystem::copy_options::overwrite_existing);
+  }
+  const int32_t end = open_tokenizer(dir / "in")->token_id("<|im_end|>");
+  REQUIRE(end >= 0);
+  const auto exported = [&](const std::string& given, const char* out) {
+    test::write_file(dir / "in/generation_config.json", given);
+    const ExportReport report = export_folder(dir / "in", dir / out, {.dtype = DType::f32});
+    const bool noted = std::ranges::any_of(report.notes, [](const std::string& note) {
+      return note.starts_with("generation_config.json: eos_token_id");
+    });
+    const auto config =
+        nlohmann::json::parse(test::read_file(dir / out / "generation_config.json"));
+    CHECK(noted == (config.dump() != nlohmann::json::parse(given).dump()));
+    return config;
+  };
+  const nlohmann::json added = exported(R"({"top_p": 0.5, "eos_token_id": 3})", "a");
+  CHECK(added["eos_token_id"] == nlohmann::json({end, 3}));
+  CHECK(added["top_p"] == 0.5);
+  const std::string there = "{\"eos_token_id\": [" + std::to_string(end) + ", 2]}";
+  CHECK(exported(there, "b") == nlohmann::json::parse(there));
 }
 
 TEST_CASE("an export in fp16 rounds to nearest, and refuses what fp16 cannot hold") {

@@ -85,6 +85,8 @@ class ChatEncoder {
   /// add_generation_prompt=True. `thinks` false: of enable_thinking=False. Throws as encode() does,
   /// and ConfigError where a template without thinking is asked to leave it out.
   std::vector<int32_t> prompt(const Dialogue& dialogue, bool thinks = true) const;
+  /// Returns the token that ends an answer, or -1.
+  int32_t end_of_answer() const { return end_ >= 0 ? end_ : eos_; }
   /// Whether an answer ends with this token, which is not part of it.
   bool ends_answer(int32_t id) const { return id >= 0 && (id == end_ || id == eos_); }
 

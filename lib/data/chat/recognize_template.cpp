@@ -52,10 +52,10 @@ bool line_feed_follows(std::string_view text) {
   while (!text.empty()) {
     if (skip(text, "{%")) {
       skip_statement(text);
-    } else if (std::string_view("'\"+-{} ").find(text.front()) != std::string_view::npos) {
+    } else if (std::string_view("'\"+-~{} ").find(text.front()) != std::string_view::npos) {
       text.remove_prefix(1);
     } else {
-      return skip(text, "\\n");
+      return skip_line_feed(text);
     }
   }
   return false;
@@ -142,6 +142,7 @@ std::optional<ChatForm> form_of(std::string_view jinja) {
   if (has(jinja, "<|im_start|>") && has(jinja, "<think>")) return qwen3_form(jinja);
   if (has(jinja, "<|im_start|>")) return chatml_form(jinja);
   if (has(jinja, "[SYSTEM_PROMPT]") || !has(jinja, "[INST]")) return std::nullopt;
+  if (!has(jinja, "system")) return std::nullopt;  // system messages are left out, or a user's
   const auto quoted = [&](std::string_view text) {
     return has(jinja, fmt::format("'{}'", text)) || has(jinja, fmt::format("\"{}\"", text));
   };

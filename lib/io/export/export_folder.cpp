@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "base/error.h"
 #include "base/input_file.h"
 #include "base/log.h"
+#include "data/chat/chat_template.h"
 #include "data/tokenizers/registry.h"
 #include "io/export/quantization_config.h"
 #include "io/hf_config.h"
@@ -25,6 +27,7 @@ namespace fp8train {
 namespace {
 
 namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
 
 /// What transformers reads next to the weights and the tokenizer's own file. Notes of this
 /// program's checkpoints stay behind.
@@ -117,6 +120,44 @@ DType dtype_of(const ModelSource& model) {
   return dtype == DType::f64 ? DType::f32 : dtype;  // F64 is read as fp32
 }
 
+/// The token that ends answers of the tokenizer's chat template; -1 where there is no template that
+/// is known.
+int64_t end_of_answer(const fs::path& folder) {
+  try {
+    const std::unique_ptr<Tokenizer> tokenizer = open_tokenizer(folder);
+    return ChatEncoder(*tokenizer, ChatTemplate::automatic).end_of_answer();
+  } catch (const Error&) {
+    return -1;
+  }
+}
+
+/// Other programs stop where generation_config.json says, which a base model's does not say of the
+/// answers that it has learned since.
+void add_end_of_answer(const ModelSource& model, const fs::path& from, const fs::path& to,
+                       ExportReport& report) {
+  const int64_t end = end_of_answer(from);
+  const fs::path file = to / "generation_config.json";
+  Json config = Json::object();
+  if (fs::exists(file)) config = Json::parse(read_text_file(file, 1U << 20), nullptr, false);
+  if (end < 0 || !config.is_object()) return;
+  Json ids = Json::array();
+  if (const auto given = config.find("eos_token_id"); given != config.end() && !given->is_null()) {
+    ids = given->is_array() ? *given : Json::array({*given});
+  } else if (!model.config.eos_token_ids.empty()) {
+    ids = model.config.eos_token_ids;
+  } else if (model.config.model.eos_token_id >= 0) {
+    ids.push_back(model.config.model.eos_token_id);
+  }
+  if (std::find(ids.begin(), ids.end(), end) != ids.end()) return;
+  ids.insert(ids.begin(), end);
+  config["eos_token_id"] = ids;
+  write_file_atomically(file, config.dump(2) + "\n");
+  report.notes.push_back(
+      fmt::format("generation_config.json: eos_token_id has {} too, with which the chat template "
+                  "ends an answer",
+                  end));
+}
+
 }  // namespace
 
 bool holds_model_files(const fs::path& folder) {
@@ -159,6 +200,7 @@ ExportReport export_folder(const fs::path& from, const fs::path& to, const Expor
   };
   std::ranges::for_each(tokenizers::tokenizer_file_names(), copy_if_there);
   std::ranges::for_each(kCompanions, copy_if_there);
+  add_end_of_answer(model, from, to, report);
   ShardedWriter writer(to, quantized_entries(model.source, how), metadata, options.max_shard_bytes);
   report.quantization = quantize_tensors(
       model.source, how,
