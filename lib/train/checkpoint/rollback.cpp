@@ -156,7 +156,8 @@ ResumedRun roll_back(const DivergenceError& divergence, const fs::path& root, En
 void end_diverged(const DivergenceError& divergence, const fs::path& root, Communicator& comm) {
   const int64_t good = found_by_first_rank(comm, [&] {
     set_aside_from(root, divergence.first_step());
-    const auto newest = newest_before(root, divergence.first_step(), false, {});
+    Steps damaged;
+    const auto newest = newest_before(root, divergence.first_step(), false, damaged);
     if (newest) {
       tidy_checkpoints(root, newest->step);  // `latest` names it
     }
