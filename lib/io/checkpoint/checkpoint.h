@@ -123,9 +123,9 @@ struct Wanted {
 };
 
 /// Returns the newest checkpoint that verifies, or nothing. One sentence for each newer one that
-/// does not goes into `skipped`; of more than five the last says how many there are. Deletes nothing. `examine` may look into one that verifies, and
-/// throws CheckpointError if its content is of no use. Throws DeviceError as find_checkpoints()
-/// does.
+/// does not goes into `skipped`; of more than five the last says how many there are. Deletes
+/// nothing. `examine` may look into one that verifies, and throws CheckpointError if its content is
+/// of no use. Throws DeviceError as find_checkpoints() does.
 std::optional<CheckpointFolder> newest_valid(
     const std::filesystem::path& root, std::vector<std::string>& skipped,
     const std::function<void(const std::filesystem::path&)>& examine = {}, Wanted wanted = {});
