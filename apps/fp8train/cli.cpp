@@ -275,12 +275,11 @@ int run_guarded(const std::function<int()>& body, const std::string& who) {
                                 4)
                        : report(who + error.what(), 4);
   } catch (const std::bad_alloc&) {
-    return report(
-        who +
-            "out of memory; a run needs less with a smaller training.micro_batch_size or "
-            "model.recompute: block, and with token files that `fp8train data prepare` wrote "
-            "instead of texts",
-        4);
+    return report(who +
+                      "out of memory; a run needs less with a smaller training.micro_batch_size or "
+                      "model.recompute: block, and with token files of `fp8train data prepare` "
+                      "instead of texts",
+                  4);
   } catch (const std::exception& error) {
     return report(who + fmt::format("internal: {}", error.what()), 1);
   } catch (...) {

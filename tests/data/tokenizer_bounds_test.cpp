@@ -13,6 +13,7 @@
 #include "data/text_budget.h"
 #include "data/tokenizer.h"
 #include "support/files.h"
+#include "support/temp_dir.h"
 
 namespace fp8train {
 namespace {
@@ -58,8 +59,7 @@ Ids plain_word_piece(const std::map<std::string, int32_t>& vocabulary, const std
   for (size_t begin = 0; begin < word.size();) {
     size_t end = word.size();
     for (; end > begin; --end) {
-      const auto found =
-          vocabulary.find((begin > 0 ? "##" : "") + word.substr(begin, end - begin));
+      const auto found = vocabulary.find((begin > 0 ? "##" : "") + word.substr(begin, end - begin));
       if (found == vocabulary.end()) continue;
       ids.push_back(found->second);
       break;
@@ -103,8 +103,8 @@ TEST_CASE("WordPiece takes the longest tokens, of words of any length") {
       CHECK(tokenizer->encode(word) == plain_word_piece(vocabulary, word));
     }
   }
-  const Json vocabulary = {{"[UNK]", 0}, {"a", 1}, {"##a", 2}, {"##b", 3},
-                           {"##" + repeated("a", 99999) + "c", 4}};
+  const Json vocabulary = {
+      {"[UNK]", 0}, {"a", 1}, {"##a", 2}, {"##b", 3}, {"##" + repeated("a", 99999) + "c", 4}};
   const auto tokenizer = tokenizer_with({{"type", "WordPiece"},
                                          {"max_input_chars_per_word", int64_t{1} << 60},
                                          {"vocab", vocabulary}});
@@ -125,8 +125,7 @@ TEST_CASE("Unigram finds the best way with tokens of any length") {
                                         [&](const auto& known) { return known.first == token; });
       if (!is_there) tokens.emplace_back(token, -0.25 * random.number(64));
     }
-    const auto tokenizer =
-        tokenizer_with({{"type", "Unigram"}, {"unk_id", 0}, {"vocab", tokens}});
+    const auto tokenizer = tokenizer_with({{"type", "Unigram"}, {"unk_id", 0}, {"vocab", tokens}});
     for (int i = 0; i < 20; ++i) {
       const std::string text = random.word(14);
       std::string joined;
@@ -202,18 +201,25 @@ TEST_CASE("a tokenizer's file cannot ask for all memory or time") {
   CHECK_THAT(message_of<DataError>([&] { tokenizer->encode("a"); }),
              Contains("t.json.normalizer") && Contains("longer than 65600 bytes"));
   for (int i = 0; i < 300; ++i) normalizer["normalizers"].push_back({{"type", "NFC"}});
-  CHECK_THAT(message_of<DataError>([&] { tokenizer_with(model, {{"normalizer", normalizer}}); }),
+  CHECK_THAT(message_of<DataError>([&] {
+               tokenizer_with(model, {{"normalizer", normalizer}});
+             }),
              Contains("normalizers[256]: more than 256 normalizers"));
   const Json prefix = {{"type", "Prepend"}, {"prepend", repeated("a", 70000)}};
-  CHECK_THAT(message_of<DataError>(
-                 [&] { tokenizer_with(model, {{"normalizer", prefix}})->encode("a"); }),
+  CHECK_THAT(message_of<DataError>([&] {
+               tokenizer_with(model, {{"normalizer", prefix}})->encode("a");
+             }),
              Contains("longer than 65600 bytes"));
   Json stages = {{"type", "Sequence"}, {"pretokenizers", Json::array()}};
   for (int i = 0; i < 65; ++i) stages["pretokenizers"].push_back({{"type", "Whitespace"}});
-  CHECK_THAT(message_of<DataError>([&] { tokenizer_with(model, {{"pre_tokenizer", stages}}); }),
+  CHECK_THAT(message_of<DataError>([&] {
+               tokenizer_with(model, {{"pre_tokenizer", stages}});
+             }),
              Contains("more than 64 pre-tokenizers"));
   const Json far = Json::array({{{"id", 10000000}, {"content", "x"}}});
-  CHECK_THAT(message_of<DataError>([&] { tokenizer_with(model, {{"added_tokens", far}}); }),
+  CHECK_THAT(message_of<DataError>([&] {
+               tokenizer_with(model, {{"added_tokens", far}});
+             }),
              Contains("added_tokens[0]: id 10000000 is not between 0 and 1048577"));
   CHECK_THAT(message_of<DataError>([&] {
                tokenizer_with({{"type", "WordLevel"}, {"vocab", {{"[UNK]", 1 << 21}}}});
@@ -224,6 +230,10 @@ TEST_CASE("a tokenizer's file cannot ask for all memory or time") {
                tokenizer_with({{"type", "WordPiece"}, {"unk_token", "?"}, {"vocab", long_token}});
              }),
              Contains("at most 16777216 are read"));
+  const test::TempDir folder;
+  test::write_file(folder / "cl100k_base.tiktoken", "QQ== 0\n" + repeated("QUFB", 342) + " 1\n");
+  CHECK_THAT(message_of<DataError>([&] { open_tokenizer(folder / "cl100k_base.tiktoken"); }),
+             Contains("cl100k_base.tiktoken:2: a token of 1026 bytes"));
 }
 
 TEST_CASE("texts that are held in memory are counted against it") {

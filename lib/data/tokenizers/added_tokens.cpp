@@ -10,7 +10,6 @@
 namespace fp8train::tokenizers {
 namespace {
 
-
 bool is_within_word(std::string_view text, size_t begin, size_t end) {
   const bool word_before = begin > 0 && is_word(code_point_before(text, begin).value);
   const bool word_behind = end < text.size() && is_word(code_point_at(text, end).value);

@@ -43,16 +43,15 @@ Step read_prepend(const JsonPart& part) {
 
 Step read_replace_normalizer(const JsonPart& part) {
   part.only({"pattern", "content"});
-  return {[pattern = Pattern(part.at("pattern")), content = part.text("content"),
-           where = part.where()](std::string& text, size_t most) {
-    text = pattern.replaced(text, content, most, where);
-  }};
+  return {
+      [pattern = Pattern(part.at("pattern")), content = part.text("content"), where = part.where()](
+          std::string& text, size_t most) { text = pattern.replaced(text, content, most, where); }};
 }
 
 Step read_strip_normalizer(const JsonPart& part) {
   part.only({"strip_left", "strip_right"});
-  return {[left = part.flag_or("strip_left", true),
-           right = part.flag_or("strip_right", true)](std::string& text, size_t /*most*/) {
+  return {[left = part.flag_or("strip_left", true), right = part.flag_or("strip_right", true)](
+              std::string& text, size_t /*most*/) {
     if (right) text.resize(without_spaces_at_end(text));
     if (left) text.erase(0, spaces_at_start(text));
   }};
@@ -149,8 +148,8 @@ void add_steps(const JsonPart& part, Steps& steps) {
 Normalizer read_normalizer(const JsonPart& part) {
   Steps steps;
   add_steps(part, steps);
-  const bool in_parts = std::all_of(steps.begin(), steps.end(),
-                                    [](const Step& step) { return step.works_in_parts; });
+  const bool in_parts =
+      std::all_of(steps.begin(), steps.end(), [](const Step& step) { return step.works_in_parts; });
   return {[steps, where = part.where()](std::string& text) {
             const size_t most = kMostGrowth * text.size() + kMostAdded;
             for (const Step& step : steps) {

@@ -1,5 +1,6 @@
 // Files of ranks (openai/tiktoken, tiktoken/load.py) become a tokenizer.json: a token's rank is its
-// id, and two tokens merge where their bytes together are a token, whose rank is the merge's.
+// id, and two tokens merge where their bytes together are a token, whose rank is the merge's. A
+// file has at most 64 MiB, a token 1,024 bytes.
 
 #include <fmt/format.h>
 
@@ -19,6 +20,7 @@ namespace fp8train::tokenizers {
 namespace {
 
 constexpr size_t kMostRankBytes = 64U << 20;
+constexpr size_t kMostTokenBytes = 1024;  // merges of a token take time in proportion to its square
 
 const RankPattern& pattern_of(const TokenizerProbe& probe) {
   const std::string file = probe.path.filename().string();
@@ -81,6 +83,10 @@ Ranks read_ranks(const std::string& text, const std::string& where) {
       auto rank = read_rank(std::string_view(text).substr(begin, end - begin));
       if (!rank) {
         throw DataError(fmt::format("{}:{}: not a token in base64 and its rank", where, number));
+      }
+      if (rank->first.size() > kMostTokenBytes) {
+        throw DataError(fmt::format("{}:{}: a token of {} bytes; at most {} are read", where,
+                                    number, rank->first.size(), kMostTokenBytes));
       }
       ranks.push_back(std::move(*rank));
     }

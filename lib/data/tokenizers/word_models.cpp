@@ -76,8 +76,7 @@ bool WordModel::append_parts(std::string_view word, Memory& memory,
   return true;
 }
 
-void WordModel::encode(std::string_view piece, Scratch& scratch,
-                       std::vector<int32_t>& ids) const {
+void WordModel::encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids) const {
   if (!reversed_) {
     const auto found = ids_.find(piece);
     ids.push_back(found == ids_.end() ? unknown_ : found->second);

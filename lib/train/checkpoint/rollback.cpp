@@ -28,10 +28,10 @@ void warn_of(const fs::path& checkpoint, const CheckpointError& error) {
 using Steps = std::set<int64_t>;
 
 /// Returns the newest checkpoint of a step before `end`, and not in `damaged`, whose state can be
-/// read; only of those at checkpoint.interval where `scheduled`. Warns of the first of the others,
-/// and adds all to `damaged`.
+/// read; only of those at checkpoint.interval where `scheduled`. Warns of the first five
+/// of the others.
 std::optional<CheckpointFolder> newest_before(const fs::path& root, int64_t end, bool scheduled,
-                                              Steps& damaged) {
+                                              const Steps& damaged) {
   size_t warned = 0;
   for (const CheckpointFolder& folder : find_checkpoints(root)) {
     if (folder.step >= end || damaged.count(folder.step) > 0) {
@@ -43,7 +43,6 @@ std::optional<CheckpointFolder> newest_before(const fs::path& root, int64_t end,
         return folder;
       }
     } catch (const CheckpointError& error) {
-      damaged.insert(folder.step);
       if (++warned <= kMostWarnings) warn_of(folder.path, error);
     }
   }
@@ -52,7 +51,7 @@ std::optional<CheckpointFolder> newest_before(const fs::path& root, int64_t end,
 
 /// Returns the step to go back to, or kNone. For the first rank.
 int64_t target_step(const fs::path& root, const DivergenceError& divergence,
-                    const TrainingState& now, Steps& damaged) {
+                    const TrainingState& now, const Steps& damaged) {
   const int64_t end = divergence.first_step();
   std::optional<CheckpointFolder> target = newest_before(root, end, true, damaged);
   if (target && !now.rollbacks.empty() && target->step == now.rollbacks.back().to_step) {
