@@ -250,9 +250,8 @@ TEST_CASE("a key of a record is read, named, or refused if it changes what is le
   CHECK(ignored == "messages.name id source ");
   const std::pair<std::string, const char*> refused[] = {
       {answer + R"(}], "tools": [{}])", "f:1: 'tools' is not read: tools and calls of functions"},
-      {answer + R"(}], "functions": [{}])", "'functions' is not read"},
       {answer + R"(}], "label": false)", "'label' is not read: good and bad answers"},
-      {answer + R"(}], "rejected": "x")", "'rejected' is not read"},
+      {R"("instruction": [], "input": "b", "output": "c")", "'input' next to a list of messages"},
       {answer + R"(, "function_call": {"name": "f"}}])", "'messages.function_call' is not read"},
       {answer + R"(, "weight": 0.5}])", "message 1: 'weight' is 0.5; expected 0"},
       {answer + R"(, "train": "no"}])", "message 1: 'train' is \"no\""},
@@ -261,6 +260,11 @@ TEST_CASE("a key of a record is read, named, or refused if it changes what is le
       {R"("prompt": "a", "completion": "b", "system": "c")", "'system' next to a prompt"}};
   for (const auto& [json, message] : refused) {
     CHECK_THROWS_WITH(read_dialogue("{" + json + "}", "f:1"), Catch::Contains(message));
+  }
+  for (const std::string key :
+       {"functions", "rejected", "kto_tag", "weight", "train", "input_ids", "context", "input"}) {
+    CHECK_THROWS_WITH(read_dialogue("{" + answer + "}], \"" + key + "\": 0.5}", "f:1"),
+                      Catch::Contains("f:1: '" + key + "' is not read: "));
   }
 }
 

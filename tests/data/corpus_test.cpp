@@ -175,8 +175,18 @@ TEST_CASE("tables, records under another name and other files are not learned as
     settings.train.front().format = "text";
     CHECK_NOTHROW(open_corpora(settings, *tokenizer, 258));
   }
-  test::write_file(dir / "code.txt", "{ this is no JSON }");
-  CHECK_NOTHROW(open_corpora(one_source(dir / "code.txt"), *tokenizer, 258));
+  const std::string long_line((64U << 20U) + 2, 'a');  // longer than a line of records may be
+  for (const std::string& text : {std::string("{ this is no JSON }"), std::string("[ ] a task"),
+                                  std::string("[Music] a"), std::string("[ open"), long_line}) {
+    test::write_file(dir / "code.txt", text);
+    CHECK(format_of(dir / "code.txt", "auto").name == "text");
+  }
+}
+
+TEST_CASE("a bad first record does not decide the format") {
+  const test::TempDir dir;
+  test::write_file(dir / "d.jsonl", "{\"messages\": [\n{\"messages\": []}\n");
+  CHECK(format_of(dir / "d.jsonl", "auto").name == "chat");
 }
 
 TEST_CASE("long JSON lines cross read boundaries intact") {

@@ -181,6 +181,30 @@ TEST_CASE("parts of a tokenizer.json that are nested too deeply are refused by l
   }
 }
 
+TEST_CASE("the post-processor decides about a BOS, not add_bos_token, as in transformers 5.24") {
+  const test::TempDir dir;
+  const std::string model =
+      R"({"model": {"type": "BPE", "vocab": {"a": 0, "<s>": 1}, "merges": []},
+          "added_tokens": [{"id": 1, "content": "<s>", "special": true}])";
+  const std::string with_bos = R"(, "post_processor": {"type": "TemplateProcessing",
+      "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
+                 {"Sequence": {"id": "A", "type_id": 0}}],
+      "pair": [], "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}})";
+  for (const bool in_post_processor : {false, true}) {
+    for (const bool in_config : {false, true}) {
+      CAPTURE(in_post_processor, in_config);
+      test::write_file(dir / "tokenizer.json", model + (in_post_processor ? with_bos : "") + "}");
+      test::write_file(dir / "tokenizer_config.json",
+                       std::string(R"({"bos_token": "<s>", "add_bos_token": )") +
+                           (in_config ? "true}" : "false}"));
+      const SequenceFrame frame = open_tokenizer(dir.path())->frame();
+      const auto expected = in_post_processor ? std::vector<int32_t>{1} : std::vector<int32_t>{};
+      CHECK(frame.before_document == expected);
+      CHECK(frame.before_prompt == expected);
+    }
+  }
+}
+
 TEST_CASE("a pattern that forbids machine code is interpreted") {
   const auto tokenizer = tokenizer_from_json(
       R"({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]},

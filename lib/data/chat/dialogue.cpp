@@ -38,6 +38,7 @@ constexpr Text kTools = "tools and calls of functions are not rendered";
 constexpr Text kPreference = "good and bad answers are not distinguished";
 constexpr Text kMedia = "pictures, sounds and films are not read";
 constexpr Text kWeights = "single tokens and records have no weights";
+constexpr Text kContext = "what a task is about is read from 'input' next to 'instruction' only";
 constexpr std::pair<Text, Text> kRefused[] = {
     {"tools", kTools},
     {"functions", kTools},
@@ -47,6 +48,10 @@ constexpr std::pair<Text, Text> kRefused[] = {
     {"labels", kPreference},
     {"chosen", kPreference},
     {"rejected", kPreference},
+    {"chosen_response", kPreference},
+    {"rejected_response", kPreference},
+    {"kto_tag", kPreference},
+    {"kto_label", kPreference},
     {"images", kMedia},
     {"image", kMedia},
     {"audios", kMedia},
@@ -55,7 +60,14 @@ constexpr std::pair<Text, Text> kRefused[] = {
     {"video", kMedia},
     {"train_detail", kWeights},
     {"loss_weight", kWeights},
+    {"training_detail", kWeights},
     {"loss_mask", kWeights},
+    {"weight", kWeights},
+    {"train", kWeights},
+    {"loss", kWeights},
+    {"input_ids", "a record is either messages or tokens"},
+    {"context", kContext},
+    {"input", kContext},
     {"documents", kTools},
     {"history", "earlier messages are read from 'messages'"}};
 /// Of a message: whether it is learned.
@@ -123,6 +135,7 @@ class Record {
     read = {pair.task};
     Dialogue dialogue = side(pair.task, ChatRole::user);
     if (pair.task == "instruction" && has(value_, "input")) {
+      if (dialogue.size() != 1) fail("'input' next to a list of messages; give one text");
       read.emplace_back("input");
       const std::string input = text_of("input");
       dialogue.front().content += (input.empty() ? "" : "\n") + input;

@@ -23,6 +23,11 @@ using RecordVisitor = std::function<void(std::string_view record, const std::str
 /// Returns whether there is more to read.
 using RecordStop = std::function<bool(std::string_view record, const std::string& where)>;
 
+/// A file that begins with [ is no array of JSON.
+class ArrayError : public DataError {
+  using DataError::DataError;
+};
+
 /// Finds the elements of an array that comes in lines.
 class ArrayScanner {
  public:
@@ -81,7 +86,7 @@ class ArrayScanner {
   }
 
   [[noreturn]] void fail(const std::string& what) const {
-    throw DataError(fmt::format("{}:{}: {}", path_, line_, what));
+    throw ArrayError(fmt::format("{}:{}: {}", path_, line_, what));
   }
 
   std::string path_;
@@ -137,6 +142,19 @@ void visit_records(const std::filesystem::path& path, const RecordStop& visit) {
   if (array) array->finish();
 }
 
+/// Whether the first byte that is not blank begins an object or an array.
+bool begins_like_json(const std::filesystem::path& path) {
+  ByteStream file(path);
+  std::string bytes;
+  while (bytes.find_first_not_of(kBlanks) == std::string::npos) {
+    bytes.clear();
+    if (!file.append_to(bytes, kReadBytes)) return false;
+    if (bytes.starts_with(kByteOrderMark)) bytes.erase(0, kByteOrderMark.size());
+  }
+  const char first = bytes[bytes.find_first_not_of(kBlanks)];
+  return first == '{' || first == '[';
+}
+
 /// NaN and infinities, which Python writes and JSON does not have, become null.
 std::optional<std::string> without_special_numbers(std::string_view text) {
   static constexpr std::array<std::string_view, 3> kWords = {"-Infinity", "Infinity", "NaN"};
@@ -189,12 +207,17 @@ void for_each_json_line(const std::filesystem::path& path, const RecordVisitor& 
 }
 
 nlohmann::json first_record(const std::filesystem::path& path) {
+  if (!begins_like_json(path)) return {};
   nlohmann::json first;
-  visit_records(path, [&](std::string_view record, const std::string& /*where*/) {
-    first = nlohmann::json::parse(without_special_numbers(record).value_or(std::string(record)),
-                                  nullptr, false);
-    return false;
-  });
+  try {
+    visit_records(path, [&](std::string_view record, const std::string& /*where*/) {
+      first = nlohmann::json::parse(without_special_numbers(record).value_or(std::string(record)),
+                                    nullptr, false);
+      return first.is_discarded() && record.starts_with('{');  // the next one may be whole
+    });
+  } catch (const ArrayError&) {
+    return {};
+  }
   return first.is_discarded() ? nlohmann::json() : first;
 }
 

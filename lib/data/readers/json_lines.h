@@ -24,8 +24,9 @@ void for_each_json_line(
     const std::filesystem::path& path,
     const std::function<void(std::string_view line, const std::string& where)>& visit);
 
-/// Returns the first record of the file, parsed; null where there is none or it is not JSON. Throws
-/// as for_each_line() does.
+/// Returns the first record of the file that can be parsed, of lines that begin as an object does;
+/// null where there is none, also where the file begins like an array but is not one. Throws as
+/// for_each_line() does for a file that begins like JSON, and as ByteStream does.
 nlohmann::json first_record(const std::filesystem::path& path);
 
 /// Parses a line of JSON. NaN and infinities, which Python writes, are null. Throws DataError,

@@ -232,17 +232,12 @@ class HuggingFaceTokenizer final : public Tokenizer {
                ? named(companions_.eos, file)
                : special_of(around.after, {"</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>"});
     frame_ = {around.before, around.before, around.after};
-    const bool only_bos = bos_ >= 0 && around.before == std::vector<int32_t>{bos_};
-    if (companions_.adds_bos && *companions_.adds_bos && around.before.empty() && bos_ >= 0) {
-      frame_.before_prompt = frame_.before_document = {bos_};
-    } else if (companions_.adds_bos && !*companions_.adds_bos && only_bos) {
-      frame_.before_prompt.clear();
-      frame_.before_document.clear();
-    }
-    if (companions_.adds_bos && frame_.before_document != around.before) {
+    const bool begins_with_bos =
+        bos_ >= 0 && !around.before.empty() && around.before.front() == bos_;
+    if (companions_.adds_bos && bos_ >= 0 && *companions_.adds_bos != begins_with_bos) {
       log_warning(fmt::format(
           "tokenizer_config.json has add_bos_token: {}, and the post-processor of tokenizer.json "
-          "says otherwise; add_bos_token is followed, as transformers does from version 5 on",
+          "says otherwise; tokenizer.json is followed, as in transformers 5.24",
           *companions_.adds_bos));
     }
     if (frame_.after_document.empty() && eos_ >= 0) frame_.after_document = {eos_};
