@@ -49,10 +49,10 @@ fs::path find_model_folder(const fs::path& path) {
     log_warning(note);
   }
   if (!newest && !skipped.empty()) {
-    throw CheckpointError(fmt::format(
-        "{}: {} damaged; the warning{} above say{} how", path.string(),
-        skipped.size() == 1 ? "its only checkpoint is" : "all of its checkpoints are",
-        skipped.size() == 1 ? "" : "s", skipped.size() == 1 ? "s" : ""));
+    throw CheckpointError(
+        fmt::format("{}: {} damaged; the warning{} above say{} how", path.string(),
+                    skipped.size() == 1 ? "its only checkpoint is" : "all of its checkpoints are",
+                    skipped.size() == 1 ? "" : "s", skipped.size() == 1 ? "s" : ""));
   }
   if (const std::vector<std::string> runs = runs_in(path); !newest && !runs.empty()) {
     throw CheckpointError(fmt::format("{} is not a run, but holds some; name one of them: {}",
