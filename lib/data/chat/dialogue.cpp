@@ -78,6 +78,11 @@ bool has(const Json& object, Text key) {
   return found != object.end() && !found->is_null();
 }
 
+/// Whether it is null, an empty text, list or object.
+bool is_empty(const Json& value) {
+  return value.is_string() ? value.get_ref<const std::string&>().empty() : value.empty();
+}
+
 bool is_one_of(Text key, auto begin, auto end) {
   return std::find(begin, end, key) != end;
 }
@@ -169,7 +174,7 @@ class Record {
 
   void add_system(Dialogue& dialogue) const {
     for (const Text key : kSystemKeys) {
-      if (!has(value_, key) || value_.at(key) == "") continue;
+      if (!has(value_, key) || is_empty(value_.at(key))) continue;
       const std::string system = text_of(key);
       if (dialogue.empty() || dialogue.front().role == ChatRole::none) {
         fail(fmt::format("'{}' next to a prompt that is a text; give messages", key));
@@ -184,13 +189,14 @@ class Record {
 
   /// `read`: keys of `object` that have been read. `prefix`: of the names of the others.
   void check_keys(const Json& object, const std::vector<Text>& read, Text prefix) const {
-    for (const auto& [key, value] : object.items()) {
+    for (const auto& item : object.items()) {
+      const std::string& key = item.key();
       if (is_one_of(key, read.begin(), read.end())) continue;
       const auto* const refused =
           std::ranges::find_if(kRefused, [&](const auto& entry) { return entry.first == key; });
       if (refused == std::end(kRefused)) {
         if (ignored_) ignored_(std::string(prefix) + key);
-      } else if (!value.is_null() && value != "" && !(value.is_structured() && value.empty())) {
+      } else if (!is_empty(item.value())) {
         fail(fmt::format("'{}{}' is not read: {}; remove the key, or the record", prefix, key,
                          refused->second));
       }
