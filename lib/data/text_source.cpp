@@ -133,7 +133,7 @@ std::vector<std::string> read_documents(const std::vector<fs::path>& paths,
   TextBudget budget;
   for (const fs::path& path : paths) {
     format.for_each_document(path, rules, [&](std::string text) {
-      budget.add(text.size() + sizeof(text), path.string());
+      budget.add(text.size() + sizeof(std::string), path.string());
       documents.push_back(std::move(text));
     });
   }

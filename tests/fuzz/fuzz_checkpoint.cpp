@@ -72,7 +72,9 @@ class Run {
   ResumedRun resume(const fs::path& checkpoint) {
     return load_checkpoint(checkpoint, *engine_, session_, *comm_);
   }
-  static fs::path root(const std::string& name) { return fs::path(scratch_path()) / name; }
+  static fs::path root(const std::string& name) {
+    return fs::path(scratch_path() + "-checkpoint") / name;
+  }
 
  private:
   std::unique_ptr<Communicator> comm_;

@@ -13,7 +13,9 @@ inline const std::string& scratch_path() {
   static const std::string path = "/dev/shm/fp8train-fuzz-" + std::to_string(::getpid());
   static const int registered = std::atexit([] {
     std::error_code ignored;
-    std::filesystem::remove_all(scratch_path(), ignored);
+    for (const char* part : {"", "-checkpoint"}) {
+      std::filesystem::remove_all(scratch_path() + part, ignored);
+    }
   });
   static_cast<void>(registered);
   return path;
