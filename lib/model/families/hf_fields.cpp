@@ -160,7 +160,8 @@ ConfigObject write_hf_fields(const ModelConfig& config, DType dtype) {
   ConfigObject out;
   const std::string_view architecture =
       named.own ? family.own_architecture() : family.architecture();
-  set(out, "architectures", ConfigValue::List{ConfigValue(architecture)});
+  // Not an initializer list: where copying its element throws, GCC 12 cleans up wrongly.
+  set(out, "architectures", ConfigValue::List(1, ConfigValue(architecture)));
   set(out, "model_type",
       fmt::format("{}{}", named.own ? kOwnPrefix : std::string_view(), family.name()));
   family.write(config, named.own, out);
