@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "data/chat/chat_template.h"
+#include "data/chat/chat_encoder.h"
 #include "data/readers/json_lines.h"
 #include "data/utf8.h"
 #include "json_text.h"
@@ -26,8 +26,7 @@ class Answerer {
         sampling_(sampling),
         thinks_(request.thinks),
         context_(model.longest_sequence),
-        encoder_(*model.tokenizer, chat_template_named(request.chat_template, "--chat-template"),
-                 "--chat-template") {}
+        encoder_(*model.tokenizer, request.chat_template, "--chat-template") {}
 
   /// The text behind the last message; `sink` gets it as it is made.
   std::string answer(const Dialogue& dialogue, const TextStream::Sink& sink) {

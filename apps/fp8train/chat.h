@@ -10,7 +10,7 @@
 namespace fp8train {
 
 struct ChatRequest {
-  std::string chat_template = "auto";  ///< a name of kChatTemplates
+  std::string chat_template = "auto";  ///< as ChatEncoder takes it
   std::string system;                  ///< empty: none, or the template's own
   std::string messages;                ///< JSON lines, each to be answered; empty: none
   std::optional<std::string> prompt;   ///< a question; none: those of standard input

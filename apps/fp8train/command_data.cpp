@@ -225,7 +225,7 @@ void add_data(Arguments command, Action& action) {
     set_bad_lines(*bad_lines, settings->rules);
     settings->out = *out;
     settings->output_format = token_file_format_named(*output_format, "--output-format");
-    settings->chat_template = chat_template_named(*chat_template, "--chat-template");
+    settings->chat_template = *chat_template;
     settings->progress = progress_lines();
     const PrepareReport report = prepare_data(*settings);
     fmt::print("{}, {} training and {} validation tokens, vocabulary {}; {} holds {}\n",

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "data/chat/chat_template.h"
 #include "data/readers/data_format.h"
 
 namespace fp8train {
@@ -45,7 +44,7 @@ struct DataSettings {
   bool shuffle = true;             ///< false: consecutive windows in file order
   std::string text_key = "text";   ///< JSONL
   BadLines bad_lines = BadLines::error;
-  ChatTemplate chat_template = ChatTemplate::automatic;
+  std::string chat_template = "auto";  ///< as ChatEncoder takes it
   Packing packing = Packing::automatic;
   bool document_mask = false;  ///< windows: documents, which end with end-of-sequence, are apart
 

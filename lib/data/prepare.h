@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "data/chat/chat_template.h"
 #include "data/readers/data_format.h"
 #include "data/token_file_writer.h"
 
@@ -24,7 +23,7 @@ struct PrepareSettings {
   TokenFileFormat output_format = TokenFileFormat::llmc;
   std::string tokenizer = "byte";  ///< as in DataSettings
   RecordRules rules = rules_of_command();
-  ChatTemplate chat_template = ChatTemplate::automatic;  ///< template of dialogues
+  std::string chat_template = "auto";  ///< template of dialogues, as ChatEncoder takes it
   double val_fraction =
       0.0;  ///< last part of each input: of its text, or of its documents for JSON lines
   int64_t shard_tokens = 100'000'000;

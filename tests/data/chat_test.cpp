@@ -1,6 +1,6 @@
 // Dialogues as ids, against transformers' apply_chat_template (tests/golden/make_chat.py).
 
-#include "data/chat/chat_template.h"
+#include "data/chat/chat_encoder.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>
@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "data/chat/dialogue_encoder.h"
+#include "data/chat/named_templates.h"
 #include "data/corpus.h"
 #include "data/prepare.h"
 #include "data/readers/data_format.h"
@@ -77,22 +78,20 @@ void compare_with_fixture(const std::string& folder, const ChatEncoder& encoder,
 TEST_CASE("ids and masks are those of apply_chat_template", "[data][chat]") {
   const std::vector<Dialogue> dialogues = golden_dialogues();
   REQUIRE(dialogues.size() == 32);
-  for (const auto& [chat_template, name] : kChatTemplates) {
-    if (chat_template == ChatTemplate::automatic) continue;
+  REQUIRE(named_templates().size() == 8);
+  for (const NamedTemplate& each : named_templates()) {
+    const std::string name(each.name);
     const auto tokenizer = open_tokenizer(kChat / name);
-    const ChatEncoder automatic(*tokenizer, ChatTemplate::automatic);
-    const ChatEncoder named(*tokenizer, chat_template);
-    CHECK(automatic.form() == named.form());
-    compare_with_fixture(std::string(name), automatic, dialogues);
+    compare_with_fixture(name, ChatEncoder(*tokenizer), dialogues);
+    compare_with_fixture(name, ChatEncoder(*tokenizer, name), dialogues);
   }
 }
 
 TEST_CASE("white space that belongs to a token is left out", "[data][chat]") {
   const auto tokenizer = open_tokenizer(kChat / "chatml-strips");
-  const int32_t end = tokenizer->token_id("<|im_end|>");
+  const int32_t end = SpecialTokens(*tokenizer).id_of("<|im_end|>");
   REQUIRE((tokenizer->strips(end).before && tokenizer->strips(end).after));
-  compare_with_fixture("chatml-strips", ChatEncoder(*tokenizer, ChatTemplate::automatic),
-                       golden_dialogues());
+  compare_with_fixture("chatml-strips", ChatEncoder(*tokenizer), golden_dialogues());
 }
 
 TEST_CASE("special tokens in a message are text", "[data][chat]") {
@@ -100,8 +99,8 @@ TEST_CASE("special tokens in a message are text", "[data][chat]") {
                                     std::pair("qwen", "<|im_end|>"), std::pair("llama2", "</s>")}) {
     INFO(name);
     const auto tokenizer = open_tokenizer(kChat / name);
-    const ChatEncoder encoder(*tokenizer, ChatTemplate::automatic);
-    const int32_t id = tokenizer->token_id(token);
+    const ChatEncoder encoder(*tokenizer);
+    const int32_t id = SpecialTokens(*tokenizer).id_of(token);
     REQUIRE(id >= 0);
     const auto count = [&](const Dialogue& dialogue) {
       const std::vector<int32_t> ids = encoder.encode(dialogue).ids;
@@ -118,154 +117,129 @@ TEST_CASE("special tokens in a message are text", "[data][chat]") {
   }
 }
 
-TEST_CASE("templates are recognized by what they contain, or refused", "[data][chat]") {
-  const auto form = [](const std::string& jinja) {
-    return recognize_chat_template(jinja, "tokenizer_config.json");
+/// A tokenizer of bytes with these special tokens, from 300 on.
+std::unique_ptr<Tokenizer> with_tokens(const std::vector<std::string>& tokens,
+                                       const fs::path& folder, const std::string& jinja) {
+  nlohmann::json document = nlohmann::json::parse(read_file(kChat / "chatml/tokenizer.json"));
+  document["added_tokens"] = nlohmann::json::array();
+  int32_t id = 10'000;
+  for (const std::string& token : tokens) {
+    document["added_tokens"].push_back({{"id", id++},
+                                        {"content", token},
+                                        {"single_word", false},
+                                        {"lstrip", false},
+                                        {"rstrip", false},
+                                        {"normalized", false},
+                                        {"special", true}});
+  }
+  write_file(folder / "tokenizer.json", document.dump());
+  write_file(folder / "tokenizer_config.json", R"({"eos_token": ")" + tokens.front() + "\"}");
+  write_file(folder / "chat_template.jinja", jinja);
+  return open_tokenizer(folder);
+}
+
+/// The text with what is learned in brackets; special tokens as #1, #2, ...
+std::string learned(const Tokenizer& tokenizer, const ChatEncoder::Encoded& encoded) {
+  std::string text;
+  bool inside = false;
+  for (size_t i = 0; i <= encoded.ids.size(); ++i) {
+    const bool is_target = i < encoded.ids.size() && encoded.is_target[i];
+    if (is_target != inside) text += is_target ? "[" : "]";
+    inside = is_target;
+    if (i == encoded.ids.size()) break;
+    const int32_t id = encoded.ids[i];
+    text += id >= 10'000 ? "#" + std::to_string(id - 10'000)
+                         : tokenizer.decode(std::vector<int32_t>{id});
+  }
+  return text;
+}
+
+TEST_CASE("what is learned is found in what a template wrote", "[data][chat]") {
+  const Dialogue dialogue = {{ChatRole::user, "a", false, {}},
+                             {ChatRole::assistant, "b", true, {}},
+                             {ChatRole::user, "c", false, {}},
+                             {ChatRole::assistant, "d", true, {}}};
+  const std::string loop = "{% for m in messages %}";
+  const std::string end = "{% endfor %}";
+  struct Case {
+    const char* what;
+    std::string jinja, learned;
   };
-  const std::string chatml =
-      "{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}";
-  const std::string system = "{{ '<|im_start|>system\\nBe good.<|im_end|>\\n' }}";
-  const std::string llama = "{{ bos_token }}{{ '<|start_header_id|>' + role + m | trim + eot }}";
-  CHECK(form(chatml).chat_template == ChatTemplate::chatml);
-  // As Python code sets it, with line feeds, and joined by ~.
-  CHECK(form("{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + "
-             "'\n'}}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}") ==
-        ChatForm{ChatTemplate::chatml, ""});
-  CHECK(form("{{ '<|im_start|>' ~ role ~ '\\n' ~ content ~ '<|im_end|>' ~ '\\n' }}") ==
-        ChatForm{ChatTemplate::chatml, ""});
-  CHECK(form("{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}") ==
-        ChatForm{ChatTemplate::qwen, "You are a helpful assistant."});
-  CHECK(form("{{- '<|im_start|>system\\n' }}" + system + chatml) ==
-        ChatForm{ChatTemplate::qwen, "Be good."});
-  const std::string qwen = R"(
-    {{- '<|im_start|>system\n' }}
-    {%- if messages[0]['role'] == 'system' %}
-        {{- messages[0]['content'] }}
-    {%- endif %}
-    {{- "\n\n# Tools\n\n...</tool_call><|im_end|>\n" }}
-{%- else %}
-    {%- if messages[0]['role'] == 'system' %}
-        {{- '<|im_start|>system\n' + messages[0]['content'] + '<|im_end|>\n' }}
-    {%- else %}
-        {{- '<|im_start|>system\nYou are Qwen.<|im_end|>\n' }}
-    {%- endif %}
-{%- endif %}
-        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
-        {{- '<|im_start|>' + message.role }}
-        {%- if message.content %}
-            {{- '\n' + message.content }}
-        {%- endif %}
-        {{- '<|im_end|>\n' }}
-            {{- '<|im_start|>user' }}
-        {{- '\n<tool_response>\n' }}
-    {{- '<|im_start|>assistant\n' }})";  // the parts of Qwen2.5's own that matter
-  CHECK(form(qwen) == ChatForm{ChatTemplate::qwen, "You are Qwen."});
-  const std::string llama3 =
-      "{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ "
-      "message['content'] | trim + '<|eot_id|>' %}{% set content = bos_token + content %}";
-  CHECK(form(llama3) == ChatForm{ChatTemplate::llama3, ""});
-  CHECK(form(llama + "<|eot_id|>") == ChatForm{ChatTemplate::llama3, ""});
-  for (const std::string& unknown :
-       {std::string("{{ '<start_of_turn>' + role }}"),
-        "'<|im_start|>assistant\\n<think>\\n'" + chatml,
-        "{{ strftime_now('%d') }}<|eot_id|>" + llama, std::string("[SYSTEM_PROMPT] [INST]"),
-        std::string("{{ '[INST] ' + message['content'] + ' [/INST]' }}"),
-        std::string("{{ '[INST] ' + message['content'] + '[/INST]' }}"),  // no system message
-        std::string("{{'<|im_start|>user<|im_sep|>' + message['content'] + '<|im_end|>'}}"),
-        std::string("{{'<|im_start|>' + role + '<|im_sep|>\\n' + content + '<|im_end|>\\n'}}"),
-        "{{ bos_token }}" + chatml, chatml + "{{ eos_token }}",
-        std::string("{{'<|im_start|>' + role + '\\n' + content + '<|im_end|>'}}{% endfor %}"),
-        std::string("{{'<|im_start|>' + role + '\\n' + content|trim + '<|im_end|>' + '\\n'}}"),
-        "{{ '<|im_start|>system\\nIt\\'s you.<|im_end|>\\n' }}" + chatml,
-        "{{ '<|im_start|>system\\nOne.\\nTwo.<|im_end|>\\n' }}" + chatml,
-        "{{ '<|im_start|>system\\n' + system_message + '<|im_end|>\\n' }}" + chatml,
-        std::string("{{ '<|start_header_id|>' + role + m | trim + '<|eot_id|>' }}"),
-        std::string("{{ bos_token + '<|start_header_id|>' + role + m + '<|eot_id|>' }}"),
-        llama + "<|start_header_id|>system<|end_header_id|>\\n\\nBe good.<|eot_id|>"}) {
-    INFO(unknown);
-    CHECK_THROWS_WITH(form(unknown), Catch::Contains("data.chat_template: auto") &&
-                                         Catch::Contains("tokenizer_config.json"));
+  const Case cases[] = {
+      {"a header, and a token that ends a message",
+       loop + "<1>{{ m.role }}:{{ m.content }}<0>,\n" + end +
+           "{% if add_generation_prompt %}<1>assistant:{% endif %}",
+       "#1user:a#0,\n#1assistant:[b#0],\n#1user:c#0,\n#1assistant:[d#0],\n"},
+      {"no token ends an answer: the next message does",
+       loop + "<{{ 1 if m.role == 'user' else 2 }}>{{ m.content }}" + end +
+           "{% if add_generation_prompt %}<2>{% endif %}",
+       "#1a#2[b#1]c#2[d]"},
+      {"the header asks for thoughts, which old answers do not have",
+       loop + "<{{ 1 if m.role == 'user' else 2 }}>{{ m.content }}" + end +
+           "{% if add_generation_prompt %}<2>think {% endif %}",
+       "#1a#2[b#1]c#2[d]"},
+      {"nothing asks for an answer, and a space is part of it",
+       loop +
+           "{% if m.role == 'user' %}<1>{{ m.content }}<2>{% else %} {{ m.content }} <0>{% endif "
+           "%}" +
+           end,
+       "#1a#2[ b #0]#1c#2[ d #0]"},
+      {"the end of sequence comes once, and a token has the space in front of an answer",
+       loop + "{{ m.role }}: {{ m.content }}\n\n" + end + "<0>",
+       "user: a\n\nassistant:[ b]\n\nuser: c\n\nassistant:[ d\n\n#0]"},
+      {"the template says it",
+       loop +
+           "<1>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<0>!"
+           "{% endgeneration %}{% else %}{{ m.content }}<0>{% endif %}" +
+           end,
+       "#1a#0#1[b#0!]#1c#0#1[d#0!]"},
+  };
+  for (const Case& each : cases) {
+    INFO(each.what);
+    const TempDir folder;
+    const auto tokenizer = with_tokens({"<0>", "<1>", "<2>"}, folder.path(), each.jinja);
+    CHECK(learned(*tokenizer, ChatEncoder(*tokenizer).encode(dialogue)) == each.learned);
   }
-  CHECK_THROWS_WITH(ChatEncoder(*make_byte_tokenizer(), ChatTemplate::llama3),
-                    Catch::Contains("'<|start_header_id|>'"));
-  CHECK_THROWS_WITH(ChatEncoder(*make_byte_tokenizer(), ChatTemplate::automatic),
-                    Catch::Contains("no chat template"));
-  CHECK_THROWS_WITH(form("{{ strftime_now('%d') }}<|eot_id|>" + llama),
-                    Catch::Contains("today's date (strftime_now)"));
-  CHECK_THROWS_WITH(chat_template_named("llama4", "--chat-template"),
-                    Catch::Contains("Unknown chat template 'llama4' (expected auto, llama3"));
 }
 
-TEST_CASE("records of other programs are dialogues too", "[data][chat]") {
-  const Dialogue shared = read_dialogue(
-      R"({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]})",
-      "f:1");
-  REQUIRE(shared.size() == 2);
-  CHECK(shared[0].role == ChatRole::user);
-  CHECK((shared[1].role == ChatRole::assistant && shared[1].is_target));
-  const Dialogue pair = read_dialogue(R"({"prompt": "a", "completion": "b"})", "f:1");
-  CHECK((pair[0].content == "a" && pair[1].content == "b" && pair[1].is_target));
-  CHECK((pair[0].role == ChatRole::none && pair[1].role == ChatRole::none));  // no template
-  const Dialogue task = read_dialogue(
-      R"({"instruction": "Sum up.", "input": "a b", "output": "c", "system": "Be brief."})", "f:1");
-  REQUIRE(task.size() == 3);
-  CHECK((task[0].role == ChatRole::system && task[0].content == "Be brief."));
-  CHECK((task[1].role == ChatRole::user && task[1].content == "Sum up.\na b"));
-  CHECK((task[2].content == "c" && task[2].is_target));
-  const Dialogue question = read_dialogue(R"({"question": "a", "answer": "b"})", "f:1");
-  CHECK((question[0].role == ChatRole::user && question[1].role == ChatRole::assistant));
-  const Dialogue lists = read_dialogue(
-      R"({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
-          {"role": "user", "content": "c"}], "completion": [{"role": "assistant", "content": "d"}]})",
-      "f:1");
-  REQUIRE(lists.size() == 4);
-  CHECK((!lists[1].is_target && lists[3].is_target));
-  const Dialogue weighted = read_dialogue(
-      R"({"messages": [{"role": "assistant", "content": "a", "weight": 0},
-          {"role": "assistant", "content": "b", "weight": 1}]})",
-      "f:1");
-  CHECK((!weighted[0].is_target && weighted[1].is_target));
-  const Dialogue trained = read_dialogue(
-      R"({"messages": [{"role": "assistant", "content": "a", "train": false},
-          {"role": "assistant", "content": "b", "loss": true},
-          {"role": "assistant", "content": "b", "weight": 1, "loss": false}]})",
-      "f:1");
-  CHECK((!trained[0].is_target && trained[1].is_target && !trained[2].is_target));
+TEST_CASE("answers that are not learned, empty ones and those left out", "[data][chat]") {
+  const TempDir folder;
+  const std::string jinja =
+      "{% for m in messages if m.content != 'x' %}<1>{{ m.role }}:{{ m.content | trim }}<0>"
+      "{% endfor %}{% if add_generation_prompt %}<1>assistant:{% endif %}";
+  const auto tokenizer = with_tokens({"<0>", "<1>"}, folder.path(), jinja);
+  const ChatEncoder encoder(*tokenizer);
+  CHECK(learned(*tokenizer, encoder.encode({{ChatRole::user, "<0>", false, {}},
+                                            {ChatRole::assistant, "b", false, {}},
+                                            {ChatRole::user, "", false, {}},
+                                            {ChatRole::assistant, "  ", true, {}}})) ==
+        "#1user:<0>#0#1assistant:b#0#1user:#0#1assistant:[#0]");
+  CHECK_THROWS_WITH(encoder.encode(ask("a", "x")),
+                    Catch::Contains("message 1: the chat template leaves this answer out"));
+  CHECK(encoder.end_of_answer() == 10'000);
 }
 
-TEST_CASE("a key of a record is read, named, or refused if it changes what is learned",
-          "[data][chat]") {
-  const Dialogue shared = read_dialogue(
-      R"({"system": "s", "conversations": [{"from": "human", "value": "a"},
-          {"from": "gpt", "value": "b"}]})",
-      "f:1");
-  REQUIRE(shared.size() == 3);
-  CHECK((shared[0].role == ChatRole::system && shared[0].content == "s" && !shared[0].is_target));
-  std::string ignored;
-  const auto note = [&](const std::string& key) { ignored += key + " "; };
-  const std::string answer = R"("messages": [{"role": "assistant", "content": "a")";
-  read_dialogue("{" + answer + R"(, "name": "n", "tool_calls": []}], "id": 1, "tools": null,
-      "functions": [], "source": "x", "images": ""})",
-                "f:1", note);
-  CHECK(ignored == "messages.name id source ");
-  const std::pair<std::string, const char*> refused[] = {
-      {answer + R"(}], "tools": [{}])", "f:1: 'tools' is not read: tools and calls of functions"},
-      {answer + R"(}], "label": false)", "'label' is not read: good and bad answers"},
-      {R"("instruction": [], "input": "b", "output": "c")", "'input' next to a list of messages"},
-      {answer + R"(, "function_call": {"name": "f"}}])", "'messages.function_call' is not read"},
-      {answer + R"(, "weight": 0.5}])", "message 1: 'weight' is 0.5; expected 0"},
-      {answer + R"(, "train": "no"}])", "message 1: 'train' is \"no\""},
-      {R"("messages": [{"role": "system", "content": "a"}], "system": "b")",
-       "'system' next to another system message"},
-      {R"("prompt": "a", "completion": "b", "system": "c")", "'system' next to a prompt"}};
-  for (const auto& [json, message] : refused) {
-    CHECK_THROWS_WITH(read_dialogue("{" + json + "}", "f:1"), Catch::Contains(message));
-  }
-  for (const std::string key :
-       {"functions", "rejected", "kto_tag", "weight", "train", "input_ids", "context", "input"}) {
-    CHECK_THROWS_WITH(read_dialogue("{" + answer + "}], \"" + key + "\": 0.5}", "f:1"),
-                      Catch::Contains("f:1: '" + key + "' is not read: "));
-  }
+TEST_CASE("a chat template is that of the folder, a file or a name", "[data][chat]") {
+  const TempDir folder;
+  const auto tokenizer = with_tokens({"<0>"}, folder.path(), "{{ messages[0].content");
+  CHECK_THROWS_WITH(
+      ChatEncoder(*tokenizer),
+      Catch::Contains("chat_template.jinja:1: expected }}, found the template's end"));
+  const fs::path file = folder.path() / "own.jinja";
+  write_file(file, "{% for m in messages %}{{ m.content }}<0>{% endfor %}");
+  const ChatEncoder own(*tokenizer, file.string());
+  CHECK(learned(*tokenizer, own.encode(ask("a", "b"))) == "a#0[b#0]");
+  CHECK_THROWS_WITH(
+      ChatEncoder(*tokenizer, "llama3"),
+      Catch::Contains("data.chat_template: llama3 needs the token '<|start_header_id"));
+  CHECK_THROWS_WITH(
+      ChatEncoder(*tokenizer, "llama4", "--chat-template"),
+      Catch::Contains("--chat-template: unknown chat template 'llama4' (expected auto"));
+  CHECK_THROWS_WITH(ChatEncoder(*make_byte_tokenizer()),
+                    Catch::Contains("data.chat_template: auto, but the tokenizer's folder has no"));
+  write_file(file, "{{ raise_exception('no ' ~ messages[0].role) }}");
+  CHECK_THROWS_WITH(ChatEncoder(*tokenizer, file.string()).encode(ask("a", "b")),
+                    Catch::Contains("the chat template refuses the dialogue: no user"));
 }
 
 TEST_CASE("a prompt and a completion that are texts have no template", "[data][chat]") {
@@ -274,68 +248,6 @@ TEST_CASE("a prompt and a completion that are texts have no template", "[data][c
       encode_completion(*bytes, read_dialogue(R"({"prompt": "ab", "completion": "c"})", "f:1"));
   CHECK(encoded.ids == std::vector<int32_t>{'a', 'b', 'c', bytes->eos_id()});
   CHECK(mask_of(encoded) == "0011");
-}
-
-TEST_CASE("the parts of a content are joined, and reasoning is read", "[data][chat]") {
-  const Dialogue parts = read_dialogue(
-      R"({"messages": [
-          {"role": "user", "content": [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]},
-          {"role": "assistant", "content": [], "reasoning_content": "c", "tool_calls": null}]})",
-      "f:1");
-  CHECK(parts[0].content == "a b");
-  CHECK_FALSE(parts[0].reasoning);
-  CHECK(parts[1].content.empty());
-  CHECK(parts[1].reasoning == "c");
-}
-
-TEST_CASE("a question ends with a message of the user", "[data][chat]") {
-  const Dialogue question = read_question(
-      R"({"messages": [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]})",
-      "f:1");
-  CHECK((question.size() == 2 && question[1].content == "b"));
-  CHECK(read_question(R"({"prompt": "a", "completion": "b"})", "f:1").size() == 1);
-  CHECK_THROWS_WITH(read_question(R"({"text": "a"})", "f:2"), Catch::Contains("f:2: not a dialog"));
-  for (const char* json :
-       {R"({"messages": []})", R"({"messages": [{"role": "assistant", "content": "b"}]})"}) {
-    CHECK_THROWS_WITH(read_question(json, "f:2"), Catch::Contains("f:2: the last message is not"));
-  }
-}
-
-TEST_CASE("a record that is no dialogue is refused with file and line", "[data][chat]") {
-  const std::pair<const char*, const char*> cases[] = {
-      {"{", "f:7:1: not JSON"},
-      {R"({"text": "a"})", "f:7: not a dialogue"},
-      {R"({"messages": "a"})", "not a list but string"},
-      {R"({"messages": [{"role": "tool", "content": "a"}]})", "message 1: unknown role 'tool'"},
-      {R"({"messages": [{"role": "user", "content": 1}]})", "'content' is missing or not a text"},
-      {R"({"messages": [{"role": "user", "content": ["a"]}]})", "a part of its content is not"},
-      {R"({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]})",
-       "message 1: a part of its content is not {\"type\": \"text\", \"text\": ...} but "
-       "{\"image_url\":{},\"type\":\"image_url\"}; pictures and sounds are not read"},
-      {R"({"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]})",
-       "'messages.tool_calls' is not read"},
-      {R"({"messages": [{"role": "assistant", "content": "a", "reasoning_content": 1}]})",
-       "'reasoning_content' is missing or not a text"},
-      {R"({"messages": [{"role": "user", "content": "a"}]})", "no message of the assistant"},
-      {R"({"messages": [{"role": "assistant", "content": "a", "weight": "0"}]})",
-       "message 1: 'weight' is \"0\"; expected 0"},
-      {R"({"prompt": "a"})", "not a dialogue"}};
-  for (const auto& [json, message] : cases) {
-    CHECK_THROWS_WITH(read_dialogue(json, "f:7"), Catch::Contains(message));
-  }
-}
-
-TEST_CASE("JSON lines with dialogues are not taken for documents", "[data][chat]") {
-  const auto dialogue = [](const char* json) { return is_dialogue(nlohmann::json::parse(json)); };
-  CHECK(dialogue(R"({"id": 3, "messages": []})"));
-  CHECK(dialogue(R"({"prompt": "a", "response": "b"})"));
-  CHECK(dialogue(R"({"instruction": "a", "input": "", "output": "b"})"));
-  CHECK(dialogue(R"({"question": "a", "answer": "b"})"));
-  CHECK(dialogue(R"({"conversations": []})"));
-  CHECK_FALSE(dialogue(R"({"text": "a \"messages\": ["})"));
-  CHECK_FALSE(dialogue(R"({"a": {"messages": 1}, "b": "messages"})"));
-  CHECK_FALSE(dialogue(R"({"messages": [], "text": "a"})"));
-  CHECK_FALSE(dialogue(R"({"prompt": "a"})"));
 }
 
 TEST_CASE("prepared dialogues are those of the file itself", "[data][chat]") {

@@ -6,6 +6,7 @@
 #include "config/fields/check_context.h"
 #include "config/fields/field_builders.h"
 #include "config/fields/field_table.h"
+#include "data/chat/named_templates.h"
 #include "data/readers/data_format.h"
 
 namespace fp8train {
@@ -62,6 +63,11 @@ void check_seq_length(const CheckContext& at) {
   }
 }
 
+void check_template(const CheckContext& at) {
+  const auto problem = chat_template_problem(at.settings.data.chat_template);
+  if (problem) at.complain(*problem);
+}
+
 }  // namespace
 
 std::vector<Field> data_fields() {
@@ -104,8 +110,12 @@ std::vector<Field> data_fields() {
           "data.bad_lines", data(&DataSettings::bad_lines), kBadLines,
           "JSONL: records that cannot be read or learned are an error, which counts them, or are "
           "skipped with a warning"),
-      choice("data.chat_template", data(&DataSettings::chat_template), kChatTemplates,
-             "Template that dialogues are rendered with; auto: that of the tokenizer's folder"),
+      path("data.chat_template", data(&DataSettings::chat_template),
+           fmt::format("Template that dialogues are rendered with. auto: that of the tokenizer's "
+                       "folder; the path of a .jinja file; or one of {}",
+                       chat_template_names()),
+           "text")
+          .checked(check_template),
       choice("data.packing", data(&DataSettings::packing), kPackings,
              "How documents fill a sequence. windows: consecutive text; documents: whole "
              "documents, which do not see each other; none: one document; auto: documents for "

@@ -72,6 +72,8 @@ constexpr std::pair<Text, Text> kRefused[] = {
     {"history", "earlier messages are read from 'messages'"}};
 /// Of a message: whether it is learned.
 constexpr Text kLearned[] = {"weight", "train", "loss"};
+/// Of an answer: what was thought before it, by the names that transformers reads.
+constexpr Text kThoughts[] = {"reasoning_content", "thinking", "reasoning"};
 
 bool has(const Json& object, Text key) {
   const auto found = object.find(key);
@@ -208,11 +210,12 @@ class Record {
     const bool shared = value.is_object() && !value.contains("role") && value.contains("from");
     const char* const role_key = shared ? "from" : "role";
     const char* const text_key = shared ? "value" : "content";
-    const auto text = [&](const char* key) {
-      if (!value.is_object() || !value.contains(key) || !value[key].is_string()) {
+    const auto text = [&](Text key) {
+      const auto found = value.is_object() ? value.find(key) : value.end();
+      if (found == value.end() || !found->is_string()) {
         fail(fmt::format("message {}: '{}' is missing or not a text", i, key));
       }
-      return value[key].get<std::string>();
+      return found->get<std::string>();
     };
     const std::string role = text(role_key);
     const auto* const known =
@@ -221,13 +224,16 @@ class Record {
       fail(fmt::format("message {}: unknown role '{}' (expected system, user or assistant)", i,
                        role));
     }
-    std::vector<Text> read = {role_key, text_key, "reasoning_content"};
+    std::vector<Text> read = {role_key, text_key};
+    read.insert(read.end(), std::begin(kThoughts), std::end(kThoughts));
     read.insert(read.end(), std::begin(kLearned), std::end(kLearned));
     check_keys(value, read, "messages.");
     const bool has_parts = value.contains(text_key) && value[text_key].is_array();
     ChatMessage message = {known->second, has_parts ? joined(value[text_key], i) : text(text_key),
                            known->second == ChatRole::assistant};
-    if (has(value, "reasoning_content")) message.reasoning = text("reasoning_content");
+    for (const Text key : kThoughts) {
+      if (!message.reasoning && has(value, key)) message.reasoning = text(key);
+    }
     for (const Text key : kLearned) {
       message.is_target = is_learned(value, key, i) && message.is_target;
     }

@@ -48,10 +48,11 @@ using IgnoredKey = std::function<void(const std::string& key)>;
 /// the assistant are targets, but for those with "weight": 0, "train": false or "loss": false. A
 /// "system" (or "system_prompt") next to the messages is their first one. A content is a text or a
 /// list of {"type": "text", "text"}, which are joined with nothing between, as the templates of
-/// models for text and pictures do; "reasoning_content" is a text that templates that think put
-/// before an answer. Throws DataError, which begins with `where`, for another record, for one
-/// without a target, and for keys that would change what is learned and are not read: tools, calls
-/// of functions, labels and pairs of answers, other weights. Calls `ignored` with the other keys.
+/// models for text and pictures do; "reasoning_content" (or "thinking", or "reasoning") is a text
+/// that templates that think put before an answer. Throws DataError, which begins with `where`, for
+/// another record, for one without a target, and for keys that would change what is learned and are
+/// not read: tools, calls of functions, labels and pairs of answers, other weights. Calls `ignored`
+/// with the other keys.
 Dialogue read_dialogue(std::string_view json, const std::string& where,
                        const IgnoredKey& ignored = nullptr);
 

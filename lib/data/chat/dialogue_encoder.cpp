@@ -27,10 +27,10 @@ ChatEncoder::Encoded encode_completion(const Tokenizer& tokenizer, const Dialogu
   return encoded;
 }
 
-DialogueEncoder::DialogueEncoder(const Tokenizer& tokenizer, ChatTemplate chat_template,
+DialogueEncoder::DialogueEncoder(const Tokenizer& tokenizer, std::string chat_template,
                                  std::string_view option, int64_t threads, Sink sink)
     : tokenizer_(tokenizer),
-      chat_template_(chat_template),
+      chat_template_(std::move(chat_template)),
       option_(option),
       tasks_(threads, [sink = std::move(sink)](std::vector<Encoded> encoded) {
         for (Encoded& dialogue : encoded) sink(std::move(dialogue));

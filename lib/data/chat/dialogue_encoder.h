@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "data/chat/chat_template.h"
+#include "data/chat/chat_encoder.h"
 #include "data/ordered_tasks.h"
 
 namespace fp8train {
@@ -29,7 +29,7 @@ class DialogueEncoder {
 
   /// Keeps a reference to `tokenizer`. `threads` 0: one for each processor. `sink` gets each
   /// dialogue, on the thread that calls add() or finish().
-  DialogueEncoder(const Tokenizer& tokenizer, ChatTemplate chat_template, std::string_view option,
+  DialogueEncoder(const Tokenizer& tokenizer, std::string chat_template, std::string_view option,
                   int64_t threads, Sink sink);
 
   /// Adds a dialogue. `where` begins the messages of errors. Throws what encoding a dialogue threw,
@@ -46,7 +46,7 @@ class DialogueEncoder {
   void start_task();
 
   const Tokenizer& tokenizer_;
-  ChatTemplate chat_template_;
+  std::string chat_template_;
   std::string option_;
   std::optional<ChatEncoder> chat_;  ///< once a dialogue has roles
   std::vector<Located> gathered_;

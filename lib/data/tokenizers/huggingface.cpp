@@ -130,10 +130,10 @@ class HuggingFaceTokenizer final : public Tokenizer {
     return encode_from(text, at_start, parts_.ordinary_raw_finder,
                        parts_.ordinary_normalized_finder);
   }
-  int32_t token_id(std::string_view text) const override {
-    const auto found = std::find_if(parts_.added.begin(), parts_.added.end(),
-                                    [&](const AddedToken& token) { return token.content == text; });
-    return found == parts_.added.end() ? -1 : found->id;
+  std::vector<std::pair<std::string, int32_t>> special_tokens() const override {
+    std::vector<std::pair<std::string, int32_t>> tokens;
+    for (const int32_t id : special_) tokens.emplace_back(token_of(id), id);
+    return tokens;
   }
 
   TokenStrips strips(int32_t id) const override {

@@ -51,9 +51,12 @@ class SentencePieceTokenizer final : public Tokenizer {
     return {ids.begin(), ids.end()};
   }
 
-  int32_t token_id(std::string_view text) const override {
-    const int id = processor_.PieceToId(std::string(text));
-    return processor_.IsControl(id) ? id : -1;
+  std::vector<std::pair<std::string, int32_t>> special_tokens() const override {
+    std::vector<std::pair<std::string, int32_t>> tokens;
+    for (int id = 0; id < processor_.GetPieceSize(); ++id) {
+      if (processor_.IsControl(id)) tokens.emplace_back(processor_.IdToPiece(id), id);
+    }
+    return tokens;
   }
 
   /// Bytes that are not UTF-8 stay as they are, unlike in the library.

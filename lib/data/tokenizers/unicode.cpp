@@ -148,6 +148,10 @@ bool is_punctuation(char32_t c) {
   return is_between(category(c), UTF8PROC_CATEGORY_PC, UTF8PROC_CATEGORY_PO);
 }
 
+bool is_letter(char32_t c) {
+  return is_between(category(c), UTF8PROC_CATEGORY_LU, UTF8PROC_CATEGORY_LO);
+}
+
 bool is_number(char32_t c) {
   return is_between(category(c), UTF8PROC_CATEGORY_ND, UTF8PROC_CATEGORY_NO);
 }
@@ -231,6 +235,10 @@ void normalize(std::string& text, NormalForm form) {
     position = end;
   }
   text = std::move(result);
+}
+
+char32_t upper_case(char32_t c) {
+  return static_cast<char32_t>(utf8proc_toupper(static_cast<utf8proc_int32_t>(c)));
 }
 
 std::string lower_case(std::string_view text) {

@@ -50,6 +50,7 @@ bool is_punctuation(char32_t c);  ///< ASCII punctuation, and categories P*
 bool is_stable_letter(char32_t c);
 /// Whether is_punctuation() holds and no normal form changes the character.
 bool is_stable_punctuation(char32_t c);
+bool is_letter(char32_t c);  ///< categories L*
 bool is_number(char32_t c);  ///< categories N*
 /// Whether \w of Unicode technical standard 18, annex C, has the character: letters, marks, decimal
 /// numbers, connectors, joiners.
@@ -69,6 +70,7 @@ enum class NormalForm : uint8_t { nfc, nfd, nfkc, nfkd };
 /// Changes `text` to a normal form. Throws std::bad_alloc.
 void normalize(std::string& text, NormalForm form);
 
+char32_t upper_case(char32_t c);  ///< as one code point
 /// Returns `text` in lower case, code point by code point, without the rules of a language.
 std::string lower_case(std::string_view text);
 

@@ -15,7 +15,7 @@
 #include "base/error.h"
 #include "base/input_file.h"
 #include "base/log.h"
-#include "data/chat/chat_template.h"
+#include "data/chat/chat_encoder.h"
 #include "data/tokenizers/registry.h"
 #include "io/export/quantization_config.h"
 #include "io/hf_config.h"
@@ -125,7 +125,7 @@ DType dtype_of(const ModelSource& model) {
 int64_t end_of_answer(const fs::path& folder) {
   try {
     const std::unique_ptr<Tokenizer> tokenizer = open_tokenizer(folder);
-    return ChatEncoder(*tokenizer, ChatTemplate::automatic).end_of_answer();
+    return ChatEncoder(*tokenizer).end_of_answer();
   } catch (const Error&) {
     return -1;
   }

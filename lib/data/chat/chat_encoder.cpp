@@ -1,0 +1,208 @@
+#include "data/chat/chat_encoder.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "data/chat/chat_template.h"
+#include "data/chat/id_writer.h"
+#include "data/tokenizers/unicode.h"
+
+namespace fp8train {
+namespace {
+
+using jinja::Span;
+using jinja::Text;
+using jinja::Value;
+
+/// The message as a template sees it. transformers gives thoughts by both names that templates have
+/// for them.
+Value value_of(const ChatMessage& message, int32_t index) {
+  jinja::Dict fields;
+  const auto add = [&](const char* name, Text text) {
+    fields.entries.emplace_back(Value::text(name), Value(std::move(text)));
+    fields.extent.hold(extent_of(fields.entries.back().second));
+  };
+  if (message.reasoning) add("thinking", Text(*message.reasoning, index));
+  add("role", Text(std::string(name_of(message.role))));
+  add("content", Text(message.content, index));
+  if (message.reasoning) add("reasoning_content", Text(*message.reasoning, index));
+  return Value(std::move(fields));
+}
+
+size_t common_prefix(std::string_view a, std::string_view b) {
+  return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first -
+                             a.begin());
+}
+
+/// The template's own text behind the last part that comes from a message.
+std::string_view tail_of(const Text& text) {
+  return std::string_view(text.bytes).substr(text.spans.empty() ? 0 : text.spans.back().end);
+}
+
+}  // namespace
+
+ChatEncoder::ChatEncoder(const Tokenizer& tokenizer, const std::string& chat_template,
+                         std::string_view option)
+    : tokenizer_(tokenizer),
+      tokens_(tokenizer),
+      template_(find_chat_template(tokenizer, tokens_, chat_template, option)),
+      variables_(token_variables(tokenizer, tokens_)) {
+  variables_.emplace_back("tools", Value::none());
+  variables_.emplace_back("documents", Value::none());
+  end_ = find_end();
+}
+
+jinja::Rendered ChatEncoder::render(const Dialogue& dialogue, const Request& request,
+                                    jinja::Budget& budget) const {
+  jinja::List list;
+  for (size_t i = 0; i < request.messages; ++i) {
+    list.items.push_back(value_of(dialogue[i], static_cast<int32_t>(i)));
+    list.extent.hold(extent_of(list.items.back()));
+  }
+  jinja::Variables variables = variables_;
+  variables.emplace_back("messages", Value(std::move(list)));
+  variables.emplace_back("add_generation_prompt", Value(request.asks));
+  if (!request.thinks) variables.emplace_back("enable_thinking", Value(false));
+  budget.bytes = jinja::Budget::kMostBytes;
+  return template_.render(variables, budget);
+}
+
+ChatEncoder::Encoded ChatEncoder::encode(const Dialogue& dialogue) const {
+  check(!dialogue.empty(), "a dialogue has messages");
+  jinja::Budget budget;
+  const jinja::Rendered whole = render(dialogue, {dialogue.size()}, budget);
+  warn_of_messages_left_out(dialogue, whole.text);
+  return write_ids(whole.text, answers(dialogue, whole, budget), tokenizer_, tokens_);
+}
+
+std::vector<int32_t> ChatEncoder::prompt(const Dialogue& dialogue, bool thinks) const {
+  if (!thinks && !template_.uses("enable_thinking")) {
+    throw ConfigError(
+        "the chat template has no thinking to leave out: it does not have enable_thinking");
+  }
+  jinja::Budget budget;
+  const jinja::Rendered whole = render(dialogue, {dialogue.size(), true, thinks}, budget);
+  return write_ids(whole.text, {}, tokenizer_, tokens_).ids;
+}
+
+void ChatEncoder::warn_of_messages_left_out(const Dialogue& dialogue, const Text& text) const {
+  std::vector<bool> has(dialogue.size());
+  for (const Span& span : text.spans) has[static_cast<size_t>(span.message)] = true;
+  for (size_t i = 0; i < dialogue.size(); ++i) {
+    const std::string& content = dialogue[i].content;
+    const bool is_empty = tokenizers::spaces_at_start(content) == content.size();
+    if (has[i] || is_empty || dialogue[i].is_target || has_warned_.exchange(true)) continue;
+    log_warning(fmt::format(
+        "the chat template leaves out message {} ({}) of a dialogue, and perhaps others", i,
+        name_of(dialogue[i].role)));
+  }
+}
+
+std::vector<ByteRange> ChatEncoder::answers(const Dialogue& dialogue, const jinja::Rendered& whole,
+                                            jinja::Budget& budget) const {
+  std::vector<ByteRange> found;
+  if (whole.generations.empty()) {
+    for (size_t i = 0; i < dialogue.size(); ++i) {
+      if (dialogue[i].is_target) found.push_back(answer(dialogue, i, whole.text, budget));
+    }
+    return found;
+  }
+  for (const auto& [begin, end] : whole.generations) {
+    const auto inside = std::find_if(whole.text.spans.begin(), whole.text.spans.end(),
+                                     [begin = begin, end = end](const Span& span) {
+                                       return span.begin >= begin && span.end <= end;
+                                     });
+    const bool is_known = inside != whole.text.spans.end();
+    if (!is_known || dialogue[static_cast<size_t>(inside->message)].is_target) {
+      found.push_back({begin, end});
+    }
+  }
+  return found;
+}
+
+ByteRange ChatEncoder::answer(const Dialogue& dialogue, size_t index, const Text& whole,
+                              jinja::Budget& budget) const {
+  const auto is_of_it = [&](const Span& span) {
+    return span.message == static_cast<int32_t>(index);
+  };
+  const auto first = std::find_if(whole.spans.begin(), whole.spans.end(), is_of_it);
+  if (first == whole.spans.end()) {
+    throw DataError(fmt::format("message {}: the chat template leaves this answer out", index));
+  }
+  const auto last = std::find_if(whole.spans.rbegin(), whole.spans.rend(), is_of_it);
+  const std::string_view text = whole.bytes;
+  const size_t before = first == whole.spans.begin() ? 0 : std::prev(first)->end;
+  const size_t after = last == whole.spans.rbegin() ? text.size() : std::prev(last)->begin;
+  return {
+      before + begin_of_answer(dialogue, index, text.substr(before, first->begin - before), budget),
+      last->end +
+          end_of_answer(dialogue, index, text.substr(last->end, after - last->end), budget)};
+}
+
+/// Where an answer begins in the template's text in front of it: behind what the template writes to
+/// ask for it, if that is there.
+size_t ChatEncoder::begin_of_answer(const Dialogue& dialogue, size_t index, std::string_view before,
+                                    jinja::Budget& budget) const {
+  try {
+    const jinja::Rendered asked = render(dialogue, {index, true}, budget);
+    const std::string_view question = tail_of(asked.text);
+    return before.starts_with(question) ? question.size() : before.size();
+  } catch (const DataError&) {
+    return before.size();  // such a dialogue is not asked for an answer
+  }
+}
+
+/// Where an answer ends in the template's text behind it: behind the first special token of what
+/// the template writes to end it. Where it writes none, the token that begins the next message ends
+/// it, as models of such templates have learned it.
+size_t ChatEncoder::end_of_answer(const Dialogue& dialogue, size_t index, std::string_view after,
+                                  jinja::Budget& budget) const {
+  std::string_view own = after;
+  if (index + 1 < dialogue.size()) {
+    try {
+      const jinja::Rendered ended = render(dialogue, {index + 1}, budget);
+      own = after.substr(0, common_prefix(after, tail_of(ended.text)));
+    } catch (const DataError&) {
+      // Such a dialogue does not end here; the token that ends the answer may still be found.
+    }
+  }
+  const std::vector<FoundToken> tokens = tokens_.in(own);
+  if (!tokens.empty()) return tokens.front().end;
+  const std::vector<FoundToken> next = tokens_.in(after);
+  if (!next.empty() && next.front().begin == tokenizers::spaces_at_start(after)) {
+    return next.front().end;
+  }
+  return tokenizers::without_spaces_at_end(own);
+}
+
+/// Found in what the template writes behind an answer, at the end of a dialogue or else in front of
+/// a further question.
+int32_t ChatEncoder::find_end() const {
+  const ChatMessage question = {ChatRole::user, "a", false, {}};
+  const Dialogue sample = {question, {ChatRole::assistant, "b", true, {}}, question};
+  for (const size_t messages : {size_t{2}, size_t{3}}) {
+    try {
+      jinja::Budget budget;
+      const Text text = render(sample, {messages}, budget).text;
+      for (const FoundToken& token : tokens_.in(text.bytes)) {
+        const bool is_behind = std::any_of(
+            text.spans.begin(), text.spans.end(),
+            [&](const Span& span) { return span.message == 1 && span.end <= token.begin; });
+        if (is_behind) return token.id;
+      }
+    } catch (const DataError&) {
+      continue;  // a dialogue that the template does not take
+    }
+    if (messages == 2) {
+      log_warning(
+          "the chat template writes no token behind the last answer of a dialogue: the model does "
+          "not learn there that an answer ends");
+    }
+  }
+  return -1;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,11 @@
+#pragma once
+// The filters of lists.
+
+#include "data/chat/jinja/interpreter.h"
+
+namespace fp8train::jinja {
+
+/// Null where there is none of this name.
+FilterFunction find_list_filter(std::string_view name);
+
+}  // namespace fp8train::jinja

@@ -1,0 +1,94 @@
+#pragma once
+// Templates as text to trees (Jinja 3, parser.py).
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/chat/jinja/ast.h"
+#include "data/chat/jinja/lexer.h"
+
+namespace fp8train::jinja {
+
+/// Expressions and statements are nested at most this deeply.
+inline constexpr int32_t kMostDepth = 100;
+
+/// Reads tokens in their order.
+class TokenReader {
+ public:
+  TokenReader(std::vector<Token> tokens, const std::string& where)
+      : tokens_(std::move(tokens)), where_(where) {}
+
+  const Token& now() const { return tokens_[at_]; }
+  const Token& after() const { return tokens_[at_ + (at_ + 1 < tokens_.size() ? 1 : 0)]; }
+  Token take() { return at_ + 1 < tokens_.size() ? tokens_[at_++] : tokens_[at_]; }
+  int32_t line() const { return now().line; }
+
+  bool is(TokenKind kind) const { return now().kind == kind; }
+  bool is_symbol(std::string_view text) const {
+    return is(TokenKind::symbol) && now().text == text;
+  }
+  bool is_name(std::string_view text) const { return is(TokenKind::name) && now().text == text; }
+  bool skip_symbol(std::string_view text) { return is_symbol(text) && (take(), true); }
+  bool skip_name(std::string_view text) { return is_name(text) && (take(), true); }
+
+  void expect_symbol(std::string_view text);
+  void expect_name(std::string_view text);
+  std::string expect_any_name(std::string_view what);
+  void expect_block_end();
+
+  /// Throws ConfigError "WHERE:LINE: ...".
+  [[noreturn]] void fail(const std::string& message) const;
+  [[noreturn]] void fail_at(int32_t line, const std::string& message) const;
+
+ private:
+  std::vector<Token> tokens_;
+  const std::string& where_;
+  size_t at_ = 0;
+};
+
+/// Reads expressions. All functions throw ConfigError.
+class ExpressionParser {
+ public:
+  explicit ExpressionParser(TokenReader& reader) : reader_(reader) {}
+
+  /// An expression; `takes_if` false: up to an "if" that belongs to a statement.
+  ExpressionPtr expression(bool takes_if = true);
+  /// Several with commas between are a tuple, as in {% for x in 1, 2 %}.
+  ExpressionPtr tuple(bool takes_if = true);
+  /// upper | replace("a", "b"), of the text of a block.
+  ExpressionPtr block_filter();
+
+ private:
+  ExpressionPtr make(Expression::Node node, int32_t line) const;
+  ExpressionPtr either();
+  ExpressionPtr both();
+  ExpressionPtr negated();
+  ExpressionPtr comparison();
+  ExpressionPtr sum();
+  ExpressionPtr concatenation();
+  ExpressionPtr product();
+  ExpressionPtr power();
+  ExpressionPtr unary(bool takes_filters);
+  ExpressionPtr primary();
+  ExpressionPtr name();
+  ExpressionPtr in_parentheses();
+  ExpressionPtr list();
+  ExpressionPtr dict();
+  ExpressionPtr with_postfixes(ExpressionPtr value);
+  ExpressionPtr with_filters(ExpressionPtr value);
+  ExpressionPtr subscript(ExpressionPtr object);
+  ExpressionPtr filter(ExpressionPtr input);
+  ExpressionPtr test(ExpressionPtr input);
+  ExpressionPtr rest_of_tuple(ExpressionPtr first, int32_t line, bool takes_if);
+  std::vector<Argument> arguments();
+  bool ends_tuple() const;
+
+  TokenReader& reader_;
+  int32_t depth_ = 0;
+};
+
+/// Returns the statements of a template of at most 1 MiB. Throws ConfigError.
+Body parse(std::string_view source, const std::string& where);
+
+}  // namespace fp8train::jinja

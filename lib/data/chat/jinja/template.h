@@ -1,0 +1,67 @@
+#pragma once
+// A chat template in the language of Jinja, as transformers renders it: Jinja 3 in an immutable
+// sandbox with trim_blocks and lstrip_blocks (pallets/jinja; transformers,
+// utils/chat_template_utils.py). The language is whole but for
+//
+//   statements  include, import, extends, block, autoescape, do, trans, a recursive for
+//   filters     those that are not in the table of filters.cpp
+//   methods     those that are not in the tables of methods.cpp
+//
+// which are refused: statements when a template is read, the others where they are reached.
+// strftime_now() gives kToday, since today's date would give other ids tomorrow.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "data/chat/jinja/value.h"
+
+namespace fp8train::jinja {
+
+/// What templates have for today: the date that Llama 3.2's has where it is given no other.
+inline constexpr std::string_view kToday = "26 Jul 2024";
+
+/// What a template may use up, so that none runs for ever or takes all memory.
+struct Budget {
+  static constexpr int64_t kMostSteps = 20'000'000;
+  static constexpr int64_t kMostBytes = int64_t{256} << 20;
+
+  int64_t steps = kMostSteps;  ///< left; a second or two in all
+  int64_t bytes = kMostBytes;  ///< left of those that values may have, also those already gone
+};
+
+/// A rendered template.
+struct Rendered {
+  Text text;
+  /// The bytes [begin, end) within {% generation %}, in order.
+  std::vector<std::pair<size_t, size_t>> generations;
+};
+
+/// The variables of a template by name.
+using Variables = std::vector<std::pair<std::string, Value>>;
+
+/// A template. Immutable, so that it may be used from several threads.
+class Template {
+ public:
+  /// Reads a template of at most 1 MiB. Throws ConfigError "WHERE:LINE: ...".
+  Template(std::string_view source, std::string where);
+  Template(Template&&) noexcept;
+  ~Template();
+
+  /// Throws DataError: what raise_exception() says, or "WHERE:LINE: ..." where something is not
+  /// defined, not supported, nested more than 400 times, or more than the budget. Takes from
+  /// `budget` what was used.
+  Rendered render(const Variables& variables, Budget& budget) const;
+
+  /// Whether the name of a variable occurs in it.
+  bool uses(std::string_view name) const;
+
+ private:
+  struct Tree;
+  std::unique_ptr<const Tree> tree_;
+};
+
+}  // namespace fp8train::jinja
