@@ -201,7 +201,7 @@ void print_groups(const std::vector<Group>& groups) {
     const std::string prefix =
         group.first < 0 ? "" : fmt::format("layers.{}{}.", group.first, last);
     for (const auto& [name, text] : group.lines) {
-      fmt::print("{:<30}{}\n", prefix + name, text);
+      fmt::print("{:<30}{}\n", without_controls(prefix + name), without_controls(text));
     }
   }
 }
