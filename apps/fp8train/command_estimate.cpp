@@ -54,9 +54,6 @@ StepTime step_time(const EngineSettings& settings, const DryRunStep& step, const
   return time;
 }
 
-/// Steps of a run whose length is not given: memory and time of a step do not depend on it.
-constexpr int64_t kLongRun = 1000000;
-
 /// Nothing larger is tried.
 constexpr int64_t kMostMicroBatch = int64_t{1} << 16;
 
@@ -183,9 +180,6 @@ int estimate_settings(const Settings& settings, int world_size) {
 
 int estimate(const EstimateOptions& options) {
   Settings settings = load(options.ranks.common, true);
-  if (settings.training.max_steps == 0 && settings.training.max_tokens == 0) {
-    settings.training.max_steps = kLongRun;
-  }
   if (!options.gpu.empty()) {
     settings.job.gpu = options.gpu;
     settings.device = DeviceChoice::cuda;

@@ -201,7 +201,7 @@ void print_groups(const std::vector<Group>& groups) {
     const std::string prefix =
         group.first < 0 ? "" : fmt::format("layers.{}{}.", group.first, last);
     for (const auto& [name, text] : group.lines) {
-      fmt::print("{:<30}{}\n", prefix + name, text);
+      fmt::print("{:<30}{}\n", without_controls(prefix + name), without_controls(text));
     }
   }
 }
@@ -338,7 +338,10 @@ void explain(const ExplainOptions& options) {
     fmt::print("{}", plan_table_markdown());
     return;
   }
-  Session session = open_session(load(options.common), false);
+  const Settings settings = load(options.common);
+  // Stages of a run of epochs have numbers of steps that follow from the data.
+  const bool needs_data = settings.training.max_epochs > 0 && !settings.precision.schedule.empty();
+  Session session = open_session(settings, needs_data);
   log_notes(session);
   const PrecisionPlan& plan = session.engine.plan;
   if (!options.diff.empty()) {

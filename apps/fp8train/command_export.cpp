@@ -114,7 +114,7 @@ void print_written(const ExportCommand& request, uint64_t tensors, uint64_t byte
 void write_folder(const ExportCommand& request, const ExportType& type,
                   const std::filesystem::path& folder) {
   const ExportReport report = export_folder(folder, request.out, folder_options(request, type));
-  print_notes(report.notes, folder.string() + "/config.json: ");
+  print_notes(report.notes);
   std::string more;
   if (!report.quantization.tensors.empty()) {
     more = fmt::format("; {} of them cast, signal-to-noise ratio {:.2f} dB",

@@ -52,11 +52,11 @@ entries win:
 
     defaults < model preset < files in their order < FP8TRAIN_SET="a.b=v;c.d=w" < --set
 
-Some keys exclude each other: `max_steps` and `max_tokens`, `gradient_accumulation_steps` and
-`global_batch_size`, `model.preset` and `model.from`, `data.val` and `data.val_fraction`; and
-`mixed_precision` or `precision.plan` excludes keys that select another plan, and options of `fp8`
-that have no meaning for the chosen one. A key replaces those that it excludes in earlier entries,
-and the start of the run says so. Within one file they are an error.
+Some keys exclude each other: `max_steps`, `max_tokens` and `max_epochs`,
+`gradient_accumulation_steps` and `global_batch_size`, `model.preset` and `model.from`, `data.val`
+and `data.val_fraction`; and `mixed_precision` or `precision.plan` excludes keys that select another
+plan, and options of `fp8` that have no meaning for the chosen one. A key replaces those that it
+excludes in earlier entries, and the start of the run says so. Within one file they are an error.
 
 An unknown, repeated or mistyped key, and a value out of its range, is an error with file, line and
 column; all errors are reported at once, with exit code 2. Whole numbers may be written as `100M`,

@@ -44,8 +44,9 @@ inline constexpr std::pair<OnDivergence, std::string_view> kOnDivergence[] = {
 
 /// The settings under `training`, but for StepSettings.
 struct TrainingSettings {
-  int64_t max_steps = 0;  ///< exactly one of max_steps and max_tokens is set
+  int64_t max_steps = 0;  ///< exactly one of max_steps, max_tokens and max_epochs is set
   int64_t max_tokens = 0;
+  double max_epochs = 0;  ///< passes over the training samples
   /// Sequences per optimizer step over all ranks; 0: not asked for. When set, it decides:
   /// StepSettings::gradient_accumulation_steps then holds the value for one rank, and open_session
   /// divides it among more.

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/input_file.h"
+#include "base/text.h"
 
 namespace fp8train {
 namespace {
@@ -201,7 +202,7 @@ uint64_t ByteStream::file_bytes_read() const {
 }
 
 std::filesystem::path without_compression(const std::filesystem::path& path) {
-  const std::string extension = path.extension().string();
+  const std::string extension = lower(path.extension().string());
   return extension == ".gz" || extension == ".zst" ? path.parent_path() / path.stem() : path;
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "base/error.h"
@@ -108,7 +109,9 @@ uint64_t Samples::Source::samples_per_epoch() const {
 
 uint64_t Samples::samples_per_epoch() const {
   if (holds_documents() || options_.walk == SampleWalk::training) {
-    return sources_.front().samples_per_epoch();
+    return std::accumulate(
+        sources_.begin(), sources_.end(), uint64_t{0},
+        [](uint64_t sum, const Source& source) { return sum + source.samples_per_epoch(); });
   }
   const int64_t behind_first = std::max<int64_t>(0, target_count() - seq_length_);
   return target_count() == 0 ? 0

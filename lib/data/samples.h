@@ -51,8 +51,8 @@ class Samples {
   /// it is beyond the end of a walk that is made once. Throws as Corpus::read() does.
   void read(uint64_t index, Batch& batch, int64_t row) const;
 
-  /// Returns the number of samples of one epoch (of the first source of a blend), or of a walk that
-  /// is made once.
+  /// Returns the number of samples of one pass, over all sources of a blend together, or of a walk
+  /// that is made once.
   uint64_t samples_per_epoch() const;
   /// Returns the number of targets of sample `index`, or 0 for windows of training, where every
   /// position is one.

@@ -78,7 +78,7 @@ std::vector<fs::path> files_of_folder(const fs::path& folder, DataSplit split) {
         if (is_hidden || is_prepared) entry.disable_recursion_pending();
         continue;
       }
-      const std::string extension = without_compression(entry->path()).extension().string();
+      const std::string extension = lower(without_compression(entry->path()).extension().string());
       const bool is_data = extension == kParquet ||
                            std::find(suffixes.begin(), suffixes.end(), extension) != suffixes.end();
       if (is_data && !is_hidden && entry->is_regular_file()) paths.push_back(entry->path());

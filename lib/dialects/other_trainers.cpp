@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/text.h"
+#include "config/fields/scalar.h"
 #include "config/show.h"
 #include "dialects/pass.h"
 
@@ -24,7 +25,6 @@ struct Trainer {
   std::span<const Words> keys;  ///< a dotted key of the file, and ours or an advice with a blank
 };
 
-constexpr const char* kEpochs = "training.max_steps counts steps, not passes over the data";
 constexpr const char* kRatio = "scheduler.warmup_steps is this ratio of training.max_steps";
 
 /// axolotl, src/axolotl/utils/schemas/config.py and training.py.
@@ -32,7 +32,7 @@ constexpr Words kAxolotl[] = {
     {"micro_batch_size", "training.micro_batch_size"},
     {"gradient_accumulation_steps", "training.gradient_accumulation_steps"},
     {"max_steps", "training.max_steps"},
-    {"num_epochs", kEpochs},
+    {"num_epochs", "training.max_epochs"},
     {"learning_rate", "optimizer.lr"},
     {"weight_decay", "optimizer.weight_decay"},
     {"max_grad_norm", "optimizer.grad_clip"},
@@ -46,7 +46,7 @@ constexpr Words kTrainingArguments[] = {
     {"per_device_train_batch_size", "training.micro_batch_size"},
     {"gradient_accumulation_steps", "training.gradient_accumulation_steps"},
     {"max_steps", "training.max_steps"},
-    {"num_train_epochs", kEpochs},
+    {"num_train_epochs", "training.max_epochs"},
     {"learning_rate", "optimizer.lr"},
     {"weight_decay", "optimizer.weight_decay"},
     {"max_grad_norm", "optimizer.grad_clip"},
@@ -60,7 +60,7 @@ constexpr Words kLitgpt[] = {{"train.micro_batch_size", "training.micro_batch_si
                              {"train.global_batch_size", "training.global_batch_size"},
                              {"train.max_steps", "training.max_steps"},
                              {"train.max_tokens", "training.max_tokens"},
-                             {"train.epochs", kEpochs},
+                             {"train.epochs", "training.max_epochs"},
                              {"train.lr_warmup_steps", "scheduler.warmup_steps"},
                              {"train.max_norm", "optimizer.grad_clip"},
                              {"train.max_seq_length", "data.seq_length"},
@@ -143,10 +143,18 @@ std::optional<std::string> refusal_of_other_trainer(const YamlNode& root) {
     return std::nullopt;
   }
   std::string keys, advice;
+  bool has_length = false;
   for (const auto& [theirs, ours] : trainer->keys) {
     const YamlNode* value = value_at(root, theirs);
     if (value == nullptr || value->kind != YamlNode::Kind::scalar) {
       continue;
+    }
+    if (ours.starts_with("training.max_")) {
+      // Here they exclude each other. Steps come first, as in transformers, where -1 is "not set".
+      if (has_length || parse_number(value->text).value_or(0) <= 0) {
+        continue;
+      }
+      has_length = true;
     }
     if (ours.find(' ') == std::string_view::npos) {
       keys += fmt::format(" {}={}", ours, text_of(*value));

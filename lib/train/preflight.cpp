@@ -101,11 +101,15 @@ std::string describe_stages(const Session& session, int64_t steps_done) {
 }
 
 std::string describe_steps(const Session& session) {
-  return fmt::format("steps   {} of {} tokens ({}{} x {} x {})", session.max_steps,
+  const double epochs = session.settings.training.max_epochs;
+  return fmt::format("steps   {} of {} tokens ({}{} x {} x {}){}", session.max_steps,
                      session.tokens_per_step(),
                      session.data_ranks > 1 ? fmt::format("{} ranks x ", session.data_ranks) : "",
                      session.engine.step.gradient_accumulation_steps,
-                     session.engine.step.micro_batch_size, session.engine.step.seq_length);
+                     session.engine.step.micro_batch_size, session.engine.step.seq_length,
+                     epochs > 0 ? fmt::format(": {} epoch{} of {} samples", epochs,
+                                              epochs == 1 ? "" : "s", session.epoch_samples)
+                                : "");
 }
 
 const GpuKind& gpu_kind(const std::string& name) {

@@ -5,6 +5,7 @@
 #include "base/text.h"
 #include "train/checkpoint/data_checks.h"
 #include "train/run.h"
+#include "train/run_length.h"
 
 namespace fp8train {
 
@@ -19,8 +20,7 @@ RunOutcome Run::stop(const std::string& reason) {
 }
 
 void Run::say_nothing_to_do() {
-  const char* const key =
-      settings().training.max_steps > 0 ? "training.max_steps" : "training.max_tokens";
+  const std::string key = length_key(settings().training);
   if (state_.step > session_.max_steps) {
     progress_.say(fmt::format(
         "nothing to do: the checkpoint is of step {}, and the configuration asks for {}; raise {} "

@@ -18,6 +18,7 @@
 #include "optim/registry.h"
 #include "precision/linear_plan.h"
 #include "train/probed_products.h"
+#include "train/run_length.h"
 #include "train/session_notes.h"
 
 namespace fp8train {
@@ -98,31 +99,6 @@ ModelConfig resolve_model(const Settings& of_run, const Tokenizer& tokenizer,
   }
   check_vocabulary(model, of_run, tokenizer);
   return completed(model);
-}
-
-/// Throws ConfigError where the tokens of a step or of the run are too many to be counted.
-int64_t resolve_max_steps(const TrainingSettings& training, const StepSettings& step,
-                          int data_ranks) {
-  constexpr int64_t kMostTokens = int64_t{1} << 62;
-  int64_t of_step = step.micro_batch_tokens();  // at most kMostRows
-  if (__builtin_mul_overflow(of_step, step.gradient_accumulation_steps, &of_step) ||
-      __builtin_mul_overflow(of_step, static_cast<int64_t>(data_ranks), &of_step) ||
-      of_step > kMostTokens) {
-    throw ConfigError(fmt::format(
-        "a step of training.micro_batch_size {} * data.seq_length {} * {} micro-batches "
-        "* {} ranks has more than 2^62 tokens",
-        step.micro_batch_size, step.seq_length, step.gradient_accumulation_steps, data_ranks));
-  }
-  if (training.max_steps == 0) {
-    return training.max_tokens / of_step + (training.max_tokens % of_step > 0 ? 1 : 0);
-  }
-  int64_t of_run = 0;
-  if (__builtin_mul_overflow(of_step, training.max_steps, &of_run) || of_run > kMostTokens) {
-    throw ConfigError(
-        fmt::format("training.max_steps: {} steps of {} tokens have more than 2^62 tokens",
-                    training.max_steps, of_step));
-  }
-  return training.max_steps;
 }
 
 /// All that a pass could save, generously: what is beyond could not be counted in 64 bits.
@@ -268,6 +244,17 @@ void Session::enter_stage(size_t stage) {
   engine = engine_of(stage);
 }
 
+void set_length(Session& session) {
+  constexpr int64_t kAnyLength = int64_t{1} << 52;
+  const Settings& settings = session.settings;
+  session.max_steps = resolve_max_steps(settings.training, session.engine.step, session.data_ranks,
+                                        session.epoch_samples);
+  session.stages =
+      run_stages(settings.precision, session.max_steps > 0 ? session.max_steps : kAnyLength);
+  check_stages(session);
+  session.enter_stage(0);
+}
+
 namespace {
 
 StrategySettings strategy_settings(const Settings& settings, const ModelConfig& model,
@@ -325,19 +312,21 @@ Session resolve(const Settings& settings, bool open_data, int data_ranks) {
         "algorithms of its own; set gemm_tuning: false, or parallelism.zero_stage: 1",
         settings.optimizer.name));
   }
-  session.max_steps = resolve_max_steps(settings.training, session.engine.step, data_ranks);
-  session.stages = run_stages(settings.precision, session.max_steps);
-  check_stages(session);
+  set_length(session);
   for (size_t i = 0; i < session.stages.size(); ++i) {
     note_nothing_scaled(session.engine_of(i), settings.precision, session.notes);
   }
-  session.enter_stage(0);
-  note_short_run(settings.scheduler, session.max_steps, session.notes);
   if (settings.sample.interval > 0) {
     check_prompts(settings.sample, *session.tokenizer, session.engine.model);
   }
   if (open_data) {
     open_corpora_of(session);
+  } else if (settings.training.max_epochs > 0) {
+    session.settings.notes.lines.emplace_back(
+        "training.max_epochs: the number of steps follows from the data, which are not read here");
+  }
+  if (session.max_steps > 0) {
+    note_short_run(settings.scheduler, session.max_steps, session.notes);
   }
   return session;
 }

@@ -30,8 +30,9 @@ struct Session {
   CorpusSplits data;                        ///< empty unless asked for
   std::shared_ptr<DataRecord> data_record;  ///< set on the first rank of a run; null on others
   EngineSettings engine;                    ///< settings of one of the stages
-  std::vector<RunStage> stages;  ///< one, but where precision.schedule has several scaled plans
-  int64_t max_steps = 0;
+  std::vector<RunStage> stages;    ///< one, but where precision.schedule has several scaled plans
+  uint64_t epoch_samples = 0;      ///< of one pass over the training data; 0: they are not open
+  int64_t max_steps = 0;           ///< 0: not known; training.max_epochs needs the data
   int data_ranks = 1;              ///< ranks along the data axis of the mesh
   std::vector<std::string> notes;  ///< settings without a meaning here, to be reported
 
@@ -55,9 +56,13 @@ struct Session {
 /// Throws ConfigError, DataError or CheckpointError (model.from).
 Session open_session(const Settings& settings, bool open_data, int data_ranks = 1);
 
-/// Opens the data of a session and checks the samples of training and validation. Throws as
-/// open_session() does.
+/// Opens the data of a session, checks the samples of training and validation, and sets the length
+/// of the run. Throws as open_session() does.
 void open_corpora_of(Session& session);
+
+/// Sets the steps of the run and its stages; the stages are those of a very long run if the number
+/// of steps is not known. Throws ConfigError.
+void set_length(Session& session);
 
 /// Returns the samples of a run in the order of training. Their data must be open and outlive them.
 /// Throws DataError if there is no sample.

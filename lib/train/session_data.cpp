@@ -44,6 +44,8 @@ void open_corpora_of(Session& session) {
     samples.describe("data", session.settings.notes.lines, session.notes);
     session.engine.counts_targets = true;
   }
+  session.epoch_samples = samples.samples_per_epoch();
+  set_length(session);
   note_many_epochs(session.data.train, samples.epochs(session.samples()), session.notes);
   note_unused_vocabulary(session.settings, *session.tokenizer, session.engine.model.vocab_size,
                          session.notes);

@@ -60,10 +60,19 @@ TEST_CASE("the model is given in exactly one way") {
 TEST_CASE("settings that contradict each other") {
   const std::string head = "model: {preset: toy}\ndata: {train: a}\n";
   CHECK(error_of(head) ==
-        "run.yaml: training.max_steps: missing; give either max_steps or max_tokens");
+        "run.yaml: training.max_steps: missing; give one of max_steps, max_tokens and max_epochs");
   CHECK(
       error_of(head + "training: {max_steps: 5, max_tokens: 1M}\n") ==
       "run.yaml:3:26: training.max_tokens: conflicts with training.max_steps; remove one of them");
+  CHECK(
+      error_of(head + "training: {max_epochs: 2, max_steps: 5}\n") ==
+      "run.yaml:3:12: training.max_epochs: conflicts with training.max_steps; remove one of them");
+  CHECK(
+      error_of(head + "training: {max_tokens: 1M, max_epochs: 2}\n") ==
+      "run.yaml:3:28: training.max_epochs: conflicts with training.max_tokens; remove one of them");
+  CHECK_THAT(error_of(head + "training: {max_epochs: 0}\n"),
+             Catch::Contains("run.yaml:3:24: training.max_epochs: expected a number > 0, got"));
+  CHECK(error_of(head + "training: {max_epochs: 0.5}\n") == "loaded");
   CHECK(error_of(head + "training: {max_tokens: 100}\n") ==
         "run.yaml:3:12: training.max_tokens: less than one optimizer step of 512 tokens");
   CHECK(error_of(head + "training: {max_tokens: 512}\n") == "loaded");

@@ -121,6 +121,17 @@ TEST_CASE("alternatives replace each other, and say so") {
   CHECK(tokens.notes.lines ==
         std::vector<std::string>{
             "--set training.max_tokens=1M replaces training.max_steps (run.yaml:3:12)"});
+  const Settings epochs = load_text(kBase, {"training.max_tokens=1M", "training.max_epochs=1.5"});
+  CHECK(epochs.training.max_epochs == 1.5);
+  CHECK(epochs.training.max_tokens == 0);
+  CHECK(epochs.training.max_steps == 0);
+  const Settings steps =
+      load_text("model: {preset: toy}\ndata: {train: a}\ntraining: {max_epochs: 3}\n",
+                {"training.max_steps=7"});
+  CHECK(steps.training.max_epochs == 0);
+  CHECK(steps.notes.lines ==
+        std::vector<std::string>{
+            "--set training.max_steps=7 replaces training.max_epochs (run.yaml:3:12)"});
   CHECK(load_text(kBase, {"model.from=a", "model.preset=toy"}).model.from.empty());
 }
 

@@ -140,6 +140,7 @@ TEST_CASE("settings of every kind survive show and load") {
                 "n_positions: 1024, norm_bias: false}\ndata: {train: a}\n"
                 "training: {max_steps: 2}\n"));
   check_round_trip(load_text(kBase, {"model.rope_scaling={rope_type: llama3, factor: 16}"}));
+  check_round_trip(load_text(kBase, {"training.max_epochs=2.5"}));
   check_round_trip(load_text(kBase, {"model.rope_scaling={rope_type: linear, factor: 2}"}));
   check_round_trip(load_text(
       kBase, {"model.rope_parameters={rope_type: yarn, factor: 4, mscale: 0.5, truncate: false}",

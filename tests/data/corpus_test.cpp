@@ -158,14 +158,28 @@ TEST_CASE("tables, records under another name and other files are not learned as
   const std::pair<const char*, std::pair<std::string, const char*>> cases[] = {
       {"t.csv", {"a,b\n1,2\n", "tables are not read"}},
       {"t.tsv", {"a\tb\n", "tables are not read"}},
+      {"t.CSV", {"a,b\n1,2\n", "tables are not read"}},
+      {"table.txt",
+       {"a,b\n1,2\n3,4\n",
+        "looks like a table, and tables are not read; write JSON lines of it, for example "
+        "with DuckDB: duckdb -c \"COPY (FROM read_csv('"}},
       {"t.txt", {"{\"text\": \"a\"}\n", "set format: jsonl"}},
       {"t", {" [{\"messages\": []}]", "set format: chat"}},
+      {"pretty.txt", {"[\n  {\n    \"text\": \"a\"\n  }\n]\n", "set format: jsonl"}},
+      {"object.txt",
+       {"{\n  \"data\": []\n}\n", "a JSON object over several lines; write a record"}},
+      {"texts.md", {"[\n \"a\",\n \"b\"]\n", "a JSON array without objects; write a record"}},
       {"u.txt",
        {std::string("\xFF\xFE"
                     "a\0",
                     4),
         "UTF-16 with a byte order mark"}},
-      {"x.xlsx", {"PK\3\4", "zip or Excel files are not read"}}};
+      {"x.xlsx", {"PK\3\4", "zip or Excel files are not read"}},
+      {"paper.txt",
+       {"%PDF-1.7\n",
+        "PDF files are not read; write its text to another file, for example: "
+        "pdftotext"}},
+      {"x.txt.bz2", {"BZh91AY", "bzip2 files are not read; unpack it: bunzip2 -k"}}};
   for (const auto& [name, content] : cases) {
     CAPTURE(name);
     test::write_file(dir / name, content.first);
@@ -181,6 +195,28 @@ TEST_CASE("tables, records under another name and other files are not learned as
     test::write_file(dir / "code.txt", text);
     CHECK(format_of(dir / "code.txt", "auto").name == "text");
   }
+}
+
+TEST_CASE("an object over several lines is no file of records") {
+  const test::TempDir dir;
+  for (const char* name : {"d.json", "d.jsonl"}) {
+    test::write_file(dir / name, "{\n  \"version\": 1,\n  \"data\": [{\n\"text\": \"a\"}]\n}\n");
+    CHECK_THAT(message_of<DataError>([&] { format_of(dir / name, "auto"); }),
+               Contains("a JSON object over several lines") && Contains("jq -c") &&
+                   !Contains("format: text"));
+  }
+  test::write_file(dir / "b.jsonl", "{\"text\": \"a\n{\"text\": \"b\n");  // for its reader
+  CHECK(format_of(dir / "b.jsonl", "auto").name == "jsonl");
+}
+
+TEST_CASE("names end in any case") {
+  const test::TempDir dir;
+  test::write_file(dir / "A.JSONL", "{\"text\": \"a\"}\n");
+  test::write_file(dir / "B.Txt", "b");
+  test::write_file(dir / "C.BIN", "ab\x01\x02");
+  CHECK(format_of(dir / "A.JSONL", "auto").name == "jsonl");
+  CHECK(format_of(dir / "C.BIN", "auto").name == "raw_u16");
+  CHECK(expand_path(dir.path().string()).size() == 3);
 }
 
 TEST_CASE("a bad first record does not decide the format") {

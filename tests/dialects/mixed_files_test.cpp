@@ -110,25 +110,30 @@ TEST_CASE("files of other trainers are answered in one sentence") {
   CHECK(error("base_model: org/model\nmodel_type: LlamaForCausalLM\nsequence_len: 2048\n"
               "micro_batch_size: 1\nnum_epochs: 1\nlearning_rate: 2e-5\nfp8: true\n") ==
         "run.yaml: this is a file of axolotl, which is not read here; write its settings as "
-        "training.micro_batch_size=1 optimizer.lr=2e-5 data.seq_length=2048, name the model with "
-        "model.from and the data with data.train, and choose the precision with mixed_precision: "
-        "fp8 or precision.plan; num_epochs: training.max_steps counts steps, not passes over the "
-        "data");
+        "training.micro_batch_size=1 training.max_epochs=1 optimizer.lr=2e-5 data.seq_length=2048, "
+        "name the model with model.from and the data with data.train, and choose the precision "
+        "with mixed_precision: fp8 or precision.plan");
   const std::string factory = error(
       "model_name_or_path: org/model\nstage: sft\ndo_train: true\nfp8: true\nfp8_backend: te\n"
       "learning_rate: 5.0e-05\nwarmup_ratio: 0.03\nnum_train_epochs: 1\n");
   CHECK_THAT(factory, Contains("a file of LLaMA-Factory") && Contains("optimizer.lr=5.0e-05") &&
                           Contains("warmup_ratio: scheduler.warmup_steps is this ratio of"));
   CHECK_THAT(factory, !Contains("\n"));
-  CHECK_THAT(error("per_device_train_batch_size: 4\nnum_train_epochs: 3\noutput_dir: out\n"),
-             Contains("a file of transformers (TrainingArguments)") &&
-                 Contains("training.micro_batch_size=4 output_dir=out, name"));
+  CHECK_THAT(
+      error("per_device_train_batch_size: 4\nnum_train_epochs: 3\noutput_dir: out\n"),
+      Contains("a file of transformers (TrainingArguments)") &&
+          Contains("training.micro_batch_size=4 training.max_epochs=3 output_dir=out, name"));
+  // A number of steps wins over epochs, and -1 is none.
+  CHECK_THAT(error("max_steps: -1\nnum_train_epochs: 0.5\noutput_dir: out\nsave_steps: 5\n"),
+             Contains(" as training.max_epochs=0.5 output_dir=out, name"));
+  CHECK_THAT(error("max_steps: 70\nnum_train_epochs: 3\noutput_dir: out\nsave_steps: 5\n"),
+             Contains(" as training.max_steps=70 output_dir=out, name"));
   CHECK_THAT(error("checkpoint_dir: checkpoints/org/model\nout_dir: out\nprecision: bf16-true\n"
                    "train: {global_batch_size: 16, micro_batch_size: 2, epochs: 1}\n"
                    "optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 2e-4}}\n"),
              Contains("a file of litgpt") &&
                  Contains("training.micro_batch_size=2 training.global_batch_size=16 "
-                          "optimizer.lr=2e-4 output_dir=out, name"));
+                          "training.max_epochs=1 optimizer.lr=2e-4 output_dir=out, name"));
   // Of two such keys in a file with a section of this program, each is an unknown key.
   for (const char* section :
        {"data: {train: a.txt}", "optimizer: {lr: 1e-3}", "scheduler: {type: cosine}",
@@ -140,7 +145,8 @@ TEST_CASE("files of other trainers are answered in one sentence") {
   }
   // So is one alone.
   CHECK_THAT(error(kBase + "num_epochs: 1\nsequence_len: 8\n"),
-             Contains("run.yaml:4:1: num_epochs: unknown key"));
+             Contains("run.yaml:4:1: num_epochs: unknown key; `num_epochs` belongs to `training` "
+                      "as max_epochs"));
   CHECK_THAT(error("warmup_ratio: 0.1\n"),
              Contains("warmup_ratio: unknown key; use scheduler.warmup_steps: the ratio times"));
 }

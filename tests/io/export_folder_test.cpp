@@ -71,8 +71,9 @@ TEST_CASE("an export ends answers where the chat template does") {
   const auto exported = [&](const std::string& given, const char* out) {
     test::write_file(dir / "in/generation_config.json", given);
     const ExportReport report = export_folder(dir / "in", dir / out, {.dtype = DType::f32});
-    const bool noted = std::ranges::any_of(report.notes, [](const std::string& note) {
-      return note.starts_with("generation_config.json: eos_token_id");
+    const std::string file = (dir / out / "generation_config.json").string();
+    const bool noted = std::ranges::any_of(report.notes, [&](const std::string& note) {
+      return note.starts_with(file + ": eos_token_id");
     });
     const auto config =
         nlohmann::json::parse(test::read_file(dir / out / "generation_config.json"));

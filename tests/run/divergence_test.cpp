@@ -223,6 +223,27 @@ TEST_CASE("a run that diverges again and again goes back further, and stops in t
   CHECK(fs::exists(checkpoint(folder / "run", 5)));
 }
 
+TEST_CASE("a rollback ends at the checkpoint of another run, and deletes nothing") {
+  const DivergingFolder folder;
+  const Words rare = {"checkpoint.interval=15", "checkpoint.keep_last=9"};
+  expect_code(0, folder.path(), command("run", {rare[0], rare[1], "training.max_steps=15"}));
+  expect_code(
+      0, folder.path(),
+      command("other", {"checkpoint.interval=18", "training.max_steps=20", "training.seed=3"}));
+  fs::copy(checkpoint(folder / "other", 18), checkpoint(folder / "run", 18));
+  // Newer than the one that the run is told to start from, and older than the divergence.
+  const Outcome outcome = expect_code(
+      4, folder.path(),
+      command("run", {rare[0], rare[1], "checkpoint.resume=run/checkpoints/step-000015"}));
+  CHECK_THAT(outcome.out, Contains("resumed from run/checkpoints/step-000015"));
+  CHECK_THAT(outcome.err, Contains("run/checkpoints/step-000018 differs from this run:") &&
+                              Contains("training.seed: was 3, is "));
+  CHECK(fs::exists(checkpoint(folder / "run", 15)));
+  for (const auto& entry : fs::directory_iterator(checkpoint(folder / "other", 18))) {
+    CHECK(same_bytes(entry.path(), checkpoint(folder / "run", 18) / entry.path().filename()));
+  }
+}
+
 TEST_CASE("a run that diverges before its first checkpoint says so") {
   const DivergingFolder folder;
   const Outcome outcome = expect_code(

@@ -42,7 +42,7 @@ Words settings_for(const std::string& key) {
                  "data.tokenizer=none",
                  "sample.prompts=[]",
                  "device=cpu"};
-  if (key != "training.max_tokens") {
+  if (key != "training.max_tokens" && key != "training.max_epochs") {
     words.emplace_back("training.max_steps=10");
   }
   if (key.starts_with("fp8.")) {

@@ -131,6 +131,27 @@ TEST_CASE("a finished run that is started again adds no event file") {
   CHECK(files() == 2);
 }
 
+TEST_CASE("a run that another machine has is left alone, but for a later start of its Slurm job") {
+  const TextFolder folder;
+  expect_code(0, folder.path(), tiny_run("run", 4));
+  const std::string holder = R"({"host":"elsewhere","pid":1,"slurm_job":"4711","started":1})";
+  write_file(folder / "run/run.lock", holder);
+  const std::string metrics = read_file(folder / "run/metrics.jsonl");
+  const std::string config = read_file(folder / "run/config.resolved.yaml");
+  const Outcome refused = expect_code(2, folder.path(), tiny_run("run", 6));
+  CHECK_THAT(refused.err, Catch::Contains("run is in use by another run: process 1 on elsewhere "
+                                          "(Slurm job 4711)") &&
+                              Catch::Contains("remove") && Catch::Contains("run.lock"));
+  CHECK(read_file(folder / "run/run.lock") == holder);
+  CHECK(read_file(folder / "run/metrics.jsonl") == metrics);
+  CHECK(read_file(folder / "run/config.resolved.yaml") == config);
+  const Outcome later = Process(folder.path(), tiny_run("run", 6), {"SLURM_JOB_ID=4711"}).wait();
+  CAPTURE(later.err);
+  CHECK(later.code == 0);
+  CHECK_THAT(later.err, Catch::Contains("elsewhere") && Catch::Contains("was taken over"));
+  CHECK(last_logged_step(folder / "run") == 6);
+}
+
 TEST_CASE("a number of threads in the environment that is none is not taken") {
   const TextFolder folder;
   Words words = tiny_run("run", 2);

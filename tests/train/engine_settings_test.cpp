@@ -17,8 +17,9 @@ namespace {
 
 /// Keys of `training` that the run reads, and the engine does not.
 const std::vector<std::string> kOfTheRun = {
-    "max_steps",     "max_tokens",    "global_batch_size",     "max_time",     "non_finite",
-    "on_divergence", "max_rollbacks", "max_consecutive_skips", "spike_window", "spike_steps"};
+    "max_steps",  "max_tokens",    "max_epochs",    "global_batch_size",     "max_time",
+    "non_finite", "on_divergence", "max_rollbacks", "max_consecutive_skips", "spike_window",
+    "spike_steps"};
 
 Settings settings_with(const std::string& training) {
   LoadRequest request;

@@ -30,6 +30,17 @@ TEST_CASE("answers without a dialogue give what typing them gives") {
         commented_settings(written.settings, written.asked));
 }
 
+TEST_CASE("a run may be given in epochs") {
+  const Talk done = talk(with_data({{"training.max_steps", "-"}, {"training.max_epochs", "2.5"}}));
+  const Settings& settings = done.result.settings;
+  CHECK(settings.training.max_epochs == 2.5);
+  CHECK(settings.training.max_steps == 0);
+  CHECK(settings.training.max_tokens == 0);
+  CHECK(settings.checkpoint.interval == kAutomaticInterval);  // the steps are not known
+  CHECK(load_text(commented_settings(settings, done.result.asked)) == settings);
+  CHECK(take({{"data.train", "a.txt"}, {"training.max_epochs", "2.5"}}).settings == settings);
+}
+
 TEST_CASE("answers leave out what they have an alternative for") {
   const WizardResult sizes = take({{"data.train", "a"},
                                    {"model.hidden_size", "64"},

@@ -211,8 +211,8 @@ std::optional<std::string> read_text(const FieldValue& value, const std::string&
 }
 
 std::optional<std::string> read_path(const FieldValue& value, const std::string& what) {
-  constexpr size_t kMostName = 255;   // NAME_MAX of Linux file systems
-  constexpr size_t kMostPath = 3840;  // PATH_MAX less the names inside a run's folder
+  constexpr size_t kMaxNameBytes = 255;   // NAME_MAX of Linux file systems
+  constexpr size_t kMaxPathBytes = 3840;  // PATH_MAX less the names inside a run's folder
   const auto text = read_text(value, what);
   if (!text) {
     return std::nullopt;
@@ -231,13 +231,13 @@ std::optional<std::string> read_path(const FieldValue& value, const std::string&
   for (const std::string& name : split(path, '/')) {
     longest = std::max(longest, name.size());
   }
-  if (longest > kMostName) {
+  if (longest > kMaxNameBytes) {
     value.fail(fmt::format("a name of {} bytes is longer than the {} that file systems take",
-                           longest, kMostName));
+                           longest, kMaxNameBytes));
     return std::nullopt;
   }
-  if (path.size() > kMostPath) {
-    value.fail(fmt::format("a path of {} bytes is longer than {}", path.size(), kMostPath));
+  if (path.size() > kMaxPathBytes) {
+    value.fail(fmt::format("a path of {} bytes is longer than {}", path.size(), kMaxPathBytes));
     return std::nullopt;
   }
   return path;

@@ -53,7 +53,7 @@ inline constexpr const char* kPlanSelectors[] = {"fp8.recipe", "fp8.opt_level", 
                                                  "fp8.use_te"};
 
 /// Returns the optimizer steps of the run that is planned, for the wizard's offers and the checks
-/// of a planned run.
+/// of a planned run; 0: they are known once the data has been read (max_epochs).
 int64_t planned_steps(const Settings& settings);
 
 /// Returns the fields that the wizard asks for, in its order.

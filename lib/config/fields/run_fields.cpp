@@ -22,7 +22,8 @@ using namespace fields;
 constexpr double kMostThreads = 1024;
 
 std::string offered_interval(const Settings& settings) {
-  return std::to_string(std::clamp<int64_t>(planned_steps(settings) / 10, 1, 1000));
+  const int64_t steps = planned_steps(settings);
+  return steps > 0 ? std::to_string(std::clamp<int64_t>(steps / 10, 1, 1000)) : "auto";
 }
 
 /// "auto" or a whole number.

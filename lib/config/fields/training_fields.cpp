@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <iterator>
 #include <limits>
 
@@ -34,7 +35,8 @@ int64_t planned_ranks(const Settings& settings) {
 }
 
 std::string offered_steps(const Settings& settings) {
-  return settings.training.max_tokens > 0 ? "" : "1000";
+  const TrainingSettings& training = settings.training;
+  return training.max_tokens > 0 || training.max_epochs > 0 ? "" : "1000";
 }
 
 std::string offered_global_batch(const Settings& settings) {
@@ -57,17 +59,29 @@ int64_t tokens_per_step(const Settings& settings, int64_t ranks) {
 }
 
 void check_max_steps(const CheckContext& at) {
-  if (!at.is_given() && !at.has("training.max_tokens")) {
-    at.missing("missing; give either max_steps or max_tokens");
+  if (!at.is_given() && !at.has("training.max_tokens") && !at.has("training.max_epochs")) {
+    at.missing("missing; give one of max_steps, max_tokens and max_epochs");
   }
+}
+
+/// Complains and returns true if the field is given together with another one of these keys.
+bool conflicts(const CheckContext& at, std::initializer_list<const char*> keys) {
+  const auto* const other =
+      std::ranges::find_if(keys, [&](const char* key) { return at.is_given() && at.has(key); });
+  if (other == keys.end()) {
+    return false;
+  }
+  at.complain(fmt::format("conflicts with {}; remove one of them", *other));
+  return true;
 }
 
 void check_max_tokens(const CheckContext& at) {
   const int64_t of_step = tokens_per_step(at.settings, 1);
-  if (at.is_given() && at.has("training.max_steps")) {
-    at.complain("conflicts with training.max_steps; remove one of them");
-  } else if (at.settings.training.max_tokens > 0 && at.usable("data.seq_length") &&
-             at.settings.training.max_tokens < of_step) {
+  if (conflicts(at, {"training.max_steps"})) {
+    return;
+  }
+  if (at.settings.training.max_tokens > 0 && at.usable("data.seq_length") &&
+      at.settings.training.max_tokens < of_step) {
     at.complain(fmt::format("less than one optimizer step of {} tokens", of_step));
   }
 }
@@ -91,22 +105,53 @@ void check_global_batch_size(const CheckContext& at) {
   }
 }
 
-/// Steps of the run and sequences of a step.
+void check_max_epochs(const CheckContext& at) {
+  conflicts(at, {"training.max_steps", "training.max_tokens"});
+}
+
+Field max_epochs_field() {
+  return ranged("training.max_epochs", "a number > 0",
+                "Passes over the training samples, such as 3 or 0.5, instead of max_steps. The "
+                "steps are max_epochs x samples / samples of a step, rounded up; a step may span "
+                "two epochs. Samples are the windows of data.seq_length tokens, or the sequences "
+                "of packed documents, of one pass over data.train; if sources have weights, as "
+                "many as all of them have together, distributed by weight",
+                training(&TrainingSettings::max_epochs),
+                RangedReader<double>{read_number, above_up_to(0, kMostWhole)},
+                [](double value) { return value == 0 ? "" : number_text(value); })
+      .asked({.topic = Topic::optimization,
+              .text = "Epochs: passes over the training samples",
+              .when =
+                  [](const Settings& s) {
+                    return s.training.max_steps == 0 && s.training.max_tokens == 0;
+                  }})
+      .checked(check_max_epochs);
+}
+
+/// Length of the run.
 std::vector<Field> length_fields() {
   return {
       optional_count("training.max_steps", training(&TrainingSettings::max_steps), kMostWhole,
-                     "Optimizer steps of the whole run; either this or max_tokens")
+                     "Optimizer steps of the whole run; either this, max_tokens or max_epochs")
           .asked({.topic = Topic::optimization,
-                  .text = "Optimizer steps, - to give tokens instead",
+                  .text = "Optimizer steps, - to give tokens or epochs instead",
                   .suggest = offered_steps,
                   .optional = true})
           .checked(check_max_steps),
       optional_count("training.max_tokens", training(&TrainingSettings::max_tokens), kMostTokens,
-                     "Tokens of the whole run, such as 100M; either this or max_steps")
+                     "Tokens of the whole run, such as 100M, instead of max_steps")
           .asked({.topic = Topic::optimization,
-                  .text = "Tokens of the whole run",
-                  .when = [](const Settings& s) { return s.training.max_steps == 0; }})
+                  .text = "Tokens of the whole run, - to give epochs instead",
+                  .when = [](const Settings& s) { return s.training.max_steps == 0; },
+                  .optional = true})
           .checked(check_max_tokens),
+      max_epochs_field(),
+  };
+}
+
+/// Sequences of a step.
+std::vector<Field> batch_fields() {
+  return {
       integer("training.micro_batch_size", of_step(&StepSettings::micro_batch_size),
               between(1, kMostPasses), "Sequences per forward pass and rank")
           .asked({.topic = Topic::optimization,
@@ -182,6 +227,7 @@ Field deterministic_field() {
 
 std::vector<Field> training_fields() {
   std::vector<Field> result = length_fields();
+  std::ranges::move(batch_fields(), std::back_inserter(result));
   std::ranges::move(pass_fields(), std::back_inserter(result));
   std::ranges::move(divergence_fields(), std::back_inserter(result));
   result.push_back(deterministic_field());

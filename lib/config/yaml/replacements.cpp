@@ -20,6 +20,8 @@ namespace {
 
 constexpr std::pair<const char*, const char*> kAlternatives[] = {
     {"training.max_steps", "training.max_tokens"},
+    {"training.max_steps", "training.max_epochs"},
+    {"training.max_tokens", "training.max_epochs"},
     {"training.gradient_accumulation_steps", "training.global_batch_size"},
     {"data.val", "data.val_fraction"},
     {"model.preset", "model.from"}};

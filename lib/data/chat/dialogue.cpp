@@ -85,6 +85,16 @@ bool is_empty(const Json& value) {
   return value.is_string() ? value.get_ref<const std::string&>().empty() : value.empty();
 }
 
+/// Whether a key that is refused for this reason has a value that changes nothing: no tools, also
+/// if a text says so in JSON, or a weight of 1.
+bool changes_nothing(const Json& value, Text reason) {
+  if (reason == kTools && value.is_string()) {
+    const Json written = Json::parse(value.get_ref<const std::string&>(), nullptr, false);
+    return is_empty(value) || (!written.is_discarded() && is_empty(written));
+  }
+  return is_empty(value) || (reason == kWeights && (value == 1 || value == true));
+}
+
 bool is_one_of(Text key, auto begin, auto end) {
   return std::find(begin, end, key) != end;
 }
@@ -198,7 +208,7 @@ class Record {
           std::ranges::find_if(kRefused, [&](const auto& entry) { return entry.first == key; });
       if (refused == std::end(kRefused)) {
         if (ignored_) ignored_(std::string(prefix) + key);
-      } else if (!is_empty(item.value())) {
+      } else if (!changes_nothing(item.value(), refused->second)) {
         fail(fmt::format("'{}{}' is not read: {}; remove the key, or the record", prefix, key,
                          refused->second));
       }

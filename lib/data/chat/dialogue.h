@@ -51,8 +51,9 @@ using IgnoredKey = std::function<void(const std::string& key)>;
 /// models for text and pictures do; "reasoning_content" (or "thinking", or "reasoning") is a text
 /// that templates that think put before an answer. Throws DataError, which begins with `where`, for
 /// another record, for one without a target, and for keys that would change what is learned and are
-/// not read: tools, calls of functions, labels and pairs of answers, other weights. Calls `ignored`
-/// with the other keys.
+/// not read: tools, calls of functions, labels and pairs of answers, other weights; a value that
+/// changes nothing, such as an empty list or a weight of 1, is accepted. Calls `ignored` with the
+/// other keys.
 Dialogue read_dialogue(std::string_view json, const std::string& where,
                        const IgnoredKey& ignored = nullptr);
 

@@ -8,38 +8,67 @@
 
 #include "base/error.h"
 #include "base/lfs_pointer.h"
+#include "base/text.h"
 #include "data/byte_stream.h"
 #include "data/readers/json_lines.h"
+#include "data/readers/text_content.h"
 
 namespace fp8train {
 namespace {
 
 constexpr size_t kHeadBytes = 4096;
+constexpr size_t kContentBytes = 64U << 10;  // enough for some rows or keys
 
-/// The beginning of files that are not read, and their name.
-constexpr std::pair<std::string_view, std::string_view> kOtherFiles[] = {
-    {"PAR1", "Parquet"},
-    {"ARROW1", "Arrow"},
-    {"PK\3\4", "zip or Excel"},
-    {"BZh", "bzip2"},
-    {"\xFD"
-     "7zXZ",
-     "xz"},
-    {"SQLite format 3", "SQLite"}};
-constexpr std::string_view kUtf16[] = {"\xFF\xFE", "\xFE\xFF"};
-
-std::string by_duckdb(const std::filesystem::path& path) {
+/// `source`: what DuckDB reads, in quotes or as a function.
+std::string by_duckdb_from(const std::string& source, const std::filesystem::path& path) {
   return fmt::format(
-      "write JSON lines of it, for example with DuckDB: duckdb -c \"COPY (FROM '{}') TO "
-      "'{}.jsonl'\"",
-      path.string(), path.stem().string());
+      "write JSON lines of it, for example with DuckDB: duckdb -c \"COPY (FROM {}) TO '{}.jsonl'\"",
+      source, path.stem().string());
 }
 
+std::string by_duckdb(const std::filesystem::path& path) {
+  return by_duckdb_from(fmt::format("'{}'", path.string()), path);
+}
+
+std::string by_read_csv(const std::filesystem::path& path) {
+  return by_duckdb_from(fmt::format("read_csv('{}')", path.string()), path);
+}
+
+std::string by_pdftotext(const std::filesystem::path& path) {
+  return fmt::format("write its text to another file, for example: pdftotext {} OUT.txt",
+                     path.string());
+}
+
+std::string by_bunzip2(const std::filesystem::path& path) {
+  return fmt::format("unpack it: bunzip2 -k {}", path.string());
+}
+
+std::string by_unxz(const std::filesystem::path& path) {
+  return fmt::format("unpack it: unxz -k {}", path.string());
+}
+
+/// A kind of files that are not read.
+struct OtherFile {
+  std::string_view magic;  ///< their beginning
+  std::string_view name;
+  std::string (*advice)(const std::filesystem::path& path);
+};
+constexpr OtherFile kOtherFiles[] = {{"PAR1", "Parquet", by_duckdb},
+                                     {"ARROW1", "Arrow", by_duckdb},
+                                     {"PK\3\4", "zip or Excel", by_duckdb},
+                                     {"%PDF-", "PDF", by_pdftotext},
+                                     {"BZh", "bzip2", by_bunzip2},
+                                     {"\xFD"
+                                      "7zXZ",
+                                      "xz", by_unxz},
+                                     {"SQLite format 3", "SQLite", by_duckdb}};
+constexpr std::string_view kUtf16[] = {"\xFF\xFE", "\xFE\xFF"};
+
 void refuse_other_files(const std::filesystem::path& path, std::string_view head) {
-  for (const auto& [magic, name] : kOtherFiles) {
+  for (const auto& [magic, name, advice] : kOtherFiles) {
     if (head.starts_with(magic)) {
       throw DataError(
-          fmt::format("{}: {} files are not read; {}", path.string(), name, by_duckdb(path)));
+          fmt::format("{}: {} files are not read; {}", path.string(), name, advice(path)));
     }
   }
   for (const std::string_view mark : kUtf16) {
@@ -52,19 +81,58 @@ void refuse_other_files(const std::filesystem::path& path, std::string_view head
   }
 }
 
-/// Tables, and records under another name, which would be learned as the text that they are.
+constexpr const char* kAsText = "format: text learns it as the text that it is";
+
+/// The beginning of a text.
+struct TextHead {
+  explicit TextHead(const std::filesystem::path& path) {
+    ByteStream file(path);
+    while (bytes.size() < kContentBytes && file.append_to(bytes, kContentBytes - bytes.size())) {
+    }
+    std::string more;
+    is_whole = !file.append_to(more, 1);
+  }
+
+  std::string bytes;
+  bool is_whole = false;  ///< nothing follows
+};
+
+/// Throws DataError for JSON without records: objects over several lines, or an array of something
+/// else. `remark` ends the message.
+void refuse_other_json(const std::filesystem::path& path, const std::string& remark) {
+  const TextHead head(path);
+  const JsonKind kind = json_kind(head.bytes, head.is_whole);
+  if (kind == JsonKind::objects) {
+    throw DataError(fmt::format(
+        "{0}: a JSON object over several lines; write a record in each line: jq -c . {0} > "
+        "OUT.jsonl, or jq -c '.data[]' if the key data has the records{1}",
+        path.string(), remark));
+  }
+  if (kind == JsonKind::array) {
+    throw DataError(fmt::format(
+        "{0}: a JSON array without objects; write a record in each line, of texts for example: "
+        "jq -c '.[] | {{text: .}}' {0} > OUT.jsonl{1}",
+        path.string(), remark));
+  }
+}
+
+/// Tables and JSON, which would be learned as the text that they are.
 void refuse_records_as_text(const std::filesystem::path& path) {
-  const std::string extension = without_compression(path).extension().string();
+  const std::string extension = lower(without_compression(path).extension().string());
   if (extension == ".csv" || extension == ".tsv") {
     throw DataError(
-        fmt::format("{}: tables are not read; {}; format: text learns it as the text that it is",
-                    path.string(), by_duckdb(path)));
+        fmt::format("{}: tables are not read; {}; {}", path.string(), by_read_csv(path), kAsText));
   }
   if (const nlohmann::json first = first_record(path); first.is_object()) {
     throw DataError(fmt::format(
-        "{}: the file holds records of JSON, but its name does not say so; set format: {} (format: "
-        "text learns it as the text that it is)",
-        path.string(), is_dialogue(first) ? "chat" : "jsonl"));
+        "{}: the file holds records of JSON, but its name does not say so; set format: {} ({})",
+        path.string(), is_dialogue(first) ? "chat" : "jsonl", kAsText));
+  }
+  refuse_other_json(path, fmt::format("; {}", kAsText));
+  const TextHead head(path);
+  if (is_table(head.bytes, head.is_whole)) {
+    throw DataError(fmt::format("{}: the file looks like a table, and tables are not read; {}; {}",
+                                path.string(), by_read_csv(path), kAsText));
   }
 }
 
@@ -77,6 +145,7 @@ const DataFormat& detect(const std::filesystem::path& path, const std::string& a
   for (const DataFormat* format : data_formats()) {
     if (format->matches({path, file, bytes})) {
       if (format == &text_format()) refuse_records_as_text(path);
+      if (format == &jsonl_format() && first_record(path).is_null()) refuse_other_json(path, "");
       return *format;
     }
   }
@@ -132,7 +201,8 @@ std::vector<std::string_view> data_suffixes() {
 }
 
 bool DataFormat::has_suffix(const std::filesystem::path& path) const {
-  const std::string suffix = (has_tokens() ? path : without_compression(path)).extension().string();
+  const std::string suffix =
+      lower((has_tokens() ? path : without_compression(path)).extension().string());
   return !suffix.empty() && std::find(suffixes.begin(), suffixes.end(), suffix) != suffixes.end();
 }
 

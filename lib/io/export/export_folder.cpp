@@ -153,9 +153,8 @@ void add_end_of_answer(const ModelSource& model, const fs::path& from, const fs:
   config["eos_token_id"] = ids;
   write_file_atomically(file, config.dump(2) + "\n");
   report.notes.push_back(
-      fmt::format("generation_config.json: eos_token_id has {} too, with which the chat template "
-                  "ends an answer",
-                  end));
+      fmt::format("{}: eos_token_id has {} too, with which the chat template ends an answer",
+                  file.string(), end));
 }
 
 }  // namespace
@@ -187,7 +186,9 @@ ExportReport export_folder(const fs::path& from, const fs::path& to, const Expor
                       {.eos_token_ids = model.config.eos_token_ids, .quantization = quantization});
   create_folder(to);
   ExportReport report;
-  report.notes = model.config.notes;
+  for (const std::string& note : model.config.notes) {
+    report.notes.push_back(fmt::format("{}: {}", (from / "config.json").string(), note));
+  }
   const ModelConfig& exported = model.config.model;
   if (const std::string note = exported.family->transformers_note(exported); !note.empty()) {
     report.notes.push_back(note);

@@ -24,7 +24,7 @@ struct ExportOptions {
 };
 
 /// The result of an export: the files of tokenizers and generation settings that were copied, and
-/// notes of one sentence each.
+/// notes of one sentence each, which begin with the file that they are about.
 struct ExportReport {
   uint64_t tensors = 0;  ///< tensors of the model; scales do not count
   uint64_t bytes = 0;

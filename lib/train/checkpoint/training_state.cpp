@@ -17,6 +17,7 @@
 #include "train/checkpoint/state_file.h"
 #include "train/checkpoint/state_formats.h"
 #include "train/ranks.h"
+#include "train/run_length.h"
 #include "train/step/weights.h"
 
 namespace fp8train {
@@ -228,10 +229,16 @@ ResumedRun load_here(const std::filesystem::path& folder, Engine& engine, const 
     const int64_t before =
         whole_number_or(json, "tokens_per_step", where, session.tokens_per_step());
     if (before != session.tokens_per_step()) {
-      resumed.notes.push_back(fmt::format(
-          "steps were of {} tokens before and are of {} now; with training.global_batch_size they "
-          "do not depend on the number of ranks",
-          before, session.tokens_per_step()));
+      const TrainingSettings& training = session.settings.training;
+      const std::string length =
+          training.max_steps > 0
+              ? ""
+              : fmt::format(", and {} is worked out as if all were of the new size",
+                            length_key(training));
+      resumed.notes.push_back(
+          fmt::format("steps were of {} tokens before and are of {} now{}; with "
+                      "training.global_batch_size they do not depend on the number of ranks",
+                      before, session.tokens_per_step(), length));
     }
     const TensorSource weights(
         SafetensorsFile(folder / kModelFile, SafetensorsFile::Reads::hashed));
