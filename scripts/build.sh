@@ -63,6 +63,7 @@ while [ $# -gt 0 ]; do
     *) usage >&2; die "unknown option '$1'" 2 ;;
   esac
 done
+[[ $jobs =~ ^[1-9][0-9]*$ ]] || die "--jobs is a number of compilers, not '$jobs'" 2
 case $preset in release) directory=build ;; *) directory=build/$preset ;; esac
 for tool in cmake ninja; do
   command -v $tool >/dev/null || die "$tool is not installed: run scripts/setup.sh"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Packs the built program with the small shared libraries it needs, so that it runs on another
-# Linux of the same architecture (glibc 2.36 or newer).
+# Linux of the same architecture whose glibc is as new.
 # CUDA's libraries are not packed: the program loads them where they are installed. NCCL, which
 # machines with CUDA may lack, is on request.
 #

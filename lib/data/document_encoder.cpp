@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/error.h"
@@ -78,8 +79,9 @@ void DocumentEncoder::finish() {
 EncodedText DocumentEncoder::encode(const Task& task) const {
   EncodedText result;
   std::vector<int32_t>& all = result.ids;
+  // Not insert(), of which GCC 14 says that it writes beyond the end.
   const auto append = [&](const std::vector<int32_t>& ids) {
-    all.insert(all.end(), ids.begin(), ids.end());
+    std::ranges::copy(ids, std::back_inserter(all));
   };
   for (const Part& part : task) {
     if (part.begins) append(frame_.before_document);

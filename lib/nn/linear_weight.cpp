@@ -132,10 +132,11 @@ void LinearWeight::check_device(const Device& device) const {
     const ops::GemmSupport support =
         ops::gemm_support(traits, {gemm.a, gemm.b, result, gemm.fast_accumulate}, {m, n, k});
     if (!support.native && !support.dequantized) {
-      throw DeviceError(plan_.site.name + ": " + std::string(name_of(gemm.a.dtype)) + " x " +
-                        std::string(name_of(gemm.b.dtype)) + " to " + std::string(name_of(result)) +
-                        " with one scale for each tensor: " + std::string(support.reason) +
-                        "; use another release of cuBLAS, or another plan");
+      throw DeviceError(
+          plan_.site.name + ": " + std::string(name_of(gemm.a.dtype)) + " x " +
+          std::string(name_of(gemm.b.dtype)) + " to " + std::string(name_of(result)) +
+          " with one scale for each tensor: " + std::string(support.reason) +
+          "; use another plan, or where the GPU has FP8 units another release of cuBLAS");
     }
   };
   const int64_t out = plan_.site.out_features;

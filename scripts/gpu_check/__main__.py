@@ -32,6 +32,16 @@ def default_program() -> Path:
     )
 
 
+def budget_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = float("nan")
+    if not seconds > 0:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds above 0")
+    return seconds
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="gpu_check.sh")
     parser.add_argument(
@@ -52,7 +62,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--group", type=int, action="append", choices=sorted(GROUPS), default=[])
     parser.add_argument("--only", action="append", default=[], metavar="NAMES")
     parser.add_argument("--skip", action="append", default=[], metavar="NAMES")
-    parser.add_argument("--budget", type=float, metavar="SECONDS")
+    parser.add_argument("--budget", type=budget_seconds, metavar="SECONDS")
     parser.add_argument("--resume", action="store_true", help="leave out what results.jsonl has")
     parser.add_argument(
         "--retry", action="store_true", help="as --resume, but what failed runs again"

@@ -90,6 +90,10 @@ TEST_CASE("bench step models a GPU that is not here, operation by operation") {
   const std::string text = expect_code(0, folder.path(), words).out;
   CHECK_THAT(text, Contains("A model, not a measurement"));
   CHECK_THAT(text, Contains("swiglu_backward"));
+  const std::string small =
+      expect_code(0, folder.path(), {"bench", "step", "--device", "meta:h200", "--preset", "toy"})
+          .out;
+  CHECK_THAT(small, Contains("\nmemory ") && Contains(" MiB; in bf16 ") && !Contains(" 0.0 GiB"));
 }
 
 TEST_CASE("bench step takes changes to the plan") {
@@ -283,6 +287,12 @@ TEST_CASE("a modeled step takes the rates of measured products of its GPU") {
   }
   const double seconds = seconds_of_products(Json::parse(run(0).out));
   CHECK(seconds == Approx(seconds_of_products(report) / 4));
+  for (const auto& [key, value] : {std::pair("shape", "48x96x64x2"), {"result", "int8"}}) {
+    const Json known = products;
+    products["results"][0][key] = value;
+    CHECK_THAT(run(2).err, Contains("unknown product '") && Contains(value));
+    products = known;
+  }
   products.erase("results");
   CHECK_THAT(run(2).err, Contains("not a report of `fp8train bench products --json`"));
 }

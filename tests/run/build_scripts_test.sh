@@ -49,6 +49,10 @@ expect 1 "the error is none of a missing package" scripts/build.sh
 project 'add_custom_target(fp8train COMMAND false)'
 expect 1 "compiling failed" scripts/build.sh
 
+for jobs in 0 -1 many ''; do
+  expect 2 "--jobs is a number of compilers, not '$jobs'" scripts/build.sh --jobs "$jobs"
+done
+
 project 'message(STATUS "Tests: none (Catch2 was not found)")
 add_custom_target(fp8train ALL)'
 expect 0 "build: preset release" scripts/build.sh

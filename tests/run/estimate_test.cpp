@@ -130,6 +130,9 @@ TEST_CASE("what cannot be estimated is an error that says why") {
       Contains("job.nodes and job.ranks_per_node: 67108864 ranks are more than 65536"));
   CHECK_THAT(expect_code(2, folder.path(), estimate({"--gpu", "h1000"})).err,
              Contains("'h1000' is not one of a100, l4, "));
+  CHECK_THAT(expect_code(4, folder.path(), estimate({"--gpu", "a100"})).err,
+             Contains("this GPU has no FP8 products with one scale for each tensor; use another "
+                      "plan, or where the GPU has FP8 units another release of cuBLAS"));
   CHECK_THAT(expect_code(2, folder.path(),
                          estimate({"--world-size", "3", "training.global_batch_size=16"}))
                  .err,

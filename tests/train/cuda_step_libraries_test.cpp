@@ -22,7 +22,7 @@ TEST_CASE("steps that the host submits ahead of the GPU leave no error behind", 
   };
   for (const Case& c : {Case{1, 24}, Case{16, 2}}) {
     CAPTURE(c.accumulation);
-    EngineSettings settings = small_llama("te-delayed");
+    EngineSettings settings = repeatable(small_llama("te-delayed"));
     settings.model.num_hidden_layers = 1;
     settings.step.gradient_accumulation_steps = c.accumulation;
     double loss[2] = {};

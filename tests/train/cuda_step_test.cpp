@@ -53,8 +53,7 @@ TEST_CASE("two runs on cuda are bitwise equal", "[cuda]") {
   if (no_device()) {
     return;
   }
-  EngineSettings settings = small_llama("te-delayed");
-  settings.step.deterministic = true;  // else cuDNN's backward of attention sums with atomics
+  const EngineSettings settings = repeatable(small_llama("te-delayed"));
   Run first(DeviceKind::cuda, settings);
   Run second(DeviceKind::cuda, settings);
   for (int i = 0; i < 3; ++i) {
@@ -87,7 +86,7 @@ TEST_CASE("recorded steps are bitwise those that are launched one by one", "[cud
   size_t index = 0;
   for (const PlanTolerance& tolerance : all_plans()) {
     CAPTURE(tolerance.plan);
-    EngineSettings settings = small_llama(tolerance.plan);
+    EngineSettings settings = repeatable(small_llama(tolerance.plan));
     settings.model.num_hidden_layers = 1;
     settings.step.gradient_accumulation_steps = 2;
     if (!tolerance.distinct ||
@@ -116,7 +115,7 @@ TEST_CASE("first windows that begin again on cuda are the cpu's, recorded or not
   if (no_device()) {
     return;
   }
-  EngineSettings settings = test::with_window(small_llama("msamp-o1"), 4);
+  EngineSettings settings = test::with_window(repeatable(small_llama("msamp-o1")), 4);
   Run cpu(DeviceKind::cpu, settings);
   Run recorded(DeviceKind::cuda, settings);
   settings.step.cuda_graphs = false;
@@ -208,7 +207,7 @@ TEST_CASE("recorded steps with moments of few bits are those that are launched",
     request.plan = "te-delayed";
     request.roles.moment1 = first;
     request.roles.moment2 = second;
-    EngineSettings settings = small_llama("te-delayed");
+    EngineSettings settings = repeatable(small_llama("te-delayed"));
     settings.plan = resolve_plan(request);
     compare_devices(settings, all_plans()[3]);
     Run recorded(DeviceKind::cuda, settings);

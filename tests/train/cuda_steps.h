@@ -38,6 +38,13 @@ inline EngineSettings small_gpt2(const std::string& plan) {
   return settings;
 }
 
+/// For runs that are compared bit for bit: cuDNN's backward pass of attention sums with atomics
+/// unless it is asked not to.
+inline EngineSettings repeatable(EngineSettings settings) {
+  settings.step.deterministic = true;
+  return settings;
+}
+
 inline Batch batch_of(uint64_t index) {
   return test::random_batch(index, kRows, kColumns);
 }

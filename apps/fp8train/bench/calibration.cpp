@@ -39,14 +39,18 @@ OpProduct product_of(const Json& entry) {
   const auto shape = entry.at("shape").get<std::string>();
   const auto operands = entry.at("operands").get<std::string>();
   const std::optional<Fp8Product> type = operands_named(operands);
-  long long m = 0, n = 0, k = 0;
-  if (!type || std::sscanf(shape.c_str(), "%lldx%lldx%lld", &m, &n, &k) != 3 || m < 1 || n < 1 ||
-      k < 1) {
-    throw ConfigError(fmt::format("unknown product '{}' of shape '{}'", operands, shape));
-  }
   const auto result = entry.at("result").get<std::string>();
+  const bool is_f32 = result == "fp32" || result == "fp32 +=";
+  long long m = 0, n = 0, k = 0;
+  int read = 0;
+  const bool has_shape = std::sscanf(shape.c_str(), "%lldx%lldx%lld%n", &m, &n, &k, &read) == 3 &&
+                         static_cast<size_t>(read) == shape.size() && m > 0 && n > 0 && k > 0;
+  if (!type || !has_shape || (!is_f32 && result != "bf16")) {
+    throw ConfigError(
+        fmt::format("unknown product '{}' of shape '{}' to '{}'", operands, shape, result));
+  }
   product = {.m = m, .n = n, .k = k, .type = *type, .adds = result == "fp32 +="};
-  product.type.c = result == "bf16" ? DType::bf16 : DType::f32;
+  product.type.c = is_f32 ? DType::f32 : DType::bf16;
   product.type.fast_accumulate =
       entry.at("fast_accumulate").get<bool>() && has_fast_accumulation(type->scales);
   return product;

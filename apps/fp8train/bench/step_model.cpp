@@ -6,6 +6,7 @@
 #include "base/text.h"
 #include "bench/calibration.h"
 #include "device/gpu_kinds.h"
+#include "train/records/progress.h"
 #include "train/step/dry_run.h"
 #include "train/step/roofline.h"
 
@@ -206,11 +207,11 @@ void print_step_model(const Json& report) {
   const Json& bf16 = report.at("bf16");
   fmt::print(
       "\n{:.1f} ms per step, {:.0f} tokens/s; in bf16 {:.1f} ms, {:.0f} tokens/s: {:.2f} x\n"
-      "memory {:.1f} GiB; in bf16 {:.1f} GiB\n",
+      "memory {}; in bf16 {}\n",
       1e3 * number(report, "seconds_per_step"), number(report, "tokens_per_second"),
       1e3 * number(bf16, "seconds_per_step"), number(bf16, "tokens_per_second"),
-      number(report, "of_bf16"), number(report, "memory_bytes") / (1 << 30),
-      number(bf16, "memory_bytes") / (1 << 30));
+      number(report, "of_bf16"), describe_bytes(number(report, "memory_bytes")),
+      describe_bytes(number(bf16, "memory_bytes")));
 }
 
 }  // namespace fp8train

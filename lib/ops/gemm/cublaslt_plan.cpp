@@ -198,12 +198,13 @@ cublasLtMatmulAlgo_t Plan::fastest(cublasLtHandle_t handle, const CudaContext& c
       algorithm_ = algorithm;
       return run(handle, context, trial) == CUBLAS_STATUS_SUCCESS;
     };
-    return candidates[tuning.choose(
-        {.key = name,
-         .run = try_algorithm,
-         .result = trial.c,
-         .bound = difference_bound(key.a, key.c, key.fast_accumulate, key.k)},
-        candidates)];
+    const std::optional<size_t> best =
+        tuning.choose({.key = name,
+                       .run = try_algorithm,
+                       .result = trial.c,
+                       .bound = difference_bound(key.a, key.c, key.fast_accumulate, key.k)},
+                      candidates);
+    return candidates[best.value_or(0)];  // where none runs, the product is refused when it runs
   } catch (const DeviceError& error) {
     log_warning(std::string("gemm_tuning: ") + error.what() + "; the library's first choice runs");
     return candidates.front();

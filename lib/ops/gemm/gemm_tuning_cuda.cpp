@@ -267,15 +267,15 @@ std::optional<cublasLtMatmulAlgo_t> GemmTuning::find(const std::string& key) con
   return from_hex(found->second);
 }
 
-size_t GemmTuning::choose(const TunedProduct& product,
-                          const std::vector<cublasLtMatmulAlgo_t>& candidates) {
+std::optional<size_t> GemmTuning::choose(const TunedProduct& product,
+                                         const std::vector<cublasLtMatmulAlgo_t>& candidates) {
   EventTimer timer(context_->stream);
   CacheFlush flush(*context_);
   if (!flush.ready()) {
     throw DeviceError("not enough GPU memory to measure");
   }
   ResultCheck result(*context_, product);
-  size_t best = 0;
+  std::optional<size_t> best;
   float best_time = std::numeric_limits<float>::infinity();
   for (size_t i = 0; i < candidates.size(); ++i) {
     if (!result.accepts(candidates[i])) {
@@ -287,10 +287,10 @@ size_t GemmTuning::choose(const TunedProduct& product,
       best_time = time;
     }
   }
-  check(best_time < std::numeric_limits<float>::infinity(),
-        "gemm_tuning: the library takes none of the algorithms that it suggests");
-  algorithms_[product.key] = to_hex(candidates[best]);
-  write();
+  if (best) {
+    algorithms_[product.key] = to_hex(candidates[*best]);
+    write();
+  }
   return best;
 }
 

@@ -50,9 +50,11 @@ class GemmTuning {
   std::optional<cublasLtMatmulAlgo_t> find(const std::string& key) const;
 
   /// Tries the candidates, stores the fastest of those whose results agree with the first one's,
-  /// also in the file, and returns its index. Others are named in a warning. Waits for the GPU and
-  /// uses memory of its own; throws DeviceError when there is none.
-  size_t choose(const TunedProduct& product, const std::vector<cublasLtMatmulAlgo_t>& candidates);
+  /// also in the file, and returns its index; nothing if the library takes none of them. Those with
+  /// other results are named in a warning. Waits for the GPU and uses memory of its own; throws
+  /// DeviceError when there is none.
+  std::optional<size_t> choose(const TunedProduct& product,
+                               const std::vector<cublasLtMatmulAlgo_t>& candidates);
 
   const std::filesystem::path& file() const { return file_; }
 

@@ -14,9 +14,11 @@ struct Problem {
   int64_t batch, queries, keys, heads, kv_heads, dim;
   int64_t spare = 0;      // rows of each sequence's memory beyond its length
   int64_t unaligned = 0;  // elements by which rows miss a multiple of 16 bytes
+  bool deterministic = false;
 
   ops::AttentionShape shape() const {
-    return {batch, queries, keys, heads, kv_heads, dim, 1.0F / std::sqrt(static_cast<float>(dim))};
+    const float scale = 1.0F / std::sqrt(static_cast<float>(dim));
+    return {batch, queries, keys, heads, kv_heads, dim, scale, deterministic};
   }
   int64_t width() const { return (heads + 2 * kv_heads) * dim; }
   int64_t stride() const { return width() + unaligned; }

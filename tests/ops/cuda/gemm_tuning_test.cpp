@@ -4,12 +4,13 @@
 #include <catch2/catch.hpp>
 
 #include "base/atomic_file.h"
+#include "base/error.h"
 #include "base/input_file.h"
 #include "base/log.h"
 #include "cublaslt_fake.h"
 #include "cublaslt_faults.h"
-#include "cuda_test_support.h"
-#include "ops/gemm/gemm.h"
+#include "ops/cuda/scaled_gemm_support.h"
+#include "ops/cuda/shim_chip.h"
 #include "ops/gemm/gemm_tuning_cuda.h"
 #include "support/temp_dir.h"
 
@@ -115,6 +116,29 @@ TEST_CASE("tuning leaves out an algorithm whose result is another, and names it"
   CHECK(shim::take_algorithms().back() == 1);
   CHECK_THAT(read_text_file(folder / "run.log", 1 << 16),
              Catch::Contains("algorithm 3, split-K 4, reduction 2 differs"));
+}
+
+TEST_CASE("a product that no suggested algorithm runs is refused with tuning as without",
+          "[cuda][tuning]") {
+  const TempDir folder;
+  const Chip chip(90);
+  ops::probe_gemms(*chip.device);
+  ops::tune_gemms(*chip.device, (folder / "cache").string());
+  shim::answer_products([](const shim::AskedProduct& asked) {
+    const bool refused =
+        asked.a_scales == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F || asked.a == CUDA_R_32F;
+    return refused ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
+  });
+  const TensorFormat row = blockwise_format(DType::e4m3, per::row);
+  ScaledProduct product({row, row}, {132, 48, 160}, DType::bf16, false);
+  Side side(*chip.device);
+  const Array expected = on_cpu([&](Side& cpu) { return product.run_dequantized(cpu); });
+  CHECK(worst_difference(product.run(side), expected, product.rounding(), product.tolerance()) <=
+        1);
+  const View plain = side.put(Array(DType::f32, {kSize, kSize}, random_values(kSize * kSize, 1)));
+  const View c = side.space(DType::f32, {kSize, kSize});
+  CHECK_THROWS_AS(ops::gemm(side.stream(), {.a = {plain}, .b = {plain, true}, .c = c}),
+                  DeviceError);
 }
 
 TEST_CASE("results of one product may differ by less than a tail of K", "[cuda][tuning]") {

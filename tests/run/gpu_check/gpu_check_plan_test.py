@@ -60,6 +60,14 @@ class OrderTest(GpuCheckCase):
         without_pytorch = dict(self.ends("--budget", "150", "--only", "peers.1"))
         self.assertFalse([name for name in without_pytorch if ".own.te-" in name])
 
+    def test_a_budget_is_a_positive_number(self):
+        for budget in ("0", "-5", "nan", "much"):
+            done = subprocess.run(
+                ["bash", SCRIPT, f"--budget={budget}", "--list"], capture_output=True, text=True
+            )
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            self.assertIn(f"'{budget}' is no number of seconds", done.stderr)
+
     def test_every_item_has_a_time_that_its_limit_exceeds(self):
         for item in all_items():
             self.assertTrue(0 < item.usual < item.limit, item.name)

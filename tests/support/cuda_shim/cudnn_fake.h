@@ -1,7 +1,8 @@
 #pragma once
 // What tests ask of the fake cuDNN of the host shim. It refuses what the library refuses (types,
 // head dimensions, strides, one query alone), insists on 16-byte pointers and on the whole
-// workspace, and computes through the cpu's operations.
+// workspace, and computes through the cpu's operations. A backward pass that is not asked to be
+// deterministic is not.
 
 #include <cstddef>
 #include <cstdint>
