@@ -244,7 +244,8 @@ Value Interpreter::call_macro(const Function& function, const Arguments& argumen
     }
     scope_->set(name, std::move(value));
   }
-  for (const auto& [name, value] : arguments.named) {
+  for (const auto& given : arguments.named) {
+    const std::string& name = given.first;
     const auto known = std::find_if(macro.parameters.begin(), macro.parameters.end(),
                                     [&](const auto& each) { return each.first == name; });
     const bool is_known = known != macro.parameters.end();
@@ -252,7 +253,7 @@ Value Interpreter::call_macro(const Function& function, const Arguments& argumen
       fail(fmt::format("macro '{}' is given '{}' twice", macro.name, printable(name)));
     }
     if (name == "caller" && !is_known) {
-      scope_->set("caller", value);
+      scope_->set("caller", given.second);
     } else if (!is_known) {
       fail(fmt::format("macro '{}' takes no argument '{}'", macro.name, printable(name)));
     }

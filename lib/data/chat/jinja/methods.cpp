@@ -183,7 +183,8 @@ Value count(Interpreter& interpreter, const Value& self, const Arguments& argume
 Value join(Interpreter& interpreter, const Value& self, const Arguments& arguments) {
   const Value* items = arguments.find(0, "");
   if (items == nullptr) interpreter.fail("join() takes a list");
-  for (const Value& item : interpreter.elements(*items)->items) {
+  const std::shared_ptr<const List> parts = interpreter.elements(*items);
+  for (const Value& item : parts->items) {
     interpreter.text_argument(item, "join()");
   }
   return interpreter.filter("join", *items, {{self}, {}});
