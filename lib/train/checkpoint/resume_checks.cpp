@@ -343,8 +343,9 @@ std::vector<std::string> changed_rate_settings(const nlohmann::json& state,
   const nlohmann::json saved = state.value("settings", nlohmann::json::object());
   const nlohmann::ordered_json current = rate_settings(settings);
   for (const auto& [key, value] : current.items()) {
-    if (const std::string was = saved.value(key, value.get<std::string>()); was != value) {
-      changes.push_back(fmt::format("{}: {} -> {}", key, was, value.get<std::string>()));
+    const auto now = value.get<std::string>();
+    if (const std::string was = saved.value(key, now); was != now) {
+      changes.push_back(fmt::format("{}: {} -> {}", key, was, now));
     }
   }
   return changes;
