@@ -68,8 +68,13 @@ class Tokenizer {
   /// DataError, which names the text that cannot be encoded.
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
 
-  /// Returns the special tokens with their texts: those that encode_ordinary() does not find.
-  virtual std::vector<std::pair<std::string, int32_t>> special_tokens() const { return {}; }
+  /// An added token.
+  struct Added {
+    std::string text;
+    int32_t id = -1;
+    bool is_special = false;  ///< encode_ordinary() does not find it
+  };
+  virtual std::vector<Added> added_tokens() const { return {}; }
   /// Returns whether white space next to an added token belongs to it.
   virtual TokenStrips strips(int32_t /*id*/) const { return {}; }
   /// Returns the ids of a text in which no special token is looked for. `at_start`: no ids are in

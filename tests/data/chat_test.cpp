@@ -187,6 +187,12 @@ TEST_CASE("what is learned is found in what a template wrote", "[data][chat]") {
       {"the end of sequence comes once, and a token has the space in front of an answer",
        loop + "{{ m.role }}: {{ m.content }}\n\n" + end + "<0>",
        "user: a\n\nassistant:[ b]\n\nuser: c\n\nassistant:[ d\n\n#0]"},
+      {"the end of sequence follows the end of the answer",
+       loop + "<1>{{ m.content }}<2><0>" + end + "{% if add_generation_prompt %}<1>{% endif %}",
+       "#1a#2#0#1[b#2#0]#1c#2#0#1[d#2#0]"},
+      {"a question that asks with nothing",
+       loop + "{{ m.content }}{% if not loop.last %}<0>{{ m.role }}<1>{% endif %}" + end,
+       "a#0user#1[b#0]assistant#1c#0user#1[d]"},
       {"the template says it",
        loop +
            "<1>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<0>!"
@@ -202,6 +208,47 @@ TEST_CASE("what is learned is found in what a template wrote", "[data][chat]") {
   }
 }
 
+TEST_CASE("answers that a template writes twice or does not mark are refused", "[data][chat]") {
+  const std::string body = "<1>{{ m.role }}:{{ m.content }}<0>{% endfor %}";
+  const std::pair<std::string, const char*> cases[] = {
+      {"last was {{ messages[-1].content }}{% for m in messages %}" + body,
+       "message 2: the chat template writes this answer twice"},
+      {"{% for m in messages %}{% generation %}{{ m.role }}{% endgeneration %}" + body,
+       "message 2: the chat template has no {% generation %} around this answer"},
+      {"{% macro f(m) %}{% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}"
+       "{% for m in messages %}{{ f(m) }}{% endfor %}",
+       "{% generation %} within a macro"},
+  };
+  for (const auto& [jinja, message] : cases) {
+    const TempDir folder;
+    const auto tokenizer = with_tokens({"<0>", "<1>"}, folder.path(), jinja);
+    CHECK_THROWS_WITH(ChatEncoder(*tokenizer).encode(ask("a", "b")), Catch::Contains(message));
+  }
+  const TempDir folder;
+  const auto tokenizer = with_tokens(
+      {"<0>"}, folder.path(),
+      "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<0>"
+      "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}");
+  CHECK(learned(*tokenizer, ChatEncoder(*tokenizer)
+                                .encode({{ChatRole::user, "a", false, {}},
+                                         {ChatRole::assistant, "", false, {}},
+                                         {ChatRole::user, "c", false, {}},
+                                         {ChatRole::assistant, "", true, {}}})) == "a#0c[#0]");
+}
+
+TEST_CASE("long dialogues have the same targets as short ones", "[data][chat]") {
+  const auto tokenizer = open_tokenizer(kChat / "qwen3");
+  const ChatEncoder encoder(*tokenizer);
+  Dialogue dialogue;
+  for (int i = 0; i < 300; ++i) {
+    dialogue.push_back({ChatRole::user, "a", false, {}});
+    dialogue.push_back({ChatRole::assistant, "b", i == 299, {}});
+  }
+  const std::string mask = mask_of(encoder.encode(dialogue));
+  const std::string alone = mask_of(encoder.encode(ask("a", "b")));
+  CHECK(mask.substr(mask.find('1')) == alone.substr(alone.find('1')));
+}
+
 TEST_CASE("answers that are not learned, empty ones and those left out", "[data][chat]") {
   const TempDir folder;
   const std::string jinja =
@@ -215,7 +262,7 @@ TEST_CASE("answers that are not learned, empty ones and those left out", "[data]
                                             {ChatRole::assistant, "  ", true, {}}})) ==
         "#1user:<0>#0#1assistant:b#0#1user:#0#1assistant:[#0]");
   CHECK_THROWS_WITH(encoder.encode(ask("a", "x")),
-                    Catch::Contains("message 1: the chat template leaves this answer out"));
+                    Catch::Contains("message 2: the chat template leaves this answer out"));
   CHECK(encoder.end_of_answer() == 10'000);
 }
 

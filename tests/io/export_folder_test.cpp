@@ -66,7 +66,7 @@ TEST_CASE("an export ends answers where the chat template does") {
                                dir / "in" / name,
                                std::filesystem::copy_options::overwrite_existing);
   }
-  const int32_t end = open_tokenizer(dir / "in")->token_id("<|im_end|>");
+  const int32_t end = SpecialTokens(*open_tokenizer(dir / "in")).id_of("<|im_end|>");
   REQUIRE(end >= 0);
   const auto exported = [&](const std::string& given, const char* out) {
     test::write_file(dir / "in/generation_config.json", given);

@@ -13,6 +13,9 @@
 namespace fp8train {
 namespace {
 
+/// Of a dialogue, which is rendered up to each answer and each question for one.
+constexpr int64_t kMostSteps = 50 * jinja::Budget::kMostSteps;
+
 using jinja::Span;
 using jinja::Text;
 using jinja::Value;
@@ -56,7 +59,7 @@ ChatEncoder::ChatEncoder(const Tokenizer& tokenizer, const std::string& chat_tem
 }
 
 jinja::Rendered ChatEncoder::render(const Dialogue& dialogue, const Request& request,
-                                    jinja::Budget& budget) const {
+                                    int64_t& steps) const {
   jinja::List list;
   for (size_t i = 0; i < request.messages; ++i) {
     list.items.push_back(value_of(dialogue[i], static_cast<int32_t>(i)));
@@ -66,16 +69,23 @@ jinja::Rendered ChatEncoder::render(const Dialogue& dialogue, const Request& req
   variables.emplace_back("messages", Value(std::move(list)));
   variables.emplace_back("add_generation_prompt", Value(request.asks));
   if (!request.thinks) variables.emplace_back("enable_thinking", Value(false));
-  budget.bytes = jinja::Budget::kMostBytes;
-  return template_.render(variables, budget);
+  jinja::Budget budget;
+  jinja::Rendered rendered = template_.render(variables, budget);
+  steps -= jinja::Budget::kMostSteps - budget.steps;
+  if (steps < 0) {
+    throw jinja::OverBudget(
+        fmt::format("a dialogue of {} messages takes more than {} steps of the chat template",
+                    dialogue.size(), kMostSteps));
+  }
+  return rendered;
 }
 
 ChatEncoder::Encoded ChatEncoder::encode(const Dialogue& dialogue) const {
   check(!dialogue.empty(), "a dialogue has messages");
-  jinja::Budget budget;
-  const jinja::Rendered whole = render(dialogue, {dialogue.size()}, budget);
+  int64_t steps = kMostSteps;
+  const jinja::Rendered whole = render(dialogue, {dialogue.size()}, steps);
   warn_of_messages_left_out(dialogue, whole.text);
-  return write_ids(whole.text, answers(dialogue, whole, budget), tokenizer_, tokens_);
+  return write_ids(whole.text, answers(dialogue, whole, steps), tokenizer_, tokens_);
 }
 
 std::vector<int32_t> ChatEncoder::prompt(const Dialogue& dialogue, bool thinks) const {
@@ -83,8 +93,8 @@ std::vector<int32_t> ChatEncoder::prompt(const Dialogue& dialogue, bool thinks) 
     throw ConfigError(
         "the chat template has no thinking to leave out: it does not have enable_thinking");
   }
-  jinja::Budget budget;
-  const jinja::Rendered whole = render(dialogue, {dialogue.size(), true, thinks}, budget);
+  int64_t steps = kMostSteps;
+  const jinja::Rendered whole = render(dialogue, {dialogue.size(), true, thinks}, steps);
   return write_ids(whole.text, {}, tokenizer_, tokens_).ids;
 }
 
@@ -96,60 +106,91 @@ void ChatEncoder::warn_of_messages_left_out(const Dialogue& dialogue, const Text
     const bool is_empty = tokenizers::spaces_at_start(content) == content.size();
     if (has[i] || is_empty || dialogue[i].is_target || has_warned_.exchange(true)) continue;
     log_warning(fmt::format(
-        "the chat template leaves out message {} ({}) of a dialogue, and perhaps others", i,
+        "the chat template leaves out message {} ({}) of a dialogue, and perhaps others", i + 1,
         name_of(dialogue[i].role)));
   }
 }
 
 std::vector<ByteRange> ChatEncoder::answers(const Dialogue& dialogue, const jinja::Rendered& whole,
-                                            jinja::Budget& budget) const {
+                                            int64_t& steps) const {
+  if (!whole.generations.empty()) return marked_answers(dialogue, whole);
   std::vector<ByteRange> found;
-  if (whole.generations.empty()) {
-    for (size_t i = 0; i < dialogue.size(); ++i) {
-      if (dialogue[i].is_target) found.push_back(answer(dialogue, i, whole.text, budget));
-    }
-    return found;
+  for (size_t i = 0; i < dialogue.size(); ++i) {
+    if (dialogue[i].is_target) found.push_back(answer(dialogue, i, whole.text, steps));
   }
+  return found;
+}
+
+/// A mark with text of messages counts if one of them is learned; a mark without, if the next
+/// answer is.
+std::vector<ByteRange> ChatEncoder::marked_answers(const Dialogue& dialogue,
+                                                   const jinja::Rendered& whole) const {
+  std::vector<ByteRange> found;
+  std::vector<bool> is_marked(dialogue.size());
   for (const auto& [begin, end] : whole.generations) {
-    const auto inside = std::find_if(whole.text.spans.begin(), whole.text.spans.end(),
-                                     [begin = begin, end = end](const Span& span) {
-                                       return span.begin >= begin && span.end <= end;
-                                     });
-    const bool is_known = inside != whole.text.spans.end();
-    if (!is_known || dialogue[static_cast<size_t>(inside->message)].is_target) {
-      found.push_back({begin, end});
+    bool has_text = false, counts = false;
+    size_t next = 0;
+    for (const Span& span : whole.text.spans) {
+      const auto message = static_cast<size_t>(span.message);
+      if (span.end <= begin && span.begin < begin) next = message + 1;
+      if (span.begin < begin || span.end > end) continue;
+      has_text = true;
+      is_marked[message] = true;
+      counts = counts || dialogue[message].is_target;
+    }
+    while (next < dialogue.size() && dialogue[next].role != ChatRole::assistant) ++next;
+    if (!has_text && next < dialogue.size()) {
+      const std::string& answer = dialogue[next].content;
+      is_marked[next] = is_marked[next] || tokenizers::spaces_at_start(answer) == answer.size();
+      counts = dialogue[next].is_target;
+    }
+    if (counts) found.push_back({begin, end});
+  }
+  for (size_t i = 0; i < dialogue.size(); ++i) {
+    if (dialogue[i].is_target && !is_marked[i]) {
+      throw DataError(fmt::format(
+          "message {}: the chat template has no {{% generation %}} around this answer", i + 1));
     }
   }
   return found;
 }
 
 ByteRange ChatEncoder::answer(const Dialogue& dialogue, size_t index, const Text& whole,
-                              jinja::Budget& budget) const {
+                              int64_t& steps) const {
   const auto is_of_it = [&](const Span& span) {
     return span.message == static_cast<int32_t>(index);
   };
   const auto first = std::find_if(whole.spans.begin(), whole.spans.end(), is_of_it);
   if (first == whole.spans.end()) {
-    throw DataError(fmt::format("message {}: the chat template leaves this answer out", index));
+    throw DataError(fmt::format("message {}: the chat template leaves this {}answer out", index + 1,
+                                dialogue[index].content.empty() ? "empty " : ""));
   }
-  const auto last = std::find_if(whole.spans.rbegin(), whole.spans.rend(), is_of_it);
+  const auto last = std::find_if(whole.spans.rbegin(), whole.spans.rend(), is_of_it).base();
+  if (!std::all_of(first, last, is_of_it)) {
+    throw DataError(fmt::format(
+        "message {}: the chat template writes this answer twice; {{% generation %}} in the "
+        "template marks what is learned",
+        index + 1));
+  }
   const std::string_view text = whole.bytes;
   const size_t before = first == whole.spans.begin() ? 0 : std::prev(first)->end;
-  const size_t after = last == whole.spans.rbegin() ? text.size() : std::prev(last)->begin;
-  return {
-      before + begin_of_answer(dialogue, index, text.substr(before, first->begin - before), budget),
-      last->end +
-          end_of_answer(dialogue, index, text.substr(last->end, after - last->end), budget)};
+  const size_t begin = first->begin, end = std::prev(last)->end;
+  const size_t after = last == whole.spans.end() ? text.size() : last->begin;
+  return {before + begin_of_answer(dialogue, index, text.substr(before, begin - before), steps),
+          end + end_of_answer(dialogue, index, text.substr(end, after - end), steps)};
 }
 
 /// Where an answer begins in the template's text in front of it: behind what the template writes to
 /// ask for it, if that is there.
 size_t ChatEncoder::begin_of_answer(const Dialogue& dialogue, size_t index, std::string_view before,
-                                    jinja::Budget& budget) const {
+                                    int64_t& steps) const {
   try {
-    const jinja::Rendered asked = render(dialogue, {index, true}, budget);
+    const jinja::Rendered asked = render(dialogue, {index, true}, steps);
     const std::string_view question = tail_of(asked.text);
-    return before.starts_with(question) ? question.size() : before.size();
+    const bool is_there = !question.empty() && before.starts_with(question);
+    return is_there ? question.size() : before.size();
+  } catch (const jinja::OverBudget&) {
+    throw;
   } catch (const DataError&) {
     return before.size();  // such a dialogue is not asked for an answer
   }
@@ -159,23 +200,37 @@ size_t ChatEncoder::begin_of_answer(const Dialogue& dialogue, size_t index, std:
 /// the template writes to end it. Where it writes none, the token that begins the next message ends
 /// it, as models of such templates have learned it.
 size_t ChatEncoder::end_of_answer(const Dialogue& dialogue, size_t index, std::string_view after,
-                                  jinja::Budget& budget) const {
+                                  int64_t& steps) const {
   std::string_view own = after;
   if (index + 1 < dialogue.size()) {
     try {
-      const jinja::Rendered ended = render(dialogue, {index + 1}, budget);
+      const jinja::Rendered ended = render(dialogue, {index + 1}, steps);
       own = after.substr(0, common_prefix(after, tail_of(ended.text)));
+    } catch (const jinja::OverBudget&) {
+      throw;
     } catch (const DataError&) {
       // Such a dialogue does not end here; the token that ends the answer may still be found.
     }
   }
-  const std::vector<FoundToken> tokens = tokens_.in(own);
-  if (!tokens.empty()) return tokens.front().end;
+  if (const size_t end = end_behind(own); end > 0) return end;
   const std::vector<FoundToken> next = tokens_.in(after);
   if (!next.empty() && next.front().begin == tokenizers::spaces_at_start(after)) {
     return next.front().end;
   }
   return tokenizers::without_spaces_at_end(own);
+}
+
+/// The end of the first token in a text, or of the end of sequence if that follows among tokens
+/// without text between them; 0 where there is no token.
+size_t ChatEncoder::end_behind(std::string_view text) const {
+  size_t end = 0;
+  for (const FoundToken& token : tokens_.in(text)) {
+    if (end > 0 && token.begin != end) break;
+    end = token.end;
+    if (token.id == tokenizer_.eos_id()) return end;
+  }
+  const std::vector<FoundToken> tokens = tokens_.in(text);
+  return tokens.empty() ? 0 : tokens.front().end;
 }
 
 /// Found in what the template writes behind an answer, at the end of a dialogue or else in front of
@@ -185,13 +240,18 @@ int32_t ChatEncoder::find_end() const {
   const Dialogue sample = {question, {ChatRole::assistant, "b", true, {}}, question};
   for (const size_t messages : {size_t{2}, size_t{3}}) {
     try {
-      jinja::Budget budget;
-      const Text text = render(sample, {messages}, budget).text;
-      for (const FoundToken& token : tokens_.in(text.bytes)) {
-        const bool is_behind = std::any_of(
-            text.spans.begin(), text.spans.end(),
-            [&](const Span& span) { return span.message == 1 && span.end <= token.begin; });
-        if (is_behind) return token.id;
+      int64_t steps = kMostSteps;
+      const Text text = render(sample, {messages}, steps).text;
+      size_t from = std::string::npos;
+      for (const Span& span : text.spans) {
+        if (span.message == 1) from = span.end;
+      }
+      if (from != std::string::npos) {
+        const std::string_view behind = std::string_view(text.bytes).substr(from);
+        const size_t end = end_behind(behind);
+        for (const FoundToken& token : tokens_.in(behind.substr(0, end))) {
+          if (token.end == end) return token.id;
+        }
       }
     } catch (const DataError&) {
       continue;  // a dialogue that the template does not take

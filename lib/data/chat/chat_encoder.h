@@ -40,7 +40,8 @@ class ChatEncoder {
   /// Returns the ids of transformers' apply_chat_template, but that special tokens in a message are
   /// text. Targets are what {% generation %} marks in the template; without it, an answer from
   /// behind the text that asks for it to the token that ends it. Throws DataError where the
-  /// template refuses the dialogue or leaves an answer out.
+  /// template refuses the dialogue, leaves an answer out, does not mark it, or writes it twice, and
+  /// where it would take more than some minutes.
   Encoded encode(const Dialogue& dialogue) const;
 
   /// Returns the ids after which a model writes the next answer: those of
@@ -61,17 +62,19 @@ class ChatEncoder {
     bool asks = false;    ///< for an answer: add_generation_prompt
     bool thinks = true;   ///< false: enable_thinking is false
   };
-  jinja::Rendered render(const Dialogue& dialogue, const Request& request,
-                         jinja::Budget& budget) const;
+  jinja::Rendered render(const Dialogue& dialogue, const Request& request, int64_t& steps) const;
+  std::vector<ByteRange> marked_answers(const Dialogue& dialogue,
+                                        const jinja::Rendered& whole) const;
   std::vector<ByteRange> answers(const Dialogue& dialogue, const jinja::Rendered& whole,
-                                 jinja::Budget& budget) const;
+                                 int64_t& steps) const;
   ByteRange answer(const Dialogue& dialogue, size_t index, const jinja::Text& whole,
-                   jinja::Budget& budget) const;
+                   int64_t& steps) const;
   size_t begin_of_answer(const Dialogue& dialogue, size_t index, std::string_view before,
-                         jinja::Budget& budget) const;
+                         int64_t& steps) const;
   size_t end_of_answer(const Dialogue& dialogue, size_t index, std::string_view after,
-                       jinja::Budget& budget) const;
+                       int64_t& steps) const;
   void warn_of_messages_left_out(const Dialogue& dialogue, const jinja::Text& text) const;
+  size_t end_behind(std::string_view text) const;
   int32_t find_end() const;
 
   const Tokenizer& tokenizer_;

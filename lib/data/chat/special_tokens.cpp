@@ -5,8 +5,9 @@
 namespace fp8train {
 
 SpecialTokens::SpecialTokens(const Tokenizer& tokenizer) {
-  for (auto& [text, id] : tokenizer.special_tokens()) {
-    if (!text.empty()) ids_.emplace(std::move(text), id);
+  for (auto& [text, id, is_special] : tokenizer.added_tokens()) {
+    const bool is_marked = text.size() > 2 && text.starts_with('<') && text.ends_with('>');
+    if (!text.empty() && (is_special || is_marked)) ids_.emplace(std::move(text), id);
   }
   bos_ = text_of(tokenizer.bos_id(), "<s>");
   eos_ = text_of(tokenizer.eos_id(), "</s>");

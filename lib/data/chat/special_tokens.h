@@ -18,7 +18,8 @@ struct FoundToken {
   int32_t id = -1;
 };
 
-/// Finds special tokens in texts. Immutable.
+/// Finds special tokens in texts: those that the tokenizer calls so, and other added tokens of the
+/// form <...>, which are as special to a chat template. Immutable.
 class SpecialTokens {
  public:
   explicit SpecialTokens(const Tokenizer& tokenizer);

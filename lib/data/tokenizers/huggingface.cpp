@@ -130,9 +130,11 @@ class HuggingFaceTokenizer final : public Tokenizer {
     return encode_from(text, at_start, parts_.ordinary_raw_finder,
                        parts_.ordinary_normalized_finder);
   }
-  std::vector<std::pair<std::string, int32_t>> special_tokens() const override {
-    std::vector<std::pair<std::string, int32_t>> tokens;
-    for (const int32_t id : special_) tokens.emplace_back(token_of(id), id);
+  std::vector<Added> added_tokens() const override {
+    std::vector<Added> tokens;
+    for (const AddedToken& token : parts_.added) {
+      tokens.push_back({token.content, token.id, token.special});
+    }
     return tokens;
   }
 

@@ -51,10 +51,10 @@ class SentencePieceTokenizer final : public Tokenizer {
     return {ids.begin(), ids.end()};
   }
 
-  std::vector<std::pair<std::string, int32_t>> special_tokens() const override {
-    std::vector<std::pair<std::string, int32_t>> tokens;
+  std::vector<Added> added_tokens() const override {
+    std::vector<Added> tokens;
     for (int id = 0; id < processor_.GetPieceSize(); ++id) {
-      if (processor_.IsControl(id)) tokens.emplace_back(processor_.IdToPiece(id), id);
+      if (processor_.IsControl(id)) tokens.push_back({processor_.IdToPiece(id), id, true});
     }
     return tokens;
   }

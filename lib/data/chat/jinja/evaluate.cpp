@@ -12,7 +12,8 @@
 namespace fp8train::jinja {
 namespace {
 
-constexpr int32_t kMostLevels = 64;  ///< lists and dictionaries within each other
+constexpr int32_t kMostLevels = 64;    ///< lists and dictionaries within each other
+constexpr size_t kMostEntries = 1024;  ///< of a dictionary, whose entries are looked for one by one
 constexpr size_t kBytesOfValue = 64;
 
 }  // namespace
@@ -45,6 +46,9 @@ Value Interpreter::list(std::vector<Value> items, List::Kind kind) {
 
 Value Interpreter::dict(Dict dict) {
   spend(0, static_cast<int64_t>(kBytesOfValue + dict.entries.size() * 2 * sizeof(Value)));
+  if (dict.entries.size() > kMostEntries) {
+    fail(fmt::format("a dictionary of more than {} entries", kMostEntries));
+  }
   dict.extent = {1, 1};
   for (const auto& [key, value] : dict.entries) {
     dict.extent.hold(extent_of(key));
@@ -61,11 +65,20 @@ void Interpreter::require_levels(const Extent& extent) const {
 }
 
 Text Interpreter::written(const Value& value) {
+  const List* list = value.as_list();
+  if (list != nullptr && !list->has_sum()) {
+    fail(fmt::format("a {} is written; '| list' makes a list of it", value.type_name()));
+  }
   const int64_t size = extent_of(value).size;
   spend(size, 0);
   Text out = text_of(value);
   spend(0, static_cast<int64_t>(out.bytes.size()));
   return out;
+}
+
+std::string Interpreter::shown(std::string_view text) {
+  constexpr size_t kMostShown = 60;
+  return printable(text.substr(0, kMostShown)) + (text.size() > kMostShown ? "..." : "");
 }
 
 const Value& Interpreter::defined(const Value& value) const {
@@ -98,9 +111,9 @@ Value Interpreter::evaluate(const Expression& expression) {
 }
 
 Value Interpreter::evaluate(const Name& node) {
-  const Value* value = scope_->find(node.name);
+  const Value* value = find(node.name);
   if (value != nullptr) return *value;
-  return Value(Undefined{fmt::format("'{}' is undefined", node.name)});
+  return Value(Undefined{fmt::format("'{}' is undefined", shown(node.name))});
 }
 
 Value Interpreter::evaluate(const Items& node) {
@@ -178,6 +191,7 @@ Value Interpreter::evaluate(const Slice& node) {
   const Value object = evaluate(*node.object);
   const Text* whole = defined(object).as_text();
   const List* all = object.as_list();
+  if (whole != nullptr) spend(extent_of(object).size, 0);
   if (whole == nullptr && all == nullptr) fail(fmt::format("a slice of {}", object.type_name()));
   const std::optional<int64_t> from = bound(node.begin), to = bound(node.end);
   const int64_t step = bound(node.step).value_or(1);
@@ -199,7 +213,7 @@ Value Interpreter::evaluate(const Slice& node) {
   std::vector<Value> taken;
   for (int64_t i = begin; step > 0 ? i < end : i > end; i += step) {
     taken.push_back(items->items[static_cast<size_t>(i)]);
-    if (std::abs(step) >= size) break;
+    if (step >= size || step <= -size) break;
   }
   if (whole == nullptr) return list(std::move(taken), all->kind);
   Text joined;
@@ -245,21 +259,30 @@ Value Interpreter::evaluate(const Test& node) {
 }
 
 Value Interpreter::filter(std::string_view name, const Value& input, const Arguments& arguments) {
-  const FilterFunction function = find_filter(name);
-  if (function == nullptr) fail(fmt::format("the filter '{}' is not supported", printable(name)));
-  return function(*this, input, arguments);
+  const FilterEntry* found = find_filter(name);
+  if (found == nullptr) fail(fmt::format("the filter '{}' is not supported", shown(name)));
+  require_at_most(arguments, found->most_arguments, name);
+  return found->function(*this, input, arguments);
+}
+
+void Interpreter::require_at_most(const Arguments& arguments, size_t most,
+                                  std::string_view name) const {
+  if (arguments.values.size() + arguments.named.size() > most) {
+    fail(fmt::format("'{}' takes at most {} arguments here", shown(name), most));
+  }
 }
 
 bool Interpreter::test(std::string_view name, const Value& input, const Arguments& arguments) {
   const TestFunction function = find_test(name);
-  if (function == nullptr) fail(fmt::format("the test '{}' is not supported", printable(name)));
+  if (function == nullptr) fail(fmt::format("the test '{}' is not supported", shown(name)));
   return function(*this, input, arguments);
 }
 
 std::shared_ptr<const List> Interpreter::elements(const Value& value) {
   if (const auto* list = value.get<Value::ListPointer>()) {
-    spend(static_cast<int64_t>((*list)->items.size()), 0);
-    return *list;
+    spend(std::ssize((*list)->items), 0);
+    const bool is_used = std::exchange((*list)->is_used, (*list)->kind == List::Kind::generator);
+    return is_used ? std::make_shared<const List>() : *list;
   }
   std::vector<Value> items;
   if (const Dict* dict = value.as_dict()) {
@@ -287,35 +310,38 @@ Value Interpreter::attribute(const Value& object, std::string_view name) {
     return Value(Function{Function::Kind::method, std::string(name),
                           std::make_shared<const Value>(object), nullptr, nullptr});
   } else if (const Dict* dict = object.as_dict()) {
+    spend(std::ssize(dict->entries) / 8, 0);
     const Value* value = dict->find(name);
     if (value != nullptr) return *value;
   }
   return Value(Undefined{
-      fmt::format("'{}' has no attribute or method '{}'", object.type_name(), printable(name))});
+      fmt::format("'{}' has no attribute or method '{}'", object.type_name(), shown(name))});
 }
 
 Value Interpreter::item(const Value& object, const Value& index) {
-  spend(extent_of(defined(object)).size / 8, 0);
+  defined(object);
   if (const Dict* dict = object.as_dict()) {
+    spend(std::ssize(dict->entries) / 8 + extent_of(index).size, 0);
     const Value* value = dict->find(index);
     if (value != nullptr) return *value;
   }
   if (const Text* name = index.as_text()) return attribute(object, name->bytes);
   const List* list = object.as_list();
   const Text* whole = object.as_text();
-  const bool is_ordered =
-      (list != nullptr && list->kind != List::Kind::generator) || whole != nullptr;
+  const bool is_ordered = (list != nullptr && list->is_ordered()) || whole != nullptr;
   if (is_ordered && index.is_integer()) {
     const int64_t size =
         list != nullptr ? static_cast<int64_t>(list->items.size()) : length_of(whole->bytes);
     const int64_t at = index.integer() < 0 ? index.integer() + size : index.integer();
     if (at >= 0 && at < size) {
       if (list != nullptr) return list->items[static_cast<size_t>(at)];
+      spend(extent_of(object).size, 0);
       return text(whole->slice(byte_of(whole->bytes, at), byte_of(whole->bytes, at + 1)));
     }
   }
-  return Value(Undefined{
-      fmt::format("'{}' has no element {}", object.type_name(), printable(repr_of(index)))});
+  const std::string which =
+      index.is_integer() ? fmt::format("{}", index.integer()) : std::string(index.type_name());
+  return Value(Undefined{fmt::format("'{}' has no element {}", object.type_name(), which)});
 }
 
 Value Interpreter::loop_attribute(const std::shared_ptr<Loop>& loop, std::string_view name) {
@@ -339,7 +365,7 @@ Value Interpreter::loop_attribute(const std::shared_ptr<Loop>& loop, std::string
     return Value(Function{Function::Kind::loop_method, std::string(name),
                           std::make_shared<const Value>(loop), nullptr, nullptr});
   }
-  return Value(Undefined{fmt::format("'loop' has no attribute '{}'", printable(name))});
+  return Value(Undefined{fmt::format("'loop' has no attribute '{}'", shown(name))});
 }
 
 }  // namespace fp8train::jinja

@@ -28,8 +28,9 @@ class Restored {
 
 }  // namespace
 
-const Value* Scope::find(std::string_view name) const {
+const Value* Scope::find(std::string_view name, int64_t& seen) const {
   for (const Scope* scope = this; scope != nullptr; scope = scope->parent.get()) {
+    seen += 1 + std::ssize(scope->names);
     for (const auto& [known, value] : scope->names) {
       if (known == name) return &value;
     }
@@ -47,7 +48,20 @@ void Scope::set(std::string_view name, Value value) {
   names.emplace_back(name, std::move(value));
 }
 
+const Value* Interpreter::find(std::string_view name) {
+  int64_t seen = 0;
+  const Value* value = scope_->find(name, seen);
+  spend(seen / 16, 0);
+  return value;
+}
+
+void Interpreter::set(std::string_view name, Value value) {
+  spend(std::ssize(scope_->names) / 16, 0);
+  scope_->set(name, std::move(value));
+}
+
 Interpreter::~Interpreter() {
+  for (const auto& loop : changed_loops_) loop->last_seen.reset();          // which may hold itself
   for (const auto& space : namespaces_) space->attributes.entries.clear();  // which may hold itself
   for (const auto& scope : macro_scopes_) scope->names.clear();
 }
@@ -73,10 +87,12 @@ void Interpreter::spend(int64_t steps, int64_t bytes) {
   budget_.steps -= steps + bytes / 32;
   budget_.bytes -= bytes;
   if (budget_.steps < 0) {
-    fail(fmt::format("the chat template takes more than {} steps", Budget::kMostSteps));
+    throw OverBudget(fmt::format("{}:{}: the chat template takes more than {} steps", where_, line_,
+                                 Budget::kMostSteps));
   }
   if (budget_.bytes < 0) {
-    fail(fmt::format("the chat template makes more than {} MiB of text", Budget::kMostBytes >> 20));
+    throw OverBudget(fmt::format("{}:{}: the chat template makes more than {} MiB of text", where_,
+                                 line_, Budget::kMostBytes >> 20));
   }
 }
 
@@ -108,24 +124,25 @@ Text Interpreter::captured(const Body& body) {
 
 void Interpreter::assign(const Target& target, const Value& value) {
   if (!target.attribute.empty()) {
-    const Value* space = scope_->find(target.names.front());
+    const Value* space = find(target.names.front());
     const auto* attributes = space == nullptr ? nullptr : space->get<std::shared_ptr<Namespace>>();
     if (attributes == nullptr) {
       fail(fmt::format("'{}' is not a namespace, and nothing else has attributes that are set",
                        target.names.front()));
     }
+    spend(std::ssize((*attributes)->attributes.entries) / 8, 0);
     (*attributes)->attributes.set(Value::text(target.attribute), value);
     return;
   }
   if (!target.is_tuple) {
-    scope_->set(target.names.front(), value);
+    set(target.names.front(), value);
     return;
   }
   const std::shared_ptr<const List> items = elements(value);
   if (items->items.size() != target.names.size()) {
     fail(fmt::format("{} values for {} names", items->items.size(), target.names.size()));
   }
-  for (size_t i = 0; i < target.names.size(); ++i) scope_->set(target.names[i], items->items[i]);
+  for (size_t i = 0; i < target.names.size(); ++i) set(target.names[i], items->items[i]);
 }
 
 Interpreter::Flow Interpreter::execute(const Set& node) {
@@ -184,8 +201,10 @@ Interpreter::Flow Interpreter::execute(const For& node) {
 }
 
 Interpreter::Flow Interpreter::execute(const With& node) {
+  std::vector<Value> values;  // all of the outer scope
+  for (const auto& [target, value] : node.values) values.push_back(evaluate(*value));
   const Restored scope(scope_, inner_scope());
-  for (const auto& [target, value] : node.values) assign(target, evaluate(*value));
+  for (size_t i = 0; i < values.size(); ++i) assign(node.values[i].first, values[i]);
   return execute(node.body);
 }
 
@@ -195,9 +214,10 @@ Interpreter::Flow Interpreter::execute_apart(const Body& body) {
 }
 
 Interpreter::Flow Interpreter::execute(const Generation& node) {
+  if (out_ != whole_) fail("{% generation %} within a macro, a set or a filter");
   const size_t begin = out_->bytes.size();
   const Flow flow = execute_apart(node.body);
-  if (out_ == whole_) generations_.emplace_back(begin, out_->bytes.size());
+  generations_.emplace_back(begin, out_->bytes.size());
   return flow;
 }
 
@@ -210,7 +230,7 @@ Value Interpreter::macro_of(const Macro& macro) {
 }
 
 Interpreter::Flow Interpreter::execute(const Macro& node) {
-  scope_->set(node.name, macro_of(node));
+  set(node.name, macro_of(node));
   return Flow::next;
 }
 
@@ -225,6 +245,8 @@ Interpreter::Flow Interpreter::execute(const CallBlock& node) {
 /// The body sees the scope that the macro was defined in, not that of its call.
 Value Interpreter::call_macro(const Function& function, const Arguments& arguments) {
   const Macro& macro = *function.macro;
+  const int64_t named = std::ssize(arguments.named) + 1;
+  spend(named * std::ssize(macro.parameters) / 8 + std::ssize(macro_scopes_) / 8, 0);
   const auto defined_in =
       std::find_if(macro_scopes_.begin(), macro_scopes_.end(),
                    [&](const auto& scope) { return scope.get() == function.scope; });
@@ -242,10 +264,10 @@ Value Interpreter::call_macro(const Function& function, const Arguments& argumen
     } else if (otherwise) {
       value = evaluate(*otherwise);
     }
-    scope_->set(name, std::move(value));
+    set(name, std::move(value));
   }
-  for (const auto& given : arguments.named) {
-    const std::string& name = given.first;
+  for (const auto& argument : arguments.named) {
+    const std::string& name = argument.first;
     const auto known = std::find_if(macro.parameters.begin(), macro.parameters.end(),
                                     [&](const auto& each) { return each.first == name; });
     const bool is_known = known != macro.parameters.end();
@@ -253,7 +275,7 @@ Value Interpreter::call_macro(const Function& function, const Arguments& argumen
       fail(fmt::format("macro '{}' is given '{}' twice", macro.name, printable(name)));
     }
     if (name == "caller" && !is_known) {
-      scope_->set("caller", given.second);
+      set("caller", argument.second);
     } else if (!is_known) {
       fail(fmt::format("macro '{}' takes no argument '{}'", macro.name, printable(name)));
     }

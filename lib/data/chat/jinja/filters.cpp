@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <optional>
 
 #include "data/chat/jinja/interpreter.h"
@@ -28,6 +29,7 @@ Value trim(Interpreter& interpreter, const Value& input, const Arguments& argume
   const bool has_characters = given != nullptr && !given->is_none();
   const std::string* characters =
       has_characters ? &interpreter.text_argument(*given, "trim").bytes : nullptr;
+  if (has_characters) interpreter.spend(extent_of(*given).size, 0);
   return interpreter.text(stripped(whole, true, true, characters));
 }
 
@@ -118,14 +120,21 @@ Value length(Interpreter& interpreter, const Value& input, const Arguments& /*ar
   interpreter.fail(fmt::format("{} has no length", input.type_name()));
 }
 
-/// The whole of a text as a number; nothing where it is none.
+/// The whole of a text as a number, as Python reads it; nothing where it is none.
 template <typename T, typename... Base>
 std::optional<T> number_in(std::string_view text, Base... base) {
-  if (text.starts_with('+')) text.remove_prefix(1);
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  if (text.starts_with('+') && text.size() > 1 && text[1] != '-') text.remove_prefix(1);
+  std::string digits;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const bool separates = text[i] == '_' && i > 0 && i + 1 < text.size() &&
+                           is_digit(text[i - 1]) && is_digit(text[i + 1]);
+    if (!separates) digits += text[i];
+  }
   T number = 0;
   const auto [end, error] =
-      std::from_chars(text.data(), text.data() + text.size(), number, base...);
-  const bool is_whole = error == std::errc() && end == text.data() + text.size();
+      std::from_chars(digits.data(), digits.data() + digits.size(), number, base...);
+  const bool is_whole = error == std::errc() && end == digits.data() + digits.size();
   return is_whole ? std::optional(number) : std::nullopt;
 }
 
@@ -141,8 +150,7 @@ Value integer(Interpreter& interpreter, const Value& input, const Arguments& arg
   if (interpreter.defined(input).is_integer()) return Value(input.integer());
   if (const double* number = input.get<double>()) return as_integer(*number).value_or(none);
   if (input.as_text() == nullptr) return none;
-  std::string text = stripped(*input.as_text(), true, true).bytes;
-  std::erase(text, '_');
+  const std::string text = stripped(*input.as_text(), true, true).bytes;
   if (const auto number = number_in<int64_t>(text, 10)) return Value(*number);
   const std::optional<double> number = number_in<double>(text);
   return number ? as_integer(*number).value_or(none) : none;
@@ -164,20 +172,37 @@ Value absolute(Interpreter& interpreter, const Value& input, const Arguments& /*
   return number < 0 ? interpreter.binary("-", Value(int64_t{0}), input) : Value(number);
 }
 
+/// Half to even, as Python's round().
+Value rounded_integer(int64_t number, int64_t digits) {
+  if (digits >= 0) return Value(number);
+  if (digits < -18) return Value(int64_t{0});
+  __int128 unit = 1;
+  for (; digits < 0; ++digits) unit *= 10;
+  __int128 quotient = number / unit, rest = number % unit;
+  if (rest < 0) {
+    rest += unit;
+    --quotient;
+  }
+  if (rest * 2 > unit || (rest * 2 == unit && quotient % 2 != 0)) ++quotient;
+  return Value(static_cast<int64_t>(quotient * unit));
+}
+
 Value rounded(Interpreter& interpreter, const Value& input, const Arguments& arguments) {
   if (!interpreter.defined(input).is_number()) interpreter.fail("round takes a number");
   const Value* precision = arguments.find(0, "precision");
   const int64_t digits =
       precision == nullptr ? 0 : interpreter.integer_argument(*precision, "round");
   const std::string method = text_or(interpreter, arguments, 1, "method", "common");
-  const double scale = std::pow(10.0, static_cast<double>(digits));
-  const double number = input.real() * scale;
-  if (input.is_integer() && method == "common") {
-    return Value(digits < 0 ? std::llround(std::nearbyint(number) / scale) : input.integer());
+  if (input.is_integer() && method == "common") return rounded_integer(input.integer(), digits);
+  constexpr int64_t kMostDigits = 300;
+  if (std::abs(std::clamp(digits, -2 * kMostDigits, 2 * kMostDigits)) > kMostDigits) {
+    interpreter.fail("round takes at most 300 digits");
   }
-  if (method == "ceil") return Value(std::ceil(number) / scale);
-  if (method == "floor") return Value(std::floor(number) / scale);
-  return Value(std::nearbyint(number) / scale);  // half to even, as Python's round()
+  const double scale = std::pow(10.0, static_cast<double>(digits));
+  if (method == "ceil") return Value(std::ceil(input.real() * scale) / scale);
+  if (method == "floor") return Value(std::floor(input.real() * scale) / scale);
+  if (digits < 0) return Value(std::nearbyint(input.real() * scale) / scale);
+  return Value(std::strtod(fmt::format("{:.{}f}", input.real(), digits).c_str(), nullptr));
 }
 
 Value safe(Interpreter& interpreter, const Value& input, const Arguments& /*arguments*/) {
@@ -188,7 +213,7 @@ Value safe(Interpreter& interpreter, const Value& input, const Arguments& /*argu
 
 /// Each line but the first, and empty ones, further in.
 Value indent(Interpreter& interpreter, const Value& input, const Arguments& arguments) {
-  const Text whole = interpreter.written(input);
+  Text whole = interpreter.written(input);
   const Value* width = arguments.find(0, "width");
   std::string space(4, ' ');
   if (width != nullptr && width->is_integer()) {
@@ -197,16 +222,17 @@ Value indent(Interpreter& interpreter, const Value& input, const Arguments& argu
     space = interpreter.text_argument(*width, "indent").bytes;
   }
   const bool first = arguments.flag(1, "first", false), blank = arguments.flag(2, "blank", false);
+  whole.append(Text("\n"));
+  const Value lines =
+      call_method(interpreter, interpreter.text(std::move(whole)), "splitlines", {});
   Text out;
-  for (size_t begin = 0; begin <= whole.bytes.size();) {
-    const size_t end = std::min(whole.bytes.find('\n', begin), whole.bytes.size());
-    const bool moves = begin == 0 ? first : blank || end > begin;
+  for (const Value& line : lines.as_list()->items) {
+    const bool is_first = &line == &lines.as_list()->items.front();
+    const bool moves = is_first ? first : blank || !line.as_text()->bytes.empty();
+    if (!is_first) out.append(Text("\n"));
     if (moves) out.append(Text(space));
-    const size_t next = std::min(end + 1, whole.bytes.size());
-    interpreter.spend(1, static_cast<int64_t>(space.size()));
-    out.append(whole.slice(begin, next));
-    if (end == whole.bytes.size()) break;
-    begin = end + 1;
+    interpreter.spend(1, static_cast<int64_t>(space.size() + line.as_text()->bytes.size()));
+    out.append(*line.as_text());
   }
   return interpreter.text(std::move(out));
 }
@@ -219,38 +245,38 @@ Value attribute(Interpreter& interpreter, const Value& input, const Arguments& a
   return interpreter.attribute(input, text_or(interpreter, arguments, 0, "name", ""));
 }
 
-constexpr std::pair<std::string_view, FilterFunction> kFilters[] = {
-    {"trim", trim},
-    {"upper", changed<upper>},
-    {"lower", changed<lower>},
-    {"title", changed<titled_words>},
-    {"capitalize", changed<capitalized>},
-    {"string", string},
-    {"replace", replace},
-    {"default", default_value},
-    {"d", default_value},
-    {"tojson", to_json},
-    {"length", length},
-    {"count", length},
-    {"int", integer},
-    {"float", real},
-    {"abs", absolute},
-    {"round", rounded},
-    {"safe", safe},
-    {"escape", escaped},
-    {"e", escaped},
-    {"indent", indent},
-    {"attr", attribute},
+constexpr FilterEntry kFilters[] = {
+    {"trim", trim, 1},
+    {"upper", changed<upper>, 0},
+    {"lower", changed<lower>, 0},
+    {"title", changed<titled_words>, 0},
+    {"capitalize", changed<capitalized>, 0},
+    {"string", string, 0},
+    {"replace", replace, 3},
+    {"default", default_value, 2},
+    {"d", default_value, 2},
+    {"tojson", to_json, 4},
+    {"length", length, 0},
+    {"count", length, 0},
+    {"int", integer, 2},
+    {"float", real, 1},
+    {"abs", absolute, 0},
+    {"round", rounded, 2},
+    {"safe", safe, 0},
+    {"escape", escaped, 0},
+    {"e", escaped, 0},
+    {"indent", indent, 3},
+    {"attr", attribute, 1},
 };
 
 }  // namespace
 }  // namespace text_filters
 
-FilterFunction find_filter(std::string_view name) {
+const FilterEntry* find_filter(std::string_view name) {
   const auto& all = text_filters::kFilters;
   const auto* found = std::find_if(std::begin(all), std::end(all),
-                                   [&](const auto& filter) { return filter.first == name; });
-  return found == std::end(all) ? find_list_filter(name) : found->second;
+                                   [&](const FilterEntry& filter) { return filter.name == name; });
+  return found == std::end(all) ? find_list_filter(name) : found;
 }
 
 }  // namespace fp8train::jinja

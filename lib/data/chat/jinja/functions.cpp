@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kMostRange = 100'000;  ///< as in Jinja's sandbox
 
-/// kToday as strftime() writes it.
+/// kToday as strftime() writes it; empty for formats whose text would depend on the machine.
 std::string fixed_date(const Text& format) {
   std::tm date = {};
   date.tm_year = 2024 - 1900;
@@ -22,6 +22,12 @@ std::string fixed_date(const Text& format) {
   date.tm_mday = 26;
   date.tm_wday = 5;
   date.tm_yday = 207;
+  constexpr std::string_view kLetters = "aAbBdHIjmMpSyY%";
+  for (size_t at = format.bytes.find('%'); at != std::string::npos;
+       at = format.bytes.find('%', at + 2)) {
+    const char letter = at + 1 < format.bytes.size() ? format.bytes[at + 1] : ' ';
+    if (kLetters.find(letter) == std::string_view::npos) return "";
+  }
   std::array<char, 256> written = {};
   const size_t length = std::strftime(written.data(), written.size(), format.bytes.c_str(), &date);
   return {written.data(), length};
@@ -55,28 +61,35 @@ Value Interpreter::range(const Arguments& arguments) {
   const int64_t begin = count == 1 ? 0 : at(0), end = at(count == 1 ? 0 : 1);
   const int64_t step = count == 3 ? at(2) : 1;
   if (step == 0) fail("the step of range() is 0");
-  const double steps =
-      (static_cast<double>(end) - static_cast<double>(begin)) / static_cast<double>(step);
-  if (steps > kMostRange) fail(fmt::format("range() of more than {} integers", kMostRange));
   std::vector<Value> items;
-  for (int64_t i = begin; step > 0 ? i < end : i > end; i += step) {
+  for (int64_t i = begin; step > 0 ? i < end : i > end;) {
+    if (std::ssize(items) == kMostRange) {
+      fail(fmt::format("range() of more than {} integers", kMostRange));
+    }
     items.emplace_back(i);
-    if (static_cast<double>(items.size()) >= steps) break;
+    if (__builtin_add_overflow(i, step, &i)) break;
   }
-  return list(std::move(items));
+  return list(std::move(items), List::Kind::range);
 }
 
 Value Interpreter::call_builtin(const Function& function, const Arguments& arguments) {
   if (function.name == "raise_exception") {
     const Value* message = arguments.find(0, "message");
+    constexpr size_t kMostShown = 500;
+    const std::string text = message == nullptr ? "" : written(*message).bytes;
     throw DataError(fmt::format("the chat template refuses the dialogue: {}",
-                                message == nullptr ? "" : printable(text_of(*message).bytes)));
+                                printable(text.substr(0, kMostShown))));
   }
   if (function.name == "strftime_now") {
     const Value* format = arguments.find(0, "format");
-    return text(fixed_date(text_argument(format == nullptr ? Value() : *format, "strftime_now()")));
+    std::string date =
+        fixed_date(text_argument(format == nullptr ? Value() : *format, "strftime_now()"));
+    if (date.empty()) fail("strftime_now() of this format is not supported");
+    return text(std::move(date));
   }
   if (function.name == "range") return range(arguments);
+  const int64_t named = std::ssize(arguments.named);
+  spend(named * named / 8, 0);
   Dict entries;
   for (const Value& value : arguments.values) {
     const Dict* given = value.as_dict();
@@ -86,7 +99,6 @@ Value Interpreter::call_builtin(const Function& function, const Arguments& argum
     for (const auto& [key, entry] : given->entries) entries.set(key, entry);
   }
   for (const auto& [name, value] : arguments.named) entries.set(Value::text(name), value);
-  spend(static_cast<int64_t>(entries.entries.size() * entries.entries.size() / 8), 0);
   if (function.name == "dict") return dict(std::move(entries));
   const Value checked = dict(std::move(entries));
   const auto space = std::make_shared<Namespace>(Namespace{*checked.as_dict()});
@@ -102,6 +114,11 @@ Value Interpreter::call_loop(const Function& function, const Arguments& argument
     return arguments.values[static_cast<size_t>(loop->index) % arguments.values.size()];
   }
   const Value seen = list(arguments.values, List::Kind::tuple);
+  spend(extent_of(seen).size, 0);
+  if (!loop->last_seen) {
+    spend(0, kBytesOfLasting);
+    changed_loops_.push_back(loop);
+  }
   const bool changed = !loop->last_seen || !equal(*loop->last_seen, seen);
   loop->last_seen = std::make_shared<Value>(seen);
   return Value(changed);

@@ -19,8 +19,9 @@ struct Scope {
   std::shared_ptr<Scope> parent;
   std::vector<std::pair<std::string_view, Value>> names = {};
 
-  const Value* find(std::string_view name) const;  ///< here and in outer scopes
-  void set(std::string_view name, Value value);    ///< here
+  /// Here and in outer scopes. Adds the names that were looked at to `seen`.
+  const Value* find(std::string_view name, int64_t& seen) const;
+  void set(std::string_view name, Value value);  ///< here
 };
 
 /// The arguments of a call, a filter or a test.
@@ -70,6 +71,10 @@ class Interpreter {
   bool compare(std::string_view op, const Value& a, const Value& b);
   /// a + b, and so on.
   Value binary(std::string_view op, const Value& a, const Value& b);
+  /// Returns a text for a message: printable, and cut.
+  static std::string shown(std::string_view text);
+  /// Throws where there are more arguments than `name` takes.
+  void require_at_most(const Arguments& arguments, size_t most, std::string_view name) const;
   /// Throws where `value` is undefined.
   const Value& defined(const Value& value) const;
   /// Returns the text of an argument; throws where it is none.
@@ -128,6 +133,9 @@ class Interpreter {
   /// The text that a body writes, in a scope of its own.
   Text captured(const Body& body);
 
+  /// Returns the value of a name, or null.
+  const Value* find(std::string_view name);
+  void set(std::string_view name, Value value);  ///< in the innermost scope
   std::shared_ptr<Scope> inner_scope() const { return std::make_shared<Scope>(Scope{scope_, {}}); }
 
   const std::string& where_;
@@ -137,7 +145,8 @@ class Interpreter {
   std::shared_ptr<Scope> scope_;
   std::vector<std::shared_ptr<Scope>> macro_scopes_;  ///< scopes that macros were defined in
   std::vector<std::shared_ptr<Namespace>> namespaces_;
-  Value filtered_;  ///< the text of a filter block
+  std::vector<std::shared_ptr<Loop>> changed_loops_;  ///< on which changed() was called
+  Value filtered_;                                    ///< the text of a filter block
   Text* out_ = nullptr;
   Text* whole_ = nullptr;
   std::vector<std::pair<size_t, size_t>> generations_;
@@ -150,8 +159,13 @@ Value call_method(Interpreter& interpreter, const Value& self, const std::string
 
 using FilterFunction = Value (*)(Interpreter&, const Value& input, const Arguments& arguments);
 using TestFunction = bool (*)(Interpreter&, const Value& input, const Arguments& arguments);
+struct FilterEntry {
+  std::string_view name;
+  FilterFunction function;
+  size_t most_arguments;
+};
 /// Null where there is none of this name.
-FilterFunction find_filter(std::string_view name);
+const FilterEntry* find_filter(std::string_view name);
 TestFunction find_test(std::string_view name);
 
 }  // namespace fp8train::jinja

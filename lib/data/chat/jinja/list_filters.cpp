@@ -91,7 +91,8 @@ Value sort_dict(Interpreter& interpreter, const Value& input, const Arguments& a
 Value items(Interpreter& interpreter, const Value& input, const Arguments& /*arguments*/) {
   if (input.is_undefined()) return interpreter.list({}, List::Kind::generator);
   if (input.as_dict() == nullptr) interpreter.fail("items takes a dictionary");
-  return call_method(interpreter, input, "items", {});
+  const Value pairs = call_method(interpreter, input, "items", {});
+  return interpreter.list(pairs.as_list()->items, List::Kind::generator);
 }
 
 Value list(Interpreter& interpreter, const Value& input, const Arguments& /*arguments*/) {
@@ -242,35 +243,35 @@ Value batch(Interpreter& interpreter, const Value& input, const Arguments& argum
   return interpreter.list(std::move(out), List::Kind::generator);
 }
 
-constexpr std::pair<std::string_view, FilterFunction> kFilters[] = {
-    {"list", list},
-    {"first", first},
-    {"last", last},
-    {"join", join},
-    {"items", items},
-    {"sort", sort},
-    {"dictsort", sort_dict},
-    {"reverse", reverse},
-    {"unique", unique},
-    {"min", extreme<false>},
-    {"max", extreme<true>},
-    {"sum", sum},
-    {"map", map},
-    {"select", select<true, false>},
-    {"reject", select<false, false>},
-    {"selectattr", select<true, true>},
-    {"rejectattr", select<false, true>},
-    {"batch", batch},
+constexpr FilterEntry kFilters[] = {
+    {"list", list, 0},
+    {"first", first, 0},
+    {"last", last, 0},
+    {"join", join, 2},
+    {"items", items, 0},
+    {"sort", sort, 3},
+    {"dictsort", sort_dict, 3},
+    {"reverse", reverse, 0},
+    {"unique", unique, 2},
+    {"min", extreme<false>, 2},
+    {"max", extreme<true>, 2},
+    {"sum", sum, 2},
+    {"map", map, 100},
+    {"select", select<true, false>, 100},
+    {"reject", select<false, false>, 100},
+    {"selectattr", select<true, true>, 100},
+    {"rejectattr", select<false, true>, 100},
+    {"batch", batch, 2},
 };
 
 }  // namespace
 }  // namespace list_filters
 
-FilterFunction find_list_filter(std::string_view name) {
+const FilterEntry* find_list_filter(std::string_view name) {
   const auto& all = list_filters::kFilters;
   const auto* found = std::find_if(std::begin(all), std::end(all),
-                                   [&](const auto& filter) { return filter.first == name; });
-  return found == std::end(all) ? nullptr : found->second;
+                                   [&](const FilterEntry& filter) { return filter.name == name; });
+  return found == std::end(all) ? nullptr : found;
 }
 
 }  // namespace fp8train::jinja

@@ -6,6 +6,6 @@
 namespace fp8train::jinja {
 
 /// Null where there is none of this name.
-FilterFunction find_list_filter(std::string_view name);
+const FilterEntry* find_list_filter(std::string_view name);
 
 }  // namespace fp8train::jinja

@@ -13,7 +13,11 @@ namespace methods {
 namespace {
 
 using Method = Value (*)(Interpreter&, const Value& self, const Arguments& arguments);
-using Methods = std::pair<std::string_view, Method>;
+struct Entry {
+  std::string_view name;
+  Method function;
+  size_t most_arguments;
+};
 
 const Text& text_at(Interpreter& interpreter, const Arguments& arguments, size_t position) {
   const Value* value = arguments.find(position, "");
@@ -33,6 +37,7 @@ Value strip(Interpreter& interpreter, const Value& self, const Arguments& argume
   const bool has_characters = given != nullptr && !given->is_none();
   const std::string* characters =
       has_characters ? &interpreter.text_argument(*given, "strip()").bytes : nullptr;
+  if (has_characters) interpreter.spend(extent_of(*given).size, 0);
   return interpreter.text(stripped(*self.as_text(), at_start, at_end, characters));
 }
 
@@ -90,6 +95,13 @@ std::vector<Text> parts_from_end(const Text& whole, const std::string& mark, int
   return parts;
 }
 
+/// A search from the end compares byte by byte.
+void spend_search_from_end(Interpreter& interpreter, std::string_view text, std::string_view part) {
+  constexpr size_t kBytesOfStep = 4096;
+  const size_t steps = text.size() / 64 + text.size() / kBytesOfStep * part.size();
+  interpreter.spend(static_cast<int64_t>(std::min<size_t>(steps, INT64_MAX)), 0);
+}
+
 template <bool from_end>
 Value split(Interpreter& interpreter, const Value& self, const Arguments& arguments) {
   const Value* mark = arguments.find(0, "sep");
@@ -100,6 +112,7 @@ Value split(Interpreter& interpreter, const Value& self, const Arguments& argume
   } else {
     const std::string& text = interpreter.text_argument(*mark, "split()").bytes;
     if (text.empty()) interpreter.fail("split() at an empty text");
+    if (from_end) spend_search_from_end(interpreter, self.as_text()->bytes, text);
     parts = from_end ? parts_from_end(*self.as_text(), text, most)
                      : parts_of(*self.as_text(), text, most);
   }
@@ -146,6 +159,8 @@ Value has_part(Interpreter& interpreter, const Value& self, const Arguments& arg
   }
   const List* several = given->as_list();
   if (several == nullptr) return Value(fits(*given));
+  if (several->kind != List::Kind::tuple) interpreter.fail("a method of a text takes a tuple");
+  interpreter.spend(several->extent.size, 0);
   return Value(std::any_of(several->items.begin(), several->items.end(), fits));
 }
 
@@ -169,6 +184,7 @@ Value find(Interpreter& interpreter, const Value& self, const Arguments& argumen
   const std::string& text = self.as_text()->bytes;
   const std::string& part = text_at(interpreter, arguments, 0).bytes;
   if (arguments.values.size() > 1) interpreter.fail("find() takes one text here");
+  if (from_end) spend_search_from_end(interpreter, text, part);
   const size_t at = from_end ? text.rfind(part) : find_in(text, part, 0);
   if (at == std::string::npos) return Value(int64_t{-1});
   return Value(length_of(std::string_view(text).substr(0, at)));
@@ -215,17 +231,17 @@ Value items(Interpreter& interpreter, const Value& self, const Arguments& /*argu
   for (const auto& [key, value] : self.as_dict()->entries) {
     pairs.push_back(interpreter.list({key, value}, List::Kind::tuple));
   }
-  return interpreter.list(std::move(pairs));
+  return interpreter.list(std::move(pairs), List::Kind::view);
 }
 
 Value keys(Interpreter& interpreter, const Value& self, const Arguments& /*arguments*/) {
-  return Value(interpreter.elements(self));
+  return interpreter.list(interpreter.elements(self)->items, List::Kind::view);
 }
 
 Value values(Interpreter& interpreter, const Value& self, const Arguments& /*arguments*/) {
   std::vector<Value> all;
   for (const auto& entry : self.as_dict()->entries) all.push_back(entry.second);
-  return interpreter.list(std::move(all));
+  return interpreter.list(std::move(all), List::Kind::view);
 }
 
 Value list_count(Interpreter& /*interpreter*/, const Value& self, const Arguments& arguments) {
@@ -253,48 +269,49 @@ Value refused(Interpreter& interpreter, const Value& self, const Arguments& /*ar
                   self.type_name()));
 }
 
-constexpr Methods kTextMethods[] = {
-    {"strip", strip<true, true>},
-    {"lstrip", strip<true, false>},
-    {"rstrip", strip<false, true>},
-    {"split", split<false>},
-    {"rsplit", split<true>},
-    {"splitlines", split_lines},
-    {"startswith", has_part<false>},
-    {"endswith", has_part<true>},
-    {"removeprefix", remove_part<false>},
-    {"removesuffix", remove_part<true>},
-    {"replace", replace},
-    {"find", find<false>},
-    {"rfind", find<true>},
-    {"count", count},
-    {"join", join},
-    {"upper", changed<upper>},
-    {"lower", changed<lower>},
-    {"title", changed<title>},
-    {"capitalize", changed<capitalized>},
-    {"isdigit", whether<is_digits>},
-    {"isspace", whether<is_spaces>},
+constexpr Entry kTextMethods[] = {
+    {"strip", strip<true, true>, 1},
+    {"lstrip", strip<true, false>, 1},
+    {"rstrip", strip<false, true>, 1},
+    {"split", split<false>, 2},
+    {"rsplit", split<true>, 2},
+    {"splitlines", split_lines, 1},
+    {"startswith", has_part<false>, 1},
+    {"endswith", has_part<true>, 1},
+    {"removeprefix", remove_part<false>, 1},
+    {"removesuffix", remove_part<true>, 1},
+    {"replace", replace, 3},
+    {"find", find<false>, 1},
+    {"rfind", find<true>, 1},
+    {"count", count, 1},
+    {"join", join, 1},
+    {"upper", changed<upper>, 0},
+    {"lower", changed<lower>, 0},
+    {"title", changed<title>, 0},
+    {"capitalize", changed<capitalized>, 0},
+    {"isdigit", whether<is_digits>, 0},
+    {"isspace", whether<is_spaces>, 0},
 };
-constexpr Methods kDictMethods[] = {
-    {"get", get},       {"items", items},        {"keys", keys},
-    {"values", values}, {"update", refused},     {"pop", refused},
-    {"clear", refused}, {"setdefault", refused}, {"popitem", refused},
+constexpr Entry kDictMethods[] = {
+    {"get", get, 2},         {"items", items, 0},          {"keys", keys, 0},
+    {"values", values, 0},   {"update", refused, 100},     {"pop", refused, 100},
+    {"clear", refused, 100}, {"setdefault", refused, 100}, {"popitem", refused, 100},
 };
-constexpr Methods kListMethods[] = {
-    {"count", list_count}, {"index", list_index}, {"append", refused}, {"extend", refused},
-    {"insert", refused},   {"pop", refused},      {"remove", refused}, {"clear", refused},
-    {"reverse", refused},  {"sort", refused},
+constexpr Entry kListMethods[] = {
+    {"count", list_count, 1}, {"index", list_index, 1}, {"append", refused, 100},
+    {"extend", refused, 100}, {"insert", refused, 100}, {"pop", refused, 100},
+    {"remove", refused, 100}, {"clear", refused, 100},  {"reverse", refused, 100},
+    {"sort", refused, 100},
 };
 
 template <size_t size>
-Method method_in(const Methods (&table)[size], std::string_view name) {
+const Entry* method_in(const Entry (&table)[size], std::string_view name) {
   const auto found = std::find_if(std::begin(table), std::end(table),
-                                  [&](const Methods& method) { return method.first == name; });
-  return found == std::end(table) ? nullptr : found->second;
+                                  [&](const Entry& method) { return method.name == name; });
+  return found == std::end(table) ? nullptr : found;
 }
 
-Method method_of(const Value& object, std::string_view name) {
+const Entry* method_of(const Value& object, std::string_view name) {
   if (object.as_text() != nullptr) return method_in(kTextMethods, name);
   if (object.as_dict() != nullptr) return method_in(kDictMethods, name);
   if (object.as_list() != nullptr) return method_in(kListMethods, name);
@@ -311,7 +328,9 @@ bool has_method(const Value& object, std::string_view name) {
 Value call_method(Interpreter& interpreter, const Value& self, const std::string& name,
                   const Arguments& arguments) {
   interpreter.spend(extent_of(self).size, 0);
-  return methods::method_of(self, name)(interpreter, self, arguments);
+  const methods::Entry* method = methods::method_of(self, name);
+  interpreter.require_at_most(arguments, method->most_arguments, name);
+  return method->function(interpreter, self, arguments);
 }
 
 }  // namespace fp8train::jinja

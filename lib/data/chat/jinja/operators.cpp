@@ -90,7 +90,10 @@ bool holds(Interpreter& interpreter, const Value& whole, const Value& part) {
     interpreter.spend(extent_of(whole).size, 0);
     return find_in(text->bytes, wanted.bytes, 0) != std::string::npos;
   }
-  if (const Dict* dict = whole.as_dict()) return dict->find(part) != nullptr;
+  if (const Dict* dict = whole.as_dict()) {
+    interpreter.spend(std::ssize(dict->entries) / 8 + extent_of(part).size, 0);
+    return dict->find(part) != nullptr;
+  }
   const auto items = interpreter.elements(whole);
   interpreter.spend(items->extent.size, 0);
   return std::any_of(items->items.begin(), items->items.end(),
@@ -103,7 +106,8 @@ Value Interpreter::binary(std::string_view op, const Value& a, const Value& b) {
   defined(a), defined(b);
   if (a.is_number() && b.is_number()) {
     const bool divides = op == "/" || op == "//" || op == "%";
-    if (divides && b.real() == 0) fail("division by zero");
+    const bool inverts = op == "**" && a.real() == 0 && b.real() < 0;
+    if ((divides && b.real() == 0) || inverts) fail("division by zero");
     const bool in_integers =
         a.is_integer() && b.is_integer() && op != "/" && !(op == "**" && b.integer() < 0);
     if (!in_integers) return Value(of_reals(op, a.real(), b.real()));
@@ -118,7 +122,8 @@ Value Interpreter::binary(std::string_view op, const Value& a, const Value& b) {
     return text(std::move(sum));
   }
   const List *left = a.as_list(), *right = b.as_list();
-  if (op == "+" && left != nullptr && right != nullptr && left->kind == right->kind) {
+  if (op == "+" && left != nullptr && right != nullptr && left->kind == right->kind &&
+      left->has_sum()) {
     std::vector<Value> items = left->items;
     items.insert(items.end(), right->items.begin(), right->items.end());
     return list(std::move(items), left->kind);

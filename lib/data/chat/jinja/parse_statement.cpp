@@ -214,6 +214,14 @@ class Parser {
 
 }  // namespace
 
+std::set<std::string> names_in(std::string_view source, const std::string& where) {
+  std::set<std::string> names;
+  for (const Token& token : tokens_of(source, where)) {
+    if (token.kind == TokenKind::name) names.insert(token.text);
+  }
+  return names;
+}
+
 Body parse(std::string_view source, const std::string& where) {
   if (source.size() > kMostBytes) {
     throw ConfigError(fmt::format("{}: a chat template of {} bytes, more than {}", where,

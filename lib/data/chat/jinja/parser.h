@@ -1,6 +1,7 @@
 #pragma once
 // Templates as text to trees (Jinja 3, parser.py).
 
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -87,6 +88,10 @@ class ExpressionParser {
   TokenReader& reader_;
   int32_t depth_ = 0;
 };
+
+/// Returns the names of a template's expressions, which may be those of its variables, without
+/// reading it further. Throws as parse() does.
+std::set<std::string> names_in(std::string_view source, const std::string& where);
 
 /// Returns the statements of a template of at most 1 MiB. Throws ConfigError.
 Body parse(std::string_view source, const std::string& where);

@@ -111,7 +111,7 @@ struct JsonWriter {
   void write(const Value& value) {
     if (const Text* text = value.as_text()) {
       out += json_text(text->bytes, style.only_ascii);
-    } else if (const List* list = value.as_list()) {
+    } else if (const List* list = value.as_list(); list != nullptr && list->has_sum()) {
       write_list(*list);
     } else if (const Dict* dict = value.as_dict()) {
       write_dict(*dict);

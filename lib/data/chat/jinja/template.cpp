@@ -1,6 +1,6 @@
 #include "data/chat/jinja/template.h"
 
-#include <algorithm>
+#include <set>
 
 #include "data/chat/jinja/interpreter.h"
 #include "data/chat/jinja/parser.h"
@@ -8,14 +8,15 @@
 namespace fp8train::jinja {
 
 struct Template::Tree {
-  std::string source, where;
+  std::string where;
   Body body;
+  std::set<std::string> names;
 };
 
 Template::Template(std::string_view source, std::string where) {
   Body body = parse(source, where);
-  tree_ =
-      std::make_unique<const Tree>(Tree{std::string(source), std::move(where), std::move(body)});
+  std::set<std::string> names = names_in(source, where);
+  tree_ = std::make_unique<const Tree>(Tree{std::move(where), std::move(body), std::move(names)});
 }
 
 Template::Template(Template&&) noexcept = default;
@@ -26,7 +27,7 @@ Rendered Template::render(const Variables& variables, Budget& budget) const {
 }
 
 bool Template::uses(std::string_view name) const {
-  return tree_->source.find(name) != std::string::npos;
+  return tree_->names.contains(std::string(name));
 }
 
 }  // namespace fp8train::jinja

@@ -1,13 +1,18 @@
 #pragma once
 // A chat template in the language of Jinja, as transformers renders it: Jinja 3 in an immutable
 // sandbox with trim_blocks and lstrip_blocks (pallets/jinja; transformers,
-// utils/chat_template_utils.py). The language is whole but for
+// utils/chat_template_utils.py). What chat templates do not use is refused: statements when a
+// template is read, the others where they are reached.
 //
-//   statements  include, import, extends, block, autoescape, do, trans, a recursive for
-//   filters     those that are not in the table of filters.cpp
-//   methods     those that are not in the tables of methods.cpp
+//   statements  include, import, extends, block, autoescape, do, trans, a recursive for, nested
+//               targets, {% generation %} within a macro or a set
+//   values      integers of other bases or above 64 bits, % of texts, varargs and kwargs, joiner,
+//               cycler and lipsum, which are not defined
+//   filters, tests, methods and arguments that are not in the tables of filters.cpp,
+//               list_filters.cpp, tests.cpp and methods.cpp
 //
-// which are refused: statements when a template is read, the others where they are reached.
+// What differs: letters whose other case has several code points, or depends on their neighbors;
+// arguments of replace that are markup; what is left of a generator that was read in part.
 // strftime_now() gives kToday, since today's date would give other ids tomorrow.
 
 #include <cstdint>
@@ -17,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "data/chat/jinja/value.h"
 
 namespace fp8train::jinja {
@@ -31,6 +37,11 @@ struct Budget {
 
   int64_t steps = kMostSteps;  ///< left; a second or two in all
   int64_t bytes = kMostBytes;  ///< left of those that values may have, also those already gone
+};
+
+/// A template used up its budget.
+class OverBudget : public DataError {
+  using DataError::DataError;
 };
 
 /// A rendered template.
@@ -56,7 +67,7 @@ class Template {
   /// `budget` what was used.
   Rendered render(const Variables& variables, Budget& budget) const;
 
-  /// Whether the name of a variable occurs in it.
+  /// Whether a name occurs in its expressions and statements.
   bool uses(std::string_view name) const;
 
  private:

@@ -59,9 +59,8 @@ bool of_value(Interpreter& /*interpreter*/, const Value& input, const Arguments&
 
 bool is_ordered(const Value& value) {
   const List* list = value.as_list();
-  const bool is_generator = list != nullptr && list->kind == List::Kind::generator;
-  return !is_generator && (list != nullptr || value.as_text() != nullptr ||
-                           value.as_dict() != nullptr || value.is_undefined());
+  if (list != nullptr) return list->is_ordered();
+  return value.as_text() != nullptr || value.as_dict() != nullptr || value.is_undefined();
 }
 
 constexpr std::pair<std::string_view, TestFunction> kTests[] = {
@@ -78,8 +77,9 @@ constexpr std::pair<std::string_view, TestFunction> kTests[] = {
     {"mapping", of_value<[](const Value& v) { return v.as_dict() != nullptr; }>},
     {"sequence", of_value<is_ordered>},
     {"iterable", of_value<[](const Value& v) { return is_ordered(v) || v.as_list() != nullptr; }>},
-    {"callable",
-     of_value<[](const Value& v) { return v.get<std::shared_ptr<const Function>>() != nullptr; }>},
+    {"callable", of_value<[](const Value& v) {
+       return v.is_undefined() || v.get<std::shared_ptr<const Function>>() != nullptr;
+     }>},
     {"odd", odd},
     {"even", even},
     {"divisibleby", divisible},

@@ -51,9 +51,11 @@ void Text::append(const Text& other) {
 Text Text::slice(size_t begin, size_t end) const {
   Text part(bytes.substr(begin, end - begin));
   part.is_markup = is_markup;
-  for (const Span& span : spans) {
-    const Span cut = {std::max(span.begin, begin), std::min(span.end, end), span.message};
-    const bool is_mark = cut.begin == cut.end && (span.begin == span.end || begin == end);
+  const auto first = std::partition_point(spans.begin(), spans.end(),
+                                          [&](const Span& span) { return span.end < begin; });
+  for (auto span = first; span != spans.end() && span->begin <= end; ++span) {
+    const Span cut = {std::max(span->begin, begin), std::min(span->end, end), span->message};
+    const bool is_mark = cut.begin == cut.end && (span->begin == span->end || begin == end);
     if (cut.begin < cut.end || is_mark) {
       part.spans.push_back({cut.begin - begin, cut.end - begin, cut.message});
     }

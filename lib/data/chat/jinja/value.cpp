@@ -75,7 +75,8 @@ std::string_view Value::type_name() const {
                                          "float",     "str",         "list",    "dict",
                                          "Namespace", "LoopContext", "function"};
   if (const List* list = as_list(); list != nullptr && list->kind != List::Kind::list) {
-    return list->kind == List::Kind::tuple ? "tuple" : "generator";
+    constexpr std::string_view kKinds[] = {"list", "tuple", "range", "view", "generator"};
+    return kKinds[static_cast<size_t>(list->kind)];
   }
   return kNames[content_.index()];
 }
@@ -91,7 +92,13 @@ Extent extent_of(const Value& value) {
   }
   if (const List* list = value.as_list()) return list->extent;
   if (const Dict* dict = value.as_dict()) return dict->extent;
-  return {};
+  Extent extent;
+  if (const auto* function = value.get<std::shared_ptr<const Function>>()) {
+    if ((*function)->self) extent.hold(extent_of(*(*function)->self));
+  } else if (const auto* loop = value.get<std::shared_ptr<Loop>>()) {
+    extent.hold((*loop)->items->extent);
+  }
+  return extent;
 }
 
 int32_t message_of(const Value& value) {

@@ -35,11 +35,18 @@ struct List {
   enum class Kind : uint8_t {
     list,
     tuple,
-    generator,  ///< what map() and the like give: true even where it is empty, without a length
+    range,
+    view,       ///< keys(), values() and items(): without an order
+    generator,  ///< what map() and the like give: true even where it is empty, without a length;
+                ///< its elements are read once
   };
   std::vector<Value> items;
   Kind kind = Kind::list;
   Extent extent;
+  mutable bool is_used = false;  ///< a generator: it has been read
+
+  bool is_ordered() const { return kind != Kind::view && kind != Kind::generator; }
+  bool has_sum() const { return kind == Kind::list || kind == Kind::tuple; }
 };
 
 /// In the order in which keys came.
