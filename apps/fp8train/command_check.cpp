@@ -135,6 +135,9 @@ std::vector<std::string> describe_run(const Session& session, const CheckedHardw
   for (std::string& line : memory_overview(session, hardware.rank.is_host, dry_run, true)) {
     lines.push_back(std::move(line));
   }
+  if (hardware.device == nullptr) {
+    lines.emplace_back("  cuDNN's workspace for attention is not counted");
+  }
   if (ranks.size() > 1) {
     lines.push_back(fmt::format("ranks   {} on {} node{}, {}: memory is that of a rank",
                                 ranks.size(), ranks.nodes(), ranks.nodes() == 1 ? "" : "s",

@@ -169,6 +169,23 @@ RankMemory memory_here(const Device& device, int64_t sharing) {
           is_host(device)};
 }
 
+namespace {
+
+/// `here()`, whose error for a GPU that this machine lacks says how to plan for one.
+const Device& device_of_job(const Settings& settings, const std::function<const Device&()>& here) {
+  try {
+    return here();
+  } catch (const DeviceError& error) {
+    if (settings.device != DeviceChoice::cuda) {
+      throw;
+    }
+    throw DeviceError(
+        fmt::format("{}; to plan for a GPU that is not here, name it in job.gpu", error.what()));
+  }
+}
+
+}  // namespace
+
 RankMemory memory_of_job(const Settings& settings, const std::function<const Device&()>& here) {
   constexpr double kGib = 1 << 30;
   const JobSettings& job = settings.job;
@@ -178,7 +195,7 @@ RankMemory memory_of_job(const Settings& settings, const std::function<const Dev
     const auto bytes = static_cast<size_t>(kind.memory_gib * kGib);
     return {&kind, cuda_traits(kind.capability, bytes), bytes};
   }
-  RankMemory memory = memory_here(here(), job.ranks_per_node);
+  RankMemory memory = memory_here(device_of_job(settings, here), job.ranks_per_node);
   if (on_cpu && job.memory_gib > 0) {
     const double node = static_cast<double>(job.memory_gib) * kGib;
     memory.bytes = static_cast<size_t>(node / static_cast<double>(job.ranks_per_node));

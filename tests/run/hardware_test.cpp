@@ -134,6 +134,23 @@ TEST_CASE("explain is for the GPU of the job, and says which device it is for") 
              Contains(" impossible") && Contains("On a100 the run would stop at once: "));
 }
 
+TEST_CASE("a GPU that is neither here nor named is asked for") {
+  const Job job;
+  if (job.run({"check", "--no-scan"}, {"device=cuda"}).code == 0) {
+    return;  // this machine has one
+  }
+  for (const char* command : {"check", "estimate"}) {
+    const Outcome outcome = job.run({command}, {"device=cuda"});
+    CHECK(outcome.code == 4);
+    CHECK_THAT(outcome.err, Contains("to plan for a GPU that is not here, name it in job.gpu"));
+  }
+  const Outcome explained = job.run({"explain"}, {"device=cuda", "precision.plan=te-mxfp8"});
+  CHECK(explained.code == 0);
+  CHECK_THAT(explained.out, Contains("\n  device              not known (") &&
+                                Contains("set job.gpu") &&
+                                Contains("That is so on a GPU that has all of these products."));
+}
+
 TEST_CASE("layers that multiply their codes only in part are counted") {
   const Job job;
   const Outcome outcome = job.run({"explain"}, {"precision.plan=te-current", "job.gpu=h100",
