@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <utility>
 
 #include "base/error.h"
 #include "device/cuda/cuda_device.h"
@@ -17,7 +18,8 @@ ExplainedDevice explained_device(const Settings& settings) {
                                   ? why_cuda_is_unusable()
                                   : "";
   if (!missing.empty()) {
-    return {{},
+    return {nullptr,
+            {},
             "a GPU",
             fmt::format("not known ({}): which products it has is left open; set job.gpu", missing),
             false};
@@ -31,9 +33,7 @@ ExplainedDevice explained_device(const Settings& settings) {
   const std::string line = rank.gpu != nullptr
                                ? fmt::format("{} (job.gpu)", rank.gpu->name)
                                : fmt::format("{} ({})", device->description(), reason);
-  DeviceTraits traits = rank.traits;
-  traits.fp8_library = nullptr;  // it goes with the device
-  return {traits, rank.device_name(), line, true};
+  return {std::move(device), rank.traits, rank.device_name(), line, true};
 }
 
 std::string why_refused(const EngineSettings& engine, const ExplainedDevice& device) {

@@ -1,6 +1,7 @@
 #pragma once
 // The device that `explain` speaks of: the one that the run is for, be it in this machine or not.
 
+#include <memory>
 #include <string>
 
 #include "config/settings.h"
@@ -10,6 +11,7 @@
 namespace fp8train {
 
 struct ExplainedDevice {
+  std::unique_ptr<Device> device;  ///< null: it is not here. Its library is asked by `traits`
   DeviceTraits traits;
   std::string name;    ///< in messages: "h100"
   std::string line;    ///< which one it is

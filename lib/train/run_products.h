@@ -42,12 +42,12 @@ RunProducts products_of(const EngineSettings& engine, const DeviceTraits& traits
 /// ...".
 std::string describe_products(const RunProducts& products, const std::string& device);
 
-/// Returns the plans none of whose products a device with these traits multiplies in 8 bits or
-/// fewer, although the plan asks for it: those that are multiplied in 16 bits there, and those
-/// that are refused.
+/// Plans that ask for products in 8 bits or fewer and have none on a device: those that are
+/// multiplied in 16 bits there, and those that are refused.
 struct PlansElsewhere {
   std::vector<std::string> in_16_bits, refused;
 };
+/// Returns them for a device with these traits and a model whose extents suit all products.
 PlansElsewhere plans_elsewhere(const DeviceTraits& traits);
 
 }  // namespace fp8train
