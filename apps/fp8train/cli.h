@@ -120,6 +120,7 @@ using EndRanks = std::function<void()>;
 int run_as_rank(Communicator& comm, const std::function<int(const EndRanks&)>& body);
 
 inline constexpr int kExitUsage = 2;
+inline constexpr int kExitDevice = 4;
 inline constexpr int kExitRequeue = 75;
 
 /// What starts so many ranks, before the program's name: "mpirun -n 4 "; empty for one.

@@ -105,18 +105,38 @@ struct CheckOptions {
   bool no_scan = false;
 };
 
-/// Everything that is known of the run, a line each.
-std::vector<std::string> describe_run(const Session& session, const Device& device,
-                                      const DryRunStep& dry_run, const std::string& reason,
-                                      const Topology& ranks, const RankMemory& memory) {
-  const auto threads = configure_threads(session.settings.threads);
-  std::vector<std::string> lines = run_overview(session, device, reason, threads);
-  if (memory.gpu != nullptr) {
-    lines.push_back(
-        fmt::format("job     on {} (job.gpu): memory is planned for it", memory.gpu->name));
+/// The hardware that the run is for, and what the overview says of it.
+struct CheckedHardware {
+  std::unique_ptr<Device> device;  ///< null: it is not in this machine
+  RankMemory rank;
+  std::vector<std::string> lines;
+};
+
+CheckedHardware hardware_of(const Settings& settings) {
+  CheckedHardware hardware;
+  std::string reason;
+  hardware.rank = memory_of_job(settings, [&]() -> const Device& {
+    hardware.device = choose_device(settings.device, false, reason);
+    return *hardware.device;
+  });
+  if (hardware.device != nullptr) {
+    hardware.lines = device_lines(*hardware.device, reason, configure_threads(settings.threads));
+  } else {
+    hardware.lines = {fmt::format("device  {} (job.gpu): products and memory are planned for it",
+                                  hardware.rank.gpu->name)};
   }
-  for (std::string& line : memory_overview(session, memory.is_host, dry_run, true)) {
+  return hardware;
+}
+
+/// Everything that is known of the run, a line each.
+std::vector<std::string> describe_run(const Session& session, const CheckedHardware& hardware,
+                                      const DryRunStep& dry_run, const Topology& ranks) {
+  std::vector<std::string> lines = run_overview(session, hardware.rank, hardware.lines);
+  for (std::string& line : memory_overview(session, hardware.rank.is_host, dry_run, true)) {
     lines.push_back(std::move(line));
+  }
+  if (hardware.device == nullptr) {
+    lines.emplace_back("  cuDNN's workspace for attention is not counted");
   }
   if (ranks.size() > 1) {
     lines.push_back(fmt::format("ranks   {} on {} node{}, {}: memory is that of a rank",
@@ -129,19 +149,46 @@ std::vector<std::string> describe_run(const Session& session, const Device& devi
   return lines;
 }
 
+/// Says whether the run fits, and returns the exit code: that of the run, where it is known which
+/// machine it is for.
+int verdict(const CheckOptions& options, const Session& session, const RankMemory& rank,
+            const MemoryLedger& planned) {
+  const Settings& settings = session.settings;
+  try {
+    check_fits(rank, planned);
+  } catch (const DeviceError& error) {
+    fmt::print("\n{}\n", colored(stdout, Color::red, std::string("DOES NOT FIT: ") + error.what()));
+    if (!names_its_machine(settings)) {
+      fmt::print(
+          "compared with this machine, as the job names no other one: set job.gpu, or on "
+          "CPUs device: cpu and job.memory_gib; all else is ok\n");
+      return 0;
+    }
+    fmt::print("on {} the run would stop at once, with exit code {}; all else is ok\n",
+               rank.device_name(), kExitDevice);
+    return kExitDevice;
+  }
+  if (!options.ranks.common.quiet) {
+    fmt::print("{}\n",
+               without_controls(fmt::format(
+                   "ok: the configuration is valid, {} of the data can be read, output_dir can be "
+                   "written, and the run fits into {}\nstart it with `{}`",
+                   options.no_scan ? "a sample" : "every token",
+                   rank.gpu != nullptr ? fmt::format("the memory of {}", rank.gpu->name) : "memory",
+                   run_command(options.ranks.common, session.data_ranks))));
+  }
+  return 0;
+}
+
 int check_settings(const CheckOptions& options, const Settings& settings, int world_size) {
   Session session = open_session(settings, true, world_size);
   const auto ranks = Topology::blocks(world_size, static_cast<int>(settings.job.ranks_per_node));
   log_notes(session);
   check_weights(session);
-  std::string reason;
-  const bool is_planned = settings.job.names_gpu() && settings.device != DeviceChoice::cpu;
-  const std::unique_ptr<Device> device =
-      choose_device(is_planned ? DeviceChoice::automatic : settings.device, false, reason);
-  const RankMemory memory = memory_of_job(settings, [&]() -> const Device& { return *device; });
+  const CheckedHardware hardware = hardware_of(settings);
   const DryRunStep dry_run = largest_stage(session, [&](const EngineSettings& engine) {
-    return memory.gpu != nullptr ? dry_run_step(engine, memory.traits, ranks, 0)
-                                 : dry_run_step(engine, *device, ranks, 0);
+    return hardware.device == nullptr ? dry_run_step(engine, hardware.rank.traits, ranks, 0)
+                                      : dry_run_step(engine, *hardware.device, ranks, 0);
   });
   const bool quiet = options.ranks.common.quiet;
   const auto say = [quiet](const std::string& line) {
@@ -149,7 +196,7 @@ int check_settings(const CheckOptions& options, const Settings& settings, int wo
       fmt::print("{}\n", without_controls(line));
     }
   };
-  for (const std::string& line : describe_run(session, *device, dry_run, reason, ranks, memory)) {
+  for (const std::string& line : describe_run(session, hardware, dry_run, ranks)) {
     say(line);
   }
   if (const std::string problem = why_unwritable(settings.output_dir); !problem.empty()) {
@@ -163,21 +210,7 @@ int check_settings(const CheckOptions& options, const Settings& settings, int wo
     scan(session.data.train, "training", quiet);
     scan(session.data.val, "validation", quiet);
   }
-  const MemoryLedger planned = memory_of_run(dry_run, memory.is_host);
-  try {
-    check_fits(memory, planned);
-    say(fmt::format(
-        "ok: the configuration is valid, {} of the data can be read, output_dir can be written, "
-        "and the run fits into {}\nstart it with `{}`",
-        options.no_scan ? "a sample" : "every token",
-        memory.gpu != nullptr ? fmt::format("the memory of {}", memory.gpu->name) : "memory",
-        run_command(options.ranks.common, world_size)));
-  } catch (const DeviceError& error) {  // the run may be meant for another machine
-    fmt::print("\n{}\n", colored(stdout, Color::red, std::string("DOES NOT FIT: ") + error.what()));
-    fmt::print("{} the run would stop at once, with exit code 4; all else is ok\n",
-               memory.gpu != nullptr ? "on that GPU" : "on this machine");
-  }
-  return 0;
+  return verdict(options, session, hardware.rank, memory_of_run(dry_run, hardware.rank.is_host));
 }
 
 int check_run(const CheckOptions& options) {

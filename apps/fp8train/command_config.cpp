@@ -4,10 +4,12 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
+#include <iterator>
 #include <memory>
 
 #include "base/error.h"
@@ -20,6 +22,7 @@
 #include "config/wrap.h"
 #include "dialects/dialects.h"
 #include "output_path.h"
+#include "precision/plan.h"
 #include "wizard/job_script.h"
 #include "wizard/wizard.h"
 #include "wizard_memory.h"
@@ -118,6 +121,7 @@ struct WizardOptions {
   std::string answers;
   std::string output = "run.yaml";
   bool overwrite = false;
+  bool allow_misfit = false;
 };
 
 /// run.yaml, held against what was meant.
@@ -192,15 +196,51 @@ bool is_for_this_machine(const JobSettings& job) {
   return job.nodes == 1 && !job.names_gpu() && job.memory_gib == 0;
 }
 
-/// A job script where jobs can be submitted and the run is for other machines than this one, and a
-/// model that a processor trains in minutes where the run has no GPU.
+/// A job script where jobs can be submitted and the run is for other machines than this one, a
+/// model that a processor trains in minutes where the run has no GPU, bf16 where the GPU refuses
+/// the usual plan, and what fits into memory.
 std::string offer_here(const std::string& key, const Settings& settings, JobMemory& memory) {
   if (key == "job.slurm") {
     const bool submits = !program_on_path("sbatch").empty();
     return submits && !is_for_this_machine(settings.job) ? "true" : "false";
   }
+  constexpr std::string_view kMemoryKeys[] = {"training.micro_batch_size", "model.recompute",
+                                              "parallelism.zero_stage"};
+  if (std::ranges::find(kMemoryKeys, key) != std::end(kMemoryKeys)) {
+    const std::vector<Answer> answers = memory.fitting(settings).value_or(std::vector<Answer>());
+    const auto answer = std::ranges::find(answers, key, &Answer::key);
+    return answer == answers.end() ? "" : answer->value;
+  }
+  if (key == "precision.plan") {
+    const std::string usual = plan_for_method({.mixed_precision = MixedPrecision::fp8});
+    return memory.refuses(usual, settings) ? "bf16" : "";
+  }
   const bool sized = !settings.model.from.empty() || settings.model.config.hidden_size > 0;
   return key == "model.preset" && !sized && !memory.on_gpus(settings) ? "nanogpt-laptop" : "";
+}
+
+/// Next to the table of plans: those that the GPU does not have products for.
+std::string remark_on(const std::string& key, const Settings& settings, JobMemory& memory) {
+  return key == "precision.plan" ? memory.plans(settings) : "";
+}
+
+/// Writes the files of a file of answers. Nobody can be asked, so a run that does not fit into
+/// memory is an error.
+int write_answered(const WizardOptions& options, const WizardResult& result, JobMemory& memory) {
+  check_output_file(result.output, options.overwrite);
+  if (result.settings.job.slurm) {
+    check_output_file(job_script_path(result.output), options.overwrite);
+  }
+  fmt::print("{}\n", memory.line(result.settings));
+  if (!options.allow_misfit && memory.fitting(result.settings)) {
+    fmt::print(stderr,
+               "error: nothing was written, as the run does not fit into memory; change {}, or "
+               "write it with --allow-misfit\n",
+               options.answers);
+    return kExitDevice;
+  }
+  write_files(result, memory.on_gpus(result.settings));
+  return 0;
 }
 
 int run_wizard(const WizardOptions& options) {
@@ -209,6 +249,9 @@ int run_wizard(const WizardOptions& options) {
       .memory = [&](const Settings& settings) { return memory.line(settings); },
       .offer = [&](const std::string& key,
                    const Settings& settings) { return offer_here(key, settings, memory); },
+      .remark = [&](const std::string& key,
+                    const Settings& settings) { return remark_on(key, settings, memory); },
+      .fitting = [&](const Settings& settings) { return memory.fitting(settings); },
       .doubt = doubt_about,
       .obstacle = [&](const Settings& settings) { return memory.obstacle(settings); },
       .unwritable = [](const std::string& path) { return why_no_file(path); },
@@ -219,13 +262,7 @@ int run_wizard(const WizardOptions& options) {
   if (!options.answers.empty()) {
     result = wizard.take(answers_in_file(options.answers, make_dialects), options.answers,
                          options.output);
-    check_output_file(result.output, options.overwrite);  // nobody can be asked
-    if (result.settings.job.slurm) {
-      check_output_file(job_script_path(result.output), options.overwrite);
-    }
-    fmt::print("{}\n", memory.line(result.settings));
-    write_files(result, memory.on_gpus(result.settings));
-    return 0;
+    return write_answered(options, result, memory);
   }
   install_stop_handlers(WaitingCalls::end);  // Ctrl-C ends the reading of a line
   try {
@@ -249,6 +286,8 @@ void add_wizard(Arguments command, Action& action) {
   command.path("--output", options->output,
                "The file to write; the job script is written next to it");
   command.flag("--overwrite", options->overwrite, "With --answers: replace existing files");
+  command.flag("--allow-misfit", options->allow_misfit,
+               "With --answers: write a run that does not fit into memory too");
   command.run(action, [options] { return run_wizard(*options); });
 }
 

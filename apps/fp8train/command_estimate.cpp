@@ -84,7 +84,7 @@ int64_t largest_micro_batch(EngineSettings settings, const DeviceTraits& traits,
   return fitting;
 }
 
-void print_model(const Session& session, const DryRunStep& step) {
+void print_model(const Session& session, const DryRunStep& step, const RankMemory& rank) {
   const double tokens = static_cast<double>(session.engine.step.tokens());
   fmt::print(
       "model   {} parameters; {:.3g} GFLOP per token in GEMMs ({:.0f} % of them in 8 bits), "
@@ -93,6 +93,7 @@ void print_model(const Session& session, const DryRunStep& step) {
       step.work.gemm_flops / tokens / 1e9,
       100 * step.work.gemm_flops_8bit / std::max(step.work.gemm_flops, 1.0),
       step.work.attention_flops / tokens / 1e9);
+  fmt::print("{}\n", without_controls(plan_line(session, rank, 0)));
 }
 
 void print_ranks(const Session& session, const Topology& ranks) {
@@ -151,7 +152,7 @@ int estimate_settings(const Settings& settings, int world_size) {
   const DryRunStep step = largest_stage(session, [&](const EngineSettings& engine) {
     return logged_step(engine, memory.traits, ranks, 0);
   });
-  print_model(session, step);
+  print_model(session, step, memory);
   print_ranks(session, ranks);
   fmt::print("device  {}\n", memory.gpu != nullptr ? memory.gpu->name : device->description());
   print_memory(settings, session, step, memory);

@@ -12,20 +12,20 @@
 #include "base/terminal.h"
 #include "commands.h"
 #include "config/wrap.h"
-#include "device/cuda/cuda_device.h"
+#include "explained_device.h"
 #include "json_text.h"
-#include "nn/linear_product.h"
 #include "optim/registry.h"
 #include "precision/plan_parts.h"
 #include "precision/plan_table.h"
 #include "train/preflight.h"
+#include "train/run_products.h"
 #include "train/session.h"
 
 namespace fp8train {
 namespace {
 
 struct ExplainOptions {
-  CommonOptions common;
+  RankOptions ranks;
   bool json = false;
   bool every_layer = false;
   bool plans = false;
@@ -37,34 +37,6 @@ std::string outside_of(const ModelConfig& model) {
   return fmt::format(
       "embedding, norms, {}, attention's own products, activations, soft-max and loss",
       model.positions == PositionKind::learned ? "learned positions" : "rotary embedding");
-}
-
-/// The layers of a plan and, for each GEMM of each, why its operands are dequantized.
-struct Layers {
-  std::vector<LinearPlan> linears;
-  std::vector<std::array<std::string_view, 3>> dequantized;
-};
-
-/// Scaled products depend on the GPU and its library: where the run would use the one of this
-/// machine, it is asked for each shape.
-Layers explained_layers(const Session& session) {
-  Layers layers;
-  layers.linears = plan_linears(session.engine.plan, linear_sites(session.engine.model));
-  const DeviceChoice choice = session.settings.device;
-  std::unique_ptr<Device> gpu;
-  const bool scaled = std::any_of(layers.linears.begin(), layers.linears.end(),
-                                  [](const LinearPlan& linear) { return linear.is_scaled(); });
-  if (scaled && choice != DeviceChoice::cpu && why_cuda_is_unusable().empty()) {
-    std::string reason;
-    gpu = choose_device(choice, false, reason);
-  }
-  const DeviceTraits traits = gpu == nullptr ? DeviceTraits{} : gpu->traits();
-  const int64_t rows = session.engine.step.micro_batch_tokens();
-  for (const LinearPlan& linear : layers.linears) {
-    layers.dequantized.push_back(
-        dequantized_because(traits, linear, rows, session.engine.plan.weight_gradient));
-  }
-  return layers;
 }
 
 /// The plan as a line of the table of plans and its roles, as the run's optimizer uses them.
@@ -116,10 +88,11 @@ void print_row(std::string_view title, const std::string& raw) {
 }
 
 /// What the plan computes with in short, the bytes it needs, then every role.
-void print_plan(const Session& session) {
+void print_plan(const Session& session, const ExplainedDevice& device) {
   const PrecisionPlan& plan = session.engine.plan;
   const ExplainedPlan shown = explained_plan(session);
   fmt::print("plan {} ({})\n", plan.name, plan_origin(plan.name).source);
+  print_row("device", device.line);
   for (const auto& [title, text] : shown.columns) {
     if (std::string_view(title) == kComputationColumn) {
       print_row(title, text);
@@ -141,15 +114,20 @@ void print_plan(const Session& session) {
   }
 }
 
+/// What follows the operands of a GEMM that does not multiply them as they are.
+std::string_view form_of(const RunProducts& layers, size_t layer, size_t gemm) {
+  const ops::GemmSupport& support = layers.support[layer][gemm];
+  return support.native ? "" : support.dequantized ? " dequantized" : " impossible";
+}
+
 /// "[out, in]", the three GEMMs of a linear layer and what is to be said of it, after its name.
-std::string layer_text(const Layers& layers, size_t i) {
+std::string layer_text(const RunProducts& layers, size_t i) {
   const LinearPlan& linear = layers.linears[i];
   const std::string shape =
       fmt::format("[{}, {}]", linear.site.out_features, linear.site.in_features);
   const auto gemm = [&](const GemmPlan& g, size_t which) {
     return fmt::format("{} x {}{}{}", name_of(g.a.dtype), name_of(g.b.dtype),
-                       g.fast_accumulate ? " fast" : "",
-                       layers.dequantized[i][which].empty() ? "" : " dequantized");
+                       g.fast_accumulate ? " fast" : "", form_of(layers, i, which));
   };
   std::string note = layer_plan_note(linear);
   const std::string swiglu = swiglu_note(linear);
@@ -172,7 +150,7 @@ std::string name_in_block(const LinearSite& site) {
   return site.name.substr(site.name.starts_with(prefix) ? prefix.size() : 0);
 }
 
-std::vector<Group> groups_of(const Layers& layers, bool every_layer) {
+std::vector<Group> groups_of(const RunProducts& layers, bool every_layer) {
   std::vector<Group> groups;
   const auto join_alike = [&] {
     const size_t count = groups.size();
@@ -206,10 +184,11 @@ void print_groups(const std::vector<Group>& groups) {
   }
 }
 
-void print_reasons(const Layers& layers) {
+void print_reasons(const RunProducts& layers) {
   std::map<std::string_view, int> reasons;
-  for (const auto& layer : layers.dequantized) {
-    for (const std::string_view reason : layer) {
+  for (size_t i = 0; i < layers.linears.size(); ++i) {
+    for (size_t gemm = 0; gemm < layers.support[i].size(); ++gemm) {
+      const std::string_view reason = layers.decoded_because(i, gemm);
       reasons[reason] += reason.empty() ? 0 : 1;
     }
   }
@@ -221,7 +200,7 @@ void print_reasons(const Layers& layers) {
 }
 
 /// Delayed scaling that is current at first, of any layer.
-void print_first_window(const Layers& layers) {
+void print_first_window(const RunProducts& layers) {
   int steps = 0;
   for (const LinearPlan& linear : layers.linears) {
     steps = std::max(steps, first_window(linear.fprop, linear.dgrad, linear.wgrad));
@@ -235,14 +214,19 @@ void print_first_window(const Layers& layers) {
   }
 }
 
-void print_text(const Session& session, const Layers& layers, bool every_layer) {
+void print_text(const Session& session, const ExplainedDevice& device, bool every_layer) {
   const PrecisionPlan& plan = session.engine.plan;
-  print_plan(session);
+  const RunProducts layers = products_of(session.engine, device.traits);
+  print_plan(session, device);
   print_groups(groups_of(layers, every_layer));
-  const auto scaled = std::count_if(layers.linears.begin(), layers.linears.end(),
-                                    [](const LinearPlan& linear) { return linear.is_scaled(); });
-  print_note("\n{} of {} linear layers run in scaled formats. In {}: {}.", scaled,
-             layers.linears.size(), name_of(plan.activation), outside_of(session.engine.model));
+  print_note("\n{}: {}.", plan.name, describe_products(layers, device.name));
+  print_note("In {}: {}.", name_of(plan.activation), outside_of(session.engine.model));
+  if (const std::string refused = why_refused(session.engine, device); !refused.empty()) {
+    print_note("{}", refused);
+  }
+  if (!device.known && layers.has_scaled()) {
+    print_note("That is so on a GPU that has all of these products.");
+  }
   print_first_window(layers);
   print_reasons(layers);
   for (const auto& [begin, end] : session.engine.plain_steps) {
@@ -291,10 +275,14 @@ void print_differences_json(const PrecisionPlan& plan, const PrecisionPlan& othe
   fmt::print("{}\n", json_text(json, 2));
 }
 
-void print_json(const Session& session, const Layers& layers) {
+void print_json(const Session& session, const ExplainedDevice& device) {
   const PrecisionPlan& plan = session.engine.plan;
+  const RunProducts layers = products_of(session.engine, device.traits);
   nlohmann::ordered_json json = {{"plan", plan.name},
                                  {"source", plan_origin(plan.name).source},
+                                 {"device", device.line},
+                                 {"products", describe_products(layers, device.name)},
+                                 {"refused", why_refused(session.engine, device)},
                                  {"notes", session.settings.notes.lines}};
   const ExplainedPlan shown = explained_plan(session);
   for (const auto& [title, text] : shown.columns) {
@@ -312,7 +300,7 @@ void print_json(const Session& session, const Layers& layers) {
       return nlohmann::ordered_json{{"a", describe(g.a)},
                                     {"b", describe(g.b)},
                                     {"fast_accumulate", g.fast_accumulate},
-                                    {"dequantized", std::string(layers.dequantized[i][which])}};
+                                    {"dequantized", std::string(layers.decoded_because(i, which))}};
     };
     json["linears"].push_back({{"name", linear.site.name},
                                {"out_features", linear.site.out_features},
@@ -338,25 +326,27 @@ void explain(const ExplainOptions& options) {
     fmt::print("{}", plan_table_markdown());
     return;
   }
-  const Settings settings = load(options.common);
+  Settings settings = load(options.ranks.common);
+  const int ranks = fill_job(options.ranks.world_size, options.ranks.ranks_per_node, settings);
   // Stages of a run of epochs have numbers of steps that follow from the data.
   const bool needs_data = settings.training.max_epochs > 0 && !settings.precision.schedule.empty();
-  Session session = open_session(settings, needs_data);
+  Session session = open_session(settings, needs_data, ranks);
   log_notes(session);
   const PrecisionPlan& plan = session.engine.plan;
   if (!options.diff.empty()) {
     const PrecisionPlan other = plan_named(options.diff, "--diff");
     (options.json ? print_differences_json : print_differences)(plan, other);
   } else if (options.json) {
-    print_json(session, explained_layers(session));
+    print_json(session, explained_device(settings));
   } else {
+    const ExplainedDevice device = explained_device(settings);
     for (size_t i = 0; i < session.stages.size(); ++i) {
       if (i > 0) {
         session.enter_stage(i);
         fmt::print("\nSteps {} to {} (precision.schedule):\n", session.stages[i].begin + 1,
                    session.stages[i].end);
       }
-      print_text(session, explained_layers(session), options.every_layer);
+      print_text(session, device, options.every_layer);
     }
   }
 }
@@ -365,7 +355,7 @@ void explain(const ExplainOptions& options) {
 
 void add_explain(Arguments command, Action& action) {
   auto options = std::make_shared<ExplainOptions>();
-  add_common(command, options->common);
+  add_ranks(command, options->ranks);
   command.flag("--json", options->json, "As JSON");
   command.flag("--every-layer", options->every_layer,
                "One line per layer; without it equal neighbouring layers share a line");

@@ -2,12 +2,16 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "base/machine.h"
+#include "base/text.h"
 #include "comm/topology.h"
 #include "device/cuda/cuda_device.h"
 #include "train/preflight.h"
 #include "train/records/progress.h"
+#include "train/run_products.h"
 #include "train/session.h"
 #include "train/step/dry_run.h"
 
@@ -38,6 +42,34 @@ std::string time_on_cpu(const Settings& settings) {
                      describe_duration(flops / kRate / session.data_ranks), kRate / 1e9);
 }
 
+/// The answers that differ, of those that what_would_fit() changes.
+std::vector<Answer> changes(const Settings& before, const Settings& after) {
+  std::vector<Answer> answers;
+  if (after.step.micro_batch_size != before.step.micro_batch_size) {
+    answers.push_back({"training.micro_batch_size", std::to_string(after.step.micro_batch_size)});
+  }
+  if (after.step.decoder.recompute != before.step.decoder.recompute) {
+    answers.push_back({"model.recompute", "block"});
+  }
+  if (after.parallelism.zero_stage != before.parallelism.zero_stage) {
+    answers.push_back({"parallelism.zero_stage", std::to_string(after.parallelism.zero_stage)});
+  }
+  return answers;
+}
+
+/// A further line about the plan, if the GPU does not multiply all of its codes as they are.
+std::string plan_remark(const Session& session, const RankMemory& rank) {
+  const RunProducts products = products_of(session.engine, rank.traits);
+  return rank.is_host || products.all_native()
+             ? ""
+             : fmt::format("\n  plan {}: {}", session.engine.plan.name,
+                           describe_products(products, rank.device_name()));
+}
+
+bool on_named_gpu(const Settings& settings) {
+  return settings.job.names_gpu() && settings.device != DeviceChoice::cpu;
+}
+
 }  // namespace
 
 const Device& JobMemory::here(DeviceChoice choice) {
@@ -66,30 +98,31 @@ MemoryLedger JobMemory::planned(const Settings& settings, const RankMemory& memo
       memory.is_host);
 }
 
+const std::vector<Answer>& JobMemory::what_would_fit(const Settings& settings,
+                                                     const RankMemory& memory) {
+  if (!asked_ || *asked_ != settings) {
+    asked_ = settings;
+    would_fit_ = search_what_fits(settings, memory);
+  }
+  return would_fit_;
+}
+
 /// The first that fits of: a smaller micro-batch; with recomputation; with a stage of ZeRO too.
-std::string JobMemory::what_would_fit(const Settings& settings, const RankMemory& memory) {
+std::vector<Answer> JobMemory::search_what_fits(const Settings& settings,
+                                                const RankMemory& memory) {
   const int64_t last_stage = job_ranks(settings.job) > 1 ? 3 : settings.parallelism.zero_stage;
-  std::string with;
   Settings changed = settings;
   for (;;) {
     for (int64_t size = settings.step.micro_batch_size; size >= 1; size /= 2) {
       changed.step.micro_batch_size = size;
       if (fits(changed, memory)) {
-        return size == settings.step.micro_batch_size
-                   ? with.substr(2)
-                   : fmt::format("training.micro_batch_size {}{}", size, with);
+        return changes(settings, changed);
       }
     }
     if (changed.step.decoder.recompute == Recompute::none) {
       changed.step.decoder.recompute = Recompute::block;
-      with = ", model.recompute block";
-    } else if (++changed.parallelism.zero_stage <= last_stage) {
-      with = fmt::format(
-          "{}, parallelism.zero_stage {}",
-          settings.step.decoder.recompute == Recompute::none ? ", model.recompute block" : "",
-          changed.parallelism.zero_stage);
-    } else {
-      return "";
+    } else if (++changed.parallelism.zero_stage > last_stage) {
+      return {};
     }
   }
 }
@@ -103,10 +136,10 @@ bool JobMemory::fits(const Settings& settings, const RankMemory& memory) {
 }
 
 std::string JobMemory::remedy(const Settings& settings, const RankMemory& memory) {
-  const std::string change = what_would_fit(settings, memory);
+  const std::vector<Answer> change = what_would_fit(settings, memory);
   if (!change.empty()) {
-    const bool several = change.find(", ") != std::string::npos;
-    return (several ? "it would with all of: " : "it would with ") + change;
+    return (change.size() > 1 ? "it would with all of: " : "it would with ") +
+           joined(change, [](const Answer& answer) { return answer.key + " " + answer.value; });
   }
   return job_ranks(settings.job) > 1
              ? "take more ranks, a plan with fewer bytes, or a smaller model"
@@ -126,29 +159,77 @@ std::string JobMemory::line(const Settings& settings) {
   try {
     const RankMemory memory = memory_of(settings);
     const MemoryLedger ledger = planned(settings, memory);
+    const std::string remark =
+        plan_remark(open_session(settings, false, job_ranks(settings.job)), memory);
     const auto needed = static_cast<double>(ledger.total());
     if (memory.bytes == 0) {
-      return fmt::format("memory per rank: {}", describe_bytes(needed));
+      return fmt::format("memory per rank: {}{}", describe_bytes(needed), remark);
     }
     const std::string line = fmt::format("memory per rank: {} of {}: ", describe_bytes(needed),
                                          describe_bytes(static_cast<double>(memory.bytes)));
     if (memory.fits(ledger)) {
-      return line + "fits" + (memory.is_host ? time_on_cpu(settings) : "");
+      return line + "fits" + (memory.is_host ? time_on_cpu(settings) : "") + remark;
     }
-    return fmt::format("{}DOES NOT FIT; {}", line, remedy(settings, memory));
+    return fmt::format("{}DOES NOT FIT; {}{}", line, remedy(settings, memory), remark);
   } catch (const Error& error) {
     return fmt::format("memory per rank: not known: {}", first_line(error.what()));
   }
 }
 
-std::string JobMemory::obstacle(const Settings& settings) const {
+std::string JobMemory::obstacle(const Settings& settings) {
   try {
-    open_session(settings, false, job_ranks(settings.job));
+    const Session session = open_session(settings, false, job_ranks(settings.job));
+    if (on_named_gpu(settings)) {
+      plan_weights(session.engine, memory_of(settings).traits);
+    }
   } catch (const ConfigError& error) {
     return error.what();
+  } catch (const DeviceError& error) {
+    return fmt::format("on {}: {}", settings.job.gpu, error.what());
   } catch (const Error&) {  // files that are perhaps on the machine that trains
   }
   return {};
+}
+
+bool JobMemory::knows_gpu(const Settings& settings) {
+  return on_gpus(settings) && (on_named_gpu(settings) || why_cuda_is_unusable().empty());
+}
+
+bool JobMemory::refuses(const std::string& plan, const Settings& settings) {
+  if (!knows_gpu(settings)) {
+    return false;
+  }
+  const std::vector<std::string> refused = plans_elsewhere(memory_of(settings).traits).refused;
+  return std::ranges::find(refused, plan) != refused.end();
+}
+
+std::string JobMemory::plans(const Settings& settings) {
+  if (!knows_gpu(settings)) {
+    return {};
+  }
+  const RankMemory rank = memory_of(settings);
+  const PlansElsewhere elsewhere = plans_elsewhere(rank.traits);
+  std::string text;
+  if (!elsewhere.in_16_bits.empty()) {
+    text += fmt::format("In bf16 on {}: {}\n", rank.device_name(), joined(elsewhere.in_16_bits));
+  }
+  if (!elsewhere.refused.empty()) {
+    text += fmt::format("Not on {}: {}\n", rank.device_name(), joined(elsewhere.refused));
+  }
+  return text;
+}
+
+std::optional<std::vector<Answer>> JobMemory::fitting(const Settings& settings) {
+  const bool known = names_its_machine(settings) && has_model(settings.model) &&
+                     (settings.device != DeviceChoice::cuda || knows_gpu(settings));
+  try {
+    const RankMemory memory = known ? memory_of(settings) : RankMemory{};
+    if (known && !memory.fits(planned(settings, memory))) {
+      return what_would_fit(settings, memory);
+    }
+  } catch (const Error&) {  // the settings are not complete, or refused for something else
+  }
+  return std::nullopt;
 }
 
 bool JobMemory::on_gpus(const Settings& settings) {

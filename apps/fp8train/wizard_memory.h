@@ -5,7 +5,9 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "config/load.h"
 #include "config/settings.h"
 #include "device/device.h"
 #include "train/preflight.h"
@@ -19,8 +21,19 @@ class JobMemory {
   /// cannot be said.
   std::string line(const Settings& settings);
 
-  /// What the run would be refused for wherever it is started; empty: nothing.
-  std::string obstacle(const Settings& settings) const;
+  /// What the run would be refused for wherever it is started, or on the GPU that the job names;
+  /// empty: nothing.
+  std::string obstacle(const Settings& settings);
+
+  /// Which plans the job's GPU multiplies in 16 bits or refuses; empty: none, or it is not known.
+  std::string plans(const Settings& settings);
+
+  /// Whether the job's GPU has no product for the plan.
+  bool refuses(const std::string& plan, const Settings& settings);
+
+  /// The answers with which a run fits that does not, or none if there are no such answers;
+  /// nothing: it fits, or it is not known which machine it is for.
+  std::optional<std::vector<Answer>> fitting(const Settings& settings);
 
   /// What would make a run fit that does not: "it would with ...", or general advice.
   std::string remedy(const Settings& settings, const RankMemory& memory);
@@ -29,15 +42,20 @@ class JobMemory {
   bool on_gpus(const Settings& settings);
 
  private:
+  /// Whether it is known which GPU the run is for.
+  bool knows_gpu(const Settings& settings);
   const Device& here(DeviceChoice choice);
   RankMemory memory_of(const Settings& settings);
   /// What a rank of the run takes. Throws what open_session() throws.
   MemoryLedger planned(const Settings& settings, const RankMemory& memory);
   bool fits(const Settings& settings, const RankMemory& memory);
-  std::string what_would_fit(const Settings& settings, const RankMemory& memory);
+  const std::vector<Answer>& what_would_fit(const Settings& settings, const RankMemory& memory);
+  std::vector<Answer> search_what_fits(const Settings& settings, const RankMemory& memory);
 
   std::unique_ptr<Device> device_;  // of this machine, as `choice_` says
   DeviceChoice choice_ = DeviceChoice::automatic;
+  std::optional<Settings> asked_;  // what what_would_fit() was asked for last
+  std::vector<Answer> would_fit_;
 };
 
 }  // namespace fp8train

@@ -1,5 +1,6 @@
 #include "nn/linear_product.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "ops/cast/quantize.h"
@@ -79,19 +80,27 @@ DType gradient_result(const LinearPlan& plan, const TensorFormat& gradient) {
   return is_bf16 ? DType::bf16 : DType::f32;
 }
 
+std::array<ops::GemmSupport, 3> product_support(const DeviceTraits& traits, const LinearPlan& plan,
+                                                int64_t rows, const TensorFormat& gradient) {
+  const int64_t in = plan.site.in_features;
+  const int64_t out = plan.site.out_features;
+  const auto support = [&traits](const GemmPlan& gemm, DType result, const ops::GemmExtents& mnk) {
+    return ops::gemm_support(traits, {gemm.a, gemm.b, result, gemm.fast_accumulate}, mnk);
+  };
+  return {support(plan.fprop, plan.activation, {rows, out, in}),
+          support(plan.dgrad, plan.activation, {rows, in, out}),
+          support(plan.wgrad, gradient_result(plan, gradient), {out, in, rows})};
+}
+
 std::array<std::string_view, 3> dequantized_because(const DeviceTraits& traits,
                                                     const LinearPlan& plan, int64_t rows,
                                                     const TensorFormat& gradient) {
-  const int64_t in = plan.site.in_features;
-  const int64_t out = plan.site.out_features;
-  const auto reason = [&traits](const GemmPlan& gemm, DType result, const ops::GemmExtents& mnk) {
-    const ops::GemmSupport support =
-        ops::gemm_support(traits, {gemm.a, gemm.b, result, gemm.fast_accumulate}, mnk);
-    return support.dequantized ? support.reason : std::string_view{};
-  };
-  return {reason(plan.fprop, plan.activation, {rows, out, in}),
-          reason(plan.dgrad, plan.activation, {rows, in, out}),
-          reason(plan.wgrad, gradient_result(plan, gradient), {out, in, rows})};
+  std::array<std::string_view, 3> reasons;
+  std::ranges::transform(product_support(traits, plan, rows, gradient), reasons.begin(),
+                         [](const ops::GemmSupport& support) {
+                           return support.dequantized ? support.reason : std::string_view{};
+                         });
+  return reasons;
 }
 
 }  // namespace fp8train

@@ -46,8 +46,13 @@ void multiply(const StepContext& context, const LinearProduct& product);
 /// ops::store; else fp32. (cuBLASLt has no products of fp16 or fp32 operands with a bf16 result.)
 DType gradient_result(const LinearPlan& plan, const TensorFormat& gradient);
 
+/// Returns how a device with these traits computes a layer's GEMMs (fprop, dgrad, wgrad) on `rows`
+/// tokens. `gradient`: of the weight.
+std::array<ops::GemmSupport, 3> product_support(const DeviceTraits& traits, const LinearPlan& plan,
+                                                int64_t rows, const TensorFormat& gradient = {});
+
 /// Why a layer's GEMMs (fprop, dgrad, wgrad) on `rows` tokens are computed from dequantized
-/// operands on a device with these traits; empty for a GEMM that is not. `gradient`: of the weight.
+/// operands on a device with these traits; empty for a GEMM that is not.
 std::array<std::string_view, 3> dequantized_because(const DeviceTraits& traits,
                                                     const LinearPlan& plan, int64_t rows,
                                                     const TensorFormat& gradient = {});

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -11,57 +10,12 @@
 #include "base/nearest.h"
 #include "device/cuda/cuda_device.h"
 #include "device/device_questions.h"
-#include "numeric/code_family.h"
 #include "ops/attention/attention.h"
 #include "train/records/progress.h"
+#include "train/run_products.h"
 
 namespace fp8train {
 namespace {
-
-/// "FP8", "FP4" or "INT8"; the name of a type that is not a code.
-std::string family_name(DType type) {
-  std::string name = code_family(type);
-  if (facts_of(type).has(use::code)) {
-    std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::toupper(c); });
-  }
-  return name;
-}
-
-/// Returns the family of a scaled layer's codes.
-std::string family_of(const LinearPlan& plan) {
-  const TensorFormat& backward = plan.dgrad.a.is_scaled() ? plan.dgrad.a : plan.wgrad.a;
-  return family_name(plan.fprop.a.is_scaled() ? plan.fprop.a.dtype : backward.dtype);
-}
-
-std::string describe_linears(const Session& session) {
-  const PrecisionPlan& own = session.engine.plan;
-  const auto plans = plan_linears(own, linear_sites(session.engine.model));
-  std::vector<std::pair<std::string, size_t>> families;  // layers of each, in their order
-  for (const LinearPlan& plan : plans) {
-    if (plan.is_scaled()) {
-      const std::string family = family_of(plan);
-      auto found = std::ranges::find(families, family, &std::pair<std::string, size_t>::first);
-      found = found == families.end() ? families.insert(found, {family, 0}) : found;
-      ++found->second;
-    }
-  }
-  if (!families.empty()) {
-    std::string text;
-    for (const auto& [family, layers] : families) {
-      text += text.empty()
-                  ? fmt::format("{} of {} linear layers in {}, ", layers, plans.size(), family)
-                  : fmt::format("{} in {}, ", layers, family);
-    }
-    return fmt::format("{}the others in {} (`fp8train explain` lists them)", text,
-                       name_of(own.activation));
-  }
-  if (!own.fprop.a.is_scaled()) {
-    return fmt::format("{} linear layers in {}", plans.size(), name_of(own.activation));
-  }
-  return fmt::format("NONE of {} linear layers runs in {}, all in {}; the first one: {}",
-                     plans.size(), family_name(own.fprop.a.dtype), name_of(own.activation),
-                     plans.front().exempt_reason);
-}
 
 /// Steps [begin, end) of a run with one plan, or without scaled GEMMs.
 struct Steps {
@@ -196,6 +150,17 @@ void check_fits(const RankMemory& memory, const MemoryLedger& planned) {
   }
 }
 
+std::string RankMemory::device_name() const {
+  return gpu != nullptr ? gpu->name : is_host ? "this CPU" : "this GPU";
+}
+
+bool names_its_machine(const Settings& settings) {
+  const JobSettings& job = settings.job;
+  const bool has_memory =
+      settings.device == DeviceChoice::cpu ? job.memory_gib > 0 : job.names_gpu();
+  return has_memory || job.nodes == 1;
+}
+
 RankMemory memory_here(const Device& device, int64_t sharing) {
   const size_t available = device.available_memory();
   const size_t held = device.traits().library_workspace;  // part of the plan, no longer available
@@ -203,6 +168,23 @@ RankMemory memory_here(const Device& device, int64_t sharing) {
   return {nullptr, device.traits(), available == 0 ? 0 : (available + held) / ranks,
           is_host(device)};
 }
+
+namespace {
+
+/// `here()`, whose error for a GPU that this machine lacks says how to plan for one.
+const Device& device_of_job(const Settings& settings, const std::function<const Device&()>& here) {
+  try {
+    return here();
+  } catch (const DeviceError& error) {
+    if (settings.device != DeviceChoice::cuda) {
+      throw;
+    }
+    throw DeviceError(
+        fmt::format("{}; to plan for a GPU that is not here, name it in job.gpu", error.what()));
+  }
+}
+
+}  // namespace
 
 RankMemory memory_of_job(const Settings& settings, const std::function<const Device&()>& here) {
   constexpr double kGib = 1 << 30;
@@ -213,7 +195,7 @@ RankMemory memory_of_job(const Settings& settings, const std::function<const Dev
     const auto bytes = static_cast<size_t>(kind.memory_gib * kGib);
     return {&kind, cuda_traits(kind.capability, bytes), bytes};
   }
-  RankMemory memory = memory_here(here(), job.ranks_per_node);
+  RankMemory memory = memory_here(device_of_job(settings, here), job.ranks_per_node);
   if (on_cpu && job.memory_gib > 0) {
     const double node = static_cast<double>(job.memory_gib) * kGib;
     memory.bytes = static_cast<size_t>(node / static_cast<double>(job.ranks_per_node));
@@ -284,21 +266,34 @@ std::vector<std::string> describe_sources(const Session& session) {
   return lines;
 }
 
-std::string plan_line(const Session& session, int64_t steps_done) {
-  return fmt::format("plan    {}: {}{}", session.engine.plan.name, describe_linears(session),
+std::string plan_line(const Session& session, const RankMemory& rank, int64_t steps_done) {
+  const RunProducts products = products_of(session.engine, rank.traits);
+  return fmt::format("plan    {}: {}{}{}", session.engine.plan.name,
+                     describe_products(products, rank.device_name()),
+                     products.has_scaled() ? " (`fp8train explain` lists them)" : "",
                      describe_stages(session, steps_done));
 }
 
-std::vector<std::string> run_overview(const Session& session, const Device& device,
-                                      const std::string& device_reason, int64_t threads,
-                                      int64_t steps_done) {
+std::vector<std::string> device_lines(const Device& device, const std::string& reason,
+                                      int64_t threads) {
+  std::vector<std::string> lines = {fmt::format("device  {} ({}), {} thread{}",
+                                                device.description(), reason, threads,
+                                                threads == 1 ? "" : "s")};
+  if (const std::string kernels = ops::attention_kernels(device.stream()); !kernels.empty()) {
+    lines.push_back("        attention: " + kernels);
+  }
+  return lines;
+}
+
+std::vector<std::string> run_overview(const Session& session, const RankMemory& rank,
+                                      const std::vector<std::string>& device, int64_t steps_done) {
   const ModelConfig& model = session.engine.model;
   std::vector<std::string> lines = {
       fmt::format("model   {} parameters: {} layers, {} wide, {} heads ({} kv), vocabulary {}",
                   describe_count(static_cast<double>(parameter_count(model))),
                   model.num_hidden_layers, model.hidden_size, model.num_attention_heads,
                   model.num_key_value_heads, model.vocab_size),
-      plan_line(session, steps_done),
+      plan_line(session, rank, steps_done),
       fmt::format("data    {} training tokens, {} validation tokens, tokenizer {}",
                   describe_count(static_cast<double>(session.data.train.size())),
                   describe_count(static_cast<double>(session.data.val.size())),
@@ -307,11 +302,7 @@ std::vector<std::string> run_overview(const Session& session, const Device& devi
     lines.push_back(std::move(line));
   }
   lines.push_back(describe_steps(session));
-  lines.push_back(fmt::format("device  {} ({}), {} thread{}", device.description(), device_reason,
-                              threads, threads == 1 ? "" : "s"));
-  if (const std::string kernels = ops::attention_kernels(device.stream()); !kernels.empty()) {
-    lines.push_back("        attention: " + kernels);
-  }
+  lines.insert(lines.end(), device.begin(), device.end());
   return lines;
 }
 

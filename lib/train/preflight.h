@@ -13,14 +13,32 @@
 
 namespace fp8train {
 
-/// Returns the overview's line about the plan of the session's stage.
-std::string plan_line(const Session& session, int64_t steps_done);
+/// The hardware of a rank of a run, which is in this machine or not.
+struct RankMemory {
+  const GpuKind* gpu = nullptr;  ///< the planned GPU; null if the device is in this machine
+  DeviceTraits traits;
+  size_t bytes = 0;      ///< bytes of memory; 0: not known
+  bool is_host = false;  ///< it is the host's
+
+  /// Its name in messages: "h100", "this CPU", "this GPU".
+  std::string device_name() const;
+  /// Whether `planned` fits, or the bytes are not known.
+  bool fits(const MemoryLedger& planned) const { return bytes == 0 || planned.total() <= bytes; }
+};
+
+/// Returns the overview's line about the plan of the session's stage on a rank's hardware.
+std::string plan_line(const Session& session, const RankMemory& rank, int64_t steps_done);
+
+/// Returns the overview's lines about a device of this machine and its attention. `reason` is from
+/// choose_device().
+std::vector<std::string> device_lines(const Device& device, const std::string& reason,
+                                      int64_t threads);
 
 /// Returns lines about model, plan, data, sources that are blended or have several files, steps,
-/// device and attention. `device_reason` is from choose_device(). `steps_done`: steps that were
-/// done before; stages before them are left out.
-std::vector<std::string> run_overview(const Session& session, const Device& device,
-                                      const std::string& device_reason, int64_t threads,
+/// and `device`, which are those of device_lines() or name hardware that is not here.
+/// `steps_done`: steps that were done before; stages before them are left out.
+std::vector<std::string> run_overview(const Session& session, const RankMemory& rank,
+                                      const std::vector<std::string>& device,
                                       int64_t steps_done = 0);
 
 /// Returns the lines of the memory plan: with `by_category` one for each category and for the copy
@@ -55,16 +73,10 @@ int job_ranks(const JobSettings& job);
 /// "ZeRO 3, buckets of 25 MiB".
 std::string describe_layout(const Session& session, const Topology& ranks);
 
-/// The GPU and the memory that a rank of a run would have.
-struct RankMemory {
-  const GpuKind* gpu = nullptr;  ///< the planned GPU; null if the device is in this machine
-  DeviceTraits traits;
-  size_t bytes = 0;      ///< bytes of memory; 0: not known
-  bool is_host = false;  ///< it is the host's
+/// Whether the memory of memory_of_job() is that of the machine that the run is for: the job names
+/// it, or has one node and means this machine. The nodes of others are perhaps not like this one.
+bool names_its_machine(const Settings& settings);
 
-  /// Whether `planned` fits, or the bytes are not known.
-  bool fits(const MemoryLedger& planned) const { return bytes == 0 || planned.total() <= bytes; }
-};
 /// Throws DeviceError, which names the settings to change, if `planned` does not fit into a rank's
 /// memory.
 void check_fits(const RankMemory& memory, const MemoryLedger& planned);

@@ -75,16 +75,15 @@ Run::Run(const RunRequest& request, Communicator& comm, RankDevice& rank_device)
                               describe_layout(session_, comm.topology()),
                               rank_device.note.empty() ? "" : "; " + rank_device.note));
   }
-  for (const std::string& line :
-       run_overview(session_, *device_, rank_device.reason, threads_, found.step)) {
+  const RankMemory memory = memory_here(*device_, comm.local_size());
+  for (const std::string& line : run_overview(
+           session_, memory, device_lines(*device_, rank_device.reason, threads_), found.step)) {
     progress_.say(line);
   }
   const bool by_category = earlier_config_.empty() || request.verbose;
-  for (const std::string& line :
-       memory_overview(session_, is_host(*device_), dry_run, by_category)) {
+  for (const std::string& line : memory_overview(session_, memory.is_host, dry_run, by_category)) {
     progress_.say(line);
   }
-  const RankMemory memory = memory_here(*device_, comm.local_size());
   check_fits(memory, memory_of_run(dry_run, memory.is_host));
   if (leads()) {
     progress_.say(begin_data_record(session_, records_.directory().data_hashes()));
@@ -116,7 +115,8 @@ RunStart Run::load_newest(FoundStart& found) {
     const size_t stage = session_.stage_after(found.step);
     if (session_.stages[stage].plan.name != session_.engine.plan.name) {
       enter_stage(stage);
-      progress_.say(plan_line(session_, found.step));  // the overview has that of another stage
+      // The overview has that of another stage.
+      progress_.say(plan_line(session_, memory_here(*device_, comm_->local_size()), found.step));
     }
   }
 }

@@ -90,6 +90,9 @@ std::string Wizard::offered(const Field& field) const {
   if (passed_.contains(field.key)) {
     return kUnset;
   }
+  if (const auto fitting = fitting_.find(field.key); fitting != fitting_.end()) {
+    return fitting->second;
+  }
   std::string value = hooks_.offer ? hooks_.offer(field.key, settings_) : "";
   if (value.empty()) {
     value = question.suggest ? question.suggest(settings_) : field.write(settings_);
@@ -184,6 +187,9 @@ void Wizard::print_topic(size_t which) {
   }
   if (field.question->preface && last_asked_ != &field) {
     out_ << field.question->preface();
+  }
+  if (hooks_.remark && last_asked_ != &field) {
+    out_ << wrapped(hooks_.remark(field.key, settings_));
   }
   last_asked_ = &field;
 }
@@ -311,6 +317,26 @@ bool Wizard::may_write(std::string& output) {
   }
 }
 
+/// Asks before a run is written that does not fit into memory. With any answer but yes, what would
+/// make it fit is asked again, with the answers that do as defaults. False: back to the review.
+bool Wizard::may_be_too_large() {
+  const auto fitting = hooks_.fitting ? hooks_.fitting(settings_) : std::nullopt;
+  if (!fitting) {
+    return true;
+  }
+  out_ << "It does not fit into memory. Write anyway? [no]: ";
+  if (const std::string line = read_line(); line == "yes" || line == "y") {
+    return true;
+  }
+  fitting_.clear();
+  for (const Answer& answer : *fitting) {
+    fitting_[answer.key] = answer.value;
+    answers_.erase(answer.key);
+  }
+  settings_ = read_answers(answers_in_order(), make_dialects).settings;
+  return false;
+}
+
 WizardResult Wizard::talk(const std::string& output) {
   out_ << "The settings of a run. Enter takes what is in brackets, ? explains, < goes back.\n";
   std::string file = output;
@@ -326,7 +352,7 @@ WizardResult Wizard::talk(const std::string& output) {
     last_asked_ = nullptr;
     if (chosen < questions().size()) {
       ask(chosen);
-    } else if (may_write(file)) {
+    } else if (may_be_too_large() && may_write(file)) {
       break;
     }
   }

@@ -5,6 +5,7 @@
 #include <functional>
 #include <iosfwd>
 #include <map>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -28,6 +29,12 @@ struct WizardHooks {
   /// Returns the value in YAML that this machine offers for a key instead of the table's; empty:
   /// none. Null: never.
   std::function<std::string(const std::string& key, const Settings&)> offer = nullptr;
+  /// Returns lines to print in front of a question: what the answers so far mean for it; empty:
+  /// nothing. Null: never.
+  std::function<std::string(const std::string& key, const Settings&)> remark = nullptr;
+  /// Returns the answers with which a run would fit into memory that does not, or none if no
+  /// change of answers is enough; nothing: it fits, or that is not known. Null: never asked.
+  std::function<std::optional<std::vector<Answer>>(const Settings&)> fitting = nullptr;
   /// Returns why an answer is doubtful; it is asked again, and the same answer stays. Null: never.
   std::function<std::string(const std::string& key, const Settings&)> doubt = nullptr;
   /// Returns why no run can have these settings, though complete; empty: one can. Null: never
@@ -90,6 +97,7 @@ class Wizard {
   void print_review(const std::vector<size_t>& shown);
   std::string files_text(const std::string& output) const;
   bool may_write(std::string& output);
+  bool may_be_too_large();
   WizardResult result(const std::string& output) const;
   std::string heading(const std::string& text) const;
 
@@ -98,6 +106,7 @@ class Wizard {
   WizardHooks hooks_;
   WizardStyle style_;
   std::map<std::string, std::string> answers_;  // by key, in YAML
+  std::map<std::string, std::string> fitting_;  // what is offered for an answer that does not fit
   std::set<std::string> passed_;                // optional questions that stay unset
   Settings settings_;                           // the settings that the answers give
   const Field* last_asked_ = nullptr;

@@ -119,7 +119,7 @@ TEST_CASE("a refused run leaves the records of the one before as they are") {
 TEST_CASE("check says what would not run here, or not in FP8") {
   const Workshop shop;
   const Outcome large =
-      expect_code(0, shop.path(), Workshop::check({"training.micro_batch_size=1000000"}));
+      expect_code(4, shop.path(), Workshop::check({"training.micro_batch_size=1000000"}));
   CHECK_THAT(large.out, Contains("\n\nDOES NOT FIT: a rank needs ") &&
                             Contains("training.micro_batch_size") && !Contains("start it with"));
   CHECK_THAT(large.out, EndsWith("exit code 4; all else is ok\n"));
@@ -206,15 +206,16 @@ TEST_CASE("check compares all bytes of the data with those that a checkpoint was
 
 TEST_CASE("check plans memory for the GPU that the job names") {
   const Workshop shop;
-  const std::string planned = "job     on h100 (job.gpu): memory is planned for it\n";
+  const std::string planned = "device  h100 (job.gpu): products and memory are planned for it\n";
   CHECK_THAT(expect_code(0, shop.path(), Workshop::check({"job.gpu=h100"})).out,
-             Contains(planned) && Contains("the run fits into the memory of h100\n"));
-  CHECK_THAT(expect_code(0, shop.path(),
+             Contains(planned) && Contains("cuDNN's workspace for attention is not counted") &&
+                 Contains("the run fits into the memory of h100\n"));
+  CHECK_THAT(expect_code(4, shop.path(),
                          Workshop::check({"job.gpu=h100", "training.micro_batch_size=1000000"}))
                  .out,
              Contains(planned) && Contains("DOES NOT FIT: a rank needs ") &&
                  Contains(" and has 78.5 GiB") &&
-                 EndsWith("on that GPU the run would stop at once, with "
+                 EndsWith("on h100 the run would stop at once, with "
                           "exit code 4; all else is ok\n"));
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
+#include <tuple>
 
 #include "program.h"
 
@@ -106,15 +107,22 @@ TEST_CASE("the estimate of the wizard is the plan of check") {
 
 TEST_CASE("memory is that of the named GPU, which need not be here") {
   const Workshop shop;
-  for (const auto& [gpu, verdict] :
-       {std::pair("l4", "of 21.5 GiB: DOES NOT FIT"), std::pair("h200", "of 139 GiB: fits")}) {
-    write_file(shop / "gpu.yaml",
-               fmt::format("device: cuda\njob: {{gpu: {}}}\nmodel: {{preset: llama-1b}}\n"
-                           "data: {{train: text.txt}}\ntraining: {{micro_batch_size: 1}}\n",
-                           gpu));
-    const Outcome outcome =
-        expect_code(0, shop.path(), {"config", "--answers", "gpu.yaml", "--overwrite"});
+  for (const auto& [gpu, verdict, code] : {std::tuple("l4", "of 21.5 GiB: DOES NOT FIT", 4),
+                                           std::tuple("h200", "of 139 GiB: fits", 0)}) {
+    write_file(
+        shop / "gpu.yaml",
+        fmt::format("device: cuda\njob: {{gpu: {}}}\nmodel: {{preset: llama-1b, recompute: none}}\n"
+                    "data: {{train: text.txt}}\ntraining: {{micro_batch_size: 1}}\n",
+                    gpu));
+    Words command = {"config", "--answers", "gpu.yaml", "--overwrite"};
+    const Outcome outcome = expect_code(code, shop.path(), command);
     CHECK_THAT(outcome.out, Contains(verdict));
+    if (code != 0) {
+      CHECK_THAT(outcome.err, Contains("nothing was written, as the run does not fit into memory"));
+      CHECK_FALSE(shop.has("run.yaml"));
+      command.emplace_back("--allow-misfit");
+      expect_code(0, shop.path(), command);
+    }
     CHECK_THAT(read_file(shop / "run.sbatch"), Contains("\n#SBATCH --gpus-per-node=1\n"));
   }
 }
@@ -127,7 +135,7 @@ TEST_CASE("what does not fit is said with a change that makes it fit") {
     const std::string answers = fmt::format(
         "device: cuda\nmodel: {{preset: llama-1b}}\ndata: {{train: text.txt}}\n{}", job);
     write_file(shop / "large.yaml", answers);
-    const Words command = {"config", "--answers", "large.yaml", "--overwrite"};
+    const Words command = {"config", "--answers", "large.yaml", "--overwrite", "--allow-misfit"};
     const std::string said = expect_code(0, shop.path(), command).out;
     const std::string before = "DOES NOT FIT; it would with ";
     CAPTURE(said);
@@ -148,6 +156,45 @@ TEST_CASE("what does not fit is said with a change that makes it fit") {
     CAPTURE(estimated);
     CHECK_THAT(estimated, !Contains("DOES NOT FIT"));
   }
+}
+
+TEST_CASE("answers that are left out are those that fit, and others are not written unasked") {
+  const Workshop shop;
+  write_file(shop / "eight.yaml",
+             "device: cuda\njob: {nodes: 4, ranks_per_node: 8, gpu: h100}\n"
+             "model: {preset: llama-8b}\ndata: {train: text.txt}\n");
+  const Outcome fits = expect_code(0, shop.path(), {"config", "--answers", "eight.yaml"});
+  CHECK_THAT(fits.out, Contains(" of 78.5 GiB: fits"));
+  CHECK_THAT(read_file(shop / "run.yaml"), Contains("recompute: block"));
+  const std::string device = "cuda\n4\n8\nh100\nllama-8b\ntext.txt\n\n\n\n\n20\n8\n";
+  const Outcome typed =
+      shop.piped(device + std::string(60, '\n'), {"config", "--output", "typed.yaml"});
+  CAPTURE(typed.out);
+  REQUIRE(typed.code == 0);
+  CHECK_THAT(typed.out, Contains("In bf16 on h100: ") && Contains("te-mxfp8"));
+  CHECK_THAT(typed.out, Contains("Write anyway? [no]: "));
+  CHECK_THAT(expect_code(0, shop.path(), {"estimate", "typed.yaml"}).out, Contains(" fits: "));
+}
+
+TEST_CASE("the wizard says what the job's GPU does with a plan") {
+  const Workshop shop;
+  const auto said = [&](const char* plan, const char* gpu, int code) {
+    write_file(shop / "plan.yaml",
+               fmt::format("device: cuda\njob: {{gpu: {}}}\nmodel: {{preset: toy}}\n"
+                           "data: {{train: text.txt}}\nprecision: {{plan: {}}}\n",
+                           gpu, plan));
+    const Outcome outcome =
+        expect_code(code, shop.path(), {"config", "--answers", "plan.yaml", "--overwrite"});
+    return outcome.out + outcome.err;
+  };
+  CHECK_THAT(said("te-mxfp8", "h100", 0),
+             Contains("plan te-mxfp8: NONE of 9 linear layers multiplies in FP8 on h100"));
+  CHECK_THAT(said("te-mxfp8", "b200", 0), !Contains("plan te-mxfp8: "));
+  CHECK_THAT(said("te-delayed", "a100", 2), Contains("plan.yaml: on a100: layers.0.attention.qkv"));
+  write_file(shop / "old.yaml",
+             "device: cuda\njob: {gpu: a100}\nmodel: {preset: toy}\ndata: {train: text.txt}\n");
+  expect_code(0, shop.path(), {"config", "--answers", "old.yaml", "--overwrite"});
+  CHECK_THAT(read_file(shop / "run.yaml"), Contains("plan: bf16"));
 }
 
 TEST_CASE("job scripts are scripts") {

@@ -14,7 +14,7 @@
 
 namespace fp8train::test {
 
-/// A reply to the question for a key; "review" and "replace" are those of the end.
+/// A reply to the question for a key; "review", "misfit" and "replace" are those of the end.
 struct Reply {
   std::string key;
   std::string line;
@@ -60,7 +60,9 @@ class Typist : public std::streambuf {
         return field->key;
       }
     }
-    return prompt.find("would be replaced") != std::string::npos ? "replace" : "review";
+    return prompt.find("Write anyway") != std::string::npos        ? "misfit"
+           : prompt.find("would be replaced") != std::string::npos ? "replace"
+                                                                   : "review";
   }
 
   const std::ostringstream& screen_;

@@ -224,6 +224,41 @@ TEST_CASE("what cannot run is not written") {
   CHECK_THROWS_WITH(take({{"data.train", "a.txt"}}, hooks), "answers.yaml: too slow");
 }
 
+TEST_CASE("what does not fit is written only on request, and what fits is offered") {
+  WizardHooks hooks;
+  hooks.fitting = [](const Settings& settings) {
+    return settings.step.micro_batch_size > 2
+               ? std::optional(std::vector<Answer>{{"training.micro_batch_size", "2"},
+                                                   {"model.recompute", "block"}})
+               : std::nullopt;
+  };
+  const std::vector<Reply> large = with_data({{"training.micro_batch_size", "8"}});
+  const Talk changed = talk(large, hooks);
+  CHECK_THAT(changed.screen, Contains("It does not fit into memory. Write anyway? [no]: ") &&
+                                 Contains("rank [2]: ") && Contains("(none, block) [block]: "));
+  CHECK(changed.times("misfit") == 1);
+  CHECK(changed.times("training.micro_batch_size") == 2);
+  CHECK(changed.times("model.recompute") == 2);
+  CHECK(changed.result.settings.step.micro_batch_size == 2);
+  CHECK(changed.result.settings.step.decoder.recompute == Recompute::block);
+  std::vector<Reply> kept = large;
+  kept.push_back({"misfit", "yes"});
+  const Talk written = talk(kept, hooks);
+  CHECK(written.times("training.micro_batch_size") == 1);
+  CHECK(written.result.settings.step.micro_batch_size == 8);
+}
+
+TEST_CASE("a remark is printed once, in front of its question") {
+  WizardHooks hooks;
+  hooks.remark = [](const std::string& key, const Settings&) {
+    return key == "precision.plan" ? std::string("In bf16 on h100: a, b\n") : std::string();
+  };
+  const std::string screen = talk(with_data({{"precision.plan", "?"}}), hooks).screen;
+  const size_t at = screen.find("In bf16 on h100: a, b\nPlan [");
+  REQUIRE(at != std::string::npos);
+  CHECK(screen.find("In bf16", at + 1) == std::string::npos);
+}
+
 TEST_CASE("headings are bold where that is asked for, and input is echoed") {
   const Talk bold = talk(with_data(), {}, {.echo = true, .bold = true});
   CHECK_THAT(bold.screen, Contains("\x1b[1mModel\x1b[0m\n"));

@@ -35,9 +35,8 @@ Field gpu_field() {
   for (const GpuKind& kind : gpu_kinds()) {
     names.emplace_back(kind.name);
   }
-  return choice(
-      "job.gpu", job(&JobSettings::gpu), names,
-      "GPU to estimate memory for, unless device is cpu; auto: the device of this machine");
+  return choice("job.gpu", job(&JobSettings::gpu), names,
+                "GPU that the run is for, unless device is cpu; auto: the device of this machine");
 }
 
 std::optional<std::string> read_job_word(const FieldValue& value, const std::string& what) {
@@ -59,7 +58,7 @@ std::vector<Field> hardware_fields() {
               "Processes on each node: one for each GPU, or for each socket of CPUs")
           .asked({.topic = Topic::hardware, .text = "Ranks per node", .changes_memory = true}),
       gpu_field().asked({.topic = Topic::hardware,
-                         .text = "GPU to estimate memory for",
+                         .text = "GPU to plan for",
                          .when = on_gpus,
                          .changes_memory = true}),
       number("job.memory_gib", job(&JobSettings::memory_gib), between(0, 1e6),
