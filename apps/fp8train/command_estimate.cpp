@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/terminal.h"
 #include "base/text.h"
 #include "commands.h"
 #include "config/load.h"

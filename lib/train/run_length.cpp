@@ -44,8 +44,9 @@ int64_t resolve_max_steps(const TrainingSettings& training, const StepSettings& 
   }
   auto steps = static_cast<double>(training.max_steps);
   if (training.max_epochs > 0) {
-    steps = steps_of_epochs(training.max_epochs, epoch_samples,
-                            static_cast<double>(of_step / step.seq_length));
+    const int64_t samples_of_step = of_step / step.seq_length;
+    steps =
+        steps_of_epochs(training.max_epochs, epoch_samples, static_cast<double>(samples_of_step));
   }
   if (steps * static_cast<double>(of_step) > static_cast<double>(kMaxTokens)) {
     throw ConfigError(fmt::format("{}: {:.0f} steps of {} tokens have more than 2^62 tokens",

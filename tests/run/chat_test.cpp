@@ -86,10 +86,10 @@ TEST_CASE("a chat model answers, ends where the template does, and knows the dia
   CHECK(nlohmann::json::parse(answers[1]).at("messages")[1].at("content") == "A colour 😀.");
 
   const std::pair<Words, const char*> wrong[] = {
-      {{"--no-thinking", "--prompt", "a"}, "llama3 has no thinking to leave out"},
+      {{"--no-thinking", "--prompt", "a"}, "the chat template has no thinking to leave out"},
       {{"--messages", "ask.jsonl", "--prompt", "a"}, "give one of them"},
       {{"--chat-template", "chatml", "--prompt", "a"}, "--chat-template: chatml needs the token"},
-      {{"--chat-template", "no", "--prompt", "a"}, "--chat-template: Unknown chat template 'no'"},
+      {{"--chat-template", "no", "--prompt", "a"}, "--chat-template: unknown chat template 'no'"},
       {{"--prompt", std::string(4000, 'x')}, "begin a new one"},
       {{"--messages", "long.jsonl"}, "long.jsonl:2: the dialogue has"},
       {{"--prompt", "caf\xE9"}, "--prompt: a message is not UTF-8"},

@@ -297,7 +297,7 @@ std::optional<size_t> GemmTuning::choose(const TunedProduct& product,
 void GemmTuning::write() const {
   std::string text;
   for (const auto& [key, digits] : algorithms_) {
-    text += key + '\t' + digits + '\n';
+    text += fmt::format("{}\t{}\n", key, digits);
   }
   write_file_atomically(file_, text);
 }

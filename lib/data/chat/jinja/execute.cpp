@@ -173,7 +173,7 @@ Interpreter::Flow Interpreter::execute(const If& node) {
 }
 
 std::shared_ptr<const List> Interpreter::elements_that_fit(const For& node) {
-  const std::shared_ptr<const List> all = elements(evaluate(*node.items));
+  std::shared_ptr<const List> all = elements(evaluate(*node.items));
   if (!node.condition) return all;
   const Restored scope(scope_, inner_scope());
   std::vector<Value> fitting;

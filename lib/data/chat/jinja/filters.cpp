@@ -145,7 +145,7 @@ std::optional<Value> as_integer(double number) {
 
 Value integer(Interpreter& interpreter, const Value& input, const Arguments& arguments) {
   const Value* otherwise = arguments.find(0, "default");
-  const Value none = otherwise == nullptr ? Value(int64_t{0}) : *otherwise;
+  Value none = otherwise == nullptr ? Value(int64_t{0}) : *otherwise;
   if (arguments.find(1, "base") != nullptr) interpreter.fail("int takes no base here");
   if (interpreter.defined(input).is_integer()) return Value(input.integer());
   if (const double* number = input.get<double>()) return as_integer(*number).value_or(none);

@@ -202,7 +202,8 @@ Value map(Interpreter& interpreter, const Value& input, const Arguments& argumen
     }
     Value value = at_path(interpreter, item, *path);
     const Value* otherwise = arguments.find(1, "default");
-    out.push_back(value.is_undefined() && otherwise != nullptr ? *otherwise : std::move(value));
+    if (value.is_undefined() && otherwise != nullptr) value = *otherwise;
+    out.push_back(std::move(value));
   }
   return interpreter.list(std::move(out), List::Kind::generator);
 }

@@ -193,8 +193,9 @@ ExpressionPtr ExpressionParser::unary(bool takes_filters) {
   while (reader_.is_symbol("-") || reader_.is_symbol("+")) signs += reader_.take().text;
   ExpressionPtr value = with_postfixes(primary());
   if (takes_filters && signs.empty()) return with_filters(std::move(value));
-  for (auto sign = signs.rbegin(); sign != signs.rend(); ++sign) {
-    value = with_postfixes(make(Unary{std::string(1, *sign), std::move(value)}, line));
+  std::reverse(signs.begin(), signs.end());
+  for (const char sign : signs) {
+    value = with_postfixes(make(Unary{std::string(1, sign), std::move(value)}, line));
   }
   return takes_filters ? with_filters(std::move(value)) : std::move(value);
 }
