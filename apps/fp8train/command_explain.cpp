@@ -114,7 +114,7 @@ void print_plan(const Session& session, const ExplainedDevice& device) {
   }
 }
 
-/// What follows the operands of a GEMM that does not multiply them as they are.
+/// The remark behind the operands of a GEMM that does not multiply them as they are.
 std::string_view form_of(const RunProducts& layers, size_t layer, size_t gemm) {
   const ops::GemmSupport& support = layers.support[layer][gemm];
   return support.native ? "" : support.dequantized ? " dequantized" : " impossible";

@@ -21,7 +21,7 @@ class JobMemory {
   /// cannot be said.
   std::string line(const Settings& settings);
 
-  /// What the run would be refused for wherever it is started, or on the GPU that the job names;
+  /// Why the run would be refused wherever it is started, or on the GPU that the job names;
   /// empty: nothing.
   std::string obstacle(const Settings& settings);
 

@@ -1,5 +1,5 @@
 #pragma once
-// What runs where: how a device multiplies each linear layer of a run. `explain`, `check`,
+// How a device multiplies each linear layer of a run. `explain`, `check`,
 // `estimate`, the wizard and the overview of a run all ask here, so that they cannot disagree.
 
 #include <array>

@@ -45,7 +45,7 @@ Value value_of(const Json& json) {
 }
 
 std::string rendered(const std::string& source, const Json& variables = Json::object(),
-                     int64_t steps = Budget::kMostSteps) {
+                     int64_t steps = Budget::kMaxSteps) {
   jinja::Variables given;
   for (const auto& [name, value] : variables.items()) given.emplace_back(name, value_of(value));
   Budget budget;

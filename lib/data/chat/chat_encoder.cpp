@@ -14,7 +14,7 @@ namespace fp8train {
 namespace {
 
 /// Of a dialogue, which is rendered up to each answer and each question for one.
-constexpr int64_t kMostSteps = 50 * jinja::Budget::kMostSteps;
+constexpr int64_t kMaxSteps = 50 * jinja::Budget::kMaxSteps;
 
 using jinja::Span;
 using jinja::Text;
@@ -71,18 +71,18 @@ jinja::Rendered ChatEncoder::render(const Dialogue& dialogue, const Request& req
   if (!request.thinks) variables.emplace_back("enable_thinking", Value(false));
   jinja::Budget budget;
   jinja::Rendered rendered = template_.render(variables, budget);
-  steps -= jinja::Budget::kMostSteps - budget.steps;
+  steps -= jinja::Budget::kMaxSteps - budget.steps;
   if (steps < 0) {
     throw jinja::OverBudget(
         fmt::format("a dialogue of {} messages takes more than {} steps of the chat template",
-                    dialogue.size(), kMostSteps));
+                    dialogue.size(), kMaxSteps));
   }
   return rendered;
 }
 
 ChatEncoder::Encoded ChatEncoder::encode(const Dialogue& dialogue) const {
   check(!dialogue.empty(), "a dialogue has messages");
-  int64_t steps = kMostSteps;
+  int64_t steps = kMaxSteps;
   const jinja::Rendered whole = render(dialogue, {dialogue.size()}, steps);
   warn_of_messages_left_out(dialogue, whole.text);
   return write_ids(whole.text, answers(dialogue, whole, steps), tokenizer_, tokens_);
@@ -93,7 +93,7 @@ std::vector<int32_t> ChatEncoder::prompt(const Dialogue& dialogue, bool thinks) 
     throw ConfigError(
         "the chat template has no thinking to leave out: it does not have enable_thinking");
   }
-  int64_t steps = kMostSteps;
+  int64_t steps = kMaxSteps;
   const jinja::Rendered whole = render(dialogue, {dialogue.size(), true, thinks}, steps);
   return write_ids(whole.text, {}, tokenizer_, tokens_).ids;
 }
@@ -223,13 +223,13 @@ size_t ChatEncoder::end_of_answer(const Dialogue& dialogue, size_t index, std::s
 /// The end of the first token in a text, or of the end of sequence if that follows among tokens
 /// without text between them; 0 where there is no token.
 size_t ChatEncoder::end_behind(std::string_view text) const {
+  const std::vector<FoundToken> tokens = tokens_.in(text);
   size_t end = 0;
-  for (const FoundToken& token : tokens_.in(text)) {
+  for (const FoundToken& token : tokens) {
     if (end > 0 && token.begin != end) break;
     end = token.end;
     if (token.id == tokenizer_.eos_id()) return end;
   }
-  const std::vector<FoundToken> tokens = tokens_.in(text);
   return tokens.empty() ? 0 : tokens.front().end;
 }
 
@@ -240,7 +240,7 @@ int32_t ChatEncoder::find_end() const {
   const Dialogue sample = {question, {ChatRole::assistant, "b", true, {}}, question};
   for (const size_t messages : {size_t{2}, size_t{3}}) {
     try {
-      int64_t steps = kMostSteps;
+      int64_t steps = kMaxSteps;
       const Text text = render(sample, {messages}, steps).text;
       size_t from = std::string::npos;
       for (const Span& span : text.spans) {

@@ -56,7 +56,7 @@ class ChatEncoder {
   }
 
  private:
-  /// What is asked of a template.
+  /// The inputs of a rendering.
   struct Request {
     size_t messages = 0;  ///< how many of the first
     bool asks = false;    ///< for an answer: add_generation_prompt

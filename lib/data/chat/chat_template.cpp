@@ -14,7 +14,7 @@
 namespace fp8train {
 namespace {
 
-constexpr size_t kMostBytes = 1U << 20;
+constexpr size_t kMaxBytes = 1U << 20;
 
 const TokenizerFile* file_named(const std::vector<TokenizerFile>& files, std::string_view name) {
   const auto found = std::find_if(files.begin(), files.end(),
@@ -82,7 +82,7 @@ jinja::Template find_chat_template(const Tokenizer& tokenizer, const SpecialToke
   if (found != all.end()) return named(*found, tokens, option);
   jinja::Template chat_template =
       setting == "auto" ? from_folder(tokenizer, option)
-                        : jinja::Template(read_text_file(setting, kMostBytes), setting);
+                        : jinja::Template(read_text_file(setting, kMaxBytes), setting);
   if (chat_template.uses("strftime_now")) {
     log_warning(
         fmt::format("the chat template asks for today's date, with which the same dialogue would "

@@ -9,27 +9,22 @@
 namespace fp8train {
 namespace {
 
-constexpr std::string_view kLlama3 = R"({{- bos_token }}
-{%- for m in messages %}
+constexpr std::string_view kBegin = "{{- bos_token }}";
+
+constexpr std::string_view kHeaders = R"({%- for m in messages %}
   {{- '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + m.content | trim + '<|eot_id|>' }}
 {%- endfor %}
 {%- if add_generation_prompt %}
   {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
 {%- endif %})";
 
-constexpr std::string_view kLlama31 = R"({%- if messages[0].role == 'system' %}
+constexpr std::string_view kLlama31System = R"({%- if messages[0].role == 'system' %}
   {%- set system = messages[0].content | trim %}
   {%- set messages = messages[1:] %}
 {%- endif %}
 {{- bos_token + '<|start_header_id|>system<|end_header_id|>\n\n' }}
 {{- 'Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n' }}
-{{- system | default('') + '<|eot_id|>' }}
-{%- for m in messages %}
-  {{- '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + m.content | trim + '<|eot_id|>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-  {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
-{%- endif %})";
+{{- system | default('') + '<|eot_id|>' }})";
 
 constexpr std::string_view kChatml = R"({%- for m in messages %}
   {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}
@@ -38,18 +33,12 @@ constexpr std::string_view kChatml = R"({%- for m in messages %}
   {{- '<|im_start|>assistant\n' }}
 {%- endif %})";
 
-constexpr std::string_view kQwen = R"({%- if messages[0].role != 'system' %}
+constexpr std::string_view kQwenSystem = R"({%- if messages[0].role != 'system' %}
   {{- '<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. ' }}
   {{- 'You are a helpful assistant.<|im_end|>\n' }}
-{%- endif %}
-{%- for m in messages %}
-  {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-  {{- '<|im_start|>assistant\n' }}
 {%- endif %})";
 
-// What was thought is shown behind the last question alone, and in the last answer even where it is
+// Thoughts are shown behind the last question alone, and in the last answer even where it is
 // nothing. A tool's response is no question.
 constexpr std::string_view kQwen3 =
     R"({%- set ns = namespace(last_question=messages | length - 1) %}
@@ -130,16 +119,21 @@ constexpr std::string_view kMistral1 = R"({{- bos_token }}
 }  // namespace
 
 const std::vector<NamedTemplate>& named_templates() {
-  static const std::string llama2 = std::string(kTurns) + std::string(kLlama2);
-  static const std::string mistral = std::string(kTurns) + std::string(kMistral);
-  static const std::string mistral1 = std::string(kTurns) + std::string(kMistral1);
-  const std::vector<std::string_view> headers = {"<|start_header_id|>", "<|end_header_id|>",
-                                                 "<|eot_id|>"};
-  const std::vector<std::string_view> chatml = {"<|im_start|>", "<|im_end|>"};
+  const auto joined = [](std::string_view first, std::string_view rest) {
+    return std::string(first) + std::string(rest);
+  };
+  static const std::vector<std::string_view> headers = {"<|start_header_id|>", "<|end_header_id|>",
+                                                        "<|eot_id|>"};
+  static const std::vector<std::string_view> chatml = {"<|im_start|>", "<|im_end|>"};
   static const std::vector<NamedTemplate> all = {
-      {"llama3", kLlama3, headers}, {"llama3.1", kLlama31, headers}, {"llama2", llama2, {}},
-      {"mistral", mistral, {}},     {"mistral-v1", mistral1, {}},    {"qwen", kQwen, chatml},
-      {"qwen3", kQwen3, chatml},    {"chatml", kChatml, chatml},
+      {"llama3", joined(kBegin, kHeaders), headers},
+      {"llama3.1", joined(kLlama31System, kHeaders), headers},
+      {"llama2", joined(kTurns, kLlama2), {}},
+      {"mistral", joined(kTurns, kMistral), {}},
+      {"mistral-v1", joined(kTurns, kMistral1), {}},
+      {"qwen", joined(kQwenSystem, kChatml), chatml},
+      {"qwen3", std::string(kQwen3), chatml},
+      {"chatml", std::string(kChatml), chatml},
   };
   return all;
 }

@@ -12,7 +12,7 @@ namespace fp8train {
 /// A chat template with a name.
 struct NamedTemplate {
   std::string_view name;
-  std::string_view jinja;
+  std::string jinja;
   std::vector<std::string_view> tokens;  ///< that a tokenizer must have for it
 };
 

@@ -86,7 +86,7 @@ struct Expression {
 struct Statement;
 using Body = std::vector<Statement>;
 
-/// What is assigned to: a name, a name of a namespace, or several.
+/// The left side of an assignment: a name, an attribute of a namespace, or several names.
 struct Target {
   std::vector<std::string> names;
   std::string attribute;  ///< of the one name, a namespace

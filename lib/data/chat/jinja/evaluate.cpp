@@ -12,8 +12,8 @@
 namespace fp8train::jinja {
 namespace {
 
-constexpr int32_t kMostLevels = 64;    ///< lists and dictionaries within each other
-constexpr size_t kMostEntries = 1024;  ///< of a dictionary, whose entries are looked for one by one
+constexpr int32_t kMaxLevels = 64;    ///< lists and dictionaries within each other
+constexpr size_t kMaxEntries = 1024;  ///< of a dictionary, whose entries are looked for one by one
 constexpr size_t kBytesOfValue = 64;
 
 }  // namespace
@@ -46,8 +46,8 @@ Value Interpreter::list(std::vector<Value> items, List::Kind kind) {
 
 Value Interpreter::dict(Dict dict) {
   spend(0, static_cast<int64_t>(kBytesOfValue + dict.entries.size() * 2 * sizeof(Value)));
-  if (dict.entries.size() > kMostEntries) {
-    fail(fmt::format("a dictionary of more than {} entries", kMostEntries));
+  if (dict.entries.size() > kMaxEntries) {
+    fail(fmt::format("a dictionary of more than {} entries", kMaxEntries));
   }
   dict.extent = {1, 1};
   for (const auto& [key, value] : dict.entries) {
@@ -59,8 +59,8 @@ Value Interpreter::dict(Dict dict) {
 }
 
 void Interpreter::require_levels(const Extent& extent) const {
-  if (extent.levels > kMostLevels) {
-    fail(fmt::format("more than {} lists and dictionaries within each other", kMostLevels));
+  if (extent.levels > kMaxLevels) {
+    fail(fmt::format("more than {} lists and dictionaries within each other", kMaxLevels));
   }
 }
 
@@ -77,8 +77,8 @@ Text Interpreter::written(const Value& value) {
 }
 
 std::string Interpreter::shown(std::string_view text) {
-  constexpr size_t kMostShown = 60;
-  return printable(text.substr(0, kMostShown)) + (text.size() > kMostShown ? "..." : "");
+  constexpr size_t kMaxShown = 60;
+  return printable(text.substr(0, kMaxShown)) + (text.size() > kMaxShown ? "..." : "");
 }
 
 const Value& Interpreter::defined(const Value& value) const {
@@ -102,7 +102,7 @@ int64_t Interpreter::integer_argument(const Value& value, std::string_view what)
 }
 
 Value Interpreter::evaluate(const Expression& expression) {
-  if (++depth_ > kMostCalls) fail(fmt::format("more than {} calls in each other", kMostCalls));
+  if (++depth_ > kMaxCalls) fail(fmt::format("more than {} calls in each other", kMaxCalls));
   spend(1, 0);
   line_ = expression.line;
   Value value = std::visit([&](const auto& node) { return evaluate(node); }, expression.node);
@@ -261,7 +261,7 @@ Value Interpreter::evaluate(const Test& node) {
 Value Interpreter::filter(std::string_view name, const Value& input, const Arguments& arguments) {
   const FilterEntry* found = find_filter(name);
   if (found == nullptr) fail(fmt::format("the filter '{}' is not supported", shown(name)));
-  require_at_most(arguments, found->most_arguments, name);
+  require_at_most(arguments, found->max_arguments, name);
   return found->function(*this, input, arguments);
 }
 

@@ -88,16 +88,16 @@ void Interpreter::spend(int64_t steps, int64_t bytes) {
   budget_.bytes -= bytes;
   if (budget_.steps < 0) {
     throw OverBudget(fmt::format("{}:{}: the chat template takes more than {} steps", where_, line_,
-                                 Budget::kMostSteps));
+                                 Budget::kMaxSteps));
   }
   if (budget_.bytes < 0) {
     throw OverBudget(fmt::format("{}:{}: the chat template makes more than {} MiB of text", where_,
-                                 line_, Budget::kMostBytes >> 20));
+                                 line_, Budget::kMaxBytes >> 20));
   }
 }
 
 Interpreter::Flow Interpreter::execute(const Body& body) {
-  if (++depth_ > kMostCalls) fail(fmt::format("more than {} calls in each other", kMostCalls));
+  if (++depth_ > kMaxCalls) fail(fmt::format("more than {} calls in each other", kMaxCalls));
   Flow flow = Flow::next;
   for (const Statement& statement : body) {
     line_ = statement.line;

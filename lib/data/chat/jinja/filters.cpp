@@ -194,8 +194,8 @@ Value rounded(Interpreter& interpreter, const Value& input, const Arguments& arg
       precision == nullptr ? 0 : interpreter.integer_argument(*precision, "round");
   const std::string method = text_or(interpreter, arguments, 1, "method", "common");
   if (input.is_integer() && method == "common") return rounded_integer(input.integer(), digits);
-  constexpr int64_t kMostDigits = 300;
-  if (std::abs(std::clamp(digits, -2 * kMostDigits, 2 * kMostDigits)) > kMostDigits) {
+  constexpr int64_t kMaxDigits = 300;
+  if (std::abs(std::clamp(digits, -2 * kMaxDigits, 2 * kMaxDigits)) > kMaxDigits) {
     interpreter.fail("round takes at most 300 digits");
   }
   const double scale = std::pow(10.0, static_cast<double>(digits));

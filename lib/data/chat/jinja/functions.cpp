@@ -12,7 +12,7 @@
 namespace fp8train::jinja {
 namespace {
 
-constexpr int64_t kMostRange = 100'000;  ///< as in Jinja's sandbox
+constexpr int64_t kMaxRange = 100'000;  ///< as in Jinja's sandbox
 
 /// kToday as strftime() writes it; empty for formats whose text would depend on the machine.
 std::string fixed_date(const Text& format) {
@@ -63,8 +63,8 @@ Value Interpreter::range(const Arguments& arguments) {
   if (step == 0) fail("the step of range() is 0");
   std::vector<Value> items;
   for (int64_t i = begin; step > 0 ? i < end : i > end;) {
-    if (std::ssize(items) == kMostRange) {
-      fail(fmt::format("range() of more than {} integers", kMostRange));
+    if (std::ssize(items) == kMaxRange) {
+      fail(fmt::format("range() of more than {} integers", kMaxRange));
     }
     items.emplace_back(i);
     if (__builtin_add_overflow(i, step, &i)) break;
@@ -75,10 +75,10 @@ Value Interpreter::range(const Arguments& arguments) {
 Value Interpreter::call_builtin(const Function& function, const Arguments& arguments) {
   if (function.name == "raise_exception") {
     const Value* message = arguments.find(0, "message");
-    constexpr size_t kMostShown = 500;
+    constexpr size_t kMaxShown = 500;
     const std::string text = message == nullptr ? "" : written(*message).bytes;
     throw DataError(fmt::format("the chat template refuses the dialogue: {}",
-                                printable(text.substr(0, kMostShown))));
+                                printable(text.substr(0, kMaxShown))));
   }
   if (function.name == "strftime_now") {
     const Value* format = arguments.find(0, "format");

@@ -35,7 +35,7 @@ struct Arguments {
 };
 
 /// Expressions, blocks and macros are within each other at most this often.
-inline constexpr int32_t kMostCalls = 400;
+inline constexpr int32_t kMaxCalls = 400;
 
 /// Renders a template once.
 class Interpreter {
@@ -162,7 +162,7 @@ using TestFunction = bool (*)(Interpreter&, const Value& input, const Arguments&
 struct FilterEntry {
   std::string_view name;
   FilterFunction function;
-  size_t most_arguments;
+  size_t max_arguments;
 };
 /// Null where there is none of this name.
 const FilterEntry* find_filter(std::string_view name);

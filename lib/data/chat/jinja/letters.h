@@ -1,5 +1,5 @@
 #pragma once
-// What Python's str does with letters, but for the small sigma at the end of a word.
+// Upper and lower case as in Python's str, but for the small sigma at the end of a word.
 
 #include <cstddef>
 #include <string>

@@ -27,8 +27,8 @@ Value at_path(Interpreter& interpreter, Value value, const Value& path) {
   }
 }
 
-/// What elements are compared by: an attribute where one is given, texts in lower case where case
-/// does not count.
+/// The key by which elements are compared: an attribute where one is given, texts in lower case
+/// where case does not count.
 Value key_of(Interpreter& interpreter, const Value& item, const Value* path, bool with_case) {
   if (path != nullptr && text_of(*path).bytes.find(',') != std::string::npos) {
     interpreter.fail("several attributes are not supported");

@@ -16,7 +16,7 @@ using Method = Value (*)(Interpreter&, const Value& self, const Arguments& argum
 struct Entry {
   std::string_view name;
   Method function;
-  size_t most_arguments;
+  size_t max_arguments;
 };
 
 const Text& text_at(Interpreter& interpreter, const Arguments& arguments, size_t position) {
@@ -329,7 +329,7 @@ Value call_method(Interpreter& interpreter, const Value& self, const std::string
                   const Arguments& arguments) {
   interpreter.spend(extent_of(self).size, 0);
   const methods::Entry* method = methods::method_of(self, name);
-  interpreter.require_at_most(arguments, method->most_arguments, name);
+  interpreter.require_at_most(arguments, method->max_arguments, name);
   return method->function(interpreter, self, arguments);
 }
 

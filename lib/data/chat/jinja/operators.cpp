@@ -68,8 +68,8 @@ Value repeat(Interpreter& interpreter, const Value& value, int64_t times) {
   const Text* text = value.as_text();
   const auto size =
       static_cast<int64_t>(text != nullptr ? text->bytes.size() : value.as_list()->items.size());
-  if (size > 0 && times > Budget::kMostBytes / size) {
-    interpreter.spend(0, Budget::kMostBytes + 1);
+  if (size > 0 && times > Budget::kMaxBytes / size) {
+    interpreter.spend(0, Budget::kMaxBytes + 1);
   }
   interpreter.spend(0, size * times);
   if (text != nullptr) {

@@ -58,16 +58,16 @@ bool is_one_of(std::string_view text, std::initializer_list<std::string_view> al
 ExpressionPtr ExpressionParser::make(Expression::Node node, int32_t line) const {
   Deepest deepest;
   std::visit(deepest, node);
-  if (deepest.depth >= kMostDepth) {
-    reader_.fail_at(line, fmt::format("an expression has more than {} levels", kMostDepth));
+  if (deepest.depth >= kMaxDepth) {
+    reader_.fail_at(line, fmt::format("an expression has more than {} levels", kMaxDepth));
   }
   return std::make_unique<const Expression>(Expression{std::move(node), line, deepest.depth + 1});
 }
 
 ExpressionPtr ExpressionParser::expression(bool takes_if) {
-  if (++depth_ > kMostDepth) {
+  if (++depth_ > kMaxDepth) {
     reader_.fail_at(reader_.line(),
-                    fmt::format("an expression has more than {} levels", kMostDepth));
+                    fmt::format("an expression has more than {} levels", kMaxDepth));
   }
   const int32_t line = reader_.line();
   ExpressionPtr value = either();

@@ -8,7 +8,7 @@
 namespace fp8train::jinja {
 namespace {
 
-constexpr size_t kMostBytes = 1U << 20;
+constexpr size_t kMaxBytes = 1U << 20;
 
 using Names = std::initializer_list<std::string_view>;
 
@@ -26,8 +26,8 @@ class Parser {
  private:
   /// Up to the template's end, or a block that begins with one of `ends`, of which only {% is read.
   Body read_body(Names ends) {
-    if (++depth_ > kMostDepth) {
-      reader_.fail_at(reader_.line(), fmt::format("more than {} blocks in each other", kMostDepth));
+    if (++depth_ > kMaxDepth) {
+      reader_.fail_at(reader_.line(), fmt::format("more than {} blocks in each other", kMaxDepth));
     }
     Body body;
     while (!reader_.is(TokenKind::end)) {
@@ -223,9 +223,9 @@ std::set<std::string> names_in(std::string_view source, const std::string& where
 }
 
 Body parse(std::string_view source, const std::string& where) {
-  if (source.size() > kMostBytes) {
+  if (source.size() > kMaxBytes) {
     throw ConfigError(fmt::format("{}: a chat template of {} bytes, more than {}", where,
-                                  source.size(), kMostBytes));
+                                  source.size(), kMaxBytes));
   }
   return Parser(TokenReader(tokens_of(source, where), where)).run();
 }

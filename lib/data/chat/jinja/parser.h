@@ -12,7 +12,7 @@
 namespace fp8train::jinja {
 
 /// Expressions and statements are nested at most this deeply.
-inline constexpr int32_t kMostDepth = 100;
+inline constexpr int32_t kMaxDepth = 100;
 
 /// Reads tokens in their order.
 class TokenReader {

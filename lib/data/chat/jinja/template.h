@@ -11,9 +11,9 @@
 //   filters, tests, methods and arguments that are not in the tables of filters.cpp,
 //               list_filters.cpp, tests.cpp and methods.cpp
 //
-// What differs: letters whose other case has several code points, or depends on their neighbors;
-// arguments of replace that are markup; what is left of a generator that was read in part.
-// strftime_now() gives kToday, since today's date would give other ids tomorrow.
+// Other results than Jinja's: letters whose other case has several code points, or depends on their
+// neighbors; arguments of replace that are markup; what is left of a generator that was read in
+// part. strftime_now() gives kToday, since today's date would give other ids tomorrow.
 
 #include <cstdint>
 #include <memory>
@@ -27,16 +27,16 @@
 
 namespace fp8train::jinja {
 
-/// What templates have for today: the date that Llama 3.2's has where it is given no other.
+/// The date of today to templates: the one that Llama 3.2's has where it is given no other.
 inline constexpr std::string_view kToday = "26 Jul 2024";
 
-/// What a template may use up, so that none runs for ever or takes all memory.
+/// The steps and bytes that a template may use, so that none runs for ever or takes all memory.
 struct Budget {
-  static constexpr int64_t kMostSteps = 20'000'000;
-  static constexpr int64_t kMostBytes = int64_t{256} << 20;
+  static constexpr int64_t kMaxSteps = 20'000'000;
+  static constexpr int64_t kMaxBytes = int64_t{256} << 20;
 
-  int64_t steps = kMostSteps;  ///< left; a second or two in all
-  int64_t bytes = kMostBytes;  ///< left of those that values may have, also those already gone
+  int64_t steps = kMaxSteps;  ///< left; a second or two in all
+  int64_t bytes = kMaxBytes;  ///< left of those that values may have, also those already gone
 };
 
 /// A template used up its budget.

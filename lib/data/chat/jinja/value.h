@@ -26,7 +26,7 @@ struct Extent {
   void hold(const Extent& part);
 };
 
-/// What a name stands for that has no value. Written as nothing, false, without elements.
+/// The value of a name that has none. Written as nothing, false, without elements.
 struct Undefined {
   std::string reason;  ///< "'x' is undefined", for messages
 };
@@ -59,7 +59,7 @@ struct Dict {
   void set(Value key, Value value);
 };
 
-/// What namespace() makes. Assigned to by {% set ns.name = value %}.
+/// The value that namespace() makes. Assigned to by {% set ns.name = value %}.
 struct Namespace {
   Dict attributes;
 };
@@ -71,7 +71,7 @@ struct Loop {
   std::shared_ptr<Value> last_seen;  ///< by loop.changed()
 };
 
-/// What can be called.
+/// A value that can be called.
 struct Function {
   enum class Kind : uint8_t { builtin, method, loop_method, macro };
   Kind kind = Kind::builtin;
