@@ -15,7 +15,6 @@
 #include "ops/dispatch/cpu_operations.h"
 #include "ops/gemm/gemm_operands_cpu.h"
 #include "ops/gemm/onednn.h"
-#include "ops/gemm/short_accumulator.h"
 
 namespace fp8train::ops::cpu {
 namespace {
@@ -169,24 +168,11 @@ void run_tiled(const Gemm& call, const ProductKey& key, Workspace& space) {
 void run_emulated(const Gemm& call, Workspace& space) {
   const int64_t m = call.c.shape[0];
   const int64_t n = call.c.shape[1];
-  const int64_t k = call.depth();
   const auto* a = static_cast<const float*>(prepare_operand(call.a, DType::f32, true, space.a));
   const auto* b = static_cast<const float*>(prepare_operand(call.b, DType::f32, true, space.b));
   auto* product =
       static_cast<float*>(space.product.reserve(static_cast<size_t>(m * n) * sizeof(float)));
-#if defined(_OPENMP)
-#pragma omp parallel for schedule(static) if (m > 1)
-#endif
-  for (int64_t row = 0; row < m; ++row) {
-    for (int64_t column = 0; column < n; ++column) {
-      float sum = 0.0F;
-      for (int64_t i = 0; i < k; i += kShortAccumulatorDepth) {
-        sum = short_sum(a + row * k + i, b + i * n + column, n,
-                        std::min(kShortAccumulatorDepth, k - i), sum);
-      }
-      product[row * n + column] = sum;
-    }
-  }
+  short_product({a, b, m, n, call.depth(), product});
   finish_rows(call, product);
 }
 

@@ -3,6 +3,7 @@
 #include "ops/gemm/gemm_kernels_cpu.h"
 
 #include "base/math.h"
+#include "ops/gemm/short_accumulator.h"
 #include "ops/support/kernel_support_cpu.h"
 #include "ops/support/transpose_cpu.h"
 
@@ -114,8 +115,27 @@ void scale_partial(const ScaledPartial& call) {
   }
 }
 
-constexpr GemmKernels kTable = {
-    .transpose_operand = transpose_operand, .finish = finish, .scale_partial = scale_partial};
+void short_product(const ShortProduct& call) {
+#pragma omp parallel for schedule(static) if (call.rows > 1)
+  for (int64_t row = 0; row < call.rows; ++row) {
+    const float* a = call.a + row * call.depth;
+    for (int64_t column = 0; column < call.columns; column += kShortAccumulatorColumns) {
+      const int64_t columns = minimum(kShortAccumulatorColumns, call.columns - column);
+      alignas(64) float sums[kShortAccumulatorColumns] = {};
+      for (int64_t i = 0; i < call.depth; i += kShortAccumulatorDepth) {
+        add_short_products(a + i, call.b + i * call.columns + column, call.columns,
+                           minimum(kShortAccumulatorDepth, call.depth - i), columns, sums);
+      }
+      __builtin_memcpy(call.product + row * call.columns + column, sums,
+                       static_cast<size_t>(columns) * sizeof(float));
+    }
+  }
+}
+
+constexpr GemmKernels kTable = {.transpose_operand = transpose_operand,
+                                .finish = finish,
+                                .scale_partial = scale_partial,
+                                .short_product = short_product};
 
 }  // namespace
 

@@ -43,6 +43,15 @@ struct ScaledPartial {
   float* sum;  ///< may be `product`
 };
 
+/// product = a * b of FP8 numbers in fp32, with Hopper's short accumulator
+/// (ops/gemm/short_accumulator.h). Row-major and packed: a [rows, depth], b [depth, columns].
+struct ShortProduct {
+  const float* a;
+  const float* b;
+  int64_t rows, columns, depth;
+  float* product;
+};
+
 /// The functions of one level.
 struct GemmKernels {
   void (*transpose_operand)(const TransposedOperand&);
@@ -50,6 +59,7 @@ struct GemmKernels {
   void (*finish)(const ProductEpilogue&);
   /// Runs on the calling thread.
   void (*scale_partial)(const ScaledPartial&);
+  void (*short_product)(const ShortProduct&);
 };
 
 }  // namespace fp8train::ops::cpu

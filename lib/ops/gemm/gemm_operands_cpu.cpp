@@ -149,6 +149,10 @@ void scale_partial(const ScaledPartial& part) {
   kernels().scale_partial(part);
 }
 
+void short_product(const ShortProduct& product) {
+  kernels().short_product(product);
+}
+
 void finish_rows(const Gemm& call, const float* product) {
   const ProductEpilogue all = epilogue_of(call, scale_of(call));
   const int64_t rows_at_once = std::max<int64_t>(1, kConvertChunk / all.columns);

@@ -58,6 +58,9 @@ void finish_product(const ProductEpilogue& part);
 /// Runs on the calling thread.
 void scale_partial(const ScaledPartial& part);
 
+/// ops/gemm/short_accumulator.h; over the threads.
+void short_product(const ShortProduct& product);
+
 /// fp32 products [M, N] into the result, rows over the threads.
 void finish_rows(const Gemm& call, const float* product);
 
