@@ -8,9 +8,9 @@
 
 train: for each base (a seed: initial weights and order of the data) a bf16 run is trained and saved
 half-way; from that checkpoint, moments included, every plan trains on with the same batches, its
-learning rate falling to 0. bf16 itself is among them, and bf16 with each batch in two halves, whose
-gap is what chance alone gives. The loss is the mean of the last five evaluations on held-out text,
-once with the products as they were trained and once in bf16.
+learning rate falling to 0. bf16 itself is among them three times, with sums in another order, and
+once after a single step in FP8 (quality_study/models.py). The loss is the mean of the last five
+evaluations on held-out text, once with the products as they were trained and once in bf16.
 
 report prints the tables, or puts them between the two comments of a page that name them; figure
 draws them.
@@ -45,7 +45,7 @@ def trained(program, options):
     for seed in map(int, words(options.bases)):
         for name in words(options.models):
             model = models.MODELS[name]
-            for plan in [models.BASELINE, models.CONTROL, *words(options.plans)]:
+            for plan in [models.BASELINE, *words(options.plans)]:
                 yield ((name, outliers.PLAIN, seed, plan, model.base_steps, model.steps),
                        lambda m=model, s=seed, p=plan: program.branch(m, outliers.PLAIN, s, p))
 

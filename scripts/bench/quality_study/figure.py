@@ -57,36 +57,37 @@ class Scale:
 
 
 def marks(gap, scale, y, class_):
-    """A point with an error bar of one standard error."""
-    error = 0 if math.isnan(gap.error) else gap.error
-    return [line(scale(gap.mean - error), y, scale(gap.mean + error), y, class_),
+    """A point with its interval."""
+    half = 0 if math.isnan(gap.half_width()) else gap.half_width()
+    return [line(scale(gap.mean - half), y, scale(gap.mean + half), y, class_),
             element("circle", cx=round(scale(gap.mean), 1), cy=y, r=4, class_=class_)]
 
 
 def gap_panel(name, lines, top):
     """Elements, and the height that they take."""
-    trained, plain = (gaps.study(lines, measure) for measure in gaps.MEASURES)
-    found = list(trained.gaps.values()) + list(plain.gaps.values())
-    errors = [0 if math.isnan(gap.error) else gap.error for gap in found]
-    bound = plain.bound(min(gap.runs for plan, gap in plain.gaps.items() if plan != models.CONTROL))
-    bound = 0 if math.isnan(bound) else bound
-    low = min([-bound] + [gap.mean - error for gap, error in zip(found, errors)])
-    high = max([bound] + [gap.mean + error for gap, error in zip(found, errors)])
-    scale = Scale(low - 0.02, high + 0.02, LEFT, WIDTH - RIGHT)
-    bottom = top + 34 + ROW * len(trained.gaps)
-    title = f"{name}: gap to bf16 in percent of its loss, {plain.complete} bases"
+    studies = [gaps.Study(lines, measure) for measure in gaps.MEASURES]
+    rows = [(plan, [study.gap(plan) for study in studies]) for plan in studies[0].names]
+    family = [study.family() for study in studies]
+    if all(family):
+        rows.append(("FP8, all plans", family))
+    ends = [gap.mean + sign * (0 if math.isnan(gap.half_width()) else gap.half_width())
+            for _, pair in rows for gap in pair for sign in (-1, 1)]
+    band = gaps.MARGINS[-1]
+    scale = Scale(min([-band, *ends]) - 0.02, max([band, *ends]) + 0.02, LEFT, WIDTH - RIGHT)
+    bottom = top + 34 + ROW * len(rows)
+    title = f"{name}: gap to bf16 in percent of its loss"
     parts = [label(8, top + 14, title, "head"),
-             element("rect", x=round(scale(-bound), 1), y=top + 26, height=bottom - top - 26,
-                     width=round(scale(bound) - scale(-bound), 1), class_="band")]
+             element("rect", x=round(scale(-band), 1), y=top + 26, height=bottom - top - 26,
+                     width=round(scale(band) - scale(-band), 1), class_="band")]
     for tick in scale.ticks():
         at, style = scale(tick), "axis" if tick == 0 else "grid"
         parts += [line(at, top + 26, at, bottom, style),
                   label(at, bottom + 15, f"{tick:+.2f}" if tick else "0", "soft", "middle")]
-    for index, plan in enumerate(trained.gaps):
+    for index, (plan, pair) in enumerate(rows):
         y = top + 40 + ROW * index
-        parts.append(label(LEFT - 10, y + 4, plan, anchor="end"))
-        parts += marks(trained.gaps[plan], scale, y - 3, "a")
-        parts += marks(plain.gaps[plan], scale, y + 3, "b")
+        parts.append(label(LEFT - 10, y + 4, f"{plan} ({pair[1].bases})", anchor="end"))
+        parts += marks(pair[0], scale, y - 3, "a")
+        parts += marks(pair[1], scale, y + 3, "b")
     return parts, bottom + 34 - top
 
 
@@ -130,8 +131,8 @@ def svg(results):
         parts += [element("circle", cx=LEFT, cy=14, r=4, class_="a"),
                   label(LEFT + 10, 18, "evaluated as trained"),
                   element("circle", cx=LEFT + 170, cy=14, r=4, class_="b"),
-                  label(LEFT + 180, 18, "evaluated in bf16; bars: one standard error"),
-                  label(LEFT + 450, 18, f"band: Dunnett, {gaps.FAMILY:.0%}", "soft")]
+                  label(LEFT + 180, 18, "evaluated in bf16; bars: 95 % intervals"),
+                  label(LEFT + 430, 18, f"band: ±{gaps.MARGINS[-1]} %", "soft")]
         top += 24
     panels += [(outlier_panel, (results, name, kind))
                for name in models.MODELS for kind in outliers.KINDS

@@ -1,53 +1,74 @@
-"""Gaps of plans to bf16, their pooled standard error, and a bound for many comparisons at once.
+"""Gaps of plans to bf16 with intervals, bases as replicates.
 
-A loss is taken as the effect of its base, plus that of its plan, plus chance: a randomized block
-design. The residuals over all scaled plans and bf16 pool into one standard deviation s, which has
-(bases - 1) (plans - 1) degrees of freedom where no run is missing. The mean gap over n bases then
-has the standard error s sqrt(2 / n). The bound is Dunnett's (two-sided, 95 %): all plans together
-are within it of bf16 with that probability where none differs. Its critical value is found by
-simulation."""
+The gap of a plan on a base is its loss over the mean of bf16's replicates on that base, less one, in
+percent. Bases are independent, so that the mean gap over n bases has Student's interval with n - 1
+degrees of freedom from the gaps' own deviation: neither equal variances nor the effect of a base
+being the same for all plans is assumed. A plan is equivalent to bf16 within a margin if its 90 %
+interval lies inside of it (two one-sided tests at 5 %; D. J. Schuirmann, J. Pharmacokinet.
+Biopharm. 15, 1987)."""
 
 import dataclasses
-import functools
 import math
-import random
 import statistics
 
 from quality_study import models
 
 MEASURES = ("as_trained", "in_bf16")
-FAMILY = 0.95
-DRAWS = 20_000
-ROUNDS = 200  # of alternating means
+MARGINS = (0.10, 0.25)  # percent
 
 
 @dataclasses.dataclass(frozen=True)
 class Gap:
-    """Of one plan, in percent of bf16's loss."""
+    """The mean over bases, in percent."""
 
-    plan: str
-    runs: int
     mean: float
-    deviation: float  # of a single gap; nan for one run
-    error: float  # standard error of the mean: pooled for plans, its own for the control
+    deviation: float  # of a base's gap; nan for one base
+    bases: int
 
+    @property
+    def error(self):
+        return self.deviation / math.sqrt(self.bases)
 
-@dataclasses.dataclass(frozen=True)
-class Study:
-    """Of one model, condition and measure."""
-
-    gaps: dict  # plan: Gap
-    complete: int  # bases that have every plan
-    deviation: float  # pooled, of one run, in percent
-    freedom: int
-    spread: float  # standard deviation of bf16's own loss over bases, in percent
-
-    def bound(self, runs):
-        """Of the mean gap of a plan with that many runs, in percent."""
-        plans = sum(plan != models.CONTROL for plan in self.gaps)
-        if self.freedom < 1:
+    def half_width(self, confidence=0.95):
+        """Of the interval around the mean."""
+        if self.bases < 2:
             return math.nan
-        return critical_value(plans, self.freedom) * self.deviation * math.sqrt(2 / runs)
+        return quantile_of_t((1 + confidence) / 2, self.bases - 1) * self.error
+
+    def margin(self):
+        """The smallest of MARGINS that the gap is shown to lie within, or None."""
+        return next((margin for margin in MARGINS
+                     if abs(self.mean) + self.half_width(0.9) < margin), None)
+
+
+def gap_of(values):
+    return Gap(statistics.mean(values), deviation_of(values), len(values))
+
+
+def deviation_of(values):
+    return statistics.stdev(values) if len(values) > 1 else math.nan
+
+
+def quantile_of_t(probability, freedom):
+    """Of Student's distribution, for a probability above one half: its density summed by Simpson's
+    rule, and bisection."""
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(
+        freedom * math.pi)
+
+    def above_half(t, steps=400):
+        width = t / steps
+        weights = [1, *(4 if i % 2 else 2 for i in range(1, steps)), 1]
+        return width / 3 * scale * sum(
+            weight * (1 + (i * width) ** 2 / freedom) ** (-(freedom + 1) / 2)
+            for i, weight in enumerate(weights))
+
+    low, high = 0.0, 1.0
+    while above_half(high) < probability - 0.5:
+        high *= 2
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if above_half(middle) < probability - 0.5 else (low, middle)
+    return high
 
 
 def table_of(lines, measure):
@@ -58,60 +79,48 @@ def table_of(lines, measure):
     return {base: row for base, row in table.items() if models.BASELINE in row}
 
 
-def residual_deviation(table):
-    """Standard deviation of {base: {plan: value}} with base and plan taken out, and its degrees of
-    freedom. Runs may be missing: effects are those of least squares, by alternating means."""
-    of_base = dict.fromkeys(table, 0.0)
-    of_plan = {plan: 0.0 for row in table.values() for plan in row}
-    freedom = sum(map(len, table.values())) - len(of_base) - len(of_plan) + 1
-    if freedom < 1:
-        return math.nan, 0
-    for _ in range(ROUNDS):
-        for base, row in table.items():
-            of_base[base] = statistics.fmean(row[plan] - of_plan[plan] for plan in row)
-        for plan in of_plan:
-            of_plan[plan] = statistics.fmean(row[plan] - of_base[base]
-                                             for base, row in table.items() if plan in row)
-    squares = sum((value - of_base[base] - of_plan[plan]) ** 2
-                  for base, row in table.items() for plan, value in row.items())
-    return math.sqrt(squares / freedom), freedom
+class Study:
+    """Of one model, condition and measure."""
 
+    def __init__(self, lines, measure):
+        self.table = table_of(lines, measure)
+        self.references = {
+            base: statistics.mean(row[name] for name in models.REPLICATES if name in row)
+            for base, row in self.table.items()}
+        self.names = [name for name in dict.fromkeys(line["plan"] for line in lines)
+                      if name != models.BASELINE]
 
-def deviation_of(values):
-    return statistics.stdev(values) if len(values) > 1 else math.nan
+    def loss(self):
+        return statistics.mean(self.references.values())
 
+    def spread(self):
+        """Deviation of bf16's own loss over bases, in percent."""
+        return 100 * deviation_of(list(self.references.values())) / self.loss()
 
-def study(lines, measure):
-    table = table_of(lines, measure)
-    plans = list(dict.fromkeys(line["plan"] for line in lines if line["plan"] != models.BASELINE))
-    compared = [models.BASELINE] + [plan for plan in plans if plan != models.CONTROL]
-    baseline = [row[models.BASELINE] for row in table.values()]
-    mean = statistics.mean(baseline)
-    complete = sum(all(plan in row for plan in compared) for row in table.values())
-    deviation, freedom = residual_deviation({
-        base: {plan: 100 * row[plan] / mean for plan in compared if plan in row}
-        for base, row in table.items()})
-    gaps = {}
-    for plan in plans:
-        found = [100 * (row[plan] / row[models.BASELINE] - 1)
-                 for row in table.values() if plan in row]
-        if not found:
-            continue
-        own = deviation_of(found)
-        error = own / math.sqrt(len(found)) if plan == models.CONTROL else \
-            deviation * math.sqrt(2 / len(found))
-        gaps[plan] = Gap(plan, len(found), statistics.mean(found), own, error)
-    spread = 100 * deviation_of(baseline) / mean
-    return Study(gaps, complete, deviation, freedom, spread)
+    def gaps(self, name):
+        """{base: percent} of a plan. Of a replicate: against the mean of the others."""
+        found = {}
+        for base, row in self.table.items():
+            others = [row[other] for other in models.REPLICATES if other in row and other != name]
+            reference = statistics.mean(others) if name in models.REPLICATES else \
+                self.references[base]
+            if name in row:
+                found[base] = 100 * (row[name] / reference - 1)
+        return found
 
+    def gap(self, name):
+        return gap_of(list(self.gaps(name).values()))
 
-@functools.lru_cache(maxsize=None)
-def critical_value(comparisons, freedom):
-    """Dunnett's, two-sided: the quantile of the largest |t| of comparisons with one control."""
-    source = random.Random(1)
-    largest = []
-    for _ in range(DRAWS):
-        control = source.gauss(0, 1)
-        scale = math.sqrt(source.gammavariate(freedom / 2, 2) / freedom * 2)
-        largest.append(max(abs(source.gauss(0, 1) - control) for _ in range(comparisons)) / scale)
-    return sorted(largest)[int(FAMILY * DRAWS)]
+    def family(self):
+        """The contrast: the mean of FP8 plans, on bases that have all that the study has."""
+        members = [name for name in self.names if name in models.FP8]
+        of_plan = [self.gaps(name) for name in members]
+        bases = set.intersection(*map(set, of_plan)) if of_plan else set()
+        return gap_of([statistics.mean(gap[base] for gap in of_plan) for base in sorted(bases)]) \
+            if bases else None
+
+    def difference(self, name, other):
+        """Of two plans on the same bases, in percent of bf16's loss."""
+        first, second = self.gaps(name), self.gaps(other)
+        shared = [first[base] - second[base] for base in first if base in second]
+        return gap_of(shared) if shared else None

@@ -1,15 +1,6 @@
-"""The models of the study, how they are trained, and the plans in the order in which they run."""
+"""The models of the study, how they are trained, and the branches in the order in which they run."""
 
 import dataclasses
-
-# In the order in which they are to be run where time is short.
-PLANS = ["te-delayed", "te-current", "te-blockwise", "torchao-rowwise", "msamp-o2", "deepseek-v3",
-         "coat", "fp8-lean"]
-
-BASELINE = "bf16"
-# bf16 again, with each batch in two halves: the same arithmetic with sums in another order. Its gap
-# is what chance alone gives.
-CONTROL = "bf16-halves"
 
 SEQUENCE = 64  # tokens
 EVALUATIONS = 5  # checkpoints at the end of a run whose losses are averaged
@@ -48,6 +39,48 @@ MODELS = {model.name: model for model in [
     Model("llama-512", llama(512, 2, 8, 2, 1024), 6, 1e-3, 250, 100, 5, 20_000, 4_000),
 ]}
 
+BASELINE = "bf16"
+
+
+@dataclasses.dataclass(frozen=True)
+class Branch:
+    """A continuation of a base. The plan is that of its products, in training and evaluation."""
+
+    plan: str
+    micro_batches: int = 1  # of a step, which has the same sequences in any number of them
+    settings: dict = dataclasses.field(default_factory=dict)
+    # of the first step only; afterwards the products are in bf16, as in evaluation
+    first_step_only: bool = False
+
+    @property
+    def evaluation_plan(self):
+        return BASELINE if self.first_step_only else self.plan
+
+
+# bf16 three times, with sums in another order: their mean is what plans are compared with.
+REPLICATES = [BASELINE, "bf16-halves", "bf16-thirds"]
+# One step of casts to E4M3 and E5M2, and then bf16: chance that begins as large as a cast.
+CONTROL = "bf16-kicked"
+# The contrast named before the runs: the mean of these plans against that of REPLICATES.
+FP8 = ["te-delayed", "te-current", "te-blockwise", "te-mxfp8", "torchao-rowwise", "msamp-o2",
+       "deepseek-v3", "coat", "fp8-lean"]
+# The same plan twice, the short accumulator of Hopper's tensor cores, and four bits.
+OTHERS = ["te-current-halves", "te-current-14-bit", "te-nvfp4"]
+# In the order in which they are to be run where time is short.
+PLANS = [*REPLICATES[1:], CONTROL, *FP8, *OTHERS]
+
+VARIANTS = {
+    "bf16-halves": Branch(BASELINE, micro_batches=2),
+    "bf16-thirds": Branch(BASELINE, micro_batches=3),
+    "bf16-kicked": Branch("te-current", first_step_only=True),
+    "te-current-halves": Branch("te-current", micro_batches=2),
+    "te-current-14-bit": Branch("te-current", settings={"precision.accumulation": "emulated"}),
+}
+
+
+def branch_of(name):
+    return VARIANTS.get(name) or Branch(name)
+
 
 def recipe(model, text, seed, folder):
     """The settings that base runs and branches share."""
@@ -65,18 +98,15 @@ def base_settings(model, text, seed, folder):
         "checkpoint.resume": "never"}
 
 
-def branch_settings(model, text, seed, folder, plan, checkpoint):
-    halves = plan == CONTROL
+def branch_settings(model, text, seed, folder, name, checkpoint):
+    branch = branch_of(name)
+    stages = f"[{{until: {model.base_steps + 1}, plan: {branch.plan}}}, {{plan: {BASELINE}}}]"
     return recipe(model, text, seed, folder) | {
-        "precision.plan": BASELINE if halves else plan,
-        "training.micro_batch_size": model.micro_batch // 2 if halves else model.micro_batch,
-        "training.gradient_accumulation_steps": 2 if halves else 1,
+        "precision.plan": branch.plan,
+        "training.micro_batch_size": model.micro_batch // branch.micro_batches,
+        "training.gradient_accumulation_steps": branch.micro_batches,
         "training.max_steps": model.last_step, "scheduler.type": "wsd",
         "scheduler.decay_steps": model.steps, "checkpoint.resume": checkpoint,
         "checkpoint.changed_plan": "accept", "checkpoint.interval": model.eval_spacing,
-        "checkpoint.keep_last": EVALUATIONS}
-
-
-def evaluation_plan(plan):
-    """The plan whose products the evaluation of a run runs in, as it was trained."""
-    return BASELINE if plan in (BASELINE, CONTROL) else plan
+        "checkpoint.keep_last": EVALUATIONS} | branch.settings | (
+            {"precision.schedule": stages} if branch.first_step_only else {})

@@ -91,7 +91,7 @@ class Program:
 
     def evaluate(self, checkpoints, plan, tokens):
         """Losses as trained, and in bf16; one list where that is the same."""
-        own = models.evaluation_plan(plan)
+        own = models.branch_of(plan).evaluation_plan
         # COAT's modules are plain ones when they do not train.
         in_bf16 = [self.loss(checkpoint, models.BASELINE, tokens) for checkpoint in checkpoints]
         as_trained = in_bf16 if own in (models.BASELINE, "coat") else [

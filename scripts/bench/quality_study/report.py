@@ -21,45 +21,42 @@ def markdown(head, rows):
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
-def trained_rows(studies):
-    trained, plain = (studies[measure] for measure in gaps.MEASURES)
-    for plan, gap in trained.gaps.items():
-        other = plain.gaps[plan]
-        if plan == models.CONTROL:
-            found = "control"
-        elif math.isnan(plain.bound(gap.runs)):
-            found = "-"
-        else:
-            found = "yes" if abs(other.mean) > plain.bound(other.runs) else "no"
-        yield [f"`{plan}`", str(gap.runs), f"{number(gap.mean, sign=True)} ± {number(gap.error)}",
-               f"{number(other.mean, sign=True)} ± {number(other.error)}", number(other.deviation),
-               found]
+def with_interval(gap):
+    return f"{number(gap.mean, sign=True)} ± {number(gap.half_width())}"
+
+
+def within(gap):
+    return f"{gap.margin():.2f} %" if gap.margin() else "-"
+
+
+def trained_rows(trained, plain):
+    for name in trained.names:
+        gap = plain.gap(name)
+        yield [f"`{name}`", str(gap.bases), with_interval(trained.gap(name)), with_interval(gap),
+               number(gap.deviation), within(gap)]
+    family = trained.family(), plain.family()
+    if all(family):
+        yield ["**FP8, all plans**", str(family[1].bases), *map(with_interval, family),
+               number(family[1].deviation), within(family[1])]
 
 
 def trained_table(name, lines):
-    studies = {measure: gaps.study(lines, measure) for measure in gaps.MEASURES}
-    plain = studies["in_bf16"]
-    runs = sorted({gap.runs for plan, gap in plain.gaps.items() if plan != models.CONTROL})
-    beyond = (
-        ", ".join(f"{number(plain.bound(count))} % with {count} bases" for count in runs) or "-"
-    )
-    loss = statistics.mean(statistics.mean(line["in_bf16"]) for line in lines
-                           if line["plan"] == models.BASELINE)
-    head = ["plan", "runs", "gap as trained, %", "gap evaluated in bf16, %",
-            "deviation of one gap", "differs from bf16"]
+    trained, plain = (gaps.Study(lines, measure) for measure in gaps.MEASURES)
+    head = ["plan", "bases", "gap as trained, %", "gap evaluated in bf16, %",
+            "deviation of a gap", "equivalent within"]
+    twice = plain.difference("te-current-halves", "te-current")
     text = [
         f"### {name}\n",
-        markdown(head, trained_rows(studies)),
+        markdown(head, trained_rows(trained, plain)),
         "",
-        f"{plain.complete} bases with every plan; {lines[0]['base_steps']} steps in bf16, "
+        f"± is half of the 95 % interval. {lines[0]['base_steps']} steps in bf16, "
         f"{lines[0]['steps']} under each plan, {lines[0]['tokens_per_step']} tokens a step; loss "
-        f"of bf16 {loss:.4f}, its standard deviation over bases {number(plain.spread, 2)} %. "
-        f"Pooled standard deviation of one run, base and plan taken out: as trained "
-        f"{number(studies['as_trained'].deviation)} %, in bf16 {number(plain.deviation)} % "
-        f"({plain.freedom} degrees of freedom). A plan differs from bf16, all comparisons together "
-        "at "
-        f"95 %, beyond {beyond}.",
+        f"of bf16 {plain.loss():.4f}, its standard deviation over bases "
+        f"{number(plain.spread(), 2)} %.",
     ]
+    if twice:
+        text.append(f"`te-current-halves` less `te-current`, evaluated in bf16: "
+                    f"{with_interval(twice)} %.")
     return "\n".join(text)
 
 
