@@ -31,48 +31,44 @@ def lines_of(table):
 
 
 class Arithmetic(unittest.TestCase):
-    def test_two_plans_are_the_paired_difference(self):
-        # Differences 1 and 3: mean 2, deviation sqrt(2), of their mean 1.
-        deviation, freedom = gaps.residual_deviation(
-            {1: {"bf16": 1.0, "a": 2.0}, 2: {"bf16": 3.0, "a": 6.0}})
-        self.assertEqual(freedom, 1)
-        self.assertAlmostEqual(deviation, 1.0)
-        study = gaps.study(lines_of({"bf16": [99.5, 100.5], "a": [100.5, 103.5]}), "in_bf16")
-        gap = study.gaps["a"]
-        self.assertAlmostEqual(gap.mean, 100 * (100.5 / 99.5 + 103.5 / 100.5 - 2) / 2)
-        self.assertAlmostEqual(gap.error, 1.0)
-        self.assertAlmostEqual(study.deviation, 1.0)
+    def test_a_gap_has_students_interval_over_bases(self):
+        study = gaps.Study(lines_of({"bf16": [100, 200, 400], "a": [101, 204, 412]}), "in_bf16")
+        gap = study.gap("a")  # 1, 2 and 3 %
+        self.assertAlmostEqual(gap.mean, 2.0)
+        self.assertEqual(gap.bases, 3)
+        self.assertAlmostEqual(gap.deviation, 1.0)
+        self.assertAlmostEqual(gap.half_width(), 4.3027 / 3 ** 0.5, places=4)
+        self.assertGreater(study.spread(), 50)
 
-    def test_bases_that_differ_do_not_count(self):
-        study = gaps.study(lines_of({"bf16": [1.0, 2.0, 4.0], "a": [1.01, 2.02, 4.04]}), "in_bf16")
-        self.assertAlmostEqual(study.gaps["a"].mean, 1.0)
-        self.assertAlmostEqual(study.gaps["a"].deviation, 0.0)
-        self.assertGreater(study.spread, 50)
+    def test_quantiles_are_those_of_the_tables_of_students_t(self):
+        for probability, freedom, expected in ((0.975, 1, 12.7062), (0.975, 3, 3.1824),
+                                               (0.95, 17, 1.7396), (0.975, 1000, 1.9623)):
+            self.assertAlmostEqual(gaps.quantile_of_t(probability, freedom), expected, places=3)
 
-    def test_a_run_that_is_missing_leaves_the_least_squares_of_the_others(self):
-        # Without base 2 of b the rest is a 2 x 2 table, whose residuals are 0.5, and b's is 0.
-        deviation, freedom = gaps.residual_deviation(
-            {1: {"bf16": 1.0, "a": 2.0, "b": 7.0}, 2: {"bf16": 3.0, "a": 6.0}})
-        self.assertEqual(freedom, 1)
-        self.assertAlmostEqual(deviation, 1.0)
+    def test_bf16_is_the_mean_of_its_replicates_and_each_has_a_gap_to_the_others(self):
+        losses = {"bf16": [99.0], "bf16-halves": [101.0], "bf16-thirds": [103.0], "a": [102.01]}
+        study = gaps.Study(lines_of(losses), "in_bf16")
+        self.assertAlmostEqual(study.gap("a").mean, 1.0)
+        self.assertAlmostEqual(study.gap("bf16-halves").mean, 0.0)
+        self.assertAlmostEqual(study.gap("bf16-thirds").mean, 3.0)
 
     def test_a_base_without_bf16_is_left_out(self):
-        lines = lines_of({"bf16": [1.0, 1.0, 1.0], "a": [1.0, 1.02], "b": [1.0, 1.0, 1.05, 9.0]})
-        study = gaps.study(lines, "in_bf16")
-        self.assertEqual(study.complete, 2)
-        self.assertEqual((study.gaps["a"].runs, study.gaps["b"].runs), (2, 3))
+        study = gaps.Study(lines_of({"bf16": [1.0], "a": [1.0, 9.0]}), "in_bf16")
+        self.assertEqual(study.gap("a").bases, 1)
 
-    def test_the_control_is_not_pooled(self):
-        losses = {"bf16": [1.0, 1.0, 1.0], "a": [1.0, 1.0, 1.0], models.CONTROL: [1.0, 1.3, 0.9]}
-        study = gaps.study(lines_of(losses), "in_bf16")
-        self.assertAlmostEqual(study.deviation, 0.0)
-        self.assertGreater(study.gaps[models.CONTROL].error, 10)
+    def test_the_contrast_is_the_mean_of_the_fp8_plans_on_bases_that_have_all(self):
+        losses = {"bf16": [1, 1, 1], "te-current": [1.02, 1.03, 1.05], "coat": [1.04, 1.05],
+                  "te-nvfp4": [2, 2, 2], models.CONTROL: [3, 3, 3]}
+        family = gaps.Study(lines_of(losses), "in_bf16").family()
+        self.assertEqual(family.bases, 2)
+        self.assertAlmostEqual(family.mean, 3.5)  # 3 and 4 %
 
-    def test_critical_values_are_those_of_the_tables(self):
-        # Student's t for a single comparison; C. W. Dunnett, Biometrics 20 (1964), two-sided 95 %.
-        for comparisons, freedom, expected in ((1, 10, 2.228), (2, 20, 2.38), (5, 20, 2.73),
-                                               (8, 20, 2.90), (8, 100_000, 2.65)):
-            self.assertAlmostEqual(gaps.critical_value(comparisons, freedom), expected, delta=0.04)
+    def test_equivalence_asks_for_the_interval_and_not_for_the_mean(self):
+        self.assertEqual(gaps.Gap(0.05, 0.02, 16).margin(), 0.10)
+        self.assertEqual(gaps.Gap(0.09, 0.10, 16).margin(), 0.25)
+        self.assertIsNone(gaps.Gap(0.0, 0.6, 16).margin())
+        self.assertIsNone(gaps.Gap(-0.3, 0.02, 16).margin())
+        self.assertIsNone(gaps.gap_of([0.0]).margin())
 
     def test_outliers_are_in_the_channels_that_their_kind_names(self):
         self.assertEqual(outliers.channels_of("block", 512), list(range(128, 256)))
@@ -139,11 +135,11 @@ class TinyStudy(unittest.TestCase):
         return code, log.getvalue()
 
     def test_runs_are_appended_once_and_reported(self):
-        plans = ("--plans", "te-delayed,coat")
+        plans = ("--plans", "bf16-halves,bf16-kicked,te-delayed,coat")
         code, log = self.command("train", *plans)
         self.assertEqual(code, 0, log)
         lines = [json.loads(line) for line in self.results.read_text().splitlines()]
-        self.assertEqual(len(lines), 8)
+        self.assertEqual(len(lines), 10)
         self.assertTrue(all(len(line["in_bf16"]) == models.EVALUATIONS for line in lines))
         by_plan = {line["plan"]: line for line in lines if line["base"] == 1}
         self.assertNotEqual(by_plan["te-delayed"]["as_trained"], by_plan["te-delayed"]["in_bf16"])
@@ -151,6 +147,9 @@ class TinyStudy(unittest.TestCase):
         for plan in ("te-delayed", "coat"):  # from the same checkpoint, with the same batches
             self.assertAlmostEqual(by_plan[plan]["in_bf16"][-1], by_plan["bf16"]["in_bf16"][-1],
                                    delta=0.05)
+        kicked = by_plan["bf16-kicked"]  # one step in FP8, evaluated in bf16
+        self.assertEqual(kicked["as_trained"], kicked["in_bf16"])
+        self.assertNotEqual(kicked["in_bf16"], by_plan["bf16"]["in_bf16"])
         code, log = self.command("train", *plans)
         self.assertEqual((code, log), (0, ""))
         results = Results(self.results)
@@ -174,7 +173,7 @@ class TinyStudy(unittest.TestCase):
         self.assertEqual(code, 1)
         self.assertIn("no-such-plan", log)
         plans = {line["plan"] for line in Results(self.root / "failed.jsonl").lines}
-        self.assertEqual(plans, {models.BASELINE, models.CONTROL})
+        self.assertEqual(plans, {models.BASELINE})
 
     def test_outliers_leave_the_function_as_it_is(self):
         program = Program(PROGRAM, self.root / "others", self.root / "text.txt")
