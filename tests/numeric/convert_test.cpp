@@ -204,6 +204,30 @@ TEST_CASE("element access converts as encode and decode do", "[numeric]") {
   CHECK(load_as_float(&as_f16) == -kInfinity);
 }
 
+TEST_CASE("the tensor of docs/use/fp8.md has the codes of its table", "[numeric]") {
+  const std::vector<float> values = {2.4F, -0.75F, 0.0312F, 0.0004F, 0.000004F};
+  const float scale = 448.0F / 2.4F;
+  std::vector<int> codes;
+  std::vector<float> numbers, read_back;
+  for (const float value : values) {
+    const auto code = encode<e4m3>(value * scale);
+    codes.push_back(code.bits);
+    numbers.push_back(decode(code));
+    read_back.push_back(decode(code) / scale);
+  }
+  CHECK(codes == std::vector<int>{0x7E, 0xF1, 0x4C, 0x1A, 0x00});
+  CHECK(numbers == std::vector<float>{448, -144, 6, 0.078125F, 0});
+  CHECK(read_back[1] / values[1] == Approx(1.029).epsilon(5e-4));
+  CHECK(read_back[2] / values[2] == Approx(1.030).epsilon(5e-4));
+  CHECK(read_back[3] / values[3] == Approx(1.046).epsilon(5e-4));
+  const float of_e5m2 = 57344.0F / 2.4F;
+  CHECK(decode(encode<e5m2>(values[4] * of_e5m2)) > 0);
+  CHECK(decode(encode<e5m2>(values[1] * of_e5m2)) / of_e5m2 / values[1] ==
+        Approx(0.914).epsilon(5e-4));
+  CHECK(decode(encode<e4m3>(values[0] * 224)) / 224 == 2.0F);
+  CHECK(decode(encode<e4m3>(values[3] * (448.0F / 240))) == 0.0F);
+}
+
 TEST_CASE("formats are named as in the table of plans", "[numeric]") {
   CHECK(name_of(DType::f32) == "fp32");
   CHECK(name_of(DType::e4m3) == "e4m3");
