@@ -1,4 +1,4 @@
-"""The models of the study, how they are trained, and the branches in the order in which they run."""
+"""The models of the study, how they are trained, and the branches in the order of their runs."""
 
 import dataclasses
 
