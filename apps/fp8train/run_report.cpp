@@ -4,11 +4,14 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "base/input_file.h"
@@ -25,13 +28,19 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr size_t kMostPoints = 1500;
-constexpr size_t kMostColumns = 60;
-constexpr size_t kMostText = size_t{1} << 20;
+constexpr size_t kMaxPoints = 1500;
+constexpr size_t kMaxColumns = 60;
+constexpr size_t kMaxText = size_t{1} << 20;
 
 /// What is drawn for each tensor and step.
 constexpr const char* kHealth[] = {"snr_db", "scale_exponent", "saturated_percent",
                                    "underflow_percent", "amax"};
+
+/// Losses whose gaps to the first run are drawn.
+constexpr std::string_view kCompared[] = {"loss", "val_loss"};
+constexpr size_t kMaxGaps = 60;  ///< points of a curve of gaps, each a mean over neighbours
+
+using Points = std::vector<std::pair<int64_t, double>>;
 
 /// Calls `take` with each line but for one without a line break, which is being written.
 void for_each_whole_line(const InputFile& file, const std::function<void(std::string_view)>& take) {
@@ -92,8 +101,8 @@ void warn_of_damaged(const std::filesystem::path& path, size_t lines) {
 }
 
 /// [[step, value], ...], neighbours joined until there are few enough.
-Json thinned(const std::vector<std::pair<int64_t, double>>& points) {
-  const size_t together = ceil_div(points.size(), kMostPoints);
+Json thinned(const Points& points) {
+  const size_t together = ceil_div(points.size(), kMaxPoints);
   Json curve = Json::array();
   for (size_t begin = 0; begin < points.size(); begin += together) {
     const size_t end = std::min(begin + together, points.size());
@@ -106,22 +115,23 @@ Json thinned(const std::vector<std::pair<int64_t, double>>& points) {
   return curve;
 }
 
-/// What is drawn as curves over steps: [{"key": .., "label": .., "drawn_where_zero": ..}, ...].
+/// What is drawn as curves over steps:
+/// [{"key": .., "label": .., "unit": .., "drawn_where_zero": ..}, ...].
 Json drawn_metrics() {
   Json drawn = Json::array();
   for (const Metric& metric : kMetrics) {
     if (!metric.label.empty()) {
       drawn.push_back({{"key", metric.key},
-                       {"label", fmt::format("{}{}{}", metric.label,
-                                             metric.unit.empty() ? "" : ", ", metric.unit)},
+                       {"label", metric.label},
+                       {"unit", metric.unit},
                        {"drawn_where_zero", metric.drawn_where_zero}});
     }
   }
   return drawn;
 }
 
-Json curves_of(const std::filesystem::path& metrics) {
-  std::map<std::string_view, std::vector<std::pair<int64_t, double>>> curves;
+std::map<std::string_view, Points> points_of(const std::filesystem::path& metrics) {
+  std::map<std::string_view, Points> curves;
   const size_t damaged = for_each_line(metrics, [&](const Json& line) {
     const auto step = line.at("step").get<int64_t>();
     for (const Metric& metric : kMetrics) {
@@ -132,16 +142,77 @@ Json curves_of(const std::filesystem::path& metrics) {
     }
   });
   warn_of_damaged(metrics, damaged);
+  return curves;
+}
+
+/// {step: percent}: the run's mean over the first run's, over neighbouring steps that both have.
+std::map<int64_t, double> gaps_between(const Points& first, const Points& run) {
+  const std::map<int64_t, double> others(run.begin(), run.end());
+  std::map<int64_t, double> gaps;
+  const size_t together = ceil_div(first.size(), kMaxGaps);
+  for (size_t begin = 0; begin < first.size(); begin += together) {
+    const size_t end = std::min(begin + together, first.size());
+    double of_first = 0;
+    double of_run = 0;
+    for (size_t i = begin; i < end; ++i) {
+      if (const auto found = others.find(first[i].first); found != others.end()) {
+        of_first += first[i].second;
+        of_run += found->second;
+      }
+    }
+    if (of_first != 0) {
+      gaps[first[end - 1].first] = 100 * (of_run / of_first - 1);
+    }
+  }
+  return gaps;
+}
+
+/// {step: percent}: the largest difference between the gaps of two runs of one plan.
+std::map<int64_t, double> chance(const std::vector<std::map<int64_t, double>>& gaps,
+                                 const std::vector<std::string>& plans) {
+  std::map<int64_t, double> largest;
+  for (size_t i = 0; i < gaps.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      for (const auto& [step, gap] : gaps[i]) {
+        const auto other = gaps[j].find(step);
+        if (!plans[i].empty() && plans[i] == plans[j] && other != gaps[j].end()) {
+          largest[step] = std::max(largest[step], std::fabs(gap - other->second));
+        }
+      }
+    }
+  }
+  return largest;
+}
+
+Json curve(const std::map<int64_t, double>& points) {
+  Json all = Json::array();
+  for (const auto& [step, value] : points) {
+    all.push_back({step, value});
+  }
+  return all;
+}
+
+/// {"loss": {"curves": [a curve for each run], "chance": curve}, ...}; empty for a single run.
+/// `losses`: of each run, in the order of kCompared.
+Json gaps_of(const std::vector<std::vector<Points>>& losses,
+             const std::vector<std::string>& plans) {
   Json all = Json::object();
-  for (const auto& [key, points] : curves) {
-    all[std::string(key)] = thinned(points);
+  for (size_t loss = 0; loss < std::size(kCompared) && losses.size() > 1; ++loss) {
+    std::vector<std::map<int64_t, double>> gaps;
+    Json curves = Json::array();
+    for (const std::vector<Points>& run : losses) {
+      gaps.push_back(gaps_between(losses[0][loss], run[loss]));
+      curves.push_back(curve(gaps.back()));
+    }
+    all[std::string(kCompared[loss])] = {{"curves", curves},
+                                         {"chance", curve(chance(gaps, plans))}};
   }
   return all;
 }
 
 /// Steps at even distances, the last one among them.
 std::set<int64_t> columns_of(const std::vector<int64_t>& sampled) {
-  const size_t count = std::min(sampled.size(), kMostColumns);
+  const size_t count = std::min(sampled.size(), kMaxColumns);
   std::set<int64_t> columns;
   for (size_t i = 0; i < count; ++i) {
     columns.insert(sampled[sampled.size() * (i + 1) / count - 1]);
@@ -149,8 +220,8 @@ std::set<int64_t> columns_of(const std::vector<int64_t>& sampled) {
   return columns;
 }
 
-/// {"steps": [...], "tensors": [...], "snr_db": [one list for each tensor], ...} of lines that have
-/// an object "fp8".
+/// {"steps": [...], "tensors": [...], "elements": [the type of each tensor's codes], "snr_db": [one
+/// list for each tensor], ...} of lines that have an object "fp8".
 Json health_of(const std::filesystem::path& metrics) {
   std::vector<int64_t> sampled;
   for_each_line(metrics, [&](const Json& line) {
@@ -160,7 +231,7 @@ Json health_of(const std::filesystem::path& metrics) {
   });
   const std::set<int64_t> columns = columns_of(sampled);
   std::map<std::string, size_t> rows;
-  Json health = {{"steps", columns}, {"tensors", Json::array()}};
+  Json health = {{"steps", columns}, {"tensors", Json::array()}, {"elements", Json::array()}};
   for_each_line(metrics, [&](const Json& line) {
     const auto found = columns.find(line.at("step").get<int64_t>());
     if (found == columns.end() || !line.contains("fp8") || !line["fp8"].is_object()) {
@@ -170,6 +241,7 @@ Json health_of(const std::filesystem::path& metrics) {
     for (const auto& [tensor, values] : line["fp8"].items()) {
       if (rows.try_emplace(tensor, rows.size()).second) {
         health["tensors"].push_back(tensor);
+        health["elements"].push_back(values.value("element", ""));
         for (const char* key : kHealth) {
           health[key].push_back(Json(columns.size(), nullptr));
         }
@@ -185,7 +257,7 @@ Json health_of(const std::filesystem::path& metrics) {
 }
 
 std::string text_in(const std::filesystem::path& path) {
-  return std::filesystem::exists(path) ? read_text_file(path, kMostText) : "";
+  return std::filesystem::exists(path) ? read_text_file(path, kMaxText) : "";
 }
 
 Json object_in(const std::filesystem::path& path) {
@@ -193,10 +265,12 @@ Json object_in(const std::filesystem::path& path) {
   return object.is_object() ? object : Json::object();
 }
 
-Json run_data(const std::filesystem::path& root) {
+Json run_data(const std::filesystem::path& root, const std::map<std::string_view, Points>& points) {
   const RunDirectory run = {root};
-  Json data = {{"name", root.lexically_normal().string()}};
-  data["curves"] = curves_of(run.metrics());
+  Json data = {{"name", root.lexically_normal().string()}, {"curves", Json::object()}};
+  for (const auto& [key, values] : points) {
+    data["curves"][std::string(key)] = thinned(values);
+  }
   // Runs of older versions have their tensors in metrics.jsonl.
   data["health"] =
       health_of(std::filesystem::exists(run.tensors()) ? run.tensors() : run.metrics());
@@ -222,11 +296,20 @@ void put(std::string& page, std::string_view mark, const Json& data) {
 
 std::string report_page(const std::vector<std::filesystem::path>& runs) {
   Json data = Json::array();
+  std::vector<std::vector<Points>> losses;
+  std::vector<std::string> plans;
   for (const std::filesystem::path& run : runs) {
-    data.push_back(run_data(run));
+    std::map<std::string_view, Points> points = points_of(RunDirectory{run}.metrics());
+    data.push_back(run_data(run, points));
+    losses.emplace_back();
+    for (const std::string_view key : kCompared) {
+      losses.back().push_back(std::move(points[key]));
+    }
+    plans.push_back(data.back()["summary"].value("plan", ""));
   }
   std::string page = kReportTemplate;
   put(page, "/*METRICS*/[]", drawn_metrics());
+  put(page, "/*GAPS*/{}", gaps_of(losses, plans));
   put(page, "/*RUNS*/[]", data);
   return page;
 }

@@ -32,7 +32,7 @@ nlohmann::json runs_of(const std::string& page) {
 
 std::string line_of(int step) {
   return "{\"step\":" + std::to_string(step) + ",\"loss\":" + std::to_string(step) +
-         ",\"fp8\":{\"layers.0.mlp.up.x\":{\"snr_db\":30.5,\"amax\":2}}}\n";
+         ",\"fp8\":{\"layers.0.mlp.up.x\":{\"element\":\"e4m3\",\"snr_db\":30.5,\"amax\":2}}}\n";
 }
 
 std::filesystem::path run_in(const test::TempDir& dir, const std::string& metrics) {
@@ -69,6 +69,7 @@ TEST_CASE("a report has a run's curves, tensors and texts") {
   CHECK(health["steps"].size() == 60);
   CHECK(health["steps"].back() == 3200);
   CHECK(health["tensors"] == nlohmann::json::parse("[\"layers.0.mlp.up.x\"]"));
+  CHECK(health["elements"] == nlohmann::json::parse("[\"e4m3\"]"));
   CHECK(health["snr_db"][0].size() == 60);
   CHECK(health["snr_db"][0][59] == 30.5);
   CHECK(health["scale_exponent"][0][0].is_null());
@@ -93,8 +94,56 @@ TEST_CASE("a report draws every metric that has a label") {
     CHECK(curves.erase(metric.at("key").get<std::string>()) == 1);
   }
   CHECK(curves.empty());
-  CHECK_THAT(labels, VectorContains(std::string("values clipped, %")));
-  CHECK_THAT(page, Contains("metrics.forEach(drawCurves)"));
+  CHECK_THAT(labels, VectorContains(std::string("values clipped")));
+  CHECK_THAT(page, Contains("for (const metric of metrics) drawCurves(metric);"));
+}
+
+/// A run of steps 1, 2, ... with these losses.
+std::filesystem::path run_of(const test::TempDir& dir, const std::string& plan,
+                             const std::vector<double>& losses) {
+  std::string metrics;
+  for (size_t i = 0; i < losses.size(); ++i) {
+    metrics += nlohmann::json{{"step", i + 1}, {"loss", losses[i]}}.dump() + "\n";
+  }
+  const auto run = run_in(dir, metrics);
+  test::write_file(run / "summary.json", nlohmann::json{{"plan", plan}}.dump());
+  return run;
+}
+
+TEST_CASE("a report has the gap of each run to the first, and the band of runs of one plan") {
+  const test::TempDir a, b, c, d;
+  const std::string page =
+      report_page({run_of(a, "bf16", {2, 4}), run_of(b, "te-current", {2.02, 4.2, 9}),
+                   run_of(c, "bf16", {1.98, 4}), run_of(d, "te-current", {2.04})});
+  const nlohmann::json loss = constant_of(page, "gaps").at("loss");
+  const auto near = [](const nlohmann::json& curve, const std::vector<double>& expected) {
+    REQUIRE(curve.size() == expected.size());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      CHECK(curve[i][0] == i + 1);
+      CHECK(curve[i][1].get<double>() == Approx(expected[i]).margin(1e-9));
+    }
+  };
+  near(loss["curves"][0], {0, 0});
+  near(loss["curves"][1], {1, 5});
+  near(loss["curves"][2], {-1, 0});
+  near(loss["curves"][3], {2});
+  near(loss["chance"], {1, 0});
+  const std::string other = report_page({run_of(a, "bf16", {2}), run_of(b, "te-current", {2.02})});
+  CHECK(constant_of(other, "gaps")["loss"]["chance"].empty());
+  CHECK(constant_of(report_page({run_of(a, "bf16", {2})}), "gaps").empty());
+}
+
+TEST_CASE("gaps of a long run are means over neighbours, not of their gaps") {
+  const test::TempDir a, b;
+  std::vector<double> first(120, 1.0);
+  std::vector<double> second(120, 1.0);
+  first[0] = 3.0;
+  second[0] = 2.0;
+  const std::string page = report_page({run_of(a, "bf16", first), run_of(b, "te-current", second)});
+  const nlohmann::json curve = constant_of(page, "gaps")["loss"]["curves"][1];
+  REQUIRE(curve.size() == 60);
+  CHECK(curve[0] == nlohmann::json::parse("[2,-25.0]"));
+  CHECK(curve[59][0] == 120);
 }
 
 TEST_CASE("a report of what is no run is an error with its location") {

@@ -28,13 +28,14 @@ bool has_one_scale(const SlotReport& report) {
   return report.slot->format.block == per::tensor;
 }
 
-/// {"layers.0.mlp.up.x": {"scale": .., "scale_exponent": .., "amax": .., "snr_db": ..,
-/// "saturated_percent": .., "underflow_percent": ..}, ...}; no scale where each block has its
-/// own.
+/// {"layers.0.mlp.up.x": {"element": .., "scale": .., "scale_exponent": .., "amax": ..,
+/// "snr_db": .., "saturated_percent": .., "underflow_percent": ..}, ...}; no scale where each block
+/// has its own.
 JsonObject slot_metrics(const std::vector<SlotReport>& slots) {
   JsonObject all;
   for (const SlotReport& report : slots) {
     JsonObject one;
+    one.add("element", name_of(report.slot->format.dtype));
     if (has_one_scale(report)) {
       one.add("scale", static_cast<double>(report.scale));
       one.add("scale_exponent", std::ilogb(report.scale));
