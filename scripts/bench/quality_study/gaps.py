@@ -1,10 +1,10 @@
 """Gaps of plans to bf16 with intervals, bases as replicates.
 
 The gap of a plan on a base is its loss over the mean of bf16's replicates on that base, less one,
-in percent. Bases are independent, so that the mean gap over n bases has Student's interval with n - 1
-degrees of freedom from the gaps' own deviation: neither equal variances nor the effect of a base
-being the same for all plans is assumed. A plan is equivalent to bf16 within a margin if its 90 %
-interval lies inside of it (two one-sided tests at 5 %; D. J. Schuirmann, J. Pharmacokinet.
+in percent. Bases are independent, so that the mean gap over n bases has Student's interval with
+n - 1 degrees of freedom from the gaps' own deviation: neither equal variances nor the effect of a
+base being the same for all plans is assumed. A plan is equivalent to bf16 within a margin if its
+90 % interval lies inside of it (two one-sided tests at 5 %; D. J. Schuirmann, J. Pharmacokinet.
 Biopharm. 15, 1987)."""
 
 import dataclasses
