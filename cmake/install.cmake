@@ -3,6 +3,8 @@ install(TARGETS fp8train RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY configs/ DESTINATION ${CMAKE_INSTALL_DATADIR}/fp8train/configs OPTIONAL)
 install(DIRECTORY slurm/ DESTINATION ${CMAKE_INSTALL_DATADIR}/fp8train/slurm FILES_MATCHING
   PATTERN "*.sbatch")
+install(DIRECTORY scripts/export/ DESTINATION ${CMAKE_INSTALL_DATADIR}/fp8train/export
+  USE_SOURCE_PERMISSIONS FILES_MATCHING PATTERN "*.py")
 set(manuals ${CMAKE_BINARY_DIR}/manuals)
 install(FILES ${manuals}/fp8train.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 install(FILES ${manuals}/fp8train DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)

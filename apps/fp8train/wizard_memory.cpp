@@ -28,20 +28,6 @@ std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
 
-/// How long the run takes on a CPU; empty as long as its length is not known.
-std::string time_on_cpu(const Settings& settings) {
-  constexpr double kRate = 1e11;  // FLOPs a second: some eight cores
-  const Session session = open_session(settings, false, job_ranks(settings.job));
-  const double tokens = static_cast<double>(session.tokens_per_step() * session.max_steps);
-  if (tokens == 0.0) {
-    return "";
-  }
-  const double flops =
-      tokens * flops_per_token(session.engine.model, session.engine.step.seq_length);
-  return fmt::format("; {} tokens take about {} at {:.0f} GFLOP/s a rank", describe_count(tokens),
-                     describe_duration(flops / kRate / session.data_ranks), kRate / 1e9);
-}
-
 /// The answers that differ, of those that what_would_fit() changes.
 std::vector<Answer> changes(const Settings& before, const Settings& after) {
   std::vector<Answer> answers;
@@ -168,7 +154,7 @@ std::string JobMemory::line(const Settings& settings) {
     const std::string line = fmt::format("memory per rank: {} of {}: ", describe_bytes(needed),
                                          describe_bytes(static_cast<double>(memory.bytes)));
     if (memory.fits(ledger)) {
-      return line + "fits" + (memory.is_host ? time_on_cpu(settings) : "") + remark;
+      return line + "fits" + remark;
     }
     return fmt::format("{}DOES NOT FIT; {}{}", line, remedy(settings, memory), remark);
   } catch (const Error& error) {

@@ -4,15 +4,46 @@
 #include <pwd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cstdlib>
+#include <iterator>
 #include <optional>
+#include <string_view>
+#include <utility>
 
 namespace fp8train {
 namespace {
 
 bool is_name_character(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
+}
+
+/// How the files of an address are fetched, by how it begins.
+constexpr std::pair<std::string_view, std::string_view> kFetchers[] = {
+    {"s3://", "aws s3 cp ADDRESS ."},
+    {"gs://", "gcloud storage cp ADDRESS ."},
+    {"hf://datasets/", "hf download NAME --repo-type dataset --local-dir FOLDER"},
+    {"https://huggingface.co/datasets/", "hf download NAME --repo-type dataset --local-dir FOLDER"},
+    {"hf://", "hf download NAME --local-dir FOLDER"},
+    {"https://huggingface.co/", "hf download NAME --local-dir FOLDER"},
+    {"http", "curl -LO ADDRESS"}};
+
+/// Why an address of the network is not a path; empty for any other text.
+std::string refused_address(const std::string& text) {
+  const size_t end = text.find("://");
+  if (end == std::string::npos || end == 0 ||
+      !std::ranges::all_of(text.substr(0, end), is_name_character)) {
+    return "";
+  }
+  const auto* known = std::ranges::find_if(
+      kFetchers, [&](const auto& fetcher) { return text.starts_with(fetcher.first); });
+  return fmt::format("{} is an address, and only files of this machine are read and written here{}",
+                     text,
+                     known == std::end(kFetchers)
+                         ? ""
+                         : fmt::format("; fetch it first, for example with `{}`, and name the copy",
+                                       known->second));
 }
 
 /// Returns the first `$NAME` or `${NAME}` as it is written.
@@ -47,6 +78,9 @@ WrittenPath written_path(const std::string& text) {
     return {text, fmt::format("{} is not expanded here: write the path itself, or let the shell "
                               "do it (\"key={}\" in double quotes)",
                               *variable, text)};
+  }
+  if (std::string problem = refused_address(text); !problem.empty()) {
+    return {text, std::move(problem)};
   }
   if (!text.starts_with('~')) {
     return {text, ""};

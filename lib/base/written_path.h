@@ -15,8 +15,10 @@ struct WrittenPath {
 };
 
 /// Returns `text` with `~` or `~/` at its start replaced by the home directory (HOME, else that of
-/// the user's account). A problem is `~name`, `$NAME` or `${NAME}`, which nothing here expands; a
-/// file of such a name is written with `./` before a `~`, and not at all with a `$`.
+/// the user's account). A problem is `~name`, `$NAME` or `${NAME}`, which nothing here expands (a
+/// file of such a name is written with `./` before a `~`, and not at all with a `$`), and an
+/// address
+/// (`s3://...`), which nothing here opens.
 WrittenPath written_path(const std::string& text);
 
 }  // namespace fp8train

@@ -4,6 +4,7 @@
 
 #include "base/text.h"
 #include "config/fields/field_table.h"
+#include "config/foreign_names.h"
 #include "config/presets.h"
 #include "config/show.h"
 #include "config/wrap.h"
@@ -68,6 +69,21 @@ Anchors, aliases and tags of YAML are not supported. Relative paths start at the
 `fp8train config show --resolved FILE` prints every setting of a run.
 )";
 
+/// What is not here: the names of its keys in other programs, why, and what there is instead.
+std::string not_here_table() {
+  std::string result = "| key | | instead |\n|---|---|---|\n";
+  for (const ForeignName& entry : foreign_names()) {
+    if (const size_t end = entry.not_here.find("; "); end != std::string_view::npos) {
+      const std::string names = joined(split(entry.names, ' '), [](const std::string& name) {
+        return fmt::format("`{}`", name);
+      });
+      result += fmt::format("| {} | {} | {} |\n", names, entry.not_here.substr(0, end),
+                            entry.not_here.substr(end + 2));
+    }
+  }
+  return result;
+}
+
 }  // namespace
 
 std::string configuration_page() {
@@ -83,7 +99,13 @@ std::string configuration_page() {
       }
     }
   }
-  return result;
+  return result +
+         wrapped(
+             "\n## Not here\n\nKeys of other programs by which users ask for what this program "
+             "does not have, in any case and with hyphens or underscores; `*` stands for any "
+             "ending. Configurations in TOML or Python, and addresses (`s3://`, `hf://`, "
+             "`https://`) in place of files, are refused too.\n\n") +
+         not_here_table();
 }
 
 }  // namespace fp8train

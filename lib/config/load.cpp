@@ -203,6 +203,13 @@ class Loading {
 
 void Loading::add_text(const std::string& name, const std::string& text) {
   const size_t source = problems.add_source(name, true);
+  if (is_toml(text)) {
+    complete = false;
+    problems.add({source, 0, 0}, "",
+                 "this is TOML or Python, which is not read; write it in YAML: `steps = 10` below "
+                 "`[training]` is `training: {max_steps: 10}`");
+    return;
+  }
   YamlNode root = parse_config(text, source, problems);
   complete = complete && !root.reported && root.kind == YamlNode::Kind::map;
   if (!root.reported && root.kind == YamlNode::Kind::null) {

@@ -3,102 +3,12 @@
 #include <fmt/format.h>
 
 #include "base/nearest.h"
+#include "base/text.h"
 #include "config/fields/field_table.h"
+#include "config/foreign_names.h"
 
 namespace fp8train {
 namespace {
-
-struct Foreign {
-  std::string_view name;
-  std::string_view key;  ///< ours, or an advice when it holds a blank
-};
-
-/// Spellings of other trainers.
-constexpr Foreign kForeign[] = {
-    {"learning_rate", "optimizer.lr"},
-    {"max_lr", "optimizer.lr"},
-    {"beta1", "optimizer.betas"},
-    {"beta2", "optimizer.betas"},
-    {"adam_beta1", "optimizer.betas"},
-    {"adam_beta2", "optimizer.betas"},
-    {"adam_epsilon", "optimizer.eps"},
-    {"adam_eps", "optimizer.eps"},
-    {"epsilon", "optimizer.eps"},
-    {"wd", "optimizer.weight_decay"},
-    {"max_grad_norm", "optimizer.grad_clip"},
-    {"max_norm", "optimizer.grad_clip"},
-    {"clip_grad", "optimizer.grad_clip"},
-    {"gradient_clipping", "optimizer.grad_clip"},
-    {"gradient_clip_val", "optimizer.grad_clip"},
-    {"optim", "optimizer.name"},
-    {"lr_scheduler_type", "scheduler.type"},
-    {"lr_scheduler", "scheduler.type"},
-    {"lr_decay_style", "scheduler.type"},
-    {"decay_type", "scheduler.type"},
-    {"lr_decay_iters", "scheduler.decay_steps"},
-    {"warmup_iters", "scheduler.warmup_steps"},
-    {"lr_warmup_iters", "scheduler.warmup_steps"},
-    {"warmup", "scheduler.warmup_steps"},
-    {"warmup_ratio", "scheduler.warmup_steps: the ratio times training.max_steps"},
-    {"max_iters", "training.max_steps"},
-    {"train_iters", "training.max_steps"},
-    {"num_steps", "training.max_steps"},
-    {"total_steps", "training.max_steps"},
-    {"steps", "training.max_steps"},
-    {"epochs", "training.max_epochs"},
-    {"n_epochs", "training.max_epochs"},
-    {"num_epochs", "training.max_epochs"},
-    {"train_epochs", "training.max_epochs"},
-    {"num_train_epochs", "training.max_epochs"},
-    {"batch_size", "training.micro_batch_size"},
-    {"per_device_train_batch_size", "training.micro_batch_size"},
-    {"train_micro_batch_size_per_gpu", "training.micro_batch_size"},
-    {"local_batch_size", "training.micro_batch_size"},
-    {"train_batch_size", "training.global_batch_size"},
-    {"total_batch_size", "training.global_batch_size"},
-    {"grad_accum_steps", "training.gradient_accumulation_steps"},
-    {"accumulate_grad_batches", "training.gradient_accumulation_steps"},
-    {"max_time_seconds", "training.max_time"},
-    {"block_size", "data.seq_length"},
-    {"seq_len", "data.seq_length"},
-    {"sequence_length", "data.seq_length"},
-    {"max_seq_len", "data.seq_length"},
-    {"max_length", "data.seq_length"},
-    {"dataset", "data.train"},
-    {"train_files", "data.train"},
-    {"tokenizer_path", "data.tokenizer"},
-    {"gradient_checkpointing", "model.recompute"},
-    {"activation_checkpointing", "model.recompute"},
-    {"bias", "model.qkv_bias, model.attention_output_bias, model.mlp_bias, model.norm_bias"},
-    {"precision_plan", "precision.plan"},
-    {"amax_compute_algorithm", "fp8.amax_compute_algo"},
-    {"eval_iters", "eval.batches"},
-    {"save_total_limit", "checkpoint.keep_last"},
-    {"resume_from_checkpoint", "checkpoint.resume"},
-    {"out_dir", "output_dir"},
-    {"eval_steps", "eval.interval"},
-    {"eval_interval", "eval.interval"},
-    {"eval_every", "eval.interval"},
-    {"save_steps", "checkpoint.interval"},
-    {"save_interval", "checkpoint.interval"},
-    {"checkpoint_interval", "checkpoint.interval"},
-    {"logging_steps", "logging.interval"},
-    {"log_interval", "logging.interval"},
-    {"sample_interval", "sample.interval"},
-    {"sample_every", "sample.interval"},
-    {"bf16", "mixed_precision: bf16"},
-    {"fp16", "mixed_precision: fp16"},
-};
-
-std::string_view foreign_meaning(const std::string& name) {
-  const std::string wanted = simplified(name);
-  for (const Foreign& foreign : kForeign) {
-    if (simplified(foreign.name) == wanted) {
-      return foreign.key;
-    }
-  }
-  return {};
-}
 
 std::string belongs_to(const std::string& name, std::string_view key) {
   const size_t dot = key.rfind('.');
@@ -108,6 +18,17 @@ std::string belongs_to(const std::string& name, std::string_view key) {
   const std::string_view leaf = key.substr(dot + 1);
   const std::string renamed = leaf == name ? "" : fmt::format(" as {}", leaf);
   return fmt::format("`{}` belongs to `{}`{}", name, key.substr(0, dot), renamed);
+}
+
+/// Why a key is not here, by its name or by a section that it is in (`lora.rank`); else nothing.
+std::string not_here(const std::string& section, const std::string& name) {
+  for (const std::string& part : split(section.empty() ? name : name + "." + section, '.')) {
+    const ForeignName* entry = find_foreign_name(part);
+    if (entry != nullptr && !entry->not_here.empty()) {
+      return std::string(entry->not_here);
+    }
+  }
+  return "";
 }
 
 /// Fields of other sections whose last part is `name`.
@@ -131,6 +52,22 @@ std::string same_name_elsewhere(const std::string& name) {
 
 }  // namespace
 
+std::string key_of_foreign_name(const std::string& name) {
+  if (const ForeignName* entry = find_foreign_name(name)) {
+    return std::string(entry->key.find(' ') == std::string_view::npos ? entry->key : "");
+  }
+  std::string key;
+  for (const Field& field : field_table()) {
+    if (simplified(field.key.substr(field.key.rfind('.') + 1)) == simplified(name)) {
+      if (!key.empty()) {
+        return "";
+      }
+      key = field.key;
+    }
+  }
+  return key;
+}
+
 std::string advice_for_unknown_key(const std::string& section, const std::string& name) {
   if (name.size() > 64) {
     return "";
@@ -146,8 +83,11 @@ std::string advice_for_unknown_key(const std::string& section, const std::string
   if (!nearest.empty() && simplified(nearest) == simplified(name)) {
     return did_you_mean(nearest);
   }
-  const std::string_view foreign = foreign_meaning(name);
-  if (!foreign.empty()) {
+  if (const std::string missing = not_here(section, name); !missing.empty()) {
+    return missing;
+  }
+  if (const ForeignName* entry = find_foreign_name(name)) {
+    const std::string_view foreign = entry->key;
     const bool same_section = !section.empty() && foreign.rfind('.') == section.size() &&
                               foreign.substr(0, section.size()) == section;
     return same_section ? did_you_mean(std::string(foreign.substr(section.size() + 1)))
@@ -158,6 +98,10 @@ std::string advice_for_unknown_key(const std::string& section, const std::string
   }
   if (!nearest.empty()) {
     return did_you_mean(nearest);
+  }
+  const std::string parent = section.substr(section.rfind('.') + 1);
+  if (const ForeignName* entry = find_foreign_name(parent); entry != nullptr && !section.empty()) {
+    return belongs_to(parent, entry->key);
   }
   std::vector<std::string> keys;
   for (const Field& field : field_table()) {

@@ -1,15 +1,18 @@
 #include "dialects/other_trainers.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/text.h"
-#include "config/fields/scalar.h"
+#include "config/fields/field_table.h"
+#include "config/foreign_names.h"
 #include "config/show.h"
+#include "config/suggest.h"
 #include "dialects/pass.h"
 
 namespace fp8train {
@@ -17,80 +20,31 @@ namespace {
 
 using dialects::text_of;
 using dialects::value_of;
-using dialects::Words;
 
 struct Trainer {
   const char* name;
-  std::string_view marks;       ///< keys with blanks between them, two of which recognize a file
-  std::span<const Words> keys;  ///< a dotted key of the file, and ours or an advice with a blank
+  std::string_view marks;  ///< keys with blanks between them, two of which recognize a file
 };
-
-constexpr const char* kRatio = "scheduler.warmup_steps is this ratio of training.max_steps";
-
-/// axolotl, src/axolotl/utils/schemas/config.py and training.py.
-constexpr Words kAxolotl[] = {
-    {"micro_batch_size", "training.micro_batch_size"},
-    {"gradient_accumulation_steps", "training.gradient_accumulation_steps"},
-    {"max_steps", "training.max_steps"},
-    {"num_epochs", "training.max_epochs"},
-    {"learning_rate", "optimizer.lr"},
-    {"weight_decay", "optimizer.weight_decay"},
-    {"max_grad_norm", "optimizer.grad_clip"},
-    {"warmup_steps", "scheduler.warmup_steps"},
-    {"warmup_ratio", kRatio},
-    {"sequence_len", "data.seq_length"},
-    {"output_dir", "output_dir"}};
-
-/// transformers, training_args.py; LLaMA-Factory adds cutoff_len (src/llamafactory/hparams/).
-constexpr Words kTrainingArguments[] = {
-    {"per_device_train_batch_size", "training.micro_batch_size"},
-    {"gradient_accumulation_steps", "training.gradient_accumulation_steps"},
-    {"max_steps", "training.max_steps"},
-    {"num_train_epochs", "training.max_epochs"},
-    {"learning_rate", "optimizer.lr"},
-    {"weight_decay", "optimizer.weight_decay"},
-    {"max_grad_norm", "optimizer.grad_clip"},
-    {"warmup_steps", "scheduler.warmup_steps"},
-    {"warmup_ratio", kRatio},
-    {"cutoff_len", "data.seq_length"},
-    {"output_dir", "output_dir"}};
-
-/// litgpt, litgpt/args.py.
-constexpr Words kLitgpt[] = {{"train.micro_batch_size", "training.micro_batch_size"},
-                             {"train.global_batch_size", "training.global_batch_size"},
-                             {"train.max_steps", "training.max_steps"},
-                             {"train.max_tokens", "training.max_tokens"},
-                             {"train.epochs", "training.max_epochs"},
-                             {"train.lr_warmup_steps", "scheduler.warmup_steps"},
-                             {"train.max_norm", "optimizer.grad_clip"},
-                             {"train.max_seq_length", "data.seq_length"},
-                             {"optimizer.init_args.lr", "optimizer.lr"},
-                             {"optimizer.init_args.weight_decay", "optimizer.weight_decay"},
-                             {"out_dir", "output_dir"}};
 
 /// The first that recognizes a file has it: LLaMA-Factory's files hold TrainingArguments.
 constexpr Trainer kTrainers[] = {
     {"axolotl",
      "base_model sequence_len num_epochs datasets dataset_prepared_path val_set_size "
      "sample_packing pad_to_sequence_len adapter load_in_8bit load_in_4bit lora_r special_tokens "
-     "tokenizer_type base_model_config train_on_inputs plugins",
-     kAxolotl},
+     "tokenizer_type base_model_config train_on_inputs plugins"},
     {"LLaMA-Factory",
      "model_name_or_path stage finetuning_type template cutoff_len dataset_dir "
-     "preprocessing_num_workers lora_target fp8_backend fp8_enable_fsdp_float8_all_gather",
-     kTrainingArguments},
+     "preprocessing_num_workers lora_target fp8_backend fp8_enable_fsdp_float8_all_gather"},
     {"litgpt",
      "checkpoint_dir out_dir initial_checkpoint_dir tokenizer_dir model_name model_config devices "
-     "num_nodes logger_name lora_r train",
-     kLitgpt},
+     "num_nodes logger_name lora_r train"},
     {"transformers (TrainingArguments)",
      "model_name_or_path per_device_train_batch_size per_device_eval_batch_size num_train_epochs "
      "lr_scheduler_type warmup_ratio save_strategy eval_strategy evaluation_strategy "
      "logging_strategy logging_steps logging_dir save_steps eval_steps save_total_limit report_to "
      "do_train do_eval max_grad_norm adam_beta1 adam_beta2 adam_epsilon dataloader_num_workers "
      "push_to_hub load_best_model_at_end remove_unused_columns gradient_checkpointing "
-     "overwrite_output_dir",
-     kTrainingArguments}};
+     "overwrite_output_dir"}};
 
 /// Whether the file has a section that only this program's files have: by its name, or, where those
 /// of others have one of this name, by a key in it.
@@ -111,24 +65,62 @@ bool has_own_section(const YamlNode& root) {
          is_own("data", false) || is_own("optimizer", false);
 }
 
-/// The value of a dotted key; null where it is not there.
-const YamlNode* value_at(const YamlNode& root, std::string_view key) {
-  const YamlNode* node = &root;
-  for (const std::string& part : split(key, '.')) {
-    node = node->kind == YamlNode::Kind::map ? value_of(*node, part) : nullptr;
-    if (node == nullptr) {
-      return nullptr;
-    }
-  }
-  return node;
-}
-
 bool recognizes(const Trainer& trainer, const YamlNode& root) {
   const std::vector<std::string> marks = split(trainer.marks, ' ');
   const auto found = std::ranges::count_if(root.keys, [&](const YamlKey& key) {
     return std::ranges::find(marks, key.text) != marks.end();
   });
   return found >= 2;
+}
+
+/// Whether our field takes this value, which may have another meaning there.
+bool takes(const std::string& key, const YamlNode& value) {
+  Problems problems;
+  problems.add_source("", false);
+  Settings probe;
+  find_field(key)->read(probe, FieldValue(value, key, {}, problems));
+  return problems.empty();
+}
+
+/// Whether a key that asks for something that is not here does not do so with this value.
+bool asks_for_nothing(const YamlNode& value) {
+  const bool is_usual = value.text == "full" || value.text == "sft" || value.text == "pt";
+  return is_usual || dialects::is_off(value);  // of finetuning_type and stage
+}
+
+/// What a file says in the keys of this program.
+struct Said {
+  std::vector<std::pair<std::string, std::string>> settings;  ///< key and value
+  std::vector<std::string> advice;
+};
+
+void read_keys(const YamlNode& map, Said& said) {
+  for (size_t i = 0; i < map.items.size(); ++i) {
+    const std::string& name = map.keys[i].text;
+    const YamlNode& value = map.items[i];
+    if (value.kind == YamlNode::Kind::map &&
+        (name == "train" || name == "optimizer" || name == "init_args")) {  // those of litgpt
+      read_keys(value, said);
+    }
+    if (value.kind != YamlNode::Kind::scalar || asks_for_nothing(value)) {
+      continue;
+    }
+    const std::string key = key_of_foreign_name(name);
+    const ForeignName* entry = find_foreign_name(name);
+    if (entry != nullptr && (!entry->not_here.empty() || name == "warmup_ratio")) {
+      std::string text =
+          fmt::format("{}: {}", name, entry->key.empty() ? entry->not_here : entry->key);
+      const bool is_new = std::ranges::none_of(said.advice, [&](const std::string& other) {
+        return other.substr(other.find(':')) == text.substr(text.find(':'));
+      });
+      if (is_new) {
+        said.advice.push_back(std::move(text));
+      }
+    } else if (!key.empty() && !key.starts_with("model.") && key != "data.train" &&
+               key != "data.tokenizer" && takes(key, value)) {
+      said.settings.emplace_back(key, text_of(value));
+    }
+  }
 }
 
 }  // namespace
@@ -142,30 +134,21 @@ std::optional<std::string> refusal_of_other_trainer(const YamlNode& root) {
   if (trainer == std::end(kTrainers)) {
     return std::nullopt;
   }
-  std::string keys, advice;
-  bool has_length = false;
-  for (const auto& [theirs, ours] : trainer->keys) {
-    const YamlNode* value = value_at(root, theirs);
-    if (value == nullptr || value->kind != YamlNode::Kind::scalar) {
-      continue;
-    }
-    if (ours.starts_with("training.max_")) {
-      // Here they exclude each other. Steps come first, as in transformers, where -1 is "not set".
-      if (has_length || parse_number(value->text).value_or(0) <= 0) {
-        continue;
-      }
-      has_length = true;
-    }
-    if (ours.find(' ') == std::string_view::npos) {
-      keys += fmt::format(" {}={}", ours, text_of(*value));
-    } else {
-      advice += fmt::format("; {}: {}", theirs, ours);
-    }
+  Said said;
+  read_keys(root, said);
+  // Lengths exclude each other here. Steps come first, as in transformers, where -1 is "not set".
+  const bool has_steps = std::ranges::any_of(
+      said.settings, [](const auto& one) { return one.first == "training.max_steps"; });
+  std::string keys;
+  for (const auto& [key, value] : said.settings) {
+    const bool is_length = key == "training.max_epochs" || key == "training.max_tokens";
+    keys += has_steps && is_length ? "" : fmt::format(" {}={}", key, value);
   }
   return fmt::format(
       "this is a file of {}, which is not read here; {}name the model with model.from and the data "
       "with data.train, and choose the precision with mixed_precision: fp8 or precision.plan{}",
-      trainer->name, keys.empty() ? "" : fmt::format("write its settings as{}, ", keys), advice);
+      trainer->name, keys.empty() ? "" : fmt::format("write its settings as{}, ", keys),
+      said.advice.empty() ? "" : fmt::format("; {}", fmt::join(said.advice, "; ")));
 }
 
 }  // namespace fp8train

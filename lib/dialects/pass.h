@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "config/foreign_names.h"
 #include "config/yaml/problems.h"
 #include "config/yaml/yaml_tree.h"
 
@@ -46,13 +47,7 @@ struct ForeignTable {
 /// The key of this name, if there is one.
 std::optional<ForeignKey> find_key(const ForeignTable& table, std::string_view name);
 
-inline constexpr const char* kNoOffload =
-    "weights and moments are not moved to CPU memory or NVMe here; parallelism.zero_stage and "
-    "model.recompute lower a GPU's memory";
 inline constexpr const char* kOtherTraining = "it changes the training, and is not here";
-inline constexpr const char* kNoModelParallelism =
-    "tensor, pipeline, context and sequence parallelism are not here; ranks share the batch, and "
-    "with parallelism.zero_stage the weights";
 
 using Words = std::pair<std::string_view, std::string_view>;
 

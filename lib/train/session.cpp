@@ -62,8 +62,7 @@ ModelConfig resolve_model(const Settings& of_run, const Tokenizer& tokenizer,
     if (!std::filesystem::exists(settings.from)) {
       throw CheckpointError(
           fmt::format("model.from: there is no folder {}; models are not downloaded: fetch it, for "
-                      "example with "
-                      "`huggingface-cli download NAME --local-dir FOLDER`, and name the folder",
+                      "example with `hf download NAME --local-dir FOLDER`, and name the folder",
                       settings.from));
     }
     std::error_code unseen;

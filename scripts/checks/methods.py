@@ -8,7 +8,8 @@ roles, so that plans which nobody ships work too, and what is particular to a fa
 
 The rule: the names below, those of the plans, and those of the programs whose keys lib/dialects
 reads are only in
-  - lib/precision/plans.cpp (the plans) and lib/dialects (other programs' keys), anywhere;
+  - lib/precision/plans.cpp (the plans), lib/dialects and lib/config/foreign_names.cpp (other
+    programs' keys), anywhere;
   - comments elsewhere, inside parentheses, which cite the source of a formula and may span lines.
 A comment cites a paper or a file of the source, never a note that is not in this repository
 (research/NAME.md). Code, strings and help texts included, never names one: where a text lists
@@ -23,7 +24,9 @@ import checking
 
 NOTE = re.compile(r"research/[\w-]+\.md")
 SOURCE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
-ALLOWED = re.compile(r"lib/precision/plans\.cpp|lib/dialects/\w+\.(h|cpp)")
+ALLOWED = re.compile(
+    r"lib/precision/plans\.cpp|lib/dialects/\w+\.(h|cpp)|lib/config/foreign_names\.cpp"
+)
 METHODS = [
     "TransformerEngine", "Transformer Engine", "MS-AMP", "msamp", "torchao", "DeepSeek", "FP8-LM",
     "torchtitan",

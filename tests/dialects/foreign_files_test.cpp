@@ -70,8 +70,8 @@ TEST_CASE("a file of another program alone lacks a model and data, at no line of
       "distributed_type: FSDP\nfsdp_config: {fsdp_activation_checkpointing: true}\n");
   CHECK_THAT(error, Contains("run.yaml: model.preset: missing") &&
                         Contains("run.yaml: data.train: missing") &&
-                        Contains("Files of other programs name no model and no data: add a "
-                                 "run.yaml after it"));
+                        Contains("Files of other programs name no model and no data: put a "
+                                 "run.yaml before it (the last file wins)"));
 }
 
 TEST_CASE("what Accelerate says and cannot be had is refused") {

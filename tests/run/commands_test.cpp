@@ -165,7 +165,8 @@ TEST_CASE("check says what would not run here, or not in FP8") {
              Contains("the tokenizer's folder has no chat template"));
   Words hub = Workshop::check({"model.from=meta-llama/Llama-3.2-1B"});
   hub.erase(std::find(hub.begin(), hub.end(), "model.preset=toy"));
-  CHECK_THAT(expect_code(4, shop.path(), hub).err, Contains("models are not downloaded"));
+  CHECK_THAT(expect_code(4, shop.path(), hub).err,
+             Contains("models are not downloaded: fetch it, for example with `hf download NAME"));
 }
 
 TEST_CASE("check compares the run with the checkpoint that it would continue from") {

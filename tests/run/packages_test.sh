@@ -27,7 +27,8 @@ done
 dpkg-deb -x "$deb" "$folder/root"
 for file in bin/fp8train share/man/man1/fp8train.1 share/bash-completion/completions/fp8train \
   share/zsh/vendor-completions/_fp8train share/fish/vendor_completions.d/fp8train.fish \
-  share/fp8train/slurm/single_node.sbatch share/doc/fp8train/LICENSE; do
+  share/fp8train/slurm/single_node.sbatch share/fp8train/configs/laptop.yaml \
+  share/fp8train/export/to_wandb.py share/doc/fp8train/LICENSE; do
   test -s "$folder/root/usr/$file" || fail "the .deb has no $file"
 done
 runs "$folder/root/usr/bin/fp8train"

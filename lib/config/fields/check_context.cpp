@@ -39,8 +39,8 @@ void CheckContext::missing_section(const std::string& text, Extent least) const 
   } else if (is_required_from(least)) {  // no line of another program's file is to blame
     given.complain_at({}, field.key,
                       text +
-                          ". Files of other programs name no model and no data: add a run.yaml "
-                          "after it");
+                          ". Files of other programs name no model and no data: put a run.yaml "
+                          "before it (the last file wins)");
   }
 }
 

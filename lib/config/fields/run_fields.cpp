@@ -163,7 +163,8 @@ std::vector<Field> logging_fields() {
       choice("logging.format", in(&Settings::logging, &LoggingSettings::format), kProgressFormats,
              "auto is pretty on a terminal and plain elsewhere"),
       flag("logging.tensorboard", in(&Settings::logging, &LoggingSettings::tensorboard),
-           "Write event files for TensorBoard too, into output_dir/tensorboard"),
+           "Write event files for TensorBoard too, into output_dir/tensorboard; Weights & Biases: "
+           "scripts/export/to_wandb.py"),
   };
 }
 

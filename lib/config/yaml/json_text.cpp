@@ -36,6 +36,25 @@ bool begins_value(char before) {
 
 }  // namespace
 
+bool is_toml(std::string_view text) {
+  while (!text.empty()) {
+    const std::string_view line = text.substr(0, text.find('\n'));
+    text.remove_prefix(std::min(line.size() + 1, text.size()));
+    const size_t begin = line.find_first_not_of(kBlanks);
+    if (begin == std::string_view::npos || line[begin] == '#') {
+      continue;
+    }
+    const std::string_view rest = line.substr(begin, line.find_last_not_of(kBlanks) + 1 - begin);
+    const bool is_section = rest.starts_with('[') && rest.ends_with(']') &&
+                            rest.find_first_of(",:{\"'") == std::string_view::npos;
+    const size_t equals = rest.find('=');
+    return is_section ||
+           (equals != std::string_view::npos && equals > 0 &&
+            rest.substr(0, equals).find_first_of(":{[\"'#") == std::string_view::npos);
+  }
+  return false;
+}
+
 std::string json_as_yaml(std::string text) {
   constexpr std::string_view kBegin = "{\"";  // a flow mapping of YAML has other keys
   std::string plain = text;

@@ -1,7 +1,8 @@
 #pragma once
-// JSON among configurations, which are read as YAML.
+// JSON and TOML among configurations, which are read as YAML.
 
 #include <string>
+#include <string_view>
 
 namespace fp8train {
 
@@ -10,5 +11,9 @@ namespace fp8train {
 /// `#`, as in Hjson; DeepSpeed reads its files so, deepspeed/runtime/config.py). Other text stays
 /// as it is, flow mappings of YAML too: `/*` and `//` may begin a path there.
 std::string json_as_yaml(std::string text);
+
+/// Whether the first line that is neither empty nor a comment is `[section]` or `key = value`:
+/// TOML, or a configuration in Python.
+bool is_toml(std::string_view text);
 
 }  // namespace fp8train

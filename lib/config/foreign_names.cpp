@@ -1,0 +1,142 @@
+#include "config/foreign_names.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/nearest.h"
+#include "base/text.h"
+
+namespace fp8train {
+namespace {
+
+/// Spellings of transformers, axolotl, LLaMA-Factory, litgpt, torchtitan, Megatron, nanoGPT, llm.c.
+constexpr ForeignName kNames[] = {
+    {"learning_rate max_lr", "optimizer.lr"},
+    {"beta1 beta2 adam_beta1 adam_beta2", "optimizer.betas"},
+    {"adam_epsilon adam_eps epsilon", "optimizer.eps"},
+    {"wd", "optimizer.weight_decay"},
+    {"max_grad_norm max_norm clip_grad gradient_clipping gradient_clip_val", "optimizer.grad_clip"},
+    {"optim", "optimizer.name"},
+    {"lr_scheduler_type lr_scheduler lr_decay_style decay_type", "scheduler.type"},
+    {"lr_decay_iters", "scheduler.decay_steps"},
+    {"warmup_iters lr_warmup_iters lr_warmup_steps warmup", "scheduler.warmup_steps"},
+    {"warmup_ratio lr_warmup_fraction",
+     "scheduler.warmup_steps: the ratio times "
+     "training.max_steps"},
+    {"max_iters train_iters num_iterations num_steps total_steps steps", "training.max_steps"},
+    {"epochs n_epochs num_epochs train_epochs num_train_epochs", "training.max_epochs"},
+    {"batch_size per_device_train_batch_size train_micro_batch_size_per_gpu local_batch_size",
+     "training.micro_batch_size"},
+    {"train_batch_size total_batch_size", "training.global_batch_size"},
+    {"grad_accum_steps accumulate_grad_batches", "training.gradient_accumulation_steps"},
+    {"max_time_seconds", "training.max_time"},
+    {"block_size seq_len sequence_len sequence_length max_seq_len max_seq_length max_length "
+     "cutoff_len model_max_length",
+     "data.seq_length"},
+    {"dataset datasets dataset_dir dataset_name dataset_path data_path data_dir train_file "
+     "train_files train_data input_bin",
+     "data.train"},
+    {"val_file validation_file eval_dataset test_datasets input_val_bin", "data.val"},
+    {"val_set_size val_size validation_split", "data.val_fraction"},
+    {"sample_packing pack_sequences", "data.packing"},
+    {"tokenizer_path tokenizer_name tokenizer_dir tokenizer_config", "data.tokenizer"},
+    {"template", "data.chat_template"},
+    {"train_on_inputs train_on_prompt mask_prompt mask_history",
+     "dialogues in data.train: only their answers count in the loss"},
+    {"base_model model_name_or_path model_path model_name pretrained_model_name_or_path init_from "
+     "checkpoint_dir initial_checkpoint_dir",
+     "model.from"},
+    {"n_layer", "model.num_hidden_layers"},
+    {"n_head", "model.num_attention_heads"},
+    {"n_embd", "model.hidden_size"},
+    {"gradient_checkpointing activation_checkpoint* recompute_activations", "model.recompute"},
+    {"bias", "model.qkv_bias, model.attention_output_bias, model.mlp_bias, model.norm_bias"},
+    {"precision_plan", "precision.plan"},
+    {"amax_compute_algorithm", "fp8.amax_compute_algo"},
+    {"bf16", "mixed_precision: bf16"},
+    {"fp16", "mixed_precision: fp16"},
+    {"dtype torch_dtype", "mixed_precision"},
+    {"fsdp sharding_strategy data_parallel_shard_degree", "parallelism.zero_stage"},
+    {"deepspeed deepspeed_config_file", "that file as one more: fp8train run.yaml FILE"},
+    {"num_nodes nnodes num_machines", "job.nodes, and srun or mpirun to start them"},
+    {"gpus devices num_gpus n_gpu n_gpus nproc_per_node",
+     "job.ranks_per_node, and srun or mpirun to start them"},
+    {"compile torch_compile*", "cuda_graphs, on a GPU"},
+    {"eval_iters", "eval.batches"},
+    {"eval_steps eval_interval eval_every val_loss_every", "eval.interval"},
+    {"save_total_limit", "checkpoint.keep_last"},
+    {"load_best_model_at_end", "checkpoint.keep_best"},
+    {"resume_from_checkpoint auto_resume_from_checkpoints", "checkpoint.resume"},
+    {"save_steps save_interval save_every checkpoint_interval", "checkpoint.interval"},
+    {"logging_steps log_interval log_freq log_every", "logging.interval"},
+    {"sample_interval sample_every", "sample.interval"},
+    {"out_dir dump_folder output_log_dir", "output_dir"},
+
+    {"lora* qlora* peft* adapter* finetuning_type load_in_4bit load_in_8bit quantization_bit",
+     {},
+     "adapters (LoRA) are not here, all weights are trained; model.from with a small optimizer.lr "
+     "does so, and plans such as fp8-lean need fewer bytes per parameter"},
+    {"tensor_parallel* tensor_model_parallel* tp tp_size tp_degree pipeline_parallel* "
+     "pipeline_model_parallel* pp pp_size pp_degree context_parallel* cp cp_size cp_degree "
+     "sequence_parallel* sp_size ulysses*",
+     {},
+     kNoModelParallelism},
+    {"moe* num_experts num_local_experts expert_parallel* expert_model_parallel* ep ep_size",
+     {},
+     "models with experts are not here; model.preset and model.from take dense ones"},
+    {"offload* cpu_offload* optimizer_offload* param_offload* activation_offload* "
+     "fsdp_offload_params",
+     {},
+     kNoOffload},
+    {"wandb* use_wandb report_to mlflow* comet* neptune* swanlab* logger_name",
+     {},
+     "nothing is sent to a service from here; scripts/export/to_wandb.py sends a run to Weights & "
+     "Biases, also while it is running (docs/reference/metrics.md), and logging.tensorboard: true "
+     "writes files for TensorBoard"},
+    {"push_to_hub* hub_* hf_hub*",
+     {},
+     "nothing is uploaded from here; `fp8train export` writes a folder, and `hf upload NAME "
+     "FOLDER` "
+     "uploads it"},
+    {"stage rl rlhf* dpo* grpo* ppo* kto* orpo* simpo* pref_* reward* trl",
+     {},
+     "training on preferences or rewards is not here; the loss is that of the next token, of a "
+     "text or of the answers in dialogues (data.train)"},
+    {"dropout* label_smoothing* ema* neftune* mixup*",
+     {},
+     "it would change the training, and is not here; remove it"},
+    {"early_stopping*",
+     {},
+     "a run does not end before its length; checkpoint.keep_best keeps the best checkpoint"},
+    {"streaming num_workers dataloader_num_workers preprocessing_num_workers",
+     {},
+     "there is nothing to set; a thread reads ahead from the files that data.train names"},
+    {"flash_attention* flash_attn* use_flash_attn* attn_implementation sdp_attention "
+     "xformers_attention",
+     {},
+     "attention has no choice of kernels; on a GPU it is cuDNN's if the build has it"},
+};
+
+bool matches(std::string_view name, std::string_view pattern) {
+  return pattern.ends_with('*')
+             ? name.starts_with(simplified(pattern.substr(0, pattern.size() - 1)))
+             : name == simplified(pattern);
+}
+
+}  // namespace
+
+std::span<const ForeignName> foreign_names() {
+  return kNames;
+}
+
+const ForeignName* find_foreign_name(std::string_view name) {
+  const std::string wanted = simplified(name);
+  const auto* found = std::ranges::find_if(kNames, [&](const ForeignName& entry) {
+    return std::ranges::any_of(split(entry.names, ' '), [&](const std::string& pattern) {
+      return matches(wanted, pattern);
+    });
+  });
+  return found == std::end(kNames) ? nullptr : found;
+}
+
+}  // namespace fp8train

@@ -1,0 +1,30 @@
+#pragma once
+// Names of other programs' keys: the key here that does the same, or what is not here and what does
+// its work instead. The one table for unknown keys, for refused files and for the page.
+
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace fp8train {
+
+inline constexpr const char* kNoModelParallelism =
+    "tensor, pipeline, context and sequence parallelism are not here; ranks share the batch, and "
+    "with parallelism.zero_stage the weights";
+inline constexpr const char* kNoOffload =
+    "weights and moments are not moved to CPU memory or NVMe here; parallelism.zero_stage and "
+    "model.recompute lower a GPU's memory";
+
+struct ForeignName {
+  std::string_view names;     ///< with blanks between them; `lora*` is every name that begins so
+  std::string_view key;       ///< ours, or an advice when it holds a blank; empty: not here
+  std::string_view not_here;  ///< why, a semicolon, and what there is instead
+};
+
+std::span<const ForeignName> foreign_names();
+
+/// Returns the entry of a key's name, whatever its case, hyphens and underscores; null if there is
+/// none.
+const ForeignName* find_foreign_name(std::string_view name);
+
+}  // namespace fp8train
