@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/screen.h"
 #include "data/chat/chat_encoder.h"
 #include "data/readers/json_lines.h"
 #include "data/utf8.h"
@@ -113,7 +114,7 @@ void answer_file(Answerer& answerer, const ChatRequest& request) {
 /// A line is a message; blank ones are left out.
 void answer_lines(Answerer& answerer, const std::string& system) {
   const bool prompts = isatty(STDIN_FILENO) != 0 && isatty(STDOUT_FILENO) != 0;
-  if (prompts) fmt::print(stderr, "A line is a message; Ctrl-D ends the dialogue.\n");
+  if (prompts) print_fitted(stderr, "A line is a message; Ctrl-D ends the dialogue.\n");
   Dialogue dialogue = with_system({}, system);
   std::string line;
   for (;;) {

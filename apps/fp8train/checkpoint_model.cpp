@@ -77,10 +77,10 @@ fs::path find_whole_model(const fs::path& path) {
 }
 
 void add_checkpoint_options(Arguments command, CheckpointRequest& request) {
-  command.required_path("--checkpoint", request.path,
+  command.required_path("checkpoint,--checkpoint CHECKPOINT", request.path,
                         "Run directory, checkpoint or Hugging Face folder");
   command.option("--plan", request.plan, "Precision plan to run in, whatever it was trained in");
-  command.path("--tokenizer", request.tokenizer, "Tokenizer, when the folder has none");
+  command.path("--tokenizer PATH", request.tokenizer, "Tokenizer, when the folder has none");
   command.option("--device", request.device, "cpu, cuda or auto");
   command.option("--threads", request.threads, 0, "0: all cores");
 }

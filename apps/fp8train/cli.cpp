@@ -16,9 +16,11 @@
 
 #include "base/error.h"
 #include "base/machine.h"
+#include "base/screen.h"
 #include "base/terminal.h"
 #include "base/text.h"
 #include "base/written_path.h"
+#include "command_tree.h"
 #include "commit.h"
 #include "config/show.h"
 #include "config/suggest.h"
@@ -37,8 +39,8 @@ bool looks_like_file(const std::string& text) {
 
 int report(const std::string& message, int code) {
   const bool several = message.find('\n') != std::string::npos;
-  fmt::print(stderr, "{}{}{}\n", colored(stderr, Color::red, "error:"), several ? "\n" : " ",
-             without_controls(message));
+  print_fitted(stderr, "{}{}{}\n", colored(stderr, Color::red, "error:"), several ? "\n" : " ",
+               without_controls(message));
   return code;
 }
 
@@ -125,62 +127,87 @@ std::string expand_home(std::string& text) {
   return written.problem;
 }
 
+/// The names of "--gpu NAME", and what its value is called: `usual` or the last name where that is
+/// not said.
+std::pair<std::string, std::string> named(const std::string& text, const std::string& usual) {
+  const size_t blank = text.find(' ');
+  const std::string names = text.substr(0, blank);
+  std::string value = blank != std::string::npos ? text.substr(blank + 1) : usual;
+  if (value.empty()) {
+    value = split(names, ',').back();
+    value.erase(0, value.find_first_not_of('-'));
+    std::ranges::transform(value, value.begin(), [](char c) {
+      return c == '-' ? '_' : c >= 'a' && c <= 'z' ? static_cast<char>(c - 32) : c;
+    });
+  }
+  return {names, value};
+}
+
 }  // namespace
 
+template <class Target>
+CLI::Option* Arguments::add(const char* name, Target& target, const std::string& help,
+                            const char* usual) {
+  const auto [names, value] = named(name, usual);
+  return app_->add_option(names, target, help)->type_name(value);
+}
+
 void Arguments::option(const char* name, std::string& target, const std::string& help) {
-  app_->add_option(name, target, help)->capture_default_str();
+  add(name, target, help)->capture_default_str();
 }
 
 void Arguments::option(const char* name, std::optional<std::string>& target,
                        const std::string& help) {
+  const auto [names, value] = named(name, "");
   app_->add_option_function<std::string>(
-      name, [&target](const std::string& text) { target = text; }, help);
+          names, [&target](const std::string& text) { target = text; }, help)
+      ->type_name(value);
 }
 
 void Arguments::option(const char* name, int64_t& target, int64_t least, const std::string& help) {
-  CLI::Option* option = app_->add_option(name, target, help);
+  CLI::Option* option = add(name, target, help, "N");
   option->check(at_least(static_cast<double>(least)));
   if (target >= least) option->capture_default_str();  // else `help` says what it is
 }
 
 void Arguments::option(const char* name, uint64_t& target, const std::string& help) {
-  app_->add_option(name, target, help)->capture_default_str()->check(at_least(0));
+  add(name, target, help, "N")->capture_default_str()->check(at_least(0));
 }
 
 void Arguments::option(const char* name, double& target, double least, const std::string& help) {
-  app_->add_option(name, target, help)->capture_default_str()->check(at_least(least));
+  add(name, target, help, "X")->capture_default_str()->check(at_least(least));
 }
 
 void Arguments::required(const char* name, std::string& target, const std::string& help) {
-  app_->add_option(name, target, help)->required();
+  add(name, target, help)->required();
 }
 
 void Arguments::path(const char* name, std::string& target, const std::string& help) {
-  CLI::Option* option = app_->add_option(name, target, help);
+  CLI::Option* option = add(name, target, help, "FILE");
   option->capture_default_str()->transform(CLI::Validator(expand_home, ""));
 }
 
 void Arguments::required_path(const char* name, std::string& target, const std::string& help) {
-  app_->add_option(name, target, help)->required()->transform(CLI::Validator(expand_home, ""));
+  add(name, target, help, "FILE")->required()->transform(CLI::Validator(expand_home, ""));
 }
 
 void Arguments::required(const char* name, std::vector<std::string>& targets,
                          const std::string& help) {
-  app_->add_option(name, targets, help)->required();
+  add(name, targets, help)->required();
 }
 
 void Arguments::list(const char* name, std::vector<std::string>& targets, const std::string& help) {
   // Without expected(1) it would swallow the positionals behind it.
-  app_->add_option(name, targets, help)->expected(1)->take_all()->allow_extra_args(false);
+  add(name, targets, help)->expected(1)->take_all()->allow_extra_args(false);
 }
 
 void Arguments::flag(const char* name, bool& target, const std::string& help) {
   app_->add_flag(name, target, help);
 }
 
-Arguments Arguments::part(const char* name, const std::string& help) {
+Arguments Arguments::part(const char* name, const std::string& help, const std::string& example) {
   app_->require_subcommand(1);
-  return Arguments(*app_->add_subcommand(name, help));
+  return Arguments(*app_->add_subcommand(name, help)->footer(example));
 }
 
 void Arguments::parts_optional() {
@@ -197,17 +224,22 @@ void Arguments::run(Action& action, Action work) {
 
 void add_common(Arguments command, CommonOptions& options) {
   command.path("-c,--config", options.config, "YAML file that describes the run");
-  command.list("--set", options.sets, "a.b=v: change one key (repeatable; v in YAML)");
-  for (const char* key : {"output_dir", "training.max_steps", "training.max_time", "training.seed",
-                          "device", "threads"}) {
+  command.list("--set KEY=VALUE", options.sets, "Change one key (repeatable; the value in YAML)");
+  for (const auto& [key, value] : {std::pair("output_dir", "FOLDER"),
+                                   {"training.max_steps", "N"},
+                                   {"training.max_time", "DURATION"},
+                                   {"training.seed", "N"},
+                                   {"device", "DEVICE"},
+                                   {"threads", "N"}}) {
     const std::string name = replaced(split(key, '.').back(), "_", "-");
-    command.option(("--" + name).c_str(), options.shortcuts[key],
+    command.option(fmt::format("--{} {}", name, value).c_str(), options.shortcuts[key],
                    fmt::format("Short for --set {}=", key));
   }
   command.app().add_flag("-v,--verbose", options.verbose, "Print more");
   command.flag("-q,--quiet", options.quiet, "Print warnings and errors only");
-  command.app().add_option("file_or_set", options.positionals,
-                           "The YAML file, and a.b=v to change keys");
+  command.app()
+      .add_option("file_or_set", options.positionals, "YAML files, and keys to change")
+      ->type_name("FILE|KEY=VALUE");
 }
 
 void add_ranks(Arguments command, RankOptions& options) {
@@ -227,18 +259,22 @@ std::vector<std::string> with_command(std::vector<std::string> arguments,
   }
   const std::string first = arguments.front();
   const bool is_known = std::find(commands.begin(), commands.end(), first) != commands.end();
-  const bool is_root_option = first == "-h" || first == "--help" || first == "--version";
+  if (first == "help") {
+    arguments.erase(arguments.begin());
+    arguments.emplace_back("--help");
+    return arguments;
+  }
+  if (first == "version") {
+    arguments.front() = "--version";
+  }
+  const bool is_root_option =
+      first == "-h" || first == "--help" || first == "-V" || arguments.front() == "--version";
   if (is_known || is_root_option) {
     return arguments;
   }
   if (first.starts_with("-") || is_assignment(first) || looks_like_file(first)) {
     arguments.insert(arguments.begin(), "train");
     return arguments;
-  }
-  if (first == "help") {
-    throw ConfigError(
-        "unknown command \"help\"; `fp8train --help` lists the commands, `fp8train COMMAND --help` "
-        "explains one");
   }
   const std::string near = nearest_name(first, commands);
   throw ConfigError(fmt::format(
@@ -319,18 +355,22 @@ int run_program(const std::vector<Command>& commands, std::vector<std::string> a
     bool verbose = false;
     app.add_flag("-v,--verbose", verbose,
                  "With --version: the GPU, and the files of NVIDIA's libraries");
-    app.set_version_flag("--version", [&] { return version_text(verbose); });
-    app.footer("`fp8train run.yaml` trains. `fp8train COMMAND --help` explains a command.\n");
+    app.set_version_flag(
+        "-V,--version", [&] { return version_text(verbose); },
+        "Print the version and what was compiled in, and exit");
+    app.footer("fp8train run.yaml");
+    app.formatter_fn([](const CLI::App* command, const std::string&, CLI::AppFormatMode) {
+      return help_page(*command);
+    });
+    app.set_help_flag("-h,--help", "Print this page and exit");
     app.require_subcommand(1);
     Action action;
     std::vector<std::string> names;
     for (const Command& command : commands) {
       names.emplace_back(command.name);
-      command.add(Arguments(*app.add_subcommand(command.name, command.help)), action);
+      CLI::App* const subcommand = app.add_subcommand(command.name, command.help);
+      command.add(Arguments(*subcommand->footer(command.example)), action);
     }
-    const auto narrow = std::make_shared<CLI::Formatter>();  // the list of commands fits 80 columns
-    narrow->column_width(16);
-    app.formatter(narrow);
     arguments = with_command(std::move(arguments), names);
     try {
       std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
@@ -339,7 +379,13 @@ int run_program(const std::vector<Command>& commands, std::vector<std::string> a
       if (error.get_exit_code() != 0) {
         throw ConfigError(describe_refusal(app, error));
       }
-      action = [&app, error] { return app.exit(error); };  // --help, --version
+      action = [&app, error] {
+        if (error.get_name() != "CallForVersion") {
+          return app.exit(error);  // --help
+        }
+        print_fitted("{}\n", error.what());
+        return 0;
+      };
     }
     const int code = action();
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {

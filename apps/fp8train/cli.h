@@ -14,7 +14,8 @@
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace fp8train {
 
@@ -23,7 +24,8 @@ namespace fp8train {
 using Action = std::function<int()>;
 
 /// The arguments of one command or of one of its parts; a view, to be passed by value. Names are
-/// those of CLI11 ("-c,--config"; one without dashes is positional); CLI11's headers stay in
+/// those of CLI11 ("-c,--config"; one without dashes is positional), and what --help calls the
+/// value may follow ("--set KEY=VALUE"; else N, X, FILE, or the name). CLI11's headers stay in
 /// cli.cpp, because each file that includes them compiles for seconds. --help shows a target's
 /// value as the default.
 class Arguments {
@@ -47,7 +49,7 @@ class Arguments {
   void flag(const char* name, bool& target, const std::string& help);
 
   /// A part of the command; one that has parts cannot be called without, unless parts_optional().
-  Arguments part(const char* name, const std::string& help);
+  Arguments part(const char* name, const std::string& help, const std::string& example);
   void parts_optional();
 
   /// `work` becomes `action` when this command or part, and no part of it, is the one that was
@@ -57,12 +59,17 @@ class Arguments {
   CLI::App& app() { return *app_; }
 
  private:
+  template <class Target>
+  CLI::Option* add(const char* name, Target& target, const std::string& help,
+                   const char* usual = "");
+
   CLI::App* app_;
 };
 
 struct Command {
   const char* name;
-  const char* help;  ///< one line
+  const char* help;     ///< one line
+  const char* example;  ///< a command line, for --help
   /// Declares the command's options. The options' variables must outlive the parsing: keep them in
   /// a shared_ptr that the action captures.
   void (*add)(Arguments command, Action& action);
@@ -97,8 +104,9 @@ bool is_assignment(const std::string& text);
 Settings load(const CommonOptions& options, bool is_estimate = false);
 
 /// The arguments (without the program's name) with the command in front: `train` is put there when
-/// the first one is an option other than --help and --version, a file, or a.b=v. Throws ConfigError
-/// with a suggestion when it is a word that is not a command.
+/// the first one is an option other than those for help and version, a file, or a.b=v. `help ...`
+/// becomes `... --help`, and `version` --version. Throws ConfigError with a suggestion when it is a
+/// word that is not a command.
 std::vector<std::string> with_command(std::vector<std::string> arguments,
                                       const std::vector<std::string>& commands);
 

@@ -3,10 +3,16 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <iterator>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "base/screen.h"
+#include "base/terminal.h"
 #include "bench/parts.h"
 #include "bench/step_model.h"
 #include "commands.h"
@@ -23,27 +29,81 @@ std::string text_of(const Json& value, int digits) {
                                  : value.dump();
 }
 
-/// "key value" lines; arrays as one line per entry.
-void print_text(const Json& json) {
+/// How a table shows a number of the JSON: times `factor`, with so many decimals.
+struct ShownAs {
+  const char* key;
+  const char* title;
+  int lost_first;  ///< TableColumn::lost_first
+  double factor = 1;
+  int decimals = -1;  ///< -1: three digits
+};
+constexpr ShownAs kShownAs[] = {{"engine", "engine", 3},
+                                {"gflops", "GFLOP/s", 0, 1, 1},
+                                {"gflops_with_casts", "with casts", 0, 1, 1},
+                                {"of_bf16", "x bf16", 0, 1, 2},
+                                {"share_of_ceiling", "ceiling %", 2, 100, 1},
+                                {"dequantized", "dequantized because", 9},
+                                {"orientations", "orientations", 1},
+                                {"gelements_per_second", "Gelements/s", 0, 1, 3},
+                                {"gbytes_per_second", "GB/s", 0, 1, 3},
+                                {"share_of_copy", "of copy %", 0, 100, 1},
+                                {"result", "result", 3},
+                                {"fast_accumulate", "fast sums", 2},
+                                {"bytes_per_parameter", "bytes", 0, 1, 2},
+                                {"K4096", "K 4096 %", 0, 100},
+                                {"K4096 outliers", "outliers %", 0, 100},
+                                {"K16384", "K 16384 %", 0, 100},
+                                {"K16384 outliers", "outliers %", 0, 100}};
+
+std::string cell_of(const Json& value, const ShownAs& shown) {
+  const bool is_scaled = value.is_number_float() && (shown.factor != 1 || shown.decimals >= 0);
+  const double number = is_scaled ? shown.factor * value.get<double>() : 0;
+  return !is_scaled           ? text_of(value, 3)
+         : shown.decimals < 0 ? fmt::format("{:.3g}", number)
+                              : fmt::format("{:.{}f}", number, shown.decimals);
+}
+
+/// A row for each entry, a column for each of their keys.
+void print_entries(const Json& entries) {
+  std::vector<TableColumn> table;
+  std::vector<std::string> keys;
+  for (const Json& entry : entries) {
+    for (const auto& [key, value] : entry.items()) {
+      if (std::ranges::find(keys, key) == keys.end()) {
+        keys.push_back(key);
+      }
+    }
+  }
+  for (const std::string& key : keys) {
+    const auto* const known = std::ranges::find(kShownAs, key, &ShownAs::key);
+    const ShownAs shown =
+        known == std::end(kShownAs) ? ShownAs{key.c_str(), key.c_str(), 0} : *known;
+    TableColumn column = {shown.title, shown.lost_first};
+    for (const Json& entry : entries) {
+      column.cells.push_back(entry.contains(key) ? cell_of(entry.at(key), shown) : "");
+    }
+    table.push_back(std::move(column));
+  }
+  if (!table.empty()) {
+    print_fitted("{}", table_text(std::move(table), terminal_columns(stdout)));
+  }
+}
+
+/// "key value" lines, and arrays as tables.
+void print_report(const Json& json) {
   if (json.contains("operations")) {
     return print_step_model(json);
   }
   for (const auto& [key, value] : json.items()) {
     if (value.is_array()) {
-      for (const Json& entry : value) {
-        std::string line;
-        for (const auto& [name, cell] : entry.items()) {
-          line += fmt::format("  {} {}", name, text_of(cell, 3));
-        }
-        fmt::print("{}\n", line);
-      }
+      print_entries(value);
     } else if (value.is_object()) {
-      fmt::print("{}\n", key);
+      print_fitted("{}\n", key);
       for (const auto& [name, share] : value.items()) {
-        fmt::print("  {:<24}{:5.1f} %\n", name, 100.0 * share.get<double>());
+        print_fitted("  {:<24}{:5.1f} %\n", name, 100.0 * share.get<double>());
       }
     } else if (const std::string text = text_of(value, 6); !text.empty()) {
-      fmt::print("{:<26}{}\n", key, text);
+      print_fitted("{:<26}{}\n", key, text);
     }
   }
 }
@@ -66,8 +126,8 @@ class ReportPrinter {
     if (as_json_) {
       fmt::print("{}{}", !is_list_ ? "" : count_ == 0 ? "[\n" : ",\n", report.dump(1));
     } else {
-      fmt::print("{}", count_ == 0 ? "" : "\n");
-      print_text(report);
+      print_fitted("{}", count_ == 0 ? "" : "\n");
+      print_report(report);
     }
     ++count_;
     std::fflush(stdout);  // a process that is ended keeps what it measured
@@ -90,7 +150,7 @@ Json measure(const BenchPart& part, const BenchOptions& options) {
 
 void add_part(Arguments parent, Action& action, const std::shared_ptr<BenchOptions>& options,
               const BenchPart& bench) {
-  Arguments part = parent.part(bench.name, bench.help);
+  Arguments part = parent.part(bench.name, bench.help, bench.example);
   part.flag("--json", options->json, "As JSON");
   part.option("--device", options->device, bench.device_help);
   part.option("--threads", options->threads, 0, "0: all cores");

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/screen.h"
 #include "base/terminal.h"
 #include "comm/backends/backends.h"
 #include "commands.h"
@@ -46,15 +47,15 @@ void scan(const Corpus& corpus, const char* name, bool quiet) {
   for (int64_t done = 0; done < corpus.size(); done += kPart) {
     corpus.read(done, std::min(kPart, corpus.size() - done), tokens.data());
     if (!quiet && line.is_due()) {
-      fmt::print(stderr, "scanning {} data: {:.0f} % of {} tokens\n", name,
-                 100.0 * static_cast<double>(done) / static_cast<double>(corpus.size()),
-                 describe_count(static_cast<double>(corpus.size())));
+      print_fitted(stderr, "scanning {} data: {:.0f} % of {} tokens\n", name,
+                   100.0 * static_cast<double>(done) / static_cast<double>(corpus.size()),
+                   describe_count(static_cast<double>(corpus.size())));
     }
   }
   if (!quiet && corpus.size() > 0) {
-    fmt::print("scan    {} {} tokens in {}: all ids are below the vocabulary's size\n",
-               describe_count(static_cast<double>(corpus.size())), name,
-               describe_duration(line.seconds()));
+    print_fitted("scan    {} {} tokens in {}: all ids are below the vocabulary's size\n",
+                 describe_count(static_cast<double>(corpus.size())), name,
+                 describe_duration(line.seconds()));
   }
 }
 
@@ -92,8 +93,8 @@ std::string check_checkpoint(Session& session, bool whole_files, bool quiet) {
   ProgressLine line;
   compare_all_data(session, [&](uint64_t bytes_left) {
     if (!quiet && line.is_due()) {
-      fmt::print(stderr, "comparing data with the checkpoint's: {} left\n",
-                 describe_bytes(static_cast<double>(bytes_left)));
+      print_fitted(stderr, "comparing data with the checkpoint's: {} left\n",
+                   describe_bytes(static_cast<double>(bytes_left)));
     }
   });
   return fmt::format("resume  from {}: step {} of {}", found.checkpoint->string(), found.step,
@@ -157,25 +158,27 @@ int verdict(const CheckOptions& options, const Session& session, const RankMemor
   try {
     check_fits(rank, planned);
   } catch (const DeviceError& error) {
-    fmt::print("\n{}\n", colored(stdout, Color::red, std::string("DOES NOT FIT: ") + error.what()));
+    print_fitted("\n{}\n",
+                 colored(stdout, Color::red, std::string("DOES NOT FIT: ") + error.what()));
     if (!names_its_machine(settings)) {
-      fmt::print(
+      print_fitted(
           "compared with this machine, as the job names no other one: set job.gpu, or on "
           "CPUs device: cpu and job.memory_gib; all else is ok\n");
       return 0;
     }
-    fmt::print("on {} the run would stop at once, with exit code {}; all else is ok\n",
-               rank.device_name(), kExitDevice);
+    print_fitted("on {} the run would stop at once, with exit code {}; all else is ok\n",
+                 rank.device_name(), kExitDevice);
     return kExitDevice;
   }
   if (!options.ranks.common.quiet) {
-    fmt::print("{}\n",
-               without_controls(fmt::format(
-                   "ok: the configuration is valid, {} of the data can be read, output_dir can be "
-                   "written, and the run fits into {}\nstart it with `{}`",
-                   options.no_scan ? "a sample" : "every token",
-                   rank.gpu != nullptr ? fmt::format("the memory of {}", rank.gpu->name) : "memory",
-                   run_command(options.ranks.common, session.data_ranks))));
+    print_fitted(
+        "{}\n",
+        without_controls(fmt::format(
+            "ok: the configuration is valid, {} of the data can be read, output_dir can be "
+            "written, and the run fits into {}\nstart it with `{}`",
+            options.no_scan ? "a sample" : "every token",
+            rank.gpu != nullptr ? fmt::format("the memory of {}", rank.gpu->name) : "memory",
+            run_command(options.ranks.common, session.data_ranks))));
   }
   return 0;
 }
@@ -193,7 +196,7 @@ int check_settings(const CheckOptions& options, const Settings& settings, int wo
   const bool quiet = options.ranks.common.quiet;
   const auto say = [quiet](const std::string& line) {
     if (!quiet) {
-      fmt::print("{}\n", without_controls(line));
+      print_fitted("{}\n", without_controls(line));
     }
   };
   for (const std::string& line : describe_run(session, hardware, dry_run, ranks)) {

@@ -13,9 +13,9 @@ namespace {
 
 using Writer = std::string (*)(const CommandNode&, const std::vector<std::string>&);
 
-void add_shell(Arguments parent, Action& action, const char* shell, const char* help,
+void add_shell(Arguments parent, Action& action, const char* shell, const char* example,
                Writer writer) {
-  Arguments part = parent.part(shell, help);
+  Arguments part = parent.part(shell, std::string("Completion script for ") + shell, example);
   part.run(action, [part, writer] {
     fmt::print("{}", writer(command_tree(part), config_keys()));
     return 0;
@@ -25,12 +25,10 @@ void add_shell(Arguments parent, Action& action, const char* shell, const char* 
 }  // namespace
 
 void add_completions(Arguments command, Action& action) {
-  add_shell(command, action, "bash", "For bash: eval \"$(fp8train completions bash)\"",
-            bash_completion);
-  add_shell(command, action, "zsh", "For zsh: a file _fp8train in a folder of fpath",
+  add_shell(command, action, "bash", "eval \"$(fp8train completions bash)\"", bash_completion);
+  add_shell(command, action, "zsh", "fp8train completions zsh > _fp8train  # in a folder of fpath",
             zsh_completion);
-  add_shell(command, action, "fish", "For fish: fp8train completions fish | source",
-            fish_completion);
+  add_shell(command, action, "fish", "fp8train completions fish | source", fish_completion);
 }
 
 void add_man(Arguments command, Action& action) {

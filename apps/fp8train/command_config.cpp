@@ -13,13 +13,13 @@
 #include <memory>
 
 #include "base/error.h"
+#include "base/screen.h"
 #include "base/shell_word.h"
 #include "base/signals.h"
 #include "base/terminal.h"
 #include "commands.h"
 #include "config/load.h"
 #include "config/show.h"
-#include "config/wrap.h"
 #include "dialects/dialects.h"
 #include "output_path.h"
 #include "precision/plan.h"
@@ -38,23 +38,26 @@ struct ShowOptions {
 
 void add_show(Arguments parent, Action& action) {
   auto options = std::make_shared<ShowOptions>();
-  Arguments show = parent.part("show", "Check a configuration and print it as YAML");
+  Arguments show = parent.part("show", "Check a configuration and print it as YAML",
+                               "fp8train config show --resolved run.yaml");
   add_common(show, options->common);
   show.flag("--resolved", options->resolved,
             "Every setting, not only those that differ from the defaults");
   show.flag("--comments", options->comments, "With a line of documentation per key");
   show.run(action, [options] {
-    fmt::print("{}", show_settings(load(options->common), options->resolved, options->comments));
+    print_fitted("{}", show_settings(load(options->common), options->resolved, options->comments,
+                                     columns_of(stdout)));
     return 0;
   });
 }
 
 void add_explain_key(Arguments parent, Action& action) {
   auto key = std::make_shared<std::string>();
-  Arguments explain = parent.part("explain", "Explain one key or section");
+  Arguments explain =
+      parent.part("explain", "Explain one key or section", "fp8train config explain optimizer.lr");
   explain.required("key", *key, "Dotted key, such as optimizer.lr");
   explain.run(action, [key] {
-    fmt::print("{}", explain_key(*key));
+    print_fitted("{}", explain_key(*key, columns_of(stdout)));
     return 0;
   });
 }
@@ -62,7 +65,7 @@ void add_explain_key(Arguments parent, Action& action) {
 /// A subcommand without options that prints a text.
 void add_text(Arguments parent, Action& action, const char* name, const char* help,
               std::string (*text)()) {
-  parent.part(name, help).run(action, [text] {
+  parent.part(name, help, fmt::format("fp8train config {}", name)).run(action, [text] {
     fmt::print("{}", text());
     return 0;
   });
@@ -85,9 +88,10 @@ struct ConvertOptions {
 /// what each was read as and, where the file has a number of processes, how as many are started.
 int convert(const ConvertOptions& options) {
   const Conversion conversion = convert_file(options.file, options.base, make_dialects);
+  const size_t columns = options.output.empty() ? columns_of(stdout) : kColumns;
   std::string text;
   for (const std::string& note : conversion.notes) {
-    text += wrapped("# " + note);
+    text += wrapped("# " + note + "\n", columns);
   }
   if (conversion.processes > 1) {
     text += fmt::format(
@@ -95,21 +99,23 @@ int convert(const ConvertOptions& options) {
         "#   srun --mpi=pmix -n {0} fp8train ...\n",
         conversion.processes);
   }
-  text += (text.empty() ? "" : "\n") + commented_settings(conversion.settings, conversion.keys);
+  text += (text.empty() ? "" : "\n") +
+          commented_settings(conversion.settings, conversion.keys, columns);
   if (options.output.empty()) {
-    fmt::print("{}", text);
+    print_fitted("{}", text);
     return 0;
   }
   check_output_file(options.output, options.overwrite);
   write_output_file(options.output, text);
-  fmt::print("wrote {}\n", options.output);
+  print_fitted("wrote {}\n", options.output);
   return 0;
 }
 
 void add_convert(Arguments parent, Action& action) {
   auto options = std::make_shared<ConvertOptions>();
   Arguments part =
-      parent.part("convert", "Print another program's configuration in the keys of this one");
+      parent.part("convert", "Print another program's configuration in the keys of this one",
+                  "fp8train config convert accelerate.yaml --output run.yaml");
   part.required("file", options->file, "YAML or JSON");
   part.path("--base", options->base, "A configuration whose keys the file replaces");
   part.path("--output", options->output, "The file to write, in place of standard output");
@@ -159,18 +165,19 @@ void write_files(const WizardResult& result, bool gpus) {
   const bool slurm = result.settings.job.slurm;  // the script first: nothing is written if it fails
   const JobScript script = slurm ? job_script(result.settings, result.output, gpus) : JobScript{};
   write_output_file(result.output, run_file(result));
-  fmt::print("wrote {}\n", result.output);
+  print_fitted("wrote {}\n", result.output);
   if (slurm) {
     const std::string path = job_script_path(result.output);
     write_output_file(path, script.text);
-    fmt::print("wrote {} (from {})\n", path, script.source);
+    print_fitted("wrote {} (from {})\n", path, script.source);
   }
-  fmt::print("next:\n{}", next_commands(result));
+  print_fitted("next:\n{}", next_commands(result));
 }
 
 /// What the terminal shows next to plain lines.
 WizardStyle terminal_style() {
-  return {.echo = isatty(STDIN_FILENO) == 0, .bold = has_colors(stdout)};
+  return {
+      .echo = isatty(STDIN_FILENO) == 0, .bold = has_colors(stdout), .columns = columns_of(stdout)};
 }
 
 /// Files and folders that this machine does not have; the one that trains may.
@@ -231,12 +238,12 @@ int write_answered(const WizardOptions& options, const WizardResult& result, Job
   if (result.settings.job.slurm) {
     check_output_file(job_script_path(result.output), options.overwrite);
   }
-  fmt::print("{}\n", memory.line(result.settings));
+  print_fitted("{}\n", memory.line(result.settings));
   if (!options.allow_misfit && memory.fitting(result.settings)) {
-    fmt::print(stderr,
-               "error: nothing was written, as the run does not fit into memory; change {}, or "
-               "write it with --allow-misfit\n",
-               options.answers);
+    print_fitted(stderr,
+                 "error: nothing was written, as the run does not fit into memory; change {}, or "
+                 "write it with --allow-misfit\n",
+                 options.answers);
     return kExitDevice;
   }
   write_files(result, memory.on_gpus(result.settings));
@@ -269,11 +276,11 @@ int run_wizard(const WizardOptions& options) {
     result = wizard.talk(options.output);
   } catch (const InputEnded& ended) {
     const int signal = stop_signal();
-    fmt::print(stderr, "{}: nothing was written\n", signal == 0 ? ended.what() : "stopped");
+    print_fitted(stderr, "{}: nothing was written\n", signal == 0 ? ended.what() : "stopped");
     return signal == 0 ? kExitUsage : 128 + signal;
   }
   restore_signal_handlers();
-  fmt::print("\n");
+  print_fitted("\n");
   write_files(result, memory.on_gpus(result.settings));
   return 0;
 }
@@ -299,7 +306,8 @@ void add_config(Arguments command, Action& action) {
   add_convert(command, action);
   add_explain_key(command, action);
   add_text(command, action, "keys", "List all keys", keys_text);
-  add_text(command, action, "list", "List the model presets", presets_text);
+  add_text(command, action, "list", "List the model presets",
+           [] { return presets_text(columns_of(stdout)); });
   add_text(command, action, "docs", "Print the documentation page of all keys", configuration_page);
   command.parts_optional();
 }

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/screen.h"
 #include "base/terminal.h"
 #include "base/text.h"
 #include "choices.h"
@@ -27,9 +28,9 @@ namespace {
 /// The options of how records are read, for each command of this file. Returns what --bad-lines is
 /// set to; set_bad_lines() takes it over.
 std::shared_ptr<std::string> add_record_options(Arguments& part, RecordRules& rules) {
-  part.option("--text-key", rules.text_key, "Key of the text in JSON lines");
+  part.option("--text-key KEY", rules.text_key, "Key of the text in JSON lines");
   auto bad_lines = std::make_shared<std::string>("error");
-  part.option("--bad-lines", *bad_lines,
+  part.option("--bad-lines ACTION", *bad_lines,
               "Records that cannot be read or learned: error, or skip with a warning");
   return bad_lines;
 }
@@ -42,8 +43,8 @@ std::function<void(uint64_t)> progress_lines() {
   return [line = ProgressLine()](uint64_t bytes) mutable {
     if (!line.is_due()) return;
     const double megabytes = static_cast<double>(bytes) / 1e6;
-    fmt::print(stderr, "{:.0f} MB in {:.0f} s, {:.1f} MB/s\n", megabytes, line.seconds(),
-               megabytes / line.seconds());
+    print_fitted(stderr, "{:.0f} MB in {:.0f} s, {:.1f} MB/s\n", megabytes, line.seconds(),
+                 megabytes / line.seconds());
   };
 }
 
@@ -57,12 +58,13 @@ void add_train_tokenizer(Arguments& command, Action& action) {
   auto settings = std::make_shared<TokenizerTraining>();
   auto out = std::make_shared<std::string>();
   Arguments train =
-      command.part("train-tokenizer", "Train a byte-level BPE vocabulary and write tokenizer.json");
+      command.part("train-tokenizer", "Train a byte-level BPE vocabulary and write tokenizer.json",
+                   "fp8train data train-tokenizer text.txt --out tokens --vocab-size 4096");
   train.required("input", settings->inputs, "Files or globs, text or JSON lines");
-  train.required_path("--out", *out, "Folder to write");
+  train.required_path("--out FOLDER", *out, "Folder to write");
   train.option("--vocab-size", settings->vocab_size, 257, "Number of ids");
   train.option(
-      "--pattern", settings->pattern,
+      "--pattern NAME", settings->pattern,
       "How texts are split: r50k_base, p50k_base, cl100k_base, o200k_base, llama3 or qwen");
   train.option("--format", settings->format, text_format_choices());
   const auto bad_lines = add_record_options(train, settings->rules);
@@ -70,13 +72,13 @@ void add_train_tokenizer(Arguments& command, Action& action) {
     set_bad_lines(*bad_lines, settings->rules);
     settings->out = *out;
     const TokenizerReport report = train_tokenizer(*settings);
-    fmt::print("{} ids from {} different pieces; {} holds {}\n", report.vocab_size, report.words,
-               *out, fmt::join(report.files, ", "));
+    print_fitted("{} ids from {} different pieces; {} holds {}\n", report.vocab_size, report.words,
+                 *out, fmt::join(report.files, ", "));
     if (report.vocab_size < settings->vocab_size) {
-      fmt::print(stderr,
-                 "note: no pair of tokens occurs twice any more, so that there are fewer "
-                 "ids than the {} asked for\n",
-                 settings->vocab_size);
+      print_fitted(stderr,
+                   "note: no pair of tokens occurs twice any more, so that there are fewer "
+                   "ids than the {} asked for\n",
+                   settings->vocab_size);
     }
     return 0;
   });
@@ -122,9 +124,9 @@ std::string summary_of(const DataFileFacts& facts) {
 }
 
 void print_details(const DataFileFacts& facts) {
-  if (facts.tokens) fmt::print("  first ids   {}\n", fmt::join(facts.first_ids, " "));
-  if (!facts.first_text.empty()) fmt::print("  first text  {}\n", json_quoted(facts.first_text));
-  fmt::print("  xxh3-128    {}\n", facts.xxh3_128);
+  if (facts.tokens) print_fitted("  first ids   {}\n", fmt::join(facts.first_ids, " "));
+  if (!facts.first_text.empty()) print_fitted("  first text  {}\n", json_quoted(facts.first_text));
+  print_fitted("  xxh3-128    {}\n", facts.xxh3_128);
 }
 
 /// Whether a file is the index of token files next to it, which is read together with them.
@@ -162,12 +164,12 @@ int inspect(InspectOptions& options) {
       if (options.json) {
         fmt::print("{}\n", json_text(json_of(facts)));
       } else {
-        fmt::print("{}\n", without_controls(summary_of(facts)));
+        print_fitted("{}\n", without_controls(summary_of(facts)));
         if (paths.size() == 1) print_details(facts);
       }
     } catch (const DataError& error) {
       if (paths.size() == 1) throw;
-      fmt::print(stderr, "{}\n", without_controls(error.what()));
+      print_fitted(stderr, "{}\n", without_controls(error.what()));
       ++failed;
     }
   }
@@ -180,9 +182,10 @@ int inspect(InspectOptions& options) {
 void add_inspect(Arguments& command, Action& action) {
   auto options = std::make_shared<InspectOptions>();
   Arguments part =
-      command.part("inspect", "Describe the content of token files, texts and JSON lines");
+      command.part("inspect", "Describe the content of token files, texts and JSON lines",
+                   "fp8train data inspect tokens --tokenizer tokens");
   part.required("input", options->inputs, "Files, folders or globs; one alone is shown in detail");
-  part.path("--tokenizer", options->tokenizer,
+  part.path("--tokenizer PATH", options->tokenizer,
             "Tokenizer file or folder: samples are decoded, texts encoded");
   part.option("--format", options->settings.format, "auto, or a name of data.train[].format");
   const auto bad_lines = add_record_options(part, options->settings.rules);
@@ -204,14 +207,16 @@ void add_data(Arguments command, Action& action) {
   auto output_format = std::make_shared<std::string>(name_of(settings->output_format));
   auto chat_template = std::make_shared<std::string>("auto");
   Arguments prepare =
-      command.part("prepare", "Tokenize text and JSON-lines files into token files");
+      command.part("prepare", "Tokenize text and JSON-lines files into token files",
+                   "fp8train data prepare text.txt --out tokens --val-fraction 0.1");
   prepare.required("input", settings->inputs, "Files or globs");
-  prepare.required_path("--out", *out, "Folder to write");
-  prepare.option("--output-format", *output_format,
+  prepare.required_path("--out FOLDER", *out, "Folder to write");
+  prepare.option("--output-format FORMAT", *output_format,
                  alternatives(token_file_formats()) + "; indexed has .bin and .idx");
-  prepare.path("--tokenizer", settings->tokenizer, "byte, char, or a tokenizer file or folder");
+  prepare.path("--tokenizer PATH", settings->tokenizer,
+               "byte, char, or a tokenizer file or folder");
   prepare.option("--format", settings->format, text_format_choices());
-  prepare.option("--chat-template", *chat_template,
+  prepare.option("--chat-template NAME", *chat_template,
                  "How dialogues are written, as data.chat_template (default: the tokenizer's)");
   const auto bad_lines = add_record_options(prepare, settings->rules);
   prepare.option("--val-fraction", settings->val_fraction, 0,
@@ -228,9 +233,9 @@ void add_data(Arguments command, Action& action) {
     settings->chat_template = *chat_template;
     settings->progress = progress_lines();
     const PrepareReport report = prepare_data(*settings);
-    fmt::print("{}, {} training and {} validation tokens, vocabulary {}; {} holds {}\n",
-               counted(report.documents, "document"), report.train_tokens, report.val_tokens,
-               report.vocab_size, *out, fmt::join(report.files, ", "));
+    print_fitted("{}, {} training and {} validation tokens, vocabulary {}; {} holds {}\n",
+                 counted(report.documents, "document"), report.train_tokens, report.val_tokens,
+                 report.vocab_size, *out, fmt::join(report.files, ", "));
     return 0;
   });
 }

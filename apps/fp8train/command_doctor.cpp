@@ -14,11 +14,11 @@
 #include <nlohmann/json.hpp>
 
 #include "base/machine.h"
+#include "base/screen.h"
 #include "base/terminal.h"
 #include "base/text.h"
 #include "comm/launch.h"
 #include "commands.h"
-#include "config/wrap.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/cuda_libraries.h"
 #include "device/device.h"
@@ -106,8 +106,13 @@ bool is_built_with_cuda() {
 Finding gpu() {
   const bool here = has_nvidia_gpu();
   if (!is_built_with_cuda()) {
+    const char* const usual = "/usr/local/cuda/bin/nvcc";
+    const std::string found = program_on_path("nvcc");
+    const std::string nvcc = found.empty() && access(usual, X_OK) == 0 ? usual : found;
     return {"gpu", "this program is built without CUDA",
-            here ? "a GPU is here: build with scripts/build.sh --cuda on" : ""};
+            here            ? "a GPU is here: build with scripts/build.sh --cuda on"
+            : !nvcc.empty() ? nvcc + " is here: build with scripts/build.sh --cuda auto"
+                            : ""};
   }
   const std::string obstacle = why_cuda_is_unusable();
   if (obstacle.empty()) {
@@ -356,17 +361,16 @@ void print_json(const std::vector<Finding>& findings) {
 }
 
 void print_lines(const std::vector<Finding>& findings) {
-  const size_t columns = std::min(kColumns, terminal_columns(stdout));
   for (const Finding& one : findings) {
     const std::string word = fmt::format("{:<8}", name_of(one.health()));
-    fmt::print(
+    print_fitted(
         "{} {:<11} {}\n",
         one.health() == Health::ok
             ? word
             : colored(stdout, one.health() == Health::warning ? Color::yellow : Color::red, word),
         one.name, one.text);
     if (!one.fix.empty()) {
-      fmt::print("{}", wrapped("                     -> " + one.fix, columns));
+      fmt::print("{}", wrapped("                     -> " + one.fix + "\n", columns_of(stdout)));
     }
   }
 }
@@ -382,8 +386,8 @@ int examine(const DoctorOptions& options) {
     print_json(findings);
   } else {
     print_lines(findings);
-    fmt::print("{} problem{}, {} warning{}\n", problems, problems == 1 ? "" : "s",
-               count(Health::warning), count(Health::warning) == 1 ? "" : "s");
+    print_fitted("{} problem{}, {} warning{}\n", problems, problems == 1 ? "" : "s",
+                 count(Health::warning), count(Health::warning) == 1 ? "" : "s");
   }
   return problems > 0 ? kExitProblem : 0;
 }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/screen.h"
 #include "base/terminal.h"
 #include "base/text.h"
 #include "commands.h"
@@ -87,44 +88,44 @@ int64_t largest_micro_batch(EngineSettings settings, const DeviceTraits& traits,
 
 void print_model(const Session& session, const DryRunStep& step, const RankMemory& rank) {
   const double tokens = static_cast<double>(session.engine.step.tokens());
-  fmt::print(
+  print_fitted(
       "model   {} parameters; {:.3g} GFLOP per token in GEMMs ({:.0f} % of them in 8 bits), "
       "{:.3g} in attention\n",
       describe_count(static_cast<double>(parameter_count(session.engine.model))),
       step.work.gemm_flops / tokens / 1e9,
       100 * step.work.gemm_flops_8bit / std::max(step.work.gemm_flops, 1.0),
       step.work.attention_flops / tokens / 1e9);
-  fmt::print("{}\n", without_controls(plan_line(session, rank, 0)));
+  print_fitted("{}\n", without_controls(plan_line(session, rank, 0)));
 }
 
 void print_ranks(const Session& session, const Topology& ranks) {
-  fmt::print("ranks   {} on {} node{}, {}; {} tokens per step\n", ranks.size(), ranks.nodes(),
-             ranks.nodes() == 1 ? "" : "s", describe_layout(session, ranks),
-             session.tokens_per_step());
+  print_fitted("ranks   {} on {} node{}, {}; {} tokens per step\n", ranks.size(), ranks.nodes(),
+               ranks.nodes() == 1 ? "" : "s", describe_layout(session, ranks),
+               session.tokens_per_step());
 }
 
 void print_memory(const Settings& settings, const Session& session, const DryRunStep& step,
                   const RankMemory& memory) {
-  fmt::print("memory  of a rank{}\n", describe_largest(session, step));
+  print_fitted("memory  of a rank{}\n", describe_largest(session, step));
   const MemoryLedger planned = memory_of_run(step, memory.is_host);
   for (const std::string& line : describe_memory(planned, step.nccl_bytes)) {
-    fmt::print("{}\n", line);
+    print_fitted("{}\n", line);
   }
   if (!memory.is_host) {
-    fmt::print("{}\n", describe_state_copy(step));
+    print_fitted("{}\n", describe_state_copy(step));
   }
   if (memory.bytes > 0) {
     const bool fits = memory.fits(planned);
-    fmt::print("        {} {} of {}{}\n", fits ? "fits:" : "DOES NOT FIT: needs",
-               describe_bytes(static_cast<double>(planned.total())),
-               describe_bytes(static_cast<double>(memory.bytes)),
-               fits ? "" : "; " + JobMemory().remedy(settings, memory));
+    print_fitted("        {} {} of {}{}\n", fits ? "fits:" : "DOES NOT FIT: needs",
+                 describe_bytes(static_cast<double>(planned.total())),
+                 describe_bytes(static_cast<double>(memory.bytes)),
+                 fits ? "" : "; " + JobMemory().remedy(settings, memory));
   }
 }
 
 void print_time(const Session& session, const DryRunStep& step, const GpuKind& gpu) {
   const StepTime time = step_time(session.engine, step, gpu);
-  fmt::print(
+  print_fitted(
       "time    {:.4g} s per step, {} tokens/s: GEMMs {:.3g} s, attention {:.3g} s, "
       "other operations {:.3g} s, wire {:.3g} s ({})\n",
       time.total(), describe_count(static_cast<double>(session.tokens_per_step()) / time.total()),
@@ -132,7 +133,7 @@ void print_time(const Session& session, const DryRunStep& step, const GpuKind& g
       time.exposed > 0 ? fmt::format("{:.3g} s of it not overlapped", time.exposed)
                        : "all of it overlapped");
   const AchievedShares shares = achieved_shares(gpu);
-  fmt::print(
+  print_fitted(
       "        from stated rates, of which {:.0f} % (GEMMs of 16 bits), {:.0f} and {:.0f} % (FP8, "
       "exact and fast sums), {:.0f} and {:.0f} % (attention, its gradient), {:.0f} % (memory) and "
       "{:.0f} % (wire) are assumed to be reached\n",
@@ -155,27 +156,28 @@ int estimate_settings(const Settings& settings, int world_size) {
   });
   print_model(session, step, memory);
   print_ranks(session, ranks);
-  fmt::print("device  {}\n", memory.gpu != nullptr ? memory.gpu->name : device->description());
+  print_fitted("device  {}\n", memory.gpu != nullptr ? memory.gpu->name : device->description());
   print_memory(settings, session, step, memory);
   if (ranks.size() > 1) {
-    fmt::print("wire    {} per rank and step within the node, {} between nodes\n",
-               describe_bytes(static_cast<double>(step.sent.within_node)),
-               describe_bytes(static_cast<double>(step.sent.between_nodes)));
+    print_fitted("wire    {} per rank and step within the node, {} between nodes\n",
+                 describe_bytes(static_cast<double>(step.sent.within_node)),
+                 describe_bytes(static_cast<double>(step.sent.between_nodes)));
   }
   if (memory.gpu != nullptr) {
     print_time(session, step, *memory.gpu);
-    fmt::print("        cuDNN's workspace for attention is not counted\n");
+    print_fitted("        cuDNN's workspace for attention is not counted\n");
   }
   if (memory.bytes > 0) {
     const size_t copy = memory.is_host ? step.state_copy : 0;
     const int64_t count = session.engine.step.gradient_accumulation_steps;
     const int64_t most = largest_micro_batch(session.engine, memory.traits, ranks,
                                              memory.bytes - std::min(copy, memory.bytes));
-    fmt::print("largest training.micro_batch_size that fits, with {} micro-batch{} per step: {}\n",
-               count, count == 1 ? "" : "es",
-               most == 0                 ? "none"
-               : most >= kMostMicroBatch ? fmt::format("{} or more", most)
-                                         : fmt::format("{}", most));
+    print_fitted(
+        "largest training.micro_batch_size that fits, with {} micro-batch{} per step: {}\n", count,
+        count == 1 ? "" : "es",
+        most == 0                 ? "none"
+        : most >= kMostMicroBatch ? fmt::format("{} or more", most)
+                                  : fmt::format("{}", most));
   }
   return 0;
 }

@@ -20,6 +20,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/math.h"
+#include "base/screen.h"
 #include "base/text.h"
 #include "checkpoint_model.h"
 #include "commands.h"
@@ -92,11 +93,11 @@ void print_loss(const EvalOptions& options, const EngineSettings& engine, const 
         bytes == 0 ? "" : fmt::format(", \"bytes\": {}, \"bits_per_byte\": {:.8f}", bytes, bits));
     return;
   }
-  fmt::print("{}: loss {:.6f}, perplexity {:.4f}{} over {} tokens in windows of {}{}\n",
-             options.model.plan, loss.mean, std::exp(loss.mean),
-             bytes == 0 ? "" : fmt::format(", {:.4f} bits per byte", bits), loss.targets,
-             engine.step.seq_length,
-             options.stride > 0 ? fmt::format(", {} tokens apart", options.stride) : "");
+  print_fitted("{}: loss {:.6f}, perplexity {:.4f}{} over {} tokens in windows of {}{}\n",
+               options.model.plan, loss.mean, std::exp(loss.mean),
+               bytes == 0 ? "" : fmt::format(", {:.4f} bits per byte", bits), loss.targets,
+               engine.step.seq_length,
+               options.stride > 0 ? fmt::format(", {} tokens apart", options.stride) : "");
 }
 
 /// Returns the sources at a path; in a folder of token files, those for validation.
@@ -208,7 +209,7 @@ class ChoiceReport {
 
 std::function<void(size_t)> progress_lines(size_t total) {
   return [total, line = ProgressLine()](size_t done) mutable {
-    if (line.is_due()) fmt::print(stderr, "{} of {} continuations\n", done, total);
+    if (line.is_due()) print_fitted(stderr, "{} of {} continuations\n", done, total);
   };
 }
 
@@ -273,7 +274,7 @@ int evaluate(EvalOptions options) {
 void add_eval(Arguments command, Action& action) {
   auto options = std::make_shared<EvalOptions>();
   add_checkpoint_options(command, options->model);
-  command.path("--data", options->data,
+  command.path("--data PATH", options->data,
                "Text, JSON lines or token file, or a folder (of a prepared one its "
                "validation files): loss, perplexity, bits per byte");
   command.path("--choices", options->choices,

@@ -9,9 +9,9 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/screen.h"
 #include "base/terminal.h"
 #include "commands.h"
-#include "config/wrap.h"
 #include "explained_device.h"
 #include "json_text.h"
 #include "optim/registry.h"
@@ -75,23 +75,20 @@ ExplainedPlan explained_plan(const Session& session) {
 /// A sentence below the tables.
 template <class... Values>
 void print_note(fmt::format_string<Values...> text, Values&&... values) {
-  fmt::print("{}", wrapped(without_controls(fmt::format(text, std::forward<Values>(values)...))));
+  fmt::print("{}\n", wrapped(without_controls(fmt::format(text, std::forward<Values>(values)...)),
+                             columns_of(stdout)));
 }
 
 /// A title and its text, in further lines below itself where it is long.
-void print_row(std::string_view title, const std::string& raw) {
-  const std::string text = without_controls(raw);
-  const std::string begin = fmt::format("  {:<20}", title);
-  const bool fits = begin.size() + text.size() <= kColumns;
-  const std::string lines = fits ? "" : wrapped(std::string(begin.size(), ' ') + text);
-  fmt::print("{}{}", begin, fits ? text + "\n" : lines.substr(begin.size()));
+void print_row(std::string_view title, const std::string& text) {
+  print_note("  {:<20}{}", title, text);
 }
 
 /// What the plan computes with in short, the bytes it needs, then every role.
 void print_plan(const Session& session, const ExplainedDevice& device) {
   const PrecisionPlan& plan = session.engine.plan;
   const ExplainedPlan shown = explained_plan(session);
-  fmt::print("plan {} ({})\n", plan.name, plan_origin(plan.name).source);
+  print_fitted("plan {} ({})\n", plan.name, plan_origin(plan.name).source);
   print_row("device", device.line);
   for (const auto& [title, text] : shown.columns) {
     if (std::string_view(title) == kComputationColumn) {
@@ -104,9 +101,9 @@ void print_plan(const Session& session, const ExplainedDevice& device) {
                         shown.bytes.gradient, shown.bytes.moment1, shown.bytes.moment2));
   const std::string_view note = optimizer_named(session.engine.optimizer.name).note;
   if (!note.empty()) {
-    fmt::print("  {:<20}{}\n", "optimizer", note);
+    print_fitted("  {:<20}{}\n", "optimizer", note);
   }
-  fmt::print("\nroles\n");
+  print_fitted("\nroles\n");
   for (const auto& [role, format] : shown.roles) {
     if (std::string_view(role) != kBytesColumn) {
       print_row(role, format);
@@ -120,11 +117,9 @@ std::string_view form_of(const RunProducts& layers, size_t layer, size_t gemm) {
   return support.native ? "" : support.dequantized ? " dequantized" : " impossible";
 }
 
-/// "[out, in]", the three GEMMs of a linear layer and what is to be said of it, after its name.
-std::string layer_text(const RunProducts& layers, size_t i) {
+/// The three GEMMs of a linear layer and what is to be said of it.
+std::string products_text(const RunProducts& layers, size_t i) {
   const LinearPlan& linear = layers.linears[i];
-  const std::string shape =
-      fmt::format("[{}, {}]", linear.site.out_features, linear.site.in_features);
   const auto gemm = [&](const GemmPlan& g, size_t which) {
     return fmt::format("{} x {}{}{}", name_of(g.a.dtype), name_of(g.b.dtype),
                        g.fast_accumulate ? " fast" : "", form_of(layers, i, which));
@@ -133,15 +128,20 @@ std::string layer_text(const RunProducts& layers, size_t i) {
   const std::string swiglu = swiglu_note(linear);
   note += (note.empty() || swiglu.empty() ? "" : "; ") + swiglu;
   note = linear.exempt_reason.empty() ? note : "exempt: " + linear.exempt_reason;
-  return fmt::format("{:<16}{} | {} | {}{}{}", shape, gemm(linear.fprop, 0), gemm(linear.dgrad, 1),
+  return fmt::format("{} | {} | {}{}{}", gemm(linear.fprop, 0), gemm(linear.dgrad, 1),
                      gemm(linear.wgrad, 2), note.empty() ? "" : "   ", note);
 }
 
 /// Transformer blocks that follow each other and whose linear layers are printed alike, or a layer
 /// outside of them.
 struct Group {
-  int64_t first, last;                                     ///< -1: outside of the blocks
-  std::vector<std::pair<std::string, std::string>> lines;  ///< names within a block, and texts
+  struct Line {
+    std::string name;  ///< within a block
+    std::string shape, products;
+    bool operator==(const Line&) const = default;
+  };
+  int64_t first, last;  ///< -1: outside of the blocks
+  std::vector<Line> lines;
 };
 
 /// "mlp.up" of "layers.3.mlp.up".
@@ -166,22 +166,31 @@ std::vector<Group> groups_of(const RunProducts& layers, bool every_layer) {
       join_alike();
       groups.push_back({site.block, site.block, {}});
     }
-    groups.back().lines.emplace_back(name_in_block(site), layer_text(layers, i));
+    groups.back().lines.push_back({name_in_block(site),
+                                   fmt::format("[{}, {}]", site.out_features, site.in_features),
+                                   products_text(layers, i)});
   }
   join_alike();
   return groups;
 }
 
 void print_groups(const std::vector<Group>& groups) {
-  fmt::print("\n{:<30}{:<16}{}\n", "linear layer", "[out, in]", "fprop | dgrad | wgrad");
+  const size_t columns = terminal_columns(stdout);
+  const bool is_wide = columns >= kColumns;
+  std::vector<TableColumn> table = {{fmt::format("{:<{}}", "linear layer", is_wide ? 28 : 0)},
+                                    {fmt::format("{:<{}}", "[out, in]", is_wide ? 14 : 0), 1},
+                                    {"fprop | dgrad | wgrad"}};
   for (const Group& group : groups) {
     const std::string last = group.first == group.last ? "" : fmt::format("-{}", group.last);
     const std::string prefix =
         group.first < 0 ? "" : fmt::format("layers.{}{}.", group.first, last);
-    for (const auto& [name, text] : group.lines) {
-      fmt::print("{:<30}{}\n", without_controls(prefix + name), without_controls(text));
+    for (const auto& [name, shape, products] : group.lines) {
+      table[0].cells.push_back(without_controls(prefix + name));
+      table[1].cells.push_back(shape);
+      table[2].cells.push_back(without_controls(products));
     }
   }
+  print_fitted("\n{}", table_text(std::move(table), columns));
 }
 
 void print_reasons(const RunProducts& layers) {
@@ -256,11 +265,11 @@ std::vector<Difference> differences(const PrecisionPlan& plan, const PrecisionPl
 void print_differences(const PrecisionPlan& plan, const PrecisionPlan& other) {
   const std::vector<Difference> all = differences(plan, other);
   if (all.empty()) {
-    fmt::print("{} and {} have the same roles\n", plan.name, other.name);
+    print_fitted("{} and {} have the same roles\n", plan.name, other.name);
     return;
   }
   for (const Difference& one : all) {
-    fmt::print("{}\n", one.role);
+    print_fitted("{}\n", one.role);
     print_row(plan.name, one.here);
     print_row(other.name, one.there);
   }
@@ -323,7 +332,8 @@ void print_json(const Session& session, const ExplainedDevice& device) {
 
 void explain(const ExplainOptions& options) {
   if (options.plans) {
-    fmt::print("{}", plan_table_markdown());
+    const size_t columns = terminal_columns(stdout);
+    fmt::print("{}", columns == kNoColumns ? plan_table_markdown() : plan_table_text(columns));
     return;
   }
   Settings settings = load(options.ranks.common);
@@ -343,8 +353,8 @@ void explain(const ExplainOptions& options) {
     for (size_t i = 0; i < session.stages.size(); ++i) {
       if (i > 0) {
         session.enter_stage(i);
-        fmt::print("\nSteps {} to {} (precision.schedule):\n", session.stages[i].begin + 1,
-                   session.stages[i].end);
+        print_fitted("\nSteps {} to {} (precision.schedule):\n", session.stages[i].begin + 1,
+                     session.stages[i].end);
       }
       print_text(session, device, options.every_layer);
     }
@@ -362,7 +372,7 @@ void add_explain(Arguments command, Action& action) {
   command.option("--diff", options->diff,
                  "Name of a plan: print only the roles in which it differs from the run's plan");
   command.flag("--plans", options->plans,
-               "The whole table of plans as a Markdown table; needs no run");
+               "The table of plans, in a pipe or file the whole one in Markdown; needs no run");
   command.run(action, [options] {
     explain(*options);
     return 0;

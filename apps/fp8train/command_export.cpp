@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/screen.h"
 #include "base/terminal.h"
 #include "checkpoint_model.h"
 #include "choices.h"
@@ -101,14 +102,14 @@ ExportOptions folder_options(const ExportCommand& request, const ExportType& typ
 /// `file` is where names of keys in the notes are from.
 void print_notes(const std::vector<std::string>& notes, const std::string& file = "") {
   for (const std::string& note : notes) {
-    fmt::print(stderr, "note: {}\n", without_controls(file + note));
+    print_fitted(stderr, "note: {}\n", without_controls(file + note));
   }
 }
 
 void print_written(const ExportCommand& request, uint64_t tensors, uint64_t bytes,
                    const std::string& more) {
-  fmt::print("wrote {}: {} tensors, {} bytes of {}{}\n", request.out, tensors, bytes, request.dtype,
-             more);
+  print_fitted("wrote {}: {} tensors, {} bytes of {}{}\n", request.out, tensors, bytes,
+               request.dtype, more);
 }
 
 void write_folder(const ExportCommand& request, const ExportType& type,
@@ -178,16 +179,16 @@ int export_model(const ExportCommand& request) {
 
 void add_export(Arguments command, Action& action) {
   auto request = std::make_shared<ExportCommand>();
-  command.required("checkpoint", request->checkpoint,
-                   "Run directory, checkpoint or Hugging Face folder");
-  command.required_path("--out", request->out, "Folder to write; for gguf and llmc the file");
-  command.option("--to", request->to,
+  command.required_path("checkpoint,--checkpoint CHECKPOINT", request->checkpoint,
+                        "Run directory, checkpoint or Hugging Face folder");
+  command.required_path("--out PATH", request->out, "Folder to write; for gguf and llmc the file");
+  command.option("--to TARGET", request->to,
                  "hf: config.json and safetensors, as transformers reads them; gguf: a file for "
                  "llama.cpp; llmc: a file for llm.c (GPT-2) or llama2.c (Llama)");
-  command.option("--dtype", request->dtype,
+  command.option("--dtype TYPE", request->dtype,
                  "Type of the weights: fp32, bf16 or fp16; hf: also fp8-block, fp8-tensor; gguf: "
                  "also q8_0");
-  command.option("--max-shard-size", request->max_shard_size,
+  command.option("--max-shard-size SIZE", request->max_shard_size,
                  "Larger models are written as several files: 5GB, 200MB (powers of ten)");
   command.flag("--overwrite", request->overwrite, "Replace a file that is there (gguf, llmc)");
   command.run(action, [request] { return export_model(*request); });

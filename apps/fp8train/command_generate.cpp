@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/screen.h"
 #include "chat.h"
 #include "checkpoint_model.h"
 #include "commands.h"
@@ -77,9 +78,9 @@ int continue_text(CheckpointModel& opened, const std::string& prompt,
   text.finish();
   print_at_once("\n");
   if (wanted > available) {
-    fmt::print(stderr,
-               "note: the model's context of {} tokens leaves space for {} after this prompt\n",
-               context, available);
+    print_fitted(stderr,
+                 "note: the model's context of {} tokens leaves space for {} after this prompt\n",
+                 context, available);
   }
   return 0;
 }
@@ -111,8 +112,8 @@ void add_generate(Arguments command, Action& action) {
                "Answer in the model's chat template: --prompt, --messages, or a dialogue");
   command.path("--messages", options->chat.messages,
                "With --chat: JSON lines of messages, each answered with a JSON line");
-  command.option("--system", options->chat.system, "With --chat: the system message");
-  command.option("--chat-template", options->chat.chat_template,
+  command.option("--system MESSAGE", options->chat.system, "With --chat: the system message");
+  command.option("--chat-template NAME", options->chat.chat_template,
                  "With --chat: as data.chat_template (default: the tokenizer's)");
   command.flag("--thinking,!--no-thinking", options->chat.thinks,
                "With --chat: whether Qwen3 may think before it answers (default: on)");

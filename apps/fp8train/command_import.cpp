@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "base/error.h"
+#include "base/screen.h"
 #include "commands.h"
 #include "io/llama2c.h"
 
@@ -21,19 +22,20 @@ struct ImportOptions {
 
 void add_import(Arguments command, Action& action) {
   auto options = std::make_shared<ImportOptions>();
-  Arguments llama2c = command.part("llama2c", "A model.bin of llama2.c (version 0)");
+  Arguments llama2c = command.part("llama2c", "A model.bin of llama2.c (version 0)",
+                                   "fp8train import llama2c model.bin --out model");
   llama2c.required("model", options->model, "model.bin");
   llama2c.path("--tokenizer", options->tokenizer, "tokNNN.bin that belongs to it");
-  llama2c.required_path("--out", options->out, "Folder to write");
+  llama2c.required_path("--out FOLDER", options->out, "Folder to write");
   llama2c.run(action, [options] {
     if (std::filesystem::exists(std::filesystem::path(options->out) / "config.json")) {
       throw ConfigError(options->out + " holds a model already; choose another --out");
     }
     import_llama2c(options->model, options->tokenizer, options->out);
-    fmt::print("wrote {}{}\n", options->out,
-               options->tokenizer.empty()
-                   ? " (without a tokenizer: `generate` and `eval` then need --tokenizer)"
-                   : "");
+    print_fitted("wrote {}{}\n", options->out,
+                 options->tokenizer.empty()
+                     ? " (without a tokenizer: `generate` and `eval` then need --tokenizer)"
+                     : "");
     return 0;
   });
 }

@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/names.h"
+#include "base/screen.h"
 #include "base/terminal.h"
 #include "checkpoint_model.h"
 #include "choices.h"
@@ -136,31 +137,39 @@ std::string snr_text(const CastQuality& quality) {
   return std::isnan(snr) ? "-" : std::isinf(snr) ? "exact" : fmt::format("{:.2f}", snr);
 }
 
-void print_line(const std::string& name, const std::string& shape, const CastQuality& quality) {
-  fmt::print("{:<48} {:>16} {:>12.6g} {:>11.4f} {:>11.4f} {:>9}\n", without_controls(name), shape,
-             quality.amax, percent(quality.statistics.saturated, quality.statistics.count),
-             percent(quality.statistics.underflow, quality.statistics.count), snr_text(quality));
-}
-
 void print_report_text(const FileQuantizationReport& report, const FileQuantization& how,
                        const QuantizeOptions& options) {
-  fmt::print("{:<48} {:>16} {:>12} {:>11} {:>11} {:>9}\n", "tensor", "shape", "amax", "saturated %",
-             "underflow %", "SNR dB");
+  std::vector<TableColumn> table = {{"tensor"},      {"shape", 2},    {"amax", 1},
+                                    {"saturated %"}, {"underflow %"}, {"SNR dB"}};
+  const auto add = [&](const std::string& name, const std::string& shape,
+                       const CastQuality& quality) {
+    const std::string cells[] = {
+        without_controls(name),
+        shape,
+        fmt::format("{:.6g}", quality.amax),
+        fmt::format("{:.4f}", percent(quality.statistics.saturated, quality.statistics.count)),
+        fmt::format("{:.4f}", percent(quality.statistics.underflow, quality.statistics.count)),
+        snr_text(quality)};
+    for (size_t i = 0; i < table.size(); ++i) {
+      table[i].cells.push_back(cells[i]);
+    }
+  };
   for (const QuantizedEntry& tensor : report.tensors) {
-    print_line(tensor.name, fmt::format("[{}]", fmt::join(tensor.shape, ", ")), tensor.quality);
+    add(tensor.name, fmt::format("[{}]", fmt::join(tensor.shape, ", ")), tensor.quality);
   }
   const CastQuality total = report.total();
-  print_line("total", fmt::format("{} tensors", report.tensors.size()), total);
+  add("total", fmt::format("{} tensors", report.tensors.size()), total);
+  print_fitted("{}", table_text(std::move(table), terminal_columns(stdout)));
   for (const CopiedTensor& tensor : report.copied) {
-    fmt::print("copied as it is: {} ({})\n", without_controls(tensor.name), tensor.reason);
+    print_fitted("copied as it is: {} ({})\n", without_controls(tensor.name), tensor.reason);
   }
   if (total.not_a_number + total.infinite > 0) {
-    fmt::print(
+    print_fitted(
         "{} values are NaN and {} infinite: docs/reference/formats.md says what becomes of them\n",
         total.not_a_number, total.infinite);
   }
-  fmt::print("{} holds {} as {}{}\n", options.out, options.in, describe(how.format),
-             how.dequantize ? ", dequantized" : "");
+  print_fitted("{} holds {} as {}{}\n", options.out, options.in, describe(how.format),
+               how.dequantize ? ", dequantized" : "");
 }
 
 nlohmann::ordered_json json_of(const CastQuality& quality) {
@@ -218,16 +227,17 @@ void add_quantize(Arguments command, Action& action) {
   auto options = std::make_shared<QuantizeOptions>();
   command.required("input", options->in,
                    "A .safetensors file, or a model folder: fp32, bf16 and fp16 are cast");
-  command.required_path("--out", options->out, "The file or folder to write");
+  command.required_path("--out PATH", options->out, "The file or folder to write");
   command.option("--format", options->format, names_of(kElements));
-  command.option("--granularity", options->granularity,
+  command.option("--granularity BLOCK", options->granularity,
                  "What shares a scale: " + names_of(kBlocks));
   command.option("--scale", options->scale, scale_help());
   command.option("--rounding", options->rounding, names_of(kRoundingChoices));
   command.option("--seed", options->seed, "Seed of stochastic rounding");
-  command.list("--include", options->include,
+  command.list("--include PATTERN", options->include,
                "Cast only tensors of this name; * and ? (repeatable)");
-  command.list("--exclude", options->exclude, "Keep tensors of this name as they are (repeatable)");
+  command.list("--exclude PATTERN", options->exclude,
+               "Keep tensors of this name as they are (repeatable)");
   command.flag("--vectors", options->vectors, "Cast tensors of one dimension too, as one row");
   command.flag("--dequantize", options->dequantize,
                "Write the values of the codes, in the type of the input");

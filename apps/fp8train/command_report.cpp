@@ -9,6 +9,7 @@
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/screen.h"
 #include "commands.h"
 #include "run_report.h"
 
@@ -27,7 +28,7 @@ int report(const ReportOptions& options) {
   }
   write_file_atomically(out, report_page({options.runs.begin(), options.runs.end()}));
   if (!is_stream(out)) {  // it may be standard output
-    fmt::print("wrote {}\n", out);
+    print_fitted("wrote {}\n", out);
   }
   return 0;
 }

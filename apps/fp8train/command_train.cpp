@@ -52,7 +52,7 @@ std::unique_ptr<Communicator> find_ranks(const Settings& settings, RunWatchdog& 
 void add_train(Arguments command, Action& action) {
   auto options = std::make_shared<TrainOptions>();
   add_common(command, options->common);
-  command.option("--resume", options->resume,
+  command.option("--resume auto|never|FOLDER", options->resume,
                  "auto, never, or a checkpoint folder; short for --set checkpoint.resume=");
   command.run(action, [options] {
     if (!options->resume.empty()) {

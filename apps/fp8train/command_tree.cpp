@@ -18,13 +18,20 @@ CommandOption option_of(const CLI::Option& option) {
     result.names.push_back(option.get_name());
   }
   result.help = option.get_description();
+  result.value = option.get_type_name();
+  result.argument = option.get_positional() ? result.value : "";
+  result.is_required = option.get_required();
+  result.is_repeated = option.get_items_expected_max() > 1 && option.get_allow_extra_args();
   result.default_value = option.get_default_str();
   result.takes_value = option.get_items_expected_max() > 0;
   return result;
 }
 
 CommandNode node_of(const CLI::App& app) {
-  CommandNode node = {.name = app.get_name(), .help = app.get_description()};
+  CommandNode node = {.name = app.get_name(),
+                      .help = app.get_description(),
+                      .example = app.get_footer(),
+                      .needs_part = app.get_require_subcommand_min() > 0};
   for (const CLI::Option* option : app.get_options()) {
     node.options.push_back(option_of(*option));
   }
@@ -47,6 +54,14 @@ CommandNode command_tree(Arguments command) {
     root = root->get_parent();
   }
   return node_of(*root);
+}
+
+std::string help_page(const CLI::App& command) {
+  std::string path = command.get_name();
+  for (const CLI::App* app = command.get_parent(); app != nullptr; app = app->get_parent()) {
+    path = app->get_name() + " " + path;
+  }
+  return help_page(node_of(command), path);
 }
 
 }  // namespace fp8train

@@ -23,23 +23,13 @@ std::string escaped(const std::string& text) {
   return result.starts_with('.') ? "\\&" + result : result;
 }
 
-std::string upper(std::string text) {
-  for (char& c : text) {
-    c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 32) : c == '-' ? '_' : c;
-  }
-  return text;
-}
-
 std::string option_entry(const CommandOption& option) {
   std::vector<std::string> names;
   for (const std::string& name : option.names) {
     names.push_back("\\fB" + escaped(name) + "\\fR");
   }
-  const std::string& last = option.names.back();
   const std::string value =
-      option.takes_value && !option.is_positional()
-          ? " \\fI" + escaped(upper(last.substr(last.find_first_not_of('-')))) + "\\fR"
-          : "";
+      option.takes_value && !option.is_positional() ? " \\fI" + escaped(option.value) + "\\fR" : "";
   const std::string standard =
       option.default_value.empty() ? "" : fmt::format(" (default: {})", option.default_value);
   const std::string text = escaped(option.help + standard);
@@ -64,7 +54,7 @@ std::string sections(const CommandNode& node, const std::string& path) {
   return text;
 }
 
-constexpr const char* kRest = R"(.SH EXIT STATUS
+constexpr const char* kExitStatus = R"(.SH EXIT STATUS
 .TP
 0
 Done.
@@ -92,33 +82,23 @@ A rank made no progress within its time limit.
 .TP
 129, 130, 143
 A second SIGHUP, SIGINT or SIGTERM in a run, or one in \fBconfig\fR: ended at once.
-.SH ENVIRONMENT
-.TP
-.B FP8TRAIN_SET
-Keys and values that change the configuration, as with \fB\-\-set\fR.
-.TP
-.B FP8TRAIN_CPU_ISA
-Lowers the level of instructions: x86\-64, x86\-64\-v3 or x86\-64\-v4; armv8\-a on Arm.
-.TP
-.B FP8TRAIN_CACHE_DIR
-The folder of stored results, such as those of \fBgemm_tuning\fR; else ~/.cache/fp8train.
-.TP
-.B FP8TRAIN_GEMM_PROBE
-\fBalways\fR: try the FP8 products of the GPU again, as if none were known from earlier starts.
-.TP
-.B OMP_NUM_THREADS
-CPU threads of a rank, where \fBthreads\fR is 0.
-.TP
-.B NO_COLOR
-If it is set and not empty, output in the terminal has no colours.
-.SH EXAMPLES
-.nf
-fp8train config
-fp8train check run.yaml
-fp8train run.yaml
-mpirun \-n 2 fp8train run.yaml training.max_steps=100
-.fi
 )";
+
+std::string environment() {
+  std::string text = ".SH ENVIRONMENT\n";
+  for (const auto& [names, help] : environment_variables()) {
+    text += fmt::format(".TP\n.B {}\n{}\n", escaped(names), escaped(help));
+  }
+  return text;
+}
+
+std::string examples(const CommandNode& program) {
+  std::string text = ".SH EXAMPLES\n.nf\n";
+  for (const CommandNode& command : program.parts) {
+    text += escaped(command.example) + "\n";
+  }
+  return text + ".fi\n";
+}
 
 }  // namespace
 
@@ -138,7 +118,7 @@ std::string man_page(const CommandNode& program, const std::string& version,
   for (const CommandNode& command : program.parts) {
     text += sections(command, command.name);
   }
-  return text + kRest;
+  return text + kExitStatus + environment() + examples(program);
 }
 
 }  // namespace fp8train

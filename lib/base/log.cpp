@@ -1,29 +1,40 @@
 #include "base/log.h"
 
 #include <spdlog/sinks/base_sink.h>
-#include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
 #include <cstddef>
 #include <cstdio>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "base/append_file.h"
+#include "base/screen.h"
 #include "base/terminal.h"
 
 namespace fp8train {
 namespace {
 
+/// Lines on standard error, in the width of a terminal.
+class TerminalSink : public spdlog::sinks::base_sink<std::mutex> {
+ protected:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    const auto name = spdlog::level::to_string_view(message.level);
+    const std::string level(name.data(), name.size());
+    print_fitted(
+        stderr, "{}: {}\n",
+        message.level == spdlog::level::warn ? colored(stderr, Color::yellow, level) : level,
+        std::string_view(message.payload.data(), message.payload.size()));
+  }
+  void flush_() override { std::fflush(stderr); }
+};
+
 spdlog::logger& logger() {
   static const std::shared_ptr<spdlog::logger> instance = [] {
-    auto terminal = std::make_shared<spdlog::sinks::stderr_color_sink_mt>(
-        has_colors(stderr) ? spdlog::color_mode::always : spdlog::color_mode::never);
-    terminal->set_color(spdlog::level::debug, "");
-    terminal->set_color(spdlog::level::info, "");
-    auto created = std::make_shared<spdlog::logger>("fp8train", std::move(terminal));
-    created->set_pattern("%^%l%$: %v");
+    auto created = std::make_shared<spdlog::logger>("fp8train", std::make_shared<TerminalSink>());
     created->flush_on(spdlog::level::info);
     return created;
   }();

@@ -2,12 +2,12 @@
 
 #include <fmt/format.h>
 
+#include "base/screen.h"
 #include "base/text.h"
 #include "config/fields/field_table.h"
 #include "config/foreign_names.h"
 #include "config/presets.h"
 #include "config/show.h"
-#include "config/wrap.h"
 
 namespace fp8train {
 namespace {
@@ -20,12 +20,16 @@ std::string cell(const std::string& text) {
 std::string row_of(const Field& field, const std::string& name) {
   static const Settings kDefaults;
   const std::string value = field.write(kDefaults);
+  const bool is_plans = value.empty() && default_text(field) != "not set";
   std::string doc = field.doc;
   if (!field.aliases.empty()) {
     doc += fmt::format(". Also: `{}`", joined(field.aliases));
   }
   return fmt::format("| `{}` | {} | {} | {} |\n", name, cell(field.accepts),
-                     value.empty() ? "" : fmt::format("`{}`", cell(value)), cell(doc));
+                     is_plans        ? "the plan's"
+                     : value.empty() ? ""
+                                     : fmt::format("`{}`", cell(value)),
+                     cell(doc));
 }
 
 std::string table_of(const std::string& section) {
@@ -91,7 +95,8 @@ std::string configuration_page() {
   for (const SectionDoc& section : section_docs()) {
     const std::string title =
         section.name.empty() ? "top level" : fmt::format("`{}`", section.name);
-    result += fmt::format("\n## {}\n\n{}\n{}", title, wrapped(section.doc), table_of(section.name));
+    result +=
+        fmt::format("\n## {}\n\n{}\n\n{}", title, wrapped(section.doc), table_of(section.name));
     if (section.name == "model") {
       result += "\nPresets:\n\n| preset | | sequence length |\n|---|---|---|\n";
       for (const Preset& preset : presets()) {

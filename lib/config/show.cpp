@@ -6,12 +6,13 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/screen.h"
 #include "base/text.h"
 #include "config/fields/field_table.h"
 #include "config/model_folder.h"
 #include "config/presets.h"
 #include "config/suggest.h"
-#include "config/wrap.h"
+#include "precision/plan_table.h"
 
 namespace fp8train {
 namespace {
@@ -26,12 +27,6 @@ const std::string& written_key(const Field& field, const Settings& settings) {
   const bool moves =
       !settings.precision.plan.empty() && section_of(field.key) == "fp8" && !field.aliases.empty();
   return moves ? field.aliases.front() : field.key;
-}
-
-std::string default_text(const Field& field) {
-  static const Settings kDefaults;
-  const std::string text = field.write(kDefaults);
-  return text.empty() ? "not set" : text;
 }
 
 struct Line {
@@ -109,7 +104,16 @@ std::string text_of(std::vector<Line> lines, bool spaced, const Write& write) {
   return result;
 }
 
-constexpr size_t kCommentColumn = 34;
+/// A line with its documentation, next to it or above it.
+std::string documented(const std::string& text, const std::string& doc, size_t columns) {
+  constexpr size_t kCommentColumn = 34;
+  const size_t column = std::max<size_t>(text.size() + 2, kCommentColumn);
+  if (column + 2 + doc.size() <= columns) {
+    return fmt::format("{:<{}}# {}\n", text, column, doc);
+  }
+  return wrapped(fmt::format("{:{}}# {}\n", "", text.find_first_not_of(' '), doc), columns) + text +
+         "\n";
+}
 
 std::string explain_section(const std::string& section) {
   std::string result;
@@ -127,28 +131,42 @@ std::string explain_section(const std::string& section) {
 
 }  // namespace
 
-std::string show_settings(const Settings& settings, bool resolved, bool comments) {
+std::string default_text(const Field& field) {
+  static const Settings kDefaults;
+  if (const std::string text = field.write(kDefaults); !text.empty()) {
+    return text;
+  }
+  std::vector<std::string> plans = plan_names();
+  plans.insert(plans.begin(), plan_for_method({.mixed_precision = MixedPrecision::fp8}));
+  for (const std::string& plan : plans) {  // the first for which the key has a meaning
+    Settings settings;
+    settings.precision = request_of(plan_named(plan));
+    if (const std::string value = field.write(settings); !value.empty()) {
+      return fmt::format("the plan's ({}: {})", plan, value);
+    }
+  }
+  return "not set";
+}
+
+std::string show_settings(const Settings& settings, bool resolved, bool comments, size_t columns) {
   return text_of(
       lines_of(settings, resolved), false, [&](const Line& line, const std::string& text) {
-        return comments ? fmt::format("{}  # {} ({})\n", text, line.field->doc, line.field->accepts)
-                        : text + "\n";
+        return comments
+                   ? documented(text, fmt::format("{} ({})", line.field->doc, line.field->accepts),
+                                columns)
+                   : text + "\n";
       });
 }
 
-std::string commented_settings(const Settings& settings, const std::vector<std::string>& also) {
+std::string commented_settings(const Settings& settings, const std::vector<std::string>& also,
+                               size_t columns) {
   return text_of(lines_of(settings, false, also), true,
-                 [](const Line& line, const std::string& text) {
-                   const std::string& doc = line.field->doc;
-                   const size_t column = std::max<size_t>(text.size() + 2, kCommentColumn);
-                   if (column + 2 + doc.size() <= kColumns) {
-                     return fmt::format("{:<{}}# {}\n", text, column, doc);
-                   }
-                   return wrapped(fmt::format("{:{}}# {}", "", text.find_first_not_of(' '), doc)) +
-                          text + "\n";
+                 [&](const Line& line, const std::string& text) {
+                   return documented(text, line.field->doc, columns);
                  });
 }
 
-std::string explain_key(const std::string& key) {
+std::string explain_key(const std::string& key, size_t columns) {
   const Field* field = find_field(key);
   if (field == nullptr && is_section(key)) {
     return explain_section(key);
@@ -163,8 +181,9 @@ std::string explain_key(const std::string& key) {
   const std::string other = joined(field->aliases);
   return wrapped(fmt::format("{}\n  {}\n  accepts: {}\n  default: {}\n{}", field->key, field->doc,
                              field->accepts, default_text(*field),
-                             other.empty() ? "" : fmt::format("  also: {}\n", other))) +
-         (field->question && field->question->preface ? field->question->preface() : "");
+                             other.empty() ? "" : fmt::format("  also: {}\n", other)),
+                 columns) +
+         (field->question && field->question->preface ? field->question->preface(columns) : "");
 }
 
 std::vector<std::string> config_keys() {
@@ -175,12 +194,12 @@ std::vector<std::string> config_keys() {
   return keys;
 }
 
-std::string presets_text() {
+std::string presets_text(size_t columns) {
   std::string result;
   for (const Preset& preset : presets()) {
     result += fmt::format("{:<16}{}\n", preset.name, preset.doc);
   }
-  return result;
+  return wrapped(result, columns);
 }
 
 }  // namespace fp8train

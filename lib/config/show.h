@@ -5,29 +5,38 @@
 #include <string>
 #include <vector>
 
+#include "base/screen.h"
 #include "config/settings.h"
 
 namespace fp8train {
 
+struct Field;
+
 /// Returns YAML, in the order of the table, that load_settings turns into equal settings.
 /// `resolved`: every setting, those that are not set as comments; else only what differs from the
-/// defaults (of the preset, when there is one). `comments`: each line with its documentation.
-std::string show_settings(const Settings& settings, bool resolved, bool comments = false);
+/// defaults (of the preset, when there is one). `comments`: each line with its documentation, next
+/// to it or above it.
+std::string show_settings(const Settings& settings, bool resolved, bool comments = false,
+                          size_t columns = kColumns);
 
 /// Returns the settings that differ from the defaults, and the keys in `also`, as a file for
-/// people: each line with its documentation, next to it or above it, in 100 columns.
-std::string commented_settings(const Settings& settings, const std::vector<std::string>& also);
+/// people: each line with its documentation, next to it or above it.
+std::string commented_settings(const Settings& settings, const std::vector<std::string>& also,
+                               size_t columns = kColumns);
+
+/// Returns the default of a key: a value, "the plan's (te-delayed: 1024)" or "not set".
+std::string default_text(const Field& field);
 
 /// Returns the documentation, type, default and other spellings of a key and the plans or presets
 /// that it takes, or the keys of a section. Throws ConfigError with a suggestion when there is no
 /// such key.
-std::string explain_key(const std::string& key);
+std::string explain_key(const std::string& key, size_t columns = kColumns);
 
 /// Returns every dotted key, in the order of the table.
 std::vector<std::string> config_keys();
 
 /// Returns the names and descriptions of all presets, one per line.
-std::string presets_text();
+std::string presets_text(size_t columns = kColumns);
 
 /// Returns the text of docs/use/configuration.md.
 std::string configuration_page();

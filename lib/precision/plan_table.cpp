@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "base/screen.h"
+
 namespace fp8train {
 namespace {
 
@@ -102,6 +104,48 @@ std::string bytes_text(const PrecisionPlan& plan) {
   return text.ends_with(".00") ? text.substr(0, text.size() - 3) : text;
 }
 
+PlanRequest request_of(const PrecisionPlan& plan) {
+  PlanRequest request;
+  const GemmPlan* const gemms[] = {&plan.fprop, &plan.dgrad, &plan.wgrad};
+  for (const GemmPlan* gemm : gemms) {
+    request.override_linear_precision.push_back(!gemm->a.is_scaled());
+    request.fast_accumulation.push_back(gemm->fast_accumulate);
+  }
+  const TensorFormat& x = plan.fprop.a;
+  if (x.is_scaled()) {
+    request.format = plan.dgrad.a.dtype == DType::e5m2 ? Fp8Format::hybrid : Fp8Format::e4m3;
+    request.use_autocast_during_eval = plan.evaluate_scaled;
+    request.swiglu = plan.swiglu;
+    request.accumulation =
+        plan.fprop.emulate_accumulator ? Accumulation::emulated : Accumulation::exact;
+  }
+  if (x.policy == ScalePolicy::delayed) {
+    request.margin = x.delayed.margin;
+    request.interval = x.delayed.interval;
+    request.amax_history_len = x.delayed.history_length;
+    request.amax_compute_algo = x.delayed.algorithm;
+    request.reduce_amax = x.delayed.reduction == AmaxReduction::ranks;
+  } else if (x.policy == ScalePolicy::current) {
+    request.power_2_scale = x.scale_type == ScaleType::pow2;
+  }
+  request.self_exact = plan.self_exact;
+  request.forward_reads_saved = plan.forward_reads_saved;
+  request.recompute_swiglu = plan.recompute_swiglu;
+  request.exemptions = plan.exemptions;
+  for (const Role& role : plan_roles()) {
+    if (role.format != nullptr) {
+      request.roles.*role.requested = describe(plan.*role.format);
+    } else if (role.gemm != nullptr) {
+      request.roles.*role.requested = describe((plan.*role.gemm).*role.operand);
+    }
+  }
+  request.roles.weight = describe(plan.weight);
+  request.roles.master_weight = plan.master_weight ? describe(*plan.master_weight) : "none";
+  request.roles.saved_norm = describe(plan.saved_norm);
+  request.roles.saved_nonlinear = describe(plan.saved_nonlinear);
+  return request;
+}
+
 std::vector<PlanColumn> plan_columns(const PrecisionPlan& plan) {
   const bool alike = plan.evaluate_scaled || !(has_scaled_gemms(plan) || plan.forward_reads_saved);
   const std::string in_forward = plan.forward_reads_saved ? ", also read by forward" : "";
@@ -127,22 +171,33 @@ std::vector<PlanColumn> plan_columns(const PrecisionPlan& plan) {
                                : std::string("in ") + std::string(name_of(plan.activation))}};
 }
 
-std::string plan_table_text() {
-  constexpr const char* kLine = "{:<22}{:<11}{:<13}{:<11}{:<5}{:<7}{:<7}{:<6}{:<10}{:>5}\n";
-  std::string text = fmt::format(fmt::runtime(kLine), "plan", "x", "w", "dy", "wire", "weight",
-                                 "master", "wgrad", "m + v", "bytes");
+std::string plan_table_text(size_t columns) {
+  std::vector<TableColumn> table = {{"plan"},     {"x"},         {"w"},         {"dy"},
+                                    {"wire", 4},  {"weight", 3}, {"master", 5}, {"wgrad", 6},
+                                    {"m + v", 2}, {"bytes"}};
   for (const std::string& name : plan_names()) {
     const PrecisionPlan plan = plan_named(name);
-    const std::string moments =
-        fmt::format("{} {}", name_of(plan.moment1.dtype), name_of(plan.moment2.dtype));
-    text += fmt::format(fmt::runtime(kLine), name, in_short(plan.fprop.a), in_short(plan.fprop.b),
-                        in_short(plan.dgrad.a), type_of(plan.gradient_wire), type_of(plan.weight),
-                        type_of(plan.master_weight), type_of(plan.weight_gradient), moments,
-                        bytes_text(plan));
+    const std::string cells[] = {
+        name,
+        in_short(plan.fprop.a),
+        in_short(plan.fprop.b),
+        in_short(plan.dgrad.a),
+        std::string(type_of(plan.gradient_wire)),
+        std::string(type_of(plan.weight)),
+        std::string(type_of(plan.master_weight)),
+        std::string(type_of(plan.weight_gradient)),
+        fmt::format("{} {}", name_of(plan.moment1.dtype), name_of(plan.moment2.dtype)),
+        bytes_text(plan)};
+    for (size_t i = 0; i < table.size(); ++i) {
+      table[i].cells.push_back(cells[i]);
+    }
   }
-  return text +
-         "x, w, dy: what the GEMMs read, with a scale for the tensor (T), a row (R) or a block;\n"
-         "*: from steps before. Bytes are per parameter of a linear layer, moments included.\n";
+  return table_text(std::move(table), columns) +
+         wrapped(
+             "x, w, dy: what the GEMMs read, with a scale for the tensor (T), a row (R) or a "
+             "block; "
+             "*: from steps before. Bytes are per parameter of a linear layer, moments included.\n",
+             columns);
 }
 
 std::string plan_table_markdown() {

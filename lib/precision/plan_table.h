@@ -24,12 +24,16 @@ std::vector<PlanColumn> table_columns(const PrecisionPlan& plan);
 /// Returns all stored bytes per parameter, such as "7.19".
 std::string bytes_text(const PrecisionPlan& plan);
 
+/// Returns the request that says in its options and roles what the plan has without them. Options
+/// that have no meaning for the plan are not set.
+PlanRequest request_of(const PrecisionPlan& plan);
+
 /// Returns every role of a plan, in order, with "-" where there is nothing.
 std::vector<PlanColumn> plan_columns(const PrecisionPlan& plan);
 
-/// Returns the table of plans in lines of at most 100 columns: the types of all, and how scales are
+/// Returns the table of plans in lines of at most `columns`: the types of all, and how scales are
 /// shared.
-std::string plan_table_text();
+std::string plan_table_text(size_t columns);
 
 /// Returns the whole table of plans as a Markdown table.
 std::string plan_table_markdown();

@@ -9,10 +9,10 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/screen.h"
 #include "base/text.h"
 #include "base/written_path.h"
 #include "config/show.h"
-#include "config/wrap.h"
 #include "config/yaml/problems.h"
 #include "dialects/dialects.h"
 #include "wizard/job_script.h"
@@ -167,13 +167,17 @@ void Wizard::forget_what_no_longer_applies() {
 }
 
 void Wizard::explain(const Field& field) {
-  out_ << explain_key(field.key);
+  print(explain_key(field.key, style_.columns));
+}
+
+void Wizard::print(const std::string& text) {
+  out_ << wrapped(text, style_.columns);
 }
 
 void Wizard::print_memory() {
   const std::string line = hooks_.memory ? hooks_.memory(settings_) : "";
   if (!line.empty() && line != last_memory_) {
-    out_ << wrapped("  " + line);
+    print("  " + line + "\n");
   }
   last_memory_ = line;
 }
@@ -186,10 +190,10 @@ void Wizard::print_topic(size_t which) {
     out_ << "\n" << heading(title_of(field.question->topic)) << "\n";
   }
   if (field.question->preface && last_asked_ != &field) {
-    out_ << field.question->preface();
+    print(field.question->preface(style_.columns));
   }
   if (hooks_.remark && last_asked_ != &field) {
-    out_ << wrapped(hooks_.remark(field.key, settings_));
+    print(hooks_.remark(field.key, settings_));
   }
   last_asked_ = &field;
 }
@@ -201,7 +205,7 @@ Wizard::Reply Wizard::ask(size_t which) {
   for (;;) {
     const std::string enter = offered(field);
     const std::string brackets = enter.empty() ? "" : fmt::format(" [{}]", enter);
-    out_ << field.question->text << choices_of(field) << brackets << ": ";
+    print(field.question->text + choices_of(field) + brackets + ": ");
     std::string line = read_line();
     if (line == "?") {
       explain(field);
@@ -212,20 +216,20 @@ Wizard::Reply Wizard::ask(size_t which) {
     }
     line = line.empty() ? enter : line;
     if (line.empty() || (line == kUnset && !field.question->optional)) {
-      out_ << wrapped(fmt::format("  This answer cannot be left out. Enter {}.", field.accepts));
+      print(fmt::format("  This answer cannot be left out. Enter {}.\n", field.accepts));
       continue;
     }
     std::string remark;
     if (!accept(field, line, remark)) {
-      out_ << wrapped("  " + remark);
+      print(fmt::format("  {}\n", remark));
       continue;
     }
-    out_ << wrapped(remark);
+    print(remark);
     forget_what_no_longer_applies();
     const std::string doubt = hooks_.doubt ? hooks_.doubt(field.key, settings_) : "";
     if (!doubt.empty() && line != doubted) {
       doubted = line;
-      out_ << wrapped(fmt::format("  {}; Enter keeps it", doubt));
+      print(fmt::format("  {}; Enter keeps it\n", doubt));
       continue;
     }
     if (field.question->changes_memory) {
@@ -243,7 +247,7 @@ void Wizard::print_review(const std::vector<size_t>& shown) {
     if (last == nullptr || last->question->topic != field.question->topic) {
       out_ << "  " << title_of(field.question->topic) << "\n";
     }
-    out_ << fmt::format("  {:>4}  {:<34}{}\n", i + 1, field.key, offered(field));
+    print(fmt::format("  {:>4}  {:<34}{}\n", i + 1, field.key, offered(field)));
     last = &field;
   }
   last_memory_.clear();
@@ -260,10 +264,10 @@ size_t Wizard::review(const std::string& output) {
   for (;;) {
     const std::string obstacle = hooks_.obstacle ? hooks_.obstacle(settings_) : "";
     if (!obstacle.empty()) {
-      out_ << wrapped(fmt::format("This cannot run: {}", obstacle));
+      print(fmt::format("This cannot run: {}\n", obstacle));
     }
-    out_ << (obstacle.empty() ? fmt::format("Enter writes {}; a", files_text(output)) : "A")
-         << " number changes that answer; Ctrl-D leaves without writing: ";
+    print((obstacle.empty() ? fmt::format("Enter writes {}; a", files_text(output)) : "A") +
+          " number changes that answer; Ctrl-D leaves without writing: ");
     const std::string line = read_line();
     if (line.empty() && obstacle.empty()) {
       return questions().size();
@@ -298,10 +302,10 @@ bool Wizard::may_write(std::string& output) {
                                 : hooks_.unwritable      ? hooks_.unwritable(output)
                                                          : "";
     if (!problem.empty()) {
-      out_ << fmt::format("  {}\nAnother name, or Enter to go back: ", problem);
+      print(fmt::format("  {}\nAnother name, or Enter to go back: ", problem));
     } else if (exists(output) || (settings_.job.slurm && exists(job_script_path(output)))) {
-      out_ << fmt::format("{} would be replaced: yes, another name for it, or Enter to go back: ",
-                          files_text(output));
+      print(fmt::format("{} would be replaced: yes, another name for it, or Enter to go back: ",
+                        files_text(output)));
     } else {
       return true;
     }
@@ -338,7 +342,7 @@ bool Wizard::may_be_too_large() {
 }
 
 WizardResult Wizard::talk(const std::string& output) {
-  out_ << "The settings of a run. Enter takes what is in brackets, ? explains, < goes back.\n";
+  print("The settings of a run. Enter takes what is in brackets, ? explains, < goes back.\n");
   std::string file = output;
   size_t which = next_applying(0);
   while (which < questions().size()) {

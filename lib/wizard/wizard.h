@@ -2,6 +2,7 @@
 // The dialogue of `fp8train config`: asks the questions of the field table, with plain lines on any
 // pair of streams. It knows no terminal, no file and no device; hooks provide them.
 
+#include <cstddef>
 #include <functional>
 #include <iosfwd>
 #include <map>
@@ -11,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/screen.h"
 #include "config/fields/field_table.h"
 #include "config/load.h"
 
@@ -51,6 +53,7 @@ struct WizardHooks {
 struct WizardStyle {
   bool echo = false;  ///< print what was read: it does not come from a terminal
   bool bold = false;  ///< prints headings in bold, by escape codes
+  size_t columns = kColumns;
 };
 
 struct WizardResult {
@@ -100,6 +103,7 @@ class Wizard {
   bool may_be_too_large();
   WizardResult result(const std::string& output) const;
   std::string heading(const std::string& text) const;
+  void print(const std::string& text);
 
   std::istream& in_;
   std::ostream& out_;

@@ -132,7 +132,8 @@ void add_attention_options(Arguments part, BenchOptions& options) {
 
 }  // namespace
 
-const BenchPart kAttentionBench = {"attention", "Causal attention in bf16", add_attention_options,
-                                   measure_attention};
+const BenchPart kAttentionBench = {"attention", "Causal attention in bf16",
+                                   "fp8train bench attention --batch 2 --seq-length 1024",
+                                   add_attention_options, measure_attention};
 
 }  // namespace fp8train

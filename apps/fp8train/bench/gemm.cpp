@@ -197,6 +197,7 @@ void add_gemm_options(Arguments part, BenchOptions& options) {
 
 const BenchPart kGemmBench = {.name = "gemm",
                               .help = "Products in FP8, with their casts, against bf16",
+                              .example = "fp8train bench gemm --sizes 1024,512x2048x512",
                               .add_options = add_gemm_options,
                               .measure = measure_gemms,
                               .is_tuned = true};

@@ -151,6 +151,7 @@ Json measure_gemm_errors(Device& device, const BenchOptions& /*options*/) {
 const BenchPart kGemmErrorBench = {
     .name = "gemm-error",
     .help = "Error of a product in the formats of every plan against fp64",
+    .example = "fp8train bench gemm-error --device cpu",
     .measure = measure_gemm_errors,
     .is_timed = false};
 

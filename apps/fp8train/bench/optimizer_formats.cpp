@@ -242,6 +242,7 @@ void add_optimizer_formats_options(Arguments part, BenchOptions& options) {
 const BenchPart kOptimizerFormatsBench = {
     .name = "optimizer-formats",
     .help = "Error of AdamW's update by the formats of its moments",
+    .example = "fp8train bench optimizer-formats --steps 100",
     .add_options = add_optimizer_formats_options,
     .measure = measure_optimizer_formats,
     .is_timed = false};

@@ -33,6 +33,7 @@ using ReportSink = std::function<void(const Json& report)>;
 struct BenchPart {
   const char* name = nullptr;
   const char* help = nullptr;
+  const char* example = nullptr;
   void (*add_options)(Arguments part, BenchOptions& options) = nullptr;  ///< null: none of its own
   /// What is measured on the device that the options name.
   Json (*measure)(Device& device, const BenchOptions& options) = nullptr;

@@ -290,6 +290,7 @@ void add_products_options(Arguments part, BenchOptions& options) {
 const BenchPart kProductsBench = {
     .name = "products",
     .help = "The GEMMs of a model's layers in each type, accumulation and scale mode",
+    .example = "fp8train bench products --preset llama-1b --modes bf16,block",
     .add_options = add_products_options,
     .measure = measure_products,
     .is_tuned = true};

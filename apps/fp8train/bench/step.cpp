@@ -346,7 +346,8 @@ void add_step_options(Arguments part, BenchOptions& options) {
   StepSettings& settings = bench.settings;
   part.option("--preset", bench.preset, "Model preset; `fp8train config list`");
   part.option("--plan", bench.plan, "Precision plan; several with commas, one after another");
-  part.list("--set", bench.sets, "precision.KEY=v or fp8.KEY=v: change the plan (repeatable)");
+  part.list("--set KEY=VALUE", bench.sets,
+            "precision.KEY=v or fp8.KEY=v: change the plan (repeatable)");
   part.option("--micro-batch-size", settings.micro_batch_size, 1, "Sequences of a micro-batch");
   part.option("--seq-length", settings.seq_length, 1, "Tokens of a sequence");
   part.option("--accumulation", settings.gradient_accumulation_steps, 1, "Micro-batches of a step");
@@ -366,13 +367,15 @@ void add_step_options(Arguments part, BenchOptions& options) {
 
 }  // namespace
 
-const BenchPart kStepBench = {.name = "step",
-                              .help = "A whole training step",
-                              .add_options = add_step_options,
-                              .run = run_steps,
-                              .is_tuned = true,
-                              .device_help =
-                                  "cpu, cuda or auto; meta:h200 and the like: a model "
-                                  "of the step on that GPU"};
+const BenchPart kStepBench = {
+    .name = "step",
+    .help = "A whole training step",
+    .example = "mpirun -n 2 fp8train bench step --preset llama-42m --zero-stage 1",
+    .add_options = add_step_options,
+    .run = run_steps,
+    .is_tuned = true,
+    .device_help =
+        "cpu, cuda or auto; meta:h200 and the like: a model "
+        "of the step on that GPU"};
 
 }  // namespace fp8train

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "base/screen.h"
+#include "base/terminal.h"
 #include "base/text.h"
 #include "bench/calibration.h"
 #include "device/gpu_kinds.h"
@@ -95,40 +97,55 @@ double number(const Json& json, const char* key) {
   return json.at(key).get<double>();
 }
 
-void print_row(const std::string& name, const Json& row, double step_seconds) {
+void add_row(std::vector<TableColumn>& table, const std::string& name, const Json& row,
+             double step_seconds) {
   const double seconds = number(row, "seconds");
-  fmt::print("  {:<26}{:>8}{:>9}{:>11.3f}{:>11.3f}{:>11.3f}{:>8.1f}  {}\n", name,
-             row.contains("calls") ? row.at("calls").dump() : "", row.at("launches").dump(),
-             number(row, "bytes") / 1e9, row.contains("flops") ? number(row, "flops") / 1e12 : 0.0,
-             seconds * 1e3, 100.0 * seconds / step_seconds,
-             row.contains("bound") ? row.at("bound").get<std::string>() : "");
+  const std::string cells[] = {
+      "  " + name,
+      row.contains("calls") ? row.at("calls").dump() : "",
+      row.at("launches").dump(),
+      fmt::format("{:.3f}", number(row, "bytes") / 1e9),
+      fmt::format("{:.3f}", row.contains("flops") ? number(row, "flops") / 1e12 : 0.0),
+      fmt::format("{:.3f}", seconds * 1e3),
+      fmt::format("{:.1f}", 100.0 * seconds / step_seconds),
+      row.contains("bound") ? row.at("bound").get<std::string>() : ""};
+  for (size_t i = 0; i < table.size(); ++i) {
+    table[i].cells.push_back(cells[i]);
+  }
 }
 
 void print_operations(const Json& report) {
+  std::vector<TableColumn> table = {{"operation"}, {"calls", 1}, {"launches", 3}, {"GB"},
+                                    {"TFLOP", 2},  {"ms"},       {"%"},           {"bound by"}};
+  const auto add_part = [&](const std::string& name) {
+    for (TableColumn& column : table) {
+      column.cells.push_back(&column == &table.front() ? name : "");
+    }
+  };
   const double step_seconds = number(report, "seconds_per_step");
   std::string part;
   for (const Json& row : report.at("operations")) {
     if (row.at("part") != part) {
       part = row.at("part").get<std::string>();
-      fmt::print("{:<28}{:>8}{:>9}{:>11}{:>11}{:>11}{:>8}  bound by\n", part, "calls", "launches",
-                 "GB", "TFLOP", "ms", "%");
+      add_part(part);
     }
-    print_row(row.at("operation").get<std::string>(), row, step_seconds);
+    add_row(table, row.at("operation").get<std::string>(), row, step_seconds);
   }
-  fmt::print("totals\n");
-  print_row("step", report.at("step"), step_seconds);
-  print_row("micro-batch", report.at("micro_batch"), step_seconds);
-  print_row("element-wise, per layer", report.at("element_wise_per_layer"), step_seconds);
+  add_part("totals");
+  add_row(table, "step", report.at("step"), step_seconds);
+  add_row(table, "micro-batch", report.at("micro_batch"), step_seconds);
+  add_row(table, "element-wise, per layer", report.at("element_wise_per_layer"), step_seconds);
+  print_fitted("{}", table_text(std::move(table), terminal_columns(stdout)));
 }
 
 void print_rates(const Json& rates) {
-  fmt::print("assumed rates\n");
+  print_fitted("assumed rates\n");
   for (const auto& [name, rate] : rates.items()) {
     if (rate.is_object()) {
-      fmt::print("  {:<36}{:>8.0f}, {:.0f} % of the stated {:.0f}\n", name, number(rate, "assumed"),
-                 100.0 * number(rate, "share"), number(rate, "stated"));
+      print_fitted("  {:<36}{:>8.0f}, {:.0f} % of the stated {:.0f}\n", name,
+                   number(rate, "assumed"), 100.0 * number(rate, "share"), number(rate, "stated"));
     } else {
-      fmt::print("  {:<36}{:>8}\n", name, rate.dump());
+      print_fitted("  {:<36}{:>8}\n", name, rate.dump());
     }
   }
 }
@@ -189,23 +206,23 @@ Json step_model_report(const BenchOptions& options) {
 }
 
 void print_step_model(const Json& report) {
-  fmt::print("{}\n", report.at("note").get<std::string>());
+  print_fitted("{}\n", report.at("note").get<std::string>());
   print_rates(report.at("assumed_rates"));
   if (report.contains("calibration")) {
     const Json& gemms = report.at("calibration");
-    fmt::print(
+    print_fitted(
         "rates of GEMMs from {}: {} calls by shape, {} by the mean of their kind, {} assumed\n",
         gemms.at("file").get<std::string>(), gemms.at("gemms_by_shape").dump(),
         gemms.at("gemms_by_kind").dump(), gemms.at("gemms_assumed").dump());
   }
-  fmt::print("\n{}, {} layers, vocabulary {}, plan {}, {} x {} x {} tokens, on {}\n\n",
-             report.at("preset").get<std::string>(), report.at("layers").dump(),
-             report.at("vocabulary").dump(), report.at("plan").get<std::string>(),
-             report.at("accumulation").dump(), report.at("micro_batch_size").dump(),
-             report.at("seq_length").dump(), report.at("device").get<std::string>());
+  print_fitted("\n{}, {} layers, vocabulary {}, plan {}, {} x {} x {} tokens, on {}\n\n",
+               report.at("preset").get<std::string>(), report.at("layers").dump(),
+               report.at("vocabulary").dump(), report.at("plan").get<std::string>(),
+               report.at("accumulation").dump(), report.at("micro_batch_size").dump(),
+               report.at("seq_length").dump(), report.at("device").get<std::string>());
   print_operations(report);
   const Json& bf16 = report.at("bf16");
-  fmt::print(
+  print_fitted(
       "\n{:.1f} ms per step, {:.0f} tokens/s; in bf16 {:.1f} ms, {:.0f} tokens/s: {:.2f} x\n"
       "memory {}; in bf16 {}\n",
       1e3 * number(report, "seconds_per_step"), number(report, "tokens_per_second"),

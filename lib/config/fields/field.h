@@ -67,8 +67,9 @@ struct Question {
   std::vector<std::string> unless;  ///< answers with which it has no meaning
   /// The answer in YAML that is offered; empty: none. Null: the value that the field has.
   std::function<std::string(const Settings&)> suggest = nullptr;
-  std::function<std::string()> preface = nullptr;  ///< lines on the values that there are
-  bool optional = false;                           ///< it may stay unset
+  /// Returns lines of at most so many columns on the values that there are.
+  std::function<std::string(size_t columns)> preface = nullptr;
+  bool optional = false;  ///< it may stay unset
   bool changes_memory = false;
 };
 

@@ -188,8 +188,7 @@ std::string schedule_text(const std::vector<StageRequest>& stages) {
 std::vector<Field> tuning_fields() {
   return {
       choice("fp8.format", request(&PlanRequest::format), kFp8Formats,
-             "hybrid: gradients in E5M2, everything else in E4M3; e4m3: all in E4M3; default: the "
-             "plan's"),
+             "hybrid: gradients in E5M2, everything else in E4M3; e4m3: all in E4M3"),
       maybe_integer("fp8.margin", request(&PlanRequest::margin), between(0, 64),
                     "Delayed scaling: the scale leaves 2^margin of headroom"),
       maybe_integer("fp8.interval", request(&PlanRequest::interval), between(1, 1e6),
@@ -201,13 +200,12 @@ std::vector<Field> tuning_fields() {
       maybe_flag(
           "fp8.reduce_amax", request(&PlanRequest::reduce_amax),
           "Delayed scaling: true takes the largest amax of all ranks for inputs and gradients, so "
-          "that all have the same scales; false takes each rank's own; default: the plan's"),
+          "that all have the same scales; false takes each rank's own"),
       gemm_flags("fp8.override_linear_precision", &PlanRequest::override_linear_precision,
                  "For fprop, dgrad and wgrad: true keeps that GEMM in high precision"),
       gemm_flags("fp8.fast_accumulation", &PlanRequest::fast_accumulation,
                  "For fprop, dgrad and wgrad: true lets a GPU's tensor cores keep partial sums of "
-                 "FP8 products in their short accumulator, which is faster and less exact; "
-                 "default: the plan's"),
+                 "FP8 products in their short accumulator, which is faster and less exact"),
       choice("fp8.accumulation", request(&PlanRequest::accumulation), kAccumulations,
              "Emulation of the short accumulator on the cpu. exact: none, sums are fp32; emulated: "
              "GEMMs that may use it add 14 bits of each product, as Hopper's tensor cores do; "
@@ -297,10 +295,10 @@ std::vector<Field> changing_fields() {
                  "A rank's own contribution to a gradient is not rounded to the wire's format"),
       maybe_flag("precision.forward_reads_saved", request(&PlanRequest::forward_reads_saved),
                  "Norms and activation functions read the codes of saved_norm and saved_nonlinear "
-                 "in the forward pass too; default: the plan's"),
+                 "in the forward pass too"),
       maybe_flag("precision.recompute_swiglu", request(&PlanRequest::recompute_swiglu),
                  "The product of a SwiGLU is computed again in the backward pass from the stored "
-                 "saved_nonlinear; default: the plan's"),
+                 "saved_nonlinear"),
   };
 }
 

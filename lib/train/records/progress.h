@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/clock.h"
+#include "base/screen.h"
 #include "config/settings.h"
 
 namespace fp8train {
@@ -48,7 +49,7 @@ class Progress {
   /// Renews the number of steps done on a terminal, at most a few times a second.
   void tick(int64_t step, int64_t max_steps);
   /// Prints any other line that stays.
-  void say(const std::string& line) { put(line, line); }
+  void say(const std::string& line) { put(line, fitted(out_, line)); }
   /// Removes the renewed line.
   void finish();
 

@@ -1,0 +1,50 @@
+#pragma once
+// Text for people in the width of what shows it: long lines break at words, and tables lose columns
+// where they would break lines. Output into a pipe or a file stays as it is.
+
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace fp8train {
+
+inline constexpr size_t kColumns = 100;
+
+/// Returns the text in lines of at most `columns` characters, broken at blanks; a longer word stays
+/// whole, and so does a command in backquotes that fits into a line. A line after a break begins
+/// below the text of the line before it: after its label ("plan    text"), its indentation and, in
+/// a comment, "# ".
+std::string wrapped(const std::string& text, size_t columns = kColumns);
+
+/// Returns wrapped() in the width of the terminal that `out` is; the text itself where it is none.
+std::string fitted(std::FILE* out, const std::string& text);
+
+/// Returns the columns of lines for `out`: at most `columns`, and those of a terminal.
+size_t columns_of(std::FILE* out, size_t columns = kColumns);
+
+/// Prints fitted().
+template <class... Values>
+void print_fitted(std::FILE* out, fmt::format_string<Values...> text, Values&&... values) {
+  fmt::print(out, "{}", fitted(out, fmt::format(text, std::forward<Values>(values)...)));
+}
+template <class... Values>
+void print_fitted(fmt::format_string<Values...> text, Values&&... values) {
+  print_fitted(stdout, text, std::forward<Values>(values)...);
+}
+
+struct TableColumn {
+  std::string title;
+  /// A table that is too wide loses the columns with the highest numbers first; 0: never lost.
+  int lost_first = 0;
+  std::vector<std::string> cells = {};
+};
+
+/// Returns lines with aligned columns, numbers at their right, and in lines of at most `columns`
+/// the names of the columns that do not fit.
+std::string table_text(std::vector<TableColumn> table, size_t columns);
+
+}  // namespace fp8train
