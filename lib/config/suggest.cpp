@@ -22,7 +22,7 @@ std::string belongs_to(const std::string& name, std::string_view key) {
 
 /// Why a key is not here, by its name or by a section that it is in (`lora.rank`); else nothing.
 std::string not_here(const std::string& section, const std::string& name) {
-  for (const std::string& part : split(section.empty() ? name : name + "." + section, '.')) {
+  for (const std::string& part : split(fmt::format("{}.{}", name, section), '.')) {
     const ForeignName* entry = find_foreign_name(part);
     if (entry != nullptr && !entry->not_here.empty()) {
       return std::string(entry->not_here);
@@ -83,7 +83,7 @@ std::string advice_for_unknown_key(const std::string& section, const std::string
   if (!nearest.empty() && simplified(nearest) == simplified(name)) {
     return did_you_mean(nearest);
   }
-  if (const std::string missing = not_here(section, name); !missing.empty()) {
+  if (std::string missing = not_here(section, name); !missing.empty()) {
     return missing;
   }
   if (const ForeignName* entry = find_foreign_name(name)) {

@@ -120,8 +120,16 @@ std::vector<std::filesystem::path> expand_path(const std::string& path_or_glob, 
   ::globfree(&found);
   if (paths.empty()) {
     const bool is_pattern = path_or_glob.find_first_of("*?[") != std::string::npos;
-    throw DataError(fmt::format("{}: {}", path_or_glob,
-                                is_pattern ? "no file matches this pattern" : "no such file"));
+    const bool is_hub_name = path_or_glob.find('.') == std::string::npos &&
+                             path_or_glob[0] != '/' &&
+                             std::ranges::count(path_or_glob, '/') == 1;  // OWNER/NAME
+    throw DataError(fmt::format(
+        "{}: {}", path_or_glob,
+        is_pattern ? "no file matches this pattern"
+        : is_hub_name
+            ? "no such file; if it is a data set of the Hugging Face hub, fetch it first: "
+              "`hf download NAME --repo-type dataset --local-dir FOLDER`"
+            : "no such file"));
   }
   sort_by_name(paths);
   return paths;

@@ -70,7 +70,8 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",  # of Open MPI 4, the next one of 5
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "FP8TRAIN_SET": "training.max_steps=2;eval.batches=1;sample.max_new_tokens=4",
 }
 
