@@ -145,11 +145,14 @@ void Engine::upload(const Batch& batch) {
   }
 }
 
-/// 1 / targets of a step. A batch that does not say how many there are has one at each position.
+/// Ranks / targets of a step: GradientBuckets divides by the ranks, after all casts, so that no
+/// code depends on their number. A batch that does not say how many there are has one at each
+/// position.
 float Engine::target_share(const Batch& batch) const {
-  const int64_t positions = settings_.step.gradient_accumulation_steps * batch.rows *
-                            batch.columns * mesh().size(Axis::data);
-  return 1.0F / static_cast<float>(batch.step_targets > 0 ? batch.step_targets : positions);
+  const int64_t positions = settings_.step.gradient_accumulation_steps * batch.rows * batch.columns;
+  return batch.step_targets > 0
+             ? static_cast<float>(mesh().size(Axis::data)) / static_cast<float>(batch.step_targets)
+             : 1.0F / static_cast<float>(positions);
 }
 
 void Engine::number_pass(int64_t step_index, Position position) {
