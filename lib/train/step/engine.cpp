@@ -104,7 +104,7 @@ void Engine::weights_changed() {
 
 LossTotals Engine::totals(int slot) const {
   Totals* entry = static_cast<Totals*>(totals_.data()) + slot;
-  return {&entry->sum, &entry->count};
+  return {&entry->sum, &entry->count, nullptr, &entry->z_sum};
 }
 
 void Engine::clear_totals(int slot) {
@@ -124,11 +124,13 @@ LossReport Engine::read_totals(int slot, const SectionSeconds& seconds,
   for (const OfRank& of_rank : mesh().gather_values(OfRank{own, seconds})) {
     all.sum += of_rank.totals.sum;
     all.count += of_rank.totals.count;
+    all.z_sum += of_rank.totals.z_sum;
     if (of_ranks != nullptr) {
       of_ranks->push_back(of_rank.seconds);
     }
   }
-  return {all.count == 0 ? 0.0 : all.sum / static_cast<double>(all.count), all.count};
+  const auto count = static_cast<double>(std::max<int64_t>(all.count, 1));
+  return {all.sum / count, all.count, all.z_sum / count};
 }
 
 void Engine::upload(const Batch& batch) {
