@@ -59,6 +59,11 @@ void Pass::accelerate(const Entry& entry) {
                 scalar("false", entry.node),
                 " (Accelerate's default: evaluation in high precision)");
   }
+  if (gives("fp8.backend", "torchao")) {
+    // convert_model_to_fp8_ao of accelerate/utils/ao.py; the head is out in any case.
+    put_default("fp8.first_linears", "fp8_config.backend", scalar("1", entry.node),
+                ": 1 (Accelerate leaves the first linear layer and the head in high precision)");
+  }
 }
 
 void Pass::accelerate_key(const ForeignKey& key, const Entry& entry) {
@@ -66,11 +71,6 @@ void Pass::accelerate_key(const ForeignKey& key, const Entry& entry) {
     const auto found = find_in(kBackends, simplified(entry.node.text));
     const bool is_known = found != std::end(kBackends);
     put(key.text, entry, is_known ? scalar(std::string(found->second), entry.node) : entry.node);
-    if (is_known && found->second == "torchao") {
-      tell(entry.spelled +
-           ": Accelerate keeps the first linear layer and the head out of this backend's FP8; here "
-           "the head stays out, and with fp8.first_linears: 1 the first one too");
-    }
   } else if (key.name == "format") {
     if (simplified(entry.node.text) == "e5m2") {
       complain(entry,

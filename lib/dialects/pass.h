@@ -191,7 +191,8 @@ class Pass {
   void tell_without_meaning();
   /// The value under our key, noted with a remark.
   void put(std::string_view key, const Entry& entry, YamlNode value, const char* remark = "");
-  /// What the source's program does where its file is silent, which `spelled` says.
+  /// What the source's program does where its file is silent, which `spelled` says. Nothing
+  /// happens if the file has our key.
   void put_default(std::string_view key, const std::string& spelled, const YamlNode& value,
                    const char* remark);
   /// True, false, or neither with a problem.

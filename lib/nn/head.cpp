@@ -37,6 +37,9 @@ void Head::loss(const StepContext& context, ConstView x, ConstView targets,
   ArenaScope scope(*context.scratch);
   const View losses = totals.of_targets != nullptr ? View{totals.of_targets, DType::f32, {rows}}
                                                    : allocate(*context.scratch, DType::f32, {rows});
+  const float z_loss = context.training ? z_loss_ : 0.0F;
+  const bool sums_z = z_loss != 0.0F && totals.z_sum != nullptr;
+  const View z_losses = sums_z ? allocate(*context.scratch, DType::f32, {rows}) : View{};
   StepContext chunk_context = context;
   chunk_context.amax_is_clear = false;  // with current scaling each chunk has its own
   for (int64_t begin = 0; begin < rows; begin += chunk_rows_) {
@@ -47,16 +50,19 @@ void Head::loss(const StepContext& context, ConstView x, ConstView targets,
     const View chunk = allocate(*context.scratch, x.dtype, {count, padded_vocabulary()});
     const View chunk_losses = rows_of(reshaped(losses, {rows, 1}), begin, count);
     const ConstView chunk_targets = rows_of(reshaped(targets, {rows, 1}), begin, count);
+    const View chunk_z_losses =
+        sums_z ? reshaped(rows_of(reshaped(z_losses, {rows, 1}), begin, count), {count}) : View{};
     Linear::Saved saved;
     projection_.forward(chunk_context, rows_of(x, begin, count), chunk, saved);
     ops::cross_entropy(context.stream, {.logits = chunk,
                                         .targets = reshaped(chunk_targets, {count}),
                                         .losses = reshaped(chunk_losses, {count}),
+                                        .z_losses = chunk_z_losses,
                                         .write_gradient = context.training,
                                         .gradient_scale = scale.loss_scale,
                                         .gradient_factor = scale.factor,
                                         .target_share = context.target_share,
-                                        .z_loss = context.training ? z_loss_ : 0.0F,
+                                        .z_loss = z_loss,
                                         .vocabulary = vocabulary_});
     if (context.training) {
       projection_.backward(chunk_context, chunk, rows_of(dx, begin, count), saved);
@@ -64,6 +70,9 @@ void Head::loss(const StepContext& context, ConstView x, ConstView targets,
     chunk_context.overwrites_gradients = false;  // later chunks add
   }
   ops::accumulate_loss(context.stream, losses, targets, totals.sum, totals.count);
+  if (sums_z) {
+    ops::accumulate_loss(context.stream, z_losses, targets, totals.z_sum, nullptr);
+  }
 }
 
 void Head::logits(const StepContext& context, ConstView x, View logits) const {

@@ -15,10 +15,11 @@ namespace fp8train {
 
 /// Device scalars of a step's loss.
 struct LossTotals {
-  double* sum;     ///< += loss of every target
+  double* sum;     ///< += cross entropy of every target
   int64_t* count;  ///< += number of targets
   float* of_targets =
       nullptr;  ///< [rows]: the loss of each target, 0 where it is ignored; null: not asked for
+  double* z_sum = nullptr;  ///< += z-loss of every target, in training; null: not asked for
 };
 
 /// Rows of logits that exist at a time where no setting says how many. On a GPU the largest power
@@ -41,8 +42,8 @@ class Head {
 
   Linear& projection() { return projection_; }
 
-  /// x: [rows, C]; targets: int32 [rows], negative = ignored. Adds to the totals (in training with
-  /// the z-loss term). In training also overwrites dx, [rows, C], with the gradient of x and adds
+  /// x: [rows, C]; targets: int32 [rows], negative = ignored. Adds to the totals. In
+  /// training also overwrites dx, [rows, C], with the gradient of x and adds
   /// to the weight's gradient (or overwrites it: StepContext::overwrites_gradients), both
   /// multiplied by `scale`. Throws InternalError if training has no dx. If context.target_share is
   /// set, it replaces scale.factor.

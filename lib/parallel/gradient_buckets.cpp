@@ -10,7 +10,9 @@ namespace fp8train {
 
 GradientBuckets::GradientBuckets(Communicator& comm, Device& device, size_t parameters,
                                  std::vector<Bucket> buckets)
-    : bucket_of_(parameters), in_stream_order_(comm.in_stream_order()) {
+    : bucket_of_(parameters),
+      factor_(1.0F / static_cast<float>(comm.size())),
+      in_stream_order_(comm.in_stream_order()) {
   size_t queues = 0;
   for (const Bucket& bucket : buckets) {
     queues = std::max(queues, bucket.queue + 1);
@@ -81,7 +83,7 @@ void GradientBuckets::start_next(Queue& queue) {
   const TraceSpan span("start_exchange");
   const size_t bucket = queue.waiting[queue.next++];
   Exchanged& started = buckets_[bucket];
-  started.exchange->start(stream_, queue.scratch.data(), 1.0F, started.shard);
+  started.exchange->start(stream_, queue.scratch.data(), factor_, started.shard);
   queue.bucket = bucket;
 }
 

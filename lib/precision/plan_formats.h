@@ -1,5 +1,5 @@
 #pragma once
-// The formats that several plans share, by name, so that plans.cpp reads like a table.
+// The formats and GEMMs that several plans share, by name, so that plans.cpp reads like a table.
 
 #include "precision/plan.h"
 
@@ -34,6 +34,64 @@ inline TensorFormat stored_by_group(DType dtype) {
 inline TensorFormat stochastic(TensorFormat format) {
   format.rounding = Rounding::stochastic;
   return format;
+}
+
+/// Applies `change` to the operands of all GEMMs, and so to what backward reads of x.
+template <typename Change>
+void change_operands(PrecisionPlan& plan, const Change& change) {
+  for (GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
+    change(gemm->a);
+    change(gemm->b);
+  }
+  plan.saved_activation = plan.wgrad.b;
+}
+
+/// Everything in `compute`, with fp32 weights and states.
+inline PrecisionPlan unscaled(const char* name, DType compute) {
+  PrecisionPlan plan;
+  plan.name = name;
+  plan.activation = compute;
+  plan.fprop = plan.dgrad = plan.wgrad = gemm_in(plain(compute), plain(compute), false);
+  plan.saved_activation = plan.saved_norm = plan.saved_nonlinear = plain(compute);
+  plan.weight = plan.weight_gradient = plan.gradient_wire = plan.parameter_wire = plain(DType::f32);
+  plan.moment1 = plan.moment2 = plain(DType::f32);
+  return plan;
+}
+
+/// One scale per tensor, E4M3 forward and E5M2 gradients, fast accumulation in fprop only
+/// (TransformerEngine, common/recipe/__init__.py, pytorch/module/base.py); all else in bf16.
+inline PrecisionPlan hybrid_by_tensor(const char* name, ScalePolicy policy) {
+  PrecisionPlan plan = unscaled(name, DType::bf16);
+  const TensorFormat forward = scaled(DType::e4m3, policy);
+  const TensorFormat gradient = scaled(DType::e5m2, policy);
+  plan.fprop = gemm_in(forward, forward, true);
+  plan.dgrad = gemm_in(gradient, forward, false);
+  plan.wgrad = gemm_in(gradient, forward, false);
+  plan.saved_activation = forward;
+  return plan;
+}
+
+/// Returns the format of a stored tensor with one current scale, a power of two (MS-AMP,
+/// msamp/common/tensor/tensor.py).
+inline TensorFormat stored_by_tensor(DType dtype) {
+  TensorFormat format = scaled(dtype, ScalePolicy::current);
+  format.scale_type = ScaleType::pow2;
+  return format;
+}
+
+/// Fine-grained scaling: E4M3 everywhere, 1x128 for x and dy (128x1 in wgrad), 128x128 for w, fp32
+/// scales, split accumulation (DeepSeek-V3, arXiv 2412.19437, section 3.3). The
+/// weight's codes are the weight; fp32 master.
+inline PrecisionPlan fine_grained(const char* name) {
+  PrecisionPlan plan = unscaled(name, DType::bf16);
+  const TensorFormat vector = blockwise(per::block_1x128, ScaleType::f32);
+  const TensorFormat square = blockwise(per::block_128x128, ScaleType::f32);
+  plan.fprop = plan.dgrad = gemm_in(vector, square, false);
+  plan.wgrad = gemm_in(vector, vector, false);
+  plan.saved_activation = vector;
+  plan.master_weight = plan.weight;
+  plan.weight = plan.parameter_wire = square;
+  return plan;
 }
 
 }  // namespace fp8train

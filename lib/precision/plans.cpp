@@ -8,17 +8,6 @@
 namespace fp8train {
 namespace {
 
-PrecisionPlan unscaled(const char* name, DType compute) {
-  PrecisionPlan plan;
-  plan.name = name;
-  plan.activation = compute;
-  plan.fprop = plan.dgrad = plan.wgrad = gemm_in(plain(compute), plain(compute), false);
-  plan.saved_activation = plan.saved_norm = plan.saved_nonlinear = plain(compute);
-  plan.weight = plan.weight_gradient = plan.gradient_wire = plan.parameter_wire = plain(DType::f32);
-  plan.moment1 = plan.moment2 = plain(DType::f32);
-  return plan;
-}
-
 /// Everything in fp32.
 PrecisionPlan fp32() {
   return unscaled("fp32", DType::f32);
@@ -39,28 +28,14 @@ PrecisionPlan fp16_mixed() {
   return plan;
 }
 
-/// TransformerEngine's per-tensor recipes: HYBRID formats (E4M3 forward, E5M2 gradients), fast
-/// accumulation in fprop only (common/recipe/__init__.py, pytorch/module/base.py); exempt linears
-/// and everything else in bf16.
-PrecisionPlan te_tensor(const char* name, ScalePolicy policy) {
-  PrecisionPlan plan = unscaled(name, DType::bf16);
-  const TensorFormat forward = scaled(DType::e4m3, policy);
-  const TensorFormat gradient = scaled(DType::e5m2, policy);
-  plan.fprop = gemm_in(forward, forward, true);
-  plan.dgrad = gemm_in(gradient, forward, false);
-  plan.wgrad = gemm_in(gradient, forward, false);
-  plan.saved_activation = forward;
-  return plan;
-}
-
 /// DelayedScaling, defaults of common/recipe/__init__.py: margin 0, history 1024, max.
 PrecisionPlan te_delayed() {
-  return te_tensor("te-delayed", ScalePolicy::delayed);
+  return hybrid_by_tensor("te-delayed", ScalePolicy::delayed);
 }
 
 /// Float8CurrentScaling of the same file: scales from the tensor itself, fp32.
 PrecisionPlan te_current() {
-  return te_tensor("te-current", ScalePolicy::current);
+  return hybrid_by_tensor("te-current", ScalePolicy::current);
 }
 
 /// Float8BlockScaling of the same file: E4M3 everywhere, 1x128 for x and dy,
@@ -116,12 +91,8 @@ TensorFormat with_torchao_epsilon(TensorFormat format) {
 /// current scaling but for the smallest amax. torchao keeps x in bf16 for backward and casts it
 /// again, with the same scale and so to the same codes; here the codes are stored.
 PrecisionPlan torchao_tensorwise() {
-  PrecisionPlan plan = te_tensor("torchao-tensorwise", ScalePolicy::current);
-  for (GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
-    gemm->a = with_torchao_epsilon(gemm->a);
-    gemm->b = with_torchao_epsilon(gemm->b);
-  }
-  plan.saved_activation = plan.wgrad.b;
+  PrecisionPlan plan = hybrid_by_tensor("torchao-tensorwise", ScalePolicy::current);
+  change_operands(plan, [](TensorFormat& format) { format = with_torchao_epsilon(format); });
   plan.gradient_wire = plain(DType::bf16);
   return plan;
 }
@@ -150,12 +121,27 @@ PrecisionPlan torchao_rowwise_gw_hp() {
   return plan;
 }
 
-/// A tensor that is stored, with one current scale, a power of two (MS-AMP's ScalingTensor,
-/// msamp/common/tensor/tensor.py).
-TensorFormat stored_by_tensor(DType dtype) {
-  TensorFormat format = scaled(dtype, ScalePolicy::current);
-  format.scale_type = ScaleType::pow2;
-  return format;
+/// Float8BlockwiseLinear of torchao/prototype/blockwise_fp8_training/linear.py: the blocks of
+/// TransformerEngine's Float8BlockScaling, with fp32 scales.
+PrecisionPlan torchao_blockwise() {
+  PrecisionPlan plan = te_blockwise();
+  plan.name = "torchao-blockwise";
+  change_operands(plan, [](TensorFormat& format) {
+    format.scale_type = ScaleType::f32;
+    format = with_torchao_epsilon(format);
+  });
+  plan.gradient_wire = plain(DType::bf16);
+  return plan;
+}
+
+/// MXFP8Linear of torchao/prototype/moe_training/mxfp8_linear.py with its default, RCEIL: the casts
+/// of TransformerEngine's MXFP8BlockScaling.
+PrecisionPlan torchao_mxfp8() {
+  PrecisionPlan plan = te_mxfp8();
+  plan.name = "torchao-mxfp8";
+  plan.fprop.fast_accumulate = false;
+  plan.gradient_wire = plain(DType::bf16);
+  return plan;
 }
 
 /// MS-AMP's linear layers (msamp/nn/functional.py, common/tensor/meta.py): E4M3 forward, E5M2
@@ -211,7 +197,7 @@ PrecisionPlan with_msamp_o3_storage(PrecisionPlan plan) {
 /// TransformerEngine's GEMMs on MS-AMP's weights (use_te), which keep MS-AMP's current scale: the
 /// patched casts of msamp/te/extension.py leave TransformerEngine's slots of weights alone.
 PrecisionPlan msamp_te_gemms(const char* name) {
-  PrecisionPlan plan = te_tensor(name, ScalePolicy::delayed);
+  PrecisionPlan plan = hybrid_by_tensor(name, ScalePolicy::delayed);
   plan.fprop.b = plan.dgrad.b = stored_by_tensor(DType::e4m3);
   return plan;
 }
@@ -221,21 +207,6 @@ PrecisionPlan msamp_te_gemms(const char* name) {
 PrecisionPlan fp8_lm() {
   PrecisionPlan plan = with_msamp_o3_storage(msamp_gemms("fp8-lm"));
   plan.gradient_wire.policy = ScalePolicy::automatic;
-  return plan;
-}
-
-/// Fine-grained scaling: E4M3 everywhere, 1x128 for x and dy (128x1 in wgrad), 128x128 for w, fp32
-/// scales, split accumulation (DeepSeek-V3, arXiv 2412.19437, section 3.3). The
-/// weight's codes are the weight; fp32 master.
-PrecisionPlan fine_grained(const char* name) {
-  PrecisionPlan plan = unscaled(name, DType::bf16);
-  const TensorFormat vector = blockwise(per::block_1x128, ScaleType::f32);
-  const TensorFormat square = blockwise(per::block_128x128, ScaleType::f32);
-  plan.fprop = plan.dgrad = gemm_in(vector, square, false);
-  plan.wgrad = gemm_in(vector, vector, false);
-  plan.saved_activation = vector;
-  plan.master_weight = plan.weight;
-  plan.weight = plan.parameter_wire = square;
   return plan;
 }
 
@@ -252,12 +223,39 @@ PrecisionPlan deepseek_v3() {
   return plan;
 }
 
+/// DeepSeek-V3.1: all scales of blocks are powers of two ("scale_fmt": "ue8m0" in
+/// deepseek-ai/DeepSeek-V3, inference/configs/config_v3.1.json; use_ue8m0 of DeepGEMM's
+/// utils/math.py).
+PrecisionPlan deepseek_v31() {
+  PrecisionPlan plan = deepseek_v3();
+  plan.name = "deepseek-v3.1";
+  change_operands(plan, [](TensorFormat& format) { format.scale_type = ScaleType::pow2; });
+  plan.weight = plan.parameter_wire = plan.fprop.b;
+  plan.saved_nonlinear = plan.saved_activation;
+  return plan;
+}
+
+/// LLM.Q as its README trains (IST-DASLab/llmq, --model-dtype=bf16 --matmul-dtype=e4m3
+/// --opt-m-dtype=bf16 --opt-v-dtype=bf16): one current scale per tensor, E4M3 for dy too
+/// (src/kernels/quant.cu); bf16 weights without a master, and moments, rounded stochastically
+/// (src/kernels/adamw.cu); bf16 gradients.
+PrecisionPlan llm_q() {
+  PrecisionPlan plan = unscaled("llm.q", DType::bf16);
+  TensorFormat tensor = scaled(DType::e4m3, ScalePolicy::current);
+  tensor.amax_epsilon = 1e-10F;
+  plan.fprop = plan.dgrad = plan.wgrad = gemm_in(tensor, tensor, false);
+  plan.saved_activation = tensor;
+  plan.weight = plan.moment1 = plan.moment2 = stochastic(plain(DType::bf16));
+  plan.weight_gradient = plan.gradient_wire = plan.parameter_wire = plain(DType::bf16);
+  return plan;
+}
+
 /// COAT as it is released (arXiv 2410.19313; coat/models/coat_llama.py, coat/optimizer): one
 /// current scale per tensor, E5M2 gradients; norms, SiLU and the product of a SwiGLU read E4M3
 /// codes with a bf16 scale for 1x16 in both passes; evaluation in high precision; fp32 weights
 /// and wire (COAT's wgrad is bf16, here fp32); moments in E4M3 with an expanded range, to nearest.
 PrecisionPlan coat() {
-  PrecisionPlan plan = te_tensor("coat", ScalePolicy::current);
+  PrecisionPlan plan = hybrid_by_tensor("coat", ScalePolicy::current);
   plan.saved_norm = plan.saved_nonlinear = blockwise(per::group(16), ScaleType::f32);
   plan.forward_reads_saved = true;
   plan.evaluate_scaled = false;
@@ -356,8 +354,12 @@ const std::vector<PlanEntry>& plan_entries() {
       {"torchao-rowwise", "torchao", "rowwise", false, torchao_rowwise, kTorchao},
       {"torchao-rowwise-gw-hp", "torchao", "rowwise_with_gw_hp", false, torchao_rowwise_gw_hp,
        kTorchao},
+      {"torchao-blockwise", "torchao", "blockwise", false, torchao_blockwise, "torchao prototype"},
+      {"torchao-mxfp8", "torchao", "mxfp8_rceil", false, torchao_mxfp8, "torchao prototype"},
       {"fp8-lm", "", "", false, fp8_lm, "FP8-LM (2310.18313)"},
       {"deepseek-v3", "", "", false, deepseek_v3, "DeepSeek-V3 (2412.19437)"},
+      {"deepseek-v3.1", "", "", false, deepseek_v31, "DeepSeek-V3.1, DeepGEMM"},
+      {"llm.q", "", "", false, llm_q, "LLM.Q (IST-DASLab/llmq)"},
       {"coat", "", "", false, coat, "COAT (2410.19313)"},
       {"fp8-safe", "", "", false, fp8_safe, "this program"},
       {"fp8-lean", "", "", false, fp8_lean, "this program"},

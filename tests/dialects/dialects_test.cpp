@@ -105,6 +105,8 @@ TEST_CASE("fp8_config in its other spellings") {
   CHECK(precision("backend: TORCH_AO, enable_fsdp_float8_all_gather: true, pad_inner_dim: true")
             .backend == "torchao");
   CHECK(precision("backend: ao").backend == "torchao");
+  CHECK(precision("backend: ao").exemptions.first_linears == 1);
+  CHECK(precision("backend: TE").exemptions.first_linears == 0);
   CHECK(precision("backend: MS-AMP, optimization_level: O1").opt_level == "O1");
   CHECK(resolve_plan(precision("backend: MSAMP")).name == "msamp-o2");
 }
@@ -123,6 +125,17 @@ TEST_CASE("fp8_config of TransformerEngine that is silent about evaluation means
         true);
   CHECK_FALSE(load("backend: MSAMP").precision.use_autocast_during_eval.has_value());
   CHECK_FALSE(load_text(kBase + "mixed_precision: fp8\n").precision.use_autocast_during_eval);
+}
+
+TEST_CASE("a key of ours counts in place of Accelerate's default") {
+  const auto precision = [](const std::string& lines) {
+    return load_text(kBase + "mixed_precision: fp8\n" + lines).precision;
+  };
+  CHECK(
+      precision("fp8_config: {backend: AO}\nfp8: {first_linears: 0}\n").exemptions.first_linears ==
+      0);
+  CHECK(precision("fp8: {use_autocast_during_eval: true}\nfp8_config: {backend: TE}\n")
+            .use_autocast_during_eval == true);
 }
 
 TEST_CASE("an override as text without quotes is one text in YAML") {

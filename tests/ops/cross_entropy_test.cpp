@@ -16,7 +16,8 @@ struct Problem {
   Problem(DType dtype, int64_t rows, int64_t columns, int64_t vocabulary, float z_loss)
       : logits(dtype, {rows, columns}, random_values(rows * columns, 41, 3.0F)),
         targets(DType::i32, {rows}),
-        losses(DType::f32, {rows}) {
+        losses(DType::f32, {rows}),
+        z_losses(DType::f32, {rows}) {
     for (int64_t r = 0; r < rows; ++r) {
       targets.as<int32_t>()[r] =
           r % 5 == 3 ? -1
@@ -25,6 +26,7 @@ struct Problem {
     call.logits = logits;
     call.targets = targets;
     call.losses = losses;
+    call.z_losses = z_losses;
     call.gradient_scale = &half_scale;  // the two factors multiply to `scale`
     call.gradient_factor = 2.0F;
     call.z_loss = z_loss;
@@ -33,19 +35,19 @@ struct Problem {
   Problem(const Problem&) = delete;
   Problem& operator=(const Problem&) = delete;
 
-  Array logits, targets, losses;
+  Array logits, targets, losses, z_losses;
   float scale = 0.125F;
   float half_scale = 0.0625F;
   ops::CrossEntropy call;
 };
 
-/// The definition in fp64: the loss of one row and, in place, its gradient.
-double reference_row(std::vector<double>& x, int64_t vocabulary, int32_t target, double z_loss,
-                     double scale) {
+/// The definition in fp64: cross entropy and z-loss of one row and, in place, their gradient.
+std::pair<double, double> reference_row(std::vector<double>& x, int64_t vocabulary, int32_t target,
+                                        double z_loss, double scale) {
   const auto end = x.begin() + vocabulary;
   if (target < 0) {
     std::fill(x.begin(), x.end(), 0.0);
-    return 0.0;
+    return {0.0, 0.0};
   }
   const double largest = *std::max_element(x.begin(), end);
   double sum = 0.0;
@@ -53,8 +55,7 @@ double reference_row(std::vector<double>& x, int64_t vocabulary, int32_t target,
     sum += std::exp(*value - largest);
   }
   const double log_sum_exp = largest + std::log(sum);
-  const double loss =
-      log_sum_exp - x[static_cast<size_t>(target)] + z_loss * log_sum_exp * log_sum_exp;
+  const double loss = log_sum_exp - x[static_cast<size_t>(target)];
   for (size_t c = 0; c < x.size(); ++c) {
     if (static_cast<int64_t>(c) >= vocabulary) {
       x[c] = 0.0;
@@ -64,7 +65,7 @@ double reference_row(std::vector<double>& x, int64_t vocabulary, int32_t target,
     const double hit = static_cast<int32_t>(c) == target ? 1.0 : 0.0;
     x[c] = (p * (1.0 + 2.0 * z_loss * log_sum_exp) - hit) * scale;
   }
-  return loss;
+  return {loss, z_loss * log_sum_exp * log_sum_exp};
 }
 
 }  // namespace
@@ -80,9 +81,10 @@ TEST_CASE("cross_entropy and its gradient agree with fp64", "[ops]") {
         ops::cross_entropy(cpu_stream(), problem.call);
         for (int64_t r = 0; r < rows; ++r) {
           std::vector<double> row(before.begin() + r * columns, before.begin() + (r + 1) * columns);
-          const double loss = reference_row(row, vocabulary, problem.targets.as<int32_t>()[r],
-                                            z_loss, problem.scale);
+          const auto [loss, z] = reference_row(row, vocabulary, problem.targets.as<int32_t>()[r],
+                                               z_loss, problem.scale);
           REQUIRE(problem.losses.get(r) == Approx(loss).epsilon(2e-6).margin(1e-6));
+          REQUIRE(problem.z_losses.get(r) == Approx(z).epsilon(2e-6).margin(1e-6));
           double worst = 0.0;
           for (int64_t c = 0; c < columns; ++c) {
             const double expected = row[static_cast<size_t>(c)];
@@ -108,6 +110,7 @@ TEST_CASE("cross_entropy gives the same bits at every level and thread count", "
       Bits bits;
       bits.add(problem.logits);
       bits.add(problem.losses);
+      bits.add(problem.z_losses);
       return bits;
     }));
   }
@@ -164,6 +167,8 @@ TEST_CASE("accumulate_loss adds losses and counts targets", "[ops]") {
   ops::accumulate_loss(cpu_stream(), losses, targets, &sum, &count);
   CHECK(sum == 4.75);
   CHECK(count == 12);
+  ops::accumulate_loss(cpu_stream(), losses, targets, &sum, nullptr);
+  CHECK(sum == 8.5);
 }
 
 TEST_CASE("cross_entropy refuses a vocabulary wider than the logits", "[ops]") {

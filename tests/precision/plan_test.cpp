@@ -36,8 +36,12 @@ TEST_CASE("the plans are those of the table of plans") {
                                                  "torchao-tensorwise",
                                                  "torchao-rowwise",
                                                  "torchao-rowwise-gw-hp",
+                                                 "torchao-blockwise",
+                                                 "torchao-mxfp8",
                                                  "fp8-lm",
                                                  "deepseek-v3",
+                                                 "deepseek-v3.1",
+                                                 "llm.q",
                                                  "coat",
                                                  "fp8-safe",
                                                  "fp8-lean",
@@ -68,6 +72,8 @@ TEST_CASE("mixed_precision and recipe select a plan, precision.plan names it") {
   CHECK(resolve_plan(torchao).name == "torchao-rowwise");
   torchao.recipe = "rowwise_with_gw_hp";
   CHECK(resolve_plan(torchao).name == "torchao-rowwise-gw-hp");
+  torchao.recipe = "mxfp8_rceil";
+  CHECK(resolve_plan(torchao).name == "torchao-mxfp8");
   request.plan = "te-current";
   CHECK(resolve_plan(request).name == "te-current");
 }
@@ -105,6 +111,47 @@ TEST_CASE("torchao's plans have its recipes' formats") {
   CHECK(describe(gw_hp.dgrad.b) == "e4m3 tensor current pow2 epsilon 1e-12");
   CHECK(describe(gw_hp.wgrad.a) == "bf16");
   CHECK(gw_hp.saved_activation == plain(DType::bf16));
+}
+
+TEST_CASE("torchao's prototypes have the blocks of TransformerEngine's recipes") {
+  const PrecisionPlan blockwise = plan_named("torchao-blockwise");
+  CHECK(describe(blockwise.fprop.a) == "e4m3 1x128 current epsilon 1e-12");
+  CHECK(describe(blockwise.fprop.b) == "e4m3 128x128 current epsilon 1e-12");
+  CHECK(blockwise.dgrad == blockwise.fprop);
+  CHECK(blockwise.wgrad.a == blockwise.fprop.a);
+  CHECK(blockwise.wgrad.b == blockwise.fprop.a);
+  CHECK(blockwise.saved_activation == blockwise.wgrad.b);
+  const PrecisionPlan mxfp8 = plan_named("torchao-mxfp8");
+  for (const GemmPlan* gemm : {&mxfp8.fprop, &mxfp8.dgrad, &mxfp8.wgrad}) {
+    CHECK(describe(gemm->a) == "e4m3 1x32 current e8m0");
+    CHECK(gemm->a == gemm->b);
+    CHECK_FALSE(gemm->fast_accumulate);
+  }
+}
+
+TEST_CASE("deepseek-v3.1 is deepseek-v3 with powers of two for the scales of all blocks") {
+  PlanRequest request;
+  request.plan = "deepseek-v3";
+  request.power_2_scale = true;
+  PrecisionPlan expected = resolve_plan(request);
+  expected.name = "deepseek-v3.1";
+  expected.saved_nonlinear = expected.saved_activation;
+  CHECK(plan_named("deepseek-v3.1") == expected);
+  CHECK(describe(expected.weight) == "e4m3 128x128 current pow2");
+}
+
+TEST_CASE("llm.q has E4M3 for all operands, and bf16 for all that is stored") {
+  const PrecisionPlan plan = plan_named("llm.q");
+  for (const GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
+    CHECK(describe(gemm->a) == "e4m3 tensor current epsilon 1e-10");
+    CHECK(gemm->a == gemm->b);
+    CHECK_FALSE(gemm->fast_accumulate);
+  }
+  CHECK(describe(plan.weight) == "bf16 stochastic");
+  CHECK_FALSE(plan.master_weight);
+  CHECK(plan.weight_gradient == plain(DType::bf16));
+  CHECK(plan.moment1 == plan.weight);
+  CHECK(plan.moment2 == plan.weight);
 }
 
 TEST_CASE("hybrid, e4m3 and power_2_scale reach the plans with a scale for each block") {

@@ -49,7 +49,7 @@ std::vector<long> steps_of(const std::vector<json>& lines) {
 
 TEST_CASE("lines of metrics are short, and tensors have a file and an interval of their own") {
   const TextFolder folder;
-  expect_code(0, folder.path(), tiny_run("run", 14));
+  expect_code(0, folder.path(), tiny_run("run", 14, {"training.z_loss=1e-4"}));
   for (const std::string& line : lines_of(read_file(folder / "run/metrics.jsonl"))) {
     const json object = json::parse(line);
     if (!object.contains("loss")) {
@@ -57,9 +57,9 @@ TEST_CASE("lines of metrics are short, and tensors have a file and an interval o
     }
     CHECK(line.size() < 750);
     CHECK_FALSE(object.contains("fp8"));
-    for (const char* key : {"lr", "grad_norm", "tokens", "tokens_per_second", "seconds_per_step",
-                            "tflops", "memory_bytes", "data_position", "time", "fp8_snr_db",
-                            "fp8_saturated_percent", "fp8_underflow_percent"}) {
+    for (const char* key : {"lr", "z_loss", "grad_norm", "tokens", "tokens_per_second",
+                            "seconds_per_step", "tflops", "memory_bytes", "data_position", "time",
+                            "fp8_snr_db", "fp8_saturated_percent", "fp8_underflow_percent"}) {
       CAPTURE(key);
       CHECK(object.contains(key));
     }
@@ -90,9 +90,10 @@ TEST_CASE("a resumed run has the tensors of the undisturbed one") {
   CHECK(steps_of(objects_in(folder / "parts/tensors.jsonl")) == std::vector<long>{6, 10, 16, 20});
 }
 
-TEST_CASE("no tensors where nothing is cast or none are wanted") {
+TEST_CASE("no tensors where nothing is cast or none are wanted, no z-loss where there is none") {
   const TextFolder folder;
   expect_code(0, folder.path(), tiny_run("plain", 4, {"precision.plan=bf16"}));
+  CHECK_FALSE(objects_in(folder / "plain/metrics.jsonl").front().contains("z_loss"));
   CHECK_FALSE(fs::exists(folder / "plain/tensors.jsonl"));
   expect_code(0, folder.path(), tiny_run("none", 4, {"logging.tensor_interval=0"}));
   CHECK_FALSE(fs::exists(folder / "none/tensors.jsonl"));

@@ -47,6 +47,22 @@ TEST_CASE("evaluation has the scales of the step that follows, within the first 
   }
 }
 
+TEST_CASE("the loss of training is that of evaluation, and the z-loss apart from it") {
+  EngineSettings settings = test::small_llama("bf16");
+  settings.step.decoder.z_loss = 0.01;
+  settings.step.decoder.head_chunk_rows = 16;  // of 32
+  TrainedEngine run(settings);
+  const Batch batch = test::random_batch(1);
+  run.engine.begin_evaluation();
+  run.engine.evaluate(batch);
+  run.engine.step([&] { return batch; }, 0, 1e-3F, false);
+  const LossReport loss = run.engine.step_loss();
+  CHECK(loss.mean == run.engine.evaluation_loss().mean);  // exact
+  // Untrained logits are small: log sum exp is about the log of the vocabulary.
+  CHECK(loss.z_loss == Approx(0.01 * std::pow(std::log(test::kSmallVocabulary), 2)).epsilon(0.05));
+  CHECK(run.engine.evaluation_loss().z_loss == 0);
+}
+
 TEST_CASE("a head in FP8 trains and evaluates, tied to the embedding too, and keeps fp32 states") {
   const std::string plan = GENERATE("te-delayed", "te-current", "te-blockwise", "torchao-rowwise",
                                     "msamp-o1", "msamp-o3", "fp8-lm", "fp8-lean", "int8-qat");

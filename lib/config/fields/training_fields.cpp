@@ -182,7 +182,8 @@ std::vector<Field> pass_fields() {
            [](uint64_t value) { return std::to_string(value); }),
       number("training.z_loss", of_step(&StepSettings::decoder, &DecoderSettings::z_loss),
              between(0, 1000),
-             "Weight, in the loss, of the squared log of the softmax's normalizer"),
+             "Weight, in the loss that is minimized, of the squared log of the softmax's "
+             "normalizer; logged apart, as z_loss"),
       integer("training.head_chunk_rows",
               of_step(&StepSettings::decoder, &DecoderSettings::head_chunk_rows),
               between(0, kMostSequences),

@@ -188,12 +188,12 @@ struct ReadShared {
     if (to >= count) {
       return;
     }
-    const float inverse = reciprocal(scales[tensor_of_group[to / kGroup]]);
+    const float inverse = reciprocal(scales[tensor_of_group[to / kGroup]] / factor);
     const Pack<Code, N> in = load_pack<N>(codes + i);
     Pack<Y, N> out;
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      store_from_float(&out.values[j], decode(in.values[j]) * inverse * factor);
+      store_from_float(&out.values[j], decode(in.values[j]) * inverse);
     }
     store_run(y, to, count, out);
   }

@@ -40,16 +40,17 @@ FP8TRAIN_HD void for_each_group(const Shape& codes, const ChunkRange& range, int
   }
 }
 
-/// Writes the values of the codes of one group, times `factor`, to values[element ..].
+/// Writes the values of the codes of one group to values[element ..]: with the scale that is stored
+/// with codes that stay codes, so that both have the same bits.
 template <typename Code>
-FP8TRAIN_HD void read_group(const Code* codes, float scale, float factor, int64_t element,
-                            int64_t length, const View& values) {
+FP8TRAIN_HD void read_group(const Code* codes, float scale, int64_t element, int64_t length,
+                            const View& values) {
   float decoded[kRangeAlignment];
   decode_run(codes, reciprocal(scale), decoded, length);
   with_float_type(values.dtype, [&](auto tag) {
     auto* to = values.as<typename decltype(tag)::Type>() + element;
     for (int64_t i = 0; i < length; ++i) {
-      store_from_float(to + i, decoded[i] * factor);
+      store_from_float(to + i, decoded[i]);
     }
   });
 }
@@ -153,7 +154,7 @@ void read_shared(Stream /*stream*/, ConstView codes, ConstView scales, float fac
         const int32_t tensor = to.tensor_of_group.as<int32_t>()[element / kRangeAlignment];
         with_fp8_type(codes.dtype, [&](auto tag) {
           using Code = typename decltype(tag)::Type;
-          read_group(reinterpret_cast<const Code*>(from), scales.as<float>()[tensor], factor,
+          read_group(reinterpret_cast<const Code*>(from), scales.as<float>()[tensor] / factor,
                      element, length, to.values);
         });
       });

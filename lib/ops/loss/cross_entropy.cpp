@@ -11,6 +11,8 @@ void cross_entropy(Stream stream, const CrossEntropy& call) {
   check(is_float_type(call.logits.dtype), "cross_entropy: logits must be fp32, bf16 or fp16");
   check(holds(call.targets, DType::i32, rows), "cross_entropy: targets must be int32 [rows]");
   check(holds(call.losses, DType::f32, rows), "cross_entropy: losses must be fp32 [rows]");
+  check(call.z_losses.empty() || holds(call.z_losses, DType::f32, rows),
+        "cross_entropy: z_losses must be fp32 [rows]");
   check(call.vocabulary >= 0 && call.vocabulary <= columns,
         "cross_entropy: vocabulary exceeds the columns of the logits");
   CrossEntropy resolved = call;
@@ -23,7 +25,7 @@ void accumulate_loss(Stream stream, ConstView losses, ConstView targets, double*
   check(holds(losses, DType::f32, losses.count()), "accumulate_loss: losses must be fp32");
   check(holds(targets, DType::i32, losses.count()),
         "accumulate_loss: targets must be int32, one per loss");
-  check(accumulator != nullptr && count != nullptr, "accumulate_loss: missing accumulator");
+  check(accumulator != nullptr, "accumulate_loss: missing accumulator");
   dispatch<&OpTable::accumulate_loss>(stream, losses, targets, accumulator, count);
 }
 

@@ -53,6 +53,7 @@ struct RowCall {
   X* logits;
   const int32_t* targets;
   float* losses;
+  float* z_losses;  ///< may be null
   int64_t columns;
   int64_t vocabulary;
   bool write_gradient;
@@ -196,6 +197,9 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowCall<X> call
     }
     if (threadIdx.x == 0) {
       *loss = target < 0 ? 0.0F : float_of(0x7FC00000U);
+      if (call.z_losses != nullptr) {
+        call.z_losses[blockIdx.x] = 0.0F;
+      }
     }
     return;
   }
@@ -208,9 +212,11 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowCall<X> call
   const float target_shifted = target_logit - maximum;
   const float log_sum = log_f32(sum);
   const float log_sum_exp = maximum + log_sum;
-  const float z_term = call.z_loss == 0.0F ? 0.0F : call.z_loss * (log_sum_exp * log_sum_exp);
   if (threadIdx.x == 0) {
-    *loss = (log_sum - target_shifted) + z_term;
+    *loss = log_sum - target_shifted;
+    if (call.z_losses != nullptr) {
+      call.z_losses[blockIdx.x] = call.z_loss * (log_sum_exp * log_sum_exp);
+    }
   }
   if (!call.write_gradient) {
     return;
@@ -251,7 +257,9 @@ __global__ void accumulate_loss_kernel(const float* losses, const int32_t* targe
   counted = block_reduce<kThreads>(counted, Sum{}, counts);
   if (threadIdx.x == 0) {
     *accumulator += sum;
-    *count += counted;
+    if (count != nullptr) {
+      *count += counted;
+    }
   }
 }
 
@@ -265,6 +273,7 @@ void cross_entropy(Stream stream, const CrossEntropy& call) {
     const RowCall<X> row = {.logits = call.logits.as<X>(),
                             .targets = call.targets.as<int32_t>(),
                             .losses = call.losses.as<float>(),
+                            .z_losses = call.z_losses.as<float>(),
                             .columns = columns,
                             .vocabulary = call.vocabulary,
                             .write_gradient = call.write_gradient,

@@ -11,7 +11,8 @@ struct CrossEntropy {
   View logits;  ///< [rows, V] fp32, bf16 or fp16; becomes d loss / d logits when `write_gradient`
   ConstView targets;  ///< int32 [rows]; negative: ignored (loss 0, gradient 0); beyond the
                       ///< vocabulary: loss NaN
-  View losses;        ///< fp32 [rows]: -log p(target) + z_loss * log(sum exp)^2
+  View losses;        ///< fp32 [rows]: -log p(target)
+  View z_losses;      ///< fp32 [rows]: z_loss * log(sum exp)^2 (arXiv 2204.02311); may be empty
   bool write_gradient = true;
   const float* gradient_scale = nullptr;  ///< device scalar, the loss scale; null: 1
   float gradient_factor = 1.0F;  ///< gradients are multiplied by this too: 1 / number of targets
@@ -25,8 +26,8 @@ struct CrossEntropy {
 /// Writes the losses of all rows and, if asked, replaces the logits by their gradients.
 void cross_entropy(Stream stream, const CrossEntropy& call);
 
-/// *accumulator += sum of losses (a fixed order, fp64 inside); *count += number of targets >= 0.
-/// Device scalars: double, int64.
+/// *accumulator += sum of losses (a fixed order, fp64 inside); *count += number of targets >= 0,
+/// unless count is null. Device scalars: double, int64.
 void accumulate_loss(Stream stream, ConstView losses, ConstView targets, double* accumulator,
                      int64_t* count);
 

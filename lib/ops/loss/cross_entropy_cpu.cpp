@@ -86,12 +86,13 @@ FP8TRAIN_HD void zero_row(X* x, int64_t begin, int64_t end) {
   }
 }
 
-/// Returns the loss of a row and writes its gradient if asked. With p = softmax(x), l = log sum exp
-/// and loss = l - x[t] + z l^2:
+/// Returns the cross entropy of a row, sets its z-loss, and writes the gradient of their sum if
+/// asked. With p = softmax(x), l = log sum exp and loss = l - x[t] + z l^2:
 /// d loss / d x[c] = p[c] (1 + 2 z l) - (c == t), all times the gradient scale.
 template <typename X>
 FP8TRAIN_HD float cross_entropy_row(X* x, int64_t columns, int64_t vocabulary, int32_t target,
-                                    const CrossEntropy& call) {
+                                    const CrossEntropy& call, float& z_term) {
+  z_term = 0.0F;
   if (target < 0) {
     if (call.write_gradient) {
       zero_row(x, 0, columns);
@@ -108,8 +109,8 @@ FP8TRAIN_HD float cross_entropy_row(X* x, int64_t columns, int64_t vocabulary, i
   const float log_sum = log_f32(sum);
   const float log_sum_exp = maximum + log_sum;
   // Without z-loss its square must not matter: it may overflow.
-  const float z_term = call.z_loss == 0.0F ? 0.0F : call.z_loss * (log_sum_exp * log_sum_exp);
-  const float loss = (log_sum - target_shifted) + z_term;
+  z_term = call.z_loss == 0.0F ? 0.0F : call.z_loss * (log_sum_exp * log_sum_exp);
+  const float loss = log_sum - target_shifted;
   if (!call.write_gradient) {
     return loss;
   }
@@ -138,12 +139,14 @@ void cross_entropy(Stream /*stream*/, const CrossEntropy& call) {
   const int64_t rows = call.logits.shape.rows();
   const int32_t* targets = call.targets.as<int32_t>();
   float* losses = call.losses.as<float>();
+  float* z_losses = call.z_losses.as<float>();
   with_float_type(call.logits.dtype, [&](auto tag) {
     auto* logits = call.logits.as<typename decltype(tag)::Type>();
 #pragma omp parallel for schedule(static) if (rows * columns >= kParallelElements)
     for (int64_t row = 0; row < rows; ++row) {
-      losses[row] =
-          cross_entropy_row(logits + row * columns, columns, call.vocabulary, targets[row], call);
+      float unused = 0.0F;
+      losses[row] = cross_entropy_row(logits + row * columns, columns, call.vocabulary,
+                                      targets[row], call, z_losses ? z_losses[row] : unused);
     }
   });
 }
@@ -159,7 +162,9 @@ void accumulate_loss(Stream /*stream*/, ConstView losses, ConstView targets, dou
     counted += target[row] >= 0 ? 1 : 0;
   }
   *accumulator += sum;
-  *count += counted;
+  if (count != nullptr) {
+    *count += counted;
+  }
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

@@ -6,7 +6,7 @@ void cross_entropy(Stream stream, const CrossEntropy& call) {
   // The gradient takes a second pass over the logits: rows in flight are more than a cache holds.
   count(stream,
         bytes_of(call.logits) * (call.write_gradient ? 3 : 1) + bytes_of(call.targets) +
-            bytes_of(call.losses),
+            bytes_of(call.losses) + bytes_of(call.z_losses),
         call.write_gradient ? "cross_entropy" : nullptr, call.logits.count());
 }
 

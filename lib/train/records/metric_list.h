@@ -28,6 +28,7 @@ inline constexpr Metric kMetrics[] = {
     {"step"},
     {"loss", "loss/train", "training loss"},
     {"val_loss", "loss/validation", "validation loss"},
+    {"z_loss", "loss/z", "z-loss"},
     {"grad_norm", "optimizer/grad_norm", "norm of the gradient"},
     {"lr", "optimizer/lr", "learning rate"},
     {"tokens"},

@@ -228,6 +228,9 @@ void RunRecords::write_step(const StepMetrics& metrics) {
     for (const auto& [source, passes] : metrics.epochs) epochs.add(source, passes);
     line.add("epochs", epochs);
   }
+  if (metrics.z_loss) {
+    line.add("z_loss", *metrics.z_loss);
+  }
   if (metrics.loss_scale) {
     line.add("loss_scale", *metrics.loss_scale);
   }

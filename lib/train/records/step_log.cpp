@@ -84,6 +84,8 @@ void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
       .step = state.step,
       .max_steps = session_->max_steps,
       .loss = loss.mean,
+      .z_loss =
+          session_->engine.step.decoder.z_loss != 0 ? std::optional(loss.z_loss) : std::nullopt,
       .lr = lr,
       .gradient_norm = control.gradient_norm,
       .tokens = state.tokens,

@@ -104,7 +104,7 @@ void Engine::weights_changed() {
 
 LossTotals Engine::totals(int slot) const {
   Totals* entry = static_cast<Totals*>(totals_.data()) + slot;
-  return {&entry->sum, &entry->count};
+  return {&entry->sum, &entry->count, nullptr, &entry->z_sum};
 }
 
 void Engine::clear_totals(int slot) {
@@ -124,11 +124,13 @@ LossReport Engine::read_totals(int slot, const SectionSeconds& seconds,
   for (const OfRank& of_rank : mesh().gather_values(OfRank{own, seconds})) {
     all.sum += of_rank.totals.sum;
     all.count += of_rank.totals.count;
+    all.z_sum += of_rank.totals.z_sum;
     if (of_ranks != nullptr) {
       of_ranks->push_back(of_rank.seconds);
     }
   }
-  return {all.count == 0 ? 0.0 : all.sum / static_cast<double>(all.count), all.count};
+  const auto count = static_cast<double>(std::max<int64_t>(all.count, 1));
+  return {all.sum / count, all.count, all.z_sum / count};
 }
 
 void Engine::upload(const Batch& batch) {
@@ -145,11 +147,14 @@ void Engine::upload(const Batch& batch) {
   }
 }
 
-/// 1 / targets of a step. A batch that does not say how many there are has one at each position.
+/// Ranks / targets of a step: GradientBuckets divides by the ranks, after all casts, so that no
+/// code depends on their number. A batch that does not say how many there are has one at each
+/// position.
 float Engine::target_share(const Batch& batch) const {
-  const int64_t positions = settings_.step.gradient_accumulation_steps * batch.rows *
-                            batch.columns * mesh().size(Axis::data);
-  return 1.0F / static_cast<float>(batch.step_targets > 0 ? batch.step_targets : positions);
+  const int64_t positions = settings_.step.gradient_accumulation_steps * batch.rows * batch.columns;
+  return batch.step_targets > 0
+             ? static_cast<float>(mesh().size(Axis::data)) / static_cast<float>(batch.step_targets)
+             : 1.0F / static_cast<float>(positions);
 }
 
 void Engine::number_pass(int64_t step_index, Position position) {

@@ -57,8 +57,9 @@ struct StepPlan {
 
 /// The loss of a step or of an evaluation, over all ranks.
 struct LossReport {
-  double mean = 0;  ///< nats per target
+  double mean = 0;  ///< cross entropy, in nats per target
   int64_t targets = 0;
+  double z_loss = 0;  ///< mean of what training adds to it
 };
 
 /// Returns the part of these settings that a strategy needs.
@@ -154,6 +155,7 @@ class Engine {
   struct Totals {
     double sum;
     int64_t count;
+    double z_sum;
   };
 
   /// The position of a micro-batch in its step: the first overwrites gradients, the last completes

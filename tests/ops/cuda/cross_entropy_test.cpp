@@ -29,7 +29,7 @@ struct Case {
 };
 
 struct Result {
-  Array logits, losses;
+  Array logits, losses, z_losses;
 };
 
 Array targets_of(const Case& c) {
@@ -44,17 +44,19 @@ Array targets_of(const Case& c) {
 Result run_case(Side& side, const Case& c, const Array& logits, const Array& targets) {
   const View in_place = side.put(logits, c.offset);
   const View losses = side.space(DType::f32, {c.rows});
+  const View z_losses = side.space(DType::f32, {c.rows});
   ops::CrossEntropy call;
   call.logits = in_place;
   call.targets = side.put(targets);
   call.losses = losses;
+  call.z_losses = z_losses;
   call.write_gradient = c.write_gradient;
   call.gradient_scale = c.scaled ? side.put_value(8.0F) : nullptr;
   call.gradient_factor = 0.5F;
   call.z_loss = c.z_loss;
   call.vocabulary = c.vocabulary;
   ops::cross_entropy(side.stream(), call);
-  return {side.get(in_place), side.get(losses)};
+  return {side.get(in_place), side.get(losses), side.get(z_losses)};
 }
 
 void check_case(const Case& c, const Array& logits, const Array& targets) {
@@ -64,6 +66,7 @@ void check_case(const Case& c, const Array& logits, const Array& targets) {
   const Result cuda = on_cuda(run);
   const Result cpu = on_cpu(run);
   CHECK(worst_difference(cuda.losses, cpu.losses, kSumError, kSumError) <= 1);
+  CHECK(worst_difference(cuda.z_losses, cpu.z_losses, kSumError, kSumError) <= 1);
   if (!c.write_gradient) {
     CHECK(same_values(cuda.logits, logits));
     return;
