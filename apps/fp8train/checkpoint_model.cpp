@@ -97,7 +97,7 @@ CheckpointFacts describe_checkpoint(const CheckpointRequest& request) {
     log_warning(facts.folder + "/config.json: " + note);
   }
   facts.model = completed(config.model);
-  facts.eos_token_ids = std::move(config.eos_token_ids);
+  facts.eos_token_ids = read_end_tokens(facts.folder, config);
   if (facts.tokenizer->vocab_size() > facts.model.vocab_size) {
     throw ConfigError(fmt::format("the tokenizer {} has {} ids, but the model's vocab_size is {}",
                                   tokenizer, facts.tokenizer->vocab_size(),

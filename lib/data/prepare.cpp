@@ -12,6 +12,7 @@
 #include "base/atomic_file.h"
 #include "base/error.h"
 #include "data/byte_stream.h"
+#include "data/chat/chat_template.h"
 #include "data/chat/dialogue_encoder.h"
 #include "data/document_encoder.h"
 #include "data/readers/data_format.h"
@@ -213,6 +214,7 @@ class Preparation {
     }
     const std::vector<TokenizerFile> tokenizer_files = tokenizer_.files();
     for (const TokenizerFile& file : tokenizer_files) {
+      create_folder((settings_.out / file.name).parent_path());
       write_file_atomically(settings_.out / file.name, file.text);
     }
     write_file_atomically(settings_.out / kDatasetFile, manifest(inputs));
@@ -357,6 +359,7 @@ PrepareReport prepare_data(const PrepareSettings& settings) {
   if (tokenizer->type() == TokenizerType::none) {
     throw ConfigError("preparing data needs a tokenizer other than none");
   }
+  add_chat_template(*tokenizer, settings.chat_template);
   Preparation preparation(settings, *tokenizer);
   for (const Input& input : inputs) {
     preparation.add(input);

@@ -113,11 +113,20 @@ class Tokenizer {
   virtual std::string to_json() const = 0;
 
   /// Returns the files of a model folder from which open_tokenizer() makes the same tokenizer
-  /// again: tokenizer.json and tokenizer_config.json, or those of another format.
-  virtual std::vector<TokenizerFile> files() const;
+  /// again: tokenizer.json and tokenizer_config.json, or those of another format; and those of the
+  /// folder that it was opened from, as they were there (data/folder_files.h).
+  std::vector<TokenizerFile> files() const;
+  /// Adds a file to files(), or replaces it; the first one, which is the tokenizer, stays. Before
+  /// several threads use the tokenizer.
+  void set_file(TokenizerFile file);
 
  protected:
   Tokenizer() = default;
+  /// Returns the files without which there is no such tokenizer, the one that is opened first.
+  virtual std::vector<TokenizerFile> own_files() const;
+
+ private:
+  std::vector<TokenizerFile> more_files_;
 };
 
 /// Makes a tokenizer of 256 byte values as they are, 256 (reserved, never in data) and EOS 257:

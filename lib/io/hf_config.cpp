@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "base/error.h"
 #include "io/safetensors/tensor_source.h"
@@ -96,6 +98,29 @@ bool has_own_head(const ModelConfig& model, const std::filesystem::path& folder)
   }
 }
 
+/// Whether the fields describe this model.
+bool describe(const ConfigObject& fields, const ModelConfig& config) {
+  try {
+    const ModelConfig read = read_hf_fields({fields, "config.json"}).model;
+    return same_computation(completed(read), completed(config));
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+/// Sets the entry of another config.json of the model, if the model stays the same.
+void keep(const ConfigEntry& entry, const ModelConfig& config, ConfigObject& fields) {
+  for (const char* rewritten :
+       {"architectures", "model_type", "dtype", "torch_dtype", "auto_map"}) {
+    if (entry.key == rewritten) return;
+  }
+  ConfigObject changed = fields;
+  set(changed, entry.key, entry.value);
+  if (describe(changed, config)) {
+    fields = std::move(changed);
+  }
+}
+
 }  // namespace
 
 HfConfig parse_hf_config(std::string_view json, const std::string& where) {
@@ -117,14 +142,29 @@ HfConfig read_hf_config(const std::filesystem::path& folder) {
 
 std::string write_hf_config(const ModelConfig& config, DType dtype, const HfConfigExtras& extras) {
   ConfigObject fields = write_hf_fields(config, dtype);
-  const std::vector<int64_t>& ids = extras.eos_token_ids;
-  if (ids.size() > 1) {
-    set(fields, "eos_token_id", ConfigValue::List(ids.begin(), ids.end()));
+  for (const ConfigEntry& entry : extras.original) {
+    keep(entry, config, fields);
   }
   if (!extras.quantization.empty()) {
     set(fields, "quantization_config", extras.quantization);
   }
   return to_json(fields).dump(2) + "\n";
+}
+
+std::vector<int64_t> read_end_tokens(const std::filesystem::path& folder, const HfConfig& config) {
+  std::vector<int64_t> ids;
+  const std::filesystem::path path = folder / kGenerationFile;
+  if (std::filesystem::is_regular_file(path)) {
+    const Json document = detail::read_strict_json(path.string());
+    const Json given = document.is_object() ? document.value("eos_token_id", Json()) : Json();
+    for (const Json& id : given.is_array() ? given : Json::array({given})) {
+      if (id.is_number_integer()) ids.push_back(id.get<int64_t>());
+    }
+  }
+  for (const int64_t id : config.eos_token_ids) {
+    if (std::ranges::find(ids, id) == ids.end()) ids.push_back(id);
+  }
+  return ids;
 }
 
 }  // namespace fp8train

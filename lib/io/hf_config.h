@@ -10,6 +10,8 @@
 
 namespace fp8train {
 
+inline constexpr const char* kGenerationFile = "generation_config.json";
+
 /// Reads the text of a config.json; `where` begins each message. Throws CheckpointError for
 /// malformed JSON and as read_hf_fields does.
 HfConfig parse_hf_config(std::string_view json, const std::string& where);
@@ -22,13 +24,20 @@ HfConfig read_hf_config(const std::filesystem::path& folder);
 
 /// The fields of a config.json that do not belong to the model.
 struct HfConfigExtras {
-  std::vector<int64_t> eos_token_ids;  ///< several: written as a list instead of the model's one
-  ConfigObject quantization;           ///< "quantization_config"; empty: none
+  /// HfConfig::fields of the folder that the model comes from; empty: none. Of these all stay that
+  /// describe the model as it is now, in their spelling, and all that this program does not know;
+  /// auto_map goes, since its code is not copied.
+  ConfigObject original;
+  ConfigObject quantization;  ///< "quantization_config"; empty: none
 };
 
 /// Returns the text of a config.json; `dtype` is that of the weights. transformers (4 and 5) reads
 /// it, but for architectures of our own. Throws CheckpointError as write_hf_fields() does.
 std::string write_hf_config(const ModelConfig& config, DType dtype,
                             const HfConfigExtras& extras = {});
+
+/// Returns the tokens at which transformers ends a text of the folder's model: those of
+/// generation_config.json, then others of `config`. Throws CheckpointError for malformed JSON.
+std::vector<int64_t> read_end_tokens(const std::filesystem::path& folder, const HfConfig& config);
 
 }  // namespace fp8train

@@ -64,4 +64,11 @@ bool is_plain_name(std::string_view name) {
          });
 }
 
+bool is_plain_path(std::string_view name) {
+  const size_t slash = name.find('/');
+  return slash == std::string_view::npos
+             ? is_plain_name(name)
+             : is_plain_name(name.substr(0, slash)) && is_plain_name(name.substr(slash + 1));
+}
+
 }  // namespace fp8train::detail

@@ -34,4 +34,7 @@ auto as_checkpoint_error(const Read& read) {
 /// with a dot. Anything else could lead out of a folder.
 bool is_plain_name(std::string_view name);
 
+/// Whether `name` is a plain name, or two with a '/' between them: a file of a subfolder.
+bool is_plain_path(std::string_view name);
+
 }  // namespace fp8train::detail

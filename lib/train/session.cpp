@@ -10,8 +10,11 @@
 #include "base/machine.h"
 #include "base/math.h"
 #include "config/load.h"
+#include "data/chat/chat_template.h"
+#include "data/folder_files.h"
 #include "data/tokenizers/registry.h"
 #include "device/cuda/cuda_device.h"
+#include "io/checkpoint/checkpoint.h"
 #include "io/hf_config.h"
 #include "io/other_folders.h"
 #include "ops/gemm/gemm.h"
@@ -54,9 +57,9 @@ void check_vocabulary(const ModelConfig& model, const Settings& settings,
       from, model.vocab_size, ids, ids));
 }
 
-ModelConfig resolve_model(const Settings& of_run, const Tokenizer& tokenizer,
-                          std::vector<std::string>& notes) {
-  const ModelSettings& settings = of_run.model;
+ModelConfig resolve_model(Session& session) {
+  const ModelSettings& settings = session.settings.model;
+  const Tokenizer& tokenizer = *session.tokenizer;
   ModelConfig model = settings.config;
   if (!settings.from.empty()) {
     if (!std::filesystem::exists(settings.from)) {
@@ -78,7 +81,12 @@ ModelConfig resolve_model(const Settings& of_run, const Tokenizer& tokenizer,
     HfConfig read = read_hf_config(settings.from);
     model = read.model;
     for (const std::string& note : read.notes) {
-      notes.push_back(settings.from + "/config.json: " + note);
+      session.notes.push_back(settings.from + "/config.json: " + note);
+    }
+    session.source = {std::move(read.fields), read_part(settings.from, FolderPart::model)};
+    if (const std::string note = note_left_out(settings.from);
+        !note.empty() && !is_checkpoint(settings.from)) {
+      session.settings.notes.lines.push_back("model.from: " + note);
     }
     if (settings.resize_vocabulary > 0 && settings.resize_vocabulary < model.vocab_size) {
       throw ConfigError(fmt::format(
@@ -96,7 +104,7 @@ ModelConfig resolve_model(const Settings& of_run, const Tokenizer& tokenizer,
   if (model.vocab_size == 0) {
     throw ConfigError("model.vocab_size is needed, because data.tokenizer: none does not give it");
   }
-  check_vocabulary(model, of_run, tokenizer);
+  check_vocabulary(model, session.settings, tokenizer);
   return completed(model);
 }
 
@@ -292,8 +300,8 @@ Session resolve(const Settings& settings, bool open_data, int data_ranks) {
   session.data_ranks = data_ranks;
   session.settings = settings;
   session.tokenizer = make_tokenizer(settings.data);
-  session.engine =
-      engine_settings(settings, resolve_model(settings, *session.tokenizer, session.notes));
+  add_chat_template(*session.tokenizer, settings.data.chat_template);
+  session.engine = engine_settings(settings, resolve_model(session));
   share_global_batch(settings.training, data_ranks, session.engine.step);
   note_other_tokenizer(settings, *session.tokenizer, session.engine.model.vocab_size,
                        session.notes);

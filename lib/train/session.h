@@ -13,6 +13,7 @@
 #include "data/tokenizer.h"
 #include "device/device.h"
 #include "device/device_choice.h"
+#include "model/families/config_value.h"
 #include "train/step/engine.h"
 
 namespace fp8train {
@@ -23,13 +24,21 @@ constexpr int64_t kLossHistory = 256;
 
 class DataRecord;
 
+/// What checkpoints take from the folder of model.from, in addition to its model; empty where there
+/// is none.
+struct SourceFolder {
+  ConfigObject config;               ///< all of config.json
+  std::vector<TokenizerFile> files;  ///< generation_config.json, terms of use
+};
+
 /// The settings, the data and the tokenizer of a run, opened and checked.
 struct Session {
   Settings settings;
   std::unique_ptr<Tokenizer> tokenizer;
   CorpusSplits data;                        ///< empty unless asked for
   std::shared_ptr<DataRecord> data_record;  ///< set on the first rank of a run; null on others
-  EngineSettings engine;                    ///< settings of one of the stages
+  SourceFolder source;
+  EngineSettings engine;           ///< settings of one of the stages
   std::vector<RunStage> stages;    ///< one, but where precision.schedule has several scaled plans
   uint64_t epoch_samples = 0;      ///< of one pass over the training data; 0: they are not open
   int64_t max_steps = 0;           ///< 0: not known; training.max_epochs needs the data

@@ -45,12 +45,11 @@ std::string template_in(const nlohmann::json& config) {
 }
 
 jinja::Template from_folder(const Tokenizer& tokenizer, std::string_view option) {
-  const std::vector<TokenizerFile> files = tokenizer.files();
-  if (const TokenizerFile* file = file_named(files, "chat_template.jinja")) {
-    return {file->text, file->name};
+  const std::string text = own_chat_template(tokenizer);
+  if (!text.empty()) {
+    const bool is_file = file_named(tokenizer.files(), kChatTemplateFile) != nullptr;
+    return {text, is_file ? kChatTemplateFile : "tokenizer_config.json: chat_template"};
   }
-  const std::string text = template_in(config_of(files));
-  if (!text.empty()) return {text, "tokenizer_config.json: chat_template"};
   throw ConfigError(fmt::format(
       "{}: auto, but the tokenizer's folder has no chat template; name one ({}), or the "
       "path of a .jinja file",
@@ -69,17 +68,33 @@ jinja::Template named(const NamedTemplate& found, const SpecialTokens& tokens,
   return {found.jinja, std::string(found.name)};
 }
 
+const NamedTemplate* find_named(const std::string& setting) {
+  const auto& all = named_templates();
+  const auto found = std::ranges::find(all, setting, &NamedTemplate::name);
+  return found == all.end() ? nullptr : &*found;
+}
+
 }  // namespace
+
+std::string own_chat_template(const Tokenizer& tokenizer) {
+  const std::vector<TokenizerFile> files = tokenizer.files();
+  const TokenizerFile* file = file_named(files, kChatTemplateFile);
+  return file != nullptr ? file->text : template_in(config_of(files));
+}
+
+void add_chat_template(Tokenizer& tokenizer, const std::string& setting) {
+  if (setting == "auto") return;
+  const NamedTemplate* found = find_named(setting);
+  tokenizer.set_file(
+      {kChatTemplateFile, found != nullptr ? found->jinja : read_text_file(setting, kMaxBytes)});
+}
 
 jinja::Template find_chat_template(const Tokenizer& tokenizer, const SpecialTokens& tokens,
                                    const std::string& setting, std::string_view option) {
   if (const auto problem = chat_template_problem(setting)) {
     throw ConfigError(fmt::format("{}: {}", option, *problem));
   }
-  const auto& all = named_templates();
-  const auto found = std::find_if(all.begin(), all.end(),
-                                  [&](const NamedTemplate& each) { return each.name == setting; });
-  if (found != all.end()) return named(*found, tokens, option);
+  if (const NamedTemplate* found = find_named(setting)) return named(*found, tokens, option);
   jinja::Template chat_template =
       setting == "auto" ? from_folder(tokenizer, option)
                         : jinja::Template(read_text_file(setting, kMaxBytes), setting);

@@ -76,7 +76,7 @@ class CharTokenizer final : public Tokenizer {
     return document.dump(2) + "\n";
   }
 
-  std::vector<TokenizerFile> files() const override {
+  std::vector<TokenizerFile> own_files() const override {
     return tokenizers::transformers_files(to_json(), "", "");
   }
 

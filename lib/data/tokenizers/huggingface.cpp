@@ -31,10 +31,8 @@ namespace {
 
 constexpr size_t kMostBytes = 256U << 20;
 
-/// What the files next to tokenizer.json say.
-struct Companions {
-  std::vector<TokenizerFile>
-      files;  ///< as they are; tokenizer_config.json first, where there is one
+/// What tokenizer_config.json says.
+struct NamedEnds {
   std::optional<std::string> bos, eos;
   std::optional<bool> adds_bos;
 };
@@ -94,8 +92,8 @@ Parts::Parts(const JsonPart& file)
 
 class HuggingFaceTokenizer final : public Tokenizer {
  public:
-  HuggingFaceTokenizer(const JsonPart& file, std::string text, Companions companions)
-      : parts_(file), text_(std::move(text)), companions_(std::move(companions)) {
+  HuggingFaceTokenizer(const JsonPart& file, std::string text, NamedEnds ends)
+      : parts_(file), text_(std::move(text)), ends_(std::move(ends)) {
     tokens_ = parts_.model->tokens();
     for (const AddedToken& token : parts_.added) {
       const auto id = static_cast<size_t>(token.id);
@@ -179,13 +177,8 @@ class HuggingFaceTokenizer final : public Tokenizer {
     return text;
   }
 
-  std::vector<TokenizerFile> files() const override {
-    std::vector<TokenizerFile> files = {{"tokenizer.json", text_}};
-    if (companions_.files.empty() || companions_.files.front().name != "tokenizer_config.json") {
-      files = transformers_files(text_, token_of(bos_), token_of(eos_));
-    }
-    files.insert(files.end(), companions_.files.begin(), companions_.files.end());
-    return files;
+  std::vector<TokenizerFile> own_files() const override {
+    return transformers_files(text_, token_of(bos_), token_of(eos_));
   }
 
  private:
@@ -228,19 +221,19 @@ class HuggingFaceTokenizer final : public Tokenizer {
         }
       }
     }
-    bos_ = companions_.bos ? named(companions_.bos, file)
-                           : special_of(around.before, {"<s>", "<|begin_of_text|>", "<bos>"});
-    eos_ = companions_.eos
-               ? named(companions_.eos, file)
+    bos_ = ends_.bos ? named(ends_.bos, file)
+                     : special_of(around.before, {"<s>", "<|begin_of_text|>", "<bos>"});
+    eos_ = ends_.eos
+               ? named(ends_.eos, file)
                : special_of(around.after, {"</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>"});
     frame_ = {around.before, around.before, around.after};
     const bool begins_with_bos =
         bos_ >= 0 && !around.before.empty() && around.before.front() == bos_;
-    if (companions_.adds_bos && bos_ >= 0 && *companions_.adds_bos != begins_with_bos) {
+    if (ends_.adds_bos && bos_ >= 0 && *ends_.adds_bos != begins_with_bos) {
       log_warning(fmt::format(
           "tokenizer_config.json has add_bos_token: {}, and the post-processor of tokenizer.json "
           "says otherwise; tokenizer.json is followed, as in transformers 5.24",
-          *companions_.adds_bos));
+          *ends_.adds_bos));
     }
     if (frame_.after_document.empty() && eos_ >= 0) frame_.after_document = {eos_};
   }
@@ -290,7 +283,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
 
   Parts parts_;
   std::string text_;
-  Companions companions_;
+  NamedEnds ends_;
   std::vector<std::string> tokens_;  ///< by id, with added tokens
   std::set<int32_t> special_;
   int32_t bos_ = -1;
@@ -310,24 +303,20 @@ std::optional<std::string> token_in(const JsonPart& config, std::string_view key
   return token.value().is_object() ? token.text("content") : config.text(key);
 }
 
-Companions read_companions(const std::filesystem::path& folder) {
-  Companions found;
-  for (const char* name :
-       {"tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"}) {
-    if (std::filesystem::is_regular_file(folder / name)) {
-      found.files.push_back({name, read_text_file(folder / name, kMostBytes)});
-    }
-  }
-  if (found.files.empty() || found.files.front().name != "tokenizer_config.json") return found;
-  const std::string where = (folder / "tokenizer_config.json").string();
+NamedEnds read_ends(const std::filesystem::path& folder) {
+  NamedEnds found;
+  const std::filesystem::path path = folder / "tokenizer_config.json";
+  if (!std::filesystem::is_regular_file(path)) return found;
+  const std::string where = path.string();
+  const std::string text = read_text_file(path, kMostBytes);
   try {
-    const nlohmann::json document = nlohmann::json::parse(found.files.front().text);
+    const nlohmann::json document = nlohmann::json::parse(text);
     const JsonPart config(document, where);
     found.bos = token_in(config, "bos_token");
     found.eos = token_in(config, "eos_token");
     if (config.has("add_bos_token")) found.adds_bos = config.flag_or("add_bos_token", false);
   } catch (const nlohmann::json::parse_error& failure) {
-    throw DataError(not_json(where, found.files.front().text, failure.byte));
+    throw DataError(not_json(where, text, failure.byte));
   } catch (const nlohmann::json::exception& error) {
     throw DataError(fmt::format("{}: {}", where, plain_json_error(error)));
   }
@@ -344,7 +333,7 @@ std::unique_ptr<Tokenizer> read_tokenizer_json(std::string_view text, const std:
     }
     if (auto own = recognize_own(document)) return own;
     return std::make_unique<HuggingFaceTokenizer>(JsonPart(document, where), std::string(text),
-                                                  folder ? read_companions(*folder) : Companions());
+                                                  folder ? read_ends(*folder) : NamedEnds());
   } catch (const nlohmann::json::parse_error& failure) {
     throw DataError(not_json(where, text, failure.byte));
   } catch (const nlohmann::json::exception& error) {

@@ -12,6 +12,7 @@
 #include "base/lfs_pointer.h"
 #include "base/nearest.h"
 #include "base/text.h"
+#include "data/folder_files.h"
 
 namespace fp8train {
 namespace tokenizers {
@@ -24,9 +25,14 @@ bool has_extension(const TokenizerProbe& probe, std::string_view extension) {
 }
 
 const TokenizerKind kKinds[] = {
-    {"tokenizer.json", [](const TokenizerProbe& probe) { return has_extension(probe, ".json"); },
-     open_tokenizer_json},
-    {"tokenizer.model of sentencepiece", is_sentencepiece, open_sentencepiece},
+    {.files = "tokenizer.json",
+     .recognizes = [](const TokenizerProbe& probe) { return has_extension(probe, ".json"); },
+     .open = open_tokenizer_json,
+     .has_companions = true},
+    {.files = "tokenizer.model of sentencepiece",
+     .recognizes = is_sentencepiece,
+     .open = open_sentencepiece,
+     .has_companions = true},
     {"ranks of tiktoken", is_tiktoken, open_tiktoken, true},
     {"tokNNN.bin of llama2.c",
      [](const TokenizerProbe& probe) { return has_extension(probe, ".bin"); },
@@ -100,8 +106,30 @@ SequenceFrame Tokenizer::frame() const {
   return ids;
 }
 
-std::vector<TokenizerFile> Tokenizer::files() const {
+std::vector<TokenizerFile> Tokenizer::own_files() const {
   return {{"tokenizer.json", to_json()}};
+}
+
+std::vector<TokenizerFile> Tokenizer::files() const {
+  std::vector<TokenizerFile> files = own_files();
+  for (const TokenizerFile& file : more_files_) {
+    const auto same = std::ranges::find(files, file.name, &TokenizerFile::name);
+    if (same == files.end()) {
+      files.push_back(file);
+    } else if (same != files.begin()) {
+      *same = file;
+    }
+  }
+  return files;
+}
+
+void Tokenizer::set_file(TokenizerFile file) {
+  const auto same = std::ranges::find(more_files_, file.name, &TokenizerFile::name);
+  if (same == more_files_.end()) {
+    more_files_.push_back(std::move(file));
+  } else {
+    *same = std::move(file);
+  }
 }
 
 std::unique_ptr<Tokenizer> open_tokenizer(const fs::path& path, const std::string& pattern) {
@@ -121,7 +149,13 @@ std::unique_ptr<Tokenizer> open_tokenizer(const fs::path& path, const std::strin
             fmt::format("{}: is a {}, which says itself how texts are split; name it without '#{}'",
                         probe.path.string(), kind.files, pattern));
       }
-      return kind.open(probe);
+      std::unique_ptr<Tokenizer> opened = kind.open(probe);
+      if (kind.has_companions) {
+        for (TokenizerFile& file : read_part(probe.path.parent_path(), FolderPart::tokenizer)) {
+          opened->set_file(std::move(file));
+        }
+      }
+      return opened;
     }
   }
   throw DataError(

@@ -24,8 +24,7 @@ constexpr std::string_view kUnknownText = " \xE2\x81\x87 ";  // sentencepiece's 
 
 class SentencePieceTokenizer final : public Tokenizer {
  public:
-  SentencePieceTokenizer(std::string model, std::string config, const std::string& where)
-      : model_(std::move(model)), config_(std::move(config)) {
+  SentencePieceTokenizer(std::string model, const std::string& where) : model_(std::move(model)) {
     const auto status = processor_.LoadFromSerializedProto(model_);
     if (!status.ok()) {
       throw DataError(
@@ -80,8 +79,9 @@ class SentencePieceTokenizer final : public Tokenizer {
     return text;
   }
 
-  std::vector<TokenizerFile> files() const override {
-    return {{"tokenizer.model", model_}, {"tokenizer_config.json", config_}};
+  std::vector<TokenizerFile> own_files() const override {
+    const nlohmann::ordered_json config = {{"tokenizer_class", "LlamaTokenizer"}, {"legacy", true}};
+    return {{"tokenizer.model", model_}, {"tokenizer_config.json", config.dump(2) + "\n"}};
   }
 
  private:
@@ -90,7 +90,6 @@ class SentencePieceTokenizer final : public Tokenizer {
   }
 
   std::string model_;
-  std::string config_;
   sentencepiece::SentencePieceProcessor processor_;
   bool has_prefix_ = false;     ///< a space is put in front of a text
   bool drops_leading_ = false;  ///< all other spaces there are removed
@@ -186,12 +185,7 @@ bool is_sentencepiece(const TokenizerProbe& probe) {
 }
 
 std::unique_ptr<Tokenizer> open_sentencepiece(const TokenizerProbe& probe) {
-  const std::filesystem::path config_path = probe.path.parent_path() / "tokenizer_config.json";
-  const nlohmann::ordered_json config = {{"tokenizer_class", "LlamaTokenizer"}, {"legacy", true}};
   return std::make_unique<SentencePieceTokenizer>(read_text_file(probe.path, kMostModelBytes),
-                                                  std::filesystem::is_regular_file(config_path)
-                                                      ? read_text_file(config_path, kMostModelBytes)
-                                                      : config.dump(2) + "\n",
                                                   probe.path.string());
 }
 

@@ -170,13 +170,14 @@ fs::path begin_checkpoint(const fs::path& root, int64_t step) {
 }
 
 FileRecord write_checkpoint_file(const fs::path& partial, const CheckpointFile& file) {
-  if (!detail::is_plain_name(file.name) || file.name == detail::kManifestName) {
+  if (!detail::is_plain_path(file.name) || file.name == detail::kManifestName) {
     throw CheckpointError(fmt::format("'{}' cannot be the name of a checkpoint file", file.name));
   }
   check(!file.text || file.tensors.empty(), "a checkpoint file holds text or tensors, not both");
   ContentHasher hasher;
   FileRecord record;
   record.name = file.name;
+  create_folder((partial / file.name).parent_path());
   AtomicFile out(partial / file.name);
   const auto sink = [&](const void* data, size_t bytes) {
     out.write(data, bytes);

@@ -22,8 +22,8 @@
 
 namespace fp8train {
 
-/// One file: tensors (written as safetensors) or text. The name is plain: letters, digits, '.',
-/// '_', '-'.
+/// One file: tensors (written as safetensors) or text. The name is plain (letters, digits, '.',
+/// '_', '-'), or that of a folder and a plain name with '/' between them.
 struct CheckpointFile {
   std::string name;
   std::vector<TensorBytes> tensors;

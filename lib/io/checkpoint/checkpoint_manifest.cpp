@@ -78,7 +78,7 @@ CheckpointManifest parse_manifest(std::string_view text, const std::string& wher
                                         hash_of(body_of(manifest).dump())));
     }
     for (const FileRecord& file : manifest.files) {
-      if (!is_plain_name(file.name)) {
+      if (!is_plain_path(file.name)) {
         throw CheckpointError(fmt::format("{}: '{}' is not a plain file name", where, file.name));
       }
     }

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -16,7 +17,8 @@
 #include "base/input_file.h"
 #include "base/log.h"
 #include "data/chat/chat_encoder.h"
-#include "data/tokenizers/registry.h"
+#include "data/folder_files.h"
+#include "io/checkpoint/checkpoint.h"
 #include "io/export/quantization_config.h"
 #include "io/hf_config.h"
 #include "io/model_source.h"
@@ -29,19 +31,22 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-/// What transformers reads next to the weights and the tokenizer's own file. Notes of this
-/// program's checkpoints stay behind.
-constexpr const char* kCompanions[] = {"tokenizer_config.json",
-                                       "special_tokens_map.json",
-                                       "added_tokens.json",
-                                       "vocab.json",
-                                       "merges.txt",
-                                       "chat_template.jinja",
-                                       "chat_template.json",
-                                       "generation_config.json"};
-
-void copy_file_whole(const fs::path& from, const fs::path& to) {
-  write_file_atomically(to, read_text_file(from, std::numeric_limits<size_t>::max()));
+/// Copies tokenizer.json and the files that belong to the tokenizer and to the model.
+void copy_companions(const fs::path& from, const fs::path& to, ExportReport& report) {
+  std::vector<std::string> names;
+  if (fs::is_regular_file(from / "tokenizer.json")) names.emplace_back("tokenizer.json");
+  for (const FolderPart part : {FolderPart::tokenizer, FolderPart::model}) {
+    std::ranges::move(names_of_part(from, part), std::back_inserter(names));
+  }
+  for (const std::string& name : names) {
+    create_folder((to / name).parent_path());
+    write_file_atomically(to / name,
+                          read_text_file(from / name, std::numeric_limits<size_t>::max()));
+  }
+  report.copied = std::move(names);
+  if (const std::string note = note_left_out(from); !note.empty() && !is_checkpoint(from)) {
+    report.notes.push_back(note);
+  }
 }
 
 /// Without a cast all tensors are "others".
@@ -136,7 +141,7 @@ int64_t end_of_answer(const fs::path& folder) {
 void add_end_of_answer(const ModelSource& model, const fs::path& from, const fs::path& to,
                        ExportReport& report) {
   const int64_t end = end_of_answer(from);
-  const fs::path file = to / "generation_config.json";
+  const fs::path file = to / kGenerationFile;
   Json config = Json::object();
   if (fs::exists(file)) config = Json::parse(read_text_file(file, 1U << 20), nullptr, false);
   if (end < 0 || !config.is_object()) return;
@@ -183,7 +188,7 @@ ExportReport export_folder(const fs::path& from, const fs::path& to, const Expor
   }
   const std::string config =
       write_hf_config(model.config.model, options.dtype.value_or(dtype_of(model)),
-                      {.eos_token_ids = model.config.eos_token_ids, .quantization = quantization});
+                      {.original = model.config.fields, .quantization = quantization});
   create_folder(to);
   ExportReport report;
   for (const std::string& note : model.config.notes) {
@@ -193,14 +198,7 @@ ExportReport export_folder(const fs::path& from, const fs::path& to, const Expor
   if (const std::string note = exported.family->transformers_note(exported); !note.empty()) {
     report.notes.push_back(note);
   }
-  const auto copy_if_there = [&](const char* name) {
-    if (fs::is_regular_file(from / name)) {
-      copy_file_whole(from / name, to / name);
-      report.copied.emplace_back(name);
-    }
-  };
-  std::ranges::for_each(tokenizers::tokenizer_file_names(), copy_if_there);
-  std::ranges::for_each(kCompanions, copy_if_there);
+  copy_companions(from, to, report);
   add_end_of_answer(model, from, to, report);
   ShardedWriter writer(to, quantized_entries(model.source, how), metadata, options.max_shard_bytes);
   report.quantization = quantize_tensors(

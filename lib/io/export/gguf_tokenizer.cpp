@@ -2,21 +2,17 @@
 
 #include <algorithm>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/error.h"
-#include "base/input_file.h"
+#include "data/chat/chat_template.h"
 #include "data/tokenizer.h"
 #include "data/tokenizers/registry.h"
 #include "data/tokenizers/token_table.h"
 #include "io/export/export_gguf.h"
-#include "io/strict_json.h"
 
 namespace fp8train {
 namespace {
-
-namespace fs = std::filesystem;
 
 ConfigValue::List ints_of(const std::vector<TokenType>& types) {
   ConfigValue::List list;
@@ -76,23 +72,6 @@ void add_ends(const ModelSource& model, const Tokenizer& tokenizer, ConfigObject
   set(metadata, "tokenizer.ggml.add_eos_token", false);
 }
 
-void add_chat_template(const fs::path& folder, ConfigObject& metadata) {
-  const fs::path file = folder / "chat_template.jinja";
-  if (fs::is_regular_file(file)) {
-    set(metadata, "tokenizer.chat_template", read_text_file(file, detail::kMaxJsonFile));
-    return;
-  }
-  const fs::path config = folder / "tokenizer_config.json";
-  if (!fs::is_regular_file(config)) {
-    return;
-  }
-  const nlohmann::ordered_json document = detail::read_strict_json(config.string());
-  if (document.is_object() && document.contains("chat_template") &&
-      document["chat_template"].is_string()) {
-    set(metadata, "tokenizer.chat_template", document["chat_template"].get<std::string>());
-  }
-}
-
 }  // namespace
 
 void add_gguf_tokenizer(const ModelSource& model, ConfigObject& metadata,
@@ -129,7 +108,9 @@ void add_gguf_tokenizer(const ModelSource& model, ConfigObject& metadata,
   extend(table, vocabulary);
   add_table(table, metadata);
   add_ends(model, *tokenizer, metadata);
-  add_chat_template(model.folder, metadata);
+  if (std::string text = own_chat_template(*tokenizer); !text.empty()) {
+    set(metadata, "tokenizer.chat_template", std::move(text));
+  }
 }
 
 }  // namespace fp8train

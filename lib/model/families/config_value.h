@@ -67,6 +67,8 @@ class ConfigFields {
   ConfigFields(const ConfigObject& object, std::string where)
       : object_(&object), where_(std::move(where)) {}
 
+  const ConfigObject& all() const { return *object_; }
+
   /// Throws CheckpointError "WHERE: what".
   [[noreturn]] void fail(const std::string& what) const;
 

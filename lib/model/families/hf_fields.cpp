@@ -89,6 +89,11 @@ void read_common(const ConfigFields& fields, HfConfig& out) {
         "quantized weights ('quantization_config') are not read; use the folder that "
         "they were cast from");
   }
+  if (fields.has("auto_map")) {
+    out.notes.emplace_back(
+        "'auto_map' names code, which is not copied: checkpoints and exports leave it out, and "
+        "transformers uses its own class");
+  }
   for (const char* key : {"attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"}) {
     if (fields.number(key, 0.0) != 0.0) {
       out.notes.push_back(fmt::format("'{}' is ignored: there is no dropout", key));
@@ -151,6 +156,7 @@ HfConfig read_hf_fields(const ConfigFields& fields) {
   // Written before the family of this model was known here.
   const ModelFamily* standard = named.own ? standard_family(out.model) : nullptr;
   out.model.family = standard != nullptr ? standard : named.family;
+  out.fields = fields.all();
   return out;
 }
 

@@ -17,6 +17,7 @@ struct HfConfig {
   ModelConfig model;
   std::vector<int64_t> eos_token_ids;  ///< all of them; model.eos_token_id is the first
   std::vector<std::string> notes;  ///< fields that are ignored or contradicted, one sentence each
+  ConfigObject fields;             ///< the whole file
 };
 
 /// Reads a whole config.json. Throws CheckpointError for missing or contradictory fields, other

@@ -174,11 +174,16 @@ void copy_training_state(Engine& engine, const Session& session, const TrainingS
   into.run_id = id_of_run(session);
   into.model = session.engine.model;
   if (leads && into.texts.empty()) {
-    into.texts = {{"config.json", {}, write_hf_config(session.engine.model, DType::f32)},
-                  {kStateFile, {}, {}}};
-    for (TokenizerFile& file : session.tokenizer->files()) {
-      into.texts.insert(into.texts.end() - 1, {std::move(file.name), {}, std::move(file.text)});
+    into.texts = {{"config.json",
+                   {},
+                   write_hf_config(session.engine.model, DType::f32,
+                                   {.original = session.source.config, .quantization = {}})}};
+    for (const auto& files : {session.tokenizer->files(), session.source.files}) {
+      for (const TokenizerFile& file : files) {
+        into.texts.push_back({file.name, {}, file.text});
+      }
     }
+    into.texts.push_back({kStateFile, {}, {}});
   }
   if (leads) {
     into.texts.back().text = state_text(engine, session, state);
