@@ -47,23 +47,13 @@ void Pass::accelerate(const Entry& entry) {
   }
   section(entry, {kAccelerate, {}, false}, "fp8_",
           [this](const ForeignKey& key, const Entry& it) { accelerate_key(key, it); });
-  const auto gives = [&](std::string_view key, std::string_view value) {
-    return std::any_of(pending_.begin(), pending_.end(), [&](const Pending& pending) {
-      return pending.key == key && (value.empty() || pending.entry.node.text == value);
-    });
-  };
-  if (gives("fp8.backend", "te") && !gives("fp8.use_autocast_during_eval", "")) {
-    // TERecipeKwargs of accelerate/utils/dataclasses.py: use_autocast_during_eval is False by
-    // default.
-    put_default("fp8.use_autocast_during_eval", "fp8_config without use_autocast_during_eval",
-                scalar("false", entry.node),
-                " (Accelerate's default: evaluation in high precision)");
-  }
-  if (gives("fp8.backend", "torchao")) {
-    // convert_model_to_fp8_ao of accelerate/utils/ao.py; the head is out in any case.
-    put_default("fp8.first_linears", "fp8_config.backend", scalar("1", entry.node),
-                ": 1 (Accelerate leaves the first linear layer and the head in high precision)");
-  }
+  // TERecipeKwargs of accelerate/utils/dataclasses.py: use_autocast_during_eval is False by
+  // default. convert_model_to_fp8_ao of accelerate/utils/ao.py; the head is out in any case.
+  defaults_ = {
+      {"te", "fp8.use_autocast_during_eval", "false",
+       "Accelerate's default: evaluation in high precision", entry.key},
+      {"torchao", "fp8.first_linears", "1",
+       "Accelerate leaves the first linear layer and the head in high precision", entry.key}};
 }
 
 void Pass::accelerate_key(const ForeignKey& key, const Entry& entry) {

@@ -131,14 +131,22 @@ class Dialects : public ForeignKeys {
     int layer = 0;
   };
 
+  struct Default {
+    dialects::Pass::BackendDefault value;
+    SourceMark mark;
+    int layer = 0;
+  };
+
   void assume_misspelled_precision(GivenKeys& given) const;
   std::string asks_for_fp8(const GivenKeys& given) const;
   void settle_half(const Half& half, GivenKeys& given);
+  void settle_default(const Default& file, GivenKeys& given);
 
   Problems& problems_;
   std::vector<std::string> notes_;
   std::optional<Switch> switch_;
   std::vector<Half> halves_;
+  std::vector<Default> defaults_;
   std::optional<Switch> fp32_;  // a file of DeepSpeed that switches nothing else on
   std::optional<Included> included_;
   int64_t processes_ = 0;
@@ -164,6 +172,9 @@ bool Dialects::translate(YamlNode& root, size_t source, int layer) {
   }
   if (const auto& half = pass.half_precision_on()) {
     halves_.push_back({*half, {source, half->key.line, half->key.column}, layer});
+  }
+  for (const auto& value : pass.defaults()) {
+    defaults_.push_back({value, {source, value.at.line, value.at.column}, layer});
   }
   if (pass.trains_in_fp32()) {
     fp32_ = Switch{false, "", {source, root.line, root.column}, layer};
@@ -216,6 +227,27 @@ std::string Dialects::asks_for_fp8(const GivenKeys& given) const {
 void Dialects::settle(GivenKeys& given) {
   for (const Half& half : halves_) {
     settle_half(half, given);
+  }
+  for (const Default& file : defaults_) {
+    settle_default(file, given);
+  }
+}
+
+/// A default belongs to the backend that its file names; a key of ours, another backend, or a plan
+/// of another family leaves it out.
+void Dialects::settle_default(const Default& file, GivenKeys& given) {
+  const auto& [backend, key, value, reason, at] = file.value;
+  const GivenKey* named = given.find("fp8.backend");
+  const GivenKey* plan = given.find("precision.plan");
+  const GivenKey* precision = given.find("mixed_precision");
+  if (named != nullptr && named->layer == file.layer && named->node.text == backend &&
+      (plan == nullptr || plan->node.text.starts_with(std::string(backend) + "-")) &&
+      (precision == nullptr || simplified(precision->node.text) == "fp8") &&
+      given.find(key) == nullptr) {
+    given.add(std::string(key), dialects::scalar(std::string(value), YamlNode{}), file.mark,
+              file.layer);
+    notes_.push_back(fmt::format("fp8_config without {} read as {}: {} ({})",
+                                 key.substr(key.find('.') + 1), key, value, reason));
   }
 }
 

@@ -184,11 +184,6 @@ void Pass::put(std::string_view key, const Entry& entry, YamlNode value, const c
 
 void Pass::put_default(std::string_view key, const std::string& spelled, const YamlNode& value,
                        const char* remark) {
-  const size_t dot = key.find('.');
-  const YamlNode* section = value_of(root_, key.substr(0, dot));
-  if (section != nullptr && value_of(*section, key.substr(dot + 1)) != nullptr) {
-    return;
-  }
   put(key, {spelled, spelled, {spelled, value.line, value.column, {}}, value}, value, remark);
 }
 

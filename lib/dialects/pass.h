@@ -81,6 +81,13 @@ class Pass {
   Pass(YamlNode& root, size_t source, Problems& problems, std::vector<std::string>& notes)
       : root_(root), source_(source), problems_(problems), notes_(notes) {}
 
+  /// What another program does under one of its FP8 backends where its file is silent.
+  struct BackendDefault {
+    std::string_view backend;  ///< fp8.backend
+    std::string_view key, value, reason;
+    YamlKey at;
+  };
+
   /// False when nothing foreign was there.
   bool run();
 
@@ -88,6 +95,7 @@ class Pass {
   const YamlNode* enabled() const { return enabled_ ? &*enabled_ : nullptr; }
   const YamlKey& enabled_key() const { return enabled_key_; }
   /// Returns deepspeed_config_file as it was written, if it applies, or null.
+  const std::vector<BackendDefault>& defaults() const { return defaults_; }
   const YamlNode* included() const { return included_ ? &*included_ : nullptr; }
   /// Returns the number of processes that the file states, or 0.
   int64_t processes() const { return processes_; }
@@ -191,8 +199,7 @@ class Pass {
   void tell_without_meaning();
   /// The value under our key, noted with a remark.
   void put(std::string_view key, const Entry& entry, YamlNode value, const char* remark = "");
-  /// What the source's program does where its file is silent, which `spelled` says. Nothing
-  /// happens if the file has our key.
+  /// What the source's program does where its file is silent, which `spelled` says.
   void put_default(std::string_view key, const std::string& spelled, const YamlNode& value,
                    const char* remark);
   /// True, false, or neither with a problem.
@@ -206,6 +213,7 @@ class Pass {
   std::vector<std::string>& notes_;
   bool changed_ = false;
   std::vector<Pending> pending_;
+  std::vector<BackendDefault> defaults_;
   std::vector<std::pair<std::string_view, Entry>> counts_;  // num_layers_at_..._in_bf16, by our key
   std::optional<Entry> blocks_;                             // first_last_layers_bf16
   bool keeps_blocks_ = false;

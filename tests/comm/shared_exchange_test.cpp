@@ -73,7 +73,7 @@ Values expected_mean(const std::vector<Values>& gradients, const Values& factors
       const float added = decode(sum) + decode(encode<e4m3>(gradients[rank][i] * scale));
       sum = encode<e4m3>(decode(encode<f16>(added)));
     }
-    mean[i] = decode(sum) * (1.0F / scale) * factor;
+    mean[i] = decode(sum) * (1.0F / (scale / factor));
     if (counts != nullptr) {
       (*counts)[tensor_of(i)] += std::abs(decode(sum)) == 448.0F ? 1 : 0;
     }
@@ -123,11 +123,14 @@ void check_rank(Communicator& comm, DType dtype, const Values& own, ExchangeResu
   }
 }
 
-std::vector<Values> run(int ranks, DType dtype, ExchangeResult result) {
+std::vector<Values> run(int ranks, DType dtype, ExchangeResult result, float times = 1.0F) {
   std::vector<Values> out(static_cast<size_t>(ranks));
   const auto errors = run_ranks(Topology::blocks(ranks, ranks), [&](Communicator& comm) {
-    check_rank(comm, dtype, gradients_of(comm.rank()), result,
-               out[static_cast<size_t>(comm.rank())]);
+    Values own = gradients_of(comm.rank());
+    for (float& value : own) {
+      value *= times;
+    }
+    check_rank(comm, dtype, own, result, out[static_cast<size_t>(comm.rank())]);
   });
   CHECK(errors == std::vector<std::string>(static_cast<size_t>(ranks)));
   return out;
@@ -221,6 +224,19 @@ TEST_CASE("code_sum: stored codes stay codes", "[exchange][shared]") {
     for (size_t i = 0; i < whole.size(); ++i) {
       // The scale that is stored is 4 times the shared one, exactly.
       REQUIRE(whole[i] == expected[i]);
+    }
+  }
+}
+
+// 448 / amax is near the largest fp32 number, and the scale of the mean would be beyond it.
+TEST_CASE("code_sum: gradients that have almost vanished stay small", "[exchange][shared]") {
+  for (const DType dtype : {DType::f32, DType::e4m3}) {
+    for (const ExchangeResult result : {ExchangeResult::whole, ExchangeResult::shard}) {
+      for (const Values& mean : run(4, dtype, result, 0x1p-122F)) {
+        for (const float value : mean) {
+          REQUIRE(std::abs(value) < 1e-30F);
+        }
+      }
     }
   }
 }

@@ -119,8 +119,8 @@ TEST_CASE("fp8_config of TransformerEngine that is silent about evaluation means
   CHECK(silent.precision.use_autocast_during_eval == false);
   CHECK_FALSE(resolve_plan(silent.precision).evaluate_scaled);
   CHECK(tells(silent,
-              "fp8_config without use_autocast_during_eval read as fp8.use_autocast_during_eval "
-              "(Accelerate's default: evaluation in high precision)"));
+              "fp8_config without use_autocast_during_eval read as fp8.use_autocast_during_eval: "
+              "false (Accelerate's default: evaluation in high precision)"));
   CHECK(load("backend: TE, use_autocast_during_eval: true").precision.use_autocast_during_eval ==
         true);
   CHECK_FALSE(load("backend: MSAMP").precision.use_autocast_during_eval.has_value());
@@ -136,6 +136,23 @@ TEST_CASE("a key of ours counts in place of Accelerate's default") {
       0);
   CHECK(precision("fp8: {use_autocast_during_eval: true}\nfp8_config: {backend: TE}\n")
             .use_autocast_during_eval == true);
+  CHECK(precision("precision: {first_linears: 0}\nfp8_config: {backend: AO}\n")
+            .exemptions.first_linears == 0);
+  CHECK(precision("precision: {use_autocast_during_eval: true}\nfp8_config: {backend: TE}\n")
+            .use_autocast_during_eval == true);
+}
+
+TEST_CASE("Accelerate's defaults belong to the backend of its file") {
+  const auto switched = [](const std::string& backend, std::vector<std::string> sets) {
+    return test::load_text(kBase + "mixed_precision: fp8\nfp8_config: {backend: " + backend + "}\n",
+                           std::move(sets), "", make_dialects)
+        .precision;
+  };
+  CHECK(switched("AO", {"precision.plan=te-blockwise"}).exemptions.first_linears == 0);
+  CHECK(switched("AO", {"precision.plan=torchao-rowwise"}).exemptions.first_linears == 1);
+  CHECK(switched("AO", {"fp8.backend=te", "fp8.recipe=delayed"}).exemptions.first_linears == 0);
+  CHECK(switched("AO", {"mixed_precision=bf16", "fp8.backend="}).exemptions.first_linears == 0);
+  CHECK_FALSE(switched("TE", {"fp8.backend=torchao"}).use_autocast_during_eval.has_value());
 }
 
 TEST_CASE("an override as text without quotes is one text in YAML") {

@@ -70,6 +70,7 @@ TEST_CASE("casts of the first step do not depend on the number of ranks, in ever
   const FirstStep one = first_step(settings, 1);
   const FirstStep two = first_step(settings, 2);
   CHECK(two.casts == one.casts);
+  CHECK(first_step(settings, 3).casts == one.casts);
   CHECK(first_step(settings, 4).casts == one.casts);
   // Two equal gradients have a mean that is the same, but for codes and draws of each rank.
   const bool draws = settings.plan.wgrad.a.rounding == Rounding::stochastic;

@@ -188,7 +188,7 @@ struct ReadShared {
     if (to >= count) {
       return;
     }
-    const float inverse = reciprocal(scales[tensor_of_group[to / kGroup]] / factor);
+    const float inverse = reciprocal(scale_of_mean(scales[tensor_of_group[to / kGroup]], factor));
     const Pack<Code, N> in = load_pack<N>(codes + i);
     Pack<Y, N> out;
 #pragma unroll
@@ -223,7 +223,7 @@ struct KeepScales {
 
   template <int N>
   __device__ void run(int64_t t) const {
-    stored[2 * t] = scale_to_store(scales[t] / factor);
+    stored[2 * t] = scale_to_store(scale_of_mean(scales[t], factor));
   }
 };
 

@@ -154,13 +154,14 @@ void read_shared(Stream /*stream*/, ConstView codes, ConstView scales, float fac
         const int32_t tensor = to.tensor_of_group.as<int32_t>()[element / kRangeAlignment];
         with_fp8_type(codes.dtype, [&](auto tag) {
           using Code = typename decltype(tag)::Type;
-          read_group(reinterpret_cast<const Code*>(from), scales.as<float>()[tensor] / factor,
-                     element, length, to.values);
+          read_group(reinterpret_cast<const Code*>(from),
+                     scale_of_mean(scales.as<float>()[tensor], factor), element, length, to.values);
         });
       });
   if (keeps && !to.code_scales.empty()) {
     for (int64_t t = 0; t < scales.count(); ++t) {
-      to.code_scales.as<float>()[2 * t] = scale_to_store(scales.as<float>()[t] / factor);
+      to.code_scales.as<float>()[2 * t] =
+          scale_to_store(scale_of_mean(scales.as<float>()[t], factor));
     }
   }
 }

@@ -67,6 +67,13 @@ FP8TRAIN_HD float scale_to_store(float scale) {
   return is_finite(scale) ? scale : 1.0F;
 }
 
+/// The scale of codes whose values are taken times `factor`, finite unless the group is poisoned:
+/// the largest power of two where it would overflow.
+FP8TRAIN_HD float scale_of_mean(float scale, float factor) {
+  const float mean = scale / factor;
+  return mean > kMaxF32 ? 0x1p127F : mean;
+}
+
 /// Returns the byte of a power of two on the wire: its biased exponent.
 FP8TRAIN_HD uint8_t scale_byte(float scale) {
   return static_cast<uint8_t>(bits_of(scale) >> 23);

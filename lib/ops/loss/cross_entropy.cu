@@ -215,7 +215,8 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowCall<X> call
   if (threadIdx.x == 0) {
     *loss = log_sum - target_shifted;
     if (call.z_losses != nullptr) {
-      call.z_losses[blockIdx.x] = call.z_loss * (log_sum_exp * log_sum_exp);
+      call.z_losses[blockIdx.x] =
+          call.z_loss == 0.0F ? 0.0F : call.z_loss * (log_sum_exp * log_sum_exp);
     }
   }
   if (!call.write_gradient) {
