@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "comm/topology.h"
 #include "device/cuda/cuda_device.h"
+#include "step_time.h"
 #include "train/preflight.h"
 #include "train/records/progress.h"
 #include "train/run_products.h"
@@ -28,18 +29,26 @@ std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
 
+constexpr double kCpuRate = 1e11;  // FLOPs a second: some eight cores
+
+double tokens_of(const Session& session) {
+  return static_cast<double>(session.tokens_per_step() * session.max_steps);
+}
+
+double seconds_on_cpus(const Session& session) {
+  return tokens_of(session) *
+         flops_per_token(session.engine.model, session.engine.step.seq_length) / kCpuRate /
+         session.data_ranks;
+}
+
 /// How long the run takes on a CPU; empty as long as its length is not known.
 std::string time_on_cpu(const Settings& settings) {
-  constexpr double kRate = 1e11;  // FLOPs a second: some eight cores
   const Session session = open_session(settings, false, job_ranks(settings.job));
-  const double tokens = static_cast<double>(session.tokens_per_step() * session.max_steps);
-  if (tokens == 0.0) {
-    return "";
-  }
-  const double flops =
-      tokens * flops_per_token(session.engine.model, session.engine.step.seq_length);
-  return fmt::format("; {} tokens take about {} at {:.0f} GFLOP/s a rank", describe_count(tokens),
-                     describe_duration(flops / kRate / session.data_ranks), kRate / 1e9);
+  return session.max_steps == 0
+             ? ""
+             : fmt::format("; {} tokens take about {} at {:.0f} GFLOP/s a rank",
+                           describe_count(tokens_of(session)),
+                           describe_duration(seconds_on_cpus(session)), kCpuRate / 1e9);
 }
 
 /// The answers that differ, of those that what_would_fit() changes.
@@ -189,6 +198,23 @@ std::string JobMemory::obstacle(const Settings& settings) {
   } catch (const Error&) {  // files that are perhaps on the machine that trains
   }
   return {};
+}
+
+double JobMemory::duration(const Settings& settings) {
+  try {
+    const int ranks = job_ranks(settings.job);
+    const Session session = open_session(settings, false, ranks);
+    const RankMemory rank = memory_of(settings);
+    if (rank.is_host || rank.gpu == nullptr) {
+      return rank.is_host ? seconds_on_cpus(session) : 0;
+    }
+    const auto nodes = Topology::blocks(ranks, static_cast<int>(settings.job.ranks_per_node));
+    const DryRunStep step = logged_step(session.engine, rank.traits, nodes, 0);
+    return static_cast<double>(session.max_steps) *
+           step_time(session.engine, step, *rank.gpu).total();
+  } catch (const Error&) {  // the settings are not complete
+    return 0;
+  }
 }
 
 bool JobMemory::knows_gpu(const Settings& settings) {
