@@ -98,6 +98,10 @@ TEST_CASE("options that the templates have are no further options") {
     }
   }
   CHECK(options > 30);
+  CHECK_THAT(test::error_of(test::kBase, {"job.sbatch_extra=--qos=high --nodes=3"}),
+             Contains("the job script has --nodes already: set job.nodes"));
+  CHECK(test::load_text(test::kBase, {"job.modules=gcc/12  openmpi"}).job.modules ==
+        std::vector<std::string>{"gcc/12", "openmpi"});
   const auto given =
       test::load_text(test::kBase, {"job.sbatch_extra=['#SBATCH --qos=high', --nice]"});
   CHECK(given.job.sbatch_extra == std::vector<std::string>{"--qos=high", "--nice"});

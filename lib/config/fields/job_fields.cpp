@@ -7,6 +7,7 @@
 
 #include "base/shell_word.h"
 #include "base/terminal.h"
+#include "base/text.h"
 #include "config/fields/field_builders.h"
 #include "config/fields/field_table.h"
 #include "device/gpu_kinds.h"
@@ -70,6 +71,22 @@ constexpr std::pair<std::string_view, std::string_view> kScriptOptions[] = {
     {"open-mode", ""},
     {"gpu-bind", ""}};
 
+/// Complains about each option of a line that the script has already.
+bool check_options(const FieldValue& value, std::string_view line) {
+  for (size_t at = 0; at != std::string_view::npos; at = line.find(" --", at)) {
+    at += line[at] == ' ' ? 3 : 2;
+    const std::string_view name = line.substr(at, line.find_first_of("= ", at) - at);
+    for (const auto& [known, key] : kScriptOptions) {
+      if (name == known) {
+        value.fail(fmt::format("the job script has --{} already{}", name,
+                               key.empty() ? "; edit it there" : fmt::format(": set {}", key)));
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
 /// Options of sbatch as lines of a script; "#SBATCH " in front of one is left out.
 std::optional<std::vector<std::string>> read_sbatch_options(const FieldValue& value,
                                                             const std::string& what) {
@@ -85,29 +102,30 @@ std::optional<std::vector<std::string>> read_sbatch_options(const FieldValue& va
                              without_controls(option)));
       return std::nullopt;
     }
-    const std::string name = option.substr(2, option.find_first_of("= ") - 2);
-    for (const auto& [known, key] : kScriptOptions) {
-      if (name == known) {
-        value.fail(fmt::format("the job script has --{} already{}", name,
-                               key.empty() ? "; edit it there" : fmt::format(": set {}", key)));
-        return std::nullopt;
-      }
+    if (!check_options(value, option)) {
+      return std::nullopt;
     }
   }
   return options;
 }
 
+/// A list, or words with blanks between them.
 std::optional<std::vector<std::string>> read_job_words(const FieldValue& value,
                                                        const std::string& what) {
-  auto words = read_texts(value, what);
+  const auto texts = read_texts(value, what);
+  std::vector<std::string> words;
+  for (const std::string& text : texts.value_or(std::vector<std::string>{})) {
+    std::ranges::move(split(text, ' '), std::back_inserter(words));
+  }
+  std::erase(words, "");
   const auto is_word = [](const std::string& word) {
-    return !word.empty() && word.front() != '-' && shell_word(word) == word;
+    return word.front() != '-' && shell_word(word) == word;
   };
-  if (words && !std::ranges::all_of(*words, is_word)) {
+  if (texts && !std::ranges::all_of(words, is_word)) {
     value.expected(what);
     return std::nullopt;
   }
-  return words;
+  return texts ? std::optional(words) : std::nullopt;
 }
 
 /// What a site needs in the script in addition.
