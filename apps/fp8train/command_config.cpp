@@ -205,7 +205,7 @@ bool is_for_this_machine(const JobSettings& job) {
 
 /// A job script where jobs can be submitted and the run is for other machines than this one, a
 /// model that a processor trains in minutes where the run has no GPU, bf16 where the GPU refuses
-/// the usual plan, and what fits into memory.
+/// the usual plan, what fits into memory, and a new start at the limit of a run that is longer.
 std::string offer_here(const std::string& key, const Settings& settings, JobMemory& memory) {
   if (key == "job.slurm") {
     const bool submits = !program_on_path("sbatch").empty();
@@ -217,6 +217,11 @@ std::string offer_here(const std::string& key, const Settings& settings, JobMemo
     const std::vector<Answer> answers = memory.fitting(settings).value_or(std::vector<Answer>());
     const auto answer = std::ranges::find(answers, key, &Answer::key);
     return answer == answers.end() ? "" : answer->value;
+  }
+  if (key == "job.requeue") {
+    const double most = settings.training.max_time_seconds;
+    const double limit = settings.job.time_limit_seconds;
+    return memory.duration(settings) > (most > 0 ? std::min(most, limit) : limit) ? "true" : "";
   }
   if (key == "precision.plan") {
     const std::string usual = plan_for_method({.mixed_precision = MixedPrecision::fp8});

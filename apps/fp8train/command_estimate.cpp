@@ -12,10 +12,10 @@
 #include "commands.h"
 #include "config/load.h"
 #include "device/gpu_kinds.h"
+#include "step_time.h"
 #include "train/preflight.h"
 #include "train/records/progress.h"
 #include "train/step/dry_run.h"
-#include "train/step/roofline.h"
 #include "wizard_memory.h"
 
 namespace fp8train {
@@ -25,36 +25,6 @@ struct EstimateOptions {
   RankOptions ranks;
   std::string gpu;
 };
-
-/// Seconds of one optimizer step.
-struct StepTime {
-  double gemms = 0, attention = 0, others = 0;
-  double wire = 0;     ///< if nothing else were done
-  double exposed = 0;  ///< of `wire`, the seconds that backward does not hide
-
-  double total() const { return gemms + attention + others + exposed; }
-};
-
-StepTime step_time(const EngineSettings& settings, const DryRunStep& step, const GpuKind& gpu) {
-  const StepRates rates(gpu);
-  const StepModel model = model_step(step.calls, settings, rates);
-  StepTime time;
-  for (const OpTotal& total : model.operations) {
-    (total.is_attention() ? time.attention
-     : total.is_product() ? time.gemms
-                          : time.others) += total.seconds;
-  }
-  constexpr double kGiga = 1e9;
-  time.wire = (static_cast<double>(step.sent.within_node) / gpu.node_rate +
-               static_cast<double>(step.sent.between_nodes) / gpu.network_rate) /
-              kGiga / rates.shares.wire;
-  // Gradients cross in the backward pass of the last micro-batch, weights of stage 3 in all.
-  const int64_t passes =
-      settings.strategy.zero_stage < 3 ? settings.step.gradient_accumulation_steps : 1;
-  time.exposed =
-      std::max(0.0, time.wire - model.seconds_of(StepPart::backward) / static_cast<double>(passes));
-  return time;
-}
 
 /// Nothing larger is tried.
 constexpr int64_t kMostMicroBatch = int64_t{1} << 16;
@@ -125,11 +95,15 @@ void print_memory(const Settings& settings, const Session& session, const DryRun
 
 void print_time(const Session& session, const DryRunStep& step, const GpuKind& gpu) {
   const StepTime time = step_time(session.engine, step, gpu);
+  const EngineSettings& engine = session.engine;  // MFU as in the log of a run
+  const double flops = static_cast<double>(engine.step.tokens()) *
+                       flops_per_token(engine.model, engine.step.seq_length);
   print_fitted(
-      "time    {:.4g} s per step, {} tokens/s: GEMMs {:.3g} s, attention {:.3g} s, "
+      "time    {:.4g} s per step, {} tokens/s, MFU {:.0f} %: GEMMs {:.3g} s, attention {:.3g} s, "
       "other operations {:.3g} s, wire {:.3g} s ({})\n",
       time.total(), describe_count(static_cast<double>(session.tokens_per_step()) / time.total()),
-      time.gemms, time.attention, time.others, time.wire,
+      100 * flops / time.total() / (gpu.tera_flops_16bit * 1e12), time.gemms, time.attention,
+      time.others, time.wire,
       time.exposed > 0 ? fmt::format("{:.3g} s of it not overlapped", time.exposed)
                        : "all of it overlapped");
   const AchievedShares shares = achieved_shares(gpu);
@@ -182,6 +156,22 @@ int estimate_settings(const Settings& settings, int world_size) {
   return 0;
 }
 
+/// A global batch that so many ranks cannot share is planned as the nearest one that they can.
+void fit_global_batch(int ranks, Settings& settings) {
+  int64_t& sequences = settings.training.global_batch_size;
+  const int64_t multiple = ranks * settings.step.micro_batch_size;
+  if (sequences % multiple == 0) {
+    return;
+  }
+  const int64_t passes = std::max<int64_t>(1, (2 * sequences + multiple) / (2 * multiple));
+  fmt::print(
+      "batch   {} sequences instead of training.global_batch_size {}: the nearest multiple of "
+      "{} ranks x training.micro_batch_size {}\n",
+      passes * multiple, sequences, ranks, settings.step.micro_batch_size);
+  sequences = passes * multiple;
+  settings.step.gradient_accumulation_steps = passes * ranks;
+}
+
 int estimate(const EstimateOptions& options) {
   Settings settings = load(options.ranks.common, true);
   if (!options.gpu.empty()) {
@@ -189,6 +179,7 @@ int estimate(const EstimateOptions& options) {
     settings.device = DeviceChoice::cuda;
   }
   const int world_size = fill_job(options.ranks.world_size, options.ranks.ranks_per_node, settings);
+  fit_global_batch(world_size, settings);
   return with_locations(settings, [&] { return estimate_settings(settings, world_size); });
 }
 

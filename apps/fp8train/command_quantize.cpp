@@ -115,9 +115,12 @@ FileQuantizationReport quantize_model(const QuantizeOptions& options, FileQuanti
   if (holds_model_files(options.out)) {
     throw ConfigError(options.out + " holds files of a model already; choose another --out");
   }
-  return export_folder(find_whole_model(options.in), options.out,
-                       {.dtype = {}, .quantization = std::move(how)})
-      .quantization;
+  ExportReport report = export_folder(find_whole_model(options.in), options.out,
+                                      {.dtype = {}, .quantization = std::move(how)});
+  for (const std::string& note : report.notes) {
+    fmt::print(stderr, "note: {}\n", without_controls(note));
+  }
+  return std::move(report.quantization);
 }
 
 FileQuantizationReport quantize_any(const QuantizeOptions& options, const FileQuantization& how) {

@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "comm/topology.h"
 #include "device/cuda/cuda_device.h"
+#include "step_time.h"
 #include "train/preflight.h"
 #include "train/records/progress.h"
 #include "train/run_products.h"
@@ -26,6 +27,14 @@ bool has_model(const ModelSettings& model) {
 
 std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
+}
+
+/// A guess that tells whether a run is longer than its job.
+double seconds_on_cpus(const Session& session) {
+  constexpr double kRate = 1e11;  // FLOPs a second: some eight cores
+  return static_cast<double>(session.tokens_per_step() * session.max_steps) *
+         flops_per_token(session.engine.model, session.engine.step.seq_length) / kRate /
+         session.data_ranks;
 }
 
 /// The answers that differ, of those that what_would_fit() changes.
@@ -175,6 +184,23 @@ std::string JobMemory::obstacle(const Settings& settings) {
   } catch (const Error&) {  // files that are perhaps on the machine that trains
   }
   return {};
+}
+
+double JobMemory::duration(const Settings& settings) {
+  try {
+    const int ranks = job_ranks(settings.job);
+    const Session session = open_session(settings, false, ranks);
+    const RankMemory rank = memory_of(settings);
+    if (rank.is_host || rank.gpu == nullptr) {
+      return rank.is_host ? seconds_on_cpus(session) : 0;
+    }
+    const auto nodes = Topology::blocks(ranks, static_cast<int>(settings.job.ranks_per_node));
+    const DryRunStep step = logged_step(session.engine, rank.traits, nodes, 0);
+    return static_cast<double>(session.max_steps) *
+           step_time(session.engine, step, *rank.gpu).total();
+  } catch (const Error&) {  // the settings are not complete
+    return 0;
+  }
 }
 
 bool JobMemory::knows_gpu(const Settings& settings) {

@@ -38,6 +38,9 @@ class JobMemory {
   /// What would make a run fit that does not: "it would with ...", or general advice.
   std::string remedy(const Settings& settings, const RankMemory& memory);
 
+  /// About how many seconds the whole run takes, without its evaluations; 0: that is not known.
+  double duration(const Settings& settings);
+
   /// Whether each rank has a GPU.
   bool on_gpus(const Settings& settings);
 

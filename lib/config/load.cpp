@@ -120,6 +120,16 @@ void follow_model_folder(GivenKeys& given, Settings& settings) {
     given.note(fmt::format(
         "data.seq_length is not given: the context length of model.from ({}) is used", usual));
   }
+  if (const double usual = usual_rate(settings);
+      given.find("optimizer.lr") == nullptr && usual != settings.optimizer.lr) {
+    settings.optimizer.lr = usual;
+    if (given.find("scheduler.warmup_steps") == nullptr) {
+      settings.scheduler.warmup_steps = usual_warmup(settings);
+    }
+    given.note(fmt::format(
+        "optimizer.lr is not given: {}, after {} of warm-up, is used for the model of model.from",
+        usual, counted(settings.scheduler.warmup_steps, "step")));
+  }
 }
 
 /// Every key that the file gives; of a key that is only read, those that it sets.

@@ -15,4 +15,12 @@ std::string usual_tokenizer(const Settings& settings);
 /// config.json in the folder of model.from names.
 int64_t usual_seq_length(const Settings& settings);
 
+/// Returns the default of optimizer.lr: one for a model that is trained already, unless the
+/// optimizer is one of other rates (sgd); without a folder that of OptimizerSettings.
+double usual_rate(const Settings& settings);
+
+/// Returns the steps of warm-up that a run of planned_steps() begins with; 0 where their number is
+/// not known. Without a folder the wizard's offer.
+int64_t usual_warmup(const Settings& settings);
+
 }  // namespace fp8train

@@ -173,7 +173,10 @@ struct JobSettings {
   std::string gpu = "auto";  ///< auto: the device of this machine; else a name of gpu_kinds()
   double memory_gib = 0;  ///< memory of a node, for ranks on CPUs; 0: as much as this machine has
   bool slurm = true;      ///< write a job script
-  std::string partition, account;  ///< names in Slurm; empty: its default
+  std::string partition, account;         ///< names in Slurm; empty: its default
+  std::vector<std::string> sbatch_extra;  ///< further options of sbatch, such as "--qos=high"
+  std::vector<std::string> modules;       ///< environment modules that the script loads
+  std::string container;                  ///< file that Apptainer runs ranks in; empty: none
   int64_t cpus_per_rank = 8;
   double time_limit_seconds = 24 * 3600;
   bool requeue = false;

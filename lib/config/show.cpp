@@ -46,6 +46,11 @@ std::vector<Line> lines_of(const Settings& settings, bool resolved,
   if (!settings.model.from.empty()) {
     base.data.tokenizer = usual_tokenizer(settings);
     base.step.seq_length = usual_seq_length(settings);
+    const double rate = usual_rate(settings);
+    if (settings.optimizer.lr == rate && rate != base.optimizer.lr) {
+      base.scheduler.warmup_steps = usual_warmup(settings);
+    }
+    base.optimizer.lr = rate;
   }
   std::vector<Line> lines;
   for (const Field& field : field_table()) {

@@ -10,6 +10,7 @@
 
 #include "base/input_file.h"
 #include "base/text.h"
+#include "data/tokenizers/registry.h"
 
 namespace fp8train {
 namespace {
@@ -68,11 +69,11 @@ bool is_template(const std::string& name) {
 }
 
 bool is_other(const std::string& name) {
-  if (name.starts_with('.') || name == "config.json" || name == "tokenizer.json" ||
-      name == kTemplates || name.find(".safetensors") != std::string::npos) {
-    return false;
-  }
-  return std::ranges::find(kCompanions, name, &Companion::name) == std::end(kCompanions);
+  const auto tokenizers = tokenizers::tokenizer_file_names();
+  const bool is_known =
+      name == "config.json" || name == kTemplates || std::ranges::count(tokenizers, name) > 0 ||
+      std::ranges::find(kCompanions, name, &Companion::name) != std::end(kCompanions);
+  return !is_known && !name.starts_with('.') && name.find(".safetensors") == std::string::npos;
 }
 
 }  // namespace

@@ -334,6 +334,7 @@ Session resolve(const Settings& settings, bool open_data, int data_ranks) {
   }
   if (session.max_steps > 0) {
     note_short_run(settings.scheduler, session.max_steps, session.notes);
+    note_high_rate(settings, session.max_steps, session.notes);
   }
   return session;
 }

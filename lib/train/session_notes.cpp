@@ -62,6 +62,18 @@ void note_short_run(const ScheduleSettings& schedule, int64_t steps,
   }
 }
 
+void note_high_rate(const Settings& settings, int64_t steps, std::vector<std::string>& notes) {
+  constexpr double kRateOfPretraining = 1e-4;
+  if (!settings.model.from.empty() && settings.optimizer.name != "sgd" &&
+      settings.optimizer.lr >= kRateOfPretraining && settings.scheduler.warmup_steps == 0) {
+    notes.push_back(fmt::format(
+        "optimizer.lr: {} without warm-up can undo what the model of model.from has learned; "
+        "unless "
+        "it was trained at this rate, set optimizer.lr: 1e-5 and scheduler.warmup_steps: {}",
+        settings.optimizer.lr, std::max<int64_t>(1, ceil_div(3 * steps, 100))));
+  }
+}
+
 void note_nothing_scaled(const EngineSettings& engine, const PlanRequest& request,
                          std::vector<std::string>& notes) {
   if (!has_scaled_gemms(plan_named(engine.plan.name))) {

@@ -22,6 +22,9 @@ void note_other_tokenizer(const Settings& settings, const Tokenizer& tokenizer, 
 void note_short_run(const ScheduleSettings& schedule, int64_t steps,
                     std::vector<std::string>& notes);
 
+/// A rate of pre-training without warm-up for a model that is trained already. `steps`: of the run.
+void note_high_rate(const Settings& settings, int64_t steps, std::vector<std::string>& notes);
+
 /// The plan scales GEMMs, but every layer is exempt, or `request` keeps every GEMM out of scaled
 /// formats: the run is not what it is called.
 void note_nothing_scaled(const EngineSettings& engine, const PlanRequest& request,

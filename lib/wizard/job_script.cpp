@@ -1,6 +1,7 @@
 #include "wizard/job_script.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -54,6 +55,42 @@ class Script {
     if (!value.empty()) {
       lines_.insert(name + 1, fmt::format("#SBATCH --{}={}", option, value));
     }
+  }
+
+  /// Lines below the last option of sbatch.
+  void add_options(const std::vector<std::string>& options) {
+    const auto last = std::find_if(lines_.rbegin(), lines_.rend(), [](const std::string& line) {
+      return line.starts_with("#SBATCH ") || line.starts_with("##SBATCH ");
+    });
+    std::vector<std::string> lines;
+    for (const std::string& option : options) {
+      lines.push_back("#SBATCH " + option);
+    }
+    lines_.insert(last.base(), lines.begin(), lines.end());
+  }
+
+  /// In front of all commands.
+  void add_command(const std::string& command) {
+    const auto first = std::find(lines_.begin(), lines_.end(), "set -u");
+    if (first == lines_.end()) {
+      lacks("set -u");
+    }
+    lines_.insert(first, command);
+  }
+
+  /// Starts ranks in a container, as slurm/container.sbatch does.
+  void set_container(const std::string& file, bool gpus) {
+    constexpr std::string_view kProgram = " fp8train \"$config\"";
+    for (std::string& line : lines_) {
+      const size_t at = line.starts_with("srun ") ? line.find(kProgram) : std::string::npos;
+      if (at != std::string::npos) {
+        line.insert(at, fmt::format(" apptainer exec {}--bind \"$PWD\" --pwd \"$PWD\" {}",
+                                    gpus ? "--nv " : "", shell_word(file)));
+        add_command("export OMPI_MCA_btl_vader_single_copy_mechanism=none");
+        return;
+      }
+    }
+    lacks("srun");
   }
 
   /// Options that the template has as "##SBATCH".
@@ -151,6 +188,16 @@ JobScript job_script(const Settings& settings, const std::string& config_path, b
   if (gpus) {
     script.uncomment_options();
     script.set("gpus-per-node", std::to_string(job.ranks_per_node));
+  }
+  script.add_options(job.sbatch_extra);
+  if (!job.modules.empty()) {
+    check(std::ranges::all_of(job.modules,
+                              [](const std::string& name) { return shell_word(name) == name; }),
+          "a module is a plain word");
+    script.add_command(fmt::format("module load {}", fmt::join(job.modules, " ")));
+  }
+  if (!job.container.empty()) {
+    script.set_container(job.container, gpus);
   }
   script.set_config(config_path);
   return {origin, script.text()};

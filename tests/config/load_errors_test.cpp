@@ -122,6 +122,14 @@ TEST_CASE("values that reach a shell or the name of a file have no characters of
     CAPTURE(word);
     CHECK_THAT(error_with(fmt::format("job: {{partition: {}}}", word)), Catch::Contains(kWord));
   }
+  CHECK_THAT(error_with("job: {modules: [gcc, \"a; id\"]}"),
+             Catch::Contains("job.modules: expected a list of names of modules"));
+  for (const char* option : {"-N2", "qos=high", "--", "\"--qos=a\\ntouch x\"", "'#SBATCH -N2'"}) {
+    CAPTURE(option);
+    CHECK_THAT(error_with(fmt::format("job: {{sbatch_extra: [{}]}}", option)),
+               Catch::Contains("job.sbatch_extra: ") &&
+                   Catch::Contains(" is not an option of sbatch, such as --qos=high"));
+  }
   CHECK_THAT(
       error_with("output_dir: \"a\\nb\""),
       Catch::StartsWith("run.yaml:4:13: output_dir: ") && Catch::Contains("control characters"));

@@ -110,7 +110,7 @@ TEST_CASE("alternatives replace each other, and say so") {
   CHECK(from.model.from == "folder");
   CHECK(load_text("model: {hidden_size: 64, num_hidden_layers: 2, num_attention_heads: 2, "
                   "max_position_embeddings: 64}\ndata: {train: a}\ntraining: {max_steps: 2}\n",
-                  {"model.from=folder"})
+                  {"model.from=folder", "optimizer.lr=0.001"})
             .notes.lines.size() == 1);
   const Settings other = load_text(
       "model: {from: a, resize_vocabulary: 400}\ndata: {train: a}\ntraining: {max_steps: 2}\n",

@@ -90,6 +90,29 @@ TEST_CASE("the example configurations of this program load and survive show and 
   }
 }
 
+TEST_CASE("a model that is trained already has a rate of its own, unless one is given") {
+  const test::TempDir folder;
+  const auto load = [&](std::vector<std::string> more) {
+    more.push_back("model={from: " + folder.path().string() + "}");
+    return load_text("data: {train: a}\ntraining: {max_steps: 200}\n", more);
+  };
+  CHECK(load({}).optimizer.lr == 1e-5);
+  CHECK(load({}).scheduler.warmup_steps == 6);
+  CHECK(load({"scheduler.warmup_steps=9"}).optimizer.lr == 1e-5);
+  CHECK(load({"scheduler.warmup_steps=9"}).scheduler.warmup_steps == 9);
+  const Settings given = load({"optimizer.lr=0.001"});
+  CHECK(given.optimizer.lr == 0.001);
+  CHECK(given.scheduler.warmup_steps == 0);
+  CHECK(load({"optimizer.name=sgd"}).optimizer.lr == OptimizerSettings().lr);
+  for (const char* const rate : {"3e-4", "1e-5", "0.001"}) {
+    for (const char* const warmup : {"0", "6", "9"}) {
+      check_round_trip(load(
+          {std::string("optimizer.lr=") + rate, std::string("scheduler.warmup_steps=") + warmup}));
+    }
+  }
+  check_round_trip(load({}));
+}
+
 TEST_CASE("a model's folder has the usual tokenizer and the longest usual sequence") {
   const test::TempDir folder;
   const std::string from = folder.path().string();
@@ -107,9 +130,11 @@ TEST_CASE("a model's folder has the usual tokenizer and the longest usual sequen
   CHECK(usual.notes.lines ==
         std::vector<std::string>{
             "data.tokenizer is not given: the tokenizer of model.from (" + from + ") is used",
-            "data.seq_length is not given: the context length of model.from (64) is used"});
+            "data.seq_length is not given: the context length of model.from (64) is used",
+            "optimizer.lr is not given: 1e-05, after 0 steps of warm-up, is used for the model of "
+            "model.from"});
   check_round_trip(usual);
-  const Settings given = load({"data.tokenizer=byte", "data.seq_length=32"});
+  const Settings given = load({"data.tokenizer=byte", "data.seq_length=32", "optimizer.lr=3e-4"});
   CHECK(given.data.tokenizer == "byte");
   CHECK(given.step.seq_length == 32);
   CHECK(given.notes.lines.empty());
@@ -161,7 +186,8 @@ TEST_CASE("resolved names every key") {
 
 TEST_CASE("explain prints documentation, type, default and aliases") {
   CHECK(explain_key("optimizer.lr") ==
-        "optimizer.lr\n  Peak learning rate\n  accepts: a number > 0\n  default: 0.0003\n");
+        "optimizer.lr\n  Peak learning rate. If it is not given with model.from: 1e-5, since that "
+        "model is trained already\n  accepts: a number > 0\n  default: 0.0003\n");
   CHECK(explain_key("model.n_embd").find("also: model.n_embd") != std::string::npos);
   CHECK(explain_key("eval").find("eval.interval: Steps between evaluations") != std::string::npos);
   CHECK_THROWS_WITH(explain_key("optimizer.lrr"),

@@ -128,6 +128,45 @@ TEST_CASE("checkpoints and exports have all files and keys of the folder of the 
         "named, and 25 more");
 }
 
+TEST_CASE("quantize has the files of a folder too, and names the others") {
+  const TextFolder work;
+  const fs::path from = kFolders / "qwen3-4";
+  const Outcome done = expect_code(0, work.path(), {"quantize", from.string(), "--out", "out"});
+  Counts counts;
+  compare_files(from, work / "out", done.err, counts);
+  CHECK(counts.files_kept == 6);
+  CHECK(counts.files_named == 4);
+}
+
+TEST_CASE("a rate of pre-training for a trained model gets a warning, and is not changed") {
+  const TextFolder work;
+  const auto said = [&](const Words& more, bool checks) {
+    Words words = training(kFolders / "llama-5", more);
+    if (checks) {
+      words.insert(words.begin(), "check");
+    }
+    const Outcome done = expect_code(0, work.path(), words);
+    return done.out + done.err;
+  };
+  const std::string warning =
+      "optimizer.lr: 0.0003 without warm-up can undo what the model of model.from has learned; ";
+  for (const bool checks : {true, false}) {
+    CAPTURE(checks);
+    const Words length = {"training.max_steps=150"};
+    const std::string usual = said(checks ? length : Words(), checks);
+    CHECK_THAT(usual, Contains("optimizer.lr is not given: 1e-05, after ") &&
+                          !Contains("can undo what the model"));
+    const std::string given = said({"optimizer.lr=3e-4", "output_dir=other"}, checks);
+    CHECK_THAT(given, Contains(warning + "unless it was trained at this rate, set optimizer.lr: "
+                                         "1e-5 and scheduler.warmup_steps: 1\n"));
+    CHECK_THAT(given, !Contains("is not given: 1e-05"));
+    CHECK(given.find(warning) == given.rfind(warning));
+  }
+  CHECK_THAT(said({"optimizer.lr=9e-5"}, true), !Contains("can undo"));
+  CHECK_THAT(said({"optimizer.lr=3e-4", "scheduler.warmup_steps=3", "training.max_steps=9"}, true),
+             !Contains("can undo"));
+}
+
 TEST_CASE("files next to a tokenizer.model are copied too") {
   const TextFolder work;
   fs::copy(kFolders / "mistral-4", work / "model");

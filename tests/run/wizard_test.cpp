@@ -200,7 +200,9 @@ TEST_CASE("the wizard says what the job's GPU does with a plan") {
 TEST_CASE("job scripts are scripts") {
   const Workshop shop;
   for (const char* job : {"{nodes: 1, slurm: true}\ndevice: cpu", "{nodes: 3, gpu: h100}",
-                          "{nodes: 2, requeue: true}\ndevice: cpu"}) {
+                          "{nodes: 2, requeue: true}\ndevice: cpu",
+                          "{nodes: 2, gpu: h100, modules: [gcc/12, openmpi], container: it's.sif, "
+                          "sbatch_extra: ['--comment=\"$(id) `x`\"']}"}) {
     write_file(shop / "more.yaml", fmt::format("model: {{preset: toy}}\ndata: {{train: text.txt}}\n"
                                                "job: {}\n",
                                                job));
@@ -209,6 +211,37 @@ TEST_CASE("job scripts are scripts") {
     const std::string command = fmt::format("bash -n \"{}\"", (shop / "it's.sbatch").string());
     CHECK(std::system(command.c_str()) == 0);
   }
+}
+
+TEST_CASE("a run that is longer than its time limit queues itself again, unless told otherwise") {
+  const Workshop shop;
+  const bool on_cpu = GENERATE(true, false);
+  const auto written = [&](const std::string& job) {
+    write_file(shop / "long.yaml",
+               fmt::format("{}\ndata: {{train: text.txt}}\nprecision: {{plan: bf16}}\n"
+                           "training: {{max_steps: 100000}}\njob: {{nodes: 2, {}}}\n",
+                           on_cpu ? "device: cpu\nmodel: {preset: toy}"
+                                  : "device: cuda\nmodel: {preset: llama-1b}",
+                           job + (on_cpu ? "" : ", gpu: h100")));
+    expect_code(0, shop.path(),
+                {"config", "--answers", "long.yaml", "--overwrite", "--allow-misfit"});
+    return read_file(shop / "run.yaml");
+  };
+  CHECK_THAT(written("time_limit: 1m"), Contains("requeue: true"));
+  CHECK_THAT(written("time_limit: 900h"), Contains("requeue: false"));
+  CHECK_THAT(written("time_limit: 1m, requeue: false"), Contains("requeue: false"));
+}
+
+TEST_CASE("the wizard offers a rate for a model that is trained already") {
+  const Workshop shop;
+  const fs::path from = fs::path(FP8TRAIN_GOLDEN_DIR) / "tiny-llama";
+  write_file(shop / "more.yaml",
+             fmt::format("model: {{from: {}}}\ndata: {{train: text.txt, tokenizer: none}}\n"
+                         "training: {{max_steps: 100}}\ndevice: cpu\n",
+                         from.string()));
+  shop.piped("", {"config", "--answers", "more.yaml", "--overwrite"});
+  const std::string run = read_file(shop / "run.yaml");
+  CHECK_THAT(run, Contains("lr: 1e-05") && Contains("warmup_steps: 3"));
 }
 
 TEST_CASE("nothing is written when the input ends, and nothing is replaced unasked") {

@@ -81,7 +81,7 @@ TEST_CASE("the file for people says what was answered and loads back") {
     CAPTURE(text);
     CHECK(load_text(text) == result.settings);
     check_columns(text);
-    CHECK_THAT(text, Contains("# Peak learning rate\n") && Contains("\n\noptimizer:\n"));
+    CHECK_THAT(text, Contains("# Peak learning rate. ") && Contains("\n\noptimizer:\n"));
     CHECK_THAT(text, Contains("  resume: auto\n"));  // asked, though at its default
     CHECK(text.find("weight_decay") == std::string::npos);
   }

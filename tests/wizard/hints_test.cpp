@@ -5,9 +5,11 @@
 #include <catch2/catch.hpp>
 #include <sstream>
 
+#include "config/load_support.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
 #include "wizard/job_script.h"
+#include "wizard/job_templates.h"
 #include "wizard/wizard.h"
 
 namespace fp8train {
@@ -77,6 +79,32 @@ TEST_CASE("a job script and Slurm's names are asked for where the machine offers
     CHECK((done.screen.find("Account") != std::string::npos) == slurm);
     CHECK((done.screen.find("Time limit") != std::string::npos) == slurm);
   }
+}
+
+TEST_CASE("options that the templates have are no further options") {
+  size_t options = 0;
+  for (const JobTemplate& one : job_templates()) {
+    std::istringstream lines(one.text);
+    for (std::string line; std::getline(lines, line);) {
+      const size_t at = line.find("SBATCH --");
+      if (!line.starts_with("#") || at == std::string::npos || at > 2) {
+        continue;
+      }
+      const std::string option = line.substr(at + 7);
+      CAPTURE(option);
+      ++options;
+      CHECK_THAT(test::error_of(test::kBase, {"job.sbatch_extra=['" + option + "']"}),
+                 Contains("the job script has --"));
+    }
+  }
+  CHECK(options > 30);
+  CHECK_THAT(test::error_of(test::kBase, {"job.sbatch_extra=--qos=high --nodes=3"}),
+             Contains("the job script has --nodes already: set job.nodes"));
+  CHECK(test::load_text(test::kBase, {"job.modules=gcc/12  openmpi"}).job.modules ==
+        std::vector<std::string>{"gcc/12", "openmpi"});
+  const auto given =
+      test::load_text(test::kBase, {"job.sbatch_extra=['#SBATCH --qos=high', --nice]"});
+  CHECK(given.job.sbatch_extra == std::vector<std::string>{"--qos=high", "--nice"});
 }
 
 TEST_CASE("partition and account are in the job script where they are given") {

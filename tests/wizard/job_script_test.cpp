@@ -100,6 +100,24 @@ TEST_CASE("a rank with a GPU gets one") {
   }
 }
 
+TEST_CASE("what a site needs in addition is in the script") {
+  for (const bool requeue : {false, true}) {
+    Settings settings = on(2, 4, requeue);
+    const std::string plain = job_script(settings, "run.yaml", true).text;
+    settings.job.modules = {"gcc/12", "openmpi"};
+    settings.job.container = "my image.sif";
+    settings.job.sbatch_extra = {"--qos=high", "--comment=a b"};
+    const std::string text = job_script(settings, "run.yaml", true).text;
+    CHECK(only_in(text, plain).size() == 5);
+    CHECK_THAT(text, Contains("\n#SBATCH --gpu-bind=none\n#SBATCH --qos=high\n"
+                              "#SBATCH --comment=a b\n\nmodule load gcc/12 openmpi\n"
+                              "export OMPI_MCA_btl_vader_single_copy_mechanism=none\nset -u\n"));
+    CHECK_THAT(text, Contains(" apptainer exec --nv --bind \"$PWD\" --pwd \"$PWD\" 'my image.sif' "
+                              "fp8train \"$config\" \"$@\"\n"));
+    CHECK(job_script(settings, "run.yaml", false).text.find("--nv") == std::string::npos);
+  }
+}
+
 TEST_CASE("names of files are words of the shell") {
   CHECK(shell_word("runs/a-b_1.yaml") == "runs/a-b_1.yaml");
   CHECK(shell_word("it's $HOME.yaml") == "'it'\\''s $HOME.yaml'");

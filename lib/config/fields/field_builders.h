@@ -202,8 +202,9 @@ Field choice(std::string key, Get get, const std::pair<Enum, std::string_view> (
 
 /// Makes a field of a list of texts. An empty list is written only when `show_empty`.
 template <class Get>
-Field texts(std::string key, Get get, std::string doc, bool show_empty) {
-  return make(std::move(key), "a list of texts", std::move(doc), get, read_texts,
+Field texts(std::string key, Get get, std::string doc, bool show_empty,
+            decltype(read_texts)* read = read_texts, std::string accepts = "a list of texts") {
+  return make(std::move(key), std::move(accepts), std::move(doc), get, read,
               [show_empty](const std::vector<std::string>& values) -> std::string {
                 if (values.empty() && !show_empty) {
                   return "";

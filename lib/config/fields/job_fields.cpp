@@ -1,9 +1,13 @@
 // What the run is planned for: hardware that is perhaps not here, and the job that starts it.
 
+#include <algorithm>
+#include <iterator>
 #include <optional>
 #include <string>
 
 #include "base/shell_word.h"
+#include "base/terminal.h"
+#include "base/text.h"
 #include "config/fields/field_builders.h"
 #include "config/fields/field_table.h"
 #include "device/gpu_kinds.h"
@@ -48,6 +52,103 @@ std::optional<std::string> read_job_word(const FieldValue& value, const std::str
   return word;
 }
 
+/// Options of the templates (slurm/*.sbatch), and the keys that set them; empty: none does.
+constexpr std::pair<std::string_view, std::string_view> kScriptOptions[] = {
+    {"nodes", "job.nodes"},
+    {"ntasks-per-node", "job.ranks_per_node"},
+    {"ntasks", "job.nodes and job.ranks_per_node"},
+    {"gpus-per-node", "job.ranks_per_node"},
+    {"cpus-per-task", "job.cpus_per_rank"},
+    {"time", "job.time_limit"},
+    {"account", "job.account"},
+    {"partition", "job.partition"},
+    {"signal", "job.requeue"},
+    {"requeue", "job.requeue"},
+    {"job-name", ""},
+    {"exclusive", ""},
+    {"mem", ""},
+    {"output", ""},
+    {"open-mode", ""},
+    {"gpu-bind", ""}};
+
+/// Complains about each option of a line that the script has already.
+bool check_options(const FieldValue& value, std::string_view line) {
+  for (size_t at = 0; at != std::string_view::npos; at = line.find(" --", at)) {
+    at += line[at] == ' ' ? 3 : 2;
+    const std::string_view name = line.substr(at, line.find_first_of("= ", at) - at);
+    for (const auto& [known, key] : kScriptOptions) {
+      if (name == known) {
+        value.fail(fmt::format("the job script has --{} already{}", name,
+                               key.empty() ? "; edit it there" : fmt::format(": set {}", key)));
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+/// Options of sbatch as lines of a script; "#SBATCH " in front of one is left out.
+std::optional<std::vector<std::string>> read_sbatch_options(const FieldValue& value,
+                                                            const std::string& what) {
+  auto options = read_texts(value, what);
+  if (!options) {
+    return options;
+  }
+  for (std::string& option : *options) {
+    constexpr std::string_view kDirective = "#SBATCH ";
+    if (option.starts_with(kDirective)) option.erase(0, kDirective.size());
+    if (!option.starts_with("--") || option.size() < 3 || has_control(option)) {
+      value.fail(fmt::format("`{}` is not an option of sbatch, such as --qos=high",
+                             without_controls(option)));
+      return std::nullopt;
+    }
+    if (!check_options(value, option)) {
+      return std::nullopt;
+    }
+  }
+  return options;
+}
+
+/// A list, or words with blanks between them.
+std::optional<std::vector<std::string>> read_job_words(const FieldValue& value,
+                                                       const std::string& what) {
+  const auto texts = read_texts(value, what);
+  std::vector<std::string> words;
+  for (const std::string& text : texts.value_or(std::vector<std::string>{})) {
+    std::ranges::move(split(text, ' '), std::back_inserter(words));
+  }
+  std::erase(words, "");
+  const auto is_word = [](const std::string& word) {
+    return word.front() != '-' && shell_word(word) == word;
+  };
+  if (texts && !std::ranges::all_of(words, is_word)) {
+    value.expected(what);
+    return std::nullopt;
+  }
+  return texts ? std::optional(words) : std::nullopt;
+}
+
+/// What a site needs in the script in addition.
+std::vector<Field> site_fields() {
+  const auto question = [](const char* asked) {
+    return Question{.topic = Topic::job, .text = asked, .when = under_slurm, .optional = true};
+  };
+  return {
+      texts("job.modules", job(&JobSettings::modules),
+            "Environment modules that the job script loads", false, read_job_words,
+            "a list of names of modules")
+          .asked(question("Modules to load, - for none")),
+      path("job.container", job(&JobSettings::container),
+           "Container in which the job script starts each rank, with Apptainer (not tested)",
+           "a path")
+          .asked(question("Container of the ranks, - for none")),
+      texts("job.sbatch_extra", job(&JobSettings::sbatch_extra),
+            "Further options of sbatch for the job script, as in [--qos=high, --mail-type=END]",
+            false, read_sbatch_options, "a list of options that begin with --")
+          .asked(question("Further options of sbatch, - for none")),
+  };
+}
+
 }  // namespace
 
 std::vector<Field> hardware_fields() {
@@ -73,7 +174,7 @@ std::vector<Field> hardware_fields() {
 std::vector<Field> slurm_fields() {
   // They become words of a script that a shell reads.
   constexpr const char* kWord = "a word of letters, digits and _ . / - + = : , @ %";
-  return {
+  std::vector<Field> fields = {
       flag("job.slurm", job(&JobSettings::slurm), "Whether a job script for Slurm is written")
           .asked({.topic = Topic::job, .text = "Write a job script for Slurm"}),
       text("job.partition", job(&JobSettings::partition), "Slurm's partition; not set: its default",
@@ -105,6 +206,8 @@ std::vector<Field> slurm_fields() {
                "set: 9000 hours divided by the number of ranks",
                true),
   };
+  std::ranges::move(site_fields(), std::back_inserter(fields));
+  return fields;
 }
 
 }  // namespace fp8train

@@ -5,6 +5,7 @@
 #include "config/fields/check_context.h"
 #include "config/fields/field_builders.h"
 #include "config/fields/field_table.h"
+#include "config/model_folder.h"
 #include "optim/registry.h"
 
 namespace fp8train {
@@ -32,8 +33,12 @@ Field betas() {
       });
 }
 
+std::string offered_rate(const Settings& settings) {
+  return number_text(usual_rate(settings));
+}
+
 std::string offered_warmup(const Settings& settings) {
-  return std::to_string(std::min<int64_t>(planned_steps(settings) / 20, 2000));
+  return std::to_string(usual_warmup(settings));
 }
 
 std::vector<std::string> optimizer_names() {
@@ -139,7 +144,9 @@ std::vector<Field> schedule_fields() {
       choice("scheduler.type", in(&Settings::scheduler, &ScheduleSettings::type), kScheduleTypes,
              "Shape of the schedule after warm-up; wsd: warm-up, stable, decay"),
       integer("scheduler.warmup_steps", in(&Settings::scheduler, &ScheduleSettings::warmup_steps),
-              at_least(0), "Steps in which the learning rate rises linearly from 0")
+              at_least(0),
+              "Steps in which the learning rate rises linearly from 0. If neither this key nor "
+              "optimizer.lr is given with model.from: 3 % of the steps")
           .asked({.topic = Topic::optimization, .text = "Warm-up steps", .suggest = offered_warmup})
           .checked(check_warmup_steps),
       number("scheduler.min_lr", in(&Settings::scheduler, &ScheduleSettings::min_lr), at_least(0),
@@ -157,8 +164,12 @@ std::vector<Field> optimizer_fields() {
       choice("optimizer.name", optimizer(&OptimizerSettings::name), optimizer_names(),
              "Update rule; muon updates the weights of hidden linear layers, and adamw all others")
           .checked(check_optimizer),
-      number("optimizer.lr", optimizer(&OptimizerSettings::lr), above(0), "Peak learning rate")
-          .asked({.topic = Topic::optimization, .text = "Peak learning rate"}),
+      number("optimizer.lr", optimizer(&OptimizerSettings::lr), above(0),
+             "Peak learning rate. If it is not given with model.from: 1e-5, since that model is "
+             "trained already")
+          .asked({.topic = Topic::optimization,
+                  .text = "Peak learning rate",
+                  .suggest = offered_rate}),
       betas(),
       number("optimizer.eps", optimizer(&OptimizerSettings::eps), above_up_to(0, 1),
              "Added to the root of AdamW's second moment"),

@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <iterator>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -18,6 +17,7 @@
 #include "base/log.h"
 #include "data/chat/chat_encoder.h"
 #include "data/folder_files.h"
+#include "data/tokenizers/registry.h"
 #include "io/checkpoint/checkpoint.h"
 #include "io/export/quantization_config.h"
 #include "io/hf_config.h"
@@ -31,12 +31,15 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-/// Copies tokenizer.json and the files that belong to the tokenizer and to the model.
+/// Copies the tokenizer, and the files that belong to it and to the model.
 void copy_companions(const fs::path& from, const fs::path& to, ExportReport& report) {
-  std::vector<std::string> names;
-  if (fs::is_regular_file(from / "tokenizer.json")) names.emplace_back("tokenizer.json");
+  std::vector<std::string> names(tokenizers::tokenizer_file_names().begin(),
+                                 tokenizers::tokenizer_file_names().end());
+  std::erase_if(names, [&](const auto& name) { return !fs::is_regular_file(from / name); });
   for (const FolderPart part : {FolderPart::tokenizer, FolderPart::model}) {
-    std::ranges::move(names_of_part(from, part), std::back_inserter(names));
+    for (std::string& name : names_of_part(from, part)) {
+      if (std::ranges::find(names, name) == names.end()) names.push_back(std::move(name));
+    }
   }
   for (const std::string& name : names) {
     create_folder((to / name).parent_path());
