@@ -47,13 +47,13 @@ constexpr ShownAs kShownAs[] = {{"engine", "engine", 3},
                                 {"gelements_per_second", "Gelements/s", 0, 1, 3},
                                 {"gbytes_per_second", "GB/s", 0, 1, 3},
                                 {"share_of_copy", "of copy %", 0, 100, 1},
-                                {"result", "result", 3},
-                                {"fast_accumulate", "fast sums", 2},
+                                {"result", "result", 5},
+                                {"fast_accumulate", "fast", 0},
                                 {"bytes_per_parameter", "bytes", 0, 1, 2},
                                 {"K4096", "K 4096 %", 0, 100},
-                                {"K4096 outliers", "outliers %", 0, 100},
+                                {"K4096 outliers", "4096 outliers %", 0, 100},
                                 {"K16384", "K 16384 %", 0, 100},
-                                {"K16384 outliers", "outliers %", 0, 100}};
+                                {"K16384 outliers", "16384 outliers %", 0, 100}};
 
 std::string cell_of(const Json& value, const ShownAs& shown) {
   const bool is_scaled = value.is_number_float() && (shown.factor != 1 || shown.decimals >= 0);

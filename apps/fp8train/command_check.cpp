@@ -46,12 +46,15 @@ void scan(const Corpus& corpus, const char* name, bool quiet) {
   ProgressLine line;
   for (int64_t done = 0; done < corpus.size(); done += kPart) {
     corpus.read(done, std::min(kPart, corpus.size() - done), tokens.data());
-    if (!quiet && line.is_due()) {
-      print_fitted(stderr, "scanning {} data: {:.0f} % of {} tokens\n", name,
-                   100.0 * static_cast<double>(done) / static_cast<double>(corpus.size()),
-                   describe_count(static_cast<double>(corpus.size())));
+    if (!quiet) {
+      const auto size = static_cast<double>(corpus.size());
+      line.show([&] {
+        return fmt::format("scanning {} data: {:.0f} % of {} tokens", name,
+                           100.0 * static_cast<double>(done) / size, describe_count(size));
+      });
     }
   }
+  line.finish();
   if (!quiet && corpus.size() > 0) {
     print_fitted("scan    {} {} tokens in {}: all ids are below the vocabulary's size\n",
                  describe_count(static_cast<double>(corpus.size())), name,
@@ -92,9 +95,11 @@ std::string check_checkpoint(Session& session, bool whole_files, bool quiet) {
   log_warnings(check_resumes(*found.checkpoint, session, model));
   ProgressLine line;
   compare_all_data(session, [&](uint64_t bytes_left) {
-    if (!quiet && line.is_due()) {
-      print_fitted(stderr, "comparing data with the checkpoint's: {} left\n",
-                   describe_bytes(static_cast<double>(bytes_left)));
+    if (!quiet) {
+      line.show([&] {
+        return fmt::format("comparing data with the checkpoint's: {} left",
+                           describe_bytes(static_cast<double>(bytes_left)));
+      });
     }
   });
   return fmt::format("resume  from {}: step {} of {}", found.checkpoint->string(), found.step,

@@ -204,8 +204,8 @@ bool is_for_this_machine(const JobSettings& job) {
 }
 
 /// A job script where jobs can be submitted and the run is for other machines than this one, a
-/// model that a processor trains in minutes where the run has no GPU, bf16 where the GPU refuses
-/// the usual plan, what fits into memory, and a new start at the limit of a run that is longer.
+/// model that a processor trains in minutes where the run has no GPU, the recommended plan, what
+/// fits into memory, and a new start at the limit of a run that is longer.
 std::string offer_here(const std::string& key, const Settings& settings, JobMemory& memory) {
   if (key == "job.slurm") {
     const bool submits = !program_on_path("sbatch").empty();
@@ -224,14 +224,14 @@ std::string offer_here(const std::string& key, const Settings& settings, JobMemo
     return memory.duration(settings) > (most > 0 ? std::min(most, limit) : limit) ? "true" : "";
   }
   if (key == "precision.plan") {
-    const std::string usual = plan_for_method({.mixed_precision = MixedPrecision::fp8});
-    return memory.refuses(usual, settings) ? "bf16" : "";
+    return memory.recommended_plan(settings).plan;
   }
   const bool sized = !settings.model.from.empty() || settings.model.config.hidden_size > 0;
   return key == "model.preset" && !sized && !memory.on_gpus(settings) ? "nanogpt-laptop" : "";
 }
 
-/// Next to the table of plans: those that the GPU does not have products for.
+/// Next to the table of plans: the recommended one, and those that the GPU does not have products
+/// for.
 std::string remark_on(const std::string& key, const Settings& settings, JobMemory& memory) {
   return key == "precision.plan" ? memory.plans(settings) : "";
 }

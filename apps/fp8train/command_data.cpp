@@ -40,11 +40,12 @@ void set_bad_lines(const std::string& given, RecordRules& rules) {
 }
 
 std::function<void(uint64_t)> progress_lines() {
-  return [line = ProgressLine()](uint64_t bytes) mutable {
-    if (!line.is_due()) return;
-    const double megabytes = static_cast<double>(bytes) / 1e6;
-    print_fitted(stderr, "{:.0f} MB in {:.0f} s, {:.1f} MB/s\n", megabytes, line.seconds(),
-                 megabytes / line.seconds());
+  return [line = std::make_shared<ProgressLine>()](uint64_t bytes) {
+    line->show([&] {
+      const double megabytes = static_cast<double>(bytes) / 1e6;
+      return fmt::format("{:.0f} MB in {:.0f} s, {:.1f} MB/s", megabytes, line->seconds(),
+                         megabytes / line->seconds());
+    });
   };
 }
 
@@ -233,6 +234,7 @@ void add_data(Arguments command, Action& action) {
     settings->chat_template = *chat_template;
     settings->progress = progress_lines();
     const PrepareReport report = prepare_data(*settings);
+    settings->progress = nullptr;  // removes its line
     print_fitted("{}, {} training and {} validation tokens, vocabulary {}; {} holds {}\n",
                  counted(report.documents, "document"), report.train_tokens, report.val_tokens,
                  report.vocab_size, *out, fmt::join(report.files, ", "));

@@ -31,6 +31,7 @@
 #include "json_text.h"
 #include "text_stream.h"
 #include "train/inference/multiple_choice.h"
+#include "train/records/progress.h"
 #include "train/step/dry_run.h"
 
 namespace fp8train {
@@ -129,6 +130,12 @@ ValidationBatches batches_of(const EvalOptions& options, const Corpus& corpus,
   }
 }
 
+/// "batch 12/83 | eta 5s"
+std::string progress_text(int64_t done, int64_t all, double seconds) {
+  const double left = seconds / static_cast<double>(done) * static_cast<double>(all - done);
+  return fmt::format("batch {}/{} | eta {}", done, all, describe_duration(left));
+}
+
 int evaluate_text(const EvalOptions& options) {
   const CheckpointModel opened = open_for_evaluation(options);
   Engine& engine = *opened.engine;
@@ -153,8 +160,14 @@ int evaluate_text(const EvalOptions& options) {
   calibrate(opened, options.calibrate, [&] { return batches.next(); });
   batches.rewind();
   engine.begin_evaluation();
-  while (const std::optional<Batch> batch = batches.next()) {
-    engine.evaluate(*batch);
+  {
+    ProgressLine line;
+    for (int64_t done = 0; const std::optional<Batch> batch = batches.next(); ++done) {
+      engine.evaluate(*batch);
+      if (line.is_renewed()) {
+        line.show([&] { return progress_text(done + 1, batches.batch_count(), line.seconds()); });
+      }
+    }
   }
   const LossReport loss = engine.evaluation_loss();
   if (loss.targets == 0) {
@@ -208,8 +221,8 @@ class ChoiceReport {
 };
 
 std::function<void(size_t)> progress_lines(size_t total) {
-  return [total, line = ProgressLine()](size_t done) mutable {
-    if (line.is_due()) print_fitted(stderr, "{} of {} continuations\n", done, total);
+  return [total, line = std::make_shared<ProgressLine>()](size_t done) {
+    line->show([&] { return fmt::format("{} of {} continuations", done, total); });
   };
 }
 

@@ -1,7 +1,12 @@
 #include "text_stream.h"
 
-#include <cstdio>
+#include <unistd.h>
 
+#include <cstdio>
+#include <cstdlib>
+
+#include "base/screen.h"
+#include "base/terminal.h"
 #include "data/utf8.h"
 
 namespace fp8train {
@@ -29,6 +34,28 @@ std::string TextStream::finish() {
 void print_at_once(std::string_view text) {
   std::fwrite(text.data(), 1, text.size(), stdout);
   std::fflush(stdout);
+}
+
+namespace {
+constexpr const char* kRenew = "\r\x1b[K";  // begin the line anew
+}
+
+ProgressLine::ProgressLine() {
+  const char* const terminal = std::getenv("TERM");
+  renewed_ =
+      isatty(fileno(stderr)) == 1 && terminal != nullptr && std::string_view(terminal) != "dumb";
+}
+
+void ProgressLine::finish() {
+  if (shown_) std::fputs(kRenew, stderr);
+  shown_ = false;
+}
+
+void ProgressLine::print(const std::string& text) {
+  if (!renewed_) return print_fitted(stderr, "{}\n", text);
+  shown_ = true;
+  std::fputs((kRenew + text.substr(0, terminal_columns(stderr) - 1)).c_str(), stderr);
+  std::fflush(stderr);
 }
 
 }  // namespace fp8train

@@ -35,21 +35,34 @@ class TextStream {
 /// Writes to standard output at once.
 void print_at_once(std::string_view text);
 
-/// A line on standard error every five seconds of a long work.
+/// How far a long work is, on standard error: one line that is renewed on a terminal, elsewhere a
+/// line every five seconds.
 class ProgressLine {
  public:
-  /// Whether it is time for the next one.
-  bool is_due() {
-    constexpr double kSeconds = 5;
-    const bool due = since_last_.seconds() >= kSeconds;
-    if (due) since_last_.restart();
-    return due;
+  ProgressLine();
+  ~ProgressLine() { finish(); }
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+
+  /// Prints the text that `text()` returns, without a line feed, if it is time for it.
+  template <class Text>
+  void show(const Text& text) {
+    if (since_last_.seconds() >= (renewed_ ? 0.2 : 5)) {
+      since_last_.restart();
+      print(text());
+    }
   }
+  /// Removes the renewed line.
+  void finish();
+  bool is_renewed() const { return renewed_; }
   /// Since the work began.
   double seconds() const { return total_.seconds(); }
 
  private:
+  void print(const std::string& text);
+
   Stopwatch total_, since_last_;
+  bool renewed_, shown_ = false;
 };
 
 }  // namespace fp8train

@@ -207,21 +207,38 @@ bool JobMemory::knows_gpu(const Settings& settings) {
   return on_gpus(settings) && (on_named_gpu(settings) || why_cuda_is_unusable().empty());
 }
 
-bool JobMemory::refuses(const std::string& plan, const Settings& settings) {
-  if (!knows_gpu(settings)) {
-    return false;
+JobMemory::Recommendation JobMemory::recommended_plan(const Settings& settings) {
+  const std::string usual = plan_for_method({.mixed_precision = MixedPrecision::fp8});
+  if (!on_gpus(settings)) {
+    return {usual, "the codes of a GPU, bit for bit; bf16 is faster on a CPU"};
   }
-  const std::vector<std::string> refused = plans_elsewhere(memory_of(settings).traits).refused;
-  return std::ranges::find(refused, plan) != refused.end();
-}
-
-std::string JobMemory::plans(const Settings& settings) {
   if (!knows_gpu(settings)) {
-    return {};
+    return {usual, "what mixed_precision: fp8 means; name the GPU for a better one"};
   }
   const RankMemory rank = memory_of(settings);
   const PlansElsewhere elsewhere = plans_elsewhere(rank.traits);
-  std::string text;
+  const auto contains = [](const std::vector<std::string>& plans, const char* plan) {
+    return std::ranges::find(plans, plan) != plans.end();
+  };
+  for (const auto& [plan, reason] :
+       {std::pair("te-mxfp8", "the smallest error of the plans that {} multiplies in FP8"),
+        std::pair("te-current",
+                  "FP8 on {} with the least risk: no scale is from an earlier step")}) {
+    if (!contains(elsewhere.in_16_bits, plan) && !contains(elsewhere.refused, plan)) {
+      return {plan, fmt::format(fmt::runtime(reason), rank.device_name())};
+    }
+  }
+  return {"bf16", fmt::format("{} has no units for FP8", rank.device_name())};
+}
+
+std::string JobMemory::plans(const Settings& settings) {
+  const Recommendation best = recommended_plan(settings);
+  std::string text = fmt::format("Recommended: {}, {}\n", best.plan, best.reason);
+  if (!knows_gpu(settings)) {
+    return text;
+  }
+  const RankMemory rank = memory_of(settings);
+  const PlansElsewhere elsewhere = plans_elsewhere(rank.traits);
   if (!elsewhere.in_16_bits.empty()) {
     text += fmt::format("In bf16 on {}: {}\n", rank.device_name(), joined(elsewhere.in_16_bits));
   }

@@ -25,11 +25,15 @@ class JobMemory {
   /// empty: nothing.
   std::string obstacle(const Settings& settings);
 
-  /// Which plans the job's GPU multiplies in 16 bits or refuses; empty: none, or it is not known.
-  std::string plans(const Settings& settings);
+  struct Recommendation {
+    std::string plan, reason;
+  };
+  /// The plan for the device of the run, with the least risk.
+  Recommendation recommended_plan(const Settings& settings);
 
-  /// Whether the job's GPU has no product for the plan.
-  bool refuses(const std::string& plan, const Settings& settings);
+  /// The recommended plan, and which plans the job's GPU multiplies in 16 bits or refuses, if that
+  /// is known.
+  std::string plans(const Settings& settings);
 
   /// The answers with which a run fits that does not, or none if there are no such answers;
   /// nothing: it fits, or it is not known which machine it is for.

@@ -138,7 +138,11 @@ std::string table_text(std::vector<TableColumn> table, size_t columns) {
     const std::string blanks(width(column) - width_of(cell), ' ');
     const bool last = &column == &table.back();
     text += right ? blanks + cell : last ? cell : cell + blanks;
-    text += last ? "\n" : "  ";
+    text += last ? "" : "  ";
+    if (last) {
+      text.erase(text.find_last_not_of(' ') + 1);
+      text += "\n";
+    }
   };
   std::vector<bool> right;
   for (const TableColumn& column : table) {

@@ -190,6 +190,15 @@ TEST_CASE("explain prints documentation, type, default and aliases") {
         "model is trained already\n  accepts: a number > 0\n  default: 0.0003\n");
   CHECK(explain_key("model.n_embd").find("also: model.n_embd") != std::string::npos);
   CHECK(explain_key("eval").find("eval.interval: Steps between evaluations") != std::string::npos);
+  const auto default_of = [](const char* key) { return default_text(*find_field(key)); };
+  CHECK(default_of("fp8.amax_history_len") == "the plan's (te-delayed: 1024)");
+  CHECK(default_of("fp8.power_2_scale") == "the plan's (te-current: false)");
+  CHECK(default_of("precision.dgrad_dy") ==
+        "the plan's (te-delayed: \"e5m2 tensor delayed(1024, max)\")");
+  CHECK(default_of("precision.master_weight") == "the plan's (te-delayed: none)");
+  CHECK(default_of("training.max_time") == "not set");
+  CHECK(explain_key("fp8.margin").find("default: the plan's (te-delayed: 0)\n") !=
+        std::string::npos);
   CHECK_THROWS_WITH(explain_key("optimizer.lrr"),
                     "optimizer.lrr: unknown key; did you mean \"lr\"?");
 }

@@ -38,7 +38,8 @@ void add_without_action(Arguments arguments, Action& action) {
 
 template <size_t... Index>
 std::vector<Command> without_actions(std::index_sequence<Index...> /*indices*/) {
-  return {{kCommands[Index].name, kCommands[Index].help, add_without_action<Index>}...};
+  return {{kCommands[Index].name, kCommands[Index].help, kCommands[Index].example,
+           add_without_action<Index>}...};
 }
 
 /// A command, or an option of the program itself, stays first; anything else is for `train`.
@@ -49,7 +50,16 @@ void check_default_command(std::vector<std::string> given, const std::vector<std
     return;
   }
   const std::string& first = given.front();
-  const bool is_option = first == "-h" || first == "--help" || first == "--version";
+  if (first == "help") {
+    given.erase(given.begin());
+    given.emplace_back("--help");
+    return check(complete == given);
+  }
+  if (first == "version") {
+    given.front() = "--version";
+  }
+  const bool is_option =
+      first == "-h" || first == "--help" || first == "-V" || first == "--version";
   if (!is_option && std::find(names.begin(), names.end(), first) == names.end()) {
     given.insert(given.begin(), "train");
   }

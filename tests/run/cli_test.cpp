@@ -55,6 +55,10 @@ TEST_CASE("train is the default command") {
   CHECK(with_command({"check", "run.yaml"}, kCommands) == Words{"check", "run.yaml"});
   CHECK(with_command({"--help"}, kCommands) == Words{"--help"});
   CHECK(with_command({"--version"}, kCommands) == Words{"--version"});
+  CHECK(with_command({"-V"}, kCommands) == Words{"-V"});
+  CHECK(with_command({"version", "-v"}, kCommands) == Words{"--version", "-v"});
+  CHECK(with_command({"help"}, kCommands) == Words{"--help"});
+  CHECK(with_command({"help", "check"}, kCommands) == Words{"check", "--help"});
   CHECK(with_command({}, kCommands) == Words{"--help"});
 }
 
@@ -155,8 +159,8 @@ TEST_CASE("the program runs the chosen command") {
     command.option("--value", *value, 0, "A number");
     command.run(action, [value] { return static_cast<int>(*value); });
   };
-  const std::vector<Command> commands = {{"train", "help", add_answer},
-                                         {"check", "help", add_answer}};
+  const std::vector<Command> commands = {{"train", "help", "fp8train", add_answer},
+                                         {"check", "help", "fp8train", add_answer}};
   CHECK(run_program(commands, {"check", "--value", "75"}) == 75);
   CHECK(run_program(commands, {"--value", "5"}) == 5);
   CHECK(run_program(commands, {"check", "--valu", "75"}) == 2);

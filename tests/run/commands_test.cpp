@@ -239,7 +239,7 @@ TEST_CASE("bench measures each of its parts") {
   const std::vector<std::pair<Words, const char*>> parts = {
       {{"step", "--preset", "toy", "--micro-batch-size", "1", "--seq-length", "8", "--layers", "1"},
        "tokens_per_second"},
-      {{"gemm", "--sizes", "32"}, "gflops"},
+      {{"gemm", "--sizes", "32"}, "GFLOP/s"},
       {{"attention", "--batch", "1", "--seq-length", "16", "--heads", "2", "--kv-heads", "1"},
        "backward_gflops"},
       {{"cast"}, "gbytes_per_second"}};

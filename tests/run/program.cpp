@@ -1,12 +1,15 @@
 #include "program.h"
 
 #include <fcntl.h>
+#include <pty.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <sstream>
@@ -142,6 +145,50 @@ bool Process::wait_until(const std::function<bool()>& condition) {
 
 Outcome run_program(const fs::path& where, const Words& words, const Words& environment) {
   return Process(where, words, environment).wait();
+}
+
+Screen on_terminal(const fs::path& where, Words words, int columns, const Words& environment,
+                   const Words& typed) {
+  winsize size = {};
+  size.ws_col = static_cast<unsigned short>(columns);
+  size.ws_row = 40;
+  int terminal = -1;
+  const pid_t child = forkpty(&terminal, nullptr, nullptr, &size);
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    setenv("TERM", "xterm", 1);
+    for (const char* name : {"NO_COLOR", "SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE"}) {
+      unsetenv(name);
+    }
+    for (const std::string& variable : environment) {
+      putenv(const_cast<char*>(variable.c_str()));
+    }
+    words.insert(words.begin(), FP8TRAIN_PROGRAM);
+    std::vector<char*> arguments;
+    for (std::string& word : words) {
+      arguments.push_back(word.data());
+    }
+    arguments.push_back(nullptr);
+    if (chdir(where.c_str()) == 0) {
+      execv(FP8TRAIN_PROGRAM, arguments.data());
+    }
+    _exit(127);
+  }
+  Screen screen;
+  char part[4096];
+  auto next = typed.begin();
+  for (ssize_t got = 0; (got = read(terminal, part, sizeof part)) > 0;) {
+    screen.text.append(part, static_cast<size_t>(got));
+    if (screen.text.ends_with(": ")) {
+      const std::string line = (next == typed.end() ? "" : *next++) + "\n";
+      REQUIRE(write(terminal, line.data(), line.size()) == static_cast<ssize_t>(line.size()));
+    }
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  close(terminal);
+  screen.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return screen;
 }
 
 Outcome expect_code(int code, const fs::path& where, const Words& words) {

@@ -62,6 +62,17 @@ class Process {
 /// Starts, waits, and requires that no signal ended it.
 Outcome run_program(const fs::path& where, const Words& words, const Words& environment = {});
 
+/// What a terminal showed.
+struct Screen {
+  std::string text;
+  int code = 0;
+};
+
+/// The program on a terminal of `columns`, with these variables in addition. Each question, which
+/// ends with ": ", gets the next line of `typed`, and Enter when there is none.
+Screen on_terminal(const fs::path& where, Words words, int columns, const Words& environment = {},
+                   const Words& typed = {});
+
 /// run_program() that requires exit code `code`; the message of a failure holds the output.
 Outcome expect_code(int code, const fs::path& where, const Words& words);
 

@@ -24,7 +24,7 @@ constexpr const char* kAnswers =
 
 /// The same as kAnswers, as it is typed: the first replies, then Enter everywhere.
 std::string typed_answers() {
-  return "cpu\n\n2\n4\ntoy\ntext.txt\n\n\n\n\n20\n2\n\n?\n" + std::string(40, '\n');
+  return "text.txt\n\ncpu\n\n2\n4\ntoy\n\n\n\n20\n2\n\n?\n" + std::string(40, '\n');
 }
 
 class Workshop {
@@ -80,6 +80,9 @@ TEST_CASE("a pipe and an answers file write the same run, which check accepts") 
   CHECK_THAT(typed.out, Contains("memory per rank: ") && Contains(" of 2.0 GiB: fits"));
   CHECK_THAT(typed.out, Contains("fp8train check a/run.yaml\n  sbatch a/run.sbatch\n"));
   CHECK(typed.out.find('\x1b') == std::string::npos);
+  CHECK(typed.out.find("\nTraining data") < typed.out.find("\nDevice"));
+  CHECK_THAT(typed.out, Contains("Recommended: te-delayed, ") &&
+                            Contains("evaluations, 0 for the end only [2]: "));
   expect_code(0, shop.path(), {"config", "--answers", "answers.yaml", "--output", "b/run.yaml"});
   CHECK(same_bytes(shop / "a/run.yaml", shop / "b/run.yaml"));
   const Outcome checked = expect_code(0, shop.path(), {"check", "a/run.yaml"});
@@ -166,12 +169,13 @@ TEST_CASE("answers that are left out are those that fit, and others are not writ
   const Outcome fits = expect_code(0, shop.path(), {"config", "--answers", "eight.yaml"});
   CHECK_THAT(fits.out, Contains(" of 78.5 GiB: fits"));
   CHECK_THAT(read_file(shop / "run.yaml"), Contains("recompute: block"));
-  const std::string device = "cuda\n4\n8\nh100\nllama-8b\ntext.txt\n\n\n\n\n20\n8\n";
+  const std::string device = "text.txt\n\ncuda\n4\n8\nh100\nllama-8b\n\n\n\n20\n8\n";
   const Outcome typed =
       shop.piped(device + std::string(60, '\n'), {"config", "--output", "typed.yaml"});
   CAPTURE(typed.out);
   REQUIRE(typed.code == 0);
   CHECK_THAT(typed.out, Contains("In bf16 on h100: ") && Contains("te-mxfp8"));
+  CHECK_THAT(typed.out, Contains("Recommended: te-current, ") && Contains("Plan [te-current]: "));
   CHECK_THAT(typed.out, Contains("Write anyway? [no]: "));
   CHECK_THAT(expect_code(0, shop.path(), {"estimate", "typed.yaml"}).out, Contains(" fits: "));
 }
@@ -269,7 +273,7 @@ TEST_CASE("the wizard asks which GPU to estimate for, and guesses no time of a C
   const Workshop shop;
   CHECK_THAT(shop.piped(typed_answers(), {"config"}).out,
              Contains(": fits\n") && !Contains(" take about "));
-  const Outcome cuda = shop.piped("cuda\n\n1\n\ntoy\ntext.txt\n", {"config", "--output", "b"});
+  const Outcome cuda = shop.piped("text.txt\n\ncuda\n\n1\n\ntoy\n", {"config", "--output", "b"});
   CHECK_THAT(cuda.out, Contains("name the GPU to") || Contains(" GiB: fits"));
   CHECK_THAT(cuda.out, !Contains("device: auto"));
 }

@@ -50,6 +50,8 @@ check() { # WHAT COMMAND...
   "$@" || fail "$what"
 }
 start_of_dialogue() {
+  answer "Training data" text.txt
+  answer "Part held back" ""
   answer "Device (auto, cpu, cuda) [auto]:" cpu
   answer "Nodes [1]:" 2
   answer "Ranks per node [1]:" "<"
@@ -77,8 +79,7 @@ keys 1 Enter 2 Enter
 answer "Memory of a node" 2
 answer "Preset, - for" toy
 shows "of 1.0 GiB: fits"
-answer "Training data" text.txt
-for prompt in "Part held back" "Tokenizer [byte]" "Sequence length [64]"; do
+for prompt in "Tokenizer [byte]" "Sequence length [64]"; do
   answer "$prompt" ""
 done
 answer "Plan" nonesuch

@@ -32,20 +32,21 @@ Dialogue dialogue(const std::string& replies, const WizardHooks& hooks) {
   return done;
 }
 
-constexpr const char* kFirstReplies = "gpu\n1\n1\n\n";  // device, nodes, ranks, GPU
+constexpr const char* kHardware =
+    "\ngpu\n1\n1\n\ntoy\n";  // held back, device, nodes, ranks, GPU, model
 
 TEST_CASE("a model's folder brings its tokenizer and its longest sequence") {
   const test::TempDir folder;
   test::write_file(folder / "config.json", "{\"model_type\": \"gpt2\", \"n_positions\": 256}");
   test::write_file(folder / "tokenizer.json", "{}");
   const std::string from = folder.path().string();
-  const Dialogue done = dialogue("cpu\n1\n1\n\n-\n" + from + "\na.txt\n", {});
+  const Dialogue done = dialogue("a.txt\n\ncpu\n1\n1\n\n-\n" + from + "\n", {});
   CHECK_THAT(done.screen,
              Contains("Tokenizer [" + from + "]") && Contains("Sequence length [256]"));
 }
 
 TEST_CASE("gpu means cuda") {
-  const Dialogue done = dialogue(std::string(kFirstReplies) + "toy\na.txt\n", {});
+  const Dialogue done = dialogue(std::string("a.txt\n") + kHardware, {});
   CHECK(done.result.settings.device == DeviceChoice::cuda);
 }
 
@@ -55,14 +56,12 @@ TEST_CASE("a doubtful answer is asked again, and Enter keeps it") {
     const bool doubtful = key == "data.train" && settings.data.train.front().path != "right.txt";
     return doubtful ? std::string("there is no such file") : std::string();
   };
-  const Dialogue entered = dialogue(std::string(kFirstReplies) + "toy\nwrong.txt\n", hooks);
+  const Dialogue entered = dialogue(std::string("wrong.txt\n\n") + kHardware, hooks);
   CHECK(entered.result.settings.data.train.front().path == "wrong.txt");
   CHECK_THAT(entered.screen, Contains("  there is no such file; Enter keeps it\n"));
-  const Dialogue other =
-      dialogue(std::string(kFirstReplies) + "toy\nwrong.txt\nright.txt\n", hooks);
+  const Dialogue other = dialogue(std::string("wrong.txt\nright.txt\n") + kHardware, hooks);
   CHECK(other.result.settings.data.train.front().path == "right.txt");
-  const Dialogue twice =
-      dialogue(std::string(kFirstReplies) + "toy\nwrong.txt\nworse.txt\n", hooks);
+  const Dialogue twice = dialogue(std::string("wrong.txt\nworse.txt\n\n") + kHardware, hooks);
   CHECK(twice.result.settings.data.train.front().path == "worse.txt");
 }
 
@@ -72,7 +71,7 @@ TEST_CASE("a job script and Slurm's names are asked for where the machine offers
     hooks.offer = [&](const std::string& key, const Settings&) {
       return key == "job.slurm" ? std::string(offered) : std::string();
     };
-    const Dialogue done = dialogue(std::string(kFirstReplies) + "toy\na.txt\n", hooks);
+    const Dialogue done = dialogue(std::string("a.txt\n") + kHardware, hooks);
     const bool slurm = std::string(offered) == "true";
     CHECK(done.result.settings.job.slurm == slurm);
     CHECK((done.screen.find("Partition") != std::string::npos) == slurm);

@@ -54,7 +54,7 @@ TEST_CASE("the questions are those of the table, and fit into the terminal") {
                                 {"precision.plan", "?"},
                                 {"data.train", "?"}}))
                     .screen);
-  check_columns(plan_table_text());
+  check_columns(plan_table_text(kColumns));
 }
 
 TEST_CASE("? explains from the table and asks again") {

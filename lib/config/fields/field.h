@@ -48,9 +48,10 @@ class FieldValue {
 
 /// The parts of the wizard, in its order, which is that of title_of().
 enum class Topic {
+  data,
   hardware,
   model,
-  data,
+  tokens,
   precision,
   optimization,
   parallelism,

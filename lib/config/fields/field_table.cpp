@@ -85,11 +85,12 @@ const std::vector<const Field*>& wizard_fields() {
 }
 
 const char* title_of(Topic topic) {
-  constexpr const char* kTitles[] = {"Hardware and nodes",
+  constexpr const char* kTitles[] = {"Data",
+                                     "Hardware and nodes",
                                      "Model",
-                                     "Data",
+                                     "Tokens",
                                      "Precision",
-                                     "Length and optimizer",
+                                     "Length, optimizer and evaluation",
                                      "Parallelism and memory",
                                      "Checkpoints and output",
                                      "Job script"};

@@ -26,6 +26,13 @@ std::string offered_interval(const Settings& settings) {
   return steps > 0 ? std::to_string(std::clamp<int64_t>(steps / 10, 1, 1000)) : "auto";
 }
 
+/// A tenth of the run.
+std::string offered_evaluations(const Settings& settings) {
+  constexpr int64_t kWithoutLength = 100;
+  const int64_t steps = planned_steps(settings);
+  return std::to_string(steps > 0 ? std::max<int64_t>(steps / 10, 1) : kWithoutLength);
+}
+
 /// "auto" or a whole number.
 Field checkpoint_interval() {
   const Range range = bounded(at_least(0), kMostWhole);
@@ -125,6 +132,13 @@ std::vector<Field> eval_fields() {
   return {
       integer("eval.interval", in(&Settings::eval, &EvalSettings::interval), at_least(0),
               "Steps between evaluations; 0: only at the end")
+          .asked({.topic = Topic::optimization,
+                  .text = "Steps between evaluations, 0 for the end only",
+                  .when =
+                      [](const Settings& settings) {
+                        return !settings.data.val.empty() || settings.data.val_fraction > 0;
+                      },
+                  .suggest = offered_evaluations})
           .checked(check_evaluations),
       integer(
           "eval.batches", in(&Settings::eval, &EvalSettings::batches), at_least(1),
