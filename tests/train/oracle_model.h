@@ -85,7 +85,14 @@ class Spread {
   bool is_up_;
 };
 
-/// value() in weights.py: 2^-shift times a whole number, rounded to fp32 before.
+/// The sum of four parts of a draw, nearly normal.
+inline int64_t normal(uint64_t draw) {
+  const uint64_t sum =
+      (draw & 0xFFFF) + (draw >> 16 & 0xFFFF) + (draw >> 32 & 0xFFFF) + (draw >> 48 & 0xFFFF);
+  return static_cast<int64_t>(sum) - 131070;
+}
+
+/// value() in weights.py: whole numbers, rounded to fp32, times powers of two.
 inline std::vector<float> value(uint64_t step, const Parameter& parameter, bool wide) {
   const std::string& name = parameter.name;
   const bool is_vector = parameter.shape.rank() == 1;
@@ -99,18 +106,22 @@ inline std::vector<float> value(uint64_t step, const Parameter& parameter, bool 
   const Draws column(0, name, Use::column);
   const auto of_step = 5 + static_cast<int64_t>(Draws(step, name, Use::step)[0] & 7);
   const Spread spread(parameter);
-  std::vector<float> values(static_cast<size_t>(parameter.shape.count()));
-  for (size_t i = 0; i < values.size(); ++i) {
-    const auto r = static_cast<int64_t>(i) / columns;
-    const auto c = static_cast<int64_t>(i) % columns;
-    const uint64_t draw = element[i];
-    const uint64_t lanes =
-        (draw & 0xFFFF) + (draw >> 16 & 0xFFFF) + (draw >> 32 & 0xFFFF) + (draw >> 48 & 0xFFFF);
-    const int64_t whole =
-        is_vector ? Draws::kFactors[draw & 7] * (1024 + static_cast<int64_t>(draw >> 8 & 1023))
-                  : (static_cast<int64_t>(lanes) - 131070) * row.factor(static_cast<uint64_t>(r)) *
-                        column.factor(static_cast<uint64_t>(c)) * of_step;
-    values[i] = std::ldexp(static_cast<float>(whole), (wide ? spread(r, c) : 0) - shift);
+  std::vector<int64_t> of_column;
+  for (int64_t c = 0; c < columns; ++c) {
+    of_column.push_back(column.factor(static_cast<uint64_t>(c)) * of_step);
+  }
+  std::vector<float> values;
+  const float scale = std::ldexp(1.0F, -shift);
+  for (int64_t r = 0; r < parameter.shape.rows(); ++r) {
+    const int64_t of_row = row.factor(static_cast<uint64_t>(r));
+    for (int64_t c = 0; c < columns; ++c) {
+      const uint64_t draw = element[values.size()];
+      const int64_t whole =
+          is_vector ? Draws::kFactors[draw & 7] * (1024 + static_cast<int64_t>(draw >> 8 & 1023))
+                    : normal(draw) * of_row * of_column[static_cast<size_t>(c)];
+      const float value = static_cast<float>(whole) * scale;
+      values.push_back(wide ? std::ldexp(value, spread(r, c)) : value);
+    }
   }
   return values;
 }
@@ -148,7 +159,7 @@ inline std::vector<double> projections(const std::string& name, const std::vecto
   for (size_t i = 0; i < values.size(); ++i) {
     const uint64_t draw = sign[i];
     for (size_t p = 0; p < count; ++p) {
-      sums[p] += (draw >> p & 1) != 0 ? -double{values[i]} : double{values[i]};
+      sums[p] += double{values[i]} * (1.0 - 2.0 * static_cast<double>(draw >> p & 1));
     }
   }
   return sums;

@@ -13,7 +13,6 @@ import numpy as np
 
 F32 = np.float32
 
-
 # Smallest exponent of a normal number, bits of the mantissa, largest value.
 MINIFLOATS = {"e4m3": (-6, 3, 448.0), "e5m2": (-14, 2, 57344.0), "e2m1": (0, 1, 6.0)}
 MAX = {name: largest for name, (_, _, largest) in MINIFLOATS.items()} | {
@@ -70,11 +69,6 @@ class Cast:
     wrong_axis: bool = False
     floor: bool = False  # E8M0 rounded down
     global_one: bool = False  # no scale of the tensor
-
-    @property
-    def both_ways(self):
-        """The codes of one GEMM are those of the other."""
-        return self.block is None or isinstance(self.block, tuple)
 
 
 def scale_of(cast, amax):

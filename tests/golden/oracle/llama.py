@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from . import formats, weights
+from . import weights
 from .formats import fp32, quantized
 
 HIDDEN, INNER, HEADS, KV_HEADS, SIZE = 128, 256, 4, 2, 32

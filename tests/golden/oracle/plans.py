@@ -22,7 +22,7 @@ import typing
 import numpy as np
 
 from . import formats
-from .formats import Cast, Delayed, PerStep, bf16, fp16, fp32
+from .formats import Cast, Delayed, PerStep, bf16, fp16
 
 
 def same(x):
@@ -72,6 +72,7 @@ def coat_codes(x):
 
 
 def vectors_128(x):
+    """arXiv 2412.19437, section 3.3.3: inputs of SwiGLU for the backward pass."""
     return bf16(formats.quantized(Cast(block=128), x, 1))
 
 
