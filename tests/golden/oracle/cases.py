@@ -1,0 +1,226 @@
+"""The runs that are compared with the program, and the wrong oracles that it must differ from."""
+
+import dataclasses
+
+from .formats import Cast, fp32
+from .plans import PLANS, Plan, blockwise, grouped, rowwise, same
+
+NEAREST_DY = {"dgrad_dy": "e2m1 1x16 e4m3", "wgrad_dy": "e2m1 1x16 e4m3 hadamard"}
+
+
+@dataclasses.dataclass
+class Case:
+    """`request` is what the program is asked for."""
+
+    name: str
+    plan: Plan
+    request: dict
+    steps: int = 10
+    micro_batches: int = 1
+    layers: int = 1
+    wide: bool = False
+
+    def same_steps(self, other):
+        """Whether the oracle's steps are the same, whatever the program is asked for."""
+        return dataclasses.replace(self, name="", request={}) == dataclasses.replace(
+            other, name="", request={}
+        )
+
+
+def cases():
+    for name, plan in PLANS.items():
+        request = {"plan": name} | ({"roles": NEAREST_DY} if name == "te-nvfp4" else {})
+        # In the first steps of llm.q more codes differ by chance than in others.
+        yield Case(name, plan, request, 32 if name == "llm.q" else 16)
+    for name in ("te-blockwise", "torchao-rowwise"):
+        plan = blockwise("fp32") if name == "te-blockwise" else rowwise("fp32")
+        yield Case(f"{name}, fp32 scales", plan, {"plan": name, "power_2_scale": False})
+    for name in ("te-blockwise", "torchao-rowwise", "torchao-rowwise-gw-hp", "te-mxfp8"):
+        yield Case(f"{name}, wide", PLANS[name], {"plan": name}, wide=True)
+    for length in (1, 3):
+        plan = PLANS["te-delayed"].but(window=length)
+        request = {"plan": "te-delayed", "history": length}
+        yield Case(f"te-delayed, window of {length}", plan, request, 12, 2, 2)
+    plan = PLANS["msamp-o1"].but(window=3)
+    request = {"plan": "msamp-o1", "history": 3}
+    yield Case("msamp-o1, window of 3", plan, request, 12, 4)
+    for name in ("msamp-o1", "msamp-o1-te"):
+        yield Case(f"{name}, two micro-batches", PLANS[name], {"plan": name}, 24, 2)
+    for name in ("bf16", "fp16", "torchao-rowwise", "deepseek-v3", "fp8-lean", "fp8-min"):
+        yield Case(f"{name}, two micro-batches", PLANS[name], {"plan": name}, micro_batches=2)
+
+
+def replaced(plan, cast_of, **fields):
+    """The plan with other fields in the casts of some operands."""
+    changes = {name: dataclasses.replace(getattr(plan, name), **fields) for name in cast_of}
+    return plan.but(**changes)
+
+
+TENSORS = ("fprop_x", "fprop_w", "dgrad_dy")  # whose codes both GEMMs read
+VECTORS = ("fprop_x", "dgrad_dy", "wgrad_dy", "wgrad_x")
+SQUARE_W = VECTORS + ("fprop_w",)
+OPERANDS = TENSORS + ("dgrad_w", "wgrad_dy", "wgrad_x")
+
+
+def casts(operands, **fields):
+    return lambda plan: replaced(plan, operands, **fields)
+
+
+def but(**changes):
+    return lambda plan: plan.but(**changes)
+
+
+def windows(**arguments):
+    return but(delayed={"all": arguments})
+
+
+def instead(name):
+    return lambda plan: PLANS[name]
+
+
+def rounded_once(plan):
+    return plan.but(running_gradient=same, wire=plan.running_gradient)
+
+
+BLOCKS_FP32, ROWS_FP32 = "te-blockwise, fp32 scales", "torchao-rowwise, fp32 scales"
+GW_HP, GW_HP_WIDE = "torchao-rowwise-gw-hp", "torchao-rowwise-gw-hp, wide"
+TE_3, MSAMP_3, MSAMP_16 = (
+    "te-delayed, window of 3",
+    "msamp-o1, window of 3",
+    "msamp-o1, two micro-batches",
+)
+
+# Under powers of two another axis changes few codes, hence the scales in fp32 and the wide weights.
+OTHER_AXIS = {
+    BLOCKS_FP32: VECTORS,
+    ROWS_FP32: OPERANDS,
+    "te-blockwise, wide": VECTORS,
+    "torchao-rowwise, wide": OPERANDS,
+    GW_HP_WIDE: TENSORS,
+    "te-mxfp8, wide": OPERANDS,
+    "te-nvfp4": VECTORS,
+    "deepseek-v3": VECTORS,
+    "int8-qat": ("fprop_x", "fprop_w"),
+}
+
+# Cases, the rule that is broken, the plan that breaks it.
+FORMATS = [
+    (
+        ("te-current", "te-delayed", "torchao-tensorwise", "coat", "msamp-o1", "msamp-o1-te"),
+        "dy in E4M3",
+        casts(("dgrad_dy",), format="e4m3"),
+    ),
+    (("llm.q",), "dy in E5M2", casts(("dgrad_dy",), format="e5m2")),
+    (
+        ("te-blockwise", "te-mxfp8", "torchao-rowwise", "deepseek-v3"),
+        "dy in E5M2",
+        casts(("dgrad_dy", "wgrad_dy"), format="e5m2"),
+    ),
+]
+POWERS, FP32_SCALES = "powers of two", "fp32 scales"
+SCALES = [
+    (
+        ("te-current", "te-delayed", "torchao-tensorwise", "coat"),
+        POWERS,
+        casts(TENSORS, scale="pow2"),
+    ),
+    (("deepseek-v3",), POWERS, casts(SQUARE_W, scale="pow2")),
+    (("te-blockwise",), FP32_SCALES, casts(SQUARE_W, scale="fp32")),
+    (("torchao-rowwise", "te-mxfp8"), FP32_SCALES, casts(OPERANDS, scale="fp32")),
+    (("msamp-o1",), FP32_SCALES, casts(TENSORS, scale="fp32")),
+    (("deepseek-v3.1",), FP32_SCALES, instead("deepseek-v3")),
+    (("te-mxfp8",), "scales rounded down", casts(OPERANDS, floor=True)),
+    (("te-nvfp4",), "no scale of the tensor", casts(SQUARE_W, global_one=True)),
+    (("te-nvfp4",), "fp32 scales of blocks", casts(SQUARE_W, scale="fp32")),
+]
+VECTOR = Cast(block=128)
+BLOCKS = [
+    (("te-blockwise, wide",), "x with one scale", casts(("fprop_x",), block=None)),
+    ((BLOCKS_FP32, "deepseek-v3"), "w 1x128", but(fprop_w=VECTOR, dgrad_w=VECTOR)),
+    ((BLOCKS_FP32, "deepseek-v3"), "x 128x128", casts(("fprop_x", "wgrad_x"), block=(128, 128))),
+    ((BLOCKS_FP32, "deepseek-v3"), "wgrad's x from fprop's codes", but(wgrad_x=None)),
+    ((BLOCKS_FP32, "deepseek-v3"), "wgrad's dy from dgrad's codes", but(wgrad_dy=None)),
+    (("te-nvfp4",), "w 1x16", lambda p: p.but(fprop_w=p.fprop_x, dgrad_w=p.fprop_x)),
+    (
+        ("te-nvfp4",),
+        "wgrad not transformed",
+        lambda p: p.but(wgrad_dy=p.fprop_x, wgrad_x=p.fprop_x),
+    ),
+    (("te-nvfp4",), "fprop transformed", lambda p: p.but(fprop_x=p.wgrad_x)),
+    (("te-mxfp8, wide",), "blocks of 16", casts(OPERANDS, block=16)),
+    ((GW_HP_WIDE,), "dgrad's w by rows", lambda p: p.but(dgrad_w=p.fprop_w)),
+    ((GW_HP,), "wgrad in FP8", instead("torchao-rowwise")),
+    (("int8-qat",), "w with one scale", casts(("fprop_w",), block=None)),
+    (("int8-qat",), "x with one scale", casts(("fprop_x",), block=None)),
+    (("int8-qat",), "backward without codes", but(dgrad_w=Cast("bf16"), wgrad_x=Cast("bf16"))),
+]
+WINDOWS = [
+    ((TE_3, MSAMP_3), "a window of 2", but(window=2)),
+    ((TE_3, MSAMP_3), "a window of 4", but(window=4)),
+    ((MSAMP_16,), "a window of 15", but(window=15)),
+    ((TE_3, MSAMP_16), "current scales", casts(TENSORS, policy="current")),
+    ((TE_3,), "the weight's scale current", casts(("fprop_w",), policy="current")),
+    (("te-current",), "delayed scales", casts(TENSORS, policy="delayed")),
+    (
+        ("msamp-o1-te, two micro-batches",),
+        "w delayed",
+        casts(("fprop_w",), policy="delayed", scale="fp32"),
+    ),
+    ((TE_3,), "the newest amax left out", windows(newest=False)),
+    ((TE_3,), "the most recent amax alone", windows(pick=lambda window: window[-1])),
+    ((TE_3,), "a window of steps", windows(per_step=True)),
+    ((TE_3,), "the first scale current", windows(first_is_current=True)),
+    ((TE_3,), "the weight's scale a step late", but(delayed={"w": {"newest": False}})),
+    ((MSAMP_16, MSAMP_3), "a window of micro-batches", windows(per_step=False)),
+    ((MSAMP_16,), "delayed from the first step", windows(warms_up=False)),
+    ((MSAMP_3,), "all micro-batches in the first window", windows(combines=True)),
+]
+STORED = [
+    (("msamp-o1",), "the weight not in FP16", but(stored_weight=same)),
+    (("llm.q",), "the weight not in bf16", but(stored_weight=same)),
+    (("fp8-lean",), "an fp32 master", but(stored_weight=same)),
+    (("msamp-o1",), "the gradient not in E4M3", but(running_gradient=same)),
+    (
+        ("msamp-o1",),
+        "the gradient under an fp32 scale",
+        but(running_gradient=grouped("e4m3", 16384)),
+    ),
+    ((MSAMP_16, "fp8-min, two micro-batches"), "the gradient rounded once", rounded_once),
+    (("torchao-rowwise", "deepseek-v3", "int8-qat"), "an fp32 wire", but(wire=same)),
+    (("fp8-safe",), "groups of 256 on the wire", but(wire=grouped("e4m3", 256))),
+    (("fp8-safe",), "a wire of powers of two", but(wire=grouped("e4m3", 128, "pow2"))),
+    (("fp8-lean",), "a wire of fp32 scales", but(wire=grouped("e4m3", 128))),
+]
+ACTIVATIONS = [
+    (("bf16", "te-current"), "fp32 activations", but(act=fp32)),
+    (("fp16",), "no loss scale", but(loss_scale=1.0)),
+    (("fp16",), "bf16", instead("bf16")),
+    (("deepseek-v3",), "inputs of SwiGLU in bf16", but(swiglu_backward=same)),
+    (
+        ("deepseek-v3",),
+        "inputs of SwiGLU read in forward",
+        lambda p: p.but(swiglu_forward=p.swiglu_backward),
+    ),
+    (("deepseek-v3",), "the product not made again", but(remakes_product=False)),
+    (
+        ("coat",),
+        "a bf16 forward pass",
+        but(norm_input=same, swiglu_forward=same, swiglu_backward=same, silu=same),
+    ),
+    (("coat",), "SwiGLU reads codes in backward alone", but(swiglu_forward=same)),
+    (("coat",), "norms read bf16", but(norm_input=same)),
+    (("coat",), "silu not coded", but(silu=same)),
+    (("coat",), "silu's codes read in bf16", lambda p: p.but(silu=p.norm_input)),
+]
+
+
+def wrong():
+    """Name of a case, the rule that is broken, the plan that breaks it."""
+    plans = {case.name: case.plan for case in cases()}
+    for name, operands in OTHER_AXIS.items():
+        for operand in operands:
+            plan = replaced(plans[name], (operand,), wrong_axis=True)
+            yield name, f"{operand} along the other axis", plan
+    for names, rule, change in FORMATS + SCALES + BLOCKS + WINDOWS + STORED + ACTIVATIONS:
+        for name in names:
+            yield name, rule, change(plans[name])
