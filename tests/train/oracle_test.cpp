@@ -195,7 +195,7 @@ const std::map<std::string, Compared>& compared() {
 }
 
 constexpr double kSameLoss = 1e-6;      // some codes of the forward pass may differ
-constexpr double kSameGradient = 1e-2;  // as above; a wrong rule: 2e-2 and more
+constexpr double kSameGradient = 1e-2;  // as above; smaller rules are for the wrong oracles
 constexpr double kSteps = 0.8;          // the share of steps for which that holds
 
 double share_below(const std::vector<double>& values, double limit) {

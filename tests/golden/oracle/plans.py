@@ -71,9 +71,13 @@ def coat_codes(x):
     return bf16(coat_silu(x))
 
 
-def vectors_128(x):
+def swiglu_128(scale):
     """arXiv 2412.19437, section 3.3.3: inputs of SwiGLU for the backward pass."""
-    return bf16(formats.quantized(Cast(block=128), x, 1))
+    cast = Cast(block=128, scale=scale)
+    return {
+        "swiglu_backward": lambda x: bf16(formats.quantized(cast, x, 1)),
+        "remakes_product": True,
+    }
 
 
 @dataclasses.dataclass
@@ -157,9 +161,8 @@ MSAMP = Plan(
     STEP, WEIGHT, STEP_E5M2, window=16, stored_weight=tensor_fp16, running_gradient=tensor_e4m3
 )
 MSAMP_TE = MSAMP.but(fprop_x=LATE, dgrad_dy=LATE_E5M2, window=1024)
-SWIGLU_128 = dict(swiglu_backward=vectors_128, remakes_product=True)
-DEEPSEEK = blockwise("fp32", wire=bf16, **SWIGLU_128)
-DEEPSEEK_31 = blockwise("pow2", wire=bf16, **SWIGLU_128)
+DEEPSEEK = blockwise("fp32", wire=bf16, **swiglu_128("fp32"))
+DEEPSEEK_31 = blockwise("pow2", wire=bf16, **swiglu_128("pow2"))  # all blocks
 LLMQ = Cast(epsilon=1e-10)
 COAT = TE_CURRENT.but(
     norm_input=coat_codes, swiglu_forward=coat_codes, swiglu_backward=coat_codes, silu=coat_silu
