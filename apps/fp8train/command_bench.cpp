@@ -55,7 +55,7 @@ constexpr ShownAs kShownAs[] = {{"engine", "engine", 3},
                                 {"K16384", "K 16384 %", 0, 100},
                                 {"K16384 outliers", "16384 outliers %", 0, 100}};
 
-std::string cell_of(const Json& value, const ShownAs& shown) {
+std::string text_of_number(const Json& value, const ShownAs& shown) {
   const bool is_scaled = value.is_number_float() && (shown.factor != 1 || shown.decimals >= 0);
   const double number = is_scaled ? shown.factor * value.get<double>() : 0;
   return !is_scaled           ? text_of(value, 3)
@@ -80,7 +80,7 @@ void print_entries(const Json& entries) {
         known == std::end(kShownAs) ? ShownAs{key.c_str(), key.c_str(), 0} : *known;
     TableColumn column = {shown.title, shown.lost_first};
     for (const Json& entry : entries) {
-      column.cells.push_back(entry.contains(key) ? cell_of(entry.at(key), shown) : "");
+      column.texts.push_back(entry.contains(key) ? text_of_number(entry.at(key), shown) : "");
     }
     table.push_back(std::move(column));
   }

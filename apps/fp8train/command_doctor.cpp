@@ -106,13 +106,9 @@ bool is_built_with_cuda() {
 Finding gpu() {
   const bool here = has_nvidia_gpu();
   if (!is_built_with_cuda()) {
-    const char* const usual = "/usr/local/cuda/bin/nvcc";
-    const std::string found = program_on_path("nvcc");
-    const std::string nvcc = found.empty() && access(usual, X_OK) == 0 ? usual : found;
+    const bool nvcc = !program_on_path("nvcc").empty() || !access("/usr/local/cuda/bin/nvcc", X_OK);
     return {"gpu", "this program is built without CUDA",
-            here            ? "a GPU is here: build with scripts/build.sh --cuda on"
-            : !nvcc.empty() ? nvcc + " is here: build with scripts/build.sh --cuda auto"
-                            : ""};
+            here || nvcc ? "build it with scripts/build.sh --cuda on: a GPU or nvcc is here" : ""};
   }
   const std::string obstacle = why_cuda_is_unusable();
   if (obstacle.empty()) {

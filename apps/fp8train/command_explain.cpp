@@ -185,9 +185,9 @@ void print_groups(const std::vector<Group>& groups) {
     const std::string prefix =
         group.first < 0 ? "" : fmt::format("layers.{}{}.", group.first, last);
     for (const auto& [name, shape, products] : group.lines) {
-      table[0].cells.push_back(without_controls(prefix + name));
-      table[1].cells.push_back(shape);
-      table[2].cells.push_back(without_controls(products));
+      table[0].texts.push_back(without_controls(prefix + name));
+      table[1].texts.push_back(shape);
+      table[2].texts.push_back(without_controls(products));
     }
   }
   print_fitted("\n{}", table_text(std::move(table), columns));

@@ -146,7 +146,7 @@ void print_report_text(const FileQuantizationReport& report, const FileQuantizat
                                     {"saturated %"}, {"underflow %"}, {"SNR dB"}};
   const auto add = [&](const std::string& name, const std::string& shape,
                        const CastQuality& quality) {
-    const std::string cells[] = {
+    const std::string texts[] = {
         without_controls(name),
         shape,
         fmt::format("{:.6g}", quality.amax),
@@ -154,7 +154,7 @@ void print_report_text(const FileQuantizationReport& report, const FileQuantizat
         fmt::format("{:.4f}", percent(quality.statistics.underflow, quality.statistics.count)),
         snr_text(quality)};
     for (size_t i = 0; i < table.size(); ++i) {
-      table[i].cells.push_back(cells[i]);
+      table[i].texts.push_back(texts[i]);
     }
   };
   for (const QuantizedEntry& tensor : report.tensors) {

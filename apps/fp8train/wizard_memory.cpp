@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "comm/topology.h"
 #include "device/cuda/cuda_device.h"
+#include "precision/plan_entries.h"
 #include "step_time.h"
 #include "train/preflight.h"
 #include "train/records/progress.h"
@@ -217,18 +218,17 @@ JobMemory::Recommendation JobMemory::recommended_plan(const Settings& settings) 
   }
   const RankMemory rank = memory_of(settings);
   const PlansElsewhere elsewhere = plans_elsewhere(rank.traits);
-  const auto contains = [](const std::vector<std::string>& plans, const char* plan) {
+  const auto contains = [](const std::vector<std::string>& plans, const std::string& plan) {
     return std::ranges::find(plans, plan) != plans.end();
   };
-  for (const auto& [plan, reason] :
-       {std::pair("te-mxfp8", "the smallest error of the plans that {} multiplies in FP8"),
-        std::pair("te-current",
-                  "FP8 on {} with the least risk: no scale is from an earlier step")}) {
-    if (!contains(elsewhere.in_16_bits, plan) && !contains(elsewhere.refused, plan)) {
-      return {plan, fmt::format(fmt::runtime(reason), rank.device_name())};
+  Recommendation best = {"bf16", fmt::format("{} has no units for FP8", rank.device_name())};
+  for (const PlanEntry& entry : plan_entries()) {
+    if (*entry.advice != '\0' && !contains(elsewhere.in_16_bits, entry.name) &&
+        !contains(elsewhere.refused, entry.name)) {
+      best = {entry.name, fmt::format("for {}: {}", rank.device_name(), entry.advice)};
     }
   }
-  return {"bf16", fmt::format("{} has no units for FP8", rank.device_name())};
+  return best;
 }
 
 std::string JobMemory::plans(const Settings& settings) {

@@ -110,8 +110,8 @@ size_t columns_of(std::FILE* out, size_t columns) {
 std::string table_text(std::vector<TableColumn> table, size_t columns) {
   const auto width = [](const TableColumn& column) {
     size_t widest = width_of(column.title);
-    for (const std::string& cell : column.cells) {
-      widest = std::max(widest, width_of(cell));
+    for (const std::string& entry : column.texts) {
+      widest = std::max(widest, width_of(entry));
     }
     return widest;
   };
@@ -134,10 +134,10 @@ std::string table_text(std::vector<TableColumn> table, size_t columns) {
     table.erase(least);
   }
   std::string text;
-  const auto add = [&](const TableColumn& column, const std::string& cell, bool right) {
-    const std::string blanks(width(column) - width_of(cell), ' ');
+  const auto add = [&](const TableColumn& column, const std::string& entry, bool right) {
+    const std::string blanks(width(column) - width_of(entry), ' ');
     const bool last = &column == &table.back();
-    text += right ? blanks + cell : last ? cell : cell + blanks;
+    text += right ? blanks + entry : last ? entry : entry + blanks;
     text += last ? "" : "  ";
     if (last) {
       text.erase(text.find_last_not_of(' ') + 1);
@@ -146,12 +146,12 @@ std::string table_text(std::vector<TableColumn> table, size_t columns) {
   };
   std::vector<bool> right;
   for (const TableColumn& column : table) {
-    right.push_back(std::ranges::all_of(column.cells, is_number));
+    right.push_back(std::ranges::all_of(column.texts, is_number));
     add(column, column.title, right.back());
   }
-  for (size_t row = 0; row < table.front().cells.size(); ++row) {
+  for (size_t row = 0; row < table.front().texts.size(); ++row) {
     for (size_t i = 0; i < table.size(); ++i) {
-      add(table[i], table[i].cells[row], right[i]);
+      add(table[i], table[i].texts[row], right[i]);
     }
   }
   return text + (lost.empty() ? "" : fmt::format("Not in {} columns: {}.\n", columns, lost));

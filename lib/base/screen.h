@@ -40,7 +40,7 @@ struct TableColumn {
   std::string title;
   /// A table that is too wide loses the columns with the highest numbers first; 0: never lost.
   int lost_first = 0;
-  std::vector<std::string> cells = {};
+  std::vector<std::string> texts = {};
 };
 
 /// Returns lines with aligned columns, numbers at their right, and in lines of at most `columns`

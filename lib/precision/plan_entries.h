@@ -21,6 +21,8 @@ struct PlanEntry {
   const char* source;
   std::optional<MixedPrecision> mixed_precision = {};
   bool needs_roles = false;  ///< it means something only with roles of the request
+  /// Why it is recommended where a GPU multiplies it in FP8; of several the last one counts.
+  const char* advice = "";
 };
 
 /// Returns the plans in the order of the table.

@@ -177,7 +177,7 @@ std::string plan_table_text(size_t columns) {
                                     {"m + v", 2}, {"bytes"}};
   for (const std::string& name : plan_names()) {
     const PrecisionPlan plan = plan_named(name);
-    const std::string cells[] = {
+    const std::string texts[] = {
         name,
         in_short(plan.fprop.a),
         in_short(plan.fprop.b),
@@ -189,7 +189,7 @@ std::string plan_table_text(size_t columns) {
         fmt::format("{} {}", name_of(plan.moment1.dtype), name_of(plan.moment2.dtype)),
         bytes_text(plan)};
     for (size_t i = 0; i < table.size(); ++i) {
-      table[i].cells.push_back(cells[i]);
+      table[i].texts.push_back(texts[i]);
     }
   }
   return table_text(std::move(table), columns) +

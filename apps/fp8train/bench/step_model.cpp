@@ -100,7 +100,7 @@ double number(const Json& json, const char* key) {
 void add_row(std::vector<TableColumn>& table, const std::string& name, const Json& row,
              double step_seconds) {
   const double seconds = number(row, "seconds");
-  const std::string cells[] = {
+  const std::string texts[] = {
       "  " + name,
       row.contains("calls") ? row.at("calls").dump() : "",
       row.at("launches").dump(),
@@ -110,7 +110,7 @@ void add_row(std::vector<TableColumn>& table, const std::string& name, const Jso
       fmt::format("{:.1f}", 100.0 * seconds / step_seconds),
       row.contains("bound") ? row.at("bound").get<std::string>() : ""};
   for (size_t i = 0; i < table.size(); ++i) {
-    table[i].cells.push_back(cells[i]);
+    table[i].texts.push_back(texts[i]);
   }
 }
 
@@ -119,7 +119,7 @@ void print_operations(const Json& report) {
                                     {"TFLOP", 2},  {"ms"},       {"%"},           {"bound by"}};
   const auto add_part = [&](const std::string& name) {
     for (TableColumn& column : table) {
-      column.cells.push_back(&column == &table.front() ? name : "");
+      column.texts.push_back(&column == &table.front() ? name : "");
     }
   };
   const double step_seconds = number(report, "seconds_per_step");
