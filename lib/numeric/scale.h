@@ -71,6 +71,23 @@ FP8TRAIN_HD e8m0 e8m0_scale(float amax, float format_max) {
   return encode_e8m0_round_up(amax / format_max);
 }
 
+/// The same, rounded down as the OCP MX specification has it (section 6.3; FLOOR of torchao,
+/// prototype/mx_formats/config.py, ScaleCalculationMode): 2^(floor(log2 amax) - floor(log2
+/// format_max)), so that the largest elements may saturate; infinity and NaN give 0xFF. `carry` is
+/// added to the bits of amax first: with half of a code's last bit (e8m0_carry()) the block's
+/// largest element is rounded before (EVEN).
+FP8TRAIN_HD e8m0 e8m0_scale_down(float amax, float format_max, uint32_t carry) {
+  constexpr uint32_t kExponent = 0x7F800000U;
+  const uint32_t bits = bits_of(amax);
+  const uint32_t power = bits >= kExponent ? kExponent : (bits + carry) & kExponent;
+  const float quotient = float_of(power) / float_of(bits_of(format_max) & kExponent);
+  return power == kExponent ? e8m0{0xFF} : encode_e8m0_round_up(quotient);
+}
+/// Returns half of the last bit of a number with `mantissa` bits, as bits of fp32.
+constexpr uint32_t e8m0_carry(uint32_t mantissa) {
+  return 1U << (22 - mantissa);
+}
+
 /// NVFP4: the scale of a tensor, above those of its blocks, so that the block with the largest
 /// magnitude gets the largest E4M3 scale: 448 * 6 / amax, at most the largest fp32 number; 1 where
 /// amax is 0 or infinite; NaN stays. Read back as amax / (448 * 6), which is not its reciprocal

@@ -65,7 +65,9 @@ enum class ScaleType : uint8_t {
   f32,
   pow2,
   e8m0,
-  e4m3,  ///< under an fp32 scale of the tensor (NVFP4)
+  e4m3,        ///< under an fp32 scale of the tensor (NVFP4)
+  e8m0_floor,  ///< e8m0 is rounded up, this one down,
+  e8m0_even,   ///< and this one down after amax is rounded (numeric/scale.h)
 };
 /// The facts about a type of scale.
 struct ScaleTypeFacts {
@@ -81,7 +83,9 @@ inline constexpr ScaleTypeFacts kScaleTypeFacts[] = {
     {ScaleType::f32, "fp32", DType::f32, false, false, 4},
     {ScaleType::pow2, "pow2", DType::f32, true, false, 1},
     {ScaleType::e8m0, "e8m0", DType::e8m0, true, false, 0},
-    {ScaleType::e4m3, "e4m3", DType::e4m3, true, true, 0}};
+    {ScaleType::e4m3, "e4m3", DType::e4m3, true, true, 0},
+    {ScaleType::e8m0_floor, "e8m0_floor", DType::e8m0, true, false, 0},
+    {ScaleType::e8m0_even, "e8m0_even", DType::e8m0, true, false, 0}};
 constexpr const ScaleTypeFacts& facts_of(ScaleType type) {
   return kScaleTypeFacts[static_cast<size_t>(type)];
 }
@@ -183,7 +187,7 @@ TensorFormat parse_format(std::string_view text);
 /// "tensor", "row", "1x128", "group(128)".
 std::string name_of(ScaleBlock block);
 
-/// "fp32", "pow2", "e8m0", "e4m3".
+/// "fp32", "pow2", "e8m0", "e4m3", "e8m0_floor", "e8m0_even".
 std::string_view name_of(ScaleType type);
 
 /// Return the words that parse_format() knows, for messages: element types, blocks in use, and

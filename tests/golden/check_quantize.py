@@ -74,7 +74,9 @@ def expected(tensors, how, dequantize):
 
 def combinations():
     plain = itertools.product(FORMATS, ("tensor", "row", "1x128", "128x128"), ("fp32", "pow2"))
-    for how in itertools.chain(plain, (("e4m3", "1x32", "e8m0"), ("e5m2", "1x32", "e8m0"))):
+    for how in itertools.chain(plain, itertools.product(
+        ("e4m3", "e5m2"), ("1x32",), ("e8m0", "e8m0_floor", "e8m0_even")
+    )):
         for rounding in ("nearest", "stochastic"):
             yield how + (rounding,)
 

@@ -74,6 +74,19 @@ def block_amax(x, height, width):
 
 def scales(amax, largest_code, scale, value_for_infinity):
     """What values are multiplied by, and the bytes of what codes are multiplied by."""
+    if scale in ("e8m0_floor", "e8m0_even"):
+        bits = 3 if largest_code == 448 else 2
+        carry = 1 << (22 - bits) if scale == "e8m0_even" else 0
+        finite = np.isfinite(amax)
+        power = (np.where(finite, amax, 0).astype(np.float32).view(np.uint32) + carry) >> 23
+        code = power.astype(np.int64) - (8 if largest_code == 448 else 15)
+        missing = ~finite | (power == 255)
+        code = np.where(missing, 0, np.maximum(code, 0))
+        factor = np.ldexp(1.0, 127 - code).astype(np.float32)
+        reciprocal = np.ldexp(1.0, code - 127).astype(np.float32)
+        factor[missing] = reciprocal[missing] = np.nan
+        code[missing] = 255
+        return factor, reciprocal, code.astype(np.uint8)
     if scale == "e8m0":
         ratio = amax / np.float32(largest_code)
         mantissa, exponent = np.frexp(ratio.astype(np.float64))
@@ -173,7 +186,7 @@ def cast(tensor, number, how):
         {
             "": (code_type, shape, codes.tobytes()),
             scale_name: (
-                "U8" if scale == "e8m0" else "F32", scale_shape,
+                "U8" if scale.startswith("e8m0") else "F32", scale_shape,
                 np.ascontiguousarray(stored).tobytes(),
             ),
         },

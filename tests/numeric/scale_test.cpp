@@ -66,6 +66,24 @@ TEST_CASE("powers of two and reciprocals", "[numeric]") {
   CHECK(reciprocal(3.0F) == 1.0F / 3.0F);
 }
 
+TEST_CASE("E8M0 scales that are rounded down are the OCP specification's and torchao's",
+          "[numeric]") {
+  const uint32_t even = e8m0_carry(3);
+  CHECK(e8m0_scale_down(256.0F, kMaxE4M3, 0).bits == 127);
+  CHECK(e8m0_scale_down(511.9F, kMaxE4M3, 0).bits == 127);  // 448 is the largest code
+  CHECK(e8m0_scale_down(512.0F, kMaxE4M3, 0).bits == 128);
+  CHECK(e8m0_scale_down(495.9F, kMaxE4M3, even).bits == 127);
+  CHECK(e8m0_scale_down(496.0F, kMaxE4M3, even).bits == 128);  // as E4M3 it would be 512
+  CHECK(e8m0_scale_down(480.0F, kMaxE5M2, e8m0_carry(2)).bits == 127 + 9 - 15);
+  CHECK(e8m0_scale_down(0.0F, kMaxE4M3, even).bits == 0x00);
+  CHECK(e8m0_scale_down(kDenormal, kMaxE4M3, even).bits == 0x00);
+  CHECK(e8m0_scale_down(0x1p-118F, kMaxE4M3, 0).bits == 1);
+  CHECK(e8m0_scale_down(kMaxF32, kMaxE4M3, 0).bits == 127 + 127 - 8);
+  CHECK(e8m0_scale_down(kMaxF32, kMaxE4M3, even).bits == 0xFF);
+  CHECK(e8m0_scale_down(kInfinity, kMaxE4M3, 0).bits == 0xFF);
+  CHECK(e8m0_scale_down(float_of(0x7FFFFFFFU), kMaxE4M3, even).bits == 0xFF);
+}
+
 TEST_CASE("E8M0 scale never lets an element saturate", "[numeric]") {
   CHECK(e8m0_scale(448.0F, kMaxE4M3).bits == 127);
   CHECK(e8m0_scale(std::nextafter(448.0F, kInfinity), kMaxE4M3).bits == 128);

@@ -7,6 +7,7 @@
 #include "numeric/convert.h"
 #include "ops/blockwise_cases.h"
 #include "ops/cast/quantize.h"
+#include "ops/expected_scale.h"
 
 using namespace fp8train;
 using namespace fp8train::test;
@@ -33,46 +34,6 @@ uint8_t encode_scalar(DType dtype, float value) {
     return static_cast<uint8_t>(encode<int8_t>(value));
   }
   return dtype == DType::e4m3 ? encode<e4m3>(value).bits : encode<e5m2>(value).bits;
-}
-
-/// What a block's scale has to be.
-struct Expected {
-  float scale, scale_inv;
-  uint8_t exponent;
-};
-
-Expected expected_scale(const TensorFormat& format, DType input, float amax) {
-  const double maximum = format.dtype == DType::e4m3 ? 448.0
-                         : format.dtype == DType::i8 ? 127.0
-                                                     : 57344.0;
-  if (format.scale_type == ScaleType::e8m0) {
-    int exponent = 0;
-    const double ratio = static_cast<float>(static_cast<double>(amax) / maximum);
-    const double mantissa = std::frexp(ratio, &exponent);
-    const int power = mantissa == 0.5 ? exponent - 1 : exponent;
-    int code = std::isinf(ratio) ? 254 : power + 127;
-    code = ratio == 0.0 || code < 0 ? 0 : code > 254 ? 254 : code;
-    if (std::isnan(ratio)) {
-      return {NAN, NAN, 255};
-    }
-    return {static_cast<float>(std::ldexp(1.0, 127 - code)),
-            static_cast<float>(std::ldexp(1.0, code - 127)), static_cast<uint8_t>(code)};
-  }
-  if (amax == 0.0F || !std::isfinite(amax)) {
-    return {1.0F, 1.0F, 0};
-  }
-  const double quotient = maximum / static_cast<double>(amax);
-  const double limit = input == DType::f16    ? 65504.0
-                       : input == DType::bf16 ? std::ldexp(255.0, 120)
-                                              : 3.4028234663852886e38;
-  float scale =
-      quotient > 3.4028235677973366e38 ? static_cast<float>(limit) : static_cast<float>(quotient);
-  if (format.scale_type == ScaleType::pow2) {
-    int exponent = 0;
-    std::frexp(scale, &exponent);
-    scale = static_cast<float>(std::ldexp(1.0, exponent - 1));
-  }
-  return {scale, static_cast<float>(1.0 / static_cast<double>(scale)), 0};
 }
 
 /// Index of the scale (row, column) among [down, across] ones.
@@ -123,7 +84,7 @@ int64_t differences(Orientation& got, const TensorFormat& format, ScaleLayout la
     for (int64_t row = row_begin; row < (by_row ? row_end : row_begin + 1); ++row) {
       const int64_t index = scale_index(format, layout, by_row ? rows : down, across,
                                         by_row ? row : block / across, block % across);
-      if (format.scale_type == ScaleType::e8m0) {
+      if (dtype_of(format.scale_type) == DType::e8m0) {
         wrong += got.scale_inv.as<uint8_t>()[index] != want.exponent ? 1 : 0;
       } else {
         wrong += got.scale_inv.as<float>()[index] != want.scale_inv ? 1 : 0;
@@ -259,7 +220,7 @@ TEST_CASE("codes and scales are torchao's for MX and for rows", "[ops][blocks]")
     Orientation columnwise(format, ScaleLayout::row_major, 384, 256);
     ops::quantize(cpu_stream(), x, {rowwise.view(), columnwise.view(), nullptr, nullptr, format},
                   nullptr, nullptr);
-    const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
+    const bool e8m0_scales = dtype_of(format.scale_type) == DType::e8m0;
     CHECK(fingerprint(rowwise.codes) == fixture.prints[0]);
     CHECK(fingerprint(e8m0_scales ? rowwise.scale_inv : rowwise.scale) == fixture.prints[1]);
     CHECK(fingerprint(columnwise.codes) == fixture.prints[2]);
@@ -311,7 +272,7 @@ TEST_CASE("dequantize multiplies each code by the reciprocal scale of its block"
           q.codes.as<uint8_t>()[i] = static_cast<uint8_t>(i * 7);
         }
         for (int64_t i = 0; i < q.grid.count; ++i) {
-          if (format.scale_type == ScaleType::e8m0) {
+          if (dtype_of(format.scale_type) == DType::e8m0) {
             q.scale_inv.as<uint8_t>()[i] = static_cast<uint8_t>(120 + i % 17);
           } else {
             q.scale_inv.as<float>()[i] = 0.37F * static_cast<float>(i + 1);
@@ -325,7 +286,7 @@ TEST_CASE("dequantize multiplies each code by the reciprocal scale of its block"
         for (int64_t i = 0; i < rows * columns; ++i) {
           const int64_t index = scale_index(format, layout, q.grid.rows, q.grid.columns,
                                             i / columns / height, i % columns / width);
-          const float factor = format.scale_type == ScaleType::e8m0
+          const float factor = dtype_of(format.scale_type) == DType::e8m0
                                    ? std::ldexp(1.0F, q.scale_inv.as<uint8_t>()[index] - 127)
                                    : q.scale_inv.as<float>()[index];
           const float want = q.codes.get(i) * factor;

@@ -1,6 +1,7 @@
 #pragma once
 // Reading tests/golden/ops/*.txt, and the inputs that tests/golden/cast_inputs.py makes.
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <map>
@@ -115,9 +116,7 @@ inline TensorFormat format_of(const std::string& dtype, const std::string& granu
                                                            {"1x128", block_1x128},
                                                            {"128x128", block_128x128}};
   format.block = granularities.at(granularity);
-  format.scale_type = scale == "fp32"   ? ScaleType::f32
-                      : scale == "pow2" ? ScaleType::pow2
-                                        : ScaleType::e8m0;
+  format.scale_type = std::ranges::find(kScaleTypeFacts, scale, &ScaleTypeFacts::name)->type;
   return format;
 }
 

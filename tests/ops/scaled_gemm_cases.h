@@ -54,7 +54,7 @@ struct ScaledMatrix {
     std::vector<double> result;
     for (int64_t i = 0; i < codes.count(); ++i) {
       const int64_t at = i / columns / grid.height * grid.columns + i % columns / grid.width;
-      const float factor = format.scale_type == ScaleType::e8m0
+      const float factor = dtype_of(format.scale_type) == DType::e8m0
                                ? decode(e8m0{scale_inv.bytes()[static_cast<size_t>(at)]})
                                : scale_inv.get(at);
       result.push_back(static_cast<double>(factor) * static_cast<double>(codes.get(i)));

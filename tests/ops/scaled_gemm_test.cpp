@@ -167,7 +167,7 @@ TEST_CASE("a NaN scale reaches the rows or columns of its block and no others", 
   for (const FormatPair& formats : format_pairs()) {
     const auto spoil = [](ScaledMatrix& matrix, int64_t row, int64_t block) {
       const int64_t at = matrix.grid.offset(row, block);
-      if (matrix.format.scale_type == ScaleType::e8m0) {
+      if (dtype_of(matrix.format.scale_type) == DType::e8m0) {
         matrix.scale_inv.as<uint8_t>()[at] = 0xFF;
       } else {
         matrix.scale_inv.set(at, std::nanf(""));

@@ -109,7 +109,8 @@ TEST_CASE("the help of quantize lists what each option takes") {
   help = std::regex_replace(help, std::regex("\\s+"), " ");  // lines may break in a list
   for (const char* choices :
        {"e4m3, e5m2 or int8", "tensor, row, 1x128, 128x128 or 1x32",
-        "fp32 or pow2; e8m0 for 1x32 (default: the first)", "nearest or stochastic"}) {
+        "fp32 or pow2; e8m0, e8m0_floor or e8m0_even for 1x32 (default: the first)",
+        "nearest or stochastic"}) {
     CHECK_THAT(help, Contains(choices));
   }
 }
@@ -123,7 +124,8 @@ TEST_CASE("quantize refuses what has no meaning and leaves files as they are") {
     CHECK_FALSE(fs::exists(out));
   };
   refused(2, quantize({"--format", "e4m4"}), "did you mean e4m3?");
-  refused(2, quantize({"--granularity", "1x32", "--scale", "pow2"}), "scales for 1x32 are e8m0");
+  refused(2, quantize({"--granularity", "1x32", "--scale", "pow2"}),
+          "scales for 1x32 are e8m0 or e8m0_floor or e8m0_even");
   refused(2, quantize({"--granularity", "row", "--scale", "e8m0"}),
           "scales for row are fp32 or pow2; e8m0 ones are for 1x32\n");
   refused(2, quantize({"--granularity", "1x32", "--format", "int8"}), "int8");

@@ -28,6 +28,8 @@ TEST_CASE("formats are written as they are read") {
         "e4m3 128x128 current",
         "e4m3 1x16 current",
         "e4m3 32x32 current e8m0",
+        "e5m2 1x32 current e8m0_floor",
+        "e4m3 1x32 current e8m0_even",
         "e4m3 group(256) current"}) {
     CAPTURE(text);
     CHECK(describe(parse_format(text)) == text);

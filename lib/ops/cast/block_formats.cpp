@@ -17,7 +17,7 @@ constexpr std::span<const DType> kBytes = ByteCodes::kTypes;
 constexpr DType kE2m1[] = {DType::e2m1};
 
 constexpr ScaleType kFp32Scales[] = {ScaleType::f32, ScaleType::pow2};
-constexpr ScaleType kE8m0Scales[] = {ScaleType::e8m0};
+constexpr ScaleType kE8m0Scales[] = {ScaleType::e8m0, ScaleType::e8m0_floor, ScaleType::e8m0_even};
 constexpr ScaleType kE4m3Scales[] = {ScaleType::e4m3};
 
 constexpr BlockFormat kBlockFormats[] = {{per::tensor, kBytes, kFp8, kFp32Scales},

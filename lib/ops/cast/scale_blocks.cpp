@@ -2,6 +2,8 @@
 
 #include "base/error.h"
 #include "base/math.h"
+#include "numeric/convert.h"
+#include "numeric/with_type.h"
 #include "ops/cast/block_formats.h"
 
 namespace fp8train::ops {
@@ -86,6 +88,14 @@ BlockRule block_rule(const TensorFormat& format, DType input) {
     case ScaleType::pow2:
       rule.pow2 = true;
       return rule;
+    case ScaleType::e8m0_even:
+      with_fp8_type(format.dtype, [&](auto tag) {
+        rule.carry = e8m0_carry(FormatLayout<typename decltype(tag)::Type>::kMantissaBits);
+      });
+      [[fallthrough]];
+    case ScaleType::e8m0_floor:
+      rule.down = true;
+      [[fallthrough]];
     case ScaleType::e8m0:
       rule.e8m0 = true;
       return rule;

@@ -42,18 +42,24 @@ void check_blockwise_format(const TensorFormat& format);
 void check_blockwise(const Quantized& view, const TensorFormat& format, ScaleLayout layout,
                      const Shape& shape);
 
-/// How the scale of a block follows from its amax: numeric/scale.h's current_scale, or e8m0_scale
-/// for ScaleType::e8m0.
+/// How the scale of a block follows from its amax: numeric/scale.h's current_scale, or one of its
+/// scales in e8m0.
 struct BlockRule {
   float format_max;
   float amax_epsilon;   ///< a smaller amax counts as this
   float value_for_inf;  ///< scale where format_max / amax overflows: the input type's maximum
   bool pow2;
   bool e8m0;
+  bool down = false;   ///< e8m0_scale_down
+  uint32_t carry = 0;  ///< its argument
 
+  /// Returns the scale that reads the block, in e8m0.
+  FP8TRAIN_HD fp8train::e8m0 exponent(float amax) const {
+    return down ? e8m0_scale_down(amax, format_max, carry) : e8m0_scale(amax, format_max);
+  }
   /// Returns the factor by which values of a block are multiplied.
   FP8TRAIN_HD float factor(float amax) const {
-    return e8m0 ? decode_reciprocal(e8m0_scale(amax, format_max))
+    return e8m0 ? decode_reciprocal(exponent(amax))
                 : current_scale(amax, format_max, amax_epsilon, pow2, value_for_inf);
   }
 };
@@ -78,7 +84,7 @@ struct BlockScales {
     const int64_t at = grid.offset(row, column);
     const float scaled_by = rule.factor(amax);
     if (exponents != nullptr) {
-      exponents[at] = e8m0_scale(amax, rule.format_max);
+      exponents[at] = rule.exponent(amax);
     } else {
       scale_inv[at] = reciprocal(scaled_by);
     }

@@ -121,7 +121,7 @@ TEST_CASE("dequantize_blockwise is exact", "[cuda][blocks]") {
     for (const ScaleLayout layout : kScaleLayouts) {
       for (const auto& [rows, columns] : kBlockExtents) {
         const int64_t count = ops::scale_grid(format.block, rows, columns, layout).count;
-        const bool e8m0_scales = format.scale_type == ScaleType::e8m0;
+        const bool e8m0_scales = dtype_of(format.scale_type) == DType::e8m0;
         Array codes(format.dtype, {rows, columns});
         for (int64_t i = 0; i < codes.count(); ++i) {
           codes.as<uint8_t>()[i] = static_cast<uint8_t>(i);

@@ -77,7 +77,7 @@ struct ScaledProduct {
   /// Makes the scale of a block of `a` NaN.
   void spoil_scale(int64_t row, int64_t block) {
     const int64_t at = a.grid.offset(row, std::min(block, a.grid.columns - 1));
-    if (a.format.scale_type == ScaleType::e8m0) {
+    if (dtype_of(a.format.scale_type) == DType::e8m0) {
       a.scale_inv.as<uint8_t>()[at] = 0xFF;
     } else {
       a.scale_inv.set(at, std::nanf(""));
