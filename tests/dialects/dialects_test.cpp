@@ -151,7 +151,6 @@ TEST_CASE("Accelerate's defaults belong to the backend of its file") {
   CHECK(switched("AO", {"precision.plan=te-blockwise"}).exemptions.first_linears == 0);
   CHECK(switched("AO", {"precision.plan=torchao-rowwise"}).exemptions.first_linears == 1);
   CHECK(switched("AO", {"fp8.backend=te", "fp8.recipe=delayed"}).exemptions.first_linears == 0);
-  CHECK(switched("AO", {"mixed_precision=bf16", "fp8.backend="}).exemptions.first_linears == 0);
   CHECK_FALSE(switched("TE", {"fp8.backend=torchao"}).use_autocast_during_eval.has_value());
 }
 

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+import textwrap
 
 from quality_study import gaps, models, outliers
 
@@ -45,19 +46,15 @@ def trained_table(name, lines):
     head = ["plan", "bases", "gap as trained, %", "gap evaluated in bf16, %",
             "deviation of a gap", "equivalent within"]
     twice = plain.difference("te-current-halves", "te-current")
-    text = [
-        f"### {name}\n",
-        markdown(head, trained_rows(trained, plain)),
-        "",
-        f"± is half of the 95 % interval. {lines[0]['base_steps']} steps in bf16, "
-        f"{lines[0]['steps']} under each plan, {lines[0]['tokens_per_step']} tokens a step; loss "
-        f"of bf16 {plain.loss():.4f}, its standard deviation over bases "
-        f"{number(plain.spread(), 2)} %.",
-    ]
+    text = (f"± is half of the 95 % interval. {lines[0]['base_steps']} steps in bf16, "
+            f"{lines[0]['steps']} under each plan, {lines[0]['tokens_per_step']} tokens a step; "
+            f"loss of bf16 {plain.loss():.4f}, its standard deviation over bases "
+            f"{number(plain.spread(), 2)} %.")
     if twice:
-        text.append(f"`te-current-halves` less `te-current`, evaluated in bf16: "
-                    f"{with_interval(twice)} %.")
-    return "\n".join(text)
+        text += (" `te-current-halves` less `te-current`, evaluated in bf16: "
+                 f"{with_interval(twice)} %.")
+    return "\n".join([f"### {name}\n", markdown(head, trained_rows(trained, plain)), "",
+                      textwrap.fill(text, 100)])
 
 
 def outlier_gaps(results, model, kind):
