@@ -111,6 +111,14 @@ std::string describe_refusal(const CLI::App& root, const CLI::ParseError& error)
 
 }  // namespace
 
+[[noreturn]] static void fail_unknown(const std::string& command,
+                                      const std::vector<std::string>& commands) {
+  const std::string near = nearest_name(command, commands);
+  throw ConfigError(fmt::format(
+      "unknown command \"{}\"{}", command,
+      near.empty() ? "; fp8train --help lists them" : fmt::format("; did you mean \"{}\"?", near)));
+}
+
 std::vector<std::string> with_command(std::vector<std::string> arguments,
                                       const std::vector<std::string>& commands) {
   if (arguments.empty()) {
@@ -120,6 +128,9 @@ std::vector<std::string> with_command(std::vector<std::string> arguments,
   const bool is_known = std::find(commands.begin(), commands.end(), first) != commands.end();
   if (first == "help") {
     arguments.erase(arguments.begin());
+    if (!arguments.empty() && std::ranges::find(commands, arguments.front()) == commands.end()) {
+      fail_unknown(arguments.front(), commands);
+    }
     arguments.emplace_back("--help");
     return arguments;
   }
@@ -135,10 +146,7 @@ std::vector<std::string> with_command(std::vector<std::string> arguments,
     arguments.insert(arguments.begin(), "train");
     return arguments;
   }
-  const std::string near = nearest_name(first, commands);
-  throw ConfigError(fmt::format(
-      "unknown command \"{}\"{}", first,
-      near.empty() ? "; fp8train --help lists them" : fmt::format("; did you mean \"{}\"?", near)));
+  fail_unknown(first, commands);
 }
 
 int run_guarded(const std::function<int()>& body, const std::string& who) {

@@ -20,6 +20,7 @@
 #include "commands.h"
 #include "config/load.h"
 #include "config/show.h"
+#include "data/text_source.h"
 #include "dialects/dialects.h"
 #include "output_path.h"
 #include "precision/plan.h"
@@ -193,6 +194,13 @@ std::string doubt_about(const std::string& key, const Settings& settings) {
     const fs::path path = pattern ? fs::path(source.path).parent_path() : fs::path(source.path);
     if (key == "data.train" && !path.empty() && !fs::exists(path, unseen)) {
       return fmt::format("there is no {} on this machine", path.string());
+    }
+    if (key == "data.train" && !path.empty()) {
+      try {
+        expand_path(source.path);
+      } catch (const DataError& error) {  // a folder without data files
+        return error.what();
+      }
     }
   }
   return "";

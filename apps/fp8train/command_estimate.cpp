@@ -164,7 +164,7 @@ void fit_global_batch(int ranks, Settings& settings) {
     return;
   }
   const int64_t passes = std::max<int64_t>(1, (2 * sequences + multiple) / (2 * multiple));
-  fmt::print(
+  print_fitted(
       "batch   {} sequences instead of training.global_batch_size {}: the nearest multiple of "
       "{} ranks x training.micro_batch_size {}\n",
       passes * multiple, sequences, ranks, settings.step.micro_batch_size);

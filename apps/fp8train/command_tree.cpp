@@ -59,7 +59,7 @@ CommandNode command_tree(Arguments command) {
 std::string help_page(const CLI::App& command) {
   std::string path = command.get_name();
   for (const CLI::App* app = command.get_parent(); app != nullptr; app = app->get_parent()) {
-    path = app->get_name() + " " + path;
+    path.insert(0, app->get_name() + " ");
   }
   return help_page(node_of(command), path);
 }

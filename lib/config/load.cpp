@@ -126,9 +126,11 @@ void follow_model_folder(GivenKeys& given, Settings& settings) {
     if (given.find("scheduler.warmup_steps") == nullptr) {
       settings.scheduler.warmup_steps = usual_warmup(settings);
     }
-    given.note(fmt::format(
-        "optimizer.lr is not given: {}, after {} of warm-up, is used for the model of model.from",
-        usual, counted(settings.scheduler.warmup_steps, "step")));
+    const int64_t warmup = settings.scheduler.warmup_steps;  // epochs: the steps are not known yet
+    given.note(
+        fmt::format("optimizer.lr is not given: {}{} is used for the model of model.from", usual,
+                    warmup == 0 ? " without warm-up (scheduler.warmup_steps)"
+                                : fmt::format(", after {} of warm-up,", counted(warmup, "step"))));
   }
 }
 

@@ -138,7 +138,7 @@ std::string explain_section(const std::string& section) {
 
 std::string default_text(const Field& field) {
   static const Settings kDefaults;
-  if (const std::string text = field.write(kDefaults); !text.empty()) {
+  if (std::string text = field.write(kDefaults); !text.empty()) {
     return text;
   }
   std::vector<std::string> plans = plan_names();

@@ -139,10 +139,14 @@ std::optional<std::string> refusal_of_other_trainer(const YamlNode& root) {
   // Lengths exclude each other here. Steps come first, as in transformers, where -1 is "not set".
   const bool has_steps = std::ranges::any_of(
       said.settings, [](const auto& one) { return one.first == "training.max_steps"; });
+  const bool has_adapters = std::ranges::any_of(said.advice, [](const std::string& advice) {
+    return advice.find("adapters") != std::string::npos;
+  });
   std::string keys;
   for (const auto& [key, value] : said.settings) {
     const bool is_length = key == "training.max_epochs" || key == "training.max_tokens";
-    keys += has_steps && is_length ? "" : fmt::format(" {}={}", key, value);
+    const bool is_of_adapters = has_adapters && key == "optimizer.lr";  // too large for all weights
+    keys += (has_steps && is_length) || is_of_adapters ? "" : fmt::format(" {}={}", key, value);
   }
   return fmt::format(
       "this is a file of {}, which is not read here; {}name the model with model.from and the data "

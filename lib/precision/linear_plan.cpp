@@ -43,16 +43,21 @@ std::string reason_for(const ExemptionRules& rules, const LinearPlan& linear,
     }
   }
   if (site.block >= 0 && site.block < rules.first_blocks) {
-    return fmt::format("in the first {} blocks", rules.first_blocks);
+    return rules.first_blocks == 1 ? "in the first block"
+                                   : fmt::format("in the first {} blocks", rules.first_blocks);
   }
   if (site.block >= 0 && site.block >= position.blocks - rules.last_blocks) {
-    return fmt::format("in the last {} blocks", rules.last_blocks);
+    return rules.last_blocks == 1 ? "in the last block"
+                                  : fmt::format("in the last {} blocks", rules.last_blocks);
   }
   if (!site.is_head && position.index < rules.first_linears) {
-    return fmt::format("among the first {} linears", rules.first_linears);
+    return rules.first_linears == 1
+               ? "the first linear"
+               : fmt::format("among the first {} linears", rules.first_linears);
   }
   if (!site.is_head && position.index >= position.total - rules.last_linears) {
-    return fmt::format("among the last {} linears", rules.last_linears);
+    return rules.last_linears == 1 ? "the last linear"
+                                   : fmt::format("among the last {} linears", rules.last_linears);
   }
   if (std::min(site.in_features, site.out_features) < rules.min_dimension) {
     return fmt::format("smaller than min_dimension {}", rules.min_dimension);

@@ -131,7 +131,7 @@ TEST_CASE("a model's folder has the usual tokenizer and the longest usual sequen
         std::vector<std::string>{
             "data.tokenizer is not given: the tokenizer of model.from (" + from + ") is used",
             "data.seq_length is not given: the context length of model.from (64) is used",
-            "optimizer.lr is not given: 1e-05, after 0 steps of warm-up, is used for the model of "
+            "optimizer.lr is not given: 1e-05, after 1 step of warm-up, is used for the model of "
             "model.from"});
   check_round_trip(usual);
   const Settings given = load({"data.tokenizer=byte", "data.seq_length=32", "optimizer.lr=3e-4"});

@@ -139,9 +139,10 @@ TEST_CASE("files of other trainers are answered in one sentence") {
   // Wishes are answered once each, unless they are switched off; so are values that mean another
   // thing.
   CHECK_THAT(error("base_model: org/model\nadapter: lora\nlora_r: 8\nload_in_4bit: false\n"
-                   "optimizer: adamw_torch\nlearning_rate: 1e-4\nwandb_project: x\n"),
-             Contains("as optimizer.lr=1e-4, name") && Contains("; adapter: adapters (LoRA) are") &&
-                 !Contains("lora_r") && !Contains("load_in") && Contains("; wandb_project: "));
+                   "weight_decay: 0.1\nlearning_rate: 1e-4\nwandb_project: x\n"),
+             Contains("as optimizer.weight_decay=0.1, name") && !Contains("1e-4") &&
+                 Contains("; adapter: adapters (LoRA) are") && !Contains("lora_r") &&
+                 !Contains("load_in") && Contains("; wandb_project: "));
   // Of two such keys in a file with a section of this program, each is an unknown key.
   for (const char* section :
        {"data: {train: a.txt}", "optimizer: {lr: 1e-3}", "scheduler: {type: cosine}",

@@ -48,8 +48,7 @@ TEST_CASE("Llama 3 as transformers 5 writes it") {
   CHECK(config.bos_token_id == 128000);
   CHECK(config.eos_token_id == 128001);
   CHECK(read.eos_token_ids == std::vector<int64_t>{128001, 128009});
-  REQUIRE(read.notes.size() == 1);
-  CHECK_THAT(read.notes[0], Contains("eos_token_id"));
+  CHECK(read.notes.empty());
 }
 
 TEST_CASE("GPT-2 as transformers writes it") {

@@ -102,7 +102,7 @@ TEST_CASE("layers of which NVFP4 has no product, and the last blocks, stay out")
   const std::vector<LinearPlan> plans = plan_linears(resolve_plan(request), sites);
   CHECK(plans[0].exempt_reason.empty());
   CHECK(plans[1].exempt_reason == "dimension 80 is not a multiple of 32");
-  CHECK(plans[2].exempt_reason == "in the last 1 blocks");
+  CHECK(plans[2].exempt_reason == "in the last block");
 }
 
 TEST_CASE("NVFP4 is multiplied by the cpu and on sm_100, elsewhere as bf16") {

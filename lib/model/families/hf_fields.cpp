@@ -80,10 +80,6 @@ void read_common(const ConfigFields& fields, HfConfig& out) {
   config.bos_token_id = bos.empty() ? -1 : bos.front();
   out.eos_token_ids = fields.token_ids("eos_token_id");
   config.eos_token_id = out.eos_token_ids.empty() ? -1 : out.eos_token_ids.front();
-  if (out.eos_token_ids.size() > 1) {
-    out.notes.emplace_back(
-        "'eos_token_id' is a list; training data is separated by its first entry");
-  }
   if (fields.has("quantization_config")) {
     fields.fail(
         "quantized weights ('quantization_config') are not read; use the folder that "
