@@ -6,7 +6,8 @@ ones do.
 Environment: GPU_CHECK_FAKE names what goes wrong: "no-gpu", "no-products", "libraries", "garbage",
 "diverges", "no-options", "no-torch", "torch-memory", "memcheck", "own-attention", "refused",
 "wrong-products", "step-memory", "step-error", "step-crash", "step-hang", "step-order".
-GPU_CHECK_GPU is its name and memory: "NVIDIA H200,143771 MiB"."""
+GPU_CHECK_GPU is its name and memory: "NVIDIA H200,143771 MiB". GPU_CHECK_SAMPLES is a file to which
+nvidia-smi adds a character with each sample of clocks; a training run waits for three."""
 
 import json
 import os
@@ -17,6 +18,7 @@ import time
 from pathlib import Path
 
 WRONG = os.environ.get("GPU_CHECK_FAKE", "")
+SAMPLES = os.environ.get("GPU_CHECK_SAMPLES", "")
 GPU, MEMORY = os.environ.get("GPU_CHECK_GPU", "NVIDIA H100 80GB HBM3,81559 MiB").split(",")
 PLANS = {
     "bf16": 1.0, "te-delayed": 1.4, "te-current": 1.3, "te-blockwise": 1.2, "deepseek-v3": 1.1,
@@ -148,7 +150,18 @@ def bench(words):
     return 0
 
 
+def wait_for_samples(count):
+    """Of nvidia-smi, which starts by itself and may be late on a busy machine."""
+    def written():
+        return os.path.getsize(SAMPLES) if os.path.exists(SAMPLES) else 0
+    begin, end = written(), time.monotonic() + 60
+    while written() < begin + count and time.monotonic() < end:
+        time.sleep(0.05)
+
+
 def train(words):
+    if SAMPLES:
+        wait_for_samples(3)
     folder = Path(after(words, "--output-dir"))
     folder.mkdir(parents=True)
     settings = [word for word in words if "=" in word]
@@ -233,6 +246,9 @@ def nvidia_smi(words):
     print(", ".join(answers.get(field, "1") for field in query), flush=True)
     while "-lms" in words:  # until nobody listens
         os.write(1, (", ".join(answers[field] for field in query) + "\n").encode())
+        if SAMPLES:
+            with open(SAMPLES, "a", encoding="utf-8") as samples:
+                samples.write(".")
         subprocess.run(["sleep", "0.1"], check=False)
     return 0
 
