@@ -27,9 +27,9 @@ struct EstimateOptions {
 };
 
 /// Nothing larger is tried.
-constexpr int64_t kMostMicroBatch = int64_t{1} << 16;
+constexpr int64_t kMaxMicroBatch = int64_t{1} << 16;
 
-/// The largest micro_batch_size up to kMostMicroBatch with which a rank needs at most `bytes`; 0:
+/// The largest micro_batch_size up to kMaxMicroBatch with which a rank needs at most `bytes`; 0:
 /// not even one.
 int64_t largest_micro_batch(EngineSettings settings, const DeviceTraits& traits,
                             const Topology& ranks, size_t bytes) {
@@ -42,11 +42,11 @@ int64_t largest_micro_batch(EngineSettings settings, const DeviceTraits& traits,
   }
   int64_t fitting = 1;
   int64_t beyond = 2;
-  while (fitting < kMostMicroBatch && fits(beyond)) {
+  while (fitting < kMaxMicroBatch && fits(beyond)) {
     fitting = beyond;
     beyond *= 2;
   }
-  if (fitting >= kMostMicroBatch) {
+  if (fitting >= kMaxMicroBatch) {
     return fitting;
   }
   while (beyond - fitting > 1) {
@@ -149,9 +149,9 @@ int estimate_settings(const Settings& settings, int world_size) {
     print_fitted(
         "largest training.micro_batch_size that fits, with {} micro-batch{} per step: {}\n", count,
         count == 1 ? "" : "es",
-        most == 0                 ? "none"
-        : most >= kMostMicroBatch ? fmt::format("{} or more", most)
-                                  : fmt::format("{}", most));
+        most == 0                ? "none"
+        : most >= kMaxMicroBatch ? fmt::format("{} or more", most)
+                                 : fmt::format("{}", most));
   }
   return 0;
 }

@@ -33,7 +33,7 @@ struct CommandNode {
 /// The program that `command` belongs to, all commands below it.
 CommandNode command_tree(Arguments command);
 
-/// What --help prints of a command, in at most 80 columns, or those of a terminal if it has fewer.
+/// The page that --help prints, in at most 80 columns, or those of a terminal if it has fewer.
 /// `path` is "fp8train bench step".
 std::string help_page(const CommandNode& command, const std::string& path);
 std::string help_page(const CLI::App& command);

@@ -115,7 +115,7 @@ Json thinned(const Points& points) {
   return curve;
 }
 
-/// What is drawn as curves over steps:
+/// The metrics that are drawn as curves over steps:
 /// [{"key": .., "label": .., "unit": .., "drawn_where_zero": ..}, ...].
 Json drawn_metrics() {
   Json drawn = Json::array();

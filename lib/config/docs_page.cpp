@@ -73,7 +73,7 @@ Anchors, aliases and tags of YAML are not supported. Relative paths start at the
 `fp8train config show --resolved FILE` prints every setting of a run.
 )";
 
-/// What is not here: the names of its keys in other programs, why, and what there is instead.
+/// Keys of other programs that have no counterpart here, why, and what there is instead.
 std::string not_here_table() {
   std::string result = "| key | | instead |\n|---|---|---|\n";
   for (const ForeignName& entry : foreign_names()) {

@@ -16,9 +16,9 @@ namespace {
 
 /// Empty where it cannot be read, which is an error of those that need the model.
 std::string config_json_in(const std::filesystem::path& folder) {
-  constexpr size_t kMostBytes = size_t{64} << 20;
+  constexpr size_t kMaxBytes = size_t{64} << 20;
   try {
-    return read_text_file(folder / "config.json", kMostBytes);
+    return read_text_file(folder / "config.json", kMaxBytes);
   } catch (const DataError&) {
     return "";
   }

@@ -116,8 +116,8 @@ void check_activations(const EngineSettings& engine) {
     widths += static_cast<double>(site.in_features + site.out_features);
   });
   const double bytes = 32.0 * static_cast<double>(rows) * widths;
-  constexpr double kMostBytes = 1e18;
-  if (bytes > kMostBytes) {
+  constexpr double kMaxBytes = 1e18;
+  if (bytes > kMaxBytes) {
     throw ConfigError(
         fmt::format("a pass of {} tokens (training.micro_batch_size {} * data.seq_length {}) "
                     "through this model has more than 10^18 bytes of activations",

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "program.h"
+#include "tiny_run.h"
 
 namespace fp8train::test {
 namespace {
@@ -125,16 +126,7 @@ struct Use {
 };
 
 Words run_keys(const Words& more) {
-  Words keys = {"device=cpu",
-                "model.preset=toy",
-                "data.train=text.txt",
-                "data.seq_length=32",
-                "training.micro_batch_size=1",
-                "training.max_steps=4",
-                "logging.interval=1",
-                "precision.plan=te-delayed",
-                "output_dir=run",
-                "threads=1"};
+  Words keys = tiny_run({"precision.plan=te-delayed"});
   keys.insert(keys.end(), more.begin(), more.end());
   return keys;
 }

@@ -5,25 +5,12 @@
 #include <catch2/catch.hpp>
 
 #include "program.h"
+#include "tiny_run.h"
 
 namespace fp8train::test {
 namespace {
 
 using Catch::Contains;
-
-Words tiny_run(const Words& more = {}) {
-  Words words = {"device=cpu",
-                 "model.preset=toy",
-                 "data.train=text.txt",
-                 "data.seq_length=32",
-                 "training.micro_batch_size=1",
-                 "training.max_steps=4",
-                 "logging.interval=1",
-                 "output_dir=run",
-                 "threads=1"};
-  words.insert(words.end(), more.begin(), more.end());
-  return words;
-}
 
 TEST_CASE("errors are red on a terminal that has colours, and nowhere else") {
   const TextFolder folder;

@@ -217,7 +217,7 @@ TEST_CASE("job scripts are scripts") {
   }
 }
 
-TEST_CASE("a run that is longer than its time limit queues itself again, unless told otherwise") {
+TEST_CASE("a run that is longer than its time limit queues itself again by default") {
   const Workshop shop;
   const bool on_cpu = GENERATE(true, false);
   const auto written = [&](const std::string& job) {

@@ -128,7 +128,7 @@ std::optional<std::vector<std::string>> read_job_words(const FieldValue& value,
   return texts ? std::optional(words) : std::nullopt;
 }
 
-/// What a site needs in the script in addition.
+/// Lines of the script that only some sites need.
 std::vector<Field> site_fields() {
   const auto question = [](const char* asked) {
     return Question{.topic = Topic::job, .text = asked, .when = under_slurm, .optional = true};

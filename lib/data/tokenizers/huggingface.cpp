@@ -29,7 +29,7 @@ namespace fp8train {
 namespace tokenizers {
 namespace {
 
-constexpr size_t kMostBytes = 256U << 20;
+constexpr size_t kMaxBytes = 256U << 20;
 
 /// What tokenizer_config.json says.
 struct NamedEnds {
@@ -308,7 +308,7 @@ NamedEnds read_ends(const std::filesystem::path& folder) {
   const std::filesystem::path path = folder / "tokenizer_config.json";
   if (!std::filesystem::is_regular_file(path)) return found;
   const std::string where = path.string();
-  const std::string text = read_text_file(path, kMostBytes);
+  const std::string text = read_text_file(path, kMaxBytes);
   try {
     const nlohmann::json document = nlohmann::json::parse(text);
     const JsonPart config(document, where);
@@ -345,7 +345,7 @@ std::unique_ptr<Tokenizer> read_tokenizer_json(std::string_view text, const std:
 
 std::unique_ptr<Tokenizer> open_tokenizer_json(const TokenizerProbe& probe) {
   const std::filesystem::path folder = probe.path.parent_path();
-  return read_tokenizer_json(read_text_file(probe.path, kMostBytes), probe.path.string(), &folder);
+  return read_tokenizer_json(read_text_file(probe.path, kMaxBytes), probe.path.string(), &folder);
 }
 
 }  // namespace tokenizers

@@ -150,7 +150,19 @@ def quantized(cast, x, along, slot=None):
     return result.T if turned else result
 
 
-class Delayed:
+class Window:
+    """A history of amax that moves with micro-batches, or with steps."""
+
+    def end_micro_batch(self):
+        if not self.per_step:
+            self.update()
+
+    def end_step(self):
+        if self.per_step:
+            self.update()
+
+
+class Delayed(Window):
     """[te] common/recipe/delayed_scaling.cu (kernel_bulk): the scale of the largest amax of the
     newest `length` micro-batches, 1 at first; an amax of 0 does not enter. Wrong oracles give the
     other arguments."""
@@ -174,16 +186,8 @@ class Delayed:
             self.now = scale_of(self.cast, self.pick(window)) if window else self.now
         self.amax = F32(0)
 
-    def end_micro_batch(self):
-        if not self.per_step:
-            self.update()
 
-    def end_step(self):
-        if self.per_step:
-            self.update()
-
-
-class PerStep:
+class PerStep(Window):
     """[msamp] msamp/common/tensor/cast.py, msamp/optim/optimizer.py (_update_scaling_factors): the
     window moves with the optimizer's steps; while it fills, each tensor has its own scale."""
 
@@ -204,11 +208,3 @@ class PerStep:
         self.history.append(self.amax)
         self.now = scale_of(self.cast, max(self.history[-self.length :]))
         self.amax = F32(0)
-
-    def end_micro_batch(self):
-        if not self.per_step:
-            self.update()
-
-    def end_step(self):
-        if self.per_step:
-            self.update()
