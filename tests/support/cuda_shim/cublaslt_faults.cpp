@@ -14,7 +14,8 @@ const char* why_faulty(const ScaledSide& a, const ScaledSide& b) {
                        b.mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
   const int64_t multiple = faults().vector_multiple;
   if (vectors && (a.rows % multiple != 0 || b.rows % multiple != 0)) {
-    return "M and N must be multiples of more than 4 with 1x128 scales";
+    return multiple == 4 ? "M and N must be multiples of 4 with 128-block scales"
+                         : "M and N must be multiples of more than 4 with 1x128 scales";
   }
   if (a.mode == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F && b.rows <= faults().few_rows &&
       a.k >= faults().large_k) {
