@@ -1,10 +1,7 @@
 #include "optim/registry.h"
 
-#include <algorithm>
 #include <string>
 
-#include "base/error.h"
-#include "base/text.h"
 #include "optim/optimizer.h"
 
 namespace fp8train {
@@ -45,14 +42,7 @@ bool OptimizerEntry::reads(std::string_view key) const {
 }
 
 const OptimizerEntry& optimizer_named(std::string_view name) {
-  const std::vector<OptimizerEntry>& all = optimizers();
-  const auto found = std::find_if(all.begin(), all.end(),
-                                  [&](const OptimizerEntry& entry) { return entry.name == name; });
-  if (found == all.end()) {
-    throw ConfigError("optimizer.name: '" + std::string(name) + "' is not one of " +
-                      joined(all, &OptimizerEntry::name));
-  }
-  return *found;
+  return entry_named(optimizers(), name, "optimizer.name");
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerSite& site) {

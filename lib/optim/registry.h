@@ -2,9 +2,14 @@
 // The table of optimizers. Each file of an optimizer describes it by one OptimizerEntry;
 // registry.cpp has a line for each. The configuration asks this table which keys apply.
 
+#include <algorithm>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
+
+#include "base/error.h"
+#include "base/text.h"
 
 namespace fp8train {
 
@@ -40,7 +45,18 @@ struct OptimizerEntry {
 const std::vector<OptimizerEntry>& optimizers();
 /// Returns all keys that only some of them read.
 const std::vector<std::string_view>& optimizer_keys();
-/// Returns the entry with this name. Throws ConfigError that lists all names if there is none.
+/// Returns the entry of a table with this name, the value of `key`. Throws ConfigError that lists
+/// all names if there is none.
+template <class Entry>
+const Entry& entry_named(const std::vector<Entry>& all, std::string_view name, const char* key) {
+  const auto found = std::ranges::find(all, name, &Entry::name);
+  if (found == all.end()) {
+    throw ConfigError(std::string(key) + ": '" + std::string(name) + "' is not one of " +
+                      joined(all, &Entry::name));
+  }
+  return *found;
+}
+/// Returns the optimizer with this name, as entry_named().
 const OptimizerEntry& optimizer_named(std::string_view name);
 
 /// Returns the settings of an optimizer that stores nothing, where none is to run.

@@ -1,21 +1,37 @@
 #pragma once
-// Learning rate as a pure function of the step.
+// The table of learning-rate schedules. A schedule is a pure function of the step, and an entry
+// here. The configuration asks this table which keys apply.
 
+#include <algorithm>
 #include <cstdint>
+#include <string_view>
+#include <vector>
 
 #include "optim/settings.h"
 
 namespace fp8train {
 
+struct ScheduleEntry {
+  std::string_view name;  ///< scheduler.type
+  /// Learning rate of step `step` after the warm-up of a run of `max_steps`.
+  double (*rate)(const ScheduleSettings& schedule, double lr, int64_t step, int64_t max_steps);
+  /// Keys that this schedule reads and not all others do: "scheduler.min_lr".
+  std::vector<std::string_view> keys;
+  /// Why the settings are not enough for it, of scheduler.decay_steps; null: they always are.
+  const char* (*lacks)(const ScheduleSettings& schedule) = nullptr;
+
+  bool reads(std::string_view key) const {
+    return std::find(keys.begin(), keys.end(), key) != keys.end();
+  }
+};
+
+/// Returns the table of schedules.
+const std::vector<ScheduleEntry>& schedules();
+/// Returns the entry with this name. Throws ConfigError that lists all names if there is none.
+const ScheduleEntry& schedule_named(std::string_view name);
+
 /// Learning rate of optimizer step `step` (counted from 0) of a run of `max_steps`. Warm-up is
-/// linear: step s of w has lr * (s + 1) / (w + 1), as nanoGPT. Then, with p the fraction of the
-/// decay done and m = min_lr:
-///   cosine   m + (lr - m) * (1 + cos(pi p)) / 2
-///   linear   lr + (m - lr) * p
-///   wsd      lr until the last decay_steps, then linear to m (warm-up, stable, decay)
-///   constant lr
-/// cosine and linear decay over decay_steps after the warm-up (0: until max_steps) and stay at m
-/// after it.
+/// linear: step s of w has lr * (s + 1) / (w + 1), as nanoGPT. Then the schedule's own rate.
 double learning_rate(const ScheduleSettings& schedule, double lr, int64_t step, int64_t max_steps);
 
 }  // namespace fp8train

@@ -46,16 +46,9 @@ struct OptimizerSettings {
   bool operator==(const OptimizerSettings&) const = default;
 };
 
-enum class ScheduleType : uint8_t { cosine, linear, wsd, constant };
-inline constexpr std::pair<ScheduleType, std::string_view> kScheduleTypes[] = {
-    {ScheduleType::cosine, "cosine"},
-    {ScheduleType::linear, "linear"},
-    {ScheduleType::wsd, "wsd"},
-    {ScheduleType::constant, "constant"}};
-
 /// The settings under `scheduler`: the learning rate over steps.
 struct ScheduleSettings {
-  ScheduleType type = ScheduleType::cosine;
+  std::string type = "cosine";  ///< of an entry in optim/schedule.h
   int64_t warmup_steps = 0;
   double min_lr = 0.0;
   int64_t decay_steps =

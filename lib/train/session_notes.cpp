@@ -13,6 +13,7 @@
 #include "data/readers/data_format.h"
 #include "data/text_source.h"
 #include "data/tokenizers/registry.h"
+#include "optim/schedule.h"
 #include "precision/linear_plan.h"
 
 namespace fp8train {
@@ -54,7 +55,7 @@ void note_short_run(const ScheduleSettings& schedule, int64_t steps,
         "the learning rate stays below optimizer.lr",
         schedule.warmup_steps, steps));
   } else if (schedule.decay_steps > steps - schedule.warmup_steps &&
-             schedule.type != ScheduleType::constant) {
+             schedule_named(schedule.type).reads("scheduler.decay_steps")) {
     notes.push_back(fmt::format(
         "scheduler.decay_steps: warm-up ({}) and decay ({}) together are longer than the run's {} "
         "steps",

@@ -7,6 +7,7 @@
 #include "config/fields/field_table.h"
 #include "config/model_folder.h"
 #include "optim/registry.h"
+#include "optim/schedule.h"
 
 namespace fp8train {
 namespace {
@@ -41,9 +42,10 @@ std::string offered_warmup(const Settings& settings) {
   return std::to_string(usual_warmup(settings));
 }
 
-std::vector<std::string> optimizer_names() {
+template <class Entry>
+std::vector<std::string> names_of(const std::vector<Entry>& entries) {
   std::vector<std::string> names;
-  for (const OptimizerEntry& entry : optimizers()) {
+  for (const Entry& entry : entries) {
     names.emplace_back(entry.name);
   }
   return names;
@@ -60,16 +62,21 @@ void check_optimizer(const CheckContext& at) {
   }
 }
 
-bool is_constant(const CheckContext& at) {
-  return at.settings.scheduler.type == ScheduleType::constant;
+/// Whether the schedule reads the key; if not, the key must not be given.
+bool check_read_by_schedule(const CheckContext& at) {
+  const ScheduleEntry& schedule = schedule_named(at.settings.scheduler.type);
+  if (!schedule.reads(at.field.key)) {
+    at.without_meaning(fmt::format("scheduler.type: {}", schedule.name));
+    return false;
+  }
+  return true;
 }
 
 void check_min_lr(const CheckContext& at) {
   const double least = at.settings.scheduler.min_lr;
   const double peak = at.settings.optimizer.lr;
-  if (is_constant(at)) {
-    at.without_meaning("scheduler.type: constant");
-  } else if (at.usable("scheduler.type") && at.usable("optimizer.lr") && least > peak) {
+  if (check_read_by_schedule(at) && at.usable("scheduler.type") && at.usable("optimizer.lr") &&
+      least > peak) {
     at.complain("optimizer.lr",
                 fmt::format("scheduler.min_lr {} is above optimizer.lr {}", least, peak));
   }
@@ -96,18 +103,17 @@ void check_warmup_steps(const CheckContext& at) {
 void check_decay_steps(const CheckContext& at) {
   const ScheduleSettings& schedule = at.settings.scheduler;
   const int64_t steps = steps_to_fill(at);
-  if (is_constant(at)) {
-    at.without_meaning("scheduler.type: constant");
-  }
+  check_read_by_schedule(at);
   if (steps > schedule.warmup_steps && schedule.decay_steps > steps - schedule.warmup_steps) {
     at.complain("training.max_steps",
                 fmt::format("warm-up ({}) and decay ({}) together are longer than the run's {} "
                             "steps",
                             schedule.warmup_steps, schedule.decay_steps, steps));
   }
-  if (schedule.type == ScheduleType::wsd && schedule.decay_steps == 0 &&
-      at.usable("scheduler.decay_steps")) {
-    at.missing("missing; type wsd needs the length of the final decay");
+  const auto lacks = schedule_named(schedule.type).lacks;
+  const char* const why = lacks == nullptr ? nullptr : lacks(schedule);
+  if (why != nullptr && at.usable("scheduler.decay_steps")) {
+    at.missing(why);
   }
 }
 
@@ -141,7 +147,8 @@ std::vector<Field> muon_fields() {
 
 std::vector<Field> schedule_fields() {
   return {
-      choice("scheduler.type", in(&Settings::scheduler, &ScheduleSettings::type), kScheduleTypes,
+      choice("scheduler.type", in(&Settings::scheduler, &ScheduleSettings::type),
+             names_of(schedules()),
              "Shape of the schedule after warm-up; wsd: warm-up, stable, decay"),
       integer("scheduler.warmup_steps", in(&Settings::scheduler, &ScheduleSettings::warmup_steps),
               at_least(0),
@@ -161,7 +168,7 @@ std::vector<Field> schedule_fields() {
 
 std::vector<Field> optimizer_fields() {
   return {
-      choice("optimizer.name", optimizer(&OptimizerSettings::name), optimizer_names(),
+      choice("optimizer.name", optimizer(&OptimizerSettings::name), names_of(optimizers()),
              "Update rule; muon updates the weights of hidden linear layers, and adamw all others")
           .checked(check_optimizer),
       number("optimizer.lr", optimizer(&OptimizerSettings::lr), above(0),
