@@ -20,17 +20,13 @@
 namespace fp8train {
 namespace {
 
-constexpr size_t kLongestChoices = 60;
+constexpr size_t kLongestChoices = 50;
 constexpr const char* kUnset = "-";
 
 /// " (auto, cpu, cuda)" where the choice is between few names.
 std::string choices_of(const Field& field) {
-  constexpr std::string_view kOneOf = "one of ";
-  if (field.accepts == "true or false") {
-    return " (true, false)";
-  }
-  const bool few = field.accepts.starts_with(kOneOf) && field.accepts.size() < kLongestChoices;
-  return few ? fmt::format(" ({})", field.accepts.substr(kOneOf.size())) : "";
+  const std::string names = joined(field.choices);
+  return names.empty() || names.size() > kLongestChoices ? "" : fmt::format(" ({})", names);
 }
 
 bool is_number(const std::string& text) {

@@ -107,6 +107,7 @@ struct Field {
   std::string accepts;                               ///< "number > 0", "one of adamw, sgd"
   std::string doc;                                   ///< one line, without a full stop
   std::vector<std::string> aliases;                  ///< other dotted keys for the same setting
+  std::vector<std::string> choices;                  ///< all values that there are; empty: no list
   bool input_only = false;                           ///< read, but written under other keys
   std::optional<NumberRange> number = std::nullopt;  ///< set where the value is one number
 

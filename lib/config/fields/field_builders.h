@@ -145,7 +145,9 @@ inline std::string flag_text(bool value) {
 /// Makes a field of true or false.
 template <class Get>
 Field flag(std::string key, Get get, std::string doc) {
-  return make(std::move(key), "true or false", std::move(doc), get, read_bool, flag_text);
+  Field field = make(std::move(key), "true or false", std::move(doc), get, read_bool, flag_text);
+  field.choices = {"true", "false"};
+  return field;
 }
 
 /// Makes a field of true or false for a std::optional member.
@@ -172,11 +174,12 @@ Field path(std::string key, Get get, std::string doc, std::string accepts) {
 /// Makes a field whose value is one of the names.
 template <class Get>
 Field choice(std::string key, Get get, std::vector<std::string> choices, std::string doc) {
-  const std::string accepts = "one of " + joined(choices);
-  return make(
-      std::move(key), accepts, std::move(doc), get,
+  Field field = make(
+      std::move(key), "one of " + joined(choices), std::move(doc), get,
       [choices](const auto& value, const auto& what) { return read_choice(value, choices, what); },
       [](const std::string& value) { return value; });
+  field.choices = std::move(choices);
+  return field;
 }
 
 /// An enumeration, or an optional of one that is not written where it is empty; `values`: all of it
@@ -188,9 +191,8 @@ Field choice(std::string key, Get get, const std::pair<Enum, std::string_view> (
   for (const auto& [value, name] : values) {
     names.emplace_back(name);
   }
-  const std::string accepts = "one of " + joined(names);
-  return make(
-      std::move(key), accepts, std::move(doc), get,
+  Field field = make(
+      std::move(key), "one of " + joined(names), std::move(doc), get,
       [names, &values](const auto& value, const auto& what) {
         const auto name = read_choice(value, names, what);
         return name ? value_in(values, *name) : std::nullopt;
@@ -198,6 +200,8 @@ Field choice(std::string key, Get get, const std::pair<Enum, std::string_view> (
       [&values](const std::optional<Enum>& value) {
         return std::string(value ? name_in(values, *value) : "");
       });
+  field.choices = std::move(names);
+  return field;
 }
 
 /// Makes a field of a list of texts. An empty list is written only when `show_empty`.

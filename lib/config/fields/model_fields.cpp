@@ -101,6 +101,7 @@ Field model_type_field() {
   Field field;
   field.key = "model.model_type";
   field.accepts = "one of " + joined(types);
+  field.choices = types;
   field.doc = "Family; sets norm, MLP, positions and biases as that family has them";
   field.question = size_question("Family");
   field.read = [types, what = field.accepts](Settings& settings, const FieldValue& value) {

@@ -21,6 +21,7 @@ Field rope_type_field() {
   Field field;
   field.key = "model.rope_scaling.rope_type";
   field.accepts = "one of " + joined(names);
+  field.choices = names;
   field.doc =
       "How frequencies are stretched: linear all alike, llama3 and yarn the low ones; dynamic has "
       "no effect up to max_position_embeddings, default none";
