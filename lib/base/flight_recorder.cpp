@@ -1,25 +1,15 @@
 #include "base/flight_recorder.h"
 
-#include <sys/prctl.h>
-#include <sys/uio.h>
-
 #include <atomic>
 #include <chrono>
-#include <cstring>
-#include <type_traits>
 
 #include "base/error.h"
 
 namespace fp8train {
 namespace {
 
-constexpr uint64_t kMagic = 0x3130'7468'6769'6c66;  // "flight01"
 constexpr std::array<const char*, kSections> kNames = {
     "none", "start_up", "data", "step", "exchange", "evaluation", "sample", "save", "end"};
-
-static_assert(std::is_trivially_copyable_v<FlightState>);
-static_assert(sizeof(FlightState) % sizeof(uint64_t) == 0);
-static_assert(std::atomic_ref<uint64_t>::is_always_lock_free);
 
 thread_local FlightRecorder* recorder_of_thread = nullptr;
 std::atomic<FlightRecorder::Observer> section_observer = nullptr;
@@ -34,10 +24,6 @@ uint64_t nanoseconds(double seconds) {
   return static_cast<uint64_t>((seconds < kMost ? seconds : kMost) * 1e9);
 }
 
-void set(uint64_t& word, uint64_t value) {
-  std::atomic_ref<uint64_t>(word).store(value, std::memory_order_release);
-}
-
 void observe(Section section, uint64_t step) {
   if (const FlightRecorder::Observer observer = section_observer) {
     observer(section, static_cast<int64_t>(step));
@@ -50,16 +36,8 @@ const char* name_of(Section section) {
   return kNames.at(static_cast<size_t>(section));
 }
 
-std::string FlightOperation::name() const {
-  std::array<char, sizeof(name_words)> text = {};
-  std::memcpy(text.data(), name_words.data(), text.size());
-  text.back() = 0;
-  return text.data();
-}
-
 Section FlightState::where() const {
-  const Section named = section < kSections ? static_cast<Section>(section) : Section::none;
-  return waiting != 0 && named == Section::step ? Section::exchange : named;
+  return waiting != 0 && section == Section::step ? Section::exchange : section;
 }
 
 double FlightState::seconds() const {
@@ -75,31 +53,12 @@ const FlightOperation* FlightState::waits_for() const {
 }
 
 FlightRecorder::FlightRecorder() : timed_until_(monotonic_time()) {
-  state_.magic = kMagic;
   state_.section_begun = timed_until_;
-#ifdef PR_SET_PTRACER
-  // Other ranks of this machine may read the recorder while this rank is stopped.
-  prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
-#endif
 }
 
 FlightState FlightRecorder::read() const {
-  constexpr int kTries = 8;
-  FlightState copy;
-  auto* const from = reinterpret_cast<uint64_t*>(&state_);
-  auto* const to = reinterpret_cast<uint64_t*>(&copy);
-  const std::atomic_ref<uint64_t> changes(state_.changes);
-  for (int tries = 0; tries < kTries; ++tries) {
-    for (size_t word = 0; word < sizeof(FlightState) / sizeof(uint64_t); ++word) {
-      to[word] = std::atomic_ref<uint64_t>(from[word]).load(std::memory_order_acquire);
-    }
-    // `settled` was read after `changes`, and both before the words that follow them.
-    if (copy.settled == copy.changes && changes.load(std::memory_order_acquire) == copy.changes) {
-      return copy;
-    }
-  }
-  copy.settled = copy.changes - 1;
-  return copy;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return state_;
 }
 
 void FlightRecorder::add_time_to(Section section) {
@@ -109,16 +68,19 @@ void FlightRecorder::add_time_to(Section section) {
 }
 
 void FlightRecorder::begin_section(uint64_t time) {
-  set(state_.changes, state_.changes + 1);
-  set(state_.section, static_cast<uint64_t>(section_));
-  set(state_.section_begun, time);
-  set(state_.waiting, 0);
-  set(state_.limit, nanoseconds(limit(section_)));
-  set(state_.settled, state_.changes);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++state_.changes;
+  state_.section = section_;
+  state_.section_begun = time;
+  state_.waiting = 0;
+  state_.limit = nanoseconds(limit(section_));
 }
 
 void FlightRecorder::begin_step(int64_t step) {
-  set(state_.step, static_cast<uint64_t>(step));
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    state_.step = static_cast<uint64_t>(step);
+  }
   advance();
   observe(Section::step, state_.step);
 }
@@ -149,31 +111,20 @@ void FlightRecorder::advance() {
 
 uint64_t FlightRecorder::begin_operation(const char* name, uint64_t communicator, uint64_t sequence,
                                          uint64_t bytes) {
-  const uint64_t number = state_.operations;
-  FlightOperation& operation = slot(number);
-  std::array<char, sizeof(operation.name_words)> text = {};
-  std::strncpy(text.data(), name, text.size() - 1);
-  std::array<uint64_t, 2> words = {};
-  std::memcpy(words.data(), text.data(), text.size());
-  set(operation.name_words[0], words[0]);
-  set(operation.name_words[1], words[1]);
-  set(operation.communicator, communicator);
-  set(operation.sequence, sequence);
-  set(operation.bytes, bytes);
-  set(operation.step, state_.step);
-  set(operation.begun, monotonic_time());
-  set(operation.ended, 0);
-  set(state_.operations, number + 1);
-  return number;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  slot(state_.operations) = {name, communicator, sequence, bytes, state_.step, monotonic_time(), 0};
+  return state_.operations++;
 }
 
 void FlightRecorder::begin_wait(uint64_t operation, double limit) {
   add_time_to(section_);
-  set(state_.changes, state_.changes + 1);
-  set(state_.waiting_since, timed_until_);
-  set(state_.waiting, operation + 1);
-  set(state_.limit, nanoseconds(limit));
-  set(state_.settled, state_.changes);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ++state_.changes;
+    state_.waiting_since = timed_until_;
+    state_.waiting = operation + 1;
+    state_.limit = nanoseconds(limit);
+  }
   if (section_ == Section::step) {
     observe(Section::exchange, state_.step);
   }
@@ -181,12 +132,12 @@ void FlightRecorder::begin_wait(uint64_t operation, double limit) {
 
 void FlightRecorder::keep_failed_state() {
   failed_ = read();
-  set(state_.given_up, 1);
 }
 
 void FlightRecorder::end_operation(uint64_t operation) {
+  const std::lock_guard<std::mutex> lock(mutex_);
   if (state_.operations - operation <= FlightState::kOperations) {
-    set(slot(operation).ended, monotonic_time());
+    slot(operation).ended = monotonic_time();
   }
 }
 
@@ -212,18 +163,6 @@ void record_flight(FlightRecorder* recorder) {
 
 FlightRecorder* flight_recorder() {
   return recorder_of_thread;
-}
-
-std::optional<FlightState> read_flight(int process, uint64_t address) {
-  FlightState state;
-  iovec to = {.iov_base = &state, .iov_len = sizeof(state)};
-  void* const there = reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
-  iovec from = {.iov_base = there, .iov_len = sizeof(state)};
-  const ssize_t bytes = process_vm_readv(process, &to, 1, &from, 1, 0);
-  if (bytes != static_cast<ssize_t>(sizeof(state)) || state.magic != kMagic) {
-    return std::nullopt;
-  }
-  return state;
 }
 
 }  // namespace fp8train

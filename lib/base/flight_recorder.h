@@ -1,14 +1,13 @@
 #pragma once
 // Records the current and last operations of a rank, for the report about a run that hangs. The
-// thread that drives a run writes its recorder, without locks or allocation. Any thread may read it
-// at any time, and so may another process of the same user on the same machine, even while this one
-// is stopped (read_flight). A thread without a recorder records nothing.
+// thread that drives a run writes its recorder, without allocation. Any thread may read it at any
+// time. A thread without a recorder records nothing.
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <optional>
-#include <string>
 
 namespace fp8train {
 
@@ -31,34 +30,29 @@ const char* name_of(Section section);
 /// Seconds by section.
 using SectionSeconds = std::array<double, kSections>;
 
-/// A collective. Times are nanoseconds of the monotonic clock, which processes of one machine
-/// share; ended is 0 while nobody has seen its end.
+/// A collective. Times are nanoseconds of the monotonic clock; ended is 0 while nobody has seen its
+/// end.
 struct FlightOperation {
-  std::array<uint64_t, 2> name_words = {};  ///< up to 15 characters
-  uint64_t communicator = 0;                ///< counts the communicators of this process
-  uint64_t sequence = 0;                    ///< counts the collectives of that communicator
+  const char* name = "";      ///< a literal
+  uint64_t communicator = 0;  ///< counts the communicators of this process
+  uint64_t sequence = 0;      ///< counts the collectives of that communicator
   uint64_t bytes = 0;
   uint64_t step = 0;
   uint64_t begun = 0, ended = 0;
-
-  std::string name() const;
 };
 
-/// A copy of a recorder. All members are words, so that each can be read while it is written.
+/// A copy of what a recorder has.
 struct FlightState {
   static constexpr size_t kOperations = 64;
 
-  uint64_t magic = 0;
   uint64_t step = 0;
-  uint64_t changes = 0;        ///< grows with each change, before the other members change
-  uint64_t settled = 0;        ///< `changes`, once the others have changed
-  uint64_t section = 0;        ///< a Section
+  uint64_t changes = 0;  ///< grows with each change of section, progress and wait
+  Section section = Section::none;
   uint64_t section_begun = 0;  ///< or when it last made progress
   uint64_t waiting = 0;        ///< 1 + the operation whose end the rank waits for; 0: none
   uint64_t waiting_since = 0;
   uint64_t limit = 0;       ///< nanoseconds that this may take; 0: any time
   uint64_t operations = 0;  ///< recorded so far; the last kOperations are in `ring`
-  uint64_t given_up = 0;    ///< 1: a wait for other ranks ended in an error
   std::array<FlightOperation, kOperations> ring = {};
 
   /// The section: exchange in a step that waits for other ranks.
@@ -70,8 +64,7 @@ struct FlightState {
   const FlightOperation* waits_for() const;
 };
 
-/// The recorder of one rank. Its constructor lets any process of the same user read the memory of
-/// this one (PR_SET_PTRACER), so that read_flight() works while this one is stopped.
+/// The recorder of one rank.
 class FlightRecorder {
  public:
   FlightRecorder();
@@ -84,13 +77,10 @@ class FlightRecorder {
   void set_limits(const SectionSeconds& limits) { limits_ = limits; }
   double limit(Section section) const { return limits_[static_cast<size_t>(section)]; }
 
-  /// Returns a copy, whose members belong together if its `settled` equals its `changes`; after
-  /// some attempts it returns one for which that is not so. Any thread may call it.
+  /// Any thread may call it.
   FlightState read() const;
   /// Returns the state at the last wait that ended in an exception (keep_failed_state()).
   const std::optional<FlightState>& failed_state() const { return failed_; }
-  /// Returns the address at which other processes find the recorder.
-  uint64_t address() const { return reinterpret_cast<uint64_t>(&state_); }
 
   // Called by the thread that drives the run.
   /// Notes the number of the step that begins, and progress.
@@ -102,7 +92,7 @@ class FlightRecorder {
   void advance();
   Section section() const { return section_; }
   uint64_t step() const { return state_.step; }
-  /// Returns a number for begin_wait() and end_wait().
+  /// Returns a number for begin_wait() and end_wait(). `name` is a literal.
   uint64_t begin_operation(const char* name, uint64_t communicator, uint64_t sequence,
                            uint64_t bytes);
   /// Notes the end of an operation; does nothing if the ring no longer has it.
@@ -110,8 +100,7 @@ class FlightRecorder {
   /// The rank waits for the end of `operation` from now on. `limit` is in seconds; 0: any time.
   void begin_wait(uint64_t operation, double limit);
   void end_wait();
-  /// Called before end_wait() if the wait ended in an exception: stores failed_state() and sets
-  /// FlightState::given_up.
+  /// Called before end_wait() if the wait ended in an exception: stores failed_state().
   void keep_failed_state();
   /// Seconds by section since the last call; waiting for other ranks is exchange.
   SectionSeconds take_seconds();
@@ -129,7 +118,8 @@ class FlightRecorder {
     return state_.ring[operation % FlightState::kOperations];
   }
 
-  mutable FlightState state_;  // read as words while it is written
+  mutable std::mutex mutex_;  // protects state_, which the thread of the run alone changes
+  FlightState state_;
   SectionSeconds limits_ = {};
   std::optional<FlightState> failed_;
   Section section_ = Section::none;
@@ -141,11 +131,6 @@ class FlightRecorder {
 void record_flight(FlightRecorder* recorder);
 /// Returns the recorder of the calling thread, or null.
 FlightRecorder* flight_recorder();
-
-/// Reads the recorder of another process of this machine at `address`. Returns nothing if there is
-/// no such process, no right to read it or no recorder at the address. Members may not belong
-/// together (FlightState::settled).
-std::optional<FlightState> read_flight(int process, uint64_t address);
 
 /// The calling thread is in the section as long as this object lives. Does nothing on a thread
 /// without a recorder.

@@ -1,12 +1,8 @@
 #include "base/flight_recorder.h"
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <chrono>
-#include <csignal>
 #include <thread>
 
 #include "base/clock.h"
@@ -40,7 +36,7 @@ TEST_CASE("a recorder knows section, step and what the rank waits for", "[flight
   CHECK(waits.step == 7);
   CHECK(waits.limit == 10'000'000'000);
   REQUIRE(waits.waits_for() != nullptr);
-  CHECK(waits.waits_for()->name() == "all_gather");
+  CHECK(waits.waits_for()->name == std::string_view("all_gather"));
   CHECK(waits.waits_for()->sequence == 31);
   CHECK(waits.waits_for()->ended == 0);
   here.recorder.end_wait();
@@ -74,29 +70,24 @@ TEST_CASE("what is read while the rank gets on belongs together", "[flight]") {
     over = true;
   });
   int differ = 0;
-  int settled = 0;
   while (!over) {
     const FlightState state = recorder.read();
-    if (state.settled == state.changes) {
-      ++settled;
-      differ += state.limit == (1 + state.section) * 1'000'000'000 ? 0 : 1;
-    }
+    const auto section = static_cast<uint64_t>(state.section);
+    differ += state.limit == (1 + section) * 1'000'000'000 ? 0 : 1;
   }
   rank.join();
-  CHECK(settled > 0);
   CHECK(differ == 0);
 }
 
 TEST_CASE("the last operations are recorded", "[flight]") {
   FlightRecorder recorder;
   for (uint64_t i = 0; i < 100; ++i) {
-    recorder.begin_operation("a_name_of_more_than_15_letters", 0, i, 0);
+    recorder.begin_operation("all_gather", 0, i, 0);
   }
   const FlightState state = recorder.read();
   CHECK(state.operations == 100);
   CHECK(state.ring[99 % FlightState::kOperations].sequence == 99);
   CHECK(state.ring[36 % FlightState::kOperations].sequence == 36);
-  CHECK(state.ring[0].name() == "a_name_of_more_");
 }
 
 TEST_CASE("a section's limit and time start again when it gets on", "[flight]") {
@@ -134,28 +125,6 @@ TEST_CASE("time is counted by section, and waiting is exchange", "[flight]") {
   CHECK(of(Section::exchange) >= 0.04);
   CHECK(of(Section::data) >= 0.06);
   CHECK(here.recorder.take_seconds()[static_cast<size_t>(Section::data)] == 0);
-}
-
-TEST_CASE("the recorder of a stopped process can be read", "[flight]") {
-  FlightRecorder recorder;
-  recorder.begin_step(3);
-  const pid_t child = fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
-    recorder.begin_step(4);
-    raise(SIGSTOP);
-    _exit(0);
-  }
-  int status = 0;
-  REQUIRE(waitpid(child, &status, WUNTRACED) == child);
-  REQUIRE(WIFSTOPPED(status));
-  const std::optional<FlightState> state = read_flight(child, recorder.address());
-  kill(child, SIGKILL);
-  waitpid(child, &status, 0);
-  REQUIRE(state.has_value());
-  CHECK(state->step == 4);
-  CHECK(recorder.read().step == 3);
-  CHECK_FALSE(read_flight(child, recorder.address()).has_value());  // it has ended
 }
 
 }  // namespace

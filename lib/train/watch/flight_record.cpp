@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "train/records/environment.h"
@@ -18,36 +17,13 @@ std::string host_of(const RankIdentity& identity) {
   return identity.host.data();
 }
 
-/// From /proc; `ended` where there is no such process.
-ProcessState state_of_process(int process) {
-  std::ifstream file(fmt::format("/proc/{}/stat", process));
-  const std::string text((std::istreambuf_iterator<char>(file)), {});
-  const size_t name_end = text.rfind(')');  // the name may hold anything
-  if (name_end == std::string::npos || name_end + 2 >= text.size()) {
-    return ProcessState::ended;
-  }
-  switch (text[name_end + 2]) {
-    case 'R':
-      return ProcessState::running;
-    case 'S':
-      return ProcessState::sleeping;
-    case 'D':
-      return ProcessState::waiting_for_disk;
-    case 'T':
-    case 't':
-      return ProcessState::stopped;
-    default:
-      return ProcessState::ended;
-  }
-}
-
 std::string describe_operation(const FlightOperation& operation) {
-  return fmt::format("{} {} of communicator {}, {} bytes", operation.name(), operation.sequence,
+  return fmt::format("{} {} of communicator {}, {} bytes", operation.name, operation.sequence,
                      operation.communicator, operation.bytes);
 }
 
 Json to_json(const FlightOperation& operation) {
-  Json json = {{"name", operation.name()},
+  Json json = {{"name", operation.name},
                {"communicator", operation.communicator},
                {"sequence", operation.sequence},
                {"bytes", operation.bytes},
@@ -75,31 +51,10 @@ Json to_json(const FlightState& state) {
 
 }  // namespace
 
-RankIdentity identity_of_this_rank(const FlightRecorder& recorder) {
-  RankIdentity identity = {.process = getpid(), .recorder = recorder.address()};
+RankIdentity identity_of_this_rank() {
+  RankIdentity identity = {.process = getpid()};
   gethostname(identity.host.data(), identity.host.size() - 1);
   return identity;
-}
-
-bool ObservedRank::holds_others_up() const {
-  return process_state == ProcessState::stopped || process_state == ProcessState::ended ||
-         (state && state->waits_for() == nullptr && state->given_up == 0);
-}
-
-std::vector<ObservedRank> observe_others(const std::vector<RankIdentity>& ranks, int own_rank) {
-  std::vector<ObservedRank> others;
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    if (static_cast<int>(rank) == own_rank) {
-      continue;
-    }
-    ObservedRank other = {.rank = static_cast<int>(rank), .identity = ranks[rank]};
-    if (ranks[rank].host == ranks[static_cast<size_t>(own_rank)].host) {
-      other.process_state = state_of_process(other.identity.process);
-      other.state = read_flight(other.identity.process, other.identity.recorder);
-    }
-    others.push_back(other);
-  }
-  return others;
 }
 
 std::string describe(const FlightState& state) {
@@ -109,58 +64,20 @@ std::string describe(const FlightState& state) {
                      waits_for != nullptr ? " (" + describe_operation(*waits_for) + ")" : "");
 }
 
-/// A rank of another machine has a host and no more.
-std::string describe(const ObservedRank& rank) {
-  std::string text = fmt::format("rank {} (process {} on {}", rank.rank, rank.identity.process,
-                                 host_of(rank.identity));
-  text +=
-      rank.process_state ? fmt::format(", {})", name_in(kProcessStates, *rank.process_state)) : ")";
-  if (rank.state) {
-    text += fmt::format(": {}{}", describe(*rank.state),
-                        rank.state->given_up != 0 ? ", has given up waiting" : "");
-  } else if (rank.process_state) {
-    text += ": cannot be read";
-  }
-  return text;
-}
-
-std::string describe(const std::vector<ObservedRank>& others) {
-  constexpr size_t kMost = 4;
-  std::vector<const ObservedRank*> seen;
-  const bool some_hold_up = std::any_of(others.begin(), others.end(),
-                                        [](const auto& other) { return other.holds_others_up(); });
-  for (const ObservedRank& other : others) {
-    if (!some_hold_up || other.holds_others_up()) {
-      seen.push_back(&other);
-    }
-  }
-  std::string text;
-  for (size_t i = 0; i < std::min(seen.size(), kMost); ++i) {
-    text += (i == 0 ? "" : "; ") + describe(*seen[i]);
-  }
-  return seen.size() > kMost ? fmt::format("{}; and {} more", text, seen.size() - kMost) : text;
-}
-
 std::string to_json(const FlightRecord& record) {
   Json json = {{"reason", record.reason},
                {"time", utc_time()},
                {"rank", record.rank},
-               {"ranks", record.ranks > 0 ? Json(record.ranks) : Json()},
+               {"ranks", record.ranks.empty() ? Json() : Json(record.ranks.size())},
                {"host", host_of(record.identity)},
                {"process", record.identity.process}};
   json.update(to_json(record.state));
   Json& others = json["other_ranks"] = Json::array();
-  for (const ObservedRank& other : record.others) {
-    Json one = {{"rank", other.rank},
-                {"host", host_of(other.identity)},
-                {"process", other.identity.process}};
-    if (other.process_state) {
-      one["process_state"] = name_in(kProcessStates, *other.process_state);
+  for (int rank = 0; rank < static_cast<int>(record.ranks.size()); ++rank) {
+    if (rank != record.rank) {
+      const RankIdentity& other = record.ranks[static_cast<size_t>(rank)];
+      others.push_back({{"rank", rank}, {"host", host_of(other)}, {"process", other.process}});
     }
-    if (other.state) {
-      one.update(to_json(*other.state));
-    }
-    others.push_back(std::move(one));
   }
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }

@@ -78,9 +78,7 @@ void write_to_standard_error(const std::string& line) {
 }  // namespace
 
 RunWatchdog::RunWatchdog(const WatchdogSettings& limits, std::filesystem::path folder)
-    : folder_(std::move(folder)),
-      rank_(rank_of_launcher()),
-      identity_(identity_of_this_rank(recorder_)) {
+    : folder_(std::move(folder)), rank_(rank_of_launcher()), identity_(identity_of_this_rank()) {
   recorder_.set_limits(limits_of(limits));
 }
 
@@ -152,18 +150,12 @@ std::string RunWatchdog::report(const FlightState& state, const std::string& why
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     record.rank = rank_;
-    record.ranks = static_cast<int>(ranks_.size());
     record.identity = identity_;
-    record.others = observe_others(ranks_, rank_);
+    record.ranks = ranks_;
   }
-  std::string text =
-      fmt::format("{}. Rank {} (process {} on {}): {}", why, record.rank, record.identity.process,
-                  record.identity.host.data(), describe(state));
-  const std::string others = describe(record.others);
-  if (!others.empty()) {
-    text += ". Others: " + others;
-  }
-  return text + store(record);
+  return fmt::format("{}. Rank {} (process {} on {}): {}{}", why, record.rank,
+                     record.identity.process, record.identity.host.data(), describe(state),
+                     store(record));
 }
 
 /// On a thread of its own: a file system that does not answer may be what is reported.
