@@ -9,6 +9,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/error.h"
 #include "base/screen.h"
 #include "base/terminal.h"
 #include "commands.h"
@@ -336,11 +337,15 @@ void explain(const ExplainOptions& options) {
     fmt::print("{}", columns == kNoColumns ? plan_table_markdown() : plan_table_text(columns));
     return;
   }
-  Settings settings = load(options.ranks.common);
+  Settings settings = load(options.ranks.common, true);
   const int ranks = fill_job(options.ranks.world_size, options.ranks.ranks_per_node, settings);
   // Stages of a run of epochs have numbers of steps that follow from the data.
   const bool needs_data = settings.training.max_epochs > 0 && !settings.precision.schedule.empty();
   Session session = open_session(settings, needs_data, ranks);
+  if (!settings.precision.schedule.empty() && session.max_steps == 0) {
+    throw ConfigError(
+        "precision.schedule: its stages need the length of the run: set training.max_steps");
+  }
   log_notes(session);
   const PrecisionPlan& plan = session.engine.plan;
   if (!options.diff.empty()) {

@@ -57,6 +57,22 @@ TEST_CASE("explain: te-delayed in hybrid format") {
   CHECK(scaled == 2 * 4);  // qkv, output, up (with gate), down
 }
 
+TEST_CASE("explain needs a model only") {
+  const TempDir where;
+  write_file(where / "two.yaml", "model: {preset: llama-8b}\nprecision: {plan: te-current}\n");
+  const Json json =
+      Json::parse(expect_code(0, where.path(), {"explain", "two.yaml", "--json"}).out);
+  CHECK(json.at("plan") == "te-current");
+  CHECK(json.at("linears").size() == 32 * 4 + 1);
+  CHECK_THAT(expect_code(2, where.path(), {"explain", "precision.plan=te-current"}).err,
+             Catch::Contains("model"));
+  CHECK_THAT(expect_code(2, where.path(),
+                         {"explain", "two.yaml",
+                          "precision.schedule=[{until: 0.5, plan: bf16}, {plan: te-current}]"})
+                 .err,
+             Catch::Contains("precision.schedule: its stages need the length of the run"));
+}
+
 TEST_CASE("explain: GEMMs left in high precision, and exempt layers") {
   const Json json =
       explain({"model.preset=toy", "mixed_precision=fp8", "fp8.recipe=current",
