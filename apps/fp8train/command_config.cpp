@@ -190,6 +190,9 @@ std::string doubt_about(const std::string& key, const Settings& settings) {
     return fmt::format("there is no {}/config.json on this machine", settings.model.from);
   }
   for (const DataSource& source : settings.data.train) {
+    if (source.format == kCommandFormat) {
+      continue;
+    }
     const bool pattern = source.path.find_first_of("*?[") != std::string::npos;
     const fs::path path = pattern ? fs::path(source.path).parent_path() : fs::path(source.path);
     if (key == "data.train" && !path.empty() && !fs::exists(path, unseen)) {

@@ -49,7 +49,7 @@ class SourceReader {
   /// Appends the source to `train`, except for its last `held_back` fraction, which goes to `val`.
   void read(const DataSource& source, DataSplit split, double held_back, Corpus& train,
             Corpus& val) const {
-    const auto paths = expand_path(source.path, split);
+    const auto paths = files_of(source, split);
     const int64_t begin = train.size();
     const DataFormat& format = format_of(paths.front(), source.format);
     for (const auto& path : paths) {

@@ -15,6 +15,7 @@
 #include "base/json_error.h"
 #include "base/text.h"
 #include "data/byte_stream.h"
+#include "data/command_output.h"
 #include "data/readers/data_format.h"
 #include "data/text_budget.h"
 #include "data/utf8.h"
@@ -135,6 +136,11 @@ std::vector<std::filesystem::path> expand_path(const std::string& path_or_glob, 
   return paths;
 }
 
+std::vector<fs::path> files_of(const DataSource& source, DataSplit split) {
+  return source.format == kCommandFormat ? std::vector{output_of_command(source.path)}
+                                         : expand_path(source.path, split);
+}
+
 std::vector<std::string> read_documents(const std::vector<fs::path>& paths,
                                         const DataFormat& format, const RecordRules& rules) {
   std::vector<std::string> documents;
@@ -152,7 +158,7 @@ std::string all_text(const std::vector<DataSource>& sources, const RecordRules& 
   std::string text;
   TextBudget budget;
   for (const DataSource& source : sources) {
-    for (const std::filesystem::path& path : expand_path(source.path)) {
+    for (const std::filesystem::path& path : files_of(source)) {
       const DataFormat& format = format_of(path, source.format);
       if (!format.has_tokens()) {
         format.for_each_document(path, rules, [&](const std::string& document) {
@@ -185,7 +191,8 @@ bool all_tokens(const std::vector<DataSource>& sources) {
   try {
     return !sources.empty() &&
            std::all_of(sources.begin(), sources.end(), [](const DataSource& source) {
-             return format_of(expand_path(source.path).front(), source.format).has_tokens();
+             return source.format != kCommandFormat &&
+                    format_of(expand_path(source.path).front(), source.format).has_tokens();
            });
   } catch (const Error&) {  // to be reported where the data are opened
     return false;

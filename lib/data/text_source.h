@@ -25,13 +25,18 @@ enum class DataSplit : uint8_t { train, val, all };
 std::vector<std::filesystem::path> expand_path(const std::string& path_or_glob,
                                                DataSplit split = DataSplit::train);
 
+/// Returns the files of a source: those of expand_path(), or the output of its command
+/// (data/command_output.h).
+std::vector<std::filesystem::path> files_of(const DataSource& source,
+                                            DataSplit split = DataSplit::train);
+
 /// Returns the format of a file of text, as format_of() does, with the advice of commands that take
 /// text only. Throws DataError for one that holds tokens: "only files of format NAMES PURPOSE".
 const DataFormat& text_format_of(const std::filesystem::path& path, const std::string& format,
                                  std::string_view purpose);
 
 /// Whether there are sources and the first file of each is a token file. Returns false if one
-/// cannot be read.
+/// cannot be read. Runs no command, whose output is text.
 bool all_tokens(const std::vector<DataSource>& sources);
 
 /// The file in which `data prepare` describes the token files of a folder.

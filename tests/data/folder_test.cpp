@@ -4,10 +4,12 @@
 #include <fmt/ranges.h>
 
 #include <catch2/catch.hpp>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
+#include "base/input_file.h"
 #include "data/corpus.h"
 #include "data/prepare.h"
 #include "data/readers/data_format.h"
@@ -129,6 +131,38 @@ TEST_CASE("names of files end as the table of formats says") {
     }
     CHECK_FALSE(format->has_suffix("name.md"));
   }
+}
+
+TEST_CASE("the output of a command is data, and the command runs once") {
+  const test::TempDir dir;
+  setenv("FP8TRAIN_CACHE_DIR", (dir / "cache").c_str(), 1);
+  const auto run = [&](const std::string& command) {
+    return files_of({.path = command, .format = "command"});
+  };
+  const std::string ran = (dir / "ran").string();
+  const std::string command = "echo once >> " + ran + "; printf '{\"text\": \"a\"}\\n'";
+  for (int i = 0; i < 2; ++i) {
+    const auto files = run(command);
+    REQUIRE(files.size() == 1);
+    CHECK(read_text_file(files[0], 100) == "{\"text\": \"a\"}\n");
+    CHECK(format_of(files[0], "command").name == "jsonl");
+  }
+  CHECK(read_text_file(ran, 100) == "once\n");
+  const auto text = run("seq 100000");
+  CHECK(text[0].extension() == ".txt");
+  CHECK(std::filesystem::file_size(text[0]) == 588895);
+  CHECK_THROWS_WITH(run("echo a; exit 3"), "the command 'echo a; exit 3' ended with exit code 3");
+  CHECK_THROWS_WITH(run("kill -9 $$"), "the command 'kill -9 $$' ended with signal 9");
+  CHECK_THROWS_WITH(run("true"), "the command 'true' wrote nothing");
+  CHECK_FALSE(all_tokens({{.path = "touch " + ran + "2", .format = "command"}}));
+  CHECK_FALSE(std::filesystem::exists(ran + "2"));
+  // Nothing is left of those that failed but their locks.
+  size_t outputs = 0;
+  for (const auto& file : std::filesystem::directory_iterator(dir / "cache" / "commands")) {
+    outputs += file.path().extension() == ".lock" ? 0 : 1;
+  }
+  CHECK(outputs == 2);
+  unsetenv("FP8TRAIN_CACHE_DIR");
 }
 
 }  // namespace

@@ -72,13 +72,14 @@ void check_template(const CheckContext& at) {
 
 std::vector<Field> data_fields() {
   return {
-      sources(
-          "data.train", &DataSettings::train,
-          fmt::format("Training sources, each a path or {{path, format: {}, weight}}. A path is a "
-                      "file, a folder or a pattern, and starts at the working directory. If a "
-                      "weight is not 1, samples are distributed over the sources by weight; "
-                      "otherwise the sources follow one another",
-                      fmt::join(data_format_names(), "|")))
+      sources("data.train", &DataSettings::train,
+              fmt::format(
+                  "Training sources, each a path or {{path, format: {}|command, weight}}. A path "
+                  "is a file, a folder or a pattern, and starts at the working directory; with "
+                  "format: command it is a command whose output is the data. If a "
+                  "weight is not 1, samples are distributed over the sources by weight; "
+                  "otherwise the sources follow one another",
+                  fmt::join(data_format_names(), "|")))
           .asked({.topic = Topic::data,
                   .text = "Training data: a file, folder or pattern, or a list [a, b]"})
           .checked(check_train),

@@ -59,14 +59,29 @@ std::optional<std::vector<T>> read_list(const FieldValue& value, size_t count,
 
 constexpr double kMostWeight = 1e12;
 
+/// Whether the path of a source is a command.
+bool is_command(const YamlNode& source) {
+  for (size_t i = 0; i < source.keys.size(); ++i) {
+    if (source.keys[i].text == "format") {
+      return source.items[i].text == kCommandFormat;
+    }
+  }
+  return false;
+}
+
 std::optional<DataSource> read_source_map(const FieldValue& value, const std::string& what) {
-  const std::vector<std::string> formats = data_format_names();
+  std::vector<std::string> formats = data_format_names();
+  formats.emplace_back(kCommandFormat);
   const std::string one_format = "one of " + joined(formats);
   DataSource source;
   source.format = "auto";
   const bool good = read_keys(
       value, what,
-      {{"path", [&](const FieldValue& it) { return assign(source.path, read_path(it, "text")); }},
+      {{"path",
+        [&](const FieldValue& it) {
+          return assign(source.path,
+                        (is_command(value.node()) ? read_text : read_path)(it, "text"));
+        }},
        {"format",
         [&](const FieldValue& it) {
           return assign(source.format, read_choice(it, formats, one_format));

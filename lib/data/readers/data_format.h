@@ -109,12 +109,15 @@ const DataFormat& text_format();     ///< text.cpp
 /// Returns all formats, in the order in which `format: auto` tries them.
 const std::vector<const DataFormat*>& data_formats();
 
-/// Whether a file is asked for its own format: "auto" or "".
+/// data.train[].format of a source whose path is a command of the shell, which writes the data.
+inline constexpr std::string_view kCommandFormat = "command";
+
+/// Whether a file is asked for its own format: "auto", "command" or "".
 inline bool is_automatic_format(std::string_view format) {
-  return format.empty() || format == "auto";
+  return format.empty() || format == "auto" || format == kCommandFormat;
 }
 
-/// Returns "auto" and the names of all formats.
+/// Returns "auto" and the names of all formats of files.
 std::vector<std::string> data_format_names();
 
 /// Returns the names of the formats that hold no tokens.
