@@ -5,6 +5,7 @@
   scripts/bench/quality.py outliers TEXT [--models llama-512] [--bases 1,2] [--kinds block,one,each]
   scripts/bench/quality.py report [docs/reference/benchmarks.md]
   scripts/bench/quality.py figure docs/quality.svg
+  scripts/bench/quality.py benefit docs/benefit.svg
 
 train: for each base (a seed: initial weights and order of the data) a bf16 run is trained and saved
 half-way; from that checkpoint, moments included, every plan trains on with the same batches, its
@@ -13,7 +14,8 @@ once after a single step in FP8 (quality_study/models.py). The loss is the mean 
 evaluations on held-out text, once with the products as they were trained and once in bf16.
 
 report prints the tables, or puts them between the two comments of a page that name them; figure
-draws them.
+draws them. benefit draws the last model's with the bytes per parameter of each plan and its predicted
+speed on a GPU, for README.
 
 outliers: bases are changed so that they compute the same function with larger channels at the input
 of products, and evaluated under each plan.
@@ -26,7 +28,7 @@ import concurrent.futures
 import pathlib
 import sys
 
-from quality_study import figure, models, outliers, report
+from quality_study import benefit, figure, models, outliers, report
 from quality_study.program import Program, ProgramError
 from quality_study.results import Results
 
@@ -93,7 +95,7 @@ def put_into(page, tables):
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["train", "outliers", "report", "figure"])
+    parser.add_argument("action", choices=["train", "outliers", "report", "figure", "benefit"])
     parser.add_argument("path", nargs="?", help="the text, the page or the SVG file")
     parser.add_argument("--results", default=ROOT / "docs/quality/results.jsonl")
     parser.add_argument("--program", default=ROOT / "build/bin/fp8train")
@@ -128,6 +130,9 @@ def main(arguments):
         return 0
     if options.action == "figure":
         pathlib.Path(options.path).write_text(figure.svg(results))
+        return 0
+    if options.action == "benefit":
+        pathlib.Path(options.path).write_text(benefit.svg(options.program, results))
         return 0
     program = Program(options.program, options.out, options.path)
     make_runs = trained if options.action == "train" else evaluated

@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts/bench"))
 
 import quality  # noqa: E402
-from quality_study import figure, gaps, models, outliers, report  # noqa: E402
+from quality_study import benefit, figure, gaps, models, outliers, report  # noqa: E402
 from quality_study.program import Program  # noqa: E402
 from quality_study.results import Results  # noqa: E402
 
@@ -155,6 +155,11 @@ class TinyStudy(unittest.TestCase):
         results = Results(self.results)
         self.assertIn("| `te-delayed` | 2 |", report.text(results))
         xml.etree.ElementTree.fromstring(figure.svg(results))
+        drawing = benefit.svg(PROGRAM, results)
+        xml.etree.ElementTree.fromstring(drawing)
+        self.assertEqual(drawing.count("<circle"), 2)  # bf16 itself has no gap
+        self.assertIn(">18<", drawing)  # bytes per parameter in bf16
+        self.assertIn(">1.00<", drawing)
 
     def test_a_report_replaces_what_is_between_the_comments_of_a_page(self):
         page = self.root / "page.md"
