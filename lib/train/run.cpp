@@ -15,6 +15,7 @@
 #include "base/signals.h"
 #include "config/changes.h"
 #include "device/device_questions.h"
+#include "engine/dry_run.h"
 #include "optim/schedule.h"
 #include "train/checkpoint/data_checks.h"
 #include "train/checkpoint/resume_checks.h"
@@ -23,7 +24,6 @@
 #include "train/preflight.h"
 #include "train/ranks.h"
 #include "train/records/environment.h"
-#include "train/step/dry_run.h"
 #include "train/threads.h"
 
 namespace fp8train {

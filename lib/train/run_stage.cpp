@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include "base/flight_recorder.h"
+#include "engine/dry_run.h"
 #include "io/checkpoint/checkpoint.h"
 #include "train/run.h"
-#include "train/step/dry_run.h"
 
 namespace fp8train {
 

@@ -9,11 +9,11 @@
 
 #include "comm/communicator.h"
 #include "device/device.h"
+#include "engine/engine.h"
 #include "io/checkpoint/checkpoint.h"
 #include "train/checkpoint/training_state.h"
+#include "train/checkpoint/weights.h"
 #include "train/session.h"
-#include "train/step/engine.h"
-#include "train/step/weights.h"
 
 namespace fp8train {
 

@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "train/step/engine.h"
+#include "engine/engine.h"
 #include "train/trainer.h"
 
 namespace fp8train::test {
