@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "engine/engine.h"
-#include "train/trainer.h"
+#include "train/run.h"
 
 namespace fp8train::test {
 namespace {
