@@ -1,7 +1,7 @@
 # Modules in order. A module may use only modules that come before it
 # (docs/develop/architecture.md).
-set(FP8TRAIN_MODULES base numeric device tensor ops precision nn model optim comm parallel data io
-  config dialects wizard train)
+set(FP8TRAIN_MODULES base numeric device tensor ops precision nn model optim comm parallel engine
+  data io config dialects wizard train)
 
 # fp8train_module(NAME [COLD] [SOURCES file...] [DEPENDS module...] [LIBRARIES target...]
 #                [PRIVATE_LIBRARIES target...])

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "engine/dry_run.h"
 #include "io/checkpoint/checkpoint.h"
 #include "io/checkpoint/run_directory.h"
 #include "io/hf_config.h"
@@ -14,9 +15,8 @@
 #include "io/safetensors/tensor_source.h"
 #include "optim/registry.h"
 #include "train/checkpoint/scaling_file.h"
+#include "train/checkpoint/weights.h"
 #include "train/session.h"
-#include "train/step/dry_run.h"
-#include "train/step/weights.h"
 #include "train/threads.h"
 
 namespace fp8train {

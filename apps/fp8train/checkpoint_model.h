@@ -10,7 +10,7 @@
 
 #include "cli.h"
 #include "data/tokenizer.h"
-#include "train/step/engine.h"
+#include "engine/engine.h"
 
 namespace fp8train {
 

@@ -12,10 +12,10 @@
 #include "commands.h"
 #include "config/load.h"
 #include "device/gpu_kinds.h"
+#include "engine/dry_run.h"
 #include "step_time.h"
 #include "train/preflight.h"
 #include "train/records/progress.h"
-#include "train/step/dry_run.h"
 #include "wizard_memory.h"
 
 namespace fp8train {

@@ -28,11 +28,11 @@
 #include "data/corpus.h"
 #include "data/loader.h"
 #include "data/text_source.h"
+#include "engine/dry_run.h"
 #include "json_text.h"
 #include "text_stream.h"
 #include "train/inference/multiple_choice.h"
 #include "train/records/progress.h"
-#include "train/step/dry_run.h"
 
 namespace fp8train {
 namespace {

@@ -12,7 +12,7 @@
 #include "comm/launch.h"
 #include "commands.h"
 #include "config/show.h"
-#include "train/trainer.h"
+#include "train/run.h"
 #include "train/watch/run_watchdog.h"
 
 namespace fp8train {

@@ -7,9 +7,9 @@
 
 #include "base/error.h"
 #include "device/cuda/cuda_device.h"
+#include "engine/dry_run.h"
 #include "train/preflight.h"
 #include "train/session.h"
-#include "train/step/dry_run.h"
 
 namespace fp8train {
 

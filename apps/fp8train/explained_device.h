@@ -6,7 +6,7 @@
 
 #include "config/settings.h"
 #include "device/device.h"
-#include "train/step/engine.h"
+#include "engine/engine.h"
 
 namespace fp8train {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "train/step/roofline.h"
+#include "engine/roofline.h"
 
 namespace fp8train {
 

@@ -2,7 +2,7 @@
 // How long an optimizer step takes on a GPU that need not be here.
 
 #include "device/gpu_kinds.h"
-#include "train/step/dry_run.h"
+#include "engine/dry_run.h"
 
 namespace fp8train {
 

@@ -9,13 +9,13 @@
 #include "base/text.h"
 #include "comm/topology.h"
 #include "device/cuda/cuda_device.h"
+#include "engine/dry_run.h"
 #include "precision/plan_entries.h"
 #include "step_time.h"
 #include "train/preflight.h"
 #include "train/records/progress.h"
 #include "train/run_products.h"
 #include "train/session.h"
-#include "train/step/dry_run.h"
 
 namespace fp8train {
 namespace {

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "comm/comm_settings.h"
-#include "config/step_settings.h"
 #include "data/data_settings.h"
 #include "device/device_choice.h"
+#include "engine/step_settings.h"
 #include "model/model_config.h"
 #include "optim/settings.h"
 #include "parallel/settings.h"

@@ -12,10 +12,9 @@
 #include "data/corpus.h"
 #include "data/document_samples.h"
 #include "data/sample_order.h"
+#include "engine/batch.h"
 
 namespace fp8train {
-
-constexpr int32_t kIgnoredTarget = -1;  ///< no loss at this position
 
 /// Returns the content of samples of these sources if `settings` leave it open: documents for
 /// dialogues. Throws ConfigError.
@@ -35,8 +34,6 @@ struct SampleOptions {
   int64_t stride = 0;
   const char* length_option = "data.seq_length";  ///< what sets seq_length, for messages
 };
-
-struct Batch;
 
 /// The samples of a corpus in the order of training: windows of tokens, or documents.
 class Samples {

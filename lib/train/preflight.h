@@ -8,8 +8,8 @@
 
 #include "device/gpu_kinds.h"
 #include "device/memory_ledger.h"
+#include "engine/dry_run.h"
 #include "train/session.h"
-#include "train/step/dry_run.h"
 
 namespace fp8train {
 

@@ -5,31 +5,583 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
+#include <functional>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "base/error_prefix.h"
 #include "base/flight_recorder.h"
 #include "base/log.h"
+#include "base/math.h"
 #include "base/signals.h"
+#include "base/text.h"
 #include "config/changes.h"
-#include "device/device_questions.h"
+#include "config/load.h"
+#include "data/loader.h"
+#include "engine/dry_run.h"
 #include "optim/schedule.h"
 #include "train/checkpoint/data_checks.h"
 #include "train/checkpoint/resume_checks.h"
 #include "train/checkpoint/rollback.h"
+#include "train/checkpoint/run_checkpoints.h"
+#include "train/inference/generator.h"
 #include "train/inference/validation.h"
 #include "train/preflight.h"
 #include "train/ranks.h"
 #include "train/records/environment.h"
-#include "train/step/dry_run.h"
-#include "train/threads.h"
+#include "train/records/step_log.h"
+#include "train/run_length.h"
+#include "train/run_start.h"
+#include "train/watch/divergence_watch.h"
+#include "train/watch/run_watchdog.h"
 
 namespace fp8train {
 namespace {
 
 StepObserver step_observer = nullptr;
+
+/// One rank's run from the start of its engine to its end: steps, evaluations, samples, checkpoints
+/// and rollbacks.
+class Run {
+ public:
+  /// Loads the weights or a checkpoint, and reserves all memory. `comm` and the device of `parts`
+  /// outlive the run. Collective. Throws as train() does.
+  Run(RunParts parts, const RunRequest& request, Communicator& comm)
+      : comm_(&comm),
+        mesh_(&comm),
+        since_start_(parts.since_start),
+        session_(std::move(parts.session)),
+        records_(std::move(parts.records)),
+        device_(parts.device),
+        watch_(settings().training, session_.stages.front().plan.dynamic_loss_scaling),
+        checkpoints_(records_.directory().checkpoints(), session_, watch_.skips(), records_, comm),
+        progress_(std::move(parts.progress)),
+        step_log_(session_, *device_, records_, *progress_),
+        resolved_config_(request.resolved_yaml),
+        earlier_config_(std::move(parts.earlier_config)) {
+    make_engine(parts.plan);
+    loader_ = std::make_unique<Loader>(session_.data.train, loader_settings());
+    start(request, std::move(parts.found), parts.threads);
+    make_generator();
+  }
+
+  /// Trains to the last step or until a stop. Collective. Throws as train() does.
+  RunOutcome run() {
+    const SectionScope section(Section::step);
+    if (FlightRecorder* const recorder = flight_recorder()) {
+      recorder->take_seconds();  // what happens before the first step makes no straggler
+    }
+    if (nothing_to_do_) {
+      say_nothing_to_do();
+      return RunOutcome::finished;
+    }
+    while (true) {
+      try {
+        return train_to_end();
+      } catch (const DivergenceError& divergence) {
+        go_back(divergence);
+      }
+    }
+  }
+
+  /// Frees the folder of a run with several ranks. Called after an error, before the other ranks
+  /// are ended, and this process with them.
+  void release_lock() const {
+    if (comm_->size() > 1) {
+      records_.release_lock();
+    }
+  }
+
+  /// Publishes the save in flight after an error. With several ranks it does nothing, since all
+  /// would have to take part.
+  void publish_save_in_flight() noexcept {
+    if (comm_->size() > 1) {
+      return;
+    }
+    try {
+      checkpoints_.finish();
+    } catch (const std::exception& error) {
+      log_warning(fmt::format("the save in flight has failed: {}", error.what()));
+    }
+  }
+
+ private:
+  const Settings& settings() const { return session_.settings; }
+  bool leads() const { return mesh_.leads(); }
+  bool due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
+  bool evaluation_is_due() const {
+    return due(settings().eval.interval) && session_.data.val.size() > 1 &&
+           state_.step < session_.max_steps;
+  }
+  LoaderSettings loader_settings() const {
+    return {.micro_batch_size = session_.engine.step.micro_batch_size,
+            .seq_length = session_.engine.step.seq_length,
+            .shuffle = settings().data.shuffle,
+            .seed = settings().step.seed,
+            .data_rank = mesh_.index(Axis::data),
+            .data_ranks = mesh_.size(Axis::data),
+            .batches_per_step = session_.engine.step.gradient_accumulation_steps};
+  }
+
+  void start(const RunRequest& request, FoundStart found, int64_t threads) {
+    const RunStart start = load_newest(found);
+    if (!start.line.empty()) {
+      progress_->say(start.line);
+    }
+    log_warnings(start.warnings);
+    if (found.checkpoint) {
+      say_changes(found.checkpoint->parent_path().parent_path(), start.changes);
+    }
+    begin_at(start.state);
+    checkpoints_.begin(*engine_, state_, found.checkpoint);
+    // Without a summary, the run ended between its last step and the evaluation that follows it.
+    const bool finished = state_.step > session_.max_steps ||
+                          (state_.step == session_.max_steps &&
+                           std::filesystem::exists(records_.directory().summary()));
+    nothing_to_do_ = first_rank_says(*comm_, finished);  // folders may look older on other nodes
+    // Only now: a run that was refused leaves the records of the one before as they are.
+    if (leads() && !nothing_to_do_) {
+      describe_run(
+          records_.directory(), request.resolved_yaml, request.command,
+          describe_environment(request.version, request.command, comm_->size(), threads, *device_));
+    }
+  }
+
+  /// Loads the start, or an older one where a file of it turns out to be damaged on any rank.
+  RunStart load_newest(FoundStart& found) {
+    const std::filesystem::path checkpoints = records_.directory().checkpoints();
+    while (true) {
+      try {
+        RunStart start = load_start(session_, found, *engine_, *device_, *comm_);
+        agree_on_step(*comm_, start.state.step, checkpoints);
+        return start;
+      } catch (const OtherRunError&) {
+        throw;
+      } catch (CheckpointError& error) {
+        const ResumeFrom from = settings().checkpoint.resume_from();
+        if (!found.checkpoint || from == ResumeFrom::folder) {
+          prepend(error, found.checkpoint ? "checkpoint.resume: " : "");
+          throw;
+        }
+        found = find_older_start(checkpoints, found, error.what(), *comm_);
+      }
+      const size_t stage = session_.stage_after(found.step);
+      if (session_.stages[stage].plan.name != session_.engine.plan.name) {
+        enter_stage(stage);
+        // The overview has that of another stage.
+        progress_->say(plan_line(session_, memory_here(*device_, comm_->local_size()), found.step));
+      }
+    }
+  }
+
+  /// What the run that saved the checkpoint was set to otherwise: not an error, but never silent.
+  /// `changes`: what the checkpoint itself says, which may be another run's than the folder.
+  void say_changes(const std::filesystem::path& saved_run, std::vector<std::string> changes) {
+    const bool own = std::filesystem::weakly_canonical(saved_run) ==
+                     std::filesystem::weakly_canonical(records_.directory().root);
+    const std::string before = own ? earlier_config_ : earlier_config({saved_run});
+    if (!before.empty()) {
+      for (const std::string& change : changed_settings(before, resolved_config_)) {
+        if (std::find(changes.begin(), changes.end(), change) == changes.end()) {
+          changes.push_back(change);
+        }
+      }
+    }
+    for (const std::string& change : changes) {
+      progress_->say("  changed since then: " + change);
+    }
+  }
+
+  /// The engine has the weights and all else of this state.
+  void begin_at(const TrainingState& state) {
+    state_ = state;
+    share_weights(*comm_, *device_, engine_->model().parameters());
+    engine_->weights_changed();
+    watch_.begin_at(state_, *engine_);
+    engine_->enter_step(state_.step - 1);
+    loader_->seek(state_.sample_position);
+    records_.begin_metrics(state_.step, settings().logging.interval);
+    step_log_.begin_at(state_.step);
+  }
+
+  RunOutcome train_to_end() {
+    if (settings().logging.tensorboard) {
+      records_.begin_events(state_.step, resolved_config_);
+    }
+    step_log_.restart_time();
+    if (state_.step > 0 && evaluation_is_due() && state_.val_step != state_.step) {
+      evaluate_in_between();  // a stop had cut it short
+    }
+    while (state_.step < session_.max_steps) {
+      if (const std::string reason = reason_to_stop(); !reason.empty()) {
+        return stop(reason);
+      }
+      enter_stage_of_step();
+      train_one_step();
+      progress_->tick(state_.step, session_.max_steps);
+      if (due(settings().parallelism.check_replicas)) {
+        check_replicas();
+      }
+      if (evaluation_is_due()) {
+        evaluate_in_between();
+      }
+      if (due(settings().sample.interval)) {
+        sample();
+      }
+      look_after_checkpoints();
+    }
+    return finish();
+  }
+
+  void train_one_step() {
+    if (FlightRecorder* const recorder = flight_recorder()) {
+      recorder->begin_step(state_.step + 1);
+    }
+    check_data(session_);
+    const bool last = state_.step + 1 == session_.max_steps;
+    const bool logs = last || (state_.step + 1) % settings().logging.interval == 0;
+    const double lr = learning_rate(settings().scheduler, settings().optimizer.lr, state_.step,
+                                    session_.max_steps);
+    const Traffic before = comm_->traffic();
+    step_begin_ = loader_->position();
+    observe_step(false);
+    engine_->step([this] { return next_batch(); }, state_.step, lr, logs);
+    observe_step(true);
+    sent_ = {comm_->traffic().within_node - before.within_node,
+             comm_->traffic().between_nodes - before.between_nodes};
+    ++state_.step;
+    if (state_.step == 1) {
+      state_.first_loss = engine_->step_loss().mean;
+    }
+    state_.sample_position = loader_->position();
+    state_.tokens += session_.tokens_per_step();
+    ++steps_done_;
+    if (logs) {
+      records_.require_lock(*comm_);
+      step_log_.write(*engine_, state_, sent_);
+    }
+    if (logs || state_.step % kLossHistory == 0) {
+      check_divergence();
+    }
+  }
+
+  Batch next_batch() {
+    const SectionScope section(Section::data);
+    return loader_->next();
+  }
+
+  void observe_step(bool ends) {
+    if (step_observer != nullptr) {
+      step_observer(*engine_, mesh_.world_rank(), state_.step + 1, ends);
+    }
+  }
+
+  void check_divergence() {
+    std::optional<Loader> again;
+    watch_.check(*engine_, *comm_, state_, [&] {
+      if (!again) {
+        again.emplace(session_.data.train, loader_settings());
+        again->seek(step_begin_);
+      }
+      return again->next();
+    });
+  }
+
+  /// Ends the run where it cannot.
+  void go_back(const DivergenceError& divergence) {
+    const SectionScope section(Section::start_up);  // a checkpoint is read
+    const std::filesystem::path checkpoints = records_.directory().checkpoints();
+    checkpoints_.finish();
+    records_.require_lock(*comm_);
+    if (settings().training.on_divergence != OnDivergence::rollback) {
+      end_diverged(divergence, checkpoints, *comm_);
+    }
+    const ResumedRun back = roll_back(divergence, checkpoints, *engine_, session_, state_, *comm_);
+    checkpoints_.went_back_to(back.state.step);
+    begin_at(back.state);
+    records_.write_rollbacks(state_.rollbacks, state_.step);
+    log_warning(fmt::format("{}; {}", divergence.what(),
+                            describe(state_.rollbacks.back(), state_.rollbacks.size(),
+                                     settings().training.max_rollbacks)));
+  }
+
+  void evaluate_in_between() {
+    const int64_t ranks = mesh_.size(Axis::data);
+    evaluate(ceil_div(settings().eval.batches, ranks), false);
+  }
+
+  /// Evaluates and records the loss. Returns false, and records nothing, if a stop was requested
+  /// meanwhile.
+  bool evaluate(int64_t max_batches, bool final) {
+    const SectionScope section(Section::evaluation);
+    const Stopwatch watch;
+    const std::optional<LossReport> validated =
+        validation_loss(*engine_, session_.data.val, max_batches, *comm_);
+    if (!validated) {
+      return false;
+    }
+    const LossReport& loss = *validated;
+    const bool better = state_.best_val_step == 0 || loss.mean < state_.best_val_loss;
+    if (std::isfinite(loss.mean) && better) {
+      state_.best_val_loss = loss.mean;
+      state_.best_val_step = state_.step;
+    }
+    state_.val_loss = loss.mean;
+    state_.val_step = state_.step;
+    const char* const all = session_.engine.counts_targets ? "all documents of the" : "the whole";
+    progress_->say(fmt::format("step {}: val loss {:.4f} over {} tokens{}", state_.step, loss.mean,
+                               loss.targets,
+                               final ? fmt::format(" ({} validation split)", all) : ""));
+    records_.write_validation(state_.step, loss.mean, loss.targets);
+    step_log_.leave_out(watch.seconds());
+    return true;
+  }
+
+  void sample() {
+    const SectionScope section(Section::sample);
+    const Stopwatch watch;
+    Heartbeat heartbeat(*comm_);
+    const bool alone = !engine_->passes_are_collective();
+    if (generator_ != nullptr) {
+      generator_->set_plain(engine_->plain());
+      const std::string text =
+          sample_texts(*generator_, *session_.tokenizer, settings().sample, settings().step.seed,
+                       [&] { return alone ? heartbeat.beat() : void(); });
+      if (leads()) {
+        records_.write_sample(state_.step, text);
+      }
+      progress_->say(fmt::format("sample at step {}:\n{}", state_.step, text));
+    }
+    heartbeat.end();
+    step_log_.leave_out(watch.seconds());
+  }
+
+  void check_replicas() {
+    const Stopwatch watch;
+    checkpoints_.check_replicas(*engine_, state_);
+    step_log_.leave_out(watch.seconds());
+  }
+
+  void look_after_checkpoints() {
+    const Stopwatch watch;
+    if (checkpoints_.advance(state_)) {
+      watch_.take_losses(*engine_, state_);
+      checkpoints_.try_last_time(*engine_, state_);
+    }
+    if (checkpoints_.is_due(state_.step) && state_.step < session_.max_steps) {
+      if (!watch_.has_checked(state_.step)) {
+        check_divergence();
+      }
+      checkpoints_.save_if_good(*engine_, state_);
+    }
+    step_log_.leave_out(watch.seconds());
+  }
+
+  /// Where one rank has a reason, all stop: "" for none.
+  std::string reason_to_stop() const {
+    const double limit = settings().training.max_time_seconds;
+    const int late = limit > 0 && since_start_.seconds() >= limit ? 1 : 0;
+    const std::vector<int> all = comm_->all_gather_values(stop_signal() != 0 ? 2 : late);
+    const int reason = *std::max_element(all.begin(), all.end());
+    return reason == 2 ? "signal" : reason == 1 ? "training.max_time" : "";
+  }
+
+  StepPlan plan_of_stage() const {
+    return dry_run_step(session_.engine, *device_, comm_->topology(), comm_->rank()).plan;
+  }
+
+  void make_engine(const StepPlan& plan) {
+    engine_ = std::make_unique<Engine>(*device_, session_.engine, comm_);
+    engine_->reserve(plan);
+  }
+
+  void make_generator() {
+    if (settings().sample.interval > 0 && (leads() || engine_->passes_are_collective())) {
+      const int64_t capacity =
+          longest_prompt(settings().sample, *session_.tokenizer) + settings().sample.max_new_tokens;
+      generator_ = std::make_unique<Generator>(*device_, engine_->model(), capacity,
+                                               engine_->strategy().gatherer());
+    }
+  }
+
+  /// Says where steps in bf16 begin and end, and changes the engine for another scaled plan.
+  void enter_stage_of_step() {
+    const bool was_plain = session_.engine.is_plain(state_.step - 1);
+    if (session_.stages[session_.stage_after(state_.step)].plan.name != session_.engine.plan.name) {
+      begin_stage();
+    }
+    if (state_.step > 0 && session_.engine.is_plain(state_.step) != was_plain) {
+      progress_->say(fmt::format("from step {} on: {}", state_.step + 1,
+                                 was_plain
+                                     ? "plan " + session_.engine.plan.name
+                                     : std::string(name_of(session_.engine.plan.activation))));
+    }
+  }
+
+  void enter_stage(size_t stage) {
+    generator_.reset();
+    engine_.reset();
+    session_.enter_stage(stage);
+    make_engine(plan_of_stage());
+  }
+
+  /// Another scaled plan: its engine resumes from the checkpoint of this step, as a run does that
+  /// is stopped here, so that both have the same bits.
+  void begin_stage() {
+    const SectionScope section(Section::start_up);
+    watch_.take_losses(*engine_, state_);
+    checkpoints_.save_last(*engine_, state_);
+    enter_stage(session_.stage_after(state_.step));
+    const ResumedRun saved =
+        load_checkpoint(checkpoint_of_step(records_.directory().checkpoints(), state_.step),
+                        *engine_, session_, *comm_);
+    begin_at(saved.state);
+    make_generator();
+    progress_->say(fmt::format("from step {} on: plan {} (precision.schedule)", state_.step + 1,
+                               session_.engine.plan.name));
+    step_log_.restart_time();
+  }
+
+  RunOutcome stop(const std::string& reason) {
+    watch_.take_losses(*engine_, state_);
+    checkpoints_.save_last(*engine_, state_);
+    progress_->say(
+        fmt::format("stopped at step {} ({}); {} holds everything: run the same command "
+                    "to continue",
+                    state_.step, reason, records_.directory().checkpoints().string()));
+    return RunOutcome::stopped;
+  }
+
+  void say_nothing_to_do() {
+    const std::string key = length_key(settings().training);
+    if (state_.step > session_.max_steps) {
+      progress_->say(
+          fmt::format("nothing to do: the checkpoint is of step {}, and the configuration asks for "
+                      "{}; raise {} to train further",
+                      state_.step, counted(session_.max_steps, "step"), key));
+      return;
+    }
+    progress_->say(
+        fmt::format("nothing to do: this run finished at step {}; raise {} to train further. "
+                    "Everything is in {}",
+                    state_.step, key, records_.directory().root.string()));
+  }
+
+  RunOutcome finish() {
+    progress_->finish();
+    check_data_at_end(session_);
+    step_log_.warn_at_end();
+    checkpoints_.end(*engine_, state_, settings().checkpoint.save_final);
+    // A run that died between its last checkpoint and here has this evaluation already.
+    if (session_.data.val.size() > 1 && state_.val_step != state_.step && !evaluate(0, true)) {
+      // Exit code 75 promises a checkpoint, also without save_final.
+      checkpoints_.save_last(*engine_, state_);
+      return RunOutcome::stopped;
+    }
+    const double seconds = since_start_.seconds();
+    records_.write_summary(summary(seconds));
+    progress_->say(fmt::format(
+        "done: {}, {} tokens{} in {}; loss {:.4f}{}{}; everything is in {}",
+        counted(state_.step, "step"), describe_count(static_cast<double>(state_.tokens)),
+        steps_done_ == state_.step
+            ? ""
+            : fmt::format(", {} since the last start", counted(steps_done_, "step")),
+        describe_duration(seconds), state_.loss,
+        describe_last_loss(state_.first_loss, state_.loss, session_.engine.model.vocab_size),
+        state_.val_step > 0 ? fmt::format(", val loss {:.4f}", state_.val_loss) : "",
+        records_.directory().root.string()));
+    return RunOutcome::finished;
+  }
+
+  /// `seconds`: since the last start, evaluations and saves included.
+  JsonObject summary(double seconds) const {
+    const SaveTotals& saves = checkpoints_.totals();
+    JsonObject all;
+    all.add("plan", std::string_view(session_.engine.plan.name))
+        .add("parameters", parameter_count(session_.engine.model))
+        .add("steps", state_.step)
+        .add("tokens", state_.tokens)
+        .add("loss", state_.loss);
+    if (state_.val_step > 0) {
+      all.add("val_loss", state_.val_loss)
+          .add("best_val_loss", state_.best_val_loss)
+          .add("best_val_step", state_.best_val_step);
+    }
+    return all
+        .add("last_start", JsonObject()
+                               .add("steps", steps_done_)
+                               .add("tokens", steps_done_ * session_.tokens_per_step())
+                               .add("seconds", seconds))
+        .add("tokens_per_second", step_log_.tokens_per_second())
+        .add("peak_memory_bytes", static_cast<int64_t>(device_->ledger().peak()))
+        .add("skipped_steps", engine_->optimizer().control().skipped_steps)
+        .add("rollbacks", static_cast<int64_t>(state_.rollbacks.size()))
+        .add("saves", saves.saved)
+        .add("failed_saves", saves.failed)
+        .add("save_stall_seconds", saves.stall_seconds)
+        .add("save_write_seconds", saves.write_seconds);
+  }
+
+  Communicator* comm_;
+  Mesh mesh_;
+  Stopwatch since_start_;
+  Session session_;
+  RunRecords records_;
+  Device* device_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Loader> loader_;
+  std::unique_ptr<Generator> generator_;
+  DivergenceWatch watch_;
+  RunCheckpoints checkpoints_;
+  std::unique_ptr<Progress> progress_;
+  StepLog step_log_;
+  TrainingState state_;
+  std::string resolved_config_, earlier_config_;
+  bool nothing_to_do_ = false;  // all steps had been done before this start
+  int64_t steps_done_ = 0;  // steps that this start of the run has done; repeated steps count again
+  uint64_t step_begin_ = 0;  // the loader's position before the last step
+  Traffic sent_;             // in the last step
+};
+
+RunOutcome train_on_ranks(const RunRequest& request, Communicator& comm) {
+  bool reported = false;
+  const auto with_report = [&](const std::function<RunOutcome()>& body) {
+    try {
+      return body();
+    } catch (const TimeoutError& error) {
+      if (request.watchdog == nullptr || std::exchange(reported, true)) {
+        throw;
+      }
+      throw TimeoutError(request.watchdog->report_failed_wait(error.what()));
+    }
+  };
+  return with_report([&] {
+    agree_on_run(comm, request.resolved_yaml + request.version);  // before they go separate ways
+    RunOutcome outcome = RunOutcome::finished;
+    {
+      RankDevice rank_device = take_device(request.settings, comm);
+      Communicator& ranks = rank_device.comm != nullptr ? *rank_device.comm : comm;
+      const WatchedRanks watched(request.watchdog, ranks);
+      Run run(start_run(request, ranks, rank_device), request, ranks);
+      const EndSection end;
+      try {
+        outcome = with_report([&] { return run.run(); });
+      } catch (...) {
+        // What follows waits for the thread that writes a checkpoint.
+        run.release_lock();
+        if (request.end_other_ranks) {
+          request.end_other_ranks();
+        }
+        run.publish_save_in_flight();
+        throw;
+      }
+    }
+    wait_for_first_rank(comm);  // and all others: a rank that hangs at its end is seen by all
+    return outcome;
+  });
+}
 
 }  // namespace
 
@@ -37,345 +589,8 @@ void set_step_observer(StepObserver observer) {
   step_observer = observer;
 }
 
-Run::Run(const RunRequest& request, Communicator& comm, RankDevice& rank_device)
-    : comm_(&comm),
-      mesh_(&comm),
-      session_(open_session(request.settings, true, mesh_.size(Axis::data))),
-      records_(request.settings.output_dir, leads()),
-      device_(rank_device.device.get()),
-      watch_(settings().training, session_.engine.plan.dynamic_loss_scaling),
-      checkpoints_(records_.directory().checkpoints(), session_, watch_.skips(), records_, comm),
-      progress_(request.quiet || !leads() ? Progress::Style::quiet
-                                          : progress_style(request.settings.logging.format, stdout),
-                stdout, records_.progress_log()),
-      step_log_(session_, *device_, records_, progress_) {
-  section_advances();
-  agree_on_run(comm, request.resolved_yaml + request.version + session_.data.train.fingerprint());
-  check_shared_folder(comm, records_.directory().root);
-  threads_ = configure_threads(settings().threads, ranks_on_these_cores(comm));
-  resolved_config_ = request.resolved_yaml;
-  earlier_config_ = earlier_config(records_.directory());
-  if (leads()) {
-    open_log_file(records_.directory().log().string());
-  } else {
-    set_log_level(LogLevel::error);
-  }
-  if (!records_.lock_warning().empty()) {
-    log_warning(records_.lock_warning());
-  }
-  log_notes(session_);
-  const FoundStart found =
-      find_start(session_, records_.directory().checkpoints(), comm, Verify::sizes);
-  session_.enter_stage(session_.stage_after(found.step));
-  const DryRunStep dry_run = largest_stage(session_, [&](const EngineSettings& engine) {
-    return dry_run_step(engine, *device_, comm.topology(), comm.rank());
-  });
-  if (comm.size() > 1) {
-    progress_.say(fmt::format("ranks   {}; {}{}", comm.description(),
-                              describe_layout(session_, comm.topology()),
-                              rank_device.note.empty() ? "" : "; " + rank_device.note));
-  }
-  const RankMemory memory = memory_here(*device_, comm.local_size());
-  for (const std::string& line : run_overview(
-           session_, memory, device_lines(*device_, rank_device.reason, threads_), found.step)) {
-    progress_.say(line);
-  }
-  const bool by_category = earlier_config_.empty() || request.verbose;
-  for (const std::string& line : memory_overview(session_, memory.is_host, dry_run, by_category)) {
-    progress_.say(line);
-  }
-  check_fits(memory, memory_of_run(dry_run, memory.is_host));
-  if (leads()) {
-    progress_.say(begin_data_record(session_, records_.directory().data_hashes()));
-  }
-  make_engine(session_.stages.size() == 1 ? dry_run.plan : plan_of_stage());
-  loader_ = std::make_unique<Loader>(session_.data.train, loader_settings());
-  start(request, found);
-  make_generator();
-}
-
-/// Loads the start, or an older one where a file of it turns out to be damaged on any rank.
-RunStart Run::load_newest(FoundStart& found) {
-  const std::filesystem::path checkpoints = records_.directory().checkpoints();
-  while (true) {
-    try {
-      RunStart start = load_start(session_, found, *engine_, *device_, *comm_);
-      agree_on_step(*comm_, start.state.step, checkpoints);
-      return start;
-    } catch (const OtherRunError&) {
-      throw;
-    } catch (CheckpointError& error) {
-      const ResumeFrom from = settings().checkpoint.resume_from();
-      if (!found.checkpoint || from == ResumeFrom::folder) {
-        prepend(error, found.checkpoint ? "checkpoint.resume: " : "");
-        throw;
-      }
-      found = find_older_start(checkpoints, found, error.what(), *comm_);
-    }
-    const size_t stage = session_.stage_after(found.step);
-    if (session_.stages[stage].plan.name != session_.engine.plan.name) {
-      enter_stage(stage);
-      // The overview has that of another stage.
-      progress_.say(plan_line(session_, memory_here(*device_, comm_->local_size()), found.step));
-    }
-  }
-}
-
-void Run::start(const RunRequest& request, FoundStart found) {
-  const RunStart start = load_newest(found);
-  if (!start.line.empty()) {
-    progress_.say(start.line);
-  }
-  log_warnings(start.warnings);
-  if (found.checkpoint) {
-    say_changes(found.checkpoint->parent_path().parent_path(), start.changes);
-  }
-  begin_at(start.state);
-  checkpoints_.begin(*engine_, state_, found.checkpoint);
-  // Without a summary, the run ended between its last step and the evaluation that follows it.
-  const bool finished =
-      state_.step > session_.max_steps || (state_.step == session_.max_steps &&
-                                           std::filesystem::exists(records_.directory().summary()));
-  nothing_to_do_ = first_rank_says(*comm_, finished);  // folders may look older on other nodes
-  // Only now: a run that was refused leaves the records of the one before as they are.
-  if (leads() && !nothing_to_do_) {
-    describe_run(
-        records_.directory(), request.resolved_yaml, request.command,
-        describe_environment(request.version, request.command, comm_->size(), threads_, *device_));
-  }
-}
-
-/// The engine has the weights and all else of this state.
-void Run::begin_at(const TrainingState& state) {
-  state_ = state;
-  share_weights(*comm_, *device_, engine_->model().parameters());
-  engine_->weights_changed();
-  watch_.begin_at(state_, *engine_);
-  engine_->enter_step(state_.step - 1);
-  loader_->seek(state_.sample_position);
-  records_.begin_metrics(state_.step, settings().logging.interval);
-  step_log_.begin_at(state_.step);
-}
-
-/// What the run that saved the checkpoint was set to otherwise: not an error, but never silent.
-/// `changes`: what the checkpoint itself says, which may be another run's than the folder.
-void Run::say_changes(const std::filesystem::path& saved_run, std::vector<std::string> changes) {
-  const bool own = std::filesystem::weakly_canonical(saved_run) ==
-                   std::filesystem::weakly_canonical(records_.directory().root);
-  const std::string before = own ? earlier_config_ : earlier_config({saved_run});
-  if (!before.empty()) {
-    for (const std::string& change : changed_settings(before, resolved_config_)) {
-      if (std::find(changes.begin(), changes.end(), change) == changes.end()) {
-        changes.push_back(change);
-      }
-    }
-  }
-  for (const std::string& change : changes) {
-    progress_.say("  changed since then: " + change);
-  }
-}
-
-Batch Run::next_batch() {
-  const SectionScope section(Section::data);
-  return loader_->next();
-}
-
-void Run::observe_step(bool ends) {
-  if (step_observer != nullptr) {
-    step_observer(*engine_, mesh_.world_rank(), state_.step + 1, ends);
-  }
-}
-
-void Run::train_one_step() {
-  if (FlightRecorder* const recorder = flight_recorder()) {
-    recorder->begin_step(state_.step + 1);
-  }
-  check_data(session_);
-  const bool last = state_.step + 1 == session_.max_steps;
-  const bool logs = last || (state_.step + 1) % settings().logging.interval == 0;
-  const double lr =
-      learning_rate(settings().scheduler, settings().optimizer.lr, state_.step, session_.max_steps);
-  const Traffic before = comm_->traffic();
-  step_begin_ = loader_->position();
-  observe_step(false);
-  engine_->step([this] { return next_batch(); }, state_.step, lr, logs);
-  observe_step(true);
-  sent_ = {comm_->traffic().within_node - before.within_node,
-           comm_->traffic().between_nodes - before.between_nodes};
-  ++state_.step;
-  if (state_.step == 1) {
-    state_.first_loss = engine_->step_loss().mean;
-  }
-  state_.sample_position = loader_->position();
-  state_.tokens += session_.tokens_per_step();
-  ++steps_done_;
-  if (logs) {
-    records_.require_lock(*comm_);
-    step_log_.write(*engine_, state_, sent_);
-  }
-  if (logs || state_.step % kLossHistory == 0) {
-    check_divergence();
-  }
-}
-
-void Run::check_divergence() {
-  std::optional<Loader> again;
-  watch_.check(*engine_, *comm_, state_, [&] {
-    if (!again) {
-      again.emplace(session_.data.train, loader_settings());
-      again->seek(step_begin_);
-    }
-    return again->next();
-  });
-}
-
-/// Ends the run where it cannot.
-void Run::go_back(const DivergenceError& divergence) {
-  const SectionScope section(Section::start_up);  // a checkpoint is read
-  const std::filesystem::path checkpoints = records_.directory().checkpoints();
-  checkpoints_.finish();
-  records_.require_lock(*comm_);
-  if (settings().training.on_divergence != OnDivergence::rollback) {
-    end_diverged(divergence, checkpoints, *comm_);
-  }
-  const ResumedRun back = roll_back(divergence, checkpoints, *engine_, session_, state_, *comm_);
-  checkpoints_.went_back_to(back.state.step);
-  begin_at(back.state);
-  records_.write_rollbacks(state_.rollbacks, state_.step);
-  log_warning(fmt::format("{}; {}", divergence.what(),
-                          describe(state_.rollbacks.back(), state_.rollbacks.size(),
-                                   settings().training.max_rollbacks)));
-}
-
-bool Run::evaluate(int64_t max_batches, bool final) {
-  const SectionScope section(Section::evaluation);
-  const Stopwatch watch;
-  const std::optional<LossReport> validated =
-      validation_loss(*engine_, session_.data.val, max_batches, *comm_);
-  if (!validated) {
-    return false;
-  }
-  const LossReport& loss = *validated;
-  const bool better = state_.best_val_step == 0 || loss.mean < state_.best_val_loss;
-  if (std::isfinite(loss.mean) && better) {
-    state_.best_val_loss = loss.mean;
-    state_.best_val_step = state_.step;
-  }
-  state_.val_loss = loss.mean;
-  state_.val_step = state_.step;
-  const char* const all = session_.engine.counts_targets ? "all documents of the" : "the whole";
-  progress_.say(fmt::format("step {}: val loss {:.4f} over {} tokens{}", state_.step, loss.mean,
-                            loss.targets, final ? fmt::format(" ({} validation split)", all) : ""));
-  records_.write_validation(state_.step, loss.mean, loss.targets);
-  step_log_.leave_out(watch.seconds());
-  return true;
-}
-
-void Run::sample() {
-  const SectionScope section(Section::sample);
-  const Stopwatch watch;
-  Heartbeat heartbeat(*comm_);
-  const bool alone = !engine_->passes_are_collective();
-  if (generator_ != nullptr) {
-    generator_->set_plain(engine_->plain());
-    const std::string text =
-        sample_texts(*generator_, *session_.tokenizer, settings().sample, settings().step.seed,
-                     [&] { return alone ? heartbeat.beat() : void(); });
-    if (leads()) {
-      records_.write_sample(state_.step, text);
-    }
-    progress_.say(fmt::format("sample at step {}:\n{}", state_.step, text));
-  }
-  heartbeat.end();
-  step_log_.leave_out(watch.seconds());
-}
-
-void Run::check_replicas() {
-  const Stopwatch watch;
-  checkpoints_.check_replicas(*engine_, state_);
-  step_log_.leave_out(watch.seconds());
-}
-
-void Run::look_after_checkpoints() {
-  const Stopwatch watch;
-  if (checkpoints_.advance(state_)) {
-    watch_.take_losses(*engine_, state_);
-    checkpoints_.try_last_time(*engine_, state_);
-  }
-  if (checkpoints_.is_due(state_.step) && state_.step < session_.max_steps) {
-    if (!watch_.has_checked(state_.step)) {
-      check_divergence();
-    }
-    checkpoints_.save_if_good(*engine_, state_);
-  }
-  step_log_.leave_out(watch.seconds());
-}
-
-/// Where one rank has a reason, all stop: "" for none.
-std::string Run::reason_to_stop() const {
-  const double limit = settings().training.max_time_seconds;
-  const int late = limit > 0 && since_start_.seconds() >= limit ? 1 : 0;
-  const std::vector<int> all = comm_->all_gather_values(stop_signal() != 0 ? 2 : late);
-  const int reason = *std::max_element(all.begin(), all.end());
-  return reason == 2 ? "signal" : reason == 1 ? "training.max_time" : "";
-}
-
-RunOutcome Run::run() {
-  const SectionScope section(Section::step);
-  if (FlightRecorder* const recorder = flight_recorder()) {
-    recorder->take_seconds();  // what happens before the first step makes no straggler
-  }
-  if (nothing_to_do_) {
-    say_nothing_to_do();
-    return RunOutcome::finished;
-  }
-  while (true) {
-    try {
-      return train_to_end();
-    } catch (const DivergenceError& divergence) {
-      go_back(divergence);
-    }
-  }
-}
-
-void Run::publish_save_in_flight() noexcept {
-  if (comm_->size() > 1) {
-    return;
-  }
-  try {
-    checkpoints_.finish();
-  } catch (const std::exception& error) {
-    log_warning(fmt::format("the save in flight has failed: {}", error.what()));
-  }
-}
-
-RunOutcome Run::train_to_end() {
-  if (settings().logging.tensorboard) {
-    records_.begin_events(state_.step, resolved_config_);
-  }
-  step_log_.restart_time();
-  if (state_.step > 0 && evaluation_is_due() && state_.val_step != state_.step) {
-    evaluate_in_between();  // a stop had cut it short
-  }
-  while (state_.step < session_.max_steps) {
-    if (const std::string reason = reason_to_stop(); !reason.empty()) {
-      return stop(reason);
-    }
-    enter_stage_of_step();
-    train_one_step();
-    progress_.tick(state_.step, session_.max_steps);
-    if (due(settings().parallelism.check_replicas)) {
-      check_replicas();
-    }
-    if (evaluation_is_due()) {
-      evaluate_in_between();
-    }
-    if (due(settings().sample.interval)) {
-      sample();
-    }
-    look_after_checkpoints();
-  }
-  return finish();
+RunOutcome train(const RunRequest& request, Communicator& comm) {
+  return with_locations(request.settings, [&] { return train_on_ranks(request, comm); });
 }
 
 }  // namespace fp8train

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "device/device.h"
+#include "engine/engine.h"
 #include "ops/gemm/gemm_support.h"
 #include "precision/linear_plan.h"
-#include "train/step/engine.h"
 
 namespace fp8train {
 

@@ -4,8 +4,16 @@
 
 #include "base/error.h"
 #include "base/error_prefix.h"
+#include "base/flight_recorder.h"
+#include "base/log.h"
+#include "engine/dry_run.h"
 #include "io/checkpoint/checkpoint.h"
+#include "train/checkpoint/data_checks.h"
+#include "train/checkpoint/resume_checks.h"
+#include "train/preflight.h"
 #include "train/ranks.h"
+#include "train/records/environment.h"
+#include "train/threads.h"
 
 namespace fp8train {
 namespace {
@@ -90,6 +98,76 @@ FoundStart find_older_start(const std::filesystem::path& checkpoints, const Foun
   });
   set_found(found, step, checkpoints);
   return found;
+}
+
+namespace {
+
+/// Plans the memory of this rank, which fits, and returns the plan of the first stage.
+StepPlan plan_memory(const RunRequest& request, const RunParts& parts, Communicator& comm,
+                     const RankDevice& rank_device) {
+  const Session& session = parts.session;
+  const auto dry_run_of = [&](const EngineSettings& engine) {
+    return dry_run_step(engine, *parts.device, comm.topology(), comm.rank());
+  };
+  const DryRunStep dry_run = largest_stage(session, dry_run_of);
+  if (comm.size() > 1) {
+    parts.progress->say(fmt::format("ranks   {}; {}{}", comm.description(),
+                                    describe_layout(session, comm.topology()),
+                                    rank_device.note.empty() ? "" : "; " + rank_device.note));
+  }
+  const RankMemory memory = memory_here(*parts.device, comm.local_size());
+  for (const std::string& line :
+       run_overview(session, memory, device_lines(*parts.device, rank_device.reason, parts.threads),
+                    parts.found.step)) {
+    parts.progress->say(line);
+  }
+  const bool by_category = parts.earlier_config.empty() || request.verbose;
+  for (const std::string& line : memory_overview(session, memory.is_host, dry_run, by_category)) {
+    parts.progress->say(line);
+  }
+  check_fits(memory, memory_of_run(dry_run, memory.is_host));
+  return session.stages.size() == 1 ? dry_run.plan : dry_run_of(session.engine).plan;
+}
+
+}  // namespace
+
+RunParts start_run(const RunRequest& request, Communicator& comm, const RankDevice& rank_device) {
+  const Mesh mesh(&comm);
+  RunParts parts = {.since_start = {},
+                    .device = rank_device.device.get(),
+                    .session = open_session(request.settings, true, mesh.size(Axis::data)),
+                    .records = RunRecords(request.settings.output_dir, mesh.leads()),
+                    .progress = {},
+                    .earlier_config = {},
+                    .found = {},
+                    .plan = {}};
+  Session& session = parts.session;
+  const RunDirectory& directory = parts.records.directory();
+  parts.progress = std::make_unique<Progress>(
+      request.quiet || !mesh.leads() ? Progress::Style::quiet
+                                     : progress_style(request.settings.logging.format, stdout),
+      stdout, parts.records.progress_log());
+  section_advances();
+  agree_on_run(comm, request.resolved_yaml + request.version + session.data.train.fingerprint());
+  check_shared_folder(comm, directory.root);
+  parts.threads = configure_threads(session.settings.threads, ranks_on_these_cores(comm));
+  parts.earlier_config = earlier_config(directory);
+  if (mesh.leads()) {
+    open_log_file(directory.log().string());
+  } else {
+    set_log_level(LogLevel::error);
+  }
+  if (!parts.records.lock_warning().empty()) {
+    log_warning(parts.records.lock_warning());
+  }
+  log_notes(session);
+  parts.found = find_start(session, directory.checkpoints(), comm, Verify::sizes);
+  session.enter_stage(session.stage_after(parts.found.step));
+  parts.plan = plan_memory(request, parts, comm, rank_device);
+  if (mesh.leads()) {
+    parts.progress->say(begin_data_record(session, directory.data_hashes()));
+  }
+  return parts;
 }
 
 RunStart load_start(const Session& session, const FoundStart& found, Engine& engine, Device& device,

@@ -1,19 +1,25 @@
 #pragma once
-// The start of a run: from a checkpoint, from the weights of a model folder, or from initial
-// values.
+// The start of a run: its folder, its plan of memory, and the state that it begins with: a
+// checkpoint, the weights of a model folder, or initial values.
 
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "comm/communicator.h"
 #include "device/device.h"
+#include "engine/engine.h"
 #include "io/checkpoint/checkpoint.h"
 #include "train/checkpoint/training_state.h"
+#include "train/checkpoint/weights.h"
+#include "train/rank_device.h"
+#include "train/records/progress.h"
+#include "train/records/run_records.h"
+#include "train/run.h"
 #include "train/session.h"
-#include "train/step/engine.h"
-#include "train/step/weights.h"
 
 namespace fp8train {
 
@@ -35,6 +41,23 @@ FoundStart find_start(const Session& session, const std::filesystem::path& check
 /// the reason `why`. Collective. Throws as find_start().
 FoundStart find_older_start(const std::filesystem::path& checkpoints, const FoundStart& damaged,
                             const std::string& why, Communicator& comm);
+
+/// What a run has before it makes its engine.
+struct RunParts {
+  Stopwatch since_start;
+  Device* device;   ///< not owned
+  Session session;  ///< of the stage that the run starts in
+  RunRecords records;
+  std::unique_ptr<Progress> progress;
+  std::string earlier_config;  ///< of an earlier start in this folder; empty: there was none
+  int64_t threads = 0;
+  FoundStart found;
+  StepPlan plan;  ///< of the stage
+};
+
+/// Opens the data and the folder of a run, finds its start, and plans its memory, which fits. The
+/// communicator and the device outlive the result. Collective. Throws as train() does.
+RunParts start_run(const RunRequest& request, Communicator& comm, const RankDevice& rank_device);
 
 /// The state with which a run starts, and what to tell the user about it.
 struct RunStart {

@@ -13,8 +13,8 @@
 #include "data/tokenizer.h"
 #include "device/device.h"
 #include "device/device_choice.h"
+#include "engine/engine.h"
 #include "model/families/config_value.h"
-#include "train/step/engine.h"
 
 namespace fp8train {
 

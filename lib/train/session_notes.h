@@ -9,7 +9,7 @@
 #include "config/settings.h"
 #include "data/corpus.h"
 #include "data/tokenizer.h"
-#include "train/step/engine.h"
+#include "engine/engine.h"
 
 namespace fp8train {
 

@@ -87,7 +87,7 @@ DEVICE_IFDEF = re.compile(
     r"^\s*#\s*(if|ifdef|ifndef|elif)\b.*\b(FP8TRAIN_(CUDA|NCCL|MPI)\w*|__CUDACC__|__CUDA_ARCH__)"
 )
 # Modules that know devices by their traits and device/device_questions.h.
-NEUTRAL = {"tensor", "precision", "nn", "model", "optim", "parallel"}
+NEUTRAL = {"tensor", "precision", "nn", "model", "optim", "parallel", "engine"}
 ASKS_DEVICE = re.compile(r"\bkind\(\)\s*[=!]=\s*DeviceKind::")
 STRING = re.compile(r'"([^"\\]*)"')
 # The one header that hides the difference between host and device compilers, and the handler

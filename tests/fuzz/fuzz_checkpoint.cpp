@@ -13,11 +13,11 @@
 #include "base/error.h"
 #include "comm/backends/backends.h"
 #include "data/tokenizer.h"
+#include "engine/dry_run.h"
 #include "io/checkpoint/checkpoint.h"
 #include "plain_message.h"
 #include "scratch_file.h"
 #include "train/checkpoint/training_state.h"
-#include "train/step/dry_run.h"
 
 namespace {
 

@@ -16,8 +16,8 @@
 #include <thread>
 #include <vector>
 
-#include "train/step/engine.h"
-#include "train/trainer.h"
+#include "engine/engine.h"
+#include "train/run.h"
 
 namespace fp8train::test {
 namespace {

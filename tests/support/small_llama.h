@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "base/philox.h"
+#include "engine/engine.h"
 #include "support/sanitized.h"
 #include "support/small_model.h"
-#include "train/step/engine.h"
 
 namespace fp8train::test {
 

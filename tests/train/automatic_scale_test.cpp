@@ -7,12 +7,12 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "engine/dry_run.h"
+#include "engine/engine.h"
 #include "numeric/convert.h"
 #include "support/rank_threads.h"
 #include "support/small_llama.h"
 #include "tensor/tensor.h"
-#include "train/step/dry_run.h"
-#include "train/step/engine.h"
 
 using namespace fp8train;
 

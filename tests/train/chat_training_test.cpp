@@ -12,14 +12,14 @@
 
 #include "data/corpus.h"
 #include "data/loader.h"
+#include "engine/dry_run.h"
+#include "engine/engine.h"
 #include "io/hf_config.h"
 #include "io/safetensors/tensor_source.h"
 #include "support/files.h"
 #include "support/small_gpt2.h"
 #include "support/small_llama.h"
-#include "train/step/dry_run.h"
-#include "train/step/engine.h"
-#include "train/step/weights.h"
+#include "train/checkpoint/weights.h"
 
 namespace fp8train::test {
 namespace {

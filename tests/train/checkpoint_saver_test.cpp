@@ -1,7 +1,7 @@
 // Saves that go on while training does: phases, failures of one rank, what a reader sees meanwhile.
 
 #include "train/checkpoint/checkpoint_saver.h"
-#include "train/step/dry_run.h"
+#include "engine/dry_run.h"
 
 #include <algorithm>
 #include <atomic>

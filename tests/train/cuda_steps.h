@@ -14,11 +14,11 @@
 
 #include "base/philox.h"
 #include "device/cuda/cuda_device.h"
+#include "engine/dry_run.h"
 #include "support/parameters.h"
 #include "support/sanitized.h"
 #include "support/small_gpt2.h"
 #include "support/small_llama.h"
-#include "train/step/dry_run.h"
 
 namespace fp8train::test::steps {
 

@@ -5,9 +5,9 @@
 
 #include "cudnn_fake.h"
 #include "device/device.h"
+#include "engine/dry_run.h"
+#include "engine/engine.h"
 #include "support/small_llama.h"
-#include "train/step/dry_run.h"
-#include "train/step/engine.h"
 
 namespace fp8train {
 namespace {

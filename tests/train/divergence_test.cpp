@@ -5,10 +5,10 @@
 #include <cmath>
 #include <limits>
 
+#include "engine/dry_run.h"
 #include "support/rank_threads.h"
 #include "support/small_llama.h"
-#include "train/step/dry_run.h"
-#include "train/step/value_checks.h"
+#include "train/checkpoint/value_checks.h"
 #include "train/watch/divergence.h"
 #include "train/watch/first_non_finite.h"
 

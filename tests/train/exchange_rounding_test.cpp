@@ -6,13 +6,13 @@
 
 #include <cmath>
 
+#include "engine/dry_run.h"
 #include "numeric/convert.h"
 #include "numeric/scale.h"
 #include "ops/storage/storage.h"
 #include "support/rank_threads.h"
 #include "support/small_llama.h"
 #include "tensor/tensor.h"
-#include "train/step/dry_run.h"
 
 using namespace fp8train;
 

@@ -3,8 +3,8 @@
 
 #include <limits>
 
+#include "engine/engine.h"
 #include "support/parameters.h"
-#include "train/step/engine.h"
 
 namespace fp8train::test {
 

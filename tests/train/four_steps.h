@@ -5,9 +5,9 @@
 #include <memory>
 #include <vector>
 
+#include "engine/dry_run.h"
 #include "support/parameters.h"
 #include "support/small_llama.h"
-#include "train/step/dry_run.h"
 
 namespace fp8train::test {
 

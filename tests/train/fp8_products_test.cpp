@@ -12,12 +12,12 @@
 #include "cublaslt_fake.h"
 #include "cublaslt_faults.h"
 #include "device/device.h"
+#include "engine/dry_run.h"
 #include "nn/linear_product.h"
 #include "ops/gemm/gemm_support.h"
 #include "support/small_llama.h"
 #include "support/temp_dir.h"
 #include "train/probed_products.h"
-#include "train/step/dry_run.h"
 
 namespace fp8train {
 namespace {

@@ -2,10 +2,10 @@
 
 #include <catch2/catch.hpp>
 
+#include "engine/dry_run.h"
 #include "support/parameters.h"
 #include "support/rank_threads.h"
 #include "support/small_llama.h"
-#include "train/step/dry_run.h"
 
 using namespace fp8train;
 

@@ -1,9 +1,9 @@
 // Whole steps of models whose layers have plans of their own.
 
 #include "base/error.h"
+#include "engine/dry_run.h"
 #include "four_steps.h"
 #include "support/files.h"
-#include "train/step/dry_run.h"
 
 namespace fp8train::test::layer_plans {
 namespace {

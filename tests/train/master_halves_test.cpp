@@ -3,12 +3,12 @@
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
+#include "engine/dry_run.h"
 #include "ops/storage/stored_math.h"
 #include "support/parameters.h"
 #include "support/rank_threads.h"
 #include "support/small_llama.h"
 #include "train/checkpoint/state_formats.h"
-#include "train/step/dry_run.h"
 
 namespace fp8train::test::master_halves_test {
 namespace {

@@ -10,14 +10,14 @@
 #include <numeric>
 #include <set>
 
+#include "engine/dry_run.h"
+#include "engine/engine.h"
 #include "io/hf_config.h"
 #include "io/safetensors/safetensors.h"
 #include "io/safetensors/tensor_source.h"
 #include "model/hf_names.h"
+#include "train/checkpoint/weights.h"
 #include "train/inference/generator.h"
-#include "train/step/dry_run.h"
-#include "train/step/engine.h"
-#include "train/step/weights.h"
 
 using namespace fp8train;
 

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "config/load.h"
+#include "engine/dry_run.h"
 #include "support/parameters.h"
 #include "support/rank_threads.h"
 #include "support/small_llama.h"
@@ -15,7 +16,6 @@
 #include "train/ranks.h"
 #include "train/saved_states.h"
 #include "train/session.h"
-#include "train/step/dry_run.h"
 
 using namespace fp8train;
 

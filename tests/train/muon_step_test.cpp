@@ -7,8 +7,8 @@
 #include <functional>
 
 #include "device/cuda/cuda_device.h"
+#include "engine/dry_run.h"
 #include "support/small_llama.h"
-#include "train/step/dry_run.h"
 
 using namespace fp8train;
 

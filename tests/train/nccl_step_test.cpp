@@ -8,12 +8,12 @@
 
 #include "base/error.h"
 #include "comm/nccl_ranks.h"
+#include "engine/dry_run.h"
 #include "support/parameters.h"
 #include "support/rank_threads.h"
 #include "support/small_llama.h"
 #include "train/rank_device.h"
 #include "train/ranks.h"
-#include "train/step/dry_run.h"
 
 #if defined(FP8TRAIN_CUDA_SHIM)
 #include "cuda_runtime_api.h"

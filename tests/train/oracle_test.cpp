@@ -15,10 +15,10 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "engine/dry_run.h"
+#include "engine/engine.h"
 #include "ops/pointwise/elementwise.h"
 #include "train/oracle_model.h"
-#include "train/step/dry_run.h"
-#include "train/step/engine.h"
 
 namespace fp8train::test::oracle {
 namespace {

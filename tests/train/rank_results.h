@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "engine/dry_run.h"
 #include "support/parameters.h"
 #include "support/rank_threads.h"
 #include "support/small_llama.h"
 #include "train/ranks.h"
-#include "train/step/dry_run.h"
 
 namespace fp8train::test {
 

@@ -3,8 +3,8 @@
 
 #include <catch2/catch.hpp>
 
+#include "engine/dry_run.h"
 #include "support/small_llama.h"
-#include "train/step/dry_run.h"
 
 using namespace fp8train;
 

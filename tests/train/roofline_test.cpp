@@ -1,7 +1,7 @@
 // The model of a step's time on a GPU that is not here.
 
-#include "train/step/roofline.h"
-#include "train/step/dry_run.h"
+#include "engine/roofline.h"
+#include "engine/dry_run.h"
 
 #include <catch2/catch.hpp>
 #include <cstring>

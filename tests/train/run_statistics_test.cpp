@@ -7,9 +7,9 @@
 #include <algorithm>
 
 #include "base/philox.h"
+#include "engine/dry_run.h"
+#include "engine/engine.h"
 #include "support/parameters.h"
-#include "train/step/dry_run.h"
-#include "train/step/engine.h"
 
 using namespace fp8train;
 using Catch::Contains;

@@ -6,9 +6,9 @@
 #include <cstring>
 
 #include "base/philox.h"
+#include "engine/dry_run.h"
 #include "support/parameters.h"
 #include "support/small_llama.h"
-#include "train/step/dry_run.h"
 
 using namespace fp8train;
 

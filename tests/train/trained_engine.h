@@ -4,10 +4,10 @@
 #include <memory>
 #include <vector>
 
+#include "engine/dry_run.h"
+#include "engine/engine.h"
 #include "support/parameters.h"
 #include "support/small_llama.h"
-#include "train/step/dry_run.h"
-#include "train/step/engine.h"
 
 namespace fp8train::test {
 

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "device/gpu_kinds.h"
-#include "train/step/measured_products.h"
+#include "engine/measured_products.h"
 
 namespace fp8train {
 

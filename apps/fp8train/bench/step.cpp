@@ -17,14 +17,14 @@
 #include "config/presets.h"
 #include "config/yaml/problems.h"
 #include "dialects/dialects.h"
+#include "engine/dry_run.h"
+#include "engine/engine.h"
 #include "model/step_part.h"
 #include "numeric/cpu_isa.h"
 #include "ops/attention/attention.h"
 #include "timeline.h"
 #include "train/rank_device.h"
 #include "train/session.h"
-#include "train/step/dry_run.h"
-#include "train/step/engine.h"
 #include "train/threads.h"
 
 namespace fp8train {

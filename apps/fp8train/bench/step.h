@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "engine/engine.h"
 #include "model/model_config.h"
-#include "train/step/engine.h"
 
 namespace fp8train {
 

@@ -3,8 +3,8 @@
 // starts in seconds.
 
 #include "device/device.h"
+#include "engine/engine.h"
 #include "nn/parameter.h"
-#include "train/step/engine.h"
 
 namespace fp8train {
 

@@ -8,9 +8,9 @@
 #include "base/text.h"
 #include "bench/calibration.h"
 #include "device/gpu_kinds.h"
+#include "engine/dry_run.h"
+#include "engine/roofline.h"
 #include "train/records/progress.h"
-#include "train/step/dry_run.h"
-#include "train/step/roofline.h"
 
 namespace fp8train {
 namespace {

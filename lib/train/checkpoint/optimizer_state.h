@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/host_memory.h"
+#include "engine/state_tensors.h"
 #include "io/checkpoint/checkpoint.h"
-#include "train/step/engine.h"
 
 namespace fp8train {
 
@@ -22,13 +22,9 @@ struct OptimizerFile {
   std::vector<HostMemory> memory;
 };
 
-/// Whether this rank writes a file: where ranks share the states, one rank for each part.
-bool writes_optimizer(Engine& engine, int rank);
 /// Writes the states of all parameters that this rank updates to `file`. It is empty, or was made
 /// by this engine earlier: its memory is used again.
 void refresh_optimizer_file(Engine& engine, OptimizerFile& file);
-/// Bytes of tensors that this rank's file has, on any device.
-size_t optimizer_file_bytes(Engine& engine);
 
 /// Loads what this rank updates from the files of a checkpoint, and hashes the files meanwhile.
 /// Throws CheckpointError naming the file or the tensor when something is missing, stored in

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "train/checkpoint/resume_checks.h"
-#include "train/step/value_checks.h"
+#include "train/checkpoint/value_checks.h"
 
 namespace fp8train {
 

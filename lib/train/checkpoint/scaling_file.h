@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "engine/engine.h"
 #include "io/checkpoint/checkpoint.h"
 #include "precision/scaling_state.h"
-#include "train/step/engine.h"
 
 namespace fp8train {
 

@@ -35,9 +35,4 @@ std::vector<FileRecord> write_state(const std::filesystem::path& partial, const 
   return records;
 }
 
-size_t state_copy_bytes(Engine& engine, int rank) {
-  const size_t weights = rank == 0 ? weights_copy_bytes(engine.model()) : 0;
-  return weights + (writes_optimizer(engine, rank) ? optimizer_file_bytes(engine) : 0);
-}
-
 }  // namespace fp8train

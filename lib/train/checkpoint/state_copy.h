@@ -10,7 +10,7 @@
 
 #include "io/checkpoint/checkpoint.h"
 #include "train/checkpoint/optimizer_state.h"
-#include "train/step/weights.h"
+#include "train/checkpoint/weights.h"
 
 namespace fp8train {
 
@@ -32,9 +32,5 @@ constexpr const char* kScalingFile = "scaling.safetensors";
 /// Writes this rank's files into a partial checkpoint and reads each of them back. The optimizer's
 /// file is the last one. Throws DeviceError or CheckpointError.
 std::vector<FileRecord> write_state(const std::filesystem::path& partial, const StateCopy& copy);
-
-/// Host bytes of the copy that `rank` makes of this engine's state, on any device, and of what
-/// writing it takes.
-size_t state_copy_bytes(Engine& engine, int rank);
 
 }  // namespace fp8train

@@ -16,9 +16,9 @@
 #include "train/checkpoint/scaling_file.h"
 #include "train/checkpoint/state_file.h"
 #include "train/checkpoint/state_formats.h"
+#include "train/checkpoint/weights.h"
 #include "train/ranks.h"
 #include "train/run_length.h"
-#include "train/step/weights.h"
 
 namespace fp8train {
 namespace {

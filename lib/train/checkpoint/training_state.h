@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "engine/engine.h"
 #include "io/checkpoint/checkpoint_retention.h"
 #include "train/checkpoint/state_copy.h"
 #include "train/session.h"
-#include "train/step/engine.h"
 #include "train/watch/divergence.h"
 
 namespace fp8train {

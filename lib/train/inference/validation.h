@@ -6,7 +6,7 @@
 
 #include "comm/communicator.h"
 #include "data/corpus.h"
-#include "train/step/engine.h"
+#include "engine/engine.h"
 
 namespace fp8train {
 

@@ -11,12 +11,12 @@
 #include "base/clock.h"
 #include "comm/communicator.h"
 #include "device/gpu_kinds.h"
+#include "engine/engine.h"
 #include "train/checkpoint/training_state.h"
 #include "train/records/progress.h"
 #include "train/records/run_records.h"
 #include "train/records/run_statistics.h"
 #include "train/session.h"
-#include "train/step/engine.h"
 
 namespace fp8train {
 

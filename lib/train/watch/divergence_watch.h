@@ -8,8 +8,8 @@
 #include <string>
 
 #include "comm/communicator.h"
+#include "engine/engine.h"
 #include "train/checkpoint/training_state.h"
-#include "train/step/engine.h"
 #include "train/watch/divergence.h"
 #include "train/watch/skip_guard.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "comm/communicator.h"
-#include "train/step/engine.h"
+#include "engine/engine.h"
 
 namespace fp8train {
 

@@ -1,4 +1,4 @@
-#include "train/step/weights.h"
+#include "train/checkpoint/weights.h"
 
 #include <fmt/format.h>
 
@@ -11,7 +11,7 @@
 #include "base/math.h"
 #include "io/export/row_order.h"
 #include "model/hf_names.h"
-#include "train/step/value_checks.h"
+#include "train/checkpoint/value_checks.h"
 
 namespace fp8train {
 namespace {
@@ -171,17 +171,6 @@ std::vector<TensorBytes> hf_tensors(const ModelConfig& config, const WeightsCopy
     }
   }
   return tensors;
-}
-
-size_t weights_copy_bytes(Decoder& model) {
-  int64_t values = 0;
-  for (const auto& parameter : model.parameters().all()) {
-    values += parameter->shape.count();
-    for (const HfPiece& piece : hf_pieces(model.config(), parameter->name)) {
-      values += piece.transposed ? piece.rows * columns_of(*parameter) : 0;
-    }
-  }
-  return static_cast<size_t>(values) * sizeof(float);
 }
 
 }  // namespace fp8train

@@ -1,4 +1,4 @@
-#include "train/step/value_checks.h"
+#include "train/checkpoint/value_checks.h"
 
 #include <fmt/format.h>
 

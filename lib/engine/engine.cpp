@@ -1,4 +1,4 @@
-#include "train/step/engine.h"
+#include "engine/engine.h"
 
 #include <algorithm>
 #include <array>

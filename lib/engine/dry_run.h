@@ -8,7 +8,7 @@
 #include "comm/communicator.h"
 #include "device/device.h"
 #include "device/meta/op_log.h"
-#include "train/step/engine.h"
+#include "engine/engine.h"
 
 namespace fp8train {
 

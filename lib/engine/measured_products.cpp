@@ -1,4 +1,4 @@
-#include "train/step/measured_products.h"
+#include "engine/measured_products.h"
 
 namespace fp8train {
 namespace {

@@ -1,4 +1,4 @@
-#include "train/step/roofline.h"
+#include "engine/roofline.h"
 
 #include <algorithm>
 #include <optional>

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "base/host_memory.h"
+#include "engine/engine.h"
 #include "io/safetensors/safetensors.h"
 #include "io/safetensors/tensor_source.h"
 #include "model/decoder.h"
-#include "train/step/engine.h"
 
 namespace fp8train {
 
@@ -50,8 +50,5 @@ void copy_weights(Engine& engine, bool wanted, WeightsCopy& into);
 /// they are stored transposed.
 std::vector<TensorBytes> hf_tensors(const ModelConfig& config, const WeightsCopy& copy,
                                     std::vector<std::vector<float>>& storage);
-
-/// Returns the bytes of host memory of a copy of this model and of the storage of its tensors.
-size_t weights_copy_bytes(Decoder& model);
 
 }  // namespace fp8train

@@ -12,10 +12,10 @@
 
 #include "device/gpu_kinds.h"
 #include "device/meta/op_log.h"
+#include "engine/engine.h"
+#include "engine/measured_products.h"
 #include "model/step_part.h"
 #include "ops/support/kernel_instructions.h"
-#include "train/step/engine.h"
-#include "train/step/measured_products.h"
 
 namespace fp8train {
 

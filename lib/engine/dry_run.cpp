@@ -1,4 +1,4 @@
-#include "train/step/dry_run.h"
+#include "engine/dry_run.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -10,8 +10,8 @@
 #include "base/trace.h"
 #include "comm/backends/backends.h"
 #include "device/meta/meta_device.h"
+#include "engine/state_tensors.h"
 #include "model/step_part.h"
-#include "train/checkpoint/state_copy.h"
 
 namespace fp8train {
 

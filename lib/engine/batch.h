@@ -1,0 +1,25 @@
+#pragma once
+// What one micro-batch of a rank is made of, in host memory.
+
+#include <cstdint>
+#include <vector>
+
+namespace fp8train {
+
+constexpr int32_t kIgnoredTarget = -1;  ///< no loss at this position
+
+/// A batch of one rank. B is micro_batch_size, T is seq_length.
+struct Batch {
+  int64_t rows = 0;              ///< B
+  int64_t columns = 0;           ///< T
+  std::vector<int32_t> tokens;   ///< (B, T)
+  std::vector<int32_t> targets;  ///< (B, T): the token after each token, or kIgnoredTarget
+  /// (B, T) where documents are masked (SampleForm): the position at which the document of each
+  /// position begins; else empty.
+  std::vector<int32_t> document_starts;
+  /// Targets of the whole step, over its micro-batches and all ranks, where samples are documents;
+  /// 0: every position is a target.
+  int64_t step_targets = 0;
+};
+
+}  // namespace fp8train
