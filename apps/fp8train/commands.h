@@ -15,7 +15,6 @@ void add_explain(Arguments command, Action& action);
 void add_estimate(Arguments command, Action& action);
 void add_config(Arguments command, Action& action);
 void add_data(Arguments command, Action& action);
-void add_import(Arguments command, Action& action);
 void add_export(Arguments command, Action& action);
 void add_quantize(Arguments command, Action& action);
 void add_generate(Arguments command, Action& action);
@@ -39,8 +38,6 @@ inline constexpr Command kCommands[] = {
      "fp8train config --output runs/first.yaml", add_config},
     {"data", "Prepare and inspect token files, train tokenizers", "fp8train data inspect text.txt",
      add_data},
-    {"import", "Import models of other programs", "fp8train import llama2c model.bin --out model",
-     add_import},
     {"export", "Write a trained model for other programs",
      "fp8train export runs/default --out model --dtype bf16", add_export},
     {"quantize", "Cast a safetensors file to FP8 or INT8",

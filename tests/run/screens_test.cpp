@@ -164,7 +164,6 @@ std::vector<std::pair<std::string, Use>> uses() {
       {"data train-tokenizer", {{{"text.txt", "--out", "tok", "--vocab-size", "300"}}}},
       {"data prepare", {{{"text.txt", "--out", "prep", "--val-fraction", "0.1"}}}},
       {"data inspect", {{{"text.txt"}, {"prep"}}}},
-      {"import llama2c", {{{"text.txt", "--out", "imported"}}, {}, 4}},
       {"export",
        {{{"run", "--out", "out"}, {"--checkpoint", "run", "--out", "o.gguf", "--to", "gguf"}}}},
       {"quantize", {{{"out/model.safetensors", "--out", "q.safetensors", "--granularity", "row"}}}},
