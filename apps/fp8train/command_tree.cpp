@@ -48,12 +48,13 @@ bool CommandNode::takes_keys() const {
                      [](const CommandOption& one) { return one.names.front() == "--set"; });
 }
 
-CommandNode command_tree(Arguments command) {
-  const CLI::App* root = &command.app();
-  while (root->get_parent() != nullptr) {
-    root = root->get_parent();
-  }
-  return node_of(*root);
+bool CommandNode::takes_key_name() const {
+  return std::any_of(options.begin(), options.end(),
+                     [](const CommandOption& one) { return one.names.front() == "key"; });
+}
+
+CommandNode command_tree(const CLI::App& program) {
+  return node_of(program);
 }
 
 std::string help_page(const CLI::App& command) {

@@ -23,7 +23,6 @@ void add_report(Arguments command, Action& action);
 void add_bench(Arguments command, Action& action);
 void add_doctor(Arguments command, Action& action);
 void add_completions(Arguments command, Action& action);
-void add_man(Arguments command, Action& action);
 
 inline constexpr Command kCommands[] = {
     {"train", "Train or continue a run (the default command)",
@@ -53,7 +52,6 @@ inline constexpr Command kCommands[] = {
      add_doctor},
     {"completions", "Completion script of a shell", "eval \"$(fp8train completions bash)\"",
      add_completions},
-    {"man", "Manual page, in the form that man reads", "fp8train man > fp8train.1", add_man},
 };
 
 inline const std::vector<Command>& all_commands() {

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
+#include <utility>
 
 #include "base/screen.h"
 #include "command_tree.h"
@@ -13,6 +13,19 @@ namespace {
 
 constexpr size_t kHelpColumns = 80;
 constexpr size_t kLongestLabel = 24;
+constexpr std::pair<const char*, const char*> kEnvironmentVariables[] = {
+    {"FP8TRAIN_SET", "a.b=v;c.d=w: changes keys of the configuration, as --set does"},
+    {"FP8TRAIN_CPU_ISA",
+     "Lowers the level of instructions: x86-64, x86-64-v3 or x86-64-v4; armv8-a on Arm"},
+    {"FP8TRAIN_CPU_GEMM", "Units that multiply 16-bit operands on a CPU: fp32 or bf16"},
+    {"FP8TRAIN_CUDA_ATTENTION", "Attention on a GPU: own or cudnn"},
+    {"FP8TRAIN_GEMM_PROBE",
+     "always: tries the FP8 products of the GPU again, as if none were known from earlier starts"},
+    {"FP8TRAIN_CACHE_DIR",
+     "Folder of stored results, such as those of gemm_tuning; else ~/.cache/fp8train"},
+    {"OMP_NUM_THREADS", "CPU threads of a rank, where threads is 0"},
+    {"CUDA_HOME, LD_LIBRARY_PATH", "Where NVIDIA's libraries are looked for"},
+    {"NO_COLOR", "If it is set and not empty, output in the terminal has no colours"}};
 
 /// "  --gpu NAME   text", with the text on the next line where the label is long.
 std::string entry(const std::string& label, const std::string& text) {
@@ -63,24 +76,6 @@ std::string arguments_and_options(const CommandNode& node) {
 
 }  // namespace
 
-const std::vector<std::pair<const char*, const char*>>& environment_variables() {
-  static const std::vector<std::pair<const char*, const char*>> kVariables = {
-      {"FP8TRAIN_SET", "a.b=v;c.d=w: changes keys of the configuration, as --set does"},
-      {"FP8TRAIN_CPU_ISA",
-       "Lowers the level of instructions: x86-64, x86-64-v3 or x86-64-v4; armv8-a on Arm"},
-      {"FP8TRAIN_CPU_GEMM", "Units that multiply 16-bit operands on a CPU: fp32 or bf16"},
-      {"FP8TRAIN_CUDA_ATTENTION", "Attention on a GPU: own or cudnn"},
-      {"FP8TRAIN_GEMM_PROBE",
-       "always: tries the FP8 products of the GPU again, as if none were known from earlier "
-       "starts"},
-      {"FP8TRAIN_CACHE_DIR",
-       "Folder of stored results, such as those of gemm_tuning; else ~/.cache/fp8train"},
-      {"OMP_NUM_THREADS", "CPU threads of a rank, where threads is 0"},
-      {"CUDA_HOME, LD_LIBRARY_PATH", "Where NVIDIA's libraries are looked for"},
-      {"NO_COLOR", "If it is set and not empty, output in the terminal has no colours"}};
-  return kVariables;
-}
-
 std::string help_page(const CommandNode& node, const std::string& path) {
   std::string text = node.help + "\n" + usage(node, path) + arguments_and_options(node);
   if (!node.parts.empty()) {
@@ -91,7 +86,7 @@ std::string help_page(const CommandNode& node, const std::string& path) {
   }
   if (path.find(' ') == std::string::npos) {
     text += "\nEnvironment variables:\n";
-    for (const auto& [name, help] : environment_variables()) {
+    for (const auto& [name, help] : kEnvironmentVariables) {
       text += entry(name, help);
     }
   }
