@@ -179,8 +179,6 @@ std::vector<std::pair<std::string, Use>> uses() {
       {"bench products", {{{"--preset", "toy", "--tokens", "64", "--seconds", "0.01"}}}},
       {"bench attention", {{{"--seconds", "0.01"}}}},
       {"bench cast", {{{"--rows", "64", "--columns", "64", "--seconds", "0.01"}}}},
-      {"bench gemm-error", {{{"--threads", "1"}}}},
-      {"bench optimizer-formats", {{{"--steps", "20"}}}},
       {"doctor", {{{}, {"a/folder/that/is/not/there/yet"}}}},
   };
 }

@@ -23,8 +23,6 @@ struct BenchOptions {
   int64_t rows = 0, columns = 0, tokens = 8192;
   int64_t batch = 4, heads = 8, kv_heads = 8, head_dim = 64;
   bool deterministic = false;
-  double beta2 = 0.95;
-  int64_t steps = 300;
 };
 
 using Json = nlohmann::ordered_json;
@@ -40,7 +38,6 @@ struct BenchPart {
   /// In place of `measure`: hands over a whole report for each plan as soon as it is there; none
   /// where another rank has it. Returns the exit code.
   int (*run)(const BenchOptions& options, const ReportSink& report) = nullptr;
-  bool is_timed = true;
   bool is_tuned = false;
   const char* device_help = "cpu, cuda or auto";
 };
@@ -63,9 +60,5 @@ extern const BenchPart kAttentionBench;
 /// How fast values become codes, against the memory bandwidth that a copy reaches in the same run
 /// on buffers of the same size.
 extern const BenchPart kCastBench;
-/// gemm_error() of every plan.
-extern const BenchPart kGemmErrorBench;
-/// optimizer_format_errors().
-extern const BenchPart kOptimizerFormatsBench;
 
 }  // namespace fp8train
