@@ -161,7 +161,6 @@ std::vector<std::pair<std::string, Use>> uses() {
       {"config explain", {{{"precision"}, {"precision.plan"}, {"fp8.margin"}, {"data.train"}}}},
       {"config keys", {{{}}}},
       {"config list", {{{}}}},
-      {"data train-tokenizer", {{{"text.txt", "--out", "tok", "--vocab-size", "300"}}}},
       {"data prepare", {{{"text.txt", "--out", "prep", "--val-fraction", "0.1"}}}},
       {"data inspect", {{{"text.txt"}, {"prep"}}}},
       {"export",
