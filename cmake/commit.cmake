@@ -7,10 +7,8 @@ execute_process(COMMAND git -C ${SOURCE} describe --always --dirty --abbrev=12 -
 if(failure)
   set(commit "")
 endif()
-execute_process(COMMAND git -C ${SOURCE} log -1 --format=%cs OUTPUT_VARIABLE date
-  OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
 string(CONCAT content
   "#include \"commit.h\"\n\nnamespace fp8train {\n\n"
-  "const char* const kCommit = \"@commit@\";\nconst char* const kCommitDate = \"@date@\";\n\n"
+  "const char* const kCommit = \"@commit@\";\n\n"
   "}  // namespace fp8train\n")
 file(CONFIGURE OUTPUT ${OUTPUT} CONTENT "${content}" @ONLY)

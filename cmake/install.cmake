@@ -5,12 +5,10 @@ install(DIRECTORY slurm/ DESTINATION ${CMAKE_INSTALL_DATADIR}/fp8train/slurm FIL
   PATTERN "*.sbatch")
 install(DIRECTORY scripts/export/ DESTINATION ${CMAKE_INSTALL_DATADIR}/fp8train/export
   USE_SOURCE_PERMISSIONS FILES_MATCHING PATTERN "*.py")
-set(manuals ${CMAKE_BINARY_DIR}/manuals)
-install(FILES ${manuals}/fp8train.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
-install(FILES ${manuals}/fp8train DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
-install(FILES ${manuals}/_fp8train DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/vendor-completions)
-install(FILES ${manuals}/fp8train.fish DESTINATION
-  ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
+install(CODE "set(PROGRAM ${CMAKE_CROSSCOMPILING_EMULATOR} $<TARGET_FILE:fp8train>)
+  set(SOURCE ${CMAKE_SOURCE_DIR})
+  set(FOLDER ${CMAKE_BINARY_DIR}/manuals)")
+install(SCRIPT cmake/manuals.cmake)
 install(FILES README.md LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR}/docs FILES_MATCHING PATTERN "*.md")
 

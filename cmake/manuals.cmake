@@ -1,14 +1,22 @@
-# cmake -DPROGRAM=[EMULATOR;]FILE -DFOLDER=DIR -P manuals.cmake: the manual page and the completion
-# scripts, as the program prints them.
+# Run by `cmake --install` and cpack with PROGRAM ([EMULATOR;]FILE), SOURCE, FOLDER (to write to):
+# the completion scripts as the program prints them, and its manual page where there is help2man.
 set(ENV{ASAN_OPTIONS} detect_leaks=0)  # tests look for leaks
 file(MAKE_DIRECTORY ${FOLDER})
-function(write_output file)
-  execute_process(COMMAND ${PROGRAM} ${ARGN} OUTPUT_FILE ${FOLDER}/${file} RESULT_VARIABLE failure)
-  if(failure)
-    message(FATAL_ERROR "${PROGRAM} ${ARGN} has failed: ${failure}")
-  endif()
-endfunction()
-write_output(fp8train.1 man)
-write_output(fp8train completions bash)
-write_output(_fp8train completions zsh)
-write_output(fp8train.fish completions fish)
+foreach(script "bash fp8train bash-completion/completions" "zsh _fp8train zsh/vendor-completions"
+        "fish fp8train.fish fish/vendor_completions.d")
+  string(REPLACE " " ";" script ${script})
+  list(GET script 0 shell)
+  list(GET script 1 name)
+  list(GET script 2 destination)
+  execute_process(COMMAND ${PROGRAM} completions ${shell} OUTPUT_FILE ${FOLDER}/${name}
+    COMMAND_ERROR_IS_FATAL ANY)
+  file(INSTALL ${FOLDER}/${name} DESTINATION ${CMAKE_INSTALL_PREFIX}/share/${destination})
+endforeach()
+find_program(FP8TRAIN_HELP2MAN help2man)
+if(FP8TRAIN_HELP2MAN)
+  execute_process(COMMAND bash ${SOURCE}/packaging/manual.sh ${FOLDER}/fp8train.1 ${PROGRAM}
+    COMMAND_ERROR_IS_FATAL ANY)
+  file(INSTALL ${FOLDER}/fp8train.1 DESTINATION ${CMAKE_INSTALL_PREFIX}/share/man/man1)
+else()
+  message(STATUS "no manual page: help2man is not installed")
+endif()

@@ -26,11 +26,11 @@ optional_dev_packages=(slurm-wlm slurmctld slurmd slurm-client munge procps tmux
   mmdebstrap distro-info-data)
 # The build for 64-bit Arm and its run under qemu (scripts/checks/aarch64.sh).
 optional_dev_packages+=(g++-aarch64-linux-gnu qemu-user-static)
-# file and dpkg-dev: cpack reads the dependencies of the .deb with them. libboost-context: fibers of
-# the CUDA host shim. libclang-rt: the run-time of libFuzzer and clang's sanitizers. python3: the
-# layer check.
+# file and dpkg-dev: cpack reads the dependencies of the .deb with them. help2man: cpack and
+# cmake --install write the manual page with it. libboost-context: fibers of the CUDA host shim.
+# libclang-rt: the run-time of libFuzzer and clang's sanitizers. python3: the layer check.
 dev_packages=(
-  catch2 ccache file dpkg-dev libboost-context-dev clang clang-format clang-tidy python3
+  catch2 ccache file dpkg-dev help2man libboost-context-dev clang clang-format clang-tidy python3
 )
 
 release=$(. /etc/os-release 2>/dev/null && echo "${ID:-} ${VERSION_ID:-}" || true)

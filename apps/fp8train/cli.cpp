@@ -238,6 +238,11 @@ int run_program(const std::vector<Command>& commands, std::vector<std::string> a
       CLI::App* const subcommand = app.add_subcommand(command.name, command.help);
       command.add(Arguments(*subcommand->footer(command.example)), action);
     }
+    if (!arguments.empty() && arguments.front() == "complete") {  // for the scripts of shells
+      arguments.erase(arguments.begin());
+      fmt::print("{}", completions(command_tree(app), arguments));
+      return 0;
+    }
     arguments = with_command(std::move(arguments), names);
     try {
       std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
@@ -285,10 +290,6 @@ std::string describe_gpu() {
 }
 
 }  // namespace
-
-std::string version_number() {
-  return FP8TRAIN_VERSION;
-}
 
 std::string version_text(bool libraries) {
   const std::string commit = *kCommit == '\0' ? "" : fmt::format("\ncommit: {}", kCommit);

@@ -143,9 +143,6 @@ std::string run_command(const CommonOptions& options, int64_t ranks);
 /// The command line of this process, arguments with blanks in quotes.
 std::string command_line();
 
-/// "0.1.0"
-std::string version_number();
-
 /// Version, commit, compiler and what was compiled in; with `libraries` also the GPU and the files
 /// of NVIDIA's libraries that a run on it would use, which opens them.
 std::string version_text(bool libraries = false);

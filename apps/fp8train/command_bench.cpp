@@ -1,4 +1,4 @@
-// fp8train bench: steps, GEMMs, attention and casts on this machine, and the errors of formats.
+// fp8train bench: steps, GEMMs, attention and casts on this machine.
 // Rates are medians; a step is compared with the GEMM ceiling measured in the same run.
 
 #include <fmt/format.h>
@@ -48,12 +48,7 @@ constexpr ShownAs kShownAs[] = {{"engine", "engine", 3},
                                 {"gbytes_per_second", "GB/s", 0, 1, 3},
                                 {"share_of_copy", "of copy %", 0, 100, 1},
                                 {"result", "result", 5},
-                                {"fast_accumulate", "fast", 0},
-                                {"bytes_per_parameter", "bytes", 0, 1, 2},
-                                {"K4096", "K 4096 %", 0, 100},
-                                {"K4096 outliers", "4096 outliers %", 0, 100},
-                                {"K16384", "K 16384 %", 0, 100},
-                                {"K16384 outliers", "16384 outliers %", 0, 100}};
+                                {"fast_accumulate", "fast", 0}};
 
 std::string text_of_number(const Json& value, const ShownAs& shown) {
   const bool is_scaled = value.is_number_float() && (shown.factor != 1 || shown.decimals >= 0);
@@ -154,9 +149,7 @@ void add_part(Arguments parent, Action& action, const std::shared_ptr<BenchOptio
   part.flag("--json", options->json, "As JSON");
   part.option("--device", options->device, bench.device_help);
   part.option("--threads", options->threads, 0, "0: all cores");
-  if (bench.is_timed) {
-    part.option("--seconds", options->seconds, 1e-3, "Time to measure for");
-  }
+  part.option("--seconds", options->seconds, 1e-3, "Time to measure for");
   if (bench.is_tuned) {
     part.flag("--tune", options->tune, "On a GPU, time each product's algorithms first");
   }
@@ -181,8 +174,8 @@ void add_part(Arguments parent, Action& action, const std::shared_ptr<BenchOptio
 
 void add_bench(Arguments command, Action& action) {
   const auto options = std::make_shared<BenchOptions>();
-  for (const BenchPart* part : {&kStepBench, &kGemmBench, &kProductsBench, &kAttentionBench,
-                                &kCastBench, &kGemmErrorBench, &kOptimizerFormatsBench}) {
+  for (const BenchPart* part :
+       {&kStepBench, &kGemmBench, &kProductsBench, &kAttentionBench, &kCastBench}) {
     add_part(command, action, options, *part);
   }
 }

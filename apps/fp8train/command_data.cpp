@@ -1,4 +1,4 @@
-// fp8train data: prepares and inspects token files, trains tokenizers.
+// fp8train data: prepares and inspects token files.
 
 #include <fmt/format.h>
 
@@ -17,7 +17,6 @@
 #include "data/prepare.h"
 #include "data/readers/data_format.h"
 #include "data/text_source.h"
-#include "data/train_tokenizer.h"
 #include "io/metrics.h"
 #include "json_text.h"
 #include "text_stream.h"
@@ -53,36 +52,6 @@ std::string text_format_choices() {
   std::vector<std::string> names = text_format_names();
   names.insert(names.begin(), "auto");
   return alternatives(names);
-}
-
-void add_train_tokenizer(Arguments& command, Action& action) {
-  auto settings = std::make_shared<TokenizerTraining>();
-  auto out = std::make_shared<std::string>();
-  Arguments train =
-      command.part("train-tokenizer", "Train a byte-level BPE vocabulary and write tokenizer.json",
-                   "fp8train data train-tokenizer text.txt --out tokens --vocab-size 4096");
-  train.required("input", settings->inputs, "Files or globs, text or JSON lines");
-  train.required_path("--out FOLDER", *out, "Folder to write");
-  train.option("--vocab-size", settings->vocab_size, 257, "Number of ids");
-  train.option(
-      "--pattern NAME", settings->pattern,
-      "How texts are split: r50k_base, p50k_base, cl100k_base, o200k_base, llama3 or qwen");
-  train.option("--format", settings->format, text_format_choices());
-  const auto bad_lines = add_record_options(train, settings->rules);
-  train.run(action, [settings, out, bad_lines] {
-    set_bad_lines(*bad_lines, settings->rules);
-    settings->out = *out;
-    const TokenizerReport report = train_tokenizer(*settings);
-    print_fitted("{} ids from {} different pieces; {} holds {}\n", report.vocab_size, report.words,
-                 *out, fmt::join(report.files, ", "));
-    if (report.vocab_size < settings->vocab_size) {
-      print_fitted(stderr,
-                   "note: no pair of tokens occurs twice any more, so that there are fewer "
-                   "ids than the {} asked for\n",
-                   settings->vocab_size);
-    }
-    return 0;
-  });
 }
 
 struct InspectOptions {
@@ -201,7 +170,6 @@ void add_inspect(Arguments& command, Action& action) {
 }  // namespace
 
 void add_data(Arguments command, Action& action) {
-  add_train_tokenizer(command, action);
   add_inspect(command, action);
   auto settings = std::make_shared<PrepareSettings>();
   auto out = std::make_shared<std::string>();

@@ -1,5 +1,4 @@
-// fp8train export: a trained model for other programs: a Hugging Face folder, a GGUF file, or a
-// file of llm.c or llama2.c.
+// fp8train export: a trained model for other programs: a Hugging Face folder or a GGUF file.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -22,7 +21,6 @@
 #include "config/fields/scalar.h"
 #include "io/export/export_folder.h"
 #include "io/export/export_gguf.h"
-#include "io/export/export_llmc.h"
 #include "output_path.h"
 
 namespace fp8train {
@@ -38,13 +36,12 @@ struct ExportCommand {
   bool overwrite = false;
 };
 
-enum class ExportTarget : uint8_t { hf, gguf, llmc };
-const Choices<ExportTarget> kTargets = {
-    {"hf", ExportTarget::hf}, {"gguf", ExportTarget::gguf}, {"llmc", ExportTarget::llmc}};
+enum class ExportTarget : uint8_t { hf, gguf };
+const Choices<ExportTarget> kTargets = {{"hf", ExportTarget::hf}, {"gguf", ExportTarget::gguf}};
 
 /// What a type of weights is called in each kind of file; nothing: it is not in it.
 struct ExportType {
-  std::optional<DType> plain;     ///< stored as they are: hf and llmc
+  std::optional<DType> plain;     ///< stored as they are: hf
   std::optional<ScaleBlock> fp8;  ///< e4m3, with a scale for each: hf
   std::optional<GgufType> gguf;
 };
@@ -127,24 +124,16 @@ void write_folder(const ExportCommand& request, const ExportType& type,
   print_written(request, report.tensors, report.bytes, more);
 }
 
-void write_file(const ExportCommand& request, ExportTarget target, const ExportType& type,
+void write_gguf(const ExportCommand& request, const ExportType& type,
                 const std::filesystem::path& folder) {
   const ModelSource model = open_model_source(folder);
   print_notes(model.config.notes, folder.string() + "/config.json: ");
-  if (target == ExportTarget::gguf) {
-    if (!type.gguf) {
-      refuse_type(request, names_with([](const ExportType& one) { return one.gguf.has_value(); }));
-    }
-    const GgufReport report = export_gguf(model, request.out, *type.gguf);
-    print_notes(report.notes);
-    print_written(request, report.tensors, report.bytes, "");
-    return;
+  if (!type.gguf) {
+    refuse_type(request, names_with([](const ExportType& one) { return one.gguf.has_value(); }));
   }
-  if (!type.plain) {
-    refuse_type(request, "fp32, or bf16 for GPT-2");
-  }
-  const uint64_t bytes = export_llmc(model, request.out, *type.plain);
-  print_written(request, model.tensors.size(), bytes, fmt::format(", for {}", llmc_program(model)));
+  const GgufReport report = export_gguf(model, request.out, *type.gguf);
+  print_notes(report.notes);
+  print_written(request, report.tensors, report.bytes, "");
 }
 
 int export_model(const ExportCommand& request) {
@@ -158,10 +147,10 @@ int export_model(const ExportCommand& request) {
     check_output_file(request.out, request.overwrite, "--out");
   }
   if (is_folder && request.overwrite) {
-    throw ConfigError("--overwrite is for --to gguf and --to llmc; a folder is not replaced");
+    throw ConfigError("--overwrite is for --to gguf; a folder is not replaced");
   }
   if (!is_folder && request.max_shard_size != kShardSize) {
-    throw ConfigError("--max-shard-size is for --to hf; the other targets are one file");
+    throw ConfigError("--max-shard-size is for --to hf; a GGUF file is one file");
   }
   if (is_folder) {
     folder_options(request, type);  // refuses before checkpoints are read
@@ -170,7 +159,7 @@ int export_model(const ExportCommand& request) {
   if (is_folder) {
     write_folder(request, type, folder);
   } else {
-    write_file(request, target, type, folder);
+    write_gguf(request, type, folder);
   }
   return 0;
 }
@@ -181,16 +170,16 @@ void add_export(Arguments command, Action& action) {
   auto request = std::make_shared<ExportCommand>();
   command.required_path("checkpoint,--checkpoint CHECKPOINT", request->checkpoint,
                         "Run directory, checkpoint or Hugging Face folder");
-  command.required_path("--out PATH", request->out, "Folder to write; for gguf and llmc the file");
+  command.required_path("--out PATH", request->out, "Folder to write; for gguf the file");
   command.option("--to TARGET", request->to,
                  "hf: config.json and safetensors, as transformers reads them; gguf: a file for "
-                 "llama.cpp; llmc: a file for llm.c (GPT-2) or llama2.c (Llama)");
+                 "llama.cpp");
   command.option("--dtype TYPE", request->dtype,
                  "Type of the weights: fp32, bf16 or fp16; hf: also fp8-block, fp8-tensor; gguf: "
                  "also q8_0");
   command.option("--max-shard-size SIZE", request->max_shard_size,
                  "Larger models are written as several files: 5GB, 200MB (powers of ten)");
-  command.flag("--overwrite", request->overwrite, "Replace a file that is there (gguf, llmc)");
+  command.flag("--overwrite", request->overwrite, "Replace a GGUF file that is there");
   command.run(action, [request] { return export_model(*request); });
 }
 

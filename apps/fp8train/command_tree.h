@@ -1,8 +1,7 @@
 #pragma once
-// The commands with their parts and options as data, for shell completions and man pages.
+// The commands with their parts and options as data, for pages of --help and for shells.
 
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "cli.h"
@@ -28,26 +27,21 @@ struct CommandNode {
 
   /// Takes keys of the configuration: `--set KEY=VALUE` and KEY=VALUE.
   bool takes_keys() const;
+  /// Explains keys that are given by their names.
+  bool takes_key_name() const;
 };
 
-/// The program that `command` belongs to, all commands below it.
-CommandNode command_tree(Arguments command);
+/// The program with all its commands.
+CommandNode command_tree(const CLI::App& program);
 
 /// The page that --help prints, in at most 80 columns, or those of a terminal if it has fewer.
 /// `path` is "fp8train bench step".
 std::string help_page(const CommandNode& command, const std::string& path);
 std::string help_page(const CLI::App& command);
 
-/// Names and descriptions of the environment variables that a user may set.
-const std::vector<std::pair<const char*, const char*>>& environment_variables();
-
-/// Scripts for `bash`, `zsh` and `fish`, with all options and keys written out.
-std::string bash_completion(const CommandNode& program, const std::vector<std::string>& keys);
-std::string zsh_completion(const CommandNode& program, const std::vector<std::string>& keys);
-std::string fish_completion(const CommandNode& program, const std::vector<std::string>& keys);
-
-/// The manual page in the macros of man(7).
-std::string man_page(const CommandNode& program, const std::string& version,
-                     const std::string& date);
+/// What a shell offers for the last of the words behind the program's name, which may be empty: on
+/// each line a word that begins so, and after a tab what it is for. The line FILES stands for all
+/// files.
+std::string completions(const CommandNode& program, const std::vector<std::string>& words);
 
 }  // namespace fp8train

@@ -15,7 +15,6 @@ void add_explain(Arguments command, Action& action);
 void add_estimate(Arguments command, Action& action);
 void add_config(Arguments command, Action& action);
 void add_data(Arguments command, Action& action);
-void add_import(Arguments command, Action& action);
 void add_export(Arguments command, Action& action);
 void add_quantize(Arguments command, Action& action);
 void add_generate(Arguments command, Action& action);
@@ -24,7 +23,6 @@ void add_report(Arguments command, Action& action);
 void add_bench(Arguments command, Action& action);
 void add_doctor(Arguments command, Action& action);
 void add_completions(Arguments command, Action& action);
-void add_man(Arguments command, Action& action);
 
 inline constexpr Command kCommands[] = {
     {"train", "Train or continue a run (the default command)",
@@ -37,10 +35,7 @@ inline constexpr Command kCommands[] = {
      "fp8train estimate run.yaml --world-size 1024 --gpu h100", add_estimate},
     {"config", "Write run.yaml in a dialogue; show, explain, document it",
      "fp8train config --output runs/first.yaml", add_config},
-    {"data", "Prepare and inspect token files, train tokenizers", "fp8train data inspect text.txt",
-     add_data},
-    {"import", "Import models of other programs", "fp8train import llama2c model.bin --out model",
-     add_import},
+    {"data", "Prepare and inspect token files", "fp8train data inspect text.txt", add_data},
     {"export", "Write a trained model for other programs",
      "fp8train export runs/default --out model --dtype bf16", add_export},
     {"quantize", "Cast a safetensors file to FP8 or INT8",
@@ -56,7 +51,6 @@ inline constexpr Command kCommands[] = {
      add_doctor},
     {"completions", "Completion script of a shell", "eval \"$(fp8train completions bash)\"",
      add_completions},
-    {"man", "Manual page, in the form that man reads", "fp8train man > fp8train.1", add_man},
 };
 
 inline const std::vector<Command>& all_commands() {

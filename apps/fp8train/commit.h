@@ -5,7 +5,5 @@ namespace fp8train {
 
 /// "1a2b3c4d5e6f", with "-dirty" where files differed from it; empty outside of a repository.
 extern const char* const kCommit;
-/// "2026-01-31"; empty outside of a repository.
-extern const char* const kCommitDate;
 
 }  // namespace fp8train

@@ -21,12 +21,11 @@ namespace fp8train {
 enum class TextUnit : uint8_t { byte, code_point };
 
 /// The kind of a tokenizer, also of one that is saved.
-enum class TokenizerType : uint8_t { none, byte, character, llama2c, huggingface, sentencepiece };
+enum class TokenizerType : uint8_t { none, byte, character, huggingface, sentencepiece };
 inline constexpr std::pair<TokenizerType, std::string_view> kTokenizerTypes[] = {
     {TokenizerType::none, "none"},
     {TokenizerType::byte, "byte"},
     {TokenizerType::character, "char"},
-    {TokenizerType::llama2c, "llama2c-bpe"},
     {TokenizerType::huggingface, "huggingface"},
     {TokenizerType::sentencepiece, "sentencepiece"}};
 constexpr std::string_view name_of(TokenizerType type) {
@@ -142,13 +141,6 @@ std::unique_ptr<Tokenizer> make_id_tokenizer();
 /// (nanoGPT's character data sets). No BOS, no EOS. encode() throws DataError naming a character
 /// that the text did not hold. Throws DataError when the text is not UTF-8 or empty.
 std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view training_text);
-
-/// Reads tokNNN.bin of llama2.c (karpathy/llama2.c: tokenizer.py writes, run.c reads): u32 maximum
-/// length, then per token f32 score, u32 length, bytes, to the end of the file. Ids 3..258 are the
-/// bytes <0x00>..<0xFF>, BOS 1, EOS 2. encode() adds the dummy space prefix and merges by score as
-/// run.c does; decode() drops the first space after a BOS. Throws DataError when the file is
-/// damaged.
-std::unique_ptr<Tokenizer> read_llama2c_tokenizer(const std::filesystem::path& path);
 
 /// Reads tokenizer.json of Hugging Face's tokenizers, or what to_json() wrote, also in earlier
 /// versions of this program; `where` names the source in messages. Beginning and end of sequence

@@ -17,7 +17,7 @@ namespace fp8train {
 namespace {
 
 /// "'a', 'b', 'c' and 4 more".
-std::string list_of(const std::vector<std::string>& names) {
+std::string shown_names(const std::vector<std::string>& names) {
   constexpr size_t kShown = 3;
   std::string text;
   for (size_t i = 0; i < std::min(names.size(), kShown); ++i) {
@@ -74,8 +74,8 @@ ModelSource open_model_source(const std::filesystem::path& folder) {
   std::string text;
   const auto add = [&](const char* what, const std::vector<std::string>& names) {
     if (!names.empty()) {
-      text +=
-          fmt::format("{}{} {}: {}", text.empty() ? "" : "; ", names.size(), what, list_of(names));
+      text += fmt::format("{}{} {}: {}", text.empty() ? "" : "; ", names.size(), what,
+                          shown_names(names));
     }
   };
   add("missing", found.missing);

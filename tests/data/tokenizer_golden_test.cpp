@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "data/tokenizer.h"
 #include "data/tokenizers/unicode.h"
-#include "data/train_tokenizer.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
 
@@ -64,34 +63,6 @@ TEST_CASE("ids and decoded texts are those of the libraries that made the tokeni
       CHECK(tokenizers::well_formed(tokenizer->decode(ids)) == expected[i]["text"]);
     }
   }
-}
-
-TEST_CASE("a trained vocabulary has the merges of Hugging Face's trainer") {
-  const test::TempDir dir;
-  const std::vector<std::string> texts = golden_texts();
-  test::write_file(dir / "in.txt", texts[0] + texts[1] + texts[20] + "\n");
-  TokenizerTraining settings;
-  settings.inputs = {(dir / "in.txt").string()};
-  settings.format = "text";
-  settings.vocab_size = 450;
-  settings.out = dir / "out";
-  const TokenizerReport report = train_tokenizer(settings);
-  const auto expected =
-      nlohmann::json::parse(test::read_file(kTokenizers / "trained/tokenizer.json"));
-  const auto written = nlohmann::json::parse(test::read_file(dir / "out/tokenizer.json"));
-  CHECK(report.vocab_size == static_cast<int64_t>(expected["model"]["vocab"].size()));
-  CHECK(written["model"]["merges"] == expected["model"]["merges"]);
-  for (const auto& [token, id] : written["model"]["vocab"].items()) {
-    CHECK(expected["model"]["vocab"][token] == id);
-  }
-  const auto tokenizer = open_tokenizer(dir / "out");
-  CHECK(tokenizer->eos_id() == 0);
-  CHECK(tokenizer->encode(texts[2]) == open_tokenizer(kTokenizers / "trained")->encode(texts[2]));
-  CHECK_THROWS_AS(train_tokenizer(settings), ConfigError);  // the folder has a tokenizer.json
-  settings.out = dir / "other";
-  settings.pattern = "llama9";
-  CHECK_THAT(test::message_of<ConfigError>([&] { train_tokenizer(settings); }),
-             Catch::Contains("Unknown pattern 'llama9' (expected r50k_base"));
 }
 
 TEST_CASE("ranks of tiktoken give the ids of the tokenizer.json with the same tokens") {

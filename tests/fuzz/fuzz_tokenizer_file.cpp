@@ -1,6 +1,6 @@
 // The input is a tokenizer's file behind a first byte that says which kind: tokenizer.json,
-// tokenizer.model of sentencepiece, ranks of tiktoken, tok.bin of llama2.c. What is read encodes a
-// text to ids inside of its vocabulary.
+// tokenizer.model of sentencepiece, ranks of tiktoken. A tokenizer that is read encodes a text to
+// ids inside of its vocabulary.
 
 #include <cstdint>
 #include <cstdlib>
@@ -17,8 +17,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 1) {
     return 0;
   }
-  constexpr const char* kNames[] = {"tokenizer.json", "tokenizer.model", "cl100k_base.tiktoken",
-                                    "tok.bin"};
+  constexpr const char* kNames[] = {"tokenizer.json", "tokenizer.model", "cl100k_base.tiktoken"};
   const std::string folder = scratch_path() + "-tokenizer";
   static const int registered = std::atexit([] {
     std::error_code ignored;
@@ -26,7 +25,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   });
   static_cast<void>(registered);
   std::filesystem::create_directories(folder);
-  const std::string path = folder + "/" + kNames[data[0] % 4];
+  const std::string path = folder + "/" + kNames[data[0] % 3];
   write_scratch(path, {reinterpret_cast<const char*>(data) + 1, size - 1});
   try {
     const auto tokenizer = fp8train::open_tokenizer(path);

@@ -12,16 +12,15 @@ other programs' quantizers give.
 Sources: torchao's hp_tensor_to_float8_dynamic (tensor, row) and to_mx (1x32);
 quantize_rules.py, the rules of TransformerEngine's block scaling in NumPy (1x128, 128x128). Delayed
 scaling: `delayed_run` below. Inputs are made by rules that the test repeats (cast_inputs.py):
-`spread` and `adversarial`, bf16; `real`, the first 32768 weights of stories260K.bin of llama2.c,
-fp32.
+`spread` and `adversarial`, bf16; `real`, the embedding of tests/golden/run/stories260K, fp32, the
+first tensor of its file.
 
-Called with the path of stories260K.bin by a Python that has torch, torchao, numpy and ml_dtypes
-(made with torch 2.15, torchao 0.18, NumPy 2.4, ml_dtypes 0.6).
+Needs a Python that has torch, torchao, numpy and ml_dtypes (made with torch 2.15, torchao 0.18,
+NumPy 2.4, ml_dtypes 0.6).
 """
 
 import logging
 import pathlib
-import sys
 
 import ml_dtypes
 import numpy as np
@@ -51,11 +50,10 @@ def inputs():
     yield "adversarial.136.160.01234567", adversarial(136, 160, list(range(8))), True
     yield "adversarial.136.160.0234567", adversarial(136, 160, [0, 2, 3, 4, 5, 6, 7]), True
     yield "adversarial.131.257.0123456789", adversarial(131, 257, list(range(10))), False
-    yield (
-        "real.128.256",
-        np.fromfile(sys.argv[1], dtype="<f4", count=32768, offset=28).reshape(128, 256),
-        True,
-    )
+    model = (HERE / "run/stories260K/model.safetensors").read_bytes()
+    begin = 8 + int.from_bytes(model[:8], "little")
+    embedding = np.frombuffer(model, dtype="<f4", count=32768, offset=begin)
+    yield "real.128.256", embedding.reshape(128, 256), True
 
 
 def prints(codes, scales):

@@ -250,7 +250,7 @@ def make_hugging_face(name, corpus, lines, out):
 
 
 def make_trained(lines, out):
-    """What `data train-tokenizer` makes of three of the texts."""
+    """A small vocabulary trained on three of the texts."""
     tokenizer, _ = byte_level(LLAMA3)
     trainer = trainers.BpeTrainer(
         vocab_size=450,

@@ -1,10 +1,9 @@
 // Models as files of other programs: GGUF against what llama.cpp's own Python package writes
-// (tests/golden/make_gguf.py), llama2.c against our reader, llm.c against the order of its writer.
+// (tests/golden/make_gguf.py).
 
 #include <fmt/format.h>
 
 #include <catch2/catch.hpp>
-#include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -12,10 +11,7 @@
 #include "gguf_file.h"
 #include "io/export/encode_values.h"
 #include "io/export/export_gguf.h"
-#include "io/export/export_llmc.h"
-#include "io/export/row_order.h"
 #include "io/hf_config.h"
-#include "io/llama2c.h"
 #include "numeric/convert.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
@@ -219,94 +215,6 @@ TEST_CASE("a model that llama.cpp does not compute is refused", "[gguf]") {
                Contains("llama.cpp has no architecture that computes this model"));
   }
   CHECK_FALSE(fs::exists(dir / "a.gguf"));
-}
-
-TEST_CASE("a model of llama2.c is read back as it was", "[llmc]") {
-  const test::TempDir dir;
-  const bool tied = GENERATE(true, false);
-  const fs::path from = kExportGolden / "families/llama-dynamic";
-  std::string config = test::read_file(from / "config.json");
-  config = with_field(config, "rope_parameters", R"({"rope_type":"default","rope_theta":10000.0})");
-  config = with_field(config, "rms_norm_eps", "1e-5");
-  config = with_field(config, "tie_word_embeddings", tied ? "true" : "false");
-  test::write_file(dir / "config.json", config);
-  Weights weights(from);
-  if (!tied) {
-    weights.shapes["lm_head.weight"] = weights.shapes.at("model.embed_tokens.weight");
-    weights.values["lm_head.weight"] = weights.values.at("model.embed_tokens.weight");
-    weights.values["lm_head.weight"][0] = 7.0F;
-  }
-  weights.write(dir.path());
-  const ModelSource model = open_model_source(dir.path());
-  export_llmc(model, dir / "model.bin", DType::f32);
-  const Llama2cModel read = read_llama2c(dir / "model.bin");
-  CHECK(read.config.max_position_embeddings == model.config.model.max_position_embeddings);
-  CHECK(read.config.tie_word_embeddings == tied);
-  CHECK(read.tensors.size() == weights.values.size());
-  for (const NamedTensor& tensor : read.tensors) {
-    CAPTURE(tensor.name);
-    CHECK(tensor.shape == weights.shapes.at(tensor.name));
-    CHECK(tensor.values == weights.values.at(tensor.name));
-  }
-  CHECK_THAT(message_of<ConfigError>([&] { export_llmc(model, dir / "b.bin", DType::bf16); }),
-             Contains("llama2.c reads fp32, not bf16"));
-  CHECK_THAT(message_of<CheckpointError>(
-                 [&] { export_llmc(open_model_source(from), dir / "b.bin", DType::f32); }),
-             Contains("llama2.c cannot store"));
-}
-
-TEST_CASE("a checkpoint of llm.c has the header and the order of its writer", "[llmc]") {
-  const test::TempDir dir;
-  const fs::path from = kExportGolden / "families/gpt2";
-  const ModelSource model = open_model_source(from);
-  const uint64_t bytes = export_llmc(model, dir / "gpt2.bin", DType::f32);
-  const std::string data = test::read_file(dir / "gpt2.bin");
-  REQUIRE(data.size() == bytes);
-  int32_t header[256];
-  std::memcpy(header, data.data(), sizeof(header));
-  CHECK(std::vector<int32_t>(header, header + 9) ==
-        std::vector<int32_t>{20240326, 3, 32, 40, 2, 4, 32, 128, 0});
-  size_t position = sizeof(header);
-  const auto next = [&](size_t count) {
-    std::vector<float> values(count);
-    REQUIRE(position + 4 * count <= data.size());
-    std::memcpy(values.data(), data.data() + position, 4 * count);
-    position += 4 * count;
-    return values;
-  };
-  const Weights weights(from);
-  std::vector<float> table = weights.values.at("transformer.wte.weight");
-  table.resize(128 * 32, 0.0F);
-  CHECK(next(table.size()) == table);
-  CHECK(next(32 * 32) == weights.values.at("transformer.wpe.weight"));
-  for (const char* kind :
-       {"ln_1.weight", "ln_1.bias", "attn.c_attn.weight", "attn.c_attn.bias", "attn.c_proj.weight",
-        "attn.c_proj.bias", "ln_2.weight", "ln_2.bias", "mlp.c_fc.weight", "mlp.c_fc.bias",
-        "mlp.c_proj.weight", "mlp.c_proj.bias"}) {
-    for (int layer = 0; layer < 2; ++layer) {
-      const std::string name = fmt::format("transformer.h.{}.{}", layer, kind);
-      CAPTURE(name);
-      std::vector<float> values = weights.values.at(name);
-      const std::vector<int64_t>& shape = weights.shapes.at(name);
-      if (shape.size() == 2) {
-        values = transposed(values, shape[0], shape[1]);
-      }
-      CHECK(next(values.size()) == values);
-    }
-  }
-  CHECK(next(32) == weights.values.at("transformer.ln_f.weight"));
-  CHECK(next(32) == weights.values.at("transformer.ln_f.bias"));
-  CHECK(position == data.size());
-  export_llmc(model, dir / "bf16.bin", DType::bf16);
-  const std::string half = test::read_file(dir / "bf16.bin");
-  CHECK(half.size() == sizeof(header) + (data.size() - sizeof(header)) / 2);
-  std::memcpy(header, half.data(), sizeof(header));
-  CHECK(header[1] == 5);
-  CHECK_THAT(message_of<CheckpointError>([&] {
-               export_llmc(open_model_source(kExportGolden / "families/gpt2-untied"), dir / "c.bin",
-                           DType::f32);
-             }),
-             Contains("llm.c cannot store a head that is not tied"));
 }
 
 }  // namespace

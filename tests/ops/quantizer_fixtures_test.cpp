@@ -48,9 +48,6 @@ TEST_CASE("casts have the codes and scales of torchao and of the written rules",
       inputs.emplace(input, input_of(input));
     }
     Array& x = inputs.at(input);
-    if (x.count() <= 1) {
-      continue;
-    }
     TensorFormat format = format_of(dtype, granularity, scale);
     format.amax_epsilon = source == "torchao" && granularity != "1x32" ? kTorchaoEpsilon : 0.0F;
     INFO(source << " " << input << " " << describe(format));

@@ -275,12 +275,12 @@ TEST_CASE("export writes a folder that eval reads, and says what is wrong") {
       {{"out", "--out", "half"}, "half holds files of a model already"},
       {{"out", "--out", "a", "--dtype", "int8"},
        "expected fp32, bf16, fp16, fp8-block, fp8-tensor, q8_0"},
-      {{"out", "--out", "a", "--to", "gguff"}, "expected hf, gguf, llmc; did you mean gguf?"},
+      {{"out", "--out", "a", "--to", "gguff"}, "expected hf, gguf; did you mean gguf?"},
       {{"out", "--out", "a", "--to", "gguf", "--dtype", "fp8-block"}, "expected fp32, bf16"},
       {{"out", "--out", "a", "--dtype", "q8_0"}, "--to hf has no --dtype q8_0"},
       {{"out", "--out", "text.txt", "--to", "gguf"},
        "text.txt already exists; replace it with --overwrite"},
-      {{"out", "--out", "a", "--overwrite"}, "is for --to gguf and --to llmc"},
+      {{"out", "--out", "a", "--overwrite"}, "is for --to gguf; a folder is not replaced"},
       {{"out", "--out", "a", "--max-shard-size", "5XB"}, "such as 5GB or 200MB"},
       {{"out", "--out", "a", "--max-shard-size", "-5GB"}, "such as 5GB or 200MB"},
       {{"out", "--out", "a", "--to", "gguf", "--max-shard-size", "banana"}, "is for --to hf"}};
@@ -378,12 +378,6 @@ TEST_CASE("~ in an option that is no path is a character") {
   write_file(folder / "a.txt", "~ab~ab");
   expect_code(0, folder.path(), {"data", "prepare", "a.txt", "--tokenizer=char", "--out=~/tokens"});
   CHECK(fs::exists(folder / "home/tokens"));
-}
-
-TEST_CASE("import does not overwrite a model") {
-  const Workshop shop;
-  expect_code(2, shop.path(),
-              {"import", "llama2c", "text.txt", "--out", "out/checkpoints/step-000002"});
 }
 
 }  // namespace

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Completion in bash as a shell calls it, and the manual page as man reads it.
+# Completion in bash, zsh and fish as these shells call it, and the manual page as man reads it.
 #
 #   tests/run/completions_test.sh PROGRAM
 set -uo pipefail
 program=$(readlink -f "${1:?usage: completions_test.sh PROGRAM}")
+packaging=$(cd "$(dirname "$0")/../../packaging" && pwd)
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder" || exit 1
@@ -15,7 +16,7 @@ eval "$("$program" completions bash)" || fail "bash does not take the script"
 compopt() { options="$options $*"; }  # outside of a completion it is an error
 # completed WORD...: what completing the last word offers, on one line
 completed() {
-  COMP_WORDS=(fp8train "$@")
+  COMP_WORDS=("$program" "$@")
   COMP_CWORD=$#
   options=
   _fp8train
@@ -46,29 +47,48 @@ is data.tokenizer config explain data.tok
 is mixed_precision= run.yaml mix
 completed run.yaml mix >completed.txt
 [[ $options == *nospace* && $options != *filenames* ]] || fail "bash escapes the = of a key"
-is "" train --config ""   # a file: readline's own
+is run.yaml train --config ru # the value of an option: a file
 is "bash zsh fish" completions "" # parts, and no files
 is "bash" completions b
 offers --json doctor --j
-commands=$("$program" completions bash | sed -n "s/^    '') parts='\(.*\)' ;;/\1/p" |
-  head -1) || true
-for command in $commands; do
+is --seed train --see
+is "" data.train = te # the value of a key: a file, and te is none
+offers run.yaml data.train = ru
+"$program" complete "" | grep -v FILES | cut -f 1 >commands.txt
+grep -q doctor commands.txt || fail "complete does not list the commands"
+while read -r command; do
   "$program" "$command" --help >/dev/null || fail "$command is offered and is no command"
-done
-for shell in zsh fish; do
-  "$program" completions $shell >"$folder/$shell" || fail "completions $shell"
-  grep -q doctor "$folder/$shell" || fail "$shell does not know doctor"
-  ! command -v $shell >/dev/null || $shell -n "$folder/$shell" ||
-    fail "$shell does not read its script"
-done
-# Files again once a part is given.
-grep -q "and not __fish_seen_subcommand_from show .* -f -a show" "$folder/fish" ||
-  fail "fish offers no files after a part"
+done <commands.txt
+"$program" complete doct | grep -q "$(printf 'doctor\tCheck')" || fail "no description of doctor"
 bash -n <("$program" completions bash) || fail "the bash script is no script"
+"$program" completions zsh >_fp8train || fail "completions zsh"
+if command -v zsh >/dev/null; then
+  got=$(zsh -f -c '
+    _describe() { print -l -- ${(P)2}; }
+    compadd() { print -l -- $keys; }
+    _files() { print FILES; }
+    fpath=(. $fpath) CURRENT=3 words=('"$program"' config sh)
+    autoload -U _fp8train; _fp8train' 2>&1)
+  [ "$got" = "show:$("$program" complete config sh | cut -f 2)" ] || fail "zsh offers '$got'"
+fi
+"$program" completions fish >fp8train.fish || fail "completions fish"
+if command -v fish >/dev/null; then
+  mkdir bin && ln -s "$program" bin/fp8train
+  for case in "doct:doctor" "config sh:show" "train --set optimizer.lr:optimizer.lr=" "ru:run.yaml"
+  do
+    got=$(HOME=$folder PATH=$folder/bin:$PATH fish --no-config -c \
+      "source fp8train.fish; complete -C 'fp8train ${case%%:*}'" | cut -f 1)
+    [ "$got" = "${case#*:}" ] || fail "fish offers '$got' for '${case%%:*}'"
+  done
+fi
 
-"$program" man >fp8train.1 || fail "man"
-for word in .TH "config show" "\\-\\-max\\-steps" FP8TRAIN_CPU_ISA; do
-  grep -qF -e "$word" fp8train.1 || fail "the manual page has no $word"
+if ! command -v help2man >/dev/null; then
+  echo "no help2man: the manual page is not tested"
+  exit $((failures > 0))
+fi
+"$packaging/manual.sh" fp8train.1 "$program" || fail "manual.sh"
+for word in .TH "config show" "\\-\\-max\\-steps" FP8TRAIN_CPU_ISA "EXIT STATUS"; do
+  grep -qiF -e "$word" fp8train.1 || fail "the manual page has no $word"
 done
 if command -v man >/dev/null; then
   warnings=$(LC_ALL=C.UTF-8 MANWIDTH=80 man --warnings -E UTF-8 -l fp8train.1 2>&1 >page.txt)

@@ -161,10 +161,8 @@ std::vector<std::pair<std::string, Use>> uses() {
       {"config explain", {{{"precision"}, {"precision.plan"}, {"fp8.margin"}, {"data.train"}}}},
       {"config keys", {{{}}}},
       {"config list", {{{}}}},
-      {"data train-tokenizer", {{{"text.txt", "--out", "tok", "--vocab-size", "300"}}}},
       {"data prepare", {{{"text.txt", "--out", "prep", "--val-fraction", "0.1"}}}},
       {"data inspect", {{{"text.txt"}, {"prep"}}}},
-      {"import llama2c", {{{"text.txt", "--out", "imported"}}, {}, 4}},
       {"export",
        {{{"run", "--out", "out"}, {"--checkpoint", "run", "--out", "o.gguf", "--to", "gguf"}}}},
       {"quantize", {{{"out/model.safetensors", "--out", "q.safetensors", "--granularity", "row"}}}},
@@ -180,8 +178,6 @@ std::vector<std::pair<std::string, Use>> uses() {
       {"bench products", {{{"--preset", "toy", "--tokens", "64", "--seconds", "0.01"}}}},
       {"bench attention", {{{"--seconds", "0.01"}}}},
       {"bench cast", {{{"--rows", "64", "--columns", "64", "--seconds", "0.01"}}}},
-      {"bench gemm-error", {{{"--threads", "1"}}}},
-      {"bench optimizer-formats", {{{"--steps", "20"}}}},
       {"doctor", {{{}, {"a/folder/that/is/not/there/yet"}}}},
   };
 }
@@ -205,7 +201,7 @@ TEST_CASE("every command fits a terminal of 80 columns") {
   }
   // Output for other programs, which no terminal may change.
   for (const char* command :
-       {"config docs", "completions bash", "completions zsh", "completions fish", "man"}) {
+       {"config docs", "completions bash", "completions zsh", "completions fish"}) {
     ++screens[command];
   }
   for_each_command({}, [&](const Words& command, const std::string& page) {

@@ -2,15 +2,40 @@
 // The parts of fp8train bench, a file each: its options, and what it measures as JSON. Rates are
 // per second of medians on random data.
 
+#include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
-#include "bench/step.h"
 #include "cli.h"
 #include "device/device.h"
+#include "engine/engine.h"
+#include "model/model_config.h"
 
 namespace fp8train {
+
+/// The step that `fp8train bench step` measures, or models for a GPU that is not here.
+struct StepBench {
+  std::string preset = "nanogpt-laptop";
+  std::string plan = "bf16";      ///< of the step; of `bench step` also several, with commas
+  std::vector<std::string> sets;  ///< "precision.key=v" and "fp8.key=v": changes to the plan
+  StepSettings settings = {.seq_length = 64, .micro_batch_size = 12};
+  int64_t vocabulary = 0;  ///< 0: the preset's, or 65
+  int64_t layers = 0;      ///< 0: the preset's
+  int64_t zero_stage = 0;
+  int64_t bucket_mb = 0;  ///< 0: default_bucket_bytes()
+  std::string timeline;   ///< where to write one; empty: nowhere
+  /// Weights are a few drawn values, repeated: billions take minutes to draw as training does.
+  bool quick_weights = false;
+};
+
+/// The preset's model. Throws ConfigError for an unknown one.
+ModelConfig model_of(const StepBench& bench);
+
+/// Returns the settings of an engine that runs the step. Throws ConfigError for an unknown preset
+/// or plan, and for a change that the plan does not take.
+EngineSettings engine_settings_of(const StepBench& bench);
 
 struct BenchOptions {
   bool json = false, tune = false, verify = false;
@@ -23,8 +48,6 @@ struct BenchOptions {
   int64_t rows = 0, columns = 0, tokens = 8192;
   int64_t batch = 4, heads = 8, kv_heads = 8, head_dim = 64;
   bool deterministic = false;
-  double beta2 = 0.95;
-  int64_t steps = 300;
 };
 
 using Json = nlohmann::ordered_json;
@@ -40,7 +63,6 @@ struct BenchPart {
   /// In place of `measure`: hands over a whole report for each plan as soon as it is there; none
   /// where another rank has it. Returns the exit code.
   int (*run)(const BenchOptions& options, const ReportSink& report) = nullptr;
-  bool is_timed = true;
   bool is_tuned = false;
   const char* device_help = "cpu, cuda or auto";
 };
@@ -63,9 +85,5 @@ extern const BenchPart kAttentionBench;
 /// How fast values become codes, against the memory bandwidth that a copy reaches in the same run
 /// on buffers of the same size.
 extern const BenchPart kCastBench;
-/// gemm_error() of every plan.
-extern const BenchPart kGemmErrorBench;
-/// optimizer_format_errors().
-extern const BenchPart kOptimizerFormatsBench;
 
 }  // namespace fp8train

@@ -1,5 +1,3 @@
-#include "bench/step.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>

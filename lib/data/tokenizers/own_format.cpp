@@ -75,16 +75,8 @@ std::unique_ptr<Tokenizer> read_own(const nlohmann::json& own, const std::string
   if (type == TokenizerType::character) {
     return char_tokenizer_from(own.at("characters").get<std::vector<std::string>>(), where);
   }
-  if (type == TokenizerType::llama2c) {
-    std::vector<BpePiece> pieces;
-    for (const auto& [text, score] :
-         own.at("pieces").get<std::vector<std::pair<std::string, float>>>()) {
-      pieces.push_back({text, score});
-    }
-    return bpe_tokenizer_from(std::move(pieces), where);
-  }
-  throw DataError(fmt::format(
-      "{}: unknown tokenizer type '{}' (expected none, byte, char or llama2c-bpe)", where, name));
+  throw DataError(
+      fmt::format("{}: unknown tokenizer type '{}' (expected none, byte or char)", where, name));
 }
 
 std::vector<TokenizerFile> transformers_files(std::string tokenizer_json, const std::string& bos,

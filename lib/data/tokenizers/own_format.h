@@ -45,17 +45,6 @@ std::vector<TokenizerFile> transformers_files(std::string tokenizer_json, const 
 std::unique_ptr<Tokenizer> char_tokenizer_from(std::vector<std::string> characters,
                                                const std::string& where);
 
-/// A token of a llama2.c tokenizer.
-struct BpePiece {
-  std::string text;
-  float score = 0;
-};
-
-/// Makes a llama2.c tokenizer from its pieces in id order. Throws DataError naming `where` when the
-/// byte pieces are not where they belong.
-std::unique_ptr<Tokenizer> bpe_tokenizer_from(std::vector<BpePiece> pieces,
-                                              const std::string& where);
-
 /// Throws DataError unless 0 <= id < vocab_size.
 void require_id(int32_t id, int64_t vocab_size);
 

@@ -20,23 +20,12 @@ namespace {
 
 constexpr size_t kHeadBytes = 4096;
 
-bool has_extension(const TokenizerProbe& probe, std::string_view extension) {
-  return probe.path.extension() == extension;
-}
-
 const TokenizerKind kKinds[] = {
-    {.files = "tokenizer.json",
-     .recognizes = [](const TokenizerProbe& probe) { return has_extension(probe, ".json"); },
-     .open = open_tokenizer_json,
-     .has_companions = true},
-    {.files = "tokenizer.model of sentencepiece",
-     .recognizes = is_sentencepiece,
-     .open = open_sentencepiece,
-     .has_companions = true},
-    {"ranks of tiktoken", is_tiktoken, open_tiktoken, true},
-    {"tokNNN.bin of llama2.c",
-     [](const TokenizerProbe& probe) { return has_extension(probe, ".bin"); },
-     [](const TokenizerProbe& probe) { return read_llama2c_tokenizer(probe.path); }}};
+    {"tokenizer.json",
+     [](const TokenizerProbe& probe) { return probe.path.extension() == ".json"; },
+     open_tokenizer_json},
+    {"tokenizer.model of sentencepiece", is_sentencepiece, open_sentencepiece},
+    {"ranks of tiktoken", is_tiktoken, open_tiktoken, true}};
 
 constexpr const char* kFolderFiles[] = {"tokenizer.json", "tokenizer.model"};
 
@@ -150,10 +139,8 @@ std::unique_ptr<Tokenizer> open_tokenizer(const fs::path& path, const std::strin
                         probe.path.string(), kind.files, pattern));
       }
       std::unique_ptr<Tokenizer> opened = kind.open(probe);
-      if (kind.has_companions) {
-        for (TokenizerFile& file : read_part(probe.path.parent_path(), FolderPart::tokenizer)) {
-          opened->set_file(std::move(file));
-        }
+      for (TokenizerFile& file : read_part(probe.path.parent_path(), FolderPart::tokenizer)) {
+        opened->set_file(std::move(file));
       }
       return opened;
     }

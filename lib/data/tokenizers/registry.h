@@ -24,7 +24,6 @@ struct TokenizerKind {
   bool (*recognizes)(const TokenizerProbe& probe);
   std::unique_ptr<Tokenizer> (*open)(const TokenizerProbe& probe);
   bool takes_pattern = false;
-  bool has_companions = false;  ///< other files of the same folder belong to it
 };
 
 /// Returns all kinds, in the order in which files are tried.

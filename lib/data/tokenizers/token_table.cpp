@@ -178,28 +178,6 @@ TokenTable from_transformers(const Json& document) {
   return table;
 }
 
-TokenTable from_llama2c(const Json& document) {
-  TokenTable table;
-  table.kind = TokenTableKind::scored;
-  table.pre = "default";
-  table.adds_space = true;
-  constexpr size_t kControls = 3;
-  const char* const controls[kControls] = {"<unk>", "<s>", "</s>"};
-  for (const Json& piece : document.at("pieces")) {
-    const size_t id = table.tokens.size();
-    const auto text = piece.at(0).get<std::string>();
-    const TokenType type = id == 0                           ? TokenType::unknown
-                           : id < kControls                  ? TokenType::control
-                           : tokenizers::byte_of_token(text) ? TokenType::byte
-                                                             : TokenType::normal;
-    put(table, id, id < kControls ? controls[id] : replaced(text, " ", tokenizers::kSpaceMark),
-        type);
-    table.scores.push_back(piece.at(1).get<float>());
-  }
-  table.unknown = 0;
-  return table;
-}
-
 /// BPE numbers its merges; Unigram has logarithms of probabilities.
 TokenTable require_bpe(TokenTable table) {
   for (size_t id = 0; id < table.scores.size(); ++id) {
@@ -217,7 +195,6 @@ TokenTable token_table(const Tokenizer& tokenizer) {
       return require_bpe(tokenizers::sentencepiece_table(tokenizer.to_json()));
     }
     const Json document = Json::parse(tokenizer.to_json());
-    if (tokenizer.type() == TokenizerType::llama2c) return from_llama2c(document);
     if (!document.contains("model")) refuse(fmt::format("type {}", name_of(tokenizer.type())));
     return from_transformers(document);
   } catch (const nlohmann::json::exception& error) {

@@ -8,7 +8,6 @@
 #include "base/json_error.h"
 #include "base/text.h"
 #include "io/checkpoint/checkpoint.h"
-#include "io/json_number.h"
 #include "io/strict_json.h"
 
 namespace fp8train::detail {

@@ -5,41 +5,19 @@
 #include "base/error.h"
 
 namespace fp8train {
-namespace {
-
-/// `source_row(row)`: where row `row` of a head comes from.
-template <typename SourceRow>
-std::vector<float> with_rows(const std::vector<float>& weight, int64_t heads, int64_t head_dim,
-                             const SourceRow& source_row) {
+std::vector<float> neighbour_rope_rows(const std::vector<float>& weight, int64_t heads,
+                                       int64_t head_dim) {
   const auto count = static_cast<int64_t>(weight.size());
   check(head_dim % 2 == 0 && count % (heads * head_dim) == 0,
         "the weight does not have heads * head_dim rows");
   const int64_t columns = count / (heads * head_dim);
   std::vector<float> moved(weight.size());
-  for (int64_t head = 0; head < heads; ++head) {
-    for (int64_t row = 0; row < head_dim; ++row) {
-      const int64_t from = head * head_dim + source_row(row);
-      const int64_t to = head * head_dim + row;
-      std::copy_n(weight.begin() + from * columns, columns, moved.begin() + to * columns);
-    }
+  for (int64_t to = 0; to < heads * head_dim; ++to) {
+    const int64_t row = to % head_dim;
+    const int64_t from = to - row + row / 2 + (row % 2 == 0 ? 0 : head_dim / 2);
+    std::copy_n(weight.begin() + from * columns, columns, moved.begin() + to * columns);
   }
   return moved;
-}
-
-}  // namespace
-
-std::vector<float> half_split_rope_rows(const std::vector<float>& weight, int64_t heads,
-                                        int64_t head_dim) {
-  const int64_t half = head_dim / 2;
-  return with_rows(weight, heads, head_dim,
-                   [half](int64_t row) { return row < half ? 2 * row : 2 * (row - half) + 1; });
-}
-
-std::vector<float> neighbour_rope_rows(const std::vector<float>& weight, int64_t heads,
-                                       int64_t head_dim) {
-  const int64_t half = head_dim / 2;
-  return with_rows(weight, heads, head_dim,
-                   [half](int64_t row) { return row / 2 + (row % 2 == 0 ? 0 : half); });
 }
 
 std::vector<float> transposed(const std::vector<float>& values, int64_t rows, int64_t columns) {

@@ -7,12 +7,9 @@
 
 namespace fp8train {
 
-/// Returns the rows of `weight` ([heads * head_dim, any]) moved from pairs of neighbours (2j, 2j +
-/// 1) to half-split pairs (j, j + head_dim / 2), head by head. Throws InternalError if the sizes do
-/// not fit.
-std::vector<float> half_split_rope_rows(const std::vector<float>& weight, int64_t heads,
-                                        int64_t head_dim);
-/// Reverses half_split_rope_rows() (llama.cpp's converter calls it permute).
+/// Returns the rows of `weight` ([heads * head_dim, any]) moved from half-split pairs (j, j +
+/// head_dim / 2) to pairs of neighbours (2j, 2j + 1), head by head (llama.cpp's converter calls it
+/// permute). Throws InternalError if the sizes do not fit.
 std::vector<float> neighbour_rope_rows(const std::vector<float>& weight, int64_t heads,
                                        int64_t head_dim);
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "io/json_number.h"
+#include "io/strict_json.h"
 #include "io/safetensors/tensor_source.h"
 #include "train/checkpoint/state_copy.h"
 #include "train/checkpoint/state_file.h"

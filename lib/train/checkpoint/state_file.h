@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/json_error.h"
 #include "io/checkpoint/checkpoint.h"
+#include "io/strict_json.h"
 
 namespace fp8train {
 
@@ -21,10 +22,9 @@ template <typename Use>
 auto with_state(const std::filesystem::path& folder, const Use& use) {
   const std::string where = (folder / kStateFile).string();
   const std::string text = read_checkpoint_text(folder, kStateFile);
+  const nlohmann::json state = detail::parse_strict_json(text, where);
   try {
-    return use(nlohmann::json::parse(text), where);
-  } catch (const nlohmann::json::parse_error& error) {
-    throw CheckpointError(not_json(where, text, error.byte));
+    return use(state, where);
   } catch (const nlohmann::json::exception& error) {
     throw CheckpointError(fmt::format("{}: {}", where, plain_json_error(error)));
   }

@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "io/hf_config.h"
-#include "io/json_number.h"
+#include "io/strict_json.h"
 #include "train/checkpoint/data_record.h"
 #include "train/checkpoint/resume_checks.h"
 #include "train/checkpoint/scaling_file.h"
