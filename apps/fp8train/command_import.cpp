@@ -24,9 +24,9 @@ void add_import(Arguments command, Action& action) {
   auto options = std::make_shared<ImportOptions>();
   Arguments llama2c = command.part("llama2c", "A model.bin of llama2.c (version 0)",
                                    "fp8train import llama2c model.bin --out model");
-  llama2c.required("model", options->model, "model.bin");
+  llama2c.required_path("model MODEL", options->model, "model.bin");
   llama2c.path("--tokenizer", options->tokenizer, "tokNNN.bin that belongs to it");
-  llama2c.required_path("--out FOLDER", options->out, "Folder to write");
+  llama2c.required_path("--out FOLDER", options->out, "Folder to write", PathUse::output);
   llama2c.run(action, [options] {
     if (std::filesystem::exists(std::filesystem::path(options->out) / "config.json")) {
       throw ConfigError(options->out + " holds a model already; choose another --out");

@@ -25,6 +25,8 @@ void add_bench(Arguments command, Action& action);
 void add_doctor(Arguments command, Action& action);
 void add_completions(Arguments command, Action& action);
 void add_man(Arguments command, Action& action);
+void add_version(Arguments command, Action& action);
+void add_help(Arguments command, Action& action);
 
 inline constexpr Command kCommands[] = {
     {"train", "Train or continue a run (the default command)",
@@ -57,6 +59,8 @@ inline constexpr Command kCommands[] = {
     {"completions", "Completion script of a shell", "eval \"$(fp8train completions bash)\"",
      add_completions},
     {"man", "Manual page, in the form that man reads", "fp8train man > fp8train.1", add_man},
+    {"version", "The version and what was compiled in", "fp8train version -v", add_version},
+    {"help", "The page of a command", "fp8train help bench step", add_help},
 };
 
 inline const std::vector<Command>& all_commands() {

@@ -25,8 +25,13 @@ std::string escaped(const std::string& text) {
 
 std::string option_entry(const CommandOption& option) {
   std::vector<std::string> names;
+  if (!option.argument.empty()) {
+    names.push_back("\\fI" + escaped(option.argument) + "\\fR");
+  }
   for (const std::string& name : option.names) {
-    names.push_back("\\fB" + escaped(name) + "\\fR");
+    if (name.starts_with('-')) {
+      names.push_back("\\fB" + escaped(name) + "\\fR");
+    }
   }
   const std::string value =
       option.takes_value && !option.is_positional() ? " \\fI" + escaped(option.value) + "\\fR" : "";

@@ -52,7 +52,7 @@ std::string fish_quoted(const std::string& text) {
 /// Whether the command explains a key that is given by its name.
 bool takes_key_name(const CommandNode& node) {
   return std::any_of(node.options.begin(), node.options.end(), [](const CommandOption& one) {
-    return one.is_positional() && one.names.front() == "key";
+    return one.is_positional() && one.names.front() == "KEY";
   });
 }
 
