@@ -225,7 +225,7 @@ std::vector<Field> parallelism_fields() {
 
 std::vector<Field> top_level_fields() {
   return {
-      device_field().asked({.topic = Topic::hardware, .text = "Device", .changes_memory = true}),
+      device_field().asked({.topic = Topic::hardware, .text = "Device"}),
       flag("cuda_graphs", in(&Settings::step, &StepSettings::cuda_graphs),
            "On a GPU, record the work of a step once and replay it"),
       flag("gemm_tuning", in(&Settings::gemm_tuning),
