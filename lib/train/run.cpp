@@ -63,7 +63,7 @@ Run::Run(const RunRequest& request, Communicator& comm, RankDevice& rank_device)
   if (!records_.lock_warning().empty()) {
     log_warning(records_.lock_warning());
   }
-  log_notes(session_);
+  log_notes(session_, true);
   const FoundStart found =
       find_start(session_, records_.directory().checkpoints(), comm, Verify::sizes);
   session_.enter_stage(session_.stage_after(found.step));

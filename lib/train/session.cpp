@@ -80,13 +80,18 @@ ModelConfig resolve_model(Session& session) {
     }
     HfConfig read = read_hf_config(settings.from);
     model = read.model;
-    for (const std::string& note : read.notes) {
-      session.notes.push_back(settings.from + "/config.json: " + note);
-    }
+    const auto add_notes = [&](const std::vector<std::string>& from, std::vector<std::string>& to) {
+      for (const std::string& note : from) {
+        to.push_back(settings.from + "/config.json: " + note);
+      }
+    };
+    add_notes(read.notes, session.notes);
+    add_notes(read.training_notes, session.training_notes);
+    add_notes(read.copying_notes, session.training_notes);
     session.source = {std::move(read.fields), read_part(settings.from, FolderPart::model)};
     if (const std::string note = note_left_out(settings.from);
         !note.empty() && !is_checkpoint(settings.from)) {
-      session.settings.notes.lines.push_back("model.from: " + note);
+      session.not_copied = "model.from: " + note;
     }
     if (settings.resize_vocabulary > 0 && settings.resize_vocabulary < model.vocab_size) {
       throw ConfigError(fmt::format(

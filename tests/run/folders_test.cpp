@@ -128,6 +128,35 @@ TEST_CASE("checkpoints and exports have all files and keys of the folder of the 
         "named, and 25 more");
 }
 
+TEST_CASE("what is not copied and dropout are named where there are copies and where it trains") {
+  const TextFolder work;
+  fs::copy(kFolders / "qwen3-4", work / "model", fs::copy_options::recursive);
+  fs::permissions(work / "model/config.json", fs::perms::owner_write, fs::perm_options::add);
+  Json config = json_in(work / "model/config.json");
+  config["attention_dropout"] = 0.1;
+  config["auto_map"] = {{"AutoConfig", "a.B"}};
+  write_file(work / "model/config.json", config.dump());
+  const Words run = training("model");
+  const auto said = [&](Words words, const Words& more) {
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome done = expect_code(0, work.path(), words);
+    std::string notes;
+    for (const char* note : {"not copied: ", "there is no dropout", "'auto_map'"}) {
+      notes += (done.out + done.err).find(note) == std::string::npos ? "" : note;
+    }
+    return notes;
+  };
+  const std::string all = "not copied: there is no dropout'auto_map'";
+  CHECK(said({"check"}, run) == all);
+  CHECK(said({}, run) == all);
+  CHECK(said({"export", "model", "--out", "out"}, {}) == "not copied: 'auto_map'");
+  CHECK(said({"explain"}, run).empty());
+  CHECK(said({"estimate"}, run).empty());
+  CHECK(said({"generate", "model", "--prompt", "a", "--max-new-tokens", "1"}, {}).empty());
+  CHECK(said({"eval", "model", "--data", "text.txt", "--seq-length", "32"}, {}).empty());
+  CHECK(said({"export", "model", "--to", "gguf", "--out", "a.gguf"}, {}).empty());
+}
+
 TEST_CASE("quantize has the files of a folder too, and names the others") {
   const TextFolder work;
   const fs::path from = kFolders / "qwen3-4";
