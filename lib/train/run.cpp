@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/signals.h"
 #include "config/changes.h"
+#include "config/show.h"
 #include "device/device_questions.h"
 #include "optim/schedule.h"
 #include "train/checkpoint/data_checks.h"
@@ -53,7 +54,7 @@ Run::Run(const RunRequest& request, Communicator& comm, RankDevice& rank_device)
   agree_on_run(comm, request.resolved_yaml + request.version + session_.data.train.fingerprint());
   check_shared_folder(comm, records_.directory().root);
   threads_ = configure_threads(settings().threads, ranks_on_these_cores(comm));
-  resolved_config_ = request.resolved_yaml;
+  resolved_config_ = show_settings(session_.settings, true);  // with the steps of warm-up
   earlier_config_ = earlier_config(records_.directory());
   if (leads()) {
     open_log_file(records_.directory().log().string());
@@ -140,7 +141,7 @@ void Run::start(const RunRequest& request, FoundStart found) {
   // Only now: a run that was refused leaves the records of the one before as they are.
   if (leads() && !nothing_to_do_) {
     describe_run(
-        records_.directory(), request.resolved_yaml, request.command,
+        records_.directory(), resolved_config_, request.command,
         describe_environment(request.version, request.command, comm_->size(), threads_, *device_));
   }
 }

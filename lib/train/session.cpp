@@ -10,6 +10,7 @@
 #include "base/machine.h"
 #include "base/math.h"
 #include "config/load.h"
+#include "config/model_folder.h"
 #include "data/chat/chat_template.h"
 #include "data/folder_files.h"
 #include "data/tokenizers/registry.h"
@@ -258,9 +259,17 @@ void Session::enter_stage(size_t stage) {
 
 void set_length(Session& session) {
   constexpr int64_t kAnyLength = int64_t{1} << 52;
-  const Settings& settings = session.settings;
+  Settings& settings = session.settings;
   session.max_steps = resolve_max_steps(settings.training, session.engine.step, session.data_ranks,
                                         session.epoch_samples);
+  if (settings.notes.default_warmup && settings.scheduler.warmup_steps == 0) {
+    settings.scheduler.warmup_steps = continued_warmup(session.max_steps);
+    if (session.max_steps > 0) {
+      settings.notes.lines.push_back(
+          fmt::format("scheduler.warmup_steps is not given: {}, which is 3 % of the run's {} steps",
+                      settings.scheduler.warmup_steps, session.max_steps));
+    }
+  }
   session.stages =
       run_stages(settings.precision, session.max_steps > 0 ? session.max_steps : kAnyLength);
   check_stages(session);
@@ -338,8 +347,8 @@ Session resolve(const Settings& settings, bool open_data, int data_ranks) {
         "training.max_epochs: the number of steps follows from the data, which are not read here");
   }
   if (session.max_steps > 0) {
-    note_short_run(settings.scheduler, session.max_steps, session.notes);
-    note_high_rate(settings, session.max_steps, session.notes);
+    note_short_run(session.settings.scheduler, session.max_steps, session.notes);
+    note_high_rate(session.settings, session.max_steps, session.notes);
   }
   return session;
 }
