@@ -24,10 +24,13 @@ std::function<std::string(const std::string&)> at_least(double least) {
 }
 
 /// Expands the path that an option gets, or says why it does not.
-std::string expand_home(std::string& text) {
-  const WrittenPath written = written_path(text);
-  text = written.problem.empty() ? written.path : text;
-  return written.problem;
+CLI::Validator expanded(PathUse use) {
+  const auto expand = [use](std::string& text) {
+    const WrittenPath written = written_path(text, use);
+    text = written.problem.empty() ? written.path : text;
+    return written.problem;
+  };
+  return {expand, ""};
 }
 
 /// The names of "--gpu NAME", and what its value is called: `usual` or the last name where that is
@@ -85,18 +88,18 @@ void Arguments::required(const char* name, std::string& target, const std::strin
   add(name, target, help)->required();
 }
 
-void Arguments::path(const char* name, std::string& target, const std::string& help) {
-  CLI::Option* option = add(name, target, help, "FILE");
-  option->capture_default_str()->transform(CLI::Validator(expand_home, ""));
+void Arguments::path(const char* name, std::string& target, const std::string& help, PathUse use) {
+  add(name, target, help, "FILE")->capture_default_str()->transform(expanded(use));
 }
 
-void Arguments::required_path(const char* name, std::string& target, const std::string& help) {
-  add(name, target, help, "FILE")->required()->transform(CLI::Validator(expand_home, ""));
+void Arguments::required_path(const char* name, std::string& target, const std::string& help,
+                              PathUse use) {
+  add(name, target, help, "FILE")->required()->transform(expanded(use));
 }
 
-void Arguments::required(const char* name, std::vector<std::string>& targets,
-                         const std::string& help) {
-  add(name, targets, help)->required();
+void Arguments::required_paths(const char* name, std::vector<std::string>& targets,
+                               const std::string& help) {
+  add(name, targets, help)->required()->transform(expanded(PathUse::input));
 }
 
 void Arguments::list(const char* name, std::vector<std::string>& targets, const std::string& help) {

@@ -15,17 +15,12 @@
 #include <thread>
 
 #include "base/error.h"
-#include "base/machine.h"
 #include "base/screen.h"
 #include "base/terminal.h"
 #include "base/text.h"
 #include "command_tree.h"
-#include "commit.h"
 #include "config/show.h"
 #include "config/suggest.h"
-#include "device/cuda/cuda_device.h"
-#include "device/cuda/cuda_libraries.h"
-#include "numeric/cpu_isa.h"
 #include "out_of_memory.h"
 #include "train/watch/run_watchdog.h"
 
@@ -73,13 +68,20 @@ std::string advice_for_option(const CLI::App& app, const std::string& given) {
 }
 
 /// CLI11's message in the program's words.
-std::string plain_refusal(const CLI::App& app, const std::string& message) {
+std::string plain_refusal(const CLI::App& app, std::string message) {
   if (message == "A subcommand is required") {
     std::vector<std::string> names;
     for (const CLI::App* part : app.get_subcommands([](const CLI::App*) { return true; })) {
       names.push_back(part->get_name());
     }
     return fmt::format("{}: a command is missing ({})", app.get_name(), fmt::join(names, ", "));
+  }
+  for (const CLI::Option* option : app.get_options()) {
+    const std::string name = option->get_name();
+    if (option->get_positional() && message.starts_with(name) &&
+        (message[name.size()] == ' ' || message[name.size()] == ':')) {
+      message.replace(0, name.size(), option->get_type_name());  // as in the usage line
+    }
   }
   if (const size_t at = message.find(": 1 required "); at != std::string::npos) {
     const std::string name = message.substr(0, at);
@@ -126,7 +128,7 @@ std::vector<std::string> with_command(std::vector<std::string> arguments,
   }
   const std::string first = arguments.front();
   const bool is_known = std::find(commands.begin(), commands.end(), first) != commands.end();
-  if (first == "help") {
+  if (first == "help" && (arguments.size() == 1 || !arguments[1].starts_with('-'))) {
     arguments.erase(arguments.begin());
     if (!arguments.empty() && std::ranges::find(commands, arguments.front()) == commands.end()) {
       fail_unknown(arguments.front(), commands);
@@ -134,12 +136,11 @@ std::vector<std::string> with_command(std::vector<std::string> arguments,
     arguments.emplace_back("--help");
     return arguments;
   }
-  if (first == "version") {
-    arguments.front() = "--version";
+  if (first == "-V" || first == "--version") {
+    arguments.front() = "version";
+    return arguments;
   }
-  const bool is_root_option =
-      first == "-h" || first == "--help" || first == "-V" || arguments.front() == "--version";
-  if (is_known || is_root_option) {
+  if (is_known || first == "-h" || first == "--help") {
     return arguments;
   }
   if (first.starts_with("-") || is_assignment(first) || looks_like_file(first)) {
@@ -219,12 +220,7 @@ int run_program(const std::vector<Command>& commands, std::vector<std::string> a
   report_memory_at_terminate();
   return run_guarded([&]() -> int {
     CLI::App app("Trains transformers in 8-bit floating point.", "fp8train");
-    bool verbose = false;
-    app.add_flag("-v,--verbose", verbose,
-                 "With --version: the GPU, and the files of NVIDIA's libraries");
-    app.set_version_flag(
-        "-V,--version", [&] { return version_text(verbose); },
-        "Print the version and what was compiled in, and exit");
+    app.add_flag("-V,--version")->description("The same as the command version");
     app.footer("fp8train run.yaml");
     app.formatter_fn([](const CLI::App* command, const std::string&, CLI::AppFormatMode) {
       return help_page(*command);
@@ -251,13 +247,7 @@ int run_program(const std::vector<Command>& commands, std::vector<std::string> a
       if (error.get_exit_code() != 0) {
         throw ConfigError(describe_refusal(app, error));
       }
-      action = [&app, error] {
-        if (error.get_name() != "CallForVersion") {
-          return app.exit(error);  // --help
-        }
-        print_fitted("{}\n", error.what());
-        return 0;
-      };
+      action = [&app, error] { return app.exit(error); };  // --help
     }
     const int code = action();
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
@@ -276,33 +266,6 @@ std::string command_line() {
     line += (line.empty() ? "" : " ") + (plain ? argument : "'" + argument + "'");
   }
   return line;
-}
-
-namespace {
-
-std::string describe_gpu() {
-  try {
-    const std::string obstacle = why_cuda_is_unusable();
-    return obstacle.empty() ? make_device(DeviceKind::cuda)->description() : obstacle;
-  } catch (const Error& error) {
-    return error.what();
-  }
-}
-
-}  // namespace
-
-std::string version_text(bool libraries) {
-  const std::string commit = *kCommit == '\0' ? "" : fmt::format("\ncommit: {}", kCommit);
-  std::string text = fmt::format("fp8train {}{}\ncompiler: {} {}\nfeatures: {}", FP8TRAIN_VERSION,
-                                 commit, FP8TRAIN_COMPILER, __VERSION__, FP8TRAIN_FEATURES);
-  if (libraries) {
-    text += fmt::format("\nprocessor: {}, kernels for {}\nGPU: {}", processor_name(),
-                        name_of(cpu_isa()), describe_gpu());
-    for (const std::string& line : describe_cuda_libraries()) {
-      text += "\n" + line;
-    }
-  }
-  return text;
 }
 
 }  // namespace fp8train

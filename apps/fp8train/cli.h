@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/written_path.h"
 #include "comm/communicator.h"
 #include "config/settings.h"
 
@@ -39,11 +40,13 @@ class Arguments {
   void option(const char* name, int64_t& target, int64_t least, const std::string& help);
   void option(const char* name, double& target, double least, const std::string& help);
   void required(const char* name, std::string& target, const std::string& help);
-  /// Options that name a file or folder: `~/` is expanded as written_path() does, which a shell
+  /// Arguments that name a file or folder: `~/` is expanded as written_path() does, which a shell
   /// does not do after `--option=`.
-  void path(const char* name, std::string& target, const std::string& help);
-  void required_path(const char* name, std::string& target, const std::string& help);
-  void required(const char* name, std::vector<std::string>& targets, const std::string& help);
+  void path(const char* name, std::string& target, const std::string& help,
+            PathUse use = PathUse::input);
+  void required_path(const char* name, std::string& target, const std::string& help,
+                     PathUse use = PathUse::input);
+  void required_paths(const char* name, std::vector<std::string>& targets, const std::string& help);
   /// One value each time that the option is given.
   void list(const char* name, std::vector<std::string>& targets, const std::string& help);
   void flag(const char* name, bool& target, const std::string& help);
@@ -105,8 +108,8 @@ Settings load(const CommonOptions& options, bool is_estimate = false);
 
 /// The arguments (without the program's name) with the command in front: `train` is put there when
 /// the first one is an option other than those for help and version, a file, or a.b=v. `help ...`
-/// becomes `... --help`, and `version` --version. Throws ConfigError with a suggestion when it is a
-/// word that is not a command.
+/// becomes `... --help`, and `--version` the command. Throws ConfigError with a suggestion when it
+/// is a word that is not a command.
 std::vector<std::string> with_command(std::vector<std::string> arguments,
                                       const std::vector<std::string>& commands);
 

@@ -191,7 +191,7 @@ int verdict(const CheckOptions& options, const Session& session, const RankMemor
 int check_settings(const CheckOptions& options, const Settings& settings, int world_size) {
   Session session = open_session(settings, true, world_size);
   const auto ranks = Topology::blocks(world_size, static_cast<int>(settings.job.ranks_per_node));
-  log_notes(session);
+  log_notes(session, true);
   check_weights(session);
   const CheckedHardware hardware = hardware_of(settings);
   const DryRunStep dry_run = largest_stage(session, [&](const EngineSettings& engine) {

@@ -117,9 +117,10 @@ void add_convert(Arguments parent, Action& action) {
   Arguments part =
       parent.part("convert", "Print another program's configuration in the keys of this one",
                   "fp8train config convert accelerate.yaml --output run.yaml");
-  part.required("file", options->file, "YAML or JSON");
+  part.required_path("file", options->file, "YAML or JSON");
   part.path("--base", options->base, "A configuration whose keys the file replaces");
-  part.path("--output", options->output, "The file to write, in place of standard output");
+  part.path("--output", options->output, "The file to write, in place of standard output",
+            PathUse::output);
   part.flag("--overwrite", options->overwrite, "With --output: replace a file that is there");
   part.run(action, [options] { return convert(*options); });
 }
@@ -307,7 +308,7 @@ void add_wizard(Arguments command, Action& action) {
                "Ask nothing: a YAML file with keys of run.yaml; keys that it leaves out have the "
                "defaults of the questions");
   command.path("--output", options->output,
-               "The file to write; the job script is written next to it");
+               "The file to write; the job script is written next to it", PathUse::output);
   command.flag("--overwrite", options->overwrite, "With --answers: replace existing files");
   command.flag("--allow-misfit", options->allow_misfit,
                "With --answers: write a run that does not fit into memory too");

@@ -154,7 +154,8 @@ void add_inspect(Arguments& command, Action& action) {
   Arguments part =
       command.part("inspect", "Describe the content of token files, texts and JSON lines",
                    "fp8train data inspect tokens --tokenizer tokens");
-  part.required("input", options->inputs, "Files, folders or globs; one alone is shown in detail");
+  part.required_paths("input", options->inputs,
+                      "Files, folders or globs; one alone is shown in detail");
   part.path("--tokenizer PATH", options->tokenizer,
             "Tokenizer file or folder: samples are decoded, texts encoded");
   part.option("--format", options->settings.format, "auto, or a name of data.train[].format");
@@ -178,8 +179,8 @@ void add_data(Arguments command, Action& action) {
   Arguments prepare =
       command.part("prepare", "Tokenize text and JSON-lines files into token files",
                    "fp8train data prepare text.txt --out tokens --val-fraction 0.1");
-  prepare.required("input", settings->inputs, "Files or globs");
-  prepare.required_path("--out FOLDER", *out, "Folder to write");
+  prepare.required_paths("input", settings->inputs, "Files or globs");
+  prepare.required_path("--out FOLDER", *out, "Folder to write", PathUse::output);
   prepare.option("--output-format FORMAT", *output_format,
                  alternatives(token_file_formats()) + "; indexed has .bin and .idx");
   prepare.path("--tokenizer PATH", settings->tokenizer,

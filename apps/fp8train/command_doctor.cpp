@@ -392,7 +392,7 @@ int examine(const DoctorOptions& options) {
 
 void add_doctor(Arguments command, Action& action) {
   auto options = std::make_shared<DoctorOptions>();
-  command.option("folder", options->folder, "Where runs will put their files");
+  command.path("folder FOLDER", options->folder, "Where runs put their files", PathUse::output);
   command.flag("--json", options->json, "Print a JSON list of objects: name, health, text, fix");
   command.run(action, [options] { return examine(*options); });
 }

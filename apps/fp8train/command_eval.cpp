@@ -293,7 +293,7 @@ void add_eval(Arguments command, Action& action) {
   command.path("--choices", options->choices,
                "JSON lines with context, choices and gold: accuracy by log-likelihood");
   command.path("--samples", options->samples,
-               "File to write: log-likelihoods and answers of each question");
+               "File to write: log-likelihoods and answers of each question", PathUse::output);
   command.option("--stride", options->stride, 0,
                  "Tokens from one window of --data to the next; 0: windows do not overlap");
   command.option("--seq-length", options->model.step.seq_length, 0, "0: the model's context");

@@ -170,7 +170,8 @@ void add_export(Arguments command, Action& action) {
   auto request = std::make_shared<ExportCommand>();
   command.required_path("checkpoint,--checkpoint CHECKPOINT", request->checkpoint,
                         "Run directory, checkpoint or Hugging Face folder");
-  command.required_path("--out PATH", request->out, "Folder to write; for gguf the file");
+  command.required_path("--out PATH", request->out, "Folder to write; for gguf the file",
+                        PathUse::output);
   command.option("--to TARGET", request->to,
                  "hf: config.json and safetensors, as transformers reads them; gguf: a file for "
                  "llama.cpp");

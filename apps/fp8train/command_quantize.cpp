@@ -228,9 +228,9 @@ void warn_of(const std::vector<std::string>& lines) {
 
 void add_quantize(Arguments command, Action& action) {
   auto options = std::make_shared<QuantizeOptions>();
-  command.required("input", options->in,
-                   "A .safetensors file, or a model folder: fp32, bf16 and fp16 are cast");
-  command.required_path("--out PATH", options->out, "The file or folder to write");
+  command.required_path("input INPUT", options->in,
+                        "A .safetensors file, or a model folder: fp32, bf16 and fp16 are cast");
+  command.required_path("--out PATH", options->out, "The file or folder to write", PathUse::output);
   command.option("--format", options->format, names_of(kElements));
   command.option("--granularity BLOCK", options->granularity,
                  "What shares a scale: " + names_of(kBlocks));

@@ -37,8 +37,9 @@ int report(const ReportOptions& options) {
 
 void add_report(Arguments command, Action& action) {
   auto options = std::make_shared<ReportOptions>();
-  command.required("runs", options->runs, "Folders of runs (their output_dir), to be compared");
-  command.path("--out", options->out, "The page to write (-: standard output)");
+  command.required_paths("runs", options->runs,
+                         "Folders of runs (their output_dir), to be compared");
+  command.path("--out", options->out, "The page to write (-: standard output)", PathUse::output);
   command.run(action, [options] { return report(*options); });
 }
 

@@ -53,7 +53,7 @@ void add_train(Arguments command, Action& action) {
   auto options = std::make_shared<TrainOptions>();
   add_common(command, options->common);
   command.option("--resume auto|never|FOLDER", options->resume,
-                 "auto, never, or a checkpoint folder; short for --set checkpoint.resume=");
+                 "Short for --set checkpoint.resume=");
   command.run(action, [options] {
     if (!options->resume.empty()) {
       options->common.sets.push_back("checkpoint.resume=" + options->resume);

@@ -21,7 +21,7 @@ CommandOption option_of(const CLI::Option& option) {
     result.names.push_back("--" + name);
   }
   if (result.names.empty()) {
-    result.names.push_back(option.get_name());
+    result.names.push_back(option.get_type_name());
   }
   result.help = option.get_description();
   result.value = option.get_type_name();

@@ -9,7 +9,7 @@
 namespace fp8train {
 
 struct CommandOption {
-  std::vector<std::string> names;  ///< "-c", "--config"; one without dashes: a positional
+  std::vector<std::string> names;  ///< "-c", "--config"; a positional alone: its value
   std::string help;                ///< one line
   std::string value;               ///< what its value is, such as FILE or N
   std::string argument;            ///< the value's name where it may be given alone; else empty

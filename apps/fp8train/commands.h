@@ -23,6 +23,8 @@ void add_report(Arguments command, Action& action);
 void add_bench(Arguments command, Action& action);
 void add_doctor(Arguments command, Action& action);
 void add_completions(Arguments command, Action& action);
+void add_version(Arguments command, Action& action);
+void add_help(Arguments command, Action& action);
 
 inline constexpr Command kCommands[] = {
     {"train", "Train or continue a run (the default command)",
@@ -51,6 +53,8 @@ inline constexpr Command kCommands[] = {
      add_doctor},
     {"completions", "Completion script of a shell", "eval \"$(fp8train completions bash)\"",
      add_completions},
+    {"version", "The version and what was compiled in", "fp8train version -v", add_version},
+    {"help", "The page of a command", "fp8train help bench step", add_help},
 };
 
 inline const std::vector<Command>& all_commands() {

@@ -32,10 +32,16 @@ LoadRequest request_of(const CommonOptions& options) {
   for (const std::string& text : options.positionals) {
     if (is_assignment(text)) {
       request.sets.push_back(text);
-    } else if (request.path.empty()) {
-      request.path = text;
+      continue;
+    }
+    const WrittenPath written = written_path(text);
+    if (!written.problem.empty()) {
+      throw ConfigError(written.problem);
+    }
+    if (request.path.empty()) {
+      request.path = written.path;
     } else {
-      request.further_paths.push_back(text);
+      request.further_paths.push_back(written.path);
     }
   }
   for (const auto& [key, value] : options.shortcuts) {

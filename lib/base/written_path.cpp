@@ -19,31 +19,41 @@ bool is_name_character(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
 }
 
-/// How the files of an address are fetched, by how it begins.
-constexpr std::pair<std::string_view, std::string_view> kFetchers[] = {
-    {"s3://", "aws s3 cp ADDRESS ."},
-    {"gs://", "gcloud storage cp ADDRESS ."},
-    {"hf://datasets/", "hf download NAME --repo-type dataset --local-dir FOLDER"},
-    {"https://huggingface.co/datasets/", "hf download NAME --repo-type dataset --local-dir FOLDER"},
-    {"hf://", "hf download NAME --local-dir FOLDER"},
-    {"https://huggingface.co/", "hf download NAME --local-dir FOLDER"},
-    {"http", "curl -LO ADDRESS"}};
+/// The commands that fetch the files of an address and that send some there.
+struct Service {
+  std::string_view begin;  ///< of the address
+  std::string_view fetch, send;
+};
+
+constexpr Service kServices[] = {
+    {"s3://", "aws s3 cp --recursive ADDRESS FOLDER", "aws s3 cp --recursive FOLDER ADDRESS"},
+    {"gs://", "gcloud storage cp -r ADDRESS FOLDER", "gcloud storage cp -r FOLDER ADDRESS"},
+    {"hf://datasets/", "hf download NAME --repo-type dataset --local-dir FOLDER",
+     "hf upload NAME FOLDER --repo-type dataset"},
+    {"https://huggingface.co/datasets/", "hf download NAME --repo-type dataset --local-dir FOLDER",
+     "hf upload NAME FOLDER --repo-type dataset"},
+    {"hf://", "hf download NAME --local-dir FOLDER", "hf upload NAME FOLDER"},
+    {"https://huggingface.co/", "hf download NAME --local-dir FOLDER", "hf upload NAME FOLDER"},
+    {"http", "curl -LO ADDRESS", ""}};
 
 /// Why an address of the network is not a path; empty for any other text.
-std::string refused_address(const std::string& text) {
+std::string refused_address(const std::string& text, PathUse use) {
   const size_t end = text.find("://");
   if (end == std::string::npos || end == 0 ||
       !std::ranges::all_of(text.substr(0, end), is_name_character)) {
     return "";
   }
+  const bool is_input = use == PathUse::input;
   const auto* known = std::ranges::find_if(
-      kFetchers, [&](const auto& fetcher) { return text.starts_with(fetcher.first); });
-  return fmt::format("{} is an address, and only files of this machine are read and written here{}",
-                     text,
-                     known == std::end(kFetchers)
-                         ? ""
-                         : fmt::format("; fetch it first, for example with `{}`, and name the copy",
-                                       known->second));
+      kServices, [&](const Service& service) { return text.starts_with(service.begin); });
+  const std::string_view command = known == std::end(kServices) ? ""
+                                   : is_input                   ? known->fetch
+                                                                : known->send;
+  return fmt::format(
+      "{} is an address, and only files of this machine are {} here; {}{}", text,
+      is_input ? "read" : "written",
+      is_input ? "fetch it first and name the copy" : "name a path, and send it there afterwards",
+      command.empty() ? "" : fmt::format(", for example with `{}`", command));
 }
 
 /// Returns the first `$NAME` or `${NAME}` as it is written.
@@ -73,13 +83,13 @@ std::string home_directory() {
   return account == nullptr || account->pw_dir == nullptr ? "" : account->pw_dir;
 }
 
-WrittenPath written_path(const std::string& text) {
+WrittenPath written_path(const std::string& text, PathUse use) {
   if (const auto variable = variable_in(text)) {
     return {text, fmt::format("{} is not expanded here: write the path itself, or let the shell "
                               "do it (\"key={}\" in double quotes)",
                               *variable, text)};
   }
-  if (std::string problem = refused_address(text); !problem.empty()) {
+  if (std::string problem = refused_address(text, use); !problem.empty()) {
     return {text, std::move(problem)};
   }
   if (!text.starts_with('~')) {

@@ -40,7 +40,8 @@ constexpr ForeignName kNames[] = {
     {"val_set_size val_size validation_split", "data.val_fraction"},
     {"sample_packing pack_sequences", "data.packing"},
     {"tokenizer_path tokenizer_name tokenizer_dir tokenizer_config", "data.tokenizer"},
-    {"template", "data.chat_template"},
+    {"template",
+     "data.chat_template: auto, which is the default and takes that of the tokenizer's folder"},
     {"train_on_inputs train_on_prompt mask_prompt mask_history",
      "dialogues in data.train: only their answers count in the loss"},
     {"base_model model_name_or_path model_path model_name pretrained_model_name_or_path init_from "

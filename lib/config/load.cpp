@@ -123,14 +123,16 @@ void follow_model_folder(GivenKeys& given, Settings& settings) {
   if (const double usual = usual_rate(settings);
       given.find("optimizer.lr") == nullptr && usual != settings.optimizer.lr) {
     settings.optimizer.lr = usual;
-    if (given.find("scheduler.warmup_steps") == nullptr) {
+    settings.notes.default_warmup = given.find("scheduler.warmup_steps") == nullptr;
+    if (settings.notes.default_warmup) {
       settings.scheduler.warmup_steps = usual_warmup(settings);
     }
-    const int64_t warmup = settings.scheduler.warmup_steps;  // epochs: the steps are not known yet
+    const int64_t warmup = settings.scheduler.warmup_steps;
     given.note(
         fmt::format("optimizer.lr is not given: {}{} is used for the model of model.from", usual,
-                    warmup == 0 ? " without warm-up (scheduler.warmup_steps)"
-                                : fmt::format(", after {} of warm-up,", counted(warmup, "step"))));
+                    warmup > 0 ? fmt::format(", after {} of warm-up,", counted(warmup, "step"))
+                    : settings.notes.default_warmup ? ", after a warm-up over 3 % of the steps,"
+                                                    : " without warm-up (scheduler.warmup_steps)"));
   }
 }
 
@@ -322,7 +324,8 @@ Settings load_settings(const LoadRequest& request) {
     check_fields(run.settings, run.given, request.is_estimate ? Extent::estimated : Extent::whole);
   }
   run.problems.raise();
-  run.settings.notes = {run.notes(), run.foreign->processes(), run.given.locations()};
+  Notes& notes = run.settings.notes;
+  notes = {run.notes(), run.foreign->processes(), notes.default_warmup, run.given.locations()};
   follow_global_batch(run.settings);
   return std::move(run.settings);
 }

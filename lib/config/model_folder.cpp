@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 #include "base/input_file.h"
-#include "base/math.h"
 #include "config/fields/field_table.h"
 #include "data/text_source.h"
 #include "data/tokenizers/registry.h"
@@ -58,7 +57,7 @@ double usual_rate(const Settings& settings) {
 int64_t usual_warmup(const Settings& settings) {
   const int64_t steps = planned_steps(settings);
   return settings.model.from.empty() ? std::min<int64_t>(steps / 20, 2000)
-                                     : ceil_div(3 * steps, 100);
+                                     : continued_warmup(steps);
 }
 
 }  // namespace fp8train

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "base/math.h"
 #include "config/settings.h"
 
 namespace fp8train {
@@ -18,6 +19,11 @@ int64_t usual_seq_length(const Settings& settings);
 /// Returns the default of optimizer.lr: one for a model that is trained already, unless the
 /// optimizer is one of other rates (sgd); without a folder that of OptimizerSettings.
 double usual_rate(const Settings& settings);
+
+/// Returns the default steps of warm-up of a run that continues the training of model.from.
+constexpr int64_t continued_warmup(int64_t max_steps) {
+  return ceil_div(3 * max_steps, 100);
+}
 
 /// Returns the steps of warm-up that a run of planned_steps() begins with; 0 where their number is
 /// not known. Without a folder the wizard's offer.

@@ -193,6 +193,8 @@ struct Notes {
   /// Lines about keys in another program's spelling or without a meaning here, to be reported.
   std::vector<std::string> lines;
   int64_t processes = 0;  ///< number in another program's file; 0: it has none
+  /// scheduler.warmup_steps is continued_warmup() of the run's steps, which may not be known yet.
+  bool default_warmup = false;
   /// The text with which messages about a given key begin: "run.yaml:7:3: ".
   std::map<std::string, std::string> locations;
 

@@ -82,43 +82,79 @@ bool takes(const std::string& key, const YamlNode& value) {
   return problems.empty();
 }
 
-/// Whether a key that asks for something that is not here does not do so with this value.
+/// Whether a key does not ask for anything with this value.
 bool asks_for_nothing(const YamlNode& value) {
-  const bool is_usual = value.text == "full" || value.text == "sft" || value.text == "pt";
-  return is_usual || dialects::is_off(value);  // of finetuning_type and stage
+  constexpr std::string_view kUsual[] = {"full", "sft", "pt", "-1"};
+  const bool is_usual = std::ranges::find(kUsual, value.text) != std::end(kUsual);
+  return is_usual || dialects::is_off(value);  // of finetuning_type, stage and max_steps
 }
 
-/// What a file says in the keys of this program.
-struct Said {
-  std::vector<std::pair<std::string, std::string>> settings;  ///< key and value
-  std::vector<std::string> advice;
+/// Values of other programs that mean the same as one of ours.
+struct Renamed {
+  std::string_view key, theirs, ours;
 };
+constexpr Renamed kRenamed[] = {{"optimizer.name", "adamw_torch", "adamw"},
+                                {"optimizer.name", "adamw_torch_fused", "adamw"},
+                                {"optimizer.name", "adamw_hf", "adamw"},
+                                {"scheduler.type", "constant_with_warmup", "constant"},
+                                {"data.packing", "true", "documents"},
+                                {"model.recompute", "true", "block"}};
+
+YamlNode renamed(const std::string& key, const YamlNode& value) {
+  const auto* found = std::ranges::find_if(kRenamed, [&](const Renamed& one) {
+    return one.key == key && value.kind == YamlNode::Kind::scalar && one.theirs == value.text;
+  });
+  return found == std::end(kRenamed) ? value : dialects::scalar(std::string(found->ours), value);
+}
+
+/// What a file says.
+struct Said {
+  std::vector<std::pair<std::string, std::string>> settings;  ///< our key and the value
+  std::vector<std::string> advice;
+  std::vector<std::string> unknown;  ///< keys that mean nothing here
+};
+
+/// Whether this is a key of the model, with its tokenizer, of the data or of the precision, of
+/// which the sentence speaks.
+bool is_in_sentence(const std::string& name, std::string_view key) {
+  return key == "data.train" || key == "data.tokenizer" ||
+         (key.starts_with("model.") && key != "model.recompute") ||
+         key.starts_with("mixed_precision") || name == "precision" || name.starts_with("fp8");
+}
 
 void read_keys(const YamlNode& map, Said& said) {
   for (size_t i = 0; i < map.items.size(); ++i) {
     const std::string& name = map.keys[i].text;
-    const YamlNode& value = map.items[i];
-    if (value.kind == YamlNode::Kind::map &&
-        (name == "train" || name == "optimizer" || name == "init_args")) {  // those of litgpt
-      read_keys(value, said);
-    }
-    if (value.kind != YamlNode::Kind::scalar || asks_for_nothing(value)) {
+    const bool is_map = map.items[i].kind == YamlNode::Kind::map;
+    if (is_map && (name == "train" || name == "optimizer" || name == "init_args")) {  // of litgpt
+      read_keys(map.items[i], said);
       continue;
     }
-    const std::string key = key_of_foreign_name(name);
     const ForeignName* entry = find_foreign_name(name);
-    if (entry != nullptr && (!entry->not_here.empty() || name == "warmup_ratio")) {
+    const std::string key =
+        name == "optimizer" || name == "class_path" ? "optimizer.name" : key_of_foreign_name(name);
+    const YamlNode value = renamed(key, map.items[i]);
+    if (is_in_sentence(name, entry != nullptr ? entry->key : key)) {
+      continue;
+    }
+    if (!key.empty() && !is_map && takes(key, value)) {
+      said.settings.emplace_back(key, text_of(value));
+    } else if (asks_for_nothing(value)) {
+      continue;
+    } else if (key.empty() && entry == nullptr) {
+      said.unknown.push_back(name);
+    } else {
       std::string text =
-          fmt::format("{}: {}", name, entry->key.empty() ? entry->not_here : entry->key);
+          !key.empty()
+              ? fmt::format("{}: {}: {} takes {}", name, text_of(value), key,
+                            find_field(key)->accepts)
+              : fmt::format("{}: {}", name, entry->key.empty() ? entry->not_here : entry->key);
       const bool is_new = std::ranges::none_of(said.advice, [&](const std::string& other) {
         return other.substr(other.find(':')) == text.substr(text.find(':'));
       });
       if (is_new) {
         said.advice.push_back(std::move(text));
       }
-    } else if (!key.empty() && !key.starts_with("model.") && key != "data.train" &&
-               key != "data.tokenizer" && takes(key, value)) {
-      said.settings.emplace_back(key, text_of(value));
     }
   }
 }
@@ -150,9 +186,11 @@ std::optional<std::string> refusal_of_other_trainer(const YamlNode& root) {
   }
   return fmt::format(
       "this is a file of {}, which is not read here; {}name the model with model.from and the data "
-      "with data.train, and choose the precision with mixed_precision: fp8 or precision.plan{}",
+      "with data.train, and choose the precision with mixed_precision: fp8 or precision.plan{}{}",
       trainer->name, keys.empty() ? "" : fmt::format("write its settings as{}, ", keys),
-      said.advice.empty() ? "" : fmt::format("; {}", fmt::join(said.advice, "; ")));
+      said.advice.empty() ? "" : fmt::format("; {}", fmt::join(said.advice, "; ")),
+      said.unknown.empty() ? ""
+                           : fmt::format("; without a counterpart here: {}", joined(said.unknown)));
 }
 
 }  // namespace fp8train

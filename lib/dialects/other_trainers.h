@@ -9,9 +9,9 @@
 
 namespace fp8train {
 
-/// Returns one sentence that names the program whose file this is and repeats the file's keys that
-/// have a key here, with their values; nothing for any other file. A program is recognized by two
-/// of its keys at the top level, in a file without a section of this program.
+/// Returns one sentence that names the program whose file this is, repeats the file's keys that
+/// have a key here, with their values, and names all others; nothing for any other file. A program
+/// is recognized by two of its keys at the top level, in a file without a section of this program.
 std::optional<std::string> refusal_of_other_trainer(const YamlNode& root);
 
 }  // namespace fp8train

@@ -12,6 +12,7 @@
 #include "device/device_questions.h"
 #include "ops/attention/attention.h"
 #include "train/records/progress.h"
+#include "train/records/run_statistics.h"
 #include "train/run_products.h"
 
 namespace fp8train {
@@ -95,12 +96,18 @@ DryRunStep largest_stage(const Session& session,
   return largest;
 }
 
-void log_notes(const Session& session) {
+void log_notes(const Session& session, bool trains) {
   for (const std::string& line : session.settings.notes.lines) {
     log_info(line);
   }
+  if (trains && !session.not_copied.empty()) {
+    log_info(session.not_copied);
+  }
   for (const std::string& note : session.notes) {
     log_warning(note);
+  }
+  if (trains) {
+    log_warnings(session.training_notes);
   }
 }
 

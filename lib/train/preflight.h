@@ -58,7 +58,7 @@ std::string describe_largest(const Session& session, const DryRunStep& dry_run);
 
 /// Logs the notes of a session: keys that were read under another name, as information, and
 /// settings that have no meaning here, as warnings.
-void log_notes(const Session& session);
+void log_notes(const Session& session, bool trains = false);
 
 /// Sets settings.job to the ranks to plan for and returns their number. `world_size` and
 /// `ranks_per_node` come from a command line; if one is 0, the job has it already. With a

@@ -19,6 +19,7 @@
 #include "base/text.h"
 #include "config/changes.h"
 #include "config/load.h"
+#include "config/show.h"
 #include "data/loader.h"
 #include "engine/dry_run.h"
 #include "optim/schedule.h"
@@ -59,7 +60,7 @@ class Run {
         checkpoints_(records_.directory().checkpoints(), session_, watch_.skips(), records_, comm),
         progress_(std::move(parts.progress)),
         step_log_(session_, *device_, records_, *progress_),
-        resolved_config_(request.resolved_yaml),
+        resolved_config_(show_settings(session_.settings, true)),  // with the steps of warm-up
         earlier_config_(std::move(parts.earlier_config)) {
     make_engine(parts.plan);
     loader_ = std::make_unique<Loader>(session_.data.train, loader_settings());
@@ -144,7 +145,7 @@ class Run {
     // Only now: a run that was refused leaves the records of the one before as they are.
     if (leads() && !nothing_to_do_) {
       describe_run(
-          records_.directory(), request.resolved_yaml, request.command,
+          records_.directory(), resolved_config_, request.command,
           describe_environment(request.version, request.command, comm_->size(), threads, *device_));
     }
   }

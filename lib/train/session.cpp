@@ -10,6 +10,7 @@
 #include "base/machine.h"
 #include "base/math.h"
 #include "config/load.h"
+#include "config/model_folder.h"
 #include "data/chat/chat_template.h"
 #include "data/folder_files.h"
 #include "data/tokenizers/registry.h"
@@ -80,13 +81,18 @@ ModelConfig resolve_model(Session& session) {
     }
     HfConfig read = read_hf_config(settings.from);
     model = read.model;
-    for (const std::string& note : read.notes) {
-      session.notes.push_back(settings.from + "/config.json: " + note);
-    }
+    const auto add_notes = [&](const std::vector<std::string>& from, std::vector<std::string>& to) {
+      for (const std::string& note : from) {
+        to.push_back(settings.from + "/config.json: " + note);
+      }
+    };
+    add_notes(read.notes, session.notes);
+    add_notes(read.training_notes, session.training_notes);
+    add_notes(read.copying_notes, session.training_notes);
     session.source = {std::move(read.fields), read_part(settings.from, FolderPart::model)};
     if (const std::string note = note_left_out(settings.from);
         !note.empty() && !is_checkpoint(settings.from)) {
-      session.settings.notes.lines.push_back("model.from: " + note);
+      session.not_copied = "model.from: " + note;
     }
     if (settings.resize_vocabulary > 0 && settings.resize_vocabulary < model.vocab_size) {
       throw ConfigError(fmt::format(
@@ -253,9 +259,17 @@ void Session::enter_stage(size_t stage) {
 
 void set_length(Session& session) {
   constexpr int64_t kAnyLength = int64_t{1} << 52;
-  const Settings& settings = session.settings;
+  Settings& settings = session.settings;
   session.max_steps = resolve_max_steps(settings.training, session.engine.step, session.data_ranks,
                                         session.epoch_samples);
+  if (settings.notes.default_warmup && settings.scheduler.warmup_steps == 0) {
+    settings.scheduler.warmup_steps = continued_warmup(session.max_steps);
+    if (session.max_steps > 0) {
+      settings.notes.lines.push_back(
+          fmt::format("scheduler.warmup_steps is not given: {}, which is 3 % of the run's {} steps",
+                      settings.scheduler.warmup_steps, session.max_steps));
+    }
+  }
   session.stages =
       run_stages(settings.precision, session.max_steps > 0 ? session.max_steps : kAnyLength);
   check_stages(session);
@@ -333,8 +347,8 @@ Session resolve(const Settings& settings, bool open_data, int data_ranks) {
         "training.max_epochs: the number of steps follows from the data, which are not read here");
   }
   if (session.max_steps > 0) {
-    note_short_run(settings.scheduler, session.max_steps, session.notes);
-    note_high_rate(settings, session.max_steps, session.notes);
+    note_short_run(session.settings.scheduler, session.max_steps, session.notes);
+    note_high_rate(session.settings, session.max_steps, session.notes);
   }
   return session;
 }

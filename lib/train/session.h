@@ -44,6 +44,8 @@ struct Session {
   int64_t max_steps = 0;           ///< 0: not known; training.max_epochs needs the data
   int data_ranks = 1;              ///< ranks along the data axis of the mesh
   std::vector<std::string> notes;  ///< settings without a meaning here, to be reported
+  std::vector<std::string> training_notes;  ///< the same of what concerns only a run that trains
+  std::string not_copied;                   ///< a line on files of model.from; empty: none
 
   /// Returns the stage of the step that follows `steps` optimizer steps, or the last one.
   size_t stage_after(int64_t steps) const;

@@ -292,7 +292,7 @@ bool Wizard::may_write(std::string& output) {
     const auto exists = [&](const std::string& path) {
       return hooks_.exists && hooks_.exists(path);
     };
-    const WrittenPath written = written_path(output);
+    const WrittenPath written = written_path(output, PathUse::output);
     output = written.path;
     const std::string problem = !written.problem.empty() ? written.problem
                                 : hooks_.unwritable      ? hooks_.unwritable(output)

@@ -69,15 +69,24 @@ TEST_CASE("TOML and Python are named") {
 
 TEST_CASE("an address in place of a file is refused with the command that fetches it") {
   const auto error = [](const std::string& set) { return error_of(kBase, {set}); };
-  CHECK_THAT(error("data.train=s3://b/x.txt"),
-             Contains("s3://b/x.txt is an address") && Contains("`aws s3 cp ADDRESS .`"));
+  CHECK_THAT(
+      error("data.train=s3://b/x.txt"),
+      Contains("s3://b/x.txt is an address") && Contains("`aws s3 cp --recursive ADDRESS FOLDER`"));
   CHECK_THAT(error("data.train=[{path: \"hf://datasets/a/b\"}]"),
              Contains("`hf download NAME --repo-type dataset --local-dir FOLDER`"));
   CHECK_THAT(error("model.from=https://huggingface.co/a/b"),
              Contains("`hf download NAME --local-dir FOLDER`"));
   CHECK_THAT(error("data.val=https://a.org/b.txt"), Contains("`curl -LO ADDRESS`"));
-  CHECK_THAT(error("output_dir=abfs://a/b"),
-             Contains("read and written here") && !Contains("fetch"));
+  CHECK_THAT(error("data.val=abfs://a/b"), Contains("only files of this machine are read here"));
+  for (const char* address : {"abfs://a/b", "s3://b/runs", "hf://datasets/a/b"}) {
+    for (const char* key : {"output_dir", "comm.bootstrap_file"}) {
+      CHECK_THAT(error(std::string(key) + "=" + address),
+                 Contains("only files of this machine are written here; name a path, and send it "
+                          "there afterwards") &&
+                     !Contains("fetch") && !Contains("download"));
+    }
+  }
+  CHECK_THAT(error("output_dir=s3://b/runs"), Contains("`aws s3 cp --recursive FOLDER ADDRESS`"));
   CHECK_THAT(error("data.train=a:/b"), !Contains("is an address"));
 }
 

@@ -143,6 +143,23 @@ TEST_CASE("files of other trainers are answered in one sentence") {
              Contains("as optimizer.weight_decay=0.1, name") && !Contains("1e-4") &&
                  Contains("; adapter: adapters (LoRA) are") && !Contains("lora_r") &&
                  !Contains("load_in") && Contains("; wandb_project: "));
+  // Every other key is named too: a value that is not here, a file, a key without a counterpart.
+  CHECK_THAT(
+      error("model_name_or_path: org/model\nper_device_train_batch_size: 1\noptim: adafactor\n"
+            "lr_scheduler: constant_with_warmup\ndeepspeed: ds.json\ntemplate: llama3\n"
+            "weight_decay: 0\nadam_beta1: 0.9\ngradient_checkpointing: true\ntf32: true\n"
+            "group_by_length: false\nspecial_tokens: {pad_token: x}\n"),
+      Contains(" as training.micro_batch_size=1 scheduler.type=constant optimizer.weight_decay=0 "
+               "model.recompute=block, name") &&
+          Contains("; optim: adafactor: optimizer.name takes one of adamw, sgd, muon; deepspeed: "
+                   "the file itself, after this one: fp8train run.yaml FILE; template: "
+                   "data.chat_template: auto, which") &&
+          Contains("; adam_beta1: 0.9: optimizer.betas takes a list of 2 numbers in [0, 1); "
+                   "without a counterpart here: tf32, special_tokens"));
+  CHECK_THAT(error("base_model: a\nnum_epochs: 1\noptimizer: adamw_torch_fused\n"
+                   "lr_scheduler: polynomial\n"),
+             Contains("training.max_epochs=1 optimizer.name=adamw, name") &&
+                 Contains("lr_scheduler: polynomial: scheduler.type takes one of cosine, "));
   // Of two such keys in a file with a section of this program, each is an unknown key.
   for (const char* section :
        {"data: {train: a.txt}", "optimizer: {lr: 1e-3}", "scheduler: {type: cosine}",

@@ -50,17 +50,15 @@ void check_default_command(std::vector<std::string> given, const std::vector<std
     return;
   }
   const std::string& first = given.front();
-  if (first == "help") {
+  if (first == "help" && (given.size() == 1 || !given[1].starts_with('-'))) {
     given.erase(given.begin());
     given.emplace_back("--help");
     return check(complete == given);
   }
-  if (first == "version") {
-    given.front() = "--version";
-  }
-  const bool is_option =
-      first == "-h" || first == "--help" || first == "-V" || first == "--version";
-  if (!is_option && std::find(names.begin(), names.end(), first) == names.end()) {
+  if (first == "-V" || first == "--version") {
+    given.front() = "version";
+  } else if (first != "-h" && first != "--help" &&
+             std::find(names.begin(), names.end(), first) == names.end()) {
     given.insert(given.begin(), "train");
   }
   check(complete == given);

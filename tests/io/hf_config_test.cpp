@@ -70,7 +70,7 @@ TEST_CASE("GPT-2 as transformers writes it") {
   CHECK(config.mlp_bias);
   CHECK(config.tie_word_embeddings);
   CHECK(config.eos_token_id == 50256);
-  CHECK(read.notes.size() == 3);  // three dropouts
+  CHECK(read.training_notes.size() == 3);  // three dropouts
 }
 
 TEST_CASE("both spellings of RoPE give the same model") {

@@ -54,11 +54,11 @@ TEST_CASE("train is the default command") {
   CHECK(with_command({"dir/run"}, kCommands) == Words{"train", "dir/run"});
   CHECK(with_command({"check", "run.yaml"}, kCommands) == Words{"check", "run.yaml"});
   CHECK(with_command({"--help"}, kCommands) == Words{"--help"});
-  CHECK(with_command({"--version"}, kCommands) == Words{"--version"});
-  CHECK(with_command({"-V"}, kCommands) == Words{"-V"});
-  CHECK(with_command({"version", "-v"}, kCommands) == Words{"--version", "-v"});
+  CHECK(with_command({"--version", "-v"}, kCommands) == Words{"version", "-v"});
+  CHECK(with_command({"-V"}, kCommands) == Words{"version"});
   CHECK(with_command({"help"}, kCommands) == Words{"--help"});
   CHECK(with_command({"help", "check"}, kCommands) == Words{"check", "--help"});
+  CHECK(with_command({"help", "--help"}, {"help"}) == Words{"help", "--help"});
   CHECK(with_command({}, kCommands) == Words{"--help"});
 }
 

@@ -71,6 +71,20 @@ TEST_CASE("limits of the shell are seen") {
   CHECK(findings.at("open files").at("text") == "100");
 }
 
+TEST_CASE("a program without CUDA next to nvcc is a warning") {
+  const TempDir folder;
+  write_file(folder / "nvcc", "#!/bin/sh\n");
+  fs::permissions(folder / "nvcc", fs::perms::owner_all);
+  const json gpu = findings_of(Process(folder.path(), {"doctor", "--json"},
+                                       {"PATH=" + folder.path().string() + ":/usr/bin:/bin"}, {},
+                                       FP8TRAIN_FAULTY_PROGRAM)
+                                   .wait())
+                       .at("gpu");
+  CHECK(gpu.at("text") == "this program is built without CUDA");
+  CHECK(gpu.at("health") == "warning");
+  CHECK(gpu.at("fix") == "build it with scripts/build.sh --cuda on: a GPU or nvcc is here");
+}
+
 TEST_CASE("srun is asked for its process managers where a controller answers") {
   const TempDir folder;
   fs::create_directory(folder / "bin");

@@ -128,6 +128,35 @@ TEST_CASE("checkpoints and exports have all files and keys of the folder of the 
         "named, and 25 more");
 }
 
+TEST_CASE("what is not copied and dropout are named where there are copies and where it trains") {
+  const TextFolder work;
+  fs::copy(kFolders / "qwen3-4", work / "model", fs::copy_options::recursive);
+  fs::permissions(work / "model/config.json", fs::perms::owner_write, fs::perm_options::add);
+  Json config = json_in(work / "model/config.json");
+  config["attention_dropout"] = 0.1;
+  config["auto_map"] = {{"AutoConfig", "a.B"}};
+  write_file(work / "model/config.json", config.dump());
+  const Words run = training("model");
+  const auto said = [&](Words words, const Words& more) {
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome done = expect_code(0, work.path(), words);
+    std::string notes;
+    for (const char* note : {"not copied: ", "there is no dropout", "'auto_map'"}) {
+      notes += (done.out + done.err).find(note) == std::string::npos ? "" : note;
+    }
+    return notes;
+  };
+  const std::string all = "not copied: there is no dropout'auto_map'";
+  CHECK(said({"check"}, run) == all);
+  CHECK(said({}, run) == all);
+  CHECK(said({"export", "model", "--out", "out"}, {}) == "not copied: 'auto_map'");
+  CHECK(said({"explain"}, run).empty());
+  CHECK(said({"estimate"}, run).empty());
+  CHECK(said({"generate", "model", "--prompt", "a", "--max-new-tokens", "1"}, {}).empty());
+  CHECK(said({"eval", "model", "--data", "text.txt", "--seq-length", "32"}, {}).empty());
+  CHECK(said({"export", "model", "--to", "gguf", "--out", "a.gguf"}, {}).empty());
+}
+
 TEST_CASE("quantize has the files of a folder too, and names the others") {
   const TextFolder work;
   const fs::path from = kFolders / "qwen3-4";
@@ -162,6 +191,8 @@ TEST_CASE("a rate of pre-training for a trained model gets a warning, and is not
     CHECK_THAT(given, !Contains("is not given: 1e-05"));
     CHECK(given.find(warning) == given.rfind(warning));
   }
+  said({"training.max_epochs=0.01", "output_dir=epochs"}, false);
+  CHECK_THAT(read_file(work / "epochs/config.resolved.yaml"), Contains("\n  warmup_steps: 1\n"));
   CHECK_THAT(said({"optimizer.lr=9e-5"}, true), !Contains("can undo"));
   CHECK_THAT(said({"optimizer.lr=3e-4", "scheduler.warmup_steps=3", "training.max_steps=9"}, true),
              !Contains("can undo"));

@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 #include <functional>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "program.h"
@@ -105,16 +106,94 @@ TEST_CASE("each page of help fits, names its values and has an example") {
 TEST_CASE("help and version have the spellings that people try") {
   const fs::path here = fs::temp_directory_path();
   const std::string version = expect_code(0, here, {"--version"}).out;
+  const auto json = nlohmann::json::parse(expect_code(0, here, {"version", "--json"}).out);
+  CHECK_THAT(version, Contains("fp8train " + json.at("version").get<std::string>() + "\n"));
+  CHECK_THAT(version, Contains("features: " + json.at("features").at(0).get<std::string>()));
+  CHECK_FALSE(json.contains("GPU"));
+  CHECK(
+      nlohmann::json::parse(expect_code(0, here, {"version", "--json", "-v"}).out).contains("GPU"));
   CHECK(expect_code(0, here, {"version"}).out == version);
   CHECK(expect_code(0, here, {"-V"}).out == version);
   CHECK(expect_code(0, here, {"help"}).out == expect_code(0, here, {"--help"}).out);
   CHECK(expect_code(0, here, {"help", "bench", "step"}).out ==
         expect_code(0, here, {"bench", "step", "-h"}).out);
   const std::string page = expect_code(0, here, {"help"}).out;
+  CHECK_THAT(page, Contains("\n  version  ") && Contains("\n  help  "));
   for (const char* variable :
        {"FP8TRAIN_SET", "FP8TRAIN_CPU_ISA", "FP8TRAIN_CPU_GEMM", "FP8TRAIN_CUDA_ATTENTION",
         "FP8TRAIN_GEMM_PROBE", "FP8TRAIN_CACHE_DIR", "OMP_NUM_THREADS", "NO_COLOR"}) {
     CHECK_THAT(page, Contains(std::string("\n  ") + variable));
+  }
+}
+
+TEST_CASE("arguments have the names of the usage line in errors and in the manual page") {
+  const fs::path here = fs::temp_directory_path();
+  const std::string man = expect_code(0, here, {"man"}).out;
+  size_t arguments = 0;
+  for_each_command({}, [&](const Words& command, const std::string& page) {
+    for (std::string word : words_of(page)) {  // "--resume auto|never|X  auto, never, or X"
+      if (const size_t bar = word.find('|'); bar != 0 && bar != std::string::npos) {
+        word.replace(bar, 1, ", ");
+        CHECK_THAT(page, !Contains(word.substr(0, word.find('|'))));
+      }
+    }
+    const size_t begin = page.find("\nArguments:\n  ");
+    if (begin == std::string::npos || command.empty()) {
+      return;
+    }
+    const std::string name = words_of(page.substr(begin + 12)).front();
+    INFO(name << " in\n" << page);
+    CHECK_THAT(man, Contains("\n\\fI" + name + "\\fR"));
+    const Outcome refused = run_program(here, command);
+    if (page.find(" [OPTIONS] " + name) != std::string::npos) {
+      CHECK(refused.code == 2);
+      CHECK_THAT(refused.err, Contains("error: " + name + " is required; "));
+      ++arguments;
+    }
+  });
+  CHECK(arguments > 8);
+}
+
+TEST_CASE("an address is refused wherever a path is read or written") {
+  const TempDir folder;
+  const std::string at = "s3://b/x";
+  const auto refused = [&](const Words& words, const std::string& advice) {
+    CAPTURE(words);
+    CHECK_THAT(expect_code(2, folder.path(), words).err,
+               Contains(at + " is an address, and only files of this machine are " + advice));
+  };
+  for (const Words& words : {Words{"data", "prepare", at, "--out", "o"},
+                             {"data", "train-tokenizer", at, "--out", "o"},
+                             {"data", "inspect", at},
+                             {"report", at},
+                             {"import", "llama2c", at, "--out", "o"},
+                             {"quantize", at, "--out", "o"},
+                             {"check", at},
+                             {at},
+                             {"explain", at},
+                             {"estimate", at},
+                             {"config", "show", at},
+                             {"config", "convert", at},
+                             {"eval", at},
+                             {"generate", at},
+                             {"export", at, "--out", "o"},
+                             {"train", "-c", at},
+                             {"check", "a.yaml", at}}) {
+    refused(words, "read here; fetch it first");
+  }
+  for (const Words& words : {Words{"data", "prepare", "a", "--out", at},
+                             {"data", "train-tokenizer", "a", "--out", at},
+                             {"report", "a", "--out", at},
+                             {"import", "llama2c", "a", "--out", at},
+                             {"quantize", "a", "--out", at},
+                             {"export", "a", "--out", at},
+                             {"config", "--output", at},
+                             {"config", "convert", "a", "--output", at},
+                             {"doctor", at},
+                             {"eval", "a", "--samples", at},
+                             {"bench", "step", "--timeline", at},
+                             {"train", "model.preset=toy", "data.train=a", "--output-dir", at}}) {
+    refused(words, "written here; name a path, and send it there afterwards");
   }
 }
 
@@ -179,6 +258,8 @@ std::vector<std::pair<std::string, Use>> uses() {
       {"bench attention", {{{"--seconds", "0.01"}}}},
       {"bench cast", {{{"--rows", "64", "--columns", "64", "--seconds", "0.01"}}}},
       {"doctor", {{{}, {"a/folder/that/is/not/there/yet"}}}},
+      {"version", {{{}}}},
+      {"help", {{{}, {"help"}}}},
   };
 }
 

@@ -273,7 +273,8 @@ TEST_CASE("the wizard asks which GPU to estimate for, and guesses no time of a C
   const Workshop shop;
   CHECK_THAT(shop.piped(typed_answers(), {"config"}).out,
              Contains(": fits\n") && !Contains(" take about "));
-  const Outcome cuda = shop.piped("text.txt\n\ncuda\n\n1\n\ntoy\n", {"config", "--output", "b"});
+  const Outcome cuda =
+      shop.piped("text.txt\n\ncuda\n\n1\n\ntoy\n\n\nbf16\n", {"config", "--output", "b"});
   CHECK_THAT(cuda.out, Contains("name the GPU to") || Contains(" GiB: fits"));
   CHECK_THAT(cuda.out, !Contains("device: auto"));
 }

@@ -1,5 +1,7 @@
 // Steps of a run that is given in epochs.
 
+#include <fmt/format.h>
+
 #include <catch2/catch.hpp>
 #include <string>
 
@@ -99,6 +101,32 @@ TEST_CASE("without the data, the steps of epochs are not known") {
   const Session open = session_of(folder, "shuffle: false, train: @a.txt", schedule);
   CHECK(open.engine.plain_steps == std::vector<std::pair<int64_t, int64_t>>{{0, 3}});
   CHECK(open.settings.notes.lines.empty());
+}
+
+TEST_CASE("the default warm-up of a model that is trained already follows from the steps") {
+  const TempDir folder;
+  write_file(folder.path() / "a.txt", std::string(8005, 'a'));
+  const auto session = [&](const std::string& more, bool open_data = true) {
+    LoadRequest request;
+    request.path = "run.yaml";
+    request.text = fmt::format(
+        "model: {{from: {}, resize_vocabulary: 258}}\ndata: {{seq_length: 16, tokenizer: byte, "
+        "train: {}}}\n"
+        "training: {{max_epochs: 2, micro_batch_size: 3}}\n{}",
+        FP8TRAIN_GOLDEN_DIR "/tiny-llama", (folder.path() / "a.txt").string(), more);
+    return open_session(load_settings(request), open_data, 1);
+  };
+  const auto line = [](const Session& of) { return of.settings.notes.lines.back(); };
+  const Session usual = session("");
+  CHECK(usual.max_steps == 333);
+  CHECK(usual.settings.scheduler.warmup_steps == 10);
+  CHECK(line(usual) ==
+        "scheduler.warmup_steps is not given: 10, which is 3 % of the run's 333 steps");
+  CHECK_THAT(usual.settings.notes.lines.front(),
+             Catch::Contains("1e-05, after a warm-up over 3 % of the steps, is used"));
+  CHECK(session("", false).settings.scheduler.warmup_steps == 0);
+  CHECK(session("scheduler: {warmup_steps: 0}\n").settings.scheduler.warmup_steps == 0);
+  CHECK(session("optimizer: {lr: 1e-4}\n").settings.scheduler.warmup_steps == 0);
 }
 
 TEST_CASE("the schedule of a run of epochs is held against its steps") {

@@ -206,6 +206,7 @@ TEST_CASE("memory is reported after what changes it, once") {
   const Talk done = talk(with_data({{"training.micro_batch_size", "4"}}), hooks);
   const size_t first = done.screen.find("  24 of memory\n");
   REQUIRE(first != std::string::npos);
+  CHECK(first > done.screen.find("\nPlan"));  // before, the line would be for another plan
   CHECK(done.screen.find("  24 of memory\n", first + 1) == std::string::npos);
   CHECK_THAT(done.screen, Contains("[8]: 4\n  12 of memory\n"));
 }

@@ -355,7 +355,7 @@ void add_step_options(Arguments part, BenchOptions& options) {
   part.option("--bucket-mb", bench.bucket_mb, 0,
               "MiB of gradients that ranks exchange at a time; 0: by the model");
   part.path("--timeline", bench.timeline,
-            "Write the last steps of all ranks here, for ui.perfetto.dev");
+            "Write the last steps of all ranks here, for ui.perfetto.dev", PathUse::output);
   part.path("--calibrate", options.calibration,
             "With --device meta:GPU: products measured on such a GPU, a file of `bench products "
             "--json`");

@@ -97,12 +97,12 @@ std::vector<Field> data_fields() {
            "token files from elsewhere; with model.from the default is the tokenizer of its "
            "folder, if it has one and the data are not token files",
            "text")
-          .asked({.topic = Topic::tokens, .text = "Tokenizer", .changes_memory = true}),
+          .asked({.topic = Topic::tokens, .text = "Tokenizer"}),
       integer("data.seq_length", in(&Settings::step, &StepSettings::seq_length),
               between(1, kMostPositions),
               "Tokens of one sequence; a preset sets its own default, and the context of "
               "model.from limits it")
-          .asked({.topic = Topic::tokens, .text = "Sequence length", .changes_memory = true})
+          .asked({.topic = Topic::tokens, .text = "Sequence length"})
           .checked(check_seq_length),
       flag("data.shuffle", data(&DataSettings::shuffle),
            "Windows in random order; false: in the order of the files"),

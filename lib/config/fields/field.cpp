@@ -225,14 +225,17 @@ std::optional<std::string> read_text(const FieldValue& value, const std::string&
   return value.node().text;
 }
 
-std::optional<std::string> read_path(const FieldValue& value, const std::string& what) {
+namespace {
+
+std::optional<std::string> read_path_to(PathUse use, const FieldValue& value,
+                                        const std::string& what) {
   constexpr size_t kMaxNameBytes = 255;   // NAME_MAX of Linux file systems
   constexpr size_t kMaxPathBytes = 3840;  // PATH_MAX less the names inside a run's folder
   const auto text = read_text(value, what);
   if (!text) {
     return std::nullopt;
   }
-  WrittenPath written = written_path(*text);
+  WrittenPath written = written_path(*text, use);
   if (!written.problem.empty()) {
     value.fail(written.problem);
     return std::nullopt;
@@ -256,6 +259,16 @@ std::optional<std::string> read_path(const FieldValue& value, const std::string&
     return std::nullopt;
   }
   return path;
+}
+
+}  // namespace
+
+std::optional<std::string> read_path(const FieldValue& value, const std::string& what) {
+  return read_path_to(PathUse::input, value, what);
+}
+
+std::optional<std::string> read_output_path(const FieldValue& value, const std::string& what) {
+  return read_path_to(PathUse::output, value, what);
 }
 
 std::optional<std::string> read_choice(const FieldValue& value,

@@ -180,6 +180,8 @@ std::optional<bool> read_bool(const FieldValue& value, const std::string& what);
 std::optional<std::string> read_text(const FieldValue& value, const std::string& what);
 /// Reads a text whose parts file systems take as names.
 std::optional<std::string> read_path(const FieldValue& value, const std::string& what);
+/// The same of a path that a run writes to.
+std::optional<std::string> read_output_path(const FieldValue& value, const std::string& what);
 /// Reads one of the choices, which are in lower case, from a text in any case.
 std::optional<std::string> read_choice(const FieldValue& value,
                                        const std::vector<std::string>& choices,

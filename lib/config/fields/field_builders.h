@@ -167,8 +167,9 @@ Field text(std::string key, Get get, std::string doc, std::string accepts = "tex
 
 /// Returns a text field whose value is a path.
 template <class Get>
-Field path(std::string key, Get get, std::string doc, std::string accepts) {
-  return text(std::move(key), get, std::move(doc), std::move(accepts), read_path);
+Field path(std::string key, Get get, std::string doc, std::string accepts,
+           decltype(read_text)* read = read_path) {
+  return text(std::move(key), get, std::move(doc), std::move(accepts), read);
 }
 
 /// Makes a field whose value is one of the names.

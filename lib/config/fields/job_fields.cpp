@@ -154,20 +154,16 @@ std::vector<Field> site_fields() {
 std::vector<Field> hardware_fields() {
   return {
       integer("job.nodes", job(&JobSettings::nodes), between(1, 65536), "Machines that take part")
-          .asked({.topic = Topic::hardware, .text = "Nodes", .changes_memory = true}),
+          .asked({.topic = Topic::hardware, .text = "Nodes"}),
       integer("job.ranks_per_node", job(&JobSettings::ranks_per_node), between(1, 1024),
               "Processes on each node: one for each GPU, or for each socket of CPUs")
-          .asked({.topic = Topic::hardware, .text = "Ranks per node", .changes_memory = true}),
-      gpu_field().asked({.topic = Topic::hardware,
-                         .text = "GPU to plan for",
-                         .when = on_gpus,
-                         .changes_memory = true}),
+          .asked({.topic = Topic::hardware, .text = "Ranks per node"}),
+      gpu_field().asked({.topic = Topic::hardware, .text = "GPU to plan for", .when = on_gpus}),
       number("job.memory_gib", job(&JobSettings::memory_gib), between(0, 1e6),
              "Memory of a node in GiB, if ranks run on CPUs; 0: that of this machine")
           .asked({.topic = Topic::hardware,
                   .text = "Memory of a node in GiB, 0 for this machine's",
-                  .when = on_cpus,
-                  .changes_memory = true}),
+                  .when = on_cpus}),
   };
 }
 
@@ -198,7 +194,8 @@ std::vector<Field> slurm_fields() {
       flag(
           "job.requeue", job(&JobSettings::requeue),
           "The job saves shortly before its time limit, queues itself again and continues; it also "
-          "survives the loss of a node")
+          "survives the loss of a node. The wizard offers true for a run that it estimates to be "
+          "longer than the limit")
           .asked(
               {.topic = Topic::job, .text = "Queue again at the time limit", .when = under_slurm}),
       duration("job.mtbf", job(&JobSettings::mtbf_seconds), "3h50m",

@@ -183,8 +183,7 @@ std::vector<Field> size_fields() {
           .asked({.topic = Topic::model,
                   .text = "Longest sequence",
                   .when = has_own_sizes,
-                  .suggest = [](const Settings& s) { return std::to_string(s.step.seq_length); },
-                  .changes_memory = true})
+                  .suggest = [](const Settings& s) { return std::to_string(s.step.seq_length); }})
           .checked(check_size),
   };
 }
@@ -237,8 +236,7 @@ std::vector<Field> model_fields() {
                              .text = "Preset, - for a folder or sizes of your own",
                              .suggest = offered_preset,
                              .preface = presets_text,
-                             .optional = true,
-                             .changes_memory = true})
+                             .optional = true})
                      .checked(check_preset);
   std::vector<Field> result = {
       std::move(preset),
@@ -247,8 +245,7 @@ std::vector<Field> model_fields() {
           .asked({.topic = Topic::model,
                   .text = "Hugging Face folder to start from, - for sizes",
                   .when = [](const Settings& s) { return s.model.preset.empty(); },
-                  .optional = true,
-                  .changes_memory = true})
+                  .optional = true})
           .checked(check_from),
   };
   std::vector<Field> fields = {model_type_field()};

@@ -153,7 +153,7 @@ std::vector<Field> schedule_fields() {
       integer("scheduler.warmup_steps", in(&Settings::scheduler, &ScheduleSettings::warmup_steps),
               at_least(0),
               "Steps in which the learning rate rises linearly from 0. If neither this key nor "
-              "optimizer.lr is given with model.from: 3 % of the steps, or none with max_epochs")
+              "optimizer.lr is given with model.from: 3 % of the steps")
           .asked({.topic = Topic::optimization, .text = "Warm-up steps", .suggest = offered_warmup})
           .checked(check_warmup_steps),
       number("scheduler.min_lr", in(&Settings::scheduler, &ScheduleSettings::min_lr), at_least(0),

@@ -194,7 +194,7 @@ std::vector<Field> comm_fields() {
       path("comm.bootstrap_file", in(&Settings::comm, &CommSettings::bootstrap_file),
            "With bootstrap file: its path, which all nodes must see; job, step and restart are "
            "appended. Empty: rendezvous, in output_dir",
-           "a path"),
+           "a path", read_output_path),
       duration("comm.timeout", in(&Settings::comm, &CommSettings::timeout_seconds), "10m",
                "Longest time for a message between ranks, after which the run ends"),
   };
@@ -225,7 +225,7 @@ std::vector<Field> parallelism_fields() {
 
 std::vector<Field> top_level_fields() {
   return {
-      device_field().asked({.topic = Topic::hardware, .text = "Device", .changes_memory = true}),
+      device_field().asked({.topic = Topic::hardware, .text = "Device"}),
       flag("cuda_graphs", in(&Settings::step, &StepSettings::cuda_graphs),
            "On a GPU, record the work of a step once and replay it"),
       flag("gemm_tuning", in(&Settings::gemm_tuning),
@@ -235,7 +235,8 @@ std::vector<Field> top_level_fields() {
               "CPU threads of a rank; 0: OMP_NUM_THREADS, else SLURM_CPUS_PER_TASK, else its part "
               "of the "
               "cores"),
-      path("output_dir", in(&Settings::output_dir), "Folder for the run's files", "a folder")
+      path("output_dir", in(&Settings::output_dir), "Folder for the run's files", "a folder",
+           read_output_path)
           .asked({.topic = Topic::checkpoints, .text = "Folder for the run's files"}),
   };
 }

@@ -194,8 +194,10 @@ ExportReport export_folder(const fs::path& from, const fs::path& to, const Expor
                       {.original = model.config.fields, .quantization = quantization});
   create_folder(to);
   ExportReport report;
-  for (const std::string& note : model.config.notes) {
-    report.notes.push_back(fmt::format("{}: {}", (from / "config.json").string(), note));
+  for (const auto* notes : {&model.config.notes, &model.config.copying_notes}) {
+    for (const std::string& note : *notes) {
+      report.notes.push_back(fmt::format("{}: {}", (from / "config.json").string(), note));
+    }
   }
   const ModelConfig& exported = model.config.model;
   if (const std::string note = exported.family->transformers_note(exported); !note.empty()) {

@@ -86,13 +86,13 @@ void read_common(const ConfigFields& fields, HfConfig& out) {
         "they were cast from");
   }
   if (fields.has("auto_map")) {
-    out.notes.emplace_back(
+    out.copying_notes.emplace_back(
         "'auto_map' names code, which is not copied: checkpoints and exports leave it out, and "
         "transformers uses its own class");
   }
   for (const char* key : {"attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"}) {
     if (fields.number(key, 0.0) != 0.0) {
-      out.notes.push_back(fmt::format("'{}' is ignored: there is no dropout", key));
+      out.training_notes.push_back(fmt::format("'{}' is ignored: there is no dropout", key));
     }
   }
   if (config.head_dim % 2 != 0) {

@@ -17,7 +17,9 @@ struct HfConfig {
   ModelConfig model;
   std::vector<int64_t> eos_token_ids;  ///< all of them; model.eos_token_id is the first
   std::vector<std::string> notes;  ///< fields that are ignored or contradicted, one sentence each
-  ConfigObject fields;             ///< the whole file
+  std::vector<std::string> training_notes;  ///< the same of what only trainings do
+  std::vector<std::string> copying_notes;   ///< the same of what copies leave out
+  ConfigObject fields;                      ///< the whole file
 };
 
 /// Reads a whole config.json. Throws CheckpointError for missing or contradictory fields, other
