@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstring>
 
 #include "base/error.h"
 
@@ -111,8 +112,14 @@ void FlightRecorder::advance() {
 
 uint64_t FlightRecorder::begin_operation(const char* name, uint64_t communicator, uint64_t sequence,
                                          uint64_t bytes) {
+  FlightOperation operation = {.communicator = communicator,
+                               .sequence = sequence,
+                               .bytes = bytes,
+                               .step = state_.step,
+                               .begun = monotonic_time()};
+  std::strncpy(operation.name.data(), name, operation.name.size() - 1);
   const std::lock_guard<std::mutex> lock(mutex_);
-  slot(state_.operations) = {name, communicator, sequence, bytes, state_.step, monotonic_time(), 0};
+  slot(state_.operations) = operation;
   return state_.operations++;
 }
 
@@ -128,10 +135,6 @@ void FlightRecorder::begin_wait(uint64_t operation, double limit) {
   if (section_ == Section::step) {
     observe(Section::exchange, state_.step);
   }
-}
-
-void FlightRecorder::keep_failed_state() {
-  failed_ = read();
 }
 
 void FlightRecorder::end_operation(uint64_t operation) {

@@ -1,13 +1,14 @@
 #pragma once
 // Records the current and last operations of a rank, for the report about a run that hangs. The
-// thread that drives a run writes its recorder, without allocation. Any thread may read it at any
-// time. A thread without a recorder records nothing.
+// thread that drives a run writes its recorder, without allocation; any thread may read it. A
+// thread without a recorder records nothing.
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <optional>
+#include <string>
 
 namespace fp8train {
 
@@ -33,20 +34,20 @@ using SectionSeconds = std::array<double, kSections>;
 /// A collective. Times are nanoseconds of the monotonic clock; ended is 0 while nobody has seen its
 /// end.
 struct FlightOperation {
-  const char* name = "";      ///< a literal
-  uint64_t communicator = 0;  ///< counts the communicators of this process
-  uint64_t sequence = 0;      ///< counts the collectives of that communicator
+  std::array<char, 16> name = {};  ///< up to 15 characters
+  uint64_t communicator = 0;       ///< counts the communicators of this process
+  uint64_t sequence = 0;           ///< counts the collectives of that communicator
   uint64_t bytes = 0;
   uint64_t step = 0;
   uint64_t begun = 0, ended = 0;
 };
 
-/// A copy of what a recorder has.
+/// A copy of a recorder.
 struct FlightState {
   static constexpr size_t kOperations = 64;
 
   uint64_t step = 0;
-  uint64_t changes = 0;  ///< grows with each change of section, progress and wait
+  uint64_t changes = 0;  ///< grows with each section, step, advance and wait
   Section section = Section::none;
   uint64_t section_begun = 0;  ///< or when it last made progress
   uint64_t waiting = 0;        ///< 1 + the operation whose end the rank waits for; 0: none
@@ -77,7 +78,7 @@ class FlightRecorder {
   void set_limits(const SectionSeconds& limits) { limits_ = limits; }
   double limit(Section section) const { return limits_[static_cast<size_t>(section)]; }
 
-  /// Any thread may call it.
+  /// Returns a copy. Any thread may call it.
   FlightState read() const;
   /// Returns the state at the last wait that ended in an exception (keep_failed_state()).
   const std::optional<FlightState>& failed_state() const { return failed_; }
@@ -92,7 +93,7 @@ class FlightRecorder {
   void advance();
   Section section() const { return section_; }
   uint64_t step() const { return state_.step; }
-  /// Returns a number for begin_wait() and end_wait(). `name` is a literal.
+  /// Returns a number for begin_wait() and end_wait().
   uint64_t begin_operation(const char* name, uint64_t communicator, uint64_t sequence,
                            uint64_t bytes);
   /// Notes the end of an operation; does nothing if the ring no longer has it.
@@ -101,7 +102,7 @@ class FlightRecorder {
   void begin_wait(uint64_t operation, double limit);
   void end_wait();
   /// Called before end_wait() if the wait ended in an exception: stores failed_state().
-  void keep_failed_state();
+  void keep_failed_state() { failed_ = read(); }
   /// Seconds by section since the last call; waiting for other ranks is exchange.
   SectionSeconds take_seconds();
 
@@ -118,7 +119,7 @@ class FlightRecorder {
     return state_.ring[operation % FlightState::kOperations];
   }
 
-  mutable std::mutex mutex_;  // protects state_, which the thread of the run alone changes
+  mutable std::mutex mutex_;  // protects what the driving thread changes of state_
   FlightState state_;
   SectionSeconds limits_ = {};
   std::optional<FlightState> failed_;

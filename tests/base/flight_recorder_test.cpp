@@ -36,7 +36,7 @@ TEST_CASE("a recorder knows section, step and what the rank waits for", "[flight
   CHECK(waits.step == 7);
   CHECK(waits.limit == 10'000'000'000);
   REQUIRE(waits.waits_for() != nullptr);
-  CHECK(waits.waits_for()->name == std::string_view("all_gather"));
+  CHECK(std::string(waits.waits_for()->name.data()) == "all_gather");
   CHECK(waits.waits_for()->sequence == 31);
   CHECK(waits.waits_for()->ended == 0);
   here.recorder.end_wait();
@@ -72,8 +72,7 @@ TEST_CASE("what is read while the rank gets on belongs together", "[flight]") {
   int differ = 0;
   while (!over) {
     const FlightState state = recorder.read();
-    const auto section = static_cast<uint64_t>(state.section);
-    differ += state.limit == (1 + section) * 1'000'000'000 ? 0 : 1;
+    differ += state.limit == (1 + static_cast<uint64_t>(state.section)) * 1'000'000'000 ? 0 : 1;
   }
   rank.join();
   CHECK(differ == 0);
@@ -82,12 +81,13 @@ TEST_CASE("what is read while the rank gets on belongs together", "[flight]") {
 TEST_CASE("the last operations are recorded", "[flight]") {
   FlightRecorder recorder;
   for (uint64_t i = 0; i < 100; ++i) {
-    recorder.begin_operation("all_gather", 0, i, 0);
+    recorder.begin_operation("a_name_of_more_than_15_letters", 0, i, 0);
   }
   const FlightState state = recorder.read();
   CHECK(state.operations == 100);
   CHECK(state.ring[99 % FlightState::kOperations].sequence == 99);
   CHECK(state.ring[36 % FlightState::kOperations].sequence == 36);
+  CHECK(std::string(state.ring[0].name.data()) == "a_name_of_more_");
 }
 
 TEST_CASE("a section's limit and time start again when it gets on", "[flight]") {

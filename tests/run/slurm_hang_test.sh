@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A rank that is stopped under a real Slurm, on two nodes of two ranks: in each section of a run the
-# watchdogs end the job in their time and name rank and section, slurm/requeue.sbatch queues it
-# again, and it goes on to the weights of a run that none has disturbed.
+# watchdogs end the job in their time and name the rank, slurm/requeue.sbatch queues it again, and
+# it goes on to the weights of a run that none has disturbed.
 #
 #   tests/run/slurm_hang_test.sh FAULTY_PROGRAM [ATTEMPT]
 #       exit codes: 0 passed, 1 failed, 77 no Slurm can be started here
@@ -45,17 +45,16 @@ job() {
   FAULT="stop@$1:$2:$3" batch "$3" --nodes=2 "$root/slurm/requeue.sbatch" run.yaml "output_dir=$3"
 }
 
-# seen RANK STEP SECTION: seconds for which a rank of its node had seen it there, by that rank's
-# flight record; the ranks of another node, one of which may speak first, know its host alone.
+# seen RANK RUN: seconds for which a rank of its node had waited that saw it stopped; the ranks of
+# another node, one of which may speak first, know its host alone.
 seen() {
   python3 - "$@" <<'PY'
 import json, pathlib, sys
-rank, step, section = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-for file in pathlib.Path(section).glob("flight-*.json"):
-    for other in json.loads(file.read_text())["other_ranks"]:
-        where = (other["rank"], other.get("process_state"), other.get("step"), other.get("section"))
-        if where == (rank, "stopped", step, section):
-            print(f"{other['seconds']:.1f}")
+for file in pathlib.Path(sys.argv[2]).glob("flight-*.json"):
+    record = json.loads(file.read_text())
+    for other in record["other_ranks"]:
+        if (other["rank"], other.get("process_state")) == (int(sys.argv[1]), "stopped"):
+            print(f"{record['seconds']:.1f}")
             sys.exit()
 PY
 }
@@ -78,8 +77,8 @@ ended() {
   [ "$3" != start_up ] || return
   check "$3: rank $1 is named" grep -Eq "error: .*[Rr]ank $1 \(process" "$log"
   local seconds
-  seconds=$(seen "$1" "$2" "$3")
-  echo "  $3: rank $1, ${seconds:-not seen, or not} s in it; the limit is $limit s"
+  seconds=$(seen "$1" "$3")
+  echo "  $3: rank $1, waited for ${seconds:-not seen, or not} s; the limit is $limit s"
   check "$3: in its time" awk -v s="${seconds:-1000}" -v limit=$limit \
     'BEGIN { exit !(s > 0.8 * limit && s < 2.5 * limit) }'
 }

@@ -150,12 +150,18 @@ std::string RunWatchdog::report(const FlightState& state, const std::string& why
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     record.rank = rank_;
+    record.ranks = static_cast<int>(ranks_.size());
     record.identity = identity_;
-    record.ranks = ranks_;
+    record.others = observe_others(ranks_, rank_);
   }
-  return fmt::format("{}. Rank {} (process {} on {}): {}{}", why, record.rank,
-                     record.identity.process, record.identity.host.data(), describe(state),
-                     store(record));
+  std::string text =
+      fmt::format("{}. Rank {} (process {} on {}): {}", why, record.rank, record.identity.process,
+                  record.identity.host.data(), describe(state));
+  const std::string others = describe(record.others);
+  if (!others.empty()) {
+    text += ". Others: " + others;
+  }
+  return text + store(record);
 }
 
 /// On a thread of its own: a file system that does not answer may be what is reported.
