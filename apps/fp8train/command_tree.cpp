@@ -119,7 +119,7 @@ bool CommandNode::takes_keys() const {
 
 bool CommandNode::takes_key_name() const {
   return std::any_of(options.begin(), options.end(),
-                     [](const CommandOption& one) { return one.names.front() == "key"; });
+                     [](const CommandOption& one) { return one.argument == "KEY"; });
 }
 
 CommandNode command_tree(const CLI::App& program) {

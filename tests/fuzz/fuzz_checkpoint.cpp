@@ -17,6 +17,7 @@
 #include "io/checkpoint/checkpoint.h"
 #include "plain_message.h"
 #include "scratch_file.h"
+#include "support/save_checkpoint.h"
 #include "train/checkpoint/training_state.h"
 
 namespace {

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "io/checkpoint/checkpoint_retention.h"
 #include "small_checkpoint.h"
+#include "support/save_checkpoint.h"
 
 namespace fp8train {
 namespace {

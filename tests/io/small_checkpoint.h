@@ -9,6 +9,7 @@
 
 #include "io/checkpoint/checkpoint.h"
 #include "support/files.h"
+#include "support/save_checkpoint.h"
 #include "support/temp_dir.h"
 
 namespace fp8train::test {

@@ -12,6 +12,7 @@
 #include "data/token_file.h"
 #include "io/checkpoint/checkpoint.h"
 #include "program.h"
+#include "support/save_checkpoint.h"
 #include "support/token_shard.h"
 
 namespace fp8train::test {

@@ -12,6 +12,7 @@
 
 #include "io/checkpoint/checkpoint.h"
 #include "program.h"
+#include "support/save_checkpoint.h"
 
 namespace fp8train::test {
 

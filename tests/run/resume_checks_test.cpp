@@ -8,6 +8,7 @@
 
 #include "io/checkpoint/checkpoint.h"
 #include "resumed_runs.h"
+#include "support/save_checkpoint.h"
 
 namespace fp8train::test {
 namespace {

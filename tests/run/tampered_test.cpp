@@ -10,6 +10,7 @@
 
 #include "io/checkpoint/checkpoint.h"
 #include "program.h"
+#include "support/save_checkpoint.h"
 
 namespace fp8train::test {
 namespace {

@@ -75,8 +75,7 @@ TEST_CASE("a mistyped option names the one that was meant") {
              Contains("did you mean --resolved?") && Contains("`fp8train config show --help`"));
   CHECK_THAT(refusal({"--optimizer.lr=1"}), Contains("did you mean optimizer.lr=VALUE"));
   CHECK_THAT(refusal({"--max-stps", "3"}), !Contains("?;"));
-  CHECK_THAT(refusal({"data"}),
-             Contains("data: a command is missing (inspect, prepare)"));
+  CHECK_THAT(refusal({"data"}), Contains("data: a command is missing (inspect, prepare)"));
   CHECK_THAT(refusal({"train", "--set"}), Contains("--set needs a.b=v"));
   CHECK_THAT(refusal({"train", "--seed"}), Contains("--seed needs a value"));
   CHECK_THAT(refusal({"--learning-rate", "1"}), Contains("`optimizer` as lr"));

@@ -1,9 +1,237 @@
+// The last rank that joins a collective copies for all, so that no rank has to wait for another to
+// make progress.
+
 #include "support/rank_threads.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <condition_variable>
 #include <exception>
+#include <map>
+#include <mutex>
 #include <thread>
+#include <tuple>
+#include <utility>
+
+#include "comm/backends/host_copy.h"
+#include "comm/backends/patient_wait.h"
 
 namespace fp8train::test {
+namespace {
+
+/// Ranks that talk, and their collectives that are not over. All members are guarded by `mutex`.
+struct Group {
+  struct Member {
+    bool joined = false;
+    const void* send = nullptr;
+    void* recv = nullptr;
+  };
+  struct Call {
+    Collective collective = Collective::barrier;
+    size_t bytes = 0;
+    int root = 0;
+    bool moves = false;
+    std::vector<Member> members;
+    int joined = 0, left = 0;
+    bool complete() const { return joined == static_cast<int>(members.size()); }
+  };
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::map<uint64_t, Call> calls;  ///< by sequence
+  std::string failure;             ///< empty: none
+
+  void fail(const std::string& why) {
+    failure = failure.empty() ? why : failure;
+    changed.notify_all();
+  }
+};
+
+/// All groups of the ranks of make_thread_ranks.
+struct World {
+  /// Which group: the one it is made from, its kind, which of these, how often made before.
+  using Key = std::tuple<const Group*, Communicator::GroupKind, int, int>;
+
+  std::mutex mutex;
+  std::map<Key, std::shared_ptr<Group>> groups;
+  std::string failure;
+
+  std::shared_ptr<Group> group(const Key& key) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    std::shared_ptr<Group>& found = groups[key];
+    if (found == nullptr) {
+      found = std::make_shared<Group>();
+      found->failure = failure;
+    }
+    return found;
+  }
+
+  void fail(const std::string& why) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    failure = why;
+    for (auto& [key, group] : groups) {
+      const std::lock_guard<std::mutex> group_lock(group->mutex);
+      group->fail(why);
+    }
+  }
+};
+
+void copy_all(const Group::Call& call) {
+  const size_t bytes = call.bytes;
+  const auto& members = call.members;
+  if (call.collective == Collective::broadcast) {
+    for (const Group::Member& to : members) {
+      copy_bytes(to.recv, members[static_cast<size_t>(call.root)].send, bytes);
+    }
+    return;
+  }
+  for (size_t to = 0; to < members.size(); ++to) {
+    for (size_t from = 0; from < members.size(); ++from) {
+      const void* part = call.collective == Collective::all_to_all
+                             ? offset_bytes(members[from].send, to * bytes)
+                             : members[from].send;
+      copy_bytes(offset_bytes(members[to].recv, from * bytes), part, bytes);
+    }
+  }
+}
+
+/// One rank's part in a collective.
+class ThreadWork final : public PendingWork {
+ public:
+  ThreadWork(std::shared_ptr<Group> group, uint64_t sequence, int rank, double timeout)
+      : group_(std::move(group)), sequence_(sequence), rank_(rank), timeout_(timeout) {}
+
+  ~ThreadWork() override {
+    const std::lock_guard<std::mutex> lock(group_->mutex);
+    Group::Call& mine = call();
+    if (!mine.complete()) {  // its buffers may be gone when the others come
+      group_->fail(
+          fmt::format("rank {} has left {} before its end", rank_, name_of(mine.collective)));
+    }
+    if (++mine.left == static_cast<int>(mine.members.size())) {
+      group_->calls.erase(sequence_);
+    }
+  }
+  ThreadWork(const ThreadWork&) = delete;
+  ThreadWork& operator=(const ThreadWork&) = delete;
+
+  bool done() override {
+    const std::lock_guard<std::mutex> lock(group_->mutex);
+    return over();
+  }
+
+  void wait() override {
+    std::unique_lock<std::mutex> lock(group_->mutex);
+    if (!patient_wait(group_->changed, lock, timeout_, [this] { return over(); })) {
+      throw TimeoutError(
+          fmt::format("rank {}: {} did not end in {} s; ranks that have not joined: {}", rank_,
+                      name_of(call().collective), timeout_, fmt::join(missing(), ", ")));
+    }
+  }
+
+ private:
+  Group::Call& call() { return group_->calls.at(sequence_); }
+
+  bool over() {
+    if (call().complete()) {
+      return true;
+    }
+    if (!group_->failure.empty()) {
+      throw CommError(
+          fmt::format("rank {}: {}: {}", rank_, name_of(call().collective), group_->failure));
+    }
+    return false;
+  }
+
+  std::vector<int> missing() {
+    std::vector<int> ranks;
+    for (size_t rank = 0; rank < call().members.size(); ++rank) {
+      if (!call().members[rank].joined) {
+        ranks.push_back(static_cast<int>(rank));
+      }
+    }
+    return ranks;
+  }
+
+  std::shared_ptr<Group> group_;
+  uint64_t sequence_;
+  int rank_;
+  double timeout_;
+};
+
+class ThreadCommunicator final : public Communicator {
+ public:
+  ThreadCommunicator(std::shared_ptr<World> world, std::shared_ptr<Group> group, Topology topology,
+                     int rank, std::shared_ptr<Traffic> traffic = nullptr)
+      : Communicator(std::move(topology), rank, std::move(traffic)),
+        world_(std::move(world)),
+        group_(std::move(group)) {}
+
+  void fail(int exit_code) override {
+    world_->fail(fmt::format("rank {} has given up with exit code {}", rank(), exit_code));
+  }
+
+ protected:
+  std::unique_ptr<Communicator> make_group(const Subgroup& group) override {
+    int& made_before = made_[static_cast<size_t>(group.kind)];
+    return std::make_unique<ThreadCommunicator>(
+        world_, world_->group({group_.get(), group.kind, group.color, made_before++}),
+        group.topology, group.rank, counters());
+  }
+  const char* kind() const override { return "threads"; }
+
+  Work start(const Operation& operation) override {
+    const bool moves = moves_bytes(operation.stream, kind(), operation.name());
+    const std::lock_guard<std::mutex> lock(group_->mutex);
+    if (!group_->failure.empty()) {
+      throw CommError(fmt::format("rank {}: {}: {}", rank(), operation.name(), group_->failure));
+    }
+    Group::Call& mine = group_->calls[operation.sequence];
+    if (mine.members.empty()) {
+      mine = {.collective = operation.collective,
+              .bytes = operation.bytes,
+              .root = operation.root,
+              .moves = moves,
+              .members = std::vector<Group::Member>(static_cast<size_t>(size()))};
+    }
+    if (mine.collective != operation.collective || mine.bytes != operation.bytes ||
+        mine.root != operation.root) {
+      group_->fail(fmt::format(
+          "collective {}: rank {} calls {} of {} bytes where others call {} of {} bytes",
+          operation.sequence, rank(), operation.name(), operation.bytes, name_of(mine.collective),
+          mine.bytes));
+      throw CommError(group_->failure);
+    }
+    mine.members[static_cast<size_t>(rank())] = {true, operation.send, operation.recv};
+    if (++mine.joined == size()) {
+      if (mine.moves) {
+        copy_all(mine);
+      }
+      group_->changed.notify_all();
+    }
+    return Work(std::make_unique<ThreadWork>(group_, operation.sequence, rank(), timeout()));
+  }
+
+ private:
+  std::shared_ptr<World> world_;
+  std::shared_ptr<Group> group_;
+  std::array<int, 3> made_ = {};  ///< of each kind of group
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<Communicator>> make_thread_ranks(const Topology& topology) {
+  const auto world = std::make_shared<World>();
+  const std::shared_ptr<Group> all = world->group({nullptr, Communicator::GroupKind::all, 0, 0});
+  std::vector<std::unique_ptr<Communicator>> ranks;
+  for (int rank = 0; rank < topology.size(); ++rank) {
+    ranks.push_back(std::make_unique<ThreadCommunicator>(world, all, topology, rank));
+  }
+  return ranks;
+}
 
 std::vector<std::string> run_ranks(const Topology& topology,
                                    const std::function<void(Communicator&)>& body, double timeout) {

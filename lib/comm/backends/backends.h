@@ -1,5 +1,5 @@
 #pragma once
-// Makes the communicators of each backend: one rank, threads, MPI, NCCL and dry runs.
+// Makes the communicators of each backend: one rank, MPI, NCCL and dry runs.
 
 #include <memory>
 #include <string>
@@ -26,9 +26,6 @@ std::unique_ptr<Communicator> make_communicator(const CommSettings& settings);
 
 /// Makes the communicator of a run that has one rank.
 std::unique_ptr<Communicator> make_self_communicator();
-
-/// Makes ranks that are threads of this process: one communicator for each rank and its thread.
-std::vector<std::unique_ptr<Communicator>> make_thread_ranks(const Topology& topology);
 
 /// Makes one rank of a run that does not take place. It counts the bytes that would be sent. On the
 /// host the parts of others in an all_gather or all_to_all become zeros; a broadcast, and memory of

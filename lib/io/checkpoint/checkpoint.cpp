@@ -240,23 +240,6 @@ std::vector<std::string> tidy_checkpoints(const fs::path& root, int64_t newest) 
   return failures;
 }
 
-fs::path save_checkpoint(const fs::path& root, int64_t step, const CheckpointContents& contents) {
-  const fs::path partial = begin_checkpoint(root, step);
-  try {
-    std::vector<FileRecord> records;
-    for (const CheckpointFile& file : contents.files) {
-      records.push_back(write_checkpoint_file(partial, file));
-      read_back(partial, records.back());
-    }
-    fs::path published = commit_checkpoint(root, step, contents.run_id, records, Verify::sizes);
-    tidy_checkpoints(root, step);
-    return published;
-  } catch (...) {
-    discard_partial(root, step);
-    throw;
-  }
-}
-
 void discard_partial(const fs::path& root, int64_t step) noexcept {
   std::error_code ignored;
   fs::remove_all(partial_checkpoint(root, step), ignored);

@@ -4,9 +4,9 @@
 // hashes, step, run) last; then the folder is renamed to step-000100 and its parent flushed.
 // Loading hashes every byte that it uses. Synchronous; tensor memory stays the caller's.
 //
-// One process calls save_checkpoint(). If several ranks write files, one calls begin_checkpoint(),
-// each calls write_checkpoint_file() and read_back(), and when all have succeeded the first one
-// calls commit_checkpoint() with the records of all, and then tidy_checkpoints().
+// One rank calls begin_checkpoint(), each calls write_checkpoint_file() and read_back(), and when
+// all have succeeded the first one calls commit_checkpoint() with the records of all, and then
+// tidy_checkpoints().
 // io/checkpoint/checkpoint_retention.h decides which older checkpoints are deleted.
 
 #include <cstdint>
@@ -30,11 +30,6 @@ struct CheckpointFile {
   std::optional<std::string> text;  ///< set: the file is this text and `tensors` is empty
 };
 
-struct CheckpointContents {
-  std::string run_id;
-  std::vector<CheckpointFile> files;
-};
-
 struct FileRecord {
   std::string name;
   uint64_t bytes = 0;
@@ -51,14 +46,6 @@ struct CheckpointFolder {
   std::filesystem::path path;
   int64_t step = 0;
 };
-
-/// Writes root/step-%06d whole or not at all and returns its path. A checkpoint of the same step is
-/// replaced: a complete one is there at every moment. Remains of interrupted saves are removed
-/// after success. Throws DeviceError when the disk refuses, CheckpointError for bad names and where
-/// a file reads back with another content; the partial folder is then removed and older checkpoints
-/// are untouched.
-std::filesystem::path save_checkpoint(const std::filesystem::path& root, int64_t step,
-                                      const CheckpointContents& contents);
 
 /// Makes an empty folder root/step-%06d.partial, in place of an earlier one, and returns its path.
 /// Throws DeviceError.
@@ -78,9 +65,11 @@ void read_back(const std::filesystem::path& partial, const FileRecord& record);
 
 enum class Verify : uint8_t { sizes, hashes };
 
-/// Writes the manifest, verifies the partial folder and publishes it; returns its path. From then
-/// on the checkpoint is saved. `depth` is Verify::sizes where every file has been read back. Throws
-/// as save_checkpoint(); the partial folder stays.
+/// Writes the manifest, verifies the partial folder and publishes it as root/step-%06d; returns its
+/// path. A checkpoint of the same step is replaced: a complete one is there at every moment. From
+/// then on the checkpoint is saved. `depth` is Verify::sizes where every file has been read back.
+/// Throws DeviceError when the disk refuses, and CheckpointError for a bad name or a file that is
+/// not as it was written; the partial folder stays, and older checkpoints are untouched.
 std::filesystem::path commit_checkpoint(const std::filesystem::path& root, int64_t step,
                                         const std::string& run_id,
                                         const std::vector<FileRecord>& records,

@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "io/strict_json.h"
 #include "io/safetensors/tensor_source.h"
+#include "io/strict_json.h"
 #include "train/checkpoint/state_copy.h"
 #include "train/checkpoint/state_file.h"
 
