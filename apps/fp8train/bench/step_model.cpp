@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "base/quantities.h"
 #include "base/screen.h"
 #include "base/terminal.h"
 #include "base/text.h"
@@ -10,7 +11,6 @@
 #include "device/gpu_kinds.h"
 #include "engine/dry_run.h"
 #include "engine/roofline.h"
-#include "train/records/progress.h"
 
 namespace fp8train {
 namespace {
