@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/quantities.h"
 #include "base/screen.h"
 #include "base/terminal.h"
 #include "comm/backends/backends.h"
@@ -17,12 +18,12 @@
 #include "io/checkpoint/run_directory.h"
 #include "io/metrics.h"
 #include "output_path.h"
+#include "overview.h"
 #include "text_stream.h"
 #include "train/checkpoint/data_checks.h"
 #include "train/checkpoint/training_state.h"
 #include "train/checkpoint/weights.h"
 #include "train/preflight.h"
-#include "train/records/progress.h"
 #include "train/records/run_statistics.h"
 #include "train/run_start.h"
 #include "train/threads.h"
@@ -57,8 +58,7 @@ void scan(const Corpus& corpus, const char* name, bool quiet) {
   line.finish();
   if (!quiet && corpus.size() > 0) {
     print_fitted("scan    {} {} tokens in {}: all ids are below the vocabulary's size\n",
-                 describe_count(static_cast<double>(corpus.size())), name,
-                 describe_duration(line.seconds()));
+                 describe_count(corpus.size()), name, describe_duration(line.seconds()));
   }
 }
 
@@ -98,7 +98,7 @@ std::string check_checkpoint(Session& session, bool whole_files, bool quiet) {
     if (!quiet) {
       line.show([&] {
         return fmt::format("comparing data with the checkpoint's: {} left",
-                           describe_bytes(static_cast<double>(bytes_left)));
+                           describe_bytes(bytes_left));
       });
     }
   });
@@ -137,10 +137,8 @@ CheckedHardware hardware_of(const Settings& settings) {
 /// Everything that is known of the run, a line each.
 std::vector<std::string> describe_run(const Session& session, const CheckedHardware& hardware,
                                       const DryRunStep& dry_run, const Topology& ranks) {
-  std::vector<std::string> lines = run_overview(session, hardware.rank, hardware.lines);
-  for (std::string& line : memory_overview(session, hardware.rank.is_host, dry_run, true)) {
-    lines.push_back(std::move(line));
-  }
+  std::vector<std::string> lines =
+      run_overview(session, hardware.rank, hardware.lines, dry_run, 0, true);
   if (hardware.device == nullptr) {
     lines.emplace_back("  cuDNN's workspace for attention is not counted");
   }
@@ -172,7 +170,7 @@ int verdict(const CheckOptions& options, const Session& session, const RankMemor
       return 0;
     }
     print_fitted("on {} the run would stop at once, with exit code {}; all else is ok\n",
-                 rank.device_name(), kExitDevice);
+                 device_name(rank), kExitDevice);
     return kExitDevice;
   }
   if (!options.ranks.common.quiet) {

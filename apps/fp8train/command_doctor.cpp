@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/machine.h"
+#include "base/quantities.h"
 #include "base/screen.h"
 #include "base/terminal.h"
 #include "base/text.h"
@@ -25,7 +26,6 @@
 #include "json_text.h"
 #include "numeric/cpu_isa.h"
 #include "output_path.h"
-#include "train/records/progress.h"
 
 namespace fp8train {
 namespace {
@@ -49,10 +49,6 @@ struct Finding {
 
   Health health() const { return fix.empty() ? Health::ok : unfixed; }
 };
-
-std::string bytes_text(uint64_t bytes) {
-  return describe_bytes(static_cast<double>(bytes));
-}
 
 Finding processor(const Machine& machine) {
   const std::string_view level = name_of(cpu_isa());
@@ -87,12 +83,12 @@ Finding cores(const Machine& machine) {
 
 Finding memory(const Machine& machine) {
   Finding finding = {"memory",
-                     fmt::format("{} of {} available", bytes_text(machine.available_bytes),
-                                 bytes_text(machine.memory_bytes)),
+                     fmt::format("{} of {} available", describe_bytes(machine.available_bytes),
+                                 describe_bytes(machine.memory_bytes)),
                      ""};
   if (machine.memory_limit > 0) {
     finding.text +=
-        fmt::format("; the control group is ended beyond {}", bytes_text(machine.memory_limit));
+        fmt::format("; the control group is ended beyond {}", describe_bytes(machine.memory_limit));
     finding.fix =
         "plan with job.memory_gib, or ask for more (--mem=0 of Slurm, --memory of Docker)";
   }
@@ -240,7 +236,7 @@ Finding process_manager() {
 }
 
 std::string limit_text(rlim_t limit) {
-  return limit == RLIM_INFINITY ? "unlimited" : bytes_text(limit);
+  return limit == RLIM_INFINITY ? "unlimited" : describe_bytes(limit);
 }
 
 Finding memlock() {
@@ -283,7 +279,7 @@ Finding shared_memory() {
   const uint64_t all = uint64_t{info.f_blocks} * info.f_frsize;
   const uint64_t rest = uint64_t{info.f_bavail} * info.f_frsize;
   const bool enough = static_cast<double>(rest) >= 0.5 * kGib;
-  return {"/dev/shm", fmt::format("{} of {} free", bytes_text(rest), bytes_text(all)),
+  return {"/dev/shm", fmt::format("{} of {} free", describe_bytes(rest), describe_bytes(all)),
           enough ? ""
                  : "several ranks on a node may need more: --shm-size=8g of Docker, or remove what "
                    "other programs have left there"};
@@ -301,7 +297,7 @@ Finding disk(const fs::path& folder) {
   }
   const uint64_t rest = uint64_t{space.f_bavail} * space.f_frsize;
   const auto free_gib = static_cast<double>(rest) / kGib;
-  Finding finding = {"disk", fmt::format("{} free in {}", bytes_text(rest), path.string()), ""};
+  Finding finding = {"disk", fmt::format("{} free in {}", describe_bytes(rest), path.string()), ""};
   if (free_gib < 1) {
     finding.unfixed = Health::problem;
     finding.fix = "checkpoints will not fit: free some space, or name another folder as output_dir";

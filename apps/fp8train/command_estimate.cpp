@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/quantities.h"
 #include "base/screen.h"
 #include "base/terminal.h"
 #include "base/text.h"
@@ -13,9 +14,9 @@
 #include "config/load.h"
 #include "device/gpu_kinds.h"
 #include "engine/dry_run.h"
+#include "overview.h"
 #include "step_time.h"
 #include "train/preflight.h"
-#include "train/records/progress.h"
 #include "wizard_memory.h"
 
 namespace fp8train {
@@ -61,8 +62,7 @@ void print_model(const Session& session, const DryRunStep& step, const RankMemor
   print_fitted(
       "model   {} parameters; {:.3g} GFLOP per token in GEMMs ({:.0f} % of them in 8 bits), "
       "{:.3g} in attention\n",
-      describe_count(static_cast<double>(parameter_count(session.engine.model))),
-      step.work.gemm_flops / tokens / 1e9,
+      describe_count(parameter_count(session.engine.model)), step.work.gemm_flops / tokens / 1e9,
       100 * step.work.gemm_flops_8bit / std::max(step.work.gemm_flops, 1.0),
       step.work.attention_flops / tokens / 1e9);
   print_fitted("{}\n", without_controls(plan_line(session, rank, 0)));
@@ -87,8 +87,7 @@ void print_memory(const Settings& settings, const Session& session, const DryRun
   if (memory.bytes > 0) {
     const bool fits = memory.fits(planned);
     print_fitted("        {} {} of {}{}\n", fits ? "fits:" : "DOES NOT FIT: needs",
-                 describe_bytes(static_cast<double>(planned.total())),
-                 describe_bytes(static_cast<double>(memory.bytes)),
+                 describe_bytes(planned.total()), describe_bytes(memory.bytes),
                  fits ? "" : "; " + JobMemory().remedy(settings, memory));
   }
 }
@@ -134,8 +133,7 @@ int estimate_settings(const Settings& settings, int world_size) {
   print_memory(settings, session, step, memory);
   if (ranks.size() > 1) {
     print_fitted("wire    {} per rank and step within the node, {} between nodes\n",
-                 describe_bytes(static_cast<double>(step.sent.within_node)),
-                 describe_bytes(static_cast<double>(step.sent.between_nodes)));
+                 describe_bytes(step.sent.within_node), describe_bytes(step.sent.between_nodes));
   }
   if (memory.gpu != nullptr) {
     print_time(session, step, *memory.gpu);

@@ -20,6 +20,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/math.h"
+#include "base/quantities.h"
 #include "base/screen.h"
 #include "base/text.h"
 #include "checkpoint_model.h"
@@ -32,7 +33,6 @@
 #include "json_text.h"
 #include "text_stream.h"
 #include "train/inference/multiple_choice.h"
-#include "train/records/progress.h"
 
 namespace fp8train {
 namespace {

@@ -18,8 +18,8 @@
 #include "optim/registry.h"
 #include "precision/plan_parts.h"
 #include "precision/plan_table.h"
+#include "run_products.h"
 #include "train/preflight.h"
-#include "train/run_products.h"
 #include "train/session.h"
 
 namespace fp8train {

@@ -12,6 +12,7 @@
 #include "comm/launch.h"
 #include "commands.h"
 #include "config/show.h"
+#include "run_screen.h"
 #include "train/run.h"
 #include "train/watch/run_watchdog.h"
 
@@ -64,12 +65,14 @@ void add_train(Arguments command, Action& action) {
     const std::unique_ptr<Communicator> comm =
         as_rank([&] { return find_ranks(settings, watchdog); });
     return run_as_rank(*comm, [&](const EndRanks& end_ranks) {
+      RunScreen screen(options->common.quiet ? RunScreen::Style::quiet
+                                             : screen_style(settings.logging.format, stdout),
+                       stdout, options->common.verbose > 0);
       const RunOutcome outcome = train({.settings = settings,
                                         .resolved_yaml = show_settings(settings, true),
                                         .command = command_line(),
                                         .version = version_text(),
-                                        .quiet = options->common.quiet,
-                                        .verbose = options->common.verbose > 0,
+                                        .listener = &screen,
                                         .watchdog = &watchdog,
                                         .end_other_ranks = end_ranks},
                                        *comm);

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "device/cuda/cuda_device.h"
 #include "engine/dry_run.h"
+#include "overview.h"
 #include "train/preflight.h"
 #include "train/session.h"
 
@@ -33,7 +34,7 @@ ExplainedDevice explained_device(const Settings& settings) {
   const std::string line = rank.gpu != nullptr
                                ? fmt::format("{} (job.gpu)", rank.gpu->name)
                                : fmt::format("{} ({})", device->description(), reason);
-  return {std::move(device), rank.traits, rank.device_name(), line, true};
+  return {std::move(device), rank.traits, device_name(rank), line, true};
 }
 
 std::string why_refused(const EngineSettings& engine, const ExplainedDevice& device) {

@@ -36,10 +36,6 @@ void print_at_once(std::string_view text) {
   std::fflush(stdout);
 }
 
-namespace {
-constexpr const char* kRenew = "\r\x1b[K";  // begin the line anew
-}
-
 ProgressLine::ProgressLine() {
   const char* const terminal = std::getenv("TERM");
   renewed_ =

@@ -35,6 +35,8 @@ class TextStream {
 /// Writes to standard output at once.
 void print_at_once(std::string_view text);
 
+inline constexpr const char* kRenew = "\r\x1b[K";  ///< begins the line of a terminal anew
+
 /// How far a long work is, on standard error: one line that is renewed on a terminal, elsewhere a
 /// line every five seconds.
 class ProgressLine {

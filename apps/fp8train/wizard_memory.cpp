@@ -6,15 +6,16 @@
 
 #include "base/error.h"
 #include "base/machine.h"
+#include "base/quantities.h"
 #include "base/text.h"
 #include "comm/topology.h"
 #include "device/cuda/cuda_device.h"
 #include "engine/dry_run.h"
+#include "overview.h"
 #include "precision/plan_entries.h"
+#include "run_products.h"
 #include "step_time.h"
 #include "train/preflight.h"
-#include "train/records/progress.h"
-#include "train/run_products.h"
 #include "train/session.h"
 
 namespace fp8train {
@@ -59,7 +60,7 @@ std::string plan_remark(const Session& session, const RankMemory& rank) {
   return rank.is_host || products.all_native()
              ? ""
              : fmt::format("\n  plan {}: {}", session.engine.plan.name,
-                           describe_products(products, rank.device_name()));
+                           describe_products(products, device_name(rank)));
 }
 
 bool on_named_gpu(const Settings& settings) {
@@ -162,7 +163,7 @@ std::string JobMemory::line(const Settings& settings) {
       return fmt::format("memory per rank: {}{}", describe_bytes(needed), remark);
     }
     const std::string line = fmt::format("memory per rank: {} of {}: ", describe_bytes(needed),
-                                         describe_bytes(static_cast<double>(memory.bytes)));
+                                         describe_bytes(memory.bytes));
     if (memory.fits(ledger)) {
       return line + "fits" + remark;
     }
@@ -221,11 +222,11 @@ JobMemory::Recommendation JobMemory::recommended_plan(const Settings& settings) 
   const auto contains = [](const std::vector<std::string>& plans, const std::string& plan) {
     return std::ranges::find(plans, plan) != plans.end();
   };
-  Recommendation best = {"bf16", fmt::format("{} has no units for FP8", rank.device_name())};
+  Recommendation best = {"bf16", fmt::format("{} has no units for FP8", device_name(rank))};
   for (const PlanEntry& entry : plan_entries()) {
     if (*entry.advice != '\0' && !contains(elsewhere.in_16_bits, entry.name) &&
         !contains(elsewhere.refused, entry.name)) {
-      best = {entry.name, fmt::format("for {}: {}", rank.device_name(), entry.advice)};
+      best = {entry.name, fmt::format("for {}: {}", device_name(rank), entry.advice)};
     }
   }
   return best;
@@ -240,10 +241,10 @@ std::string JobMemory::plans(const Settings& settings) {
   const RankMemory rank = memory_of(settings);
   const PlansElsewhere elsewhere = plans_elsewhere(rank.traits);
   if (!elsewhere.in_16_bits.empty()) {
-    text += fmt::format("In bf16 on {}: {}\n", rank.device_name(), joined(elsewhere.in_16_bits));
+    text += fmt::format("In bf16 on {}: {}\n", device_name(rank), joined(elsewhere.in_16_bits));
   }
   if (!elsewhere.refused.empty()) {
-    text += fmt::format("Not on {}: {}\n", rank.device_name(), joined(elsewhere.refused));
+    text += fmt::format("Not on {}: {}\n", device_name(rank), joined(elsewhere.refused));
   }
   return text;
 }

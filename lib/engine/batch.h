@@ -1,5 +1,5 @@
 #pragma once
-// What one micro-batch of a rank is made of, in host memory.
+// One micro-batch of a rank, in host memory.
 
 #include <cstdint>
 #include <vector>

@@ -8,64 +8,12 @@
 #include "base/log.h"
 #include "base/math.h"
 #include "base/nearest.h"
+#include "base/quantities.h"
 #include "device/cuda/cuda_device.h"
 #include "device/device_questions.h"
-#include "ops/attention/attention.h"
-#include "train/records/progress.h"
-#include "train/records/run_statistics.h"
-#include "train/run_products.h"
 
 namespace fp8train {
 namespace {
-
-/// Steps [begin, end) of a run with one plan, or without scaled GEMMs.
-struct Steps {
-  int64_t begin, end;
-  std::string plan;
-};
-
-std::vector<Steps> steps_of_stages(const Session& session) {
-  std::vector<Steps> all;
-  for (const RunStage& stage : session.stages) {
-    int64_t begin = stage.begin;
-    for (const auto& [from, to] : stage.plain_steps) {
-      if (begin < from) {
-        all.push_back({begin, from, stage.plan.name});
-      }
-      all.push_back({from, to, std::string(name_of(stage.plan.activation))});
-      begin = to;
-    }
-    if (begin < stage.end) {
-      all.push_back({begin, stage.end, stage.plan.name});
-    }
-  }
-  return all;
-}
-
-/// What follows the plan of a run that continues after `steps_done`.
-std::string describe_stages(const Session& session, int64_t steps_done) {
-  std::string text;
-  for (const Steps& steps : steps_of_stages(session)) {
-    const bool is_named = steps.begin <= steps_done && steps.plan == session.engine.plan.name;
-    if (steps.end > steps_done && !is_named) {
-      text +=
-          fmt::format("; from step {} on {}", std::max(steps.begin, steps_done) + 1, steps.plan);
-    }
-  }
-  return text;
-}
-
-std::string describe_steps(const Session& session) {
-  const double epochs = session.settings.training.max_epochs;
-  return fmt::format("steps   {} of {} tokens ({}{} x {} x {}){}", session.max_steps,
-                     session.tokens_per_step(),
-                     session.data_ranks > 1 ? fmt::format("{} ranks x ", session.data_ranks) : "",
-                     session.engine.step.gradient_accumulation_steps,
-                     session.engine.step.micro_batch_size, session.engine.step.seq_length,
-                     epochs > 0 ? fmt::format(": {} epoch{} of {} samples", epochs,
-                                              epochs == 1 ? "" : "s", session.epoch_samples)
-                                : "");
-}
 
 const GpuKind& gpu_kind(const std::string& name) {
   if (const GpuKind* kind = find_gpu_kind(name)) {
@@ -138,27 +86,14 @@ int fill_job(int64_t world_size, int64_t ranks_per_node, Settings& settings) {
   return static_cast<int>(ranks);
 }
 
-std::string describe_layout(const Session& session, const Topology& ranks) {
-  const Mesh mesh(MeshShape::along_data(ranks), 0, nullptr);
-  const std::string name = strategy_name(strategy_site(session.engine, mesh));
-  return ranks.size() == 1 ? name
-                           : fmt::format("{}, buckets of {} MiB", name,
-                                         session.engine.strategy.bucket_bytes >> 20);
-}
-
 void check_fits(const RankMemory& memory, const MemoryLedger& planned) {
   if (!memory.fits(planned)) {
     throw DeviceError(fmt::format(
         "a rank needs {} of memory and has {}: lower training.micro_batch_size, set "
         "model.recompute: block, take a plan with fewer bytes per parameter, or more ranks with "
         "parallelism.zero_stage",
-        describe_bytes(static_cast<double>(planned.total())),
-        describe_bytes(static_cast<double>(memory.bytes))));
+        describe_bytes(planned.total()), describe_bytes(memory.bytes)));
   }
-}
-
-std::string RankMemory::device_name() const {
-  return gpu != nullptr ? gpu->name : is_host ? "this CPU" : "this GPU";
 }
 
 bool names_its_machine(const Settings& settings) {
@@ -216,118 +151,6 @@ MemoryLedger memory_of_run(const DryRunStep& dry_run, bool is_host) {
     memory.add(MemoryCategory::state_copy, dry_run.state_copy);
   }
   return memory;
-}
-
-std::string describe_state_copy(const DryRunStep& dry_run) {
-  return fmt::format("  and in the host's memory, as a copy for checkpoints, {}",
-                     describe_bytes(static_cast<double>(dry_run.state_copy)));
-}
-
-std::vector<std::string> describe_memory(const MemoryLedger& planned, size_t nccl_bytes) {
-  std::vector<std::string> lines;
-  for (size_t i = 0; i < kMemoryCategories; ++i) {
-    const auto category = static_cast<MemoryCategory>(i);
-    if (planned.current(category) > 0) {
-      lines.push_back(fmt::format("  {:<24}{:>12}", name_of(category),
-                                  describe_bytes(static_cast<double>(planned.current(category)))));
-    }
-    if (category == MemoryCategory::communication && nccl_bytes > 0) {
-      lines.push_back(fmt::format("    of it NCCL's buffers  {:>12}",
-                                  describe_bytes(static_cast<double>(nccl_bytes))));
-    }
-  }
-  lines.push_back(
-      fmt::format("  {:<24}{:>12}", "total", describe_bytes(static_cast<double>(planned.total()))));
-  return lines;
-}
-
-std::string describe_largest(const Session& session, const DryRunStep& dry_run) {
-  return dry_run.plan_name == session.engine.plan.name
-             ? ""
-             : fmt::format("  in the stage of plan {}, which needs the most", dry_run.plan_name);
-}
-
-/// Lines about sources that are blended, or that name several files.
-std::vector<std::string> describe_sources(const Session& session) {
-  const Corpus& corpus = session.data.train;
-  double total = 0;
-  std::vector<double> epochs;
-  if (corpus.is_blend()) {
-    epochs = training_samples(session).epochs(session.samples());
-    for (const CorpusSource& source : corpus.sources()) total += source.weight;
-  }
-  std::vector<std::string> lines;
-  for (size_t i = 0; i < corpus.sources().size(); ++i) {
-    const CorpusSource& source = corpus.sources()[i];
-    const std::string what =
-        fmt::format("{}: {}{} tokens", source.path,
-                    source.files > 1 ? fmt::format("{} files, ", source.files) : "",
-                    describe_count(static_cast<double>(source.size)));
-    if (corpus.is_blend()) {
-      lines.push_back(fmt::format("        {:5.1f} % {}, read {:.2f} times",
-                                  100 * source.weight / total, what, epochs[i]));
-    } else if (source.files > 1) {
-      lines.push_back("        " + what);
-    }
-  }
-  return lines;
-}
-
-std::string plan_line(const Session& session, const RankMemory& rank, int64_t steps_done) {
-  const RunProducts products = products_of(session.engine, rank.traits);
-  return fmt::format("plan    {}: {}{}{}", session.engine.plan.name,
-                     describe_products(products, rank.device_name()),
-                     products.has_scaled() ? " (`fp8train explain` lists them)" : "",
-                     describe_stages(session, steps_done));
-}
-
-std::vector<std::string> device_lines(const Device& device, const std::string& reason,
-                                      int64_t threads) {
-  std::vector<std::string> lines = {fmt::format("device  {} ({}), {} thread{}",
-                                                device.description(), reason, threads,
-                                                threads == 1 ? "" : "s")};
-  if (const std::string kernels = ops::attention_kernels(device.stream()); !kernels.empty()) {
-    lines.push_back("        attention: " + kernels);
-  }
-  return lines;
-}
-
-std::vector<std::string> run_overview(const Session& session, const RankMemory& rank,
-                                      const std::vector<std::string>& device, int64_t steps_done) {
-  const ModelConfig& model = session.engine.model;
-  std::vector<std::string> lines = {
-      fmt::format("model   {} parameters: {} layers, {} wide, {} heads ({} kv), vocabulary {}",
-                  describe_count(static_cast<double>(parameter_count(model))),
-                  model.num_hidden_layers, model.hidden_size, model.num_attention_heads,
-                  model.num_key_value_heads, model.vocab_size),
-      plan_line(session, rank, steps_done),
-      fmt::format("data    {} training tokens, {} validation tokens, tokenizer {}",
-                  describe_count(static_cast<double>(session.data.train.size())),
-                  describe_count(static_cast<double>(session.data.val.size())),
-                  name_of(session.tokenizer->type()))};
-  for (std::string& line : describe_sources(session)) {
-    lines.push_back(std::move(line));
-  }
-  lines.push_back(describe_steps(session));
-  lines.insert(lines.end(), device.begin(), device.end());
-  return lines;
-}
-
-std::vector<std::string> memory_overview(const Session& session, bool is_host,
-                                         const DryRunStep& dry_run, bool by_category) {
-  if (!by_category) {
-    const MemoryLedger planned = memory_of_run(dry_run, is_host);
-    return {fmt::format("memory  {}{}", describe_bytes(static_cast<double>(planned.total())),
-                        describe_largest(session, dry_run))};
-  }
-  std::vector<std::string> lines = {"memory" + describe_largest(session, dry_run)};
-  for (std::string& line : describe_memory(memory_of_run(dry_run, is_host), dry_run.nccl_bytes)) {
-    lines.push_back(std::move(line));
-  }
-  if (!is_host && dry_run.state_copy > 0) {
-    lines.push_back(describe_state_copy(dry_run));
-  }
-  return lines;
 }
 
 }  // namespace fp8train

@@ -1,10 +1,8 @@
 #pragma once
-// Describes a run in a few lines, at its start and for `check`. Memory by category comes from
+// The ranks, the hardware and the memory of a run before it starts. Memory by category comes from
 // running one step on the meta device.
 
 #include <functional>
-#include <string>
-#include <vector>
 
 #include "device/gpu_kinds.h"
 #include "device/memory_ledger.h"
@@ -20,41 +18,14 @@ struct RankMemory {
   size_t bytes = 0;      ///< bytes of memory; 0: not known
   bool is_host = false;  ///< it is the host's
 
-  /// Its name in messages: "h100", "this CPU", "this GPU".
-  std::string device_name() const;
   /// Whether `planned` fits, or the bytes are not known.
   bool fits(const MemoryLedger& planned) const { return bytes == 0 || planned.total() <= bytes; }
 };
-
-/// Returns the overview's line about the plan of the session's stage on a rank's hardware.
-std::string plan_line(const Session& session, const RankMemory& rank, int64_t steps_done);
-
-/// Returns the overview's lines about a device of this machine and its attention. `reason` is from
-/// choose_device().
-std::vector<std::string> device_lines(const Device& device, const std::string& reason,
-                                      int64_t threads);
-
-/// Returns lines about model, plan, data, sources that are blended or have several files, steps,
-/// and `device`, which are those of device_lines() or name hardware that is not here.
-/// `steps_done`: steps that were done before; stages before them are left out.
-std::vector<std::string> run_overview(const Session& session, const RankMemory& rank,
-                                      const std::vector<std::string>& device,
-                                      int64_t steps_done = 0);
-
-/// Returns the lines of the memory plan: with `by_category` one for each category and for the copy
-/// in the host's memory, else one in all. `is_host`: the device's memory is the host's. `dry_run`
-/// is from largest_stage().
-std::vector<std::string> memory_overview(const Session& session, bool is_host,
-                                         const DryRunStep& dry_run, bool by_category);
 
 /// Returns the dry run of the stage that needs the most memory: the stages of a run do not have
 /// theirs at the same time. `of_stage` makes a dry run of an engine.
 DryRunStep largest_stage(const Session& session,
                          const std::function<DryRunStep(const EngineSettings&)>& of_stage);
-
-/// Returns "in the stage of plan PLAN, which needs the most", indented, if that is not the
-/// session's plan; otherwise an empty text.
-std::string describe_largest(const Session& session, const DryRunStep& dry_run);
 
 /// Logs the notes of a session: keys that were read under another name, as information, and
 /// settings that have no meaning here, as warnings.
@@ -68,10 +39,6 @@ int fill_job(int64_t world_size, int64_t ranks_per_node, Settings& settings);
 
 /// Returns the number of all ranks of a job.
 int job_ranks(const JobSettings& job);
-
-/// Returns the name of the strategy that lays the work over ranks, and the size of its buckets:
-/// "ZeRO 3, buckets of 25 MiB".
-std::string describe_layout(const Session& session, const Topology& ranks);
 
 /// Whether the memory of memory_of_job() is that of the machine that the run is for: the job names
 /// it, or has one node and means this machine. The nodes of others are perhaps not like this one.
@@ -91,14 +58,5 @@ RankMemory memory_of_job(const Settings& settings, const std::function<const Dev
 /// Returns the memory that a rank of a run needs: the memory of a step and, if the device's memory
 /// is the host's, the copy of the state that is written into a checkpoint while training continues.
 MemoryLedger memory_of_run(const DryRunStep& dry_run, bool is_host);
-
-/// Returns "and in the host's memory, as a copy for checkpoints, 504 MiB", indented, for ranks
-/// whose device has memory of its own.
-std::string describe_state_copy(const DryRunStep& dry_run);
-
-/// Returns an indented line, "weights 26.0 MiB" in two columns, for each category that holds
-/// anything, and one for the total.
-/// `nccl_bytes`: DryRunStep::nccl_bytes, which has a line of its own.
-std::vector<std::string> describe_memory(const MemoryLedger& planned, size_t nccl_bytes);
 
 }  // namespace fp8train

@@ -16,7 +16,6 @@
 #include "base/log.h"
 #include "base/math.h"
 #include "base/signals.h"
-#include "base/text.h"
 #include "config/changes.h"
 #include "config/load.h"
 #include "config/show.h"
@@ -28,12 +27,10 @@
 #include "train/checkpoint/rollback.h"
 #include "train/checkpoint/run_checkpoints.h"
 #include "train/inference/generator.h"
-#include "train/inference/validation.h"
-#include "train/preflight.h"
 #include "train/ranks.h"
 #include "train/records/environment.h"
 #include "train/records/step_log.h"
-#include "train/run_length.h"
+#include "train/run_listener.h"
 #include "train/run_start.h"
 #include "train/watch/divergence_watch.h"
 #include "train/watch/run_watchdog.h"
@@ -55,11 +52,11 @@ class Run {
         since_start_(parts.since_start),
         session_(std::move(parts.session)),
         records_(std::move(parts.records)),
-        device_(parts.device),
+        device_(parts.rank_device->device.get()),
         watch_(settings().training, session_.stages.front().plan.dynamic_loss_scaling),
         checkpoints_(records_.directory().checkpoints(), session_, watch_.skips(), records_, comm),
-        progress_(std::move(parts.progress)),
-        step_log_(session_, *device_, records_, *progress_),
+        listener_(parts.listener),
+        step_log_(session_, *device_, records_, *listener_),
         resolved_config_(show_settings(session_.settings, true)),  // with the steps of warm-up
         earlier_config_(std::move(parts.earlier_config)) {
     make_engine(parts.plan);
@@ -75,7 +72,7 @@ class Run {
       recorder->take_seconds();  // what happens before the first step makes no straggler
     }
     if (nothing_to_do_) {
-      say_nothing_to_do();
+      listener_->had_nothing_to_do(state_.step, session_);
       return RunOutcome::finished;
     }
     while (true) {
@@ -128,12 +125,13 @@ class Run {
 
   void start(const RunRequest& request, FoundStart found, int64_t threads) {
     const RunStart start = load_newest(found);
-    if (!start.line.empty()) {
-      progress_->say(start.line);
+    if (!start.folder.empty()) {
+      listener_->loaded(start.folder,
+                        found.checkpoint ? std::optional(start.state.step) : std::nullopt);
     }
     log_warnings(start.warnings);
     if (found.checkpoint) {
-      say_changes(found.checkpoint->parent_path().parent_path(), start.changes);
+      show_changes(found.checkpoint->parent_path().parent_path(), start.changes);
     }
     begin_at(start.state);
     checkpoints_.begin(*engine_, state_, found.checkpoint);
@@ -172,14 +170,15 @@ class Run {
       if (session_.stages[stage].plan.name != session_.engine.plan.name) {
         enter_stage(stage);
         // The overview has that of another stage.
-        progress_->say(plan_line(session_, memory_here(*device_, comm_->local_size()), found.step));
+        listener_->entered_stage(session_, memory_here(*device_, comm_->local_size()), found.step);
       }
     }
   }
 
-  /// What the run that saved the checkpoint was set to otherwise: not an error, but never silent.
-  /// `changes`: what the checkpoint itself says, which may be another run's than the folder.
-  void say_changes(const std::filesystem::path& saved_run, std::vector<std::string> changes) {
+  /// Reports the settings that differ from those of the run that saved the checkpoint: not an
+  /// error, but never silent. `changes`: those that the checkpoint names, which may be another
+  /// run's than the folder.
+  void show_changes(const std::filesystem::path& saved_run, std::vector<std::string> changes) {
     const bool own = std::filesystem::weakly_canonical(saved_run) ==
                      std::filesystem::weakly_canonical(records_.directory().root);
     const std::string before = own ? earlier_config_ : earlier_config({saved_run});
@@ -191,7 +190,7 @@ class Run {
       }
     }
     for (const std::string& change : changes) {
-      progress_->say("  changed since then: " + change);
+      listener_->changed(change);
     }
   }
 
@@ -221,7 +220,7 @@ class Run {
       }
       enter_stage_of_step();
       train_one_step();
-      progress_->tick(state_.step, session_.max_steps);
+      listener_->did_step(state_.step, session_.max_steps);
       if (due(settings().parallelism.check_replicas)) {
         check_replicas();
       }
@@ -318,8 +317,7 @@ class Run {
   bool evaluate(int64_t max_batches, bool final) {
     const SectionScope section(Section::evaluation);
     const Stopwatch watch;
-    const std::optional<LossReport> validated =
-        validation_loss(*engine_, session_.data.val, max_batches, *comm_);
+    const std::optional<LossReport> validated = validation_loss(max_batches);
     if (!validated) {
       return false;
     }
@@ -331,13 +329,33 @@ class Run {
     }
     state_.val_loss = loss.mean;
     state_.val_step = state_.step;
-    const char* const all = session_.engine.counts_targets ? "all documents of the" : "the whole";
-    progress_->say(fmt::format("step {}: val loss {:.4f} over {} tokens{}", state_.step, loss.mean,
-                               loss.targets,
-                               final ? fmt::format(" ({} validation split)", all) : ""));
+    listener_->validated(state_.step, loss, final, session_.engine.counts_targets);
     records_.write_validation(state_.step, loss.mean, loss.targets);
     step_log_.leave_out(watch.seconds());
     return true;
+  }
+
+  /// Returns the loss over the first `max_batches` batches of each rank (0: all), or nothing if a
+  /// stop was requested meanwhile.
+  std::optional<LossReport> validation_loss(int64_t max_batches) {
+    ValidationBatches batches(
+        session_.data.val, session_.engine.step.micro_batch_size, session_.engine.step.seq_length,
+        {.data_rank = mesh_.index(Axis::data), .data_ranks = mesh_.size(Axis::data)});
+    engine_->begin_evaluation();
+    for (int64_t done = 0; max_batches == 0 || done < max_batches; ++done) {
+      const std::optional<Batch> batch = batches.next();
+      if (!batch) {
+        break;
+      }
+      const bool stops = stop_signal() != 0;
+      if (engine_->passes_are_collective() ? comm_->any_rank(stops) : stops) {
+        break;
+      }
+      engine_->evaluate(*batch);
+      section_advances();
+    }
+    return comm_->any_rank(stop_signal() != 0) ? std::nullopt
+                                               : std::optional(engine_->evaluation_loss());
   }
 
   void sample() {
@@ -353,7 +371,7 @@ class Run {
       if (leads()) {
         records_.write_sample(state_.step, text);
       }
-      progress_->say(fmt::format("sample at step {}:\n{}", state_.step, text));
+      listener_->sampled(state_.step, text);
     }
     heartbeat.end();
     step_log_.leave_out(watch.seconds());
@@ -380,7 +398,7 @@ class Run {
     step_log_.leave_out(watch.seconds());
   }
 
-  /// Where one rank has a reason, all stop: "" for none.
+  /// Returns "" for none. If one rank has a reason, all stop.
   std::string reason_to_stop() const {
     const double limit = settings().training.max_time_seconds;
     const int late = limit > 0 && since_start_.seconds() >= limit ? 1 : 0;
@@ -407,17 +425,14 @@ class Run {
     }
   }
 
-  /// Says where steps in bf16 begin and end, and changes the engine for another scaled plan.
+  /// Reports where steps in bf16 begin and end, and changes the engine for another scaled plan.
   void enter_stage_of_step() {
     const bool was_plain = session_.engine.is_plain(state_.step - 1);
     if (session_.stages[session_.stage_after(state_.step)].plan.name != session_.engine.plan.name) {
       begin_stage();
     }
     if (state_.step > 0 && session_.engine.is_plain(state_.step) != was_plain) {
-      progress_->say(fmt::format("from step {} on: {}", state_.step + 1,
-                                 was_plain
-                                     ? "plan " + session_.engine.plan.name
-                                     : std::string(name_of(session_.engine.plan.activation))));
+      listener_->changed_plan(state_.step, session_.engine.plan, was_plain, false);
     }
   }
 
@@ -440,38 +455,19 @@ class Run {
                         *engine_, session_, *comm_);
     begin_at(saved.state);
     make_generator();
-    progress_->say(fmt::format("from step {} on: plan {} (precision.schedule)", state_.step + 1,
-                               session_.engine.plan.name));
+    listener_->changed_plan(state_.step, session_.engine.plan, true, true);
     step_log_.restart_time();
   }
 
   RunOutcome stop(const std::string& reason) {
     watch_.take_losses(*engine_, state_);
     checkpoints_.save_last(*engine_, state_);
-    progress_->say(
-        fmt::format("stopped at step {} ({}); {} holds everything: run the same command "
-                    "to continue",
-                    state_.step, reason, records_.directory().checkpoints().string()));
+    listener_->stopped(state_.step, reason);
     return RunOutcome::stopped;
   }
 
-  void say_nothing_to_do() {
-    const std::string key = length_key(settings().training);
-    if (state_.step > session_.max_steps) {
-      progress_->say(
-          fmt::format("nothing to do: the checkpoint is of step {}, and the configuration asks for "
-                      "{}; raise {} to train further",
-                      state_.step, counted(session_.max_steps, "step"), key));
-      return;
-    }
-    progress_->say(
-        fmt::format("nothing to do: this run finished at step {}; raise {} to train further. "
-                    "Everything is in {}",
-                    state_.step, key, records_.directory().root.string()));
-  }
-
   RunOutcome finish() {
-    progress_->finish();
+    listener_->did_all_steps();
     check_data_at_end(session_);
     step_log_.warn_at_end();
     checkpoints_.end(*engine_, state_, settings().checkpoint.save_final);
@@ -483,16 +479,7 @@ class Run {
     }
     const double seconds = since_start_.seconds();
     records_.write_summary(summary(seconds));
-    progress_->say(fmt::format(
-        "done: {}, {} tokens{} in {}; loss {:.4f}{}{}; everything is in {}",
-        counted(state_.step, "step"), describe_count(static_cast<double>(state_.tokens)),
-        steps_done_ == state_.step
-            ? ""
-            : fmt::format(", {} since the last start", counted(steps_done_, "step")),
-        describe_duration(seconds), state_.loss,
-        describe_last_loss(state_.first_loss, state_.loss, session_.engine.model.vocab_size),
-        state_.val_step > 0 ? fmt::format(", val loss {:.4f}", state_.val_loss) : "",
-        records_.directory().root.string()));
+    listener_->finished(state_, session_, steps_done_, seconds);
     return RunOutcome::finished;
   }
 
@@ -536,7 +523,7 @@ class Run {
   std::unique_ptr<Generator> generator_;
   DivergenceWatch watch_;
   RunCheckpoints checkpoints_;
-  std::unique_ptr<Progress> progress_;
+  RunListener* listener_;
   StepLog step_log_;
   TrainingState state_;
   std::string resolved_config_, earlier_config_;

@@ -12,6 +12,7 @@
 namespace fp8train {
 
 class Engine;
+class RunListener;
 class RunWatchdog;
 
 /// How a run ended.
@@ -27,8 +28,7 @@ struct RunRequest {
   std::string resolved_yaml;        ///< the settings as YAML, stored in the run directory
   std::string command;              ///< the command line, stored in the run directory
   std::string version;              ///< version of the program
-  bool quiet = false;               ///< no progress on standard output; the log file has it
-  bool verbose = false;             ///< the memory plan by category in each start
+  RunListener* listener = nullptr;  ///< called on the first rank; null: nothing is shown
   RunWatchdog* watchdog = nullptr;  ///< null: nobody ends a run that hangs
   /// Called inside of the handler of an error that ends the run of this rank (`throw;` rethrows
   /// it), while the run's objects live: their end may take long. May not return. Empty: the caller

@@ -9,6 +9,7 @@
 #include "engine/dry_run.h"
 #include "io/checkpoint/checkpoint.h"
 #include "train/checkpoint/data_checks.h"
+#include "train/checkpoint/data_record.h"
 #include "train/checkpoint/resume_checks.h"
 #include "train/preflight.h"
 #include "train/ranks.h"
@@ -103,50 +104,37 @@ FoundStart find_older_start(const std::filesystem::path& checkpoints, const Foun
 namespace {
 
 /// Plans the memory of this rank, which fits, and returns the plan of the first stage.
-StepPlan plan_memory(const RunRequest& request, const RunParts& parts, Communicator& comm,
-                     const RankDevice& rank_device) {
-  const Session& session = parts.session;
+StepPlan plan_memory(const RunParts& parts) {
+  const Device& device = *parts.rank_device->device;
   const auto dry_run_of = [&](const EngineSettings& engine) {
-    return dry_run_step(engine, *parts.device, comm.topology(), comm.rank());
+    return dry_run_step(engine, device, parts.comm->topology(), parts.comm->rank());
   };
-  const DryRunStep dry_run = largest_stage(session, dry_run_of);
-  if (comm.size() > 1) {
-    parts.progress->say(fmt::format("ranks   {}; {}{}", comm.description(),
-                                    describe_layout(session, comm.topology()),
-                                    rank_device.note.empty() ? "" : "; " + rank_device.note));
-  }
-  const RankMemory memory = memory_here(*parts.device, comm.local_size());
-  for (const std::string& line :
-       run_overview(session, memory, device_lines(*parts.device, rank_device.reason, parts.threads),
-                    parts.found.step)) {
-    parts.progress->say(line);
-  }
-  const bool by_category = parts.earlier_config.empty() || request.verbose;
-  for (const std::string& line : memory_overview(session, memory.is_host, dry_run, by_category)) {
-    parts.progress->say(line);
-  }
+  const DryRunStep dry_run = largest_stage(parts.session, dry_run_of);
+  const RankMemory memory = memory_here(device, parts.comm->local_size());
+  parts.listener->planned(parts, memory, dry_run);
   check_fits(memory, memory_of_run(dry_run, memory.is_host));
-  return session.stages.size() == 1 ? dry_run.plan : dry_run_of(session.engine).plan;
+  return parts.session.stages.size() == 1 ? dry_run.plan : dry_run_of(parts.session.engine).plan;
 }
+
+RunListener silent;
 
 }  // namespace
 
 RunParts start_run(const RunRequest& request, Communicator& comm, const RankDevice& rank_device) {
   const Mesh mesh(&comm);
-  RunParts parts = {.since_start = {},
-                    .device = rank_device.device.get(),
-                    .session = open_session(request.settings, true, mesh.size(Axis::data)),
-                    .records = RunRecords(request.settings.output_dir, mesh.leads()),
-                    .progress = {},
-                    .earlier_config = {},
-                    .found = {},
-                    .plan = {}};
+  RunParts parts = {
+      .since_start = {},
+      .comm = &comm,
+      .rank_device = &rank_device,
+      .session = open_session(request.settings, true, mesh.size(Axis::data)),
+      .records = RunRecords(request.settings.output_dir, mesh.leads()),
+      .listener = mesh.leads() && request.listener != nullptr ? request.listener : &silent,
+      .earlier_config = {},
+      .found = {},
+      .plan = {}};
   Session& session = parts.session;
   const RunDirectory& directory = parts.records.directory();
-  parts.progress = std::make_unique<Progress>(
-      request.quiet || !mesh.leads() ? Progress::Style::quiet
-                                     : progress_style(request.settings.logging.format, stdout),
-      stdout, parts.records.progress_log());
+  parts.listener->opened(directory);
   section_advances();
   agree_on_run(comm, request.resolved_yaml + request.version + session.data.train.fingerprint());
   check_shared_folder(comm, directory.root);
@@ -163,28 +151,29 @@ RunParts start_run(const RunRequest& request, Communicator& comm, const RankDevi
   log_notes(session, true);
   parts.found = find_start(session, directory.checkpoints(), comm, Verify::sizes);
   session.enter_stage(session.stage_after(parts.found.step));
-  parts.plan = plan_memory(request, parts, comm, rank_device);
+  parts.plan = plan_memory(parts);
   if (mesh.leads()) {
-    parts.progress->say(begin_data_record(session, directory.data_hashes()));
+    begin_data_record(session, directory.data_hashes());
+    const FileHashes& hashes = session.data_record->hashes();
+    parts.listener->hashed(hashes.files().size(), hashes.bytes_left());
   }
   return parts;
 }
 
 RunStart load_start(const Session& session, const FoundStart& found, Engine& engine, Device& device,
                     Communicator& comm) {
-  RunStart start = {.state = {}, .line = {}, .warnings = found.notes, .changes = {}};
+  RunStart start = {.state = {}, .folder = {}, .warnings = found.notes, .changes = {}};
   const std::string& model = session.settings.model.from;
   if (found.checkpoint) {
     const ResumedRun resumed = load_checkpoint(*found.checkpoint, engine, session, comm);
     start.state = resumed.state;
     start.changes = resumed.changes;
-    start.line =
-        fmt::format("resumed from {} at step {}", resumed.folder.string(), resumed.state.step);
+    start.folder = resumed.folder.string();
     start.warnings.insert(start.warnings.end(), resumed.notes.begin(), resumed.notes.end());
   } else if (!model.empty()) {
     load_weights(device, engine.model(), TensorSource(model),
                  missing_tokens(session.settings.model));
-    start.line = "weights from " + model;
+    start.folder = model;
   } else {
     engine.model().initialize(session.settings.step.seed);
   }

@@ -3,7 +3,6 @@
 // checkpoint, the weights of a model folder, or initial values.
 
 #include <filesystem>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,9 +15,9 @@
 #include "train/checkpoint/training_state.h"
 #include "train/checkpoint/weights.h"
 #include "train/rank_device.h"
-#include "train/records/progress.h"
 #include "train/records/run_records.h"
 #include "train/run.h"
+#include "train/run_listener.h"
 #include "train/session.h"
 
 namespace fp8train {
@@ -42,13 +41,14 @@ FoundStart find_start(const Session& session, const std::filesystem::path& check
 FoundStart find_older_start(const std::filesystem::path& checkpoints, const FoundStart& damaged,
                             const std::string& why, Communicator& comm);
 
-/// What a run has before it makes its engine.
+/// The parts of a run before its engine is made.
 struct RunParts {
   Stopwatch since_start;
-  Device* device;   ///< not owned
+  const Communicator* comm;
+  const RankDevice* rank_device;
   Session session;  ///< of the stage that the run starts in
   RunRecords records;
-  std::unique_ptr<Progress> progress;
+  RunListener* listener;       ///< not owned; does nothing on ranks that do not lead
   std::string earlier_config;  ///< of an earlier start in this folder; empty: there was none
   int64_t threads = 0;
   FoundStart found;
@@ -59,10 +59,10 @@ struct RunParts {
 /// communicator and the device outlive the result. Collective. Throws as train() does.
 RunParts start_run(const RunRequest& request, Communicator& comm, const RankDevice& rank_device);
 
-/// The state with which a run starts, and what to tell the user about it.
+/// The state with which a run starts, and what the user is to know about it.
 struct RunStart {
   TrainingState state;
-  std::string line;  ///< a line for the user; empty if there is nothing to say
+  std::string folder;  ///< of the checkpoint or of the model; empty: initial values
   std::vector<std::string> warnings;
   std::vector<std::string> changes;  ///< ResumedRun::changes
 };

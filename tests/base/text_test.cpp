@@ -6,11 +6,23 @@
 #include <utility>
 
 #include "base/nearest.h"
+#include "base/quantities.h"
 
 namespace fp8train {
 namespace {
 
 using Texts = std::vector<std::string>;
+
+TEST_CASE("durations, counts and bytes read well") {
+  CHECK(describe_duration(12.4) == "12s");
+  CHECK(describe_duration(185) == "3m 05s");
+  CHECK(describe_duration(3720) == "1h 02m");
+  CHECK(describe_count(950) == "950");
+  CHECK(describe_count(18230) == "18.2k");
+  CHECK(describe_count(1.05e6) == "1.05M");
+  CHECK(describe_bytes(512) == "512 B");
+  CHECK(describe_bytes(22.4 * 1024 * 1024) == "22.4 MiB");
+}
 
 TEST_CASE("texts are split and joined", "[base]") {
   CHECK(split("a,,b", ',') == Texts{"a", "", "b"});

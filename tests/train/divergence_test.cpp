@@ -116,16 +116,6 @@ TEST_CASE("so many high losses in a row are a spike, and they do not enter the w
   CHECK(shorter.history().losses == std::vector<double>{2.1, 2.05});
 }
 
-TEST_CASE("a last loss far above the first, or that of equal probabilities, is told") {
-  CHECK_THAT(describe_last_loss(5.5, 571962, 258), Contains("far above 5.5000, where it began"));
-  CHECK_THAT(describe_last_loss(5.5, 6.51, 258), Contains("far above"));
-  CHECK_THAT(describe_last_loss(5.6, 5.55296, 258), Contains("ln 258"));
-  for (const double usual : {5.5, 6.49, 2.1, 0.0, 5.5534, 5.5525}) {
-    CHECK_THAT(describe_last_loss(5.5, usual, 258), Equals(""));
-  }
-  CHECK_THAT(describe_last_loss(0, 571962, 258), Equals(""));  // the first is not known
-}
-
 TEST_CASE("values that no training leaves are found in every format") {
   const auto first = [](DType type, const auto& values, Signs signs = Signs::any) {
     return first_impossible(values.data(), type, static_cast<int64_t>(values.size()), signs);

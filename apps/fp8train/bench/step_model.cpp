@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/input_file.h"
 #include "base/json_error.h"
+#include "base/quantities.h"
 #include "base/screen.h"
 #include "base/terminal.h"
 #include "base/text.h"
@@ -15,7 +16,6 @@
 #include "engine/dry_run.h"
 #include "engine/measured_products.h"
 #include "engine/roofline.h"
-#include "train/records/progress.h"
 
 namespace fp8train {
 namespace {

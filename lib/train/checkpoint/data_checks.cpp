@@ -10,8 +10,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/quantities.h"
 #include "train/checkpoint/data_record.h"
-#include "train/records/progress.h"
 
 namespace fp8train {
 
@@ -19,16 +19,8 @@ bool accepts_changed_data(const Session& session) {
   return session.settings.checkpoint.changed_data == OnChange::accept;
 }
 
-std::string begin_data_record(Session& session, const std::filesystem::path& cache,
-                              uint64_t at_once) {
+void begin_data_record(Session& session, const std::filesystem::path& cache, uint64_t at_once) {
   session.data_record = std::make_shared<DataRecord>(session.data.train, cache, at_once);
-  const FileHashes& hashes = session.data_record->hashes();
-  const uint64_t left = hashes.bytes_left();
-  return fmt::format("hashes  {} data file{}{}", hashes.files().size(),
-                     hashes.files().size() == 1 ? "" : "s",
-                     left == 0 ? ""
-                               : fmt::format(", {} of them while the run continues",
-                                             describe_bytes(static_cast<double>(left))));
 }
 
 namespace {
@@ -79,7 +71,7 @@ void check_data_at_end(const Session& session) {
   if (session.data_record != nullptr && session.data_record->bytes_to_compare() > 0) {
     log_warning(fmt::format(
         "{} of data files could not be compared with the checkpoint before the run ended",
-        describe_bytes(static_cast<double>(session.data_record->bytes_to_compare()))));
+        describe_bytes(session.data_record->bytes_to_compare())));
   }
 }
 

@@ -15,9 +15,9 @@ namespace fp8train {
 bool accepts_changed_data(const Session& session);
 
 /// Begins to hash the data files. What is beyond `at_once` bytes is read while the run continues.
-/// `cache` may be empty: then no hash is stored. Returns a line for the user. Throws DataError.
-std::string begin_data_record(Session& session, const std::filesystem::path& cache,
-                              uint64_t at_once = FileHashes::kAtOnce);
+/// `cache` may be empty: then no hash is stored. Throws DataError.
+void begin_data_record(Session& session, const std::filesystem::path& cache,
+                       uint64_t at_once = FileHashes::kAtOnce);
 
 /// Waits until all data files that the checkpoint has hashes of are hashed, and compares them, for
 /// a run that is not started. `waiting` is called meanwhile with the bytes that are left. Throws

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/quantities.h"
 #include "config/settings.h"
-#include "train/records/progress.h"
 
 namespace fp8train {
 namespace {

@@ -15,11 +15,11 @@
 #include "train/watch/stragglers.h"
 
 namespace fp8train {
-StepLog::StepLog(const Session& session, Device& device, RunRecords& records, Progress& progress)
+StepLog::StepLog(const Session& session, Device& device, RunRecords& records, RunListener& listener)
     : session_(&session),
       device_(&device),
       records_(&records),
-      progress_(&progress),
+      listener_(&listener),
       gpu_(gpu_kind_in(device.description())) {
   if (session.data.train.is_blend()) {
     blend_.emplace(training_samples(session));
@@ -105,7 +105,7 @@ void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
       .scaling = slots.empty() ? nullptr : &scaling,
       .slots = &slots,
       .each_tensor = tensors_are_due(state.step)};
-  progress_->show(metrics);
+  listener_->measured(metrics);
   records_->write_step(metrics);
   log_warnings(scaling_warnings_.after_step(state.step, slots));
   begin_at(state.step);

@@ -1,5 +1,5 @@
 #pragma once
-// A run's reports about its steps, once per logging.interval: the progress line, a line of the
+// A run's reports about its steps, once per logging.interval: an event, a line of the
 // metrics, and warnings about FP8 scales.
 
 #include <cstdint>
@@ -13,9 +13,9 @@
 #include "device/gpu_kinds.h"
 #include "engine/engine.h"
 #include "train/checkpoint/training_state.h"
-#include "train/records/progress.h"
 #include "train/records/run_records.h"
 #include "train/records/run_statistics.h"
+#include "train/run_listener.h"
 #include "train/session.h"
 
 namespace fp8train {
@@ -24,7 +24,7 @@ namespace fp8train {
 class StepLog {
  public:
   /// All arguments outlive the object.
-  StepLog(const Session& session, Device& device, RunRecords& records, Progress& progress);
+  StepLog(const Session& session, Device& device, RunRecords& records, RunListener& listener);
 
   /// Starts the measurement of the steps that follow `step`.
   void begin_at(int64_t step);
@@ -49,7 +49,7 @@ class StepLog {
   const Session* session_;
   Device* device_;
   RunRecords* records_;
-  Progress* progress_;
+  RunListener* listener_;
   std::optional<Samples> blend_;  ///< set if sources have weights
   const GpuKind* gpu_;            // null: its stated rates are not known
   ScalingWarnings scaling_warnings_;

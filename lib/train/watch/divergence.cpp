@@ -12,20 +12,6 @@ const char* name_of(DivergenceKind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
-std::string describe_last_loss(double first, double last, int64_t vocabulary) {
-  constexpr double kFarAbove = 1;  // nats per target: the probabilities are a third of the first
-  constexpr double kEqual = 5e-5;  // the digits that are printed
-  if (std::abs(last - std::log(static_cast<double>(vocabulary))) < kEqual) {
-    return fmt::format(" (ln {}: the model gives every token the same probability)", vocabulary);
-  }
-  return first > 0 && last > first + kFarAbove
-             ? fmt::format(
-                   " (far above {:.4f}, where it began: training has diverged; "
-                   "lower optimizer.lr)",
-                   first)
-             : "";
-}
-
 SpikeDetector::Limit SpikeDetector::limit() const {
   const auto count = static_cast<double>(history_.losses.size());
   double sum = 0;

@@ -99,9 +99,4 @@ class SpikeDetector {
   SpikeHistory history_;
 };
 
-/// Returns what the last line of a run says after its last loss, in nats per target: that it is far
-/// above that of the first step (0: not known), or that of a model that gives each token of the
-/// vocabulary the same probability; else an empty text.
-std::string describe_last_loss(double first, double last, int64_t vocabulary);
-
 }  // namespace fp8train

@@ -1,4 +1,4 @@
-#include "train/run_products.h"
+#include "run_products.h"
 
 #include <fmt/format.h>
 

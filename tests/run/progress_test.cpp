@@ -1,26 +1,18 @@
-#include "train/records/progress.h"
+#include "run_screen.h"
+
+#include <fmt/format.h>
 
 #include <catch2/catch.hpp>
 #include <chrono>
+#include <optional>
 #include <thread>
 
+#include "overview.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
-#include "train/records/run_records.h"
 
 using namespace fp8train;
 using Catch::Contains;
-
-TEST_CASE("durations, counts and bytes read well") {
-  CHECK(describe_duration(12.4) == "12s");
-  CHECK(describe_duration(185) == "3m 05s");
-  CHECK(describe_duration(3720) == "1h 02m");
-  CHECK(describe_count(950) == "950");
-  CHECK(describe_count(18230) == "18.2k");
-  CHECK(describe_count(1.05e6) == "1.05M");
-  CHECK(describe_bytes(512) == "512 B");
-  CHECK(describe_bytes(22.4 * 1024 * 1024) == "22.4 MiB");
-}
 
 namespace {
 
@@ -60,28 +52,30 @@ TEST_CASE("progress that cannot be written goes on in the log") {
   const test::TempDir dir;
   std::FILE* out = std::fopen("/dev/full", "w");
   REQUIRE(out != nullptr);
-  for (const auto style : {Progress::Style::plain, Progress::Style::pretty}) {
-    Progress progress(style, out, dir / "log");
-    CHECK_NOTHROW(progress.say("a"));
-    CHECK_NOTHROW(progress.show({.step = 1, .max_steps = 2}));
-    CHECK_NOTHROW(progress.finish());
+  for (const auto style : {RunScreen::Style::plain, RunScreen::Style::pretty}) {
+    RunScreen screen(style, out);
+    screen.opened({dir.path()});
+    CHECK_NOTHROW(screen.changed("a"));
+    CHECK_NOTHROW(screen.measured({.step = 1, .max_steps = 2}));
+    CHECK_NOTHROW(screen.did_all_steps());
     CHECK(std::ferror(out) == 0);
   }
   std::fclose(out);
-  CHECK(test::read_file(dir / "log").find("step 1/2") != std::string::npos);
+  CHECK(test::read_file(dir / "train.log").find("step 1/2") != std::string::npos);
 }
 
 TEST_CASE("lines stay, on a terminal with the step below them, and in the log") {
   const test::TempDir dir;
-  for (const auto style : {Progress::Style::plain, Progress::Style::pretty}) {
+  for (const auto style : {RunScreen::Style::plain, RunScreen::Style::pretty}) {
     std::FILE* out = std::fopen((dir / "out").c_str(), "w+");
     {
-      Progress progress(style, out, dir / "log");
-      progress.show({.step = 1, .max_steps = 2});
+      RunScreen screen(style, out);
+      screen.opened({dir.path()});
+      screen.measured({.step = 1, .max_steps = 2});
       std::this_thread::sleep_for(std::chrono::milliseconds(250));
-      progress.tick(2, 2);
-      progress.tick(2, 2);  // at once: nothing
-      progress.show({.step = 2, .max_steps = 2});
+      screen.did_step(2, 2);
+      screen.did_step(2, 2);  // at once: nothing
+      screen.measured({.step = 2, .max_steps = 2});
     }
     std::rewind(out);
     std::string text(4096, '\0');
@@ -90,12 +84,49 @@ TEST_CASE("lines stay, on a terminal with the step below them, and in the log") 
     const std::string first = describe({.step = 1, .max_steps = 2}) + "\n";
     const std::string second = describe({.step = 2, .max_steps = 2}) + "\n";
     const std::string ticked = "\r\x1b[Kstep 2/2\r\x1b[K";
-    CHECK(text == first + (style == Progress::Style::pretty ? ticked : "") + second);
+    CHECK(text == first + (style == RunScreen::Style::pretty ? ticked : "") + second);
   }
-  std::ifstream log(dir / "log");
+  std::ifstream log(dir / "train.log");
   int lines = 0;
   for (std::string line; std::getline(log, line);) {
     ++lines;
   }
   CHECK(lines == 4);
+}
+
+TEST_CASE("the last line remarks on a loss far above the first, or of equal probabilities") {
+  const auto line = [](double first, double last) {
+    const test::TempDir dir;
+    Session session;
+    session.engine.model.vocab_size = 258;
+    TrainingState state;
+    state.step = 4;
+    state.tokens = 1200;
+    state.first_loss = first;
+    state.loss = last;
+    RunScreen screen(RunScreen::Style::quiet, stdout);
+    screen.opened({dir.path()});
+    screen.finished(state, session, 4, 61);
+    const std::string text = test::read_file(dir / "train.log");
+    return text.substr(0, text.find("; everything is in"));
+  };
+  CHECK_THAT(line(5.5, 571962), Contains("far above 5.5000, where it began"));
+  CHECK_THAT(line(5.5, 6.51), Contains("far above"));
+  CHECK_THAT(line(5.6, 5.55296), Contains("ln 258"));
+  for (const double usual : {5.5, 6.49, 2.1, 0.0, 5.5534, 5.5525}) {
+    CHECK(line(5.5, usual) ==
+          fmt::format("done: 4 steps, 1.2k tokens in 1m 01s; loss {:.4f}", usual));
+  }
+  CHECK_THAT(line(0, 571962), !Contains("far above"));  // the first is not known
+}
+
+TEST_CASE("memory is said to be of the stage that needs the most") {
+  Session session;
+  session.engine.plan.name = "te-current";
+  DryRunStep largest;
+  largest.plan_name = "te-mxfp8";
+  CHECK(describe_largest(session, largest) ==
+        "  in the stage of plan te-mxfp8, which needs the most");
+  session.engine.plan.name = "te-mxfp8";
+  CHECK(describe_largest(session, largest).empty());
 }

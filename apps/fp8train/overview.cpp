@@ -1,0 +1,184 @@
+#include "overview.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/quantities.h"
+#include "ops/attention/attention.h"
+#include "run_products.h"
+
+namespace fp8train {
+namespace {
+
+/// Steps [begin, end) of a run with one plan, or without scaled GEMMs.
+struct Steps {
+  int64_t begin, end;
+  std::string plan;
+};
+
+std::vector<Steps> steps_of_stages(const Session& session) {
+  std::vector<Steps> all;
+  for (const RunStage& stage : session.stages) {
+    int64_t begin = stage.begin;
+    for (const auto& [from, to] : stage.plain_steps) {
+      if (begin < from) {
+        all.push_back({begin, from, stage.plan.name});
+      }
+      all.push_back({from, to, std::string(name_of(stage.plan.activation))});
+      begin = to;
+    }
+    if (begin < stage.end) {
+      all.push_back({begin, stage.end, stage.plan.name});
+    }
+  }
+  return all;
+}
+
+/// Returns the later plans of a run that continues after `steps_done`, to follow the first one.
+std::string describe_stages(const Session& session, int64_t steps_done) {
+  std::string text;
+  for (const Steps& steps : steps_of_stages(session)) {
+    const bool is_named = steps.begin <= steps_done && steps.plan == session.engine.plan.name;
+    if (steps.end > steps_done && !is_named) {
+      text +=
+          fmt::format("; from step {} on {}", std::max(steps.begin, steps_done) + 1, steps.plan);
+    }
+  }
+  return text;
+}
+
+std::string describe_steps(const Session& session) {
+  const double epochs = session.settings.training.max_epochs;
+  return fmt::format("steps   {} of {} tokens ({}{} x {} x {}){}", session.max_steps,
+                     session.tokens_per_step(),
+                     session.data_ranks > 1 ? fmt::format("{} ranks x ", session.data_ranks) : "",
+                     session.engine.step.gradient_accumulation_steps,
+                     session.engine.step.micro_batch_size, session.engine.step.seq_length,
+                     epochs > 0 ? fmt::format(": {} epoch{} of {} samples", epochs,
+                                              epochs == 1 ? "" : "s", session.epoch_samples)
+                                : "");
+}
+
+}  // namespace
+
+std::string device_name(const RankMemory& rank) {
+  return rank.gpu != nullptr ? rank.gpu->name : rank.is_host ? "this CPU" : "this GPU";
+}
+
+std::string describe_layout(const Session& session, const Topology& ranks) {
+  const Mesh mesh(MeshShape::along_data(ranks), 0, nullptr);
+  const std::string name = strategy_name(strategy_site(session.engine, mesh));
+  return ranks.size() == 1 ? name
+                           : fmt::format("{}, buckets of {} MiB", name,
+                                         session.engine.strategy.bucket_bytes >> 20);
+}
+
+std::string describe_state_copy(const DryRunStep& dry_run) {
+  return fmt::format("  and in the host's memory, as a copy for checkpoints, {}",
+                     describe_bytes(dry_run.state_copy));
+}
+
+std::vector<std::string> describe_memory(const MemoryLedger& planned, size_t nccl_bytes) {
+  std::vector<std::string> lines;
+  for (size_t i = 0; i < kMemoryCategories; ++i) {
+    const auto category = static_cast<MemoryCategory>(i);
+    if (planned.current(category) > 0) {
+      lines.push_back(fmt::format("  {:<24}{:>12}", name_of(category),
+                                  describe_bytes(planned.current(category))));
+    }
+    if (category == MemoryCategory::communication && nccl_bytes > 0) {
+      lines.push_back(fmt::format("    of it NCCL's buffers  {:>12}", describe_bytes(nccl_bytes)));
+    }
+  }
+  lines.push_back(fmt::format("  {:<24}{:>12}", "total", describe_bytes(planned.total())));
+  return lines;
+}
+
+std::string describe_largest(const Session& session, const DryRunStep& dry_run) {
+  return dry_run.plan_name == session.engine.plan.name
+             ? ""
+             : fmt::format("  in the stage of plan {}, which needs the most", dry_run.plan_name);
+}
+
+/// Lines about sources that are blended, or that name several files.
+std::vector<std::string> describe_sources(const Session& session) {
+  const Corpus& corpus = session.data.train;
+  double total = 0;
+  std::vector<double> epochs;
+  if (corpus.is_blend()) {
+    epochs = training_samples(session).epochs(session.samples());
+    for (const CorpusSource& source : corpus.sources()) total += source.weight;
+  }
+  std::vector<std::string> lines;
+  for (size_t i = 0; i < corpus.sources().size(); ++i) {
+    const CorpusSource& source = corpus.sources()[i];
+    const std::string what =
+        fmt::format("{}: {}{} tokens", source.path,
+                    source.files > 1 ? fmt::format("{} files, ", source.files) : "",
+                    describe_count(source.size));
+    if (corpus.is_blend()) {
+      lines.push_back(fmt::format("        {:5.1f} % {}, read {:.2f} times",
+                                  100 * source.weight / total, what, epochs[i]));
+    } else if (source.files > 1) {
+      lines.push_back("        " + what);
+    }
+  }
+  return lines;
+}
+
+std::string plan_line(const Session& session, const RankMemory& rank, int64_t steps_done) {
+  const RunProducts products = products_of(session.engine, rank.traits);
+  return fmt::format("plan    {}: {}{}{}", session.engine.plan.name,
+                     describe_products(products, device_name(rank)),
+                     products.has_scaled() ? " (`fp8train explain` lists them)" : "",
+                     describe_stages(session, steps_done));
+}
+
+std::vector<std::string> device_lines(const Device& device, const std::string& reason,
+                                      int64_t threads) {
+  std::vector<std::string> lines = {fmt::format("device  {} ({}), {} thread{}",
+                                                device.description(), reason, threads,
+                                                threads == 1 ? "" : "s")};
+  if (const std::string kernels = ops::attention_kernels(device.stream()); !kernels.empty()) {
+    lines.push_back("        attention: " + kernels);
+  }
+  return lines;
+}
+
+std::vector<std::string> run_overview(const Session& session, const RankMemory& rank,
+                                      const std::vector<std::string>& device,
+                                      const DryRunStep& dry_run, int64_t steps_done,
+                                      bool by_category) {
+  const ModelConfig& model = session.engine.model;
+  std::vector<std::string> lines = {
+      fmt::format("model   {} parameters: {} layers, {} wide, {} heads ({} kv), vocabulary {}",
+                  describe_count(parameter_count(model)), model.num_hidden_layers,
+                  model.hidden_size, model.num_attention_heads, model.num_key_value_heads,
+                  model.vocab_size),
+      plan_line(session, rank, steps_done),
+      fmt::format("data    {} training tokens, {} validation tokens, tokenizer {}",
+                  describe_count(session.data.train.size()),
+                  describe_count(session.data.val.size()), name_of(session.tokenizer->type()))};
+  for (std::string& line : describe_sources(session)) {
+    lines.push_back(std::move(line));
+  }
+  lines.push_back(describe_steps(session));
+  lines.insert(lines.end(), device.begin(), device.end());
+  const MemoryLedger planned = memory_of_run(dry_run, rank.is_host);
+  if (!by_category) {
+    lines.push_back(fmt::format("memory  {}{}", describe_bytes(planned.total()),
+                                describe_largest(session, dry_run)));
+    return lines;
+  }
+  lines.push_back("memory" + describe_largest(session, dry_run));
+  const std::vector<std::string> memory = describe_memory(planned, dry_run.nccl_bytes);
+  lines.insert(lines.end(), memory.begin(), memory.end());
+  if (!rank.is_host && dry_run.state_copy > 0) {
+    lines.push_back(describe_state_copy(dry_run));
+  }
+  return lines;
+}
+
+}  // namespace fp8train

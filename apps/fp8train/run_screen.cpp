@@ -1,0 +1,234 @@
+#include "run_screen.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstdlib>
+#include <system_error>
+#include <vector>
+
+#include "base/append_file.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/quantities.h"
+#include "base/screen.h"
+#include "base/terminal.h"
+#include "base/text.h"
+#include "overview.h"
+#include "text_stream.h"
+#include "train/run_length.h"
+#include "train/run_start.h"
+
+namespace fp8train {
+namespace {
+
+constexpr double kTickSeconds = 0.2;
+
+/// The most important first.
+std::vector<std::string> fields_of(const StepMetrics& metrics) {
+  const auto remaining = static_cast<double>(metrics.max_steps - metrics.step);
+  std::vector<std::string> fields = {
+      fmt::format("step {}/{}", metrics.step, metrics.max_steps),
+      fmt::format("loss {:.4f}", metrics.loss),
+      fmt::format("{} tok/s", describe_count(metrics.tokens_per_second)),
+      fmt::format("eta {}", describe_duration(remaining * metrics.seconds_per_step)),
+      fmt::format("grad norm {:.3f}", metrics.gradient_norm),
+      fmt::format("lr {:.2e}", metrics.lr)};
+  if (metrics.skipped_steps > 0) {
+    fields.insert(fields.begin() + 2, fmt::format("skipped {}", metrics.skipped_steps));
+  }
+  if (metrics.scaling != nullptr) {
+    fields.push_back(fmt::format("{} sat {:.2f}% under {:.2f}%", metrics.scaling->formats,
+                                 metrics.scaling->saturated_percent,
+                                 metrics.scaling->underflow_percent));
+  }
+  fields.push_back(fmt::format("mem {}", describe_bytes(metrics.memory_bytes)));
+  return fields;
+}
+
+/// Returns a remark on a last loss that shows no success; otherwise an empty text.
+std::string remark_on_loss(double first, double last, int64_t vocabulary) {
+  constexpr double kFarAbove = 1;  // nats per target: the probabilities are a third of the first
+  constexpr double kEqual = 5e-5;  // the digits that are printed
+  if (std::abs(last - std::log(static_cast<double>(vocabulary))) < kEqual) {
+    return fmt::format(" (ln {}: the model gives every token the same probability)", vocabulary);
+  }
+  return first > 0 && last > first + kFarAbove
+             ? fmt::format(
+                   " (far above {:.4f}, where it began: training has diverged; "
+                   "lower optimizer.lr)",
+                   first)
+             : "";
+}
+
+}  // namespace
+
+std::string describe(const StepMetrics& metrics, size_t columns) {
+  std::string line;
+  for (const std::string& field : fields_of(metrics)) {
+    const std::string longer = line.empty() ? field : fmt::format("{} | {}", line, field);
+    if (!line.empty() && longer.size() > columns) {
+      break;
+    }
+    line = longer;
+  }
+  return line;
+}
+
+RunScreen::~RunScreen() {
+  RunScreen::did_all_steps();
+  close_file(log_);
+}
+
+void RunScreen::opened(const RunDirectory& directory) {
+  directory_ = directory;
+  log_ = open_to_append(directory.log());
+}
+
+void RunScreen::planned(const RunParts& parts, const RankMemory& memory,
+                        const DryRunStep& dry_run) {
+  const RankDevice& rank = *parts.rank_device;
+  if (parts.comm->size() > 1) {
+    say("ranks   {}; {}{}", parts.comm->description(),
+        describe_layout(parts.session, parts.comm->topology()),
+        rank.note.empty() ? "" : "; " + rank.note);
+  }
+  const bool by_category = parts.earlier_config.empty() || verbose_;
+  for (const std::string& line :
+       run_overview(parts.session, memory, device_lines(*rank.device, rank.reason, parts.threads),
+                    dry_run, parts.found.step, by_category)) {
+    put(line);
+  }
+}
+
+void RunScreen::hashed(size_t files, uint64_t bytes_left) {
+  say("hashes  {}{}", counted(static_cast<int64_t>(files), "data file"),
+      bytes_left == 0
+          ? ""
+          : fmt::format(", {} of them while the run continues", describe_bytes(bytes_left)));
+}
+
+void RunScreen::entered_stage(const Session& session, const RankMemory& memory,
+                              int64_t steps_done) {
+  put(plan_line(session, memory, steps_done));
+}
+
+void RunScreen::loaded(const std::string& folder, std::optional<int64_t> step) {
+  put(step ? fmt::format("resumed from {} at step {}", folder, *step) : "weights from " + folder);
+}
+
+void RunScreen::changed(const std::string& setting) {
+  say("  changed since then: {}", setting);
+}
+
+void RunScreen::did_step(int64_t step, int64_t max_steps) {
+  if (style_ == Style::pretty && since_tick_.seconds() >= kTickSeconds) {
+    since_tick_.restart();
+    line_open_ = true;
+    print(fmt::format("{}step {}/{}", kRenew, step, max_steps));
+  }
+}
+
+void RunScreen::measured(const StepMetrics& metrics) {
+  // A terminal breaks a line that fills it.
+  const size_t columns = style_ == Style::pretty ? terminal_columns(out_) - 1 : kNoColumns;
+  put(describe(metrics), describe(metrics, columns));
+}
+
+void RunScreen::validated(int64_t step, const LossReport& loss, bool is_final, bool of_documents) {
+  const char* const all = of_documents ? "all documents of the" : "the whole";
+  say("step {}: val loss {:.4f} over {} tokens{}", step, loss.mean, loss.targets,
+      is_final ? fmt::format(" ({} validation split)", all) : "");
+}
+
+void RunScreen::sampled(int64_t step, const std::string& text) {
+  say("sample at step {}:\n{}", step, text);
+}
+
+void RunScreen::changed_plan(int64_t step, const PrecisionPlan& plan, bool scales, bool is_new) {
+  say("from step {} on: {}{}", step + 1,
+      scales ? "plan " + plan.name : std::string(name_of(plan.activation)),
+      is_new ? " (precision.schedule)" : "");
+}
+
+void RunScreen::did_all_steps() {
+  if (line_open_) {
+    line_open_ = false;
+    print(kRenew);
+  }
+}
+
+void RunScreen::stopped(int64_t step, const std::string& reason) {
+  say("stopped at step {} ({}); {} holds everything: run the same command to continue", step,
+      reason, directory_.checkpoints().string());
+}
+
+void RunScreen::had_nothing_to_do(int64_t step, const Session& session) {
+  const std::string key = length_key(session.settings.training);
+  if (step > session.max_steps) {
+    say("nothing to do: the checkpoint is of step {}, and the configuration asks for {}; raise {} "
+        "to train further",
+        step, counted(session.max_steps, "step"), key);
+  } else {
+    say("nothing to do: this run finished at step {}; raise {} to train further. Everything is in "
+        "{}",
+        step, key, directory_.root.string());
+  }
+}
+
+void RunScreen::finished(const TrainingState& state, const Session& session, int64_t steps,
+                         double seconds) {
+  say("done: {}, {} tokens{} in {}; loss {:.4f}{}{}; everything is in {}",
+      counted(state.step, "step"), describe_count(state.tokens),
+      steps == state.step ? "" : fmt::format(", {} since the last start", counted(steps, "step")),
+      describe_duration(seconds), state.loss,
+      remark_on_loss(state.first_loss, state.loss, session.engine.model.vocab_size),
+      state.val_step > 0 ? fmt::format(", val loss {:.4f}", state.val_loss) : "",
+      directory_.root.string());
+}
+
+void RunScreen::put(const std::string& line) {
+  put(line, fitted(out_, line));
+}
+
+void RunScreen::put(const std::string& logged, const std::string& shown) {
+  try {
+    if (log_ >= 0) {
+      append_whole(log_, directory_.log(), without_controls(logged) + "\n");
+    }
+  } catch (const DeviceError&) {  // metrics.jsonl, on the same disk, says so
+  }
+  if (style_ != Style::quiet) {
+    const std::string start = line_open_ ? kRenew : "";
+    line_open_ = false;
+    print(start + without_controls(shown) + "\n");
+  }
+}
+
+void RunScreen::print(const std::string& text) {
+  if (std::fwrite(text.data(), 1, text.size(), out_) == text.size() && std::fflush(out_) == 0) {
+    return;
+  }
+  const int failure = errno;
+  std::clearerr(out_);  // the program's end would take it for lost output
+  style_ = Style::quiet;
+  line_open_ = false;
+  log_warning(
+      fmt::format("progress cannot be written ({}); the run continues, and train.log has it",
+                  std::error_code(failure, std::generic_category()).message()));
+}
+
+RunScreen::Style screen_style(ProgressFormat format, std::FILE* out) {
+  if (format != ProgressFormat::automatic) {
+    return format == ProgressFormat::pretty ? RunScreen::Style::pretty : RunScreen::Style::plain;
+  }
+  const char* terminal = std::getenv("TERM");
+  const bool capable =
+      terminal != nullptr && std::string(terminal) != "dumb" &&
+      std::getenv("SLURM_JOB_ID") == nullptr &&
+      std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr;  // mpirun's ranks have one each
+  return capable && isatty(fileno(out)) == 1 ? RunScreen::Style::pretty : RunScreen::Style::plain;
+}
+
+}  // namespace fp8train
