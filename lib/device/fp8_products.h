@@ -58,6 +58,9 @@ constexpr std::string_view why_no_fp8_product(ScalePair scales, DType a, DType b
     return scales == ScalePair::block_1x16 ? type == DType::e2m1
                                            : type == DType::e4m3 || type == DType::e5m2;
   };
+  if (scales == ScalePair::block_1x32 && (a == DType::e2m1 || b == DType::e2m1)) {
+    return "cuBLASLt multiplies e2m1 with 1x16 scales only";
+  }
   if (!is_known(a) || !is_known(b)) {
     return "tensor cores do not multiply these element types with these scales";
   }

@@ -20,7 +20,7 @@ void round_as(const StepContext& context, ConstView x, const ScalingSlot& slot, 
   const auto scalar = [&] { return allocate(*context.scratch, DType::f32, {1}).as<float>(); };
   QuantizedTensor codes = {.rowwise = {}, .columnwise = {}, .format = format};
   codes.rowwise.codes = allocate(*context.scratch, format.dtype, x.shape);
-  if (of_tensor || format.is_two_level()) {
+  if (of_tensor || (format.is_two_level() && !format.row_scaled)) {
     codes.tensor_scale = of_tensor ? slot.scale : scalar();
     codes.tensor_scale_inv = scalar();
   }
@@ -29,6 +29,10 @@ void round_as(const StepContext& context, ConstView x, const ScalingSlot& slot, 
         ops::scale_grid(format.block, x.shape.rows(), x.shape.back(), ScaleLayout::row_major).count;
     codes.format.rounding = Rounding::nearest_even;
     codes.rowwise.scale_inv = allocate(*context.scratch, dtype_of(format.scale_type), {scales});
+    if (format.row_scaled) {
+      const View of_rows = allocate(*context.scratch, DType::f32, {x.shape.rows()});
+      codes.rowwise.row_scale_inv = of_rows.as<float>();
+    }
     if (format.block == per::row) {
       codes.rowwise.scale = allocate(*context.scratch, DType::f32, {scales}).as<float>();
     }

@@ -28,8 +28,12 @@ void check_pair(const TensorFormat& a, const TensorFormat& b, bool along_columns
 Quantized allocate_blockwise(const LinearOperands::Memory& memory, const TensorFormat& format,
                              ScaleLayout layout, const Shape& shape) {
   const int64_t scales = ops::scale_grid(format.block, shape.rows(), shape.back(), layout).count;
-  return {.codes = memory(format.dtype, {shape.rows(), shape.back()}),
-          .scale_inv = memory(dtype_of(format.scale_type), {scales})};
+  Quantized made = {.codes = memory(format.dtype, {shape.rows(), shape.back()}),
+                    .scale_inv = memory(dtype_of(format.scale_type), {scales})};
+  if (format.row_scaled) {
+    made.row_scale_inv = memory(DType::f32, {shape.rows()}).as<float>();
+  }
+  return made;
 }
 
 /// Zeros where no scale is written.
@@ -122,7 +126,7 @@ LinearOperands::Cast LinearOperands::allocate_cast(const DeviceTraits& traits,
   codes.format = format;
   if (blockwise(format)) {
     codes.layout = block_layout(traits);
-    if (format.is_two_level()) {
+    if (format.is_two_level() && !format.row_scaled) {
       codes.tensor_scale = slot->scale;
       codes.tensor_scale_inv = slot->scale_inv;
     }

@@ -88,18 +88,18 @@ constexpr uint32_t e8m0_carry(uint32_t mantissa) {
   return 1U << (22 - mantissa);
 }
 
-/// NVFP4: the scale of a tensor, above those of its blocks, so that the block with the largest
-/// magnitude gets the largest E4M3 scale: 448 * 6 / amax, at most the largest fp32 number; 1 where
-/// amax is 0 or infinite; NaN stays. Read back as amax / (448 * 6), which is not its reciprocal
-/// where it is limited. (TransformerEngine, common/cast/nvfp4/core_nvfp4.cuh
+/// NVFP4: the scale of a tensor, or of a row, above those of its blocks, so that the block with the
+/// largest magnitude gets the scale `largest`: 448 * 6 / amax, at most the largest fp32 number; 1
+/// where amax is 0 or infinite; NaN stays. Read back as amax / (448 * 6), which is not its
+/// reciprocal where it is limited. (TransformerEngine, common/cast/nvfp4/core_nvfp4.cuh
 /// compute_global_encode_scaling_factor_FP4; pytorch/custom_recipes/reference_nvfp4.py.)
-FP8TRAIN_HD float two_level_scale(float amax) {
-  const float quotient = kMaxE4M3 * kMaxE2M1 / amax;
+FP8TRAIN_HD float two_level_scale(float amax, float largest = kMaxE4M3) {
+  const float quotient = largest * kMaxE2M1 / amax;
   const float limited = quotient > kMaxF32 ? kMaxF32 : quotient;
   return amax == 0.0F || limited == 0.0F ? 1.0F : limited;
 }
-FP8TRAIN_HD float two_level_scale_inv(float amax) {
-  return amax / (kMaxE4M3 * kMaxE2M1);
+FP8TRAIN_HD float two_level_scale_inv(float amax, float largest = kMaxE4M3) {
+  return amax / (largest * kMaxE2M1);
 }
 /// Returns the scale that reads a block of such a tensor, under the tensor's scale: amax / 6 times
 /// that scale, in E4M3; a NaN amax gives NaN.
@@ -111,6 +111,22 @@ FP8TRAIN_HD e4m3 two_level_block_scale(float amax, float tensor_scale) {
 FP8TRAIN_HD float two_level_factor(e4m3 block_scale, float tensor_scale) {
   const float quotient = 1.0F / (decode(block_scale) * (1.0F / tensor_scale));
   return quotient > kMaxF32 ? kMaxF32 : quotient;
+}
+
+/// 4over6: a block has two candidates, in which its amax becomes 6 or, with a scale 1.5 times as
+/// large, 4. That with the smaller sum of errors is taken, and the first one where they are equal.
+/// (Four Over Six, 2512.02010; TransformerEngine, common/cast/nvfp4/quantize_4over6_nvfp4.cuh.)
+FP8TRAIN_HD e4m3 four_over_six_block_scale(float amax, float tensor_scale, bool to_four) {
+  const float base = amax / kMaxE2M1 * tensor_scale;
+  return encode<e4m3>(to_four ? base * 1.5F : base);
+}
+/// Returns the error of a value cast with `factor` and read with `scale` and the amax of the
+/// tensor, or its square. `largest`: as for two_level_scale().
+FP8TRAIN_HD float four_over_six_error(float value, float factor, e4m3 scale, float tensor_amax,
+                                      float largest, bool squared) {
+  const float code = decode(encode<e2m1>(value * factor));
+  const float error = code * decode(scale) * tensor_amax / (kMaxE2M1 * largest) - value;
+  return squared ? error * error : error < 0.0F ? -error : error;
 }
 
 }  // namespace fp8train

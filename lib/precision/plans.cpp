@@ -144,6 +144,19 @@ PrecisionPlan torchao_mxfp8() {
   return plan;
 }
 
+/// MXLinear of torchao with the recipe MXFP4_EMULATED (torchao 7bb7f06,
+/// torchao/prototype/mx_formats/config.py and mx_linear.py, the last commit that has it): E2M1 in
+/// blocks of 32 along the contracted extent of all operands, scales rounded down.
+PrecisionPlan torchao_mxfp4() {
+  PrecisionPlan plan = torchao_mxfp8();
+  plan.name = "torchao-mxfp4";
+  change_operands(plan, [](TensorFormat& format) {
+    format.dtype = DType::e2m1;
+    format.scale_type = ScaleType::e8m0_floor;
+  });
+  return plan;
+}
+
 /// MS-AMP's linear layers (msamp/nn/functional.py, common/tensor/meta.py): E4M3 forward, E5M2
 /// gradients, one power-of-two scale per tensor; of x and dy from the maximum of the rank's own
 /// last 16 optimizer steps (optim/optimizer.py), current in the first 16 and in the 16 after a
@@ -320,6 +333,11 @@ PrecisionPlan custom() {
   return plan;
 }
 
+PlanEntry advised(PlanEntry entry, const char* advice) {
+  entry.advice = advice;
+  return entry;
+}
+
 constexpr const char* kTransformerEngine = "TransformerEngine";
 constexpr const char* kMsamp = "MS-AMP";
 constexpr const char* kMsampTe = "MS-AMP with TransformerEngine";
@@ -334,25 +352,12 @@ const std::vector<PlanEntry>& plan_entries() {
       {"fp16", "", "", false, fp16_mixed, "Mixed Precision Training (1710.03740)",
        MixedPrecision::fp16},
       {"te-delayed", "te", "delayed", false, te_delayed, kTransformerEngine},
-      {"te-current",
-       "te",
-       "current",
-       false,
-       te_current,
-       kTransformerEngine,
-       {},
-       false,
-       "FP8 with the least risk: no scale is from an earlier step"},
+      advised({"te-current", "te", "current", false, te_current, kTransformerEngine},
+              "FP8 with the least risk: no scale is from an earlier step"),
       {"te-blockwise", "te", "blockwise", false, te_blockwise, kTransformerEngine},
-      {"te-mxfp8",
-       "te",
-       "mxfp8",
-       false,
-       te_mxfp8,
-       "TransformerEngine; OCP MX specification",
-       {},
-       false,
-       "the smallest error of the plans that it multiplies in FP8"},
+      advised(
+          {"te-mxfp8", "te", "mxfp8", false, te_mxfp8, "TransformerEngine; OCP MX specification"},
+          "the smallest error of the plans that it multiplies in FP8"),
       {"te-nvfp4", "te", "nvfp4", false, te_nvfp4, "TransformerEngine; NVFP4 (2509.25149)"},
       {"msamp-o1", "msamp", "O1", false,
        [] { return with_msamp_o1_storage(msamp_gemms("msamp-o1")); }, kMsamp},
@@ -372,6 +377,8 @@ const std::vector<PlanEntry>& plan_entries() {
        kTorchao},
       {"torchao-blockwise", "torchao", "blockwise", false, torchao_blockwise, "torchao prototype"},
       {"torchao-mxfp8", "torchao", "mxfp8_rceil", false, torchao_mxfp8, "torchao prototype"},
+      {"torchao-mxfp4", "torchao", "mxfp4_emulated", false, torchao_mxfp4,
+       "torchao prototype, until March 2026"},
       {"fp8-lm", "", "", false, fp8_lm, "FP8-LM (2310.18313)"},
       {"deepseek-v3", "", "", false, deepseek_v3, "DeepSeek-V3 (2412.19437)"},
       {"deepseek-v3.1", "", "", false, deepseek_v31, "DeepSeek-V3.1, DeepGEMM"},

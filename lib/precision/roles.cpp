@@ -41,7 +41,7 @@ void check_operand(const char* role, const TensorFormat& format, DType activatio
   require(why.empty(), why);
   const bool to_nearest = format.rounding == Rounding::nearest_even;
   require(to_nearest || !std::string_view(role).ends_with("_w"), "weights are rounded to nearest");
-  require(to_nearest || format.is_two_level(), "only e2m1 may be rounded stochastically");
+  require(to_nearest || format.dtype == DType::e2m1, "only e2m1 may be rounded stochastically");
   const bool is_current = format.policy == ScalePolicy::current;
   if (format.block == per::tensor) {
     require(is_current || format.policy == ScalePolicy::delayed,

@@ -138,6 +138,8 @@ class FormatParser {
       format_.scale_type = scales->type;
     } else if (word.name == "hadamard") {
       once(format_.hadamard, word, "transform");
+    } else if (word.name == "row_scaled") {
+      format_.row_scaled = true;
     } else if (word.name == "stochastic") {
       format_.rounding = Rounding::stochastic;
     } else if (word.name == "expanded") {
@@ -149,7 +151,8 @@ class FormatParser {
       known.insert(known.end(), {"expanded", "current", "delayed(1024, max)", "static(1)", "auto"});
       const std::vector<std::string> types = format_scale_types();
       known.insert(known.end(), types.begin(), types.end());
-      known.insert(known.end(), {"epsilon 1e-12", "hadamard", "stochastic", "remainder"});
+      known.insert(known.end(),
+                   {"epsilon 1e-12", "row_scaled", "hadamard", "stochastic", "remainder"});
       unknown("word", word.name, known);
     }
     no_arguments(word);
@@ -272,8 +275,9 @@ class FormatParser {
     if (format_.expanded && !format_.block.is_group()) {
       fail("expanded belongs to groups: group(128) expanded");
     }
-    if (format_.hadamard && !facts_of(format_.scale_type).two_level) {
-      fail("hadamard belongs to e4m3 scales: e2m1 1x16 e4m3 hadamard");
+    if ((format_.hadamard || format_.row_scaled) && !facts_of(format_.scale_type).two_level) {
+      const char* const word = format_.hadamard ? "hadamard" : "row_scaled";
+      fail(fmt::format("{} belongs to e4m3 scales: e2m1 1x16 e4m3 {}", word, word));
     }
     if (format_.amax_epsilon > 0 && format_.policy != ScalePolicy::current) {
       fail("epsilon belongs to current scaling");

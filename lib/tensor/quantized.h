@@ -19,11 +19,12 @@ enum class ScaleLayout : uint8_t {
 
 /// One orientation of a matrix: blocks lie along the rows of `codes`.
 struct Quantized {
-  View codes;              ///< [rows, columns]; empty where this orientation is not wanted
-  View scale_inv;          ///< of blocks: what codes are multiplied by, of the dtype of the
-                           ///< format's ScaleType; as many as ops::scale_grid says
-  float* scale = nullptr;  ///< of blocks: device memory, in the same order: what values are
-                           ///< multiplied by; may be null but for per::row
+  View codes;                      ///< [rows, columns]; empty where this orientation is not wanted
+  View scale_inv;                  ///< of blocks: what codes are multiplied by, of the dtype of the
+                                   ///< format's ScaleType; as many as ops::scale_grid says
+  float* scale = nullptr;          ///< of blocks: device memory, in the same order: what values are
+                                   ///< multiplied by; may be null but for per::row
+  float* row_scale_inv = nullptr;  ///< row_scaled: device memory [rows], above the scales of blocks
 };
 
 /// A GEMM multiplies along rows of codes, so the transposed operand has blocks that lie along the
@@ -34,7 +35,7 @@ struct QuantizedTensor {
   Quantized columnwise;               ///< codes [columns, rows]
   float* tensor_scale = nullptr;      ///< per::tensor: device memory; of both orientations
   float* tensor_scale_inv = nullptr;  ///< per::tensor: device memory; 1 / tensor_scale
-                                      ///< ScaleType::e4m3: both, above the scales of blocks
+                                      ///< scales in e4m3: both, above those of blocks
   TensorFormat format;
   ScaleLayout layout = ScaleLayout::row_major;
 

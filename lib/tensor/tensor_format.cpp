@@ -72,6 +72,7 @@ std::string describe(const TensorFormat& format) {
   if (format.scale_type != ScaleType::f32) {
     text += fmt::format(" {}", name_of(format.scale_type));
   }
+  text += format.row_scaled ? " row_scaled" : "";
   text += format.hadamard ? " hadamard" : "";
   text += format.amax_epsilon > 0 ? fmt::format(" epsilon {}", format.amax_epsilon) : "";
   return text + rounding;

@@ -65,9 +65,13 @@ enum class ScaleType : uint8_t {
   f32,
   pow2,
   e8m0,
-  e4m3,        ///< under an fp32 scale of the tensor (NVFP4)
-  e8m0_floor,  ///< e8m0 is rounded up, this one down,
-  e8m0_even,   ///< and this one down after amax is rounded (numeric/scale.h)
+  e4m3,                 ///< under an fp32 scale of the tensor (NVFP4)
+  e8m0_floor,           ///< e8m0 is rounded up, this one down,
+  e8m0_even,            ///< and this one down after amax is rounded (numeric/scale.h)
+  e4m3_4over6,          ///< e4m3 of two candidates, by the sum of errors,
+  e4m3_4over6_mse,      ///< or of their squares;
+  e4m3_4over6_448,      ///< these two under a scale of the tensor that
+  e4m3_4over6_448_mse,  ///< is not lowered for the larger candidate
 };
 /// The facts about a type of scale.
 struct ScaleTypeFacts {
@@ -77,6 +81,9 @@ struct ScaleTypeFacts {
   bool exact_in_bf16;  ///< a code times its scale is a number of bf16
   bool two_level;      ///< scales of blocks lie under an fp32 scale of the tensor
   int packet_bytes;    ///< bytes of a scale in a packet: 1 is an exponent, 0: no packet has any
+  float largest = kMaxE4M3;    ///< two_level: the scale of the block with the largest magnitude
+  bool four_over_six = false;  ///< two_level: numeric/scale.h,
+  bool squared = false;        ///< by the squares of errors
 };
 /// The one table, in the order of ScaleType.
 inline constexpr ScaleTypeFacts kScaleTypeFacts[] = {
@@ -85,7 +92,12 @@ inline constexpr ScaleTypeFacts kScaleTypeFacts[] = {
     {ScaleType::e8m0, "e8m0", DType::e8m0, true, false, 0},
     {ScaleType::e4m3, "e4m3", DType::e4m3, true, true, 0},
     {ScaleType::e8m0_floor, "e8m0_floor", DType::e8m0, true, false, 0},
-    {ScaleType::e8m0_even, "e8m0_even", DType::e8m0, true, false, 0}};
+    {ScaleType::e8m0_even, "e8m0_even", DType::e8m0, true, false, 0},
+    {ScaleType::e4m3_4over6, "e4m3_4over6", DType::e4m3, true, true, 0, 256.0F, true},
+    {ScaleType::e4m3_4over6_mse, "e4m3_4over6_mse", DType::e4m3, true, true, 0, 256.0F, true, true},
+    {ScaleType::e4m3_4over6_448, "e4m3_4over6_448", DType::e4m3, true, true, 0, kMaxE4M3, true},
+    {ScaleType::e4m3_4over6_448_mse, "e4m3_4over6_448_mse", DType::e4m3, true, true, 0, kMaxE4M3,
+     true, true}};
 constexpr const ScaleTypeFacts& facts_of(ScaleType type) {
   return kScaleTypeFacts[static_cast<size_t>(type)];
 }
@@ -148,9 +160,11 @@ struct TensorFormat {
   /// from zero, and, where scales are, the lower ones, 64 fp32 words for each 128 of them
   /// (master_halves()).
   bool remainder = false;
-  /// ScaleType::e4m3 only: 16 values along the contracted extent go through a random Hadamard
+  /// Scales in e4m3 only: 16 values along the contracted extent go through a random Hadamard
   /// transform before the cast (numeric/hadamard.h), on both sides of a product.
   bool hadamard = false;
+  /// Scales in e4m3 only: each row of the codes, and not the tensor, has a scale above its blocks'.
+  bool row_scaled = false;
   float fixed_scale = 1.0F;  ///< ScalePolicy::fixed only
   float amax_epsilon =
       0.0F;  ///< ScalePolicy::current, fp32 and pow2 only: a smaller amax counts as this
@@ -187,7 +201,7 @@ TensorFormat parse_format(std::string_view text);
 /// "tensor", "row", "1x128", "group(128)".
 std::string name_of(ScaleBlock block);
 
-/// "fp32", "pow2", "e8m0", "e4m3", "e8m0_floor", "e8m0_even".
+/// "fp32", "pow2", "e8m0", "e4m3", "e8m0_floor", "e8m0_even", "e4m3_4over6", ...
 std::string_view name_of(ScaleType type);
 
 /// Return the words that parse_format() knows, for messages: element types, blocks in use, and

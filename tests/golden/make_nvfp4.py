@@ -11,8 +11,12 @@ replaced by empty classes.
       fingerprints (FNV-1a) of codes and of scales, and the bits of the amax, of the matrix along
       rows and along columns; RHT: the latter goes through the Hadamard transform. Where the amax is
       NaN codes are taken as zero; a code of -0 counts as 0, a NaN has no sign
+  option INPUT TILE SCALE BY_ROW CODES SCALES AMAX CODES SCALES AMAX
+      the same without a transform, with 4over6 (SCALE is the program's name of its scales), and
+      with a scale for each row, where AMAX is the fingerprint of what reads them
   product NAME M N K VALUE ...
-      fp32 bits of the product of operands "x" and "w", or transposed, "dy" and "x"
+      fp32 bits of the product of operands "x" and "w", or transposed, "dy" and "x"; of x with a
+      scale for each row "fprop.rows" and "wgrad.rows", of x and w with 4over6 "fprop.4over6"
 """
 
 import enum
@@ -110,8 +114,52 @@ def prints(codes, scales, amax):
     )
 
 
-def quantizer(reference, tile, rht):
-    return reference.NVFP4QuantizerRef(dtype="e2m1", quant_tile_shape=tile, with_rht=rht)
+def quantizer(reference, tile, rht, **options):
+    return reference.NVFP4QuantizerRef(
+        dtype="e2m1", quant_tile_shape=tile, with_rht=rht, **options
+    )
+
+
+def four_over_six(bound, mode):
+    return {
+        "nvfp4_use_4over6": True, "nvfp4_e4m3_max": bound, "nvfp4_4over6_err_mode": mode,
+    }  # fmt: skip
+
+
+SCALES = {
+    "e4m3": {},
+    "e4m3_4over6": four_over_six(256, "MAE"),
+    "e4m3_4over6_mse": four_over_six(256, "MSE"),
+    "e4m3_4over6_448": four_over_six(448, "MAE"),
+    "e4m3_4over6_448_mse": four_over_six(448, "MSE"),
+}
+
+
+def option_prints(codes, scales, amax, scale, by_row):
+    if not by_row:
+        return prints(codes, scales, amax.item())
+    largest = 6.0 * SCALES[scale].get("nvfp4_e4m3_max", 448)
+    read_by = (amax / torch.tensor(largest, dtype=torch.float32)).numpy()
+    return " ".join([*prints(codes, scales, 0.0).split()[:2], fingerprint(read_by.tobytes())])
+
+
+def options(reference):
+    for name, x, _ in inputs():
+        if name.split(".")[-1] in ("58", "59"):  # infinities and NaN
+            continue
+        for tile in ((1, 16), (16, 16)):
+            for scale, of_scale in SCALES.items():
+                for by_row in (False, True) if tile == (1, 16) else (False,):
+                    if scale == "e4m3" and not by_row:
+                        continue
+                    maker = quantizer(reference, tile, False, row_scaled_nvfp4=by_row, **of_scale)
+                    got = maker.quantize(as_torch(x))
+                    rows = option_prints(got.data, got.scale, got.global_amax_row, scale, by_row)
+                    columns = option_prints(
+                        got.data_t, got.scale_t, got.global_amax_col, scale, by_row
+                    )
+                    tiles = f"{tile[0]}x{tile[1]}"
+                    yield f"option {name} {tiles} {scale} {int(by_row)} {rows} {columns}"
 
 
 def casts(reference):
@@ -125,11 +173,11 @@ def casts(reference):
 
 
 def product(reference, gemm_type, name, a, b):
-    """a b^T of quantized operands, which `a` and `b` give as tile, transform, matrix and whether it
-    is contracted along its columns."""
+    """a b^T of quantized operands, which `a` and `b` give as tile, transform, matrix, whether it is
+    contracted along its columns, and options."""
     operands = []
-    for tile, rht, matrix, transposed in (a, b):
-        maker = quantizer(reference, tile, rht)
+    for tile, rht, matrix, transposed, *of_operand in (a, b):
+        maker = quantizer(reference, tile, rht, **(of_operand[0] if of_operand else {}))
         got = maker.quantize(as_torch(matrix))
         operands.append((
             got.data_t if transposed else got.data,
@@ -149,7 +197,7 @@ def product(reference, gemm_type, name, a, b):
 def main():
     reference, gemm_type = load()
     x, w = narrow(64, 32), narrow(16, 32)
-    lines = [*casts(reference)]
+    lines = [*casts(reference), *options(reference)]
     lines.append(
         product(
             reference, gemm_type, "fprop", ((1, 16), False, x, False), ((16, 16), False, w, False)
@@ -161,6 +209,13 @@ def main():
             ((1, 16), True, x, True),
         )
     )
+    rows, four = {"row_scaled_nvfp4": True}, SCALES["e4m3_4over6"]
+    vector, square = ((1, 16), False), ((16, 16), False)
+    for name, of_x, of_w in (("rows", rows, {}), ("4over6", four, four)):
+        a, b = (*vector, x, False, of_x), (*square, w, False, of_w)
+        lines.append(product(reference, gemm_type, f"fprop.{name}", a, b))
+    dy = (*vector, narrow(64, 16), True)
+    lines.append(product(reference, gemm_type, "wgrad.rows", dy, (*vector, x, True, rows)))
     (HERE / "ops" / "nvfp4.txt").write_text("\n".join(lines) + "\n")
 
 

@@ -67,6 +67,14 @@ TEST_CASE("why a format is not cast or multiplied") {
   CHECK(ops::why_not_multiplied(square).empty());
   square.hadamard = true;
   CHECK(ops::why_not_multiplied(square) == "hadamard goes with 1x16");
+  TensorFormat mxfp4 = scaled(DType::e2m1, per::block_1x32, ScaleType::e8m0_floor);
+  CHECK(ops::why_not_multiplied(mxfp4).empty());
+  mxfp4.scale_type = ScaleType::e4m3;
+  CHECK(ops::why_not_multiplied(mxfp4) ==
+        "scales for 1x32 are e8m0 or e8m0_floor or e8m0_even; e4m3 ones are for 1x16, 16x16");
+  mxfp4.block = per::row;
+  CHECK(ops::why_not_multiplied(mxfp4) ==
+        "operands in e2m1 have scales for one of: 1x32, 32x32, 1x16, 16x16");
 }
 
 TEST_CASE("no GPU is asked for a product that tensor cores do not have") {

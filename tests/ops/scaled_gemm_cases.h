@@ -95,7 +95,7 @@ inline std::vector<FormatPair> format_pairs() {
         const DType other = type == DType::i8 ? type : DType::e4m3;
         const FormatPair pair = {blockwise_format(type, blocks.a, scale_type),
                                  blockwise_format(other, blocks.b, scale_type)};
-        if (blocks.a != per::tensor && scale_type != ScaleType::e4m3) {
+        if (blocks.a != per::tensor && !pair.a.is_two_level()) {
           pairs.push_back(pair);
         }
       }

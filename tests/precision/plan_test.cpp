@@ -38,6 +38,7 @@ TEST_CASE("the plans are those of the table of plans") {
                                                  "torchao-rowwise-gw-hp",
                                                  "torchao-blockwise",
                                                  "torchao-mxfp8",
+                                                 "torchao-mxfp4",
                                                  "fp8-lm",
                                                  "deepseek-v3",
                                                  "deepseek-v3.1",
@@ -74,6 +75,8 @@ TEST_CASE("mixed_precision and recipe select a plan, precision.plan names it") {
   CHECK(resolve_plan(torchao).name == "torchao-rowwise-gw-hp");
   torchao.recipe = "mxfp8_rceil";
   CHECK(resolve_plan(torchao).name == "torchao-mxfp8");
+  torchao.recipe = "mxfp4_emulated";
+  CHECK(resolve_plan(torchao).name == "torchao-mxfp4");
   request.plan = "te-current";
   CHECK(resolve_plan(request).name == "te-current");
 }

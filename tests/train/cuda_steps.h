@@ -116,7 +116,7 @@ inline const PlanTolerance kNotedPlans[] = {
     {"te-current", 2e-3, 5e-3, true}, {"te-blockwise", 2e-3, 5e-3, true},
     {"te-nvfp4", 1e-2, 5e-2, true},   {"torchao-rowwise", 2e-3, 5e-3, true},
     {"fp8-lm", 2e-3, 5e-3, true},     {"coat", 2e-3, 5e-3, true},
-    {"fp8-lean", 2e-3, 5e-3, true}};
+    {"fp8-lean", 2e-3, 5e-3, true},   {"torchao-mxfp4", 1e-2, 5e-2}};
 
 /// Every plan of the table of plans.
 inline std::vector<PlanTolerance> all_plans() {

@@ -68,6 +68,7 @@ constexpr PlanBytes kTable[] = {
     {"torchao-rowwise-gw-hp", 4, 0, 4, 8},
     {"torchao-blockwise", 4, 0, 4, 8},
     {"torchao-mxfp8", 4, 0, 4, 8},
+    {"torchao-mxfp4", 4, 0, 4, 8},
     {"fp8-lm", 1, 2, 1, 3},
     {"deepseek-v3", 1 + kSquare, 4, 4, 4},
     {"deepseek-v3.1", 1 + kSquare, 4, 4, 4},

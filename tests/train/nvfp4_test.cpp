@@ -99,6 +99,32 @@ TEST_CASE("all operands may be transformed") {
   CHECK(run.learn(30) < 0.5 * std::log(50.0));
 }
 
+TEST_CASE("a model learns a batch in MXFP4, with 4over6, with scales of rows, straight through") {
+  const std::string four = "e2m1 16x16 e4m3_4over6";
+  const std::string by_row = "e2m1 1x16 e4m3 row_scaled";
+  const std::string vector = "e2m1 1x16 e4m3";
+  const EngineSettings all[] = {small_llama("torchao-mxfp4"),
+                                with_roles({.fprop_w = four, .dgrad_w = four}),
+                                with_roles({.fprop_x = by_row,
+                                            .fprop_w = by_row,
+                                            .dgrad_w = by_row,
+                                            .wgrad_dy = vector,
+                                            .wgrad_x = by_row}),
+                                with_roles({.fprop_x = by_row,
+                                            .fprop_w = vector,
+                                            .dgrad_dy = "bf16",
+                                            .dgrad_w = vector,
+                                            .wgrad_dy = "bf16",
+                                            .wgrad_x = by_row})};
+  for (const EngineSettings& settings : all) {
+    INFO(describe(settings.plan.fprop.a) << ", " << describe(settings.plan.fprop.b));
+    Trained run(settings);
+    const uint64_t before = run.device->ledger().allocations();
+    CHECK(run.learn(30) < 0.5 * std::log(50.0));
+    CHECK(run.device->ledger().allocations() == before);
+  }
+}
+
 TEST_CASE("an infinity in the activations of NVFP4 makes the step a skipped one") {
   Trained run(small_llama("te-nvfp4"));
   for (const auto& parameter : run.engine.model().parameters().all()) {

@@ -43,8 +43,9 @@ const std::vector<SectionDoc>& section_docs() {
            "A plan by name, and formats of single roles, which override the plan. The format of a "
            "role is written as `fp8train explain` prints it, in this order: an element type ({}); "
            "if it is scaled, the block that shares a scale ({}); `expanded` after a group; "
-           "`current` or `delayed(1024, max)`; the type of the scales ({}; else fp32); `hadamard`; "
-           "and `stochastic`, for stored weights, masters and moments, and for x and dy in e2m1. "
+           "`current` or `delayed(1024, max)`; the type of the scales ({}; else fp32); "
+           "`row_scaled`; `hadamard`; and `stochastic`, for stored weights, masters and moments, "
+           "and for x and dy in e2m1. "
            "`bf16 remainder` is an fp32 master in two halves. `current` may be left out; e4m3, "
            "e5m2 and stored fp16 without a block have a current scale for the tensor. Formats that "
            "cannot be combined are an error. The table of plans: [plans](plans.md).",

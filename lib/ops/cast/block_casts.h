@@ -12,9 +12,9 @@ void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, flo
                      QuantizeStatistics* statistics);
 void dequantize_blocks(Stream stream, const QuantizedTensor& x, View y);
 
-/// Casts as above, under a scale of the tensor: ScaleType::e4m3.
-void quantize_two_level(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
-                        QuantizeStatistics* statistics, const CastRandom& random);
-void dequantize_two_level(Stream stream, const QuantizedTensor& x, View y);
+/// Casts as above, with codes in e2m1.
+void quantize_fp4(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
+                  QuantizeStatistics* statistics, const CastRandom& random);
+void dequantize_fp4(Stream stream, const QuantizedTensor& x, View y);
 
 }  // namespace fp8train::ops

@@ -18,7 +18,9 @@ constexpr DType kE2m1[] = {DType::e2m1};
 
 constexpr ScaleType kFp32Scales[] = {ScaleType::f32, ScaleType::pow2};
 constexpr ScaleType kE8m0Scales[] = {ScaleType::e8m0, ScaleType::e8m0_floor, ScaleType::e8m0_even};
-constexpr ScaleType kE4m3Scales[] = {ScaleType::e4m3};
+constexpr ScaleType kE4m3Scales[] = {ScaleType::e4m3, ScaleType::e4m3_4over6,
+                                     ScaleType::e4m3_4over6_mse, ScaleType::e4m3_4over6_448,
+                                     ScaleType::e4m3_4over6_448_mse};
 
 constexpr BlockFormat kBlockFormats[] = {{per::tensor, kBytes, kFp8, kFp32Scales},
                                          {per::row, kBytes, kBytes, kFp32Scales},
@@ -26,6 +28,8 @@ constexpr BlockFormat kBlockFormats[] = {{per::tensor, kBytes, kFp8, kFp32Scales
                                          {per::block_128x128, kBytes, kFp8, kFp32Scales},
                                          {per::block_1x32, kFp8, kFp8, kE8m0Scales},
                                          {per::block_32x32, kFp8, kFp8, kE8m0Scales},
+                                         {per::block_1x32, kE2m1, kE2m1, kE8m0Scales},
+                                         {per::block_32x32, kE2m1, kE2m1, kE8m0Scales},
                                          {per::block_1x16, kE2m1, kE2m1, kE4m3Scales, true},
                                          {per::block_16x16, kE2m1, kE2m1, kE4m3Scales}};
 static_assert(std::ranges::all_of(per::kInUse, [](const ScaleBlock& block) {
@@ -48,8 +52,9 @@ std::string why_not(const TensorFormat& format, Column column, const char* users
   const auto blocks_that = [&](auto belongs) {
     std::vector<std::string> names;
     for (const BlockFormat& line : kBlockFormats) {
-      if (is_among(line.block) && belongs(line)) {
-        names.push_back(name_of(line.block));
+      const std::string name = name_of(line.block);
+      if (is_among(line.block) && belongs(line) && std::ranges::find(names, name) == names.end()) {
+        names.push_back(name);
       }
     }
     return names;
@@ -84,9 +89,13 @@ std::string why_not(const TensorFormat& format, Column column, const char* users
                        fmt::join(types, " or "), name_of(format.scale_type),
                        fmt::join(blocks_that(has_scales), ", "));
   }
-  if (format.hadamard && !line->transformed) {
-    const auto blocks = blocks_that([](const BlockFormat& each) { return each.transformed; });
-    return fmt::format("hadamard goes with {}", fmt::join(blocks, " or "));
+  if ((format.hadamard || format.row_scaled) && !line->by_line) {
+    const auto blocks = blocks_that([](const BlockFormat& each) { return each.by_line; });
+    return fmt::format("{} goes with {}", format.hadamard ? "hadamard" : "row_scaled",
+                       fmt::join(blocks, " or "));
+  }
+  if (facts_of(format.scale_type).four_over_six && format.rounding == Rounding::stochastic) {
+    return "the errors that 4over6 compares are those of rounding to nearest";
   }
   return {};
 }

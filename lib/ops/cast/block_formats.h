@@ -16,7 +16,8 @@ struct BlockFormat {
   std::span<const DType> cast;        ///< element types that casts write
   std::span<const DType> multiplied;  ///< those of them that products read
   std::span<const ScaleType> scales;
-  bool transformed = false;  ///< values may go through a Hadamard transform first
+  /// Values may go through a Hadamard transform first, and rows may have scales above the blocks'.
+  bool by_line = false;
 };
 
 /// One line, or more for codes with other types of scales, for each block.
@@ -28,8 +29,9 @@ const BlockFormat* find_block_format(ScaleBlock block);
 const BlockFormat* find_block_format(ScaleBlock block, DType code);
 
 /// Why no cast makes codes with such scales; empty where one does. Looks at the element type, the
-/// block, the type of the scales and the transform. "scales for 1x32 are e8m0", for messages.
-/// A caller that has few blocks gives them as `among`: others are refused and not named.
+/// block, the type of the scales, the transform, scales of rows and rounding under 4over6. "scales
+/// for 1x32 are e8m0", for messages. A caller that has few blocks gives them as `among`: others are
+/// refused and not named.
 std::string why_not_cast(const TensorFormat& format,
                          std::span<const ScaleBlock> among = per::kInUse);
 

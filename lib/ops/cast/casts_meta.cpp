@@ -46,12 +46,14 @@ void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, flo
   count(stream, work);
 }
 
-/// Passes for the amax and its scale, then one for each orientation.
-void quantize_two_level(Stream stream, ConstView x, const QuantizedTensor& out, float* /*amax*/,
-                        QuantizeStatistics* /*statistics*/, const CastRandom& /*random*/) {
-  const bool both = !out.rowwise.codes.empty() && !out.columnwise.codes.empty();
-  count(stream,
-        {.bytes = bytes_of(x) * (both ? 3 : 2) + written_bytes(out), .launches = both ? 5 : 4});
+/// One pass for each orientation; before, under e4m3 scales, one for the amax of the tensor, or of
+/// the rows of each orientation, and what makes scales of it.
+void quantize_fp4(Stream stream, ConstView x, const QuantizedTensor& out, float* /*amax*/,
+                  QuantizeStatistics* /*statistics*/, const CastRandom& /*random*/) {
+  const int sides = !out.rowwise.codes.empty() && !out.columnwise.codes.empty() ? 2 : 1;
+  const int passes = out.format.row_scaled ? sides : out.format.is_two_level() ? 1 : 0;
+  count(stream, {.bytes = bytes_of(x) * (sides + passes) + written_bytes(out),
+                 .launches = sides + 3 * passes});
 }
 
 void quantize_current(Stream stream, ConstView x, const float* /*amax*/, float* /*scale_inv*/,
@@ -71,7 +73,7 @@ void dequantize_blocks(Stream stream, const QuantizedTensor& x, View y) {
   meta::dequantize(stream, x, y);
 }
 
-void dequantize_two_level(Stream stream, const QuantizedTensor& x, View y) {
+void dequantize_fp4(Stream stream, const QuantizedTensor& x, View y) {
   meta::dequantize(stream, x, y);
 }
 

@@ -7,11 +7,13 @@
 namespace fp8train::ops {
 namespace {
 
-/// What else a cast with a scale of the tensor above those of blocks needs.
-void check_two_level(const QuantizedTensor& out, const CastRandom& random) {
-  check(out.tensor_scale != nullptr && out.tensor_scale_inv != nullptr,
+/// What else a cast to e2m1 needs: the scales above those of blocks, and random bits.
+void check_fp4(const QuantizedTensor& out, const CastRandom& random) {
+  check(!out.format.is_two_level() || out.format.row_scaled ||
+            (out.tensor_scale != nullptr && out.tensor_scale_inv != nullptr),
         "quantize: no scales of the tensor");
-  check(out.rowwise.codes.empty() || out.columnwise.codes.empty() || !out.format.hadamard,
+  check(out.format.row_scaled || out.rowwise.codes.empty() || out.columnwise.codes.empty() ||
+            !out.format.hadamard,
         "quantize: transformed values have a scale of the tensor for each orientation");
   check(out.format.rounding == Rounding::nearest_even || random.pass != nullptr,
         "quantize: no random bits");
@@ -20,8 +22,8 @@ void check_two_level(const QuantizedTensor& out, const CastRandom& random) {
 void check_block_cast(const ConstView& x, const QuantizedTensor& out, const CastRandom& random) {
   check_blockwise_format(out.format);
   check(out.format.policy == ScalePolicy::current, "quantize: blocks have current scaling");
-  if (out.format.is_two_level()) {
-    check_two_level(out, random);
+  if (out.format.dtype == DType::e2m1) {
+    check_fp4(out, random);
   } else {
     check(out.format.rounding == Rounding::nearest_even,
           "quantize: nearest-even rounding expected");
@@ -35,6 +37,7 @@ void check_block_cast(const ConstView& x, const QuantizedTensor& out, const Cast
     check_blockwise(*part, out.format, out.layout,
                     part == &out.rowwise ? Shape{rows, columns} : Shape{columns, rows});
     check(part->scale != nullptr || out.format.block != per::row, "quantize: no scale");
+    check(part->row_scale_inv != nullptr || !out.format.row_scaled, "quantize: no scales of rows");
   }
 }
 
@@ -55,9 +58,9 @@ void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* ama
     return dispatch<&OpTable::quantize>(stream, x, out, amax, statistics, random);
   }
   check_block_cast(x, out, random);
-  if (out.format.is_two_level()) {
-    dispatch_as<&OpTable::quantize_two_level>("quantize_blockwise", stream, x, out, amax,
-                                              statistics, random);
+  if (out.format.dtype == DType::e2m1) {
+    dispatch_as<&OpTable::quantize_fp4>("quantize_blockwise", stream, x, out, amax, statistics,
+                                        random);
   } else {
     dispatch_as<&OpTable::quantize_blocks>("quantize_blockwise", stream, x, out, amax, statistics);
   }
@@ -92,8 +95,8 @@ void dequantize(Stream stream, const QuantizedTensor& x, View y) {
   }
   check_blockwise_format(x.format);
   check_blockwise(x.rowwise, x.format, x.layout, {codes.shape.rows(), codes.shape.back()});
-  if (x.format.is_two_level()) {
-    dispatch_as<&OpTable::dequantize_two_level>("dequantize_blockwise", stream, x, y);
+  if (x.format.dtype == DType::e2m1) {
+    dispatch_as<&OpTable::dequantize_fp4>("dequantize_blockwise", stream, x, y);
   } else {
     dispatch_as<&OpTable::dequantize_blocks>("dequantize_blockwise", stream, x, y);
   }

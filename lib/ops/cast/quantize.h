@@ -62,11 +62,12 @@ void amax(Stream stream, ConstView x, float* result, bool combine = false);
 /// infinity: `amax` tells. On cuda a cast that counts is slower. Codes: e4m3, e5m2 or, but for 1x32
 /// and 32x32, int8.
 ///
-/// 1x16 and 16x16 with ScaleType::e4m3, codes e2m1 (NVFP4): numeric/scale.h's two_level functions,
-/// of the amax of the tensor, which is read once more; the scales of the tensor are written. With
-/// `hadamard`, for one orientation at a time, all of it is of the transformed values in x's type;
-/// those that do not fill a block of 16 stay as they are. Only here rounding may be stochastic, by
-/// `random`.
+/// Codes e2m1, for which alone rounding may be stochastic, by `random`: 1x32 and 32x32 with e8m0
+/// (MXFP4) as above; 1x16 and 16x16 with e4m3 (NVFP4): numeric/scale.h's two_level and
+/// four_over_six functions, of the amax of the tensor, or with `row_scaled` of each row of the
+/// codes, for which x is read once more; the scales of the tensor, or of rows, are written. With
+/// `hadamard`, for one orientation at a time unless row_scaled, all of it is of the transformed
+/// values in x's type; those that do not fill a block of 16 stay as they are.
 void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
               QuantizeStatistics* statistics, const CastRandom& random = {});
 
@@ -80,8 +81,8 @@ void quantize_current(Stream stream, ConstView x, const float* amax, float* scal
 void transpose_codes(Stream stream, ConstView x, View y);
 
 /// y = codes * scale_inv of their block or of the tensor, in y's type (fp32, bf16 or fp16). Reads
-/// x.rowwise; y: like its codes. ScaleType::e4m3: codes times the scale of their block times the
-/// tensor's, or 1 where that is null; a Hadamard transform is not taken back.
+/// x.rowwise; y: like its codes. Scales in e4m3: codes times the scale of their block times the
+/// row's or the tensor's, or 1 where both are null; a Hadamard transform is not taken back.
 void dequantize(Stream stream, const QuantizedTensor& x, View y);
 
 /// *scale, *scale_inv from *amax by the current-scaling rule for `format` (fp32 or pow2; an amax

@@ -89,7 +89,7 @@ BlockRule block_rule(const TensorFormat& format, DType input) {
       rule.pow2 = true;
       return rule;
     case ScaleType::e8m0_even:
-      with_fp8_type(format.dtype, [&](auto tag) {
+      decltype(Fp8Types{} + TypeList<e2m1>{})::with(format.dtype, [&](auto tag) {
         rule.carry = e8m0_carry(FormatLayout<typename decltype(tag)::Type>::kMantissaBits);
       });
       [[fallthrough]];
@@ -100,6 +100,10 @@ BlockRule block_rule(const TensorFormat& format, DType input) {
       rule.e8m0 = true;
       return rule;
     case ScaleType::e4m3:
+    case ScaleType::e4m3_4over6:
+    case ScaleType::e4m3_4over6_mse:
+    case ScaleType::e4m3_4over6_448:
+    case ScaleType::e4m3_4over6_448_mse:
       break;
   }
   throw InternalError("blocks: scales under a scale of the tensor have a rule of their own");

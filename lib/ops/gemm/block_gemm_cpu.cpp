@@ -1,6 +1,7 @@
 // Three ways, by what the scales allow: rows and columns are scaled after the whole product; powers
-// of two, and e4m3 scales of e2m1 codes, go into the operands, which is exact in bf16; other scales
-// of blocks of K are applied to fp32 partial products, in tiles that stay in a core's second-level
+// of two, and e4m3 scales of e2m1 codes, go into the operands, which is exact in bf16, and those
+// above them are scales of rows or of tensors; other scales of blocks of K are applied to fp32
+// partial products, in tiles that stay in a core's second-level
 // cache.
 
 #include <algorithm>
@@ -26,7 +27,7 @@ constexpr int64_t kFinishElements = 16384;  // of a product that one thread fini
 /// What a thread keeps for products of blocks; others have a workspace of their own.
 struct ScaledWorkspace {
   std::map<TiledKey, std::unique_ptr<TiledProduct>> blocks;
-  GrowingBuffer a, b, product, scratchpad;
+  GrowingBuffer a, b, product, scratchpad, row_scales, column_scales;
 };
 
 ScaledWorkspace& scaled_workspace() {
@@ -34,9 +35,25 @@ ScaledWorkspace& scaled_workspace() {
   return instance;
 }
 
-/// Codes that gemm takes: those of int8 in another type, which is exact.
-ConstView gemm_codes(const GemmOperand& operand, GrowingBuffer& buffer) {
+/// Codes times the scales of their blocks, exact in bf16.
+View values_under(Stream stream, const GemmOperand& operand, GrowingBuffer& buffer) {
+  const DType type = uses_bf16_units() ? DType::bf16 : DType::f32;
+  QuantizedTensor tensor = without_tensor_scale(operand.quantized);
+  tensor.rowwise.row_scale_inv = nullptr;
+  const Shape& shape = tensor.rowwise.codes.shape;
+  const View values = {buffer.reserve(static_cast<size_t>(shape.count()) * size_of(type)), type,
+                       shape};
+  ops::dequantize(stream, tensor, values);
+  return values;
+}
+
+/// What gemm takes of an operand without the scales of its rows: codes, those of int8 in another
+/// type, which is exact, or those of blocks with their scales.
+ConstView values_of_rows(Stream stream, const GemmOperand& operand, GrowingBuffer& buffer) {
   const ConstView codes = operand.matrix();
+  if (operand.quantized.format.block != per::row) {
+    return values_under(stream, operand, buffer);
+  }
   if (codes.dtype != DType::i8) {
     return codes;
   }
@@ -44,15 +61,29 @@ ConstView gemm_codes(const GemmOperand& operand, GrowingBuffer& buffer) {
   return {prepare_operand(operand, type, false, buffer), type, codes.shape};
 }
 
-/// The product of the codes, then one scale for each row of either operand.
+/// The scale of each row; of a tensor that has one of its own it is that.
+const float* scales_of_rows(const QuantizedTensor& tensor, GrowingBuffer& buffer) {
+  const Quantized& part = tensor.rowwise;
+  if (tensor.format.block == per::row || part.row_scale_inv != nullptr) {
+    return part.row_scale_inv != nullptr ? part.row_scale_inv : part.scale_inv.as<float>();
+  }
+  const int64_t rows = part.codes.shape.rows();
+  auto* const scales = static_cast<float*>(buffer.reserve(static_cast<size_t>(rows) * 4));
+  std::fill_n(scales, rows, *tensor.tensor_scale_inv);
+  return scales;
+}
+
+/// The product without them, then one scale for each row of either operand.
 void multiply_rows(Stream stream, const Gemm& call, ScaledWorkspace& space) {
   const int64_t m = call.c.shape[0];
   const int64_t n = call.c.shape[1];
   const ProductEpilogue all = epilogue_of(call, 1.0F);
   auto* product =
       static_cast<float*>(space.product.reserve(static_cast<size_t>(m * n) * sizeof(float)));
-  ops::gemm(stream, {.a = {gemm_codes(call.a, space.a)},
-                     .b = {gemm_codes(call.b, space.b), true},
+  const float* const row_scales = scales_of_rows(call.a.quantized, space.row_scales);
+  const float* const column_scales = scales_of_rows(call.b.quantized, space.column_scales);
+  ops::gemm(stream, {.a = {values_of_rows(stream, call.a, space.a)},
+                     .b = {values_of_rows(stream, call.b, space.b), true},
                      .c = {product, DType::f32, {m, n}},
                      .emulate_accumulator = call.emulate_accumulator});
   const int64_t rows_at_once = std::max<int64_t>(1, kFinishElements / n);
@@ -67,8 +98,8 @@ void multiply_rows(Stream stream, const Gemm& call, ScaledWorkspace& space) {
     scale_partial({.product = rows_product,
                    .rows = rows,
                    .columns = n,
-                   .row_scales = call.a.quantized.rowwise.scale_inv.as<float>() + first,
-                   .column_scales = call.b.quantized.rowwise.scale_inv.as<float>(),
+                   .row_scales = row_scales + first,
+                   .column_scales = column_scales,
                    .add = false,
                    .sum = rows_product});
     ProductEpilogue part = part_of(all, first, rows, 0, n);
@@ -80,15 +111,11 @@ void multiply_rows(Stream stream, const Gemm& call, ScaledWorkspace& space) {
 /// Powers of two, and e4m3 scales of e2m1 codes: operands with the scales of their blocks in them,
 /// exact in bf16, and a plain product times the scales of the tensors.
 void multiply_scaled(Stream stream, const Gemm& call, ScaledWorkspace& space) {
-  const DType type = uses_bf16_units() ? DType::bf16 : DType::f32;
   const auto dequantized = [&](const GemmOperand& operand, GrowingBuffer& buffer) {
     QuantizedTensor values;
-    values.format = plain(type);
+    values.rowwise.codes = values_under(stream, operand, buffer);
+    values.format = plain(values.rowwise.codes.dtype);
     values.tensor_scale_inv = operand.quantized.tensor_scale_inv;
-    const Shape& shape = operand.quantized.rowwise.codes.shape;
-    values.rowwise.codes = {buffer.reserve(static_cast<size_t>(shape.count()) * size_of(type)),
-                            type, shape};
-    ops::dequantize(stream, without_tensor_scale(operand.quantized), values.rowwise.codes);
     return GemmOperand{{}, operand.transposed, values};
   };
   ops::gemm(stream, {.a = dequantized(call.a, space.a),
@@ -165,12 +192,13 @@ void multiply_partials(const Gemm& call, ScaledWorkspace& space) {
 
 void multiply_blocks(Stream stream, const Gemm& call) {
   ScaledWorkspace& space = scaled_workspace();
-  if (call.a.quantized.format.block == per::row) {
-    check(call.b.quantized.format.block == per::row, "gemm: row scales go with row scales");
+  const TensorFormat& a = call.a.quantized.format;
+  const TensorFormat& b = call.b.quantized.format;
+  check((a.block == per::row) == (b.block == per::row), "gemm: row scales go with row scales");
+  if (a.block == per::row || a.row_scaled || b.row_scaled) {
     return multiply_rows(stream, call, space);
   }
-  if (facts_of(call.a.quantized.format.scale_type).exact_in_bf16 &&
-      facts_of(call.b.quantized.format.scale_type).exact_in_bf16) {
+  if (facts_of(a.scale_type).exact_in_bf16 && facts_of(b.scale_type).exact_in_bf16) {
     return multiply_scaled(stream, call, space);
   }
   multiply_partials(call, space);

@@ -22,8 +22,10 @@ void check_blocks(const GemmOperand& operand) {
   const QuantizedTensor& tensor = operand.quantized;
   check_blockwise_format(tensor.format);
   check_blockwise(tensor.rowwise, tensor.format, tensor.layout, tensor.rowwise.codes.shape);
-  check((tensor.tensor_scale_inv != nullptr) == tensor.format.is_two_level(),
-        "gemm: under e4m3 scales, and only there, is a scale of the tensor");
+  const bool by_row = tensor.format.row_scaled;
+  check((tensor.tensor_scale_inv != nullptr) == (tensor.format.is_two_level() && !by_row) &&
+            (tensor.rowwise.row_scale_inv != nullptr) == by_row,
+        "gemm: above e4m3 scales, and only there, is a scale of the tensor or of each row");
 }
 
 void check_operands(const Gemm& call) {

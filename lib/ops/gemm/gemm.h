@@ -12,7 +12,7 @@
 //   1x32 x 1x32 (e8m0),   each code times its power of two, which is exact, then an fp32 sum;
 //   and 32x32 on a side
 //   1x16 x 1x16 (e4m3),   each code times its scale, exact in bf16, then an fp32 sum, times
-//   and 16x16 for b       tensor_scale_inv_a * tensor_scale_inv_b.
+//   and 16x16 on a side   tensor_scale_inv_a * tensor_scale_inv_b, or those of rows.
 //
 // FP8 codes are exact in bf16, so on the cpu they are decoded to bf16 (or fp32 where the processor
 // has no bf16 units) and the only rounding is that of the fp32 accumulation. Scales of blocks that
@@ -46,8 +46,8 @@ struct GemmOperand {
   }
 };
 
-/// The tensor as dequantize() reads it without the scale above those of blocks, which comes on top
-/// of a sum.
+/// The tensor as dequantize() reads it without the scale of the tensor above those of blocks, which
+/// comes on top of a sum.
 inline QuantizedTensor without_tensor_scale(QuantizedTensor tensor) {
   tensor.tensor_scale_inv = nullptr;
   return tensor;

@@ -180,6 +180,9 @@ GemmSupport support_of(const DeviceTraits& traits, const GemmFormats& formats,
   if (formats.a.dtype == DType::i8) {
     return without("int8 codes are multiplied as the values that they stand for", *pair);
   }
+  if (formats.a.row_scaled || formats.b.row_scaled) {
+    return without("cuBLASLt reads one scale above those of blocks, not one for each row", *pair);
+  }
   if (!traits.fp8_products.has(pair->scales)) {
     return without(why_missing(pair->scales), *pair);
   }

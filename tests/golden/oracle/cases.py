@@ -37,6 +37,7 @@ def cases():
         yield Case(f"{name}, fp32 scales", plan, {"plan": name, "power_2_scale": False})
     for name in ("te-blockwise", "torchao-rowwise", "torchao-rowwise-gw-hp", "te-mxfp8"):
         yield Case(f"{name}, wide", PLANS[name], {"plan": name}, wide=True)
+    yield from nvfp4_options()
     for length in (1, 3):
         plan = PLANS["te-delayed"].but(window=length)
         request = {"plan": "te-delayed", "history": length}
@@ -60,6 +61,27 @@ TENSORS = ("fprop_x", "fprop_w", "dgrad_dy")  # whose codes both GEMMs read
 VECTORS = ("fprop_x", "dgrad_dy", "wgrad_dy", "wgrad_x")
 SQUARE_W = VECTORS + ("fprop_w",)
 OPERANDS = TENSORS + ("dgrad_w", "wgrad_dy", "wgrad_x")
+
+
+FOUR_OF_W, FOUR_OF_ROWS = "te-nvfp4, 4over6 of weights", "te-nvfp4, 4over6 of rows of x"
+NEAREST_FOUR = dict.fromkeys(("dgrad_dy", "wgrad_dy"), "e2m1 1x16 e4m3")
+
+
+def nvfp4_options():
+    """TransformerEngine's nvfp4_4over6 and row_scaled_activation, in blocks of 1x16 and, for x,
+    without its transform. In squares the second candidate of 4over6 nearly never wins."""
+    plan, plain = PLANS["te-nvfp4"], PLANS["te-nvfp4"].fprop_x
+    vector = dict.fromkeys(("fprop_w", "dgrad_w"), "e2m1 1x16 e4m3_4over6")
+    w = dataclasses.replace(plain, four_over_six="MAE", bound=256)
+    yield Case(FOUR_OF_W, plan.but(fprop_w=w, dgrad_w=w), roles_of(NEAREST_DY | vector))
+    row = dict.fromkeys(("fprop_x", "wgrad_x"), "e2m1 1x16 e4m3_4over6_mse row_scaled")
+    x = dataclasses.replace(plain, four_over_six="MSE", bound=256, by_row=True)
+    plan = plan.but(fprop_x=x, wgrad_x=x, wgrad_dy=plain)
+    yield Case(FOUR_OF_ROWS, plan, roles_of(NEAREST_FOUR | row))
+
+
+def roles_of(roles):
+    return {"plan": "te-nvfp4", "roles": roles}
 
 
 def casts(operands, **fields):
@@ -99,6 +121,7 @@ OTHER_AXIS = {
     GW_HP_WIDE: TENSORS,
     "te-mxfp8, wide": OPERANDS,
     "te-nvfp4": VECTORS,
+    "torchao-mxfp4": OPERANDS,
     "deepseek-v3": VECTORS,
     "int8-qat": ("fprop_x", "fprop_w"),
 }
@@ -129,7 +152,14 @@ SCALES = [
     (("torchao-rowwise", "te-mxfp8"), FP32_SCALES, casts(OPERANDS, scale="fp32")),
     (("msamp-o1",), FP32_SCALES, casts(TENSORS, scale="fp32")),
     (("deepseek-v3.1",), FP32_SCALES, instead("deepseek-v3")),
-    (("te-mxfp8",), "scales rounded down", casts(OPERANDS, floor=True)),
+    (("te-mxfp8",), "scales rounded down", casts(OPERANDS, scale="e8m0_floor")),
+    (("torchao-mxfp4",), "scales rounded up", casts(OPERANDS, scale="e8m0")),
+    (("torchao-mxfp4",), "scales in e4m3", casts(OPERANDS, scale="e4m3")),
+    ((FOUR_OF_W,), "errors squared", casts(("fprop_w", "dgrad_w"), four_over_six="MSE")),
+    ((FOUR_OF_W,), "a bound of 448", casts(("fprop_w", "dgrad_w"), bound=448)),
+    ((FOUR_OF_W,), "one candidate", casts(("fprop_w", "dgrad_w"), four_over_six="")),
+    ((FOUR_OF_ROWS,), "errors not squared", casts(("fprop_x", "wgrad_x"), four_over_six="MAE")),
+    ((FOUR_OF_ROWS,), "one scale of the tensor", casts(("fprop_x", "wgrad_x"), by_row=False)),
     (("te-nvfp4",), "no scale of the tensor", casts(SQUARE_W, global_one=True)),
     (("te-nvfp4",), "fp32 scales of blocks", casts(SQUARE_W, scale="fp32")),
 ]
@@ -147,7 +177,8 @@ BLOCKS = [
         lambda p: p.but(wgrad_dy=p.fprop_x, wgrad_x=p.fprop_x),
     ),
     (("te-nvfp4",), "fprop transformed", lambda p: p.but(fprop_x=p.wgrad_x)),
-    (("te-mxfp8, wide",), "blocks of 16", casts(OPERANDS, block=16)),
+    (("te-mxfp8, wide", "torchao-mxfp4"), "blocks of 16", casts(OPERANDS, block=16)),
+    (("torchao-mxfp4",), "wgrad's x from fprop's codes", but(wgrad_x=None)),
     ((GW_HP_WIDE,), "dgrad's w by rows", lambda p: p.but(dgrad_w=p.fprop_w)),
     ((GW_HP,), "wgrad in FP8", instead("torchao-rowwise")),
     (("int8-qat",), "w with one scale", casts(("fprop_w",), block=None)),

@@ -56,8 +56,9 @@ def power_below(scale):
 @dataclasses.dataclass(frozen=True)
 class Cast:
     """block: None is the tensor, "row" all that is contracted, n a vector of n that are contracted,
-    (n, n) a square. scale: fp32, pow2, e8m0 or e4m3 (under one of the tensor). policy: current,
-    delayed, or step (MS-AMP's)."""
+    (n, n) a square. scale: fp32, pow2, e8m0, e8m0_floor or e4m3 (under one of the tensor or,
+    by_row, of each row). four_over_six: "", MAE or MSE. policy: current, delayed, or step
+    (MS-AMP's)."""
 
     format: str = "e4m3"
     block: object = None
@@ -65,21 +66,27 @@ class Cast:
     policy: str = "current"
     hadamard: bool = False
     epsilon: float = 0.0
+    by_row: bool = False
+    four_over_six: str = ""
+    bound: int = 448  # 256 as a rule with 4over6
     # For wrong oracles:
     wrong_axis: bool = False
-    floor: bool = False  # E8M0 rounded down
     global_one: bool = False  # no scale of the tensor
 
 
 def scale_of(cast, amax):
     """What x is multiplied by. [te] common/recipe/recipe_common.cuh, common/util/ptx_arch_spec.cuh
-    (float_to_e8m0); [ao] torchao/float8/float8_utils.py (amax_to_scale, in fp64)."""
+    (float_to_e8m0); [ao] torchao/float8/float8_utils.py (amax_to_scale, in fp64),
+    torchao/prototype/mx_formats/mx_tensor.py (to_mx, FLOOR)."""
     amax = np.asarray(amax, F32)
     largest = MAX[cast.format]
     with np.errstate(divide="ignore", over="ignore"):
-        if cast.scale == "e8m0":
+        if cast.scale == "e8m0_floor":
+            exponent = np.frexp(amax)[1] - np.frexp(largest)[1]
+            scale = np.ldexp(F32(1), -exponent)
+        elif cast.scale == "e8m0":
             bits = (amax * F32(1 / F32(largest))).view(np.uint32)
-            up = 0 if cast.floor else ((bits & 0x7FFFFF) > 0)
+            up = (bits & 0x7FFFFF) > 0
             scale = F32(2.0) ** (127 - ((bits >> 23) + up).astype(np.int32)).astype(F32)
         elif cast.epsilon:
             scale = (largest / np.maximum(amax.astype(np.float64), cast.epsilon)).astype(F32)
@@ -107,14 +114,40 @@ def hadamard(x):
     return bf16((x.reshape(-1, 16) @ (np.diag(SIGNS) @ h / 4)).reshape(x.shape))
 
 
+def under(x, inner, whole):
+    """Codes of x under a scale of their block and one above it."""
+    with np.errstate(divide="ignore"):
+        encode = np.minimum(F32(1) / (inner * (F32(1) / whole)), np.finfo(F32).max)
+    return nearest("e2m1", x * encode)
+
+
+def errors(cast, x, inner, codes, top):
+    """[te] the same file (_quantize_blockwise_4over6_reference), in its order: the elements of a
+    line one after another, then the lines of a square in a tree."""
+    apart = codes.astype(F32) * inner * top / F32(6 * cast.bound) - x
+    apart = np.moveaxis(np.square(apart) if cast.four_over_six == "MSE" else np.abs(apart), -1, 0)
+    total = np.cumsum(apart, 0, dtype=F32)[-1][..., None]
+    while total.ndim == 4 and total.shape[1] > 1:
+        half = total.shape[1] // 2
+        total = total[:, :half] + total[:, half:]
+    return total
+
+
 def two_level(cast, x, amax):
     """[te] pytorch/custom_recipes/reference_nvfp4.py (_quantize_blockwise_reference). `x` has an
     axis for the elements of a block, where `amax` has the length 1."""
-    whole = F32(1) if cast.global_one else F32(2688) / np.max(amax).astype(F32)
-    inner = nearest("e4m3", amax.astype(F32) * F32(whole * (F32(1) / F32(6))))
-    with np.errstate(divide="ignore"):
-        encode = np.minimum(F32(1) / (inner.astype(F32) * (F32(1) / whole)), np.finfo(F32).max)
-    return nearest("e2m1", x.astype(F32) * encode) * inner / np.float64(whole)
+    x, amax = x.astype(F32), amax.astype(F32)
+    top = np.max(amax, 1, keepdims=True) if cast.by_row else np.max(amax)
+    whole = F32(1) if cast.global_one else F32(6 * cast.bound) / top
+    if not cast.four_over_six:
+        inner = nearest("e4m3", amax * (whole * (F32(1) / F32(6)))).astype(F32)
+        return under(x, inner, whole) * inner / whole.astype(np.float64)
+    base = amax / F32(6) * whole
+    inners = [nearest("e4m3", base * F32(factor)).astype(F32) for factor in (1, 1.5)]
+    codes = [under(x, inner, whole) for inner in inners]
+    six, four = [errors(cast, x, i, c, top) for i, c in zip(inners, codes)]
+    read = [c * i / whole.astype(np.float64) for i, c in zip(inners, codes)]
+    return np.where(four < six, read[1], read[0])
 
 
 def blocks(block, x):

@@ -5,6 +5,7 @@ Sources, as repository@commit path:
                  pytorch/custom_recipes/reference_nvfp4.py
   torchao-*      pytorch/ao@36027d8 torchao/float8/config.py, float8_linear.py,
                  prototype/blockwise_fp8_training, prototype/moe_training/mxfp8_linear.py
+  torchao-mxfp4  pytorch/ao@7bb7f06 torchao/prototype/mx_formats/mx_linear.py
   msamp-*        Azure/MS-AMP@9746ea8 msamp/nn/functional.py, msamp/nn/linear.py,
                  msamp/te/extension.py, msamp/common/tensor/tensor.py
   fp8-lm         arXiv 2310.18313
@@ -136,6 +137,8 @@ def blockwise(scale, epsilon=0.0, **other):
 
 MX = Cast(block=32, scale="e8m0")
 MXFP8 = Plan(MX, MX, MX, MX, MX, MX)
+MX4 = Cast("e2m1", 32, "e8m0_floor")
+MXFP4 = Plan(MX4, MX4, MX4, MX4, MX4, MX4, wire=bf16)
 FOUR = Cast("e2m1", 16, "e4m3")
 FOUR_TURNED = Cast("e2m1", 16, "e4m3", hadamard=True)
 NVFP4 = Plan(FOUR, Cast("e2m1", (16, 16), "e4m3"), FOUR, None, FOUR_TURNED, FOUR_TURNED)
@@ -195,6 +198,7 @@ PLANS = {
     "torchao-rowwise-gw-hp": gw_hp(),
     "torchao-blockwise": blockwise("fp32", 1e-12, wire=bf16),
     "torchao-mxfp8": MXFP8.but(wire=bf16),
+    "torchao-mxfp4": MXFP4,
     "fp8-lm": MSAMP,
     "deepseek-v3": DEEPSEEK,
     "deepseek-v3.1": DEEPSEEK_31,

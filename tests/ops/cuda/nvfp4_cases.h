@@ -18,10 +18,29 @@ inline TensorFormat nvfp4_format(ScaleBlock block, bool hadamard = false, bool s
   return format;
 }
 
+/// Those of NVFP4, with its options, and of MXFP4.
 inline std::vector<TensorFormat> nvfp4_formats() {
-  return {nvfp4_format(per::block_1x16), nvfp4_format(per::block_16x16),
-          nvfp4_format(per::block_1x16, true), nvfp4_format(per::block_1x16, true, true),
-          nvfp4_format(per::block_1x16, false, true)};
+  std::vector<TensorFormat> formats = {
+      nvfp4_format(per::block_1x16), nvfp4_format(per::block_16x16),
+      nvfp4_format(per::block_1x16, true), nvfp4_format(per::block_1x16, true, true),
+      nvfp4_format(per::block_1x16, false, true)};
+  for (const auto& [block, scale_type] : {std::pair{per::block_1x16, ScaleType::e4m3_4over6_mse},
+                                          {per::block_16x16, ScaleType::e4m3_4over6},
+                                          {per::block_16x16, ScaleType::e4m3_4over6_448_mse},
+                                          {per::block_1x32, ScaleType::e8m0_floor},
+                                          {per::block_1x32, ScaleType::e8m0_even},
+                                          {per::block_32x32, ScaleType::e8m0}}) {
+    formats.push_back(nvfp4_format(block));
+    formats.back().scale_type = scale_type;
+  }
+  formats.push_back(nvfp4_format(per::block_1x32, false, true));
+  formats.back().scale_type = ScaleType::e8m0;
+  for (const bool hadamard : {false, true}) {
+    formats.push_back(nvfp4_format(per::block_1x16, hadamard));
+    formats.back().row_scaled = true;
+    formats.back().scale_type = hadamard ? ScaleType::e4m3 : ScaleType::e4m3_4over6;
+  }
+  return formats;
 }
 
 /// A cast of x [rows, columns] on the device of a side, in one orientation.
@@ -31,12 +50,16 @@ struct Nvfp4Cast {
       : is_columnwise(columnwise) {
     const Shape shape = columnwise ? Shape{columns, rows} : Shape{rows, columns};
     const int64_t count = ops::scale_grid(format.block, shape[0], shape[1], layout).count;
-    const std::vector<float> zeros(static_cast<size_t>(count));
     Quantized& written = columnwise ? out.columnwise : out.rowwise;
     written.codes = side.space(DType::e2m1, shape);
-    written.scale_inv = side.put(Array(DType::e4m3, {count}, zeros));
-    out.tensor_scale = side.put_value(0.0F);
-    out.tensor_scale_inv = side.put_value(0.0F);
+    written.scale_inv = side.put(Array(dtype_of(format.scale_type), {count}));
+    if (format.row_scaled) {
+      row_scales = side.space(DType::f32, {shape[0]});
+      written.row_scale_inv = row_scales.as<float>();
+    } else if (format.is_two_level()) {
+      out.tensor_scale = side.put_value(0.0F);
+      out.tensor_scale_inv = side.put_value(0.0F);
+    }
     out.format = format;
     out.layout = layout;
     statistics = side.put_value(ops::QuantizeStatistics{9, 9, 9});
@@ -52,8 +75,12 @@ struct Nvfp4Cast {
     Bits bits;
     bits.add(side.get(part().codes));
     bits.add(side.get(part().scale_inv));
-    bits.add_value(side.get_value(out.tensor_scale));
-    bits.add_value(side.get_value(out.tensor_scale_inv));
+    if (!row_scales.empty()) {
+      bits.add(side.get(row_scales));
+    } else if (out.tensor_scale != nullptr) {
+      bits.add_value(side.get_value(out.tensor_scale));
+      bits.add_value(side.get_value(out.tensor_scale_inv));
+    }
     bits.add_value(side.get_value(statistics));
     bits.add_value(side.get_value(amax));
     return bits;
@@ -67,6 +94,7 @@ struct Nvfp4Cast {
 
   bool is_columnwise;
   QuantizedTensor out;
+  View row_scales;  ///< empty: the tensor has the scales above those of blocks, or none has
   ops::QuantizeStatistics* statistics = nullptr;
   float* amax = nullptr;
 };

@@ -13,14 +13,15 @@ namespace {
 
 struct Product {
   int64_t m = 48, n = 64, k = 96;
+  TensorFormat of_x = nvfp4_format(per::block_1x16), of_w = nvfp4_format(per::block_16x16);
   DType c_type = DType::f32;
   bool add = false;
 
   Array run(Side& side, ScaleLayout layout) const {
     const Array x(DType::bf16, {m, k}, random_values(m * k, 1));
     const Array w(DType::bf16, {n, k}, random_values(n * k, 2));
-    const Nvfp4Cast a(side, x, m, k, nvfp4_format(per::block_1x16), layout, false);
-    const Nvfp4Cast b(side, w, n, k, nvfp4_format(per::block_16x16), layout, false);
+    const Nvfp4Cast a(side, x, m, k, of_x, layout, false);
+    const Nvfp4Cast b(side, w, n, k, of_w, layout, false);
     ops::Gemm call = {.a = a.operand(false),
                       .b = b.operand(true),
                       .c = side.put(Array(c_type, {m, n}, random_values(m * n, 3))),
@@ -57,6 +58,32 @@ TEST_CASE("NVFP4 is multiplied on sm_100, and as bf16 on other chips", "[cuda][s
         CHECK(worst_difference(product.run(side, ScaleLayout::cublaslt), expected, rounding,
                                tolerance) <= 1);
       }
+    }
+  }
+}
+
+TEST_CASE("MXFP4 and scales of rows are multiplied as bf16 on every chip", "[cuda][scaled_gemm]") {
+  for (const int capability : {90, 100}) {
+    const Chip chip(capability);
+    for (const bool by_row : {false, true}) {
+      Product product;
+      if (by_row) {
+        product.of_x.row_scaled = true;
+      } else {
+        product.of_x.block = product.of_w.block = per::block_1x32;
+        product.of_x.scale_type = product.of_w.scale_type = ScaleType::e8m0_floor;
+      }
+      INFO(describe(product.of_x) << " on " << capability);
+      const ops::GemmSupport support = ops::gemm_support(
+          chip.device->traits(), {product.of_x, product.of_w}, {product.m, product.n, product.k});
+      CHECK((support.dequantized && !support.native));
+      Side side(*chip.device);
+      const Array expected =
+          on_cpu([&](Side& cpu) { return product.run(cpu, ScaleLayout::row_major); });
+      // Codes times scales of rows are rounded to bf16.
+      const double rounding = by_row ? 0x1p-8 : 0x1p-20;
+      CHECK(worst_difference(product.run(side, ScaleLayout::cublaslt), expected, rounding,
+                             by_row ? 0.1 : 1e-3) <= 1);
     }
   }
 }
