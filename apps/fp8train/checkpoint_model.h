@@ -32,7 +32,7 @@ std::filesystem::path find_model_folder(const std::filesystem::path& path);
 /// The same, with every hash of a checkpoint compared.
 std::filesystem::path find_whole_model(const std::filesystem::path& path);
 
-/// What is known of a model before its weights are read.
+/// The facts of a model before its weights are read.
 struct CheckpointFacts {
   std::string folder;
   std::unique_ptr<Tokenizer> tokenizer;

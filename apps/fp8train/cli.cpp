@@ -49,7 +49,7 @@ std::vector<std::string> option_names(const CLI::App& app) {
   return names;
 }
 
-/// What could have been meant: an option, or a key where the command takes keys.
+/// Suggests a name that is meant: an option, or a key where the command takes keys.
 std::string advice_for_option(const CLI::App& app, const std::string& given) {
   const std::vector<std::string> names = option_names(app);
   const std::string name = given.substr(0, given.find('='));

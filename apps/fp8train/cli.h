@@ -20,8 +20,8 @@ class Option;
 
 namespace fp8train {
 
-/// What the chosen command does; returns the exit code. Set by the command's callback while parsing
-/// and run afterwards.
+/// The action of the chosen command; returns the exit code. Set by the command's callback while
+/// parsing and run afterwards.
 using Action = std::function<int()>;
 
 /// The arguments of one command or of one of its parts; a view, to be passed by value. Names are
@@ -134,7 +134,7 @@ inline constexpr int kExitUsage = 2;
 inline constexpr int kExitDevice = 4;
 inline constexpr int kExitRequeue = 75;
 
-/// What starts so many ranks, before the program's name: "mpirun -n 4 "; empty for one.
+/// The launcher of so many ranks, before the program's name: "mpirun -n 4 "; empty for one.
 inline std::string launcher_of(int64_t ranks) {
   return ranks > 1 ? "mpirun -n " + std::to_string(ranks) + " " : "";
 }

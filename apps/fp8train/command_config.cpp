@@ -146,7 +146,7 @@ std::string run_file(const WizardResult& result) {
   return text;
 }
 
-/// What to do next, in the order in which it is done.
+/// The commands to run next, in their order.
 std::string next_commands(const WizardResult& result) {
   const JobSettings& job = result.settings.job;
   const std::string file = shell_word(result.output);
@@ -176,7 +176,7 @@ void write_files(const WizardResult& result, bool gpus) {
   print_fitted("next:\n{}", next_commands(result));
 }
 
-/// What the terminal shows next to plain lines.
+/// The features of the terminal.
 WizardStyle terminal_style() {
   return {
       .echo = isatty(STDIN_FILENO) == 0, .bold = has_colors(stdout), .columns = columns_of(stdout)};

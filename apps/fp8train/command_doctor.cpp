@@ -161,7 +161,7 @@ Finding mpi() {
   return {"mpi", text, ""};
 }
 
-/// What the command prints, errors among it; empty where it does not start.
+/// Returns the output of a command, errors included; empty if it does not start.
 std::string output_of(const char* command) {
   std::string text;
   std::FILE* const pipe = popen(command, "r");

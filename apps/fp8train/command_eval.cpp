@@ -179,7 +179,7 @@ int evaluate_text(const EvalOptions& options) {
   return 0;
 }
 
-/// What was asked and answered, a line for each question.
+/// Questions and answers, a line for each.
 class ChoiceReport {
  public:
   explicit ChoiceReport(const std::vector<ChoiceQuestion>& questions) : questions_(questions) {}

@@ -33,7 +33,7 @@ struct ExplainOptions {
   std::string diff;  ///< a plan's name
 };
 
-/// What never runs in a scaled format, whatever the plan.
+/// Names the operations that never run in a scaled format, whatever the plan.
 std::string outside_of(const ModelConfig& model) {
   return fmt::format(
       "embedding, norms, {}, attention's own products, activations, soft-max and loss",
@@ -85,7 +85,7 @@ void print_row(std::string_view title, const std::string& text) {
   print_note("  {:<20}{}", title, text);
 }
 
-/// What the plan computes with in short, the bytes it needs, then every role.
+/// Prints the formats of GEMMs in short, the bytes of the plan, then every role.
 void print_plan(const Session& session, const ExplainedDevice& device) {
   const PrecisionPlan& plan = session.engine.plan;
   const ExplainedPlan shown = explained_plan(session);

@@ -39,7 +39,7 @@ struct ExportCommand {
 enum class ExportTarget : uint8_t { hf, gguf };
 const Choices<ExportTarget> kTargets = {{"hf", ExportTarget::hf}, {"gguf", ExportTarget::gguf}};
 
-/// What a type of weights is called in each kind of file; nothing: it is not in it.
+/// The name of a type of weights in each kind of file; empty: it is not in it.
 struct ExportType {
   std::optional<DType> plain;     ///< stored as they are: hf
   std::optional<ScaleBlock> fp8;  ///< e4m3, with a scale for each: hf

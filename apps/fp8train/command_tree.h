@@ -39,9 +39,9 @@ CommandNode command_tree(const CLI::App& program);
 std::string help_page(const CommandNode& command, const std::string& path);
 std::string help_page(const CLI::App& command);
 
-/// What a shell offers for the last of the words behind the program's name, which may be empty: on
-/// each line a word that begins so, and after a tab what it is for. The line FILES stands for all
-/// files.
+/// Returns what a shell offers for the last of the words behind the program's name, which may be
+/// empty: on each line a word that begins so, and after a tab what it is for. The line FILES is for
+/// all files.
 std::string completions(const CommandNode& program, const std::vector<std::string>& words);
 
 }  // namespace fp8train

@@ -32,7 +32,7 @@ constexpr size_t kMaxPoints = 1500;
 constexpr size_t kMaxColumns = 60;
 constexpr size_t kMaxText = size_t{1} << 20;
 
-/// What is drawn for each tensor and step.
+/// The values that are drawn for each tensor and step.
 constexpr const char* kHealth[] = {"snr_db", "scale_exponent", "saturated_percent",
                                    "underflow_percent", "amax"};
 

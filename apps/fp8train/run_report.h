@@ -1,5 +1,5 @@
 #pragma once
-// What a run has written down, as one HTML page that needs no network: curves, FP8 health by layer
+// The records of a run as one HTML page that needs no network: curves, FP8 health by layer
 // and step, memory, plan, configuration and environment of one run or of several.
 
 #include <filesystem>

@@ -1,5 +1,5 @@
 #pragma once
-// What commands print: text of tokens that come one after the other, and progress.
+// The output of commands: text of tokens that come one after the other, and progress.
 
 #include <cstdint>
 #include <functional>

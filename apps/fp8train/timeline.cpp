@@ -21,7 +21,7 @@ struct Interval {
   double begin, end;
 };
 
-/// What at least one of them covers: apart from each other, in order.
+/// The time that at least one of them covers: apart from each other, in order.
 std::vector<Interval> covered(std::vector<Interval> intervals) {
   std::sort(intervals.begin(), intervals.end(),
             [](const Interval& a, const Interval& b) { return a.begin < b.begin; });

@@ -39,7 +39,7 @@ class JobMemory {
   /// nothing: it fits, or it is not known which machine it is for.
   std::optional<std::vector<Answer>> fitting(const Settings& settings);
 
-  /// What would make a run fit that does not: "it would with ...", or general advice.
+  /// The change with which a run fits that does not: "it would with ...", or general advice.
   std::string remedy(const Settings& settings, const RankMemory& memory);
 
   /// About how many seconds the whole run takes, without its evaluations; 0: that is not known.
@@ -53,7 +53,7 @@ class JobMemory {
   bool knows_gpu(const Settings& settings);
   const Device& here(DeviceChoice choice);
   RankMemory memory_of(const Settings& settings);
-  /// What a rank of the run takes. Throws what open_session() throws.
+  /// The memory of a rank of the run. Throws what open_session() throws.
   MemoryLedger planned(const Settings& settings, const RankMemory& memory);
   bool fits(const Settings& settings, const RankMemory& memory);
   const std::vector<Answer>& what_would_fit(const Settings& settings, const RankMemory& memory);

@@ -12,7 +12,7 @@
 
 namespace fp8train {
 
-/// What the file system says of a file without reading it. Writing to a file changes one of them:
+/// The file system's facts of a file, without reading it. Writing to a file changes one of them:
 /// the modification time can be set back by a program, the change time cannot.
 struct FileIdentity {
   uint64_t bytes = 0;

@@ -8,7 +8,7 @@
 
 namespace fp8train {
 
-/// What a signal does to a call that waits, such as reading from a terminal.
+/// The effect of a signal on a call that waits, such as reading from a terminal.
 enum class WaitingCalls { restart, end };
 
 /// Installs the handlers and stores the previous ones for restore_signal_handlers().

@@ -61,7 +61,7 @@ std::string named_file(const std::string& name, const std::string& from) {
   return (fs::path(from).parent_path() / name).lexically_normal().string();
 }
 
-/// What transformers writes into every config.json.
+/// Whether it has the key that transformers writes into every config.json.
 bool is_config_of_model(const YamlNode& root) {
   return std::any_of(root.keys.begin(), root.keys.end(), [](const YamlKey& key) {
     return key.text == "model_type" || key.text == "architectures";
@@ -101,7 +101,7 @@ void follow_global_batch(Settings& settings) {
   }
 }
 
-/// What nobody gave and the folder of model.from decides, which is noted.
+/// Sets keys that nobody gave by the folder of model.from, and notes that.
 void follow_model_folder(GivenKeys& given, Settings& settings) {
   const std::string& folder = settings.model.from;
   if (folder.empty()) {
@@ -153,7 +153,7 @@ std::vector<Answer> answers_of(const GivenKeys& given, const Settings& settings)
   return answers;
 }
 
-/// What sources say, and the settings that they make: what all ways to load share.
+/// Sources and the settings that they make, for all ways to load.
 class Loading {
  public:
   explicit Loading(const ForeignKeysMaker& make_foreign)

@@ -165,8 +165,8 @@ struct ParallelismSettings : StrategySettings {
   bool operator==(const ParallelismSettings&) const = default;
 };
 
-/// What the run is planned for: the wizard asks, estimates memory and writes the job script. A run
-/// itself takes what it is started with.
+/// The machine that the run is planned for: the wizard asks, estimates memory and writes the job
+/// script. A run itself takes what it is started with.
 struct JobSettings {
   int64_t nodes = 1;
   int64_t ranks_per_node = 1;

@@ -35,7 +35,7 @@ void sort_by_name(std::vector<fs::path>& paths) {
             [](const auto& a, const auto& b) { return a.native() < b.native(); });
 }
 
-/// What dataset.json lists.
+/// Returns the files that dataset.json lists.
 std::vector<fs::path> prepared_files(const fs::path& folder, DataSplit split) {
   const fs::path manifest = folder / kDatasetFile;
   std::vector<fs::path> paths;

@@ -15,8 +15,8 @@
 
 namespace fp8train {
 
-/// What layers must know of a kind of device to lay out their tensors. meta takes over those of the
-/// device that it plans for.
+/// The facts of a kind of device by which layers lay out their tensors. meta takes over those of
+/// the device that it plans for.
 struct DeviceTraits {
   /// An FP8 GEMM reads both operands along K only, so that a tensor which is contracted along its
   /// rows is stored transposed too (cuBLASLt's TN rule up to compute capability 9.0).

@@ -1,5 +1,5 @@
 #pragma once
-// What code that serves every device may ask of one in addition to its traits.
+// Questions that code for every device may ask of one in addition to its traits.
 
 #include "device/device.h"
 

@@ -14,7 +14,7 @@
 
 namespace fp8train {
 
-/// What shares a scale in the operands a x b.
+/// The elements of the operands a x b that share a scale.
 enum class ScalePair : uint8_t {
   tensor,
   row,

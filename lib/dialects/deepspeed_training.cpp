@@ -26,7 +26,7 @@ constexpr ForeignKey kOptimizerKeys[] = {{"lr", Meaning::ours, "optimizer.lr"},
                                          {"max_grad_norm", Meaning::off, "use gradient_clipping"}};
 constexpr ForeignTable kOptimizer = {kOptimizerKeys, "torch_adam fused foreach"};
 
-/// What an optimizer does where the file does not say (DeepSpeed, ops/adam/fused_adam.py;
+/// The defaults of an optimizer's keys (DeepSpeed, ops/adam/fused_adam.py;
 /// torch.optim.SGD).
 constexpr Words kAdamDefaults[] = {{"lr", "1e-3"}, {"eps", "1e-8"}, {"weight_decay", "0"}};
 constexpr Words kSgdDefaults[] = {{"lr", "1e-3"}, {"momentum", "0"}, {"weight_decay", "0"}};
@@ -83,7 +83,7 @@ void Pass::deepspeed_optimizer(const Entry& entry) {
              "weight decay that is added to the gradient (adam_w_mode: false) is not here; "
              "set it to 0, or take AdamW");
   }
-  // What the file leaves to DeepSpeed is not what it is here.
+  // DeepSpeed's defaults are not those of this program.
   const std::span<const Words> defaults =
       adam ? std::span<const Words>(kAdamDefaults) : kSgdDefaults;
   for (const auto& [key, value] : defaults) {

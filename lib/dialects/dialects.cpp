@@ -109,7 +109,7 @@ class Dialects : public ForeignKeys {
     return read_precision_file(path, text, problems_);
   }
   void settle(GivenKeys& given) override;
-  /// What switches FP8 on or off is held against mixed_precision.
+  /// Compares the keys that switch FP8 on or off with mixed_precision.
   void finish(GivenKeys& given) override;
   /// "fp8_config.amax_history_length read as fp8.amax_history_len", one line for each key.
   std::vector<std::string> notes() const override { return notes_; }

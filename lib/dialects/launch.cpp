@@ -1,4 +1,4 @@
-// What a file of `accelerate config` says next to fp8_config: how processes are started and how the
+// A file of `accelerate config` without its fp8_config: how processes are started and how the
 // work is laid over them (Accelerate, commands/config/config_args.py and cluster.py; files of its
 // versions 0.4 to 1.13).
 

@@ -107,7 +107,7 @@ YamlNode renamed(const std::string& key, const YamlNode& value) {
   return found == std::end(kRenamed) ? value : dialects::scalar(std::string(found->ours), value);
 }
 
-/// What a file says.
+/// The settings of a file.
 struct Said {
   std::vector<std::pair<std::string, std::string>> settings;  ///< our key and the value
   std::vector<std::string> advice;

@@ -81,7 +81,7 @@ class Pass {
   Pass(YamlNode& root, size_t source, Problems& problems, std::vector<std::string>& notes)
       : root_(root), source_(source), problems_(problems), notes_(notes) {}
 
-  /// What another program does under one of its FP8 backends where its file is silent.
+  /// Another program's default under one of its FP8 backends.
   struct BackendDefault {
     std::string_view backend;  ///< fp8.backend
     std::string_view key, value, reason;
@@ -199,7 +199,7 @@ class Pass {
   void tell_without_meaning();
   /// The value under our key, noted with a remark.
   void put(std::string_view key, const Entry& entry, YamlNode value, const char* remark = "");
-  /// What the source's program does where its file is silent, which `spelled` says.
+  /// Sets a default of the source's program, which `spelled` names.
   void put_default(std::string_view key, const std::string& spelled, const YamlNode& value,
                    const char* remark);
   /// True, false, or neither with a problem.

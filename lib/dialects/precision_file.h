@@ -12,8 +12,9 @@
 
 namespace fp8train {
 
-/// What the file's text says, in the order of PrecisionPlan::layers, of which the last one counts.
-/// Everything wrong, and everything that no plan here has, goes to `problems` with `path`.
+/// Returns the layers of the file's text in the order of PrecisionPlan::layers, of which the last
+/// one counts. Everything wrong, and everything that no plan here has, goes to `problems` with
+/// `path`.
 std::vector<LayerRequest> read_precision_file(const std::string& path, const std::string& text,
                                               Problems& problems);
 

@@ -24,7 +24,7 @@ StepPlan plan_weights(const EngineSettings& settings, const DeviceTraits& traits
 
 namespace {
 
-/// What a step counts at one of its points.
+/// The counters of a step at one of its points.
 struct Counted {
   OpCounters work;
   Traffic sent;

@@ -111,7 +111,7 @@ void Engine::clear_totals(int slot) {
   device_->fill_zero(static_cast<Totals*>(totals_.data()) + slot, sizeof(Totals));
 }
 
-/// What else ranks have to tell each other goes with their totals.
+/// Flags that ranks exchange go with their totals.
 LossReport Engine::read_totals(int slot, const SectionSeconds& seconds,
                                std::vector<SectionSeconds>* of_ranks) const {
   struct OfRank {

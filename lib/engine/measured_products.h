@@ -9,7 +9,7 @@
 
 namespace fp8train {
 
-/// What the rate of a product is taken from.
+/// The source of the rate of a product.
 enum class RateSource : uint8_t {
   assumed,  ///< the shares of gpu_kinds.cpp
   kind,     ///< the mean of measured products of its kind

@@ -13,7 +13,7 @@
 
 namespace fp8train {
 
-/// What is stored of a parameter, or of a part of it.
+/// A state of a parameter, or of a part of it.
 struct StateTensor {
   std::string name;     ///< "moment1.layers.0.mlp.up.weight"
   StoredTensor tensor;  ///< on the device, this rank's part

@@ -26,7 +26,7 @@ bool stays(std::string_view line, int64_t resume_step) {
          step->get<double>() <= static_cast<double>(resume_step);
 }
 
-/// What `read` returns, a text. Throws its DataError as a DeviceError.
+/// Returns the text of `read`. Throws its DataError as a DeviceError.
 template <typename Read>
 std::string as_device_error(const Read& read) {
   try {

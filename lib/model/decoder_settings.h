@@ -5,7 +5,7 @@
 
 namespace fp8train {
 
-/// What backward computes again instead of reading what forward has stored.
+/// The results that backward computes again instead of reading them.
 enum class Recompute : uint8_t { none, block };
 
 /// How a decoder computes its passes and its loss.

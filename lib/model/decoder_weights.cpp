@@ -1,4 +1,4 @@
-// What a model does with its weights between an update and their use: GEMM operands are made of
+// The work on a model's weights between an update and their use: GEMM operands are made of
 // them, or of parts that ranks have gathered, unit by unit.
 
 #include "model/decoder.h"

@@ -46,7 +46,7 @@ void clear_padding(const StepContext& context, const TensorFormat& format, Scale
   }
 }
 
-/// What a cast needs in addition to the codes: the scales themselves for rows, and the padding.
+/// Prepares the rest of a cast's output: the scales themselves for rows, and the padding.
 void prepare_blockwise(const StepContext& context, const TensorFormat& format, ScaleLayout layout,
                        Quantized& view) {
   if (view.codes.empty()) {

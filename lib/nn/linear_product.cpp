@@ -25,8 +25,8 @@ View row_scales(const StepContext& context, const QuantizedTensor& tensor, int64
   return scales;
 }
 
-/// What the GEMM library reads. Contiguous along the contracted extent means that the transpose of
-/// the second operand is stored.
+/// The operands that the GEMM library reads. Contiguous along the contracted extent means that the
+/// transpose of the second operand is stored.
 ops::GemmOperand gemm_operand(const StepContext& context, const LinearOperand& operand,
                               const TensorFormat& other, bool is_second) {
   const bool lacks_columnwise = operand.along_columns && operand.quantized.columnwise.codes.empty();

@@ -69,7 +69,7 @@ LinearOperand LinearWeight::smoothed_weight(const StepContext& context, ConstVie
       .along_rows;
 }
 
-/// What is enough for this layer where ranks have parts of its weight.
+/// Chooses the smallest form that is enough for this layer if ranks have parts of its weight.
 void LinearWeight::choose_gathered_form() {
   if (weight_->value_is_read || plan_.is_smoothed()) {
     return;

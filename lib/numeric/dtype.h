@@ -16,7 +16,7 @@ constexpr float kMaxE5M2 = 57344.0F;
 constexpr float kMaxE2M1 = 6.0F;
 constexpr float kMaxF16 = 65504.0F;
 
-/// What an element type is used for: bits of DTypeFacts::uses. Lists of C++ types by their use are
+/// The uses of an element type: bits of DTypeFacts::uses. Lists of C++ types by their use are
 /// in numeric/with_type.h.
 namespace use {
 constexpr unsigned arithmetic = 1;  ///< activations and gradients may be held in it

@@ -9,7 +9,7 @@
 
 namespace fp8train {
 
-/// What an orthogonalized update of a [rows, columns] matrix is multiplied by, in addition to the
+/// The factor of an orthogonalized update of a [rows, columns] matrix, in addition to the
 /// learning rate.
 enum class MuonScale : uint8_t {
   /// max(1, rows / columns)^0.5 (Jordan et al., github.com/KellerJordan/Muon, muon.py).

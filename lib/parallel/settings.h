@@ -20,7 +20,8 @@ constexpr int64_t default_bucket_bytes(double gradient_bytes) {
 
 /// How the ranks of a run share parameters, gradients and the states of the optimizer.
 struct StrategySettings {
-  /// What ranks that train share: 0: nothing (DDP); 1, 2, 3: parallel/shard_layout.h
+  /// The ZeRO stage, which says what ranks share: 0: nothing (DDP); 1, 2, 3:
+  /// parallel/shard_layout.h
   int64_t zero_stage = 0;
   /// Bytes of gradients that are exchanged at a time: in a bucket, or of a segment of shards. A
   /// parameter that has more is exchanged alone, in pieces of at most as many bytes.

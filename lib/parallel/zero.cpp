@@ -235,7 +235,7 @@ void Zero::finish_exchange(double* /*squared_norm*/) {
   }
 }
 
-/// What has been gathered is out of date.
+/// Gathered values are out of date from now on.
 void Zero::values_changed() {
   for (Unit& unit : units_) {
     finish(unit);

@@ -9,7 +9,7 @@
 namespace fp8train {
 namespace {
 
-/// What every dimension of the layer must be a multiple of: each is the K of a GEMM.
+/// Every dimension of the layer must be a multiple of this: each is the K of a GEMM.
 int64_t dimension_multiple(const LinearPlan& linear) {
   return std::max(
       {linear.fprop.k_multiple(), linear.dgrad.k_multiple(), linear.wgrad.k_multiple()});
@@ -206,7 +206,7 @@ void apply_swiglu(const PrecisionPlan& plan, LinearPlan& linear) {
   }
 }
 
-/// What is made again is cast again: a scale of its own for each block, or none.
+/// Values that are made again are cast again: a scale of its own for each block, or none.
 void check_recompute(const LinearPlan& linear) {
   const TensorFormat& x = linear.wgrad.b;
   const bool by_tensor = x.is_scaled() && x.block == per::tensor;

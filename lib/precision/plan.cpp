@@ -190,7 +190,7 @@ void apply_swiglu(const PlanRequest& request, PrecisionPlan& plan) {
   plan.swiglu = SwigluInput::smoothed;
 }
 
-/// What a plan takes over from another role follows that role when it is changed.
+/// A format that a plan takes over from another role changes with that role.
 class Followers {
  public:
   explicit Followers(const PrecisionPlan& plan)

@@ -19,7 +19,7 @@ struct GemmPlan {
   bool fast_accumulate = false;
   bool emulate_accumulator = false;  ///< on the cpu, what fast_accumulate does to a sum
 
-  /// What K must be a multiple of on tensor cores; 1 where no product of codes runs.
+  /// K must be a multiple of this on tensor cores; 1 where no product of codes runs.
   int64_t k_multiple() const;
   bool operator==(const GemmPlan&) const = default;
 };

@@ -9,7 +9,7 @@
 namespace fp8train {
 namespace {
 
-/// What the GEMMs read of one tensor; two formats where its two GEMMs differ.
+/// The formats in which GEMMs read one tensor; two formats where its two GEMMs differ.
 std::string read_as(const TensorFormat& first, const TensorFormat& second) {
   return first == second ? describe(first) : describe(first) + " and " + describe(second);
 }

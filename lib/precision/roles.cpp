@@ -25,7 +25,7 @@ bool is_plain(const TensorFormat& format, DType dtype) {
   return format == plain(dtype);
 }
 
-/// What a cast of a GEMM's operand can make.
+/// Checks that a cast can make the format of a GEMM's operand.
 void check_operand(const char* role, const TensorFormat& format, DType activation) {
   const auto require = [&](bool holds, const std::string& why) {
     if (!holds) {

@@ -112,7 +112,7 @@ void ScalingState::allocate(Device& device) {
   float* next_of_rank = first_amax + shared;
   for (const auto& group : groups_) {
     float*& next_amax = is_of_rank(group->format) ? next_of_rank : next_shared;
-    // What begin_pass() clears lies side by side.
+    // Slots that begin_pass() clears follow one another.
     std::stable_partition(group->slots.begin(), group->slots.end(),
                           [](const ScalingSlot* slot) { return !slot->begins_at_zero; });
     const auto count = static_cast<int64_t>(group->slots.size());

@@ -10,7 +10,7 @@
 namespace fp8train {
 namespace {
 
-/// What is stored or sent, by role: names and formats.
+/// Formats that are stored or sent, by role: names and formats.
 std::vector<std::pair<const char*, std::string>> stored_roles(const PrecisionPlan& plan) {
   std::vector<std::pair<const char*, std::string>> stored = {
       {"weight", describe(plan.weight)},

@@ -8,7 +8,7 @@
 namespace fp8train {
 namespace {
 
-/// What describe() writes in parentheses after the name of the policy.
+/// The arguments that describe() writes in parentheses after the name of the policy.
 std::string policy_arguments(const TensorFormat& format) {
   switch (format.policy) {
     case ScalePolicy::none:

@@ -557,7 +557,7 @@ RunOutcome train_on_ranks(const RunRequest& request, Communicator& comm) {
       try {
         outcome = with_report([&] { return run.run(); });
       } catch (...) {
-        // What follows waits for the thread that writes a checkpoint.
+        // The next call waits for the thread that writes a checkpoint.
         run.release_lock();
         if (request.end_other_ranks) {
           request.end_other_ranks();

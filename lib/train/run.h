@@ -22,7 +22,7 @@ enum class RunOutcome {
              ///< continue
 };
 
-/// What the caller of train() decides apart from the settings.
+/// Decisions of the caller of train() that are not settings.
 struct RunRequest {
   Settings settings;
   std::string resolved_yaml;        ///< the settings as YAML, stored in the run directory

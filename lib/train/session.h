@@ -24,7 +24,7 @@ constexpr int64_t kLossHistory = 256;
 
 class DataRecord;
 
-/// What checkpoints take from the folder of model.from, in addition to its model; empty where there
+/// Files that checkpoints take from the folder of model.from next to its model; empty if there
 /// is none.
 struct SourceFolder {
   ConfigObject config;               ///< all of config.json

@@ -39,7 +39,7 @@ void note_many_epochs(const Corpus& train, const std::vector<double>& epochs,
 void note_unused_vocabulary(const Settings& settings, const Tokenizer& tokenizer,
                             int64_t vocab_size, std::vector<std::string>& notes);
 
-/// What another program's file says of the job, against what there is.
+/// Notes a number of processes in another program's file that is not that of the job.
 void note_processes(const Settings& settings, int ranks, std::vector<std::string>& notes);
 
 }  // namespace fp8train

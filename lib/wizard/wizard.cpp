@@ -76,7 +76,8 @@ size_t Wizard::last_applying(size_t before) const {
   return before;
 }
 
-/// What Enter means: the answer that there is, else what the table offers; empty: nothing.
+/// The answer that Enter gives: the answer that there is, else what the table offers; empty:
+/// nothing.
 std::string Wizard::offered(const Field& field) const {
   const auto given = answers_.find(field.key);
   if (given != answers_.end()) {

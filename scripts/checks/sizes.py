@@ -10,6 +10,9 @@ lib, apps and tests have at most 400 lines, 600 where most of them are one class
 scripts, YAML and pages have at most 100 columns; raw strings, and tables, links and printed text in
 pages, may have more. Lambdas count for the function around them, and of #if and #else the first
 branch is read.
+
+budget.txt has the lines that apps and each module of lib may have. A change that needs more raises
+them in the same commit and says what they buy; one that leaves more than 100 unused lowers them.
 """
 
 import re
@@ -22,6 +25,8 @@ MOST_LINES = 60
 MOST_FILE_LINES = 400
 MOST_CLASS_LINES = 600
 MOST_COLUMNS = 100
+BUDGET = "scripts/checks/budget.txt"
+UNUSED_LINES = 100
 
 CODE = {".h", ".cpp", ".cu", ".cuh", ".in"}
 SCRIPTS = {".py", ".sh", ".sbatch", ".cmake", ".yaml", ".yml", ".def"}
@@ -207,8 +212,24 @@ def files_of(root):
     yield from sorted(root.glob("*"))
 
 
+def over_budget(root, used):
+    """`used`: lines of each module."""
+    granted = {}
+    for number, line in enumerate((root / BUDGET).read_text().splitlines(), 1):
+        if line and not line.startswith("#"):
+            module, lines = line.split()
+            granted[module] = number, int(lines)
+    for module in sorted(used.keys() | granted.keys()):
+        number, most = granted.get(module, (1, 0))
+        have = used.get(module, 0)
+        if have > most:
+            yield f"{BUDGET}:{number}: {module} has {have} lines (at most {most})"
+        elif have < most - UNUSED_LINES or have == 0:
+            yield f"{BUDGET}:{number}: {module} has {have} lines; lower its {most}"
+
+
 def check(root):
-    problems = []
+    problems, used = [], {}
     for file in files_of(root):
         path = file.relative_to(root).as_posix()
         is_code = file.suffix in CODE
@@ -222,12 +243,15 @@ def check(root):
         most = MOST_CLASS_LINES if is_code and is_one_class(text) else MOST_FILE_LINES
         if top in ("lib", "apps", "tests") and len(lines) - 1 > most:
             problems.append(f"{path}:1: {len(lines) - 1} lines (at most {most})")
+        if is_code and top in ("lib", "apps"):
+            module = "apps" if top == "apps" else "/".join(path.split("/")[:2])
+            used[module] = used.get(module, 0) + len(lines) - 1
         if is_code:
             code, raw_lines = blank(text)
             if top in ("lib", "apps"):
                 problems += check_functions(path, code)
         problems += long_lines(path, lines, raw_lines)
-    return problems
+    return problems + list(over_budget(root, used))
 
 
 def body(lines):
@@ -270,12 +294,16 @@ PLANTED = {
     "docs/page.md": f"| {LONG} |\n[{LONG}](page.md)\n```\n{LONG}\n```\n{LONG}\n",
     "CMakeLists.txt": f"# {LONG}\n",
     "configs/a.yaml": f"{LONG}: 1\n",
+    "lib/os/a.h": "int x;\n" * 50,
+    "lib/io/a.h": "int x;\n" * 50,
+    BUDGET: "# lines\nlib/os 49\nlib/io 150\nlib/nn 999\napps 2009\nlib/gone 0\n",
 }
 EXPECTED = [
     *(f"lib/nn/bad.h:{line}" for line in (2, 4, 6, 8, 8, MOST_LINES + 16, MOST_LINES + 17)),
     "apps/larger.cpp:1", "apps/two.cpp:1",
     "apps/long.cpp:1", "apps/columns.cpp:1", "tests/long.py:1", "scripts/columns.sh:2",
     "docs/page.md:6", "CMakeLists.txt:1", "configs/a.yaml:1",
+    *(f"{BUDGET}:{line}" for line in (6, 4, 2)),
 ]
 
 if __name__ == "__main__":

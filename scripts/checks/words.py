@@ -67,6 +67,7 @@ WORDS = [
 ]
 NAMES = [
     (re.compile(r"\bcodes_transposed\b"), "columnwise"),
+    (re.compile(r"^\s*//+<? What "), "a comment with a subject and a verb, not What"),
     (
         re.compile(r"(?i)operands(?:\.|->|::)(?:make|fill|complete|read|place|sample)\("),
         "a verb with its object",
@@ -153,7 +154,7 @@ PLANTED = {
     ),
     "lib/precision/bad.cpp": (
         'PrecisionPlan row = resolve_plan(request);\nauto request = row("bf16");\n'
-        '// a row of the table of plans\n'
+        '// a row of the table of plans\n/// What a plan has.\n'
     ),
     "lib/precision/good.cpp": "TensorFormat row = blockwise(per::row);  // a row of x\n",
 }
@@ -167,7 +168,7 @@ EXPECTED = [
     "lib/ops/bad.h:5",
     "lib/ops/bad.h:5",
     *(f"lib/nn/bad.cpp:{line}" for line in (1, 2, 2, 3, 4, 5, 6, 7, 8, 9)),
-    *(f"lib/precision/bad.cpp:{line}" for line in (1, 2, 3)),
+    *(f"lib/precision/bad.cpp:{line}" for line in (1, 2, 3, 4)),
 ]
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #pragma once
-// What the benchmarks share: repeated timing, operands and the machine's GEMM ceiling.
+// Code that the benchmarks share: repeated timing, operands and the machine's GEMM ceiling.
 
 #include <cstdint>
 #include <functional>
@@ -42,7 +42,7 @@ struct GemmShape {
 /// timed for `min_seconds` on random data: what a step's GEMMs are measured against.
 double gemm_ceiling(Device& device, DType dtype, double min_seconds);
 
-/// What multiplies operands of this type on the device, in words.
+/// The engine that multiplies operands of this type on the device, in words.
 const char* gemm_engine(const Device& device, DType operand);
 
 /// E4M3 by a cast with a scale for each block of x, found in the cast itself: fp32, e8m0 for

@@ -58,7 +58,7 @@ struct BenchPart {
   const char* help = nullptr;
   const char* example = nullptr;
   void (*add_options)(Arguments part, BenchOptions& options) = nullptr;  ///< null: none of its own
-  /// What is measured on the device that the options name.
+  /// The measurement on the device that the options name.
   Json (*measure)(Device& device, const BenchOptions& options) = nullptr;
   /// In place of `measure`: hands over a whole report for each plan as soon as it is there; none
   /// where another rank has it. Returns the exit code.

@@ -158,7 +158,7 @@ EngineSettings engine_settings_of(const StepBench& bench) {
 
 namespace {
 
-/// What is measured of a step.
+/// The measurements of a step.
 // NOLINTNEXTLINE(bugprone-exception-escape): an empty Json does not throw
 struct StepMeasures {
   double seconds = 0;  ///< of a step

@@ -260,7 +260,7 @@ class MpiCommunicator final : public Communicator {
       case Collective::barrier:
         break;
     }
-    // What the bytes are does not matter, nor that barriers share them.
+    // The bytes are arbitrary, and barriers may share them.
     char* all = barrier_bytes_.data();
     return all_to_all_transfer(size(), rank(), all, all + size(), 1);
   }

@@ -185,7 +185,7 @@ void Family::await(const std::string& what, ncclComm_t comm, double timeout) {
   }
 }
 
-/// What NCCL has reported meanwhile; nothing during another call.
+/// Returns NCCL's report since then; nothing during another call.
 std::string Family::failure() {
   const std::unique_lock<std::timed_mutex> lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock() || aborted_) {

@@ -28,7 +28,7 @@ Field sources(std::string key, std::vector<DataSource> DataSettings::*member, st
               });
 }
 
-// What the wizard offers where the default of the field is not a good start.
+// Answers that the wizard offers if the default of the field is not a good start.
 
 std::string offered_validation(const Settings& settings) {
   return number_text(settings.data.val_fraction > 0 ? settings.data.val_fraction : 0.05);

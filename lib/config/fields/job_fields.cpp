@@ -1,4 +1,4 @@
-// What the run is planned for: hardware that is perhaps not here, and the job that starts it.
+// Keys of the hardware that a run is planned for, and of the job that starts it.
 
 #include <algorithm>
 #include <iterator>

@@ -69,7 +69,7 @@ std::string other_key(const CheckContext& at, const std::string& message) {
   return "precision.plan";
 }
 
-/// What the precision module says about the request, at the key that its message begins with. Keys
+/// Adds the precision module's objection at the key that its message begins with. Keys
 /// that do not go with the plan are reported first.
 void check_plan(const CheckContext& at) {
   bool conflict = !at.has("precision.plan") && !at.usable("mixed_precision");
@@ -98,7 +98,7 @@ void check_plan(const CheckContext& at) {
   }
 }
 
-/// What mixed_precision: fp8 alone selects.
+/// Returns the plan that mixed_precision: fp8 alone selects.
 std::string offered_plan(const Settings& /*settings*/) {
   return plan_for_method({.mixed_precision = MixedPrecision::fp8});
 }

@@ -174,7 +174,7 @@ std::vector<Field> batch_fields() {
   };
 }
 
-/// What a step computes, and the time of the run.
+/// Fields of a step's passes, and of the length of the run.
 std::vector<Field> pass_fields() {
   return {
       make("training.seed", "a whole number >= 0", "Seed of every random draw",

@@ -250,7 +250,7 @@ std::string in_words(const std::string& message) {
   return found == std::end(kWords) ? message : found->second;
 }
 
-/// What is wrong, and where.
+/// Adds the problem of an exception at its mark.
 void complain(const YAML::Exception& error, std::string_view text, const std::string& path,
               size_t source, Problems& problems) {
   SourceMark mark = {source, error.mark.line + 1, error.mark.column + 1};

@@ -33,7 +33,7 @@ struct FileHead {
   std::string_view bytes;  ///< the first 4096, without those of a compression
 };
 
-/// What becomes of a record that cannot be learned.
+/// The treatment of a record that cannot be learned.
 enum class BadLines : uint8_t {
   error,  ///< all are counted, and the first one is the error
   skip,   ///< it is left out; a warning counts them and names the first three

@@ -1,6 +1,6 @@
 #pragma once
-// What the readers of JSON records share: bad records are an error or left out, and keys that are
-// not read are named.
+// Code that the readers of JSON records share: bad records are an error or left out, and keys that
+// are not read are named.
 
 #include <cstdint>
 #include <filesystem>

@@ -26,7 +26,7 @@ bool is_llmc(const FileHead& head) {
   return magic == kLlmcMagicU16 || magic == kLlmcMagicU32;
 }
 
-/// What follows the ids.
+/// Reads the part of a file after the ids.
 DocumentTable read_documents(const InputFile& file, uint64_t from, int64_t documents,
                              int64_t tokens) {
   std::vector<uint32_t> lengths(static_cast<size_t>(documents));

@@ -6,7 +6,7 @@
 
 namespace fp8train {
 
-/// What a text is if it is read as JSON: one or more objects, or an array, with something in it.
+/// The kind of a text that is read as JSON: one or more objects, or an array, with something in it.
 enum class JsonKind : uint8_t { none, objects, array };
 
 /// Returns the kind of a text that begins so. `is_whole`: the text ends there; else what is open

@@ -31,7 +31,7 @@ namespace {
 
 constexpr size_t kMaxBytes = 256U << 20;
 
-/// What tokenizer_config.json says.
+/// Names of tokens in tokenizer_config.json.
 struct NamedEnds {
   std::optional<std::string> bos, eos;
   std::optional<bool> adds_bos;

@@ -18,7 +18,7 @@ namespace {
 constexpr size_t kJitStackStart = 64U << 10;
 constexpr size_t kJitStackMost = 64U << 20;
 
-// What a class is in Oniguruma, where PCRE2's differs: \s is White_Space (PCRE2 has U+180E too), \w
+// Classes of Oniguruma that PCRE2 has otherwise: \s is White_Space (PCRE2 has U+180E too), \w
 // has marks and connectors, \h is a hexadecimal digit.
 constexpr std::string_view kSpace =
     R"(\x{9}-\x{d}\x{20}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
@@ -86,7 +86,7 @@ std::string pcre2_message(int code) {
   return reinterpret_cast<const char*>(text.data());
 }
 
-/// What a match needs of its thread.
+/// The memory of a thread for matches.
 struct MatchMemory {
   pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
   pcre2_match_context* context = pcre2_match_context_create(nullptr);

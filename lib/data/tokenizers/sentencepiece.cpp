@@ -146,7 +146,8 @@ struct MessageReader {
   }
 };
 
-/// What the library does not say of a model (google/sentencepiece: src/sentencepiece_model.proto).
+/// Facts of a model that the library does not report (google/sentencepiece:
+/// src/sentencepiece_model.proto).
 struct ModelFacts {
   std::vector<bool> user_defined;  ///< by piece
   bool normalizes = false;

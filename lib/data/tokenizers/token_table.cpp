@@ -1,4 +1,4 @@
-// What the lists hold follows llama.cpp's converter (ggml-org/llama.cpp: convert_hf_to_gguf.py,
+// The lists follow llama.cpp's converter (ggml-org/llama.cpp: convert_hf_to_gguf.py,
 // get_vocab_base, get_vocab_base_pre and _create_vocab_sentencepiece).
 
 #include "data/tokenizers/token_table.h"

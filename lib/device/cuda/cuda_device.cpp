@@ -132,7 +132,7 @@ class CudaDevice final : public Device {
       int least = 0;
       int greatest = 0;
       check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "creating a stream");
-      // What other ranks wait for comes first.
+      // Work that other ranks wait for comes first.
       check_cuda(cudaStreamCreateWithPriority(&side_.stream, cudaStreamNonBlocking, greatest),
                  "creating a stream");
       side_stream_.reset(side_.stream);

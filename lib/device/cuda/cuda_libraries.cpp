@@ -142,8 +142,8 @@ std::string environment_value(const fs::path& file, std::string_view key) {
   return {};
 }
 
-/// What pyenv's scripts named python3 (ROOT/shims) start: the first version of PYENV_VERSION or of
-/// ROOT/version. Empty for other programs.
+/// The program that pyenv's scripts named python3 (ROOT/shims) start: the first version of
+/// PYENV_VERSION or of ROOT/version. Empty for other programs.
 fs::path pyenv_prefix(const fs::path& python) {
   const fs::path root = python.parent_path().parent_path();
   std::string version = variable("PYENV_VERSION");
@@ -197,8 +197,8 @@ const LibraryFolder* folder_of(const std::vector<LibraryFolder>& folders, const 
   return found == folders.end() ? nullptr : &*found;
 }
 
-/// What cuDNN opens by name where neither its own folder nor the loader may have it: the compiler
-/// of its kernels, and what that needs.
+/// The libraries that cuDNN opens by name if neither its own folder nor the loader may have it: the
+/// compiler of its kernels, and what that needs.
 void open_compiler(const std::vector<LibraryFolder>& folders) {
   constexpr const char* kCompiler = "libnvrtc.so.13";
   const LibraryFolder* folder = folder_of(folders, kCompiler);

@@ -52,8 +52,8 @@ std::string failed_removal(const fs::path& folder) {
   return failure ? fmt::format("cannot remove {}: {}", folder.string(), failure.message()) : "";
 }
 
-/// What a folder holds; nothing where it does not exist. Throws DeviceError for any other failure:
-/// a folder that cannot be listed is not an empty one.
+/// Returns the content of a folder; nothing if it does not exist. Throws DeviceError for any other
+/// failure: a folder that cannot be listed is not an empty one.
 std::vector<fs::path> list_folder(const fs::path& folder) {
   std::vector<fs::path> paths;
   try {

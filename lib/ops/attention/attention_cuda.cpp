@@ -43,8 +43,8 @@ bool aligned(const HeadsView& view) {
   return reinterpret_cast<uintptr_t>(view.data) % kAlignment == 0 && row_bytes % kAlignment == 0;
 }
 
-/// What is worth a plan: the sequences of training and evaluation, which fill their memory. Those
-/// of a KV cache change their length with every token.
+/// Whether a call is worth a plan: the sequences of training and evaluation, which fill their
+/// memory. Those of a KV cache change their length with every token.
 bool suits(const SdpaProblem& problem, std::initializer_list<HeadsView> tensors) {
   const AttentionShape& shape = problem.shape;
   return (problem.dtype == DType::bf16 || problem.dtype == DType::f16) &&

@@ -1,6 +1,6 @@
 #pragma once
-// What the attention kernels share: tiles of heads in shared memory and products of them by one
-// warp.
+// Code that the attention kernels share: tiles of heads in shared memory and products of them by
+// one warp.
 //
 // A tile is [rows][kDim] with kDim = 64, 128 or 256, zeros beyond the head and beyond the sequence;
 // a row is 16 bytes longer than that, so that 8 rows start in 8 different groups of banks. The

@@ -1,5 +1,5 @@
 #pragma once
-// What the kernels that cast with one scale for each block share. Only for .cu files.
+// Code that the kernels share that cast with one scale for each block. Only for .cu files.
 
 #include "base/math.h"
 #include "ops/cast/code_tile.cuh"

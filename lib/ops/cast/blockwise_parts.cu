@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// What a cast of a part reads and writes: x, codes and rounded have `count` elements.
+/// The memory that a cast of a part reads and writes: x, codes and rounded have `count` elements.
 struct PartCast {
   const float* x;
   int64_t first, count;

@@ -4,7 +4,7 @@
 // writes what a caller asks for: the values, codes, transposed codes, amax, statistics. Maxima and
 // counts are integers, so that no order of blocks changes them. Only for .cu files.
 //
-// What is wanted is known when a kernel runs, not when it is compiled: the branches are the same
+// The outputs are known when a kernel runs, not when it is compiled: the branches are the same
 // for all threads and cost less than the instruction cache that a kernel for each case would. Two
 // kernels for a source: one reads and writes eight elements at a time, the other takes any width
 // and alignment, row by row.
@@ -61,7 +61,7 @@ __device__ __forceinline__ void make_vec8s(const Source& source, int64_t row, in
   }
 }
 
-/// What a thread carries through its tiles.
+/// The state that a thread carries through its tiles.
 template <typename X>
 struct CastState {
   float scale;

@@ -7,7 +7,7 @@
 namespace fp8train::ops {
 namespace {
 
-/// What else a cast to e2m1 needs: the scales above those of blocks, and random bits.
+/// Checks a cast to e2m1: it needs the scales above those of blocks, and random bits.
 void check_fp4(const QuantizedTensor& out, const CastRandom& random) {
   check(!out.format.is_two_level() || out.format.row_scaled ||
             (out.tensor_scale != nullptr && out.tensor_scale_inv != nullptr),

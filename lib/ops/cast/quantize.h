@@ -11,7 +11,7 @@
 
 namespace fp8train::ops {
 
-/// What happened to the values of one tensor when they were cast; device memory, sampled at the
+/// The outcome of the cast of one tensor's values; device memory, sampled at the
 /// logging interval.
 struct QuantizeStatistics {
   uint64_t count;

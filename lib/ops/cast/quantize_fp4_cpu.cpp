@@ -92,7 +92,7 @@ FP8TRAIN_HD float amax_of_side(const Side<X>& side, float* of_lines) {
   return max_magnitude(float_of(all.largest), 0.0F);
 }
 
-/// What a cast writes, and how it scales and rounds.
+/// The output of a cast, its scales and its rounding.
 struct Target {
   uint8_t* codes = nullptr;
   BlockScales scales = {};

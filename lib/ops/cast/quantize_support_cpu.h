@@ -28,7 +28,7 @@ FP8TRAIN_HD float value_of_magnitude(uint32_t bits, TypeTag<X> /*tag*/) {
   return decode(X{static_cast<uint16_t>(bits)});
 }
 
-/// What pieces of a cast have seen. Maxima and counts are integers, so that no order of threads
+/// The counts of the pieces of a cast. Maxima and counts are integers, so that no order of threads
 /// changes them.
 struct CastCounts {
   uint32_t largest = 0;  ///< magnitude, as bits

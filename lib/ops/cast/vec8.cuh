@@ -208,7 +208,7 @@ struct AmaxBits {
 template <typename Code>
 constexpr float kSaturation = saturation_threshold(dtype_of<Code>());
 
-/// What a thread counts for QuantizeStatistics; 32 bits hold what one thread can see.
+/// The counts of a thread for QuantizeStatistics; 32 bits hold what one thread can see.
 struct CastCounts {
   uint32_t saturated = 0;
   uint32_t underflow = 0;

@@ -1,4 +1,4 @@
-// What crosses between ranks.
+// Bytes of packets between ranks.
 
 #include "ops/dispatch/meta_counts.h"
 

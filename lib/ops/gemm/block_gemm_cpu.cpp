@@ -24,7 +24,7 @@ using dnnl::memory;
 constexpr int64_t kBlockDepth = 128;        // K of a block
 constexpr int64_t kFinishElements = 16384;  // of a product that one thread finishes at a time
 
-/// What a thread keeps for products of blocks; others have a workspace of their own.
+/// The workspace of a thread for products of blocks; others have a workspace of their own.
 struct ScaledWorkspace {
   std::map<TiledKey, std::unique_ptr<TiledProduct>> blocks;
   GrowingBuffer a, b, product, scratchpad, row_scales, column_scales;
@@ -47,8 +47,8 @@ View values_under(Stream stream, const GemmOperand& operand, GrowingBuffer& buff
   return values;
 }
 
-/// What gemm takes of an operand without the scales of its rows: codes, those of int8 in another
-/// type, which is exact, or those of blocks with their scales.
+/// The part of an operand that gemm takes, without the scales of its rows: codes, those of int8 in
+/// another type, which is exact, or those of blocks with their scales.
 ConstView values_of_rows(Stream stream, const GemmOperand& operand, GrowingBuffer& buffer) {
   const ConstView codes = operand.matrix();
   if (operand.quantized.format.block != per::row) {
@@ -129,7 +129,7 @@ BlockScales scales_of(const QuantizedTensor& tensor) {
   return block_scales(tensor.rowwise, tensor.format, tensor.layout);
 }
 
-/// What a thread computes a tile with.
+/// The arguments of a tile's product.
 struct Tile {
   float sum[kTileElements];
   float product[kTileElements];

@@ -84,8 +84,8 @@ void gemm(Stream stream, const Gemm& call);
 /// DeviceError when the folder cannot be used.
 void tune_gemms(Device& device, const std::string& folder);
 
-/// What a cpu GEMM of this operand type really runs on this machine: "bf16 (amx)", "bf16
-/// (avx512_bf16)", "fp32 (avx512)", ...
+/// The type and instructions of a cpu GEMM of this operand type on this machine: "bf16 (amx)",
+/// "bf16 (avx512_bf16)", "fp32 (avx512)", ...
 const char* cpu_gemm_engine(DType operand);
 
 /// Bytes that cpu GEMMs hold in workspaces, over all threads; no device's ledger counts them.

@@ -97,7 +97,7 @@ struct WholeProduct {
   bool valid = false;
 };
 
-/// What a thread that calls gemm keeps: primitives by shape and memory for converted operands,
+/// The state of a thread that calls gemm: primitives by shape and memory for converted operands,
 /// products and oneDNN's scratchpad.
 struct Workspace {
   std::map<ProductKey, std::unique_ptr<WholeProduct>> whole;

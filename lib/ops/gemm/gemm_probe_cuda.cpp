@@ -249,7 +249,7 @@ class Refusals {
   bool are_final_ = true;
 };
 
-/// What a refusal means for runs, for people.
+/// Words the consequence of a refusal for runs.
 std::string consequence_of(const Fp8Products& products, const Fp8Product& refused) {
   const Fp8Support support = products.support(refused);
   if (support != Fp8Support::none) {

@@ -132,7 +132,7 @@ std::string_view why_not(Fp8Support support, const GemmExtents& extents) {
   return "cuBLASLt does not multiply these types with these scales on this GPU";
 }
 
-/// What the device's table and its library say of a product. Where only the short accumulator is
+/// Whether the device's table and its library have a product. Where only the short accumulator is
 /// missing, the product runs without it.
 GemmSupport table_support(const DeviceTraits& traits, const GemmFormats& formats,
                           const GemmExtents& extents, const BlockPair& pair) {

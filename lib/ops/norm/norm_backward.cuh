@@ -39,7 +39,7 @@ __device__ __forceinline__ void write_column_sums(const Team& team, int n,
   __syncthreads();
 }
 
-/// What a team holds of a row in the backward pass; `length` is 0 where the row does not exist.
+/// A team's share of a row in the backward pass; `length` is 0 where the row does not exist.
 template <bool kLayer>
 struct BackwardRow {
   static constexpr int kVecs = kBackwardVecs<kLayer>;

@@ -1,6 +1,6 @@
 #pragma once
-// What the kernels of RMSNorm and LayerNorm share. They go over rows, which may be slices (heads)
-// of wider rows. Rows of bf16 that lie in packs of 16 bytes are held in registers
+// Code that the kernels of RMSNorm and LayerNorm share. They go over rows, which may be slices
+// (heads) of wider rows. Rows of bf16 that lie in packs of 16 bytes are held in registers
 // (norm_forward.cuh, norm_backward.cuh): a team of threads has a row, a block several teams. All
 // other rows take the kernels of norm_any.cuh. Sums over a row are trees over its team, sums over
 // rows go over the rows of a chunk in order, then over teams and chunks: results repeat bitwise and
@@ -127,7 +127,7 @@ struct RowStatistics {
   float mean, rstd;
 };
 
-/// What every dx of a row subtracts: mean(g), and mean(g * xhat) as a factor of x.
+/// The terms that every dx of a row subtracts: mean(g), and mean(g * xhat) as a factor of x.
 struct RowSlopes {
   float gradient_mean, slope;
 };

@@ -8,7 +8,7 @@ double recast_bytes(const QuantizeSink& cast, const ConstView& x, const ConstVie
   return cast.out.empty() ? 0.0 : bytes_of(x) + bytes_of(statistics);
 }
 
-/// What an addition in front of the norm reads and writes beyond x.
+/// The bytes of an addition in front of the norm, without x.
 double residual_bytes(const ResidualAdd& residual) {
   return bytes_of(residual.delta) + bytes_of(residual.sum);
 }

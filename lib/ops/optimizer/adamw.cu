@@ -13,8 +13,8 @@
 namespace fp8train::ops::cuda {
 namespace {
 
-/// What a kernel reads and writes of a call: fp32 weights, gradients in fp32 or bf16, moments in
-/// any form.
+/// The part of a call that a kernel reads and writes: fp32 weights, gradients in fp32 or bf16,
+/// moments in any form.
 template <typename Moments>
 struct Update {
   float* __restrict__ weight;

@@ -1,5 +1,5 @@
 #pragma once
-// What the kernels of the optimizers share: of AdamW for fp32 weights (adamw.cu) and for any
+// Code that the kernels of the optimizers share: of AdamW for fp32 weights (adamw.cu) and for any
 // formats (adamw_stored.cu), of SGD and of gradient norms (optimizer.cu). Only for .cu files.
 
 #include "ops/optimizer/adamw_moments.cuh"

@@ -7,7 +7,7 @@
 namespace fp8train::ops::cuda {
 namespace {
 
-/// What a kernel reads and writes of a call.
+/// The part of a call that a kernel reads and writes.
 struct StoredUpdate {
   EncodedTensor weight, gradient, moment1, moment2;
   uint16_t* __restrict__ copy;  ///< may be null

@@ -19,7 +19,7 @@ __device__ __forceinline__ Vec8<T> made_vec8(Value value) {
   return vec8_of<T>(values, kVec8);
 }
 
-/// What the sources of activations have in common (cast_tiles.cuh).
+/// Code that the sources of activations share (cast_tiles.cuh).
 template <typename T, int Parts>
 struct ActivationSource {
   using Value = T;

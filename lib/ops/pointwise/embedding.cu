@@ -93,7 +93,7 @@ __global__ void invert_kernel(const int32_t* rank, int32_t* order, int64_t rows)
   }
 }
 
-/// What add_tokens_kernel reads and writes.
+/// The arguments of add_tokens_kernel.
 template <typename DY>
 struct TokenRows {
   const int32_t* tokens;

@@ -44,7 +44,7 @@ void update_auto_scale(Stream stream, ConstView codes, AutoScale* automatic, con
 void update_auto_scales(Stream stream, const AutoScale* of_ranks, int64_t ranks, AutoScale* scales,
                         int64_t count, const int32_t* skip);
 
-/// What backward keeps of the input of an operation that is not a GEMM: e4m3 codes with a bf16
+/// The stored input of an operation that is not a GEMM, for backward: e4m3 codes with a bf16
 /// scale for each group of 16 consecutive elements (COAT, arXiv 2410.19313).
 struct CompressedView {
   View codes;      ///< e4m3

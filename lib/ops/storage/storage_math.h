@@ -41,7 +41,7 @@ FP8TRAIN_HD float next_automatic_factor(float factor, uint32_t at_maximum, int64
   return above > kLimit ? kLimit : above;
 }
 
-/// What scale t of `count` is after a step, with the counters of all ranks.
+/// Returns scale t of `count` after a step, with the counters of all ranks.
 FP8TRAIN_HD AutoScale next_auto_scale(const AutoScale* of_ranks, int64_t ranks, int64_t count,
                                       int64_t t, AutoScale scale, bool skip) {
   uint32_t at_maximum = 0;
@@ -77,7 +77,7 @@ FP8TRAIN_HD e4m3 compressed_code(float value, bf16 scale_inv) {
   return encode<e4m3>(value / decode(scale_inv));
 }
 
-/// What a code of a compressed group says of `value`.
+/// Returns `value` after its compression to a code.
 FP8TRAIN_HD float compressed_value(float value, bf16 scale_inv) {
   return decode(compressed_code(value, scale_inv)) * decode(scale_inv);
 }

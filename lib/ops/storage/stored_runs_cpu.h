@@ -174,7 +174,7 @@ FP8TRAIN_HD float renew_scale(const StoredTensor& tensor, int64_t at, const floa
 /// Floors nothing.
 inline constexpr uint8_t kNoneFloored[kStoredPiece] = {};
 
-/// What store_run() encodes.
+/// The values that store_run() encodes.
 struct NewValues {
   const float* values;
   float tensor_scale = 1.0F;              ///< the new scale of a tensor that has one

@@ -1,6 +1,6 @@
 #pragma once
-// What the CUDA kernels share: choosing a template by element type, 16-byte accesses, reductions
-// with a fixed order within a warp and a block. Only for .cu files.
+// Code that the CUDA kernels share: choosing a template by element type, 16-byte accesses,
+// reductions with a fixed order within a warp and a block. Only for .cu files.
 
 #include <cstdint>
 

@@ -24,7 +24,7 @@ void require_files(const std::filesystem::path& folder, const CheckpointManifest
 void check_state(const nlohmann::json& state, const CheckpointManifest& manifest,
                  const std::filesystem::path& folder);
 
-/// What was found of a checkpoint that the run can resume from.
+/// The findings about a checkpoint that the run can resume from.
 struct SameRun {
   std::vector<std::string> notes;  ///< data that cannot be compared, or what has changed and is
                                    ///< accepted (checkpoint.changed_data, checkpoint.changed_plan)

@@ -37,7 +37,7 @@ class SaveInterval {
   /// Whether the run saves after this step.
   bool is_due(int64_t step) const;
 
-  /// What a save cost. Times are those of the first rank, and the same on all.
+  /// The cost of a save. Times are those of the first rank, and the same on all.
   struct Cost {
     double stall_seconds = 0;  ///< in which training stopped
     double write_seconds = 0;  ///< in which no other save can begin

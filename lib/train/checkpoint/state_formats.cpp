@@ -145,7 +145,7 @@ void add_layer_changes(const StateFormats& saved, const StateFormats& current, L
   }
 }
 
-/// What earlier versions wrote: "FPROP; DGRAD; WGRAD; stored FORMAT; FORMATS in LAYER; TENSOR
+/// The text of earlier versions: "FPROP; DGRAD; WGRAD; stored FORMAT; FORMATS in LAYER; TENSOR
 /// TENSOR ", where a product is "A x B", and stored formats are those other than fp32.
 struct FormatsText {
   Lines products, stored, layers, scaled_tensors;

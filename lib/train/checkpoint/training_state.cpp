@@ -60,7 +60,7 @@ void add_divergence(nlohmann::ordered_json& json, const TrainingState& state) {
   }
 }
 
-/// What an older version did not write is left as it is.
+/// Leaves members as they are that an older version did not write.
 void read_divergence(const nlohmann::json& json, const std::string& where, TrainingState& state) {
   for (const nlohmann::json& one : json.value("rollbacks", nlohmann::json::array())) {
     state.rollbacks.push_back({.from_step = whole_number<int64_t>(one, "from_step", where),
