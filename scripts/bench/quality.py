@@ -14,8 +14,8 @@ once after a single step in FP8 (quality_study/models.py). The loss is the mean 
 evaluations on held-out text, once with the products as they were trained and once in bf16.
 
 report prints the tables, or puts them between the two comments of a page that name them; figure
-draws them. benefit draws the last model's with the bytes per parameter of each plan and its predicted
-speed on a GPU, for README.
+draws them. benefit draws the last model's with the bytes per parameter of each plan and its
+predicted speed on a GPU, for README.
 
 outliers: bases are changed so that they compute the same function with larger channels at the input
 of products, and evaluated under each plan.

@@ -73,7 +73,8 @@ def svg(program, results):
                       label(scale.start + 4, y + 14, text)]
         if gap is not None:
             parts += marks(gap, loss, y + ROW / 2 - 1, "a")
-    notes = ["(1) predicted by `estimate`: Llama of 8 B on 8 H100, ZeRO 3; not yet measured on a GPU",
+    notes = ["(1) predicted by `estimate`: Llama of 8 B on 8 H100, ZeRO 3; "
+             "not yet measured on a GPU",
              f"(2) trained on the CPU with the codes of a GPU ({name}); bars: 95 % intervals"]
     parts += [label(8, bottom + 40 + 16 * at, text, "soft") for at, text in enumerate(notes)]
     height = bottom + 66
