@@ -11,6 +11,7 @@
 #include "base/quantities.h"
 #include "device/cuda/cuda_device.h"
 #include "device/device_questions.h"
+#include "train/records/run_statistics.h"
 
 namespace fp8train {
 namespace {
@@ -51,9 +52,7 @@ void log_notes(const Session& session, bool trains) {
   if (trains && !session.not_copied.empty()) {
     log_info(session.not_copied);
   }
-  for (const std::string& note : session.notes) {
-    log_warning(note);
-  }
+  log_warnings(session.notes);
   if (trains) {
     log_warnings(session.training_notes);
   }
