@@ -78,12 +78,12 @@ start_of_dialogue
 keys 1 Enter 2 Enter
 answer "Memory of a node" 2
 answer "Preset, - for" toy
-shows "of 1.0 GiB: fits"
 for prompt in "Tokenizer [byte]" "Sequence length [64]"; do
   answer "$prompt" ""
 done
 answer "Plan" nonesuch
 answer "no plan 'nonesuch'" bf16
+shows "of 1.0 GiB: fits"
 answer "Optimizer steps" 30
 for ((i = 0; i < 30; i++)); do
   ! screen | grep -qF "Enter writes" || break
