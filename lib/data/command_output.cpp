@@ -2,13 +2,16 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <spawn.h>
 #include <sys/file.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
-#include <cstdio>
-#include <memory>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <thread>
 
 #include "base/atomic_file.h"
 #include "base/cache_folder.h"
@@ -28,8 +31,10 @@ class CommandLock {
  public:
   explicit CommandLock(const fs::path& file)
       : descriptor_(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)) {
-    if (descriptor_ >= 0) {
-      ::flock(descriptor_, LOCK_EX);
+    while (descriptor_ >= 0 && ::flock(descriptor_, LOCK_EX | LOCK_NB) != 0 &&
+           (errno == EWOULDBLOCK || errno == EINTR)) {
+      section_advances();  // the watchdog of the process that holds the lock ends a run that hangs
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
   }
   ~CommandLock() {
@@ -44,28 +49,107 @@ class CommandLock {
   int descriptor_;
 };
 
+/// A command that runs, and the reading end of its output. Signals that ask a run to stop do not
+/// end it, since the run stops at its first step then; a reader that is gone does.
+class RunningCommand {
+ public:
+  explicit RunningCommand(const std::string& command) : command_(command) {
+    std::array<int, 2> ends = {-1, -1};
+    bool started = ::pipe2(ends.data(), O_CLOEXEC) == 0;
+    if (started) {
+      started = spawn(ends[1]);
+      ::close(ends[1]);
+      output_ = ends[0];
+    }
+    if (!started) {
+      close_output();
+      throw DeviceError(fmt::format("the command '{}' cannot be started", command));
+    }
+  }
+  ~RunningCommand() {
+    close_output();
+    if (process_ > 0) {  // an error: nobody reads any more
+      ::kill(process_, SIGKILL);
+      ::waitpid(process_, nullptr, 0);
+    }
+  }
+  RunningCommand(const RunningCommand&) = delete;
+  RunningCommand& operator=(const RunningCommand&) = delete;
+
+  /// Returns the number of bytes read; 0 at the end. Throws DeviceError.
+  size_t read(char* to, size_t bytes) {
+    ssize_t count = -1;
+    do {
+      count = ::read(output_, to, bytes);
+    } while (count < 0 && errno == EINTR);
+    if (count < 0) {
+      throw DeviceError(fmt::format("the output of the command '{}' cannot be read", command_));
+    }
+    return static_cast<size_t>(count);
+  }
+
+  /// Waits for its end. Throws DataError if it failed.
+  void finish() {
+    close_output();
+    int status = 0;
+    while (::waitpid(process_, &status, 0) < 0 && errno == EINTR) {
+    }
+    process_ = -1;
+    if (status != 0) {
+      throw DataError(fmt::format("the command '{}' ended with {}", command_,
+                                  WIFSIGNALED(status)
+                                      ? fmt::format("signal {}", WTERMSIG(status))
+                                      : fmt::format("exit code {}", WEXITSTATUS(status))));
+    }
+  }
+
+ private:
+  bool spawn(int output) {
+    posix_spawn_file_actions_t files;
+    posix_spawnattr_t attributes;
+    sigset_t defaults;
+    ::posix_spawn_file_actions_init(&files);
+    ::posix_spawn_file_actions_adddup2(&files, output, STDOUT_FILENO);
+    ::posix_spawnattr_init(&attributes);
+    sigemptyset(&defaults);
+    sigaddset(&defaults, SIGPIPE);  // ignored here (base/signals.h)
+    sigaddset(&defaults, SIGXFSZ);
+    ::posix_spawnattr_setsigdefault(&attributes, &defaults);
+    ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
+    std::string shell = "sh", option = "-c", script = "trap '' HUP INT TERM USR1\n" + command_;
+    const std::array<char*, 4> words = {shell.data(), option.data(), script.data(), nullptr};
+    const int failure =
+        ::posix_spawn(&process_, "/bin/sh", &files, &attributes, words.data(), environ);
+    ::posix_spawnattr_destroy(&attributes);
+    ::posix_spawn_file_actions_destroy(&files);
+    return failure == 0;
+  }
+  void close_output() {
+    if (output_ >= 0) {
+      ::close(output_);
+      output_ = -1;
+    }
+  }
+
+  std::string command_;
+  pid_t process_ = -1;
+  int output_ = -1;
+};
+
 /// Writes the output to a file whose name begins with `stem`. Returns the file.
 fs::path run(const std::string& command, const fs::path& stem) {
-  std::unique_ptr<FILE, int (*)(FILE*)> pipe(::popen(command.c_str(), "re"), ::pclose);
-  if (pipe == nullptr) {
-    throw DeviceError(fmt::format("the command '{}' cannot be started", command));
-  }
+  log_info(fmt::format("data: '{}' is run, once on this machine", command));
+  RunningCommand running(command);
   std::array<char, 1 << 16> part = {};
-  size_t bytes = fread(part.data(), 1, part.size(), pipe.get());
-  const fs::path file = stem.string() + (bytes > 0 && part[0] == '{' ? ".jsonl" : ".txt");
-  AtomicFile output(file, Access::owner);
+  size_t bytes = running.read(part.data(), part.size());
   const bool is_empty = bytes == 0;
-  for (; bytes > 0; bytes = fread(part.data(), 1, part.size(), pipe.get())) {
+  const fs::path file = stem.string() + (!is_empty && part[0] == '{' ? ".jsonl" : ".txt");
+  AtomicFile output(file, Access::owner);
+  for (; bytes > 0; bytes = running.read(part.data(), part.size())) {
     output.write(part.data(), bytes);
     section_advances();
   }
-  const int status = ::pclose(pipe.release());
-  if (status != 0) {
-    throw DataError(fmt::format("the command '{}' ended with {}", command,
-                                WIFSIGNALED(status)
-                                    ? fmt::format("signal {}", WTERMSIG(status))
-                                    : fmt::format("exit code {}", WEXITSTATUS(status))));
-  }
+  running.finish();
   if (is_empty) {
     throw DataError(fmt::format("the command '{}' wrote nothing", command));
   }
@@ -76,8 +160,10 @@ fs::path run(const std::string& command, const fs::path& stem) {
 }  // namespace
 
 fs::path output_of_command(const std::string& command) {
+  // A command may name files relative to the working directory.
+  const std::string key = fs::current_path().string() + '\n' + command;
   ContentHasher hash;
-  hash.update(command.data(), command.size());
+  hash.update(key.data(), key.size());
   const fs::path folder = cache_folder() / "commands";
   create_folder(folder);
   const fs::path stem = folder / hash.digest();

@@ -9,8 +9,9 @@ namespace fp8train {
 
 /// Returns the file with what /bin/sh -c `command` writes on standard output, JSON lines (.jsonl)
 /// where the first byte is a brace, else text (.txt). Runs the command unless cache_folder() has
-/// its output; processes of a machine wait for the first one. Throws DataError if the command
-/// fails or writes nothing, and DeviceError if the output cannot be stored.
+/// its output from this working directory; processes of a machine wait for the first one. Throws
+/// DataError if the command fails or writes nothing, and DeviceError if the output cannot be read
+/// or stored.
 std::filesystem::path output_of_command(const std::string& command);
 
 }  // namespace fp8train

@@ -143,8 +143,9 @@ std::unique_ptr<Tokenizer> make_id_tokenizer();
 std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view training_text);
 
 /// Reads tokenizer.json of Hugging Face's tokenizers, or what to_json() wrote, also in earlier
-/// versions of this program; `where` names the source in messages. Beginning and end of sequence
-/// are those of the post-processor and of tokens with usual names. Throws DataError.
+/// versions of this program but for tokenizers of llama2.c; `where` names the source in messages.
+/// Beginning and end of sequence are those of the post-processor and of tokens with usual names.
+/// Throws DataError.
 std::unique_ptr<Tokenizer> tokenizer_from_json(std::string_view text, const std::string& where);
 
 /// Opens a tokenizer file, or a folder that holds one, of a kind in the table of

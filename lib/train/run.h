@@ -25,7 +25,7 @@ enum class RunOutcome {
 /// Decisions of the caller of train() that are not settings.
 struct RunRequest {
   Settings settings;
-  std::string resolved_yaml;        ///< the settings as YAML, stored in the run directory
+  std::string resolved_yaml;        ///< the settings as YAML, which all ranks must have alike
   std::string command;              ///< the command line, stored in the run directory
   std::string version;              ///< version of the program
   RunListener* listener = nullptr;  ///< called on the first rank; null: nothing is shown
@@ -42,10 +42,10 @@ using StepObserver = void (*)(Engine& engine, int rank, int64_t step, bool ends)
 void set_step_observer(StepObserver observer);
 
 /// Trains, as one of the ranks of `comm`: all ranks call it with the same request, and get the same
-/// outcome. The first rank writes the run's files and speaks; the caller installs stop handlers
-/// (base/signals.h). Throws the typed errors of base/error.h; a run that diverged throws
-/// NumericError, one that waited too long for another rank TimeoutError. After an error the ranks
-/// no longer wait for each other: the caller ends the others (Communicator::fail).
+/// outcome. The first rank writes the run's files and is the one that reports; the caller installs
+/// stop handlers (base/signals.h). Throws the typed errors of base/error.h; a run that diverged
+/// throws NumericError, one that waited too long for another rank TimeoutError. After an error the
+/// ranks no longer wait for each other: the caller ends the others (Communicator::fail).
 RunOutcome train(const RunRequest& request, Communicator& comm);
 
 }  // namespace fp8train

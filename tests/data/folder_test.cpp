@@ -148,6 +148,15 @@ TEST_CASE("the output of a command is data, and the command runs once") {
     CHECK(format_of(files[0], "command").name == "jsonl");
   }
   CHECK(read_text_file(ran, 100) == "once\n");
+  const std::filesystem::path before = std::filesystem::current_path();
+  for (const char* const folder : {"one", "two"}) {  // files are relative to the working directory
+    std::filesystem::create_directories(dir / folder);
+    test::write_file(dir / folder / "a.txt", folder);
+    std::filesystem::current_path(dir / folder);
+    CHECK(read_text_file(run("cat a.txt")[0], 100) == folder);
+  }
+  std::filesystem::current_path(before);
+  CHECK_THROWS_WITH(run("kill -TERM $$; exit 5"), Contains("exit code 5"));  // stops do not end it
   const auto text = run("seq 100000");
   CHECK(text[0].extension() == ".txt");
   CHECK(std::filesystem::file_size(text[0]) == 588895);
@@ -161,7 +170,7 @@ TEST_CASE("the output of a command is data, and the command runs once") {
   for (const auto& file : std::filesystem::directory_iterator(dir / "cache" / "commands")) {
     outputs += file.path().extension() == ".lock" ? 0 : 1;
   }
-  CHECK(outputs == 2);
+  CHECK(outputs == 4);
   unsetenv("FP8TRAIN_CACHE_DIR");
 }
 

@@ -63,7 +63,7 @@ constexpr double kMostWeight = 1e12;
 bool is_command(const YamlNode& source) {
   for (size_t i = 0; i < source.keys.size(); ++i) {
     if (source.keys[i].text == "format") {
-      return source.items[i].text == kCommandFormat;
+      return lower(source.items[i].text) == kCommandFormat;
     }
   }
   return false;

@@ -76,7 +76,9 @@ std::unique_ptr<Tokenizer> read_own(const nlohmann::json& own, const std::string
     return char_tokenizer_from(own.at("characters").get<std::vector<std::string>>(), where);
   }
   throw DataError(
-      fmt::format("{}: unknown tokenizer type '{}' (expected none, byte or char)", where, name));
+      fmt::format("{}: unknown tokenizer type '{}' (expected none, byte or char); export the model "
+                  "with the version of the program that wrote it",
+                  where, name));
 }
 
 std::vector<TokenizerFile> transformers_files(std::string tokenizer_json, const std::string& bos,

@@ -306,6 +306,7 @@ FP8TRAIN_HD void cast_as(Stream stream, ConstView x, const QuantizedTensor& out,
   if (facts.two_level && !format.hadamard && !format.row_scaled) {
     FP8TRAIN_ISA_NS::amax(stream, x, &amax, false);
   }
+  float largest = amax;  // of both sides
   bool counted = false;
   for (const Quantized* part : {&out.rowwise, &out.columnwise}) {
     if (part->codes.empty()) {
@@ -334,6 +335,7 @@ FP8TRAIN_HD void cast_as(Stream stream, ConstView x, const QuantizedTensor& out,
                            .random = random};
     const CastCounts counts = cast_side(side, target);
     amax = facts.two_level ? amax : max_magnitude(float_of(counts.largest), 0.0F);
+    largest = max_magnitude(amax, largest);
     if (target.counts) {
       keep_counts<float>(counts, x.count(), nullptr, statistics);
       counted = true;
@@ -347,7 +349,7 @@ FP8TRAIN_HD void cast_as(Stream stream, ConstView x, const QuantizedTensor& out,
     *out.tensor_scale_inv = two_level_scale_inv(amax, facts.largest);
   }
   if (amax_out != nullptr) {
-    *amax_out = max_magnitude(amax, *amax_out);
+    *amax_out = max_magnitude(largest, *amax_out);
   }
 }
 

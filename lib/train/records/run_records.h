@@ -63,10 +63,6 @@ class RunRecords {
   explicit RunRecords(const std::filesystem::path& root, bool leads = true);
 
   const RunDirectory& directory() const { return directory_; }
-  /// Returns the file that progress lines are also written to. Empty on ranks that do not lead.
-  std::filesystem::path progress_log() const {
-    return lock_ ? directory_.log() : std::filesystem::path();
-  }
   /// Frees the folder for a run on any machine, before this process is ended from outside. Waits a
   /// second at most, for a disk that may not answer.
   void release_lock() const;
