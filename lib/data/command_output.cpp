@@ -143,7 +143,7 @@ fs::path run(const std::string& command, const fs::path& stem) {
   std::array<char, 1 << 16> part = {};
   size_t bytes = running.read(part.data(), part.size());
   const bool is_empty = bytes == 0;
-  const fs::path file = stem.string() + (!is_empty && part[0] == '{' ? ".jsonl" : ".txt");
+  fs::path file = stem.string() + (!is_empty && part[0] == '{' ? ".jsonl" : ".txt");
   AtomicFile output(file, Access::owner);
   for (; bytes > 0; bytes = running.read(part.data(), part.size())) {
     output.write(part.data(), bytes);

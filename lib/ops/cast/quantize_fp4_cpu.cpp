@@ -123,15 +123,15 @@ FP8TRAIN_HD void combine_squares(T* values, int64_t side, const Combine& combine
 
 /// The amax of a panel's blocks, and that of the tensor or of each line.
 struct PanelAmax {
-  float of_block[kPanel];
-  float above[kPanel];
+  float of_block[kPanel] = {};
+  float above[kPanel] = {};
 };
 
 /// The scales of a panel's blocks under another one, the factors of its lines, and with 4over6 the
 /// errors.
 struct PanelScales {
-  e4m3 scales[kPanel];
-  float factors[kPanel];
+  e4m3 scales[kPanel] = {};
+  float factors[kPanel] = {};
   float errors[kPanel] = {};
 };
 
