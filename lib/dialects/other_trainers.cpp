@@ -84,9 +84,9 @@ bool takes(const std::string& key, const YamlNode& value) {
 
 /// Whether a key does not ask for anything with this value.
 bool asks_for_nothing(const YamlNode& value) {
-  constexpr std::string_view kUsual[] = {"full", "sft", "pt", "-1"};
-  const bool is_usual = std::ranges::find(kUsual, value.text) != std::end(kUsual);
-  return is_usual || dialects::is_off(value);  // of finetuning_type, stage and max_steps
+  constexpr std::string_view kDefaults[] = {"full", "sft", "pt", "-1"};
+  const bool is_default = std::ranges::find(kDefaults, value.text) != std::end(kDefaults);
+  return is_default || dialects::is_off(value);  // of finetuning_type, stage and max_steps
 }
 
 /// Values of other programs that mean the same as one of ours.

@@ -78,9 +78,9 @@ int fill_job(int64_t world_size, int64_t ranks_per_node, Settings& settings) {
       throw ConfigError(fmt::format("{}: {} ranks are more than {}", name, count, kMost));
     }
   }
-  constexpr int64_t kUsual = 8;
-  const int64_t usual = world_size > 0 ? kUsual : job.ranks_per_node;
-  job.ranks_per_node = std::min(ranks_per_node > 0 ? ranks_per_node : usual, ranks);
+  constexpr int64_t kDefaultRanks = 8;
+  const int64_t by_default = world_size > 0 ? kDefaultRanks : job.ranks_per_node;
+  job.ranks_per_node = std::min(ranks_per_node > 0 ? ranks_per_node : by_default, ranks);
   job.nodes = ceil_div(ranks, job.ranks_per_node);
   return static_cast<int>(ranks);
 }

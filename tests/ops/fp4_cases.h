@@ -62,7 +62,7 @@ struct Fp4Cast {
     const uint8_t bits = scales.bytes()[static_cast<size_t>(row * across + column / width)];
     return format.is_two_level() ? decode(e4m3{bits}) : decode(e8m0{bits});
   }
-  /// What is above the scales of blocks.
+  /// The scales above those of blocks.
   float above(int64_t row) const {
     return format.row_scaled ? row_scales.get(row) : format.is_two_level() ? scale_inv : 1.0F;
   }
