@@ -6,11 +6,6 @@
 
 namespace fp8train {
 
-const char* name_of(Axis axis) {
-  constexpr const char* kNames[] = {"pipeline", "data", "context", "tensor"};
-  return kNames[static_cast<size_t>(axis)];
-}
-
 MeshShape MeshShape::along_data(const Topology& ranks) {
   return {
       .data = ranks.size(), .nodes = ranks.nodes(), .nodes_are_alike = ranks.ranks_per_node() > 0};

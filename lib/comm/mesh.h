@@ -10,18 +10,9 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "tensor/axis.h"
 
 namespace fp8train {
-
-/// The axes, from the slowest to the fastest: the ranks of one tensor group are neighbours.
-enum class Axis : uint8_t {
-  pipeline,  ///< stages of layers
-  data,      ///< different samples
-  context,   ///< parts of a sequence
-  tensor,    ///< parts of a layer
-};
-
-const char* name_of(Axis axis);
 
 /// The number of ranks along each axis, and the nodes that they run on.
 struct MeshShape {
