@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "base/written_path.h"
 #include "cli.h"
+#include "device/gpu_kinds.h"
 
 namespace fp8train {
 namespace {
@@ -156,6 +157,14 @@ void add_ranks(Arguments command, RankOptions& options) {
   command.option("--ranks-per-node", options.ranks_per_node, 1,
                  "Ranks on a node (default: job.ranks_per_node; 8 where the number of ranks is not "
                  "that of the job)");
+}
+
+void add_gpu(Arguments command, std::string& gpu) {
+  std::vector<std::string_view> gpus;
+  for (const GpuKind& kind : gpu_kinds()) {
+    gpus.push_back(kind.name);
+  }
+  command.option("--gpu", gpu, alternatives(gpus) + "; else job.gpu, unless device is cpu");
 }
 
 }  // namespace fp8train

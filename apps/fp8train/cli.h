@@ -98,6 +98,8 @@ struct RankOptions {
   int64_t ranks_per_node = 0;  ///< 0: the same, or 8
 };
 void add_ranks(Arguments command, RankOptions& options);
+/// Declares --gpu, the GPU to plan for.
+void add_gpu(Arguments command, std::string& gpu);
 
 /// Whether an argument is a.b=v.
 bool is_assignment(const std::string& text);

@@ -14,6 +14,7 @@
 #include "config/load.h"
 #include "device/gpu_kinds.h"
 #include "engine/dry_run.h"
+#include "layouts.h"
 #include "overview.h"
 #include "step_time.h"
 #include "train/preflight.h"
@@ -154,22 +155,6 @@ int estimate_settings(const Settings& settings, int world_size) {
   return 0;
 }
 
-/// A global batch that so many ranks cannot share is planned as the nearest one that they can.
-void fit_global_batch(int ranks, Settings& settings) {
-  int64_t& sequences = settings.training.global_batch_size;
-  const int64_t multiple = ranks * settings.step.micro_batch_size;
-  if (sequences % multiple == 0) {
-    return;
-  }
-  const int64_t passes = std::max<int64_t>(1, (2 * sequences + multiple) / (2 * multiple));
-  print_fitted(
-      "batch   {} sequences instead of training.global_batch_size {}: the nearest multiple of "
-      "{} ranks x training.micro_batch_size {}\n",
-      passes * multiple, sequences, ranks, settings.step.micro_batch_size);
-  sequences = passes * multiple;
-  settings.step.gradient_accumulation_steps = passes * ranks;
-}
-
 int estimate(const EstimateOptions& options) {
   Settings settings = load(options.ranks.common, true);
   if (!options.gpu.empty()) {
@@ -177,7 +162,7 @@ int estimate(const EstimateOptions& options) {
     settings.device = DeviceChoice::cuda;
   }
   const int world_size = fill_job(options.ranks.world_size, options.ranks.ranks_per_node, settings);
-  fit_global_batch(world_size, settings);
+  print_fitted("{}", fit_global_batch(world_size, settings.step.micro_batch_size, settings));
   return with_locations(settings, [&] { return estimate_settings(settings, world_size); });
 }
 
@@ -186,12 +171,7 @@ int estimate(const EstimateOptions& options) {
 void add_estimate(Arguments command, Action& action) {
   auto options = std::make_shared<EstimateOptions>();
   add_ranks(command, options->ranks);
-  std::vector<std::string_view> gpus;
-  for (const GpuKind& kind : gpu_kinds()) {
-    gpus.push_back(kind.name);
-  }
-  command.option("--gpu", options->gpu,
-                 alternatives(gpus) + "; else job.gpu, unless device is cpu");
+  add_gpu(command, options->gpu);
   command.run(action, [options] { return estimate(*options); });
 }
 

@@ -13,6 +13,7 @@ void add_train(Arguments command, Action& action);
 void add_check(Arguments command, Action& action);
 void add_explain(Arguments command, Action& action);
 void add_estimate(Arguments command, Action& action);
+void add_layouts(Arguments command, Action& action);
 void add_config(Arguments command, Action& action);
 void add_data(Arguments command, Action& action);
 void add_export(Arguments command, Action& action);
@@ -35,6 +36,8 @@ inline constexpr Command kCommands[] = {
      "fp8train explain run.yaml --diff bf16", add_explain},
     {"estimate", "Memory, wire bytes and time on many ranks",
      "fp8train estimate run.yaml --world-size 1024 --gpu h100", add_estimate},
+    {"layouts", "Every way to lay a run over GPUs, the fastest first",
+     "fp8train layouts run.yaml --world-size 64 --gpu h100", add_layouts},
     {"config", "Write run.yaml in a dialogue; show, explain, document it",
      "fp8train config --output runs/first.yaml", add_config},
     {"data", "Prepare and inspect token files", "fp8train data inspect text.txt", add_data},

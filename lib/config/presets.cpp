@@ -102,6 +102,9 @@ const std::vector<Preset>& presets() {
       {"llama-1b", "Llama 3.2 1B", llama_1b(), 8192},
       {"mistral-7b", "Mistral 7B v0.3", mistral_7b(), 8192},
       {"llama-8b", "Llama 3.1 8B", llama3({32, 4096, 32, 8, 14336, 128256, 131072}, 8.0), 8192},
+      {"llama-70b", "Llama 3.1 70B", llama3({80, 8192, 64, 8, 28672, 128256, 131072}, 8.0), 8192},
+      {"llama-405b", "Llama 3.1 405B", llama3({126, 16384, 128, 8, 53248, 128256, 131072}, 8.0),
+       8192},
   };
   return kPresets;
 }

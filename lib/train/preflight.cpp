@@ -63,7 +63,7 @@ int job_ranks(const JobSettings& job) {
 }
 
 int fill_job(int64_t world_size, int64_t ranks_per_node, Settings& settings) {
-  constexpr int64_t kMost = 65536;
+  constexpr int64_t kMaxRanks = 131072;
   JobSettings& job = settings.job;
   const char* name_of_ranks = "--world-size";
   if (world_size == 0 && job_ranks(job) == 1) {
@@ -74,8 +74,8 @@ int fill_job(int64_t world_size, int64_t ranks_per_node, Settings& settings) {
   for (const auto& [name, count] :
        {std::pair(world_size > 0 ? name_of_ranks : "job.nodes and job.ranks_per_node", ranks),
         std::pair("--ranks-per-node", ranks_per_node)}) {
-    if (count > kMost) {
-      throw ConfigError(fmt::format("{}: {} ranks are more than {}", name, count, kMost));
+    if (count > kMaxRanks) {
+      throw ConfigError(fmt::format("{}: {} ranks are more than {}", name, count, kMaxRanks));
     }
   }
   constexpr int64_t kDefaultRanks = 8;

@@ -181,6 +181,8 @@ TEST_CASE("presets of published models have their numbers of parameters") {
   CHECK(parameter_count(find_preset("qwen3-0.6b")->config) == 596'049'920);
   CHECK(parameter_count(find_preset("mistral-7b")->config) == 7'248'023'552);
   CHECK(parameter_count(find_preset("llama-8b")->config) == 8'030'261'248);
+  CHECK(parameter_count(find_preset("llama-70b")->config) == 70'553'706'496);
+  CHECK(parameter_count(find_preset("llama-405b")->config) == 405'853'388'800);
 }
 
 TEST_CASE("model_type sets the family's switches, and leaves those of a preset of that family") {

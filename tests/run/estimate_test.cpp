@@ -154,10 +154,10 @@ TEST_CASE("the time of a step has its MFU") {
 TEST_CASE("what cannot be estimated is an error that says why") {
   const TempDir folder;
   CHECK_THAT(expect_code(2, folder.path(), estimate({"--world-size", "5000000000"})).err,
-             Contains("--world-size: 5000000000 ranks are more than 65536"));
+             Contains("--world-size: 5000000000 ranks are more than 131072"));
   CHECK_THAT(
       expect_code(2, folder.path(), estimate({"job.nodes=65536", "job.ranks_per_node=1024"})).err,
-      Contains("job.nodes and job.ranks_per_node: 67108864 ranks are more than 65536"));
+      Contains("job.nodes and job.ranks_per_node: 67108864 ranks are more than 131072"));
   CHECK_THAT(expect_code(2, folder.path(), estimate({"--gpu", "h1000"})).err,
              Contains("'h1000' is not one of a100, l4, "));
   CHECK_THAT(expect_code(4, folder.path(), estimate({"--gpu", "a100"})).err,

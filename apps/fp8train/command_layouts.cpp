@@ -1,0 +1,129 @@
+// fp8train layouts: the ways to lay a run over GPUs that need not be here, on paper.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/quantities.h"
+#include "base/screen.h"
+#include "base/terminal.h"
+#include "commands.h"
+#include "config/show.h"
+#include "layouts.h"
+#include "output_path.h"
+
+namespace fp8train {
+namespace {
+
+struct LayoutOptions {
+  RankOptions ranks;
+  std::string gpu;
+  int64_t top = 10;
+  std::string write;
+};
+
+std::string table_of(const std::vector<Layout>& layouts, size_t shown) {
+  std::vector<TableColumn> table = {{"ZeRO"},   {"recompute"}, {"micro-batch"},     {"per step", 2},
+                                    {"memory"}, {"s/step", 3}, {"exposed wire", 4}, {"tokens/s"},
+                                    {"MFU", 1}, {"goodput", 5}};
+  for (size_t i = 0; i < shown; ++i) {
+    const Layout& layout = layouts[i];
+    const Settings& settings = layout.settings;
+    const std::string texts[] = {
+        fmt::to_string(settings.parallelism.zero_stage),
+        settings.step.decoder.recompute == Recompute::block ? "block" : "none",
+        fmt::to_string(settings.step.micro_batch_size),
+        fmt::to_string(layout.micro_batches),
+        describe_bytes(layout.bytes),
+        fmt::format("{:.3g}", layout.time.total()),
+        fmt::format("{:.1f} %", 100 * layout.time.exposed / layout.time.total()),
+        describe_count(layout.tokens_per_second),
+        fmt::format("{:.0f} %", 100 * layout.mfu),
+        fmt::format("{:.1f} %", 100 * layout.goodput)};
+    for (size_t column = 0; column < table.size(); ++column) {
+      table[column].texts.push_back(texts[column]);
+    }
+  }
+  return table_text(std::move(table), terminal_columns(stdout));
+}
+
+/// Those that do not fit, and those that cannot run.
+void print_others(const LayoutSearch& found, const RankMemory& memory) {
+  if (!found.too_large.empty()) {
+    const Layout& smallest = found.too_large.front();
+    print_fitted("{} do{} not fit into {}; the smallest of these needs {} ({})\n",
+                 found.too_large.size(), found.too_large.size() == 1 ? "es" : "",
+                 describe_bytes(memory.bytes), describe_bytes(smallest.bytes), keys_of(smallest));
+  }
+  std::vector<std::string> refused = found.refused;
+  refused.erase(std::ranges::unique(refused).begin(), refused.end());
+  for (const std::string& why : refused) {
+    print_fitted("refused: {}\n", why);
+  }
+}
+
+void print_fastest(const LayoutOptions& options, const Layout& fastest) {
+  print_fitted("fastest: {}\n", keys_of(fastest));
+  if (!options.write.empty()) {
+    write_output_file(options.write, show_settings(fastest.settings, false));
+    print_fitted("wrote {}\n", options.write);
+  }
+}
+
+int print_layouts(const LayoutOptions& options, const Settings& settings, int ranks) {
+  const RankMemory memory = memory_of_job(settings, []() -> const Device& {
+    throw ConfigError(
+        "layouts plans for a GPU by its stated rates: name one with --gpu or job.gpu");
+  });
+  const LayoutSearch found = search_layouts(settings, memory, ranks);
+  print_fitted("{} layout{} of {} rank{} on {}, {} tokens per step\n",
+               found.fitting.size() + found.too_large.size(),
+               found.fitting.size() + found.too_large.size() == 1 ? "" : "s", ranks,
+               ranks == 1 ? "" : "s", memory.gpu->name, describe_count(found.tokens_per_step));
+  if (!found.fitting.empty()) {
+    const auto top = static_cast<size_t>(options.top);
+    print_fitted("{}", table_of(found.fitting, std::min(top, found.fitting.size())));
+    if (found.fitting.size() > top) {
+      print_fitted("and {} slower ones (--top)\n", found.fitting.size() - top);
+    }
+  }
+  print_others(found, memory);
+  if (found.fitting.empty()) {
+    throw DeviceError(
+        "no layout fits: take more ranks, a plan with fewer bytes, or a smaller model");
+  }
+  print_fastest(options, found.fitting.front());
+  return 0;
+}
+
+int layouts(const LayoutOptions& options) {
+  if (!options.write.empty()) {
+    check_output_file(options.write, false, "--write");
+  }
+  Settings settings = load(options.ranks.common, true);
+  if (!options.gpu.empty()) {
+    settings.job.gpu = options.gpu;
+    settings.device = DeviceChoice::cuda;
+  }
+  const int ranks = fill_job(options.ranks.world_size, options.ranks.ranks_per_node, settings);
+  print_fitted("{}", fit_global_batch(ranks, 1, settings));
+  return with_locations(settings, [&] { return print_layouts(options, settings, ranks); });
+}
+
+}  // namespace
+
+void add_layouts(Arguments command, Action& action) {
+  auto options = std::make_shared<LayoutOptions>();
+  add_ranks(command, options->ranks);
+  add_gpu(command, options->gpu);
+  command.option("--top", options->top, 1, "Lines to print");
+  command.path("--write", options->write, "A new file for the run with the fastest layout",
+               PathUse::output);
+  command.run(action, [options] { return layouts(*options); });
+}
+
+}  // namespace fp8train

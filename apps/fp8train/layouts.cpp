@@ -1,0 +1,162 @@
+#include "layouts.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "comm/topology.h"
+#include "model/model_config.h"
+#include "train/checkpoint/save_interval.h"
+#include "train/session.h"
+
+namespace fp8train {
+namespace {
+
+/// Assumed: a rank copies its state to the host over PCIe 4.0 at this rate, and a job that failed
+/// trains again after this time.
+constexpr double kHostBytesPerSecond = 25e9;
+constexpr double kRestartSeconds = 300;
+
+/// The sequences of a step that one rank computes.
+int64_t sequences_of_rank(const Settings& settings, int ranks) {
+  const int64_t global = settings.training.global_batch_size;
+  return global > 0 ? global / ranks
+                    : settings.step.micro_batch_size * settings.step.gradient_accumulation_steps;
+}
+
+std::vector<int64_t> divisors(int64_t number) {
+  std::vector<int64_t> small;
+  std::vector<int64_t> large;
+  for (int64_t i = 1; i * i <= number; ++i) {
+    if (number % i == 0) {
+      small.push_back(i);
+      if (i != number / i) {
+        large.push_back(number / i);
+      }
+    }
+  }
+  small.insert(small.end(), large.rbegin(), large.rend());
+  return small;
+}
+
+void set_micro_batch(int64_t size, Settings& settings) {
+  const int64_t global = settings.training.global_batch_size;
+  const int64_t sequences =
+      global > 0 ? global
+                 : settings.step.micro_batch_size * settings.step.gradient_accumulation_steps;
+  settings.step.micro_batch_size = size;
+  settings.step.gradient_accumulation_steps = sequences / size;
+}
+
+/// The share of the job's time that trains, with saves at the run's interval or at the best one.
+double goodput_of(const Settings& settings, const DryRunStep& step, double step_seconds,
+                  int ranks) {
+  const double given = settings.job.mtbf_seconds;
+  const double mtbf = given > 0 ? given : assumed_mtbf(ranks);
+  const double stall = static_cast<double>(step.state_copy) / kHostBytesPerSecond;
+  const int64_t interval = settings.checkpoint.interval;
+  const double between = interval > 0 ? static_cast<double>(interval) * step_seconds
+                                      : best_save_seconds(std::max(stall, 1e-6), mtbf);
+  return std::max(0.0, 1 - stall / between - (between / 2 + kRestartSeconds) / mtbf);
+}
+
+/// The layouts of one stage of ZeRO and one kind of recomputation.
+class StageSearch {
+ public:
+  StageSearch(const Settings& settings, const RankMemory& memory, int ranks)
+      : settings_(settings),
+        memory_(memory),
+        ranks_(ranks),
+        topology_(Topology::blocks(ranks, static_cast<int>(settings.job.ranks_per_node))) {}
+
+  /// Adds all micro-batches. A larger one can need less: where a step has one only, stages 2 and 3
+  /// hold no whole gradients.
+  void search(LayoutSearch& found) const {
+    for (const int64_t size : divisors(sequences_of_rank(settings_, ranks_))) {
+      Layout layout = plan(size);
+      const bool fits = memory_.bytes == 0 || layout.bytes <= memory_.bytes;
+      (fits ? found.fitting : found.too_large).push_back(std::move(layout));
+    }
+  }
+
+ private:
+  Layout plan(int64_t micro_batch_size) const {
+    Layout layout = {.settings = settings_};
+    set_micro_batch(micro_batch_size, layout.settings);
+    const Session session = open_session(layout.settings, false, ranks_);
+    const DryRunStep step = largest_stage(session, [&](const EngineSettings& engine) {
+      return logged_step(engine, memory_.traits, topology_, 0);
+    });
+    layout.micro_batches = session.engine.step.gradient_accumulation_steps;
+    layout.bytes = step.memory.total();
+    layout.time = step_time(session.engine, step, *memory_.gpu);
+    const double seconds = layout.time.total();
+    layout.tokens_per_second = static_cast<double>(session.tokens_per_step()) / seconds;
+    layout.mfu = layout.tokens_per_second / ranks_ *
+                 flops_per_token(session.engine.model, session.engine.step.seq_length) /
+                 (memory_.gpu->tera_flops_16bit * 1e12);
+    layout.goodput = goodput_of(layout.settings, step, seconds, ranks_);
+    return layout;
+  }
+
+  const Settings& settings_;
+  const RankMemory& memory_;
+  int ranks_;
+  Topology topology_;
+};
+
+}  // namespace
+
+LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, int ranks) {
+  LayoutSearch found;
+  found.tokens_per_step = sequences_of_rank(settings, ranks) * ranks * settings.step.seq_length;
+  for (int64_t stage = 0; stage <= (ranks > 1 ? 3 : 0); ++stage) {
+    for (const Recompute recompute : {Recompute::none, Recompute::block}) {
+      Settings changed = settings;
+      changed.parallelism.zero_stage = stage;
+      changed.step.decoder.recompute = recompute;
+      try {
+        StageSearch(changed, memory, ranks).search(found);
+      } catch (const ConfigError& error) {
+        found.refused.emplace_back(error.what());
+      }
+    }
+  }
+  if (found.fitting.empty() && found.too_large.empty()) {
+    throw ConfigError(found.refused.front());
+  }
+  std::ranges::stable_sort(found.fitting, std::ranges::greater(), &Layout::tokens_per_second);
+  std::ranges::stable_sort(found.too_large, {}, &Layout::bytes);
+  return found;
+}
+
+std::string keys_of(const Layout& layout) {
+  const Settings& settings = layout.settings;
+  const int64_t global = settings.training.global_batch_size;
+  return fmt::format(
+      "parallelism.zero_stage={} model.recompute={} training.micro_batch_size={} training.{}={}",
+      settings.parallelism.zero_stage,
+      settings.step.decoder.recompute == Recompute::block ? "block" : "none",
+      settings.step.micro_batch_size,
+      global > 0 ? "global_batch_size" : "gradient_accumulation_steps",
+      global > 0 ? global : layout.micro_batches);
+}
+
+std::string fit_global_batch(int ranks, int64_t micro_batch_size, Settings& settings) {
+  int64_t& sequences = settings.training.global_batch_size;
+  const int64_t multiple = ranks * micro_batch_size;
+  if (sequences % multiple == 0) {
+    return {};
+  }
+  const int64_t given = sequences;
+  sequences = std::max<int64_t>(1, (2 * sequences + multiple) / (2 * multiple)) * multiple;
+  settings.step.gradient_accumulation_steps = sequences / settings.step.micro_batch_size;
+  return fmt::format(
+      "batch   {} sequences instead of training.global_batch_size {}: the nearest multiple of "
+      "{} ranks{}\n",
+      sequences, given, ranks,
+      micro_batch_size > 1 ? fmt::format(" x training.micro_batch_size {}", micro_batch_size) : "");
+}
+
+}  // namespace fp8train

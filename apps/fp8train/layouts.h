@@ -1,0 +1,47 @@
+#pragma once
+// The ways to lay a run over ranks that leave alone what it trains: the stage of ZeRO, what is
+// recomputed, and how the sequences of a step are divided into micro-batches. Each is a dry run on
+// the meta device, timed with the stated rates of a GPU.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "config/settings.h"
+#include "step_time.h"
+#include "train/preflight.h"
+
+namespace fp8train {
+
+/// One layout of a run: its settings, and its costs on paper.
+struct Layout {
+  Settings settings;          ///< those of the run with the keys of this layout
+  int64_t micro_batches = 1;  ///< of a rank in a step
+  size_t bytes = 0;           ///< memory of a rank
+  StepTime time;              ///< of an optimizer step
+  double tokens_per_second = 0;
+  double mfu = 0;      ///< model FLOPs over the GPU's rate of 16 bits
+  double goodput = 0;  ///< the share of time that neither saves nor failures cost
+};
+
+/// All layouts of a run on `ranks` ranks.
+struct LayoutSearch {
+  int64_t tokens_per_step = 0;       ///< of all ranks
+  std::vector<Layout> fitting;       ///< the fastest comes first
+  std::vector<Layout> too_large;     ///< the smallest comes first
+  std::vector<std::string> refused;  ///< why other combinations cannot run
+};
+
+/// Searches the layouts of a run whose settings have the same tokens in a step. `memory` is that
+/// of a planned GPU. Divides training.global_batch_size, which is a multiple of `ranks`, or what
+/// one rank computes in a step. Throws what open_session() throws if no combination can run.
+LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, int ranks);
+
+/// Returns the keys that a search varies with the layout's values: "parallelism.zero_stage=1 ...".
+std::string keys_of(const Layout& layout);
+
+/// Replaces a global batch that `ranks` ranks with this micro-batch cannot share by the nearest one
+/// that they can. Returns a line on that, or an empty text.
+std::string fit_global_batch(int ranks, int64_t micro_batch_size, Settings& settings);
+
+}  // namespace fp8train

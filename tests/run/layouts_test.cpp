@@ -1,0 +1,113 @@
+// fp8train layouts: every way to lay a run over GPUs that are not here.
+
+#include <algorithm>
+#include <sstream>
+
+#include "program.h"
+
+namespace fp8train::test {
+namespace {
+
+using Catch::Contains;
+
+Words command(const std::string& name, const Words& more, const std::string& ranks = "16") {
+  Words words = {name,
+                 "model.preset=gpt2-124m",
+                 "data.train=[{path: nothing.bin}]",
+                 "data.tokenizer=byte",
+                 "data.seq_length=256",
+                 "training.max_steps=10",
+                 "precision.plan=te-current",
+                 "--gpu",
+                 "h100",
+                 "--world-size",
+                 ranks};
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+/// The lines of the table: ZeRO, recompute, micro-batch, micro-batches, memory and its unit, ...
+std::vector<Words> table_of(const std::string& out) {
+  std::vector<Words> rows;
+  for (const std::string& line : lines_of(out)) {
+    std::istringstream in(line);
+    const Words row{std::istream_iterator<std::string>(in), {}};
+    if (row.size() > 8 && (row[1] == "none" || row[1] == "block")) {
+      rows.push_back(row);
+    }
+  }
+  return rows;
+}
+
+/// The keys of the fastest layout, as arguments.
+Words fastest_keys(const std::string& out) {
+  const size_t at = out.find("fastest: ");
+  REQUIRE(at != std::string::npos);
+  std::istringstream in(out.substr(at + 9, out.find('\n', at) - at - 9));
+  return {std::istream_iterator<std::string>(in), {}};
+}
+
+}  // namespace
+
+TEST_CASE("layouts are ordered by speed, train the same tokens, and are those of estimate") {
+  const TempDir folder;
+  const std::string out =
+      expect_code(0, folder.path(),
+                  command("layouts", {"training.global_batch_size=192", "--top", "100"}))
+          .out;
+  CHECK_THAT(out, Contains(" of 16 ranks on h100, 49.2k tokens per step"));
+  const std::vector<Words> rows = table_of(out);
+  // 4 stages of ZeRO, with and without recomputation, and the divisors of 12 sequences.
+  REQUIRE(rows.size() == 4 * 2 * 6);
+  for (const Words& row : rows) {
+    CHECK(std::stoll(row[2]) * std::stoll(row[3]) == 12);
+  }
+  CHECK(std::ranges::is_sorted(rows, {}, [](const Words& row) { return std::stod(row[6]); }));
+
+  const Words keys = fastest_keys(out);
+  CHECK(keys[0] == "parallelism.zero_stage=" + rows[0][0]);
+  CHECK(keys[2] == "training.micro_batch_size=" + rows[0][2]);
+  CHECK(keys[3] == "training.global_batch_size=192");
+  const std::string estimated = expect_code(0, folder.path(), command("estimate", keys)).out;
+  CHECK_THAT(estimated, Contains("fits: " + rows[0][4] + " " + rows[0][5] + " of "));
+  CHECK_THAT(estimated, Contains("time    " + rows[0][6]));
+}
+
+TEST_CASE("a file of the fastest layout is a run's, and replaces none") {
+  const TempDir folder;
+  const Words write =
+      command("layouts", {"training.micro_batch_size=2", "training.gradient_accumulation_steps=3",
+                          "--write", "fast.yaml"});
+  const Outcome written = expect_code(0, folder.path(), write);
+  const Words keys = fastest_keys(written.out);
+  const Outcome same = expect_code(
+      0, folder.path(), {"estimate", "fast.yaml", "--world-size", "16", "--gpu", "h100"});
+  const Outcome by_keys = expect_code(0, folder.path(), command("estimate", keys));
+  CHECK(same.out == by_keys.out);
+  CHECK_THAT(expect_code(2, folder.path(), write).err,
+             Contains("--write") && Contains("fast.yaml"));
+}
+
+TEST_CASE("where no layout fits, the smallest is named, and the exit code is 4") {
+  const TempDir folder;
+  const Outcome outcome = expect_code(
+      4, folder.path(),
+      command("layouts", {"model.num_hidden_layers=1000", "training.global_batch_size=16"}, "1"));
+  CHECK_THAT(outcome.out, Contains("do not fit into 78.5 GiB; the smallest of these needs "));
+  CHECK_THAT(outcome.err, Contains("no layout fits: take more ranks"));
+  CHECK(table_of(outcome.out).empty());
+}
+
+TEST_CASE("layouts takes a GPU by name, and a global batch that ranks can share") {
+  const TempDir folder;
+  CHECK_THAT(expect_code(2, folder.path(), {"layouts", "model.preset=toy", "device=cpu"}).err,
+             Contains("name one with --gpu or job.gpu"));
+  CHECK_THAT(expect_code(0, folder.path(),
+                         command("layouts",
+                                 {"training.micro_batch_size=4", "training.global_batch_size=20"}))
+                 .out,
+             Contains("16 sequences instead of training.global_batch_size 20: the nearest "
+                      "multiple of 16 ranks"));
+}
+
+}  // namespace fp8train::test
