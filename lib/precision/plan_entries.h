@@ -21,7 +21,8 @@ struct PlanEntry {
   const char* source;
   std::optional<MixedPrecision> mixed_precision = {};
   bool needs_roles = false;  ///< it means something only with roles of the request
-  /// Why it is recommended where a GPU multiplies it in FP8; of several the last one counts.
+  /// Why it is recommended for a GPU that multiplies it in FP8. Of several such plans the last one
+  /// is recommended.
   const char* advice = "";
 };
 
