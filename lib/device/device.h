@@ -1,7 +1,7 @@
 #pragma once
 // A Device owns memory and the main compute stream. cpu computes on host memory; meta hands out
 // addresses that must never be read and only counts; cuda is asked for here too and refused with
-// one clear error where it is not built in or not usable.
+// one clear error if it is not built in or not usable.
 
 #include <cstddef>
 #include <functional>

@@ -83,9 +83,9 @@ struct Fp8Product {
 /// The shapes of a product that a library multiplies, in rising order.
 enum class Fp8Support : uint8_t {
   none,
-  by_128,  ///< where M, N and K are multiples of 128
-  by_16,   ///< where they are multiples of 16
-  by_8,    ///< where they are multiples of 8
+  by_128,  ///< if M, N and K are multiples of 128
+  by_16,   ///< if they are multiples of 16
+  by_8,    ///< if they are multiples of 8
   any,     ///< every shape that keeps the rules of ops/gemm/gemm_support.h
 };
 

@@ -34,9 +34,9 @@ struct DecoderOptions {
 class Decoder {
  public:
   /// Allocates everything on the device, which outlives the model. Until initialize() or a load,
-  /// values are zeros, or uninitialized where units share memory. `config` is as completed()
-  /// returns it. Throws ConfigError when the plan does not fit the model or heads are too long for
-  /// the device; DeviceError when memory is short or the device cannot compute the plan's products.
+  /// values are zeros, or uninitialized if units share memory. `config` is as completed() returns
+  /// it. Throws ConfigError when the plan does not fit the model or heads are too long for the
+  /// device; DeviceError when memory is short or the device cannot compute the plan's products.
   Decoder(Device& device, const ModelConfig& config, const PrecisionPlan& plan,
           const DecoderOptions& options);
   Decoder(const Decoder&) = delete;  // its layers point into it

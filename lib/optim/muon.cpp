@@ -57,9 +57,9 @@ double update_cost(const Parameter& parameter) {
 
 /// Factors that operations read on the device.
 struct Factors {
-  ops::StepControl momentum;   ///< of ops::sgd where it adds gradients to the momentum
+  ops::StepControl momentum;   ///< of ops::sgd when it adds gradients to the momentum
   ops::StepControl direction;  ///< the same to what is orthogonalized
-  ops::StepControl weight;     ///< of ops::sgd where it updates the weight
+  ops::StepControl weight;     ///< of ops::sgd when it updates the weight
   ops::StepControl norm;       ///< of one matrix at a time
   float gradient_share;        ///< 1 - momentum
   float momentum_share;        ///< momentum

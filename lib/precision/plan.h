@@ -132,12 +132,11 @@ struct ParameterFormats {
   bool operator==(const ParameterFormats&) const = default;
 };
 
-/// Returns the format in which a rank adds up the gradients of its micro-batches. Where ranks
-/// exchange them (`exchanged`) under a scale that they share and that is not a power of two,
-/// gradients of that same format would be rounded twice: they stay in bf16 until the exchange, and
-/// the sum alone is stored as `formats.gradient` says (MS-AMP, msamp/nn/functional.py, whose weight
-/// gradient is in 16 bits until nn/distributed.py casts it for the wire). Otherwise it is
-/// formats.gradient.
+/// Returns the format in which a rank adds up the gradients of its micro-batches. If ranks exchange
+/// them (`exchanged`) under a scale that they share and that is not a power of two, gradients of
+/// that same format would be rounded twice: they stay in bf16 until the exchange, and the sum alone
+/// is stored as `formats.gradient` says (MS-AMP, msamp/nn/functional.py, whose weight gradient is
+/// in 16 bits until nn/distributed.py casts it for the wire). Otherwise it is formats.gradient.
 TensorFormat running_gradient(const ParameterFormats& formats, bool exchanged);
 
 /// Returns the formats of a weight that the plan's roles are for.

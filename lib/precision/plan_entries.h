@@ -9,7 +9,7 @@
 
 namespace fp8train {
 
-/// A plan, the fp8.backend, fp8.recipe (fp8.opt_level where recipes are levels) and fp8.use_te that
+/// A plan, the fp8.backend, fp8.recipe (fp8.opt_level if recipes are levels) and fp8.use_te that
 /// select it under mixed_precision: fp8 (empty: not selected that way), and who published it.
 /// `mixed_precision`: the value of that key that selects it by itself.
 struct PlanEntry {

@@ -28,7 +28,7 @@ std::string bytes_text(const PrecisionPlan& plan);
 /// Options that have no meaning for the plan are not set.
 PlanRequest request_of(const PrecisionPlan& plan);
 
-/// Returns every role of a plan, in order, with "-" where there is nothing.
+/// Returns every role of a plan, in order, with "-" for one without a format.
 std::vector<PlanColumn> plan_columns(const PrecisionPlan& plan);
 
 /// Returns the table of plans in lines of at most `columns`: the types of all, and how scales are

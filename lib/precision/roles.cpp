@@ -253,7 +253,7 @@ void check_self_exact(const PrecisionPlan& plan) {
   if (plan.self_exact && (wire == plan.weight_gradient || is_plain(wire, DType::f32) ||
                           wire.policy == ScalePolicy::automatic)) {
     throw ConfigError(fmt::format(
-        "precision.self_exact has no meaning where gradients are stored in '{}' and cross the wire "
+        "precision.self_exact has no meaning if gradients are stored in '{}' and cross the wire "
         "in '{}': remove it",
         describe(plan.weight_gradient), describe(wire)));
   }

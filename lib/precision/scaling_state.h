@@ -36,7 +36,7 @@ struct ScalingSlot {
   /// (ScalingState::read_windows()).
   bool scales_now = false;
   float* amax = nullptr;
-  float* scale = nullptr;  // this and the next stay 1 where blocks alone have scales
+  float* scale = nullptr;  // this and the next stay 1 if blocks alone have scales
   float* scale_inv = nullptr;
   ops::QuantizeStatistics* statistics = nullptr;
   CastSample* sample = nullptr;

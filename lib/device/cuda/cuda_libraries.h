@@ -30,7 +30,7 @@ std::vector<LibraryFolder> library_folders();
 /// A library that was searched for, and the result.
 struct OpenedLibrary {
   void* handle = nullptr;  ///< null: not found
-  std::string file;        ///< its path, or its name where the loader found it
+  std::string file;        ///< its path, or its name if the loader found it
   std::string origin;      ///< why its folder was searched
   std::string why_not;  ///< folders that were searched and what to install, or why it does not load
 };

@@ -136,7 +136,7 @@ void Gpt2::write(const ModelConfig& config, bool own, ConfigObject& out) const {
   set(out, "n_ctx", config.max_position_embeddings);
   set(out, "activation_function", "gelu_new");
   set(out, "layer_norm_epsilon", decimal_of(config.norm_eps));
-  // Fields of our own, written only where a bias is missing.
+  // These fields are our own, and are written only if a bias is missing.
   const std::pair<const char*, bool> biases[] = {
       {"qkv_bias", config.qkv_bias},
       {"attention_output_bias", config.attention_output_bias},
