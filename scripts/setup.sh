@@ -94,7 +94,7 @@ give_up() {
   [ "${release% *}" != ubuntu ] ||
     echo "Ubuntu has some of them in its component universe (add-apt-repository universe)." >&2
   echo "A package or wheel that was built on another machine needs none of them:" \
-    "docs/use/getting_started.md, \"Packages\"." >&2
+    "docs/use/install.md, \"Packages\"." >&2
   exit 1
 }
 

@@ -26,7 +26,7 @@ class Arena {
   /// Allocates 256-byte aligned memory. Throws InternalError when the plan is exceeded (never on
   /// meta).
   void* allocate(size_t bytes);
-  /// Whether allocate() can give that many, more than 0: for memory that can be had elsewhere.
+  /// Whether allocate() can give that many bytes (more than 0), for callers that have other memory.
   bool has(size_t bytes) const;
 
   Mark mark() const { return used_; }
@@ -41,7 +41,7 @@ class Arena {
   size_t high_water_ = 0;
 };
 
-/// Gives back what was allocated in its lifetime.
+/// Releases the memory that was allocated in its lifetime.
 class ArenaScope {
  public:
   explicit ArenaScope(Arena& arena) : arena_(arena), mark_(arena.mark()) {}

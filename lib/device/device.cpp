@@ -30,7 +30,7 @@ DeviceChoice device_choice_named(std::string_view name) {
 
 namespace {
 
-/// The event of streams whose work is done when the call returns.
+/// The event of streams whose work is done when a call returns.
 class PastEvent final : public StreamEvent {
  public:
   void record(const Stream& /*stream*/) override {}

@@ -1,7 +1,7 @@
 #pragma once
 // A Device owns memory and the main compute stream. cpu computes on host memory; meta hands out
 // addresses that must never be read and only counts; cuda is asked for here too and refused with
-// one clear error where it is not built in or not usable.
+// one clear error if it is not built in or not usable.
 
 #include <cstddef>
 #include <functional>
@@ -15,25 +15,25 @@
 
 namespace fp8train {
 
-/// The facts of a kind of device by which layers lay out their tensors. meta takes over those of
-/// the device that it plans for.
+/// The facts about a kind of device that decide the layout of tensors. meta has those of the device
+/// that it plans for.
 struct DeviceTraits {
   /// An FP8 GEMM reads both operands along K only, so that a tensor which is contracted along its
   /// rows is stored transposed too (cuBLASLt's TN rule up to compute capability 9.0).
   bool fp8_gemm_along_k_only = false;
   /// FP8 products are cuBLASLt's, those of `fp8_products` and under the conditions of
-  /// ops/gemm/gemm_support.h; others with a scale for each block, and other shapes, are computed
-  /// from dequantized operands, which takes scratch memory; others with one scale for each operand
-  /// do not exist. False: they are the backend's own, of every kind.
+  /// ops/gemm/gemm_support.h; other products with a scale for each block, and other shapes, are
+  /// computed from dequantized operands, which takes scratch memory; other products with one scale
+  /// for each operand do not exist. False: they are the backend's own, of every kind.
   bool fp8_gemm_by_library = false;
   Fp8Products fp8_products = Fp8Products(Fp8Support::any);
   /// Says which shapes of those products it refuses; null: none. It lives as long as the device.
   Fp8Library* fp8_library = nullptr;
-  /// The longest heads that attention has kernels for.
+  /// The largest head dimension that attention has kernels for.
   int64_t max_head_dim = 512;
   /// Bytes of memory of a GPU; 0: not a GPU, or not known.
   size_t memory = 0;
-  /// Bytes that the device itself holds for library calls, from its start.
+  /// The bytes that the device itself reserves for library calls at its start.
   size_t library_workspace = 0;
 
   bool operator==(const DeviceTraits&) const = default;
@@ -70,20 +70,20 @@ class Device {
 
   DeviceKind kind() const { return stream_.kind(); }
   Stream stream() const { return stream_; }
-  /// A second stream, whose work runs concurrently with that of the first; StreamEvents say which
-  /// waits for which. Products and attention are for the first. The same as the first where work is
-  /// done when the call returns (cpu, meta).
+  /// Returns a second stream, whose work runs concurrently with that of the first; StreamEvents
+  /// order the two. Products and attention run on the first only. On devices whose work is done
+  /// when a call returns (cpu, meta) it is the first stream.
   virtual Stream side_stream() { return stream_; }
   /// Makes an event, which is reached until record() is called. Throws DeviceError.
   virtual std::unique_ptr<StreamEvent> make_event();
   const DeviceTraits& traits() const { return traits_; }
-  /// Called at start-up, for facts that only a trial shows (ops::probe_gemms).
+  /// Sets facts that only a trial at start-up shows (ops::probe_gemms).
   void set_traits(const DeviceTraits& traits) { traits_ = traits; }
   MemoryLedger& ledger() { return ledger_; }
   OpCounters& counters() { return counters_; }
 
   /// Allocates uninitialized memory, 256-byte aligned; zero bytes give nullptr. Throws DeviceError,
-  /// which names the bytes requested and in use, when there is none. Use Buffer as the owner.
+  /// which names the bytes requested and in use, if memory is short. Use Buffer as the owner.
   virtual void* allocate(size_t bytes) = 0;
   virtual void deallocate(void* pointer, size_t bytes) noexcept = 0;
 
@@ -104,14 +104,14 @@ class Device {
   /// InternalError unless records().
   virtual std::unique_ptr<Recording> record(const std::function<void()>& work);
 
-  /// Bytes that could be allocated now; 0 where that is not known.
+  /// Returns the bytes that could be allocated now, or 0 if that is not known.
   virtual size_t available_memory() const = 0;
 
   /// Returns an id that no other GPU of its machine has (its bus address); empty if it is not a
   /// GPU.
   virtual std::string hardware_id() const { return {}; }
 
-  /// "cpu: Intel Xeon, 2 threads, avx512" and the like.
+  /// Returns a text such as "cpu: Intel Xeon, 2 threads, avx512".
   virtual std::string description() const = 0;
 
  protected:
@@ -131,8 +131,8 @@ std::unique_ptr<Device> make_device(DeviceKind kind, int index = 0);
 
 /// Makes a meta device that plans for devices with `traits`.
 std::unique_ptr<Device> make_meta_device(const DeviceTraits& traits);
-/// Makes one that plans for this device, which outlives it and is asked for facts that are not
-/// traits, such as the memory that a library needs for an operation.
+/// Makes a meta device that plans for `planned`, which outlives it and which it asks for facts that
+/// are not traits, such as the memory that a library needs for an operation.
 std::unique_ptr<Device> make_meta_device(const Device& planned);
 
 /// Owns bytes on a device, which are charged to a category. Movable. Never throws on destruction.

@@ -7,7 +7,7 @@
 
 namespace fp8train {
 
-/// automatic: a GPU where there is one that can be used.
+/// automatic: a GPU, if one can be used.
 enum class DeviceChoice : uint8_t { automatic, cpu, cuda };
 inline constexpr std::pair<DeviceChoice, std::string_view> kDeviceChoices[] = {
     {DeviceChoice::automatic, "auto"}, {DeviceChoice::cpu, "cpu"}, {DeviceChoice::cuda, "cuda"}};

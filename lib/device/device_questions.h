@@ -1,16 +1,16 @@
 #pragma once
-// Questions that code for every device may ask of one in addition to its traits.
+// Questions about a device, in addition to its traits, that code for every device may ask.
 
 #include "device/device.h"
 
 namespace fp8train {
 
-/// Whether nothing is computed: memory is planned, never read or written.
+/// Whether the device computes nothing: memory is planned, and never read or written.
 inline bool counts_only(const Device& device) {
   return device.kind() == DeviceKind::meta;
 }
 
-/// Whether its memory is the host's, which all ranks of a machine take theirs from.
+/// Whether its memory is the host's, which all ranks of a machine share.
 inline bool is_host(const Device& device) {
   return device.kind() == DeviceKind::cpu;
 }

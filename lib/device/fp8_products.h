@@ -27,7 +27,7 @@ enum class ScalePair : uint8_t {
 };
 constexpr auto kScalePairs = static_cast<size_t>(ScalePair::count);
 
-/// "1x128 x 128x128" and the like.
+/// Returns a text such as "1x128 x 128x128".
 const char* name_of(ScalePair pair);
 
 /// Whether the tensor cores may sum up a product with these scales in their short accumulator:
@@ -80,16 +80,16 @@ struct Fp8Product {
   bool fast_accumulate = false;            ///< has no effect without has_fast_accumulation()
 };
 
-/// In rising order: which shapes of a product a library multiplies.
+/// The shapes of a product that a library multiplies, in rising order.
 enum class Fp8Support : uint8_t {
   none,
-  by_128,  ///< where M, N and K are multiples of 128
-  by_16,   ///< where they are multiples of 16
-  by_8,    ///< where they are multiples of 8
+  by_128,  ///< if M, N and K are multiples of 128
+  by_16,   ///< if they are multiples of 16
+  by_8,    ///< if they are multiples of 8
   any,     ///< every shape that keeps the rules of ops/gemm/gemm_support.h
 };
 
-/// The number of which M, N and K must be multiples; 0 for `none`.
+/// Returns the number of which M, N and K must be multiples, or 0 for `none`.
 constexpr int64_t extent_multiple(Fp8Support support) {
   constexpr int64_t kMultiples[] = {0, 128, 16, 8, 1};
   return kMultiples[static_cast<size_t>(support)];
@@ -108,7 +108,7 @@ class Fp8Library {
 /// The products that the tensor cores of a device have.
 class Fp8Products {
  public:
-  /// Every product that there is has this support.
+  /// Gives every product that there is this support.
   constexpr explicit Fp8Products(Fp8Support support) {
     for (size_t pair = 0; pair < kScalePairs; ++pair) {
       set(static_cast<ScalePair>(pair), support);
@@ -124,7 +124,7 @@ class Fp8Products {
   constexpr void set(const Fp8Product& product, Fp8Support support) {
     all_[index_of(product)] = support;
   }
-  /// Every product with these scales that there is.
+  /// Sets the support of every product with these scales that there is.
   constexpr void set(ScalePair pair, Fp8Support support) {
     for (const DType a : ProductCodes::kTypes) {
       for (const DType b : ProductCodes::kTypes) {

@@ -63,8 +63,8 @@ const GpuKind* gpu_kind_in(std::string_view description) {
 
 AchievedShares achieved_shares(const GpuKind& gpu) {
   // One table for `estimate` and `bench step`; docs/reference/benchmarks.md compares it with
-  // published runs. It assumes the same of all GPUs, but that tensor cores from compute capability
-  // 10.0 on sum in fp32 at full speed.
+  // published runs. It assumes the same of all GPUs, except that tensor cores from compute
+  // capability 10.0 on sum in fp32 at full speed.
   AchievedShares shares = {
       // A step runs into the limit of power. 8192^3 alone reaches 0.77 to 0.80 on a cool H200; the
       // GEMMs of a layer in a row 0.61 on an H200 NVL (NVIDIA/TransformerEngine,

@@ -6,8 +6,8 @@
 
 namespace fp8train {
 
-/// A GPU as its maker states it: rates are per second, for dense products, in one direction of a
-/// link.
+/// The facts that the maker of a GPU states: rates are per second, for dense products, in one
+/// direction of a link.
 struct GpuKind {
   const char* name;
   int capability;           ///< capability, as cuda_traits() takes it
@@ -19,8 +19,8 @@ struct GpuKind {
   double network_rate;    ///< 10^9 bytes to other nodes, for each GPU, with the usual adapter
   double tera_flops_f32;  ///< 10^12 FLOPs of fused multiply-adds, outside of tensor cores
 
-  /// Instructions of whole warps per second: each takes a cycle of one of a multiprocessor's four
-  /// schedulers, and a fused multiply-add of 32 lanes is 64 FLOPs.
+  /// Returns the instructions of whole warps per second: each takes a cycle of one of a
+  /// multiprocessor's four schedulers, and a fused multiply-add of 32 lanes is 64 FLOPs.
   double warp_instruction_rate() const { return tera_flops_f32 * 1e12 / 64; }
 };
 

@@ -1,6 +1,6 @@
 #pragma once
-// The ledger of memory: every buffer is charged to a category. The start-up memory table and
-// `check` print this.
+// The ledger of memory: every buffer is charged to a category. The memory table at the start of a
+// run and `check` print it.
 
 #include <array>
 #include <cstddef>

@@ -13,8 +13,8 @@ namespace fp8train {
 /// A piece of work that is the same every time it is run on a device.
 class RepeatedWork {
  public:
-  /// Runs `work` as it is the first time, so that libraries make their plans and buffers; from the
-  /// second time on as a recording, where the device records. Not reentrant.
+  /// Runs `work` itself the first time, so that libraries make their plans and buffers, and from
+  /// the second time on as a recording, if the device records. Not reentrant.
   template <typename Work>
   void run(Device& device, const Work& work) {
     if (recording_ != nullptr) {

@@ -14,11 +14,11 @@ struct Batch {
   int64_t columns = 0;           ///< T
   std::vector<int32_t> tokens;   ///< (B, T)
   std::vector<int32_t> targets;  ///< (B, T): the token after each token, or kIgnoredTarget
-  /// (B, T) where documents are masked (SampleForm): the position at which the document of each
-  /// position begins; else empty.
+  /// If documents are masked (SampleForm), the position at which the document of each position
+  /// begins, (B, T); else empty.
   std::vector<int32_t> document_starts;
-  /// Targets of the whole step, over its micro-batches and all ranks, where samples are documents;
-  /// 0: every position is a target.
+  /// If samples are documents, the number of targets of the whole step, over its micro-batches and
+  /// all ranks; 0: every position is a target.
   int64_t step_targets = 0;
 };
 

@@ -31,7 +31,7 @@ struct Counted {
   size_t calls = 0;
 };
 
-/// Adds `times` times what was counted between two points.
+/// Adds the counts between two points, `times` times.
 void add_times(Counted& total, const Counted& from, const Counted& to, int64_t times) {
   const auto factor = static_cast<double>(times);
   total.work.gemm_flops += factor * (to.work.gemm_flops - from.work.gemm_flops);
@@ -113,7 +113,7 @@ DryRunStep dry_run_on(MetaDevice& meta, EngineSettings settings, const Topology&
   batch.rows = settings.step.micro_batch_size;
   batch.columns = settings.step.seq_length;
   DryRunStep dry_run;
-  // Its tokens are never read: they may be more than this machine holds.
+  // The tokens of this batch are never read: there may be more than this machine holds.
   std::vector<Counted> begins;  // of the micro-batches of a step
   const auto counted = [&] {
     return Counted{meta.counters(), comm->traffic(), dry_run.calls.size()};

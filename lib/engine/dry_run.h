@@ -31,12 +31,13 @@ struct DryRunStep {
 /// device with the traits of the device that the run will use.
 DryRunStep dry_run_step(const EngineSettings& settings, const DeviceTraits& traits,
                         const Topology& ranks = {}, int rank = 0);
-/// Does the same and has the calls of a step, without statistics and long after the first windows
-/// of delayed scales. Tracing (base/trace.h) must be off, and is off afterwards.
+/// Does the same and returns the calls of a step too. The step has no statistics and comes long
+/// after the first windows of delayed scales. Tracing (base/trace.h) must be off, and is off
+/// afterwards.
 DryRunStep logged_step(const EngineSettings& settings, const DeviceTraits& traits,
                        const Topology& ranks = {}, int rank = 0);
-/// Does the first for a device that is in this machine. This includes the memory that libraries
-/// need on it, so their plans are made.
+/// Does the same as the first function for a device that is in this machine. It makes the plans of
+/// libraries, and so includes the memory that they need.
 DryRunStep dry_run_step(const EngineSettings& settings, const Device& device,
                         const Topology& ranks = {}, int rank = 0);
 

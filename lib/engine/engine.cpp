@@ -147,9 +147,9 @@ void Engine::upload(const Batch& batch) {
   }
 }
 
-/// Ranks / targets of a step: GradientBuckets divides by the ranks, after all casts, so that no
-/// code depends on their number. A batch that does not say how many there are has one at each
-/// position.
+/// Returns the number of ranks divided by the targets of a step. GradientBuckets divides by the
+/// ranks after all casts, so that no code depends on their number. A batch that does not give the
+/// number of targets has one at each position.
 float Engine::target_share(const Batch& batch) const {
   const int64_t positions = settings_.step.gradient_accumulation_steps * batch.rows * batch.columns;
   return batch.step_targets > 0

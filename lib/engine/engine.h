@@ -102,8 +102,8 @@ class Engine {
   Strategy& strategy() { return *strategy_; }
   const Mesh& mesh() const { return strategy_->mesh(); }
 
-  /// One optimizer step: gradient_accumulation_steps micro-batches from `next`, then the update
-  /// with learning rate `lr`.
+  /// Runs one optimizer step: gradient_accumulation_steps micro-batches from `next`, then the
+  /// update with learning rate `lr`.
   template <typename NextBatch>
   void step(NextBatch&& next, int64_t step_index, double lr, bool collect_statistics) {
     optimizer().set_learning_rate(lr);
@@ -114,9 +114,9 @@ class Engine {
     end_step(collect_statistics);
   }
 
-  /// Whether evaluation, and what else reads the model now, is of a step without scaled GEMMs.
+  /// Whether evaluations and samples run without scaled GEMMs now.
   bool plain() const { return plain_; }
-  /// Whether no GEMM of this step is scaled. Evaluation follows from then on, as after each step.
+  /// Decides whether the GEMMs of this step are scaled. Evaluations after it do the same.
   void enter_step(int64_t step_index);
 
   /// Sets the scales of delayed plans from a batch without training: a forward and backward pass
@@ -138,7 +138,7 @@ class Engine {
   /// for the device. Collective. At most EngineSettings::loss_history steps lie between two calls.
   std::vector<double> take_losses();
 
-  /// Runs a batch forward, as an evaluation does, for `watch`.
+  /// Runs a batch forward, as an evaluation does, and shows `watch` its activations.
   void watch_forward(const Batch& batch, ActivationWatch& watch);
 
   /// Adds a batch to the evaluation totals, which begin_evaluation() clears.
@@ -164,7 +164,7 @@ class Engine {
     bool first, last;
     bool trains = true;  ///< an update follows
   };
-  /// The key of a recording: micro-batches of the same form can replay the same one.
+  /// The key of a recording: micro-batches of the same form replay the same one.
   struct Form {
     bool collects_statistics, overwrites_gradients, plain;
     FirstWindows windows;  ///< none or all: micro-batches between are not recorded
@@ -204,7 +204,8 @@ class Engine {
   Tensor pass_;              // used by a model whose casts round stochastically
   int64_t micro_batch_ = 0;  // in its step
   bool plain_ = false;       // no GEMM of the last step was scaled
-  // One for each form of a micro-batch and of the update (with statistics or not).
+  // There is one recording for each form of a micro-batch, and of the update (with or without
+  // statistics).
   std::map<Form, RepeatedWork> micro_batches_;
   RepeatedWork updates_[2];
 };

@@ -9,7 +9,7 @@
 
 namespace fp8train {
 
-/// The source of the rate of a product.
+/// Where the rate of a product comes from.
 enum class RateSource : uint8_t {
   assumed,  ///< the shares of gpu_kinds.cpp
   kind,     ///< the mean of measured products of its kind
@@ -28,9 +28,9 @@ class MeasuredProducts {
   void add(const OpProduct& product, double flops_per_second);
 
   /// Returns the measured rate of a product with the extents, operands and accumulation of
-  /// `product`, if possible with its result too; else the mean of its kind: all FLOPs through all
-  /// seconds of the products with 16-bit operands, or of those with the same kind of scales and
-  /// the same accumulation. Nothing if no product of its kind was measured.
+  /// `product`, and if possible with the type of its result; else the mean of its kind: all FLOPs
+  /// divided by all seconds of the products with 16-bit operands, or of those with the same kind of
+  /// scales and the same accumulation. Returns nothing if no product of its kind was measured.
   std::optional<MeasuredRate> rate(const OpProduct& product) const;
 
  private:

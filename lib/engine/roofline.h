@@ -1,8 +1,8 @@
 #pragma once
 // A model of the time of a training step on a GPU, which the machine need not have: every operation
 // that the step calls, as the meta device counts it, at the rates of the GPU. The time of an
-// operation is the longest of the times for its bytes, its FLOPs and its instructions, plus that of
-// its launches. `estimate` and `bench step` both use it.
+// operation is the longest of the times for its bytes, its FLOPs and its instructions, plus the
+// time of its launches. `estimate` and `bench step` both use it.
 
 #include <array>
 #include <cstdint>
@@ -43,7 +43,7 @@ struct StepRates {
   const GpuKind* gpu;              ///< never null
   AchievedShares shares;           ///< of its stated rates
   MeasuredProducts measured = {};  ///< come before the shares of products
-  /// May be null: then instructions do not count.
+  /// If it is null, instructions do not count.
   InstructionsPerElement instructions = ops::meta::instructions_per_element;
 };
 

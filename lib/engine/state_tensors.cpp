@@ -19,7 +19,8 @@ std::string part_name(const std::string& name, int64_t first) {
   return fmt::format("{}@{}", name, first);
 }
 
-/// The fp32 values of all parameters, and those of transposed pieces once more.
+/// Returns the bytes of the fp32 values of all parameters, and once more of those in transposed
+/// pieces.
 size_t weights_copy_bytes(Decoder& model) {
   int64_t values = 0;
   for (const auto& parameter : model.parameters().all()) {
@@ -92,7 +93,7 @@ std::vector<SavedTensor> saved_tensors(Engine& engine) {
     const View scales = saved_scales(tensor);
     const bool grouped = tensor.format.block.is_group();
     const std::string scale = entry.name + kScaleSuffix;
-    // One scale for the whole is saved with the first part.
+    // The one scale of a whole tensor is saved with its first part.
     const int64_t first = grouped ? stored_scales(tensor.format, entry.first) : 0;
     if (entry.whole || grouped || entry.first == 0) {
       saved.push_back({entry.whole ? scale : part_name(scale, first), scales, {scales.count()}});

@@ -1,8 +1,8 @@
 #pragma once
-// The tensors of an engine's state that a checkpoint stores: moments, values whose codes the file
-// of weights does not have, and factors of automatic scales. They are views of the device's memory.
-// A rank's part of a tensor is named by its first element: "moment1.layers.0.mlp.up.weight@4096"
-// has the elements from 4096 on.
+// The tensors of an engine's state that a checkpoint stores: moments, values whose codes are not in
+// the file of weights, and factors of automatic scales. They are views of the device's memory. A
+// rank's part of a tensor is named by its first element: "moment1.layers.0.mlp.up.weight@4096" has
+// the elements from 4096 on.
 
 #include <cstdint>
 #include <string>
@@ -31,8 +31,8 @@ struct SavedTensor {
 
 constexpr const char* kScaleSuffix = ".scale";  ///< ends the names of scales
 
-/// Returns what this rank updates, in the order of the file. A rank that has no elements of a
-/// tensor with one scale has the scale all the same.
+/// Returns the tensors that this rank updates, in the order of the file. A rank without elements of
+/// a tensor with one scale still has the scale.
 std::vector<StateTensor> state_tensors(Engine& engine);
 
 /// Returns the factors of automatic scales, which are the same on all ranks.
@@ -41,14 +41,14 @@ std::vector<std::pair<std::string, View>> state_factors(Engine& engine);
 /// Returns the scales without the memory for an amax that follows the one scale of a tensor.
 View saved_scales(const StoredTensor& tensor);
 
-/// Returns what this rank's file has, in its order.
+/// Returns the tensors of this rank's file, in its order.
 std::vector<SavedTensor> saved_tensors(Engine& engine);
 
-/// Whether this rank writes a file: where ranks share the states, one rank for each part.
+/// Whether this rank writes a file: if ranks share the states, one rank of each part does.
 bool writes_optimizer(Engine& engine, int rank);
 
-/// Host bytes of the copy that `rank` makes of this engine's state to save it, on any device, and
-/// of what writing it takes: weights that a model folder stores transposed.
+/// Returns the host bytes of the copy that `rank` makes of this engine's state to save it, on any
+/// device, and of the weights that it transposes for a model folder.
 size_t state_copy_bytes(Engine& engine, int rank);
 
 }  // namespace fp8train

@@ -16,7 +16,7 @@ struct StepSettings {
   uint64_t seed = 1;  ///< seed of a run's draws, and in the engine of stochastic rounding
   DecoderSettings decoder;
   bool deterministic = false;  ///< attention's backward too repeats bitwise on a GPU; all else does
-  bool cuda_graphs = true;     ///< steps are recorded and replayed where the device can
+  bool cuda_graphs = true;     ///< steps are recorded and replayed if the device can
 
   /// Returns the tokens of a micro-batch.
   int64_t micro_batch_tokens() const { return micro_batch_size * seq_length; }

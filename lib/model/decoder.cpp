@@ -24,8 +24,8 @@ Parameter vector_of(const std::string& name, int64_t size, Init init) {
   return {.name = name, .shape = {size}, .decay = false, .init = init, .overwritten = true};
 }
 
-/// Values, gradients and moments of the head stay in fp32, also where its GEMMs have no scales: at
-/// most it has a copy for them. Where it is the embedding too, that is read in fp32.
+/// Values, gradients and moments of the head stay in fp32, also if its GEMMs have no scales; at
+/// most there is a copy for them. An embedding that the head shares is read in fp32.
 ParameterFormats head_formats(const PrecisionPlan& plan, const LinearPlan& head) {
   return {.is_master = formats_of(plan, head).is_master};
 }
@@ -55,7 +55,7 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
                                 .shape = {rows, config_.hidden_size},
                                 .used_rows = config_.vocab_size,
                                 .init_std = config_.initializer_range});
-  // The embedding is read in fp32; where the head shares it, it is the master of the head's copy.
+  // The embedding is read in fp32. If the head shares it, it is the master of the head's copy.
   if (config_.tie_word_embeddings) {
     embedding_->formats = head_formats(plan_, linear_plans_.back());
   }
@@ -125,7 +125,7 @@ Linear Decoder::make_linear(const std::string& name) {
   return {plan, weight, offset, scaling_};
 }
 
-/// Whether every linear layer of a block is.
+/// Whether every linear layer of a block is exempt.
 bool Decoder::is_exempt(int64_t block) const {
   return std::all_of(linear_plans_.begin(), linear_plans_.end(), [&](const LinearPlan& linear) {
     return linear.site.block != block || !linear.exempt_reason.empty();
@@ -196,7 +196,7 @@ void Decoder::fill_rotary_tables() {
   rotary_ = {cosines_, sines_};
 }
 
-/// Each pass begins with it.
+/// Begins a pass over the model.
 StepContext Decoder::begin_pass(StepContext context) const {
   scaling_.begin_pass(context.stream);
   context.amax_is_clear = true;
@@ -225,7 +225,7 @@ View Decoder::embed(const StepContext& context, ConstView tokens, int64_t first_
 
 void Decoder::run_blocks(const StepContext& context, Residual& stream, int64_t batch,
                          std::vector<KvCache>* caches) {
-  // Where backward reads every block's input it stays alive; otherwise two buffers alternate.
+  // If backward reads every block's input, all of them stay alive; otherwise two buffers alternate.
   const bool stored = context.training && keeps_block_inputs_;
   View spare;
   for (size_t i = 0; i < blocks_.size(); ++i) {

@@ -34,9 +34,9 @@ struct DecoderOptions {
 class Decoder {
  public:
   /// Allocates everything on the device, which outlives the model. Until initialize() or a load,
-  /// values are zeros, or uninitialized where units share memory. `config` is as completed()
-  /// returns it. Throws ConfigError when the plan does not fit the model or heads are too long for
-  /// the device; DeviceError when memory is short or the device cannot compute the plan's products.
+  /// values are zeros, or uninitialized if units share memory. `config` is as completed() returns
+  /// it. Throws ConfigError when the plan does not fit the model or heads are too long for the
+  /// device; DeviceError when memory is short or the device cannot compute the plan's products.
   Decoder(Device& device, const ModelConfig& config, const PrecisionPlan& plan,
           const DecoderOptions& options);
   Decoder(const Decoder&) = delete;  // its layers point into it
@@ -51,12 +51,13 @@ class Decoder {
   /// Draws all initial values (ParameterStore::initialize).
   void initialize(uint64_t seed) { parameters_.initialize(*device_, seed); }
 
-  /// Makes the GEMM operands of all weights or, `after_update`, those that the optimizer step has
-  /// not made. Called before the first pass, after each update and after values were set.
-  /// Collective where ranks have parts of values.
+  /// Makes the GEMM operands of all weights or, `after_update`, only those that the optimizer step
+  /// has not made. Called before the first pass, after each update and after values were set.
+  /// Collective if ranks have parts of values.
   void refresh_weights(const StepContext& context, bool after_update);
 
-  /// Units of the store: the embedding, each block, what comes after them.
+  /// Returns the number of units of the store: the embedding, each block, and one for the layers
+  /// after them.
   size_t units() const { return blocks_.size() + 2; }
 
   /// Calls visit(Linear&) for the layers whose weights belong to a unit, in order of execution.
@@ -71,7 +72,7 @@ class Decoder {
 
   /// Runs forward, loss and backward of one micro-batch, and adds to the totals and the gradients.
   /// tokens, targets: int32 [B, T]. Gradients are scaled by *loss_scale * gradient_factor, where a
-  /// null loss_scale means 1 and StepContext::target_share takes the place of the factor.
+  /// null loss_scale means 1, and StepContext::target_share replaces the factor if it is set.
   /// Asynchronous; the saved and scratch arenas are free again on return.
   void train_micro_batch(const StepContext& step, ConstView tokens, ConstView targets,
                          const LossTotals& totals, const float* loss_scale, float gradient_factor);
@@ -81,10 +82,10 @@ class Decoder {
   void evaluate(const StepContext& step, ConstView tokens, ConstView targets,
                 const LossTotals& totals);
 
-  /// Logits of the last position, [B, padded vocabulary] in the activation type, after appending
-  /// tokens [B, T] to the caches (one per layer), whose lengths it advances. B is 1. The view is
-  /// valid until the scratch arena is released. Throws InternalError if step.training, for another
-  /// B or a full cache.
+  /// Appends tokens [B, T] to the caches (one per layer), advances their lengths, and returns the
+  /// logits of the last position, [B, padded vocabulary] in the activation type. B is 1. The view
+  /// is valid until the scratch arena is released. Throws InternalError if step.training, for
+  /// another B or a full cache.
   View next_token_logits(const StepContext& step, ConstView tokens, std::vector<KvCache>& caches);
 
  private:

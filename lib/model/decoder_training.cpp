@@ -21,7 +21,7 @@ void Decoder::train_micro_batch(const StepContext& step, ConstView tokens, Const
   backward(context, tokens, gradient, batch);
 }
 
-/// `branch`: memory for the branches of the residual stream, free again after the norm that
+/// `branch` is memory for the branches of the residual stream; it is free again after the norm that
 /// follows.
 Residual Decoder::forward(const StepContext& context, ConstView tokens, const View& branch) {
   const TraceSpan span(name_of(StepPart::forward));
@@ -32,7 +32,7 @@ Residual Decoder::forward(const StepContext& context, ConstView tokens, const Vi
   return stream;
 }
 
-/// Forward and backward: the head makes its logits by chunks and keeps none.
+/// Runs the head forward and backward at once: it makes its logits in chunks and stores none.
 void Decoder::run_head(const StepContext& context, const Residual& last, ConstView targets,
                        const LossTotals& totals, const View& gradient, const GradientScale& scale) {
   const TraceSpan span(name_of(StepPart::head));

@@ -1,11 +1,11 @@
-// The work on a model's weights between an update and their use: GEMM operands are made of
-// them, or of parts that ranks have gathered, unit by unit.
+// The work on a model's weights between an update and their use: GEMM operands are made of the
+// weights, or of parts that ranks have gathered, unit by unit.
 
 #include "model/decoder.h"
 
 namespace fp8train {
 
-/// This rank's parts of what is gathered.
+/// Makes this rank's parts of the weights that ranks gather.
 void Decoder::make_parts(const StepContext& context) {
   bool found = false;
   for (size_t unit = 0; unit < units(); ++unit) {
@@ -27,7 +27,8 @@ void Decoder::refresh_weights(const StepContext& context, bool after_update) {
   if (context.gatherer != nullptr) {
     make_parts(context);
     if (context.gatherer->gathers_per_pass()) {
-      // use() does the rest before each use; at once where statistics are of these values.
+      // use() makes the rest before each use, or this function at once if statistics are taken of
+      // these values.
       const bool samples = context.collect_statistics && !scaling_.empty();
       for (size_t unit = 0; samples && unit < units(); ++unit) {
         use(context, unit, unit + 1 < units() ? unit + 1 : ParameterGatherer::kNone);

@@ -10,8 +10,8 @@
 
 namespace fp8train {
 
-/// Rows [begin, begin + rows) of the parameter are the named tensor; `transposed`: stored there as
-/// [in, out].
+/// Rows [begin, begin + rows) of the parameter are the named tensor, which is stored as [in, out]
+/// if it is `transposed`.
 struct HfPiece {
   std::string name;
   int64_t begin = 0;
@@ -44,7 +44,7 @@ struct ModelTensor {
   bool is_linear = false;      ///< weight of a linear layer in a block
 };
 
-/// Returns all tensors of a model, in order of its parameters. A tied head is none. Throws
+/// Returns all tensors of a model, in the order of its parameters. A tied head has none. Throws
 /// ConfigError for an impossible shape (completed()).
 std::vector<ModelTensor> model_tensors(const ModelConfig& config);
 
@@ -53,7 +53,7 @@ std::vector<ModelTensor> model_tensors(const ModelConfig& config);
 std::string hf_head_weight(const ModelConfig& config);
 
 /// Whether a folder may hold such a tensor in addition, because it follows from the configuration:
-/// buffers that older versions of transformers saved, and the head where it is tied.
+/// buffers that older versions of transformers saved, and a tied head.
 bool follows_from_config(const ModelConfig& config, const std::string& name);
 
 }  // namespace fp8train

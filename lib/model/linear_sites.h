@@ -11,7 +11,7 @@
 
 namespace fp8train {
 
-/// Visits all linear layers in order of execution; the head is last, also where it shares the
+/// Visits all linear layers in order of execution; the head is last, also if it shares the
 /// embedding. `config` is completed.
 void for_each_linear(const ModelConfig& config,
                      const std::function<void(const LinearSite&)>& visit);
@@ -19,7 +19,8 @@ void for_each_linear(const ModelConfig& config,
 /// Returns all of them, in this order.
 std::vector<LinearSite> linear_sites(const ModelConfig& config);
 
-/// Rows of the embedding and head tables as stored: the vocabulary rounded up to a multiple of 16.
+/// Returns the rows of the embedding and head as stored: the vocabulary, rounded up to a multiple
+/// of 16.
 int64_t padded_vocabulary(const ModelConfig& config);
 
 }  // namespace fp8train

@@ -19,8 +19,8 @@ class ModelFamily;
 /// Returns the family Llama (model/families/family.h).
 const ModelFamily* default_family();
 
-/// The largest shape that is taken: beyond any model there is, and small enough for products of its
-/// extents to be counted in 64 bits.
+/// The largest shape that is accepted: larger than any known model, and small enough for products
+/// of its extents to be counted in 64 bits.
 struct ModelLimits {
   static constexpr int64_t vocabulary = 1 << 24;
   static constexpr int64_t hidden = 1 << 16;
@@ -31,8 +31,9 @@ struct ModelLimits {
   static constexpr int64_t positions = 1 << 24;
 };
 
-/// The computation of a model, apart from sizes. A family assigns and compares all switches
-/// (ModelFamily), so that each default is the behaviour of families that do not know the switch.
+/// The facts, apart from sizes, that decide what a model computes. A family assigns and compares
+/// all switches (ModelFamily), so that each default is the behaviour of families that do not know
+/// the switch.
 struct ModelSwitches {
   NormKind norm = NormKind::rms_norm;
   MlpKind mlp = MlpKind::swiglu;
@@ -79,8 +80,8 @@ struct ModelConfig : ModelSwitches {
 ModelConfig completed(ModelConfig config);
 
 /// Returns the tokens of the longest sequence that is computed as the model means it:
-/// max_position_embeddings, or its sliding window where that is shorter, since attention here
-/// always sees all keys.
+/// max_position_embeddings, or its sliding window if that is shorter, since attention here always
+/// sees all keys.
 int64_t longest_sequence(const ModelConfig& config);
 
 /// Returns why longer sequences are refused, as in "the model's max_position_embeddings 2048".
@@ -92,8 +93,8 @@ bool same_computation(const ModelConfig& a, const ModelConfig& b);
 /// Returns the number of parameters, a tied head counted once. `config` is completed.
 int64_t parameter_count(const ModelConfig& config);
 
-/// FLOPs of one training token: 6 per GEMM weight, plus causal attention at `seq_length` (half of
-/// the square).
+/// Returns the FLOPs of one training token: 6 per GEMM weight, plus causal attention at
+/// `seq_length` (half of the square).
 double flops_per_token(const ModelConfig& config, int64_t seq_length);
 
 }  // namespace fp8train

@@ -11,8 +11,8 @@
 
 namespace fp8train {
 
-/// linear: positions are divided. dynamic: nothing changes up to max_position_embeddings, and no
-/// longer sequences are read here. llama3, yarn: low frequencies are divided, high ones stay.
+/// linear: positions are divided. dynamic: nothing changes up to max_position_embeddings, and
+/// longer sequences are refused here. llama3, yarn: low frequencies are divided, high ones stay.
 enum class RopeType : uint8_t { linear, dynamic, llama3, yarn };
 
 /// The factors of a scaled rotary embedding, named as in config.json.

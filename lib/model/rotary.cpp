@@ -7,8 +7,8 @@
 namespace fp8train {
 namespace {
 
-/// Llama 3.1: wavelengths longer than the low-frequency limit are stretched by `factor`, short ones
-/// stay as they are, those between are interpolated.
+/// As in Llama 3.1: wavelengths longer than the low-frequency limit are stretched by `factor`,
+/// short ones stay as they are, those between are interpolated.
 double llama3_frequency(double frequency, const RopeScaling& scaling) {
   const double wavelength = 2.0 * std::numbers::pi / frequency;
   const auto original = static_cast<double>(scaling.original_max_position_embeddings);

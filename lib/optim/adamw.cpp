@@ -50,7 +50,7 @@ void AdamW::find_amax(Stream stream) {
   }
 }
 
-/// One operation does everything.
+/// One operation updates the weight, copies and casts it.
 Optimizer::Done AdamW::update(const Update& step, size_t index) {
   const ops::QuantizeSink cast = cast_of(parameter(index), step);
   if (!cast.empty() && cast.out.empty()) {

@@ -5,8 +5,8 @@
 // itself, as the GPT-2 speed run splits its QKV (github.com/KellerJordan/modded-nanogpt,
 // train_gpt2.py, Muon.step); gate and up are two matrices wherever they are not fused.
 //
-// Made of operations that all devices have: ops::sgd adds to the momentum, and once more to the
-// weight, and takes its factors from control blocks of its own.
+// It is made of operations that all devices have: ops::sgd adds to the momentum, and once more to
+// the weight, and takes its factors from control blocks of its own.
 
 #include <algorithm>
 #include <cmath>
@@ -31,7 +31,7 @@ bool is_matrix(const Parameter& parameter) {
   return !parameter.matrices.empty();
 }
 
-/// Stored formats that round to nearest. A remainder belongs to master weights.
+/// Whether the format rounds to nearest. A remainder belongs to master weights.
 bool is_momentum_format(const TensorFormat& format) {
   return is_stored_format(format) && !format.remainder && format.rounding == Rounding::nearest_even;
 }
@@ -57,9 +57,9 @@ double update_cost(const Parameter& parameter) {
 
 /// Factors that operations read on the device.
 struct Factors {
-  ops::StepControl momentum;   ///< of ops::sgd where it adds gradients to the momentum
+  ops::StepControl momentum;   ///< of ops::sgd when it adds gradients to the momentum
   ops::StepControl direction;  ///< the same to what is orthogonalized
-  ops::StepControl weight;     ///< of ops::sgd where it updates the weight
+  ops::StepControl weight;     ///< of ops::sgd when it updates the weight
   ops::StepControl norm;       ///< of one matrix at a time
   float gradient_share;        ///< 1 - momentum
   float momentum_share;        ///< momentum
@@ -152,7 +152,7 @@ std::vector<const OptimizerState*> Muon::states() const {
   return all;
 }
 
-/// A word of device memory, bit for bit: a cast from fp32 to fp32 changes none.
+/// Copies a word of device memory, bit for bit: a cast from fp32 to fp32 changes none.
 void copy_word(Stream stream, void* from, void* to) {
   ops::cast(stream, View{from, DType::f32, {1}}, {to, DType::f32, {1}});
 }
@@ -195,7 +195,7 @@ Optimizer::Done Muon::update(const Update& step, size_t index) {
   return {.copied = true};
 }
 
-/// m = mu m + (1 - mu) g, and mu m + (1 - mu) g of the new m with Nesterov's momentum, else m.
+/// Updates m = mu m + (1 - mu) g. Returns mu m + (1 - mu) g with Nesterov's momentum, else m.
 View Muon::find_direction(const Update& step, size_t index) const {
   const Parameter& of = parameter(index);
   const View direction = allocate(*step.scratch, DType::f32, of.shape);
@@ -236,7 +236,7 @@ View Muon::find_direction(const Update& step, size_t index) const {
   return direction;
 }
 
-/// In place: the Frobenius norm becomes 1.
+/// Makes the Frobenius norm 1, in place.
 void Muon::normalize(const Update& step, const View& matrix) const {
   ops::StepControl* norm = &factors()->norm;
   device().fill_zero(&norm->squared_norm, sizeof(norm->squared_norm));
@@ -245,9 +245,9 @@ void Muon::normalize(const Update& step, const View& matrix) const {
   ops::scale_by(step.stream, matrix, &norm->gradient_factor);
 }
 
-/// In place, by the Newton-Schulz iteration X <- a X + (b A + c A A) X with A = X X^T, where
-/// products are rounded to bf16 as in muon.py. A tall matrix is its own transpose there; here A is
-/// X^T X then and is on the other side, which needs no transpose.
+/// Orthogonalizes in place, by the Newton-Schulz iteration X <- a X + (b A + c A A) X with A = X
+/// X^T, where products are rounded to bf16 as in muon.py. A tall matrix is its own transpose there;
+/// here A is X^T X then and is on the other side, which needs no transpose.
 void Muon::orthogonalize(const Update& step, const View& matrix) const {
   normalize(step, matrix);
   const ArenaScope scope(*step.scratch);

@@ -33,7 +33,7 @@ void round_to_wire(Stream stream, Arena& scratch, const TensorFormat& wire, cons
   ops::sum_wire(stream, {.packets = packet.data, .format = wire, .chunk = chunk, .y = values});
 }
 
-/// The copy in 16 bits that GEMMs read, after an operation that does not make it.
+/// Makes the copy in 16 bits that GEMMs read, after an operation that does not make it.
 void copy_value(Stream stream, const Parameter& parameter) {
   if (!parameter.copy.empty()) {
     ops::cast(stream, parameter.value, parameter.copy);
@@ -226,7 +226,7 @@ void Optimizer::finish_update(const Update& step, const Parameter& parameter, Do
   if (!done.cast) {
     cast_weight(step.stream, parameter, cast_of(parameter, step));
   }
-  // The automatic scale of a gradient that one rank stores.
+  // With several ranks update_sum_scales() moves this scale.
   if (parameter.automatic != nullptr && !parameter.scales_sum) {
     ops::update_auto_scale(step.stream, parameter.stored_gradient.codes, parameter.automatic,
                            &device_control()->skip);

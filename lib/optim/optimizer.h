@@ -1,5 +1,5 @@
 #pragma once
-// One optimizer step over a parameter store: the gradients' global norm, clipping, skip of
+// One optimizer step over a parameter store: the gradients' global norm, clipping, skipping of
 // non-finite steps, the update itself and the GEMM copies of the new weights. Everything is decided
 // on the device; the host reads its ops::StepControl once per logging interval.
 //
@@ -96,12 +96,12 @@ class Optimizer {
   /// ranks have sent the values that they updated (Parameter::Updated::elsewhere).
   void receive(Stream stream, Arena& scratch, bool collect_statistics);
 
-  /// Several ranks, after step(): sets the factors of automatic scales by the counts of all ranks.
-  /// The store has such scales. of_ranks: ParameterStore::automatic_scales() of each rank in rank
-  /// order, in device memory.
+  /// Sets the factors of automatic scales, after step() of several ranks, by the counts of all.
+  /// `of_ranks`: ParameterStore::automatic_scales() of each rank in rank order, in device memory.
   void update_sum_scales(Stream stream, std::span<const ops::AutoScale> of_ranks) const;
 
-  /// Device scalar that losses are multiplied by before backward (1 without loss scaling).
+  /// Returns the device scalar by which losses are multiplied before backward (1 without loss
+  /// scaling).
   const float* loss_scale() const;
 
   /// Returns the device scalar in which step() sums the squared norm. It is 0 between steps; NaN in
@@ -116,8 +116,7 @@ class Optimizer {
   /// Returns the state of a parameter, or of the part of it that this rank updates. Empty if there
   /// is no such state.
   StoredTensor state(std::string_view name, size_t parameter) const;
-  /// Returns the control block: what the last step did, and from what the next one starts. Waits
-  /// for the device.
+  /// Returns the results of the last step and the start of the next one. Waits for the device.
   ops::StepControl control() const;
   /// Sets the control block, as when a run continues from a checkpoint.
   void set_control(const ops::StepControl& control);
@@ -131,11 +130,11 @@ class Optimizer {
 
   explicit Optimizer(const OptimizerSite& site);
 
-  /// Once per step, when the control block says how to clip and whether to skip.
+  /// Called once per step, when the control block says how to clip and whether to skip.
   virtual void begin_update(const Update& /*step*/) {}
-  /// Says which of two further tasks an update has done; the base class does the others. Both are
-  /// done in a step that is skipped too: it changes neither weight nor state, but a scale may have
-  /// moved.
+  /// Says which of two further tasks an update has done; the base class does the other ones. Both
+  /// are done in a step that is skipped too: it changes neither weight nor state, but a scale may
+  /// have moved.
   struct Done {
     bool copied = false;  ///< the new value to Parameter::copy
     bool cast = false;    ///< cast as Parameter::cast says
@@ -154,10 +153,10 @@ class Optimizer {
   /// Returns the type to which gradients of a format are rounded as they are read; fp32: they are
   /// not.
   DType read_as(const TensorFormat& gradient, const TensorFormat& wire) const;
-  /// *sum += sum of x^2; sum is a device scalar. `read_as`: as ops::sum_of_squares.
+  /// Adds the sum of x^2 to *sum, a device scalar. `read_as` is that of ops::sum_of_squares.
   static void add_squares(Stream stream, Arena& scratch, const View& x, double* sum,
                           DType read_as = DType::f32);
-  /// Parameter::cast, with its statistics only where they are collected.
+  /// Returns Parameter::cast, with its statistics only if they are collected.
   static ops::QuantizeSink cast_of(const Parameter& parameter, const Update& step);
 
   const OptimizerSettings& settings() const { return site_.settings; }

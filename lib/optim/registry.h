@@ -23,7 +23,7 @@ struct MomentRoles {
   bool moment1 = false, moment2 = false;
 };
 
-/// An optimizer: how it is made, which keys it reads and which states it has.
+/// Describes an optimizer: how it is made, which keys it reads and which states it has.
 struct OptimizerEntry {
   std::string_view name;  ///< optimizer.name
   std::unique_ptr<Optimizer> (*make)(const OptimizerSite& site);
@@ -59,7 +59,7 @@ const Entry& entry_named(const std::vector<Entry>& all, std::string_view name, c
 /// Returns the optimizer with this name, as entry_named().
 const OptimizerEntry& optimizer_named(std::string_view name);
 
-/// Returns the settings of an optimizer that stores nothing, where none is to run.
+/// Returns settings of an optimizer that stores nothing, for an engine that needs none.
 OptimizerSettings stateless_optimizer();
 
 /// Makes the optimizer and sets its states to zero. Throws ConfigError for an unknown name and when

@@ -13,7 +13,7 @@ double fraction(int64_t done, int64_t total) {
                     : std::clamp(static_cast<double>(done) / static_cast<double>(total), 0.0, 1.0);
 }
 
-/// The fraction that is done of a decay over decay_steps after the warm-up (0: until max_steps).
+/// Returns the part that is done of a decay over decay_steps after the warm-up (0: to the end).
 double decayed(const ScheduleSettings& schedule, int64_t step, int64_t max_steps) {
   const int64_t end =
       schedule.decay_steps == 0 ? max_steps : schedule.warmup_steps + schedule.decay_steps;
@@ -30,7 +30,7 @@ double linear(const ScheduleSettings& schedule, double lr, int64_t step, int64_t
   return lr + (schedule.min_lr - lr) * decayed(schedule, step, max_steps);
 }
 
-/// lr until the last decay_steps, then linear to min_lr (warm-up, stable, decay).
+/// Returns lr until the last decay_steps, then falls linearly to min_lr (warm-up, stable, decay).
 double wsd(const ScheduleSettings& schedule, double lr, int64_t step, int64_t max_steps) {
   const int64_t decay_begin = max_steps - schedule.decay_steps;
   return step < decay_begin

@@ -13,11 +13,11 @@ namespace fp8train {
 
 struct ScheduleEntry {
   std::string_view name;  ///< scheduler.type
-  /// Learning rate of step `step` after the warm-up of a run of `max_steps`.
+  /// Returns the learning rate of step `step` after the warm-up, in a run of `max_steps`.
   double (*rate)(const ScheduleSettings& schedule, double lr, int64_t step, int64_t max_steps);
   /// Keys that this schedule reads and not all others do: "scheduler.min_lr".
   std::vector<std::string_view> keys;
-  /// Why the settings are not enough for it, of scheduler.decay_steps; null: they always are.
+  /// Returns what is wrong with scheduler.decay_steps for it, or null. Null: no check.
   const char* (*lacks)(const ScheduleSettings& schedule) = nullptr;
 
   bool reads(std::string_view key) const {
@@ -30,8 +30,9 @@ const std::vector<ScheduleEntry>& schedules();
 /// Returns the entry with this name. Throws ConfigError that lists all names if there is none.
 const ScheduleEntry& schedule_named(std::string_view name);
 
-/// Learning rate of optimizer step `step` (counted from 0) of a run of `max_steps`. Warm-up is
-/// linear: step s of w has lr * (s + 1) / (w + 1), as nanoGPT. Then the schedule's own rate.
+/// Returns the learning rate of optimizer step `step` (counted from 0) of a run of `max_steps`.
+/// Warm-up is linear: step s of w has lr * (s + 1) / (w + 1), as in nanoGPT. The rate of the
+/// schedule follows.
 double learning_rate(const ScheduleSettings& schedule, double lr, int64_t step, int64_t max_steps);
 
 }  // namespace fp8train

@@ -1,5 +1,5 @@
-// The first windows of delayed scales with current_at_first: which slots are in theirs, and passes
-// that must leave them as they are.
+// The first windows of delayed scales with current_at_first: which slots are in their first window,
+// and how passes outside of training leave them unchanged.
 
 #include "ops/pointwise/elementwise.h"
 #include "precision/scaling_state.h"

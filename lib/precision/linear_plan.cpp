@@ -70,7 +70,7 @@ std::string reason_for(const ExemptionRules& rules, const LinearPlan& linear,
   return {};
 }
 
-/// The layer's name as patterns of `naming` have it; empty: it has none there.
+/// Returns the layer's name as patterns of `naming` spell it, or nothing if it has none there.
 std::string name_in(const LayerNaming& naming, const LinearSite& site) {
   if (naming.names.empty()) {
     return site.name;
@@ -116,7 +116,7 @@ void check_patterns(const PrecisionPlan& plan, const std::vector<LinearSite>& si
   }
 }
 
-/// The last one that matches; null: the run's plan.
+/// Returns the last one that matches, or null for the run's plan.
 const LayerPlan* layer_plan_of(const PrecisionPlan& plan, const LinearSite& site) {
   const LayerPlan* found = nullptr;
   for (const LayerPlan& layer : plan.layers) {
@@ -125,7 +125,7 @@ const LayerPlan* layer_plan_of(const PrecisionPlan& plan, const LinearSite& site
   return found;
 }
 
-/// A plan with scales that is chosen only for layers that stay out of them.
+/// Refuses a plan with scales that is chosen only for layers that are exempt from them.
 void check_layers(const PrecisionPlan& plan, const std::vector<LinearPlan>& linears) {
   for (const LayerPlan& layer : plan.layers) {
     if (!layer.naming.names.empty()) {
@@ -153,7 +153,7 @@ void check_layers(const PrecisionPlan& plan, const std::vector<LinearPlan>& line
   }
 }
 
-/// The formats that the layer would have without exemptions.
+/// Returns the formats that the layer would have without exemptions.
 LinearPlan planned(const PrecisionPlan& plan, const LinearSite& site) {
   LinearPlan linear;
   linear.site = site;
@@ -175,7 +175,7 @@ LinearPlan planned(const PrecisionPlan& plan, const LinearSite& site) {
   return linear;
 }
 
-/// The GEMMs of a layer that reads the product of a SwiGLU.
+/// Sets the GEMMs of a layer that reads the product of a SwiGLU.
 void apply_swiglu(const PrecisionPlan& plan, LinearPlan& linear) {
   if (!linear.site.reads_swiglu || !linear.exempt_reason.empty()) {
     return;
@@ -198,7 +198,7 @@ void apply_swiglu(const PrecisionPlan& plan, LinearPlan& linear) {
           "forward GEMM must read x and w in FP8 and whose backward GEMMs both operands alike",
           linear.layer_pattern, linear.layer_plan, linear.site.name));
     }
-    // w / s is another tensor in every pass: its scale follows from itself.
+    // w / s is another tensor in every pass, so its scale follows from the tensor itself.
     TensorFormat& w = linear.fprop.b;
     w.policy = ScalePolicy::current;
     w.delayed = {};
@@ -206,7 +206,8 @@ void apply_swiglu(const PrecisionPlan& plan, LinearPlan& linear) {
   }
 }
 
-/// Values that are made again are cast again: a scale of its own for each block, or none.
+/// Checks that values that are made again in backward have a scale for each block, or none: they
+/// are cast again.
 void check_recompute(const LinearPlan& linear) {
   const TensorFormat& x = linear.wgrad.b;
   const bool by_tensor = x.is_scaled() && x.block == per::tensor;

@@ -26,7 +26,7 @@ struct LinearSite {
   /// matrices.
   std::vector<int64_t> matrices;
 
-  /// Elements of the weight that the model has.
+  /// Returns the elements of the weight that the model uses.
   int64_t weights() const { return in_features * (used_rows > 0 ? used_rows : out_features); }
 };
 
@@ -51,18 +51,18 @@ struct LinearPlan {
   bool is_smoothed() const { return swiglu == SwigluInput::smoothed; }
 };
 
-/// Describes what `LinearPlan::swiglu` means for the layer; empty for a layer like all others.
+/// Describes the meaning of `LinearPlan::swiglu` for the layer; empty if it has none.
 std::string swiglu_note(const LinearPlan& linear);
 
 /// Describes the plan of its GEMMs and the pattern that chose it; empty for a layer of the run's
 /// plan.
 std::string layer_plan_note(const LinearPlan& linear);
 
-/// Returns one LinearPlan per site, in order. An exemption counts for layers with a plan of their
-/// own too. Throws ConfigError when a pattern matches no site, a plan chosen for layers reaches
-/// none of them because all are exempt or later patterns match them, the setting of SwiGLU's
-/// product reaches no layer or does not go together with a layer's plan, or an x that is made again
-/// in backward (precision.recompute_swiglu) has one scale.
+/// Returns one LinearPlan per site, in order. Exemptions also hold for layers with a plan of their
+/// own. Throws ConfigError when a pattern matches no site, a plan chosen for layers reaches none of
+/// them because all are exempt or later patterns match them, the setting of SwiGLU's product
+/// reaches no layer or does not go together with a layer's plan, or an x that is made again in
+/// backward (precision.recompute_swiglu) has one scale.
 std::vector<LinearPlan> plan_linears(const PrecisionPlan& plan,
                                      const std::vector<LinearSite>& sites);
 

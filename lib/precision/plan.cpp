@@ -46,7 +46,7 @@ void for_each_gemm_format(PrecisionPlan& plan, const std::function<void(TensorFo
   }
 }
 
-/// `option`: a key, with its value behind a colon where only that has no meaning.
+/// `option` is a key, followed by a colon and its value if only that value has no meaning.
 void require(bool holds, const PrecisionPlan& plan, const std::string& option,
              const char* meaning) {
   if (!holds) {
@@ -75,7 +75,7 @@ void apply_delayed(const PlanRequest& request, PrecisionPlan& plan) {
     rule.history_length = static_cast<int>(request.amax_history_len.value_or(rule.history_length));
     rule.algorithm = request.amax_compute_algo.value_or(rule.algorithm);
   });
-  // A weight is the same on all ranks, also where each has a part of it.
+  // A weight is the same on all ranks, also if each has a part of it.
   for (TensorFormat* format : {&plan.fprop.a, &plan.dgrad.a, &plan.wgrad.a, &plan.wgrad.b}) {
     if (request.reduce_amax && format->policy == ScalePolicy::delayed) {
       format->delayed.reduction = *request.reduce_amax ? AmaxReduction::ranks : AmaxReduction::none;
@@ -93,7 +93,7 @@ void apply_format(const PlanRequest& request, PrecisionPlan& plan) {
   set_fp8_format(*request.format, plan);
 }
 
-/// Calls apply(gemm, flag) for fprop, dgrad and wgrad with the flags of `key`, where it is given.
+/// Calls apply(gemm, flag) for fprop, dgrad and wgrad with the flags of `key`, if it is given.
 void apply_gemm_flags(const std::vector<bool>& flags, const char* key, PrecisionPlan& plan,
                       const std::function<void(GemmPlan&, bool)>& apply) {
   if (flags.empty()) {
@@ -119,7 +119,7 @@ void apply_override(const PlanRequest& request, PrecisionPlan& plan) {
                    });
 }
 
-/// Which FP8 products may use the short accumulator. GEMMs of plain operands have none.
+/// Sets which FP8 products may use the short accumulator. GEMMs of plain operands have none.
 void apply_fast_accumulation(const PlanRequest& request, PrecisionPlan& plan) {
   const char* const key = "fp8.fast_accumulation";
   apply_gemm_flags(request.fast_accumulation, key, plan, [&](GemmPlan& gemm, bool fast) {
@@ -132,7 +132,7 @@ void apply_fast_accumulation(const PlanRequest& request, PrecisionPlan& plan) {
   });
 }
 
-/// The error of the short accumulator on the cpu, for the GEMMs that may use it.
+/// Turns on the error of the short accumulator on the cpu, for the GEMMs that may use it.
 void apply_accumulation(const PlanRequest& request, PrecisionPlan& plan) {
   if (request.accumulation != Accumulation::emulated) {
     return;
@@ -163,7 +163,7 @@ void apply_power_2_scale(const PlanRequest& request, PrecisionPlan& plan) {
   });
 }
 
-/// The setting of SwiGLU's product. Which layers it is for is plan_linears' matter.
+/// Applies the setting of SwiGLU's product; plan_linears() finds the layers that read it.
 void apply_swiglu(const PlanRequest& request, PrecisionPlan& plan) {
   const SwigluInput swiglu = request.swiglu.value_or(SwigluInput::as_planned);
   if (swiglu == SwigluInput::as_planned) {

@@ -19,7 +19,8 @@ struct GemmPlan {
   bool fast_accumulate = false;
   bool emulate_accumulator = false;  ///< on the cpu, what fast_accumulate does to a sum
 
-  /// K must be a multiple of this on tensor cores; 1 where no product of codes runs.
+  /// Returns the number of which K must be a multiple on tensor cores; 1 if no product of codes
+  /// runs.
   int64_t k_multiple() const;
   bool operator==(const GemmPlan&) const = default;
 };
@@ -39,8 +40,8 @@ struct ExemptionRules {
   bool operator==(const ExemptionRules&) const = default;
 };
 
-/// How another program names the linear layers of blocks: "layers.0.mlp.up" is prefix + "layers.0."
-/// + the name of "mlp.up". Empty: as this one does.
+/// The names that another program gives to the linear layers of blocks: "layers.0.mlp.up" is prefix
+/// + "layers.0." + the name of "mlp.up". Empty: the names of this program.
 struct LayerNaming {
   std::string prefix;
   std::vector<std::pair<std::string, std::string>> names;  ///< ours, theirs
@@ -131,12 +132,11 @@ struct ParameterFormats {
   bool operator==(const ParameterFormats&) const = default;
 };
 
-/// Returns the format in which a rank adds up the gradients of its micro-batches. Where ranks
-/// exchange them (`exchanged`) under a scale that they share and that is not a power of two,
-/// gradients of that same format would be rounded twice: they stay in bf16 until the exchange, and
-/// the sum alone is stored as `formats.gradient` says (MS-AMP, msamp/nn/functional.py, whose weight
-/// gradient is in 16 bits until nn/distributed.py casts it for the wire). Otherwise it is
-/// formats.gradient.
+/// Returns the format in which a rank adds up the gradients of its micro-batches. If ranks exchange
+/// them (`exchanged`) under a scale that they share and that is not a power of two, gradients of
+/// that same format would be rounded twice: they stay in bf16 until the exchange, and the sum alone
+/// is stored as `formats.gradient` says (MS-AMP, msamp/nn/functional.py, whose weight gradient is
+/// in 16 bits until nn/distributed.py casts it for the wire). Otherwise it is formats.gradient.
 TensorFormat running_gradient(const ParameterFormats& formats, bool exchanged);
 
 /// Returns the formats of a weight that the plan's roles are for.
@@ -186,20 +186,20 @@ enum class Fp8Format : uint8_t {
 inline constexpr std::pair<Fp8Format, std::string_view> kFp8Formats[] = {
     {Fp8Format::hybrid, "hybrid"}, {Fp8Format::e4m3, "e4m3"}};
 
-/// The plan, by name, whose GEMMs the layers that match have.
+/// The name of the plan whose GEMMs the layers that match have.
 struct LayerRequest {
   std::string pattern, plan;
   std::optional<Fp8Format> format = {};
   std::optional<bool> evaluate_scaled = {};
   LayerNaming naming = {};
-  /// Whether it counts in a run whose plan has scaled GEMMs, or none. Else its layers have the
-  /// run's plan, whatever else matches them.
+  /// Whether it holds in a run whose plan has scaled GEMMs, or in one without. Otherwise its layers
+  /// have the run's plan, even if another pattern matches them.
   bool in_scaled_run = true, in_plain_run = true;
 
   bool operator==(const LayerRequest&) const = default;
 };
 
-/// The plan, by name, of the steps up to `until` (Stage::until).
+/// The name of the plan of the steps up to `until` (Stage::until).
 struct StageRequest {
   double until = 0;
   std::string plan;
@@ -297,8 +297,8 @@ std::string plan_for_method(const PlanRequest& request);
 /// Whether an operand of a GEMM has scales.
 bool has_scaled_gemms(const PrecisionPlan& plan);
 
-/// Returns a plan by name with its defaults; also the one that is all overrides. Throws ConfigError
-/// that begins with `key` and lists the plans if there is none.
+/// Returns a plan by name with its defaults; `custom`, which consists of overrides, too. Throws
+/// ConfigError that begins with `key` and lists the plans if there is none.
 PrecisionPlan plan_named(const std::string& name, const char* key = "precision.plan");
 
 /// Whether the plan means something only with at least one role of the request. False for an
@@ -313,8 +313,8 @@ struct PlanOrigin {
 /// Returns the origin of a plan. Throws ConfigError for an unknown name.
 PlanOrigin plan_origin(const std::string& name);
 
-/// Return the known backends, each backend with its recipes, and the levels, for messages and the
-/// documentation of the keys.
+/// These return the known backends, each backend with its recipes, and the levels, for messages and
+/// the documentation of the keys.
 std::string backends_text();
 std::string recipes_text();
 std::string opt_levels_text();

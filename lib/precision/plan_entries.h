@@ -9,7 +9,7 @@
 
 namespace fp8train {
 
-/// A plan, the fp8.backend, fp8.recipe (fp8.opt_level where recipes are levels) and fp8.use_te that
+/// A plan, the fp8.backend, fp8.recipe (fp8.opt_level if recipes are levels) and fp8.use_te that
 /// select it under mixed_precision: fp8 (empty: not selected that way), and who published it.
 /// `mixed_precision`: the value of that key that selects it by itself.
 struct PlanEntry {
@@ -21,7 +21,8 @@ struct PlanEntry {
   const char* source;
   std::optional<MixedPrecision> mixed_precision = {};
   bool needs_roles = false;  ///< it means something only with roles of the request
-  /// Why it is recommended where a GPU multiplies it in FP8; of several the last one counts.
+  /// Why it is recommended for a GPU that multiplies it in FP8. Of several such plans the last one
+  /// is recommended.
   const char* advice = "";
 };
 

@@ -46,7 +46,7 @@ void change_operands(PrecisionPlan& plan, const Change& change) {
   plan.saved_activation = plan.wgrad.b;
 }
 
-/// Everything in `compute`, with fp32 weights and states.
+/// Returns a plan with everything in `compute`, and fp32 weights and states.
 inline PrecisionPlan unscaled(const char* name, DType compute) {
   PrecisionPlan plan;
   plan.name = name;
@@ -58,8 +58,9 @@ inline PrecisionPlan unscaled(const char* name, DType compute) {
   return plan;
 }
 
-/// One scale per tensor, E4M3 forward and E5M2 gradients, fast accumulation in fprop only
-/// (TransformerEngine, common/recipe/__init__.py, pytorch/module/base.py); all else in bf16.
+/// Returns a plan with one scale per tensor, E4M3 forward and E5M2 gradients, fast accumulation in
+/// fprop only (TransformerEngine, common/recipe/__init__.py, pytorch/module/base.py); all else in
+/// bf16.
 inline PrecisionPlan hybrid_by_tensor(const char* name, ScalePolicy policy) {
   PrecisionPlan plan = unscaled(name, DType::bf16);
   const TensorFormat forward = scaled(DType::e4m3, policy);
@@ -79,8 +80,8 @@ inline TensorFormat stored_by_tensor(DType dtype) {
   return format;
 }
 
-/// Fine-grained scaling: E4M3 everywhere, 1x128 for x and dy (128x1 in wgrad), 128x128 for w, fp32
-/// scales, split accumulation (DeepSeek-V3, arXiv 2412.19437, section 3.3). The
+/// Returns a plan with fine-grained scaling: E4M3 everywhere, 1x128 for x and dy (128x1 in wgrad),
+/// 128x128 for w, fp32 scales, split accumulation (DeepSeek-V3, arXiv 2412.19437, section 3.3). The
 /// weight's codes are the weight; fp32 master.
 inline PrecisionPlan fine_grained(const char* name) {
   PrecisionPlan plan = unscaled(name, DType::bf16);

@@ -10,7 +10,8 @@
 namespace fp8train {
 namespace {
 
-/// Whether layers may have the GEMMs of `other` in a run of `plan`, whose storage is for all.
+/// Checks whether layers may have the GEMMs of `other` in a run of `plan`, whose storage all layers
+/// share.
 void check_layer_plan(const PrecisionPlan& plan, const PrecisionPlan& other,
                       const LayerPlan& layer) {
   const auto refuse = [&](const std::string& why) {
@@ -29,7 +30,8 @@ void check_layer_plan(const PrecisionPlan& plan, const PrecisionPlan& other,
   }
 }
 
-/// GEMMs of the plan that the request names; of the run's where that does not count.
+/// Returns the GEMMs of the plan that the request names, or those of the run's plan if the request
+/// does not hold.
 LayerPlan layer_plan(const LayerRequest& request, const PrecisionPlan& run) {
   LayerPlan layer = {request.pattern, request.plan, run.fprop,     run.dgrad,
                      run.wgrad,       {},           request.naming};
@@ -55,7 +57,7 @@ LayerPlan layer_plan(const LayerRequest& request, const PrecisionPlan& run) {
   return layer;
 }
 
-/// Layers that the run keeps out of scaled formats stay out.
+/// Refuses a plan for layers that the run keeps out of scaled formats.
 void check_exempt(const PlanRequest& request, const LayerRequest& layer,
                   const PrecisionPlan& plan) {
   const ExemptionRules& rules = request.exemptions;

@@ -15,8 +15,8 @@ void apply_layers(const PlanRequest& request, PrecisionPlan& plan);
 void apply_schedule(const PlanRequest& request, PrecisionPlan& plan);
 
 /// Returns a scaled plan that a stage of a run of `run` names, with the request's roles of what is
-/// stored, sent and saved for backward; its operands are the plan's own. Throws ConfigError where
-/// it stores or sends in other formats.
+/// stored, sent and saved for backward; its operands are the plan's own. Throws ConfigError if it
+/// stores or sends in other formats.
 PrecisionPlan stage_plan(const PlanRequest& request, const PrecisionPlan& run,
                          const std::string& name);
 

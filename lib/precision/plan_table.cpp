@@ -9,12 +9,13 @@
 namespace fp8train {
 namespace {
 
-/// The formats in which GEMMs read one tensor; two formats where its two GEMMs differ.
+/// Returns the formats in which GEMMs read one tensor: two if its two GEMMs differ.
 std::string read_as(const TensorFormat& first, const TensorFormat& second) {
   return first == second ? describe(first) : describe(first) + " and " + describe(second);
 }
 
-/// "x, w e4m3 tensor current; dy e5m2 tensor current"; tensors that are alike are listed together.
+/// Returns "x, w e4m3 tensor current; dy e5m2 tensor current"; tensors that are alike are listed
+/// together.
 std::string computation(const PrecisionPlan& plan) {
   const std::pair<const char*, std::string> tensors[] = {
       {"x", read_as(plan.fprop.a, plan.wgrad.b)},
@@ -58,7 +59,7 @@ std::string master(const PrecisionPlan& plan) {
   return plan.master_weight ? describe(*plan.master_weight) : "-";
 }
 
-/// "e4m3 T*", "e4m3 128x128": without what differs between few rows.
+/// Returns "e4m3 T*" or "e4m3 128x128", without facts that few plans differ in.
 std::string in_short(const TensorFormat& format) {
   std::string text(name_of(format.dtype));
   if (!format.is_scaled()) {

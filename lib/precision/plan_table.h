@@ -24,11 +24,11 @@ std::vector<PlanColumn> table_columns(const PrecisionPlan& plan);
 /// Returns all stored bytes per parameter, such as "7.19".
 std::string bytes_text(const PrecisionPlan& plan);
 
-/// Returns the request that says in its options and roles what the plan has without them. Options
-/// that have no meaning for the plan are not set.
+/// Returns the request whose options and roles spell out the formats that the plan has by default.
+/// Options that have no meaning for the plan are not set.
 PlanRequest request_of(const PrecisionPlan& plan);
 
-/// Returns every role of a plan, in order, with "-" where there is nothing.
+/// Returns every role of a plan, in order, with "-" for one without a format.
 std::vector<PlanColumn> plan_columns(const PrecisionPlan& plan);
 
 /// Returns the table of plans in lines of at most `columns`: the types of all, and how scales are

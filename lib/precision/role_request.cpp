@@ -8,7 +8,7 @@
 namespace fp8train {
 namespace {
 
-/// FP8 codes mean nothing without a scale, so that a bare "e4m3" has a current one for the tensor.
+/// FP8 codes mean nothing without a scale: a bare "e4m3" has a current one for the tensor.
 TensorFormat parse_role_format(const char* name, const std::string& text) {
   TensorFormat format;
   try {
@@ -22,7 +22,7 @@ TensorFormat parse_role_format(const char* name, const std::string& text) {
   return format;
 }
 
-/// Unscaled fp16 has not the range of what is stored for the optimizer.
+/// Unscaled fp16 lacks the range of values that are stored for the optimizer.
 TensorFormat parse_stored(const char* name, const std::string& text) {
   TensorFormat format = parse_role_format(name, text);
   if (format.dtype == DType::f16 && !format.is_scaled()) {

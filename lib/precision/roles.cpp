@@ -1,4 +1,4 @@
-// Which roles of a plan go together, and what they mean for one parameter.
+// Checks which roles of a plan go together, and derives the formats of one parameter from them.
 
 #include <fmt/format.h>
 
@@ -56,7 +56,7 @@ struct OperandNames {
   const char* b;
 };
 
-/// `forward` (null for fprop): the format in which the other GEMM of the second operand casts it.
+/// `forward` is the format in which the other GEMM of the second operand casts it (null for fprop).
 /// Next to a plain operand those codes are read as values.
 void check_gemm(const OperandNames& names, const GemmPlan& gemm, DType activation,
                 const TensorFormat* forward) {
@@ -75,7 +75,7 @@ void check_gemm(const OperandNames& names, const GemmPlan& gemm, DType activatio
                        "neither)",
                        names.b, describe(gemm.b), ops::block_pairs_text()));
   }
-  // A plan is for GPUs too, which have no alternative to some products.
+  // Plans are for GPUs too, which have no alternative to some products.
   const ops::GemmSupport on_gpu = ops::gemm_support({.fp8_gemm_by_library = true}, formats);
   if (!on_gpu.native && !on_gpu.dequantized) {
     refuse(names.a, gemm.a, fmt::format("together with precision.{}: {}", names.b, on_gpu.reason));
@@ -91,7 +91,7 @@ void check_parameter_wire(const PrecisionPlan& plan) {
   }
 }
 
-/// "bf16, fp16, e4m3 or e5m2".
+/// Returns "bf16, fp16, e4m3 or e5m2".
 std::string scaled_stored_types_text() {
   std::vector<std::string_view> names;
   for (const DType type : StoredTypes::kTypes) {
@@ -205,7 +205,7 @@ void check_saved(const PrecisionPlan& plan) {
   check_role("saved_norm", plan.saved_norm);
 }
 
-/// Bytes of one element with its share of scales.
+/// Returns the bytes of one element with its share of scales.
 double element_bytes(const TensorFormat& format) {
   const double bytes = facts_of(format.dtype).bits / 8.0;
   const ScaleBlock block = format.block.as_stored();
@@ -217,8 +217,8 @@ double element_bytes(const TensorFormat& format) {
   return bytes + scale / (std::max(block.rows, 1) * block.columns);
 }
 
-/// Current scaling at first is of tensors that come with a step, all with one window; scales of one
-/// rank are of tensors that it has alone.
+/// Checks that scales which are current at first belong to tensors of a step, all with one window,
+/// and that scales of a rank belong to tensors that it has alone.
 void check_delayed(const PrecisionPlan& plan) {
   const TensorFormat* seen = nullptr;
   for (const TensorFormat* weight : {&plan.fprop.b, &plan.dgrad.b}) {
@@ -247,13 +247,13 @@ void check_delayed(const PrecisionPlan& plan) {
   }
 }
 
-/// Where the option has a meaning.
+/// Refuses the option if it has no meaning.
 void check_self_exact(const PrecisionPlan& plan) {
   const TensorFormat& wire = plan.gradient_wire;
   if (plan.self_exact && (wire == plan.weight_gradient || is_plain(wire, DType::f32) ||
                           wire.policy == ScalePolicy::automatic)) {
     throw ConfigError(fmt::format(
-        "precision.self_exact has no meaning where gradients are stored in '{}' and cross the wire "
+        "precision.self_exact has no meaning if gradients are stored in '{}' and cross the wire "
         "in '{}': remove it",
         describe(plan.weight_gradient), describe(wire)));
   }

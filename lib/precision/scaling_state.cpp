@@ -18,8 +18,8 @@ Tensor scaling_tensor(Device& device, DType dtype, const Shape& shape) {
   return tensor;
 }
 
-/// Scales that follow from blocks: their slots have an amax only for the guard, and every cast of
-/// a micro-batch is combined into it.
+/// Whether scales follow from blocks. Such slots have an amax only for the guard, into which every
+/// cast of a micro-batch is combined.
 bool by_blocks(const TensorFormat& format) {
   return format.block != per::tensor;
 }

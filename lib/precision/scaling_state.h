@@ -1,6 +1,6 @@
 #pragma once
 // The scales of a model's quantized tensors. Every scaled tensor role of every linear layer has a
-// slot: an amax, a scale, its reciprocal, a history where the policy is delayed, and sampled
+// slot: an amax, a scale, its reciprocal, a history if the policy is delayed, and sampled
 // statistics. All of it lives on the device and belongs to the ScalingState; the host reads it only
 // for metrics, checkpoints and the ends of first windows.
 
@@ -36,7 +36,7 @@ struct ScalingSlot {
   /// (ScalingState::read_windows()).
   bool scales_now = false;
   float* amax = nullptr;
-  float* scale = nullptr;  // this and the next stay 1 where blocks alone have scales
+  float* scale = nullptr;  // this and the next stay 1 if blocks alone have scales
   float* scale_inv = nullptr;
   ops::QuantizeStatistics* statistics = nullptr;
   CastSample* sample = nullptr;
@@ -52,16 +52,16 @@ struct SlotReport {
   ops::QuantizeStatistics statistics;
   CastSample sample;
 
-  /// 10 log10(signal / noise), to a hundredth. None without a sample, for zeros, for a cast without
-  /// error and where x was not finite.
+  /// 10 log10(signal / noise), to a hundredth. There is none without a sample, for zeros, for a
+  /// cast without error, and if x was not finite.
   std::optional<double> snr_db() const;
 };
 
 /// The scales, histories and statistics of all tensors that the plan scales.
 class ScalingState {
  public:
-  /// Adds a slot; the pointer stays valid for the life of the state. `of_pass`: its tensor is
-  /// another one in each pass over the model. Throws InternalError after allocate().
+  /// Adds a slot; the pointer stays valid for the life of the state. `of_pass` says that its tensor
+  /// is another one in each pass over the model. Throws InternalError after allocate().
   const ScalingSlot* add(std::string layer, std::string role, const TensorFormat& format,
                          bool of_pass = false);
 
@@ -71,17 +71,18 @@ class ScalingState {
   bool empty() const { return slots_.empty(); }
   const std::vector<std::unique_ptr<ScalingSlot>>& slots() const { return slots_; }
 
-  /// Which groups of slots with one rule are updated after a micro-batch of optimizer step `step`
-  /// (counted from 0): those with delayed scaling, every `interval` steps; WindowUnit::step only
-  /// where the micro-batch `ends_step`. A set of bits, for update().
+  /// Returns the groups of slots with one rule that are updated after a micro-batch of optimizer
+  /// step `step` (counted from 0): those with delayed scaling, every `interval` steps;
+  /// WindowUnit::step only if the micro-batch `ends_step`. The result is a set of bits, for
+  /// update().
   uint64_t due(int64_t step, bool ends_step = true) const;
 
   /// Notes that an update() with `due` has been submitted, also by a recording.
   void note_update(uint64_t due);
   /// Sets ScalingSlot::scales_now of slots with current_at_first: a first window lasts until its
-  /// history is full and begins again with an amax that is not finite, slot by slot. Where an
-  /// update may have changed that, it waits for the device; on meta all windows are over then.
-  /// Before each pass, outside of recordings.
+  /// history is full and begins again with an amax that is not finite, slot by slot. Waits for the
+  /// device if an update may have changed that; on meta all windows are over then. Called before
+  /// each pass, outside of recordings.
   void read_windows();
   /// Returns the first windows as read_windows() found them; none if no rule says current_at_first.
   FirstWindows first_windows() const;
@@ -94,7 +95,7 @@ class ScalingState {
   /// each pass, becomes 0 (ScalingSlot::begins_at_zero).
   void begin_pass(Stream stream) const;
 
-  /// Enclose a pass that is not a part of training. They keep amax and scale of slots with
+  /// Both enclose a pass that is not a part of training. They keep amax and scale of slots with
   /// current_at_first, which casts of the first window overwrite; outside of that window there is
   /// nothing to do. begin_evaluation() calls read_windows().
   void begin_evaluation(Stream stream);
@@ -113,7 +114,7 @@ class ScalingState {
   /// the next until it is due.
   bool keeps_state() const;
 
-  /// The amax of all slots, fp32 [slots]: first those of shared_amax().
+  /// Returns the amax of all slots, fp32 [slots], which begin with those of shared_amax().
   View amax() const { return amax_.empty() ? View{} : amax_.view(); }
   /// Returns the amax values on which ranks may agree. The others have AmaxReduction::none.
   View shared_amax() const { return shared_amax_; }
@@ -124,7 +125,7 @@ class ScalingState {
   /// Reads scales, statistics and samples of all slots; waits for the device.
   std::vector<SlotReport> report() const;
 
-  /// A tensor of the state that a checkpoint holds: fp32, of a group of slots with the same rule.
+  /// A tensor of the state that a checkpoint holds, of a group of slots with the same rule.
   struct SavedTensor {
     std::string name;
     std::vector<int64_t> shape;
@@ -153,7 +154,7 @@ class ScalingState {
   Group& group_of(const TensorFormat& format);
   /// Returns the tensors of a group that a checkpoint holds: fp32 and int32.
   static std::vector<std::pair<const char*, View>> saved_parts(const Group& group);
-  /// Between what casts of a first window write and Group::unevaluated.
+  /// Copies the values that casts of a first window write to Group::unevaluated, or back.
   void copy_first_windows(Stream stream, bool back) const;
   void set_updates_left(Group& group, int32_t updates);
 

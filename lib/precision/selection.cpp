@@ -1,4 +1,4 @@
-// How a request selects a plan of the table.
+// The selection of a plan of the table by a request.
 
 #include <fmt/format.h>
 
@@ -37,7 +37,7 @@ std::vector<std::string> recipes_of(const std::string& backend) {
   return names;
 }
 
-/// Keys that belong to the other kind of backend.
+/// Refuses keys that belong to the other kind of backend.
 void check_method(const PlanRequest& request, bool by_level) {
   const auto refuse = [&](bool given, const char* key, const std::string& advice) {
     if (given) {

@@ -10,7 +10,7 @@
 namespace fp8train {
 namespace {
 
-/// Formats that are stored or sent, by role: names and formats.
+/// Returns the names and formats of the roles that are stored or sent.
 std::vector<std::pair<const char*, std::string>> stored_roles(const PrecisionPlan& plan) {
   std::vector<std::pair<const char*, std::string>> stored = {
       {"weight", describe(plan.weight)},
@@ -43,7 +43,7 @@ void check_stored_alike(const PrecisionPlan& run, const PrecisionPlan& stage) {
   }
 }
 
-/// Stages of the schedule up to `end`, in steps.
+/// Returns the end of a stage of the schedule, in steps.
 int64_t end_of(const Stage& stage, int64_t begin, int64_t steps) {
   const double end = stage.until == 0  ? static_cast<double>(steps)
                      : stage.until < 1 ? std::floor(stage.until * static_cast<double>(steps))

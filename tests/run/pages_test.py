@@ -344,6 +344,24 @@ class Pages(unittest.TestCase):
         self.assert_none(sorted(name for name in variables if name not in source))
         print(f"names of pages: {len(keys)} keys, {len(variables)} variables exist")
 
+    def test_names_of_the_code_exist(self):
+        folders = ("lib", "apps", "tests", "scripts", "cmake")
+        files = [f for folder in folders for f in (ROOT / folder).rglob("*") if f.is_file()]
+        words = {file.name for file in files}
+        for file in files:
+            words.update(re.findall(r"\w+", file.read_text(errors="replace")))
+        name_of_code = r"(?:\w+::)*([A-Za-z_]\w+(?:\.(?:cpp|cuh?|py)\b)?)"
+        not_names = re.compile(r"[/*=]|NAME|^git |^fp8train |\.h$|\.json$")
+        named = [
+            (page, name)
+            for page, span in names_of_pages()
+            if page.startswith("docs/develop/") and not not_names.search(span)
+            for name in re.findall(name_of_code, span.split("(")[0])
+        ]
+        self.assertGreater(len(named), 300)
+        self.assert_none([f"{page}: {name}" for page, name in named if name not in words])
+        print(f"names of the code: {len(named)} exist")
+
     def test_configurations_of_pages_load(self):
         loaded = 0
         for page in PAGES:

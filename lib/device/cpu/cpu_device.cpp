@@ -23,8 +23,8 @@ namespace {
 
 constexpr std::align_val_t kBufferAlignment{256};
 
-/// Past the caches, where the copy is read much later than it is written: a fifth
-/// less time for memory beyond them.
+/// Copies past the caches, for copies that are read much later: a fifth less time for memory that
+/// is larger than the caches.
 void copy_past_caches(char* to, const char* from, size_t bytes) {
 #ifdef __SSE2__
   constexpr size_t kLine = 64;

@@ -1,6 +1,6 @@
 #pragma once
-// Host memory and threads. The specification device: its FP8 codes and scales are those a GPU would
-// hold.
+// Host memory and threads. It is the specification: its FP8 codes and scales are those that a GPU
+// would hold.
 
 #include "device/device.h"
 

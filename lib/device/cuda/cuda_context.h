@@ -14,8 +14,7 @@ namespace fp8train {
 
 struct DeviceTraits;
 
-/// Something a library keeps per device, such as a handle with its plans; destroyed with the
-/// device.
+/// State of a library for one device, such as a handle with its plans; destroyed with the device.
 class CudaExtension {
  public:
   virtual ~CudaExtension() = default;

@@ -53,7 +53,7 @@ std::string compiled_code() {
   return other == nullptr ? FP8TRAIN_COMPILED_CODE : other;
 }
 
-/// Empty, or why no GPU can be used: the driver, or that there is none.
+/// Returns why no GPU can be used (the driver, or that there is none), or an empty text.
 std::string why_driver_is_unusable() {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
@@ -69,7 +69,7 @@ std::string why_driver_is_unusable() {
   return "";
 }
 
-/// Empty, or that this process does not see the GPU.
+/// Returns that this process does not see the GPU, or an empty text.
 std::string why_gpu_is_unseen(int device) {
   const int visible = visible_gpus();
   return device >= 0 && device < visible
@@ -78,7 +78,7 @@ std::string why_gpu_is_unseen(int device) {
                            device, visible);
 }
 
-/// Empty, or why this build has no kernels for the GPU.
+/// Returns why this build has no kernels for the GPU, or an empty text.
 std::string why_gpu_is_unusable(int device) {
   const int capability = capability_of(device);
   if (capability < kLeastCapability) {
@@ -132,7 +132,7 @@ class CudaDevice final : public Device {
       int least = 0;
       int greatest = 0;
       check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "creating a stream");
-      // Work that other ranks wait for comes first.
+      // Work that other ranks wait for has the higher priority.
       check_cuda(cudaStreamCreateWithPriority(&side_.stream, cudaStreamNonBlocking, greatest),
                  "creating a stream");
       side_stream_.reset(side_.stream);

@@ -12,14 +12,15 @@ namespace fp8train {
 /// when it cannot be used, or when this build has no CUDA backend.
 std::unique_ptr<Device> make_cuda_device(int index = 0);
 
-/// GPUs that this process sees, usable or not.
+/// Returns the number of GPUs that this process sees, usable or not.
 int visible_gpus();
 
 /// Returns the cudaStream_t of a cuda stream, for libraries that work on streams. Only in builds
 /// with the cuda backend.
 void* native_queue(const Stream& stream);
-/// Makes the stream's GPU that of the calling thread, as other threads than the one that made the
-/// device must before they use it: else they would start the first GPU too. Throws DeviceError.
+/// Makes the stream's GPU that of the calling thread, which threads other than the one that made
+/// the device must do before they use it: otherwise they would start the first GPU too. Throws
+/// DeviceError.
 void select_gpu(const Stream& stream);
 
 /// Returns why GPU `index` of those that this process sees cannot be used, for `device: auto`, or

@@ -28,7 +28,7 @@ class CudaGraph final : public Recording {
   cudaGraphExec_t executable_ = nullptr;
 };
 
-/// A capture in progress; ended on every way out.
+/// A capture in progress, which ends with the scope.
 class Capture {
  public:
   explicit Capture(cudaStream_t stream) : stream_(stream) {

@@ -33,7 +33,7 @@ constexpr Facts kFacts[kCudaLibraries] = {
     {"cuBLASLt", "libcublasLt.so.13",
      "install the cuBLAS of CUDA 13 (package libcublas-13-0, or the Python package nvidia-cublas)",
      RTLD_NOW | RTLD_LOCAL, "cublasLtGetVersion", true, 10000, 100},
-    // Its parts call each other through the global scope.
+    // The parts of cuDNN call each other through the global scope.
     {"cuDNN", "libcudnn.so.9",
      "install cuDNN 9 for CUDA 13 (package cudnn9-cuda-13, or the Python package "
      "nvidia-cudnn-cu13)",
@@ -67,8 +67,8 @@ std::vector<std::string> split(const std::string& paths) {
   return parts;
 }
 
-/// Folders in `parent` whose names start with `prefix`, the last name first: python3.12 before
-/// python3.11.
+/// Returns the folders in `parent` whose names start with `prefix`, the last name first: python3.12
+/// before python3.11.
 std::vector<fs::path> folders_in(const fs::path& parent, std::string_view prefix) {
   std::vector<fs::path> found;
   std::error_code error;
@@ -94,13 +94,14 @@ class Folders {
       found_.push_back({folder.string(), origin});
     }
   }
-  /// `packages`: a folder site-packages.
+  /// Adds the libraries in `packages`, a folder site-packages.
   void add_packages(const fs::path& packages, const std::string& origin) {
     for (const fs::path& package : folders_in(packages / "nvidia", "")) {
       add(package / "lib", origin);
     }
   }
-  /// Packages of the Python installation or environment in `prefix`; Debian has names of its own.
+  /// Adds the packages of the Python installation or environment in `prefix`. Debian has its own
+  /// names for folders.
   void add_python(const fs::path& prefix, const std::string& origin) {
     for (const char* lib : {"lib", "lib64", "local/lib"}) {
       for (const fs::path& python : folders_in(prefix / lib, "python3")) {
@@ -115,7 +116,7 @@ class Folders {
   std::vector<LibraryFolder> found_;
 };
 
-/// The file that the name python3 stands for, through no link.
+/// Returns the first python3 on the PATH; links are not resolved.
 std::optional<fs::path> python_on_path() {
   for (const std::string& folder : split(variable("PATH"))) {
     std::error_code error;
@@ -127,7 +128,7 @@ std::optional<fs::path> python_on_path() {
   return std::nullopt;
 }
 
-/// A value of pyvenv.cfg, whose lines are "key = value"; empty where there is none.
+/// Returns a value of pyvenv.cfg, whose lines are "key = value", or an empty text.
 std::string environment_value(const fs::path& file, std::string_view key) {
   std::ifstream stream(file);
   for (std::string line; std::getline(stream, line);) {
@@ -142,8 +143,8 @@ std::string environment_value(const fs::path& file, std::string_view key) {
   return {};
 }
 
-/// The program that pyenv's scripts named python3 (ROOT/shims) start: the first version of
-/// PYENV_VERSION or of ROOT/version. Empty for other programs.
+/// Returns the folder of the version that pyenv's scripts named python3 (ROOT/shims) start: the
+/// first one of PYENV_VERSION or of ROOT/version. Empty for other programs.
 fs::path pyenv_prefix(const fs::path& python) {
   const fs::path root = python.parent_path().parent_path();
   std::string version = variable("PYENV_VERSION");
@@ -188,7 +189,7 @@ void add_python_on_path(Folders& folders) {
   }
 }
 
-/// The first of `folders` that has `name`.
+/// Returns the first of `folders` that has `name`.
 const LibraryFolder* folder_of(const std::vector<LibraryFolder>& folders, const std::string& name) {
   const auto found = std::find_if(folders.begin(), folders.end(), [&](const LibraryFolder& folder) {
     std::error_code error;
@@ -197,8 +198,8 @@ const LibraryFolder* folder_of(const std::vector<LibraryFolder>& folders, const 
   return found == folders.end() ? nullptr : &*found;
 }
 
-/// The libraries that cuDNN opens by name if neither its own folder nor the loader may have it: the
-/// compiler of its kernels, and what that needs.
+/// Opens the libraries that cuDNN opens by name, which neither its folder nor the loader may have:
+/// the compiler of its kernels, and the libraries that it needs.
 void open_compiler(const std::vector<LibraryFolder>& folders) {
   constexpr const char* kCompiler = "libnvrtc.so.13";
   const LibraryFolder* folder = folder_of(folders, kCompiler);

@@ -30,19 +30,20 @@ std::vector<LibraryFolder> library_folders();
 /// A library that was searched for, and the result.
 struct OpenedLibrary {
   void* handle = nullptr;  ///< null: not found
-  std::string file;        ///< its path, or its name where the loader found it
+  std::string file;        ///< its path, or its name if the loader found it
   std::string origin;      ///< why its folder was searched
   std::string why_not;  ///< folders that were searched and what to install, or why it does not load
 };
 
-/// Searches each time it is called.
+/// Searches for the library, each time it is called.
 OpenedLibrary open_cuda_library(CudaLibrary library);
-/// Searches the first time. Any thread may call it.
+/// Searches for the library the first time it is called. Any thread may call it.
 const OpenedLibrary& cuda_library(CudaLibrary library);
 
-/// Returns a line: the library's version and file, or where it was looked for. Opens it.
+/// Opens the library and returns a line with its version and file, or with the folders that were
+/// searched.
 std::string describe_cuda_library(CudaLibrary library);
-/// The same for each library.
+/// Returns such a line for each library.
 std::vector<std::string> describe_cuda_libraries();
 
 }  // namespace fp8train

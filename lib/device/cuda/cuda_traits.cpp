@@ -5,7 +5,7 @@
 namespace fp8train {
 namespace {
 
-// As cuBLASLt's documentation recommends.
+// The size that cuBLASLt's documentation recommends.
 constexpr size_t kWorkspaceHopper = size_t{32} << 20;
 constexpr size_t kWorkspaceBefore = size_t{4} << 20;
 

@@ -28,7 +28,7 @@ void PinnedStaging::copy_to_device(void* to, const void* from, size_t bytes, cud
     if (slot.memory == nullptr) {
       check_cuda(cudaMallocHost(&slot.memory, kSlotBytes), "allocating pinned memory");
     }
-    // Returns at once where the event was never recorded. cudaEventQuery would leave
+    // This returns at once if the event was never recorded. cudaEventQuery would leave
     // cudaErrorNotReady as the thread's last error.
     check_cuda(cudaEventSynchronize(slot.copied), "waiting for a copy to the GPU");
     const size_t size = std::min(kSlotBytes, bytes - done);

@@ -1,7 +1,7 @@
 #pragma once
-// Copies from host memory that may change right after the call: through a ring of pinned buffers,
-// so that the copy itself is asynchronous. The host waits only when the GPU is a whole ring (16
-// MiB) behind. Owns the buffers; one thread uses it.
+// Copies from host memory that may change right after the call. They go through a ring of pinned
+// buffers, so that the copy itself is asynchronous. The host waits only when the GPU is a whole
+// ring (16 MiB) behind. Owns the buffers; one thread uses it.
 
 #include <cuda_runtime_api.h>
 

@@ -43,13 +43,13 @@ inline const MetaContext& meta_context(const Stream& meta) {
   return *static_cast<const MetaContext*>(meta.native());
 }
 
-/// The stream that a meta stream plans for, if there is one.
+/// Returns the stream that a meta stream plans for, if there is one.
 inline const std::optional<Stream>& planned_stream(const Stream& meta) {
   return meta_context(meta).planned;
 }
 
 /// Adds a call to the log of the stream's device, if it has one. Its part is the outermost open
-/// span. `name`: null: the innermost open span.
+/// span. Without a `name` it has that of the innermost open span.
 void log_call(const Stream& meta, const OpWork& work, const char* name = nullptr);
 
 }  // namespace fp8train

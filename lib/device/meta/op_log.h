@@ -10,7 +10,7 @@
 
 namespace fp8train {
 
-/// The units that an operation's FLOPs are done by.
+/// The units that do an operation's FLOPs.
 enum class Arithmetic : unsigned char {
   none,
   f32,       ///< products of fp32 operands
@@ -29,7 +29,7 @@ struct OpProduct {
   bool adds = false;  ///< to what c has
 };
 
-/// "e4m3 1x128 x e4m3 128x128"; "e5m2 x e4m3" with a scale for each tensor.
+/// Returns "e4m3 1x128 x e4m3 128x128", or "e5m2 x e4m3" if each tensor has one scale.
 std::string operands_text(const Fp8Product& product);
 
 /// The work of one call.

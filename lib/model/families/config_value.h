@@ -22,8 +22,8 @@ class ConfigValue {
   using List = std::vector<ConfigValue>;
   using Data = std::variant<std::monostate, bool, int64_t, double, std::string, List, ConfigObject>;
 
-  // All out of line: ConfigEntry is complete only after this class. Conversions are implicit, as in
-  // JSON: set(object, "vocab_size", 32000).
+  // All are defined out of line, because ConfigEntry is complete only after this class. Conversions
+  // are implicit, as in JSON: set(object, "vocab_size", 32000).
   ConfigValue();  ///< null
   ~ConfigValue();
   ConfigValue(const ConfigValue& other);
@@ -76,7 +76,7 @@ class ConfigFields {
   bool has(std::string_view key) const;
   /// Whether the key is there, with null too.
   bool mentions(std::string_view key) const { return find(key) != nullptr; }
-  /// Throws CheckpointError where the key is missing.
+  /// Throws CheckpointError if the key is missing.
   const ConfigValue& at(std::string_view key) const;
 
   /// Returns a whole number from 1 to 2^31; `fallback` when absent, an error when there is no

@@ -117,8 +117,8 @@ struct BlockTensor {
 std::vector<HfPiece> block_pieces(const std::vector<BlockTensor>& tensors, std::string_view blocks,
                                   const ParameterName& parameter);
 
-/// Returns all families; the first one is default_family(). Where several compute the same model,
-/// the earlier one names it.
+/// Returns all families; the first one is default_family(). If several compute the same model, the
+/// earlier one names it.
 const std::vector<const ModelFamily*>& families();
 
 /// Returns null if no family has this name.

@@ -58,7 +58,7 @@ class Gpt2 : public ModelFamily {
   }
   void write_gguf(const ModelConfig& config, ConfigObject& out) const override;
 
-  /// Scaled by 1 / sqrt(2 L) (Radford et al. 2019, section 2.3).
+  /// The deviation is scaled by 1 / sqrt(2 L) (Radford et al. 2019, section 2.3).
   float residual_init_std(const ModelConfig& config) const override {
     return config.initializer_range /
            std::sqrt(2.0F * static_cast<float>(config.num_hidden_layers));
@@ -71,8 +71,8 @@ class Gpt2 : public ModelFamily {
   }
 };
 
-/// A model without a bias is GPT-2 with that bias at zero, which is what other programs make of the
-/// missing tensor.
+/// A model without a bias is GPT-2 with that bias at zero: other programs read a missing tensor as
+/// zeros.
 void Gpt2::copy_fields(const ModelSwitches& from, bool own, ModelSwitches& to) const {
   to.qkv_bias = from.qkv_bias;
   to.attention_output_bias = from.attention_output_bias;
@@ -136,7 +136,7 @@ void Gpt2::write(const ModelConfig& config, bool own, ConfigObject& out) const {
   set(out, "n_ctx", config.max_position_embeddings);
   set(out, "activation_function", "gelu_new");
   set(out, "layer_norm_epsilon", decimal_of(config.norm_eps));
-  // Fields of our own, written only where a bias is missing.
+  // These fields are our own, and are written only if a bias is missing.
   const std::pair<const char*, bool> biases[] = {
       {"qkv_bias", config.qkv_bias},
       {"attention_output_bias", config.attention_output_bias},

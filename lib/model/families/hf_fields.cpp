@@ -149,7 +149,7 @@ HfConfig read_hf_fields(const ConfigFields& fields) {
   out.model.family = named.family;
   named.family->read(fields, out.model, out.notes);
   read_common(fields, out);
-  // Written before the family of this model was known here.
+  // The folder was written before this program knew the family of its model.
   const ModelFamily* standard = named.own ? standard_family(out.model) : nullptr;
   out.model.family = standard != nullptr ? standard : named.family;
   out.fields = fields.all();
@@ -162,7 +162,7 @@ ConfigObject write_hf_fields(const ModelConfig& config, DType dtype) {
   ConfigObject out;
   const std::string_view architecture =
       named.own ? family.own_architecture() : family.architecture();
-  // Not an initializer list: where copying its element throws, GCC 12 cleans up wrongly.
+  // This is no initializer list, because GCC 12 cleans up wrongly if copying its element throws.
   set(out, "architectures", ConfigValue::List(1, ConfigValue(architecture)));
   set(out, "model_type",
       fmt::format("{}{}", named.own ? kOwnPrefix : std::string_view(), family.name()));

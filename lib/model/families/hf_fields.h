@@ -26,10 +26,10 @@ struct HfConfig {
 /// architectures, and features that are not implemented.
 HfConfig read_hf_fields(const ConfigFields& fields);
 
-/// Returns the fields of a config.json. `dtype` is that of the weights. The model's own family
-/// names it where transformers computes the model so; else another family where one does; else an
-/// architecture of our own, which transformers refuses and read_hf_fields takes. Throws
-/// CheckpointError where there is none.
+/// Returns the fields of a config.json. `dtype` is that of the weights. The model is written as its
+/// own family if transformers computes the model so, else as another family that does, else under
+/// an architecture of our own, which transformers refuses and read_hf_fields takes. Throws
+/// CheckpointError if there is none.
 ConfigObject write_hf_fields(const ModelConfig& config, DType dtype);
 
 /// Returns the family whose class in transformers computes the model, preferably its own. Null:

@@ -1,5 +1,6 @@
-// Llama (huggingface/transformers: src/transformers/models/llama). Also what no class in
-// transformers computes: any mix of biases and norms of q and k, under a name of its own.
+// Llama (huggingface/transformers: src/transformers/models/llama). Models that no class in
+// transformers computes, with any mix of biases and norms of q and k, are written under a name of
+// our own.
 
 #include <algorithm>
 

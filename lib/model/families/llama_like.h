@@ -43,7 +43,7 @@ class LlamaLike : public ModelFamily {
 std::vector<std::string> layer_types(const ConfigFields& fields, const ModelConfig& config);
 
 /// Reads use_sliding_window, sliding_window, max_window_layers and layer_types of Qwen2 and Qwen3.
-/// Throws CheckpointError where windowed layers are not the last ones.
+/// Throws CheckpointError if windowed layers are not the last ones.
 void read_layer_windows(const ConfigFields& fields, ModelConfig& config);
 /// Appends these fields but for layer_types, which follows from the others.
 void write_layer_windows(const ModelConfig& config, ConfigObject& out);

@@ -28,8 +28,8 @@ void read_yarn(const ConfigFields& rope, const ModelConfig& config, RopeScaling&
   }
 }
 
-/// rope_scaling or rope_parameters; nothing for the type "default". `outside`: the original context
-/// where it is given outside of the object, which then has precedence, as upstream.
+/// Reads rope_scaling or rope_parameters; returns nothing for the type "default". `outside` is the
+/// original context if it is given outside of the object, where it has precedence, as upstream.
 std::optional<RopeScaling> read_scaling(const ConfigFields& rope, const ModelConfig& config,
                                         std::optional<int64_t> outside) {
   for (const char* layers : {"full_attention", "sliding_attention"}) {
