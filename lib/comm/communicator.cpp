@@ -20,6 +20,14 @@ uint64_t next_number() {
   return numbers++;
 }
 
+size_t bytes_of(std::span<const Message> messages, bool sends) {
+  size_t bytes = 0;
+  for (const Message& message : messages) {
+    bytes += message.sends == sends ? message.bytes : 0;
+  }
+  return bytes;
+}
+
 Traffic traffic_of(const Communicator::Operation& operation, const Topology& topology, int rank) {
   switch (operation.collective) {
     case Collective::all_gather:
@@ -28,6 +36,8 @@ Traffic traffic_of(const Communicator::Operation& operation, const Topology& top
       return all_to_all_traffic(topology, rank, operation.bytes);
     case Collective::broadcast:
       return broadcast_traffic(topology, rank, operation.bytes, operation.root);
+    case Collective::messages:
+      return message_traffic(topology, rank, operation.messages);
     case Collective::barrier:
       break;
   }
@@ -37,8 +47,22 @@ Traffic traffic_of(const Communicator::Operation& operation, const Topology& top
 }  // namespace
 
 const char* name_of(Collective collective) {
-  constexpr const char* kNames[] = {"all_gather", "all_to_all", "broadcast", "barrier"};
+  constexpr const char* kNames[] = {"all_gather", "all_to_all", "broadcast", "barrier", "messages"};
   return kNames[static_cast<size_t>(collective)];
+}
+
+size_t Communicator::Operation::send_bytes(int ranks) const {
+  if (collective == Collective::messages) {
+    return bytes_of(messages, true);
+  }
+  return collective == Collective::all_to_all ? static_cast<size_t>(ranks) * bytes : bytes;
+}
+
+size_t Communicator::Operation::recv_bytes(int ranks) const {
+  if (collective == Collective::messages) {
+    return bytes_of(messages, false);
+  }
+  return collective == Collective::broadcast ? bytes : static_cast<size_t>(ranks) * bytes;
 }
 
 Communicator::Communicator(Topology topology, int rank, std::shared_ptr<Traffic> traffic)
@@ -49,10 +73,39 @@ Communicator::Communicator(Topology topology, int rank, std::shared_ptr<Traffic>
   check(rank >= 0 && rank < size(), "a rank is one of those of its communicator");
 }
 
+Communicator::Communicator(const Communicator* inner, std::shared_ptr<Traffic> traffic)
+    : topology_(inner->topology_),
+      rank_(inner->rank_),
+      world_ranks_(inner->world_ranks_),
+      number_(next_number()),
+      timeout_seconds_(inner->timeout_seconds_),
+      traffic_(traffic != nullptr ? std::move(traffic) : std::make_shared<Traffic>()) {}
+
+std::vector<Message> Communicator::numbered(std::span<const Message> messages) {
+  std::vector<Message> all(messages.begin(), messages.end());
+  for (Message& message : all) {
+    check(message.peer >= 0 && message.peer < size() && message.peer != rank(),
+          "a message goes to or comes from another rank");
+    check(message.bytes > 0, "a message has bytes");
+    message.number = message_numbers_[{message.peer, message.sends}]++;
+  }
+  return all;
+}
+
 /// Where collectives follow streams, the host does not know when one is over.
 Work Communicator::run(Operation operation) {
   check(operation.root >= 0 && operation.root < size(), "the root is one of the ranks");
-  operation.sequence = sequence_++;
+  std::vector<Message> messages;
+  if (operation.collective == Collective::messages) {
+    if (operation.messages.empty()) {
+      return {};
+    }
+    messages = numbered(operation.messages);
+    operation.messages = messages;
+    operation.bytes = operation.send_bytes(size()) + operation.recv_bytes(size());
+  }
+  operation.sequence =
+      operation.collective == Collective::messages ? message_calls_++ : sequence_++;
   const Traffic sent = traffic_of(operation, topology_, rank_);
   *traffic_ += sent;
   TraceFlight flight;
@@ -73,17 +126,58 @@ Work Communicator::run(Operation operation) {
   return work;
 }
 
-std::unique_ptr<Communicator> Communicator::group(GroupKind kind) {
-  Subgroup wanted = {kind, 0, topology_, rank_};
-  if (kind == GroupKind::node) {
-    wanted = {kind, node(), Topology::blocks(local_size(), local_size()), local_rank()};
-  } else if (kind == GroupKind::peers) {
-    check(topology_.ranks_per_node() > 0, "peers need nodes of equally many ranks");
-    wanted = {kind, local_rank(), Topology::blocks(nodes(), 1), node()};
+std::unique_ptr<Communicator> Communicator::group(std::span<const int> color_of_rank) {
+  check(static_cast<int>(color_of_rank.size()) == size(), "every rank has a color");
+  const auto [least, largest] = std::minmax_element(color_of_rank.begin(), color_of_rank.end());
+  check(*least >= 0, "a color is at least 0");
+  const int color = color_of_rank[static_cast<size_t>(rank_)];
+  Subgroup wanted = {color_of_rank, color, topology_, rank_};
+  WorldRanks world_ranks = world_ranks_;
+  if (*least != *largest) {
+    std::vector<int> members;  // by their numbers in the run
+    std::vector<int> nodes;
+    for (int other = 0; other < size(); ++other) {
+      if (color_of_rank[static_cast<size_t>(other)] == color) {
+        wanted.rank = other == rank_ ? static_cast<int>(members.size()) : wanted.rank;
+        members.push_back(world_rank(other));
+        nodes.push_back(topology_.node_of(other));
+      }
+    }
+    wanted.topology = Topology::of_node_names(nodes);
+    world_ranks = WorldRanks(std::move(members));
   }
   std::unique_ptr<Communicator> made = make_group(wanted);
   made->set_timeout(timeout());
+  made->world_ranks_ = std::move(world_ranks);
   return made;
+}
+
+std::unique_ptr<Communicator> Communicator::duplicate() {
+  return group(std::vector<int>(static_cast<size_t>(size()), 0));
+}
+
+std::unique_ptr<Communicator> Communicator::node_group() {
+  return group(topology_.nodes_of_ranks());
+}
+
+std::unique_ptr<Communicator> Communicator::peer_group() {
+  check(topology_.ranks_per_node() > 0, "peers need nodes of equally many ranks");
+  return group(topology_.local_ranks());
+}
+
+std::string Communicator::words(const Operation& operation) const {
+  constexpr size_t kNamed = 8;
+  std::string text = operation.name();
+  for (size_t i = 0; i < operation.messages.size(); ++i) {
+    if (i == kNamed) {
+      text += fmt::format("; {} more", operation.messages.size() - i);
+      break;
+    }
+    const Message& message = operation.messages[i];
+    text += fmt::format("{}number {} {} rank {}, {} bytes", i == 0 ? " (" : "; ", message.number,
+                        message.sends ? "to" : "from", world_rank(message.peer), message.bytes);
+  }
+  return operation.messages.empty() ? text : text + ")";
 }
 
 bool Communicator::any_rank(bool mine) {
@@ -122,6 +216,15 @@ Traffic broadcast_traffic(const Topology& topology, int rank, size_t bytes, int 
   }
   if (rank == root) {
     traffic.between_nodes = static_cast<uint64_t>(topology.nodes() - 1) * bytes;
+  }
+  return traffic;
+}
+
+Traffic message_traffic(const Topology& topology, int rank, std::span<const Message> messages) {
+  Traffic traffic;
+  for (const Message& message : messages) {
+    const bool near = topology.node_of(message.peer) == topology.node_of(rank);
+    (near ? traffic.within_node : traffic.between_nodes) += message.sends ? message.bytes : 0;
   }
   return traffic;
 }

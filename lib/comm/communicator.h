@@ -10,11 +10,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "comm/exchange/transfer.h"
 #include "comm/topology.h"
 #include "comm/work.h"
 #include "device/stream.h"
@@ -35,11 +39,26 @@ struct Traffic {
   bool operator==(const Traffic&) const = default;
 };
 
-/// The collectives that ranks can run.
-enum class Collective : uint8_t { all_gather, all_to_all, broadcast, barrier };
+/// The operations that ranks can run together. All but `messages` are run by all ranks.
+enum class Collective : uint8_t { all_gather, all_to_all, broadcast, barrier, messages };
 
 /// "all_gather"
 const char* name_of(Collective collective);
+
+/// The numbers that the ranks of a group have among all ranks of the run.
+class WorldRanks {
+ public:
+  /// All ranks.
+  WorldRanks() = default;
+  explicit WorldRanks(std::vector<int> ranks)
+      : ranks_(std::make_shared<const std::vector<int>>(std::move(ranks))) {}
+  int operator[](int rank) const {
+    return ranks_ == nullptr ? rank : ranks_->at(static_cast<size_t>(rank));
+  }
+
+ private:
+  std::shared_ptr<const std::vector<int>> ranks_;
+};
 
 class Communicator {
  public:
@@ -56,6 +75,7 @@ class Communicator {
   int node() const { return topology_.node_of(rank_); }
   int nodes() const { return topology_.nodes(); }
   const Topology& topology() const { return topology_; }
+  int world_rank(int rank) const { return world_ranks_[rank]; }
 
   /// Returns the stream to pass for messages in host memory.
   static Stream host_stream() { return {DeviceKind::cpu, nullptr, nullptr}; }
@@ -68,16 +88,15 @@ class Communicator {
     void* recv = nullptr;
     size_t bytes = 0;
     int root = 0;
-    uint64_t sequence = 0;  ///< counts the collectives of a communicator; run() sets it
+    std::span<const Message> messages = {};
+    /// Counts the collectives of a communicator, or its calls with messages; run() sets it.
+    uint64_t sequence = 0;
 
     const char* name() const { return name_of(collective); }
-    /// Return the bytes of `send` and of `recv` with this number of ranks.
-    size_t send_bytes(int ranks) const {
-      return collective == Collective::all_to_all ? static_cast<size_t>(ranks) * bytes : bytes;
-    }
-    size_t recv_bytes(int ranks) const {
-      return collective == Collective::broadcast ? bytes : static_cast<size_t>(ranks) * bytes;
-    }
+    /// Return the bytes of `send` and of `recv`, or of all messages sent and received, with this
+    /// number of ranks.
+    size_t send_bytes(int ranks) const;
+    size_t recv_bytes(int ranks) const;
   };
   /// Starts the operation and counts its traffic. Throws CommError if it cannot start.
   Work run(Operation operation);
@@ -103,6 +122,14 @@ class Communicator {
   /// Done when all ranks have started it.
   Work barrier() { return run({Collective::barrier, host_stream()}); }
 
+  /// Sends and receives, as one operation of this rank; the others that its messages name have
+  /// theirs, and the rest none. The nth message to a rank is the nth that it receives from this
+  /// one, of as many bytes, at least 1. It is over here when its receiver takes it. `messages` need
+  /// not outlive the call.
+  Work exchange(Stream stream, std::span<const Message> messages) {
+    return run({.collective = Collective::messages, .stream = stream, .messages = messages});
+  }
+
   /// Returns the value of each rank, in rank order, so that hosts can agree. Waits. T is trivially
   /// copyable.
   template <typename T>
@@ -115,19 +142,17 @@ class Communicator {
   /// Returns whether `mine` is true on any rank. Collective; waits.
   bool any_rank(bool mine);
 
-  /// Which ranks make a communicator of their own, ordered as here.
-  enum class GroupKind : uint8_t {
-    all,    ///< all ranks, with an order of collectives of its own
-    node,   ///< the ranks of this rank's node
-    peers,  ///< ranks of equal local rank on all nodes; only where ranks_per_node() is not 0
-  };
-  /// Makes a group, with this communicator's time-out. All ranks make the same groups in the same
-  /// order. The traffic of a group counts as that of this communicator. Throws CommError;
-  /// InternalError for peers without equal nodes.
-  std::unique_ptr<Communicator> group(GroupKind kind);
-  std::unique_ptr<Communicator> duplicate() { return group(GroupKind::all); }
-  std::unique_ptr<Communicator> node_group() { return group(GroupKind::node); }
-  std::unique_ptr<Communicator> peer_group() { return group(GroupKind::peers); }
+  /// Makes a communicator of the ranks whose color is this one's, ordered as here, with this
+  /// communicator's time-out. Collective: each rank passes the colors of all ranks, at least 0. The
+  /// traffic of a group counts as that of this communicator. Throws CommError.
+  std::unique_ptr<Communicator> group(std::span<const int> color_of_rank);
+  /// All ranks, with an order of collectives of its own.
+  std::unique_ptr<Communicator> duplicate();
+  /// The ranks of this rank's node.
+  std::unique_ptr<Communicator> node_group();
+  /// The ranks of equal local rank on all nodes. Throws InternalError unless nodes have equally
+  /// many.
+  std::unique_ptr<Communicator> peer_group();
 
   /// Returns the bytes that this rank's collectives have sent by the algorithms of
   /// comm/exchange/transfer.h. A library with algorithms of its own (NCCL) may have sent other
@@ -155,33 +180,43 @@ class Communicator {
   /// `traffic` is that of the communicator from which a group is made; null: the group counts its
   /// own.
   Communicator(Topology topology, int rank, std::shared_ptr<Traffic> traffic = nullptr);
+  /// The ranks of `inner`, with its time-out and traffic of their own.
+  explicit Communicator(const Communicator* inner, std::shared_ptr<Traffic> traffic = nullptr);
   const std::shared_ptr<Traffic>& counters() const { return traffic_; }
 
   virtual Work start(const Operation& operation) = 0;
 
   /// The ranks of equal `color`, of which this one is number `rank`.
   struct Subgroup {
-    GroupKind kind;
-    int color;
+    std::span<const int> color_of_rank;
+    int color = 0;
     Topology topology;
-    int rank;
+    int rank = 0;
   };
   virtual std::unique_ptr<Communicator> make_group(const Subgroup& group) = 0;
   virtual const char* kind() const = 0;
+  const WorldRanks& world_ranks() const { return world_ranks_; }
+  /// Returns the operation's name; "messages (number 3 to rank 1, 64 bytes)" and the like.
+  std::string words(const Operation& operation) const;
 
  private:
+  std::vector<Message> numbered(std::span<const Message> messages);
+
   Topology topology_;
   int rank_;
+  WorldRanks world_ranks_;
   uint64_t number_;  ///< number among the communicators of this process
-  uint64_t sequence_ = 0;
+  uint64_t sequence_ = 0, message_calls_ = 0;
+  std::map<std::pair<int, bool>, uint64_t> message_numbers_;  ///< by peer and Message::sends
   double timeout_seconds_ = 600.0;
   std::shared_ptr<Traffic> traffic_;
 };
 
-/// Return the bytes that one rank sends in an all_gather and an all_to_all of `bytes` bytes, and in
-/// a broadcast, by the algorithms of comm/exchange/transfer.h.
+/// Return the bytes that one rank sends in an all_gather and an all_to_all of `bytes` bytes, in a
+/// broadcast, by the algorithms of comm/exchange/transfer.h, and in messages.
 Traffic all_gather_traffic(const Topology& topology, int rank, size_t bytes);
 Traffic all_to_all_traffic(const Topology& topology, int rank, size_t bytes);
 Traffic broadcast_traffic(const Topology& topology, int rank, size_t bytes, int root);
+Traffic message_traffic(const Topology& topology, int rank, std::span<const Message> messages);
 
 }  // namespace fp8train

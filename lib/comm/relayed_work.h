@@ -3,10 +3,34 @@
 
 #include <functional>
 #include <utility>
+#include <vector>
 
-#include "comm/work.h"
+#include "comm/communicator.h"
 
 namespace fp8train {
+
+/// The data of an operation: where the caller has it, and where it lies on its way.
+struct RelayedPart {
+  void* data;
+  void* relay;
+  size_t bytes;
+};
+
+/// The same operation with its data in other memory: what it sends at `send`, what it receives at
+/// `recv`, messages one after another. A broadcast sends what lies where it receives.
+class RelayedOperation {
+ public:
+  RelayedOperation(const Communicator::Operation& operation, int ranks, void* send, void* recv);
+
+  const Communicator::Operation& operation() const { return operation_; }
+  const std::vector<RelayedPart>& sent() const { return sent_; }
+  const std::vector<RelayedPart>& received() const { return received_; }
+
+ private:
+  Communicator::Operation operation_;
+  std::vector<Message> messages_;
+  std::vector<RelayedPart> sent_, received_;
+};
 
 class RelayedWork final : public PendingWork {
  public:

@@ -1,6 +1,6 @@
 #include "comm/topology.h"
 
-#include <algorithm>
+#include <unordered_map>
 #include <utility>
 
 #include "base/error.h"
@@ -43,14 +43,11 @@ Topology::Topology(std::vector<int> node_of_rank) : node_of_(std::move(node_of_r
 }
 
 Topology Topology::of_node_names(const std::vector<int>& names) {
-  std::vector<int> seen;  // in the order of nodes
+  std::unordered_map<int, int> node_of_name;
   std::vector<int> node_of;
   for (const int name : names) {
-    const auto found = std::find(seen.begin(), seen.end(), name);
-    node_of.push_back(static_cast<int>(found - seen.begin()));
-    if (found == seen.end()) {
-      seen.push_back(name);
-    }
+    const int next = static_cast<int>(node_of_name.size());
+    node_of.push_back(node_of_name.emplace(name, next).first->second);
   }
   return Topology(std::move(node_of));
 }

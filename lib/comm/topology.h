@@ -25,6 +25,8 @@ class Topology {
   int node_of(int rank) const { return node_of_[static_cast<size_t>(rank)]; }
   /// The position of the rank among those of its node.
   int local_rank(int rank) const { return local_rank_[static_cast<size_t>(rank)]; }
+  const std::vector<int>& nodes_of_ranks() const { return node_of_; }
+  const std::vector<int>& local_ranks() const { return local_rank_; }
   /// The ranks of a node, ascending.
   const std::vector<int>& ranks_of_node(int node) const {
     return ranks_of_node_[static_cast<size_t>(node)];

@@ -18,8 +18,8 @@ class LayoutMaker {
  public:
   LayoutMaker(const ParameterStore& parameters, const StrategySite& site)
       : parameters_(parameters), site_(site) {
-    layout_.ranks = site.mesh.size(Axis::data);
-    layout_.rank = site.mesh.index(Axis::data);
+    layout_.ranks = site.mesh.size(Group::state);
+    layout_.rank = site.mesh.index(Group::state);
     layout_.operands_share_slots = stage() >= 3;
     layout_.parts.resize(parameters.all().size());
   }

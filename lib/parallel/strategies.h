@@ -39,7 +39,7 @@ class RankedStrategy : public Strategy, protected RankCombiner {
   void combine_amax(Stream stream, const View& values) override;
 
  protected:
-  Communicator& comm() const { return *mesh().group(Axis::data); }
+  Communicator& comm() const { return *mesh().group(Group::state); }
   void* combine_scratch() const { return combined_.data(); }
 
   void sum(double* value) override;

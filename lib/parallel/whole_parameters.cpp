@@ -36,8 +36,8 @@ class WholeParameters final : public Replicas {
 
   StoreSharing sharing() const override {
     StoreSharing sharing = Replicas::sharing();
-    const int ranks = mesh().size(Axis::data);
-    const int index = mesh().index(Axis::data);
+    const int ranks = mesh().size(Group::state);
+    const int index = mesh().index(Group::state);
     sharing.owners = [ranks, index, cost = site().whole_cost](const ParameterStore& store) {
       return balanced_owners(store, ranks, index, cost);
     };

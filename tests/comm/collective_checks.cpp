@@ -41,6 +41,21 @@ void append(Bytes& to, const Bytes& more) {
   to.insert(to.end(), more.begin(), more.end());
 }
 
+/// What an all_to_all sends to others, as messages.
+std::vector<Message> all_pairs(Communicator& comm, void* sent, void* received, size_t bytes) {
+  std::vector<Message> messages;
+  const auto part = [&](void* all, int rank) {
+    return static_cast<uint8_t*>(all) + static_cast<size_t>(rank) * bytes;
+  };
+  for (int peer = 0; peer < comm.size() && bytes > 0; ++peer) {
+    if (peer != comm.rank()) {
+      messages.push_back({.peer = peer, .data = part(received, peer), .bytes = bytes});
+      messages.push_back({.peer = peer, .sends = true, .data = part(sent, peer), .bytes = bytes});
+    }
+  }
+  return messages;
+}
+
 void check_bytes(Communicator& comm, size_t bytes) {
   const auto size = static_cast<size_t>(comm.size());
   const std::string of = " of " + std::to_string(bytes) + " bytes";
@@ -69,6 +84,12 @@ void check_bytes(Communicator& comm, size_t bytes) {
   require(gathered == expected_gather, "all_gather" + of);
   require(in_place == expected_gather, "all_gather in place" + of);
   require(exchanged == expected_exchange, "all_to_all" + of);
+  const size_t own_part = static_cast<size_t>(comm.rank()) * bytes;
+  for (size_t i = 0; i < exchanged.size(); ++i) {
+    exchanged[i] = i >= own_part && i < own_part + bytes ? exchanged[i] : uint8_t{0};
+  }
+  comm.exchange(host(), all_pairs(comm, sent.data(), exchanged.data(), bytes)).wait();
+  require(exchanged == expected_exchange, "messages" + of);
   for (int root = 0; root < comm.size(); ++root) {
     Bytes data = comm.rank() == root ? message(root, 1, bytes) : Bytes(bytes);
     comm.broadcast(host(), data.data(), bytes, root).wait();
@@ -257,6 +278,12 @@ void check_on_device(Communicator& comm, Device& device, Communicator& host_comm
     require(arrived == gathered, "all_gather" + of);
     device.copy_to_host(arrived.data(), parts.data(), arrived.size());
     require(arrived == exchanged_bytes, "all_to_all" + of);
+    comm.exchange(device.stream(), all_pairs(comm, from.data(), all.data(), bytes)).wait();
+    device.copy_to_host(arrived.data(), all.data(), arrived.size());
+    const size_t own_part = static_cast<size_t>(comm.rank()) * bytes;
+    std::copy_n(exchanged_bytes.begin() + static_cast<std::ptrdiff_t>(own_part), bytes,
+                arrived.begin() + static_cast<std::ptrdiff_t>(own_part));
+    require(arrived == exchanged_bytes, "messages" + of);
     for (int root = 0; root < comm.size(); ++root) {
       comm.broadcast(device.stream(), from.data(), bytes, root).wait();
       Bytes first(bytes);

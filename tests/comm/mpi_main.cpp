@@ -1,17 +1,20 @@
 // Started by mpirun; see CMakeLists.txt. No Catch: each rank is a process, and one must say what is
 // wrong.
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <string>
 #include <thread>
 #include <utility>
 
 #include "base/error.h"
 #include "comm/backends/backends.h"
 #include "comm/collective_checks.h"
+#include "comm/group_checks.h"
 
 namespace {
 
@@ -23,6 +26,25 @@ void stay_away(fp8train::Communicator& comm) {
     return;
   }
   comm.all_gather_values(comm.rank());
+}
+
+/// What ranks 0 and 1 do with 4 bytes of rank 0: `mode` says what rank 1 does instead.
+void break_message(fp8train::Communicator& comm, const std::string& mode) {
+  comm.set_timeout(0.5);
+  std::array<char, 8> data = {};
+  fp8train::Message message = {.peer = 1 - comm.rank(),
+                               .sends = comm.rank() == 0,
+                               .data = data.data(),
+                               .bytes = mode == "longer" ? 8U : 4U};
+  if (comm.rank() == 1) {
+    if (mode == "silent") {
+      std::this_thread::sleep_for(std::chrono::seconds(20));
+    } else if (mode == "dies") {
+      comm.fail(86);
+    }
+    message.bytes = mode == "shorter" ? 8 : 4;
+  }
+  comm.exchange(fp8train::Communicator::host_stream(), {&message, 1}).wait();
 }
 
 template <typename T>
@@ -59,6 +81,15 @@ int main(int argc, char** argv) {
       const auto checked = fp8train::make_checked_communicator(std::move(comm));
       comm = checked->duplicate();
       comm->rank() == 1 ? call_with<uint64_t>(*comm) : call_with<uint32_t>(*comm);
+      return 0;
+    }
+    if (argc > 2 && std::strcmp(argv[1], "message") == 0) {
+      break_message(*comm, argv[2]);
+      return 0;
+    }
+    if (argc > 1 && std::strcmp(argv[1], "groups") == 0) {
+      fp8train::test::check_programs(*comm, *fp8train::make_device(fp8train::DeviceKind::cpu), 36,
+                                     {.meshes = 12, .programs = 80});
       return 0;
     }
     if (argc > 1 && std::strcmp(argv[1], "cuda") == 0) {

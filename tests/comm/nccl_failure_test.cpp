@@ -91,6 +91,53 @@ TEST_CASE("nccl: an operation that a rank does not start is aborted, and named",
   CHECK(end.aborted() == 4);  // of each rank, the duplicate and what it was made from
 }
 
+/// What rank 0 hears where it and rank 1 start these messages of 16 bytes, one call each.
+std::string answer_to_messages(const std::vector<Message>& first,
+                               const std::vector<Message>& other) {
+  std::string said;
+  run_nccl_ranks(Topology::blocks(2, 2),
+                 [&](Communicator& comm, Device& device, Communicator& host) {
+                   const Buffer memory(device, 64, MemoryCategory::workspace);
+                   comm.set_timeout(0.3);
+                   try {
+                     for (Message message : comm.rank() == 0 ? first : other) {
+                       message.data = memory.data();
+                       comm.exchange(device.stream(), {&message, 1}).wait();
+                     }
+                     device.synchronize();  // for ever, but for the watchdog
+                   } catch (const CommError& error) {
+                     said = comm.rank() == 0 ? error.what() : said;
+                   }
+                   const std::string next = next_answer(comm, device, memory.data());
+                   host.barrier().wait();
+                   if (comm.rank() == 0) {
+                     said += next;
+                   }
+                 });
+  return said;
+}
+
+TEST_CASE("nccl: a message without its other end, or with another one, names both ranks",
+          "[nccl]") {
+  gpus_for_ranks(2);
+  const CleanEnd end;
+  const Message to_1 = {.peer = 1, .sends = true, .data = nullptr, .bytes = 16};
+  const Message from_1 = {.peer = 1, .data = nullptr, .bytes = 16};
+  const Message to_0 = {.peer = 0, .sends = true, .data = nullptr, .bytes = 16};
+  const Message from_0 = {.peer = 0, .data = nullptr, .bytes = 16};
+  CHECK(answer_to_messages({to_1, from_1}, {from_0, to_0}).empty());
+  CHECK_THAT(answer_to_messages({to_1}, {}),
+             Catch::Contains("rank 0: messages (number 0 to rank 1, 16 bytes) did not end in 0.3"));
+  // Each waits for what the other will send after what it waits for.
+  CHECK_THAT(answer_to_messages({from_1, to_1}, {from_0, to_0}),
+             Catch::Contains("rank 0: messages (number 0 from rank 1, 16 bytes) did not end"));
+  end.check();
+  Message longer = to_0;
+  longer.bytes = 24;
+  CHECK_THAT(answer_to_messages({from_1}, {longer}),
+             Catch::Contains("rank 1 sends 24 bytes to rank 0, which receives 16"));
+}
+
 TEST_CASE("nccl: what breaks in the background ends the run, and names rank and operation",
           "[nccl]") {
   gpus_for_ranks(2);

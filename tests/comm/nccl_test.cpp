@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "comm/collective_checks.h"
+#include "comm/group_checks.h"
 #include "comm/nccl_ranks.h"
 #include "support/rank_threads.h"
 
@@ -45,6 +46,14 @@ TEST_CASE("nccl: every collective, on memory of the host and of the GPU", "[nccl
     check_on_device(*comm.duplicate(), device, host);
     check_on_device(*comm.node_group(), device, *host.node_group());
     check_on_device(*comm.peer_group(), device, *host.peer_group());
+  });
+}
+
+TEST_CASE("nccl: random programs over all groups of random meshes", "[nccl][groups]") {
+  check_all([](Communicator& comm, Device& device, Communicator& /*host*/) {
+    if (comm.size() > 1) {
+      check_programs(comm, device, 37, {.meshes = 5, .programs = 20, .in_stream_order = true});
+    }
   });
 }
 

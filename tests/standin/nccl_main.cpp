@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "comm/backends/backends.h"
 #include "comm/collective_checks.h"
+#include "comm/group_checks.h"
 
 namespace {
 
@@ -57,6 +58,9 @@ int main(int argc, char** argv) {
     const auto comm = fp8train::make_nccl_communicator(*host, *device);
     if (mode == "mismatched") {
       gather(*comm, *device, comm->rank() == 0 ? 16 : 32);
+    } else if (mode == "groups") {
+      fp8train::test::check_programs(*comm, *device, 38,
+                                     {.meshes = 3, .programs = 6, .in_stream_order = true});
     } else if (mode == "missing") {
       stay_away(*comm, *device);
     } else {

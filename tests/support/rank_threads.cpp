@@ -7,9 +7,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <condition_variable>
 #include <exception>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -38,11 +38,20 @@ struct Group {
     int joined = 0, left = 0;
     bool complete() const { return joined == static_cast<int>(members.size()); }
   };
+  /// A message that has one end, or both.
+  struct Letter {
+    const Message* sent = nullptr;
+    const Message* taken = nullptr;
+    bool complete() const { return sent != nullptr && taken != nullptr; }
+  };
+  /// Sender, receiver and number.
+  using LetterKey = std::tuple<int, int, uint64_t>;
 
   std::mutex mutex;
   std::condition_variable changed;
   std::map<uint64_t, Call> calls;  ///< by sequence
-  std::string failure;             ///< empty: none
+  std::map<LetterKey, Letter> letters;
+  std::string failure;  ///< empty: none
 
   void fail(const std::string& why) {
     failure = failure.empty() ? why : failure;
@@ -52,8 +61,8 @@ struct Group {
 
 /// All groups of the ranks of make_thread_ranks.
 struct World {
-  /// Which group: the one it is made from, its kind, which of these, how often made before.
-  using Key = std::tuple<const Group*, Communicator::GroupKind, int, int>;
+  /// Which group: the one it is made from, how many of that were made before, its color.
+  using Key = std::tuple<const Group*, int, int>;
 
   std::mutex mutex;
   std::map<Key, std::shared_ptr<Group>> groups;
@@ -97,6 +106,100 @@ void copy_all(const Group::Call& call) {
     }
   }
 }
+
+/// One rank's messages of a call.
+class ThreadMessages final : public PendingWork {
+ public:
+  ThreadMessages(std::shared_ptr<Group> group, const Communicator::Operation& operation,
+                 std::string words, int rank, int world_rank, double timeout)
+      : group_(std::move(group)),
+        messages_(operation.messages.begin(), operation.messages.end()),
+        moves_(operation.stream.kind() == DeviceKind::cpu),
+        words_(std::move(words)),
+        rank_(rank),
+        world_rank_(world_rank),
+        timeout_(timeout) {}
+
+  ~ThreadMessages() override {
+    const std::lock_guard<std::mutex> lock(group_->mutex);
+    for (size_t i = 0; i < joined_; ++i) {
+      const auto found = group_->letters.find(key_of(messages_[i]));
+      if (found != group_->letters.end() && !found->second.complete()) {
+        group_->letters.erase(found);
+        group_->fail(fmt::format("rank {} has left {} before its end", world_rank_, words_));
+      }
+    }
+  }
+  ThreadMessages(const ThreadMessages&) = delete;
+  ThreadMessages& operator=(const ThreadMessages&) = delete;
+
+  /// The second end of a message copies and forgets it. `world_rank`: of a peer.
+  void join(const std::function<int(int)>& world_rank) {
+    const std::lock_guard<std::mutex> lock(group_->mutex);
+    check_failure();
+    for (; joined_ < messages_.size(); ++joined_) {
+      const Message& message = messages_[joined_];
+      Group::Letter& letter = group_->letters[key_of(message)];
+      (message.sends ? letter.sent : letter.taken) = &message;
+      if (!letter.complete()) {
+        continue;
+      }
+      if (letter.sent->bytes != letter.taken->bytes) {
+        const int peer = world_rank(message.peer);
+        group_->fail(fmt::format("message {}: rank {} sends {} bytes, rank {} receives {}",
+                                 message.number, message.sends ? world_rank_ : peer,
+                                 letter.sent->bytes, message.sends ? peer : world_rank_,
+                                 letter.taken->bytes));
+        check_failure();
+      }
+      if (moves_) {
+        copy_bytes(letter.taken->data, letter.sent->data, letter.sent->bytes);
+      }
+      group_->letters.erase(key_of(message));
+    }
+    group_->changed.notify_all();
+  }
+
+  bool done() override {
+    const std::lock_guard<std::mutex> lock(group_->mutex);
+    return over();
+  }
+  void wait() override {
+    std::unique_lock<std::mutex> lock(group_->mutex);
+    if (!patient_wait(group_->changed, lock, timeout_, [this] { return over(); })) {
+      throw TimeoutError(
+          fmt::format("rank {}: {} did not end in {} s", world_rank_, words_, timeout_));
+    }
+  }
+
+ private:
+  Group::LetterKey key_of(const Message& message) const {
+    return {message.sends ? rank_ : message.peer, message.sends ? message.peer : rank_,
+            message.number};
+  }
+  bool over() {
+    const bool all = std::all_of(messages_.begin(), messages_.end(), [this](const Message& one) {
+      return group_->letters.find(key_of(one)) == group_->letters.end();
+    });
+    if (!all) {
+      check_failure();
+    }
+    return all;
+  }
+  void check_failure() {
+    if (!group_->failure.empty()) {
+      throw CommError(fmt::format("rank {}: {}: {}", world_rank_, words_, group_->failure));
+    }
+  }
+
+  std::shared_ptr<Group> group_;
+  std::vector<Message> messages_;
+  bool moves_;
+  std::string words_;
+  int rank_, world_rank_;
+  double timeout_;
+  size_t joined_ = 0;
+};
 
 /// One rank's part in a collective.
 class ThreadWork final : public PendingWork {
@@ -176,15 +279,20 @@ class ThreadCommunicator final : public Communicator {
 
  protected:
   std::unique_ptr<Communicator> make_group(const Subgroup& group) override {
-    int& made_before = made_[static_cast<size_t>(group.kind)];
     return std::make_unique<ThreadCommunicator>(
-        world_, world_->group({group_.get(), group.kind, group.color, made_before++}),
-        group.topology, group.rank, counters());
+        world_, world_->group({group_.get(), groups_made_++, group.color}), group.topology,
+        group.rank, counters());
   }
   const char* kind() const override { return "threads"; }
 
   Work start(const Operation& operation) override {
     const bool moves = moves_bytes(operation.stream, kind(), operation.name());
+    if (operation.collective == Collective::messages) {
+      auto messages = std::make_unique<ThreadMessages>(group_, operation, words(operation), rank(),
+                                                       world_rank(rank()), timeout());
+      messages->join([this](int peer) { return world_rank(peer); });
+      return Work(std::move(messages));
+    }
     const std::lock_guard<std::mutex> lock(group_->mutex);
     if (!group_->failure.empty()) {
       throw CommError(fmt::format("rank {}: {}: {}", rank(), operation.name(), group_->failure));
@@ -218,14 +326,14 @@ class ThreadCommunicator final : public Communicator {
  private:
   std::shared_ptr<World> world_;
   std::shared_ptr<Group> group_;
-  std::array<int, 3> made_ = {};  ///< of each kind of group
+  int groups_made_ = 0;
 };
 
 }  // namespace
 
 std::vector<std::unique_ptr<Communicator>> make_thread_ranks(const Topology& topology) {
   const auto world = std::make_shared<World>();
-  const std::shared_ptr<Group> all = world->group({nullptr, Communicator::GroupKind::all, 0, 0});
+  const std::shared_ptr<Group> all = world->group({nullptr, 0, 0});
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (int rank = 0; rank < topology.size(); ++rank) {
     ranks.push_back(std::make_unique<ThreadCommunicator>(world, all, topology, rank));

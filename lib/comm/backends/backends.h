@@ -28,8 +28,8 @@ std::unique_ptr<Communicator> make_communicator(const CommSettings& settings);
 std::unique_ptr<Communicator> make_self_communicator();
 
 /// Makes one rank of a run that does not take place. It counts the bytes that would be sent. On the
-/// host the parts of others in an all_gather or all_to_all become zeros; a broadcast, and memory of
-/// meta, stays as it is. Memory of a GPU is refused with CommError.
+/// host the parts of others in an all_gather or all_to_all and messages from them become zeros; a
+/// broadcast, and memory of meta, stays as it is. Memory of a GPU is refused with CommError.
 std::unique_ptr<Communicator> make_dry_run(const Topology& topology, int rank);
 
 /// Makes the communicator of all processes that MPI has started. Throws CommError if MPI fails, and

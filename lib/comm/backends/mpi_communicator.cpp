@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <numeric>
 #include <set>
 #include <utility>
 #include <vector>
@@ -24,8 +23,8 @@ namespace fp8train {
 namespace {
 
 constexpr size_t kLargestMessage = size_t{1} << 30;  // bytes; counts are int
-constexpr int kTags = 32768;                         // every MPI has as many
-constexpr int kPhases = 4;                           // tags of one collective
+constexpr int kTags = 16384;  // of collectives and of messages; every MPI has as many of both
+constexpr int kPhases = 4;    // tags of one collective
 
 /// Throws CommError with MPI's words unless `code` is MPI_SUCCESS.
 void check_mpi(int code, const char* what) {
@@ -58,11 +57,13 @@ ProgressThread& mpi_thread() {
 
 class MpiRequest final : public PendingRequest {
  public:
-  /// `sequence` counts the collectives of `comm`.
-  MpiRequest(MPI_Comm comm, const char* name, uint64_t sequence, Transfer transfer)
-      : PendingRequest(name),
+  MpiRequest(MPI_Comm comm, WorldRanks world_ranks, std::string name,
+             const Communicator::Operation& operation, Transfer transfer)
+      : PendingRequest(std::move(name)),
         comm_(comm),
-        first_tag_(static_cast<int>(sequence * kPhases % kTags)),
+        world_ranks_(std::move(world_ranks)),
+        are_messages_(operation.collective == Collective::messages),
+        first_tag_(static_cast<int>(operation.sequence * kPhases % kTags)),
         transfer_(std::move(transfer)) {}
 
   void start() override { start_phase(); }
@@ -70,12 +71,17 @@ class MpiRequest final : public PendingRequest {
   bool progress() override {
     while (true) {
       int all = 0;
-      check_mpi(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &all,
-                            MPI_STATUSES_IGNORE),
-                name());
+      statuses_.resize(requests_.size());
+      const int code =
+          MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &all, statuses_.data());
+      if (code == MPI_ERR_IN_STATUS) {
+        report();
+      }
+      check_mpi(code, name().c_str());
       if (all == 0) {
         return false;
       }
+      check_lengths();
       if (++phase_ == transfer_.phases.size()) {
         return true;
       }
@@ -91,7 +97,7 @@ class MpiRequest final : public PendingRequest {
         MPI_Request_get_status(requests_[i], &ready, MPI_STATUS_IGNORE);
       }
       if (ready == 0) {
-        found.insert(peers_[i]);
+        found.insert(parts_[i].peer);
       }
     }
     return found;
@@ -108,43 +114,80 @@ class MpiRequest final : public PendingRequest {
   }
 
  private:
+  struct Part {
+    int peer;
+    bool sends;
+    int bytes;
+  };
+
   void start_phase() {
     requests_.clear();
-    peers_.clear();
-    const int tag = first_tag_ + static_cast<int>(phase_);
+    parts_.clear();
     for (const Message& message : transfer_.phases[phase_]) {
+      const int tag = are_messages_ ? kTags + static_cast<int>(message.number % kTags)
+                                    : first_tag_ + static_cast<int>(phase_);
       for (size_t at = 0; at < message.bytes; at += kLargestMessage) {
         const int bytes = static_cast<int>(std::min(kLargestMessage, message.bytes - at));
-        void* data = offset_bytes(message.data, at);
-        MPI_Request& request = requests_.emplace_back(MPI_REQUEST_NULL);
-        peers_.push_back(message.peer);
-        const int code = message.sends
-                             ? MPI_Isend(data, bytes, MPI_BYTE, message.peer, tag, comm_, &request)
-                             : MPI_Irecv(data, bytes, MPI_BYTE, message.peer, tag, comm_, &request);
-        check_mpi(code, "starting a message");
+        parts_.push_back({message.peer, message.sends, bytes});
+        start_part(parts_.back(), offset_bytes(message.data, at), tag);
+      }
+    }
+  }
+
+  /// A message that is sent is over when its receiver takes it, also where MPI would copy it away.
+  void start_part(const Part& part, void* data, int tag) {
+    MPI_Request& request = requests_.emplace_back(MPI_REQUEST_NULL);
+    const auto send = are_messages_ ? MPI_Issend : MPI_Isend;
+    const int code = part.sends
+                         ? send(data, part.bytes, MPI_BYTE, part.peer, tag, comm_, &request)
+                         : MPI_Irecv(data, part.bytes, MPI_BYTE, part.peer, tag, comm_, &request);
+    check_mpi(code, "starting a message");
+  }
+
+  int world_rank(const Part& part) const { return world_ranks_[part.peer]; }
+
+  void report() const {
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      const int code = statuses_[i].MPI_ERROR;
+      if (code != MPI_SUCCESS && code != MPI_ERR_PENDING) {
+        check_mpi(code, fmt::format("{} bytes {} rank {}", parts_[i].bytes,
+                                    parts_[i].sends ? "to" : "from", world_rank(parts_[i]))
+                            .c_str());
+      }
+    }
+  }
+
+  void check_lengths() const {
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      int bytes = parts_[i].bytes;
+      if (!parts_[i].sends) {
+        MPI_Get_count(&statuses_[i], MPI_BYTE, &bytes);
+      }
+      if (bytes != parts_[i].bytes) {
+        throw CommError(fmt::format("rank {} sends {} bytes where this rank receives {}",
+                                    world_rank(parts_[i]), bytes, parts_[i].bytes));
       }
     }
   }
 
   MPI_Comm comm_;
+  WorldRanks world_ranks_;
+  bool are_messages_;
   int first_tag_;
   Transfer transfer_;
   size_t phase_ = 0;
   std::vector<MPI_Request> requests_;
-  std::vector<int> peers_;  // of requests_
+  std::vector<Part> parts_;  // of requests_
+  std::vector<MPI_Status> statuses_;
 };
-
-/// The numbers that the ranks of a communicator have among all ranks, for messages.
-using WorldRanks = std::vector<int>;
 
 class MpiWork final : public PendingWork {
  public:
   /// `rank`: this one, in the communicator.
-  MpiWork(std::shared_ptr<PendingRequest> request, std::shared_ptr<const WorldRanks> world_ranks,
-          int rank, double timeout)
+  MpiWork(std::shared_ptr<PendingRequest> request, WorldRanks world_ranks, int rank, double timeout)
       : request_(std::move(request)),
         world_ranks_(std::move(world_ranks)),
-        who_(fmt::format("rank {}", world_ranks_->at(static_cast<size_t>(rank)))),
+        who_(fmt::format("rank {}", world_ranks_[rank])),
         timeout_(timeout) {}
 
   ~MpiWork() override {
@@ -167,7 +210,7 @@ class MpiWork final : public PendingWork {
     }
     std::set<int> missing;
     for (const int peer : mpi_thread().unfinished_peers(request_)) {
-      missing.insert(world_ranks_->at(static_cast<size_t>(peer)));
+      missing.insert(world_ranks_[peer]);
     }
     throw TimeoutError(fmt::format(
         "{}: {} did not end in {} s; ranks that have not answered: {}", who_, request_->name(),
@@ -178,36 +221,17 @@ class MpiWork final : public PendingWork {
 
  private:
   std::shared_ptr<PendingRequest> request_;
-  std::shared_ptr<const WorldRanks> world_ranks_;
+  WorldRanks world_ranks_;
   std::string who_;
   double timeout_;
 };
 
-/// On the thread of MPI.
-WorldRanks find_world_ranks(MPI_Comm comm) {
-  const char* const what = "numbering the ranks of a communicator";
-  MPI_Group group = MPI_GROUP_NULL;
-  MPI_Group world = MPI_GROUP_NULL;
-  check_mpi(MPI_Comm_group(comm, &group), what);
-  check_mpi(MPI_Comm_group(MPI_COMM_WORLD, &world), what);
-  int size = 0;
-  check_mpi(MPI_Group_size(group, &size), what);
-  std::vector<int> ranks(static_cast<size_t>(size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  WorldRanks found(ranks.size());
-  check_mpi(MPI_Group_translate_ranks(group, size, ranks.data(), world, found.data()), what);
-  MPI_Group_free(&group);
-  MPI_Group_free(&world);
-  return found;
-}
-
 class MpiCommunicator final : public Communicator {
  public:
-  MpiCommunicator(MPI_Comm comm, WorldRanks world_ranks, Topology topology, int rank,
+  MpiCommunicator(MPI_Comm comm, Topology topology, int rank,
                   std::shared_ptr<Traffic> traffic = nullptr)
       : Communicator(std::move(topology), rank, std::move(traffic)),
         comm_(comm),
-        world_ranks_(std::make_shared<const WorldRanks>(std::move(world_ranks))),
         barrier_bytes_(2 * static_cast<size_t>(size())) {}
 
   void fail(int exit_code) override {
@@ -216,29 +240,23 @@ class MpiCommunicator final : public Communicator {
 
  protected:
   std::unique_ptr<Communicator> make_group(const Subgroup& group) override {
-    struct Made {
-      MPI_Comm comm = MPI_COMM_NULL;
-      WorldRanks world_ranks;
-    };
     const char* const what = "splitting a communicator";
-    const auto made = std::make_shared<Made>();
+    const auto made = std::make_shared<MPI_Comm>(MPI_COMM_NULL);
     mpi_thread().run(what, timeout(),
                      [comm = comm_, color = group.color, rank = group.rank, made, what] {
-                       check_mpi(MPI_Comm_split(comm, color, rank, &made->comm), what);
-                       made->world_ranks = find_world_ranks(made->comm);
+                       check_mpi(MPI_Comm_split(comm, color, rank, made.get()), what);
                      });
-    return std::make_unique<MpiCommunicator>(made->comm, std::move(made->world_ranks),
-                                             group.topology, group.rank, counters());
+    return std::make_unique<MpiCommunicator>(*made, group.topology, group.rank, counters());
   }
 
   Work start(const Operation& operation) override {
     if (!moves_bytes(operation.stream, kind(), operation.name())) {
       return {};
     }
-    auto request = std::make_shared<MpiRequest>(comm_, operation.name(), operation.sequence,
+    auto request = std::make_shared<MpiRequest>(comm_, world_ranks(), words(operation), operation,
                                                 transfer_of(operation));
     mpi_thread().start(request);
-    return Work(std::make_unique<MpiWork>(request, world_ranks_, rank(), timeout()));
+    return Work(std::make_unique<MpiWork>(request, world_ranks(), rank(), timeout()));
   }
   const char* kind() const override { return "mpi"; }
 
@@ -257,6 +275,8 @@ class MpiCommunicator final : public Communicator {
         return all_to_all_transfer(size(), rank(), operation.send, operation.recv, bytes);
       case Collective::broadcast:
         return broadcast_transfer(topology(), rank(), operation.recv, bytes, operation.root);
+      case Collective::messages:
+        return {{{operation.messages.begin(), operation.messages.end()}}};
       case Collective::barrier:
         break;
     }
@@ -266,7 +286,6 @@ class MpiCommunicator final : public Communicator {
   }
 
   MPI_Comm comm_;  ///< lives as long as MPI
-  std::shared_ptr<const WorldRanks> world_ranks_;
   std::vector<char> barrier_bytes_;
 };
 
@@ -297,7 +316,6 @@ std::unique_ptr<Communicator> make_mpi_communicator(double start_seconds) {
     int rank = 0;
     Topology topology;
     MPI_Comm comm = MPI_COMM_NULL;
-    WorldRanks ranks;
   };
   mpi_thread().await_begin("starting MPI", start_seconds);
   const auto world = std::make_shared<World>();
@@ -308,10 +326,8 @@ std::unique_ptr<Communicator> make_mpi_communicator(double start_seconds) {
     world->topology = find_topology(size);
     check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &world->comm),
               "duplicating the communicator of all ranks");
-    world->ranks = find_world_ranks(world->comm);
   });
-  return std::make_unique<MpiCommunicator>(world->comm, std::move(world->ranks),
-                                           std::move(world->topology), world->rank);
+  return std::make_unique<MpiCommunicator>(world->comm, std::move(world->topology), world->rank);
 }
 
 }  // namespace fp8train

@@ -92,7 +92,8 @@ class NcclCommunicator final : public Communicator {
 
  protected:
   std::unique_ptr<Communicator> make_group(const Subgroup& group) override {
-    std::unique_ptr<Communicator> host = host_ != nullptr ? host_->group(group.kind) : nullptr;
+    std::unique_ptr<Communicator> host =
+        host_ != nullptr ? host_->group(group.color_of_rank) : nullptr;
     return std::make_unique<NcclCommunicator>(
         group_->split(group.color, group.rank, group.topology.size(), timeout()), group.topology,
         group.rank, nullptr, std::move(host), counters());
@@ -117,8 +118,10 @@ class NcclCommunicator final : public Communicator {
  private:
   NcclFamily& family() const { return *group_->family(); }
   std::string words(const Operation& operation) const {
-    return fmt::format("rank {}: {} {} of {} bytes", family().rank(), operation.name(),
-                       operation.sequence, operation.bytes);
+    return operation.collective == Collective::messages
+               ? fmt::format("rank {}: {}", family().rank(), Communicator::words(operation))
+               : fmt::format("rank {}: {} {} of {} bytes", family().rank(), operation.name(),
+                             operation.sequence, operation.bytes);
   }
 
   Work move(const Operation& operation) {
@@ -126,7 +129,7 @@ class NcclCommunicator final : public Communicator {
       return {};
     }
     if (operation.stream.kind() == DeviceKind::cuda) {
-      return run_on_gpu(operation, operation.stream, operation.send, operation.recv);
+      return run_on_gpu(operation, operation.stream);
     }
     if (host_ != nullptr) {
       family().watchdog().check(words(operation));
@@ -134,30 +137,33 @@ class NcclCommunicator final : public Communicator {
       return host_->run(operation);
     }
     Device& device = family().device();
-    const size_t sent = operation.send_bytes(size());
-    const size_t received = operation.recv_bytes(size());
-    Passage& passage = free_passage(sent, received);
-    device.copy_from_host(passage.send.data(), operation.send, sent);
+    Passage& passage = free_passage(operation.send_bytes(size()), operation.recv_bytes(size()));
+    const RelayedOperation relayed(operation, size(), passage.send.data(), passage.recv.data());
+    for (const RelayedPart& part : relayed.sent()) {
+      device.copy_from_host(part.relay, part.data, part.bytes);
+    }
     passage.in_use = true;
     return Work(std::make_unique<RelayedWork>(
-        run_on_gpu(operation, device.stream(), passage.send.data(), passage.recv.data()),
-        [family = group_->family(), what = words(operation), to = operation.recv, &passage,
-         received] {
-          family->device().copy_to_host(to, passage.recv.data(), received);
+        run_on_gpu(relayed.operation(), device.stream()),
+        [family = group_->family(), what = words(operation), received = relayed.received()] {
+          for (const RelayedPart& part : received) {
+            family->device().copy_to_host(part.data, part.relay, part.bytes);
+          }
           family->watchdog().check(what);  // an aborted operation has no result
         },
         [&passage] { passage.in_use = false; }));
   }
 
-  Work run_on_gpu(const Operation& operation, const Stream& stream, const void* send, void* recv) {
+  Work run_on_gpu(const Operation& operation, const Stream& stream) {
     NcclFamily& of_rank = family();
     const NcclCall call = {.collective = operation.collective,
                            .what = words(operation),
                            .timeout = timeout(),
-                           .send = send,
-                           .recv = recv,
+                           .send = operation.send,
+                           .recv = operation.recv,
                            .bytes = operation.bytes,
-                           .root = operation.root};
+                           .root = operation.root,
+                           .messages = operation.messages};
     of_rank.watchdog().check(call.what);
     of_rank.side().follow(stream);
     group_->start(call);

@@ -248,13 +248,13 @@ ncclConfig_t configuration() {
   return config;
 }
 
-class Group final : public NcclGroup {
+class FamilyGroup final : public NcclGroup {
  public:
-  Group(std::shared_ptr<Family> family, Family::Slot slot, int size)
+  FamilyGroup(std::shared_ptr<Family> family, Family::Slot slot, int size)
       : family_(std::move(family)), shared_(family_), slot_(slot), size_(size) {}
-  ~Group() override { family_->close(slot_); }
-  Group(const Group&) = delete;
-  Group& operator=(const Group&) = delete;
+  ~FamilyGroup() override { family_->close(slot_); }
+  FamilyGroup(const FamilyGroup&) = delete;
+  FamilyGroup& operator=(const FamilyGroup&) = delete;
 
   const std::shared_ptr<NcclFamily>& family() const override { return shared_; }
 
@@ -265,7 +265,7 @@ class Group final : public NcclGroup {
       ncclConfig_t config = configuration();
       return nccl().CommSplit(parent, color, rank, slot, &config);
     });
-    return std::make_shared<Group>(family_, made, size);
+    return std::make_shared<FamilyGroup>(family_, made, size);
   }
 
   void start(const NcclCall& call) override {
@@ -275,8 +275,11 @@ class Group final : public NcclGroup {
 
  private:
   ncclResult_t start(const NcclCall& call, ncclComm_t comm, cudaStream_t stream) const {
+    if (call.collective == Collective::messages) {
+      return exchange(call.messages, comm, stream);
+    }
     if (call.collective == Collective::all_to_all) {
-      return exchange(call, comm, stream);
+      return exchange(messages_of(call), comm, stream);
     }
     if (call.collective == Collective::broadcast) {
       return nccl().Broadcast(call.send, call.recv, call.bytes, ncclUint8, call.root, comm, stream);
@@ -284,16 +287,29 @@ class Group final : public NcclGroup {
     return nccl().AllGather(call.send, call.recv, call.bytes, ncclUint8, comm, stream);
   }
 
-  ncclResult_t exchange(const NcclCall& call, ncclComm_t comm, cudaStream_t stream) const {
-    ncclResult_t result = nccl().GroupStart();
-    for (int peer = 0; peer < size_ && !is_error(result); ++peer) {
+  std::vector<Message> messages_of(const NcclCall& call) const {
+    std::vector<Message> messages;
+    for (int peer = 0; peer < size_; ++peer) {
       const size_t part = static_cast<size_t>(peer) * call.bytes;
-      const void* const out = offset_bytes(call.send, part);
-      result = nccl().Send(out, call.bytes, ncclUint8, peer, comm, stream);
-      if (!is_error(result)) {
-        void* const in = offset_bytes(call.recv, part);
-        result = nccl().Recv(in, call.bytes, ncclUint8, peer, comm, stream);
+      void* const out = const_cast<void*>(offset_bytes(call.send, part));
+      void* const in = offset_bytes(call.recv, part);
+      messages.push_back({.peer = peer, .sends = true, .data = out, .bytes = call.bytes});
+      messages.push_back({.peer = peer, .data = in, .bytes = call.bytes});
+    }
+    return messages;
+  }
+
+  static ncclResult_t exchange(std::span<const Message> messages, ncclComm_t comm,
+                               cudaStream_t stream) {
+    ncclResult_t result = nccl().GroupStart();
+    for (const Message& message : messages) {
+      if (is_error(result)) {
+        break;
       }
+      result =
+          message.sends
+              ? nccl().Send(message.data, message.bytes, ncclUint8, message.peer, comm, stream)
+              : nccl().Recv(message.data, message.bytes, ncclUint8, message.peer, comm, stream);
     }
     const ncclResult_t end = nccl().GroupEnd();
     return is_error(result) ? result : end;
@@ -329,7 +345,7 @@ std::shared_ptr<NcclGroup> join_nccl(const NcclId& id, Device& device, int rank,
     ncclConfig_t config = configuration();
     return nccl().CommInitRankConfig(made, size, unique, rank, &config);
   });
-  return std::make_shared<Group>(std::move(family), slot, size);
+  return std::make_shared<FamilyGroup>(std::move(family), slot, size);
 }
 
 }  // namespace fp8train

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "comm/communicator.h"
@@ -29,6 +30,7 @@ struct NcclCall {
   void* recv = nullptr;
   size_t bytes = 0;
   int root = 0;
+  std::span<const Message> messages = {};
 };
 
 /// The state that a communicator and its groups share on one rank: they fail together.

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace fp8train {
@@ -19,13 +20,12 @@ namespace fp8train {
 /// A collective under way. The progress thread alone calls the virtual functions.
 class PendingRequest {
  public:
-  /// `name` outlives the object.
-  explicit PendingRequest(const char* name) : name_(name) {}
+  explicit PendingRequest(std::string name) : name_(std::move(name)) {}
   virtual ~PendingRequest() = default;
   PendingRequest(const PendingRequest&) = delete;
   PendingRequest& operator=(const PendingRequest&) = delete;
 
-  const char* name() const { return name_; }
+  const std::string& name() const { return name_; }
 
   // These functions may be called by any thread. Both throw CommError, which begins with `who`,
   // when the request has failed.
@@ -51,7 +51,7 @@ class PendingRequest {
  private:
   bool over_or_throw(const std::string& who) const;
 
-  const char* name_;
+  std::string name_;
   std::mutex mutex_;
   std::condition_variable ended_;
   bool over_ = false;

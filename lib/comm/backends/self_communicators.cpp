@@ -27,6 +27,13 @@ class SelfCommunicator final : public Communicator {
     } else if (operation.collective == Collective::all_to_all) {
       const size_t before = static_cast<size_t>(rank()) * operation.bytes;
       receive(operation, offset_bytes(operation.send, before));
+    } else if (operation.collective == Collective::messages &&
+               moves_bytes(operation.stream, kind_, operation.name())) {
+      for (const Message& message : operation.messages) {
+        if (!message.sends) {
+          clear(message.data, message.bytes);
+        }
+      }
     }
     return {};
   }
@@ -43,11 +50,13 @@ class SelfCommunicator final : public Communicator {
     copy_bytes(part, own, bytes);
     for (int other = 0; other < size(); ++other) {
       if (other != rank()) {
-        std::fill_n(static_cast<std::byte*>(
-                        offset_bytes(operation.recv, static_cast<size_t>(other) * bytes)),
-                    bytes, std::byte{0});
+        clear(offset_bytes(operation.recv, static_cast<size_t>(other) * bytes), bytes);
       }
     }
+  }
+
+  static void clear(void* data, size_t bytes) {
+    std::fill_n(static_cast<std::byte*>(data), bytes, std::byte{0});
   }
 
   const char* kind_;

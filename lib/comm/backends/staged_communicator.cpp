@@ -19,23 +19,20 @@ struct Staging {
 class StagedCommunicator final : public Communicator {
  public:
   StagedCommunicator(Communicator& host, Device& device)
-      : Communicator(host.topology(), host.rank()), host_(&host), device_(&device) {
-    set_timeout(host.timeout());
-  }
+      : Communicator(&host), host_(&host), device_(&device) {}
   StagedCommunicator(std::unique_ptr<Communicator> host, Device& device,
                      std::shared_ptr<Traffic> traffic)
-      : Communicator(host->topology(), host->rank(), std::move(traffic)),
+      : Communicator(host.get(), std::move(traffic)),
         owned_host_(std::move(host)),
         host_(owned_host_.get()),
-        device_(&device) {
-    set_timeout(host_->timeout());
-  }
+        device_(&device) {}
 
   void fail(int exit_code) override { host_->fail(exit_code); }
 
  protected:
   std::unique_ptr<Communicator> make_group(const Subgroup& group) override {
-    return std::make_unique<StagedCommunicator>(host_->group(group.kind), *device_, counters());
+    return std::make_unique<StagedCommunicator>(host_->group(group.color_of_rank), *device_,
+                                                counters());
   }
   Work start(const Operation& operation) override {
     host_->set_timeout(timeout());
@@ -47,20 +44,18 @@ class StagedCommunicator final : public Communicator {
     if (operation.stream.kind() == DeviceKind::meta) {
       return {};
     }
-    const size_t send_bytes = operation.send_bytes(size());
-    const size_t recv_bytes = operation.recv_bytes(size());
-    Staging& memory = free_staging(send_bytes, recv_bytes);
-    on_host.recv = memory.recv.data();
-    // A broadcast sends what lies where it receives.
-    const bool in_place = operation.collective == Collective::broadcast;
-    std::byte* const sent = (in_place ? memory.recv : memory.send).data();
-    device_->copy_to_host(sent, operation.send, send_bytes);
-    on_host.send = sent;
+    Staging& memory = free_staging(operation.send_bytes(size()), operation.recv_bytes(size()));
+    const RelayedOperation relayed(on_host, size(), memory.send.data(), memory.recv.data());
+    for (const RelayedPart& part : relayed.sent()) {
+      device_->copy_to_host(part.relay, part.data, part.bytes);
+    }
     memory.in_use = true;
     return Work(std::make_unique<RelayedWork>(
-        host_->run(on_host),
-        [device = device_, to = operation.recv, &memory, recv_bytes] {
-          device->copy_from_host(to, memory.recv.data(), recv_bytes);
+        host_->run(relayed.operation()),
+        [device = device_, received = relayed.received()] {
+          for (const RelayedPart& part : received) {
+            device->copy_from_host(part.data, part.relay, part.bytes);
+          }
         },
         [&memory] { memory.in_use = false; }));
   }

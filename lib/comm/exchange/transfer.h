@@ -4,6 +4,7 @@
 // rank's messages of the previous one have ended.
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "comm/topology.h"
@@ -16,6 +17,7 @@ struct Message {
   bool sends = false;
   void* data = nullptr;  ///< read where `sends`
   size_t bytes = 0;
+  uint64_t number = 0;  ///< among those from its sender to its receiver; Communicator::run sets it
 };
 
 /// The messages of one rank, phase after phase.

@@ -9,6 +9,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -18,19 +19,22 @@
 
 namespace fp8train::shim {
 
-/// What one rank gives to an operation. A collective has one part of each kind, a group many.
+/// What one rank gives to an operation. A collective has one part, a group many.
 struct NcclPart {
   bool sends = false;
   int peer = 0;
   const void* from = nullptr;
   void* to = nullptr;  ///< null for a rank of another process
   size_t bytes = 0;
+  uint64_t number = 0;  ///< in a group: among those from its sender to its receiver
+  bool done = false;    ///< likewise
 };
 struct NcclStart {
   std::string name;  ///< all_gather, broadcast, group
   int root = 0;
   std::vector<NcclPart> parts;
   std::vector<std::shared_ptr<LateWork>> before;  ///< ahead of it in the rank's stream
+  bool is_asked = false;  ///< whether it is over; ranks that wait for each other ask in circles
   /// Of a rank of another process: whether `arrived` has what its parts send.
   bool is_remote = false, has_arrived = false;
   std::string arrived;
@@ -39,10 +43,14 @@ struct NcclStart {
   bool is_ready() const;
 };
 
-/// One operation of all ranks, as far as they have started it.
+/// The rule that two ends of a message break.
+std::string mismatched_ends(int from, size_t sent, int to, size_t taken);
+
+/// One collective of all ranks, as far as they have started it.
 struct NcclOperation {
   std::vector<std::unique_ptr<NcclStart>> starts;
   bool done = false;
+  bool is_asked = false;
 
   bool all_started() const;
 };
@@ -72,6 +80,9 @@ class NcclClique {
   std::string start(uint64_t sequence, int rank, std::unique_ptr<NcclStart> start);
   /// Does the operation if all have started it and what is before it is over; `rank` asks.
   bool try_operation(uint64_t sequence, int rank);
+  /// The same for a group, which the ranks at the other ends of its parts start as well.
+  std::string start_group(int rank, const std::shared_ptr<NcclStart>& start);
+  bool try_group(NcclStart& start, int rank);
 
   /// The rank has come to the split of this number.
   void arrive(int number, int rank, int color, int key);
@@ -84,6 +95,18 @@ class NcclClique {
     std::map<int, std::shared_ptr<NcclClique>> made;
   };
 
+  /// A part with one end, or both.
+  struct Letter {
+    std::shared_ptr<NcclStart> sender, receiver;
+    NcclPart* sent = nullptr;
+    NcclPart* taken = nullptr;
+  };
+  /// Sender, receiver and number.
+  using LetterKey = std::tuple<int, int, uint64_t>;
+  static LetterKey key_of(int rank, const NcclPart& part);
+  bool try_part(const NcclPart& part, int rank);
+  bool post_part(const NcclStart& start, const NcclPart& part, int rank);
+
   void note_device(int rank, int device);
   std::string join(uint64_t sequence, int rank, std::unique_ptr<NcclStart> start);
   void exchange_notes(uint64_t sequence, int rank);
@@ -94,6 +117,8 @@ class NcclClique {
   int joined_ = 0;
   std::set<int> finalized_, aborted_;
   std::map<uint64_t, NcclOperation> operations_;
+  std::map<LetterKey, Letter> letters_;
+  std::map<std::tuple<int, int, bool>, uint64_t> part_numbers_;  ///< by rank, peer and `sends`
   ncclResult_t error_ = ncclSuccess;
   std::string why_;
   std::map<int, Split> splits_;  ///< by number

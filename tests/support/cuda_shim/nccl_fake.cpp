@@ -8,36 +8,6 @@
 namespace fp8train::shim {
 namespace {
 
-/// Of rank `from`'s parts those that go to `to`, or of `to`'s those that come from `from`.
-std::vector<const NcclPart*> parts_between(const NcclStart& start, bool sends, int peer) {
-  std::vector<const NcclPart*> found;
-  for (const NcclPart& part : start.parts) {
-    if (part.sends == sends && part.peer == peer) {
-      found.push_back(&part);
-    }
-  }
-  return found;
-}
-
-std::string unmatched_group(const NcclOperation& operation) {
-  const int size = static_cast<int>(operation.starts.size());
-  for (int from = 0; from < size; ++from) {
-    for (int to = 0; to < size; ++to) {
-      const auto sent = parts_between(*operation.starts[static_cast<size_t>(from)], true, to);
-      const auto taken = parts_between(*operation.starts[static_cast<size_t>(to)], false, from);
-      bool same = sent.size() == taken.size();
-      for (size_t i = 0; same && i < sent.size(); ++i) {
-        same = sent[i]->bytes == taken[i]->bytes;
-      }
-      if (!same) {
-        return "what rank " + std::to_string(from) + " sends to rank " + std::to_string(to) +
-               " is not what that one receives";
-      }
-    }
-  }
-  return {};
-}
-
 void move_bytes(void* to, const void* from, size_t bytes) {
   if (to != from && bytes > 0) {
     std::memmove(to, from, bytes);
@@ -59,18 +29,17 @@ void perform(const NcclOperation& operation) {
         move_bytes(static_cast<char*>(own.parts[0].to) + from * bytes, other.parts[0].from, bytes);
       } else if (name == "broadcast" && static_cast<int>(from) == own.root) {
         move_bytes(own.parts[0].to, other.parts[0].from, own.parts[0].bytes);
-      } else if (name == "group") {
-        const auto sent = parts_between(other, true, static_cast<int>(to));
-        const auto taken = parts_between(own, false, static_cast<int>(from));
-        for (size_t i = 0; i < sent.size(); ++i) {
-          move_bytes(taken[i]->to, sent[i]->from, sent[i]->bytes);
-        }
       }
     }
   }
 }
 
 }  // namespace
+
+std::string mismatched_ends(int from, size_t sent, int to, size_t taken) {
+  return "rank " + std::to_string(from) + " sends " + std::to_string(sent) + " bytes to rank " +
+         std::to_string(to) + ", which receives " + std::to_string(taken);
+}
 
 bool NcclStart::is_ready() const {
   return is_remote ? has_arrived : std::all_of(before.begin(), before.end(), [](const auto& work) {
@@ -109,7 +78,7 @@ std::string NcclClique::join(uint64_t sequence, int rank, std::unique_ptr<NcclSt
       continue;
     }
     const bool same = other->name == start->name && other->root == start->root &&
-                      (start->name == "group" || other->parts[0].bytes == start->parts[0].bytes);
+                      other->parts[0].bytes == start->parts[0].bytes;
     if (!same) {
       return "operation " + std::to_string(sequence) + ": rank " + std::to_string(rank) +
              " starts " + start->name + " of " + std::to_string(start->parts[0].bytes) +
@@ -118,9 +87,59 @@ std::string NcclClique::join(uint64_t sequence, int rank, std::unique_ptr<NcclSt
     }
   }
   operation.starts[static_cast<size_t>(rank)] = std::move(start);
-  return operation.all_started() && operation.starts.front()->name == "group"
-             ? unmatched_group(operation)
-             : std::string();
+  return {};
+}
+
+NcclClique::LetterKey NcclClique::key_of(int rank, const NcclPart& part) {
+  return {part.sends ? rank : part.peer, part.sends ? part.peer : rank, part.number};
+}
+
+std::string NcclClique::start_group(int rank, const std::shared_ptr<NcclStart>& start) {
+  for (NcclPart& part : start->parts) {
+    part.number = part_numbers_[{rank, part.peer, part.sends}]++;
+    if (board_ != nullptr) {
+      continue;
+    }
+    Letter& letter = letters_[key_of(rank, part)];
+    (part.sends ? letter.sender : letter.receiver) = start;
+    (part.sends ? letter.sent : letter.taken) = &part;
+    if (letter.sent != nullptr && letter.taken != nullptr &&
+        letter.sent->bytes != letter.taken->bytes) {
+      return mismatched_ends(part.sends ? rank : part.peer, letter.sent->bytes,
+                             part.sends ? part.peer : rank, letter.taken->bytes);
+    }
+  }
+  return {};
+}
+
+bool NcclClique::try_group(NcclStart& start, int rank) {
+  if (start.is_asked) {
+    return false;
+  }
+  refresh();
+  start.is_asked = true;
+  bool all = true;
+  for (NcclPart& part : start.parts) {
+    part.done =
+        part.done || (error_ == ncclSuccess && aborted_.empty() &&
+                      (board_ != nullptr ? post_part(start, part, rank) : try_part(part, rank)));
+    all = all && part.done;
+  }
+  start.is_asked = false;
+  return all;
+}
+
+bool NcclClique::try_part(const NcclPart& part, int rank) {
+  const auto found = letters_.find(key_of(rank, part));
+  Letter& letter = found->second;
+  if (letter.sent == nullptr || letter.taken == nullptr || !letter.sender->is_ready() ||
+      !letter.receiver->is_ready()) {
+    return false;
+  }
+  move_bytes(letter.taken->to, letter.sent->from, letter.sent->bytes);
+  letter.taken->done = letter.sent->done = true;
+  letters_.erase(found);
+  return true;
 }
 
 bool NcclClique::try_operation(uint64_t sequence, int rank) {
@@ -132,9 +151,14 @@ bool NcclClique::try_operation(uint64_t sequence, int rank) {
     refresh();
     exchange_notes(sequence, rank);
   }
+  if (operation.is_asked) {
+    return false;
+  }
+  operation.is_asked = true;
   const bool ready = error_ == ncclSuccess && aborted_.empty() && operation.all_started() &&
                      std::all_of(operation.starts.begin(), operation.starts.end(),
                                  [](const auto& start) { return start->is_ready(); });
+  operation.is_asked = false;
   if (!ready) {
     return false;
   }

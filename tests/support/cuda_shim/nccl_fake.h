@@ -5,12 +5,12 @@
 // asks for, and answers otherwise with an error that says why:
 // - communicators are non-blocking ones, and nothing is called on one that is in progress;
 // - one rank for a GPU (cuda_runtime_api.h: set_device_count);
-// - all ranks of a communicator start the same operations with the same sizes in the same order;
-//   in a group each send has its receive;
+// - all ranks of a communicator start the same collectives with the same sizes in the same order;
+//   the nth send to a rank has as many bytes as the nth receive from there;
 // - an operation's stream waits for what the rank's other streams were given before;
 // - communicators end by finalizing and destroying, or by abort, and are not used afterwards.
-// An operation is done as late as it may be (submit.h). One that not all ranks have started never
-// ends, until it is aborted.
+// An operation is done as late as it may be (submit.h). One that a rank it needs has not started
+// never ends, until it is aborted.
 
 #include <cstdint>
 

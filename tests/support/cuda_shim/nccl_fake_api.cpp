@@ -52,7 +52,22 @@ ncclResult_t refuse(const std::string& why, ncclResult_t result = ncclInvalidUsa
   return result;
 }
 
-/// One rank's side of an operation.
+/// One rank's side of a group of sends and receives.
+class TakenGroup final : public fp8train::shim::LateWork {
+ public:
+  TakenGroup(ncclComm_t comm, std::shared_ptr<NcclStart> start)
+      : comm_(comm), start_(std::move(start)) {}
+  bool over() override {
+    const std::unique_lock<std::recursive_mutex> lock(mutex, std::try_to_lock);
+    return lock.owns_lock() && (comm_->aborted || comm_->clique->try_group(*start_, comm_->rank));
+  }
+
+ private:
+  ncclComm_t comm_;
+  std::shared_ptr<NcclStart> start_;
+};
+
+/// One rank's side of a collective.
 class Taken final : public fp8train::shim::LateWork {
  public:
   Taken(ncclComm_t comm, uint64_t sequence) : comm_(comm), sequence_(sequence) {}
@@ -114,9 +129,18 @@ ncclResult_t start(ncclComm_t comm, cudaStream_t stream, std::unique_ptr<NcclSta
   }
   counts.operations += 1;
   operation->before = fp8train::shim::unfinished(stream);
-  const uint64_t sequence = comm->sequence++;
   NcclClique& clique = *comm->clique;
-  const std::string broken = clique.start(sequence, comm->rank, std::move(operation));
+  std::shared_ptr<fp8train::shim::LateWork> work;
+  std::string broken;
+  if (operation->name == "group") {
+    const std::shared_ptr<NcclStart> group = std::move(operation);
+    broken = clique.start_group(comm->rank, group);
+    work = std::make_shared<TakenGroup>(comm, group);
+  } else {
+    const uint64_t sequence = comm->sequence++;
+    broken = clique.start(sequence, comm->rank, std::move(operation));
+    work = std::make_shared<Taken>(comm, sequence);
+  }
   if (!broken.empty()) {
     refuse(broken);
     clique.fail(ncclInvalidUsage, broken);
@@ -124,7 +148,7 @@ ncclResult_t start(ncclComm_t comm, cudaStream_t stream, std::unique_ptr<NcclSta
     clique.fail(ncclRemoteError, "the network is broken");
   }
   comm->polls = 1;
-  fp8train::shim::submit_late(stream, std::make_shared<Taken>(comm, sequence));
+  fp8train::shim::submit_late(stream, work);
   return ncclInProgress;
 }
 

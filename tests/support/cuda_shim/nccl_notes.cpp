@@ -1,7 +1,9 @@
 // What ranks of a clique that are processes post for each other, and read.
 
+#include <cstring>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "nccl_clique.h"
@@ -21,8 +23,8 @@ std::string note(const char* kind, uint64_t number, int rank) {
 }
 
 /// Parts whose bytes go to other ranks.
-bool gives(const NcclStart& start, const NcclPart& part, int rank) {
-  return start.name == "group" ? part.sends : start.name == "all_gather" || start.root == rank;
+bool gives(const NcclStart& start, int rank) {
+  return start.name == "all_gather" || start.root == rank;
 }
 
 std::string text_of(const NcclStart& start) {
@@ -48,7 +50,7 @@ std::unique_ptr<NcclStart> start_of(const std::string& text) {
 std::string bytes_of(const NcclStart& start, int rank) {
   std::string bytes;
   for (const NcclPart& part : start.parts) {
-    if (gives(start, part, rank)) {
+    if (gives(start, rank)) {
       bytes.append(static_cast<const char*>(part.from), part.bytes);
     }
   }
@@ -60,7 +62,7 @@ void take_bytes(NcclStart& start, int rank, std::string bytes) {
   start.has_arrived = true;
   size_t begin = 0;
   for (NcclPart& part : start.parts) {
-    if (gives(start, part, rank)) {
+    if (gives(start, rank)) {
       part.from = start.arrived.data() + begin;
       begin += part.bytes;
     }
@@ -182,6 +184,38 @@ void NcclClique::exchange_notes(uint64_t sequence, int rank) {
       }
     }
   }
+}
+
+/// The sender posts the bytes, and the receiver that it has taken them.
+bool NcclClique::post_part(const NcclStart& start, const NcclPart& part, int rank) {
+  const auto [from, to, number] = key_of(rank, part);
+  const std::string letter = note(note("letter", number, from), to);
+  const std::string taken = note(note("taken", number, from), to);
+  if (!start.is_ready()) {
+    return false;
+  }
+  if (part.sends) {
+    if (board_->read(taken)) {
+      board_->remove(taken);
+      return true;
+    }
+    if (!board_->read(letter)) {
+      board_->post(letter, std::string_view(static_cast<const char*>(part.from), part.bytes));
+    }
+    return false;
+  }
+  const auto bytes = board_->read(letter);
+  if (!bytes) {
+    return false;
+  }
+  if (bytes->size() != part.bytes) {
+    fail(ncclInvalidUsage, mismatched_ends(from, bytes->size(), to, part.bytes));
+    return false;
+  }
+  std::memcpy(part.to, bytes->data(), bytes->size());
+  board_->post(taken, "");
+  board_->remove(letter);
+  return true;
 }
 
 /// Who has posted the bytes of an operation has those of the one before.
