@@ -8,10 +8,11 @@ namespace fp8train {
 std::vector<Field> watchdog_fields() {
   using namespace fields;
   const auto limit = [](const char* name, double WatchdogSettings::*member, const char* doc) {
-    return ranged(std::string("watchdog.") + name,
-                  "a duration such as 30m, at most 3650d, or 0: any time", doc,
-                  in(&Settings::watchdog, member),
-                  RangedReader<double>{read_duration, between(0, kMostSeconds)}, duration_text);
+    return field(std::string("watchdog.") + name, in(&Settings::watchdog, member),
+                 {.range = between(0, kMostSeconds),
+                  .accepts = "a duration such as 30m, at most 3650d, or 0: any time",
+                  .is_duration = true},
+                 doc);
   };
   return {
       limit("start_up", &WatchdogSettings::start_up,
