@@ -104,7 +104,7 @@ YamlNode renamed(const std::string& key, const YamlNode& value) {
   const auto* found = std::ranges::find_if(kRenamed, [&](const Renamed& one) {
     return one.key == key && value.kind == YamlNode::Kind::scalar && one.theirs == value.text;
   });
-  return found == std::end(kRenamed) ? value : dialects::scalar(std::string(found->ours), value);
+  return found == std::end(kRenamed) ? value : dialects::value(std::string(found->ours), value);
 }
 
 /// The settings of a file.
