@@ -15,7 +15,6 @@
 #include "device/gpu_kinds.h"
 #include "engine/dry_run.h"
 #include "overview.h"
-#include "step_time.h"
 #include "train/preflight.h"
 #include "wizard_memory.h"
 

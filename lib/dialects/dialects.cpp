@@ -10,9 +10,7 @@
 
 #include "base/nearest.h"
 #include "config/yaml/given_keys.h"
-#include "dialects/other_trainers.h"
 #include "dialects/pass.h"
-#include "dialects/precision_file.h"
 
 namespace fp8train {
 namespace {

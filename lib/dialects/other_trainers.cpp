@@ -1,4 +1,4 @@
-#include "dialects/other_trainers.h"
+#include "dialects/dialects.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -12,7 +12,6 @@
 #include "config/fields/field_table.h"
 #include "config/foreign_names.h"
 #include "config/show.h"
-#include "config/suggest.h"
 #include "dialects/pass.h"
 
 namespace fp8train {

@@ -16,6 +16,9 @@ namespace {
 using Kind = YamlNode::Kind;
 using Meaning = ForeignKey::Meaning;
 
+/// The first that recognizes a key reads it. The last one also reads keys of our section fp8.
+constexpr std::unique_ptr<Program> (*kPrograms[])(Pass&) = {accelerate, deepspeed, megatron};
+
 bool has_word(std::string_view words, std::string_view word) {
   const std::vector<std::string> all = split(words, ' ');
   return !word.empty() && std::ranges::find(all, word) != all.end();
@@ -105,18 +108,20 @@ const YamlNode* value_of(const YamlNode& map, std::string_view key) {
 }
 
 bool Pass::run() {
-  const std::unique_ptr<Program> programs[] = {accelerate(*this), deepspeed(*this),
-                                               megatron(*this)};
+  std::vector<std::unique_ptr<Program>> programs;
+  for (const auto begin : kPrograms) {
+    programs.push_back(begin(*this));
+  }
   YamlNode stored = without_items(root_);
   for (size_t i = 0; i < root_.items.size(); ++i) {
     const Entry entry = {root_.keys[i].text, root_.keys[i].text, root_.keys[i], root_.items[i]};
-    const auto* const program =
+    const auto program =
         std::ranges::find_if(programs, [&](const auto& one) { return one->recognizes(entry); });
-    if (program != std::end(programs)) {
+    if (program != programs.end()) {
       changed_ = true;
       (*program)->read(entry);
     } else if (entry.name == "fp8" && entry.node.kind == Kind::map) {
-      append(stored, entry.key, own_section(entry.node, *programs[2]));
+      append(stored, entry.key, own_section(entry.node, *programs.back()));
     } else {
       append(stored, entry.key, entry.node);
     }

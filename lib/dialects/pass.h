@@ -97,7 +97,7 @@ struct Given {
   int layer = 0;
 };
 
-/// What sources have that all of them together decide.
+/// The facts of sources that all of them together decide.
 struct State {
   struct Switch : Given {
     bool on = true;

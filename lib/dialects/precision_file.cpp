@@ -1,4 +1,4 @@
-#include "dialects/precision_file.h"
+#include "dialects/dialects.h"
 
 #include <fmt/format.h>
 

@@ -86,12 +86,6 @@ Field sources(std::string key, std::vector<DataSource> DataSettings::*member, st
               read_sources, sources_text);
 }
 
-// Answers that the wizard offers if the default of the field is not a good start.
-
-std::string offered_validation(const Settings& settings) {
-  return number_text(settings.data.val_fraction > 0 ? settings.data.val_fraction : 0.05);
-}
-
 void check_train(const CheckContext& at) {
   constexpr const char* kAdvice = "give at least one source such as [{path: corpus.txt}]";
   if (!at.settings.data.train.empty()) {
@@ -148,7 +142,10 @@ std::vector<Field> data_fields() {
           .asked({.topic = Topic::data,
                   .text = "Part held back for validation",
                   .unless = {"data.val"},
-                  .suggest = offered_validation})
+                  .suggest =
+                      [](const Settings& s) {
+                        return number_text(s.data.val_fraction > 0 ? s.data.val_fraction : 0.05);
+                      }})
           .checked(check_val_fraction),
       path("data.tokenizer", data(&DataSettings::tokenizer),
            "byte, char, the path of a tokenizer file or of a folder that has one, or none for "

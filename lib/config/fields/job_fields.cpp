@@ -26,10 +26,6 @@ bool on_cpus(const Settings& settings) {
   return settings.device == DeviceChoice::cpu;
 }
 
-bool on_gpus(const Settings& settings) {
-  return !on_cpus(settings);
-}
-
 bool under_slurm(const Settings& settings) {
   return settings.job.slurm;
 }
@@ -158,7 +154,9 @@ std::vector<Field> hardware_fields() {
       field("job.ranks_per_node", job(&JobSettings::ranks_per_node), between(1, 1024),
             "Processes on each node: one for each GPU, or for each socket of CPUs")
           .asked({.topic = Topic::hardware, .text = "Ranks per node"}),
-      gpu_field().asked({.topic = Topic::hardware, .text = "GPU to plan for", .when = on_gpus}),
+      gpu_field().asked({.topic = Topic::hardware,
+                         .text = "GPU to plan for",
+                         .when = [](const Settings& s) { return !on_cpus(s); }}),
       field("job.memory_gib", job(&JobSettings::memory_gib), between(0, 1e6),
             "Memory of a node in GiB, if ranks run on CPUs; 0: that of this machine")
           .asked({.topic = Topic::hardware,

@@ -7,7 +7,7 @@
 #include "config/fields/field_table.h"
 #include "config/presets.h"
 #include "config/show.h"
-#include "config/yaml/replacements.h"
+#include "config/yaml/given_keys.h"
 #include "model/families/family.h"
 
 namespace fp8train {

@@ -19,12 +19,10 @@ auto optimizer(Member member) {
   return in(&Settings::optimizer, member);
 }
 
-std::string offered_rate(const Settings& settings) {
-  return number_text(usual_rate(settings));
-}
-
+/// The steps of training.max_epochs are known once the data has been read.
 std::string offered_warmup(const Settings& settings) {
-  return std::to_string(usual_warmup(settings));
+  constexpr int64_t kWithoutLength = 100;
+  return std::to_string(planned_steps(settings) > 0 ? usual_warmup(settings) : kWithoutLength);
 }
 
 template <class Entry>
@@ -161,7 +159,7 @@ std::vector<Field> optimizer_fields() {
             "trained already")
           .asked({.topic = Topic::optimization,
                   .text = "Peak learning rate",
-                  .suggest = offered_rate}),
+                  .suggest = [](const Settings& s) { return number_text(usual_rate(s)); }}),
       field("optimizer.betas", optimizer(&OptimizerSettings::betas),
             {.range = from_up_to(0, 1), .accepts = "a list of 2 numbers in [0, 1)", .count = 2},
             "Decay of the first and second moment"),

@@ -10,6 +10,7 @@
 #include "config/fields/check_context.h"
 #include "config/fields/field_builders.h"
 #include "config/fields/field_table.h"
+#include "precision/key_error.h"
 #include "precision/plan_entries.h"
 #include "precision/plan_table.h"
 
@@ -52,25 +53,8 @@ std::string conflict_of(const Field& field, const CheckContext& at) {
       name_in(kMixedPrecisions, method));
 }
 
-/// The given key at which to say what is wrong with one that nobody gave: the other role that the
-/// message names, else what selects the plan.
-std::string other_key(const CheckContext& at, const std::string& message) {
-  for (const auto& [position, given] : at.given.all()) {
-    const std::string& key = given.field->key;
-    if (key.starts_with("precision.") && message.find(key + ":") != std::string::npos) {
-      return key;
-    }
-  }
-  for (const char* key : kPlanSelectors) {
-    if (at.has(key)) {
-      return key;
-    }
-  }
-  return "precision.plan";
-}
-
-/// Adds the precision module's objection at the key that its message begins with. Keys
-/// that do not go with the plan are reported first.
+/// Adds the precision module's objection at the first of its keys that is given, else at what
+/// selects the plan. Keys that do not go with the plan are reported first.
 void check_plan(const CheckContext& at) {
   bool conflict = !at.has("precision.plan") && !at.usable("mixed_precision");
   for (const auto& [position, given] : at.given.all()) {
@@ -86,21 +70,18 @@ void check_plan(const CheckContext& at) {
   }
   try {
     resolve_plan(at.settings.precision);
-  } catch (const ConfigError& error) {
-    const std::string message = error.what();
-    const std::string key = leading_key(message);
-    if (at.has(key)) {
-      at.given.complain(key, message);
+  } catch (const KeyError& error) {
+    std::vector<std::string> keys = error.keys();
+    keys.insert(keys.end(), std::begin(kPlanSelectors), std::end(kPlanSelectors));
+    const auto found =
+        std::ranges::find_if(keys, [&](const std::string& key) { return at.has(key); });
+    if (found == keys.begin()) {
+      at.given.complain(keys.front(), error.what());
     } else {
-      const GivenKey* other = at.given.find(other_key(at, message));
-      at.given.complain_at(other == nullptr ? SourceMark{} : other->mark, "", message);
+      const GivenKey* other = at.given.find(found == keys.end() ? "precision.plan" : *found);
+      at.given.complain_at(other == nullptr ? SourceMark{} : other->mark, "", error.what());
     }
   }
-}
-
-/// Returns the plan that mixed_precision: fp8 alone selects.
-std::string offered_plan(const Settings& /*settings*/) {
-  return plan_for_method({.mixed_precision = MixedPrecision::fp8});
 }
 
 /// A map of layer names to plans, in its order.
@@ -226,7 +207,10 @@ std::vector<Field> selecting_fields() {
           .asked({.topic = Topic::precision,
                   .text = "Plan",
                   .unless = {"mixed_precision"},
-                  .suggest = offered_plan,
+                  .suggest =
+                      [](const Settings&) {
+                        return plan_for_method({.mixed_precision = MixedPrecision::fp8});
+                      },
                   .preface = plan_table_text,
                   .changes_memory = true})
           .checked(check_plan),

@@ -13,10 +13,6 @@
 namespace fp8train {
 namespace {
 
-bool on_several_ranks(const Settings& settings) {
-  return settings.job.nodes * settings.job.ranks_per_node > 1;
-}
-
 using namespace fields;
 
 constexpr double kMostThreads = 1024;
@@ -208,7 +204,7 @@ std::vector<Field> parallelism_fields() {
             "too; 3: all weights too (FSDP)")
           .asked({.topic = Topic::parallelism,
                   .text = "What ranks share, 0 (nothing) to 3 (all)",
-                  .when = on_several_ranks,
+                  .when = [](const Settings& s) { return s.job.nodes * s.job.ranks_per_node > 1; },
                   .changes_memory = true})
           .checked(check_zero_stage),
       field("parallelism.bucket_mb", in(&Settings::parallelism, &StrategySettings::bucket_bytes),
@@ -237,6 +233,28 @@ std::vector<Field> top_level_fields() {
       path("output_dir", in(&Settings::output_dir), "Folder for the run's files", "a folder",
            read_output_path)
           .asked({.topic = Topic::checkpoints, .text = "Folder for the run's files"}),
+  };
+}
+
+std::vector<Field> watchdog_fields() {
+  const auto limit = [](const char* name, double WatchdogSettings::*member, const char* doc) {
+    return field(std::string("watchdog.") + name, in(&Settings::watchdog, member),
+                 {.range = between(0, kMostSeconds),
+                  .accepts = "a duration such as 30m, at most 3650d, or 0: any time",
+                  .is_duration = true},
+                 doc);
+  };
+  return {
+      limit("start_up", &WatchdogSettings::start_up,
+            "Until the first step: ranks meet, data are opened, a checkpoint is read; or the run "
+            "goes back to a checkpoint"),
+      limit("data", &WatchdogSettings::data, "A micro-batch is read"),
+      limit("step", &WatchdogSettings::step,
+            "A micro-batch is computed, or the update. Waiting for other ranks has comm.timeout"),
+      limit("evaluation", &WatchdogSettings::evaluation,
+            "A batch of an evaluation, or a token of a sample"),
+      limit("save", &WatchdogSettings::save, "A checkpoint is written, by any rank"),
+      limit("end", &WatchdogSettings::end, "From the end of the training to that of the process"),
   };
 }
 

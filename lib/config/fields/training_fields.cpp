@@ -34,15 +34,6 @@ int64_t planned_ranks(const Settings& settings) {
   return settings.job.nodes * settings.job.ranks_per_node;
 }
 
-std::string offered_steps(const Settings& settings) {
-  const TrainingSettings& training = settings.training;
-  return training.max_tokens > 0 || training.max_epochs > 0 ? "" : "1000";
-}
-
-std::string offered_global_batch(const Settings& settings) {
-  return std::to_string(settings.step.micro_batch_size * planned_ranks(settings));
-}
-
 /// Returns the tokens of an optimizer step on so many ranks; saturating.
 int64_t tokens_per_step(const Settings& settings, int64_t ranks) {
   const int64_t global = settings.training.global_batch_size;
@@ -105,10 +96,6 @@ void check_global_batch_size(const CheckContext& at) {
   }
 }
 
-void check_max_epochs(const CheckContext& at) {
-  conflicts(at, {"training.max_steps", "training.max_tokens"});
-}
-
 Field max_epochs_field() {
   return field("training.max_epochs", training(&TrainingSettings::max_epochs),
                {.range = above_up_to(0, kMostWhole), .is_unset_at_0 = true},
@@ -123,7 +110,9 @@ Field max_epochs_field() {
                   [](const Settings& s) {
                     return s.training.max_steps == 0 && s.training.max_tokens == 0;
                   }})
-      .checked(check_max_epochs);
+      .checked([](const CheckContext& at) {
+        conflicts(at, {"training.max_steps", "training.max_tokens"});
+      });
 }
 
 /// Length of the run.
@@ -133,7 +122,10 @@ std::vector<Field> length_fields() {
             "Optimizer steps of the whole run; either this, max_tokens or max_epochs")
           .asked({.topic = Topic::optimization,
                   .text = "Optimizer steps, - to give tokens or epochs instead",
-                  .suggest = offered_steps,
+                  .suggest =
+                      [](const Settings& s) {
+                        return s.training.max_tokens > 0 || s.training.max_epochs > 0 ? "" : "1000";
+                      },
                   .optional = true})
           .checked(check_max_steps),
       field("training.max_tokens", training(&TrainingSettings::max_tokens),
@@ -166,7 +158,10 @@ std::vector<Field> batch_fields() {
           .asked({.topic = Topic::optimization,
                   .text = "Global batch: sequences per step over all ranks",
                   .unless = {"training.gradient_accumulation_steps"},
-                  .suggest = offered_global_batch,
+                  .suggest =
+                      [](const Settings& s) {
+                        return std::to_string(s.step.micro_batch_size * planned_ranks(s));
+                      },
                   .optional = true})
           .checked(check_global_batch_size),
   };
