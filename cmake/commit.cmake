@@ -8,7 +8,7 @@ if(failure)
   set(commit "")
 endif()
 string(CONCAT content
-  "#include \"commit.h\"\n\nnamespace fp8train {\n\n"
+  "namespace fp8train {\n\nextern const char* const kCommit;\n"
   "const char* const kCommit = \"@commit@\";\n\n"
   "}  // namespace fp8train\n")
 file(CONFIGURE OUTPUT ${OUTPUT} CONTENT "${content}" @ONLY)

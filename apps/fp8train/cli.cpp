@@ -1,27 +1,31 @@
 #include "cli.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 #include <new>
+#include <string_view>
 #include <system_error>
 #include <thread>
 
 #include "base/error.h"
+#include "base/nearest.h"
 #include "base/screen.h"
 #include "base/terminal.h"
 #include "base/text.h"
 #include "command_tree.h"
+#include "config/foreign_names.h"
 #include "config/show.h"
-#include "config/suggest.h"
-#include "out_of_memory.h"
 #include "train/watch/run_watchdog.h"
 
 namespace fp8train {
@@ -109,6 +113,35 @@ std::string describe_refusal(const CLI::App& root, const CLI::ParseError& error)
   }
   return fmt::format("{}{} `{} --help` lists what it takes", text, text.ends_with('?') ? "" : ";",
                      command);
+}
+
+std::atomic<bool> lacked_memory = false;
+
+/// Operator new calls it instead of throwing.
+[[noreturn]] void note_and_throw() {
+  lacked_memory = true;
+  throw std::bad_alloc();
+}
+
+[[noreturn]] void end_program() {
+  // An exception that leaves a noexcept function of the standard library (the iterators of folders)
+  // cannot be seen here.
+  bool lacks_memory = lacked_memory && std::current_exception() == nullptr;
+  try {
+    if (const std::exception_ptr error = std::current_exception()) {
+      std::rethrow_exception(error);
+    }
+  } catch (const std::bad_alloc&) {
+    lacks_memory = true;
+  } catch (...) {
+    std::abort();
+  }
+  if (!lacks_memory) {
+    std::abort();
+  }
+  constexpr std::string_view kMessage = "error: out of memory\n";
+  [[maybe_unused]] const ssize_t done = ::write(STDERR_FILENO, kMessage.data(), kMessage.size());
+  std::_Exit(4);
 }
 
 }  // namespace
@@ -266,6 +299,11 @@ std::string command_line() {
     line += (line.empty() ? "" : " ") + (plain ? argument : "'" + argument + "'");
   }
   return line;
+}
+
+void report_memory_at_terminate() {
+  std::set_new_handler(note_and_throw);
+  std::set_terminate(end_program);
 }
 
 }  // namespace fp8train

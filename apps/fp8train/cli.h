@@ -124,6 +124,10 @@ int run_program(const std::vector<Command>& commands, std::vector<std::string> a
 /// returns 0 or 75 (stopped on request, checkpoint saved). `who` comes before the message.
 int run_guarded(const std::function<int()>& body, const std::string& who = "");
 
+/// From now on an exception of memory that nobody can catch, since a destructor has thrown it, ends
+/// the program with exit code 4 and a message. Any other ends it as before.
+void report_memory_at_terminate();
+
 /// Inside of an error's handler: says what it is, and ends the other ranks where there are any.
 using EndRanks = std::function<void()>;
 

@@ -219,19 +219,18 @@ int check_settings(const CheckOptions& options, const Settings& settings, int wo
   return verdict(options, session, hardware.rank, memory_of_run(dry_run, hardware.rank.is_host));
 }
 
-int check_run(const CheckOptions& options) {
-  Settings settings = load(options.ranks.common);
-  const int world_size = fill_job(options.ranks.world_size, options.ranks.ranks_per_node, settings);
-  return with_locations(settings, [&] { return check_settings(options, settings, world_size); });
-}
-
 }  // namespace
 
 void add_check(Arguments command, Action& action) {
   auto options = std::make_shared<CheckOptions>();
   add_ranks(command, options->ranks);
   command.flag("--no-scan", options->no_scan, "Do not read all tokens, only samples");
-  command.run(action, [options] { return check_run(*options); });
+  command.run(action, [options] {
+    Settings settings = load(options->ranks.common);
+    const int world_size =
+        fill_job(options->ranks.world_size, options->ranks.ranks_per_node, settings);
+    return with_locations(settings, [&] { return check_settings(*options, settings, world_size); });
+  });
 }
 
 }  // namespace fp8train

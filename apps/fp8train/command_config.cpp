@@ -176,12 +176,6 @@ void write_files(const WizardResult& result, bool gpus) {
   print_fitted("next:\n{}", next_commands(result));
 }
 
-/// The features of the terminal.
-WizardStyle terminal_style() {
-  return {
-      .echo = isatty(STDIN_FILENO) == 0, .bold = has_colors(stdout), .columns = columns_of(stdout)};
-}
-
 /// Files and folders that this machine does not have; the one that trains may.
 std::string doubt_about(const std::string& key, const Settings& settings) {
   namespace fs = std::filesystem;
@@ -210,18 +204,14 @@ std::string doubt_about(const std::string& key, const Settings& settings) {
   return "";
 }
 
-/// One node, and no hardware is named.
-bool is_for_this_machine(const JobSettings& job) {
-  return job.nodes == 1 && !job.names_gpu() && job.memory_gib == 0;
-}
-
 /// A job script where jobs can be submitted and the run is for other machines than this one, a
 /// model that a processor trains in minutes where the run has no GPU, the recommended plan, what
 /// fits into memory, and a new start at the limit of a run that is longer.
 std::string offer_here(const std::string& key, const Settings& settings, JobMemory& memory) {
   if (key == "job.slurm") {
-    const bool submits = !program_on_path("sbatch").empty();
-    return submits && !is_for_this_machine(settings.job) ? "true" : "false";
+    const JobSettings& job = settings.job;
+    const bool is_for_others = job.nodes > 1 || job.names_gpu() || job.memory_gib > 0;
+    return is_for_others && !program_on_path("sbatch").empty() ? "true" : "false";
   }
   constexpr std::string_view kMemoryKeys[] = {"training.micro_batch_size", "model.recompute",
                                               "parallelism.zero_stage"};
@@ -240,12 +230,6 @@ std::string offer_here(const std::string& key, const Settings& settings, JobMemo
   }
   const bool sized = !settings.model.from.empty() || settings.model.config.hidden_size > 0;
   return key == "model.preset" && !sized && !memory.on_gpus(settings) ? "nanogpt-laptop" : "";
-}
-
-/// Next to the table of plans: the recommended one, and those that the GPU does not have products
-/// for.
-std::string remark_on(const std::string& key, const Settings& settings, JobMemory& memory) {
-  return key == "precision.plan" ? memory.plans(settings) : "";
 }
 
 /// Writes the files of a file of answers. Nobody can be asked, so a run that does not fit into
@@ -273,15 +257,19 @@ int run_wizard(const WizardOptions& options) {
       .memory = [&](const Settings& settings) { return memory.line(settings); },
       .offer = [&](const std::string& key,
                    const Settings& settings) { return offer_here(key, settings, memory); },
-      .remark = [&](const std::string& key,
-                    const Settings& settings) { return remark_on(key, settings, memory); },
+      .remark =
+          [&](const std::string& key, const Settings& settings) {
+            return key == "precision.plan" ? memory.plans(settings) : "";
+          },
       .fitting = [&](const Settings& settings) { return memory.fitting(settings); },
       .doubt = doubt_about,
       .obstacle = [&](const Settings& settings) { return memory.obstacle(settings); },
       .unwritable = [](const std::string& path) { return why_no_file(path); },
       .stopped = [] { return stop_signal() != 0; },
       .exists = [](const std::string& path) { return std::filesystem::exists(path); }};
-  Wizard wizard(std::cin, std::cout, hooks, terminal_style());
+  const WizardStyle style = {
+      .echo = isatty(STDIN_FILENO) == 0, .bold = has_colors(stdout), .columns = columns_of(stdout)};
+  Wizard wizard(std::cin, std::cout, hooks, style);
   WizardResult result;
   if (!options.answers.empty()) {
     result = wizard.take(answers_in_file(options.answers, make_dialects), options.answers,

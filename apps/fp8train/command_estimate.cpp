@@ -16,7 +16,6 @@
 #include "engine/dry_run.h"
 #include "layouts.h"
 #include "overview.h"
-#include "step_time.h"
 #include "train/preflight.h"
 #include "wizard_memory.h"
 

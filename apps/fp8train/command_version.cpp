@@ -11,13 +11,17 @@
 #include "base/screen.h"
 #include "base/text.h"
 #include "commands.h"
-#include "commit.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/cuda_libraries.h"
 #include "json_text.h"
 #include "numeric/cpu_isa.h"
 
 namespace fp8train {
+
+/// The commit of the sources: "1a2b3c4d5e6f", with "-dirty" where files differed from it; empty
+/// outside of a repository (cmake/commit.cmake).
+extern const char* const kCommit;
+
 namespace {
 
 std::string describe_gpu() {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "config/settings.h"
-#include "step_time.h"
+#include "overview.h"
 #include "train/preflight.h"
 
 namespace fp8train {

@@ -7,7 +7,6 @@
 
 #include "cli.h"
 #include "commands.h"
-#include "out_of_memory.h"
 
 namespace {
 

@@ -3,11 +3,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
+#include "base/error.h"
 #include "base/quantities.h"
+#include "device/cuda/cuda_device.h"
+#include "engine/dry_run.h"
+#include "engine/roofline.h"
 #include "ops/attention/attention.h"
 #include "run_products.h"
+#include "train/preflight.h"
+#include "train/session.h"
 
 namespace fp8train {
 namespace {
@@ -179,6 +186,61 @@ std::vector<std::string> run_overview(const Session& session, const RankMemory& 
     lines.push_back(describe_state_copy(dry_run));
   }
   return lines;
+}
+
+StepTime step_time(const EngineSettings& settings, const DryRunStep& step, const GpuKind& gpu) {
+  const StepRates rates(gpu);
+  const StepModel model = model_step(step.calls, settings, rates);
+  StepTime time;
+  for (const OpTotal& total : model.operations) {
+    (total.is_attention() ? time.attention
+     : total.is_product() ? time.gemms
+                          : time.others) += total.seconds;
+  }
+  constexpr double kGiga = 1e9;
+  time.wire = (static_cast<double>(step.sent.within_node) / gpu.node_rate +
+               static_cast<double>(step.sent.between_nodes) / gpu.network_rate) /
+              kGiga / rates.shares.wire;
+  // Gradients cross in the backward pass of the last micro-batch, weights of stage 3 in all.
+  const int64_t passes =
+      settings.strategy.zero_stage < 3 ? settings.step.gradient_accumulation_steps : 1;
+  time.exposed =
+      std::max(0.0, time.wire - model.seconds_of(StepPart::backward) / static_cast<double>(passes));
+  return time;
+}
+
+ExplainedDevice explained_device(const Settings& settings) {
+  const std::string missing = settings.device == DeviceChoice::cuda && !settings.job.names_gpu()
+                                  ? why_cuda_is_unusable()
+                                  : "";
+  if (!missing.empty()) {
+    return {nullptr,
+            {},
+            "a GPU",
+            fmt::format("not known ({}): which products it has is left open; set job.gpu", missing),
+            false};
+  }
+  std::unique_ptr<Device> device;
+  std::string reason;
+  const RankMemory rank = memory_of_job(settings, [&]() -> const Device& {
+    device = choose_device(settings.device, false, reason);
+    return *device;
+  });
+  const std::string line = rank.gpu != nullptr
+                               ? fmt::format("{} (job.gpu)", rank.gpu->name)
+                               : fmt::format("{} ({})", device->description(), reason);
+  return {std::move(device), rank.traits, device_name(rank), line, true};
+}
+
+std::string why_refused(const EngineSettings& engine, const ExplainedDevice& device) {
+  try {
+    if (device.known) {
+      plan_weights(engine, device.traits);
+    }
+  } catch (const DeviceError& error) {
+    return fmt::format("On {} the run would stop at once: {}.", device.name, error.what());
+  }
+  return "";
 }
 
 }  // namespace fp8train

@@ -1,9 +1,15 @@
 #pragma once
 // Describes a run in a few lines: at its start, and for `check` and `estimate`.
 
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "config/settings.h"
+#include "device/device.h"
+#include "device/gpu_kinds.h"
+#include "engine/dry_run.h"
+#include "engine/engine.h"
 #include "train/preflight.h"
 
 namespace fp8train {
@@ -44,5 +50,31 @@ std::string describe_state_copy(const DryRunStep& dry_run);
 /// anything, and one for the total.
 /// `nccl_bytes`: DryRunStep::nccl_bytes, which has a line of its own.
 std::vector<std::string> describe_memory(const MemoryLedger& planned, size_t nccl_bytes);
+
+/// Seconds of one optimizer step.
+struct StepTime {
+  double gemms = 0, attention = 0, others = 0;
+  double wire = 0;     ///< if nothing else were done
+  double exposed = 0;  ///< of `wire`, the seconds that backward does not hide
+
+  double total() const { return gemms + attention + others + exposed; }
+};
+
+/// `step` has calls: it is a logged_step().
+StepTime step_time(const EngineSettings& settings, const DryRunStep& step, const GpuKind& gpu);
+
+struct ExplainedDevice {
+  std::unique_ptr<Device> device;  ///< null: it is not here. Its library is asked by `traits`
+  DeviceTraits traits;
+  std::string name;    ///< in messages: "h100"
+  std::string line;    ///< which one it is
+  bool known = false;  ///< false: a GPU, of which nothing is known
+};
+
+/// Returns the device that the settings mean. Throws DeviceError where it cannot be opened.
+ExplainedDevice explained_device(const Settings& settings);
+
+/// Returns what a run of the engine's settings on the device would be refused for; empty: nothing.
+std::string why_refused(const EngineSettings& engine, const ExplainedDevice& device);
 
 }  // namespace fp8train

@@ -1,3 +1,5 @@
+// fp8train report: runs as one HTML page.
+
 #include "run_report.h"
 
 #include <fmt/format.h>
@@ -5,25 +7,33 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <functional>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/input_file.h"
 #include "base/log.h"
 #include "base/math.h"
+#include "base/screen.h"
 #include "base/text.h"
+#include "commands.h"
 #include "io/checkpoint/run_directory.h"
 #include "json_text.h"
-#include "report_template.h"
 #include "train/records/metric_list.h"
 
 namespace fp8train {
+
+extern const char* const kReportTemplate;  // report_template.html
+
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -281,15 +291,11 @@ Json run_data(const std::filesystem::path& root, const std::map<std::string_view
   return data;
 }
 
-/// JSON that can be part of a script element: no markup begins in it.
-std::string embedded(const Json& data) {
-  return replaced(json_text(data), "<", "\\u003c");
-}
-
 void put(std::string& page, std::string_view mark, const Json& data) {
   const size_t at = page.find(mark);
   check(at != std::string::npos, "the report's template has no mark for its data");
-  page.replace(at, mark.size(), embedded(data));
+  // Part of a script element: no markup begins in it.
+  page.replace(at, mark.size(), replaced(json_text(data), "<", "\\u003c"));
 }
 
 }  // namespace
@@ -312,6 +318,35 @@ std::string report_page(const std::vector<std::filesystem::path>& runs) {
   put(page, "/*GAPS*/{}", gaps_of(losses, plans));
   put(page, "/*RUNS*/[]", data);
   return page;
+}
+
+namespace {
+
+struct ReportOptions {
+  std::vector<std::string> runs;
+  std::string out = "report.html";
+};
+
+int report(const ReportOptions& options) {
+  const std::string out = options.out == "-" ? "/dev/stdout" : options.out;
+  if (const std::string problem = why_not_replaced(out); !problem.empty()) {
+    throw ConfigError("--out: " + problem);
+  }
+  write_file_atomically(out, report_page({options.runs.begin(), options.runs.end()}));
+  if (!is_stream(out)) {  // it may be standard output
+    print_fitted("wrote {}\n", out);
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_report(Arguments command, Action& action) {
+  auto options = std::make_shared<ReportOptions>();
+  command.required_paths("runs", options->runs,
+                         "Folders of runs (their output_dir), to be compared");
+  command.path("--out", options->out, "The page to write (-: standard output)", PathUse::output);
+  command.run(action, [options] { return report(*options); });
 }
 
 }  // namespace fp8train

@@ -14,7 +14,6 @@
 #include "overview.h"
 #include "precision/plan_entries.h"
 #include "run_products.h"
-#include "step_time.h"
 #include "train/preflight.h"
 #include "train/session.h"
 
@@ -25,10 +24,6 @@ bool has_model(const ModelSettings& model) {
   const ModelConfig& config = model.config;
   return !model.from.empty() || (config.hidden_size > 0 && config.num_hidden_layers > 0 &&
                                  config.max_position_embeddings > 0);
-}
-
-std::string first_line(const std::string& text) {
-  return text.substr(0, text.find('\n'));
 }
 
 /// A guess that tells whether a run is longer than its job.
@@ -169,7 +164,7 @@ std::string JobMemory::line(const Settings& settings) {
     }
     return fmt::format("{}DOES NOT FIT; {}{}", line, remedy(settings, memory), remark);
   } catch (const Error& error) {
-    return fmt::format("memory per rank: not known: {}", first_line(error.what()));
+    return fmt::format("memory per rank: not known: {}", split(error.what(), '\n').front());
   }
 }
 

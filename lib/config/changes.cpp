@@ -1,4 +1,4 @@
-#include "config/changes.h"
+#include "config/show.h"
 
 #include <fmt/format.h>
 

@@ -17,8 +17,6 @@
 #include "config/model_folder.h"
 #include "config/presets.h"
 #include "config/yaml/given_keys.h"
-#include "config/yaml/json_text.h"
-#include "config/yaml/replacements.h"
 #include "config/yaml/yaml_tree.h"
 
 namespace fp8train {
@@ -43,11 +41,6 @@ std::string read_config_file(const std::string& path) {
     throw ConfigError(fmt::format("{}: cannot read the configuration file", path));
   }
   return text;
-}
-
-/// The keys of such a text, whose source has the number `source`; its syntax is recognized here.
-YamlNode parse_config(const std::string& text, size_t source, Problems& problems) {
-  return parse_yaml(json_as_yaml(text), "", source, problems);
 }
 
 /// The file that `name`, a value in the file `from`, means: below the working directory, or else
@@ -224,7 +217,7 @@ void Loading::add_text(const std::string& name, const std::string& text) {
                  "`[training]` is `training: {max_steps: 10}`");
     return;
   }
-  YamlNode root = parse_config(text, source, problems);
+  YamlNode root = parse_yaml(json_as_yaml(text), "", source, problems);
   complete = complete && !root.reported && root.kind == YamlNode::Kind::map;
   if (!root.reported && root.kind == YamlNode::Kind::null) {
     problems.add({source, 0, 0}, "", "the file is empty");

@@ -29,7 +29,7 @@ struct LoadRequest {
 /// expected a number > 0, got "3e-4x"" or "--set a.b=v: a.b: ...".
 ///
 /// Where settings exclude each other, the one with the higher precedence replaces the other; a line
-/// in Settings::notes reports that (config/yaml/replacements.h).
+/// in Settings::notes reports that (config/yaml/given_keys.h).
 Settings load_settings(const LoadRequest& request);
 
 /// Puts the location of a given key before an error whose message begins with the key, as

@@ -9,9 +9,9 @@
 #include "base/screen.h"
 #include "base/text.h"
 #include "config/fields/field_table.h"
+#include "config/foreign_names.h"
 #include "config/model_folder.h"
 #include "config/presets.h"
-#include "config/suggest.h"
 #include "precision/plan_table.h"
 
 namespace fp8train {

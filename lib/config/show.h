@@ -3,6 +3,7 @@
 // from the field table.
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/screen.h"
@@ -40,5 +41,11 @@ std::string presets_text(size_t columns = kColumns);
 
 /// Returns the text of docs/use/configuration.md.
 std::string configuration_page();
+
+/// Returns "optimizer.lr: 0.001 -> 0.0005" for each key whose value differs between two resolved
+/// configurations (show_settings), in the order of `after`, then those that only `before` has. Left
+/// out: keys that change nothing about the training (output_dir, threads, logging, sample,
+/// checkpoint and job). Text that is no YAML counts as empty.
+std::vector<std::string> changed_settings(std::string_view before, std::string_view after);
 
 }  // namespace fp8train

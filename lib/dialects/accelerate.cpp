@@ -1,10 +1,13 @@
-// The fp8_config of Accelerate.
+// A file of `accelerate config`: its fp8_config, how processes are started and how the work is laid
+// over them (Accelerate, commands/config/config_args.py, commands/config/cluster.py and
+// utils/dataclasses.py; files of its versions 0.4 to 1.13).
 
 #include <fmt/format.h>
 
 #include "base/nearest.h"
 #include "base/text.h"
 #include "config/fields/field.h"
+#include "config/fields/field_table.h"
 #include "config/fields/scalar.h"
 #include "dialects/pass.h"
 
@@ -13,122 +16,359 @@ namespace {
 
 using Kind = YamlNode::Kind;
 using Meaning = ForeignKey::Meaning;
+using Fate = ForeignValue::Fate;
 
-/// The keys of fp8_config are written here without their optional prefix fp8_ (Accelerate,
-/// commands/config/config_args.py and utils/dataclasses.py).
-constexpr ForeignKey kAccelerate[] = {
-    {"backend", Meaning::special, "fp8.backend"},
-    {"format", Meaning::special, "fp8.format"},
+constexpr ForeignValue kBackends[] = {{"transformerengine", Fate::ours, "te"},
+                                      {"ao", Fate::ours, "torchao"},
+                                      {"te", Fate::ours, "te"},
+                                      {"msamp", Fate::ours, "msamp"},
+                                      {"torchao", Fate::ours, "torchao"},
+                                      {"*"}};
+constexpr ForeignValue kFormats[] = {
+    {"e5m2", Fate::refused,
+     "E5M2 for all tensors does not train (TransformerEngine refuses it too); choose HYBRID or "
+     "E4M3"},
+    {"*"}};
+constexpr ForeignValue kIgnoredSpelling[] = {
+    {"*", Fate::ours, "", " (Accelerate itself ignores this spelling)"}};
+constexpr ForeignValue kMxfp8[] = {{"true", Fate::ours, "mxfp8"},
+                                   {"false", Fate::noted, "false is so without it"}};
+constexpr const char* kGathered =
+    "with ZeRO, weights are gathered in FP8 wherever GEMMs read one set of codes";
+constexpr ForeignValue kAllGather[] = {{"true", Fate::noted, kGathered},
+                                       {"false", Fate::noted, kGathered}};
+constexpr const char* kUnpadded =
+    "nothing is padded; layers with a dimension that is not a multiple of 16 stay in high "
+    "precision, and `fp8train explain` lists them";
+constexpr ForeignValue kPadding[] = {{"true", Fate::noted, kUnpadded},
+                                     {"false", Fate::noted, kUnpadded}};
+
+/// The keys of fp8_config, without their optional prefix fp8_.
+constexpr ForeignKey kFp8Keys[] = {
+    {"backend", Meaning::values, "fp8.backend", kBackends},
+    {"format", Meaning::values, "fp8.format", kFormats},
     {"margin", Meaning::ours, "fp8.margin"},
     {"interval", Meaning::ours, "fp8.interval"},
     {"amax_history_len", Meaning::ours, "fp8.amax_history_len"},
-    {"amax_history_length", Meaning::special, "fp8.amax_history_len"},
+    {"amax_history_length", Meaning::values, "fp8.amax_history_len", kIgnoredSpelling},
     {"amax_compute_algo", Meaning::ours, "fp8.amax_compute_algo"},
-    {"amax_compute_algorithm", Meaning::special, "fp8.amax_compute_algo"},
-    {"override_linear_precision", Meaning::special, "fp8.override_linear_precision"},
+    {"amax_compute_algorithm", Meaning::values, "fp8.amax_compute_algo", kIgnoredSpelling},
+    {"override_linear_precision", Meaning::special},
     {"use_autocast_during_eval", Meaning::ours, "fp8.use_autocast_during_eval"},
-    {"use_mxfp8_block_scaling", Meaning::special, "fp8.recipe"},
+    {"use_mxfp8_block_scaling", Meaning::values, "fp8.recipe", kMxfp8},
     {"opt_level", Meaning::ours, "fp8.opt_level"},
-    {"optimization_level", Meaning::special, "fp8.opt_level"},
-    {"enable_fsdp_float8_all_gather", Meaning::special},
-    {"pad_inner_dim", Meaning::special}};
+    {"optimization_level", Meaning::values, "fp8.opt_level", kIgnoredSpelling},
+    {"enable_fsdp_float8_all_gather", Meaning::values, "", kAllGather},
+    {"pad_inner_dim", Meaning::values, "", kPadding}};
 
-constexpr Words kBackends[] = {{"te", "te"},
-                               {"transformerengine", "te"},
-                               {"msamp", "msamp"},
-                               {"ao", "torchao"},
-                               {"torchao", "torchao"}};
+constexpr ForeignValue kEnvironments[] = {
+    {"localmachine", Fate::ignored},
+    {"*", Fate::refused, "only LOCAL_MACHINE: jobs in a cloud are not started from here"}};
+constexpr ForeignValue kUseCpu[] = {{"true", Fate::ours, "cpu"}, {"false", Fate::ignored}};
+constexpr ForeignValue kUseFp16[] = {{"true", Fate::ours, "fp16"}, {"false", Fate::ignored}};
+constexpr ForeignValue kTypes[] = {
+    {"no", Fate::ignored},
+    {"false", Fate::ignored},
+    {"multigpu", Fate::ignored},
+    {"multicpu", Fate::ours, "cpu"},
+    {"fsdp", Fate::noted, "{}, so that fsdp_config counts"},
+    {"deepspeed", Fate::noted, "{}, so that deepspeed_config counts"},
+    {"megatronlm", Fate::noted, "{}, so that megatron_lm_config counts"}};
+
+/// Keys at the top level; sections that say how work is laid over processes are read by finish().
+constexpr ForeignKey kLaunchKeys[] = {{"compute_environment", Meaning::values, "", kEnvironments},
+                                      {"distributed_type", Meaning::values, "device", kTypes,
+                                       "NO, MULTI_CPU, MULTI_GPU, FSDP, DEEPSPEED or MEGATRON_LM"},
+                                      {"num_processes", Meaning::special},
+                                      {"use_cpu", Meaning::values, "device", kUseCpu},
+                                      {"fp16", Meaning::values, "mixed_precision", kUseFp16}};
+constexpr ForeignTable kLaunch = {
+    kLaunchKeys,
+    "num_machines machine_rank main_process_ip main_process_port rdzv_backend same_network "
+    "downcast_bf16 main_training_function debug enable_cpu_affinity gpu_ids dynamo_backend "
+    "dynamo_config ipex_config mpirun_config command_file commands"};
+
+/// Sections, and what counts with a type: the section, and the ZeRO stage without it
+/// (FullyShardedDataParallelPlugin and DeepSpeedPlugin of accelerate/utils/dataclasses.py).
+constexpr std::string_view kSections[] = {"fsdp_config", "deepspeed_config", "megatron_lm_config",
+                                          "parallelism_config", "tp_config"};
+constexpr Words kSectionOfType[] = {{"fsdp", "fsdp_config"},
+                                    {"deepspeed", "deepspeed_config"},
+                                    {"megatronlm", "megatron_lm_config"}};
+constexpr Words kStageWithout[] = {
+    {"fsdp_config", "3"}, {"deepspeed_config", "2"}, {"megatron_lm_config", "0"}};
+
+constexpr ForeignValue kCheckpointing[] = {{"true", Fate::ours, "block"},
+                                           {"false", Fate::ours, "none"}};
+constexpr ForeignKey kFsdpKeys[] = {
+    {"sharding_strategy reshard_after_forward", Meaning::special},
+    {"activation_checkpointing", Meaning::values, "model.recompute", kCheckpointing},
+    {"offload_params", Meaning::off, kNoOffload}};
+constexpr ForeignTable kFsdp = {
+    kFsdpKeys,
+    "version auto_wrap_policy backward_prefetch backward_prefetch_policy forward_prefetch "
+    "cpu_ram_efficient_loading state_dict_type sync_module_states use_orig_params "
+    "transformer_layer_cls_to_wrap min_num_params ignored_modules"};
+
+/// torch.distributed.fsdp.ShardingStrategy, by name or number, and the ZeRO stage that stores as
+/// much on each rank.
+constexpr Words kStrategies[] = {
+    {"true", "3"},        {"false", "2"}, {"fullshard", "3"},        {"1", "3"},
+    {"shardgradop", "2"}, {"2", "2"},     {"noshard", "0"},          {"3", "0"},
+    {"hybridshard", "3"}, {"4", "3"},     {"hybridshardzero2", "2"}, {"5", "2"}};
+
+constexpr ForeignKey kDeepspeedKeys[] = {
+    {"zero_stage", Meaning::ours, "parallelism.zero_stage"},
+    {"gradient_accumulation_steps", Meaning::ours, "training.gradient_accumulation_steps"},
+    {"gradient_clipping deepspeed_config_file", Meaning::special},
+    {"offload_optimizer_device offload_param_device", Meaning::off, kNoOffload}};
+constexpr ForeignTable kDeepspeed = {
+    kDeepspeedKeys,
+    "offload_optimizer_nvme_path offload_param_nvme_path zero3_init_flag "
+    "zero3_save_16bit_model deepspeed_hostfile deepspeed_multinode_launcher "
+    "deepspeed_exclusion_filter deepspeed_inclusion_filter deepspeed_moe_layer_cls_names"};
+
+constexpr ForeignValue kRecompute[] = {
+    {"true", Fate::ours, "block", " (Megatron recomputes attention alone)"},
+    {"false", Fate::ours, "none"}};
+constexpr ForeignValue kDistributed[] = {{"true", Fate::ours, "1"}, {"false", Fate::ours, "0"}};
+constexpr ForeignKey kMegatronKeys[] = {
+    {"tp_degree pp_degree", Meaning::one, kNoModelParallelism},
+    {"num_micro_batches", Meaning::ours, "training.gradient_accumulation_steps"},
+    {"recompute_activations", Meaning::values, "model.recompute", kRecompute},
+    {"use_distributed_optimizer", Meaning::values, "parallelism.zero_stage", kDistributed},
+    {"gradient_clipping", Meaning::ours, "optimizer.grad_clip"}};
+
+constexpr ForeignKey kParallelismKeys[] = {
+    {"tp_size cp_size sp_size", Meaning::one, kNoModelParallelism}};
+constexpr ForeignTable kParallelism = {
+    kParallelismKeys,
+    "dp_replicate_size dp_shard_size cp_comm_strategy cp_backend sp_backend sp_seq_length "
+    "sp_seq_length_is_variable sp_attn_implementation"};
+constexpr ForeignKey kTensorParallelKeys[] = {{"tp_size", Meaning::one, kNoModelParallelism}};
+
+bool is_section(std::string_view name) {
+  return std::ranges::find(kSections, name) != std::end(kSections);
+}
+
+/// Whether Accelerate has the key.
+bool is_launch_key(std::string_view name) {
+  return is_section(name) || find_key(kLaunch, name) || name.starts_with("tpu_");
+}
+
+/// Names of keys at the top level: ours, and then those of Accelerate.
+const std::vector<std::string>& names_at_top_level() {
+  static const std::vector<std::string> kNames = [] {
+    std::vector<std::string> names = names_in_section("");
+    for (const ForeignKey& key : kLaunchKeys) {
+      names.emplace_back(key.names);
+    }
+    std::ranges::copy(split(kLaunch.without_meaning, ' '), std::back_inserter(names));
+    names.insert(names.end(), std::begin(kSections), std::end(kSections));
+    names.emplace_back("fp8_config");
+    return names;
+  }();
+  return kNames;
+}
+
+/// The key of Accelerate that an unknown one at the top level may mean, or "".
+std::string launch_key_near(const std::string& name) {
+  const std::vector<std::string>& names = names_at_top_level();
+  if (find_passive_key(name) != nullptr || std::ranges::find(names, name) != names.end()) {
+    return "";
+  }
+  const std::string near = nearest_name(name, names);
+  return near == "fp8_config" || is_launch_key(near) ? near : "";
+}
+
+class Accelerate : public Program {
+ public:
+  explicit Accelerate(Pass& pass)
+      : Program(pass), is_here_(std::ranges::any_of(pass.root().keys, [](const YamlKey& key) {
+          return key.text == "fp8_config" || key.text == "compute_environment" ||
+                 key.text == "distributed_type" || is_section(key.text);
+        })) {
+    if (const YamlNode* type = value_of(pass.root(), "distributed_type")) {
+      type_ = simplified(type->text);
+    }
+  }
+
+  bool recognizes(const Entry& entry) const override {
+    return is_here_ && (entry.name == "fp8_config" || is_launch_key(entry.name) ||
+                        !launch_key_near(entry.name).empty());
+  }
+
+  void read(const Entry& entry) override {
+    if (entry.name == "fp8_config") {
+      fp8_config(entry);
+    } else if (entry.name.starts_with("tpu_")) {
+      pass_.without_meaning(entry);
+    } else if (find_key(kLaunch, entry.name)) {
+      pass_.key(entry, kLaunch, [this](const Entry& it) { processes(it); });
+    } else if (!is_section(entry.name)) {
+      misspelled_.push_back(launch_key_near(entry.name));
+      pass_.complain(entry, fmt::format("unknown key; did you mean \"{}\"?", misspelled_.back()));
+    }
+  }
+
+  /// The sections, of which the type decides which counts.
+  void finish() override {
+    const std::string counts = find_word(kSectionOfType, type_).value_or("");
+    const YamlNode& root = pass_.root();
+    for (size_t i = 0; is_here_ && i < root.items.size(); ++i) {
+      if (is_section(root.keys[i].text)) {
+        section({root.keys[i].text, root.keys[i].text, root.keys[i], root.items[i]}, counts);
+      }
+    }
+    if (!counts.empty() && value_of(root, counts) == nullptr) {
+      const YamlNode& type = *value_of(root, "distributed_type");
+      const YamlKey key = {"distributed_type", type.line, type.column, {}};
+      pass_.put("parallelism.zero_stage", {key.text, key.text, key, type},
+                *find_word(kStageWithout, counts), " (Accelerate's default)");
+    }
+  }
+
+ private:
+  void fp8_config(const Entry& entry) {
+    if (entry.node.kind == Kind::null) {
+      pass_.tell("fp8_config is empty");
+    }
+    pass_.section(entry, {kFp8Keys, {}, false}, "fp8_",
+                  [this](const Entry& it) { override_linear_precision(it); });
+    // TERecipeKwargs of accelerate/utils/dataclasses.py: use_autocast_during_eval is False by
+    // default. convert_model_to_fp8_ao of accelerate/utils/ao.py; the head is out in any case.
+    pass_.state.defaults.push_back({pass_.given(entry), "te", "fp8.use_autocast_during_eval",
+                                    "false", "Accelerate's default: evaluation in high precision"});
+    pass_.state.defaults.push_back(
+        {pass_.given(entry), "torchao", "fp8.first_linears", "1",
+         "Accelerate leaves the first linear layer and the head in high precision"});
+  }
+
+  /// A list, "(a, b, c)" or "a,b,c" as one text, or false.
+  void override_linear_precision(const Entry& entry) {
+    constexpr const char* kKey = "fp8.override_linear_precision";
+    if (entry.node.kind != Kind::scalar) {
+      pass_.put(kKey, entry, entry.node);
+    } else if (const auto flag = flag_in(entry.node); flag == true) {
+      pass_.complain(entry,
+                     "true does not say which GEMMs; write three, such as [false, false, true]");
+    } else if (flag == false) {
+      pass_.tell(fmt::format("{}: false: no GEMM stays in high precision", entry.spelled));
+    } else {
+      std::string text = entry.node.text;
+      std::erase_if(text, [](char c) { return c == '(' || c == ')' || c == ' '; });
+      const YamlNode list = value("[" + text + "]", entry.node);
+      const auto is_flag = [](const YamlNode& one) { return parse_bool(one.text).has_value(); };
+      if (list.items.size() != 3 || !std::ranges::all_of(list.items, is_flag)) {
+        pass_.complain(
+            entry, fmt::format("expected three of true or false, got {}", describe(entry.node)));
+      } else {
+        pass_.put(kKey, entry, lower(text_of(list)));
+      }
+    }
+  }
+
+  void processes(const Entry& entry) {
+    pass_.state.processes = count_in(entry.node);
+    if (pass_.state.processes == 0) {
+      pass_.complain(entry,
+                     fmt::format("expected a whole number >= 1, got {}", describe(entry.node)));
+      return;
+    }
+    pass_.tell(
+        fmt::format("{}: {} is compared with the number of ranks", entry.spelled, entry.node.text));
+  }
+
+  /// `counts`: the section that counts with the type.
+  void section(const Entry& entry, const std::string& counts) {
+    if (entry.name == "parallelism_config") {
+      pass_.section(entry, kParallelism, "parallelism_config_");
+    } else if (entry.name == "tp_config") {
+      pass_.section(entry, {kTensorParallelKeys}, "tp_");
+    } else if (type_.empty() && !entry.node.items.empty() &&
+               std::ranges::find(misspelled_, "distributed_type") == misspelled_.end()) {
+      pass_.complain(entry, "counts only with distributed_type, which is missing");
+    } else if (entry.name != counts) {
+      pass_.without_meaning(entry);
+    } else if (entry.name == "fsdp_config") {
+      pass_.section(entry, kFsdp, "fsdp_", [](const Entry&) {});  // by fsdp_stage()
+      fsdp_stage(entry);
+    } else if (entry.name == "deepspeed_config") {
+      deepspeed(entry);
+    } else {
+      pass_.section(entry, {kMegatronKeys, "sequence_parallelism"}, "megatron_lm_");
+    }
+  }
+
+  /// Version 2 reads reshard_after_forward alone (true or false); version 1, the default, reads
+  /// sharding_strategy, or else a strategy under the other name, as its wizard writes since 1.6
+  /// (FullyShardedDataParallelPlugin of accelerate/utils/dataclasses.py).
+  void fsdp_stage(const Entry& section) {
+    const YamlNode& map = section.node;
+    if (map.kind != Kind::map) {
+      return;
+    }
+    const YamlNode* version = value_of(map, "fsdp_version");
+    version = version == nullptr ? value_of(map, "version") : version;
+    const bool second = version != nullptr && version->text == "2";
+    const std::string names[] = {second ? "reshard_after_forward" : "sharding_strategy",
+                                 second ? "sharding_strategy" : "reshard_after_forward"};
+    bool given = false;
+    for (const std::string& key : {"fsdp_" + names[0], names[0], "fsdp_" + names[1], names[1]}) {
+      const YamlNode* node = value_of(map, key);
+      if (node == nullptr || node->kind == Kind::null) {
+        continue;
+      }
+      const Entry entry = {key, section.spelled + "." + key,
+                           map.keys[static_cast<size_t>(node - map.items.data())], *node};
+      if (given || (second && key.ends_with("sharding_strategy"))) {
+        pass_.without_meaning(entry);  // the other one decides
+        continue;
+      }
+      given = true;
+      const std::string text = simplified(node->text);
+      const bool hybrid = text.starts_with("hybrid") || text == "4" || text == "5";
+      if (const auto stage = find_word(kStrategies, text)) {
+        pass_.put("parallelism.zero_stage", entry, *stage,
+                  hybrid ? " (over all ranks, and not within each node)" : "");
+      } else {
+        pass_.complain(entry, fmt::format("expected FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, "
+                                          "HYBRID_SHARD, HYBRID_SHARD_ZERO2, true or false, got {}",
+                                          describe(*node)));
+      }
+    }
+    if (!given) {
+      pass_.put("parallelism.zero_stage", section, value("3", map),
+                " (Accelerate's default: all is sharded)");
+    }
+  }
+
+  void deepspeed(const Entry& section) {
+    pass_.section(section, kDeepspeed, "", [this](const Entry& entry) {
+      if (is_off(entry.node) && entry.name == "gradient_clipping") {
+        pass_.without_meaning(entry);  // "none": DeepSpeed's own default
+      } else if (entry.name == "gradient_clipping") {
+        pass_.put("optimizer.grad_clip", entry, entry.node);
+      } else if (!is_off(entry.node)) {
+        pass_.tell(fmt::format("{}: {} is read too", entry.spelled, entry.node.text));
+        pass_.state.included = {entry.node.text, pass_.mark_of(entry.node)};
+      }
+    });
+    const YamlNode& map = section.node;
+    if (map.kind == Kind::map && !pass_.state.included && value_of(map, "zero_stage") == nullptr) {
+      pass_.put("parallelism.zero_stage", section, value("2", map), " (Accelerate's default)");
+    }
+  }
+
+  bool is_here_;                         // the source is a file of Accelerate
+  std::string type_;                     // distributed_type, simplified
+  std::vector<std::string> misspelled_;  // keys that others were meant to be
+};
 
 }  // namespace
 
-void Pass::accelerate(const Entry& entry) {
-  if (entry.node.kind == Kind::null) {
-    tell("fp8_config is empty");
-  }
-  section(entry, {kAccelerate, {}, false}, "fp8_",
-          [this](const ForeignKey& key, const Entry& it) { accelerate_key(key, it); });
-  // TERecipeKwargs of accelerate/utils/dataclasses.py: use_autocast_during_eval is False by
-  // default. convert_model_to_fp8_ao of accelerate/utils/ao.py; the head is out in any case.
-  defaults_ = {
-      {"te", "fp8.use_autocast_during_eval", "false",
-       "Accelerate's default: evaluation in high precision", entry.key},
-      {"torchao", "fp8.first_linears", "1",
-       "Accelerate leaves the first linear layer and the head in high precision", entry.key}};
-}
-
-void Pass::accelerate_key(const ForeignKey& key, const Entry& entry) {
-  if (key.name == "backend") {
-    const auto found = find_in(kBackends, simplified(entry.node.text));
-    const bool is_known = found != std::end(kBackends);
-    put(key.text, entry, is_known ? scalar(std::string(found->second), entry.node) : entry.node);
-  } else if (key.name == "format") {
-    if (simplified(entry.node.text) == "e5m2") {
-      complain(entry,
-               "E5M2 for all tensors does not train (TransformerEngine refuses it too); choose "
-               "HYBRID or E4M3");
-    } else {
-      put(key.text, entry, entry.node);
-    }
-  } else if (key.name == "override_linear_precision") {
-    override_linear_precision(key, entry);
-  } else if (key.name == "use_mxfp8_block_scaling" || key.text.empty()) {
-    tell_switch(key, entry);
-  } else {
-    put(key.text, entry, entry.node, " (Accelerate itself ignores this spelling)");
-  }
-}
-
-/// Keys that are true or false and have no key of ours with the same meaning.
-void Pass::tell_switch(const ForeignKey& key, const Entry& entry) {
-  const std::optional<bool> value = flag(entry);
-  if (!value) {
-    return;
-  }
-  if (key.name == "enable_fsdp_float8_all_gather") {
-    tell(fmt::format(
-        "{}: with ZeRO, weights are gathered in FP8 wherever GEMMs read one set of codes",
-        entry.spelled));
-  } else if (key.name == "pad_inner_dim") {
-    tell(
-        fmt::format("{}: nothing is padded; layers with a dimension that is not a multiple of 16 "
-                    "stay in high precision, and `fp8train explain` lists them",
-                    entry.spelled));
-  } else if (*value) {
-    put(key.text, entry, scalar("mxfp8", entry.node));
-  } else {
-    tell(fmt::format("{}: false is so without it", entry.spelled));
-  }
-}
-
-/// A list, "(a, b, c)" or "a,b,c" as one text, or false.
-void Pass::override_linear_precision(const ForeignKey& key, const Entry& entry) {
-  if (entry.node.kind != Kind::scalar) {
-    put(key.text, entry, entry.node);
-    return;
-  }
-  if (const auto value = flag_in(entry.node)) {
-    if (*value) {
-      complain(entry, "true does not say which GEMMs; write three, such as [false, false, true]");
-    } else {
-      tell(fmt::format("{}: false: no GEMM stays in high precision", entry.spelled));
-    }
-    return;
-  }
-  std::string text = entry.node.text;
-  text.erase(std::remove_if(text.begin(), text.end(),
-                            [](char c) { return c == '(' || c == ')' || c == ' '; }),
-             text.end());
-  std::vector<bool> values;
-  for (const std::string& part : split(text, ',')) {
-    if (const auto value = parse_bool(part)) {
-      values.push_back(*value);
-    }
-  }
-  if (values.size() != 3 || std::count(text.begin(), text.end(), ',') != 2) {
-    complain(entry, fmt::format("expected three of true or false, got {}", describe(entry.node)));
-    return;
-  }
-  put(key.text, entry, flags({values[0], values[1], values[2]}, entry.node));
+std::unique_ptr<Program> accelerate(Pass& pass) {
+  return std::make_unique<Accelerate>(pass);
 }
 
 }  // namespace fp8train::dialects

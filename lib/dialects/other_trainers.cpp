@@ -1,4 +1,4 @@
-#include "dialects/other_trainers.h"
+#include "dialects/dialects.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -12,7 +12,6 @@
 #include "config/fields/field_table.h"
 #include "config/foreign_names.h"
 #include "config/show.h"
-#include "config/suggest.h"
 #include "dialects/pass.h"
 
 namespace fp8train {
@@ -104,7 +103,7 @@ YamlNode renamed(const std::string& key, const YamlNode& value) {
   const auto* found = std::ranges::find_if(kRenamed, [&](const Renamed& one) {
     return one.key == key && value.kind == YamlNode::Kind::scalar && one.theirs == value.text;
   });
-  return found == std::end(kRenamed) ? value : dialects::scalar(std::string(found->ours), value);
+  return found == std::end(kRenamed) ? value : dialects::value(std::string(found->ours), value);
 }
 
 /// The settings of a file.

@@ -1,4 +1,4 @@
-#include "dialects/precision_file.h"
+#include "dialects/dialects.h"
 
 #include <fmt/format.h>
 
@@ -171,9 +171,8 @@ class PrecisionFile {
   }
 
   static void read_plan(const FieldValue& value, Recipe& recipe) {
-    const auto found = dialects::find_in(kRecipes, value.node().text);
-    if (found != std::end(kRecipes)) {
-      recipe.plan = found->second;
+    if (const auto plan = dialects::find_word(kRecipes, value.node().text)) {
+      recipe.plan = *plan;
     } else if (value.node().text == "delayed") {
       value.fail("delayed scaling is not for single layers, as in Megatron: choose tensorwise");
     } else {

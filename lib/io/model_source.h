@@ -2,6 +2,7 @@
 // A model folder whose tensors have been compared with its config.json: each tensor of the model
 // occurs once and has its shape, and there is no other. Exports read from it.
 
+#include <cstdint>
 #include <filesystem>
 #include <vector>
 
@@ -30,5 +31,17 @@ struct ModelSource {
 /// Opens a model folder and reads its headers only. Throws CheckpointError, which names tensors
 /// that are missing, unexpected or of another shape, and as read_hf_config and TensorSource do.
 ModelSource open_model_source(const std::filesystem::path& folder);
+
+// Orders of the rows of weights in files: which rows of q and k RoPE rotates together, and matrices
+// stored as [in, out].
+
+/// Returns the rows of `weight` ([heads * head_dim, any]) moved from half-split pairs (j, j +
+/// head_dim / 2) to pairs of neighbours (2j, 2j + 1), head by head (llama.cpp's converter calls it
+/// permute). Throws InternalError if the sizes do not fit.
+std::vector<float> neighbour_rope_rows(const std::vector<float>& weight, int64_t heads,
+                                       int64_t head_dim);
+
+/// Returns a matrix [rows, columns] as [columns, rows].
+std::vector<float> transposed(const std::vector<float>& values, int64_t rows, int64_t columns);
 
 }  // namespace fp8train

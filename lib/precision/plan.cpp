@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "ops/gemm/gemm_support.h"
-#include "precision/meaningless_option.h"
+#include "precision/key_error.h"
 #include "precision/plan_entries.h"
 #include "precision/plan_parts.h"
 #include "precision/role_request.h"
@@ -101,7 +101,8 @@ void apply_gemm_flags(const std::vector<bool>& flags, const char* key, Precision
   }
   require(has_scaled_gemms(plan), plan, key, "FP8 plans");
   if (flags.size() != 3) {
-    throw ConfigError(fmt::format("{}: expected three booleans, for fprop, dgrad and wgrad", key));
+    throw KeyError(key,
+                   fmt::format("{}: expected three booleans, for fprop, dgrad and wgrad", key));
   }
   apply(plan.fprop, flags[0]);
   apply(plan.dgrad, flags[1]);
@@ -180,11 +181,15 @@ void apply_swiglu(const PlanRequest& request, PrecisionPlan& plan) {
           "fp8.swiglu: smooth", "plans whose forward GEMM reads x and w in FP8");
   for (const GemmPlan* gemm : {&plan.dgrad, &plan.wgrad}) {
     if (gemm->a.is_scaled() != gemm->b.is_scaled()) {
-      throw ConfigError(fmt::format(
-          "fp8.swiglu: smooth does not go together with plan '{}', whose backward GEMMs read the "
-          "codes of the forward one next to operands that are not scaled: there w has no smoothed "
-          "codes; use bf16_down_input, or give both operands of dgrad and wgrad a scale",
-          plan.name));
+      throw KeyError(
+          "fp8.swiglu",
+          fmt::format(
+              "fp8.swiglu: smooth does not go together with plan '{}', whose backward GEMMs read "
+              "the "
+              "codes of the forward one next to operands that are not scaled: there w has no "
+              "smoothed "
+              "codes; use bf16_down_input, or give both operands of dgrad and wgrad a scale",
+              plan.name));
     }
   }
   plan.swiglu = SwigluInput::smoothed;
@@ -236,7 +241,8 @@ bool has_scaled_gemms(const PrecisionPlan& plan) {
 PrecisionPlan resolve_plan(const PlanRequest& request) {
   PrecisionPlan plan = plan_named(name_for(request));
   if (needs_roles(plan.name) && request.roles == RoleRequest{}) {
-    throw ConfigError(
+    throw KeyError(
+        "precision.plan",
         fmt::format("precision.plan: plan '{}' is what its roles say; give at least one, such as "
                     "precision.moment1",
                     plan.name));

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "precision/key_error.h"
 
 namespace fp8train {
 namespace {
@@ -15,7 +16,8 @@ namespace {
 void check_layer_plan(const PrecisionPlan& plan, const PrecisionPlan& other,
                       const LayerPlan& layer) {
   const auto refuse = [&](const std::string& why) {
-    throw ConfigError(fmt::format("{}: '{}': {} {}", layer.key(), layer.pattern, other.name, why));
+    throw KeyError(layer.key(),
+                   fmt::format("{}: '{}': {} {}", layer.key(), layer.pattern, other.name, why));
   };
   if (other.activation != plan.activation) {
     refuse(fmt::format("has activations in {}, the run's plan '{}' in {}: all layers have one type",
@@ -40,7 +42,8 @@ LayerPlan layer_plan(const LayerRequest& request, const PrecisionPlan& run) {
     return layer;
   }
   if (needs_roles(request.plan)) {
-    throw ConfigError(
+    throw KeyError(
+        layer.key(),
         fmt::format("{}: '{}': plan '{}' is what its formats say, which single layers cannot have; "
                     "name another plan",
                     layer.key(), layer.pattern, layer.plan));
@@ -64,10 +67,12 @@ void check_exempt(const PlanRequest& request, const LayerRequest& layer,
   const bool from_file = !layer.naming.names.empty();
   if (from_file && layer.in_plain_run && has_scaled_gemms(plan) &&
       (rules.first_blocks > 0 || rules.last_blocks > 0)) {
-    throw ConfigError(fmt::format(
-        "precision.file: '{}': override_nonquantized_autocast: true would scale layers of blocks "
-        "that fp8.first_blocks and fp8.last_blocks keep in high precision: remove one of the two",
-        layer.pattern));
+    throw KeyError("precision.file",
+                   fmt::format("precision.file: '{}': override_nonquantized_autocast: true would "
+                               "scale layers of blocks "
+                               "that fp8.first_blocks and fp8.last_blocks keep in high precision: "
+                               "remove one of the two",
+                               layer.pattern));
   }
 }
 
@@ -86,7 +91,8 @@ int first_window(const GemmPlan& fprop, const GemmPlan& dgrad, const GemmPlan& w
 
 void apply_layers(const PlanRequest& request, PrecisionPlan& plan) {
   if (!request.layers.empty() && !request.file_layers.empty()) {
-    throw ConfigError(
+    throw KeyError(
+        "precision.layers",
         "precision.layers and precision.file both name plans of layers: give one of them");
   }
   const std::vector<LayerRequest>& layers =
@@ -97,7 +103,8 @@ void apply_layers(const PlanRequest& request, PrecisionPlan& plan) {
     const LayerPlan layer = layer_plan(asked, plan);
     const int own = first_window(layer.fprop, layer.dgrad, layer.wgrad);
     if (own != 0 && window != 0 && own != window) {
-      throw ConfigError(
+      throw KeyError(
+          layer.key(),
           fmt::format("{}: '{}': {} scales by the step itself for {} steps, other layers for {}: "
                       "give both one history length",
                       layer.key(), layer.pattern, layer.plan, own, window));
@@ -109,7 +116,7 @@ void apply_layers(const PlanRequest& request, PrecisionPlan& plan) {
 
 void apply_schedule(const PlanRequest& request, PrecisionPlan& plan) {
   const auto refuse = [](const std::string& why) {
-    throw ConfigError("precision.schedule: " + why);
+    throw KeyError("precision.schedule", "precision.schedule: " + why);
   };
   double before = 0;
   for (size_t i = 0; i < request.schedule.size(); ++i) {

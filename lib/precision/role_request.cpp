@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "ops/exchange/wire_formats.h"
+#include "precision/key_error.h"
 
 namespace fp8train {
 namespace {
@@ -14,7 +15,8 @@ TensorFormat parse_role_format(const char* name, const std::string& text) {
   try {
     format = parse_format(text);
   } catch (const ConfigError& error) {
-    throw ConfigError(fmt::format("precision.{}: {}", name, error.what()));
+    const std::string key = fmt::format("precision.{}", name);
+    throw KeyError(key, fmt::format("{}: {}", key, error.what()));
   }
   if (is_fp8(format.dtype) && !format.is_scaled()) {
     format.policy = ScalePolicy::current;
@@ -83,7 +85,8 @@ void apply_gemm_roles(const PlanRequest& request, PrecisionPlan& plan) {
     }
     for (size_t i = 0; i < plain_gemms.size(); ++i) {
       if (plain_gemms[i] && kGemms[i] == role.gemm) {
-        throw ConfigError(
+        throw KeyError(
+            fmt::format("precision.{}", role.name),
             fmt::format("precision.{}: fp8.override_linear_precision keeps this GEMM in high "
                         "precision; remove one of the two",
                         role.name));

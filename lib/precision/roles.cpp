@@ -11,14 +11,19 @@
 #include "ops/exchange/wire.h"
 #include "ops/exchange/wire_formats.h"
 #include "ops/gemm/gemm_support.h"
+#include "precision/key_error.h"
 #include "precision/plan.h"
 #include "tensor/stored_tensor.h"
 
 namespace fp8train {
 namespace {
 
-[[noreturn]] void refuse(const char* role, const TensorFormat& format, const std::string& why) {
-  throw ConfigError(fmt::format("precision.{}: '{}' {}", role, describe(format), why));
+/// `other`: another role of which `why` speaks.
+[[noreturn]] void refuse(const char* role, const TensorFormat& format, const std::string& why,
+                         const std::string& other = "") {
+  const std::string key = fmt::format("precision.{}", role);
+  throw KeyError(key, fmt::format("{}: '{}' {}", key, describe(format), why),
+                 {"precision." + other});
 }
 
 bool is_plain(const TensorFormat& format, DType dtype) {
@@ -73,12 +78,14 @@ void check_gemm(const OperandNames& names, const GemmPlan& gemm, DType activatio
            fmt::format("has no product with precision.{}: '{}' (expected both without scales, or "
                        "scales for {}; one for the tensor also goes with row; both hadamard or "
                        "neither)",
-                       names.b, describe(gemm.b), ops::block_pairs_text()));
+                       names.b, describe(gemm.b), ops::block_pairs_text()),
+           names.b);
   }
   // Plans are for GPUs too, which have no alternative to some products.
   const ops::GemmSupport on_gpu = ops::gemm_support({.fp8_gemm_by_library = true}, formats);
   if (!on_gpu.native && !on_gpu.dequantized) {
-    refuse(names.a, gemm.a, fmt::format("together with precision.{}: {}", names.b, on_gpu.reason));
+    refuse(names.a, gemm.a, fmt::format("together with precision.{}: {}", names.b, on_gpu.reason),
+           names.b);
   }
 }
 
@@ -123,7 +130,8 @@ void check_weight(const PrecisionPlan& plan) {
     refuse(role, value,
            fmt::format("has a weight in bf16 for its upper half, but precision.weight is '{}': set "
                        "precision.weight: bf16",
-                       describe(plan.weight)));
+                       describe(plan.weight)),
+           "weight");
   }
   if (!in_halves) {
     check_stored_format(role, value);
@@ -169,7 +177,8 @@ void check_gradient(const PrecisionPlan& plan) {
     refuse("gradient_wire", plan.gradient_wire,
            fmt::format("is another format, and gradients stored as '{}' cross as they are: choose "
                        "that format, or set precision.weight_gradient: bf16",
-                       describe(gradient)));
+                       describe(gradient)),
+           "weight_gradient");
   }
 }
 
@@ -252,10 +261,11 @@ void check_self_exact(const PrecisionPlan& plan) {
   const TensorFormat& wire = plan.gradient_wire;
   if (plan.self_exact && (wire == plan.weight_gradient || is_plain(wire, DType::f32) ||
                           wire.policy == ScalePolicy::automatic)) {
-    throw ConfigError(fmt::format(
-        "precision.self_exact has no meaning if gradients are stored in '{}' and cross the wire "
-        "in '{}': remove it",
-        describe(plan.weight_gradient), describe(wire)));
+    throw KeyError("precision.self_exact",
+                   fmt::format("precision.self_exact has no meaning if gradients are stored in "
+                               "'{}' and cross the wire "
+                               "in '{}': remove it",
+                               describe(plan.weight_gradient), describe(wire)));
   }
 }
 

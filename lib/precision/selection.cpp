@@ -8,6 +8,7 @@
 #include "base/names.h"
 #include "base/nearest.h"
 #include "base/text.h"
+#include "precision/key_error.h"
 #include "precision/plan_entries.h"
 
 namespace fp8train {
@@ -41,9 +42,9 @@ std::vector<std::string> recipes_of(const std::string& backend) {
 void check_method(const PlanRequest& request, bool by_level) {
   const auto refuse = [&](bool given, const char* key, const std::string& advice) {
     if (given) {
-      throw ConfigError(fmt::format("{} has no meaning with fp8.backend: {}; {}", key,
-                                    request.backend.empty() ? backends().front() : request.backend,
-                                    advice));
+      throw KeyError(
+          key, fmt::format("{} has no meaning with fp8.backend: {}; {}", key,
+                           request.backend.empty() ? backends().front() : request.backend, advice));
     }
   };
   if (by_level) {
@@ -65,7 +66,8 @@ const PlanEntry& entry_named(const std::string& name, const char* key = "precisi
   }
   const std::vector<std::string> names = plan_names();
   const std::vector<std::string> near = nearest_names(name, names);
-  throw ConfigError(
+  throw KeyError(
+      key,
       fmt::format("{}: no plan '{}'; {} plans are: {}", key, name,
                   near.empty() ? "the" : fmt::format("did you mean {}? The", alternatives(near)),
                   fmt::join(names, ", ")));
@@ -100,7 +102,8 @@ std::string plan_for_method(const PlanRequest& request) {
     }
   }
   const char* key = recipe.empty() ? "fp8.backend" : by_level ? "fp8.opt_level" : "fp8.recipe";
-  throw ConfigError(
+  throw KeyError(
+      key,
       fmt::format("{}: no plan for backend '{}' and recipe '{}'; there are {}: {}; {}", key,
                   request.backend, by_level ? request.opt_level : request.recipe, backends_text(),
                   recipes_text(), fmt::format("{}: {}", level_backend().name, opt_levels_text())));

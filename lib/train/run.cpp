@@ -16,7 +16,6 @@
 #include "base/log.h"
 #include "base/math.h"
 #include "base/signals.h"
-#include "config/changes.h"
 #include "config/load.h"
 #include "config/show.h"
 #include "data/loader.h"
@@ -207,9 +206,7 @@ class Run {
   }
 
   RunOutcome train_to_end() {
-    if (settings().logging.tensorboard) {
-      records_.begin_events(state_.step, resolved_config_);
-    }
+    records_.open_sinks(settings().logging, state_.step, resolved_config_);
     step_log_.restart_time();
     if (state_.step > 0 && evaluation_is_due() && state_.val_step != state_.step) {
       evaluate_in_between();  // a stop had cut it short

@@ -45,15 +45,16 @@ def plan_names(root):
 
 
 def program_names(root):
-    """Names of the programs whose keys are read, from the functions in
-    kPrograms that recognize them."""
-    table = root / "lib/dialects/dialects.cpp"
-    names = re.findall(r"&Pass::is_(\w+)", table.read_text()) if table.exists() else []
-    if table.exists() and not names:
+    """Names of the programs whose keys are read, from the table kPrograms."""
+    file = root / "lib/dialects/pass.cpp"
+    text = file.read_text() if file.exists() else ""
+    table = re.search(r"kPrograms\[\].*? = \{([\w,\s]+)\}", text)
+    if file.exists() and not table:
         sys.exit(
-            "methods.py: lib/dialects/dialects.cpp has no &Pass::is_NAME any more; program_names() "
-            "has to follow it"
+            "methods.py: lib/dialects/pass.cpp has no kPrograms[] = {NAME, ...} any more; "
+            "program_names() has to follow it"
         )
+    names = re.findall(r"\w+", table[1]) if table else []
     words = [word.lower() for word in WORDS]
     return [name for name in names if name not in words]
 
@@ -131,10 +132,7 @@ def check(root):
 PLANTED = {
     "lib/precision/plans.cpp": '// TransformerEngine\nRow r = {{"te-fast", te}};\n',
     "lib/dialects/accelerate.cpp": '// Accelerate\nauto k = "msamp";\n',
-    "lib/dialects/dialects.cpp": (
-        "kPrograms[] = {{&Pass::is_accelerate}, {nullptr, &Pass::is_nanotron}, "
-        "{&Pass::is_megatron}};\n"
-    ),
+    "lib/dialects/pass.cpp": "(*kPrograms[])(Pass&) = {accelerate, nanotron, megatron};\n",
     "lib/ops/good.h": (
         "// The scale (TransformerEngine,\n// common/recipe) of\n// accelerates te-fastest\n"
         "int coated;\n"

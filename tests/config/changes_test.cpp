@@ -1,4 +1,3 @@
-#include "config/changes.h"
 
 #include <catch2/catch.hpp>
 

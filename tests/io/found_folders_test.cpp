@@ -8,11 +8,11 @@
 #include "data/readers/data_format.h"
 #include "data/tokenizer.h"
 #include "io/hf_config.h"
-#include "io/hf_folder.h"
 #include "io/model_source.h"
 #include "io/other_folders.h"
 #include "io/safetensors/tensor_source.h"
 #include "support/files.h"
+#include "support/hf_folder.h"
 #include "support/small_model.h"
 #include "support/temp_dir.h"
 
@@ -60,7 +60,7 @@ struct Folder {
                          {model.vocab_size, model.hidden_size},
                          values.back().data()});
     }
-    write_hf_folder(dir.path(), model, tensors, {});
+    test::write_hf_folder(dir.path(), model, tensors);
   }
 };
 

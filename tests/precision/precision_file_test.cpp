@@ -10,7 +10,6 @@
 #include "config/load.h"
 #include "config/show.h"
 #include "dialects/dialects.h"
-#include "dialects/precision_file.h"
 #include "model/families/family.h"
 #include "model/linear_sites.h"
 #include "precision/linear_plan.h"

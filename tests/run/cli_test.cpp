@@ -14,7 +14,6 @@
 #include "base/error.h"
 #include "commands.h"
 #include "data/tokenizer.h"
-#include "out_of_memory.h"
 #include "support/temp_dir.h"
 #include "text_stream.h"
 

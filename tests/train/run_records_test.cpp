@@ -53,7 +53,7 @@ TEST_CASE("TensorBoard shows the numbers of a line whose metrics have a tag") {
   const test::TempDir dir;
   RunRecords records(dir / "run");
   records.begin_metrics(0, 1);
-  records.begin_events(0, "");
+  records.open_sinks({.tensorboard = true}, 0, "");
   records.write_step({.step = 1, .mfu = 0.5});
   const auto shown = [&] {
     std::string text;

@@ -37,6 +37,7 @@ TEST_CASE("a run may be given in epochs") {
   CHECK(settings.training.max_steps == 0);
   CHECK(settings.training.max_tokens == 0);
   CHECK(settings.checkpoint.interval == kAutomaticInterval);  // the steps are not known
+  CHECK(settings.scheduler.warmup_steps == 100);
   CHECK(load_text(commented_settings(settings, done.result.asked)) == settings);
   CHECK(take({{"data.train", "a.txt"}, {"training.max_epochs", "2.5"}}).settings == settings);
 }

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "device/device.h"
+#include "engine/engine.h"
+#include "nn/parameter.h"
 #include "numeric/dtype.h"
 #include "ops/gemm/gemm.h"
 #include "tensor/quantized.h"
@@ -75,5 +77,11 @@ struct TensorCodes {
   Tensor codes, columnwise_codes;
   Tensor state;  // scale, its reciprocal, amax
 };
+
+/// Sets initial values of the usual deviation that take no time to draw. Throws DeviceError.
+void set_quick_weights(Device& device, ParameterStore& store);
+
+/// Returns random tokens and targets of one micro-batch of this rank.
+Batch random_batch(const EngineSettings& settings, int rank);
 
 }  // namespace fp8train

@@ -8,7 +8,6 @@
 #include "base/trace.h"
 #include "bench/bench.h"
 #include "bench/parts.h"
-#include "bench/step_inputs.h"
 #include "bench/step_model.h"
 #include "comm/backends/backends.h"
 #include "config/load.h"

@@ -21,17 +21,69 @@ auto data(Member member) {
   return in(&Settings::data, member);
 }
 
-Field sources(std::string key, std::vector<DataSource> DataSettings::*member, std::string doc) {
-  return make(std::move(key), "a path or a list of sources", std::move(doc), data(member),
-              read_sources, [](const std::vector<DataSource>& values) {
-                return values.empty() ? "" : sources_text(values);
-              });
+/// Whether the path of a source is a command.
+bool is_command(const YamlNode& source) {
+  for (size_t i = 0; i < source.keys.size(); ++i) {
+    if (source.keys[i].text == "format") {
+      return lower(source.items[i].text) == kCommandFormat;
+    }
+  }
+  return false;
 }
 
-// Answers that the wizard offers if the default of the field is not a good start.
+std::optional<DataSource> read_source_map(const FieldValue& value, const std::string& what) {
+  constexpr double kMaxWeight = 1e12;
+  std::vector<std::string> formats = data_format_names();
+  formats.emplace_back(kCommandFormat);
+  DataSource source;
+  source.format = "auto";
+  const bool good = read_keys(
+      value, what,
+      {{"path",
+        [&](const FieldValue& it) {
+          return assign(source.path,
+                        (is_command(value.node()) ? read_text : read_path)(it, "text"));
+        }},
+       {"format",
+        [&](const FieldValue& it) {
+          return assign(source.format, read_choice(it, formats, "one of " + joined(formats)));
+        }},
+       key_for("weight", source.weight,
+               {.range = above_up_to(0, kMaxWeight), .accepts = "a number > 0, at most 1e12"})});
+  if (good && source.path.empty()) {
+    value.fail("a source needs a path");
+  }
+  return good && !source.path.empty() ? std::optional(source) : std::nullopt;
+}
 
-std::string offered_validation(const Settings& settings) {
-  return number_text(settings.data.val_fraction > 0 ? settings.data.val_fraction : 0.05);
+/// A list of sources, each a path or {path, format, weight}, or one without a list.
+std::optional<std::vector<DataSource>> read_sources(const FieldValue& value,
+                                                    const std::string& what) {
+  const auto read_one = [&](const FieldValue& element) -> std::optional<DataSource> {
+    if (element.node().kind == YamlNode::Kind::map) {
+      return read_source_map(element, what);
+    }
+    const auto path = read_path(element, "a source such as {path: corpus.txt}");
+    return path ? std::optional(DataSource{*path, "auto", 1.0}) : std::nullopt;
+  };
+  if (value.node().kind == YamlNode::Kind::map || value.node().kind == YamlNode::Kind::scalar) {
+    const auto source = read_one(value);
+    return source ? std::optional(std::vector<DataSource>{*source}) : std::nullopt;
+  }
+  return read_list<DataSource>(value, 0, what, read_one);
+}
+
+std::string sources_text(const std::vector<DataSource>& sources) {
+  const std::string text = joined(sources, [](const DataSource& source) {
+    return fmt::format("{{path: {}, format: {}, weight: {}}}", yaml_text(source.path),
+                       source.format.empty() ? "auto" : source.format, number_text(source.weight));
+  });
+  return text.empty() ? "" : "[" + text + "]";
+}
+
+Field sources(std::string key, std::vector<DataSource> DataSettings::*member, std::string doc) {
+  return make(std::move(key), "a path or a list of sources", std::move(doc), data(member),
+              read_sources, sources_text);
 }
 
 void check_train(const CheckContext& at) {
@@ -85,12 +137,15 @@ std::vector<Field> data_fields() {
           .checked(check_train),
       sources("data.val", &DataSettings::val,
               "Validation sources; not set: val_fraction of the training sources"),
-      number("data.val_fraction", data(&DataSettings::val_fraction), from_up_to(0, 1),
-             "Part of the training sources that is held back for validation")
+      field("data.val_fraction", data(&DataSettings::val_fraction), from_up_to(0, 1),
+            "Part of the training sources that is held back for validation")
           .asked({.topic = Topic::data,
                   .text = "Part held back for validation",
                   .unless = {"data.val"},
-                  .suggest = offered_validation})
+                  .suggest =
+                      [](const Settings& s) {
+                        return number_text(s.data.val_fraction > 0 ? s.data.val_fraction : 0.05);
+                      }})
           .checked(check_val_fraction),
       path("data.tokenizer", data(&DataSettings::tokenizer),
            "byte, char, the path of a tokenizer file or of a folder that has one, or none for "
@@ -98,14 +153,14 @@ std::vector<Field> data_fields() {
            "folder, if it has one and the data are not token files",
            "text")
           .asked({.topic = Topic::tokens, .text = "Tokenizer"}),
-      integer("data.seq_length", in(&Settings::step, &StepSettings::seq_length),
-              between(1, kMostPositions),
-              "Tokens of one sequence; a preset sets its own default, and the context of "
-              "model.from limits it")
+      field("data.seq_length", in(&Settings::step, &StepSettings::seq_length),
+            between(1, kMostPositions),
+            "Tokens of one sequence; a preset sets its own default, and the context of "
+            "model.from limits it")
           .asked({.topic = Topic::tokens, .text = "Sequence length"})
           .checked(check_seq_length),
-      flag("data.shuffle", data(&DataSettings::shuffle),
-           "Windows in random order; false: in the order of the files"),
+      field("data.shuffle", data(&DataSettings::shuffle),
+            "Windows in random order; false: in the order of the files"),
       text("data.text_key", data(&DataSettings::text_key), "JSONL: the key that holds the text"),
       choice(
           "data.bad_lines", data(&DataSettings::bad_lines), kBadLines,
@@ -121,8 +176,8 @@ std::vector<Field> data_fields() {
              "How documents fill a sequence. windows: consecutive text; documents: whole "
              "documents, which do not see each other; none: one document; auto: documents for "
              "dialogues, else windows"),
-      flag("data.document_mask", data(&DataSettings::document_mask),
-           "With windows: attention and positions start again after each end-of-sequence token"),
+      field("data.document_mask", data(&DataSettings::document_mask),
+            "With windows: attention and positions start again after each end-of-sequence token"),
   };
 }
 

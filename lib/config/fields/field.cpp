@@ -11,7 +11,6 @@
 #include "base/text.h"
 #include "base/written_path.h"
 #include "config/fields/scalar.h"
-#include "data/readers/data_format.h"
 
 namespace fp8train {
 namespace {
@@ -32,68 +31,6 @@ bool is_text_by_quotes(const YamlNode& node) {
 /// A hint when somebody quoted a value that is not a text.
 std::string quote_hint(const FieldValue& value) {
   return is_text_by_quotes(value.node()) && !value.node().text.empty() ? "remove the quotes" : "";
-}
-
-/// The elements of a list of exactly `count` (0: any number), each read by `read`.
-template <class T, class Read>
-std::optional<std::vector<T>> read_list(const FieldValue& value, size_t count,
-                                        const std::string& what, const Read& read) {
-  const YamlNode& node = value.node();
-  if (node.kind != Kind::sequence || (count != 0 && node.items.size() != count)) {
-    const bool wrong_length = node.kind == Kind::sequence;
-    const auto length = static_cast<int64_t>(node.items.size());
-    value.expected(what, wrong_length ? "it has " + counted(length, "element") : "");
-    return std::nullopt;
-  }
-  std::vector<T> result;
-  bool good = true;
-  for (size_t i = 0; i < node.items.size(); ++i) {
-    const auto element = read(value.child(node.items[i], fmt::format("{}[{}]", value.key(), i)));
-    good = good && element.has_value();
-    if (element) {
-      result.push_back(*element);
-    }
-  }
-  return good ? std::optional(result) : std::nullopt;
-}
-
-constexpr double kMostWeight = 1e12;
-
-/// Whether the path of a source is a command.
-bool is_command(const YamlNode& source) {
-  for (size_t i = 0; i < source.keys.size(); ++i) {
-    if (source.keys[i].text == "format") {
-      return lower(source.items[i].text) == kCommandFormat;
-    }
-  }
-  return false;
-}
-
-std::optional<DataSource> read_source_map(const FieldValue& value, const std::string& what) {
-  std::vector<std::string> formats = data_format_names();
-  formats.emplace_back(kCommandFormat);
-  const std::string one_format = "one of " + joined(formats);
-  DataSource source;
-  source.format = "auto";
-  const bool good = read_keys(
-      value, what,
-      {{"path",
-        [&](const FieldValue& it) {
-          return assign(source.path,
-                        (is_command(value.node()) ? read_text : read_path)(it, "text"));
-        }},
-       {"format",
-        [&](const FieldValue& it) {
-          return assign(source.format, read_choice(it, formats, one_format));
-        }},
-       {"weight", [&](const FieldValue& it) {
-          return assign(source.weight,
-                        read_number(it, above_up_to(0, kMostWeight), "a number > 0, at most 1e12"));
-        }}});
-  if (good && source.path.empty()) {
-    value.fail("a source needs a path");
-  }
-  return good && !source.path.empty() ? std::optional(source) : std::nullopt;
 }
 
 }  // namespace
@@ -119,26 +56,6 @@ FieldValue FieldValue::child(const YamlNode& node, std::string key) const {
 
 FieldValue FieldValue::child(const YamlKey& written, const YamlNode& node, std::string key) const {
   return {node, std::move(key), mark_of(written.line, written.column), problems_};
-}
-
-Field Field::also(std::vector<std::string> names) && {
-  aliases = std::move(names);
-  return std::move(*this);
-}
-
-Field Field::when(std::function<bool(const Settings&)> condition) && {
-  applies = std::move(condition);
-  return std::move(*this);
-}
-
-Field Field::asked(Question how) && {
-  question = std::move(how);
-  return std::move(*this);
-}
-
-Field Field::checked(std::function<void(const CheckContext&)> how) && {
-  check = std::move(how);
-  return std::move(*this);
 }
 
 bool Range::holds(double value) const {
@@ -207,6 +124,17 @@ std::optional<double> read_number(const FieldValue& value, const Range& range,
     return std::nullopt;
   }
   return number;
+}
+
+std::optional<double> read_duration(const FieldValue& value, const Range& range,
+                                    const std::string& what) {
+  const YamlNode& node = value.node();
+  const auto seconds = node.kind == Kind::scalar ? parse_duration(node.text) : std::nullopt;
+  if (!seconds || !range.holds(*seconds)) {
+    value.expected(what);
+    return std::nullopt;
+  }
+  return seconds;
 }
 
 std::optional<bool> read_bool(const FieldValue& value, const std::string& what) {
@@ -287,45 +215,6 @@ std::optional<std::string> read_choice(const FieldValue& value,
   return std::nullopt;
 }
 
-std::optional<double> read_duration(const FieldValue& value, const Range& range,
-                                    const std::string& what) {
-  const YamlNode& node = value.node();
-  const auto seconds = node.kind == Kind::scalar ? parse_duration(node.text) : std::nullopt;
-  if (!seconds || !range.holds(*seconds)) {
-    value.expected(what);
-    return std::nullopt;
-  }
-  return seconds;
-}
-
-std::optional<std::vector<std::string>> read_texts(const FieldValue& value,
-                                                   const std::string& what) {
-  if (value.node().kind == Kind::scalar) {
-    return std::vector<std::string>{value.node().text};
-  }
-  return read_list<std::string>(value, 0, what, [](const FieldValue& element) {
-    if (element.node().kind != Kind::scalar) {
-      element.expected("text");
-      return std::optional<std::string>();
-    }
-    return std::optional(element.node().text);
-  });
-}
-
-std::optional<std::vector<bool>> read_bools(const FieldValue& value, size_t count,
-                                            const std::string& what) {
-  return read_list<bool>(value, count, what, [](const FieldValue& element) {
-    return read_bool(element, "true or false");
-  });
-}
-
-std::optional<std::vector<double>> read_numbers(const FieldValue& value, size_t count,
-                                                const Range& range, const std::string& what) {
-  return read_list<double>(value, count, what, [&](const FieldValue& element) {
-    return read_number(element, range, "a number" + range.text());
-  });
-}
-
 bool for_each_key(const FieldValue& map, const std::string& what,
                   const std::function<void(const std::string&, const FieldValue&)>& visit) {
   const YamlNode& node = map.node();
@@ -363,32 +252,6 @@ bool read_keys(const FieldValue& map, const std::string& what, const std::vector
                                                   : fmt::format("did you mean \"{}\"?", near)));
       });
   return is_map && good;
-}
-
-std::optional<std::vector<DataSource>> read_sources(const FieldValue& value,
-                                                    const std::string& what) {
-  const auto read_one = [&](const FieldValue& element) -> std::optional<DataSource> {
-    if (element.node().kind == Kind::map) {
-      return read_source_map(element, what);
-    }
-    const auto path = read_path(element, "a source such as {path: corpus.txt}");
-    return path ? std::optional(DataSource{*path, "auto", 1.0}) : std::nullopt;
-  };
-  if (value.node().kind == Kind::map || value.node().kind == Kind::scalar) {
-    const auto source = read_one(value);
-    return source ? std::optional(std::vector<DataSource>{*source}) : std::nullopt;
-  }
-  return read_list<DataSource>(value, 0, what, read_one);
-}
-
-std::string sources_text(const std::vector<DataSource>& sources) {
-  std::vector<std::string> parts;
-  for (const DataSource& source : sources) {
-    parts.push_back(fmt::format("{{path: {}, format: {}, weight: {}}}", yaml_text(source.path),
-                                source.format.empty() ? "auto" : source.format,
-                                number_text(source.weight)));
-  }
-  return fmt::format("[{}]", joined(parts));
 }
 
 }  // namespace fp8train

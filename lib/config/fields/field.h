@@ -123,14 +123,23 @@ struct Field {
   /// if the field has no check.
   std::function<void(const CheckContext&)> check = nullptr;
 
-  /// Returns the field with other keys for the same setting.
-  Field also(std::vector<std::string> names) &&;
-  /// Returns the field with the condition on which it applies.
-  Field when(std::function<bool(const Settings&)> condition) &&;
-  /// Returns the field with the wizard's question.
-  Field asked(Question how) &&;
-  /// Returns the field with its check against other settings.
-  Field checked(std::function<void(const CheckContext&)> how) &&;
+  // Each returns the field with one part set.
+  Field also(std::vector<std::string> names) && {
+    aliases = std::move(names);
+    return std::move(*this);
+  }
+  Field when(std::function<bool(const Settings&)> condition) && {
+    applies = std::move(condition);
+    return std::move(*this);
+  }
+  Field asked(Question how) && {
+    question = std::move(how);
+    return std::move(*this);
+  }
+  Field checked(std::function<void(const CheckContext&)> how) && {
+    check = std::move(how);
+    return std::move(*this);
+  }
 };
 
 /// [min, ...): the bound is allowed.
@@ -174,6 +183,9 @@ std::optional<uint64_t> read_unsigned(const FieldValue& value, const std::string
 /// Reads a finite number within the range.
 std::optional<double> read_number(const FieldValue& value, const Range& range,
                                   const std::string& what);
+/// Reads seconds within the range.
+std::optional<double> read_duration(const FieldValue& value, const Range& range,
+                                    const std::string& what);
 /// Reads true or false.
 std::optional<bool> read_bool(const FieldValue& value, const std::string& what);
 /// Reads one text, which is not empty.
@@ -186,18 +198,6 @@ std::optional<std::string> read_output_path(const FieldValue& value, const std::
 std::optional<std::string> read_choice(const FieldValue& value,
                                        const std::vector<std::string>& choices,
                                        const std::string& what);
-/// Reads seconds within the range.
-std::optional<double> read_duration(const FieldValue& value, const Range& range,
-                                    const std::string& what);
-/// Reads a list of texts; a single text is a list of one.
-std::optional<std::vector<std::string>> read_texts(const FieldValue& value,
-                                                   const std::string& what);
-/// Reads a list of `count` values of true or false.
-std::optional<std::vector<bool>> read_bools(const FieldValue& value, size_t count,
-                                            const std::string& what);
-/// Reads a list of `count` numbers within the range.
-std::optional<std::vector<double>> read_numbers(const FieldValue& value, size_t count,
-                                                const Range& range, const std::string& what);
 /// Calls `visit` with each key of a map and its value. Complains where it is none, and returns
 /// false.
 bool for_each_key(const FieldValue& map, const std::string& what,
@@ -221,12 +221,5 @@ bool assign(T& target, std::optional<Value> value) {
   }
   return value.has_value();
 }
-
-/// Reads a list of sources, each a path or {path, format, weight}, or one without a list.
-std::optional<std::vector<DataSource>> read_sources(const FieldValue& value,
-                                                    const std::string& what);
-
-/// Returns `{path: a, format: auto, weight: 1}` of every source, in brackets.
-std::string sources_text(const std::vector<DataSource>& sources);
 
 }  // namespace fp8train

@@ -1,10 +1,11 @@
 #pragma once
-// Makes fields from members of Settings: `integer("eval.interval", in(&Settings::eval,
-// &EvalSettings::interval), at_least(0), "...")`. Only the parts of the table include this.
+// Makes fields from members of Settings: `field("eval.interval", in(&Settings::eval,
+// &EvalSettings::interval), at_least(0), "...")`. The type of a member decides how its value is
+// read from YAML and written.
 
 #include <fmt/format.h>
 
-#include <array>
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -27,6 +28,159 @@ auto in(Members... members) {
   };
 }
 
+/// The values that a member takes, beyond what its type says.
+struct Rule {
+  Range range = {};            ///< of numbers, also of those in a list
+  std::string accepts = {};    ///< in words; empty: by the type and the range
+  size_t count = 0;            ///< elements of a list; 0: any number
+  bool shows_empty = false;    ///< an empty list is written
+  bool is_duration = false;    ///< seconds, written as 3h50m
+  bool is_unset_at_0 = false;  ///< 0 stands for "not set" and is not written
+  bool null_is_0 = false;
+  int shift = 0;  ///< bits by which the member is larger than what is written: 20 for MiB
+};
+
+/// A whole number from 1 to `max`; the member is 0 where it is not set.
+inline Rule count_up_to(double max, bool null_is_0 = false) {
+  return {.range = between(1, max), .is_unset_at_0 = true, .null_is_0 = null_is_0};
+}
+/// Seconds in (0, kMostSeconds].
+inline Rule seconds(const char* example, bool is_unset_at_0 = false) {
+  return {.range = above_up_to(0, kMostSeconds),
+          .accepts = fmt::format("a duration such as {}, at most 3650d", example),
+          .is_duration = true,
+          .is_unset_at_0 = is_unset_at_0};
+}
+
+// The type of a value: that in an optional, else the type itself.
+template <class T>
+T value_type(const T&);
+template <class T>
+T value_type(const std::optional<T>&);
+
+template <class T>
+inline constexpr bool is_number = std::is_arithmetic_v<T> && !std::is_same_v<T, bool>;
+
+/// Returns the values of the type within the rule, in words.
+template <class T>
+std::string accepted(const Rule& rule) {
+  return !rule.accepts.empty()     ? rule.accepts
+         : std::is_same_v<T, bool> ? "true or false"
+         : !is_number<T>           ? "text"
+         : std::is_integral_v<T>   ? "a whole number" + rule.range.text()
+                                   : "a number" + rule.range.text();
+}
+
+/// Returns the elements of a list of exactly `count` (0: any number), each read by `read`.
+template <class T, class Read>
+std::optional<std::vector<T>> read_list(const FieldValue& value, size_t count,
+                                        const std::string& what, const Read& read) {
+  const YamlNode& node = value.node();
+  const bool is_list = node.kind == YamlNode::Kind::sequence;
+  if (!is_list || (count != 0 && node.items.size() != count)) {
+    const auto length = static_cast<int64_t>(node.items.size());
+    value.expected(what, is_list ? "it has " + counted(length, "element") : "");
+    return std::nullopt;
+  }
+  std::vector<T> elements;
+  for (size_t i = 0; i < node.items.size(); ++i) {
+    if (auto element = read(value.child(node.items[i], fmt::format("{}[{}]", value.key(), i)))) {
+      elements.push_back(*std::move(element));
+    }
+  }
+  return elements.size() == node.items.size() ? std::optional(elements) : std::nullopt;
+}
+
+/// Returns the value of a node: a number, true or false, text, or a list of these, of which a text
+/// alone is one. Complains and returns nothing if it is something else.
+template <class T>
+std::optional<T> from_yaml(const FieldValue& value, const Rule& rule = {}) {
+  const std::string what = accepted<T>(rule);
+  const YamlNode& node = value.node();
+  if constexpr (std::is_same_v<T, bool>) {
+    return read_bool(value, what);
+  } else if constexpr (is_number<T>) {
+    if (rule.null_is_0 && node.kind == YamlNode::Kind::null && !node.reported) {
+      return T(0);
+    }
+    if constexpr (std::is_integral_v<T>) {
+      const auto number = read_integer(value, rule.range, what);
+      return number ? std::optional(static_cast<T>(*number << rule.shift)) : std::nullopt;
+    } else {
+      const auto number = (rule.is_duration ? read_duration : read_number)(value, rule.range, what);
+      return number ? std::optional(static_cast<T>(*number)) : std::nullopt;
+    }
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    return read_text(value, what);
+  } else {
+    using Element = typename T::value_type;
+    constexpr bool kTexts = std::is_same_v<Element, std::string>;
+    if constexpr (kTexts) {
+      if (node.kind == YamlNode::Kind::scalar) {
+        return T{node.text};
+      }
+    }
+    const auto elements =
+        read_list<Element>(value, rule.count, what, [&](const FieldValue& element) {
+          if constexpr (kTexts) {
+            return element.node().kind == YamlNode::Kind::scalar
+                       ? std::optional(element.node().text)
+                       : read_text(element, "text");
+          } else {
+            return from_yaml<Element>(element, {.range = rule.range});
+          }
+        });
+    if constexpr (std::is_same_v<T, std::vector<Element>>) {
+      return elements;
+    } else if (elements) {  // an array of `count` elements
+      T array = {};
+      std::copy_n(elements->begin(), array.size(), array.begin());
+      return array;
+    }
+    return std::nullopt;
+  }
+}
+
+/// Returns the value in one line of YAML; empty where it is not set.
+template <class T>
+std::string to_yaml(const T& value, const Rule& rule = {}) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return value ? "true" : "false";
+  } else if constexpr (is_number<T>) {
+    const bool is_unset = value == 0 && rule.is_unset_at_0;
+    if constexpr (std::is_integral_v<T>) {
+      return is_unset ? "" : std::to_string(value >> rule.shift);
+    } else {
+      return is_unset ? "" : rule.is_duration ? duration_text(value) : number_text(value);
+    }
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    return value.empty() ? "" : yaml_text(value);
+  } else {
+    std::string text;
+    for (const typename T::value_type& element : value) {
+      text += text.empty() ? "[" : ", ";
+      if constexpr (std::is_same_v<typename T::value_type, std::string>) {
+        text += yaml_text(element);
+      } else {
+        text += to_yaml(element);
+      }
+    }
+    return !text.empty() ? text + "]" : rule.shows_empty ? "[]" : "";
+  }
+}
+template <class T>
+std::string to_yaml(const std::optional<T>& value, const Rule& rule = {}) {
+  return value ? to_yaml(*value, rule) : "";
+}
+
+/// A key of a map whose value becomes `target`.
+template <class T>
+KeyReader key_for(std::string name, T& target, Rule rule = {}) {
+  return {std::move(name), [&target, rule = std::move(rule)](const FieldValue& value) {
+            return assign(target, from_yaml<T>(value, rule));
+          }};
+}
+
 /// A field whose reader yields an optional value that is then assigned. `write` takes the member.
 template <class Get, class Read, class Write>
 Field make(std::string key, std::string accepts, std::string doc, Get get, Read read, Write write) {
@@ -35,152 +189,87 @@ Field make(std::string key, std::string accepts, std::string doc, Get get, Read 
   field.accepts = accepts;
   field.doc = std::move(doc);
   field.read = [get, read, accepts](Settings& settings, const FieldValue& value) {
-    if (auto result = read(value, accepts)) {
-      using Member = std::remove_reference_t<decltype(get(settings))>;
-      get(settings) = static_cast<Member>(*std::move(result));
-    }
+    assign(get(settings), read(value, accepts));
   };
   field.write = [get, write](const Settings& settings) { return write(get(settings)); };
   return field;
 }
 
-inline Field with_range(Field field, const Range& range, bool whole) {
-  field.number = NumberRange{range, whole};
-  return field;
+/// The same, written as its type is.
+template <class Get, class Read>
+Field make(std::string key, std::string accepts, std::string doc, Get get, Read read) {
+  return make(std::move(key), std::move(accepts), std::move(doc), get, read,
+              [](const auto& value) { return to_yaml(value); });
 }
 
-/// One of the readers that take a range, and the range.
-template <class Value>
-struct RangedReader {
-  std::optional<Value> (*read)(const FieldValue&, const Range&, const std::string&);
-  Range range;
-
-  std::optional<Value> operator()(const FieldValue& value, const std::string& what) const {
-    return read(value, range, what);
+/// Makes a field of a member, which may be an optional: its type and the rule decide what is
+/// accepted. Open upper ends are kMostWhole and kMostNumber.
+template <class Get>
+Field field(std::string key, Get get, Rule rule, std::string doc) {
+  using Member = std::remove_cvref_t<std::invoke_result_t<Get, Settings&>>;
+  using T = decltype(value_type(std::declval<Member>()));
+  if constexpr (is_number<T>) {
+    rule.range = bounded(rule.range, std::is_integral_v<T> ? kMostWhole : kMostNumber);
   }
-};
-
-/// A field of one number within the reader's range.
-template <class Get, class Value, class Write>
-Field ranged(std::string key, std::string accepts, std::string doc, Get get,
-             const RangedReader<Value>& read, Write write) {
-  return with_range(make(std::move(key), std::move(accepts), std::move(doc), get, read, write),
-                    read.range, std::is_same_v<Value, int64_t>);
+  Field made = make(
+      std::move(key), accepted<T>(rule), std::move(doc), get,
+      [rule](const FieldValue& value, const std::string&) { return from_yaml<T>(value, rule); },
+      [rule](const Member& value) { return to_yaml(value, rule); });
+  if constexpr (is_number<T>) {
+    made.number = NumberRange{rule.range, std::is_integral_v<T>};
+  } else if constexpr (std::is_same_v<T, bool>) {
+    made.choices = {"true", "false"};
+  }
+  return made;
 }
-
-/// Makes a field of a whole number within the range; an open upper end is kMostWhole.
 template <class Get>
-Field integer(std::string key, Get get, Range range, std::string doc) {
-  range = bounded(range, kMostWhole);
-  return ranged(std::move(key), "a whole number" + range.text(), std::move(doc), get,
-                RangedReader<int64_t>{read_integer, range},
-                [](int64_t value) { return std::to_string(value); });
+Field field(std::string key, Get get, const Range& range, std::string doc) {
+  return field(std::move(key), get, Rule{.range = range}, std::move(doc));
 }
-
-/// Makes a field as integer() does, for a std::optional member.
 template <class Get>
-Field maybe_integer(std::string key, Get get, Range range, std::string doc) {
-  range = bounded(range, kMostWhole);
-  return ranged(
-      std::move(key), "a whole number" + range.text(), std::move(doc), get,
-      RangedReader<int64_t>{read_integer, range},
-      [](const std::optional<int64_t>& value) { return value ? std::to_string(*value) : ""; });
+Field field(std::string key, Get get, std::string doc) {
+  return field(std::move(key), get, Rule(), std::move(doc));
 }
 
-/// A whole number of MiB for a member that counts bytes.
-template <class Get>
-Field mebibytes(std::string key, Get get, Range range, std::string doc) {
-  return with_range(make(
-                        std::move(key), "a whole number" + range.text(), std::move(doc), get,
-                        [range](const auto& value, const auto& what) {
-                          const std::optional<int64_t> count = read_integer(value, range, what);
-                          return count ? std::optional(*count << 20) : std::nullopt;
-                        },
-                        [](int64_t bytes) { return std::to_string(bytes >> 20); }),
-                    range, true);
-}
-
-/// Makes a field from 1 to `most`. 0 stands for "not set", which a user can give only as null, if
-/// `null_is_unset`.
-template <class Get>
-Field optional_count(std::string key, Get get, double most, std::string doc,
-                     bool null_is_unset = false) {
-  const Range range = between(1, most);
-  Field field = make(
-      std::move(key), "a whole number" + range.text(), std::move(doc), get,
-      [range, null_is_unset](const FieldValue& value, const auto& what) {
-        const bool is_null = value.node().kind == YamlNode::Kind::null && !value.node().reported;
-        return is_null && null_is_unset ? std::optional<int64_t>(0)
-                                        : read_integer(value, range, what);
-      },
-      [](int64_t value) { return value == 0 ? "" : std::to_string(value); });
-  return with_range(std::move(field), range, true);
-}
-
-/// Makes a field of a number within the range; an open upper end is kMostNumber.
-template <class Get>
-Field number(std::string key, Get get, Range range, std::string doc) {
-  range = bounded(range, kMostNumber);
-  return ranged(std::move(key), "a number" + range.text(), std::move(doc), get,
-                RangedReader<double>{read_number, range},
-                [](const auto& value) { return number_text(value); });
-}
-
-/// Makes a field of seconds in (0, kMostSeconds]. If `zero_is_unset`, 0 is not written.
-template <class Get>
-Field duration(std::string key, Get get, const char* example, std::string doc,
-               bool zero_is_unset = false) {
-  return ranged(std::move(key), fmt::format("a duration such as {}, at most 3650d", example),
-                std::move(doc), get,
-                RangedReader<double>{read_duration, above_up_to(0, kMostSeconds)},
-                [zero_is_unset](double seconds) {
-                  return zero_is_unset && seconds == 0 ? "" : duration_text(seconds);
-                });
-}
-
-inline std::string flag_text(bool value) {
-  return value ? "true" : "false";
-}
-
-/// Makes a field of true or false.
-template <class Get>
-Field flag(std::string key, Get get, std::string doc) {
-  Field field = make(std::move(key), "true or false", std::move(doc), get, read_bool, flag_text);
-  field.choices = {"true", "false"};
-  return field;
-}
-
-/// Makes a field of true or false for a std::optional member.
-template <class Get>
-Field maybe_flag(std::string key, Get get, std::string doc) {
-  return make(std::move(key), "true or false", std::move(doc), get, read_bool,
-              [](const std::optional<bool>& value) { return value ? flag_text(*value) : ""; });
-}
-
-/// An empty text is "not set".
+/// Makes a field of text that `read` takes; an empty text is "not set".
 template <class Get>
 Field text(std::string key, Get get, std::string doc, std::string accepts = "text",
            decltype(read_text)* read = read_text) {
-  return make(std::move(key), std::move(accepts), std::move(doc), get, read,
-              [](const std::string& value) { return value.empty() ? "" : yaml_text(value); });
+  return make(std::move(key), std::move(accepts), std::move(doc), get, read);
 }
 
-/// Returns a text field whose value is a path.
+/// Makes a text field whose value is a path.
 template <class Get>
 Field path(std::string key, Get get, std::string doc, std::string accepts,
            decltype(read_text)* read = read_path) {
   return text(std::move(key), get, std::move(doc), std::move(accepts), read);
 }
 
-/// Makes a field whose value is one of the names.
-template <class Get>
-Field choice(std::string key, Get get, std::vector<std::string> choices, std::string doc) {
-  Field field = make(
-      std::move(key), "one of " + joined(choices), std::move(doc), get,
-      [choices](const auto& value, const auto& what) { return read_choice(value, choices, what); },
-      [](const std::string& value) { return value; });
-  field.choices = std::move(choices);
+/// Makes a field whose value is one of the names: set(settings, name) stores it, and
+/// name_of(settings) returns it.
+template <class Set, class NameOf>
+Field named(std::string key, std::vector<std::string> names, std::string doc, Set set,
+            NameOf name_of) {
+  Field field;
+  field.key = std::move(key);
+  field.accepts = "one of " + joined(names);
+  field.doc = std::move(doc);
+  field.read = [names, set, what = field.accepts](Settings& settings, const FieldValue& value) {
+    if (const auto name = read_choice(value, names, what)) {
+      set(settings, *name);
+    }
+  };
+  field.write = [name_of](const Settings& settings) { return std::string(name_of(settings)); };
+  field.choices = std::move(names);
   return field;
+}
+
+/// Makes a field of a text that is one of the names.
+template <class Get>
+Field choice(std::string key, Get get, std::vector<std::string> names, std::string doc) {
+  return named(
+      std::move(key), std::move(names), std::move(doc),
+      [get](Settings& settings, const std::string& name) { get(settings) = name; }, get);
 }
 
 /// An enumeration, or an optional of one that is not written where it is empty; `values`: all of it
@@ -192,34 +281,15 @@ Field choice(std::string key, Get get, const std::pair<Enum, std::string_view> (
   for (const auto& [value, name] : values) {
     names.emplace_back(name);
   }
-  Field field = make(
-      std::move(key), "one of " + joined(names), std::move(doc), get,
-      [names, &values](const auto& value, const auto& what) {
-        const auto name = read_choice(value, names, what);
-        return name ? value_in(values, *name) : std::nullopt;
+  return named(
+      std::move(key), std::move(names), std::move(doc),
+      [get, &values](Settings& settings, const std::string& name) {
+        get(settings) = *value_in(values, name);
       },
-      [&values](const std::optional<Enum>& value) {
-        return std::string(value ? name_in(values, *value) : "");
+      [get, &values](const Settings& settings) {
+        const std::optional<Enum> value = get(settings);
+        return value ? name_in(values, *value) : "";
       });
-  field.choices = std::move(names);
-  return field;
-}
-
-/// Makes a field of a list of texts. An empty list is written only when `show_empty`.
-template <class Get>
-Field texts(std::string key, Get get, std::string doc, bool show_empty,
-            decltype(read_texts)* read = read_texts, std::string accepts = "a list of texts") {
-  return make(std::move(key), std::move(accepts), std::move(doc), get, read,
-              [show_empty](const std::vector<std::string>& values) -> std::string {
-                if (values.empty() && !show_empty) {
-                  return "";
-                }
-                std::vector<std::string> parts;
-                for (const std::string& value : values) {
-                  parts.push_back(yaml_text(value));
-                }
-                return fmt::format("[{}]", joined(parts));
-              });
 }
 
 }  // namespace fp8train::fields

@@ -26,10 +26,6 @@ bool on_cpus(const Settings& settings) {
   return settings.device == DeviceChoice::cpu;
 }
 
-bool on_gpus(const Settings& settings) {
-  return !on_cpus(settings);
-}
-
 bool under_slurm(const Settings& settings) {
   return settings.job.slurm;
 }
@@ -90,7 +86,7 @@ bool check_options(const FieldValue& value, std::string_view line) {
 /// Options of sbatch as lines of a script; "#SBATCH " in front of one is left out.
 std::optional<std::vector<std::string>> read_sbatch_options(const FieldValue& value,
                                                             const std::string& what) {
-  auto options = read_texts(value, what);
+  auto options = from_yaml<std::vector<std::string>>(value, {.accepts = what});
   if (!options) {
     return options;
   }
@@ -112,7 +108,7 @@ std::optional<std::vector<std::string>> read_sbatch_options(const FieldValue& va
 /// A list, or words with blanks between them.
 std::optional<std::vector<std::string>> read_job_words(const FieldValue& value,
                                                        const std::string& what) {
-  const auto texts = read_texts(value, what);
+  const auto texts = from_yaml<std::vector<std::string>>(value, {.accepts = what});
   std::vector<std::string> words;
   for (const std::string& text : texts.value_or(std::vector<std::string>{})) {
     std::ranges::move(split(text, ' '), std::back_inserter(words));
@@ -134,17 +130,17 @@ std::vector<Field> site_fields() {
     return Question{.topic = Topic::job, .text = asked, .when = under_slurm, .optional = true};
   };
   return {
-      texts("job.modules", job(&JobSettings::modules),
-            "Environment modules that the job script loads", false, read_job_words,
-            "a list of names of modules")
+      make("job.modules", "a list of names of modules",
+           "Environment modules that the job script loads", job(&JobSettings::modules),
+           read_job_words)
           .asked(question("Modules to load, - for none")),
       path("job.container", job(&JobSettings::container),
            "Container in which the job script starts each rank, with Apptainer (not tested)",
            "a path")
           .asked(question("Container of the ranks, - for none")),
-      texts("job.sbatch_extra", job(&JobSettings::sbatch_extra),
-            "Further options of sbatch for the job script, as in [--qos=high, --mail-type=END]",
-            false, read_sbatch_options, "a list of options that begin with --")
+      make("job.sbatch_extra", "a list of options that begin with --",
+           "Further options of sbatch for the job script, as in [--qos=high, --mail-type=END]",
+           job(&JobSettings::sbatch_extra), read_sbatch_options)
           .asked(question("Further options of sbatch, - for none")),
   };
 }
@@ -153,14 +149,16 @@ std::vector<Field> site_fields() {
 
 std::vector<Field> hardware_fields() {
   return {
-      integer("job.nodes", job(&JobSettings::nodes), between(1, 65536), "Machines that take part")
+      field("job.nodes", job(&JobSettings::nodes), between(1, 65536), "Machines that take part")
           .asked({.topic = Topic::hardware, .text = "Nodes"}),
-      integer("job.ranks_per_node", job(&JobSettings::ranks_per_node), between(1, 1024),
-              "Processes on each node: one for each GPU, or for each socket of CPUs")
+      field("job.ranks_per_node", job(&JobSettings::ranks_per_node), between(1, 1024),
+            "Processes on each node: one for each GPU, or for each socket of CPUs")
           .asked({.topic = Topic::hardware, .text = "Ranks per node"}),
-      gpu_field().asked({.topic = Topic::hardware, .text = "GPU to plan for", .when = on_gpus}),
-      number("job.memory_gib", job(&JobSettings::memory_gib), between(0, 1e6),
-             "Memory of a node in GiB, if ranks run on CPUs; 0: that of this machine")
+      gpu_field().asked({.topic = Topic::hardware,
+                         .text = "GPU to plan for",
+                         .when = [](const Settings& s) { return !on_cpus(s); }}),
+      field("job.memory_gib", job(&JobSettings::memory_gib), between(0, 1e6),
+            "Memory of a node in GiB, if ranks run on CPUs; 0: that of this machine")
           .asked({.topic = Topic::hardware,
                   .text = "Memory of a node in GiB, 0 for this machine's",
                   .when = on_cpus}),
@@ -171,7 +169,7 @@ std::vector<Field> slurm_fields() {
   // They become words of a script that a shell reads.
   constexpr const char* kWord = "a word of letters, digits and _ . / - + = : , @ %";
   std::vector<Field> fields = {
-      flag("job.slurm", job(&JobSettings::slurm), "Whether a job script for Slurm is written")
+      field("job.slurm", job(&JobSettings::slurm), "Whether a job script for Slurm is written")
           .asked({.topic = Topic::job, .text = "Write a job script for Slurm"}),
       text("job.partition", job(&JobSettings::partition), "Slurm's partition; not set: its default",
            kWord, read_job_word)
@@ -185,23 +183,22 @@ std::vector<Field> slurm_fields() {
                   .text = "Account, - for Slurm's default",
                   .when = under_slurm,
                   .optional = true}),
-      integer("job.cpus_per_rank", job(&JobSettings::cpus_per_rank), between(1, 65536),
-              "Cores that Slurm gives to a rank")
+      field("job.cpus_per_rank", job(&JobSettings::cpus_per_rank), between(1, 65536),
+            "Cores that Slurm gives to a rank")
           .asked({.topic = Topic::job, .text = "Cores per rank", .when = under_slurm}),
-      duration("job.time_limit", job(&JobSettings::time_limit_seconds), "3h50m",
-               "Time after which Slurm ends the job")
+      field("job.time_limit", job(&JobSettings::time_limit_seconds), seconds("3h50m"),
+            "Time after which Slurm ends the job")
           .asked({.topic = Topic::job, .text = "Time limit", .when = under_slurm}),
-      flag(
+      field(
           "job.requeue", job(&JobSettings::requeue),
           "The job saves shortly before its time limit, queues itself again and continues; it also "
           "survives the loss of a node. The wizard offers true for a run that it estimates to be "
           "longer than the limit")
           .asked(
               {.topic = Topic::job, .text = "Queue again at the time limit", .when = under_slurm}),
-      duration("job.mtbf", job(&JobSettings::mtbf_seconds), "3h50m",
-               "Mean time between failures of the whole job, for checkpoint.interval auto. Not "
-               "set: 9000 hours divided by the number of ranks",
-               true),
+      field("job.mtbf", job(&JobSettings::mtbf_seconds), seconds("3h50m", true),
+            "Mean time between failures of the whole job, for checkpoint.interval auto. Not "
+            "set: 9000 hours divided by the number of ranks"),
   };
   std::ranges::move(site_fields(), std::back_inserter(fields));
   return fields;

@@ -7,7 +7,7 @@
 #include "config/fields/field_table.h"
 #include "config/presets.h"
 #include "config/show.h"
-#include "config/yaml/replacements.h"
+#include "config/yaml/given_keys.h"
 #include "model/families/family.h"
 
 namespace fp8train {
@@ -98,40 +98,30 @@ Field model_type_field() {
   for (const ModelFamily* family : families()) {
     types.emplace_back(family->name());
   }
-  Field field;
-  field.key = "model.model_type";
-  field.accepts = "one of " + joined(types);
-  field.choices = types;
-  field.doc = "Family; sets norm, MLP, positions and biases as that family has them";
-  field.question = size_question("Family");
-  field.read = [types, what = field.accepts](Settings& settings, const FieldValue& value) {
-    const auto type = read_choice(value, types, what);
-    ModelConfig& config = settings.model.config;
-    if (type && config.family != find_family(*type)) {
-      config.family = find_family(*type);
-      config.family->set_switches(config);
-    }
-  };
-  field.write = [](const Settings& settings) {
-    return std::string(settings.model.config.family->name());
-  };
-  return field;
+  return named(
+             "model.model_type", std::move(types),
+             "Family; sets norm, MLP, positions and biases as that family has them",
+             [](Settings& settings, const std::string& type) {
+               ModelConfig& config = settings.model.config;
+               if (config.family != find_family(type)) {
+                 config.family = find_family(type);
+                 config.family->set_switches(config);
+               }
+             },
+             [](const Settings& settings) { return settings.model.config.family->name(); })
+      .asked(size_question("Family"));
 }
 
 Field attention_bias_field() {
-  Field field;
-  field.key = "model.attention_bias";
-  field.accepts = "true or false";
-  field.doc = "Short for qkv_bias and attention_output_bias together";
-  field.input_only = true;
-  field.read = [what = field.accepts](Settings& settings, const FieldValue& value) {
-    if (const auto bias = read_bool(value, what)) {
-      settings.model.config.qkv_bias = *bias;
-      settings.model.config.attention_output_bias = *bias;
-    }
+  Field made = field("model.attention_bias", shape(&ModelConfig::qkv_bias),
+                     "Short for qkv_bias and attention_output_bias together");
+  made.input_only = true;
+  made.read = [read = made.read](Settings& settings, const FieldValue& value) {
+    read(settings, value);
+    settings.model.config.attention_output_bias = settings.model.config.qkv_bias;
   };
-  field.write = [](const Settings&) { return ""; };
-  return field;
+  made.write = [](const Settings&) { return ""; };
+  return made;
 }
 
 /// A small model, unless something else is said about the shape.
@@ -142,43 +132,44 @@ std::string offered_preset(const Settings& settings) {
 
 std::vector<Field> size_fields() {
   return {
-      integer("model.vocab_size", shape(&ModelConfig::vocab_size),
-              between(0, ModelLimits::vocabulary),
-              "Entries of the token embedding; 0 takes the tokenizer's"),
-      optional_count("model.hidden_size", shape(&ModelConfig::hidden_size), ModelLimits::hidden,
-                     "Width of the residual stream")
+      field("model.vocab_size", shape(&ModelConfig::vocab_size),
+            between(0, ModelLimits::vocabulary),
+            "Entries of the token embedding; 0 takes the tokenizer's"),
+      field("model.hidden_size", shape(&ModelConfig::hidden_size), count_up_to(ModelLimits::hidden),
+            "Width of the residual stream")
           .also({"model.n_embd"})
           .asked(size_question("Hidden size"))
           .checked(check_size),
-      optional_count("model.intermediate_size", shape(&ModelConfig::intermediate_size),
-                     ModelLimits::intermediate,
-                     "Width inside the MLP; not set: derived from hidden_size", true)
+      field("model.intermediate_size", shape(&ModelConfig::intermediate_size),
+            count_up_to(ModelLimits::intermediate, true),
+            "Width inside the MLP; not set: derived from hidden_size")
           .also({"model.n_inner"})
           .asked({.topic = Topic::model,
                   .text = "Intermediate size",
                   .when = has_own_sizes,
                   .suggest = offered_intermediate_size}),
-      optional_count("model.num_hidden_layers", shape(&ModelConfig::num_hidden_layers),
-                     ModelLimits::layers, "Transformer blocks")
+      field("model.num_hidden_layers", shape(&ModelConfig::num_hidden_layers),
+            count_up_to(ModelLimits::layers), "Transformer blocks")
           .also({"model.n_layer"})
           .asked(size_question("Layers"))
           .checked(check_size),
-      optional_count("model.num_attention_heads", shape(&ModelConfig::num_attention_heads),
-                     ModelLimits::heads, "Query heads")
+      field("model.num_attention_heads", shape(&ModelConfig::num_attention_heads),
+            count_up_to(ModelLimits::heads), "Query heads")
           .also({"model.n_head"})
           .asked(size_question("Attention heads"))
           .checked(check_size),
-      optional_count(
-          "model.num_key_value_heads", shape(&ModelConfig::num_key_value_heads), ModelLimits::heads,
-          "Key and value heads, a divisor of the query heads; not set: as many as these", true)
+      field("model.num_key_value_heads", shape(&ModelConfig::num_key_value_heads),
+            count_up_to(ModelLimits::heads, true),
+            "Key and value heads, a divisor of the query heads; not set: as many as these")
           .asked({.topic = Topic::model,
                   .text = "Key and value heads",
                   .when = has_own_sizes,
                   .optional = true}),
-      optional_count("model.head_dim", shape(&ModelConfig::head_dim), ModelLimits::head_dim,
-                     "Width of a head; not set: hidden_size / num_attention_heads", true),
-      optional_count("model.max_position_embeddings", shape(&ModelConfig::max_position_embeddings),
-                     ModelLimits::positions, "Longest sequence the model is made for")
+      field("model.head_dim", shape(&ModelConfig::head_dim),
+            count_up_to(ModelLimits::head_dim, true),
+            "Width of a head; not set: hidden_size / num_attention_heads"),
+      field("model.max_position_embeddings", shape(&ModelConfig::max_position_embeddings),
+            count_up_to(ModelLimits::positions), "Longest sequence the model is made for")
           .also({"model.n_positions", "model.n_ctx"})
           .asked({.topic = Topic::model,
                   .text = "Longest sequence",
@@ -193,33 +184,33 @@ std::vector<Field> arithmetic_fields() {
       choice("model.hidden_act", shape(&ModelConfig::mlp), kActivations,
              "silu is SwiGLU, gelu_new (the same as gelu_pytorch_tanh) a GELU MLP")
           .also({"model.activation_function"}),
-      number("model.norm_eps", shape(&ModelConfig::norm_eps), between(1e-12, 1),
-             "Added to the variance in every norm")
+      field("model.norm_eps", shape(&ModelConfig::norm_eps), between(1e-12, 1),
+            "Added to the variance in every norm")
           .also({"model.rms_norm_eps", "model.layer_norm_epsilon"}),
-      number("model.rope_theta", shape(&ModelConfig::rope_theta), above_up_to(0, 1e12),
-             "Base of the rotary position frequencies")
+      field("model.rope_theta", shape(&ModelConfig::rope_theta), above_up_to(0, 1e12),
+            "Base of the rotary position frequencies")
           .also({"model.rope_parameters.rope_theta"}),
   };
 }
 
 std::vector<Field> switch_fields() {
   return {
-      flag("model.tie_word_embeddings", shape(&ModelConfig::tie_word_embeddings),
-           "The output head shares the token embedding's weight"),
+      field("model.tie_word_embeddings", shape(&ModelConfig::tie_word_embeddings),
+            "The output head shares the token embedding's weight"),
       attention_bias_field(),
-      flag("model.qkv_bias", shape(&ModelConfig::qkv_bias), "Bias on the q, k, v projections"),
-      flag("model.attention_output_bias", shape(&ModelConfig::attention_output_bias),
-           "Bias on the attention's output projection"),
-      flag("model.mlp_bias", shape(&ModelConfig::mlp_bias), "Bias on the MLP's projections"),
-      flag("model.norm_bias", shape(&ModelConfig::norm_bias), "LayerNorm's additive term"),
-      flag("model.qk_norm", shape(&ModelConfig::qk_norm),
-           "RMSNorm of each head of q and k (Qwen3)"),
-      number("model.initializer_range", shape(&ModelConfig::initializer_range), between(0, 10),
-             "Standard deviation of the initial weights"),
-      integer("model.bos_token_id", shape(&ModelConfig::bos_token_id),
-              between(-1, ModelLimits::vocabulary), "Token that begins a document; -1: none"),
-      integer("model.eos_token_id", shape(&ModelConfig::eos_token_id),
-              between(-1, ModelLimits::vocabulary), "Token that ends a document; -1: none"),
+      field("model.qkv_bias", shape(&ModelConfig::qkv_bias), "Bias on the q, k, v projections"),
+      field("model.attention_output_bias", shape(&ModelConfig::attention_output_bias),
+            "Bias on the attention's output projection"),
+      field("model.mlp_bias", shape(&ModelConfig::mlp_bias), "Bias on the MLP's projections"),
+      field("model.norm_bias", shape(&ModelConfig::norm_bias), "LayerNorm's additive term"),
+      field("model.qk_norm", shape(&ModelConfig::qk_norm),
+            "RMSNorm of each head of q and k (Qwen3)"),
+      field("model.initializer_range", shape(&ModelConfig::initializer_range), between(0, 10),
+            "Standard deviation of the initial weights"),
+      field("model.bos_token_id", shape(&ModelConfig::bos_token_id),
+            between(-1, ModelLimits::vocabulary), "Token that begins a document; -1: none"),
+      field("model.eos_token_id", shape(&ModelConfig::eos_token_id),
+            between(-1, ModelLimits::vocabulary), "Token that ends a document; -1: none"),
   };
 }
 
@@ -261,10 +252,10 @@ std::vector<Field> model_fields() {
     result.push_back(std::move(field));
   }
   Field resize =
-      integer("model.resize_vocabulary", in(&Settings::model, &ModelSettings::resize_vocabulary),
-              between(0, ModelLimits::vocabulary),
-              "New number of tokens of the model of model.from: embedding and head get rows that "
-              "are the mean of the others; 0: unchanged");
+      field("model.resize_vocabulary", in(&Settings::model, &ModelSettings::resize_vocabulary),
+            between(0, ModelLimits::vocabulary),
+            "New number of tokens of the model of model.from: embedding and head get rows that "
+            "are the mean of the others; 0: unchanged");
   result.push_back(std::move(resize)
                        .when([](const Settings& s) { return !s.model.from.empty(); })
                        .checked(check_resize_vocabulary));

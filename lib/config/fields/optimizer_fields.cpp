@@ -19,27 +19,10 @@ auto optimizer(Member member) {
   return in(&Settings::optimizer, member);
 }
 
-Field betas() {
-  const Range range = from_up_to(0, 1);
-  return make(
-      "optimizer.betas", "a list of 2 numbers" + range.text(),
-      "Decay of the first and second moment", optimizer(&OptimizerSettings::betas),
-      [range](const FieldValue& value, const std::string& what) {
-        const auto numbers = read_numbers(value, 2, range, what);
-        return numbers ? std::optional(std::array<double, 2>{(*numbers)[0], (*numbers)[1]})
-                       : std::nullopt;
-      },
-      [](const std::array<double, 2>& value) {
-        return fmt::format("[{}, {}]", number_text(value[0]), number_text(value[1]));
-      });
-}
-
-std::string offered_rate(const Settings& settings) {
-  return number_text(usual_rate(settings));
-}
-
+/// The steps of training.max_epochs are known once the data has been read.
 std::string offered_warmup(const Settings& settings) {
-  return std::to_string(usual_warmup(settings));
+  constexpr int64_t kWithoutLength = 100;
+  return std::to_string(planned_steps(settings) > 0 ? usual_warmup(settings) : kWithoutLength);
 }
 
 template <class Entry>
@@ -125,17 +108,17 @@ std::vector<Field> muon_fields() {
     return in(&Settings::optimizer, &OptimizerSettings::muon, member);
   };
   std::vector<Field> fields = {
-      number("optimizer.muon.momentum", muon(&MuonSettings::momentum), from_up_to(0, 1),
-             "Momentum for the weights of hidden linear layers; AdamW updates all others"),
-      flag("optimizer.muon.nesterov", muon(&MuonSettings::nesterov), "Nesterov's momentum"),
-      integer("optimizer.muon.ns_steps", muon(&MuonSettings::ns_steps), between(1, 20),
-              "Steps of the Newton-Schulz iteration that orthogonalizes an update"),
+      field("optimizer.muon.momentum", muon(&MuonSettings::momentum), from_up_to(0, 1),
+            "Momentum for the weights of hidden linear layers; AdamW updates all others"),
+      field("optimizer.muon.nesterov", muon(&MuonSettings::nesterov), "Nesterov's momentum"),
+      field("optimizer.muon.ns_steps", muon(&MuonSettings::ns_steps), between(1, 20),
+            "Steps of the Newton-Schulz iteration that orthogonalizes an update"),
       choice("optimizer.muon.scale", muon(&MuonSettings::scale), kMuonScales,
              "Factor of an orthogonalized update of [rows, columns]. original: "
              "max(1, rows / columns)^0.5; match_rms_adamw: 0.2 max(rows, columns)^0.5, for AdamW's "
              "learning rate and weight decay"),
-      number("optimizer.muon.lr_factor", muon(&MuonSettings::lr_factor), above(0),
-             "Learning rate of these weights divided by optimizer.lr"),
+      field("optimizer.muon.lr_factor", muon(&MuonSettings::lr_factor), above(0),
+            "Learning rate of these weights divided by optimizer.lr"),
   };
   for (Field& field : fields) {
     field.applies = [key = field.key](const Settings& settings) {
@@ -150,18 +133,18 @@ std::vector<Field> schedule_fields() {
       choice("scheduler.type", in(&Settings::scheduler, &ScheduleSettings::type),
              names_of(schedules()),
              "Shape of the schedule after warm-up; wsd: warm-up, stable, decay"),
-      integer("scheduler.warmup_steps", in(&Settings::scheduler, &ScheduleSettings::warmup_steps),
-              at_least(0),
-              "Steps in which the learning rate rises linearly from 0. If neither this key nor "
-              "optimizer.lr is given with model.from: 3 % of the steps")
+      field("scheduler.warmup_steps", in(&Settings::scheduler, &ScheduleSettings::warmup_steps),
+            at_least(0),
+            "Steps in which the learning rate rises linearly from 0. If neither this key nor "
+            "optimizer.lr is given with model.from: 3 % of the steps")
           .asked({.topic = Topic::optimization, .text = "Warm-up steps", .suggest = offered_warmup})
           .checked(check_warmup_steps),
-      number("scheduler.min_lr", in(&Settings::scheduler, &ScheduleSettings::min_lr), at_least(0),
-             "Learning rate at the end of the decay")
+      field("scheduler.min_lr", in(&Settings::scheduler, &ScheduleSettings::min_lr), at_least(0),
+            "Learning rate at the end of the decay")
           .checked(check_min_lr),
-      integer("scheduler.decay_steps", in(&Settings::scheduler, &ScheduleSettings::decay_steps),
-              at_least(0),
-              "wsd: length of the final decay; cosine, linear: 0 decays until the last step")
+      field("scheduler.decay_steps", in(&Settings::scheduler, &ScheduleSettings::decay_steps),
+            at_least(0),
+            "wsd: length of the final decay; cosine, linear: 0 decays until the last step")
           .checked(check_decay_steps),
   };
 }
@@ -171,21 +154,23 @@ std::vector<Field> optimizer_fields() {
       choice("optimizer.name", optimizer(&OptimizerSettings::name), names_of(optimizers()),
              "Update rule; muon updates the weights of hidden linear layers, and adamw all others")
           .checked(check_optimizer),
-      number("optimizer.lr", optimizer(&OptimizerSettings::lr), above(0),
-             "Peak learning rate. If it is not given with model.from: 1e-5, since that model is "
-             "trained already")
+      field("optimizer.lr", optimizer(&OptimizerSettings::lr), above(0),
+            "Peak learning rate. If it is not given with model.from: 1e-5, since that model is "
+            "trained already")
           .asked({.topic = Topic::optimization,
                   .text = "Peak learning rate",
-                  .suggest = offered_rate}),
-      betas(),
-      number("optimizer.eps", optimizer(&OptimizerSettings::eps), above_up_to(0, 1),
-             "Added to the root of AdamW's second moment"),
-      number("optimizer.weight_decay", optimizer(&OptimizerSettings::weight_decay),
-             between(0, 1000), "Decoupled weight decay, never on norms and biases"),
-      number("optimizer.momentum", optimizer(&OptimizerSettings::momentum), from_up_to(0, 1),
-             "Momentum of sgd"),
-      number("optimizer.grad_clip", optimizer(&OptimizerSettings::grad_clip), between(0, 1e9),
-             "Largest global gradient norm; 0 turns clipping off"),
+                  .suggest = [](const Settings& s) { return number_text(usual_rate(s)); }}),
+      field("optimizer.betas", optimizer(&OptimizerSettings::betas),
+            {.range = from_up_to(0, 1), .accepts = "a list of 2 numbers in [0, 1)", .count = 2},
+            "Decay of the first and second moment"),
+      field("optimizer.eps", optimizer(&OptimizerSettings::eps), above_up_to(0, 1),
+            "Added to the root of AdamW's second moment"),
+      field("optimizer.weight_decay", optimizer(&OptimizerSettings::weight_decay), between(0, 1000),
+            "Decoupled weight decay, never on norms and biases"),
+      field("optimizer.momentum", optimizer(&OptimizerSettings::momentum), from_up_to(0, 1),
+            "Momentum of sgd"),
+      field("optimizer.grad_clip", optimizer(&OptimizerSettings::grad_clip), between(0, 1e9),
+            "Largest global gradient norm; 0 turns clipping off"),
   };
 }
 

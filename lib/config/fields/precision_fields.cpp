@@ -10,6 +10,7 @@
 #include "config/fields/check_context.h"
 #include "config/fields/field_builders.h"
 #include "config/fields/field_table.h"
+#include "precision/key_error.h"
 #include "precision/plan_entries.h"
 #include "precision/plan_table.h"
 
@@ -52,25 +53,8 @@ std::string conflict_of(const Field& field, const CheckContext& at) {
       name_in(kMixedPrecisions, method));
 }
 
-/// The given key at which to say what is wrong with one that nobody gave: the other role that the
-/// message names, else what selects the plan.
-std::string other_key(const CheckContext& at, const std::string& message) {
-  for (const auto& [position, given] : at.given.all()) {
-    const std::string& key = given.field->key;
-    if (key.starts_with("precision.") && message.find(key + ":") != std::string::npos) {
-      return key;
-    }
-  }
-  for (const char* key : kPlanSelectors) {
-    if (at.has(key)) {
-      return key;
-    }
-  }
-  return "precision.plan";
-}
-
-/// Adds the precision module's objection at the key that its message begins with. Keys
-/// that do not go with the plan are reported first.
+/// Adds the precision module's objection at the first of its keys that is given, else at what
+/// selects the plan. Keys that do not go with the plan are reported first.
 void check_plan(const CheckContext& at) {
   bool conflict = !at.has("precision.plan") && !at.usable("mixed_precision");
   for (const auto& [position, given] : at.given.all()) {
@@ -86,35 +70,18 @@ void check_plan(const CheckContext& at) {
   }
   try {
     resolve_plan(at.settings.precision);
-  } catch (const ConfigError& error) {
-    const std::string message = error.what();
-    const std::string key = leading_key(message);
-    if (at.has(key)) {
-      at.given.complain(key, message);
+  } catch (const KeyError& error) {
+    std::vector<std::string> keys = error.keys();
+    keys.insert(keys.end(), std::begin(kPlanSelectors), std::end(kPlanSelectors));
+    const auto found =
+        std::ranges::find_if(keys, [&](const std::string& key) { return at.has(key); });
+    if (found == keys.begin()) {
+      at.given.complain(keys.front(), error.what());
     } else {
-      const GivenKey* other = at.given.find(other_key(at, message));
-      at.given.complain_at(other == nullptr ? SourceMark{} : other->mark, "", message);
+      const GivenKey* other = at.given.find(found == keys.end() ? "precision.plan" : *found);
+      at.given.complain_at(other == nullptr ? SourceMark{} : other->mark, "", error.what());
     }
   }
-}
-
-/// Returns the plan that mixed_precision: fp8 alone selects.
-std::string offered_plan(const Settings& /*settings*/) {
-  return plan_for_method({.mixed_precision = MixedPrecision::fp8});
-}
-
-/// One flag for each of fprop, dgrad and wgrad.
-Field gemm_flags(std::string key, std::vector<bool> PlanRequest::*member, std::string doc) {
-  return make(
-      std::move(key), "a list of 3 of true or false", std::move(doc), request(member),
-      [](const FieldValue& value, const std::string& what) { return read_bools(value, 3, what); },
-      [](const std::vector<bool>& values) -> std::string {
-        std::vector<std::string> parts;
-        for (const bool value : values) {
-          parts.push_back(flag_text(value));
-        }
-        return parts.empty() ? "" : fmt::format("[{}]", joined(parts));
-      });
 }
 
 /// A map of layer names to plans, in its order.
@@ -139,40 +106,22 @@ std::string layers_text(const std::vector<LayerRequest>& layers) {
 }
 
 /// A list of {until, plan}.
-std::optional<std::vector<StageRequest>> read_schedule(const FieldValue& value,
-                                                       const std::string& what) {
-  const YamlNode& list = value.node();
-  if (list.kind != YamlNode::Kind::sequence) {
-    value.expected(what);
+std::optional<StageRequest> read_stage(const FieldValue& value) {
+  StageRequest stage;
+  if (!read_keys(value, "a stage such as {until: 0.9, plan: NAME}",
+                 {key_for("until", stage.until, {.range = above_up_to(0, kMostWhole)}),
+                  key_for("plan", stage.plan, {.accepts = "the name of a plan"})})) {
     return std::nullopt;
   }
-  std::vector<StageRequest> stages;
-  for (size_t i = 0; i < list.items.size(); ++i) {
-    const FieldValue element = value.child(list.items[i], fmt::format("{}[{}]", value.key(), i));
-    StageRequest stage;
-    const bool good = read_keys(
-        element, "a stage such as {until: 0.9, plan: NAME}",
-        {{"until",
-          [&](const FieldValue& it) {
-            return assign(stage.until, read_number(it, above_up_to(0, kMostWhole), "a number > 0"));
-          }},
-         {"plan", [&](const FieldValue& it) {
-            return assign(stage.plan, read_text(it, "the name of a plan"));
-          }}});
-    if (!good) {
-      return std::nullopt;
-    }
-    if (stage.until >= 1 && stage.until != std::floor(stage.until)) {
-      element.fail("until is a fraction below 1 or a whole number of steps");
-      return std::nullopt;
-    }
-    if (stage.plan.empty()) {
-      element.fail("a stage needs a plan");
-      return std::nullopt;
-    }
-    stages.push_back(std::move(stage));
+  if (stage.until >= 1 && stage.until != std::floor(stage.until)) {
+    value.fail("until is a fraction below 1 or a whole number of steps");
+    return std::nullopt;
   }
-  return stages;
+  if (stage.plan.empty()) {
+    value.fail("a stage needs a plan");
+    return std::nullopt;
+  }
+  return stage;
 }
 
 std::string schedule_text(const std::vector<StageRequest>& stages) {
@@ -186,53 +135,54 @@ std::string schedule_text(const std::vector<StageRequest>& stages) {
 }
 
 std::vector<Field> tuning_fields() {
+  const Rule of_gemms = {.accepts = "a list of 3 of true or false", .count = 3};
   return {
       choice("fp8.format", request(&PlanRequest::format), kFp8Formats,
              "hybrid: gradients in E5M2, everything else in E4M3; e4m3: all in E4M3"),
-      maybe_integer("fp8.margin", request(&PlanRequest::margin), between(0, 64),
-                    "Delayed scaling: the scale leaves 2^margin of headroom"),
-      maybe_integer("fp8.interval", request(&PlanRequest::interval), between(1, 1e6),
-                    "Delayed scaling: steps between new scales"),
-      maybe_integer("fp8.amax_history_len", request(&PlanRequest::amax_history_len),
-                    between(1, 1e6), "Delayed scaling: number of steps in the history of amax"),
+      field("fp8.margin", request(&PlanRequest::margin), between(0, 64),
+            "Delayed scaling: the scale leaves 2^margin of headroom"),
+      field("fp8.interval", request(&PlanRequest::interval), between(1, 1e6),
+            "Delayed scaling: steps between new scales"),
+      field("fp8.amax_history_len", request(&PlanRequest::amax_history_len), between(1, 1e6),
+            "Delayed scaling: number of steps in the history of amax"),
       choice("fp8.amax_compute_algo", request(&PlanRequest::amax_compute_algo), kAmaxAlgorithms,
              "Delayed scaling: the amax of the history that sets the scale"),
-      maybe_flag(
+      field(
           "fp8.reduce_amax", request(&PlanRequest::reduce_amax),
           "Delayed scaling: true takes the largest amax of all ranks for inputs and gradients, so "
           "that all have the same scales; false takes each rank's own"),
-      gemm_flags("fp8.override_linear_precision", &PlanRequest::override_linear_precision,
-                 "For fprop, dgrad and wgrad: true keeps that GEMM in high precision"),
-      gemm_flags("fp8.fast_accumulation", &PlanRequest::fast_accumulation,
-                 "For fprop, dgrad and wgrad: true lets a GPU's tensor cores keep partial sums of "
-                 "FP8 products in their short accumulator, which is faster and less exact"),
+      field("fp8.override_linear_precision", request(&PlanRequest::override_linear_precision),
+            of_gemms, "For fprop, dgrad and wgrad: true keeps that GEMM in high precision"),
+      field("fp8.fast_accumulation", request(&PlanRequest::fast_accumulation), of_gemms,
+            "For fprop, dgrad and wgrad: true lets a GPU's tensor cores keep partial sums of "
+            "FP8 products in their short accumulator, which is faster and less exact"),
       choice("fp8.accumulation", request(&PlanRequest::accumulation), kAccumulations,
              "Emulation of the short accumulator on the cpu. exact: none, sums are fp32; emulated: "
              "GEMMs that may use it add 14 bits of each product, as Hopper's tensor cores do; "
              "slow, to study the error"),
-      maybe_flag("fp8.power_2_scale", request(&PlanRequest::power_2_scale),
-                 "Current scaling: round scales down to powers of two"),
-      maybe_flag("fp8.use_autocast_during_eval", request(&PlanRequest::use_autocast_during_eval),
-                 "Evaluate in FP8 too"),
+      field("fp8.power_2_scale", request(&PlanRequest::power_2_scale),
+            "Current scaling: round scales down to powers of two"),
+      field("fp8.use_autocast_during_eval", request(&PlanRequest::use_autocast_during_eval),
+            "Evaluate in FP8 too"),
       choice("fp8.swiglu", request(&PlanRequest::swiglu), kSwigluInputs,
              "Treatment of the input of a SwiGLU's down projection, whose outliers grow in long "
              "runs. smooth: a power of two scales each channel before the cast, and the weight is "
              "divided by it; bf16_down_input: it stays in high precision"),
-      integer("fp8.first_blocks", exemption(&ExemptionRules::first_blocks), at_least(0),
-              "Keep all linear layers of the first n blocks in high precision"),
-      integer("fp8.last_blocks", exemption(&ExemptionRules::last_blocks), at_least(0),
-              "The same for the last n blocks"),
-      integer("fp8.first_linears", exemption(&ExemptionRules::first_linears), at_least(0),
-              "Keep the first n linear layers in high precision"),
-      integer("fp8.last_linears", exemption(&ExemptionRules::last_linears), at_least(0),
-              "The same for the last n linear layers, not counting the head"),
-      texts("fp8.exempt", exemption(&ExemptionRules::patterns),
-            "Layer names (* and ? match) that stay in high precision", false),
-      flag("fp8.exempt_head", exemption(&ExemptionRules::head),
-           "Keep the output head in high precision; false: its GEMMs run in FP8 like those of "
-           "other linear layers, while its weight, gradient and moments stay in fp32"),
-      integer("fp8.min_dimension", exemption(&ExemptionRules::min_dimension), at_least(0),
-              "Keep linear layers with a smaller in or out dimension in high precision"),
+      field("fp8.first_blocks", exemption(&ExemptionRules::first_blocks), at_least(0),
+            "Keep all linear layers of the first n blocks in high precision"),
+      field("fp8.last_blocks", exemption(&ExemptionRules::last_blocks), at_least(0),
+            "The same for the last n blocks"),
+      field("fp8.first_linears", exemption(&ExemptionRules::first_linears), at_least(0),
+            "Keep the first n linear layers in high precision"),
+      field("fp8.last_linears", exemption(&ExemptionRules::last_linears), at_least(0),
+            "The same for the last n linear layers, not counting the head"),
+      field("fp8.exempt", exemption(&ExemptionRules::patterns), {.accepts = "a list of texts"},
+            "Layer names (* and ? match) that stay in high precision"),
+      field("fp8.exempt_head", exemption(&ExemptionRules::head),
+            "Keep the output head in high precision; false: its GEMMs run in FP8 like those of "
+            "other linear layers, while its weight, gradient and moments stay in fp32"),
+      field("fp8.min_dimension", exemption(&ExemptionRules::min_dimension), at_least(0),
+            "Keep linear layers with a smaller in or out dimension in high precision"),
   };
 }
 
@@ -257,7 +207,10 @@ std::vector<Field> selecting_fields() {
           .asked({.topic = Topic::precision,
                   .text = "Plan",
                   .unless = {"mixed_precision"},
-                  .suggest = offered_plan,
+                  .suggest =
+                      [](const Settings&) {
+                        return plan_for_method({.mixed_precision = MixedPrecision::fp8});
+                      },
                   .preface = plan_table_text,
                   .changes_memory = true})
           .checked(check_plan),
@@ -270,8 +223,7 @@ std::vector<Field> selecting_fields() {
       text("fp8.opt_level", request(&PlanRequest::opt_level),
            "For a backend with levels: " + opt_levels_text(), "the name of a level")
           .when(selects_by_method),
-      maybe_flag("fp8.use_te", request(&PlanRequest::use_te), use_te_text())
-          .when(selects_by_method),
+      field("fp8.use_te", request(&PlanRequest::use_te), use_te_text()).when(selects_by_method),
   };
 }
 
@@ -286,19 +238,24 @@ std::vector<Field> changing_fields() {
            "A file with plans of layers in another program's keys (te_precision_config_file), "
            "instead of precision.layers",
            "a file"),
-      make("precision.schedule", "a list of {until, plan}",
-           "Stages of the run: scaled plans with the same storage formats, and bf16 for steps in "
-           "which no GEMM is scaled. until is a fraction of the steps below 1, or a number of "
-           "steps; the last stage has none",
-           request(&PlanRequest::schedule), read_schedule, schedule_text),
-      maybe_flag("precision.self_exact", request(&PlanRequest::self_exact),
-                 "A rank's own contribution to a gradient is not rounded to the wire's format"),
-      maybe_flag("precision.forward_reads_saved", request(&PlanRequest::forward_reads_saved),
-                 "Norms and activation functions read the codes of saved_norm and saved_nonlinear "
-                 "in the forward pass too"),
-      maybe_flag("precision.recompute_swiglu", request(&PlanRequest::recompute_swiglu),
-                 "The product of a SwiGLU is computed again in the backward pass from the stored "
-                 "saved_nonlinear"),
+      make(
+          "precision.schedule", "a list of {until, plan}",
+          "Stages of the run: scaled plans with the same storage formats, and bf16 for steps in "
+          "which no GEMM is scaled. until is a fraction of the steps below 1, or a number of "
+          "steps; the last stage has none",
+          request(&PlanRequest::schedule),
+          [](const FieldValue& value, const std::string& what) {
+            return read_list<StageRequest>(value, 0, what, read_stage);
+          },
+          schedule_text),
+      field("precision.self_exact", request(&PlanRequest::self_exact),
+            "A rank's own contribution to a gradient is not rounded to the wire's format"),
+      field("precision.forward_reads_saved", request(&PlanRequest::forward_reads_saved),
+            "Norms and activation functions read the codes of saved_norm and saved_nonlinear "
+            "in the forward pass too"),
+      field("precision.recompute_swiglu", request(&PlanRequest::recompute_swiglu),
+            "The product of a SwiGLU is computed again in the backward pass from the stored "
+            "saved_nonlinear"),
   };
 }
 

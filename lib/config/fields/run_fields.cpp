@@ -13,10 +13,6 @@
 namespace fp8train {
 namespace {
 
-bool on_several_ranks(const Settings& settings) {
-  return settings.job.nodes * settings.job.ranks_per_node > 1;
-}
-
 using namespace fields;
 
 constexpr double kMostThreads = 1024;
@@ -35,36 +31,36 @@ std::string offered_evaluations(const Settings& settings) {
 
 /// "auto" or a whole number.
 Field checkpoint_interval() {
-  const Range range = bounded(at_least(0), kMostWhole);
-  Field field = make(
-      "checkpoint.interval", "a whole number" + range.text() + ", or auto",
+  const auto member = in(&Settings::checkpoint, &CheckpointSettings::interval);
+  Field made = field(
+      "checkpoint.interval", member, at_least(0),
       "Steps between checkpoints; 0: only at the end and on a stop signal; auto: the interval that "
-      "loses the least time, computed from the time that saves take and job.mtbf",
-      in(&Settings::checkpoint, &CheckpointSettings::interval),
-      [range](const FieldValue& value, const std::string& what) {
-        const YamlNode& node = value.node();
-        return node.kind == YamlNode::Kind::scalar && node.text == "auto"
-                   ? std::optional(kAutomaticInterval)
-                   : read_integer(value, range, what);
-      },
-      [](int64_t value) {
-        return value == kAutomaticInterval ? std::string("auto") : std::to_string(value);
-      });
-  return with_range(std::move(field), range, true);
+      "loses the least time, computed from the time that saves take and job.mtbf");
+  const Rule rule = {.range = made.number->range, .accepts = made.accepts + ", or auto"};
+  made.accepts = rule.accepts;
+  made.read = [=](Settings& settings, const FieldValue& value) {
+    const bool is_auto = value.node().kind == YamlNode::Kind::scalar && value.node().text == "auto";
+    assign(member(settings),
+           is_auto ? std::optional(kAutomaticInterval) : from_yaml<int64_t>(value, rule));
+  };
+  made.write = [=](const Settings& settings) {
+    return member(settings) == kAutomaticInterval ? "auto" : to_yaml(member(settings));
+  };
+  return made;
 }
 
 /// Another word for cuda is gpu.
 Field device_field() {
-  Field field = choice("device", in(&Settings::device), kDeviceChoices,
-                       "auto takes a GPU if there is one; gpu means cuda");
-  field.read = [read = field.read](Settings& settings, const FieldValue& value) {
+  Field made = choice("device", in(&Settings::device), kDeviceChoices,
+                      "auto takes a GPU if there is one; gpu means cuda");
+  made.read = [read = made.read](Settings& settings, const FieldValue& value) {
     if (simplified(value.node().text) == "gpu") {
       settings.device = DeviceChoice::cuda;
     } else {
       read(settings, value);
     }
   };
-  return field;
+  return made;
 }
 
 void check_evaluations(const CheckContext& at) {
@@ -94,30 +90,30 @@ std::vector<Field> checkpoint_fields() {
       checkpoint_interval().asked({.topic = Topic::checkpoints,
                                    .text = "Steps between checkpoints",
                                    .suggest = offered_interval}),
-      flag("checkpoint.async", checkpoint(&CheckpointSettings::async),
-           "Training continues while a copy of its state is written; false: it waits. Only one "
-           "checkpoint is written at a time: if the next is due earlier, training waits"),
-      integer("checkpoint.max_failed_saves", checkpoint(&CheckpointSettings::max_failed_saves),
-              at_least(1),
-              "Failed saves in a row, such as on a full disk, after which the run ends with exit "
-              "code 4"),
-      integer("checkpoint.keep_last", checkpoint(&CheckpointSettings::keep_last), between(1, 1e6),
-              "Number of newest checkpoints of checkpoint.interval that are not deleted; the "
-              "newest of all is never deleted")
+      field("checkpoint.async", checkpoint(&CheckpointSettings::async),
+            "Training continues while a copy of its state is written; false: it waits. Only one "
+            "checkpoint is written at a time: if the next is due earlier, training waits"),
+      field("checkpoint.max_failed_saves", checkpoint(&CheckpointSettings::max_failed_saves),
+            at_least(1),
+            "Failed saves in a row, such as on a full disk, after which the run ends with exit "
+            "code 4"),
+      field("checkpoint.keep_last", checkpoint(&CheckpointSettings::keep_last), between(1, 1e6),
+            "Number of newest checkpoints of checkpoint.interval that are not deleted; the "
+            "newest of all is never deleted")
           .asked({.topic = Topic::checkpoints, .text = "Checkpoints to keep"}),
-      integer("checkpoint.keep_every", checkpoint(&CheckpointSettings::keep_every), at_least(0),
-              "Also keep checkpoints whose step is a multiple of this; 0: none"),
-      integer("checkpoint.keep_best", checkpoint(&CheckpointSettings::keep_best), at_least(0),
-              "Also keep this many with the lowest validation loss, which is that of the last "
-              "evaluation at or before their step; of several with the same evaluation the first "
-              "one counts"),
+      field("checkpoint.keep_every", checkpoint(&CheckpointSettings::keep_every), at_least(0),
+            "Also keep checkpoints whose step is a multiple of this; 0: none"),
+      field("checkpoint.keep_best", checkpoint(&CheckpointSettings::keep_best), at_least(0),
+            "Also keep this many with the lowest validation loss, which is that of the last "
+            "evaluation at or before their step; of several with the same evaluation the first "
+            "one counts"),
       path("checkpoint.resume", checkpoint(&CheckpointSettings::resume),
            "auto continues from the newest complete checkpoint, never starts afresh, a path "
            "continues from that one",
            "auto, never or a checkpoint directory")
           .asked({.topic = Topic::checkpoints, .text = "Resume"}),
-      flag("checkpoint.save_final", checkpoint(&CheckpointSettings::save_final),
-           "Save a checkpoint after the last step"),
+      field("checkpoint.save_final", checkpoint(&CheckpointSettings::save_final),
+            "Save a checkpoint after the last step"),
       choice("checkpoint.changed_data", checkpoint(&CheckpointSettings::changed_data), kOnChange,
              "What to do when a run resumes and its data files differ from those of the "
              "checkpoint; accept names them in a warning"),
@@ -130,8 +126,8 @@ std::vector<Field> checkpoint_fields() {
 
 std::vector<Field> eval_fields() {
   return {
-      integer("eval.interval", in(&Settings::eval, &EvalSettings::interval), at_least(0),
-              "Steps between evaluations; 0: only at the end")
+      field("eval.interval", in(&Settings::eval, &EvalSettings::interval), at_least(0),
+            "Steps between evaluations; 0: only at the end")
           .asked({.topic = Topic::optimization,
                   .text = "Steps between evaluations, 0 for the end only",
                   .when =
@@ -140,7 +136,7 @@ std::vector<Field> eval_fields() {
                       },
                   .suggest = offered_evaluations})
           .checked(check_evaluations),
-      integer(
+      field(
           "eval.batches", in(&Settings::eval, &EvalSettings::batches), at_least(1),
           "Micro-batches of a periodic evaluation, of all ranks together; the final one covers the "
           "whole split"),
@@ -150,35 +146,35 @@ std::vector<Field> eval_fields() {
 std::vector<Field> sample_fields() {
   const auto sample = [](auto member) { return in(&Settings::sample, member); };
   return {
-      integer("sample.interval", sample(&SampleSettings::interval), at_least(0),
-              "Steps between samples of text; 0: none"),
-      texts("sample.prompts", sample(&SampleSettings::prompts), "One sample is drawn per prompt",
-            true),
-      integer("sample.max_new_tokens", sample(&SampleSettings::max_new_tokens), between(1, 1 << 20),
-              "Length of a sample"),
-      number("sample.temperature", sample(&SampleSettings::temperature), between(0, 1000),
-             "Divides the logits; 0 always takes the likeliest token"),
-      integer("sample.top_k", sample(&SampleSettings::top_k), at_least(0),
-              "Draw from the k likeliest tokens; 0: from all"),
-      number("sample.top_p", sample(&SampleSettings::top_p), {0, 1, true, false},
-             "Draw from the likeliest tokens with this total probability"),
+      field("sample.interval", sample(&SampleSettings::interval), at_least(0),
+            "Steps between samples of text; 0: none"),
+      field("sample.prompts", sample(&SampleSettings::prompts),
+            {.accepts = "a list of texts", .shows_empty = true}, "One sample is drawn per prompt"),
+      field("sample.max_new_tokens", sample(&SampleSettings::max_new_tokens), between(1, 1 << 20),
+            "Length of a sample"),
+      field("sample.temperature", sample(&SampleSettings::temperature), between(0, 1000),
+            "Divides the logits; 0 always takes the likeliest token"),
+      field("sample.top_k", sample(&SampleSettings::top_k), at_least(0),
+            "Draw from the k likeliest tokens; 0: from all"),
+      field("sample.top_p", sample(&SampleSettings::top_p), above_up_to(0, 1),
+            "Draw from the likeliest tokens with this total probability"),
   };
 }
 
 std::vector<Field> logging_fields() {
   return {
-      integer("logging.interval", in(&Settings::logging, &LoggingSettings::interval), at_least(1),
-              "Steps between progress lines, each with a line of metrics.jsonl"),
-      integer("logging.tensor_interval", in(&Settings::logging, &LoggingSettings::tensor_interval),
-              at_least(0),
-              "Steps between lines of tensors.jsonl, which has the scales and errors of each "
-              "tensor that is cast. A line is written in the first logged step after them and in "
-              "the last step; 0: none"),
+      field("logging.interval", in(&Settings::logging, &LoggingSettings::interval), at_least(1),
+            "Steps between progress lines, each with a line of metrics.jsonl"),
+      field("logging.tensor_interval", in(&Settings::logging, &LoggingSettings::tensor_interval),
+            at_least(0),
+            "Steps between lines of tensors.jsonl, which has the scales and errors of each "
+            "tensor that is cast. A line is written in the first logged step after them and in "
+            "the last step; 0: none"),
       choice("logging.format", in(&Settings::logging, &LoggingSettings::format), kProgressFormats,
              "auto is pretty on a terminal and plain elsewhere"),
-      flag("logging.tensorboard", in(&Settings::logging, &LoggingSettings::tensorboard),
-           "Write event files for TensorBoard too, into output_dir/tensorboard; Weights & Biases: "
-           "scripts/export/to_wandb.py"),
+      field("logging.tensorboard", in(&Settings::logging, &LoggingSettings::tensorboard),
+            "Write event files for TensorBoard too, into output_dir/tensorboard; Weights & Biases: "
+            "scripts/export/to_wandb.py"),
   };
 }
 
@@ -195,49 +191,70 @@ std::vector<Field> comm_fields() {
            "With bootstrap file: its path, which all nodes must see; job, step and restart are "
            "appended. Empty: rendezvous, in output_dir",
            "a path", read_output_path),
-      duration("comm.timeout", in(&Settings::comm, &CommSettings::timeout_seconds), "10m",
-               "Longest time for a message between ranks, after which the run ends"),
+      field("comm.timeout", in(&Settings::comm, &CommSettings::timeout_seconds), seconds("10m"),
+            "Longest time for a message between ranks, after which the run ends"),
   };
 }
 
 std::vector<Field> parallelism_fields() {
   return {
-      integer(
-          "parallelism.zero_stage", in(&Settings::parallelism, &StrategySettings::zero_stage),
-          between(0, 3),
-          "0: each rank keeps all (DDP); 1: ranks share moments and master weights; 2: gradients "
-          "too; 3: all weights too (FSDP)")
+      field("parallelism.zero_stage", in(&Settings::parallelism, &StrategySettings::zero_stage),
+            between(0, 3),
+            "0: each rank keeps all (DDP); 1: ranks share moments and master weights; 2: gradients "
+            "too; 3: all weights too (FSDP)")
           .asked({.topic = Topic::parallelism,
                   .text = "What ranks share, 0 (nothing) to 3 (all)",
-                  .when = on_several_ranks,
+                  .when = [](const Settings& s) { return s.job.nodes * s.job.ranks_per_node > 1; },
                   .changes_memory = true})
           .checked(check_zero_stage),
-      mebibytes("parallelism.bucket_mb",
-                in(&Settings::parallelism, &StrategySettings::bucket_bytes), between(0, 65536),
-                "MiB of gradients that ranks exchange at a time. 0: a 128th of the model's, 25 to "
-                "256"),
-      integer("parallelism.check_replicas",
-              in(&Settings::parallelism, &ParallelismSettings::check_replicas), at_least(0),
-              "Steps between comparisons of the ranks' weights by hash, which also precede each "
-              "checkpoint; a difference is named and ends the run. 0: never"),
+      field("parallelism.bucket_mb", in(&Settings::parallelism, &StrategySettings::bucket_bytes),
+            {.range = between(0, 65536), .shift = 20},
+            "MiB of gradients that ranks exchange at a time. 0: a 128th of the model's, 25 to "
+            "256"),
+      field("parallelism.check_replicas",
+            in(&Settings::parallelism, &ParallelismSettings::check_replicas), at_least(0),
+            "Steps between comparisons of the ranks' weights by hash, which also precede each "
+            "checkpoint; a difference is named and ends the run. 0: never"),
   };
 }
 
 std::vector<Field> top_level_fields() {
   return {
       device_field().asked({.topic = Topic::hardware, .text = "Device"}),
-      flag("cuda_graphs", in(&Settings::step, &StepSettings::cuda_graphs),
-           "On a GPU, record the work of a step once and replay it"),
-      flag("gemm_tuning", in(&Settings::gemm_tuning),
-           "On a GPU, time the algorithms for each product in the first step and store the choice "
-           "in FP8TRAIN_CACHE_DIR (~/.cache/fp8train); a run repeats bitwise with the same file"),
-      integer("threads", in(&Settings::threads), between(0, kMostThreads),
-              "CPU threads of a rank; 0: OMP_NUM_THREADS, else SLURM_CPUS_PER_TASK, else its part "
-              "of the "
-              "cores"),
+      field("cuda_graphs", in(&Settings::step, &StepSettings::cuda_graphs),
+            "On a GPU, record the work of a step once and replay it"),
+      field("gemm_tuning", in(&Settings::gemm_tuning),
+            "On a GPU, time the algorithms for each product in the first step and store the choice "
+            "in FP8TRAIN_CACHE_DIR (~/.cache/fp8train); a run repeats bitwise with the same file"),
+      field("threads", in(&Settings::threads), between(0, kMostThreads),
+            "CPU threads of a rank; 0: OMP_NUM_THREADS, else SLURM_CPUS_PER_TASK, else its part "
+            "of the "
+            "cores"),
       path("output_dir", in(&Settings::output_dir), "Folder for the run's files", "a folder",
            read_output_path)
           .asked({.topic = Topic::checkpoints, .text = "Folder for the run's files"}),
+  };
+}
+
+std::vector<Field> watchdog_fields() {
+  const auto limit = [](const char* name, double WatchdogSettings::*member, const char* doc) {
+    return field(std::string("watchdog.") + name, in(&Settings::watchdog, member),
+                 {.range = between(0, kMostSeconds),
+                  .accepts = "a duration such as 30m, at most 3650d, or 0: any time",
+                  .is_duration = true},
+                 doc);
+  };
+  return {
+      limit("start_up", &WatchdogSettings::start_up,
+            "Until the first step: ranks meet, data are opened, a checkpoint is read; or the run "
+            "goes back to a checkpoint"),
+      limit("data", &WatchdogSettings::data, "A micro-batch is read"),
+      limit("step", &WatchdogSettings::step,
+            "A micro-batch is computed, or the update. Waiting for other ranks has comm.timeout"),
+      limit("evaluation", &WatchdogSettings::evaluation,
+            "A batch of an evaluation, or a token of a sample"),
+      limit("save", &WatchdogSettings::save, "A checkpoint is written, by any rank"),
+      limit("end", &WatchdogSettings::end, "From the end of the training to that of the process"),
   };
 }
 

@@ -34,15 +34,6 @@ int64_t planned_ranks(const Settings& settings) {
   return settings.job.nodes * settings.job.ranks_per_node;
 }
 
-std::string offered_steps(const Settings& settings) {
-  const TrainingSettings& training = settings.training;
-  return training.max_tokens > 0 || training.max_epochs > 0 ? "" : "1000";
-}
-
-std::string offered_global_batch(const Settings& settings) {
-  return std::to_string(settings.step.micro_batch_size * planned_ranks(settings));
-}
-
 /// Returns the tokens of an optimizer step on so many ranks; saturating.
 int64_t tokens_per_step(const Settings& settings, int64_t ranks) {
   const int64_t global = settings.training.global_batch_size;
@@ -105,41 +96,40 @@ void check_global_batch_size(const CheckContext& at) {
   }
 }
 
-void check_max_epochs(const CheckContext& at) {
-  conflicts(at, {"training.max_steps", "training.max_tokens"});
-}
-
 Field max_epochs_field() {
-  return ranged("training.max_epochs", "a number > 0",
-                "Passes over the training samples, such as 3 or 0.5, instead of max_steps. The "
-                "steps are max_epochs x samples / samples of a step, rounded up; a step may span "
-                "two epochs. Samples are the windows of data.seq_length tokens, or the sequences "
-                "of packed documents, of one pass over data.train; if sources have weights, as "
-                "many as all of them have together, distributed by weight",
-                training(&TrainingSettings::max_epochs),
-                RangedReader<double>{read_number, above_up_to(0, kMostWhole)},
-                [](double value) { return value == 0 ? "" : number_text(value); })
+  return field("training.max_epochs", training(&TrainingSettings::max_epochs),
+               {.range = above_up_to(0, kMostWhole), .is_unset_at_0 = true},
+               "Passes over the training samples, such as 3 or 0.5, instead of max_steps. The "
+               "steps are max_epochs x samples / samples of a step, rounded up; a step may span "
+               "two epochs. Samples are the windows of data.seq_length tokens, or the sequences "
+               "of packed documents, of one pass over data.train; if sources have weights, as "
+               "many as all of them have together, distributed by weight")
       .asked({.topic = Topic::optimization,
               .text = "Epochs: passes over the training samples",
               .when =
                   [](const Settings& s) {
                     return s.training.max_steps == 0 && s.training.max_tokens == 0;
                   }})
-      .checked(check_max_epochs);
+      .checked([](const CheckContext& at) {
+        conflicts(at, {"training.max_steps", "training.max_tokens"});
+      });
 }
 
 /// Length of the run.
 std::vector<Field> length_fields() {
   return {
-      optional_count("training.max_steps", training(&TrainingSettings::max_steps), kMostWhole,
-                     "Optimizer steps of the whole run; either this, max_tokens or max_epochs")
+      field("training.max_steps", training(&TrainingSettings::max_steps), count_up_to(kMostWhole),
+            "Optimizer steps of the whole run; either this, max_tokens or max_epochs")
           .asked({.topic = Topic::optimization,
                   .text = "Optimizer steps, - to give tokens or epochs instead",
-                  .suggest = offered_steps,
+                  .suggest =
+                      [](const Settings& s) {
+                        return s.training.max_tokens > 0 || s.training.max_epochs > 0 ? "" : "1000";
+                      },
                   .optional = true})
           .checked(check_max_steps),
-      optional_count("training.max_tokens", training(&TrainingSettings::max_tokens), kMostTokens,
-                     "Tokens of the whole run, such as 100M, instead of max_steps")
+      field("training.max_tokens", training(&TrainingSettings::max_tokens),
+            count_up_to(kMostTokens), "Tokens of the whole run, such as 100M, instead of max_steps")
           .asked({.topic = Topic::optimization,
                   .text = "Tokens of the whole run, - to give epochs instead",
                   .when = [](const Settings& s) { return s.training.max_steps == 0; },
@@ -152,23 +142,26 @@ std::vector<Field> length_fields() {
 /// Sequences of a step.
 std::vector<Field> batch_fields() {
   return {
-      integer("training.micro_batch_size", of_step(&StepSettings::micro_batch_size),
-              between(1, kMostPasses), "Sequences per forward pass and rank")
+      field("training.micro_batch_size", of_step(&StepSettings::micro_batch_size),
+            between(1, kMostPasses), "Sequences per forward pass and rank")
           .asked({.topic = Topic::optimization,
                   .text = "Micro-batch: sequences per forward pass and rank",
                   .changes_memory = true}),
-      integer("training.gradient_accumulation_steps",
-              of_step(&StepSettings::gradient_accumulation_steps), between(1, kMostPasses),
-              "Forward passes per optimizer step")
+      field("training.gradient_accumulation_steps",
+            of_step(&StepSettings::gradient_accumulation_steps), between(1, kMostPasses),
+            "Forward passes per optimizer step")
           .when([](const Settings& s) { return s.training.global_batch_size == 0; }),
-      optional_count("training.global_batch_size", training(&TrainingSettings::global_batch_size),
-                     kMostSequences,
-                     "Sequences per optimizer step over all ranks; instead of "
-                     "gradient_accumulation_steps")
+      field("training.global_batch_size", training(&TrainingSettings::global_batch_size),
+            count_up_to(kMostSequences),
+            "Sequences per optimizer step over all ranks; instead of "
+            "gradient_accumulation_steps")
           .asked({.topic = Topic::optimization,
                   .text = "Global batch: sequences per step over all ranks",
                   .unless = {"training.gradient_accumulation_steps"},
-                  .suggest = offered_global_batch,
+                  .suggest =
+                      [](const Settings& s) {
+                        return std::to_string(s.step.micro_batch_size * planned_ranks(s));
+                      },
                   .optional = true})
           .checked(check_global_batch_size),
   };
@@ -178,18 +171,17 @@ std::vector<Field> batch_fields() {
 std::vector<Field> pass_fields() {
   return {
       make("training.seed", "a whole number >= 0", "Seed of every random draw",
-           of_step(&StepSettings::seed), read_unsigned,
-           [](uint64_t value) { return std::to_string(value); }),
-      number("training.z_loss", of_step(&StepSettings::decoder, &DecoderSettings::z_loss),
-             between(0, 1000),
-             "Weight, in the loss that is minimized, of the squared log of the softmax's "
-             "normalizer; logged apart, as z_loss"),
-      integer("training.head_chunk_rows",
-              of_step(&StepSettings::decoder, &DecoderSettings::head_chunk_rows),
-              between(0, kMostSequences),
-              "Rows of logits alive at a time; 0: chosen from the vocabulary and the GPU's memory"),
-      duration("training.max_time", training(&TrainingSettings::max_time_seconds), "3h50m",
-               "Save and stop with exit code 75 after this time", true),
+           of_step(&StepSettings::seed), read_unsigned),
+      field("training.z_loss", of_step(&StepSettings::decoder, &DecoderSettings::z_loss),
+            between(0, 1000),
+            "Weight, in the loss that is minimized, of the squared log of the softmax's "
+            "normalizer; logged apart, as z_loss"),
+      field("training.head_chunk_rows",
+            of_step(&StepSettings::decoder, &DecoderSettings::head_chunk_rows),
+            between(0, kMostSequences),
+            "Rows of logits alive at a time; 0: chosen from the vocabulary and the GPU's memory"),
+      field("training.max_time", training(&TrainingSettings::max_time_seconds),
+            seconds("3h50m", true), "Save and stop with exit code 75 after this time"),
   };
 }
 
@@ -197,27 +189,26 @@ std::vector<Field> divergence_fields() {
   return {
       choice("training.non_finite", training(&TrainingSettings::non_finite), kOnNonFinite,
              "What to do with a step whose gradient norm is not finite"),
-      integer(
-          "training.max_consecutive_skips", training(&TrainingSettings::max_consecutive_skips),
-          at_least(1),
-          "Skipped steps in a row that count as divergence; at the end of the run one is enough"),
+      field("training.max_consecutive_skips", training(&TrainingSettings::max_consecutive_skips),
+            at_least(1),
+            "Skipped steps in a row that count as divergence; at the end of the run one is enough"),
       choice("training.on_divergence", training(&TrainingSettings::on_divergence), kOnDivergence,
              "stop: exit code 5; rollback: go back to the newest checkpoint from before the "
              "divergence and leave out the batches seen since"),
-      integer("training.max_rollbacks", training(&TrainingSettings::max_rollbacks), at_least(1),
-              "Number of rollbacks after which a further divergence ends the run"),
-      number("training.spike_threshold", training(&TrainingSettings::spike_threshold), at_least(0),
-             "A loss is high if it is this many standard deviations above the mean of spike_window "
-             "losses; 0: no search for spikes"),
-      integer("training.spike_window", training(&TrainingSettings::spike_window), between(2, 65536),
-              "Number of previous losses, leaving out high ones, that a loss is compared with"),
-      integer("training.spike_steps", training(&TrainingSettings::spike_steps), at_least(1),
-              "High losses in a row that make a spike, which counts as divergence"),
+      field("training.max_rollbacks", training(&TrainingSettings::max_rollbacks), at_least(1),
+            "Number of rollbacks after which a further divergence ends the run"),
+      field("training.spike_threshold", training(&TrainingSettings::spike_threshold), at_least(0),
+            "A loss is high if it is this many standard deviations above the mean of spike_window "
+            "losses; 0: no search for spikes"),
+      field("training.spike_window", training(&TrainingSettings::spike_window), between(2, 65536),
+            "Number of previous losses, leaving out high ones, that a loss is compared with"),
+      field("training.spike_steps", training(&TrainingSettings::spike_steps), at_least(1),
+            "High losses in a row that make a spike, which counts as divergence"),
   };
 }
 
 Field deterministic_field() {
-  return flag(
+  return field(
       "training.deterministic", of_step(&StepSettings::deterministic),
       "On a GPU with cuDNN: take its deterministic backward pass of attention, which is slower "
       "and on sm_80 to sm_90 needs 2 bytes for each score, so that runs and resumed runs have "

@@ -5,18 +5,13 @@
 #include <algorithm>
 
 #include "base/text.h"
-#include "config/suggest.h"
+#include "config/foreign_names.h"
 
 namespace fp8train {
 namespace {
 
 size_t position_of(const Field& field) {
   return static_cast<size_t>(&field - field_table().data());
-}
-
-bool accepts_text(const PassiveKey& key, const YamlNode& node) {
-  return key.harmless.empty() ||
-         std::find(key.harmless.begin(), key.harmless.end(), node.text) != key.harmless.end();
 }
 
 SourceMark mark_of_value(const GivenKey& given) {
@@ -96,7 +91,8 @@ void GivenKeys::add_value(const Field& field, const std::string& spelled, const 
 
 void GivenKeys::add_unknown(const std::string& path, const YamlNode& node, SourceMark mark) {
   if (const PassiveKey* passive = find_passive_key(path)) {
-    if (!accepts_text(*passive, node)) {
+    const std::vector<std::string>& harmless = passive->harmless;
+    if (!harmless.empty() && std::ranges::find(harmless, node.text) == harmless.end()) {
       problems_.add(mark, path, passive->objection);
     }
     return;

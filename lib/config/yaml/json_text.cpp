@@ -1,4 +1,4 @@
-#include "config/yaml/json_text.h"
+#include "config/yaml/yaml_tree.h"
 
 #include <algorithm>
 #include <string_view>
@@ -26,12 +26,6 @@ size_t end_of_comment(std::string_view text, size_t at, char before) {
     return std::min(text.find('\n', at), text.size());
   }
   return at;
-}
-
-/// Whether a text within single quotes begins after this character. After others an apostrophe is a
-/// character like any other.
-bool begins_value(char before) {
-  return std::string_view("{[,:").find(before) != std::string_view::npos;
 }
 
 }  // namespace
@@ -81,7 +75,9 @@ std::string json_as_yaml(std::string text) {
     if (seen < kBegin.size() && c != kBegin[seen++]) {
       return text;
     }
-    quote = c == '"' || (c == '\'' && begins_value(before)) ? c : 0;
+    // After other characters an apostrophe is a character like any other.
+    const bool begins_value = std::string_view("{[,:").find(before) != std::string_view::npos;
+    quote = c == '"' || (c == '\'' && begins_value) ? c : 0;
     before = c;
   }
   return seen == kBegin.size() ? plain : text;

@@ -1,4 +1,4 @@
-#include "config/yaml/replacements.h"
+#include "config/yaml/given_keys.h"
 
 #include <fmt/format.h>
 
@@ -12,7 +12,7 @@
 
 #include "base/error.h"
 #include "config/fields/scalar.h"
-#include "precision/meaningless_option.h"
+#include "precision/key_error.h"
 #include "precision/plan.h"
 
 namespace fp8train {
@@ -71,7 +71,7 @@ std::string meaningless_option(const GivenKeys& given, const std::set<std::strin
       resolve_plan(probe.precision);
     }
   } catch (const MeaninglessOption& option) {
-    return option.key();
+    return option.keys().front();
   } catch (const ConfigError&) {
   }
   return {};

@@ -4,12 +4,15 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "base/atomic_file.h"
 #include "base/error.h"
@@ -19,14 +22,88 @@
 #include "data/folder_files.h"
 #include "data/tokenizers/registry.h"
 #include "io/checkpoint/checkpoint.h"
-#include "io/export/quantization_config.h"
 #include "io/hf_config.h"
 #include "io/model_source.h"
 #include "io/safetensors/sharded_writer.h"
+#include "model/families/config_value.h"
 #include "model/families/family.h"
+#include "numeric/dtype.h"
+#include "tensor/tensor_format.h"
 
 namespace fp8train {
 namespace {
+
+ConfigValue::List list_of(const std::vector<std::string>& names) {
+  return {names.begin(), names.end()};
+}
+
+ConfigObject fine_grained(const std::vector<std::string>& plain_modules) {
+  constexpr int64_t kBlock = 128;
+  ConfigObject config;
+  set(config, "quant_method", "fp8");
+  set(config, "fmt", "e4m3");
+  set(config, "activation_scheme", "dynamic");
+  set(config, "weight_block_size", ConfigValue::List{kBlock, kBlock});
+  set(config, "modules_to_not_convert", list_of(plain_modules));
+  return config;
+}
+
+ConfigObject eight_bits(std::string_view type, std::string_view strategy, bool dynamic) {
+  constexpr int64_t kBits = 8;
+  ConfigObject values;
+  set(values, "num_bits", kBits);
+  set(values, "type", type);
+  set(values, "strategy", strategy);
+  set(values, "symmetric", true);
+  set(values, "dynamic", dynamic);
+  return values;
+}
+
+ConfigObject compressed_tensors(std::string_view type, std::string_view strategy,
+                                const std::vector<std::string>& plain_modules) {
+  const std::string format = fmt::format("{}-quantized", type);
+  ConfigObject group;
+  set(group, "targets", ConfigValue::List{"Linear"});
+  set(group, "weights", eight_bits(type, strategy, false));
+  set(group, "input_activations", eight_bits(type, "token", true));
+  set(group, "output_activations", ConfigValue());
+  set(group, "format", format);
+  ConfigObject groups;
+  set(groups, "group_0", group);
+  ConfigObject config;
+  set(config, "quant_method", "compressed-tensors");
+  set(config, "format", format);
+  set(config, "quantization_status", "compressed");
+  set(config, "config_groups", groups);
+  set(config, "ignore", list_of(plain_modules));
+  set(config, "kv_cache_scheme", ConfigValue());
+  return config;
+}
+
+/// Returns the object for weights in `format`:
+/// - e4m3 in 128x128: quant_method "fp8" with weight_block_size (config.json of DeepSeek-V3;
+///   transformers: src/transformers/quantizers/quantizer_finegrained_fp8.py);
+/// - e4m3 or int8 by tensor or row: quant_method "compressed-tensors" (neuralmagic/
+///   compressed-tensors: src/compressed_tensors/quantization/quant_config.py), activations cast by
+///   token while the model runs.
+/// `plain_modules` are linear layers that are not cast ("lm_head"). Throws ConfigError for other
+/// formats, which no program reads.
+ConfigObject quantization_config(const TensorFormat& format,
+                                 const std::vector<std::string>& plain_modules) {
+  const bool tensor = format.block == per::tensor;
+  if (format.dtype == DType::e4m3 && format.block == per::block_128x128) {
+    return fine_grained(plain_modules);
+  }
+  if ((format.dtype == DType::e4m3 || format.dtype == DType::i8) &&
+      (tensor || format.block == per::row)) {
+    return compressed_tensors(format.dtype == DType::i8 ? "int" : "float",
+                              tensor ? "tensor" : "channel", plain_modules);
+  }
+  throw ConfigError(fmt::format(
+      "a folder with weights in {}: no program reads one; take e4m3 with granularity 128x128, "
+      "tensor or row, or int8 with tensor or row (single .safetensors files may have all formats)",
+      describe(format)));
+}
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;

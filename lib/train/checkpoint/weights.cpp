@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/math.h"
-#include "io/export/row_order.h"
+#include "io/model_source.h"
 #include "model/hf_names.h"
 #include "train/checkpoint/value_checks.h"
 

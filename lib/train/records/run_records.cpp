@@ -14,7 +14,6 @@
 #include "base/atomic_file.h"
 #include "base/error_prefix.h"
 #include "base/log.h"
-#include "data/utf8.h"
 #include "train/checkpoint/checkpoint_saver.h"
 #include "train/ranks.h"
 #include "train/records/environment.h"
@@ -68,29 +67,13 @@ double rounded(double value) {
   return std::strtod(fmt::format("{:.{}g}", value, kDigits).c_str(), nullptr);
 }
 
-/// Markdown that shows the text as it is; bytes that are not UTF-8 become U+FFFD.
-std::string as_code(std::string_view text) {
-  std::string code = "    ";
-  for (size_t at = 0; at < text.size();) {
-    const size_t length = code_point_length(text, at);
-    code += length == 0 ? std::string_view("\uFFFD") : text.substr(at, length);
-    code += text[at] == '\n' ? "    " : "";
-    at += std::max<size_t>(length, 1);
-  }
-  return code;
-}
-
-/// Adds the scales and amax values of all slots.
-void add_histograms(const StepMetrics& metrics, EventSummary& summary) {
-  std::vector<double> scales, amax;
-  for (const SlotReport& report : *metrics.slots) {
-    if (has_one_scale(report)) {
-      scales.push_back(std::log2(static_cast<double>(report.scale)));
-    }
-    amax.push_back(std::log2(static_cast<double>(report.sample.amax)));
-  }
-  summary.histogram("fp8/log2_scale", scales, 1.0).histogram("fp8/log2_amax", amax, 1.0);
-}
+/// The sinks, each with its reader and the setting that asks for it.
+struct SinkEntry {
+  const char* reader;
+  bool LoggingSettings::*is_wanted;
+  std::unique_ptr<MetricSink> (*open)(const RunDirectory& run, int64_t step);
+};
+constexpr SinkEntry kSinks[] = {{"TensorBoard", &LoggingSettings::tensorboard, open_tensorboard}};
 
 }  // namespace
 
@@ -171,11 +154,15 @@ void RunRecords::begin_metrics(int64_t step, int64_t interval) {
                  : nullptr;
 }
 
-void RunRecords::begin_events(int64_t step, const std::string& config) {
-  if (lock_) {
-    events_ = std::make_unique<EventFile>(directory_.tensorboard(), step);
-    show(step, EventSummary().text("config", as_code(config)));
+void RunRecords::open_sinks(const LoggingSettings& settings, int64_t step,
+                            const std::string& config) {
+  sinks_.clear();
+  for (const SinkEntry& entry : kSinks) {
+    if (lock_ && settings.*entry.is_wanted) {
+      sinks_.push_back({entry.reader, entry.open(directory_, step)});
+    }
   }
+  show([&](MetricSink& sink) { sink.text(step, "config", config); });
 }
 
 void RunRecords::put_aside_metrics() {
@@ -254,11 +241,7 @@ void RunRecords::write_step(const StepMetrics& metrics) {
   if (metrics.each_tensor && metrics.scaling != nullptr) {
     write_tensors(metrics);
   }
-  if (events_) {
-    EventSummary summary = line.events();
-    if (metrics.scaling != nullptr) add_histograms(metrics, summary);
-    show(metrics.step, summary);
-  }
+  show([&](MetricSink& sink) { sink.line(metrics.step, line, &metrics); });
 }
 
 void RunRecords::write_tensors(const StepMetrics& metrics) {
@@ -284,9 +267,7 @@ void RunRecords::write_validation(int64_t step, double loss, int64_t targets) {
       .add("val_perplexity", std::exp(loss))
       .add("val_tokens", targets);
   append(line);
-  if (events_) {
-    show(step, line.events());
-  }
+  show([&](MetricSink& sink) { sink.line(step, line, nullptr); });
 }
 
 void RunRecords::write_save(const SaveResult& result, int64_t failed_in_a_row) {
@@ -320,13 +301,17 @@ void RunRecords::write_rollbacks(const std::vector<Rollback>& rollbacks, int64_t
   }
 }
 
-void RunRecords::show(int64_t step, const EventSummary& summary) {
-  try {
-    events_->write(step, summary);
-  } catch (const DeviceError& error) {
-    log_warning(fmt::format("{}; TensorBoard does not see the rest of this run", error.what()));
-    events_.reset();
-  }
+void RunRecords::show(const std::function<void(MetricSink&)>& write) {
+  std::erase_if(sinks_, [&](const OpenSink& one) {
+    try {
+      write(*one.sink);
+    } catch (const DeviceError& error) {
+      log_warning(
+          fmt::format("{}; {} does not see the rest of this run", error.what(), one.reader));
+      return true;
+    }
+    return false;
+  });
 }
 
 void RunRecords::append(const MetricLine& line) {
@@ -358,9 +343,7 @@ void RunRecords::write_sample(int64_t step, const std::string& text) {
   } catch (const DeviceError& error) {
     log_warning(fmt::format("{}; the run continues without this sample", error.what()));
   }
-  if (events_) {
-    show(step, EventSummary().text("sample", as_code(text)));
-  }
+  show([&](MetricSink& sink) { sink.text(step, "sample", text); });
 }
 
 void RunRecords::write_summary(JsonObject summary) {

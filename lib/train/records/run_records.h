@@ -1,9 +1,10 @@
 #pragma once
 // The files that a run writes while it trains: the lock on its folder, metrics.jsonl,
-// tensors.jsonl, samples, summary.json, and event files for TensorBoard.
+// tensors.jsonl, samples, summary.json, and what its sinks write.
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,18 +12,17 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "config/settings.h"
 #include "io/checkpoint/run_directory.h"
 #include "io/checkpoint/run_lock.h"
-#include "io/event_file.h"
 #include "io/metrics.h"
 #include "precision/scaling_state.h"
+#include "train/records/metric_sink.h"
 #include "train/records/run_statistics.h"
 #include "train/watch/divergence.h"
 #include "train/watch/stragglers.h"
 
 namespace fp8train {
-
-class MetricLine;
 
 /// The numbers of one step, and of the interval since the last line, that are recorded.
 struct StepMetrics {
@@ -52,9 +52,9 @@ struct StepMetrics {
 
 struct SaveResult;
 
-/// Writes the records of a run into its folder: metrics, samples, event files for TensorBoard and
-/// the summary. Lines and samples that cannot be written do not stop the run: a warning says so.
-/// All functions do nothing on ranks that do not lead.
+/// Writes the records of a run into its folder: metrics, samples, the summary, and to its sinks.
+/// Lines and samples that cannot be written do not stop the run: a warning says so. All functions
+/// do nothing on ranks that do not lead.
 class RunRecords {
  public:
   /// Takes the folder's lock and makes the folder. Throws ConfigError when another run holds the
@@ -83,10 +83,10 @@ class RunRecords {
   /// Flushes metrics.jsonl, tensors.jsonl and train.log to disk. Called before a checkpoint is
   /// saved, so that a power failure leaves no gap before its step. Warns where that fails.
   void sync() const;
-  /// Starts an event file for TensorBoard, which the functions below write to as well. It shows
-  /// `config` and replaces the steps after `step` of earlier files. Throws DeviceError when it
-  /// cannot be written.
-  void begin_events(int64_t step, const std::string& config);
+  /// Opens the sinks that the settings ask for; the functions below write to them as well. They
+  /// show `config` and replace the steps after `step` of an earlier start. Throws DeviceError when
+  /// one cannot be written.
+  void open_sinks(const LoggingSettings& settings, int64_t step, const std::string& config);
   /// Writes a line of metrics and, with StepMetrics::each_tensor, one of tensors.jsonl.
   /// begin_metrics() comes first, as for the functions below.
   void write_step(const StepMetrics& metrics);
@@ -108,17 +108,22 @@ class RunRecords {
   int64_t lost_lines() const { return lost_lines_; }
 
  private:
+  struct OpenSink {
+    const char* reader;
+    std::unique_ptr<MetricSink> sink;
+  };
+
   void append(const MetricLine& line);
   void append(const JsonObject& line, MetricsWriter& writer);
   void put_aside_metrics();
   void write_tensors(const StepMetrics& metrics);
-  void show(int64_t step, const EventSummary& summary);
+  void show(const std::function<void(MetricSink&)>& write);
 
   std::shared_ptr<RunLock> lock_;  // the lock of the rank that leads; null on others
   RunDirectory directory_;
   std::unique_ptr<MetricsWriter> metrics_;
   std::unique_ptr<MetricsWriter> tensors_;  // null: nothing has been written
-  std::unique_ptr<EventFile> events_;       // null: nothing is shown
+  std::vector<OpenSink> sinks_;
   int64_t lost_lines_ = 0;
   bool losing_ = false;
 };
