@@ -72,7 +72,7 @@ void Attention::normalize_heads(const StepContext& context, const View& projecte
   normalize(dimensions_.heads, dimensions_.kv_heads, norms_.k, saved.k_original, saved.k_rstd);
 }
 
-void Attention::forward(const StepContext& context, const Linear::Input& x, View y, int64_t batch,
+void Attention::forward(const StepContext& context, const InputTensor& x, View y, int64_t batch,
                         KvCache* cache, Saved& saved) const {
   ArenaScope scope(*context.scratch);
   const auto& [heads, kv_heads, head_dim] = dimensions_;

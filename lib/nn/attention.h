@@ -64,7 +64,7 @@ class Attention {
   /// x: [B * T, C], as qkv() has allocated it -> y: [B * T, C]. The shape of x is read even if x
   /// has no memory. With a `cache` (not training): T new positions are appended to it; the caller
   /// advances KvCache::length. Throws InternalError if the cache is full.
-  void forward(const StepContext& context, const Linear::Input& x, View y, int64_t batch,
+  void forward(const StepContext& context, const InputTensor& x, View y, int64_t batch,
                KvCache* cache, Saved& saved) const;
   /// dy, dx: [B * T, C]; dx is overwritten. Adds to the gradients of all weights of the layer, or
   /// overwrites them (StepContext::overwrites_gradients).

@@ -9,13 +9,13 @@ void Block::run(const StepContext& context, Residual& stream, View middle, int64
   saved.x = stream.value();
   {
     ArenaScope scope(*context.scratch);
-    const Linear::Input normed = attention_.qkv().allocate_input(context, rows);
+    const InputTensor normed = attention_.qkv().allocate_input(context, rows);
     attention_norm_.forward(context, stream, normed.plain, saved.attention_norm, normed.cast);
     attention_.forward(context, normed, stream.branch, batch, cache, saved.attention);
   }
   stream = stream.plus_branch(middle);
   ArenaScope scope(*context.scratch);
-  const Linear::Input normed = mlp_.up().allocate_input(context, rows);
+  const InputTensor normed = mlp_.up().allocate_input(context, rows);
   mlp_norm_.forward(context, stream, normed.plain, saved.mlp_norm, normed.cast);
   mlp_.forward(context, normed, stream.branch, saved.mlp);
 }

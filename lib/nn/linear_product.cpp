@@ -1,7 +1,6 @@
 #include "nn/linear_product.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "ops/cast/quantize.h"
 #include "ops/pointwise/elementwise.h"
@@ -10,64 +9,49 @@
 namespace fp8train {
 namespace {
 
-/// The values of a quantized operand that is read as they are, in scratch.
-LinearOperand plain_values(const StepContext& context, const LinearOperand& operand, DType dtype) {
-  const View values = allocate(*context.scratch, dtype, operand.quantized.rowwise.codes.shape);
-  ops::dequantize(context.stream, operand.quantized, values);
-  return {.plain = values, .quantized = {}, .along_columns = operand.along_columns};
-}
-
 /// The scale of the tensor for each of its rows.
-View row_scales(const StepContext& context, const QuantizedTensor& tensor, int64_t rows) {
-  const View scales = allocate(*context.scratch, DType::f32, {rows});
+View row_scales(const StepContext& context, const QuantizedTensor& tensor) {
+  const View scales = allocate(*context.scratch, DType::f32, {tensor.rowwise.codes.shape.rows()});
   ops::fill(context.stream, scales, 1.0F);
   ops::scale_by(context.stream, scales, tensor.tensor_scale_inv);
   return scales;
 }
 
-/// The operands that the GEMM library reads. Contiguous along the contracted extent means that the
-/// transpose of the second operand is stored.
-ops::GemmOperand gemm_operand(const StepContext& context, const LinearOperand& operand,
-                              const TensorFormat& other, bool is_second) {
-  const bool lacks_columnwise = operand.along_columns && operand.quantized.columnwise.codes.empty();
-  ops::GemmOperand result = {operand.plain, is_second != lacks_columnwise, operand.quantized};
-  if (operand.quantized.empty()) {
-    return result;
+/// The operand as the library reads it next to `other`: codes next to a plain operand as their
+/// values, one scale of a tensor next to those of rows as scales of rows.
+ops::GemmOperand read_next_to(const StepContext& context, ops::GemmOperand operand,
+                              const ops::GemmOperand& other) {
+  QuantizedTensor& quantized = operand.quantized;
+  if (quantized.empty()) {
+    return operand;
   }
-  QuantizedTensor& quantized = result.quantized;
-  if (operand.along_columns && !lacks_columnwise) {
-    quantized.rowwise = std::exchange(quantized.columnwise, {});
+  if (other.quantized.empty()) {
+    const View values =
+        allocate(*context.scratch, other.plain.dtype, quantized.rowwise.codes.shape);
+    ops::dequantize(context.stream, quantized, values);
+    return {values, operand.transposed};
   }
-  const TensorFormat format = ops::read_as(quantized.format, other);
+  const TensorFormat format = ops::read_as(quantized.format, other.quantized.format);
   if (format.block != quantized.format.block) {
-    quantized.rowwise.scale_inv =
-        row_scales(context, quantized, quantized.rowwise.codes.shape.rows());
+    quantized.rowwise.scale_inv = row_scales(context, quantized);
     quantized.tensor_scale_inv = nullptr;
     quantized.format = format;
   }
-  return result;
+  return operand;
 }
 
 }  // namespace
 
-ScaleLayout block_layout(const DeviceTraits& traits) {
-  return traits.fp8_gemm_by_library ? ScaleLayout::cublaslt : ScaleLayout::row_major;
-}
-
 void multiply(const StepContext& context, const LinearProduct& product) {
   ArenaScope scope(*context.scratch);
-  const DType plain_type = (product.a.dequantize ? product.b : product.a).plain.dtype;
-  const LinearOperand a =
-      product.a.dequantize ? plain_values(context, product.a, plain_type) : product.a;
-  const LinearOperand b =
-      product.b.dequantize ? plain_values(context, product.b, plain_type) : product.b;
-  ops::Gemm call = {.a = gemm_operand(context, a, b.quantized.format, false),
-                    .b = gemm_operand(context, b, a.quantized.format, true),
+  ops::Gemm call = {.a = read_next_to(context, product.a, product.b),
+                    .b = read_next_to(context, product.b, product.a),
                     .c = product.c,
                     .beta = product.beta,
                     .bias = product.bias,
                     .fast_accumulate = product.plan.fast_accumulate,
                     .emulate_accumulator = product.plan.emulate_accumulator};
+  call.b.transposed = !call.b.transposed;
   const size_t bytes = ops::gemm_scratch_bytes(context.device->traits(), call);
   if (context.scratch->has(bytes)) {
     call.scratch = allocate(*context.scratch, DType::u8, {static_cast<int64_t>(bytes)});

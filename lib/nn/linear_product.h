@@ -1,5 +1,5 @@
 #pragma once
-// One GEMM of a linear layer, with operands in the forms that its plan says.
+// One GEMM of a layer, with operands in the forms that its plan says, and how devices compute it.
 
 #include <array>
 #include <string_view>
@@ -12,27 +12,13 @@
 
 namespace fp8train {
 
-/// Whether each block has a scale, and not the tensor.
-inline bool blockwise(const TensorFormat& format) {
-  return format.is_scaled() && format.block != per::tensor;
-}
-
-/// The order in which the device's GEMMs read the scales of blocks.
-ScaleLayout block_layout(const DeviceTraits& traits);
-
-/// A tensor as one GEMM reads it: plain, or in one orientation of a quantized tensor.
-struct LinearOperand {
-  ConstView plain;
-  QuantizedTensor quantized;  ///< empty for a plain operand; blocks lie along the contracted extent
-  bool along_columns = false;  ///< the GEMM contracts the tensor along its columns
-  bool dequantize = false;     ///< `quantized`, its codes along rows, is read as values
-};
-
-/// c = a b + beta c (+ bias), each operand contracted along the extent that it was made for.
+/// c = op(a) op(b)^T + beta c (+ bias). `transposed` of an operand means that what is stored is
+/// contracted along its columns. A quantized operand next to a plain one is read as values.
 struct LinearProduct {
   const GemmPlan& plan;  ///< the product's accumulation is read from it
-  LinearOperand a, b;
-  View c;
+  ops::GemmOperand a;    ///< op(a): [M, K]
+  ops::GemmOperand b;    ///< op(b): [N, K]
+  View c;                ///< [M, N]
   float beta = 0.0F;
   ConstView bias;
 };

@@ -1,5 +1,7 @@
 #include "nn/linear_weight.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "nn/cast_error.h"
 #include "ops/cast/blockwise_parts.h"
@@ -13,25 +15,22 @@ namespace fp8train {
 namespace {
 
 /// fprop's weight operand as it is made once per step: none, where it is another one in each pass.
-LinearOperands::Role weight_of_fprop(const LinearPlan& plan) {
+QuantizedInput::Role weight_of_fprop(const LinearPlan& plan) {
   const TensorFormat activation = plain(plan.activation);
-  return plan.is_smoothed() ? LinearOperands::Role{"w", activation, activation}
-                            : LinearOperands::Role{"w", plan.fprop.b, plan.fprop.a};
+  return plan.is_smoothed() ? QuantizedInput::Role{"w", activation, activation, false}
+                            : QuantizedInput::Role{"w", plan.fprop.b, plan.fprop.a, false};
 }
 
 }  // namespace
 
-LinearOperands::Memory memory_of(Arena& arena) {
-  return [&arena](DType dtype, const Shape& shape) { return allocate(arena, dtype, shape); };
-}
-
 LinearWeight::LinearWeight(const LinearPlan& plan, Parameter* weight, ScalingState& scaling)
     : plan_(plan),
       weight_(weight),
-      w_(scaling, plan.site.name, weight_of_fprop(plan), {"w.dgrad", plan.dgrad.b, plan.dgrad.a}) {
+      w_(scaling, plan.site.name, weight_of_fprop(plan),
+         {"w.dgrad", plan.dgrad.b, plan.dgrad.a, false}, plan.evaluate_scaled) {
   // Where no GEMM reads codes, ranks can gather the upper halves of a master in two halves alone.
   const bool upper_half =
-      weight->formats.value.remainder && !w_.scaled_along_rows() && !w_.scaled_along_columns();
+      weight->formats.value.remainder && !is_scaled(Along::rows) && !is_scaled(Along::columns);
   const bool reads_value =
       plan.is_smoothed() || (needs_plain_weight() && value_serves() && !upper_half);
   weight->value_is_read = weight->value_is_read || reads_value;
@@ -42,31 +41,29 @@ void LinearWeight::add_smoothed(ScalingState& scaling) {
   if (plan_.is_smoothed()) {
     const TensorFormat unused = plain(plan_.activation);
     smoothed_w_.emplace(scaling, plan_.site.name,
-                        LinearOperands::Role{"w.smooth", plan_.fprop.b, plan_.fprop.a},
-                        LinearOperands::Role{"", unused, unused});
+                        QuantizedInput::Role{"w.smooth", plan_.fprop.b, plan_.fprop.a, false},
+                        QuantizedInput::Role{"", unused, unused, false}, plan_.evaluate_scaled);
   }
 }
 
-LinearOperand LinearWeight::fprop_operand(const StepContext& context, bool scaled,
-                                          ConstView smoothing) const {
-  return smoothing.empty() ? weight_operand(scaled, false) : smoothed_weight(context, smoothing);
+ops::GemmOperand LinearWeight::fprop_operand(const StepContext& context,
+                                             ConstView smoothing) const {
+  return smoothing.empty() ? weight_operand(context, Along::rows)
+                           : smoothed_weight(context, smoothing);
 }
 
-LinearOperand LinearWeight::dgrad_operand(const StepContext& context) const {
-  return weight_operand(w_.scaled_along_columns() && !context.plain, true);
+ops::GemmOperand LinearWeight::dgrad_operand(const StepContext& context) const {
+  return weight_operand(context, Along::columns);
 }
 
-LinearOperand LinearWeight::smoothed_weight(const StepContext& context, ConstView smoothing) const {
+ops::GemmOperand LinearWeight::smoothed_weight(const StepContext& context,
+                                               ConstView smoothing) const {
   const View divided = fp8train::allocate(*context.scratch, DType::f32, weight_->shape);
   {
     ArenaScope scope(*context.scratch);
     ops::divide_columns(context.stream, weight_value(context), smoothing, divided, false);
   }
-  const LinearOperands::Memory scratch = memory_of(*context.scratch);
-  return smoothed_w_
-      ->make_operands(context, {.plain = divided, .slot = nullptr, .codes = {}}, {true, false},
-                      {scratch, scratch})
-      .along_rows;
+  return smoothed_w_->operands(context, divided, {context.scratch, nullptr}).along_rows;
 }
 
 /// Chooses the smallest form that is enough for this layer if ranks have parts of its weight.
@@ -74,7 +71,7 @@ void LinearWeight::choose_gathered_form() {
   if (weight_->value_is_read || plan_.is_smoothed()) {
     return;
   }
-  const bool scaled = w_.scaled_along_rows() || w_.scaled_along_columns();
+  const bool scaled = is_scaled(Along::rows) || is_scaled(Along::columns);
   const ScalingSlot* const only = w_.only_slot();
   if (!scaled) {
     weight_->gathered = GatheredForm::copy;
@@ -92,7 +89,7 @@ void LinearWeight::choose_gathered_form() {
 /// Evaluation and stages of the run may bypass the scaled formats, so that there is a plain weight
 /// wherever one GEMM can ask for it.
 bool LinearWeight::needs_plain_weight() const {
-  return !(w_.scaled_along_rows() || plan_.is_smoothed()) || !w_.scaled_along_columns() ||
+  return !(is_scaled(Along::rows) || plan_.is_smoothed()) || !is_scaled(Along::columns) ||
          !plan_.evaluate_scaled || plan_.has_plain_stages;
 }
 
@@ -101,7 +98,7 @@ void LinearWeight::allocate(Device& device, ParameterStore& store) {
   const bool is_weight = weight_->formats.is_master;
   const MemoryCategory category =
       is_weight ? MemoryCategory::weights : MemoryCategory::quantized_weights;
-  const LinearOperands::Memory memory = [&](DType dtype, const Shape& shape) {
+  const auto memory = [&](DType dtype, const Shape& shape) {
     return store.operand_memory(device, *weight_, category, dtype, shape);
   };
   const bool gathers_halves = holds_gathered(*weight_) && weight_->stored_value.empty();
@@ -109,8 +106,9 @@ void LinearWeight::allocate(Device& device, ParameterStore& store) {
     plain_copy_ = memory(plan_.activation, weight_->shape);
     weight_->copy = plain_copy_;
   }
-  weight_casts_ = w_.allocate_casts(device.traits(), weight_->shape, {memory, memory});
-  for (LinearOperands::Cast& cast : weight_casts_) {
+  weight_casts_ = w_.casts(device.traits(), weight_->shape);
+  for (TensorCast& cast : weight_casts_) {
+    cast.allocate(memory, memory);
     if (!blockwise(cast.codes.format)) {
       // The scale at the time of the cast: the slot may move on.
       stored_scales_.emplace_back(device, DType::f32, Shape{2}, MemoryCategory::scaling_state);
@@ -152,7 +150,7 @@ void LinearWeight::offer_weight_cast() {
     return;  // nothing to cast, casts with a scale for each block, another layer's weight too, a
              // value that must be rounded before it is cast, or a part of it
   }
-  const LinearOperands::Cast& cast = weight_casts_.front();
+  const TensorCast& cast = weight_casts_.front();
   const bool delayed = cast.slot->format.policy == ScalePolicy::delayed;
   if (!delayed && cast.slot->format.policy != ScalePolicy::current) {
     return;
@@ -165,12 +163,13 @@ void LinearWeight::offer_weight_cast() {
   }
 }
 
-LinearOperand LinearWeight::weight_operand(bool scaled, bool along_columns) const {
-  const ConstView plain = weight_->copy.empty() ? weight_->stored_value.codes : weight_->copy;
-  if (!scaled) {
-    return {.plain = plain, .quantized = {}, .along_columns = along_columns};
+ops::GemmOperand LinearWeight::weight_operand(const StepContext& context, Along along) const {
+  if (w_.reads_codes(context, along)) {
+    const auto cast = std::ranges::find(weight_casts_, w_.slot(along), &TensorCast::slot);
+    return cast->operand(along);
   }
-  return w_.operand(weight_casts_, plain, along_columns);
+  return {.plain = weight_->copy.empty() ? weight_->stored_value.codes : weight_->copy,
+          .transposed = along == Along::columns};
 }
 
 View LinearWeight::weight_value(const StepContext& context) const {
@@ -221,7 +220,7 @@ void LinearWeight::make_part(const StepContext& context) const {
   if (!weight_->block_amax.empty()) {
     return make_part_of_blocks(context, value);
   }
-  const LinearOperands::Cast& cast = weight_casts_.front();
+  const TensorCast& cast = weight_casts_.front();
   const ScalingSlot& slot = *cast.slot;
   if (slot.scales_now) {
     ops::compute_current_scale(context.stream, slot.amax, slot.format, slot.scale, slot.scale_inv);
@@ -236,7 +235,7 @@ void LinearWeight::make_part(const StepContext& context) const {
                    .format = slot.format},
                   slot.scales_now ? nullptr : slot.amax,
                   context.collect_statistics ? slot.statistics : nullptr);
-    LinearOperands::fill_sample(context, value, cast);
+    cast.fill_sample(context, value);
   }
 }
 
@@ -280,8 +279,8 @@ View LinearWeight::part_value(const StepContext& context) const {
 
 void LinearWeight::refresh(const StepContext& context, Refresh what) {
   if (!weight_->updated.gathered.empty()) {
-    for (const LinearOperands::Cast& cast : weight_casts_) {  // the rest has been gathered
-      LinearOperands::complete_cast(context, cast, weight_->block_amax);
+    for (const TensorCast& cast : weight_casts_) {  // the rest has been gathered
+      cast.complete(context, weight_->block_amax);
     }
     return;
   }
@@ -303,14 +302,14 @@ void LinearWeight::refresh(const StepContext& context, Refresh what) {
   if (what == Refresh::again) {
     return cast_again(context, value);
   }
-  for (const LinearOperands::Cast& cast : weight_casts_) {
+  for (const TensorCast& cast : weight_casts_) {
     if (!cast_already) {
-      LinearOperands::quantize_tensor(context, value, cast, cast_by_optimizer);
+      cast.quantize(context, value, cast_by_optimizer);
     }
     if (!weight_->updated.whole && !blockwise(cast.codes.format)) {
       ops::cast(context.stream, View{cast.slot->scale, DType::f32, {1}}, scale_storage(cast));
     }
-    LinearOperands::fill_sample(context, value, cast);
+    cast.fill_sample(context, value);
   }
 }
 
@@ -319,9 +318,9 @@ void LinearWeight::cast_again(const StepContext& context, ConstView value) const
   StepContext unrecorded = context;
   unrecorded.training = false;
   unrecorded.collect_statistics = false;
-  for (const LinearOperands::Cast& cast : weight_casts_) {
+  for (const TensorCast& cast : weight_casts_) {
     if (blockwise(cast.codes.format)) {
-      LinearOperands::quantize_tensor(unrecorded, value, cast, false);
+      cast.quantize(unrecorded, value, false);
       continue;
     }
     QuantizedTensor codes = cast.codes;
@@ -330,7 +329,7 @@ void LinearWeight::cast_again(const StepContext& context, ConstView value) const
   }
 }
 
-View LinearWeight::scale_storage(const LinearOperands::Cast& cast) {
+View LinearWeight::scale_storage(const TensorCast& cast) {
   return {cast.codes.tensor_scale_inv + 1, DType::f32, {1}};
 }
 

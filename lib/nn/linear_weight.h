@@ -12,17 +12,14 @@
 #include <vector>
 
 #include "nn/context.h"
-#include "nn/linear_operands.h"
+#include "nn/linear_product.h"
 #include "nn/parameter.h"
+#include "nn/quantized_input.h"
 #include "precision/linear_plan.h"
 #include "precision/scaling_state.h"
 #include "tensor/quantized.h"
 
 namespace fp8train {
-
-/// Returns a function that allocates operands from `arena`, which outlives it. They are valid as
-/// long as the caller's scope of the arena.
-LinearOperands::Memory memory_of(Arena& arena);
 
 /// The weight of a linear layer in all its forms: the value, its casts and its gathered form.
 class LinearWeight {
@@ -57,18 +54,18 @@ class LinearWeight {
   bool find_part_amax(const StepContext& context) const;
   void make_part(const StepContext& context) const;
 
-  /// Returns the weight as fprop reads it, or w / smoothing, made in scratch, where `smoothing` is
-  /// not empty. `scaled`: fprop runs in scaled formats.
-  LinearOperand fprop_operand(const StepContext& context, bool scaled, ConstView smoothing) const;
+  /// Returns the weight as fprop reads it in this pass, or w / smoothing, made in scratch, where
+  /// `smoothing` is not empty.
+  ops::GemmOperand fprop_operand(const StepContext& context, ConstView smoothing) const;
   /// Returns the weight as dgrad reads it.
-  LinearOperand dgrad_operand(const StepContext& context) const;
+  ops::GemmOperand dgrad_operand(const StepContext& context) const;
 
   Parameter& parameter() const { return *weight_; }
 
  private:
-  LinearOperand weight_operand(bool scaled, bool along_columns) const;
-  /// fprop's, of w / smoothing, in scratch.
-  LinearOperand smoothed_weight(const StepContext& context, ConstView smoothing) const;
+  ops::GemmOperand weight_operand(const StepContext& context, Along along) const;
+  /// Returns fprop's operand of w / smoothing, in scratch.
+  ops::GemmOperand smoothed_weight(const StepContext& context, ConstView smoothing) const;
   /// Returns the weight's value in fp32: the stored one, or a copy in scratch.
   View weight_value(const StepContext& context) const;
   void check_device(const Device& device) const;
@@ -77,7 +74,8 @@ class LinearWeight {
   View part_value(const StepContext& context) const;
   void make_part_of_blocks(const StepContext& context, ConstView value) const;
   void cast_again(const StepContext& context, ConstView value) const;
-  static View scale_storage(const LinearOperands::Cast& cast);
+  static View scale_storage(const TensorCast& cast);
+  bool is_scaled(Along along) const { return w_.slot(along) != nullptr; }
   bool needs_plain_weight() const;
   /// Whether the value is what a GEMM in the activation type reads.
   bool value_serves() const {
@@ -87,11 +85,11 @@ class LinearWeight {
 
   LinearPlan plan_;
   Parameter* weight_;
-  LinearOperands w_;
-  std::optional<LinearOperands> smoothed_w_;  ///< fprop's; w_ is dgrad's alone then
+  QuantizedInput w_;
+  std::optional<QuantizedInput> smoothed_w_;  ///< fprop's; w_ is dgrad's alone then
   bool optimizer_casts_ = false;              // the weight, through Parameter::cast
   View plain_copy_;
-  std::vector<LinearOperands::Cast> weight_casts_;
+  std::vector<TensorCast> weight_casts_;
   std::vector<Tensor> stored_scales_;  ///< [2]: inverse, and the scale that was cast with
 };
 

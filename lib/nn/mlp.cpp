@@ -6,7 +6,7 @@
 namespace fp8train {
 
 void Mlp::activate(const StepContext& context, ConstView pre_activation,
-                   const Linear::Input& activated, bool silu_in_codes) const {
+                   const InputTensor& activated, bool silu_in_codes) const {
   switch (kind_) {
     case MlpKind::swiglu:
       if (!activated.smoothing.empty()) {
@@ -21,7 +21,7 @@ void Mlp::activate(const StepContext& context, ConstView pre_activation,
   }
 }
 
-void Mlp::forward(const StepContext& context, const Linear::Input& x, View y, Saved& saved) const {
+void Mlp::forward(const StepContext& context, const InputTensor& x, View y, Saved& saved) const {
   ArenaScope scope(*context.scratch);
   const int64_t rows = x.plain.shape.rows();
   const bool stays = context.training && !pre_activation_.has_codes();
@@ -33,7 +33,7 @@ void Mlp::forward(const StepContext& context, const Linear::Input& x, View y, Sa
   if (reads_codes) {
     saved.pre_activation.decode(context, pre_activation);
   }
-  const Linear::Input activated = down_.allocate_input(context, rows);
+  const InputTensor activated = down_.allocate_input(context, rows);
   activate(context, pre_activation, activated, reads_codes);
   down_.forward(context, activated, y, saved.down);
 }
@@ -48,14 +48,14 @@ void Mlp::backward(const StepContext& context, ConstView dy, View dx, const Save
   if (down_.plan().remade_input) {
     pre_activation = saved.pre_activation.read(context);
     ArenaScope remade(*context.scratch);
-    const Linear::Input activated = down_.allocate_remade(context, rows);
+    const InputTensor activated = down_.allocate_remade(context, rows);
     activate(context, pre_activation, activated, reads_codes);
     down_.backward(context, dy, d_activated, down_.save_remade(context, activated));
   } else {
     down_.backward(context, dy, d_activated, saved.down);
     pre_activation = saved.pre_activation.read(context);
   }
-  const Linear::Input d_pre = up_.allocate_gradient(context, rows);
+  const InputTensor d_pre = up_.allocate_gradient(context, rows);
   switch (kind_) {
     case MlpKind::swiglu:
       ops::swiglu_backward(context.stream, d_activated, pre_activation, d_pre.plain, d_pre.cast,

@@ -31,7 +31,7 @@ class Mlp {
 
   /// x: [rows, C], as up() has allocated it. The shape of x is read even if x has no memory. y:
   /// [rows, C].
-  void forward(const StepContext& context, const Linear::Input& x, View y, Saved& saved) const;
+  void forward(const StepContext& context, const InputTensor& x, View y, Saved& saved) const;
   /// dy, dx: [rows, C]; dx is overwritten. Adds to the gradients of both layers, or overwrites them
   /// (StepContext::overwrites_gradients).
   void backward(const StepContext& context, ConstView dy, View dx, const Saved& saved) const;
@@ -39,8 +39,8 @@ class Mlp {
  private:
   MlpKind kind_;
   /// Writes the activation into the input that down() has allocated. Finds the smoothing first.
-  void activate(const StepContext& context, ConstView pre_activation,
-                const Linear::Input& activated, bool silu_in_codes) const;
+  void activate(const StepContext& context, ConstView pre_activation, const InputTensor& activated,
+                bool silu_in_codes) const;
 
   Linear up_, down_;
   SavedFormat pre_activation_;

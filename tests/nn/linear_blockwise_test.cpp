@@ -209,14 +209,10 @@ TEST_CASE("each GEMM of a layer multiplies what its formats make of its operands
 }
 
 /// The values that one GEMM reads of a weight, [rows, columns] as its codes lie.
-Matrix values_of(Layer& layer, const LinearOperand& weight) {
-  QuantizedTensor codes = weight.quantized;
-  if (weight.along_columns) {
-    std::swap(codes.rowwise, codes.columnwise);
-  }
-  const Shape shape = codes.rowwise.codes.shape;
+Matrix values_of(Layer& layer, const ops::GemmOperand& weight) {
+  const Shape shape = weight.quantized.rowwise.codes.shape;
   const View values = allocate(layer.scratch, DType::bf16, shape);
-  ops::dequantize(layer.device->stream(), codes, values);
+  ops::dequantize(layer.device->stream(), weight.quantized, values);
   return {shape.rows(), shape.back(), decoded(values)};
 }
 
@@ -232,7 +228,7 @@ TEST_CASE("dgrad reads the codes of fprop where weights have squares of 32x32") 
   const StepContext context = layer.context();
   layer.linear.weight().refresh(context, LinearWeight::Refresh::all);
   const Matrix of_fprop =
-      values_of(layer, layer.linear.weight().fprop_operand(context, true, {})).transposed();
+      values_of(layer, layer.linear.weight().fprop_operand(context, {})).transposed();
   CHECK(values_of(layer, layer.linear.weight().dgrad_operand(context)).values == of_fprop.values);
 
   Linear::Saved saved;
@@ -250,7 +246,7 @@ TEST_CASE("dgrad reads the codes of fprop where weights have squares of 32x32") 
   Layer other(plan);
   copy_from_host(*other.device, other.weight->value, w.values.data());
   other.linear.weight().refresh(other.context(), LinearWeight::Refresh::all);
-  const LinearOperand own = other.linear.weight().dgrad_operand(other.context());
+  const ops::GemmOperand own = other.linear.weight().dgrad_operand(other.context());
   CHECK(values_of(other, own).values != of_fprop.values);
 }
 

@@ -225,7 +225,9 @@ TEST_CASE("override_linear_precision keeps one GEMM in bf16") {
   request.plan = "te-current";
   request.override_linear_precision = {false, false, true};
   Layer layer(resolve_plan(request));
-  CHECK(layer.linear.keeps_input());
+  const size_t before = layer.saved.mark();
+  layer.linear.allocate_input(layer.context(), kRows);
+  CHECK(layer.saved.mark() - before == kRows * kIn * sizeof(bf16));  // wgrad reads x itself
   const Errors errors = run(layer, DType::bf16);
   CHECK(errors.y > 0.01);
   CHECK(errors.dw < 1e-6);
@@ -251,7 +253,7 @@ Pass run_between_activations(Layer& layer, DType activation, bool cast_by_produc
   const View plain_dy = allocate(layer.scratch, activation, {kRows, kOut});
   Linear::Saved saved;
   if (cast_by_producer) {
-    const Linear::Input input = layer.linear.allocate_input(context, kRows);
+    const InputTensor input = layer.linear.allocate_input(context, kRows);
     ops::gelu_forward(context.stream, x, input.plain, input.cast);
     layer.linear.forward(context, input, y, saved);
   } else {
@@ -263,7 +265,7 @@ Pass run_between_activations(Layer& layer, DType activation, bool cast_by_produc
     return pass;
   }
   if (cast_by_producer) {
-    const Linear::Input gradient = layer.linear.allocate_gradient(context, kRows);
+    const InputTensor gradient = layer.linear.allocate_gradient(context, kRows);
     ops::gelu_backward(context.stream, dy, y, gradient.plain, gradient.cast);
     layer.linear.backward(context, gradient, dx, saved);
   } else {
@@ -313,15 +315,15 @@ TEST_CASE("an input that its producer has cast gives the same bits") {
 TEST_CASE("an input that only FP8 GEMMs read is never written in the activation type") {
   for (const bool biased : {false, true}) {
     Layer delayed(plan_named("te-delayed"), biased);
-    const Linear::Input x = delayed.linear.allocate_input(delayed.context(), kRows);
+    const InputTensor x = delayed.linear.allocate_input(delayed.context(), kRows);
     CHECK(x.plain.empty());
     CHECK_FALSE(x.cast.out.empty());
-    const Linear::Input dy = delayed.linear.allocate_gradient(delayed.context(), kRows);
+    const InputTensor dy = delayed.linear.allocate_gradient(delayed.context(), kRows);
     CHECK(dy.plain.empty() == !biased);  // the bias gradient sums it
     CHECK_FALSE(dy.cast.out.empty());
   }
   Layer current(plan_named("te-current"));
-  const Linear::Input x = current.linear.allocate_input(current.context(), kRows);
+  const InputTensor x = current.linear.allocate_input(current.context(), kRows);
   CHECK_FALSE(x.plain.empty());
   CHECK(x.cast.out.empty());
   CHECK(x.cast.amax != nullptr);

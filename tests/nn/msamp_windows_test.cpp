@@ -10,7 +10,7 @@
 #include <sstream>
 
 #include "base/error.h"
-#include "nn/linear_operands.h"
+#include "nn/quantized_input.h"
 #include "numeric/bits.h"
 #include "precision/plan.h"
 
@@ -51,13 +51,13 @@ std::vector<TheirCast> read_casts(std::istream& file, int count) {
 struct Operand {
   std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
   ScalingState scaling;
-  LinearOperands operands;
+  QuantizedInput input;
   Arena saved{*device, MemoryCategory::saved_activations};
   Arena scratch{*device, MemoryCategory::workspace};
   double norm = 0;
 
   Operand(const TensorFormat& format, const TensorFormat& other)
-      : operands(scaling, "layer", {"x", format, other, true}, {"x", format, other, true}) {
+      : input(scaling, "layer", {"x", format, other}, {"x", format, other}) {
     scaling.allocate(*device);
     saved.reserve(1 << 12);
     scratch.reserve(1 << 12);
@@ -74,13 +74,9 @@ struct Operand {
                                  .scratch = &scratch,
                                  .amax_is_clear = true};
     const ArenaScope scope(scratch);
-    const LinearOperands::Memory memory = [&](DType dtype, const Shape& shape) {
-      return allocate(scratch, dtype, shape);
-    };
     const View x = allocate(scratch, DType::f32, {1, 1});
     *x.as<float>() = -value;
-    operands.make_operands(context, {.plain = x, .slot = nullptr, .codes = {}}, {true, true},
-                           {memory, memory});
+    input.operands(context, x, {&scratch, &scratch});
     return *slot().scale;
   }
   /// A saved tensor of the slot.

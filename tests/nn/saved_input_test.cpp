@@ -165,7 +165,7 @@ struct Layer {
     const View out = allocate(scratch, DType::bf16, {kRows, kWidth});
     const View gradient = allocate(scratch, DType::bf16, {kRows, kWidth});
     Mlp::Saved state;
-    const Linear::Input input = mlp->up().allocate_input(context(training), kRows);
+    const InputTensor input = mlp->up().allocate_input(context(training), kRows);
     const View from = upload(x);
     std::copy_n(from.as<bf16>(), from.count(), input.plain.as<bf16>());
     mlp->forward(context(training), input, out, state);

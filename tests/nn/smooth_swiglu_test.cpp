@@ -116,7 +116,7 @@ struct Layer {
     const View out = allocate(scratch, DType::bf16, {kRows, kWidth});
     const View gradient = allocate(scratch, DType::bf16, {kRows, kWidth});
     Mlp::Saved state;
-    const Linear::Input input = mlp->up().allocate_input(context(), kRows);
+    const InputTensor input = mlp->up().allocate_input(context(), kRows);
     for (size_t i = 0; i < x.size(); ++i) {
       input.plain.as<bf16>()[i] = encode<bf16>(x[i]);
     }
@@ -292,7 +292,7 @@ TEST_CASE("smoothing changes no bit where every number is a code") {
     }
     layer.set_weights();
     const Linear& linear = layer.mlp->down();
-    const Linear::Input input = linear.allocate_input(layer.context(), kRows);
+    const InputTensor input = linear.allocate_input(layer.context(), kRows);
     float largest = 0;
     for (int64_t i = 0; i < kRows * kInner; ++i) {
       const auto channel = static_cast<int>(i % kInner);

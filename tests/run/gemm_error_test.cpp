@@ -10,7 +10,8 @@
 
 #include "base/philox.h"
 #include "device/device.h"
-#include "nn/linear_operands.h"
+#include "nn/linear_product.h"
+#include "nn/quantized_input.h"
 #include "numeric/convert.h"
 #include "precision/linear_plan.h"
 #include "precision/plan.h"
@@ -106,32 +107,20 @@ double gemm_error(Device& device, const std::string& plan, const GemmErrorCase& 
   const Tensor y(device, DType::f32, {setting.rows, setting.columns}, MemoryCategory::workspace);
 
   ScalingState scaling;
-  const LinearOperands::Role none = {"", plain(type), plain(type)};  // only fprop is computed
-  const LinearOperands x_operands(scaling, "gemm", {"x", precision.fprop.a, precision.fprop.b},
-                                  none);
-  const LinearOperands w_operands(scaling, "gemm", {"w", precision.fprop.b, precision.fprop.a},
-                                  none);
+  const QuantizedInput::Role none = {"", plain(type), plain(type)};  // only fprop is computed
+  const QuantizedInput x_input(scaling, "gemm", {"x", precision.fprop.a, precision.fprop.b}, none);
+  const QuantizedInput w_input(scaling, "gemm", {"w", precision.fprop.b, precision.fprop.a}, none);
   scaling.allocate(device);
   Arena arena(device, MemoryCategory::workspace);
   arena.reserve(static_cast<size_t>(64 * (x.size() + w.size())));
   const StepContext context = {
       .device = &device, .stream = device.stream(), .saved = &arena, .scratch = &arena};
-  const LinearOperands::Memory memory = [&arena](DType dtype, const Shape& shape) {
-    return allocate(arena, dtype, shape);
-  };
-  const LinearOperands::Wanted wanted = {precision.fprop.a.is_scaled(), false};
   const Buffer norm(device, sizeof(double), MemoryCategory::workspace);
   for (int pass = 0; pass < 2; ++pass) {  // the first one finds the scales of delayed scaling
     ArenaScope scope(arena);
-    const auto operand = [&](const LinearOperands& operands, const View& values) {
-      return operands
-          .make_operands(context, {.plain = values, .slot = nullptr, .codes = {}}, wanted,
-                         {memory, memory})
-          .along_rows;
-    };
     multiply(context, {.plan = precision.fprop,
-                       .a = operand(x_operands, x_view),
-                       .b = operand(w_operands, w_view),
+                       .a = x_input.operands(context, x_view, {&arena, nullptr}).along_rows,
+                       .b = w_input.operands(context, w_view, {&arena, nullptr}).along_rows,
                        .c = y});
     scaling.update(device.stream(), scaling.due(0), static_cast<double*>(norm.data()));
   }

@@ -28,7 +28,6 @@ void blockwise_part_amax(Stream stream, const MatrixPart& x, ScaleBlock block, V
 }
 
 void quantize_blockwise_part(Stream stream, const BlockwisePartCast& call) {
-  check_blockwise_format(call.format);
   check_part(call.x, call.format.block, call.amax);
   const int64_t count = call.x.values.count();
   check(call.codes.dtype == call.format.dtype && call.codes.count() == count,
@@ -39,7 +38,6 @@ void quantize_blockwise_part(Stream stream, const BlockwisePartCast& call) {
 }
 
 void find_block_scales(Stream stream, const BlockScaleSearch& call) {
-  check_blockwise_format(call.format);
   check(call.amax.dtype == DType::f32 &&
             call.amax.count() == blocks_of(call.shape, call.format.block),
         "find_block_scales: fp32 maxima, one for each block, expected");

@@ -20,7 +20,6 @@ bool can_multiply(DType a, DType b) {
 /// Codes with a scale for each block.
 void check_blocks(const GemmOperand& operand) {
   const QuantizedTensor& tensor = operand.quantized;
-  check_blockwise_format(tensor.format);
   check_blockwise(tensor.rowwise, tensor.format, tensor.layout, tensor.rowwise.codes.shape);
   const bool by_row = tensor.format.row_scaled;
   check((tensor.tensor_scale_inv != nullptr) == (tensor.format.is_two_level() && !by_row) &&
