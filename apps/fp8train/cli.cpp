@@ -31,10 +31,6 @@
 namespace fp8train {
 namespace {
 
-bool looks_like_file(const std::string& text) {
-  return text.find_first_of("./") != std::string::npos || std::filesystem::exists(text);
-}
-
 int report(const std::string& message, int code) {
   const bool several = message.find('\n') != std::string::npos;
   print_fitted(stderr, "{}{}{}\n", colored(stderr, Color::red, "error:"), several ? "\n" : " ",
@@ -176,7 +172,9 @@ std::vector<std::string> with_command(std::vector<std::string> arguments,
   if (is_known || first == "-h" || first == "--help") {
     return arguments;
   }
-  if (first.starts_with("-") || is_assignment(first) || looks_like_file(first)) {
+  const bool is_file =
+      first.find_first_of("./") != std::string::npos || std::filesystem::exists(first);
+  if (first.starts_with("-") || is_assignment(first) || is_file) {
     arguments.insert(arguments.begin(), "train");
     return arguments;
   }

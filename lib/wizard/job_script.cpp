@@ -13,7 +13,6 @@
 #include "base/shell_word.h"
 #include "base/terminal.h"
 #include "base/text.h"
-#include "wizard/job_templates.h"
 
 namespace fp8train {
 namespace {

@@ -3,6 +3,8 @@
 // numbers instead of those of the examples.
 
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "config/settings.h"
 
@@ -23,5 +25,14 @@ std::string job_script_path(const std::string& config_path);
 
 /// Returns a duration in Slurm's form: "1-12:00:00", "24:00:00". Whole minutes, rounded up.
 std::string slurm_time(double seconds);
+
+// The files of slurm/ as they were when the program was built.
+
+struct JobTemplate {
+  std::string_view name;  ///< without its ending
+  const char* text;
+};
+
+const std::vector<JobTemplate>& job_templates();
 
 }  // namespace fp8train

@@ -9,7 +9,6 @@
 #include "support/files.h"
 #include "support/temp_dir.h"
 #include "wizard/job_script.h"
-#include "wizard/job_templates.h"
 #include "wizard/wizard.h"
 
 namespace fp8train {

@@ -8,7 +8,6 @@
 
 #include "base/error.h"
 #include "base/shell_word.h"
-#include "wizard/job_templates.h"
 
 namespace fp8train {
 namespace {

@@ -48,10 +48,6 @@ struct Result {
 };
 constexpr Result kResults[] = {
     {DType::bf16, 0.0F, "bf16"}, {DType::f32, 0.0F, "fp32"}, {DType::f32, 1.0F, "fp32 +="}};
-std::span<const Result> results_of(Pass pass) {
-  return std::span(kResults).first(pass == Pass::wgrad ? std::size(kResults) : 1);
-}
-
 View with_shape(View view, const Shape& shape) {
   view.shape = shape;
   return view;
@@ -130,7 +126,8 @@ class ProductBench {
 
   /// Each result of a product, whose c and beta are set here.
   void measure(const std::string& operands, ops::Gemm call) {
-    for (const Result& result : results_of(pass_)) {
+    const size_t results = pass_ == Pass::wgrad ? std::size(kResults) : 1;
+    for (const Result& result : std::span(kResults).first(results)) {
       Json rate = named(operands, call.fast_accumulate, result);
       call.c = c_;
       call.c.dtype = result.dtype;

@@ -35,11 +35,6 @@ void require_done(const std::string& what, Operation&& operation) {
   }
 }
 
-void make_folder(const fs::path& folder) {
-  require_done("create " + folder.string(),
-               [&](std::error_code& failure) { fs::create_directories(folder, failure); });
-}
-
 void rename_folder(const fs::path& from, const fs::path& to) {
   require_done(fmt::format("rename {} to {}", from.string(), to.string()),
                [&](std::error_code& failure) { fs::rename(from, to, failure); });
@@ -165,7 +160,8 @@ fs::path begin_checkpoint(const fs::path& root, int64_t step) {
   check(step >= 0, "a checkpoint's step is negative");
   fs::path partial = partial_checkpoint(root, step);
   free_name(partial);
-  make_folder(partial);
+  require_done("create " + partial.string(),
+               [&](std::error_code& failure) { fs::create_directories(partial, failure); });
   return partial;
 }
 

@@ -41,12 +41,6 @@ std::vector<float> rope_factors(const ModelConfig& config) {
   return factors;
 }
 
-std::vector<std::byte> bytes_of(const std::vector<float>& values, GgufType type,
-                                const std::string& name) {
-  const std::optional<DType> dtype = facts_of(type).dtype;
-  return dtype ? encoded(values, *dtype, name) : encoded_q8_0(values, name);
-}
-
 /// The tensors of the file, in order of the parameters, and a note on those that the model lacks.
 std::vector<ModelTensor> tensors_of(const ModelSource& model, const ModelFamily& family,
                                     std::vector<std::string>& notes) {
@@ -59,15 +53,6 @@ std::vector<ModelTensor> tensors_of(const ModelSource& model, const ModelFamily&
         "the model lacks {} biases that llama.cpp asks for; they are written as zeros", added));
   }
   return tensors;
-}
-
-/// Zeros for a tensor that the model lacks.
-std::vector<float> values_of(const ModelSource& model, const ModelTensor& tensor,
-                             bool neighbour_rope) {
-  if (model.source.find(tensor.piece.name) == nullptr) {
-    return std::vector<float>(static_cast<size_t>(tensor.shape[0]), 0.0F);
-  }
-  return model.read_rows(tensor, neighbour_rope);
 }
 
 /// Rows are outputs there; [in, out] becomes [out, in].
@@ -129,8 +114,14 @@ GgufReport export_gguf(const ModelSource& model, const std::filesystem::path& to
   const bool neighbours = family->gguf_has_neighbour_rope();
   for (const ModelTensor& tensor : contents) {
     const GgufTensor target = described(tensor, type);
-    const std::vector<float> values = values_of(model, tensor, neighbours);
-    writer.write(bytes_of(values, target.type, target.name).data());
+    const bool is_there = model.source.find(tensor.piece.name) != nullptr;
+    const std::vector<float> values =  // zeros for a tensor that the model lacks
+        is_there ? model.read_rows(tensor, neighbours)
+                 : std::vector<float>(static_cast<size_t>(tensor.shape[0]), 0.0F);
+    const std::optional<DType> dtype = facts_of(target.type).dtype;
+    const std::vector<std::byte> bytes =
+        dtype ? encoded(values, *dtype, target.name) : encoded_q8_0(values, target.name);
+    writer.write(bytes.data());
   }
   writer.commit();
   return report;

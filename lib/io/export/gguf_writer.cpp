@@ -1,4 +1,4 @@
-#include "io/export/gguf_writer.h"
+#include "io/export/export_gguf.h"
 
 #include <fmt/format.h>
 

@@ -7,10 +7,10 @@
 #include <string>
 
 #include "io/checkpoint/run_directory.h"
-#include "train/records/metric_list.h"
 
 namespace fp8train {
 
+class MetricLine;
 struct StepMetrics;
 
 /// An open destination. Its functions throw DeviceError when they cannot write, which ends it and
