@@ -15,11 +15,12 @@ namespace {
 
 constexpr uint64_t kInitPurpose = 0x1A17;  // of philox_key
 
-/// Standard normal values by Box-Muller in double, rounded to float.
-void draw_normal(uint64_t key, float deviation, float* values, int64_t count) {
+/// Elements first .. first + count - 1 of a tensor of standard normal values, by Box-Muller in
+/// double, rounded to float.
+void draw_normal(uint64_t key, float deviation, float* values, int64_t first, int64_t count) {
   constexpr double kTwoTo32 = 4294967296.0;
 #pragma omp parallel for schedule(static)
-  for (int64_t i = 0; i < count; i += 4) {
+  for (int64_t i = first / 4 * 4; i < first + count; i += 4) {
     const PhiloxBlock block = philox(key, 0, static_cast<uint64_t>(i / 4));
     double normal[4];
     for (int pair = 0; pair < 2; ++pair) {
@@ -29,8 +30,8 @@ void draw_normal(uint64_t key, float deviation, float* values, int64_t count) {
       normal[2 * pair] = radius * std::cos(2.0 * std::numbers::pi * v);
       normal[2 * pair + 1] = radius * std::sin(2.0 * std::numbers::pi * v);
     }
-    for (int64_t j = i; j < std::min(i + 4, count); ++j) {
-      values[j] = static_cast<float>(normal[j - i] * deviation);
+    for (int64_t j = std::max(i, first); j < std::min(i + 4, first + count); ++j) {
+      values[j - first] = static_cast<float>(normal[j - i] * deviation);
     }
   }
 }
@@ -44,7 +45,12 @@ Tensor staging(Device& device, const Parameter& parameter) {
 
 Parameter* ParameterStore::add(Parameter parameter) {
   check(values_.empty(), "parameters are added before the store is allocated");
-  parameter.used_rows = parameter.used_rows == 0 ? parameter.shape[0] : parameter.used_rows;
+  if (parameter.sharding.whole.rank() == 0) {
+    parameter.sharding = whole_of(parameter.shape, parameters_.size());
+  }
+  check(parameter.sharding.shape() == parameter.shape, "a parameter has the shape of its part");
+  const int64_t rows = parameter.sharding.whole[0];
+  parameter.used_rows = parameter.used_rows == 0 ? rows : parameter.used_rows;
   parameters_.push_back(std::make_unique<Parameter>(std::move(parameter)));
   return parameters_.back().get();
 }
@@ -276,22 +282,21 @@ void ParameterStore::initialize(Device& device, uint64_t seed) {
     return;
   }
   std::vector<float> values;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const Parameter& parameter = *parameters_[i];
-    const int64_t columns = parameter.shape.count() / parameter.shape[0];
-    const int64_t used = parameter.used_rows * columns;
-    values.assign(static_cast<size_t>(parameter.shape.count()), 0.0F);
-    switch (parameter.init) {
-      case Init::zeros:
-        break;
-      case Init::ones:
-        std::fill(values.begin(), values.begin() + used, 1.0F);
-        break;
-      case Init::normal:
-        draw_normal(philox_key(seed, kInitPurpose, i), parameter.init_std, values.data(), used);
-        break;
-    }
-    set_value(device, parameter, values.data());
+  for (const auto& parameter : parameters_) {
+    const Sharding& sharding = parameter->sharding;
+    const int64_t used = parameter->used_rows * sharding.width();
+    const uint64_t key = philox_key(seed, kInitPurpose, sharding.index);
+    values.assign(static_cast<size_t>(parameter->shape.count()), 0.0F);
+    sharding.for_each_stretch([&](int64_t local, int64_t element, int64_t count) {
+      float* const drawn = values.data() + local;
+      count = std::clamp<int64_t>(used - element, 0, count);
+      if (parameter->init == Init::ones) {
+        std::fill_n(drawn, count, 1.0F);
+      } else if (parameter->init == Init::normal) {
+        draw_normal(key, parameter->init_std, drawn, element, count);
+      }
+    });
+    set_value(device, *parameter, values.data());
   }
 }
 

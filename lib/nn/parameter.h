@@ -21,6 +21,7 @@
 #include "ops/cast/quantize.h"
 #include "ops/storage/storage.h"
 #include "precision/plan.h"
+#include "tensor/sharding.h"
 #include "tensor/stored_pool.h"
 
 namespace fp8train {
@@ -38,8 +39,11 @@ enum class GatheredForm : uint8_t {
 struct Parameter {
   std::string name;       ///< "layers.0.attention.qkv.weight"
   Shape shape;            ///< as stored; rows may be padded with zeros
-  int64_t used_rows = 0;  ///< rows that the model has; the rest is padding
-  bool decay = true;      ///< weight decay applies (not to norms and biases)
+  int64_t used_rows = 0;  ///< rows of the whole that the model has; the rest is padding
+  /// The part of the whole that this is. If it has no shape, add() makes it a whole, with the
+  /// position in the store for its index.
+  Sharding sharding = {};
+  bool decay = true;  ///< weight decay applies (not to norms and biases)
   /// The rows of each matrix that is stacked in the weight of a hidden linear layer (q, k and v;
   /// gate and up). Empty for embedding, head, norm and bias.
   std::vector<int64_t> matrices;
@@ -188,8 +192,8 @@ class ParameterStore {
   View operand_memory(Device& device, const Parameter& parameter, MemoryCategory category,
                       DType dtype, const Shape& shape);
 
-  /// Draws every parameter's initial value from Philox keyed by (seed, position in the store,
-  /// element): the same on any device. Does nothing on meta.
+  /// Draws every parameter's initial value from Philox keyed by (seed, Sharding::index, element of
+  /// the whole): the same on any device, and in any parts. Does nothing on meta.
   void initialize(Device& device, uint64_t seed);
 
  private:
