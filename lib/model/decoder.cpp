@@ -83,7 +83,7 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
                                    .used_rows = config_.vocab_size,
                                    .init_std = config_.initializer_range,
                                    .formats = head_formats(plan_, linear_plans_.back()),
-                                   .value_is_read = false,
+                                   .gathered = {.form = GatheredForm::operands},
                                    .overwritten = true});
   }
   const int64_t chunk_rows = options.settings.head_chunk_rows > 0
@@ -116,7 +116,7 @@ Linear Decoder::make_linear(const std::string& name) {
                                                        ? config_.family->residual_init_std(config_)
                                                        : config_.initializer_range,
                                        .formats = formats_of(plan_, plan),
-                                       .value_is_read = false,
+                                       .gathered = {.form = GatheredForm::operands},
                                        .overwritten = true});
   Parameter* offset = nullptr;
   if (plan.site.has_bias) {

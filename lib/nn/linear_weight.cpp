@@ -29,12 +29,6 @@ LinearWeight::LinearWeight(const LinearPlan& plan, Parameter* weight, ScalingSta
     : plan_(plan),
       weight_(weight),
       w_(scaling, plan.site.name, weight_of_fprop(plan), {"w.dgrad", plan.dgrad.b, plan.dgrad.a}) {
-  // Where no GEMM reads codes, ranks can gather the upper halves of a master in two halves alone.
-  const bool upper_half =
-      weight->formats.value.remainder && !w_.scaled_along_rows() && !w_.scaled_along_columns();
-  const bool reads_value =
-      plan.is_smoothed() || (needs_plain_weight() && value_serves() && !upper_half);
-  weight->value_is_read = weight->value_is_read || reads_value;
   choose_gathered_form();
 }
 
@@ -71,20 +65,23 @@ LinearOperand LinearWeight::smoothed_weight(const StepContext& context, ConstVie
 
 /// Chooses the smallest form that is enough for this layer if ranks have parts of its weight.
 void LinearWeight::choose_gathered_form() {
-  if (weight_->value_is_read || plan_.is_smoothed()) {
+  // Where no GEMM reads codes, ranks can gather the upper halves of a master in two halves alone.
+  const bool scaled = w_.scaled_along_rows() || w_.scaled_along_columns();
+  const bool upper_half = weight_->formats.value.remainder && !scaled;
+  Gathering& gathered = weight_->gathered;
+  if (gathered.form == GatheredForm::value || plan_.is_smoothed() ||
+      (needs_plain_weight() && value_serves() && !upper_half)) {
+    gathered = {};
     return;
   }
-  const bool scaled = w_.scaled_along_rows() || w_.scaled_along_columns();
   const ScalingSlot* const only = w_.only_slot();
   if (!scaled) {
-    weight_->gathered = GatheredForm::copy;
-    weight_->gathered_dtype = plan_.activation;
+    gathered = {.form = GatheredForm::copy, .dtype = plan_.activation};
   } else if (only != nullptr && !needs_plain_weight()) {
-    weight_->gathered = GatheredForm::codes;
-    weight_->gathered_dtype = only->format.dtype;
+    gathered = {.form = GatheredForm::codes, .dtype = only->format.dtype};
     if (only->format.block != per::tensor) {
-      weight_->gathered_blocks =
-          ops::block_grid(only->format.block, weight_->shape.rows(), weight_->shape.back()).count;
+      const Shape& shape = weight_->shape;
+      gathered.blocks = ops::block_grid(only->format.block, shape.rows(), shape.back()).count;
     }
   }
 }
@@ -183,15 +180,15 @@ View LinearWeight::weight_value(const StepContext& context) const {
 }
 
 bool LinearWeight::find_part_amax(const StepContext& context) const {
-  if (weight_->updated.gathered.empty() || weight_->gathered != GatheredForm::codes) {
+  if (weight_->updated.gathered.empty() || weight_->gathered.form != GatheredForm::codes) {
     return false;
   }
   const ScalingSlot& slot = *weight_casts_.front().slot;
-  if (!weight_->block_amax.empty()) {
+  if (!weight_->updated.block_amax.empty()) {
     ArenaScope scope(*context.scratch);
     ops::blockwise_part_amax(context.stream,
                              {part_value(context), weight_->updated.first, weight_->shape},
-                             slot.format.block, weight_->block_amax);
+                             slot.format.block, weight_->updated.block_amax);
     return false;
   }
   if (!slot.scales_now) {
@@ -212,13 +209,13 @@ void LinearWeight::make_part(const StepContext& context) const {
   }
   ArenaScope scope(*context.scratch);
   const ConstView value = part_value(context);
-  if (weight_->gathered == GatheredForm::copy) {
+  if (weight_->gathered.form == GatheredForm::copy) {
     if (updated.count() > 0) {
       ops::cast(context.stream, value, updated.gathered);
     }
     return;
   }
-  if (!weight_->block_amax.empty()) {
+  if (!weight_->updated.block_amax.empty()) {
     return make_part_of_blocks(context, value);
   }
   const LinearOperands::Cast& cast = weight_casts_.front();
@@ -244,7 +241,7 @@ void LinearWeight::make_part_of_blocks(const StepContext& context, ConstView val
   const Parameter::Updated& updated = weight_->updated;
   const ScalingSlot& slot = *weight_casts_.front().slot;
   if (context.training) {  // ScalingState::update learns of infinities from it
-    ops::amax(context.stream, weight_->block_amax, slot.amax);
+    ops::amax(context.stream, weight_->updated.block_amax, slot.amax);
   }
   if (updated.count() == 0) {
     return;
@@ -255,7 +252,7 @@ void LinearWeight::make_part_of_blocks(const StepContext& context, ConstView val
   ops::quantize_blockwise_part(context.stream,
                                {.x = {value, updated.first, weight_->shape},
                                 .format = slot.format,
-                                .amax = weight_->block_amax,
+                                .amax = weight_->updated.block_amax,
                                 .codes = updated.gathered,
                                 .rounded = rounded,
                                 .statistics = collects ? slot.statistics : nullptr});
@@ -281,7 +278,7 @@ View LinearWeight::part_value(const StepContext& context) const {
 void LinearWeight::refresh(const StepContext& context, Refresh what) {
   if (!weight_->updated.gathered.empty()) {
     for (const LinearOperands::Cast& cast : weight_casts_) {  // the rest has been gathered
-      LinearOperands::complete_cast(context, cast, weight_->block_amax);
+      LinearOperands::complete_cast(context, cast, weight_->updated.block_amax);
     }
     return;
   }

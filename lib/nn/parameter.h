@@ -30,9 +30,20 @@ enum class Init : uint8_t { zeros, ones, normal };
 
 /// The form in which ranks gather a value of which each has a part.
 enum class GatheredForm : uint8_t {
-  value,  ///< the value as it is stored
-  copy,   ///< the 16-bit copy that a GEMM reads
-  codes,  ///< the 8-bit codes that a GEMM reads
+  value,     ///< the value as it is stored, which a layer reads in its passes
+  operands,  ///< the same, of which layers only make operands
+  copy,      ///< the 16-bit copy that a GEMM reads
+  codes,     ///< the 8-bit codes that a GEMM reads
+};
+
+/// The form that layers need of a value of which each rank has a part. If it is a copy or codes, no
+/// rank has a whole value: Parameter::stored_value has a format and no memory.
+struct Gathering {
+  GatheredForm form = GatheredForm::value;
+  DType dtype = DType::f32;  ///< type of a copy or of codes
+  int64_t blocks = 0;        ///< number of scales of codes with a scale for each block
+
+  bool is_value() const { return form == GatheredForm::value || form == GatheredForm::operands; }
 };
 
 /// A parameter of the model: its shape, its formats, and views of its value and its gradient.
@@ -50,18 +61,10 @@ struct Parameter {
   Init init = Init::normal;
   float init_std = 0.0F;
   ParameterFormats formats;  ///< fp32 unless a layer of the plan's own formats owns it
-  /// A layer reads the value itself in its passes, not only operands that it makes of it.
-  bool value_is_read = true;
+  Gathering gathered;
   /// One operation makes the whole gradient: the first micro-batch of a step overwrites it, so that
   /// nobody clears it before (StepContext::overwrites_gradients).
   bool overwritten = false;
-  /// The form in which ranks gather the value. If it is a copy or codes, no rank has a whole value:
-  /// stored_value has a format and no memory.
-  GatheredForm gathered = GatheredForm::value;
-  DType gathered_dtype = DType::f32;  ///< type of a gathered copy or of codes
-  int64_t gathered_blocks = 0;  ///< number of scales of gathered codes with a scale for each block
-  /// fp32 [gathered_blocks]: the largest magnitudes, from which all ranks make the same scales.
-  View block_amax;
   StoredTensor stored_value;
   StoredTensor stored_gradient;  ///< the sum over micro-batches, in running_gradient()
   View value;                    ///< stored_value where that is fp32, else empty
@@ -72,6 +75,9 @@ struct Parameter {
   struct Updated {
     StoredTensor value, gradient;
     View gathered;  ///< the part of the copy or the codes; empty where it is the value
+    /// fp32 [Gathering::blocks]: the largest magnitudes of blocks of the whole, from which all
+    /// ranks make the same scales.
+    View block_amax;
     int64_t first = 0;
     bool whole = true;
 
@@ -92,7 +98,7 @@ struct Parameter {
 
 /// Whether ranks gather a part of each value: the upper halves of master weights.
 inline bool holds_gathered(const Parameter& parameter) {
-  return parameter.formats.value.remainder && parameter.gathered == GatheredForm::copy;
+  return parameter.formats.value.remainder && parameter.gathered.form == GatheredForm::copy;
 }
 
 /// Which rank updates which parameters, where each updates whole ones.
@@ -182,7 +188,7 @@ class ParameterStore {
   /// Returns the scales of whole tensors, which all ranks that share their parts store alike:
   /// [tensors, 2]. Empty without a layout.
   std::vector<View> shared_scales() const;
-  /// Returns the Parameter::block_amax of all parameters, padded to a multiple of the ranks; empty
+  /// Returns the Updated::block_amax of all parameters, padded to a multiple of the ranks; empty
   /// if there are none.
   View block_amax() const { return block_amax_.empty() ? View{} : block_amax_.view(); }
 

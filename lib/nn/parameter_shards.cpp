@@ -36,7 +36,7 @@ const Parameter& ParameterStore::first_of(size_t segment) const {
 }
 
 bool ParameterStore::gathers_values(size_t segment) const {
-  return first_of(segment).gathered == GatheredForm::value;
+  return first_of(segment).gathered.is_value();
 }
 
 bool ParameterStore::shard_is_in_place(size_t segment) const {
@@ -68,9 +68,10 @@ void ParameterStore::allocate(Device& device, const StoreLayout& layout) {
                                       : value_shards_.at(value_shard_[i]),
                          .gradient = part_of(gradient_shard(part.segment), before, part.count),
                          .gathered = {},
+                         .block_amax = parameter.updated.block_amax,
                          .first = part.first,
                          .whole = false};
-    if (parameter.gathered != GatheredForm::value) {
+    if (!parameter.gathered.is_value()) {
       parameter.updated.gathered =
           from_element(gathered_operands_[part.segment].shard, before, {part.count});
     }
@@ -88,7 +89,7 @@ void ParameterStore::allocate_wholes(Device& device) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& parameter = *parameters_[i];
     const int queue = static_cast<int>(layout_->parts[i].segment);
-    const bool whole = parameter.gathered == GatheredForm::value;
+    const bool whole = parameter.gathered.is_value();
     const int64_t alignment = range_alignment(parameter.formats.gradient_wire);
     values_.add(parameter.formats.value, whole ? parameter.shape : Shape{0}, value_category(i),
                 queue, alignment);
@@ -162,12 +163,12 @@ void ParameterStore::allocate_operands(Device& device) {
     const int64_t all = segment.shard * layout_->ranks;
     Operand& operand = gathered_operands_[i];
     if (segment.values_stay) {
-      operand.own_whole = Tensor(device, first.gathered_dtype, {all}, category);
+      operand.own_whole = Tensor(device, first.gathered.dtype, {all}, category);
       operand.whole = operand.own_whole;
       operand.shard = from_element(operand.whole, layout_->rank * segment.shard, {segment.shard});
     } else {
-      operand.whole = shared_slot(device, i, category, first.gathered_dtype, all);
-      operand.own_shard = Tensor(device, first.gathered_dtype, {segment.shard}, category);
+      operand.whole = shared_slot(device, i, category, first.gathered.dtype, all);
+      operand.own_shard = Tensor(device, first.gathered.dtype, {segment.shard}, category);
       operand.shard = operand.own_shard;
     }
     fill_zero(device, operand.shard);
@@ -177,7 +178,7 @@ void ParameterStore::allocate_operands(Device& device) {
 void ParameterStore::allocate_block_amax(Device& device) {
   int64_t count = 0;
   for (const auto& parameter : parameters_) {
-    count += parameter->gathered_blocks;
+    count += parameter->gathered.blocks;
   }
   if (count == 0) {
     return;
@@ -187,9 +188,9 @@ void ParameterStore::allocate_block_amax(Device& device) {
   fill_zero(device, block_amax_);
   int64_t begin = 0;
   for (const auto& parameter : parameters_) {
-    const int64_t own = parameter->gathered_blocks;
+    const int64_t own = parameter->gathered.blocks;
     if (own > 0) {
-      parameter->block_amax = from_element(block_amax_, begin, {own});
+      parameter->updated.block_amax = from_element(block_amax_, begin, {own});
       begin += own;
     }
   }
@@ -202,7 +203,7 @@ void ParameterStore::find_views(bool with_gradients) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = *parameters_[i];
     parameter.stored_value = values_.at(i);
-    if (layout_ && parameter.gathered != GatheredForm::value) {
+    if (layout_ && !parameter.gathered.is_value()) {
       parameter.stored_value = {View{}, parameter.formats.value, View{}};
     } else if (layout_ && !shard_is_in_place(layout_->parts[i].segment) &&
                parameter.formats.value.block == per::tensor) {
@@ -276,9 +277,9 @@ View ParameterStore::operand_memory(Device& device, const Parameter& parameter,
   }
   const size_t index = index_of(parameter);
   const size_t segment = layout_->parts[index].segment;
-  if (parameter.gathered != GatheredForm::value && !operand_is_taken_[index]) {
+  if (!parameter.gathered.is_value() && !operand_is_taken_[index]) {
     operand_is_taken_[index] = true;
-    check(dtype == parameter.gathered_dtype && shape == parameter.shape,
+    check(dtype == parameter.gathered.dtype && shape == parameter.shape,
           "the first operand of a weight is what is gathered of it");
     return from_element(gathered_operands_[segment].whole, begin_of(index), shape);
   }

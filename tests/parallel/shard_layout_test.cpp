@@ -22,11 +22,15 @@ void add_units(ParameterStore& store) {
     const std::string name = block;
     store.begin_unit();
     store.add({.name = name + ".norm", .shape = {32}});
-    store.add(
-        {.name = name + ".up", .shape = {100, 32}, .formats = few_bits, .value_is_read = false});
+    store.add({.name = name + ".up",
+               .shape = {100, 32},
+               .formats = few_bits,
+               .gathered = {.form = GatheredForm::operands}});
     store.add({.name = name + ".bias", .shape = {100}});
-    store.add(
-        {.name = name + ".down", .shape = {32, 100}, .formats = few_bits, .value_is_read = false});
+    store.add({.name = name + ".down",
+               .shape = {32, 100},
+               .formats = few_bits,
+               .gathered = {.form = GatheredForm::operands}});
   }
   store.begin_unit();
   store.add({.name = "final", .shape = {32}});
