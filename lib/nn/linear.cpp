@@ -18,14 +18,15 @@ Linear::Linear(const LinearPlan& plan, Parameter* weight, Parameter* bias, Scali
   weight_.add_smoothed(scaling);
 }
 
-LinearOperands::Wanted Linear::wanted_of_gradient(const StepContext& context) {
-  return {!context.plain, !context.plain};
+LinearOperands::Wanted Linear::wanted_of_gradient(const StepContext& context) const {
+  return {!context.plain, !context.plain && trains_weight()};
 }
 
 LinearOperands::Wanted Linear::wanted_of_input(const StepContext& context) const {
   const bool scaled = !context.plain && (context.training || plan_.evaluate_scaled);
-  return {x_.scaled_along_rows() && scaled,
-          x_.scaled_along_columns() && context.training && !context.plain && !plan_.remade_input};
+  return {x_.scaled_along_rows() && scaled, x_.scaled_along_columns() && context.training &&
+                                                !context.plain && !plan_.remade_input &&
+                                                trains_weight()};
 }
 
 void Linear::forward(const StepContext& context, const Source& x, View y, Saved& saved) const {
@@ -55,8 +56,10 @@ void Linear::backward(const StepContext& context, const Source& dy, View dx,
                        .b = weight_.dgrad_operand(context),
                        .c = dx});
   }
-  make_weight_gradient(context, operands.along_columns, saved);
-  if (bias_ != nullptr) {
+  if (trains_weight()) {
+    make_weight_gradient(context, operands.along_columns, saved);
+  }
+  if (bias_ != nullptr && bias_->trained) {
     const int64_t rows = dy.plain.shape.rows();
     const View partial = fp8train::allocate(*context.scratch, DType::f32,
                                             {ops::bias_partial_rows(rows), dy.plain.shape.back()});

@@ -57,7 +57,9 @@ class Linear {
 
   /// Whether forward's x must stay alive until backward (allocated in context.saved) because codes
   /// do not replace it. In a plain pass it must in any case, unless it is made again.
-  bool keeps_input() const { return !plan_.wgrad.b.is_scaled() && !plan_.remade_input; }
+  bool keeps_input() const {
+    return !plan_.wgrad.b.is_scaled() && !plan_.remade_input && trains_weight();
+  }
 
   /// Allocates memory for the operation that makes x for forward, or dy for backward. With delayed
   /// scaling it writes codes at once, and x itself only if something reads it (a step that collects
@@ -92,7 +94,8 @@ class Linear {
                         Arena* plain) const;
   /// The GEMMs of this pass that read x in scaled formats.
   LinearOperands::Wanted wanted_of_input(const StepContext& context) const;
-  static LinearOperands::Wanted wanted_of_gradient(const StepContext& context);
+  LinearOperands::Wanted wanted_of_gradient(const StepContext& context) const;
+  bool trains_weight() const { return weight_.parameter().trained; }
   /// dW[N, K] (+)= dy^T x.
   void make_weight_gradient(const StepContext& context, const LinearOperand& dy,
                             const Saved& x) const;

@@ -86,7 +86,8 @@ Linear::Input Linear::allocate_remade(const StepContext& context, int64_t rows) 
 Linear::Saved Linear::save_remade(const StepContext& context, const Input& x) const {
   const LinearOperands::Memory scratch = memory_of(*context.scratch);
   const LinearOperands::Source source = {.plain = x.plain, .slot = nullptr, .codes = {}};
-  const LinearOperands::Wanted wanted = {false, x_.scaled_along_columns() && !context.plain};
+  const LinearOperands::Wanted wanted = {
+      false, x_.scaled_along_columns() && !context.plain && trains_weight()};
   StepContext again = context;
   // Where the forward pass has cast for the same slot, its statistics stay.
   again.collect_statistics = context.collect_statistics && x_.columns_have_own_slot();

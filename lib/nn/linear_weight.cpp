@@ -144,10 +144,11 @@ void LinearWeight::check_device(const Device& device) const {
 }
 
 void LinearWeight::offer_weight_cast() {
-  if (weight_casts_.size() != 1 || blockwise(weight_casts_.front().codes.format) ||
-      !weight_->cast.empty() || weight_->value.empty() || !weight_->updated.whole) {
-    return;  // nothing to cast, casts with a scale for each block, another layer's weight too, a
-             // value that must be rounded before it is cast, or a part of it
+  if (!weight_->trained || weight_casts_.size() != 1 ||
+      blockwise(weight_casts_.front().codes.format) || !weight_->cast.empty() ||
+      weight_->value.empty() || !weight_->updated.whole) {
+    return;  // no update, nothing to cast, casts with a scale for each block, another layer's
+             // weight too, a value that must be rounded before it is cast, or a part of it
   }
   const LinearOperands::Cast& cast = weight_casts_.front();
   const bool delayed = cast.slot->format.policy == ScalePolicy::delayed;

@@ -73,7 +73,9 @@ void ParameterStore::allocate(Device& device, bool with_gradients, bool exchange
     const Parameter& parameter = *parameters_[i];
     const ParameterFormats& formats = parameter.formats;
     values_.add(formats.value, parameter.shape, value_category(i));
-    if (with_gradients) {
+    if (!parameter.trained) {
+      gradients_.skip();
+    } else if (with_gradients) {
       const TensorFormat running = running_gradient(formats, exchanged);
       const int queue = wire_index(formats.gradient_wire);
       const int64_t alignment = range_alignment(formats.gradient_wire);
@@ -168,7 +170,7 @@ int ParameterStore::wire_index(const TensorFormat& wire) {
 
 void ParameterStore::allocate_automatic(Device& device) {
   const auto scales_itself = [](const auto& parameter) {
-    return parameter->formats.gradient_wire.policy == ScalePolicy::automatic;
+    return parameter->trained && parameter->formats.gradient_wire.policy == ScalePolicy::automatic;
   };
   std::vector<ops::AutoScale> initial;
   for (const auto& parameter : parameters_) {

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "device/arena.h"
 #include "device/device.h"
 #include "nn/shared_slots.h"
 #include "nn/store_layout.h"
@@ -55,6 +56,8 @@ struct Parameter {
   /// position in the store for its index.
   Sharding sharding = {};
   bool decay = true;  ///< weight decay applies (not to norms and biases)
+  /// False: the value stays as it is. There is no gradient and no state of the optimizer.
+  bool trained = true;
   /// The rows of each matrix that is stacked in the weight of a hidden linear layer (q, k and v;
   /// gate and up). Empty for embedding, head, norm and bias.
   std::vector<int64_t> matrices;
@@ -99,6 +102,12 @@ struct Parameter {
 /// Whether ranks gather a part of each value: the upper halves of master weights.
 inline bool holds_gathered(const Parameter& parameter) {
   return parameter.formats.value.remainder && parameter.gathered.form == GatheredForm::copy;
+}
+
+/// Returns the memory to which a pass adds the gradient of a vector: that of the parameter or, if
+/// it is not trained, scratch memory that nobody reads.
+inline View gradient_memory(Arena& scratch, const Parameter& parameter) {
+  return parameter.trained ? parameter.gradient : allocate(scratch, DType::f32, parameter.shape);
 }
 
 /// Which rank updates which parameters, where each updates whole ones.
@@ -173,6 +182,8 @@ class ParameterStore {
   StoredTensor gathered_whole(size_t segment) const;
   /// Return the whole gradients of a segment, and this rank's shard of their sum over ranks.
   StoredTensor whole_gradients(size_t segment) const { return whole(gradients_, segment); }
+  /// Whether the parameters of a segment are trained. The functions of gradients are for such.
+  bool has_gradients(size_t segment) const { return first_of(segment).trained; }
   View gradient_shard(size_t segment) const;
   /// Returns the contiguous pieces of the gradients that this rank's optimizer reads: fp32 or bf16.
   std::vector<View> updated_gradients() const;

@@ -66,7 +66,9 @@ void ParameterStore::allocate(Device& device, const StoreLayout& layout) {
     parameter.updated = {.value = shard_is_in_place(part.segment)
                                       ? part_of(parameter.stored_value, part.first, part.count)
                                       : value_shards_.at(value_shard_[i]),
-                         .gradient = part_of(gradient_shard(part.segment), before, part.count),
+                         .gradient = parameter.trained
+                                         ? part_of(gradient_shard(part.segment), before, part.count)
+                                         : StoredTensor{},
                          .gathered = {},
                          .block_amax = parameter.updated.block_amax,
                          .first = part.first,
@@ -93,8 +95,12 @@ void ParameterStore::allocate_wholes(Device& device) {
     const int64_t alignment = range_alignment(parameter.formats.gradient_wire);
     values_.add(parameter.formats.value, whole ? parameter.shape : Shape{0}, value_category(i),
                 queue, alignment);
-    gradients_.add(running_gradient(parameter.formats, true), parameter.shape,
-                   MemoryCategory::gradients, queue, alignment);
+    if (parameter.trained) {
+      gradients_.add(running_gradient(parameter.formats, true), parameter.shape,
+                     MemoryCategory::gradients, queue, alignment);
+    } else {
+      gradients_.skip();
+    }
   }
   const auto elements = [this](int queue, int64_t used) {
     return used == 0 ? 0 : layout_->segments[static_cast<size_t>(queue)].shard * layout_->ranks;
@@ -141,7 +147,7 @@ void ParameterStore::allocate_shards(Device& device) {
   for (size_t i = 0; i < layout_->segments.size(); ++i) {
     const StoreLayout::Segment& segment = layout_->segments[i];
     const TensorFormat& stored = first_of(i).formats.gradient;
-    if (!segment.gradients_stay || stored.is_scaled()) {
+    if (has_gradients(i) && (!segment.gradients_stay || stored.is_scaled())) {
       const TensorFormat sum = stored == plain(DType::bf16) ? stored : TensorFormat{};
       gradient_shard_[i] = gradient_shards_.add(sum, {segment.shard}, MemoryCategory::gradients);
     }
@@ -238,6 +244,9 @@ StoredTensor ParameterStore::gathered_whole(size_t segment) const {
 }
 
 std::vector<View> ParameterStore::cleared_gradients(size_t segment, bool overwrites) const {
+  if (!has_gradients(segment)) {
+    return {};
+  }
   const size_t buffer = gradients_.buffer_of(layout_->segments[segment].parameters.front());
   return gradients_.words_without(buffer, overwrites ? overwritten() : std::vector<bool>());
 }
@@ -254,7 +263,9 @@ View ParameterStore::gradient_shard(size_t segment) const {
 std::vector<View> ParameterStore::updated_gradients() const {
   std::vector<View> shards;
   for (size_t i = 0; i < layout_->segments.size(); ++i) {
-    shards.push_back(gradient_shard(i));
+    if (has_gradients(i)) {
+      shards.push_back(gradient_shard(i));
+    }
   }
   return shards;
 }

@@ -85,6 +85,9 @@ void Zero::attach(Device& device, ParameterStore& parameters, const View& amax) 
   buckets_.emplace(comm(), device, parameters.all().size(), make_buckets());
   unit_scales_.resize(layout().segments.size());
   for (size_t i = 0; i < unit_scales_.size(); ++i) {
+    if (!parameters.has_gradients(i)) {
+      continue;
+    }
     const View scales = parameters.whole_gradients(i).scales;
     if (!scales.empty() && !layout().segments[i].gradients_stay) {
       unit_scales_[i] = Tensor(device, DType::f32, scales.shape, MemoryCategory::scaling_state);
@@ -112,6 +115,9 @@ std::vector<GradientBuckets::Bucket> Zero::make_buckets() {
       return layout().segments[a].shard > layout().segments[b].shard;
     });
     for (const size_t index : by_size) {
+      if (!parameters().has_gradients(index)) {
+        continue;
+      }
       const StoreLayout::Segment& segment = layout().segments[index];
       const ParameterFormats& formats = parameters().all()[segment.parameters.front()]->formats;
       const size_t first_queue = (is_end ? 2 : unit % 2) * widest;
@@ -218,12 +224,12 @@ void Zero::begin_gradients(size_t unit, bool overwrites) {
 }
 
 void Zero::clear_gradients(size_t segment, bool overwrites) {
-  const StoredTensor gradients = parameters().whole_gradients(segment);
   for (const View& words : parameters().cleared_gradients(segment, overwrites)) {
     ops::fill(device().stream(), words, 0.0F);
   }
   if (!unit_scales_[segment].empty()) {
-    ops::cast(device().stream(), unit_scales_[segment], gradients.scales);
+    ops::cast(device().stream(), unit_scales_[segment],
+              parameters().whole_gradients(segment).scales);
   }
 }
 

@@ -188,6 +188,10 @@ std::vector<Field> pass_fields() {
               of_step(&StepSettings::decoder, &DecoderSettings::head_chunk_rows),
               between(0, kMostSequences),
               "Rows of logits alive at a time; 0: chosen from the vocabulary and the GPU's memory"),
+      texts("training.frozen", of_step(&StepSettings::decoder, &DecoderSettings::frozen),
+            "Names of parameters (* and ? match), such as embedding.weight and layers.0.*, that "
+            "stay as they are: they have no gradient and no optimizer state",
+            false),
       duration("training.max_time", training(&TrainingSettings::max_time_seconds), "3h50m",
                "Save and stop with exit code 75 after this time", true),
   };
