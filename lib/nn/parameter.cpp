@@ -61,18 +61,27 @@ std::vector<size_t> ParameterStore::unit_begins() const {
   return begins;
 }
 
-MemoryCategory ParameterStore::value_category(size_t parameter) const {
-  const ParameterFormats& formats = parameters_[parameter]->formats;
+MemoryCategory value_category(const ParameterFormats& formats) {
   return formats.is_master && !formats.value.remainder ? MemoryCategory::master_weights
                                                        : MemoryCategory::weights;
 }
 
-void ParameterStore::allocate(Device& device, bool with_gradients, bool exchanged) {
+void Parameter::set_stored(const StoredTensor& of_value, const StoredTensor& of_gradient) {
+  const auto fp32 = [](const StoredTensor& tensor) {
+    return tensor.format == TensorFormat{} ? tensor.codes : View{};
+  };
+  stored_value = of_value;
+  stored_gradient = of_gradient;
+  value = fp32(of_value);
+  gradient = fp32(of_gradient);
+}
+
+void ParameterStore::allocate_wholes(Device& device, bool with_gradients, bool exchanged) {
   sum_.resize(parameters_.size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& parameter = *parameters_[i];
     const ParameterFormats& formats = parameter.formats;
-    values_.add(formats.value, parameter.shape, value_category(i));
+    values_.add(formats.value, parameter.shape, value_category(formats));
     if (!parameter.trained) {
       gradients_.skip();
     } else if (with_gradients) {
@@ -89,9 +98,9 @@ void ParameterStore::allocate(Device& device, bool with_gradients, bool exchange
   values_.allocate(device);
   gradients_.allocate(device);
   sums_.allocate(device);
-  find_views(with_gradients);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = *parameters_[i];
+    parameter.set_stored(values_.at(i), with_gradients ? gradients_.at(i) : StoredTensor{});
     parameter.updated = {.value = parameter.stored_value,
                          .gradient = sum_[i] ? sums_.at(*sum_[i]) : parameter.stored_gradient};
   }
@@ -101,11 +110,13 @@ void ParameterStore::allocate(Device& device, bool with_gradients, bool exchange
 }
 
 void ParameterStore::allocate(Device& device, bool with_gradients, const StoreSharing& sharing) {
-  check(!sharing.layout || !sharing.owners, "ranks share parts of parameters or whole ones");
-  if (sharing.layout) {
-    return allocate(device, sharing.layout(*this));
+  check(!sharing.shards || !sharing.owners, "ranks share parts of parameters or whole ones");
+  if (sharing.shards) {
+    shards_ = sharing.shards(*this);
+    shards_->allocate(device);
+    return allocate_automatic(device);
   }
-  allocate(device, with_gradients, sharing.exchanged);
+  allocate_wholes(device, with_gradients, sharing.exchanged);
   if (sharing.owners) {
     divide_updates(sharing.owners(*this));
   }
@@ -122,11 +133,17 @@ void ParameterStore::divide_updates(UpdateOwners owners) {
   }
 }
 
-std::optional<ParameterStore::Share> ParameterStore::share() const {
-  if (layout_) {
-    return Share{layout_->rank, layout_->ranks, layout_->writes};
+std::optional<StoreShards::Share> ParameterStore::share() const {
+  if (shards_) {
+    return shards_->share();
   }
-  return owners_ ? std::optional(Share{owners_->rank, owners_->ranks}) : std::nullopt;
+  return owners_ ? std::optional(StoreShards::Share{owners_->rank, owners_->ranks}) : std::nullopt;
+}
+
+View ParameterStore::operand_memory(Device& device, const Parameter& parameter,
+                                    MemoryCategory category, DType dtype, const Shape& shape) {
+  return shards_ ? shards_->operand_memory(device, parameter, category, dtype, shape)
+                 : operands_.emplace_back(device, dtype, shape, category).view();
 }
 
 StoredTensor ParameterStore::exchanged_gradients(const StoredPool::Stretch& stretch) const {
@@ -140,23 +157,29 @@ StoredTensor ParameterStore::exchanged_gradients(const StoredPool::Stretch& stre
   return sums_.flat({buffer, stretch.begin, stretch.end});
 }
 
-std::vector<bool> ParameterStore::overwritten() const {
+std::vector<bool> overwritten_of(const Parameters& parameters) {
   std::vector<bool> of_parameter;
-  for (const auto& parameter : parameters_) {
+  for (const auto& parameter : parameters) {
     of_parameter.push_back(parameter->overwritten);
   }
   return of_parameter;
 }
 
-std::vector<View> ParameterStore::cleared_gradients() const {
+std::vector<View> cleared_gradients(const StoredPool& gradients, const Parameters& parameters) {
   std::vector<View> cleared;
-  for (size_t buffer = 0; buffer < gradients_.buffers(); ++buffer) {
-    if (gradients_.owns(buffer)) {
-      const std::vector<View> of_buffer = gradients_.words_without(buffer, overwritten());
+  for (size_t buffer = 0; buffer < gradients.buffers(); ++buffer) {
+    if (gradients.owns(buffer)) {
+      const std::vector<View> of_buffer =
+          gradients.words_without(buffer, overwritten_of(parameters));
       cleared.insert(cleared.end(), of_buffer.begin(), of_buffer.end());
     }
   }
   return cleared;
+}
+
+std::vector<View> ParameterStore::cleared_gradients() const {
+  return shards_ ? shards_->cleared_gradients()
+                 : fp8train::cleared_gradients(gradients_, parameters_);
 }
 
 int ParameterStore::wire_index(const TensorFormat& wire) {

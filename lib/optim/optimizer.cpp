@@ -138,8 +138,8 @@ void Optimizer::add_squares(Stream stream, Arena& scratch, const View& x, double
 
 void Optimizer::sum_gradients(Stream stream, Arena& scratch) const {
   double* sum = squared_norm();
-  if (parameters().layout() != nullptr) {
-    for (const View& shard : parameters().updated_gradients()) {
+  if (const StoreShards* const shards = parameters().shards(); shards != nullptr) {
+    for (const View& shard : shards->updated_gradients()) {
       add_squares(stream, scratch, shard, sum);
     }
     return;
@@ -204,7 +204,8 @@ void Optimizer::receive(Stream stream, Arena& scratch, bool collect_statistics) 
 }
 
 void Optimizer::combine_scales(Stream stream, RankCombiner& combiner) {
-  std::vector<View> scales = parameters().shared_scales();
+  const StoreShards* const shards = parameters().shards();
+  std::vector<View> scales = shards == nullptr ? std::vector<View>() : shards->shared_scales();
   for (const OptimizerState* state : states()) {
     const std::vector<View> of_state = state->tensor_scales();
     scales.insert(scales.end(), of_state.begin(), of_state.end());

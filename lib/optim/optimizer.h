@@ -144,7 +144,7 @@ class Optimizer {
   virtual Done update(const Update& step, size_t index) = 0;
   /// Called before the updates if ranks update parts and any tensor has one scale. Writes the amax
   /// of the new values of this rank's parts next to each scale of a whole tensor
-  /// (ParameterStore::shared_scales, OptimizerState::tensor_scales). The ranks then find the
+  /// (StoreShards::shared_scales, OptimizerState::tensor_scales). The ranks then find the
   /// largest. Throws InternalError unless it is overridden: scales of the parts alone would differ
   /// between ranks.
   virtual void find_amax(Stream stream);

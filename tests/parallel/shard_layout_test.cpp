@@ -1,6 +1,7 @@
 // Which rank updates what: every element once, in equal shares, and the same in each stage.
 
 #include "parallel/shard_layout.h"
+#include "parallel/sharded_store.h"
 
 #include <catch2/catch.hpp>
 
@@ -59,7 +60,9 @@ TEST_CASE("of ranks that have the same shards one writes their states") {
     site.mesh = Mesh({.data = 2}, 1, nullptr);
     StoreLayout layout = shard_layout(store, site);
     layout.writes = writes;
-    store.allocate(*device, layout);
+    store.allocate(*device, true, {.shards = [&](const ParameterStore& of) {
+      return std::make_unique<ShardedStore>(of, layout);
+    }});
     REQUIRE(store.share());
     CHECK(store.share()->rank == 1);
     CHECK(store.share()->writes == writes);
