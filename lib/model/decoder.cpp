@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/error.h"
@@ -83,7 +84,7 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
                                    .used_rows = config_.vocab_size,
                                    .init_std = config_.initializer_range,
                                    .formats = head_formats(plan_, linear_plans_.back()),
-                                   .value_is_read = false,
+                                   .gathered = {.form = GatheredForm::operands},
                                    .overwritten = true});
   }
   const int64_t chunk_rows = options.settings.head_chunk_rows > 0
@@ -92,7 +93,29 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
   head_ = std::make_unique<Head>(Linear(linear_plans_.back(), head_weight, nullptr, scaling_),
                                  config_.vocab_size, chunk_rows,
                                  static_cast<float>(options.settings.z_loss));
+  freeze(options.settings.frozen);
   allocate(options);
+}
+
+void Decoder::freeze(const std::vector<std::string>& patterns) {
+  std::vector<std::string> names;
+  for (const auto& parameter : parameters_.all()) {
+    const auto matches = [&](const auto& pattern) { return glob_match(pattern, parameter->name); };
+    parameter->trained = std::ranges::none_of(patterns, matches);
+    names.push_back(parameter->name);
+  }
+  for (const std::string& pattern : patterns) {
+    check_pattern("training.frozen:", pattern, "parameter", names);
+  }
+  const std::vector<size_t> begins = parameters_.unit_begins();
+  const auto is_trained = [](const auto& parameter) { return parameter->trained; };
+  const auto first = std::ranges::find_if(parameters_.all(), is_trained);
+  if (first == parameters_.all().end()) {
+    throw ConfigError("training.frozen: its patterns match all parameters; leave some to train");
+  }
+  const auto index = static_cast<size_t>(first - parameters_.all().begin());
+  first_trained_ =
+      static_cast<size_t>(std::ranges::upper_bound(begins, index) - begins.begin()) - 1;
 }
 
 Norm Decoder::make_norm(const std::string& name, const SavedFormat& input) {
@@ -116,7 +139,7 @@ Linear Decoder::make_linear(const std::string& name) {
                                                        ? config_.family->residual_init_std(config_)
                                                        : config_.initializer_range,
                                        .formats = formats_of(plan_, plan),
-                                       .value_is_read = false,
+                                       .gathered = {.form = GatheredForm::operands},
                                        .overwritten = true});
   Parameter* offset = nullptr;
   if (plan.site.has_bias) {

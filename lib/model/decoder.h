@@ -94,6 +94,8 @@ class Decoder {
   /// Called before a pass reads a unit's parameters. `next` is the unit after it.
   void use(const StepContext& context, size_t unit, size_t next);
   void begin_gradients(const StepContext& context, size_t unit) const;
+  /// Takes the parameters that match a pattern from training.
+  void freeze(const std::vector<std::string>& patterns);
   bool tied() const { return config_.tie_word_embeddings; }
   View embed(const StepContext& context, ConstView tokens, int64_t first_position, Arena& arena);
   /// Runs all blocks. `stream` has the embedded tokens and memory for branches on entry; on return
@@ -126,6 +128,7 @@ class Decoder {
   RotaryTables rotary_;
   Parameter* embedding_ = nullptr;
   Parameter* positions_ = nullptr;
+  size_t first_trained_ = 0;  ///< unit: backward ends with it
   std::vector<Block> blocks_;
   std::vector<Block::Saved> saved_;
   std::unique_ptr<Norm> final_norm_;

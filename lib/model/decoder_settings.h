@@ -2,6 +2,8 @@
 // A user's settings of how a decoder computes. None of them changes which parameters it has.
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 namespace fp8train {
 
@@ -13,6 +15,7 @@ struct DecoderSettings {
   Recompute recompute = Recompute::none;
   double z_loss = 0.0;          ///< weight of the squared log of the softmax's normalizer
   int64_t head_chunk_rows = 0;  ///< rows of logits alive at a time; 0: by the device (nn/head.h)
+  std::vector<std::string> frozen;  ///< patterns of parameters that are not trained
 
   bool operator==(const DecoderSettings&) const = default;
 };

@@ -1,5 +1,7 @@
 // The training step of a Decoder: forward, head with loss, backward.
 
+#include <algorithm>
+
 #include "base/trace.h"
 #include "model/decoder.h"
 #include "model/step_part.h"
@@ -62,21 +64,30 @@ void Decoder::backward(const StepContext& context, ConstView tokens, const View&
     }
   };
   complete(blocks_.size() + 1);
-  for (size_t unit = blocks_.size(); unit > 0; --unit) {
-    use(context, unit, unit > 1 ? unit - 1 : ParameterGatherer::kNone);
+  const size_t last = std::max(first_trained_, size_t{1});
+  for (size_t unit = blocks_.size(); unit >= last; --unit) {
+    use(context, unit, unit > last ? unit - 1 : ParameterGatherer::kNone);
     begin_gradients(context, unit);
     blocks_[unit - 1].backward(context, gradient, batch, saved_[unit - 1]);
     complete(unit);
   }
+  const bool trains_positions = positions_ != nullptr && positions_->trained;
+  if (!embedding_->trained && !trains_positions) {
+    return;
+  }
   if (!tied()) {
     begin_gradients(context, 0);
   }
+  // No gradient: of a table of one token, since those outside of a table have none.
+  const View table_grad = embedding_->trained ? embedding_->gradient
+                                              : fp8train::allocate(*context.scratch, DType::f32,
+                                                                   {1, config_.hidden_size});
   const View sorting = fp8train::allocate(*context.scratch, DType::i32, {2 * tokens.count()});
   ops::embedding_backward(context.stream,
                           {.tokens = reshaped(tokens, {tokens.count()}),
                            .dy = gradient,
-                           .table_grad = embedding_->gradient,
-                           .position_grad = positions_ == nullptr ? View{} : positions_->gradient,
+                           .table_grad = table_grad,
+                           .position_grad = trains_positions ? positions_->gradient : View{},
                            .sequence_length = tokens.shape.back(),
                            .scratch = sorting,
                            .document_starts = context.document_starts});

@@ -15,8 +15,9 @@ void Decoder::make_parts(const StepContext& context) {
   if (found) {
     context.gatherer->combine_amax(scaling_.shared_amax());
   }
-  if (!parameters_.block_amax().empty()) {
-    context.gatherer->combine_amax(parameters_.block_amax());
+  const View block_amax = parameters_.shards()->block_amax();
+  if (!block_amax.empty()) {
+    context.gatherer->combine_amax(block_amax);
   }
   for (size_t unit = 0; unit < units(); ++unit) {
     for_each_linear(unit, [&](Linear& linear) { linear.weight().make_part(context); });

@@ -162,7 +162,7 @@ void Attention::backward(const StepContext& context, ConstView dy, View dx, int6
            .original = original,
            .weight = weight.value,
            .rstd = rstd,
-           .weight_grad = weight.gradient,
+           .weight_grad = gradient_memory(*context.scratch, weight),
            .scratch = partial,
            .overwrite_weight_grad = context.overwrites_gradients && weight.overwritten});
     };

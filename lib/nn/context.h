@@ -25,7 +25,7 @@ class GradientListener {
 };
 
 /// Brings together the values of parameters that are stored in parts by several ranks, and makes
-/// space for their gradients (nn/store_layout.h). All ranks ask for the same in the same order.
+/// space for their gradients (StoreShards). All ranks ask for the same in the same order.
 class ParameterGatherer {
  public:
   enum class Gathered : uint8_t {

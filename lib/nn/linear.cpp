@@ -18,7 +18,7 @@ Linear::Linear(const LinearPlan& plan, Parameter* weight, Parameter* bias, Scali
 }
 
 QuantizedInput::Memory Linear::memory_of_input(const StepContext& context) const {
-  const bool saves = context.training && !plan_.remade_input;
+  const bool saves = context.training && !plan_.remade_input && trains_weight();
   return {context.scratch, saves ? context.saved : nullptr};
 }
 
@@ -38,12 +38,13 @@ InputTensor Linear::allocate_input(const StepContext& context, int64_t rows) con
 }
 
 InputTensor Linear::allocate_remade(const StepContext& context, int64_t rows) const {
-  return allocate_x(context, rows, {nullptr, context.scratch});
+  return allocate_x(context, rows, {nullptr, memory_of_wgrad(context)});
 }
 
 InputTensor Linear::allocate_gradient(const StepContext& context, int64_t rows) const {
   return dy_.allocate(context, plan_.activation, {rows, plan_.site.out_features},
-                      {context.scratch, context.scratch}, bias_ != nullptr);
+                      {context.scratch, memory_of_wgrad(context)},
+                      bias_ != nullptr && bias_->trained);
 }
 
 Linear::Saved Linear::save_remade(const StepContext& context, const InputTensor& x) const {
@@ -51,7 +52,7 @@ Linear::Saved Linear::save_remade(const StepContext& context, const InputTensor&
   // Where the forward pass has cast for the same slot, its statistics stay.
   again.collect_statistics =
       context.collect_statistics && x_.slot(Along::columns) != x_.slot(Along::rows);
-  return {x_.operands(again, x, {nullptr, context.scratch}).along_columns, x.smoothing};
+  return {x_.operands(again, x, {nullptr, memory_of_wgrad(context)}).along_columns, x.smoothing};
 }
 
 void Linear::forward(const StepContext& context, const InputTensor& x, View y, Saved& saved) const {
@@ -71,15 +72,17 @@ void Linear::backward(const StepContext& context, const InputTensor& dy, View dx
                       const Saved& saved) const {
   ArenaScope scope(*context.scratch);
   const QuantizedInput::Operands operands =
-      dy_.operands(context, dy, {context.scratch, context.scratch});
+      dy_.operands(context, dy, {context.scratch, memory_of_wgrad(context)});
   if (!dx.empty()) {
     multiply(context, {.plan = plan_.dgrad,
                        .a = operands.along_rows,
                        .b = weight_.dgrad_operand(context),
                        .c = dx});
   }
-  make_weight_gradient(context, operands.along_columns, saved);
-  if (bias_ != nullptr) {
+  if (trains_weight()) {
+    make_weight_gradient(context, operands.along_columns, saved);
+  }
+  if (bias_ != nullptr && bias_->trained) {
     const int64_t rows = dy.plain.shape.rows();
     const View partial = allocate(*context.scratch, DType::f32,
                                   {ops::bias_partial_rows(rows), dy.plain.shape.back()});

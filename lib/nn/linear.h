@@ -61,7 +61,12 @@ class Linear {
   LinearWeight& weight() { return weight_; }
 
  private:
+  bool trains_weight() const { return weight_.parameter().trained; }
   QuantizedInput::Memory memory_of_input(const StepContext& context) const;
+  /// Of operands that a backward pass makes; null: wgrad does not run.
+  Arena* memory_of_wgrad(const StepContext& context) const {
+    return trains_weight() ? context.scratch : nullptr;
+  }
   InputTensor allocate_x(const StepContext& context, int64_t rows,
                          QuantizedInput::Memory memory) const;
   /// dW[N, K] (+)= dy^T x.

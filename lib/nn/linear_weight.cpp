@@ -28,12 +28,6 @@ LinearWeight::LinearWeight(const LinearPlan& plan, Parameter* weight, ScalingSta
       weight_(weight),
       w_(scaling, plan.site.name, weight_of_fprop(plan),
          {"w.dgrad", plan.dgrad.b, plan.dgrad.a, false}, plan.evaluate_scaled) {
-  // Where no GEMM reads codes, ranks can gather the upper halves of a master in two halves alone.
-  const bool upper_half =
-      weight->formats.value.remainder && !is_scaled(Along::rows) && !is_scaled(Along::columns);
-  const bool reads_value =
-      plan.is_smoothed() || (needs_plain_weight() && value_serves() && !upper_half);
-  weight->value_is_read = weight->value_is_read || reads_value;
   choose_gathered_form();
 }
 
@@ -68,20 +62,23 @@ ops::GemmOperand LinearWeight::smoothed_weight(const StepContext& context,
 
 /// Chooses the smallest form that is enough for this layer if ranks have parts of its weight.
 void LinearWeight::choose_gathered_form() {
-  if (weight_->value_is_read || plan_.is_smoothed()) {
+  // Where no GEMM reads codes, ranks can gather the upper halves of a master in two halves alone.
+  const bool scaled = is_scaled(Along::rows) || is_scaled(Along::columns);
+  const bool upper_half = weight_->formats.value.remainder && !scaled;
+  Gathering& gathered = weight_->gathered;
+  if (gathered.form == GatheredForm::value || plan_.is_smoothed() ||
+      (needs_plain_weight() && value_serves() && !upper_half)) {
+    gathered = {};
     return;
   }
-  const bool scaled = is_scaled(Along::rows) || is_scaled(Along::columns);
   const ScalingSlot* const only = w_.only_slot();
   if (!scaled) {
-    weight_->gathered = GatheredForm::copy;
-    weight_->gathered_dtype = plan_.activation;
+    gathered = {.form = GatheredForm::copy, .dtype = plan_.activation};
   } else if (only != nullptr && !needs_plain_weight()) {
-    weight_->gathered = GatheredForm::codes;
-    weight_->gathered_dtype = only->format.dtype;
+    gathered = {.form = GatheredForm::codes, .dtype = only->format.dtype};
     if (only->format.block != per::tensor) {
-      weight_->gathered_blocks =
-          ops::block_grid(only->format.block, weight_->shape.rows(), weight_->shape.back()).count;
+      const Shape& shape = weight_->shape;
+      gathered.blocks = ops::block_grid(only->format.block, shape.rows(), shape.back()).count;
     }
   }
 }
@@ -145,10 +142,11 @@ void LinearWeight::check_device(const Device& device) const {
 }
 
 void LinearWeight::offer_weight_cast() {
-  if (weight_casts_.size() != 1 || blockwise(weight_casts_.front().codes.format) ||
-      !weight_->cast.empty() || weight_->value.empty() || !weight_->updated.whole) {
-    return;  // nothing to cast, casts with a scale for each block, another layer's weight too, a
-             // value that must be rounded before it is cast, or a part of it
+  if (!weight_->trained || weight_casts_.size() != 1 ||
+      blockwise(weight_casts_.front().codes.format) || !weight_->cast.empty() ||
+      weight_->value.empty() || !weight_->updated.whole) {
+    return;  // no update, nothing to cast, casts with a scale for each block, another layer's
+             // weight too, a value that must be rounded before it is cast, or a part of it
   }
   const TensorCast& cast = weight_casts_.front();
   const bool delayed = cast.slot->format.policy == ScalePolicy::delayed;
@@ -182,15 +180,15 @@ View LinearWeight::weight_value(const StepContext& context) const {
 }
 
 bool LinearWeight::find_part_amax(const StepContext& context) const {
-  if (weight_->updated.gathered.empty() || weight_->gathered != GatheredForm::codes) {
+  if (weight_->updated.gathered.empty() || weight_->gathered.form != GatheredForm::codes) {
     return false;
   }
   const ScalingSlot& slot = *weight_casts_.front().slot;
-  if (!weight_->block_amax.empty()) {
+  if (!weight_->updated.block_amax.empty()) {
     ArenaScope scope(*context.scratch);
     ops::blockwise_part_amax(context.stream,
                              {part_value(context), weight_->updated.first, weight_->shape},
-                             slot.format.block, weight_->block_amax);
+                             slot.format.block, weight_->updated.block_amax);
     return false;
   }
   if (!slot.scales_now) {
@@ -211,13 +209,13 @@ void LinearWeight::make_part(const StepContext& context) const {
   }
   ArenaScope scope(*context.scratch);
   const ConstView value = part_value(context);
-  if (weight_->gathered == GatheredForm::copy) {
+  if (weight_->gathered.form == GatheredForm::copy) {
     if (updated.count() > 0) {
       ops::cast(context.stream, value, updated.gathered);
     }
     return;
   }
-  if (!weight_->block_amax.empty()) {
+  if (!weight_->updated.block_amax.empty()) {
     return make_part_of_blocks(context, value);
   }
   const TensorCast& cast = weight_casts_.front();
@@ -243,7 +241,7 @@ void LinearWeight::make_part_of_blocks(const StepContext& context, ConstView val
   const Parameter::Updated& updated = weight_->updated;
   const ScalingSlot& slot = *weight_casts_.front().slot;
   if (context.training) {  // ScalingState::update learns of infinities from it
-    ops::amax(context.stream, weight_->block_amax, slot.amax);
+    ops::amax(context.stream, weight_->updated.block_amax, slot.amax);
   }
   if (updated.count() == 0) {
     return;
@@ -254,7 +252,7 @@ void LinearWeight::make_part_of_blocks(const StepContext& context, ConstView val
   ops::quantize_blockwise_part(context.stream,
                                {.x = {value, updated.first, weight_->shape},
                                 .format = slot.format,
-                                .amax = weight_->block_amax,
+                                .amax = weight_->updated.block_amax,
                                 .codes = updated.gathered,
                                 .rounded = rounded,
                                 .statistics = collects ? slot.statistics : nullptr});
@@ -280,7 +278,7 @@ View LinearWeight::part_value(const StepContext& context) const {
 void LinearWeight::refresh(const StepContext& context, Refresh what) {
   if (!weight_->updated.gathered.empty()) {
     for (const TensorCast& cast : weight_casts_) {  // the rest has been gathered
-      cast.complete(context, weight_->block_amax);
+      cast.complete(context, weight_->updated.block_amax);
     }
     return;
   }

@@ -49,17 +49,19 @@ void Norm::backward(const StepContext& context, ConstView dy, View dx, bool accu
   const bool overwrite = context.overwrites_gradients && weight_->overwritten;
   const int64_t partial_rows = (centered_ ? 2 : 1) * ops::norm_partial_rows(rows);
   const View partial = allocate(*context.scratch, DType::f32, {partial_rows, width});
-  ops::norm_backward(context.stream, {.dy = dy,
-                                      .x = x,
-                                      .weight = weight_->value,
-                                      .mean = saved.mean,
-                                      .rstd = saved.rstd,
-                                      .dx = dx,
-                                      .accumulate = accumulate,
-                                      .weight_grad = weight_->gradient,
-                                      .bias_grad = bias_ == nullptr ? View{} : bias_->gradient,
-                                      .scratch = partial,
-                                      .overwrite_weight_grad = overwrite});
+  ops::norm_backward(
+      context.stream,
+      {.dy = dy,
+       .x = x,
+       .weight = weight_->value,
+       .mean = saved.mean,
+       .rstd = saved.rstd,
+       .dx = dx,
+       .accumulate = accumulate,
+       .weight_grad = gradient_memory(*context.scratch, *weight_),
+       .bias_grad = bias_ == nullptr ? View{} : gradient_memory(*context.scratch, *bias_),
+       .scratch = partial,
+       .overwrite_weight_grad = overwrite});
 }
 
 }  // namespace fp8train

@@ -15,11 +15,12 @@ namespace {
 
 constexpr uint64_t kInitPurpose = 0x1A17;  // of philox_key
 
-/// Standard normal values by Box-Muller in double, rounded to float.
-void draw_normal(uint64_t key, float deviation, float* values, int64_t count) {
+/// Elements first .. first + count - 1 of a tensor of standard normal values, by Box-Muller in
+/// double, rounded to float.
+void draw_normal(uint64_t key, float deviation, float* values, int64_t first, int64_t count) {
   constexpr double kTwoTo32 = 4294967296.0;
 #pragma omp parallel for schedule(static)
-  for (int64_t i = 0; i < count; i += 4) {
+  for (int64_t i = first / 4 * 4; i < first + count; i += 4) {
     const PhiloxBlock block = philox(key, 0, static_cast<uint64_t>(i / 4));
     double normal[4];
     for (int pair = 0; pair < 2; ++pair) {
@@ -29,8 +30,8 @@ void draw_normal(uint64_t key, float deviation, float* values, int64_t count) {
       normal[2 * pair] = radius * std::cos(2.0 * std::numbers::pi * v);
       normal[2 * pair + 1] = radius * std::sin(2.0 * std::numbers::pi * v);
     }
-    for (int64_t j = i; j < std::min(i + 4, count); ++j) {
-      values[j] = static_cast<float>(normal[j - i] * deviation);
+    for (int64_t j = std::max(i, first); j < std::min(i + 4, first + count); ++j) {
+      values[j - first] = static_cast<float>(normal[j - i] * deviation);
     }
   }
 }
@@ -44,7 +45,12 @@ Tensor staging(Device& device, const Parameter& parameter) {
 
 Parameter* ParameterStore::add(Parameter parameter) {
   check(values_.empty(), "parameters are added before the store is allocated");
-  parameter.used_rows = parameter.used_rows == 0 ? parameter.shape[0] : parameter.used_rows;
+  if (parameter.sharding.whole.rank() == 0) {
+    parameter.sharding = whole_of(parameter.shape, parameters_.size());
+  }
+  check(parameter.sharding.shape() == parameter.shape, "a parameter has the shape of its part");
+  const int64_t rows = parameter.sharding.whole[0];
+  parameter.used_rows = parameter.used_rows == 0 ? rows : parameter.used_rows;
   parameters_.push_back(std::make_unique<Parameter>(std::move(parameter)));
   return parameters_.back().get();
 }
@@ -55,19 +61,30 @@ std::vector<size_t> ParameterStore::unit_begins() const {
   return begins;
 }
 
-MemoryCategory ParameterStore::value_category(size_t parameter) const {
-  const ParameterFormats& formats = parameters_[parameter]->formats;
+MemoryCategory value_category(const ParameterFormats& formats) {
   return formats.is_master && !formats.value.remainder ? MemoryCategory::master_weights
                                                        : MemoryCategory::weights;
 }
 
-void ParameterStore::allocate(Device& device, bool with_gradients, bool exchanged) {
+void Parameter::set_stored(const StoredTensor& of_value, const StoredTensor& of_gradient) {
+  const auto fp32 = [](const StoredTensor& tensor) {
+    return tensor.format == TensorFormat{} ? tensor.codes : View{};
+  };
+  stored_value = of_value;
+  stored_gradient = of_gradient;
+  value = fp32(of_value);
+  gradient = fp32(of_gradient);
+}
+
+void ParameterStore::allocate_wholes(Device& device, bool with_gradients, bool exchanged) {
   sum_.resize(parameters_.size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& parameter = *parameters_[i];
     const ParameterFormats& formats = parameter.formats;
-    values_.add(formats.value, parameter.shape, value_category(i));
-    if (with_gradients) {
+    values_.add(formats.value, parameter.shape, value_category(formats));
+    if (!parameter.trained) {
+      gradients_.skip();
+    } else if (with_gradients) {
       const TensorFormat running = running_gradient(formats, exchanged);
       const int queue = wire_index(formats.gradient_wire);
       const int64_t alignment = range_alignment(formats.gradient_wire);
@@ -81,9 +98,9 @@ void ParameterStore::allocate(Device& device, bool with_gradients, bool exchange
   values_.allocate(device);
   gradients_.allocate(device);
   sums_.allocate(device);
-  find_views(with_gradients);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = *parameters_[i];
+    parameter.set_stored(values_.at(i), with_gradients ? gradients_.at(i) : StoredTensor{});
     parameter.updated = {.value = parameter.stored_value,
                          .gradient = sum_[i] ? sums_.at(*sum_[i]) : parameter.stored_gradient};
   }
@@ -93,11 +110,13 @@ void ParameterStore::allocate(Device& device, bool with_gradients, bool exchange
 }
 
 void ParameterStore::allocate(Device& device, bool with_gradients, const StoreSharing& sharing) {
-  check(!sharing.layout || !sharing.owners, "ranks share parts of parameters or whole ones");
-  if (sharing.layout) {
-    return allocate(device, sharing.layout(*this));
+  check(!sharing.shards || !sharing.owners, "ranks share parts of parameters or whole ones");
+  if (sharing.shards) {
+    shards_ = sharing.shards(*this);
+    shards_->allocate(device);
+    return allocate_automatic(device);
   }
-  allocate(device, with_gradients, sharing.exchanged);
+  allocate_wholes(device, with_gradients, sharing.exchanged);
   if (sharing.owners) {
     divide_updates(sharing.owners(*this));
   }
@@ -114,11 +133,17 @@ void ParameterStore::divide_updates(UpdateOwners owners) {
   }
 }
 
-std::optional<ParameterStore::Share> ParameterStore::share() const {
-  if (layout_) {
-    return Share{layout_->rank, layout_->ranks, layout_->writes};
+std::optional<StoreShards::Share> ParameterStore::share() const {
+  if (shards_) {
+    return shards_->share();
   }
-  return owners_ ? std::optional(Share{owners_->rank, owners_->ranks}) : std::nullopt;
+  return owners_ ? std::optional(StoreShards::Share{owners_->rank, owners_->ranks}) : std::nullopt;
+}
+
+View ParameterStore::operand_memory(Device& device, const Parameter& parameter,
+                                    MemoryCategory category, DType dtype, const Shape& shape) {
+  return shards_ ? shards_->operand_memory(device, parameter, category, dtype, shape)
+                 : operands_.emplace_back(device, dtype, shape, category).view();
 }
 
 StoredTensor ParameterStore::exchanged_gradients(const StoredPool::Stretch& stretch) const {
@@ -132,23 +157,29 @@ StoredTensor ParameterStore::exchanged_gradients(const StoredPool::Stretch& stre
   return sums_.flat({buffer, stretch.begin, stretch.end});
 }
 
-std::vector<bool> ParameterStore::overwritten() const {
+std::vector<bool> overwritten_of(const Parameters& parameters) {
   std::vector<bool> of_parameter;
-  for (const auto& parameter : parameters_) {
+  for (const auto& parameter : parameters) {
     of_parameter.push_back(parameter->overwritten);
   }
   return of_parameter;
 }
 
-std::vector<View> ParameterStore::cleared_gradients() const {
+std::vector<View> cleared_gradients(const StoredPool& gradients, const Parameters& parameters) {
   std::vector<View> cleared;
-  for (size_t buffer = 0; buffer < gradients_.buffers(); ++buffer) {
-    if (gradients_.owns(buffer)) {
-      const std::vector<View> of_buffer = gradients_.words_without(buffer, overwritten());
+  for (size_t buffer = 0; buffer < gradients.buffers(); ++buffer) {
+    if (gradients.owns(buffer)) {
+      const std::vector<View> of_buffer =
+          gradients.words_without(buffer, overwritten_of(parameters));
       cleared.insert(cleared.end(), of_buffer.begin(), of_buffer.end());
     }
   }
   return cleared;
+}
+
+std::vector<View> ParameterStore::cleared_gradients() const {
+  return shards_ ? shards_->cleared_gradients()
+                 : fp8train::cleared_gradients(gradients_, parameters_);
 }
 
 int ParameterStore::wire_index(const TensorFormat& wire) {
@@ -162,7 +193,7 @@ int ParameterStore::wire_index(const TensorFormat& wire) {
 
 void ParameterStore::allocate_automatic(Device& device) {
   const auto scales_itself = [](const auto& parameter) {
-    return parameter->formats.gradient_wire.policy == ScalePolicy::automatic;
+    return parameter->trained && parameter->formats.gradient_wire.policy == ScalePolicy::automatic;
   };
   std::vector<ops::AutoScale> initial;
   for (const auto& parameter : parameters_) {
@@ -276,22 +307,21 @@ void ParameterStore::initialize(Device& device, uint64_t seed) {
     return;
   }
   std::vector<float> values;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const Parameter& parameter = *parameters_[i];
-    const int64_t columns = parameter.shape.count() / parameter.shape[0];
-    const int64_t used = parameter.used_rows * columns;
-    values.assign(static_cast<size_t>(parameter.shape.count()), 0.0F);
-    switch (parameter.init) {
-      case Init::zeros:
-        break;
-      case Init::ones:
-        std::fill(values.begin(), values.begin() + used, 1.0F);
-        break;
-      case Init::normal:
-        draw_normal(philox_key(seed, kInitPurpose, i), parameter.init_std, values.data(), used);
-        break;
-    }
-    set_value(device, parameter, values.data());
+  for (const auto& parameter : parameters_) {
+    const Sharding& sharding = parameter->sharding;
+    const int64_t used = parameter->used_rows * sharding.width();
+    const uint64_t key = philox_key(seed, kInitPurpose, sharding.index);
+    values.assign(static_cast<size_t>(parameter->shape.count()), 0.0F);
+    sharding.for_each_stretch([&](int64_t local, int64_t element, int64_t count) {
+      float* const drawn = values.data() + local;
+      count = std::clamp<int64_t>(used - element, 0, count);
+      if (parameter->init == Init::ones) {
+        std::fill_n(drawn, count, 1.0F);
+      } else if (parameter->init == Init::normal) {
+        draw_normal(key, parameter->init_std, drawn, element, count);
+      }
+    });
+    set_value(device, *parameter, values.data());
   }
 }
 

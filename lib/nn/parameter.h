@@ -3,9 +3,7 @@
 // optimizer updates the value: the master weight if the plan has one in addition to the weight,
 // otherwise the weight itself.
 //
-// If ranks share the optimizer's work (nn/store_layout.h), a rank stores the parts of values that
-// it updates. Whole values and gradients are then at the addresses where layers find them, but
-// ParameterGatherer (nn/context.h), which moves them between ranks, determines their content.
+// If ranks share the optimizer's work by elements, the memory is that of StoreShards.
 
 #include <cstdint>
 #include <functional>
@@ -15,12 +13,12 @@
 #include <string>
 #include <vector>
 
+#include "device/arena.h"
 #include "device/device.h"
-#include "nn/shared_slots.h"
-#include "nn/store_layout.h"
 #include "ops/cast/quantize.h"
 #include "ops/storage/storage.h"
 #include "precision/plan.h"
+#include "tensor/sharding.h"
 #include "tensor/stored_pool.h"
 
 namespace fp8train {
@@ -29,35 +27,43 @@ enum class Init : uint8_t { zeros, ones, normal };
 
 /// The form in which ranks gather a value of which each has a part.
 enum class GatheredForm : uint8_t {
-  value,  ///< the value as it is stored
-  copy,   ///< the 16-bit copy that a GEMM reads
-  codes,  ///< the 8-bit codes that a GEMM reads
+  value,     ///< the value as it is stored, which a layer reads in its passes
+  operands,  ///< the same, of which layers only make operands
+  copy,      ///< the 16-bit copy that a GEMM reads
+  codes,     ///< the 8-bit codes that a GEMM reads
+};
+
+/// The form that layers need of a value of which each rank has a part. If it is a copy or codes, no
+/// rank has a whole value: Parameter::stored_value has a format and no memory.
+struct Gathering {
+  GatheredForm form = GatheredForm::value;
+  DType dtype = DType::f32;  ///< type of a copy or of codes
+  int64_t blocks = 0;        ///< number of scales of codes with a scale for each block
+
+  bool is_value() const { return form == GatheredForm::value || form == GatheredForm::operands; }
 };
 
 /// A parameter of the model: its shape, its formats, and views of its value and its gradient.
 struct Parameter {
   std::string name;       ///< "layers.0.attention.qkv.weight"
   Shape shape;            ///< as stored; rows may be padded with zeros
-  int64_t used_rows = 0;  ///< rows that the model has; the rest is padding
-  bool decay = true;      ///< weight decay applies (not to norms and biases)
+  int64_t used_rows = 0;  ///< rows of the whole that the model has; the rest is padding
+  /// The part of the whole that this is. If it has no shape, add() makes it a whole, with the
+  /// position in the store for its index.
+  Sharding sharding = {};
+  bool decay = true;  ///< weight decay applies (not to norms and biases)
+  /// False: the value stays as it is. There is no gradient and no state of the optimizer.
+  bool trained = true;
   /// The rows of each matrix that is stacked in the weight of a hidden linear layer (q, k and v;
   /// gate and up). Empty for embedding, head, norm and bias.
   std::vector<int64_t> matrices;
   Init init = Init::normal;
   float init_std = 0.0F;
   ParameterFormats formats;  ///< fp32 unless a layer of the plan's own formats owns it
-  /// A layer reads the value itself in its passes, not only operands that it makes of it.
-  bool value_is_read = true;
+  Gathering gathered;
   /// One operation makes the whole gradient: the first micro-batch of a step overwrites it, so that
   /// nobody clears it before (StepContext::overwrites_gradients).
   bool overwritten = false;
-  /// The form in which ranks gather the value. If it is a copy or codes, no rank has a whole value:
-  /// stored_value has a format and no memory.
-  GatheredForm gathered = GatheredForm::value;
-  DType gathered_dtype = DType::f32;  ///< type of a gathered copy or of codes
-  int64_t gathered_blocks = 0;  ///< number of scales of gathered codes with a scale for each block
-  /// fp32 [gathered_blocks]: the largest magnitudes, from which all ranks make the same scales.
-  View block_amax;
   StoredTensor stored_value;
   StoredTensor stored_gradient;  ///< the sum over micro-batches, in running_gradient()
   View value;                    ///< stored_value where that is fp32, else empty
@@ -68,6 +74,9 @@ struct Parameter {
   struct Updated {
     StoredTensor value, gradient;
     View gathered;  ///< the part of the copy or the codes; empty where it is the value
+    /// fp32 [Gathering::blocks]: the largest magnitudes of blocks of the whole, from which all
+    /// ranks make the same scales.
+    View block_amax;
     int64_t first = 0;
     bool whole = true;
 
@@ -84,11 +93,22 @@ struct Parameter {
   /// How the optimizer casts the new value for the first layer that has asked for a cast; empty: it
   /// casts none. With codes, the amax is combined into what is there; alone, it replaces it.
   ops::QuantizeSink cast;
+
+  /// Sets the stored tensors and what follows from them.
+  void set_stored(const StoredTensor& of_value, const StoredTensor& of_gradient);
 };
+
+using Parameters = std::vector<std::unique_ptr<Parameter>>;
 
 /// Whether ranks gather a part of each value: the upper halves of master weights.
 inline bool holds_gathered(const Parameter& parameter) {
-  return parameter.formats.value.remainder && parameter.gathered == GatheredForm::copy;
+  return parameter.formats.value.remainder && parameter.gathered.form == GatheredForm::copy;
+}
+
+/// Returns the memory to which a pass adds the gradient of a vector: that of the parameter or, if
+/// it is not trained, scratch memory that nobody reads.
+inline View gradient_memory(Arena& scratch, const Parameter& parameter) {
+  return parameter.trained ? parameter.gradient : allocate(scratch, DType::f32, parameter.shape);
 }
 
 /// Which rank updates which parameters, where each updates whole ones.
@@ -97,14 +117,48 @@ struct UpdateOwners {
   std::vector<int> of;  ///< the rank of each parameter
 };
 
+/// The memory of a store's parameters if ranks share the optimizer's work by elements: a rank
+/// stores the parts of values that it updates (Parameter::updated). Whole values and gradients are
+/// at the addresses where layers find them, but ParameterGatherer (nn/context.h), which moves them
+/// between ranks, determines their content.
+class StoreShards {
+ public:
+  /// Which of the ranks that update different parameters or parts this rank is, and whether it
+  /// writes its states.
+  struct Share {
+    int rank = 0, ranks = 1;
+    bool writes = true;
+  };
+
+  virtual ~StoreShards() = default;
+  /// Allocates the values and gradients of all parameters, and sets their views.
+  virtual void allocate(Device& device) = 0;
+  virtual Share share() const = 0;
+  /// Returns what ParameterStore::cleared_gradients() does.
+  virtual std::vector<View> cleared_gradients() const = 0;
+  /// Returns the contiguous pieces of the gradients that this rank's optimizer reads: fp32 or bf16.
+  virtual std::vector<View> updated_gradients() const = 0;
+  /// Returns the scales of whole tensors, which all ranks that share their parts store alike:
+  /// [tensors, 2].
+  virtual std::vector<View> shared_scales() const = 0;
+  /// Returns the Updated::block_amax of all parameters, padded to a multiple of the ranks; empty
+  /// if there are none.
+  virtual View block_amax() const = 0;
+  /// Returns what ParameterStore::operand_memory() does. For a parameter whose copy or codes are
+  /// gathered the first call returns the memory that they are gathered in; throws InternalError if
+  /// it asks for another type or shape.
+  virtual View operand_memory(Device& device, const Parameter& parameter, MemoryCategory category,
+                              DType dtype, const Shape& shape) = 0;
+};
+
 class ParameterStore;
 
 /// How ranks share the parameters of a store.
 struct StoreSharing {
-  bool exchanged = false;  ///< as in ParameterStore::allocate
+  bool exchanged = false;  ///< ranks exchange gradients
   /// Empty: every rank has and updates everything.
-  std::function<StoreLayout(const ParameterStore&)> layout;
-  /// Empty: every rank updates everything that it has. Must be empty if there is a layout.
+  std::function<std::unique_ptr<StoreShards>(const ParameterStore&)> shards;
+  /// Empty: every rank updates everything that it has. Must be empty if there are shards.
   std::function<UpdateOwners(const ParameterStore&)> owners;
 };
 
@@ -120,52 +174,28 @@ class ParameterStore {
   /// The first parameter of each unit, and the number of all after them.
   std::vector<size_t> unit_begins() const;
 
-  /// Allocates values and gradients and sets them to zero. Without gradients their views stay
-  /// empty. `exchanged`: several ranks exchange them, and each updates everything.
-  void allocate(Device& device, bool with_gradients = true, bool exchanged = false);
-  /// Allocates values and gradients as `layout` says.
-  void allocate(Device& device, const StoreLayout& layout);
-  /// Allocates as `sharing` says: by a layout, or whole. With owners this rank updates the
-  /// parameters that it owns, and all ranks have whole values and gradients.
-  void allocate(Device& device, bool with_gradients, const StoreSharing& sharing);
+  /// Allocates values and gradients as `sharing` says, in shards or whole, and sets them to zero.
+  /// Without gradients their views stay empty. With owners this rank updates the parameters that it
+  /// owns, and all ranks have whole values and gradients.
+  void allocate(Device& device, bool with_gradients = true, const StoreSharing& sharing = {});
 
-  const std::vector<std::unique_ptr<Parameter>>& all() const { return parameters_; }
-  /// Queue i has the gradients that cross the wire as wires()[i] or, under a layout, those of
-  /// segment i; so do values, under a layout.
+  const Parameters& all() const { return parameters_; }
+  /// Queue i has the gradients that cross the wire as wires()[i]. Empty if there are shards.
   const StoredPool& gradients() const { return gradients_; }
   /// Returns the memory for sums over ranks of some gradients, flat as they are. Empty: sums
   /// replace the gradients.
   StoredTensor exchanged_gradients(const StoredPool::Stretch& stretch) const;
-  /// Returns the gradients that must be zero before a step, and all gaps, as fp32 words. The first
-  /// function: those in the store's own memory, without those of Parameter::overwritten. The
-  /// second, which needs a layout: those of a segment; `overwrites` leaves out those of
-  /// Parameter::overwritten.
+  /// Returns the gradients that must be zero before a step, and all gaps, as fp32 words: those in
+  /// memory of their own, without those of Parameter::overwritten.
   std::vector<View> cleared_gradients() const;
-  std::vector<View> cleared_gradients(size_t segment, bool overwrites) const;
   const std::vector<TensorFormat>& wires() const { return wires_; }
 
-  /// Returns null if this rank updates all parameters.
-  const StoreLayout* layout() const { return layout_ ? &*layout_ : nullptr; }
+  /// Returns null if each rank has whole values.
+  StoreShards* shards() const { return shards_.get(); }
   /// Returns null if no rank updates whole parameters of its own.
   const UpdateOwners* owners() const { return owners_ ? &*owners_ : nullptr; }
-  /// Which of the ranks that update different parameters or parts this rank is, and whether it
-  /// writes its states (StoreLayout::writes).
-  struct Share {
-    int rank = 0, ranks = 1;
-    bool writes = true;
-  };
-  std::optional<Share> share() const;
-  /// Returns this rank's shard of a segment's values, flat. This function and the next five need a
-  /// layout.
-  StoredTensor value_shard(size_t segment) const;
-  /// Returns the gathered form of a segment: this rank's shard, and the memory for all shards.
-  StoredTensor gathered_shard(size_t segment) const;
-  StoredTensor gathered_whole(size_t segment) const;
-  /// Return the whole gradients of a segment, and this rank's shard of their sum over ranks.
-  StoredTensor whole_gradients(size_t segment) const { return whole(gradients_, segment); }
-  View gradient_shard(size_t segment) const;
-  /// Returns the contiguous pieces of the gradients that this rank's optimizer reads: fp32 or bf16.
-  std::vector<View> updated_gradients() const;
+  /// Returns nothing if this rank updates all parameters.
+  std::optional<StoreShards::Share> share() const;
   /// The controllers of all gradients that have one, in device memory; empty: none.
   std::span<ops::AutoScale> automatic_scales() const {
     return {static_cast<ops::AutoScale*>(automatic_.data()),
@@ -175,70 +205,42 @@ class ParameterStore {
   void scale_sums();
   /// Returns the controllers of some parameters, or nothing if these have none.
   std::vector<ops::AutoScale*> controllers_of(const std::vector<size_t>& parameters) const;
-  /// Returns the scales of whole tensors, which all ranks that share their parts store alike:
-  /// [tensors, 2]. Empty without a layout.
-  std::vector<View> shared_scales() const;
-  /// Returns the Parameter::block_amax of all parameters, padded to a multiple of the ranks; empty
-  /// if there are none.
-  View block_amax() const { return block_amax_.empty() ? View{} : block_amax_.view(); }
-
-  /// Returns memory for a GEMM operand made of a value, as long as the store lives. For a parameter
-  /// whose copy or codes are gathered the first call returns the memory that they are gathered in;
-  /// throws InternalError if it asks for another type or shape.
+  /// Returns memory for a GEMM operand made of a value, as long as the store lives.
   View operand_memory(Device& device, const Parameter& parameter, MemoryCategory category,
                       DType dtype, const Shape& shape);
 
-  /// Draws every parameter's initial value from Philox keyed by (seed, position in the store,
-  /// element): the same on any device. Does nothing on meta.
+  /// Draws every parameter's initial value from Philox keyed by (seed, Sharding::index, element of
+  /// the whole): the same on any device, and in any parts. Does nothing on meta.
   void initialize(Device& device, uint64_t seed);
 
  private:
+  void allocate_wholes(Device& device, bool with_gradients, bool exchanged);
   void divide_updates(UpdateOwners owners);
   void allocate_automatic(Device& device);
-  void allocate_wholes(Device& device);
-  void allocate_shards(Device& device);
-  void allocate_operands(Device& device);
-  void allocate_block_amax(Device& device);
-  void find_views(bool with_gradients);
   int wire_index(const TensorFormat& wire);
-  std::vector<bool> overwritten() const;
-  size_t unit_of(size_t parameter) const;
-  size_t index_of(const Parameter& parameter) const;
-  View shared_slot(Device& device, size_t segment, MemoryCategory category, DType dtype,
-                   int64_t count);
-  const Parameter& first_of(size_t segment) const;
-  bool gathers_values(size_t segment) const;
-  int64_t begin_of(size_t parameter) const;
-  MemoryCategory value_category(size_t parameter) const;
-  bool shard_is_in_place(size_t segment) const;
-  StoredTensor whole(const StoredPool& pool, size_t segment) const;
 
-  std::vector<std::unique_ptr<Parameter>> parameters_;
+  Parameters parameters_;
   std::vector<size_t> unit_begins_;
   StoredPool values_, gradients_;
-  StoredPool sums_;  ///< gradients that cross from another format, without a layout
+  StoredPool sums_;                         ///< gradients that cross from another format
   std::vector<std::optional<size_t>> sum_;  ///< position of each parameter
-  std::optional<StoreLayout> layout_;
+  std::unique_ptr<StoreShards> shards_;
   std::optional<UpdateOwners> owners_;
-  StoredPool value_shards_, gradient_shards_;  ///< shards of segments that have none in place
-  std::vector<size_t> value_shard_, gradient_shard_;  ///< for each parameter, for each segment
-  /// Copies or codes that are gathered, of each segment: whole, and this rank's shard.
-  struct Operand {
-    Tensor own_whole, own_shard;
-    View whole, shard;
-  };
-  std::vector<Operand> gathered_operands_;
-  std::vector<bool> operand_is_taken_;  ///< one flag for each parameter
-  Tensor block_amax_;
-  SharedSlots slots_;
   std::vector<Tensor> operands_;
   std::vector<TensorFormat> wires_;
   Buffer automatic_;  ///< ops::AutoScale
 };
 
+/// Returns the memory category of a value that is stored in these formats.
+MemoryCategory value_category(const ParameterFormats& formats);
+/// Returns the flags of Parameter::overwritten.
+std::vector<bool> overwritten_of(const Parameters& parameters);
+/// Returns ParameterStore::cleared_gradients() for a pool of gradients, one for each parameter.
+std::vector<View> cleared_gradients(const StoredPool& gradients, const Parameters& parameters);
+
 /// Copy a parameter's value from and to the host, shape.count() floats in row-major order, cast to
-/// its format, to nearest. Under a layout set_value() sets only the part that this rank updates;
-/// value_to_host() is for a store without a layout and waits for the device.
+/// its format, to nearest. With shards set_value() sets only the part that this rank updates;
+/// value_to_host() is for a store without them and waits for the device.
 void set_value(Device& device, const Parameter& parameter, const float* values);
 void value_to_host(Device& device, const Parameter& parameter, float* to);
 

@@ -1,9 +1,28 @@
 #include "optim/adamw.h"
 
+#include "base/error.h"
 #include "ops/pointwise/elementwise.h"
 #include "optim/registry.h"
 
 namespace fp8train {
+namespace {
+
+/// Random bits are drawn for four elements at a time.
+void check_part(const Parameter& parameter) {
+  const ParameterFormats& formats = parameter.formats;
+  bool draws = false;
+  for (const TensorFormat& format : {formats.value, formats.moment1, formats.moment2}) {
+    draws = draws || format.rounding == Rounding::stochastic;
+  }
+  if (draws && !parameter.sharding.elements().by_fours) {
+    throw ConfigError(parameter.name + ": the parts of ranks have rows of " +
+                      std::to_string(parameter.sharding.columns) +
+                      " elements, and stochastic rounding needs a multiple of 4; take fewer ranks "
+                      "or round to nearest");
+  }
+}
+
+}  // namespace
 
 AdamW::AdamW(const OptimizerSite& site) : AdamW(site, [](const Parameter&) { return true; }) {}
 
@@ -11,6 +30,7 @@ AdamW::AdamW(const OptimizerSite& site, const std::function<bool(const Parameter
     : Optimizer(site) {
   for (size_t i = 0; i < parameters().all().size(); ++i) {
     if (updates(parameter(i))) {
+      check_part(parameter(i));
       moment1_.add(i, parameter(i).formats.moment1, parameter(i));
       moment2_.add(i, parameter(i).formats.moment2, parameter(i));
     }
@@ -35,14 +55,17 @@ ops::AdamW AdamW::call(size_t index, const ops::QuantizeSink& cast) const {
           .eps = settings().eps,
           .weight_decay = of.decay ? settings().weight_decay : 0.0,
           .cast = cast,
-          .rounding = {.seed = seed(), .tensor = index, .first = of.updated.first},
+          .rounding = {.seed = seed(),
+                       .tensor = of.sharding.index,
+                       .first = of.updated.first,
+                       .elements = of.sharding.elements()},
           .amax_known = !of.updated.whole,
           .gradient_read_as = read_as(of.updated.gradient.format, of.formats.gradient_wire)};
 }
 
 void AdamW::find_amax(Stream stream) {
   for (size_t i = 0; i < parameters().all().size(); ++i) {
-    if (parameter(i).updated.count() > 0) {
+    if (parameter(i).trained && parameter(i).updated.count() > 0) {
       ops::QuantizeSink cast = parameter(i).cast;
       cast.statistics = nullptr;
       ops::adamw_amax(stream, call(i, cast), device_control());

@@ -52,6 +52,9 @@ void cast_weight(Stream stream, const Parameter& parameter, const ops::QuantizeS
 }  // namespace
 
 void OptimizerState::add(size_t index, const TensorFormat& format, const Parameter& parameter) {
+  if (!parameter.trained) {
+    return;
+  }
   position_.resize(std::max(position_.size(), index + 1));
   position_[index] =
       pool_.add(format, parameter.updated.value.codes.shape, MemoryCategory::optimizer_state);
@@ -109,7 +112,8 @@ void Optimizer::round_gradients(Stream stream, Arena& scratch) const {
     const TensorFormat& wire = parameter->formats.gradient_wire;
     const StoredTensor& gradient = parameter->stored_gradient;
     const bool rounded_already = wire == gradient.format || parameter->automatic != nullptr;
-    if (rounded_already || wire == TensorFormat{} || read_as(gradient.format, wire) != DType::f32) {
+    if (!parameter->trained || rounded_already || wire == TensorFormat{} ||
+        read_as(gradient.format, wire) != DType::f32) {
       continue;
     }
     ArenaScope scope(scratch);
@@ -134,8 +138,8 @@ void Optimizer::add_squares(Stream stream, Arena& scratch, const View& x, double
 
 void Optimizer::sum_gradients(Stream stream, Arena& scratch) const {
   double* sum = squared_norm();
-  if (parameters().layout() != nullptr) {
-    for (const View& shard : parameters().updated_gradients()) {
+  if (const StoreShards* const shards = parameters().shards(); shards != nullptr) {
+    for (const View& shard : shards->updated_gradients()) {
       add_squares(stream, scratch, shard, sum);
     }
     return;
@@ -151,7 +155,7 @@ void Optimizer::sum_gradients(Stream stream, Arena& scratch) const {
   }
   for (const auto& parameter : parameters().all()) {
     const StoredTensor& gradient = parameter->updated.gradient;
-    if (!parameter->gradient.empty()) {
+    if (!parameter->trained || !parameter->gradient.empty()) {
       continue;
     }
     if (!gradient.format.is_scaled()) {
@@ -183,7 +187,7 @@ void Optimizer::step(Stream stream, Arena& scratch, bool collect_statistics,
   const Update step = {stream, &scratch, collect_statistics};
   begin_update(step);
   for (size_t i = 0; i < parameters().all().size(); ++i) {
-    if (!parameter(i).updated.elsewhere()) {
+    if (parameter(i).trained && !parameter(i).updated.elsewhere()) {
       finish_update(step, parameter(i), update(step, i));
     }
   }
@@ -192,7 +196,7 @@ void Optimizer::step(Stream stream, Arena& scratch, bool collect_statistics,
 void Optimizer::receive(Stream stream, Arena& scratch, bool collect_statistics) {
   const Update step = {stream, &scratch, collect_statistics};
   for (const auto& parameter : parameters().all()) {
-    if (parameter->updated.elsewhere()) {
+    if (parameter->trained && parameter->updated.elsewhere()) {
       copy_value(stream, *parameter);
       cast_weight(stream, *parameter, cast_of(*parameter, step));
     }
@@ -200,7 +204,8 @@ void Optimizer::receive(Stream stream, Arena& scratch, bool collect_statistics) 
 }
 
 void Optimizer::combine_scales(Stream stream, RankCombiner& combiner) {
-  std::vector<View> scales = parameters().shared_scales();
+  const StoreShards* const shards = parameters().shards();
+  std::vector<View> scales = shards == nullptr ? std::vector<View>() : shards->shared_scales();
   for (const OptimizerState* state : states()) {
     const std::vector<View> of_state = state->tensor_scales();
     scales.insert(scales.end(), of_state.begin(), of_state.end());

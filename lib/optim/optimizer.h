@@ -39,7 +39,7 @@ class OptimizerState {
   explicit OptimizerState(std::string name) : name_(std::move(name)) {}
 
   /// Adds the state of parameter `index` of the store, in this format and in the shape of the part
-  /// that this rank updates. Must be called before allocate().
+  /// that this rank updates; none if it is not trained. Must be called before allocate().
   void add(size_t index, const TensorFormat& format, const Parameter& parameter);
   /// Allocates the states and sets them to zero.
   void allocate(Device& device) { pool_.allocate(device); }
@@ -139,11 +139,11 @@ class Optimizer {
     bool copied = false;  ///< the new value to Parameter::copy
     bool cast = false;    ///< cast as Parameter::cast says
   };
-  /// Updates one parameter of the store: its weight and its states.
+  /// Updates one trained parameter of the store: its weight and its states.
   virtual Done update(const Update& step, size_t index) = 0;
   /// Called before the updates if ranks update parts and any tensor has one scale. Writes the amax
   /// of the new values of this rank's parts next to each scale of a whole tensor
-  /// (ParameterStore::shared_scales, OptimizerState::tensor_scales). The ranks then find the
+  /// (StoreShards::shared_scales, OptimizerState::tensor_scales). The ranks then find the
   /// largest. Throws InternalError unless it is overridden: scales of the parts alone would differ
   /// between ranks.
   virtual void find_amax(Stream stream);

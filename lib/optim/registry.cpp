@@ -47,7 +47,7 @@ const OptimizerEntry& optimizer_named(std::string_view name) {
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerSite& site) {
   const OptimizerEntry& entry = optimizer_named(site.settings.name);
-  if (entry.whole_cost != nullptr && site.parameters->layout() != nullptr) {
+  if (entry.whole_cost != nullptr && site.parameters->shards() != nullptr) {
     throw ConfigError("optimizer.name: " + site.settings.name +
                       " updates whole matrices, which cannot be cut into parts; set "
                       "parallelism.zero_stage: 0 or 1, or take adamw");

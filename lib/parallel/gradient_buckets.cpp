@@ -10,7 +10,7 @@ namespace fp8train {
 
 GradientBuckets::GradientBuckets(Communicator& comm, Device& device, size_t parameters,
                                  std::vector<Bucket> buckets)
-    : bucket_of_(parameters),
+    : bucket_of_(parameters, kNone),
       factor_(1.0F / static_cast<float>(comm.size())),
       in_stream_order_(comm.in_stream_order()) {
   size_t queues = 0;
@@ -50,7 +50,7 @@ void GradientBuckets::begin(Stream stream) {
 void GradientBuckets::gradients_complete(size_t begin, size_t end) {
   for (size_t parameter = begin; parameter < end; ++parameter) {
     const size_t bucket = bucket_of_[parameter];
-    if (--buckets_[bucket].missing == 0) {
+    if (bucket != kNone && --buckets_[bucket].missing == 0) {
       Queue& queue = queues_[buckets_[bucket].queue];
       queue.waiting.push_back(bucket);
       progress(queue);

@@ -74,7 +74,8 @@ class GradientBuckets final : public GradientListener {
 
   std::vector<Queue> queues_;
   std::vector<Exchanged> buckets_;
-  std::vector<size_t> bucket_of_;  ///< the bucket of each parameter
+  static constexpr size_t kNone = ~size_t{0};
+  std::vector<size_t> bucket_of_;  ///< the bucket of each parameter; kNone: it is not trained
   float factor_;                   ///< of the sums: the gradient is the mean over ranks
   bool in_stream_order_;           ///< Communicator::in_stream_order()
   Stream stream_{DeviceKind::cpu, nullptr, nullptr};

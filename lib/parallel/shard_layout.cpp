@@ -10,8 +10,9 @@ namespace {
 
 /// Whether a parameter can lie in the segment that `other` is in.
 bool alike(const Parameter& parameter, const Parameter& other) {
-  return parameter.formats == other.formats && parameter.value_is_read == other.value_is_read &&
-         parameter.gathered == other.gathered && parameter.gathered_dtype == other.gathered_dtype;
+  return parameter.formats == other.formats && parameter.trained == other.trained &&
+         parameter.gathered.form == other.gathered.form &&
+         parameter.gathered.dtype == other.gathered.dtype;
 }
 
 class LayoutMaker {
@@ -70,12 +71,13 @@ class LayoutMaker {
       }
     }
     const Parameter& first = *parameters_.all()[parameter];
-    const bool is_read = first.value_is_read || first.gathered != GatheredForm::value;
-    layout_.segments.push_back({.unit = unit,
-                                .parameters = {},
-                                .begins = {},
-                                .values_stay = stage() < 3 && is_read,
-                                .gradients_stay = stage() < 2 || site_.accumulates});
+    const bool is_read = first.gathered.form != GatheredForm::operands;
+    layout_.segments.push_back(
+        {.unit = unit,
+         .parameters = {},
+         .begins = {},
+         .values_stay = stage() < 3 && is_read,
+         .gradients_stay = stage() < 2 || site_.accumulates || !first.trained});
     return layout_.segments.size() - 1;
   }
 

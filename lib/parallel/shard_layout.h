@@ -10,7 +10,7 @@
 // same bits.
 
 #include "nn/parameter.h"
-#include "nn/store_layout.h"
+#include "parallel/store_layout.h"
 #include "parallel/strategy.h"
 
 namespace fp8train {

@@ -56,7 +56,7 @@ class Replicas : public RankedStrategy {
  public:
   using RankedStrategy::RankedStrategy;
 
-  StoreSharing sharing() const override { return {.exchanged = true, .layout = {}, .owners = {}}; }
+  StoreSharing sharing() const override { return {.exchanged = true, .shards = {}, .owners = {}}; }
   void attach(Device& device, ParameterStore& parameters, const View& amax) override;
   GradientListener* begin_exchange() override;
   void finish_exchange(double* squared_norm) override;

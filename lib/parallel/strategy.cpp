@@ -71,8 +71,9 @@ void RankedStrategy::attach(Device& device, ParameterStore& parameters, const Vi
   const auto ranks = static_cast<size_t>(comm().size());
   const size_t scales = 2 * sizeof(float) * parameters.all().size();
   const size_t few = std::max({amax.bytes(), scales, parameters.automatic_scales().size_bytes()});
-  combined_ = Buffer(device, std::max(few * ranks, parameters.block_amax().bytes()),
-                     MemoryCategory::communication);
+  const StoreShards* const shards = parameters.shards();
+  const size_t of_blocks = shards == nullptr ? 0 : shards->block_amax().bytes();
+  combined_ = Buffer(device, std::max(few * ranks, of_blocks), MemoryCategory::communication);
   parameters.scale_sums();
 }
 

@@ -14,17 +14,20 @@ namespace {
 
 /// The most expensive first, each to the rank that has the least to do so far.
 UpdateOwners balanced_owners(const ParameterStore& store, int ranks, int rank,
-                             double (*cost)(const Parameter&)) {
+                             double (*cost_of)(const Parameter&)) {
   const auto& parameters = store.all();
+  const auto cost = [&](size_t i) {
+    return parameters[i]->trained ? cost_of(*parameters[i]) : 0.0;
+  };
   std::vector<size_t> order(parameters.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return cost(*parameters[a]) > cost(*parameters[b]); });
+                   [&](size_t a, size_t b) { return cost(a) > cost(b); });
   std::vector<double> work(static_cast<size_t>(ranks));
   UpdateOwners owners = {.ranks = ranks, .rank = rank, .of = std::vector<int>(order.size())};
   for (const size_t parameter : order) {
     const auto least = std::min_element(work.begin(), work.end());
-    *least += cost(*parameters[parameter]);
+    *least += cost(parameter);
     owners.of[parameter] = static_cast<int>(least - work.begin());
   }
   return owners;
@@ -48,6 +51,9 @@ class WholeParameters final : public Replicas {
     const std::vector<int>& owners = parameters().owners()->of;
     std::vector<Work> coming;
     for (size_t i = 0; i < owners.size(); ++i) {
+      if (!parameters().all()[i]->trained) {
+        continue;
+      }
       const StoredTensor& value = parameters().all()[i]->stored_value;
       for (const View& part : {value.codes, value.scales}) {
         if (!part.empty()) {

@@ -15,6 +15,7 @@
 #include "ops/pointwise/elementwise.h"
 #include "ops/storage/storage.h"
 #include "parallel/shard_layout.h"
+#include "parallel/sharded_store.h"
 #include "parallel/strategies.h"
 #include "tensor/tensor.h"
 
@@ -27,8 +28,10 @@ class Zero final : public RankedStrategy, public ParameterGatherer {
 
   StoreSharing sharing() const override {
     return {.exchanged = true,
-            .layout =
-                [site = site()](const ParameterStore& store) { return shard_layout(store, site); },
+            .shards =
+                [site = site()](const ParameterStore& store) {
+                  return std::make_unique<ShardedStore>(store, shard_layout(store, site));
+                },
             .owners = {}};
   }
   void attach(Device& device, ParameterStore& parameters, const View& amax) override;
@@ -61,7 +64,8 @@ class Zero final : public RankedStrategy, public ParameterGatherer {
     std::vector<Work> coming;
     TraceFlight flight;
   };
-  const StoreLayout& layout() const { return *parameters().layout(); }
+  ShardedStore& shards() const { return static_cast<ShardedStore&>(*parameters().shards()); }
+  const StoreLayout& layout() const { return shards().layout(); }
   std::vector<GradientBuckets::Bucket> make_buckets();
   void start(size_t unit);
   void finish(Unit& unit);
@@ -85,11 +89,14 @@ void Zero::attach(Device& device, ParameterStore& parameters, const View& amax) 
   buckets_.emplace(comm(), device, parameters.all().size(), make_buckets());
   unit_scales_.resize(layout().segments.size());
   for (size_t i = 0; i < unit_scales_.size(); ++i) {
-    const View scales = parameters.whole_gradients(i).scales;
+    if (!shards().has_gradients(i)) {
+      continue;
+    }
+    const View scales = shards().whole_gradients(i).scales;
     if (!scales.empty() && !layout().segments[i].gradients_stay) {
       unit_scales_[i] = Tensor(device, DType::f32, scales.shape, MemoryCategory::scaling_state);
       copy_from_host(device, unit_scales_[i],
-                     initial_scales(parameters.whole_gradients(i).format, scales.count()).data());
+                     initial_scales(shards().whole_gradients(i).format, scales.count()).data());
     }
   }
 }
@@ -112,18 +119,21 @@ std::vector<GradientBuckets::Bucket> Zero::make_buckets() {
       return layout().segments[a].shard > layout().segments[b].shard;
     });
     for (const size_t index : by_size) {
+      if (!shards().has_gradients(index)) {
+        continue;
+      }
       const StoreLayout::Segment& segment = layout().segments[index];
       const ParameterFormats& formats = parameters().all()[segment.parameters.front()]->formats;
       const size_t first_queue = (is_end ? 2 : unit % 2) * widest;
       units_[unit].queues.push_back(first_queue + units_[unit].queues.size());
       buckets.push_back(
           {.parameters = segment.parameters,
-           .gradients = {.gradients = parameters().whole_gradients(index),
+           .gradients = {.gradients = shards().whole_gradients(index),
                          .tensors = segment.begins,
                          .piece_bytes = site().settings.bucket_bytes,
                          .automatic = parameters().controllers_of(segment.parameters)},
            .wire = gradient_wire(formats.gradient_wire, site().self_exact, comm().topology()),
-           .shard = parameters().gradient_shard(index),
+           .shard = shards().gradient_shard(index),
            .queue = units_[unit].queues.back()});
     }
   }
@@ -160,8 +170,7 @@ void Zero::start(size_t unit) {
   started.state = Unit::State::coming;
   started.flight = TraceFlight(TraceKind::exchange, "gather");
   for (const size_t segment : started.segments) {
-    gather(parameters().gathered_shard(segment), parameters().gathered_whole(segment),
-           started.coming);
+    gather(shards().gathered_shard(segment), shards().gathered_whole(segment), started.coming);
   }
 }
 
@@ -218,12 +227,11 @@ void Zero::begin_gradients(size_t unit, bool overwrites) {
 }
 
 void Zero::clear_gradients(size_t segment, bool overwrites) {
-  const StoredTensor gradients = parameters().whole_gradients(segment);
-  for (const View& words : parameters().cleared_gradients(segment, overwrites)) {
+  for (const View& words : shards().cleared_gradients(segment, overwrites)) {
     ops::fill(device().stream(), words, 0.0F);
   }
   if (!unit_scales_[segment].empty()) {
-    ops::cast(device().stream(), unit_scales_[segment], gradients.scales);
+    ops::cast(device().stream(), unit_scales_[segment], shards().whole_gradients(segment).scales);
   }
 }
 
@@ -267,7 +275,7 @@ void Zero::copy_values(const std::function<float*(const Parameter&)>& memory) {
 
 void Zero::copy_segment(size_t index, const std::vector<float*>& memory) {
   const StoreLayout::Segment& segment = layout().segments[index];
-  const StoredTensor shard = parameters().value_shard(index);
+  const StoredTensor shard = shards().value_shard(index);
   const int64_t count = segment.shard * layout().ranks;
   std::vector<std::byte> codes = gather_on_host(shard.codes);
   std::vector<std::byte> scales;
@@ -303,7 +311,7 @@ void Zero::for_each_replica(
     gather(unit, kNone);
     for (const size_t segment : units_[unit].segments) {
       const size_t first = layout().segments[segment].parameters.front();
-      use(parameters().all()[first]->name, parameters().gathered_whole(segment));
+      use(parameters().all()[first]->name, shards().gathered_whole(segment));
     }
   }
   values_changed();

@@ -5,6 +5,8 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/nearest.h"
+#include "base/text.h"
 
 namespace fp8train {
 namespace {
@@ -88,30 +90,17 @@ bool matches(const LayerPlan& layer, const LinearSite& site) {
   return !name.empty() && glob_match(layer.pattern, name);
 }
 
-void check_pattern(const char* what, const std::string& pattern,
-                   const std::vector<LinearSite>& sites) {
-  if (std::any_of(sites.begin(), sites.end(),
-                  [&](const LinearSite& site) { return glob_match(pattern, site.name); })) {
-    return;
-  }
-  std::string names;
-  for (const LinearSite& site : sites) {
-    if (site.block <= 0) {
-      names += (names.empty() ? "" : ", ") + site.name;
-    }
-  }
-  throw ConfigError(
-      fmt::format("{} '{}' matches no linear layer; the layers of block 0 and outside are: {}",
-                  what, pattern, names));
-}
-
 void check_patterns(const PrecisionPlan& plan, const std::vector<LinearSite>& sites) {
+  std::vector<std::string> names;
+  for (const LinearSite& site : sites) {
+    names.push_back(site.name);
+  }
   for (const std::string& pattern : plan.exemptions.patterns) {
-    check_pattern("exempt pattern", pattern, sites);
+    check_pattern("exempt pattern", pattern, "linear layer", names);
   }
   for (const LayerPlan& layer : plan.layers) {
     if (layer.naming.names.empty()) {  // a file may be written for several models
-      check_pattern("precision.layers: pattern", layer.pattern, sites);
+      check_pattern("precision.layers: pattern", layer.pattern, "linear layer", names);
     }
   }
 }
@@ -243,6 +232,21 @@ void check_swiglu(const PrecisionPlan& plan, const std::vector<LinearPlan>& line
 }
 
 }  // namespace
+
+void check_pattern(std::string_view what, const std::string& pattern, std::string_view noun,
+                   std::vector<std::string> names) {
+  if (std::ranges::any_of(names, [&](const auto& name) { return glob_match(pattern, name); })) {
+    return;
+  }
+  const std::vector<std::string> near = nearest_names(pattern, names);
+  std::erase_if(names, [](const std::string& name) {
+    return name.starts_with("layers.") && !name.starts_with("layers.0.");
+  });
+  throw ConfigError(fmt::format("{} '{}' matches no {}; {}", what, pattern, noun,
+                                near.empty()
+                                    ? "those of block 0 and outside are: " + joined(names)
+                                    : fmt::format("did you mean {}?", alternatives(near))));
+}
 
 bool glob_match(const std::string& pattern, const std::string& text) {
   size_t p = 0;

@@ -4,6 +4,7 @@
 // with the reason. Pure data: the layers and `explain` read the same result.
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "precision/plan.h"
@@ -68,5 +69,9 @@ std::vector<LinearPlan> plan_linears(const PrecisionPlan& plan,
 
 /// Shell-style match: * is any run of characters, ? is one.
 bool glob_match(const std::string& pattern, const std::string& text);
+/// Throws ConfigError if a pattern matches none of the names, with the nearest of them or those of
+/// block 0 and outside of blocks: "training.frozen: 'emb' matches no parameter; ...".
+void check_pattern(std::string_view what, const std::string& pattern, std::string_view noun,
+                   std::vector<std::string> names);
 
 }  // namespace fp8train

@@ -30,7 +30,7 @@ struct ScalingSlot {
   std::string layer;  ///< "layers.0.attention.qkv"
   std::string role;   ///< "x", "w", "dy"
   TensorFormat format;
-  uint64_t index = 0;           ///< among all slots
+  uint64_t index = 0;           ///< among all slots of a model: the key of its random draws
   bool begins_at_zero = false;  ///< `amax`, in each pass: ScalingState::begin_pass()
   /// The scale follows from the tensor itself: current scaling, or a first window now
   /// (ScalingState::read_windows()).

@@ -98,10 +98,10 @@ void StoredPool::make(Device& device, Buffer& buffer) {
 
 StoredTensor StoredPool::at(size_t position) const {
   const Entry& entry = entries_.at(position);
-  const Buffer& buffer = buffers_[entry.buffer];
-  if (buffer.codes.empty()) {
+  if (entry.buffer == kNone || buffers_[entry.buffer].codes.empty()) {
     return {};
   }
+  const Buffer& buffer = buffers_[entry.buffer];
   const int64_t scales = stored_scales(buffer.format, entry.shape.count());
   return {codes_of(buffer, entry.first, entry.shape), buffer.format,
           scales_of(buffer, entry.first_scale, entry.first_scale + scales)};

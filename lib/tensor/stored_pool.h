@@ -33,6 +33,9 @@ class StoredPool {
   size_t add(const TensorFormat& format, const Shape& shape, MemoryCategory category, int queue = 0,
              int64_t alignment = kRangeAlignment);
 
+  /// Adds a position that has no tensor: at() is empty.
+  void skip() { entries_.push_back({kNone, {}, 0, 0}); }
+
   /// How the buffers of a pool lie where the caller and not the pool decides that.
   struct Placement {
     /// Elements of a queue's buffer, of which the tensors use `used`: a multiple of 128, not less.
@@ -94,8 +97,9 @@ class StoredPool {
     View codes, scales;
     Tensor own_codes, own_scales;  ///< none where the memory is another's
   };
+  static constexpr size_t kNone = ~size_t{0};
   struct Entry {
-    size_t buffer;
+    size_t buffer;  ///< kNone: no tensor
     Shape shape;
     int64_t first, first_scale;
   };

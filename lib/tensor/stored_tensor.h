@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "tensor/element_map.h"
 #include "tensor/tensor_format.h"
 #include "tensor/view.h"
 
@@ -55,12 +56,13 @@ struct ScaleExpansion {
 struct RoundingStream {
   uint64_t seed = 0;
   uint64_t tensor = 0;
-  int64_t first = 0;  ///< element of the parameter that a call's first one is: a multiple of
-                      ///< kRangeAlignment
+  int64_t first = 0;         ///< element of the parameter that a call's first one is: a multiple of
+                             ///< kRangeAlignment
+  ElementMap elements = {};  ///< of the parameter, which may be a part of a whole
 };
 
 /// The tensors of a parameter that are rounded. The bits of an element are those of
-/// numeric/rounding.h for (seed, step, tensor * 4 + role, element index).
+/// numeric/rounding.h for (seed, step, tensor * 4 + role, element of the whole).
 enum class RoundingRole : uint8_t { weight = 0, moment1 = 1, moment2 = 2, gradient = 3 };
 
 /// Whether a tensor is stored in this format.

@@ -86,9 +86,9 @@ void share_weights(Communicator& comm, Device& device, const ParameterStore& par
   if (comm.size() == 1) {
     return;
   }
-  if (parameters.layout() != nullptr) {
+  if (parameters.shards() != nullptr) {
     // Each rank has its own parts; scales follow from the whole, which all have computed.
-    for (const View& scales : parameters.shared_scales()) {
+    for (const View& scales : parameters.shards()->shared_scales()) {
       comm.broadcast(device.stream(), scales.data, scales.bytes(), 0).wait();
     }
     return;

@@ -38,8 +38,9 @@ void fill(ParameterStore& store, Bytes& bytes) {
     parameter.name = "p" + std::to_string(i);
     parameter.shape = {static_cast<int64_t>(1 + bytes.next() + 256 * (bytes.next() % 8)),
                        static_cast<int64_t>(1 + bytes.next() % 32)};
-    parameter.value_is_read = kind % 2 == 0;
-    parameter.gathered = kind % 3 == 0 ? GatheredForm::copy : GatheredForm::value;
+    parameter.gathered.form = kind % 3 == 0   ? GatheredForm::copy
+                              : kind % 2 == 0 ? GatheredForm::value
+                                              : GatheredForm::operands;
     if (kind % 5 == 0) {
       parameter.formats.gradient = {.dtype = DType::bf16};
     }

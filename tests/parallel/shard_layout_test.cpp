@@ -1,6 +1,7 @@
 // Which rank updates what: every element once, in equal shares, and the same in each stage.
 
 #include "parallel/shard_layout.h"
+#include "parallel/sharded_store.h"
 
 #include <catch2/catch.hpp>
 
@@ -22,11 +23,15 @@ void add_units(ParameterStore& store) {
     const std::string name = block;
     store.begin_unit();
     store.add({.name = name + ".norm", .shape = {32}});
-    store.add(
-        {.name = name + ".up", .shape = {100, 32}, .formats = few_bits, .value_is_read = false});
+    store.add({.name = name + ".up",
+               .shape = {100, 32},
+               .formats = few_bits,
+               .gathered = {.form = GatheredForm::operands}});
     store.add({.name = name + ".bias", .shape = {100}});
-    store.add(
-        {.name = name + ".down", .shape = {32, 100}, .formats = few_bits, .value_is_read = false});
+    store.add({.name = name + ".down",
+               .shape = {32, 100},
+               .formats = few_bits,
+               .gathered = {.form = GatheredForm::operands}});
   }
   store.begin_unit();
   store.add({.name = "final", .shape = {32}});
@@ -55,7 +60,9 @@ TEST_CASE("of ranks that have the same shards one writes their states") {
     site.mesh = Mesh({.data = 2}, 1, nullptr);
     StoreLayout layout = shard_layout(store, site);
     layout.writes = writes;
-    store.allocate(*device, layout);
+    store.allocate(*device, true, {.shards = [&](const ParameterStore& of) {
+      return std::make_unique<ShardedStore>(of, layout);
+    }});
     REQUIRE(store.share());
     CHECK(store.share()->rank == 1);
     CHECK(store.share()->writes == writes);

@@ -77,7 +77,7 @@ TEST_CASE("replicas exchange gradients, and update whole parameters") {
   CHECK(strategy.sharing().exchanged);
   CHECK(strategy.rounds_gradients());
   CHECK_FALSE(strategy.can_be_recorded());
-  CHECK(replicas.store.layout() == nullptr);
+  CHECK(replicas.store.shards() == nullptr);
   CHECK(strategy.combiner() == nullptr);
   CHECK(strategy.gatherer() == nullptr);
   CHECK(replicas.device->ledger().current(MemoryCategory::communication) > 0);
@@ -97,9 +97,9 @@ TEST_CASE("ranks that share update parts, and gather values") {
     CAPTURE(stage);
     const Attached shared(kRanks, {.zero_stage = stage});
     Strategy& strategy = *shared.strategy;
-    REQUIRE(shared.store.layout() != nullptr);
-    CHECK(shared.store.layout()->ranks == kRanks);
-    CHECK(shared.store.layout()->rank == kRank);
+    REQUIRE(shared.store.shards() != nullptr);
+    CHECK(shared.store.shards()->share().ranks == kRanks);
+    CHECK(shared.store.shards()->share().rank == kRank);
     CHECK(strategy.combiner() != nullptr);
     REQUIRE(strategy.gatherer() != nullptr);
     CHECK(strategy.gatherer()->gathers_per_pass() == (stage == 3));
@@ -130,7 +130,8 @@ TEST_CASE("ranks share a store by parts or by whole parameters, and not by both"
   const std::unique_ptr<Device> device = make_meta_device({});
   ParameterStore store;
   add_parameters(store);
-  const StoreSharing both = {.layout = [](const ParameterStore&) { return StoreLayout(); },
-                             .owners = [](const ParameterStore&) { return UpdateOwners(); }};
+  const StoreSharing both = {
+      .shards = [](const ParameterStore&) { return std::unique_ptr<StoreShards>(); },
+      .owners = [](const ParameterStore&) { return UpdateOwners(); }};
   CHECK_THROWS_AS(store.allocate(*device, true, both), InternalError);
 }

@@ -65,7 +65,7 @@ Run run(const EngineSettings& settings, Communicator* comm) {
         result.as_planned && dry_run.memory.current(category) == device->ledger().current(category);
   }
   for (const auto& parameter : engine.model().parameters().all()) {
-    result.gathered_as_codes += parameter->gathered == GatheredForm::codes ? 1 : 0;
+    result.gathered_as_codes += parameter->gathered.form == GatheredForm::codes ? 1 : 0;
   }
   result.weights = values_of(engine);
   return result;

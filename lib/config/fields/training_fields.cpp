@@ -180,6 +180,9 @@ std::vector<Field> pass_fields() {
             of_step(&StepSettings::decoder, &DecoderSettings::head_chunk_rows),
             between(0, kMostSequences),
             "Rows of logits alive at a time; 0: chosen from the vocabulary and the GPU's memory"),
+      field("training.frozen", of_step(&StepSettings::decoder, &DecoderSettings::frozen),
+            "Names of parameters (* and ? match), such as embedding.weight and layers.0.*, that "
+            "stay as they are: they have no gradient and no optimizer state"),
       field("training.max_time", training(&TrainingSettings::max_time_seconds),
             seconds("3h50m", true), "Save and stop with exit code 75 after this time"),
   };

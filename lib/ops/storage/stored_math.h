@@ -41,11 +41,15 @@ FP8TRAIN_HD float join_master(uint16_t upper, uint16_t lower) {
 
 /// The random bits of one tensor in one step.
 struct RoundingDraw {
-  uint64_t seed = 0, step = 0, tensor = 0, first_block = 0;
+  uint64_t seed = 0, step = 0, tensor = 0;
+  int64_t first = 0;
+  ElementMap elements = {};
 
-  /// Returns the random bits of the elements 4 * block .. 4 * block + 3 of a call.
+  /// Returns the random bits of the elements 4 * block .. 4 * block + 3 of a call. Those of a part
+  /// are four elements of the whole, too (ElementMap::by_fours).
   FP8TRAIN_HD PhiloxBlock block(int64_t block) const {
-    return stochastic_block(seed, step, tensor, first_block + static_cast<uint64_t>(block));
+    const int64_t element = elements.element(first + 4 * block);
+    return stochastic_block(seed, step, tensor, static_cast<uint64_t>(element) / 4);
   }
 };
 
@@ -53,7 +57,7 @@ struct RoundingDraw {
 FP8TRAIN_HD RoundingDraw rounding_draw(const RoundingStream& stream, RoundingRole role,
                                        int64_t step) {
   return {stream.seed, static_cast<uint64_t>(step), stream.tensor * 4 + static_cast<uint64_t>(role),
-          static_cast<uint64_t>(stream.first) / 4};
+          stream.first, stream.elements};
 }
 
 /// Returns the code or, for a zero that is `floored`, the smallest code above zero. An fp32 value

@@ -139,7 +139,7 @@ std::optional<Finding> first_gradient(Engine& engine) {
   for (size_t i = parameters.size(); i-- > 0;) {
     if (std::optional<Finding> finding = look(engine.device(), *parameters[i], Role::gradient)) {
       finding->order = static_cast<int64_t>(parameters.size() - i);
-      finding->is_sum = engine.mesh().world_size() > 1 && store.layout() == nullptr ? 1 : 0;
+      finding->is_sum = engine.mesh().world_size() > 1 && store.shards() == nullptr ? 1 : 0;
       return finding;
     }
   }

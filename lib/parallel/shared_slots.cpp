@@ -1,4 +1,4 @@
-#include "nn/shared_slots.h"
+#include "parallel/shared_slots.h"
 
 #include <algorithm>
 
