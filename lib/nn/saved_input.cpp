@@ -1,6 +1,5 @@
 #include "nn/saved_input.h"
 
-#include "base/math.h"
 #include "ops/cast/scale_blocks.h"
 
 namespace fp8train {
@@ -13,9 +12,10 @@ SavedInput SavedInput::keep(const StepContext& context, ConstView x, const Saved
   }
   Arena& arena = context.training ? *context.saved : *context.scratch;
   if (how.format.block.is_group()) {
-    const int64_t groups = ceil_div(x.count(), ops::kCompressedGroup);
-    saved.groups_ = {allocate(arena, DType::e4m3, x.shape), allocate(arena, DType::bf16, {groups})};
-    ops::compress(context.stream, x, saved.groups_);
+    const int64_t scales = stored_scales(how.format, x.count());
+    saved.groups_ = {allocate(arena, how.format.dtype, x.shape), how.format,
+                     allocate(arena, scales_type(how.format), {scales})};
+    ops::store(context.stream, {.x = x, .to = saved.groups_});
   } else {
     const Shape matrix = {x.shape.rows(), x.shape.back()};
     const ops::ScaleGrid grid =
@@ -31,7 +31,7 @@ SavedInput SavedInput::keep(const StepContext& context, ConstView x, const Saved
 
 void SavedInput::decode(const StepContext& context, View y) const {
   if (!groups_.codes.empty()) {
-    ops::decompress(context.stream, groups_, y);
+    ops::read_stored(context.stream, groups_, y);
   } else {
     ops::dequantize(context.stream, blocks_, y);
   }

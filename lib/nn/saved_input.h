@@ -46,8 +46,8 @@ class SavedInput {
 
  private:
   ConstView x_;
-  ops::CompressedView groups_;  ///< of 16
-  QuantizedTensor blocks_;      ///< of 1x128
+  StoredTensor groups_;     ///< of 16
+  QuantizedTensor blocks_;  ///< of 1x128
 };
 
 }  // namespace fp8train

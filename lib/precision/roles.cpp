@@ -187,9 +187,7 @@ void check_saved(const PrecisionPlan& plan) {
     refuse("saved_activation", plan.saved_activation,
            fmt::format("is what wgrad reads: '{}'", describe(plan.wgrad.b)));
   }
-  TensorFormat groups = plain(DType::e4m3);
-  groups.block = per::group(16);
-  groups.policy = ScalePolicy::current;
+  const TensorFormat groups = saved_groups();
   TensorFormat blocks = plain(DType::e4m3);
   blocks.block = per::block_1x128;
   blocks.policy = ScalePolicy::current;

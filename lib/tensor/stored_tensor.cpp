@@ -27,18 +27,27 @@ bool is_stored_format(const TensorFormat& format) {
          fp32_scales && !format.hadamard && is_stored_type(dtype) && dtype != DType::f32;
 }
 
+TensorFormat saved_groups() {
+  TensorFormat format = plain(DType::e4m3);
+  format.block = kSavedBlock;
+  format.policy = ScalePolicy::current;
+  return format;
+}
+
 int64_t stored_scales(const TensorFormat& format, int64_t count) {
-  if (format.remainder) {
-    return ceil_div(count, kStoredBlock.columns) * kStoredBlock.columns / 2;
-  }
-  if (!format.is_scaled()) {
-    return 0;
-  }
-  if (format.block == per::tensor) {
-    return 2;
+  const Codec codec = codec_of(format);
+  if (codec == Codec::plain || codec == Codec::tensor) {
+    return codec == Codec::plain ? 0 : 2;
   }
   const int64_t groups = ceil_div(count, format.block.columns);
-  return format.expanded ? 3 * groups : groups;
+  switch (codec) {
+    case Codec::halves:
+      return groups * format.block.columns / 2;
+    case Codec::expanded:
+      return 3 * groups;
+    default:
+      return groups;
+  }
 }
 
 StoredTensor part_of(const StoredTensor& tensor, int64_t first, int64_t count) {

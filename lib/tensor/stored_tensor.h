@@ -1,13 +1,13 @@
 #pragma once
-// A tensor that is stored from one step to the next in a format of its own: a weight, its gradient,
-// the moments of the optimizer. Unlike the operands of a GEMM it is flat, as it is allocated, and
-// only element-wise operations read it, which compute in fp32.
+// A flat tensor in a format of its own, which element-wise operations read and write, in fp32: a
+// weight, its gradient, the moments of the optimizer, an input saved for backward, a packet. The
+// operands of a GEMM are in tensor/quantized.h.
 //
-// Formats (is_stored_format): fp32, bf16; fp32 as bf16 with a remainder; and fp16, bf16, e4m3 or
-// e5m2 with a current scale (fp32 or a power of two) for the whole tensor or for each kStoredBlock
-// of consecutive elements; and e4m3 with dynamic range expansion (COAT) for each group. Rounding is
-// nearest-even or, but for fp32 and remainders, stochastic. codes = cast(value * scale),
-// saturating. A scale is format_max / amax of the stored values (bf16: 1 / amax), or 1 for zeros.
+// Formats from one step to the next (is_stored_format): fp32, bf16; fp32 as bf16 with a remainder;
+// and fp16, bf16, e4m3 or e5m2 with a current scale (fp32 or a power of two) for the whole tensor
+// or for each kStoredBlock of consecutive elements; and e4m3 with dynamic range expansion (COAT)
+// for each group. Rounding is nearest-even or, but for fp32 and remainders, stochastic. A scale is
+// format_max / amax of the stored values (bf16: 1 / amax), or 1 for zeros.
 
 #include <cstdint>
 
@@ -26,13 +26,35 @@ constexpr ScaleBlock kStoredBlock = per::group(128);
 constexpr int64_t kRangeAlignment = 128;
 static_assert(kRangeAlignment % kStoredBlock.columns == 0);
 
+/// The block of an input that is saved for backward (COAT, arXiv 2410.19313).
+constexpr ScaleBlock kSavedBlock = per::group(16);
+
+/// How the bytes of a flat tensor are read and written (numeric/codec.h).
+enum class Codec : uint8_t {
+  plain,     ///< values in the type of the codes; no scales
+  tensor,    ///< codes = cast(value * scale), saturating; fp32 scales: one, and space for an amax,
+             ///< which is 0 between operations
+  groups,    ///< the same with a scale for each group, in a packet maybe a byte (ops/exchange)
+  divided,   ///< codes = cast(value / scale) with a bf16 scale for each kSavedBlock
+  expanded,  ///< fp32 scales: a ScaleExpansion for each group
+  halves,    ///< codes are the upper halves of fp32 values; no scales, but the lower 16 bits
+};
+inline __attribute__((always_inline)) Codec codec_of(const TensorFormat& format) {
+  if (format.remainder || !format.is_scaled()) {
+    return format.remainder ? Codec::halves : Codec::plain;
+  }
+  if (!format.block.is_group()) {
+    return Codec::tensor;
+  }
+  return format.expanded               ? Codec::expanded
+         : format.block == kSavedBlock ? Codec::divided
+                                       : Codec::groups;
+}
+
 struct StoredTensor {
   View codes;
   TensorFormat format;
-  View scales;  ///< fp32, of stored_scales() elements; none for an unscaled format.
-                ///< Tensor: the scale and space for an amax, which is 0 between operations.
-                ///< Groups: a scale each. Expanded: a ScaleExpansion each
-                ///< Remainder: no scales, but the lower 16 bits of each value
+  View scales;  ///< stored_scales() elements of the type scales_type(), as the codec has them
 
   StoredTensor() = default;
   StoredTensor(const View& unscaled) : codes(unscaled) {  // NOLINT(google-explicit-constructor)
@@ -43,12 +65,6 @@ struct StoredTensor {
 
   bool empty() const { return codes.empty(); }
   int64_t count() const { return codes.count(); }
-};
-
-/// How the codes of a group with an expanded range are read: |value| = center * (code / scale)^(1 /
-/// exponent).
-struct ScaleExpansion {
-  float scale = 1.0F, exponent = 1.0F, center = 1.0F;
 };
 
 /// Which random bits stochastic rounding draws for a parameter: its tensors have streams of their
@@ -65,11 +81,18 @@ struct RoundingStream {
 /// numeric/rounding.h for (seed, step, tensor * 4 + role, element of the whole).
 enum class RoundingRole : uint8_t { weight = 0, moment1 = 1, moment2 = 2, gradient = 3 };
 
-/// Whether a tensor is stored in this format.
+/// Whether a tensor is stored in this format from one step to the next.
 bool is_stored_format(const TensorFormat& format);
 
-/// Returns the number of fp32 values that StoredTensor::scales has for `count` elements.
+/// "e4m3 group(16) current": of inputs that are saved for backward.
+TensorFormat saved_groups();
+
+/// Returns the number of elements that StoredTensor::scales has for `count` elements, and their
+/// type.
 int64_t stored_scales(const TensorFormat& format, int64_t count);
+inline __attribute__((always_inline)) DType scales_type(const TensorFormat& format) {
+  return codec_of(format) == Codec::divided ? DType::bf16 : DType::f32;
+}
 
 /// Returns the elements first .. first + count - 1, flat. `first` is a multiple of kRangeAlignment.
 /// A scale of the whole tensor stays one of the whole tensor. Throws InternalError for another

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "numeric/codec.h"
 #include "ops/adamw_cases.h"
 
 namespace fp8train::test {

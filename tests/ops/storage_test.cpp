@@ -241,7 +241,7 @@ TEST_CASE("the automatic factor halves where codes saturate and grows slowly els
   CHECK(automatic.factor == 0.75F);
 }
 
-TEST_CASE("compressed tensors have a bf16 scale for 16 values", "[ops][storage]") {
+TEST_CASE("saved groups have a bf16 scale for 16 values", "[ops][storage]") {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (const int64_t count : {1, 15, 16, 1000, 40000}) {
       std::vector<float> values = gradient_values(count, 2);
@@ -253,9 +253,10 @@ TEST_CASE("compressed tensors have a bf16 scale for 16 values", "[ops][storage]"
       CHECK(same_everywhere([&](const ops::OpTable& table) {
         Array codes(DType::e4m3, {count});
         Array scales(DType::bf16, {groups});
-        table.compress(cpu_stream(), x, {codes, scales});
+        const StoredTensor stored(codes, saved_groups(), scales);
+        table.store(cpu_stream(), {.x = x, .to = stored});
         Array y(DType::f32, {count});
-        table.decompress(cpu_stream(), {codes, scales}, y);
+        table.read_stored(cpu_stream(), stored, y);
         for (int64_t group = 0; group < groups; ++group) {
           float amax = 0.0F;
           for (int64_t i = group * 16; i < std::min(count, group * 16 + 16); ++i) {
@@ -281,23 +282,26 @@ TEST_CASE("compressed tensors have a bf16 scale for 16 values", "[ops][storage]"
   }
 }
 
-TEST_CASE("compression of tiny and non-finite groups", "[ops][storage]") {
+TEST_CASE("saved groups of tiny and non-finite values", "[ops][storage]") {
   std::vector<float> values(48, 1e-44F);
   values[20] = std::numeric_limits<float>::infinity();
   values[40] = std::numeric_limits<float>::quiet_NaN();
+  values[1] = -0.0F;
   Array x(DType::f32, {48}, values);
   Array codes(DType::e4m3, {48});
   Array scales(DType::bf16, {3});
   Array y(DType::f32, {48});
-  ops::compress(cpu_stream(), x, {codes, scales});
-  ops::decompress(cpu_stream(), {codes, scales}, y);
+  const StoredTensor groups(codes, saved_groups(), scales);
+  ops::store(cpu_stream(), {.x = x, .to = groups});
+  ops::read_stored(cpu_stream(), groups, y);
   CHECK(y.get(3) == 0.0F);  // below every bf16 scale that has a reciprocal
+  CHECK(std::signbit(y.get(1)));
   CHECK(std::isnan(y.get(20)));
   CHECK(std::isnan(y.get(25)));
   CHECK(std::isnan(y.get(40)));
 }
 
-TEST_CASE("store and compress refuse what does not fit", "[ops][storage]") {
+TEST_CASE("store refuses what does not fit", "[ops][storage]") {
   Array x(DType::f32, {100});
   StoredValues stored(kFormats[6], 100);
   StoredValues other(kFormats[6], 99);
@@ -309,7 +313,12 @@ TEST_CASE("store and compress refuse what does not fit", "[ops][storage]") {
   CHECK_THROWS_AS(ops::store(cpu_stream(), {.x = x, .to = stored.view(), .automatic = &automatic}),
                   InternalError);
   Array scales(DType::bf16, {6});
-  CHECK_THROWS_AS(ops::compress(cpu_stream(), x, {stored.codes, scales}), InternalError);
+  const StoredTensor short_scales(stored.codes, saved_groups(), scales);
+  CHECK_THROWS_AS(ops::store(cpu_stream(), {.x = x, .to = short_scales}), InternalError);
+  Array all_scales(DType::bf16, {7});
+  const StoredTensor groups(stored.codes, saved_groups(), all_scales);
+  CHECK_NOTHROW(ops::store(cpu_stream(), {.x = x, .to = groups}));
+  CHECK_THROWS_AS(ops::store(cpu_stream(), {.x = x, .to = groups, .add = true}), InternalError);
 }
 
 }  // namespace

@@ -1,16 +1,17 @@
 #pragma once
 // Stored tensors as a reference keeps them: it decodes a code by its bits, looks for the nearest
 // one among all there are, and has a scale for each element. Stochastic rounding and expansion take
-// the functions for one element (numeric/rounding.h, ops/storage/stored_math.h), which have tests
+// the functions for one element (numeric/rounding.h, numeric/codec.h), which have tests
 // of their own against exact probabilities and fp64.
 
 #include <algorithm>
 #include <cmath>
 
 #include "numeric/bits.h"
+#include "numeric/codec.h"
 #include "numeric/scale.h"
 #include "ops/op_test_support.h"
-#include "ops/storage/stored_math.h"
+#include "ops/storage/storage_math.h"
 
 namespace fp8train::test {
 
@@ -112,7 +113,7 @@ struct NaiveTensor {
       return float_of(codes[i]);  // of both halves
     }
     const float code = decode_bits(format.dtype, codes[i]);
-    return format.expanded ? ops::contract(code, scales[i], 1.0F / scales[i].exponent)
+    return format.expanded ? contract(code, scales[i], 1.0F / scales[i].exponent)
                            : code * (1.0F / scales[i].scale);
   }
   std::vector<float> values() const {
@@ -132,7 +133,7 @@ struct NaiveTensor {
       smallest = magnitude > 0.0F ? std::min(smallest, magnitude) : smallest;
     }
     if (format.expanded) {
-      return ops::stored_expansion(amax, smallest, scales[begin]);
+      return stored_expansion(amax, smallest, scales[begin]);
     }
     if (!std::isfinite(amax)) {
       return scales[begin];
@@ -161,7 +162,7 @@ struct NaiveTensor {
         continue;
       }
       const float scaled =
-          format.expanded ? ops::expand(values[i], scales[i]) : values[i] * scales[i].scale;
+          format.expanded ? expand(values[i], scales[i]) : values[i] * scales[i].scale;
       codes[i] = format.rounding == Rounding::stochastic
                      ? stochastic_code(format.dtype, scaled,
                                        stochastic_bits(draw.seed, draw.step, draw.tensor, i))

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/dry_run.h"
-#include "ops/storage/stored_math.h"
+#include "numeric/codec.h"
 #include "support/parameters.h"
 #include "support/rank_threads.h"
 #include "support/small_llama.h"
@@ -44,7 +44,7 @@ void round_copies(Engine& engine) {
       continue;  // the head has fp32 values in both
     }
     for (size_t k = 0; k < values[i].size(); ++k) {
-      parameter.copy.as<uint16_t>()[k] = ops::split_master(values[i][k]).upper;
+      parameter.copy.as<uint16_t>()[k] = split_master(values[i][k]).upper;
     }
   }
 }
@@ -166,14 +166,14 @@ TEST_CASE("the halves of a value hold all of it, rounded to nearest and away fro
       if ((bits & 0x7FFFFFFFU) > 0x7F800000U) {
         continue;  // NaN
       }
-      const ops::MasterHalves halves = ops::split_master(float_of(bits));
-      REQUIRE(bits_of(ops::join_master(halves.upper, halves.lower)) == bits);
+      const MasterHalves halves = split_master(float_of(bits));
+      REQUIRE(bits_of(join_master(halves.upper, halves.lower)) == bits);
       REQUIRE(halves.upper == ((bits + 0x8000U) >> 16 & 0xFFFFU));
       REQUIRE(halves.lower == lower);
     }
   }
-  const ops::MasterHalves nan = ops::split_master(float_of(0xFFFFFFFFU));
-  CHECK(ops::join_master(nan.upper, nan.lower) != ops::join_master(nan.upper, nan.lower));
+  const MasterHalves nan = split_master(float_of(0xFFFFFFFFU));
+  CHECK(join_master(nan.upper, nan.lower) != join_master(nan.upper, nan.lower));
 }
 
 }  // namespace

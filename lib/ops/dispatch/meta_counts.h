@@ -50,7 +50,7 @@ inline void count(const Stream& stream, double bytes, const char* kernel, int64_
 
 /// Whether the tensor has one scale, for which a pass over the new values finds the amax first.
 inline bool scaled_by_tensor(const StoredTensor& tensor) {
-  return tensor.format.is_scaled() && tensor.format.block == per::tensor;
+  return codec_of(tensor.format) == Codec::tensor;
 }
 
 }  // namespace fp8train::ops::meta

@@ -16,13 +16,9 @@ namespace {
 FP8TRAIN_HD void load_group(const SharedBucket& bucket, int64_t group, int64_t length,
                             float* values) {
   const int64_t tensor = bucket.tensor_of_group.as<int32_t>()[group];
-  const float factor = is_fp8(bucket.values.dtype)
-                           ? reciprocal(copied_scale(bucket.code_scales.as<float>()[2 * tensor]))
-                           : 1.0F;
-  with_stored_type(bucket.values.dtype, [&](auto tag) {
-    decode_run(bucket.values.as<typename decltype(tag)::Type>() + group * kRangeAlignment, factor,
-               values, length);
-  });
+  const float scale =
+      is_fp8(bucket.values.dtype) ? copied_scale(bucket.code_scales.as<float>()[2 * tensor]) : 1.0F;
+  load_run(bucket.values, group * kRangeAlignment, length, scale, values);
 }
 
 /// body(element of the codes, element of the bucket, how many it has) for all groups of codes.
@@ -38,21 +34,6 @@ FP8TRAIN_HD void for_each_group(const Shape& codes, const ChunkRange& range, int
     const int64_t left = count - element;
     body(at, element, left < 0 ? 0 : minimum(kRangeAlignment, left));
   }
-}
-
-/// Writes the values of the codes of one group to values[element ..]: with the scale that is stored
-/// with codes that stay codes, so that both have the same bits.
-template <typename Code>
-FP8TRAIN_HD void read_group(const Code* codes, float scale, int64_t element, int64_t length,
-                            const View& values) {
-  float decoded[kRangeAlignment];
-  decode_run(codes, reciprocal(scale), decoded, length);
-  with_float_type(values.dtype, [&](auto tag) {
-    auto* to = values.as<typename decltype(tag)::Type>() + element;
-    for (int64_t i = 0; i < length; ++i) {
-      store_from_float(to + i, decoded[i]);
-    }
-  });
 }
 
 }  // namespace
@@ -79,22 +60,20 @@ void shared_scales(Stream /*stream*/, ConstView amax, const TensorFormat& format
 
 void pack_shared(Stream /*stream*/, const SharedBucket& bucket, ConstView scales, View codes,
                  const ChunkRange& range) {
-  for_each_group(
-      codes.shape, range, bucket.values.count(), [&](int64_t at, int64_t element, int64_t length) {
-        uint8_t* to = codes.as<uint8_t>() + at;
-        std::memset(to + length, 0, static_cast<size_t>(kRangeAlignment - length));
-        if (length == 0) {
-          return;
-        }
-        const int64_t group = element / kRangeAlignment;
-        float values[kRangeAlignment];
-        load_group(bucket, group, length, values);
-        const int32_t tensor = bucket.tensor_of_group.as<int32_t>()[group];
-        with_fp8_type(codes.dtype, [&](auto tag) {
-          using Code = typename decltype(tag)::Type;
-          encode_chunk(values, scales.as<float>()[tensor], reinterpret_cast<Code*>(to), length);
-        });
-      });
+  for_each_group(codes.shape, range, bucket.values.count(),
+                 [&](int64_t at, int64_t element, int64_t length) {
+                   uint8_t* to = codes.as<uint8_t>() + at;
+                   std::memset(to + length, 0, static_cast<size_t>(kRangeAlignment - length));
+                   if (length == 0) {
+                     return;
+                   }
+                   const int64_t group = element / kRangeAlignment;
+                   float values[kRangeAlignment];
+                   load_group(bucket, group, length, values);
+                   const int32_t tensor = bucket.tensor_of_group.as<int32_t>()[group];
+                   store_run(codes, at, length,
+                             {.values = values, .tensor_scale = scales.as<float>()[tensor]});
+                 });
 }
 
 void sum_shared(Stream /*stream*/, ConstView codes, View y) {
@@ -143,20 +122,21 @@ void read_shared(Stream /*stream*/, ConstView codes, ConstView scales, float fac
   const bool keeps = is_fp8(to.values.dtype);
   for_each_group(
       codes.shape, range, to.values.count(), [&](int64_t at, int64_t element, int64_t length) {
-        const uint8_t* from = codes.as<uint8_t>() + at;
         if (length == 0) {
           return;
         }
         if (keeps) {
-          std::memcpy(to.values.as<uint8_t>() + element, from, static_cast<size_t>(length));
+          std::memcpy(to.values.as<uint8_t>() + element, codes.as<uint8_t>() + at,
+                      static_cast<size_t>(length));
           return;
         }
         const int32_t tensor = to.tensor_of_group.as<int32_t>()[element / kRangeAlignment];
-        with_fp8_type(codes.dtype, [&](auto tag) {
-          using Code = typename decltype(tag)::Type;
-          read_group(reinterpret_cast<const Code*>(from),
-                     scale_of_mean(scales.as<float>()[tensor], factor), element, length, to.values);
-        });
+        // With the scale that is stored with codes that stay codes, so that both have the same
+        // bits.
+        const float scale = scale_of_mean(scales.as<float>()[tensor], factor);
+        float values[kRangeAlignment];
+        load_run(read_only(codes), at, length, scale, values);
+        store_run(to.values, element, length, {.values = values});
       });
   if (keeps && !to.code_scales.empty()) {
     for (int64_t t = 0; t < scales.count(); ++t) {

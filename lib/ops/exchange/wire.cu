@@ -1,5 +1,5 @@
-// Packets of gradients. The arithmetic of ops/exchange/wire_math.h, bit for bit; sums run over the
-// ranks in order within one thread.
+// Packets of gradients. The arithmetic of numeric/codec.h and wire_math.h, bit for bit; sums run
+// over the ranks in order within one thread.
 
 #include <algorithm>
 #include <bit>
@@ -69,10 +69,10 @@ __global__ void __launch_bounds__(kBlock)
       for (int j = 0; j < N; ++j) {
         largest = Largest{}(largest, bits_of(values[j]) & 0x7FFFFFFFU);
       }
-      scale = wire_scale(float_of(warp_reduce(largest, Largest{})), slot.layout.largest_code,
-                         slot.layout.pow2);
+      scale = stored_scale(float_of(warp_reduce(largest, Largest{})), quiet_nan(),
+                           slot.layout.largest_code, slot.layout.pow2);
       if (lane_index() == 0) {
-        write_wire_scale(slot.layout, packet, within, scale);
+        write_scale(packet + slot.layout.scales_at, slot.layout.pow2, within, scale);
       }
     }
 #pragma unroll
@@ -100,9 +100,11 @@ __global__ void __launch_bounds__(kBlock)
     float* scale = scales + begin / kGroup;
     if (lane_index() == 0) {
       if constexpr (!Unpack) {
-        write_wire_scale(slot.layout, packet, within, exists ? copied_scale(*scale) : 1.0F);
+        write_scale(packet + slot.layout.scales_at, slot.layout.pow2, within,
+                    exists ? copied_scale(*scale) : 1.0F);
       } else if (exists) {
-        *scale = scale_to_store(read_wire_scale(slot.layout, packet, within));
+        *scale =
+            scale_to_store(read_scale(packet + slot.layout.scales_at, slot.layout.pow2, within));
       }
     }
 #pragma unroll
@@ -199,7 +201,8 @@ __global__ void __launch_bounds__(kBlock) sum_kernel(SumArguments call, Y* y) {
       } else {
         const float factor =
             call.layout.scaled
-                ? reciprocal(read_wire_scale(call.layout, packet, within >> call.group_shift))
+                ? reciprocal(read_scale(packet + call.layout.scales_at, call.layout.pow2,
+                                        within >> call.group_shift))
                 : 1.0F;
         add_octo(reinterpret_cast<const Code*>(packet) + within, factor, r == 0, sum);
       }

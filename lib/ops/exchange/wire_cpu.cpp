@@ -1,4 +1,4 @@
-// Compiled once per CPU level. The arithmetic is in ops/exchange/wire_math.h.
+// Compiled once per CPU level. The arithmetic is in numeric/codec.h and ops/exchange/wire_math.h.
 
 #include <algorithm>
 #include <cstring>
@@ -42,28 +42,17 @@ FP8TRAIN_HD void for_each_piece(const Call& call, int64_t count, Body body) {
   }
 }
 
-/// The types that a packet may have.
-template <typename Body>
-FP8TRAIN_HD void with_packet_type(DType dtype, Body body) {
-  WireCodes::has(dtype) ? WireCodes::with(dtype, body) : PlainWireTypes::with(dtype, body);
-}
-
-/// Writes the codes and the scales of a piece into its packet. values: [piece.length].
-template <typename Code>
-FP8TRAIN_HD void encode_groups(const WireLayout& layout, const float* values,
-                               const ChunkPiece& piece, uint8_t* packet) {
-  Code* codes = reinterpret_cast<Code*>(packet) + piece.begin;
-  const int64_t run = layout.scaled ? layout.group : piece.length;
-  for (int64_t at = 0; at < piece.length; at += run) {
-    const int64_t here = minimum(run, piece.length - at);
-    float scale = 1.0F;
-    if (layout.scaled) {
-      scale = wire_scale(float_of(largest_magnitude(values + at, here)), layout.largest_code,
-                         layout.pow2);
-      write_wire_scale(layout, packet, (piece.begin + at) / layout.group, scale);
-    }
-    encode_chunk(values + at, scale, codes + at, here);
+/// A packet as a tensor: scales that are powers of two lie in a byte each.
+FP8TRAIN_HD StoredTensor packet_at(const WireLayout& layout, const TensorFormat& format,
+                                   const uint8_t* packet) {
+  auto* const bytes = const_cast<uint8_t*>(packet);
+  StoredTensor tensor({bytes, format.dtype, {layout.chunk}}, format, {});
+  if (layout.scaled) {
+    tensor.scales = {bytes + layout.scales_at,
+                     layout.pow2 ? DType::u8 : DType::f32,
+                     {ceil_div(layout.chunk, layout.group)}};
   }
+  return tensor;
 }
 
 /// Copies the groups of a tensor whose codes and scales are the wire's already.
@@ -74,58 +63,8 @@ FP8TRAIN_HD void copy_groups(const WireLayout& layout, const StoredTensor& x,
               static_cast<size_t>(piece.present));
   for (int64_t at = 0; at < piece.length; at += layout.group) {
     const float* scales = x.scales.as<float>() + (piece.element + at) / layout.group;
-    write_wire_scale(layout, packet, (piece.begin + at) / layout.group,
-                     at < piece.present ? copied_scale(*scales) : 1.0F);
-  }
-}
-
-/// sum += codes * factor.
-template <typename Code>
-FP8TRAIN_HD void add_run(const Code* __restrict codes, float factor, float* __restrict sum,
-                         int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    sum[i] += decode(codes[i]) * factor;
-  }
-}
-
-/// Adds elements begin .. begin + length - 1 of a packet to sum [length], or with `first` writes
-/// them there.
-template <typename Code>
-FP8TRAIN_HD void add_piece(const WireLayout& layout, const uint8_t* packet, int64_t begin,
-                           int64_t length, bool first, float* sum) {
-  const Code* codes = reinterpret_cast<const Code*>(packet) + begin;
-  const int64_t run = layout.scaled ? layout.group : length;
-  for (int64_t at = 0; at < length; at += run) {
-    const float factor =
-        layout.scaled ? reciprocal(read_wire_scale(layout, packet, (begin + at) / layout.group))
-                      : 1.0F;
-    const int64_t here = minimum(run, length - at);
-    if (first) {
-      decode_run(codes + at, factor, sum + at, here);
-    } else {
-      add_run(codes + at, factor, sum + at, here);
-    }
-  }
-}
-
-/// Adds the contribution that is not in a packet to `sum`, or begins the sum with it (`first`).
-FP8TRAIN_HD void add_exact(const ConstView& exact, int64_t from, int64_t length, bool first,
-                           float* sum) {
-  with_float_type(exact.dtype, [&](auto tag) {
-    const auto* values = exact.as<typename decltype(tag)::Type>() + from;
-    for (int64_t i = 0; i < length; ++i) {
-      const float value = load_as_float(values + i);
-      sum[i] = first ? value : sum[i] + value;
-    }
-  });
-}
-
-/// y = sum * factor, rounded.
-template <typename Y>
-FP8TRAIN_HD void write_scaled(const float* __restrict sum, float factor, Y* __restrict y,
-                              int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    store_from_float(y + i, sum[i] * factor);
+    write_scale(packet + layout.scales_at, layout.pow2, (piece.begin + at) / layout.group,
+                at < piece.present ? copied_scale(*scales) : 1.0F);
   }
 }
 
@@ -154,9 +93,8 @@ void pack_wire(Stream /*stream*/, const PackWire& call) {
     if (piece.present > 0) {
       load_run(call.x, piece.element, piece.present, values);
     }
-    with_packet_type(call.format.dtype, [&](auto tag) {
-      encode_groups<typename decltype(tag)::Type>(layout, values, piece, packet);
-    });
+    store_run(packet_at(layout, call.format, packet), piece.begin, piece.length,
+              {.values = values, .packed = true});
   });
 }
 
@@ -164,23 +102,22 @@ void sum_wire(Stream /*stream*/, const SumWire& call) {
   const WireLayout layout = wire_layout(call.format, call.chunk);
   const int64_t stride = call.chunks * layout.packet_bytes;
   for_each_piece(call, call.y.count(), [&](const ChunkPiece& piece) {
-    float sum[kStoredPiece] = {};
+    float sum[kStoredPiece];
+    float values[kStoredPiece];
     const auto* packet =
         static_cast<const uint8_t*>(call.packets) + piece.chunk * layout.packet_bytes;
     for (int64_t r = 0; r < call.contributions; ++r, packet += stride) {
+      float* const to = r == 0 ? sum : values;
       if (r == call.exact_index) {
-        add_exact(call.exact, piece.element, piece.present, r == 0, sum);
-        continue;
+        load_run(read_only(call.exact), piece.element, piece.present, to);
+      } else {
+        load_run(packet_at(layout, call.format, packet), piece.begin, piece.present, to);
       }
-      with_packet_type(call.format.dtype, [&](auto tag) {
-        add_piece<typename decltype(tag)::Type>(layout, packet, piece.begin, piece.present, r == 0,
-                                                sum);
-      });
+      for (int64_t i = 0; r > 0 && i < piece.present; ++i) {
+        sum[i] += values[i];
+      }
     }
-    with_float_type(call.y.dtype, [&](auto tag) {
-      auto* const y = call.y.as<typename decltype(tag)::Type>() + piece.element;
-      write_scaled(sum, call.factor, y, piece.present);
-    });
+    store_run(call.y, piece.element, piece.present, {.values = sum, .tensor_scale = call.factor});
   });
 }
 
@@ -193,8 +130,8 @@ void unpack_wire(Stream /*stream*/, const UnpackWire& call) {
     std::memcpy(y.codes.as<uint8_t>() + piece.element, packet + piece.begin,
                 static_cast<size_t>(piece.present));
     for (int64_t at = 0; at < piece.present; at += layout.group) {
-      y.scales.as<float>()[(piece.element + at) / layout.group] =
-          scale_to_store(read_wire_scale(layout, packet, (piece.begin + at) / layout.group));
+      y.scales.as<float>()[(piece.element + at) / layout.group] = scale_to_store(
+          read_scale(packet + layout.scales_at, layout.pow2, (piece.begin + at) / layout.group));
     }
   });
 }

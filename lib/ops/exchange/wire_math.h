@@ -11,7 +11,6 @@
 #include "ops/cast/scaling_math.h"
 #include "ops/exchange/wire.h"
 #include "ops/storage/storage_math.h"
-#include "ops/storage/stored_math.h"
 
 namespace fp8train::ops {
 
@@ -47,15 +46,6 @@ inline WireLayout wire_layout(const TensorFormat& format, int64_t chunk) {
           .pow2 = wire_scale_of(format.scale_type).pow2};
 }
 
-FP8TRAIN_HD float quiet_nan() {
-  return float_of(0x7FC00000U);
-}
-
-/// The scale of a group whose largest magnitude is `amax`; NaN poisons it.
-FP8TRAIN_HD float wire_scale(float amax, float largest_code, bool pow2) {
-  return is_finite(amax) ? current_scale(amax, largest_code, 0.0F, pow2, kMaxF32) : quiet_nan();
-}
-
 /// Returns the scale of codes that are copied. Codes of zeros may have none yet.
 FP8TRAIN_HD float copied_scale(float stored) {
   return stored == 0.0F ? 1.0F : stored;
@@ -72,31 +62,6 @@ FP8TRAIN_HD float scale_to_store(float scale) {
 FP8TRAIN_HD float scale_of_mean(float scale, float factor) {
   const float mean = scale / factor;
   return mean > kMaxF32 ? 0x1p127F : mean;
-}
-
-/// Returns the byte of a power of two on the wire: its biased exponent.
-FP8TRAIN_HD uint8_t scale_byte(float scale) {
-  return static_cast<uint8_t>(bits_of(scale) >> 23);
-}
-/// Returns the power of two of a byte of the wire.
-FP8TRAIN_HD float scale_of_byte(uint8_t byte) {
-  return byte == 0xFF ? quiet_nan() : float_of(static_cast<uint32_t>(byte) << 23);
-}
-
-/// Writes the scale of a group into a packet.
-FP8TRAIN_HD void write_wire_scale(const WireLayout& layout, uint8_t* packet, int64_t group,
-                                  float scale) {
-  uint8_t* scales = packet + layout.scales_at;
-  if (layout.pow2) {
-    scales[group] = scale_byte(scale);
-  } else {
-    reinterpret_cast<float*>(scales)[group] = scale;
-  }
-}
-/// Reads the scale of a group from a packet.
-FP8TRAIN_HD float read_wire_scale(const WireLayout& layout, const uint8_t* packet, int64_t group) {
-  const uint8_t* scales = packet + layout.scales_at;
-  return layout.pow2 ? scale_of_byte(scales[group]) : reinterpret_cast<const float*>(scales)[group];
 }
 
 /// Returns the position of the packet of chunk c.
@@ -141,7 +106,7 @@ struct SharedScales {
     }
     const float factor =
         automatic == nullptr ? pre_scale : pow2_floor(automatic[t]->factor * pre_scale);
-    return wire_scale(largest, largest_code, pow2) * factor;
+    return stored_scale(largest, quiet_nan(), largest_code, pow2) * factor;
   }
 };
 

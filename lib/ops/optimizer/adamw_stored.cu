@@ -1,5 +1,5 @@
 // AdamW of weights, gradients and moments in any formats, with the arithmetic of
-// ops/optimizer/optimizer_math.h and ops/storage/stored_math.h, bit for bit.
+// ops/optimizer/optimizer_math.h and numeric/codec.h, bit for bit.
 
 #include "ops/cast/cast_tiles.cuh"
 #include "ops/optimizer/adamw_kernels.cuh"

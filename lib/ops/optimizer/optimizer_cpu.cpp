@@ -152,10 +152,7 @@ struct TensorScales {
 };
 
 FP8TRAIN_HD float new_tensor_scale(const StoredTensor& tensor, uint32_t largest) {
-  return has_tensor_scale(tensor) ? stored_scale(float_of(largest), *tensor.scales.as<float>(),
-                                                 format_max(tensor.format.dtype),
-                                                 tensor.format.scale_type == ScaleType::pow2)
-                                  : 1.0F;
+  return has_tensor_scale(tensor) ? new_scale(tensor, largest, *tensor.scales.as<float>()) : 1.0F;
 }
 FP8TRAIN_HD void keep_tensor_scale(const StoredTensor& tensor, float scale) {
   if (has_tensor_scale(tensor)) {

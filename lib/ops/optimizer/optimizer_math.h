@@ -10,7 +10,7 @@
 #include "numeric/bits.h"
 #include "numeric/scale.h"
 #include "ops/optimizer/optimizer.h"
-#include "ops/storage/stored_math.h"
+#include "ops/storage/storage_math.h"
 
 namespace fp8train::ops {
 

@@ -8,8 +8,8 @@ namespace fp8train::ops {
 
 /// y = silu(gate) * up, where gate_up: [rows, 2 F] holds gate then up; y: [rows, F]. `smoothing`
 /// (may be empty): fp32 [F], powers of two that the channels of y are multiplied by before they are
-/// rounded (ops/pointwise/smoothing.h). `silu_in_codes`: the product reads silu(gate) as compress()
-/// (ops/storage/storage.h) would hold it, with a scale for each 16 channels of a row, the last of
+/// rounded (ops/pointwise/smoothing.h). `silu_in_codes`: the product reads silu(gate) as store()
+/// would hold it in saved_groups(), with a scale for each 16 channels of a row, the last of
 /// which may have fewer (COAT, coat/activation/real_quantization/silu_fwd.py and mul_fwd.py).
 void swiglu_forward(Stream stream, ConstView gate_up, View y, const QuantizeSink& cast = {},
                     ConstView smoothing = {}, bool silu_in_codes = false);

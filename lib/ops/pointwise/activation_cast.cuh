@@ -28,7 +28,7 @@ struct ActivationSource {
   static constexpr int kBlocks = sizeof(T) == 2 ? (Parts == 1 ? 3 : 2) : 1;
 };
 
-static_assert(kCompressedGroup == 2 * kVec8);
+static_assert(kSavedBlock.columns == 2 * kVec8);
 
 /// silu(gate) of eight channels from `column` of a row of `width` as codes in groups of 16 hold it.
 /// The other half of the group is computed here too, for its amax. gate: eight gates of the row
@@ -47,10 +47,10 @@ __device__ __forceinline__ void silu_in_groups(const T* row, int64_t column, int
     largest = Largest{}(largest, bits_of(activated[i]) & 0x7FFFFFFFU);
     largest = Largest{}(largest, bits_of(silu_fast(others[i])) & 0x7FFFFFFFU);
   }
-  const bf16 scale = compressed_scale(float_of(largest));
+  const bf16 scale = divided_scale(float_of(largest));
 #pragma unroll
   for (int i = 0; i < kVec8; ++i) {
-    activated[i] = compressed_value(activated[i], scale);
+    activated[i] = divided_value(activated[i], scale);
   }
 }
 

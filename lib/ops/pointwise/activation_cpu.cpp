@@ -19,20 +19,20 @@ FP8TRAIN_HD void smoothed_products(const T* __restrict gate, const T* __restrict
   }
 }
 
-static_assert(kChunk % kCompressedGroup == 0);
+static_assert(kChunk % kSavedBlock.columns == 0);
 
 /// silu(gate) as codes in groups of 16 hold it; at most kChunk.
 template <typename T>
 FP8TRAIN_HD void silu_in_groups(const T* gate, float* out, int64_t count) {
-  for (int64_t begin = 0; begin < count; begin += kCompressedGroup) {
-    const int64_t length = minimum(kCompressedGroup, count - begin);
+  for (int64_t begin = 0; begin < count; begin += kSavedBlock.columns) {
+    const int64_t length = minimum(kSavedBlock.columns, count - begin);
     float* const group = out + begin;
     for (int64_t i = 0; i < length; ++i) {
       group[i] = silu(load_as_float(gate + begin + i));
     }
-    const bf16 scale = compressed_scale(float_of(largest_magnitude(group, length)));
+    const bf16 scale = divided_scale(float_of(largest_magnitude(group, length)));
     for (int64_t i = 0; i < length; ++i) {
-      group[i] = compressed_value(group[i], scale);
+      group[i] = divided_value(group[i], scale);
     }
   }
 }

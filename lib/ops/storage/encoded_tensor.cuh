@@ -2,7 +2,7 @@
 // Stored tensors in any format, chosen at run time, each in its own: a switch that is the same for
 // all threads costs less than a kernel for every pair of formats. Only for .cu files.
 
-#include "ops/storage/stored_math.h"
+#include "ops/storage/storage_math.h"
 #include "ops/support/runs.cuh"
 
 namespace fp8train::ops::cuda {
@@ -282,7 +282,8 @@ using EncodedTensor = BasicEncodedTensor<true>;
 
 /// Host: whether a tensor needs the Extended form.
 inline bool is_extended(const StoredTensor& tensor) {
-  return tensor.format.expanded || tensor.format.remainder ||
+  const Codec codec = codec_of(tensor.format);
+  return codec == Codec::expanded || codec == Codec::halves ||
          tensor.format.rounding == Rounding::stochastic;
 }
 
@@ -290,16 +291,17 @@ inline bool is_extended(const StoredTensor& tensor) {
 template <bool Extended = true>
 BasicEncodedTensor<Extended> encoded(const StoredTensor& tensor) {
   const TensorFormat& format = tensor.format;
+  const Codec codec = codec_of(format);
   StoredTypes::check(format.dtype);
   return {tensor.codes.data,
-          format.remainder ? nullptr : tensor.scales.as<float>(),
+          codec == Codec::halves ? nullptr : tensor.scales.as<float>(),
           format.dtype,
           format_max(format.dtype),
-          format.block.is_group() && !format.remainder,
+          codec == Codec::groups || codec == Codec::expanded,
           format.scale_type == ScaleType::pow2,
-          format.expanded,
+          codec == Codec::expanded,
           format.rounding == Rounding::stochastic,
-          format.remainder ? tensor.scales.as<uint16_t>() : nullptr};
+          codec == Codec::halves ? tensor.scales.as<uint16_t>() : nullptr};
 }
 
 }  // namespace fp8train::ops::cuda

@@ -1,33 +1,21 @@
 #include "ops/storage/storage.h"
 
-#include "base/math.h"
 #include "ops/dispatch/op_table.h"
 #include "ops/support/checks.h"
 
 namespace fp8train::ops {
-namespace {
-
-void check_compressed(const CompressedView& view, int64_t count) {
-  check(holds(view.codes, DType::e4m3, count) &&
-            holds(view.scale_inv, DType::bf16, ceil_div(count, kCompressedGroup)),
-        "a compressed tensor has e4m3 codes and a bf16 scale for each 16 of them");
-}
-
-}  // namespace
-
 void store(Stream stream, const Store& call) {
   check(is_float_type(call.x.dtype), "store: x must be fp32, bf16 or fp16");
-  check_stored(call.to, call.x.count());
+  check_stored(call.to, call.x.count(), !call.add && call.skip == nullptr);
   check(call.to.format.rounding == Rounding::nearest_even, "store: rounds to nearest even");
-  check(call.automatic == nullptr ||
-            (call.to.format.is_scaled() && call.to.format.block == per::tensor),
+  check(call.automatic == nullptr || codec_of(call.to.format) == Codec::tensor,
         "store: automatic scaling is of one scale for the tensor");
   dispatch<&OpTable::store>(stream, call);
 }
 
 void read_stored(Stream stream, const StoredTensor& x, View y) {
   check(is_float_type(y.dtype), "read_stored: y must be fp32, bf16 or fp16");
-  check_stored(x, y.count());
+  check_stored(x, y.count(), true);
   dispatch<&OpTable::read_stored>(stream, x, y);
 }
 
@@ -42,18 +30,6 @@ void update_auto_scales(Stream stream, const AutoScale* of_ranks, int64_t ranks,
   check(of_ranks != nullptr && scales != nullptr && skip != nullptr && ranks > 0 && count > 0,
         "update_auto_scales: the scales of each rank");
   dispatch<&OpTable::update_auto_scales>(stream, of_ranks, ranks, scales, count, skip);
-}
-
-void compress(Stream stream, ConstView x, const CompressedView& out) {
-  check(is_float_type(x.dtype), "compress: x must be fp32, bf16 or fp16");
-  check_compressed(out, x.count());
-  dispatch<&OpTable::compress>(stream, x, out);
-}
-
-void decompress(Stream stream, const CompressedView& x, View y) {
-  check(is_float_type(y.dtype), "decompress: y must be fp32, bf16 or fp16");
-  check_compressed(x, y.count());
-  dispatch<&OpTable::decompress>(stream, x, y);
 }
 
 }  // namespace fp8train::ops

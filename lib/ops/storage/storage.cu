@@ -1,4 +1,4 @@
-// Tensors that are stored in formats of their own. The arithmetic of ops/storage/stored_math.h and
+// Tensors that are stored in formats of their own. The arithmetic of numeric/codec.h and
 // ops/storage/storage_math.h, bit for bit.
 
 #include <type_traits>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kQuad = 4;              // elements of one thread
 constexpr int kSpan = kWarp * kQuad;  // of a warp: a group
-constexpr int kGroupLanes = static_cast<int>(kCompressedGroup) / kQuad;
+constexpr int kGroupLanes = kSavedBlock.columns / kQuad;
 
 /// body(i, available, packed) for all spans: the first element of this thread, how many of its
 /// elements exist, and `packed`, a std::bool_constant: whether they can be accessed as a pack,
@@ -126,9 +126,9 @@ struct KeepScale {
   }
 };
 
-/// Starts the kernels of a store of X.
+/// Starts the kernels of a store of X in a format that lasts.
 template <typename X>
-void store_typed(const Stream& stream, const Store& call) {
+void store_as(const Stream& stream, const Store& call) {
   const StoreTarget target = {encoded(call.to), call.automatic, call.skip};
   const int64_t count = call.x.count();
   const bool aligned = is_aligned(call.x.data) && is_aligned(call.to.codes.data);
@@ -200,11 +200,11 @@ struct NextFactors {
   }
 };
 
-/// compress() with a group for each four lanes.
+/// Stores x in saved_groups(), a group for each four lanes.
 template <typename X>
 __global__ void __launch_bounds__(kBlock)
-    compress_kernel(const X* __restrict__ x, e4m3* __restrict__ codes, bf16* __restrict__ scales,
-                    int64_t count, bool aligned) {
+    store_groups_kernel(const X* __restrict__ x, e4m3* __restrict__ codes,
+                        bf16* __restrict__ scales, int64_t count, bool aligned) {
   for_each_quad(count, aligned, [&](int64_t i, int64_t available, auto packed) {
     constexpr bool kPacked = decltype(packed)::value;
     float values[kQuad];
@@ -218,14 +218,14 @@ __global__ void __launch_bounds__(kBlock)
     for (int bits = kGroupLanes / 2; bits > 0; bits /= 2) {
       largest = Largest{}(largest, __shfl_xor_sync(kAllLanes, largest, bits));
     }
-    const bf16 scale = compressed_scale(float_of(largest));
-    if (available > 0 && i % kCompressedGroup == 0) {
-      scales[i / kCompressedGroup] = scale;
+    const bf16 scale = divided_scale(float_of(largest));
+    if (available > 0 && i % kSavedBlock.columns == 0) {
+      scales[i / kSavedBlock.columns] = scale;
     }
     Pack<e4m3, kQuad> pack;
 #pragma unroll
     for (int j = 0; j < kQuad; ++j) {
-      pack.values[j] = compressed_code(values[j], scale);
+      pack.values[j] = divided_code(values[j], scale);
     }
     if constexpr (kPacked) {
       store_pack(codes + i, pack);
@@ -240,15 +240,16 @@ __global__ void __launch_bounds__(kBlock)
   });
 }
 
+/// Reads saved_groups().
 template <typename Y>
-struct Decompress {
+struct ReadGroups {
   const e4m3* codes;
   const bf16* scales;
   Y* y;
 
   template <int N>
   __device__ void run(int64_t i) const {
-    const float scale = decode(scales[i / kCompressedGroup]);
+    const float scale = decode(scales[i / kSavedBlock.columns]);
     const Pack<e4m3, N> in = load_pack<N>(codes + i);
     Pack<Y, N> out;
     for (int j = 0; j < N; ++j) {
@@ -258,14 +259,25 @@ struct Decompress {
   }
 };
 
+template <typename X>
+void store_groups(const Stream& stream, const Store& call) {
+  const int64_t count = call.x.count();
+  const bool aligned = is_aligned(call.x.data) && is_aligned(call.to.codes.data, kQuad);
+  launch(stream, {blocks_for_spans(stream, count), kBlock}, store_groups_kernel<X>, call.x.as<X>(),
+         call.to.codes.as<e4m3>(), call.to.scales.as<bf16>(), count, aligned);
+}
+
 }  // namespace
 
 void store(Stream stream, const Store& call) {
   if (call.x.count() == 0) {
     return;
   }
-  with_float_type(call.x.dtype,
-                  [&](auto tag) { store_typed<typename decltype(tag)::Type>(stream, call); });
+  with_float_type(call.x.dtype, [&](auto tag) {
+    using X = typename decltype(tag)::Type;
+    codec_of(call.to.format) == Codec::divided ? store_groups<X>(stream, call)
+                                               : store_as<X>(stream, call);
+  });
 }
 
 void read_stored(Stream stream, const StoredTensor& x, View y) {
@@ -275,6 +287,11 @@ void read_stored(Stream stream, const StoredTensor& x, View y) {
   }
   with_float_type(y.dtype, [&](auto tag) {
     using Y = typename decltype(tag)::Type;
+    if (codec_of(x.format) == Codec::divided) {
+      constexpr int kPack = 16 / static_cast<int>(sizeof(Y));  // of one group: starts are multiples
+      return map<kPack>(stream, count, is_aligned(y.data) && is_aligned(x.codes.data, kPack),
+                        ReadGroups<Y>{x.codes.as<e4m3>(), x.scales.as<bf16>(), y.as<Y>()});
+    }
     const LaunchShape shape = {blocks_for_spans(stream, count), kBlock};
     const bool aligned = is_aligned(y.data) && is_aligned(x.codes.data);
     launch(stream, shape, read_kernel<Y>, encoded(x), y.as<Y>(), count, aligned);
@@ -294,29 +311,6 @@ void update_auto_scale(Stream stream, ConstView codes, AutoScale* automatic, con
 void update_auto_scales(Stream stream, const AutoScale* of_ranks, int64_t ranks, AutoScale* scales,
                         int64_t count, const int32_t* skip) {
   map<1>(stream, count, true, NextFactors{of_ranks, ranks, scales, count, skip});
-}
-
-void compress(Stream stream, ConstView x, const CompressedView& out) {
-  const int64_t count = x.count();
-  if (count == 0) {
-    return;
-  }
-  with_float_type(x.dtype, [&](auto tag) {
-    using X = typename decltype(tag)::Type;
-    const LaunchShape shape = {blocks_for_spans(stream, count), kBlock};
-    const bool aligned = is_aligned(x.data) && is_aligned(out.codes.data, kQuad);
-    launch(stream, shape, compress_kernel<X>, x.as<X>(), out.codes.as<e4m3>(),
-           out.scale_inv.as<bf16>(), count, aligned);
-  });
-}
-
-void decompress(Stream stream, const CompressedView& x, View y) {
-  with_float_type(y.dtype, [&](auto tag) {
-    using Y = typename decltype(tag)::Type;
-    constexpr int kPack = 16 / static_cast<int>(sizeof(Y));  // of one group: starts are multiples
-    map<kPack>(stream, y.count(), is_aligned(y.data) && is_aligned(x.codes.data, kPack),
-               Decompress<Y>{x.codes.as<e4m3>(), x.scale_inv.as<bf16>(), y.as<Y>()});
-  });
 }
 
 }  // namespace fp8train::ops::cuda

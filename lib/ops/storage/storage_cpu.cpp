@@ -1,5 +1,4 @@
-// Compiled once per CPU level. The arithmetic is in ops/storage/stored_math.h and
-// ops/storage/storage_math.h.
+// Compiled once per CPU level. The arithmetic is in numeric/codec.h and ops/storage/storage_math.h.
 
 #include "base/math.h"
 #include "ops/dispatch/cpu_operations.h"
@@ -17,8 +16,10 @@ FP8TRAIN_HD void values_to_store(const Store& call, int64_t begin, int64_t lengt
   if (call.add) {
     load_run(call.to, begin, length, values);
   } else {
+    // For backward zeros keep their sign.
+    const float nothing = codec_of(call.to.format) == Codec::divided ? -0.0F : 0.0F;
     for (int64_t i = 0; i < length; ++i) {
-      values[i] = 0.0F;
+      values[i] = nothing;
     }
   }
   for (int64_t i = 0; i < length; ++i) {
@@ -40,29 +41,8 @@ FP8TRAIN_HD float find_tensor_scale(const Store& call) {
     counts.raise(largest_magnitude(values, length));
   };
   const uint32_t largest = count_pieces(pieces, count, find_largest).largest;
-  const TensorFormat& format = call.to.format;
-  const float old = *call.to.scales.as<float>();
-  if (!is_finite(float_of(largest))) {
-    return old;
-  }
-  return stored_scale(float_of(largest), old, format_max(format.dtype),
-                      format.scale_type == ScaleType::pow2) *
-         automatic_factor(call.automatic);
-}
-
-/// compress() for one group of `length` values.
-template <typename X>
-FP8TRAIN_HD void compress_group(const X* __restrict x, int64_t length, e4m3* __restrict codes,
-                                bf16* scale_inv) {
-  float values[kCompressedGroup] = {};
-  for (int64_t i = 0; i < length; ++i) {
-    values[i] = load_as_float(x + i);
-  }
-  const bf16 scale = compressed_scale(float_of(largest_magnitude(values, kCompressedGroup)));
-  *scale_inv = scale;
-  for (int64_t i = 0; i < length; ++i) {
-    codes[i] = compressed_code(values[i], scale);
-  }
+  const float scale = new_scale(call.to, largest, *call.to.scales.as<float>());
+  return is_finite(float_of(largest)) ? scale * automatic_factor(call.automatic) : scale;
 }
 
 }  // namespace
@@ -122,40 +102,6 @@ void update_auto_scales(Stream /*stream*/, const AutoScale* of_ranks, int64_t ra
   for (int64_t t = 0; t < count; ++t) {
     scales[t] = next_auto_scale(of_ranks, ranks, count, t, scales[t], *skip != 0);
   }
-}
-
-void compress(Stream /*stream*/, ConstView x, const CompressedView& out) {
-  const int64_t count = x.count();
-  const int64_t groups = ceil_div(count, kCompressedGroup);
-  e4m3* codes = out.codes.as<e4m3>();
-  bf16* scales = out.scale_inv.as<bf16>();
-  with_float_type(x.dtype, [&](auto tag) {
-    const auto* from = x.as<typename decltype(tag)::Type>();
-#pragma omp parallel for schedule(static) if (count >= kParallelElements)
-    for (int64_t group = 0; group < groups; ++group) {
-      const int64_t begin = group * kCompressedGroup;
-      compress_group(from + begin, minimum(kCompressedGroup, count - begin), codes + begin,
-                     scales + group);
-    }
-  });
-}
-
-void decompress(Stream /*stream*/, const CompressedView& x, View y) {
-  const int64_t count = y.count();
-  const int64_t groups = ceil_div(count, kCompressedGroup);
-  const e4m3* codes = x.codes.as<e4m3>();
-  const bf16* scales = x.scale_inv.as<bf16>();
-  with_float_type(y.dtype, [&](auto tag) {
-    auto* to = y.as<typename decltype(tag)::Type>();
-#pragma omp parallel for schedule(static) if (count >= kParallelElements)
-    for (int64_t group = 0; group < groups; ++group) {
-      const float scale = decode(scales[group]);
-      const int64_t end = minimum(count, (group + 1) * kCompressedGroup);
-      for (int64_t i = group * kCompressedGroup; i < end; ++i) {
-        store_from_float(to + i, decode(codes[i]) * scale);
-      }
-    }
-  });
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

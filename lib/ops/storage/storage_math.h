@@ -1,17 +1,12 @@
 #pragma once
-// The arithmetic of ops/storage/storage.h for one element or group, for host and device.
+// The arithmetic of ops/storage/storage.h in addition to the codecs: automatic scaling, and the
+// random bits of stochastic rounding. For host and device.
 
-#include "numeric/bits.h"
-#include "numeric/convert.h"
-#include "numeric/scale.h"
+#include "numeric/codec.h"
+#include "numeric/rounding.h"
 #include "ops/storage/storage.h"
 
 namespace fp8train::ops {
-
-/// Returns the value, or NaN for one that is not finite.
-FP8TRAIN_HD float finite_or_nan(float value) {
-  return is_finite(value) ? value : float_of(0x7FC00000U);
-}
 
 /// A value that ops::store and then ops::read_stored have moved through a T without scales.
 template <typename T>
@@ -61,25 +56,25 @@ FP8TRAIN_HD bool is_largest(Code code) {
   return (code.bits & 0x7FU) == FormatLayout<Code>::kMaxCode;
 }
 
-/// The scale that a compressed group is read with.
-FP8TRAIN_HD bf16 compressed_scale(float amax) {
-  if (!is_finite(amax)) {
-    return bf16{0x7FC0};
+/// The random bits of one tensor in one step.
+struct RoundingDraw {
+  uint64_t seed = 0, step = 0, tensor = 0;
+  int64_t first = 0;
+  ElementMap elements = {};
+
+  /// Returns the random bits of the elements 4 * block .. 4 * block + 3 of a call. Those of a part
+  /// are four elements of the whole, too (ElementMap::by_fours).
+  FP8TRAIN_HD PhiloxBlock block(int64_t block) const {
+    const int64_t element = elements.element(first + 4 * block);
+    return stochastic_block(seed, step, tensor, static_cast<uint64_t>(element) / 4);
   }
-  const bf16 scale = encode<bf16>(amax / kMaxE4M3);
-  const float value = decode(scale);
-  // If the scale vanishes, so do all values; the reciprocal of a subnormal would be infinite.
-  return value < 1.17549435e-38F ? bf16{0x3F80} : scale;
-}
+};
 
-/// Returns the code of a value in a compressed group.
-FP8TRAIN_HD e4m3 compressed_code(float value, bf16 scale_inv) {
-  return encode<e4m3>(value / decode(scale_inv));
-}
-
-/// Returns `value` after its compression to a code.
-FP8TRAIN_HD float compressed_value(float value, bf16 scale_inv) {
-  return decode(compressed_code(value, scale_inv)) * decode(scale_inv);
+/// Returns the random bits of one role of a tensor in one step.
+FP8TRAIN_HD RoundingDraw rounding_draw(const RoundingStream& stream, RoundingRole role,
+                                       int64_t step) {
+  return {stream.seed, static_cast<uint64_t>(step), stream.tensor * 4 + static_cast<uint64_t>(role),
+          stream.first, stream.elements};
 }
 
 }  // namespace fp8train::ops

@@ -26,12 +26,4 @@ void update_auto_scales(Stream stream, const AutoScale* /*of_ranks*/, int64_t ra
   count(stream, static_cast<double>((ranks + 2) * scales) * sizeof(AutoScale));
 }
 
-void compress(Stream stream, ConstView x, const CompressedView& out) {
-  count(stream, bytes_of(x) + bytes_of(out.codes) + bytes_of(out.scale_inv));
-}
-
-void decompress(Stream stream, const CompressedView& x, View y) {
-  count(stream, bytes_of(x.codes) + bytes_of(x.scale_inv) + bytes_of(y));
-}
-
 }  // namespace fp8train::ops::meta

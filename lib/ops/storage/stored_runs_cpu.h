@@ -1,10 +1,10 @@
 #pragma once
-// Stored tensors of any format, decoded into fp32 and encoded again in pieces that stay in a
-// thread's L1 cache. Only for files compiled by fp8train_isa_sources.
+// Flat tensors of any format, decoded into fp32 and encoded again in pieces that stay in a thread's
+// L1 cache. Only for files compiled by fp8train_isa_sources.
 
 #include "base/math.h"
 #include "ops/cast/quantize_support_cpu.h"
-#include "ops/storage/stored_math.h"
+#include "ops/storage/storage_math.h"
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 
@@ -12,23 +12,30 @@ namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 constexpr int64_t kStoredPiece = 1024;
 static_assert(kStoredPiece % kStoredBlock.columns == 0 && kChunk % kStoredPiece == 0);
 
-/// Whether there is a scale for each group.
-FP8TRAIN_HD bool is_grouped(const StoredTensor& tensor) {
-  return tensor.format.block.is_group() && !tensor.format.remainder;
+/// The types of codes: of stored tensors and of packets.
+constexpr bool is_encoded_type(DType type) {
+  return is_stored_type(type) || is_wire_code(type);
+}
+using EncodedTypes = TypesThat<is_encoded_type>;
+
+/// A tensor without scales that is only read.
+FP8TRAIN_HD StoredTensor read_only(const ConstView& values) {
+  return View{const_cast<void*>(values.data), values.dtype, values.shape};
+}
+
+/// Whether there is one scale for the whole tensor.
+FP8TRAIN_HD bool has_tensor_scale(const StoredTensor& tensor) {
+  return codec_of(tensor.format) == Codec::tensor;
 }
 /// The index of the group that element `at` is in.
 FP8TRAIN_HD int64_t group_of(const StoredTensor& tensor, int64_t at) {
   return at / tensor.format.block.columns;
 }
-/// Whether there is one scale for the whole tensor.
-FP8TRAIN_HD bool has_tensor_scale(const StoredTensor& tensor) {
-  return !tensor.scales.empty() && !is_grouped(tensor) && !tensor.format.remainder;
-}
 
 /// body(at, length) for the runs of a piece that share a scale.
 template <typename Body>
 FP8TRAIN_HD void for_each_run(const StoredTensor& tensor, int64_t length, Body body) {
-  const int64_t run = is_grouped(tensor) ? tensor.format.block.columns : length;
+  const int64_t run = tensor.format.block.is_group() ? tensor.format.block.columns : length;
   for (int64_t at = 0; at < length; at += run) {
     body(at, minimum(run, length - at));
   }
@@ -37,6 +44,21 @@ FP8TRAIN_HD void for_each_run(const StoredTensor& tensor, int64_t length, Body b
 /// The expansion of the group that element `at` is in.
 FP8TRAIN_HD ScaleExpansion& expansion_at(const StoredTensor& tensor, int64_t at) {
   return tensor.scales.as<ScaleExpansion>()[group_of(tensor, at)];
+}
+
+/// The factor of the code of element `at`. `tensor_scale`: of a tensor that has one scale.
+FP8TRAIN_HD float factor_at(const StoredTensor& tensor, int64_t at, float tensor_scale) {
+  switch (codec_of(tensor.format)) {
+    case Codec::groups:
+      return reciprocal(
+          read_scale(tensor.scales.data, tensor.scales.dtype == DType::u8, group_of(tensor, at)));
+    case Codec::divided:
+      return decode(tensor.scales.as<bf16>()[group_of(tensor, at)]);
+    case Codec::expanded:
+      return 1.0F;
+    default:
+      return reciprocal(tensor_scale);
+  }
 }
 
 /// values = codes * factor.
@@ -82,21 +104,17 @@ FP8TRAIN_HD void split_run(const StoredTensor& tensor, int64_t begin, int64_t le
 /// `tensor_scale`: of a tensor that has one scale.
 FP8TRAIN_HD void load_run(const StoredTensor& tensor, int64_t begin, int64_t length,
                           float tensor_scale, float* values) {
-  if (tensor.format.remainder) {
+  const Codec codec = codec_of(tensor.format);
+  if (codec == Codec::halves) {
     return join_run(tensor, begin, length, values);
   }
-  with_stored_type(tensor.format.dtype, [&](auto tag) {
+  EncodedTypes::with(tensor.codes.dtype, [&](auto tag) {
     const auto* codes = tensor.codes.as<typename decltype(tag)::Type>() + begin;
     for_each_run(tensor, length, [&](int64_t at, int64_t count) {
-      if (tensor.format.expanded) {
-        decode_run(codes + at, 1.0F, values + at, count);
+      decode_run(codes + at, factor_at(tensor, begin + at, tensor_scale), values + at, count);
+      if (codec == Codec::expanded) {
         contract_run(expansion_at(tensor, begin + at), values + at, count);
-        return;
       }
-      const float scale = is_grouped(tensor)
-                              ? tensor.scales.as<float>()[group_of(tensor, begin + at)]
-                              : tensor_scale;
-      decode_run(codes + at, reciprocal(scale), values + at, count);
     });
   });
 }
@@ -136,6 +154,16 @@ FP8TRAIN_HD void encode_run(const float* __restrict values, float scale,
   }
 }
 
+/// Encodes a group with a scale that codes are read with, and stores it.
+FP8TRAIN_HD void divide_run(const float* __restrict values, bf16& scale, e4m3* __restrict codes,
+                            int64_t count) {
+  const bf16 fresh = divided_scale(float_of(largest_magnitude(values, count)));
+  for (int64_t i = 0; i < count; ++i) {
+    codes[i] = divided_code(values[i], fresh);
+  }
+  scale = fresh;
+}
+
 /// The smallest magnitude that is not zero, 0 where there is none; NaN counts as beyond infinity.
 FP8TRAIN_HD float smallest_magnitude(const float* __restrict values, int64_t count) {
   uint32_t smallest = 0xFFFFFFFFU;  // less one, so that zeros come last
@@ -157,18 +185,10 @@ FP8TRAIN_HD void expand_run(const float* __restrict values, int64_t count,
   expansion = fresh;
 }
 
-/// Finds and stores the scale of elements `at` .. of a group, and returns it. Returns
-/// `tensor_scale` where groups have none.
-FP8TRAIN_HD float renew_scale(const StoredTensor& tensor, int64_t at, const float* values,
-                              int64_t count, float tensor_scale) {
-  if (!is_grouped(tensor)) {
-    return tensor_scale;
-  }
-  float& stored = tensor.scales.as<float>()[group_of(tensor, at)];
-  stored =
-      stored_scale(float_of(largest_magnitude(values, count)), stored,
-                   format_max(tensor.format.dtype), tensor.format.scale_type == ScaleType::pow2);
-  return stored;
+/// The scale that follows from the largest new magnitude (as bits) of a tensor or a group.
+FP8TRAIN_HD float new_scale(const StoredTensor& tensor, uint32_t largest, float old) {
+  return stored_scale(float_of(largest), old, format_max(tensor.format.dtype),
+                      tensor.format.scale_type == ScaleType::pow2);
 }
 
 /// Floors nothing.
@@ -182,31 +202,55 @@ struct NewValues {
   /// Receives 1 for each code that is not zero, unless the tensor is in two halves. May be null.
   uint8_t* present = nullptr;
   RoundingDraw draw = {};  ///< of stochastic rounding
+  /// A packet has no older scales: those of groups that are not finite become NaN.
+  bool packed = false;
 };
+
+/// Finds and stores the scale of elements `at` .. of a group, and returns it. Returns the tensor's
+/// where groups have none.
+FP8TRAIN_HD float renew_scale(const StoredTensor& tensor, int64_t at, const float* values,
+                              int64_t count, const NewValues& call) {
+  if (codec_of(tensor.format) != Codec::groups) {
+    return call.tensor_scale;
+  }
+  const bool as_byte = tensor.scales.dtype == DType::u8;
+  const int64_t group = group_of(tensor, at);
+  const float old = call.packed ? quiet_nan() : read_scale(tensor.scales.data, as_byte, group);
+  const float scale = new_scale(tensor, largest_magnitude(values, count), old);
+  write_scale(tensor.scales.data, as_byte, group, scale);
+  return scale;
+}
 
 /// Encodes elements begin .. begin + length - 1, at most a piece, where `begin` is a multiple of
 /// the group. Scales of groups follow from the values.
 FP8TRAIN_HD void store_run(const StoredTensor& tensor, int64_t begin, int64_t length,
                            const NewValues& call) {
-  if (tensor.format.remainder) {  // has no twin that is floored
+  const Codec codec = codec_of(tensor.format);
+  if (codec == Codec::halves) {  // has no twin that is floored
     return split_run(tensor, begin, length, call.values);
+  }
+  if (codec == Codec::divided) {
+    return for_each_run(tensor, length, [&](int64_t at, int64_t count) {
+      divide_run(call.values + at, tensor.scales.as<bf16>()[group_of(tensor, begin + at)],
+                 tensor.codes.as<e4m3>() + begin + at, count);
+    });
   }
   const bool stochastic = tensor.format.rounding == Rounding::stochastic;
   uint32_t random[kStoredPiece];
   if (stochastic) {
     draw_run(call.draw, begin, length, random);
   }
-  with_stored_type(tensor.format.dtype, [&](auto tag) {
+  EncodedTypes::with(tensor.codes.dtype, [&](auto tag) {
     auto* codes = tensor.codes.as<typename decltype(tag)::Type>() + begin;
     for_each_run(tensor, length, [&](int64_t at, int64_t count) {
       const float* from = call.values + at;
       float expanded[kStoredBlock.columns];
       float scale = 1.0F;
-      if (tensor.format.expanded) {
+      if (codec == Codec::expanded) {
         expand_run(from, count, expansion_at(tensor, begin + at), expanded);
         from = expanded;
       } else {
-        scale = renew_scale(tensor, begin + at, from, count, call.tensor_scale);
+        scale = renew_scale(tensor, begin + at, from, count, call);
       }
       if (stochastic) {
         encode_run(from, scale, random + at, call.floored + at, codes + at, count);

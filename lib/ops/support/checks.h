@@ -23,14 +23,15 @@ inline bool same_matrix(const ConstView& a, const ConstView& b) {
   return a.count() == b.count() && a.shape.back() == b.shape.back();
 }
 
-/// Throws InternalError unless the tensor stores `count` values: its codes and scales must be those
-/// of its format.
-inline void check_stored(const StoredTensor& tensor, int64_t count) {
-  check(is_stored_format(tensor.format), "no tensor is stored in this format");
+/// Throws InternalError unless the tensor holds `count` values in a format that is stored from one
+/// step to the next or, with `saved`, for backward: codes and scales must be those of the format.
+inline void check_stored(const StoredTensor& tensor, int64_t count, bool saved = false) {
+  check(is_stored_format(tensor.format) || (saved && tensor.format == saved_groups()),
+        "no tensor is stored in this format");
   check(holds(tensor.codes, tensor.format.dtype, count),
         "a stored tensor needs a code of its format's type for each value");
   const int64_t scales = stored_scales(tensor.format, count);
-  check(scales == 0 || holds(tensor.scales, DType::f32, scales),
+  check(scales == 0 || holds(tensor.scales, scales_type(tensor.format), scales),
         "a stored tensor needs the scales that stored_scales() counts");
 }
 

@@ -104,18 +104,18 @@ TEST_CASE("automatic factors have the cpu's bits", "[cuda][storage]") {
   }
 }
 
-TEST_CASE("compressed tensors have the cpu's bits", "[cuda][storage][small]") {
+TEST_CASE("saved groups have the cpu's bits", "[cuda][storage][small]") {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     for (const auto& [count, offset] : {std::pair<int64_t, int64_t>{2048, 0}, {131, 0}, {300, 1}}) {
       for (const bool finite : {true, false}) {
         const auto run = [&, size = count, shift = offset](Side& side) {
           const View x = side.put(Array(dtype, {size}, adversarial_values(size, 5, finite)), shift);
-          const ops::CompressedView out = {side.space(DType::e4m3, {size}, shift),
-                                           side.space(DType::bf16, {(size + 15) / 16})};
-          ops::compress(side.stream(), x, out);
+          const StoredTensor out(side.space(DType::e4m3, {size}, shift), saved_groups(),
+                                 side.space(DType::bf16, {(size + 15) / 16}));
+          ops::store(side.stream(), {.x = x, .to = out});
           const View y = side.space(dtype, {size}, shift);
-          ops::decompress(side.stream(), out, y);
-          return StoredValues{side.get(out.codes), side.get(out.scale_inv), side.get(y)};
+          ops::read_stored(side.stream(), out, y);
+          return StoredValues{side.get(out.codes), side.get(out.scales), side.get(y)};
         };
         const StoredValues cuda = on_cuda(run);
         const StoredValues cpu = on_cpu(run);

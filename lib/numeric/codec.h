@@ -1,5 +1,7 @@
 #pragma once
-// How one element of a StoredTensor is read and written, for host and device.
+// Codecs (Codec in tensor/stored_tensor.h): how a group of values becomes codes with a scale, and
+// is read again. The loops over stored tensors, saved inputs and packets (ops/storage,
+// ops/optimizer, ops/exchange) take the arithmetic of every format from here. Host and device.
 
 #include <math.h>
 
@@ -9,16 +11,89 @@
 #include "numeric/bits.h"
 #include "numeric/convert.h"
 #include "numeric/math.h"
-#include "numeric/rounding.h"
 #include "numeric/scale.h"
-#include "tensor/stored_tensor.h"
 
-namespace fp8train::ops {
+namespace fp8train {
 
-/// The scale of a tensor whose largest new magnitude is `amax`.
+/// How the codes of a group with an expanded range are read: |value| = center * (code / scale)^(1 /
+/// exponent).
+struct ScaleExpansion {
+  float scale = 1.0F, exponent = 1.0F, center = 1.0F;
+};
+
+FP8TRAIN_HD float quiet_nan() {
+  return float_of(0x7FC00000U);
+}
+/// Returns the value, or NaN for one that is not finite.
+FP8TRAIN_HD float finite_or_nan(float value) {
+  return is_finite(value) ? value : quiet_nan();
+}
+
+/// Returns the code or, for a zero that is `floored`, the smallest code above zero. An fp32 value
+/// stays as it is.
+FP8TRAIN_HD float floor_code(float code, bool /*floored*/) {
+  return code;
+}
+FP8TRAIN_HD int8_t floor_code(int8_t code, bool floored) {
+  return code == 0 && floored ? int8_t{1} : code;
+}
+template <typename Code>
+FP8TRAIN_HD Code floor_code(Code code, bool floored) {
+  using Bits = decltype(code.bits);
+  return Code{is_zero_code(code) && floored ? static_cast<Bits>(1) : code.bits};
+}
+
+/// The scale of a tensor or group whose largest new magnitude is `amax`; `old_scale` unless that is
+/// finite.
 FP8TRAIN_HD float stored_scale(float amax, float old_scale, float format_max, bool pow2) {
   return is_finite(amax) ? current_scale(amax, format_max, 0.0F, pow2, kMaxF32) : old_scale;
 }
+
+/// Returns the byte of a power of two: its biased exponent.
+FP8TRAIN_HD uint8_t scale_byte(float scale) {
+  return static_cast<uint8_t>(bits_of(scale) >> 23);
+}
+/// Returns the power of two of such a byte.
+FP8TRAIN_HD float scale_of_byte(uint8_t byte) {
+  return byte == 0xFF ? quiet_nan() : float_of(static_cast<uint32_t>(byte) << 23);
+}
+/// Writes the scale of a group: fp32, or the byte of a power of two.
+FP8TRAIN_HD void write_scale(void* scales, bool as_byte, int64_t group, float scale) {
+  if (as_byte) {
+    static_cast<uint8_t*>(scales)[group] = scale_byte(scale);
+  } else {
+    static_cast<float*>(scales)[group] = scale;
+  }
+}
+/// Reads the scale of a group.
+FP8TRAIN_HD float read_scale(const void* scales, bool as_byte, int64_t group) {
+  return as_byte ? scale_of_byte(static_cast<const uint8_t*>(scales)[group])
+                 : static_cast<const float*>(scales)[group];
+}
+
+// Codec::divided (COAT, arXiv 2410.19313).
+
+/// The scale of a group that is read with it: amax / 448 in bf16, 1 for zeros; NaN if a value is
+/// not finite.
+FP8TRAIN_HD bf16 divided_scale(float amax) {
+  if (!is_finite(amax)) {
+    return bf16{0x7FC0};
+  }
+  const bf16 scale = encode<bf16>(amax / kMaxE4M3);
+  const float value = decode(scale);
+  // If the scale vanishes, so do all values; the reciprocal of a subnormal would be infinite.
+  return value < 1.17549435e-38F ? bf16{0x3F80} : scale;
+}
+/// Returns the code of a value of such a group.
+FP8TRAIN_HD e4m3 divided_code(float value, bf16 scale) {
+  return encode<e4m3>(value / decode(scale));
+}
+/// Returns the value that is read for `value`.
+FP8TRAIN_HD float divided_value(float value, bf16 scale) {
+  return decode(divided_code(value, scale)) * decode(scale);
+}
+
+// Codec::halves.
 
 /// The halves of an fp32 value (TransformerEngine, common/multi_tensor/adam.cu): its upper 16 bits,
 /// rounded to nearest with ties away from zero, and its lower 16 bits. Their highest bit says
@@ -39,40 +114,8 @@ FP8TRAIN_HD float join_master(uint16_t upper, uint16_t lower) {
   return float_of(cut << 16 | lower);
 }
 
-/// The random bits of one tensor in one step.
-struct RoundingDraw {
-  uint64_t seed = 0, step = 0, tensor = 0;
-  int64_t first = 0;
-  ElementMap elements = {};
-
-  /// Returns the random bits of the elements 4 * block .. 4 * block + 3 of a call. Those of a part
-  /// are four elements of the whole, too (ElementMap::by_fours).
-  FP8TRAIN_HD PhiloxBlock block(int64_t block) const {
-    const int64_t element = elements.element(first + 4 * block);
-    return stochastic_block(seed, step, tensor, static_cast<uint64_t>(element) / 4);
-  }
-};
-
-/// Returns the random bits of one role of a tensor in one step.
-FP8TRAIN_HD RoundingDraw rounding_draw(const RoundingStream& stream, RoundingRole role,
-                                       int64_t step) {
-  return {stream.seed, static_cast<uint64_t>(step), stream.tensor * 4 + static_cast<uint64_t>(role),
-          stream.first, stream.elements};
-}
-
-/// Returns the code or, for a zero that is `floored`, the smallest code above zero. An fp32 value
-/// stays as it is.
-FP8TRAIN_HD float floor_code(float code, bool /*floored*/) {
-  return code;
-}
-template <typename Code>
-FP8TRAIN_HD Code floor_code(Code code, bool floored) {
-  using Bits = decltype(code.bits);
-  return Code{is_zero_code(code) && floored ? static_cast<Bits>(1) : code.bits};
-}
-
-// Dynamic range expansion (COAT, arXiv 2410.19313): a group whose magnitudes span less than e4m3
-// can hold is raised to a power that spreads them over all codes.
+// Codec::expanded, dynamic range expansion (COAT, arXiv 2410.19313): a group whose magnitudes span
+// less than e4m3 can hold is raised to a power that spreads them over all codes.
 
 /// x^exponent for x >= 0; x itself for 1.
 FP8TRAIN_HD float positive_power(float x, float exponent) {
@@ -125,4 +168,4 @@ FP8TRAIN_HD float contract(float code, const ScaleExpansion& expansion, float in
   return float_of(bits_of(value > kMaxF32 ? kMaxF32 : value) | sign);
 }
 
-}  // namespace fp8train::ops
+}  // namespace fp8train

@@ -2,14 +2,14 @@
 // the value and less: what is read differs from what was written by half of it, divided by the
 // exponent, plus the errors of the fp32 powers (measured 2e-6, allowed 1e-5).
 
-#include "ops/storage/stored_math.h"
+#include "numeric/codec.h"
 
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <limits>
 #include <vector>
 
-#include "ops/op_test_support.h"
+#include "numeric/bits.h"
 
 namespace fp8train::test {
 namespace {
@@ -28,7 +28,7 @@ struct Group {
       smallest = magnitude > 0.0F && less ? magnitude : smallest;
     }
   }
-  ScaleExpansion expansion() const { return ops::stored_expansion(amax, smallest, {}); }
+  ScaleExpansion expansion() const { return stored_expansion(amax, smallest, {}); }
 };
 
 /// Values that are spread evenly over `binades` below `amax`, of both signs.
@@ -64,7 +64,7 @@ void check_group(const Group& group) {
   REQUIRE(expansion.center > 0.0F);
   CHECK(expansion.exponent == exponent_of(double{group.amax} / double{group.smallest}));
   for (const float value : group.values) {
-    const float expanded = ops::expand(value, expansion);
+    const float expanded = expand(value, expansion);
     REQUIRE(std::isfinite(expanded));
     const double power =
         std::pow(std::fabs(double{value}) / double{expansion.center}, double{expansion.exponent});
@@ -72,7 +72,7 @@ void check_group(const Group& group) {
           1e-5 * power * double{expansion.scale});
     CHECK(std::signbit(expanded) == std::signbit(value));
     const e4m3 code = encode<e4m3>(expanded);
-    const float read = ops::contract(decode(code), expansion, 1.0F / expansion.exponent);
+    const float read = contract(decode(code), expansion, 1.0F / expansion.exponent);
     REQUIRE(std::isfinite(read));
     CHECK(std::signbit(read) == std::signbit(value));
     if (value == 0.0F) {
@@ -92,7 +92,7 @@ void check_group(const Group& group) {
   }
 }
 
-TEST_CASE("an expanded group is read as it was written", "[ops]") {
+TEST_CASE("an expanded group is read as it was written", "[numeric]") {
   for (const float amax : {1.0F, 3e-4F, 1e-30F, 7e-42F, 2e30F, kMaxF32}) {
     for (const double binades : {0.01, 0.5, 3.3, 10.0, 16.5, 17.0, 40.0}) {
       for (const bool with_zeros : {false, true}) {
@@ -106,19 +106,19 @@ TEST_CASE("an expanded group is read as it was written", "[ops]") {
   }
 }
 
-TEST_CASE("an expanded group spreads over all codes", "[ops]") {
+TEST_CASE("an expanded group spreads over all codes", "[numeric]") {
   // The largest value becomes 448, and the smallest at least 448 / B, which has a code.
   for (const double binades : {1.5, 3.3, 10.0, 16.5}) {
     const Group group = spread(0.02F, binades, true);
     const ScaleExpansion expansion = group.expansion();
-    CHECK(ops::expand(group.amax, expansion) == Approx(448.0).epsilon(1e-5));
-    CHECK(ops::expand(group.smallest, expansion) > 448.0 / kBound * 0.999);
-    CHECK(ops::expand(group.smallest, expansion) < 448.0 / kBound * 2.2);
-    CHECK(encode<e4m3>(ops::expand(group.smallest, expansion)).bits != 0);
+    CHECK(expand(group.amax, expansion) == Approx(448.0).epsilon(1e-5));
+    CHECK(expand(group.smallest, expansion) > 448.0 / kBound * 0.999);
+    CHECK(expand(group.smallest, expansion) < 448.0 / kBound * 2.2);
+    CHECK(encode<e4m3>(expand(group.smallest, expansion)).bits != 0);
   }
 }
 
-TEST_CASE("an expanded range divides the error by about its exponent", "[ops]") {
+TEST_CASE("an expanded range divides the error by about its exponent", "[numeric]") {
   // Ranges of 10^3 and 10, of m and v in a group: exponents 1.625 and 5. The error of e4m3 depends
   // on where in a binade values lie, hence 0.8 of it.
   for (const double binades : {10.0, 3.3}) {
@@ -129,8 +129,8 @@ TEST_CASE("an expanded range divides the error by about its exponent", "[ops]") 
     for (const float value : group.values) {
       const float factor = 448.0F / group.amax;
       const double plain = double{decode(encode<e4m3>(value * factor))} / double{factor};
-      const float code = decode(encode<e4m3>(ops::expand(value, expansion)));
-      const double wide = ops::contract(code, expansion, 1.0F / expansion.exponent);
+      const float code = decode(encode<e4m3>(expand(value, expansion)));
+      const double wide = contract(code, expansion, 1.0F / expansion.exponent);
       scaled += std::pow(plain / value - 1.0, 2);
       expanded += std::pow(wide / value - 1.0, 2);
     }
@@ -138,7 +138,7 @@ TEST_CASE("an expanded range divides the error by about its exponent", "[ops]") 
   }
 }
 
-TEST_CASE("groups without a range are not expanded", "[ops]") {
+TEST_CASE("groups without a range are not expanded", "[numeric]") {
   for (const float value : {1.0F, -3e-30F, 1e-45F, 5e-39F, 3e38F}) {
     for (const bool alone : {false, true}) {
       std::vector<float> values(128, alone ? 0.0F : value);
@@ -146,28 +146,28 @@ TEST_CASE("groups without a range are not expanded", "[ops]") {
       const Group group(values);
       CHECK(group.expansion().exponent == 1.0F);
       check_group(group);
-      const float code = ops::expand(value, group.expansion());
+      const float code = expand(value, group.expansion());
       CHECK(std::fabs(code) == Approx(448.0));
-      CHECK(ops::contract(code, group.expansion(), 1.0F) == Approx(value).epsilon(1e-6));
+      CHECK(contract(code, group.expansion(), 1.0F) == Approx(value).epsilon(1e-6));
     }
   }
 }
 
 TEST_CASE("a group of zeros has expansion 1, and one that is not finite keeps the old one",
-          "[ops]") {
+          "[numeric]") {
   const ScaleExpansion old = {3.0F, 2.0F, 0.5F};
   const auto same = [](const ScaleExpansion& a, const ScaleExpansion& b) {
     return a.scale == b.scale && a.exponent == b.exponent && a.center == b.center;
   };
-  CHECK(same(ops::stored_expansion(0.0F, 0.0F, old), {1.0F, 1.0F, 1.0F}));
+  CHECK(same(stored_expansion(0.0F, 0.0F, old), {1.0F, 1.0F, 1.0F}));
   const float infinity = std::numeric_limits<float>::infinity();
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  CHECK(same(ops::stored_expansion(infinity, 1.0F, old), old));
-  CHECK(same(ops::stored_expansion(nan, 1.0F, old), old));
-  CHECK(encode<e4m3>(ops::expand(infinity, old)).bits == 0x7E);  // 448
-  CHECK((encode<e4m3>(ops::expand(nan, old)).bits & 0x7F) == 0x7F);
-  CHECK(std::isnan(ops::contract(nan, old, 0.5F)));
-  CHECK(bits_of(ops::expand(-0.0F, old)) == 0x80000000U);
+  CHECK(same(stored_expansion(infinity, 1.0F, old), old));
+  CHECK(same(stored_expansion(nan, 1.0F, old), old));
+  CHECK(encode<e4m3>(expand(infinity, old)).bits == 0x7E);  // 448
+  CHECK((encode<e4m3>(expand(nan, old)).bits & 0x7F) == 0x7F);
+  CHECK(std::isnan(contract(nan, old, 0.5F)));
+  CHECK(bits_of(expand(-0.0F, old)) == 0x80000000U);
 }
 
 }  // namespace
