@@ -40,8 +40,7 @@ std::vector<StateTensor> state_tensors(Engine& engine) {
   std::vector<StateTensor> found;
   const Optimizer& optimizer = engine.optimizer();
   const ParameterStore& store = engine.model().parameters();
-  const auto add = [&](const std::string& role, const Parameter& parameter,
-                       const StoredTensor& tensor) {
+  const auto add = [&](const std::string& role, const Parameter& parameter, const Encoded& tensor) {
     const bool shares_scale = tensor.format.is_scaled() && tensor.format.block == per::tensor;
     if (!tensor.empty() && (parameter.updated.count() > 0 || shares_scale)) {
       found.push_back({role + "." + parameter.name, tensor, parameter.shape,
@@ -73,7 +72,7 @@ std::vector<std::pair<std::string, View>> state_factors(Engine& engine) {
   return found;
 }
 
-View saved_scales(const StoredTensor& tensor) {
+View saved_scales(const Encoded& tensor) {
   return tensor.format.block == per::tensor ? View{tensor.scales.data, DType::f32, {1}}
                                             : tensor.scales;
 }
@@ -81,7 +80,7 @@ View saved_scales(const StoredTensor& tensor) {
 std::vector<SavedTensor> saved_tensors(Engine& engine) {
   std::vector<SavedTensor> saved;
   for (const StateTensor& entry : state_tensors(engine)) {
-    const StoredTensor& tensor = entry.tensor;
+    const Encoded& tensor = entry.tensor;
     if (tensor.count() == 0) {
       continue;
     }

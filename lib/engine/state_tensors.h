@@ -15,10 +15,10 @@ namespace fp8train {
 
 /// A state of a parameter, or of a part of it.
 struct StateTensor {
-  std::string name;     ///< "moment1.layers.0.mlp.up.weight"
-  StoredTensor tensor;  ///< on the device, this rank's part
-  Shape shape;          ///< of the whole
-  int64_t first = 0;    ///< element that the part begins with
+  std::string name;   ///< "moment1.layers.0.mlp.up.weight"
+  Encoded tensor;     ///< on the device, this rank's part
+  Shape shape;        ///< of the whole
+  int64_t first = 0;  ///< element that the part begins with
   bool whole = true;
 };
 
@@ -39,7 +39,7 @@ std::vector<StateTensor> state_tensors(Engine& engine);
 std::vector<std::pair<std::string, View>> state_factors(Engine& engine);
 
 /// Returns the scales without the memory for an amax that follows the one scale of a tensor.
-View saved_scales(const StoredTensor& tensor);
+View saved_scales(const Encoded& tensor);
 
 /// Returns the tensors of this rank's file, in its order.
 std::vector<SavedTensor> saved_tensors(Engine& engine);

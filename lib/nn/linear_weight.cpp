@@ -263,7 +263,7 @@ void LinearWeight::make_part_of_blocks(const StepContext& context, ConstView val
 
 /// In fp32: as it is, or read into scratch; empty where this rank has none of it.
 View LinearWeight::part_value(const StepContext& context) const {
-  const StoredTensor& part = weight_->updated.value;
+  const Encoded& part = weight_->updated.value;
   if (part.count() == 0) {
     return {nullptr, DType::f32, {0}};
   }

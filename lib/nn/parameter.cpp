@@ -66,8 +66,8 @@ MemoryCategory value_category(const ParameterFormats& formats) {
                                                        : MemoryCategory::weights;
 }
 
-void Parameter::set_stored(const StoredTensor& of_value, const StoredTensor& of_gradient) {
-  const auto fp32 = [](const StoredTensor& tensor) {
+void Parameter::set_stored(const Encoded& of_value, const Encoded& of_gradient) {
+  const auto fp32 = [](const Encoded& tensor) {
     return tensor.format == TensorFormat{} ? tensor.codes : View{};
   };
   stored_value = of_value;
@@ -100,7 +100,7 @@ void ParameterStore::allocate_wholes(Device& device, bool with_gradients, bool e
   sums_.allocate(device);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = *parameters_[i];
-    parameter.set_stored(values_.at(i), with_gradients ? gradients_.at(i) : StoredTensor{});
+    parameter.set_stored(values_.at(i), with_gradients ? gradients_.at(i) : Encoded{});
     parameter.updated = {.value = parameter.stored_value,
                          .gradient = sum_[i] ? sums_.at(*sum_[i]) : parameter.stored_gradient};
   }
@@ -127,7 +127,7 @@ void ParameterStore::divide_updates(UpdateOwners owners) {
   owners_ = std::move(owners);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (owners_->of[i] != owners_->rank) {
-      StoredTensor& value = parameters_[i]->updated.value;
+      Encoded& value = parameters_[i]->updated.value;
       value = {View{nullptr, value.codes.dtype, {0}}, value.format, View{}};
     }
   }
@@ -146,7 +146,7 @@ View ParameterStore::operand_memory(Device& device, const Parameter& parameter,
                  : operands_.emplace_back(device, dtype, shape, category).view();
 }
 
-StoredTensor ParameterStore::exchanged_gradients(const StoredPool::Stretch& stretch) const {
+Encoded ParameterStore::exchanged_gradients(const StoredPool::Stretch& stretch) const {
   const std::vector<size_t>& all = gradients_.tensors_of(stretch.buffer);
   const std::optional<size_t>& first = sum_[all[stretch.begin]];
   if (!first) {
@@ -241,7 +241,7 @@ std::vector<std::byte> bytes_of(Device& device, const View& view) {
 }
 
 /// The bytes of `all`, of which `part` is elements `first` .. in the same format, into `part`.
-void set_part(Device& device, const StoredTensor& part, int64_t first, const StoredTensor& all) {
+void set_part(Device& device, const Encoded& part, int64_t first, const Encoded& all) {
   const size_t element = size_of(all.format.dtype);
   if (part.count() > 0) {
     copy_from_host(device, part.codes,
@@ -259,7 +259,7 @@ void set_part(Device& device, const StoredTensor& part, int64_t first, const Sto
 }  // namespace
 
 void set_value(Device& device, const Parameter& parameter, const float* values) {
-  const StoredTensor& updated =
+  const Encoded& updated =
       parameter.updated.elsewhere() ? parameter.stored_value : parameter.updated.value;
   if (updated.format == TensorFormat{}) {
     if (updated.count() > 0) {
@@ -269,7 +269,7 @@ void set_value(Device& device, const Parameter& parameter, const float* values) 
   }
   const Tensor fp32 = staging(device, parameter);
   copy_from_host(device, fp32, values);
-  StoredTensor to = updated;
+  Encoded to = updated;
   Tensor codes;
   Tensor scales;
   if (!parameter.updated.whole) {

@@ -64,15 +64,15 @@ struct Parameter {
   /// One operation makes the whole gradient: the first micro-batch of a step overwrites it, so that
   /// nobody clears it before (StepContext::overwrites_gradients).
   bool overwritten = false;
-  StoredTensor stored_value;
-  StoredTensor stored_gradient;  ///< the sum over micro-batches, in running_gradient()
-  View value;                    ///< stored_value where that is fp32, else empty
-  View gradient;                 ///< stored_gradient where that is fp32, else empty
+  Encoded stored_value;
+  Encoded stored_gradient;  ///< the sum over micro-batches, in running_gradient()
+  View value;               ///< stored_value where that is fp32, else empty
+  View gradient;            ///< stored_gradient where that is fp32, else empty
   /// The part that this rank's optimizer updates: the whole parameter, or the part that starts at
   /// element `first`, flat. The gradient of a part is fp32 or bf16; that of a whole parameter is
   /// `stored_gradient`, or the sum over ranks in another format.
   struct Updated {
-    StoredTensor value, gradient;
+    Encoded value, gradient;
     View gathered;  ///< the part of the copy or the codes; empty where it is the value
     /// fp32 [Gathering::blocks]: the largest magnitudes of blocks of the whole, from which all
     /// ranks make the same scales.
@@ -95,7 +95,7 @@ struct Parameter {
   ops::QuantizeSink cast;
 
   /// Sets the stored tensors and what follows from them.
-  void set_stored(const StoredTensor& of_value, const StoredTensor& of_gradient);
+  void set_stored(const Encoded& of_value, const Encoded& of_gradient);
 };
 
 using Parameters = std::vector<std::unique_ptr<Parameter>>;
@@ -184,7 +184,7 @@ class ParameterStore {
   const StoredPool& gradients() const { return gradients_; }
   /// Returns the memory for sums over ranks of some gradients, flat as they are. Empty: sums
   /// replace the gradients.
-  StoredTensor exchanged_gradients(const StoredPool::Stretch& stretch) const;
+  Encoded exchanged_gradients(const StoredPool::Stretch& stretch) const;
   /// Returns the gradients that must be zero before a step, and all gaps, as fp32 words: those in
   /// memory of their own, without those of Parameter::overwritten.
   std::vector<View> cleared_gradients() const;

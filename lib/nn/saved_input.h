@@ -46,7 +46,7 @@ class SavedInput {
 
  private:
   ConstView x_;
-  StoredTensor groups_;     ///< of 16
+  Encoded groups_;          ///< of 16
   QuantizedTensor blocks_;  ///< of 1x128
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-// Codecs (Codec in tensor/stored_tensor.h): how a group of values becomes codes with a scale, and
+// Codecs (Codec in tensor/encoded.h): how a group of values becomes codes with a scale, and
 // is read again. The loops over stored tensors, saved inputs and packets (ops/storage,
 // ops/optimizer, ops/exchange) take the arithmetic of every format from here. Host and device.
 

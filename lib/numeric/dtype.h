@@ -22,7 +22,7 @@ namespace use {
 constexpr unsigned arithmetic = 1;  ///< activations and gradients may be held in it
 constexpr unsigned code = 2;  ///< written by casts with scales, and means nothing without them
 constexpr unsigned fp8 = 4 | code;   ///< a code of one byte that is a floating-point number
-constexpr unsigned stored = 8;       ///< of stored tensors (tensor/stored_tensor.h)
+constexpr unsigned stored = 8;       ///< of stored tensors (tensor/encoded.h)
 constexpr unsigned wire = 16;        ///< of packets between ranks, as it is (ops/exchange/wire.h)
 constexpr unsigned group_wire = 32;  ///< of packets with a scale for each group
 constexpr unsigned integer = 64;     ///< a whole number
@@ -119,7 +119,7 @@ constexpr bool is_role_type(DType type) {
   return is_float_type(type) || is_code_type(type);
 }
 
-/// Whether a stored tensor may have the type, with or without scales (tensor/stored_tensor.h).
+/// Whether a stored tensor may have the type, with or without scales (tensor/encoded.h).
 constexpr bool is_stored_type(DType type) {
   return facts_of(type).has(use::stored);
 }

@@ -204,7 +204,7 @@ View Muon::find_direction(const Update& step, size_t index) const {
     gradient = allocate(*step.scratch, DType::f32, of.shape);
     ops::read_stored(step.stream, of.updated.gradient, gradient);
   }
-  const StoredTensor stored = momentum_.of(index);
+  const Encoded stored = momentum_.of(index);
   const bool is_fp32 = stored.format == TensorFormat{};
   const View momentum = is_fp32 ? stored.codes : allocate(*step.scratch, DType::f32, of.shape);
   if (!is_fp32) {

@@ -17,7 +17,7 @@ constexpr float kInitialLossScale = 65536.0F;  // torch.amp.GradScaler
 /// Rounds fp32 values as they would cross the wire.
 void round_to_wire(Stream stream, Arena& scratch, const TensorFormat& wire, const View& values) {
   if (is_stored_format(wire)) {
-    StoredTensor packet(allocate(scratch, wire.dtype, values.shape), wire, {});
+    Encoded packet(allocate(scratch, wire.dtype, values.shape), wire, {});
     const int64_t scales = stored_scales(wire, values.count());
     if (scales > 0) {
       packet.scales = allocate(scratch, DType::f32, {scales});
@@ -60,9 +60,9 @@ void OptimizerState::add(size_t index, const TensorFormat& format, const Paramet
       pool_.add(format, parameter.updated.value.codes.shape, MemoryCategory::optimizer_state);
 }
 
-StoredTensor OptimizerState::of(size_t index) const {
+Encoded OptimizerState::of(size_t index) const {
   const bool has = index < position_.size() && position_[index].has_value();
-  return has ? pool_.at(*position_[index]) : StoredTensor{};
+  return has ? pool_.at(*position_[index]) : Encoded{};
 }
 
 Optimizer::Optimizer(const OptimizerSite& site)
@@ -74,7 +74,7 @@ Optimizer::Optimizer(const OptimizerSite& site)
   set_control(initial);
 }
 
-StoredTensor Optimizer::state(std::string_view name, size_t parameter) const {
+Encoded Optimizer::state(std::string_view name, size_t parameter) const {
   for (const OptimizerState* state : states()) {
     if (state->name() == name) {
       return state->of(parameter);
@@ -110,7 +110,7 @@ DType Optimizer::read_as(const TensorFormat& gradient, const TensorFormat& wire)
 void Optimizer::round_gradients(Stream stream, Arena& scratch) const {
   for (const auto& parameter : parameters().all()) {
     const TensorFormat& wire = parameter->formats.gradient_wire;
-    const StoredTensor& gradient = parameter->stored_gradient;
+    const Encoded& gradient = parameter->stored_gradient;
     const bool rounded_already = wire == gradient.format || parameter->automatic != nullptr;
     if (!parameter->trained || rounded_already || wire == TensorFormat{} ||
         read_as(gradient.format, wire) != DType::f32) {
@@ -146,7 +146,7 @@ void Optimizer::sum_gradients(Stream stream, Arena& scratch) const {
   }
   const StoredPool& pool = parameters().gradients();
   for (size_t i = 0; i < pool.buffers(); ++i) {
-    const StoredTensor gradients = pool.whole(i);
+    const Encoded gradients = pool.whole(i);
     if (gradients.format == TensorFormat{}) {
       const auto wire = static_cast<size_t>(pool.wire_index(i));
       add_squares(stream, scratch, gradients.codes, sum,
@@ -154,7 +154,7 @@ void Optimizer::sum_gradients(Stream stream, Arena& scratch) const {
     }
   }
   for (const auto& parameter : parameters().all()) {
-    const StoredTensor& gradient = parameter->updated.gradient;
+    const Encoded& gradient = parameter->updated.gradient;
     if (!parameter->trained || !parameter->gradient.empty()) {
       continue;
     }

@@ -46,7 +46,7 @@ class OptimizerState {
 
   const std::string& name() const { return name_; }
   /// Returns the state of a parameter, empty if it has none.
-  StoredTensor of(size_t index) const;
+  Encoded of(size_t index) const;
   /// Returns the scales of tensors that have one scale each: [tensors, 2] per buffer.
   std::vector<View> tensor_scales() const { return pool_.tensor_scales(); }
 
@@ -115,7 +115,7 @@ class Optimizer {
   virtual std::vector<const OptimizerState*> states() const = 0;
   /// Returns the state of a parameter, or of the part of it that this rank updates. Empty if there
   /// is no such state.
-  StoredTensor state(std::string_view name, size_t parameter) const;
+  Encoded state(std::string_view name, size_t parameter) const;
   /// Returns the results of the last step and the start of the next one. Waits for the device.
   ops::StepControl control() const;
   /// Sets the control block, as when a run continues from a checkpoint.

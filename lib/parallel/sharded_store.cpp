@@ -182,7 +182,7 @@ void ShardedStore::find_views() {
     Parameter& parameter = *all()[i];
     const StoreLayout::Part& part = layout_.parts[i];
     const bool in_place = shard_is_in_place(part.segment);
-    StoredTensor value = values_.at(i);
+    Encoded value = values_.at(i);
     if (!parameter.gathered.is_value()) {
       value = {View{}, parameter.formats.value, View{}};
     } else if (!in_place && parameter.formats.value.block == per::tensor) {
@@ -195,7 +195,7 @@ void ShardedStore::find_views() {
                                            : value_shards_.at(value_shard_[i]),
                          .gradient = parameter.trained
                                          ? part_of(gradient_shard(part.segment), before, part.count)
-                                         : StoredTensor{},
+                                         : Encoded{},
                          .gathered = {},
                          .first = part.first,
                          .whole = false};
@@ -206,11 +206,11 @@ void ShardedStore::find_views() {
   }
 }
 
-StoredTensor ShardedStore::whole(const StoredPool& pool, size_t segment) const {
+Encoded ShardedStore::whole(const StoredPool& pool, size_t segment) const {
   return pool.whole(pool.buffer_of(layout_.segments[segment].parameters.front()));
 }
 
-StoredTensor ShardedStore::value_shard(size_t segment) const {
+Encoded ShardedStore::value_shard(size_t segment) const {
   const StoreLayout::Segment& of = layout_.segments[segment];
   if (shard_is_in_place(segment)) {
     return part_of(whole(values_, segment), layout_.rank * of.shard, of.shard);
@@ -218,14 +218,14 @@ StoredTensor ShardedStore::value_shard(size_t segment) const {
   return value_shards_.whole(value_shards_.buffer_of(value_shard_[of.parameters.front()]));
 }
 
-StoredTensor ShardedStore::gathered_shard(size_t segment) const {
+Encoded ShardedStore::gathered_shard(size_t segment) const {
   return gathers_values(segment) ? value_shard(segment)
-                                 : StoredTensor(gathered_operands_[segment].shard);
+                                 : Encoded(gathered_operands_[segment].shard);
 }
 
-StoredTensor ShardedStore::gathered_whole(size_t segment) const {
+Encoded ShardedStore::gathered_whole(size_t segment) const {
   return gathers_values(segment) ? whole(values_, segment)
-                                 : StoredTensor(gathered_operands_[segment].whole);
+                                 : Encoded(gathered_operands_[segment].whole);
 }
 
 std::vector<View> ShardedStore::cleared_gradients(size_t segment, bool overwrites) const {
@@ -238,7 +238,7 @@ std::vector<View> ShardedStore::cleared_gradients(size_t segment, bool overwrite
 
 View ShardedStore::gradient_shard(size_t segment) const {
   const StoreLayout::Segment& of = layout_.segments[segment];
-  const StoredTensor all = whole_gradients(segment);
+  const Encoded all = whole_gradients(segment);
   if (!of.gradients_stay || first_of(segment).formats.gradient.is_scaled()) {
     return gradient_shards_.at(gradient_shard_[segment]).codes;
   }
@@ -258,7 +258,7 @@ std::vector<View> ShardedStore::updated_gradients() const {
 std::vector<View> ShardedStore::shared_scales() const {
   std::vector<View> scales;
   for (size_t i = 0; i < layout_.segments.size(); ++i) {
-    const StoredTensor shard = value_shard(i);
+    const Encoded shard = value_shard(i);
     if (shard.format.is_scaled() && shard.format.block == per::tensor) {
       scales.push_back(shard.scales);
     }

@@ -30,14 +30,14 @@ class ShardedStore final : public StoreShards {
 
   const StoreLayout& layout() const { return layout_; }
   /// Returns this rank's shard of a segment's values, flat.
-  StoredTensor value_shard(size_t segment) const;
+  Encoded value_shard(size_t segment) const;
   /// Returns the gathered form of a segment: this rank's shard, and the memory for all shards.
-  StoredTensor gathered_shard(size_t segment) const;
-  StoredTensor gathered_whole(size_t segment) const;
+  Encoded gathered_shard(size_t segment) const;
+  Encoded gathered_whole(size_t segment) const;
   /// Whether the parameters of a segment are trained. The next functions are for such.
   bool has_gradients(size_t segment) const { return first_of(segment).trained; }
   /// Return the whole gradients of a segment, and this rank's shard of their sum over ranks.
-  StoredTensor whole_gradients(size_t segment) const { return whole(gradients_, segment); }
+  Encoded whole_gradients(size_t segment) const { return whole(gradients_, segment); }
   View gradient_shard(size_t segment) const;
   /// Returns the gradients of a segment that must be zero before a pass adds to them, and all gaps,
   /// as fp32 words; `overwrites` leaves out those of Parameter::overwritten.
@@ -57,7 +57,7 @@ class ShardedStore final : public StoreShards {
   bool gathers_values(size_t segment) const;
   int64_t begin_of(size_t parameter) const;
   bool shard_is_in_place(size_t segment) const;
-  StoredTensor whole(const StoredPool& pool, size_t segment) const;
+  Encoded whole(const StoredPool& pool, size_t segment) const;
 
   const std::vector<std::unique_ptr<Parameter>>* parameters_;
   StoreLayout layout_;

@@ -60,7 +60,7 @@ void Strategy::copy_values(const std::function<float*(const Parameter&)>& memory
 }
 
 void Strategy::for_each_replica(
-    const std::function<void(const std::string&, const StoredTensor&)>& use) {
+    const std::function<void(const std::string&, const Encoded&)>& use) {
   for (const auto& parameter : parameters().all()) {
     use(parameter->name, parameter->stored_value);
   }

@@ -54,7 +54,7 @@ class WholeParameters final : public Replicas {
       if (!parameters().all()[i]->trained) {
         continue;
       }
-      const StoredTensor& value = parameters().all()[i]->stored_value;
+      const Encoded& value = parameters().all()[i]->stored_value;
       for (const View& part : {value.codes, value.scales}) {
         if (!part.empty()) {
           coming.push_back(comm().broadcast(device().stream(), part.data, part.bytes(), owners[i]));

@@ -46,7 +46,7 @@ class Zero final : public RankedStrategy, public ParameterGatherer {
   ParameterGatherer* gatherer() override { return this; }
   void copy_values(const std::function<float*(const Parameter&)>& memory) override;
   void for_each_replica(
-      const std::function<void(const std::string&, const StoredTensor&)>& use) override;
+      const std::function<void(const std::string&, const Encoded&)>& use) override;
 
   // These are the functions of ParameterGatherer.
   bool gathers_per_pass() const override { return layout().operands_share_slots; }
@@ -69,7 +69,7 @@ class Zero final : public RankedStrategy, public ParameterGatherer {
   std::vector<GradientBuckets::Bucket> make_buckets();
   void start(size_t unit);
   void finish(Unit& unit);
-  void gather(const StoredTensor& shard, const StoredTensor& whole, std::vector<Work>& coming);
+  void gather(const Encoded& shard, const Encoded& whole, std::vector<Work>& coming);
   void clear_gradients(size_t segment, bool overwrites);
   std::vector<std::byte> gather_on_host(const View& shard);
   void copy_segment(size_t index, const std::vector<float*>& memory);
@@ -174,7 +174,7 @@ void Zero::start(size_t unit) {
   }
 }
 
-void Zero::gather(const StoredTensor& shard, const StoredTensor& whole, std::vector<Work>& coming) {
+void Zero::gather(const Encoded& shard, const Encoded& whole, std::vector<Work>& coming) {
   const Stream stream = device().stream();
   coming.push_back(
       gathers_->all_gather(stream, shard.codes.data, whole.codes.data, shard.codes.bytes()));
@@ -275,11 +275,11 @@ void Zero::copy_values(const std::function<float*(const Parameter&)>& memory) {
 
 void Zero::copy_segment(size_t index, const std::vector<float*>& memory) {
   const StoreLayout::Segment& segment = layout().segments[index];
-  const StoredTensor shard = shards().value_shard(index);
+  const Encoded shard = shards().value_shard(index);
   const int64_t count = segment.shard * layout().ranks;
   std::vector<std::byte> codes = gather_on_host(shard.codes);
   std::vector<std::byte> scales;
-  StoredTensor whole({codes.data(), shard.format.dtype, {count}}, shard.format, {});
+  Encoded whole({codes.data(), shard.format.dtype, {count}}, shard.format, {});
   const bool scaled = shard.format.is_scaled();
   const bool grouped = shard.format.block.is_group();
   if (grouped) {
@@ -293,7 +293,7 @@ void Zero::copy_segment(size_t index, const std::vector<float*>& memory) {
       continue;
     }
     const int64_t elements = parameter.shape.count();
-    StoredTensor part = part_of(whole, segment.begins[i], elements);
+    Encoded part = part_of(whole, segment.begins[i], elements);
     std::vector<std::byte> pair;
     if (scaled && !grouped) {
       const View& of_all = parameter.updated.value.scales;
@@ -305,8 +305,7 @@ void Zero::copy_segment(size_t index, const std::vector<float*>& memory) {
   }
 }
 
-void Zero::for_each_replica(
-    const std::function<void(const std::string&, const StoredTensor&)>& use) {
+void Zero::for_each_replica(const std::function<void(const std::string&, const Encoded&)>& use) {
   for (size_t unit = 0; unit < units_.size(); ++unit) {
     gather(unit, kNone);
     for (const size_t segment : units_[unit].segments) {

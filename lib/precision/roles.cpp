@@ -13,7 +13,7 @@
 #include "ops/gemm/gemm_support.h"
 #include "precision/key_error.h"
 #include "precision/plan.h"
-#include "tensor/stored_tensor.h"
+#include "tensor/encoded.h"
 
 namespace fp8train {
 namespace {

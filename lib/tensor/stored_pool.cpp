@@ -96,7 +96,7 @@ void StoredPool::make(Device& device, Buffer& buffer) {
   }
 }
 
-StoredTensor StoredPool::at(size_t position) const {
+Encoded StoredPool::at(size_t position) const {
   const Entry& entry = entries_.at(position);
   if (entry.buffer == kNone || buffers_[entry.buffer].codes.empty()) {
     return {};
@@ -117,7 +117,7 @@ View StoredPool::scales_of(const Buffer& buffer, int64_t first, int64_t end) con
   return first == end ? View{} : View{buffer.scales.as<float>() + first, DType::f32, {end - first}};
 }
 
-StoredTensor StoredPool::flat(const Stretch& stretch) const {
+Encoded StoredPool::flat(const Stretch& stretch) const {
   const Buffer& buffer = buffers_[stretch.buffer];
   const Entry& first = entries_[buffer.tensors[stretch.begin]];
   const bool to_end = stretch.end == buffer.tensors.size();
@@ -179,7 +179,7 @@ std::vector<View> StoredPool::tensor_scales() const {
   return views;
 }
 
-StoredTensor StoredPool::whole(size_t buffer) const {
+Encoded StoredPool::whole(size_t buffer) const {
   return flat({buffer, 0, buffers_[buffer].tensors.size()});
 }
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "device/device.h"
-#include "tensor/stored_tensor.h"
+#include "tensor/encoded.h"
 #include "tensor/tensor.h"
 
 namespace fp8train {
@@ -54,7 +54,7 @@ class StoredPool {
   size_t size() const { return entries_.size(); }
 
   /// Returns the tensor, which is empty until allocate().
-  StoredTensor at(size_t position) const;
+  Encoded at(size_t position) const;
 
   /// All codes of unscaled fp32 tensors, with the gaps: an array for each buffer that has any.
   std::vector<View> fp32() const;
@@ -81,9 +81,9 @@ class StoredPool {
   /// The buffer that a tensor lies in.
   size_t buffer_of(size_t position) const { return entries_.at(position).buffer; }
   /// All of a buffer as one tensor, flat and with the gaps.
-  StoredTensor whole(size_t buffer) const;
+  Encoded whole(size_t buffer) const;
   /// The tensors of a stretch as one, flat and with the gaps.
-  StoredTensor flat(const Stretch& stretch) const;
+  Encoded flat(const Stretch& stretch) const;
   /// Returns where the tensors of a stretch begin in flat(), in elements.
   std::vector<int64_t> begins_of(const Stretch& stretch) const;
 

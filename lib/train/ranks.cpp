@@ -94,7 +94,7 @@ void share_weights(Communicator& comm, Device& device, const ParameterStore& par
     return;
   }
   for (const auto& parameter : parameters.all()) {
-    const StoredTensor& value = parameter->stored_value;
+    const Encoded& value = parameter->stored_value;
     for (const View& part : {value.codes, value.scales}) {
       if (!part.empty()) {
         comm.broadcast(device.stream(), part.data, part.bytes(), 0).wait();

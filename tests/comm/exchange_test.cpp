@@ -220,7 +220,7 @@ TEST_CASE("one rank: the bits of storing and reading in the wire's format", "[ex
     Tensor values(*device, DType::f32, {kCount}, MemoryCategory::workspace);
     copy_from_host(*device, values, gradients.data());
     Tensor codes(*device, format.dtype, {kCount}, MemoryCategory::workspace);
-    StoredTensor packet(codes.view(), format, {});
+    Encoded packet(codes.view(), format, {});
     Tensor scales;
     if (format.is_scaled()) {
       scales =
@@ -276,7 +276,7 @@ TEST_CASE("gradients stored as they cross the wire are not rounded again", "[exc
     copy_from_host(*device, x, random_gradients(static_cast<uint32_t>(rank) + 1).data());
     Tensor codes(*device, DType::e4m3, {kCount}, MemoryCategory::gradients);
     Tensor scales(*device, DType::f32, {8}, MemoryCategory::gradients);
-    const StoredTensor gradient(codes.view(), kGrouped, scales.view());
+    const Encoded gradient(codes.view(), kGrouped, scales.view());
     ops::store(device->stream(), {.x = x, .to = gradient});
     const auto made = make_gradient_exchange(
         comm, *device, wire, {.gradients = gradient, .tensors = {}}, ExchangeResult::whole);

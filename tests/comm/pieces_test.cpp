@@ -76,7 +76,7 @@ struct Stored {
       scales = Tensor(device, DType::f32, shape, MemoryCategory::gradients);
       fill_zero(device, scales);
     }
-    all = StoredTensor(codes.view(), c.stored, scales.view());
+    all = Encoded(codes.view(), c.stored, scales.view());
     Tensor x(device, DType::f32, {c.count}, MemoryCategory::workspace);
     copy_from_host(device, x, values.data());
     if (!by_tensor) {
@@ -93,7 +93,7 @@ struct Stored {
   }
 
   Tensor codes, scales;
-  StoredTensor all;
+  Encoded all;
 };
 
 Outcome exchange(Communicator& comm, const Case& c, int64_t piece_bytes, float bad) {

@@ -89,7 +89,7 @@ void check_rank(Communicator& comm, DType dtype, const Values& own, ExchangeResu
   copy_from_host(*device, x, own.data());
   Tensor scales(*device, DType::f32, {3, 2}, MemoryCategory::gradients);
   fill_zero(*device, scales);
-  StoredTensor gradients = bucket.view();
+  Encoded gradients = bucket.view();
   if (dtype == DType::e4m3) {
     for (size_t t = 0; t < 3; ++t) {
       const int64_t end = t == 2 ? kCount : kTensors[t + 1];

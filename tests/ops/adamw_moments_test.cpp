@@ -31,8 +31,8 @@ struct Trained {
   }
   void step(const ops::OpTable& table, Array& gradient) {
     control.applied_steps += control.skip == 0 ? 1 : 0;
-    const StoredTensor first(codes1, formats.first, scales1);
-    const StoredTensor second(codes2, formats.second, scales2);
+    const Encoded first(codes1, formats.first, scales1);
+    const Encoded second(codes2, formats.second, scales2);
     table.adamw(cpu_stream(),
                 {weight.view(), gradient.view(), first, second, copy, 0.9, 0.95, 1e-8, 0.1},
                 &control);
@@ -222,7 +222,7 @@ TEST_CASE("formats that no moment has are refused", "[ops]") {
   }
   Trained trained({by_tensor(DType::e4m3), plain(DType::bf16)}, 8);
   trained.scales1 = Array(DType::f32, {1});
-  const StoredTensor first(trained.codes1, trained.formats.first, trained.scales1);
+  const Encoded first(trained.codes1, trained.formats.first, trained.scales1);
   CHECK_THROWS_AS(ops::adamw(cpu_stream(),
                              {trained.weight.view(), trained.weight.view(), first,
                               trained.codes2.view(), trained.copy, 0.9, 0.95, 1e-8, 0.1},

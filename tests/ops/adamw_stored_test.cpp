@@ -26,7 +26,7 @@ struct StoredValues {
     naive.store(values, {1, 2, 3});
     naive.write(codes, scales);
   }
-  StoredTensor view() { return {codes, format, scales}; }
+  Encoded view() { return {codes, format, scales}; }
   size_t differences(const NaiveTensor& naive) { return naive.differences(codes, scales); }
 };
 
@@ -139,9 +139,9 @@ struct Halves {
   Model& model;
   std::vector<Array> scales;
 
-  StoredTensor part(StoredValues& stored, int64_t first, int64_t count) {
-    const StoredTensor whole = stored.view();
-    StoredTensor result = part_of(whole, first, count);
+  Encoded part(StoredValues& stored, int64_t first, int64_t count) {
+    const Encoded whole = stored.view();
+    Encoded result = part_of(whole, first, count);
     if (!whole.scales.empty() && stored.format.block == per::tensor) {
       scales.push_back(stored.scales);
       result.scales = scales.back();
@@ -167,7 +167,7 @@ struct Halves {
 };
 
 /// Of the new values of both parts, next to the scales of both.
-void combine_amax(const StoredTensor& a, const StoredTensor& b) {
+void combine_amax(const Encoded& a, const Encoded& b) {
   if (!a.scales.empty() && a.format.block == per::tensor) {
     const float amax = std::max(a.scales.as<float>()[1], b.scales.as<float>()[1]);
     a.scales.as<float>()[1] = amax;

@@ -122,8 +122,8 @@ struct Moments {
     ops::StepControl control = adamw_control(false, step);
     control.gradient_factor = 1.0F;
     table.adamw(cpu_stream(),
-                {weight.view(), gradient.view(), StoredTensor(codes1, expanded(), scales1),
-                 StoredTensor(codes2, expanded(), scales2), View{}, beta1, beta2, 1e-8, 0.1},
+                {weight.view(), gradient.view(), Encoded(codes1, expanded(), scales1),
+                 Encoded(codes2, expanded(), scales2), View{}, beta1, beta2, 1e-8, 0.1},
                 &control);
   }
   /// As the fixture has them, so that a difference would be that of one update.

@@ -37,9 +37,7 @@ struct StoredValues {
     }
   }
   bool by_tensor() const { return format.is_scaled() && format.block == per::tensor; }
-  StoredTensor view() {
-    return {codes.view(), format, scales.count() == 0 ? View{} : scales.view()};
-  }
+  Encoded view() { return {codes.view(), format, scales.count() == 0 ? View{} : scales.view()}; }
   float scale_of(int64_t i) const {
     return scales.count() == 0 ? 1.0F : scales.get(by_tensor() ? 0 : i / 128);
   }
@@ -253,7 +251,7 @@ TEST_CASE("saved groups have a bf16 scale for 16 values", "[ops][storage]") {
       CHECK(same_everywhere([&](const ops::OpTable& table) {
         Array codes(DType::e4m3, {count});
         Array scales(DType::bf16, {groups});
-        const StoredTensor stored(codes, saved_groups(), scales);
+        const Encoded stored(codes, saved_groups(), scales);
         table.store(cpu_stream(), {.x = x, .to = stored});
         Array y(DType::f32, {count});
         table.read_stored(cpu_stream(), stored, y);
@@ -291,7 +289,7 @@ TEST_CASE("saved groups of tiny and non-finite values", "[ops][storage]") {
   Array codes(DType::e4m3, {48});
   Array scales(DType::bf16, {3});
   Array y(DType::f32, {48});
-  const StoredTensor groups(codes, saved_groups(), scales);
+  const Encoded groups(codes, saved_groups(), scales);
   ops::store(cpu_stream(), {.x = x, .to = groups});
   ops::read_stored(cpu_stream(), groups, y);
   CHECK(y.get(3) == 0.0F);  // below every bf16 scale that has a reciprocal
@@ -306,17 +304,17 @@ TEST_CASE("store refuses what does not fit", "[ops][storage]") {
   StoredValues stored(kFormats[6], 100);
   StoredValues other(kFormats[6], 99);
   CHECK_THROWS_AS(ops::store(cpu_stream(), {.x = x, .to = other.view()}), InternalError);
-  StoredTensor stochastic = stored.view();
+  Encoded stochastic = stored.view();
   stochastic.format.rounding = Rounding::stochastic;
   CHECK_THROWS_AS(ops::store(cpu_stream(), {.x = x, .to = stochastic}), InternalError);
   const ops::AutoScale automatic;
   CHECK_THROWS_AS(ops::store(cpu_stream(), {.x = x, .to = stored.view(), .automatic = &automatic}),
                   InternalError);
   Array scales(DType::bf16, {6});
-  const StoredTensor short_scales(stored.codes, saved_groups(), scales);
+  const Encoded short_scales(stored.codes, saved_groups(), scales);
   CHECK_THROWS_AS(ops::store(cpu_stream(), {.x = x, .to = short_scales}), InternalError);
   Array all_scales(DType::bf16, {7});
-  const StoredTensor groups(stored.codes, saved_groups(), all_scales);
+  const Encoded groups(stored.codes, saved_groups(), all_scales);
   CHECK_NOTHROW(ops::store(cpu_stream(), {.x = x, .to = groups}));
   CHECK_THROWS_AS(ops::store(cpu_stream(), {.x = x, .to = groups, .add = true}), InternalError);
 }

@@ -188,7 +188,7 @@ TEST_CASE("codes that are the wire's are copied, and come back", "[wire]") {
       codes.as<uint8_t>()[i] = static_cast<uint8_t>(i % 127);
     }
     Bytes packets(static_cast<size_t>(3 * ops::wire_bytes(format, 256)));
-    ops::pack_wire(cpu_stream(), {.x = StoredTensor(codes.view(), format, scales.view()),
+    ops::pack_wire(cpu_stream(), {.x = Encoded(codes.view(), format, scales.view()),
                                   .format = format,
                                   .chunk = 256,
                                   .chunks = 3,
@@ -261,7 +261,7 @@ TEST_CASE("codes in chunks that lie apart are copied, and come back", "[wire]") 
   Bytes packets(static_cast<size_t>(2 * ops::wire_bytes(format, 256)));
   for (const int64_t first : {0, 256}) {  // rows of 512: of the last one 60 elements more
     const ops::ChunkRange range = {.first = first, .stride = 512};
-    ops::pack_wire(cpu_stream(), {.x = StoredTensor(codes.view(), format, scales.view()),
+    ops::pack_wire(cpu_stream(), {.x = Encoded(codes.view(), format, scales.view()),
                                   .format = format,
                                   .chunk = 256,
                                   .chunks = 2,

@@ -103,7 +103,7 @@ struct Fixture {
     optimizer->step(device->stream(), scratch);
   }
   Values momentum() const {
-    const StoredTensor stored = optimizer->state("momentum", 0);
+    const Encoded stored = optimizer->state("momentum", 0);
     const Tensor fp32(*device, DType::f32, weight->shape, MemoryCategory::workspace);
     ops::read_stored(device->stream(), stored, fp32);
     return to_host_f32(*device, fp32);

@@ -54,7 +54,7 @@ struct Updated {
     }
     optimizer->step(device->stream(), scratch);
   }
-  std::vector<StoredTensor> tensors() const {
+  std::vector<Encoded> tensors() const {
     return {parameter->stored_value, optimizer->state("moment1", 0),
             optimizer->state("moment2", 0)};
   }

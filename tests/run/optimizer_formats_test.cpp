@@ -93,9 +93,7 @@ struct Stored {
       copy_from_host(device, scales, ones.data());
     }
   }
-  StoredTensor view() const {
-    return {codes.view(), format, scales.empty() ? View{} : scales.view()};
-  }
+  Encoded view() const { return {codes.view(), format, scales.empty() ? View{} : scales.view()}; }
   double bytes() const {
     return static_cast<double>(codes.view().bytes() + (scales.empty() ? 0 : scales.view().bytes()));
   }

@@ -86,7 +86,7 @@ Gradients exchanged(int ranks, int stage, bool all_contribute) {
             sum.resize(static_cast<size_t>(parameter->shape.count()));
             if (own.count() > 0) {
               const View part = {sum.data() + own.first, DType::f32, {own.count()}};
-              StoredTensor flat = own.gradient;
+              Encoded flat = own.gradient;
               flat.codes.shape = {own.count()};
               ops::read_stored(device->stream(), flat, part);
             }

@@ -27,7 +27,7 @@ struct Moments {
   std::vector<std::vector<float>> first, second;
 };
 
-std::vector<float> decoded(Device& device, const StoredTensor& stored) {
+std::vector<float> decoded(Device& device, const Encoded& stored) {
   const Tensor values(device, DType::f32, {stored.count()}, MemoryCategory::workspace);
   ops::read_stored(device.stream(), stored, values);
   std::vector<float> host(static_cast<size_t>(stored.count()));

@@ -25,7 +25,7 @@
 #include "comm/communicator.h"
 #include "device/device.h"
 #include "ops/storage/storage.h"
-#include "tensor/stored_tensor.h"
+#include "tensor/encoded.h"
 
 namespace fp8train {
 
@@ -62,9 +62,9 @@ GradientWire gradient_wire(const TensorFormat& format, bool self_exact, const To
 /// The gradients that one exchange sums.
 struct GradientBucket {
   /// Flat: fp32 or bf16; or codes as they cross the wire, whose scales are one for each of the
-  /// format's groups of elements (two_shot, two_hop) or [tensors, 2], as those of StoredTensor are
+  /// format's groups of elements (two_shot, two_hop) or [tensors, 2], as those of Encoded are
   /// (code_sum).
-  StoredTensor gradients;
+  Encoded gradients;
   /// The first element of each tensor: multiples of 128, ascending from 0; code_sum only.
   std::vector<int64_t> tensors;
   /// Bytes of gradients in a piece, which has at least range_alignment() elements of each shard. 0:
@@ -77,7 +77,7 @@ struct GradientBucket {
   std::vector<ops::AutoScale*> automatic;
   /// With code_sum and ExchangeResult::whole, the codes of the sum and their scales go here, laid
   /// out as `gradients`, which stay as they are. Empty: the sum goes to `gradients`.
-  StoredTensor result = {};
+  Encoded result = {};
 };
 
 enum class ExchangeResult : uint8_t { whole, shard };

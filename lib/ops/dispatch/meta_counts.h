@@ -24,7 +24,7 @@ inline double bytes_of(const QuantizeSink& cast) {
 }
 
 /// Returns the bytes of the codes and the scales of a stored tensor.
-inline double stored_bytes(const StoredTensor& tensor) {
+inline double stored_bytes(const Encoded& tensor) {
   return bytes_of(tensor.codes) + bytes_of(tensor.scales);
 }
 
@@ -49,7 +49,7 @@ inline void count(const Stream& stream, double bytes, const char* kernel, int64_
 }
 
 /// Whether the tensor has one scale, for which a pass over the new values finds the amax first.
-inline bool scaled_by_tensor(const StoredTensor& tensor) {
+inline bool scaled_by_tensor(const Encoded& tensor) {
   return codec_of(tensor.format) == Codec::tensor;
 }
 

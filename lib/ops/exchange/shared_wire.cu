@@ -4,7 +4,7 @@
 #include "base/math.h"
 #include "ops/dispatch/cuda_operations.h"
 #include "ops/exchange/wire_math.h"
-#include "ops/storage/encoded_tensor.cuh"
+#include "ops/storage/encoded.cuh"
 
 namespace fp8train::ops::cuda {
 namespace {
@@ -15,7 +15,7 @@ static_assert(kWarp * kQuad == kGroup);
 
 /// A SharedBucket as kernels see it.
 struct Source {
-  BasicEncodedTensor<false> values;
+  DeviceEncoded<false> values;
   float* code_scales;
   const int32_t* tensor_of_group;
   int64_t count;
@@ -36,7 +36,7 @@ struct Source {
 };
 
 Source source(const SharedBucket& bucket) {
-  return {encoded<false>(StoredTensor(bucket.values)), bucket.code_scales.as<float>(),
+  return {encoded<false>(Encoded(bucket.values)), bucket.code_scales.as<float>(),
           bucket.tensor_of_group.as<int32_t>(), bucket.values.count()};
 }
 

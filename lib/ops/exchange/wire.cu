@@ -10,7 +10,7 @@
 #include "ops/dispatch/cuda_operations.h"
 #include "ops/exchange/wire_formats.h"
 #include "ops/exchange/wire_math.h"
-#include "ops/storage/encoded_tensor.cuh"
+#include "ops/storage/encoded.cuh"
 
 namespace fp8train::ops::cuda {
 namespace {
@@ -47,7 +47,7 @@ struct PacketSlot {
 /// A warp has a group of N elements for each lane.
 template <typename Code, int N, bool Aligned>
 __global__ void __launch_bounds__(kBlock)
-    pack_kernel(BasicEncodedTensor<false> x, int64_t count, PacketSlot slot, void* packets) {
+    pack_kernel(DeviceEncoded<false> x, int64_t count, PacketSlot slot, void* packets) {
   constexpr int kSpan = kWarp * N;
   const int64_t chunk = slot.layout.chunk;
   for_each_span<1>(slot.chunks * ceil_div(chunk, kSpan), [&](int64_t group) {
@@ -277,7 +277,7 @@ void pack_wire(Stream stream, const PackWire& call) {
 }
 
 void unpack_wire(Stream stream, const UnpackWire& call) {
-  const StoredTensor& y = call.y;
+  const Encoded& y = call.y;
   const PacketSlot slot = {wire_layout(y.format, call.chunk), call.chunks, 1, call.range};
   check(slot.layout.group == kGroup, "unpack_wire: only codes in groups of 128 are copied");
   launch(stream, {blocks_for(stream, call.chunk * call.chunks, kBlock * kQuad), kBlock},

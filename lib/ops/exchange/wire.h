@@ -5,11 +5,11 @@
 //
 // The packet of a chunk: its codes, then a scale for each of the format's groups of elements (fp32;
 // one byte, the biased exponent, for powers of two), padded to 16 bytes. codes = cast(value *
-// scale) with the scales of a StoredTensor of the same format. The last group of a chunk may be
+// scale) with the scales of an Encoded of the same format. The last group of a chunk may be
 // smaller. A group with a value that is not finite has NaN for its scale: all ranks read NaN.
 
 #include "device/stream.h"
-#include "tensor/stored_tensor.h"
+#include "tensor/encoded.h"
 
 namespace fp8train::ops {
 
@@ -30,7 +30,7 @@ struct ChunkRange {
 
 /// The arguments of pack_wire().
 struct PackWire {
-  StoredTensor x;  ///< fp32, bf16 or fp16; or in the wire's own format, which is copied
+  Encoded x;  ///< fp32, bf16 or fp16; or in the wire's own format, which is copied
   TensorFormat format;
   int64_t chunk = 0;  ///< elements of a chunk: a multiple of kRangeAlignment
   int64_t chunks = 1;
@@ -62,7 +62,7 @@ void sum_wire(Stream stream, const SumWire& call);
 struct UnpackWire {
   const void* packets = nullptr;
   int64_t chunk = 0, chunks = 1;
-  StoredTensor y;    ///< codes with a scale for each group
+  Encoded y;         ///< codes with a scale for each group
   ChunkRange range;  ///< position in y. By default the chunks hold all of y.
 };
 /// y = the codes and scales of the packets, in y's own format.

@@ -43,10 +43,10 @@ FP8TRAIN_HD void for_each_piece(const Call& call, int64_t count, Body body) {
 }
 
 /// A packet as a tensor: scales that are powers of two lie in a byte each.
-FP8TRAIN_HD StoredTensor packet_at(const WireLayout& layout, const TensorFormat& format,
-                                   const uint8_t* packet) {
+FP8TRAIN_HD Encoded packet_at(const WireLayout& layout, const TensorFormat& format,
+                              const uint8_t* packet) {
   auto* const bytes = const_cast<uint8_t*>(packet);
-  StoredTensor tensor({bytes, format.dtype, {layout.chunk}}, format, {});
+  Encoded tensor({bytes, format.dtype, {layout.chunk}}, format, {});
   if (layout.scaled) {
     tensor.scales = {bytes + layout.scales_at,
                      layout.pow2 ? DType::u8 : DType::f32,
@@ -56,8 +56,8 @@ FP8TRAIN_HD StoredTensor packet_at(const WireLayout& layout, const TensorFormat&
 }
 
 /// Copies the groups of a tensor whose codes and scales are the wire's already.
-FP8TRAIN_HD void copy_groups(const WireLayout& layout, const StoredTensor& x,
-                             const ChunkPiece& piece, uint8_t* packet) {
+FP8TRAIN_HD void copy_groups(const WireLayout& layout, const Encoded& x, const ChunkPiece& piece,
+                             uint8_t* packet) {
   std::memset(packet + piece.begin, 0, static_cast<size_t>(piece.length));
   std::memcpy(packet + piece.begin, x.codes.as<uint8_t>() + piece.element,
               static_cast<size_t>(piece.present));
@@ -122,7 +122,7 @@ void sum_wire(Stream /*stream*/, const SumWire& call) {
 }
 
 void unpack_wire(Stream /*stream*/, const UnpackWire& call) {
-  const StoredTensor& y = call.y;
+  const Encoded& y = call.y;
   const WireLayout layout = wire_layout(y.format, call.chunk);
   for_each_piece(call, y.count(), [&](const ChunkPiece& piece) {
     const auto* packet =

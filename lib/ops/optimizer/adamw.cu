@@ -8,7 +8,7 @@
 #include "ops/dispatch/cuda_operations.h"
 #include "ops/optimizer/adamw_kernels.cuh"
 #include "ops/optimizer/optimizer_math.h"
-#include "ops/storage/encoded_tensor.cuh"
+#include "ops/storage/encoded.cuh"
 
 namespace fp8train::ops::cuda {
 namespace {
@@ -215,7 +215,7 @@ void run(const Stream& stream, const AdamW& call, const Moments& moments, bool a
 }
 
 /// Host: whether packs are possible in any of the formats.
-bool has_aligned_codes(const StoredTensor& tensor) {
+bool has_aligned_codes(const Encoded& tensor) {
   return is_aligned(tensor.codes.data);
 }
 
@@ -230,8 +230,8 @@ void adamw(Stream stream, const AdamW& call, const StepControl* control) {
     keep_tensor_scales(stream, call, control);
     return;
   }
-  const StoredTensor& first = call.moment1;
-  const StoredTensor& second = call.moment2;
+  const Encoded& first = call.moment1;
+  const Encoded& second = call.moment2;
   const DType gradient = call.gradient.format.dtype;
   if (call.weight.format.dtype != DType::f32 ||
       (gradient != DType::f32 && gradient != DType::bf16) || is_extended(first) ||

@@ -1,7 +1,7 @@
 #pragma once
 // How AdamW's kernels read and write both moments of a run of elements. Only for .cu files.
 
-#include "ops/storage/encoded_tensor.cuh"
+#include "ops/storage/encoded.cuh"
 
 namespace fp8train::ops::cuda {
 
@@ -35,7 +35,7 @@ struct PlainMoments {
 /// Loads and stores moments as PlainMoments does, in any two formats that are neither expanded nor
 /// stochastic.
 struct EncodedMoments {
-  BasicEncodedTensor<false> first, second;
+  DeviceEncoded<false> first, second;
 
   struct Scales {
     ScaleExpansion first, second;

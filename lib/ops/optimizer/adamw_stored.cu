@@ -9,7 +9,7 @@ namespace {
 
 /// The part of a call that a kernel reads and writes.
 struct StoredUpdate {
-  EncodedTensor weight, gradient, moment1, moment2;
+  DeviceEncoded<> weight, gradient, moment1, moment2;
   uint16_t* __restrict__ copy;  ///< may be null
   bool copy_is_f16;
   DType gradient_read_as;
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kBlock, 2)
 
 /// Ends a step whose kernels all have read the old scales.
 struct KeepTensorScales {
-  EncodedTensor weight, moment1, moment2;
+  DeviceEncoded<> weight, moment1, moment2;
   const StepControl* control;
 
   template <int N>
@@ -156,7 +156,7 @@ bool has_tensor_scales(const StoredUpdate& update) {
 }
 
 /// Whether four elements can be read at once.
-bool is_aligned_to_quads(const StoredTensor& tensor) {
+bool is_aligned_to_quads(const Encoded& tensor) {
   return is_aligned(tensor.codes.data, kQuad * size_of(tensor.format.dtype));
 }
 bool is_aligned_to_quads(const AdamW& call) {

@@ -19,7 +19,7 @@ bool may_be_read_as(DType dtype, DType read_as) {
 void check_adamw(const AdamW& call, const StepControl* control) {
   const int64_t count = call.weight.count();
   check(control != nullptr, "adamw: no control block");
-  for (const StoredTensor* tensor : {&call.weight, &call.gradient, &call.moment1, &call.moment2}) {
+  for (const Encoded* tensor : {&call.weight, &call.gradient, &call.moment1, &call.moment2}) {
     check_stored(*tensor, count);
   }
   check(is_copy_of(call.copy, count), "adamw: the copy must be bf16 or fp16 of the same count");

@@ -8,7 +8,7 @@
 #include "base/math.h"
 #include "device/stream.h"
 #include "ops/cast/quantize.h"
-#include "tensor/stored_tensor.h"
+#include "tensor/encoded.h"
 #include "tensor/view.h"
 
 namespace fp8train::ops {
@@ -62,11 +62,11 @@ void prepare_step(Stream stream, StepControl* control, float max_norm, const Los
 
 /// The arguments of adamw().
 struct AdamW {
-  StoredTensor weight;    ///< updated
-  StoredTensor gradient;  ///< read only
-  StoredTensor moment1;   ///< updated
-  StoredTensor moment2;   ///< updated
-  View copy;              ///< bf16 or fp16 copy of the new weight as it is stored; may be empty
+  Encoded weight;    ///< updated
+  Encoded gradient;  ///< read only
+  Encoded moment1;   ///< updated
+  Encoded moment2;   ///< updated
+  View copy;         ///< bf16 or fp16 copy of the new weight as it is stored; may be empty
   double beta1, beta2, eps, weight_decay;  ///< double, so that 1 - beta is torch's
   QuantizeSink cast = {};  ///< of the new weight, or, in a skipped step, of the weight as it is;
                            ///< only with an fp32 weight

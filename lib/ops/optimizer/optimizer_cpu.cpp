@@ -91,7 +91,7 @@ FP8TRAIN_HD void write_copy(const float* weight, const View& copy, int64_t begin
   });
 }
 
-FP8TRAIN_HD bool is_fp32(const StoredTensor& tensor) {
+FP8TRAIN_HD bool is_fp32(const Encoded& tensor) {
   return tensor.format.dtype == DType::f32;
 }
 
@@ -103,7 +103,7 @@ struct UpdatePiece {
   float second[kStoredPiece];
 
   /// The weights where they lie, or decoded.
-  FP8TRAIN_HD float* weights(const StoredTensor& tensor, int64_t begin, int64_t length) {
+  FP8TRAIN_HD float* weights(const Encoded& tensor, int64_t begin, int64_t length) {
     if (is_fp32(tensor)) {
       return tensor.codes.as<float>() + begin;
     }
@@ -111,7 +111,7 @@ struct UpdatePiece {
     return weight;
   }
   /// The gradients where they lie, or decoded, or as `read_as` has them.
-  FP8TRAIN_HD const float* gradients(const StoredTensor& tensor, DType read_as, int64_t begin,
+  FP8TRAIN_HD const float* gradients(const Encoded& tensor, DType read_as, int64_t begin,
                                      int64_t length) {
     if (!is_fp32(tensor)) {
       load_run(tensor, begin, length, gradient);
@@ -151,10 +151,10 @@ struct TensorScales {
   float weight = 1.0F, first = 1.0F, second = 1.0F;
 };
 
-FP8TRAIN_HD float new_tensor_scale(const StoredTensor& tensor, uint32_t largest) {
+FP8TRAIN_HD float new_tensor_scale(const Encoded& tensor, uint32_t largest) {
   return has_tensor_scale(tensor) ? new_scale(tensor, largest, *tensor.scales.as<float>()) : 1.0F;
 }
-FP8TRAIN_HD void keep_tensor_scale(const StoredTensor& tensor, float scale) {
+FP8TRAIN_HD void keep_tensor_scale(const Encoded& tensor, float scale) {
   if (has_tensor_scale(tensor)) {
     *tensor.scales.as<float>() = scale;
   }
@@ -199,14 +199,14 @@ FP8TRAIN_HD TensorAmaxBits find_tensor_amax_bits(const AdamW& call, const AdamWF
 }
 
 /// Raises the amax in the slot next to a tensor's scale.
-FP8TRAIN_HD void raise_tensor_amax(const StoredTensor& tensor, uint32_t amax_bits) {
+FP8TRAIN_HD void raise_tensor_amax(const Encoded& tensor, uint32_t amax_bits) {
   if (has_tensor_scale(tensor)) {
     float& amax = tensor.scales.as<float>()[1];
     amax = amax_bits > bits_of(amax) ? float_of(amax_bits) : amax;
   }
 }
 /// Takes that amax, as bits, and resets it.
-FP8TRAIN_HD uint32_t take_tensor_amax(const StoredTensor& tensor) {
+FP8TRAIN_HD uint32_t take_tensor_amax(const Encoded& tensor) {
   if (!has_tensor_scale(tensor)) {
     return 0;
   }

@@ -13,7 +13,7 @@ void store(Stream stream, const Store& call) {
   dispatch<&OpTable::store>(stream, call);
 }
 
-void read_stored(Stream stream, const StoredTensor& x, View y) {
+void read_stored(Stream stream, const Encoded& x, View y) {
   check(is_float_type(y.dtype), "read_stored: y must be fp32, bf16 or fp16");
   check_stored(x, y.count(), true);
   dispatch<&OpTable::read_stored>(stream, x, y);

@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "ops/dispatch/cuda_operations.h"
-#include "ops/storage/encoded_tensor.cuh"
+#include "ops/storage/encoded.cuh"
 #include "ops/storage/storage_math.h"
 
 namespace fp8train::ops::cuda {
@@ -36,7 +36,7 @@ unsigned blocks_for_spans(const Stream& stream, int64_t count) {
 
 /// Where a store goes, and what decides about its scale.
 struct StoreTarget {
-  EncodedTensor to;
+  DeviceEncoded<> to;
   const AutoScale* automatic;  ///< null: none
   const int32_t* skip;         ///< null: never
 
@@ -146,7 +146,7 @@ void store_as(const Stream& stream, const Store& call) {
 
 template <typename Y>
 __global__ void __launch_bounds__(kBlock)
-    read_kernel(EncodedTensor x, Y* __restrict__ y, int64_t count, bool aligned) {
+    read_kernel(DeviceEncoded<> x, Y* __restrict__ y, int64_t count, bool aligned) {
   for_each_quad(count, aligned, [&](int64_t i, int64_t available, auto packed) {
     constexpr bool kPacked = decltype(packed)::value;
     float values[kQuad];
@@ -280,7 +280,7 @@ void store(Stream stream, const Store& call) {
   });
 }
 
-void read_stored(Stream stream, const StoredTensor& x, View y) {
+void read_stored(Stream stream, const Encoded& x, View y) {
   const int64_t count = y.count();
   if (count == 0) {
     return;

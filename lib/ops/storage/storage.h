@@ -5,7 +5,7 @@
 // (ops/optimizer/optimizer.h).
 
 #include "device/stream.h"
-#include "tensor/stored_tensor.h"
+#include "tensor/encoded.h"
 
 namespace fp8train::ops {
 
@@ -20,7 +20,7 @@ struct AutoScale {
 /// The arguments of store().
 struct Store {
   ConstView x;                           ///< fp32, bf16 or fp16
-  StoredTensor to;                       ///< nearest-even; also in saved_groups()
+  Encoded to;                            ///< nearest-even; also in saved_groups()
   bool add = false;                      ///< to what `to` holds, in fp32; not in saved_groups()
   const AutoScale* automatic = nullptr;  ///< only of a tensor scale
   const int32_t* skip = nullptr;         ///< device memory; nothing changes if it is not 0
@@ -32,7 +32,7 @@ struct Store {
 void store(Stream stream, const Store& call);
 
 /// y = the decoded values of x; y: fp32, bf16 or fp16.
-void read_stored(Stream stream, const StoredTensor& x, View y);
+void read_stored(Stream stream, const Encoded& x, View y);
 
 /// The mu of gradients (FP8-LM, arXiv 2310.18313, section 2.2): the factor is halved if more than
 /// 1e-5 of the codes, and at least two, have the largest magnitude, else it grows by 2^(1/1000). It

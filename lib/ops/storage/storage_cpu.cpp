@@ -66,7 +66,7 @@ void store(Stream /*stream*/, const Store& call) {
   });
 }
 
-void read_stored(Stream /*stream*/, const StoredTensor& x, View y) {
+void read_stored(Stream /*stream*/, const Encoded& x, View y) {
   with_float_type(y.dtype, [&](auto tag) {
     auto* to = y.as<typename decltype(tag)::Type>();
     for_each_chunk<kStoredPiece>(y.count(), [&](int64_t begin, int64_t end) {

@@ -12,7 +12,7 @@ void store(Stream stream, const Store& call) {
                  .launches = by_tensor ? 3 : 1});
 }
 
-void read_stored(Stream stream, const StoredTensor& x, View y) {
+void read_stored(Stream stream, const Encoded& x, View y) {
   count(stream, stored_bytes(x) + bytes_of(y));
 }
 

@@ -19,22 +19,22 @@ constexpr bool is_encoded_type(DType type) {
 using EncodedTypes = TypesThat<is_encoded_type>;
 
 /// A tensor without scales that is only read.
-FP8TRAIN_HD StoredTensor read_only(const ConstView& values) {
+FP8TRAIN_HD Encoded read_only(const ConstView& values) {
   return View{const_cast<void*>(values.data), values.dtype, values.shape};
 }
 
 /// Whether there is one scale for the whole tensor.
-FP8TRAIN_HD bool has_tensor_scale(const StoredTensor& tensor) {
+FP8TRAIN_HD bool has_tensor_scale(const Encoded& tensor) {
   return codec_of(tensor.format) == Codec::tensor;
 }
 /// The index of the group that element `at` is in.
-FP8TRAIN_HD int64_t group_of(const StoredTensor& tensor, int64_t at) {
+FP8TRAIN_HD int64_t group_of(const Encoded& tensor, int64_t at) {
   return at / tensor.format.block.columns;
 }
 
 /// body(at, length) for the runs of a piece that share a scale.
 template <typename Body>
-FP8TRAIN_HD void for_each_run(const StoredTensor& tensor, int64_t length, Body body) {
+FP8TRAIN_HD void for_each_run(const Encoded& tensor, int64_t length, Body body) {
   const int64_t run = tensor.format.block.is_group() ? tensor.format.block.columns : length;
   for (int64_t at = 0; at < length; at += run) {
     body(at, minimum(run, length - at));
@@ -42,12 +42,12 @@ FP8TRAIN_HD void for_each_run(const StoredTensor& tensor, int64_t length, Body b
 }
 
 /// The expansion of the group that element `at` is in.
-FP8TRAIN_HD ScaleExpansion& expansion_at(const StoredTensor& tensor, int64_t at) {
+FP8TRAIN_HD ScaleExpansion& expansion_at(const Encoded& tensor, int64_t at) {
   return tensor.scales.as<ScaleExpansion>()[group_of(tensor, at)];
 }
 
 /// The factor of the code of element `at`. `tensor_scale`: of a tensor that has one scale.
-FP8TRAIN_HD float factor_at(const StoredTensor& tensor, int64_t at, float tensor_scale) {
+FP8TRAIN_HD float factor_at(const Encoded& tensor, int64_t at, float tensor_scale) {
   switch (codec_of(tensor.format)) {
     case Codec::groups:
       return reciprocal(
@@ -79,7 +79,7 @@ FP8TRAIN_HD void contract_run(const ScaleExpansion& expansion, float* values, in
 }
 
 /// Reads elements begin .. begin + length - 1 of a tensor in two halves.
-FP8TRAIN_HD void join_run(const StoredTensor& tensor, int64_t begin, int64_t length,
+FP8TRAIN_HD void join_run(const Encoded& tensor, int64_t begin, int64_t length,
                           float* __restrict values) {
   const auto* upper = tensor.codes.as<uint16_t>() + begin;
   const auto* lower = tensor.scales.as<uint16_t>() + begin;
@@ -89,7 +89,7 @@ FP8TRAIN_HD void join_run(const StoredTensor& tensor, int64_t begin, int64_t len
 }
 
 /// Writes elements begin .. begin + length - 1 of a tensor in two halves.
-FP8TRAIN_HD void split_run(const StoredTensor& tensor, int64_t begin, int64_t length,
+FP8TRAIN_HD void split_run(const Encoded& tensor, int64_t begin, int64_t length,
                            const float* __restrict values) {
   auto* __restrict upper = tensor.codes.as<uint16_t>() + begin;
   auto* __restrict lower = tensor.scales.as<uint16_t>() + begin;
@@ -102,8 +102,8 @@ FP8TRAIN_HD void split_run(const StoredTensor& tensor, int64_t begin, int64_t le
 
 /// The values of elements begin .. begin + length - 1, where `begin` is a multiple of the group.
 /// `tensor_scale`: of a tensor that has one scale.
-FP8TRAIN_HD void load_run(const StoredTensor& tensor, int64_t begin, int64_t length,
-                          float tensor_scale, float* values) {
+FP8TRAIN_HD void load_run(const Encoded& tensor, int64_t begin, int64_t length, float tensor_scale,
+                          float* values) {
   const Codec codec = codec_of(tensor.format);
   if (codec == Codec::halves) {
     return join_run(tensor, begin, length, values);
@@ -118,8 +118,7 @@ FP8TRAIN_HD void load_run(const StoredTensor& tensor, int64_t begin, int64_t len
     });
   });
 }
-FP8TRAIN_HD void load_run(const StoredTensor& tensor, int64_t begin, int64_t length,
-                          float* values) {
+FP8TRAIN_HD void load_run(const Encoded& tensor, int64_t begin, int64_t length, float* values) {
   const float scale = has_tensor_scale(tensor) ? *tensor.scales.as<float>() : 1.0F;
   load_run(tensor, begin, length, scale, values);
 }
@@ -186,7 +185,7 @@ FP8TRAIN_HD void expand_run(const float* __restrict values, int64_t count,
 }
 
 /// The scale that follows from the largest new magnitude (as bits) of a tensor or a group.
-FP8TRAIN_HD float new_scale(const StoredTensor& tensor, uint32_t largest, float old) {
+FP8TRAIN_HD float new_scale(const Encoded& tensor, uint32_t largest, float old) {
   return stored_scale(float_of(largest), old, format_max(tensor.format.dtype),
                       tensor.format.scale_type == ScaleType::pow2);
 }
@@ -208,8 +207,8 @@ struct NewValues {
 
 /// Finds and stores the scale of elements `at` .. of a group, and returns it. Returns the tensor's
 /// where groups have none.
-FP8TRAIN_HD float renew_scale(const StoredTensor& tensor, int64_t at, const float* values,
-                              int64_t count, const NewValues& call) {
+FP8TRAIN_HD float renew_scale(const Encoded& tensor, int64_t at, const float* values, int64_t count,
+                              const NewValues& call) {
   if (codec_of(tensor.format) != Codec::groups) {
     return call.tensor_scale;
   }
@@ -223,7 +222,7 @@ FP8TRAIN_HD float renew_scale(const StoredTensor& tensor, int64_t at, const floa
 
 /// Encodes elements begin .. begin + length - 1, at most a piece, where `begin` is a multiple of
 /// the group. Scales of groups follow from the values.
-FP8TRAIN_HD void store_run(const StoredTensor& tensor, int64_t begin, int64_t length,
+FP8TRAIN_HD void store_run(const Encoded& tensor, int64_t begin, int64_t length,
                            const NewValues& call) {
   const Codec codec = codec_of(tensor.format);
   if (codec == Codec::halves) {  // has no twin that is floored

@@ -3,7 +3,7 @@
 // shapes and types are looked at, never memory.
 
 #include "base/error.h"
-#include "tensor/stored_tensor.h"
+#include "tensor/encoded.h"
 #include "tensor/view.h"
 
 namespace fp8train::ops {
@@ -25,7 +25,7 @@ inline bool same_matrix(const ConstView& a, const ConstView& b) {
 
 /// Throws InternalError unless the tensor holds `count` values in a format that is stored from one
 /// step to the next or, with `saved`, for backward: codes and scales must be those of the format.
-inline void check_stored(const StoredTensor& tensor, int64_t count, bool saved = false) {
+inline void check_stored(const Encoded& tensor, int64_t count, bool saved = false) {
   check(is_stored_format(tensor.format) || (saved && tensor.format == saved_groups()),
         "no tensor is stored in this format");
   check(holds(tensor.codes, tensor.format.dtype, count),

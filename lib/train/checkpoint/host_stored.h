@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "tensor/stored_tensor.h"
+#include "tensor/encoded.h"
 
 namespace fp8train {
 
@@ -13,7 +13,7 @@ namespace fp8train {
 struct HostStored {
   std::vector<uint8_t> codes;
   std::vector<float> scales;
-  StoredTensor tensor;  ///< a view of the two above; rounds to nearest
+  Encoded tensor;  ///< a view of the two above; rounds to nearest
 
   HostStored(const TensorFormat& format, int64_t count);
   HostStored(HostStored&&) = default;

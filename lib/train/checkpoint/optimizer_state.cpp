@@ -22,7 +22,7 @@ constexpr const char* kOnlyFile = "optimizer.safetensors";
 constexpr std::string_view kSecond = "moment2.";
 
 void load(Device& device, const SavedState& saved, const StateTensor& entry) {
-  const StoredTensor& tensor = entry.tensor;
+  const Encoded& tensor = entry.tensor;
   if (tensor.count() > 0) {
     copy_from_host(device, tensor.codes,
                    saved.read(entry.name, tensor.codes.dtype, entry.first, tensor.count()).data());
@@ -74,7 +74,7 @@ std::vector<float> read_values(const SavedState& saved, const std::string& name,
 
 /// Copies the part that this rank updates to the device.
 void upload(Device& device, const HostStored& whole, const StateTensor& entry) {
-  const StoredTensor part = part_of(whole.tensor, entry.first, entry.tensor.count());
+  const Encoded part = part_of(whole.tensor, entry.first, entry.tensor.count());
   if (part.count() > 0) {
     copy_from_host(device, entry.tensor.codes, part.codes.data);
   }

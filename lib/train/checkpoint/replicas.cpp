@@ -72,7 +72,7 @@ std::vector<ReplicaHash> hash_replicas(Engine& engine) {
   std::vector<ReplicaHash> hashes;
   std::vector<std::byte> piece;
   Device& device = engine.device();
-  engine.strategy().for_each_replica([&](const std::string& name, const StoredTensor& tensor) {
+  engine.strategy().for_each_replica([&](const std::string& name, const Encoded& tensor) {
     uint64_t hash = hash_view(device, tensor.codes, 0, piece);
     hash = hash_view(device, tensor.scales, hash, piece);
     hashes.push_back({name, hash});

@@ -51,7 +51,7 @@ std::optional<Finding> look(const std::vector<float>& values, int64_t first) {
   return finding;
 }
 
-std::vector<float> values_of(Device& device, const StoredTensor& tensor) {
+std::vector<float> values_of(Device& device, const Encoded& tensor) {
   if (tensor.format == TensorFormat{}) {
     return to_host_f32(device, tensor.codes);
   }
@@ -84,7 +84,7 @@ std::optional<Finding> look(Device& device, const Tensor& tensor, int64_t first)
 /// The part of one parameter that this rank updates: its value, or the gradient of it.
 std::optional<Finding> look(Device& device, const Parameter& parameter, Role role) {
   const Parameter::Updated& own = parameter.updated;
-  const StoredTensor& tensor = role == Role::weight ? own.value : own.gradient;
+  const Encoded& tensor = role == Role::weight ? own.value : own.gradient;
   if (tensor.codes.empty() || tensor.count() == 0) {
     return std::nullopt;
   }

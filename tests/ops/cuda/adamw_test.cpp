@@ -40,7 +40,7 @@ Array values(const Case& c, uint32_t seed, bool non_negative = false) {
 }
 
 /// A tensor on the device, from codes of a first step's size.
-StoredTensor put_stored(Side& side, const Case& c, const TensorFormat& format, const Array& start) {
+Encoded put_stored(Side& side, const Case& c, const TensorFormat& format, const Array& start) {
   const View codes = side.put(Array(format.dtype, {c.rows, c.width}, start.values()), c.offset);
   const int64_t scales = stored_scales(format, c.rows * c.width);
   if (scales == 0) {
@@ -52,9 +52,9 @@ StoredTensor put_stored(Side& side, const Case& c, const TensorFormat& format, c
 }
 
 Result update(Side& side, const Case& c) {
-  const StoredTensor weight = put_stored(side, c, c.weight, values(c, 1));
-  const StoredTensor moment1 = put_stored(side, c, c.moments.first, values(c, 2));
-  const StoredTensor moment2 = put_stored(side, c, c.moments.second, values(c, 3, true));
+  const Encoded weight = put_stored(side, c, c.weight, values(c, 1));
+  const Encoded moment1 = put_stored(side, c, c.moments.first, values(c, 2));
+  const Encoded moment2 = put_stored(side, c, c.moments.second, values(c, 3, true));
   const View copy = side.put(Array(DType::f16, {c.rows, c.width}), c.offset);
   const View codes = side.put(Array(c.wanted.type, {c.rows, c.width}), c.offset);
   const View transposed = side.put(Array(c.wanted.type, {c.width, c.rows}), c.offset);
@@ -70,7 +70,7 @@ Result update(Side& side, const Case& c) {
     cast.out.format.dtype = c.wanted.type;
     cast.statistics = c.wanted.statistics ? statistics : nullptr;
   }
-  const StoredTensor gradient = put_stored(side, c, c.gradient, values(c, 4));
+  const Encoded gradient = put_stored(side, c, c.gradient, values(c, 4));
   if (c.stores_first) {
     const View stored = side.space(c.read_as, {c.rows, c.width});
     ops::store(side.stream(), {.x = gradient.codes, .to = stored});
@@ -94,7 +94,7 @@ Result update(Side& side, const Case& c) {
     call.amax_known = true;
   }
   ops::adamw(side.stream(), call, control);
-  const auto scales = [&](const StoredTensor& tensor) {
+  const auto scales = [&](const Encoded& tensor) {
     return tensor.scales.empty() ? Array() : side.get(tensor.scales);
   };
   return {side.get(weight.codes), side.get(moment1.codes),   side.get(moment2.codes),

@@ -27,7 +27,7 @@ struct Case {
 StoredValues keep(Side& side, const Case& c) {
   const View codes = side.put(Array(c.format.dtype, {c.count}), c.offset);
   const int64_t scales = stored_scales(c.format, c.count);
-  StoredTensor to(codes, c.format, {});
+  Encoded to(codes, c.format, {});
   if (scales > 0) {
     std::vector<float> start(static_cast<size_t>(scales), 1.0F);
     start[1 % start.size()] = c.format.block == per::tensor ? 0.0F : 1.0F;
@@ -110,8 +110,8 @@ TEST_CASE("saved groups have the cpu's bits", "[cuda][storage][small]") {
       for (const bool finite : {true, false}) {
         const auto run = [&, size = count, shift = offset](Side& side) {
           const View x = side.put(Array(dtype, {size}, adversarial_values(size, 5, finite)), shift);
-          const StoredTensor out(side.space(DType::e4m3, {size}, shift), saved_groups(),
-                                 side.space(DType::bf16, {(size + 15) / 16}));
+          const Encoded out(side.space(DType::e4m3, {size}, shift), saved_groups(),
+                            side.space(DType::bf16, {(size + 15) / 16}));
           ops::store(side.stream(), {.x = x, .to = out});
           const View y = side.space(dtype, {size}, shift);
           ops::read_stored(side.stream(), out, y);

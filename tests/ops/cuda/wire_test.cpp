@@ -108,7 +108,7 @@ TEST_CASE("copied codes have the cpu's bytes", "[cuda][wire][small]") {
         const View codes = side.put(Array(format.dtype, {300}, random_values(300, 3)), shift);
         const View scales = side.put(Array(DType::f32, {3}, {4, 0, 0.125F}));
         const View packets = side.space(DType::e4m3, {2 * ops::wire_bytes(format, 256)});
-        ops::pack_wire(side.stream(), {.x = StoredTensor(codes, format, scales),
+        ops::pack_wire(side.stream(), {.x = Encoded(codes, format, scales),
                                        .format = format,
                                        .chunk = 256,
                                        .chunks = 2,

@@ -58,10 +58,10 @@ __device__ __forceinline__ void draw_pack(const RoundingDraw& draw, int64_t i,
   }
 }
 
-/// A stored tensor. Extended: of any format; otherwise not of an expanded or a stochastic one, for
-/// kernels that are to need fewer registers.
-template <bool Extended>
-struct BasicEncodedTensor {
+/// An Encoded tensor. Extended: of any format; otherwise not of an expanded or a stochastic one,
+/// for kernels that are to need fewer registers.
+template <bool Extended = true>
+struct DeviceEncoded {
   void* codes;
   float* scales;  ///< null: none
   DType dtype;
@@ -278,10 +278,8 @@ struct BasicEncodedTensor {
   }
 };
 
-using EncodedTensor = BasicEncodedTensor<true>;
-
 /// Host: whether a tensor needs the Extended form.
-inline bool is_extended(const StoredTensor& tensor) {
+inline bool is_extended(const Encoded& tensor) {
   const Codec codec = codec_of(tensor.format);
   return codec == Codec::expanded || codec == Codec::halves ||
          tensor.format.rounding == Rounding::stochastic;
@@ -289,7 +287,7 @@ inline bool is_extended(const StoredTensor& tensor) {
 
 /// Host: a tensor as the kernels see it.
 template <bool Extended = true>
-BasicEncodedTensor<Extended> encoded(const StoredTensor& tensor) {
+DeviceEncoded<Extended> encoded(const Encoded& tensor) {
   const TensorFormat& format = tensor.format;
   const Codec codec = codec_of(format);
   StoredTypes::check(format.dtype);

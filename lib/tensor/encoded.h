@@ -51,16 +51,16 @@ inline __attribute__((always_inline)) Codec codec_of(const TensorFormat& format)
                                        : Codec::groups;
 }
 
-struct StoredTensor {
+struct Encoded {
   View codes;
   TensorFormat format;
   View scales;  ///< stored_scales() elements of the type scales_type(), as the codec has them
 
-  StoredTensor() = default;
-  StoredTensor(const View& unscaled) : codes(unscaled) {  // NOLINT(google-explicit-constructor)
+  Encoded() = default;
+  Encoded(const View& unscaled) : codes(unscaled) {  // NOLINT(google-explicit-constructor)
     format.dtype = unscaled.dtype;
   }
-  StoredTensor(const View& values, const TensorFormat& how, const View& with)
+  Encoded(const View& values, const TensorFormat& how, const View& with)
       : codes(values), format(how), scales(with) {}
 
   bool empty() const { return codes.empty(); }
@@ -87,7 +87,7 @@ bool is_stored_format(const TensorFormat& format);
 /// "e4m3 group(16) current": of inputs that are saved for backward.
 TensorFormat saved_groups();
 
-/// Returns the number of elements that StoredTensor::scales has for `count` elements, and their
+/// Returns the number of elements that Encoded::scales has for `count` elements, and their
 /// type.
 int64_t stored_scales(const TensorFormat& format, int64_t count);
 inline __attribute__((always_inline)) DType scales_type(const TensorFormat& format) {
@@ -97,6 +97,6 @@ inline __attribute__((always_inline)) DType scales_type(const TensorFormat& form
 /// Returns the elements first .. first + count - 1, flat. `first` is a multiple of kRangeAlignment.
 /// A scale of the whole tensor stays one of the whole tensor. Throws InternalError for another
 /// `first` or elements beyond the end.
-StoredTensor part_of(const StoredTensor& tensor, int64_t first, int64_t count);
+Encoded part_of(const Encoded& tensor, int64_t first, int64_t count);
 
 }  // namespace fp8train

@@ -1,4 +1,4 @@
-#include "tensor/stored_tensor.h"
+#include "tensor/encoded.h"
 
 #include <cstddef>
 
@@ -50,12 +50,12 @@ int64_t stored_scales(const TensorFormat& format, int64_t count) {
   }
 }
 
-StoredTensor part_of(const StoredTensor& tensor, int64_t first, int64_t count) {
+Encoded part_of(const Encoded& tensor, int64_t first, int64_t count) {
   check(first % kRangeAlignment == 0 && first + count <= tensor.count(),
         "a part begins at a multiple of kRangeAlignment and lies in the tensor");
   const DType dtype = tensor.codes.dtype;
   auto* const codes = tensor.codes.as<std::byte>() + static_cast<size_t>(first) * size_of(dtype);
-  StoredTensor part({codes, dtype, {count}}, tensor.format, tensor.scales);
+  Encoded part({codes, dtype, {count}}, tensor.format, tensor.scales);
   if (tensor.format.block.is_group()) {
     part.scales = {tensor.scales.as<float>() + stored_scales(tensor.format, first),
                    DType::f32,
