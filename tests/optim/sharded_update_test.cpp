@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "ops/storage/stored_math.h"
+#include "ops/storage/storage_math.h"
 #include "optim/optimizer.h"
 #include "optim/registry.h"
 
