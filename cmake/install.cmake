@@ -12,7 +12,8 @@ install(CODE "set(PROGRAM ${CMAKE_CROSSCOMPILING_EMULATOR} $<TARGET_FILE:fp8trai
   set(MANUALS ${CMAKE_INSTALL_MANDIR})")
 install(SCRIPT cmake/manuals.cmake)
 install(FILES README.md LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
-install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR}/docs FILES_MATCHING PATTERN "*.md")
+install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR}/docs
+  FILES_MATCHING PATTERN "*.md" PATTERN "*.svg" PATTERN "*.png" PATTERN "*.jsonl")
 
 # cpack --config build/CPackConfig.cmake: a .deb whose dependencies are read off the program, and an
 # archive (scripts/bundle.sh packs libraries too).

@@ -129,8 +129,12 @@ std::string products_text(const RunProducts& layers, size_t i) {
   const std::string swiglu = swiglu_note(linear);
   note += (note.empty() || swiglu.empty() ? "" : "; ") + swiglu;
   note = linear.exempt_reason.empty() ? note : "exempt: " + linear.exempt_reason;
+  if (layers.frozen[i]) {
+    note += note.empty() ? "frozen" : "; frozen";
+  }
   return fmt::format("{} | {} | {}{}{}", gemm(linear.fprop, 0), gemm(linear.dgrad, 1),
-                     gemm(linear.wgrad, 2), note.empty() ? "" : "   ", note);
+                     layers.frozen[i] ? "none" : gemm(linear.wgrad, 2), note.empty() ? "" : "   ",
+                     note);
 }
 
 /// Transformer blocks that follow each other and whose linear layers are printed alike, or a layer
@@ -317,6 +321,7 @@ void print_json(const Session& session, const ExplainedDevice& device) {
                                {"in_features", linear.site.in_features},
                                {"scaled", linear.is_scaled()},
                                {"exempt_reason", linear.exempt_reason},
+                               {"frozen", static_cast<bool>(layers.frozen[i])},
                                {"plan", linear.layer_plan.empty() ? plan.name : linear.layer_plan},
                                {"swiglu", swiglu_note(linear)},
                                {"fprop", gemm(linear.fprop, 0)},

@@ -74,11 +74,21 @@ void print_fastest(const LayoutOptions& options, const Layout& fastest) {
   }
 }
 
+/// Logs how the files were read. What cannot run is reported by the search.
+void log_notes_of(Settings settings, int ranks) {
+  settings.step.gradient_accumulation_steps *= settings.step.micro_batch_size;
+  settings.step.micro_batch_size = 1;
+  try {
+    log_notes(open_session(settings, false, ranks));
+  } catch (const ConfigError&) {  // that of the search says more
+  }
+}
+
 int print_layouts(const LayoutOptions& options, const Settings& settings, int ranks) {
   const RankMemory memory = memory_of_job(settings, []() -> const Device& {
-    throw ConfigError(
-        "layouts plans for a GPU by its stated rates: name one with --gpu or job.gpu");
+    throw ConfigError("layouts plans for a GPU by its stated rates: name one with --gpu");
   });
+  log_notes_of(settings, ranks);
   const LayoutSearch found = search_layouts(settings, memory, ranks);
   print_fitted("{} layout{} of {} rank{} on {}, {} tokens per step\n",
                found.fitting.size() + found.too_large.size(),
@@ -87,6 +97,13 @@ int print_layouts(const LayoutOptions& options, const Settings& settings, int ra
   if (!found.fitting.empty()) {
     const auto top = static_cast<size_t>(options.top);
     print_fitted("{}", table_of(found.fitting, std::min(top, found.fitting.size())));
+    const Layout& fastest = found.fitting.front();
+    if (!fastest.plan.empty()) {
+      print_fitted("all in the stage of plan {}, which needs the most memory\n", fastest.plan);
+    }
+    if (fastest.settings.checkpoint.interval == 0) {
+      print_fitted("goodput with checkpoint.interval=auto\n");
+    }
     if (found.fitting.size() > top) {
       print_fitted("and {} slower ones (--top)\n", found.fitting.size() - top);
     }
@@ -110,6 +127,11 @@ int layouts(const LayoutOptions& options) {
     settings.device = DeviceChoice::cuda;
   }
   const int ranks = fill_job(options.ranks.world_size, options.ranks.ranks_per_node, settings);
+  if (!options.write.empty() && job_ranks(settings.job) != ranks) {
+    throw ConfigError(
+        fmt::format("--write: {} ranks are not whole nodes of {}: give --ranks-per-node", ranks,
+                    settings.job.ranks_per_node));
+  }
   print_fitted("{}", fit_global_batch(ranks, 1, settings));
   return with_locations(settings, [&] { return print_layouts(options, settings, ranks); });
 }

@@ -58,7 +58,7 @@ double goodput_of(const Settings& settings, const DryRunStep& step, double step_
   const int64_t interval = settings.checkpoint.interval;
   const double between = interval > 0 ? static_cast<double>(interval) * step_seconds
                                       : best_save_seconds(std::max(stall, 1e-6), mtbf);
-  return std::max(0.0, 1 - stall / between - (between / 2 + kRestartSeconds) / mtbf);
+  return 1 / (1 + stall / between) / (1 + (between / 2 + kRestartSeconds) / mtbf);
 }
 
 /// The layouts of one stage of ZeRO and one kind of recomputation.
@@ -90,6 +90,7 @@ class StageSearch {
     });
     layout.micro_batches = session.engine.step.gradient_accumulation_steps;
     layout.bytes = step.memory.total();
+    layout.plan = session.stages.size() > 1 ? step.plan_name : "";
     layout.time = step_time(session.engine, step, *memory_.gpu);
     const double seconds = layout.time.total();
     layout.tokens_per_second = static_cast<double>(session.tokens_per_step()) / seconds;

@@ -1,7 +1,7 @@
 #pragma once
-// The ways to lay a run over ranks that leave alone what it trains: the stage of ZeRO, what is
-// recomputed, and how the sequences of a step are divided into micro-batches. Each is a dry run on
-// the meta device, timed with the stated rates of a GPU.
+// The layouts of a run, which do not change what it trains: the stage of ZeRO, what is recomputed,
+// and how the sequences of a step are divided into micro-batches. Each is a dry run on the meta
+// device, timed with the stated rates of a GPU.
 
 #include <cstdint>
 #include <string>
@@ -20,11 +20,14 @@ struct Layout {
   size_t bytes = 0;           ///< memory of a rank
   StepTime time;              ///< of an optimizer step
   double tokens_per_second = 0;
-  double mfu = 0;      ///< model FLOPs over the GPU's rate of 16 bits
-  double goodput = 0;  ///< the share of time that neither saves nor failures cost
+  double mfu = 0;  ///< model FLOPs over the GPU's rate of 16 bits
+  /// The share of the job's time that neither saves nor failures cost; with checkpoint.interval 0,
+  /// that of the best interval.
+  double goodput = 0;
+  std::string plan;  ///< of the stage that needs the most memory, which all is about
 };
 
-/// All layouts of a run on `ranks` ranks.
+/// The layouts of a run on `ranks` ranks.
 struct LayoutSearch {
   int64_t tokens_per_step = 0;       ///< of all ranks
   std::vector<Layout> fitting;       ///< the fastest comes first
@@ -32,9 +35,9 @@ struct LayoutSearch {
   std::vector<std::string> refused;  ///< why other combinations cannot run
 };
 
-/// Searches the layouts of a run whose settings have the same tokens in a step. `memory` is that
-/// of a planned GPU. Divides training.global_batch_size, which is a multiple of `ranks`, or what
-/// one rank computes in a step. Throws what open_session() throws if no combination can run.
+/// Searches the layouts of a run; a step has the same tokens in all of them. `memory` is that of a
+/// planned GPU. Divides training.global_batch_size, which is a multiple of `ranks`, or what one
+/// rank computes in a step. Throws what open_session() throws if no combination can run.
 LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, int ranks);
 
 /// Returns the keys that a search varies with the layout's values: "parallelism.zero_stage=1 ...".

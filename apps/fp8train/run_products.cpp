@@ -122,13 +122,19 @@ RunProducts products_of(const EngineSettings& engine, const DeviceTraits& traits
   RunProducts products = {.linears = plan_linears(engine.plan, linear_sites(engine.model)),
                           .support = {},
                           .plain = engine.plan.activation,
-                          .asked = {}};
+                          .asked = {},
+                          .frozen = {}};
   if (const TensorFormat& x = engine.plan.fprop.a; x.is_scaled()) {
     products.asked = family_name(x.dtype);
   }
   const int64_t rows = engine.step.micro_batch_tokens();
   for (const LinearPlan& linear : products.linears) {
     products.support.push_back(product_support(traits, linear, rows, engine.plan.weight_gradient));
+    const bool is_tied = linear.site.is_head && engine.model.tie_word_embeddings;
+    const std::string weight = (is_tied ? "embedding" : linear.site.name) + ".weight";
+    products.frozen.push_back(std::ranges::any_of(
+        engine.step.decoder.frozen,
+        [&](const std::string& pattern) { return glob_match(pattern, weight); }));
   }
   return products;
 }

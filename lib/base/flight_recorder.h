@@ -36,7 +36,7 @@ using SectionSeconds = std::array<double, kSections>;
 struct FlightOperation {
   std::array<char, 16> name = {};  ///< up to 15 characters
   uint64_t communicator = 0;       ///< counts the communicators of this process
-  uint64_t sequence = 0;           ///< counts the collectives of that communicator
+  uint64_t sequence = 0;  ///< counts the collectives of that communicator; messages count apart
   uint64_t bytes = 0;
   uint64_t step = 0;
   uint64_t begun = 0, ended = 0;

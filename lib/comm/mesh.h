@@ -26,7 +26,7 @@ enum class Group : uint8_t {
   expert,        ///< different experts
   expert_state,  ///< the same experts, which get one gradient
 };
-inline constexpr size_t kGroups = 9;
+inline constexpr size_t kGroups = static_cast<size_t>(Group::expert_state) + 1;
 /// "expert_state"
 const char* name_of(Group group);
 
@@ -71,7 +71,7 @@ class Mesh {
   const MeshShape& shape() const { return shape_; }
   int world_rank() const { return world_rank_; }
   int world_size() const { return shape_.ranks(); }
-  /// Whether this rank writes the files of a run and speaks.
+  /// Whether this rank writes the files and the messages of a run.
   bool leads() const { return world_rank_ == 0; }
 
   /// The position of this rank along an axis or in a group, and the number of ranks there.
@@ -89,7 +89,9 @@ class Mesh {
   /// Returns the communicator of this rank's group; null where the group has one rank. Groups of
   /// the same ranks share one, the world's if they are all: its collectives are called by one
   /// thread in the order of the program, and what overlaps them (GradientExchange, gathers of ZeRO)
-  /// makes duplicates. Throws InternalError where the mesh has no communicator.
+  /// makes duplicates. On GPUs all groups of a rank work in one order: every rank starts the
+  /// collectives of all its groups in the same order. Throws InternalError where the mesh has no
+  /// communicator.
   Communicator* group(Group group) const;
 
   /// Returns the value of each rank, in the order of world ranks. Collective; waits.

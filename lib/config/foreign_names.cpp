@@ -78,8 +78,9 @@ constexpr ForeignName kNames[] = {
 
     {"lora* qlora* peft* adapter* finetuning_type load_in_4bit load_in_8bit quantization_bit",
      {},
-     "adapters (LoRA) are not here, all weights are trained; take model.from with a small "
-     "optimizer.lr, and plans such as fp8-lean, which need fewer bytes per parameter"},
+     "adapters (LoRA) are not here; take model.from with a small optimizer.lr, training.frozen for "
+     "parameters that stay as they are, and plans such as fp8-lean, which need fewer bytes per "
+     "parameter"},
     {"tensor_parallel* tensor_model_parallel* tp tp_size tp_degree pipeline_parallel* "
      "pipeline_model_parallel* pp pp_size pp_degree context_parallel* cp cp_size cp_degree "
      "sequence_parallel* sp_size ulysses*",

@@ -39,6 +39,8 @@ class Linear {
   InputTensor allocate_input(const StepContext& context, int64_t rows) const;
   InputTensor allocate_gradient(const StepContext& context, int64_t rows) const;
 
+  /// Whether backward reads an x that is made again (LinearPlan::remade_input).
+  bool remakes_input() const { return plan_.remade_input && trains_weight(); }
   /// Allocates, in context.scratch, an x that is made again in the backward pass
   /// (LinearPlan::remade_input).
   InputTensor allocate_remade(const StepContext& context, int64_t rows) const;

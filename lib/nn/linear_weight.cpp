@@ -138,7 +138,9 @@ void LinearWeight::check_device(const Device& device) const {
   const int64_t in = plan_.site.in_features;
   check_gemm(plan_.fprop, plan_.activation, 0, out, in);
   check_gemm(plan_.dgrad, plan_.activation, 0, in, out);
-  check_gemm(plan_.wgrad, DType::f32, out, in, 0);
+  if (weight_->trained) {
+    check_gemm(plan_.wgrad, DType::f32, out, in, 0);
+  }
 }
 
 void LinearWeight::offer_weight_cast() {

@@ -45,7 +45,7 @@ void Mlp::backward(const StepContext& context, ConstView dy, View dx, const Save
   const View d_activated =
       allocate(*context.scratch, dy.dtype, {rows, down_.plan().site.in_features});
   ConstView pre_activation;
-  if (down_.plan().remade_input) {
+  if (down_.remakes_input()) {
     pre_activation = saved.pre_activation.read(context);
     ArenaScope remade(*context.scratch);
     const InputTensor activated = down_.allocate_remade(context, rows);

@@ -15,10 +15,10 @@ void check_part(const Parameter& parameter) {
     draws = draws || format.rounding == Rounding::stochastic;
   }
   if (draws && !parameter.sharding.elements().by_fours) {
-    throw ConfigError(parameter.name + ": the parts of ranks have rows of " +
-                      std::to_string(parameter.sharding.columns) +
-                      " elements, and stochastic rounding needs a multiple of 4; take fewer ranks "
-                      "or round to nearest");
+    throw ConfigError(parameter.name +
+                      ": stochastic rounding needs parts whose rows and runs of rows begin at a "
+                      "multiple of 4 elements, which those of ranks do not; take fewer ranks or "
+                      "round to nearest");
   }
 }
 
@@ -30,7 +30,9 @@ AdamW::AdamW(const OptimizerSite& site, const std::function<bool(const Parameter
     : Optimizer(site) {
   for (size_t i = 0; i < parameters().all().size(); ++i) {
     if (updates(parameter(i))) {
-      check_part(parameter(i));
+      if (parameter(i).trained) {
+        check_part(parameter(i));
+      }
       moment1_.add(i, parameter(i).formats.moment1, parameter(i));
       moment2_.add(i, parameter(i).formats.moment2, parameter(i));
     }

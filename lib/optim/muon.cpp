@@ -99,7 +99,9 @@ Muon::Muon(const OptimizerSite& site)
     const Parameter& of = parameter(i);
     first_scale_.push_back(scales.size());
     if (is_matrix(of)) {
-      check_formats(of);
+      if (of.trained) {
+        check_formats(of);
+      }
       momentum_.add(i, of.formats.moment1, of);
     }
     for (const int64_t rows : of.matrices) {

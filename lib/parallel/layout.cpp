@@ -2,24 +2,14 @@
 
 #include <fmt/format.h>
 
-#include <cstdlib>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
+#include "base/math.h"
 
 namespace fp8train {
 namespace {
-
-int nearest_divisor(int of, int wanted) {
-  int nearest = 1;
-  for (int one = 1; one <= of; ++one) {
-    if (of % one == 0 && std::abs(one - wanted) < std::abs(nearest - wanted)) {
-      nearest = one;
-    }
-  }
-  return nearest;
-}
 
 /// `others`: the sizes that have taken their part of the ranks.
 void check_divides(const char* key, int size, int ranks, const std::string& others) {

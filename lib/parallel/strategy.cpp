@@ -18,7 +18,7 @@ struct Entry {
 };
 
 constexpr Entry kStrategies[] = {
-    {"one rank", [](const StrategySite& site) { return site.mesh.world_size() == 1; },
+    {"one rank", [](const StrategySite& site) { return site.mesh.size(Group::state) == 1; },
      [](const StrategySite& site) { return std::make_unique<Strategy>(site); }},
     {"ZeRO",
      [](const StrategySite& site) {
@@ -38,6 +38,8 @@ const Entry& entry_for(const StrategySite& site) {
 }  // namespace
 
 std::unique_ptr<Strategy> make_strategy(const StrategySite& site) {
+  check(site.mesh.size(Group::state) == site.mesh.world_size(),
+        "no strategy lays ranks over axes other than data yet");
   return entry_for(site).make(site);
 }
 

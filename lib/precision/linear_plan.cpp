@@ -96,7 +96,7 @@ void check_patterns(const PrecisionPlan& plan, const std::vector<LinearSite>& si
     names.push_back(site.name);
   }
   for (const std::string& pattern : plan.exemptions.patterns) {
-    check_pattern("exempt pattern", pattern, "linear layer", names);
+    check_pattern("fp8.exempt: pattern", pattern, "linear layer", names);
   }
   for (const LayerPlan& layer : plan.layers) {
     if (layer.naming.names.empty()) {  // a file may be written for several models

@@ -56,6 +56,7 @@ Encoded part_of(const Encoded& tensor, int64_t first, int64_t count) {
   const DType dtype = tensor.codes.dtype;
   auto* const codes = tensor.codes.as<std::byte>() + static_cast<size_t>(first) * size_of(dtype);
   Encoded part({codes, dtype, {count}}, tensor.format, tensor.scales);
+  check(codec_of(tensor.format) != Codec::divided, "saved inputs have no parts");
   if (tensor.format.block.is_group()) {
     part.scales = {tensor.scales.as<float>() + stored_scales(tensor.format, first),
                    DType::f32,

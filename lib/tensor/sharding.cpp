@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/math.h"
 
 namespace fp8train {
 namespace {
@@ -14,15 +15,9 @@ void check_divides(int64_t count, const char* what, int ranks) {
   if (count % ranks == 0) {
     return;
   }
-  int64_t nearest = 1;
-  for (int64_t other = 1; other <= std::min<int64_t>(count, 2 * int64_t{ranks}); ++other) {
-    if (count % other == 0 && std::abs(other - ranks) <= std::abs(nearest - ranks)) {
-      nearest = other;
-    }
-  }
   throw ConfigError(std::to_string(ranks) + " ranks cannot share " + std::to_string(count) + " " +
                     what + " equally; the nearest number of ranks that can is " +
-                    std::to_string(nearest));
+                    std::to_string(nearest_divisor(count, ranks)));
 }
 
 }  // namespace
@@ -60,9 +55,13 @@ ElementMap Sharding::elements() const {
     map.rows_before[i] = runs[i].begin - row;
     row += runs[i].rows;
   }
-  for_each_stretch([&](int64_t local, int64_t element, int64_t /*count*/) {
-    map.by_fours = map.by_fours && local % 4 == 0 && element % 4 == 0;
-  });
+  const bool by_rows = columns < width();
+  for (size_t i = 0; i < runs.size(); ++i) {
+    // All rows of a run begin as its first does if a row is a multiple of four, here and there.
+    map.by_fours = map.by_fours && map.begins[i] * columns % 4 == 0 &&
+                   (runs[i].begin * width() + first_column) % 4 == 0 &&
+                   (!by_rows || runs[i].rows == 1 || (columns % 4 == 0 && width() % 4 == 0));
+  }
   return map;
 }
 

@@ -41,7 +41,7 @@ void append(Bytes& to, const Bytes& more) {
   to.insert(to.end(), more.begin(), more.end());
 }
 
-/// What an all_to_all sends to others, as messages.
+/// The messages that an all_to_all sends to others.
 std::vector<Message> all_pairs(Communicator& comm, void* sent, void* received, size_t bytes) {
   std::vector<Message> messages;
   const auto part = [&](void* all, int rank) {

@@ -96,7 +96,7 @@ Step random_step(Random& random, const Mesh& mesh) {
   return step;
 }
 
-/// What one rank has under way in one step.
+/// The operations of one rank that are under way in one step.
 struct Flying {
   Buffer sent, received;
   Bytes expected;

@@ -14,7 +14,7 @@ namespace {
 
 const Topology kThreeRanks = Topology::blocks(3, 3);
 
-/// What `body` throws on this rank; the others do not hear of it.
+/// Returns the error that `body` throws on this rank; the others do not hear of it.
 template <typename Body>
 std::string thrown(const Body& body) {
   try {
@@ -93,7 +93,7 @@ TEST_CASE("a message without its other end times out and names both ranks", "[gr
   }
 }
 
-/// What ranks throw where rank 0 sends `sent` bytes to rank 2, which receives `received`.
+/// Returns the errors of ranks if rank 0 sends `sent` bytes to rank 2, which receives `received`.
 std::vector<std::string> differing_ends(size_t sent, size_t received, bool checked) {
   return run_ranks(kThreeRanks, [&](Communicator& comm) {
     std::unique_ptr<Communicator> own = comm.duplicate();

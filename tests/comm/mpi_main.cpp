@@ -28,7 +28,7 @@ void stay_away(fp8train::Communicator& comm) {
   comm.all_gather_values(comm.rank());
 }
 
-/// What ranks 0 and 1 do with 4 bytes of rank 0: `mode` says what rank 1 does instead.
+/// Rank 0 sends 4 bytes to rank 1, which does what `mode` says.
 void break_message(fp8train::Communicator& comm, const std::string& mode) {
   comm.set_timeout(0.5);
   std::array<char, 8> data = {};

@@ -91,7 +91,7 @@ TEST_CASE("nccl: an operation that a rank does not start is aborted, and named",
   CHECK(end.aborted() == 4);  // of each rank, the duplicate and what it was made from
 }
 
-/// What rank 0 hears where it and rank 1 start these messages of 16 bytes, one call each.
+/// Returns the error of rank 0 if it and rank 1 start these messages of 16 bytes, one call each.
 std::string answer_to_messages(const std::vector<Message>& first,
                                const std::vector<Message>& other) {
   std::string said;

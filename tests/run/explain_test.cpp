@@ -102,6 +102,22 @@ TEST_CASE("explain: GEMMs left in high precision, and exempt layers") {
         "matches exempt pattern '*.mlp.down*'");
 }
 
+TEST_CASE("explain: a frozen layer has no wgrad") {
+  const std::string frozen = "training.frozen=[layers.1.*, embedding.weight]";
+  const Json json = explain(
+      {"model.preset=toy", "model.tie_word_embeddings=true", "precision.plan=te-current", frozen});
+  for (const Json& one : json.at("linears")) {
+    CAPTURE(one.dump());
+    CHECK(one.at("frozen") == !one.at("name").get<std::string>().starts_with("layers.0."));
+  }
+  const TempDir where;
+  const std::string text =
+      expect_code(0, where.path(),
+                  {"explain", "model.preset=toy", "precision.plan=te-current", frozen})
+          .out;
+  CHECK_THAT(text, Catch::Contains("e4m3 x e4m3 | e5m2 x e4m3 | none   frozen"));
+}
+
 TEST_CASE("explain: rows with a scale for each block") {
   const Json json = explain({"model.preset=toy", "mixed_precision=fp8", "fp8.backend=torchao",
                              "fp8.recipe=rowwise_with_gw_hp", "device=cpu"});

@@ -86,6 +86,23 @@ TEST_CASE("a file of the fastest layout is a run's, and replaces none") {
   CHECK(same.out == by_keys.out);
   CHECK_THAT(expect_code(2, folder.path(), write).err,
              Contains("--write") && Contains("fast.yaml"));
+  CHECK_THAT(expect_code(2, folder.path(), command("layouts", {"--write", "new.yaml"}, "12")).err,
+             Contains("--write: 12 ranks are not whole nodes of 8: give --ranks-per-node"));
+}
+
+TEST_CASE("layouts at the largest number of ranks have a goodput, and say for which interval") {
+  const TempDir folder;
+  const std::string out = expect_code(0, folder.path(),
+                                      command("layouts",
+                                              {"training.global_batch_size=131072",
+                                               "training.micro_batch_size=1", "--top", "100"},
+                                              "131072"))
+                              .out;
+  CHECK_THAT(out, Contains("goodput with checkpoint.interval=auto"));
+  for (const Words& row : table_of(out)) {
+    const double goodput = std::stod(row[row.size() - 2]);
+    CHECK((goodput > 20 && goodput < 60));  // such a job fails every four minutes
+  }
 }
 
 TEST_CASE("where no layout fits, the smallest is named, and the exit code is 4") {
@@ -101,7 +118,7 @@ TEST_CASE("where no layout fits, the smallest is named, and the exit code is 4")
 TEST_CASE("layouts takes a GPU by name, and a global batch that ranks can share") {
   const TempDir folder;
   CHECK_THAT(expect_code(2, folder.path(), {"layouts", "model.preset=toy", "device=cpu"}).err,
-             Contains("name one with --gpu or job.gpu"));
+             Contains("name one with --gpu"));
   CHECK_THAT(expect_code(0, folder.path(),
                          command("layouts",
                                  {"training.micro_batch_size=4", "training.global_batch_size=20"}))

@@ -58,6 +58,27 @@ TEST_CASE("a run continues from a checkpoint of another plan, if it is asked to"
   CHECK(*std::max_element(losses.begin(), losses.end()) < untrained - 0.3);
 }
 
+TEST_CASE("what was frozen stays frozen, and more may be; nothing saved is passed over") {
+  const Workshop shop;
+  const auto command = [](const char* frozen, const char* steps) {
+    return Workshop::command("te-delayed", "run", {frozen, steps});
+  };
+  expect_code(0, shop.folder(),
+              command("training.frozen=[\"layers.0.*\"]", "training.max_steps=10"));
+  expect_code(
+      0, shop.folder(),
+      command("training.frozen=[\"layers.0.*\", embedding.weight]", "training.max_steps=20"));
+  const Outcome refused =
+      expect_code(4, shop.folder(), command("training.frozen=[]", "training.max_steps=30"));
+  CHECK_THAT(refused.err,
+             Catch::Contains("step-000020 differs from this run:") &&
+                 Catch::Contains("training.frozen: had embedding.weight, and has it no longer") &&
+                 Catch::Contains("to continue that run: change this back"));
+  const Outcome checked = run_program(
+      shop.folder(), Workshop::command("te-delayed", "run", {"training.frozen=embedding.weight"}));
+  CHECK(checked.code == 4);
+}
+
 TEST_CASE("a checkpoint that does not count first windows has them from the run's first step") {
   const Workshop shop;
   const Words words = {"training.max_steps=20", "checkpoint.keep_last=9"};

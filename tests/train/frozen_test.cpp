@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/math.h"
 #include "precision/linear_plan.h"
+#include "precision/plan_entries.h"
 #include "support/temp_dir.h"
 #include "train/rank_results.h"
 #include "train/saved_states.h"
@@ -94,6 +95,36 @@ TEST_CASE("frozen values keep their bits on one rank, in DDP and in each stage o
     check_values(settings, weights);
     of_first_stage = stage == 1 ? weights : of_first_stage;
     CHECK((stage < 2 || test::same_bits(weights, of_first_stage)));
+  }
+}
+
+TEST_CASE("what is trained gets the gradients that it has where all is trained") {
+  std::vector<std::string> plans;
+  for (const PlanEntry& entry : plan_entries()) {
+    plans.emplace_back(entry.name);
+  }
+  const std::string plan = GENERATE_COPY(from_range(plans));
+  const Patterns patterns = GENERATE(kSome, kBelow);
+  const Recompute recompute = GENERATE(Recompute::none, Recompute::block);
+  CAPTURE(plan, patterns, recompute);
+  EngineSettings all = test::tiny(plan, 2);
+  all.optimizer.grad_clip = 0;  // the norm is of what is trained
+  all.step.decoder.recompute = recompute;
+  const test::RankResult of_all = test::train(all, nullptr, {}, {}, 1);
+  const EngineSettings some = freezing(all, patterns);
+  const test::RankResult of_some = test::train(some, nullptr, {}, {}, 1);
+  CHECK(of_all.losses == of_some.losses);
+  Initial model(some);
+  size_t begin = 0;
+  for (const auto& parameter : model.parameters()) {
+    CAPTURE(parameter->name);
+    const auto count = static_cast<size_t>(parameter->shape.count());
+    const auto part = [&](const test::RankResult& result) {
+      const auto first = result.weights.begin() + static_cast<std::ptrdiff_t>(begin);
+      return std::vector<float>(first, first + static_cast<std::ptrdiff_t>(count));
+    };
+    CHECK((!parameter->trained || test::same_bits(part(of_all), part(of_some))));
+    begin += count;
   }
 }
 

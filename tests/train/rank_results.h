@@ -38,7 +38,7 @@ struct RankResult {
 /// `passes` micro-batches a step. `spoil`: called before each step but the first.
 inline RankResult train(const EngineSettings& settings, Communicator* comm,
                         const std::function<void(Engine&)>& spoil = {},
-                        const DeviceTraits& traits = {}) {
+                        const DeviceTraits& traits = {}, int64_t steps = kSteps) {
   const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
   device->set_traits(traits);
   Engine engine(*device, settings, comm);
@@ -51,7 +51,7 @@ inline RankResult train(const EngineSettings& settings, Communicator* comm,
   engine.weights_changed();
   const uint64_t allocations = device->ledger().allocations();
   RankResult result;
-  for (int64_t step = 0, pass = 0; step < kSteps; ++step) {
+  for (int64_t step = 0, pass = 0; step < steps; ++step) {
     if (spoil && step > 0) {
       spoil(engine);
     }

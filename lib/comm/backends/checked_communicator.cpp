@@ -18,6 +18,15 @@
 namespace fp8train {
 namespace {
 
+/// FNV-1a
+uint64_t hash_of(const void* data, size_t bytes) {
+  uint64_t value = 0xcbf2'9ce4'8422'2325;
+  for (const char byte : std::string_view(static_cast<const char*>(data), bytes)) {
+    value = (value ^ static_cast<unsigned char>(byte)) * 0x100'0000'01b3;
+  }
+  return value;
+}
+
 /// A call of a collective, or one message of a call. Words only: it is compared by its bytes.
 struct Call {
   std::array<char, 16> name = {};
@@ -33,13 +42,7 @@ struct Call {
     return fmt::format("{} {} of {} bytes, root {}, in step {}", name.data(), sequence, bytes, root,
                        step);
   }
-  uint64_t hash() const {  // FNV-1a
-    uint64_t value = 0xcbf2'9ce4'8422'2325;
-    for (const char byte : std::string_view(reinterpret_cast<const char*>(this), sizeof(Call))) {
-      value = (value ^ static_cast<unsigned char>(byte)) * 0x100'0000'01b3;
-    }
-    return value;
-  }
+  uint64_t hash() const { return hash_of(this, sizeof(Call)); }
 };
 static_assert(sizeof(Call) == 48);
 
@@ -151,10 +154,8 @@ class CheckedCommunicator final : public Communicator {
  protected:
   std::unique_ptr<Communicator> make_group(const Subgroup& group) override {
     std::unique_ptr<Calls> calls;
-    uint64_t colors = 0;
-    for (const int color : group.color_of_rank) {
-      colors = colors * 31 + static_cast<uint64_t>(color);
-    }
+    share_timeout();
+    const uint64_t colors = hash_of(group.color_of_rank.data(), group.color_of_rank.size_bytes());
     note(calls, call("group", groups_++, colors, 0)).wait();
     calls->compare();
     return std::make_unique<CheckedCommunicator>(inner_->group(group.color_of_rank), counters());
@@ -162,9 +163,7 @@ class CheckedCommunicator final : public Communicator {
   const char* kind() const override { return "checked"; }
 
   Work start(const Operation& operation) override {
-    for (Communicator* const one : {inner_.get(), calls_.get(), receivers_.get()}) {
-      one->set_timeout(timeout());
-    }
+    share_timeout();
     std::unique_ptr<Calls> calls;
     Work noted = operation.collective == Collective::messages
                      ? note_messages(calls, operation)
@@ -184,6 +183,12 @@ class CheckedCommunicator final : public Communicator {
   }
 
  private:
+  void share_timeout() {
+    for (Communicator* const one : {inner_.get(), calls_.get(), receivers_.get()}) {
+      one->set_timeout(timeout());
+    }
+  }
+
   static Call call(const char* name, uint64_t sequence, uint64_t bytes, uint64_t root) {
     const FlightRecorder* const recorder = flight_recorder();
     Call made = {.step = recorder == nullptr ? 0 : recorder->step(),

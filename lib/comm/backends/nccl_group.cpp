@@ -23,9 +23,9 @@
 namespace fp8train {
 namespace {
 
-constexpr double kFarewellSeconds = 30;  // for others to end as well
+constexpr double kFinalizeTimeoutSeconds = 30;  // for others to end as well
 constexpr auto kTeardown = std::chrono::seconds(10);
-constexpr auto kPatience = std::chrono::seconds(5);  // for a call of NCCL by another thread
+constexpr auto kLockTimeout = std::chrono::seconds(5);  // for a call of NCCL by another thread
 
 template <typename Function>
 Function find(const char* name) {
@@ -207,7 +207,7 @@ std::string Family::failure() {
 
 /// Ends what is under way, also where a call of NCCL has not come back.
 void Family::abort_all() {
-  const std::unique_lock<std::timed_mutex> lock(mutex_, kPatience);
+  const std::unique_lock<std::timed_mutex> lock(mutex_, kLockTimeout);
   aborted_ = true;
   std::vector<ncclComm_t> victims(comms_.rbegin(), comms_.rend());  // groups before their parents
   std::erase(victims, nullptr);
@@ -227,7 +227,7 @@ void Family::close(Slot slot) noexcept {
     if (std::uncaught_exceptions() > 0) {
       return watchdog_.fail(what + " after an error");
     }
-    launch(what, *slot, kFarewellSeconds, [&] { return nccl().CommFinalize(*slot); });
+    launch(what, *slot, kFinalizeTimeoutSeconds, [&] { return nccl().CommFinalize(*slot); });
     const std::unique_lock<std::timed_mutex> lock(mutex_);
     if (!aborted_) {
       const ncclComm_t comm = *slot;

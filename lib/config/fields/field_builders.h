@@ -60,12 +60,15 @@ T value_type(const std::optional<T>&);
 
 template <class T>
 inline constexpr bool is_number = std::is_arithmetic_v<T> && !std::is_same_v<T, bool>;
+template <class T>
+inline constexpr bool is_texts = std::is_same_v<T, std::vector<std::string>>;
 
 /// Returns the values of the type within the rule, in words.
 template <class T>
 std::string accepted(const Rule& rule) {
   return !rule.accepts.empty()     ? rule.accepts
          : std::is_same_v<T, bool> ? "true or false"
+         : is_texts<T>             ? "a list of texts"
          : !is_number<T>           ? "text"
          : std::is_integral_v<T>   ? "a whole number" + rule.range.text()
                                    : "a number" + rule.range.text();

@@ -176,7 +176,7 @@ std::vector<Field> tuning_fields() {
             "Keep the first n linear layers in high precision"),
       field("fp8.last_linears", exemption(&ExemptionRules::last_linears), at_least(0),
             "The same for the last n linear layers, not counting the head"),
-      field("fp8.exempt", exemption(&ExemptionRules::patterns), {.accepts = "a list of texts"},
+      field("fp8.exempt", exemption(&ExemptionRules::patterns),
             "Layer names (* and ? match) that stay in high precision"),
       field("fp8.exempt_head", exemption(&ExemptionRules::head),
             "Keep the output head in high precision; false: its GEMMs run in FP8 like those of "

@@ -148,8 +148,8 @@ std::vector<Field> sample_fields() {
   return {
       field("sample.interval", sample(&SampleSettings::interval), at_least(0),
             "Steps between samples of text; 0: none"),
-      field("sample.prompts", sample(&SampleSettings::prompts),
-            {.accepts = "a list of texts", .shows_empty = true}, "One sample is drawn per prompt"),
+      field("sample.prompts", sample(&SampleSettings::prompts), {.shows_empty = true},
+            "One sample is drawn per prompt"),
       field("sample.max_new_tokens", sample(&SampleSettings::max_new_tokens), between(1, 1 << 20),
             "Length of a sample"),
       field("sample.temperature", sample(&SampleSettings::temperature), between(0, 1000),

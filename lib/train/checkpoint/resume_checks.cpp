@@ -99,6 +99,17 @@ class RunComparison {
     }
   }
 
+  /// A parameter that was frozen has no state of the optimizer.
+  void compare_frozen(Decoder& model) {
+    const nlohmann::json frozen = state_.value("frozen", nlohmann::json::array());
+    for (const auto& parameter : model.parameters().all()) {
+      if (parameter->trained && std::ranges::find(frozen, parameter->name) != frozen.end()) {
+        differences.push_back(
+            fmt::format("training.frozen: had {}, and has it no longer", parameter->name));
+      }
+    }
+  }
+
   void compare_data() {
     DataRecord::Comparison files;
     if (session_.data_record != nullptr && state_.contains("data_files")) {
@@ -361,6 +372,7 @@ SameRun check_same_run(const nlohmann::json& state, const Session& session, Deco
   comparison.compare("seq_length", session.engine.step.seq_length, "data.seq_length");
   comparison.compare("shuffle", session.settings.data.shuffle, "data.shuffle");
   comparison.compare_data();
+  comparison.compare_frozen(model);
   if (comparison.differences.empty()) {
     return {comparison.notes, comparison.changed_plan, comparison.begins_stage};
   }

@@ -67,9 +67,8 @@ std::vector<uint8_t> SavedState::read(const std::string& name, DType dtype, int6
   }
   if (copied != count) {
     throw CheckpointError(
-        fmt::format("{}: of '{}' as {} the optimizer's files have {} of the elements {} .. {}{}",
-                    checkpoint_.string(), name, name_of(dtype), copied, first, first + count - 1,
-                    copied == 0 ? "; parameters of training.frozen have none" : ""));
+        fmt::format("{}: of '{}' as {} the optimizer's files have {} of the elements {} .. {}",
+                    checkpoint_.string(), name, name_of(dtype), copied, first, first + count - 1));
   }
   if (const std::string bad = impossible_state(name, result.data(), dtype, count, first);
       !bad.empty()) {

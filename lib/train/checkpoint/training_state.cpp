@@ -112,6 +112,16 @@ TrainingState read_state(const nlohmann::json& json, const std::string& where) {
   return state;
 }
 
+std::vector<std::string> frozen_parameters(Decoder& model) {
+  std::vector<std::string> names;
+  for (const auto& parameter : model.parameters().all()) {
+    if (!parameter->trained) {
+      names.push_back(parameter->name);
+    }
+  }
+  return names;
+}
+
 std::string state_text(Engine& engine, const Session& session, const TrainingState& state) {
   const ops::StepControl control = engine.optimizer().control();
   nlohmann::ordered_json json = {{"step", state.step},
@@ -127,6 +137,7 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
                                  {"plan", session.engine.plan.name},
                                  {"formats", json_of(state_formats(engine.model()))},
                                  {"optimizer", session.engine.optimizer.name},
+                                 {"frozen", frozen_parameters(engine.model())},
                                  {"settings", rate_settings(session.settings)},
                                  {"seed", session.settings.step.seed},
                                  {"seq_length", session.engine.step.seq_length},
