@@ -85,4 +85,15 @@ std::vector<std::string> nearest_names(std::string_view name,
   return beginning.empty() ? related : beginning;
 }
 
+int64_t nearest_divisor(int64_t count, int64_t wanted) {
+  for (int64_t distance = 0; distance < wanted; ++distance) {
+    for (const int64_t other : {wanted - distance, wanted + distance}) {
+      if (count % other == 0) {
+        return other;
+      }
+    }
+  }
+  return 1;
+}
+
 }  // namespace fp8train

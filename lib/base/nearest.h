@@ -1,6 +1,7 @@
 #pragma once
-// "Did you mean": the nearest of some known names.
+// "Did you mean": the nearest of some known names, or the nearest number that works.
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,5 +22,9 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
 /// its first part, up to a hyphen or an underscore.
 std::vector<std::string> nearest_names(std::string_view name,
                                        const std::vector<std::string>& candidates);
+
+/// Returns the divisor of `count` that is nearest to `wanted`; of two, the smaller. Both are above
+/// 0.
+int64_t nearest_divisor(int64_t count, int64_t wanted);
 
 }  // namespace fp8train

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/math.h"
+#include "base/nearest.h"
 
 namespace fp8train {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "base/math.h"
+#include "base/nearest.h"
 
 namespace fp8train {
 namespace {

@@ -133,6 +133,7 @@ TEST_CASE("a part of rows that are no multiples of four is not rounded stochasti
   CHECK_NOTHROW(Updated(part, formats));
   formats.moment1 = stochastic(DType::bf16);
   CHECK_THROWS_WITH(Updated(part, formats),
-                    "w: the parts of ranks have rows of 9 elements, and stochastic rounding needs "
-                    "a multiple of 4; take fewer ranks or round to nearest");
+                    "w: stochastic rounding needs parts whose rows and runs of rows begin at a "
+                    "multiple of 4 elements, which those of ranks do not; take fewer ranks or "
+                    "round to nearest");
 }

@@ -228,6 +228,7 @@ std::vector<std::pair<std::string, Use>> uses() {
       {"train", {{run_keys({}), changed}}},
       {"explain", {{run_keys({}), nvfp4, every_layer, diff, {"--plans"}}}},
       {"estimate", {{run_keys({}), job}}},
+      {"layouts", {{job}}},
       {"config", {{{"--output", "a.yaml"}}, {"text.txt", "?"}}},
       {"config show", {{run_keys({}), comments, resolved}}},
       {"config convert", {{{"accelerate.yaml"}}}},

@@ -82,12 +82,15 @@ TEST_CASE("the parts of all ranks are the whole once, element by element") {
         by_map.push_back(map.element(local));
         ++covered.at(static_cast<size_t>(by_runs.back()));
       }
+      bool by_fours = true;
       part.for_each_stretch([&](int64_t local, int64_t element, int64_t count) {
+        by_fours = by_fours && local % 4 == 0 && element % 4 == 0;
         REQUIRE(local == static_cast<int64_t>(by_stretches.size()));
         for (int64_t at = 0; at < count; ++at) {
           by_stretches.push_back(element + at);
         }
       });
+      CHECK((part.is_whole() || map.by_fours == by_fours));
       REQUIRE(by_runs == expected);
       REQUIRE(by_map == expected);
       REQUIRE(by_stretches == expected);

@@ -101,7 +101,7 @@ class RunComparison {
 
   /// A parameter that was frozen has no state of the optimizer.
   void compare_frozen(Decoder& model) {
-    const nlohmann::json frozen = state_.value("frozen", nlohmann::json::array());
+    const auto frozen = state_.value("frozen", std::vector<std::string>());
     for (const auto& parameter : model.parameters().all()) {
       if (parameter->trained && std::ranges::find(frozen, parameter->name) != frozen.end()) {
         differences.push_back(
