@@ -205,6 +205,11 @@ int check_settings(const CheckOptions& options, const Settings& settings, int wo
   for (const std::string& line : describe_run(session, hardware, dry_run, ranks)) {
     say(line);
   }
+  const MemoryLedger planned = memory_of_run(dry_run, hardware.rank.is_host);
+  if (!hardware.rank.fits(planned)) {  // also where what follows is an error
+    say(fmt::format("memory  DOES NOT FIT: needs {} of {}", describe_bytes(planned.total()),
+                    describe_bytes(hardware.rank.bytes)));
+  }
   if (const std::string problem = why_unwritable(settings.output_dir); !problem.empty()) {
     throw DeviceError("output_dir: " + problem);
   }
@@ -216,7 +221,7 @@ int check_settings(const CheckOptions& options, const Settings& settings, int wo
     scan(session.data.train, "training", quiet);
     scan(session.data.val, "validation", quiet);
   }
-  return verdict(options, session, hardware.rank, memory_of_run(dry_run, hardware.rank.is_host));
+  return verdict(options, session, hardware.rank, planned);
 }
 
 }  // namespace

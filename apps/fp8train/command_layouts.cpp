@@ -11,6 +11,7 @@
 #include "base/quantities.h"
 #include "base/screen.h"
 #include "base/terminal.h"
+#include "base/text.h"
 #include "commands.h"
 #include "config/show.h"
 #include "layouts.h"
@@ -24,6 +25,7 @@ struct LayoutOptions {
   std::string gpu;
   int64_t top = 10;
   std::string write;
+  bool overwrite = false;
 };
 
 std::string table_of(const std::vector<Layout>& layouts, size_t shown) {
@@ -74,12 +76,14 @@ void print_fastest(const LayoutOptions& options, const Layout& fastest) {
   }
 }
 
-/// Logs how the files were read. What cannot run is reported by the search.
-void log_notes_of(Settings settings, int ranks) {
+/// Logs how the files were read, and prints the plan. What cannot run is reported by the search.
+void print_plan(Settings settings, const RankMemory& memory, int ranks) {
   settings.step.gradient_accumulation_steps *= settings.step.micro_batch_size;
   settings.step.micro_batch_size = 1;
   try {
-    log_notes(open_session(settings, false, ranks));
+    const Session session = open_session(settings, false, ranks);
+    log_notes(session);
+    print_fitted("{}\n", without_controls(plan_line(session, memory, 0)));
   } catch (const ConfigError&) {  // that of the search says more
   }
 }
@@ -88,7 +92,7 @@ int print_layouts(const LayoutOptions& options, const Settings& settings, int ra
   const RankMemory memory = memory_of_job(settings, []() -> const Device& {
     throw ConfigError("layouts plans for a GPU by its stated rates: name one with --gpu");
   });
-  log_notes_of(settings, ranks);
+  print_plan(settings, memory, ranks);
   const LayoutSearch found = search_layouts(settings, memory, ranks);
   print_fitted("{} layout{} of {} rank{} on {}, {} tokens per step\n",
                found.fitting.size() + found.too_large.size(),
@@ -119,7 +123,7 @@ int print_layouts(const LayoutOptions& options, const Settings& settings, int ra
 
 int layouts(const LayoutOptions& options) {
   if (!options.write.empty()) {
-    check_output_file(options.write, false, "--write");
+    check_output_file(options.write, options.overwrite, "--write");
   }
   Settings settings = load(options.ranks.common, true);
   if (!options.gpu.empty()) {
@@ -145,6 +149,7 @@ void add_layouts(Arguments command, Action& action) {
   command.option("--top", options->top, 1, "Lines to print");
   command.path("--write", options->write, "A new file for the run with the fastest layout",
                PathUse::output);
+  command.flag("--overwrite", options->overwrite, "With --write: replace a file that is there");
   command.run(action, [options] { return layouts(*options); });
 }
 

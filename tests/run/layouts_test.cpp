@@ -55,7 +55,8 @@ TEST_CASE("layouts are ordered by speed, train the same tokens, and are those of
       expect_code(0, folder.path(),
                   command("layouts", {"training.global_batch_size=192", "--top", "100"}))
           .out;
-  CHECK_THAT(out, Contains(" of 16 ranks on h100, 49.2k tokens per step"));
+  CHECK_THAT(out, Contains("plan    te-current: 48 of 49 linear layers in FP8") &&
+                      Contains(" of 16 ranks on h100, 49.2k tokens per step"));
   const std::vector<Words> rows = table_of(out);
   // 4 stages of ZeRO, with and without recomputation, and the divisors of 12 sequences.
   REQUIRE(rows.size() == 4 * 2 * 6);
@@ -86,6 +87,9 @@ TEST_CASE("a file of the fastest layout is a run's, and replaces none") {
   CHECK(same.out == by_keys.out);
   CHECK_THAT(expect_code(2, folder.path(), write).err,
              Contains("--write") && Contains("fast.yaml"));
+  Words again = write;
+  again.emplace_back("--overwrite");
+  expect_code(0, folder.path(), again);
   CHECK_THAT(expect_code(2, folder.path(), command("layouts", {"--write", "new.yaml"}, "12")).err,
              Contains("--write: 12 ranks are not whole nodes of 8: give --ranks-per-node"));
 }
