@@ -13,6 +13,7 @@
 #include "base/terminal.h"
 #include "base/text.h"
 #include "commands.h"
+#include "config/load.h"
 #include "config/show.h"
 #include "layouts.h"
 #include "output_path.h"
@@ -62,7 +63,7 @@ void print_others(const LayoutSearch& found, const RankMemory& memory) {
                  describe_bytes(memory.bytes), describe_bytes(smallest.bytes), keys_of(smallest));
   }
   std::vector<std::string> refused = found.refused;
-  refused.erase(std::ranges::unique(refused).begin(), refused.end());
+  refused.erase(std::unique(refused.begin(), refused.end()), refused.end());
   for (const std::string& why : refused) {
     print_fitted("refused: {}\n", why);
   }
