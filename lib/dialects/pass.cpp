@@ -97,7 +97,7 @@ bool is_auto(const YamlNode& node) {
 
 int64_t count_in(const YamlNode& node) {
   const auto value = node.kind == Kind::scalar ? parse_number(node.text) : std::nullopt;
-  const bool whole = value && *value >= 1 && *value <= kMostWhole && std::floor(*value) == *value;
+  const bool whole = value && *value >= 1 && *value <= kMaxWhole && std::floor(*value) == *value;
   return whole ? static_cast<int64_t>(*value) : 0;
 }
 

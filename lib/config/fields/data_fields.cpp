@@ -14,7 +14,7 @@ namespace {
 
 using namespace fields;
 
-constexpr double kMostPositions = ModelLimits::positions;
+constexpr double kMaxPositions = ModelLimits::positions;
 
 template <class Member>
 auto data(Member member) {
@@ -154,7 +154,7 @@ std::vector<Field> data_fields() {
            "text")
           .asked({.topic = Topic::tokens, .text = "Tokenizer"}),
       field("data.seq_length", in(&Settings::step, &StepSettings::seq_length),
-            between(1, kMostPositions),
+            between(1, kMaxPositions),
             "Tokens of one sequence; a preset sets its own default, and the context of "
             "model.from limits it")
           .asked({.topic = Topic::tokens, .text = "Sequence length"})

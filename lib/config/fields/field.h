@@ -76,9 +76,9 @@ struct Question {
 
 /// Upper bounds where a field needs none of its own. Beyond lies a slip of a key, whose products
 /// overflow or whose loops do not end.
-constexpr double kMostWhole = 1e12;
-constexpr double kMostNumber = 1e40;
-constexpr double kMostSeconds = 3650.0 * 86400;
+constexpr double kMaxWhole = 1e12;
+constexpr double kMaxNumber = 1e40;
+constexpr double kMaxSeconds = 3650.0 * 86400;
 
 /// Bounds of a number; the open ends are excluded.
 struct Range {
@@ -89,7 +89,7 @@ struct Range {
 
   bool holds(double value) const;
   /// Whether the upper bound is so far that only slips come to it.
-  bool is_far() const { return max && *max >= kMostWhole; }
+  bool is_far() const { return max && *max >= kMaxWhole; }
   /// " >= 1", " in [0, 1)", or empty; a far bound is not named.
   std::string text() const;
   /// "at most 1000000000000" for a value beyond a far bound; else empty.

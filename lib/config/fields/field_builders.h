@@ -44,9 +44,9 @@ struct Rule {
 inline Rule count_up_to(double max, bool null_is_0 = false) {
   return {.range = between(1, max), .is_unset_at_0 = true, .null_is_0 = null_is_0};
 }
-/// Seconds in (0, kMostSeconds].
+/// Seconds in (0, kMaxSeconds].
 inline Rule seconds(const char* example, bool is_unset_at_0 = false) {
-  return {.range = above_up_to(0, kMostSeconds),
+  return {.range = above_up_to(0, kMaxSeconds),
           .accepts = fmt::format("a duration such as {}, at most 3650d", example),
           .is_duration = true,
           .is_unset_at_0 = is_unset_at_0};
@@ -206,13 +206,13 @@ Field make(std::string key, std::string accepts, std::string doc, Get get, Read 
 }
 
 /// Makes a field of a member, which may be an optional: its type and the rule decide what is
-/// accepted. Open upper ends are kMostWhole and kMostNumber.
+/// accepted. Open upper ends are kMaxWhole and kMaxNumber.
 template <class Get>
 Field field(std::string key, Get get, Rule rule, std::string doc) {
   using Member = std::remove_cvref_t<std::invoke_result_t<Get, Settings&>>;
   using T = decltype(value_type(std::declval<Member>()));
   if constexpr (is_number<T>) {
-    rule.range = bounded(rule.range, std::is_integral_v<T> ? kMostWhole : kMostNumber);
+    rule.range = bounded(rule.range, std::is_integral_v<T> ? kMaxWhole : kMaxNumber);
   }
   Field made = make(
       std::move(key), accepted<T>(rule), std::move(doc), get,

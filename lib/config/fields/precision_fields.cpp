@@ -109,7 +109,7 @@ std::string layers_text(const std::vector<LayerRequest>& layers) {
 std::optional<StageRequest> read_stage(const FieldValue& value) {
   StageRequest stage;
   if (!read_keys(value, "a stage such as {until: 0.9, plan: NAME}",
-                 {key_for("until", stage.until, {.range = above_up_to(0, kMostWhole)}),
+                 {key_for("until", stage.until, {.range = above_up_to(0, kMaxWhole)}),
                   key_for("plan", stage.plan, {.accepts = "the name of a plan"})})) {
     return std::nullopt;
   }

@@ -15,7 +15,7 @@ namespace {
 
 using namespace fields;
 
-constexpr double kMostThreads = 1024;
+constexpr double kMaxThreads = 1024;
 
 std::string offered_interval(const Settings& settings) {
   const int64_t steps = planned_steps(settings);
@@ -226,7 +226,7 @@ std::vector<Field> top_level_fields() {
       field("gemm_tuning", in(&Settings::gemm_tuning),
             "On a GPU, time the algorithms for each product in the first step and store the choice "
             "in FP8TRAIN_CACHE_DIR (~/.cache/fp8train); a run repeats bitwise with the same file"),
-      field("threads", in(&Settings::threads), between(0, kMostThreads),
+      field("threads", in(&Settings::threads), between(0, kMaxThreads),
             "CPU threads of a rank; 0: OMP_NUM_THREADS, else SLURM_CPUS_PER_TASK, else its part "
             "of the "
             "cores"),
@@ -239,7 +239,7 @@ std::vector<Field> top_level_fields() {
 std::vector<Field> watchdog_fields() {
   const auto limit = [](const char* name, double WatchdogSettings::*member, const char* doc) {
     return field(std::string("watchdog.") + name, in(&Settings::watchdog, member),
-                 {.range = between(0, kMostSeconds),
+                 {.range = between(0, kMaxSeconds),
                   .accepts = "a duration such as 30m, at most 3650d, or 0: any time",
                   .is_duration = true},
                  doc);

@@ -16,9 +16,9 @@ namespace {
 
 using namespace fields;
 
-constexpr double kMostPasses = 1 << 20;     // micro-batch, and micro-batches of a step
-constexpr double kMostSequences = 1 << 30;  // of a step
-constexpr double kMostTokens = 1e15;        // of a run
+constexpr double kMaxPasses = 1 << 20;     // micro-batch, and micro-batches of a step
+constexpr double kMaxSequences = 1 << 30;  // of a step
+constexpr double kMaxTokens = 1e15;        // of a run
 
 template <class Member>
 auto training(Member member) {
@@ -98,7 +98,7 @@ void check_global_batch_size(const CheckContext& at) {
 
 Field max_epochs_field() {
   return field("training.max_epochs", training(&TrainingSettings::max_epochs),
-               {.range = above_up_to(0, kMostWhole), .is_unset_at_0 = true},
+               {.range = above_up_to(0, kMaxWhole), .is_unset_at_0 = true},
                "Passes over the training samples, such as 3 or 0.5, instead of max_steps. The "
                "steps are max_epochs x samples / samples of a step, rounded up; a step may span "
                "two epochs. Samples are the windows of data.seq_length tokens, or the sequences "
@@ -118,7 +118,7 @@ Field max_epochs_field() {
 /// Length of the run.
 std::vector<Field> length_fields() {
   return {
-      field("training.max_steps", training(&TrainingSettings::max_steps), count_up_to(kMostWhole),
+      field("training.max_steps", training(&TrainingSettings::max_steps), count_up_to(kMaxWhole),
             "Optimizer steps of the whole run; either this, max_tokens or max_epochs")
           .asked({.topic = Topic::optimization,
                   .text = "Optimizer steps, - to give tokens or epochs instead",
@@ -128,8 +128,8 @@ std::vector<Field> length_fields() {
                       },
                   .optional = true})
           .checked(check_max_steps),
-      field("training.max_tokens", training(&TrainingSettings::max_tokens),
-            count_up_to(kMostTokens), "Tokens of the whole run, such as 100M, instead of max_steps")
+      field("training.max_tokens", training(&TrainingSettings::max_tokens), count_up_to(kMaxTokens),
+            "Tokens of the whole run, such as 100M, instead of max_steps")
           .asked({.topic = Topic::optimization,
                   .text = "Tokens of the whole run, - to give epochs instead",
                   .when = [](const Settings& s) { return s.training.max_steps == 0; },
@@ -143,16 +143,16 @@ std::vector<Field> length_fields() {
 std::vector<Field> batch_fields() {
   return {
       field("training.micro_batch_size", of_step(&StepSettings::micro_batch_size),
-            between(1, kMostPasses), "Sequences per forward pass and rank")
+            between(1, kMaxPasses), "Sequences per forward pass and rank")
           .asked({.topic = Topic::optimization,
                   .text = "Micro-batch: sequences per forward pass and rank",
                   .changes_memory = true}),
       field("training.gradient_accumulation_steps",
-            of_step(&StepSettings::gradient_accumulation_steps), between(1, kMostPasses),
+            of_step(&StepSettings::gradient_accumulation_steps), between(1, kMaxPasses),
             "Forward passes per optimizer step")
           .when([](const Settings& s) { return s.training.global_batch_size == 0; }),
       field("training.global_batch_size", training(&TrainingSettings::global_batch_size),
-            count_up_to(kMostSequences),
+            count_up_to(kMaxSequences),
             "Sequences per optimizer step over all ranks; instead of "
             "gradient_accumulation_steps")
           .asked({.topic = Topic::optimization,
@@ -178,7 +178,7 @@ std::vector<Field> pass_fields() {
             "normalizer; logged apart, as z_loss"),
       field("training.head_chunk_rows",
             of_step(&StepSettings::decoder, &DecoderSettings::head_chunk_rows),
-            between(0, kMostSequences),
+            between(0, kMaxSequences),
             "Rows of logits alive at a time; 0: chosen from the vocabulary and the GPU's memory"),
       field("training.frozen", of_step(&StepSettings::decoder, &DecoderSettings::frozen),
             "Names of parameters (* and ? match), such as embedding.weight and layers.0.*, that "

@@ -19,7 +19,7 @@
 
 namespace fp8train::shim {
 
-/// What one rank gives to an operation. A collective has one part, a group many.
+/// The operation of one rank. A collective has one part, a group many.
 struct NcclPart {
   bool sends = false;
   int peer = 0;
