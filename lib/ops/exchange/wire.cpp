@@ -10,6 +10,7 @@
 #include "ops/exchange/wire_checks.h"
 #include "ops/exchange/wire_formats.h"
 #include "ops/exchange/wire_math.h"
+#include "ops/support/in_pairs.h"
 
 namespace fp8train::ops {
 namespace {
@@ -108,12 +109,14 @@ void unpack_wire(Stream stream, const UnpackWire& call) {
 }
 
 void combine_ranks(Stream stream, ConstView parts, Combine how, View y) {
-  check(parts.dtype == y.dtype && (y.dtype == DType::f32 || y.dtype == DType::f64),
+  const bool narrow =
+      how == Combine::pairs && is_summed_type(parts.dtype) && is_float_type(y.dtype);
+  check(narrow || (parts.dtype == y.dtype && (y.dtype == DType::f32 || y.dtype == DType::f64)),
         "combine_ranks: fp32 or fp64 expected");
   check(y.count() > 0 && parts.count() % y.count() == 0,
         "combine_ranks: parts are whole copies of y");
-  check(how != Combine::pairs || parts.count() / y.count() < int64_t{1} << kPairLevels,
-        "combine_ranks: too many parts for a sum in pairs");
+  check(how != Combine::pairs || parts.count() / y.count() <= kMaxPaired,
+        "combine_ranks: too many parts to add in pairs");
   dispatch<&OpTable::combine_ranks>(stream, parts, how, y);
 }
 

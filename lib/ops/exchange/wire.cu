@@ -11,6 +11,7 @@
 #include "ops/exchange/wire_formats.h"
 #include "ops/exchange/wire_math.h"
 #include "ops/storage/encoded.cuh"
+#include "ops/support/in_pairs.h"
 
 namespace fp8train::ops::cuda {
 namespace {
@@ -253,6 +254,40 @@ void combine_as(const Stream& stream, const ConstView& parts, Combine how, const
          CombineRanks<Bits, T>{parts.as<T>(), parts.count() / count, count, how, y.as<T>()});
 }
 
+/// combine_ranks() in pairs, for map.
+template <typename X, typename Y>
+struct AddInPairs {
+  const X* parts;
+  int64_t ranks, count;
+  Y* y;
+
+  template <int N>
+  struct Load {
+    const X* first;
+    int64_t stride;
+    __device__ __forceinline__ auto operator()(int64_t rank) const {
+      const Pack<X, N> pack = load_pack<N>(first + rank * stride);
+      ValueRun<decltype(load_summand(first)), N> run;
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        run.values[j] = load_summand(&pack.values[j]);
+      }
+      return run;
+    }
+  };
+
+  template <int N>
+  __device__ void run(int64_t i) const {
+    const auto sum = in_pairs(ranks, Load<N>{parts + i, count}, AddRuns{});
+    Pack<Y, N> out;
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      store_sum(&out.values[j], sum.values[j]);
+    }
+    store_pack(y + i, out);
+  }
+};
+
 }  // namespace
 
 void pack_wire(Stream stream, const PackWire& call) {
@@ -305,6 +340,19 @@ void sum_wire(Stream stream, const SumWire& call) {
 }
 
 void combine_ranks(Stream stream, ConstView parts, Combine how, View y) {
+  if (how == Combine::pairs) {
+    return with_paired_types(parts.dtype, y.dtype, [&](auto from, auto to) {
+      using X = typename decltype(from)::Type;
+      using Y = typename decltype(to)::Type;
+      constexpr int kTogether = sizeof(X) == sizeof(double) ? 1 : kOcto;
+      const int64_t count = y.count();
+      const bool aligned = count % kTogether == 0 &&
+                           is_aligned(parts.data, sizeof(X) * kTogether) &&
+                           is_aligned(y.data, sizeof(Y) * kTogether);
+      map<kTogether>(stream, count, aligned,
+                     AddInPairs<X, Y>{parts.as<X>(), parts.count() / count, count, y.as<Y>()});
+    });
+  }
   y.dtype == DType::f32 ? combine_as<uint32_t, float>(stream, parts, how, y)
                         : combine_as<uint64_t, double>(stream, parts, how, y);
 }

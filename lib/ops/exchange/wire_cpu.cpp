@@ -9,6 +9,7 @@
 #include "ops/exchange/wire_formats.h"
 #include "ops/exchange/wire_math.h"
 #include "ops/storage/stored_runs_cpu.h"
+#include "ops/support/in_pairs.h"
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
 namespace {
@@ -77,6 +78,27 @@ FP8TRAIN_HD void combine_as(const ConstView& parts, Combine how, const View& y) 
   }
 }
 
+template <typename X, typename Y>
+FP8TRAIN_HD void add_in_pairs(const X* parts, int64_t ranks, int64_t count, Y* y) {
+  constexpr int kRun = 64;
+  using Run = ValueRun<decltype(load_summand(parts)), kRun>;
+  for_each_chunk<kRun>(count, [&](int64_t begin, int64_t end) {
+    const Run sum = in_pairs(
+        ranks,
+        [&](int64_t rank) {
+          Run run = {};
+          for (int64_t i = begin; i < end; ++i) {
+            run.values[i - begin] = load_summand(parts + rank * count + i);
+          }
+          return run;
+        },
+        AddRuns{});
+    for (int64_t i = begin; i < end; ++i) {
+      store_sum(y + i, sum.values[i - begin]);
+    }
+  });
+}
+
 }  // namespace
 
 void pack_wire(Stream /*stream*/, const PackWire& call) {
@@ -137,6 +159,12 @@ void unpack_wire(Stream /*stream*/, const UnpackWire& call) {
 }
 
 void combine_ranks(Stream /*stream*/, ConstView parts, Combine how, View y) {
+  if (how == Combine::pairs) {
+    return with_paired_types(parts.dtype, y.dtype, [&](auto from, auto to) {
+      add_in_pairs(parts.as<typename decltype(from)::Type>(), parts.count() / y.count(), y.count(),
+                   y.as<typename decltype(to)::Type>());
+    });
+  }
   y.dtype == DType::f32 ? combine_as<uint32_t, float>(parts, how, y)
                         : combine_as<uint64_t, double>(parts, how, y);
 }

@@ -8,6 +8,7 @@
 #include "numeric/bits.h"
 #include "numeric/convert.h"
 #include "numeric/scale.h"
+#include "numeric/with_type.h"
 #include "ops/cast/scaling_math.h"
 #include "ops/exchange/wire.h"
 #include "ops/storage/storage_math.h"
@@ -74,46 +75,10 @@ FP8TRAIN_HD int64_t chunk_begin(const ChunkRange& range, int64_t chunk, int64_t 
   return range.first + c * (range.stride == 0 ? chunk : range.stride);
 }
 
-/// Adds values one after another in pairs: those of a power of two are one subtree.
-template <typename T>
-class PairSum {
- public:
-  FP8TRAIN_HD void add(T value) {
-    int level = 0;
-    for (; (count_ >> level & 1) != 0; ++level) {
-      value = of_level_[level] + value;
-    }
-    of_level_[level] = value;
-    ++count_;
-  }
-  FP8TRAIN_HD T sum() const {
-    int level = 0;
-    while ((count_ >> level & 1) == 0) {
-      ++level;
-    }
-    T sum = of_level_[level];
-    for (++level; count_ >> level != 0; ++level) {
-      sum = (count_ >> level & 1) != 0 ? of_level_[level] + sum : sum;
-    }
-    return sum;
-  }
-
- private:
-  int count_ = 0;
-  T of_level_[kPairLevels] = {};
-};
-
-/// ops::combine_ranks of element i. Bits of magnitudes are ordered like them, NaN above all. Bits:
-/// an integer of T's size.
+/// ops::combine_ranks of element i, not in pairs. Bits of magnitudes are ordered like them, NaN
+/// above all. Bits: an integer of T's size.
 template <typename Bits, typename T>
 FP8TRAIN_HD T combined(const T* parts, int64_t ranks, int64_t count, int64_t i, Combine how) {
-  if (how == Combine::pairs) {
-    PairSum<T> pairs;
-    for (int64_t r = 0; r < ranks; ++r) {
-      pairs.add(parts[r * count + i]);
-    }
-    return pairs.sum();
-  }
   constexpr Bits kMagnitude = ~Bits{0} >> 1;
   T sum = parts[i];
   Bits largest = __builtin_bit_cast(Bits, sum) & kMagnitude;
@@ -124,6 +89,34 @@ FP8TRAIN_HD T combined(const T* parts, int64_t ranks, int64_t count, int64_t i, 
     largest = magnitude > largest ? magnitude : largest;
   }
   return how == Combine::sum ? sum : __builtin_bit_cast(T, largest);
+}
+
+/// Calls body(tag of parts, tag of y) with the types of a sum in pairs.
+template <typename Body>
+inline __attribute__((always_inline)) void with_paired_types(DType parts, DType y, Body body) {
+  if (parts == DType::f64) {
+    return body(TypeTag<double>{}, TypeTag<double>{});
+  }
+  PlainWireTypes::with(parts,
+                       [&](auto from) { with_float_type(y, [&](auto to) { body(from, to); }); });
+}
+
+/// Read and write values of a sum in pairs.
+template <typename X>
+FP8TRAIN_HD auto load_summand(const X* from) {
+  if constexpr (std::is_same_v<X, double>) {
+    return *from;
+  } else {
+    return load_as_float(from);
+  }
+}
+template <typename T, typename Y>
+FP8TRAIN_HD void store_sum(Y* to, T sum) {
+  if constexpr (std::is_same_v<Y, double>) {
+    *to = sum;
+  } else {
+    store_from_float(to, sum);
+  }
 }
 
 /// ops::shared_scales, for one tensor at a time.

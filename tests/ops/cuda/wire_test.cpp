@@ -128,7 +128,7 @@ TEST_CASE("copied codes have the cpu's bytes", "[cuda][wire][small]") {
 }
 
 TEST_CASE("values of ranks are combined with the cpu's bits", "[cuda][wire]") {
-  for (const ops::Combine how : {ops::Combine::sum, ops::Combine::max}) {
+  for (const ops::Combine how : {ops::Combine::sum, ops::Combine::pairs, ops::Combine::max}) {
     compare([&](Side& side) {
       const View parts = side.put(Array(DType::f32, {5, 77}, adversarial_values(5 * 77, 4)));
       const View y = side.space(DType::f32, {77});
@@ -138,6 +138,25 @@ TEST_CASE("values of ranks are combined with the cpu's bits", "[cuda][wire]") {
       ops::combine_ranks(side.stream(), ConstView{doubles.data, DType::f64, {3, 3}}, how, wide);
       return Results{{side.get(y), side.get({wide.data, DType::f32, {6}})}};
     });
+  }
+}
+
+TEST_CASE("sums in pairs have the cpu's bits", "[cuda][wire]") {
+  for (const DType from : {DType::f32, DType::bf16}) {
+    for (const DType to : {DType::f32, DType::bf16, DType::f16}) {
+      for (const int64_t ranks : {1, 2, 5, 8, 256}) {
+        for (const int64_t count : {1000, 77}) {
+          INFO(name_of(from) << " to " << name_of(to) << ", " << ranks << " of " << count);
+          compare([&, offset = int64_t{count == 77}](Side& side) {
+            const View parts =
+                side.put(Array(from, {ranks, count}, adversarial_values(ranks * count, 4)), offset);
+            const View y = side.space(to, {count});
+            ops::combine_ranks(side.stream(), parts, ops::Combine::pairs, y);
+            return Results{{side.get(y)}};
+          });
+        }
+      }
+    }
   }
 }
 
