@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <span>
 
 #include "base/error.h"
 #include "ops/op_test_support.h"
@@ -68,6 +69,80 @@ std::pair<double, double> reference_row(std::vector<double>& x, int64_t vocabula
   return {loss, z_loss * log_sum_exp * log_sum_exp};
 }
 
+/// Columns begin .. of all rows.
+Array columns_of(const Array& x, int64_t rows, int64_t begin, int64_t count) {
+  const int64_t width = x.count() / rows;
+  Array columns(x.dtype(), {rows, count});
+  for (int64_t i = 0; i < rows * count; ++i) {
+    columns.set(i, x.get(i / count * width + begin + i % count));
+  }
+  return columns;
+}
+
+/// Computes a problem as `ranks` ranks do that each have some of its columns, of which each makes
+/// `parts` statistics. The logits become the gradient. Returns whether all have the same losses.
+bool run_in_parts(Problem& problem, int64_t ranks, int64_t parts,
+                  const ops::OpTable& table = *cpu_tables().back()) {
+  const int64_t rows = problem.targets.count();
+  const int64_t width = problem.logits.count() / rows;
+  const int64_t own = width / ranks;
+  const int64_t vocabulary = problem.call.vocabulary == 0 ? width : problem.call.vocabulary;
+  Array statistics(DType::f32, {ranks * parts, rows, 3});
+  std::vector<Array> logits;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    logits.push_back(columns_of(problem.logits, rows, rank * own, own));
+    const std::vector<uint8_t> before = logits.back().bytes();
+    table.vocabulary_statistics(
+        cpu_stream(),
+        {.logits = logits.back(),
+         .targets = problem.targets,
+         .vocabulary = vocabulary,
+         .first_column = rank * own,
+         .statistics = {
+             statistics.as<float>() + rank * parts * rows * 3, DType::f32, {parts, rows, 3}}});
+    REQUIRE(logits.back().bytes() == before);
+  }
+  bool same = true;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    const std::vector<uint8_t> losses = problem.losses.bytes();
+    ops::CrossEntropy call = problem.call;
+    call.logits = logits[static_cast<size_t>(rank)];
+    call.vocabulary = vocabulary;
+    call.statistics = statistics;
+    call.first_column = rank * own;
+    table.cross_entropy(cpu_stream(), call);
+    same = same && (rank == 0 || problem.losses.bytes() == losses);
+    for (int64_t i = 0; i < rows * own; ++i) {
+      problem.logits.set(i / own * width + rank * own + i % own,
+                         logits[static_cast<size_t>(rank)].get(i));
+    }
+  }
+  return same;
+}
+
+/// Compares losses, z-losses and gradients with the definition.
+void check_reference(Problem& problem, const std::vector<float>& before, double rounding) {
+  const int64_t rows = problem.targets.count();
+  const int64_t columns = problem.logits.count() / rows;
+  const int64_t used = problem.call.vocabulary == 0 ? columns : problem.call.vocabulary;
+  for (int64_t r = 0; r < rows; ++r) {
+    std::vector<double> row(before.begin() + r * columns, before.begin() + (r + 1) * columns);
+    const auto [loss, z] = reference_row(row, used, problem.targets.as<int32_t>()[r],
+                                         problem.call.z_loss, problem.scale);
+    REQUIRE(problem.losses.get(r) == Approx(loss).epsilon(2e-6).margin(1e-6));
+    REQUIRE(problem.z_losses.get(r) == Approx(z).epsilon(2e-6).margin(1e-6));
+    double worst = 0.0;
+    for (int64_t c = 0; c < columns; ++c) {
+      const double expected = row[static_cast<size_t>(c)];
+      // One rounding of the type, some of fp32, and fp16's subnormals.
+      const double allowed = std::fabs(expected) * (rounding + 3e-6) + 1e-7 * problem.scale + 3e-8;
+      worst = std::max(worst, std::fabs(problem.logits.get(r * columns + c) - expected) / allowed);
+    }
+    CAPTURE(name_of(problem.logits.dtype()), columns, problem.call.z_loss, r);
+    REQUIRE(worst <= 1.0);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("cross_entropy and its gradient agree with fp64", "[ops]") {
@@ -75,28 +150,100 @@ TEST_CASE("cross_entropy and its gradient agree with fp64", "[ops]") {
     for (const auto& [columns, vocabulary] :
          {std::pair<int64_t, int64_t>{1, 1}, {17, 17}, {100, 97}, {3000, 2999}}) {
       for (const float z_loss : {0.0F, 0.01F}) {
-        const int64_t rows = 23;
-        Problem problem(type.dtype, rows, columns, vocabulary, z_loss);
+        Problem problem(type.dtype, 23, columns, vocabulary, z_loss);
         const std::vector<float> before = problem.logits.values();
         ops::cross_entropy(cpu_stream(), problem.call);
-        for (int64_t r = 0; r < rows; ++r) {
-          std::vector<double> row(before.begin() + r * columns, before.begin() + (r + 1) * columns);
-          const auto [loss, z] = reference_row(row, vocabulary, problem.targets.as<int32_t>()[r],
-                                               z_loss, problem.scale);
-          REQUIRE(problem.losses.get(r) == Approx(loss).epsilon(2e-6).margin(1e-6));
-          REQUIRE(problem.z_losses.get(r) == Approx(z).epsilon(2e-6).margin(1e-6));
-          double worst = 0.0;
-          for (int64_t c = 0; c < columns; ++c) {
-            const double expected = row[static_cast<size_t>(c)];
-            // One rounding of the type, some of fp32, and fp16's subnormals.
-            const double allowed =
-                std::fabs(expected) * (type.rounding + 3e-6) + 1e-7 * problem.scale + 3e-8;
-            worst = std::max(worst,
-                             std::fabs(problem.logits.get(r * columns + c) - expected) / allowed);
+        check_reference(problem, before, type.rounding);
+      }
+    }
+  }
+}
+
+TEST_CASE("ranks that have columns each compute the cross_entropy of all", "[ops]") {
+  for (const FloatType& type : kFloatTypes) {
+    // Of 257 the last ranks have padding alone, of 1000 the last one has some.
+    for (const auto& [columns, vocabulary] :
+         {std::pair<int64_t, int64_t>{384, 257}, {1024, 1000}, {4096, 4096}}) {
+      for (const float z_loss : {0.0F, 0.01F}) {
+        Problem whole(type.dtype, 23, columns, vocabulary, z_loss);
+        const std::vector<float> before = whole.logits.values();
+        ops::cross_entropy(cpu_stream(), whole.call);
+        Problem eighths(type.dtype, 23, columns, vocabulary, z_loss);
+        REQUIRE(run_in_parts(eighths, 1, 8));
+        for (const int64_t ranks : {1, 2, 4, 8}) {
+          CAPTURE(name_of(type.dtype), columns, z_loss, ranks);
+          Problem problem(type.dtype, 23, columns, vocabulary, z_loss);
+          REQUIRE(run_in_parts(problem, ranks, 1));
+          check_reference(problem, before, type.rounding);
+          CHECK(worst_difference(problem.losses, whole.losses, 1e-6, 1e-6) <= 1);
+          CHECK(worst_difference(problem.z_losses, whole.z_losses, 1e-6, 1e-6) <= 1);
+          // The bits of a part depend on nothing else.
+          Problem same(type.dtype, 23, columns, vocabulary, z_loss);
+          REQUIRE(run_in_parts(same, ranks, 8 / ranks));
+          CHECK(same.losses.bytes() == eighths.losses.bytes());
+          CHECK(same.z_losses.bytes() == eighths.z_losses.bytes());
+          CHECK(same.logits.bytes() == eighths.logits.bytes());
+          if (ranks == 1) {
+            CHECK(problem.losses.bytes() == whole.losses.bytes());
+            CHECK(problem.logits.bytes() == whole.logits.bytes());
           }
-          CAPTURE(name_of(type.dtype), columns, z_loss, r);
-          REQUIRE(worst <= 1.0);
         }
+      }
+    }
+  }
+}
+
+TEST_CASE("without gradient ranks leave their logits as they are", "[ops]") {
+  Problem problem(DType::bf16, 9, 64, 60, 0.0F);
+  problem.call.write_gradient = false;
+  const std::vector<uint8_t> before = problem.logits.bytes();
+  REQUIRE(run_in_parts(problem, 4, 1));
+  CHECK(problem.logits.bytes() == before);
+  Problem whole(DType::bf16, 9, 64, 60, 0.0F);
+  ops::cross_entropy(cpu_stream(), whole.call);
+  CHECK(worst_difference(problem.losses, whole.losses, 1e-6, 1e-6) <= 1);
+}
+
+TEST_CASE("what one rank finds in its columns, all know", "[ops]") {
+  const auto same_numbers = [](const Array& a, const Array& b) {
+    return worst_difference(a, b, 1e-6, 1e-6) <= 1;
+  };
+  for (const FloatType& type : kFloatTypes) {
+    for (const int64_t ranks : {1, 2, 4, 8}) {
+      // NaN, +infinity and -infinity in some columns, rows of nothing but -infinity, also but for
+      // the columns of one rank, or with a NaN; targets that are ignored and impossible.
+      const auto fill = [](Problem& problem) {
+        const int64_t columns = 64;
+        problem.logits.set(0 * columns + 3, NAN);
+        problem.logits.set(1 * columns + 50, INFINITY);
+        problem.logits.set(2 * columns + 9, -INFINITY);
+        for (int64_t c = 0; c < columns; ++c) {
+          problem.logits.set(3 * columns + c, -INFINITY);
+          problem.logits.set(4 * columns + c, c / 8 == 5 ? 0.5F : -INFINITY);
+          problem.logits.set(5 * columns + c, c == 60 ? NAN : -INFINITY);
+          problem.logits.set(6 * columns + c, c == 1 ? 3e38F : -3e38F);
+        }
+        const int32_t targets[] = {1, 2, 9, 4, 41, 9, 1, 61, 1000, -1, -100, 60};
+        std::copy(std::begin(targets), std::end(targets), problem.targets.as<int32_t>());
+        for (float& x : std::span(problem.losses.as<float>(), 12)) {
+          x = 7.0F;
+        }
+      };
+      for (const float z_loss : {0.0F, 0.01F}) {
+        CAPTURE(name_of(type.dtype), ranks, z_loss);
+        Problem whole(type.dtype, 12, 64, 61, z_loss);
+        fill(whole);
+        Problem problem(type.dtype, 12, 64, 61, z_loss);
+        fill(problem);
+        ops::cross_entropy(cpu_stream(), whole.call);
+        run_in_parts(problem, ranks, 1);
+        CHECK(same_numbers(problem.losses, whole.losses));
+        CHECK(same_numbers(problem.z_losses, whole.z_losses));
+        CHECK(worst_difference(problem.logits, whole.logits, 2 * type.rounding + 1e-6, 1e-7) <= 1);
+        CHECK(std::isnan(problem.losses.get(3)));
+        CHECK(problem.losses.get(4) == Approx(std::log(8.0)));
+        CHECK(std::isnan(problem.losses.get(8)));
+        CHECK(problem.losses.get(9) == 0.0F);
       }
     }
   }
@@ -107,6 +254,20 @@ TEST_CASE("cross_entropy gives the same bits at every level and thread count", "
     REQUIRE(same_everywhere([&](const ops::OpTable& table) {
       Problem problem(type.dtype, 19, 1501, 1499, 1e-3F);
       table.cross_entropy(cpu_stream(), problem.call);
+      Bits bits;
+      bits.add(problem.logits);
+      bits.add(problem.losses);
+      bits.add(problem.z_losses);
+      return bits;
+    }));
+  }
+}
+
+TEST_CASE("statistics give the same bits at every level and thread count", "[ops]") {
+  for (const FloatType& type : kFloatTypes) {
+    REQUIRE(same_everywhere([&](const ops::OpTable& table) {
+      Problem problem(type.dtype, 19, 1512, 1499, 1e-3F);
+      run_in_parts(problem, 2, 3, table);
       Bits bits;
       bits.add(problem.logits);
       bits.add(problem.losses);
@@ -174,4 +335,25 @@ TEST_CASE("accumulate_loss adds losses and counts targets", "[ops]") {
 TEST_CASE("cross_entropy refuses a vocabulary wider than the logits", "[ops]") {
   Problem problem(DType::f32, 2, 8, 9, 0.0F);
   CHECK_THROWS_AS(ops::cross_entropy(cpu_stream(), problem.call), InternalError);
+  problem.call.vocabulary = 8;
+  problem.call.first_column = 8;  // without statistics
+  CHECK_THROWS_AS(ops::cross_entropy(cpu_stream(), problem.call), InternalError);
+}
+
+TEST_CASE("parts of a vocabulary that do not fit are refused", "[ops]") {
+  Problem problem(DType::f32, 2, 8, 8, 0.0F);
+  Array statistics(DType::f32, {3, 2, 3});
+  ops::VocabularyStatistics call = {.logits = problem.logits,
+                                    .targets = problem.targets,
+                                    .vocabulary = 8,
+                                    .statistics = statistics};
+  CHECK_THROWS_WITH(ops::vocabulary_statistics(cpu_stream(), call), Catch::Contains("equally"));
+  call.statistics = View{statistics.as<float>(), DType::f32, {2, 2, 2}};
+  CHECK_THROWS_WITH(ops::vocabulary_statistics(cpu_stream(), call), Catch::Contains("[parts,"));
+  call.statistics = View{statistics.as<float>(), DType::f32, {2, 2, 3}};
+  call.vocabulary = 0;
+  CHECK_THROWS_WITH(ops::vocabulary_statistics(cpu_stream(), call), Catch::Contains("needed"));
+  problem.call.statistics = call.statistics;
+  problem.call.vocabulary = 0;
+  CHECK_THROWS_WITH(ops::cross_entropy(cpu_stream(), problem.call), Catch::Contains("needed"));
 }

@@ -164,6 +164,18 @@ TEST_CASE("operations on meta tensors count bytes and touch no memory", "[ops]")
   ops::cross_entropy(stream, call);
   CHECK(device.counters().operations == 4);
   CHECK(device.counters().gemm_flops == 0.0);
+
+  Tensor statistics = make(device, DType::f32, {4, 64, 3});
+  const double whole = device.counters().bytes;
+  ops::vocabulary_statistics(stream, {.logits = logits,
+                                      .targets = tokens,
+                                      .vocabulary = 200000,
+                                      .statistics = rows_of(statistics.view(), 0, 64)});
+  CHECK(device.counters().bytes - whole == 64 * 50000 * 4 + 64 * 4 + 64 * 12);
+  call.statistics = statistics;
+  call.vocabulary = 200000;
+  ops::cross_entropy(stream, call);
+  CHECK(device.counters().bytes - whole == 3 * 64 * 50000 * 4 + 3 * 64 * 4 + 5 * 64 * 12);
 }
 
 TEST_CASE("meta counts the bytes of packets", "[ops]") {

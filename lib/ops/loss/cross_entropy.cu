@@ -8,6 +8,7 @@
 
 #include "numeric/math.h"
 #include "ops/dispatch/cuda_operations.h"
+#include "ops/loss/cross_entropy_math.h"
 #include "ops/support/convert.cuh"
 #include "ops/support/fast_math.cuh"
 #include "ops/support/kernel_support.cuh"
@@ -36,8 +37,7 @@ struct OnlineSum {
       sum *= exp_fast(largest - above);
       largest = above;
     }
-    // While all is -infinity (or NaN), -infinity - -infinity must not make a NaN of its own.
-    const float base = largest == -float_of(0x7F800000U) ? 0.0F : largest;
+    const float base = base_of(largest);
     float block = 0.0F;
 #pragma unroll
     for (int j = 0; j < N; ++j) {
@@ -50,17 +50,19 @@ struct OnlineSum {
 /// The arguments of the kernel: CrossEntropy with a known type.
 template <typename X>
 struct RowCall {
-  X* logits;
-  const int32_t* targets;
-  float* losses;
-  float* z_losses;  ///< may be null
-  int64_t columns;
-  int64_t vocabulary;
-  bool write_gradient;
-  const float* gradient_scale;  ///< may be null
-  float gradient_factor;
-  const float* target_share;  ///< may be null
-  float z_loss;
+  X* logits = nullptr;
+  const int32_t* targets = nullptr;
+  float* losses = nullptr;
+  float* z_losses = nullptr;  ///< may be null
+  int64_t columns = 0;
+  int64_t vocabulary = 0;    ///< of all parts
+  int64_t used = 0;          ///< columns here that it has
+  int64_t first_column = 0;  ///< the token of column 0
+  bool write_gradient = false;
+  const float* gradient_scale = nullptr;  ///< may be null
+  float gradient_factor = 1.0F;
+  const float* target_share = nullptr;  ///< may be null
+  float z_loss = 0.0F;
 };
 
 /// N elements, aligned to N of them.
@@ -115,6 +117,17 @@ __device__ __forceinline__ OnlineSum sum_part(const X* x, int64_t vocabulary) {
   return online;
 }
 
+/// The sum over the elements of a row, by a block. The arrays are shared memory.
+template <int N, typename X>
+__device__ __forceinline__ LogitSum sum_of_logits(const X* x, int64_t count,
+                                                  float* largest_of_warps, double* sum_of_warps) {
+  const OnlineSum part = sum_part<N>(x, count);
+  const float largest = block_reduce<kThreads>(part.largest, Largest{}, largest_of_warps);
+  const double rescaled = static_cast<double>(part.sum) *
+                          static_cast<double>(exp_fast(part.largest - base_of(largest)));
+  return {largest, static_cast<float>(block_reduce<kThreads>(rescaled, Sum{}, sum_of_warps)), 0.0F};
+}
+
 /// The gradient of a row: element c is e^(x - maximum) * factor, that of the target is `at_target`.
 struct RowGradient {
   float maximum, factor, at_target;
@@ -144,7 +157,7 @@ __device__ __forceinline__ Pack<X, N> gradients_of(float (&values)[N], const Row
   return pack;
 }
 
-/// The row's gradient in place; zero in the padding.
+/// The row's gradient in place; zero in the padding. `target` may be out of range.
 template <int N, typename X>
 __device__ __forceinline__ void write_gradient(X* x, int64_t columns, int64_t vocabulary,
                                                int64_t target, const RowGradient& row) {
@@ -165,7 +178,8 @@ __device__ __forceinline__ void write_gradient(X* x, int64_t columns, int64_t vo
     }
     store_pack(x + c, pack);
   }
-  if (target / N % kThreads == threadIdx.x) {  // the thread that wrote the target's pack
+  // By the thread that wrote the target's pack.
+  if (target >= 0 && target < vocabulary && target / N % kThreads == threadIdx.x) {
     store_from_float(x + target, row.at_target);
   }
 }
@@ -183,37 +197,33 @@ __device__ __forceinline__ void write_zeros(X* x, int64_t columns) {
   }
 }
 
-/// A block has a row, a thread N elements of it at a time.
+/// The loss and the gradient of a row whose target is ignored or impossible. Returns whether it is.
 template <int N, typename X>
-__global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowCall<X> call) {
-  FP8TRAIN_SHARED_ARRAY(float, largest_of_warps, kThreads / kWarp);
-  FP8TRAIN_SHARED_ARRAY(double, sum_of_warps, kThreads / kWarp);
-  X* const x = call.logits + blockIdx.x * call.columns;
-  float* const loss = call.losses + blockIdx.x;
+__device__ __forceinline__ bool has_no_target(const RowCall<X>& call) {
   const int32_t target = call.targets[blockIdx.x];
-  if (target < 0 || target >= call.vocabulary) {
-    if (target < 0 && call.write_gradient) {
-      write_zeros<N>(x, call.columns);
-    }
-    if (threadIdx.x == 0) {
-      *loss = target < 0 ? 0.0F : float_of(0x7FC00000U);
-      if (call.z_losses != nullptr) {
-        call.z_losses[blockIdx.x] = 0.0F;
-      }
-    }
-    return;
+  if (target >= 0 && target < call.vocabulary) {
+    return false;
   }
-  const float target_logit = load_as_float(x + target);
-  const OnlineSum part = sum_part<N>(x, call.vocabulary);
-  const float maximum = block_reduce<kThreads>(part.largest, Largest{}, largest_of_warps);
-  const double rescaled =
-      static_cast<double>(part.sum) * static_cast<double>(exp_fast(part.largest - maximum));
-  const float sum = static_cast<float>(block_reduce<kThreads>(rescaled, Sum{}, sum_of_warps));
-  const float target_shifted = target_logit - maximum;
-  const float log_sum = log_f32(sum);
-  const float log_sum_exp = maximum + log_sum;
+  if (target < 0 && call.write_gradient) {
+    write_zeros<N>(call.logits + blockIdx.x * call.columns, call.columns);
+  }
   if (threadIdx.x == 0) {
-    *loss = log_sum - target_shifted;
+    call.losses[blockIdx.x] = target < 0 ? 0.0F : float_of(0x7FC00000U);
+    if (call.z_losses != nullptr) {
+      call.z_losses[blockIdx.x] = 0.0F;
+    }
+  }
+  return true;
+}
+
+/// The loss and the gradient of a row whose statistics are known.
+template <int N, typename X>
+__device__ __forceinline__ void write_row(const RowCall<X>& call, const LogitSum& row) {
+  const float target_shifted = row.target - row.largest;
+  const float log_sum = log_f32(row.sum);
+  const float log_sum_exp = row.largest + log_sum;
+  if (threadIdx.x == 0) {
+    call.losses[blockIdx.x] = log_sum - target_shifted;
     if (call.z_losses != nullptr) {
       call.z_losses[blockIdx.x] =
           call.z_loss == 0.0F ? 0.0F : call.z_loss * (log_sum_exp * log_sum_exp);
@@ -225,11 +235,59 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowCall<X> call
   const float scale = (call.gradient_scale == nullptr ? 1.0F : *call.gradient_scale) *
                       (call.target_share == nullptr ? call.gradient_factor : *call.target_share);
   const float z_slope = 2.0F * call.z_loss * log_sum_exp;
-  const float inverse = 1.0F / sum;
+  const float inverse = 1.0F / row.sum;
   const float p = exp_fast(target_shifted) * inverse;
   write_gradient<N>(
-      x, call.columns, call.vocabulary, target,
-      {maximum, inverse * (1.0F + z_slope) * scale, ((p - 1.0F) + p * z_slope) * scale});
+      call.logits + blockIdx.x * call.columns, call.columns, call.used,
+      call.targets[blockIdx.x] - call.first_column,
+      {row.largest, inverse * (1.0F + z_slope) * scale, ((p - 1.0F) + p * z_slope) * scale});
+}
+
+/// A block has a row, a thread N elements of it at a time.
+template <int N, typename X>
+__global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowCall<X> call) {
+  FP8TRAIN_SHARED_ARRAY(float, largest_of_warps, kThreads / kWarp);
+  FP8TRAIN_SHARED_ARRAY(double, sum_of_warps, kThreads / kWarp);
+  if (has_no_target<N>(call)) {
+    return;
+  }
+  const X* const x = call.logits + blockIdx.x * call.columns;
+  const float at_target = load_as_float(x + call.targets[blockIdx.x]);
+  LogitSum row = sum_of_logits<N>(x, call.vocabulary, largest_of_warps, sum_of_warps);
+  row.target = at_target;
+  write_row<N>(call, of_whole_row(row));
+}
+
+/// The same with the statistics of all parts.
+template <int N, typename X>
+__global__ void __launch_bounds__(kThreads)
+    cross_entropy_of_parts_kernel(RowCall<X> call, PartsOfRows parts) {
+  if (!has_no_target<N>(call)) {
+    write_row<N>(call, parts.combined(blockIdx.x));
+  }
+}
+
+/// A block has one part of a row.
+template <int N, typename X>
+__global__ void __launch_bounds__(kThreads)
+    statistics_kernel(RowCall<const X> call, int64_t width, LogitSum* statistics) {
+  FP8TRAIN_SHARED_ARRAY(float, largest_of_warps, kThreads / kWarp);
+  FP8TRAIN_SHARED_ARRAY(double, sum_of_warps, kThreads / kWarp);
+  const int64_t begin = blockIdx.y * width;
+  const X* const x = call.logits + blockIdx.x * call.columns + begin;
+  const int32_t target = call.targets[blockIdx.x];
+  LogitSum part = no_logits();
+  if (target >= 0 && target < call.vocabulary) {
+    const int64_t first = call.first_column + begin;
+    const int64_t used = used_columns(call.vocabulary, first, width);
+    part = sum_of_logits<N>(x, used, largest_of_warps, sum_of_warps);
+    if (target >= first && target - first < used) {
+      part.target = load_as_float(x + (target - first));
+    }
+  }
+  if (threadIdx.x == 0) {
+    statistics[int64_t{blockIdx.y} * gridDim.x + blockIdx.x] = part;
+  }
 }
 
 /// One block: all its threads fetch, one adds in order.
@@ -266,9 +324,27 @@ __global__ void accumulate_loss_kernel(const float* losses, const int32_t* targe
 
 }  // namespace
 
+void vocabulary_statistics(Stream stream, const VocabularyStatistics& call) {
+  const int64_t width = call.logits.count() * kStatistics / call.statistics.count();
+  const dim3 grid(static_cast<unsigned>(call.logits.shape.rows()),
+                  static_cast<unsigned>(call.logits.shape.back() / width));
+  with_float_type(call.logits.dtype, [&](auto tag) {
+    using X = typename decltype(tag)::Type;
+    const RowCall<const X> row = {.logits = call.logits.as<X>(),
+                                  .targets = call.targets.as<int32_t>(),
+                                  .columns = call.logits.shape.back(),
+                                  .vocabulary = call.vocabulary,
+                                  .first_column = call.first_column};
+    const bool packed = width % kPack == 0 && is_aligned(row.logits, sizeof(X) * kPack);
+    launch(stream, {grid, kThreads}, packed ? statistics_kernel<kPack, X> : statistics_kernel<1, X>,
+           row, width, call.statistics.as<LogitSum>());
+  });
+}
+
 void cross_entropy(Stream stream, const CrossEntropy& call) {
   const int64_t columns = call.logits.shape.back();
   const auto rows = static_cast<unsigned>(call.logits.shape.rows());
+  const PartsOfRows parts = parts_of_rows(call.statistics, rows);
   with_float_type(call.logits.dtype, [&](auto tag) {
     using X = typename decltype(tag)::Type;
     const RowCall<X> row = {.logits = call.logits.as<X>(),
@@ -277,15 +353,21 @@ void cross_entropy(Stream stream, const CrossEntropy& call) {
                             .z_losses = call.z_losses.as<float>(),
                             .columns = columns,
                             .vocabulary = call.vocabulary,
+                            .used = used_columns(call.vocabulary, call.first_column, columns),
+                            .first_column = call.first_column,
                             .write_gradient = call.write_gradient,
                             .gradient_scale = call.gradient_scale,
                             .gradient_factor = call.gradient_factor,
                             .target_share = call.target_share,
                             .z_loss = call.z_loss};
-    if (columns % kPack == 0 && is_aligned(row.logits, sizeof(X) * kPack)) {
-      launch(stream, {rows, kThreads}, cross_entropy_kernel<kPack, X>, row);
+    const bool packed = columns % kPack == 0 && is_aligned(row.logits, sizeof(X) * kPack);
+    if (parts.count > 0) {
+      launch(stream, {rows, kThreads},
+             packed ? cross_entropy_of_parts_kernel<kPack, X> : cross_entropy_of_parts_kernel<1, X>,
+             row, parts);
     } else {
-      launch(stream, {rows, kThreads}, cross_entropy_kernel<1, X>, row);
+      launch(stream, {rows, kThreads},
+             packed ? cross_entropy_kernel<kPack, X> : cross_entropy_kernel<1, X>, row);
     }
   });
 }

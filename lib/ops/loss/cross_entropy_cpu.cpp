@@ -4,6 +4,7 @@
 
 #include "numeric/math.h"
 #include "ops/dispatch/cpu_operations.h"
+#include "ops/loss/cross_entropy_math.h"
 #include "ops/support/kernel_support_cpu.h"
 
 namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS {
@@ -55,15 +56,15 @@ FP8TRAIN_HD float sum_of_lanes(const float* block, int64_t padded) {
   return lanes[0];
 }
 
-/// Sum of e^(x - maximum). With `keep` (fp32 only) the exponentials replace x.
+/// Sum of e^(x - base). With `keep` (fp32 only) the exponentials replace x.
 template <typename X>
-FP8TRAIN_HD double sum_of_exponentials(X* x, int64_t count, float maximum, bool keep) {
+FP8TRAIN_HD double sum_of_exponentials(X* x, int64_t count, float base, bool keep) {
   float block[kSumBlock];
   double sum = 0.0;
   for (int64_t begin = 0; begin < count; begin += kSumBlock) {
     const int64_t length = minimum(kSumBlock, count - begin);
     for (int64_t i = 0; i < length; ++i) {
-      block[i] = exp_f32(load_as_float(x + begin + i) - maximum);
+      block[i] = exp_f32(load_as_float(x + begin + i) - base);
     }
     if constexpr (dtype_of<X>() == DType::f32) {
       if (keep) {
@@ -79,6 +80,15 @@ FP8TRAIN_HD double sum_of_exponentials(X* x, int64_t count, float maximum, bool 
   return sum;
 }
 
+/// The statistics of `count` logits, of which `target` is one if it is in range.
+template <typename X>
+FP8TRAIN_HD LogitSum sum_of_logits(X* x, int64_t count, int64_t target, bool keep = false) {
+  const float largest = row_maximum(x, count);
+  const float at_target = target >= 0 && target < count ? load_as_float(x + target) : 0.0F;
+  return {largest, static_cast<float>(sum_of_exponentials(x, count, base_of(largest), keep)),
+          at_target};
+}
+
 template <typename X>
 FP8TRAIN_HD void zero_row(X* x, int64_t begin, int64_t end) {
   for (int64_t c = begin; c < end; ++c) {
@@ -90,8 +100,9 @@ FP8TRAIN_HD void zero_row(X* x, int64_t begin, int64_t end) {
 /// asked. With p = softmax(x), l = log sum exp and loss = l - x[t] + z l^2:
 /// d loss / d x[c] = p[c] (1 + 2 z l) - (c == t), all times the gradient scale.
 template <typename X>
-FP8TRAIN_HD float cross_entropy_row(X* x, int64_t columns, int64_t vocabulary, int32_t target,
-                                    const CrossEntropy& call, float& z_term) {
+FP8TRAIN_HD float cross_entropy_row(X* x, int64_t row, const CrossEntropy& call, float& z_term) {
+  const int64_t columns = call.logits.shape.back();
+  const int32_t target = call.targets.as<int32_t>()[row];
   z_term = 0.0F;
   if (target < 0) {
     if (call.write_gradient) {
@@ -99,15 +110,19 @@ FP8TRAIN_HD float cross_entropy_row(X* x, int64_t columns, int64_t vocabulary, i
     }
     return 0.0F;
   }
-  if (target >= vocabulary) {
+  if (target >= call.vocabulary) {
     return float_of(0x7FC00000U);
   }
-  const float maximum = row_maximum(x, vocabulary);
-  const float target_shifted = load_as_float(x + target) - maximum;
-  const float sum =
-      static_cast<float>(sum_of_exponentials(x, vocabulary, maximum, call.write_gradient));
-  const float log_sum = log_f32(sum);
-  const float log_sum_exp = maximum + log_sum;
+  const int64_t used = used_columns(call.vocabulary, call.first_column, columns);
+  const int64_t own_target = target - call.first_column;
+  const bool whole = call.statistics.empty();
+  const bool keeps = dtype_of<X>() == DType::f32 && whole && call.write_gradient;
+  const LogitSum sum = whole
+                           ? of_whole_row(sum_of_logits(x, used, own_target, keeps))
+                           : parts_of_rows(call.statistics, call.logits.shape.rows()).combined(row);
+  const float target_shifted = sum.target - sum.largest;
+  const float log_sum = log_f32(sum.sum);
+  const float log_sum_exp = sum.largest + log_sum;
   // Without z-loss its square must not matter: it may overflow.
   z_term = call.z_loss == 0.0F ? 0.0F : call.z_loss * (log_sum_exp * log_sum_exp);
   const float loss = log_sum - target_shifted;
@@ -117,27 +132,54 @@ FP8TRAIN_HD float cross_entropy_row(X* x, int64_t columns, int64_t vocabulary, i
   const float scale = (call.gradient_scale == nullptr ? 1.0F : *call.gradient_scale) *
                       (call.target_share == nullptr ? call.gradient_factor : *call.target_share);
   const float z_slope = 2.0F * call.z_loss * log_sum_exp;
-  const float inverse = 1.0F / sum;
+  const float inverse = 1.0F / sum.sum;
   const float factor = inverse * (1.0F + z_slope) * scale;
-  for (int64_t c = 0; c < vocabulary; ++c) {
-    if constexpr (dtype_of<X>() == DType::f32) {
-      x[c] *= factor;
-    } else {
-      store_from_float(x + c, exp_f32(load_as_float(x + c) - maximum) * factor);
+  if (keeps) {
+    for (int64_t c = 0; c < used; ++c) {
+      store_from_float(x + c, load_as_float(x + c) * factor);
+    }
+  } else {
+    for (int64_t c = 0; c < used; ++c) {
+      store_from_float(x + c, exp_f32(load_as_float(x + c) - sum.largest) * factor);
     }
   }
-  const float p = exp_f32(target_shifted) * inverse;
-  store_from_float(x + target, ((p - 1.0F) + p * z_slope) * scale);
-  zero_row(x, vocabulary, columns);
+  if (own_target >= 0 && own_target < used) {
+    const float p = exp_f32(target_shifted) * inverse;
+    store_from_float(x + own_target, ((p - 1.0F) + p * z_slope) * scale);
+  }
+  zero_row(x, used, columns);
   return loss;
 }
 
 }  // namespace
 
+void vocabulary_statistics(Stream /*stream*/, const VocabularyStatistics& call) {
+  const int64_t columns = call.logits.shape.back();
+  const int64_t rows = call.logits.shape.rows();
+  const int64_t width = call.logits.count() * kStatistics / call.statistics.count();
+  const int32_t* targets = call.targets.as<int32_t>();
+  auto* const statistics = call.statistics.as<LogitSum>();
+  with_float_type(call.logits.dtype, [&](auto tag) {
+    using X = typename decltype(tag)::Type;
+    X* const logits = const_cast<X*>(call.logits.as<X>());  // they stay as they are
+#pragma omp parallel for schedule(static) if (rows * columns >= kParallelElements)
+    for (int64_t row = 0; row < rows; ++row) {
+      const bool is_target = targets[row] >= 0 && targets[row] < call.vocabulary;
+      for (int64_t begin = 0; begin < columns; begin += width) {
+        const int64_t first = call.first_column + begin;
+        statistics[begin / width * rows + row] =
+            is_target
+                ? sum_of_logits(logits + row * columns + begin,
+                                used_columns(call.vocabulary, first, width), targets[row] - first)
+                : no_logits();
+      }
+    }
+  });
+}
+
 void cross_entropy(Stream /*stream*/, const CrossEntropy& call) {
   const int64_t columns = call.logits.shape.back();
   const int64_t rows = call.logits.shape.rows();
-  const int32_t* targets = call.targets.as<int32_t>();
   float* losses = call.losses.as<float>();
   float* z_losses = call.z_losses.as<float>();
   with_float_type(call.logits.dtype, [&](auto tag) {
@@ -145,8 +187,8 @@ void cross_entropy(Stream /*stream*/, const CrossEntropy& call) {
 #pragma omp parallel for schedule(static) if (rows * columns >= kParallelElements)
     for (int64_t row = 0; row < rows; ++row) {
       float unused = 0.0F;
-      losses[row] = cross_entropy_row(logits + row * columns, columns, call.vocabulary,
-                                      targets[row], call, z_losses ? z_losses[row] : unused);
+      losses[row] =
+          cross_entropy_row(logits + row * columns, row, call, z_losses ? z_losses[row] : unused);
     }
   });
 }

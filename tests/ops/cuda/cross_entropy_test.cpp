@@ -26,6 +26,8 @@ struct Case {
   bool scaled = false;
   bool write_gradient = true;
   int64_t offset = 0;
+  int64_t ranks = 0,
+          parts = 1;  // ranks that have columns, parts that each has of them; 0: one call
 };
 
 struct Result {
@@ -39,6 +41,43 @@ Array targets_of(const Case& c) {
     targets.as<int32_t>()[row] = static_cast<int32_t>((row * 7919 + 3) % vocabulary);
   }
   return targets;
+}
+
+/// Puts the columns of each rank on the device, and makes all statistics.
+std::vector<View> put_parts(Side& side, const Case& c, const Array& logits,
+                            ops::CrossEntropy& call) {
+  const int64_t own = c.columns / c.ranks;
+  const View statistics = side.space(DType::f32, {c.ranks * c.parts, c.rows, 3});
+  std::vector<View> parts;
+  for (int64_t rank = 0; rank < c.ranks; ++rank) {
+    Array part(logits.dtype(), {c.rows, own});
+    for (int64_t i = 0; i < part.count(); ++i) {
+      part.set(i, logits.get(i / own * c.columns + rank * own + i % own));
+    }
+    parts.push_back(side.put(part, c.offset));
+    ops::vocabulary_statistics(
+        side.stream(),
+        {.logits = parts.back(),
+         .targets = call.targets,
+         .vocabulary = call.vocabulary,
+         .first_column = rank * own,
+         .statistics = rows_of(statistics, rank * c.parts * c.rows, c.parts * c.rows)});
+  }
+  call.statistics = statistics;
+  return parts;
+}
+
+/// The columns of all ranks next to one another again.
+Array joined(Side& side, const Case& c, const std::vector<View>& parts) {
+  const int64_t own = c.columns / c.ranks;
+  Array logits(parts.front().dtype, {c.rows, c.columns});
+  for (int64_t rank = 0; rank < c.ranks; ++rank) {
+    const Array part = side.get(parts[static_cast<size_t>(rank)]);
+    for (int64_t i = 0; i < part.count(); ++i) {
+      logits.set(i / own * c.columns + rank * own + i % own, part.get(i));
+    }
+  }
+  return logits;
 }
 
 Result run_case(Side& side, const Case& c, const Array& logits, const Array& targets) {
@@ -55,13 +94,23 @@ Result run_case(Side& side, const Case& c, const Array& logits, const Array& tar
   call.gradient_factor = 0.5F;
   call.z_loss = c.z_loss;
   call.vocabulary = c.vocabulary;
-  ops::cross_entropy(side.stream(), call);
-  return {side.get(in_place), side.get(losses), side.get(z_losses)};
+  if (c.ranks == 0) {
+    ops::cross_entropy(side.stream(), call);
+    return {side.get(in_place), side.get(losses), side.get(z_losses)};
+  }
+  const std::vector<View> parts = put_parts(side, c, logits, call);
+  for (const View& part : parts) {
+    call.logits = part;
+    ops::cross_entropy(side.stream(), call);
+    call.first_column += c.columns / c.ranks;
+  }
+  return {joined(side, c, parts), side.get(losses), side.get(z_losses)};
 }
 
 void check_case(const Case& c, const Array& logits, const Array& targets) {
   INFO(name_of(logits.dtype()) << " " << c.rows << " x " << c.columns << " of " << c.vocabulary
-                               << ", z " << c.z_loss << ", offset " << c.offset);
+                               << ", z " << c.z_loss << ", offset " << c.offset << ", " << c.ranks
+                               << " ranks of " << c.parts << " parts");
   const auto run = [&](Side& side) { return run_case(side, c, logits, targets); };
   const Result cuda = on_cuda(run);
   const Result cpu = on_cpu(run);
@@ -90,6 +139,29 @@ TEST_CASE("cross_entropy matches the cpu for odd shapes and padding", "[cuda][cr
                           {1, 20000, 19999, 0.0F, true}}) {
       check_case(c, Array(type, {c.rows, c.columns}, random_values(c.rows * c.columns, 1, 4.0F)),
                  targets_of(c));
+    }
+  }
+}
+
+TEST_CASE("columns of ranks match the cpu, and those of one rank", "[cuda][cross_entropy]") {
+  for (const DType type : kTypes) {
+    for (Case c : {Case{3, 384, 257, 0, true, true, 0, 8},  // the last have padding alone
+                   {2, 1024, 1000, 1e-2F, true, true, 0, 4, 2},
+                   {3, 4096, 4096, 1e-3F, true, true, 0, 2},
+                   {2, 1000, 999, 1e-3F, true, true, 0, 4, 2},  // parts of 125
+                   {2, 64, 61, 0, true, true, 1, 2, 4},
+                   {2, 9000, 8777, 1e-3F, true, false, 0, 1, 3},
+                   {1, 20000, 19999, 0, true, true, 0, 2}}) {
+      const Array logits(type, {c.rows, c.columns}, random_values(c.rows * c.columns, 1, 4.0F));
+      const Array targets = targets_of(c);
+      check_case(c, logits, targets);
+      const auto run = [&](Side& side) { return run_case(side, c, logits, targets); };
+      const Result parts = on_cuda(run);
+      c.ranks = 0;
+      const Result whole = on_cuda(run);
+      CHECK(worst_difference(parts.losses, whole.losses, kSumError, kSumError) <= 1);
+      CHECK(worst_difference(parts.z_losses, whole.z_losses, kSumError, kSumError) <= 1);
+      CHECK(worst_difference(parts.logits, whole.logits, neighbour(type), 2e-6) <= 1);
     }
   }
 }
@@ -124,6 +196,10 @@ TEST_CASE("ignored and impossible targets", "[cuda][cross_entropy][small]") {
     const int32_t values[] = {-1, -100, 20, 19};
     std::copy_n(values, 4, targets.as<int32_t>());
     check_case(c, Array(DType::bf16, {4, columns}, random_values(4 * columns, 1)), targets);
+    for (const int64_t ranks : {1, 3}) {
+      const Case parts = {.rows = 4, .columns = columns, .vocabulary = 20, .ranks = ranks};
+      check_case(parts, Array(DType::bf16, {4, columns}, random_values(4 * columns, 1)), targets);
+    }
     const Case unwritten = {
         .rows = 4, .columns = columns, .vocabulary = 20, .write_gradient = false};
     check_case(unwritten, Array(DType::bf16, {4, columns}, random_values(4 * columns, 1)), targets);
@@ -138,6 +214,10 @@ TEST_CASE("NaN and infinite logits spoil their row, and only it", "[cuda][cross_
       logits.set(at, bad);
       const Case c = {2, columns, 0};
       const Array targets = targets_of(c);
+      for (const int64_t ranks : {1, 4}) {
+        check_case({.rows = 2, .columns = columns, .vocabulary = columns, .ranks = ranks}, logits,
+                   targets);
+      }
       const auto run = [&](Side& side) { return run_case(side, c, logits, targets); };
       const Result cuda = on_cuda(run);
       const Result cpu = on_cpu(run);
@@ -151,8 +231,10 @@ TEST_CASE("NaN and infinite logits spoil their row, and only it", "[cuda][cross_
   for (const float other : {-INFINITY, NAN}) {
     std::vector<float> values(80, -INFINITY);
     values[79] = other;
-    const Case c = {1, 80, 0};
-    check_case(c, Array(DType::f32, {1, 80}, values), targets_of(c));
+    for (const int64_t ranks : {0, 1, 4}) {
+      const Case c = {.rows = 1, .columns = 80, .vocabulary = 80, .z_loss = 1e-3F, .ranks = ranks};
+      check_case(c, Array(DType::f32, {1, 80}, values), targets_of(c));
+    }
   }
 }
 
