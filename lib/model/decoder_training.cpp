@@ -78,15 +78,11 @@ void Decoder::backward(const StepContext& context, ConstView tokens, const View&
   if (!tied()) {
     begin_gradients(context, 0);
   }
-  // No gradient: of a table of one token, since those outside of a table have none.
-  const View table_grad = embedding_->trained ? embedding_->gradient
-                                              : fp8train::allocate(*context.scratch, DType::f32,
-                                                                   {1, config_.hidden_size});
   const View sorting = fp8train::allocate(*context.scratch, DType::i32, {2 * tokens.count()});
   ops::embedding_backward(context.stream,
                           {.tokens = reshaped(tokens, {tokens.count()}),
                            .dy = gradient,
-                           .table_grad = table_grad,
+                           .table_grad = embedding_->trained ? embedding_->gradient : View{},
                            .position_grad = trains_positions ? positions_->gradient : View{},
                            .sequence_length = tokens.shape.back(),
                            .scratch = sorting,

@@ -16,18 +16,19 @@ constexpr int kRowsAhead = 8;  // rows that a thread has in flight
 /// embedding_forward() for map: an element of y for each index.
 template <typename Y>
 struct Gather {
-  const int32_t* tokens;
+  const int32_t* tokens;  ///< null: each row takes its own of the table
   const float* table;
   const float* positions;  ///< from the first position on; may be null
   int64_t sequence_length, vocabulary, columns;
   Y* y;
   const int32_t* document_starts;  ///< may be null
+  int64_t first_token, table_rows, first_row;
 
   template <int N>
   __device__ void run(int64_t i) const {
     const int64_t row = i / columns;
     const int64_t column = i - row * columns;
-    const int64_t token = tokens[row];
+    const int64_t token = tokens == nullptr ? first_token + row : tokens[row];
     Pack<Y, N> out;
     if (token < 0 || token >= vocabulary) {
 #pragma unroll
@@ -37,11 +38,16 @@ struct Gather {
       store_pack(y + i, out);
       return;
     }
-    Pack<float, N> values = load_pack<N>(table + token * columns + column);
+    Pack<float, N> values = {};
+    const int64_t own = token - first_token;
+    if (own >= 0 && own < table_rows) {
+      values = load_pack<N>(table + own * columns + column);
+    }
     if (positions != nullptr) {
-      const int64_t begin = document_starts == nullptr ? 0 : document_starts[row];
+      const int64_t whole_row = first_row + row;
+      const int64_t begin = document_starts == nullptr ? 0 : document_starts[whole_row];
       const Pack<float, N> position =
-          load_pack<N>(positions + (row % sequence_length - begin) * columns + column);
+          load_pack<N>(positions + (whole_row % sequence_length - begin) * columns + column);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         values.values[j] += position.values[j];
@@ -100,7 +106,7 @@ struct TokenRows {
   const int32_t* order;  ///< rows sorted by token, then by row
   const DY* dy;
   float* table_grad;
-  int64_t rows, vocabulary, columns;
+  int64_t rows, table_rows, columns, first_token;
 };
 
 /// sums[j] += dy[row, j] for the rows in `tile` up to the first -1, in order.
@@ -137,12 +143,13 @@ __global__ void __launch_bounds__(kThreads, 4) add_tokens_kernel(TokenRows<DY> c
   const int64_t first = blockIdx.x;
   const int32_t token = call.tokens[call.order[first]];
   const bool continues = first > 0 && call.tokens[call.order[first - 1]] == token;
-  if (continues || token < 0 || token >= call.vocabulary) {
+  const int64_t own = token - call.first_token;
+  if (continues || own < 0 || own >= call.table_rows) {
     return;
   }
   const int64_t column = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * N;
   const bool active = column < call.columns;
-  float* const grad = call.table_grad + token * call.columns + column;
+  float* const grad = call.table_grad + own * call.columns + column;
   Pack<float, N> sums = {};
   if (active) {
     sums = load_pack<N>(grad);
@@ -164,20 +171,23 @@ __global__ void __launch_bounds__(kThreads, 4) add_tokens_kernel(TokenRows<DY> c
   }
 }
 
-/// position_grad[p] += dy[p], dy[p + T], ... in order.
+/// position_grad[p] += dy[p - first_row], dy[p - first_row + T], ... in order, those that exist.
 template <typename DY>
 struct AddPositions {
   const DY* dy;
   float* position_grad;
   int64_t rows, sequence_length, columns;
+  int64_t first_row;  ///< below sequence_length
 
   template <int N>
   __device__ void run(int64_t i) const {
     const int64_t position = i / columns;
     const int64_t column = i - position * columns;
     Pack<float, N> sums = load_pack<N>(position_grad + i);
+    const int64_t first = position - first_row;
 #pragma unroll 4
-    for (int64_t row = position; row < rows; row += sequence_length) {
+    for (int64_t row = first < 0 ? first + sequence_length : first; row < rows;
+         row += sequence_length) {
       const Pack<DY, N> values = load_pack<N>(dy + row * columns + column);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
@@ -194,8 +204,8 @@ template <typename DY>
 struct AddDocumentPositions {
   const DY* dy;
   float* position_grad;
-  const int32_t* document_starts;
-  int64_t rows, sequence_length, columns;
+  const int32_t* document_starts;  ///< of the first row on
+  int64_t rows, sequence_length, columns, first_row;
 
   template <int N>
   __device__ void run(int64_t i) const {
@@ -203,7 +213,7 @@ struct AddDocumentPositions {
     const int64_t column = i - position * columns;
     Pack<float, N> sums = load_pack<N>(position_grad + i);
     for (int64_t row = 0; row < rows; ++row) {
-      if (row % sequence_length - document_starts[row] == position) {
+      if ((first_row + row) % sequence_length - document_starts[row] == position) {
         const Pack<DY, N> values = load_pack<N>(dy + row * columns + column);
 #pragma unroll
         for (int j = 0; j < N; ++j) {
@@ -227,6 +237,45 @@ void sort_tokens(const Stream& stream, const int32_t* tokens, int32_t* rank, int
   launch(stream, {blocks, kBlock}, invert_kernel, rank, order, rows);
 }
 
+template <typename DY>
+void add_tokens(const Stream& stream, const EmbeddingBackward& call, bool aligned) {
+  const int64_t rows = call.tokens.count();
+  const int64_t columns = call.dy.shape.back();
+  int32_t* order = call.scratch.as<int32_t>() + rows;
+  sort_tokens(stream, call.tokens.as<int32_t>(), call.scratch.as<int32_t>(), order, rows);
+  const TokenRows<DY> arguments = {.tokens = call.tokens.as<int32_t>(),
+                                   .order = order,
+                                   .dy = call.dy.as<DY>(),
+                                   .table_grad = call.table_grad.as<float>(),
+                                   .rows = rows,
+                                   .table_rows = call.table_grad.shape.rows(),
+                                   .columns = columns,
+                                   .first_token = call.first_token};
+  const int64_t packs = aligned ? columns / kPack : columns;
+  const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(ceil_div(packs, kThreads)));
+  launch(stream, {grid, kThreads},
+         aligned ? add_tokens_kernel<kPack, DY> : add_tokens_kernel<1, DY>, arguments);
+}
+
+template <typename DY>
+void add_positions(const Stream& stream, const EmbeddingBackward& call, bool aligned) {
+  const int64_t rows = call.dy.shape.rows();
+  const int64_t columns = call.dy.shape.back();
+  const int64_t length = call.sequence_length;
+  const int64_t first = call.first_row % length;
+  const int64_t positions = first + rows < length ? first + rows : length;
+  if (call.document_starts.empty()) {
+    map<kPack>(stream, positions * columns, aligned,
+               AddPositions<DY>{call.dy.as<DY>(), call.position_grad.as<float>(), rows, length,
+                                columns, first});
+  } else {
+    map<kPack>(stream, positions * columns, aligned,
+               AddDocumentPositions<DY>{call.dy.as<DY>(), call.position_grad.as<float>(),
+                                        call.document_starts.as<int32_t>() + call.first_row, rows,
+                                        length, columns, first});
+  }
+}
+
 }  // namespace
 
 void embedding_forward(Stream stream, const EmbeddingForward& call) {
@@ -239,49 +288,26 @@ void embedding_forward(Stream stream, const EmbeddingForward& call) {
     const bool aligned =
         columns % kPack == 0 && is_aligned(call.table.data, sizeof(float) * kPack) &&
         is_aligned(position, sizeof(float) * kPack) && is_aligned(call.y.data, sizeof(Y) * kPack);
-    map<kPack>(stream, call.y.count(), aligned,
-               Gather<Y>{call.tokens.as<int32_t>(), call.table.as<float>(), position,
-                         call.sequence_length, call.table.shape.rows(), columns, call.y.as<Y>(),
-                         call.document_starts.as<int32_t>()});
+    map<kPack>(
+        stream, call.y.count(), aligned,
+        Gather<Y>{call.tokens.as<int32_t>(), call.table.as<float>(), position, call.sequence_length,
+                  call.vocabulary, columns, call.y.as<Y>(), call.document_starts.as<int32_t>(),
+                  call.first_token, call.table.shape.rows(), call.first_row});
   });
 }
 
 void embedding_backward(Stream stream, const EmbeddingBackward& call) {
-  const int64_t rows = call.tokens.count();
-  const int64_t columns = call.table_grad.shape.back();
-  int32_t* order = call.scratch.as<int32_t>() + rows;
-  sort_tokens(stream, call.tokens.as<int32_t>(), call.scratch.as<int32_t>(), order, rows);
   with_float_type(call.dy.dtype, [&](auto tag) {
     using DY = typename decltype(tag)::Type;
-    const bool aligned = columns % kPack == 0 && is_aligned(call.dy.data, sizeof(DY) * kPack) &&
+    const bool aligned = call.dy.shape.back() % kPack == 0 &&
+                         is_aligned(call.dy.data, sizeof(DY) * kPack) &&
                          is_aligned(call.table_grad.data, sizeof(float) * kPack) &&
                          is_aligned(call.position_grad.data, sizeof(float) * kPack);
-    const TokenRows<DY> arguments = {.tokens = call.tokens.as<int32_t>(),
-                                     .order = order,
-                                     .dy = call.dy.as<DY>(),
-                                     .table_grad = call.table_grad.as<float>(),
-                                     .rows = rows,
-                                     .vocabulary = call.table_grad.shape.rows(),
-                                     .columns = columns};
-    const int64_t packs = aligned ? columns / kPack : columns;
-    const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(ceil_div(packs, kThreads)));
-    if (aligned) {
-      launch(stream, {grid, kThreads}, add_tokens_kernel<kPack, DY>, arguments);
-    } else {
-      launch(stream, {grid, kThreads}, add_tokens_kernel<1, DY>, arguments);
+    if (!call.table_grad.empty()) {
+      add_tokens<DY>(stream, call, aligned);
     }
     if (!call.position_grad.empty()) {
-      const int64_t positions = rows < call.sequence_length ? rows : call.sequence_length;
-      if (call.document_starts.empty()) {
-        map<kPack>(stream, positions * columns, aligned,
-                   AddPositions<DY>{call.dy.as<DY>(), call.position_grad.as<float>(), rows,
-                                    call.sequence_length, columns});
-      } else {
-        map<kPack>(stream, positions * columns, aligned,
-                   AddDocumentPositions<DY>{call.dy.as<DY>(), call.position_grad.as<float>(),
-                                            call.document_starts.as<int32_t>(), rows,
-                                            call.sequence_length, columns});
-      }
+      add_positions<DY>(stream, call, aligned);
     }
   });
 }

@@ -27,10 +27,10 @@ FP8TRAIN_HD void add_row(const DY* __restrict from, float* __restrict to, int64_
 }  // namespace
 
 void embedding_forward(Stream /*stream*/, const EmbeddingForward& call) {
-  const int64_t rows = call.tokens.count();
+  const int64_t rows = call.y.shape.rows();
   const int64_t columns = call.table.shape.back();
-  const int64_t vocabulary = call.table.shape.rows();
-  const int32_t* token = call.tokens.as<int32_t>();
+  const int64_t table_rows = call.table.shape.rows();
+  const int32_t* tokens = call.tokens.as<int32_t>();
   const float* table_data = call.table.as<float>();
   const float* position_data = call.positions.as<float>();
   const int32_t* starts = call.document_starts.as<int32_t>();
@@ -39,35 +39,35 @@ void embedding_forward(Stream /*stream*/, const EmbeddingForward& call) {
 #pragma omp parallel for schedule(static) if (rows * columns >= kParallelElements)
     for (int64_t row = 0; row < rows; ++row) {
       auto* to = data + row * columns;
-      if (token[row] < 0 || token[row] >= vocabulary) {
+      const int64_t token = tokens == nullptr ? call.first_token + row : tokens[row];
+      if (token < 0 || token >= call.vocabulary) {
         for (int64_t c = 0; c < columns; ++c) {
           store_from_float(to + c, float_of(0x7FC00000U));
         }
         continue;
       }
-      const float* from = table_data + token[row] * columns;
-      if (position_data == nullptr) {
-        for (int64_t c = 0; c < columns; ++c) {
-          store_from_float(to + c, from[c]);
-        }
-        continue;
-      }
+      const int64_t own = token - call.first_token;
+      const float* from = own >= 0 && own < table_rows ? table_data + own * columns : nullptr;
       const float* position =
-          position_data +
-          (call.position_offset + position_of(row, call.sequence_length, starts)) * columns;
+          position_data == nullptr
+              ? nullptr
+              : position_data + (call.position_offset +
+                                 position_of(call.first_row + row, call.sequence_length, starts)) *
+                                    columns;
       for (int64_t c = 0; c < columns; ++c) {
-        store_from_float(to + c, from[c] + position[c]);
+        const float value = from == nullptr ? 0.0F : from[c];
+        store_from_float(to + c, position == nullptr ? value : value + position[c]);
       }
     }
   });
 }
 
 void embedding_backward(Stream /*stream*/, const EmbeddingBackward& call) {
-  const int64_t rows = call.tokens.count();
-  const int64_t columns = call.table_grad.shape.back();
-  const int64_t vocabulary = call.table_grad.shape.rows();
+  const int64_t rows = call.dy.shape.rows();
+  const int64_t columns = call.dy.shape.back();
+  const int64_t table_rows = call.table_grad.empty() ? 0 : call.table_grad.shape.rows();
   const int64_t blocks = ceil_div(columns, kColumnBlock);
-  const int32_t* token = call.tokens.as<int32_t>();
+  const int32_t* tokens = call.tokens.as<int32_t>();
   float* table_data = call.table_grad.as<float>();
   float* position_data = call.position_grad.as<float>();
   const int32_t* starts = call.document_starts.as<int32_t>();
@@ -79,11 +79,12 @@ void embedding_backward(Stream /*stream*/, const EmbeddingBackward& call) {
       const int64_t width = minimum(kColumnBlock, columns - begin);
       for (int64_t row = 0; row < rows; ++row) {
         const auto* from = data + row * columns + begin;
-        if (token[row] >= 0 && token[row] < vocabulary) {
-          add_row(from, table_data + token[row] * columns + begin, width);
+        const int64_t token = table_rows == 0 ? -1 : tokens[row] - call.first_token;
+        if (token >= 0 && token < table_rows) {
+          add_row(from, table_data + token * columns + begin, width);
         }
         if (position_data != nullptr) {
-          const int64_t position = position_of(row, call.sequence_length, starts);
+          const int64_t position = position_of(call.first_row + row, call.sequence_length, starts);
           add_row(from, position_data + position * columns + begin, width);
         }
       }

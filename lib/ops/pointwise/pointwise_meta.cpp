@@ -3,9 +3,10 @@
 namespace fp8train::ops::meta {
 namespace {
 
-/// One read of a fp32 table row (and position row) for every token.
-double gathered_bytes(const ConstView& rows, const ConstView& positions) {
-  return static_cast<double>(rows.count()) * sizeof(float) * (positions.empty() ? 1 : 2);
+/// Bytes of a row of fp32 of each of the tables for every row.
+double gathered_bytes(const ConstView& rows, const ConstView& table, const ConstView& positions) {
+  return static_cast<double>(rows.count()) * sizeof(float) *
+         ((table.empty() ? 0 : 1) + (positions.empty() ? 0 : 1));
 }
 
 }  // namespace
@@ -69,14 +70,16 @@ void gelu_backward(Stream stream, ConstView dy, ConstView x, View dx, const Quan
 }
 
 void embedding_forward(Stream stream, const EmbeddingForward& call) {
-  count(stream, bytes_of(call.tokens) + gathered_bytes(call.y, call.positions) + bytes_of(call.y));
+  count(stream, bytes_of(call.tokens) + gathered_bytes(call.y, call.table, call.positions) +
+                    bytes_of(call.y));
 }
 
 void embedding_backward(Stream stream, const EmbeddingBackward& call) {
+  const double gradients = 2 * gathered_bytes(call.dy, call.table_grad, call.position_grad);
   // The tokens are sorted: a fill and two kernels.
-  count(stream, {.bytes = bytes_of(call.tokens) + bytes_of(call.dy) +
-                          2 * gathered_bytes(call.dy, call.position_grad),
-                 .launches = call.position_grad.empty() ? 4 : 5});
+  count(stream,
+        {.bytes = bytes_of(call.tokens) + bytes_of(call.dy) + gradients,
+         .launches = (call.table_grad.empty() ? 0 : 4) + (call.position_grad.empty() ? 0 : 1)});
 }
 
 }  // namespace fp8train::ops::meta

@@ -2,6 +2,7 @@
 
 #include "ops/pointwise/embedding.h"
 
+#include <array>
 #include <catch2/catch.hpp>
 #include <random>
 
@@ -52,6 +53,67 @@ TEST_CASE("embedding_forward is exact", "[cuda][embedding]") {
             return side.get(y);
           };
           CHECK(same_values(on_cuda(run), on_cpu(run)));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("rows of a table, and rows of what is looked up, are exact", "[cuda][embedding]") {
+  constexpr int64_t kRows = 36;
+  constexpr int64_t kVocabulary = 20;
+  constexpr int64_t kOwn = 8;  // tokens 5 .. 12
+  Array starts(DType::i32, {kRows});
+  for (int64_t i = 0; i < kRows; ++i) {
+    starts.as<int32_t>()[i] = static_cast<int32_t>(i % 12 / 5 * 5);
+  }
+  for (const DType type : kTypes) {
+    for (const int64_t columns : {24, 37}) {
+      for (const bool documents : {false, true}) {
+        INFO(name_of(type) << ", " << columns << " columns, documents " << documents);
+        const Array tokens = tokens_of(kRows, kVocabulary, 20);
+        const Array table(DType::f32, {kOwn, columns}, random_values(kOwn * columns, 2));
+        const Array positions(DType::f32, {12, columns}, random_values(12 * columns, 3));
+        const Array dy(type, {kRows, columns}, random_values(kRows * columns, 4));
+        const auto run = [&](Side& side) {
+          const ConstView begins = documents ? ConstView(side.put(starts)) : ConstView();
+          const View y = side.space(type, {kRows, columns});
+          ops::embedding_forward(side.stream(), {.tokens = side.put(tokens),
+                                                 .table = side.put(table),
+                                                 .sequence_length = 12,
+                                                 .y = y,
+                                                 .first_token = 5,
+                                                 .vocabulary = kVocabulary});
+          const View own = side.space(type, {kOwn, columns});  // rows 7 .. 14: of two sequences
+          ops::embedding_forward(side.stream(), {.table = side.put(table),
+                                                 .positions = side.put(positions),
+                                                 .sequence_length = 12,
+                                                 .y = own,
+                                                 .document_starts = begins,
+                                                 .first_row = 7});
+          const View grad = side.put(table);
+          const View all = side.put(dy);
+          ops::embedding_backward(side.stream(), {.tokens = side.put(tokens),
+                                                  .dy = all,
+                                                  .table_grad = grad,
+                                                  .sequence_length = 12,
+                                                  .scratch = side.space(DType::i32, {2 * kRows}),
+                                                  .first_token = 5});
+          const View position_grad = side.put(positions);
+          for (const auto& [begin, count] : {std::pair<int64_t, int64_t>{2, 4}, {7, 9}, {6, 30}}) {
+            ops::embedding_backward(side.stream(), {.dy = rows_of(all, begin, count),
+                                                    .position_grad = position_grad,
+                                                    .sequence_length = 12,
+                                                    .document_starts = begins,
+                                                    .first_row = begin});
+          }
+          return std::array{side.get(y), side.get(own), side.get(grad), side.get(position_grad)};
+        };
+        const auto cuda = on_cuda(run);
+        const auto cpu = on_cpu(run);
+        for (size_t i = 0; i < cpu.size(); ++i) {
+          INFO("result " << i);
+          CHECK(same_values(cuda[i], cpu[i]));
         }
       }
     }
