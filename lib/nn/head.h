@@ -6,6 +6,10 @@
 // chunk wgrad sums rows in another order, and the weight's gradient has other bits. The weight
 // belongs to a parameter store; chunks are in the arenas of the context, and all work is
 // asynchronous on its stream.
+//
+// Each tensor rank has some rows of the vocabulary's weight and of x. It gathers x, makes its
+// columns of the logits of all rows, and exchanges 12 bytes of statistics for each row; the
+// gradients of x that the ranks make are added at the end.
 
 #include <cstdint>
 
@@ -42,22 +46,34 @@ class Head {
 
   Linear& projection() { return projection_; }
 
-  /// x: [rows, C]; targets: int32 [rows], negative = ignored. Adds to the totals. In
-  /// training also overwrites dx, [rows, C], with the gradient of x and adds
-  /// to the weight's gradient (or overwrites it: StepContext::overwrites_gradients), both
-  /// multiplied by `scale`. Throws InternalError if training has no dx. If context.target_share is
-  /// set, it replaces scale.factor.
+  /// x: [rows, C], of which a tensor rank has its part; targets: int32 [rows], negative = ignored.
+  /// Adds to the totals; of tensor ranks the first does. In training also overwrites dx, as x, with
+  /// the gradient of x and adds to the weight's gradient (or overwrites it:
+  /// StepContext::overwrites_gradients), both multiplied by `scale`. Throws InternalError if
+  /// training has no dx. If context.target_share is set, it replaces scale.factor.
   void loss(const StepContext& context, ConstView x, ConstView targets, const LossTotals& totals,
             View dx = {}, const GradientScale& scale = {}) const;
 
   /// x: [rows, C]. Overwrites `logits`, [rows, padded vocabulary], all at once: for the few rows of
-  /// generation.
+  /// generation. Tensor ranks all have x, of one row, and get all logits.
   void logits(const StepContext& context, ConstView x, View logits) const;
 
-  int64_t padded_vocabulary() const { return projection_.plan().site.out_features; }
+  int64_t padded_vocabulary() const { return padded_vocabulary_; }
 
  private:
+  /// Some rows, whose logits exist at a time.
+  struct Chunk {
+    ConstView x, targets;
+    View losses, z_losses, dx;
+  };
+  void run_chunk(const StepContext& context, const Chunk& chunk, const GradientScale& scale) const;
+  /// Returns the statistics of all parts of a chunk's logits, for ops::CrossEntropy; empty if
+  /// there is one part.
+  View make_statistics(const StepContext& context, ConstView logits, ConstView targets) const;
+
   Linear projection_;
+  int64_t padded_vocabulary_;
+  int64_t first_column_, columns_;  // of the logits that this rank makes
   int64_t vocabulary_;
   int64_t chunk_rows_;
   float z_loss_;
