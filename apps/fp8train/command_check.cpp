@@ -181,7 +181,7 @@ int verdict(const CheckOptions& options, const Session& session, const RankMemor
             "written, and the run fits into {}\nstart it with `{}`",
             options.no_scan ? "a sample" : "every token",
             rank.gpu != nullptr ? fmt::format("the memory of {}", rank.gpu->name) : "memory",
-            run_command(options.ranks.common, session.data_ranks))));
+            run_command(options.ranks.common, session.ranks))));
   }
   return 0;
 }

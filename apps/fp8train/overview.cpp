@@ -75,11 +75,13 @@ std::string device_name(const RankMemory& rank) {
 }
 
 std::string describe_layout(const Session& session, const Topology& ranks) {
-  const Mesh mesh(MeshShape::along_data(ranks), 0, nullptr);
-  const std::string name = strategy_name(strategy_site(session.engine, mesh));
-  return ranks.size() == 1 ? name
-                           : fmt::format("{}, buckets of {} MiB", name,
-                                         session.engine.strategy.bucket_bytes >> 20);
+  const MeshShape shape = mesh_shape(session.engine.strategy.layout, ranks);
+  const Mesh mesh(shape, 0, nullptr);
+  std::string text = strategy_name(strategy_site(session.engine, mesh));
+  if (shape.data > 1) {
+    text += fmt::format(", buckets of {} MiB", session.engine.strategy.bucket_bytes >> 20);
+  }
+  return shape.tensor > 1 ? fmt::format("each layer on {} ranks; {}", shape.tensor, text) : text;
 }
 
 std::string describe_state_copy(const DryRunStep& dry_run) {

@@ -31,7 +31,7 @@ double seconds_on_cpus(const Session& session) {
   constexpr double kRate = 1e11;  // FLOPs a second: some eight cores
   return static_cast<double>(session.tokens_per_step() * session.max_steps) *
          flops_per_token(session.engine.model, session.engine.step.seq_length) / kRate /
-         session.data_ranks;
+         session.ranks;
 }
 
 /// The answers that differ, of those that what_would_fit() changes.

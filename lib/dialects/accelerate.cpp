@@ -133,19 +133,20 @@ constexpr ForeignValue kRecompute[] = {
     {"false", Fate::ours, "none"}};
 constexpr ForeignValue kDistributed[] = {{"true", Fate::ours, "1"}, {"false", Fate::ours, "0"}};
 constexpr ForeignKey kMegatronKeys[] = {
-    {"tp_degree pp_degree", Meaning::one, kNoModelParallelism},
+    {"tp_degree", Meaning::ours, "parallelism.tensor"},
+    {"pp_degree", Meaning::one, kNoModelParallelism},
     {"num_micro_batches", Meaning::ours, "training.gradient_accumulation_steps"},
     {"recompute_activations", Meaning::values, "model.recompute", kRecompute},
     {"use_distributed_optimizer", Meaning::values, "parallelism.zero_stage", kDistributed},
     {"gradient_clipping", Meaning::ours, "optimizer.grad_clip"}};
 
-constexpr ForeignKey kParallelismKeys[] = {
-    {"tp_size cp_size sp_size", Meaning::one, kNoModelParallelism}};
+constexpr ForeignKey kParallelismKeys[] = {{"tp_size", Meaning::ours, "parallelism.tensor"},
+                                           {"cp_size sp_size", Meaning::one, kNoModelParallelism}};
 constexpr ForeignTable kParallelism = {
     kParallelismKeys,
     "dp_replicate_size dp_shard_size cp_comm_strategy cp_backend sp_backend sp_seq_length "
     "sp_seq_length_is_variable sp_attn_implementation"};
-constexpr ForeignKey kTensorParallelKeys[] = {{"tp_size", Meaning::one, kNoModelParallelism}};
+constexpr ForeignKey kTensorParallelKeys[] = {{"tp_size", Meaning::ours, "parallelism.tensor"}};
 
 bool is_section(std::string_view name) {
   return std::ranges::find(kSections, name) != std::end(kSections);

@@ -187,8 +187,12 @@ class DeepSpeed : public Program {
     } else if (name == "compression_training") {
       pass_.complain(it, fmt::format("{}; remove it", kOtherTraining));
     } else if (name == "tensor_parallel" || name == "pipeline") {
-      const YamlNode* size = value_of(it.node, name == "pipeline" ? "stages" : "autotp_size");
-      if (size != nullptr && size->text != "1" && !is_off(*size)) {
+      const bool is_tensor = name == "tensor_parallel";
+      const YamlNode* size = value_of(it.node, is_tensor ? "autotp_size" : "stages");
+      if (is_tensor && size != nullptr && !is_off(*size)) {
+        pass_.put("parallelism.tensor", {"autotp_size", it.spelled + ".autotp_size", it.key, *size},
+                  size->text, "");
+      } else if (size != nullptr && size->text != "1" && !is_off(*size)) {
         pass_.complain(it, fmt::format("{}; remove it", kNoModelParallelism));
       } else {
         pass_.without_meaning(it);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "base/error.h"
 #include "base/trace.h"
@@ -14,6 +15,17 @@ namespace {
 
 constexpr int kTrainingTotals = 0;
 constexpr int kEvaluationTotals = 1;
+
+TensorShare tensor_share(const EngineSettings& settings, const Mesh& mesh) {
+  const TensorShare share = {mesh.index(Axis::tensor), mesh.size(Axis::tensor),
+                             settings.strategy.layout.parts_of_rank()};
+  if (share.ranks > 1 && optimizer_named(settings.optimizer.name).whole_cost != nullptr) {
+    throw ConfigError("parallelism.tensor cuts matrices into parts, and optimizer.name: " +
+                      settings.optimizer.name + " updates whole ones; take adamw");
+  }
+  check_tensor_rows(share, settings.step.micro_batch_size * settings.step.seq_length);
+  return share;
+}
 
 Shape batch_shape(const StepSettings& step) {
   return {step.micro_batch_size, step.seq_length};
@@ -38,7 +50,8 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
       model_(device, settings.model, settings.plan,
              {.settings = settings.step.decoder,
               .gradients = settings.trains,
-              .sharing = strategy_->sharing()}),
+              .sharing = strategy_->sharing(),
+              .tensor = tensor_share(settings, mesh())}),
       saved_(device, MemoryCategory::saved_activations),
       scratch_(device, MemoryCategory::workspace),
       tokens_(device, DType::i32, batch_shape(settings.step), MemoryCategory::batch),
@@ -63,14 +76,16 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
                                  .parameters = &model_.parameters(),
                                  .settings = settings.optimizer,
                                  .dynamic_loss_scaling = settings.plan.dynamic_loss_scaling,
-                                 .seed = settings.step.seed});
+                                 .seed = settings.step.seed,
+                                 .counts_wholes = mesh().index(Axis::tensor) == 0});
     optimizer_->set_rounds_gradients(!strategy_->rounds_gradients() && !settings.plan.self_exact);
   }
   if (model_.scaling().rounds_stochastically()) {
     pass_ = Tensor(device, DType::i64, {1}, MemoryCategory::batch);
     fill_zero(device, pass_);
   }
-  settings_.step.cuda_graphs = settings.step.cuda_graphs && strategy_->can_be_recorded();
+  settings_.step.cuda_graphs =
+      settings.step.cuda_graphs && strategy_->can_be_recorded() && tensor_ranks_ == nullptr;
   strategy_->attach(device, model_.parameters(), model_.scaling().amax());
   device.fill_zero(totals_.data(), totals_.bytes());
 }
@@ -99,7 +114,8 @@ StepContext Engine::context(bool training, bool collect_statistics) {
           .pass = pass_.view().as<uint64_t>(),
           .gatherer = strategy_->gatherer(),
           .tensor_ranks = tensor_ranks_.get(),
-          .tensor_parts = settings_.strategy.layout.parts_of_rank()};
+          .tensor_parts = settings_.strategy.layout.parts_of_rank(),
+          .sums_in_fp32 = settings_.strategy.layout.tensor_parts > 0};
 }
 
 void Engine::weights_changed() {
@@ -197,6 +213,9 @@ void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_st
     }
     model_.train_micro_batch(how, tokens_, targets_, totals(kTrainingTotals),
                              optimizer().loss_scale(), target_share(batch));
+    if (tensor_ranks_ != nullptr && !scaling.empty()) {
+      tensor_ranks_->largest(how, scaling.amax());
+    }
     if (scaling.reduces(position.last)) {
       strategy_->combine_amax(device_->stream(), scaling.shared_amax());
     }
@@ -214,7 +233,7 @@ void Engine::end_step(bool collect_statistics) {
   strategy_->finish_exchange(optimizer().squared_norm());
   const TraceSpan span(name_of(StepPart::update));
   run(updates_[collect_statistics ? 1 : 0], [&] {
-    optimizer().step(device_->stream(), scratch_, collect_statistics, strategy_->combiner());
+    step_optimizer(collect_statistics);
     strategy_->share_values();
     optimizer().receive(device_->stream(), scratch_, collect_statistics);
     strategy_->values_changed();
@@ -222,6 +241,16 @@ void Engine::end_step(bool collect_statistics) {
     strategy_->update_sum_scales(device_->stream(), optimizer());
   });
   store_loss();
+}
+
+void Engine::step_optimizer(bool collect_statistics) {
+  RankCombiner* combiner = strategy_->combiner();
+  const StepContext how = context(true, collect_statistics);
+  std::optional<TensorCombiner> over_tensor_ranks;
+  if (tensor_ranks_ != nullptr) {
+    combiner = &over_tensor_ranks.emplace(combiner, *tensor_ranks_, how);
+  }
+  optimizer().step(device_->stream(), scratch_, collect_statistics, combiner);
 }
 
 /// Copies the bits: a cast from fp32 to fp32 changes none.

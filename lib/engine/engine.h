@@ -127,7 +127,7 @@ class Engine {
   /// Whether all ranks run the model together, in each pass.
   bool passes_are_collective() const {
     const ParameterGatherer* gatherer = strategy_->gatherer();
-    return gatherer != nullptr && gatherer->gathers_per_pass();
+    return tensor_ranks_ != nullptr || (gatherer != nullptr && gatherer->gathers_per_pass());
   }
 
   /// Returns the loss of the last step over all ranks. Waits for the device. `of_ranks` gets the
@@ -178,6 +178,7 @@ class Engine {
   void micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics,
                    Position position);
   void end_step(bool collect_statistics);
+  void step_optimizer(bool collect_statistics);
   template <typename Work>
   void run(RepeatedWork& repeated, const Work& work);
   void upload(const Batch& batch);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "base/error.h"
@@ -20,11 +21,6 @@ ParameterFormats formats_of(const PrecisionPlan& plan, const LinearPlan& linear)
   return linear.exempt_reason.empty() ? parameter_formats(plan) : ParameterFormats{};
 }
 
-/// Returns the parameter of a norm's gain or of a bias.
-Parameter vector_of(const std::string& name, int64_t size, Init init) {
-  return {.name = name, .shape = {size}, .decay = false, .init = init, .overwritten = true};
-}
-
 /// Values, gradients and moments of the head stay in fp32, also if its GEMMs have no scales; at
 /// most there is a copy for them. An embedding that the head shares is read in fp32.
 ParameterFormats head_formats(const PrecisionPlan& plan, const LinearPlan& head) {
@@ -38,6 +34,7 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
     : device_(&device),
       config_(config),
       plan_(plan),
+      tensor_(options.tensor),
       keeps_block_inputs_(!encodes_residuals() || options.settings.recompute == Recompute::block) {
   check(config_.vocab_size > 0, "the vocabulary is known before a model is built");
   if (config_.head_dim > device.traits().max_head_dim) {
@@ -50,19 +47,26 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
   for (size_t i = 0; i < linear_plans_.size(); ++i) {
     linear_index_.emplace(linear_plans_[i].site.name, i);
   }
-  const int64_t rows = padded_vocabulary(config_);
+  check_tensor_share(config_, plan_, linear_plans_, tensor_);
+  const int64_t rows = padded_vocabulary(config_, tensor_.divisor());
+  const auto vocabulary = [&] {
+    return sharding_of({rows, config_.hidden_size}, Split::columns, std::array{rows});
+  };
   parameters_.begin_unit();
   embedding_ = parameters_.add({.name = "embedding.weight",
-                                .shape = {rows, config_.hidden_size},
                                 .used_rows = config_.vocab_size,
+                                .sharding = vocabulary(),
                                 .init_std = config_.initializer_range});
   // The embedding is read in fp32. If the head shares it, it is the master of the head's copy.
   if (config_.tie_word_embeddings) {
     embedding_->formats = head_formats(plan_, linear_plans_.back());
   }
   if (config_.positions == PositionKind::learned) {
+    Sharding all =
+        sharding_of({config_.max_position_embeddings, config_.hidden_size}, Split::none, {});
+    all.partial = true;
     positions_ = parameters_.add({.name = "positions.weight",
-                                  .shape = {config_.max_position_embeddings, config_.hidden_size},
+                                  .sharding = std::move(all),
                                   .init_std = config_.initializer_range});
   }
   blocks_.reserve(static_cast<size_t>(config_.num_hidden_layers));
@@ -80,8 +84,8 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
   Parameter* head_weight = embedding_;
   if (!config_.tie_word_embeddings) {
     head_weight = parameters_.add({.name = "head.weight",
-                                   .shape = {rows, config_.hidden_size},
                                    .used_rows = config_.vocab_size,
+                                   .sharding = vocabulary(),
                                    .init_std = config_.initializer_range,
                                    .formats = head_formats(plan_, linear_plans_.back()),
                                    .gathered = {.form = GatheredForm::operands},
@@ -90,9 +94,11 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
   const int64_t chunk_rows = options.settings.head_chunk_rows > 0
                                  ? options.settings.head_chunk_rows
                                  : head_chunk_rows(device.traits().memory, rows, plan_.activation);
-  head_ = std::make_unique<Head>(Linear(linear_plans_.back(), head_weight, nullptr, scaling_),
-                                 config_.vocab_size, chunk_rows,
-                                 static_cast<float>(options.settings.z_loss));
+  LinearPlan head = linear_plans_.back();
+  head.site.out_features = rows;
+  head.site = head.site.of_rank(tensor_.ranks);
+  head_ = std::make_unique<Head>(Linear(head, head_weight, nullptr, scaling_), config_.vocab_size,
+                                 chunk_rows, static_cast<float>(options.settings.z_loss));
   freeze(options.settings.frozen);
   allocate(options);
 }
@@ -118,12 +124,31 @@ void Decoder::freeze(const std::vector<std::string>& patterns) {
       static_cast<size_t>(std::ranges::upper_bound(begins, index) - begins.begin()) - 1;
 }
 
+Sharding Decoder::sharding_of(const Shape& whole, Split split,
+                              std::span<const int64_t> pieces) const {
+  const Sharding all = whole_of(whole, parameters_.all().size());
+  if (split == Split::none || tensor_.ranks == 1) {
+    return all;
+  }
+  return split == Split::columns ? rows_of_pieces(all, pieces, tensor_.rank, tensor_.ranks)
+                                 : columns_of(all, tensor_.rank, tensor_.ranks);
+}
+
+/// Returns the parameter of a norm's gain or of a bias, of which each rank has all.
+Parameter Decoder::vector_of(const std::string& name, int64_t size, Init init, bool partial) const {
+  Sharding all = sharding_of({size}, Split::none, {});
+  all.partial = partial;
+  return {
+      .name = name, .sharding = std::move(all), .decay = false, .init = init, .overwritten = true};
+}
+
 Norm Decoder::make_norm(const std::string& name, const SavedFormat& input) {
   const bool centered = config_.norm == NormKind::layer_norm;
-  Parameter* weight = parameters_.add(vector_of(name + ".weight", config_.hidden_size, Init::ones));
+  Parameter* weight =
+      parameters_.add(vector_of(name + ".weight", config_.hidden_size, Init::ones, true));
   Parameter* bias = nullptr;
   if (centered && config_.norm_bias) {
-    bias = parameters_.add(vector_of(name + ".bias", config_.hidden_size, Init::zeros));
+    bias = parameters_.add(vector_of(name + ".bias", config_.hidden_size, Init::zeros, true));
   }
   return {weight, bias, centered, config_.norm_eps, input};
 }
@@ -131,19 +156,27 @@ Norm Decoder::make_norm(const std::string& name, const SavedFormat& input) {
 Linear Decoder::make_linear(const std::string& name) {
   const auto found = linear_index_.find(name);
   check(found != linear_index_.end(), "a block's linear is one of the model's sites");
-  const LinearPlan& plan = linear_plans_[found->second];
-  Parameter* weight = parameters_.add({.name = name + ".weight",
-                                       .shape = {plan.site.out_features, plan.site.in_features},
-                                       .matrices = plan.site.matrices,
-                                       .init_std = plan.site.ends_branch
-                                                       ? config_.family->residual_init_std(config_)
-                                                       : config_.initializer_range,
-                                       .formats = formats_of(plan_, plan),
-                                       .gathered = {.form = GatheredForm::operands},
-                                       .overwritten = true});
+  const LinearSite& whole = linear_plans_[found->second].site;
+  LinearPlan plan = linear_plans_[found->second];
+  plan.site = whole.of_rank(tensor_.ranks);
+  const std::vector<int64_t> pieces = whole.pieces();
+  Parameter* weight = parameters_.add(
+      {.name = name + ".weight",
+       .sharding = sharding_of({whole.out_features, whole.in_features}, whole.split, pieces),
+       .matrices = plan.site.matrices,
+       .init_std = plan.site.ends_branch ? config_.family->residual_init_std(config_)
+                                         : config_.initializer_range,
+       .formats = formats_of(plan_, plan),
+       .gathered = {.form = GatheredForm::operands},
+       .overwritten = true});
   Parameter* offset = nullptr;
   if (plan.site.has_bias) {
-    offset = parameters_.add(vector_of(name + ".bias", plan.site.out_features, Init::zeros));
+    const bool summed = whole.split == Split::rows;  // y is, and the bias is behind the sum
+    Parameter bias = vector_of(name + ".bias", whole.out_features, Init::zeros, summed);
+    if (!summed) {
+      bias.sharding = sharding_of({whole.out_features}, whole.split, pieces);
+    }
+    offset = parameters_.add(std::move(bias));
   }
   return {plan, weight, offset, scaling_};
 }
@@ -158,8 +191,9 @@ bool Decoder::is_exempt(int64_t block) const {
 void Decoder::add_block(int64_t index, Recompute recompute) {
   const std::string layer = fmt::format("layers.{}.", index);
   const auto head_norm = [&](const char* name) -> Parameter* {
-    return config_.qk_norm ? parameters_.add(vector_of(layer + name, config_.head_dim, Init::ones))
-                           : nullptr;
+    return config_.qk_norm
+               ? parameters_.add(vector_of(layer + name, config_.head_dim, Init::ones, true))
+               : nullptr;
   };
   const bool exempt = is_exempt(index);
   const auto saved_input = [&](const TensorFormat& format) {
@@ -173,7 +207,8 @@ void Decoder::add_block(int64_t index, Recompute recompute) {
   Parameter* q_norm = head_norm("attention.q_norm.weight");
   Parameter* k_norm = head_norm("attention.k_norm.weight");
   Linear output = make_linear(layer + "attention.output");
-  Attention attention({config_.num_attention_heads, config_.num_key_value_heads, config_.head_dim},
+  Attention attention({config_.num_attention_heads / tensor_.ranks,
+                       config_.num_key_value_heads / tensor_.ranks, config_.head_dim},
                       std::move(qkv), std::move(output), {q_norm, k_norm, config_.norm_eps},
                       rotary_);
   const Norm mlp_norm = make_norm(layer + "mlp_norm", saved_input(plan_.saved_norm));
@@ -229,21 +264,50 @@ StepContext Decoder::begin_pass(StepContext context) const {
 View Decoder::embed(const StepContext& context, ConstView tokens, int64_t first_position,
                     Arena& arena) {
   use(context, 0, 1);
-  const int64_t length = tokens.shape.back();
-  const View x = fp8train::allocate(arena, plan_.activation, {tokens.count(), config_.hidden_size});
-  ops::embedding_forward(
-      context.stream,
-      {.tokens = reshaped(tokens, {tokens.count()}),
-       .table = embedding_->value,
-       .positions = positions_ == nullptr ? ConstView{} : ConstView(positions_->value),
-       .sequence_length = length,
-       .position_offset = first_position,
-       .y = x,
-       .document_starts = context.document_starts});
+  const int64_t rows = context.own_rows(tokens.count());
+  const View x = fp8train::allocate(arena, plan_.activation, {rows, config_.hidden_size});
+  ops::EmbeddingForward call = {
+      .tokens = reshaped(tokens, {tokens.count()}),
+      .table = embedding_->value,
+      .positions = positions_ == nullptr ? ConstView{} : ConstView(positions_->value),
+      .sequence_length = tokens.shape.back(),
+      .position_offset = first_position,
+      .y = x,
+      .document_starts = context.document_starts};
+  if (context.tensor_ranks == nullptr) {
+    ops::embedding_forward(context.stream, call);
+  } else {
+    embed_over_ranks(context, call);
+  }
   if (context.watch != nullptr) {
     context.watch->made(0, x);
   }
   return x;
+}
+
+/// Each token's row is in one rank's part of the table; positions are added to this rank's rows of
+/// the sum.
+void Decoder::embed_over_ranks(const StepContext& context, ops::EmbeddingForward call) const {
+  ArenaScope scope(*context.scratch);
+  const View own = call.y;
+  const DType type = positions_ == nullptr ? context.partial_type(own.dtype) : DType::f32;
+  const auto memory = [&](int64_t rows) {
+    return fp8train::allocate(*context.scratch, type, {rows, config_.hidden_size});
+  };
+  const View sum = positions_ == nullptr ? own : memory(own.shape.rows());
+  ops::EmbeddingForward of_part = call;
+  of_part.positions = {};
+  of_part.y = memory(call.tokens.count());
+  of_part.first_token = embedding_->sharding.runs.front().begin;
+  of_part.vocabulary = embedding_->sharding.whole[0];
+  ops::embedding_forward(context.stream, of_part);
+  context.tensor_ranks->sum_rows(context, of_part.y, sum);
+  if (positions_ != nullptr) {
+    call.tokens = {};
+    call.table = sum;
+    call.first_row = own.shape.rows() * context.tensor_ranks->rank();
+    ops::embedding_forward(context.stream, call);
+  }
 }
 
 void Decoder::run_blocks(const StepContext& context, Residual& stream, int64_t batch,
@@ -299,6 +363,7 @@ View Decoder::next_token_logits(const StepContext& step, ConstView tokens,
   const int64_t batch = tokens.shape[0];
   const int64_t length = tokens.shape.back();
   check(batch == 1, "generation runs one sequence at a time");
+  check(step.tensor_ranks == nullptr, "ranks that share layers do not generate");
   const View logits =
       fp8train::allocate(*context.scratch, plan_.activation, {batch, head_->padded_vocabulary()});
   ArenaScope scope(*context.scratch);

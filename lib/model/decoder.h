@@ -4,6 +4,7 @@
 // code counts instead of computing.
 
 #include <memory>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -13,9 +14,11 @@
 #include "model/decoder_settings.h"
 #include "model/linear_sites.h"
 #include "model/model_config.h"
+#include "model/tensor_share.h"
 #include "nn/block.h"
 #include "nn/head.h"
 #include "nn/parameter.h"
+#include "ops/pointwise/embedding.h"
 #include "precision/linear_plan.h"
 #include "precision/plan.h"
 #include "precision/scaling_state.h"
@@ -27,6 +30,7 @@ struct DecoderOptions {
   DecoderSettings settings;
   bool gradients = true;  ///< false: forward only, nothing is allocated for backward
   StoreSharing sharing;
+  TensorShare tensor;
 };
 
 /// A decoder-only transformer with explicit forward and backward passes. It owns the parameters and
@@ -98,6 +102,9 @@ class Decoder {
   void freeze(const std::vector<std::string>& patterns);
   bool tied() const { return config_.tie_word_embeddings; }
   View embed(const StepContext& context, ConstView tokens, int64_t first_position, Arena& arena);
+  void embed_over_ranks(const StepContext& context, ops::EmbeddingForward call) const;
+  void add_embedding_gradients(const StepContext& context, ConstView tokens,
+                               const View& gradient) const;
   /// Runs all blocks. `stream` has the embedded tokens and memory for branches on entry; on return
   /// the sum with the last block's branch is due.
   void run_blocks(const StepContext& context, Residual& stream, int64_t batch,
@@ -108,6 +115,9 @@ class Decoder {
   void backward(const StepContext& context, ConstView tokens, const View& gradient, int64_t batch);
   bool is_exempt(int64_t block) const;
   void add_block(int64_t index, Recompute recompute);
+  /// The part of the next parameter that this rank has.
+  Sharding sharding_of(const Shape& whole, Split split, std::span<const int64_t> pieces) const;
+  Parameter vector_of(const std::string& name, int64_t size, Init init, bool partial) const;
   Norm make_norm(const std::string& name, const SavedFormat& input);
   Linear make_linear(const std::string& name);
   /// Backward reads codes of the inputs of norms: nothing of the residual stream stays alive.
@@ -119,6 +129,7 @@ class Decoder {
   Device* device_;
   ModelConfig config_;
   PrecisionPlan plan_;
+  TensorShare tensor_;
   bool keeps_block_inputs_;
   std::vector<LinearPlan> linear_plans_;
   std::unordered_map<std::string, size_t> linear_index_;  // by name

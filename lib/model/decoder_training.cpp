@@ -1,10 +1,13 @@
 // The training step of a Decoder: forward, head with loss, backward.
 
 #include <algorithm>
+#include <array>
 
 #include "base/trace.h"
 #include "model/decoder.h"
 #include "model/step_part.h"
+#include "nn/partial_gradient.h"
+#include "ops/pointwise/elementwise.h"
 #include "ops/pointwise/embedding.h"
 
 namespace fp8train {
@@ -16,8 +19,8 @@ void Decoder::train_micro_batch(const StepContext& step, ConstView tokens, Const
   ArenaScope saved_scope(*context.saved);
   ArenaScope scratch_scope(*context.scratch);
   const int64_t batch = tokens.shape[0];
-  const View gradient =
-      fp8train::allocate(*context.scratch, plan_.activation, {tokens.count(), config_.hidden_size});
+  const View gradient = fp8train::allocate(*context.scratch, plan_.activation,
+                                           {context.own_rows(tokens.count()), config_.hidden_size});
   const Residual last = forward(context, tokens, gradient);
   run_head(context, last, targets, totals, gradient, {loss_scale, gradient_factor});
   backward(context, tokens, gradient, batch);
@@ -78,16 +81,49 @@ void Decoder::backward(const StepContext& context, ConstView tokens, const View&
   if (!tied()) {
     begin_gradients(context, 0);
   }
-  const View sorting = fp8train::allocate(*context.scratch, DType::i32, {2 * tokens.count()});
-  ops::embedding_backward(context.stream,
-                          {.tokens = reshaped(tokens, {tokens.count()}),
-                           .dy = gradient,
-                           .table_grad = embedding_->trained ? embedding_->gradient : View{},
-                           .position_grad = trains_positions ? positions_->gradient : View{},
-                           .sequence_length = tokens.shape.back(),
-                           .scratch = sorting,
-                           .document_starts = context.document_starts});
+  add_embedding_gradients(context, tokens, gradient);
   complete(0);
+}
+
+void Decoder::add_embedding_gradients(const StepContext& context, ConstView tokens,
+                                      const View& gradient) const {
+  ops::EmbeddingBackward call = {
+      .tokens = reshaped(tokens, {tokens.count()}),
+      .dy = gradient,
+      .table_grad = embedding_->trained ? embedding_->gradient : View{},
+      .position_grad = {},
+      .sequence_length = tokens.shape.back(),
+      .scratch = fp8train::allocate(*context.scratch, DType::i32, {2 * tokens.count()}),
+      .document_starts = context.document_starts};
+  const bool trains_positions = positions_ != nullptr && positions_->trained;
+  if (trains_positions && !context.divides_sums()) {
+    call.position_grad = positions_->gradient;
+  }
+  if (context.tensor_ranks != nullptr && embedding_->trained) {
+    const View whole =
+        fp8train::allocate(*context.scratch, gradient.dtype, {tokens.count(), config_.hidden_size});
+    context.tensor_ranks->gather(context, gradient, whole);
+    call.dy = whole;
+    call.first_token = embedding_->sharding.runs.front().begin;
+  }
+  if (embedding_->trained || !call.position_grad.empty()) {
+    ops::embedding_backward(context.stream, call);
+  }
+  if (!trains_positions || !context.divides_sums()) {
+    return;
+  }
+  call.table_grad = {};
+  const int64_t rows = gradient.shape.rows();
+  const int64_t first_row =
+      context.tensor_ranks == nullptr ? 0 : rows * context.tensor_ranks->rank();
+  PartialGradients<1>(context, {positions_})
+      .add(rows, [&](const SumRange& range, const std::array<View, 1>& gradients, bool) {
+        ops::fill(context.stream, gradients[0], 0.0F);
+        call.dy = rows_of(gradient, range.first, range.count);
+        call.first_row = first_row + range.first;
+        call.position_grad = gradients[0];
+        ops::embedding_backward(context.stream, call);
+      });
 }
 
 }  // namespace fp8train

@@ -14,6 +14,9 @@ void Decoder::make_parts(const StepContext& context) {
   }
   if (found) {
     context.gatherer->combine_amax(scaling_.shared_amax());
+    if (context.tensor_ranks != nullptr) {
+      context.tensor_ranks->largest(context, scaling_.shared_amax());
+    }
   }
   const View block_amax = parameters_.shards()->block_amax();
   if (!block_amax.empty()) {

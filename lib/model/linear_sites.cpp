@@ -19,14 +19,16 @@ void for_each_linear_of_attention(const ModelConfig& config, int64_t block, cons
          .out_features = config.qkv_width(),
          .block = block,
          .has_bias = config.qkv_bias,
-         .matrices = {queries, keys, keys}});
+         .matrices = {queries, keys, keys},
+         .split = Split::columns});
   visit({.name = fmt::format("layers.{}.attention.output", block),
          .in_features = queries,
          .out_features = config.hidden_size,
          .block = block,
          .has_bias = config.attention_output_bias,
          .ends_branch = true,
-         .matrices = {config.hidden_size}});
+         .matrices = {config.hidden_size},
+         .split = Split::rows});
 }
 
 void for_each_linear_of_mlp(const ModelConfig& config, int64_t block, const Visit& visit) {
@@ -37,7 +39,8 @@ void for_each_linear_of_mlp(const ModelConfig& config, int64_t block, const Visi
          .out_features = gated ? 2 * inner : inner,
          .block = block,
          .has_bias = config.mlp_bias,
-         .matrices = gated ? std::vector<int64_t>{inner, inner} : std::vector<int64_t>{inner}});
+         .matrices = gated ? std::vector<int64_t>{inner, inner} : std::vector<int64_t>{inner},
+         .split = Split::columns});
   visit({.name = fmt::format("layers.{}.mlp.down", block),
          .in_features = inner,
          .out_features = config.hidden_size,
@@ -45,13 +48,14 @@ void for_each_linear_of_mlp(const ModelConfig& config, int64_t block, const Visi
          .reads_swiglu = config.mlp == MlpKind::swiglu,
          .has_bias = config.mlp_bias,
          .ends_branch = true,
-         .matrices = {config.hidden_size}});
+         .matrices = {config.hidden_size},
+         .split = Split::rows});
 }
 
 }  // namespace
 
-int64_t padded_vocabulary(const ModelConfig& config) {
-  return round_up(config.vocab_size, kVocabularyMultiple);
+int64_t padded_vocabulary(const ModelConfig& config, int64_t parts) {
+  return round_up(config.vocab_size, kVocabularyMultiple * parts);
 }
 
 void for_each_linear(const ModelConfig& config, const Visit& visit) {
@@ -63,7 +67,8 @@ void for_each_linear(const ModelConfig& config, const Visit& visit) {
          .in_features = config.hidden_size,
          .out_features = padded_vocabulary(config),
          .is_head = true,
-         .used_rows = config.vocab_size});
+         .used_rows = config.vocab_size,
+         .split = Split::columns});
 }
 
 std::vector<LinearSite> linear_sites(const ModelConfig& config) {

@@ -20,7 +20,7 @@ void for_each_linear(const ModelConfig& config,
 std::vector<LinearSite> linear_sites(const ModelConfig& config);
 
 /// Returns the rows of the embedding and head as stored: the vocabulary, rounded up to a multiple
-/// of 16.
-int64_t padded_vocabulary(const ModelConfig& config);
+/// of 16 for each of `parts`.
+int64_t padded_vocabulary(const ModelConfig& config, int64_t parts = 1);
 
 }  // namespace fp8train

@@ -1,8 +1,10 @@
 #include "nn/attention.h"
 
+#include <array>
 #include <cmath>
 
 #include "base/error.h"
+#include "nn/partial_gradient.h"
 #include "ops/attention/kv_cache.h"
 #include "ops/norm/norm.h"
 
@@ -55,18 +57,23 @@ void Attention::normalize_heads(const StepContext& context, const View& projecte
                                 Saved& saved) const {
   const int64_t rows = projected.shape.rows();
   Arena& arena = context.training ? *context.saved : *context.scratch;
+  const int64_t parts = context.tensor_parts;
   const auto normalize = [&](int64_t first_head, int64_t heads, Parameter* weight, View& original,
                              View& rstd) {
-    original = allocate(arena, projected.dtype, {rows, heads * dimensions_.head_dim});
-    rstd = allocate(arena, DType::f32, {rows, heads});
-    ops::head_rms_norm_forward(context.stream, {.x = slice(projected, first_head, rows),
-                                                .rows = rows,
-                                                .heads = heads,
-                                                .head_dim = dimensions_.head_dim,
-                                                .weight = weight->value,
-                                                .eps = norms_.eps,
-                                                .original = original,
-                                                .rstd = rstd});
+    original =
+        allocate(arena, projected.dtype, {parts * rows, heads / parts * dimensions_.head_dim});
+    rstd = allocate(arena, DType::f32, {parts * rows, heads / parts});
+    for (int64_t part = 0; part < parts; ++part) {
+      ops::head_rms_norm_forward(context.stream,
+                                 {.x = slice(projected, first_head + part * (heads / parts), rows),
+                                  .rows = rows,
+                                  .heads = heads / parts,
+                                  .head_dim = dimensions_.head_dim,
+                                  .weight = weight->value,
+                                  .eps = norms_.eps,
+                                  .original = rows_of(original, part * rows, rows),
+                                  .rstd = rows_of(rstd, part * rows, rows)});
+    }
   };
   normalize(0, dimensions_.heads, norms_.q, saved.q_original, saved.q_rstd);
   normalize(dimensions_.heads, dimensions_.kv_heads, norms_.k, saved.k_original, saved.k_rstd);
@@ -76,7 +83,7 @@ void Attention::forward(const StepContext& context, const InputTensor& x, View y
                         KvCache* cache, Saved& saved) const {
   ArenaScope scope(*context.scratch);
   const auto& [heads, kv_heads, head_dim] = dimensions_;
-  const int64_t rows = x.plain.shape.rows();
+  const int64_t rows = context.rows_of_ranks(x.plain.shape.rows());
   const DType dtype = x.plain.dtype;
   const int64_t length = rows / batch;
   const int64_t past = cache == nullptr ? 0 : cache->length;
@@ -120,7 +127,7 @@ void Attention::backward(const StepContext& context, ConstView dy, View dx, int6
                          const Saved& saved) const {
   ArenaScope scope(*context.scratch);
   const auto& [heads, kv_heads, head_dim] = dimensions_;
-  const int64_t rows = dy.shape.rows();
+  const int64_t rows = context.rows_of_ranks(dy.shape.rows());
   const int64_t length = rows / batch;
   const View d_attended = allocate(*context.scratch, dy.dtype, saved.attended.shape);
   output_.backward(context, dy, d_attended, saved.output);
@@ -150,24 +157,27 @@ void Attention::backward(const StepContext& context, ConstView dy, View dx, int6
   if (norms_.q != nullptr) {
     const View partial =
         allocate(*context.scratch, DType::f32, {ops::norm_partial_rows(rows), head_dim});
-    const auto normalize_backward = [&](const ops::HeadsView& d, int64_t count,
-                                        const Parameter& weight, const View& original,
-                                        const View& rstd) {
-      ops::head_rms_norm_backward(
-          context.stream,
-          {.dx = d,
-           .rows = rows,
-           .heads = count,
-           .head_dim = dimensions_.head_dim,
-           .original = original,
-           .weight = weight.value,
-           .rstd = rstd,
-           .weight_grad = gradient_memory(*context.scratch, weight),
-           .scratch = partial,
-           .overwrite_weight_grad = context.overwrites_gradients && weight.overwritten});
+    const auto normalize_backward = [&](int64_t first_head, int64_t count, const Parameter& weight,
+                                        const View& original, const View& rstd) {
+      const PartialGradients<1> gradient(context, {&weight});
+      gradient.add(
+          count, [&](const SumRange& range, const std::array<View, 1>& gradients, bool overwrites) {
+            const int64_t first_row = range.first / range.count * rows;
+            ops::head_rms_norm_backward(context.stream,
+                                        {.dx = slice(d_projected, first_head + range.first, length),
+                                         .rows = rows,
+                                         .heads = range.count,
+                                         .head_dim = dimensions_.head_dim,
+                                         .original = rows_of(original, first_row, rows),
+                                         .weight = weight.value,
+                                         .rstd = rows_of(rstd, first_row, rows),
+                                         .weight_grad = gradients[0],
+                                         .scratch = partial,
+                                         .overwrite_weight_grad = overwrites});
+          });
     };
-    normalize_backward(dq, heads, *norms_.q, saved.q_original, saved.q_rstd);
-    normalize_backward(dk, kv_heads, *norms_.k, saved.k_original, saved.k_rstd);
+    normalize_backward(0, heads, *norms_.q, saved.q_original, saved.q_rstd);
+    normalize_backward(heads, kv_heads, *norms_.k, saved.k_original, saved.k_rstd);
   }
   qkv_.backward(context, d_projected, dx, saved.qkv);
 }

@@ -29,7 +29,7 @@ struct KvCache {
 /// The attention of a block: projections, head norms, rotary embedding and causal attention.
 class Attention {
  public:
-  struct Dimensions {
+  struct Dimensions {  ///< of this rank
     int64_t heads, kv_heads, head_dim;
     int64_t qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
   };
@@ -45,7 +45,7 @@ class Attention {
     View attended;     ///< [B * T, H D]
     View log_sum_exp;  ///< fp32 [B, H, T]
     /// Set if there are head norms: q and k before them, [B * T, H D] and [B * T, Hkv D], and fp32
-    /// [B * T, H] and [B * T, Hkv].
+    /// [B * T, H] and [B * T, Hkv]; for each of StepContext::tensor_parts its heads.
     View q_original, k_original, q_rstd, k_rstd;
   };
 

@@ -91,6 +91,22 @@ struct StepContext {
   /// Partial results that this rank makes of each sum that tensor ranks divide: 1, or as many as
   /// make the result independent of their number (ParallelLayout::tensor_parts).
   int64_t tensor_parts = 1;
+  bool sums_in_fp32 = false;  ///< partial results of such sums cross in fp32, not in bf16
+
+  /// Whether sums over what tensor ranks divide have partial results.
+  bool divides_sums() const { return tensor_ranks != nullptr || tensor_parts > 1; }
+  /// Returns the type of the partial results of a sum that is rounded to `type`.
+  DType partial_type(DType type) const {
+    return type == DType::bf16 && !sums_in_fp32 && tensor_parts == 1 ? type : DType::f32;
+  }
+  /// Returns the rows of all tensor ranks, of which this one has `own`.
+  int64_t rows_of_ranks(int64_t own) const {
+    return tensor_ranks == nullptr ? own : own * tensor_ranks->ranks();
+  }
+  /// Returns the rows of this rank.
+  int64_t own_rows(int64_t of_ranks) const {
+    return tensor_ranks == nullptr ? of_ranks : of_ranks / tensor_ranks->ranks();
+  }
 };
 
 }  // namespace fp8train

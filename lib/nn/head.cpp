@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "ops/loss/cross_entropy.h"
+#include "ops/pointwise/elementwise.h"
 
 namespace fp8train {
 namespace {
@@ -96,7 +97,9 @@ void Head::loss(const StepContext& context, ConstView x, ConstView targets,
     const View whole = allocate(*context.scratch, x.dtype, {rows, x.shape.back()});
     ranks->gather(context, x, whole);
     x = whole;
-    partial = context.training ? allocate(*context.scratch, DType::f32, x.shape) : View{};
+  }
+  if (context.divides_sums() && context.training) {
+    partial = allocate(*context.scratch, context.partial_type(dx.dtype), x.shape);
   }
   StepContext chunk_context = context;
   chunk_context.amax_is_clear = false;  // with current scaling each chunk has its own
@@ -118,6 +121,8 @@ void Head::loss(const StepContext& context, ConstView x, ConstView targets,
   }
   if (ranks != nullptr && context.training) {
     ranks->sum_rows(context, partial, dx);
+  } else if (partial.data != dx.data) {
+    ops::cast(context.stream, partial, dx);
   }
   if (ranks != nullptr && ranks->rank() > 0) {
     return;

@@ -1,18 +1,50 @@
 #include "nn/linear.h"
 
+#include <array>
+
 #include "base/error.h"
+#include "nn/partial_gradient.h"
 #include "ops/pointwise/elementwise.h"
 #include "ops/pointwise/smoothing.h"
 
 namespace fp8train {
+namespace {
+
+/// The head has all of its input.
+Cut cut_of_x(const LinearSite& site) {
+  return site.split == Split::none || site.is_head ? Cut::none
+         : site.split == Split::columns            ? Cut::rows
+                                                   : Cut::columns;
+}
+
+Cut cut_of_dy(const LinearSite& site) {
+  return site.split == Split::none      ? Cut::none
+         : site.split == Split::columns ? Cut::columns
+                                        : Cut::rows;
+}
+
+/// Where the forward pass has cast for the same slot, its statistics stay.
+StepContext cast_again(const StepContext& context, const QuantizedInput& x) {
+  StepContext again = context;
+  again.collect_statistics =
+      context.collect_statistics && x.slot(Along::columns) != x.slot(Along::rows);
+  return again;
+}
+
+}  // namespace
 
 Linear::Linear(const LinearPlan& plan, Parameter* weight, Parameter* bias, ScalingState& scaling)
     : plan_(plan),
       bias_(bias),
-      x_(scaling, plan.site.name, {"x", plan.fprop.a, plan.fprop.b},
+      x_(scaling, plan.site.name,
+         {.name = "x", .format = plan.fprop.a, .other = plan.fprop.b, .cut = cut_of_x(plan.site)},
          {"x.wgrad", plan.wgrad.b, plan.wgrad.a}, plan.evaluate_scaled),
       weight_(plan, weight, scaling),
-      dy_(scaling, plan.site.name, {"dy", plan.dgrad.a, plan.dgrad.b},
+      dy_(scaling, plan.site.name,
+          {.name = "dy",
+           .format = plan.dgrad.a,
+           .other = plan.dgrad.b,
+           .cut = cut_of_dy(plan.site)},
           {"dy.wgrad", plan.wgrad.a, plan.wgrad.b}) {
   weight_.add_smoothed(scaling);
 }
@@ -25,6 +57,9 @@ QuantizedInput::Memory Linear::memory_of_input(const StepContext& context) const
 InputTensor Linear::allocate_x(const StepContext& context, int64_t rows,
                                QuantizedInput::Memory memory) const {
   const int64_t width = plan_.site.in_features;
+  if (gathers(context, Split::columns)) {
+    return allocate_own_rows(context, {rows, width}, memory);
+  }
   InputTensor x = x_.allocate(context, plan_.activation, {rows, width}, memory);
   if (plan_.is_smoothed() && x_.reads_codes(context, Along::rows)) {
     Arena* const arena = memory.along_columns == nullptr ? context.scratch : memory.along_columns;
@@ -48,50 +83,109 @@ InputTensor Linear::allocate_gradient(const StepContext& context, int64_t rows) 
 }
 
 Linear::Saved Linear::save_remade(const StepContext& context, const InputTensor& x) const {
-  StepContext again = context;
-  // Where the forward pass has cast for the same slot, its statistics stay.
-  again.collect_statistics =
-      context.collect_statistics && x_.slot(Along::columns) != x_.slot(Along::rows);
+  const StepContext again = cast_again(context, x_);
   return {x_.operands(again, x, {nullptr, memory_of_wgrad(context)}).along_columns, x.smoothing};
+}
+
+/// What crosses is stored for backward.
+InputTensor Linear::allocate_own_rows(const StepContext& context, const Shape& shape,
+                                      QuantizedInput::Memory memory) const {
+  Arena* const own = memory.along_columns == nullptr ? context.scratch : memory.along_columns;
+  return x_.gathers_codes(context) ? x_.allocate(context, plan_.activation, shape, {own, nullptr})
+                                   : allocate(*own, plan_.activation, shape);
+}
+
+ops::GemmOperand Linear::own_rows(const StepContext& context, const QuantizedInput& input,
+                                  const InputTensor& x, Arena* memory) {
+  return input.gathers_codes(context) ? input.operands(context, x, {memory, nullptr}).along_rows
+                                      : ops::GemmOperand{.plain = x.plain};
+}
+
+QuantizedInput::Operands Linear::operands_of_x(const StepContext& context,
+                                               const InputTensor& x) const {
+  const QuantizedInput::Memory memory = memory_of_input(context);
+  if (!gathers(context, Split::columns)) {
+    return x_.operands(context, x, memory);
+  }
+  const bool saves = memory.along_columns != nullptr;
+  const ops::GemmOperand own =
+      own_rows(context, x_, x, saves ? memory.along_columns : context.scratch);
+  return {x_.gathered(context, own, {context.scratch, nullptr}).along_rows, own};
+}
+
+QuantizedInput::Operands Linear::operands_of_dy(const StepContext& context,
+                                                const InputTensor& dy) const {
+  const QuantizedInput::Memory memory = {context.scratch, memory_of_wgrad(context)};
+  return gathers(context, Split::rows)
+             ? dy_.gathered(context, own_rows(context, dy_, dy, context.scratch), memory)
+             : dy_.operands(context, dy, memory);
 }
 
 void Linear::forward(const StepContext& context, const InputTensor& x, View y, Saved& saved) const {
   ArenaScope scope(*context.scratch);
   check(x.smoothing.empty() != (plan_.is_smoothed() && x_.reads_codes(context, Along::rows)),
         "a layer whose input is smoothed takes it with its scales");
-  const QuantizedInput::Operands operands = x_.operands(context, x, memory_of_input(context));
-  multiply(context, {.plan = plan_.fprop,
-                     .a = operands.along_rows,
-                     .b = weight_.fprop_operand(context, x.smoothing),
-                     .c = y,
-                     .bias = bias_ == nullptr ? ConstView{} : ConstView(bias_->value)});
+  const QuantizedInput::Operands operands = operands_of_x(context, x);
+  const LinearProduct product = {.plan = plan_.fprop,
+                                 .a = operands.along_rows,
+                                 .b = weight_.fprop_operand(context, x.smoothing),
+                                 .c = y,
+                                 .bias = bias_ == nullptr ? ConstView{} : ConstView(bias_->value)};
+  if (plan_.site.split == Split::rows) {
+    multiply_over_ranks(context, product, std::array{plan_.site.in_features});
+  } else {
+    multiply(context, product);
+  }
   saved = context.training ? Saved{operands.along_columns, x.smoothing} : Saved{};
 }
 
 void Linear::backward(const StepContext& context, const InputTensor& dy, View dx,
                       const Saved& saved) const {
   ArenaScope scope(*context.scratch);
-  const QuantizedInput::Operands operands =
-      dy_.operands(context, dy, {context.scratch, memory_of_wgrad(context)});
+  const QuantizedInput::Operands operands = operands_of_dy(context, dy);
   if (!dx.empty()) {
-    multiply(context, {.plan = plan_.dgrad,
-                       .a = operands.along_rows,
-                       .b = weight_.dgrad_operand(context),
-                       .c = dx});
+    const LinearProduct product = {.plan = plan_.dgrad,
+                                   .a = operands.along_rows,
+                                   .b = weight_.dgrad_operand(context),
+                                   .c = dx};
+    if (plan_.site.split != Split::columns || !context.divides_sums()) {
+      multiply(context, product);
+    } else if (plan_.site.is_head) {
+      multiply_in_parts(context, product, plan_.site.pieces());
+    } else {
+      multiply_over_ranks(context, product, plan_.site.pieces());
+    }
   }
   if (trains_weight()) {
-    make_weight_gradient(context, operands.along_columns, saved);
+    Saved whole = saved;
+    if (gathers(context, Split::columns)) {
+      whole.x =
+          x_.gathered(cast_again(context, x_), saved.x, {nullptr, context.scratch}).along_columns;
+    }
+    make_weight_gradient(context, operands.along_columns, whole);
   }
   if (bias_ != nullptr && bias_->trained) {
-    const int64_t rows = dy.plain.shape.rows();
-    const View partial = allocate(*context.scratch, DType::f32,
-                                  {ops::bias_partial_rows(rows), dy.plain.shape.back()});
-    ops::bias_backward(context.stream, dy.plain, bias_->gradient, partial,
-                       context.overwrites_gradients && bias_->overwritten);
+    add_bias_gradient(context, dy.plain);
   }
   if (context.listener != nullptr) {
     context.listener->progress();
   }
+}
+
+void Linear::add_bias_gradient(const StepContext& context, ConstView dy) const {
+  const int64_t rows = dy.shape.rows();
+  const int64_t width = dy.shape.back();
+  const View scratch =
+      allocate(*context.scratch, DType::f32, {ops::bias_partial_rows(rows), width});
+  const auto add = [&](const SumRange& range, const std::array<View, 1>& gradients,
+                       bool overwrites) {
+    ops::bias_backward(context.stream, rows_of(dy, range.first, range.count), gradients[0], scratch,
+                       overwrites);
+  };
+  if (plan_.site.split == Split::rows) {
+    return PartialGradients<1>(context, {bias_}).add(rows, add);
+  }
+  add({0, rows}, {bias_->gradient}, context.overwrites_gradients && bias_->overwritten);
 }
 
 void Linear::make_weight_gradient(const StepContext& context, const ops::GemmOperand& dy,

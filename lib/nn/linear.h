@@ -10,6 +10,13 @@
 // (ops/pointwise/smoothing.h): fprop multiplies by w / s, which depends on the micro-batch and is
 // cast from the weight's value in every forward pass, next to the operands that are made once per
 // step; dgrad reads those; the columns of wgrad's product are divided by s.
+//
+// Where the ranks of the tensor axis share the layer (LinearSite::split; Shoeybi et al., arXiv
+// 1909.08053; Korthikanti et al., arXiv 2205.05198), rows of tokens are divided among them outside
+// of it: M / ranks rows come and go. With Split::columns a rank gathers the rows of x, computes its
+// columns of y for all M, and gets its rows of the sum of all dx. With Split::rows it reads its
+// columns of x for all M rows, and gets its rows of the sum of all y; it gathers the rows of dy.
+// Codes and scales of what is gathered are those of one rank (QuantizedInput::gathers_codes).
 
 #include "nn/context.h"
 #include "nn/linear_weight.h"
@@ -25,7 +32,7 @@ class Linear {
  public:
   /// The tensors that forward stores for backward.
   struct Saved {
-    ops::GemmOperand x;   ///< as wgrad reads it
+    ops::GemmOperand x;   ///< as wgrad reads it, or this rank's rows as they cross
     ConstView smoothing;  ///< x was multiplied by these; empty: by nothing
   };
 
@@ -48,9 +55,9 @@ class Linear {
   /// context.scratch.
   Saved save_remade(const StepContext& context, const InputTensor& x) const;
 
-  /// x: [M, K] in the activation type, y: [M, N]; the weight's operands are up to date
-  /// (LinearWeight::refresh). Throws InternalError if an input that the plan smooths comes without
-  /// its scales.
+  /// x: [M, K] in the activation type, y: [M, N] (of which ranks have rows or columns as above);
+  /// the weight's operands are up to date (LinearWeight::refresh). Throws InternalError if an input
+  /// that the plan smooths comes without its scales.
   void forward(const StepContext& context, const InputTensor& x, View y, Saved& saved) const;
 
   /// dy: [M, N], dx: [M, K]. Adds to the gradients of weight and bias, or overwrites them
@@ -63,6 +70,20 @@ class Linear {
   LinearWeight& weight() { return weight_; }
 
  private:
+  /// Whether this rank has rows of a tensor that it needs as a whole: x, or dy. The head has all of
+  /// its input, and sums the gradient itself.
+  bool gathers(const StepContext& context, Split split) const {
+    return context.tensor_ranks != nullptr && plan_.site.split == split && !plan_.site.is_head;
+  }
+  InputTensor allocate_own_rows(const StepContext& context, const Shape& shape,
+                                QuantizedInput::Memory memory) const;
+  /// This rank's rows as they cross: codes, or as they are.
+  static ops::GemmOperand own_rows(const StepContext& context, const QuantizedInput& input,
+                                   const InputTensor& x, Arena* memory);
+  /// Along columns: as forward stores it for backward.
+  QuantizedInput::Operands operands_of_x(const StepContext& context, const InputTensor& x) const;
+  QuantizedInput::Operands operands_of_dy(const StepContext& context, const InputTensor& dy) const;
+  void add_bias_gradient(const StepContext& context, ConstView dy) const;
   bool trains_weight() const { return weight_.parameter().trained; }
   QuantizedInput::Memory memory_of_input(const StepContext& context) const;
   /// Of operands that a backward pass makes; null: wgrad does not run.

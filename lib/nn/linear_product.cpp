@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "ops/cast/quantize.h"
+#include "ops/cast/scale_blocks.h"
 #include "ops/pointwise/elementwise.h"
 #include "tensor/tensor.h"
 
@@ -40,6 +42,78 @@ ops::GemmOperand read_next_to(const StepContext& context, ops::GemmOperand opera
   return operand;
 }
 
+/// Columns of what is stored, copied.
+View copied_columns(const StepContext& context, const ConstView& x, int64_t first, int64_t count) {
+  const View columns = allocate(*context.scratch, x.dtype, {x.shape.rows(), count});
+  ops::copy_columns(context.stream, x, first, columns);
+  return columns;
+}
+
+/// `count` of the contracted extent, from `first` on.
+ops::GemmOperand part_of(const StepContext& context, const ops::GemmOperand& operand, int64_t first,
+                         int64_t count) {
+  ops::GemmOperand part = operand;
+  if (operand.quantized.empty()) {
+    part.plain = operand.transposed ? rows_of(operand.plain, first, count)
+                                    : copied_columns(context, operand.plain, first, count);
+    return part;
+  }
+  const TensorFormat& format = operand.quantized.format;
+  Quantized& codes = part.quantized.rowwise;
+  if (operand.transposed) {
+    check(!operand.has_blocks(), "codes with scales of blocks lie along the contracted extent");
+    codes.codes = rows_of(codes.codes, first, count);
+    return part;
+  }
+  codes.codes = copied_columns(context, codes.codes, first, count);
+  if (operand.has_blocks() && format.block != per::row) {
+    const int64_t width = format.block.as_stored().columns;
+    check(
+        first % width == 0 && count % width == 0 && part.quantized.layout == ScaleLayout::row_major,
+        "parts of the contracted extent are whole blocks");
+    const ops::ScaleGrid grid =
+        ops::scale_grid(format.block, operand.matrix().shape.rows(), operand.matrix().shape.back(),
+                        part.quantized.layout);
+    const View scales = reshaped(codes.scale_inv, {grid.rows, grid.columns});
+    codes.scale_inv = copied_columns(context, scales, first / width, count / width);
+    codes.scale_inv = reshaped(codes.scale_inv, {codes.scale_inv.count()});
+    codes.scale = nullptr;
+  }
+  return part;
+}
+
+/// A product of the parts [first, first + count) of all pieces.
+struct PartsOfProduct {
+  const StepContext* context;
+  const LinearProduct* product;
+  std::span<const int64_t> pieces;
+
+  void sum(int64_t first, int64_t count, const View& c) const {
+    if (count > 1) {
+      sum(first, count / 2, c);
+      ArenaScope scope(*context->scratch);
+      const View right = allocate(*context->scratch, DType::f32, c.shape);
+      sum(first + count / 2, count / 2, right);
+      return ops::add(context->stream, c, right, c);
+    }
+    LinearProduct of_part = *product;
+    of_part.c = c;
+    of_part.beta = 0.0F;
+    of_part.bias = first == 0 ? product->bias : ConstView{};
+    int64_t begin = 0;
+    for (const int64_t piece : pieces) {
+      ArenaScope scope(*context->scratch);
+      const int64_t extent = piece / context->tensor_parts;
+      of_part.a = part_of(*context, product->a, begin + first * extent, extent);
+      of_part.b = part_of(*context, product->b, begin + first * extent, extent);
+      multiply(*context, of_part);
+      of_part.beta = 1.0F;
+      of_part.bias = {};
+      begin += piece;
+    }
+  }
+};
+
 }  // namespace
 
 void multiply(const StepContext& context, const LinearProduct& product) {
@@ -57,6 +131,37 @@ void multiply(const StepContext& context, const LinearProduct& product) {
     call.scratch = allocate(*context.scratch, DType::u8, {static_cast<int64_t>(bytes)});
   }
   ops::gemm(context.stream, call);
+}
+
+void multiply_in_parts(const StepContext& context, const LinearProduct& product,
+                       std::span<const int64_t> pieces) {
+  LinearProduct of_rank = product;
+  if (context.tensor_ranks != nullptr && context.tensor_ranks->rank() > 0) {
+    of_rank.bias = {};
+  }
+  const bool by_pieces = context.sums_in_fp32 && pieces.size() > 1;  // as where a rank has all
+  if (context.tensor_parts == 1 && !by_pieces) {
+    return multiply(context, of_rank);
+  }
+  PartsOfProduct{&context, &of_rank, pieces}.sum(0, context.tensor_parts, product.c);
+}
+
+void multiply_over_ranks(const StepContext& context, const LinearProduct& product,
+                         std::span<const int64_t> pieces) {
+  if (!context.divides_sums()) {
+    return multiply(context, product);
+  }
+  ArenaScope scope(*context.scratch);
+  const int64_t ranks = context.tensor_ranks == nullptr ? 1 : context.tensor_ranks->ranks();
+  LinearProduct partial = product;
+  partial.c = allocate(*context.scratch, context.partial_type(product.c.dtype),
+                       {product.c.shape.rows() * ranks, product.c.shape.back()});
+  multiply_in_parts(context, partial, pieces);
+  if (context.tensor_ranks != nullptr) {
+    context.tensor_ranks->sum_rows(context, partial.c, product.c);
+  } else {
+    ops::cast(context.stream, partial.c, product.c);
+  }
 }
 
 DType gradient_result(const LinearPlan& plan, const TensorFormat& gradient) {

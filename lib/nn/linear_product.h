@@ -2,6 +2,8 @@
 // One GEMM of a layer, with operands in the forms that its plan says, and how devices compute it.
 
 #include <array>
+#include <cstdint>
+#include <span>
 #include <string_view>
 
 #include "nn/context.h"
@@ -26,6 +28,16 @@ struct LinearProduct {
 /// Runs the product, asynchronously on the context's stream. Memory that it needs in addition to
 /// its operands is taken from the scratch arena.
 void multiply(const StepContext& context, const LinearProduct& product);
+
+/// The same where ranks of the tensor axis have parts of the contracted extent K, or as many
+/// partial products are made as ranks may have (StepContext::tensor_parts), each of its part of
+/// every one of `pieces`, which are K together: c, fp32, is the sum over this rank's parts, in
+/// pairs. A bias is added once over all ranks.
+void multiply_in_parts(const StepContext& context, const LinearProduct& product,
+                       std::span<const int64_t> pieces);
+/// c = this rank's rows of the sum over ranks, rounded once to its type.
+void multiply_over_ranks(const StepContext& context, const LinearProduct& product,
+                         std::span<const int64_t> pieces);
 
 /// Returns the type that wgrad's product writes where nothing is added to the gradient: bf16 for a
 /// gradient in bf16 of a layer that computes in bf16, as a product rounds its fp32 sum once, like

@@ -14,11 +14,17 @@
 namespace fp8train {
 namespace {
 
+Cut cut_of_weight(const LinearPlan& plan) {
+  constexpr Cut kOf[] = {Cut::none, Cut::rows, Cut::columns};
+  return kOf[static_cast<size_t>(plan.site.split)];
+}
+
 /// fprop's weight operand as it is made once per step: none, where it is another one in each pass.
 QuantizedInput::Role weight_of_fprop(const LinearPlan& plan) {
   const TensorFormat activation = plain(plan.activation);
-  return plan.is_smoothed() ? QuantizedInput::Role{"w", activation, activation, false}
-                            : QuantizedInput::Role{"w", plan.fprop.b, plan.fprop.a, false};
+  return plan.is_smoothed()
+             ? QuantizedInput::Role{"w", activation, activation, false, cut_of_weight(plan)}
+             : QuantizedInput::Role{"w", plan.fprop.b, plan.fprop.a, false, cut_of_weight(plan)};
 }
 
 }  // namespace
@@ -34,9 +40,10 @@ LinearWeight::LinearWeight(const LinearPlan& plan, Parameter* weight, ScalingSta
 void LinearWeight::add_smoothed(ScalingState& scaling) {
   if (plan_.is_smoothed()) {
     const TensorFormat unused = plain(plan_.activation);
-    smoothed_w_.emplace(scaling, plan_.site.name,
-                        QuantizedInput::Role{"w.smooth", plan_.fprop.b, plan_.fprop.a, false},
-                        QuantizedInput::Role{"", unused, unused, false}, plan_.evaluate_scaled);
+    smoothed_w_.emplace(
+        scaling, plan_.site.name,
+        QuantizedInput::Role{"w.smooth", plan_.fprop.b, plan_.fprop.a, false, cut_of_weight(plan_)},
+        QuantizedInput::Role{"", unused, unused, false}, plan_.evaluate_scaled);
   }
 }
 

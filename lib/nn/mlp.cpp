@@ -23,7 +23,7 @@ void Mlp::activate(const StepContext& context, ConstView pre_activation,
 
 void Mlp::forward(const StepContext& context, const InputTensor& x, View y, Saved& saved) const {
   ArenaScope scope(*context.scratch);
-  const int64_t rows = x.plain.shape.rows();
+  const int64_t rows = context.rows_of_ranks(x.plain.shape.rows());
   const bool stays = context.training && !pre_activation_.has_codes();
   Arena& arena = stays ? *context.saved : *context.scratch;
   const View pre_activation = allocate(arena, x.plain.dtype, {rows, up_.plan().site.out_features});
@@ -40,7 +40,7 @@ void Mlp::forward(const StepContext& context, const InputTensor& x, View y, Save
 
 void Mlp::backward(const StepContext& context, ConstView dy, View dx, const Saved& saved) const {
   ArenaScope scope(*context.scratch);
-  const int64_t rows = dy.shape.rows();
+  const int64_t rows = context.rows_of_ranks(dy.shape.rows());
   const bool reads_codes = pre_activation_.in_forward(context);
   const View d_activated =
       allocate(*context.scratch, dy.dtype, {rows, down_.plan().site.in_features});

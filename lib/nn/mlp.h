@@ -30,7 +30,7 @@ class Mlp {
   const Linear& down() const { return down_; }
 
   /// x: [rows, C], as up() has allocated it. The shape of x is read even if x has no memory. y:
-  /// [rows, C].
+  /// [rows, C]. Of several tensor ranks each has its rows, here and in backward().
   void forward(const StepContext& context, const InputTensor& x, View y, Saved& saved) const;
   /// dy, dx: [rows, C]; dx is overwritten. Adds to the gradients of both layers, or overwrites them
   /// (StepContext::overwrites_gradients).

@@ -1,5 +1,8 @@
 #include "nn/norm.h"
 
+#include <array>
+
+#include "nn/partial_gradient.h"
 #include "ops/norm/norm.h"
 #include "ops/pointwise/elementwise.h"
 
@@ -46,22 +49,30 @@ void Norm::backward(const StepContext& context, ConstView dy, View dx, bool accu
   const int64_t rows = dy.shape.rows();
   const int64_t width = dy.shape.back();
   const ConstView x = saved.x.read(context);
-  const bool overwrite = context.overwrites_gradients && weight_->overwritten;
   const int64_t partial_rows = (centered_ ? 2 : 1) * ops::norm_partial_rows(rows);
-  const View partial = allocate(*context.scratch, DType::f32, {partial_rows, width});
-  ops::norm_backward(
-      context.stream,
-      {.dy = dy,
-       .x = x,
-       .weight = weight_->value,
-       .mean = saved.mean,
-       .rstd = saved.rstd,
-       .dx = dx,
-       .accumulate = accumulate,
-       .weight_grad = gradient_memory(*context.scratch, *weight_),
-       .bias_grad = bias_ == nullptr ? View{} : gradient_memory(*context.scratch, *bias_),
-       .scratch = partial,
-       .overwrite_weight_grad = overwrite});
+  const View scratch = allocate(*context.scratch, DType::f32, {partial_rows, width});
+  PartialGradients<2>(context, {weight_, bias_})
+      .add(rows, [&](const SumRange& range, const std::array<View, 2>& gradients, bool overwrites) {
+        const auto part = [&](const auto& view) {
+          return view.empty() ? view : rows_of(view, range.first, range.count);
+        };
+        const auto statistics = [&](const View& of_rows) {
+          return of_rows.empty()
+                     ? of_rows
+                     : View{of_rows.as<float>() + range.first, DType::f32, {range.count}};
+        };
+        ops::norm_backward(context.stream, {.dy = part(dy),
+                                            .x = part(x),
+                                            .weight = weight_->value,
+                                            .mean = statistics(saved.mean),
+                                            .rstd = statistics(saved.rstd),
+                                            .dx = part(dx),
+                                            .accumulate = accumulate,
+                                            .weight_grad = gradients[0],
+                                            .bias_grad = gradients[1],
+                                            .scratch = scratch,
+                                            .overwrite_weight_grad = overwrites});
+      });
 }
 
 }  // namespace fp8train

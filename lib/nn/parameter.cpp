@@ -47,6 +47,8 @@ Parameter* ParameterStore::add(Parameter parameter) {
   check(values_.empty(), "parameters are added before the store is allocated");
   if (parameter.sharding.whole.rank() == 0) {
     parameter.sharding = whole_of(parameter.shape, parameters_.size());
+  } else if (parameter.shape.rank() == 0) {
+    parameter.shape = parameter.sharding.shape();
   }
   check(parameter.sharding.shape() == parameter.shape, "a parameter has the shape of its part");
   const int64_t rows = parameter.sharding.whole[0];

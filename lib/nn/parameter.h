@@ -46,7 +46,7 @@ struct Gathering {
 /// A parameter of the model: its shape, its formats, and views of its value and its gradient.
 struct Parameter {
   std::string name;       ///< "layers.0.attention.qkv.weight"
-  Shape shape;            ///< as stored; rows may be padded with zeros
+  Shape shape;            ///< as stored; rows may be padded with zeros. None: that of `sharding`
   int64_t used_rows = 0;  ///< rows of the whole that the model has; the rest is padding
   /// The part of the whole that this is. If it has no shape, add() makes it a whole, with the
   /// position in the store for its index.

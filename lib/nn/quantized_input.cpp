@@ -95,6 +95,9 @@ void TensorCast::quantize(const StepContext& context, ConstView x, bool amax_kno
   if (!amax_known) {
     ops::amax(context.stream, x, slot->amax, amax_is_clear(context, *slot));
   }
+  if (cut != Cut::none && context.tensor_ranks != nullptr) {
+    context.tensor_ranks->largest(context, {slot->amax, DType::f32, {1}});
+  }
   ops::quantize_current(context.stream, x, slot->amax, slot->scale_inv, codes, statistics);
 }
 
@@ -146,7 +149,8 @@ QuantizedInput::QuantizedInput(ScalingState& scaling, const std::string& layer,
                                bool in_evaluation)
     : with_blockwise_(blockwise(along_columns.other)),
       with_plain_(along_columns.format.is_scaled() && !along_columns.other.is_scaled()),
-      in_evaluation_(in_evaluation) {
+      in_evaluation_(in_evaluation),
+      cut_(along_rows.cut) {
   check(!with_plain_ || along_columns.format == along_rows.format,
         "with a plain operand the codes of the other GEMM are read");
   check_role(along_rows, Along::rows);
@@ -229,7 +233,7 @@ QuantizedInput::Operands QuantizedInput::operands(const StepContext& context, co
     if (slot == nullptr || of_slot == Memory{}) {
       continue;
     }
-    TensorCast cast = {.slot = slot, .codes = x.cast.out};
+    TensorCast cast = {.slot = slot, .cut = cut_, .codes = x.cast.out};
     const bool is_made = slot == x.slot;
     if (!is_made || x.cast.out.empty()) {
       cast = allocate_cast(context, slot, x.plain.shape, of_slot);
@@ -244,6 +248,36 @@ QuantizedInput::Operands QuantizedInput::operands(const StepContext& context, co
     }
   }
   return operands;
+}
+
+bool QuantizedInput::gathers_codes(const StepContext& context) const {
+  return rows_ != nullptr && rows_->format.block == per::tensor && !with_blockwise_ &&
+         reads_codes(context, Along::rows) && (columns_ == rows_ || !context.training);
+}
+
+QuantizedInput::Operands QuantizedInput::gathered(const StepContext& context,
+                                                  const ops::GemmOperand& own,
+                                                  Memory wanted) const {
+  const ConstView part = own.matrix();
+  const int64_t rows = context.rows_of_ranks(part.shape.rows());
+  const View whole = fp8train::allocate(*context.scratch, part.dtype, {rows, part.shape.back()});
+  context.tensor_ranks->gather(context, part, whole);
+  if (own.quantized.empty()) {
+    return operands(context, whole, wanted);
+  }
+  Operands both = {own, own};
+  both.along_rows.quantized.rowwise.codes = whole;
+  both.along_columns.quantized.rowwise.codes = whole;
+  both.along_columns.transposed = true;
+  const bool along_k_only = context.device->traits().fp8_gemm_along_k_only && !with_plain_;
+  if (along_k_only && wanted.along_columns != nullptr) {
+    const View transposed =
+        fp8train::allocate(*wanted.along_columns, part.dtype, {part.shape.back(), rows});
+    ops::transpose_codes(context.stream, whole, transposed);
+    both.along_columns.quantized.rowwise.codes = transposed;
+    both.along_columns.transposed = false;
+  }
+  return both;
 }
 
 std::vector<TensorCast> QuantizedInput::casts(const DeviceTraits& traits,
@@ -263,7 +297,7 @@ TensorCast QuantizedInput::describe(const DeviceTraits& traits, const ScalingSlo
   const bool blocks = blockwise(format);
   const bool columnwise =
       along_columns && !with_plain_ && (blocks || with_blockwise_ || traits.fp8_gemm_along_k_only);
-  TensorCast cast = {.slot = slot};
+  TensorCast cast = {.slot = slot, .cut = cut_};
   cast.codes.format = format;
   if (blocks && traits.fp8_gemm_by_library) {
     cast.codes.layout = ScaleLayout::cublaslt;

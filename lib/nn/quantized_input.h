@@ -51,9 +51,13 @@ struct InputTensor {
 /// The extent along which a GEMM contracts a tensor.
 enum class Along : uint8_t { rows, columns };
 
+/// Which part of a tensor each rank of the tensor axis has.
+enum class Cut : uint8_t { none, rows, columns };
+
 /// One cast of a tensor, with the scaling of `slot`.
 struct TensorCast {
   const ScalingSlot* slot = nullptr;
+  Cut cut = Cut::none;  ///< ranks have parts: they agree on a scale that the tensor has
   QuantizedTensor codes;
   /// Whether some scales of an orientation are padding, which casts do not write.
   bool pads_rowwise = false, pads_columnwise = false;
@@ -83,6 +87,7 @@ class QuantizedInput {
     std::string name;
     TensorFormat format, other;
     bool of_pass = true;  ///< the tensor is another one in each pass
+    Cut cut = Cut::none;  ///< in both GEMMs
   };
   /// The memory of the operands of the GEMMs that a pass runs; null for one that it does not run.
   /// Codes that both read lie along columns.
@@ -119,6 +124,14 @@ class QuantizedInput {
   /// operand of a GEMM that does not run is x itself.
   Operands operands(const StepContext& context, const InputTensor& x, Memory memory) const;
 
+  /// Whether ranks that have rows of the tensor exchange codes of them: with one scale both GEMMs
+  /// read the same codes, which each rank makes of its rows. Otherwise the rows cross as they are,
+  /// and each rank casts all.
+  bool gathers_codes(const StepContext& context) const;
+  /// Returns the operands of the rows of all ranks, in scratch: along rows, along columns or both
+  /// (`wanted`). `own` is this rank's rows: codes if gathers_codes().
+  Operands gathered(const StepContext& context, const ops::GemmOperand& own, Memory wanted) const;
+
   /// Describes the casts of a tensor that outlives passes: types and shapes, without memory.
   std::vector<TensorCast> casts(const DeviceTraits& traits, const Shape& shape) const;
 
@@ -138,6 +151,7 @@ class QuantizedInput {
   bool with_blockwise_;  // along columns the other operand has a scale for each block
   bool with_plain_;      // along columns the other operand is not scaled
   bool in_evaluation_;
+  Cut cut_;
 };
 
 template <typename Rowwise, typename Columnwise>

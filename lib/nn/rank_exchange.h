@@ -19,8 +19,8 @@ class RankExchange {
   /// whole: [ranks, elements of part], the parts of all ranks in rank order; may contain `part` at
   /// this rank's position.
   virtual void gather(const StepContext& context, ConstView part, View whole) = 0;
-  /// own = rows of the sum of all ranks' `partial`, rounded once to its type. partial: fp32 [ranks
-  /// * m, n]; own: [m, n], the rows rank * m .. The sum is made in fp32 and in pairs
+  /// own = rows of the sum of all ranks' `partial`, rounded once to its type. partial: fp32 or bf16
+  /// [ranks * m, n]; own: [m, n], the rows rank * m .. The sum is made in fp32 and in pairs
   /// (ops::Combine::pairs).
   virtual void sum_rows(const StepContext& context, ConstView partial, View own) = 0;
   /// Replaces fp32 magnitudes by the largest of all ranks; NaN is larger than all.

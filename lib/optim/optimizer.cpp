@@ -136,8 +136,21 @@ void Optimizer::add_squares(Stream stream, Arena& scratch, const View& x, double
   ops::sum_of_squares(stream, x, sum, partial, read_as);
 }
 
+void Optimizer::sum_cut_gradients(Stream stream, Arena& scratch) const {
+  for (const auto& parameter : parameters().all()) {
+    const Encoded& gradient = parameter->updated.gradient;
+    if (parameter->trained && parameter->sharding.cut && gradient.count() > 0) {
+      add_squares(stream, scratch, gradient.codes, squared_norm(),
+                  read_as(gradient.format, parameter->formats.gradient_wire));
+    }
+  }
+}
+
 void Optimizer::sum_gradients(Stream stream, Arena& scratch) const {
   double* sum = squared_norm();
+  if (!site_.counts_wholes) {
+    return sum_cut_gradients(stream, scratch);
+  }
   if (const StoreShards* const shards = parameters().shards(); shards != nullptr) {
     for (const View& shard : shards->updated_gradients()) {
       add_squares(stream, scratch, shard, sum);

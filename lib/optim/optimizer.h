@@ -64,6 +64,9 @@ struct OptimizerSite {
   OptimizerSettings settings;
   bool dynamic_loss_scaling = false;
   uint64_t seed = 0;  ///< seed of stochastic rounding
+  /// Whether the gradients of parameters that are not cut (Sharding::cut) count for the norm here:
+  /// of the ranks of the tensor axis, which all have them, on one.
+  bool counts_wholes = true;
 };
 
 /// Updates the parameters of a store by their gradients.
@@ -171,6 +174,7 @@ class Optimizer {
  private:
   void round_gradients(Stream stream, Arena& scratch) const;
   void sum_gradients(Stream stream, Arena& scratch) const;
+  void sum_cut_gradients(Stream stream, Arena& scratch) const;
   void combine_scales(Stream stream, RankCombiner& combiner);
   void finish_update(const Update& step, const Parameter& parameter, Done done) const;
 

@@ -3,7 +3,6 @@
 #include "base/error.h"
 #include "comm/exchange/reduce.h"
 #include "ops/exchange/wire.h"
-#include "ops/pointwise/elementwise.h"
 
 namespace fp8train {
 
@@ -13,18 +12,15 @@ void TensorRanks::gather(const StepContext& context, ConstView part, View whole)
 }
 
 void TensorRanks::sum_rows(const StepContext& context, ConstView partial, View own) {
-  check(partial.dtype == DType::f32 && partial.count() == own.count() * ranks(),
-        "sum_rows: each rank has an fp32 value of each row of all ranks");
+  check(partial.count() == own.count() * ranks(),
+        "sum_rows: each rank has a value of each row of all ranks");
   ArenaScope scope(*context.scratch);
-  const View received = allocate(*context.scratch, DType::f32, {ranks(), own.count()});
+  const View received = allocate(*context.scratch, partial.dtype, {ranks(), own.count()});
   const View sum = own.dtype == DType::f32 ? reshaped(own, {own.count()})
                                            : allocate(*context.scratch, DType::f32, {own.count()});
   const size_t bytes = sum.bytes();
   comm_->all_to_all(context.stream, partial.data, received.data, bytes).wait();
-  ops::combine_ranks(context.stream, received, ops::Combine::pairs, sum);
-  if (sum.data != own.data) {
-    ops::cast(context.stream, sum, reshaped(own, {own.count()}));
-  }
+  ops::combine_ranks(context.stream, received, ops::Combine::pairs, own);
 }
 
 void TensorRanks::combine(const StepContext& context, View values, ops::Combine how) {
@@ -39,6 +35,20 @@ void TensorRanks::largest(const StepContext& context, View magnitudes) {
 
 void TensorRanks::sum(const StepContext& context, View values) {
   combine(context, values, ops::Combine::pairs);
+}
+
+void TensorCombiner::sum(double* value) {
+  if (of_state_ != nullptr) {
+    of_state_->sum(value);
+  }
+  ranks_->sum(*context_, {value, DType::f64, {1}});
+}
+
+void TensorCombiner::largest(const View& values) {
+  if (of_state_ != nullptr) {
+    of_state_->largest(values);
+  }
+  ranks_->largest(*context_, values);
 }
 
 }  // namespace fp8train

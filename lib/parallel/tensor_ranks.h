@@ -4,6 +4,7 @@
 #include "comm/mesh.h"
 #include "nn/rank_exchange.h"
 #include "ops/exchange/wire.h"
+#include "optim/optimizer.h"
 
 namespace fp8train {
 
@@ -24,6 +25,23 @@ class TensorRanks final : public RankExchange {
   void combine(const StepContext& context, View values, ops::Combine how);
 
   Communicator* comm_;
+};
+
+/// Combines values of the ranks that update parts of the same parameters: those of a strategy, and
+/// those of the tensor axis.
+class TensorCombiner final : public RankCombiner {
+ public:
+  /// `of_state` may be null. All outlive the combiner.
+  TensorCombiner(RankCombiner* of_state, TensorRanks& ranks, const StepContext& context)
+      : of_state_(of_state), ranks_(&ranks), context_(&context) {}
+
+  void sum(double* value) override;
+  void largest(const View& values) override;
+
+ private:
+  RankCombiner* of_state_;
+  TensorRanks* ranks_;
+  const StepContext* context_;
 };
 
 }  // namespace fp8train

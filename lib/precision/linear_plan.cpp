@@ -273,6 +273,19 @@ bool glob_match(const std::string& pattern, const std::string& text) {
   return p == pattern.size();
 }
 
+LinearSite LinearSite::of_rank(int64_t ranks) const {
+  LinearSite part = *this;
+  if (split == Split::columns) {
+    part.out_features /= ranks;
+    for (int64_t& rows : part.matrices) {
+      rows /= ranks;
+    }
+  } else if (split == Split::rows) {
+    part.in_features /= ranks;
+  }
+  return part;
+}
+
 std::string swiglu_note(const LinearPlan& linear) {
   switch (linear.swiglu) {
     case SwigluInput::as_planned:

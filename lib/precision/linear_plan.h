@@ -11,6 +11,13 @@
 
 namespace fp8train {
 
+/// What each rank of the tensor axis has of a linear layer.
+enum class Split : uint8_t {
+  none,     ///< all of it
+  columns,  ///< columns of y: rows of the weight. All ranks read all of x
+  rows,     ///< columns of x and of the weight. y is the sum of what the ranks compute
+};
+
 /// A linear layer of a model, before it exists. Plans, exemptions, counts and the layer itself
 /// follow from it. model/linear_sites.h enumerates them.
 struct LinearSite {
@@ -26,7 +33,14 @@ struct LinearSite {
   /// Rows of each matrix that is stacked in the weight; empty: none is for an optimizer of
   /// matrices.
   std::vector<int64_t> matrices;
+  Split split = Split::none;
 
+  /// Returns the rows of y that are cut one by one, where ranks have columns of it.
+  std::vector<int64_t> pieces() const {
+    return matrices.empty() ? std::vector<int64_t>{out_features} : matrices;
+  }
+  /// Returns the layer as one of `ranks` has it.
+  LinearSite of_rank(int64_t ranks) const;
   /// Returns the elements of the weight that the model uses.
   int64_t weights() const { return in_features * (used_rows > 0 ? used_rows : out_features); }
 };

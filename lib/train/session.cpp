@@ -309,9 +309,12 @@ EngineSettings engine_settings(const Settings& settings, const ModelConfig& mode
 
 namespace {
 
-Session resolve(const Settings& settings, bool open_data, int data_ranks) {
+Session resolve(const Settings& settings, bool open_data, int ranks) {
   Session session;
-  session.data_ranks = data_ranks;
+  session.ranks = ranks;
+  session.data_ranks =
+      mesh_shape(settings.parallelism.layout, Topology::blocks(ranks, ranks)).data;
+  const int data_ranks = session.data_ranks;
   session.settings = settings;
   session.tokenizer = make_tokenizer(settings.data);
   add_chat_template(*session.tokenizer, settings.data.chat_template);
@@ -319,12 +322,12 @@ Session resolve(const Settings& settings, bool open_data, int data_ranks) {
   share_global_batch(settings.training, data_ranks, session.engine.step);
   note_other_tokenizer(settings, *session.tokenizer, session.engine.model.vocab_size,
                        session.notes);
-  note_processes(settings, data_ranks, session.notes);
+  note_processes(settings, ranks, session.notes);
   if (data_ranks == 1 && settings.parallelism.zero_stage > 0) {
     session.notes.push_back(
-        fmt::format("parallelism.zero_stage: {} has no effect with one rank; start several with "
+        fmt::format("parallelism.zero_stage: {} has no effect with one {}rank; start several with "
                     "mpirun or srun, or plan for them with `fp8train estimate --world-size`",
-                    settings.parallelism.zero_stage));
+                    settings.parallelism.zero_stage, ranks > 1 ? "data " : ""));
   }
   if (data_ranks > 1 && settings.gemm_tuning && settings.parallelism.zero_stage == 0 &&
       optimizer_named(settings.optimizer.name).repeats_products) {
@@ -355,8 +358,8 @@ Session resolve(const Settings& settings, bool open_data, int data_ranks) {
 
 }  // namespace
 
-Session open_session(const Settings& settings, bool open_data, int data_ranks) {
-  return with_locations(settings, [&] { return resolve(settings, open_data, data_ranks); });
+Session open_session(const Settings& settings, bool open_data, int ranks) {
+  return with_locations(settings, [&] { return resolve(settings, open_data, ranks); });
 }
 
 int64_t longest_prompt(const SampleSettings& sample, const Tokenizer& tokenizer) {

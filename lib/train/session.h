@@ -42,7 +42,8 @@ struct Session {
   std::vector<RunStage> stages;    ///< one, but where precision.schedule has several scaled plans
   uint64_t epoch_samples = 0;      ///< of one pass over the training data; 0: they are not open
   int64_t max_steps = 0;           ///< 0: not known; training.max_epochs needs the data
-  int data_ranks = 1;              ///< ranks along the data axis of the mesh
+  int ranks = 1;                   ///< of the run
+  int data_ranks = 1;              ///< of them along the data axis of the mesh
   std::vector<std::string> notes;  ///< settings without a meaning here, to be reported
   std::vector<std::string> training_notes;  ///< the same of what concerns only a run that trains
   std::string not_copied;                   ///< a line on files of model.from; empty: none
@@ -62,10 +63,9 @@ struct Session {
   }
 };
 
-/// Resolves the settings for a run of `data_ranks` along the data axis; `open_data` also opens and
-/// checks the corpora.
+/// Resolves the settings for a run of `ranks`; `open_data` also opens and checks the corpora.
 /// Throws ConfigError, DataError or CheckpointError (model.from).
-Session open_session(const Settings& settings, bool open_data, int data_ranks = 1);
+Session open_session(const Settings& settings, bool open_data, int ranks = 1);
 
 /// Opens the data of a session, checks the samples of training and validation, and sets the length
 /// of the run. Throws as open_session() does.

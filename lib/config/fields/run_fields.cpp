@@ -82,6 +82,14 @@ void check_zero_stage(const CheckContext& at) {
   }
 }
 
+void check_tensor(const CheckContext& at) {
+  if (at.settings.parallelism.layout.tensor > 1 && at.settings.sample.interval > 0) {
+    at.complain(
+        "ranks that share layers do not generate; set sample.interval: 0 and use `fp8train "
+        "generate` on a checkpoint");
+  }
+}
+
 }  // namespace
 
 std::vector<Field> checkpoint_fields() {
@@ -214,11 +222,13 @@ std::vector<Field> parallelism_fields() {
           .checked(check_zero_stage),
       layout("tensor", &ParallelLayout::tensor, at_least(1),
              "Ranks among which each layer is cut: its rows of activations, its heads and the "
-             "columns or rows of its weights"),
-      layout("tensor_parts", &ParallelLayout::tensor_parts, at_least(0),
-             "Partial results of each sum that parallelism.tensor divides, a power of two: with the "
-             "same number 1, 2, 4, .. ranks compute the same bits on cpu, more slowly. 0: one of "
-             "each rank"),
+             "columns or rows of its weights")
+          .checked(check_tensor),
+      layout(
+          "tensor_parts", &ParallelLayout::tensor_parts, at_least(0),
+          "Partial results of each sum that parallelism.tensor divides, a power of two: with the "
+          "same number 1, 2, 4, .. ranks compute the same bits on cpu, more slowly. 0: one of "
+          "each rank"),
       field("parallelism.bucket_mb", in(&Settings::parallelism, &StrategySettings::bucket_bytes),
             {.range = between(0, 65536), .shift = 20},
             "MiB of gradients that ranks exchange at a time. 0: a 128th of the model's, 25 to "

@@ -32,6 +32,16 @@ void bias_backward(Stream stream, ConstView dy, View grad, View scratch, bool ov
   dispatch<&OpTable::bias_backward>(stream, dy, grad, scratch, overwrite);
 }
 
+void copy_columns(Stream stream, ConstView x, int64_t first, View y) {
+  const int64_t bits = facts_of(x.dtype).bits;
+  check(x.dtype == y.dtype && x.shape.rows() == y.shape.rows() && first >= 0 &&
+            first + y.shape.back() <= x.shape.back(),
+        "copy_columns: y has some columns of x");
+  check(first * bits % 8 == 0 && y.shape.back() * bits % 8 == 0,
+        "copy_columns: columns of less than a byte are whole bytes together");
+  dispatch<&OpTable::copy_columns>(stream, x, first, y);
+}
+
 void fill(Stream stream, View y, float value) {
   check(y.dtype == DType::f32, "fill: y must be fp32");
   dispatch<&OpTable::fill>(stream, y, value);

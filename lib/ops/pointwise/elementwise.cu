@@ -58,6 +58,17 @@ __global__ void add_bias_kernel(Y* y, const float* bias, int64_t rows, int64_t c
   }
 }
 
+/// The same blocks, over bytes.
+__global__ void copy_columns_kernel(const uint8_t* x, int64_t stride, uint8_t* y, int64_t width,
+                                    int64_t rows) {
+  for (int64_t byte = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; byte < width;
+       byte += int64_t{gridDim.x} * blockDim.x) {
+    for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
+      y[row * width + byte] = x[row * stride + byte];
+    }
+  }
+}
+
 /// partial[chunk, c] = sum of the chunk's rows, in order. Block (i, chunk); a thread has a column.
 template <typename X>
 __global__ void sum_rows_kernel(const X* dy, float* partial, int64_t rows, int64_t columns) {
@@ -155,6 +166,16 @@ void add_bias(Stream stream, View y, ConstView bias) {
     launch(stream, {{blocks_for(stream, columns), row_blocks}, kBlock}, add_bias_kernel<Y>,
            y.as<Y>(), bias.as<float>(), rows, columns);
   });
+}
+
+void copy_columns(Stream stream, ConstView x, int64_t first, View y) {
+  const auto width = static_cast<int64_t>(bytes_of_rows(y.dtype, 1, y.shape.back()));
+  const int64_t rows = y.shape.rows();
+  const auto row_blocks = static_cast<unsigned>(rows < 1024 ? rows : 1024);
+  launch(stream, {{blocks_for(stream, width), row_blocks}, kBlock}, copy_columns_kernel,
+         x.as<uint8_t>() + bytes_of_rows(x.dtype, 1, first),
+         static_cast<int64_t>(bytes_of_rows(x.dtype, 1, x.shape.back())), y.as<uint8_t>(), width,
+         rows);
 }
 
 void bias_backward(Stream stream, ConstView dy, View grad, View scratch, bool overwrite) {

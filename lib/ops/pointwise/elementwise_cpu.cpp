@@ -1,6 +1,8 @@
 // Compiled once per CPU level. Loops over the definitions of numeric/convert.h; `ivdep` because
 // an output may be one of the inputs, element on element.
 
+#include <cstring>
+
 #include "ops/dispatch/cpu_operations.h"
 #include "ops/support/kernel_support_cpu.h"
 
@@ -60,6 +62,18 @@ void add_bias(Stream /*stream*/, View y, ConstView bias) {
       }
     }
   });
+}
+
+void copy_columns(Stream /*stream*/, ConstView x, int64_t first, View y) {
+  const size_t from = bytes_of_rows(x.dtype, 1, first);
+  const size_t stride = bytes_of_rows(x.dtype, 1, x.shape.back());
+  const size_t width = bytes_of_rows(y.dtype, 1, y.shape.back());
+  const int64_t rows = y.shape.rows();
+#pragma omp parallel for schedule(static) if (rows * static_cast<int64_t>(width) >= kParallelElements)
+  for (int64_t row = 0; row < rows; ++row) {
+    const auto r = static_cast<size_t>(row);
+    std::memcpy(y.as<char>() + r * width, x.as<char>() + r * stride + from, width);
+  }
 }
 
 void bias_backward(Stream /*stream*/, ConstView dy, View grad, View scratch, bool overwrite) {

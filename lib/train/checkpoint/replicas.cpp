@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 
 #include "base/content_hash.h"
 #include "base/error.h"
@@ -45,16 +46,39 @@ std::string describe_rank(int rank, const std::array<char, 64>& host) {
   return fmt::format("rank {} (on {})", rank, host.data());
 }
 
+/// Returns the ranks that hold the same as one whose hash is another one; empty: there are none.
+std::vector<int> replicas_that_differ(const Mesh& mesh, const std::vector<uint64_t>& hashes) {
+  const MeshShape::Series state = mesh.shape().series(Group::state);
+  std::map<int, std::vector<int>> groups;
+  for (int rank = 0; rank < mesh.world_size(); ++rank) {
+    groups[state.color(rank)].push_back(rank);
+  }
+  for (const auto& [color, ranks] : groups) {
+    const uint64_t first = hashes[static_cast<size_t>(ranks.front())];
+    if (std::ranges::any_of(ranks,
+                            [&](int rank) { return hashes[static_cast<size_t>(rank)] != first; })) {
+      return ranks;
+    }
+  }
+  return {};
+}
+
 [[noreturn]] void report_difference(Communicator& comm, const std::string& name,
-                                    const std::vector<uint64_t>& hashes, int64_t step) {
+                                    const std::vector<int>& ranks,
+                                    const std::vector<uint64_t>& of_all, int64_t step) {
   constexpr size_t kMost = 8;
+  std::vector<uint64_t> hashes;
+  for (const int rank : ranks) {
+    hashes.push_back(of_all[static_cast<size_t>(rank)]);
+  }
   std::array<char, 64> host = {};
   gethostname(host.data(), host.size() - 1);
   const auto hosts = comm.all_gather_values(host);
   const std::vector<int> differ = ranks_that_differ(hashes);
   std::vector<std::string> named;
   for (size_t i = 0; i < std::min(differ.size(), kMost); ++i) {
-    named.push_back(describe_rank(differ[i], hosts[static_cast<size_t>(differ[i])]));
+    const int rank = ranks[static_cast<size_t>(differ[i])];
+    named.push_back(describe_rank(rank, hosts[static_cast<size_t>(rank)]));
   }
   const bool all = differ.size() == hashes.size();
   throw DeviceError(fmt::format(
@@ -86,18 +110,19 @@ std::vector<ReplicaHash> hash_replicas(Engine& engine) {
   return hashes;
 }
 
-void compare_replicas(Communicator& comm, const std::vector<ReplicaHash>& mine, int64_t step) {
+void compare_replicas(const Mesh& mesh, const std::vector<ReplicaHash>& mine, int64_t step) {
   uint64_t all = 0;
   for (const ReplicaHash& one : mine) {
     all = content_hash(&one.hash, sizeof(one.hash), all);
   }
-  if (!any_differ(comm.all_gather_values(all))) {
+  if (replicas_that_differ(mesh, mesh.gather_values(all)).empty()) {
     return;
   }
   for (const ReplicaHash& one : mine) {
-    const std::vector<uint64_t> hashes = comm.all_gather_values(one.hash);
-    if (any_differ(hashes)) {
-      report_difference(comm, one.name, hashes, step);
+    const std::vector<uint64_t> hashes = mesh.gather_values(one.hash);
+    const std::vector<int> ranks = replicas_that_differ(mesh, hashes);
+    if (!ranks.empty()) {
+      report_difference(*mesh.world(), one.name, ranks, hashes, step);
     }
   }
 }

@@ -26,6 +26,6 @@ std::vector<ReplicaHash> hash_replicas(Engine& engine);
 
 /// Compares with the other ranks; all have the same names. Throws DeviceError, on all ranks, naming
 /// the first tensor that differs and the ranks that differ from most others. Collective.
-void compare_replicas(Communicator& comm, const std::vector<ReplicaHash>& mine, int64_t step);
+void compare_replicas(const Mesh& mesh, const std::vector<ReplicaHash>& mine, int64_t step);
 
 }  // namespace fp8train

@@ -156,7 +156,7 @@ void RunCheckpoints::check_replicas(Engine& engine, const TrainingState& state) 
   }
   const std::vector<ReplicaHash> hashes = hash_replicas(engine);
   try {
-    compare_replicas(*comm_, hashes, state.step);
+    compare_replicas(engine.mesh(), hashes, state.step);
   } catch (const DeviceError&) {  // on all ranks
     finish();                     // the save in flight is of a step in which they were the same
     throw;

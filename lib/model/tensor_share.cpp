@@ -1,0 +1,96 @@
+#include "model/tensor_share.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/nearest.h"
+#include "precision/plan.h"
+
+namespace fp8train {
+namespace {
+
+/// Throws unless the parts of `count` are equal.
+void check_divides(const TensorShare& share, int64_t count, const char* what) {
+  if (count % share.divisor() == 0) {
+    return;
+  }
+  const bool by_parts = count % share.ranks == 0;
+  const int64_t wanted = by_parts ? share.divisor() : share.ranks;
+  throw ConfigError(fmt::format(
+      "parallelism.{} is {}, which does not divide {} {}; the nearest that does is {}",
+      by_parts ? "tensor_parts" : "tensor", wanted, what, count, nearest_divisor(count, wanted)));
+}
+
+void check_format(const LinearPlan& linear, const TensorFormat& format, int64_t extent) {
+  if (!format.is_scaled() || format.block == per::tensor) {
+    return;
+  }
+  if (format.block == per::row || format.is_two_level()) {
+    throw ConfigError(fmt::format(
+        "parallelism.tensor: ranks cannot agree yet on the scales of {} that the plan has for {}; "
+        "take a plan with one scale or with blocks, or parallelism.tensor: 1",
+        format.block == per::row ? "rows" : "two levels", linear.site.name));
+  }
+  const int64_t block = format.block.columns;
+  if (extent % block != 0) {
+    throw ConfigError(fmt::format(
+        "parallelism.tensor: the part of {} that a rank has is {} long, and the plan's blocks {}; "
+        "take fewer ranks, or leave the layer to fp8.exempt",
+        linear.site.name, extent, block));
+  }
+}
+
+/// Throws where one scale is that of a whole tensor of which a rank updates a part.
+void check_stored(const PrecisionPlan& plan) {
+  const ParameterFormats formats = parameter_formats(plan);
+  for (const TensorFormat* format : {&formats.value, &formats.gradient, &formats.gradient_wire,
+                                     &formats.moment1, &formats.moment2}) {
+    if (format->is_scaled() && format->block == per::tensor) {
+      throw ConfigError(fmt::format(
+          "parallelism.tensor: plan {} stores weights, gradients or moments with one scale for "
+          "each tensor, on which ranks that have parts of it do not agree yet; take another plan",
+          plan.name));
+    }
+  }
+}
+
+}  // namespace
+
+void check_tensor_share(const ModelConfig& config, const PrecisionPlan& plan,
+                        const std::vector<LinearPlan>& linears, const TensorShare& share) {
+  if (share.divisor() == 1) {
+    return;
+  }
+  if (share.ranks > 1) {
+    check_stored(plan);
+  }
+  check_divides(share, config.num_attention_heads, "model.num_attention_heads");
+  check_divides(share, config.num_key_value_heads, "model.num_key_value_heads");
+  check_divides(share, config.intermediate_size, "model.intermediate_size");
+  for (const LinearPlan& linear : linears) {
+    if (!linear.is_scaled() || linear.site.is_head) {
+      continue;
+    }
+    const bool by_columns = linear.site.split == Split::columns;
+    const std::vector<int64_t> pieces =
+        by_columns ? linear.site.pieces() : std::vector<int64_t>{linear.site.in_features};
+    for (const int64_t piece : pieces) {
+      for (const GemmPlan* gemm : {&linear.fprop, &linear.dgrad, &linear.wgrad}) {
+        check_format(linear, gemm->a, piece / share.divisor());
+        check_format(linear, gemm->b, piece / share.divisor());
+      }
+    }
+  }
+}
+
+void check_tensor_rows(const TensorShare& share, int64_t rows) {
+  if (rows % share.divisor() != 0) {
+    throw ConfigError(fmt::format(
+        "parallelism.tensor: {} ranks and {} parts of each cannot share the {} tokens of a "
+        "micro-batch equally; take data.seq_length times training.micro_batch_size a multiple of "
+        "{}",
+        share.ranks, share.parts, rows, share.divisor()));
+  }
+}
+
+}  // namespace fp8train
