@@ -136,12 +136,23 @@ void Optimizer::add_squares(Stream stream, Arena& scratch, const View& x, double
   ops::sum_of_squares(stream, x, sum, partial, read_as);
 }
 
+void Optimizer::add_squares_of(Stream stream, Arena& scratch, const Parameter& parameter) const {
+  const Encoded& gradient = parameter.updated.gradient;
+  if (!gradient.format.is_scaled()) {
+    return add_squares(stream, scratch, gradient.codes, squared_norm(),
+                       read_as(gradient.format, parameter.formats.gradient_wire));
+  }
+  const ArenaScope scope(scratch);
+  const View values = allocate(scratch, DType::f32, gradient.codes.shape);
+  ops::read_stored(stream, gradient, values);
+  add_squares(stream, scratch, values, squared_norm());
+}
+
 void Optimizer::sum_cut_gradients(Stream stream, Arena& scratch) const {
   for (const auto& parameter : parameters().all()) {
     const Encoded& gradient = parameter->updated.gradient;
     if (parameter->trained && parameter->sharding.cut && gradient.count() > 0) {
-      add_squares(stream, scratch, gradient.codes, squared_norm(),
-                  read_as(gradient.format, parameter->formats.gradient_wire));
+      add_squares_of(stream, scratch, *parameter);
     }
   }
 }
@@ -167,18 +178,10 @@ void Optimizer::sum_gradients(Stream stream, Arena& scratch) const {
     }
   }
   for (const auto& parameter : parameters().all()) {
-    const Encoded& gradient = parameter->updated.gradient;
     if (!parameter->trained || !parameter->gradient.empty()) {
       continue;
     }
-    if (!gradient.format.is_scaled()) {
-      add_squares(stream, scratch, gradient.codes, sum);
-      continue;
-    }
-    const ArenaScope scope(scratch);
-    const View values = allocate(scratch, DType::f32, parameter->shape);
-    ops::read_stored(stream, gradient, values);
-    add_squares(stream, scratch, values, sum);
+    add_squares_of(stream, scratch, *parameter);
   }
 }
 

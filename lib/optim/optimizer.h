@@ -174,6 +174,7 @@ class Optimizer {
  private:
   void round_gradients(Stream stream, Arena& scratch) const;
   void sum_gradients(Stream stream, Arena& scratch) const;
+  void add_squares_of(Stream stream, Arena& scratch, const Parameter& parameter) const;
   void sum_cut_gradients(Stream stream, Arena& scratch) const;
   void combine_scales(Stream stream, RankCombiner& combiner);
   void finish_update(const Update& step, const Parameter& parameter, Done done) const;

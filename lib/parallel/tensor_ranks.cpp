@@ -16,9 +16,7 @@ void TensorRanks::sum_rows(const StepContext& context, ConstView partial, View o
         "sum_rows: each rank has a value of each row of all ranks");
   ArenaScope scope(*context.scratch);
   const View received = allocate(*context.scratch, partial.dtype, {ranks(), own.count()});
-  const View sum = own.dtype == DType::f32 ? reshaped(own, {own.count()})
-                                           : allocate(*context.scratch, DType::f32, {own.count()});
-  const size_t bytes = sum.bytes();
+  const size_t bytes = partial.bytes() / static_cast<size_t>(ranks());
   comm_->all_to_all(context.stream, partial.data, received.data, bytes).wait();
   ops::combine_ranks(context.stream, received, ops::Combine::pairs, own);
 }

@@ -273,6 +273,16 @@ bool glob_match(const std::string& pattern, const std::string& text) {
   return p == pattern.size();
 }
 
+TensorFormat gathered_format(const LinearPlan& linear) {
+  const bool is_x = linear.site.split == Split::columns && !linear.site.is_head;
+  const TensorFormat& rows = is_x ? linear.fprop.a : linear.dgrad.a;
+  const TensorFormat& columns = is_x ? linear.wgrad.b : linear.wgrad.a;
+  const TensorFormat& other = is_x ? linear.wgrad.a : linear.wgrad.b;
+  const bool as_codes = rows.is_scaled() && rows.block == per::tensor && columns == rows &&
+                        (!other.is_scaled() || other.block == per::tensor) && !linear.site.is_head;
+  return as_codes ? rows : plain(linear.activation);
+}
+
 LinearSite LinearSite::of_rank(int64_t ranks) const {
   LinearSite part = *this;
   if (split == Split::columns) {

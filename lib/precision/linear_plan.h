@@ -66,6 +66,11 @@ struct LinearPlan {
   bool is_smoothed() const { return swiglu == SwigluInput::smoothed; }
 };
 
+/// The format in which the rows of x (Split::columns) or of dy (Split::rows) cross between the
+/// ranks of the tensor axis: the codes that both GEMMs read of a tensor with one scale, else the
+/// type of activations.
+TensorFormat gathered_format(const LinearPlan& linear);
+
 /// Describes the meaning of `LinearPlan::swiglu` for the layer; empty if it has none.
 std::string swiglu_note(const LinearPlan& linear);
 
