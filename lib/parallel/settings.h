@@ -26,6 +26,9 @@ struct StrategySettings {
   /// Bytes of gradients that are exchanged at a time: in a bucket, or of a segment of shards. A
   /// parameter that has more is exchanged alone, in pieces of at most as many bytes.
   int64_t bucket_bytes = int64_t{25} << 20;
+  /// Stages 2 and 3: the gradients of each micro-batch are exchanged, and added in fp32 to the part
+  /// of the sums that a rank has. False: whole gradients are added, and exchanged once in a step.
+  bool sync_each_batch = false;
 
   bool operator==(const StrategySettings&) const = default;
 };
