@@ -37,7 +37,8 @@ std::string table_of(const std::vector<Layout>& layouts, size_t shown) {
     const Layout& layout = layouts[i];
     const Settings& settings = layout.settings;
     const std::string texts[] = {
-        fmt::to_string(settings.parallelism.zero_stage),
+        fmt::format("{}{}", settings.parallelism.zero_stage,
+                    settings.parallelism.sync_each_batch ? "+sync" : ""),
         settings.step.decoder.recompute == Recompute::block ? "block" : "none",
         fmt::to_string(settings.step.micro_batch_size),
         fmt::to_string(layout.micro_batches),

@@ -71,9 +71,12 @@ class StageSearch {
         topology_(Topology::blocks(ranks, static_cast<int>(settings.job.ranks_per_node))) {}
 
   /// Adds all micro-batches. A larger one can need less: where a step has one only, stages 2 and 3
-  /// hold no whole gradients.
+  /// hold no whole gradients. One alone is not exchanged in two ways.
   void search(LayoutSearch& found) const {
     for (const int64_t size : divisors(sequences_of_rank(settings_, ranks_))) {
+      if (settings_.parallelism.sync_each_batch && size == sequences_of_rank(settings_, ranks_)) {
+        continue;
+      }
       Layout layout = plan(size);
       const bool fits = memory_.bytes == 0 || layout.bytes <= memory_.bytes;
       (fits ? found.fitting : found.too_large).push_back(std::move(layout));
@@ -114,13 +117,19 @@ LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, 
   found.tokens_per_step = sequences_of_rank(settings, ranks) * ranks * settings.step.seq_length;
   for (int64_t stage = 0; stage <= (ranks > 1 ? 3 : 0); ++stage) {
     for (const Recompute recompute : {Recompute::none, Recompute::block}) {
-      Settings changed = settings;
-      changed.parallelism.zero_stage = stage;
-      changed.step.decoder.recompute = recompute;
-      try {
-        StageSearch(changed, memory, ranks).search(found);
-      } catch (const ConfigError& error) {
-        found.refused.emplace_back(error.what());
+      for (const bool sync_each : {false, true}) {
+        if (sync_each && stage < 2) {
+          continue;
+        }
+        Settings changed = settings;
+        changed.parallelism.zero_stage = stage;
+        changed.parallelism.sync_each_batch = sync_each;
+        changed.step.decoder.recompute = recompute;
+        try {
+          StageSearch(changed, memory, ranks).search(found);
+        } catch (const ConfigError& error) {
+          found.refused.emplace_back(error.what());
+        }
       }
     }
   }
@@ -136,8 +145,9 @@ std::string keys_of(const Layout& layout) {
   const Settings& settings = layout.settings;
   const int64_t global = settings.training.global_batch_size;
   return fmt::format(
-      "parallelism.zero_stage={} model.recompute={} training.micro_batch_size={} training.{}={}",
+      "parallelism.zero_stage={}{} model.recompute={} training.micro_batch_size={} training.{}={}",
       settings.parallelism.zero_stage,
+      settings.parallelism.sync_each_batch ? " parallelism.sync_each_batch=true" : "",
       settings.step.decoder.recompute == Recompute::block ? "block" : "none",
       settings.step.micro_batch_size,
       global > 0 ? "global_batch_size" : "gradient_accumulation_steps",

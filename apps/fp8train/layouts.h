@@ -1,7 +1,8 @@
 #pragma once
 // The layouts of a run, which do not change what it trains: the stage of ZeRO, what is recomputed,
-// and how the sequences of a step are divided into micro-batches. Each is a dry run on the meta
-// device, timed with the stated rates of a GPU.
+// whether the gradients of each micro-batch are exchanged, and how the sequences of a step are
+// divided into micro-batches. Each is a dry run on the meta device, timed with the stated rates of
+// a GPU.
 
 #include <cstdint>
 #include <string>

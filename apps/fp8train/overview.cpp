@@ -203,9 +203,11 @@ StepTime step_time(const EngineSettings& settings, const DryRunStep& step, const
   time.wire = (static_cast<double>(step.sent.within_node) / gpu.node_rate +
                static_cast<double>(step.sent.between_nodes) / gpu.network_rate) /
               kGiga / rates.shares.wire;
-  // Gradients cross in the backward pass of the last micro-batch, weights of stage 3 in all.
-  const int64_t passes =
-      settings.strategy.zero_stage < 3 ? settings.step.gradient_accumulation_steps : 1;
+  // Gradients cross in the backward pass of the last micro-batch or, like weights of stage 3, in
+  // all.
+  const bool in_all =
+      settings.strategy.zero_stage == 3 || strategy_site(settings, {}).adds_shards();
+  const int64_t passes = in_all ? 1 : settings.step.gradient_accumulation_steps;
   time.exposed =
       std::max(0.0, time.wire - model.seconds_of(StepPart::backward) / static_cast<double>(passes));
   return time;

@@ -201,9 +201,9 @@ void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_st
   const FirstWindows windows = scaling.first_windows();
   const uint64_t due = scaling.due(step_index, position.last);
   StepContext how = context(true, collect_statistics);
-  how.overwrites_gradients = position.first;
-  if (position.last && position.trains) {
-    how.listener = strategy_->begin_exchange();
+  how.overwrites_gradients = position.first || strategy_->exchanges_each();
+  if ((position.last || strategy_->exchanges_each()) && position.trains) {
+    how.listener = strategy_->begin_exchange(position.last);
   }
   const auto work = [&] {
     if (position.first) {

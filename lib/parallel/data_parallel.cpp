@@ -75,8 +75,8 @@ void Replicas::attach(Device& device, ParameterStore& parameters, const View& am
   }
 }
 
-GradientListener* Replicas::begin_exchange() {
-  gradients_->begin(device().stream());
+GradientListener* Replicas::begin_exchange(bool last) {
+  gradients_->begin(device().stream(), last);
   return &*gradients_;
 }
 

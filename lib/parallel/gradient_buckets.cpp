@@ -40,8 +40,9 @@ GradientBuckets::GradientBuckets(Communicator& comm, Device& device, size_t para
   }
 }
 
-void GradientBuckets::begin(Stream stream) {
+void GradientBuckets::begin(Stream stream, bool last) {
   stream_ = stream;
+  last_ = last;
   for (Exchanged& bucket : buckets_) {
     bucket.missing = bucket.parameters.size();
   }
@@ -52,6 +53,7 @@ void GradientBuckets::gradients_complete(size_t begin, size_t end) {
     const size_t bucket = bucket_of_[parameter];
     if (bucket != kNone && --buckets_[bucket].missing == 0) {
       Queue& queue = queues_[buckets_[bucket].queue];
+      buckets_[bucket].last = last_;
       queue.waiting.push_back(bucket);
       progress(queue);
     }
@@ -83,7 +85,7 @@ void GradientBuckets::start_next(Queue& queue) {
   const TraceSpan span("start_exchange");
   const size_t bucket = queue.waiting[queue.next++];
   Exchanged& started = buckets_[bucket];
-  started.exchange->start(stream_, queue.scratch.data(), factor_, started.shard);
+  started.exchange->start(stream_, queue.scratch.data(), factor_, started.shard, started.last);
   queue.bucket = bucket;
 }
 

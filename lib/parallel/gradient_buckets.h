@@ -39,8 +39,9 @@ class GradientBuckets final : public GradientListener {
   GradientBuckets(const GradientBuckets&) = delete;  // exchanges point into it
   GradientBuckets& operator=(const GradientBuckets&) = delete;
 
-  /// Must be called before the backward pass that completes the gradients.
-  void begin(Stream stream);
+  /// Must be called before the backward pass that completes the gradients. `last`: no later pass of
+  /// the step adds to the shards.
+  void begin(Stream stream, bool last);
   void gradients_complete(size_t begin, size_t end) override;
   void progress() override;
   /// Starts the exchanges of a queue that wait, and waits for all of them.
@@ -66,6 +67,7 @@ class GradientBuckets final : public GradientListener {
     View shard;
     size_t queue = 0;
     size_t missing = 0;  ///< parameters whose gradients are not complete
+    bool last = true;    ///< of the pass that has completed them
     std::unique_ptr<GradientExchange> exchange;
   };
   void progress(Queue& queue);
@@ -78,6 +80,7 @@ class GradientBuckets final : public GradientListener {
   std::vector<size_t> bucket_of_;  ///< the bucket of each parameter; kNone: it is not trained
   float factor_;                   ///< of the sums: the gradient is the mean over ranks
   bool in_stream_order_;           ///< Communicator::in_stream_order()
+  bool last_ = true;               ///< of the pass that runs
   Stream stream_{DeviceKind::cpu, nullptr, nullptr};
 };
 

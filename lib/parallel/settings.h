@@ -29,6 +29,9 @@ struct StrategySettings {
   /// parameter that has more is exchanged alone, in pieces of at most as many bytes.
   int64_t bucket_bytes = int64_t{25} << 20;
   ParallelLayout layout;
+  /// Stages 2 and 3: the gradients of each micro-batch are exchanged, and added in fp32 to the part
+  /// of the sums that a rank has. False: whole gradients are added, and exchanged once in a step.
+  bool sync_each_batch = false;
 
   bool operator==(const StrategySettings&) const = default;
 };

@@ -22,6 +22,7 @@ class LayoutMaker {
     layout_.ranks = site.mesh.size(Group::state);
     layout_.rank = site.mesh.index(Group::state);
     layout_.operands_share_slots = stage() >= 3;
+    layout_.adds_shards = site.adds_shards();
     layout_.parts.resize(parameters.all().size());
   }
 
@@ -72,12 +73,13 @@ class LayoutMaker {
     }
     const Parameter& first = *parameters_.all()[parameter];
     const bool is_read = first.gathered.form != GatheredForm::operands;
-    layout_.segments.push_back(
-        {.unit = unit,
-         .parameters = {},
-         .begins = {},
-         .values_stay = stage() < 3 && is_read,
-         .gradients_stay = stage() < 2 || site_.accumulates || !first.trained});
+    layout_.segments.push_back({.unit = unit,
+                                .parameters = {},
+                                .begins = {},
+                                .values_stay = stage() < 3 && is_read,
+                                .gradients_stay = stage() < 2 ||
+                                                  (site_.accumulates && !layout_.adds_shards) ||
+                                                  !first.trained});
     return layout_.segments.size() - 1;
   }
 

@@ -17,8 +17,8 @@ namespace fp8train {
 
 /// Returns the layout of a store that is not allocated yet over the ranks of the data axis. Units
 /// are used in order, first to last and back. A segment has at most StrategySettings::bucket_bytes
-/// of gradients; one parameter may be more. If the site accumulates, whole gradients keep memory of
-/// their own. Throws InternalError unless the stage is 1, 2 or 3.
+/// of gradients; one parameter may be more. If the site accumulates whole gradients, these keep
+/// memory of their own. Throws InternalError unless the stage is 1, 2 or 3.
 StoreLayout shard_layout(const ParameterStore& parameters, const StrategySite& site);
 
 }  // namespace fp8train

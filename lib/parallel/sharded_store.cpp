@@ -123,7 +123,8 @@ void ShardedStore::allocate_shards(Device& device) {
     const StoreLayout::Segment& segment = layout_.segments[i];
     const TensorFormat& stored = first_of(i).formats.gradient;
     if (has_gradients(i) && (!segment.gradients_stay || stored.is_scaled())) {
-      const TensorFormat sum = stored == plain(DType::bf16) ? stored : TensorFormat{};
+      const bool as_stored = stored == plain(DType::bf16) && !layout_.adds_shards;
+      const TensorFormat sum = as_stored ? stored : TensorFormat{};
       gradient_shard_[i] = gradient_shards_.add(sum, {segment.shard}, MemoryCategory::gradients);
     }
   }

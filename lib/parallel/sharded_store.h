@@ -20,7 +20,8 @@ class ShardedStore final : public StoreShards {
   void allocate(Device& device) override;
   Share share() const override { return {layout_.rank, layout_.ranks, layout_.writes}; }
   std::vector<View> cleared_gradients() const override {
-    return fp8train::cleared_gradients(gradients_, all());
+    return layout_.adds_shards ? updated_gradients()
+                               : fp8train::cleared_gradients(gradients_, all());
   }
   std::vector<View> updated_gradients() const override;
   std::vector<View> shared_scales() const override;

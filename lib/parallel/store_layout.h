@@ -45,6 +45,7 @@ struct StoreLayout {
   /// The group of each unit. Units with the same group share slots, one after another.
   std::vector<size_t> slot_groups;
   bool operands_share_slots = false;  ///< the GEMM operands made of values, too
+  bool adds_shards = false;  ///< shards of gradients are sums of several exchanges, in fp32
 };
 
 }  // namespace fp8train

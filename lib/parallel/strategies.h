@@ -26,7 +26,7 @@ class RankedStrategy : public Strategy, protected RankCombiner {
 
   // The defaults of Strategy suit one rank only, so each class for several ranks overrides these.
   StoreSharing sharing() const override = 0;
-  GradientListener* begin_exchange() override = 0;
+  GradientListener* begin_exchange(bool last) override = 0;
   void finish_exchange(double* squared_norm) override = 0;
   RankCombiner* combiner() override = 0;
   void values_changed() override = 0;
@@ -58,7 +58,7 @@ class Replicas : public RankedStrategy {
 
   StoreSharing sharing() const override { return {.exchanged = true, .shards = {}, .owners = {}}; }
   void attach(Device& device, ParameterStore& parameters, const View& amax) override;
-  GradientListener* begin_exchange() override;
+  GradientListener* begin_exchange(bool last) override;
   void finish_exchange(double* squared_norm) override;
   RankCombiner* combiner() override { return nullptr; }
   void values_changed() override {}

@@ -49,6 +49,7 @@ std::string strategy_name(const StrategySite& site) {
   if (entry.has_stages) {
     name += ' ';
     name += std::to_string(site.settings.zero_stage);
+    name += site.adds_shards() ? ", gradients exchanged in each micro-batch" : "";
   }
   return name;
 }

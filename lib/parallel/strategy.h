@@ -28,6 +28,11 @@ struct StrategySite {
   bool ties_embeddings = false;  ///< whether the head reads the parameters of the embedding
   bool self_exact = false;       ///< PrecisionPlan::self_exact
   double (*whole_cost)(const Parameter& parameter) = nullptr;  ///< OptimizerEntry::whole_cost
+
+  /// Whether StrategySettings::sync_each_batch has an effect.
+  bool adds_shards() const {
+    return accumulates && settings.sync_each_batch && settings.zero_stage >= 2;
+  }
 };
 
 /// The base class is the strategy of one rank: nothing is exchanged, and a step can be recorded.
@@ -59,13 +64,15 @@ class Strategy {
 
   // A training step, in this order.
 
-  /// Called before the backward pass of the last micro-batch. Returns the listener to which that
-  /// pass reports completed gradients, or null.
-  virtual GradientListener* begin_exchange() { return nullptr; }
-  /// Called after that pass. Waits until the gradients that this rank updates are sums over ranks.
-  /// Several ranks without a combiner() also replace `squared_norm` (Optimizer::squared_norm) by
-  /// its sum over ranks, so that a NaN of one rank reaches all; with a combiner() the optimizer
-  /// does that.
+  /// Whether gradients are exchanged in each micro-batch: each then overwrites them.
+  bool exchanges_each() const { return mesh().size(Group::state) > 1 && site_.adds_shards(); }
+  /// Called before the backward pass of the `last` micro-batch or, with exchanges_each(), of every
+  /// one. Returns the listener to which that pass reports completed gradients, or null.
+  virtual GradientListener* begin_exchange(bool /*last*/) { return nullptr; }
+  /// Called after the last pass. Waits until the gradients that this rank updates are sums over
+  /// ranks. Several ranks without a combiner() also replace `squared_norm`
+  /// (Optimizer::squared_norm) by its sum over ranks, so that a NaN of one rank reaches all; with a
+  /// combiner() the optimizer does that.
   virtual void finish_exchange(double* /*squared_norm*/) {}
   /// Returns the combiner for an optimizer that updates parts of parameters, or null if it updates
   /// whole ones.

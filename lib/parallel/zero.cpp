@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/error.h"
 #include "base/trace.h"
 #include "comm/communicator.h"
 #include "comm/exchange/reduce.h"
@@ -36,8 +37,8 @@ class Zero final : public RankedStrategy, public ParameterGatherer {
   }
   void attach(Device& device, ParameterStore& parameters, const View& amax) override;
 
-  GradientListener* begin_exchange() override {
-    buckets_->begin(device().stream());
+  GradientListener* begin_exchange(bool last) override {
+    buckets_->begin(device().stream(), last);
     return &*buckets_;
   }
   void finish_exchange(double* squared_norm) override;
@@ -83,6 +84,11 @@ class Zero final : public RankedStrategy, public ParameterGatherer {
 
 void Zero::attach(Device& device, ParameterStore& parameters, const View& amax) {
   RankedStrategy::attach(device, parameters, amax);
+  if (layout().adds_shards && !parameters.automatic_scales().empty()) {
+    throw ConfigError(
+        "parallelism.sync_each_batch: this plan moves the scales of its gradients once in a step, "
+        "by the sums of whole gradients; set false");
+  }
   own_gathers_ = comm().in_stream_order() ? nullptr : comm().duplicate();
   gathers_ = own_gathers_ == nullptr ? &comm() : own_gathers_.get();
   units_.resize(layout().slot_groups.size());
@@ -131,7 +137,8 @@ std::vector<GradientBuckets::Bucket> Zero::make_buckets() {
            .gradients = {.gradients = shards().whole_gradients(index),
                          .tensors = segment.begins,
                          .piece_bytes = site().settings.bucket_bytes,
-                         .automatic = parameters().controllers_of(segment.parameters)},
+                         .automatic = parameters().controllers_of(segment.parameters),
+                         .adds = layout().adds_shards},
            .wire = gradient_wire(formats.gradient_wire, site().self_exact, comm().topology()),
            .shard = shards().gradient_shard(index),
            .queue = units_[unit].queues.back()});

@@ -154,6 +154,8 @@ TEST_CASE("keys of another optimizer or schedule than the one chosen") {
              Catch::Contains("precision.moment2"));
   CHECK_THAT(error_with("optimizer: {name: muon, muon: {scale: large}}"),
              Catch::Contains("one of original, match_rms_adamw"));
+  CHECK_THAT(error_with("parallelism: {zero_stage: 1, sync_each_batch: true}"),
+             Catch::Contains("parallelism.sync_each_batch: true saves memory with"));
   CHECK_THAT(error_with("optimizer: {name: muon}\nparallelism: {zero_stage: 2}"),
              Catch::Contains("parallelism.zero_stage: 2 cuts") && Catch::Contains("whole"));
   CHECK_THAT(error_with("scheduler: {type: constant, min_lr: 1e-5}"),

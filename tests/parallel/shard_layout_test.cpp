@@ -138,6 +138,13 @@ TEST_CASE("the stage decides what stays, and not who updates what") {
   const StoreLayout adds =
       layout_of(4, 1, {.mesh = {}, .settings = {.zero_stage = 3}, .accumulates = true});
   CHECK(adds.segments.front().gradients_stay);
+  CHECK_FALSE(adds.adds_shards);
+  const StoreLayout in_shards = layout_of(
+      4, 1,
+      {.mesh = {}, .settings = {.zero_stage = 3, .sync_each_batch = true}, .accumulates = true});
+  CHECK_FALSE(in_shards.segments.front().gradients_stay);
+  CHECK(in_shards.adds_shards);
+  CHECK(in_shards.parts == first.parts);
 }
 
 TEST_CASE("units that are in use together do not share memory") {

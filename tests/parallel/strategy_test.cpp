@@ -53,6 +53,9 @@ TEST_CASE("the strategy is the one that serves the ranks and settings") {
   CHECK(name(kRanks, 2) == "ZeRO 2");
   CHECK(strategy_name({.mesh = Mesh({.data = kRanks, .nodes = 2}, 0, nullptr),
                        .settings = {.zero_stage = 2}}) == "ZeRO 2");
+  CHECK(strategy_name({.mesh = Mesh({.data = kRanks, .nodes = 2}, 0, nullptr),
+                       .settings = {.zero_stage = 3, .sync_each_batch = true},
+                       .accumulates = true}) == "ZeRO 3, gradients exchanged in each micro-batch");
   // There is nothing to share where nothing is trained.
   CHECK(name(kRanks, 2, false) == "DDP");
 }
@@ -64,7 +67,7 @@ TEST_CASE("one rank exchanges nothing, and its steps can be recorded") {
   CHECK_FALSE(strategy.sharing().exchanged);
   CHECK_FALSE(strategy.rounds_gradients());
   CHECK(strategy.can_be_recorded());
-  CHECK(strategy.begin_exchange() == nullptr);
+  CHECK(strategy.begin_exchange(true) == nullptr);
   CHECK(strategy.combiner() == nullptr);
   CHECK(strategy.gatherer() == nullptr);
   CHECK(one.device->ledger().current(MemoryCategory::communication) == 0);
@@ -82,7 +85,7 @@ TEST_CASE("replicas exchange gradients, and update whole parameters") {
   CHECK(strategy.gatherer() == nullptr);
   CHECK(replicas.device->ledger().current(MemoryCategory::communication) > 0);
   double norm = 0;
-  GradientListener* const listener = strategy.begin_exchange();
+  GradientListener* const listener = strategy.begin_exchange(true);
   REQUIRE(listener != nullptr);
   listener->gradients_complete(0, 3);
   CHECK_THROWS_AS(strategy.finish_exchange(&norm), InternalError);  // one is missing
@@ -103,7 +106,7 @@ TEST_CASE("ranks that share update parts, and gather values") {
     CHECK(strategy.combiner() != nullptr);
     REQUIRE(strategy.gatherer() != nullptr);
     CHECK(strategy.gatherer()->gathers_per_pass() == (stage == 3));
-    CHECK(strategy.begin_exchange() != nullptr);
+    CHECK(strategy.begin_exchange(true) != nullptr);
   }
 }
 

@@ -175,6 +175,19 @@ TEST_CASE("explain: sentences below the tables fit into 100 columns") {
   }
 }
 
+TEST_CASE("explain: gradients may cross once for each micro-batch") {
+  const auto wire = [](const Words& more) {
+    Words words = {"model.preset=toy", "precision.plan=fp8-safe", "parallelism.zero_stage=2",
+                   "parallelism.sync_each_batch=true"};
+    words.insert(words.end(), more.begin(), more.end());
+    return explain(words).at("roles").at("gradient wire").get<std::string>();
+  };
+  const std::string several = "training.gradient_accumulation_steps=2";
+  const std::string once = wire({"--world-size", "2"});
+  CHECK(wire({several}) == once);
+  CHECK(wire({several, "--world-size", "2"}) == once + ", once for each micro-batch");
+}
+
 TEST_CASE("explain: moments and bytes are those of the optimizer") {
   const Json adamw = explain({"model.preset=toy", "precision.plan=te-delayed"});
   CHECK(adamw.at("optimizer") == "adamw");

@@ -164,6 +164,24 @@ TEST_CASE("a checkpoint of which one rank reads other bytes is passed over on al
   }
 }
 
+TEST_CASE("ranks that add gradients in shards continue to the same bits") {
+  const TextFolder folder;
+  const Words keys = {"training.micro_batch_size=1", "parallelism.zero_stage=3",
+                      "parallelism.sync_each_batch=true"};
+  const Outcome whole = run(folder, 2, command("te-delayed", "whole", keys));
+  CHECK_THAT(whole.out, Catch::Contains("ZeRO 3, gradients exchanged in each micro-batch"));
+  fs::copy(folder / "whole", folder / "again", fs::copy_options::recursive);
+  fs::remove_all(folder / "again" / "checkpoints" / "step-000040");
+  fs::remove_all(folder / "again" / "checkpoints" / "step-000060");
+  run(folder, 2, command("te-delayed", "again", keys));
+  const fs::path final = fs::path("checkpoints") / "step-000060";
+  for (const char* file : {"model.safetensors", "optimizer-00001-of-00002.safetensors",
+                           "optimizer-00002-of-00002.safetensors", "scaling.safetensors"}) {
+    CAPTURE(file);
+    CHECK(same_bytes(folder / "again" / final / file, folder / "whole" / final / file));
+  }
+}
+
 TEST_CASE("a checkpoint that ranks have written in parts goes on in every layout") {
   const TextFolder folder;
   run(folder, 4, command("fp32", "zero3", {"parallelism.zero_stage=3"}));

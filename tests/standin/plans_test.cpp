@@ -86,30 +86,32 @@ class Workshop {
     int zero_stage = 0;
     bool saves =
         true;  ///< the weights at the end; kernels have computed none, and codes may say NaN
+    Words keys = {};
   };
   /// Ranks that have a GPU each.
   void train_ranks(const std::string& plan, const Ranks& ranks) {
     std::filesystem::remove_all(folder_ / "run");
-    const Words words = {"train",
-                         "model.preset=toy",
-                         "data.train=[{path: text.txt}]",
-                         "data.val_fraction=0.02",
-                         "data.seq_length=32",
-                         "training.max_steps=12",
-                         "training.micro_batch_size=2",
-                         "training.gradient_accumulation_steps=2",
-                         "eval.interval=0",
-                         "sample.interval=0",
-                         "logging.interval=6",
-                         "threads=1",
-                         "parallelism.bucket_mb=1",
-                         fmt::format("parallelism.zero_stage={}", ranks.zero_stage),
-                         fmt::format("comm.backend={}", ranks.backend),
-                         fmt::format("checkpoint.save_final={}", ranks.saves),
-                         "precision.plan=" + plan,
-                         "output_dir=run",
-                         "--device",
-                         "cuda"};
+    Words words = {"train",
+                   "model.preset=toy",
+                   "data.train=[{path: text.txt}]",
+                   "data.val_fraction=0.02",
+                   "data.seq_length=32",
+                   "training.max_steps=12",
+                   "training.micro_batch_size=2",
+                   "training.gradient_accumulation_steps=2",
+                   "eval.interval=0",
+                   "sample.interval=0",
+                   "logging.interval=6",
+                   "threads=1",
+                   "parallelism.bucket_mb=1",
+                   fmt::format("parallelism.zero_stage={}", ranks.zero_stage),
+                   fmt::format("comm.backend={}", ranks.backend),
+                   fmt::format("checkpoint.save_final={}", ranks.saves),
+                   "precision.plan=" + plan,
+                   "output_dir=run",
+                   "--device",
+                   "cuda"};
+    words.insert(words.end(), ranks.keys.begin(), ranks.keys.end());
     Words environment = described_gpu();
     environment.insert(environment.end(), {fmt::format("FP8TRAIN_STANDIN_GPUS={}", ranks.count),
                                            "TMPDIR=" + folder_.path().string(), "OMP_NUM_THREADS=1",
@@ -210,6 +212,10 @@ TEST_CASE("two and four ranks train over NCCL", "[nccl_ranks]") {
   shop.train_ranks("fp8-lm", {.backend = "nccl", .saves = false});
   shop.train_ranks("deepseek-v3", {.backend = "nccl", .count = 4});
   shop.train_ranks("fp8-lean", {.backend = "nccl", .count = 4, .zero_stage = 3, .saves = false});
+  const Words groups = {"parallelism.sync_each_batch=true"};
+  for (const char* plan : {"te-current", "msamp-o2"}) {
+    shop.train_ranks(plan, {"nccl", 4, 3, false, groups});
+  }
 }
 #endif
 

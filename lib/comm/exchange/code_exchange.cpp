@@ -25,11 +25,10 @@ class CodeExchange final : public ExchangeRun {
   CodeExchange(Communicator& comm, Device& device, const GradientWire& wire, GradientBucket bucket,
                ExchangeResult result, GradientExchange::Groups* groups);
 
-  size_t scratch_bytes() const override {
+ protected:
+  size_t piece_scratch() const override {
     return 2 * codes_bytes() + aligned_scratch(amax().bytes()) + aligned_scratch(scales().bytes());
   }
-
- protected:
   void begin() override;
   void send_second() override;
   bool sum() override;

@@ -25,7 +25,8 @@ class ExchangeRun : public GradientExchange {
   ExchangeRun(const ExchangeRun&) = delete;
   ExchangeRun& operator=(const ExchangeRun&) = delete;
 
-  void start(Stream stream, void* scratch, float factor, const View& shard) override;
+  size_t scratch_bytes() const final { return added_bytes() + piece_scratch(); }
+  void start(Stream stream, void* scratch, float factor, const View& shard, bool last) override;
   bool advance() override { return advance_as_far(false); }
   void finish() override;
 
@@ -37,6 +38,8 @@ class ExchangeRun : public GradientExchange {
   /// The work that follows when the messages under way have arrived.
   enum class Stage : uint8_t { second_send, sum, read };
 
+  /// Returns the bytes of scratch memory for the exchange of one piece.
+  virtual size_t piece_scratch() const = 0;
   /// Starts the first messages of a piece, if there are any, and sets the stage.
   virtual void begin() = 0;
   /// Starts the second messages, which depend on the first (the amax of all ranks, or the sums of a
@@ -55,7 +58,10 @@ class ExchangeRun : public GradientExchange {
   /// Elements of a shard in the piece under way; those of this rank's shard that the bucket has.
   int64_t here() const { return std::min(piece_, chunk_ - offset_); }
   int64_t own_here() const { return std::clamp(own_elements() - offset_, int64_t{0}, here()); }
-  View shard_here() const;
+  /// The memory for the sums of this piece.
+  View shard_here() const {
+    return bucket_.adds ? View{scratch_ - added_bytes(), DType::f32, {own_here()}} : stored_here();
+  }
   /// The position of the piece under way in the bucket: one chunk for each rank.
   ops::ChunkRange chunk_range() const { return {.first = offset_, .stride = chunk_}; }
   bool first_piece() const { return offset_ == 0; }
@@ -81,6 +87,8 @@ class ExchangeRun : public GradientExchange {
   Stage stage_ = Stage::sum;
 
  private:
+  View stored_here() const;
+  size_t added_bytes() const;
   /// Runs the stage. Returns false after the piece's last one.
   bool next();
   /// False where more would take waiting, which only `waiting` allows.
@@ -113,6 +121,11 @@ std::unique_ptr<GradientExchange> make_code_exchange(Communicator& comm, Device&
 constexpr size_t kScratchAlignment = 256;
 inline size_t aligned_scratch(size_t bytes) {
   return round_up(bytes, kScratchAlignment);
+}
+
+/// Sums of a piece that are then added to the shard precede the scratch memory of the piece.
+inline size_t ExchangeRun::added_bytes() const {
+  return bucket_.adds ? aligned_scratch(static_cast<size_t>(piece_) * sizeof(float)) : 0;
 }
 
 }  // namespace fp8train

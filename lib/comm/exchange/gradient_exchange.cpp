@@ -8,6 +8,7 @@
 #include "base/math.h"
 #include "comm/exchange/exchange_run.h"
 #include "comm/exchange/reduce.h"
+#include "ops/pointwise/elementwise.h"
 #include "tensor/stored_pool.h"
 
 namespace fp8train {
@@ -45,6 +46,7 @@ ExchangeRun::ExchangeRun(Communicator& comm, Device& device, const GradientWire&
   chunk_ = reduced_chunk(comm, count_, alignment);
   check(count_ > 0, "an exchange has gradients");
   piece_ = piece_elements(bucket_, ranks(), chunk_, alignment);
+  check(!bucket_.adds || to_shard(), "sums are added to shards");
   check(encoded() ? stored == wire_.format
                   : stored == plain(DType::f32) || stored == plain(DType::bf16),
         "gradients are exchanged from fp32, bf16 or the codes that cross the wire");
@@ -57,7 +59,7 @@ int64_t ExchangeRun::own_elements() const {
   return std::clamp(count_ - comm_->rank() * chunk_, int64_t{0}, chunk_);
 }
 
-View ExchangeRun::shard_here() const {
+View ExchangeRun::stored_here() const {
   const int64_t own = own_here();
   if (own == 0) {
     return {nullptr, shard_.dtype, {0}};
@@ -66,7 +68,8 @@ View ExchangeRun::shard_here() const {
   return {shard_.as<std::byte>() + before, shard_.dtype, {own}};
 }
 
-void ExchangeRun::start(Stream stream, void* scratch, float factor, const View& shard) {
+void ExchangeRun::start(Stream stream, void* scratch, float factor, const View& shard,
+                        bool /*last*/) {
   check(!under_way_, "an exchange is finished before it starts again");
   check(to_shard() ? shard.shape == Shape{own_elements()} : shard.empty(),
         "a shard is this rank's elements of the bucket");
@@ -77,7 +80,7 @@ void ExchangeRun::start(Stream stream, void* scratch, float factor, const View& 
     side_->follow(stream);
     stream_ = side_->stream();
   }
-  scratch_ = static_cast<std::byte*>(scratch);
+  scratch_ = static_cast<std::byte*>(scratch) + added_bytes();
   factor_ = factor;
   shard_ = shard;
   offset_ = 0;
@@ -99,7 +102,13 @@ bool ExchangeRun::next() {
       send_second();
       return true;
     case Stage::sum:
-      return sum();
+      if (sum()) {
+        return true;
+      }
+      if (bucket_.adds && own_here() > 0) {
+        ops::add(stream_, stored_here(), shard_here(), stored_here());
+      }
+      break;
     case Stage::read:
       read_sums();
       break;

@@ -75,6 +75,8 @@ struct GradientBucket {
   /// shard of the sum; all ranks' counts make the factor of the next step
   /// (ops::update_auto_scales).
   std::vector<ops::AutoScale*> automatic;
+  /// The sum is added to the shard, which is fp32.
+  bool adds = false;
   /// With code_sum and ExchangeResult::whole, the codes of the sum and their scales go here, laid
   /// out as `gradients`, which stay as they are. Empty: the sum goes to `gradients`.
   Encoded result = {};
@@ -107,8 +109,10 @@ class GradientExchange {
 
   /// Packs the first piece and starts to send. scratch: 256-byte aligned, free again after
   /// finish(). `shard` (ExchangeResult::shard only): own_elements(), fp32 or bf16; may be the
-  /// shard's own part of the bucket.
-  virtual void start(Stream stream, void* scratch, float factor, const View& shard = {}) = 0;
+  /// shard's own part of the bucket. `last`: false if a later exchange adds to the shard, so that
+  /// nobody reads it yet.
+  virtual void start(Stream stream, void* scratch, float factor, const View& shard = {},
+                     bool last = true) = 0;
 
   /// Progresses as far as that takes no waiting. Returns true when the result is there or, where
   /// communicators keep the order of the stream, when all of it is submitted.

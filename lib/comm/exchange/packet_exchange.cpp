@@ -22,9 +22,8 @@ class PacketExchange final : public ExchangeRun {
   PacketExchange(Communicator& comm, Device& device, const GradientWire& wire,
                  GradientBucket bucket, ExchangeResult result, GradientExchange::Groups* groups);
 
-  size_t scratch_bytes() const override { return sent_bytes_ + received_bytes_ + values_bytes_; }
-
  protected:
+  size_t piece_scratch() const override { return sent_bytes_ + received_bytes_ + values_bytes_; }
   void begin() override;
   void send_second() override;
   bool sum() override;
@@ -182,7 +181,8 @@ bool PacketExchange::sum() {
 
 void PacketExchange::sum_to_shard() {
   // Plain wires: the bits of a mean that has been gathered.
-  const bool rounds = !wire_.format.is_scaled() && ranks() > 1 && gather_.dtype != shard_.dtype;
+  const bool rounds =
+      !wire_.format.is_scaled() && ranks() > 1 && gather_.dtype != shard_.dtype && !bucket_.adds;
   const View shard = shard_here();
   if (!rounds || shard.count() == 0) {
     return sum_into(shard);

@@ -29,24 +29,29 @@ std::string offered_evaluations(const Settings& settings) {
   return std::to_string(steps > 0 ? std::max<int64_t>(steps / 10, 1) : kWithoutLength);
 }
 
-/// "auto" or a whole number.
-Field checkpoint_interval() {
-  const auto member = in(&Settings::checkpoint, &CheckpointSettings::interval);
-  Field made = field(
-      "checkpoint.interval", member, at_least(0),
-      "Steps between checkpoints; 0: only at the end and on a stop signal; auto: the interval that "
-      "loses the least time, computed from the time that saves take and job.mtbf");
-  const Rule rule = {.range = made.number->range, .accepts = made.accepts + ", or auto"};
+/// The field of a whole number that also takes a word, which stands for `number`.
+template <typename Member>
+Field or_word(Field made, Member member, const std::string& word, int64_t number) {
+  const Rule rule = {.range = made.number->range, .accepts = made.accepts + ", or " + word};
   made.accepts = rule.accepts;
   made.read = [=](Settings& settings, const FieldValue& value) {
-    const bool is_auto = value.node().kind == YamlNode::Kind::scalar && value.node().text == "auto";
-    assign(member(settings),
-           is_auto ? std::optional(kAutomaticInterval) : from_yaml<int64_t>(value, rule));
+    const bool is_word = value.node().kind == YamlNode::Kind::scalar && value.node().text == word;
+    assign(member(settings), is_word ? std::optional(number) : from_yaml<int64_t>(value, rule));
   };
   made.write = [=](const Settings& settings) {
-    return member(settings) == kAutomaticInterval ? "auto" : to_yaml(member(settings));
+    return member(settings) == number ? word : to_yaml(member(settings));
   };
   return made;
+}
+
+Field checkpoint_interval() {
+  const auto member = in(&Settings::checkpoint, &CheckpointSettings::interval);
+  return or_word(
+      field("checkpoint.interval", member, at_least(0),
+            "Steps between checkpoints; 0: only at the end and on a stop signal; auto: the "
+            "interval that loses the least time, computed from the time that saves take and "
+            "job.mtbf"),
+      member, "auto", kAutomaticInterval);
 }
 
 /// Another word for cuda is gpu.
@@ -87,6 +92,15 @@ void check_tensor(const CheckContext& at) {
     at.complain(
         "ranks that share layers do not generate; set sample.interval: 0 and use `fp8train "
         "generate` on a checkpoint");
+  }
+}
+
+void check_sync_each_batch(const CheckContext& at) {
+  const StrategySettings& strategy = at.settings.parallelism;
+  if (strategy.sync_each_batch && strategy.zero_stage < 2) {
+    at.complain(fmt::format(
+        "true saves memory with parallelism.zero_stage: 2 or 3 only; with {} whole gradients stay",
+        strategy.zero_stage));
   }
 }
 
@@ -229,6 +243,13 @@ std::vector<Field> parallelism_fields() {
           "Partial results of each sum that parallelism.tensor divides, a power of two: with the "
           "same number 1, 2, 4, .. ranks compute the same bits on cpu, more slowly. 0: one of "
           "each rank"),
+      field("parallelism.sync_each_batch",
+            in(&Settings::parallelism, &StrategySettings::sync_each_batch),
+            "With zero_stage 2 or 3 and several micro-batches in a step: true exchanges the "
+            "gradients of each micro-batch and adds the sums in fp32, so that no rank has whole "
+            "gradients: as many times the bytes on the wire, rounded to its format once for each "
+            "micro-batch; false exchanges their sum once")
+          .checked(check_sync_each_batch),
       field("parallelism.bucket_mb", in(&Settings::parallelism, &StrategySettings::bucket_bytes),
             {.range = between(0, 65536), .shift = 20},
             "MiB of gradients that ranks exchange at a time. 0: a 128th of the model's, 25 to "
