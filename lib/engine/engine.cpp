@@ -34,7 +34,7 @@ StrategySite strategy_site(const EngineSettings& settings, const Mesh& mesh) {
 Engine::Engine(Device& device, const EngineSettings& settings, Communicator* comm)
     : device_(&device),
       settings_(settings),
-      strategy_(make_strategy(strategy_site(settings, Mesh(comm)))),
+      strategy_(make_strategy(strategy_site(settings, make_mesh(settings.strategy.layout, comm)))),
       model_(device, settings.model, settings.plan,
              {.settings = settings.step.decoder,
               .gradients = settings.trains,
@@ -44,6 +44,9 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
       tokens_(device, DType::i32, batch_shape(settings.step), MemoryCategory::batch),
       targets_(device, DType::i32, batch_shape(settings.step), MemoryCategory::batch),
       totals_(device, 2 * sizeof(Totals), MemoryCategory::batch) {
+  if (Communicator* const ranks = mesh().group(Group::tensor); ranks != nullptr) {
+    tensor_ranks_ = std::make_unique<TensorRanks>(*ranks);
+  }
   if (settings.masks_documents) {
     document_starts_ =
         Tensor(device, DType::i32, batch_shape(settings.step), MemoryCategory::batch);
@@ -94,7 +97,9 @@ StepContext Engine::context(bool training, bool collect_statistics) {
           .target_share = target_share_.view().as<float>(),
           .seed = settings_.step.seed,
           .pass = pass_.view().as<uint64_t>(),
-          .gatherer = strategy_->gatherer()};
+          .gatherer = strategy_->gatherer(),
+          .tensor_ranks = tensor_ranks_.get(),
+          .tensor_parts = settings_.strategy.layout.parts_of_rank()};
 }
 
 void Engine::weights_changed() {

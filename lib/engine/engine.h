@@ -24,6 +24,7 @@
 #include "model/decoder.h"
 #include "optim/optimizer.h"
 #include "parallel/strategy.h"
+#include "parallel/tensor_ranks.h"
 #include "precision/plan.h"
 
 namespace fp8train {
@@ -192,6 +193,7 @@ class Engine {
   Device* device_;
   EngineSettings settings_;
   std::unique_ptr<Strategy> strategy_;
+  std::unique_ptr<TensorRanks> tensor_ranks_;  // null: one rank has all of each layer
   Decoder model_;
   std::unique_ptr<Optimizer> optimizer_;  // set if the engine trains
   Arena saved_, scratch_;

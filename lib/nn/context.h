@@ -7,6 +7,7 @@
 
 #include "device/arena.h"
 #include "device/device.h"
+#include "nn/rank_exchange.h"
 #include "tensor/view.h"
 
 namespace fp8train {
@@ -86,6 +87,10 @@ struct StepContext {
   GradientListener* listener = nullptr;
   ParameterGatherer* gatherer = nullptr;  ///< null: all values are where layers read them
   ActivationWatch* watch = nullptr;
+  RankExchange* tensor_ranks = nullptr;  ///< the ranks that share each layer; null: one rank
+  /// Partial results that this rank makes of each sum that tensor ranks divide: 1, or as many as
+  /// make the result independent of their number (ParallelLayout::tensor_parts).
+  int64_t tensor_parts = 1;
 };
 
 }  // namespace fp8train

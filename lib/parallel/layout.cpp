@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <bit>
 #include <string>
 #include <utility>
 
@@ -12,7 +13,7 @@ namespace fp8train {
 namespace {
 
 /// `others`: the sizes that have taken their part of the ranks.
-void check_divides(const char* key, int size, int ranks, const std::string& others) {
+void check_divides(const char* key, int64_t size, int64_t ranks, const std::string& others) {
   if (size < 1 || ranks % size != 0) {
     throw ConfigError(fmt::format(
         "parallelism.{} is {}, which does not divide {} {}{}; the nearest size that "
@@ -21,28 +22,47 @@ void check_divides(const char* key, int size, int ranks, const std::string& othe
   }
 }
 
+void check_parts(const ParallelLayout& layout) {
+  const auto parts = static_cast<uint64_t>(layout.tensor_parts);
+  if (parts != 0 && (!std::has_single_bit(parts) || layout.tensor_parts % layout.tensor != 0)) {
+    throw ConfigError(fmt::format(
+        "parallelism.tensor_parts is {}; it is a power of two that parallelism.tensor, {}, "
+        "divides{}",
+        parts, layout.tensor,
+        std::has_single_bit(static_cast<uint64_t>(layout.tensor))
+            ? fmt::format(": {} or more", layout.tensor)
+            : ", which is none with this number of ranks; leave it out"));
+  }
+}
+
 }  // namespace
 
 MeshShape mesh_shape(const ParallelLayout& layout, const Topology& ranks) {
   MeshShape shape = MeshShape::along_data(ranks);
   std::string others;
-  const std::pair<const char*, int> sizes[] = {
+  const std::pair<const char*, int64_t> sizes[] = {
       {"tensor", layout.tensor}, {"context", layout.context}, {"pipeline", layout.pipeline}};
   for (const auto& [key, size] : sizes) {
     check_divides(key, size, shape.data, others);
-    shape.data /= size;
+    shape.data /= static_cast<int>(size);
     if (size > 1) {
       others += others.empty() ? fmt::format(" left of {} by {} {}", ranks.size(), key, size)
                                : fmt::format(", {} {}", key, size);
     }
   }
+  check_parts(layout);
   check_divides("expert", layout.expert, shape.data * layout.context * layout.tensor,
                 " of a pipeline stage");
-  shape.tensor = layout.tensor;
-  shape.context = layout.context;
-  shape.pipeline = layout.pipeline;
-  shape.expert = layout.expert;
+  shape.tensor = static_cast<int>(layout.tensor);
+  shape.context = static_cast<int>(layout.context);
+  shape.pipeline = static_cast<int>(layout.pipeline);
+  shape.expert = static_cast<int>(layout.expert);
   return shape;
+}
+
+Mesh make_mesh(const ParallelLayout& layout, Communicator* world) {
+  return world == nullptr ? Mesh()
+                          : Mesh(mesh_shape(layout, world->topology()), world->rank(), world);
 }
 
 }  // namespace fp8train

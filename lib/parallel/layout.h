@@ -1,20 +1,32 @@
 #pragma once
 // How many ranks share the work along each axis, as a user asks for it. Pure data.
 
+#include <cstdint>
+
 #include "comm/mesh.h"
 
 namespace fp8train {
 
 /// The sizes of axes. The size of the data axis follows from the number of ranks.
 struct ParallelLayout {
-  int tensor = 1;    ///< parallelism.tensor
-  int context = 1;   ///< parallelism.context
-  int pipeline = 1;  ///< parallelism.pipeline
-  int expert = 1;    ///< parallelism.expert: divides data * context * tensor
+  int64_t tensor = 1;    ///< parallelism.tensor
+  int64_t context = 1;   ///< parallelism.context
+  int64_t pipeline = 1;  ///< parallelism.pipeline
+  int64_t expert = 1;    ///< parallelism.expert: divides data * context * tensor
+  /// parallelism.tensor_parts: partial results of which each sum over the ranks of the tensor axis
+  /// consists, also where one rank has them all. 0: as many as ranks.
+  int64_t tensor_parts = 0;
+
+  /// Returns how many partial results a rank makes of each such sum.
+  int64_t parts_of_rank() const { return tensor_parts == 0 ? 1 : tensor_parts / tensor; }
+
+  bool operator==(const ParallelLayout&) const = default;
 };
 
 /// Lays the ranks over the axes. Throws ConfigError, with the key and the nearest value that works,
 /// where the ranks do not fit.
 MeshShape mesh_shape(const ParallelLayout& layout, const Topology& ranks);
+/// Makes the mesh of a run's ranks; null: of one rank. Collective. Throws as mesh_shape() does.
+Mesh make_mesh(const ParallelLayout& layout, Communicator* world);
 
 }  // namespace fp8train

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "parallel/layout.h"
+
 namespace fp8train {
 
 /// Returns StrategySettings::bucket_bytes for a model with so many bytes of gradients, in whole
@@ -26,6 +28,7 @@ struct StrategySettings {
   /// Bytes of gradients that are exchanged at a time: in a bucket, or of a segment of shards. A
   /// parameter that has more is exchanged alone, in pieces of at most as many bytes.
   int64_t bucket_bytes = int64_t{25} << 20;
+  ParallelLayout layout;
 
   bool operator==(const StrategySettings&) const = default;
 };

@@ -47,7 +47,8 @@ class Run {
   /// outlive the run. Collective. Throws as train() does.
   Run(RunParts parts, const RunRequest& request, Communicator& comm)
       : comm_(&comm),
-        mesh_(&comm),
+        mesh_(mesh_shape(parts.session.settings.parallelism.layout, comm.topology()), comm.rank(),
+              nullptr),
         since_start_(parts.since_start),
         session_(std::move(parts.session)),
         records_(std::move(parts.records)),

@@ -121,7 +121,8 @@ RunListener silent;
 }  // namespace
 
 RunParts start_run(const RunRequest& request, Communicator& comm, const RankDevice& rank_device) {
-  const Mesh mesh(&comm);
+  const Mesh mesh(mesh_shape(request.settings.parallelism.layout, comm.topology()), comm.rank(),
+                  nullptr);
   RunParts parts = {
       .since_start = {},
       .comm = &comm,

@@ -197,6 +197,11 @@ std::vector<Field> comm_fields() {
 }
 
 std::vector<Field> parallelism_fields() {
+  const auto layout = [](const std::string& name, auto member, const Range& range,
+                         const char* text) {
+    return field("parallelism." + name,
+                 in(&Settings::parallelism, &StrategySettings::layout, member), range, text);
+  };
   return {
       field("parallelism.zero_stage", in(&Settings::parallelism, &StrategySettings::zero_stage),
             between(0, 3),
@@ -207,6 +212,13 @@ std::vector<Field> parallelism_fields() {
                   .when = [](const Settings& s) { return s.job.nodes * s.job.ranks_per_node > 1; },
                   .changes_memory = true})
           .checked(check_zero_stage),
+      layout("tensor", &ParallelLayout::tensor, at_least(1),
+             "Ranks among which each layer is cut: its rows of activations, its heads and the "
+             "columns or rows of its weights"),
+      layout("tensor_parts", &ParallelLayout::tensor_parts, at_least(0),
+             "Partial results of each sum that parallelism.tensor divides, a power of two: with the "
+             "same number 1, 2, 4, .. ranks compute the same bits on cpu, more slowly. 0: one of "
+             "each rank"),
       field("parallelism.bucket_mb", in(&Settings::parallelism, &StrategySettings::bucket_bytes),
             {.range = between(0, 65536), .shift = 20},
             "MiB of gradients that ranks exchange at a time. 0: a 128th of the model's, 25 to "

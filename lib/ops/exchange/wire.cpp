@@ -112,6 +112,8 @@ void combine_ranks(Stream stream, ConstView parts, Combine how, View y) {
         "combine_ranks: fp32 or fp64 expected");
   check(y.count() > 0 && parts.count() % y.count() == 0,
         "combine_ranks: parts are whole copies of y");
+  check(how != Combine::pairs || parts.count() / y.count() < int64_t{1} << kPairLevels,
+        "combine_ranks: too many parts for a sum in pairs");
   dispatch<&OpTable::combine_ranks>(stream, parts, how, y);
 }
 

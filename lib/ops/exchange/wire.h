@@ -68,10 +68,17 @@ struct UnpackWire {
 /// y = the codes and scales of the packets, in y's own format.
 void unpack_wire(Stream stream, const UnpackWire& call);
 
-enum class Combine : uint8_t { sum, max };
+/// Values that Combine::pairs adds: fewer than 2 to the power of this.
+inline constexpr int kPairLevels = 8;
 
-/// y[i] = parts[0, i] + parts[1, i] + ..., or the largest magnitude, NaN being larger than all.
-/// parts: [ranks, n], y: [n]; fp32 or fp64.
+enum class Combine : uint8_t {
+  sum,    ///< (((0 + 1) + 2) + 3) ..
+  pairs,  ///< ((0 + 1) + (2 + 3)) ..: a power of two of consecutive values is one subtree
+  max,    ///< the largest magnitude, NaN being larger than all
+};
+
+/// y[i] = parts[0, i] + parts[1, i] + ..., or the largest of them. parts: [ranks, n], y: [n]; fp32
+/// or fp64.
 void combine_ranks(Stream stream, ConstView parts, Combine how, View y);
 
 }  // namespace fp8train::ops

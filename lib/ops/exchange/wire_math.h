@@ -74,10 +74,46 @@ FP8TRAIN_HD int64_t chunk_begin(const ChunkRange& range, int64_t chunk, int64_t 
   return range.first + c * (range.stride == 0 ? chunk : range.stride);
 }
 
+/// Adds values one after another in pairs: those of a power of two are one subtree.
+template <typename T>
+class PairSum {
+ public:
+  FP8TRAIN_HD void add(T value) {
+    int level = 0;
+    for (; (count_ >> level & 1) != 0; ++level) {
+      value = of_level_[level] + value;
+    }
+    of_level_[level] = value;
+    ++count_;
+  }
+  FP8TRAIN_HD T sum() const {
+    int level = 0;
+    while ((count_ >> level & 1) == 0) {
+      ++level;
+    }
+    T sum = of_level_[level];
+    for (++level; count_ >> level != 0; ++level) {
+      sum = (count_ >> level & 1) != 0 ? of_level_[level] + sum : sum;
+    }
+    return sum;
+  }
+
+ private:
+  int count_ = 0;
+  T of_level_[kPairLevels] = {};
+};
+
 /// ops::combine_ranks of element i. Bits of magnitudes are ordered like them, NaN above all. Bits:
 /// an integer of T's size.
 template <typename Bits, typename T>
 FP8TRAIN_HD T combined(const T* parts, int64_t ranks, int64_t count, int64_t i, Combine how) {
+  if (how == Combine::pairs) {
+    PairSum<T> pairs;
+    for (int64_t r = 0; r < ranks; ++r) {
+      pairs.add(parts[r * count + i]);
+    }
+    return pairs.sum();
+  }
   constexpr Bits kMagnitude = ~Bits{0} >> 1;
   T sum = parts[i];
   Bits largest = __builtin_bit_cast(Bits, sum) & kMagnitude;

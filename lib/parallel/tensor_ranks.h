@@ -1,0 +1,29 @@
+#pragma once
+// The ranks of the tensor axis, for the layers that they share.
+
+#include "comm/mesh.h"
+#include "nn/rank_exchange.h"
+#include "ops/exchange/wire.h"
+
+namespace fp8train {
+
+/// Exchanges of the layers among the ranks of Group::tensor.
+class TensorRanks final : public RankExchange {
+ public:
+  /// The communicator, of at least two ranks, outlives it.
+  explicit TensorRanks(Communicator& comm) : comm_(&comm) {}
+
+  int ranks() const override { return comm_->size(); }
+  int rank() const override { return comm_->rank(); }
+  void gather(const StepContext& context, ConstView part, View whole) override;
+  void sum_rows(const StepContext& context, ConstView partial, View own) override;
+  void largest(const StepContext& context, View magnitudes) override;
+  void sum(const StepContext& context, View values) override;
+
+ private:
+  void combine(const StepContext& context, View values, ops::Combine how);
+
+  Communicator* comm_;
+};
+
+}  // namespace fp8train
