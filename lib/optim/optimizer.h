@@ -30,6 +30,8 @@ class RankCombiner {
   virtual void sum(double* value) = 0;
   /// Replaces fp32 magnitudes by the largest of all ranks, one by one; NaN is larger than all.
   virtual void largest(const View& values) = 0;
+  /// False: ranks update whole parameters, and have in common the norm alone.
+  virtual bool of_parts() const { return true; }
 };
 
 /// A state that an optimizer stores for some parameters from step to step, under one name. Owns its
@@ -171,6 +173,7 @@ class Optimizer {
  private:
   void round_gradients(Stream stream, Arena& scratch) const;
   void sum_gradients(Stream stream, Arena& scratch) const;
+  void add_gradient(Stream stream, Arena& scratch, const Parameter& parameter) const;
   void combine_scales(Stream stream, RankCombiner& combiner);
   void finish_update(const Update& step, const Parameter& parameter, Done done) const;
 

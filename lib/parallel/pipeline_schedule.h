@@ -57,7 +57,7 @@ struct ActionTimes {
   double forward = 1, backward = 1, weight_gradient = 1;
 };
 
-/// What a schedule costs.
+/// The cost of a schedule.
 struct ScheduleCost {
   double bubble = 0;          ///< idle time of the stage that works most, per time of its work
   std::vector<int64_t> held;  ///< micro-batches whose activations a stage stores at most, per chunk

@@ -38,8 +38,8 @@ const Entry& entry_for(const StrategySite& site) {
 }  // namespace
 
 std::unique_ptr<Strategy> make_strategy(const StrategySite& site) {
-  check(site.mesh.size(Group::state) == site.mesh.world_size(),
-        "no strategy lays ranks over axes other than data yet");
+  check(site.mesh.size(Group::state) * site.mesh.size(Axis::pipeline) == site.mesh.world_size(),
+        "no strategy lays ranks over axes other than data and pipeline yet");
   return entry_for(site).make(site);
 }
 

@@ -2,8 +2,10 @@
 
 #include "base/error.h"
 #include "comm/exchange/reduce.h"
+#include "nn/context.h"
 #include "ops/exchange/wire.h"
 #include "ops/pointwise/elementwise.h"
+#include "tensor/tensor.h"
 
 namespace fp8train {
 
