@@ -75,8 +75,12 @@ std::string device_name(const RankMemory& rank) {
 }
 
 std::string describe_layout(const Session& session, const Topology& ranks) {
-  const Mesh mesh(MeshShape::along_data(ranks), 0, nullptr);
-  const std::string name = strategy_name(strategy_site(session.engine, mesh));
+  const ParallelLayout& layout = session.engine.strategy.layout;
+  const Mesh mesh(mesh_shape(layout, ranks), 0, nullptr);
+  std::string name = strategy_name(strategy_site(session.engine, mesh));
+  if (layout.pipeline > 1) {
+    name += fmt::format(", {} pipeline stages", layout.pipeline);
+  }
   return ranks.size() == 1 ? name
                            : fmt::format("{}, buckets of {} MiB", name,
                                          session.engine.strategy.bucket_bytes >> 20);

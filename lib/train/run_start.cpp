@@ -127,7 +127,7 @@ RunParts start_run(const RunRequest& request, Communicator& comm, const RankDevi
       .since_start = {},
       .comm = &comm,
       .rank_device = &rank_device,
-      .session = open_session(request.settings, true, mesh.size(Axis::data)),
+      .session = open_session(request.settings, true, comm.size()),
       .records = RunRecords(request.settings.output_dir, mesh.leads()),
       .listener = mesh.leads() && request.listener != nullptr ? request.listener : &silent,
       .earlier_config = {},

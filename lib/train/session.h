@@ -62,10 +62,11 @@ struct Session {
   }
 };
 
-/// Resolves the settings for a run of `data_ranks` along the data axis; `open_data` also opens and
+/// Resolves the settings for a run of `ranks`; one rank has the whole model, whatever the layout in
+/// the settings. `open_data` also opens and
 /// checks the corpora.
 /// Throws ConfigError, DataError or CheckpointError (model.from).
-Session open_session(const Settings& settings, bool open_data, int data_ranks = 1);
+Session open_session(const Settings& settings, bool open_data, int ranks = 1);
 
 /// Opens the data of a session, checks the samples of training and validation, and sets the length
 /// of the run. Throws as open_session() does.

@@ -215,10 +215,14 @@ std::vector<Field> parallelism_fields() {
       layout("tensor", &ParallelLayout::tensor, at_least(1),
              "Ranks among which each layer is cut: its rows of activations, its heads and the "
              "columns or rows of its weights"),
-      layout("tensor_parts", &ParallelLayout::tensor_parts, at_least(0),
-             "Partial results of each sum that parallelism.tensor divides, a power of two: with the "
-             "same number 1, 2, 4, .. ranks compute the same bits on cpu, more slowly. 0: one of "
-             "each rank"),
+      layout("pipeline", &ParallelLayout::pipeline, at_least(1),
+             "Stages of consecutive blocks, each on ranks of its own, through which micro-batches "
+             "pass one after another. `train` cannot save them yet and refuses more than 1"),
+      layout(
+          "tensor_parts", &ParallelLayout::tensor_parts, at_least(0),
+          "Partial results of each sum that parallelism.tensor divides, a power of two: with the "
+          "same number 1, 2, 4, .. ranks compute the same bits on cpu, more slowly. 0: one of "
+          "each rank"),
       field("parallelism.bucket_mb", in(&Settings::parallelism, &StrategySettings::bucket_bytes),
             {.range = between(0, 65536), .shift = 20},
             "MiB of gradients that ranks exchange at a time. 0: a 128th of the model's, 25 to "
