@@ -187,14 +187,15 @@ int verdict(const CheckOptions& options, const Session& session, const RankMemor
 }
 
 int check_settings(const CheckOptions& options, const Settings& settings, int world_size) {
-  Session session = open_session(settings, true, world_size);
   const auto ranks = Topology::blocks(world_size, static_cast<int>(settings.job.ranks_per_node));
+  mesh_shape(settings.parallelism.layout, ranks);  // a session of one rank does not read it
+  Session session = open_session(settings, true, world_size);
   log_notes(session, true);
   check_weights(session);
   const CheckedHardware hardware = hardware_of(settings);
-  const DryRunStep dry_run = largest_stage(session, [&](const EngineSettings& engine) {
-    return hardware.device == nullptr ? dry_run_step(engine, hardware.rank.traits, ranks, 0)
-                                      : dry_run_step(engine, *hardware.device, ranks, 0);
+  const DryRunStep dry_run = largest_rank(session, [&](const EngineSettings& engine, int rank) {
+    return hardware.device == nullptr ? dry_run_step(engine, hardware.rank.traits, ranks, rank)
+                                      : dry_run_step(engine, *hardware.device, ranks, rank);
   });
   const bool quiet = options.ranks.common.quiet;
   const auto say = [quiet](const std::string& line) {

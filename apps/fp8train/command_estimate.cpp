@@ -16,6 +16,7 @@
 #include "engine/dry_run.h"
 #include "layouts.h"
 #include "overview.h"
+#include "parallel/pipeline_schedule.h"
 #include "train/preflight.h"
 #include "wizard_memory.h"
 
@@ -36,7 +37,13 @@ int64_t largest_micro_batch(EngineSettings settings, const DeviceTraits& traits,
                             const Topology& ranks, size_t bytes) {
   const auto fits = [&](int64_t size) {
     settings.step.micro_batch_size = size;
-    return dry_run_step(settings, traits, ranks, 0).memory.total() <= bytes;
+    const auto stages = static_cast<int>(settings.strategy.layout.pipeline);
+    for (int rank = 0; rank < ranks.size(); rank += ranks.size() / stages) {
+      if (dry_run_step(settings, traits, ranks, rank).memory.total() > bytes) {
+        return false;
+      }
+    }
+    return true;
   };
   if (!fits(1)) {
     return 0;
@@ -72,6 +79,24 @@ void print_ranks(const Session& session, const Topology& ranks) {
   print_fitted("ranks   {} on {} node{}, {}; {} tokens per step\n", ranks.size(), ranks.nodes(),
                ranks.nodes() == 1 ? "" : "s", describe_layout(session, ranks),
                session.tokens_per_step());
+}
+
+/// The numbers of a pipeline are those of the stage with the most memory.
+void print_stages(const Session& session) {
+  const auto stages = static_cast<int>(session.engine.strategy.layout.pipeline);
+  if (stages == 1) {
+    return;
+  }
+  const PipelineShape shape = {.stages = stages,
+                               .micro_batches = session.engine.step.gradient_accumulation_steps};
+  const ScheduleCost cost =
+      check_schedule(make_schedule(ScheduleKind::one_forward_one_backward, shape), shape);
+  print_fitted(
+      "stages  {}, up to {} micro-batches in the first one at a time; idle for {:.1f} % of the "
+      "time "
+      "of their work with {} micro-batches per step; FLOP and memory are those of the stage with "
+      "the most memory\n",
+      stages, cost.held.front(), 100 * cost.bubble, shape.micro_batches);
 }
 
 void print_memory(const Settings& settings, const Session& session, const DryRunStep& step,
@@ -124,18 +149,19 @@ int estimate_settings(const Settings& settings, int world_size) {
     return *device;
   });
   const auto ranks = Topology::blocks(world_size, static_cast<int>(settings.job.ranks_per_node));
-  const DryRunStep step = largest_stage(session, [&](const EngineSettings& engine) {
-    return logged_step(engine, memory.traits, ranks, 0);
+  const DryRunStep step = largest_rank(session, [&](const EngineSettings& engine, int rank) {
+    return logged_step(engine, memory.traits, ranks, rank);
   });
   print_model(session, step, memory);
   print_ranks(session, ranks);
+  print_stages(session);
   print_fitted("device  {}\n", memory.gpu != nullptr ? memory.gpu->name : device->description());
   print_memory(settings, session, step, memory);
   if (ranks.size() > 1) {
     print_fitted("wire    {} per rank and step within the node, {} between nodes\n",
                  describe_bytes(step.sent.within_node), describe_bytes(step.sent.between_nodes));
   }
-  if (memory.gpu != nullptr) {
+  if (memory.gpu != nullptr && session.engine.strategy.layout.pipeline == 1) {
     print_time(session, step, *memory.gpu);
     print_fitted("        cuDNN's workspace for attention is not counted\n");
   }

@@ -113,6 +113,11 @@ class StageSearch {
 }  // namespace
 
 LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, int ranks) {
+  if (settings.parallelism.layout.pipeline > 1) {
+    throw ConfigError(
+        "parallelism.pipeline: layouts has no times of pipelines yet; set it to 1, or plan the "
+        "memory with `fp8train estimate`");
+  }
   LayoutSearch found;
   found.tokens_per_step = sequences_of_rank(settings, ranks) * ranks * settings.step.seq_length;
   for (int64_t stage = 0; stage <= (ranks > 1 ? 3 : 0); ++stage) {

@@ -78,10 +78,15 @@ std::string describe_layout(const Session& session, const Topology& ranks) {
   const MeshShape shape = mesh_shape(session.engine.strategy.layout, ranks);
   const Mesh mesh(shape, 0, nullptr);
   std::string text = strategy_name(strategy_site(session.engine, mesh));
-  if (shape.data > 1) {
-    text += fmt::format(", buckets of {} MiB", session.engine.strategy.bucket_bytes >> 20);
+  if (shape.pipeline > 1) {
+    text += fmt::format(", {} pipeline stages", shape.pipeline);
   }
-  return shape.tensor > 1 ? fmt::format("each layer on {} ranks; {}", shape.tensor, text) : text;
+  if (shape.tensor > 1) {
+    text += fmt::format(", each layer on {} ranks", shape.tensor);
+  }
+  return shape.data == 1 ? text
+                         : fmt::format("{}, buckets of {} MiB", text,
+                                       session.engine.strategy.bucket_bytes >> 20);
 }
 
 std::string describe_state_copy(const DryRunStep& dry_run) {

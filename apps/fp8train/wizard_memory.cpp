@@ -81,12 +81,13 @@ MemoryLedger JobMemory::planned(const Settings& settings, const RankMemory& memo
   const int ranks = job_ranks(settings.job);
   const Session session = open_session(settings, false, ranks);
   return memory_of_run(
-      largest_stage(session,
-                    [&](const EngineSettings& engine) {
-                      return dry_run_step(
-                          engine, memory.traits,
-                          Topology::blocks(ranks, static_cast<int>(settings.job.ranks_per_node)));
-                    }),
+      largest_rank(session,
+                   [&](const EngineSettings& engine, int rank) {
+                     return dry_run_step(
+                         engine, memory.traits,
+                         Topology::blocks(ranks, static_cast<int>(settings.job.ranks_per_node)),
+                         rank);
+                   }),
       memory.is_host);
 }
 

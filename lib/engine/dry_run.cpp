@@ -105,7 +105,9 @@ void run_first_steps(Engine& engine, const Batch& batch,
 DryRunStep dry_run_on(MetaDevice& meta, EngineSettings settings, const Topology& ranks, int rank,
                       bool logged = false) {
   constexpr int64_t kRun = 3;
-  const int64_t left_out = std::max<int64_t>(0, settings.step.gradient_accumulation_steps - kRun);
+  const bool repeats = settings.strategy.layout.pipeline == 1;
+  const int64_t left_out =
+      repeats ? std::max<int64_t>(0, settings.step.gradient_accumulation_steps - kRun) : 0;
   settings.step.gradient_accumulation_steps -= left_out;
   const std::unique_ptr<Communicator> comm = make_dry_run(ranks, rank);
   Engine engine(meta, settings, comm.get());

@@ -13,9 +13,6 @@
 namespace fp8train {
 namespace {
 
-constexpr int kTrainingTotals = 0;
-constexpr int kEvaluationTotals = 1;
-
 TensorShare tensor_share(const EngineSettings& settings, const Mesh& mesh) {
   const TensorShare share = {mesh.index(Axis::tensor), mesh.size(Axis::tensor),
                              settings.strategy.layout.parts_of_rank()};
@@ -25,10 +22,6 @@ TensorShare tensor_share(const EngineSettings& settings, const Mesh& mesh) {
   }
   check_tensor_rows(share, settings.step.micro_batch_size * settings.step.seq_length);
   return share;
-}
-
-Shape batch_shape(const StepSettings& step) {
-  return {step.micro_batch_size, step.seq_length};
 }
 
 }  // namespace
@@ -51,21 +44,12 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
              {.settings = settings.step.decoder,
               .gradients = settings.trains,
               .sharing = strategy_->sharing(),
+              .part = part_of_stage(settings, mesh()),
               .tensor = tensor_share(settings, mesh())}),
-      saved_(device, MemoryCategory::saved_activations),
       scratch_(device, MemoryCategory::workspace),
-      tokens_(device, DType::i32, batch_shape(settings.step), MemoryCategory::batch),
-      targets_(device, DType::i32, batch_shape(settings.step), MemoryCategory::batch),
       totals_(device, 2 * sizeof(Totals), MemoryCategory::batch) {
   if (Communicator* const ranks = mesh().group(Group::tensor); ranks != nullptr) {
     tensor_ranks_ = std::make_unique<TensorRanks>(*ranks);
-  }
-  if (settings.masks_documents) {
-    document_starts_ =
-        Tensor(device, DType::i32, batch_shape(settings.step), MemoryCategory::batch);
-  }
-  if (settings.counts_targets) {
-    target_share_ = Tensor(device, DType::f32, {1}, MemoryCategory::batch);
   }
   if (settings.loss_history > 0) {
     loss_history_ = Buffer(device, static_cast<size_t>(settings.loss_history) * sizeof(Totals),
@@ -76,42 +60,62 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
                                  .parameters = &model_.parameters(),
                                  .settings = settings.optimizer,
                                  .dynamic_loss_scaling = settings.plan.dynamic_loss_scaling,
-                                 .seed = settings.step.seed,
-                                 .counts_wholes = mesh().index(Axis::tensor) == 0});
+                                 .seed = settings.step.seed});
     optimizer_->set_rounds_gradients(!strategy_->rounds_gradients() && !settings.plan.self_exact);
   }
-  if (model_.scaling().rounds_stochastically()) {
-    pass_ = Tensor(device, DType::i64, {1}, MemoryCategory::batch);
-    fill_zero(device, pass_);
+  if (Communicator* const stages = mesh().group(Group::pipe); stages != nullptr) {
+    stage_ = std::make_unique<PipelineStage>(device, settings, *stages, model_.scaling(),
+                                             strategy_->combiner());
+    const ModelPart& part = model_.part();
+    if (settings.model.tie_word_embeddings && settings.trains && (part.embeds || part.has_head)) {
+      stage_->table = std::make_unique<TiedTable>(
+          device, *stages, *model_.parameters().all().front(), settings.strategy.bucket_bytes);
+    }
   }
-  settings_.step.cuda_graphs =
-      settings.step.cuda_graphs && strategy_->can_be_recorded() && tensor_ranks_ == nullptr;
+  for (int64_t i = 0; i < (stage_ == nullptr ? 1 : stage_->held); ++i) {
+    in_flight_.push_back(std::make_unique<MicroBatchMemory>(
+        device, settings, model_.scaling().rounds_stochastically()));
+    in_flight_.back()->scales = model_.scaling().make_forward_scales();
+  }
+  settings_.step.cuda_graphs = settings.step.cuda_graphs && strategy_->can_be_recorded() &&
+                               stage_ == nullptr && tensor_ranks_ == nullptr;
   strategy_->attach(device, model_.parameters(), model_.scaling().amax());
   device.fill_zero(totals_.data(), totals_.bytes());
 }
 
 Engine::~Engine() {
+  stage_.reset();
   strategy_.reset();
 }
 
 void Engine::reserve(const StepPlan& plan) {
-  saved_.reserve(plan.saved_bytes);
+  for (const auto& memory : in_flight_) {
+    memory->saved.reserve(plan.saved_bytes);
+  }
   scratch_.reserve(plan.scratch_bytes);
 }
 
-StepContext Engine::context(bool training, bool collect_statistics) {
+StepPlan Engine::high_water() const {
+  StepPlan plan = {.scratch_bytes = scratch_.high_water()};
+  for (const auto& memory : in_flight_) {
+    plan.saved_bytes = std::max(plan.saved_bytes, memory->saved.high_water());
+  }
+  return plan;
+}
+
+StepContext Engine::context(MicroBatchMemory& memory, bool training, bool collect_statistics) {
   return {.device = device_,
           .stream = device_->stream(),
-          .saved = &saved_,
+          .saved = &memory.saved,
           .scratch = &scratch_,
           .training = training,
           .plain = plain_,
           .collect_statistics = collect_statistics,
           .deterministic = settings_.step.deterministic,
-          .document_starts = document_starts_.view(),
-          .target_share = target_share_.view().as<float>(),
+          .document_starts = memory.document_starts.view(),
+          .target_share = memory.target_share.view().as<float>(),
           .seed = settings_.step.seed,
-          .pass = pass_.view().as<uint64_t>(),
+          .pass = memory.pass.view().as<uint64_t>(),
           .gatherer = strategy_->gatherer(),
           .tensor_ranks = tensor_ranks_.get(),
           .tensor_parts = settings_.strategy.layout.parts_of_rank(),
@@ -120,7 +124,7 @@ StepContext Engine::context(bool training, bool collect_statistics) {
 
 void Engine::weights_changed() {
   strategy_->values_changed();
-  model_.refresh_weights(context(true, false), false);
+  model_.refresh_weights(context(memory_of(0), true, false), false);
 }
 
 LossTotals Engine::totals(int slot) const {
@@ -154,17 +158,17 @@ LossReport Engine::read_totals(int slot, const SectionSeconds& seconds,
   return {all.sum / count, all.count, all.z_sum / count};
 }
 
-void Engine::upload(const Batch& batch) {
+void Engine::upload(const Batch& batch, MicroBatchMemory& memory) const {
   check(batch.rows == settings_.step.micro_batch_size && batch.columns == settings_.step.seq_length,
         "a batch has the shape that the engine was built for");
-  copy_from_host(*device_, tokens_, batch.tokens.data());
-  copy_from_host(*device_, targets_, batch.targets.data());
+  copy_from_host(*device_, memory.tokens, batch.tokens.data());
+  copy_from_host(*device_, memory.targets, batch.targets.data());
   if (settings_.masks_documents) {
-    copy_from_host(*device_, document_starts_, batch.document_starts.data());
+    copy_from_host(*device_, memory.document_starts, batch.document_starts.data());
   }
+  memory.share = target_share(batch);
   if (settings_.counts_targets) {
-    const float share = target_share(batch);
-    copy_from_host(*device_, target_share_, &share);
+    copy_from_host(*device_, memory.target_share, &memory.share);
   }
 }
 
@@ -178,12 +182,12 @@ float Engine::target_share(const Batch& batch) const {
              : 1.0F / static_cast<float>(positions);
 }
 
-void Engine::number_pass(int64_t step_index, Position position) {
-  micro_batch_ = position.first ? 0 : micro_batch_ + 1;
-  if (!pass_.empty()) {
-    const int64_t of_ranks = step_index * settings_.step.gradient_accumulation_steps + micro_batch_;
+void Engine::number_pass(const MicroBatchMemory& memory, int64_t step_index,
+                         int64_t micro_batch) const {
+  if (!memory.pass.empty()) {
+    const int64_t of_ranks = step_index * settings_.step.gradient_accumulation_steps + micro_batch;
     const int64_t pass = of_ranks * mesh().size(Axis::data) + mesh().index(Axis::data);
-    copy_from_host(*device_, pass_, &pass);
+    copy_from_host(*device_, memory.pass, &pass);
   }
 }
 
@@ -193,14 +197,16 @@ void Engine::enter_step(int64_t step_index) {
 
 void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics,
                          Position position) {
-  upload(batch);
-  number_pass(step_index, position);
+  MicroBatchMemory& memory = memory_of(0);
+  upload(batch, memory);
+  micro_batch_ = position.first ? 0 : micro_batch_ + 1;
+  number_pass(memory, step_index, micro_batch_);
   enter_step(step_index);
   ScalingState& scaling = model_.scaling();
   scaling.read_windows();
   const FirstWindows windows = scaling.first_windows();
   const uint64_t due = scaling.due(step_index, position.last);
-  StepContext how = context(true, collect_statistics);
+  StepContext how = context(memory, true, collect_statistics);
   how.overwrites_gradients = position.first || strategy_->exchanges_each();
   if ((position.last || strategy_->exchanges_each()) && position.trains) {
     how.listener = strategy_->begin_exchange(position.last);
@@ -211,11 +217,9 @@ void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_st
       clear_totals(kTrainingTotals);
       optimizer().clear_gradients(device_->stream());
     }
-    model_.train_micro_batch(how, tokens_, targets_, totals(kTrainingTotals),
-                             optimizer().loss_scale(), target_share(batch));
-    if (tensor_ranks_ != nullptr && !scaling.empty()) {
-      tensor_ranks_->largest(how, scaling.amax());
-    }
+    model_.train_micro_batch(how, memory.tokens, memory.targets, totals(kTrainingTotals),
+                             optimizer().loss_scale(), memory.share);
+    agree_on_amax();
     if (scaling.reduces(position.last)) {
       strategy_->combine_amax(device_->stream(), scaling.shared_amax());
     }
@@ -237,15 +241,23 @@ void Engine::end_step(bool collect_statistics) {
     strategy_->share_values();
     optimizer().receive(device_->stream(), scratch_, collect_statistics);
     strategy_->values_changed();
-    model_.refresh_weights(context(true, collect_statistics), true);
+    model_.refresh_weights(context(memory_of(0), true, collect_statistics), true);
     strategy_->update_sum_scales(device_->stream(), optimizer());
   });
   store_loss();
 }
 
+/// Of what each rank has seen of its parts of tensors.
+void Engine::agree_on_amax() {
+  ScalingState& scaling = model_.scaling();
+  if (tensor_ranks_ != nullptr && !scaling.empty()) {
+    tensor_ranks_->largest(context(memory_of(0), true, false), scaling.amax());
+  }
+}
+
 void Engine::step_optimizer(bool collect_statistics) {
-  RankCombiner* combiner = strategy_->combiner();
-  const StepContext how = context(true, collect_statistics);
+  RankCombiner* combiner = stage_ == nullptr ? strategy_->combiner() : &stage_->combiner;
+  const StepContext how = context(memory_of(0), true, collect_statistics);
   std::optional<TensorCombiner> over_tensor_ranks;
   if (tensor_ranks_ != nullptr) {
     combiner = &over_tensor_ranks.emplace(combiner, *tensor_ranks_, how);
@@ -292,10 +304,11 @@ std::vector<double> Engine::take_losses() {
 }
 
 void Engine::watch_forward(const Batch& batch, ActivationWatch& watch) {
-  upload(batch);
-  StepContext how = context(false, false);
+  MicroBatchMemory& memory = memory_of(0);
+  upload(batch, memory);
+  StepContext how = context(memory, false, false);
   how.watch = &watch;
-  model_.evaluate(how, tokens_, targets_, totals(kEvaluationTotals));
+  model_.evaluate(how, memory.of_model, totals(kEvaluationTotals));
 }
 
 template <typename Work>
@@ -308,7 +321,13 @@ void Engine::run(RepeatedWork& repeated, const Work& work) {
 }
 
 void Engine::calibrate(const Batch& batch) {
-  micro_batch(batch, 0, false, {.first = true, .last = true, .trains = false});
+  if (stage_ != nullptr) {
+    constexpr Action kBothPasses[] = {{ActionKind::forward, 0, 0}, {ActionKind::backward, 0, 0}};
+    run_stage(kBothPasses, [&](MicroBatchMemory& memory) { upload(batch, memory); },
+              {.trains = false});
+  } else {
+    micro_batch(batch, 0, false, {.first = true, .last = true, .trains = false});
+  }
   weights_changed();
 }
 
@@ -322,26 +341,36 @@ void Engine::begin_evaluation() {
 }
 
 void Engine::evaluate(const Batch& batch) {
-  upload(batch);
-  model_.evaluate(context(false, false), tokens_, targets_, totals(kEvaluationTotals));
+  MicroBatchMemory& memory = memory_of(0);
+  upload(batch, memory);
+  if (stage_ != nullptr) {
+    return evaluate_part(memory);
+  }
+  model_.evaluate(context(memory, false, false), memory.of_model, totals(kEvaluationTotals));
 }
 
-LossReport Engine::evaluation_loss() const {
+LossReport Engine::evaluation_loss() {
+  if (stage_ != nullptr) {
+    stage_->messages.finish();
+  }
   return read_totals(kEvaluationTotals);
 }
 
 std::vector<float> Engine::target_losses(const Batch& batch) {
   check(batch.rows <= settings_.step.micro_batch_size && batch.columns <= settings_.step.seq_length,
         "a batch fits into the shape that the engine was built for");
+  check(stage_ == nullptr, "a stage of a pipeline has no losses of targets");
+  MicroBatchMemory& memory = memory_of(0);
   const Shape shape = {batch.rows, batch.columns};
-  const View tokens{tokens_.view().data, DType::i32, shape};
-  const View targets{targets_.view().data, DType::i32, shape};
+  const View tokens{memory.tokens.view().data, DType::i32, shape};
+  const View targets{memory.targets.view().data, DType::i32, shape};
   copy_from_host(*device_, tokens, batch.tokens.data());
   copy_from_host(*device_, targets, batch.targets.data());
   const Tensor losses(*device_, DType::f32, {shape.count()}, MemoryCategory::batch);
   LossTotals losses_and_totals = totals(kEvaluationTotals);
   losses_and_totals.of_targets = losses.view().as<float>();
-  model_.evaluate(context(false, false), tokens, targets, losses_and_totals);
+  model_.evaluate(context(memory, false, false), {.tokens = tokens, .targets = targets},
+                  losses_and_totals);
   std::vector<float> result(static_cast<size_t>(shape.count()));
   copy_to_host(*device_, result.data(), losses);
   return result;

@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "device/device.h"
 #include "device/recording.h"
 #include "engine/batch.h"
+#include "engine/pipeline_stage.h"
 #include "engine/step_settings.h"
 #include "model/decoder.h"
 #include "optim/optimizer.h"
@@ -52,7 +54,7 @@ struct EngineSettings {
 
 /// Bytes that a step needs beyond the persistent buffers.
 struct StepPlan {
-  size_t saved_bytes = 0;
+  size_t saved_bytes = 0;  ///< of each micro-batch in flight
   size_t scratch_bytes = 0;
 };
 
@@ -84,7 +86,7 @@ class Engine {
 
   /// Switches StepSettings::cuda_graphs.
   void set_cuda_graphs(bool on) { settings_.step.cuda_graphs = on; }
-  StepPlan high_water() const { return {saved_.high_water(), scratch_.high_water()}; }
+  StepPlan high_water() const;
 
   Device& device() { return *device_; }
   Decoder& model() { return model_; }
@@ -104,10 +106,15 @@ class Engine {
   const Mesh& mesh() const { return strategy_->mesh(); }
 
   /// Runs one optimizer step: gradient_accumulation_steps micro-batches from `next`, then the
-  /// update with learning rate `lr`.
+  /// update with learning rate `lr`. Stages of a pipeline take the same batches.
   template <typename NextBatch>
   void step(NextBatch&& next, int64_t step_index, double lr, bool collect_statistics) {
     optimizer().set_learning_rate(lr);
+    if (stage_ != nullptr) {
+      run_stage(stage_->actions, [&](MicroBatchMemory& memory) { upload(next(), memory); },
+                {.step_index = step_index, .collects_statistics = collect_statistics});
+      return end_step(collect_statistics);
+    }
     for (int64_t i = 0; i < settings_.step.gradient_accumulation_steps; ++i) {
       micro_batch(next(), step_index, collect_statistics,
                   {.first = i == 0, .last = i + 1 == settings_.step.gradient_accumulation_steps});
@@ -127,7 +134,8 @@ class Engine {
   /// Whether all ranks run the model together, in each pass.
   bool passes_are_collective() const {
     const ParameterGatherer* gatherer = strategy_->gatherer();
-    return tensor_ranks_ != nullptr || (gatherer != nullptr && gatherer->gathers_per_pass());
+    return tensor_ranks_ != nullptr || stage_ != nullptr ||
+           (gatherer != nullptr && gatherer->gathers_per_pass());
   }
 
   /// Returns the loss of the last step over all ranks. Waits for the device. `of_ranks` gets the
@@ -145,11 +153,11 @@ class Engine {
   /// Adds a batch to the evaluation totals, which begin_evaluation() clears.
   void begin_evaluation();
   void evaluate(const Batch& batch);
-  LossReport evaluation_loss() const;
+  LossReport evaluation_loss();
 
   /// Runs a batch forward, as evaluate() does, and returns the loss of each target in nats, [rows *
   /// columns], or 0 for ignored targets. The batch may have fewer rows and columns than the engine.
-  /// Not collective; waits for the device.
+  /// Not collective; waits for the device. Throws InternalError in a stage of a pipeline.
   std::vector<float> target_losses(const Batch& batch);
 
  private:
@@ -174,17 +182,39 @@ class Engine {
     auto operator<=>(const Form&) const = default;
   };
 
-  StepContext context(bool training, bool collect_statistics);
+  /// A forward or backward pass of a pipeline stage.
+  struct StagePass {
+    int64_t step_index = 0;
+    bool collects_statistics = false;
+    bool trains = true;  ///< an update follows
+    Action action = {};
+    bool first = false, last = false;  ///< the micro-batch, in its step
+  };
+  using LoadBatch = std::function<void(MicroBatchMemory&)>;
+
+  static constexpr int kTrainingTotals = 0;
+  static constexpr int kEvaluationTotals = 1;
+
+  StepContext context(MicroBatchMemory& memory, bool training, bool collect_statistics);
+  MicroBatchMemory& memory_of(int64_t micro_batch) {
+    return *in_flight_[static_cast<size_t>(micro_batch) % in_flight_.size()];
+  }
+  void run_stage(std::span<const Action> actions, const LoadBatch& load, StagePass pass);
+  void run_forward(MicroBatchMemory& memory, const StagePass& pass);
+  void run_backward(MicroBatchMemory& memory, const StagePass& pass, const View& gradient);
+  void move_scales(const StagePass& pass, ScalingPass of_pass);
+  void evaluate_part(MicroBatchMemory& memory);
   void micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics,
                    Position position);
   void end_step(bool collect_statistics);
+  void agree_on_amax();
   void step_optimizer(bool collect_statistics);
   template <typename Work>
   void run(RepeatedWork& repeated, const Work& work);
-  void upload(const Batch& batch);
+  void upload(const Batch& batch, MicroBatchMemory& memory) const;
   float target_share(const Batch& batch) const;
   /// Numbers the pass for casts that round stochastically (StepContext::pass).
-  void number_pass(int64_t step_index, Position position);
+  void number_pass(const MicroBatchMemory& memory, int64_t step_index, int64_t micro_batch) const;
   LossTotals totals(int slot) const;
   LossReport read_totals(int slot, const SectionSeconds& seconds = {},
                          std::vector<SectionSeconds>* of_ranks = nullptr) const;
@@ -197,14 +227,12 @@ class Engine {
   std::unique_ptr<TensorRanks> tensor_ranks_;  // null: one rank has all of each layer
   Decoder model_;
   std::unique_ptr<Optimizer> optimizer_;  // set if the engine trains
-  Arena saved_, scratch_;
-  Tensor tokens_, targets_;
-  Tensor document_starts_;  // used if documents are masked
-  Tensor target_share_;     // used if targets are counted
-  Buffer totals_;           // [0] training, [1] evaluation
-  Buffer loss_history_;     // Totals of each step since take_losses()
+  Arena scratch_;
+  std::unique_ptr<PipelineStage> stage_;  // null: the model is whole
+  std::vector<std::unique_ptr<MicroBatchMemory>> in_flight_;
+  Buffer totals_;        // [0] training, [1] evaluation
+  Buffer loss_history_;  // Totals of each step since take_losses()
   int64_t stored_losses_ = 0;
-  Tensor pass_;              // used by a model whose casts round stochastically
   int64_t micro_batch_ = 0;  // in its step
   bool plain_ = false;       // no GEMM of the last step was scaled
   // There is one recording for each form of a micro-batch, and of the update (with or without

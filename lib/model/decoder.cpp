@@ -34,6 +34,7 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
     : device_(&device),
       config_(config),
       plan_(plan),
+      part_(options.part.value_or(ModelPart{0, config.num_hidden_layers})),
       tensor_(options.tensor),
       keeps_block_inputs_(!encodes_residuals() || options.settings.recompute == Recompute::block) {
   check(config_.vocab_size > 0, "the vocabulary is known before a model is built");
@@ -48,19 +49,21 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
     linear_index_.emplace(linear_plans_[i].site.name, i);
   }
   check_tensor_share(config_, plan_, linear_plans_, tensor_);
-  const int64_t rows = padded_vocabulary(config_, tensor_.divisor());
-  const auto vocabulary = [&] {
-    return sharding_of({rows, config_.hidden_size}, Split::columns, std::array{rows});
-  };
+  if (!part_.is_whole()) {
+    scaling_.separate_passes();
+  }
   parameters_.begin_unit();
+  set_present(part_.embeds || (part_.has_head && tied()));
   embedding_ = parameters_.add({.name = "embedding.weight",
                                 .used_rows = config_.vocab_size,
                                 .sharding = vocabulary(),
                                 .init_std = config_.initializer_range});
+  embedding_->counts_in_norm = part_.embeds;
   // The embedding is read in fp32. If the head shares it, it is the master of the head's copy.
-  if (config_.tie_word_embeddings) {
+  if (tied()) {
     embedding_->formats = head_formats(plan_, linear_plans_.back());
   }
+  set_present(part_.embeds);
   if (config_.positions == PositionKind::learned) {
     Sharding all =
         sharding_of({config_.max_position_embeddings, config_.hidden_size}, Split::none, {});
@@ -71,16 +74,36 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
   }
   blocks_.reserve(static_cast<size_t>(config_.num_hidden_layers));
   for (int64_t i = 0; i < config_.num_hidden_layers; ++i) {
-    parameters_.begin_unit();
+    set_present(part_.has(i));
+    if (part_.has(i)) {
+      parameters_.begin_unit();
+    }
     add_block(i, options.settings.recompute);
+    if (!part_.has(i)) {
+      blocks_.pop_back();
+    }
   }
   parameters_.begin_unit();
-  saved_.resize(blocks_.size());
+  set_present(part_.has_head);
+  if (part_.has_head) {
+    add_head(options);
+  }
+  for (const auto& parameter : parameters_.all()) {
+    // All ranks of the tensor axis have what is not cut.
+    parameter->counts_in_norm =
+        parameter->counts_in_norm && (tensor_.rank == 0 || parameter->sharding.cut);
+  }
+  freeze(options.settings.frozen);
+  allocate(options);
+}
+
+void Decoder::add_head(const DecoderOptions& options) {
   // Forward reads codes in the blocks only; the norm after them reads the residual stream, which
   // stays alive until its backward pass.
   final_norm_ = std::make_unique<Norm>(
       make_norm("final_norm",
                 plan_.forward_reads_saved ? SavedFormat{plain(plan_.activation)} : norm_input()));
+  const int64_t rows = embedding_->sharding.whole[0];
   Parameter* head_weight = embedding_;
   if (!config_.tie_word_embeddings) {
     head_weight = parameters_.add({.name = "head.weight",
@@ -91,16 +114,16 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
                                    .gathered = {.form = GatheredForm::operands},
                                    .overwritten = true});
   }
-  const int64_t chunk_rows = options.settings.head_chunk_rows > 0
-                                 ? options.settings.head_chunk_rows
-                                 : head_chunk_rows(device.traits().memory, rows, plan_.activation);
+  const int64_t chunk_rows =
+      options.settings.head_chunk_rows > 0
+          ? options.settings.head_chunk_rows
+          : head_chunk_rows(device_->traits().memory, rows, plan_.activation);
+  scaling_.set_pass(ScalingPass::backward);  // which runs the head, forward and backward
   LinearPlan head = linear_plans_.back();
   head.site.out_features = rows;
   head.site = head.site.of_rank(tensor_.ranks);
   head_ = std::make_unique<Head>(Linear(head, head_weight, nullptr, scaling_), config_.vocab_size,
                                  chunk_rows, static_cast<float>(options.settings.z_loss));
-  freeze(options.settings.frozen);
-  allocate(options);
 }
 
 void Decoder::freeze(const std::vector<std::string>& patterns) {
@@ -112,6 +135,11 @@ void Decoder::freeze(const std::vector<std::string>& patterns) {
   }
   for (const std::string& pattern : patterns) {
     check_pattern("training.frozen:", pattern, "parameter", names);
+  }
+  if (!part_.is_whole() && !patterns.empty()) {
+    throw ConfigError(
+        "training.frozen: parallelism.pipeline cannot train a part of the parameters yet; set it "
+        "to 1, or leave out training.frozen");
   }
   const std::vector<size_t> begins = parameters_.unit_begins();
   const auto is_trained = [](const auto& parameter) { return parameter->trained; };
@@ -126,12 +154,18 @@ void Decoder::freeze(const std::vector<std::string>& patterns) {
 
 Sharding Decoder::sharding_of(const Shape& whole, Split split,
                               std::span<const int64_t> pieces) const {
-  const Sharding all = whole_of(whole, parameters_.all().size());
+  const Sharding all = whole_of(whole, parameters_.next_index());
   if (split == Split::none || tensor_.ranks == 1) {
     return all;
   }
   return split == Split::columns ? rows_of_pieces(all, pieces, tensor_.rank, tensor_.ranks)
                                  : columns_of(all, tensor_.rank, tensor_.ranks);
+}
+
+/// The rows of the embedding and of the head.
+Sharding Decoder::vocabulary() const {
+  const int64_t rows = padded_vocabulary(config_, tensor_.divisor());
+  return sharding_of({rows, config_.hidden_size}, Split::columns, std::array{rows});
 }
 
 /// Returns the parameter of a norm's gain or of a bias, of which each rank has all.
@@ -255,8 +289,8 @@ void Decoder::fill_rotary_tables() {
 }
 
 /// Begins a pass over the model.
-StepContext Decoder::begin_pass(StepContext context) const {
-  scaling_.begin_pass(context.stream);
+StepContext Decoder::begin_pass(StepContext context, ScalingPass pass) const {
+  scaling_.begin_pass(context.stream, pass);
   context.amax_is_clear = true;
   return context;
 }
@@ -310,8 +344,10 @@ void Decoder::embed_over_ranks(const StepContext& context, ops::EmbeddingForward
   }
 }
 
-void Decoder::run_blocks(const StepContext& context, Residual& stream, int64_t batch,
+void Decoder::run_blocks(const StepContext& context, Residual& stream,
+                         std::vector<Block::Saved>& saved, int64_t batch,
                          std::vector<KvCache>* caches) {
+  saved.resize(blocks_.size());
   // If backward reads every block's input, all of them stay alive; otherwise two buffers alternate.
   const bool stored = context.training && keeps_block_inputs_;
   View spare;
@@ -325,7 +361,7 @@ void Decoder::run_blocks(const StepContext& context, Residual& stream, int64_t b
     }
     use(context, i + 1, i + 2);
     blocks_[i].forward(context, stream, y, batch, caches == nullptr ? nullptr : &(*caches)[i],
-                       saved_[i]);
+                       saved[i]);
     if (context.watch != nullptr) {
       ops::add(context.stream, stream.x, stream.branch, stream.sum);
       stream = {.x = stream.sum, .branch = stream.branch, .sum = {}};
@@ -335,29 +371,33 @@ void Decoder::run_blocks(const StepContext& context, Residual& stream, int64_t b
   }
 }
 
-void Decoder::evaluate(const StepContext& step, ConstView tokens, ConstView targets,
-                       const LossTotals& totals) {
+void Decoder::evaluate(const StepContext& step, MicroBatchPass batch, const LossTotals& totals) {
   check(!step.training, "evaluation keeps nothing for backward");
   scaling_.begin_evaluation(step.stream);
   const StepContext context = begin_pass(step);
   ArenaScope scope(*context.scratch);
-  const View embedded = embed(context, tokens, 0, *context.scratch);
+  const View embedded = part_.embeds ? embed(context, batch.tokens, 0, *context.scratch) : batch.x;
   const auto like_embedded = [&] {
     return fp8train::allocate(*context.scratch, embedded.dtype, embedded.shape);
   };
   Residual stream = {.x = embedded, .branch = like_embedded(), .sum = {}};
-  run_blocks(context, stream, tokens.shape[0], nullptr);
-  const View normed = like_embedded();
-  use(context, blocks_.size() + 1, ParameterGatherer::kNone);
-  Norm::Saved unused;
-  final_norm_->forward(context, stream, normed, unused);
-  head_->loss(context, normed, reshaped(targets, {targets.count()}), totals);
+  run_blocks(context, stream, batch.saved, batch.tokens.shape[0], nullptr);
+  if (head_ == nullptr) {
+    ops::add(context.stream, stream.x, stream.branch, batch.y);
+  } else {
+    const View normed = like_embedded();
+    use_head(context, ParameterGatherer::kNone);
+    Norm::Saved unused;
+    final_norm_->forward(context, stream, normed, unused);
+    head_->loss(context, normed, reshaped(batch.targets, {batch.targets.count()}), totals);
+  }
   scaling_.end_evaluation(step.stream);
 }
 
 View Decoder::next_token_logits(const StepContext& step, ConstView tokens,
                                 std::vector<KvCache>& caches) {
   check(!step.training && caches.size() == blocks_.size(), "one cache per layer");
+  check(part_.is_whole(), "a part of a model has no logits");
   scaling_.begin_evaluation(step.stream);
   const StepContext context = begin_pass(step);
   const int64_t batch = tokens.shape[0];
@@ -371,13 +411,14 @@ View Decoder::next_token_logits(const StepContext& step, ConstView tokens,
   Residual stream = {.x = embedded,
                      .branch = fp8train::allocate(*context.scratch, embedded.dtype, embedded.shape),
                      .sum = {}};
-  run_blocks(context, stream, batch, &caches);
+  std::vector<Block::Saved> saved;
+  run_blocks(context, stream, saved, batch, &caches);
   for (KvCache& cache : caches) {
     cache.length += length;
   }
   const View normed =
       fp8train::allocate(*context.scratch, embedded.dtype, {1, config_.hidden_size});
-  use(context, blocks_.size() + 1, ParameterGatherer::kNone);
+  use_head(context, ParameterGatherer::kNone);
   Norm::Saved unused;
   const auto last_row = [&](const View& view) {
     return view.empty() ? view : rows_of(view, length - 1, 1);

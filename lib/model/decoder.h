@@ -4,6 +4,7 @@
 // code counts instead of computing.
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -25,12 +26,32 @@
 
 namespace fp8train {
 
+/// The part of a model that a pipeline stage has.
+struct ModelPart {
+  int64_t first_block = 0, end_block = 0;
+  bool embeds = true;    ///< has the embedding; with tied embeddings the part with the head, too
+  bool has_head = true;  ///< has the final norm and the head
+
+  bool has(int64_t block) const { return first_block <= block && block < end_block; }
+  bool is_whole() const { return embeds && has_head; }
+};
+
+/// One micro-batch in flight: what its forward pass reads and leaves for its backward pass.
+struct MicroBatchPass {
+  ConstView tokens, targets;  ///< int32 [B, T]
+  /// [B * T, C], in the activation type: the stream before the blocks of a part without embedding,
+  /// and after those of a part that is not the whole model.
+  View x, y;
+  std::vector<Block::Saved> saved;  ///< of each block
+};
+
 /// How a decoder is built, apart from its shape and plan.
 struct DecoderOptions {
   DecoderSettings settings;
   bool gradients = true;  ///< false: forward only, nothing is allocated for backward
   StoreSharing sharing;
-  TensorShare tensor;
+  std::optional<ModelPart> part = {};  ///< nothing: the whole model
+  TensorShare tensor = {};
 };
 
 /// A decoder-only transformer with explicit forward and backward passes. It owns the parameters and
@@ -48,6 +69,8 @@ class Decoder {
 
   const ModelConfig& config() const { return config_; }
   const PrecisionPlan& plan() const { return plan_; }
+  const ModelPart& part() const { return part_; }
+  /// Returns the plans of the whole model's layers.
   const std::vector<LinearPlan>& linear_plans() const { return linear_plans_; }
   ParameterStore& parameters() { return parameters_; }
   ScalingState& scaling() { return scaling_; }
@@ -61,7 +84,7 @@ class Decoder {
   void refresh_weights(const StepContext& context, bool after_update);
 
   /// Returns the number of units of the store: the embedding, each block, and one for the layers
-  /// after them.
+  /// after them. In a part of the model the first and the last may have no parameters.
   size_t units() const { return blocks_.size() + 2; }
 
   /// Calls visit(Linear&) for the layers whose weights belong to a unit, in order of execution.
@@ -69,7 +92,7 @@ class Decoder {
   void for_each_linear(size_t unit, const Visit& visit) {
     if (unit > 0 && unit <= blocks_.size()) {
       blocks_[unit - 1].for_each_linear(visit);
-    } else if ((unit == 0) == tied()) {
+    } else if (head_ != nullptr && (unit == 0) == tied()) {
       visit(head_->projection());
     }
   }
@@ -81,10 +104,17 @@ class Decoder {
   void train_micro_batch(const StepContext& step, ConstView tokens, ConstView targets,
                          const LossTotals& totals, const float* loss_scale, float gradient_factor);
 
-  /// Adds the loss of one batch to the totals. tokens, targets: int32 [B, T]. Throws InternalError
-  /// if step.training.
-  void evaluate(const StepContext& step, ConstView tokens, ConstView targets,
-                const LossTotals& totals);
+  /// The same in two calls, for a part of the model, between which other micro-batches run. The
+  /// saved arena of `step` is that of this micro-batch, and its content is for the caller to
+  /// release after the second call. The first one writes pass.y. `gradient`: like y; in a part
+  /// without head it is that of y on entry. On return it is that of x.
+  void forward_part(const StepContext& step, MicroBatchPass& pass);
+  void backward_part(const StepContext& step, MicroBatchPass& pass, const View& gradient,
+                     const LossTotals& totals, const GradientScale& scale);
+
+  /// Adds the loss of one batch to the totals; a part without head writes batch.y. Throws
+  /// InternalError if step.training.
+  void evaluate(const StepContext& step, MicroBatchPass batch, const LossTotals& totals);
 
   /// Appends tokens [B, T] to the caches (one per layer), advances their lengths, and returns the
   /// logits of the last position, [B, padded vocabulary] in the activation type. B is 1. The view
@@ -93,10 +123,17 @@ class Decoder {
   View next_token_logits(const StepContext& step, ConstView tokens, std::vector<KvCache>& caches);
 
  private:
-  StepContext begin_pass(StepContext context) const;
+  StepContext begin_pass(StepContext context, ScalingPass pass = ScalingPass::both) const;
+  void set_present(bool present) {
+    parameters_.set_present(present);
+    scaling_.set_present(present);
+  }
+  void add_head(const DecoderOptions& options);
   void make_parts(const StepContext& context);
   /// Called before a pass reads a unit's parameters. `next` is the unit after it.
   void use(const StepContext& context, size_t unit, size_t next);
+  /// The same for the layers after the blocks.
+  void use_head(const StepContext& context, size_t next);
   void begin_gradients(const StepContext& context, size_t unit) const;
   /// Takes the parameters that match a pattern from training.
   void freeze(const std::vector<std::string>& patterns);
@@ -107,16 +144,17 @@ class Decoder {
                                const View& gradient) const;
   /// Runs all blocks. `stream` has the embedded tokens and memory for branches on entry; on return
   /// the sum with the last block's branch is due.
-  void run_blocks(const StepContext& context, Residual& stream, int64_t batch,
-                  std::vector<KvCache>* caches);
-  Residual forward(const StepContext& context, ConstView tokens, const View& branch);
+  void run_blocks(const StepContext& context, Residual& stream, std::vector<Block::Saved>& saved,
+                  int64_t batch, std::vector<KvCache>* caches);
+  Residual forward(const StepContext& context, MicroBatchPass& pass, const View& branch);
   void run_head(const StepContext& context, const Residual& last, ConstView targets,
                 const LossTotals& totals, const View& gradient, const GradientScale& scale);
-  void backward(const StepContext& context, ConstView tokens, const View& gradient, int64_t batch);
+  void backward(const StepContext& context, MicroBatchPass& pass, const View& gradient);
   bool is_exempt(int64_t block) const;
   void add_block(int64_t index, Recompute recompute);
   /// The part of the next parameter that this rank has.
   Sharding sharding_of(const Shape& whole, Split split, std::span<const int64_t> pieces) const;
+  Sharding vocabulary() const;
   Parameter vector_of(const std::string& name, int64_t size, Init init, bool partial) const;
   Norm make_norm(const std::string& name, const SavedFormat& input);
   Linear make_linear(const std::string& name);
@@ -129,6 +167,7 @@ class Decoder {
   Device* device_;
   ModelConfig config_;
   PrecisionPlan plan_;
+  ModelPart part_;
   TensorShare tensor_;
   bool keeps_block_inputs_;
   std::vector<LinearPlan> linear_plans_;
@@ -141,7 +180,6 @@ class Decoder {
   Parameter* positions_ = nullptr;
   size_t first_trained_ = 0;  ///< unit: backward ends with it
   std::vector<Block> blocks_;
-  std::vector<Block::Saved> saved_;
   std::unique_ptr<Norm> final_norm_;
   std::unique_ptr<Head> head_;
 };

@@ -18,22 +18,41 @@ void Decoder::train_micro_batch(const StepContext& step, ConstView tokens, Const
   const StepContext context = begin_pass(step);
   ArenaScope saved_scope(*context.saved);
   ArenaScope scratch_scope(*context.scratch);
-  const int64_t batch = tokens.shape[0];
   const View gradient = fp8train::allocate(*context.scratch, plan_.activation,
                                            {context.own_rows(tokens.count()), config_.hidden_size});
-  const Residual last = forward(context, tokens, gradient);
+  MicroBatchPass pass = {.tokens = tokens, .targets = targets};
+  const Residual last = forward(context, pass, gradient);
   run_head(context, last, targets, totals, gradient, {loss_scale, gradient_factor});
-  backward(context, tokens, gradient, batch);
+  backward(context, pass, gradient);
+}
+
+void Decoder::forward_part(const StepContext& step, MicroBatchPass& pass) {
+  const StepContext context = begin_pass(step, ScalingPass::forward);
+  ArenaScope scratch_scope(*context.scratch);
+  const View branch = fp8train::allocate(*context.scratch, pass.y.dtype, pass.y.shape);
+  const Residual last = forward(context, pass, branch);
+  ops::add(context.stream, last.x, last.branch, pass.y);
+}
+
+void Decoder::backward_part(const StepContext& step, MicroBatchPass& pass, const View& gradient,
+                            const LossTotals& totals, const GradientScale& scale) {
+  const StepContext context = begin_pass(step, ScalingPass::backward);
+  ArenaScope scratch_scope(*context.scratch);
+  if (head_ != nullptr) {
+    const Residual last = {.x = pass.y, .branch = {}, .sum = {}};
+    run_head(context, last, pass.targets, totals, gradient, scale);
+  }
+  backward(context, pass, gradient);
 }
 
 /// `branch` is memory for the branches of the residual stream; it is free again after the norm that
 /// follows.
-Residual Decoder::forward(const StepContext& context, ConstView tokens, const View& branch) {
+Residual Decoder::forward(const StepContext& context, MicroBatchPass& pass, const View& branch) {
   const TraceSpan span(name_of(StepPart::forward));
-  const View embedded =
-      embed(context, tokens, 0, keeps_block_inputs_ ? *context.saved : *context.scratch);
-  Residual stream = {.x = embedded, .branch = branch, .sum = {}};
-  run_blocks(context, stream, tokens.shape[0], nullptr);
+  Arena& arena = keeps_block_inputs_ ? *context.saved : *context.scratch;
+  const View x = part_.embeds ? embed(context, pass.tokens, 0, arena) : pass.x;
+  Residual stream = {.x = x, .branch = branch, .sum = {}};
+  run_blocks(context, stream, pass.saved, pass.tokens.shape[0], nullptr);
   return stream;
 }
 
@@ -42,9 +61,8 @@ void Decoder::run_head(const StepContext& context, const Residual& last, ConstVi
                        const LossTotals& totals, const View& gradient, const GradientScale& scale) {
   const TraceSpan span(name_of(StepPart::head));
   const View normed = fp8train::allocate(*context.saved, gradient.dtype, gradient.shape);
-  const size_t head_unit = blocks_.size() + 1;
-  use(context, head_unit, blocks_.size());
-  begin_gradients(context, head_unit);
+  use_head(context, blocks_.size());
+  begin_gradients(context, blocks_.size() + 1);
   if (tied()) {
     begin_gradients(context, 0);
   }
@@ -57,8 +75,7 @@ void Decoder::run_head(const StepContext& context, const Residual& last, ConstVi
 }
 
 /// Runs backward through everything but the head, whose gradients are complete.
-void Decoder::backward(const StepContext& context, ConstView tokens, const View& gradient,
-                       int64_t batch) {
+void Decoder::backward(const StepContext& context, MicroBatchPass& pass, const View& gradient) {
   const TraceSpan span(name_of(StepPart::backward));
   const std::vector<size_t> begins = parameters_.unit_begins();
   const auto complete = [&](size_t unit) {
@@ -71,14 +88,18 @@ void Decoder::backward(const StepContext& context, ConstView tokens, const View&
   for (size_t unit = blocks_.size(); unit >= last; --unit) {
     use(context, unit, unit > last ? unit - 1 : ParameterGatherer::kNone);
     begin_gradients(context, unit);
-    blocks_[unit - 1].backward(context, gradient, batch, saved_[unit - 1]);
+    blocks_[unit - 1].backward(context, gradient, pass.tokens.shape[0], pass.saved[unit - 1]);
     complete(unit);
   }
+  const ConstView tokens = pass.tokens;
   const bool trains_positions = positions_ != nullptr && positions_->trained;
+  if (!part_.embeds) {
+    return complete(0);  // the head's part of a tied table
+  }
   if (!embedding_->trained && !trains_positions) {
     return;
   }
-  if (!tied()) {
+  if (!tied() || head_ == nullptr) {
     begin_gradients(context, 0);
   }
   add_embedding_gradients(context, tokens, gradient);

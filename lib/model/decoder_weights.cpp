@@ -67,6 +67,13 @@ void Decoder::use(const StepContext& context, size_t unit, size_t next) {
   for_each_linear(unit, [&](Linear& linear) { linear.weight().refresh(refreshing, what); });
 }
 
+void Decoder::use_head(const StepContext& context, size_t next) {
+  if (tied() && !part_.embeds) {
+    use(context, 0, ParameterGatherer::kNone);  // nothing has embedded by this table
+  }
+  use(context, blocks_.size() + 1, next);
+}
+
 void Decoder::begin_gradients(const StepContext& context, size_t unit) const {
   if (context.gatherer != nullptr) {
     context.gatherer->begin_gradients(unit, context.overwrites_gradients);

@@ -46,15 +46,15 @@ Tensor staging(Device& device, const Parameter& parameter) {
 Parameter* ParameterStore::add(Parameter parameter) {
   check(values_.empty(), "parameters are added before the store is allocated");
   if (parameter.sharding.whole.rank() == 0) {
-    parameter.sharding = whole_of(parameter.shape, parameters_.size());
+    parameter.sharding = whole_of(parameter.shape, next_index());
   } else if (parameter.shape.rank() == 0) {
     parameter.shape = parameter.sharding.shape();
   }
   check(parameter.sharding.shape() == parameter.shape, "a parameter has the shape of its part");
   const int64_t rows = parameter.sharding.whole[0];
   parameter.used_rows = parameter.used_rows == 0 ? rows : parameter.used_rows;
-  parameters_.push_back(std::make_unique<Parameter>(std::move(parameter)));
-  return parameters_.back().get();
+  Parameters& list = present_ ? parameters_ : absent_;
+  return list.emplace_back(std::make_unique<Parameter>(std::move(parameter))).get();
 }
 
 std::vector<size_t> ParameterStore::unit_begins() const {

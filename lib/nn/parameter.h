@@ -49,11 +49,13 @@ struct Parameter {
   Shape shape;            ///< as stored; rows may be padded with zeros. None: that of `sharding`
   int64_t used_rows = 0;  ///< rows of the whole that the model has; the rest is padding
   /// The part of the whole that this is. If it has no shape, add() makes it a whole, with the
-  /// position in the store for its index.
+  /// position in the store of the whole model for its index.
   Sharding sharding = {};
   bool decay = true;  ///< weight decay applies (not to norms and biases)
   /// False: the value stays as it is. There is no gradient and no state of the optimizer.
   bool trained = true;
+  /// False: another pipeline stage has the same parameter, and its part in the gradients' norm.
+  bool counts_in_norm = true;
   /// The rows of each matrix that is stacked in the weight of a hidden linear layer (q, k and v;
   /// gate and up). Empty for embedding, head, norm and bias.
   std::vector<int64_t> matrices;
@@ -168,6 +170,11 @@ class ParameterStore {
   /// Adds a parameter; `used_rows` of 0 becomes all rows. The pointer stays valid for the life of
   /// the store. Throws InternalError once the store is allocated.
   Parameter* add(Parameter parameter);
+  /// False: parameters that are added from here on are those of layers that another pipeline stage
+  /// has. They are counted, for the positions of those that follow, and are in no list.
+  void set_present(bool present) { present_ = present; }
+  /// Returns the Sharding::index of the parameter that is added next.
+  uint64_t next_index() const { return parameters_.size() + absent_.size(); }
 
   /// Begins a unit: the parameters added from here on are read together by the model.
   void begin_unit() { unit_begins_.push_back(parameters_.size()); }
@@ -220,6 +227,8 @@ class ParameterStore {
   int wire_index(const TensorFormat& wire);
 
   Parameters parameters_;
+  Parameters absent_;  ///< of other stages
+  bool present_ = true;
   std::vector<size_t> unit_begins_;
   StoredPool values_, gradients_;
   StoredPool sums_;                         ///< gradients that cross from another format

@@ -136,8 +136,12 @@ void Optimizer::add_squares(Stream stream, Arena& scratch, const View& x, double
   ops::sum_of_squares(stream, x, sum, partial, read_as);
 }
 
-void Optimizer::add_squares_of(Stream stream, Arena& scratch, const Parameter& parameter) const {
+/// Adds the squares of the part of a gradient that this rank updates.
+void Optimizer::add_gradient(Stream stream, Arena& scratch, const Parameter& parameter) const {
   const Encoded& gradient = parameter.updated.gradient;
+  if (gradient.empty() || gradient.count() == 0) {
+    return;
+  }
   if (!gradient.format.is_scaled()) {
     return add_squares(stream, scratch, gradient.codes, squared_norm(),
                        read_as(gradient.format, parameter.formats.gradient_wire));
@@ -148,28 +152,19 @@ void Optimizer::add_squares_of(Stream stream, Arena& scratch, const Parameter& p
   add_squares(stream, scratch, values, squared_norm());
 }
 
-void Optimizer::sum_cut_gradients(Stream stream, Arena& scratch) const {
-  for (const auto& parameter : parameters().all()) {
-    const Encoded& gradient = parameter->updated.gradient;
-    if (parameter->trained && parameter->sharding.cut && gradient.count() > 0) {
-      add_squares_of(stream, scratch, *parameter);
-    }
-  }
-}
-
 void Optimizer::sum_gradients(Stream stream, Arena& scratch) const {
   double* sum = squared_norm();
-  if (!site_.counts_wholes) {
-    return sum_cut_gradients(stream, scratch);
-  }
-  if (const StoreShards* const shards = parameters().shards(); shards != nullptr) {
+  const bool counts_all = std::ranges::all_of(
+      parameters().all(), [](const auto& parameter) { return parameter->counts_in_norm; });
+  const StoreShards* const shards = parameters().shards();
+  const StoredPool& pool = parameters().gradients();
+  if (shards != nullptr && counts_all) {
     for (const View& shard : shards->updated_gradients()) {
       add_squares(stream, scratch, shard, sum);
     }
     return;
   }
-  const StoredPool& pool = parameters().gradients();
-  for (size_t i = 0; i < pool.buffers(); ++i) {
+  for (size_t i = 0; counts_all && i < pool.buffers(); ++i) {
     const Encoded gradients = pool.whole(i);
     if (gradients.format == TensorFormat{}) {
       const auto wire = static_cast<size_t>(pool.wire_index(i));
@@ -178,10 +173,10 @@ void Optimizer::sum_gradients(Stream stream, Arena& scratch) const {
     }
   }
   for (const auto& parameter : parameters().all()) {
-    if (!parameter->trained || !parameter->gradient.empty()) {
-      continue;
+    const bool is_in_pool = counts_all && !parameter->gradient.empty();
+    if (parameter->trained && parameter->counts_in_norm && !is_in_pool) {
+      add_gradient(stream, scratch, *parameter);
     }
-    add_squares_of(stream, scratch, *parameter);
   }
 }
 
@@ -197,7 +192,7 @@ void Optimizer::step(Stream stream, Arena& scratch, bool collect_statistics,
   }
   ops::prepare_step(stream, control, static_cast<float>(settings().grad_clip), scaling_);
   device().fill_zero(&control->squared_norm, sizeof(control->squared_norm));  // of the next step
-  if (combiner != nullptr) {
+  if (combiner != nullptr && combiner->of_parts()) {
     combine_scales(stream, *combiner);
   }
   const Update step = {stream, &scratch, collect_statistics};

@@ -30,6 +30,8 @@ class RankCombiner {
   virtual void sum(double* value) = 0;
   /// Replaces fp32 magnitudes by the largest of all ranks, one by one; NaN is larger than all.
   virtual void largest(const View& values) = 0;
+  /// False: ranks update whole parameters, and have in common the norm alone.
+  virtual bool of_parts() const { return true; }
 };
 
 /// A state that an optimizer stores for some parameters from step to step, under one name. Owns its
@@ -64,9 +66,6 @@ struct OptimizerSite {
   OptimizerSettings settings;
   bool dynamic_loss_scaling = false;
   uint64_t seed = 0;  ///< seed of stochastic rounding
-  /// Whether the gradients of parameters that are not cut (Sharding::cut) count for the norm here:
-  /// of the ranks of the tensor axis, which all have them, on one.
-  bool counts_wholes = true;
 };
 
 /// Updates the parameters of a store by their gradients.
@@ -174,8 +173,7 @@ class Optimizer {
  private:
   void round_gradients(Stream stream, Arena& scratch) const;
   void sum_gradients(Stream stream, Arena& scratch) const;
-  void add_squares_of(Stream stream, Arena& scratch, const Parameter& parameter) const;
-  void sum_cut_gradients(Stream stream, Arena& scratch) const;
+  void add_gradient(Stream stream, Arena& scratch, const Parameter& parameter) const;
   void combine_scales(Stream stream, RankCombiner& combiner);
   void finish_update(const Update& step, const Parameter& parameter, Done done) const;
 

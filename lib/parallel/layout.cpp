@@ -2,12 +2,16 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
+#include <iterator>
+#include <numeric>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
 #include "base/nearest.h"
+#include "base/text.h"
 
 namespace fp8train {
 namespace {
@@ -58,6 +62,33 @@ MeshShape mesh_shape(const ParallelLayout& layout, const Topology& ranks) {
   shape.pipeline = static_cast<int>(layout.pipeline);
   shape.expert = static_cast<int>(layout.expert);
   return shape;
+}
+
+std::pair<int64_t, int64_t> blocks_of_stage(const ParallelLayout& layout, int64_t blocks,
+                                            int64_t stage) {
+  const int64_t stages = layout.pipeline;
+  if (stages > blocks) {
+    throw ConfigError(fmt::format(
+        "parallelism.pipeline is {}, and the model has {}: a stage needs one at least; the nearest "
+        "size that works is {}",
+        stages, counted(blocks, "block"), blocks));
+  }
+  const std::vector<int64_t>& given = layout.stage_blocks;
+  if (given.empty()) {
+    const auto first = [&](int64_t of) {
+      return blocks / stages * of + std::min(of, blocks % stages);
+    };
+    return {first(stage), first(stage + 1)};
+  }
+  const int64_t sum = std::accumulate(given.begin(), given.end(), int64_t{0});
+  if (std::ssize(given) != stages || sum != blocks || std::ranges::min(given) < 1) {
+    throw ConfigError(fmt::format(
+        "parallelism.stage_blocks: {} stages have {} blocks together, one at least in each, and "
+        "not {} in {}",
+        stages, blocks, sum, counted(std::ssize(given), "stage")));
+  }
+  const int64_t first = std::accumulate(given.begin(), given.begin() + stage, int64_t{0});
+  return {first, first + given[static_cast<size_t>(stage)]};
 }
 
 Mesh make_mesh(const ParallelLayout& layout, Communicator* world) {

@@ -2,6 +2,8 @@
 // How many ranks share the work along each axis, as a user asks for it. Pure data.
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "comm/mesh.h"
 
@@ -16,6 +18,9 @@ struct ParallelLayout {
   /// parallelism.tensor_parts: partial results of which each sum over the ranks of the tensor axis
   /// consists, also where one rank has them all. 0: as many as ranks.
   int64_t tensor_parts = 0;
+  /// parallelism.stage_blocks: blocks of each pipeline stage; empty: equally many, and one more in
+  /// the first stages where that does not divide.
+  std::vector<int64_t> stage_blocks;
 
   /// Returns how many partial results a rank makes of each such sum.
   int64_t parts_of_rank() const { return tensor_parts == 0 ? 1 : tensor_parts / tensor; }
@@ -28,5 +33,10 @@ struct ParallelLayout {
 MeshShape mesh_shape(const ParallelLayout& layout, const Topology& ranks);
 /// Makes the mesh of a run's ranks; null: of one rank. Collective. Throws as mesh_shape() does.
 Mesh make_mesh(const ParallelLayout& layout, Communicator* world);
+
+/// Returns the first block of a pipeline stage, and that of the next one. Throws ConfigError where
+/// the model's blocks are not divided among all stages.
+std::pair<int64_t, int64_t> blocks_of_stage(const ParallelLayout& layout, int64_t blocks,
+                                            int64_t stage);
 
 }  // namespace fp8train

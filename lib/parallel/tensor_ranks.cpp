@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "comm/exchange/reduce.h"
+#include "nn/context.h"
 #include "ops/exchange/wire.h"
 
 namespace fp8train {

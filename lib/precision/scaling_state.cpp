@@ -60,9 +60,9 @@ std::optional<double> SlotReport::snr_db() const {
   return std::round(decibels * 100.0) / 100.0;
 }
 
-ScalingState::Group& ScalingState::group_of(const TensorFormat& format) {
+ScalingState::Group& ScalingState::group_of(const TensorFormat& format, ScalingPass pass) {
   const auto found = std::find_if(groups_.begin(), groups_.end(), [&](const auto& group) {
-    return same_rule(group->format, format);
+    return same_rule(group->format, format) && group->pass == pass;
   });
   if (found != groups_.end()) {
     return **found;
@@ -70,22 +70,28 @@ ScalingState::Group& ScalingState::group_of(const TensorFormat& format) {
   check(groups_.size() < 64, "at most 64 rules of scaling");  // bits of due()
   groups_.push_back(std::make_unique<Group>());
   groups_.back()->format = format;
+  groups_.back()->pass = pass;
   return *groups_.back();
 }
 
 const ScalingSlot* ScalingState::add(std::string layer, std::string role,
                                      const TensorFormat& format, bool of_pass) {
   check(device_ == nullptr, "slots are added before the scaling state is allocated");
-  slots_.push_back(std::make_unique<ScalingSlot>());
-  ScalingSlot& slot = *slots_.back();
+  const uint64_t index = slots_.size() + absent_.size();
+  auto& slots = present_ ? slots_ : absent_;
+  ScalingSlot& slot = *slots.emplace_back(std::make_unique<ScalingSlot>());
   slot.layer = std::move(layer);
   slot.role = std::move(role);
   slot.format = format;
-  slot.index = slots_.size() - 1;
+  slot.index = index;
   const bool is_current = format.policy == ScalePolicy::current && !by_blocks(format);
   slot.begins_at_zero = of_pass && (is_current || format.is_current_at_first());
   slot.scales_now = format.policy == ScalePolicy::current || format.is_current_at_first();
-  group_of(format).slots.push_back(&slot);
+  if (present_) {
+    const bool of_gradient = pass_ == ScalingPass::forward && slot.role.starts_with("dy");
+    const ScalingPass pass = of_gradient ? ScalingPass::backward : pass_;
+    group_of(format, separates_passes_ ? pass : ScalingPass::both).slots.push_back(&slot);
+  }
   return &slot;
 }
 
@@ -174,8 +180,11 @@ uint64_t ScalingState::due(int64_t step, bool ends_step) const {
   return groups;
 }
 
-void ScalingState::begin_pass(Stream stream) const {
+void ScalingState::begin_pass(Stream stream, ScalingPass pass) const {
   for (const auto& group : groups_) {
+    if (pass != ScalingPass::both && pass != group->pass) {
+      continue;
+    }
     const auto begins = [&](size_t i) {
       return group->slots[i]->begins_at_zero && group->slots[i]->scales_now;
     };
@@ -193,9 +202,12 @@ void ScalingState::begin_pass(Stream stream) const {
   }
 }
 
-void ScalingState::update(Stream stream, uint64_t due, double* squared_norm) {
+void ScalingState::update(Stream stream, uint64_t due, double* squared_norm, ScalingPass pass) {
   for (size_t g = 0; g < groups_.size(); ++g) {
     const Group* group = groups_[g].get();
+    if (pass != ScalingPass::both && pass != group->pass) {
+      continue;
+    }
     ops::propagate_non_finite(stream, group->amax, squared_norm);
     if (by_blocks(group->format)) {
       ops::fill(stream, group->amax, 0.0F);

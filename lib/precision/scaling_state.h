@@ -42,6 +42,9 @@ struct ScalingSlot {
   CastSample* sample = nullptr;
 };
 
+/// The passes over a micro-batch that cast the tensor of a slot.
+enum class ScalingPass : uint8_t { both, forward, backward };
+
 /// Which slots with current_at_first are in their first window.
 enum class FirstWindows : uint8_t { none, some, all };
 
@@ -60,6 +63,16 @@ struct SlotReport {
 /// The scales, histories and statistics of all tensors that the plan scales.
 class ScalingState {
  public:
+  /// Lets backward passes follow forward passes of later micro-batches: begin_pass() and update()
+  /// may then be of one pass. Called before the first add().
+  void separate_passes() { separates_passes_ = true; }
+  /// The pass of the slots that are added from here on. forward: those whose role begins with "dy"
+  /// are of the backward pass.
+  void set_pass(ScalingPass pass) { pass_ = pass; }
+  /// False: slots that are added from here on are those of layers that another pipeline stage has.
+  /// They are counted, and are nothing else.
+  void set_present(bool present) { present_ = present; }
+
   /// Adds a slot; the pointer stays valid for the life of the state. `of_pass` says that its tensor
   /// is another one in each pass over the model. Throws InternalError after allocate().
   const ScalingSlot* add(std::string layer, std::string role, const TensorFormat& format,
@@ -92,8 +105,8 @@ class ScalingState {
   void restart();
 
   /// Begins a pass over the model: the amax of slots that scale now, whose tensor is another one in
-  /// each pass, becomes 0 (ScalingSlot::begins_at_zero).
-  void begin_pass(Stream stream) const;
+  /// each pass, becomes 0 (ScalingSlot::begins_at_zero). `pass`: of the slots of that pass.
+  void begin_pass(Stream stream, ScalingPass pass = ScalingPass::both) const;
 
   /// Both enclose a pass that is not a part of training. They keep amax and scale of slots with
   /// current_at_first, which casts of the first window overwrite; outside of that window there is
@@ -104,8 +117,20 @@ class ScalingState {
   /// Ends a micro-batch: moves amax values of the groups that are due into histories and sets the
   /// scales of the next micro-batch or step. Scales of slots with current scaling are left alone; a
   /// slot whose blocks have scales of their own only has an amax, which is reset. *squared_norm
-  /// (device memory) becomes NaN when an amax of any slot is not finite.
-  void update(Stream stream, uint64_t due, double* squared_norm);
+  /// (device memory) becomes NaN when an amax of any slot is not finite. `pass`: ends that pass of
+  /// a micro-batch, whose slots it updates.
+  void update(Stream stream, uint64_t due, double* squared_norm,
+              ScalingPass pass = ScalingPass::both);
+
+  /// The amax and scales of the slots of forward passes at one time, if passes are separate.
+  struct ForwardScales {
+    Tensor values;
+    std::vector<bool> scales_now;
+  };
+  ForwardScales make_forward_scales() const;
+  /// Copy them to `stored`, and back: a backward pass reads those of its own forward pass.
+  void store_forward_scales(Stream stream, ForwardScales& stored) const;
+  void restore_forward_scales(Stream stream, const ForwardScales& stored) const;
 
   /// Whether casts draw random bits (ops::CastRandom).
   bool rounds_stochastically() const;
@@ -144,6 +169,7 @@ class ScalingState {
  private:
   struct Group {
     TensorFormat format;  // policy and delayed rule are common to the group; the dtype may differ
+    ScalingPass pass = ScalingPass::both;
     std::vector<ScalingSlot*> slots;
     View amax;  // a part of all slots'
     Tensor scale, scale_inv, history, cursor, format_max;
@@ -151,7 +177,10 @@ class ScalingState {
     Tensor updates_left;  // as in ops::DelayedScalingState
     Tensor unevaluated;   // [3, slots]: amax, scale and its inverse before an evaluation
   };
-  Group& group_of(const TensorFormat& format);
+  Group& group_of(const TensorFormat& format, ScalingPass pass);
+  template <typename Visit>
+  void for_each_forward_group(const Visit& visit) const;
+  void copy_forward_scales(Stream stream, const View& stored, bool back) const;
   /// Returns the tensors of a group that a checkpoint holds: fp32 and int32.
   static std::vector<std::pair<const char*, View>> saved_parts(const Group& group);
   /// Copies the values that casts of a first window write to Group::unevaluated, or back.
@@ -159,6 +188,10 @@ class ScalingState {
   void set_updates_left(Group& group, int32_t updates);
 
   Device* device_ = nullptr;
+  bool separates_passes_ = false;
+  ScalingPass pass_ = ScalingPass::forward;
+  bool present_ = true;
+  std::vector<std::unique_ptr<ScalingSlot>> absent_;  ///< of other stages
   std::vector<std::unique_ptr<ScalingSlot>> slots_;
   std::vector<std::unique_ptr<Group>> groups_;
   Tensor amax_;

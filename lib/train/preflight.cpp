@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -43,6 +45,22 @@ DryRunStep largest_stage(const Session& session,
     }
   }
   return largest;
+}
+
+DryRunStep largest_rank(const Session& session,
+                        const std::function<DryRunStep(const EngineSettings&, int rank)>& of_rank) {
+  const ParallelLayout& layout = session.settings.parallelism.layout;
+  const int64_t of_stage = session.data_ranks * layout.context * layout.tensor;
+  std::optional<DryRunStep> largest;
+  for (int64_t stage = 0; stage < layout.pipeline; ++stage) {
+    DryRunStep step = largest_stage(session, [&](const EngineSettings& engine) {
+      return of_rank(engine, static_cast<int>(stage * of_stage));
+    });
+    if (!largest || step.memory.total() > largest->memory.total()) {
+      largest = std::move(step);
+    }
+  }
+  return *largest;
 }
 
 void log_notes(const Session& session, bool trains) {

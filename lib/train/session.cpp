@@ -312,13 +312,19 @@ namespace {
 Session resolve(const Settings& settings, bool open_data, int ranks) {
   Session session;
   session.ranks = ranks;
-  session.data_ranks =
-      mesh_shape(settings.parallelism.layout, Topology::blocks(ranks, ranks)).data;
-  const int data_ranks = session.data_ranks;
   session.settings = settings;
+  ParallelLayout& layout = session.settings.parallelism.layout;
+  layout = ranks == 1 ? ParallelLayout{.tensor_parts = layout.tensor_parts} : layout;
+  if (open_data && layout.pipeline > 1) {
+    throw ConfigError(
+        "parallelism.pipeline: checkpoints do not hold the stages of a pipeline yet, so that a run "
+        "would lose its work; set it to 1 to train, or plan with `fp8train estimate`");
+  }
+  const int data_ranks = mesh_shape(layout, Topology::blocks(ranks, ranks)).data;
+  session.data_ranks = data_ranks;
   session.tokenizer = make_tokenizer(settings.data);
   add_chat_template(*session.tokenizer, settings.data.chat_template);
-  session.engine = engine_settings(settings, resolve_model(session));
+  session.engine = engine_settings(session.settings, resolve_model(session));
   share_global_batch(settings.training, data_ranks, session.engine.step);
   note_other_tokenizer(settings, *session.tokenizer, session.engine.model.vocab_size,
                        session.notes);

@@ -63,7 +63,8 @@ struct Session {
   }
 };
 
-/// Resolves the settings for a run of `ranks`; `open_data` also opens and checks the corpora.
+/// Resolves the settings for a run of `ranks`; one rank has the whole model, whatever the layout in
+/// the settings. `open_data` also opens and checks the corpora.
 /// Throws ConfigError, DataError or CheckpointError (model.from).
 Session open_session(const Settings& settings, bool open_data, int ranks = 1);
 

@@ -102,6 +102,10 @@ void check_sync_each_batch(const CheckContext& at) {
         "true saves memory with parallelism.zero_stage: 2 or 3 only; with {} whole gradients stay",
         strategy.zero_stage));
   }
+  if (strategy.sync_each_batch && strategy.layout.pipeline > 1) {
+    at.complain(
+        "stages of parallelism.pipeline exchange gradients once in a step; set it to false");
+  }
 }
 
 }  // namespace
@@ -238,6 +242,9 @@ std::vector<Field> parallelism_fields() {
              "Ranks among which each layer is cut: its rows of activations, its heads and the "
              "columns or rows of its weights")
           .checked(check_tensor),
+      layout("pipeline", &ParallelLayout::pipeline, at_least(1),
+             "Stages of consecutive blocks, each on ranks of its own, through which micro-batches "
+             "pass one after another. `train` cannot save them yet and refuses more than 1"),
       layout(
           "tensor_parts", &ParallelLayout::tensor_parts, at_least(0),
           "Partial results of each sum that parallelism.tensor divides, a power of two: with the "

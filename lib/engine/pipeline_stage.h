@@ -1,0 +1,79 @@
+#pragma once
+// The further parts of an engine whose model is a part of a pipeline: its actions, the exchange
+// with its neighbours and the sums over stages.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "comm/mesh.h"
+#include "device/arena.h"
+#include "engine/batch.h"
+#include "engine/stage_messages.h"
+#include "engine/tied_table.h"
+#include "model/decoder.h"
+#include "optim/optimizer.h"
+#include "parallel/layout.h"
+#include "parallel/pipeline_schedule.h"
+
+namespace fp8train {
+
+struct EngineSettings;
+
+/// The memory of one micro-batch from its forward pass to the end of its backward pass.
+struct MicroBatchMemory {
+  /// `numbers_passes`: casts of the model round stochastically.
+  MicroBatchMemory(Device& device, const EngineSettings& settings, bool numbers_passes);
+
+  Tensor tokens, targets;
+  Tensor document_starts;  ///< used if documents are masked
+  Tensor target_share;     ///< used if targets are counted
+  Tensor pass;             ///< StepContext::pass
+  Arena saved;
+  float share = 1.0F;  ///< Engine::target_share() of its batch
+  MicroBatchPass of_model;
+  ScalingState::ForwardScales scales;
+};
+
+/// Returns the part of the model of this rank's stage; nothing with one stage. Throws ConfigError
+/// where the model cannot be divided so.
+std::optional<ModelPart> part_of_stage(const EngineSettings& settings, const Mesh& mesh);
+
+/// Adds the norm of a stage to those of the others.
+class StageCombiner final : public RankCombiner {
+ public:
+  /// `of_stage`: combines the ranks of this stage; null: they have whole parameters.
+  StageCombiner(Device& device, Communicator& stages, RankCombiner* of_stage);
+  void sum(double* value) override;
+  void largest(const View& values) override { of_stage_->largest(values); }
+  bool of_parts() const override { return of_stage_ != nullptr; }
+
+ private:
+  Device* device_;
+  Communicator* stages_;
+  RankCombiner* of_stage_;
+  Buffer values_;
+};
+
+struct PipelineStage {
+  /// `scaling` is that of the stage's part of the model.
+  PipelineStage(Device& device, const EngineSettings& settings, Communicator& stages,
+                const ScalingState& scaling, RankCombiner* of_stage);
+
+  std::vector<Action> actions;  ///< of a step
+  int64_t held;                 ///< most micro-batches in flight
+  StageMessages messages;
+  StageCombiner combiner;
+  ScalingState::ForwardScales ahead;  ///< while a backward pass has those of its forward pass
+  std::unique_ptr<TiedTable> table;   ///< null: this stage shares none
+  int64_t evaluated = 0;              ///< batches
+
+ private:
+  PipelineStage(Device& device, const EngineSettings& settings, Communicator& stages,
+                const ScalingState& scaling, RankCombiner* of_stage,
+                const PipelineSchedule& schedule);
+};
+
+}  // namespace fp8train

@@ -1,0 +1,150 @@
+#include "parallel/pipeline_schedule.h"
+
+#include <catch2/catch.hpp>
+
+#include "base/error.h"
+
+using namespace fp8train;
+
+namespace {
+
+template <typename Work>
+std::string refusal(const Work& work) {
+  try {
+    work();
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::string refusal_of(const std::string& text, const PipelineShape& shape) {
+  return refusal([&] { check_schedule(read_schedule(text), shape); });
+}
+
+double bubble(ScheduleKind kind, const PipelineShape& shape) {
+  return check_schedule(make_schedule(kind, shape), shape).bubble;
+}
+
+/// 1F1B as it is described: as many forward passes as stages follow, then one of each.
+std::vector<Action> alternating(int stage, const PipelineShape& shape) {
+  std::vector<Action> actions;
+  const int64_t first = std::min<int64_t>(shape.stages - stage, shape.micro_batches);
+  for (int64_t i = 0; i < first; ++i) {
+    actions.push_back({ActionKind::forward, 0, i});
+  }
+  for (int64_t i = 0; i < shape.micro_batches; ++i) {
+    actions.push_back({ActionKind::backward, 0, i});
+    if (first + i < shape.micro_batches) {
+      actions.push_back({ActionKind::forward, 0, first + i});
+    }
+  }
+  return actions;
+}
+
+}  // namespace
+
+TEST_CASE("schedules of one chunk are complete, and 1F1B has the bubble and memory of its paper") {
+  for (int stages = 1; stages <= 8; ++stages) {
+    for (int64_t micro_batches = 1; micro_batches <= 16; ++micro_batches) {
+      const PipelineShape shape = {stages, 1, micro_batches};
+      const PipelineSchedule schedule =
+          make_schedule(ScheduleKind::one_forward_one_backward, shape);
+      const ScheduleCost cost = check_schedule(schedule, shape);
+      CHECK(cost.bubble == Approx((stages - 1.0) / static_cast<double>(micro_batches)));
+      const ScheduleCost split =
+          check_schedule(make_schedule(ScheduleKind::zero_bubble, shape), shape);
+      CHECK(split.bubble <= cost.bubble);
+      for (int s = 0; s < stages; ++s) {
+        const auto stage = static_cast<size_t>(s);
+        CHECK(schedule.of_stage[stage] == alternating(s, shape));
+        CHECK(cost.held[stage] == std::min<int64_t>(stages - s, micro_batches));
+        CHECK(split.held[stage] <= stages);
+      }
+    }
+  }
+}
+
+TEST_CASE("interleaved schedules are complete, with the bubble and memory of their paper") {
+  for (int stages = 1; stages <= 8; ++stages) {
+    for (int chunks = 1; chunks <= 4; ++chunks) {
+      for (int64_t micro_batches = stages; micro_batches <= 16; micro_batches += stages) {
+        const PipelineShape shape = {stages, chunks, micro_batches};
+        const ScheduleCost cost =
+            check_schedule(make_schedule(ScheduleKind::interleaved, shape), shape);
+        CHECK(cost.bubble == Approx((stages - 1.0) / static_cast<double>(chunks * micro_batches)));
+        for (int s = 0; s < stages; ++s) {
+          CHECK(cost.held[static_cast<size_t>(s)] ==
+                std::min<int64_t>(2 * (stages - s - 1) + (chunks - 1) * stages + 1,
+                                  chunks * micro_batches));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("weight gradients that wait leave half of the bubble at most") {
+  using enum ScheduleKind;
+  CHECK(bubble(one_forward_one_backward, {8, 1, 32}) == Approx(0.21875));
+  CHECK(bubble(zero_bubble, {8, 1, 32}) == Approx(0.09375));
+  CHECK(bubble(zero_bubble, {8, 1, 16}) == Approx(0.1875));
+  CHECK(bubble(zero_bubble, {16, 1, 64}) == Approx(0.109375));
+  CHECK(bubble(interleaved, {8, 2, 32}) == Approx(0.109375));
+}
+
+TEST_CASE("a schedule of uneven times is run on paper") {
+  const PipelineShape shape = {2, 1, 2};
+  const PipelineSchedule schedule = make_schedule(ScheduleKind::one_forward_one_backward, shape);
+  CHECK(text_of(schedule) == "stage 0: F0 F1 B0 B1\nstage 1: F0 B0 F1 B1\n");
+  // Stage 1 ends at 13, after F0 1-2, B0 2-7, F1 7-8 and B1; stage 0 runs B1 from then on.
+  CHECK(
+      check_schedule(schedule, shape, {.forward = 1, .backward = 3, .weight_gradient = 2}).bubble ==
+      Approx((18.0 - 12.0) / 12.0));
+}
+
+TEST_CASE("the text of a schedule is read back") {
+  using enum ScheduleKind;
+  for (const auto& [kind, shape] : {std::pair{one_forward_one_backward, PipelineShape{4, 1, 6}},
+                                    {interleaved, {4, 3, 8}},
+                                    {zero_bubble, {3, 1, 12}}}) {
+    const PipelineSchedule schedule = make_schedule(kind, shape);
+    CHECK(read_schedule(text_of(schedule)) == schedule);
+  }
+  CHECK(read_schedule("stage 0: F0.1 W2\n\n").of_stage.front() ==
+        std::vector<Action>{{ActionKind::forward, 1, 0}, {ActionKind::weight_gradient, 0, 2}});
+}
+
+TEST_CASE("a schedule that does not work is refused by stage and action") {
+  const PipelineShape shape = {2, 1, 2};
+  const std::string first = "stage 0: F0 F1 B0 B1\n";
+  CHECK(refusal_of(first, shape) == "the pipeline schedule has 1 stages, and the run has 2");
+  CHECK(refusal_of(first + "stage 1: F0 B0 F1", shape) ==
+        "pipeline schedule, stage 1: B1 is missing");
+  CHECK(refusal_of(first + "stage 1: F1 B1 F0 B0", shape) ==
+        "pipeline schedule, stage 1: F1 comes before F0");
+  CHECK(refusal_of(first + "stage 1: F0 F0 B0 F1 B1", shape) ==
+        "pipeline schedule, stage 1: F0 comes before F1");
+  CHECK(refusal_of(first + "stage 1: F0 B0 F1 B1 F2", shape) ==
+        "pipeline schedule, stage 1: there is no F2 among 2 micro-batches and 1 chunk");
+  CHECK(refusal_of(first + "stage 1: F0 B0 F1 B1 W0 W1", shape) ==
+        "pipeline schedule, stage 0: W0 is missing");
+  CHECK(refusal_of("stage 0: F0 B0 F1 B1\nstage 1: F0 B0 F1 B1", shape).empty());
+  CHECK(refusal_of("stage 0: F0 B0 F1 B1\nstage 1: F0 F1 B0 B1", shape) ==
+        "pipeline schedule, stage 0: B0 waits for what comes after it");
+  CHECK(refusal_of("stage 0: F0 B0 F1 B1\nstage 1: F0 F1 B0 B1\n", {2, 1, 3}) ==
+        "pipeline schedule, stage 0: F2 is missing");
+  CHECK(refusal_of("stage 0: B0 F0 F1 B1\nstage 1: F0 B0 F1 B1", shape) ==
+        "pipeline schedule, stage 0: B0 waits for what comes after it");
+  CHECK(refusal_of("stage 0: F0 X1", shape) ==
+        "pipeline schedule, stage 0: \"X1\" is no action like F3, B3, W3 or F3.1");
+  CHECK(refusal_of("stage 1: F0", shape) ==
+        "pipeline schedule: \"stage 1: F0\" does not begin with \"stage 0:\"");
+  CHECK(refusal([] {
+          make_schedule(ScheduleKind::interleaved, {4, 2, 6});
+        }) ==
+        "the interleaved schedule of 4 stages takes a multiple of 4 micro-batches, and a step has "
+        "6; the next number that works is 8");
+  CHECK(refusal([] {
+          make_schedule(ScheduleKind::zero_bubble, {4, 2, 8});
+        }) == "the zero-bubble schedule has one chunk on each stage, and not 2");
+}

@@ -1,0 +1,326 @@
+// Models divided into pipeline stages, each on a thread, train as one rank does: losses, weights,
+// moments and scales have the same bits.
+
+#include <fmt/format.h>
+
+#include <catch2/catch.hpp>
+
+#include <cmath>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "engine/dry_run.h"
+#include "support/parameters.h"
+#include "support/rank_threads.h"
+#include "support/small_gpt2.h"
+
+using namespace fp8train;
+
+namespace {
+
+constexpr int64_t kBlocks = 4;
+constexpr int64_t kSteps = 4;
+
+/// What a training leaves. The stages of a pipeline add their parts.
+struct Trained {
+  std::vector<double> losses, norms;
+  double evaluated = 0;
+  std::map<std::string, std::vector<float>> values;  // and moments
+  std::map<std::string, float> scales;
+  bool as_planned = true;
+  bool agree = true;  // on what several ranks have
+
+  void add(const Trained& stage) {
+    losses = stage.losses;
+    norms = stage.norms;
+    evaluated = stage.evaluated;
+    for (const auto& [name, of_stage] : stage.values) {
+      const auto [found, is_new] = values.emplace(name, of_stage);
+      agree = agree && (is_new || test::same_bits(found->second, of_stage));
+    }
+    scales.insert(stage.scales.begin(), stage.scales.end());
+    as_planned = as_planned && stage.as_planned;
+  }
+};
+
+EngineSettings four_blocks(EngineSettings settings, int64_t micro_batches) {
+  settings.model.num_hidden_layers = kBlocks;
+  settings.model.tie_word_embeddings = false;
+  settings.step.gradient_accumulation_steps = micro_batches;
+  settings.strategy.bucket_bytes = 4096;
+  return settings;
+}
+
+/// The second half of each sequence is another document.
+Batch batch_of(const EngineSettings& settings, uint64_t index) {
+  Batch batch = test::random_batch(index);
+  if (settings.counts_targets) {
+    batch.targets[index % batch.targets.size()] = kIgnoredTarget;
+    batch.step_targets =
+        static_cast<int64_t>(batch.targets.size() - 1) * settings.step.gradient_accumulation_steps;
+  }
+  if (settings.masks_documents) {
+    for (int64_t i = 0; i < batch.rows * batch.columns; ++i) {
+      const int64_t half = batch.columns / 2;
+      batch.document_starts.push_back(static_cast<int32_t>(i % batch.columns / half * half));
+    }
+  }
+  return batch;
+}
+
+void read(Engine& engine, Device& device, Trained& trained) {
+  const int part = engine.mesh().index(Axis::data);  // of moments in ZeRO, and of own scales
+  std::vector<std::string> names;
+  for (const auto& parameter : engine.model().parameters().all()) {
+    names.push_back(parameter->name);
+  }
+  const std::vector<std::vector<float>> values = test::values_by_parameter(engine);
+  for (size_t i = 0; i < names.size(); ++i) {
+    trained.values[names[i]] = values[i];
+    for (const OptimizerState* state : engine.optimizer().states()) {
+      const Encoded moment = state->of(i);
+      if (!moment.empty() && moment.format == TensorFormat{}) {
+        trained.values[fmt::format("{}.{}@{}", state->name(), names[i], part)] =
+            to_host_f32(device, moment.codes);
+      }
+    }
+  }
+  for (const SlotReport& report : engine.model().scaling().report()) {
+    trained.scales[fmt::format("{}.{}@{}", report.slot->layer, report.slot->role, part)] =
+        report.scale;
+  }
+}
+
+Trained train(const EngineSettings& settings, Communicator* comm) {
+  const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+  Engine engine(*device, settings, comm);
+  const DryRunStep dry_run =
+      dry_run_step(settings, {}, comm == nullptr ? Topology() : comm->topology(),
+                   comm == nullptr ? 0 : comm->rank());
+  engine.reserve(dry_run.plan);
+  engine.model().initialize(3);
+  engine.weights_changed();
+  const uint64_t allocations = device->ledger().allocations();
+  const auto replicas = static_cast<uint64_t>(engine.mesh().size(Axis::data));
+  uint64_t next = static_cast<uint64_t>(engine.mesh().index(Axis::data));
+  const auto batch = [&] { return batch_of(settings, std::exchange(next, next + replicas)); };
+  Trained trained;
+  engine.calibrate(batch());
+  for (int64_t step = 0; step < kSteps; ++step) {
+    engine.step(batch, step, 1e-3, step % 2 == 0);
+    trained.losses.push_back(engine.step_loss().mean);
+    trained.norms.push_back(engine.optimizer().control().gradient_norm);
+  }
+  engine.begin_evaluation();
+  for (int i = 0; i < 3; ++i) {
+    engine.evaluate(batch());
+  }
+  trained.evaluated = engine.evaluation_loss().mean;
+  trained.as_planned = device->ledger().allocations() == allocations;
+  for (size_t i = 0; i < kMemoryCategories; ++i) {
+    const auto category = static_cast<MemoryCategory>(i);
+    trained.as_planned = trained.as_planned &&
+                         dry_run.memory.current(category) == device->ledger().current(category);
+  }
+  read(engine, *device, trained);
+  return trained;
+}
+
+/// Each operation begins when the one before has ended, as in the one stream of NCCL.
+class InOrder final : public Communicator {
+ public:
+  explicit InOrder(Communicator& inner) : Communicator(&inner), inner_(&inner) {}
+  InOrder(std::unique_ptr<Communicator> inner, std::shared_ptr<Traffic> traffic)
+      : Communicator(inner.get(), std::move(traffic)),
+        owned_(std::move(inner)),
+        inner_(owned_.get()) {}
+  bool in_stream_order() const override { return true; }
+  void fail(int exit_code) override { inner_->fail(exit_code); }
+
+ protected:
+  std::unique_ptr<Communicator> make_group(const Subgroup& group) override {
+    return std::make_unique<InOrder>(inner_->group(group.color_of_rank), counters());
+  }
+  Work start(const Operation& operation) override {
+    inner_->set_timeout(timeout());
+    inner_->run(operation).wait();
+    return {};
+  }
+  const char* kind() const override { return "in order"; }
+
+ private:
+  std::unique_ptr<Communicator> owned_;
+  Communicator* inner_;
+};
+
+/// Runs as many ranks as the layout and `replicas` ask for.
+Trained train_stages(EngineSettings settings, int64_t stages, int replicas = 1,
+                     bool in_order = false) {
+  settings.strategy.layout.pipeline = stages;
+  const int ranks = static_cast<int>(stages) * replicas;
+  Trained all;
+  std::mutex mutex;
+  const std::vector<std::string> errors =
+      test::run_ranks(Topology::blocks(ranks, ranks), [&](Communicator& comm) {
+        InOrder ordered(comm);
+        const Trained stage = train(settings, in_order ? &ordered : &comm);
+        const std::lock_guard<std::mutex> lock(mutex);
+        all.add(stage);
+      });
+  for (const std::string& error : errors) {
+    CAPTURE(error);
+    CHECK(error.empty());
+  }
+  return all;
+}
+
+void check_same(const Trained& trained, const Trained& wanted) {
+  CHECK(trained.losses == wanted.losses);
+  CHECK(trained.norms == wanted.norms);
+  CHECK(trained.evaluated == wanted.evaluated);
+  CHECK(trained.as_planned);
+  CHECK(trained.agree);
+  REQUIRE(trained.values.size() == wanted.values.size());
+  for (const auto& [name, values] : wanted.values) {
+    CAPTURE(name);
+    REQUIRE(trained.values.contains(name));
+    CHECK(test::same_bits(trained.values.at(name), values));
+  }
+  REQUIRE(trained.scales.size() == wanted.scales.size());
+  for (const auto& [name, scale] : wanted.scales) {
+    CAPTURE(name, scale);
+    CHECK(trained.scales.at(name) == scale);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("two stages train as one rank does, in every plan") {
+  const std::string plan = GENERATE(from_range(test::compared_plans()));
+  CAPTURE(plan);
+  const EngineSettings settings = four_blocks(test::small_llama(plan), 3);
+  check_same(train_stages(settings, 2), train(settings, nullptr));
+}
+
+TEST_CASE("any number of stages and micro-batches trains as one rank does") {
+  const std::string plan = GENERATE("bf16", "te-delayed", "te-current", "deepseek-v3", "msamp-o2");
+  const int64_t stages = GENERATE(2, 4);
+  const int64_t micro_batches = GENERATE(1, 3, 8);
+  CAPTURE(plan, stages, micro_batches);
+  const EngineSettings settings = four_blocks(test::small_gpt2(plan), micro_batches);
+  check_same(train_stages(settings, stages), train(settings, nullptr));
+}
+
+TEST_CASE("stages do not wait for each other where messages are sent in the order of one stream") {
+  const int64_t stages = GENERATE(2, 3, 4);
+  const int64_t micro_batches = GENERATE(1, 2, 3, 8);
+  const bool tied = GENERATE(false, true);
+  CAPTURE(stages, micro_batches, tied);
+  EngineSettings settings = four_blocks(test::small_gpt2("te-delayed"), micro_batches);
+  settings.model.tie_word_embeddings = tied;
+  check_same(train_stages(settings, stages, 2, true), train_stages(settings, stages, 2));
+}
+
+TEST_CASE("stages recompute, mask documents and have a head in FP8 as one rank does") {
+  const std::string plan = GENERATE("te-delayed", "te-current", "coat", "msamp-o3", "te-nvfp4");
+  CAPTURE(plan);
+  EngineSettings settings = four_blocks(test::small_llama(plan), 5);
+  settings.step.decoder.recompute = Recompute::block;
+  settings.plan.exemptions.head = false;
+  check_same(train_stages(settings, 4), train(settings, nullptr));
+}
+
+TEST_CASE("stages mask documents and count targets as one rank does") {
+  EngineSettings settings = four_blocks(test::small_gpt2("te-delayed"), 4);
+  settings.masks_documents = settings.counts_targets = true;
+  settings.strategy.layout.stage_blocks = {2, 1, 1};
+  check_same(train_stages(settings, 3), train(settings, nullptr));
+}
+
+TEST_CASE("replicas of stages train as replicas of the whole model do, in every stage of ZeRO") {
+  const std::string plan = GENERATE("bf16", "te-delayed", "te-current", "msamp-o2", "fp8-lm");
+  const int zero_stage = GENERATE(0, 1, 2, 3);
+  const int64_t micro_batches = GENERATE(1, 3);
+  CAPTURE(plan, zero_stage, micro_batches);
+  EngineSettings settings = four_blocks(test::small_llama(plan), micro_batches);
+  settings.strategy.zero_stage = zero_stage;
+  check_same(train_stages(settings, 2, 2), train_stages(settings, 1, 2));
+}
+
+TEST_CASE("stages clip by the norm of the whole model, and run any optimizer") {
+  const std::string optimizer = GENERATE("adamw", "muon", "sgd");
+  EngineSettings settings = four_blocks(test::small_llama("te-delayed"), 3);
+  settings.optimizer.name = optimizer;
+  settings.optimizer.grad_clip = 0.01;
+  CAPTURE(optimizer);
+  check_same(train_stages(settings, 4), train(settings, nullptr));
+}
+
+TEST_CASE("a gradient that is not finite in one stage makes all skip the step") {
+  EngineSettings settings = four_blocks(test::small_llama("fp16"), 2);
+  settings.model.initializer_range = 30.0F;
+  const Trained one = train(settings, nullptr);
+  CHECK_FALSE(std::isfinite(one.norms.front()));
+  const Trained stages = train_stages(settings, 2);
+  CHECK(stages.values == one.values);
+}
+
+TEST_CASE("stages with tied embeddings differ by the order of one sum, and both ends agree") {
+  const std::string plan = GENERATE("fp32", "te-delayed", "te-current");
+  const int zero_stage = GENERATE(0, 1, 2, 3);
+  const bool head_in_fp8 = GENERATE(false, true);
+  CAPTURE(plan, zero_stage, head_in_fp8);
+  EngineSettings settings = four_blocks(test::small_gpt2(plan), 3);
+  settings.model.tie_word_embeddings = true;
+  settings.strategy.zero_stage = zero_stage;
+  settings.plan.exemptions.head = !head_in_fp8;
+  settings.optimizer.name = "sgd";  // its updates are as large as gradients
+  const Trained whole = train_stages(settings, 1, 2);
+  const Trained stages = train_stages(settings, 4, 2);
+  CHECK(stages.agree);
+  CHECK(stages.as_planned);
+  // Codes of a value that is another one in its last bit may differ.
+  const double tolerance = plan == "fp32" ? 1e-6 : 1e-2;
+  for (size_t step = 0; step < whole.losses.size(); ++step) {
+    CHECK(stages.losses[step] == Approx(whole.losses[step]).epsilon(tolerance));
+    CHECK(stages.norms[step] == Approx(whole.norms[step]).epsilon(tolerance));
+  }
+  for (const auto& [name, wanted] : whole.values) {
+    CAPTURE(name);
+    const std::vector<float>& values = stages.values.at(name);
+    REQUIRE(values.size() == wanted.size());
+    double difference = 0;
+    double norm = 0;
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      difference += std::pow(static_cast<double>(values[i]) - wanted[i], 2.0);
+      norm += std::pow(static_cast<double>(wanted[i]), 2.0);
+    }
+    CHECK(std::sqrt(difference) <= tolerance * std::sqrt(norm));
+  }
+}
+
+TEST_CASE("a model that cannot be divided is refused") {
+  const auto refusal = [](const EngineSettings& settings, int64_t stages) {
+    EngineSettings divided = settings;
+    divided.strategy.layout.pipeline = stages;
+    const int ranks = static_cast<int>(stages);
+    return test::run_ranks(Topology::blocks(ranks, ranks),
+                           [&](Communicator& comm) {
+                             const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+                             const Engine engine(*device, divided, &comm);
+                           })
+        .front();
+  };
+  EngineSettings settings = four_blocks(test::small_llama("bf16"), 1);
+  CHECK(refusal(settings, 5) ==
+        "parallelism.pipeline is 5, and the model has 4 blocks: a stage needs one at least; the "
+        "nearest size that works is 4");
+  settings.strategy.layout.stage_blocks = {3, 2};
+  CHECK(refusal(settings, 2) ==
+        "parallelism.stage_blocks: 2 stages have 4 blocks together, one at least in each, and not "
+        "5 in 2 stages");
+}
