@@ -241,6 +241,7 @@ TEST_CASE("what one rank finds in its columns, all know", "[ops]") {
         CHECK(same_numbers(problem.z_losses, whole.z_losses));
         CHECK(worst_difference(problem.logits, whole.logits, 2 * type.rounding + 1e-6, 1e-7) <= 1);
         CHECK(std::isnan(problem.losses.get(3)));
+        CHECK(std::isnan(problem.z_losses.get(3)) == (z_loss != 0.0F));
         CHECK(problem.losses.get(4) == Approx(std::log(8.0)));
         CHECK(std::isnan(problem.losses.get(8)));
         CHECK(problem.losses.get(9) == 0.0F);
@@ -260,6 +261,36 @@ TEST_CASE("cross_entropy gives the same bits at every level and thread count", "
       bits.add(problem.z_losses);
       return bits;
     }));
+  }
+}
+
+TEST_CASE("statistics are those of the columns of each part", "[ops]") {
+  Array logits(DType::f32, {4, 8}, random_values(32, 5));
+  Array targets(DType::i32, {4});
+  const int32_t tokens[] = {14, 3, -1, 17};  // here, in another part, ignored, impossible
+  std::copy(std::begin(tokens), std::end(tokens), targets.as<int32_t>());
+  Array statistics(DType::f32, {4, 4, 3});
+  ops::vocabulary_statistics(cpu_stream(), {.logits = logits,
+                                            .targets = targets,
+                                            .vocabulary = 17,
+                                            .first_column = 12,
+                                            .statistics = statistics});
+  for (int64_t part = 0; part < 4; ++part) {
+    for (int64_t row = 0; row < 4; ++row) {
+      CAPTURE(part, row);
+      float largest = -INFINITY;
+      double sum = 0.0;
+      for (int64_t c = 2 * part; c < std::min<int64_t>(2 * part + 2, row < 2 ? 5 : 0); ++c) {
+        largest = std::max(largest, logits.get(row * 8 + c));
+      }
+      for (int64_t c = 2 * part; c < std::min<int64_t>(2 * part + 2, row < 2 ? 5 : 0); ++c) {
+        sum += std::exp(static_cast<double>(logits.get(row * 8 + c)) - largest);
+      }
+      const int64_t at = (part * 4 + row) * 3;
+      CHECK(statistics.get(at) == largest);
+      CHECK(statistics.get(at + 1) == Approx(sum).epsilon(1e-6));
+      CHECK(statistics.get(at + 2) == (part == 1 && row == 0 ? logits.get(2) : 0.0F));
+    }
   }
 }
 
