@@ -6,6 +6,7 @@
 #include "base/error_prefix.h"
 #include "base/flight_recorder.h"
 #include "base/log.h"
+#include "config/load.h"
 #include "engine/dry_run.h"
 #include "io/checkpoint/checkpoint.h"
 #include "train/checkpoint/data_checks.h"
@@ -121,8 +122,10 @@ RunListener silent;
 }  // namespace
 
 RunParts start_run(const RunRequest& request, Communicator& comm, const RankDevice& rank_device) {
-  const Mesh mesh(mesh_shape(request.settings.parallelism.layout, comm.topology()), comm.rank(),
-                  nullptr);
+  const MeshShape shape = with_locations(request.settings, [&] {
+    return mesh_shape(request.settings.parallelism.layout, comm.topology());
+  });
+  const Mesh mesh(shape, comm.rank(), nullptr);
   RunParts parts = {
       .since_start = {},
       .comm = &comm,

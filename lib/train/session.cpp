@@ -315,6 +315,10 @@ Session resolve(const Settings& settings, bool open_data, int ranks) {
   session.settings = settings;
   ParallelLayout& layout = session.settings.parallelism.layout;
   layout = ranks == 1 ? ParallelLayout{.tensor_parts = layout.tensor_parts} : layout;
+  if (layout != settings.parallelism.layout && !open_data) {
+    session.notes.emplace_back(
+        "parallelism: one rank has the whole model; plan for several with --world-size");
+  }
   if (open_data && layout.pipeline > 1) {
     throw ConfigError(
         "parallelism.pipeline: checkpoints do not hold the stages of a pipeline yet, so that a run "

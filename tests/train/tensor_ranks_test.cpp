@@ -53,6 +53,58 @@ Batch batch_of(const EngineSettings& settings, uint64_t index) {
   return batch;
 }
 
+/// Ranks of which one collective is left out: each then has only what is its own.
+class LeavesOut final : public Communicator {
+ public:
+  /// `left_out`: the number of the collective, from the first step on; -1: none.
+  LeavesOut(Communicator& inner, int64_t left_out)
+      : Communicator(&inner), inner_(&inner), left_out_(left_out) {}
+
+  void begin() { begun_ = true; }
+  int64_t calls() const { return calls_; }
+  void fail(int exit_code) override { inner_->fail(exit_code); }
+
+ protected:
+  std::unique_ptr<Communicator> make_group(const Subgroup& group) override {
+    return inner_->group(group.color_of_rank);
+  }
+  const char* kind() const override { return "leaves out"; }
+
+  Work start(const Operation& operation) override {
+    if (!begun_ || calls_++ != left_out_) {
+      return inner_->run(operation);
+    }
+    const bool gathers = operation.collective == Collective::all_gather;
+    std::vector<char> send(operation.send_bytes(size()));
+    std::memcpy(send.data(), operation.send, send.size());
+    std::vector<char> unused(operation.recv_bytes(size()));
+    Operation aside = operation;
+    aside.send = send.data();
+    aside.recv = unused.data();
+    inner_->run(aside).wait();
+    for (int r = 0; r < size(); ++r) {
+      char* const part =
+          static_cast<char*>(operation.recv) + static_cast<size_t>(r) * operation.bytes;
+      if (gathers) {
+        std::memcpy(part, send.data(), operation.bytes);
+      } else {
+        std::memset(part, 0, operation.bytes);
+      }
+    }
+    if (!gathers) {
+      const size_t own = static_cast<size_t>(rank()) * operation.bytes;
+      std::memcpy(static_cast<char*>(operation.recv) + own, send.data() + own, operation.bytes);
+    }
+    return {};
+  }
+
+ private:
+  Communicator* inner_;
+  int64_t left_out_;
+  int64_t calls_ = 0;
+  bool begun_ = false;
+};
+
 void train(const EngineSettings& settings, Communicator* comm, int64_t steps, std::mutex& mutex,
            Results& results) {
   const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
@@ -64,6 +116,9 @@ void train(const EngineSettings& settings, Communicator* comm, int64_t steps, st
   engine.reserve(dry_run.plan);
   engine.model().initialize(3);
   engine.weights_changed();
+  if (auto* const leaves_out = dynamic_cast<LeavesOut*>(comm); leaves_out != nullptr) {
+    leaves_out->begin();
+  }
   std::vector<double> losses, norms;
   uint64_t pass = 0;
   for (int64_t step = 0; step < steps; ++step) {
@@ -276,4 +331,39 @@ TEST_CASE("ranks that share layers share the optimizer too, at each stage of ZeR
     CHECK(several.losses == one.losses);
     CHECK(several.as_planned);
   }
+}
+
+TEST_CASE("each exchange of ranks that share layers is needed", "[tensor]") {
+  const std::string plan = GENERATE("bf16", "te-current", "te-delayed");
+  CAPTURE(plan);
+  EngineSettings settings = plan == "bf16" ? gpt2_with_heads(plan) : llama(plan);
+  settings.model.qk_norm = plan == "te-current";
+  settings.model.num_hidden_layers = 1;
+  settings = with(settings, 2, 2);
+  const auto run_without = [&](int64_t left_out, int64_t& calls) {
+    Results results;
+    std::mutex mutex;
+    const std::vector<std::string> errors =
+        test::run_ranks(Topology::blocks(2, 2), [&](Communicator& comm) {
+          LeavesOut some(comm, left_out);
+          train(settings, &some, 2, mutex, results);
+          const std::lock_guard lock(mutex);
+          calls = some.calls();
+        });
+    REQUIRE(errors == std::vector<std::string>(errors.size()));
+    return results;
+  };
+  int64_t calls = 0;
+  const Results all = run_without(-1, calls);
+  REQUIRE(calls > 20);
+  std::vector<int64_t> not_needed;
+  for (int64_t left_out = 0; left_out < calls; ++left_out) {
+    const Results some = run_without(left_out, calls);
+    const bool same = difference(all.gradients, some.gradients, 0).empty() &&
+                      difference(all.values, some.values, 0).empty() && some.losses == all.losses;
+    if (same) {
+      not_needed.push_back(left_out);
+    }
+  }
+  CHECK(not_needed == std::vector<int64_t>());
 }
