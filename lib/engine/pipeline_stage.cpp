@@ -139,7 +139,7 @@ void Engine::run_backward(MicroBatchMemory& memory, const StagePass& pass, const
   StepContext how = context(memory, true, pass.collects_statistics);
   how.overwrites_gradients = pass.first;
   if (pass.last && pass.trains) {
-    how.listener = strategy_->begin_exchange();
+    how.listener = strategy_->begin_exchange(true);
     how.listener = stage_->table == nullptr ? how.listener : stage_->table->begin(how.listener);
   }
   scaling.store_forward_scales(device_->stream(), stage_->ahead);

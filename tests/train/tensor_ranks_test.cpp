@@ -62,6 +62,7 @@ class LeavesOut final : public Communicator {
 
   void begin() { begun_ = true; }
   int64_t calls() const { return calls_; }
+  const std::string& left_out() const { return left_out_words_; }
   void fail(int exit_code) override { inner_->fail(exit_code); }
 
  protected:
@@ -74,6 +75,8 @@ class LeavesOut final : public Communicator {
     if (!begun_ || calls_++ != left_out_) {
       return inner_->run(operation);
     }
+    left_out_words_ =
+        std::string(operation.name()) + " of " + std::to_string(operation.bytes) + " bytes";
     const bool gathers = operation.collective == Collective::all_gather;
     std::vector<char> send(operation.send_bytes(size()));
     std::memcpy(send.data(), operation.send, send.size());
@@ -101,6 +104,7 @@ class LeavesOut final : public Communicator {
  private:
   Communicator* inner_;
   int64_t left_out_;
+  std::string left_out_words_;
   int64_t calls_ = 0;
   bool begun_ = false;
 };
@@ -276,7 +280,7 @@ TEST_CASE("without parts of sums plans in 16 bits round each rank's part once", 
   const Results one = run(settings, 1, 1);
   const Results several = run(with(settings, ranks, 0), ranks, 1);
   // Codes of FP8 that another sum moves across a boundary differ by a whole step.
-  CHECK(difference(one.gradients, several.gradients, plan.starts_with("te") ? 0.12 : 1e-2) == "");
+  CHECK(difference(one.gradients, several.gradients, plan.starts_with("te") ? 0.2 : 1e-2) == "");
   CHECK(several.losses[0] == Approx(one.losses[0]).epsilon(1e-3));
   CHECK(several.as_planned);
 }
@@ -340,7 +344,9 @@ TEST_CASE("each exchange of ranks that share layers is needed", "[tensor]") {
   settings.model.qk_norm = plan == "te-current";
   settings.model.num_hidden_layers = 1;
   settings = with(settings, 2, 2);
-  const auto run_without = [&](int64_t left_out, int64_t& calls) {
+  int64_t calls = 0;
+  std::string name;
+  const auto run_without = [&](int64_t left_out) {
     Results results;
     std::mutex mutex;
     const std::vector<std::string> errors =
@@ -349,21 +355,21 @@ TEST_CASE("each exchange of ranks that share layers is needed", "[tensor]") {
           train(settings, &some, 2, mutex, results);
           const std::lock_guard lock(mutex);
           calls = some.calls();
+          name = some.left_out();
         });
     REQUIRE(errors == std::vector<std::string>(errors.size()));
     return results;
   };
-  int64_t calls = 0;
-  const Results all = run_without(-1, calls);
+  const Results all = run_without(-1);
   REQUIRE(calls > 20);
-  std::vector<int64_t> not_needed;
+  std::vector<std::string> not_needed;
   for (int64_t left_out = 0; left_out < calls; ++left_out) {
-    const Results some = run_without(left_out, calls);
-    const bool same = difference(all.gradients, some.gradients, 0).empty() &&
-                      difference(all.values, some.values, 0).empty() && some.losses == all.losses;
-    if (same) {
-      not_needed.push_back(left_out);
+    const Results some = run_without(left_out);
+    if (difference(all.gradients, some.gradients, 0).empty() &&
+        difference(all.values, some.values, 0).empty() && some.losses == all.losses &&
+        some.norms == all.norms) {
+      not_needed.push_back(std::to_string(left_out) + ": " + name);
     }
   }
-  CHECK(not_needed == std::vector<int64_t>());
+  CHECK(not_needed == std::vector<std::string>());
 }
