@@ -259,7 +259,7 @@ ResumedRun load_here(const std::filesystem::path& folder, Engine& engine, const 
     const TensorSource weights(
         SafetensorsFile(folder / kModelFile, SafetensorsFile::Reads::hashed));
     load_weights(engine.device(), engine.model(), weights);
-    require_hash(folder, manifest, kModelFile, weights.hash());
+    require_hash(folder, manifest, kModelFile, weights.files().front().hash());
     if (comm.rank() == 0) {
       verify_unread(folder, manifest);
     }
