@@ -156,7 +156,7 @@ DryRunStep dry_run_on(MetaDevice& meta, EngineSettings settings, const Topology&
     meta.ledger().add(MemoryCategory::communication, kNcclBytes);
   }
   dry_run.memory = meta.ledger();
-  dry_run.state_copy = settings.trains ? state_copy_bytes(engine, rank) : 0;
+  dry_run.state_copy = settings.trains ? state_copy_bytes(engine) : 0;
   return dry_run;
 }
 

@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
-#include "model/hf_names.h"
+#include <algorithm>
+#include <set>
+
+#include "base/error.h"
 
 namespace fp8train {
 namespace {
@@ -15,26 +18,71 @@ std::vector<int64_t> extents(const Shape& shape) {
   return result;
 }
 
-std::string part_name(const std::string& name, int64_t first) {
-  return fmt::format("{}@{}", name, first);
-}
-
-/// Returns the bytes of the fp32 values of all parameters, and once more of those in transposed
-/// pieces.
-size_t weights_copy_bytes(Decoder& model) {
-  int64_t values = 0;
-  for (const auto& parameter : model.parameters().all()) {
-    const int64_t rows = parameter->shape[0];
-    const int64_t columns = rows == 0 ? 0 : parameter->shape.count() / rows;
-    values += rows * columns;
-    for (const HfPiece& piece : hf_pieces(model.config(), parameter->name)) {
-      values += piece.transposed ? piece.rows * columns : 0;
-    }
+/// Returns the box of the scales of a box's elements.
+StateBox scales_of(const StateTensor& entry, const StateBox& box) {
+  const TensorFormat& format = entry.tensor.format;
+  const auto is_edge = [&](int64_t element) {
+    return element % format.block.columns == 0 || element == entry.sharding.whole.count();
+  };
+  if (!is_edge(box.element) || !is_edge(box.element + box.columns) ||
+      (!box.is_range() && !is_edge(box.width))) {
+    throw ConfigError(fmt::format(
+        "{} is cut between ranks where {} of its elements share a scale: another number of tensor "
+        "ranks, or fp32 for it",
+        entry.name, format.block.columns));
   }
-  return static_cast<size_t>(values) * sizeof(float);
+  const auto scales = [&](int64_t elements) { return stored_scales(format, elements); };
+  return {.local = scales(box.local),
+          .element = scales(box.element),
+          .count = scales(box.count),
+          .columns = scales(box.columns),
+          .width = scales(box.width)};
 }
 
 }  // namespace
+
+std::vector<StateBox> boxes_of(const Sharding& part, int64_t first, int64_t count) {
+  std::vector<StateBox> boxes;
+  const int64_t width = part.width();
+  int64_t run_begin = 0;
+  for (const ShardRun& run : part.runs) {
+    const int64_t run_end = run_begin + run.rows * part.columns;
+    const int64_t end = std::min(first + count, run_end);
+    for (int64_t at = std::max(first, run_begin); at < end; at += boxes.back().count) {
+      const int64_t row = (at - run_begin) / part.columns;
+      const int64_t column = (at - run_begin) % part.columns;
+      StateBox box = {.local = at - first,
+                      .element = (run.begin + row) * width + part.first_column + column,
+                      .count = end - at,
+                      .columns = end - at,
+                      .width = width};
+      if (part.columns < width) {
+        const int64_t left = part.columns - column;  // in this row
+        const bool has_rows = column == 0 && box.count >= 2 * part.columns;
+        box.count = has_rows ? box.count / part.columns * part.columns : std::min(box.count, left);
+        box.columns = has_rows ? part.columns : box.count;
+      }
+      boxes.push_back(box);
+    }
+    run_begin = run_end;
+  }
+  return boxes;
+}
+
+void StateTensor::for_each_box(
+    const std::function<void(const std::string&, const View&, const StateBox&)>& visit) const {
+  const View scales = tensor.scales.empty() ? View{} : saved_scales(tensor);
+  const bool grouped = tensor.format.block.is_group();
+  for (const StateBox& box : boxes_of(sharding, first, tensor.count())) {
+    visit(name, tensor.codes, box);
+    if (!scales.empty() && grouped) {
+      visit(name + kScaleSuffix, scales, scales_of(*this, box));
+    }
+  }
+  if (!scales.empty() && !grouped) {
+    visit(name + kScaleSuffix, scales, {.count = 1, .columns = 1, .width = 1});
+  }
+}
 
 std::vector<StateTensor> state_tensors(Engine& engine) {
   std::vector<StateTensor> found;
@@ -43,8 +91,9 @@ std::vector<StateTensor> state_tensors(Engine& engine) {
   const auto add = [&](const std::string& role, const Parameter& parameter, const Encoded& tensor) {
     const bool shares_scale = tensor.format.is_scaled() && tensor.format.block == per::tensor;
     if (!tensor.empty() && (parameter.updated.count() > 0 || shares_scale)) {
-      found.push_back({role + "." + parameter.name, tensor, parameter.shape,
-                       parameter.updated.first, parameter.updated.whole});
+      found.push_back(
+          {role + "." + parameter.name, tensor, parameter.sharding, parameter.updated.first,
+           parameter.updated.whole && parameter.sharding.is_whole(), parameter.counts_in_norm});
     }
   };
   for (const OptimizerState* state : optimizer.states()) {
@@ -53,7 +102,7 @@ std::vector<StateTensor> state_tensors(Engine& engine) {
     }
   }
   for (const auto& parameter : store.all()) {
-    // model.safetensors has fp32 values, in one piece or in two, without loss.
+    // The files of weights have fp32 values, in one piece or in two, without loss.
     if (parameter->formats.value != TensorFormat{} && !parameter->formats.value.remainder) {
       add("value", *parameter, parameter->updated.value);
     }
@@ -77,29 +126,40 @@ View saved_scales(const Encoded& tensor) {
                                             : tensor.scales;
 }
 
-std::vector<SavedTensor> saved_tensors(Engine& engine) {
+std::vector<SavedTensor> saved_tensors(const std::vector<StateTensor>& states) {
   std::vector<SavedTensor> saved;
-  for (const StateTensor& entry : state_tensors(engine)) {
-    const Encoded& tensor = entry.tensor;
-    if (tensor.count() == 0) {
+  for (const StateTensor& entry : states) {
+    if (entry.tensor.count() == 0 || !entry.is_saved) {
       continue;
     }
-    saved.push_back({entry.whole ? entry.name : part_name(entry.name, entry.first), tensor.codes,
-                     entry.whole ? extents(entry.shape) : std::vector<int64_t>{tensor.count()}});
-    if (tensor.scales.empty()) {
-      continue;
-    }
-    const View scales = saved_scales(tensor);
-    const bool grouped = tensor.format.block.is_group();
-    const std::string scale = entry.name + kScaleSuffix;
-    // The one scale of a whole tensor is saved with its first part.
-    const int64_t first = grouped ? stored_scales(tensor.format, entry.first) : 0;
-    if (entry.whole || grouped || entry.first == 0) {
-      saved.push_back({entry.whole ? scale : part_name(scale, first), scales, {scales.count()}});
-    }
+    const bool has_first = entry.sharding.element(entry.first) == 0;
+    entry.for_each_box([&](const std::string& name, const View& part, const StateBox& box) {
+      const bool is_scale = name != entry.name;
+      const auto begin = static_cast<size_t>(box.local) * size_of(part.dtype);
+      const View view = {part.as<std::byte>() + begin, part.dtype, {box.count}};
+      if (is_scale && !entry.tensor.format.block.is_group() && !has_first) {
+        return;  // is saved with the first element
+      }
+      if (entry.whole) {
+        saved.push_back(
+            {name, view,
+             is_scale ? std::vector<int64_t>{box.count} : extents(entry.sharding.whole)});
+      } else if (box.is_range()) {
+        saved.push_back({fmt::format("{}@{}", name, box.element), view, {box.count}});
+      } else {
+        saved.push_back(
+            {fmt::format("{}@{},{}", name, box.element / box.width, box.element % box.width),
+             view,
+             {box.count / box.columns, box.columns}});
+      }
+    });
   }
-  const auto share = engine.model().parameters().share();
-  if (!share || share->rank == 0) {
+  return saved;
+}
+
+std::vector<SavedTensor> saved_tensors(Engine& engine) {
+  std::vector<SavedTensor> saved = saved_tensors(state_tensors(engine));
+  if (state_writer(engine).rank == 0) {
     for (const auto& [name, factor] : state_factors(engine)) {
       saved.push_back({name, factor, {1}});
     }
@@ -107,17 +167,62 @@ std::vector<SavedTensor> saved_tensors(Engine& engine) {
   return saved;
 }
 
-bool writes_optimizer(Engine& engine, int rank) {
-  const auto share = engine.model().parameters().share();
-  return share ? share->writes : rank == 0;
+StateWriter state_writer(Engine& engine) {
+  return state_writer(engine.model().parameters(), engine.strategy().mesh());
 }
 
-size_t state_copy_bytes(Engine& engine, int rank) {
-  size_t bytes = rank == 0 ? weights_copy_bytes(engine.model()) : 0;
-  if (writes_optimizer(engine, rank)) {
+StateWriter state_writer(const ParameterStore& store, const Mesh& mesh) {
+  const auto share = store.share();
+  const bool has_all = mesh.size(Group::state) == mesh.world_size();
+  StateWriter writer = {.writes = share ? share->writes : mesh.index(Group::state) == 0,
+                        .in_parts = !has_all || store.shards() != nullptr};
+  if (!has_all) {
+    writer.rank = mesh.world_rank();
+    writer.ranks = mesh.world_size();
+  } else if (share) {
+    writer.rank = share->rank;
+    writer.ranks = share->ranks;
+  }
+  return writer;
+}
+
+std::vector<StateTensor> saved_weights(const ParameterStore& store, const Mesh& mesh,
+                                       const std::vector<std::vector<ModelTensor>>& files) {
+  const StateWriter writer = state_writer(store, mesh);
+  std::set<std::string> wanted;
+  for (auto i = static_cast<size_t>(mesh.world_rank()); i < files.size();
+       i += static_cast<size_t>(mesh.world_size())) {
+    for (const ModelTensor& tensor : files[i]) {
+      wanted.insert(tensor.parameter);
+    }
+  }
+  std::vector<StateTensor> saved;
+  for (const auto& parameter : store.all()) {
+    const bool is_shard = store.shards() != nullptr;
+    const Encoded& value = is_shard ? parameter->updated.value : parameter->stored_value;
+    if (value.count() > 0 && (writer.in_parts ? writer.writes && parameter->counts_in_norm
+                                              : wanted.contains(parameter->name))) {
+      saved.push_back({.name = "value." + parameter->name,
+                       .tensor = value,
+                       .sharding = parameter->sharding,
+                       .first = is_shard ? parameter->updated.first : 0,
+                       .whole = false});
+    }
+  }
+  return saved;
+}
+
+size_t state_copy_bytes(Engine& engine) {
+  Decoder& model = engine.model();
+  size_t bytes = 0;
+  if (state_writer(engine).writes) {
     for (const SavedTensor& saved : saved_tensors(engine)) {
       bytes += saved.view.bytes();
     }
+  }
+  for (const StateTensor& saved :
+       saved_weights(model.parameters(), engine.strategy().mesh(), model_files(model.config()))) {
+    bytes += static_cast<size_t>(saved.tensor.count()) * sizeof(float);
   }
   return bytes;
 }

@@ -1,5 +1,8 @@
 #include "model/hf_names.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -46,10 +49,42 @@ std::vector<ModelTensor> model_tensors(const ModelConfig& config) {
     const bool is_vector = parameter->shape.rank() == 1;
     for (HfPiece& piece : hf_pieces(model.config(), parameter->name)) {
       const std::vector<int64_t> shape = hf_shape(piece, is_vector, parameter->shape.back());
-      tensors.push_back({std::move(piece), shape, !parameter->matrices.empty()});
+      tensors.push_back({std::move(piece), shape, !parameter->matrices.empty(), parameter->name});
     }
   }
   return tensors;
+}
+
+std::vector<size_t> divide_into_files(const std::vector<uint64_t>& bytes, uint64_t max_bytes) {
+  std::vector<size_t> files;
+  uint64_t filled = 0;
+  for (const uint64_t one : bytes) {
+    const bool begins = !files.empty() && one > max_bytes - std::min(filled, max_bytes);
+    files.push_back(files.empty() ? 0 : files.back() + (begins ? 1 : 0));
+    filled = (begins ? 0 : filled) + one;
+  }
+  return files;
+}
+
+std::string model_file_name(size_t file, size_t files) {
+  return files == 1 ? "model.safetensors"
+                    : fmt::format("model-{:05}-of-{:05}.safetensors", file + 1, files);
+}
+
+std::vector<std::vector<ModelTensor>> model_files(const ModelConfig& config, uint64_t max_bytes) {
+  std::vector<ModelTensor> tensors = model_tensors(config);
+  std::ranges::sort(tensors, {}, [](const ModelTensor& tensor) { return tensor.piece.name; });
+  std::vector<uint64_t> bytes;
+  for (const ModelTensor& tensor : tensors) {
+    const int64_t count = tensor.piece.rows * tensor.columns();
+    bytes.push_back(static_cast<uint64_t>(count) * sizeof(float));
+  }
+  const std::vector<size_t> file_of = divide_into_files(bytes, max_bytes);
+  std::vector<std::vector<ModelTensor>> files(file_of.back() + 1);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    files[file_of[i]].push_back(std::move(tensors[i]));
+  }
+  return files;
 }
 
 std::string hf_head_weight(const ModelConfig& config) {

@@ -42,11 +42,31 @@ struct ModelTensor {
   HfPiece piece;
   std::vector<int64_t> shape;  ///< in the folder
   bool is_linear = false;      ///< weight of a linear layer in a block
+  std::string parameter;       ///< whose piece it is
+
+  int64_t columns() const {
+    return shape.size() == 1 ? 1 : piece.transposed ? shape.front() : shape.back();
+  }
 };
 
 /// Returns all tensors of a model, in the order of its parameters. A tied head has none. Throws
 /// ConfigError for an impossible shape (completed()).
 std::vector<ModelTensor> model_tensors(const ModelConfig& config);
+
+/// The largest file of weights, unless one tensor is larger: that of save_pretrained() in
+/// transformers 4.
+constexpr uint64_t kMaxModelFileBytes = 5'000'000'000;
+
+/// Returns the file, counted from 0, of each tensor: files are filled in this order up to
+/// `max_bytes`, and a larger tensor has one of its own.
+std::vector<size_t> divide_into_files(const std::vector<uint64_t>& bytes, uint64_t max_bytes);
+/// "model-00002-of-00007.safetensors", or "model.safetensors" where it is the only one.
+std::string model_file_name(size_t file, size_t files);
+
+/// Returns the fp32 tensors of a model by the files of a checkpoint, each in order of names. They
+/// follow from the configuration alone.
+std::vector<std::vector<ModelTensor>> model_files(const ModelConfig& config,
+                                                  uint64_t max_bytes = kMaxModelFileBytes);
 
 /// Returns the name of the head's weight in the folder, which a tied head has too:
 /// "lm_head.weight".

@@ -55,14 +55,6 @@ std::string strategy_name(const StrategySite& site) {
   return name;
 }
 
-void Strategy::copy_values(const std::function<float*(const Parameter&)>& memory) {
-  for (const auto& parameter : parameters().all()) {
-    if (float* to = memory(*parameter); to != nullptr) {
-      value_to_host(device(), *parameter, to);
-    }
-  }
-}
-
 void Strategy::for_each_replica(
     const std::function<void(const std::string&, const Encoded&)>& use) {
   for (const auto& parameter : parameters().all()) {

@@ -93,10 +93,6 @@ class Strategy {
 
   // Between steps.
 
-  /// Copies the value of each parameter, in the order of the store, row-major and in fp32, into
-  /// memory of the caller: `memory` returns shape.count() floats for each parameter, or null where
-  /// this rank does not want its value. Collective where ranks have parts of them.
-  virtual void copy_values(const std::function<float*(const Parameter&)>& memory);
   /// Calls a function with each tensor that all ranks hold alike and a name: the values of all
   /// parameters or, if ranks share their parts, the gathered form of each segment with the name of
   /// its first parameter. It is then collective, and gathered values are out of date afterwards.

@@ -14,7 +14,6 @@
 #include "comm/communicator.h"
 #include "comm/exchange/reduce.h"
 #include "ops/pointwise/elementwise.h"
-#include "ops/storage/storage.h"
 #include "parallel/shard_layout.h"
 #include "parallel/sharded_store.h"
 #include "parallel/strategies.h"
@@ -45,7 +44,6 @@ class Zero final : public RankedStrategy, public ParameterGatherer {
   RankCombiner* combiner() override { return this; }  // which sums the norm of the shards
   void values_changed() override;
   ParameterGatherer* gatherer() override { return this; }
-  void copy_values(const std::function<float*(const Parameter&)>& memory) override;
   void for_each_replica(
       const std::function<void(const std::string&, const Encoded&)>& use) override;
 
@@ -72,8 +70,6 @@ class Zero final : public RankedStrategy, public ParameterGatherer {
   void finish(Unit& unit);
   void gather(const Encoded& shard, const Encoded& whole, std::vector<Work>& coming);
   void clear_gradients(size_t segment, bool overwrites);
-  std::vector<std::byte> gather_on_host(const View& shard);
-  void copy_segment(size_t index, const std::vector<float*>& memory);
 
   std::unique_ptr<Communicator> own_gathers_;  ///< with an order of its own next to the exchanges
   Communicator* gathers_ = nullptr;
@@ -256,59 +252,6 @@ void Zero::values_changed() {
     finish(unit);
     unit.state = Unit::State::elsewhere;
     unit.used = false;
-  }
-}
-
-std::vector<std::byte> Zero::gather_on_host(const View& shard) {
-  std::vector<std::byte> own(shard.bytes());
-  copy_to_host(device(), own.data(), shard);
-  std::vector<std::byte> all(own.size() * static_cast<size_t>(layout().ranks));
-  comm().all_gather(Communicator::host_stream(), own.data(), all.data(), own.size()).wait();
-  return all;
-}
-
-/// Through the host, without memory of the device.
-void Zero::copy_values(const std::function<float*(const Parameter&)>& memory) {
-  std::vector<float*> to;
-  for (const auto& parameter : parameters().all()) {
-    to.push_back(memory(*parameter));
-  }
-  for (const Unit& unit : units_) {
-    for (const size_t segment : unit.segments) {
-      copy_segment(segment, to);
-    }
-  }
-}
-
-void Zero::copy_segment(size_t index, const std::vector<float*>& memory) {
-  const StoreLayout::Segment& segment = layout().segments[index];
-  const Encoded shard = shards().value_shard(index);
-  const int64_t count = segment.shard * layout().ranks;
-  std::vector<std::byte> codes = gather_on_host(shard.codes);
-  std::vector<std::byte> scales;
-  Encoded whole({codes.data(), shard.format.dtype, {count}}, shard.format, {});
-  const bool scaled = shard.format.is_scaled();
-  const bool grouped = shard.format.block.is_group();
-  if (grouped) {
-    scales = gather_on_host(shard.scales);
-    whole.scales = {scales.data(), DType::f32, {stored_scales(shard.format, count)}};
-  }
-  for (size_t i = 0; i < segment.parameters.size(); ++i) {
-    const Parameter& parameter = *parameters().all()[segment.parameters[i]];
-    float* const to = memory[segment.parameters[i]];
-    if (to == nullptr) {
-      continue;
-    }
-    const int64_t elements = parameter.shape.count();
-    Encoded part = part_of(whole, segment.begins[i], elements);
-    std::vector<std::byte> pair;
-    if (scaled && !grouped) {
-      const View& of_all = parameter.updated.value.scales;
-      pair.resize(of_all.bytes());
-      copy_to_host(device(), pair.data(), of_all);
-      part.scales = {pair.data(), DType::f32, of_all.shape};
-    }
-    ops::read_stored(Communicator::host_stream(), part, {to, DType::f32, {elements}});
   }
 }
 

@@ -1,13 +1,11 @@
 #include "precision/scaling_state.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "base/error.h"
 #include "ops/pointwise/elementwise.h"
+#include "precision/scaling_rules.h"
 
 namespace fp8train {
 namespace {
@@ -16,38 +14,6 @@ Tensor scaling_tensor(Device& device, DType dtype, const Shape& shape) {
   Tensor tensor(device, dtype, shape, MemoryCategory::scaling_state);
   fill_zero(device, tensor);
   return tensor;
-}
-
-/// Whether scales follow from blocks. Such slots have an amax only for the guard, into which every
-/// cast of a micro-batch is combined.
-bool by_blocks(const TensorFormat& format) {
-  return format.block != per::tensor;
-}
-
-bool same_rule(const TensorFormat& a, const TensorFormat& b) {
-  return a.policy == b.policy && by_blocks(a) == by_blocks(b) &&
-         (a.policy != ScalePolicy::delayed ||
-          (a.delayed == b.delayed && a.scale_type == b.scale_type));
-}
-
-bool is_delayed(const TensorFormat& format) {
-  return format.policy == ScalePolicy::delayed;
-}
-
-/// Whether an update can have left the value in this part of the state. A position beyond the
-/// history would be read outside of it.
-bool is_possible(std::string_view part, const DelayedScaling& rule, float value) {
-  const bool is_count = part == "cursor" || part == "updates_left";
-  const auto history = static_cast<float>(rule.history_length);
-  const float most = part == "cursor" ? history - 1.0F
-                     : is_count       ? history
-                                      : std::numeric_limits<float>::max();
-  return value >= 0.0F && value <= most && (part != "scale" || value > 0.0F) &&
-         (!is_count || value == std::floor(value));
-}
-
-bool is_of_rank(const TensorFormat& format) {
-  return is_delayed(format) && format.delayed.reduction == AmaxReduction::none;
 }
 
 }  // namespace
@@ -255,43 +221,6 @@ std::vector<SlotReport> ScalingState::report() const {
   return reports;
 }
 
-std::vector<std::pair<const char*, View>> ScalingState::saved_parts(const Group& group) {
-  if (!is_delayed(group.format)) {
-    return {};  // current scaling keeps nothing from step to step
-  }
-  std::vector<std::pair<const char*, View>> parts = {{"amax", group.amax},
-                                                     {"scale", group.scale},
-                                                     {"scale_inv", group.scale_inv},
-                                                     {"amax_history", group.history},
-                                                     {"cursor", group.cursor}};
-  if (group.format.is_current_at_first()) {
-    parts.emplace_back("updates_left", group.updates_left);
-  }
-  return parts;
-}
-
-std::vector<ScalingState::SavedTensor> ScalingState::save() const {
-  std::vector<SavedTensor> saved;
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    for (const auto& [part, view] : saved_parts(*groups_[g])) {
-      SavedTensor& tensor = saved.emplace_back();
-      tensor.name = fmt::format("scaling.{}.{}", g, part);
-      tensor.of_rank = is_of_rank(groups_[g]->format);
-      for (size_t i = 0; i < view.shape.rank(); ++i) {
-        tensor.shape.push_back(view.shape[i]);
-      }
-      if (view.dtype == DType::f32) {
-        tensor.values = to_host_f32(*device_, view);
-      } else {
-        std::vector<int32_t> integers(static_cast<size_t>(view.count()));
-        copy_to_host(*device_, integers.data(), view);
-        tensor.values.assign(integers.begin(), integers.end());
-      }
-    }
-  }
-  return saved;
-}
-
 void ScalingState::restart() {
   for (const auto& group : groups_) {
     if (is_delayed(group->format)) {
@@ -306,56 +235,6 @@ void ScalingState::restart() {
       set_updates_left(*group, group->format.delayed.history_length);
     }
   }
-}
-
-std::string ScalingState::impossible_value(const std::vector<SavedTensor>& tensors) const {
-  size_t next = 0;
-  for (const auto& group : groups_) {
-    for (const auto& [part, view] : saved_parts(*group)) {
-      const SavedTensor& tensor = tensors.at(next++);
-      for (size_t i = 0; i < tensor.values.size(); ++i) {
-        if (!is_possible(part, group->format.delayed, tensor.values[i])) {
-          return fmt::format("{}[{}] is {}, which no run leaves there", tensor.name, i,
-                             tensor.values[i]);
-        }
-      }
-    }
-  }
-  return "";
-}
-
-void ScalingState::load(const std::vector<SavedTensor>& tensors) {
-  const auto find = [&](const SavedTensor& wanted) -> const SavedTensor& {
-    for (const SavedTensor& tensor : tensors) {
-      if (tensor.name == wanted.name && tensor.shape == wanted.shape) {
-        return tensor;
-      }
-    }
-    throw CheckpointError(
-        "the checkpoint has no " + wanted.name +
-        " of the shape that this run's precision plan and model ask for; resume "
-        "with the plan it was saved with, or start from its weights (model.from)");
-  };
-  std::vector<SavedTensor> found = save();
-  for (SavedTensor& tensor : found) {
-    tensor.values = find(tensor).values;
-  }
-  if (const std::string bad = impossible_value(found); !bad.empty()) {
-    throw CheckpointError(bad);
-  }
-  size_t next = 0;
-  for (const auto& group : groups_) {
-    for (const auto& [part, view] : saved_parts(*group)) {
-      const std::vector<float>& values = found[next++].values;
-      if (view.dtype == DType::f32) {
-        copy_from_host(*device_, view, values.data());
-      } else {
-        const std::vector<int32_t> integers(values.begin(), values.end());
-        copy_from_host(*device_, view, integers.data());
-      }
-    }
-  }
-  windows_moved_ = true;
 }
 
 }  // namespace fp8train

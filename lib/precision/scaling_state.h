@@ -150,7 +150,7 @@ class ScalingState {
   /// Reads scales, statistics and samples of all slots; waits for the device.
   std::vector<SlotReport> report() const;
 
-  /// A tensor of the state that a checkpoint holds, of a group of slots with the same rule.
+  /// A tensor of the state that a checkpoint holds: "scaling.layers.0.mlp.up.x.amax_history".
   struct SavedTensor {
     std::string name;
     std::vector<int64_t> shape;
@@ -159,11 +159,11 @@ class ScalingState {
   };
   /// Reads the state of all delayed scales; waits for the device.
   std::vector<SavedTensor> save() const;
-  /// Returns "scaling.0.scale[3] is -1, ..." for the first value that no update can have left, or
+  /// Returns "scaling.NAME.scale[0] is -1, .." for the first value that no update can have left, or
   /// an empty text. `tensors` are those of save(), in its order, with any values.
   std::string impossible_value(const std::vector<SavedTensor>& tensors) const;
-  /// Sets the state that save() returned. Throws CheckpointError when a tensor is missing, has
-  /// another shape or an impossible value.
+  /// Sets the state that save() returned, or that of earlier versions: "scaling.0.scale" [slots].
+  /// Throws CheckpointError when a tensor is missing, has another shape or an impossible value.
   void load(const std::vector<SavedTensor>& tensors);
 
  private:

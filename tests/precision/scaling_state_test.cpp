@@ -2,6 +2,12 @@
 
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "base/error.h"
 
@@ -106,6 +112,79 @@ TEST_CASE("a saved state continues exactly") {
   other.add("layer", "x", delayed(4, 1));
   other.allocate(*device);
   CHECK_THROWS_AS(other.load(a.save()), CheckpointError);
+}
+
+namespace {
+
+/// Slots with two rules, in this order.
+std::unique_ptr<ScalingState> slots_of(Device& device, std::initializer_list<const char*> layers) {
+  auto state = std::make_unique<ScalingState>();
+  for (const char* layer : layers) {
+    state->add(layer, "x", delayed(3, 1));
+    state->add(layer, "dy", delayed(4, 1));
+  }
+  state->allocate(device);
+  return state;
+}
+
+void fill_histories(Device& device, ScalingState& state) {
+  for (int step = 1; step <= 5; ++step) {
+    for (const auto& slot : state.slots()) {
+      *slot->amax = static_cast<float>(step * slot->layer[0]) + (slot->role == "x" ? 1.0F : 2.0F);
+    }
+    state.update(device.stream(), state.due(0), &squared_norm);
+  }
+}
+
+std::map<std::string, std::vector<float>> by_name(const ScalingState& state) {
+  std::map<std::string, std::vector<float>> values;
+  for (const ScalingState::SavedTensor& tensor : state.save()) {
+    values[tensor.name] = tensor.values;
+  }
+  return values;
+}
+
+}  // namespace
+
+TEST_CASE("scales are saved by the names of slots: their order and number do not matter") {
+  const auto device = make_device(DeviceKind::cpu);
+  const auto whole = slots_of(*device, {"a", "b", "c"});
+  fill_histories(*device, *whole);
+  CHECK(by_name(*whole).contains("scaling.b.dy.amax_history"));
+  const auto part = slots_of(*device, {"c", "a"});
+  part->load(whole->save());
+  for (const auto& [name, values] : by_name(*part)) {
+    CAPTURE(name);
+    CHECK(values == by_name(*whole).at(name));
+  }
+}
+
+TEST_CASE("scales of an earlier version, one tensor for all slots with a rule, are loaded") {
+  const auto device = make_device(DeviceKind::cpu);
+  const auto saved = slots_of(*device, {"a", "b", "c"});
+  fill_histories(*device, *saved);
+  const auto values = by_name(*saved);
+  std::vector<ScalingState::SavedTensor> earlier;
+  for (const auto& [role, group, history] : {std::tuple("x", 0, 3), std::tuple("dy", 1, 4)}) {
+    for (const char* part : {"amax", "scale", "scale_inv", "amax_history", "cursor"}) {
+      const int64_t rows = part == std::string("amax_history") ? history : 1;
+      ScalingState::SavedTensor& tensor = earlier.emplace_back();
+      tensor.name = "scaling." + std::to_string(group) + "." + part;
+      tensor.shape = {3};
+      if (rows > 1) {
+        tensor.shape = {rows, 3};
+      }
+      for (size_t row = 0; row < static_cast<size_t>(rows); ++row) {
+        for (const std::string layer : {"a", "b", "c"}) {
+          const std::string name = "scaling." + layer + "." + role + "." + part;
+          tensor.values.push_back(values.at(name).at(row));
+        }
+      }
+    }
+  }
+  const auto loaded = slots_of(*device, {"a", "b", "c"});
+  loaded->load(earlier);
+  CHECK(by_name(*loaded) == values);
 }
 
 TEST_CASE("a pass begins with an amax of 0 where the tensor is its own and the scale current") {

@@ -27,6 +27,31 @@ std::vector<fs::path> fixtures() {
   return found;
 }
 
+/// Puts scales that are saved by slot together as earlier versions did: a column for each slot.
+void join_scales(const fs::path& checkpoint, Bytes& tensors) {
+  const auto state = nlohmann::json::parse(read_file(checkpoint / "state.json"));
+  const nlohmann::json& formats = state.at("formats");
+  std::map<std::string, std::vector<std::string>> columns;  // by part
+  for (const char* part : {"amax", "scale", "scale_inv", "amax_history", "cursor"}) {
+    for (const nlohmann::json& slot :
+         formats.is_object() ? formats.at("scaled_tensors") : nlohmann::json::array()) {
+      const auto found = tensors.find("scaling." + slot.get<std::string>() + "." + part + " F32");
+      if (found != tensors.end()) {
+        columns[part].push_back(found->second);
+        tensors.erase(found);
+      }
+    }
+  }
+  for (const auto& [part, slots] : columns) {
+    std::string& joined = tensors["scaling.0." + part + " F32"];
+    for (size_t row = 0; row < slots.front().size(); row += sizeof(float)) {
+      for (const std::string& slot : slots) {
+        joined += slot.substr(row, sizeof(float));
+      }
+    }
+  }
+}
+
 /// All tensors of a checkpoint's files by name; parts of ranks ("NAME@FIRST") put together.
 Bytes tensors_of(const fs::path& checkpoint) {
   std::map<std::string, std::map<int64_t, std::string>> parts;
@@ -50,6 +75,7 @@ Bytes tensors_of(const fs::path& checkpoint) {
       whole[name] += bytes;
     }
   }
+  join_scales(checkpoint, whole);
   return whole;
 }
 
@@ -66,6 +92,7 @@ Words command(const fs::path& fixture, const fs::path& checkpoint, const std::st
 TEST_CASE("there is a checkpoint of each kind") {
   CHECK(fixtures().size() >= 4);
   CHECK(fs::exists(kFixtures / "format1/te-delayed/step-000006/scaling.safetensors"));
+  CHECK(fs::exists(kFixtures / "format1-by-slot/te-delayed/step-000006/scaling.safetensors"));
   CHECK(fs::exists(kFixtures /
                    "format1/coat-two-ranks/step-000006/optimizer-00002-of-00002.safetensors"));
 }

@@ -4,7 +4,9 @@
 #include <csignal>
 #include <nlohmann/json.hpp>
 
+#include "io/checkpoint/checkpoint.h"
 #include "program.h"
+#include "support/save_checkpoint.h"
 #include "timeline_checks.h"
 
 namespace fp8train::test {
@@ -198,6 +200,48 @@ TEST_CASE("a checkpoint that ranks have written in parts goes on in every layout
     CHECK(same_bytes(folder / name / final, folder / "zero3" / final) == (ranks == 4));
     // Other numbers of ranks sum in another order.
     CHECK(largest_relative(numbers(folder / name, "loss"), losses) < 1e-6);
+  }
+}
+
+namespace {
+
+/// Makes a checkpoint of another whose weights are in several files, as those of a large model.
+fs::path divide_weights(const TextFolder& folder, const fs::path& from, const fs::path& root) {
+  expect_code(0, folder.path(),
+              {"export", from.string(), "--out", "hf", "--max-shard-size", "100KB"});
+  CheckpointContents contents = {.run_id = verify_checkpoint(from).run_id, .files = {}};
+  for (const auto& [path, is_weights] : {std::pair(from, false), std::pair(folder / "hf", true)}) {
+    for (const auto& entry : fs::directory_iterator(path)) {
+      const std::string name = entry.path().filename().string();
+      if (name.starts_with("model") == is_weights && name != "MANIFEST.json") {
+        contents.files.push_back({name, {}, read_file(entry.path())});
+      }
+    }
+  }
+  fs::remove_all(folder / "hf");
+  return save_checkpoint(root, 40, contents);
+}
+
+}  // namespace
+
+TEST_CASE("a checkpoint with several files of weights goes on in every layout to the same bits") {
+  const TextFolder folder;
+  run(folder, 2, command("bf16", "whole", {"checkpoint.keep_last=3"}));
+  const fs::path final = fs::path("checkpoints") / "step-000060" / "model.safetensors";
+  for (const std::string stage : {"0", "1", "3"}) {
+    CAPTURE(stage);
+    const fs::path divided = divide_weights(folder, folder / "whole/checkpoints/step-000040",
+                                            folder / stage / "checkpoints");
+    const Words words =
+        command("bf16", stage,
+                {"parallelism.zero_stage=" + stage, "checkpoint.resume=" + divided.string()});
+    CHECK_THAT(run(folder, 2, words).out, Catch::Contains("step-000040 at step 40"));
+    CHECK(same_bytes(folder / stage / final, folder / "whole" / final));
+    const std::string name = "model-00002-of-00006.safetensors";
+    std::string bytes = read_file(divided / name);
+    bytes[bytes.size() / 2] ^= 1;
+    write_file(divided / name, bytes);
+    CHECK_THAT(run(folder, 2, words, 4).err, Catch::Contains(name + ": damaged"));
   }
 }
 

@@ -1,11 +1,13 @@
 #pragma once
 // The settings of tests that train Llama (small_llama_model()), and their batches.
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "base/philox.h"
 #include "engine/engine.h"
+#include "ops/storage/storage.h"
 #include "support/sanitized.h"
 #include "support/small_model.h"
 
@@ -42,10 +44,35 @@ inline Batch random_batch(uint64_t index, int64_t rows = kSmallRows,
 
 /// The value of each parameter in fp32. Collective where ranks have parts of them.
 inline std::vector<std::vector<float>> values_by_parameter(Engine& engine) {
+  struct Part {
+    int64_t first = 0, count = 0;
+  };
   std::vector<std::vector<float>> values;
-  engine.strategy().copy_values([&](const Parameter& parameter) {
-    return values.emplace_back(static_cast<size_t>(parameter.shape.count())).data();
-  });
+  const ParameterStore& store = engine.model().parameters();
+  for (const auto& parameter : store.all()) {
+    std::vector<float>& whole = values.emplace_back(static_cast<size_t>(parameter->shape.count()));
+    if (store.shards() == nullptr) {
+      value_to_host(engine.device(), *parameter, whole.data());
+      continue;
+    }
+    const Encoded& own = parameter->updated.value;
+    const Part part = {parameter->updated.first, own.count()};
+    if (part.count > 0) {
+      const Tensor decoded(engine.device(), DType::f32, {part.count}, MemoryCategory::workspace);
+      ops::read_stored(engine.device().stream(), own, decoded);
+      copy_to_host(engine.device(), whole.data() + part.first, decoded);
+    }
+    Communicator& comm = *engine.strategy().mesh().group(Group::state);
+    std::vector<float> all(whole.size() * static_cast<size_t>(comm.size()));
+    comm.all_gather(Communicator::host_stream(), whole.data(), all.data(),
+                    whole.size() * sizeof(float))
+        .wait();
+    const float* of_rank = all.data();
+    for (const Part& one : comm.all_gather_values(part)) {
+      std::copy_n(of_rank + one.first, one.count, whole.data() + one.first);
+      of_rank += whole.size();
+    }
+  }
   return values;
 }
 

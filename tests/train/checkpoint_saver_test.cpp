@@ -237,8 +237,9 @@ TEST_CASE("the copy of the state takes the memory that was planned, for each ran
         engine.model().initialize(1);
         CheckpointSaver saver("nowhere", true, CheckpointRetention("nowhere", {}), comm);
         saver.reserve([&](StateCopy& copy) {
-          if (stage > 0 || comm.rank() == 0) {
-            copy_weights(engine, comm.rank() == 0, copy.weights);
+          copy_weights(*device, engine.model().parameters(), settings.model,
+                       engine.strategy().mesh(), copy.weights);
+          if (state_writer(engine).writes) {
             refresh_optimizer_file(engine, copy.optimizer);
           }
         });

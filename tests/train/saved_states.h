@@ -64,7 +64,7 @@ inline void save(const std::filesystem::path& root, Engine& engine, Communicator
   static std::vector<FileRecord> records;
   OptimizerFile own;
   refresh_optimizer_file(engine, own);
-  if (writes_optimizer(engine, comm.rank())) {
+  if (state_writer(engine).writes) {
     const FileRecord record = write_checkpoint_file(partial_checkpoint(root, 1), own.file);
     const std::lock_guard<std::mutex> lock(mutex);
     records.push_back(record);

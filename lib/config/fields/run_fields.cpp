@@ -88,9 +88,11 @@ void check_zero_stage(const CheckContext& at) {
 }
 
 void check_tensor(const CheckContext& at) {
-  if (at.settings.parallelism.layout.tensor > 1 && at.settings.sample.interval > 0) {
+  const ParallelLayout& layout = at.settings.parallelism.layout;
+  if ((layout.tensor > 1 || layout.pipeline > 1) && at.settings.sample.interval > 0) {
     at.complain(
-        "ranks that share layers do not generate; set sample.interval: 0 and use `fp8train "
+        "ranks that have parts of the model do not generate; set sample.interval: 0 and use "
+        "`fp8train "
         "generate` on a checkpoint");
   }
 }

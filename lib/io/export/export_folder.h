@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "io/export/quantize_file.h"
+#include "model/hf_names.h"
 #include "numeric/dtype.h"
 
 namespace fp8train {
@@ -19,7 +20,7 @@ struct ExportOptions {
   /// Casts the weights of linear layers in blocks; `dtype` then is that of the other tensors. Its
   /// patterns leave layers out; its `others`, `vectors` and `dequantize` have no effect.
   std::optional<FileQuantization> quantization;
-  uint64_t max_shard_bytes = 5'000'000'000;
+  uint64_t max_shard_bytes = kMaxModelFileBytes;
 };
 
 /// The result of an export: the files of tokenizers and generation settings that were copied, and

@@ -20,15 +20,18 @@ constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 constexpr size_t kLengthBytes = sizeof(uint64_t);
 
 template <typename Stored>
-std::vector<Stored> read_stored(const SafetensorsFile& file, const SafetensorsEntry& entry) {
-  std::vector<Stored> stored(static_cast<size_t>(entry.count()));
-  file.read(entry, stored.data());
+std::vector<Stored> read_stored(const SafetensorsFile& file, const SafetensorsEntry& entry,
+                                int64_t first, int64_t count) {
+  std::vector<Stored> stored(static_cast<size_t>(count));
+  file.read(entry, static_cast<uint64_t>(first) * sizeof(Stored), stored.size() * sizeof(Stored),
+            stored.data());
   return stored;
 }
 
 template <typename Stored>
-std::vector<float> read_decoded(const SafetensorsFile& file, const SafetensorsEntry& entry) {
-  const auto stored = read_stored<Stored>(file, entry);
+std::vector<float> read_decoded(const SafetensorsFile& file, const SafetensorsEntry& entry,
+                                int64_t first, int64_t count) {
+  const auto stored = read_stored<Stored>(file, entry, first, count);
   std::vector<float> values(stored.size());
   decode(stored.data(), values.data(), values.size());
   return values;
@@ -87,18 +90,19 @@ void SafetensorsFile::read(const SafetensorsEntry& entry, uint64_t offset, size_
   read_exactly(data_start_ + entry.begin + offset, to, bytes);
 }
 
-std::vector<float> SafetensorsFile::read_f32(const SafetensorsEntry& entry) const {
+std::vector<float> SafetensorsFile::read_f32(const SafetensorsEntry& entry, int64_t first,
+                                             int64_t count) const {
   if (entry.type.dtype == DType::f32) {
-    return read_stored<float>(*this, entry);
+    return read_stored<float>(*this, entry, first, count);
   }
   if (entry.type.dtype == DType::bf16) {
-    return read_decoded<bf16>(*this, entry);
+    return read_decoded<bf16>(*this, entry, first, count);
   }
   if (entry.type.dtype == DType::f16) {
-    return read_decoded<f16>(*this, entry);
+    return read_decoded<f16>(*this, entry, first, count);
   }
   if (entry.type.dtype == DType::f64) {
-    const auto stored = read_stored<double>(*this, entry);
+    const auto stored = read_stored<double>(*this, entry, first, count);
     std::vector<float> values(stored.size());
     std::transform(stored.begin(), stored.end(), values.begin(),
                    [](double value) { return static_cast<float>(value); });

@@ -81,7 +81,13 @@ class SafetensorsFile {
 
   /// Returns the values as fp32, from F32, BF16, F16 or F64 (rounded to nearest). Throws
   /// CheckpointError for other dtypes and as read().
-  std::vector<float> read_f32(const SafetensorsEntry& entry) const;
+  std::vector<float> read_f32(const SafetensorsEntry& entry) const {
+    return read_f32(entry, 0, entry.count());
+  }
+  /// Returns the `count` values from element `first` on in the same way.
+  std::vector<float> read_f32(const SafetensorsEntry& entry, int64_t first, int64_t count) const;
+
+  bool is_hashed() const { return hashed_ != nullptr; }
 
   /// Reads what has not been read yet and returns the XXH3-128 of the file, for one that is hashed.
   /// Throws CheckpointError when reading fails.
@@ -97,20 +103,22 @@ class SafetensorsFile {
   std::map<std::string, size_t, std::less<>> by_name_;
 };
 
-/// A tensor to write: packed row-major host memory that stays the caller's.
+using ByteSink = std::function<void(const void* data, size_t bytes)>;
+
+/// A tensor to write: packed row-major host memory that stays the caller's, or a function that
+/// writes the bytes in their order, a piece at a time.
 struct TensorBytes {
   std::string name;
   DType dtype = DType::f32;
   std::vector<int64_t> shape;
   const void* data = nullptr;
+  std::function<void(const ByteSink&)> stream = {};
 };
 
 /// Returns an entry of a file to be written; its offset is not known yet. Throws InternalError for
 /// a type that files cannot have.
 SafetensorsEntry safetensors_entry(const std::string& name, DType dtype,
                                    const std::vector<int64_t>& shape);
-
-using ByteSink = std::function<void(const void* data, size_t bytes)>;
 
 /// Writes one file's bytes into `sink`: tensors by element size descending, then by name; the
 /// header padded with spaces to a multiple of 8; metadata always with "format": "pt", which

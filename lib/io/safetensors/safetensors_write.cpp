@@ -66,15 +66,16 @@ SafetensorsEntry safetensors_entry(const std::string& name, DType dtype,
 void write_safetensors(const std::vector<TensorBytes>& tensors,
                        const std::map<std::string, std::string>& metadata, const ByteSink& sink) {
   std::vector<SafetensorsEntry> entries;
-  std::map<std::string, const void*> data;
+  std::map<std::string, const TensorBytes*> by_name;
   for (const TensorBytes& tensor : tensors) {
     entries.push_back(safetensors_entry(tensor.name, tensor.dtype, tensor.shape));
-    data.emplace(tensor.name, tensor.data);
+    by_name.emplace(tensor.name, &tensor);
   }
   const std::string head = lay_out(entries, metadata);
   sink(head.data(), head.size());
   for (const SafetensorsEntry& entry : entries) {
-    sink(data.at(entry.name), entry.bytes());
+    const TensorBytes& tensor = *by_name.at(entry.name);
+    tensor.stream ? tensor.stream(sink) : sink(tensor.data, entry.bytes());
   }
 }
 

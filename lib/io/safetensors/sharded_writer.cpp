@@ -3,39 +3,41 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "model/hf_names.h"
 
 namespace fp8train {
 namespace {
 
 std::vector<std::vector<SafetensorsEntry>> split(std::vector<SafetensorsEntry> entries,
                                                  uint64_t max_bytes) {
-  std::sort(entries.begin(), entries.end(),
-            [](const SafetensorsEntry& a, const SafetensorsEntry& b) { return a.name < b.name; });
-  std::vector<std::vector<SafetensorsEntry>> shards(1);
-  uint64_t filled = 0;
-  for (SafetensorsEntry& entry : entries) {
-    const uint64_t bytes = entry.bytes();
-    if (!shards.back().empty() && bytes > max_bytes - std::min(filled, max_bytes)) {
-      shards.emplace_back();
-      filled = 0;
-    }
-    filled += bytes;
-    shards.back().push_back(std::move(entry));
+  std::ranges::sort(entries, {}, &SafetensorsEntry::name);
+  std::vector<uint64_t> bytes;
+  std::ranges::transform(entries, std::back_inserter(bytes), &SafetensorsEntry::bytes);
+  const std::vector<size_t> file_of = divide_into_files(bytes, max_bytes);
+  std::vector<std::vector<SafetensorsEntry>> shards(file_of.empty() ? 1 : file_of.back() + 1);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    shards[file_of[i]].push_back(std::move(entries[i]));
   }
   return shards;
 }
 
-std::string file_name(size_t shard, size_t shards) {
-  return shards == 1 ? "model.safetensors"
-                     : fmt::format("model-{:05}-of-{:05}.safetensors", shard + 1, shards);
-}
-
 }  // namespace
+
+std::string model_index(const std::map<std::string, std::string>& file_of, uint64_t bytes) {
+  nlohmann::ordered_json map = nlohmann::ordered_json::object();
+  auto& object = map.get_ref<nlohmann::ordered_json::object_t&>();
+  for (const auto& [name, file] : file_of) {
+    object.push_back({name, file});
+  }
+  const nlohmann::ordered_json index = {{"metadata", {{"total_size", bytes}}}, {"weight_map", map}};
+  return index.dump(2) + "\n";
+}
 
 ShardedWriter::ShardedWriter(const std::filesystem::path& folder,
                              std::vector<SafetensorsEntry> entries,
@@ -50,8 +52,8 @@ ShardedWriter::ShardedWriter(const std::filesystem::path& folder,
       }
       bytes_ += entry.bytes();
     }
-    shards_.push_back(std::make_unique<SafetensorsWriter>(folder / file_name(i, shards.size()),
-                                                          std::move(shards[i]), metadata));
+    shards_.push_back(std::make_unique<SafetensorsWriter>(
+        folder / model_file_name(i, shards.size()), std::move(shards[i]), metadata));
   }
 }
 
@@ -68,14 +70,11 @@ void ShardedWriter::commit() {
   if (shards_.size() == 1) {
     return;
   }
-  nlohmann::ordered_json map = nlohmann::ordered_json::object();
-  auto& object = map.get_ref<nlohmann::ordered_json::object_t&>();
+  std::map<std::string, std::string> file_of;
   for (const auto& [name, shard] : shard_of_) {
-    object.push_back({name, file_name(shard, shards_.size())});
+    file_of[name] = model_file_name(shard, shards_.size());
   }
-  const nlohmann::ordered_json index = {{"metadata", {{"total_size", bytes_}}},
-                                        {"weight_map", map}};
-  write_file_atomically(folder_ / "model.safetensors.index.json", index.dump(2) + "\n");
+  write_file_atomically(folder_ / "model.safetensors.index.json", model_index(file_of, bytes_));
 }
 
 }  // namespace fp8train

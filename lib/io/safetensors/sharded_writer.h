@@ -14,6 +14,9 @@
 
 namespace fp8train {
 
+/// Returns model.safetensors.index.json for the file of each tensor, by name; `bytes`: of all.
+std::string model_index(const std::map<std::string, std::string>& file_of, uint64_t bytes);
+
 /// Takes the bytes of a tensor that was announced.
 using TensorSink = std::function<void(const std::string& name, const void* data)>;
 

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
+#include <numeric>
 #include <tuple>
 #include <utility>
 
@@ -21,6 +23,13 @@ constexpr const char* kIndex = "model.safetensors.index.json";
 /// Base models, of GPT-2 and of the others (base_model_prefix in transformers).
 constexpr std::string_view kBasePrefixes[] = {"transformer.", "model."};
 constexpr std::string_view kWrappers[] = {"_orig_mod.", "module."};
+
+const std::filesystem::path& as_complete(const std::filesystem::path& path) {
+  if (std::filesystem::is_directory(path)) {
+    refuse_incomplete(path);
+  }
+  return path;
+}
 
 }  // namespace
 
@@ -42,16 +51,18 @@ void refuse_incomplete(const std::filesystem::path& folder) {
   }
 }
 
-TensorSource::TensorSource(const std::filesystem::path& path) : path_(path) {
-  if (std::filesystem::is_directory(path)) {
-    refuse_incomplete(path);
-  }
+TensorSource::TensorSource(const std::filesystem::path& path)
+    : TensorSource(as_complete(path), [](size_t) { return SafetensorsFile::Reads::plain; }) {}
+
+TensorSource::TensorSource(const std::filesystem::path& path,
+                           const std::function<SafetensorsFile::Reads(size_t file)>& reads)
+    : path_(path) {
   if (!std::filesystem::is_directory(path)) {
-    open_single(SafetensorsFile(path));
+    open_single(SafetensorsFile(path, reads(0)));
   } else if (std::filesystem::exists(path / kSingle)) {
-    open_single(SafetensorsFile(path / kSingle));
+    open_single(SafetensorsFile(path / kSingle, reads(0)));
   } else if (std::filesystem::exists(path / kIndex)) {
-    open_index(path / kIndex);
+    open_index(path / kIndex, reads);
   } else {
     const std::string what = describe_other_folder(path);
     throw CheckpointError(fmt::format("{}: holds neither {} nor {}{}{}", path.string(), kSingle,
@@ -116,7 +127,8 @@ void TensorSource::open_single(SafetensorsFile file) {
   }
 }
 
-void TensorSource::open_index(const std::filesystem::path& index) {
+void TensorSource::open_index(const std::filesystem::path& index,
+                              const std::function<SafetensorsFile::Reads(size_t file)>& reads) {
   const nlohmann::ordered_json document = detail::read_strict_json(index.string());
   const auto fail = [&](const std::string& what) {
     return CheckpointError(fmt::format("{}: {}", index.string(), what));
@@ -136,7 +148,7 @@ void TensorSource::open_index(const std::filesystem::path& index) {
     tensors_of[file.get<std::string>()].push_back(tensor);
   }
   for (const auto& [file, tensors] : tensors_of) {
-    files_.emplace_back(index.parent_path() / file);
+    files_.emplace_back(index.parent_path() / file, reads(files_.size()));
     for (const std::string& tensor : tensors) {
       const SafetensorsEntry* entry = files_.back().find(tensor);
       if (entry == nullptr) {
@@ -218,6 +230,13 @@ std::vector<char> TensorSource::read_bytes(const SafetensorsEntry& entry) const 
 
 std::vector<float> TensorSource::read_f32(const std::string& name,
                                           const std::vector<int64_t>& shape) const {
+  return read_f32(name, shape, 0,
+                  std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>()));
+}
+
+std::vector<float> TensorSource::read_f32(const std::string& name,
+                                          const std::vector<int64_t>& shape, int64_t first,
+                                          int64_t count) const {
   const Location* location = location_of(name);
   if (location == nullptr) {
     throw CheckpointError(fmt::format("{}: there is no tensor '{}'", path_.string(), name));
@@ -227,12 +246,12 @@ std::vector<float> TensorSource::read_f32(const std::string& name,
                                       path_.string(), name, fmt::join(location->entry.shape, ", "),
                                       fmt::join(shape, ", ")));
   }
-  std::vector<float> values = files_[location->file].read_f32(location->entry);
+  std::vector<float> values = files_[location->file].read_f32(location->entry, first, count);
   const auto bad =
       std::find_if(values.begin(), values.end(), [](float value) { return !std::isfinite(value); });
   if (bad != values.end()) {
     throw CheckpointError(fmt::format("{}: tensor '{}' element {} is {}", path_.string(), name,
-                                      bad - values.begin(), *bad));
+                                      first + (bad - values.begin()), *bad));
   }
   return values;
 }

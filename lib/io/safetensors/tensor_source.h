@@ -4,6 +4,7 @@
 // holds no tensor.
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
@@ -23,6 +24,10 @@ class TensorSource {
   /// the index is malformed, names a file outside the folder, or names a tensor that its file does
   /// not hold.
   explicit TensorSource(const std::filesystem::path& path);
+  /// Does the same, also for a checkpoint that is being written. File `file` of an index, in order
+  /// of names, is read as `reads(file)`.
+  TensorSource(const std::filesystem::path& path,
+               const std::function<SafetensorsFile::Reads(size_t file)>& reads);
   /// The tensors of one file that is open already.
   explicit TensorSource(SafetensorsFile file);
 
@@ -32,8 +37,7 @@ class TensorSource {
   /// Returns all entries, ordered by the name of their file and their position in it.
   std::vector<const SafetensorsEntry*> entries() const;
 
-  /// Returns the XXH3-128 of the source's only file (SafetensorsFile::hash()).
-  std::string hash() const { return files_.front().hash(); }
+  const std::vector<SafetensorsFile>& files() const { return files_; }
 
   /// Returns the metadata of all files together.
   std::map<std::string, std::string> metadata() const;
@@ -62,6 +66,9 @@ class TensorSource {
   /// shape than `shape` or another dtype than read_f32 of SafetensorsFile takes, or holds a value
   /// that is not finite.
   std::vector<float> read_f32(const std::string& name, const std::vector<int64_t>& shape) const;
+  /// Returns the `count` values from element `first` on in the same way.
+  std::vector<float> read_f32(const std::string& name, const std::vector<int64_t>& shape,
+                              int64_t first, int64_t count) const;
 
  private:
   struct Location {
@@ -69,7 +76,8 @@ class TensorSource {
     SafetensorsEntry entry;  ///< under the tensor's name in this source
   };
   void open_single(SafetensorsFile file);
-  void open_index(const std::filesystem::path& index);
+  void open_index(const std::filesystem::path& index,
+                  const std::function<SafetensorsFile::Reads(size_t file)>& reads);
   void list_names();
   void find_wrapper();
   const Location* location_of(const std::string& name) const;

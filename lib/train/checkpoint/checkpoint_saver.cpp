@@ -115,19 +115,24 @@ void CheckpointSaver::start(const std::function<void(StateCopy&)>& copy, bool de
   current_.stall_seconds += entered_.seconds();
 }
 
-void CheckpointSaver::run_write() {
-  records_.clear();
+void CheckpointSaver::run_write(std::vector<FileRecord> (*write)(const std::filesystem::path&,
+                                                                 const StateCopy&)) {
+  run([this, write] {
+    return attempt([this, write](Report& report) {
+      for (FileRecord& record : write(partial_checkpoint(root_, copy_.step), copy_)) {
+        report.bytes += record.bytes;
+        records_.push_back(std::move(record));
+      }
+      report.files = records_.size();
+    });
+  });
+}
+
+void CheckpointSaver::run_check() {
   run([this] {
     return attempt([this](Report& report) {
-      records_ = write_state(partial_checkpoint(root_, copy_.step), copy_);
-      for (const FileRecord& record : records_) {
-        report.bytes += record.bytes;
-      }
-      if (!records_.empty()) {
-        copy_text(report.file, records_.back().name);
-        copy_text(report.hash, records_.back().xxh3_128);
-        report.file_bytes = records_.back().bytes;
-      }
+      check_joined(partial_checkpoint(root_, copy_.step), copy_.model, copy_.weights);
+      report.files = records_.size();
     });
   });
 }
@@ -136,6 +141,9 @@ void CheckpointSaver::run_publish() {
   run([this] {
     return attempt([this](Report&) {
       if (leads()) {
+        for (const std::string& parts : copy_.weights.part_files) {
+          std::filesystem::remove(partial_checkpoint(root_, copy_.step) / parts);
+        }
         commit_checkpoint(root_, copy_.step, copy_.run_id, records_, Verify::sizes);
         retention_.mark_verified(copy_.step);
       }
@@ -210,8 +218,15 @@ void CheckpointSaver::next_phase(const std::vector<Report>& all) {
     phase_ = Phase::none;
   } else if (phase_ == Phase::begin) {
     phase_ = Phase::write;
-    run_write();
-  } else if (phase_ == Phase::write) {
+    records_.clear();
+    run_write(write_state);
+  } else if (phase_ == Phase::write && copy_.weights.in_parts) {
+    phase_ = Phase::join;
+    run_write(write_model_files);
+  } else if (phase_ == Phase::join) {
+    phase_ = Phase::check;
+    run_check();
+  } else if (phase_ == Phase::write || phase_ == Phase::check) {
     add_records(all);
     phase_ = Phase::publish;
     run_publish();
@@ -222,11 +237,23 @@ void CheckpointSaver::next_phase(const std::vector<Report>& all) {
   }
 }
 
-/// Adds those of other ranks: the first rank has the records of its own files.
+/// Sends the records of all ranks to the first one, which has those of its own files.
 void CheckpointSaver::add_records(const std::vector<Report>& all) {
+  size_t most = 0;
   for (size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank].file[0] != '\0') {
-      records_.push_back({all[rank].file, all[rank].file_bytes, all[rank].hash});
+    most = std::max(most, all[rank].files);
+  }
+  for (size_t i = 0; i < most; ++i) {
+    WrittenFile own;
+    if (!leads() && i < records_.size()) {
+      copy_text(own.name, records_[i].name);
+      copy_text(own.hash, records_[i].xxh3_128);
+      own.bytes = records_[i].bytes;
+    }
+    for (const WrittenFile& file : comm_->all_gather_values(own)) {
+      if (leads() && file.name[0] != '\0') {
+        records_.push_back({file.name, file.bytes, file.hash});
+      }
     }
   }
 }
@@ -252,11 +279,10 @@ void CheckpointSaver::end_retention(const std::string& failure) {
 
 size_t CheckpointSaver::copy_bytes() const {
   size_t bytes = 0;
-  for (const WeightsCopy::Parameter& parameter : copy_.weights.parameters) {
-    bytes += parameter.values.bytes();
-  }
-  for (const HostMemory& memory : copy_.optimizer.memory) {
-    bytes += memory.bytes();
+  for (const auto* all : {&copy_.weights.memory, &copy_.optimizer.memory}) {
+    for (const HostMemory& memory : *all) {
+      bytes += memory.bytes();
+    }
   }
   return bytes;
 }

@@ -1,8 +1,9 @@
 #pragma once
 // Saves checkpoints while training continues. start() copies the state to host memory; a thread of
 // each rank writes its files and reads them back. Ranks agree between the phases, at step
-// boundaries where they meet anyway, on their training threads: all have written -> the first rank
-// publishes the checkpoint -> it deletes older ones. No thread of a save calls a collective.
+// boundaries where they meet anyway, on their training threads: all have written -> parts of
+// weights are joined -> the first rank publishes the checkpoint -> it deletes older ones. No thread
+// of a save calls a collective.
 //
 // One save is in flight at a time. A save fails on all ranks if it fails on one (the disk is full,
 // a file cannot be read back): its partial folder is removed, and older checkpoints stay. A process
@@ -72,7 +73,7 @@ class CheckpointSaver {
   size_t copy_bytes() const;
 
  private:
-  enum class Phase : uint8_t { none, begin, write, publish, retain };
+  enum class Phase : uint8_t { none, begin, write, join, check, publish, retain };
   enum class Failure : uint8_t { none, save, numeric };
 
   /// The result of one phase on one rank, as it is sent to the other ranks.
@@ -83,9 +84,13 @@ class CheckpointSaver {
     double seconds = 0;
     uint64_t bytes = 0;
     char message[480] = {};
-    char file[64] = {};  ///< in phase write: the last file, which is all of ranks after the first
+    size_t files = 0;  ///< that this rank has written
+  };
+  /// A file as its writer names it to the first rank.
+  struct WrittenFile {
+    char name[64] = {};
     char hash[40] = {};
-    uint64_t file_bytes = 0;
+    uint64_t bytes = 0;
   };
 
   template <typename Work>
@@ -93,7 +98,8 @@ class CheckpointSaver {
   bool leads() const { return comm_->rank() == 0; }
   bool is_lost() const { return leads() && is_lost_ && is_lost_(); }
   void run(std::function<Report()> work);
-  void run_write();
+  void run_write(std::vector<FileRecord> (*write)(const std::filesystem::path&, const StateCopy&));
+  void run_check();
   void run_publish();
   void run_retain();
   std::optional<SaveResult> progress(bool wait);

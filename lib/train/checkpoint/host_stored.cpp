@@ -4,6 +4,7 @@
 
 #include "comm/communicator.h"
 #include "ops/storage/storage.h"
+#include "tensor/tensor.h"
 
 namespace fp8train {
 
@@ -30,6 +31,26 @@ HostStored stored_in(const TensorFormat& format, const std::vector<float>& value
   const ConstView x = {values.data(), DType::f32, {stored.tensor.count()}};
   ops::store(Communicator::host_stream(), {.x = x, .to = stored.tensor});
   return stored;
+}
+
+void upload(Device& device, const HostStored& from, const Encoded& to) {
+  copy_from_host(device, to.codes, from.codes.data());
+  if (!to.scales.empty()) {
+    copy_from_host(device, to.scales, from.scales.data());
+  }
+}
+
+void decode_to_host(Device& device, const Encoded& tensor, float* to) {
+  if (tensor.format == TensorFormat{}) {
+    copy_to_host(device, to, tensor.codes);
+    return;
+  }
+  HostStored host(tensor.format, tensor.count());
+  copy_to_host(device, host.codes.data(), tensor.codes);
+  if (!tensor.scales.empty()) {
+    copy_to_host(device, host.scales.data(), tensor.scales);
+  }
+  ops::read_stored(Communicator::host_stream(), host.tensor, {to, DType::f32, {tensor.count()}});
 }
 
 void floor_second_moment(const std::vector<float>& first, HostStored& second) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "device/device.h"
 #include "tensor/encoded.h"
 
 namespace fp8train {
@@ -25,6 +26,10 @@ struct HostStored {
 std::vector<float> values_of(const HostStored& stored);
 /// Returns the values rounded to nearest into the format.
 HostStored stored_in(const TensorFormat& format, const std::vector<float>& values);
+
+/// Copies a tensor to the device; decodes one of the device, without memory of it.
+void upload(Device& device, const HostStored& from, const Encoded& to);
+void decode_to_host(Device& device, const Encoded& tensor, float* to);
 
 /// Raises encoded second moments that are 0 where the first moment is not 0, as AdamW does if
 /// second moments have scales (ops/optimizer/optimizer.h). `second` has scales.

@@ -21,20 +21,9 @@ namespace {
 constexpr const char* kOnlyFile = "optimizer.safetensors";
 constexpr std::string_view kSecond = "moment2.";
 
-void load(Device& device, const SavedState& saved, const StateTensor& entry) {
-  const Encoded& tensor = entry.tensor;
-  if (tensor.count() > 0) {
-    copy_from_host(device, tensor.codes,
-                   saved.read(entry.name, tensor.codes.dtype, entry.first, tensor.count()).data());
-  }
-  if (tensor.scales.empty()) {
-    return;
-  }
-  const View scales = saved_scales(tensor);
-  const bool single = tensor.format.block == per::tensor;
-  const int64_t before = single ? 0 : stored_scales(tensor.format, entry.first);
-  copy_from_host(device, scales,
-                 saved.read(entry.name + kScaleSuffix, DType::f32, before, scales.count()).data());
+/// Returns the box of all elements.
+StateBox all_of(int64_t count, int64_t width) {
+  return {.local = 0, .element = 0, .count = count, .columns = count, .width = width};
 }
 
 /// Returns a format that reads what was saved. It follows from the element type and the number of
@@ -60,37 +49,45 @@ TensorFormat readable_format(const SavedState& saved, const std::string& name, i
 }
 
 /// Returns all values of a tensor, whatever its format was.
-std::vector<float> read_values(const SavedState& saved, const std::string& name, int64_t count) {
+std::vector<float> read_values(const SavedState& saved, const std::string& name,
+                               const Sharding& part) {
+  const int64_t count = part.whole.count();
   HostStored stored(readable_format(saved, name, count), count);
-  stored.codes = saved.read(name, stored.tensor.format.dtype, 0, count);
+  stored.codes = saved.read(name, stored.tensor.format.dtype, all_of(count, part.width()));
   stored.tensor.codes.data = stored.codes.data();
   if (!stored.scales.empty()) {
     const int64_t scales = saved.count_of(name + kScaleSuffix);
-    const std::vector<uint8_t> bytes = saved.read(name + kScaleSuffix, DType::f32, 0, scales);
+    const int64_t width = stored_scales(stored.tensor.format, part.width());
+    const std::vector<uint8_t> bytes =
+        saved.read(name + kScaleSuffix, DType::f32, all_of(scales, width));
     std::memcpy(stored.scales.data(), bytes.data(), bytes.size());
   }
   return values_of(stored);
 }
 
+std::byte* bytes_at(const View& view, int64_t element) {
+  return view.as<std::byte>() + static_cast<size_t>(element) * size_of(view.dtype);
+}
+
 /// Copies the part that this rank updates to the device.
 void upload(Device& device, const HostStored& whole, const StateTensor& entry) {
-  const Encoded part = part_of(whole.tensor, entry.first, entry.tensor.count());
-  if (part.count() > 0) {
-    copy_from_host(device, entry.tensor.codes, part.codes.data);
-  }
-  if (!part.scales.empty()) {
-    copy_from_host(device, saved_scales(entry.tensor), saved_scales(part).data);
-  }
+  entry.for_each_box([&](const std::string& name, const View& part, const StateBox& box) {
+    const View from = name == entry.name ? View(whole.tensor.codes) : saved_scales(whole.tensor);
+    box.for_each_row([&](int64_t local, int64_t element, int64_t count) {
+      copy_from_host(device, View{bytes_at(part, local), part.dtype, {count}},
+                     bytes_at(from, element));
+    });
+  });
 }
 
 }  // namespace
 
 void refresh_optimizer_file(Engine& engine, OptimizerFile& file) {
   const std::vector<SavedTensor> saved = saved_tensors(engine);
-  const auto share = engine.model().parameters().share();
-  file.file.name =
-      !share ? std::string(kOnlyFile)
-             : fmt::format("optimizer-{:05}-of-{:05}.safetensors", share->rank + 1, share->ranks);
+  const StateWriter writer = state_writer(engine);
+  file.file.name = writer.ranks == 1 ? std::string(kOnlyFile)
+                                     : fmt::format("optimizer-{:05}-of-{:05}.safetensors",
+                                                   writer.rank + 1, writer.ranks);
   file.file.tensors.clear();
   file.memory.resize(saved.size());
   for (size_t i = 0; i < saved.size(); ++i) {
@@ -105,6 +102,13 @@ void refresh_optimizer_file(Engine& engine, OptimizerFile& file) {
   }
 }
 
+void load_state(Device& device, const SavedState& saved, const StateTensor& entry) {
+  entry.for_each_box([&](const std::string& name, const View& part, const StateBox& box) {
+    copy_from_host(device, View{bytes_at(part, box.local), part.dtype, {box.count}},
+                   saved.read(name, part.dtype, box).data());
+  });
+}
+
 void load_optimizer_files(const std::filesystem::path& checkpoint, Engine& engine) {
   const SavedState saved(checkpoint);
   std::vector<StateTensor> entries = state_tensors(engine);
@@ -113,10 +117,10 @@ void load_optimizer_files(const std::filesystem::path& checkpoint, Engine& engin
     return saved.position(entry.name, entry.first);
   });
   for (const StateTensor& entry : entries) {
-    load(engine.device(), saved, entry);
+    load_state(engine.device(), saved, entry);
   }
   for (const auto& [name, factor] : state_factors(engine)) {
-    copy_from_host(engine.device(), factor, saved.read(name, DType::f32, 0, 1).data());
+    copy_from_host(engine.device(), factor, saved.read(name, DType::f32, all_of(1, 1)).data());
   }
   saved.require_hashes();
 }
@@ -125,7 +129,7 @@ void convert_optimizer_files(const std::filesystem::path& checkpoint, Engine& en
   const SavedState saved(checkpoint);
   const std::vector<StateTensor> all = state_tensors(engine);
   const auto converted = [&](const StateTensor& entry) {
-    return stored_in(entry.tensor.format, read_values(saved, entry.name, entry.shape.count()));
+    return stored_in(entry.tensor.format, read_values(saved, entry.name, entry.sharding));
   };
   std::map<std::string, const StateTensor*> second_moments;  // by parameter
   for (const StateTensor& entry : all) {
@@ -135,7 +139,7 @@ void convert_optimizer_files(const std::filesystem::path& checkpoint, Engine& en
   }
   for (const StateTensor& entry : all) {
     if (entry.name.starts_with("value.") || entry.name.starts_with(kSecond)) {
-      continue;  // has been rounded from model.safetensors; comes with the first moment
+      continue;  // has been rounded from the weights; comes with the first moment
     }
     const HostStored first = converted(entry);
     upload(engine.device(), first, entry);

@@ -1,10 +1,9 @@
 #pragma once
 // The optimizer's state in a checkpoint, as it is stored: moments, values whose codes
-// model.safetensors does not have, and factors of automatic scales. There is one file,
+// the files of weights do not have, and factors of automatic scales. There is one file,
 // optimizer.safetensors, or one of each rank where ranks have parts
-// (optimizer-00001-of-00004.safetensors). A part is named by its first element:
-// "moment1.layers.0.mlp.up.weight@4096" has the elements from 4096 on. What is read does not depend
-// on how many files there are, or on which rank wrote them.
+// (optimizer-00001-of-00004.safetensors), named as engine/state_tensors.h says. What is read does
+// not depend on how many files there are, or on which rank wrote them.
 
 #include <cstdint>
 #include <filesystem>
@@ -25,6 +24,11 @@ struct OptimizerFile {
 /// Writes the states of all parameters that this rank updates to `file`. It is empty, or was made
 /// by this engine earlier: its memory is used again.
 void refresh_optimizer_file(Engine& engine, OptimizerFile& file);
+
+class SavedState;
+
+/// Loads a rank's part of a state from files that any ranks have written.
+void load_state(Device& device, const SavedState& saved, const StateTensor& entry);
 
 /// Loads what this rank updates from the files of a checkpoint, and hashes the files meanwhile.
 /// Throws CheckpointError naming the file or the tensor when something is missing, stored in

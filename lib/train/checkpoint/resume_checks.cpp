@@ -15,6 +15,7 @@
 #include "io/hf_config.h"
 #include "train/checkpoint/data_checks.h"
 #include "train/checkpoint/data_record.h"
+#include "train/checkpoint/state_file.h"
 #include "train/checkpoint/state_formats.h"
 
 namespace fp8train {
@@ -285,7 +286,8 @@ void require_files(const std::filesystem::path& folder, const CheckpointManifest
         "resume from an earlier one",
         folder.string(), name));
   };
-  for (const char* name : {"config.json", "state.json", "model.safetensors"}) {
+  const char* const model = is_listed(kModelIndex) ? kModelIndex : "model.safetensors";
+  for (const char* name : {"config.json", kStateFile, model}) {
     if (!is_listed(name)) {
       refuse(name);
     }

@@ -15,8 +15,15 @@ SavedState::SavedState(const std::filesystem::path& checkpoint)
     : checkpoint_(checkpoint), manifest_(verify_checkpoint(checkpoint, Verify::sizes)) {
   for (const FileRecord& record : manifest_.files) {
     if (record.name.starts_with("optimizer")) {
-      add_file(checkpoint / record.name);
+      add_file(checkpoint / record.name, SafetensorsFile::Reads::hashed);
     }
+  }
+}
+
+SavedState::SavedState(const std::filesystem::path& folder, const std::vector<std::string>& files)
+    : checkpoint_(folder) {
+  for (const std::string& file : files) {
+    add_file(folder / file, SafetensorsFile::Reads::plain);
   }
 }
 
@@ -42,15 +49,23 @@ int64_t SavedState::count_of(const std::string& name) const {
   return count;
 }
 
-std::vector<uint8_t> SavedState::read(const std::string& name, DType dtype, int64_t first,
-                                      int64_t count) const {
+/// Reads what `saved` has of consecutive elements into `to`, and returns how many these are.
+int64_t SavedState::read_overlap(const std::string& name, const Range& saved,
+                                 const StateBox& wanted, DType dtype, uint8_t* to) const {
   const size_t size = size_of(dtype);
-  std::vector<uint8_t> result(static_cast<size_t>(count) * size);
+  const int64_t count = saved.entry->count();
+  const int64_t columns = saved.columns == 0 ? count : saved.columns;
+  const int64_t first = saved.row * wanted.width + saved.first;
+  const int64_t end = wanted.element + wanted.count;
+  int64_t done = saved.columns == 0 || wanted.element < first
+                     ? 0
+                     : (wanted.element - first) / wanted.width * columns;
   int64_t copied = 0;
-  for (const Range& saved : saved_ranges(name)) {
-    const int64_t begin = std::max(first, saved.first);
-    const int64_t end = std::min(first + count, saved.first + saved.entry->count());
-    if (begin >= end) continue;
+  for (; done < count; done += columns) {
+    const int64_t row = first + done / columns * wanted.width;
+    const int64_t begin = std::max(wanted.element, row);
+    if (row >= end) break;
+    if (begin >= row + columns) continue;
     used_.insert(saved.file);
     if (const SafetensorsType& type = saved.entry->type; type.dtype != dtype) {
       require_hashes();  // a damaged header is no other run
@@ -60,17 +75,35 @@ std::vector<uint8_t> SavedState::read(const std::string& name, DType dtype, int6
           checkpoint_.string(), name, type.dtype ? name_of(*type.dtype) : type.name,
           name_of(dtype)));
     }
-    files_[saved.file]->read(*saved.entry, static_cast<uint64_t>(begin - saved.first) * size,
-                             static_cast<size_t>(end - begin) * size,
-                             result.data() + static_cast<size_t>(begin - first) * size);
-    copied += end - begin;
+    const auto elements = static_cast<size_t>(std::min(end, row + columns) - begin);
+    files_[saved.file]->read(*saved.entry, static_cast<uint64_t>(done + begin - row) * size,
+                             elements * size,
+                             to + static_cast<size_t>(begin - wanted.element) * size);
+    copied += static_cast<int64_t>(elements);
   }
-  if (copied != count) {
+  return copied;
+}
+
+std::vector<uint8_t> SavedState::read(const std::string& name, DType dtype,
+                                      const StateBox& box) const {
+  const size_t size = size_of(dtype);
+  std::vector<uint8_t> result(static_cast<size_t>(box.count) * size);
+  int64_t copied = 0;
+  int64_t last = box.element;
+  box.for_each_row([&](int64_t local, int64_t element, int64_t count) {
+    const StateBox row = {.element = element, .count = count, .width = box.width};
+    uint8_t* const to = result.data() + static_cast<size_t>(local - box.local) * size;
+    for (const Range& saved : saved_ranges(name)) {
+      copied += read_overlap(name, saved, row, dtype, to);
+    }
+    last = element + count - 1;
+  });
+  if (copied != box.count) {
     throw CheckpointError(
         fmt::format("{}: of '{}' as {} the optimizer's files have {} of the elements {} .. {}",
-                    checkpoint_.string(), name, name_of(dtype), copied, first, first + count - 1));
+                    checkpoint_.string(), name, name_of(dtype), copied, box.element, last));
   }
-  if (const std::string bad = impossible_state(name, result.data(), dtype, count, first);
+  if (const std::string bad = impossible_state(name, result.data(), dtype, box.count, box.element);
       !bad.empty()) {
     require_hashes();  // a damaged file is named as such
     throw CheckpointError(fmt::format("{}: {}", checkpoint_.string(), bad));
@@ -98,22 +131,29 @@ std::span<const SavedState::Range> SavedState::saved_ranges(const std::string& n
   return found == ranges_.end() ? std::span<const Range>() : found->second;
 }
 
-void SavedState::add_file(const std::filesystem::path& path) {
-  files_.push_back(std::make_unique<SafetensorsFile>(path, SafetensorsFile::Reads::hashed));
+void SavedState::add_file(const std::filesystem::path& path, SafetensorsFile::Reads reads) {
+  files_.push_back(std::make_unique<SafetensorsFile>(path, reads));
   for (const SafetensorsEntry& entry : files_.back()->header().entries) {
     const size_t at = entry.name.rfind('@');
-    Range range = {files_.size() - 1, &entry, 0};
-    std::string name = entry.name.substr(0, at);
+    Range range = {.file = files_.size() - 1, .entry = &entry};
     if (at != std::string::npos) {
-      // "NAME@FIRST" or, of scales, "NAME.scale@FIRST"
-      const auto first = whole_number<int64_t>(std::string_view(entry.name).substr(at + 1));
-      if (!first) {
+      // "NAME@FIRST" or "NAME@ROW,COLUMN"; of scales, NAME ends with ".scale"
+      const std::vector<std::string> numbers = split(entry.name.substr(at + 1), ',');
+      const auto first = whole_number<int64_t>(numbers.back());
+      const auto row = whole_number<int64_t>(numbers.front());
+      constexpr int64_t kMaxRow = int64_t{1} << 31;
+      constexpr int64_t kMaxFirst = int64_t{1} << 60;
+      const bool is_box = numbers.size() == 2 && entry.shape.size() == 2 && entry.shape[1] > 0;
+      if (!first || *first > kMaxFirst || !row || (is_box && *row > kMaxRow) ||
+          (numbers.size() > 1 && !is_box)) {
         throw CheckpointError(
             fmt::format("{}: '{}' is not the name of a part", path.string(), entry.name));
       }
       range.first = *first;
+      range.row = is_box ? *row : 0;
+      range.columns = is_box ? entry.shape[1] : 0;
     }
-    ranges_[name].push_back(range);
+    ranges_[entry.name.substr(0, at)].push_back(range);
   }
 }
 

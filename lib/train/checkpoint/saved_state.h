@@ -1,6 +1,7 @@
 #pragma once
-// The tensors of a checkpoint's optimizer files, whoever wrote them. For source files of this
-// folder only. Host memory; synchronous.
+// The tensors that ranks have written in parts, whoever wrote them: the optimizer's files of a
+// checkpoint, and while one is written the parts of weights. For source files of this folder only.
+// Host memory; synchronous.
 
 #include <cstdint>
 #include <filesystem>
@@ -12,16 +13,19 @@
 #include <utility>
 #include <vector>
 
+#include "engine/state_tensors.h"
 #include "io/checkpoint/checkpoint.h"
 #include "io/safetensors/safetensors.h"
 
 namespace fp8train {
 
-/// Every tensor of a checkpoint's optimizer files, by name without "@first".
+/// Every tensor of such files, by name without '@' and what follows.
 class SavedState {
  public:
   /// Opens the files that the manifest lists. Throws CheckpointError.
   explicit SavedState(const std::filesystem::path& checkpoint);
+  /// Opens files that no manifest lists.
+  SavedState(const std::filesystem::path& folder, const std::vector<std::string>& files);
 
   /// Returns the type of its elements. Throws CheckpointError where the files have none.
   DType dtype_of(const std::string& name) const;
@@ -29,10 +33,9 @@ class SavedState {
   /// Returns how many elements of it the files have.
   int64_t count_of(const std::string& name) const;
 
-  /// Returns elements first .. first + count - 1 of the whole. Throws CheckpointError where some
+  /// Returns the elements of a box of the whole, row after row. Throws CheckpointError where some
   /// are missing or none that training can have left, OtherRunError where they are of another type.
-  std::vector<uint8_t> read(const std::string& name, DType dtype, int64_t first,
-                            int64_t count) const;
+  std::vector<uint8_t> read(const std::string& name, DType dtype, const StateBox& box) const;
 
   /// Returns where the part of it with this element begins: file and byte.
   std::pair<size_t, uint64_t> position(const std::string& name, int64_t first) const;
@@ -41,14 +44,18 @@ class SavedState {
   void require_hashes() const;
 
  private:
+  /// Elements first .. of the whole. With columns: a box of them from a row on, `first` is the
+  /// column that it begins with.
   struct Range {
-    size_t file;
-    const SafetensorsEntry* entry;
-    int64_t first = 0;
+    size_t file = 0;
+    const SafetensorsEntry* entry = nullptr;
+    int64_t first = 0, row = 0, columns = 0;
   };
 
   std::span<const Range> saved_ranges(const std::string& name) const;
-  void add_file(const std::filesystem::path& path);
+  void add_file(const std::filesystem::path& path, SafetensorsFile::Reads reads);
+  int64_t read_overlap(const std::string& name, const Range& saved, const StateBox& wanted,
+                       DType dtype, uint8_t* to) const;
 
   std::filesystem::path checkpoint_;
   CheckpointManifest manifest_;

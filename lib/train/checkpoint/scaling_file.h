@@ -17,7 +17,7 @@ bool has_scaling(const std::filesystem::path& folder);
 
 /// Returns the tensors of the file. All ranks call it; those after the first one send what is their
 /// own and return none.
-std::vector<ScalingState::SavedTensor> scaling_tensors(Engine& engine, Communicator& comm);
+std::vector<ScalingState::SavedTensor> scaling_tensors(Engine& engine);
 
 /// Loads the delayed scales of a checkpoint and the steps that they have seen, for rank `rank` of
 /// `ranks`; nothing to do for plans without any. Scales that each rank has of its own

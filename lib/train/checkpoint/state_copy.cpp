@@ -1,5 +1,8 @@
 #include "train/checkpoint/state_copy.h"
 
+#include <algorithm>
+#include <iterator>
+
 namespace fp8train {
 namespace {
 
@@ -11,26 +14,42 @@ CheckpointFile scaling_file(const StateCopy& copy) {
   return file;
 }
 
+FileRecord write(const std::filesystem::path& partial, const CheckpointFile& file) {
+  FileRecord record = write_checkpoint_file(partial, file);
+  read_back(partial, record);
+  return record;
+}
+
 }  // namespace
 
 std::vector<FileRecord> write_state(const std::filesystem::path& partial, const StateCopy& copy) {
   std::vector<FileRecord> records;
-  const auto write = [&](const CheckpointFile& file) {
-    records.push_back(write_checkpoint_file(partial, file));
-    read_back(partial, records.back());
-  };
   for (const CheckpointFile& text : copy.texts) {
-    write(text);
+    records.push_back(write(partial, text));
   }
-  if (!copy.weights.parameters.empty()) {
-    std::vector<std::vector<float>> transposed;
-    write({kModelFile, hf_tensors(copy.model, copy.weights, transposed), {}});
+  if (!copy.weights.in_parts) {
+    std::ranges::move(write_model_files(partial, copy), std::back_inserter(records));
+  } else if (!copy.weights.own_file.empty()) {
+    CheckpointFile parts = {.name = copy.weights.own_file, .tensors = {}, .text = {}};
+    for (const SavedTensor& part : saved_tensors(copy.weights.own)) {
+      parts.tensors.push_back({part.name, part.view.dtype, part.shape, part.view.data});
+    }
+    write(partial, parts);
   }
   if (!copy.scaling.empty()) {
-    write(scaling_file(copy));
+    records.push_back(write(partial, scaling_file(copy)));
   }
   if (!copy.optimizer.file.name.empty()) {
-    write(copy.optimizer.file);
+    records.push_back(write(partial, copy.optimizer.file));
+  }
+  return records;
+}
+
+std::vector<FileRecord> write_model_files(const std::filesystem::path& partial,
+                                          const StateCopy& copy) {
+  std::vector<FileRecord> records;
+  for (const CheckpointFile& file : model_files(copy.weights, partial)) {
+    records.push_back(write(partial, file));
   }
   return records;
 }

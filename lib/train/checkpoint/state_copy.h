@@ -19,18 +19,22 @@ struct StateCopy {
   int64_t step = 0;
   std::string run_id;
   ModelConfig model;
-  std::vector<CheckpointFile> texts;  ///< the first rank writes these, `weights` and `scaling`
+  std::vector<CheckpointFile> texts;  ///< the first rank writes these, and `scaling`
   WeightsCopy weights;
   std::vector<ScalingState::SavedTensor> scaling;
   OptimizerFile optimizer;  ///< the file of a rank that has a part of the states; others have one
                             ///< without a name
 };
 
-constexpr const char* kModelFile = "model.safetensors";
 constexpr const char* kScalingFile = "scaling.safetensors";
 
-/// Writes this rank's files into a partial checkpoint and reads each of them back. The optimizer's
-/// file is the last one. Throws DeviceError or CheckpointError.
+/// Writes this rank's files into a partial checkpoint and reads each of them back. Returns those of
+/// the checkpoint: parts of weights are none. Throws DeviceError or CheckpointError.
 std::vector<FileRecord> write_state(const std::filesystem::path& partial, const StateCopy& copy);
+
+/// Writes this rank's files of the model in the same way; in a checkpoint of parts when all ranks
+/// have written theirs.
+std::vector<FileRecord> write_model_files(const std::filesystem::path& partial,
+                                          const StateCopy& copy);
 
 }  // namespace fp8train

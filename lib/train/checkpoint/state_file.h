@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 
 #include "base/error.h"
 #include "base/json_error.h"
@@ -15,6 +16,12 @@
 namespace fp8train {
 
 constexpr const char* kStateFile = "state.json";
+constexpr const char* kModelIndex = "model.safetensors.index.json";
+
+/// Whether a file of a checkpoint holds weights: the only one, or one of those of the index.
+inline bool is_model_file(std::string_view name) {
+  return name.starts_with("model") && name.ends_with(".safetensors");
+}
 
 /// Returns use(the JSON of a checkpoint's state.json, its path). Throws CheckpointError that names
 /// what the file lacks.

@@ -147,23 +147,6 @@ void add_layer_changes(const StateFormats& saved, const StateFormats& current, L
 
 /// The text of earlier versions: "FPROP; DGRAD; WGRAD; stored FORMAT; FORMATS in LAYER; TENSOR
 /// TENSOR ", where a product is "A x B", and stored formats are those other than fp32.
-struct FormatsText {
-  Lines products, stored, layers, scaled_tensors;
-
-  explicit FormatsText(const std::string& text) {
-    Lines parts = split(text, ';');
-    const std::string tensors = trimmed(parts.back());
-    scaled_tensors = tensors.empty() ? Lines() : split(tensors, ' ');
-    parts.pop_back();
-    for (const std::string& part : parts) {
-      const bool is_stored = part.starts_with(" stored ");
-      Lines& list = is_stored ? stored : products.size() == 3 ? layers : products;
-      list.push_back(trimmed(is_stored ? part.substr(8) : part));
-    }
-    products.resize(3);
-  }
-};
-
 std::string text_of(const StateFormats& formats) {
   const auto products = [](const OperandFormats& of, const std::string& end) {
     return fmt::format("{} x {}{}{} x {}{}{} x {}{}", describe(of.fprop_x), describe(of.fprop_w),
@@ -261,23 +244,9 @@ std::vector<std::string> format_changes(const StateFormats& saved, const StateFo
 }
 
 std::vector<std::string> format_changes(const std::string& saved, const StateFormats& current) {
-  // Still earlier versions say "kept" for "stored".
-  const std::string was = replaced(saved, "; kept ", "; stored ");
-  const std::string is = text_of(current);
-  const FormatsText before(was);
-  const FormatsText now(is);
   Lines changes;
-  constexpr const char* kProducts[] = {"fprop", "dgrad", "wgrad"};
-  for (size_t i = 0; i < std::size(kProducts); ++i) {
-    add_change(kProducts[i], before.products[i], now.products[i], changes);
-  }
-  const auto text = [](const Lines& stored) { return stored.empty() ? "fp32" : joined(stored); };
-  add_change("weights, gradients and moments", text(before.stored), text(now.stored), changes);
-  add_names("formats of layers", before.layers, now.layers, changes);
-  add_names("scaled tensors", before.scaled_tensors, now.scaled_tensors, changes);
-  if (changes.empty() && was != is) {
-    changes.emplace_back("formats of layers, or scaled tensors: in another order");
-  }
+  // Still earlier versions say "kept" for "stored".
+  add_change("formats", replaced(saved, "; kept ", "; stored "), text_of(current), changes);
   return changes;
 }
 

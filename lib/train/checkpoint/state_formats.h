@@ -47,8 +47,7 @@ StateFormats read_state_formats(const nlohmann::json& json);
 /// where both have the same master weight, nor does the order of layers and tensors.
 std::vector<std::string> format_changes(const StateFormats& saved, const StateFormats& current);
 
-/// Compares with a checkpoint of an earlier version, whose `formats` are one text. It does not say
-/// which role a stored format is of.
+/// Compares with a checkpoint of an earlier version, whose `formats` are one text: one line.
 std::vector<std::string> format_changes(const std::string& saved, const StateFormats& current);
 
 }  // namespace fp8train

@@ -180,7 +180,9 @@ std::string id_of_run(const Session& session) {
 void copy_training_state(Engine& engine, const Session& session, const TrainingState& state,
                          Communicator& comm, StateCopy& into) {
   const bool leads = comm.rank() == 0;
-  const bool shares = engine.model().parameters().share().has_value();
+  into.scaling = scaling_tensors(engine);
+  copy_weights(engine.device(), engine.model().parameters(), session.engine.model,
+               engine.strategy().mesh(), into.weights);
   into.step = state.step;
   into.run_id = id_of_run(session);
   into.model = session.engine.model;
@@ -194,16 +196,15 @@ void copy_training_state(Engine& engine, const Session& session, const TrainingS
         into.texts.push_back({file.name, {}, file.text});
       }
     }
+    if (std::string index = model_index(into.weights); !index.empty()) {
+      into.texts.push_back({kModelIndex, {}, std::move(index)});
+    }
     into.texts.push_back({kStateFile, {}, {}});
   }
   if (leads) {
     into.texts.back().text = state_text(engine, session, state);
   }
-  into.scaling = scaling_tensors(engine, comm);
-  if (shares || leads) {
-    copy_weights(engine, leads, into.weights);
-  }
-  if (writes_optimizer(engine, comm.rank())) {
+  if (state_writer(engine).writes) {
     refresh_optimizer_file(engine, into.optimizer);
   }
 }
@@ -222,9 +223,27 @@ namespace {
 /// Verifies the files that load_here() does not read: the tokenizer's, and scales that begin anew.
 void verify_unread(const std::filesystem::path& folder, const CheckpointManifest& manifest) {
   for (const FileRecord& record : manifest.files) {
-    if (record.name != kModelFile && record.name != kStateFile &&
+    if (!is_model_file(record.name) && record.name != kStateFile &&
         !record.name.starts_with("optimizer")) {
       verify_file(folder, record);
+    }
+  }
+}
+
+/// Each rank hashes the files that it reads wholly, and its share of the others.
+void load_model_files(const std::filesystem::path& folder, const CheckpointManifest& manifest,
+                      Engine& engine, const Communicator& comm) {
+  const auto files = std::ranges::count_if(
+      manifest.files, [](const FileRecord& record) { return is_model_file(record.name); });
+  const bool reads_all = engine.model().parameters().shards() == nullptr || files == 1;
+  const TensorSource weights(folder, [&](size_t file) {
+    const bool is_own = static_cast<int>(file) % comm.size() == comm.rank();
+    return reads_all || is_own ? SafetensorsFile::Reads::hashed : SafetensorsFile::Reads::plain;
+  });
+  load_weights(engine.device(), engine.model(), weights);
+  for (const SafetensorsFile& file : weights.files()) {
+    if (file.is_hashed()) {
+      require_hash(folder, manifest, file.path().filename().string(), file.hash());
     }
   }
 }
@@ -256,10 +275,7 @@ ResumedRun load_here(const std::filesystem::path& folder, Engine& engine, const 
                       "training.global_batch_size they do not depend on the number of ranks",
                       before, session.tokens_per_step(), length));
     }
-    const TensorSource weights(
-        SafetensorsFile(folder / kModelFile, SafetensorsFile::Reads::hashed));
-    load_weights(engine.device(), engine.model(), weights);
-    require_hash(folder, manifest, kModelFile, weights.hash());
+    load_model_files(folder, manifest, engine, comm);
     if (comm.rank() == 0) {
       verify_unread(folder, manifest);
     }
@@ -275,7 +291,8 @@ ResumedRun load_here(const std::filesystem::path& folder, Engine& engine, const 
       return resumed;
     }
     for (std::string& note :
-         load_scaling(folder, engine.model().scaling(), comm.rank(), comm.size(), &manifest)) {
+         load_scaling(folder, engine.model().scaling(), engine.mesh().index(Group::state),
+                      engine.mesh().size(Group::state), &manifest)) {
       resumed.notes.push_back(std::move(note));
     }
     return resumed;
@@ -336,7 +353,7 @@ void check_saved_state(const std::filesystem::path& folder) {
 
 void check_content(const std::filesystem::path& folder) {
   check_saved_state(folder);
-  const TensorSource source(folder / kModelFile);
+  const TensorSource source(folder);
   for (const std::string& name : source.names()) {
     source.read_f32(name, source.find(name)->shape);
   }

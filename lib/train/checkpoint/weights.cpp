@@ -4,21 +4,25 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
 #include <set>
+#include <span>
+#include <string_view>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "base/math.h"
 #include "io/model_source.h"
-#include "model/hf_names.h"
+#include "io/safetensors/sharded_writer.h"
+#include "train/checkpoint/host_stored.h"
+#include "train/checkpoint/saved_state.h"
 #include "train/checkpoint/value_checks.h"
 
 namespace fp8train {
 namespace {
-
-int64_t columns_of(const Parameter& parameter) {
-  return parameter.shape.rank() == 1 ? 1 : parameter.shape.back();
-}
 
 void warn_of_unread(Decoder& model, const TensorSource& source) {
   const std::vector<std::string> names = unread_tensors(model, source);
@@ -52,29 +56,32 @@ std::vector<std::string> unread_tensors(Decoder& model, const TensorSource& sour
 
 namespace {
 
-bool is_token_table(const Parameter& parameter) {
-  return parameter.name == "embedding.weight" || parameter.name == "head.weight";
+bool is_token_table(const std::string& parameter) {
+  return parameter == "embedding.weight" || parameter == "head.weight";
+}
+
+/// Whether the file has fewer rows of an embedding or head than the model.
+bool has_fewer_rows(const TensorSource& source, const std::string& name,
+                    const std::vector<int64_t>& shape) {
+  const SafetensorsEntry* entry = source.find(name);
+  return entry != nullptr && entry->shape.size() == 2 && entry->shape[0] > 0 &&
+         entry->shape[0] < shape[0] && entry->shape[1] == shape[1];
 }
 
 /// The rows of the file, and for each one that it lacks their mean.
 std::vector<float> read_table(const TensorSource& source, const std::string& name,
                               const std::vector<int64_t>& shape) {
-  const SafetensorsEntry* entry = source.find(name);
-  const bool fewer = entry != nullptr && entry->shape.size() == 2 && entry->shape[0] > 0 &&
-                     entry->shape[0] < shape[0] && entry->shape[1] == shape[1];
-  if (!fewer) {
-    return source.read_f32(name, shape);
-  }
-  std::vector<float> values = source.read_f32(name, entry->shape);
+  const std::vector<int64_t>& saved = source.find(name)->shape;
+  std::vector<float> values = source.read_f32(name, saved);
   const auto columns = static_cast<size_t>(shape[1]);
   std::vector<double> mean(columns, 0.0);
   for (size_t i = 0; i < values.size(); ++i) {
     mean[i % columns] += static_cast<double>(values[i]);
   }
   for (double& value : mean) {
-    value /= static_cast<double>(entry->shape[0]);
+    value /= static_cast<double>(saved[0]);
   }
-  for (int64_t row = entry->shape[0]; row < shape[0]; ++row) {
+  for (int64_t row = saved[0]; row < shape[0]; ++row) {
     for (const double value : mean) {
       values.push_back(static_cast<float>(value));
     }
@@ -82,95 +89,241 @@ std::vector<float> read_table(const TensorSource& source, const std::string& nam
   return values;
 }
 
+/// Weights in a model folder.
+struct WeightsSource {
+  const TensorSource& tensors;
+  const ModelConfig& config;
+  MissingTokens missing = MissingTokens::refuse;
+
+  /// Returns `count` values of a rank's part of a parameter from `first` on.
+  std::vector<float> read(const std::string& parameter, const Sharding& part, int64_t first,
+                          int64_t count) const;
+  void read_piece(const HfPiece& piece, bool adds_rows, const Sharding& part,
+                  const std::vector<StateBox>& boxes, std::vector<float>& values) const;
+};
+
+std::vector<float> WeightsSource::read(const std::string& parameter, const Sharding& part,
+                                       int64_t first, int64_t count) const {
+  std::vector<float> values(static_cast<size_t>(count), 0.0F);
+  const std::vector<StateBox> boxes = boxes_of(part, first, count);
+  const bool adds_rows = missing == MissingTokens::append && is_token_table(parameter);
+  for (const HfPiece& piece : hf_pieces(config, parameter)) {
+    read_piece(piece, adds_rows, part, boxes, values);
+  }
+  return values;
+}
+
+void WeightsSource::read_piece(const HfPiece& piece, bool adds_rows, const Sharding& part,
+                               const std::vector<StateBox>& boxes,
+                               std::vector<float>& values) const {
+  const int64_t columns = part.width();
+  const std::vector<int64_t> shape = hf_shape(piece, part.whole.rank() == 1, columns);
+  std::vector<float> whole;
+  if (adds_rows && has_fewer_rows(tensors, piece.name, shape)) {
+    whole = read_table(tensors, piece.name, shape);
+  } else if (piece.transposed) {
+    whole = transposed(tensors.read_f32(piece.name, shape), columns, piece.rows);
+  }
+  const int64_t begin = piece.begin * columns;
+  const auto copy_row = [&](int64_t local, int64_t element, int64_t count) {
+    const int64_t from = std::max(begin, element);
+    const int64_t found = std::min(begin + piece.rows * columns, element + count) - from;
+    if (found > 0) {
+      float* const to = values.data() + local + (from - element);
+      if (whole.empty()) {
+        std::ranges::copy(tensors.read_f32(piece.name, shape, from - begin, found), to);
+      } else {
+        std::copy_n(whole.begin() + (from - begin), found, to);
+      }
+    }
+  };
+  for (const StateBox& box : boxes) {
+    box.for_each_row(copy_row);
+  }
+}
+
 }  // namespace
 
-void load_weights(Device& device, Decoder& model, const TensorSource& source,
-                  MissingTokens missing) {
+void load_weights(Device& device, const ModelConfig& config, const ParameterStore& store,
+                  const TensorSource& source, MissingTokens missing) {
   std::vector<const Parameter*> parameters;
-  for (const auto& parameter : model.parameters().all()) {
+  for (const auto& parameter : store.all()) {
     parameters.push_back(parameter.get());
   }
   // In the order of a file, which is then read once; those that it lacks come first.
   std::ranges::stable_sort(parameters, {}, [&](const Parameter* parameter) {
     const SafetensorsEntry* const entry =
-        source.find(hf_pieces(model.config(), parameter->name).front().name);
+        source.find(hf_pieces(config, parameter->name).front().name);
     return entry == nullptr ? 0 : entry->begin;
   });
+  const WeightsSource weights = {source, config, missing};
   for (const Parameter* const parameter : parameters) {
-    const int64_t columns = columns_of(*parameter);
-    std::vector<float> values(static_cast<size_t>(parameter->shape.count()), 0.0F);
-    for (const HfPiece& piece : hf_pieces(model.config(), parameter->name)) {
-      const std::vector<int64_t> shape = hf_shape(piece, parameter->shape.rank() == 1, columns);
-      std::vector<float> read = missing == MissingTokens::append && is_token_table(*parameter)
-                                    ? read_table(source, piece.name, shape)
-                                    : source.read_f32(piece.name, shape);
-      if (piece.transposed) {
-        read = transposed(read, columns, piece.rows);
-      }
-      std::copy(read.begin(), read.end(), values.begin() + piece.begin * columns);
+    const Encoded& part = parameter->updated.value;
+    // One scale follows from the whole tensor.
+    const bool is_whole =
+        parameter->updated.whole || (part.format.is_scaled() && !part.format.block.is_group());
+    const int64_t count = is_whole ? parameter->shape.count() : part.count();
+    const std::vector<float> values = weights.read(parameter->name, parameter->sharding,
+                                                   is_whole ? 0 : parameter->updated.first, count);
+    if (is_whole) {
+      set_value(device, *parameter, values.data());
+    } else if (count > 0) {
+      upload(device, stored_in(part.format, values), part);
     }
-    set_value(device, *parameter, values.data());
   }
+}
+
+void load_weights(Device& device, Decoder& model, const TensorSource& source,
+                  MissingTokens missing) {
+  load_weights(device, model.config(), model.parameters(), source, missing);
   warn_of_unread(model, source);
 }
 
 namespace {
 
-void check_finite(const ModelConfig& config, const WeightsCopy::Parameter& parameter) {
-  const auto* values = static_cast<const float*>(parameter.values.data());
-  const int64_t columns = parameter.columns;
-  for (const HfPiece& piece : hf_pieces(config, parameter.name)) {
-    const float* begin = values + piece.begin * columns;
-    const int64_t bad = first_impossible(begin, DType::f32, piece.rows * columns);
-    if (bad == piece.rows * columns) {
-      continue;
+constexpr int64_t kPiece = int64_t{1} << 22;  // values that are written at a time
+constexpr std::string_view kValue = "value.";
+
+/// Throws where a value is not finite.
+void check_finite(const ModelConfig& config, const StateTensor& part) {
+  const std::string parameter = part.name.substr(kValue.size());
+  const auto check_row = [&](int64_t local, int64_t element, int64_t count) {
+    const float* const values = part.tensor.codes.as<float>() + local;
+    const int64_t bad = first_impossible(values, DType::f32, count);
+    const int64_t width = part.sharding.width();
+    const int64_t row = (element + bad) / width;
+    const int64_t column = (element + bad) % width;
+    for (const HfPiece& piece : hf_pieces(config, parameter)) {
+      if (bad < count && piece.begin <= row && row < piece.begin + piece.rows) {
+        const int64_t index = piece.transposed ? column * piece.rows + row - piece.begin
+                                               : (row - piece.begin) * width + column;
+        throw NumericError(
+            fmt::format("{}[{}] is {}: training has diverged, and nothing of this step is written",
+                        piece.name, index, values[bad]));
+      }
     }
-    const int64_t index = piece.transposed ? bad % columns * piece.rows + bad / columns : bad;
-    throw NumericError(
-        fmt::format("{}[{}] is {}: training has diverged, and nothing of this step is written",
-                    piece.name, index, begin[bad]));
+  };
+  for (const StateBox& box : boxes_of(part.sharding, part.first, part.tensor.count())) {
+    box.for_each_row(check_row);
   }
+}
+
+/// Reads `count` values of the parameter of a tensor from element `first` on.
+using ReadValues =
+    std::function<void(const ModelTensor& tensor, int64_t first, int64_t count, float* to)>;
+
+/// Writes a tensor as its file has it.
+void write_tensor(const ModelTensor& tensor, const ReadValues& read, const ByteSink& sink) {
+  const HfPiece& piece = tensor.piece;
+  const int64_t columns = tensor.columns();
+  const int64_t count = piece.rows * columns;
+  const int64_t step = piece.transposed ? count : kPiece;
+  std::vector<float> values;
+  for (int64_t at = 0; at < count; at += step) {
+    values.resize(static_cast<size_t>(std::min(step, count - at)));
+    read(tensor, piece.begin * columns + at, static_cast<int64_t>(values.size()), values.data());
+    if (piece.transposed) {
+      values = transposed(values, piece.rows, columns);
+    }
+    sink(values.data(), values.size() * sizeof(float));
+  }
+}
+
+/// Reads values of the parts that all ranks have written, or of this rank's copy.
+ReadValues reader_of(const WeightsCopy& copy, const std::filesystem::path& folder) {
+  if (copy.in_parts) {
+    return [parts = std::make_shared<SavedState>(folder, copy.part_files)](
+               const ModelTensor& tensor, int64_t first, int64_t count, float* to) {
+      const auto bytes = parts->read(
+          std::string(kValue) + tensor.parameter, DType::f32,
+          {.element = first, .count = count, .columns = count, .width = tensor.columns()});
+      std::memcpy(to, bytes.data(), bytes.size());
+    };
+  }
+  std::map<std::string, const float*> values;
+  for (const StateTensor& own : copy.own) {
+    values[own.name.substr(kValue.size())] = own.tensor.codes.as<float>();
+  }
+  return [values](const ModelTensor& tensor, int64_t first, int64_t count, float* to) {
+    std::copy_n(values.at(tensor.parameter) + first, count, to);
+  };
 }
 
 }  // namespace
 
-void copy_weights(Engine& engine, bool wanted, WeightsCopy& into) {
-  const auto& parameters = engine.model().parameters().all();
-  into.parameters.resize(wanted ? parameters.size() : 0);
-  size_t next = 0;
-  engine.strategy().copy_values([&](const Parameter& parameter) -> float* {
-    if (!wanted) {
-      return nullptr;
-    }
-    WeightsCopy::Parameter& copy = into.parameters.at(next++);
-    copy.name = parameter.name;
-    copy.columns = columns_of(parameter);
-    copy.is_vector = parameter.shape.rank() == 1;
-    const size_t bytes = static_cast<size_t>(parameter.shape.count()) * sizeof(float);
-    return static_cast<float*>(copy.values.resize(bytes));
-  });
-  for (const WeightsCopy::Parameter& parameter : into.parameters) {
-    check_finite(engine.model().config(), parameter);
+void copy_weights(Device& device, const ParameterStore& store, const ModelConfig& config,
+                  const Mesh& mesh, WeightsCopy& into) {
+  if (into.files.empty()) {
+    into.files = model_files(config, into.max_file_bytes);
+  }
+  const StateWriter writer = state_writer(store, mesh);
+  into.rank = static_cast<size_t>(mesh.world_rank());
+  into.ranks = static_cast<size_t>(mesh.world_size());
+  into.in_parts = writer.in_parts;
+  into.part_files.clear();
+  for (int rank = 0; writer.in_parts && rank < writer.ranks; ++rank) {
+    into.part_files.push_back(
+        fmt::format("weights-{:05}-of-{:05}.safetensors", rank + 1, writer.ranks));
+  }
+  into.own_file =
+      writer.in_parts && writer.writes ? into.part_files[static_cast<size_t>(writer.rank)] : "";
+  into.own = saved_weights(store, mesh, into.files);
+  into.memory.resize(into.own.size());
+  for (size_t i = 0; i < into.own.size(); ++i) {
+    StateTensor& own = into.own[i];
+    const int64_t count = own.tensor.count();
+    void* const values = into.memory[i].resize(static_cast<size_t>(count) * sizeof(float));
+    decode_to_host(device, own.tensor, static_cast<float*>(values));
+    own.tensor = View{values, DType::f32, {count}};
+    check_finite(config, own);
   }
 }
 
-std::vector<TensorBytes> hf_tensors(const ModelConfig& config, const WeightsCopy& copy,
-                                    std::vector<std::vector<float>>& storage) {
-  std::vector<TensorBytes> tensors;
-  for (const WeightsCopy::Parameter& parameter : copy.parameters) {
-    for (const HfPiece& piece : hf_pieces(config, parameter.name)) {
-      const int64_t columns = parameter.columns;
-      const float* values =
-          static_cast<const float*>(parameter.values.data()) + piece.begin * columns;
-      if (piece.transposed) {
-        const std::vector<float> rows(values, values + piece.rows * columns);
-        values = storage.emplace_back(transposed(rows, piece.rows, columns)).data();
-      }
-      tensors.push_back(
-          {piece.name, DType::f32, hf_shape(piece, parameter.is_vector, columns), values});
+std::vector<CheckpointFile> model_files(const WeightsCopy& copy,
+                                        const std::filesystem::path& folder) {
+  std::vector<CheckpointFile> files;
+  if (copy.rank >= copy.files.size()) {
+    return files;
+  }
+  const ReadValues read = reader_of(copy, folder);
+  for (size_t i = copy.rank; i < copy.files.size(); i += copy.ranks) {
+    CheckpointFile& file = files.emplace_back();
+    file.name = model_file_name(i, copy.files.size());
+    for (const ModelTensor& tensor : copy.files[i]) {
+      file.tensors.push_back(
+          {tensor.piece.name, DType::f32, tensor.shape, nullptr,
+           [&tensor, read](const ByteSink& sink) { write_tensor(tensor, read, sink); }});
     }
   }
-  return tensors;
+  return files;
+}
+
+void check_joined(const std::filesystem::path& folder, const ModelConfig& config,
+                  const WeightsCopy& copy) {
+  const TensorSource source(folder, [](size_t) { return SafetensorsFile::Reads::plain; });
+  const WeightsSource weights = {source, config};
+  for (const StateTensor& own : copy.own) {
+    const std::string name = own.name.substr(kValue.size());
+    const auto values = weights.read(name, own.sharding, own.first, own.tensor.count());
+    if (!std::ranges::equal(values, std::span(own.tensor.codes.as<float>(), values.size()))) {
+      throw CheckpointError(
+          fmt::format("{}: {} cannot be read back as this rank has written it; "
+                      "check the disk",
+                      folder.string(), name));
+    }
+  }
+}
+
+std::string model_index(const WeightsCopy& copy) {
+  std::map<std::string, std::string> file_of;
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < copy.files.size(); ++i) {
+    for (const ModelTensor& tensor : copy.files[i]) {
+      file_of[tensor.piece.name] = model_file_name(i, copy.files.size());
+      bytes += static_cast<uint64_t>(tensor.piece.rows * tensor.columns()) * sizeof(float);
+    }
+  }
+  return copy.files.size() == 1 ? "" : model_index(file_of, bytes);
 }
 
 }  // namespace fp8train

@@ -2,14 +2,16 @@
 // Copies the weights of a decoder to and from Hugging Face tensors.
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "base/host_memory.h"
-#include "engine/engine.h"
-#include "io/safetensors/safetensors.h"
+#include "engine/state_tensors.h"
+#include "io/checkpoint/checkpoint.h"
 #include "io/safetensors/tensor_source.h"
 #include "model/decoder.h"
+#include "model/hf_names.h"
 
 namespace fp8train {
 
@@ -29,26 +31,38 @@ void load_weights(Device& device, Decoder& model, const TensorSource& source,
 /// that follow from its configuration: tables of angles, causal masks, a tied head.
 std::vector<std::string> unread_tensors(Decoder& model, const TensorSource& source);
 
-/// The fp32 values of all parameters, copied to host memory.
+/// Does the same for the parameters of a store: this rank's parts of them. Warns of nothing.
+void load_weights(Device& device, const ModelConfig& config, const ParameterStore& store,
+                  const TensorSource& source, MissingTokens missing = MissingTokens::refuse);
+
+/// This rank's copy of weights in host memory, in fp32. The files of a model folder follow from the
+/// model alone, and rank r of n writes file r, r + n, .. of them: at once, if ranks have whole
+/// weights. If not, each writes a file of its parts, and model files are made of those of all.
 struct WeightsCopy {
-  /// The values of one parameter.
-  struct Parameter {
-    std::string name;
-    int64_t columns = 0;  ///< 1 for vectors
-    bool is_vector = false;
-    HostMemory values;
-  };
-  std::vector<Parameter> parameters;
+  uint64_t max_file_bytes = kMaxModelFileBytes;
+  std::vector<std::vector<ModelTensor>> files;  ///< of the model
+  size_t rank = 0, ranks = 1;
+  bool in_parts = false;                ///< on all ranks or on none
+  std::vector<std::string> part_files;  ///< of all ranks
+  std::string own_file;                 ///< of parts; empty: this rank writes none
+  std::vector<StateTensor> own;         ///< "value.NAME"
+  std::vector<HostMemory> memory;       ///< of `own`
 };
 
-/// Copies the weights; memory of an earlier copy is used again. Collective where ranks have parts
-/// of them; `wanted` false: this rank only takes part. Throws NumericError where a weight is not
-/// finite, named as in a Hugging Face folder: such a checkpoint could not be loaded.
-void copy_weights(Engine& engine, bool wanted, WeightsCopy& into);
+/// Copies this rank's weights; memory of an earlier copy is used again. Throws NumericError where
+/// one is not finite, named as in a Hugging Face folder: such a checkpoint could not be loaded.
+void copy_weights(Device& device, const ParameterStore& store, const ModelConfig& config,
+                  const Mesh& mesh, WeightsCopy& into);
 
-/// Returns the Hugging Face tensors of a copy, in fp32. They point into it, or into `storage` if
-/// they are stored transposed.
-std::vector<TensorBytes> hf_tensors(const ModelConfig& config, const WeightsCopy& copy,
-                                    std::vector<std::vector<float>>& storage);
+/// Returns the model's files that this rank writes. Those of parts read the part files of all ranks
+/// in `folder`, a piece at a time. The files refer to `copy`.
+std::vector<CheckpointFile> model_files(const WeightsCopy& copy,
+                                        const std::filesystem::path& folder);
+/// Throws CheckpointError where the model's files differ from this rank's parts, of which they were
+/// made.
+void check_joined(const std::filesystem::path& folder, const ModelConfig& config,
+                  const WeightsCopy& copy);
+/// Returns the index of the model's files, or an empty text where there is one file.
+std::string model_index(const WeightsCopy& copy);
 
 }  // namespace fp8train
