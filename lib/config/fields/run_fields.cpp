@@ -54,6 +54,15 @@ Field checkpoint_interval() {
       member, "auto", kAutomaticInterval);
 }
 
+Field shard_ranks() {
+  const auto member = in(&Settings::parallelism, &StrategySettings::shard_ranks);
+  return or_word(field("parallelism.shard_ranks", member, at_least(0),
+                       "With zero_stage 1 to 3: ranks, one after another, that share one copy of "
+                       "everything (HSDP); each such group has all of it, and only gradients cross "
+                       "between groups. 0: all ranks; node: the ranks of a node"),
+                 member, "node", kRanksOfNode);
+}
+
 /// Another word for cuda is gpu.
 Field device_field() {
   Field made = choice("device", in(&Settings::device), kDeviceChoices,
@@ -84,6 +93,18 @@ void check_zero_stage(const CheckContext& at) {
         fmt::format("{} cuts matrices into parts, and optimizer.name: {} updates whole "
                     "ones; set 0 or 1, or take adamw",
                     stage, optimizer.name));
+  }
+}
+
+void check_shard_ranks(const CheckContext& at) {
+  const StrategySettings& strategy = at.settings.parallelism;
+  if (strategy.shard_ranks != 0 && strategy.zero_stage == 0) {
+    at.complain("has no meaning with parallelism.zero_stage: 0, in which ranks share nothing");
+  } else if (strategy.shard_ranks != 0 &&
+             optimizer_named(at.settings.optimizer.name).whole_cost != nullptr) {
+    at.complain(
+        fmt::format("optimizer.name: {} divides whole parameters among all ranks; remove it",
+                    at.settings.optimizer.name));
   }
 }
 
@@ -221,6 +242,7 @@ std::vector<Field> parallelism_fields() {
                   .when = [](const Settings& s) { return s.job.nodes * s.job.ranks_per_node > 1; },
                   .changes_memory = true})
           .checked(check_zero_stage),
+      shard_ranks().checked(check_shard_ranks),
       field("parallelism.sync_each_batch",
             in(&Settings::parallelism, &StrategySettings::sync_each_batch),
             "With zero_stage 2 or 3 and several micro-batches in a step: true exchanges the "
