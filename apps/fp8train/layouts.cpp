@@ -128,6 +128,7 @@ LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, 
         }
         Settings changed = settings;
         changed.parallelism.zero_stage = stage;
+        changed.parallelism.shard_ranks = stage == 0 ? 0 : settings.parallelism.shard_ranks;
         changed.parallelism.sync_each_batch = sync_each;
         changed.step.decoder.recompute = recompute;
         try {

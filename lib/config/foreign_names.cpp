@@ -61,6 +61,7 @@ constexpr ForeignName kNames[] = {
     {"fp16", "mixed_precision: fp16"},
     {"dtype torch_dtype", "mixed_precision"},
     {"fsdp sharding_strategy data_parallel_shard_degree", "parallelism.zero_stage"},
+    {"data_parallel_replicate_degree hsdp hybrid_shard*", "parallelism.shard_ranks"},
     {"deepspeed deepspeed_config_file", "the file itself, after this one: fp8train run.yaml FILE"},
     {"num_nodes nnodes num_machines", "job.nodes, and srun or mpirun to start them"},
     {"gpus devices num_gpus n_gpu n_gpus nproc_per_node",

@@ -140,11 +140,14 @@ constexpr ForeignKey kMegatronKeys[] = {
     {"use_distributed_optimizer", Meaning::values, "parallelism.zero_stage", kDistributed},
     {"gradient_clipping", Meaning::ours, "optimizer.grad_clip"}};
 
-constexpr ForeignKey kParallelismKeys[] = {{"tp_size", Meaning::ours, "parallelism.tensor"},
-                                           {"cp_size sp_size", Meaning::one, kNoModelParallelism}};
+constexpr ForeignValue kShardSize[] = {{"1", Fate::ignored}, {"*"}};
+constexpr ForeignKey kParallelismKeys[] = {
+    {"tp_size", Meaning::ours, "parallelism.tensor"},
+    {"cp_size sp_size", Meaning::one, kNoModelParallelism},
+    {"dp_shard_size", Meaning::values, "parallelism.shard_ranks", kShardSize}};
 constexpr ForeignTable kParallelism = {
     kParallelismKeys,
-    "dp_replicate_size dp_shard_size cp_comm_strategy cp_backend sp_backend sp_seq_length "
+    "dp_replicate_size cp_comm_strategy cp_backend sp_backend sp_seq_length "
     "sp_seq_length_is_variable sp_attn_implementation"};
 constexpr ForeignKey kTensorParallelKeys[] = {{"tp_size", Meaning::ours, "parallelism.tensor"}};
 
@@ -330,8 +333,10 @@ class Accelerate : public Program {
       const std::string text = simplified(node->text);
       const bool hybrid = text.starts_with("hybrid") || text == "4" || text == "5";
       if (const auto stage = find_word(kStrategies, text)) {
-        pass_.put("parallelism.zero_stage", entry, *stage,
-                  hybrid ? " (over all ranks, and not within each node)" : "");
+        pass_.put("parallelism.zero_stage", entry, *stage);
+        if (hybrid) {
+          pass_.put("parallelism.shard_ranks", entry, "node");
+        }
       } else {
         pass_.complain(entry, fmt::format("expected FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, "
                                           "HYBRID_SHARD, HYBRID_SHARD_ZERO2, true or false, got {}",

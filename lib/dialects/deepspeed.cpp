@@ -44,8 +44,10 @@ constexpr ForeignTable kTopLevel = {
     "use_node_local_storage vocabulary_size wall_clock_breakdown wandb "
     "zero_allow_untested_optimizer zero_force_ds_cpu_optimizer"};
 
+constexpr ForeignValue kMicsSize[] = {{"1", Fate::ignored}, {"*"}};  // "-1" is off
 constexpr ForeignKey kZeroKeys[] = {
     {"stage", Meaning::ours, "parallelism.zero_stage"},
+    {"mics_shard_size", Meaning::values, "parallelism.shard_ranks", kMicsSize},
     {"offload_optimizer offload_param cpu_offload cpu_offload_params", Meaning::off, kNoOffload},
     {"zero_quantized_weights zero_quantized_gradients", Meaning::off, kNoQuantizedZero},
     {"zenflow", Meaning::off, kOtherTraining}};
@@ -57,7 +59,7 @@ constexpr ForeignTable kZero = {
     "find_unused_parameters gather_16bit_weights_on_model_save grad_hooks "
     "ignore_unused_parameters leaf_module load_from_fp32_weights log_trace_cache_warnings "
     "max_live_parameters max_reuse_distance memory_efficient_linear "
-    "mics_hierarchical_params_gather mics_shard_size model_persistence_threshold "
+    "mics_hierarchical_params_gather model_persistence_threshold "
     "module_granularity_threshold overlap_comm param_persistence_threshold "
     "pipeline_loading_checkpoint prefetch_bucket_size reduce_bucket_size reduce_scatter "
     "round_robin_gradients save_muon_momentum_buffer_in_memory sub_group_size "

@@ -20,6 +20,9 @@ constexpr int64_t default_bucket_bytes(double gradient_bytes) {
   return std::max(static_cast<int64_t>(bytes) / kMebi * kMebi, kMin);
 }
 
+/// A value of StrategySettings::shard_ranks: the ranks of a node.
+constexpr int64_t kRanksOfNode = -1;
+
 /// How the ranks of a run share parameters, gradients and the states of the optimizer.
 struct StrategySettings {
   /// The ZeRO stage, which says what ranks share: 0: nothing (DDP); 1, 2, 3:
@@ -29,6 +32,9 @@ struct StrategySettings {
   /// parameter that has more is exchanged alone, in pieces of at most as many bytes.
   int64_t bucket_bytes = int64_t{25} << 20;
   ParallelLayout layout;
+  /// Stages 1 to 3: the number of ranks, one after another, that share one copy of everything; each
+  /// such group has all of it, and gradients are summed over all groups. 0: all ranks share one.
+  int64_t shard_ranks = 0;
   /// Stages 2 and 3: the gradients of each micro-batch are exchanged, and added in fp32 to the part
   /// of the sums that a rank has. False: whole gradients are added, and exchanged once in a step.
   bool sync_each_batch = false;

@@ -19,8 +19,10 @@ class LayoutMaker {
  public:
   LayoutMaker(const ParameterStore& parameters, const StrategySite& site)
       : parameters_(parameters), site_(site) {
-    layout_.ranks = site.mesh.size(Group::state);
-    layout_.rank = site.mesh.index(Group::state);
+    const int index = site.mesh.index(Group::state);
+    layout_.ranks = site.shard_ranks();
+    layout_.rank = index % layout_.ranks;
+    layout_.writes = index < layout_.ranks;
     layout_.operands_share_slots = stage() >= 3;
     layout_.adds_shards = site.adds_shards();
     layout_.parts.resize(parameters.all().size());
@@ -97,7 +99,9 @@ class LayoutMaker {
     StoreLayout::Segment& segment = layout_.segments[index];
     const Parameter& member = *parameters_.all()[segment.parameters.front()];
     const int64_t alignment = range_alignment(member.formats.gradient_wire);
-    segment.shard = round_up(segment.shard, alignment * layout_.ranks) / layout_.ranks;
+    // The groups of ranks that share a copy sum equal parts of a shard.
+    segment.shard =
+        round_up(segment.shard, alignment * site_.mesh.size(Group::state)) / layout_.ranks;
     const int64_t begin = segment.shard * layout_.rank;
     const int64_t end = begin + segment.shard;
     for (size_t i = 0; i < segment.parameters.size(); ++i) {

@@ -15,7 +15,7 @@
 
 namespace fp8train {
 
-/// Returns the layout of a store that is not allocated yet over the ranks of the data axis. Units
+/// Returns the layout of a store that is not allocated yet over the ranks that share it. Units
 /// are used in order, first to last and back. A segment has at most StrategySettings::bucket_bytes
 /// of gradients; one parameter may be more. If the site accumulates whole gradients, these keep
 /// memory of their own. Throws InternalError unless the stage is 1, 2 or 3.

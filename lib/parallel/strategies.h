@@ -40,6 +40,8 @@ class RankedStrategy : public Strategy, protected RankCombiner {
 
  protected:
   Communicator& comm() const { return *mesh().group(Group::state); }
+  /// The ranks that update different parts or parameters.
+  virtual Communicator& sharing_ranks() const { return comm(); }
   void* combine_scratch() const { return combined_.data(); }
 
   void sum(double* value) override;

@@ -1,9 +1,12 @@
 #include "parallel/strategy.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <vector>
 
 #include "base/error.h"
+#include "base/nearest.h"
 #include "comm/exchange/reduce.h"
 #include "parallel/strategies.h"
 
@@ -50,9 +53,31 @@ std::string strategy_name(const StrategySite& site) {
   if (entry.has_stages) {
     name += ' ';
     name += std::to_string(site.settings.zero_stage);
+    if (const int ranks = site.shard_ranks(); ranks < site.mesh.size(Group::state)) {
+      name += fmt::format(" within groups of {}", ranks);
+    }
     name += site.adds_shards() ? ", gradients exchanged in each micro-batch" : "";
   }
   return name;
+}
+
+int StrategySite::shard_ranks() const {
+  const int ranks = mesh.size(Group::state);
+  const MeshShape& shape = mesh.shape();
+  const int64_t of_node = shape.nodes == 1 ? ranks : shape.ranks_per_node() / shape.tensor;
+  const int64_t given = settings.shard_ranks;
+  const int64_t sharing = given == 0 ? ranks : given == kRanksOfNode ? of_node : given;
+  if (sharing == 0) {
+    throw ConfigError(
+        "parallelism.shard_ranks: node: the nodes have different numbers of ranks; give a number");
+  }
+  if (ranks % sharing != 0) {
+    throw ConfigError(fmt::format(
+        "parallelism.shard_ranks is {}, which does not divide {} ranks; the nearest number that "
+        "does is {}",
+        sharing, ranks, nearest_divisor(ranks, sharing)));
+  }
+  return static_cast<int>(sharing);
 }
 
 void Strategy::for_each_replica(
@@ -91,7 +116,7 @@ void RankedStrategy::combine_amax(Stream stream, const View& values) {
 }
 
 void RankedStrategy::sum(double* value) {
-  all_combine(comm(), device().stream(), {value, DType::f64, {1}}, ops::Combine::sum,
+  all_combine(sharing_ranks(), device().stream(), {value, DType::f64, {1}}, ops::Combine::sum,
               combined_.data());
 }
 

@@ -29,6 +29,9 @@ struct StrategySite {
   bool self_exact = false;       ///< PrecisionPlan::self_exact
   double (*whole_cost)(const Parameter& parameter) = nullptr;  ///< OptimizerEntry::whole_cost
 
+  /// Returns how many ranks share one copy of what ZeRO cuts. Throws ConfigError if groups of so
+  /// many ranks do not divide the ranks.
+  int shard_ranks() const;
   /// Whether StrategySettings::sync_each_batch has an effect.
   bool adds_shards() const {
     return accumulates && settings.sync_each_batch && settings.zero_stage >= 2;

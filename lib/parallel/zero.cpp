@@ -1,6 +1,7 @@
 // ZeRO: ranks share the work of the optimizer, and with it the memory, by elements
 // (parallel/shard_layout.h). Gradients are summed while backward still runs, and each rank stores
-// its shard of the sums, which its optimizer reads. New values are gathered from all ranks: once
+// its shard of the sums, which its optimizer reads; with StrategySettings::shard_ranks ranks of
+// several groups store the same one. New values are gathered from all ranks: once
 // per step where what layers make of them stays (stages 1 and 2), else before each use of a unit,
 // while the unit before is in use (stage 3). All memory is taken by attach().
 
@@ -54,6 +55,9 @@ class Zero final : public RankedStrategy, public ParameterGatherer {
   using RankedStrategy::combine_amax;  // of few values
   void combine_amax(const View& amax) override;
 
+ protected:
+  Communicator& sharing_ranks() const override { return group_ == nullptr ? comm() : *group_; }
+
  private:
   struct Unit {
     enum class State : uint8_t { elsewhere, coming, here } state = State::elsewhere;
@@ -71,6 +75,7 @@ class Zero final : public RankedStrategy, public ParameterGatherer {
   void gather(const Encoded& shard, const Encoded& whole, std::vector<Work>& coming);
   void clear_gradients(size_t segment, bool overwrites);
 
+  std::unique_ptr<Communicator> group_;        ///< which shares a copy; null: all ranks do
   std::unique_ptr<Communicator> own_gathers_;  ///< with an order of its own next to the exchanges
   Communicator* gathers_ = nullptr;
   std::vector<Unit> units_;
@@ -85,8 +90,15 @@ void Zero::attach(Device& device, ParameterStore& parameters, const View& amax) 
         "parallelism.sync_each_batch: this plan moves the scales of its gradients once in a step, "
         "by the sums of whole gradients; set false");
   }
-  own_gathers_ = comm().in_stream_order() ? nullptr : comm().duplicate();
-  gathers_ = own_gathers_ == nullptr ? &comm() : own_gathers_.get();
+  if (layout().ranks < comm().size()) {
+    std::vector<int> group_of_rank;
+    for (int rank = 0; rank < comm().size(); ++rank) {
+      group_of_rank.push_back(rank / layout().ranks);
+    }
+    group_ = comm().group(group_of_rank);
+  }
+  own_gathers_ = comm().in_stream_order() ? nullptr : sharing_ranks().duplicate();
+  gathers_ = own_gathers_ == nullptr ? &sharing_ranks() : own_gathers_.get();
   units_.resize(layout().slot_groups.size());
   buckets_.emplace(comm(), device, parameters.all().size(), make_buckets());
   unit_scales_.resize(layout().segments.size());
@@ -128,16 +140,17 @@ std::vector<GradientBuckets::Bucket> Zero::make_buckets() {
       const ParameterFormats& formats = parameters().all()[segment.parameters.front()]->formats;
       const size_t first_queue = (is_end ? 2 : unit % 2) * widest;
       units_[unit].queues.push_back(first_queue + units_[unit].queues.size());
-      buckets.push_back(
-          {.parameters = segment.parameters,
-           .gradients = {.gradients = shards().whole_gradients(index),
-                         .tensors = segment.begins,
-                         .piece_bytes = site().settings.bucket_bytes,
-                         .automatic = parameters().controllers_of(segment.parameters),
-                         .adds = layout().adds_shards},
-           .wire = gradient_wire(formats.gradient_wire, site().self_exact, comm().topology()),
-           .shard = shards().gradient_shard(index),
-           .queue = units_[unit].queues.back()});
+      buckets.push_back({.parameters = segment.parameters,
+                         .gradients = {.gradients = shards().whole_gradients(index),
+                                       .tensors = segment.begins,
+                                       .piece_bytes = site().settings.bucket_bytes,
+                                       .automatic = parameters().controllers_of(segment.parameters),
+                                       .shard_ranks = layout().ranks,
+                                       .adds = layout().adds_shards},
+                         .wire = gradient_wire(formats.gradient_wire, site().self_exact,
+                                               comm().topology(), layout().ranks),
+                         .shard = shards().gradient_shard(index),
+                         .queue = units_[unit].queues.back()});
     }
   }
   return buckets;
@@ -188,9 +201,9 @@ void Zero::gather(const Encoded& shard, const Encoded& whole, std::vector<Work>&
 }
 
 void Zero::combine_amax(const View& amax) {
-  const bool in_shares = amax.count() % comm().size() == 0;
-  (in_shares ? all_combine_shares : all_combine)(comm(), device().stream(), amax, ops::Combine::max,
-                                                 combine_scratch());
+  const bool in_shares = amax.count() % sharing_ranks().size() == 0;
+  (in_shares ? all_combine_shares : all_combine)(sharing_ranks(), device().stream(), amax,
+                                                 ops::Combine::max, combine_scratch());
 }
 
 void Zero::finish(Unit& unit) {

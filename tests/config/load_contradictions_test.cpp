@@ -154,6 +154,10 @@ TEST_CASE("keys of another optimizer or schedule than the one chosen") {
              Catch::Contains("precision.moment2"));
   CHECK_THAT(error_with("optimizer: {name: muon, muon: {scale: large}}"),
              Catch::Contains("one of original, match_rms_adamw"));
+  CHECK_THAT(error_with("parallelism: {shard_ranks: 2}"),
+             Catch::Contains("parallelism.shard_ranks: has no meaning with"));
+  CHECK_THAT(error_with("optimizer: {name: muon}\nparallelism: {zero_stage: 1, shard_ranks: node}"),
+             Catch::Contains("muon divides whole parameters among all ranks"));
   CHECK_THAT(error_with("parallelism: {zero_stage: 1, sync_each_batch: true}"),
              Catch::Contains("parallelism.sync_each_batch: true saves memory with"));
   CHECK_THAT(error_with("optimizer: {name: muon}\nparallelism: {zero_stage: 2}"),

@@ -41,7 +41,17 @@ TEST_CASE("an FSDP strategy is a ZeRO stage") {
   CHECK(stage_of("distributed_type: MULTI_GPU\nfsdp_config: {fsdp_sharding_strategy: 1}\n") == 0);
   const Settings hybrid = load_foreign(kBase + fsdp("fsdp_sharding_strategy: HYBRID_SHARD"));
   CHECK(hybrid.parallelism.zero_stage == 3);
-  CHECK(says(hybrid, "over all ranks, and not within each node"));
+  CHECK(hybrid.parallelism.shard_ranks == kRanksOfNode);
+  const Settings sized =
+      load_foreign(kBase + fsdp("fsdp_version: 2, fsdp_reshard_after_forward: true") +
+                   "parallelism_config: {parallelism_config_dp_replicate_size: 2, "
+                   "parallelism_config_dp_shard_size: 4}\n");
+  CHECK(sized.parallelism.shard_ranks == 4);
+  const Settings mics = load_foreign(
+      kBase + "zero_optimization: {stage: 3, mics_shard_size: 8, zero_hpz_partition_size: 8}\n");
+  CHECK(mics.parallelism.shard_ranks == 8);
+  CHECK(load_foreign(kBase + "zero_optimization: {stage: 3, mics_shard_size: -1}\n")
+            .parallelism.shard_ranks == 0);
 }
 
 TEST_CASE("what Accelerate says of memory and devices") {

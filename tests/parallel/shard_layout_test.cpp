@@ -147,6 +147,23 @@ TEST_CASE("the stage decides what stays, and not who updates what") {
   CHECK(in_shards.parts == first.parts);
 }
 
+TEST_CASE("groups that share a copy are cut alike, and the first one writes") {
+  const StrategySite site = {.mesh = {}, .settings = {.zero_stage = 3, .shard_ranks = 2}};
+  for (int rank = 0; rank < 8; ++rank) {
+    CAPTURE(rank);
+    const StoreLayout layout = layout_of(8, rank, site);
+    const StoreLayout of_group = layout_of(8, rank % 2, site);
+    CHECK(layout.ranks == 2);
+    CHECK(layout.rank == rank % 2);
+    CHECK(layout.writes == (rank < 2));
+    CHECK(layout.parts == of_group.parts);
+    CHECK(layout.segments == of_group.segments);
+    for (const StoreLayout::Segment& segment : layout.segments) {
+      CHECK(segment.shard % (4 * kRangeAlignment) == 0);  // a part for each group
+    }
+  }
+}
+
 TEST_CASE("units that are in use together do not share memory") {
   const StoreLayout apart = layout_of(2, 0, stage(3));
   REQUIRE(apart.slot_groups.size() == 5);

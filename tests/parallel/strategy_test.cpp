@@ -53,9 +53,11 @@ TEST_CASE("the strategy is the one that serves the ranks and settings") {
   CHECK(name(kRanks, 2) == "ZeRO 2");
   CHECK(strategy_name({.mesh = Mesh({.data = kRanks, .nodes = 2}, 0, nullptr),
                        .settings = {.zero_stage = 2}}) == "ZeRO 2");
-  CHECK(strategy_name({.mesh = Mesh({.data = kRanks, .nodes = 2}, 0, nullptr),
-                       .settings = {.zero_stage = 3, .sync_each_batch = true},
-                       .accumulates = true}) == "ZeRO 3, gradients exchanged in each micro-batch");
+  CHECK(strategy_name(
+            {.mesh = Mesh({.data = kRanks, .nodes = 2}, 0, nullptr),
+             .settings = {.zero_stage = 3, .shard_ranks = kRanksOfNode, .sync_each_batch = true},
+             .accumulates = true}) ==
+        "ZeRO 3 within groups of 2, gradients exchanged in each micro-batch");
   // There is nothing to share where nothing is trained.
   CHECK(name(kRanks, 2, false) == "DDP");
 }

@@ -166,37 +166,25 @@ TEST_CASE("a checkpoint of which one rank reads other bytes is passed over on al
   }
 }
 
-TEST_CASE("ranks that add gradients in shards continue to the same bits") {
-  const TextFolder folder;
-  const Words keys = {"training.micro_batch_size=1", "parallelism.zero_stage=3",
-                      "parallelism.sync_each_batch=true"};
-  const Outcome whole = run(folder, 2, command("te-delayed", "whole", keys));
-  CHECK_THAT(whole.out, Catch::Contains("ZeRO 3, gradients exchanged in each micro-batch"));
-  fs::copy(folder / "whole", folder / "again", fs::copy_options::recursive);
-  fs::remove_all(folder / "again" / "checkpoints" / "step-000040");
-  fs::remove_all(folder / "again" / "checkpoints" / "step-000060");
-  run(folder, 2, command("te-delayed", "again", keys));
-  const fs::path final = fs::path("checkpoints") / "step-000060";
-  for (const char* file : {"model.safetensors", "optimizer-00001-of-00002.safetensors",
-                           "optimizer-00002-of-00002.safetensors", "scaling.safetensors"}) {
-    CAPTURE(file);
-    CHECK(same_bytes(folder / "again" / final / file, folder / "whole" / final / file));
-  }
-}
-
 TEST_CASE("a checkpoint that ranks have written in parts goes on in every layout") {
   const TextFolder folder;
   run(folder, 4, command("fp32", "zero3", {"parallelism.zero_stage=3"}));
   const fs::path final = fs::path("checkpoints") / "step-000060" / "model.safetensors";
   const std::vector<double> losses = numbers(folder / "zero3", "loss");
-  for (const auto& [ranks, stage] :
-       {std::pair(2, 1), std::pair(4, 2), std::pair(4, 0), std::pair(1, 0)}) {
-    CAPTURE(ranks, stage);
-    const std::string name = "on" + std::to_string(ranks) + std::to_string(stage);
+  struct Other {
+    int ranks, stage, sharing;
+  };
+  for (const auto& [ranks, stage, sharing] :
+       {Other{2, 1, 0}, Other{4, 2, 0}, Other{4, 0, 0}, Other{4, 3, 2}, Other{1, 0, 0}}) {
+    CAPTURE(ranks, stage, sharing);
+    const std::string name = "on" + std::to_string(100 * ranks + 10 * stage + sharing);
     fs::copy(folder / "zero3", folder / name, fs::copy_options::recursive);
     fs::remove_all(folder / name / "checkpoints" / "step-000040");
     fs::remove_all(folder / name / "checkpoints" / "step-000060");
-    run(folder, ranks, command("fp32", name, {"parallelism.zero_stage=" + std::to_string(stage)}));
+    run(folder, ranks,
+        command("fp32", name,
+                {"parallelism.zero_stage=" + std::to_string(stage),
+                 "parallelism.shard_ranks=" + std::to_string(sharing)}));
     CHECK(same_bytes(folder / name / final, folder / "zero3" / final) == (ranks == 4));
     // Other numbers of ranks sum in another order.
     CHECK(largest_relative(numbers(folder / name, "loss"), losses) < 1e-6);
@@ -242,6 +230,24 @@ TEST_CASE("a checkpoint with several files of weights goes on in every layout to
     bytes[bytes.size() / 2] ^= 1;
     write_file(divided / name, bytes);
     CHECK_THAT(run(folder, 2, words, 4).err, Catch::Contains(name + ": damaged"));
+  }
+}
+
+TEST_CASE("groups of ranks that add gradients in shards continue to the same bits") {
+  const TextFolder folder;
+  const Words keys = {"training.micro_batch_size=1", "parallelism.zero_stage=3",
+                      "parallelism.sync_each_batch=true", "parallelism.shard_ranks=2"};
+  const Outcome whole = run(folder, 4, command("te-delayed", "whole", keys));
+  CHECK_THAT(whole.out, Catch::Contains("ZeRO 3 within groups of 2, gradients exchanged in each"));
+  fs::copy(folder / "whole", folder / "again", fs::copy_options::recursive);
+  fs::remove_all(folder / "again" / "checkpoints" / "step-000040");
+  fs::remove_all(folder / "again" / "checkpoints" / "step-000060");
+  run(folder, 4, command("te-delayed", "again", keys));
+  const fs::path final = fs::path("checkpoints") / "step-000060";
+  for (const char* file : {"model.safetensors", "optimizer-00001-of-00002.safetensors",
+                           "optimizer-00002-of-00002.safetensors", "scaling.safetensors"}) {
+    CAPTURE(file);
+    CHECK(same_bytes(folder / "again" / final / file, folder / "whole" / final / file));
   }
 }
 

@@ -212,7 +212,7 @@ TEST_CASE("two and four ranks train over NCCL", "[nccl_ranks]") {
   shop.train_ranks("fp8-lm", {.backend = "nccl", .saves = false});
   shop.train_ranks("deepseek-v3", {.backend = "nccl", .count = 4});
   shop.train_ranks("fp8-lean", {.backend = "nccl", .count = 4, .zero_stage = 3, .saves = false});
-  const Words groups = {"parallelism.sync_each_batch=true"};
+  const Words groups = {"parallelism.sync_each_batch=true", "parallelism.shard_ranks=2"};
   for (const char* plan : {"te-current", "msamp-o2"}) {
     shop.train_ranks(plan, {"nccl", 4, 3, false, groups});
   }

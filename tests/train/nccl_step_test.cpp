@@ -62,15 +62,18 @@ struct RankTolerance {
   const char* plan = "";
   double loss = 0;  // relative difference of the loss, for each step
   int zero_stage = 0;
+  int64_t shard_ranks = 0;  // and each micro-batch is exchanged
 };
 
 /// Of 2 ranks, or 4 on 2 nodes; the tolerances of cuda_step_test.cpp.
 void compare_with_cpu(const Topology& topology, const RankTolerance& tolerance) {
   CAPTURE(tolerance.plan, topology.size());
   const auto ranks = static_cast<size_t>(topology.size());
-  EngineSettings settings = test::small_llama(tolerance.plan);
+  EngineSettings settings = test::small_llama(tolerance.plan, tolerance.shard_ranks > 0 ? 2 : 1);
   settings.strategy.bucket_bytes = 4096;
   settings.strategy.zero_stage = tolerance.zero_stage;
+  settings.strategy.shard_ranks = tolerance.shard_ranks;
+  settings.strategy.sync_each_batch = tolerance.shard_ranks > 0;
   std::vector<Trained> cpu(ranks);
   std::vector<Trained> cuda(ranks);
   const auto errors =
@@ -119,6 +122,7 @@ TEST_CASE("steps of ranks that share weights, gradients and moments over NCCL", 
 TEST_CASE("steps of ranks on two nodes over NCCL", "[cuda][nccl]") {
   if (test::gpus_for_ranks(4) == 4) {
     compare_with_cpu(Topology::blocks(4, 2), {"fp8-safe", 2e-3});
+    compare_with_cpu(Topology::blocks(4, 2), {"deepseek-v3", 2e-3, 3, 2});
   }
 }
 

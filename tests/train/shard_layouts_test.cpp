@@ -1,4 +1,6 @@
-// Gradients of each micro-batch that ranks add to their shards (parallelism.sync_each_batch).
+// Two ways to share: gradients of each micro-batch that ranks add to their shards
+// (parallelism.sync_each_batch), and groups of ranks that share a copy each
+// (parallelism.shard_ranks).
 
 #include <catch2/catch.hpp>
 
@@ -7,7 +9,10 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "ops/exchange/wire.h"
+#include "parallel/sharded_store.h"
 #include "precision/plan_entries.h"
+#include "support/temp_dir.h"
 #include "train/rank_results.h"
 #include "train/saved_states.h"
 
@@ -22,10 +27,12 @@ namespace {
 /// Of each parameter, by name: the sum over ranks that is updated.
 using Gradients = std::map<std::string, std::vector<float>>;
 
-EngineSettings sharing(const std::string& plan, int64_t passes, int stage, bool sync_each) {
+EngineSettings sharing(const std::string& plan, int64_t passes, int stage, bool sync_each,
+                       int64_t shard_ranks = 0) {
   EngineSettings settings = tiny(plan, passes);
   settings.strategy.zero_stage = stage;
   settings.strategy.sync_each_batch = sync_each;
+  settings.strategy.shard_ranks = shard_ranks;
   return settings;
 }
 
@@ -194,4 +201,122 @@ TEST_CASE("ranks add in shards what they round on the wire once each, but for th
   const Gradients whole = gradients_of(settings, topology);
   settings.strategy.sync_each_batch = true;
   CHECK(largest_difference(gradients_of(settings, topology), whole) < 5e-3);
+}
+
+TEST_CASE("groups that share a copy each have the bits of ranks that share one") {
+  // Wires in fp32, in bf16, of codes with scales (in two hops between nodes) and of codes that are
+  // summed.
+  const std::string plan =
+      GENERATE("fp32", "te-delayed", "deepseek-v3", "fp8-safe", "msamp-o2", "fp8-lm", "fp8-min");
+  const auto& [ranks, per_node, sharing_ranks] =
+      GENERATE(std::tuple(4, 2, int64_t{2}), std::tuple(4, 2, kRanksOfNode),
+               std::tuple(4, 4, int64_t{2}), std::tuple(6, 6, int64_t{2}));
+  CAPTURE(plan, ranks, per_node, sharing_ranks);
+  const Topology topology = Topology::blocks(ranks, per_node);
+  const bool hops_in_bf16 = plan == "deepseek-v3" && per_node < ranks;  // see the next test
+  for (const int stage : hops_in_bf16 ? std::vector<int>() : std::vector<int>{1, 2, 3}) {
+    const bool sync_each = stage == 2 && plan != "fp8-lm";
+    CAPTURE(stage, sync_each);
+    const std::vector<RankResult> all = train_ranks(sharing(plan, 2, stage, sync_each), topology);
+    const std::vector<RankResult> groups =
+        train_ranks(sharing(plan, 2, stage, sync_each, sharing_ranks), topology);
+    check_same(groups, all);
+    CHECK(groups[0].bytes > all[0].bytes);
+  }
+}
+
+TEST_CASE("groups of ranks that are no nodes, and bf16 in two hops, train as all ranks do") {
+  const std::string plan = GENERATE("deepseek-v3", "fp8-safe", "msamp-o2");
+  const int64_t sharing_ranks = GENERATE(1, 2, 4);
+  CAPTURE(plan, sharing_ranks);
+  const Topology topology = Topology::blocks(8, 2);
+  const Gradients all = gradients_of(sharing(plan, 1, 3, false), topology);
+  const Gradients groups = gradients_of(sharing(plan, 1, 3, false, sharing_ranks), topology);
+  const double difference = largest_difference(groups, all);
+  CAPTURE(difference);
+  CHECK(difference < (plan == "deepseek-v3" ? 5e-3 : 5e-2));
+  // At other ends or in fewer hops a sum is rounded otherwise.
+  CHECK((difference == 0) == (plan == "msamp-o2" || (plan == "fp8-safe") == (sharing_ranks == 2)));
+  check_alike(train_ranks(sharing(plan, 1, 3, false, sharing_ranks), topology));
+}
+
+TEST_CASE("between groups of ranks only gradients cross, as planned") {
+  const std::string plan = GENERATE("fp32", "deepseek-v3", "fp8-safe", "msamp-o2");
+  CAPTURE(plan);
+  const Topology topology = Topology::blocks(4, 2);
+  const EngineSettings settings = sharing(plan, 3, 3, true, 2);
+  const DryRunStep planned = dry_run_step(settings, DeviceTraits{}, topology, 1);
+  Traffic sent;
+  double expected = 0;
+  const auto errors = test::run_ranks(topology, [&](Communicator& comm) {
+    const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+    Engine engine(*device, settings, &comm);
+    test::reserve(engine, comm);
+    engine.model().initialize(3);
+    engine.weights_changed();
+    const auto next = [] { return test::random_batch(1); };
+    engine.step(next, 0, 1e-3, false);
+    const Traffic before = comm.traffic();
+    engine.step(next, 1, 1e-3, false);
+    if (comm.rank() != 1) {
+      return;
+    }
+    sent = {comm.traffic().within_node - before.within_node,
+            comm.traffic().between_nodes - before.between_nodes};
+    // A rank sums a quarter. Contributions: in fp32, and as codes that are summed, its own to two
+    // ranks of the other node; else the sum of its node to one. Then, once, the sum to one in fp32.
+    const ParameterStore& store = engine.model().parameters();
+    for (const StoreLayout::Segment& segment :
+         static_cast<const ShardedStore&>(*store.shards()).layout().segments) {
+      const TensorFormat& wire = store.all()[segment.parameters.front()]->formats.gradient_wire;
+      const bool hops = wire.is_scaled() ? wire.block.is_group() : wire.dtype == DType::bf16;
+      const double bytes = wire.block.is_group()
+                               ? static_cast<double>(ops::wire_bytes(wire, 1024)) / 1024
+                               : static_cast<double>(size_of(wire.dtype));
+      const double each = hops ? bytes : 2 * bytes;
+      expected += static_cast<double>(segment.shard) / 2 * (3 * each + 4);
+    }
+  });
+  CHECK(errors == std::vector<std::string>(4));
+  CHECK(sent == planned.sent);
+  CHECK(static_cast<double>(sent.between_nodes) == Approx(expected).epsilon(0.02));
+}
+
+TEST_CASE("one of several groups writes a checkpoint, which has the bytes of all ranks' one") {
+  const std::string plan = GENERATE("fp32", "fp8-lm", "fp8-min");
+  CAPTURE(plan);
+  const test::TempDir dir;
+  const auto saved = [&](const std::string& name, int64_t shard_ranks) {
+    test::run({4, 3}, [&](Communicator& comm) {
+      const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+      EngineSettings settings = test::settings_of(plan, 3);
+      settings.strategy.shard_ranks = shard_ranks;
+      Engine engine(*device, settings, &comm);
+      test::train(engine, comm);
+      test::save(dir / name, engine, comm);
+      load_optimizer_files(dir / name / "step-000001", engine);
+      test::save(dir / (name + "again"), engine, comm);
+    });
+    CHECK(test::contents(dir / name / "step-000001") ==
+          test::contents(dir / (name + "again") / "step-000001"));
+    return test::contents(dir / name / "step-000001");
+  };
+  CHECK(saved("groups", 2) == saved("all", 0));
+  CHECK(verify_checkpoint(dir / "groups" / "step-000001").files.size() == 2);
+}
+
+TEST_CASE("groups that do not divide the ranks are refused, with the nearest number") {
+  const auto error = [](int ranks, int per_node, int64_t shard_ranks) -> std::string {
+    try {
+      dry_run_step(sharing("fp32", 1, 3, false, shard_ranks), DeviceTraits{},
+                   Topology::blocks(ranks, per_node));
+    } catch (const ConfigError& caught) {
+      return caught.what();
+    }
+    return "";
+  };
+  CHECK(error(8, 4, 2).empty());
+  CHECK_THAT(error(8, 4, 3), Catch::Contains("parallelism.shard_ranks is 3, which does not divide "
+                                             "8 ranks; the nearest number that does is 2"));
+  CHECK_THAT(error(7, 4, kRanksOfNode), Catch::Contains("different numbers of ranks"));
 }

@@ -105,7 +105,7 @@ void CodeExchange::name_tensors(Device& device) {
 /// From this rank's shard of the piece on.
 View CodeExchange::own_names() const {
   const View names = tensor_of_group_;
-  const int64_t before = (comm_->rank() * chunk_ + offset_) / kRangeAlignment;
+  const int64_t before = (own_chunk() * chunk_ + offset_) / kRangeAlignment;
   return {names.as<int32_t>() + before, DType::i32, {names.count() - before}};
 }
 
@@ -131,7 +131,11 @@ void CodeExchange::find_scales() {
 }
 
 void CodeExchange::pack() {
-  ops::pack_shared(stream_, whole(), scales(), codes(scratch_, ranks()), chunk_range());
+  for (int group = 0; group < copies(); ++group) {  // the parts that its ranks sum
+    const auto before = static_cast<size_t>(group * sharing_) * static_cast<size_t>(here());
+    ops::pack_shared(stream_, whole(), scales(), codes(scratch_ + before, sharing_),
+                     {.first = offset_ + group * chunk_, .stride = copies() * chunk_});
+  }
   if (ranks() > 1) {
     work_ = comm_->all_to_all(stream_, scratch_, received(), static_cast<size_t>(here()));
   }

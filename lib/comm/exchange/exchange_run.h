@@ -36,7 +36,7 @@ class ExchangeRun : public GradientExchange {
 
  protected:
   /// The work that follows when the messages under way have arrived.
-  enum class Stage : uint8_t { second_send, sum, read };
+  enum class Stage : uint8_t { second_send, sum, read, gathered };
 
   /// Returns the bytes of scratch memory for the exchange of one piece.
   virtual size_t piece_scratch() const = 0;
@@ -54,6 +54,10 @@ class ExchangeRun : public GradientExchange {
   int ranks() const { return comm_->size(); }
   bool encoded() const { return bucket_.gradients.format.is_scaled(); }
   bool to_shard() const { return result_ == ExchangeResult::shard; }
+  /// The number of groups that share the bucket.
+  int copies() const { return ranks() / sharing_; }
+  /// The chunk of the bucket that this rank sums.
+  int own_chunk() const { return comm_->rank() % sharing_ * copies() + comm_->rank() / sharing_; }
 
   /// Elements of a shard in the piece under way; those of this rank's shard that the bucket has.
   int64_t here() const { return std::min(piece_, chunk_ - offset_); }
@@ -73,6 +77,7 @@ class ExchangeRun : public GradientExchange {
   GradientWire wire_;
   GradientBucket bucket_;
   ExchangeResult result_;
+  int sharing_;  ///< GradientBucket::shard_ranks, or all
   int64_t count_ = 0;
   int64_t chunk_ = 0;  ///< elements of a shard
   int64_t piece_ = 0;  ///< elements of each shard in a piece
@@ -81,7 +86,7 @@ class ExchangeRun : public GradientExchange {
   Stream stream_{DeviceKind::cpu, nullptr, nullptr};
   std::byte* scratch_ = nullptr;
   float factor_ = 1.0F;
-  View shard_;
+  View shard_;          ///< the part that this rank sums
   int64_t offset_ = 0;  ///< offset of the piece in each shard
   Work work_;
   Stage stage_ = Stage::sum;
@@ -89,6 +94,8 @@ class ExchangeRun : public GradientExchange {
  private:
   View stored_here() const;
   size_t added_bytes() const;
+  /// Starts to gather the parts of the shard if several groups sum one each.
+  bool gather_parts();
   /// Runs the stage. Returns false after the piece's last one.
   bool next();
   /// False where more would take waiting, which only `waiting` allows.
@@ -97,6 +104,8 @@ class ExchangeRun : public GradientExchange {
   void show_end();
 
   bool under_way_ = false;
+  View whole_shard_;
+  bool last_ = true;
   TraceFlight flight_;
   /// Where messages follow streams the whole exchange is submitted at once, concurrently with the
   /// caller's stream. Ranks then submit in one order, which NCCL's kernels need.

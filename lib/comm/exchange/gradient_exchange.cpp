@@ -40,13 +40,23 @@ ExchangeRun::ExchangeRun(Communicator& comm, Device& device, const GradientWire&
     groups_->all = comm.duplicate();
   }
   comm_ = groups_->all.get();
+  sharing_ = bucket_.shard_ranks > 0 ? bucket_.shard_ranks : comm_->size();
   const TensorFormat& stored = bucket_.gradients.format;
   count_ = bucket_.gradients.count();
   const int64_t alignment = range_alignment(wire_.format);
   chunk_ = reduced_chunk(comm, count_, alignment);
   check(count_ > 0, "an exchange has gradients");
   piece_ = piece_elements(bucket_, ranks(), chunk_, alignment);
+  check(ranks() % sharing_ == 0 && (copies() == 1 || (to_shard() && chunk_ * ranks() == count_)),
+        "groups that share a bucket are equal, and so are the parts that their ranks sum");
   check(!bucket_.adds || to_shard(), "sums are added to shards");
+  if (copies() > 1 && groups_->peers == nullptr) {
+    std::vector<int> number_in_group;
+    for (int rank = 0; rank < ranks(); ++rank) {
+      number_in_group.push_back(rank % sharing_);
+    }
+    groups_->peers = comm.group(number_in_group);
+  }
   check(encoded() ? stored == wire_.format
                   : stored == plain(DType::f32) || stored == plain(DType::bf16),
         "gradients are exchanged from fp32, bf16 or the codes that cross the wire");
@@ -56,7 +66,7 @@ ExchangeRun::ExchangeRun(Communicator& comm, Device& device, const GradientWire&
 }
 
 int64_t ExchangeRun::own_elements() const {
-  return std::clamp(count_ - comm_->rank() * chunk_, int64_t{0}, chunk_);
+  return std::clamp(count_ - own_chunk() * chunk_, int64_t{0}, chunk_);
 }
 
 View ExchangeRun::stored_here() const {
@@ -68,10 +78,9 @@ View ExchangeRun::stored_here() const {
   return {shard_.as<std::byte>() + before, shard_.dtype, {own}};
 }
 
-void ExchangeRun::start(Stream stream, void* scratch, float factor, const View& shard,
-                        bool /*last*/) {
+void ExchangeRun::start(Stream stream, void* scratch, float factor, const View& shard, bool last) {
   check(!under_way_, "an exchange is finished before it starts again");
-  check(to_shard() ? shard.shape == Shape{own_elements()} : shard.empty(),
+  check(to_shard() ? shard.shape == Shape{own_elements() * copies()} : shard.empty(),
         "a shard is this rank's elements of the bucket");
   flight_ = TraceFlight(TraceKind::exchange, kExchangeFlight);
   caller_ = stream;
@@ -82,7 +91,14 @@ void ExchangeRun::start(Stream stream, void* scratch, float factor, const View& 
   }
   scratch_ = static_cast<std::byte*>(scratch) + added_bytes();
   factor_ = factor;
-  shard_ = shard;
+  last_ = last;
+  whole_shard_ = shard_ = shard;
+  if (copies() > 1) {
+    const auto part = static_cast<size_t>(comm_->rank() / sharing_);
+    shard_ = {shard.as<std::byte>() + part * shard.bytes() / static_cast<size_t>(copies()),
+              shard.dtype,
+              {chunk_}};
+  }
   offset_ = 0;
   const bool as_it_is =
       ranks() == 1 && !to_shard() && factor == 1.0F && bucket_.gradients.format == wire_.format;
@@ -112,6 +128,8 @@ bool ExchangeRun::next() {
     case Stage::read:
       read_sums();
       break;
+    case Stage::gathered:
+      break;
   }
   return false;
 }
@@ -131,9 +149,18 @@ bool ExchangeRun::advance_as_far(bool waiting) {
 bool ExchangeRun::next_piece() {
   offset_ += piece_;
   if (offset_ >= chunk_) {
-    return false;
+    return gather_parts();
   }
   begin();
+  return true;
+}
+
+bool ExchangeRun::gather_parts() {
+  if (copies() == 1 || !last_ || stage_ == Stage::gathered) {
+    return false;
+  }
+  work_ = groups_->peers->all_gather(stream_, shard_.data, whole_shard_.data, shard_.bytes());
+  stage_ = Stage::gathered;
   return true;
 }
 

@@ -55,9 +55,11 @@ struct GradientWire {
 };
 
 /// The wire that a plan's gradient_wire format means for these ranks: two hops where there are
-/// several nodes of several ranks, without self_exact. Means of codes are gathered in bf16. Throws
-/// ConfigError for a format that crosses no wire.
-GradientWire gradient_wire(const TensorFormat& format, bool self_exact, const Topology& topology);
+/// several nodes of several ranks, without self_exact. Means of codes are gathered in bf16. With
+/// GradientBucket::shard_ranks below the number of ranks bf16 makes two hops too, and no wire does
+/// unless these are the ranks of a node. Throws ConfigError for a format that crosses no wire.
+GradientWire gradient_wire(const TensorFormat& format, bool self_exact, const Topology& topology,
+                           int shard_ranks = 0);
 
 /// The gradients that one exchange sums.
 struct GradientBucket {
@@ -75,6 +77,10 @@ struct GradientBucket {
   /// shard of the sum; all ranks' counts make the factor of the next step
   /// (ops::update_auto_scales).
   std::vector<ops::AutoScale*> automatic;
+  /// ExchangeResult::shard: the ranks, one after another, that share the bucket. Those with the
+  /// same number in all such groups get the same shard: each of them sums a part of it, and they
+  /// gather the parts. 0: all ranks.
+  int shard_ranks = 0;
   /// The sum is added to the shard, which is fp32.
   bool adds = false;
   /// With code_sum and ExchangeResult::whole, the codes of the sum and their scales go here, laid
@@ -95,10 +101,10 @@ class GradientExchange {
 
   virtual ~GradientExchange() = default;
 
-  /// Elements of a shard: a multiple of the wire's range_alignment(). The last shards may reach
-  /// beyond the bucket.
+  /// Elements that a rank sums: a multiple of the wire's range_alignment(). The last of these may
+  /// lie beyond the bucket.
   virtual int64_t shard_elements() const = 0;
-  /// Elements of this rank's shard that the bucket has.
+  /// Elements of the bucket that this rank sums.
   virtual int64_t own_elements() const = 0;
 
   /// Returns the number of pieces of the bucket.
@@ -108,9 +114,9 @@ class GradientExchange {
   virtual size_t scratch_bytes() const = 0;
 
   /// Packs the first piece and starts to send. scratch: 256-byte aligned, free again after
-  /// finish(). `shard` (ExchangeResult::shard only): own_elements(), fp32 or bf16; may be the
-  /// shard's own part of the bucket. `last`: false if a later exchange adds to the shard, so that
-  /// nobody reads it yet.
+  /// finish(). `shard` (ExchangeResult::shard only): this rank's elements, fp32 or bf16; may be
+  /// their part of the bucket. `last`: false if a later exchange adds to the shard, so that nobody
+  /// reads it yet.
   virtual void start(Stream stream, void* scratch, float factor, const View& shard = {},
                      bool last = true) = 0;
 

@@ -5,7 +5,8 @@
 
 namespace fp8train {
 
-GradientWire gradient_wire(const TensorFormat& format, bool self_exact, const Topology& topology) {
+GradientWire gradient_wire(const TensorFormat& format, bool self_exact, const Topology& topology,
+                           int shard_ranks) {
   GradientWire wire;
   wire.format = format;
   wire.first_hop = format;
@@ -20,12 +21,16 @@ GradientWire gradient_wire(const TensorFormat& format, bool self_exact, const To
     throw ConfigError("gradient_wire: '" + describe(format) +
                       "' does not cross between ranks; choose " + ops::gradient_wires_text());
   }
+  const int of_node = topology.ranks_per_node();
+  const bool in_groups = shard_ranks > 0 && shard_ranks < topology.size();
+  const bool hops =
+      topology.nodes() > 1 && of_node > 1 && !self_exact && (!in_groups || shard_ranks == of_node);
   if (!format.is_scaled()) {
-    wire.kind = WireKind::plain;
+    wire.kind =
+        hops && in_groups && format.dtype == DType::bf16 ? WireKind::two_hop : WireKind::plain;
     wire.gather = format;
     return wire;
   }
-  const bool hops = topology.nodes() > 1 && topology.ranks_per_node() > 1 && !self_exact;
   wire.kind = hops ? WireKind::two_hop : WireKind::two_shot;
   return wire;
 }

@@ -67,6 +67,8 @@ PacketExchange::PacketExchange(Communicator& comm, Device& device, const Gradien
   if (wire_.kind == WireKind::two_hop && ranks() > 1) {
     if (groups_->node == nullptr) {
       groups_->node = comm.node_group();
+    }
+    if (groups_->peers == nullptr) {
       groups_->peers = comm.peer_group();
     }
     node_ = groups_->node.get();
@@ -100,12 +102,17 @@ void PacketExchange::plan_memory() {
 
 void PacketExchange::begin() {
   const TensorFormat& format = two_hop() ? wire_.first_hop : wire_.format;
+  // Chunks lie by rank or, where groups share the bucket, by rank in the group and then by group.
+  // They are sent by rank or, in two hops, by rank in the node and then by node.
+  const bool in_order = two_hop() == (copies() > 1);
   ops::pack_wire(stream_, {.x = bucket_.gradients,
                            .format = format,
                            .chunk = here(),
                            .chunks = ranks(),
                            .range = chunk_range(),
-                           .inner = two_hop() ? node_->size() : 1,
+                           .inner = in_order    ? 1
+                                    : two_hop() ? node_->size()
+                                                : copies(),
                            .packets = sent()});
   const size_t packet = packet_bytes(format, here());
   if (two_hop()) {
@@ -150,7 +157,7 @@ void PacketExchange::sum_into(const View& y) {
                        .y = y};
   if (wire_.self_exact) {
     const View& all = bucket_.gradients.codes;
-    const auto before = static_cast<size_t>(comm_->rank() * chunk_ + offset_) * size_of(all.dtype);
+    const auto before = static_cast<size_t>(own_chunk() * chunk_ + offset_) * size_of(all.dtype);
     call.exact_index = comm_->rank();
     call.exact = {all.as<std::byte>() + before, all.dtype, {y.count()}};
   }

@@ -54,6 +54,15 @@ Field checkpoint_interval() {
       member, "auto", kAutomaticInterval);
 }
 
+Field shard_ranks() {
+  const auto member = in(&Settings::parallelism, &StrategySettings::shard_ranks);
+  return or_word(field("parallelism.shard_ranks", member, at_least(0),
+                       "With zero_stage 1 to 3: ranks, one after another, that share one copy of "
+                       "everything (HSDP); each such group has all of it, and only gradients cross "
+                       "between groups. 0: all ranks; node: the ranks of a node"),
+                 member, "node", kRanksOfNode);
+}
+
 /// Another word for cuda is gpu.
 Field device_field() {
   Field made = choice("device", in(&Settings::device), kDeviceChoices,
@@ -94,6 +103,18 @@ void check_tensor(const CheckContext& at) {
         "ranks that have parts of the model do not generate; set sample.interval: 0 and use "
         "`fp8train "
         "generate` on a checkpoint");
+  }
+}
+
+void check_shard_ranks(const CheckContext& at) {
+  const StrategySettings& strategy = at.settings.parallelism;
+  if (strategy.shard_ranks != 0 && strategy.zero_stage == 0) {
+    at.complain("has no meaning with parallelism.zero_stage: 0, in which ranks share nothing");
+  } else if (strategy.shard_ranks != 0 &&
+             optimizer_named(at.settings.optimizer.name).whole_cost != nullptr) {
+    at.complain(
+        fmt::format("optimizer.name: {} divides whole parameters among all ranks; remove it",
+                    at.settings.optimizer.name));
   }
 }
 
@@ -252,6 +273,7 @@ std::vector<Field> parallelism_fields() {
           "Partial results of each sum that parallelism.tensor divides, a power of two: with the "
           "same number 1, 2, 4, .. ranks compute the same bits on cpu, more slowly. 0: one of "
           "each rank"),
+      shard_ranks().checked(check_shard_ranks),
       field("parallelism.sync_each_batch",
             in(&Settings::parallelism, &StrategySettings::sync_each_batch),
             "With zero_stage 2 or 3 and several micro-batches in a step: true exchanges the "
