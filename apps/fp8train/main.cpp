@@ -1,6 +1,8 @@
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
@@ -38,11 +40,23 @@ void open_standard_streams() {
   }
 }
 
+/// A rank that reads what many ranks have written has a file of each open; the usual limit of a
+/// shell is 1024.
+void allow_many_files() {
+  constexpr rlim_t kFiles = 65'536;
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < kFiles) {
+    limit.rlim_cur = std::min(limit.rlim_max, kFiles);
+    setrlimit(RLIMIT_NOFILE, &limit);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   fp8train::report_memory_at_terminate();
   open_standard_streams();
+  allow_many_files();
   limit_spinning(argv);
   return fp8train::run_program(fp8train::all_commands(), {argv + 1, argv + argc});
 }

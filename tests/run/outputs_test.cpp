@@ -135,6 +135,11 @@ TEST_CASE("a name that no file system takes is named as such") {
              Contains("output_dir: the value has a control character"));
 }
 
+TEST_CASE("a shell's limit of open files is raised as far as it may be") {
+  const TextFolder folder;
+  CHECK(with_shell(folder, "ulimit -Sn 7; exec \"$0\" \"$@\"", train_command()).code == 0);
+}
+
 TEST_CASE("a stack that is too small for the kernels is an error, and no crash") {
   const TextFolder folder;
   const Outcome main = with_shell(folder, "ulimit -s 800; exec \"$0\" \"$@\"", train_command());
