@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -75,7 +76,7 @@ void finish_log(OpLog& calls, const std::vector<Counted>& begins, int64_t left_o
     if (calls[i].part[0] == '\0') {
       calls[i].part = name_of(i < begins.front().calls ? StepPart::start : StepPart::rest);
     }
-    if (left_out > 0 && i >= begins[1].calls && i < begins[2].calls) {
+    if (left_out > 0 && i >= begins[begins.size() - 2].calls && i < begins.back().calls) {
       calls[i].times += left_out;
     }
   }
@@ -101,13 +102,12 @@ void run_first_steps(Engine& engine, const Batch& batch,
 }
 
 /// A step of several micro-batches is the first, the last, and equal ones between: three of them
-/// are run, whatever their number.
+/// are run, whatever their number, and one more for each further stage of a pipeline. The last two
+/// of these begin a forward and a backward pass apart.
 DryRunStep dry_run_on(MetaDevice& meta, EngineSettings settings, const Topology& ranks, int rank,
                       bool logged = false) {
-  constexpr int64_t kRun = 3;
-  const bool repeats = settings.strategy.layout.pipeline == 1;
-  const int64_t left_out =
-      repeats ? std::max<int64_t>(0, settings.step.gradient_accumulation_steps - kRun) : 0;
+  const int64_t run = 2 + settings.strategy.layout.pipeline;
+  const int64_t left_out = std::max<int64_t>(0, settings.step.gradient_accumulation_steps - run);
   settings.step.gradient_accumulation_steps -= left_out;
   const std::unique_ptr<Communicator> comm = make_dry_run(ranks, rank);
   Engine engine(meta, settings, comm.get());
@@ -141,8 +141,8 @@ DryRunStep dry_run_on(MetaDevice& meta, EngineSettings settings, const Topology&
     step(0, false);
   }
   Counted whole = counted();
-  if (left_out > 0 && begins.size() == kRun) {
-    add_times(whole, begins[1], begins[2], left_out);
+  if (left_out > 0 && std::ssize(begins) == run) {
+    add_times(whole, begins[begins.size() - 2], begins.back(), left_out);
   }
   finish_log(dry_run.calls, begins, left_out);
   dry_run.work = whole.work;

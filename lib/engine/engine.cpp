@@ -322,7 +322,8 @@ void Engine::run(RepeatedWork& repeated, const Work& work) {
 
 void Engine::calibrate(const Batch& batch) {
   if (stage_ != nullptr) {
-    constexpr Action kBothPasses[] = {{ActionKind::forward, 0, 0}, {ActionKind::backward, 0, 0}};
+    constexpr PipelineAction kBothPasses[] = {{ActionKind::forward, 0, 0},
+                                              {ActionKind::backward, 0, 0}};
     run_stage(kBothPasses, [&](MicroBatchMemory& memory) { upload(batch, memory); },
               {.trains = false});
   } else {

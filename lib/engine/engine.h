@@ -186,8 +186,7 @@ class Engine {
   struct StagePass {
     int64_t step_index = 0;
     bool collects_statistics = false;
-    bool trains = true;  ///< an update follows
-    Action action = {};
+    bool trains = true;                ///< an update follows
     bool first = false, last = false;  ///< the micro-batch, in its step
   };
   using LoadBatch = std::function<void(MicroBatchMemory&)>;
@@ -199,7 +198,7 @@ class Engine {
   MicroBatchMemory& memory_of(int64_t micro_batch) {
     return *in_flight_[static_cast<size_t>(micro_batch) % in_flight_.size()];
   }
-  void run_stage(std::span<const Action> actions, const LoadBatch& load, StagePass pass);
+  void run_stage(std::span<const PipelineAction> actions, const LoadBatch& load, StagePass pass);
   void run_forward(MicroBatchMemory& memory, const StagePass& pass);
   void run_backward(MicroBatchMemory& memory, const StagePass& pass, const View& gradient);
   void move_scales(const StagePass& pass, ScalingPass of_pass);

@@ -83,7 +83,8 @@ PipelineStage::PipelineStage(Device& device, const EngineSettings& settings, Com
       combiner(device, stages, of_stage),
       ahead(scaling.make_forward_scales()) {}
 
-void Engine::run_stage(std::span<const Action> actions, const LoadBatch& load, StagePass pass) {
+void Engine::run_stage(std::span<const PipelineAction> actions, const LoadBatch& load,
+                       StagePass pass) {
   enter_step(pass.step_index);
   {
     const TraceSpan span(name_of(StepPart::start));
@@ -94,9 +95,8 @@ void Engine::run_stage(std::span<const Action> actions, const LoadBatch& load, S
   messages.expect(actions.front());
   const auto micro_batches = static_cast<int64_t>(actions.size() / 2);
   for (size_t i = 0; i < actions.size(); ++i) {
-    const Action& action = actions[i];
+    const PipelineAction& action = actions[i];
     MicroBatchMemory& memory = memory_of(action.micro_batch);
-    pass.action = action;
     pass.first = action.micro_batch == 0;
     pass.last = action.micro_batch + 1 == micro_batches;
     const View input = messages.input(action);
@@ -164,7 +164,7 @@ void Engine::move_scales(const StagePass& pass, ScalingPass of_pass) {
 
 void Engine::evaluate_part(MicroBatchMemory& memory) {
   StageMessages& messages = stage_->messages;
-  const Action action = {ActionKind::forward, 0, stage_->evaluated++};
+  const PipelineAction action = {ActionKind::forward, 0, stage_->evaluated++};
   messages.expect(action);
   memory.of_model.x = messages.input(action);
   memory.of_model.y = messages.output(action);

@@ -62,8 +62,8 @@ struct PipelineStage {
   PipelineStage(Device& device, const EngineSettings& settings, Communicator& stages,
                 const ScalingState& scaling, RankCombiner* of_stage);
 
-  std::vector<Action> actions;  ///< of a step
-  int64_t held;                 ///< most micro-batches in flight
+  std::vector<PipelineAction> actions;  ///< of a step
+  int64_t held;                         ///< most micro-batches in flight
   StageMessages messages;
   StageCombiner combiner;
   ScalingState::ForwardScales ahead;  ///< while a backward pass has those of its forward pass

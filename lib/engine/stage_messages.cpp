@@ -19,16 +19,16 @@ StageMessages::StageMessages(Device& device, Communicator& stages, const View& b
   }
 }
 
-bool StageMessages::receives(const Action& action) const {
+bool StageMessages::receives(const PipelineAction& action) const {
   return action.kind == ActionKind::forward ? !is_first() : !is_last();
 }
 
-bool StageMessages::sends(const Action& action) const {
+bool StageMessages::sends(const PipelineAction& action) const {
   return action.kind == ActionKind::forward ? !is_last() : !is_first();
 }
 
 /// Streams come from the stage before and go to the one after; gradients go the other way.
-Message StageMessages::message(const Action& action, bool sends, const View& data) const {
+Message StageMessages::message(const PipelineAction& action, bool sends, const View& data) const {
   const bool to_next = (action.kind == ActionKind::forward) == sends;
   return {.peer = stages_->rank() + (to_next ? 1 : -1),
           .sends = sends,
@@ -36,7 +36,7 @@ Message StageMessages::message(const Action& action, bool sends, const View& dat
           .bytes = data.bytes()};
 }
 
-void StageMessages::expect(const Action& action) {
+void StageMessages::expect(const PipelineAction& action) {
   if (!receives(action)) {
     return;
   }
@@ -50,7 +50,7 @@ void StageMessages::expect(const Action& action) {
   slot.received = stages_->exchange(device_->stream(), {&wanted, 1});
 }
 
-View StageMessages::input(const Action& action) {
+View StageMessages::input(const PipelineAction& action) {
   const bool is_forward = action.kind == ActionKind::forward;
   if (is_forward && is_first()) {
     return {};
@@ -62,14 +62,14 @@ View StageMessages::input(const Action& action) {
   return slot.memory;
 }
 
-View StageMessages::output(const Action& action) {
+View StageMessages::output(const PipelineAction& action) {
   start_queued();
   Slot& slot = at(y_, action);
   slot.sent.wait();
   return slot.memory;
 }
 
-void StageMessages::send(const Action& action) {
+void StageMessages::send(const PipelineAction& action) {
   if (!sends(action)) {
     return;
   }

@@ -21,15 +21,15 @@ class StageMessages {
 
   /// Starts to receive what an action reads from a neighbour, if it does. Called once for each
   /// action, in the order of actions; of the next one before the present one computes.
-  void expect(const Action& action);
+  void expect(const PipelineAction& action);
   /// Returns what an action reads, once it is there. In the backward pass of the last stage it is
   /// memory for the gradient. Empty in the forward pass of the first stage.
-  View input(const Action& action);
+  View input(const PipelineAction& action);
   /// Returns memory for the result of a forward pass. It holds that until `held` further ones in
   /// the last stage. A backward pass leaves its result in its input.
-  View output(const Action& action);
+  View output(const PipelineAction& action);
   /// Sends the result of an action to the neighbour that reads it, if there is one.
-  void send(const Action& action);
+  void send(const PipelineAction& action);
   /// Waits for what is under way.
   void finish();
 
@@ -39,15 +39,15 @@ class StageMessages {
     Work received, sent;
   };
   using Ring = std::vector<Slot>;
-  static Slot& at(Ring& ring, const Action& action) {
+  static Slot& at(Ring& ring, const PipelineAction& action) {
     return ring[static_cast<size_t>(action.micro_batch) % ring.size()];
   }
   bool is_first() const { return stages_->rank() == 0; }
   bool is_last() const { return stages_->rank() + 1 == stages_->size(); }
   /// Whether a neighbour has the input of an action, or reads its result.
-  bool receives(const Action& action) const;
-  bool sends(const Action& action) const;
-  Message message(const Action& action, bool sends, const View& data) const;
+  bool receives(const PipelineAction& action) const;
+  bool sends(const PipelineAction& action) const;
+  Message message(const PipelineAction& action, bool sends, const View& data) const;
   void start_queued();
 
   Device* device_;

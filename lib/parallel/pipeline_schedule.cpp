@@ -27,7 +27,7 @@ class Outputs {
   }
 
   /// The time from which a stage can run an action.
-  double ready(int stage, const Action& action) {
+  double ready(int stage, const PipelineAction& action) {
     const int part = part_of(stage, action);
     switch (action.kind) {
       case ActionKind::forward:
@@ -41,14 +41,14 @@ class Outputs {
     }
     return end(ActionKind::backward, part, action.micro_batch);
   }
-  void set(int stage, const Action& action, double time) {
+  void set(int stage, const PipelineAction& action, double time) {
     if (action.kind != ActionKind::weight_gradient) {
       end(action.kind, part_of(stage, action), action.micro_batch) = time;
     }
   }
 
  private:
-  int part_of(int stage, const Action& action) const {
+  int part_of(int stage, const PipelineAction& action) const {
     return action.chunk * shape_.stages + stage;
   }
   double& end(ActionKind kind, int part, int64_t micro_batch) {
@@ -100,20 +100,20 @@ class ListScheduler {
   struct Stage {
     double busy_until = 0;
     int64_t done[3] = {};  ///< actions of each kind
-    std::vector<Action> actions;
+    std::vector<PipelineAction> actions;
   };
 
-  std::optional<Action> next_action(int s, double now) {
+  std::optional<PipelineAction> next_action(int s, double now) {
     const Stage& stage = stages_[static_cast<size_t>(s)];
     const auto [forwards, backwards, weights] = stage.done;
     const auto next = [&](ActionKind kind) {
-      return Action{kind, 0, stage.done[static_cast<size_t>(kind)]};
+      return PipelineAction{kind, 0, stage.done[static_cast<size_t>(kind)]};
     };
-    const Action backward = next(ActionKind::backward);
+    const PipelineAction backward = next(ActionKind::backward);
     if (backwards < forwards && outputs_.ready(s, backward) <= now) {
       return backward;
     }
-    const Action forward = next(ActionKind::forward);
+    const PipelineAction forward = next(ActionKind::forward);
     const bool fits = forwards - backwards < shape_.stages - s &&
                       (!splits_ || forwards - weights < shape_.stages);
     if (forwards < shape_.micro_batches && fits && outputs_.ready(s, forward) <= now) {
@@ -124,7 +124,7 @@ class ListScheduler {
   }
 
   void start(int s, double now) {
-    const std::optional<Action> action = next_action(s, now);
+    const std::optional<PipelineAction> action = next_action(s, now);
     if (!action) {
       return;
     }
@@ -152,14 +152,14 @@ PipelineSchedule interleave(const PipelineShape& shape) {
   }
   const auto pass = [&](ActionKind kind, int64_t number) {
     const auto chunk = static_cast<int>(number / group % shape.chunks);
-    return Action{kind, kind == ActionKind::forward ? chunk : shape.chunks - 1 - chunk,
-                  number / (group * shape.chunks) * group + number % group};
+    return PipelineAction{kind, kind == ActionKind::forward ? chunk : shape.chunks - 1 - chunk,
+                          number / (group * shape.chunks) * group + number % group};
   };
   const int64_t passes = shape.micro_batches * shape.chunks;
   PipelineSchedule schedule;
   for (int64_t stage = 0; stage < group; ++stage) {
     const int64_t ahead = std::min(passes, 2 * (group - stage - 1) + (shape.chunks - 1) * group);
-    std::vector<Action>& actions = schedule.of_stage.emplace_back();
+    std::vector<PipelineAction>& actions = schedule.of_stage.emplace_back();
     for (int64_t i = 0; i < passes + ahead; ++i) {
       if (i < passes) {
         actions.push_back(pass(ActionKind::forward, i));
@@ -177,10 +177,10 @@ PipelineSchedule interleave(const PipelineShape& shape) {
 }
 
 /// Each action once, those of a chunk and a kind in the order of micro-batches.
-void check_actions(size_t stage, const std::vector<Action>& actions, const PipelineShape& shape,
-                   bool splits) {
+void check_actions(size_t stage, const std::vector<PipelineAction>& actions,
+                   const PipelineShape& shape, bool splits) {
   std::map<std::pair<ActionKind, int>, int64_t> next;
-  for (const Action& action : actions) {
+  for (const PipelineAction& action : actions) {
     if (action.chunk < 0 || action.chunk >= shape.chunks || action.micro_batch < 0 ||
         action.micro_batch >= shape.micro_batches) {
       refuse(stage, fmt::format("there is no {} among {} micro-batches and {}", text_of(action),
@@ -194,8 +194,8 @@ void check_actions(size_t stage, const std::vector<Action>& actions, const Pipel
   }
   for (int chunk = 0; chunk < shape.chunks; ++chunk) {
     for (int kind = 0; kind < (splits ? 3 : 2); ++kind) {
-      const Action missing = {static_cast<ActionKind>(kind), chunk,
-                              next[{static_cast<ActionKind>(kind), chunk}]};
+      const PipelineAction missing = {static_cast<ActionKind>(kind), chunk,
+                                      next[{static_cast<ActionKind>(kind), chunk}]};
       if (missing.micro_batch < shape.micro_batches) {
         refuse(stage, text_of(missing) + " is missing");
       }
@@ -203,11 +203,11 @@ void check_actions(size_t stage, const std::vector<Action>& actions, const Pipel
   }
 }
 
-int64_t most_held(const std::vector<Action>& actions, bool splits) {
+int64_t most_held(const std::vector<PipelineAction>& actions, bool splits) {
   const ActionKind frees = splits ? ActionKind::weight_gradient : ActionKind::backward;
   int64_t held = 0;
   int64_t most = 0;
-  for (const Action& action : actions) {
+  for (const PipelineAction& action : actions) {
     held += action.kind == ActionKind::forward ? 1 : action.kind == frees ? -1 : 0;
     most = std::max(most, held);
   }
@@ -231,14 +231,14 @@ PipelineSchedule make_schedule(ScheduleKind kind, const PipelineShape& shape) {
 
 ScheduleCost check_schedule(const PipelineSchedule& schedule, const PipelineShape& shape,
                             const ActionTimes& times) {
-  const std::vector<std::vector<Action>>& stages = schedule.of_stage;
+  const std::vector<std::vector<PipelineAction>>& stages = schedule.of_stage;
   if (stages.size() != static_cast<size_t>(shape.stages)) {
     throw ConfigError(fmt::format("the pipeline schedule has {} stages, and the run has {}",
                                   stages.size(), shape.stages));
   }
-  const bool splits = std::ranges::any_of(stages, [](const std::vector<Action>& actions) {
+  const bool splits = std::ranges::any_of(stages, [](const std::vector<PipelineAction>& actions) {
     return std::ranges::any_of(
-        actions, [](const Action& a) { return a.kind == ActionKind::weight_gradient; });
+        actions, [](const PipelineAction& a) { return a.kind == ActionKind::weight_gradient; });
   });
   ScheduleCost cost;
   for (size_t s = 0; s < stages.size(); ++s) {
@@ -253,7 +253,7 @@ ScheduleCost check_schedule(const PipelineSchedule& schedule, const PipelineShap
     moves = false;
     for (size_t s = 0; s < stages.size(); ++s) {
       for (; next[s] < stages[s].size(); ++next[s], moves = true) {
-        const Action& action = stages[s][next[s]];
+        const PipelineAction& action = stages[s][next[s]];
         const double ready = outputs.ready(static_cast<int>(s), action);
         if (ready == kNever) {
           break;
@@ -275,7 +275,7 @@ ScheduleCost check_schedule(const PipelineSchedule& schedule, const PipelineShap
   return cost;
 }
 
-std::string text_of(const Action& action) {
+std::string text_of(const PipelineAction& action) {
   const char letter = kLetters[static_cast<size_t>(action.kind)];
   return action.chunk == 0 ? fmt::format("{}{}", letter, action.micro_batch)
                            : fmt::format("{}{}.{}", letter, action.micro_batch, action.chunk);
@@ -285,7 +285,7 @@ std::string text_of(const PipelineSchedule& schedule) {
   std::string text;
   for (size_t stage = 0; stage < schedule.of_stage.size(); ++stage) {
     text += fmt::format("stage {}:", stage);
-    for (const Action& action : schedule.of_stage[stage]) {
+    for (const PipelineAction& action : schedule.of_stage[stage]) {
       text += ' ' + text_of(action);
     }
     text += '\n';
@@ -304,7 +304,7 @@ PipelineSchedule read_schedule(std::string_view text) {
       throw ConfigError(
           fmt::format("pipeline schedule: \"{}\" does not begin with \"{}\"", line, start));
     }
-    std::vector<Action>& actions = schedule.of_stage.emplace_back();
+    std::vector<PipelineAction>& actions = schedule.of_stage.emplace_back();
     for (const std::string& word : split(trimmed(line.substr(start.size())), ' ')) {
       const std::vector<std::string> numbers =
           split(std::string_view(word).substr(std::min<size_t>(1, word.size())), '.');

@@ -31,17 +31,17 @@ enum class ActionKind : uint8_t {
 };
 
 /// One pass of a chunk over a micro-batch.
-struct Action {
+struct PipelineAction {
   ActionKind kind = ActionKind::forward;
   int chunk = 0;
   int64_t micro_batch = 0;
 
-  bool operator==(const Action&) const = default;
+  bool operator==(const PipelineAction&) const = default;
 };
 
 /// The actions of each stage, in order.
 struct PipelineSchedule {
-  std::vector<std::vector<Action>> of_stage;
+  std::vector<std::vector<PipelineAction>> of_stage;
 
   bool operator==(const PipelineSchedule&) const = default;
 };
@@ -74,7 +74,7 @@ ScheduleCost check_schedule(const PipelineSchedule& schedule, const PipelineShap
                             const ActionTimes& times = {});
 
 /// "F3": forward of micro-batch 3; "B3.1": backward of chunk 1; "W3": weight gradients.
-std::string text_of(const Action& action);
+std::string text_of(const PipelineAction& action);
 /// A line for each stage: "stage 2: F0 F1 B0 ..".
 std::string text_of(const PipelineSchedule& schedule);
 /// Reads what text_of() writes. Throws ConfigError with the line and the word that it cannot read.

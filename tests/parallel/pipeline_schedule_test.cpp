@@ -27,8 +27,8 @@ double bubble(ScheduleKind kind, const PipelineShape& shape) {
 }
 
 /// 1F1B as it is described: as many forward passes as stages follow, then one of each.
-std::vector<Action> alternating(int stage, const PipelineShape& shape) {
-  std::vector<Action> actions;
+std::vector<PipelineAction> alternating(int stage, const PipelineShape& shape) {
+  std::vector<PipelineAction> actions;
   const int64_t first = std::min<int64_t>(shape.stages - stage, shape.micro_batches);
   for (int64_t i = 0; i < first; ++i) {
     actions.push_back({ActionKind::forward, 0, i});
@@ -111,7 +111,8 @@ TEST_CASE("the text of a schedule is read back") {
     CHECK(read_schedule(text_of(schedule)) == schedule);
   }
   CHECK(read_schedule("stage 0: F0.1 W2\n\n").of_stage.front() ==
-        std::vector<Action>{{ActionKind::forward, 1, 0}, {ActionKind::weight_gradient, 0, 2}});
+        std::vector<PipelineAction>{{ActionKind::forward, 1, 0},
+                                    {ActionKind::weight_gradient, 0, 2}});
 }
 
 TEST_CASE("a schedule that does not work is refused by stage and action") {

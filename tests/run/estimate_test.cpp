@@ -151,6 +151,34 @@ TEST_CASE("the time of a step has its MFU") {
   CHECK_THAT(out.substr(at), Contains(" %: GEMMs "));
 }
 
+TEST_CASE("a pipeline is estimated by its stage with the most memory, and refused by train") {
+  const TempDir folder;
+  const Words pipeline = {"--world-size", "8", "parallelism.pipeline=4",
+                          "training.gradient_accumulation_steps=16"};
+  const std::string out = expect_code(0, folder.path(), estimate(pipeline)).out;
+  CHECK_THAT(out, Contains("ranks   8 on 1 node, DDP, 4 pipeline stages") &&
+                      Contains("; 32768 tokens per step"));  // of 2 replicas
+  CHECK_THAT(out, Contains("stages  4, up to 4 micro-batches in the first one at a time; idle for "
+                           "18.8 %"));
+  const std::string whole =
+      expect_code(0, folder.path(),
+                  estimate({"--world-size", "8", "training.gradient_accumulation_steps=16"}))
+          .out;
+  CHECK(bytes_of(out, "gradients") < bytes_of(whole, "gradients"));
+  CHECK_THAT(
+      expect_code(2, folder.path(), estimate({"--world-size", "8", "parallelism.pipeline=3"})).err,
+      Contains("parallelism.pipeline is 3, which does not divide 8 ranks; the nearest size that "
+               "does is 2"));
+  CHECK_THAT(
+      expect_code(2, folder.path(), estimate({"--world-size", "16", "parallelism.pipeline=16"}))
+          .err,
+      Contains("parallelism.pipeline is 16, and the model has 12 blocks"));
+  Words check = estimate(pipeline);
+  check.front() = "check";
+  CHECK_THAT(expect_code(2, folder.path(), check).err,
+             Contains("parallelism.pipeline: checkpoints do not hold the stages of a pipeline"));
+}
+
 TEST_CASE("what cannot be estimated is an error that says why") {
   const TempDir folder;
   CHECK_THAT(expect_code(2, folder.path(), estimate({"--world-size", "5000000000"})).err,

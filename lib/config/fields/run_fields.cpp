@@ -265,9 +265,9 @@ std::vector<Field> parallelism_fields() {
              "Ranks among which each layer is cut: its rows of activations, its heads and the "
              "columns or rows of its weights")
           .checked(check_tensor),
-      layout("pipeline", &ParallelLayout::pipeline, at_least(1),
+      layout("pipeline", &ParallelLayout::pipeline, between(1, 1 << 16),
              "Stages of consecutive blocks, each on ranks of its own, through which micro-batches "
-             "pass one after another. `train` cannot save them yet and refuses more than 1"),
+             "pass one after another"),
       layout(
           "tensor_parts", &ParallelLayout::tensor_parts, at_least(0),
           "Partial results of each sum that parallelism.tensor divides, a power of two: with the "
