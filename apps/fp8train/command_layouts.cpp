@@ -30,13 +30,14 @@ struct LayoutOptions {
 };
 
 std::string table_of(const std::vector<Layout>& layouts, size_t shown) {
-  std::vector<TableColumn> table = {{"ZeRO"},   {"recompute"}, {"micro-batch"},     {"per step", 2},
-                                    {"memory"}, {"s/step", 3}, {"exposed wire", 4}, {"tokens/s"},
-                                    {"MFU", 1}, {"goodput", 5}};
+  std::vector<TableColumn> table = {{"tensor"},      {"ZeRO"},   {"recompute"}, {"micro-batch"},
+                                    {"per step", 2}, {"memory"}, {"s/step", 3}, {"exposed wire", 4},
+                                    {"tokens/s"},    {"MFU", 1}, {"goodput", 5}};
   for (size_t i = 0; i < shown; ++i) {
     const Layout& layout = layouts[i];
     const Settings& settings = layout.settings;
     const std::string texts[] = {
+        fmt::to_string(settings.parallelism.layout.tensor),
         fmt::format("{}{}", settings.parallelism.zero_stage,
                     settings.parallelism.sync_each_batch ? "+sync" : ""),
         settings.step.decoder.recompute == Recompute::block ? "block" : "none",

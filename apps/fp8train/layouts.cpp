@@ -18,11 +18,24 @@ namespace {
 constexpr double kHostBytesPerSecond = 25e9;
 constexpr double kRestartSeconds = 300;
 
-/// The sequences of a step that one rank computes.
+/// The sequences of a step that one rank computes, or ranks that share layers.
 int64_t sequences_of_rank(const Settings& settings, int ranks) {
   const int64_t global = settings.training.global_batch_size;
-  return global > 0 ? global / ranks
+  const int64_t tensor = settings.parallelism.layout.tensor;
+  return global > 0 ? global / (ranks / tensor)
                     : settings.step.micro_batch_size * settings.step.gradient_accumulation_steps;
+}
+
+/// The numbers of ranks of a node that can share layers.
+std::vector<int64_t> tensor_sizes(const Settings& settings, int ranks) {
+  std::vector<int64_t> sizes;
+  const int64_t of_node = std::min<int64_t>(ranks, settings.job.ranks_per_node);
+  for (int64_t size = 1; size <= of_node; size *= 2) {
+    if (of_node % size == 0) {
+      sizes.push_back(size);
+    }
+  }
+  return sizes;
 }
 
 std::vector<int64_t> divisors(int64_t number) {
@@ -110,17 +123,11 @@ class StageSearch {
   Topology topology_;
 };
 
-}  // namespace
-
-LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, int ranks) {
-  if (settings.parallelism.layout.pipeline > 1) {
-    throw ConfigError(
-        "parallelism.pipeline: layouts has no times of pipelines yet; set it to 1, or plan the "
-        "memory with `fp8train estimate`");
-  }
-  LayoutSearch found;
-  found.tokens_per_step = sequences_of_rank(settings, ranks) * ranks * settings.step.seq_length;
-  for (int64_t stage = 0; stage <= (ranks > 1 ? 3 : 0); ++stage) {
+/// All stages of ZeRO and kinds of recomputation.
+void search_stages(const Settings& settings, const RankMemory& memory, int ranks,
+                   LayoutSearch& found) {
+  const int64_t data = ranks / settings.parallelism.layout.tensor;
+  for (int64_t stage = 0; stage <= (data > 1 ? 3 : 0); ++stage) {
     for (const Recompute recompute : {Recompute::none, Recompute::block}) {
       for (const bool sync_each : {false, true}) {
         if (sync_each && stage < 2) {
@@ -139,6 +146,27 @@ LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, 
       }
     }
   }
+}
+
+}  // namespace
+
+LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, int ranks) {
+  if (settings.parallelism.layout.pipeline > 1) {
+    throw ConfigError(
+        "parallelism.pipeline: layouts has no times of pipelines yet; set it to 1, or plan the "
+        "memory with `fp8train estimate`");
+  }
+  LayoutSearch found;
+  Settings whole = settings;
+  whole.parallelism.layout = {};
+  found.tokens_per_step = sequences_of_rank(whole, ranks) * ranks * settings.step.seq_length;
+  for (const int64_t tensor : tensor_sizes(settings, ranks)) {
+    whole.parallelism.layout.tensor = tensor;
+    if (settings.training.global_batch_size == 0) {  // the tokens of a step stay
+      whole.step.gradient_accumulation_steps = settings.step.gradient_accumulation_steps * tensor;
+    }
+    search_stages(whole, memory, ranks, found);
+  }
   if (found.fitting.empty() && found.too_large.empty()) {
     throw ConfigError(found.refused.front());
   }
@@ -151,8 +179,9 @@ std::string keys_of(const Layout& layout) {
   const Settings& settings = layout.settings;
   const int64_t global = settings.training.global_batch_size;
   return fmt::format(
-      "parallelism.zero_stage={}{} model.recompute={} training.micro_batch_size={} training.{}={}",
-      settings.parallelism.zero_stage,
+      "parallelism.tensor={} parallelism.zero_stage={}{} model.recompute={} "
+      "training.micro_batch_size={} training.{}={}",
+      settings.parallelism.layout.tensor, settings.parallelism.zero_stage,
       settings.parallelism.sync_each_batch ? " parallelism.sync_each_batch=true" : "",
       settings.step.decoder.recompute == Recompute::block ? "block" : "none",
       settings.step.micro_batch_size,

@@ -1,5 +1,6 @@
 #pragma once
-// The layouts of a run, which do not change what it trains: the stage of ZeRO, what is recomputed,
+// The layouts of a run, which do not change what it trains: how many ranks share each layer, the
+// stage of ZeRO, what is recomputed,
 // whether the gradients of each micro-batch are exchanged, and how the sequences of a step are
 // divided into micro-batches. Each is a dry run on the meta device, timed with the stated rates of
 // a GPU.

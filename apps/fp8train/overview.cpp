@@ -204,17 +204,21 @@ StepTime step_time(const EngineSettings& settings, const DryRunStep& step, const
      : total.is_product() ? time.gemms
                           : time.others) += total.seconds;
   }
-  constexpr double kGiga = 1e9;
-  time.wire = (static_cast<double>(step.sent.within_node) / gpu.node_rate +
-               static_cast<double>(step.sent.between_nodes) / gpu.network_rate) /
-              kGiga / rates.shares.wire;
+  const auto seconds = [&](const Traffic& sent) {
+    constexpr double kGiga = 1e9;
+    return (static_cast<double>(sent.within_node) / gpu.node_rate +
+            static_cast<double>(sent.between_nodes) / gpu.network_rate) /
+           kGiga / rates.shares.wire;
+  };
+  time.wire = seconds(step.sent);
+  const double waited = seconds(step.sent_by_layers);
   // Gradients cross in the backward pass of the last micro-batch or, like weights of stage 3, in
   // all.
   const bool in_all =
       settings.strategy.zero_stage == 3 || strategy_site(settings, {}).adds_shards();
   const int64_t passes = in_all ? 1 : settings.step.gradient_accumulation_steps;
-  time.exposed =
-      std::max(0.0, time.wire - model.seconds_of(StepPart::backward) / static_cast<double>(passes));
+  const double hidden = model.seconds_of(StepPart::backward) / static_cast<double>(passes);
+  time.exposed = waited + std::max(0.0, time.wire - waited - hidden);
   return time;
 }
 

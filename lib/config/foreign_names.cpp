@@ -76,15 +76,18 @@ constexpr ForeignName kNames[] = {
     {"logging_steps log_interval log_freq log_every", "logging.interval"},
     {"sample_interval sample_every", "sample.interval"},
     {"out_dir dump_folder output_log_dir", "output_dir"},
+    {"tensor_parallel_size tensor_parallel_degree tensor_model_parallel_size tp tp_size tp_degree",
+     "parallelism.tensor"},
+    {"pipeline_parallel_size pipeline_parallel_degree pipeline_model_parallel_size pp pp_size "
+     "pp_degree",
+     "parallelism.pipeline"},
 
     {"lora* qlora* peft* adapter* finetuning_type load_in_4bit load_in_8bit quantization_bit",
      {},
      "adapters (LoRA) are not here; take model.from with a small optimizer.lr, training.frozen for "
      "parameters that stay as they are, and plans such as fp8-lean, which need fewer bytes per "
      "parameter"},
-    {"tensor_parallel* tensor_model_parallel* tp tp_size tp_degree pipeline_parallel* "
-     "pipeline_model_parallel* pp pp_size pp_degree context_parallel* cp cp_size cp_degree "
-     "sequence_parallel* sp_size ulysses*",
+    {"context_parallel* cp cp_size cp_degree sequence_parallel* sp_size ulysses*",
      {},
      kNoModelParallelism},
     {"moe* num_experts num_local_experts expert_parallel* expert_model_parallel* ep ep_size",

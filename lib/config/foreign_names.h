@@ -9,8 +9,9 @@
 namespace fp8train {
 
 inline constexpr const char* kNoModelParallelism =
-    "tensor, pipeline, context and sequence parallelism are not here; ranks share the batch, and "
-    "with parallelism.zero_stage the weights";
+    "context and sequence parallelism of other kinds are not here; parallelism.tensor divides "
+    "layers and tokens among ranks, parallelism.pipeline blocks, and parallelism.zero_stage the "
+    "weights";
 inline constexpr const char* kNoOffload =
     "weights and moments are not moved to CPU memory or NVMe here; parallelism.zero_stage and "
     "model.recompute lower a GPU's memory";

@@ -134,7 +134,7 @@ constexpr ForeignValue kRecompute[] = {
 constexpr ForeignValue kDistributed[] = {{"true", Fate::ours, "1"}, {"false", Fate::ours, "0"}};
 constexpr ForeignKey kMegatronKeys[] = {
     {"tp_degree", Meaning::ours, "parallelism.tensor"},
-    {"pp_degree", Meaning::one, kNoModelParallelism},
+    {"pp_degree", Meaning::ours, "parallelism.pipeline"},
     {"num_micro_batches", Meaning::ours, "training.gradient_accumulation_steps"},
     {"recompute_activations", Meaning::values, "model.recompute", kRecompute},
     {"use_distributed_optimizer", Meaning::values, "parallelism.zero_stage", kDistributed},

@@ -190,14 +190,13 @@ class DeepSpeed : public Program {
       pass_.complain(it, fmt::format("{}; remove it", kOtherTraining));
     } else if (name == "tensor_parallel" || name == "pipeline") {
       const bool is_tensor = name == "tensor_parallel";
-      const YamlNode* size = value_of(it.node, is_tensor ? "autotp_size" : "stages");
-      if (is_tensor && size != nullptr && !is_off(*size)) {
-        pass_.put("parallelism.tensor", {"autotp_size", it.spelled + ".autotp_size", it.key, *size},
-                  size->text, "");
-      } else if (size != nullptr && size->text != "1" && !is_off(*size)) {
-        pass_.complain(it, fmt::format("{}; remove it", kNoModelParallelism));
-      } else {
+      const char* const key = is_tensor ? "autotp_size" : "stages";
+      const YamlNode* size = value_of(it.node, key);
+      if (size == nullptr || is_off(*size)) {
         pass_.without_meaning(it);
+      } else {
+        pass_.put(is_tensor ? "parallelism.tensor" : "parallelism.pipeline",
+                  {key, it.spelled + "." + key, it.key, *size}, size->text, "");
       }
     } else if (name == "communication_data_type" || name == "data_types") {
       const YamlNode* type =

@@ -28,9 +28,21 @@ namespace {
 /// The counters of a step at one of its points.
 struct Counted {
   OpCounters work;
-  Traffic sent;
+  Traffic sent, by_layers;
   size_t calls = 0;
 };
+
+void add_times(Traffic& total, const Traffic& from, const Traffic& to, int64_t times) {
+  const auto count = static_cast<uint64_t>(times);
+  total.within_node += count * (to.within_node - from.within_node);
+  total.between_nodes += count * (to.between_nodes - from.between_nodes);
+}
+
+Traffic difference(const Traffic& to, const Traffic& from) {
+  Traffic sent;
+  add_times(sent, from, to, 1);
+  return sent;
+}
 
 /// Adds the counts between two points, `times` times.
 void add_times(Counted& total, const Counted& from, const Counted& to, int64_t times) {
@@ -41,9 +53,8 @@ void add_times(Counted& total, const Counted& from, const Counted& to, int64_t t
   total.work.bytes += factor * (to.work.bytes - from.work.bytes);
   total.work.operations +=
       static_cast<uint64_t>(times) * (to.work.operations - from.work.operations);
-  const auto count = static_cast<decltype(total.sent.within_node)>(times);
-  total.sent.within_node += count * (to.sent.within_node - from.sent.within_node);
-  total.sent.between_nodes += count * (to.sent.between_nodes - from.sent.between_nodes);
+  add_times(total.sent, from.sent, to.sent, times);
+  add_times(total.by_layers, from.by_layers, to.by_layers, times);
 }
 
 /// NCCL allocates 4 MiB for each channel of a connection (NCCL User Guide, "Environment Variables",
@@ -118,7 +129,7 @@ DryRunStep dry_run_on(MetaDevice& meta, EngineSettings settings, const Topology&
   // The tokens of this batch are never read: there may be more than this machine holds.
   std::vector<Counted> begins;  // of the micro-batches of a step
   const auto counted = [&] {
-    return Counted{meta.counters(), comm->traffic(), dry_run.calls.size()};
+    return Counted{meta.counters(), comm->traffic(), engine.sent_by_layers(), dry_run.calls.size()};
   };
   const auto step = [&](int64_t index, bool collects_statistics) {
     begins.clear();
@@ -132,7 +143,7 @@ DryRunStep dry_run_on(MetaDevice& meta, EngineSettings settings, const Topology&
   };
   run_first_steps(engine, batch, step);
   meta.counters() = {};
-  const Traffic before = comm->traffic();
+  const Counted before = counted();
   {
     std::optional<CallLog> log;
     if (logged) {
@@ -146,8 +157,8 @@ DryRunStep dry_run_on(MetaDevice& meta, EngineSettings settings, const Topology&
   }
   finish_log(dry_run.calls, begins, left_out);
   dry_run.work = whole.work;
-  dry_run.sent = {whole.sent.within_node - before.within_node,
-                  whole.sent.between_nodes - before.between_nodes};
+  dry_run.sent = difference(whole.sent, before.sent);
+  dry_run.sent_by_layers = difference(whole.by_layers, before.by_layers);
   engine.evaluate(batch);
   dry_run.plan = engine.high_water();
   engine.reserve(dry_run.plan);

@@ -18,12 +18,13 @@ StepPlan plan_weights(const EngineSettings& settings, const DeviceTraits& traits
 /// The memory and the work of a step of one rank.
 struct DryRunStep {
   StepPlan plan;
-  MemoryLedger memory;    ///< the memory that the rank holds, by category
-  OpCounters work;        ///< FLOPs and bytes of one optimizer step
-  Traffic sent;           ///< to other ranks, in one optimizer step
-  OpLog calls;            ///< of one optimizer step, in order; only in that of logged_step()
-  size_t nccl_bytes = 0;  ///< part of `memory`: assumed buffers of NCCL, on GPUs of several ranks
-  size_t state_copy = 0;  ///< bytes of host memory that hold the rank's state while it is saved
+  MemoryLedger memory;     ///< the memory that the rank holds, by category
+  OpCounters work;         ///< FLOPs and bytes of one optimizer step
+  Traffic sent;            ///< to other ranks, in one optimizer step
+  Traffic sent_by_layers;  ///< of it, by ranks that share layers, which wait for it
+  OpLog calls;             ///< of one optimizer step, in order; only in that of logged_step()
+  size_t nccl_bytes = 0;   ///< part of `memory`: assumed buffers of NCCL, on GPUs of several ranks
+  size_t state_copy = 0;   ///< bytes of host memory that hold the rank's state while it is saved
   std::string plan_name = {};  ///< the plan of the stage; largest_stage() sets it
 };
 

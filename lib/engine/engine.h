@@ -104,6 +104,10 @@ class Engine {
   /// parameters.
   Strategy& strategy() { return *strategy_; }
   const Mesh& mesh() const { return strategy_->mesh(); }
+  /// Returns the bytes that ranks which share layers have sent each other.
+  Traffic sent_by_layers() const {
+    return tensor_ranks_ == nullptr ? Traffic() : tensor_ranks_->sent();
+  }
 
   /// Runs one optimizer step: gradient_accumulation_steps micro-batches from `next`, then the
   /// update with learning rate `lr`. Stages of a pipeline take the same batches.

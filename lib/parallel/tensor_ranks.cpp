@@ -7,9 +7,17 @@
 
 namespace fp8train {
 
+template <typename Exchange>
+void TensorRanks::count(const Exchange& exchange) {
+  const Traffic before = comm_->traffic();
+  exchange();
+  sent_.within_node += comm_->traffic().within_node - before.within_node;
+  sent_.between_nodes += comm_->traffic().between_nodes - before.between_nodes;
+}
+
 void TensorRanks::gather(const StepContext& context, ConstView part, View whole) {
   check(whole.bytes() == part.bytes() * static_cast<size_t>(ranks()), "ranks gather equal parts");
-  comm_->all_gather(context.stream, part.data, whole.data, part.bytes()).wait();
+  count([&] { comm_->all_gather(context.stream, part.data, whole.data, part.bytes()).wait(); });
 }
 
 void TensorRanks::sum_rows(const StepContext& context, ConstView partial, View own) {
@@ -18,14 +26,14 @@ void TensorRanks::sum_rows(const StepContext& context, ConstView partial, View o
   ArenaScope scope(*context.scratch);
   const View received = allocate(*context.scratch, partial.dtype, {ranks(), own.count()});
   const size_t bytes = partial.bytes() / static_cast<size_t>(ranks());
-  comm_->all_to_all(context.stream, partial.data, received.data, bytes).wait();
+  count([&] { comm_->all_to_all(context.stream, partial.data, received.data, bytes).wait(); });
   ops::combine_ranks(context.stream, received, ops::Combine::pairs, own);
 }
 
 void TensorRanks::combine(const StepContext& context, View values, ops::Combine how) {
   ArenaScope scope(*context.scratch);
   const View received = allocate(*context.scratch, values.dtype, {ranks(), values.count()});
-  all_combine(*comm_, context.stream, values, how, received.data);
+  count([&] { all_combine(*comm_, context.stream, values, how, received.data); });
 }
 
 void TensorRanks::largest(const StepContext& context, View magnitudes) {

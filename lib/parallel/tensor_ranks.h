@@ -21,10 +21,17 @@ class TensorRanks final : public RankExchange {
   void largest(const StepContext& context, View magnitudes) override;
   void sum(const StepContext& context, View values) override;
 
+  /// Returns the bytes that these exchanges have sent.
+  const Traffic& sent() const { return sent_; }
+
  private:
+  /// Runs an exchange, for which layers wait.
+  template <typename Exchange>
+  void count(const Exchange& exchange);
   void combine(const StepContext& context, View values, ops::Combine how);
 
   Communicator* comm_;
+  Traffic sent_;
 };
 
 /// Combines values of the ranks that update parts of the same parameters: those of a strategy, and

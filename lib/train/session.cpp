@@ -319,11 +319,6 @@ Session resolve(const Settings& settings, bool open_data, int ranks) {
     session.notes.emplace_back(
         "parallelism: one rank has the whole model; plan for several with --world-size");
   }
-  if (open_data && layout.pipeline > 1) {
-    throw ConfigError(
-        "parallelism.pipeline: checkpoints do not hold the stages of a pipeline yet, so that a run "
-        "would lose its work; set it to 1 to train, or plan with `fp8train estimate`");
-  }
   const int data_ranks = mesh_shape(layout, Topology::blocks(ranks, ranks)).data;
   session.data_ranks = data_ranks;
   session.tokenizer = make_tokenizer(settings.data);

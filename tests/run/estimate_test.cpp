@@ -173,10 +173,6 @@ TEST_CASE("a pipeline is estimated by its stage with the most memory, and refuse
       expect_code(2, folder.path(), estimate({"--world-size", "16", "parallelism.pipeline=16"}))
           .err,
       Contains("parallelism.pipeline is 16, and the model has 12 blocks"));
-  Words check = estimate(pipeline);
-  check.front() = "check";
-  CHECK_THAT(expect_code(2, folder.path(), check).err,
-             Contains("parallelism.pipeline: checkpoints do not hold the stages of a pipeline"));
 }
 
 TEST_CASE("what cannot be estimated is an error that says why") {

@@ -26,13 +26,13 @@ Words command(const std::string& name, const Words& more, const std::string& ran
   return words;
 }
 
-/// The lines of the table: ZeRO, recompute, micro-batch, micro-batches, memory and its unit, ...
+/// The lines of the table: ranks that share a layer, ZeRO, recompute, micro-batch, micro-batches, memory and its unit, ...
 std::vector<Words> table_of(const std::string& out) {
   std::vector<Words> rows;
   for (const std::string& line : lines_of(out)) {
     std::istringstream in(line);
     const Words row{std::istream_iterator<std::string>(in), {}};
-    if (row.size() > 8 && (row[1] == "none" || row[1] == "block")) {
+    if (row.size() > 9 && (row[2] == "none" || row[2] == "block")) {
       rows.push_back(row);
     }
   }
@@ -53,26 +53,29 @@ TEST_CASE("layouts are ordered by speed, train the same tokens, and are those of
   const TempDir folder;
   const std::string out =
       expect_code(0, folder.path(),
-                  command("layouts", {"training.global_batch_size=192", "--top", "100"}))
+                  command("layouts", {"training.global_batch_size=192", "--top", "1000"}))
           .out;
   CHECK_THAT(out, Contains("plan    te-current: 48 of 49 linear layers in FP8") &&
                       Contains(" of 16 ranks on h100, 49.2k tokens per step"));
   const std::vector<Words> rows = table_of(out);
   // 4 stages of ZeRO, with and without recomputation, and the divisors of 12 sequences; in two
-  // stages several micro-batches are exchanged at once or one by one.
-  REQUIRE(rows.size() == 4 * 2 * 6 + 2 * 2 * 5);
+  // stages several micro-batches are exchanged at once or one by one. Two ranks that share layers
+  // have 24 sequences, and four have 48; eight do not divide 12 heads.
+  REQUIRE(rows.size() == 4 * 2 * (6 + 8 + 10) + 2 * 2 * (5 + 7 + 9));
   for (const Words& row : rows) {
-    CHECK(std::stoll(row[2]) * std::stoll(row[3]) == 12);
+    CHECK(std::stoll(row[3]) * std::stoll(row[4]) == 12 * std::stoll(row[0]));
   }
-  CHECK(std::ranges::is_sorted(rows, {}, [](const Words& row) { return std::stod(row[6]); }));
+  CHECK_THAT(out, Contains("refused: parallelism.tensor is 8, which does not divide"));
+  CHECK(std::ranges::is_sorted(rows, {}, [](const Words& row) { return std::stod(row[7]); }));
 
   const Words keys = fastest_keys(out);
-  CHECK(keys[0] == "parallelism.zero_stage=" + rows[0][0]);
-  CHECK(keys[2] == "training.micro_batch_size=" + rows[0][2]);
-  CHECK(keys[3] == "training.global_batch_size=192");
+  CHECK(keys[0] == "parallelism.tensor=" + rows[0][0]);
+  CHECK(keys[1] == "parallelism.zero_stage=" + rows[0][1]);
+  CHECK(keys[3] == "training.micro_batch_size=" + rows[0][3]);
+  CHECK(keys[4] == "training.global_batch_size=192");
   const std::string estimated = expect_code(0, folder.path(), command("estimate", keys)).out;
-  CHECK_THAT(estimated, Contains("fits: " + rows[0][4] + " " + rows[0][5] + " of "));
-  CHECK_THAT(estimated, Contains("time    " + rows[0][6]));
+  CHECK_THAT(estimated, Contains("fits: " + rows[0][5] + " " + rows[0][6] + " of "));
+  CHECK_THAT(estimated, Contains("time    " + rows[0][7]));
 }
 
 TEST_CASE("a file of the fastest layout is a run's, and replaces none") {
