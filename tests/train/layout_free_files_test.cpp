@@ -16,10 +16,11 @@
 #include "parallel/shard_layout.h"
 #include "parallel/sharded_store.h"
 #include "support/files.h"
-#include "support/small_model.h"
+#include "support/small_llama.h"
 #include "support/temp_dir.h"
 #include "train/checkpoint/host_stored.h"
 #include "train/checkpoint/saved_state.h"
+#include "train/checkpoint/scaling_file.h"
 #include "train/checkpoint/state_copy.h"
 
 using namespace fp8train;
@@ -295,6 +296,38 @@ TEST_CASE("weights, moments and scales of 81 pairs of layouts are read to the sa
       }
     }
   }
+}
+
+TEST_CASE("scales that stages of a pipeline have saved are read from the files of all") {
+  const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+  Engine engine(*device, test::small_llama("te-delayed"));
+  ScalingState& scaling = engine.model().scaling();
+  for (const auto& slot : scaling.slots()) {
+    *slot->amax = 1.0F + static_cast<float>(slot->index);
+  }
+  double norm = 0;
+  scaling.update(device->stream(), scaling.due(0), &norm);
+  const std::vector<ScalingState::SavedTensor> saved = scaling.save();
+  const test::TempDir dir;
+  for (int stage = 0; stage < 2; ++stage) {
+    const Mesh mesh({.pipeline = 2}, stage, nullptr);
+    CheckpointFile file = {.name = scaling_file_of(mesh), .tensors = {}, .text = {}};
+    for (const ScalingState::SavedTensor& tensor : saved) {
+      if (tensor.name.starts_with("scaling.layers.1.") == (stage == 1)) {
+        file.tensors.push_back({tensor.name, DType::f32, tensor.shape, tensor.values.data()});
+      }
+    }
+    write_checkpoint_file(dir.path(), file);
+  }
+  CHECK(has_scaling(dir.path()));
+  Engine other(*device, test::small_llama("te-delayed"));
+  load_scaling(dir.path(), other.model().scaling());
+  const std::vector<ScalingState::SavedTensor> loaded = other.model().scaling().save();
+  CHECK(std::ranges::equal(loaded, saved, {}, &ScalingState::SavedTensor::values,
+                           &ScalingState::SavedTensor::values));
+  fs::remove(dir / "scaling-00002-of-00002.safetensors");
+  CHECK_THROWS_WITH(load_scaling(dir.path(), other.model().scaling()),
+                    Contains("has no scaling.layers.1."));
 }
 
 TEST_CASE("a file of one writer that is cut off or missing is named") {

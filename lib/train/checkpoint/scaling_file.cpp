@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
 
@@ -16,6 +15,21 @@
 
 namespace fp8train {
 namespace {
+
+/// Returns the names of a checkpoint's files; `wanted`: one where there is none.
+std::vector<std::string> scaling_files(const std::filesystem::path& folder, bool wanted = false) {
+  std::vector<std::string> names;
+  std::error_code unseen;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, unseen)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("scaling-") && name.ends_with(".safetensors")) {
+      names.push_back(name);
+    }
+  }
+  const bool is_only = std::filesystem::exists(folder / kScalingFile) || (wanted && names.empty());
+  std::ranges::sort(names);
+  return is_only ? std::vector<std::string>{kScalingFile} : names;
+}
 
 /// The name in files of earlier versions of rank `rank`'s part of a tensor that each rank has of
 /// its own.
@@ -71,42 +85,21 @@ struct RankScales {
   }
 };
 
-/// The tensors of all stages of a pipeline, which have different ones.
-std::vector<ScalingState::SavedTensor> of_all_stages(
-    const Mesh& mesh, std::vector<ScalingState::SavedTensor> tensors) {
-  Communicator* const stages = mesh.group(Group::pipe);
-  if (stages == nullptr) {
-    return tensors;
-  }
-  nlohmann::json own = nlohmann::json::array();
-  for (const ScalingState::SavedTensor& tensor : tensors) {
-    own.push_back({tensor.name, tensor.shape, tensor.values});
-  }
-  std::vector<uint8_t> message = nlohmann::json::to_cbor(own);
-  const std::vector<size_t> sizes = stages->all_gather_values(message.size());
-  const size_t longest = *std::ranges::max_element(sizes);
-  message.resize(longest);
-  std::vector<uint8_t> all(longest * sizes.size());
-  stages->all_gather(Communicator::host_stream(), message.data(), all.data(), longest).wait();
-  tensors.clear();
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(i * longest);
-    const auto end = begin + static_cast<std::ptrdiff_t>(sizes[i]);
-    for (const nlohmann::json& tensor : nlohmann::json::from_cbor(begin, end)) {
-      tensors.push_back({tensor[0], tensor[1], tensor[2]});
-    }
-  }
-  return tensors;
-}
-
 }  // namespace
 
 bool has_scaling(const std::filesystem::path& folder) {
-  return std::filesystem::exists(folder / kScalingFile);
+  return !scaling_files(folder).empty();
 }
 
-std::vector<ScalingState::SavedTensor> scaling_tensors(Engine& engine) {
-  const ScalingState& scaling = engine.model().scaling();
+std::string scaling_file_of(const Mesh& mesh) {
+  const int stages = mesh.size(Axis::pipeline);
+  return stages == 1 ? kScalingFile
+                     : fmt::format("scaling-{:05}-of-{:05}.safetensors",
+                                   mesh.index(Axis::pipeline) + 1, stages);
+}
+
+std::vector<ScalingState::SavedTensor> scaling_tensors(const ScalingState& scaling,
+                                                       const Mesh& mesh) {
   std::vector<ScalingState::SavedTensor> tensors = scaling.save();
   const std::string bad = scaling.impossible_value(tensors);
   std::vector<float> own;
@@ -115,7 +108,6 @@ std::vector<ScalingState::SavedTensor> scaling_tensors(Engine& engine) {
       own.insert(own.end(), tensor.values.begin(), tensor.values.end());
     }
   }
-  const Mesh& mesh = engine.mesh();
   const auto ranks = static_cast<size_t>(mesh.size(Group::state));
   std::vector<float> all = own;
   if (ranks > 1 && !own.empty()) {
@@ -139,11 +131,10 @@ std::vector<ScalingState::SavedTensor> scaling_tensors(Engine& engine) {
     tensor.shape.insert(tensor.shape.begin(), mesh.size(Group::state));
     begin += count;
   }
-  tensors = of_all_stages(mesh, std::move(tensors));
   if (!bad.empty()) {  // only now: the other ranks exchange all the same
     throw NumericError(bad + ": training has diverged, and nothing of this step is written");
   }
-  return mesh.leads() ? tensors : std::vector<ScalingState::SavedTensor>();
+  return mesh.index(Group::stage) == 0 ? tensors : std::vector<ScalingState::SavedTensor>();
 }
 
 std::vector<std::string> load_scaling(const std::filesystem::path& folder, ScalingState& scaling,
@@ -156,13 +147,23 @@ std::vector<std::string> load_scaling(const std::filesystem::path& folder, Scali
   }
   const auto reads =
       manifest == nullptr ? SafetensorsFile::Reads::plain : SafetensorsFile::Reads::hashed;
-  const TensorSource source(SafetensorsFile(folder / kScalingFile, reads));
   RankScales found;
-  if (source.find(tensors.front().name) == nullptr) {
-    found.read_earlier(source, rank);
+  bool has_windows = false;
+  for (const std::string& name : scaling_files(folder, true)) {
+    const TensorSource source(SafetensorsFile(folder / name, reads));
+    for (const ScalingState::SavedTensor& tensor : tensors) {
+      found.read(source, tensor, rank);
+    }
+    if (found.tensors.empty()) {
+      found.read_earlier(source, rank);
+    }
+    has_windows = has_windows || std::ranges::any_of(source.names(), [](const std::string& tensor) {
+                    return tensor.ends_with(kWindows);
+                  });
+    if (manifest != nullptr) {
+      require_hash(folder, *manifest, name, source.files().front().hash());
+    }
   }
-  const bool has_windows = std::ranges::any_of(
-      source.names(), [](const std::string& name) { return name.ends_with(kWindows); });
   std::optional<int64_t> steps;
   for (ScalingState::SavedTensor& tensor : tensors) {
     if (tensor.name.ends_with(kWindows) && !has_windows) {
@@ -171,8 +172,6 @@ std::vector<std::string> load_scaling(const std::filesystem::path& folder, Scali
       const float left = tensor.values.front() - static_cast<float>(*steps);
       tensor.values.front() = std::max(0.0F, left);
       found.tensors.push_back(tensor);
-    } else {
-      found.read(source, tensor, rank);
     }
   }
   const bool any_of_rank = std::ranges::any_of(tensors, &ScalingState::SavedTensor::of_rank);
@@ -181,9 +180,6 @@ std::vector<std::string> load_scaling(const std::filesystem::path& folder, Scali
         fmt::format("each rank has its own scales of x and dy, which {} ranks have saved: rank r "
                     "of {} takes those of rank r mod {}",
                     found.saved_ranks, ranks, found.saved_ranks));
-  }
-  if (manifest != nullptr) {
-    require_hash(folder, *manifest, kScalingFile, source.files().front().hash());
   }
   scaling.load(found.tensors);
   return notes;

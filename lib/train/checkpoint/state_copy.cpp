@@ -7,7 +7,7 @@ namespace fp8train {
 namespace {
 
 CheckpointFile scaling_file(const StateCopy& copy) {
-  CheckpointFile file = {.name = kScalingFile, .tensors = {}, .text = {}};
+  CheckpointFile file = {.name = copy.scaling_file, .tensors = {}, .text = {}};
   for (const ScalingState::SavedTensor& tensor : copy.scaling) {
     file.tensors.push_back({tensor.name, DType::f32, tensor.shape, tensor.values.data()});
   }

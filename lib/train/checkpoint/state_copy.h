@@ -14,19 +14,20 @@
 
 namespace fp8train {
 
+constexpr const char* kScalingFile = "scaling.safetensors";
+
 /// The copy in host memory of all that this rank writes into a checkpoint.
 struct StateCopy {
   int64_t step = 0;
   std::string run_id;
   ModelConfig model;
-  std::vector<CheckpointFile> texts;  ///< the first rank writes these, and `scaling`
+  std::vector<CheckpointFile> texts;  ///< the first rank writes these
   WeightsCopy weights;
-  std::vector<ScalingState::SavedTensor> scaling;
+  std::string scaling_file = kScalingFile;
+  std::vector<ScalingState::SavedTensor> scaling;  ///< the first rank of a stage writes them
   OptimizerFile optimizer;  ///< the file of a rank that has a part of the states; others have one
                             ///< without a name
 };
-
-constexpr const char* kScalingFile = "scaling.safetensors";
 
 /// Writes this rank's files into a partial checkpoint and reads each of them back. Returns those of
 /// the checkpoint: parts of weights are none. Throws DeviceError or CheckpointError.

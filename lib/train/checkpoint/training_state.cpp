@@ -180,9 +180,11 @@ std::string id_of_run(const Session& session) {
 void copy_training_state(Engine& engine, const Session& session, const TrainingState& state,
                          Communicator& comm, StateCopy& into) {
   const bool leads = comm.rank() == 0;
-  into.scaling = scaling_tensors(engine);
-  copy_weights(engine.device(), engine.model().parameters(), session.engine.model,
-               engine.strategy().mesh(), into.weights);
+  const Mesh& mesh = engine.strategy().mesh();
+  into.scaling = scaling_tensors(engine.model().scaling(), mesh);
+  into.scaling_file = scaling_file_of(mesh);
+  copy_weights(engine.device(), engine.model().parameters(), session.engine.model, mesh,
+               into.weights);
   into.step = state.step;
   into.run_id = id_of_run(session);
   into.model = session.engine.model;
@@ -290,9 +292,10 @@ ResumedRun load_here(const std::filesystem::path& folder, Engine& engine, const 
       engine.model().scaling().restart();
       return resumed;
     }
+    const Mesh& mesh = engine.strategy().mesh();
     for (std::string& note :
-         load_scaling(folder, engine.model().scaling(), engine.mesh().index(Group::state),
-                      engine.mesh().size(Group::state), &manifest)) {
+         load_scaling(folder, engine.model().scaling(), mesh.index(Group::state),
+                      mesh.size(Group::state), &manifest)) {
       resumed.notes.push_back(std::move(note));
     }
     return resumed;
