@@ -251,6 +251,23 @@ TEST_CASE("replicas of stages train as replicas of the whole model do, in every 
   check_same(train_stages(settings, 2, 2), train_stages(settings, 1, 2));
 }
 
+TEST_CASE("stages of ranks that share each layer train as one rank with the same parts does") {
+  const std::string plan = GENERATE("bf16", "te-delayed", "te-current", "torchao-tensorwise");
+  const int64_t stages = GENERATE(2, 4);
+  const bool recomputes = GENERATE(false, true);
+  CAPTURE(plan, stages, recomputes);
+  EngineSettings settings = four_blocks(test::small_gpt2(plan), 3);
+  settings.step.decoder.recompute = recomputes ? Recompute::block : Recompute::none;
+  settings.strategy.layout.tensor_parts = 2;
+  const Trained one = train(settings, nullptr);
+  settings.strategy.layout.tensor = 2;
+  const Trained ranks = train_stages(settings, stages, 2);
+  CHECK(ranks.losses == one.losses);  // after updates, too
+  CHECK(ranks.norms == one.norms);
+  CHECK(ranks.evaluated == one.evaluated);
+  CHECK(ranks.as_planned);
+}
+
 TEST_CASE("stages clip by the norm of the whole model, and run any optimizer") {
   const std::string optimizer = GENERATE("adamw", "muon", "sgd");
   EngineSettings settings = four_blocks(test::small_llama("te-delayed"), 3);
