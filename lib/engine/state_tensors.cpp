@@ -177,8 +177,17 @@ StateWriter state_writer(const ParameterStore& store, const Mesh& mesh) {
   StateWriter writer = {.writes = share ? share->writes : mesh.index(Group::state) == 0,
                         .in_parts = !has_all || store.shards() != nullptr};
   if (!has_all) {
-    writer.rank = mesh.world_rank();
-    writer.ranks = mesh.world_size();
+    const int of_state = share ? share->ranks : 1;  // that write, of the ranks with one gradient
+    const MeshShape::Series state = mesh.shape().series(Group::state);
+    const auto writers = [&](int ranks) {
+      int count = 0;
+      for (int rank = 0; rank < ranks; ++rank) {
+        count += state.index(rank) < of_state ? 1 : 0;
+      }
+      return count;
+    };
+    writer.rank = writers(mesh.world_rank());
+    writer.ranks = writers(mesh.world_size());
   } else if (share) {
     writer.rank = share->rank;
     writer.ranks = share->ranks;

@@ -82,23 +82,32 @@ void check_shared_folder(Communicator& comm, const std::filesystem::path& folder
   }
 }
 
-void share_weights(Communicator& comm, Device& device, const ParameterStore& parameters) {
-  if (comm.size() == 1) {
-    return;
+namespace {
+
+/// From the first rank of a group; null: it has one.
+void copy_from_first(Communicator* group, Device& device, const View& values) {
+  if (group != nullptr && !values.empty()) {
+    group->broadcast(device.stream(), values.data, values.bytes(), 0).wait();
   }
+}
+
+}  // namespace
+
+void share_weights(const Mesh& mesh, Device& device, const ParameterStore& parameters) {
+  Communicator* const state = mesh.group(Group::state);
   if (parameters.shards() != nullptr) {
     // Each rank has its own parts; scales follow from the whole, which all have computed.
     for (const View& scales : parameters.shards()->shared_scales()) {
-      comm.broadcast(device.stream(), scales.data, scales.bytes(), 0).wait();
+      copy_from_first(state, device, scales);
     }
     return;
   }
+  Communicator* const tensor = mesh.group(Group::tensor);
   for (const auto& parameter : parameters.all()) {
     const Encoded& value = parameter->stored_value;
     for (const View& part : {value.codes, value.scales}) {
-      if (!part.empty()) {
-        comm.broadcast(device.stream(), part.data, part.bytes(), 0).wait();
-      }
+      copy_from_first(state, device, part);
+      copy_from_first(parameter->sharding.cut ? nullptr : tensor, device, part);
     }
   }
 }

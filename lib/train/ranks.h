@@ -8,7 +8,7 @@
 #include <string>
 
 #include "base/clock.h"
-#include "comm/communicator.h"
+#include "comm/mesh.h"
 #include "device/device.h"
 #include "nn/parameter.h"
 
@@ -28,10 +28,10 @@ void agree_on_step(Communicator& comm, int64_t step, const std::filesystem::path
 /// one does not see it.
 void check_shared_folder(Communicator& comm, const std::filesystem::path& folder);
 
-/// Copies the first rank's weights to all ranks, bit for bit: processors may draw initial values
-/// that differ in their last bits. If ranks have parts of the weights, copies only the scales that
-/// parts share.
-void share_weights(Communicator& comm, Device& device, const ParameterStore& parameters);
+/// Copies weights that several ranks have from the first of these to the others, bit for bit:
+/// processors may draw initial values that differ in their last bits. If ranks have parts of the
+/// weights, copies only the scales that parts share.
+void share_weights(const Mesh& mesh, Device& device, const ParameterStore& parameters);
 
 /// Waits for work that only the first rank does. It may take as long as the watchdog leaves to the
 /// section of the calling thread (base/flight_recorder.h), if that is longer than comm.timeout.

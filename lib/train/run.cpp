@@ -197,7 +197,7 @@ class Run {
   /// The engine has the weights and all else of this state.
   void begin_at(const TrainingState& state) {
     state_ = state;
-    share_weights(*comm_, *device_, engine_->model().parameters());
+    share_weights(engine_->mesh(), *device_, engine_->model().parameters());
     engine_->weights_changed();
     watch_.begin_at(state_, *engine_);
     engine_->enter_step(state_.step - 1);

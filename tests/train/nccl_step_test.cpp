@@ -37,7 +37,7 @@ Trained train_on(Device& device, Communicator& comm, const EngineSettings& setti
   engine.reserve(dry_run_step(settings, device, comm.topology(), comm.rank()).plan);
   if (settings.strategy.zero_stage == 0) {
     engine.model().initialize(static_cast<uint64_t>(comm.rank()) + 3);
-    share_weights(comm, device, engine.model().parameters());
+    share_weights(engine.mesh(), device, engine.model().parameters());
   } else {
     engine.model().initialize(3);
   }

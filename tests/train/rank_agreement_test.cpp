@@ -107,7 +107,7 @@ TEST_CASE("all ranks start from the first one's weights, bit for bit") {
         const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
         Engine engine(*device, tiny(plan, 1), &comm);
         engine.model().initialize(static_cast<uint64_t>(comm.rank()));
-        share_weights(comm, *device, engine.model().parameters());
+        share_weights(engine.mesh(), *device, engine.model().parameters());
         weights[static_cast<size_t>(comm.rank())] =
             test::values_of(*device, engine.model().parameters());
       });
