@@ -61,6 +61,16 @@ const ScalingSlot* ScalingState::add(std::string layer, std::string role,
   return &slot;
 }
 
+std::vector<std::string> ScalingState::names() const {
+  std::vector<std::string> names(slots_.size() + absent_.size());
+  for (const auto* const slots : {&slots_, &absent_}) {
+    for (const auto& slot : *slots) {
+      names[slot->index] = slot->layer + "." + slot->role;
+    }
+  }
+  return names;
+}
+
 void ScalingState::allocate(Device& device) {
   device_ = &device;
   const size_t statistics_bytes = slots_.size() * sizeof(ops::QuantizeStatistics);

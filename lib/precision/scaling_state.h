@@ -83,6 +83,8 @@ class ScalingState {
 
   bool empty() const { return slots_.empty(); }
   const std::vector<std::unique_ptr<ScalingSlot>>& slots() const { return slots_; }
+  /// Returns "LAYER.ROLE" of all slots of the model, also of those of other stages, in their order.
+  std::vector<std::string> names() const;
 
   /// Returns the groups of slots with one rule that are updated after a micro-batch of optimizer
   /// step `step` (counted from 0): those with delayed scaling, every `interval` steps;

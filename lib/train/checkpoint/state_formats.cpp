@@ -180,7 +180,7 @@ StateFormats state_formats(Decoder& model) {
                           .moment1 = plan.moment1,
                           .moment2 = plan.moment2,
                           .layers = {},
-                          .scaled_tensors = {}};
+                          .scaled_tensors = model.scaling().names()};
   if (formats.master_weight && formats.master_weight->remainder) {
     formats.master_weight = TensorFormat{};
   }
@@ -188,9 +188,6 @@ StateFormats state_formats(Decoder& model) {
     if (!linear.layer_plan.empty() && linear.is_scaled()) {
       formats.layers.push_back({linear.site.name, operands_of(linear)});
     }
-  }
-  for (const auto& slot : model.scaling().slots()) {
-    formats.scaled_tensors.push_back(slot->layer + "." + slot->role);
   }
   return formats;
 }
