@@ -120,7 +120,7 @@ void print_memory(const Settings& settings, const Session& session, const DryRun
 void print_time(const Session& session, const DryRunStep& step, const GpuKind& gpu) {
   const StepTime time = step_time(session.engine, step, gpu);
   const EngineSettings& engine = session.engine;  // MFU as in the log of a run
-  const double flops = static_cast<double>(engine.step.tokens()) *
+  const double flops = static_cast<double>(session.tokens_per_step()) / session.ranks *
                        flops_per_token(engine.model, engine.step.seq_length);
   print_fitted(
       "time    {:.4g} s per step, {} tokens/s, MFU {:.0f} %: GEMMs {:.3g} s, attention {:.3g} s, "
@@ -187,7 +187,10 @@ int estimate(const EstimateOptions& options) {
     settings.device = DeviceChoice::cuda;
   }
   const int world_size = fill_job(options.ranks.world_size, options.ranks.ranks_per_node, settings);
-  print_fitted("{}", fit_global_batch(world_size, settings.step.micro_batch_size, settings));
+  const ParallelLayout& layout = settings.parallelism.layout;
+  const int64_t data = world_size / (layout.tensor * layout.pipeline);
+  print_fitted("{}", fit_global_batch(static_cast<int>(std::max<int64_t>(data, 1)),
+                                      settings.step.micro_batch_size, settings));
   return with_locations(settings, [&] { return estimate_settings(settings, world_size); });
 }
 

@@ -14,6 +14,7 @@
 #include "base/terminal.h"
 #include "commands.h"
 #include "json_text.h"
+#include "layer_shares.h"
 #include "optim/registry.h"
 #include "overview.h"
 #include "precision/plan_parts.h"
@@ -155,12 +156,6 @@ struct Group {
   std::vector<Line> lines;
 };
 
-/// "mlp.up" of "layers.3.mlp.up".
-std::string name_in_block(const LinearSite& site) {
-  const std::string prefix = fmt::format("layers.{}.", site.block);
-  return site.name.substr(site.name.starts_with(prefix) ? prefix.size() : 0);
-}
-
 std::vector<Group> groups_of(const RunProducts& layers, bool every_layer) {
   std::vector<Group> groups;
   const auto join_alike = [&] {
@@ -204,36 +199,6 @@ void print_groups(const std::vector<Group>& groups) {
   print_fitted("\n{}", table_text(std::move(table), columns));
 }
 
-/// How the ranks of parallelism.tensor share the layers of a block, and the head.
-void print_shares(const Session& session) {
-  const ParallelLayout& layout = session.engine.strategy.layout;
-  if (layout.tensor == 1) {
-    return;
-  }
-  std::vector<TableColumn> table = {
-      {"linear layer"}, {"a rank has"}, {"tokens' rows cross as"}, {"sums cross as"}};
-  const auto bytes = [](const TensorFormat& format) {
-    return fmt::format("{}, {} B", describe(format), size_of(format.dtype));
-  };
-  for (const LinearPlan& linear :
-       plan_linears(session.engine.plan, linear_sites(session.engine.model))) {
-    if (linear.site.block > 0) {
-      continue;
-    }
-    const bool columns = linear.site.split == Split::columns;
-    const LinearSite own = linear.site.of_rank(layout.tensor);
-    const bool fp32 = layout.tensor_parts > 0 || linear.activation != DType::bf16;
-    table[0].texts.push_back(name_in_block(linear.site));
-    table[1].texts.push_back(fmt::format("[{}, {}]", own.out_features, own.in_features));
-    table[2].texts.push_back(
-        fmt::format("{}: {}", columns ? "x" : "dy", bytes(gathered_format(linear))));
-    table[3].texts.push_back(
-        fmt::format("{}: {}", columns ? "dx" : "y", fp32 ? "fp32, 4 B" : "bf16, 2 B"));
-  }
-  print_fitted("\n{} ranks share each layer (parallelism.tensor):\n{}", layout.tensor,
-               table_text(std::move(table), terminal_columns(stdout)));
-}
-
 void print_reasons(const RunProducts& layers) {
   std::map<std::string_view, int> reasons;
   for (size_t i = 0; i < layers.linears.size(); ++i) {
@@ -269,7 +234,7 @@ void print_text(const Session& session, const ExplainedDevice& device, bool ever
   const RunProducts layers = products_of(session.engine, device.traits);
   print_plan(session, device);
   print_groups(groups_of(layers, every_layer));
-  print_shares(session);
+  print_fitted("{}", layer_shares_text(session));
   print_note("\n{}: {}.", plan.name, describe_products(layers, device.name));
   print_note("In {}: {}.", name_of(plan.activation), outside_of(session.engine.model));
   if (const std::string refused = why_refused(session.engine, device); !refused.empty()) {

@@ -57,12 +57,13 @@ std::string table_of(const std::vector<Layout>& layouts, size_t shown) {
 }
 
 /// Those that do not fit, and those that cannot run.
-void print_others(const LayoutSearch& found, const RankMemory& memory) {
+void print_others(const LayoutSearch& found, const RankMemory& memory, const Settings& file) {
   if (!found.too_large.empty()) {
     const Layout& smallest = found.too_large.front();
     print_fitted("{} do{} not fit into {}; the smallest of these needs {} ({})\n",
                  found.too_large.size(), found.too_large.size() == 1 ? "es" : "",
-                 describe_bytes(memory.bytes), describe_bytes(smallest.bytes), keys_of(smallest));
+                 describe_bytes(memory.bytes), describe_bytes(smallest.bytes),
+                 keys_of(smallest, file));
   }
   std::vector<std::string> refused = found.refused;
   refused.erase(std::unique(refused.begin(), refused.end()), refused.end());
@@ -71,8 +72,8 @@ void print_others(const LayoutSearch& found, const RankMemory& memory) {
   }
 }
 
-void print_fastest(const LayoutOptions& options, const Layout& fastest) {
-  print_fitted("fastest: {}\n", keys_of(fastest));
+void print_fastest(const LayoutOptions& options, const Layout& fastest, const Settings& file) {
+  print_fitted("fastest: {}\n", keys_of(fastest, file));
   if (!options.write.empty()) {
     write_output_file(options.write, show_settings(fastest.settings, false));
     print_fitted("wrote {}\n", options.write);
@@ -115,7 +116,7 @@ int print_layouts(const LayoutOptions& options, const Settings& settings, int ra
       print_fitted("and {} slower ones (--top)\n", found.fitting.size() - top);
     }
   }
-  print_others(found, memory);
+  print_others(found, memory, settings);
   if (found.fitting.empty()) {
     throw DeviceError(
         "no layout fits: take more ranks, a plan with fewer bytes, or a smaller model");

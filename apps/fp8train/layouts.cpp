@@ -138,6 +138,9 @@ void search_stages(const Settings& settings, const RankMemory& memory, int ranks
         changed.parallelism.shard_ranks = stage == 0 ? 0 : settings.parallelism.shard_ranks;
         changed.parallelism.sync_each_batch = sync_each;
         changed.step.decoder.recompute = recompute;
+        if (changed.parallelism.layout.tensor > 1) {
+          changed.sample.interval = 0;
+        }
         try {
           StageSearch(changed, memory, ranks).search(found);
         } catch (const ConfigError& error) {
@@ -156,14 +159,22 @@ LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, 
         "parallelism.pipeline: layouts has no times of pipelines yet; set it to 1, or plan the "
         "memory with `fp8train estimate`");
   }
+  if (settings.parallelism.layout.tensor_parts > 0) {
+    throw ConfigError(
+        "parallelism.tensor_parts: layouts plans runs that are fast, and this makes them "
+        "comparable; "
+        "leave it out");
+  }
   LayoutSearch found;
   Settings whole = settings;
-  whole.parallelism.layout = {};
-  found.tokens_per_step = sequences_of_rank(whole, ranks) * ranks * settings.step.seq_length;
+  const int64_t given = settings.parallelism.layout.tensor;
+  found.tokens_per_step =
+      sequences_of_rank(settings, ranks) * (ranks / given) * settings.step.seq_length;
   for (const int64_t tensor : tensor_sizes(settings, ranks)) {
     whole.parallelism.layout.tensor = tensor;
     if (settings.training.global_batch_size == 0) {  // the tokens of a step stay
-      whole.step.gradient_accumulation_steps = settings.step.gradient_accumulation_steps * tensor;
+      whole.step.gradient_accumulation_steps =
+          std::max<int64_t>(settings.step.gradient_accumulation_steps * tensor / given, 1);
     }
     search_stages(whole, memory, ranks, found);
   }
@@ -175,14 +186,24 @@ LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, 
   return found;
 }
 
-std::string keys_of(const Layout& layout) {
+std::string keys_of(const Layout& layout, const Settings& file) {
   const Settings& settings = layout.settings;
+  const StrategySettings& strategy = settings.parallelism;
+  std::string others;
+  if (strategy.sync_each_batch != file.parallelism.sync_each_batch) {
+    others += fmt::format(" parallelism.sync_each_batch={}", strategy.sync_each_batch);
+  }
+  if (strategy.shard_ranks != file.parallelism.shard_ranks) {
+    others += " parallelism.shard_ranks=0";
+  }
+  if (settings.sample.interval != file.sample.interval) {
+    others += " sample.interval=0";
+  }
   const int64_t global = settings.training.global_batch_size;
   return fmt::format(
       "parallelism.tensor={} parallelism.zero_stage={}{} model.recompute={} "
       "training.micro_batch_size={} training.{}={}",
-      settings.parallelism.layout.tensor, settings.parallelism.zero_stage,
-      settings.parallelism.sync_each_batch ? " parallelism.sync_each_batch=true" : "",
+      strategy.layout.tensor, strategy.zero_stage, others,
       settings.step.decoder.recompute == Recompute::block ? "block" : "none",
       settings.step.micro_batch_size,
       global > 0 ? "global_batch_size" : "gradient_accumulation_steps",

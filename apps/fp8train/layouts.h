@@ -42,8 +42,9 @@ struct LayoutSearch {
 /// rank computes in a step. Throws what open_session() throws if no combination can run.
 LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, int ranks);
 
-/// Returns the keys that a search varies with the layout's values: "parallelism.zero_stage=1 ...".
-std::string keys_of(const Layout& layout);
+/// Returns the keys that a search varies with the layout's values: "parallelism.zero_stage=1 ..",
+/// and others where they differ from those of `file`.
+std::string keys_of(const Layout& layout, const Settings& file);
 
 /// Replaces a global batch that `ranks` ranks with this micro-batch cannot share by the nearest one
 /// that they can. Returns a line on that, or an empty text.

@@ -189,15 +189,7 @@ class DeepSpeed : public Program {
     } else if (name == "compression_training") {
       pass_.complain(it, fmt::format("{}; remove it", kOtherTraining));
     } else if (name == "tensor_parallel" || name == "pipeline") {
-      const bool is_tensor = name == "tensor_parallel";
-      const char* const key = is_tensor ? "autotp_size" : "stages";
-      const YamlNode* size = value_of(it.node, key);
-      if (size == nullptr || is_off(*size)) {
-        pass_.without_meaning(it);
-      } else {
-        pass_.put(is_tensor ? "parallelism.tensor" : "parallelism.pipeline",
-                  {key, it.spelled + "." + key, it.key, *size}, size->text, "");
-      }
+      size_of_axis(it, name == "pipeline" ? "stages" : "autotp_size");
     } else if (name == "communication_data_type" || name == "data_types") {
       const YamlNode* type =
           it.node.kind == Kind::map ? value_of(it.node, "grad_accum_dtype") : &it.node;
@@ -211,6 +203,15 @@ class DeepSpeed : public Program {
     } else {
       half_precision(it);
     }
+  }
+
+  void size_of_axis(const Entry& it, const char* key) {
+    const YamlNode* size = value_of(it.node, key);
+    if (size == nullptr || is_off(*size)) {
+      return pass_.without_meaning(it);
+    }
+    pass_.put(it.name == "pipeline" ? "parallelism.pipeline" : "parallelism.tensor",
+              {key, it.spelled + "." + key, it.key, *size}, size->text, "");
   }
 
   /// fp16, bf16, torch_autocast and msamp: sections that switch a precision on.

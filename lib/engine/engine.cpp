@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/trace.h"
+#include "device/device_questions.h"
 #include "model/step_part.h"
 #include "ops/pointwise/elementwise.h"
 #include "optim/registry.h"
@@ -48,6 +49,12 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
               .tensor = tensor_share(settings, mesh())}),
       scratch_(device, MemoryCategory::workspace),
       totals_(device, 2 * sizeof(Totals), MemoryCategory::batch) {
+  if (settings.strategy.layout.tensor_parts > 0 && !counts_only(device) && !is_host(device)) {
+    throw ConfigError(
+        "parallelism.tensor_parts: only sums on the cpu have the same bits for any number of "
+        "ranks; "
+        "leave it out, or take device: cpu");
+  }
   if (Communicator* const ranks = mesh().group(Group::tensor); ranks != nullptr) {
     tensor_ranks_ = std::make_unique<TensorRanks>(*ranks);
   }
@@ -360,7 +367,8 @@ LossReport Engine::evaluation_loss() {
 std::vector<float> Engine::target_losses(const Batch& batch) {
   check(batch.rows <= settings_.step.micro_batch_size && batch.columns <= settings_.step.seq_length,
         "a batch fits into the shape that the engine was built for");
-  check(stage_ == nullptr, "a stage of a pipeline has no losses of targets");
+  check(stage_ == nullptr && tensor_ranks_ == nullptr,
+        "ranks that have parts of a model have no losses of targets");
   MicroBatchMemory& memory = memory_of(0);
   const Shape shape = {batch.rows, batch.columns};
   const View tokens{memory.tokens.view().data, DType::i32, shape};

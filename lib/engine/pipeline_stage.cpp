@@ -170,6 +170,7 @@ void Engine::evaluate_part(MicroBatchMemory& memory) {
   memory.of_model.y = messages.output(action);
   model_.evaluate(context(memory, false, false), memory.of_model, totals(kEvaluationTotals));
   messages.send(action);
+  messages.finish();  // ranks may agree on something before the next batch
 }
 
 }  // namespace fp8train

@@ -26,10 +26,11 @@ StateBox scales_of(const StateTensor& entry, const StateBox& box) {
   };
   if (!is_edge(box.element) || !is_edge(box.element + box.columns) ||
       (!box.is_range() && !is_edge(box.width))) {
-    throw ConfigError(fmt::format(
-        "{} is cut between ranks where {} of its elements share a scale: another number of tensor "
-        "ranks, or fp32 for it",
-        entry.name, format.block.columns));
+    throw ConfigError(
+        fmt::format("parallelism.tensor cuts {} where {} of its elements share a scale; take fewer "
+                    "ranks, or fp32 "
+                    "for it (precision.moment1, precision.moment2, precision.master_weight)",
+                    entry.name, format.block.columns));
   }
   const auto scales = [&](int64_t elements) { return stored_scales(format, elements); };
   return {.local = scales(box.local),
@@ -91,9 +92,10 @@ std::vector<StateTensor> state_tensors(Engine& engine) {
   const auto add = [&](const std::string& role, const Parameter& parameter, const Encoded& tensor) {
     const bool shares_scale = tensor.format.is_scaled() && tensor.format.block == per::tensor;
     if (!tensor.empty() && (parameter.updated.count() > 0 || shares_scale)) {
-      found.push_back(
-          {role + "." + parameter.name, tensor, parameter.sharding, parameter.updated.first,
-           parameter.updated.whole && parameter.sharding.is_whole(), parameter.counts_in_norm});
+      found.push_back({role + "." + parameter.name, tensor, parameter.sharding,
+                       parameter.updated.first,
+                       parameter.updated.whole && parameter.sharding.is_whole(),
+                       parameter.counts_in_norm, parameter.used_rows * parameter.sharding.width()});
     }
   };
   for (const OptimizerState* state : optimizer.states()) {
@@ -159,7 +161,7 @@ std::vector<SavedTensor> saved_tensors(const std::vector<StateTensor>& states) {
 
 std::vector<SavedTensor> saved_tensors(Engine& engine) {
   std::vector<SavedTensor> saved = saved_tensors(state_tensors(engine));
-  if (state_writer(engine).rank == 0) {
+  if (engine.mesh().index(Group::stage) == 0) {
     for (const auto& [name, factor] : state_factors(engine)) {
       saved.push_back({name, factor, {1}});
     }

@@ -47,6 +47,7 @@ struct StateTensor {
   int64_t first = 0;     ///< element of that part that `tensor` begins with
   bool whole = true;     ///< `tensor` is all of the whole
   bool is_saved = true;  ///< false: another rank saves the same
+  int64_t used = 0;      ///< elements of the whole that the model has; padding follows them
 
   /// Calls visit(name in files, codes or scales, box) for each box of codes and of their scales, at
   /// last for the scale of a whole tensor. Throws ConfigError where elements with one scale lie in

@@ -127,6 +127,11 @@ void Decoder::add_head(const DecoderOptions& options) {
 }
 
 void Decoder::freeze(const std::vector<std::string>& patterns) {
+  if (!part_.is_whole() && !patterns.empty()) {
+    throw ConfigError(
+        "training.frozen: parallelism.pipeline cannot train a part of the parameters yet; set it "
+        "to 1, or leave out training.frozen");
+  }
   std::vector<std::string> names;
   for (const auto& parameter : parameters_.all()) {
     const auto matches = [&](const auto& pattern) { return glob_match(pattern, parameter->name); };
@@ -135,11 +140,6 @@ void Decoder::freeze(const std::vector<std::string>& patterns) {
   }
   for (const std::string& pattern : patterns) {
     check_pattern("training.frozen:", pattern, "parameter", names);
-  }
-  if (!part_.is_whole() && !patterns.empty()) {
-    throw ConfigError(
-        "training.frozen: parallelism.pipeline cannot train a part of the parameters yet; set it "
-        "to 1, or leave out training.frozen");
   }
   const std::vector<size_t> begins = parameters_.unit_begins();
   const auto is_trained = [](const auto& parameter) { return parameter->trained; };

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/nearest.h"
+#include "model/linear_sites.h"
 #include "precision/plan.h"
 
 namespace fp8train {
@@ -14,11 +15,18 @@ void check_divides(const TensorShare& share, int64_t count, const char* what) {
   if (count % share.divisor() == 0) {
     return;
   }
-  const bool by_parts = count % share.ranks == 0;
-  const int64_t wanted = by_parts ? share.divisor() : share.ranks;
+  if (count % share.ranks != 0) {
+    throw ConfigError(fmt::format(
+        "parallelism.tensor is {}, which does not divide {} {}; the nearest that does is {}",
+        share.ranks, what, count, nearest_divisor(count, share.ranks)));
+  }
+  int64_t works = share.divisor();
+  while (count % works != 0) {
+    works /= 2;
+  }
   throw ConfigError(fmt::format(
-      "parallelism.{} is {}, which does not divide {} {}; the nearest that does is {}",
-      by_parts ? "tensor_parts" : "tensor", wanted, what, count, nearest_divisor(count, wanted)));
+      "parallelism.tensor_parts is {}, which does not divide {} {}; the largest that does is {}",
+      share.divisor(), what, count, works));
 }
 
 void check_format(const LinearPlan& linear, const TensorFormat& format, int64_t extent) {
@@ -68,12 +76,14 @@ void check_tensor_share(const ModelConfig& config, const PrecisionPlan& plan,
   check_divides(share, config.num_key_value_heads, "model.num_key_value_heads");
   check_divides(share, config.intermediate_size, "model.intermediate_size");
   for (const LinearPlan& linear : linears) {
-    if (!linear.is_scaled() || linear.site.is_head) {
+    if (!linear.is_scaled()) {
       continue;
     }
     const bool by_columns = linear.site.split == Split::columns;
     const std::vector<int64_t> pieces =
-        by_columns ? linear.site.pieces() : std::vector<int64_t>{linear.site.in_features};
+        linear.site.is_head ? std::vector{padded_vocabulary(config, share.divisor())}
+        : by_columns        ? linear.site.pieces()
+                            : std::vector{linear.site.in_features};
     for (const int64_t piece : pieces) {
       for (const GemmPlan* gemm : {&linear.fprop, &linear.dgrad, &linear.wgrad}) {
         check_format(linear, gemm->a, piece / share.divisor());

@@ -87,7 +87,7 @@ Linear::Saved Linear::save_remade(const StepContext& context, const InputTensor&
   return {x_.operands(again, x, {nullptr, memory_of_wgrad(context)}).along_columns, x.smoothing};
 }
 
-/// What crosses is stored for backward.
+/// Stored for backward is only what crosses.
 InputTensor Linear::allocate_own_rows(const StepContext& context, const Shape& shape,
                                       QuantizedInput::Memory memory) const {
   Arena* const own = memory.along_columns == nullptr ? context.scratch : memory.along_columns;

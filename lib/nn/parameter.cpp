@@ -57,6 +57,16 @@ Parameter* ParameterStore::add(Parameter parameter) {
   return list.emplace_back(std::make_unique<Parameter>(std::move(parameter))).get();
 }
 
+std::vector<std::string> ParameterStore::names() const {
+  std::vector<std::string> names;
+  for (const Parameters* const list : {&parameters_, &absent_}) {
+    for (const auto& parameter : *list) {
+      names.push_back(parameter->name);
+    }
+  }
+  return names;
+}
+
 std::vector<size_t> ParameterStore::unit_begins() const {
   std::vector<size_t> begins = unit_begins_;
   begins.push_back(parameters_.size());

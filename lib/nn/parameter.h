@@ -187,6 +187,8 @@ class ParameterStore {
   void allocate(Device& device, bool with_gradients = true, const StoreSharing& sharing = {});
 
   const Parameters& all() const { return parameters_; }
+  /// Returns the names of all parameters of the model, also of those of other stages.
+  std::vector<std::string> names() const;
   /// Queue i has the gradients that cross the wire as wires()[i]. Empty if there are shards.
   const StoredPool& gradients() const { return gradients_; }
   /// Returns the memory for sums over ranks of some gradients, flat as they are. Empty: sums

@@ -64,12 +64,15 @@ std::string strategy_name(const StrategySite& site) {
 int StrategySite::shard_ranks() const {
   const int ranks = mesh.size(Group::state);
   const MeshShape& shape = mesh.shape();
-  const int64_t of_node = shape.nodes == 1 ? ranks : shape.ranks_per_node() / shape.tensor;
+  const int64_t of_node =
+      shape.nodes == 1 ? ranks : std::min<int64_t>(shape.ranks_per_node() / shape.tensor, ranks);
   const int64_t given = settings.shard_ranks;
   const int64_t sharing = given == 0 ? ranks : given == kRanksOfNode ? of_node : given;
   if (sharing == 0) {
     throw ConfigError(
-        "parallelism.shard_ranks: node: the nodes have different numbers of ranks; give a number");
+        "parallelism.shard_ranks: node: the nodes have different numbers of ranks, or fewer than "
+        "share "
+        "a layer; give a number");
   }
   if (ranks % sharing != 0) {
     throw ConfigError(fmt::format(

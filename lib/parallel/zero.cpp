@@ -251,8 +251,13 @@ void Zero::clear_gradients(size_t segment, bool overwrites) {
   }
 }
 
-/// Waits until this rank has its shards of the sums, and nobody reads its values.
-void Zero::finish_exchange(double* /*squared_norm*/) {
+/// Waits until this rank has its shards of the sums, and nobody reads its values. The norm of a
+/// group is summed in it alone, and a NaN that casts have left there is one of all groups.
+void Zero::finish_exchange(double* squared_norm) {
+  if (group_ != nullptr) {
+    all_combine(comm(), device().stream(), {squared_norm, DType::f64, {1}}, ops::Combine::sum,
+                combine_scratch());
+  }
   buckets_->finish();
   for (Unit& unit : units_) {
     finish(unit);

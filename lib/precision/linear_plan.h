@@ -11,7 +11,7 @@
 
 namespace fp8train {
 
-/// What each rank of the tensor axis has of a linear layer.
+/// The part of a linear layer that each rank of the tensor axis has.
 enum class Split : uint8_t {
   none,     ///< all of it
   columns,  ///< columns of y: rows of the weight. All ranks read all of x

@@ -42,21 +42,21 @@ struct EarlierColumn {
   size_t group = 0, column = 0, columns = 0;
 };
 
-EarlierColumn earlier_column(const std::vector<std::unique_ptr<ScalingSlot>>& slots,
+EarlierColumn earlier_column(const std::vector<const ScalingSlot*>& slots,
                              const ScalingSlot& slot) {
   EarlierColumn found;
   std::vector<const ScalingSlot*> before;  // the first slot of each other rule
   const auto position = [](const ScalingSlot& of) {
     return std::pair(of.begins_at_zero, of.index);
   };
-  for (const auto& other : slots) {
+  for (const ScalingSlot* const other : slots) {
     if (same_rule(other->format, slot.format)) {
       found.column += position(*other) < position(slot) ? 1 : 0;
       ++found.columns;
     } else if (found.columns == 0 && std::ranges::none_of(before, [&](const ScalingSlot* first) {
                  return same_rule(first->format, other->format);
                })) {
-      before.push_back(other.get());
+      before.push_back(other);
     }
   }
   found.group = before.size();
@@ -134,12 +134,13 @@ void ScalingState::load(const std::vector<SavedTensor>& tensors) {
     return found != by_name.end() && found->second->shape == shape ? found->second : nullptr;
   };
   std::vector<SavedTensor> wanted = save();
+  const std::vector<const ScalingSlot*> slots = of_all_stages();
   size_t next = 0;
   for (const auto& group : groups_) {
     for (const auto& [part, view] : saved_parts(*group)) {
       for (const ScalingSlot* slot : group->slots) {
         SavedTensor& tensor = wanted[next++];
-        const EarlierColumn earlier = earlier_column(slots_, *slot);
+        const EarlierColumn earlier = earlier_column(slots, *slot);
         std::vector<int64_t> shape = {static_cast<int64_t>(earlier.columns)};
         if (view.shape.rank() == 2) {
           shape.insert(shape.begin(), tensor.shape.front());

@@ -352,8 +352,8 @@ class Run {
       engine_->evaluate(*batch);
       section_advances();
     }
-    return comm_->any_rank(stop_signal() != 0) ? std::nullopt
-                                               : std::optional(engine_->evaluation_loss());
+    const LossReport loss = engine_->evaluation_loss();  // ends the messages of stages too
+    return comm_->any_rank(stop_signal() != 0) ? std::nullopt : std::optional(loss);
   }
 
   void sample() {

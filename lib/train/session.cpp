@@ -329,10 +329,12 @@ Session resolve(const Settings& settings, bool open_data, int ranks) {
                        session.notes);
   note_processes(settings, ranks, session.notes);
   if (data_ranks == 1 && settings.parallelism.zero_stage > 0) {
-    session.notes.push_back(
-        fmt::format("parallelism.zero_stage: {} has no effect with one {}rank; start several with "
-                    "mpirun or srun, or plan for them with `fp8train estimate --world-size`",
-                    settings.parallelism.zero_stage, ranks > 1 ? "data " : ""));
+    session.notes.push_back(fmt::format(
+        "parallelism.zero_stage: {} has no effect {}", settings.parallelism.zero_stage,
+        ranks == 1 ? "with one rank; start several with mpirun or srun, or plan for them with "
+                     "`fp8train estimate --world-size`"
+                   : "where no two ranks have the same part of the model; start more, or lower "
+                     "parallelism.tensor or parallelism.pipeline"));
   }
   if (data_ranks > 1 && settings.gemm_tuning && settings.parallelism.zero_stage == 0 &&
       optimizer_named(settings.optimizer.name).repeats_products) {

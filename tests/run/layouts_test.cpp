@@ -26,7 +26,8 @@ Words command(const std::string& name, const Words& more, const std::string& ran
   return words;
 }
 
-/// The lines of the table: ranks that share a layer, ZeRO, recompute, micro-batch, micro-batches, memory and its unit, ...
+/// The lines of the table: ranks that share a layer, ZeRO, recompute, micro-batch, micro-batches,
+/// memory and its unit, ...
 std::vector<Words> table_of(const std::string& out) {
   std::vector<Words> rows;
   for (const std::string& line : lines_of(out)) {

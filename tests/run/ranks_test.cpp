@@ -6,59 +6,12 @@
 
 #include "io/checkpoint/checkpoint.h"
 #include "program.h"
+#include "rank_runs.h"
 #include "support/save_checkpoint.h"
 #include "timeline_checks.h"
 
 namespace fp8train::test {
 namespace {
-
-constexpr long kSteps = 60;  // no machine finishes before it is stopped
-
-/// Ranks wait without spinning: cores may be fewer than they.
-const Words kEnvironment = {"OMP_NUM_THREADS=1", "OMPI_MCA_mpi_yield_when_idle=1",
-                            "OMPI_MCA_pml=ob1", "OMPI_MCA_btl=self,vader"};
-
-Words mpirun(int ranks) {
-  return {FP8TRAIN_MPIRUN,      "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n",
-          std::to_string(ranks)};
-}
-
-Words command(const std::string& plan, const std::string& name, const Words& more = {}) {
-  Words words = {"model.preset=toy",
-                 "data.train=[{path: text.txt}]",
-                 "data.val_fraction=0.1",
-                 "data.seq_length=32",
-                 "training.max_steps=" + std::to_string(kSteps),
-                 "training.micro_batch_size=2",
-                 "training.global_batch_size=8",
-                 "optimizer.lr=3e-3",
-                 "scheduler.warmup_steps=4",
-                 "eval.interval=25",
-                 "eval.batches=4",
-                 "sample.interval=40",
-                 "sample.max_new_tokens=8",
-                 "logging.interval=1",
-                 "logging.format=plain",
-                 "checkpoint.interval=20",
-                 "parallelism.bucket_mb=1",
-                 "comm.timeout=60",
-                 "device=cpu",
-                 "precision.plan=" + plan,
-                 "output_dir=" + name};
-  words.insert(words.end(), more.begin(), more.end());
-  return words;
-}
-
-Outcome run(const TextFolder& folder, int ranks, const Words& words, int code = 0,
-            const Words& variables = {}) {
-  Words environment = kEnvironment;
-  environment.insert(environment.end(), variables.begin(), variables.end());
-  Process process(folder.path(), words, environment, mpirun(ranks));
-  Outcome outcome = process.wait();
-  CAPTURE(outcome.out, outcome.err);
-  REQUIRE(outcome.code == code);
-  return outcome;
-}
 
 std::vector<double> numbers(const fs::path& run, const char* key) {
   std::vector<double> found;
@@ -231,83 +184,6 @@ TEST_CASE("a checkpoint with several files of weights goes on in every layout to
     write_file(divided / name, bytes);
     CHECK_THAT(run(folder, 2, words, 4).err, Catch::Contains(name + ": damaged"));
   }
-}
-
-TEST_CASE("groups of ranks that add gradients in shards continue to the same bits") {
-  const TextFolder folder;
-  const Words keys = {"training.micro_batch_size=1", "parallelism.zero_stage=3",
-                      "parallelism.sync_each_batch=true", "parallelism.shard_ranks=2"};
-  const Outcome whole = run(folder, 4, command("te-delayed", "whole", keys));
-  CHECK_THAT(whole.out, Catch::Contains("ZeRO 3 within groups of 2, gradients exchanged in each"));
-  fs::copy(folder / "whole", folder / "again", fs::copy_options::recursive);
-  fs::remove_all(folder / "again" / "checkpoints" / "step-000040");
-  fs::remove_all(folder / "again" / "checkpoints" / "step-000060");
-  run(folder, 4, command("te-delayed", "again", keys));
-  const fs::path final = fs::path("checkpoints") / "step-000060";
-  for (const char* file : {"model.safetensors", "optimizer-00001-of-00002.safetensors",
-                           "optimizer-00002-of-00002.safetensors", "scaling.safetensors"}) {
-    CAPTURE(file);
-    CHECK(same_bytes(folder / "again" / final / file, folder / "whole" / final / file));
-  }
-}
-
-TEST_CASE("a run continues in every layout to the bits of one rank") {
-  const std::string plan = GENERATE("bf16", "te-delayed");
-  CAPTURE(plan);
-  const TextFolder folder;
-  const auto words = [&](const std::string& name, const Words& layout) {
-    Words all = {"sample.interval=0", "parallelism.tensor_parts=2", "checkpoint.keep_last=5"};
-    all.insert(all.end(), layout.begin(), layout.end());
-    return command(plan, name, all);
-  };
-  run(folder, 1, words("one", {}));
-  struct Layout {
-    int ranks;
-    Words keys;
-  };
-  // Without `zero_stage` ranks that have one batch between them, so that no wire rounds.
-  const std::vector<Layout> layouts = {
-      {2, {"parallelism.tensor=2"}},
-      {2, {"parallelism.pipeline=2"}},
-      {4, {"parallelism.tensor=2", "parallelism.pipeline=2"}},
-  };
-  const fs::path final = fs::path("checkpoints") / "step-000060";
-  std::string before = "one";
-  for (size_t i = 0; i < layouts.size(); ++i) {
-    const std::string name = std::to_string(i);
-    CAPTURE(name, before);
-    // From the middle of the layout before, so that each reads what another has written.
-    fs::copy(folder / before, folder / name, fs::copy_options::recursive);
-    fs::remove_all(folder / name / "checkpoints" / "step-000040");
-    fs::remove_all(folder / name / final);
-    run(folder, layouts[i].ranks, words(name, layouts[i].keys));
-    CHECK(same_bytes(folder / name / final / "model.safetensors",
-                     folder / "one" / final / "model.safetensors"));
-    before = name;
-  }
-  // And back: the moments and scales of four ranks.
-  fs::copy(folder / before, folder / "back", fs::copy_options::recursive);
-  fs::remove_all(folder / "back" / final);
-  run(folder, 1, words("back", {}));
-  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
-    CAPTURE(file);
-    CHECK(same_bytes(folder / "back" / final / file, folder / "one" / final / file));
-  }
-}
-
-TEST_CASE("ranks that share layers and the optimizer write one checkpoint") {
-  const std::string stage = GENERATE("0", "1", "3");
-  CAPTURE(stage);
-  const TextFolder folder;
-  const Words keys = {"sample.interval=0", "parallelism.tensor_parts=2",
-                      "parallelism.zero_stage=" + stage};
-  run(folder, 2, command("te-delayed", "data", keys));
-  Words shared = keys;
-  shared.emplace_back("parallelism.tensor=2");
-  run(folder, 4, command("te-delayed", "shared", shared));
-  const fs::path final = fs::path("checkpoints") / "step-000060" / "model.safetensors";
-  CHECK(same_bytes(folder / "shared" / final, folder / "data" / final));
-  expect_code(0, folder.path(), {"export", "shared", "--out", "hf"});
 }
 
 TEST_CASE("a note on the model's folder is one line of all ranks, and in the log") {

@@ -11,7 +11,8 @@ namespace {
 std::vector<std::string> compare(const std::vector<uint64_t>& second) {
   const auto ranks = static_cast<int>(second.size());
   return run_ranks(Topology::blocks(ranks, ranks), [&](Communicator& comm) {
-    compare_replicas(Mesh(&comm), {{"one", 1}, {"two", second[static_cast<size_t>(comm.rank())]}}, 70);
+    compare_replicas(Mesh(&comm), {{"one", 1}, {"two", second[static_cast<size_t>(comm.rank())]}},
+                     70);
   });
 }
 

@@ -96,14 +96,21 @@ void check_zero_stage(const CheckContext& at) {
   }
 }
 
-void check_tensor(const CheckContext& at) {
-  const ParallelLayout& layout = at.settings.parallelism.layout;
-  if ((layout.tensor > 1 || layout.pipeline > 1) && at.settings.sample.interval > 0) {
+/// For `size`, that of the checked key.
+void check_samples(const CheckContext& at, int64_t size) {
+  if (size > 1 && at.settings.sample.interval > 0) {
     at.complain(
-        "ranks that have parts of the model do not generate; set sample.interval: 0 and use "
-        "`fp8train "
-        "generate` on a checkpoint");
+        "ranks that have parts of the model do not generate; set sample.interval: 0, and use "
+        "`fp8train generate` on a checkpoint");
   }
+}
+
+void check_tensor(const CheckContext& at) {
+  check_samples(at, at.settings.parallelism.layout.tensor);
+}
+
+void check_pipeline(const CheckContext& at) {
+  check_samples(at, at.settings.parallelism.layout.pipeline);
 }
 
 void check_shard_ranks(const CheckContext& at) {
@@ -267,7 +274,8 @@ std::vector<Field> parallelism_fields() {
           .checked(check_tensor),
       layout("pipeline", &ParallelLayout::pipeline, between(1, 1 << 16),
              "Stages of consecutive blocks, each on ranks of its own, through which micro-batches "
-             "pass one after another"),
+             "pass one after another")
+          .checked(check_pipeline),
       layout(
           "tensor_parts", &ParallelLayout::tensor_parts, at_least(0),
           "Partial results of each sum that parallelism.tensor divides, a power of two: with the "

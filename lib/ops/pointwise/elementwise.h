@@ -32,8 +32,8 @@ constexpr FP8TRAIN_HD int64_t bias_partial_rows(int64_t rows) {
 /// kBiasChunkRows, then the chunks in order. `scratch`: fp32 [bias_partial_rows(rows), n].
 void bias_backward(Stream stream, ConstView dy, View grad, View scratch, bool overwrite = false);
 
-/// y = the columns first, first + 1, .. of x, both seen as matrices; as many as y has. Any one type;
-/// of less than a byte: whole bytes.
+/// y = the columns first, first + 1, .. of x, both seen as matrices; as many as y has. Any one
+/// type; of less than a byte: whole bytes.
 void copy_columns(Stream stream, ConstView x, int64_t first, View y);
 
 /// y[i] = value; y fp32.

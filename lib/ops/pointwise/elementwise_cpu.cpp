@@ -69,7 +69,8 @@ void copy_columns(Stream /*stream*/, ConstView x, int64_t first, View y) {
   const size_t stride = bytes_of_rows(x.dtype, 1, x.shape.back());
   const size_t width = bytes_of_rows(y.dtype, 1, y.shape.back());
   const int64_t rows = y.shape.rows();
-#pragma omp parallel for schedule(static) if (rows * static_cast<int64_t>(width) >= kParallelElements)
+  const bool shares = rows * static_cast<int64_t>(width) >= kParallelElements;
+#pragma omp parallel for schedule(static) if (shares)
   for (int64_t row = 0; row < rows; ++row) {
     const auto r = static_cast<size_t>(row);
     std::memcpy(y.as<char>() + r * width, x.as<char>() + r * stride + from, width);

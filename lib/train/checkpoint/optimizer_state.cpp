@@ -50,10 +50,14 @@ TensorFormat readable_format(const SavedState& saved, const std::string& name, i
 
 /// Returns all values of a tensor, whatever its format was.
 std::vector<float> read_values(const SavedState& saved, const std::string& name,
-                               const Sharding& part) {
+                               const Sharding& part, int64_t used) {
   const int64_t count = part.whole.count();
   HostStored stored(readable_format(saved, name, count), count);
-  stored.codes = saved.read(name, stored.tensor.format.dtype, all_of(count, part.width()));
+  const size_t bytes = stored.codes.size();
+  const bool scaled = stored.tensor.format.is_scaled();
+  stored.codes =
+      saved.read(name, stored.tensor.format.dtype, all_of(scaled ? count : used, part.width()));
+  stored.codes.resize(bytes);  // padding is 0, and its extent that of the layout
   stored.tensor.codes.data = stored.codes.data();
   if (!stored.scales.empty()) {
     const int64_t scales = saved.count_of(name + kScaleSuffix);
@@ -103,9 +107,16 @@ void refresh_optimizer_file(Engine& engine, OptimizerFile& file) {
 }
 
 void load_state(Device& device, const SavedState& saved, const StateTensor& entry) {
-  entry.for_each_box([&](const std::string& name, const View& part, const StateBox& box) {
-    copy_from_host(device, View{bytes_at(part, box.local), part.dtype, {box.count}},
-                   saved.read(name, part.dtype, box).data());
+  const bool scaled = entry.tensor.format.is_scaled();
+  entry.for_each_box([&](const std::string& name, const View& part, StateBox box) {
+    if (!scaled && box.is_range()) {  // padding is 0, and another layout has more or less of it
+      box.count = std::min(box.count, std::max<int64_t>(entry.used - box.element, 0));
+      box.columns = box.count;
+    }
+    if (box.count > 0) {
+      copy_from_host(device, View{bytes_at(part, box.local), part.dtype, {box.count}},
+                     saved.read(name, part.dtype, box).data());
+    }
   });
 }
 
@@ -129,7 +140,8 @@ void convert_optimizer_files(const std::filesystem::path& checkpoint, Engine& en
   const SavedState saved(checkpoint);
   const std::vector<StateTensor> all = state_tensors(engine);
   const auto converted = [&](const StateTensor& entry) {
-    return stored_in(entry.tensor.format, read_values(saved, entry.name, entry.sharding));
+    return stored_in(entry.tensor.format,
+                     read_values(saved, entry.name, entry.sharding, entry.used));
   };
   std::map<std::string, const StateTensor*> second_moments;  // by parameter
   for (const StateTensor& entry : all) {

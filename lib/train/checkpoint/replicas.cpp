@@ -46,17 +46,25 @@ std::string describe_rank(int rank, const std::array<char, 64>& host) {
   return fmt::format("rank {} (on {})", rank, host.data());
 }
 
-/// Returns the ranks that hold the same as one whose hash is another one; empty: there are none.
-std::vector<int> replicas_that_differ(const Mesh& mesh, const std::vector<uint64_t>& hashes) {
-  const MeshShape::Series state = mesh.shape().series(Group::state);
-  std::map<int, std::vector<int>> groups;
+/// A hash as ranks send it; 0 where a stage has fewer.
+struct Hashed {
+  uint64_t hash = 0;
+  bool of_stage = false;
+};
+
+/// Returns the ranks that should hold the same as one whose hash is another one; empty: there are
+/// none.
+std::vector<int> replicas_that_differ(const Mesh& mesh, const std::vector<Hashed>& hashes) {
+  std::map<std::pair<int, bool>, std::vector<int>> groups;
   for (int rank = 0; rank < mesh.world_size(); ++rank) {
-    groups[state.color(rank)].push_back(rank);
+    const bool of_stage = hashes[static_cast<size_t>(rank)].of_stage;
+    const MeshShape::Series group = mesh.shape().series(of_stage ? Group::stage : Group::state);
+    groups[{group.color(rank), of_stage}].push_back(rank);
   }
   for (const auto& [color, ranks] : groups) {
-    const uint64_t first = hashes[static_cast<size_t>(ranks.front())];
-    if (std::ranges::any_of(ranks,
-                            [&](int rank) { return hashes[static_cast<size_t>(rank)] != first; })) {
+    const uint64_t first = hashes[static_cast<size_t>(ranks.front())].hash;
+    if (std::ranges::any_of(
+            ranks, [&](int rank) { return hashes[static_cast<size_t>(rank)].hash != first; })) {
       return ranks;
     }
   }
@@ -65,11 +73,11 @@ std::vector<int> replicas_that_differ(const Mesh& mesh, const std::vector<uint64
 
 [[noreturn]] void report_difference(Communicator& comm, const std::string& name,
                                     const std::vector<int>& ranks,
-                                    const std::vector<uint64_t>& of_all, int64_t step) {
+                                    const std::vector<Hashed>& of_all, int64_t step) {
   constexpr size_t kMost = 8;
   std::vector<uint64_t> hashes;
   for (const int rank : ranks) {
-    hashes.push_back(of_all[static_cast<size_t>(rank)]);
+    hashes.push_back(of_all[static_cast<size_t>(rank)].hash);
   }
   std::array<char, 64> host = {};
   gethostname(host.data(), host.size() - 1);
@@ -96,33 +104,50 @@ std::vector<ReplicaHash> hash_replicas(Engine& engine) {
   std::vector<ReplicaHash> hashes;
   std::vector<std::byte> piece;
   Device& device = engine.device();
+  const ParameterStore& store = engine.model().parameters();
+  const auto is_whole = [&](const std::string& name) {
+    return store.shards() == nullptr &&
+           std::ranges::any_of(store.all(), [&](const auto& parameter) {
+             return parameter->name == name && !parameter->sharding.cut;
+           });
+  };
   engine.strategy().for_each_replica([&](const std::string& name, const Encoded& tensor) {
     uint64_t hash = hash_view(device, tensor.codes, 0, piece);
     hash = hash_view(device, tensor.scales, hash, piece);
-    hashes.push_back({name, hash});
+    hashes.push_back({name, hash, is_whole(name)});
   });
   for (const ScalingState::SavedTensor& tensor : engine.model().scaling().save()) {
     if (is_replicated(tensor)) {
-      hashes.push_back(
-          {tensor.name, content_hash(tensor.values.data(), tensor.values.size() * sizeof(float))});
+      hashes.push_back({tensor.name,
+                        content_hash(tensor.values.data(), tensor.values.size() * sizeof(float)),
+                        true});
     }
   }
   return hashes;
 }
 
 void compare_replicas(const Mesh& mesh, const std::vector<ReplicaHash>& mine, int64_t step) {
-  uint64_t all = 0;
+  Hashed of_state;
+  Hashed of_stage = {.of_stage = true};
   for (const ReplicaHash& one : mine) {
-    all = content_hash(&one.hash, sizeof(one.hash), all);
+    uint64_t& hash = one.of_stage ? of_stage.hash : of_state.hash;
+    hash = content_hash(&one.hash, sizeof(one.hash), hash);
   }
-  if (replicas_that_differ(mesh, mesh.gather_values(all)).empty()) {
+  if (replicas_that_differ(mesh, mesh.gather_values(of_state)).empty() &&
+      replicas_that_differ(mesh, mesh.gather_values(of_stage)).empty()) {
     return;
   }
-  for (const ReplicaHash& one : mine) {
-    const std::vector<uint64_t> hashes = mesh.gather_values(one.hash);
+  const std::vector<size_t> counts = mesh.gather_values(mine.size());
+  for (size_t i = 0; i < *std::ranges::max_element(counts); ++i) {
+    const ReplicaHash one = i < mine.size() ? mine[i] : ReplicaHash();
+    const std::vector<Hashed> hashes = mesh.gather_values(Hashed{one.hash, one.of_stage});
+    std::array<char, 128> name = {};
+    one.name.copy(name.data(), name.size() - 1);
+    const auto names = mesh.gather_values(name);
     const std::vector<int> ranks = replicas_that_differ(mesh, hashes);
     if (!ranks.empty()) {
-      report_difference(*mesh.world(), one.name, ranks, hashes, step);
+      report_difference(*mesh.world(), names[static_cast<size_t>(ranks.front())].data(), ranks,
+                        hashes, step);
     }
   }
 }

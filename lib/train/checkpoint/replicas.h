@@ -12,10 +12,11 @@
 
 namespace fp8train {
 
-/// The hash of one thing that all ranks hold alike.
+/// The hash of one thing that the ranks of Group::state hold alike.
 struct ReplicaHash {
   std::string name;
   uint64_t hash = 0;
+  bool of_stage = false;  ///< and so do all ranks of the pipeline stage
 };
 
 /// Hashes the tensors that all ranks of an engine hold alike between steps: the values of all
@@ -24,8 +25,9 @@ struct ReplicaHash {
 /// for the device.
 std::vector<ReplicaHash> hash_replicas(Engine& engine);
 
-/// Compares with the other ranks; all have the same names. Throws DeviceError, on all ranks, naming
-/// the first tensor that differs and the ranks that differ from most others. Collective.
+/// Compares with the other ranks; those of a pipeline stage have the same names. Throws
+/// DeviceError, on all ranks, naming the first tensor that differs and the ranks that differ from
+/// most others. Collective.
 void compare_replicas(const Mesh& mesh, const std::vector<ReplicaHash>& mine, int64_t step);
 
 }  // namespace fp8train

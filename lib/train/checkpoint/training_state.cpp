@@ -237,7 +237,7 @@ void load_model_files(const std::filesystem::path& folder, const CheckpointManif
                       Engine& engine, const Communicator& comm) {
   const auto files = std::ranges::count_if(
       manifest.files, [](const FileRecord& record) { return is_model_file(record.name); });
-  const bool reads_all = engine.model().parameters().shards() == nullptr || files == 1;
+  const bool reads_all = !state_writer(engine).in_parts || files == 1;
   const TensorSource weights(folder, [&](size_t file) {
     const bool is_own = static_cast<int>(file) % comm.size() == comm.rank();
     return reads_all || is_own ? SafetensorsFile::Reads::hashed : SafetensorsFile::Reads::plain;

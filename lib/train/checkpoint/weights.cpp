@@ -39,8 +39,8 @@ void warn_of_unread(Decoder& model, const TensorSource& source) {
 
 std::vector<std::string> unread_tensors(Decoder& model, const TensorSource& source) {
   std::set<const SafetensorsEntry*> read;
-  for (const auto& parameter : model.parameters().all()) {
-    for (const HfPiece& piece : hf_pieces(model.config(), parameter->name)) {
+  for (const std::string& parameter : model.parameters().names()) {
+    for (const HfPiece& piece : hf_pieces(model.config(), parameter)) {
       read.insert(source.find(piece.name));
     }
   }

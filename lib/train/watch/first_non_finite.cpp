@@ -125,7 +125,7 @@ std::optional<Finding> first_weight(Engine& engine) {
   const auto& parameters = engine.model().parameters().all();
   for (size_t i = 0; i < parameters.size(); ++i) {
     if (std::optional<Finding> finding = look(engine.device(), *parameters[i], Role::weight)) {
-      finding->order = static_cast<int64_t>(i);
+      finding->order = static_cast<int64_t>(parameters[i]->sharding.index);
       return finding;
     }
   }
@@ -138,7 +138,7 @@ std::optional<Finding> first_gradient(Engine& engine) {
   const auto& parameters = store.all();
   for (size_t i = parameters.size(); i-- > 0;) {
     if (std::optional<Finding> finding = look(engine.device(), *parameters[i], Role::gradient)) {
-      finding->order = static_cast<int64_t>(parameters.size() - i);
+      finding->order = -static_cast<int64_t>(parameters[i]->sharding.index);
       finding->is_sum = engine.mesh().world_size() > 1 && store.shards() == nullptr ? 1 : 0;
       return finding;
     }
@@ -163,7 +163,8 @@ std::optional<Finding> first_cast(Engine& engine, const char* role_letter, Role 
       continue;
     }
     const float value = amax[static_cast<size_t>(slot.amax - base)];
-    const auto order = static_cast<int64_t>(role == Role::gradient ? slots.size() - i : i);
+    const auto index = static_cast<int64_t>(slot.index);
+    const int64_t order = role == Role::gradient ? -index : index;
     if (!std::isfinite(value) && (!first || order < first->order)) {
       first = Finding{.found = 1, .role = role, .order = order, .element = -1, .value = value};
       set_name(*first, slot.layer + "." + slot.role);
@@ -178,7 +179,8 @@ Finding first_of_rank(Engine& engine, const std::function<Batch()>& next) {
   const std::optional<Finding> weight = first_weight(engine);
   FirstActivation activation(engine.device());
   // Collective in some layouts: whatever has been found.
-  for (int64_t i = 0; i < engine.settings().step.gradient_accumulation_steps; ++i) {
+  const bool is_whole = engine.mesh().size(Axis::pipeline) == 1;
+  for (int64_t i = 0; is_whole && i < engine.settings().step.gradient_accumulation_steps; ++i) {
     engine.watch_forward(next(), activation);
   }
   for (const std::optional<Finding>& finding :
