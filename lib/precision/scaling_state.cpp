@@ -61,12 +61,20 @@ const ScalingSlot* ScalingState::add(std::string layer, std::string role,
   return &slot;
 }
 
-std::vector<std::string> ScalingState::names() const {
-  std::vector<std::string> names(slots_.size() + absent_.size());
+std::vector<const ScalingSlot*> ScalingState::of_all_stages() const {
+  std::vector<const ScalingSlot*> all(slots_.size() + absent_.size());
   for (const auto* const slots : {&slots_, &absent_}) {
     for (const auto& slot : *slots) {
-      names[slot->index] = slot->layer + "." + slot->role;
+      all[slot->index] = slot.get();
     }
+  }
+  return all;
+}
+
+std::vector<std::string> ScalingState::names() const {
+  std::vector<std::string> names;
+  for (const ScalingSlot* const slot : of_all_stages()) {
+    names.push_back(slot->layer + "." + slot->role);
   }
   return names;
 }

@@ -179,6 +179,8 @@ class ScalingState {
     Tensor updates_left;  // as in ops::DelayedScalingState
     Tensor unevaluated;   // [3, slots]: amax, scale and its inverse before an evaluation
   };
+  /// Returns all slots of the model, in their order.
+  std::vector<const ScalingSlot*> of_all_stages() const;
   Group& group_of(const TensorFormat& format, ScalingPass pass);
   template <typename Visit>
   void for_each_forward_group(const Visit& visit) const;
