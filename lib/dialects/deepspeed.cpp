@@ -188,8 +188,10 @@ class DeepSpeed : public Program {
       pass_.section(it, kZero, "stage3_");
     } else if (name == "compression_training") {
       pass_.complain(it, fmt::format("{}; remove it", kOtherTraining));
-    } else if (name == "tensor_parallel" || name == "pipeline") {
-      size_of_axis(it, name == "pipeline" ? "stages" : "autotp_size");
+    } else if (name == "tensor_parallel") {
+      size_of_axis(it, "autotp_size", "parallelism.tensor");
+    } else if (name == "pipeline") {
+      size_of_axis(it, "stages", "parallelism.pipeline");
     } else if (name == "communication_data_type" || name == "data_types") {
       const YamlNode* type =
           it.node.kind == Kind::map ? value_of(it.node, "grad_accum_dtype") : &it.node;
@@ -205,21 +207,18 @@ class DeepSpeed : public Program {
     }
   }
 
-  void size_of_axis(const Entry& it, const char* key) {
+  void size_of_axis(const Entry& it, const char* key, const char* ours) {
     const YamlNode* size = value_of(it.node, key);
-    if (size == nullptr || is_off(*size)) {
-      return pass_.without_meaning(it);
-    }
-    pass_.put(it.name == "pipeline" ? "parallelism.pipeline" : "parallelism.tensor",
-              {key, it.spelled + "." + key, it.key, *size}, size->text, "");
+    size == nullptr || is_off(*size)
+        ? pass_.without_meaning(it)
+        : pass_.put(ours, {key, it.spelled + "." + key, it.key, *size}, size->text, "");
   }
 
   /// fp16, bf16, torch_autocast and msamp: sections that switch a precision on.
   void half_precision(const Entry& entry) {
     if (entry.node.kind != Kind::map) {
-      pass_.complain(entry,
-                     fmt::format("expected a section of keys, got {}", describe(entry.node)));
-      return;
+      return pass_.complain(
+          entry, fmt::format("expected a section of keys, got {}", describe(entry.node)));
     }
     const YamlNode* enabled = value_of(entry.node, "enabled");
     const YamlNode* dtype = value_of(entry.node, "dtype");
@@ -227,8 +226,7 @@ class DeepSpeed : public Program {
     const bool on = enabled != nullptr && !automatic && flag_in(*enabled) == true;
     half_ = half_ || automatic || on;
     if (!on && !automatic) {
-      pass_.without_meaning(entry);
-      return;
+      return pass_.without_meaning(entry);
     }
     const bool is_msamp = entry.name == "msamp";
     std::string type = entry.name == "bfloat16" ? "bf16" : entry.name;
@@ -255,10 +253,9 @@ class DeepSpeed : public Program {
   /// Other sources decide whether it counts: FP8 has precedence (Dialects::settle).
   void switch_half_on(const std::string& type, const Entry& entry) {
     if (half_on_ && half_on_->type != type) {
-      pass_.complain(entry,
-                     fmt::format("says {}, but {} at {} says {}; keep one of them", type,
-                                 half_on_->spelled, pass_.where(half_on_->mark), half_on_->type));
-      return;
+      return pass_.complain(
+          entry, fmt::format("says {}, but {} at {} says {}; keep one of them", type,
+                             half_on_->spelled, pass_.where(half_on_->mark), half_on_->type));
     }
     half_on_ = State::Half{pass_.given(entry), type};
   }
@@ -269,11 +266,11 @@ class DeepSpeed : public Program {
     const Entry type_entry = {"type", entry.spelled + ".type", entry.key, type};
     const bool adam = name == "adam" || name == "adamw" || name == "fusedadam";
     if (!adam && name != "sgd") {
-      pass_.complain(type_entry,
-                     fmt::format("expected Adam, AdamW or SGD, got {}; Muon and its options are in "
-                                 "optimizer.name and optimizer.muon",
-                                 describe(type)));
-      return;
+      return pass_.complain(
+          type_entry,
+          fmt::format("expected Adam, AdamW or SGD, got {}; Muon and its options are in "
+                      "optimizer.name and optimizer.muon",
+                      describe(type)));
     }
     pass_.put("optimizer.name", type_entry, adam ? "adamw" : "sgd");
     const YamlNode* given = value_of(entry.node, "params");
@@ -303,10 +300,9 @@ class DeepSpeed : public Program {
     const std::string name = simplified(type.text);
     const auto ours = find_word(kSchedules, name);
     if (!ours) {
-      pass_.complain(type_entry,
-                     fmt::format("expected WarmupLR, WarmupDecayLR or WarmupCosineLR, got {}",
-                                 describe(type)));
-      return;
+      return pass_.complain(
+          type_entry, fmt::format("expected WarmupLR, WarmupDecayLR or WarmupCosineLR, got {}",
+                                  describe(type)));
     }
     pass_.put("scheduler.type", type_entry, *ours);
     const YamlNode* given = value_of(entry.node, "params");

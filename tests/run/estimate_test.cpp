@@ -151,7 +151,7 @@ TEST_CASE("the time of a step has its MFU") {
   CHECK_THAT(out.substr(at), Contains(" %: GEMMs "));
 }
 
-TEST_CASE("a pipeline is estimated by its stage with the most memory, and refused by train") {
+TEST_CASE("a pipeline is estimated by its stage with the most memory") {
   const TempDir folder;
   const Words pipeline = {"--world-size", "8", "parallelism.pipeline=4",
                           "training.gradient_accumulation_steps=16"};
