@@ -82,4 +82,32 @@ TEST_CASE("ranks that share layers and the optimizer write one checkpoint") {
   expect_code(0, folder.path(), {"export", "shared", "--out", "hf"});
 }
 
+TEST_CASE("a run continues where another layout pads the vocabulary to another length") {
+  const TextFolder folder;  // 258 tokens: 272 rows, 288 of two ranks
+  const auto words = [](const Words& layout) {
+    Words all = {"sample.interval=0", "checkpoint.keep_last=5"};
+    all.insert(all.end(), layout.begin(), layout.end());
+    return command("te-delayed", "run", all);
+  };
+  run(folder, 1, words({}));
+  const fs::path checkpoints = folder / "run" / "checkpoints";
+  fs::remove_all(checkpoints / "step-000040");
+  fs::remove_all(checkpoints / "step-000060");
+  CHECK_THAT(run(folder, 2, words({"parallelism.tensor=2"})).out,
+             Catch::Contains("step-000020 at step 20"));
+  fs::remove_all(checkpoints / "step-000060");
+  CHECK_THAT(run(folder, 1, words({})).out, Catch::Contains("step-000040 at step 40"));
+}
+
+TEST_CASE("stages continue with their factors of automatic scales") {
+  const TextFolder folder;
+  const Words words = command("fp8-lm", "run", {"sample.interval=0", "parallelism.pipeline=2"});
+  run(folder, 2, words);
+  const fs::path final = folder / "run" / "checkpoints" / "step-000060";
+  const std::string whole = read_file(final / "model.safetensors");
+  fs::remove_all(final);
+  CHECK_THAT(run(folder, 2, words).out, Catch::Contains("step-000040 at step 40"));
+  CHECK(read_file(final / "model.safetensors") == whole);
+}
+
 }  // namespace fp8train::test
