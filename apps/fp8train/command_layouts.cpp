@@ -121,7 +121,7 @@ int print_layouts(const LayoutOptions& options, const Settings& settings, int ra
     throw DeviceError(
         "no layout fits: take more ranks, a plan with fewer bytes, or a smaller model");
   }
-  print_fastest(options, found.fitting.front());
+  print_fastest(options, found.fitting.front(), settings);
   return 0;
 }
 

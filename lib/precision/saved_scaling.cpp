@@ -134,13 +134,13 @@ void ScalingState::load(const std::vector<SavedTensor>& tensors) {
     return found != by_name.end() && found->second->shape == shape ? found->second : nullptr;
   };
   std::vector<SavedTensor> wanted = save();
-  const std::vector<const ScalingSlot*> slots = of_all_stages();
+  const std::vector<const ScalingSlot*> all_slots = of_all_stages();
   size_t next = 0;
   for (const auto& group : groups_) {
     for (const auto& [part, view] : saved_parts(*group)) {
       for (const ScalingSlot* slot : group->slots) {
         SavedTensor& tensor = wanted[next++];
-        const EarlierColumn earlier = earlier_column(slots, *slot);
+        const EarlierColumn earlier = earlier_column(all_slots, *slot);
         std::vector<int64_t> shape = {static_cast<int64_t>(earlier.columns)};
         if (view.shape.rank() == 2) {
           shape.insert(shape.begin(), tensor.shape.front());

@@ -53,11 +53,11 @@ std::vector<float> read_values(const SavedState& saved, const std::string& name,
                                const Sharding& part, int64_t used) {
   const int64_t count = part.whole.count();
   HostStored stored(readable_format(saved, name, count), count);
-  const size_t bytes = stored.codes.size();
+  const size_t size = stored.codes.size();
   const bool scaled = stored.tensor.format.is_scaled();
   stored.codes =
       saved.read(name, stored.tensor.format.dtype, all_of(scaled ? count : used, part.width()));
-  stored.codes.resize(bytes);  // padding is 0, and its extent that of the layout
+  stored.codes.resize(size);  // padding is 0, and its extent that of the layout
   stored.tensor.codes.data = stored.codes.data();
   if (!stored.scales.empty()) {
     const int64_t scales = saved.count_of(name + kScaleSuffix);
