@@ -86,6 +86,7 @@ std::vector<std::string> nearest_names(std::string_view name,
 }
 
 int64_t nearest_divisor(int64_t count, int64_t wanted) {
+  wanted = std::min(wanted, count);
   for (int64_t distance = 0; distance < wanted; ++distance) {
     for (const int64_t other : {wanted - distance, wanted + distance}) {
       if (count % other == 0) {

@@ -40,6 +40,11 @@ StateBox scales_of(const StateTensor& entry, const StateBox& box) {
           .width = scales(box.width)};
 }
 
+/// Whether a rank saves its part: of those that have the same one does.
+bool is_saved_by(const Mesh& mesh, const Parameter& parameter) {
+  return parameter.counts_in_norm && (parameter.sharding.cut || mesh.index(Group::tensor) == 0);
+}
+
 }  // namespace
 
 std::vector<StateBox> boxes_of(const Sharding& part, int64_t first, int64_t count) {
@@ -89,13 +94,14 @@ std::vector<StateTensor> state_tensors(Engine& engine) {
   std::vector<StateTensor> found;
   const Optimizer& optimizer = engine.optimizer();
   const ParameterStore& store = engine.model().parameters();
+  const Mesh& mesh = engine.mesh();
   const auto add = [&](const std::string& role, const Parameter& parameter, const Encoded& tensor) {
     const bool shares_scale = tensor.format.is_scaled() && tensor.format.block == per::tensor;
     if (!tensor.empty() && (parameter.updated.count() > 0 || shares_scale)) {
-      found.push_back({role + "." + parameter.name, tensor, parameter.sharding,
-                       parameter.updated.first,
-                       parameter.updated.whole && parameter.sharding.is_whole(),
-                       parameter.counts_in_norm, parameter.used_rows * parameter.sharding.width()});
+      found.push_back(
+          {role + "." + parameter.name, tensor, parameter.sharding, parameter.updated.first,
+           parameter.updated.whole && parameter.sharding.is_whole(), is_saved_by(mesh, parameter),
+           parameter.used_rows * parameter.sharding.width()});
     }
   };
   for (const OptimizerState* state : optimizer.states()) {
@@ -211,7 +217,7 @@ std::vector<StateTensor> saved_weights(const ParameterStore& store, const Mesh& 
   for (const auto& parameter : store.all()) {
     const bool is_shard = store.shards() != nullptr;
     const Encoded& value = is_shard ? parameter->updated.value : parameter->stored_value;
-    if (value.count() > 0 && (writer.in_parts ? writer.writes && parameter->counts_in_norm
+    if (value.count() > 0 && (writer.in_parts ? writer.writes && is_saved_by(mesh, *parameter)
                                               : wanted.contains(parameter->name))) {
       saved.push_back({.name = "value." + parameter->name,
                        .tensor = value,

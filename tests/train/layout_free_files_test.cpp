@@ -394,5 +394,6 @@ TEST_CASE("parts of a tensor are refused where elements with one scale lie in tw
   HostStored moment(parse_format("e4m3 group(128) current"), 32 * 64);
   const Sharding whole = whole_of({32, 256}, 0);
   const StateTensor entry = {"moment1.w", moment.tensor, columns_of(whole, 1, 4), 0, false, true};
-  CHECK_THROWS_WITH(saved_tensors({entry}), Contains("moment1.w is cut between ranks where 128"));
+  CHECK_THROWS_WITH(saved_tensors({entry}),
+                    Contains("parallelism.tensor cuts moment1.w where 128"));
 }

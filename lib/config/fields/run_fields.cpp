@@ -268,7 +268,7 @@ std::vector<Field> parallelism_fields() {
                   .when = [](const Settings& s) { return s.job.nodes * s.job.ranks_per_node > 1; },
                   .changes_memory = true})
           .checked(check_zero_stage),
-      layout("tensor", &ParallelLayout::tensor, at_least(1),
+      layout("tensor", &ParallelLayout::tensor, between(1, 1 << 16),
              "Ranks among which each layer is cut: its rows of activations, its heads and the "
              "columns or rows of its weights")
           .checked(check_tensor),
@@ -277,7 +277,7 @@ std::vector<Field> parallelism_fields() {
              "pass one after another")
           .checked(check_pipeline),
       layout(
-          "tensor_parts", &ParallelLayout::tensor_parts, at_least(0),
+          "tensor_parts", &ParallelLayout::tensor_parts, between(0, 256),
           "Partial results of each sum that parallelism.tensor divides, a power of two: with the "
           "same number 1, 2, 4, .. ranks compute the same bits on cpu, more slowly. 0: one of "
           "each rank"),
