@@ -47,8 +47,10 @@ TEST_CASE("a wish is recognized in any section and spelling, with a part of the 
     CHECK_THAT(error_of(kBase, {std::string(key) + "=8"}),
                Contains("adapters (LoRA) are not here"));
   }
-  CHECK_THAT(error_of(kBase, {"parallelism.tensor-parallel-size=2"}),
-             Contains("parallelism are not here; ranks share the batch"));
+  CHECK_THAT(error_of(kBase, {"parallelism.context-parallel-size=2"}),
+             Contains("context and sequence parallelism of other kinds are not here"));
+  CHECK_THAT(error_of(kBase, {"training.tensor_model_parallel_size=2"}),
+             Contains("belongs to `parallelism` as tensor"));
   CHECK_THAT(error_of(kBase, {"logging.wandb=true"}),
              Contains("to_wandb.py") && Contains("docs/reference/metrics.md"));
   CHECK_THAT(error_of(kBase, {"activation_checkpoint.mode=full"}),

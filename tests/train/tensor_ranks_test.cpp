@@ -25,7 +25,8 @@ using Wholes = std::map<std::string, std::vector<float>>;
 struct Results {
   Wholes values, gradients;
   std::vector<double> losses, norms;
-  bool as_planned = true;  ///< the memory
+  std::vector<double> last_losses;  ///< as the last rank has them
+  bool as_planned = true;           ///< the memory
 };
 
 /// Adds this rank's part of a tensor to the whole.
@@ -151,6 +152,9 @@ void train(const EngineSettings& settings, Communicator* comm, int64_t steps, st
       copy_to_host(*device, gradient.data(), parameter.gradient);
       add_part(results.gradients, parameter, gradient);
     }
+  }
+  if (mesh.world_rank() + 1 == mesh.world_size()) {
+    results.last_losses = losses;
   }
   if (mesh.leads()) {
     results.losses = losses;
@@ -340,8 +344,8 @@ TEST_CASE("ranks that share layers share the optimizer too, at each stage of ZeR
 TEST_CASE("each exchange of ranks that share layers is needed", "[tensor]") {
   const std::string plan = GENERATE("bf16", "te-current", "te-delayed");
   CAPTURE(plan);
-  EngineSettings settings = plan == "bf16" ? gpt2_with_heads(plan) : llama(plan);
-  settings.model.qk_norm = plan == "te-current";
+  EngineSettings settings = plan == "te-delayed" ? llama(plan) : gpt2_with_heads(plan);
+  settings.model.qk_norm = plan == "te-delayed";
   settings.model.num_hidden_layers = 1;
   settings = with(settings, 2, 2);
   int64_t calls = 0;
@@ -352,7 +356,7 @@ TEST_CASE("each exchange of ranks that share layers is needed", "[tensor]") {
     const std::vector<std::string> errors =
         test::run_ranks(Topology::blocks(2, 2), [&](Communicator& comm) {
           LeavesOut some(comm, left_out);
-          train(settings, &some, 2, mutex, results);
+          train(settings, &some, 3, mutex, results);
           const std::lock_guard lock(mutex);
           calls = some.calls();
           name = some.left_out();
@@ -362,12 +366,15 @@ TEST_CASE("each exchange of ranks that share layers is needed", "[tensor]") {
   };
   const Results all = run_without(-1);
   REQUIRE(calls > 20);
+  // What is agreed on after a step, scales and weights, is needed in the next one. The amax that
+  // all ranks have seen are, with current scaling, for values that are not finite alone.
+  const std::string of_amax = plan == "te-current" ? "all_gather of 48 bytes" : "";
   std::vector<std::string> not_needed;
-  for (int64_t left_out = 0; left_out < calls; ++left_out) {
+  for (int64_t left_out = 0; left_out < calls * 2 / 3; ++left_out) {
     const Results some = run_without(left_out);
     if (difference(all.gradients, some.gradients, 0).empty() &&
         difference(all.values, some.values, 0).empty() && some.losses == all.losses &&
-        some.norms == all.norms) {
+        some.norms == all.norms && some.last_losses == all.last_losses && name != of_amax) {
       not_needed.push_back(std::to_string(left_out) + ": " + name);
     }
   }
