@@ -154,7 +154,7 @@ void Decoder::freeze(const std::vector<std::string>& patterns) {
 
 Sharding Decoder::sharding_of(const Shape& whole, Split split,
                               std::span<const int64_t> pieces) const {
-  const Sharding all = whole_of(whole, parameters_.next_index());
+  Sharding all = whole_of(whole, parameters_.next_index());
   if (split == Split::none || tensor_.ranks == 1) {
     return all;
   }

@@ -122,10 +122,9 @@ class FirstActivation : public ActivationWatch {
 };
 
 std::optional<Finding> first_weight(Engine& engine) {
-  const auto& parameters = engine.model().parameters().all();
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    if (std::optional<Finding> finding = look(engine.device(), *parameters[i], Role::weight)) {
-      finding->order = static_cast<int64_t>(parameters[i]->sharding.index);
+  for (const auto& parameter : engine.model().parameters().all()) {
+    if (std::optional<Finding> finding = look(engine.device(), *parameter, Role::weight)) {
+      finding->order = static_cast<int64_t>(parameter->sharding.index);
       return finding;
     }
   }
@@ -156,18 +155,16 @@ std::optional<Finding> first_cast(Engine& engine, const char* role_letter, Role 
   const std::vector<float> amax = to_host_f32(engine.device(), scaling.amax());
   const auto* base = scaling.amax().as<float>();
   std::optional<Finding> first;
-  const auto& slots = scaling.slots();
-  for (size_t i = 0; i < slots.size(); ++i) {
-    const ScalingSlot& slot = *slots[i];
-    if (!slot.role.starts_with(role_letter)) {
+  for (const auto& slot : scaling.slots()) {
+    if (!slot->role.starts_with(role_letter)) {
       continue;
     }
-    const float value = amax[static_cast<size_t>(slot.amax - base)];
-    const auto index = static_cast<int64_t>(slot.index);
+    const float value = amax[static_cast<size_t>(slot->amax - base)];
+    const auto index = static_cast<int64_t>(slot->index);
     const int64_t order = role == Role::gradient ? -index : index;
     if (!std::isfinite(value) && (!first || order < first->order)) {
       first = Finding{.found = 1, .role = role, .order = order, .element = -1, .value = value};
-      set_name(*first, slot.layer + "." + slot.role);
+      set_name(*first, slot->layer + "." + slot->role);
     }
   }
   return first;
