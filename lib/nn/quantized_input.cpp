@@ -8,6 +8,7 @@
 #include "ops/cast/scale_blocks.h"
 #include "ops/gemm/gemm_support.h"
 #include "ops/pointwise/elementwise.h"
+#include "precision/linear_plan.h"
 
 namespace fp8train {
 namespace {
@@ -150,6 +151,8 @@ QuantizedInput::QuantizedInput(ScalingState& scaling, const std::string& layer,
     : with_blockwise_(blockwise(along_columns.other)),
       with_plain_(along_columns.format.is_scaled() && !along_columns.other.is_scaled()),
       in_evaluation_(in_evaluation),
+      crosses_as_codes_(
+          crosses_as_codes(along_rows.format, along_columns.format, along_columns.other)),
       cut_(along_rows.cut) {
   check(!with_plain_ || along_columns.format == along_rows.format,
         "with a plain operand the codes of the other GEMM are read");
@@ -251,8 +254,7 @@ QuantizedInput::Operands QuantizedInput::operands(const StepContext& context, co
 }
 
 bool QuantizedInput::gathers_codes(const StepContext& context) const {
-  return rows_ != nullptr && rows_->format.block == per::tensor && !with_blockwise_ &&
-         reads_codes(context, Along::rows) && (columns_ == rows_ || !context.training);
+  return crosses_as_codes_ && reads_codes(context, Along::rows);
 }
 
 QuantizedInput::Operands QuantizedInput::gathered(const StepContext& context,

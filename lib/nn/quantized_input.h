@@ -151,6 +151,7 @@ class QuantizedInput {
   bool with_blockwise_;  // along columns the other operand has a scale for each block
   bool with_plain_;      // along columns the other operand is not scaled
   bool in_evaluation_;
+  bool crosses_as_codes_;
   Cut cut_;
 };
 

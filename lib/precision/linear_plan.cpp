@@ -273,13 +273,18 @@ bool glob_match(const std::string& pattern, const std::string& text) {
   return p == pattern.size();
 }
 
+bool crosses_as_codes(const TensorFormat& along_rows, const TensorFormat& along_columns,
+                      const TensorFormat& other) {
+  return along_rows.is_scaled() && along_rows.block == per::tensor && along_columns == along_rows &&
+         (!other.is_scaled() || other.block == per::tensor);
+}
+
 TensorFormat gathered_format(const LinearPlan& linear) {
-  const bool is_x = linear.site.split == Split::columns && !linear.site.is_head;
+  const bool is_x = linear.site.split == Split::columns;
   const TensorFormat& rows = is_x ? linear.fprop.a : linear.dgrad.a;
-  const TensorFormat& columns = is_x ? linear.wgrad.b : linear.wgrad.a;
-  const TensorFormat& other = is_x ? linear.wgrad.a : linear.wgrad.b;
-  const bool as_codes = rows.is_scaled() && rows.block == per::tensor && columns == rows &&
-                        (!other.is_scaled() || other.block == per::tensor) && !linear.site.is_head;
+  const bool as_codes =
+      !linear.site.is_head && (is_x ? crosses_as_codes(rows, linear.wgrad.b, linear.wgrad.a)
+                                    : crosses_as_codes(rows, linear.wgrad.a, linear.wgrad.b));
   return as_codes ? rows : plain(linear.activation);
 }
 

@@ -66,6 +66,11 @@ struct LinearPlan {
   bool is_smoothed() const { return swiglu == SwigluInput::smoothed; }
 };
 
+/// Whether ranks exchange rows of a tensor as the codes of its one scale, which both of its GEMMs
+/// read. `other`: the operand with which it is multiplied along columns.
+bool crosses_as_codes(const TensorFormat& along_rows, const TensorFormat& along_columns,
+                      const TensorFormat& other);
+
 /// The format in which the rows of x (Split::columns) or of dy (Split::rows) cross between the
 /// ranks of the tensor axis: the codes that both GEMMs read of a tensor with one scale, else the
 /// type of activations.

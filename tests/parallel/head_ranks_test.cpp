@@ -38,7 +38,7 @@ std::vector<float> read(const View& view) {
   return values;
 }
 
-/// What a rank has after a step; of all ranks one after another.
+/// The results of a rank after a step; of all ranks one after another.
 struct Results {
   std::vector<float> losses, dx, gradient, logits;
   double sum = 0.0, z_sum = 0.0;

@@ -202,7 +202,7 @@ class RankState {
 
 constexpr uint64_t kMaxFile = 600'000;
 
-/// What a run of these ranks writes, up to `joins`: not yet the files of the model.
+/// The files that a run of these ranks writes, up to `joins`: not yet the files of the model.
 std::vector<FileRecord> write(const fs::path& root, const ModelConfig& config, const Layout& layout,
                               std::vector<StateCopy>& copies) {
   const fs::path partial = begin_checkpoint(root, 1);

@@ -25,7 +25,7 @@ namespace {
 constexpr int64_t kBlocks = 4;
 constexpr int64_t kSteps = 4;
 
-/// What a training leaves. The stages of a pipeline add their parts.
+/// The results of a training. The stages of a pipeline add their parts.
 struct Trained {
   std::vector<double> losses, norms;
   double evaluated = 0;

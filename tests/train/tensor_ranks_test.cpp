@@ -9,6 +9,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <tuple>
 
 #include "engine/dry_run.h"
 #include "support/parameters.h"
@@ -197,9 +198,7 @@ std::string difference(const Wholes& expected, const Wholes& actual, double tole
       text += name + " is missing or has another size\n";
       continue;
     }
-    if (tolerance == 0
-            ? std::memcmp(values.data(), found->second.data(), values.size() * sizeof(float)) == 0
-            : false) {
+    if (tolerance == 0 && test::same_bits(values, found->second)) {
       continue;
     }
     std::vector<float> delta(values.size());
@@ -207,7 +206,7 @@ std::string difference(const Wholes& expected, const Wholes& actual, double tole
       delta[i] = found->second[i] - values[i];
     }
     const double relative = norm_of(delta) / std::max(norm_of(values), 1e-30);
-    if (!(relative <= tolerance) || tolerance == 0) {
+    if (tolerance == 0 || !(relative <= tolerance)) {
       text += name + ": relative difference " + std::to_string(relative) + ", ratio of norms " +
               std::to_string(norm_of(found->second) / norm_of(values)) + "\n";
     }
@@ -366,8 +365,8 @@ TEST_CASE("each exchange of ranks that share layers is needed", "[tensor]") {
   };
   const Results all = run_without(-1);
   REQUIRE(calls > 20);
-  // What is agreed on after a step, scales and weights, is needed in the next one. The amax that
-  // all ranks have seen are, with current scaling, for values that are not finite alone.
+  // Scales and weights on which ranks agree after a step are needed in the next one. With current
+  // scaling the amax that all ranks have seen are for values that are not finite alone.
   const std::string of_amax = plan == "te-current" ? "all_gather of 48 bytes" : "";
   std::vector<std::string> not_needed;
   for (int64_t left_out = 0; left_out < calls * 2 / 3; ++left_out) {
@@ -379,4 +378,23 @@ TEST_CASE("each exchange of ranks that share layers is needed", "[tensor]") {
     }
   }
   CHECK(not_needed == std::vector<std::string>());
+}
+
+TEST_CASE("a block sends the bytes of its formula between ranks that share layers", "[tensor]") {
+  // Six gathers of rows, in bf16 or as codes, four sums in bf16, the gradients of two norms and,
+  // with delayed scaling, the amax of twelve tensors.
+  const auto [plan, gathered, amax] =
+      GENERATE(std::tuple("bf16", 2, 0), std::tuple("te-delayed", 1, 12));
+  const int ranks = GENERATE(2, 4);
+  CAPTURE(plan, ranks);
+  EngineSettings settings = with(llama(plan), ranks, 0);
+  const auto sent = [&](int64_t blocks) {
+    settings.model.num_hidden_layers = blocks;
+    const DryRunStep step = dry_run_step(settings, {}, Topology::blocks(ranks, ranks), 0);
+    return static_cast<int64_t>(step.sent_by_layers.total());
+  };
+  const int64_t width = settings.model.hidden_size;
+  const int64_t elements = settings.step.micro_batch_tokens() * width;
+  const int64_t rows = (6 * gathered + 4 * 2) * elements * (ranks - 1) / ranks;
+  CHECK(sent(3) - sent(2) == rows + 4 * (2 * width + amax) * (ranks - 1));
 }
