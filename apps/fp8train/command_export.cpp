@@ -41,14 +41,18 @@ const Choices<ExportTarget> kTargets = {{"hf", ExportTarget::hf}, {"gguf", Expor
 
 /// The name of a type of weights in each kind of file; empty: it is not in it.
 struct ExportType {
-  std::optional<DType> plain;     ///< stored as they are: hf
-  std::optional<ScaleBlock> fp8;  ///< e4m3, with a scale for each: hf
+  std::optional<DType> plain;        ///< stored as they are: hf
+  std::optional<TensorFormat> cast;  ///< with current scales: hf
   std::optional<GgufType> gguf;
 };
+ExportType cast_to(const char* format) {
+  return {{}, parse_format(format), {}};
+}
 const Choices<ExportType> kTypes = {
-    {"fp32", {DType::f32, {}, GgufType::f32}}, {"bf16", {DType::bf16, {}, GgufType::bf16}},
-    {"fp16", {DType::f16, {}, GgufType::f16}}, {"fp8-block", {{}, per::block_128x128, {}}},
-    {"fp8-tensor", {{}, per::tensor, {}}},     {"q8_0", {{}, {}, GgufType::q8_0}}};
+    {"fp32", {DType::f32, {}, GgufType::f32}},    {"bf16", {DType::bf16, {}, GgufType::bf16}},
+    {"fp16", {DType::f16, {}, GgufType::f16}},    {"fp8-block", cast_to("e4m3 128x128 current")},
+    {"fp8-tensor", cast_to("e4m3 current")},      {"nvfp4", cast_to("e2m1 1x16 current e4m3")},
+    {"mxfp4", cast_to("e2m1 1x32 current e8m0")}, {"q8_0", {{}, {}, GgufType::q8_0}}};
 
 [[noreturn]] void refuse_type(const ExportCommand& request, const std::string& types) {
   throw ConfigError(
@@ -83,15 +87,11 @@ ExportOptions folder_options(const ExportCommand& request, const ExportType& typ
   ExportOptions options = {.dtype = type.plain,
                            .quantization = {},
                            .max_shard_bytes = parse_size(request.max_shard_size)};
-  if (type.fp8) {
-    FileQuantization how;
-    how.format.dtype = DType::e4m3;
-    how.format.policy = ScalePolicy::current;
-    how.format.block = *type.fp8;
-    options.quantization = std::move(how);
+  if (type.cast) {
+    options.quantization.emplace().format = *type.cast;
     options.dtype = DType::bf16;  // of the rest (so do the files of DeepSeek-V3)
   } else if (!type.plain) {
-    refuse_type(request, names_with([](const ExportType& one) { return one.plain || one.fp8; }));
+    refuse_type(request, names_with([](const ExportType& one) { return one.plain || one.cast; }));
   }
   return options;
 }
@@ -176,8 +176,8 @@ void add_export(Arguments command, Action& action) {
                  "hf: config.json and safetensors, as transformers reads them; gguf: a file for "
                  "llama.cpp");
   command.option("--dtype TYPE", request->dtype,
-                 "Type of the weights: fp32, bf16 or fp16; hf: also fp8-block, fp8-tensor; gguf: "
-                 "also q8_0");
+                 "Type of the weights: fp32, bf16 or fp16; hf: also fp8-block, fp8-tensor, nvfp4, "
+                 "mxfp4; gguf: also q8_0");
   command.option("--max-shard-size SIZE", request->max_shard_size,
                  "Larger models are written as several files: 5GB, 200MB (powers of ten)");
   command.flag("--overwrite", request->overwrite, "Replace a GGUF file that is there");

@@ -1,4 +1,4 @@
-// fp8train quantize: the matrices of a safetensors file, or of a model folder, in FP8 or INT8.
+// fp8train quantize: the matrices of a safetensors file, or of a model folder, in FP8, INT8 or FP4.
 
 #include <fmt/format.h>
 
@@ -43,7 +43,7 @@ struct QuantizeOptions {
   bool json = false;
 };
 
-const Choices<DType> kElements = choices_of(ByteCodes::kTypes);
+const Choices<DType> kElements = choices_of(CodeTypes::kTypes);
 const Choices<ScaleBlock> kBlocks = choices_of(quantization_blocks());
 
 /// The types that the scales of some block have.

@@ -8,6 +8,8 @@ For each family in tests/golden/families:
          tensor, the weights' bits, logits
   fp8    fp8-block and fp8-tensor in transformers (FineGrainedFP8 and compressed-tensors): the same,
          weights against code * scale, and how far logits are from those of the bf16 folder
+  fp4    nvfp4 and mxfp4 the same, of a model whose rows are whole blocks; weights against those
+         that `fp8train quantize --dequantize` writes
   gguf   every type in gguf's GGUFReader: the values of each tensor, dequantized by gguf, against
          the weights
 
@@ -136,6 +138,41 @@ def check_fp8(program, case, out):
         )
 
 
+def check_fp4(program, case, out):
+    want = logits(opened(case, dtype=torch.float32))
+    for kind, granularity in (("nvfp4", "1x16"), ("mxfp4", "1x32")):
+        folder = out / f"{case}-{kind}"
+        subprocess.run(
+            [program, "export", case, "--out", folder, "--dtype", kind],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        plain = out / f"{case}-{kind}.safetensors"
+        subprocess.run(
+            [
+                program, "quantize", case / "model.safetensors", "--out", plain, "--format", "e2m1",
+                "--granularity", granularity, "--dequantize",
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        options = dict(
+            quantization_config=transformers.CompressedTensorsConfig(run_compressed=False)
+        )
+        model = opened(folder, dtype=torch.float32, **options).float()
+        stored, state = tensors_of(folder), model.state_dict()
+        with safe_open(plain, framework="pt") as file:
+            names = [n.removesuffix("_packed") for n in stored if n.endswith("_packed")]
+            errors = [
+                distance(state[name].double(), file.get_tensor(name).double()) for name in names
+            ]
+        assert names and max(errors) < 3e-3, (case, kind, errors)
+        print(
+            f"{case!s:20.20} {kind:10} {type(model).__name__}, {len(names)} weights within "
+            f"{max(errors):.1e}, logits differ by {distance(logits(model), want):.1e}"
+        )
+
+
 def check_gguf(program, case, out):
     for kind in ("f32", "f16", "bf16", "q8_0"):
         path = out / f"{case}-{kind}.gguf"
@@ -219,3 +256,4 @@ if __name__ == "__main__":
             if name != "gpt2":
                 check_fp8(sys.argv[1], name, pathlib.Path(folder))
             check_gguf(sys.argv[1], name, pathlib.Path(folder))
+        check_fp4(sys.argv[1], wide, pathlib.Path(folder))

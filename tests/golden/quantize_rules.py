@@ -1,4 +1,4 @@
-"""The rules of docs/reference/formats.md for casts to FP8 and int8, in NumPy and ml_dtypes."""
+"""The rules of docs/reference/formats.md for casts to FP8, int8 and FP4, in NumPy and ml_dtypes."""
 
 import itertools
 import math
@@ -10,6 +10,7 @@ FORMATS = {
     "e4m3": (ml_dtypes.float8_e4m3fn, "F8_E4M3", 448.0, 464.0, 3, -6),
     "e5m2": (ml_dtypes.float8_e5m2, "F8_E5M2", 57344.0, 61440.0, 2, -14),
     "int8": (np.int8, "I8", 127.0, 127.5, None, None),
+    "e2m1": (ml_dtypes.float4_e2m1fn, "U8", 6.0, 7.0, 1, 0),
 }
 FLOATS = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "F16": np.float16}
 NAN_BITS = {"F32": (np.uint32, 0x7FC00000), "BF16": (np.uint16, 0x7FFF), "F16": (np.uint16, 0x7FFF)}
@@ -58,7 +59,7 @@ def random_bits(seed, tensor, count):
 def blocks_of(granularity, rows, columns):
     height, width = {
         "tensor": (rows, columns), "row": (1, columns), "1x128": (1, 128), "128x128": (128, 128),
-        "1x32": (1, 32),
+        "1x32": (1, 32), "32x32": (32, 32), "1x16": (1, 16), "16x16": (16, 16),
     }[granularity]
     return height, width
 
@@ -75,11 +76,11 @@ def block_amax(x, height, width):
 def scales(amax, largest_code, scale, value_for_infinity):
     """What values are multiplied by, and the bytes of what codes are multiplied by."""
     if scale in ("e8m0_floor", "e8m0_even"):
-        bits = 3 if largest_code == 448 else 2
+        bits = {448: 3, 57344: 2, 6: 1}[largest_code]
         carry = 1 << (22 - bits) if scale == "e8m0_even" else 0
         finite = np.isfinite(amax)
         power = (np.where(finite, amax, 0).astype(np.float32).view(np.uint32) + carry) >> 23
-        code = power.astype(np.int64) - (8 if largest_code == 448 else 15)
+        code = power.astype(np.int64) - {448: 8, 57344: 15, 6: 2}[largest_code]
         missing = ~finite | (power == 255)
         code = np.where(missing, 0, np.maximum(code, 0))
         factor = np.ldexp(1.0, 127 - code).astype(np.float32)
@@ -104,6 +105,33 @@ def scales(amax, largest_code, scale, value_for_infinity):
     factor[(amax == 0) | ~np.isfinite(amax)] = 1
     reciprocal = np.float32(1) / factor
     return factor, reciprocal, reciprocal
+
+
+def two_level_scales(amax):
+    """What values are multiplied by, what codes are, the bytes of the blocks' scales, and the scale
+    of the tensor."""
+    one = np.float32(1)
+    limit = LARGEST["F32"]
+    above = np.max(amax)
+    quotient = np.float32(448) * np.float32(6) / above
+    quotient = limit if quotient > limit else quotient
+    tensor = one if above == 0 or quotient == 0 else quotient
+    under = amax * (tensor * (one / np.float32(6)))
+    missing = np.isnan(under)
+    limited = np.where(missing, np.float32(0), np.minimum(under, 448))
+    stored = limited.astype(ml_dtypes.float8_e4m3fn)
+    read = np.where(missing, np.float32(np.nan), stored.astype(np.float32))
+    factor = one / (read * (one / tensor))
+    factor = np.where(factor > limit, limit, factor)
+    codes = stored.view(np.uint8).copy()
+    codes[missing] = 0x7F
+    return factor, read * (one / tensor), codes, tensor
+
+
+def pack(codes):
+    """Rows of 4 bits, the lower half of a byte first."""
+    codes = np.pad(codes, ((0, 0), (0, codes.shape[1] % 2)))
+    return codes[:, ::2] | codes[:, 1::2] << 4
 
 
 def stochastic_magnitude(size, bits, largest, mantissa_bits, lowest_exponent):
@@ -140,7 +168,7 @@ def encode(scaled, format_name, bits):
     if format_name == "int8":
         return np.rint(value).astype(np.int8).view(np.uint8)
     codes = value.astype(kind).view(np.uint8)
-    codes[missing] = 0x7F
+    codes[missing] = 0x7 if format_name == "e2m1" else 0x7F
     return codes
 
 
@@ -156,12 +184,19 @@ def cast(tensor, number, how):
     height, width = blocks_of(granularity, *x.shape)
     amax = block_amax(x, height, width)
     limit = LARGEST["F32"] if granularity == "tensor" else LARGEST[dtype]
-    factor, reciprocal, stored = scales(amax, largest, scale, limit)
+    above = None
+    if scale == "e4m3":
+        factor, reciprocal, stored, above = two_level_scales(amax)
+    else:
+        factor, reciprocal, stored = scales(amax, largest, scale, limit)
     spread = lambda values: np.repeat(np.repeat(values, height, 0), width, 1)[
         : x.shape[0], :columns
     ]
     scaled = x * spread(factor)
-    bits = random_bits(SEED, number, x.size).reshape(x.shape) if rounding == "stochastic" else None
+    bits = None
+    if rounding == "stochastic":
+        drawn = -(-columns // width) * width if format_name == "e2m1" else columns
+        bits = random_bits(SEED, number, x.shape[0] * drawn).reshape(-1, drawn)[:, :columns]
     codes = encode(scaled, format_name, bits)
     read_back = codes.view(kind).astype(np.float32) * spread(reciprocal)
     dequantized = read_back.astype(FLOATS[dtype])
@@ -177,19 +212,27 @@ def cast(tensor, number, how):
         "elements": x.size,
         "amax": None if not np.isfinite(amax).all() else float(np.max(amax)),
         "saturated": int(np.sum(np.abs(scaled) > threshold)),
-        "underflow": int(np.sum((x != 0) & (codes & 0x7F == 0))),
+        "underflow": int(np.sum((x != 0) & (codes & (7 if format_name == "e2m1" else 0x7F) == 0))),
         "nan": int(np.sum(np.isnan(x))),
         "infinite": int(np.sum(np.isinf(x))),
         "snr_db": None if signal == 0 or noise == 0 else 10 * math.log10(signal / noise),
     }
+    if height in (16, 32) and height == width:  # each row has the scale of its square
+        stored = np.repeat(stored, height, 0)[: x.shape[0]]
+        scale_shape = list(stored.shape)
+    scale_type = "F8_E4M3" if scale == "e4m3" else "U8" if scale.startswith("e8m0") else "F32"
+    encoded = {
+        "": (code_type, shape, codes.tobytes()),
+        scale_name: (scale_type, scale_shape, np.ascontiguousarray(stored).tobytes()),
+    }
+    if format_name == "e2m1":
+        del encoded[""]
+        codes = pack(codes)
+        encoded["_packed"] = (code_type, shape[:-1] + [codes.shape[1]], codes.tobytes())
+    if above is not None:
+        encoded["_global_scale"] = ("F32", [1], np.float32(above).tobytes())
     return (
-        {
-            "": (code_type, shape, codes.tobytes()),
-            scale_name: (
-                "U8" if scale.startswith("e8m0") else "F32", scale_shape,
-                np.ascontiguousarray(stored).tobytes(),
-            ),
-        },
+        encoded,
         (dtype, shape, np.ascontiguousarray(dequantized).tobytes()),
         report,
     )

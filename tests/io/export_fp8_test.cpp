@@ -127,6 +127,34 @@ TEST_CASE("fp8-tensor is a folder of compressed-tensors", "[fp8]") {
   CHECK(group["input_activations"]["dynamic"] == true);
 }
 
+TEST_CASE("e2m1 is a folder of packed codes of compressed-tensors", "[fp8]") {
+  const test::TempDir dir;
+  const bool nvfp4 = GENERATE(true, false);
+  ExportOptions options = cast(DType::e2m1, nvfp4 ? per::block_1x16 : per::block_1x32);
+  options.quantization->format.scale_type = nvfp4 ? ScaleType::e4m3 : ScaleType::e8m0;
+  const ExportReport report = export_folder(fp8_source("qwen3"), dir / "out", options);
+  const TensorSource written(dir / "out");
+  const std::string name = "model.layers.1.mlp.up_proj.weight";
+  CHECK(written.find(name) == nullptr);
+  CHECK(written.find(name + "_packed")->type.dtype == DType::u8);
+  CHECK(written.find(name + "_packed")->shape == std::vector<int64_t>{48, 16});
+  CHECK(written.find(name + "_scale")->type.dtype == (nvfp4 ? DType::e4m3 : DType::u8));
+  CHECK(written.find(name + "_scale")->shape == std::vector<int64_t>{48, nvfp4 ? 2 : 1});
+  CHECK((written.find(name + "_global_scale") != nullptr) == nvfp4);
+  const nlohmann::json config = quantization_of(dir / "out");
+  const nlohmann::json group = config["config_groups"]["group_0"];
+  CHECK(config["format"] == (nvfp4 ? "nvfp4-pack-quantized" : "mxfp4-pack-quantized"));
+  CHECK(group["weights"]["num_bits"] == 4);
+  CHECK(group["weights"]["group_size"] == (nvfp4 ? 16 : 32));
+  CHECK(group["input_activations"].is_null());
+  // Rows of 48 values are no whole blocks of 32.
+  CHECK(report.quantization.tensors.size() == (nvfp4 ? 14 : 12));
+  CHECK(nvfp4 == std::ranges::none_of(report.notes, [](const std::string& note) {
+          return note.starts_with("2 weights are not cast, since their rows are no multiple of 32");
+        }));
+  CHECK(config["ignore"].size() == (nvfp4 ? 1 : 3));
+}
+
 TEST_CASE("a cast keeps other tensors in their type where none is asked for", "[fp8]") {
   const test::TempDir dir;
   export_folder(fp8_source("mistral"), dir / "wide", {.dtype = DType::f32});

@@ -82,6 +82,8 @@ TEST_CASE("codes and scales have the names, types and shapes of the field", "[io
     TensorFormat format;
     std::string code, suffix, scale;
     std::vector<int64_t> shape, shape_of_three;
+    std::string packed = {};
+    size_t tensors = 8;
   };
   const Expected cases[] = {
       {format_of(DType::e4m3, tensor), "F8_E4M3", "_scale", "F32", {1}, {1}},
@@ -93,7 +95,22 @@ TEST_CASE("codes and scales have the names, types and shapes of the field", "[io
        "_scale",
        "U8",
        {130, 5},
-       {6, 3}}};
+       {6, 3}},
+      {format_of(DType::e2m1, block_32x32, ScaleType::e8m0),
+       "U8",
+       "_scale",
+       "U8",
+       {130, 5},
+       {6, 3},
+       "_packed"},
+      {format_of(DType::e2m1, block_1x16, ScaleType::e4m3),
+       "U8",
+       "_scale",
+       "F8_E4M3",
+       {130, 9},
+       {6, 5},
+       "_packed",
+       10}};
   for (const Expected& expected : cases) {
     const Sample sample;
     sample.run(with(expected.format));
@@ -101,15 +118,16 @@ TEST_CASE("codes and scales have the names, types and shapes of the field", "[io
     INFO(describe(expected.format));
     for (const auto& [name, shape] : {std::pair{"layers.0.q.weight", expected.shape},
                                       {"layers.1.k.weight", expected.shape_of_three}}) {
-      REQUIRE(file.find(name) != nullptr);
-      CHECK(file.find(name)->type.name == expected.code);
+      REQUIRE(file.find(name + expected.packed) != nullptr);
+      CHECK(file.find(name + expected.packed)->type.name == expected.code);
       const SafetensorsEntry* scale = file.find(name + expected.suffix);
       REQUIRE(scale != nullptr);
       CHECK(scale->type.name == expected.scale);
       CHECK(scale->shape == shape);
     }
-    CHECK(file.find("layers.1.k.weight")->shape == std::vector<int64_t>{3, 2, 70});
-    CHECK(file.header().entries.size() == 8);
+    CHECK(file.find("layers.1.k.weight" + expected.packed)->shape ==
+          std::vector<int64_t>{3, 2, expected.packed.empty() ? 70 : 35});
+    CHECK(file.header().entries.size() == expected.tensors);
     CHECK(file.header().metadata.at("note") == "copied");
     CHECK_THAT(file.header().metadata.at("quantization"),
                Contains(std::string(name_of(expected.format.block))));
@@ -254,10 +272,10 @@ TEST_CASE("what has no meaning is refused, and names that clash", "[io]") {
   CHECK_THROWS_AS(check_quantization(format_of(DType::e4m3, block_1x32)), ConfigError);
   CHECK_THROWS_AS(check_quantization(format_of(DType::i8, block_1x32, ScaleType::e8m0)),
                   ConfigError);
-  CHECK_THAT(message_of<ConfigError>(
-                 [] { check_quantization(format_of(DType::e4m3, block_32x32, ScaleType::e8m0)); }),
-             Contains("scales for one of: tensor, row, 1x128, 128x128, 1x32"));
-  CHECK(quantization_blocks() == std::vector{tensor, row, block_1x128, block_128x128, block_1x32});
+  CHECK_THAT(message_of<ConfigError>([] { check_quantization(format_of(DType::e2m1, row)); }),
+             Contains("codes in e2m1 have scales for one of: 1x32, 32x32, 1x16, 16x16"));
+  CHECK(quantization_blocks() == std::vector{tensor, row, block_1x128, block_128x128, block_1x32,
+                                             block_32x32, block_1x16, block_16x16});
   const test::TempDir folder;
   const float values[4] = {1, 2, 3, 4};
   write_safetensors({{"w", DType::f32, {2, 2}, values}, {"w_scale", DType::f32, {1}, values}}, {},

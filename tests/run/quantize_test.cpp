@@ -57,7 +57,7 @@ Words split(const std::string& line) {
 TEST_CASE("quantize writes the bits of another program in every combination") {
   const TempDir folder;
   const std::vector<std::string> lines = lines_of(read_file(kGolden / "expected.txt"));
-  CHECK(lines.size() == 78);
+  CHECK(lines.size() == 132);
   for (const std::string& line : lines) {
     Words words = split(line);
     const std::string expected = words.front();
@@ -108,9 +108,9 @@ TEST_CASE("the help of quantize lists what each option takes") {
   std::string help = expect_code(0, folder.path(), {"quantize", "--help"}).out;
   help = std::regex_replace(help, std::regex("\\s+"), " ");  // lines may break in a list
   for (const char* choices :
-       {"e4m3, e5m2 or int8", "tensor, row, 1x128, 128x128 or 1x32",
-        "fp32 or pow2; e8m0, e8m0_floor or e8m0_even for 1x32 (default: the first)",
-        "nearest or stochastic"}) {
+       {"e4m3, e5m2, e2m1 or int8", "tensor, row, 1x128, 128x128, 1x32, 32x32, 1x16 or 16x16",
+        "fp32 or pow2; e8m0, e8m0_floor or e8m0_even for 1x32 or 32x32; e4m3,",
+        "for 1x16 or 16x16 (default: the first)", "nearest or stochastic"}) {
     CHECK_THAT(help, Contains(choices));
   }
 }
@@ -127,7 +127,7 @@ TEST_CASE("quantize refuses what has no meaning and leaves files as they are") {
   refused(2, quantize({"--granularity", "1x32", "--scale", "pow2"}),
           "scales for 1x32 are e8m0 or e8m0_floor or e8m0_even");
   refused(2, quantize({"--granularity", "row", "--scale", "e8m0"}),
-          "scales for row are fp32 or pow2; e8m0 ones are for 1x32\n");
+          "scales for row are fp32 or pow2; e8m0 ones are for 1x32, 32x32\n");
   refused(2, quantize({"--granularity", "1x32", "--format", "int8"}), "int8");
   refused(2, quantize({"--seed", "3"}), "--rounding stochastic");
   refused(2, quantize({"--rounding", "up"}), "--rounding up: expected nearest, stochastic");

@@ -48,31 +48,53 @@ ConfigObject fine_grained(const std::vector<std::string>& plain_modules) {
   return config;
 }
 
-ConfigObject eight_bits(std::string_view type, std::string_view strategy, bool dynamic) {
-  constexpr int64_t kBits = 8;
+/// How compressed-tensors (neuralmagic/compressed-tensors: src/compressed_tensors/quantization)
+/// describes weights. Activations are cast by token while the model runs, or stay as they are.
+struct CompressedWeights {
+  DType code;
+  ScaleBlock block;
+  std::string_view format, type, strategy, scale_dtype = {};
+};
+constexpr CompressedWeights kCompressed[] = {
+    {DType::e4m3, per::tensor, "float-quantized", "float", "tensor"},
+    {DType::e4m3, per::row, "float-quantized", "float", "channel"},
+    {DType::i8, per::tensor, "int-quantized", "int", "tensor"},
+    {DType::i8, per::row, "int-quantized", "int", "channel"},
+    {DType::e2m1, per::block_1x16, "nvfp4-pack-quantized", "float", "tensor_group",
+     "torch.float8_e4m3fn"},
+    {DType::e2m1, per::block_1x32, "mxfp4-pack-quantized", "float", "group", "torch.uint8"},
+};
+
+ConfigObject arguments_of(const CompressedWeights& weights, std::string_view strategy,
+                          bool dynamic) {
   ConfigObject values;
-  set(values, "num_bits", kBits);
-  set(values, "type", type);
+  set(values, "num_bits", static_cast<int64_t>(facts_of(weights.code).bits));
+  set(values, "type", weights.type);
   set(values, "strategy", strategy);
+  if (!weights.scale_dtype.empty()) {
+    set(values, "group_size", static_cast<int64_t>(weights.block.columns));
+    set(values, "scale_dtype", weights.scale_dtype);
+  }
   set(values, "symmetric", true);
   set(values, "dynamic", dynamic);
   return values;
 }
 
-ConfigObject compressed_tensors(std::string_view type, std::string_view strategy,
+ConfigObject compressed_tensors(const CompressedWeights& weights,
                                 const std::vector<std::string>& plain_modules) {
-  const std::string format = fmt::format("{}-quantized", type);
+  const bool by_token = weights.scale_dtype.empty();
   ConfigObject group;
   set(group, "targets", ConfigValue::List{"Linear"});
-  set(group, "weights", eight_bits(type, strategy, false));
-  set(group, "input_activations", eight_bits(type, "token", true));
+  set(group, "weights", arguments_of(weights, weights.strategy, false));
+  set(group, "input_activations",
+      by_token ? ConfigValue(arguments_of(weights, "token", true)) : ConfigValue());
   set(group, "output_activations", ConfigValue());
-  set(group, "format", format);
+  set(group, "format", weights.format);
   ConfigObject groups;
   set(groups, "group_0", group);
   ConfigObject config;
   set(config, "quant_method", "compressed-tensors");
-  set(config, "format", format);
+  set(config, "format", weights.format);
   set(config, "quantization_status", "compressed");
   set(config, "config_groups", groups);
   set(config, "ignore", list_of(plain_modules));
@@ -80,28 +102,25 @@ ConfigObject compressed_tensors(std::string_view type, std::string_view strategy
   return config;
 }
 
-/// Returns the object for weights in `format`:
-/// - e4m3 in 128x128: quant_method "fp8" with weight_block_size (config.json of DeepSeek-V3;
-///   transformers: src/transformers/quantizers/quantizer_finegrained_fp8.py);
-/// - e4m3 or int8 by tensor or row: quant_method "compressed-tensors" (neuralmagic/
-///   compressed-tensors: src/compressed_tensors/quantization/quant_config.py), activations cast by
-///   token while the model runs.
+/// Returns the object for weights in `format`: e4m3 in 128x128 is quant_method "fp8" with
+/// weight_block_size (config.json of DeepSeek-V3; transformers:
+/// src/transformers/quantizers/quantizer_finegrained_fp8.py), all else is in kCompressed.
 /// `plain_modules` are linear layers that are not cast ("lm_head"). Throws ConfigError for other
 /// formats, which no program reads.
 ConfigObject quantization_config(const TensorFormat& format,
                                  const std::vector<std::string>& plain_modules) {
-  const bool tensor = format.block == per::tensor;
   if (format.dtype == DType::e4m3 && format.block == per::block_128x128) {
     return fine_grained(plain_modules);
   }
-  if ((format.dtype == DType::e4m3 || format.dtype == DType::i8) &&
-      (tensor || format.block == per::row)) {
-    return compressed_tensors(format.dtype == DType::i8 ? "int" : "float",
-                              tensor ? "tensor" : "channel", plain_modules);
+  for (const CompressedWeights& weights : kCompressed) {
+    if (weights.code == format.dtype && weights.block == format.block.as_stored()) {
+      return compressed_tensors(weights, plain_modules);
+    }
   }
   throw ConfigError(fmt::format(
       "a folder with weights in {}: no program reads one; take e4m3 with granularity 128x128, "
-      "tensor or row, or int8 with tensor or row (single .safetensors files may have all formats)",
+      "tensor or row, int8 with tensor or row, or e2m1 (single .safetensors files may have all "
+      "formats)",
       describe(format)));
 }
 
@@ -129,8 +148,31 @@ void copy_companions(const fs::path& from, const fs::path& to, ExportReport& rep
   }
 }
 
+/// Programs read codes of 4 bits in whole blocks: weights with other rows stay as they are.
+void leave_partial_blocks(const ModelSource& model, FileQuantization& how, ExportReport& report) {
+  const int64_t width = how.format.block.columns;
+  std::vector<std::string> left;
+  for (const ModelTensor& tensor : model.tensors) {
+    if (how.format.dtype == DType::e2m1 && tensor.is_linear && tensor.shape.back() % width != 0 &&
+        is_cast(*model.source.find(tensor.piece.name), how)) {
+      left.push_back(tensor.piece.name);
+    }
+  }
+  if (left.empty()) return;
+  if (std::ssize(left) == std::ranges::count_if(model.tensors, &ModelTensor::is_linear)) {
+    throw ConfigError(fmt::format("{}: no weight has rows of a multiple of {} values",
+                                  model.folder.string(), width));
+  }
+  report.notes.push_back(
+      fmt::format("{} weights are not cast, since their rows are no multiple of "
+                  "{}: {}{}",
+                  left.size(), width, left.front(), left.size() > 1 ? ", ..." : ""));
+  how.exclude.insert(how.exclude.end(), left.begin(), left.end());
+}
+
 /// Without a cast all tensors are "others".
-FileQuantization conversion(const ModelSource& model, const ExportOptions& options) {
+FileQuantization conversion(const ModelSource& model, const ExportOptions& options,
+                            ExportReport& report) {
   if (!options.quantization) {
     FileQuantization how;
     how.exclude = {"*"};
@@ -160,6 +202,7 @@ FileQuantization conversion(const ModelSource& model, const ExportOptions& optio
       how.exclude.push_back(name);
     }
   }
+  leave_partial_blocks(model, how, report);
   return how;
 }
 
@@ -258,7 +301,8 @@ bool holds_model_files(const fs::path& folder) {
 
 ExportReport export_folder(const fs::path& from, const fs::path& to, const ExportOptions& options) {
   const ModelSource model = open_model_source(from);
-  const FileQuantization how = conversion(model, options);
+  ExportReport report;
+  const FileQuantization how = conversion(model, options, report);
   ConfigObject quantization;
   std::map<std::string, std::string> metadata;
   if (options.quantization) {
@@ -270,7 +314,6 @@ ExportReport export_folder(const fs::path& from, const fs::path& to, const Expor
       write_hf_config(model.config.model, options.dtype.value_or(dtype_of(model)),
                       {.original = model.config.fields, .quantization = quantization});
   create_folder(to);
-  ExportReport report;
   for (const auto* notes : {&model.config.notes, &model.config.copying_notes}) {
     for (const std::string& note : *notes) {
       report.notes.push_back(fmt::format("{}: {}", (from / "config.json").string(), note));

@@ -64,6 +64,20 @@ Shape matrix_shape(const SafetensorsEntry& entry) {
   return {entry.count() / columns, columns};
 }
 
+/// Codes of 4 bits are in bytes of two, under a name of their own.
+SafetensorsEntry code_entry(const SafetensorsEntry& entry, DType code) {
+  if (facts_of(code).bits == 8) {
+    return safetensors_entry(entry.name, code, entry.shape);
+  }
+  std::vector<int64_t> shape = entry.shape;
+  shape.back() = static_cast<int64_t>(bytes_of_rows(code, 1, shape.back()));
+  return safetensors_entry(entry.name + "_packed", DType::u8, shape);
+}
+
+SafetensorsEntry tensor_scale_entry(const SafetensorsEntry& entry) {
+  return safetensors_entry(entry.name + "_global_scale", DType::f32, {1});
+}
+
 /// tensor: [1]; row: [rows, 1]; blocks: [blocks down, blocks across].
 SafetensorsEntry scale_entry(const SafetensorsEntry& entry, const TensorFormat& format) {
   const Shape shape = matrix_shape(entry);
@@ -110,8 +124,9 @@ CastQuality cast_tensor(Stream cpu, const TensorSource& source, const Safetensor
     dequantize_matrix(cpu, matrix, how.format, x);
     write(entry.name, bytes.data());
   } else {
-    write(entry.name, matrix.codes.data());
+    write(code_entry(entry, how.format.dtype).name, matrix.codes.data());
     write(scale_entry(entry, how.format).name, matrix.scale_inv.data());
+    if (how.format.is_two_level()) write(tensor_scale_entry(entry).name, &matrix.tensor_scale);
   }
   return matrix.quality;
 }
@@ -161,9 +176,7 @@ CastQuality FileQuantizationReport::total() const {
 std::vector<ScaleBlock> quantization_blocks() {
   std::vector<ScaleBlock> blocks;
   for (const ops::BlockFormat& line : ops::block_formats()) {
-    if (std::ranges::any_of(line.cast, &ByteCodes::has) && line.block.as_stored() == line.block) {
-      blocks.push_back(line.block);
-    }
+    if (std::ranges::find(blocks, line.block) == blocks.end()) blocks.push_back(line.block);
   }
   return blocks;
 }
@@ -189,8 +202,9 @@ std::vector<SafetensorsEntry> quantized_entries(const TensorSource& source,
   for (const SafetensorsEntry* entry : source.entries()) {
     const bool cast = is_cast(*entry, how);
     if (cast && !how.dequantize) {
-      outputs.push_back(safetensors_entry(entry->name, how.format.dtype, entry->shape));
+      outputs.push_back(code_entry(*entry, how.format.dtype));
       outputs.push_back(scale_entry(*entry, how.format));
+      if (how.format.is_two_level()) outputs.push_back(tensor_scale_entry(*entry));
     } else if (!cast && how.others && is_float(*entry)) {
       outputs.push_back(safetensors_entry(entry->name, *how.others, entry->shape));
     } else {

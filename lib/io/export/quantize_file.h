@@ -1,7 +1,7 @@
 #pragma once
 // The matrices of a safetensors file, cast with the program's own quantizers into another file:
-// codes under the name of the tensor and, next to them, the factors of the codes, under the names
-// that programs for inference expect (docs/reference/formats.md). Works tensor by tensor: memory
+// codes and, next to them, the factors of the codes, under the names that programs for inference
+// expect (docs/reference/formats.md). Works tensor by tensor: memory
 // for the largest one is enough. Synchronous, on the cpu.
 
 #include <cstdint>
@@ -20,7 +20,7 @@ namespace fp8train {
 
 /// How the tensors of a file or folder are converted.
 struct FileQuantization {
-  TensorFormat format;  ///< e4m3, e5m2 or int8, as check_quantization accepts it
+  TensorFormat format;  ///< as check_quantization accepts it
   uint64_t seed = 0;    ///< of stochastic rounding
   bool dequantize =
       false;  ///< write codes * scale in the type that was read, instead of codes and scales
@@ -52,8 +52,7 @@ struct FileQuantizationReport {
   std::vector<std::string> not_finite() const;
 };
 
-/// Returns the blocks that may share a scale: each block for which casts make codes of a byte, but
-/// for squares of which each row has the scale.
+/// Returns the blocks that may share a scale: all for which casts make codes.
 std::vector<ScaleBlock> quantization_blocks();
 
 /// Throws ConfigError where no cast makes such codes and scales (ops::why_not_cast()) or the block

@@ -37,12 +37,14 @@ View codes_of(std::vector<uint8_t>& codes, const TensorFormat& format, ConstView
   return {codes.data(), format.dtype, {x.shape[0], x.shape[1]}};
 }
 
-NearestCast cast_to_nearest(Stream cpu, ConstView x, TensorFormat format) {
-  format.rounding = Rounding::nearest_even;
+/// Casts to e2m1 round stochastically themselves.
+NearestCast cast_to_nearest(Stream cpu, ConstView x, TensorFormat format,
+                            const StochasticKey& key) {
+  if (format.dtype != DType::e2m1) format.rounding = Rounding::nearest_even;
   const MatrixBlocks blocks = matrix_blocks(format.block, x.shape[0], x.shape[1]);
   const auto count = static_cast<size_t>(blocks.down * blocks.across);
   NearestCast cast;
-  cast.matrix.codes.resize(static_cast<size_t>(x.count()));
+  cast.matrix.codes.resize(bytes_of_rows(format.dtype, x.shape[0], x.shape[1]));
   cast.matrix.scale_inv.resize(count * scale_bytes(format));
   cast.scale.resize(count);
   CastQuality& quality = cast.matrix.quality;
@@ -57,8 +59,15 @@ NearestCast cast_to_nearest(Stream cpu, ConstView x, TensorFormat format) {
   }
   const View scale_inv = {
       cast.matrix.scale_inv.data(), dtype_of(format.scale_type), {blocks.down * blocks.across}};
-  ops::quantize(cpu, x, {{codes, scale_inv, cast.scale.data()}, {}, nullptr, nullptr, format},
-                &quality.amax, &quality.statistics);
+  const uint64_t pass = 0;
+  float tensor_scale_inv = 1.0F;  // a file has the reciprocal only
+  ops::quantize(cpu, x,
+                {{codes, scale_inv, cast.scale.data()},
+                 {},
+                 &cast.matrix.tensor_scale,
+                 &tensor_scale_inv,
+                 format},
+                &quality.amax, &quality.statistics, {key.seed, &pass, key.tensor});
   return cast;
 }
 
@@ -140,8 +149,8 @@ MatrixBlocks matrix_blocks(ScaleBlock block, int64_t rows, int64_t columns) {
 QuantizedMatrix quantize_matrix(Stream cpu, ConstView x, const TensorFormat& format,
                                 const StochasticKey& key) {
   check(x.shape.rank() == 2 && x.count() > 0, "quantize_matrix: a matrix with elements expected");
-  NearestCast cast = cast_to_nearest(cpu, x, format);
-  if (format.rounding == Rounding::stochastic) {
+  NearestCast cast = cast_to_nearest(cpu, x, format, key);
+  if (format.rounding == Rounding::stochastic && format.dtype != DType::e2m1) {
     round_stochastically(cast, x, format, key);
   }
   measure_noise(cpu, x, format, cast.matrix);
@@ -156,7 +165,8 @@ void dequantize_matrix(Stream cpu, QuantizedMatrix& matrix, const TensorFormat& 
   }
   const auto count = static_cast<int64_t>(matrix.scale_inv.size() / scale_bytes(format));
   const Quantized blocks = {codes, {matrix.scale_inv.data(), dtype_of(format.scale_type), {count}}};
-  ops::dequantize(cpu, {blocks, {}, nullptr, nullptr, format}, y);
+  float tensor_scale_inv = 1.0F / matrix.tensor_scale;
+  ops::dequantize(cpu, {blocks, {}, nullptr, &tensor_scale_inv, format}, y);
 }
 
 }  // namespace fp8train

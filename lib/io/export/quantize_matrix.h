@@ -34,9 +34,10 @@ struct CastQuality {
 
 /// The result of a cast.
 struct QuantizedMatrix {
-  std::vector<uint8_t> codes;
-  std::vector<uint8_t> scale_inv;  ///< fp32, or e8m0 for ScaleType::e8m0: what codes are multiplied
-                                   ///< by; blocks in row-major order
+  std::vector<uint8_t> codes;      ///< of 4 bits: packed by rows, the lower half of a byte first
+  std::vector<uint8_t> scale_inv;  ///< in the type of the format's scales: what codes are
+                                   ///< multiplied by; blocks in row-major order
+  float tensor_scale = 1.0F;       ///< of two levels: what values were multiplied by
   CastQuality quality;
 };
 
@@ -49,12 +50,13 @@ struct MatrixBlocks {
 MatrixBlocks matrix_blocks(ScaleBlock block, int64_t rows, int64_t columns);
 
 /// Casts x, [rows, columns] of fp32, bf16 or fp16, not empty (InternalError). Scales are the same
-/// for both roundings: those of ops::compute_current_scale and ops::quantize.
+/// for both roundings: those of ops::compute_current_scale and ops::quantize. Stochastic rounding
+/// numbers elements row by row; with e2m1 the rows are as long as whole blocks are.
 QuantizedMatrix quantize_matrix(Stream cpu, ConstView x, const TensorFormat& format,
                                 const StochasticKey& key);
 
-/// y = codes * scale_inv, in fp32, bf16 or fp16 and of the shape that was cast. `matrix` is only
-/// read (views of operands are those of memory that may be written).
+/// y = codes * (scale_inv * (1 / tensor_scale)), in fp32, bf16 or fp16 and of the shape that was
+/// cast. `matrix` is only read (views of operands are those of memory that may be written).
 void dequantize_matrix(Stream cpu, QuantizedMatrix& matrix, const TensorFormat& format, View y);
 
 }  // namespace fp8train
