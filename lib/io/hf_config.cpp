@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "io/safetensors/tensor_source.h"
+#include "io/safetensors/weight_codes.h"
 #include "io/strict_json.h"
 #include "model/hf_names.h"
 
@@ -81,7 +82,16 @@ HfConfig read_document(const Json& json, const std::string& where) {
   if (object == nullptr) {
     throw CheckpointError(where + ": not a JSON object");
   }
-  return read_hf_fields(ConfigFields(*object, where));
+  HfConfig config = read_hf_fields(ConfigFields(*object, where));
+  if (const auto codes = read_weight_codes(json, where)) {
+    config.notes.push_back(fmt::format(
+        "the weights are codes with scales (quantization_config: {}), which are read as the values "
+        "that they stand for",
+        codes->method));
+    std::erase_if(config.fields,
+                  [](const ConfigEntry& entry) { return entry.key == "quantization_config"; });
+  }
+  return config;
 }
 
 /// Whether the folder's weights hold a head that differs from the embedding. Weights that cannot be

@@ -104,7 +104,7 @@ TEST_CASE("what is not implemented is refused by name") {
              Contains("sliding-window"));
   CHECK_NOTHROW(
       parse_hf_config(llama(R"(,"sliding_window":4096,"use_sliding_window":false)"), "off"));
-  CHECK_THAT(refusal(llama(R"(,"quantization_config":{"quant_method":"fp8"})")),
+  CHECK_THAT(refusal(llama(R"(,"quantization_config":{"quant_method":"gptq"})")),
              Contains("quantization_config"));
   std::string other = llama();
   other.replace(other.find("LlamaForCausalLM"), 16, "MixtralForCausal");

@@ -68,8 +68,40 @@ TensorSource::TensorSource(const std::filesystem::path& path,
     throw CheckpointError(fmt::format("{}: holds neither {} nor {}{}{}", path.string(), kSingle,
                                       kIndex, what.empty() ? "" : "; ", what));
   }
+  decode_weights();
   list_names();
   find_wrapper();
+}
+
+/// A weight that is codes becomes a tensor of fp32 in a file of its own: number files_.size() + its
+/// own. Its scales are none.
+void TensorSource::decode_weights() {
+  const std::filesystem::path config = path_ / "config.json";
+  if (!std::filesystem::is_regular_file(config)) return;
+  const auto how = read_weight_codes(detail::read_strict_json(config.string()), config.string());
+  if (!how) return;
+  const auto find = [&](const std::string& name) -> const TensorLocation* {
+    const auto found = locations_.find(name);
+    return found == locations_.end() ? nullptr : &found->second;
+  };
+  std::map<std::string, TensorLocation> decoded;
+  for (const auto& [name, location] : locations_) {
+    const bool packed = name.ends_with(".weight_packed");
+    if (is_part_of_codes(name) && !packed) continue;
+    const std::string weight = packed ? name.substr(0, name.rfind('_')) : name;
+    const auto encoded = find_encoded_weight(weight, *how, find, path_.string());
+    if (!encoded) {
+      decoded.emplace(name, location);
+      continue;
+    }
+    SafetensorsEntry entry =
+        safetensors_entry(weight, DType::f32, {encoded->rows, encoded->columns});
+    entry.begin = encoded->codes.entry.begin;
+    entry.end += entry.begin;
+    decoded.emplace(weight, TensorLocation{files_.size() + encoded_.size(), std::move(entry)});
+    encoded_.push_back(*encoded);
+  }
+  locations_ = std::move(decoded);
 }
 
 void TensorSource::list_names() {
@@ -80,11 +112,11 @@ void TensorSource::list_names() {
 }
 
 void TensorSource::rename(const std::map<std::string, std::string>& names) {
-  std::map<std::string, Location> renamed;
+  std::map<std::string, TensorLocation> renamed;
   for (const auto& [from, to] : names) {
     const auto found = locations_.find(from);
     check(found != locations_.end(), "a tensor that gets another name is there");
-    Location location = found->second;
+    TensorLocation location = found->second;
     location.entry.name = to;
     check(renamed.emplace(to, std::move(location)).second, "each tensor gets a name of its own");
   }
@@ -123,7 +155,7 @@ TensorSource::TensorSource(SafetensorsFile file) : path_(file.path()) {
 void TensorSource::open_single(SafetensorsFile file) {
   files_.push_back(std::move(file));
   for (const SafetensorsEntry& entry : files_.front().header().entries) {
-    locations_.emplace(entry.name, Location{0, entry});
+    locations_.emplace(entry.name, TensorLocation{0, entry});
   }
 }
 
@@ -154,12 +186,12 @@ void TensorSource::open_index(const std::filesystem::path& index,
       if (entry == nullptr) {
         throw fail(fmt::format("tensor '{}' is not in {}", tensor, file));
       }
-      locations_.emplace(tensor, Location{files_.size() - 1, *entry});
+      locations_.emplace(tensor, TensorLocation{files_.size() - 1, *entry});
     }
   }
 }
 
-const TensorSource::Location* TensorSource::location_of(const std::string& name) const {
+const TensorLocation* TensorSource::location_of(const std::string& name) const {
   auto found = locations_.find(name);
   if (found == locations_.end()) {
     found = locations_.find(wrapper_ + name);
@@ -173,20 +205,20 @@ const TensorSource::Location* TensorSource::location_of(const std::string& name)
 }
 
 const SafetensorsEntry* TensorSource::find(const std::string& name) const {
-  const Location* location = location_of(name);
+  const TensorLocation* location = location_of(name);
   return location == nullptr ? nullptr : &location->entry;
 }
 
 std::vector<const SafetensorsEntry*> TensorSource::entries() const {
-  std::vector<const Location*> locations;
+  std::vector<const TensorLocation*> locations;
   for (const auto& [name, location] : locations_) {
     locations.push_back(&location);
   }
-  std::ranges::stable_sort(locations, {}, [](const Location* one) {
+  std::ranges::stable_sort(locations, {}, [](const TensorLocation* one) {
     return std::tuple(one->file, one->entry.begin, one->entry.end);
   });
   std::vector<const SafetensorsEntry*> all;
-  for (const Location* location : locations) {
+  for (const TensorLocation* location : locations) {
     all.push_back(&location->entry);
   }
   return all;
@@ -201,14 +233,16 @@ std::map<std::string, std::string> TensorSource::metadata() const {
 }
 
 bool TensorSource::equal(const SafetensorsEntry& a, const SafetensorsEntry& b) const {
-  const SafetensorsFile& file_a = files_[location_of(a.name)->file];
-  const SafetensorsFile& file_b = files_[location_of(b.name)->file];
+  const TensorLocation& at_a = *location_of(a.name);
+  const TensorLocation& at_b = *location_of(b.name);
   if (a.shape != b.shape) {
     return false;
   }
-  if (a.type.name != b.type.name) {
-    return file_a.read_f32(a) == file_b.read_f32(b);
+  if (a.type.name != b.type.name || std::max(at_a.file, at_b.file) >= files_.size()) {
+    return values_of(at_a, 0, a.count()) == values_of(at_b, 0, b.count());
   }
+  const SafetensorsFile& file_a = files_[at_a.file];
+  const SafetensorsFile& file_b = files_[at_b.file];
   constexpr uint64_t kPart = uint64_t{1} << 20;
   std::vector<char> part_a(kPart), part_b(kPart);
   for (uint64_t at = 0; at < a.bytes(); at += kPart) {
@@ -223,9 +257,26 @@ bool TensorSource::equal(const SafetensorsEntry& a, const SafetensorsEntry& b) c
 }
 
 std::vector<char> TensorSource::read_bytes(const SafetensorsEntry& entry) const {
+  const TensorLocation& location = *location_of(entry.name);
   std::vector<char> bytes(entry.bytes());
-  files_[location_of(entry.name)->file].read(entry, bytes.data());
+  if (location.file < files_.size()) {
+    files_[location.file].read(entry, bytes.data());
+  } else {
+    std::memcpy(bytes.data(), values_of(location, 0, entry.count()).data(), bytes.size());
+  }
   return bytes;
+}
+
+std::vector<float> TensorSource::values_of(const TensorLocation& location, int64_t first,
+                                           int64_t count) const {
+  if (location.file < files_.size()) {
+    return files_[location.file].read_f32(location.entry, first, count);
+  }
+  const EncodedWeight& weight = encoded_[location.file - files_.size()];
+  if (scales_.first != location.file) {
+    scales_ = {location.file, read_scales(weight, files_)};
+  }
+  return decode_weight(weight, scales_.second, files_, first, count);
 }
 
 std::vector<float> TensorSource::read_f32(const std::string& name,
@@ -237,7 +288,7 @@ std::vector<float> TensorSource::read_f32(const std::string& name,
 std::vector<float> TensorSource::read_f32(const std::string& name,
                                           const std::vector<int64_t>& shape, int64_t first,
                                           int64_t count) const {
-  const Location* location = location_of(name);
+  const TensorLocation* location = location_of(name);
   if (location == nullptr) {
     throw CheckpointError(fmt::format("{}: there is no tensor '{}'", path_.string(), name));
   }
@@ -246,7 +297,7 @@ std::vector<float> TensorSource::read_f32(const std::string& name,
                                       path_.string(), name, fmt::join(location->entry.shape, ", "),
                                       fmt::join(shape, ", ")));
   }
-  std::vector<float> values = files_[location->file].read_f32(location->entry, first, count);
+  std::vector<float> values = values_of(*location, first, count);
   const auto bad =
       std::find_if(values.begin(), values.end(), [](float value) { return !std::isfinite(value); });
   if (bad != values.end()) {

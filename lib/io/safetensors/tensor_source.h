@@ -1,7 +1,8 @@
 #pragma once
 // The tensors of a Hugging Face model folder, whether one model.safetensors or shards with an
-// index; of both the single file counts, as in transformers (modeling_utils.py). Owns open files;
-// holds no tensor.
+// index; of both the single file counts, as in transformers (modeling_utils.py). Weights that are
+// codes (weight_codes.h) look like tensors of fp32, and their scales are no tensors. Owns open
+// files; holds no tensor. Not for several threads.
 
 #include <filesystem>
 #include <functional>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "io/safetensors/safetensors.h"
+#include "io/safetensors/weight_codes.h"
 
 namespace fp8train {
 
@@ -71,20 +73,22 @@ class TensorSource {
                               int64_t first, int64_t count) const;
 
  private:
-  struct Location {
-    size_t file;
-    SafetensorsEntry entry;  ///< under the tensor's name in this source
-  };
   void open_single(SafetensorsFile file);
   void open_index(const std::filesystem::path& index,
                   const std::function<SafetensorsFile::Reads(size_t file)>& reads);
+  void decode_weights();
   void list_names();
   void find_wrapper();
-  const Location* location_of(const std::string& name) const;
+  const TensorLocation* location_of(const std::string& name) const;
+  /// Values of a tensor whatever they are stored as.
+  std::vector<float> values_of(const TensorLocation& location, int64_t first, int64_t count) const;
 
   std::filesystem::path path_;
   std::vector<SafetensorsFile> files_;
-  std::map<std::string, Location> locations_;
+  std::map<std::string, TensorLocation> locations_;
+  std::vector<EncodedWeight> encoded_;  ///< weights of the files files_.size() and on
+  /// The scales of the weight that was read last.
+  mutable std::pair<size_t, std::vector<float>> scales_ = {SIZE_MAX, {}};
   std::vector<std::string> names_;
   std::string wrapper_;
 };

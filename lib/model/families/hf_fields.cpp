@@ -80,11 +80,6 @@ void read_common(const ConfigFields& fields, HfConfig& out) {
   config.bos_token_id = bos.empty() ? -1 : bos.front();
   out.eos_token_ids = fields.token_ids("eos_token_id");
   config.eos_token_id = out.eos_token_ids.empty() ? -1 : out.eos_token_ids.front();
-  if (fields.has("quantization_config")) {
-    fields.fail(
-        "quantized weights ('quantization_config') are not read; use the folder that "
-        "they were cast from");
-  }
   if (fields.has("auto_map")) {
     out.copying_notes.emplace_back(
         "'auto_map' names code, which is not copied: checkpoints and exports leave it out, and "
