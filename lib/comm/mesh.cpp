@@ -9,8 +9,9 @@
 namespace fp8train {
 
 const char* name_of(Group group) {
-  constexpr const char* kNames[kGroups] = {"world",   "tensor", "context", "state",       "stage",
-                                           "replica", "pipe",   "expert",  "expert_state"};
+  constexpr const char* kNames[] = {"world",   "tensor", "context", "state",       "stage",
+                                    "replica", "pipe",   "expert",  "expert_state"};
+  static_assert(std::size(kNames) == kGroups);
   return kNames[static_cast<size_t>(group)];
 }
 
@@ -30,15 +31,16 @@ MeshShape::Series MeshShape::series(Axis axis) const {
 
 MeshShape::Series MeshShape::series(Group group) const {
   const int of_stage = data * context * tensor;
-  const Series of_group[kGroups] = {{1, ranks()},
-                                    {1, tensor},
-                                    {tensor, context},
-                                    {tensor, data * context},
-                                    {1, of_stage},
-                                    {1, context * tensor},
-                                    {of_stage, pipeline},
-                                    {1, expert},
-                                    {expert, of_stage / expert}};
+  const Series of_group[] = {{1, ranks()},
+                             {1, tensor},
+                             {tensor, context},
+                             {tensor, data * context},
+                             {1, of_stage},
+                             {1, context * tensor},
+                             {of_stage, pipeline},
+                             {1, expert},
+                             {expert, of_stage / expert}};
+  static_assert(std::size(of_group) == kGroups);
   return of_group[static_cast<size_t>(group)];
 }
 

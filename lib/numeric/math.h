@@ -1,11 +1,11 @@
 #pragma once
-// fp32 exp, log, tanh and the activations made of them. Branch-free, so that a loop over them
+// fp32 exp, log and the activations made of them. Branch-free, so that a loop over them
 // vectorizes, and without a fused multiply-add, so that the bits are the same at every x86 level
 // and on CUDA (-ffp-contract=off, -fmad=false).
 //
 // Method: Cody and Waite argument reduction, then a polynomial fitted by tests/golden/fit_math.py.
 // Largest errors measured against double libm, over every 11th fp32 number: exp 0.98 ulp, log 0.81,
-// tanh 1.31, sigmoid 2.36, exp2 0.98, log2 1.17 (tests/numeric/math_test.cpp sweeps again).
+// sigmoid 2.36, exp2 0.98, log2 1.17 (tests/numeric/math_test.cpp sweeps again).
 // SiLU 3.1 ulp; GELU 2.3 ulp above zero, below it an absolute error of 5e-8 (the exponent magnifies
 // the rounding of its argument). Derivatives: 2.2e-7 absolute.
 

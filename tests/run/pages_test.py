@@ -360,7 +360,16 @@ class Pages(unittest.TestCase):
         ]
         self.assertGreater(len(named), 300)
         self.assert_none([f"{page}: {name}" for page, name in named if name not in words])
-        print(f"names of the code: {len(named)} exist")
+        pair = r"`(?:\w+::)*(\w+)(?:\(\))?`(?: \(|, )`([\w./-]+\.(?:h|cpp|cuh?|py))`"
+        pairs = [  # `name` (`file`) and `name`, `file`: the file has the name
+            (name, file, [f for f in files if f.as_posix().endswith("/" + file)])
+            for page in (ROOT / "docs/develop").rglob("*.md")
+            for name, file in re.findall(pair, re.sub(r"\s+", " ", page.read_text()))
+        ]
+        self.assertGreater(len(pairs), 80)
+        has = lambda found, name: any(re.search(rf"\b{name}\b", f.read_text()) for f in found)
+        self.assert_none([f"{name} not in {file}" for name, file, f in pairs if not has(f, name)])
+        print(f"names of the code: {len(named)} exist, {len(pairs)} in the files beside them")
 
     def test_configurations_of_pages_load(self):
         loaded = 0
