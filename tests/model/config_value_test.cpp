@@ -1,0 +1,115 @@
+// Typed access to the fields of a config.json: each kind of a wrong value is named with its field.
+
+#include "model/families/config_value.h"
+
+#include <catch2/catch.hpp>
+
+#include "support/files.h"
+
+namespace fp8train {
+namespace {
+
+using Catch::Contains;
+using test::message_of;
+
+ConfigObject object_of(ConfigValue value) {
+  ConfigObject object;
+  set(object, "key", std::move(value));
+  return object;
+}
+
+TEST_CASE("a missing field has its default, and so has null") {
+  for (const ConfigObject& object : {ConfigObject(), object_of({})}) {
+    const ConfigFields fields(object, "config.json");
+    CHECK_FALSE(fields.has("key"));
+    CHECK(fields.mentions("key") == !object.empty());
+    CHECK(fields.extent("key", 7) == 7);
+    CHECK(fields.count("key", 0) == 0);
+    CHECK(fields.positive("key", 0.5) == 0.5);
+    CHECK(fields.number("key", -1.5) == -1.5);
+    CHECK(fields.flag("key", true));
+    CHECK(fields.text("key", "x") == "x");
+    CHECK(fields.texts("key").empty());
+    CHECK(fields.token_ids("key").empty());
+    const auto refused = [&](auto read) {
+      return message_of<CheckpointError>([&] { read(); }) == "config.json: 'key' is missing";
+    };
+    CHECK(refused([&] { (void)fields.at("key"); }) == object.empty());
+    CHECK(message_of<CheckpointError>([&] { fields.positive("key"); }) ==
+          "config.json: 'key' is missing");
+  }
+}
+
+TEST_CASE("values of the right type are returned, others are named") {
+  const ConfigValue whole = int64_t{3};
+  const ConfigValue fraction = 0.25;
+  const ConfigValue text = "three";
+  const ConfigValue flag = true;
+  const ConfigValue ids = ConfigValue::List{int64_t{1}, int64_t{2}};
+  const ConfigValue names = ConfigValue::List{"a", "b"};
+  const ConfigValue nested = object_of(int64_t{5});
+  const ConfigValue* const all[] = {&whole, &fraction, &text, &flag, &ids, &names, &nested};
+  /// How many of all are read without an error.
+  const auto accepted = [&](const auto& read) {
+    std::vector<const ConfigValue*> taken;
+    for (const ConfigValue* value : all) {
+      const ConfigObject object = object_of(*value);
+      try {
+        read(ConfigFields(object, "config.json"));
+        taken.push_back(value);
+      } catch (const CheckpointError& error) {
+        CHECK_THAT(error.what(), Contains("config.json: 'key' is "));
+      }
+    }
+    return taken;
+  };
+  using Taken = std::vector<const ConfigValue*>;
+  CHECK(accepted([](const ConfigFields& f) { CHECK(f.extent("key") == 3); }) == Taken{&whole});
+  CHECK(accepted([](const ConfigFields& f) { CHECK(f.count("key", 0) == 3); }) == Taken{&whole});
+  CHECK(accepted([](const ConfigFields& f) { f.number("key", 0); }) == Taken{&whole, &fraction});
+  CHECK(accepted([](const ConfigFields& f) { f.positive("key"); }) == Taken{&whole, &fraction});
+  CHECK(accepted([](const ConfigFields& f) { CHECK(f.flag("key", false)); }) == Taken{&flag});
+  CHECK(accepted([](const ConfigFields& f) { f.text("key", ""); }) == Taken{&text});
+  CHECK(accepted([](const ConfigFields& f) { f.texts("key"); }) == Taken{&names});
+  CHECK(accepted([](const ConfigFields& f) { f.token_ids("key"); }) == Taken{&whole, &ids});
+  CHECK(accepted([](const ConfigFields& f) { CHECK(f.object("key").extent("key") == 5); }) ==
+        Taken{&nested});
+  const ConfigObject inner = object_of(object_of("x"));
+  CHECK(message_of<CheckpointError>([&] {
+          ConfigFields(inner, "a").object("key").extent("key");
+        }) == R"(a: key: 'key' is "x", not a whole number up to 2147483648)");
+}
+
+TEST_CASE("numbers beyond their bounds are refused with them") {
+  const auto refusal = [](ConfigValue value, const auto& read) {
+    const ConfigObject object = object_of(std::move(value));
+    return message_of<CheckpointError>([&] { read(ConfigFields(object, "f")); });
+  };
+  const auto extent = [](const ConfigFields& fields) { fields.extent("key"); };
+  CHECK(refusal(int64_t{0}, extent) == "f: 'key' is 0; it must be between 1 and 2147483648");
+  CHECK_THAT(refusal(int64_t{1} << 40, extent), Contains("it must be between 1 and 2147483648"));
+  CHECK_THAT(refusal(int64_t{-1}, [](const ConfigFields& f) { f.count("key", 0); }),
+             Contains("between 0 and"));
+  for (const double value : {0.0, -1.0, 1e400}) {
+    CHECK_THAT(refusal(value, [](const ConfigFields& f) { f.positive("key"); }),
+               Contains("it must be above 0"));
+  }
+  CHECK_THAT(refusal(ConfigValue::List{int64_t{1}, int64_t{-1}},
+                     [](const ConfigFields& f) { f.token_ids("key"); }),
+             Contains("not a token id or a list of them"));
+}
+
+TEST_CASE("setting a field replaces it where it is and keeps the order of the others") {
+  ConfigObject object;
+  for (const char* key : {"a", "b", "c"}) {
+    set(object, key, int64_t{1});
+  }
+  set(object, "b", "new");
+  REQUIRE(object.size() == 3);
+  CHECK(object[1].key == "b");
+  CHECK(object[1].value.text() == "\"new\"");
+  CHECK(object[2].key == "c");
+}
+
+}  // namespace
+}  // namespace fp8train
