@@ -118,18 +118,51 @@ bool RunProducts::all_native() const {
   });
 }
 
+namespace {
+
+/// Of a layer's part, where ranks share it.
+std::array<ops::GemmSupport, 3> support_of_rank(LinearPlan linear, const EngineSettings& engine,
+                                                const DeviceTraits& traits, int64_t ranks) {
+  linear.site = linear.site.of_rank(ranks);
+  return product_support(traits, linear, engine.step.micro_batch_tokens(),
+                         engine.plan.weight_gradient);
+}
+
+int64_t native_products(const std::vector<LinearPlan>& linears, const EngineSettings& engine,
+                        const DeviceTraits& traits, int64_t ranks) {
+  int64_t count = 0;
+  for (const LinearPlan& linear : linears) {
+    count += std::ranges::count_if(support_of_rank(linear, engine, traits, ranks),
+                                   &ops::GemmSupport::native);
+  }
+  return count;
+}
+
+}  // namespace
+
 RunProducts products_of(const EngineSettings& engine, const DeviceTraits& traits) {
   RunProducts products = {.linears = plan_linears(engine.plan, linear_sites(engine.model)),
                           .support = {},
                           .plain = engine.plan.activation,
                           .asked = {},
+                          .advice = {},
                           .frozen = {}};
   if (const TensorFormat& x = engine.plan.fprop.a; x.is_scaled()) {
     products.asked = family_name(x.dtype);
   }
-  const int64_t rows = engine.step.micro_batch_tokens();
+  const int64_t ranks = engine.strategy.layout.tensor;
+  const int64_t all = native_products(products.linears, engine, traits, 1);
+  int64_t suiting = ranks;
+  while (suiting > 1 && (ranks % suiting != 0 ||
+                         native_products(products.linears, engine, traits, suiting) < all)) {
+    --suiting;
+  }
+  if (suiting < ranks) {
+    products.advice = fmt::format(
+        "; with parallelism.tensor: {} all parts have sizes that it multiplies", suiting);
+  }
   for (const LinearPlan& linear : products.linears) {
-    products.support.push_back(product_support(traits, linear, rows, engine.plan.weight_gradient));
+    products.support.push_back(support_of_rank(linear, engine, traits, ranks));
     const bool is_tied = linear.site.is_head && engine.model.tie_word_embeddings;
     const std::string weight = (is_tied ? "embedding" : linear.site.name) + ".weight";
     products.frozen.push_back(std::ranges::any_of(
@@ -143,7 +176,7 @@ std::string describe_products(const RunProducts& products, const std::string& de
   const size_t all = products.linears.size();
   const std::string_view plain = name_of(products.plain);
   if (const ops::GemmSupport* const missing = missing_product(products)) {
-    return fmt::format("does not run on {}: {}", device, missing->reason);
+    return fmt::format("does not run on {}: {}{}", device, missing->reason, products.advice);
   }
   const std::vector<Family> families = families_of(products);
   if (families.empty()) {
@@ -173,7 +206,8 @@ std::string describe_products(const RunProducts& products, const std::string& de
                           plain, family.reason);
     }
   }
-  return others == 0 ? text : fmt::format("{}, the others in {}", text, plain);
+  text += others == 0 ? "" : fmt::format(", the others in {}", plain);
+  return text + products.advice;
 }
 
 PlansElsewhere plans_elsewhere(const DeviceTraits& traits) {

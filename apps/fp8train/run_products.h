@@ -22,7 +22,8 @@ struct RunProducts {
   std::vector<std::array<ops::GemmSupport, 3>> support;
   DType plain = DType::bf16;  ///< type of the other GEMMs, and of operands that are decoded
   std::string asked;          ///< "FP8", if that is what the plan scales GEMMs to; else empty
-  std::vector<bool> frozen;   ///< for each layer, whether training.frozen has its weight: no wgrad
+  std::string advice;  ///< how many ranks could share each layer instead; empty: as many as do
+  std::vector<bool> frozen;  ///< for each layer, whether training.frozen has its weight: no wgrad
 
   /// Why a GEMM of a layer multiplies operands that are decoded to 16 bits; empty: it does not.
   std::string_view decoded_because(size_t layer, size_t gemm) const {

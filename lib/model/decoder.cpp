@@ -48,7 +48,7 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
   for (size_t i = 0; i < linear_plans_.size(); ++i) {
     linear_index_.emplace(linear_plans_[i].site.name, i);
   }
-  check_tensor_share(config_, plan_, linear_plans_, tensor_);
+  check_tensor_share(config_, linear_plans_, tensor_);
   if (!part_.is_whole()) {
     scaling_.separate_passes();
   }

@@ -23,7 +23,10 @@ void Decoder::make_parts(const StepContext& context) {
     context.gatherer->combine_amax(block_amax);
   }
   for (size_t unit = 0; unit < units(); ++unit) {
-    for_each_linear(unit, [&](Linear& linear) { linear.weight().make_part(context); });
+    for_each_linear(unit, [&](Linear& linear) {
+      linear.weight().agree_on_rows(context);
+      linear.weight().make_part(context);
+    });
   }
 }
 

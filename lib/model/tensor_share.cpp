@@ -5,7 +5,6 @@
 #include "base/error.h"
 #include "base/nearest.h"
 #include "model/linear_sites.h"
-#include "precision/plan.h"
 
 namespace fp8train {
 namespace {
@@ -30,14 +29,8 @@ void check_divides(const TensorShare& share, int64_t count, const char* what) {
 }
 
 void check_format(const LinearPlan& linear, const TensorFormat& format, int64_t extent) {
-  if (!format.is_scaled() || format.block == per::tensor) {
+  if (!format.is_scaled() || format.block == per::tensor || format.block == per::row) {
     return;
-  }
-  if (format.block == per::row || format.is_two_level()) {
-    throw ConfigError(fmt::format(
-        "parallelism.tensor: ranks cannot agree yet on the scales of {} that the plan has for {}; "
-        "take a plan with one scale or with blocks, or parallelism.tensor: 1",
-        format.block == per::row ? "rows" : "two levels", linear.site.name));
   }
   const int64_t block = format.block.columns;
   if (extent % block != 0) {
@@ -48,29 +41,12 @@ void check_format(const LinearPlan& linear, const TensorFormat& format, int64_t 
   }
 }
 
-/// Throws where one scale is that of a whole tensor of which a rank updates a part.
-void check_stored(const PrecisionPlan& plan) {
-  const ParameterFormats formats = parameter_formats(plan);
-  for (const TensorFormat* format : {&formats.value, &formats.gradient, &formats.gradient_wire,
-                                     &formats.moment1, &formats.moment2}) {
-    if (format->is_scaled() && format->block == per::tensor) {
-      throw ConfigError(fmt::format(
-          "parallelism.tensor: plan {} stores weights, gradients or moments with one scale for "
-          "each tensor, on which ranks that have parts of it do not agree yet; take another plan",
-          plan.name));
-    }
-  }
-}
-
 }  // namespace
 
-void check_tensor_share(const ModelConfig& config, const PrecisionPlan& plan,
+void check_tensor_share(const ModelConfig& config,
                         const std::vector<LinearPlan>& linears, const TensorShare& share) {
   if (share.divisor() == 1) {
     return;
-  }
-  if (share.ranks > 1) {
-    check_stored(plan);
   }
   check_divides(share, config.num_attention_heads, "model.num_attention_heads");
   check_divides(share, config.num_key_value_heads, "model.num_key_value_heads");

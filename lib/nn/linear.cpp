@@ -12,15 +12,28 @@ namespace {
 
 /// The head has all of its input.
 Cut cut_of_x(const LinearSite& site) {
-  return site.split == Split::none || site.is_head ? Cut::none
-         : site.split == Split::columns            ? Cut::rows
-                                                   : Cut::columns;
+  return site.split == Split::none || site.is_head ? Cut{}
+         : site.split == Split::columns            ? Cut{Cut::rows, {}}
+                                                   : Cut{Cut::columns, {site.in_features}};
 }
 
 Cut cut_of_dy(const LinearSite& site) {
-  return site.split == Split::none      ? Cut::none
-         : site.split == Split::columns ? Cut::columns
-                                        : Cut::rows;
+  return site.split == Split::none      ? Cut{}
+         : site.split == Split::columns ? Cut{Cut::columns, site.pieces()}
+                                        : Cut{Cut::rows, {}};
+}
+
+/// Stores what a GEMM has made in the format of the gradient. A scale follows from all parts of it.
+void store_gradient(const StepContext& context, const Parameter& weight, ops::Store call) {
+  const View& scales = call.to.scales;
+  if (weight.sharding.cut && context.tensor_ranks != nullptr &&
+      codec_of(call.to.format) == Codec::tensor) {
+    call.step = CastStep::amax;
+    ops::store(context.stream, call);
+    context.tensor_ranks->largest(context, {scales.as<float>() + 1, DType::f32, {1}});
+    call.step = CastStep::codes;
+  }
+  ops::store(context.stream, call);
 }
 
 /// Where the forward pass has cast for the same slot, its statistics stay.
@@ -213,10 +226,11 @@ void Linear::make_weight_gradient(const StepContext& context, const ops::GemmOpe
       return;
     }
   }
-  ops::store(context.stream, {.x = product,
-                              .to = weight.stored_gradient,
-                              .add = add,
-                              .automatic = weight.scales_sum ? nullptr : weight.automatic});
+  store_gradient(context, weight,
+                 {.x = product,
+                  .to = weight.stored_gradient,
+                  .add = add,
+                  .automatic = weight.scales_sum ? nullptr : weight.automatic});
 }
 
 }  // namespace fp8train

@@ -61,8 +61,12 @@ ops::GemmOperand part_of(const StepContext& context, const ops::GemmOperand& ope
   const TensorFormat& format = operand.quantized.format;
   Quantized& codes = part.quantized.rowwise;
   if (operand.transposed) {
-    check(!operand.has_blocks(), "codes with scales of blocks lie along the contracted extent");
+    check(!operand.has_blocks() || format.block == per::row,
+          "codes with scales of blocks lie along the contracted extent");
     codes.codes = rows_of(codes.codes, first, count);
+    if (format.block == per::row) {
+      codes.scale_inv = {codes.scale_inv.as<float>() + first, DType::f32, {count}};
+    }
     return part;
   }
   codes.codes = copied_columns(context, codes.codes, first, count);

@@ -15,8 +15,10 @@ namespace fp8train {
 namespace {
 
 Cut cut_of_weight(const LinearPlan& plan) {
-  constexpr Cut kOf[] = {Cut::none, Cut::rows, Cut::columns};
-  return kOf[static_cast<size_t>(plan.site.split)];
+  const LinearSite& site = plan.site;
+  return site.split == Split::none      ? Cut{}
+         : site.split == Split::columns ? Cut{Cut::rows, site.pieces()}
+                                        : Cut{Cut::columns, {site.in_features}};
 }
 
 /// fprop's weight operand as it is made once per step: none, where it is another one in each pass.
@@ -209,6 +211,14 @@ bool LinearWeight::find_part_amax(const StepContext& context) const {
     ops::amax(context.stream, part_value(context), slot.amax);
   }
   return true;
+}
+
+void LinearWeight::agree_on_rows(const StepContext& context) const {
+  const bool are_cut = plan_.site.split == Split::rows && context.tensor_ranks != nullptr;
+  if (are_cut && !weight_->updated.block_amax.empty() &&
+      weight_casts_.front().codes.format.block == per::row) {
+    context.tensor_ranks->largest(context, weight_->updated.block_amax);
+  }
 }
 
 void LinearWeight::make_part(const StepContext& context) const {

@@ -52,6 +52,8 @@ class LinearWeight {
   /// blocks (Parameter::block_amax), to be combined with those of other ranks before the part is
   /// made. Returns true if the slot's amax is one of these.
   bool find_part_amax(const StepContext& context) const;
+  /// Combines the amax of rows over the ranks that have parts of each row.
+  void agree_on_rows(const StepContext& context) const;
   void make_part(const StepContext& context) const;
 
   /// Returns the weight as fprop reads it in this pass, or w / smoothing, made in scratch, where

@@ -36,6 +36,23 @@ void draw_normal(uint64_t key, float deviation, float* values, int64_t first, in
   }
 }
 
+/// The initial values of a part of a parameter.
+void draw_initial(const Parameter& parameter, const Sharding& part, uint64_t seed,
+                  std::vector<float>& values) {
+  const int64_t used = parameter.used_rows * part.width();
+  const uint64_t key = philox_key(seed, kInitPurpose, part.index);
+  values.assign(static_cast<size_t>(part.shape().count()), 0.0F);
+  part.for_each_stretch([&](int64_t local, int64_t element, int64_t count) {
+    float* const drawn = values.data() + local;
+    count = std::clamp<int64_t>(used - element, 0, count);
+    if (parameter.init == Init::ones) {
+      std::fill_n(drawn, count, 1.0F);
+    } else if (parameter.init == Init::normal) {
+      draw_normal(key, parameter.init_std, drawn, element, count);
+    }
+  });
+}
+
 /// fp32, on the device; what it holds is waited for before it goes.
 Tensor staging(Device& device, const Parameter& parameter) {
   return {device, DType::f32, parameter.shape, MemoryCategory::workspace};
@@ -210,7 +227,7 @@ void ParameterStore::allocate_automatic(Device& device) {
   std::vector<ops::AutoScale> initial;
   for (const auto& parameter : parameters_) {
     if (scales_itself(parameter)) {
-      initial.push_back({.elements = parameter->shape.count()});
+      initial.push_back({.elements = parameter->sharding.whole.count()});
     }
   }
   if (initial.empty()) {
@@ -270,7 +287,19 @@ void set_part(Device& device, const Encoded& part, int64_t first, const Encoded&
 
 }  // namespace
 
-void set_value(Device& device, const Parameter& parameter, const float* values) {
+float largest_magnitude(const std::vector<float>& values) {
+  float largest = 0.0F;
+  for (const float value : values) {
+    largest = std::isnan(largest) || std::fabs(value) <= largest ? largest : std::fabs(value);
+  }
+  return largest;
+}
+
+bool scale_needs_whole(const Parameter& parameter) {
+  return codec_of(parameter.formats.value) == Codec::tensor && !parameter.sharding.is_whole();
+}
+
+void set_value(Device& device, const Parameter& parameter, const float* values, float amax) {
   const Encoded& updated =
       parameter.updated.elsewhere() ? parameter.stored_value : parameter.updated.value;
   if (updated.format == TensorFormat{}) {
@@ -296,7 +325,13 @@ void set_value(Device& device, const Parameter& parameter, const float* values) 
     }
   }
   to.format.rounding = Rounding::nearest_even;
-  ops::store(device.stream(), {.x = fp32, .to = to});
+  ops::Store call = {.x = fp32, .to = to};
+  if (scale_needs_whole(parameter)) {
+    const float scale_and_amax[] = {1.0F, amax};
+    copy_from_host(device, to.scales, scale_and_amax);
+    call.step = CastStep::codes;
+  }
+  ops::store(device.stream(), call);
   if (!parameter.updated.whole) {
     set_part(device, updated, parameter.updated.first, to);
   }
@@ -321,19 +356,15 @@ void ParameterStore::initialize(Device& device, uint64_t seed) {
   std::vector<float> values;
   for (const auto& parameter : parameters_) {
     const Sharding& sharding = parameter->sharding;
-    const int64_t used = parameter->used_rows * sharding.width();
-    const uint64_t key = philox_key(seed, kInitPurpose, sharding.index);
-    values.assign(static_cast<size_t>(parameter->shape.count()), 0.0F);
-    sharding.for_each_stretch([&](int64_t local, int64_t element, int64_t count) {
-      float* const drawn = values.data() + local;
-      count = std::clamp<int64_t>(used - element, 0, count);
-      if (parameter->init == Init::ones) {
-        std::fill_n(drawn, count, 1.0F);
-      } else if (parameter->init == Init::normal) {
-        draw_normal(key, parameter->init_std, drawn, element, count);
-      }
-    });
-    set_value(device, *parameter, values.data());
+    float amax = 0.0F;
+    for (int64_t row = 0; scale_needs_whole(*parameter) && row < sharding.whole[0]; ++row) {
+      Sharding of_row = whole_of(sharding.whole, sharding.index);
+      of_row.runs = {{row, 1}};
+      draw_initial(*parameter, of_row, seed, values);
+      amax = std::max(amax, largest_magnitude(values));
+    }
+    draw_initial(*parameter, sharding, seed, values);
+    set_value(device, *parameter, values.data(), amax);
   }
 }
 

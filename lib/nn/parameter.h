@@ -205,6 +205,10 @@ class ParameterStore {
   const UpdateOwners* owners() const { return owners_ ? &*owners_ : nullptr; }
   /// Returns nothing if this rank updates all parameters.
   std::optional<StoreShards::Share> share() const;
+  /// Returns the scales of values that have one for the tensor: [tensors, 2] each.
+  std::vector<View> tensor_scales() const {
+    return shards_ ? shards_->shared_scales() : values_.tensor_scales();
+  }
   /// The controllers of all gradients that have one, in device memory; empty: none.
   std::span<ops::AutoScale> automatic_scales() const {
     return {static_cast<ops::AutoScale*>(automatic_.data()),
@@ -242,6 +246,10 @@ class ParameterStore {
   Buffer automatic_;  ///< ops::AutoScale
 };
 
+/// Returns the largest magnitude; NaN is larger than all.
+float largest_magnitude(const std::vector<float>& values);
+/// Whether the value is a part of a whole that has one scale.
+bool scale_needs_whole(const Parameter& parameter);
 /// Returns the memory category of a value that is stored in these formats.
 MemoryCategory value_category(const ParameterFormats& formats);
 /// Returns the flags of Parameter::overwritten.
@@ -251,8 +259,9 @@ std::vector<View> cleared_gradients(const StoredPool& gradients, const Parameter
 
 /// Copy a parameter's value from and to the host, shape.count() floats in row-major order, cast to
 /// its format, to nearest. With shards set_value() sets only the part that this rank updates;
-/// value_to_host() is for a store without them and waits for the device.
-void set_value(Device& device, const Parameter& parameter, const float* values);
+/// value_to_host() is for a store without them and waits for the device. `amax`: that of the whole,
+/// from which the scale of a part follows (scale_needs_whole()); else unused.
+void set_value(Device& device, const Parameter& parameter, const float* values, float amax = 0.0F);
 void value_to_host(Device& device, const Parameter& parameter, float* to);
 
 }  // namespace fp8train

@@ -59,6 +59,20 @@ bool describe_part(const QuantizedTensor& tensor, const Shape& matrix, Quantized
   return grid.count != grid.rows * grid.columns;
 }
 
+/// The rows or columns of the whole that a rank has of its pieces.
+ExtentMap whole_extent(const RankExchange& ranks, const std::vector<int64_t>& pieces) {
+  check(pieces.size() <= ExtentMap::kMaxRuns, "few pieces are cut by themselves");
+  ExtentMap map;
+  int64_t own = 0;
+  for (const int64_t piece : pieces) {
+    map.begins[map.runs] = own;
+    map.before[map.runs++] = map.whole + ranks.rank() * piece - own;
+    own += piece;
+    map.whole += piece * ranks.ranks();
+  }
+  return map;
+}
+
 void clear_padding(const StepContext& context, const TensorCast& cast) {
   for (const auto& [pads, part] : {std::pair{cast.pads_rowwise, &cast.codes.rowwise},
                                    {cast.pads_columnwise, &cast.codes.columnwise}}) {
@@ -72,22 +86,9 @@ void clear_padding(const StepContext& context, const TensorCast& cast) {
 
 void TensorCast::quantize(const StepContext& context, ConstView x, bool amax_known) const {
   ops::QuantizeStatistics* statistics = context.collect_statistics ? slot->statistics : nullptr;
-  // Of blocks, the amax is for ScalingState::update, which learns of infinities from it.
   float* const amax = context.training ? slot->amax : nullptr;
   if (blockwise(codes.format)) {
-    ArenaScope scope(*context.scratch);
-    QuantizedTensor out = codes;
-    for (Quantized* part : {&out.rowwise, &out.columnwise}) {
-      if (codes.format.block == per::row && !part->codes.empty()) {
-        part->scale =
-            fp8train::allocate(*context.scratch, DType::f32, part->scale_inv.shape).as<float>();
-      }
-    }
-    clear_padding(context, *this);
-    ops::quantize(
-        context.stream, x, out, amax, statistics,
-        {.seed = context.seed, .pass = context.pass, .tensor = kRandomOfSlots + slot->index});
-    return;
+    return quantize_blocks(context, x);
   }
   if (!slot->scales_now) {
     ops::quantize(context.stream, x, codes, amax, statistics);
@@ -96,10 +97,51 @@ void TensorCast::quantize(const StepContext& context, ConstView x, bool amax_kno
   if (!amax_known) {
     ops::amax(context.stream, x, slot->amax, amax_is_clear(context, *slot));
   }
-  if (cut != Cut::none && context.tensor_ranks != nullptr) {
+  if (cut.of != Cut::none && context.tensor_ranks != nullptr) {
     context.tensor_ranks->largest(context, {slot->amax, DType::f32, {1}});
   }
   ops::quantize_current(context.stream, x, slot->amax, slot->scale_inv, codes, statistics);
+}
+
+/// Scales for which each rank has a part of the values: those of lines that are cut, and that of
+/// the tensor above those of blocks. Empty: none, or no orientation has them.
+View TensorCast::shared_magnitudes(const QuantizedTensor& out) const {
+  const Quantized& lines = cut.of == Cut::columns ? out.rowwise : out.columnwise;
+  const TensorFormat& format = out.format;
+  if (format.block == per::row || format.row_scaled) {
+    float* const of_lines = format.row_scaled ? lines.row_scale_inv : lines.scale;
+    return lines.codes.empty() ? View{} : View{of_lines, DType::f32, {lines.codes.shape.rows()}};
+  }
+  return format.is_two_level() ? View{out.tensor_scale_inv, DType::f32, {1}} : View{};
+}
+
+void TensorCast::quantize_blocks(const StepContext& context, ConstView x) const {
+  ArenaScope scope(*context.scratch);
+  QuantizedTensor out = codes;
+  for (Quantized* part : {&out.rowwise, &out.columnwise}) {
+    if (codes.format.block == per::row && !part->codes.empty()) {
+      part->scale =
+          fp8train::allocate(*context.scratch, DType::f32, part->scale_inv.shape).as<float>();
+    }
+  }
+  clear_padding(context, *this);
+  ops::QuantizeStatistics* statistics = context.collect_statistics ? slot->statistics : nullptr;
+  // The amax is for ScalingState::update, which learns of infinities from it.
+  float* const amax = context.training ? slot->amax : nullptr;
+  ops::CastRandom random = {
+      .seed = context.seed, .pass = context.pass, .tensor = kRandomOfSlots + slot->index};
+  if (cut.of == Cut::none || context.tensor_ranks == nullptr) {
+    return ops::quantize(context.stream, x, out, amax, statistics, random);
+  }
+  (cut.of == Cut::rows ? random.rows : random.columns) =
+      whole_extent(*context.tensor_ranks, cut.pieces);
+  const View magnitudes = shared_magnitudes(out);
+  if (magnitudes.empty()) {
+    return ops::quantize(context.stream, x, out, amax, statistics, random);
+  }
+  ops::quantize_step(context.stream, x, out, amax, nullptr, random, CastStep::amax);
+  context.tensor_ranks->largest(context, magnitudes);
+  ops::quantize_step(context.stream, x, out, amax, statistics, random, CastStep::codes);
 }
 
 void TensorCast::complete(const StepContext& context, ConstView block_amax) const {
@@ -229,17 +271,18 @@ InputTensor QuantizedInput::allocate(const StepContext& context, DType type, con
 }
 
 QuantizedInput::Operands QuantizedInput::operands(const StepContext& context, const InputTensor& x,
-                                                  Memory memory) const {
+                                                  Memory memory, bool is_whole) const {
   Operands operands = {{.plain = x.plain}, {.plain = x.plain, .transposed = true}};
   for (const ScalingSlot* slot : slots()) {
     const Memory of_slot = memory_of(slot, memory_of_codes(context, memory));
     if (slot == nullptr || of_slot == Memory{}) {
       continue;
     }
-    TensorCast cast = {.slot = slot, .cut = cut_, .codes = x.cast.out};
+    TensorCast cast = {.slot = slot, .cut = {}, .codes = x.cast.out};
     const bool is_made = slot == x.slot;
     if (!is_made || x.cast.out.empty()) {
       cast = allocate_cast(context, slot, x.plain.shape, of_slot);
+      cast.cut = is_whole ? Cut{} : cut_;
       cast.quantize(context, x.plain, is_made);
     }
     cast.fill_sample(context, x.plain);
@@ -265,7 +308,7 @@ QuantizedInput::Operands QuantizedInput::gathered(const StepContext& context,
   const View whole = fp8train::allocate(*context.scratch, part.dtype, {rows, part.shape.back()});
   context.tensor_ranks->gather(context, part, whole);
   if (own.quantized.empty()) {
-    return operands(context, whole, wanted);
+    return operands(context, whole, wanted, true);
   }
   Operands both = {own, own};
   both.along_rows.quantized.rowwise.codes = whole;

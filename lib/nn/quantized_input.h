@@ -52,12 +52,17 @@ struct InputTensor {
 enum class Along : uint8_t { rows, columns };
 
 /// Which part of a tensor each rank of the tensor axis has.
-enum class Cut : uint8_t { none, rows, columns };
+struct Cut {
+  enum Extent : uint8_t { none, rows, columns } of = none;
+  /// This rank's part of each piece of that extent which is cut by itself, for the random bits of
+  /// casts: they are those of the whole.
+  std::vector<int64_t> pieces;
+};
 
 /// One cast of a tensor, with the scaling of `slot`.
 struct TensorCast {
   const ScalingSlot* slot = nullptr;
-  Cut cut = Cut::none;  ///< ranks have parts: they agree on a scale that the tensor has
+  Cut cut;  ///< ranks have parts: they agree on scales that follow from parts of several
   QuantizedTensor codes;
   /// Whether some scales of an orientation are padding, which casts do not write.
   bool pads_rowwise = false, pads_columnwise = false;
@@ -76,6 +81,10 @@ struct TensorCast {
   void fill_sample(const StepContext& context, ConstView x) const;
   /// Returns what a GEMM reads.
   ops::GemmOperand operand(Along along) const;
+
+ private:
+  void quantize_blocks(const StepContext& context, ConstView x) const;
+  View shared_magnitudes(const QuantizedTensor& out) const;
 };
 
 /// The scaling of one tensor that two GEMMs read.
@@ -87,7 +96,7 @@ class QuantizedInput {
     std::string name;
     TensorFormat format, other;
     bool of_pass = true;  ///< the tensor is another one in each pass
-    Cut cut = Cut::none;  ///< in both GEMMs
+    Cut cut = {};         ///< in both GEMMs
   };
   /// The memory of the operands of the GEMMs that a pass runs; null for one that it does not run.
   /// Codes that both read lie along columns.
@@ -121,8 +130,9 @@ class QuantizedInput {
   InputTensor allocate(const StepContext& context, DType type, const Shape& shape, Memory memory,
                        bool is_read = false) const;
   /// Returns the operands of the GEMMs that run, cast unless the producer of x has done that. The
-  /// operand of a GEMM that does not run is x itself.
-  Operands operands(const StepContext& context, const InputTensor& x, Memory memory) const;
+  /// operand of a GEMM that does not run is x itself. `is_whole`: no rank has a part of this x.
+  Operands operands(const StepContext& context, const InputTensor& x, Memory memory,
+                    bool is_whole = false) const;
 
   /// Whether ranks that have rows of the tensor exchange codes of them: with one scale both GEMMs
   /// read the same codes, which each rank makes of its rows. Otherwise the rows cross as they are,

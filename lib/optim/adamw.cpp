@@ -61,7 +61,7 @@ ops::AdamW AdamW::call(size_t index, const ops::QuantizeSink& cast) const {
                        .tensor = of.sharding.index,
                        .first = of.updated.first,
                        .elements = of.sharding.elements()},
-          .amax_known = !of.updated.whole,
+          .amax_known = amax_is_known(),
           .gradient_read_as = read_as(of.updated.gradient.format, of.formats.gradient_wire)};
 }
 

@@ -14,8 +14,10 @@ namespace {
 
 constexpr float kInitialLossScale = 65536.0F;  // torch.amp.GradScaler
 
-/// Rounds fp32 values as they would cross the wire.
-void round_to_wire(Stream stream, Arena& scratch, const TensorFormat& wire, const View& values) {
+/// Rounds fp32 values as they would cross the wire. `ranks`: have the other parts of the tensor;
+/// may be null.
+void round_to_wire(Stream stream, Arena& scratch, const TensorFormat& wire, const View& values,
+                   RankCombiner* ranks) {
   if (is_stored_format(wire)) {
     Encoded packet(allocate(scratch, wire.dtype, values.shape), wire, {});
     const int64_t scales = stored_scales(wire, values.count());
@@ -23,7 +25,14 @@ void round_to_wire(Stream stream, Arena& scratch, const TensorFormat& wire, cons
       packet.scales = allocate(scratch, DType::f32, {scales});
       ops::fill(stream, packet.scales, 0.0F);
     }
-    ops::store(stream, {.x = values, .to = packet});
+    ops::Store call = {.x = values, .to = packet};
+    if (ranks != nullptr && codec_of(wire) == Codec::tensor) {
+      call.step = CastStep::amax;
+      ops::store(stream, call);
+      ranks->largest({packet.scales.as<float>() + 1, DType::f32, {1}});
+      call.step = CastStep::codes;
+    }
+    ops::store(stream, call);
     ops::read_stored(stream, packet, values);
     return;
   }
@@ -107,7 +116,7 @@ DType Optimizer::read_as(const TensorFormat& gradient, const TensorFormat& wire)
   return reads ? wire.dtype : DType::f32;
 }
 
-void Optimizer::round_gradients(Stream stream, Arena& scratch) const {
+void Optimizer::round_gradients(Stream stream, Arena& scratch, RankCombiner* combiner) const {
   for (const auto& parameter : parameters().all()) {
     const TensorFormat& wire = parameter->formats.gradient_wire;
     const Encoded& gradient = parameter->stored_gradient;
@@ -122,7 +131,7 @@ void Optimizer::round_gradients(Stream stream, Arena& scratch) const {
     if (encoded) {
       ops::read_stored(stream, gradient, values);
     }
-    round_to_wire(stream, scratch, wire, values);
+    round_to_wire(stream, scratch, wire, values, parameter->sharding.cut ? combiner : nullptr);
     if (encoded) {
       ops::store(stream, {.x = values, .to = gradient});
     }
@@ -183,7 +192,7 @@ void Optimizer::sum_gradients(Stream stream, Arena& scratch) const {
 void Optimizer::step(Stream stream, Arena& scratch, bool collect_statistics,
                      RankCombiner* combiner) {
   if (rounds_gradients_) {
-    round_gradients(stream, scratch);
+    round_gradients(stream, scratch, combiner);
   }
   sum_gradients(stream, scratch);
   ops::StepControl* control = device_control();
@@ -215,13 +224,13 @@ void Optimizer::receive(Stream stream, Arena& scratch, bool collect_statistics) 
 }
 
 void Optimizer::combine_scales(Stream stream, RankCombiner& combiner) {
-  const StoreShards* const shards = parameters().shards();
-  std::vector<View> scales = shards == nullptr ? std::vector<View>() : shards->shared_scales();
+  std::vector<View> scales = parameters().tensor_scales();
   for (const OptimizerState* state : states()) {
     const std::vector<View> of_state = state->tensor_scales();
     scales.insert(scales.end(), of_state.begin(), of_state.end());
   }
-  if (scales.empty()) {
+  amax_is_known_ = !scales.empty();
+  if (!amax_is_known_) {
     return;
   }
   find_amax(stream);
@@ -242,10 +251,10 @@ void Optimizer::finish_update(const Update& step, const Parameter& parameter, Do
   if (!done.cast) {
     cast_weight(step.stream, parameter, cast_of(parameter, step));
   }
-  // With several ranks update_sum_scales() moves this scale.
+  // With several ranks update_sum_scales() moves this scale, by the counts of all parts.
   if (parameter.automatic != nullptr && !parameter.scales_sum) {
     ops::update_auto_scale(step.stream, parameter.stored_gradient.codes, parameter.automatic,
-                           &device_control()->skip);
+                           &device_control()->skip, parameter.sharding.cut.has_value());
   }
 }
 

@@ -145,10 +145,12 @@ class Optimizer {
   virtual Done update(const Update& step, size_t index) = 0;
   /// Called before the updates if ranks update parts and any tensor has one scale. Writes the amax
   /// of the new values of this rank's parts next to each scale of a whole tensor
-  /// (StoreShards::shared_scales, OptimizerState::tensor_scales). The ranks then find the
+  /// (ParameterStore::tensor_scales, OptimizerState::tensor_scales). The ranks then find the
   /// largest. Throws InternalError unless it is overridden: scales of the parts alone would differ
   /// between ranks.
   virtual void find_amax(Stream stream);
+  /// Whether the updates of this step find the amax of whole tensors next to their scales.
+  bool amax_is_known() const { return amax_is_known_; }
   /// Whether update() rounds fp32 gradients whose wire is bf16 as it reads them (read_as()).
   virtual bool rounds_as_it_reads() const { return false; }
 
@@ -171,7 +173,7 @@ class Optimizer {
   }
 
  private:
-  void round_gradients(Stream stream, Arena& scratch) const;
+  void round_gradients(Stream stream, Arena& scratch, RankCombiner* combiner) const;
   void sum_gradients(Stream stream, Arena& scratch) const;
   void add_gradient(Stream stream, Arena& scratch, const Parameter& parameter) const;
   void combine_scales(Stream stream, RankCombiner& combiner);
@@ -179,6 +181,7 @@ class Optimizer {
 
   OptimizerSite site_;
   bool rounds_gradients_ = false;
+  bool amax_is_known_ = false;
   ops::LossScaling scaling_;
   Buffer control_;
 };

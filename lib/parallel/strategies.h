@@ -35,7 +35,6 @@ class RankedStrategy : public Strategy, protected RankCombiner {
   void attach(Device& device, ParameterStore& parameters, const View& amax) override;
   bool rounds_gradients() const override { return true; }
   bool can_be_recorded() const override { return false; }  // ranks wait for each other on the host
-  void update_sum_scales(Stream stream, const Optimizer& optimizer) override;
   void combine_amax(Stream stream, const View& values) override;
 
  protected:

@@ -93,23 +93,11 @@ void Strategy::for_each_replica(
 void RankedStrategy::attach(Device& device, ParameterStore& parameters, const View& amax) {
   Strategy::attach(device, parameters, amax);
   const auto ranks = static_cast<size_t>(comm().size());
-  const size_t scales = 2 * sizeof(float) * parameters.all().size();
-  const size_t few = std::max({amax.bytes(), scales, parameters.automatic_scales().size_bytes()});
+  const size_t few = std::max(amax.bytes(), 2 * sizeof(float) * parameters.all().size());
   const StoreShards* const shards = parameters.shards();
   const size_t of_blocks = shards == nullptr ? 0 : shards->block_amax().bytes();
   combined_ = Buffer(device, std::max(few * ranks, of_blocks), MemoryCategory::communication);
   parameters.scale_sums();
-}
-
-/// Each rank has counted what is at the maximum of its shards.
-void RankedStrategy::update_sum_scales(Stream stream, const Optimizer& optimizer) {
-  const std::span<const ops::AutoScale> own = parameters().automatic_scales();
-  if (own.empty()) {
-    return;
-  }
-  comm().all_gather(stream, own.data(), combined_.data(), own.size_bytes()).wait();
-  optimizer.update_sum_scales(stream, {static_cast<const ops::AutoScale*>(combined_.data()),
-                                       own.size() * static_cast<size_t>(comm().size())});
 }
 
 void RankedStrategy::combine_amax(Stream stream, const View& values) {

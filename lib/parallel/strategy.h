@@ -32,6 +32,10 @@ struct StrategySite {
   /// Returns how many ranks share one copy of what ZeRO cuts. Throws ConfigError if groups of so
   /// many ranks do not divide the ranks.
   int shard_ranks() const;
+  /// Returns the ranks that have parts of the same tensors (GradientBucket::scale_ranks).
+  Communicator* scale_ranks() const {
+    return mesh.size(Axis::tensor) > 1 ? mesh.group(Group::stage) : nullptr;
+  }
   /// Whether StrategySettings::sync_each_batch has an effect.
   bool adds_shards() const {
     return accumulates && settings.sync_each_batch && settings.zero_stage >= 2;
@@ -84,8 +88,6 @@ class Strategy {
   virtual void share_values() {}
   /// Called after updates and after values were set: gathered values are out of date from then on.
   virtual void values_changed() {}
-  /// Called after an update. Sets the factors of automatic scales by the counts of all ranks.
-  virtual void update_sum_scales(Stream /*stream*/, const Optimizer& /*optimizer*/) {}
 
   // Between ranks, at any time.
 

@@ -52,7 +52,7 @@ void TensorCombiner::sum(double* value) {
 }
 
 void TensorCombiner::largest(const View& values) {
-  if (of_state_ != nullptr) {
+  if (of_state_ != nullptr && of_state_->of_parts()) {
     of_state_->largest(values);
   }
   ranks_->largest(*context_, values);

@@ -44,7 +44,6 @@ class TensorCombiner final : public RankCombiner {
 
   void sum(double* value) override;
   void largest(const View& values) override;
-  bool of_parts() const override { return of_state_ != nullptr && of_state_->of_parts(); }
 
  private:
   RankCombiner* of_state_;

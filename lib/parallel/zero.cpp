@@ -145,6 +145,7 @@ std::vector<GradientBuckets::Bucket> Zero::make_buckets() {
                                        .tensors = segment.begins,
                                        .piece_bytes = site().settings.bucket_bytes,
                                        .automatic = parameters().controllers_of(segment.parameters),
+                                       .scale_ranks = site().scale_ranks(),
                                        .shard_ranks = layout().ranks,
                                        .adds = layout().adds_shards},
                          .wire = gradient_wire(formats.gradient_wire, site().self_exact,

@@ -244,7 +244,7 @@ TEST_CASE("quantize_blockwise gives the same bits at every level and thread coun
           table.quantize_blocks(
               cpu_stream(), x,
               {both ? rowwise.view() : Quantized{}, columnwise.view(), nullptr, nullptr, format},
-              &amax, &statistics);
+              &amax, &statistics, CastStep::all);
           Bits bits;
           bits.add_value(amax);
           for (const Orientation* side : {&rowwise, &columnwise}) {

@@ -24,7 +24,7 @@ TEST_CASE("groups of ranks that add gradients in shards continue to the same bit
 }
 
 TEST_CASE("a run continues in every layout to the bits of one rank") {
-  const std::string plan = GENERATE("bf16", "te-delayed");
+  const std::string plan = GENERATE("bf16", "te-delayed", "te-nvfp4", "msamp-o3");
   CAPTURE(plan);
   const TextFolder folder;
   const auto words = [&](const std::string& name, const Words& layout) {
@@ -68,15 +68,17 @@ TEST_CASE("a run continues in every layout to the bits of one rank") {
 }
 
 TEST_CASE("ranks that share layers and the optimizer write one checkpoint") {
-  const std::string stage = GENERATE("0", "1", "3");
-  CAPTURE(stage);
+  const auto [plan, stage] = GENERATE(std::pair("te-delayed", "0"), std::pair("te-delayed", "1"),
+                                      std::pair("te-delayed", "3"), std::pair("fp8-lm", "0"),
+                                      std::pair("fp8-lm", "3"), std::pair("int8-qat", "2"));
+  CAPTURE(plan, stage);
   const TextFolder folder;
   const Words keys = {"sample.interval=0", "parallelism.tensor_parts=2",
-                      "parallelism.zero_stage=" + stage};
-  run(folder, 2, command("te-delayed", "data", keys));
+                      std::string("parallelism.zero_stage=") + stage};
+  run(folder, 2, command(plan, "data", keys));
   Words shared = keys;
   shared.emplace_back("parallelism.tensor=2");
-  run(folder, 4, command("te-delayed", "shared", shared));
+  run(folder, 4, command(plan, "shared", shared));
   const fs::path final = fs::path("checkpoints") / "step-000060" / "model.safetensors";
   CHECK(same_bytes(folder / "shared" / final, folder / "data" / final));
   expect_code(0, folder.path(), {"export", "shared", "--out", "hf"});

@@ -6,12 +6,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <map>
 #include <mutex>
 #include <tuple>
 
 #include "engine/dry_run.h"
+#include "support/leaves_out.h"
 #include "support/parameters.h"
 #include "support/rank_threads.h"
 #include "support/small_gpt2.h"
@@ -28,6 +28,7 @@ struct Results {
   std::vector<double> losses, norms;
   std::vector<double> last_losses;  ///< as the last rank has them
   bool as_planned = true;           ///< the memory
+  size_t amax_bytes = 0;            ///< of all slots
 };
 
 /// Adds this rank's part of a tensor to the whole.
@@ -55,62 +56,6 @@ Batch batch_of(const EngineSettings& settings, uint64_t index) {
   return batch;
 }
 
-/// Ranks of which one collective is left out: each then has only what is its own.
-class LeavesOut final : public Communicator {
- public:
-  /// `left_out`: the number of the collective, from the first step on; -1: none.
-  LeavesOut(Communicator& inner, int64_t left_out)
-      : Communicator(&inner), inner_(&inner), left_out_(left_out) {}
-
-  void begin() { begun_ = true; }
-  int64_t calls() const { return calls_; }
-  const std::string& left_out() const { return left_out_words_; }
-  void fail(int exit_code) override { inner_->fail(exit_code); }
-
- protected:
-  std::unique_ptr<Communicator> make_group(const Subgroup& group) override {
-    return inner_->group(group.color_of_rank);
-  }
-  const char* kind() const override { return "leaves out"; }
-
-  Work start(const Operation& operation) override {
-    if (!begun_ || calls_++ != left_out_) {
-      return inner_->run(operation);
-    }
-    left_out_words_ =
-        std::string(operation.name()) + " of " + std::to_string(operation.bytes) + " bytes";
-    const bool gathers = operation.collective == Collective::all_gather;
-    std::vector<char> send(operation.send_bytes(size()));
-    std::memcpy(send.data(), operation.send, send.size());
-    std::vector<char> unused(operation.recv_bytes(size()));
-    Operation aside = operation;
-    aside.send = send.data();
-    aside.recv = unused.data();
-    inner_->run(aside).wait();
-    for (int r = 0; r < size(); ++r) {
-      char* const part =
-          static_cast<char*>(operation.recv) + static_cast<size_t>(r) * operation.bytes;
-      if (gathers) {
-        std::memcpy(part, send.data(), operation.bytes);
-      } else {
-        std::memset(part, 0, operation.bytes);
-      }
-    }
-    if (!gathers) {
-      const size_t own = static_cast<size_t>(rank()) * operation.bytes;
-      std::memcpy(static_cast<char*>(operation.recv) + own, send.data() + own, operation.bytes);
-    }
-    return {};
-  }
-
- private:
-  Communicator* inner_;
-  int64_t left_out_;
-  std::string left_out_words_;
-  int64_t calls_ = 0;
-  bool begun_ = false;
-};
-
 void train(const EngineSettings& settings, Communicator* comm, int64_t steps, std::mutex& mutex,
            Results& results) {
   const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
@@ -122,7 +67,7 @@ void train(const EngineSettings& settings, Communicator* comm, int64_t steps, st
   engine.reserve(dry_run.plan);
   engine.model().initialize(3);
   engine.weights_changed();
-  if (auto* const leaves_out = dynamic_cast<LeavesOut*>(comm); leaves_out != nullptr) {
+  if (auto* const leaves_out = dynamic_cast<test::LeavesOut*>(comm); leaves_out != nullptr) {
     leaves_out->begin();
   }
   std::vector<double> losses, norms;
@@ -144,6 +89,7 @@ void train(const EngineSettings& settings, Communicator* comm, int64_t steps, st
     results.as_planned = results.as_planned &&
                          dry_run.memory.current(category) == device->ledger().current(category);
   }
+  results.amax_bytes = engine.model().scaling().amax().bytes();
   const Parameters& parameters = engine.model().parameters().all();
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& parameter = *parameters[i];
@@ -224,14 +170,21 @@ void check_equal(const Results& expected, const Results& actual) {
   }
 }
 
-/// Why ranks cannot share the layers; empty if they can.
-std::string refusal(const EngineSettings& settings) {
-  try {
-    dry_run_step(settings, {}, Topology::blocks(2, 2), 0);
-  } catch (const ConfigError& error) {
-    return error.what();
+/// Makes scales of powers of two fp32, so that none is the same for two amax.
+void scale_finely(PrecisionPlan& plan) {
+  std::vector<TensorFormat*> formats = {&plan.weight,          &plan.parameter_wire,
+                                        &plan.weight_gradient, &plan.gradient_wire,
+                                        &plan.moment1,         &plan.moment2};
+  for (GemmPlan* gemm : {&plan.fprop, &plan.dgrad, &plan.wgrad}) {
+    formats.insert(formats.end(), {&gemm->a, &gemm->b});
   }
-  return {};
+  if (plan.master_weight) {
+    formats.push_back(&*plan.master_weight);
+  }
+  for (TensorFormat* format : formats) {
+    const bool pow2 = format->scale_type == ScaleType::pow2;
+    format->scale_type = pow2 ? ScaleType::f32 : format->scale_type;
+  }
 }
 
 /// Llama with eight heads, four of keys, and a vocabulary that ranks do not divide.
@@ -290,7 +243,8 @@ TEST_CASE("without parts of sums plans in 16 bits round each rank's part once", 
 
 TEST_CASE("with parts of sums any number of ranks has the bits of one", "[tensor]") {
   const std::string plan =
-      GENERATE("fp32", "bf16", "fp16", "te-delayed", "te-current", "torchao-tensorwise");
+      GENERATE("fp32", "bf16", "fp16", "te-delayed", "te-current", "torchao-tensorwise",
+               "torchao-rowwise", "int8-qat", "te-nvfp4", "msamp-o3", "fp8-lm");
   const std::string model = GENERATE("llama", "gpt2", "qwen3");
   CAPTURE(plan, model);
   EngineSettings settings = model == "gpt2" ? gpt2_with_heads(plan) : llama(plan);
@@ -306,24 +260,19 @@ TEST_CASE("with parts of sums any number of ranks has the bits of one", "[tensor
   }
 }
 
-TEST_CASE("every plan trains on ranks that share layers, with the bits of one, or says why not",
-          "[tensor]") {
+TEST_CASE("every plan trains on ranks that share layers, with the bits of one", "[tensor]") {
   const std::string plan = GENERATE(from_range(test::compared_plans()));
   CAPTURE(plan);
   EngineSettings settings = llama(plan);
   settings.model.num_key_value_heads = 8;
   settings.model.intermediate_size = 768;
-  if (const std::string error = refusal(with(settings, 2, 2)); !error.empty()) {
-    // One scale of stored tensors, scales of rows and of two levels.
-    CHECK_THAT(plan, Catch::Matches("msamp.*|fp8-lm|llm.q|torchao-rowwise.*|int8-qat|te-nvfp4"));
-    CHECK_THAT(error, Catch::Contains("parallelism.tensor"));
-    return;
-  }
   check_equal(run(with(settings, 1, 2), 1, 2), run(with(settings, 2, 2), 2, 2));
 }
 
 TEST_CASE("ranks that share layers share the optimizer too, at each stage of ZeRO", "[tensor]") {
-  const std::string plan = GENERATE("bf16", "te-delayed", "deepseek-v3");
+  const std::string plan =
+      GENERATE("bf16", "te-delayed", "deepseek-v3", "torchao-rowwise-gw-hp", "int8-qat", "te-nvfp4",
+               "msamp-o1", "msamp-o3", "msamp-o2-te", "fp8-lm");
   CAPTURE(plan);
   EngineSettings settings = llama(plan);
   settings.model.num_key_value_heads = 8;
@@ -341,24 +290,28 @@ TEST_CASE("ranks that share layers share the optimizer too, at each stage of ZeR
 }
 
 TEST_CASE("each exchange of ranks that share layers is needed", "[tensor]") {
-  const std::string plan = GENERATE("bf16", "te-current", "te-delayed");
+  const std::string plan =
+      GENERATE("bf16", "te-current", "te-delayed", "torchao-rowwise", "te-nvfp4", "msamp-o2");
   CAPTURE(plan);
   EngineSettings settings = plan == "te-delayed" ? llama(plan) : gpt2_with_heads(plan);
   settings.model.qk_norm = plan == "te-delayed";
   settings.model.num_hidden_layers = 1;
+  scale_finely(settings.plan);
   settings = with(settings, 2, 2);
   int64_t calls = 0;
   std::string name;
+  bool alike = false;
   const auto run_without = [&](int64_t left_out) {
     Results results;
     std::mutex mutex;
     const std::vector<std::string> errors =
         test::run_ranks(Topology::blocks(2, 2), [&](Communicator& comm) {
-          LeavesOut some(comm, left_out);
+          test::LeavesOut some(comm, left_out);
           train(settings, &some, 3, mutex, results);
           const std::lock_guard lock(mutex);
           calls = some.calls();
           name = some.left_out();
+          alike = some.alike();
         });
     REQUIRE(errors == std::vector<std::string>(errors.size()));
     return results;
@@ -366,14 +319,17 @@ TEST_CASE("each exchange of ranks that share layers is needed", "[tensor]") {
   const Results all = run_without(-1);
   REQUIRE(calls > 20);
   // Scales and weights on which ranks agree after a step are needed in the next one. With current
-  // scaling the amax that all ranks have seen are for values that are not finite alone.
-  const std::string of_amax = plan == "te-current" ? "all_gather of 48 bytes" : "";
+  // scaling, and in first windows, the amax that all ranks have seen are for values that are not
+  // finite alone.
+  const std::string of_amax =
+      plan == "te-delayed" ? "" : "all_gather of " + std::to_string(all.amax_bytes) + " bytes";
   std::vector<std::string> not_needed;
   for (int64_t left_out = 0; left_out < calls * 2 / 3; ++left_out) {
     const Results some = run_without(left_out);
     if (difference(all.gradients, some.gradients, 0).empty() &&
         difference(all.values, some.values, 0).empty() && some.losses == all.losses &&
-        some.norms == all.norms && some.last_losses == all.last_losses && name != of_amax) {
+        some.norms == all.norms && some.last_losses == all.last_losses && name != of_amax &&
+        !alike) {
       not_needed.push_back(std::to_string(left_out) + ": " + name);
     }
   }

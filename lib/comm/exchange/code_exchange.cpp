@@ -51,9 +51,14 @@ class CodeExchange final : public ExchangeRun {
   std::byte* own_codes() const {
     return scratch_ + static_cast<size_t>(comm_->rank()) * static_cast<size_t>(here());
   }
-  View amax() const { return {scratch_ + 2 * codes_bytes(), DType::f32, {ranks(), tensors_}}; }
+  Communicator& scale_ranks() const {
+    return bucket_.scale_ranks == nullptr ? *comm_ : *groups_->scales;
+  }
+  View amax() const {
+    return {scratch_ + 2 * codes_bytes(), DType::f32, {scale_ranks().size(), tensors_}};
+  }
   View own_amax() const {
-    return {amax().as<float>() + comm_->rank() * tensors_, DType::f32, {tensors_}};
+    return {amax().as<float>() + scale_ranks().rank() * tensors_, DType::f32, {tensors_}};
   }
   View scales() const {
     return {scratch_ + 2 * codes_bytes() + aligned_scratch(amax().bytes()), DType::f32, {tensors_}};
@@ -77,6 +82,9 @@ CodeExchange::CodeExchange(Communicator& comm, Device& device, const GradientWir
                                          bucket_.result.count() == bucket_.gradients.count()),
         "what codes are read to is as large as the bucket, in the format of the wire");
   check(!wire_.self_exact, "self_exact has no meaning where codes are summed");
+  if (bucket_.scale_ranks != nullptr && groups_->scales == nullptr) {
+    groups_->scales = bucket_.scale_ranks->duplicate();
+  }
   name_tensors(device);
 }
 
@@ -114,8 +122,8 @@ void CodeExchange::begin() {
     return pack();
   }
   ops::shared_amax(stream_, whole(), own_amax());
-  if (ranks() > 1) {
-    work_ = comm_->all_gather(stream_, own_amax().data, amax().data, own_amax().bytes());
+  if (scale_ranks().size() > 1) {
+    work_ = scale_ranks().all_gather(stream_, own_amax().data, amax().data, own_amax().bytes());
   }
   stage_ = Stage::second_send;
 }

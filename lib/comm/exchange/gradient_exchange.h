@@ -77,6 +77,9 @@ struct GradientBucket {
   /// shard of the sum; all ranks' counts make the factor of the next step
   /// (ops::update_auto_scales).
   std::vector<ops::AutoScale*> automatic;
+  /// code_sum: these ranks, among them those of the exchange, have parts of the same tensors, and
+  /// agree on the scales. Null: those of the exchange.
+  Communicator* scale_ranks = nullptr;
   /// ExchangeResult::shard: the ranks, one after another, that share the bucket. Those with the
   /// same number in all such groups get the same shard: each of them sums a part of it, and they
   /// gather the parts. 0: all ranks.
@@ -96,7 +99,7 @@ class GradientExchange {
  public:
   /// The communicators that an exchange uses, made by the first exchange that gets them.
   struct Groups {
-    std::unique_ptr<Communicator> all, node, peers;
+    std::unique_ptr<Communicator> all, node, peers, scales;
   };
 
   virtual ~GradientExchange() = default;

@@ -9,12 +9,12 @@ namespace fp8train::ops {
 
 /// A scale for each block, or for each row of a square.
 void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
-                     QuantizeStatistics* statistics);
+                     QuantizeStatistics* statistics, CastStep step);
 void dequantize_blocks(Stream stream, const QuantizedTensor& x, View y);
 
 /// Casts as above, with codes in e2m1.
 void quantize_fp4(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
-                  QuantizeStatistics* statistics, const CastRandom& random);
+                  QuantizeStatistics* statistics, const CastRandom& random, CastStep step);
 void dequantize_fp4(Stream stream, const QuantizedTensor& x, View y);
 
 }  // namespace fp8train::ops

@@ -19,6 +19,7 @@ struct BlockwiseCast {
   BlockRule rule;
   float* amax;                     ///< of the whole matrix, raised; may be null
   QuantizeStatistics* statistics;  ///< may be null
+  CastStep step;
 };
 
 /// Element `at` of x, whose float type is known when the kernel runs. with_type_of() would make

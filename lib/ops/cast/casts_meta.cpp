@@ -33,27 +33,37 @@ void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* /*a
 }
 
 /// Blocks: one kernel reads x once for both orientations. Rows: one for them; for columns a fill, a
-/// pass for the maxima, one over the maxima, and another pass for the cast.
+/// pass for the maxima, one over the maxima, and another pass for the cast. A step of a cast is one
+/// of these passes, or for columns two.
 void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, float* /*amax*/,
-                     QuantizeStatistics* /*statistics*/) {
+                     QuantizeStatistics* /*statistics*/, CastStep step) {
   OpWork work = {.bytes = bytes_of(x) + written_bytes(out), .launches = 1};
   if (out.format.block == per::row) {
     const bool along_rows = !out.rowwise.codes.empty();
     const bool along_columns = !out.columnwise.codes.empty();
     work.bytes += bytes_of(x) * ((along_rows ? 1 : 0) + (along_columns ? 2 : 0) - 1);
     work.launches = (along_rows ? 1 : 0) + (along_columns ? 4 : 0);
+    if (along_columns && step != CastStep::all) {
+      work.bytes -= bytes_of(x);
+      work.launches -= 2;
+    }
   }
+  work.bytes -= step == CastStep::amax ? written_bytes(out) : 0.0;
   count(stream, work);
 }
 
 /// One pass for each orientation; before, under e4m3 scales, one for the amax of the tensor, or of
 /// the rows of each orientation, and what makes scales of it.
 void quantize_fp4(Stream stream, ConstView x, const QuantizedTensor& out, float* /*amax*/,
-                  QuantizeStatistics* /*statistics*/, const CastRandom& /*random*/) {
+                  QuantizeStatistics* /*statistics*/, const CastRandom& /*random*/, CastStep step) {
   const int sides = !out.rowwise.codes.empty() && !out.columnwise.codes.empty() ? 2 : 1;
   const int passes = out.format.row_scaled ? sides : out.format.is_two_level() ? 1 : 0;
-  count(stream, {.bytes = bytes_of(x) * (sides + passes) + written_bytes(out),
-                 .launches = sides + 3 * passes});
+  if (step == CastStep::amax) {
+    return count(stream, {.bytes = bytes_of(x) * passes, .launches = 2 * passes});
+  }
+  const int before = step == CastStep::all ? passes : 0;
+  count(stream, {.bytes = bytes_of(x) * (sides + before) + written_bytes(out),
+                 .launches = sides + passes + 2 * before});
 }
 
 void quantize_current(Stream stream, ConstView x, const float* /*amax*/, float* /*scale_inv*/,

@@ -40,6 +40,18 @@ void check_block_cast(const ConstView& x, const QuantizedTensor& out, const Cast
   }
 }
 
+void cast_blocks(Stream stream, const ConstView& x, const QuantizedTensor& out, float* amax,
+                 QuantizeStatistics* statistics, const CastRandom& random, CastStep step) {
+  check_block_cast(x, out, random);
+  if (out.format.dtype == DType::e2m1) {
+    dispatch_as<&OpTable::quantize_fp4>("quantize_blockwise", stream, x, out, amax, statistics,
+                                        random, step);
+  } else {
+    dispatch_as<&OpTable::quantize_blocks>("quantize_blockwise", stream, x, out, amax, statistics,
+                                           step);
+  }
+}
+
 }  // namespace
 
 void amax(Stream stream, ConstView x, float* result, bool combine) {
@@ -56,13 +68,15 @@ void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* ama
     check_cast(x, out);
     return dispatch<&OpTable::quantize>(stream, x, out, amax, statistics, random);
   }
-  check_block_cast(x, out, random);
-  if (out.format.dtype == DType::e2m1) {
-    dispatch_as<&OpTable::quantize_fp4>("quantize_blockwise", stream, x, out, amax, statistics,
-                                        random);
-  } else {
-    dispatch_as<&OpTable::quantize_blocks>("quantize_blockwise", stream, x, out, amax, statistics);
-  }
+  cast_blocks(stream, x, out, amax, statistics, random, CastStep::all);
+}
+
+void quantize_step(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
+                   QuantizeStatistics* statistics, const CastRandom& random, CastStep step) {
+  check(is_float_type(x.dtype) && !out.empty(), "quantize_step: x in 16 or 32 bits, and codes");
+  check(out.format.block == per::row || out.format.is_two_level(),
+        "quantize_step: scales of rows or of two levels expected");
+  cast_blocks(stream, x, out, amax, statistics, random, step);
 }
 
 void quantize_current(Stream stream, ConstView x, const float* amax, float* scale_inv,

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "device/stream.h"
+#include "tensor/element_map.h"
 #include "tensor/quantized.h"
 #include "tensor/view.h"
 
@@ -36,6 +37,7 @@ struct CastRandom {
   uint64_t seed = 0;
   const uint64_t* pass = nullptr;  ///< device memory: counts micro-batches over all ranks
   uint64_t tensor = 0;
+  ExtentMap rows = {}, columns = {};  ///< of x, where it is a part of the matrix that draws
 };
 
 /// *result = max |x|, propagating NaN; `combine`: and of what is there, which is not negative. x:
@@ -70,6 +72,12 @@ void amax(Stream stream, ConstView x, float* result, bool combine = false);
 /// values in x's type; those that do not fill a block of 16 stay as they are.
 void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
               QuantizeStatistics* statistics, const CastRandom& random = {});
+
+/// A step of quantize() to a format with scales of rows or under e4m3 scales that of the tensor.
+/// Magnitudes are in the `scale` of each orientation, in `row_scale_inv` where rows are scaled, or
+/// in `tensor_scale_inv`. One of the two steps combines `amax`, so that both are given it.
+void quantize_step(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
+                   QuantizeStatistics* statistics, const CastRandom& random, CastStep step);
 
 /// *out.tensor_scale and *scale_inv from *amax as compute_current_scale() finds them for
 /// `out.format`, then quantize(). `scale_inv` may be `out.tensor_scale_inv`.

@@ -229,7 +229,7 @@ struct DequantizeBlockwise {
 }  // namespace
 
 void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
-                     QuantizeStatistics* statistics) {
+                     QuantizeStatistics* statistics, CastStep step) {
   if (statistics != nullptr) {
     reset_statistics(stream, statistics, x.count());
   }
@@ -249,7 +249,8 @@ void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, flo
                               .columnwise = block_scales(out.columnwise, out.format, out.layout),
                               .rule = block_rule(out.format, x.dtype),
                               .amax = amax,
-                              .statistics = statistics};
+                              .statistics = statistics,
+                              .step = step};
   if (!packed) {
     quantize_any_blocks(stream, x, out.format.block, cast);
     return;

@@ -20,6 +20,7 @@ struct AnyCast {
   BlockRule rule;
   float* amax;                     ///< may be null
   QuantizeStatistics* statistics;  ///< may be null
+  CastStep step;
 
   __device__ __forceinline__ float load(int64_t row, int64_t column) const {
     return load_element(x, x_type, row * row_step + column * column_step);
@@ -55,14 +56,21 @@ __global__ void __launch_bounds__(kTileThreads) any_blocks_kernel(AnyCast cast) 
     const int64_t columns_left = cast.columns - first_column;
     const int64_t height = rows_left < grid.height ? rows_left : grid.height;
     const int64_t width = columns_left < grid.width ? columns_left : grid.width;
-    uint32_t amax_bits = 0;
-    for (int64_t i = lane_index(); i < height * width; i += kWarp) {
+    uint32_t amax_bits =  // a step of a cast has one block for each row
+        cast.step == CastStep::codes ? bits_of(cast.scales.scale[index]) : 0;
+    for (int64_t i = lane_index(); cast.step != CastStep::codes && i < height * width; i += kWarp) {
       const float value = cast.load(first_row + i / width, first_column + i % width);
       amax_bits = Largest{}(amax_bits, bits_of(max_magnitude(value, 0.0F)));
     }
     amax_bits = warp_reduce(amax_bits, Largest{});
     largest = Largest{}(largest, amax_bits);
     const float amax = float_of(amax_bits);
+    if (cast.step == CastStep::amax) {
+      if (lane_index() == 0) {
+        cast.scales.scale[index] = amax;
+      }
+      continue;
+    }
     const float factor = cast.rule.factor(amax);
     if (lane_index() == 0) {
       cast.scales.keep_block(index / grid.columns, index % grid.columns, grid.height, amax,
@@ -101,7 +109,8 @@ void quantize_any_blocks(const Stream& stream, ConstView x, ScaleBlock block,
                  .scales = cast.rowwise,
                  .rule = cast.rule,
                  .amax = cast.amax,
-                 .statistics = cast.statistics};
+                 .statistics = cast.statistics,
+                 .step = cast.step};
   if (cast.codes != nullptr) {
     run(stream, one);
     one.statistics = nullptr;  // counted once

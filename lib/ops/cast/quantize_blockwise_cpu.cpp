@@ -17,6 +17,7 @@ struct Cast {
   int64_t rows, columns;
   BlockRule rule;
   bool counted;  ///< what saturates and what becomes zero
+  CastStep step;
 
   template <typename Code>
   FP8TRAIN_HD TransposedCast<X, Code> to_columns(Code* codes) const {
@@ -40,6 +41,23 @@ FP8TRAIN_HD void cast_run(const Cast<X>& cast, int64_t begin, int64_t length, fl
   }
 }
 
+/// The amax of a block, which a step of a cast with scales of lines leaves, or finds, in the line's
+/// scale.
+template <typename X, typename Find>
+FP8TRAIN_HD float amax_in_step(const Cast<X>& cast, const BlockScales& scales, int64_t line,
+                               const Find& find_largest, CastCounts& counts) {
+  if (cast.step == CastStep::codes) {
+    return scales.scale[line];
+  }
+  const uint32_t largest = find_largest();
+  counts.raise(largest);
+  const float amax = amax_of(largest, TypeTag<X>{});
+  if (cast.step == CastStep::amax) {
+    scales.scale[line] = amax;
+  }
+  return amax;
+}
+
 /// Casts along rows, with blocks that lie in one row.
 template <typename X, typename Code>
 FP8TRAIN_HD CastCounts cast_rows(const Cast<X>& cast, const BlockScales& scales, Code* codes) {
@@ -48,9 +66,11 @@ FP8TRAIN_HD CastCounts cast_rows(const Cast<X>& cast, const BlockScales& scales,
     for (int64_t block = 0; block < grid.columns; ++block) {
       const int64_t begin = row * cast.columns + block * grid.width;
       const int64_t length = minimum(grid.width, cast.columns - block * grid.width);
-      const uint32_t largest = largest_magnitude(cast.x + begin, length);
-      counts.raise(largest);
-      const float amax = amax_of(largest, TypeTag<X>{});
+      const auto find_largest = [&] { return largest_magnitude(cast.x + begin, length); };
+      const float amax = amax_in_step(cast, scales, row, find_largest, counts);
+      if (cast.step == CastStep::amax) {
+        continue;
+      }
       scales.keep(row, block, amax, cast.rule);
       cast_run(cast, begin, length, cast.rule.factor(amax), codes, counts);
     }
@@ -87,12 +107,20 @@ FP8TRAIN_HD CastCounts cast_columns(const Cast<X>& cast, const BlockScales& scal
     const int64_t height = minimum(grid.width, cast.rows - row);
     uint32_t largest[kTransposedTile];
     float factors[kTransposedTile];
-    largest_of_columns(cast.x + row * cast.columns + column, height, width, cast.columns, largest);
+    if (cast.step != CastStep::codes) {
+      largest_of_columns(cast.x + row * cast.columns + column, height, width, cast.columns,
+                         largest);
+    }
     for (int64_t i = 0; i < width; ++i) {
-      counts.raise(largest[i]);
-      const float amax = amax_of(largest[i], TypeTag<X>{});
-      scales.keep(column + i, block, amax, cast.rule);
+      const auto find_largest = [&] { return largest[i]; };
+      const float amax = amax_in_step(cast, scales, column + i, find_largest, counts);
+      if (cast.step != CastStep::amax) {
+        scales.keep(column + i, block, amax, cast.rule);
+      }
       factors[i] = cast.rule.factor(amax);
+    }
+    if (cast.step == CastStep::amax) {
+      return;
     }
     const float* const each = factors;
     cast_strip(strips, {row, height, column, width}, each, counts);
@@ -142,12 +170,13 @@ FP8TRAIN_HD CastCounts cast_squares(const Cast<X>& cast, int64_t side, const Blo
 /// quantize_blocks() of known types.
 template <typename X, typename Code>
 FP8TRAIN_HD void cast_as(ConstView x, const QuantizedTensor& out, float* amax_out,
-                         QuantizeStatistics* statistics) {
+                         QuantizeStatistics* statistics, CastStep step) {
   const Cast<X> cast = {.x = x.as<X>(),
                         .rows = x.shape.rows(),
                         .columns = x.shape.back(),
                         .rule = block_rule(out.format, x.dtype),
-                        .counted = statistics != nullptr};
+                        .counted = statistics != nullptr,
+                        .step = step};
   const BlockScales rowwise = block_scales(out.rowwise, out.format, out.layout);
   const BlockScales columnwise = block_scales(out.columnwise, out.format, out.layout);
   Code* codes = out.rowwise.codes.as<Code>();
@@ -169,11 +198,11 @@ FP8TRAIN_HD void cast_as(ConstView x, const QuantizedTensor& out, float* amax_ou
 }  // namespace
 
 void quantize_blocks(Stream /*stream*/, ConstView x, const QuantizedTensor& out, float* amax,
-                     QuantizeStatistics* statistics) {
+                     QuantizeStatistics* statistics, CastStep step) {
   with_float_type(x.dtype, [&](auto x_tag) {
     with_code_type(out.format.dtype, [&](auto code_tag) {
       cast_as<typename decltype(x_tag)::Type, typename decltype(code_tag)::Type>(x, out, amax,
-                                                                                 statistics);
+                                                                                 statistics, step);
     });
   });
 }

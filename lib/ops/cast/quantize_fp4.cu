@@ -20,8 +20,15 @@ struct Fp4Side {
   int64_t lines, depth, line_step, k_step;
   int width;  ///< elements along K that share a scale
   bool hadamard;
+  ExtentMap whole_lines = {}, whole_depth = {};  ///< of the matrix that draws
 
   FP8TRAIN_HD int64_t blocks() const { return ceil_div(depth, int64_t{width}); }
+  /// Returns the element, in the whole, that a block of a line begins with.
+  FP8TRAIN_HD uint64_t first_element(int64_t line, int64_t block) const {
+    const int64_t blocks_of_whole = ceil_div(whole_depth.extent(depth), int64_t{width});
+    return static_cast<uint64_t>(whole_lines.of(line) * blocks_of_whole * width +
+                                 whole_depth.of(block * width));
+  }
 
   /// The values of a block, transformed if the side says so; zeros where x has none.
   template <int Width>
@@ -188,12 +195,13 @@ __global__ void __launch_bounds__(kTileThreads) fp4_kernel(Fp4Cast cast) {
     }
     largest_of_all = Largest{}(largest_of_all, largest);
     const float factor = find_factor<Width>(cast, line, block, float_of(largest));
+    const uint64_t first = cast.stochastic ? side.first_element(line, block) : 0;
     uint32_t pair = 0;
     for (int k = 0; k < Width && block * Width + k < side.depth; ++k) {
       const float scaled = values[k] * factor;
       uint32_t code = 0;
       if (cast.stochastic) {
-        const uint64_t element = static_cast<uint64_t>(i * Width + k);
+        const uint64_t element = first + static_cast<uint64_t>(k);
         code = encode_stochastic<e2m1>(
                    scaled, stochastic_bits(cast.random.seed, pass, cast.random.tensor, element))
                    .bits;
@@ -241,13 +249,18 @@ void find_amax(const Stream& stream, const Fp4Side& side, float* result, bool by
          side, result, by_line);
 }
 
-/// Casts one orientation; its line scales are an amax before and what reads them after.
-void cast_side(const Stream& stream, const Fp4Cast& cast, float* row_scale_inv, float* amax) {
+/// Makes a step of the cast of one orientation; its line scales are an amax before and what reads
+/// them after.
+void cast_side(const Stream& stream, const Fp4Cast& cast, float* row_scale_inv, float* amax,
+               CastStep step) {
   const Fp4Side& side = cast.side;
   const LaunchShape shape = {blocks_for(stream, side.lines * side.blocks(), kTileThreads),
                              kTileThreads};
-  if (cast.by_line) {
+  if (cast.by_line && step != CastStep::codes) {
     find_amax(stream, side, row_scale_inv, true);
+  }
+  if (step == CastStep::amax) {
+    return;
   }
   if (side.width == kHadamardSize) {
     launch(stream, shape, fp4_kernel<kHadamardSize>, cast);
@@ -262,7 +275,7 @@ void cast_side(const Stream& stream, const Fp4Cast& cast, float* row_scale_inv, 
 }  // namespace
 
 void quantize_fp4(Stream stream, ConstView x, const QuantizedTensor& out, float* amax_out,
-                  QuantizeStatistics* statistics, const CastRandom& random) {
+                  QuantizeStatistics* statistics, const CastRandom& random, CastStep step) {
   const int64_t rows = x.shape.rows();
   const int64_t columns = x.shape.back();
   const TensorFormat& format = out.format;
@@ -270,16 +283,19 @@ void quantize_fp4(Stream stream, ConstView x, const QuantizedTensor& out, float*
   FloatTypes::check(x.dtype);
   const auto width = static_cast<int>(format.block.columns);
   check((width == kHadamardSize) == facts.two_level, "quantize: no kernel for these scales");
-  const Fp4Side rowwise = {x.data, x.dtype, rows, columns, columns, 1, width, format.hadamard};
-  const Fp4Side columnwise = {x.data, x.dtype, columns, rows, 1, columns, width, format.hadamard};
+  const Fp4Side rowwise = {x.data, x.dtype,         rows,        columns,       columns, 1,
+                           width,  format.hadamard, random.rows, random.columns};
+  const Fp4Side columnwise = {x.data,  x.dtype, columns,         rows,           1,
+                              columns, width,   format.hadamard, random.columns, random.rows};
   if (statistics != nullptr) {
     reset_statistics(stream, statistics, x.count());
   }
   const bool by_tensor = facts.two_level && !format.row_scaled;
-  if (by_tensor && format.hadamard) {
+  const bool finds = by_tensor && step != CastStep::codes;
+  if (finds && format.hadamard) {
     find_amax(stream, out.rowwise.codes.empty() ? columnwise : rowwise, out.tensor_scale_inv,
               false);
-  } else if (by_tensor) {
+  } else if (finds) {
     cuda::amax(stream, x, out.tensor_scale_inv, false);
   }
   for (const Quantized* part : {&out.rowwise, &out.columnwise}) {
@@ -303,9 +319,9 @@ void quantize_fp4(Stream stream, ConstView x, const QuantizedTensor& out, float*
                           .random = random,
                           .amax = facts.two_level ? nullptr : amax_out,
                           .statistics = first ? statistics : nullptr};
-    cast_side(stream, cast, part->row_scale_inv, amax_out);
+    cast_side(stream, cast, part->row_scale_inv, amax_out, step);
   }
-  if (by_tensor) {
+  if (by_tensor && step != CastStep::amax) {
     map<1>(stream, 1, true,
            FindTensorScales{out.tensor_scale, out.tensor_scale_inv, amax_out, facts.largest});
   }

@@ -23,9 +23,16 @@ struct Side {
   int64_t lines, depth, line_step, k_step;
   int64_t width;  ///< elements along K that share a scale
   bool hadamard;
+  ExtentMap whole_lines = {}, whole_depth = {};  ///< of the matrix that draws
 
   FP8TRAIN_HD int64_t panels() const { return ceil_div(lines, kPanel); }
   FP8TRAIN_HD int64_t blocks() const { return ceil_div(depth, width); }
+  /// Returns the first quad of four elements, in the whole, of a block of a line.
+  FP8TRAIN_HD uint64_t first_quad(int64_t line, int64_t block) const {
+    const int64_t blocks_of_whole = ceil_div(whole_depth.extent(depth), width);
+    const int64_t index = whole_lines.of(line) * blocks_of_whole;
+    return static_cast<uint64_t>((index + whole_depth.of(block * width) / width) * (width / 4));
+  }
 };
 
 /// values[k * kPanel + line] of one block of each line of a panel; zeros where x has none.
@@ -212,19 +219,22 @@ FP8TRAIN_HD void encode_panel(const float* values, const float* factors, int64_t
   }
 }
 
-/// Does what encode_panel() does, with stochastic rounding. `first`: the quad of four elements that
-/// the block of line 0 begins with.
+/// Does what encode_panel() does, with stochastic rounding, for a block of the lines from
+/// `first_line` on.
 template <typename X>
 FP8TRAIN_HD void encode_panel_stochastic(const float* values, const float* factors,
                                          const Side<X>& side, const CastRandom& random,
-                                         uint64_t first, uint8_t* codes) {
-  const int64_t quads = side.blocks() * (side.width / 4);
+                                         int64_t first_line, int64_t block, uint8_t* codes) {
+  uint64_t first[kPanel];
+  for (int64_t line = 0; line < kPanel; ++line) {
+    first[line] = side.first_quad(first_line + line, block);
+  }
   const uint64_t pass = *random.pass;
   for (int64_t quad = 0; quad < side.width / 4; ++quad) {
     uint32_t words[4][kPanel];
     for (int64_t line = 0; line < kPanel; ++line) {
       const PhiloxBlock bits = stochastic_block(random.seed, pass, random.tensor,
-                                                first + static_cast<uint64_t>(line * quads + quad));
+                                                first[line] + static_cast<uint64_t>(quad));
       for (int64_t i = 0; i < 4; ++i) {
         words[i][line] = bits.word[i];
       }
@@ -273,9 +283,7 @@ FP8TRAIN_HD CastCounts cast_side(const Side<X>& side, const Target& target) {
     load_panel(side, panel, block, values);
     find_factors(values, target, first_line, block, factors, counts);
     if (target.stochastic) {
-      const int64_t quads = first_line * side.blocks() + block;
-      encode_panel_stochastic(values, factors, side, target.random,
-                              static_cast<uint64_t>(quads * (side.width / 4)), codes);
+      encode_panel_stochastic(values, factors, side, target.random, first_line, block, codes);
     } else {
       encode_panel(values, factors, side.width, codes);
     }
@@ -296,14 +304,16 @@ FP8TRAIN_HD CastCounts cast_side(const Side<X>& side, const Target& target) {
 /// quantize_fp4() of a known type.
 template <typename X>
 FP8TRAIN_HD void cast_as(Stream stream, ConstView x, const QuantizedTensor& out, float* amax_out,
-                         QuantizeStatistics* statistics, const CastRandom& random) {
+                         QuantizeStatistics* statistics, const CastRandom& random, CastStep step) {
   const int64_t rows = x.shape.rows();
   const int64_t columns = x.shape.back();
   const TensorFormat& format = out.format;
   const ScaleTypeFacts& facts = facts_of(format.scale_type);
   const int64_t width = format.block.columns;
-  float amax = 0.0F;
-  if (facts.two_level && !format.hadamard && !format.row_scaled) {
+  const bool finds = step != CastStep::codes;
+  const bool by_tensor = facts.two_level && !format.row_scaled;
+  float amax = finds || !by_tensor ? 0.0F : *out.tensor_scale_inv;
+  if (finds && by_tensor && !format.hadamard) {
     FP8TRAIN_ISA_NS::amax(stream, x, &amax, false);
   }
   float largest = amax;  // of both sides
@@ -314,10 +324,16 @@ FP8TRAIN_HD void cast_as(Stream stream, ConstView x, const QuantizedTensor& out,
     }
     const Side<X> side =
         part == &out.rowwise
-            ? Side<X>{x.as<X>(), rows, columns, columns, 1, width, format.hadamard}
-            : Side<X>{x.as<X>(), columns, rows, 1, columns, width, format.hadamard};
-    if (format.hadamard || format.row_scaled) {
+            ? Side<X>{x.as<X>(),       rows,        columns,       columns, 1, width,
+                      format.hadamard, random.rows, random.columns}
+            : Side<X>{x.as<X>(), columns,         rows,           1,          columns,
+                      width,     format.hadamard, random.columns, random.rows};
+    if (finds && (format.hadamard || format.row_scaled)) {
       amax = amax_of_side(side, part->row_scale_inv);  // of lines: to be inverted below
+    }
+    largest = max_magnitude(amax, largest);
+    if (step == CastStep::amax) {
+      continue;
     }
     const Target target = {.codes = part->codes.as<uint8_t>(),
                            .scales = block_scales(*part, format, out.layout),
@@ -344,7 +360,9 @@ FP8TRAIN_HD void cast_as(Stream stream, ConstView x, const QuantizedTensor& out,
       part->row_scale_inv[line] = two_level_scale_inv(part->row_scale_inv[line], facts.largest);
     }
   }
-  if (facts.two_level && !format.row_scaled) {
+  if (by_tensor && step == CastStep::amax) {
+    *out.tensor_scale_inv = amax;
+  } else if (by_tensor) {
     *out.tensor_scale = two_level_scale(amax, facts.largest);
     *out.tensor_scale_inv = two_level_scale_inv(amax, facts.largest);
   }
@@ -356,9 +374,9 @@ FP8TRAIN_HD void cast_as(Stream stream, ConstView x, const QuantizedTensor& out,
 }  // namespace
 
 void quantize_fp4(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
-                  QuantizeStatistics* statistics, const CastRandom& random) {
+                  QuantizeStatistics* statistics, const CastRandom& random, CastStep step) {
   with_float_type(x.dtype, [&](auto tag) {
-    cast_as<typename decltype(tag)::Type>(stream, x, out, amax, statistics, random);
+    cast_as<typename decltype(tag)::Type>(stream, x, out, amax, statistics, random, step);
   });
 }
 

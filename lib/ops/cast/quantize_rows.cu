@@ -15,13 +15,24 @@ __global__ void __launch_bounds__(kTileThreads, 4)
   CastCounts cast_counts;
   for (int64_t row = blockIdx.x; row < cast.rows; row += gridDim.x) {
     const X* from = x + row * cast.columns;
-    AmaxBits<X> amax_bits;
-    for (int64_t i = int64_t{threadIdx.x} * kVec8; i < cast.columns; i += kTileThreads * kVec8) {
-      amax_bits.add(load_vec8<true>(from + i, cast.columns - i));
+    float amax = 0.0F;
+    if (cast.step == CastStep::codes) {
+      amax = cast.rowwise.scale[row];
+      __syncthreads();  // before thread 0 writes the scale
+    } else {
+      AmaxBits<X> amax_bits;
+      for (int64_t i = int64_t{threadIdx.x} * kVec8; i < cast.columns; i += kTileThreads * kVec8) {
+        amax_bits.add(load_vec8<true>(from + i, cast.columns - i));
+      }
+      amax = float_of(block_reduce<kTileThreads>(bits_of(amax_bits.value()), Largest{}, shared));
     }
-    const float amax =
-        float_of(block_reduce<kTileThreads>(bits_of(amax_bits.value()), Largest{}, shared));
     largest = Largest{}(largest, bits_of(amax));
+    if (cast.step == CastStep::amax) {
+      if (threadIdx.x == 0) {
+        cast.rowwise.scale[row] = amax;
+      }
+      continue;
+    }
     const float factor = cast.rule.factor(amax);
     if (threadIdx.x == 0) {
       cast.rowwise.keep(row, 0, amax, cast.rule);
@@ -116,12 +127,16 @@ void cast_in_packs(const Stream& stream, const X* x, const BlockwiseCast& cast) 
     launch(stream, {blocks_for(stream, cast.rows, 1), kTileThreads}, rows_kernel<X>, x, cast);
   }
   if (cast.transposed.codes != nullptr) {
-    const size_t bytes = sizeof(float) * static_cast<size_t>(cast.columns);
-    check_cuda(cudaMemsetAsync(cast.columnwise.scale, 0, bytes, cuda_context(stream).stream),
-               "resetting column maxima");
-    launch(stream, by_tile, column_amax_kernel<X>, x, cast);
-    map<1>(stream, cast.columns, true, FinishColumns{cast.columnwise, cast.rule});
-    launch(stream, by_tile, columns_kernel<X>, x, cast);
+    if (cast.step != CastStep::codes) {
+      const size_t bytes = sizeof(float) * static_cast<size_t>(cast.columns);
+      check_cuda(cudaMemsetAsync(cast.columnwise.scale, 0, bytes, cuda_context(stream).stream),
+                 "resetting column maxima");
+      launch(stream, by_tile, column_amax_kernel<X>, x, cast);
+    }
+    if (cast.step != CastStep::amax) {
+      map<1>(stream, cast.columns, true, FinishColumns{cast.columnwise, cast.rule});
+      launch(stream, by_tile, columns_kernel<X>, x, cast);
+    }
   }
 }
 

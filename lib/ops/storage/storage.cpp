@@ -10,6 +10,8 @@ void store(Stream stream, const Store& call) {
   check(call.to.format.rounding == Rounding::nearest_even, "store: rounds to nearest even");
   check(call.automatic == nullptr || codec_of(call.to.format) == Codec::tensor,
         "store: automatic scaling is of one scale for the tensor");
+  check(call.step == CastStep::all || codec_of(call.to.format) == Codec::tensor,
+        "store: steps are of one scale for the tensor");
   dispatch<&OpTable::store>(stream, call);
 }
 
@@ -19,10 +21,11 @@ void read_stored(Stream stream, const Encoded& x, View y) {
   dispatch<&OpTable::read_stored>(stream, x, y);
 }
 
-void update_auto_scale(Stream stream, ConstView codes, AutoScale* automatic, const int32_t* skip) {
+void update_auto_scale(Stream stream, ConstView codes, AutoScale* automatic, const int32_t* skip,
+                       bool counts_only) {
   check(is_fp8(codes.dtype) && automatic != nullptr && skip != nullptr,
         "update_auto_scale: of FP8 codes");
-  dispatch<&OpTable::update_auto_scale>(stream, codes, automatic, skip);
+  dispatch<&OpTable::update_auto_scale>(stream, codes, automatic, skip, counts_only);
 }
 
 void update_auto_scales(Stream stream, const AutoScale* of_ranks, int64_t ranks, AutoScale* scales,

@@ -135,8 +135,11 @@ void store_as(const Stream& stream, const Store& call) {
   const StoreCall<X> arguments = {target, call.x.as<X>(), count, call.add, aligned};
   const LaunchShape shape = {blocks_for_spans(stream, count), kBlock};
   const bool by_tensor = target.to.has_tensor_scale();
-  if (by_tensor) {
+  if (by_tensor && call.step != CastStep::codes) {
     launch(stream, shape, store_amax_kernel<X>, arguments);
+  }
+  if (call.step == CastStep::amax) {
+    return;
   }
   launch(stream, shape, store_kernel<X>, arguments);
   if (by_tensor) {
@@ -298,14 +301,17 @@ void read_stored(Stream stream, const Encoded& x, View y) {
   });
 }
 
-void update_auto_scale(Stream stream, ConstView codes, AutoScale* automatic, const int32_t* skip) {
+void update_auto_scale(Stream stream, ConstView codes, AutoScale* automatic, const int32_t* skip,
+                       bool counts_only) {
   const int64_t count = codes.count();
   with_fp8_type(codes.dtype, [&](auto tag) {
     using Code = typename decltype(tag)::Type;
     launch(stream, {blocks_for(stream, count), kBlock}, count_largest_kernel<Code>,
            codes.as<Code>(), count, automatic);
   });
-  map<1>(stream, 1, true, NextFactor{automatic, count, skip});
+  if (!counts_only) {
+    map<1>(stream, 1, true, NextFactor{automatic, count, skip});
+  }
 }
 
 void update_auto_scales(Stream stream, const AutoScale* of_ranks, int64_t ranks, AutoScale* scales,

@@ -5,6 +5,7 @@
 // (ops/optimizer/optimizer.h).
 
 #include "device/stream.h"
+#include "tensor/element_map.h"
 #include "tensor/encoded.h"
 
 namespace fp8train::ops {
@@ -24,6 +25,7 @@ struct Store {
   bool add = false;                      ///< to what `to` holds, in fp32; not in saved_groups()
   const AutoScale* automatic = nullptr;  ///< only of a tensor scale
   const int32_t* skip = nullptr;         ///< device memory; nothing changes if it is not 0
+  CastStep step = CastStep::all;  ///< a step only with a scale of the tensor, next to which it is
 };
 
 /// Stores x, or with `add` the sum of x and what `to` holds, rounded once. A value that is not
@@ -37,8 +39,9 @@ void read_stored(Stream stream, const Encoded& x, View y);
 /// The mu of gradients (FP8-LM, arXiv 2310.18313, section 2.2): the factor is halved if more than
 /// 1e-5 of the codes, and at least two, have the largest magnitude, else it grows by 2^(1/1000). It
 /// stays between 2^-16 and 2^16. Nothing changes if *skip (device memory) is not 0. codes: e4m3 or
-/// e5m2.
-void update_auto_scale(Stream stream, ConstView codes, AutoScale* automatic, const int32_t* skip);
+/// e5m2. `counts_only`: the codes of a part of the tensor are counted, for update_auto_scales().
+void update_auto_scale(Stream stream, ConstView codes, AutoScale* automatic, const int32_t* skip,
+                       bool counts_only = false);
 
 /// Updates the controllers of `count` tensors whose codes were counted on several ranks
 /// (count_largest()): the counters of of_ranks [ranks, count] are added. Those of scales [count]

@@ -27,20 +27,24 @@ FP8TRAIN_HD void values_to_store(const Store& call, int64_t begin, int64_t lengt
   }
 }
 
-/// The new scale of a tensor that has one: a first pass over the values. Maxima are integers: no
-/// order of threads changes them.
+/// The largest magnitude to be stored, as bits. Maxima are integers: no order of threads changes
+/// them.
 template <typename X>
-FP8TRAIN_HD float find_tensor_scale(const Store& call) {
+FP8TRAIN_HD uint32_t find_largest(const Store& call) {
   const int64_t count = call.x.count();
   const int64_t pieces = ceil_div(count, kStoredPiece);
-  const auto find_largest = [&](int64_t index, CastCounts& counts) {
+  const auto of_piece = [&](int64_t index, CastCounts& counts) {
     const int64_t begin = index * kStoredPiece;
     const int64_t length = minimum(kStoredPiece, count - begin);
     float values[kStoredPiece];
     values_to_store<X>(call, begin, length, values);
     counts.raise(largest_magnitude(values, length));
   };
-  const uint32_t largest = count_pieces(pieces, count, find_largest).largest;
+  return count_pieces(pieces, count, of_piece).largest;
+}
+
+/// The new scale of a tensor that has one.
+FP8TRAIN_HD float find_tensor_scale(const Store& call, uint32_t largest) {
   const float scale = new_scale(call.to, largest, *call.to.scales.as<float>());
   return is_finite(float_of(largest)) ? scale * automatic_factor(call.automatic) : scale;
 }
@@ -54,7 +58,16 @@ void store(Stream /*stream*/, const Store& call) {
   with_float_type(call.x.dtype, [&](auto tag) {
     using X = typename decltype(tag)::Type;
     const bool by_tensor = has_tensor_scale(call.to);
-    const float scale = by_tensor ? find_tensor_scale<X>(call) : 1.0F;
+    float* const amax = by_tensor ? call.to.scales.as<float>() + 1 : nullptr;
+    uint32_t largest = 0;
+    if (by_tensor) {
+      largest = call.step == CastStep::codes ? bits_of(*amax) : find_largest<X>(call);
+      *amax = call.step == CastStep::amax ? float_of(largest) : 0.0F;
+    }
+    if (call.step == CastStep::amax) {
+      return;
+    }
+    const float scale = by_tensor ? find_tensor_scale(call, largest) : 1.0F;
     for_each_chunk<kStoredPiece>(call.x.count(), [&](int64_t begin, int64_t end) {
       float values[kStoredPiece];
       values_to_store<X>(call, begin, end - begin, values);
@@ -80,7 +93,7 @@ void read_stored(Stream /*stream*/, const Encoded& x, View y) {
 }
 
 void update_auto_scale(Stream /*stream*/, ConstView codes, AutoScale* automatic,
-                       const int32_t* skip) {
+                       const int32_t* skip, bool counts_only) {
   if (*skip != 0) {
     return;
   }
@@ -93,6 +106,10 @@ void update_auto_scale(Stream /*stream*/, ConstView codes, AutoScale* automatic,
       largest += is_largest(from[i]) ? 1 : 0;
     }
   });
+  if (counts_only) {
+    automatic->at_maximum = static_cast<uint32_t>(largest);
+    return;
+  }
   automatic->factor =
       next_automatic_factor(automatic->factor, static_cast<uint32_t>(largest), count);
 }

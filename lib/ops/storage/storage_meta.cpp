@@ -6,10 +6,13 @@ namespace fp8train::ops::meta {
 
 void store(Stream stream, const Store& call) {
   const bool by_tensor = scaled_by_tensor(call.to);
-  count(stream, {.bytes = (by_tensor ? 2 : 1) *
-                              (bytes_of(call.x) + (call.add ? stored_bytes(call.to) : 0.0)) +
-                          stored_bytes(call.to),
-                 .launches = by_tensor ? 3 : 1});
+  const double read = bytes_of(call.x) + (call.add ? stored_bytes(call.to) : 0.0);
+  if (call.step == CastStep::amax) {
+    return count(stream, read);
+  }
+  const bool finds = by_tensor && call.step == CastStep::all;
+  count(stream, {.bytes = (finds ? 2 : 1) * read + stored_bytes(call.to),
+                 .launches = 1 + (by_tensor ? 1 : 0) + (finds ? 1 : 0)});
 }
 
 void read_stored(Stream stream, const Encoded& x, View y) {
@@ -17,8 +20,9 @@ void read_stored(Stream stream, const Encoded& x, View y) {
 }
 
 void update_auto_scale(Stream stream, ConstView codes, AutoScale* /*automatic*/,
-                       const int32_t* /*skip*/) {
-  count(stream, {.bytes = bytes_of(codes) + 2 * sizeof(AutoScale), .launches = 2});
+                       const int32_t* /*skip*/, bool counts_only) {
+  count(stream,
+        {.bytes = bytes_of(codes) + 2 * sizeof(AutoScale), .launches = counts_only ? 1 : 2});
 }
 
 void update_auto_scales(Stream stream, const AutoScale* /*of_ranks*/, int64_t ranks,

@@ -166,7 +166,12 @@ void load_weights(Device& device, const ModelConfig& config, const ParameterStor
     const std::vector<float> values = weights.read(parameter->name, parameter->sharding,
                                                    is_whole ? 0 : parameter->updated.first, count);
     if (is_whole) {
-      set_value(device, *parameter, values.data());
+      const Sharding all = whole_of(parameter->sharding.whole, parameter->sharding.index);
+      const float amax =
+          scale_needs_whole(*parameter)
+              ? largest_magnitude(weights.read(parameter->name, all, 0, all.whole.count()))
+              : 0.0F;
+      set_value(device, *parameter, values.data(), amax);
     } else if (count > 0) {
       upload(device, stored_in(part.format, values), part);
     }

@@ -40,7 +40,13 @@ Bits run_cast(Side& side, const Array& x, const Extents& extents, const TensorFo
   }
   auto* statistics = wanted.statistics ? side.put_value(ops::QuantizeStatistics{9, 9, 9}) : nullptr;
   float* amax = wanted.amax ? side.put_value(0.25F) : nullptr;
-  ops::quantize(side.stream(), side.put(x, offset), out, amax, statistics);
+  const View values = side.put(x, offset);
+  if (format.block == per::row && extents.rows % 2 == 0) {
+    ops::quantize_step(side.stream(), values, out, amax, nullptr, {}, CastStep::amax);
+    ops::quantize_step(side.stream(), values, out, amax, statistics, {}, CastStep::codes);
+  } else {
+    ops::quantize(side.stream(), values, out, amax, statistics);
+  }
   Bits bits;
   if (amax != nullptr) {
     bits.add_value(side.get_value(amax));

@@ -36,11 +36,17 @@ StoredValues keep(Side& side, const Case& c) {
   const auto* automatic = c.factor == 0.0F ? nullptr : side.put_value(ops::AutoScale{c.factor, 0});
   for (const bool add : {false, true}) {
     const Array x(c.dtype, {c.count}, adversarial_values(c.count, add ? 2 : 1, c.finite));
-    ops::store(side.stream(), {.x = side.put(x, c.offset),
-                               .to = to,
-                               .add = add,
-                               .automatic = automatic,
-                               .skip = add ? side.put_value(int32_t{0}) : nullptr});
+    ops::Store call = {.x = side.put(x, c.offset),
+                       .to = to,
+                       .add = add,
+                       .automatic = automatic,
+                       .skip = add ? side.put_value(int32_t{0}) : nullptr};
+    if (codec_of(c.format) == Codec::tensor && add) {
+      call.step = CastStep::amax;
+      ops::store(side.stream(), call);
+      call.step = CastStep::codes;
+    }
+    ops::store(side.stream(), call);
   }
   const Array other(c.dtype, {c.count}, adversarial_values(c.count, 3, c.finite));
   ops::store(side.stream(), {.x = side.put(other, c.offset),
@@ -98,7 +104,9 @@ TEST_CASE("automatic factors have the cpu's bits", "[cuda][storage]") {
       ops::update_auto_scale(side.stream(), zeros, automatic, progress);
       ops::update_auto_scale(side.stream(), codes, automatic, side.put_value(int32_t{1}));
       CHECK(side.get_value(automatic).at_maximum == 0);
-      return side.get_value(automatic).factor;
+      ops::update_auto_scale(side.stream(), codes, automatic, progress, true);
+      const ops::AutoScale counted = side.get_value(automatic);
+      return std::pair(counted.factor, counted.at_maximum);
     };
     CHECK(on_cuda(run) == on_cpu(run));
   }
