@@ -83,14 +83,14 @@ void print_ranks(const Session& session, const Topology& ranks) {
 
 /// The numbers of a pipeline are those of the stage with the most memory.
 void print_stages(const Session& session) {
-  const auto stages = static_cast<int>(session.engine.strategy.layout.pipeline);
+  const ParallelLayout& layout = session.engine.strategy.layout;
+  const int64_t stages = layout.pipeline;
   if (stages == 1) {
     return;
   }
-  const PipelineShape shape = {.stages = stages,
-                               .micro_batches = session.engine.step.gradient_accumulation_steps};
-  const ScheduleCost cost =
-      check_schedule(make_schedule(ScheduleKind::one_forward_one_backward, shape), shape);
+  const PipelineShape shape =
+      layout.pipeline_shape(session.engine.step.gradient_accumulation_steps);
+  const ScheduleCost cost = check_schedule(layout.schedule_of(shape.micro_batches), shape);
   print_fitted(
       "stages  {}, up to {} micro-batches in the first one at a time; idle for {:.1f} % of the "
       "time "

@@ -81,14 +81,35 @@ class CallLog {
   MetaDevice& device_;
 };
 
-/// Names the parts of calls outside of spans, and repeats those between `from` and `to`.
-void finish_log(OpLog& calls, const std::vector<Counted>& begins, int64_t left_out) {
+/// The micro-batches of a step that are run once for those that are left out.
+struct Repeated {
+  size_t first = 0, end = 0;
+  int64_t times = 0;
+};
+
+/// A step of several micro-batches is the first, the last, and equal ones between: three of them
+/// are run, whatever their number, and one more for each further stage of a pipeline. The last two
+/// of these begin a forward and a backward pass apart. Other schedules than 1F1B repeat themselves
+/// after as many micro-batches as there are stages, once twice as many have begun.
+Repeated repeated_part(const EngineSettings& settings) {
+  const ParallelLayout& layout = settings.strategy.layout;
+  const bool in_turns = layout.schedule == ScheduleKind::one_forward_one_backward;
+  const int64_t stages = layout.pipeline;
+  const int64_t period = in_turns ? 1 : stages;
+  const int64_t run = in_turns ? 2 + stages : 4 * stages;
+  const int64_t first = in_turns ? run - 2 : 2 * stages;
+  return {static_cast<size_t>(first), static_cast<size_t>(first + period),
+          std::max<int64_t>(0, settings.step.gradient_accumulation_steps - run) / period};
+}
+
+/// Names the parts of calls outside of spans, and repeats a part.
+void finish_log(OpLog& calls, const std::vector<Counted>& begins, const Repeated& repeated) {
   for (size_t i = 0; i < calls.size(); ++i) {
     if (calls[i].part[0] == '\0') {
       calls[i].part = name_of(i < begins.front().calls ? StepPart::start : StepPart::rest);
     }
-    if (left_out > 0 && i >= begins[begins.size() - 2].calls && i < begins.back().calls) {
-      calls[i].times += left_out;
+    if (repeated.times > 0 && i >= begins[repeated.first].calls && i < begins[repeated.end].calls) {
+      calls[i].times += repeated.times;
     }
   }
 }
@@ -112,14 +133,11 @@ void run_first_steps(Engine& engine, const Batch& batch,
   step(0, false);
 }
 
-/// A step of several micro-batches is the first, the last, and equal ones between: three of them
-/// are run, whatever their number, and one more for each further stage of a pipeline. The last two
-/// of these begin a forward and a backward pass apart.
 DryRunStep dry_run_on(MetaDevice& meta, EngineSettings settings, const Topology& ranks, int rank,
                       bool logged = false) {
-  const int64_t run = 2 + settings.strategy.layout.pipeline;
-  const int64_t left_out = std::max<int64_t>(0, settings.step.gradient_accumulation_steps - run);
-  settings.step.gradient_accumulation_steps -= left_out;
+  const Repeated repeated = repeated_part(settings);
+  settings.step.gradient_accumulation_steps -=
+      repeated.times * static_cast<int64_t>(repeated.end - repeated.first);
   const std::unique_ptr<Communicator> comm = make_dry_run(ranks, rank);
   Engine engine(meta, settings, comm.get());
   Batch batch;
@@ -152,10 +170,10 @@ DryRunStep dry_run_on(MetaDevice& meta, EngineSettings settings, const Topology&
     step(0, false);
   }
   Counted whole = counted();
-  if (left_out > 0 && std::ssize(begins) == run) {
-    add_times(whole, begins[begins.size() - 2], begins.back(), left_out);
+  if (repeated.times > 0 && begins.size() > repeated.end) {
+    add_times(whole, begins[repeated.first], begins[repeated.end], repeated.times);
   }
-  finish_log(dry_run.calls, begins, left_out);
+  finish_log(dry_run.calls, begins, repeated);
   dry_run.work = whole.work;
   dry_run.sent = difference(whole.sent, before.sent);
   dry_run.sent_by_layers = difference(whole.by_layers, before.by_layers);

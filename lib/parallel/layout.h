@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "comm/mesh.h"
+#include "parallel/pipeline_schedule.h"
 
 namespace fp8train {
 
@@ -18,12 +19,25 @@ struct ParallelLayout {
   /// parallelism.tensor_parts: partial results of which each sum over the ranks of the tensor axis
   /// consists, also where one rank has them all. 0: as many as ranks.
   int64_t tensor_parts = 0;
-  /// parallelism.stage_blocks: blocks of each pipeline stage; empty: equally many, and one more in
-  /// the first stages where that does not divide.
+  ScheduleKind schedule = ScheduleKind::one_forward_one_backward;  ///< parallelism.schedule
+  /// parallelism.virtual_stages: chunks of consecutive blocks that each pipeline stage has. Chunk c
+  /// of stage s is part c * pipeline + s of the model.
+  int64_t virtual_stages = 1;
+  /// parallelism.stage_blocks: blocks of each part; empty: equally many, and one more in the first
+  /// parts where that does not divide.
   std::vector<int64_t> stage_blocks;
 
   /// Returns how many partial results a rank makes of each such sum.
   int64_t parts_of_rank() const { return tensor_parts == 0 ? 1 : tensor_parts / tensor; }
+  PipelineShape pipeline_shape(int64_t micro_batches) const {
+    return {static_cast<int>(pipeline), static_cast<int>(virtual_stages), micro_batches};
+  }
+  /// Whether weight gradients are actions of their own.
+  bool splits_backward() const { return pipeline > 1 && schedule == ScheduleKind::zero_bubble; }
+  /// Returns the schedule of a step. Throws ConfigError as make_schedule() does.
+  PipelineSchedule schedule_of(int64_t micro_batches) const {
+    return make_schedule(schedule, pipeline_shape(micro_batches));
+  }
 
   bool operator==(const ParallelLayout&) const = default;
 };
@@ -34,9 +48,9 @@ MeshShape mesh_shape(const ParallelLayout& layout, const Topology& ranks);
 /// Makes the mesh of a run's ranks; null: of one rank. Collective. Throws as mesh_shape() does.
 Mesh make_mesh(const ParallelLayout& layout, Communicator* world);
 
-/// Returns the first block of a pipeline stage, and that of the next one. Throws ConfigError where
-/// the model's blocks are not divided among all stages.
-std::pair<int64_t, int64_t> blocks_of_stage(const ParallelLayout& layout, int64_t blocks,
-                                            int64_t stage);
+/// Returns the first block of a part of the model, and that of the next one. Throws ConfigError
+/// where the model's blocks are not divided among all parts.
+std::pair<int64_t, int64_t> blocks_of_part(const ParallelLayout& layout, int64_t blocks,
+                                           int64_t part);
 
 }  // namespace fp8train

@@ -53,12 +53,12 @@ TEST_CASE("sizes that do not divide are refused with the key and the nearest tha
 
 TEST_CASE("stages have equally many blocks, the first ones one more, or as many as asked for") {
   using Range = std::pair<int64_t, int64_t>;
-  CHECK(blocks_of_stage({.pipeline = 4}, 8, 3) == Range(6, 8));
-  CHECK(blocks_of_stage({.pipeline = 3}, 8, 0) == Range(0, 3));
-  CHECK(blocks_of_stage({.pipeline = 3}, 8, 1) == Range(3, 6));
-  CHECK(blocks_of_stage({.pipeline = 3}, 8, 2) == Range(6, 8));
-  CHECK(blocks_of_stage({.pipeline = 3, .stage_blocks = {1, 5, 2}}, 8, 1) == Range(1, 6));
-  CHECK_THROWS_AS(blocks_of_stage({.pipeline = 3, .stage_blocks = {8, 0, 0}}, 8, 0), ConfigError);
-  CHECK_THROWS_AS(blocks_of_stage({.pipeline = 3, .stage_blocks = {4, 4}}, 8, 0), ConfigError);
-  CHECK_THROWS_AS(blocks_of_stage({.pipeline = 9}, 8, 0), ConfigError);
+  CHECK(blocks_of_part({.pipeline = 4}, 8, 3) == Range(6, 8));
+  CHECK(blocks_of_part({.pipeline = 3}, 8, 0) == Range(0, 3));
+  CHECK(blocks_of_part({.pipeline = 3}, 8, 1) == Range(3, 6));
+  CHECK(blocks_of_part({.pipeline = 3}, 8, 2) == Range(6, 8));
+  CHECK(blocks_of_part({.pipeline = 3, .stage_blocks = {1, 5, 2}}, 8, 1) == Range(1, 6));
+  CHECK_THROWS_AS(blocks_of_part({.pipeline = 3, .stage_blocks = {8, 0, 0}}, 8, 0), ConfigError);
+  CHECK_THROWS_AS(blocks_of_part({.pipeline = 3, .stage_blocks = {4, 4}}, 8, 0), ConfigError);
+  CHECK_THROWS_AS(blocks_of_part({.pipeline = 9}, 8, 0), ConfigError);
 }
