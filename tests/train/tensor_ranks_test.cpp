@@ -6,12 +6,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <map>
 #include <mutex>
 #include <tuple>
 
 #include "engine/dry_run.h"
+#include "support/leaves_out.h"
 #include "support/parameters.h"
 #include "support/rank_threads.h"
 #include "support/small_gpt2.h"
@@ -55,62 +55,6 @@ Batch batch_of(const EngineSettings& settings, uint64_t index) {
   return batch;
 }
 
-/// Ranks of which one collective is left out: each then has only what is its own.
-class LeavesOut final : public Communicator {
- public:
-  /// `left_out`: the number of the collective, from the first step on; -1: none.
-  LeavesOut(Communicator& inner, int64_t left_out)
-      : Communicator(&inner), inner_(&inner), left_out_(left_out) {}
-
-  void begin() { begun_ = true; }
-  int64_t calls() const { return calls_; }
-  const std::string& left_out() const { return left_out_words_; }
-  void fail(int exit_code) override { inner_->fail(exit_code); }
-
- protected:
-  std::unique_ptr<Communicator> make_group(const Subgroup& group) override {
-    return inner_->group(group.color_of_rank);
-  }
-  const char* kind() const override { return "leaves out"; }
-
-  Work start(const Operation& operation) override {
-    if (!begun_ || calls_++ != left_out_) {
-      return inner_->run(operation);
-    }
-    left_out_words_ =
-        std::string(operation.name()) + " of " + std::to_string(operation.bytes) + " bytes";
-    const bool gathers = operation.collective == Collective::all_gather;
-    std::vector<char> send(operation.send_bytes(size()));
-    std::memcpy(send.data(), operation.send, send.size());
-    std::vector<char> unused(operation.recv_bytes(size()));
-    Operation aside = operation;
-    aside.send = send.data();
-    aside.recv = unused.data();
-    inner_->run(aside).wait();
-    for (int r = 0; r < size(); ++r) {
-      char* const part =
-          static_cast<char*>(operation.recv) + static_cast<size_t>(r) * operation.bytes;
-      if (gathers) {
-        std::memcpy(part, send.data(), operation.bytes);
-      } else {
-        std::memset(part, 0, operation.bytes);
-      }
-    }
-    if (!gathers) {
-      const size_t own = static_cast<size_t>(rank()) * operation.bytes;
-      std::memcpy(static_cast<char*>(operation.recv) + own, send.data() + own, operation.bytes);
-    }
-    return {};
-  }
-
- private:
-  Communicator* inner_;
-  int64_t left_out_;
-  std::string left_out_words_;
-  int64_t calls_ = 0;
-  bool begun_ = false;
-};
-
 void train(const EngineSettings& settings, Communicator* comm, int64_t steps, std::mutex& mutex,
            Results& results) {
   const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
@@ -122,7 +66,7 @@ void train(const EngineSettings& settings, Communicator* comm, int64_t steps, st
   engine.reserve(dry_run.plan);
   engine.model().initialize(3);
   engine.weights_changed();
-  if (auto* const leaves_out = dynamic_cast<LeavesOut*>(comm); leaves_out != nullptr) {
+  if (auto* const leaves_out = dynamic_cast<test::LeavesOut*>(comm); leaves_out != nullptr) {
     leaves_out->begin();
   }
   std::vector<double> losses, norms;
@@ -354,7 +298,7 @@ TEST_CASE("each exchange of ranks that share layers is needed", "[tensor]") {
     std::mutex mutex;
     const std::vector<std::string> errors =
         test::run_ranks(Topology::blocks(2, 2), [&](Communicator& comm) {
-          LeavesOut some(comm, left_out);
+          test::LeavesOut some(comm, left_out);
           train(settings, &some, 3, mutex, results);
           const std::lock_guard lock(mutex);
           calls = some.calls();
