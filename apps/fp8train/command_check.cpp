@@ -3,7 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -23,6 +25,7 @@
 #include "train/checkpoint/data_checks.h"
 #include "train/checkpoint/training_state.h"
 #include "train/checkpoint/weights.h"
+#include "train/one_rank.h"
 #include "train/preflight.h"
 #include "train/records/run_statistics.h"
 #include "train/run_start.h"
@@ -32,6 +35,7 @@ namespace fp8train {
 namespace {
 
 constexpr int64_t kSampledTokens = 48;
+constexpr int kExitDifferent = 1;  // as for a bug, which it is
 
 std::string sample_text(const Session& session) {
   const int64_t count = std::min(kSampledTokens, session.data.train.size());
@@ -109,6 +113,7 @@ std::string check_checkpoint(Session& session, bool whole_files, bool quiet) {
 struct CheckOptions {
   RankOptions ranks;
   bool no_scan = false;
+  bool against_one_rank = false;
 };
 
 /// The hardware that the run is for, and what the overview says of it.
@@ -186,9 +191,120 @@ int verdict(const CheckOptions& options, const Session& session, const RankMemor
   return 0;
 }
 
+std::string describe_axes(const SmallRun& run) {
+  const MeshShape shape = mesh_shape(run.engine.strategy.layout, run.ranks);
+  std::string text;
+  for (const auto& [axis, size] : {std::pair("tensor", shape.tensor),
+                                   {"pipeline", shape.pipeline},
+                                   {"context", shape.context},
+                                   {"data", shape.data}}) {
+    text += size == 1 ? "" : fmt::format("{}{} {}", text.empty() ? "" : " x ", axis, size);
+  }
+  return text.empty() ? "one rank" : text;
+}
+
+/// Returns its size, and which sum over ranks it may come from.
+std::string describe(const FirstDifference& difference, const SmallRun& run) {
+  if (std::isnan(difference.relative)) {
+    return "ranks that have the same part differ, or it is not finite";
+  }
+  constexpr double kNear = 0.02;
+  const MeshShape shape = mesh_shape(run.engine.strategy.layout, run.ranks);
+  const double ratio = difference.ratio;
+  std::string hint = std::abs(ratio - 1) < kNear ? ": the size is right" : "";
+  for (const int ranks : {shape.tensor, shape.data, shape.pipeline}) {
+    if (ranks > 1 && std::abs(ratio / ranks - 1) < kNear) {
+      hint = fmt::format(", as if {} ranks each added the whole", ranks);
+    } else if (ranks > 1 && std::abs(ratio * ranks - 1) < kNear) {
+      hint = fmt::format(", as if the sum of {} ranks had one part, or were divided again", ranks);
+    }
+  }
+  return fmt::format("the difference is {:.3g} of its norm, and the ratio of norms {:.6g}{}",
+                     difference.relative, ratio, hint);
+}
+
+/// Compares two layouts and says what was found. Returns whether it was expected.
+bool compare(const SmallRun& one, const TrainedModel& expected, const SmallRun& other,
+             const TrainedModel& actual) {
+  const Nearness allowed = expected_nearness(one, other);
+  const auto found = first_difference(expected, actual, allowed);
+  const std::string pair = fmt::format("{} against {}", describe_axes(other), describe_axes(one));
+  const std::string promise =
+      allowed.gradient == 0
+          ? "equal bits"
+          : fmt::format("equal but for {:g} of a gradient's norm", allowed.gradient);
+  if (!found) {
+    print_fitted("{}: {}, as expected\n", pair, promise);
+    return true;
+  }
+  print_fitted("{}\n", colored(stdout, Color::red,
+                               fmt::format("{}: DIFFERENT; expected: {}", pair, promise)));
+  print_fitted("  first: {}, its {} {}: {}\n", found->parameter, found->tensor,
+               found->step == 0 ? "before the first step" : fmt::format("in step {}", found->step),
+               describe(*found, other));
+  if (found->count > 1) {
+    print_fitted("  {} parameters differ there; the last is {}, where backward is first\n",
+                 found->count, found->last);
+  }
+  return false;
+}
+
+/// Returns whether the run's layout computes what one rank does, as far as that is expected.
+bool compare_with_one_rank(const EngineSettings& engine, const Topology& ranks) {
+  const SmallRun run = small_run(engine, ranks);
+  const StepSettings& step = run.engine.step;
+  const ModelConfig& model = run.engine.model;
+  print_fitted("plan    {}\nlayout  {} as {} threads of this process; the run has {}\n",
+               run.engine.plan.name, describe_axes(run), run.ranks.size(),
+               describe_axes({.engine = engine, .ranks = ranks}));
+  print_fitted(
+      "model   {} of {} blocks, {} wide{}, {} tokens; {} micro-batch{} of {} x {} random tokens\n",
+      model.num_hidden_layers, engine.model.num_hidden_layers, model.hidden_size,
+      run.divided == 1 ? "" : fmt::format(" (about 1/{} of the run)", run.divided),
+      model.vocab_size, step.gradient_accumulation_steps,
+      step.gradient_accumulation_steps == 1 ? "" : "es", step.micro_batch_size, step.seq_length);
+  const SmallRun one = with_one_rank(run);
+  const SmallRun whole = with_whole_models(run);
+  const TrainedModel of_one = train_in_threads(one);
+  const TrainedModel of_run = train_in_threads(run);
+  if (whole.ranks.size() == 1 || whole.ranks.size() == run.ranks.size()) {
+    return compare(one, of_one, run, of_run);
+  }
+  const TrainedModel of_whole = train_in_threads(whole);
+  const bool data = compare(one, of_one, whole, of_whole);
+  return compare(whole, of_whole, run, of_run) && data;
+}
+
+int compare_settings(const Settings& settings, int world_size, const Topology& ranks) {
+  if (world_size == 1) {
+    throw ConfigError(
+        "--against-one-rank: the run has one rank; give the number of ranks with --world-size, and "
+        "their layout in the section parallelism");
+  }
+  const Session session = open_session(settings, true, world_size);
+  log_notes(session, true);
+  if (settings.device != DeviceChoice::cpu) {
+    print_fitted(
+        "device  the cpu: what the ranks divide, add and send is the run's; a GPU's own kernels "
+        "and NCCL are not compared, whose bits depend on the shapes of layers\n");
+  }
+  bool as_expected = true;
+  for (size_t stage = 0; stage < session.stages.size(); ++stage) {
+    as_expected = compare_with_one_rank(session.engine_of(stage), ranks) && as_expected;
+  }
+  const ParallelLayout& layout = settings.parallelism.layout;
+  if (layout.tensor > 1 && layout.tensor_parts == 0) {
+    print_fitted("with parallelism.tensor_parts={} bits are compared\n", layout.tensor);
+  }
+  return as_expected ? 0 : kExitDifferent;
+}
+
 int check_settings(const CheckOptions& options, const Settings& settings, int world_size) {
   const auto ranks = Topology::blocks(world_size, static_cast<int>(settings.job.ranks_per_node));
   mesh_shape(settings.parallelism.layout, ranks);  // a session of one rank does not read it
+  if (options.against_one_rank) {
+    return compare_settings(settings, world_size, ranks);
+  }
   Session session = open_session(settings, true, world_size);
   log_notes(session, true);
   check_weights(session);
@@ -231,6 +347,9 @@ void add_check(Arguments command, Action& action) {
   auto options = std::make_shared<CheckOptions>();
   add_ranks(command, options->ranks);
   command.flag("--no-scan", options->no_scan, "Do not read all tokens, only samples");
+  command.flag("--against-one-rank", options->against_one_rank,
+               "Only train two steps of a small part of the model in the run's layout and on one "
+               "rank, and name the first parameter that differs (exit code 1)");
   command.run(action, [options] {
     Settings settings = load(options->ranks.common);
     const int world_size =

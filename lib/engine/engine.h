@@ -112,6 +112,8 @@ class Engine {
   /// parameters.
   Strategy& strategy() { return *strategy_; }
   const Mesh& mesh() const { return strategy_->mesh(); }
+  /// Returns the ranks that share each layer; null: one has all of it.
+  RankExchange* tensor_ranks() { return tensor_ranks_.get(); }
   /// Returns the bytes that ranks which share layers have sent each other.
   Traffic sent_by_layers() const {
     return tensor_ranks_ == nullptr ? Traffic() : tensor_ranks_->sent();

@@ -355,7 +355,8 @@ void Decoder::embed_over_ranks(const StepContext& context, ops::EmbeddingForward
   if (positions_ != nullptr) {
     call.tokens = {};
     call.table = sum;
-    call.first_row = own.shape.rows() * context.tensor_ranks->rank();
+    const bool shares_rows = own.shape.rows() < of_part.y.shape.rows();
+    call.first_row = shares_rows ? own.shape.rows() * context.tensor_ranks->rank() : 0;
     ops::embedding_forward(context.stream, call);
   }
 }

@@ -90,6 +90,7 @@ class Decoder {
   const ModelConfig& config() const { return config_; }
   const PrecisionPlan& plan() const { return plan_; }
   const ModelPart& part() const { return part_; }
+  const TensorShare& tensor_share() const { return tensor_; }
   /// Returns the plans of the whole model's layers.
   const std::vector<LinearPlan>& linear_plans() const { return linear_plans_; }
   ParameterStore& parameters() { return parameters_; }
@@ -139,11 +140,13 @@ class Decoder {
   /// InternalError if step.training.
   void evaluate(const StepContext& step, MicroBatchPass batch, const LossTotals& totals);
 
-  /// Appends tokens [B, T] to the caches (one per layer), advances their lengths, and returns the
-  /// logits of the last position, [B, padded vocabulary] in the activation type. B is 1. The view
-  /// is valid until the scratch arena is released. Throws InternalError if step.training, for
-  /// another B or a full cache.
-  View next_token_logits(const StepContext& step, ConstView tokens, std::vector<KvCache>& caches);
+  /// Appends pass.tokens [B, T] to the caches (one per block), advances their lengths, and returns
+  /// the logits of the last position, [B, padded vocabulary] in the activation type, or nothing in
+  /// a part without head, which writes pass.y. B is 1, and each tensor rank has all rows of x and y
+  /// (WholeRows). The view is valid until the scratch arena is released. Throws InternalError if
+  /// step.training, for another B or a full cache.
+  View next_token_logits(const StepContext& step, const MicroBatchPass& pass,
+                         std::vector<KvCache>& caches);
 
  private:
   StepContext begin_pass(StepContext context, ScalingPass pass = ScalingPass::both,

@@ -30,20 +30,22 @@ void Decoder::evaluate(const StepContext& step, MicroBatchPass batch, const Loss
   scaling_.end_evaluation(step.stream);
 }
 
-View Decoder::next_token_logits(const StepContext& step, ConstView tokens,
+View Decoder::next_token_logits(const StepContext& step, const MicroBatchPass& pass,
                                 std::vector<KvCache>& caches) {
-  check(!step.training && caches.size() == blocks_.size(), "one cache per layer");
-  check(part_.is_whole(), "a part of a model has no logits");
+  check(!step.training && caches.size() == blocks_.size(), "one cache per block");
+  check(step.own_rows(1) == 1, "each rank has all rows of a sequence that grows");
   scaling_.begin_evaluation(step.stream);
   const StepContext context = begin_pass(step);
-  const int64_t batch = tokens.shape[0];
-  const int64_t length = tokens.shape.back();
+  const int64_t batch = pass.tokens.shape[0];
+  const int64_t length = pass.tokens.shape.back();
   check(batch == 1, "generation runs one sequence at a time");
-  check(step.tensor_ranks == nullptr, "ranks that share layers do not generate");
-  const View logits =
-      fp8train::allocate(*context.scratch, plan_.activation, {batch, head_->padded_vocabulary()});
+  const View logits = head_ == nullptr ? View()
+                                       : fp8train::allocate(*context.scratch, plan_.activation,
+                                                            {batch, head_->padded_vocabulary()});
   ArenaScope scope(*context.scratch);
-  const View embedded = embed(context, tokens, caches.front().length, *context.scratch);
+  const int64_t first = caches.empty() ? 0 : caches.front().length;
+  const View embedded =
+      part_.embeds ? embed(context, pass.tokens, first, *context.scratch) : pass.x;
   Residual stream = {.x = embedded,
                      .branch = fp8train::allocate(*context.scratch, embedded.dtype, embedded.shape),
                      .sum = {}};
@@ -52,16 +54,20 @@ View Decoder::next_token_logits(const StepContext& step, ConstView tokens,
   for (KvCache& cache : caches) {
     cache.length += length;
   }
-  const View normed =
-      fp8train::allocate(*context.scratch, embedded.dtype, {1, config_.hidden_size});
-  use_head(context, ParameterGatherer::kNone);
-  Norm::Saved unused;
-  const auto last_row = [&](const View& view) {
-    return view.empty() ? view : rows_of(view, length - 1, 1);
-  };
-  const Residual last = {last_row(stream.x), last_row(stream.branch), last_row(stream.sum)};
-  final_norm_->forward(context, last, normed, unused);
-  head_->logits(context, normed, logits);
+  if (head_ == nullptr) {
+    ops::add(context.stream, stream.x, stream.branch, pass.y);
+  } else {
+    const View normed =
+        fp8train::allocate(*context.scratch, embedded.dtype, {1, config_.hidden_size});
+    use_head(context, ParameterGatherer::kNone);
+    Norm::Saved unused;
+    const auto last_row = [&](const View& view) {
+      return view.empty() ? view : rows_of(view, length - 1, 1);
+    };
+    const Residual last = {last_row(stream.x), last_row(stream.branch), last_row(stream.sum)};
+    final_norm_->forward(context, last, normed, unused);
+    head_->logits(context, normed, logits);
+  }
   scaling_.end_evaluation(step.stream);
   return logits;
 }

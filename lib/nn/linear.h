@@ -82,7 +82,7 @@ class Linear {
   /// Whether this rank has rows of a tensor that it needs as a whole: x, or dy. The head has all of
   /// its input, and sums the gradient itself.
   bool gathers(const StepContext& context, Split split) const {
-    return context.tensor_ranks != nullptr && plan_.site.split == split && !plan_.site.is_head;
+    return context.rows_of_ranks(1) > 1 && plan_.site.split == split && !plan_.site.is_head;
   }
   InputTensor allocate_own_rows(const StepContext& context, const Shape& shape,
                                 QuantizedInput::Memory memory) const;

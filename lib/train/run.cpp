@@ -418,8 +418,8 @@ class Run {
     if (settings().sample.interval > 0 && (leads() || engine_->passes_are_collective())) {
       const int64_t capacity =
           longest_prompt(settings().sample, *session_.tokenizer) + settings().sample.max_new_tokens;
-      generator_ = std::make_unique<Generator>(*device_, engine_->model(), capacity,
-                                               engine_->strategy().gatherer());
+      generator_ =
+          std::make_unique<Generator>(*device_, engine_->model(), capacity, model_ranks(*engine_));
     }
   }
 

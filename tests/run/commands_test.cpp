@@ -169,6 +169,22 @@ TEST_CASE("check says what would not run here, or not in FP8") {
              Contains("models are not downloaded: fetch it, for example with `hf download NAME"));
 }
 
+TEST_CASE("check compares a layout with one rank") {
+  const Workshop shop;
+  const auto compare = [&](int code, Words more) {
+    more.insert(more.end(), {"--against-one-rank", "precision.plan=te-delayed"});
+    return expect_code(code, shop.path(), Workshop::check(more));
+  };
+  const Words two = {"--world-size=2", "parallelism={tensor: 2, tensor_parts: 2}", "device=cpu"};
+  CHECK_THAT(compare(0, two).out, Contains("tensor 2 against one rank: equal bits, as expected\n"));
+  const Words many = {"--world-size=16", "parallelism={tensor: 2, pipeline: 2}"};
+  CHECK_THAT(compare(0, many).out,
+             Contains("data 2 as 8 threads of this process; the run has tensor 2 x pipeline 2") &&
+                 Contains("\ndata 2 against one rank: equal but for 0.2 of a gradient's") &&
+                 Contains("NCCL") && Contains("with parallelism.tensor_parts=2 bits"));
+  CHECK_THAT(compare(2, {}).err, Contains("--against-one-rank: the run has one rank"));
+}
+
 TEST_CASE("check compares the run with the checkpoint that it would continue from") {
   const Workshop shop;
   const std::string last = "out/checkpoints/step-000002";

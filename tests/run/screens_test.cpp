@@ -218,12 +218,14 @@ std::vector<std::pair<std::string, Use>> uses() {
                      "data.train=text.txt"};
   Words changed = run_keys({"training.max_steps=5", "-v"});
   Words misspelt = run_keys({"training.max_stps=1"});
+  const Words compared =
+      run_keys({"--against-one-rank", "--world-size", "4", "parallelism.tensor=2"});
   Words every_layer = run_keys({"--every-layer"});
   Words diff = run_keys({"--diff", "te-mxfp8"});
   Words comments = run_keys({"--resolved", "--comments"});
   Words resolved = run_keys({"--resolved"});
   return {
-      {"check", {{run_keys({})}}},
+      {"check", {{run_keys({}), compared}}},
       {"check", {{misspelt}, {}, 2}},
       {"train", {{run_keys({}), changed}}},
       {"explain", {{run_keys({}), nvfp4, every_layer, diff, {"--plans"}}}},

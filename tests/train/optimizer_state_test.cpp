@@ -5,9 +5,13 @@
 
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <map>
 
+#include "io/safetensors/safetensors.h"
 #include "support/temp_dir.h"
+#include "train/checkpoint/resume_checks.h"
+#include "train/checkpoint/saved_state.h"
 #include "train/saved_states.h"
 
 using namespace fp8train;
@@ -166,4 +170,15 @@ TEST_CASE("a tensor that is stored in another type than the run's is named with 
       load_optimizer_files(dir / "step-000001", engine),
       Catch::Contains("step-000001: 'moment2.layers.0.") &&
           Catch::Contains("is stored as fp32, and this run stores it as bf16; to continue"));
+}
+
+TEST_CASE("a value that training cannot have left is named, also in files without a manifest") {
+  const test::TempDir dir;
+  const float values[] = {1.0F, std::numeric_limits<float>::infinity()};
+  write_safetensors({{"value.w@0", DType::f32, {2}, values}}, {}, dir / "part.safetensors");
+  const SavedState parts(dir.path(), {"part.safetensors"});
+  const StateBox box = {.element = 0, .count = 2, .columns = 2, .width = 2};
+  CHECK_THROWS_WITH(parts.read("value.w", DType::f32, box),
+                    Catch::Contains("value.w[1] is NaN or infinite"));
+  CHECK_THROWS_AS(parts.read("value.w", DType::bf16, box), OtherRunError);
 }

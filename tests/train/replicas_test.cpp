@@ -32,6 +32,35 @@ TEST_CASE("the rank that differs is named on all ranks", "[replicas]") {
   }
 }
 
+TEST_CASE("ranks of a pipeline stage that differ are named", "[replicas]") {
+  // The second stage has more. All ranks of a stage have what no axis cuts, those of the state axis
+  // what the tensor axis cuts.
+  const MeshShape shape = {.pipeline = 2, .data = 2, .tensor = 2};
+  const auto compare_stages = [&](const std::vector<uint64_t>& cut,
+                                  const std::vector<uint64_t>& whole) {
+    return run_ranks(Topology::blocks(8, 8), [&](Communicator& comm) {
+      const auto rank = static_cast<size_t>(comm.rank());
+      std::vector<ReplicaHash> hashes = {{"cut", cut[rank], false}};
+      if (rank >= 4) {
+        hashes.push_back({"norm", whole[rank], true});
+        hashes.push_back({"head", cut[rank], false});
+      }
+      compare_replicas(Mesh(shape, comm.rank(), &comm), hashes, 70);
+    });
+  };
+  const std::vector<uint64_t> equal = {1, 2, 1, 2, 3, 4, 3, 4};
+  const std::vector<uint64_t> all = {0, 0, 0, 0, 9, 9, 9, 9};
+  CHECK(compare_stages(equal, all) == std::vector<std::string>(8));
+  for (const std::string& error : compare_stages(equal, {0, 0, 0, 0, 9, 9, 8, 9})) {
+    CHECK_THAT(error, Catch::Contains("bits of norm: rank 6 (") &&
+                          Catch::Contains("from the other ranks"));
+  }
+  for (const std::string& error : compare_stages({1, 2, 1, 2, 3, 5, 3, 4}, all)) {
+    CHECK_THAT(error, Catch::Contains("bits of cut: rank 5 (") && Catch::Contains(", rank 7 (") &&
+                          Catch::Contains("is unknown"));
+  }
+}
+
 TEST_CASE("of two ranks both are named", "[replicas]") {
   for (const std::string& error : compare({5, 6})) {
     CHECK_THAT(error, Catch::Contains("rank 0 (") && Catch::Contains("rank 1 (") &&

@@ -96,23 +96,6 @@ void check_zero_stage(const CheckContext& at) {
   }
 }
 
-/// For `size`, that of the checked key.
-void check_samples(const CheckContext& at, int64_t size) {
-  if (size > 1 && at.settings.sample.interval > 0) {
-    at.complain(
-        "ranks that have parts of the model do not generate; set sample.interval: 0, and use "
-        "`fp8train generate` on a checkpoint");
-  }
-}
-
-void check_tensor(const CheckContext& at) {
-  check_samples(at, at.settings.parallelism.layout.tensor);
-}
-
-void check_pipeline(const CheckContext& at) {
-  check_samples(at, at.settings.parallelism.layout.pipeline);
-}
-
 void check_of_pipeline(const CheckContext& at) {
   if (at.settings.parallelism.layout.pipeline == 1) {
     at.without_meaning("parallelism.pipeline: 1");
@@ -276,12 +259,10 @@ std::vector<Field> parallelism_fields() {
           .checked(check_zero_stage),
       layout("tensor", &ParallelLayout::tensor, between(1, 1 << 16),
              "Ranks among which each layer is cut: its rows of activations, its heads and the "
-             "columns or rows of its weights")
-          .checked(check_tensor),
+             "columns or rows of its weights"),
       layout("pipeline", &ParallelLayout::pipeline, between(1, 1 << 16),
              "Stages of consecutive blocks, each on ranks of its own, through which micro-batches "
-             "pass one after another")
-          .checked(check_pipeline),
+             "pass one after another"),
       choice("parallelism.schedule",
              in(&Settings::parallelism, &StrategySettings::layout, &ParallelLayout::schedule),
              kScheduleKinds,

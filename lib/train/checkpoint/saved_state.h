@@ -40,7 +40,8 @@ class SavedState {
   /// Returns where the part of it with this element begins: file and byte.
   std::pair<size_t, uint64_t> position(const std::string& name, int64_t first) const;
 
-  /// Throws CheckpointError where a file of which something has been read is not the manifest's.
+  /// Throws CheckpointError where a file of which something has been read is not the manifest's, if
+  /// there is one.
   void require_hashes() const;
 
  private:

@@ -9,7 +9,10 @@
 #include "base/error.h"
 #include "base/flight_recorder.h"
 #include "base/philox.h"
+#include "comm/backends/backends.h"
+#include "model/linear_sites.h"
 #include "ops/pointwise/elementwise.h"
+#include "parallel/tensor_ranks.h"
 
 namespace fp8train {
 namespace {
@@ -20,9 +23,10 @@ constexpr uint64_t kSamplingPurpose = 0x5A3B;
 std::vector<Tensor> allocate_caches(Device& device, const Decoder& model, int64_t capacity,
                                     std::vector<KvCache>& caches) {
   const ModelConfig& config = model.config();
-  const Shape shape = {1, capacity, config.num_key_value_heads * config.head_dim};
+  const int64_t heads = config.num_key_value_heads / model.tensor_share().ranks;
+  const Shape shape = {1, capacity, heads * config.head_dim};
   std::vector<Tensor> memory;
-  for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
+  for (int64_t i = model.part().first_block; i < model.part().end_block; ++i) {
     for (int part = 0; part < 2; ++part) {
       memory.emplace_back(device, model.plan().activation, shape,
                           MemoryCategory::saved_activations);
@@ -33,16 +37,26 @@ std::vector<Tensor> allocate_caches(Device& device, const Decoder& model, int64_
   return memory;
 }
 
-StepContext inference_context(Device& device, Arena& saved, Arena& scratch,
-                              ParameterGatherer* gatherer, bool plain) {
+/// Rows between two parts of a model; empty: a part of the model has none there.
+Tensor boundary(Device& device, const Decoder& model, int64_t rows, bool exists) {
+  return exists ? Tensor(device, model.plan().activation, {rows, model.config().hidden_size},
+                         MemoryCategory::workspace)
+                : Tensor();
+}
+
+/// `ranks.tensor` gives each rank all rows.
+StepContext inference_context(Device& device, Arena& saved, Arena& scratch, const Decoder& model,
+                              const ModelRanks& ranks) {
   return {.device = &device,
           .stream = device.stream(),
           .saved = &saved,
           .scratch = &scratch,
           .training = false,
-          .plain = plain,
           .collect_statistics = false,
-          .gatherer = gatherer};
+          .gatherer = ranks.gatherer,
+          .tensor_ranks = ranks.tensor,
+          .tensor_parts = model.tensor_share().parts,
+          .sums_in_fp32 = ranks.sums_in_fp32};
 }
 
 /// Has all values at hand, and has layers make anew what they make of them.
@@ -56,19 +70,33 @@ class EachPassAnew final : public ParameterGatherer {
 
 /// Scratch bytes of the longest prefill chunk and of one token, from a run on the meta device.
 size_t plan_scratch(const Device& device, const Decoder& model, int64_t capacity,
-                    bool anew_in_each_pass) {
+                    const ModelRanks& ranks) {
   EachPassAnew anew;
-  ParameterGatherer* const gatherer = anew_in_each_pass ? &anew : nullptr;
+  ModelRanks dry = {.sums_in_fp32 = ranks.sums_in_fp32};
+  if (ranks.gatherer != nullptr && ranks.gatherer->gathers_per_pass()) {
+    dry.gatherer = &anew;
+  }
   const std::unique_ptr<Device> meta = make_meta_device(device.traits());
-  Decoder twin(*meta, model.config(), model.plan(), {});
+  const TensorShare& share = model.tensor_share();
+  const std::unique_ptr<Communicator> comm =
+      make_dry_run(Topology::blocks(share.ranks, share.ranks), share.rank);
+  TensorRanks tensor(*comm);
+  WholeRows whole_rows(tensor);
+  dry.tensor = share.ranks == 1 ? nullptr : &whole_rows;
+  Decoder twin(*meta, model.config(), model.plan(),
+               {.gradients = false, .part = model.part(), .tensor = share});
   Arena saved(*meta, MemoryCategory::saved_activations);
   Arena scratch(*meta, MemoryCategory::workspace);
   const auto run = [&](int64_t length, bool plain) {
     std::vector<KvCache> caches;
     const std::vector<Tensor> memory = allocate_caches(*meta, twin, capacity, caches);
     const Tensor tokens(*meta, DType::i32, {1, length}, MemoryCategory::batch);
+    const Tensor x = boundary(*meta, twin, length, !twin.part().embeds);
+    const Tensor y = boundary(*meta, twin, length, !twin.part().has_head);
     const ArenaScope scope(scratch);
-    twin.next_token_logits(inference_context(*meta, saved, scratch, gatherer, plain), tokens.view(),
+    StepContext context = inference_context(*meta, saved, scratch, twin, dry);
+    context.plain = plain;
+    twin.next_token_logits(context, {.tokens = tokens, .targets = {}, .x = x, .y = y, .saved = {}},
                            caches);
   };
   const int64_t lengths[] = {std::min(kPrefillChunk, capacity), 1};
@@ -141,28 +169,66 @@ int32_t sample_token(const std::vector<float>& logits, const SamplingSettings& s
   return order[count - 1];
 }
 
-Generator::Generator(Device& device, Decoder& model, int64_t capacity, ParameterGatherer* gatherer)
+ModelRanks model_ranks(Engine& engine) {
+  return {.gatherer = engine.strategy().gatherer(),
+          .tensor = engine.tensor_ranks(),
+          .stages = engine.mesh().group(Group::pipe),
+          .sums_in_fp32 = engine.settings().strategy.layout.tensor_parts > 0};
+}
+
+Generator::Generator(Device& device, Decoder& model, int64_t capacity, const ModelRanks& ranks)
     : device_(&device),
       model_(&model),
-      gatherer_(gatherer),
+      ranks_(ranks),
       capacity_(std::min(capacity, longest_sequence(model.config()))),
       memory_(allocate_caches(device, model, capacity_, caches_)),
       saved_(device, MemoryCategory::saved_activations),
       scratch_(device, MemoryCategory::workspace),
       tokens_(device, DType::i32, {1, kPrefillChunk}, MemoryCategory::batch),
-      logits_(device, DType::f32, {1, padded_vocabulary(model.config())},
-              MemoryCategory::workspace) {
-  scratch_.reserve(
-      plan_scratch(device, model, capacity_, gatherer != nullptr && gatherer->gathers_per_pass()));
+      logits_(device, DType::f32,
+              {1, padded_vocabulary(model.config(), model.tensor_share().divisor())},
+              MemoryCategory::workspace),
+      x_(boundary(device, model, kPrefillChunk, !model.part().embeds)),
+      y_(boundary(device, model, kPrefillChunk, !model.part().has_head)) {
+  if (ranks.tensor != nullptr) {
+    ranks_.tensor = &whole_rows_.emplace(*ranks.tensor);
+  }
+  scratch_.reserve(plan_scratch(device, model, capacity_, ranks));
+}
+
+/// Each stage waits for the one before it.
+void Generator::run_stage(const MicroBatchPass& pass) {
+  const auto exchange = [&](int peer, bool sends, const View& rows) {
+    if (!rows.empty()) {
+      const Message message[] = {{peer, sends, rows.data, rows.bytes()}};
+      ranks_.stages->exchange(device_->stream(), message).wait();
+    }
+  };
+  const int stage = ranks_.stages == nullptr ? 0 : ranks_.stages->rank();
+  exchange(stage - 1, false, pass.x);
+  StepContext context = inference_context(*device_, saved_, scratch_, *model_, ranks_);
+  context.plain = plain_;
+  const View logits = model_->next_token_logits(context, pass, caches_);
+  exchange(stage + 1, true, pass.y);
+  if (!logits.empty()) {
+    ops::cast(device_->stream(), logits, logits_);
+  }
+  if (ranks_.stages != nullptr) {
+    ranks_.stages
+        ->broadcast(device_->stream(), logits_.view().data, logits_.view().bytes(),
+                    ranks_.stages->size() - 1)
+        .wait();
+  }
 }
 
 std::vector<float> Generator::next_logits(const int32_t* tokens, int64_t count) {
   const View view = {tokens_.view().data, DType::i32, {1, count}};
   copy_from_host(*device_, view, tokens);
   const ArenaScope scope(scratch_);
-  const View logits = model_->next_token_logits(
-      inference_context(*device_, saved_, scratch_, gatherer_, plain_), view, caches_);
-  ops::cast(device_->stream(), logits, logits_);
+  const auto rows = [count](const Tensor& chunk) {
+    return chunk.empty() ? View() : rows_of(chunk.view(), 0, count);
+  };
+  run_stage({.tokens = view, .targets = {}, .x = rows(x_), .y = rows(y_), .saved = {}});
   std::vector<float> values = to_host_f32(*device_, logits_);
   values.resize(static_cast<size_t>(model_->config().vocab_size));
   return values;

@@ -6,12 +6,15 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "config/settings.h"
 #include "data/tokenizer.h"
 #include "device/arena.h"
+#include "engine/engine.h"
 #include "model/decoder.h"
+#include "parallel/whole_rows.h"
 
 namespace fp8train {
 
@@ -29,14 +32,22 @@ struct SamplingSettings {
 int32_t sample_token(const std::vector<float>& logits, const SamplingSettings& settings,
                      int64_t position);
 
+/// The other ranks that run a model, for passes without training. By default there is none.
+struct ModelRanks {
+  ParameterGatherer* gatherer = nullptr;  ///< StepContext::gatherer
+  RankExchange* tensor = nullptr;         ///< those that share each layer
+  Communicator* stages = nullptr;         ///< Group::pipe
+  bool sums_in_fp32 = false;              ///< StepContext::sums_in_fp32
+};
+ModelRanks model_ranks(Engine& engine);
+
 /// Generates text with a model, one sequence at a time. Collective if passes of the model are
-/// (Engine::passes_are_collective).
+/// (Engine::passes_are_collective): all ranks get the same tokens.
 class Generator {
  public:
   /// Allocates caches for `capacity` positions, or the model's longest sequence if that is shorter.
-  /// `device`, `model` and `gatherer` outlive the object. `gatherer`: StepContext::gatherer.
-  Generator(Device& device, Decoder& model, int64_t capacity,
-            ParameterGatherer* gatherer = nullptr);
+  /// `device`, `model` and what `ranks` names outlive the object.
+  Generator(Device& device, Decoder& model, int64_t capacity, const ModelRanks& ranks = {});
 
   /// Sets whether the passes that follow have no scaled GEMMs (Engine::plain()).
   void set_plain(bool plain) { plain_ = plain; }
@@ -54,16 +65,19 @@ class Generator {
 
  private:
   std::vector<float> next_logits(const int32_t* tokens, int64_t count);
+  void run_stage(const MicroBatchPass& pass);
 
   Device* device_;
   Decoder* model_;
-  ParameterGatherer* gatherer_;
+  ModelRanks ranks_;
+  std::optional<WholeRows> whole_rows_;
   int64_t capacity_;
   bool plain_ = false;
   std::vector<KvCache> caches_;  // views into memory_; filled while memory_ is made
   std::vector<Tensor> memory_;
   Arena saved_, scratch_;
   Tensor tokens_, logits_;
+  Tensor x_, y_;  // of a part of the model, for the longest chunk
 };
 
 /// Returns each of the settings' prompts with one continuation, and a line feed after each.

@@ -1,7 +1,7 @@
 // The last rank that joins a collective copies for all, so that no rank has to wait for another to
 // make progress.
 
-#include "support/rank_threads.h"
+#include "comm/backends/rank_threads.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -19,11 +19,11 @@
 #include "comm/backends/host_copy.h"
 #include "comm/backends/patient_wait.h"
 
-namespace fp8train::test {
+namespace fp8train {
 namespace {
 
 /// Ranks that talk, and their collectives that are not over. All members are guarded by `mutex`.
-struct Group {
+struct ThreadGroup {
   struct Member {
     bool joined = false;
     const void* send = nullptr;
@@ -59,20 +59,20 @@ struct Group {
   }
 };
 
-/// All groups of the ranks of make_thread_ranks.
-struct World {
+/// All groups of the ranks of make_ranks().
+struct ThreadWorld {
   /// Which group: the one it is made from, how many of that were made before, its color.
-  using Key = std::tuple<const Group*, int, int>;
+  using Key = std::tuple<const ThreadGroup*, int, int>;
 
   std::mutex mutex;
-  std::map<Key, std::shared_ptr<Group>> groups;
+  std::map<Key, std::shared_ptr<ThreadGroup>> groups;
   std::string failure;
 
-  std::shared_ptr<Group> group(const Key& key) {
+  std::shared_ptr<ThreadGroup> group(const Key& key) {
     const std::lock_guard<std::mutex> lock(mutex);
-    std::shared_ptr<Group>& found = groups[key];
+    std::shared_ptr<ThreadGroup>& found = groups[key];
     if (found == nullptr) {
-      found = std::make_shared<Group>();
+      found = std::make_shared<ThreadGroup>();
       found->failure = failure;
     }
     return found;
@@ -88,11 +88,11 @@ struct World {
   }
 };
 
-void copy_all(const Group::Call& call) {
+void copy_all(const ThreadGroup::Call& call) {
   const size_t bytes = call.bytes;
   const auto& members = call.members;
   if (call.collective == Collective::broadcast) {
-    for (const Group::Member& to : members) {
+    for (const ThreadGroup::Member& to : members) {
       copy_bytes(to.recv, members[static_cast<size_t>(call.root)].send, bytes);
     }
     return;
@@ -110,7 +110,7 @@ void copy_all(const Group::Call& call) {
 /// One rank's messages of a call.
 class ThreadMessages final : public PendingWork {
  public:
-  ThreadMessages(std::shared_ptr<Group> group, const Communicator::Operation& operation,
+  ThreadMessages(std::shared_ptr<ThreadGroup> group, const Communicator::Operation& operation,
                  std::string words, int rank, int world_rank, double timeout)
       : group_(std::move(group)),
         messages_(operation.messages.begin(), operation.messages.end()),
@@ -139,7 +139,7 @@ class ThreadMessages final : public PendingWork {
     check_failure();
     for (; joined_ < messages_.size(); ++joined_) {
       const Message& message = messages_[joined_];
-      Group::Letter& letter = group_->letters[key_of(message)];
+      ThreadGroup::Letter& letter = group_->letters[key_of(message)];
       (message.sends ? letter.sent : letter.taken) = &message;
       if (!letter.complete()) {
         continue;
@@ -173,7 +173,7 @@ class ThreadMessages final : public PendingWork {
   }
 
  private:
-  Group::LetterKey key_of(const Message& message) const {
+  ThreadGroup::LetterKey key_of(const Message& message) const {
     return {message.sends ? rank_ : message.peer, message.sends ? message.peer : rank_,
             message.number};
   }
@@ -192,7 +192,7 @@ class ThreadMessages final : public PendingWork {
     }
   }
 
-  std::shared_ptr<Group> group_;
+  std::shared_ptr<ThreadGroup> group_;
   std::vector<Message> messages_;
   bool moves_;
   std::string words_;
@@ -204,12 +204,12 @@ class ThreadMessages final : public PendingWork {
 /// One rank's part in a collective.
 class ThreadWork final : public PendingWork {
  public:
-  ThreadWork(std::shared_ptr<Group> group, uint64_t sequence, int rank, double timeout)
+  ThreadWork(std::shared_ptr<ThreadGroup> group, uint64_t sequence, int rank, double timeout)
       : group_(std::move(group)), sequence_(sequence), rank_(rank), timeout_(timeout) {}
 
   ~ThreadWork() override {
     const std::lock_guard<std::mutex> lock(group_->mutex);
-    Group::Call& mine = call();
+    ThreadGroup::Call& mine = call();
     if (!mine.complete()) {  // its buffers may be gone when the others come
       group_->fail(
           fmt::format("rank {} has left {} before its end", rank_, name_of(mine.collective)));
@@ -236,7 +236,7 @@ class ThreadWork final : public PendingWork {
   }
 
  private:
-  Group::Call& call() { return group_->calls.at(sequence_); }
+  ThreadGroup::Call& call() { return group_->calls.at(sequence_); }
 
   bool over() {
     if (call().complete()) {
@@ -259,7 +259,7 @@ class ThreadWork final : public PendingWork {
     return ranks;
   }
 
-  std::shared_ptr<Group> group_;
+  std::shared_ptr<ThreadGroup> group_;
   uint64_t sequence_;
   int rank_;
   double timeout_;
@@ -267,8 +267,8 @@ class ThreadWork final : public PendingWork {
 
 class ThreadCommunicator final : public Communicator {
  public:
-  ThreadCommunicator(std::shared_ptr<World> world, std::shared_ptr<Group> group, Topology topology,
-                     int rank, std::shared_ptr<Traffic> traffic = nullptr)
+  ThreadCommunicator(std::shared_ptr<ThreadWorld> world, std::shared_ptr<ThreadGroup> group,
+                     Topology topology, int rank, std::shared_ptr<Traffic> traffic = nullptr)
       : Communicator(std::move(topology), rank, std::move(traffic)),
         world_(std::move(world)),
         group_(std::move(group)) {}
@@ -297,13 +297,13 @@ class ThreadCommunicator final : public Communicator {
     if (!group_->failure.empty()) {
       throw CommError(fmt::format("rank {}: {}: {}", rank(), operation.name(), group_->failure));
     }
-    Group::Call& mine = group_->calls[operation.sequence];
+    ThreadGroup::Call& mine = group_->calls[operation.sequence];
     if (mine.members.empty()) {
       mine = {.collective = operation.collective,
               .bytes = operation.bytes,
               .root = operation.root,
               .moves = moves,
-              .members = std::vector<Group::Member>(static_cast<size_t>(size()))};
+              .members = std::vector<ThreadGroup::Member>(static_cast<size_t>(size()))};
     }
     if (mine.collective != operation.collective || mine.bytes != operation.bytes ||
         mine.root != operation.root) {
@@ -324,16 +324,14 @@ class ThreadCommunicator final : public Communicator {
   }
 
  private:
-  std::shared_ptr<World> world_;
-  std::shared_ptr<Group> group_;
+  std::shared_ptr<ThreadWorld> world_;
+  std::shared_ptr<ThreadGroup> group_;
   int groups_made_ = 0;
 };
 
-}  // namespace
-
-std::vector<std::unique_ptr<Communicator>> make_thread_ranks(const Topology& topology) {
-  const auto world = std::make_shared<World>();
-  const std::shared_ptr<Group> all = world->group({nullptr, 0, 0});
+std::vector<std::unique_ptr<Communicator>> make_ranks(const Topology& topology) {
+  const auto world = std::make_shared<ThreadWorld>();
+  const std::shared_ptr<ThreadGroup> all = world->group({nullptr, 0, 0});
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (int rank = 0; rank < topology.size(); ++rank) {
     ranks.push_back(std::make_unique<ThreadCommunicator>(world, all, topology, rank));
@@ -341,18 +339,21 @@ std::vector<std::unique_ptr<Communicator>> make_thread_ranks(const Topology& top
   return ranks;
 }
 
-std::vector<std::string> run_ranks(const Topology& topology,
-                                   const std::function<void(Communicator&)>& body, double timeout) {
-  const auto ranks = make_thread_ranks(topology);
-  std::vector<std::string> errors(ranks.size());
+}  // namespace
+
+std::vector<std::exception_ptr> run_rank_threads(const Topology& topology,
+                                                 const std::function<void(Communicator&)>& body,
+                                                 double timeout) {
+  const auto ranks = make_ranks(topology);
+  std::vector<std::exception_ptr> errors(ranks.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     threads.emplace_back([&, rank] {
       try {
         ranks[rank]->set_timeout(timeout);
         body(*ranks[rank]);
-      } catch (const std::exception& error) {
-        errors[rank] = error.what();
+      } catch (...) {
+        errors[rank] = std::current_exception();
         ranks[rank]->fail(1);
       }
     });
@@ -363,4 +364,4 @@ std::vector<std::string> run_ranks(const Topology& topology,
   return errors;
 }
 
-}  // namespace fp8train::test
+}  // namespace fp8train

@@ -1,0 +1,181 @@
+#include "train/small_run.h"
+
+#include <algorithm>
+#include <exception>
+#include <iterator>
+#include <numeric>
+
+#include "base/error.h"
+#include "base/math.h"
+#include "comm/mesh.h"
+#include "device/device.h"
+#include "engine/dry_run.h"
+#include "model/linear_sites.h"
+#include "parallel/layout.h"
+
+namespace fp8train {
+namespace {
+
+constexpr int64_t kMaxParameters = int64_t{8} << 20;
+constexpr int64_t kMaxDivisor = 64;  // of widths
+constexpr int64_t kFewTokens = 64;   // of a sequence
+
+/// Returns the largest divisor of `size` that is at most `limit`.
+int64_t reduced(int64_t size, int64_t limit) {
+  int64_t least = std::min(size, limit);
+  while (size % least != 0) {
+    --least;
+  }
+  return least;
+}
+
+/// Returns size / divisor, rounded up so that the parts which divide `size` divide it too.
+int64_t narrowed(int64_t size, int64_t divisor, int64_t parts) {
+  return divisor == 1 ? size : round_up(ceil_div(size, divisor), std::gcd(size, parts));
+}
+
+/// Sets the sizes of the axes and returns the ranks.
+Topology reduce_layout(StrategySettings& strategy, const Topology& ranks) {
+  ParallelLayout& layout = strategy.layout;
+  const int64_t data = mesh_shape(layout, ranks).data;
+  const bool groups = strategy.shard_ranks != 0 && data % 4 == 0;
+  layout.tensor = reduced(layout.tensor, layout.pipeline > 1 ? 4 : 8);
+  layout.pipeline = reduced(layout.pipeline, layout.tensor > 2 ? 2 : 4);
+  layout.expert = 1;
+  layout.stage_blocks.clear();
+  strategy.shard_ranks = groups ? 2 : 0;
+  strategy.bucket_bytes = std::min(strategy.bucket_bytes, int64_t{1} << 20);
+  const auto all = static_cast<int>(reduced(data, groups ? 4 : 2) * layout.tensor *
+                                    layout.pipeline * layout.context);
+  return Topology::blocks(all, all);
+}
+
+/// Leaves some blocks, the first and last of which may be exempt as in the run.
+void reduce_blocks(EngineSettings& engine) {
+  ExemptionRules& exempt = engine.plan.exemptions;
+  const int64_t blocks = engine.model.num_hidden_layers;
+  exempt.first_blocks = std::min<int64_t>(exempt.first_blocks, 1);
+  exempt.last_blocks = std::min<int64_t>(exempt.last_blocks, 1);
+  engine.model.num_hidden_layers = std::min(
+      blocks,
+      std::max(engine.strategy.layout.pipeline, exempt.first_blocks + exempt.last_blocks) + 1);
+  engine.model.first_window_layer =
+      std::min(engine.model.first_window_layer, engine.model.num_hidden_layers);
+}
+
+void narrow(EngineSettings& engine, int64_t divisor) {
+  constexpr int64_t kBlock = 128;  // of formats with a scale for each
+  constexpr int64_t kVocabulary = 512;
+  const ParallelLayout& layout = engine.strategy.layout;
+  const int64_t parts = std::max(layout.tensor, layout.tensor_parts);
+  ModelConfig& model = engine.model;
+  const int64_t padding = 16 * parts;
+  if (model.vocab_size > 2 * (kVocabulary + padding)) {
+    model.vocab_size = round_up(kVocabulary, padding) + model.vocab_size % padding;
+  }
+  const int64_t queries = model.num_attention_heads / model.num_key_value_heads;
+  model.num_key_value_heads = narrowed(model.num_key_value_heads, divisor, parts);
+  model.num_attention_heads =
+      model.num_key_value_heads * (divisor == 1 ? queries : std::min<int64_t>(queries, 2));
+  model.hidden_size = narrowed(model.hidden_size, divisor, kBlock * parts);
+  model.intermediate_size = narrowed(model.intermediate_size, divisor, kBlock * parts);
+  engine.plan.exemptions.min_dimension /= divisor;
+}
+
+/// Keeps the patterns for which `fits` does not throw.
+template <typename Pattern, typename Fits>
+void keep_matching(std::vector<Pattern>& patterns, const Fits& fits) {
+  std::erase_if(patterns, [&](const Pattern& pattern) {
+    try {
+      fits(pattern);
+      return false;
+    } catch (const ConfigError&) {
+      return true;
+    }
+  });
+}
+
+void drop_patterns(EngineSettings& engine) {
+  const std::vector<LinearSite> sites = linear_sites(engine.model);
+  PrecisionPlan none = engine.plan;
+  none.exemptions.patterns.clear();
+  none.layers.clear();
+  keep_matching(engine.plan.exemptions.patterns, [&](const std::string& pattern) {
+    PrecisionPlan one = none;
+    one.exemptions.patterns = {pattern};
+    plan_linears(one, sites);
+  });
+  keep_matching(engine.plan.layers, [&](const LayerPlan& layer) {
+    PrecisionPlan one = none;
+    one.layers = {layer};
+    plan_linears(one, sites);
+  });
+  std::vector<std::string>& frozen = engine.step.decoder.frozen;
+  if (!frozen.empty()) {
+    const std::unique_ptr<Device> meta = make_device(DeviceKind::meta);
+    const std::vector<std::string> names =
+        Decoder(*meta, engine.model, none, {}).parameters().names();
+    keep_matching(frozen, [&](const std::string& pattern) {
+      check_pattern("training.frozen:", pattern, "parameter", names);
+    });
+  }
+}
+
+void reduce_batch(EngineSettings& engine) {
+  StepSettings& step = engine.step;
+  step.micro_batch_size = std::min<int64_t>(step.micro_batch_size, 2);
+  step.gradient_accumulation_steps =
+      std::min(step.gradient_accumulation_steps, engine.strategy.layout.pipeline + 1);
+}
+
+/// Sets the shortest sequences with which all stages run. Returns the error of the longest if none
+/// does.
+std::exception_ptr find_length(SmallRun& run) {
+  const int64_t longest = run.engine.step.seq_length;
+  const int stages = static_cast<int>(run.engine.strategy.layout.pipeline);
+  for (int64_t length = std::min(kFewTokens, longest);; length = std::min(2 * length, longest)) {
+    run.engine.step.seq_length = length;
+    try {
+      for (int stage = 0; stage < stages; ++stage) {
+        dry_run_step(run.engine, {}, run.ranks, stage * run.ranks.size() / stages);
+      }
+      return nullptr;
+    } catch (const ConfigError&) {
+      if (length == longest) {
+        return std::current_exception();
+      }
+    }
+  }
+}
+
+}  // namespace
+
+SmallRun small_run(const EngineSettings& engine, const Topology& ranks) {
+  SmallRun whole{.engine = engine, .ranks = ranks};
+  whole.engine.plain_steps.clear();
+  whole.engine.loss_history = 0;
+  whole.ranks = reduce_layout(whole.engine.strategy, ranks);
+  reduce_blocks(whole.engine);
+  reduce_batch(whole.engine);
+  drop_patterns(whole.engine);
+  SmallRun wide = whole;
+  if (const std::exception_ptr refused = find_length(wide); refused != nullptr) {
+    std::rethrow_exception(refused);
+  }
+  // The widest of few parameters or, where they are refused, the next wider one.
+  std::vector<SmallRun> few, many;
+  for (int64_t divisor = 1; divisor <= kMaxDivisor; divisor *= 2) {
+    SmallRun run = whole;
+    run.divided = divisor;
+    narrow(run.engine, divisor);
+    (parameter_count(run.engine.model) <= kMaxParameters ? few : many).push_back(std::move(run));
+  }
+  few.insert(few.end(), std::make_move_iterator(many.rbegin()),
+             std::make_move_iterator(many.rend()));
+  const auto found =
+      std::ranges::find_if(few, [](SmallRun& run) { return find_length(run) == nullptr; });
+  check(found != few.end(), "one of the smaller runs is the run itself, but for its depth");
+  return std::move(*found);
+}
+
+}  // namespace fp8train

@@ -1,0 +1,122 @@
+// Ranks that have parts of a model evaluate and generate as one rank does, bit for bit.
+
+#include <catch2/catch.hpp>
+#include <mutex>
+
+#include "engine/dry_run.h"
+#include "support/parameters.h"
+#include "support/rank_threads.h"
+#include "support/small_gpt2.h"
+#include "train/inference/generator.h"
+
+using namespace fp8train;
+
+namespace {
+
+constexpr int64_t kPositions = 96;
+
+struct Results {
+  LossReport evaluation;
+  std::vector<float> logits;
+  std::vector<int32_t> tokens;
+};
+
+EngineSettings with_heads(EngineSettings settings) {
+  ModelConfig& model = settings.model;
+  model.num_attention_heads = model.num_key_value_heads = 8;
+  model.head_dim = 32;
+  model.hidden_size = 256;
+  model.intermediate_size = 1024;
+  model.max_position_embeddings = kPositions;
+  model.initializer_range = 0.1F;
+  settings.step.gradient_accumulation_steps = 2;
+  settings.strategy.layout.tensor_parts = 2;
+  return settings;
+}
+
+/// A step, an evaluation of three batches, and a continuation of a prompt of two chunks.
+Results run_rank(const EngineSettings& settings, Communicator* comm) {
+  const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+  Engine engine(*device, settings, comm);
+  engine.reserve(dry_run_step(settings, *device, comm == nullptr ? Topology() : comm->topology(),
+                              comm == nullptr ? 0 : comm->rank())
+                     .plan);
+  engine.model().initialize(5);
+  engine.weights_changed();
+  uint64_t pass = 0;
+  const auto batches = static_cast<uint64_t>(engine.mesh().size(Axis::data));
+  engine.step(
+      [&] {
+        return test::random_batch(pass++ * batches +
+                                  static_cast<uint64_t>(engine.mesh().index(Axis::data)));
+      },
+      0, 1e-3, false);
+  Results results;
+  Generator generator(*device, engine.model(), kPositions, model_ranks(engine));
+  engine.begin_evaluation();
+  for (uint64_t batch = 0; batch < 3; ++batch) {
+    engine.evaluate(test::random_batch(90 + batch));
+  }
+  results.evaluation = engine.evaluation_loss();
+  std::vector<int32_t> prompt;
+  for (int i = 0; i < 70; ++i) {
+    prompt.push_back((i * 7 + 3) % static_cast<int>(test::kSmallVocabulary));
+  }
+  generator.generate(prompt, {.max_new_tokens = 8, .seed = 3}, [&](int32_t token) {
+    results.tokens.push_back(token);
+    return true;
+  });
+  results.logits = generator.logits_after(prompt);
+  return results;
+}
+
+/// The results of the first and the last rank are equal.
+Results run(EngineSettings settings, const ParallelLayout& layout, int ranks) {
+  settings.strategy.layout = layout;
+  settings.strategy.layout.tensor_parts = 2;
+  if (ranks == 1) {
+    return run_rank(settings, nullptr);
+  }
+  std::mutex mutex;
+  std::vector<Results> of_ranks(static_cast<size_t>(ranks));
+  const std::vector<std::string> errors =
+      test::run_ranks(Topology::blocks(ranks, ranks), [&](Communicator& comm) {
+        of_ranks[static_cast<size_t>(comm.rank())] = run_rank(settings, &comm);
+      });
+  CHECK(errors == std::vector<std::string>(errors.size()));
+  CHECK(of_ranks.front().tokens == of_ranks.back().tokens);
+  return of_ranks.front();
+}
+
+}  // namespace
+
+TEST_CASE("parts of a model evaluate and generate as the whole does") {
+  const std::string plan =
+      GENERATE("fp32", "bf16", "te-delayed", "te-current", "te-blockwise", "te-mxfp8");
+  const bool gpt2 = GENERATE(false, true);
+  CAPTURE(plan, gpt2);
+  EngineSettings settings = with_heads(gpt2 ? test::small_gpt2(plan) : test::small_llama(plan));
+  settings.model.qk_norm = !gpt2;
+  settings.model.tie_word_embeddings = false;
+  const Results one = run(settings, {}, 1);
+  CHECK(one.tokens.size() == 8);
+  const std::vector<std::pair<ParallelLayout, int>> layouts = {
+      {{.tensor = 2}, 2}, {{.pipeline = 2}, 2}, {{.tensor = 2, .pipeline = 2}, 4}};
+  for (const auto& [layout, ranks] : layouts) {
+    CAPTURE(layout.tensor, layout.pipeline);
+    const Results parts = run(settings, layout, ranks);
+    CHECK(parts.evaluation.mean == one.evaluation.mean);
+    CHECK(parts.evaluation.targets == one.evaluation.targets);
+    CHECK(test::same_bits(parts.logits, one.logits));
+    CHECK(parts.tokens == one.tokens);
+  }
+}
+
+TEST_CASE("parts of a model generate where ranks share all else too") {
+  EngineSettings settings = with_heads(test::small_llama("te-delayed"));
+  settings.strategy.zero_stage = 3;
+  const Results data = run(settings, {}, 2);
+  const Results parts = run(settings, {.tensor = 2, .pipeline = 2}, 8);
+  CHECK(test::same_bits(parts.logits, data.logits));
+  CHECK(parts.tokens == data.tokens);
+}
