@@ -11,6 +11,7 @@
 #include "comm/topology.h"
 #include "device/cuda/cuda_device.h"
 #include "engine/dry_run.h"
+#include "engine/step_time.h"
 #include "overview.h"
 #include "precision/plan_entries.h"
 #include "run_products.h"
@@ -193,9 +194,12 @@ double JobMemory::duration(const Settings& settings) {
       return rank.is_host ? seconds_on_cpus(session) : 0;
     }
     const auto nodes = Topology::blocks(ranks, static_cast<int>(settings.job.ranks_per_node));
-    const DryRunStep step = logged_step(session.engine, rank.traits, nodes, 0);
+    const auto stages = static_cast<int>(session.engine.strategy.layout.pipeline);
+    const StageRuns runs = dry_run_stages(session.engine, ranks / stages, [&](int of) {
+      return logged_step(session.engine, rank.traits, nodes, of);
+    });
     return static_cast<double>(session.max_steps) *
-           step_time(session.engine, step, *rank.gpu).total();
+           step_time(session.engine, runs, nodes, *rank.gpu).total();
   } catch (const Error&) {  // the settings are not complete
     return 0;
   }

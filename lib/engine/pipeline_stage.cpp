@@ -3,6 +3,7 @@
 #include "base/trace.h"
 #include "comm/exchange/reduce.h"
 #include "engine/engine.h"
+#include "model/linear_sites.h"
 #include "model/step_part.h"
 
 namespace fp8train {
@@ -38,15 +39,31 @@ MicroBatchMemory::MicroBatchMemory(Device& device, const EngineSettings& setting
   of_model.targets = targets;
 }
 
-std::optional<ModelPart> part_of_stage(const EngineSettings& settings, const Mesh& mesh) {
-  const int stages = mesh.size(Axis::pipeline);
-  if (stages == 1) {
-    return std::nullopt;
-  }
-  const int stage = mesh.index(Axis::pipeline);
+namespace {
+
+/// The time of the head in blocks, by their FLOPs.
+double head_blocks(const EngineSettings& settings) {
+  double head = 0;
+  for_each_linear(settings.model, [&](const LinearSite& site) {
+    head += site.is_head ? 6.0 * static_cast<double>(site.weights()) : 0.0;
+  });
+  return static_cast<double>(settings.model.num_hidden_layers) * head /
+         (flops_per_token(settings.model, settings.step.seq_length) - head);
+}
+
+}  // namespace
+
+ModelPart part_of_stage(const EngineSettings& settings, int stage) {
+  const ParallelLayout& layout = settings.strategy.layout;
   const auto [first, end] =
-      blocks_of_stage(settings.strategy.layout, settings.model.num_hidden_layers, stage);
-  return ModelPart{first, end, stage == 0, stage + 1 == stages};
+      blocks_of_stage(layout, settings.model.num_hidden_layers, stage, head_blocks(settings));
+  return {first, end, stage == 0, stage + 1 == layout.pipeline};
+}
+
+std::optional<ModelPart> part_of_stage(const EngineSettings& settings, const Mesh& mesh) {
+  return mesh.size(Axis::pipeline) == 1
+             ? std::nullopt
+             : std::optional(part_of_stage(settings, mesh.index(Axis::pipeline)));
 }
 
 StageCombiner::StageCombiner(Device& device, Communicator& stages, RankCombiner* of_stage)

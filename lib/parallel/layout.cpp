@@ -64,8 +64,24 @@ MeshShape mesh_shape(const ParallelLayout& layout, const Topology& ranks) {
   return shape;
 }
 
+std::vector<int64_t> deal_blocks(int64_t blocks, int64_t parts, double head_blocks) {
+  std::vector<int64_t> dealt(static_cast<size_t>(parts), 1);
+  for (int64_t left = blocks - parts; left > 0; --left) {
+    size_t shortest = dealt.size() - 1;
+    double time = static_cast<double>(dealt.back()) + head_blocks;
+    for (size_t part = dealt.size() - 1; part-- > 0;) {
+      if (static_cast<double>(dealt[part]) < time) {
+        time = static_cast<double>(dealt[part]);
+        shortest = part;
+      }
+    }
+    ++dealt[shortest];
+  }
+  return dealt;
+}
+
 std::pair<int64_t, int64_t> blocks_of_stage(const ParallelLayout& layout, int64_t blocks,
-                                            int64_t stage) {
+                                            int64_t stage, double head_blocks) {
   const int64_t stages = layout.pipeline;
   if (stages > blocks) {
     throw ConfigError(fmt::format(
@@ -73,13 +89,8 @@ std::pair<int64_t, int64_t> blocks_of_stage(const ParallelLayout& layout, int64_
         "size that works is {}",
         stages, counted(blocks, "block"), blocks));
   }
-  const std::vector<int64_t>& given = layout.stage_blocks;
-  if (given.empty()) {
-    const auto first = [&](int64_t of) {
-      return blocks / stages * of + std::min(of, blocks % stages);
-    };
-    return {first(stage), first(stage + 1)};
-  }
+  const std::vector<int64_t> given =
+      layout.stage_blocks.empty() ? deal_blocks(blocks, stages, head_blocks) : layout.stage_blocks;
   const int64_t sum = std::accumulate(given.begin(), given.end(), int64_t{0});
   if (std::ssize(given) != stages || sum != blocks || std::ranges::min(given) < 1) {
     throw ConfigError(fmt::format(

@@ -18,8 +18,7 @@ struct ParallelLayout {
   /// parallelism.tensor_parts: partial results of which each sum over the ranks of the tensor axis
   /// consists, also where one rank has them all. 0: as many as ranks.
   int64_t tensor_parts = 0;
-  /// parallelism.stage_blocks: blocks of each pipeline stage; empty: equally many, and one more in
-  /// the first stages where that does not divide.
+  /// parallelism.stage_blocks: blocks of each pipeline stage; empty: as deal_blocks() deals them.
   std::vector<int64_t> stage_blocks;
 
   /// Returns how many partial results a rank makes of each such sum.
@@ -34,9 +33,15 @@ MeshShape mesh_shape(const ParallelLayout& layout, const Topology& ranks);
 /// Makes the mesh of a run's ranks; null: of one rank. Collective. Throws as mesh_shape() does.
 Mesh make_mesh(const ParallelLayout& layout, Communicator* world);
 
-/// Returns the first block of a pipeline stage, and that of the next one. Throws ConfigError where
-/// the model's blocks are not divided among all stages.
+/// Deals a model's blocks to the parts of a pipeline, one at least to each, so that the part that
+/// takes longest takes as short as it can. The last part has the head, which takes as long as
+/// `head_blocks` blocks. Of equal parts later ones have more blocks: they store fewer
+/// micro-batches, and the first one stores the embedding.
+std::vector<int64_t> deal_blocks(int64_t blocks, int64_t parts, double head_blocks);
+
+/// Returns the first block of a pipeline stage, and that of the next one. `head_blocks`: as in
+/// deal_blocks(). Throws ConfigError where the model's blocks are not divided among all stages.
 std::pair<int64_t, int64_t> blocks_of_stage(const ParallelLayout& layout, int64_t blocks,
-                                            int64_t stage);
+                                            int64_t stage, double head_blocks = 0);
 
 }  // namespace fp8train

@@ -231,6 +231,12 @@ PipelineSchedule make_schedule(ScheduleKind kind, const PipelineShape& shape) {
 
 ScheduleCost check_schedule(const PipelineSchedule& schedule, const PipelineShape& shape,
                             const ActionTimes& times) {
+  const auto parts = static_cast<size_t>(shape.stages * shape.chunks);
+  return check_schedule(schedule, shape, std::vector<ActionTimes>(parts, times));
+}
+
+ScheduleCost check_schedule(const PipelineSchedule& schedule, const PipelineShape& shape,
+                            const std::vector<ActionTimes>& of_parts) {
   const std::vector<std::vector<PipelineAction>>& stages = schedule.of_stage;
   if (stages.size() != static_cast<size_t>(shape.stages)) {
     throw ConfigError(fmt::format("the pipeline schedule has {} stages, and the run has {}",
@@ -247,8 +253,8 @@ ScheduleCost check_schedule(const PipelineSchedule& schedule, const PipelineShap
   }
   Outputs outputs(shape);
   std::vector<size_t> next(stages.size());
-  std::vector<double> ends(stages.size());
-  std::vector<double> work(stages.size());
+  cost.ends.resize(stages.size());
+  cost.work.resize(stages.size());
   for (bool moves = true; moves;) {
     moves = false;
     for (size_t s = 0; s < stages.size(); ++s) {
@@ -258,10 +264,11 @@ ScheduleCost check_schedule(const PipelineSchedule& schedule, const PipelineShap
         if (ready == kNever) {
           break;
         }
-        const double time = duration(action.kind, times, splits);
-        ends[s] = std::max(ends[s], ready) + time;
-        work[s] += time;
-        outputs.set(static_cast<int>(s), action, ends[s]);
+        const size_t part = static_cast<size_t>(action.chunk) * stages.size() + s;
+        const double time = duration(action.kind, of_parts[part], splits);
+        cost.ends[s] = std::max(cost.ends[s], ready) + time;
+        cost.work[s] += time;
+        outputs.set(static_cast<int>(s), action, cost.ends[s]);
       }
     }
   }
@@ -270,8 +277,8 @@ ScheduleCost check_schedule(const PipelineSchedule& schedule, const PipelineShap
       refuse(s, text_of(stages[s][next[s]]) + " waits for what comes after it");
     }
   }
-  const double most = *std::ranges::max_element(work);
-  cost.bubble = (*std::ranges::max_element(ends) - most) / most;
+  const double most = *std::ranges::max_element(cost.work);
+  cost.bubble = (*std::ranges::max_element(cost.ends) - most) / most;
   return cost;
 }
 
