@@ -31,10 +31,11 @@ struct LayoutOptions {
   bool overwrite = false;
 };
 
+/// "batch" is the sequences of a micro-batch, "times" the micro-batches of a step.
 std::string table_of(const std::vector<Layout>& layouts, size_t shown) {
-  std::vector<TableColumn> table = {{"tensor"},          {"stages"},   {"ZeRO"},     {"recompute"},
-                                    {"micro-batch"},     {"per step"}, {"memory"},   {"s/step", 4},
-                                    {"exposed wire", 3}, {"idle", 2},  {"tokens/s"}, {"MFU", 1},
+  std::vector<TableColumn> table = {{"tensor"},          {"stages"},  {"ZeRO"},     {"recompute"},
+                                    {"batch"},           {"times"},   {"memory"},   {"s/step", 4},
+                                    {"exposed wire", 3}, {"idle", 2}, {"tokens/s"}, {"MFU", 1},
                                     {"goodput", 5}};
   for (size_t i = 0; i < shown; ++i) {
     const Layout& layout = layouts[i];
@@ -50,7 +51,7 @@ std::string table_of(const std::vector<Layout>& layouts, size_t shown) {
         describe_bytes(layout.bytes),
         fmt::format("{:.3g}", layout.time.total()),
         fmt::format("{:.1f} %", 100 * layout.time.exposed / layout.time.total()),
-        fmt::format("{:.1f} %", 100 * layout.time.idle / layout.time.total()),
+        fmt::format("{:.0f} %", 100 * layout.time.idle / layout.time.total()),
         describe_count(layout.tokens_per_second),
         fmt::format("{:.0f} %", 100 * layout.mfu),
         fmt::format("{:.1f} %", 100 * layout.goodput)};
@@ -98,8 +99,8 @@ void print_fastest(const LayoutOptions& options, const Layout& fastest, const Se
 
 /// Logs how the files were read, and prints the plan. What cannot run is reported by the search.
 void print_plan(Settings settings, const RankMemory& memory, int ranks) {
-  settings.step.gradient_accumulation_steps *= settings.step.micro_batch_size;
-  settings.step.micro_batch_size = 1;
+  settings.training.global_batch_size = 0;  // which these ranks need not be able to share
+  settings.parallelism.layout = {};
   try {
     const Session session = open_session(settings, false, ranks);
     log_notes(session);

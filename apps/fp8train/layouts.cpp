@@ -77,12 +77,15 @@ double goodput_of(const Settings& settings, const DryRunStep& step, double step_
 /// The layouts with one set of sizes, one stage of ZeRO and one kind of recomputation.
 class StageSearch {
  public:
-  /// `sequences`: of a step and of the ranks that train on the same batches.
-  StageSearch(const Settings& settings, const RankMemory& memory, int ranks, int64_t sequences)
+  /// `sequences`: of a step and of the ranks that train on the same batches. `sizes`: of
+  /// micro-batches.
+  StageSearch(const Settings& settings, const RankMemory& memory, int ranks, int64_t sequences,
+              std::vector<int64_t> sizes)
       : settings_(settings),
         memory_(memory),
         ranks_(ranks),
         sequences_(sequences),
+        sizes_(std::move(sizes)),
         topology_(Topology::blocks(ranks, static_cast<int>(settings.job.ranks_per_node))) {}
 
   /// Adds all micro-batches; false: none fits. A larger one needs more, except where a step has one
@@ -91,7 +94,7 @@ class StageSearch {
     bool is_too_large = false;
     const size_t fitting = found.fitting.size();
     const StrategySettings& strategy = settings_.parallelism;
-    for (const int64_t size : divisors(sequences_)) {
+    for (const int64_t size : sizes_) {
       const bool is_alone = size == sequences_ && strategy.layout.pipeline == 1;
       const bool is_other = strategy.zero_stage == 2 && !strategy.sync_each_batch;
       if (strategy.sync_each_batch ? is_alone : is_other && !is_alone) {
@@ -148,13 +151,14 @@ class StageSearch {
   const RankMemory& memory_;
   int ranks_;
   int64_t sequences_;
+  std::vector<int64_t> sizes_;
   Topology topology_;
 };
 
 /// All stages of ZeRO and kinds of recomputation. What does not fit with recomputation does not
 /// without.
 void search_stages(const Settings& settings, const RankMemory& memory, int ranks, int64_t sequences,
-                   LayoutSearch& found) {
+                   const std::vector<int64_t>& sizes, LayoutSearch& found) {
   const ParallelLayout& layout = settings.parallelism.layout;
   const int64_t data = ranks / (layout.tensor * layout.pipeline);
   for (int64_t stage = 0; stage <= (data > 1 ? 3 : 0); ++stage) {
@@ -172,7 +176,7 @@ void search_stages(const Settings& settings, const RankMemory& memory, int ranks
       for (const Recompute recompute : {Recompute::block, Recompute::none}) {
         changed.step.decoder.recompute = recompute;
         try {
-          if (!StageSearch(changed, memory, ranks, sequences / data).search(found)) {
+          if (!StageSearch(changed, memory, ranks, sequences, sizes).search(found)) {
             break;
           }
         } catch (const ConfigError& error) {
@@ -198,7 +202,8 @@ bool can_be_shared(const Settings& settings, int ranks) {
                              });
 }
 
-LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, int ranks) {
+LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, int ranks,
+                            int64_t micro_batch_size) {
   if (settings.parallelism.layout.tensor_parts > 0) {
     throw ConfigError(
         "parallelism.tensor_parts: layouts plans runs that are fast, and this makes them "
@@ -213,13 +218,19 @@ LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, 
     const int64_t data = ranks / (layout.tensor * layout.pipeline);
     if (sequences % data == 0) {
       whole.parallelism.layout = layout;
-      search_stages(whole, memory, ranks, sequences, found);
+      std::vector<int64_t> sizes = divisors(sequences / data);
+      std::erase_if(sizes,
+                    [&](int64_t size) { return micro_batch_size > 0 && size != micro_batch_size; });
+      search_stages(whole, memory, ranks, sequences / data, sizes, found);
     } else {
       found.indivisible.push_back(data);
     }
   }
   if (found.fitting.empty() && found.too_large.empty()) {
-    throw ConfigError(found.refused.front());
+    throw ConfigError(found.refused.empty()
+                          ? fmt::format("no layout of {} ranks can share {} sequences of a step",
+                                        ranks, sequences)
+                          : found.refused.front());
   }
   std::ranges::stable_sort(found.fitting, std::ranges::greater(), &Layout::tokens_per_second);
   std::ranges::stable_sort(found.too_large, {}, &Layout::bytes);

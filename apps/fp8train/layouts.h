@@ -40,9 +40,10 @@ struct LayoutSearch {
 
 /// Searches the layouts of a run; a step has the same tokens in all of them. `memory` is that of a
 /// planned GPU. Divides training.global_batch_size, or what all ranks compute in a step, among the
-/// ranks of each layout that can share it. Throws what open_session() throws if no combination can
-/// run.
-LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, int ranks);
+/// ranks of each layout that can share it. `micro_batch_size`: the only one that is tried; 0: all.
+/// Throws what open_session() throws if no combination can run.
+LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, int ranks,
+                            int64_t micro_batch_size = 0);
 
 /// Returns the keys that a search varies with the layout's values: "parallelism.zero_stage=1 ..",
 /// and others where they differ from those of `file`.

@@ -262,6 +262,66 @@ std::optional<std::vector<Answer>> JobMemory::fitting(const Settings& settings) 
   return std::nullopt;
 }
 
+namespace {
+
+/// A key that lays a run over ranks.
+struct LayoutKey {
+  const char* key;
+  std::string (*value)(const Settings&);
+};
+
+/// In the order of their questions.
+constexpr LayoutKey kLayoutKeys[] = {
+    {"model.recompute",
+     [](const Settings& s) -> std::string {
+       return s.step.decoder.recompute == Recompute::block ? "block" : "none";
+     }},
+    {"parallelism.zero_stage",
+     [](const Settings& s) { return std::to_string(s.parallelism.zero_stage); }},
+    {"parallelism.tensor",
+     [](const Settings& s) { return std::to_string(s.parallelism.layout.tensor); }},
+    {"parallelism.pipeline",
+     [](const Settings& s) { return std::to_string(s.parallelism.layout.pipeline); }}};
+
+}  // namespace
+
+/// None where they cannot be searched.
+const std::vector<Layout>& JobMemory::layouts_of(Settings settings) {
+  settings.step.decoder.recompute = Recompute::none;
+  settings.parallelism = {};
+  if (!laid_ || *laid_ != settings) {
+    laid_ = settings;
+    layouts_.clear();
+    try {
+      layouts_ = search_layouts(settings, memory_of(settings), job_ranks(settings.job),
+                                settings.step.micro_batch_size)
+                     .fitting;
+      std::erase_if(layouts_, [](const Layout& layout) {
+        return layout.settings.parallelism.sync_each_batch;  // which is not asked
+      });
+    } catch (const Error&) {  // the settings are not complete, or refused for something else
+    }
+  }
+  return layouts_;
+}
+
+std::string JobMemory::of_fastest_layout(const std::string& key, const Settings& settings) {
+  const LayoutKey* const asked = std::ranges::find(kLayoutKeys, key, &LayoutKey::key);
+  if (asked == std::end(kLayoutKeys) || job_ranks(settings.job) == 1 || !on_named_gpu(settings) ||
+      !has_model(settings.model)) {
+    return {};
+  }
+  const std::vector<Layout>& all = layouts_of(settings);
+  const auto fastest = std::ranges::find_if(all, [&](const Layout& layout) {
+    return std::ranges::all_of(kLayoutKeys, [&](const LayoutKey& other) {
+      const std::string value = other.value(settings);
+      const bool is_given = &other < asked || (&other > asked && value != other.value({}));
+      return !is_given || other.value(layout.settings) == value;
+    });
+  });
+  return fastest == all.end() ? "" : asked->value(fastest->settings);
+}
+
 bool JobMemory::on_gpus(const Settings& settings) {
   if (settings.device != DeviceChoice::automatic) {
     return settings.device == DeviceChoice::cuda;

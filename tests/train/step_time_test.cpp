@@ -99,7 +99,8 @@ TEST_CASE("a stage sends one message in each pass, within a node or between node
 
 TEST_CASE("no stage needs more memory than the largest of those with a dry run") {
   for (const int64_t micro_batches : {2, 9}) {
-    const EngineSettings settings = engine_of(wide_llama(9), {.pipeline = 4}, micro_batches);
+    const ParallelLayout layout = {.pipeline = 4, .stage_blocks = {2, 3, 1, 3}};
+    const EngineSettings settings = engine_of(wide_llama(9), layout, micro_batches);
     const auto ranks = Topology::blocks(8, 8);
     StageRuns runs = runs_of(settings, ranks);
     CHECK(runs.runs.size() < 5);
