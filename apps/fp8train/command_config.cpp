@@ -205,13 +205,17 @@ std::string doubt_about(const std::string& key, const Settings& settings) {
 }
 
 /// A job script where jobs can be submitted and the run is for other machines than this one, a
-/// model that a processor trains in minutes where the run has no GPU, the recommended plan, what
-/// fits into memory, and a new start at the limit of a run that is longer.
+/// model that a processor trains in minutes where the run has no GPU, the recommended plan, the
+/// fastest layout of several GPUs, or what fits into memory, and a new start at the limit of a run
+/// that is longer.
 std::string offer_here(const std::string& key, const Settings& settings, JobMemory& memory) {
   if (key == "job.slurm") {
     const JobSettings& job = settings.job;
     const bool is_for_others = job.nodes > 1 || job.names_gpu() || job.memory_gib > 0;
     return is_for_others && !program_on_path("sbatch").empty() ? "true" : "false";
+  }
+  if (const std::string laid = memory.of_fastest_layout(key, settings); !laid.empty()) {
+    return laid;
   }
   constexpr std::string_view kMemoryKeys[] = {"training.micro_batch_size", "model.recompute",
                                               "parallelism.zero_stage"};

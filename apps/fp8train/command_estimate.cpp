@@ -14,6 +14,7 @@
 #include "config/load.h"
 #include "device/gpu_kinds.h"
 #include "engine/dry_run.h"
+#include "engine/step_time.h"
 #include "layouts.h"
 #include "overview.h"
 #include "parallel/pipeline_schedule.h"
@@ -38,12 +39,10 @@ int64_t largest_micro_batch(EngineSettings settings, const DeviceTraits& traits,
   const auto fits = [&](int64_t size) {
     settings.step.micro_batch_size = size;
     const auto stages = static_cast<int>(settings.strategy.layout.pipeline);
-    for (int rank = 0; rank < ranks.size(); rank += ranks.size() / stages) {
-      if (dry_run_step(settings, traits, ranks, rank).memory.total() > bytes) {
-        return false;
-      }
-    }
-    return true;
+    StageRuns runs = dry_run_stages(settings, ranks.size() / stages, [&](int rank) {
+      return dry_run_step(settings, traits, ranks, rank);
+    });
+    return runs.largest_run().memory.total() <= bytes;
   };
   if (!fits(1)) {
     return 0;
@@ -81,22 +80,25 @@ void print_ranks(const Session& session, const Topology& ranks) {
                session.tokens_per_step());
 }
 
-/// The numbers of a pipeline are those of the stage with the most memory.
-void print_stages(const Session& session) {
+void print_stages(const Session& session, const DryRunStep& largest) {
   const ParallelLayout& layout = session.engine.strategy.layout;
-  const int64_t stages = layout.pipeline;
+  const auto stages = static_cast<int>(layout.pipeline);
   if (stages == 1) {
     return;
   }
   const PipelineShape shape =
       layout.pipeline_shape(session.engine.step.gradient_accumulation_steps);
   const ScheduleCost cost = check_schedule(layout.schedule_of(shape.micro_batches), shape);
+  std::vector<int64_t> blocks;
+  for (int stage = 0; stage < stages; ++stage) {
+    blocks.push_back(part_of_stage(session.engine, stage).blocks());
+  }
   print_fitted(
-      "stages  {}, up to {} micro-batches in the first one at a time; idle for {:.1f} % of the "
-      "time "
-      "of their work with {} micro-batches per step; FLOP and memory are those of the stage with "
-      "the most memory\n",
-      stages, cost.held.front(), 100 * cost.bubble, shape.micro_batches);
+      "stages  {}, of {} to {} blocks, up to {} micro-batches in the first one at a time; idle for "
+      "{:.1f} % of the time of their work if all took equally long, with {} micro-batches per "
+      "step; FLOP and memory are those of stage {}, which needs the most memory\n",
+      stages, std::ranges::min(blocks), std::ranges::max(blocks), cost.held.front(),
+      100 * cost.bubble, shape.micro_batches, largest.stage);
 }
 
 void print_memory(const Settings& settings, const Session& session, const DryRunStep& step,
@@ -117,19 +119,31 @@ void print_memory(const Settings& settings, const Session& session, const DryRun
   }
 }
 
-void print_time(const Session& session, const DryRunStep& step, const GpuKind& gpu) {
-  const StepTime time = step_time(session.engine, step, gpu);
+/// "; idle 0.5 s (all of stage 3, which works longest; stages are idle for 20.1 to 31.0 % ..)".
+std::string describe_idle(const StepTime& time) {
+  if (time.idle_shares.empty()) {
+    return "";
+  }
+  const auto [least, most] = std::ranges::minmax(time.idle_shares);
+  return fmt::format(
+      ", idle {:.3g} s: all of stage {}, which works longest; stages are idle for {:.1f} to {:.1f} "
+      "% of the step",
+      time.idle, time.stage, 100 * least, 100 * most);
+}
+
+void print_time(const Session& session, const StepTime& time, const GpuKind& gpu) {
   const EngineSettings& engine = session.engine;  // MFU as in the log of a run
   const double flops = static_cast<double>(session.tokens_per_step()) / session.ranks *
                        flops_per_token(engine.model, engine.step.seq_length);
   print_fitted(
       "time    {:.4g} s per step, {} tokens/s, MFU {:.0f} %: GEMMs {:.3g} s, attention {:.3g} s, "
-      "other operations {:.3g} s, wire {:.3g} s ({})\n",
+      "other operations {:.3g} s, wire {:.3g} s ({}){}\n",
       time.total(), describe_count(static_cast<double>(session.tokens_per_step()) / time.total()),
       100 * flops / time.total() / (gpu.tera_flops_16bit * 1e12), time.gemms, time.attention,
       time.others, time.wire,
       time.exposed > 0 ? fmt::format("{:.3g} s of it not overlapped", time.exposed)
-                       : "all of it overlapped");
+                       : "all of it overlapped",
+      describe_idle(time));
   const AchievedShares shares = achieved_shares(gpu);
   print_fitted(
       "        from stated rates, of which {:.0f} % (GEMMs of 16 bits), {:.0f} and {:.0f} % (FP8, "
@@ -149,20 +163,21 @@ int estimate_settings(const Settings& settings, int world_size) {
     return *device;
   });
   const auto ranks = Topology::blocks(world_size, static_cast<int>(settings.job.ranks_per_node));
-  const DryRunStep step = largest_rank(session, [&](const EngineSettings& engine, int rank) {
+  StageRuns runs = largest_stage_runs(session, [&](const EngineSettings& engine, int rank) {
     return logged_step(engine, memory.traits, ranks, rank);
   });
+  const DryRunStep& step = runs.largest_run();
   print_model(session, step, memory);
   print_ranks(session, ranks);
-  print_stages(session);
+  print_stages(session, step);
   print_fitted("device  {}\n", memory.gpu != nullptr ? memory.gpu->name : device->description());
   print_memory(settings, session, step, memory);
   if (ranks.size() > 1) {
     print_fitted("wire    {} per rank and step within the node, {} between nodes\n",
                  describe_bytes(step.sent.within_node), describe_bytes(step.sent.between_nodes));
   }
-  if (memory.gpu != nullptr && session.engine.strategy.layout.pipeline == 1) {
-    print_time(session, step, *memory.gpu);
+  if (memory.gpu != nullptr) {
+    print_time(session, step_time(session.engine, runs, ranks, *memory.gpu), *memory.gpu);
     print_fitted("        cuDNN's workspace for attention is not counted\n");
   }
   if (memory.bytes > 0) {

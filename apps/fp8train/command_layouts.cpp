@@ -1,9 +1,11 @@
 // fp8train layouts: the ways to lay a run over GPUs that need not be here, on paper.
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -29,15 +31,18 @@ struct LayoutOptions {
   bool overwrite = false;
 };
 
+/// "batch" is the sequences of a micro-batch, "times" the micro-batches of a step.
 std::string table_of(const std::vector<Layout>& layouts, size_t shown) {
-  std::vector<TableColumn> table = {{"tensor"},      {"ZeRO"},   {"recompute"}, {"micro-batch"},
-                                    {"per step", 2}, {"memory"}, {"s/step", 3}, {"exposed wire", 4},
-                                    {"tokens/s"},    {"MFU", 1}, {"goodput", 5}};
+  std::vector<TableColumn> table = {{"tensor"},          {"stages"},  {"ZeRO"},     {"recompute"},
+                                    {"batch"},           {"times"},   {"memory"},   {"s/step", 4},
+                                    {"exposed wire", 3}, {"idle", 2}, {"tokens/s"}, {"MFU", 1},
+                                    {"goodput", 5}};
   for (size_t i = 0; i < shown; ++i) {
     const Layout& layout = layouts[i];
     const Settings& settings = layout.settings;
     const std::string texts[] = {
         fmt::to_string(settings.parallelism.layout.tensor),
+        fmt::to_string(settings.parallelism.layout.pipeline),
         fmt::format("{}{}", settings.parallelism.zero_stage,
                     settings.parallelism.sync_each_batch ? "+sync" : ""),
         settings.step.decoder.recompute == Recompute::block ? "block" : "none",
@@ -46,6 +51,7 @@ std::string table_of(const std::vector<Layout>& layouts, size_t shown) {
         describe_bytes(layout.bytes),
         fmt::format("{:.3g}", layout.time.total()),
         fmt::format("{:.1f} %", 100 * layout.time.exposed / layout.time.total()),
+        fmt::format("{:.0f} %", 100 * layout.time.idle / layout.time.total()),
         describe_count(layout.tokens_per_second),
         fmt::format("{:.0f} %", 100 * layout.mfu),
         fmt::format("{:.1f} %", 100 * layout.goodput)};
@@ -56,14 +62,25 @@ std::string table_of(const std::vector<Layout>& layouts, size_t shown) {
   return table_text(std::move(table), terminal_columns(stdout));
 }
 
+/// "2, 4, 8": each once.
+std::string joined_numbers(const std::vector<int64_t>& numbers) {
+  return fmt::format("{}", fmt::join(std::set(numbers.begin(), numbers.end()), ", "));
+}
+
 /// Those that do not fit, and those that cannot run.
 void print_others(const LayoutSearch& found, const RankMemory& memory, const Settings& file) {
   if (!found.too_large.empty()) {
     const Layout& smallest = found.too_large.front();
-    print_fitted("{} do{} not fit into {}; the smallest of these needs {} ({})\n",
-                 found.too_large.size(), found.too_large.size() == 1 ? "es" : "",
-                 describe_bytes(memory.bytes), describe_bytes(smallest.bytes),
-                 keys_of(smallest, file));
+    const int64_t count = std::ssize(found.too_large) + found.larger;
+    print_fitted("{} do{} not fit into {}; the smallest of these needs {} ({})\n", count,
+                 count == 1 ? "es" : "", describe_bytes(memory.bytes),
+                 describe_bytes(smallest.bytes), keys_of(smallest, file));
+  }
+  if (!found.indivisible.empty()) {
+    print_fitted(
+        "not tried: {} replicas of the model, among which the step's {} sequences cannot be "
+        "divided\n",
+        joined_numbers(found.indivisible), found.tokens_per_step / file.step.seq_length);
   }
   std::vector<std::string> refused = found.refused;
   refused.erase(std::unique(refused.begin(), refused.end()), refused.end());
@@ -82,8 +99,8 @@ void print_fastest(const LayoutOptions& options, const Layout& fastest, const Se
 
 /// Logs how the files were read, and prints the plan. What cannot run is reported by the search.
 void print_plan(Settings settings, const RankMemory& memory, int ranks) {
-  settings.step.gradient_accumulation_steps *= settings.step.micro_batch_size;
-  settings.step.micro_batch_size = 1;
+  settings.training.global_batch_size = 0;  // which these ranks need not be able to share
+  settings.parallelism.layout = {};
   try {
     const Session session = open_session(settings, false, ranks);
     log_notes(session);
@@ -92,16 +109,18 @@ void print_plan(Settings settings, const RankMemory& memory, int ranks) {
   }
 }
 
-int print_layouts(const LayoutOptions& options, const Settings& settings, int ranks) {
+int print_layouts(const LayoutOptions& options, Settings settings, int ranks) {
+  if (!can_be_shared(settings, ranks)) {
+    print_fitted("{}", fit_global_batch(ranks, 1, settings));
+  }
   const RankMemory memory = memory_of_job(settings, []() -> const Device& {
     throw ConfigError("layouts plans for a GPU by its stated rates: name one with --gpu");
   });
   print_plan(settings, memory, ranks);
   const LayoutSearch found = search_layouts(settings, memory, ranks);
-  print_fitted("{} layout{} of {} rank{} on {}, {} tokens per step\n",
-               found.fitting.size() + found.too_large.size(),
-               found.fitting.size() + found.too_large.size() == 1 ? "" : "s", ranks,
-               ranks == 1 ? "" : "s", memory.gpu->name, describe_count(found.tokens_per_step));
+  const int64_t count = std::ssize(found.fitting) + std::ssize(found.too_large) + found.larger;
+  print_fitted("{} of {} on {}, {} tokens per step\n", counted(count, "layout"),
+               counted(ranks, "rank"), memory.gpu->name, describe_count(found.tokens_per_step));
   if (!found.fitting.empty()) {
     const auto top = static_cast<size_t>(options.top);
     print_fitted("{}", table_of(found.fitting, std::min(top, found.fitting.size())));
@@ -140,7 +159,6 @@ int layouts(const LayoutOptions& options) {
         fmt::format("--write: {} ranks are not whole nodes of {}: give --ranks-per-node", ranks,
                     settings.job.ranks_per_node));
   }
-  print_fitted("{}", fit_global_batch(ranks, 1, settings));
   return with_locations(settings, [&] { return print_layouts(options, settings, ranks); });
 }
 

@@ -36,7 +36,7 @@ inline constexpr Command kCommands[] = {
      "fp8train explain run.yaml --diff bf16", add_explain},
     {"estimate", "Memory, wire bytes and time on many ranks",
      "fp8train estimate run.yaml --world-size 1024 --gpu h100", add_estimate},
-    {"layouts", "ZeRO, recomputation and micro-batch on GPUs, the fastest first",
+    {"layouts", "Tensor ranks, pipeline, ZeRO, micro-batch: the fastest first",
      "fp8train layouts run.yaml --world-size 64 --gpu h100", add_layouts},
     {"config", "Write run.yaml in a dialogue; show, explain, document it",
      "fp8train config --output runs/first.yaml", add_config},

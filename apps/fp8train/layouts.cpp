@@ -18,24 +18,13 @@ namespace {
 constexpr double kHostBytesPerSecond = 25e9;
 constexpr double kRestartSeconds = 300;
 
-/// The sequences of a step that one rank computes, or ranks that share layers.
-int64_t sequences_of_rank(const Settings& settings, int ranks) {
+/// The sequences of a step of all ranks.
+int64_t sequences_of(const Settings& settings, int ranks) {
+  const ParallelLayout& layout = settings.parallelism.layout;
   const int64_t global = settings.training.global_batch_size;
-  const int64_t tensor = settings.parallelism.layout.tensor;
-  return global > 0 ? global / (ranks / tensor)
-                    : settings.step.micro_batch_size * settings.step.gradient_accumulation_steps;
-}
-
-/// The numbers of ranks of a node that can share layers.
-std::vector<int64_t> tensor_sizes(const Settings& settings, int ranks) {
-  std::vector<int64_t> sizes;
-  const int64_t of_node = std::min<int64_t>(ranks, settings.job.ranks_per_node);
-  for (int64_t size = 1; size <= of_node; size *= 2) {
-    if (of_node % size == 0) {
-      sizes.push_back(size);
-    }
-  }
-  return sizes;
+  return global > 0 ? global
+                    : settings.step.micro_batch_size * settings.step.gradient_accumulation_steps *
+                          (ranks / (layout.tensor * layout.pipeline));
 }
 
 std::vector<int64_t> divisors(int64_t number) {
@@ -53,13 +42,24 @@ std::vector<int64_t> divisors(int64_t number) {
   return small;
 }
 
-void set_micro_batch(int64_t size, Settings& settings) {
-  const int64_t global = settings.training.global_batch_size;
-  const int64_t sequences =
-      global > 0 ? global
-                 : settings.step.micro_batch_size * settings.step.gradient_accumulation_steps;
-  settings.step.micro_batch_size = size;
-  settings.step.gradient_accumulation_steps = sequences / size;
+/// The sizes of axes that `ranks` ranks can have: layers are shared within a node.
+std::vector<ParallelLayout> sizes_of_axes(const Settings& settings, int ranks, int64_t blocks) {
+  const ParallelLayout& given = settings.parallelism.layout;
+  std::vector<ParallelLayout> all;
+  const int64_t of_node = std::min<int64_t>(ranks, settings.job.ranks_per_node);
+  for (int64_t tensor = 1; tensor <= of_node; tensor *= 2) {
+    for (const int64_t pipeline : divisors(of_node % tensor == 0 ? ranks / tensor : 1)) {
+      if (of_node % tensor == 0 && pipeline <= blocks) {
+        ParallelLayout& layout = all.emplace_back(given);
+        layout.tensor = tensor;
+        layout.pipeline = pipeline;
+        if (pipeline != given.pipeline) {
+          layout.stage_blocks.clear();
+        }
+      }
+    }
+  }
+  return all;
 }
 
 /// The share of the job's time that trains, with saves at the run's interval or at the best one.
@@ -74,40 +74,70 @@ double goodput_of(const Settings& settings, const DryRunStep& step, double step_
   return 1 / (1 + stall / between) / (1 + (between / 2 + kRestartSeconds) / mtbf);
 }
 
-/// The layouts of one stage of ZeRO and one kind of recomputation.
+/// The layouts with one set of sizes, one stage of ZeRO and one kind of recomputation.
 class StageSearch {
  public:
-  StageSearch(const Settings& settings, const RankMemory& memory, int ranks)
+  /// `sequences`: of a step and of the ranks that train on the same batches. `sizes`: of
+  /// micro-batches.
+  StageSearch(const Settings& settings, const RankMemory& memory, int ranks, int64_t sequences,
+              std::vector<int64_t> sizes)
       : settings_(settings),
         memory_(memory),
         ranks_(ranks),
+        sequences_(sequences),
+        sizes_(std::move(sizes)),
         topology_(Topology::blocks(ranks, static_cast<int>(settings.job.ranks_per_node))) {}
 
-  /// Adds all micro-batches. A larger one can need less: where a step has one only, stages 2 and 3
-  /// hold no whole gradients. One alone is not exchanged in two ways.
-  void search(LayoutSearch& found) const {
-    for (const int64_t size : divisors(sequences_of_rank(settings_, ranks_))) {
-      if (settings_.parallelism.sync_each_batch && size == sequences_of_rank(settings_, ranks_)) {
+  /// Adds all micro-batches; false: none fits. A larger one needs more, except where a step has one
+  /// only: stages 2 and 3 then hold no whole gradients. One alone is not exchanged in two ways.
+  bool search(LayoutSearch& found) const {
+    bool is_too_large = false;
+    const size_t fitting = found.fitting.size();
+    const StrategySettings& strategy = settings_.parallelism;
+    for (const int64_t size : sizes_) {
+      const bool is_alone = size == sequences_ && strategy.layout.pipeline == 1;
+      const bool is_other = strategy.zero_stage == 2 && !strategy.sync_each_batch;
+      if (strategy.sync_each_batch ? is_alone : is_other && !is_alone) {
+        continue;  // a stage 2 with whole gradients is stage 1
+      }
+      if (is_too_large && !(is_alone && strategy.zero_stage >= 2)) {
+        ++found.larger;
         continue;
       }
       Layout layout = plan(size);
-      const bool fits = memory_.bytes == 0 || layout.bytes <= memory_.bytes;
-      (fits ? found.fitting : found.too_large).push_back(std::move(layout));
+      is_too_large = !fits(layout.bytes);
+      (is_too_large ? found.too_large : found.fitting).push_back(std::move(layout));
     }
+    return found.fitting.size() > fitting;
   }
 
  private:
+  bool fits(size_t bytes) const { return memory_.bytes == 0 || bytes <= memory_.bytes; }
+
   Layout plan(int64_t micro_batch_size) const {
     Layout layout = {.settings = settings_};
-    set_micro_batch(micro_batch_size, layout.settings);
+    StepSettings& batch = layout.settings.step;
+    const int64_t global = settings_.training.global_batch_size;
+    batch.micro_batch_size = micro_batch_size;
+    batch.gradient_accumulation_steps = (global > 0 ? global : sequences_) / micro_batch_size;
     const Session session = open_session(layout.settings, false, ranks_);
-    const DryRunStep step = largest_stage(session, [&](const EngineSettings& engine) {
-      return logged_step(engine, memory_.traits, topology_, 0);
+    bool one_is_too_large = false;  // then the others need no dry run
+    StageRuns runs = largest_stage_runs(session, [&](const EngineSettings& engine, int rank) {
+      DryRunStep of_rank;
+      if (!one_is_too_large) {
+        of_rank = logged_step(engine, memory_.traits, topology_, rank);
+        one_is_too_large = !fits(of_rank.memory.total());
+      }
+      return of_rank;
     });
+    const DryRunStep& step = runs.largest_run();
     layout.micro_batches = session.engine.step.gradient_accumulation_steps;
     layout.bytes = step.memory.total();
     layout.plan = session.stages.size() > 1 ? step.plan_name : "";
-    layout.time = step_time(session.engine, step, *memory_.gpu);
+    if (one_is_too_large) {
+      return layout;
+    }
+    layout.time = step_time(session.engine, runs, topology_, *memory_.gpu);
     const double seconds = layout.time.total();
     layout.tokens_per_second = static_cast<double>(session.tokens_per_step()) / seconds;
     layout.mfu = layout.tokens_per_second / ranks_ *
@@ -120,29 +150,35 @@ class StageSearch {
   const Settings& settings_;
   const RankMemory& memory_;
   int ranks_;
+  int64_t sequences_;
+  std::vector<int64_t> sizes_;
   Topology topology_;
 };
 
-/// All stages of ZeRO and kinds of recomputation.
-void search_stages(const Settings& settings, const RankMemory& memory, int ranks,
-                   LayoutSearch& found) {
-  const int64_t data = ranks / settings.parallelism.layout.tensor;
+/// All stages of ZeRO and kinds of recomputation. What does not fit with recomputation does not
+/// without.
+void search_stages(const Settings& settings, const RankMemory& memory, int ranks, int64_t sequences,
+                   const std::vector<int64_t>& sizes, LayoutSearch& found) {
+  const ParallelLayout& layout = settings.parallelism.layout;
+  const int64_t data = ranks / (layout.tensor * layout.pipeline);
   for (int64_t stage = 0; stage <= (data > 1 ? 3 : 0); ++stage) {
-    for (const Recompute recompute : {Recompute::none, Recompute::block}) {
-      for (const bool sync_each : {false, true}) {
-        if (sync_each && stage < 2) {
-          continue;
-        }
-        Settings changed = settings;
-        changed.parallelism.zero_stage = stage;
-        changed.parallelism.shard_ranks = stage == 0 ? 0 : settings.parallelism.shard_ranks;
-        changed.parallelism.sync_each_batch = sync_each;
+    for (const bool sync_each : {false, true}) {
+      if (sync_each && (stage < 2 || layout.pipeline > 1)) {
+        continue;
+      }
+      Settings changed = settings;
+      changed.parallelism.zero_stage = stage;
+      changed.parallelism.shard_ranks = stage == 0 ? 0 : settings.parallelism.shard_ranks;
+      changed.parallelism.sync_each_batch = sync_each;
+      if (layout.tensor * layout.pipeline > 1) {
+        changed.sample.interval = 0;
+      }
+      for (const Recompute recompute : {Recompute::block, Recompute::none}) {
         changed.step.decoder.recompute = recompute;
-        if (changed.parallelism.layout.tensor > 1) {
-          changed.sample.interval = 0;
-        }
         try {
-          StageSearch(changed, memory, ranks).search(found);
+          if (!StageSearch(changed, memory, ranks, sequences, sizes).search(found)) {
+            break;
+          }
         } catch (const ConfigError& error) {
           found.refused.emplace_back(error.what());
         }
@@ -151,14 +187,23 @@ void search_stages(const Settings& settings, const RankMemory& memory, int ranks
   }
 }
 
+/// The blocks of a run's model, which can be in a folder.
+int64_t blocks_of(const Settings& settings) {
+  return open_session(settings, false).engine.model.num_hidden_layers;
+}
+
 }  // namespace
 
-LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, int ranks) {
-  if (settings.parallelism.layout.pipeline > 1) {
-    throw ConfigError(
-        "parallelism.pipeline: layouts has no times of pipelines yet; set it to 1, or plan the "
-        "memory with `fp8train estimate`");
-  }
+bool can_be_shared(const Settings& settings, int ranks) {
+  const int64_t sequences = sequences_of(settings, ranks);
+  return std::ranges::any_of(sizes_of_axes(settings, ranks, blocks_of(settings)),
+                             [&](const ParallelLayout& layout) {
+                               return sequences % (ranks / (layout.tensor * layout.pipeline)) == 0;
+                             });
+}
+
+LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, int ranks,
+                            int64_t micro_batch_size) {
   if (settings.parallelism.layout.tensor_parts > 0) {
     throw ConfigError(
         "parallelism.tensor_parts: layouts plans runs that are fast, and this makes them "
@@ -166,20 +211,26 @@ LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, 
         "leave it out");
   }
   LayoutSearch found;
+  const int64_t sequences = sequences_of(settings, ranks);
+  found.tokens_per_step = sequences * settings.step.seq_length;
   Settings whole = settings;
-  const int64_t given = settings.parallelism.layout.tensor;
-  found.tokens_per_step =
-      sequences_of_rank(settings, ranks) * (ranks / given) * settings.step.seq_length;
-  for (const int64_t tensor : tensor_sizes(settings, ranks)) {
-    whole.parallelism.layout.tensor = tensor;
-    if (settings.training.global_batch_size == 0) {  // the tokens of a step stay
-      whole.step.gradient_accumulation_steps =
-          std::max<int64_t>(settings.step.gradient_accumulation_steps * tensor / given, 1);
+  for (const ParallelLayout& layout : sizes_of_axes(settings, ranks, blocks_of(settings))) {
+    const int64_t data = ranks / (layout.tensor * layout.pipeline);
+    if (sequences % data == 0) {
+      whole.parallelism.layout = layout;
+      std::vector<int64_t> sizes = divisors(sequences / data);
+      std::erase_if(sizes,
+                    [&](int64_t size) { return micro_batch_size > 0 && size != micro_batch_size; });
+      search_stages(whole, memory, ranks, sequences / data, sizes, found);
+    } else {
+      found.indivisible.push_back(data);
     }
-    search_stages(whole, memory, ranks, found);
   }
   if (found.fitting.empty() && found.too_large.empty()) {
-    throw ConfigError(found.refused.front());
+    throw ConfigError(found.refused.empty()
+                          ? fmt::format("no layout of {} ranks can share {} sequences of a step",
+                                        ranks, sequences)
+                          : found.refused.front());
   }
   std::ranges::stable_sort(found.fitting, std::ranges::greater(), &Layout::tokens_per_second);
   std::ranges::stable_sort(found.too_large, {}, &Layout::bytes);
@@ -201,9 +252,9 @@ std::string keys_of(const Layout& layout, const Settings& file) {
   }
   const int64_t global = settings.training.global_batch_size;
   return fmt::format(
-      "parallelism.tensor={} parallelism.zero_stage={}{} model.recompute={} "
-      "training.micro_batch_size={} training.{}={}",
-      strategy.layout.tensor, strategy.zero_stage, others,
+      "parallelism.tensor={} parallelism.pipeline={} parallelism.zero_stage={}{} "
+      "model.recompute={} training.micro_batch_size={} training.{}={}",
+      strategy.layout.tensor, strategy.layout.pipeline, strategy.zero_stage, others,
       settings.step.decoder.recompute == Recompute::block ? "block" : "none",
       settings.step.micro_batch_size,
       global > 0 ? "global_batch_size" : "gradient_accumulation_steps",

@@ -1,16 +1,15 @@
 #pragma once
 // The layouts of a run, which do not change what it trains: how many ranks share each layer, the
-// stage of ZeRO, what is recomputed,
-// whether the gradients of each micro-batch are exchanged, and how the sequences of a step are
-// divided into micro-batches. Each is a dry run on the meta device, timed with the stated rates of
-// a GPU.
+// stages of a pipeline, the stage of ZeRO, what is recomputed, whether the gradients of each
+// micro-batch are exchanged, and how the sequences of a step are divided into micro-batches. Each
+// is a dry run on the meta device, timed with the stated rates of a GPU.
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "config/settings.h"
-#include "overview.h"
+#include "engine/step_time.h"
 #include "train/preflight.h"
 
 namespace fp8train {
@@ -34,17 +33,24 @@ struct LayoutSearch {
   int64_t tokens_per_step = 0;       ///< of all ranks
   std::vector<Layout> fitting;       ///< the fastest comes first
   std::vector<Layout> too_large;     ///< the smallest comes first
+  int64_t larger = 0;                ///< others, which need more than some of too_large
   std::vector<std::string> refused;  ///< why other combinations cannot run
+  std::vector<int64_t> indivisible;  ///< replicas among which a step's sequences are not divided
 };
 
 /// Searches the layouts of a run; a step has the same tokens in all of them. `memory` is that of a
-/// planned GPU. Divides training.global_batch_size, which is a multiple of `ranks`, or what one
-/// rank computes in a step. Throws what open_session() throws if no combination can run.
-LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, int ranks);
+/// planned GPU. Divides training.global_batch_size, or what all ranks compute in a step, among the
+/// ranks of each layout that can share it. `micro_batch_size`: the only one that is tried; 0: all.
+/// Throws what open_session() throws if no combination can run.
+LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, int ranks,
+                            int64_t micro_batch_size = 0);
 
 /// Returns the keys that a search varies with the layout's values: "parallelism.zero_stage=1 ..",
 /// and others where they differ from those of `file`.
 std::string keys_of(const Layout& layout, const Settings& file);
+
+/// Whether some layout of the search has ranks that can share the step's sequences.
+bool can_be_shared(const Settings& settings, int ranks);
 
 /// Replaces a global batch that `ranks` ranks with this micro-batch cannot share by the nearest one
 /// that they can. Returns a line on that, or an empty text.

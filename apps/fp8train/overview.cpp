@@ -10,7 +10,6 @@
 #include "base/quantities.h"
 #include "device/cuda/cuda_device.h"
 #include "engine/dry_run.h"
-#include "engine/roofline.h"
 #include "ops/attention/attention.h"
 #include "run_products.h"
 #include "train/preflight.h"
@@ -193,33 +192,6 @@ std::vector<std::string> run_overview(const Session& session, const RankMemory& 
     lines.push_back(describe_state_copy(dry_run));
   }
   return lines;
-}
-
-StepTime step_time(const EngineSettings& settings, const DryRunStep& step, const GpuKind& gpu) {
-  const StepRates rates(gpu);
-  const StepModel model = model_step(step.calls, settings, rates);
-  StepTime time;
-  for (const OpTotal& total : model.operations) {
-    (total.is_attention() ? time.attention
-     : total.is_product() ? time.gemms
-                          : time.others) += total.seconds;
-  }
-  const auto seconds = [&](const Traffic& sent) {
-    constexpr double kGiga = 1e9;
-    return (static_cast<double>(sent.within_node) / gpu.node_rate +
-            static_cast<double>(sent.between_nodes) / gpu.network_rate) /
-           kGiga / rates.shares.wire;
-  };
-  time.wire = seconds(step.sent);
-  const double waited = seconds(step.sent_by_layers);
-  // Gradients cross in the backward pass of the last micro-batch or, like weights of stage 3, in
-  // all.
-  const bool in_all =
-      settings.strategy.zero_stage == 3 || strategy_site(settings, {}).adds_shards();
-  const int64_t passes = in_all ? 1 : settings.step.gradient_accumulation_steps;
-  const double hidden = model.seconds_of(StepPart::backward) / static_cast<double>(passes);
-  time.exposed = waited + std::max(0.0, time.wire - waited - hidden);
-  return time;
 }
 
 ExplainedDevice explained_device(const Settings& settings) {

@@ -51,18 +51,6 @@ std::string describe_state_copy(const DryRunStep& dry_run);
 /// `nccl_bytes`: DryRunStep::nccl_bytes, which has a line of its own.
 std::vector<std::string> describe_memory(const MemoryLedger& planned, size_t nccl_bytes);
 
-/// Seconds of one optimizer step.
-struct StepTime {
-  double gemms = 0, attention = 0, others = 0;
-  double wire = 0;     ///< if nothing else were done
-  double exposed = 0;  ///< of `wire`, the seconds that backward does not hide
-
-  double total() const { return gemms + attention + others + exposed; }
-};
-
-/// `step` has calls: it is a logged_step().
-StepTime step_time(const EngineSettings& settings, const DryRunStep& step, const GpuKind& gpu);
-
 struct ExplainedDevice {
   std::unique_ptr<Device> device;  ///< null: it is not here. Its library is asked by `traits`
   DeviceTraits traits;

@@ -11,6 +11,7 @@
 #include "comm/topology.h"
 #include "device/cuda/cuda_device.h"
 #include "engine/dry_run.h"
+#include "engine/step_time.h"
 #include "overview.h"
 #include "precision/plan_entries.h"
 #include "run_products.h"
@@ -193,9 +194,12 @@ double JobMemory::duration(const Settings& settings) {
       return rank.is_host ? seconds_on_cpus(session) : 0;
     }
     const auto nodes = Topology::blocks(ranks, static_cast<int>(settings.job.ranks_per_node));
-    const DryRunStep step = logged_step(session.engine, rank.traits, nodes, 0);
+    const auto stages = static_cast<int>(session.engine.strategy.layout.pipeline);
+    const StageRuns runs = dry_run_stages(session.engine, ranks / stages, [&](int of) {
+      return logged_step(session.engine, rank.traits, nodes, of);
+    });
     return static_cast<double>(session.max_steps) *
-           step_time(session.engine, step, *rank.gpu).total();
+           step_time(session.engine, runs, nodes, *rank.gpu).total();
   } catch (const Error&) {  // the settings are not complete
     return 0;
   }
@@ -256,6 +260,66 @@ std::optional<std::vector<Answer>> JobMemory::fitting(const Settings& settings) 
   } catch (const Error&) {  // the settings are not complete, or refused for something else
   }
   return std::nullopt;
+}
+
+namespace {
+
+/// A key that lays a run over ranks.
+struct LayoutKey {
+  const char* key;
+  std::string (*value)(const Settings&);
+};
+
+/// In the order of their questions.
+constexpr LayoutKey kLayoutKeys[] = {
+    {"model.recompute",
+     [](const Settings& s) -> std::string {
+       return s.step.decoder.recompute == Recompute::block ? "block" : "none";
+     }},
+    {"parallelism.zero_stage",
+     [](const Settings& s) { return std::to_string(s.parallelism.zero_stage); }},
+    {"parallelism.tensor",
+     [](const Settings& s) { return std::to_string(s.parallelism.layout.tensor); }},
+    {"parallelism.pipeline",
+     [](const Settings& s) { return std::to_string(s.parallelism.layout.pipeline); }}};
+
+}  // namespace
+
+/// None where they cannot be searched.
+const std::vector<Layout>& JobMemory::layouts_of(Settings settings) {
+  settings.step.decoder.recompute = Recompute::none;
+  settings.parallelism = {};
+  if (!laid_ || *laid_ != settings) {
+    laid_ = settings;
+    layouts_.clear();
+    try {
+      layouts_ = search_layouts(settings, memory_of(settings), job_ranks(settings.job),
+                                settings.step.micro_batch_size)
+                     .fitting;
+      std::erase_if(layouts_, [](const Layout& layout) {
+        return layout.settings.parallelism.sync_each_batch;  // which is not asked
+      });
+    } catch (const Error&) {  // the settings are not complete, or refused for something else
+    }
+  }
+  return layouts_;
+}
+
+std::string JobMemory::of_fastest_layout(const std::string& key, const Settings& settings) {
+  const LayoutKey* const asked = std::ranges::find(kLayoutKeys, key, &LayoutKey::key);
+  if (asked == std::end(kLayoutKeys) || job_ranks(settings.job) == 1 || !on_named_gpu(settings) ||
+      !has_model(settings.model)) {
+    return {};
+  }
+  const std::vector<Layout>& all = layouts_of(settings);
+  const auto fastest = std::ranges::find_if(all, [&](const Layout& layout) {
+    return std::ranges::all_of(kLayoutKeys, [&](const LayoutKey& other) {
+      const std::string value = other.value(settings);
+      const bool is_given = &other < asked || (&other > asked && value != other.value({}));
+      return !is_given || other.value(layout.settings) == value;
+    });
+  });
+  return fastest == all.end() ? "" : asked->value(fastest->settings);
 }
 
 bool JobMemory::on_gpus(const Settings& settings) {

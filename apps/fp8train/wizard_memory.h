@@ -10,6 +10,7 @@
 #include "config/load.h"
 #include "config/settings.h"
 #include "device/device.h"
+#include "layouts.h"
 #include "train/preflight.h"
 
 namespace fp8train {
@@ -39,6 +40,11 @@ class JobMemory {
   /// nothing: it fits, or it is not known which machine it is for.
   std::optional<std::vector<Answer>> fitting(const Settings& settings);
 
+  /// The value of one of the keys that lay a run of several GPUs over them, in the fastest layout
+  /// with the micro-batch and those of these keys that have been answered; empty: another key, or
+  /// not known.
+  std::string of_fastest_layout(const std::string& key, const Settings& settings);
+
   /// The change with which a run fits that does not: "it would with ...", or general advice.
   std::string remedy(const Settings& settings, const RankMemory& memory);
 
@@ -56,6 +62,7 @@ class JobMemory {
   /// The memory of a rank of the run. Throws what open_session() throws.
   MemoryLedger planned(const Settings& settings, const RankMemory& memory);
   bool fits(const Settings& settings, const RankMemory& memory);
+  const std::vector<Layout>& layouts_of(Settings settings);
   const std::vector<Answer>& what_would_fit(const Settings& settings, const RankMemory& memory);
   std::vector<Answer> search_what_fits(const Settings& settings, const RankMemory& memory);
 
@@ -63,6 +70,8 @@ class JobMemory {
   DeviceChoice choice_ = DeviceChoice::automatic;
   std::optional<Settings> asked_;  // what what_would_fit() was asked for last
   std::vector<Answer> would_fit_;
+  std::optional<Settings> laid_;  // what the layouts were searched for last
+  std::vector<Layout> layouts_;
 };
 
 }  // namespace fp8train

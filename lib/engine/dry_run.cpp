@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <functional>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "base/trace.h"
@@ -190,6 +192,31 @@ DryRunStep dry_run_on(MetaDevice& meta, EngineSettings settings, const Topology&
 }
 
 }  // namespace
+
+StageRuns dry_run_stages(const EngineSettings& settings, int ranks_of_stage,
+                         const std::function<DryRunStep(int rank)>& of_rank) {
+  const auto stages = static_cast<int>(settings.strategy.layout.pipeline);
+  StageRuns all;
+  std::map<std::tuple<std::vector<int64_t>, bool, bool>, size_t> of_kind;
+  for (int stage = 0; stage < stages; ++stage) {
+    const ModelPart part = part_of_stage(settings, stage);
+    std::vector<int64_t> blocks;
+    for (const auto& [first, end] : part.chunks) {
+      blocks.push_back(end - first);
+    }
+    const auto [found, is_new] =
+        of_kind.try_emplace({std::move(blocks), part.embeds, part.has_head}, all.runs.size());
+    all.of_stage.push_back(found->second);
+    if (is_new) {
+      all.runs.push_back(of_rank(stage * ranks_of_stage));
+      all.runs.back().stage = stage;
+      if (all.runs.back().memory.total() > all.largest_run().memory.total()) {
+        all.largest = all.runs.size() - 1;
+      }
+    }
+  }
+  return all;
+}
 
 DryRunStep dry_run_step(const EngineSettings& settings, const DeviceTraits& traits,
                         const Topology& ranks, int rank) {

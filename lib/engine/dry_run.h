@@ -3,7 +3,9 @@
 // and bytes on wires, for the plan of memory, `check` and `estimate`.
 
 #include <cstddef>
+#include <functional>
 #include <string>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "device/device.h"
@@ -26,7 +28,23 @@ struct DryRunStep {
   size_t nccl_bytes = 0;   ///< part of `memory`: assumed buffers of NCCL, on GPUs of several ranks
   size_t state_copy = 0;   ///< bytes of host memory that hold the rank's state while it is saved
   std::string plan_name = {};  ///< the plan of the stage; largest_stage() sets it
+  int stage = 0;               ///< of a pipeline; dry_run_stages() sets it
 };
+
+/// The dry runs of a pipeline's stages, one of each kind.
+struct StageRuns {
+  std::vector<DryRunStep> runs;
+  std::vector<size_t> of_stage;  ///< the index of each stage's run
+  size_t largest = 0;            ///< the index of the run that needs the most memory
+
+  DryRunStep& largest_run() { return runs[largest]; }
+};
+
+/// Makes a dry run of each kind of stage: of stages with equally many blocks in the middle the
+/// first one, which stores the most micro-batches. `of_rank`: of a rank, for which it is given the
+/// first one of a stage of `ranks_of_stage`.
+StageRuns dry_run_stages(const EngineSettings& settings, int ranks_of_stage,
+                         const std::function<DryRunStep(int rank)>& of_rank);
 
 /// Runs training steps, if the engine trains, and evaluation batches of one of `ranks` on a meta
 /// device with the traits of the device that the run will use.

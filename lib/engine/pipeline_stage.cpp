@@ -3,6 +3,7 @@
 #include "base/trace.h"
 #include "comm/exchange/reduce.h"
 #include "engine/engine.h"
+#include "model/linear_sites.h"
 #include "model/step_part.h"
 
 namespace fp8train {
@@ -43,18 +44,34 @@ PassMemory::PassMemory(Device& device, const ScalingState& scaling, bool splits)
       gradient_scales(splits ? scaling.make_stored_scales(ScalingPass::backward)
                              : ScalingState::StoredScales{}) {}
 
-std::optional<ModelPart> part_of_stage(const EngineSettings& settings, const Mesh& mesh) {
-  const int stages = mesh.size(Axis::pipeline);
-  if (stages == 1) {
-    return std::nullopt;
-  }
-  const int stage = mesh.index(Axis::pipeline);
-  ModelPart part = {.chunks = {}, .embeds = stage == 0, .has_head = stage + 1 == stages};
-  for (int64_t chunk = 0; chunk < settings.strategy.layout.virtual_stages; ++chunk) {
-    part.chunks.push_back(blocks_of_part(settings.strategy.layout, settings.model.num_hidden_layers,
-                                         chunk * stages + stage));
+namespace {
+
+/// The time of the head in blocks, by their FLOPs.
+double head_blocks(const EngineSettings& settings) {
+  double head = 0;
+  for_each_linear(settings.model, [&](const LinearSite& site) {
+    head += site.is_head ? 6.0 * static_cast<double>(site.weights()) : 0.0;
+  });
+  return static_cast<double>(settings.model.num_hidden_layers) * head /
+         (flops_per_token(settings.model, settings.step.seq_length) - head);
+}
+
+}  // namespace
+
+ModelPart part_of_stage(const EngineSettings& settings, int stage) {
+  const ParallelLayout& layout = settings.strategy.layout;
+  ModelPart part = {.chunks = {}, .embeds = stage == 0, .has_head = stage + 1 == layout.pipeline};
+  for (int64_t chunk = 0; chunk < layout.virtual_stages; ++chunk) {
+    part.chunks.push_back(blocks_of_part(layout, settings.model.num_hidden_layers,
+                                         chunk * layout.pipeline + stage, head_blocks(settings)));
   }
   return part;
+}
+
+std::optional<ModelPart> part_of_stage(const EngineSettings& settings, const Mesh& mesh) {
+  return mesh.size(Axis::pipeline) == 1
+             ? std::nullopt
+             : std::optional(part_of_stage(settings, mesh.index(Axis::pipeline)));
 }
 
 StageCombiner::StageCombiner(Device& device, Communicator& stages, RankCombiner* of_stage)

@@ -48,6 +48,9 @@ struct MicroBatchMemory {
   PassMemory& pass;
 };
 
+/// Returns the part of the model that a stage of a pipeline has: a function of the settings alone,
+/// and not of the device. Throws ConfigError where the model cannot be divided so.
+ModelPart part_of_stage(const EngineSettings& settings, int stage);
 /// Returns the part of the model of this rank's stage; nothing with one stage. Throws ConfigError
 /// where the model cannot be divided so.
 std::optional<ModelPart> part_of_stage(const EngineSettings& settings, const Mesh& mesh);

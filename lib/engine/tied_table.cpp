@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/trace.h"
+#include "model/step_part.h"
 #include "ops/pointwise/elementwise.h"
 
 namespace fp8train {
@@ -37,6 +39,7 @@ void TiedTable::progress() {
 }
 
 void TiedTable::finish() {
+  const TraceSpan span(name_of(StepPart::update));  // once in a step
   const int other = stages_->rank() == 0 ? stages_->size() - 1 : 0;
   const int64_t count = table_->shape.count();
   const int64_t piece = received_.view().count();

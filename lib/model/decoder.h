@@ -42,6 +42,13 @@ struct ModelPart {
     return static_cast<size_t>(std::find_if(chunks.begin(), chunks.end(), has) - chunks.begin());
   }
   bool is_whole() const { return embeds && has_head; }
+  int64_t blocks() const {
+    int64_t count = 0;
+    for (const auto& [first, end] : chunks) {
+      count += end - first;
+    }
+    return count;
+  }
   /// Returns the number that a block has in the whole model. `index`: among those of the part.
   int64_t block_at(int64_t index) const {
     for (const auto& [first, end] : chunks) {
@@ -140,12 +147,12 @@ class Decoder {
   /// InternalError if step.training.
   void evaluate(const StepContext& step, MicroBatchPass batch, const LossTotals& totals);
 
-  /// Appends pass.tokens [B, T] to the caches (one per block), advances their lengths, and returns
-  /// the logits of the last position, [B, padded vocabulary] in the activation type, or nothing in
-  /// a part without head, which writes pass.y. B is 1, and each tensor rank has all rows of x and y
-  /// (WholeRows). The view is valid until the scratch arena is released. Throws InternalError if
-  /// step.training, for another B or a full cache.
-  View next_token_logits(const StepContext& step, const MicroBatchPass& pass,
+  /// Appends pass.tokens [B, T] to the caches (one per block) of the chunk, advances their lengths,
+  /// and returns the logits of the last position, [B, padded vocabulary] in the activation type, or
+  /// nothing in a chunk without head, which writes pass.y. B is 1, and each tensor rank has all
+  /// rows of x and y (WholeRows). The view is valid until the scratch arena is released. Throws
+  /// InternalError if step.training, for another B or a full cache.
+  View next_token_logits(const StepContext& step, MicroBatchPass pass,
                          std::vector<KvCache>& caches);
 
  private:

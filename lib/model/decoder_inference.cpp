@@ -30,7 +30,7 @@ void Decoder::evaluate(const StepContext& step, MicroBatchPass batch, const Loss
   scaling_.end_evaluation(step.stream);
 }
 
-View Decoder::next_token_logits(const StepContext& step, const MicroBatchPass& pass,
+View Decoder::next_token_logits(const StepContext& step, MicroBatchPass pass,
                                 std::vector<KvCache>& caches) {
   check(!step.training && caches.size() == blocks_.size(), "one cache per block");
   check(step.own_rows(1) == 1, "each rank has all rows of a sequence that grows");
@@ -39,22 +39,23 @@ View Decoder::next_token_logits(const StepContext& step, const MicroBatchPass& p
   const int64_t batch = pass.tokens.shape[0];
   const int64_t length = pass.tokens.shape.back();
   check(batch == 1, "generation runs one sequence at a time");
-  const View logits = head_ == nullptr ? View()
-                                       : fp8train::allocate(*context.scratch, plan_.activation,
-                                                            {batch, head_->padded_vocabulary()});
+  const bool makes_logits = has_head(pass.chunk);
+  const View logits = makes_logits ? fp8train::allocate(*context.scratch, plan_.activation,
+                                                        {batch, head_->padded_vocabulary()})
+                                   : View();
   ArenaScope scope(*context.scratch);
   const int64_t first = caches.empty() ? 0 : caches.front().length;
   const View embedded =
-      part_.embeds ? embed(context, pass.tokens, first, *context.scratch) : pass.x;
+      embeds(pass.chunk) ? embed(context, pass.tokens, first, *context.scratch) : pass.x;
   Residual stream = {.x = embedded,
                      .branch = fp8train::allocate(*context.scratch, embedded.dtype, embedded.shape),
                      .sum = {}};
-  MicroBatchPass pass = {.tokens = tokens, .targets = {}};
   run_blocks(context, stream, pass, &caches);
-  for (KvCache& cache : caches) {
-    cache.length += length;
+  const auto [begin, end] = units_of(pass.chunk);
+  for (size_t unit = begin; unit < end; ++unit) {
+    caches[unit - 1].length += length;
   }
-  if (head_ == nullptr) {
+  if (!makes_logits) {
     ops::add(context.stream, stream.x, stream.branch, pass.y);
   } else {
     const View normed =

@@ -30,7 +30,8 @@ void check_role(const QuantizedInput::Role& role, Along along) {
           "a GEMM has one scaled and one plain operand");
     return;
   }
-  check(ops::gemm_support(DeviceTraits{}, {format, role.other}).native,
+  static const DeviceTraits cpu;
+  check(ops::gemm_support(cpu, {format, role.other}).native,
         "the formats of a GEMM's operands do not go together");
 }
 

@@ -64,8 +64,24 @@ MeshShape mesh_shape(const ParallelLayout& layout, const Topology& ranks) {
   return shape;
 }
 
+std::vector<int64_t> deal_blocks(int64_t blocks, int64_t parts, double head_blocks) {
+  std::vector<int64_t> dealt(static_cast<size_t>(parts), 1);
+  for (int64_t left = blocks - parts; left > 0; --left) {
+    size_t shortest = dealt.size() - 1;
+    double time = static_cast<double>(dealt.back()) + head_blocks;
+    for (size_t part = dealt.size() - 1; part-- > 0;) {
+      if (static_cast<double>(dealt[part]) < time) {
+        time = static_cast<double>(dealt[part]);
+        shortest = part;
+      }
+    }
+    ++dealt[shortest];
+  }
+  return dealt;
+}
+
 std::pair<int64_t, int64_t> blocks_of_part(const ParallelLayout& layout, int64_t blocks,
-                                           int64_t part) {
+                                           int64_t part, double head_blocks) {
   const int64_t parts = layout.pipeline * layout.virtual_stages;
   if (layout.pipeline > blocks) {
     throw ConfigError(fmt::format(
@@ -80,13 +96,8 @@ std::pair<int64_t, int64_t> blocks_of_part(const ParallelLayout& layout, int64_t
         layout.virtual_stages, layout.pipeline, counted(blocks, "block"),
         blocks / layout.pipeline));
   }
-  const std::vector<int64_t>& given = layout.stage_blocks;
-  if (given.empty()) {
-    const auto first = [&](int64_t of) {
-      return blocks / parts * of + std::min(of, blocks % parts);
-    };
-    return {first(part), first(part + 1)};
-  }
+  const std::vector<int64_t> given =
+      layout.stage_blocks.empty() ? deal_blocks(blocks, parts, head_blocks) : layout.stage_blocks;
   const int64_t sum = std::accumulate(given.begin(), given.end(), int64_t{0});
   if (std::ssize(given) != parts || sum != blocks || std::ranges::min(given) < 1) {
     throw ConfigError(fmt::format(

@@ -23,8 +23,7 @@ struct ParallelLayout {
   /// parallelism.virtual_stages: chunks of consecutive blocks that each pipeline stage has. Chunk c
   /// of stage s is part c * pipeline + s of the model.
   int64_t virtual_stages = 1;
-  /// parallelism.stage_blocks: blocks of each part; empty: equally many, and one more in the first
-  /// parts where that does not divide.
+  /// parallelism.stage_blocks: blocks of each part; empty: as deal_blocks() deals them.
   std::vector<int64_t> stage_blocks;
 
   /// Returns how many partial results a rank makes of each such sum.
@@ -48,9 +47,15 @@ MeshShape mesh_shape(const ParallelLayout& layout, const Topology& ranks);
 /// Makes the mesh of a run's ranks; null: of one rank. Collective. Throws as mesh_shape() does.
 Mesh make_mesh(const ParallelLayout& layout, Communicator* world);
 
-/// Returns the first block of a part of the model, and that of the next one. Throws ConfigError
-/// where the model's blocks are not divided among all parts.
+/// Deals a model's blocks to the parts of a pipeline, one at least to each, so that the part that
+/// takes longest takes as short as it can. The last part has the head, which takes as long as
+/// `head_blocks` blocks. Of equal parts later ones have more blocks: they store fewer
+/// micro-batches, and the first one stores the embedding.
+std::vector<int64_t> deal_blocks(int64_t blocks, int64_t parts, double head_blocks);
+
+/// Returns the first block of a part of the model, and that of the next one. `head_blocks`: as in
+/// deal_blocks(). Throws ConfigError where the model's blocks are not divided among all parts.
 std::pair<int64_t, int64_t> blocks_of_part(const ParallelLayout& layout, int64_t blocks,
-                                           int64_t part);
+                                           int64_t part, double head_blocks = 0);
 
 }  // namespace fp8train

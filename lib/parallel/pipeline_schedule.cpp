@@ -234,6 +234,12 @@ PipelineSchedule make_schedule(ScheduleKind kind, const PipelineShape& shape) {
 
 ScheduleCost check_schedule(const PipelineSchedule& schedule, const PipelineShape& shape,
                             const ActionTimes& times) {
+  const auto parts = static_cast<size_t>(shape.stages * shape.chunks);
+  return check_schedule(schedule, shape, std::vector<ActionTimes>(parts, times));
+}
+
+ScheduleCost check_schedule(const PipelineSchedule& schedule, const PipelineShape& shape,
+                            const std::vector<ActionTimes>& of_parts) {
   const std::vector<std::vector<PipelineAction>>& stages = schedule.of_stage;
   if (stages.size() != static_cast<size_t>(shape.stages)) {
     throw ConfigError(fmt::format("the pipeline schedule has {} stages, and the run has {}",
@@ -250,8 +256,8 @@ ScheduleCost check_schedule(const PipelineSchedule& schedule, const PipelineShap
   }
   Outputs outputs(shape);
   std::vector<size_t> next(stages.size());
-  std::vector<double> ends(stages.size());
-  std::vector<double> work(stages.size());
+  cost.ends.resize(stages.size());
+  cost.work.resize(stages.size());
   std::vector<std::vector<double>> starts(stages.size());
   for (bool moves = true; moves;) {
     moves = false;
@@ -262,11 +268,12 @@ ScheduleCost check_schedule(const PipelineSchedule& schedule, const PipelineShap
         if (ready == kNever) {
           break;
         }
-        const double time = duration(action.kind, times, splits);
-        starts[s].push_back(std::max(ends[s], ready));
-        ends[s] = starts[s].back() + time;
-        work[s] += time;
-        outputs.set(static_cast<int>(s), action, ends[s]);
+        const size_t part = static_cast<size_t>(action.chunk) * stages.size() + s;
+        const double time = duration(action.kind, of_parts[part], splits);
+        starts[s].push_back(std::max(cost.ends[s], ready));
+        cost.ends[s] = starts[s].back() + time;
+        cost.work[s] += time;
+        outputs.set(static_cast<int>(s), action, cost.ends[s]);
       }
     }
   }
@@ -275,11 +282,11 @@ ScheduleCost check_schedule(const PipelineSchedule& schedule, const PipelineShap
       refuse(s, text_of(stages[s][next[s]]) + " waits for what comes after it");
     }
   }
-  const double most = *std::ranges::max_element(work);
-  const double whole = *std::ranges::max_element(ends);
+  const double most = *std::ranges::max_element(cost.work);
+  const double whole = *std::ranges::max_element(cost.ends);
   cost.bubble = (whole - most) / most;
   for (size_t s = 0; s < stages.size(); ++s) {
-    cost.idle.push_back(1.0 - work[s] / whole);
+    cost.idle.push_back(1.0 - cost.work[s] / whole);
     std::map<double, std::vector<size_t>> readers;  // by the time at which their input is sent
     for (size_t i = 0; i < stages[s].size(); ++i) {
       const double sent = outputs.input(static_cast<int>(s), stages[s][i]);

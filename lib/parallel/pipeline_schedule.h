@@ -61,6 +61,8 @@ struct ActionTimes {
 struct ScheduleCost {
   double bubble = 0;          ///< idle time of the stage that works most, per time of its work
   std::vector<int64_t> held;  ///< micro-batches whose activations a stage stores at most, per chunk
+  std::vector<double> work;   ///< time of each stage's actions
+  std::vector<double> ends;   ///< time at which each stage ends
   std::vector<double> idle;   ///< share of the step in which a stage waits
   /// What a stage receives from others, in the order in which it is sent: the number of the action
   /// that reads it, and how many actions the stage begins before it is sent. Where stages receive
@@ -80,6 +82,9 @@ PipelineSchedule make_schedule(ScheduleKind kind, const PipelineShape& shape);
 /// is missing, comes twice or is out of order, or if stages wait for each other in a circle.
 ScheduleCost check_schedule(const PipelineSchedule& schedule, const PipelineShape& shape,
                             const ActionTimes& times = {});
+/// Does the same with times of each of the model's parts, in the order of the model.
+ScheduleCost check_schedule(const PipelineSchedule& schedule, const PipelineShape& shape,
+                            const std::vector<ActionTimes>& of_parts);
 
 /// "F3": forward of micro-batch 3; "B3.1": backward of chunk 1; "W3": weight gradients.
 std::string text_of(const PipelineAction& action);

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -47,20 +46,23 @@ DryRunStep largest_stage(const Session& session,
   return largest;
 }
 
-DryRunStep largest_rank(const Session& session,
-                        const std::function<DryRunStep(const EngineSettings&, int rank)>& of_rank) {
+StageRuns largest_stage_runs(const Session& session, const DryRunOfRank& of_rank) {
   const ParallelLayout& layout = session.settings.parallelism.layout;
-  const int64_t of_stage = session.data_ranks * layout.context * layout.tensor;
-  std::optional<DryRunStep> largest;
-  for (int64_t stage = 0; stage < layout.pipeline; ++stage) {
-    DryRunStep step = largest_stage(session, [&](const EngineSettings& engine) {
-      return of_rank(engine, static_cast<int>(stage * of_stage));
-    });
-    if (!largest || step.memory.total() > largest->memory.total()) {
-      largest = std::move(step);
+  const auto ranks = static_cast<int>(session.data_ranks * layout.context * layout.tensor);
+  StageRuns largest;
+  for (size_t i = 0; i < session.stages.size(); ++i) {
+    const EngineSettings engine = session.engine_of(i);
+    StageRuns runs = dry_run_stages(engine, ranks, [&](int rank) { return of_rank(engine, rank); });
+    if (i == 0 || runs.largest_run().memory.total() > largest.largest_run().memory.total()) {
+      largest = std::move(runs);
+      largest.largest_run().plan_name = session.stages[i].plan.name;
     }
   }
-  return *largest;
+  return largest;
+}
+
+DryRunStep largest_rank(const Session& session, const DryRunOfRank& of_rank) {
+  return std::move(largest_stage_runs(session, of_rank).largest_run());
 }
 
 void log_notes(const Session& session, bool trains) {

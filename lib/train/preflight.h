@@ -26,10 +26,12 @@ struct RankMemory {
 /// theirs at the same time. `of_stage` makes a dry run of an engine.
 DryRunStep largest_stage(const Session& session,
                          const std::function<DryRunStep(const EngineSettings&)>& of_stage);
-/// Returns the same of the pipeline stage with the most memory. `of_rank`: of a rank, for which it
-/// is given the first one of each stage.
-DryRunStep largest_rank(const Session& session,
-                        const std::function<DryRunStep(const EngineSettings&, int rank)>& of_rank);
+/// Returns the dry runs of a pipeline's stages, of the stage of the run in which one of them needs
+/// the most memory. `of_rank`: of a rank, for which it is given the first one of a pipeline stage.
+using DryRunOfRank = std::function<DryRunStep(const EngineSettings&, int rank)>;
+StageRuns largest_stage_runs(const Session& session, const DryRunOfRank& of_rank);
+/// Returns that of the pipeline stage that needs the most memory.
+DryRunStep largest_rank(const Session& session, const DryRunOfRank& of_rank);
 
 /// Logs the notes of a session: keys that were read under another name, as information, and
 /// settings that have no meaning here, as warnings.

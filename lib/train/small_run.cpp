@@ -57,8 +57,9 @@ void reduce_blocks(EngineSettings& engine) {
   exempt.first_blocks = std::min<int64_t>(exempt.first_blocks, 1);
   exempt.last_blocks = std::min<int64_t>(exempt.last_blocks, 1);
   engine.model.num_hidden_layers = std::min(
-      blocks,
-      std::max(engine.strategy.layout.pipeline, exempt.first_blocks + exempt.last_blocks) + 1);
+      blocks, std::max(engine.strategy.layout.pipeline * engine.strategy.layout.virtual_stages,
+                       exempt.first_blocks + exempt.last_blocks) +
+                  1);
   engine.model.first_window_layer =
       std::min(engine.model.first_window_layer, engine.model.num_hidden_layers);
 }
@@ -124,8 +125,10 @@ void drop_patterns(EngineSettings& engine) {
 void reduce_batch(EngineSettings& engine) {
   StepSettings& step = engine.step;
   step.micro_batch_size = std::min<int64_t>(step.micro_batch_size, 2);
+  const ParallelLayout& layout = engine.strategy.layout;  // interleaved stages take a multiple
+  const int64_t more = layout.schedule == ScheduleKind::interleaved ? 0 : 1;
   step.gradient_accumulation_steps =
-      std::min(step.gradient_accumulation_steps, engine.strategy.layout.pipeline + 1);
+      std::min(step.gradient_accumulation_steps, layout.pipeline + more);
 }
 
 /// Sets the shortest sequences with which all stages run. Returns the error of the longest if none

@@ -19,13 +19,17 @@ ModelConfig model_of(bool gpt2, bool tied) {
   return completed(config);
 }
 
-/// The parts of stages that have blocks up to each of `ends`.
-std::vector<ModelPart> parts_of(const std::vector<int64_t>& ends) {
-  std::vector<ModelPart> parts;
+/// The parts of `stages` that have the chunks of blocks up to each of `ends` in turns.
+std::vector<ModelPart> parts_of(const std::vector<int64_t>& ends, size_t stages) {
+  std::vector<ModelPart> parts(stages);
   int64_t first = 0;
-  for (const int64_t end : ends) {
-    parts.push_back({first, end, first == 0, end == ends.back()});
-    first = end;
+  for (size_t i = 0; i < ends.size(); ++i) {
+    parts[i % stages].chunks.emplace_back(first, ends[i]);
+    first = ends[i];
+  }
+  for (size_t stage = 0; stage < stages; ++stage) {
+    parts[stage].embeds = stage == 0;
+    parts[stage].has_head = stage + 1 == stages;
   }
   return parts;
 }
@@ -60,15 +64,17 @@ TEST_CASE("the parts of stages are the model, with its values and its indices") 
   for (const char* plan : {"bf16", "te-delayed", "deepseek-v3"}) {
     CAPTURE(gpt2, tied, plan);
     Made whole;
-    add(config, plan, {0, config.num_hidden_layers, true, true}, whole);
+    add(config, plan, {.chunks = {{0, config.num_hidden_layers}}}, whole);
     std::set<uint64_t> indices;
     for (const auto& [name, index] : whole.indices) {
       CHECK(indices.insert(index).second);
     }
-    for (const std::vector<int64_t>& ends :
-         {std::vector<int64_t>{2, 5}, {1, 2, 4, 5}, {4, 5}, {1, 5}}) {
+    for (const auto& [ends, stages] : {std::pair<std::vector<int64_t>, size_t>{{2, 5}, 2},
+                                       {{1, 2, 4, 5}, 4},
+                                       {{4, 5}, 2},
+                                       {{1, 2, 4, 5}, 2}}) {
       Made parts;
-      for (const ModelPart& part : parts_of(ends)) {
+      for (const ModelPart& part : parts_of(ends, stages)) {
         add(config, plan, part, parts);
       }
       CHECK(parts.values == whole.values);

@@ -1,6 +1,9 @@
 #include "parallel/layout.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
+#include <cmath>
+#include <numeric>
 
 #include "base/error.h"
 
@@ -51,12 +54,42 @@ TEST_CASE("sizes that do not divide are refused with the key and the nearest tha
         "size that does is 4");
 }
 
-TEST_CASE("stages have equally many blocks, the first ones one more, or as many as asked for") {
+TEST_CASE("blocks are dealt so that the longest part is as short as it can be") {
+  using Blocks = std::vector<int64_t>;
+  CHECK(deal_blocks(8, 4, 0) == Blocks{2, 2, 2, 2});
+  CHECK(deal_blocks(9, 4, 0) == Blocks{2, 2, 2, 3});  // stores the fewest micro-batches
+  CHECK(deal_blocks(9, 4, 0.1) == Blocks{2, 2, 3, 2});
+  CHECK(deal_blocks(12, 4, 5.4) == Blocks{3, 4, 4, 1});  // GPT-2's vocabulary
+  CHECK(deal_blocks(4, 4, 9) == Blocks{1, 1, 1, 1});
+  Blocks of_405b(16, 8);  // as in Llama 3 (arXiv 2407.21783, section 3.3.2)
+  of_405b.front() = of_405b.back() = 7;
+  CHECK(deal_blocks(126, 16, 0.64) == of_405b);
+  // No other way to deal them is shorter: one block fewer than in the longest part does not do.
+  for (int64_t parts = 1; parts <= 6; ++parts) {
+    for (int64_t blocks = parts; blocks <= 20; ++blocks) {
+      for (const double head : {0.0, 0.4, 1.0, 2.7, 30.0}) {
+        const Blocks dealt = deal_blocks(blocks, parts, head);
+        CHECK(std::accumulate(dealt.begin(), dealt.end(), int64_t{0}) == blocks);
+        CHECK(std::ranges::min(dealt) >= 1);
+        const double last = static_cast<double>(dealt.back()) + head;
+        const double longest = std::max(last, static_cast<double>(std::ranges::max(dealt)));
+        double most = 0;  // that fit into parts which are shorter
+        for (int64_t part = 0; part < parts; ++part) {
+          const double room = longest - (part + 1 == parts ? head : 0.0) - 1e-9;
+          most += std::ceil(room) - 1;
+        }
+        CHECK((most < static_cast<double>(blocks) || (last == longest && dealt.back() == 1)));
+      }
+    }
+  }
+}
+
+TEST_CASE("stages have blocks as they are dealt, or as many as asked for") {
   using Range = std::pair<int64_t, int64_t>;
   CHECK(blocks_of_part({.pipeline = 4}, 8, 3) == Range(6, 8));
-  CHECK(blocks_of_part({.pipeline = 3}, 8, 0) == Range(0, 3));
-  CHECK(blocks_of_part({.pipeline = 3}, 8, 1) == Range(3, 6));
-  CHECK(blocks_of_part({.pipeline = 3}, 8, 2) == Range(6, 8));
+  CHECK(blocks_of_part({.pipeline = 3}, 8, 0) == Range(0, 2));
+  CHECK(blocks_of_part({.pipeline = 3}, 8, 1) == Range(2, 5));
+  CHECK(blocks_of_part({.pipeline = 3}, 8, 2, 0.5) == Range(6, 8));
   CHECK(blocks_of_part({.pipeline = 3, .stage_blocks = {1, 5, 2}}, 8, 1) == Range(1, 6));
   CHECK_THROWS_AS(blocks_of_part({.pipeline = 3, .stage_blocks = {8, 0, 0}}, 8, 0), ConfigError);
   CHECK_THROWS_AS(blocks_of_part({.pipeline = 3, .stage_blocks = {4, 4}}, 8, 0), ConfigError);

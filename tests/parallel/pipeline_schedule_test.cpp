@@ -102,6 +102,21 @@ TEST_CASE("a schedule of uneven times is run on paper") {
       Approx((18.0 - 12.0) / 12.0));
 }
 
+TEST_CASE("each part of the model has times of its own") {
+  const PipelineShape shape = {2, 1, 2};
+  const PipelineSchedule schedule = make_schedule(ScheduleKind::one_forward_one_backward, shape);
+  // Stage 0: F0 0-1, F1 1-2, B0 12-13, B1 23-24. Stage 1: F0 1-4, B0 4-12, F1 12-15, B1 15-23.
+  const ScheduleCost cost =
+      check_schedule(schedule, shape, std::vector<ActionTimes>{{1, 1, 0}, {3, 5, 3}});
+  CHECK(cost.work == std::vector<double>{4, 22});
+  CHECK(cost.ends == std::vector<double>{24, 23});
+  // A stage has a part in each of its chunks.
+  const PipelineShape halves = {2, 2, 2};
+  CHECK(check_schedule(make_schedule(ScheduleKind::interleaved, halves), halves,
+                       std::vector<ActionTimes>{{1, 0, 0}, {2, 0, 0}, {4, 0, 0}, {8, 0, 0}})
+            .work == std::vector<double>{10, 20});
+}
+
 TEST_CASE("the text of a schedule is read back") {
   using enum ScheduleKind;
   for (const auto& [kind, shape] : {std::pair{one_forward_one_backward, PipelineShape{4, 1, 6}},

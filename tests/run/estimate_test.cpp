@@ -158,8 +158,9 @@ TEST_CASE("a pipeline is estimated by its stage with the most memory") {
   const std::string out = expect_code(0, folder.path(), estimate(pipeline)).out;
   CHECK_THAT(out, Contains("ranks   8 on 1 node, DDP, 4 pipeline stages") &&
                       Contains("; 32768 tokens per step"));  // of 2 replicas
-  CHECK_THAT(out, Contains("stages  4, up to 4 micro-batches in the first one at a time; idle for "
-                           "18.8 %"));
+  CHECK_THAT(out, Contains("stages  4, of 1 to 4 blocks, up to 4 micro-batches in the first one at "
+                           "a time; idle for 18.8 %") &&
+                      Contains("are those of stage 0, which needs the most memory"));
   const std::string whole =
       expect_code(0, folder.path(),
                   estimate({"--world-size", "8", "training.gradient_accumulation_steps=16"}))
@@ -173,6 +174,26 @@ TEST_CASE("a pipeline is estimated by its stage with the most memory") {
       expect_code(2, folder.path(), estimate({"--world-size", "16", "parallelism.pipeline=16"}))
           .err,
       Contains("parallelism.pipeline is 16, and the model has 12 blocks"));
+}
+
+TEST_CASE("the time of a pipeline has the waits of its stages") {
+  const TempDir folder;
+  const auto seconds = [&](const char* micro_batches) {
+    const std::string out =
+        expect_code(
+            0, folder.path(),
+            estimate({"--world-size", "4", "--gpu", "h100", "parallelism.pipeline=4",
+                      std::string("training.gradient_accumulation_steps=") + micro_batches}))
+            .out;
+    CHECK_THAT(out, Contains(", which works longest; stages are idle for "));
+    return std::stod(out.substr(out.find("\ntime    ") + 9));
+  };
+  // Each idles as long as it takes for the first micro-batch to pass: sixteen cost less than four
+  // times four.
+  const double four = seconds("4");
+  const double sixteen = seconds("16");
+  CHECK(sixteen > 2 * four);
+  CHECK(sixteen < 3.5 * four);
 }
 
 TEST_CASE("what cannot be estimated is an error that says why") {

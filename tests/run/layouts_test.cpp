@@ -26,14 +26,14 @@ Words command(const std::string& name, const Words& more, const std::string& ran
   return words;
 }
 
-/// The lines of the table: ranks that share a layer, ZeRO, recompute, micro-batch, micro-batches,
-/// memory and its unit, ...
+/// The lines of the table: ranks that share a layer, stages, ZeRO, recompute, micro-batch,
+/// micro-batches, memory and its unit, ...
 std::vector<Words> table_of(const std::string& out) {
   std::vector<Words> rows;
   for (const std::string& line : lines_of(out)) {
     std::istringstream in(line);
     const Words row{std::istream_iterator<std::string>(in), {}};
-    if (row.size() > 9 && (row[2] == "none" || row[2] == "block")) {
+    if (row.size() > 10 && (row[3] == "none" || row[3] == "block")) {
       rows.push_back(row);
     }
   }
@@ -54,29 +54,75 @@ TEST_CASE("layouts are ordered by speed, train the same tokens, and are those of
   const TempDir folder;
   const std::string out =
       expect_code(0, folder.path(),
-                  command("layouts", {"training.global_batch_size=192", "--top", "1000"}))
+                  command("layouts", {"model.num_hidden_layers=4", "training.global_batch_size=96",
+                                      "--top", "1000"}))
           .out;
-  CHECK_THAT(out, Contains("plan    te-current: 48 of 49 linear layers in FP8") &&
-                      Contains(" of 16 ranks on h100, 49.2k tokens per step"));
+  CHECK_THAT(out, Contains("plan    te-current: 16 of 17 linear layers in FP8") &&
+                      Contains(" of 16 ranks on h100, 24.6k tokens per step"));
   const std::vector<Words> rows = table_of(out);
-  // 4 stages of ZeRO, with and without recomputation, and the divisors of 12 sequences; in two
-  // stages several micro-batches are exchanged at once or one by one. Two ranks that share layers
-  // have 24 sequences, and four have 48; eight do not divide 12 heads.
-  REQUIRE(rows.size() == 4 * 2 * (6 + 8 + 10) + 2 * 2 * (5 + 7 + 9));
+  // Ranks that share layers and stages train on the same sequences. Stage 2 of ZeRO is stage 1 but
+  // for steps of one micro-batch, and in one stage of a pipeline gradients can be exchanged one by
+  // one. Eight ranks do not divide 12 heads.
+  size_t expected = 0;
+  for (const int tensor : {1, 2, 4}) {
+    for (int stages = 1; stages <= 4; stages *= 2) {
+      size_t sizes = 0;
+      for (int size = 1; size <= 6 * tensor * stages; ++size) {
+        sizes += 6 * tensor * stages % size == 0 ? 1 : 0;
+      }
+      expected += 2 * (stages == 1 ? 5 * sizes - 1 : tensor * stages == 16 ? sizes : 3 * sizes);
+    }
+  }
+  REQUIRE(rows.size() == expected);
   for (const Words& row : rows) {
-    CHECK(std::stoll(row[3]) * std::stoll(row[4]) == 12 * std::stoll(row[0]));
+    CHECK(std::stoll(row[4]) * std::stoll(row[5]) == 6 * std::stoll(row[0]) * std::stoll(row[1]));
   }
   CHECK_THAT(out, Contains("refused: parallelism.tensor is 8, which does not divide"));
-  CHECK(std::ranges::is_sorted(rows, {}, [](const Words& row) { return std::stod(row[7]); }));
+  CHECK(std::ranges::is_sorted(rows, {}, [](const Words& row) { return std::stod(row[8]); }));
 
   const Words keys = fastest_keys(out);
   CHECK(keys[0] == "parallelism.tensor=" + rows[0][0]);
-  CHECK(keys[1] == "parallelism.zero_stage=" + rows[0][1]);
-  CHECK(keys[3] == "training.micro_batch_size=" + rows[0][3]);
-  CHECK(keys[4] == "training.global_batch_size=192");
-  const std::string estimated = expect_code(0, folder.path(), command("estimate", keys)).out;
-  CHECK_THAT(estimated, Contains("fits: " + rows[0][5] + " " + rows[0][6] + " of "));
-  CHECK_THAT(estimated, Contains("time    " + rows[0][7]));
+  CHECK(keys[1] == "parallelism.pipeline=" + rows[0][1]);
+  CHECK(keys[2] == "parallelism.zero_stage=" + rows[0][2]);
+  CHECK(keys[4] == "training.micro_batch_size=" + rows[0][4]);
+  CHECK(keys[5] == "training.global_batch_size=96");
+  Words same = keys;
+  same.emplace_back("model.num_hidden_layers=4");
+  const std::string estimated = expect_code(0, folder.path(), command("estimate", same)).out;
+  CHECK_THAT(estimated, Contains("fits: " + rows[0][6] + " " + rows[0][7] + " of "));
+  CHECK_THAT(estimated, Contains("time    " + rows[0][8]));
+}
+
+TEST_CASE("a layout with a pipeline is that of estimate, and check accepts it") {
+  const TempDir folder;
+  write_file(folder / "text.txt", std::string(400000, 'a'));
+  const Words of_job = {"model.preset=llama-8b",
+                        "data.train=text.txt",
+                        "data.tokenizer=byte",
+                        "data.seq_length=2048",
+                        "training.max_steps=10",
+                        "precision.plan=bf16",
+                        "training.global_batch_size=64",
+                        "job.gpu=l4",
+                        "device=cuda",
+                        "--world-size",
+                        "16",
+                        "--ranks-per-node",
+                        "1"};
+  const auto run = [&](const std::string& name, const Words& more) {
+    Words words = {name};
+    words.insert(words.end(), of_job.begin(), of_job.end());
+    words.insert(words.end(), more.begin(), more.end());
+    return expect_code(0, folder.path(), words).out;
+  };
+  const std::string out = run("layouts", {});
+  const std::vector<Words> rows = table_of(out);
+  REQUIRE(!rows.empty());
+  CHECK(std::stoi(rows[0][1]) > 1);  // a slow network
+  const std::string estimated = run("estimate", fastest_keys(out));
+  CHECK_THAT(estimated, Contains("fits: " + rows[0][6] + " " + rows[0][7] + " of "));
+  CHECK_THAT(estimated, Contains("time    " + rows[0][8]));
+  CHECK_THAT(run("check", fastest_keys(out)), !Contains("DOES NOT FIT"));
 }
 
 TEST_CASE("a file of the fastest layout is a run's, and replaces none") {
@@ -101,12 +147,13 @@ TEST_CASE("a file of the fastest layout is a run's, and replaces none") {
 
 TEST_CASE("layouts at the largest number of ranks have a goodput, and say for which interval") {
   const TempDir folder;
-  const std::string out = expect_code(0, folder.path(),
-                                      command("layouts",
-                                              {"training.global_batch_size=131072",
-                                               "training.micro_batch_size=1", "--top", "100"},
-                                              "131072"))
-                              .out;
+  const std::string out =
+      expect_code(0, folder.path(),
+                  command("layouts",
+                          {"model.num_hidden_layers=1", "training.global_batch_size=131072",
+                           "training.micro_batch_size=1", "--top", "100"},
+                          "131072"))
+          .out;
   CHECK_THAT(out, Contains("goodput with checkpoint.interval=auto"));
   for (const Words& row : table_of(out)) {
     const double goodput = std::stod(row[row.size() - 2]);
@@ -128,12 +175,19 @@ TEST_CASE("layouts takes a GPU by name, and a global batch that ranks can share"
   const TempDir folder;
   CHECK_THAT(expect_code(2, folder.path(), {"layouts", "model.preset=toy", "device=cpu"}).err,
              Contains("name one with --gpu"));
+  CHECK_THAT(
+      expect_code(0, folder.path(),
+                  command("layouts", {"model.num_hidden_layers=1", "training.micro_batch_size=1",
+                                      "training.global_batch_size=17", "--ranks-per-node", "2"}))
+          .out,
+      Contains("16 sequences instead of training.global_batch_size 17: the nearest "
+               "multiple of 16 ranks"));
   CHECK_THAT(expect_code(0, folder.path(),
                          command("layouts",
-                                 {"training.micro_batch_size=4", "training.global_batch_size=20"}))
+                                 {"training.micro_batch_size=1", "training.global_batch_size=20"}))
                  .out,
-             Contains("16 sequences instead of training.global_batch_size 20: the nearest "
-                      "multiple of 16 ranks"));
+             Contains("not tried: 8, 16 replicas of the model, among which the step's 20 sequences "
+                      "cannot be divided"));
 }
 
 }  // namespace fp8train::test

@@ -241,6 +241,16 @@ std::vector<Field> comm_fields() {
   };
 }
 
+bool has_several_ranks(const Settings& settings) {
+  return settings.job.nodes * settings.job.ranks_per_node > 1;
+}
+
+/// Whose layouts can be compared on paper.
+bool has_several_gpus(const Settings& settings) {
+  return has_several_ranks(settings) && settings.job.names_gpu() &&
+         settings.device != DeviceChoice::cpu;
+}
+
 std::vector<Field> parallelism_fields() {
   const auto layout = [](const std::string& name, auto member, const Range& range,
                          const char* text) {
@@ -254,15 +264,23 @@ std::vector<Field> parallelism_fields() {
             "too; 3: all weights too (FSDP)")
           .asked({.topic = Topic::parallelism,
                   .text = "What ranks share, 0 (nothing) to 3 (all)",
-                  .when = [](const Settings& s) { return s.job.nodes * s.job.ranks_per_node > 1; },
+                  .when = has_several_ranks,
                   .changes_memory = true})
           .checked(check_zero_stage),
       layout("tensor", &ParallelLayout::tensor, between(1, 1 << 16),
              "Ranks among which each layer is cut: its rows of activations, its heads and the "
-             "columns or rows of its weights"),
+             "columns or rows of its weights")
+          .asked({.topic = Topic::parallelism,
+                  .text = "Ranks that share each layer",
+                  .when = has_several_gpus,
+                  .changes_memory = true}),
       layout("pipeline", &ParallelLayout::pipeline, between(1, 1 << 16),
              "Stages of consecutive blocks, each on ranks of its own, through which micro-batches "
-             "pass one after another"),
+             "pass one after another")
+          .asked({.topic = Topic::parallelism,
+                  .text = "Stages of a pipeline",
+                  .when = has_several_gpus,
+                  .changes_memory = true}),
       choice("parallelism.schedule",
              in(&Settings::parallelism, &StrategySettings::layout, &ParallelLayout::schedule),
              kScheduleKinds,
@@ -280,7 +298,7 @@ std::vector<Field> parallelism_fields() {
             in(&Settings::parallelism, &StrategySettings::layout, &ParallelLayout::stage_blocks),
             {.range = at_least(1), .accepts = "a list of whole numbers, at least 1 each"},
             "Blocks of each pipeline stage; with virtual_stages those of the first chunk of each "
-            "stage, then of the second, and so on. Empty: divided evenly")
+            "stage, then of the second, and so on. Empty: dealt so that stages take about the same time")
           .checked(check_of_pipeline),
       layout(
           "tensor_parts", &ParallelLayout::tensor_parts, between(0, 256),

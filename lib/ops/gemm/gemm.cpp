@@ -37,7 +37,8 @@ void check_operands(const Gemm& call) {
   check_blocks(call.a);
   check_blocks(call.b);
   check(!call.a.transposed && call.b.transposed, "gemm: codes of blocks are stored along K");
-  check(gemm_support(DeviceTraits{}, {call.a.quantized.format, call.b.quantized.format}).native,
+  static const DeviceTraits cpu;
+  check(gemm_support(cpu, {call.a.quantized.format, call.b.quantized.format}).native,
         "gemm: no product reads these formats");
 }
 

@@ -13,10 +13,10 @@ Arithmetic arithmetic_of(const Gemm& call, bool dequantized) {
     return Arithmetic::bits16;
   }
   if (facts_of(type).bits <= 8) {
+    static const DeviceTraits cpu;
     const bool promoted =
         call.a.has_blocks() &&
-        !gemm_support(DeviceTraits{},
-                      {call.a.quantized.format, call.b.quantized.format, call.c.dtype, true})
+        !gemm_support(cpu, {call.a.quantized.format, call.b.quantized.format, call.c.dtype, true})
              .fast_accumulate;
     return call.fast_accumulate && !promoted ? Arithmetic::fp8_fast : Arithmetic::fp8;
   }

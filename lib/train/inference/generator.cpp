@@ -26,7 +26,7 @@ std::vector<Tensor> allocate_caches(Device& device, const Decoder& model, int64_
   const int64_t heads = config.num_key_value_heads / model.tensor_share().ranks;
   const Shape shape = {1, capacity, heads * config.head_dim};
   std::vector<Tensor> memory;
-  for (int64_t i = model.part().first_block; i < model.part().end_block; ++i) {
+  for (int64_t i = 0; i < model.part().blocks(); ++i) {
     for (int part = 0; part < 2; ++part) {
       memory.emplace_back(device, model.plan().activation, shape,
                           MemoryCategory::saved_activations);
@@ -37,11 +37,12 @@ std::vector<Tensor> allocate_caches(Device& device, const Decoder& model, int64_
   return memory;
 }
 
-/// Rows between two parts of a model; empty: a part of the model has none there.
-Tensor boundary(Device& device, const Decoder& model, int64_t rows, bool exists) {
-  return exists ? Tensor(device, model.plan().activation, {rows, model.config().hidden_size},
-                         MemoryCategory::workspace)
-                : Tensor();
+/// Rows between two parts of a model; empty: the whole model has none.
+Tensor boundary(Device& device, const Decoder& model, int64_t rows) {
+  return !model.part().is_whole()
+             ? Tensor(device, model.plan().activation, {rows, model.config().hidden_size},
+                      MemoryCategory::workspace)
+             : Tensor();
 }
 
 /// `ranks.tensor` gives each rank all rows.
@@ -91,13 +92,16 @@ size_t plan_scratch(const Device& device, const Decoder& model, int64_t capacity
     std::vector<KvCache> caches;
     const std::vector<Tensor> memory = allocate_caches(*meta, twin, capacity, caches);
     const Tensor tokens(*meta, DType::i32, {1, length}, MemoryCategory::batch);
-    const Tensor x = boundary(*meta, twin, length, !twin.part().embeds);
-    const Tensor y = boundary(*meta, twin, length, !twin.part().has_head);
+    const Tensor x = boundary(*meta, twin, length);
+    const Tensor y = boundary(*meta, twin, length);
     const ArenaScope scope(scratch);
     StepContext context = inference_context(*meta, saved, scratch, twin, dry);
     context.plain = plain;
-    twin.next_token_logits(context, {.tokens = tokens, .targets = {}, .x = x, .y = y, .saved = {}},
-                           caches);
+    for (int chunk = 0; chunk < std::ssize(twin.part().chunks); ++chunk) {
+      twin.next_token_logits(
+          context, {.tokens = tokens, .targets = {}, .x = x, .y = y, .chunk = chunk, .saved = {}},
+          caches);
+    }
   };
   const int64_t lengths[] = {std::min(kPrefillChunk, capacity), 1};
   for (const int64_t length : lengths) {
@@ -188,28 +192,35 @@ Generator::Generator(Device& device, Decoder& model, int64_t capacity, const Mod
       logits_(device, DType::f32,
               {1, padded_vocabulary(model.config(), model.tensor_share().divisor())},
               MemoryCategory::workspace),
-      x_(boundary(device, model, kPrefillChunk, !model.part().embeds)),
-      y_(boundary(device, model, kPrefillChunk, !model.part().has_head)) {
+      x_(boundary(device, model, kPrefillChunk)),
+      y_(boundary(device, model, kPrefillChunk)) {
   if (ranks.tensor != nullptr) {
     ranks_.tensor = &whole_rows_.emplace(*ranks.tensor);
   }
   scratch_.reserve(plan_scratch(device, model, capacity_, ranks));
 }
 
-/// Each stage waits for the one before it.
-void Generator::run_stage(const MicroBatchPass& pass) {
-  const auto exchange = [&](int peer, bool sends, const View& rows) {
-    if (!rows.empty()) {
-      const Message message[] = {{peer, sends, rows.data, rows.bytes()}};
-      ranks_.stages->exchange(device_->stream(), message).wait();
-    }
-  };
+/// Each chunk waits for the one before it, which the stage before has.
+void Generator::run_stage(MicroBatchPass pass) {
+  const int stages = ranks_.stages == nullptr ? 1 : ranks_.stages->size();
   const int stage = ranks_.stages == nullptr ? 0 : ranks_.stages->rank();
-  exchange(stage - 1, false, pass.x);
+  const auto exchange = [&](int peer, bool sends, const View& rows) {
+    const Message message[] = {{peer, sends, rows.data, rows.bytes()}};
+    ranks_.stages->exchange(device_->stream(), message).wait();
+  };
   StepContext context = inference_context(*device_, saved_, scratch_, *model_, ranks_);
   context.plain = plain_;
-  const View logits = model_->next_token_logits(context, pass, caches_);
-  exchange(stage + 1, true, pass.y);
+  View logits;
+  const auto chunks = static_cast<int>(model_->part().chunks.size());
+  for (pass.chunk = 0; pass.chunk < chunks; ++pass.chunk) {
+    if (pass.chunk > 0 || stage > 0) {
+      exchange((stage + stages - 1) % stages, false, pass.x);
+    }
+    logits = model_->next_token_logits(context, pass, caches_);
+    if (pass.chunk + 1 < chunks || stage + 1 < stages) {
+      exchange((stage + 1) % stages, true, pass.y);
+    }
+  }
   if (!logits.empty()) {
     ops::cast(device_->stream(), logits, logits_);
   }

@@ -65,7 +65,7 @@ class Generator {
 
  private:
   std::vector<float> next_logits(const int32_t* tokens, int64_t count);
-  void run_stage(const MicroBatchPass& pass);
+  void run_stage(MicroBatchPass pass);
 
   Device* device_;
   Decoder* model_;
