@@ -17,11 +17,11 @@ const Words kTwoRanks = {
 }  // namespace
 
 TEST_CASE("ranks go back together, and a killed run of ranks ends with the same bits") {
-  const std::string stage = GENERATE("0", "3");
-  CAPTURE(stage);
+  const std::string layout = GENERATE("zero_stage=0", "zero_stage=3", "tensor=2", "pipeline=2");
+  CAPTURE(layout);
   const DivergingFolder folder;
   const auto words = [&](const std::string& name) {
-    return command(name, {"parallelism.zero_stage=" + stage, "comm.timeout=60", "device=cpu"});
+    return command(name, {"parallelism." + layout, "comm.timeout=60", "device=cpu"});
   };
   const auto finish = [&](const std::string& name) {
     const Outcome outcome = Process(folder.path(), words(name), kEnvironment, kTwoRanks).wait();

@@ -78,6 +78,24 @@ TEST_CASE("a run continues in every layout to the bits of one rank") {
   }
 }
 
+TEST_CASE("ranks that have parts of a model begin with the weights of a folder") {
+  const TextFolder folder;
+  run(folder, 1, command("bf16", "first", {"training.max_steps=3", "sample.interval=0"}));
+  const std::string plan = GENERATE("bf16", "te-delayed");
+  CAPTURE(plan);
+  const auto continued = [&](const std::string& name, int ranks, Words keys) {
+    keys.insert(keys.end(), {"model.from=first/checkpoints/step-000003", "training.max_steps=4",
+                             "model.resize_vocabulary=290", "parallelism.tensor_parts=2"});
+    Words words = command(plan, name, keys);
+    std::erase(words, "model.preset=toy");
+    run(folder, ranks, words);
+    return folder / name / "checkpoints" / "step-000004" / "model.safetensors";
+  };
+  const fs::path one = continued("one", 1, {});
+  CHECK(same_bytes(continued("tensor", 2, {"parallelism.tensor=2"}), one));
+  CHECK(same_bytes(continued("pipeline", 2, {"parallelism.pipeline=2"}), one));
+}
+
 TEST_CASE("ranks that share layers and the optimizer write one checkpoint") {
   const auto [plan, stage] = GENERATE(std::pair("te-delayed", "0"), std::pair("te-delayed", "1"),
                                       std::pair("te-delayed", "3"), std::pair("fp8-lm", "0"),
