@@ -52,7 +52,7 @@ NOT_RUN = {
 SMALL = [
     (r"\bCHECKPOINT\b", "runs/mine"),
     (r"\bstep-\d{6}", "step-000002"),
-    (r"mpirun -n \d+", "mpirun -n 2"),
+    (r"mpirun -n (?!4 .*_tp_pp)\d+", "mpirun -n 2"),
     (r"max_steps=\d+", "max_steps=2"),
     (r"--max-new-tokens \d+", "--max-new-tokens 8"),
     (r"--val-fraction 0.01", "--val-fraction 0.5"),

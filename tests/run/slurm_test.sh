@@ -74,6 +74,29 @@ log=single.log
 check "single_node.sbatch succeeds" succeeds "$single"
 check "two ranks" grep -q "(2 ranks x " single.log
 
+section "ranks that share layers and stages, and files of other programs"
+sed -e 's/global_batch_size: 24/global_batch_size: 4/; s/plan: fp32/plan: bf16/' \
+  -e 's/bucket_mb: 1/tensor: 2, pipeline: 2, tensor_parts: 2/' run.yaml >parts.yaml
+parts=$(batch parts --nodelist=n5,n6 "$root/slurm/multi_node_tp_pp.sbatch" parts.yaml \
+  checkpoint.keep_last=9 output_dir=parts)
+whole=(parallelism.tensor=1 parallelism.pipeline=1 checkpoint.keep_last=9)
+log=parts.log
+check "the run begins" wait_until reached parts 25
+victim=$(pid_of_rank parts 2)
+check "rank 2 was found" test -n "$victim"
+kill -9 "$victim"
+check "one rank trains" fp8train parts.yaml "${whole[@]}" output_dir=undivided >undivided.log 2>&1
+check "the job ends" wait_until is_over "$parts"
+check "it had not finished" test ! -e parts/summary.json
+sed -i 's/tensor: 2, //' parts.yaml
+scontrol requeue "$parts"
+grep -v -e training -e precision run.yaml >other.yaml
+deepspeed=$(batch deepspeed "$root/slurm/deepspeed.sbatch" other.yaml \
+  "$root/configs/deepspeed_msamp.json" output_dir=deepspeed training.max_steps=5)
+accelerate=$(batch accelerate "$root/slurm/accelerate.sbatch" other.yaml \
+  "$root/configs/accelerate_tp_pp.yaml" output_dir=accelerate training.max_steps=5 \
+  training.micro_batch_size=2)
+
 section "a run and its job script by the wizard"
 cat >answers.yaml <<'YAML'
 model: {preset: toy}
@@ -92,6 +115,33 @@ wizard=$(batch wizard wizard.sbatch training.max_steps=15)
 check "the job succeeds" succeeds "$wizard"
 check "four ranks trained" grep -q "(4 ranks x " wizard.log
 check "with what was said on the command line" reached wizard 15
+
+section "files of other programs, and another layout"
+log=deepspeed.log
+check "the job of DeepSpeed's file succeeds" succeeds "$deepspeed"
+check "with what becomes of its keys" grep -q "msamp.opt_level read as fp8.opt_level" deepspeed.log
+check "in FP8, and ZeRO 1" grep -q "ZeRO 1" deepspeed.log
+log=accelerate.log
+check "the job of Accelerate's file succeeds" succeeds "$accelerate"
+check "with what becomes of its keys" grep -q "tp_degree read as parallelism.tensor" accelerate.log
+check "on two stages" grep -q "2 pipeline stages, each layer on 2 ranks" accelerate.log
+log=parts.log
+check "the killed job succeeds" succeeds "$parts"
+check "it began with ranks that share layers" grep -q "2 pipeline stages, each layer on 2" parts.log
+check "it was started again" grep -q "restart 1, on" parts.log
+# What it has done until then has the bits of one rank, and the rest those of two that have whole
+# models.
+step=$(grep -o "step-[0-9]* at step" parts.log | tail -n 1 | cut -c 6-11)
+check "it continued after step 20 or later" test -n "$step"
+cp -r undivided joined
+for checkpoint in joined/checkpoints/step-*; do
+  [ "${checkpoint#*step-}" -le "$step" ] || rm -r "$checkpoint"
+done
+check "two ranks continue what one did" srun -N1 -n2 fp8train parts.yaml "${whole[@]}" \
+  output_dir=joined >joined.log 2>&1
+check "the same bits" cmp parts/checkpoints/step-000100/model.safetensors \
+  joined/checkpoints/step-000100/model.safetensors
+check "at the start too" cmp {parts,undivided}/checkpoints/step-"$step"/model.safetensors
 
 section "tasks that cannot find each other"
 log=alone.log

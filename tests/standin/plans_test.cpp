@@ -217,6 +217,27 @@ TEST_CASE("two and four ranks train over NCCL", "[nccl_ranks]") {
     shop.train_ranks(plan, {"nccl", 4, 3, false, groups});
   }
 }
+
+TEST_CASE("ranks that share layers and stages of pipelines train over NCCL", "[nccl_layouts]") {
+  Workshop shop("h200");
+  const auto train = [&](const char* plan, int count, Words keys) {
+    for (std::string& key : keys) {
+      key = "parallelism." + key;
+    }
+    keys.insert(keys.end(), {"model.num_key_value_heads=4", "model.num_hidden_layers=4"});
+    shop.train_ranks(plan, {"nccl", count, count == 4 ? 2 : 0, false, keys});
+  };
+  for (const char* plan : {"te-delayed", "te-current", "te-mxfp8", "msamp-o2", "bf16"}) {
+    train(plan, 2, {"tensor=2"});
+  }
+  train("te-delayed", 4, {"tensor=4"});
+  train("torchao-rowwise", 4, {"tensor=2"});
+  train("te-delayed", 2, {"pipeline=2"});
+  train("te-current", 2, {"pipeline=2", "schedule=zero_bubble"});
+  train("deepseek-v3", 2, {"pipeline=2", "schedule=interleaved", "virtual_stages=2"});
+  train("te-delayed", 4, {"pipeline=2", "tensor=2"});
+  train("bf16", 4, {"pipeline=2"});
+}
 #endif
 
 }  // namespace fp8train::test
