@@ -134,7 +134,7 @@ class ScalingState {
   void store_forward_scales(Stream stream, ForwardScales& stored) const;
   void restore_forward_scales(Stream stream, const ForwardScales& stored) const;
 
-  /// Whether casts draw random bits (ops::CastRandom).
+  /// Whether casts draw random bits (ops::CastOptions).
   bool rounds_stochastically() const;
 
   /// Whether scales follow from earlier steps: the amax of such slots lives from one micro-batch to
