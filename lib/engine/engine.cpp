@@ -268,19 +268,16 @@ void Engine::end_step(bool collect_statistics) {
   store_loss();
 }
 
-/// Moves automatic scales. Each rank has counted what is at the maximum of its part of a gradient,
-/// or of its share of the sum.
 void Engine::update_sum_scales() {
   Communicator* const ranks = mesh().group(Group::stage);
   const std::span<const ops::AutoScale> own = model_.parameters().automatic_scales();
-  if (ranks == nullptr || own.empty()) {
-    return;
+  if (ranks != nullptr && !own.empty()) {
+    const ArenaScope scope(scratch_);
+    const auto n = static_cast<size_t>(ranks->size());
+    auto* const all = static_cast<ops::AutoScale*>(scratch_.allocate(n * own.size_bytes()));
+    ranks->all_gather(device_->stream(), own.data(), all, own.size_bytes()).wait();
+    optimizer().update_sum_scales(device_->stream(), {all, n * own.size()});
   }
-  ArenaScope scope(scratch_);
-  const auto count = static_cast<size_t>(ranks->size());
-  const View all = allocate(scratch_, DType::u8, {static_cast<int64_t>(count * own.size_bytes())});
-  ranks->all_gather(device_->stream(), own.data(), all.data, own.size_bytes()).wait();
-  optimizer().update_sum_scales(device_->stream(), {all.as<ops::AutoScale>(), count * own.size()});
 }
 
 /// Of what each rank has seen of its parts of tensors.

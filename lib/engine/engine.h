@@ -229,6 +229,7 @@ class Engine {
   void micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics,
                    Position position);
   void end_step(bool collect_statistics);
+  /// Each rank has counted what is at the maximum of its part of a gradient, or of its sums.
   void update_sum_scales();
   void agree_on_amax();
   void step_optimizer(bool collect_statistics);

@@ -86,7 +86,7 @@ struct StepContext {
   /// Device scalar: 1 / targets of the step if some positions are not targets; otherwise null.
   const float* target_share = nullptr;
   uint64_t seed = 0;               ///< seed of casts that round stochastically
-  const uint64_t* pass = nullptr;  ///< number of the pass, for ops::CastRandom
+  const uint64_t* pass = nullptr;  ///< number of the pass, for ops::CastOptions
   GradientListener* listener = nullptr;
   ParameterGatherer* gatherer = nullptr;  ///< null: all values are where layers read them
   ActivationWatch* watch = nullptr;

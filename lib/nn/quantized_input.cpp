@@ -129,20 +129,20 @@ void TensorCast::quantize_blocks(const StepContext& context, ConstView x) const 
   ops::QuantizeStatistics* statistics = context.collect_statistics ? slot->statistics : nullptr;
   // The amax is for ScalingState::update, which learns of infinities from it.
   float* const amax = context.training ? slot->amax : nullptr;
-  ops::CastRandom random = {
+  ops::CastOptions options = {
       .seed = context.seed, .pass = context.pass, .tensor = kRandomOfSlots + slot->index};
-  if (cut.of == Cut::none || context.tensor_ranks == nullptr) {
-    return ops::quantize(context.stream, x, out, amax, statistics, random);
+  const bool is_cut = cut.of != Cut::none && context.tensor_ranks != nullptr;
+  if (is_cut) {
+    (cut.of == Cut::rows ? options.rows : options.columns) =
+        whole_extent(*context.tensor_ranks, cut.pieces);
   }
-  (cut.of == Cut::rows ? random.rows : random.columns) =
-      whole_extent(*context.tensor_ranks, cut.pieces);
-  const View magnitudes = shared_magnitudes(out);
-  if (magnitudes.empty()) {
-    return ops::quantize(context.stream, x, out, amax, statistics, random);
+  if (const View magnitudes = is_cut ? shared_magnitudes(out) : View{}; !magnitudes.empty()) {
+    options.step = CastStep::amax;
+    ops::quantize(context.stream, x, out, amax, nullptr, options);
+    context.tensor_ranks->largest(context, magnitudes);
+    options.step = CastStep::codes;
   }
-  ops::quantize_step(context.stream, x, out, amax, nullptr, random, CastStep::amax);
-  context.tensor_ranks->largest(context, magnitudes);
-  ops::quantize_step(context.stream, x, out, amax, statistics, random, CastStep::codes);
+  ops::quantize(context.stream, x, out, amax, statistics, options);
 }
 
 void TensorCast::complete(const StepContext& context, ConstView block_amax) const {

@@ -139,7 +139,7 @@ class ScalingState {
   void store_scales(Stream stream, StoredScales& stored) const;
   void restore_scales(Stream stream, const StoredScales& stored) const;
 
-  /// Whether casts draw random bits (ops::CastRandom).
+  /// Whether casts draw random bits (ops::CastOptions).
   bool rounds_stochastically() const;
 
   /// Whether scales follow from earlier steps: the amax of such slots lives from one micro-batch to

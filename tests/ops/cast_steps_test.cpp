@@ -127,7 +127,7 @@ TEST_CASE("parts that are cast in two steps have the codes of the whole") {
       x.set(i, i == 5 ? 40.0F * special : special == 0.0F ? 0.0F : x.get(i));
     }
     const uint64_t pass = 3;
-    const ops::CastRandom random = {.seed = 1, .pass = &pass, .tensor = 5};
+    const ops::CastOptions random = {.seed = 1, .pass = &pass, .tensor = 5};
     Cast whole(x, format, columnwise);
     ops::quantize(cpu_stream(), x, whole.out, nullptr, nullptr, random);
     const Array expected = whole.decoded();
@@ -135,11 +135,11 @@ TEST_CASE("parts that are cast in two steps have the codes of the whole") {
     std::vector<Array> of_rank;
     std::vector<Cast> casts;
     std::vector<std::vector<int64_t>> rows, columns;
-    std::vector<ops::CastRandom> draws(kRanks, random);
+    std::vector<ops::CastOptions> draws(kRanks, random);
     of_rank.reserve(kRanks);
     casts.reserve(kRanks);
     for (int rank = 0; rank < kRanks; ++rank) {
-      ops::CastRandom& draw = draws[static_cast<size_t>(rank)];
+      ops::CastOptions& draw = draws[static_cast<size_t>(rank)];
       rows.push_back(cuts_rows ? elements_of(kRows, rank, draw.rows) : all_of(kRows));
       columns.push_back(cuts_rows ? all_of(kColumns) : elements_of(kColumns, rank, draw.columns));
       const auto height = static_cast<int64_t>(rows.back().size());
@@ -150,7 +150,8 @@ TEST_CASE("parts that are cast in two steps have the codes of the whole") {
                           columns.back()[static_cast<size_t>(i % width)]));
       }
       Cast& cast = casts.emplace_back(part, format, columnwise);
-      ops::quantize_step(cpu_stream(), part, cast.out, nullptr, nullptr, draw, CastStep::amax);
+      draw.step = CastStep::amax;
+      ops::quantize(cpu_stream(), part, cast.out, nullptr, nullptr, draw);
     }
     if (agrees(format, cuts_rows != columnwise)) {
       auto* const first = casts[0].magnitudes().as<float>();
@@ -163,8 +164,8 @@ TEST_CASE("parts that are cast in two steps have the codes of the whole") {
     for (int rank = 0; rank < kRanks; ++rank) {
       const auto r = static_cast<size_t>(rank);
       Cast& cast = casts[r];
-      ops::quantize_step(cpu_stream(), of_rank[r], cast.out, nullptr, nullptr, draws[r],
-                         CastStep::codes);
+      draws[r].step = CastStep::codes;
+      ops::quantize(cpu_stream(), of_rank[r], cast.out, nullptr, nullptr, draws[r]);
       const Array found = cast.decoded();
       for (int64_t i = 0; i < found.count(); ++i) {
         const auto line = static_cast<size_t>(i / cast.depth);

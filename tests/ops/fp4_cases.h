@@ -36,7 +36,8 @@ inline Array narrow(int64_t rows, int64_t columns) {
 
 /// One orientation of a cast: codes [rows, columns] and what they are read with.
 struct Fp4Cast {
-  Fp4Cast(Array& x, const TensorFormat& wanted, bool columnwise, const ops::CastRandom& random = {})
+  Fp4Cast(Array& x, const TensorFormat& wanted, bool columnwise,
+          const ops::CastOptions& random = {})
       : format(wanted),
         rows(ConstView(x).shape[columnwise ? 1 : 0]),
         columns(ConstView(x).shape[columnwise ? 0 : 1]),

@@ -177,7 +177,7 @@ TEST_CASE("products of MXFP4 are exact but for the sum", "[ops][scaled_gemm]") {
 TEST_CASE("stochastic MXFP4 differs from nearest in codes alone", "[ops][blocks]") {
   Array x(DType::bf16, {32, 64}, random_values(32 * 64, 11));
   const uint64_t pass = 1;
-  const ops::CastRandom random = {.seed = 1, .pass = &pass, .tensor = 5};
+  const ops::CastOptions random = {.seed = 1, .pass = &pass, .tensor = 5};
   const ScaleType scale = ScaleType::e8m0;
   const Fp4Cast nearest(x, fp4(per::block_1x32, false, Rounding::nearest_even, scale), false);
   const Fp4Cast drawn(x, fp4(per::block_1x32, false, Rounding::stochastic, scale), false, random);

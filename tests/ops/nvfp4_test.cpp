@@ -236,7 +236,7 @@ TEST_CASE("stochastic NVFP4 is unbiased, and the same for every number of thread
   // 130 x 520 elements are cast by several threads; each draw is its own.
   Array wide(DType::bf16, {130, 520}, random_values(130 * 520, 12));
   const uint64_t pass = 9;
-  const ops::CastRandom random = {.seed = 1, .pass = &pass, .tensor = 5};
+  const ops::CastOptions random = {.seed = 1, .pass = &pass, .tensor = 5};
   set_threads(1);
   const Fp4Cast one(wide, format, true, random);
   set_threads(3);

@@ -96,8 +96,7 @@ class RankState {
   const Mesh mesh;
   ParameterStore store;
 
-  RankState(const ModelConfig& config, const Layout& layout, int rank,
-            const TensorFormat& value = {})
+  RankState(const ModelConfig& config, const Layout& layout, int rank)
       : device_(make_device(DeviceKind::cpu)), mesh(layout.mesh(rank)) {
     const std::unique_ptr<Device> meta = make_device(DeviceKind::meta);
     Decoder model(*meta, config, plan_named("fp32"), {.gradients = false});
@@ -111,10 +110,7 @@ class RankState {
       const Sharding part = cut_of(layout, mesh.index(Group::tensor), *one);
       used_.push_back(one->used_rows * part.width());
       store.begin_unit();
-      store.add({.name = one->name,
-                 .shape = part.shape(),
-                 .sharding = part,
-                 .formats = {.value = value}});
+      store.add({.name = one->name, .shape = part.shape(), .sharding = part});
     }
     StoreSharing sharing;
     if (layout.stage > 0) {
@@ -298,35 +294,6 @@ TEST_CASE("weights, moments and scales of 81 pairs of layouts are read to the sa
         load(folders[from], config, found);
         CHECK((found.content() == content));
       }
-    }
-  }
-}
-
-TEST_CASE("parts of weights that have one scale are read with that of the whole") {
-  const ModelConfig config = model(GENERATE("llama", "gpt2"));
-  const TensorFormat format = parse_format("fp16 tensor current");
-  const test::TempDir dir;
-  const TensorSource source(save(dir.path(), config, kLayouts[0]));
-  RankState whole(config, kLayouts[0], 0, format);
-  load_weights(whole.device(), config, whole.store, source);
-  for (const Layout& layout : {kLayouts[5], kLayouts[6], kLayouts[7]}) {
-    for (int rank = 0; rank < layout.ranks(); ++rank) {
-      CAPTURE(layout.name, rank);
-      RankState part(config, layout, rank, format);
-      load_weights(part.device(), config, part.store, source);
-      size_t different = 0;
-      for (size_t i = 0; i < part.store.all().size(); ++i) {
-        const Parameter& of = *part.store.all()[i];
-        const Encoded& expected = whole.store.all()[i]->stored_value;
-        const Encoded& found = of.updated.value;
-        different += found.scales.as<float>()[0] != expected.scales.as<float>()[0] ? 1U : 0U;
-        for (int64_t at = 0; at < found.count(); ++at) {
-          const int64_t element = of.sharding.element(of.updated.first + at);
-          different +=
-              found.codes.as<uint16_t>()[at] != expected.codes.as<uint16_t>()[element] ? 1U : 0U;
-        }
-      }
-      CHECK(different == 0);
     }
   }
 }

@@ -289,6 +289,16 @@ TEST_CASE("ranks that share layers share the optimizer too, at each stage of ZeR
   }
 }
 
+TEST_CASE("gradients of parts cross a wire with one scale as those of the whole", "[tensor]") {
+  EngineSettings settings = llama("bf16");
+  settings.plan.gradient_wire = plan_named("msamp-o1").gradient_wire;
+  const int data = GENERATE(1, 2);
+  const Results one = run(with(settings, 1, 2), data, 2);
+  const Results several = run(with(settings, 2, 2), 2 * data, 2);
+  CHECK(difference(one.values, several.values, 0) == "");
+  CHECK(several.losses == one.losses);
+}
+
 TEST_CASE("each exchange of ranks that share layers is needed", "[tensor]") {
   const std::string plan =
       GENERATE("bf16", "te-current", "te-delayed", "torchao-rowwise", "te-nvfp4", "msamp-o2");

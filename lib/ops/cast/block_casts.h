@@ -14,7 +14,7 @@ void dequantize_blocks(Stream stream, const QuantizedTensor& x, View y);
 
 /// Casts as above, with codes in e2m1.
 void quantize_fp4(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
-                  QuantizeStatistics* statistics, const CastRandom& random, CastStep step);
+                  QuantizeStatistics* statistics, const CastOptions& options);
 void dequantize_fp4(Stream stream, const QuantizedTensor& x, View y);
 
 }  // namespace fp8train::ops

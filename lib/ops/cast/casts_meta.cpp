@@ -26,7 +26,7 @@ void amax(Stream stream, ConstView x, float* /*result*/, bool combine) {
 }
 
 void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* /*amax*/,
-              QuantizeStatistics* /*statistics*/, const CastRandom& /*random*/) {
+              QuantizeStatistics* /*statistics*/, const CastOptions& /*options*/) {
   const View& columnwise = out.columnwise.codes;
   count(stream, bytes_of(x) + bytes_of(out.rowwise.codes) + bytes_of(columnwise),
         columnwise.empty() ? "quantize" : "quantize transposed", x.count());
@@ -55,13 +55,13 @@ void quantize_blocks(Stream stream, ConstView x, const QuantizedTensor& out, flo
 /// One pass for each orientation; before, under e4m3 scales, one for the amax of the tensor, or of
 /// the rows of each orientation, and what makes scales of it.
 void quantize_fp4(Stream stream, ConstView x, const QuantizedTensor& out, float* /*amax*/,
-                  QuantizeStatistics* /*statistics*/, const CastRandom& /*random*/, CastStep step) {
+                  QuantizeStatistics* /*statistics*/, const CastOptions& options) {
   const int sides = !out.rowwise.codes.empty() && !out.columnwise.codes.empty() ? 2 : 1;
   const int passes = out.format.row_scaled ? sides : out.format.is_two_level() ? 1 : 0;
-  if (step == CastStep::amax) {
+  if (options.step == CastStep::amax) {
     return count(stream, {.bytes = bytes_of(x) * passes, .launches = 2 * passes});
   }
-  const int before = step == CastStep::all ? passes : 0;
+  const int before = options.step == CastStep::all ? passes : 0;
   count(stream, {.bytes = bytes_of(x) * (sides + before) + written_bytes(out),
                  .launches = sides + passes + 2 * before});
 }

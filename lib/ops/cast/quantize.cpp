@@ -8,21 +8,23 @@ namespace fp8train::ops {
 namespace {
 
 /// Checks a cast to e2m1: it needs the scales above those of blocks, and random bits.
-void check_fp4(const QuantizedTensor& out, const CastRandom& random) {
+void check_fp4(const QuantizedTensor& out, const CastOptions& options) {
   check(!out.format.is_two_level() || out.format.row_scaled ||
             (out.tensor_scale != nullptr && out.tensor_scale_inv != nullptr),
         "quantize: no scales of the tensor");
   check(out.format.row_scaled || out.rowwise.codes.empty() || out.columnwise.codes.empty() ||
             !out.format.hadamard,
         "quantize: transformed values have a scale of the tensor for each orientation");
-  check(out.format.rounding == Rounding::nearest_even || random.pass != nullptr,
+  check(out.format.rounding == Rounding::nearest_even || options.pass != nullptr,
         "quantize: no random bits");
 }
 
-void check_block_cast(const ConstView& x, const QuantizedTensor& out, const CastRandom& random) {
+void check_block_cast(const ConstView& x, const QuantizedTensor& out, const CastOptions& options) {
   check(out.format.policy == ScalePolicy::current, "quantize: blocks have current scaling");
+  check(options.step == CastStep::all || out.format.block == per::row || out.format.is_two_level(),
+        "quantize: steps are of scales of rows or of two levels");
   if (out.format.dtype == DType::e2m1) {
-    check_fp4(out, random);
+    check_fp4(out, options);
   } else {
     check(out.format.rounding == Rounding::nearest_even,
           "quantize: nearest-even rounding expected");
@@ -40,18 +42,6 @@ void check_block_cast(const ConstView& x, const QuantizedTensor& out, const Cast
   }
 }
 
-void cast_blocks(Stream stream, const ConstView& x, const QuantizedTensor& out, float* amax,
-                 QuantizeStatistics* statistics, const CastRandom& random, CastStep step) {
-  check_block_cast(x, out, random);
-  if (out.format.dtype == DType::e2m1) {
-    dispatch_as<&OpTable::quantize_fp4>("quantize_blockwise", stream, x, out, amax, statistics,
-                                        random, step);
-  } else {
-    dispatch_as<&OpTable::quantize_blocks>("quantize_blockwise", stream, x, out, amax, statistics,
-                                           step);
-  }
-}
-
 }  // namespace
 
 void amax(Stream stream, ConstView x, float* result, bool combine) {
@@ -61,22 +51,21 @@ void amax(Stream stream, ConstView x, float* result, bool combine) {
 }
 
 void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
-              QuantizeStatistics* statistics, const CastRandom& random) {
+              QuantizeStatistics* statistics, const CastOptions& options) {
   check(is_float_type(x.dtype), "quantize: x must be fp32, bf16 or fp16");
   check(!out.empty() || x.count() == 0, "quantize: no output for the codes");
   if (out.format.block == per::tensor) {
     check_cast(x, out);
-    return dispatch<&OpTable::quantize>(stream, x, out, amax, statistics, random);
+    return dispatch<&OpTable::quantize>(stream, x, out, amax, statistics, options);
   }
-  cast_blocks(stream, x, out, amax, statistics, random, CastStep::all);
-}
-
-void quantize_step(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
-                   QuantizeStatistics* statistics, const CastRandom& random, CastStep step) {
-  check(is_float_type(x.dtype) && !out.empty(), "quantize_step: x in 16 or 32 bits, and codes");
-  check(out.format.block == per::row || out.format.is_two_level(),
-        "quantize_step: scales of rows or of two levels expected");
-  cast_blocks(stream, x, out, amax, statistics, random, step);
+  check_block_cast(x, out, options);
+  if (out.format.dtype == DType::e2m1) {
+    dispatch_as<&OpTable::quantize_fp4>("quantize_blockwise", stream, x, out, amax, statistics,
+                                        options);
+  } else {
+    dispatch_as<&OpTable::quantize_blocks>("quantize_blockwise", stream, x, out, amax, statistics,
+                                           options.step);
+  }
 }
 
 void quantize_current(Stream stream, ConstView x, const float* amax, float* scale_inv,

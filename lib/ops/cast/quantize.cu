@@ -229,7 +229,7 @@ void amax(Stream stream, ConstView x, float* result, bool combine) {
 }
 
 void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* amax_out,
-              QuantizeStatistics* statistics, const CastRandom& /*random*/) {
+              QuantizeStatistics* statistics, const CastOptions& /*random*/) {
   run_quantize(stream, x, {out, amax_out, statistics});
 }
 

@@ -33,11 +33,15 @@ struct QuantizeSink {
 
 /// Which random bits a stochastic cast draws: those of numeric/rounding.h for (seed, *pass, tensor,
 /// row * width + column), the codes' row and column, and the width rounded up to a multiple of 16.
-struct CastRandom {
+/// And which step of a cast is made: with scales of rows, or under e4m3 scales that of the tensor.
+/// The magnitudes of CastStep are in the `scale` of each orientation, in `row_scale_inv` where rows
+/// are scaled, or in `tensor_scale_inv`. One of the two steps combines `amax`: both are given it.
+struct CastOptions {
   uint64_t seed = 0;
   const uint64_t* pass = nullptr;  ///< device memory: counts micro-batches over all ranks
   uint64_t tensor = 0;
   ExtentMap rows = {}, columns = {};  ///< of x, where it is a part of the matrix that draws
+  CastStep step = CastStep::all;
 };
 
 /// *result = max |x|, propagating NaN; `combine`: and of what is there, which is not negative. x:
@@ -64,20 +68,14 @@ void amax(Stream stream, ConstView x, float* result, bool combine = false);
 /// infinity: `amax` tells. On cuda a cast that counts is slower. Codes: e4m3, e5m2 or, but for 1x32
 /// and 32x32, int8.
 ///
-/// Codes e2m1, for which alone rounding may be stochastic, by `random`: 1x32 and 32x32 with e8m0
+/// Codes e2m1, for which alone rounding may be stochastic, by `options`: 1x32 and 32x32 with e8m0
 /// (MXFP4) as above; 1x16 and 16x16 with e4m3 (NVFP4): numeric/scale.h's two_level and
 /// four_over_six functions, of the amax of the tensor, or with `row_scaled` of each row of the
 /// codes, for which x is read once more; the scales of the tensor, or of rows, are written. With
 /// `hadamard`, for one orientation at a time unless row_scaled, all of it is of the transformed
 /// values in x's type; those that do not fill a block of 16 stay as they are.
 void quantize(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
-              QuantizeStatistics* statistics, const CastRandom& random = {});
-
-/// A step of quantize() to a format with scales of rows or under e4m3 scales that of the tensor.
-/// Magnitudes are in the `scale` of each orientation, in `row_scale_inv` where rows are scaled, or
-/// in `tensor_scale_inv`. One of the two steps combines `amax`, so that both are given it.
-void quantize_step(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
-                   QuantizeStatistics* statistics, const CastRandom& random, CastStep step);
+              QuantizeStatistics* statistics, const CastOptions& options = {});
 
 /// *out.tensor_scale and *scale_inv from *amax as compute_current_scale() finds them for
 /// `out.format`, then quantize(). `scale_inv` may be `out.tensor_scale_inv`.

@@ -231,4 +231,29 @@ void dequantize_blocks(Stream /*stream*/, const QuantizedTensor& x, View y) {
   });
 }
 
+void dequantize_fp4(Stream /*stream*/, const QuantizedTensor& x, View y) {
+  const BlockScales scales = block_scales(x.rowwise, x.format, x.layout);
+  const float tensor_scale_inv = x.tensor_scale_inv == nullptr ? 1.0F : *x.tensor_scale_inv;
+  const int64_t rows = x.rowwise.codes.shape.rows();
+  const int64_t columns = x.rowwise.codes.shape.back();
+  const int64_t pitch = ceil_div(columns, int64_t{2});
+  const auto* codes = x.rowwise.codes.as<uint8_t>();
+  with_float_type(y.dtype, [&](auto tag) {
+    auto* data = y.as<typename decltype(tag)::Type>();
+#pragma omp parallel for schedule(static) if (rows * columns >= kParallelElements)
+    for (int64_t row = 0; row < rows; ++row) {
+      const float* const of_rows = x.rowwise.row_scale_inv;
+      const float above = of_rows == nullptr ? tensor_scale_inv : of_rows[row];
+      for (int64_t block = 0; block < scales.grid.columns; ++block) {
+        const float factor = scales.inverse(row, block) * above;
+        const int64_t end = minimum(columns, (block + 1) * scales.grid.width);
+        for (int64_t i = block * scales.grid.width; i < end; ++i) {
+          const auto code = static_cast<uint8_t>(codes[row * pitch + i / 2] >> i % 2 * 4 & 0xFU);
+          store_from_float(data + row * columns + i, decode(e2m1{code}) * factor);
+        }
+      }
+    }
+  });
+}
+
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

@@ -100,7 +100,7 @@ void transpose_codes(Stream /*stream*/, ConstView x, View y) {
 }
 
 void quantize(Stream /*stream*/, ConstView x, const QuantizedTensor& out, float* amax_out,
-              QuantizeStatistics* statistics, const CastRandom& /*random*/) {
+              QuantizeStatistics* statistics, const CastOptions& /*random*/) {
   const float scale = *out.tensor_scale;
   if (out.tensor_scale_inv != nullptr) {
     *out.tensor_scale_inv = reciprocal(scale);

@@ -104,7 +104,7 @@ struct Fp4Cast {
   float largest = kMaxE4M3;  ///< as for two_level_scale()
   bool four_over_six = false, squared = false;
   bool squares = false, stochastic = false;
-  CastRandom random = {};
+  CastOptions random = {};
   float* amax = nullptr;                     ///< raised; may be null
   QuantizeStatistics* statistics = nullptr;  ///< may be null
 };
@@ -275,7 +275,7 @@ void cast_side(const Stream& stream, const Fp4Cast& cast, float* row_scale_inv, 
 }  // namespace
 
 void quantize_fp4(Stream stream, ConstView x, const QuantizedTensor& out, float* amax_out,
-                  QuantizeStatistics* statistics, const CastRandom& random, CastStep step) {
+                  QuantizeStatistics* statistics, const CastOptions& options) {
   const int64_t rows = x.shape.rows();
   const int64_t columns = x.shape.back();
   const TensorFormat& format = out.format;
@@ -283,15 +283,15 @@ void quantize_fp4(Stream stream, ConstView x, const QuantizedTensor& out, float*
   FloatTypes::check(x.dtype);
   const auto width = static_cast<int>(format.block.columns);
   check((width == kHadamardSize) == facts.two_level, "quantize: no kernel for these scales");
-  const Fp4Side rowwise = {x.data, x.dtype,         rows,        columns,       columns, 1,
-                           width,  format.hadamard, random.rows, random.columns};
-  const Fp4Side columnwise = {x.data,  x.dtype, columns,         rows,           1,
-                              columns, width,   format.hadamard, random.columns, random.rows};
+  const Fp4Side rowwise = {x.data, x.dtype,         rows,         columns,        columns, 1,
+                           width,  format.hadamard, options.rows, options.columns};
+  const Fp4Side columnwise = {x.data, x.dtype,         columns,         rows,        1, columns,
+                              width,  format.hadamard, options.columns, options.rows};
   if (statistics != nullptr) {
     reset_statistics(stream, statistics, x.count());
   }
   const bool by_tensor = facts.two_level && !format.row_scaled;
-  const bool finds = by_tensor && step != CastStep::codes;
+  const bool finds = by_tensor && options.step != CastStep::codes;
   if (finds && format.hadamard) {
     find_amax(stream, out.rowwise.codes.empty() ? columnwise : rowwise, out.tensor_scale_inv,
               false);
@@ -316,12 +316,12 @@ void quantize_fp4(Stream stream, ConstView x, const QuantizedTensor& out, float*
                           .squared = facts.squared,
                           .squares = format.block.is_square(),
                           .stochastic = format.rounding == Rounding::stochastic,
-                          .random = random,
+                          .random = options,
                           .amax = facts.two_level ? nullptr : amax_out,
                           .statistics = first ? statistics : nullptr};
-    cast_side(stream, cast, part->row_scale_inv, amax_out, step);
+    cast_side(stream, cast, part->row_scale_inv, amax_out, options.step);
   }
-  if (by_tensor && step != CastStep::amax) {
+  if (by_tensor && options.step != CastStep::amax) {
     map<1>(stream, 1, true,
            FindTensorScales{out.tensor_scale, out.tensor_scale_inv, amax_out, facts.largest});
   }

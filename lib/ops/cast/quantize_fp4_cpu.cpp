@@ -109,7 +109,7 @@ struct Target {
   float largest = kMaxE4M3;  ///< as for two_level_scale()
   bool four_over_six = false, squared = false;
   bool squares = false, stochastic = false, counts = false;
-  CastRandom random = {};
+  CastOptions random = {};
 };
 
 /// values[line] of all lines of a square become what `combine` makes of them, in a tree.
@@ -219,16 +219,12 @@ FP8TRAIN_HD void encode_panel(const float* values, const float* factors, int64_t
   }
 }
 
-/// Does what encode_panel() does, with stochastic rounding, for a block of the lines from
-/// `first_line` on.
+/// Does what encode_panel() does, with stochastic rounding. `first`: the quad of four elements that
+/// the block of each line begins with.
 template <typename X>
 FP8TRAIN_HD void encode_panel_stochastic(const float* values, const float* factors,
-                                         const Side<X>& side, const CastRandom& random,
-                                         int64_t first_line, int64_t block, uint8_t* codes) {
-  uint64_t first[kPanel];
-  for (int64_t line = 0; line < kPanel; ++line) {
-    first[line] = side.first_quad(first_line + line, block);
-  }
+                                         const Side<X>& side, const CastOptions& random,
+                                         const uint64_t* first, uint8_t* codes) {
   const uint64_t pass = *random.pass;
   for (int64_t quad = 0; quad < side.width / 4; ++quad) {
     uint32_t words[4][kPanel];
@@ -283,7 +279,11 @@ FP8TRAIN_HD CastCounts cast_side(const Side<X>& side, const Target& target) {
     load_panel(side, panel, block, values);
     find_factors(values, target, first_line, block, factors, counts);
     if (target.stochastic) {
-      encode_panel_stochastic(values, factors, side, target.random, first_line, block, codes);
+      uint64_t first[kPanel];
+      for (int64_t line = 0; line < kPanel; ++line) {
+        first[line] = side.first_quad(first_line + line, block);
+      }
+      encode_panel_stochastic(values, factors, side, target.random, first, codes);
     } else {
       encode_panel(values, factors, side.width, codes);
     }
@@ -301,66 +301,71 @@ FP8TRAIN_HD CastCounts cast_side(const Side<X>& side, const Target& target) {
   return count_pieces(side.panels() * side.blocks(), side.lines * side.depth, cast_panel);
 }
 
+/// The cast of one orientation. `amax`: of the tensor.
+FP8TRAIN_HD Target target_of(DType x, const QuantizedTensor& out, const Quantized& part,
+                             const float* amax, const CastOptions& options) {
+  const TensorFormat& format = out.format;
+  const ScaleTypeFacts& facts = facts_of(format.scale_type);
+  return {.codes = part.codes.as<uint8_t>(),
+          .scales = block_scales(part, format, out.layout),
+          .rule = facts.two_level ? BlockRule{} : block_rule(format, x),
+          .amax = format.row_scaled ? part.row_scale_inv
+                  : facts.two_level ? amax
+                                    : nullptr,
+          .by_line = format.row_scaled,
+          .largest = facts.largest,
+          .four_over_six = facts.four_over_six,
+          .squared = facts.squared,
+          .squares = format.block.is_square(),
+          .stochastic = format.rounding == Rounding::stochastic,
+          .random = options};
+}
+
 /// quantize_fp4() of a known type.
 template <typename X>
 FP8TRAIN_HD void cast_as(Stream stream, ConstView x, const QuantizedTensor& out, float* amax_out,
-                         QuantizeStatistics* statistics, const CastRandom& random, CastStep step) {
+                         QuantizeStatistics* statistics, const CastOptions& options) {
   const int64_t rows = x.shape.rows();
   const int64_t columns = x.shape.back();
   const TensorFormat& format = out.format;
   const ScaleTypeFacts& facts = facts_of(format.scale_type);
   const int64_t width = format.block.columns;
-  const bool finds = step != CastStep::codes;
+  const bool finds = options.step != CastStep::codes;
   const bool by_tensor = facts.two_level && !format.row_scaled;
   float amax = finds || !by_tensor ? 0.0F : *out.tensor_scale_inv;
   if (finds && by_tensor && !format.hadamard) {
     FP8TRAIN_ISA_NS::amax(stream, x, &amax, false);
   }
   float largest = amax;  // of both sides
-  bool counted = false;
   for (const Quantized* part : {&out.rowwise, &out.columnwise}) {
     if (part->codes.empty()) {
       continue;
     }
     const Side<X> side =
         part == &out.rowwise
-            ? Side<X>{x.as<X>(),       rows,        columns,       columns, 1, width,
-                      format.hadamard, random.rows, random.columns}
-            : Side<X>{x.as<X>(), columns,         rows,           1,          columns,
-                      width,     format.hadamard, random.columns, random.rows};
+            ? Side<X>{x.as<X>(),       rows,         columns,        columns, 1, width,
+                      format.hadamard, options.rows, options.columns}
+            : Side<X>{x.as<X>(),       columns,         rows,        1, columns, width,
+                      format.hadamard, options.columns, options.rows};
     if (finds && (format.hadamard || format.row_scaled)) {
       amax = amax_of_side(side, part->row_scale_inv);  // of lines: to be inverted below
     }
     largest = max_magnitude(amax, largest);
-    if (step == CastStep::amax) {
+    if (options.step == CastStep::amax) {
       continue;
     }
-    const Target target = {.codes = part->codes.as<uint8_t>(),
-                           .scales = block_scales(*part, format, out.layout),
-                           .rule = facts.two_level ? BlockRule{} : block_rule(format, x.dtype),
-                           .amax = format.row_scaled ? part->row_scale_inv
-                                   : facts.two_level ? &amax
-                                                     : nullptr,
-                           .by_line = format.row_scaled,
-                           .largest = facts.largest,
-                           .four_over_six = facts.four_over_six,
-                           .squared = facts.squared,
-                           .squares = format.block.is_square(),
-                           .stochastic = format.rounding == Rounding::stochastic,
-                           .counts = statistics != nullptr && !counted,
-                           .random = random};
+    Target target = target_of(x.dtype, out, *part, &amax, options);
+    target.counts = statistics != nullptr && (part == &out.rowwise || out.rowwise.codes.empty());
     const CastCounts counts = cast_side(side, target);
-    amax = facts.two_level ? amax : max_magnitude(float_of(counts.largest), 0.0F);
-    largest = max_magnitude(amax, largest);
+    largest = facts.two_level ? largest : max_magnitude(float_of(counts.largest), largest);
     if (target.counts) {
       keep_counts<float>(counts, x.count(), nullptr, statistics);
-      counted = true;
     }
     for (int64_t line = 0; format.row_scaled && line < side.lines; ++line) {
       part->row_scale_inv[line] = two_level_scale_inv(part->row_scale_inv[line], facts.largest);
     }
   }
-  if (by_tensor && step == CastStep::amax) {
+  if (by_tensor && options.step == CastStep::amax) {
     *out.tensor_scale_inv = amax;
   } else if (by_tensor) {
     *out.tensor_scale = two_level_scale(amax, facts.largest);
@@ -374,34 +379,9 @@ FP8TRAIN_HD void cast_as(Stream stream, ConstView x, const QuantizedTensor& out,
 }  // namespace
 
 void quantize_fp4(Stream stream, ConstView x, const QuantizedTensor& out, float* amax,
-                  QuantizeStatistics* statistics, const CastRandom& random, CastStep step) {
+                  QuantizeStatistics* statistics, const CastOptions& options) {
   with_float_type(x.dtype, [&](auto tag) {
-    cast_as<typename decltype(tag)::Type>(stream, x, out, amax, statistics, random, step);
-  });
-}
-
-void dequantize_fp4(Stream /*stream*/, const QuantizedTensor& x, View y) {
-  const BlockScales scales = block_scales(x.rowwise, x.format, x.layout);
-  const float tensor_scale_inv = x.tensor_scale_inv == nullptr ? 1.0F : *x.tensor_scale_inv;
-  const int64_t rows = x.rowwise.codes.shape.rows();
-  const int64_t columns = x.rowwise.codes.shape.back();
-  const int64_t pitch = ceil_div(columns, int64_t{2});
-  const auto* codes = x.rowwise.codes.as<uint8_t>();
-  with_float_type(y.dtype, [&](auto tag) {
-    auto* data = y.as<typename decltype(tag)::Type>();
-#pragma omp parallel for schedule(static) if (rows * columns >= kParallelElements)
-    for (int64_t row = 0; row < rows; ++row) {
-      const float* const of_rows = x.rowwise.row_scale_inv;
-      const float above = of_rows == nullptr ? tensor_scale_inv : of_rows[row];
-      for (int64_t block = 0; block < scales.grid.columns; ++block) {
-        const float factor = scales.inverse(row, block) * above;
-        const int64_t end = minimum(columns, (block + 1) * scales.grid.width);
-        for (int64_t i = block * scales.grid.width; i < end; ++i) {
-          const auto code = static_cast<uint8_t>(codes[row * pitch + i / 2] >> i % 2 * 4 & 0xFU);
-          store_from_float(data + row * columns + i, decode(e2m1{code}) * factor);
-        }
-      }
-    }
+    cast_as<typename decltype(tag)::Type>(stream, x, out, amax, statistics, options);
   });
 }
 

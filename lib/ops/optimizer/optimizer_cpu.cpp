@@ -351,7 +351,7 @@ void adamw(Stream stream, const AdamW& call, const StepControl* control) {
   }
   if (cast_later) {
     ops::op_table(stream).quantize(stream, call.weight.codes, call.cast.out, call.cast.amax,
-                                   call.cast.statistics, CastRandom{});
+                                   call.cast.statistics, CastOptions{});
   }
 }
 

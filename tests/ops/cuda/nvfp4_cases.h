@@ -65,7 +65,7 @@ struct Nvfp4Cast {
     statistics = side.put_value(ops::QuantizeStatistics{9, 9, 9});
     amax = side.put_value(0.25F);
     const uint64_t* pass = side.put_value(uint64_t{77});
-    ops::CastRandom random = {.seed = 3, .pass = pass, .tensor = 8};
+    ops::CastOptions random = {.seed = 3, .pass = pass, .tensor = 8};
     const View values = side.put(x);
     if (!format.is_two_level() || rows % 2 != 0) {
       ops::quantize(side.stream(), values, out, amax, statistics, random);
@@ -73,8 +73,10 @@ struct Nvfp4Cast {
     }
     // Of the first of two ranks that have halves of two pieces.
     random.rows = {.whole = 2 * rows, .begins = {0, rows / 2}, .before = {0, rows / 2}, .runs = 2};
-    ops::quantize_step(side.stream(), values, out, amax, nullptr, random, CastStep::amax);
-    ops::quantize_step(side.stream(), values, out, amax, statistics, random, CastStep::codes);
+    random.step = CastStep::amax;
+    ops::quantize(side.stream(), values, out, amax, nullptr, random);
+    random.step = CastStep::codes;
+    ops::quantize(side.stream(), values, out, amax, statistics, random);
   }
 
   const Quantized& part() const { return is_columnwise ? out.columnwise : out.rowwise; }

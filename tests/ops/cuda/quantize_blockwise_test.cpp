@@ -42,8 +42,8 @@ Bits run_cast(Side& side, const Array& x, const Extents& extents, const TensorFo
   float* amax = wanted.amax ? side.put_value(0.25F) : nullptr;
   const View values = side.put(x, offset);
   if (format.block == per::row && extents.rows % 2 == 0) {
-    ops::quantize_step(side.stream(), values, out, amax, nullptr, {}, CastStep::amax);
-    ops::quantize_step(side.stream(), values, out, amax, statistics, {}, CastStep::codes);
+    ops::quantize(side.stream(), values, out, amax, nullptr, {.step = CastStep::amax});
+    ops::quantize(side.stream(), values, out, amax, statistics, {.step = CastStep::codes});
   } else {
     ops::quantize(side.stream(), values, out, amax, statistics);
   }
