@@ -83,14 +83,35 @@ class CallLog {
   MetaDevice& device_;
 };
 
-/// Names the parts of calls outside of spans, and repeats those between `from` and `to`.
-void finish_log(OpLog& calls, const std::vector<Counted>& begins, int64_t left_out) {
+/// The micro-batches of a step that are run once for those that are left out.
+struct Repeated {
+  size_t first = 0, end = 0;
+  int64_t times = 0;
+};
+
+/// A step of several micro-batches is the first, the last, and equal ones between: three of them
+/// are run, whatever their number, and one more for each further stage of a pipeline. The last two
+/// of these begin a forward and a backward pass apart. Other schedules than 1F1B repeat themselves
+/// after as many micro-batches as there are stages, once twice as many have begun.
+Repeated repeated_part(const EngineSettings& settings) {
+  const ParallelLayout& layout = settings.strategy.layout;
+  const bool alternates = layout.schedule == ScheduleKind::one_forward_one_backward;
+  const int64_t stages = layout.pipeline;
+  const int64_t period = alternates ? 1 : stages;
+  const int64_t run = alternates ? 2 + stages : 4 * stages;
+  const int64_t first = alternates ? run - 2 : 2 * stages;
+  return {static_cast<size_t>(first), static_cast<size_t>(first + period),
+          std::max<int64_t>(0, settings.step.gradient_accumulation_steps - run) / period};
+}
+
+/// Names the parts of calls outside of spans, and repeats a part.
+void finish_log(OpLog& calls, const std::vector<Counted>& begins, const Repeated& repeated) {
   for (size_t i = 0; i < calls.size(); ++i) {
     if (calls[i].part[0] == '\0') {
       calls[i].part = name_of(i < begins.front().calls ? StepPart::start : StepPart::rest);
     }
-    if (left_out > 0 && i >= begins[begins.size() - 2].calls && i < begins.back().calls) {
-      calls[i].times += left_out;
+    if (repeated.times > 0 && i >= begins[repeated.first].calls && i < begins[repeated.end].calls) {
+      calls[i].times += repeated.times;
     }
   }
 }
@@ -114,14 +135,11 @@ void run_first_steps(Engine& engine, const Batch& batch,
   step(0, false);
 }
 
-/// A step of several micro-batches is the first, the last, and equal ones between: three of them
-/// are run, whatever their number, and one more for each further stage of a pipeline. The last two
-/// of these begin a forward and a backward pass apart.
 DryRunStep dry_run_on(MetaDevice& meta, EngineSettings settings, const Topology& ranks, int rank,
                       bool logged = false) {
-  const int64_t run = 2 + settings.strategy.layout.pipeline;
-  const int64_t left_out = std::max<int64_t>(0, settings.step.gradient_accumulation_steps - run);
-  settings.step.gradient_accumulation_steps -= left_out;
+  const Repeated repeated = repeated_part(settings);
+  settings.step.gradient_accumulation_steps -=
+      repeated.times * static_cast<int64_t>(repeated.end - repeated.first);
   const std::unique_ptr<Communicator> comm = make_dry_run(ranks, rank);
   Engine engine(meta, settings, comm.get());
   Batch batch;
@@ -154,10 +172,10 @@ DryRunStep dry_run_on(MetaDevice& meta, EngineSettings settings, const Topology&
     step(0, false);
   }
   Counted whole = counted();
-  if (left_out > 0 && std::ssize(begins) == run) {
-    add_times(whole, begins[begins.size() - 2], begins.back(), left_out);
+  if (repeated.times > 0 && begins.size() > repeated.end) {
+    add_times(whole, begins[repeated.first], begins[repeated.end], repeated.times);
   }
-  finish_log(dry_run.calls, begins, left_out);
+  finish_log(dry_run.calls, begins, repeated);
   dry_run.work = whole.work;
   dry_run.sent = difference(whole.sent, before.sent);
   dry_run.sent_by_layers = difference(whole.by_layers, before.by_layers);
@@ -178,12 +196,18 @@ DryRunStep dry_run_on(MetaDevice& meta, EngineSettings settings, const Topology&
 StageRuns dry_run_stages(const EngineSettings& settings, int ranks_of_stage,
                          const std::function<DryRunStep(int rank)>& of_rank) {
   const auto stages = static_cast<int>(settings.strategy.layout.pipeline);
+  // A later stage of a zero-bubble schedule can store more than the one before it.
+  const bool each = settings.strategy.layout.splits_backward();
   StageRuns all;
-  std::map<std::tuple<int64_t, bool, bool>, size_t> of_kind;
+  std::map<std::tuple<std::vector<int64_t>, bool, bool, int>, size_t> of_kind;
   for (int stage = 0; stage < stages; ++stage) {
     const ModelPart part = part_of_stage(settings, stage);
+    std::vector<int64_t> blocks;
+    for (const auto& [first, end] : part.chunks) {
+      blocks.push_back(end - first);
+    }
     const auto [found, is_new] = of_kind.try_emplace(
-        {part.end_block - part.first_block, part.embeds, part.has_head}, all.runs.size());
+        {blocks, part.embeds, part.has_head, each ? stage : 0}, all.runs.size());
     all.of_stage.push_back(found->second);
     if (is_new) {
       all.runs.push_back(of_rank(stage * ranks_of_stage));

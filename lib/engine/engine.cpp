@@ -31,7 +31,8 @@ StrategySite strategy_site(const EngineSettings& settings, const Mesh& mesh) {
   return {.mesh = mesh,
           .settings = settings.strategy,
           .trains = settings.trains,
-          .accumulates = settings.step.gradient_accumulation_steps > 1,
+          .accumulates = settings.step.gradient_accumulation_steps > 1 ||
+                         settings.strategy.layout.splits_backward(),
           .ties_embeddings = settings.model.tie_word_embeddings,
           .self_exact = settings.plan.self_exact,
           .whole_cost = optimizer_named(settings.optimizer.name).whole_cost};
@@ -79,10 +80,17 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
           device, *stages, *model_.parameters().all().front(), settings.strategy.bucket_bytes);
     }
   }
-  for (int64_t i = 0; i < (stage_ == nullptr ? 1 : stage_->held); ++i) {
-    in_flight_.push_back(std::make_unique<MicroBatchMemory>(
-        device, settings, model_.scaling().rounds_stochastically()));
-    in_flight_.back()->scales = model_.scaling().make_forward_scales();
+  const StageMemory in_flight = stage_ == nullptr ? StageMemory() : stage_->memory;
+  for (int i = 0; i < in_flight.batches; ++i) {
+    batches_.push_back(
+        std::make_unique<BatchMemory>(device, settings, model_.scaling().rounds_stochastically()));
+  }
+  for (int i = 0; i < in_flight.saved; ++i) {
+    saved_.push_back(std::make_unique<Arena>(device, MemoryCategory::saved_activations));
+  }
+  for (int i = 0; i < in_flight.passes; ++i) {
+    passes_.push_back(std::make_unique<PassMemory>(device, model_.scaling(),
+                                                   stage_ != nullptr && stage_->step.splits));
   }
   settings_.step.cuda_graphs = settings.step.cuda_graphs && strategy_->can_be_recorded() &&
                                stage_ == nullptr && tensor_ranks_ == nullptr;
@@ -96,21 +104,28 @@ Engine::~Engine() {
 }
 
 void Engine::reserve(const StepPlan& plan) {
-  for (const auto& memory : in_flight_) {
-    memory->saved.reserve(plan.saved_bytes);
+  for (const auto& saved : saved_) {
+    saved->reserve(plan.saved_bytes);
+  }
+  for (const auto& pass : passes_) {
+    pass->held.reserve(plan.held_bytes);
   }
   scratch_.reserve(plan.scratch_bytes);
 }
 
 StepPlan Engine::high_water() const {
   StepPlan plan = {.scratch_bytes = scratch_.high_water()};
-  for (const auto& memory : in_flight_) {
-    plan.saved_bytes = std::max(plan.saved_bytes, memory->saved.high_water());
+  for (const auto& saved : saved_) {
+    plan.saved_bytes = std::max(plan.saved_bytes, saved->high_water());
+  }
+  for (const auto& pass : passes_) {
+    plan.held_bytes = std::max(plan.held_bytes, pass->held.high_water());
   }
   return plan;
 }
 
-StepContext Engine::context(MicroBatchMemory& memory, bool training, bool collect_statistics) {
+StepContext Engine::context(const MicroBatchMemory& memory, bool training,
+                            bool collect_statistics) {
   return {.device = device_,
           .stream = device_->stream(),
           .saved = &memory.saved,
@@ -119,10 +134,10 @@ StepContext Engine::context(MicroBatchMemory& memory, bool training, bool collec
           .plain = plain_,
           .collect_statistics = collect_statistics,
           .deterministic = settings_.step.deterministic,
-          .document_starts = memory.document_starts.view(),
-          .target_share = memory.target_share.view().as<float>(),
+          .document_starts = memory.batch.document_starts.view(),
+          .target_share = memory.batch.target_share.view().as<float>(),
           .seed = settings_.step.seed,
-          .pass = memory.pass.view().as<uint64_t>(),
+          .pass = memory.batch.pass.view().as<uint64_t>(),
           .gatherer = strategy_->gatherer(),
           .tensor_ranks = tensor_ranks_.get(),
           .tensor_parts = settings_.strategy.layout.parts_of_rank(),
@@ -131,7 +146,7 @@ StepContext Engine::context(MicroBatchMemory& memory, bool training, bool collec
 
 void Engine::weights_changed() {
   strategy_->values_changed();
-  model_.refresh_weights(context(memory_of(0), true, false), false);
+  model_.refresh_weights(context(memory_of(), true, false), false);
 }
 
 LossTotals Engine::totals(int slot) const {
@@ -165,7 +180,7 @@ LossReport Engine::read_totals(int slot, const SectionSeconds& seconds,
   return {all.sum / count, all.count, all.z_sum / count};
 }
 
-void Engine::upload(const Batch& batch, MicroBatchMemory& memory) const {
+void Engine::upload(const Batch& batch, BatchMemory& memory) const {
   check(batch.rows == settings_.step.micro_batch_size && batch.columns == settings_.step.seq_length,
         "a batch has the shape that the engine was built for");
   copy_from_host(*device_, memory.tokens, batch.tokens.data());
@@ -189,8 +204,7 @@ float Engine::target_share(const Batch& batch) const {
              : 1.0F / static_cast<float>(positions);
 }
 
-void Engine::number_pass(const MicroBatchMemory& memory, int64_t step_index,
-                         int64_t micro_batch) const {
+void Engine::number_pass(const BatchMemory& memory, int64_t step_index, int64_t micro_batch) const {
   if (!memory.pass.empty()) {
     const int64_t of_ranks = step_index * settings_.step.gradient_accumulation_steps + micro_batch;
     const int64_t pass = of_ranks * mesh().size(Axis::data) + mesh().index(Axis::data);
@@ -204,10 +218,10 @@ void Engine::enter_step(int64_t step_index) {
 
 void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics,
                          Position position) {
-  MicroBatchMemory& memory = memory_of(0);
-  upload(batch, memory);
+  const MicroBatchMemory memory = memory_of();
+  upload(batch, memory.batch);
   micro_batch_ = position.first ? 0 : micro_batch_ + 1;
-  number_pass(memory, step_index, micro_batch_);
+  number_pass(memory.batch, step_index, micro_batch_);
   enter_step(step_index);
   ScalingState& scaling = model_.scaling();
   scaling.read_windows();
@@ -224,8 +238,8 @@ void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_st
       clear_totals(kTrainingTotals);
       optimizer().clear_gradients(device_->stream());
     }
-    model_.train_micro_batch(how, memory.tokens, memory.targets, totals(kTrainingTotals),
-                             optimizer().loss_scale(), memory.share);
+    model_.train_micro_batch(how, memory.batch.tokens, memory.batch.targets,
+                             totals(kTrainingTotals), optimizer().loss_scale(), memory.batch.share);
     agree_on_amax();
     if (scaling.reduces(position.last)) {
       strategy_->combine_amax(device_->stream(), scaling.shared_amax());
@@ -248,7 +262,7 @@ void Engine::end_step(bool collect_statistics) {
     strategy_->share_values();
     optimizer().receive(device_->stream(), scratch_, collect_statistics);
     strategy_->values_changed();
-    model_.refresh_weights(context(memory_of(0), true, collect_statistics), true);
+    model_.refresh_weights(context(memory_of(), true, collect_statistics), true);
     strategy_->update_sum_scales(device_->stream(), optimizer());
   });
   store_loss();
@@ -258,13 +272,13 @@ void Engine::end_step(bool collect_statistics) {
 void Engine::agree_on_amax() {
   ScalingState& scaling = model_.scaling();
   if (tensor_ranks_ != nullptr && !scaling.empty()) {
-    tensor_ranks_->largest(context(memory_of(0), true, false), scaling.amax());
+    tensor_ranks_->largest(context(memory_of(), true, false), scaling.amax());
   }
 }
 
 void Engine::step_optimizer(bool collect_statistics) {
   RankCombiner* combiner = stage_ == nullptr ? strategy_->combiner() : &stage_->combiner;
-  const StepContext how = context(memory_of(0), true, collect_statistics);
+  const StepContext how = context(memory_of(), true, collect_statistics);
   std::optional<TensorCombiner> over_tensor_ranks;
   if (tensor_ranks_ != nullptr) {
     combiner = &over_tensor_ranks.emplace(combiner, *tensor_ranks_, how);
@@ -310,12 +324,21 @@ std::vector<double> Engine::take_losses() {
   return losses;
 }
 
-void Engine::watch_forward(const Batch& batch, ActivationWatch& watch) {
-  MicroBatchMemory& memory = memory_of(0);
-  upload(batch, memory);
+/// A micro-batch forward, without gradients.
+void Engine::run_batch(const Batch& batch, ActivationWatch* watch) {
+  const MicroBatchMemory memory = memory_of();
+  upload(batch, memory.batch);
+  if (stage_ != nullptr) {
+    return evaluate_parts(watch);
+  }
   StepContext how = context(memory, false, false);
-  how.watch = &watch;
-  model_.evaluate(how, memory.of_model, totals(kEvaluationTotals));
+  how.watch = watch;
+  model_.evaluate(how, {.tokens = memory.batch.tokens, .targets = memory.batch.targets},
+                  totals(kEvaluationTotals));
+}
+
+void Engine::watch_forward(const Batch& batch, ActivationWatch& watch) {
+  run_batch(batch, &watch);
 }
 
 template <typename Work>
@@ -329,9 +352,7 @@ void Engine::run(RepeatedWork& repeated, const Work& work) {
 
 void Engine::calibrate(const Batch& batch) {
   if (stage_ != nullptr) {
-    constexpr PipelineAction kBothPasses[] = {{ActionKind::forward, 0, 0},
-                                              {ActionKind::backward, 0, 0}};
-    run_stage(kBothPasses, [&](MicroBatchMemory& memory) { upload(batch, memory); },
+    run_stage(stage_->calibration, [&](BatchMemory& memory) { upload(batch, memory); },
               {.trains = false});
   } else {
     micro_batch(batch, 0, false, {.first = true, .last = true, .trains = false});
@@ -349,12 +370,7 @@ void Engine::begin_evaluation() {
 }
 
 void Engine::evaluate(const Batch& batch) {
-  MicroBatchMemory& memory = memory_of(0);
-  upload(batch, memory);
-  if (stage_ != nullptr) {
-    return evaluate_part(memory);
-  }
-  model_.evaluate(context(memory, false, false), memory.of_model, totals(kEvaluationTotals));
+  run_batch(batch, nullptr);
 }
 
 LossReport Engine::evaluation_loss() {
@@ -369,10 +385,10 @@ std::vector<float> Engine::target_losses(const Batch& batch) {
         "a batch fits into the shape that the engine was built for");
   check(stage_ == nullptr && tensor_ranks_ == nullptr,
         "ranks that have parts of a model have no losses of targets");
-  MicroBatchMemory& memory = memory_of(0);
+  const MicroBatchMemory memory = memory_of();
   const Shape shape = {batch.rows, batch.columns};
-  const View tokens{memory.tokens.view().data, DType::i32, shape};
-  const View targets{memory.targets.view().data, DType::i32, shape};
+  const View tokens{memory.batch.tokens.view().data, DType::i32, shape};
+  const View targets{memory.batch.targets.view().data, DType::i32, shape};
   copy_from_host(*device_, tokens, batch.tokens.data());
   copy_from_host(*device_, targets, batch.targets.data());
   const Tensor losses(*device_, DType::f32, {shape.count()}, MemoryCategory::batch);

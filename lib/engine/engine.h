@@ -55,6 +55,7 @@ struct EngineSettings {
 /// Bytes that a step needs beyond the persistent buffers.
 struct StepPlan {
   size_t saved_bytes = 0;  ///< of each micro-batch in flight
+  size_t held_bytes = 0;   ///< of each whose weight gradients are actions of their own
   size_t scratch_bytes = 0;
 };
 
@@ -63,6 +64,13 @@ struct LossReport {
   double mean = 0;  ///< cross entropy, in nats per target
   int64_t targets = 0;
   double z_loss = 0;  ///< mean of what training adds to it
+};
+
+/// How long ranks have waited in a pipeline; empty without one.
+struct StageWaits {
+  /// Seconds of each rank since the last call, in rank order; empty where they are not known.
+  std::vector<double> seconds;
+  std::vector<double> planned;  ///< StagePlan::idle
 };
 
 /// Returns the part of these settings that a strategy needs.
@@ -115,7 +123,7 @@ class Engine {
   void step(NextBatch&& next, int64_t step_index, double lr, bool collect_statistics) {
     optimizer().set_learning_rate(lr);
     if (stage_ != nullptr) {
-      run_stage(stage_->actions, [&](MicroBatchMemory& memory) { upload(next(), memory); },
+      run_stage(stage_->step, [&](BatchMemory& memory) { upload(next(), memory); },
                 {.step_index = step_index, .collects_statistics = collect_statistics});
       return end_step(collect_statistics);
     }
@@ -146,6 +154,9 @@ class Engine {
   /// `seconds` of each rank.
   LossReport step_loss(const SectionSeconds& seconds = {},
                        std::vector<SectionSeconds>* of_ranks = nullptr) const;
+
+  /// Collective.
+  StageWaits take_stage_waits();
 
   /// Returns the losses of the steps since the last call, over all ranks, in nats per target; waits
   /// for the device. Collective. At most EngineSettings::loss_history steps lie between two calls.
@@ -192,21 +203,27 @@ class Engine {
     bool collects_statistics = false;
     bool trains = true;                ///< an update follows
     bool first = false, last = false;  ///< the micro-batch, in its step
+    GradientListener* listener = nullptr;
   };
-  using LoadBatch = std::function<void(MicroBatchMemory&)>;
+  using LoadBatch = std::function<void(BatchMemory&)>;
 
   static constexpr int kTrainingTotals = 0;
   static constexpr int kEvaluationTotals = 1;
 
-  StepContext context(MicroBatchMemory& memory, bool training, bool collect_statistics);
-  MicroBatchMemory& memory_of(int64_t micro_batch) {
-    return *in_flight_[static_cast<size_t>(micro_batch) % in_flight_.size()];
+  StepContext context(const MicroBatchMemory& memory, bool training, bool collect_statistics);
+  /// Returns the memory of an action of a stage, or of all that runs on its own.
+  MicroBatchMemory memory_of(const StageAction& action = {}) {
+    return {*batches_[static_cast<size_t>(action.batch)],
+            *saved_[static_cast<size_t>(action.saved)], *passes_[static_cast<size_t>(action.pass)]};
   }
-  void run_stage(std::span<const PipelineAction> actions, const LoadBatch& load, StagePass pass);
-  void run_forward(MicroBatchMemory& memory, const StagePass& pass);
-  void run_backward(MicroBatchMemory& memory, const StagePass& pass, const View& gradient);
-  void move_scales(const StagePass& pass, ScalingPass of_pass);
-  void evaluate_part(MicroBatchMemory& memory);
+  void run_stage(const StagePlan& plan, const LoadBatch& load, StagePass pass);
+  StepContext context_of_stage(const MicroBatchMemory& memory, const StagePass& pass);
+  void run_forward(const MicroBatchMemory& memory, const StagePass& pass);
+  void run_backward(const MicroBatchMemory& memory, const StagePass& pass, const View& gradient);
+  void run_weight_gradients(const MicroBatchMemory& memory, const StagePass& pass);
+  void move_scales(const StagePass& pass, ScalingPass of_pass, int chunk);
+  void run_batch(const Batch& batch, ActivationWatch* watch);
+  void evaluate_parts(ActivationWatch* watch);
   void micro_batch(const Batch& batch, int64_t step_index, bool collect_statistics,
                    Position position);
   void end_step(bool collect_statistics);
@@ -214,10 +231,10 @@ class Engine {
   void step_optimizer(bool collect_statistics);
   template <typename Work>
   void run(RepeatedWork& repeated, const Work& work);
-  void upload(const Batch& batch, MicroBatchMemory& memory) const;
+  void upload(const Batch& batch, BatchMemory& memory) const;
   float target_share(const Batch& batch) const;
   /// Numbers the pass for casts that round stochastically (StepContext::pass).
-  void number_pass(const MicroBatchMemory& memory, int64_t step_index, int64_t micro_batch) const;
+  void number_pass(const BatchMemory& memory, int64_t step_index, int64_t micro_batch) const;
   LossTotals totals(int slot) const;
   LossReport read_totals(int slot, const SectionSeconds& seconds = {},
                          std::vector<SectionSeconds>* of_ranks = nullptr) const;
@@ -232,7 +249,10 @@ class Engine {
   std::unique_ptr<Optimizer> optimizer_;  // set if the engine trains
   Arena scratch_;
   std::unique_ptr<PipelineStage> stage_;  // null: the model is whole
-  std::vector<std::unique_ptr<MicroBatchMemory>> in_flight_;
+  // As many as are in flight at most, each:
+  std::vector<std::unique_ptr<BatchMemory>> batches_;
+  std::vector<std::unique_ptr<Arena>> saved_;
+  std::vector<std::unique_ptr<PassMemory>> passes_;
   Buffer totals_;        // [0] training, [1] evaluation
   Buffer loss_history_;  // Totals of each step since take_losses()
   int64_t stored_losses_ = 0;

@@ -13,18 +13,19 @@ Shape batch_shape(const EngineSettings& settings) {
   return {settings.step.micro_batch_size, settings.step.seq_length};
 }
 
-PipelineShape shape_of(const EngineSettings& settings) {
-  return {.stages = static_cast<int>(settings.strategy.layout.pipeline),
-          .micro_batches = settings.step.gradient_accumulation_steps};
+StageMemory with_all(std::initializer_list<const StagePlan*> plans) {
+  StageMemory memory;
+  for (const StagePlan* plan : plans) {
+    memory.enlarge(plan->memory);
+  }
+  return memory;
 }
 
 }  // namespace
 
-MicroBatchMemory::MicroBatchMemory(Device& device, const EngineSettings& settings,
-                                   bool numbers_passes)
+BatchMemory::BatchMemory(Device& device, const EngineSettings& settings, bool numbers_passes)
     : tokens(device, DType::i32, batch_shape(settings), MemoryCategory::batch),
-      targets(device, DType::i32, batch_shape(settings), MemoryCategory::batch),
-      saved(device, MemoryCategory::saved_activations) {
+      targets(device, DType::i32, batch_shape(settings), MemoryCategory::batch) {
   if (settings.masks_documents) {
     document_starts = Tensor(device, DType::i32, batch_shape(settings), MemoryCategory::batch);
   }
@@ -35,9 +36,13 @@ MicroBatchMemory::MicroBatchMemory(Device& device, const EngineSettings& setting
     pass = Tensor(device, DType::i64, {1}, MemoryCategory::batch);
     fill_zero(device, pass);
   }
-  of_model.tokens = tokens;
-  of_model.targets = targets;
 }
+
+PassMemory::PassMemory(Device& device, const ScalingState& scaling, bool splits)
+    : held(device, MemoryCategory::saved_activations),
+      scales(scaling.make_stored_scales(ScalingPass::forward)),
+      gradient_scales(splits ? scaling.make_stored_scales(ScalingPass::backward)
+                             : ScalingState::StoredScales{}) {}
 
 namespace {
 
@@ -55,9 +60,13 @@ double head_blocks(const EngineSettings& settings) {
 
 ModelPart part_of_stage(const EngineSettings& settings, int stage) {
   const ParallelLayout& layout = settings.strategy.layout;
-  const auto [first, end] =
-      blocks_of_stage(layout, settings.model.num_hidden_layers, stage, head_blocks(settings));
-  return {first, end, stage == 0, stage + 1 == layout.pipeline};
+  const double head = head_blocks(settings);
+  ModelPart part = {.chunks = {}, .embeds = stage == 0, .has_head = stage + 1 == layout.pipeline};
+  for (int64_t chunk = 0; chunk < layout.virtual_stages; ++chunk) {
+    part.chunks.push_back(blocks_of_part(layout, settings.model.num_hidden_layers,
+                                         chunk * layout.pipeline + stage, head));
+  }
+  return part;
 }
 
 std::optional<ModelPart> part_of_stage(const EngineSettings& settings, const Mesh& mesh) {
@@ -83,25 +92,30 @@ void StageCombiner::sum(double* value) {
 
 PipelineStage::PipelineStage(Device& device, const EngineSettings& settings, Communicator& stages,
                              const ScalingState& scaling, RankCombiner* of_stage)
-    : PipelineStage(device, settings, stages, scaling, of_stage,
-                    make_schedule(ScheduleKind::one_forward_one_backward, shape_of(settings))) {}
+    : PipelineStage(
+          device, settings, stages, scaling, of_stage,
+          settings.strategy.layout.pipeline_shape(settings.step.gradient_accumulation_steps)) {}
 
 PipelineStage::PipelineStage(Device& device, const EngineSettings& settings, Communicator& stages,
                              const ScalingState& scaling, RankCombiner* of_stage,
-                             const PipelineSchedule& schedule)
-    : actions(schedule.of_stage[static_cast<size_t>(stages.rank())]),
-      held(check_schedule(schedule, shape_of(settings)).held[static_cast<size_t>(stages.rank())]),
-      messages(device, stages,
+                             const PipelineShape& shape)
+    : step(plan_stage(settings.strategy.layout.schedule_of(shape.micro_batches), shape,
+                      static_cast<size_t>(stages.rank()), stages.in_stream_order())),
+      calibration(plan_micro_batch(shape, static_cast<size_t>(stages.rank()), true)),
+      evaluation(plan_micro_batch(shape, static_cast<size_t>(stages.rank()), false)),
+      memory(with_all({&step, &calibration, &evaluation})),
+      messages(device, stages, shape.chunks,
                View{nullptr,
                     settings.plan.activation,
                     {settings.step.micro_batch_tokens() / settings.strategy.layout.tensor,
                      settings.model.hidden_size}},
-               held),
+               memory),
       combiner(device, stages, of_stage),
-      ahead(scaling.make_forward_scales()) {}
+      ahead(scaling.make_stored_scales(ScalingPass::forward)),
+      gradients_ahead(step.splits ? scaling.make_stored_scales(ScalingPass::backward)
+                                  : ScalingState::StoredScales{}) {}
 
-void Engine::run_stage(std::span<const PipelineAction> actions, const LoadBatch& load,
-                       StagePass pass) {
+void Engine::run_stage(const StagePlan& plan, const LoadBatch& load, StagePass pass) {
   enter_step(pass.step_index);
   {
     const TraceSpan span(name_of(StepPart::start));
@@ -109,29 +123,47 @@ void Engine::run_stage(std::span<const PipelineAction> actions, const LoadBatch&
     optimizer().clear_gradients(device_->stream());
   }
   StageMessages& messages = stage_->messages;
-  messages.expect(actions.front());
-  const auto micro_batches = static_cast<int64_t>(actions.size() / 2);
-  for (size_t i = 0; i < actions.size(); ++i) {
-    const PipelineAction& action = actions[i];
-    MicroBatchMemory& memory = memory_of(action.micro_batch);
-    pass.first = action.micro_batch == 0;
-    pass.last = action.micro_batch + 1 == micro_batches;
-    const View input = messages.input(action);
-    if (action.kind == ActionKind::forward) {
-      load(memory);
-      number_pass(memory, pass.step_index, action.micro_batch);
-      memory.of_model.x = input;
-      memory.of_model.y = messages.output(action);
+  messages.receive(plan.actions, plan.receives_at_first);
+  const ActionKind completes = plan.splits ? ActionKind::weight_gradient : ActionKind::backward;
+  GradientListener* listener = nullptr;
+  for (const StageAction& step : plan.actions) {
+    const auto [kind, chunk, micro_batch] = step.action;
+    const MicroBatchMemory memory = memory_of(step);
+    const View input = messages.input(step);
+    if (kind == ActionKind::forward) {
+      if (chunk == 0) {
+        load(memory.batch);
+        number_pass(memory.batch, pass.step_index, micro_batch);
+      }
+      memory.pass.of_model.tokens = memory.batch.tokens;
+      memory.pass.of_model.targets = memory.batch.targets;
+      memory.pass.of_model.chunk = chunk;
+      memory.pass.of_model.x = input;
+      memory.pass.of_model.y = messages.output(step);
     }
-    if (i + 1 < actions.size()) {
-      messages.expect(actions[i + 1]);
+    messages.receive(plan.actions, step.receives);
+    pass.first = micro_batch == 0;
+    pass.last = micro_batch + 1 == plan.micro_batches;
+    pass.listener = nullptr;
+    if (kind == completes && pass.last && pass.trains) {
+      if (listener == nullptr) {
+        listener = strategy_->begin_exchange(true);
+        listener = stage_->table == nullptr ? listener : stage_->table->begin(listener);
+      }
+      pass.listener = listener;
     }
-    if (action.kind == ActionKind::forward) {
-      run_forward(memory, pass);
-    } else {
-      run_backward(memory, pass, input);
+    switch (kind) {
+      case ActionKind::forward:
+        run_forward(memory, pass);
+        break;
+      case ActionKind::backward:
+        run_backward(memory, pass, input);
+        break;
+      case ActionKind::weight_gradient:
+        run_weight_gradients(memory, pass);
+        break;
     }
-    messages.send(action);
+    messages.send(step);
   }
   messages.finish();
   if (stage_->table != nullptr && pass.trains) {
@@ -139,54 +171,101 @@ void Engine::run_stage(std::span<const PipelineAction> actions, const LoadBatch&
   }
 }
 
-void Engine::run_forward(MicroBatchMemory& memory, const StagePass& pass) {
-  ScalingState& scaling = model_.scaling();
-  scaling.read_windows();
+StepContext Engine::context_of_stage(const MicroBatchMemory& memory, const StagePass& pass) {
+  model_.scaling().read_windows();
   StepContext how = context(memory, true, pass.collects_statistics);
+  how.held = stage_->step.splits ? &memory.pass.held : nullptr;
   how.overwrites_gradients = pass.first;
-  model_.forward_part(how, memory.of_model);
-  scaling.store_forward_scales(device_->stream(), memory.scales);
-  move_scales(pass, ScalingPass::forward);
+  how.listener = pass.listener;
+  return how;
+}
+
+void Engine::run_forward(const MicroBatchMemory& memory, const StagePass& pass) {
+  MicroBatchPass& of_model = memory.pass.of_model;
+  model_.forward_part(context_of_stage(memory, pass), of_model);
+  model_.scaling().store_scales(device_->stream(), memory.pass.scales);
+  move_scales(pass, ScalingPass::forward, of_model.chunk);
 }
 
 /// Scales have moved since the forward pass of this micro-batch.
-void Engine::run_backward(MicroBatchMemory& memory, const StagePass& pass, const View& gradient) {
-  ScalingState& scaling = model_.scaling();
-  scaling.read_windows();
-  StepContext how = context(memory, true, pass.collects_statistics);
-  how.overwrites_gradients = pass.first;
-  if (pass.last && pass.trains) {
-    how.listener = strategy_->begin_exchange(true);
-    how.listener = stage_->table == nullptr ? how.listener : stage_->table->begin(how.listener);
+void Engine::run_backward(const MicroBatchMemory& memory, const StagePass& pass,
+                          const View& gradient) {
+  const Stream stream = device_->stream();
+  const ScalingState& scaling = model_.scaling();
+  MicroBatchPass& of_model = memory.pass.of_model;
+  const StepContext how = context_of_stage(memory, pass);
+  scaling.store_scales(stream, stage_->ahead);
+  scaling.restore_scales(stream, memory.pass.scales);
+  model_.backward_part(how, of_model, gradient, totals(kTrainingTotals),
+                       {optimizer().loss_scale(), memory.batch.share});
+  if (how.held != nullptr) {
+    scaling.store_scales(stream, memory.pass.scales);  // it has cast, too
+    scaling.store_scales(stream, memory.pass.gradient_scales);
   }
-  scaling.store_forward_scales(device_->stream(), stage_->ahead);
-  scaling.restore_forward_scales(device_->stream(), memory.scales);
-  model_.backward_part(how, memory.of_model, gradient, totals(kTrainingTotals),
-                       {optimizer().loss_scale(), memory.share});
-  scaling.restore_forward_scales(device_->stream(), stage_->ahead);
+  scaling.restore_scales(stream, stage_->ahead);
   memory.saved.release(0);
-  move_scales(pass, ScalingPass::backward);
+  if (!pass.trains) {
+    memory.pass.held.release(0);
+  }
+  move_scales(pass, ScalingPass::backward, of_model.chunk);
 }
 
-void Engine::move_scales(const StagePass& pass, ScalingPass of_pass) {
+/// Codes have the scales of their passes.
+void Engine::run_weight_gradients(const MicroBatchMemory& memory, const StagePass& pass) {
+  const Stream stream = device_->stream();
+  const ScalingState& scaling = model_.scaling();
+  const StepContext how = context_of_stage(memory, pass);
+  scaling.store_scales(stream, stage_->ahead);
+  scaling.store_scales(stream, stage_->gradients_ahead);
+  scaling.restore_scales(stream, memory.pass.scales);
+  scaling.restore_scales(stream, memory.pass.gradient_scales);
+  model_.add_weight_gradients(how, memory.pass.of_model);
+  scaling.restore_scales(stream, stage_->ahead);
+  scaling.restore_scales(stream, stage_->gradients_ahead);
+  memory.pass.held.release(0);
+}
+
+void Engine::move_scales(const StagePass& pass, ScalingPass of_pass, int chunk) {
   ScalingState& scaling = model_.scaling();
   const uint64_t due = scaling.due(pass.step_index, pass.last);
   agree_on_amax();
   if (scaling.reduces(pass.last)) {
     strategy_->combine_amax(device_->stream(), scaling.shared_amax());
   }
-  scaling.update(device_->stream(), due, optimizer().squared_norm(), of_pass);
+  scaling.update(device_->stream(), due, optimizer().squared_norm(), of_pass, chunk);
   scaling.note_update(due);
 }
 
-void Engine::evaluate_part(MicroBatchMemory& memory) {
+StageWaits Engine::take_stage_waits() {
+  if (stage_ == nullptr) {
+    return {};
+  }
+  StageWaits waits = {.seconds = mesh().gather_values(stage_->messages.take_waited()),
+                      .planned = stage_->step.idle};
+  if (mesh().world()->in_stream_order()) {
+    waits.seconds.clear();  // streams wait, and not hosts
+  }
+  return waits;
+}
+
+void Engine::evaluate_parts(ActivationWatch* watch) {
   StageMessages& messages = stage_->messages;
-  const PipelineAction action = {ActionKind::forward, 0, stage_->evaluated++};
-  messages.expect(action);
-  memory.of_model.x = messages.input(action);
-  memory.of_model.y = messages.output(action);
-  model_.evaluate(context(memory, false, false), memory.of_model, totals(kEvaluationTotals));
-  messages.send(action);
+  const StagePlan& plan = stage_->evaluation;
+  messages.receive(plan.actions, plan.receives_at_first);
+  for (const StageAction& step : plan.actions) {
+    const MicroBatchMemory memory = memory_of(step);
+    const MicroBatchPass batch = {.tokens = memory.batch.tokens,
+                                  .targets = memory.batch.targets,
+                                  .x = messages.input(step),
+                                  .y = messages.output(step),
+                                  .chunk = step.action.chunk,
+                                  .saved = {}};
+    messages.receive(plan.actions, step.receives);
+    StepContext how = context(memory, false, false);
+    how.watch = watch;
+    model_.evaluate(how, batch, totals(kEvaluationTotals));
+    messages.send(step);
+  }
   messages.finish();  // ranks may agree on something before the next batch
 }
 

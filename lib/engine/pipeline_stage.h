@@ -2,11 +2,8 @@
 // The further parts of an engine whose model is a part of a pipeline: its actions, the exchange
 // with its neighbours and the sums over stages.
 
-#include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
-#include <vector>
 
 #include "comm/mesh.h"
 #include "device/arena.h"
@@ -16,25 +13,39 @@
 #include "model/decoder.h"
 #include "optim/optimizer.h"
 #include "parallel/layout.h"
-#include "parallel/pipeline_schedule.h"
 
 namespace fp8train {
 
 struct EngineSettings;
 
-/// The memory of one micro-batch from its forward pass to the end of its backward pass.
-struct MicroBatchMemory {
+/// The memory of one batch.
+struct BatchMemory {
   /// `numbers_passes`: casts of the model round stochastically.
-  MicroBatchMemory(Device& device, const EngineSettings& settings, bool numbers_passes);
+  BatchMemory(Device& device, const EngineSettings& settings, bool numbers_passes);
 
   Tensor tokens, targets;
   Tensor document_starts;  ///< used if documents are masked
   Tensor target_share;     ///< used if targets are counted
   Tensor pass;             ///< StepContext::pass
-  Arena saved;
-  float share = 1.0F;  ///< Engine::target_share() of its batch
+  float share = 1.0F;      ///< Engine::target_share()
+};
+
+/// The memory of a micro-batch in a chunk, from its forward pass to its last action. Activations
+/// that end with its backward pass have memory of their own.
+struct PassMemory {
+  PassMemory(Device& device, const ScalingState& scaling, bool splits);
+
   MicroBatchPass of_model;
-  ScalingState::ForwardScales scales;
+  Arena held;  ///< StepContext::held, if weight gradients are actions of their own
+  ScalingState::StoredScales scales;
+  ScalingState::StoredScales gradient_scales;  ///< used if so
+};
+
+/// The memory of one pass over a micro-batch.
+struct MicroBatchMemory {
+  BatchMemory& batch;
+  Arena& saved;
+  PassMemory& pass;
 };
 
 /// Returns the part of the model that a stage of a pipeline has: a function of the settings alone,
@@ -65,18 +76,17 @@ struct PipelineStage {
   PipelineStage(Device& device, const EngineSettings& settings, Communicator& stages,
                 const ScalingState& scaling, RankCombiner* of_stage);
 
-  std::vector<PipelineAction> actions;  ///< of a step
-  int64_t held;                         ///< most micro-batches in flight
+  StagePlan step, calibration, evaluation;
+  StageMemory memory;  ///< of any of them
   StageMessages messages;
   StageCombiner combiner;
-  ScalingState::ForwardScales ahead;  ///< while a backward pass has those of its forward pass
-  std::unique_ptr<TiedTable> table;   ///< null: this stage shares none
-  int64_t evaluated = 0;              ///< batches
+  /// The scales of the present while an action has those of its micro-batch.
+  ScalingState::StoredScales ahead, gradients_ahead;
+  std::unique_ptr<TiedTable> table;  ///< null: this stage shares none
 
  private:
   PipelineStage(Device& device, const EngineSettings& settings, Communicator& stages,
-                const ScalingState& scaling, RankCombiner* of_stage,
-                const PipelineSchedule& schedule);
+                const ScalingState& scaling, RankCombiner* of_stage, const PipelineShape& shape);
 };
 
 }  // namespace fp8train

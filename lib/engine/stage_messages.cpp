@@ -1,80 +1,97 @@
 #include "engine/stage_messages.h"
 
+#include <utility>
+
+#include "base/trace.h"
+
 namespace fp8train {
 
-StageMessages::StageMessages(Device& device, Communicator& stages, const View& boundary,
-                             int64_t held)
-    : device_(&device), stages_(&stages), in_stream_order_(stages.in_stream_order()) {
-  constexpr size_t kAlternate = 2;  // one is sent while the next one is made
-  const auto in_flight = static_cast<size_t>(held);
-  // An input may come while the backward pass that frees a micro-batch is still to run.
-  x_.resize(is_first() ? 0 : in_flight + 1);
-  y_.resize(is_last() ? in_flight : kAlternate);
-  gradients_.resize(kAlternate);
-  for (Ring* ring : {&x_, &y_, &gradients_}) {
-    for (Slot& slot : *ring) {
+StageMessages::StageMessages(Device& device, Communicator& stages, int chunks, const View& boundary,
+                             const StageMemory& memory)
+    : device_(&device),
+      stages_(&stages),
+      chunks_(chunks),
+      in_stream_order_(stages.in_stream_order()) {
+  for (const auto& [slots, count] : {std::pair(&x_, memory.x),
+                                     {&y_, memory.y},
+                                     {&outputs_, memory.outputs},
+                                     {&gradients_, memory.gradients}}) {
+    slots->resize(static_cast<size_t>(count));
+    for (Slot& slot : *slots) {
       slot.memory =
           Tensor(device, boundary.dtype, boundary.shape, MemoryCategory::saved_activations);
     }
   }
 }
 
-bool StageMessages::receives(const PipelineAction& action) const {
-  return action.kind == ActionKind::forward ? !is_first() : !is_last();
+StageMessages::Slot& StageMessages::input_slot(const StageAction& action) {
+  Slots& slots = action.action.kind == ActionKind::forward ? x_ : gradients_;
+  return slots.at(static_cast<size_t>(action.input));
 }
 
-bool StageMessages::sends(const PipelineAction& action) const {
-  return action.kind == ActionKind::forward ? !is_last() : !is_first();
+StageMessages::Slot& StageMessages::result_slot(const StageAction& action) {
+  if (action.action.kind == ActionKind::backward) {
+    return input_slot(action);
+  }
+  Slots& slots = is_last_part(action.action) ? outputs_ : y_;
+  return slots.at(static_cast<size_t>(action.output));
 }
 
 /// Streams come from the stage before and go to the one after; gradients go the other way.
 Message StageMessages::message(const PipelineAction& action, bool sends, const View& data) const {
+  const int stages = stages_->size();
   const bool to_next = (action.kind == ActionKind::forward) == sends;
-  return {.peer = stages_->rank() + (to_next ? 1 : -1),
+  return {.peer = (stages_->rank() + (to_next ? 1 : stages - 1)) % stages,
           .sends = sends,
           .data = data.data,
           .bytes = data.bytes()};
 }
 
-void StageMessages::expect(const PipelineAction& action) {
-  if (!receives(action)) {
-    return;
+void StageMessages::receive(const std::vector<StageAction>& actions,
+                            std::span<const size_t> readers) {
+  for (const size_t reader : readers) {
+    Slot& slot = input_slot(actions[reader]);
+    const Message wanted = message(actions[reader].action, false, slot.memory);
+    if (in_stream_order_) {
+      queued_.push_back(wanted);
+      continue;
+    }
+    slot.sent.wait();
+    slot.received = stages_->exchange(device_->stream(), {&wanted, 1});
   }
-  Slot& slot = at(action.kind == ActionKind::forward ? x_ : gradients_, action);
-  const Message wanted = message(action, false, slot.memory);
-  if (in_stream_order_) {
-    queued_.push_back(wanted);
-    return;
-  }
-  slot.sent.wait();
-  slot.received = stages_->exchange(device_->stream(), {&wanted, 1});
 }
 
-View StageMessages::input(const PipelineAction& action) {
-  const bool is_forward = action.kind == ActionKind::forward;
-  if (is_forward && is_first()) {
+View StageMessages::input(const StageAction& action) {
+  const TraceSpan span("wait_for_stage");
+  const double begun = trace_clock();
+  start_queued();
+  if (action.input < 0) {
     return {};
   }
-  start_queued();
-  Slot& slot = at(is_forward ? x_ : gradients_, action);
+  Slot& slot = input_slot(action);
   slot.sent.wait();
   slot.received.wait();
+  waited_ += trace_clock() - begun;
   return slot.memory;
 }
 
-View StageMessages::output(const PipelineAction& action) {
+View StageMessages::output(const StageAction& action) {
+  const double begun = trace_clock();
   start_queued();
-  Slot& slot = at(y_, action);
+  Slot& slot = result_slot(action);
   slot.sent.wait();
+  waited_ += trace_clock() - begun;
   return slot.memory;
 }
 
-void StageMessages::send(const PipelineAction& action) {
-  if (!sends(action)) {
+void StageMessages::send(const StageAction& action) {
+  const bool is_forward = action.action.kind == ActionKind::forward;
+  if (action.action.kind == ActionKind::weight_gradient ||
+      (is_forward ? is_last_part(action.action) : is_first_part(action.action))) {
     return;
   }
-  Slot& slot = at(action.kind == ActionKind::forward ? y_ : gradients_, action);
-  const Message result = message(action, true, slot.memory);
+  Slot& slot = result_slot(action);
+  const Message result = message(action.action, true, slot.memory);
   if (in_stream_order_) {
     queued_.push_back(result);
     return;
@@ -92,12 +109,16 @@ void StageMessages::start_queued() {
 
 void StageMessages::finish() {
   start_queued();
-  for (Ring* ring : {&x_, &y_, &gradients_}) {
-    for (Slot& slot : *ring) {
+  for (Slots* slots : {&x_, &y_, &outputs_, &gradients_}) {
+    for (Slot& slot : *slots) {
       slot.received.wait();
       slot.sent.wait();
     }
   }
+}
+
+double StageMessages::take_waited() {
+  return std::exchange(waited_, 0.0);
 }
 
 }  // namespace fp8train

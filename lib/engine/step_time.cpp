@@ -72,18 +72,26 @@ StageTime time_of_stage(const EngineSettings& settings, const DryRunStep& step, 
 }
 
 /// The passes of all parts of the model, with what they send.
-std::vector<ActionTimes> times_of_parts(const std::vector<StageTime>& kinds, const StageRuns& steps,
-                                        int chunks, double message) {
+std::vector<ActionTimes> times_of_parts(const EngineSettings& settings,
+                                        const std::vector<StageTime>& kinds, const StageRuns& steps,
+                                        double message) {
   const size_t stages = steps.of_stage.size();
-  const size_t parts = stages * static_cast<size_t>(chunks);
+  const size_t parts = stages * static_cast<size_t>(settings.strategy.layout.virtual_stages);
+  std::vector<ModelPart> of_stages;
+  for (size_t stage = 0; stage < stages; ++stage) {
+    of_stages.push_back(part_of_stage(settings, static_cast<int>(stage)));
+  }
   std::vector<ActionTimes> times(parts);
   for (size_t part = 0; part < parts; ++part) {
     const StageTime& of = kinds[steps.of_stage[part % stages]];
+    const ModelPart& blocks = of_stages[part % stages];
+    const auto [first, end] = blocks.chunks[part / stages];
+    const double share = static_cast<double>(end - first) / static_cast<double>(blocks.blocks());
     const bool is_last = part + 1 == parts;
-    times[part] = {.forward = of.passes.forward / chunks + (is_last ? 0.0 : message),
-                   .backward = of.passes.backward / chunks + (part == 0 ? 0.0 : message) +
+    times[part] = {.forward = share * of.passes.forward + (is_last ? 0.0 : message),
+                   .backward = share * of.passes.backward + (part == 0 ? 0.0 : message) +
                                (is_last ? of.head : 0.0),
-                   .weight_gradient = of.passes.weight_gradient / chunks};
+                   .weight_gradient = share * of.passes.weight_gradient};
   }
   return times;
 }
@@ -91,24 +99,23 @@ std::vector<ActionTimes> times_of_parts(const std::vector<StageTime>& kinds, con
 }  // namespace
 
 StepTime step_time(const EngineSettings& settings, const StageRuns& steps, const Topology& ranks,
-                   const GpuKind& gpu, const TimedSchedule& schedule) {
+                   const GpuKind& gpu) {
   const StepRates rates(gpu);
   const double message = message_seconds(settings, ranks, rates);
   const size_t stages = steps.of_stage.size();
-  const PipelineShape shape = {.stages = static_cast<int>(stages),
-                               .chunks = schedule.chunks,
-                               .micro_batches = settings.step.gradient_accumulation_steps};
+  const ParallelLayout& layout = settings.strategy.layout;
+  const PipelineShape shape = layout.pipeline_shape(settings.step.gradient_accumulation_steps);
   std::vector<StageTime> kinds;
   for (const DryRunStep& step : steps.runs) {
     const auto stage = static_cast<size_t>(step.stage);
     const int missing = (stage == 0 ? 1 : 0) + (stage + 1 == stages ? 1 : 0);
-    kinds.push_back(time_of_stage(settings, step, 2 * schedule.chunks - missing, message, rates));
+    kinds.push_back(time_of_stage(settings, step, 2 * shape.chunks - missing, message, rates));
   }
   if (stages == 1) {
     return kinds.front().step;
   }
-  const ScheduleCost cost = check_schedule(make_schedule(schedule.kind, shape), shape,
-                                           times_of_parts(kinds, steps, schedule.chunks, message));
+  const ScheduleCost cost = check_schedule(layout.schedule_of(shape.micro_batches), shape,
+                                           times_of_parts(settings, kinds, steps, message));
   double end = 0;
   double once = 0;
   size_t busiest = 0;

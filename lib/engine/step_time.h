@@ -8,7 +8,6 @@
 #include "comm/topology.h"
 #include "device/gpu_kinds.h"
 #include "engine/dry_run.h"
-#include "parallel/pipeline_schedule.h"
 
 namespace fp8train {
 
@@ -25,15 +24,10 @@ struct StepTime {
   double total() const { return work() + idle; }
 };
 
-/// The order of passes that a time is for.
-struct TimedSchedule {
-  ScheduleKind kind = ScheduleKind::one_forward_one_backward;
-  int chunks = 1;  ///< of each stage, with equal parts of its blocks
-};
-
-/// `steps` have calls: they are logged steps, of `ranks`. A stage sends the result of a pass before
-/// it begins the next one.
+/// `steps` have calls: they are logged steps, of `ranks`, with the settings' schedule or another
+/// one, whose stages have the same passes. A stage sends the result of a pass before it begins the
+/// next one.
 StepTime step_time(const EngineSettings& settings, const StageRuns& steps, const Topology& ranks,
-                   const GpuKind& gpu, const TimedSchedule& schedule = {});
+                   const GpuKind& gpu);
 
 }  // namespace fp8train

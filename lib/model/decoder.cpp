@@ -34,7 +34,7 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
     : device_(&device),
       config_(config),
       plan_(plan),
-      part_(options.part.value_or(ModelPart{0, config.num_hidden_layers})),
+      part_(options.part.value_or(ModelPart{{{0, config.num_hidden_layers}}})),
       tensor_(options.tensor),
       keeps_block_inputs_(!encodes_residuals() || options.settings.recompute == Recompute::block) {
   check(config_.vocab_size > 0, "the vocabulary is known before a model is built");
@@ -74,19 +74,24 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
   }
   blocks_.reserve(static_cast<size_t>(config_.num_hidden_layers));
   for (int64_t i = 0; i < config_.num_hidden_layers; ++i) {
-    set_present(part_.has(i));
-    if (part_.has(i)) {
+    const size_t chunk = part_.chunk_of(i);
+    const bool is_present = chunk < part_.chunks.size();
+    set_present(is_present);
+    if (is_present) {
       parameters_.begin_unit();
+      scaling_.set_chunk(static_cast<int>(chunk));
     }
     add_block(i, options.settings.recompute);
-    if (!part_.has(i)) {
+    if (!is_present) {
       blocks_.pop_back();
     }
   }
   parameters_.begin_unit();
   set_present(part_.has_head);
-  if (part_.has_head) {
-    add_head(options);
+  add_head(options);
+  if (!part_.has_head) {
+    final_norm_.reset();
+    head_.reset();
   }
   for (const auto& parameter : parameters_.all()) {
     // All ranks of the tensor axis have what is not cut.
@@ -127,27 +132,26 @@ void Decoder::add_head(const DecoderOptions& options) {
 }
 
 void Decoder::freeze(const std::vector<std::string>& patterns) {
-  if (!part_.is_whole() && !patterns.empty()) {
-    throw ConfigError(
-        "training.frozen: parallelism.pipeline cannot train a part of the parameters yet; set it "
-        "to 1, or leave out training.frozen");
-  }
-  std::vector<std::string> names;
+  const std::vector<std::string> names = parameters_.names();  // of all stages
+  const auto trains = [&](const std::string& name) {
+    return std::ranges::none_of(
+        patterns, [&](const std::string& pattern) { return glob_match(pattern, name); });
+  };
   for (const auto& parameter : parameters_.all()) {
-    const auto matches = [&](const auto& pattern) { return glob_match(pattern, parameter->name); };
-    parameter->trained = std::ranges::none_of(patterns, matches);
-    names.push_back(parameter->name);
+    parameter->trained = trains(parameter->name);
   }
   for (const std::string& pattern : patterns) {
     check_pattern("training.frozen:", pattern, "parameter", names);
   }
-  const std::vector<size_t> begins = parameters_.unit_begins();
-  const auto is_trained = [](const auto& parameter) { return parameter->trained; };
-  const auto first = std::ranges::find_if(parameters_.all(), is_trained);
-  if (first == parameters_.all().end()) {
+  const auto first = static_cast<uint64_t>(std::ranges::find_if(names, trains) - names.begin());
+  if (first == names.size()) {
     throw ConfigError("training.frozen: its patterns match all parameters; leave some to train");
   }
-  const auto index = static_cast<size_t>(first - parameters_.all().begin());
+  const std::vector<size_t> begins = parameters_.unit_begins();
+  const auto comes_before = [&](const auto& parameter) {
+    return parameter->sharding.index < first;
+  };
+  const auto index = static_cast<size_t>(std::ranges::count_if(parameters_.all(), comes_before));
   first_trained_ =
       static_cast<size_t>(std::ranges::upper_bound(begins, index) - begins.begin()) - 1;
 }
@@ -288,9 +292,21 @@ void Decoder::fill_rotary_tables() {
   rotary_ = {cosines_, sines_};
 }
 
+std::pair<size_t, size_t> Decoder::units_of(int chunk) const {
+  size_t first = 1;
+  for (int before = 0;; ++before) {
+    const auto& [begin, end] = part_.chunks[static_cast<size_t>(before)];
+    const size_t next = first + static_cast<size_t>(end - begin);
+    if (before == chunk) {
+      return {first, next};
+    }
+    first = next;
+  }
+}
+
 /// Begins a pass over the model.
-StepContext Decoder::begin_pass(StepContext context, ScalingPass pass) const {
-  scaling_.begin_pass(context.stream, pass);
+StepContext Decoder::begin_pass(StepContext context, ScalingPass pass, int chunk) const {
+  scaling_.begin_pass(context.stream, pass, chunk);
   context.amax_is_clear = true;
   return context;
 }
@@ -344,14 +360,14 @@ void Decoder::embed_over_ranks(const StepContext& context, ops::EmbeddingForward
   }
 }
 
-void Decoder::run_blocks(const StepContext& context, Residual& stream,
-                         std::vector<Block::Saved>& saved, int64_t batch,
+void Decoder::run_blocks(const StepContext& context, Residual& stream, MicroBatchPass& pass,
                          std::vector<KvCache>* caches) {
-  saved.resize(blocks_.size());
+  const auto [first, end] = units_of(pass.chunk);
+  pass.saved.resize(end - first);
   // If backward reads every block's input, all of them stay alive; otherwise two buffers alternate.
   const bool stored = context.training && keeps_block_inputs_;
   View spare;
-  for (size_t i = 0; i < blocks_.size(); ++i) {
+  for (size_t unit = first; unit < end; ++unit) {
     const View input = stream.value();
     View y;
     if (stored) {
@@ -359,13 +375,14 @@ void Decoder::run_blocks(const StepContext& context, Residual& stream,
     } else {
       y = spare.empty() ? fp8train::allocate(*context.scratch, input.dtype, input.shape) : spare;
     }
-    use(context, i + 1, i + 2);
-    blocks_[i].forward(context, stream, y, batch, caches == nullptr ? nullptr : &(*caches)[i],
-                       saved[i]);
+    use(context, unit, unit + 1);
+    blocks_[unit - 1].forward(context, stream, y, pass.tokens.shape[0],
+                              caches == nullptr ? nullptr : &(*caches)[unit - 1],
+                              pass.saved[unit - first]);
     if (context.watch != nullptr) {
       ops::add(context.stream, stream.x, stream.branch, stream.sum);
       stream = {.x = stream.sum, .branch = stream.branch, .sum = {}};
-      context.watch->made(i + 1, stream.x);
+      context.watch->made(unit, stream.x);
     }
     spare = input;
   }

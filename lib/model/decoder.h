@@ -3,11 +3,13 @@
 // parameters, gradients, GEMM operands and scaling state on one device. On the meta device the same
 // code counts instead of computing.
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "device/arena.h"
@@ -28,20 +30,45 @@ namespace fp8train {
 
 /// The part of a model that a pipeline stage has.
 struct ModelPart {
-  int64_t first_block = 0, end_block = 0;
+  std::vector<std::pair<int64_t, int64_t>> chunks;  ///< of consecutive blocks: first and end
   bool embeds = true;    ///< has the embedding; with tied embeddings the part with the head, too
   bool has_head = true;  ///< has the final norm and the head
 
-  bool has(int64_t block) const { return first_block <= block && block < end_block; }
+  /// Returns the chunk that has a block, or as many as there are.
+  size_t chunk_of(int64_t block) const {
+    const auto has = [&](const auto& chunk) {
+      return chunk.first <= block && block < chunk.second;
+    };
+    return static_cast<size_t>(std::find_if(chunks.begin(), chunks.end(), has) - chunks.begin());
+  }
   bool is_whole() const { return embeds && has_head; }
+  int64_t blocks() const {
+    int64_t count = 0;
+    for (const auto& [first, end] : chunks) {
+      count += end - first;
+    }
+    return count;
+  }
+  /// Returns the number that a block has in the whole model. `index`: among those of the part.
+  int64_t block_at(int64_t index) const {
+    for (const auto& [first, end] : chunks) {
+      if (index < end - first) {
+        return first + index;
+      }
+      index -= end - first;
+    }
+    return index;
+  }
 };
 
-/// One micro-batch in flight: what its forward pass reads and leaves for its backward pass.
+/// One micro-batch in flight in a chunk: what its forward pass reads and leaves for its backward
+/// pass.
 struct MicroBatchPass {
   ConstView tokens, targets;  ///< int32 [B, T]
   /// [B * T, C], in the activation type: the stream before the blocks of a part without embedding,
   /// and after those of a part that is not the whole model.
   View x, y;
+  int chunk = 0;                    ///< of ModelPart::chunks
   std::vector<Block::Saved> saved;  ///< of each block
 };
 
@@ -111,6 +138,9 @@ class Decoder {
   void forward_part(const StepContext& step, MicroBatchPass& pass);
   void backward_part(const StepContext& step, MicroBatchPass& pass, const View& gradient,
                      const LossTotals& totals, const GradientScale& scale);
+  /// Adds the gradients of the blocks' weights that the second call has left
+  /// (StepContext::held), which are complete afterwards, as all others of the chunk.
+  void add_weight_gradients(const StepContext& step, const MicroBatchPass& pass) const;
 
   /// Adds the loss of one batch to the totals; a part without head writes batch.y. Throws
   /// InternalError if step.training.
@@ -123,7 +153,8 @@ class Decoder {
   View next_token_logits(const StepContext& step, ConstView tokens, std::vector<KvCache>& caches);
 
  private:
-  StepContext begin_pass(StepContext context, ScalingPass pass = ScalingPass::both) const;
+  StepContext begin_pass(StepContext context, ScalingPass pass = ScalingPass::both,
+                         int chunk = 0) const;
   void set_present(bool present) {
     parameters_.set_present(present);
     scaling_.set_present(present);
@@ -135,6 +166,14 @@ class Decoder {
   /// The same for the layers after the blocks.
   void use_head(const StepContext& context, size_t next);
   void begin_gradients(const StepContext& context, size_t unit) const;
+  void complete(const StepContext& context, size_t unit) const;
+  /// Whether a chunk begins with the embedding, or ends with the head.
+  bool embeds(int chunk) const { return part_.embeds && chunk == 0; }
+  bool has_head(int chunk) const {
+    return head_ != nullptr && static_cast<size_t>(chunk) + 1 == part_.chunks.size();
+  }
+  /// Returns the units of a chunk's blocks: the first, and the one after them.
+  std::pair<size_t, size_t> units_of(int chunk) const;
   /// Takes the parameters that match a pattern from training.
   void freeze(const std::vector<std::string>& patterns);
   bool tied() const { return config_.tie_word_embeddings; }
@@ -144,8 +183,8 @@ class Decoder {
                                const View& gradient) const;
   /// Runs all blocks. `stream` has the embedded tokens and memory for branches on entry; on return
   /// the sum with the last block's branch is due.
-  void run_blocks(const StepContext& context, Residual& stream, std::vector<Block::Saved>& saved,
-                  int64_t batch, std::vector<KvCache>* caches);
+  void run_blocks(const StepContext& context, Residual& stream, MicroBatchPass& pass,
+                  std::vector<KvCache>* caches);
   Residual forward(const StepContext& context, MicroBatchPass& pass, const View& branch);
   void run_head(const StepContext& context, const Residual& last, ConstView targets,
                 const LossTotals& totals, const View& gradient, const GradientScale& scale);

@@ -11,13 +11,14 @@ void Decoder::evaluate(const StepContext& step, MicroBatchPass batch, const Loss
   scaling_.begin_evaluation(step.stream);
   const StepContext context = begin_pass(step);
   ArenaScope scope(*context.scratch);
-  const View embedded = part_.embeds ? embed(context, batch.tokens, 0, *context.scratch) : batch.x;
+  const View embedded =
+      embeds(batch.chunk) ? embed(context, batch.tokens, 0, *context.scratch) : batch.x;
   const auto like_embedded = [&] {
     return fp8train::allocate(*context.scratch, embedded.dtype, embedded.shape);
   };
   Residual stream = {.x = embedded, .branch = like_embedded(), .sum = {}};
-  run_blocks(context, stream, batch.saved, batch.tokens.shape[0], nullptr);
-  if (head_ == nullptr) {
+  run_blocks(context, stream, batch, nullptr);
+  if (!has_head(batch.chunk)) {
     ops::add(context.stream, stream.x, stream.branch, batch.y);
   } else {
     const View normed = like_embedded();
@@ -46,8 +47,8 @@ View Decoder::next_token_logits(const StepContext& step, ConstView tokens,
   Residual stream = {.x = embedded,
                      .branch = fp8train::allocate(*context.scratch, embedded.dtype, embedded.shape),
                      .sum = {}};
-  std::vector<Block::Saved> saved;
-  run_blocks(context, stream, saved, batch, &caches);
+  MicroBatchPass pass = {.tokens = tokens, .targets = {}};
+  run_blocks(context, stream, pass, &caches);
   for (KvCache& cache : caches) {
     cache.length += length;
   }

@@ -27,7 +27,7 @@ void Decoder::train_micro_batch(const StepContext& step, ConstView tokens, Const
 }
 
 void Decoder::forward_part(const StepContext& step, MicroBatchPass& pass) {
-  const StepContext context = begin_pass(step, ScalingPass::forward);
+  const StepContext context = begin_pass(step, ScalingPass::forward, pass.chunk);
   ArenaScope scratch_scope(*context.scratch);
   const View branch = fp8train::allocate(*context.scratch, pass.y.dtype, pass.y.shape);
   const Residual last = forward(context, pass, branch);
@@ -36,11 +36,13 @@ void Decoder::forward_part(const StepContext& step, MicroBatchPass& pass) {
 
 void Decoder::backward_part(const StepContext& step, MicroBatchPass& pass, const View& gradient,
                             const LossTotals& totals, const GradientScale& scale) {
-  const StepContext context = begin_pass(step, ScalingPass::backward);
+  const StepContext context = begin_pass(step, ScalingPass::backward, pass.chunk);
   ArenaScope scratch_scope(*context.scratch);
-  if (head_ != nullptr) {
+  if (has_head(pass.chunk)) {
     const Residual last = {.x = pass.y, .branch = {}, .sum = {}};
-    run_head(context, last, pass.targets, totals, gradient, scale);
+    StepContext at_once = context;  // it makes its logits in chunks
+    at_once.held = nullptr;
+    run_head(at_once, last, pass.targets, totals, gradient, scale);
   }
   backward(context, pass, gradient);
 }
@@ -50,9 +52,9 @@ void Decoder::backward_part(const StepContext& step, MicroBatchPass& pass, const
 Residual Decoder::forward(const StepContext& context, MicroBatchPass& pass, const View& branch) {
   const TraceSpan span(name_of(StepPart::forward));
   Arena& arena = keeps_block_inputs_ ? *context.saved : *context.scratch;
-  const View x = part_.embeds ? embed(context, pass.tokens, 0, arena) : pass.x;
+  const View x = embeds(pass.chunk) ? embed(context, pass.tokens, 0, arena) : pass.x;
   Residual stream = {.x = x, .branch = branch, .sum = {}};
-  run_blocks(context, stream, pass.saved, pass.tokens.shape[0], nullptr);
+  run_blocks(context, stream, pass, nullptr);
   return stream;
 }
 
@@ -74,36 +76,54 @@ void Decoder::run_head(const StepContext& context, const Residual& last, ConstVi
   final_norm_->backward(context, d_normed, gradient, false, norm_saved);
 }
 
+void Decoder::complete(const StepContext& context, size_t unit) const {
+  if (context.listener != nullptr) {
+    const std::vector<size_t> begins = parameters_.unit_begins();
+    context.listener->gradients_complete(begins[unit], begins[unit + 1]);
+  }
+}
+
 /// Runs backward through everything but the head, whose gradients are complete.
 void Decoder::backward(const StepContext& context, MicroBatchPass& pass, const View& gradient) {
   const TraceSpan span(name_of(StepPart::backward));
-  const std::vector<size_t> begins = parameters_.unit_begins();
-  const auto complete = [&](size_t unit) {
-    if (context.listener != nullptr) {
-      context.listener->gradients_complete(begins[unit], begins[unit + 1]);
-    }
-  };
-  complete(blocks_.size() + 1);
-  const size_t last = std::max(first_trained_, size_t{1});
-  for (size_t unit = blocks_.size(); unit >= last; --unit) {
+  if (has_head(pass.chunk)) {
+    complete(context, blocks_.size() + 1);
+  }
+  const auto [first, end] = units_of(pass.chunk);
+  const size_t last = std::max(first_trained_, first);
+  for (size_t unit = end; unit-- > last;) {
     use(context, unit, unit > last ? unit - 1 : ParameterGatherer::kNone);
     begin_gradients(context, unit);
-    blocks_[unit - 1].backward(context, gradient, pass.tokens.shape[0], pass.saved[unit - 1]);
-    complete(unit);
+    blocks_[unit - 1].backward(context, gradient, pass.tokens.shape[0], pass.saved[unit - first]);
+    complete(context, unit);
   }
-  const ConstView tokens = pass.tokens;
-  const bool trains_positions = positions_ != nullptr && positions_->trained;
-  if (!part_.embeds) {
-    return complete(0);  // the head's part of a tied table
-  }
-  if (!embedding_->trained && !trains_positions) {
+  if (pass.chunk > 0) {
     return;
   }
-  if (!tied() || head_ == nullptr) {
-    begin_gradients(context, 0);
+  const bool trains_positions = positions_ != nullptr && positions_->trained;
+  if (part_.embeds && (embedding_->trained || trains_positions)) {
+    if (!tied() || head_ == nullptr) {
+      begin_gradients(context, 0);
+    }
+    add_embedding_gradients(context, pass.tokens, gradient);
   }
-  add_embedding_gradients(context, tokens, gradient);
-  complete(0);
+  complete(context, 0);  // of a part that does not embed: the head's part of a tied table
+}
+
+void Decoder::add_weight_gradients(const StepContext& step, const MicroBatchPass& pass) const {
+  const TraceSpan span(name_of(StepPart::backward));
+  ArenaScope scratch_scope(*step.scratch);
+  if (has_head(pass.chunk)) {
+    complete(step, blocks_.size() + 1);
+  }
+  const auto [first, end] = units_of(pass.chunk);
+  for (size_t unit = end; unit-- > std::max(first_trained_, first);) {
+    blocks_[unit - 1].add_weight_gradients(step, pass.saved[unit - first]);
+    complete(step, unit);
+  }
+  if (pass.chunk == 0) {
+    complete(step, 0);
+  }
 }
 
 void Decoder::add_embedding_gradients(const StepContext& context, ConstView tokens,

@@ -111,7 +111,8 @@ void Attention::forward(const StepContext& context, const InputTensor& x, View y
     k = append(k, cache->keys);
     v = append(v, cache->values);
   }
-  saved.attended = allocate(arena, dtype, {rows, heads * head_dim});
+  saved.attended = allocate(output_.holds_plain_input(context) ? *context.held : arena, dtype,
+                            {rows, heads * head_dim});
   saved.log_sum_exp = allocate(arena, DType::f32, {batch, heads, length});
   ops::attention_forward(context.stream, {.shape = shape(batch, length, past + length),
                                           .q = q,
@@ -124,7 +125,7 @@ void Attention::forward(const StepContext& context, const InputTensor& x, View y
 }
 
 void Attention::backward(const StepContext& context, ConstView dy, View dx, int64_t batch,
-                         const Saved& saved) const {
+                         Saved& saved) const {
   ArenaScope scope(*context.scratch);
   const auto& [heads, kv_heads, head_dim] = dimensions_;
   const int64_t rows = context.rows_of_ranks(dy.shape.rows());

@@ -69,7 +69,12 @@ class Attention {
   /// dy, dx: [B * T, C]; dx is overwritten. Adds to the gradients of all weights of the layer, or
   /// overwrites them (StepContext::overwrites_gradients).
   void backward(const StepContext& context, ConstView dy, View dx, int64_t batch,
-                const Saved& saved) const;
+                Saved& saved) const;
+  /// Adds the weight gradients that backward() has left (StepContext::held).
+  void add_weight_gradients(const StepContext& context, const Saved& saved) const {
+    output_.add_weight_gradient(context, saved.output);
+    qkv_.add_weight_gradient(context, saved.qkv);
+  }
 
  private:
   ops::AttentionShape shape(int64_t batch, int64_t queries, int64_t keys) const;

@@ -24,6 +24,7 @@ void Block::forward(const StepContext& context, Residual& stream, View y, int64_
                     KvCache* cache, Saved& saved) const {
   if (recompute_ && context.training) {
     ArenaScope dropped(*context.saved);
+    ArenaScope dropped_operands(*context.memory_of_x());
     run(context, stream, y, batch, cache, saved);
   } else {
     const bool keeps = context.training && !encodes_residuals_;

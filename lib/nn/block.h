@@ -47,6 +47,11 @@ class Block {
   /// Runs backward, with recompute after another forward pass, which fills `saved` again.
   /// `gradient`, [B * T, C], is that of y on entry and that of x on return.
   void backward(const StepContext& context, View gradient, int64_t batch, Saved& saved) const;
+  /// Adds the weight gradients that backward() has left (StepContext::held).
+  void add_weight_gradients(const StepContext& context, const Saved& saved) const {
+    mlp_.add_weight_gradients(context, saved.mlp);
+    attention_.add_weight_gradients(context, saved.attention);
+  }
 
  private:
   void run(const StepContext& context, Residual& stream, View middle, int64_t batch, KvCache* cache,

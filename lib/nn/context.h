@@ -66,7 +66,10 @@ struct StepContext {
   Stream stream;
   Arena* saved;  ///< memory that forward stores for backward; released by the owner of the backward
                  ///< pass
-  Arena* scratch;                   ///< temporaries of one layer
+  Arena* scratch;  ///< temporaries of one layer
+  /// Not null: weight gradients are made later than the other gradients of a backward pass, and
+  /// their operands are here until then: those of x since the forward pass.
+  Arena* held = nullptr;
   bool training = true;             ///< keep what backward needs and record amax values
   bool plain = false;               ///< no GEMM reads a scaled format, in all three passes
   bool collect_statistics = false;  ///< fill the slots' statistics and samples
@@ -99,6 +102,10 @@ struct StepContext {
   DType partial_type(DType type) const {
     return type == DType::bf16 && !sums_in_fp32 && tensor_parts == 1 ? type : DType::f32;
   }
+  /// Returns the memory of operands that weight gradients read: that of the forward pass, and that
+  /// of the backward pass.
+  Arena* memory_of_x() const { return held == nullptr ? saved : held; }
+  Arena* memory_of_dy() const { return held == nullptr ? scratch : held; }
   /// Returns the rows of all tensor ranks, of which this one has `own`.
   int64_t rows_of_ranks(int64_t own) const {
     return tensor_ranks == nullptr ? own : own * tensor_ranks->ranks();

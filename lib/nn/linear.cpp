@@ -51,7 +51,7 @@ Linear::Linear(const LinearPlan& plan, Parameter* weight, Parameter* bias, Scali
 
 QuantizedInput::Memory Linear::memory_of_input(const StepContext& context) const {
   const bool saves = context.training && !plan_.remade_input && trains_weight();
-  return {context.scratch, saves ? context.saved : nullptr};
+  return {context.scratch, saves ? context.memory_of_x() : nullptr};
 }
 
 InputTensor Linear::allocate_x(const StepContext& context, int64_t rows,
@@ -78,13 +78,13 @@ InputTensor Linear::allocate_remade(const StepContext& context, int64_t rows) co
 
 InputTensor Linear::allocate_gradient(const StepContext& context, int64_t rows) const {
   return dy_.allocate(context, plan_.activation, {rows, plan_.site.out_features},
-                      {context.scratch, memory_of_wgrad(context)},
-                      bias_ != nullptr && bias_->trained);
+                      memory_of_gradient(context), bias_ != nullptr && bias_->trained);
 }
 
 Linear::Saved Linear::save_remade(const StepContext& context, const InputTensor& x) const {
   const StepContext again = cast_again(context, x_);
-  return {x_.operands(again, x, {nullptr, memory_of_wgrad(context)}).along_columns, x.smoothing};
+  return {
+      x_.operands(again, x, {nullptr, memory_of_wgrad(context)}).along_columns, x.smoothing, {}};
 }
 
 /// Stored for backward is only what crosses.
@@ -115,7 +115,7 @@ QuantizedInput::Operands Linear::operands_of_x(const StepContext& context,
 
 QuantizedInput::Operands Linear::operands_of_dy(const StepContext& context,
                                                 const InputTensor& dy) const {
-  const QuantizedInput::Memory memory = {context.scratch, memory_of_wgrad(context)};
+  const QuantizedInput::Memory memory = memory_of_gradient(context);
   return gathers(context, Split::rows)
              ? dy_.gathered(context, own_rows(context, dy_, dy, context.scratch), memory)
              : dy_.operands(context, dy, memory);
@@ -136,11 +136,11 @@ void Linear::forward(const StepContext& context, const InputTensor& x, View y, S
   } else {
     multiply(context, product);
   }
-  saved = context.training ? Saved{operands.along_columns, x.smoothing} : Saved{};
+  saved = context.training ? Saved{operands.along_columns, x.smoothing, {}} : Saved{};
 }
 
 void Linear::backward(const StepContext& context, const InputTensor& dy, View dx,
-                      const Saved& saved) const {
+                      Saved& saved) const {
   ArenaScope scope(*context.scratch);
   const QuantizedInput::Operands operands = operands_of_dy(context, dy);
   if (!dx.empty()) {
@@ -156,13 +156,11 @@ void Linear::backward(const StepContext& context, const InputTensor& dy, View dx
       multiply_over_ranks(context, product, plan_.site.pieces());
     }
   }
-  if (trains_weight()) {
-    Saved whole = saved;
-    if (gathers(context, Split::columns)) {
-      whole.x =
-          x_.gathered(cast_again(context, x_), saved.x, {nullptr, context.scratch}).along_columns;
-    }
-    make_weight_gradient(context, operands.along_columns, whole);
+  saved.dy = operands.along_columns;
+  if (context.held == nullptr) {
+    add_weight_gradient(context, saved);
+  } else if (trains_weight()) {
+    hold(context, saved);
   }
   if (bias_ != nullptr && bias_->trained) {
     add_bias_gradient(context, dy.plain);
@@ -170,6 +168,31 @@ void Linear::backward(const StepContext& context, const InputTensor& dy, View dx
   if (context.listener != nullptr) {
     context.listener->progress();
   }
+}
+
+/// A dy that is not cast is in memory of the caller; the casts of an x that crosses as it is read
+/// the scales of the present.
+void Linear::hold(const StepContext& context, Saved& saved) const {
+  if (saved.dy.quantized.empty()) {
+    const View copy = allocate(*context.held, saved.dy.plain.dtype, saved.dy.plain.shape);
+    ops::cast(context.stream, saved.dy.plain, copy);
+    saved.dy.plain = copy;
+  }
+  if (gathers(context, Split::columns) && !x_.gathers_codes(context)) {
+    saved.x = x_.gathered(cast_again(context, x_), saved.x, {nullptr, context.held}).along_columns;
+  }
+}
+
+void Linear::add_weight_gradient(const StepContext& context, const Saved& saved) const {
+  if (!trains_weight()) {
+    return;
+  }
+  Saved whole = saved;
+  if (gathers(context, Split::columns) && (context.held == nullptr || x_.gathers_codes(context))) {
+    whole.x =
+        x_.gathered(cast_again(context, x_), saved.x, {nullptr, context.scratch}).along_columns;
+  }
+  make_weight_gradient(context, whole);
 }
 
 void Linear::add_bias_gradient(const StepContext& context, ConstView dy) const {
@@ -188,26 +211,28 @@ void Linear::add_bias_gradient(const StepContext& context, ConstView dy) const {
   add({0, rows}, {bias_->gradient}, context.overwrites_gradients && bias_->overwritten);
 }
 
-void Linear::make_weight_gradient(const StepContext& context, const ops::GemmOperand& dy,
-                                  const Saved& x) const {
+void Linear::make_weight_gradient(const StepContext& context, const Saved& operands) const {
   const Parameter& weight = weight_.parameter();
   const bool add = !(context.overwrites_gradients && weight.overwritten);
   // Where values are added to a gradient in bf16, the sum of both is rounded.
   const bool rounds = !add && gradient_result(plan_, weight.stored_gradient.format) == DType::bf16;
-  const bool direct = (!weight.gradient.empty() || rounds) && x.smoothing.empty();
+  const ConstView& smoothing = operands.smoothing;
+  const bool direct = (!weight.gradient.empty() || rounds) && smoothing.empty();
   ArenaScope scope(*context.scratch);
   const View product = !direct  ? allocate(*context.scratch, DType::f32, weight.shape)
                        : rounds ? weight.stored_gradient.codes
                                 : weight.gradient;
-  multiply(
-      context,
-      {.plan = plan_.wgrad, .a = dy, .b = x.x, .c = product, .beta = direct && add ? 1.0F : 0.0F});
+  multiply(context, {.plan = plan_.wgrad,
+                     .a = operands.dy,
+                     .b = operands.x,
+                     .c = product,
+                     .beta = direct && add ? 1.0F : 0.0F});
   if (direct) {
     return;
   }
-  if (!x.smoothing.empty()) {
+  if (!smoothing.empty()) {
     const bool stored = weight.gradient.empty();
-    ops::divide_columns(context.stream, product, x.smoothing, stored ? product : weight.gradient,
+    ops::divide_columns(context.stream, product, smoothing, stored ? product : weight.gradient,
                         add && !stored);
     if (!stored) {
       return;

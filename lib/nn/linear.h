@@ -34,6 +34,7 @@ class Linear {
   struct Saved {
     ops::GemmOperand x;   ///< as wgrad reads it, or this rank's rows as they cross
     ConstView smoothing;  ///< x was multiplied by these; empty: by nothing
+    ops::GemmOperand dy;  ///< as wgrad reads it, once backward() has run
   };
 
   /// Registers its scaling slots; `weight` [N, K] and `bias` [N] (may be null) belong to the store
@@ -61,9 +62,17 @@ class Linear {
   void forward(const StepContext& context, const InputTensor& x, View y, Saved& saved) const;
 
   /// dy: [M, N], dx: [M, K]. Adds to the gradients of weight and bias, or overwrites them
-  /// (StepContext::overwrites_gradients); dx (when not empty) is overwritten.
-  void backward(const StepContext& context, const InputTensor& dy, View dx,
-                const Saved& saved) const;
+  /// (StepContext::overwrites_gradients); dx (when not empty) is overwritten. With
+  /// StepContext::held the gradient of the weight is left to add_weight_gradient().
+  void backward(const StepContext& context, const InputTensor& dy, View dx, Saved& saved) const;
+  /// Reads what backward() has left in StepContext::held, with the scales of that time.
+  void add_weight_gradient(const StepContext& context, const Saved& saved) const;
+  /// Whether backward reads an x that the caller has allocated after its backward pass: then it is
+  /// in StepContext::held.
+  bool holds_plain_input(const StepContext& context) const {
+    return context.held != nullptr && memory_of_input(context).along_columns != nullptr &&
+           !x_.reads_codes(context, Along::columns);
+  }
 
   const LinearPlan& plan() const { return plan_; }
   /// The weight, to be allocated before the first pass and refreshed after each update.
@@ -88,13 +97,19 @@ class Linear {
   QuantizedInput::Memory memory_of_input(const StepContext& context) const;
   /// Of operands that a backward pass makes; null: wgrad does not run.
   Arena* memory_of_wgrad(const StepContext& context) const {
-    return trains_weight() ? context.scratch : nullptr;
+    return trains_weight() ? context.memory_of_dy() : nullptr;
   }
+  /// Of dy; one that is not cast is copied where it is held.
+  QuantizedInput::Memory memory_of_gradient(const StepContext& context) const {
+    return {context.scratch, !trains_weight()                           ? nullptr
+                             : dy_.reads_codes(context, Along::columns) ? context.memory_of_dy()
+                                                                        : context.scratch};
+  }
+  void hold(const StepContext& context, Saved& saved) const;
   InputTensor allocate_x(const StepContext& context, int64_t rows,
                          QuantizedInput::Memory memory) const;
   /// dW[N, K] (+)= dy^T x.
-  void make_weight_gradient(const StepContext& context, const ops::GemmOperand& dy,
-                            const Saved& x) const;
+  void make_weight_gradient(const StepContext& context, const Saved& operands) const;
 
   LinearPlan plan_;
   Parameter* bias_;

@@ -38,7 +38,7 @@ void Mlp::forward(const StepContext& context, const InputTensor& x, View y, Save
   down_.forward(context, activated, y, saved.down);
 }
 
-void Mlp::backward(const StepContext& context, ConstView dy, View dx, const Saved& saved) const {
+void Mlp::backward(const StepContext& context, ConstView dy, View dx, Saved& saved) const {
   ArenaScope scope(*context.scratch);
   const int64_t rows = context.rows_of_ranks(dy.shape.rows());
   const bool reads_codes = pre_activation_.in_forward(context);
@@ -50,7 +50,8 @@ void Mlp::backward(const StepContext& context, ConstView dy, View dx, const Save
     ArenaScope remade(*context.scratch);
     const InputTensor activated = down_.allocate_remade(context, rows);
     activate(context, pre_activation, activated, reads_codes);
-    down_.backward(context, dy, d_activated, down_.save_remade(context, activated));
+    saved.down = down_.save_remade(context, activated);
+    down_.backward(context, dy, d_activated, saved.down);
   } else {
     down_.backward(context, dy, d_activated, saved.down);
     pre_activation = saved.pre_activation.read(context);

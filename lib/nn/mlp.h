@@ -34,7 +34,12 @@ class Mlp {
   void forward(const StepContext& context, const InputTensor& x, View y, Saved& saved) const;
   /// dy, dx: [rows, C]; dx is overwritten. Adds to the gradients of both layers, or overwrites them
   /// (StepContext::overwrites_gradients).
-  void backward(const StepContext& context, ConstView dy, View dx, const Saved& saved) const;
+  void backward(const StepContext& context, ConstView dy, View dx, Saved& saved) const;
+  /// Adds the weight gradients that backward() has left (StepContext::held).
+  void add_weight_gradients(const StepContext& context, const Saved& saved) const {
+    down_.add_weight_gradient(context, saved.down);
+    up_.add_weight_gradient(context, saved.up);
+  }
 
  private:
   MlpKind kind_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <map>
 #include <numbers>
 #include <utility>
 
@@ -58,11 +59,15 @@ Parameter* ParameterStore::add(Parameter parameter) {
 }
 
 std::vector<std::string> ParameterStore::names() const {
-  std::vector<std::string> names;
+  std::multimap<uint64_t, std::string> by_index;
   for (const Parameters* const list : {&parameters_, &absent_}) {
     for (const auto& parameter : *list) {
-      names.push_back(parameter->name);
+      by_index.emplace(parameter->sharding.index, parameter->name);
     }
+  }
+  std::vector<std::string> names;
+  for (auto& [index, name] : by_index) {
+    names.push_back(std::move(name));
   }
   return names;
 }

@@ -187,7 +187,8 @@ class ParameterStore {
   void allocate(Device& device, bool with_gradients = true, const StoreSharing& sharing = {});
 
   const Parameters& all() const { return parameters_; }
-  /// Returns the names of all parameters of the model, also of those of other stages.
+  /// Returns the names of all parameters of the model, also of those of other stages,
+  /// in their order.
   std::vector<std::string> names() const;
   /// Queue i has the gradients that cross the wire as wires()[i]. Empty if there are shards.
   const StoredPool& gradients() const { return gradients_; }

@@ -263,7 +263,13 @@ QuantizedInput::Operands QuantizedInput::gathered(const StepContext& context,
                                                   Memory wanted) const {
   const ConstView part = own.matrix();
   const int64_t rows = context.rows_of_ranks(part.shape.rows());
-  const View whole = fp8train::allocate(*context.scratch, part.dtype, {rows, part.shape.back()});
+  const bool along_k_only = context.device->traits().fp8_gemm_along_k_only && !with_plain_;
+  // Whether the GEMM along columns reads what crosses as it is.
+  const bool stays =
+      wanted.along_columns != nullptr &&
+      (own.quantized.empty() ? !reads_codes(context, Along::columns) : !along_k_only);
+  const View whole = fp8train::allocate(stays ? *wanted.along_columns : *context.scratch,
+                                        part.dtype, {rows, part.shape.back()});
   context.tensor_ranks->gather(context, part, whole);
   if (own.quantized.empty()) {
     return operands(context, whole, wanted);
@@ -272,7 +278,6 @@ QuantizedInput::Operands QuantizedInput::gathered(const StepContext& context,
   both.along_rows.quantized.rowwise.codes = whole;
   both.along_columns.quantized.rowwise.codes = whole;
   both.along_columns.transposed = true;
-  const bool along_k_only = context.device->traits().fp8_gemm_along_k_only && !with_plain_;
   if (along_k_only && wanted.along_columns != nullptr) {
     const View transposed =
         fp8train::allocate(*wanted.along_columns, part.dtype, {part.shape.back(), rows});

@@ -80,26 +80,33 @@ std::vector<int64_t> deal_blocks(int64_t blocks, int64_t parts, double head_bloc
   return dealt;
 }
 
-std::pair<int64_t, int64_t> blocks_of_stage(const ParallelLayout& layout, int64_t blocks,
-                                            int64_t stage, double head_blocks) {
-  const int64_t stages = layout.pipeline;
-  if (stages > blocks) {
+std::pair<int64_t, int64_t> blocks_of_part(const ParallelLayout& layout, int64_t blocks,
+                                           int64_t part, double head_blocks) {
+  const int64_t parts = layout.pipeline * layout.virtual_stages;
+  if (layout.pipeline > blocks) {
     throw ConfigError(fmt::format(
         "parallelism.pipeline is {}, and the model has {}: a stage needs one at least; the nearest "
         "size that works is {}",
-        stages, counted(blocks, "block"), blocks));
+        layout.pipeline, counted(blocks, "block"), blocks));
+  }
+  if (parts > blocks) {
+    throw ConfigError(fmt::format(
+        "parallelism.virtual_stages is {} in each of {} stages, and the model has {}: each needs "
+        "one at least; the nearest number that works is {}",
+        layout.virtual_stages, layout.pipeline, counted(blocks, "block"),
+        blocks / layout.pipeline));
   }
   const std::vector<int64_t> given =
-      layout.stage_blocks.empty() ? deal_blocks(blocks, stages, head_blocks) : layout.stage_blocks;
+      layout.stage_blocks.empty() ? deal_blocks(blocks, parts, head_blocks) : layout.stage_blocks;
   const int64_t sum = std::accumulate(given.begin(), given.end(), int64_t{0});
-  if (std::ssize(given) != stages || sum != blocks || std::ranges::min(given) < 1) {
+  if (std::ssize(given) != parts || sum != blocks || std::ranges::min(given) < 1) {
     throw ConfigError(fmt::format(
         "parallelism.stage_blocks: {} stages have {} blocks together, one at least in each, and "
         "not {} in {}",
-        stages, blocks, sum, counted(std::ssize(given), "stage")));
+        parts, blocks, sum, counted(std::ssize(given), "stage")));
   }
-  const int64_t first = std::accumulate(given.begin(), given.begin() + stage, int64_t{0});
-  return {first, first + given[static_cast<size_t>(stage)]};
+  const int64_t first = std::accumulate(given.begin(), given.begin() + part, int64_t{0});
+  return {first, first + given[static_cast<size_t>(part)]};
 }
 
 Mesh make_mesh(const ParallelLayout& layout, Communicator* world) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "comm/mesh.h"
+#include "parallel/pipeline_schedule.h"
 
 namespace fp8train {
 
@@ -18,11 +19,24 @@ struct ParallelLayout {
   /// parallelism.tensor_parts: partial results of which each sum over the ranks of the tensor axis
   /// consists, also where one rank has them all. 0: as many as ranks.
   int64_t tensor_parts = 0;
-  /// parallelism.stage_blocks: blocks of each pipeline stage; empty: as deal_blocks() deals them.
+  ScheduleKind schedule = ScheduleKind::one_forward_one_backward;  ///< parallelism.schedule
+  /// parallelism.virtual_stages: chunks of consecutive blocks that each pipeline stage has. Chunk c
+  /// of stage s is part c * pipeline + s of the model.
+  int64_t virtual_stages = 1;
+  /// parallelism.stage_blocks: blocks of each part; empty: as deal_blocks() deals them.
   std::vector<int64_t> stage_blocks;
 
   /// Returns how many partial results a rank makes of each such sum.
   int64_t parts_of_rank() const { return tensor_parts == 0 ? 1 : tensor_parts / tensor; }
+  PipelineShape pipeline_shape(int64_t micro_batches) const {
+    return {static_cast<int>(pipeline), static_cast<int>(virtual_stages), micro_batches};
+  }
+  /// Whether weight gradients are actions of their own.
+  bool splits_backward() const { return pipeline > 1 && schedule == ScheduleKind::zero_bubble; }
+  /// Returns the schedule of a step. Throws ConfigError as make_schedule() does.
+  PipelineSchedule schedule_of(int64_t micro_batches) const {
+    return make_schedule(schedule, pipeline_shape(micro_batches));
+  }
 
   bool operator==(const ParallelLayout&) const = default;
 };
@@ -39,9 +53,9 @@ Mesh make_mesh(const ParallelLayout& layout, Communicator* world);
 /// micro-batches, and the first one stores the embedding.
 std::vector<int64_t> deal_blocks(int64_t blocks, int64_t parts, double head_blocks);
 
-/// Returns the first block of a pipeline stage, and that of the next one. `head_blocks`: as in
-/// deal_blocks(). Throws ConfigError where the model's blocks are not divided among all stages.
-std::pair<int64_t, int64_t> blocks_of_stage(const ParallelLayout& layout, int64_t blocks,
-                                            int64_t stage, double head_blocks = 0);
+/// Returns the first block of a part of the model, and that of the next one. `head_blocks`: as in
+/// deal_blocks(). Throws ConfigError where the model's blocks are not divided among all parts.
+std::pair<int64_t, int64_t> blocks_of_part(const ParallelLayout& layout, int64_t blocks,
+                                           int64_t part, double head_blocks = 0);
 
 }  // namespace fp8train

@@ -26,20 +26,20 @@ class Outputs {
     ends_.resize(static_cast<size_t>(2 * parts_ * shape.micro_batches), kNever);
   }
 
+  /// The time at which another stage sends the input of an action; 0 if none does.
+  double input(int stage, const PipelineAction& action) {
+    const int part = part_of(stage, action);
+    const int from = part + (action.kind == ActionKind::forward ? -1 : 1);
+    const bool is_sent = action.kind != ActionKind::weight_gradient && from >= 0 && from < parts_;
+    return is_sent ? end(action.kind, from, action.micro_batch) : 0.0;
+  }
   /// The time from which a stage can run an action.
   double ready(int stage, const PipelineAction& action) {
-    const int part = part_of(stage, action);
-    switch (action.kind) {
-      case ActionKind::forward:
-        return part == 0 ? 0.0 : end(ActionKind::forward, part - 1, action.micro_batch);
-      case ActionKind::backward:
-        return std::max(
-            end(ActionKind::forward, part, action.micro_batch),
-            part + 1 == parts_ ? 0.0 : end(ActionKind::backward, part + 1, action.micro_batch));
-      case ActionKind::weight_gradient:
-        break;
-    }
-    return end(ActionKind::backward, part, action.micro_batch);
+    const auto before = static_cast<ActionKind>(static_cast<int>(action.kind) - 1);
+    const double own = action.kind == ActionKind::forward
+                           ? 0.0
+                           : end(before, part_of(stage, action), action.micro_batch);
+    return std::max(own, input(stage, action));
   }
   void set(int stage, const PipelineAction& action, double time) {
     if (action.kind != ActionKind::weight_gradient) {
@@ -146,9 +146,10 @@ PipelineSchedule interleave(const PipelineShape& shape) {
   const int64_t group = shape.stages;
   if (shape.micro_batches % group != 0) {
     throw ConfigError(fmt::format(
-        "the interleaved schedule of {} stages takes a multiple of {} micro-batches, and a step "
-        "has {}; the next number that works is {}",
-        group, group, shape.micro_batches, round_up(shape.micro_batches, group)));
+        "parallelism.schedule: interleaved takes a multiple of {} micro-batches with as many "
+        "stages, and a step has {} (training.gradient_accumulation_steps); the next number that "
+        "works is {}",
+        group, shape.micro_batches, round_up(shape.micro_batches, group)));
   }
   const auto pass = [&](ActionKind kind, int64_t number) {
     const auto chunk = static_cast<int>(number / group % shape.chunks);
@@ -223,8 +224,10 @@ PipelineSchedule make_schedule(ScheduleKind kind, const PipelineShape& shape) {
     return interleave(shape);
   }
   if (shape.chunks > 1) {
-    throw ConfigError(fmt::format("the {} schedule has one chunk on each stage, and not {}",
-                                  name_in(kScheduleKinds, kind), shape.chunks));
+    throw ConfigError(fmt::format(
+        "parallelism.virtual_stages is {}, and with parallelism.schedule: {} each stage has one; "
+        "set it to 1, or take interleaved",
+        shape.chunks, name_in(kScheduleKinds, kind)));
   }
   return ListScheduler(shape, kind == ScheduleKind::zero_bubble).make();
 }
@@ -255,6 +258,7 @@ ScheduleCost check_schedule(const PipelineSchedule& schedule, const PipelineShap
   std::vector<size_t> next(stages.size());
   cost.ends.resize(stages.size());
   cost.work.resize(stages.size());
+  std::vector<std::vector<double>> starts(stages.size());
   for (bool moves = true; moves;) {
     moves = false;
     for (size_t s = 0; s < stages.size(); ++s) {
@@ -266,7 +270,8 @@ ScheduleCost check_schedule(const PipelineSchedule& schedule, const PipelineShap
         }
         const size_t part = static_cast<size_t>(action.chunk) * stages.size() + s;
         const double time = duration(action.kind, of_parts[part], splits);
-        cost.ends[s] = std::max(cost.ends[s], ready) + time;
+        starts[s].push_back(std::max(cost.ends[s], ready));
+        cost.ends[s] = starts[s].back() + time;
         cost.work[s] += time;
         outputs.set(static_cast<int>(s), action, cost.ends[s]);
       }
@@ -278,7 +283,25 @@ ScheduleCost check_schedule(const PipelineSchedule& schedule, const PipelineShap
     }
   }
   const double most = *std::ranges::max_element(cost.work);
-  cost.bubble = (*std::ranges::max_element(cost.ends) - most) / most;
+  const double whole = *std::ranges::max_element(cost.ends);
+  cost.bubble = (whole - most) / most;
+  for (size_t s = 0; s < stages.size(); ++s) {
+    cost.idle.push_back(1.0 - cost.work[s] / whole);
+    std::map<double, std::vector<size_t>> readers;  // by the time at which their input is sent
+    for (size_t i = 0; i < stages[s].size(); ++i) {
+      const double sent = outputs.input(static_cast<int>(s), stages[s][i]);
+      if (sent > 0) {
+        readers[sent].push_back(i);
+      }
+    }
+    std::vector<ScheduleCost::Input>& inputs = cost.inputs.emplace_back();
+    for (const auto& [sent, actions] : readers) {
+      const auto begun = std::ranges::lower_bound(starts[s], sent) - starts[s].begin();
+      for (const size_t action : actions) {
+        inputs.push_back({action, static_cast<size_t>(begun)});
+      }
+    }
+  }
   return cost;
 }
 

@@ -22,7 +22,7 @@ enum class ScheduleKind : uint8_t {
 inline constexpr std::pair<ScheduleKind, std::string_view> kScheduleKinds[] = {
     {ScheduleKind::one_forward_one_backward, "1f1b"},
     {ScheduleKind::interleaved, "interleaved"},
-    {ScheduleKind::zero_bubble, "zero-bubble"}};
+    {ScheduleKind::zero_bubble, "zero_bubble"}};
 
 enum class ActionKind : uint8_t {
   forward,
@@ -63,6 +63,14 @@ struct ScheduleCost {
   std::vector<int64_t> held;  ///< micro-batches whose activations a stage stores at most, per chunk
   std::vector<double> work;   ///< time of each stage's actions
   std::vector<double> ends;   ///< time at which each stage ends
+  std::vector<double> idle;   ///< share of the step in which a stage waits
+  /// A message to a stage: the number of the action that reads it, and how many actions the stage
+  /// begins before it is sent. Where stages receive no later, messages that wait for all before
+  /// them wait for each other in no circle.
+  struct Input {
+    size_t action = 0, begun = 0;
+  };
+  std::vector<std::vector<Input>> inputs;  ///< of each stage, in the order in which they are sent
 };
 
 /// Makes a schedule. The first two kinds have the bubbles (stages - 1) / (chunks * micro_batches)

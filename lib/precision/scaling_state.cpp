@@ -26,9 +26,10 @@ std::optional<double> SlotReport::snr_db() const {
   return std::round(decibels * 100.0) / 100.0;
 }
 
-ScalingState::Group& ScalingState::group_of(const TensorFormat& format, ScalingPass pass) {
+ScalingState::Group& ScalingState::group_of(const TensorFormat& format, ScalingPass pass,
+                                            int chunk) {
   const auto found = std::find_if(groups_.begin(), groups_.end(), [&](const auto& group) {
-    return same_rule(group->format, format) && group->pass == pass;
+    return same_rule(group->format, format) && group->pass == pass && group->chunk == chunk;
   });
   if (found != groups_.end()) {
     return **found;
@@ -37,6 +38,7 @@ ScalingState::Group& ScalingState::group_of(const TensorFormat& format, ScalingP
   groups_.push_back(std::make_unique<Group>());
   groups_.back()->format = format;
   groups_.back()->pass = pass;
+  groups_.back()->chunk = chunk;
   return *groups_.back();
 }
 
@@ -56,7 +58,7 @@ const ScalingSlot* ScalingState::add(std::string layer, std::string role,
   if (present_) {
     const bool of_gradient = pass_ == ScalingPass::forward && slot.role.starts_with("dy");
     const ScalingPass pass = of_gradient ? ScalingPass::backward : pass_;
-    group_of(format, separates_passes_ ? pass : ScalingPass::both).slots.push_back(&slot);
+    group_of(format, separates_passes_ ? pass : ScalingPass::both, chunk_).slots.push_back(&slot);
   }
   return &slot;
 }
@@ -164,9 +166,9 @@ uint64_t ScalingState::due(int64_t step, bool ends_step) const {
   return groups;
 }
 
-void ScalingState::begin_pass(Stream stream, ScalingPass pass) const {
+void ScalingState::begin_pass(Stream stream, ScalingPass pass, int chunk) const {
   for (const auto& group : groups_) {
-    if (pass != ScalingPass::both && pass != group->pass) {
+    if (pass != ScalingPass::both && (pass != group->pass || chunk != group->chunk)) {
       continue;
     }
     const auto begins = [&](size_t i) {
@@ -186,10 +188,11 @@ void ScalingState::begin_pass(Stream stream, ScalingPass pass) const {
   }
 }
 
-void ScalingState::update(Stream stream, uint64_t due, double* squared_norm, ScalingPass pass) {
+void ScalingState::update(Stream stream, uint64_t due, double* squared_norm, ScalingPass pass,
+                          int chunk) {
   for (size_t g = 0; g < groups_.size(); ++g) {
     const Group* group = groups_[g].get();
-    if (pass != ScalingPass::both && pass != group->pass) {
+    if (pass != ScalingPass::both && (pass != group->pass || chunk != group->chunk)) {
       continue;
     }
     ops::propagate_non_finite(stream, group->amax, squared_norm);

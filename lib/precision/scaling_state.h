@@ -69,6 +69,8 @@ class ScalingState {
   /// The pass of the slots that are added from here on. forward: those whose role begins with "dy"
   /// are of the backward pass.
   void set_pass(ScalingPass pass) { pass_ = pass; }
+  /// The chunk of a pipeline stage whose slots are added from here on.
+  void set_chunk(int chunk) { chunk_ = chunk; }
   /// False: slots that are added from here on are those of layers that another pipeline stage has.
   /// They are counted, and are nothing else.
   void set_present(bool present) { present_ = present; }
@@ -107,8 +109,9 @@ class ScalingState {
   void restart();
 
   /// Begins a pass over the model: the amax of slots that scale now, whose tensor is another one in
-  /// each pass, becomes 0 (ScalingSlot::begins_at_zero). `pass`: of the slots of that pass.
-  void begin_pass(Stream stream, ScalingPass pass = ScalingPass::both) const;
+  /// each pass, becomes 0 (ScalingSlot::begins_at_zero). `pass`: of the slots of that pass in that
+  /// chunk.
+  void begin_pass(Stream stream, ScalingPass pass = ScalingPass::both, int chunk = 0) const;
 
   /// Both enclose a pass that is not a part of training. They keep amax and scale of slots with
   /// current_at_first, which casts of the first window overwrite; outside of that window there is
@@ -120,19 +123,21 @@ class ScalingState {
   /// scales of the next micro-batch or step. Scales of slots with current scaling are left alone; a
   /// slot whose blocks have scales of their own only has an amax, which is reset. *squared_norm
   /// (device memory) becomes NaN when an amax of any slot is not finite. `pass`: ends that pass of
-  /// a micro-batch, whose slots it updates.
+  /// a micro-batch in that chunk, whose slots it updates.
   void update(Stream stream, uint64_t due, double* squared_norm,
-              ScalingPass pass = ScalingPass::both);
+              ScalingPass pass = ScalingPass::both, int chunk = 0);
 
-  /// The amax and scales of the slots of forward passes at one time, if passes are separate.
-  struct ForwardScales {
+  /// The amax and scales of the slots of a pass at one time, if passes are separate.
+  struct StoredScales {
     Tensor values;
     std::vector<bool> scales_now;
+    ScalingPass pass;
   };
-  ForwardScales make_forward_scales() const;
-  /// Copy them to `stored`, and back: a backward pass reads those of its own forward pass.
-  void store_forward_scales(Stream stream, ForwardScales& stored) const;
-  void restore_forward_scales(Stream stream, const ForwardScales& stored) const;
+  StoredScales make_stored_scales(ScalingPass pass) const;
+  /// Copy them to `stored`, and back: a backward pass reads those of its own forward pass, and
+  /// weight gradients those of both passes.
+  void store_scales(Stream stream, StoredScales& stored) const;
+  void restore_scales(Stream stream, const StoredScales& stored) const;
 
   /// Whether casts draw random bits (ops::CastRandom).
   bool rounds_stochastically() const;
@@ -172,6 +177,7 @@ class ScalingState {
   struct Group {
     TensorFormat format;  // policy and delayed rule are common to the group; the dtype may differ
     ScalingPass pass = ScalingPass::both;
+    int chunk = 0;
     std::vector<ScalingSlot*> slots;
     View amax;  // a part of all slots'
     Tensor scale, scale_inv, history, cursor, format_max;
@@ -181,10 +187,11 @@ class ScalingState {
   };
   /// Returns all slots of the model, in their order.
   std::vector<const ScalingSlot*> of_all_stages() const;
-  Group& group_of(const TensorFormat& format, ScalingPass pass);
+  Group& group_of(const TensorFormat& format, ScalingPass pass, int chunk);
+  /// Calls visit(Group&) for the groups of a pass in all chunks.
   template <typename Visit>
-  void for_each_forward_group(const Visit& visit) const;
-  void copy_forward_scales(Stream stream, const View& stored, bool back) const;
+  void for_each_group(ScalingPass pass, const Visit& visit) const;
+  void copy_scales(Stream stream, const StoredScales& stored, bool back) const;
   /// Returns the tensors of a group that a checkpoint holds: fp32 and int32.
   static std::vector<std::pair<const char*, View>> saved_parts(const Group& group);
   /// Copies the values that casts of a first window write to Group::unevaluated, or back.
@@ -194,6 +201,7 @@ class ScalingState {
   Device* device_ = nullptr;
   bool separates_passes_ = false;
   ScalingPass pass_ = ScalingPass::forward;
+  int chunk_ = 0;
   bool present_ = true;
   std::vector<std::unique_ptr<ScalingSlot>> absent_;  ///< of other stages
   std::vector<std::unique_ptr<ScalingSlot>> slots_;

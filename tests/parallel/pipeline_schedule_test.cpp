@@ -158,9 +158,12 @@ TEST_CASE("a schedule that does not work is refused by stage and action") {
   CHECK(refusal([] {
           make_schedule(ScheduleKind::interleaved, {4, 2, 6});
         }) ==
-        "the interleaved schedule of 4 stages takes a multiple of 4 micro-batches, and a step has "
-        "6; the next number that works is 8");
+        "parallelism.schedule: interleaved takes a multiple of 4 micro-batches with as many "
+        "stages, and a step has 6 (training.gradient_accumulation_steps); the next number that "
+        "works is 8");
   CHECK(refusal([] {
           make_schedule(ScheduleKind::zero_bubble, {4, 2, 8});
-        }) == "the zero-bubble schedule has one chunk on each stage, and not 2");
+        }) ==
+        "parallelism.virtual_stages is 2, and with parallelism.schedule: zero_bubble each stage "
+        "has one; set it to 1, or take interleaved");
 }

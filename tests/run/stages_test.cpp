@@ -123,6 +123,39 @@ TEST_CASE("two ranks switch plans at a step, and go on across it from a stop: th
   CHECK(losses(folder / "stopped") == all);
 }
 
+TEST_CASE("a run continues under other pipeline schedules, and on one rank: the same bits") {
+  const TextFolder folder;
+  const auto pipeline = [&](const std::string& name, int ranks, long steps, const Words& changes) {
+    Words words = command(name, "te-delayed", 0, steps);
+    words.insert(words.end(), {"precision.plan=te-delayed", "precision.schedule=[]",
+                               "model.num_hidden_layers=4", "checkpoint.interval=4"});
+    words.insert(words.end(), changes.begin(), changes.end());
+    run(folder, ranks, words);
+  };
+  pipeline("whole", 1, 16, {});
+  pipeline("parts", 2, 4, {"parallelism.pipeline=2"});
+  pipeline("parts", 2, 8,
+           {"parallelism.pipeline=2", "parallelism.schedule=interleaved",
+            "parallelism.virtual_stages=2"});
+  pipeline("parts", 2, 12,
+           {"parallelism.pipeline=2", "parallelism.schedule=zero_bubble",
+            "parallelism.stage_blocks=[3, 1]"});
+  const nlohmann::json last =
+      nlohmann::json::parse(lines_of(read_file(folder / "parts" / "metrics.jsonl")).at(11));
+  for (const char* shares : {"stage_idle", "stage_idle_planned"}) {
+    REQUIRE(last.contains(shares));
+    CHECK(last.at(shares).size() == 2);
+    CHECK(last.at(shares).at("1").get<double>() > 0.0);
+    CHECK(last.at(shares).at("1").get<double>() < 1.0);
+  }
+  pipeline("parts", 1, 16, {});
+  for (const char* file : {"model.safetensors", "optimizer.safetensors", "scaling.safetensors"}) {
+    CAPTURE(file);
+    CHECK(
+        same_bytes(checkpoint(folder, "parts", 16) / file, checkpoint(folder, "whole", 16) / file));
+  }
+}
+
 TEST_CASE("a window of delayed scaling begins at the switch") {
   const TextFolder folder;
   run(folder, 2, command("run", "te-delayed", 0));

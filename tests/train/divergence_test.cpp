@@ -67,6 +67,29 @@ void set_element(Engine& engine, const std::string& name, int64_t element, float
 
 }  // namespace
 
+TEST_CASE("the first activation of any pipeline stage that is not finite is named") {
+  EngineSettings settings = test::small_llama("fp16");
+  settings.model.num_hidden_layers = 4;
+  settings.model.tie_word_embeddings = false;
+  settings.step.gradient_accumulation_steps = 2;
+  settings.strategy.layout.pipeline = 2;
+  const bool has_chunks = GENERATE(false, true);
+  settings.strategy.layout.schedule =
+      has_chunks ? ScheduleKind::interleaved : ScheduleKind::one_forward_one_backward;
+  settings.strategy.layout.virtual_stages = has_chunks ? 2 : 1;
+  const auto overflow = [&](Engine& engine, int) {
+    for (const auto& parameter : engine.model().parameters().all()) {
+      if (parameter->name == "layers.2.mlp.down.weight") {
+        const std::vector<float> large(static_cast<size_t>(parameter->shape.count()), 1e9F);
+        set_value(engine.device(), *parameter, large.data());
+      }
+    }
+    engine.weights_changed();
+  };
+  const std::string rank = has_chunks ? "rank 0: " : "rank 1: ";
+  CHECK(named(settings, 2, overflow).front().starts_with(rank + "activation layers.2, its output"));
+}
+
 TEST_CASE("a loss is high above the mean and so many standard deviations of the window") {
   SpikeDetector detector(spikes(2, 4, 2));
   int64_t step = 0;

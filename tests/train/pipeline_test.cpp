@@ -5,6 +5,8 @@
 
 #include <catch2/catch.hpp>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 #include <memory>
@@ -52,6 +54,29 @@ EngineSettings four_blocks(EngineSettings settings, int64_t micro_batches) {
   settings.model.tie_word_embeddings = false;
   settings.step.gradient_accumulation_steps = micro_batches;
   settings.strategy.bucket_bytes = 4096;
+  return settings;
+}
+
+/// A kind of schedule and the chunks of each stage.
+struct Order {
+  ScheduleKind kind;
+  int64_t chunks;
+};
+
+constexpr std::array<Order, 3> kOrders = {{{ScheduleKind::one_forward_one_backward, 1},
+                                           {ScheduleKind::zero_bubble, 1},
+                                           {ScheduleKind::interleaved, 2}}};
+constexpr size_t kZeroBubble = 1;
+
+/// Lets stages run in an order, with as many micro-batches as it takes at least.
+EngineSettings in_order(EngineSettings settings, const Order& order, int64_t stages) {
+  settings.strategy.layout.schedule = order.kind;
+  settings.strategy.layout.virtual_stages = order.chunks;
+  settings.model.num_hidden_layers = std::max(kBlocks, stages * order.chunks);
+  int64_t& micro_batches = settings.step.gradient_accumulation_steps;
+  if (order.kind == ScheduleKind::interleaved) {
+    micro_batches = (micro_batches + stages - 1) / stages * stages;
+  }
   return settings;
 }
 
@@ -201,43 +226,55 @@ void check_same(const Trained& trained, const Trained& wanted) {
 
 TEST_CASE("two stages train as one rank does, in every plan") {
   const std::string plan = GENERATE(from_range(test::compared_plans()));
-  CAPTURE(plan);
-  const EngineSettings settings = four_blocks(test::small_llama(plan), 3);
-  check_same(train_stages(settings, 2), train(settings, nullptr));
+  const EngineSettings settings = four_blocks(test::small_llama(plan), 4);
+  const Trained one = train(settings, nullptr);
+  for (const Order& order : kOrders) {
+    CAPTURE(plan, order.kind);
+    check_same(train_stages(in_order(settings, order, 2), 2), one);
+  }
 }
 
 TEST_CASE("any number of stages and micro-batches trains as one rank does") {
   const std::string plan = GENERATE("bf16", "te-delayed", "te-current", "deepseek-v3", "msamp-o2");
   const int64_t stages = GENERATE(2, 4);
   const int64_t micro_batches = GENERATE(1, 3, 8);
-  CAPTURE(plan, stages, micro_batches);
-  const EngineSettings settings = four_blocks(test::small_gpt2(plan), micro_batches);
+  const Order order = GENERATE(from_range(kOrders));
+  CAPTURE(plan, stages, micro_batches, order.kind);
+  const EngineSettings settings =
+      in_order(four_blocks(test::small_gpt2(plan), micro_batches), order, stages);
   check_same(train_stages(settings, stages), train(settings, nullptr));
 }
 
 TEST_CASE("stages do not wait for each other where messages are sent in the order of one stream") {
   const int64_t stages = GENERATE(2, 3, 4);
-  const int64_t micro_batches = GENERATE(1, 2, 3, 8);
+  const int64_t micro_batches = GENERATE(1, 3, 8);
   const bool tied = GENERATE(false, true);
-  CAPTURE(stages, micro_batches, tied);
-  EngineSettings settings = four_blocks(test::small_gpt2("te-delayed"), micro_batches);
+  const Order order = GENERATE(from_range(kOrders), Order{ScheduleKind::interleaved, 3});
+  CAPTURE(stages, micro_batches, tied, order.kind, order.chunks);
+  EngineSettings settings =
+      in_order(four_blocks(test::small_gpt2("te-delayed"), micro_batches), order, stages);
   settings.model.tie_word_embeddings = tied;
   check_same(train_stages(settings, stages, 2, true), train_stages(settings, stages, 2));
 }
 
 TEST_CASE("stages recompute, mask documents and have a head in FP8 as one rank does") {
   const std::string plan = GENERATE("te-delayed", "te-current", "coat", "msamp-o3", "te-nvfp4");
-  CAPTURE(plan);
-  EngineSettings settings = four_blocks(test::small_llama(plan), 5);
+  const Order order = GENERATE(from_range(kOrders));
+  CAPTURE(plan, order.kind);
+  EngineSettings settings = in_order(four_blocks(test::small_llama(plan), 5), order, 2);
   settings.step.decoder.recompute = Recompute::block;
   settings.plan.exemptions.head = false;
-  check_same(train_stages(settings, 4), train(settings, nullptr));
+  check_same(train_stages(settings, 2), train(settings, nullptr));
 }
 
 TEST_CASE("stages mask documents and count targets as one rank does") {
-  EngineSettings settings = four_blocks(test::small_gpt2("te-delayed"), 4);
+  const Order order = GENERATE(from_range(kOrders));
+  CAPTURE(order.kind);
+  EngineSettings settings = in_order(four_blocks(test::small_gpt2("te-delayed"), 3), order, 3);
   settings.masks_documents = settings.counts_targets = true;
-  settings.strategy.layout.stage_blocks = {2, 1, 1};
+  settings.model.num_hidden_layers = 8;
+  settings.strategy.layout.stage_blocks =
+      order.chunks == 1 ? std::vector<int64_t>{5, 1, 2} : std::vector<int64_t>{1, 2, 1, 1, 2, 1};
   check_same(train_stages(settings, 3), train(settings, nullptr));
 }
 
@@ -245,8 +282,9 @@ TEST_CASE("replicas of stages train as replicas of the whole model do, in every 
   const std::string plan = GENERATE("bf16", "te-delayed", "te-current", "msamp-o2", "fp8-lm");
   const int zero_stage = GENERATE(0, 1, 2, 3);
   const int64_t micro_batches = GENERATE(1, 3);
-  CAPTURE(plan, zero_stage, micro_batches);
-  EngineSettings settings = four_blocks(test::small_llama(plan), micro_batches);
+  const Order order = GENERATE(from_range(kOrders));
+  CAPTURE(plan, zero_stage, micro_batches, order.kind);
+  EngineSettings settings = in_order(four_blocks(test::small_llama(plan), micro_batches), order, 2);
   settings.strategy.zero_stage = zero_stage;
   check_same(train_stages(settings, 2, 2), train_stages(settings, 1, 2));
 }
@@ -255,8 +293,9 @@ TEST_CASE("stages of ranks that share each layer train as one rank with the same
   const std::string plan = GENERATE("bf16", "te-delayed", "te-current", "torchao-tensorwise");
   const int64_t stages = GENERATE(2, 4);
   const bool recomputes = GENERATE(false, true);
-  CAPTURE(plan, stages, recomputes);
-  EngineSettings settings = four_blocks(test::small_gpt2(plan), 3);
+  const Order order = GENERATE(from_range(kOrders));
+  CAPTURE(plan, stages, recomputes, order.kind);
+  EngineSettings settings = in_order(four_blocks(test::small_gpt2(plan), 3), order, stages);
   settings.step.decoder.recompute = recomputes ? Recompute::block : Recompute::none;
   settings.strategy.layout.tensor_parts = 2;
   const Trained one = train(settings, nullptr);
@@ -275,6 +314,8 @@ TEST_CASE("stages clip by the norm of the whole model, and run any optimizer") {
   settings.optimizer.grad_clip = 0.01;
   CAPTURE(optimizer);
   check_same(train_stages(settings, 4), train(settings, nullptr));
+  check_same(train_stages(in_order(settings, kOrders[kZeroBubble], 4), 4),
+             train(settings, nullptr));
 }
 
 TEST_CASE("a gradient that is not finite in one stage makes all skip the step") {
@@ -290,8 +331,9 @@ TEST_CASE("stages with tied embeddings differ by the order of one sum, and both 
   const std::string plan = GENERATE("fp32", "te-delayed", "te-current");
   const int zero_stage = GENERATE(0, 1, 2, 3);
   const bool head_in_fp8 = GENERATE(false, true);
-  CAPTURE(plan, zero_stage, head_in_fp8);
-  EngineSettings settings = four_blocks(test::small_gpt2(plan), 3);
+  const Order order = GENERATE(from_range(kOrders));
+  CAPTURE(plan, zero_stage, head_in_fp8, order.kind);
+  EngineSettings settings = in_order(four_blocks(test::small_gpt2(plan), 3), order, 4);
   settings.model.tie_word_embeddings = true;
   settings.strategy.zero_stage = zero_stage;
   settings.plan.exemptions.head = !head_in_fp8;
@@ -318,6 +360,34 @@ TEST_CASE("stages with tied embeddings differ by the order of one sum, and both 
     }
     CHECK(std::sqrt(difference) <= tolerance * std::sqrt(norm));
   }
+}
+
+TEST_CASE("stages train a part of the parameters as one rank does") {
+  const std::string frozen =
+      GENERATE("layers.0.*", "embedding.*", "layers.[012].*", "head.*", "layers.3.mlp.*");
+  const Order order = GENERATE(from_range(kOrders));
+  const int zero_stage = GENERATE(0, 3);
+  CAPTURE(frozen, order.kind, zero_stage);
+  EngineSettings settings = in_order(four_blocks(test::small_gpt2("te-delayed"), 2), order, 2);
+  settings.step.decoder.frozen = {frozen};
+  if (frozen.starts_with("layers.[")) {  // all of the first stage
+    settings.step.decoder.frozen = {"embedding.*", "positions.*", "layers.0.*", "layers.1.*",
+                                    "layers.2.attention*"};
+  }
+  settings.strategy.zero_stage = zero_stage;
+  check_same(train_stages(settings, 2, 2), train_stages(settings, 1, 2));
+}
+
+TEST_CASE("weight gradients of their own take the memory of their operands alone") {
+  EngineSettings settings = four_blocks(test::small_llama("te-delayed"), 8);
+  settings.strategy.layout.pipeline = 4;
+  const Topology ranks = Topology::blocks(4, 4);
+  const size_t at_once = dry_run_step(settings, {}, ranks, 3).plan.saved_bytes;
+  settings.strategy.layout.schedule = ScheduleKind::zero_bubble;
+  const StepPlan plan = dry_run_step(settings, {}, ranks, 3).plan;
+  CHECK(plan.saved_bytes < at_once);
+  CHECK(plan.held_bytes > 0);
+  CHECK(plan.held_bytes < at_once);
 }
 
 TEST_CASE("a model that cannot be divided is refused") {

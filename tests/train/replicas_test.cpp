@@ -39,5 +39,23 @@ TEST_CASE("of two ranks both are named", "[replicas]") {
   }
 }
 
+/// The first and the last of three stages have the table.
+TEST_CASE("tables of the first and the last stage are compared", "[replicas]") {
+  const auto compare_ends = [](uint64_t last) {
+    return run_ranks(Topology::blocks(3, 3), [&](Communicator& comm) {
+      const uint64_t hashes[] = {5, 0, last};
+      const auto stage = static_cast<size_t>(comm.rank());
+      compare_replicas(
+          Mesh({.pipeline = 3, .nodes = 1}, comm.rank(), &comm),
+          {{.name = "the table", .hash = hashes[stage], .of_ends = true}, {"own", stage + 1}}, 70);
+    });
+  };
+  CHECK(compare_ends(5) == std::vector<std::string>(3));
+  for (const std::string& error : compare_ends(6)) {
+    CHECK_THAT(error,
+               Catch::Contains("bits of the table: rank 0 (") && Catch::Contains("rank 2 ("));
+  }
+}
+
 }  // namespace
 }  // namespace fp8train::test

@@ -113,6 +113,12 @@ void check_pipeline(const CheckContext& at) {
   check_samples(at, at.settings.parallelism.layout.pipeline);
 }
 
+void check_of_pipeline(const CheckContext& at) {
+  if (at.settings.parallelism.layout.pipeline == 1) {
+    at.without_meaning("parallelism.pipeline: 1");
+  }
+}
+
 void check_shard_ranks(const CheckContext& at) {
   const StrategySettings& strategy = at.settings.parallelism;
   if (strategy.shard_ranks != 0 && strategy.zero_stage == 0) {
@@ -294,6 +300,25 @@ std::vector<Field> parallelism_fields() {
                   .when = has_several_gpus,
                   .changes_memory = true})
           .checked(check_pipeline),
+      choice("parallelism.schedule",
+             in(&Settings::parallelism, &StrategySettings::layout, &ParallelLayout::schedule),
+             kScheduleKinds,
+             "The order in which pipeline stages run micro-batches forward and backward: 1f1b "
+             "alternates; zero_bubble also makes weight gradients while a stage would wait, and "
+             "stores their operands until then; interleaved gives each stage several chunks of "
+             "blocks (virtual_stages), and takes a multiple of `pipeline` micro-batches. All "
+             "compute the same bits")
+          .checked(check_of_pipeline),
+      layout("virtual_stages", &ParallelLayout::virtual_stages, between(1, 8),
+             "Chunks of consecutive blocks of each pipeline stage, with schedule: interleaved: "
+             "stages wait so many times less, and send as many times more")
+          .checked(check_of_pipeline),
+      field("parallelism.stage_blocks",
+            in(&Settings::parallelism, &StrategySettings::layout, &ParallelLayout::stage_blocks),
+            {.range = at_least(1), .accepts = "a list of whole numbers, at least 1 each"},
+            "Blocks of each pipeline stage; with virtual_stages those of the first chunk of each "
+            "stage, then of the second, and so on. Empty: all stages take about as long")
+          .checked(check_of_pipeline),
       layout(
           "tensor_parts", &ParallelLayout::tensor_parts, between(0, 256),
           "Partial results of each sum that parallelism.tensor divides, a power of two: with the "

@@ -49,17 +49,22 @@ std::string describe_rank(int rank, const std::array<char, 64>& host) {
 /// A hash as ranks send it; 0 where a stage has fewer.
 struct Hashed {
   uint64_t hash = 0;
-  bool of_stage = false;
+  Group group = Group::state;  ///< which has the same
 };
+
+Hashed hashed(const ReplicaHash& one) {
+  return {one.hash, one.of_ends ? Group::pipe : one.of_stage ? Group::stage : Group::state};
+}
 
 /// Returns the ranks that should hold the same as one whose hash is another one; empty: there are
 /// none.
 std::vector<int> replicas_that_differ(const Mesh& mesh, const std::vector<Hashed>& hashes) {
-  std::map<std::pair<int, bool>, std::vector<int>> groups;
+  std::map<std::pair<int, Group>, std::vector<int>> groups;
   for (int rank = 0; rank < mesh.world_size(); ++rank) {
-    const bool of_stage = hashes[static_cast<size_t>(rank)].of_stage;
-    const MeshShape::Series group = mesh.shape().series(of_stage ? Group::stage : Group::state);
-    groups[{group.color(rank), of_stage}].push_back(rank);
+    const auto& [hash, group] = hashes[static_cast<size_t>(rank)];
+    if (group != Group::pipe || hash != 0) {
+      groups[{mesh.shape().series(group).color(rank), group}].push_back(rank);
+    }
   }
   for (const auto& [color, ranks] : groups) {
     const uint64_t first = hashes[static_cast<size_t>(ranks.front())].hash;
@@ -111,9 +116,16 @@ std::vector<ReplicaHash> hash_replicas(Engine& engine) {
              return parameter->name == name && !parameter->sharding.cut;
            });
   };
+  if (engine.model().config().tie_word_embeddings && engine.mesh().size(Axis::pipeline) > 1 &&
+      store.shards() == nullptr) {
+    hashes.push_back({.name = "the tied embeddings", .of_ends = true});
+  }
   engine.strategy().for_each_replica([&](const std::string& name, const Encoded& tensor) {
     uint64_t hash = hash_view(device, tensor.codes, 0, piece);
     hash = hash_view(device, tensor.scales, hash, piece);
+    if (!hashes.empty() && hashes.front().of_ends && name == "embedding.weight") {
+      hashes.front().hash = hash;
+    }
     hashes.push_back({name, hash, is_whole(name)});
   });
   for (const ScalingState::SavedTensor& tensor : engine.model().scaling().save()) {
@@ -127,20 +139,23 @@ std::vector<ReplicaHash> hash_replicas(Engine& engine) {
 }
 
 void compare_replicas(const Mesh& mesh, const std::vector<ReplicaHash>& mine, int64_t step) {
-  Hashed of_state;
-  Hashed of_stage = {.of_stage = true};
+  Hashed of_groups[] = {{0, Group::state}, {0, Group::stage}, {0, Group::pipe}};
   for (const ReplicaHash& one : mine) {
-    uint64_t& hash = one.of_stage ? of_stage.hash : of_state.hash;
-    hash = content_hash(&one.hash, sizeof(one.hash), hash);
+    for (auto& [hash, group] : of_groups) {
+      if (group == hashed(one).group && one.hash != 0) {
+        hash = content_hash(&one.hash, sizeof(one.hash), hash);
+      }
+    }
   }
-  if (replicas_that_differ(mesh, mesh.gather_values(of_state)).empty() &&
-      replicas_that_differ(mesh, mesh.gather_values(of_stage)).empty()) {
+  if (std::ranges::all_of(of_groups, [&](const Hashed& all) {
+        return replicas_that_differ(mesh, mesh.gather_values(all)).empty();
+      })) {
     return;
   }
   const std::vector<size_t> counts = mesh.gather_values(mine.size());
   for (size_t i = 0; i < *std::ranges::max_element(counts); ++i) {
     const ReplicaHash one = i < mine.size() ? mine[i] : ReplicaHash();
-    const std::vector<Hashed> hashes = mesh.gather_values(Hashed{one.hash, one.of_stage});
+    const std::vector<Hashed> hashes = mesh.gather_values(hashed(one));
     std::array<char, 128> name = {};
     one.name.copy(name.data(), name.size() - 1);
     const auto names = mesh.gather_values(name);

@@ -17,6 +17,8 @@ struct ReplicaHash {
   std::string name;
   uint64_t hash = 0;
   bool of_stage = false;  ///< and so do all ranks of the pipeline stage
+  /// The table of embeddings that the first and the last pipeline stage share; 0 in others.
+  bool of_ends = false;
 };
 
 /// Hashes the tensors that all ranks of an engine hold alike between steps: the values of all

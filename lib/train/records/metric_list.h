@@ -47,6 +47,8 @@ inline constexpr Metric kMetrics[] = {
     {"wire_bytes_within_node", {}, "sent within a node", "bytes per step"},
     {"wire_bytes_between_nodes", {}, "sent between nodes", "bytes per step"},
     {"slowest_rank"},
+    {"stage_idle"},
+    {"stage_idle_planned"},
     {"skipped_steps", "optimizer/skipped_steps", "skipped steps", {}, false},
     {"val_perplexity"},
     {"val_tokens"},

@@ -190,6 +190,18 @@ void RunRecords::put_aside_metrics() {
       last, directory_.earlier_metrics(number).string()));
 }
 
+namespace {
+
+JsonObject by_stage(const std::vector<double>& shares) {
+  JsonObject stages;
+  for (size_t stage = 0; stage < shares.size(); ++stage) {
+    stages.add(fmt::format("{}", stage), std::round(shares[stage] * 1e4) / 1e4);
+  }
+  return stages;
+}
+
+}  // namespace
+
 void RunRecords::write_step(const StepMetrics& metrics) {
   if (!lock_) {
     return;
@@ -231,6 +243,12 @@ void RunRecords::write_step(const StepMetrics& metrics) {
                                  .add("section", name_of(metrics.straggler->section))
                                  .add("seconds", metrics.straggler->seconds)
                                  .add("median_seconds", metrics.straggler->median_seconds));
+  }
+  if (!metrics.stage_idle.empty()) {
+    line.add("stage_idle", by_stage(metrics.stage_idle));
+  }
+  if (!metrics.planned_stage_idle.empty()) {
+    line.add("stage_idle_planned", by_stage(metrics.planned_stage_idle));
   }
   if (metrics.scaling != nullptr) {
     line.add("fp8_saturated_percent", metrics.scaling->saturated_percent)

@@ -44,6 +44,9 @@ struct StepMetrics {
   std::optional<double> loss_scale;  ///< plans with loss scaling
   int64_t skipped_steps = 0;
   std::optional<Straggler> straggler;  ///< since the last such line, if there are several ranks
+  /// Share of the time since the last such line in which each pipeline stage has waited for others,
+  /// and the share that its schedule plans if all passes take as long.
+  std::vector<double> stage_idle, planned_stage_idle;
   std::optional<Traffic> sent;  ///< what this rank sends in a step, if there are several ranks
   const ScalingSummary* scaling = nullptr;         ///< summary of `slots`; FP8 plans only
   const std::vector<SlotReport>* slots = nullptr;  ///< casts by role; read if `scaling` is set

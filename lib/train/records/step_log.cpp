@@ -58,12 +58,27 @@ bool StepLog::tensors_are_due(int64_t step) const {
           step / interval != std::max<int64_t>(step - logging.interval, 0) / interval);
 }
 
+namespace {
+
+/// Returns the share of `seconds` in which each stage has waited: the mean of its ranks.
+std::vector<double> idle_of_stages(const StageWaits& waits, double seconds) {
+  std::vector<double> idle(waits.seconds.empty() ? 0 : waits.planned.size());
+  const size_t of_stage = idle.empty() ? 1 : waits.seconds.size() / idle.size();
+  for (size_t rank = 0; rank < waits.seconds.size(); ++rank) {
+    idle[rank / of_stage] += waits.seconds[rank] / static_cast<double>(of_stage) / seconds;
+  }
+  return idle;
+}
+
+}  // namespace
+
 void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
   FlightRecorder* const recorder = flight_recorder();
   std::vector<SectionSeconds> seconds_of_ranks;
   const LossReport loss = engine.step_loss(
       recorder != nullptr ? recorder->take_seconds() : SectionSeconds(), &seconds_of_ranks);
   const ops::StepControl control = engine.optimizer().control();
+  const StageWaits waits = engine.take_stage_waits();
   const double seconds = since_log_.seconds() - seconds_left_out_;
   const auto steps = static_cast<double>(state.step - logged_step_);
   tokens_per_second_ = steps * static_cast<double>(session_->tokens_per_step()) / seconds;
@@ -101,6 +116,8 @@ void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
                         : std::nullopt,
       .skipped_steps = control.skipped_steps,
       .straggler = find_straggler(seconds_of_ranks),
+      .stage_idle = idle_of_stages(waits, seconds),
+      .planned_stage_idle = waits.planned,
       .sent = engine.mesh().world_size() > 1 ? std::optional<Traffic>(sent) : std::nullopt,
       .scaling = slots.empty() ? nullptr : &scaling,
       .slots = &slots,

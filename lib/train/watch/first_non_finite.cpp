@@ -99,25 +99,28 @@ std::optional<Finding> look(Device& device, const Parameter& parameter, Role rol
 /// Keeps the first one that a forward pass makes.
 class FirstActivation : public ActivationWatch {
  public:
-  explicit FirstActivation(Device& device) : device_(&device) {}
+  FirstActivation(Device& device, const ModelPart& part) : device_(&device), part_(&part) {}
+  void begin_batch() { ++batches_; }
   void made(size_t unit, const View& output) override {
-    ++seen_;
     if (finding_) {
       return;
     }
+    const int64_t block = unit == 0 ? -1 : part_->block_at(static_cast<int64_t>(unit) - 1);
     finding_ = look(*device_, ConstView(output), 0);
     if (finding_) {
       finding_->role = Role::activation;
-      finding_->order = seen_;
+      constexpr int64_t kMostBlocks = int64_t{1} << 32;
+      finding_->order = batches_ * kMostBlocks + block;
       set_name(*finding_, unit == 0 ? std::string("embedding, its output")
-                                    : fmt::format("layers.{}, its output", unit - 1));
+                                    : fmt::format("layers.{}, its output", block));
     }
   }
   const std::optional<Finding>& finding() const { return finding_; }
 
  private:
   Device* device_;
-  int64_t seen_ = 0;
+  const ModelPart* part_;
+  int64_t batches_ = 0;
   std::optional<Finding> finding_;
 };
 
@@ -174,10 +177,10 @@ Finding first_of_rank(Engine& engine, const std::function<Batch()>& next) {
   // Before the pass forward, which casts activations anew.
   const std::optional<Finding> cast = first_cast(engine, "x", Role::activation);
   const std::optional<Finding> weight = first_weight(engine);
-  FirstActivation activation(engine.device());
+  FirstActivation activation(engine.device(), engine.model().part());
   // Collective in some layouts: whatever has been found.
-  const bool is_whole = engine.mesh().size(Axis::pipeline) == 1;
-  for (int64_t i = 0; is_whole && i < engine.settings().step.gradient_accumulation_steps; ++i) {
+  for (int64_t i = 0; i < engine.settings().step.gradient_accumulation_steps; ++i) {
+    activation.begin_batch();
     engine.watch_forward(next(), activation);
   }
   for (const std::optional<Finding>& finding :
