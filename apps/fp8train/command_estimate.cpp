@@ -82,23 +82,23 @@ void print_ranks(const Session& session, const Topology& ranks) {
 
 void print_stages(const Session& session, const DryRunStep& largest) {
   const ParallelLayout& layout = session.engine.strategy.layout;
-  const auto stages = static_cast<int>(layout.pipeline);
-  if (stages == 1) {
+  if (layout.pipeline == 1) {
     return;
   }
   const PipelineShape shape =
       layout.pipeline_shape(session.engine.step.gradient_accumulation_steps);
   const ScheduleCost cost = check_schedule(layout.schedule_of(shape.micro_batches), shape);
   std::vector<int64_t> blocks;
-  for (int stage = 0; stage < stages; ++stage) {
+  for (int stage = 0; stage < shape.stages; ++stage) {
     blocks.push_back(part_of_stage(session.engine, stage).blocks());
   }
   print_fitted(
-      "stages  {}, of {} to {} blocks, up to {} micro-batches in the first one at a time; idle for "
+      "stages  {}, of {} to {} blocks, up to {} micro-batches{} in the first one at a time; idle "
+      "for "
       "{:.1f} % of the time of their work if all took equally long, with {} micro-batches per "
       "step; FLOP and memory are those of stage {}, which needs the most memory\n",
-      stages, std::ranges::min(blocks), std::ranges::max(blocks), cost.held.front(),
-      100 * cost.bubble, shape.micro_batches, largest.stage);
+      shape.stages, std::ranges::min(blocks), std::ranges::max(blocks), cost.held.front(),
+      shape.chunks > 1 ? " of a chunk" : "", 100 * cost.bubble, shape.micro_batches, largest.stage);
 }
 
 void print_memory(const Settings& settings, const Session& session, const DryRunStep& step,

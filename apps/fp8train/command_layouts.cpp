@@ -31,6 +31,14 @@ struct LayoutOptions {
   bool overwrite = false;
 };
 
+/// "16", with its schedule: "16x4" with four chunks in each, "16+zb" with zero_bubble.
+std::string stages_of(const ParallelLayout& layout) {
+  return fmt::to_string(layout.pipeline) + (layout.virtual_stages > 1
+                                                ? fmt::format("x{}", layout.virtual_stages)
+                                            : layout.splits_backward() ? "+zb"
+                                                                       : "");
+}
+
 /// "batch" is the sequences of a micro-batch, "times" the micro-batches of a step.
 std::string table_of(const std::vector<Layout>& layouts, size_t shown) {
   std::vector<TableColumn> table = {{"tensor"},          {"stages"},  {"ZeRO"},     {"recompute"},
@@ -42,7 +50,7 @@ std::string table_of(const std::vector<Layout>& layouts, size_t shown) {
     const Settings& settings = layout.settings;
     const std::string texts[] = {
         fmt::to_string(settings.parallelism.layout.tensor),
-        fmt::to_string(settings.parallelism.layout.pipeline),
+        stages_of(settings.parallelism.layout),
         fmt::format("{}{}", settings.parallelism.zero_stage,
                     settings.parallelism.sync_each_batch ? "+sync" : ""),
         settings.step.decoder.recompute == Recompute::block ? "block" : "none",
@@ -117,7 +125,7 @@ int print_layouts(const LayoutOptions& options, Settings settings, int ranks) {
     throw ConfigError("layouts plans for a GPU by its stated rates: name one with --gpu");
   });
   print_plan(settings, memory, ranks);
-  const LayoutSearch found = search_layouts(settings, memory, ranks);
+  const LayoutSearch found = search_layouts(settings, memory, ranks, options.top);
   const int64_t count = std::ssize(found.fitting) + std::ssize(found.too_large) + found.larger;
   print_fitted("{} of {} on {}, {} tokens per step\n", counted(count, "layout"),
                counted(ranks, "rank"), memory.gpu->name, describe_count(found.tokens_per_step));

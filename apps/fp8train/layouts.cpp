@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/names.h"
 #include "comm/topology.h"
 #include "model/model_config.h"
 #include "train/checkpoint/save_interval.h"
@@ -53,7 +54,9 @@ std::vector<ParallelLayout> sizes_of_axes(const Settings& settings, int ranks, i
         ParallelLayout& layout = all.emplace_back(given);
         layout.tensor = tensor;
         layout.pipeline = pipeline;
-        if (pipeline != given.pipeline) {
+        layout.schedule = ScheduleKind::one_forward_one_backward;
+        layout.virtual_stages = 1;
+        if (pipeline != given.pipeline || given.virtual_stages > 1) {
           layout.stage_blocks.clear();
         }
       }
@@ -73,6 +76,9 @@ double goodput_of(const Settings& settings, const DryRunStep& step, double step_
                                       : best_save_seconds(std::max(stall, 1e-6), mtbf);
   return 1 / (1 + stall / between) / (1 + (between / 2 + kRestartSeconds) / mtbf);
 }
+
+/// The most chunks of a stage that are tried.
+constexpr int64_t kMaxChunks = 8;
 
 /// The layouts with one set of sizes, one stage of ZeRO and one kind of recomputation.
 class StageSearch {
@@ -104,23 +110,18 @@ class StageSearch {
         ++found.larger;
         continue;
       }
-      Layout layout = plan(size);
+      Layout layout = plan(with_micro_batch(size), &found.scheduled);
       is_too_large = !fits(layout.bytes);
       (is_too_large ? found.too_large : found.fitting).push_back(std::move(layout));
     }
     return found.fitting.size() > fitting;
   }
 
- private:
-  bool fits(size_t bytes) const { return memory_.bytes == 0 || bytes <= memory_.bytes; }
-
-  Layout plan(int64_t micro_batch_size) const {
-    Layout layout = {.settings = settings_};
-    StepSettings& batch = layout.settings.step;
-    const int64_t global = settings_.training.global_batch_size;
-    batch.micro_batch_size = micro_batch_size;
-    batch.gradient_accumulation_steps = (global > 0 ? global : sequences_) / micro_batch_size;
-    const Session session = open_session(layout.settings, false, ranks_);
+  /// Makes the dry run of a layout; `others` (null: none) gets it with the schedules with which the
+  /// same passes take less time.
+  Layout plan(const Settings& settings, std::vector<Layout>* others) const {
+    Layout layout = {.settings = settings};
+    const Session session = open_session(settings, false, ranks_);
     bool one_is_too_large = false;  // then the others need no dry run
     StageRuns runs = largest_stage_runs(session, [&](const EngineSettings& engine, int rank) {
       DryRunStep of_rank;
@@ -137,14 +138,59 @@ class StageSearch {
     if (one_is_too_large) {
       return layout;
     }
-    layout.time = step_time(session.engine, runs, topology_, *memory_.gpu);
+    set_time(session, session.engine, runs, layout);
+    if (others != nullptr && settings.parallelism.layout.pipeline > 1) {
+      add_schedules(session, runs, layout, *others);
+    }
+    return layout;
+  }
+
+  bool fits(size_t bytes) const { return memory_.bytes == 0 || bytes <= memory_.bytes; }
+
+ private:
+  Settings with_micro_batch(int64_t size) const {
+    Settings settings = settings_;
+    const int64_t global = settings_.training.global_batch_size;
+    settings.step.micro_batch_size = size;
+    settings.step.gradient_accumulation_steps = (global > 0 ? global : sequences_) / size;
+    return settings;
+  }
+
+  void set_time(const Session& session, const EngineSettings& engine, StageRuns& runs,
+                Layout& layout) const {
+    layout.time = step_time(engine, runs, topology_, *memory_.gpu);
     const double seconds = layout.time.total();
     layout.tokens_per_second = static_cast<double>(session.tokens_per_step()) / seconds;
     layout.mfu = layout.tokens_per_second / ranks_ *
-                 flops_per_token(session.engine.model, session.engine.step.seq_length) /
+                 flops_per_token(engine.model, engine.step.seq_length) /
                  (memory_.gpu->tera_flops_16bit * 1e12);
-    layout.goodput = goodput_of(layout.settings, step, seconds, ranks_);
-    return layout;
+    layout.goodput = goodput_of(layout.settings, runs.largest_run(), seconds, ranks_);
+  }
+
+  /// With one chunk in each stage zero_bubble, with several interleaved.
+  void add_schedules(const Session& session, StageRuns& runs, const Layout& layout,
+                     std::vector<Layout>& others) const {
+    const int64_t stages = layout.settings.parallelism.layout.pipeline;
+    const int64_t blocks = session.engine.model.num_hidden_layers;
+    const bool in_groups = layout.micro_batches % stages == 0;
+    for (int64_t chunks = 1; chunks <= kMaxChunks && chunks * stages <= blocks; chunks *= 2) {
+      if (chunks > 1 && !in_groups) {
+        break;
+      }
+      Layout other = layout;
+      EngineSettings engine = session.engine;
+      ParallelLayout& changed = engine.strategy.layout;
+      changed.schedule = chunks == 1 ? ScheduleKind::zero_bubble : ScheduleKind::interleaved;
+      changed.virtual_stages = chunks;
+      if (chunks > 1) {
+        changed.stage_blocks.clear();
+      }
+      other.settings.parallelism.layout = changed;
+      set_time(session, engine, runs, other);
+      if (other.tokens_per_second > layout.tokens_per_second) {
+        others.push_back(std::move(other));
+      }
+    }
   }
 
   const Settings& settings_;
@@ -187,6 +233,33 @@ void search_stages(const Settings& settings, const RankMemory& memory, int ranks
   }
 }
 
+void sort_by_speed(std::vector<Layout>& layouts) {
+  std::ranges::stable_sort(layouts, std::ranges::greater(), &Layout::tokens_per_second);
+}
+
+/// Makes the dry runs of layouts with other schedules that would be among the fastest.
+void add_scheduled(const StageSearch& search, size_t top, LayoutSearch& found) {
+  sort_by_speed(found.fitting);
+  sort_by_speed(found.scheduled);
+  for (const Layout& layout : found.scheduled) {
+    if (found.fitting.size() >= top &&
+        layout.tokens_per_second <= found.fitting[top - 1].tokens_per_second) {
+      break;
+    }
+    try {
+      Layout planned = search.plan(layout.settings, nullptr);
+      if (search.fits(planned.bytes)) {
+        found.fitting.push_back(std::move(planned));
+        sort_by_speed(found.fitting);
+      } else {
+        ++found.larger;
+      }
+    } catch (const ConfigError& error) {
+      found.refused.emplace_back(error.what());
+    }
+  }
+}
+
 /// The blocks of a run's model, which can be in a folder.
 int64_t blocks_of(const Settings& settings) {
   return open_session(settings, false).engine.model.num_hidden_layers;
@@ -203,7 +276,7 @@ bool can_be_shared(const Settings& settings, int ranks) {
 }
 
 LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, int ranks,
-                            int64_t micro_batch_size) {
+                            int64_t top, int64_t micro_batch_size) {
   if (settings.parallelism.layout.tensor_parts > 0) {
     throw ConfigError(
         "parallelism.tensor_parts: layouts plans runs that are fast, and this makes them "
@@ -232,7 +305,8 @@ LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, 
                                         ranks, sequences)
                           : found.refused.front());
   }
-  std::ranges::stable_sort(found.fitting, std::ranges::greater(), &Layout::tokens_per_second);
+  add_scheduled(StageSearch(settings, memory, ranks, sequences, {}), static_cast<size_t>(top),
+                found);
   std::ranges::stable_sort(found.too_large, {}, &Layout::bytes);
   return found;
 }
@@ -241,6 +315,14 @@ std::string keys_of(const Layout& layout, const Settings& file) {
   const Settings& settings = layout.settings;
   const StrategySettings& strategy = settings.parallelism;
   std::string others;
+  const ParallelLayout& of_file = file.parallelism.layout;
+  if (strategy.layout.schedule != of_file.schedule) {
+    others +=
+        fmt::format(" parallelism.schedule={}", name_in(kScheduleKinds, strategy.layout.schedule));
+  }
+  if (strategy.layout.virtual_stages != of_file.virtual_stages) {
+    others += fmt::format(" parallelism.virtual_stages={}", strategy.layout.virtual_stages);
+  }
   if (strategy.sync_each_batch != file.parallelism.sync_each_batch) {
     others += fmt::format(" parallelism.sync_each_batch={}", strategy.sync_each_batch);
   }

@@ -32,6 +32,7 @@ struct Layout {
 struct LayoutSearch {
   int64_t tokens_per_step = 0;       ///< of all ranks
   std::vector<Layout> fitting;       ///< the fastest comes first
+  std::vector<Layout> scheduled;     ///< of other schedules, whose memory is not known
   std::vector<Layout> too_large;     ///< the smallest comes first
   int64_t larger = 0;                ///< others, which need more than some of too_large
   std::vector<std::string> refused;  ///< why other combinations cannot run
@@ -41,9 +42,10 @@ struct LayoutSearch {
 /// Searches the layouts of a run; a step has the same tokens in all of them. `memory` is that of a
 /// planned GPU. Divides training.global_batch_size, or what all ranks compute in a step, among the
 /// ranks of each layout that can share it. `micro_batch_size`: the only one that is tried; 0: all.
-/// Throws what open_session() throws if no combination can run.
+/// Other schedules than 1F1B are tried only where they would be among the `top` fastest. Throws
+/// what open_session() throws if no combination can run.
 LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, int ranks,
-                            int64_t micro_batch_size = 0);
+                            int64_t top, int64_t micro_batch_size = 0);
 
 /// Returns the keys that a search varies with the layout's values: "parallelism.zero_stage=1 ..",
 /// and others where they differ from those of `file`.

@@ -293,11 +293,13 @@ const std::vector<Layout>& JobMemory::layouts_of(Settings settings) {
     laid_ = settings;
     layouts_.clear();
     try {
-      layouts_ = search_layouts(settings, memory_of(settings), job_ranks(settings.job),
+      layouts_ = search_layouts(settings, memory_of(settings), job_ranks(settings.job), 1,
                                 settings.step.micro_batch_size)
                      .fitting;
       std::erase_if(layouts_, [](const Layout& layout) {
-        return layout.settings.parallelism.sync_each_batch;  // which is not asked
+        const StrategySettings& strategy = layout.settings.parallelism;  // others are not asked
+        return strategy.sync_each_batch ||
+               strategy.layout.schedule != ScheduleKind::one_forward_one_backward;
       });
     } catch (const Error&) {  // the settings are not complete, or refused for something else
     }

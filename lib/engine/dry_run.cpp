@@ -95,11 +95,11 @@ struct Repeated {
 /// after as many micro-batches as there are stages, once twice as many have begun.
 Repeated repeated_part(const EngineSettings& settings) {
   const ParallelLayout& layout = settings.strategy.layout;
-  const bool in_turns = layout.schedule == ScheduleKind::one_forward_one_backward;
+  const bool alternates = layout.schedule == ScheduleKind::one_forward_one_backward;
   const int64_t stages = layout.pipeline;
-  const int64_t period = in_turns ? 1 : stages;
-  const int64_t run = in_turns ? 2 + stages : 4 * stages;
-  const int64_t first = in_turns ? run - 2 : 2 * stages;
+  const int64_t period = alternates ? 1 : stages;
+  const int64_t run = alternates ? 2 + stages : 4 * stages;
+  const int64_t first = alternates ? run - 2 : 2 * stages;
   return {static_cast<size_t>(first), static_cast<size_t>(first + period),
           std::max<int64_t>(0, settings.step.gradient_accumulation_steps - run) / period};
 }
@@ -196,16 +196,18 @@ DryRunStep dry_run_on(MetaDevice& meta, EngineSettings settings, const Topology&
 StageRuns dry_run_stages(const EngineSettings& settings, int ranks_of_stage,
                          const std::function<DryRunStep(int rank)>& of_rank) {
   const auto stages = static_cast<int>(settings.strategy.layout.pipeline);
+  // A later stage of a zero-bubble schedule can store more than the one before it.
+  const bool each = settings.strategy.layout.splits_backward();
   StageRuns all;
-  std::map<std::tuple<std::vector<int64_t>, bool, bool>, size_t> of_kind;
+  std::map<std::tuple<std::vector<int64_t>, bool, bool, int>, size_t> of_kind;
   for (int stage = 0; stage < stages; ++stage) {
     const ModelPart part = part_of_stage(settings, stage);
     std::vector<int64_t> blocks;
     for (const auto& [first, end] : part.chunks) {
       blocks.push_back(end - first);
     }
-    const auto [found, is_new] =
-        of_kind.try_emplace({std::move(blocks), part.embeds, part.has_head}, all.runs.size());
+    const auto [found, is_new] = of_kind.try_emplace(
+        {blocks, part.embeds, part.has_head, each ? stage : 0}, all.runs.size());
     all.of_stage.push_back(found->second);
     if (is_new) {
       all.runs.push_back(of_rank(stage * ranks_of_stage));

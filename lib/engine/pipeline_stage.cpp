@@ -60,10 +60,11 @@ double head_blocks(const EngineSettings& settings) {
 
 ModelPart part_of_stage(const EngineSettings& settings, int stage) {
   const ParallelLayout& layout = settings.strategy.layout;
+  const double head = head_blocks(settings);
   ModelPart part = {.chunks = {}, .embeds = stage == 0, .has_head = stage + 1 == layout.pipeline};
   for (int64_t chunk = 0; chunk < layout.virtual_stages; ++chunk) {
     part.chunks.push_back(blocks_of_part(layout, settings.model.num_hidden_layers,
-                                         chunk * layout.pipeline + stage, head_blocks(settings)));
+                                         chunk * layout.pipeline + stage, head));
   }
   return part;
 }

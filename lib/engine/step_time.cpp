@@ -77,17 +77,21 @@ std::vector<ActionTimes> times_of_parts(const EngineSettings& settings,
                                         double message) {
   const size_t stages = steps.of_stage.size();
   const size_t parts = stages * static_cast<size_t>(settings.strategy.layout.virtual_stages);
+  std::vector<ModelPart> of_stages;
+  for (size_t stage = 0; stage < stages; ++stage) {
+    of_stages.push_back(part_of_stage(settings, static_cast<int>(stage)));
+  }
   std::vector<ActionTimes> times(parts);
   for (size_t part = 0; part < parts; ++part) {
     const StageTime& of = kinds[steps.of_stage[part % stages]];
-    const ModelPart blocks = part_of_stage(settings, static_cast<int>(part % stages));
+    const ModelPart& blocks = of_stages[part % stages];
     const auto [first, end] = blocks.chunks[part / stages];
     const double share = static_cast<double>(end - first) / static_cast<double>(blocks.blocks());
     const bool is_last = part + 1 == parts;
-    times[part] = {.forward = of.passes.forward * share + (is_last ? 0.0 : message),
-                   .backward = of.passes.backward * share + (part == 0 ? 0.0 : message) +
+    times[part] = {.forward = share * of.passes.forward + (is_last ? 0.0 : message),
+                   .backward = share * of.passes.backward + (part == 0 ? 0.0 : message) +
                                (is_last ? of.head : 0.0),
-                   .weight_gradient = of.passes.weight_gradient * share};
+                   .weight_gradient = share * of.passes.weight_gradient};
   }
   return times;
 }
@@ -96,10 +100,10 @@ std::vector<ActionTimes> times_of_parts(const EngineSettings& settings,
 
 StepTime step_time(const EngineSettings& settings, const StageRuns& steps, const Topology& ranks,
                    const GpuKind& gpu) {
-  const ParallelLayout& layout = settings.strategy.layout;
   const StepRates rates(gpu);
   const double message = message_seconds(settings, ranks, rates);
   const size_t stages = steps.of_stage.size();
+  const ParallelLayout& layout = settings.strategy.layout;
   const PipelineShape shape = layout.pipeline_shape(settings.step.gradient_accumulation_steps);
   std::vector<StageTime> kinds;
   for (const DryRunStep& step : steps.runs) {

@@ -24,8 +24,9 @@ struct StepTime {
   double total() const { return work() + idle; }
 };
 
-/// `steps` have calls: they are logged steps, of `ranks`. A stage sends the result of a pass before
-/// it begins the next one.
+/// `steps` have calls: they are logged steps, of `ranks`, with the settings' schedule or another
+/// one, whose stages have the same passes. A stage sends the result of a pass before it begins the
+/// next one.
 StepTime step_time(const EngineSettings& settings, const StageRuns& steps, const Topology& ranks,
                    const GpuKind& gpu);
 

@@ -90,6 +90,7 @@ TEST_CASE("stages have blocks as they are dealt, or as many as asked for") {
   CHECK(blocks_of_part({.pipeline = 3}, 8, 0) == Range(0, 2));
   CHECK(blocks_of_part({.pipeline = 3}, 8, 1) == Range(2, 5));
   CHECK(blocks_of_part({.pipeline = 3}, 8, 2, 0.5) == Range(6, 8));
+  CHECK(blocks_of_part({.pipeline = 2, .virtual_stages = 2}, 5, 3) == Range(3, 5));
   CHECK(blocks_of_part({.pipeline = 3, .stage_blocks = {1, 5, 2}}, 8, 1) == Range(1, 6));
   CHECK_THROWS_AS(blocks_of_part({.pipeline = 3, .stage_blocks = {8, 0, 0}}, 8, 0), ConfigError);
   CHECK_THROWS_AS(blocks_of_part({.pipeline = 3, .stage_blocks = {4, 4}}, 8, 0), ConfigError);

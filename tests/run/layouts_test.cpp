@@ -63,17 +63,21 @@ TEST_CASE("layouts are ordered by speed, train the same tokens, and are those of
   // Ranks that share layers and stages train on the same sequences. Stage 2 of ZeRO is stage 1 but
   // for steps of one micro-batch, and in one stage of a pipeline gradients can be exchanged one by
   // one. Eight ranks do not divide 12 heads.
-  size_t expected = 0;
+  std::ptrdiff_t expected = 0;
   for (const int tensor : {1, 2, 4}) {
     for (int stages = 1; stages <= 4; stages *= 2) {
-      size_t sizes = 0;
+      std::ptrdiff_t sizes = 0;
       for (int size = 1; size <= 6 * tensor * stages; ++size) {
         sizes += 6 * tensor * stages % size == 0 ? 1 : 0;
       }
       expected += 2 * (stages == 1 ? 5 * sizes - 1 : tensor * stages == 16 ? sizes : 3 * sizes);
     }
   }
-  REQUIRE(rows.size() == expected);
+  const auto is_1f1b = [](const Words& row) {
+    return row[1].find_first_not_of("0123456789") == std::string::npos;
+  };
+  CHECK(std::ranges::count_if(rows, is_1f1b) == expected);
+  CHECK(rows.size() > static_cast<size_t>(expected));  // "4x2": interleaved
   for (const Words& row : rows) {
     CHECK(std::stoll(row[4]) * std::stoll(row[5]) == 6 * std::stoll(row[0]) * std::stoll(row[1]));
   }

@@ -12,13 +12,6 @@
 namespace fp8train {
 namespace {
 
-/// The same settings with stages that have several chunks.
-EngineSettings interleaved(EngineSettings settings, int64_t chunks) {
-  settings.strategy.layout.schedule = ScheduleKind::interleaved;
-  settings.strategy.layout.virtual_stages = chunks;
-  return settings;
-}
-
 const GpuKind& h100() {
   return *find_gpu_kind("h100");
 }
@@ -68,12 +61,17 @@ TEST_CASE("equal stages idle as their schedule says, and have the work of one ra
   CHECK(time.idle / time.work() == Approx(3.0 / 12).epsilon(0.03));
   CHECK(time.idle_shares.size() == 4);
   CHECK(mean(time.idle_shares) == Approx(3.0 / 15).epsilon(0.05));
-  const StepTime halves = time_of(interleaved(settings, 2), ranks);
+  EngineSettings other = settings;
+  other.strategy.layout.schedule = ScheduleKind::interleaved;
+  other.strategy.layout.virtual_stages = 2;
+  const StepTime halves = time_of(other, ranks);
   CHECK(halves.idle == Approx(time.idle / 2).epsilon(0.05));
-  // Weight gradients that wait are the same work.
-  EngineSettings split = settings;
-  split.strategy.layout.schedule = ScheduleKind::zero_bubble;
-  CHECK(time_of(split, ranks).work() == Approx(time.work()).epsilon(0.01));
+  // The passes of stages are known from another schedule.
+  CHECK(step_time(other, runs_of(settings, ranks), ranks, h100()).total() ==
+        Approx(halves.total()).epsilon(0.01));
+  // Weight gradients that wait are the same work, and their operands are stored.
+  other.strategy.layout = {.pipeline = 4, .schedule = ScheduleKind::zero_bubble};
+  CHECK(time_of(other, ranks).work() == Approx(time.work()).epsilon(0.03));
   const StepTime one = time_of(engine_of(wide_llama(8), {}, 12), Topology());
   CHECK(one.idle == 0);
   CHECK(time.gemms == Approx(one.gemms / 4).epsilon(0.03));
@@ -128,9 +126,11 @@ TEST_CASE("Llama 3 405B is predicted in the published order, each run within 20 
   double before = 1e9;
   for (const auto& [ranks, micro_batches, published] :
        {std::tuple(8192, 32, 430.0), {16384, 16, 400.0}}) {
+    const ParallelLayout layout = {
+        .tensor = 8, .pipeline = 16, .schedule = ScheduleKind::interleaved, .virtual_stages = 4};
     const EngineSettings settings =
-        engine_of(find_preset("llama-405b")->config, {.tensor = 8, .pipeline = 16}, micro_batches);
-    const double seconds = time_of(interleaved(settings, 4), Topology::blocks(ranks, 8)).total();
+        engine_of(find_preset("llama-405b")->config, layout, micro_batches);
+    const double seconds = time_of(settings, Topology::blocks(ranks, 8)).total();
     const double tokens = static_cast<double>(settings.step.tokens()) / (8 * 16);  // of a rank
     const double rate = tokens * flops_per_token(settings.model, 8192) / seconds / 1e12;
     CAPTURE(ranks, rate, seconds);

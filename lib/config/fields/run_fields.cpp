@@ -298,7 +298,7 @@ std::vector<Field> parallelism_fields() {
             in(&Settings::parallelism, &StrategySettings::layout, &ParallelLayout::stage_blocks),
             {.range = at_least(1), .accepts = "a list of whole numbers, at least 1 each"},
             "Blocks of each pipeline stage; with virtual_stages those of the first chunk of each "
-            "stage, then of the second, and so on. Empty: dealt so that stages take about the same time")
+            "stage, then of the second, and so on. Empty: all stages take about as long")
           .checked(check_of_pipeline),
       layout(
           "tensor_parts", &ParallelLayout::tensor_parts, between(0, 256),
