@@ -92,11 +92,12 @@ void print_stages(const Session& session) {
       layout.pipeline_shape(session.engine.step.gradient_accumulation_steps);
   const ScheduleCost cost = check_schedule(layout.schedule_of(shape.micro_batches), shape);
   print_fitted(
-      "stages  {}, up to {} micro-batches in the first one at a time; idle for {:.1f} % of the "
+      "stages  {}, up to {} micro-batches{} in the first one at a time; idle for {:.1f} % of the "
       "time "
       "of their work with {} micro-batches per step; FLOP and memory are those of the stage with "
       "the most memory\n",
-      stages, cost.held.front(), 100 * cost.bubble, shape.micro_batches);
+      stages, cost.held.front(), shape.chunks == 1 ? "" : " of a chunk each", 100 * cost.bubble,
+      shape.micro_batches);
 }
 
 void print_memory(const Settings& settings, const Session& session, const DryRunStep& step,

@@ -93,11 +93,11 @@ struct Repeated {
 /// after as many micro-batches as there are stages, once twice as many have begun.
 Repeated repeated_part(const EngineSettings& settings) {
   const ParallelLayout& layout = settings.strategy.layout;
-  const bool in_turns = layout.schedule == ScheduleKind::one_forward_one_backward;
+  const bool alternates = layout.schedule == ScheduleKind::one_forward_one_backward;
   const int64_t stages = layout.pipeline;
-  const int64_t period = in_turns ? 1 : stages;
-  const int64_t run = in_turns ? 2 + stages : 4 * stages;
-  const int64_t first = in_turns ? run - 2 : 2 * stages;
+  const int64_t period = alternates ? 1 : stages;
+  const int64_t run = alternates ? 2 + stages : 4 * stages;
+  const int64_t first = alternates ? run - 2 : 2 * stages;
   return {static_cast<size_t>(first), static_cast<size_t>(first + period),
           std::max<int64_t>(0, settings.step.gradient_accumulation_steps - run) / period};
 }

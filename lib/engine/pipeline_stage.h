@@ -30,8 +30,8 @@ struct BatchMemory {
   float share = 1.0F;      ///< Engine::target_share()
 };
 
-/// What a micro-batch leaves in a chunk from its forward pass to its last action, but for the
-/// activations that end with its backward pass.
+/// The memory of a micro-batch in a chunk, from its forward pass to its last action. Activations
+/// that end with its backward pass have memory of their own.
 struct PassMemory {
   PassMemory(Device& device, const ScalingState& scaling, bool splits);
 

@@ -62,13 +62,13 @@ struct ScheduleCost {
   double bubble = 0;          ///< idle time of the stage that works most, per time of its work
   std::vector<int64_t> held;  ///< micro-batches whose activations a stage stores at most, per chunk
   std::vector<double> idle;   ///< share of the step in which a stage waits
-  /// What a stage receives from others, in the order in which it is sent: the number of the action
-  /// that reads it, and how many actions the stage begins before it is sent. Where stages receive
-  /// no later, messages that wait for all before them wait for each other in no circle.
+  /// A message to a stage: the number of the action that reads it, and how many actions the stage
+  /// begins before it is sent. Where stages receive no later, messages that wait for all before
+  /// them wait for each other in no circle.
   struct Input {
     size_t action = 0, begun = 0;
   };
-  std::vector<std::vector<Input>> inputs;  ///< of each stage
+  std::vector<std::vector<Input>> inputs;  ///< of each stage, in the order in which they are sent
 };
 
 /// Makes a schedule. The first two kinds have the bubbles (stages - 1) / (chunks * micro_batches)

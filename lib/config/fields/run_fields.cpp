@@ -258,30 +258,17 @@ std::vector<Field> comm_fields() {
   };
 }
 
-std::vector<Field> parallelism_fields() {
-  const auto layout = [](const std::string& name, auto member, const Range& range,
-                         const char* text) {
-    return field("parallelism." + name,
-                 in(&Settings::parallelism, &StrategySettings::layout, member), range, text);
-  };
+namespace {
+
+template <class Member>
+Field layout(const std::string& name, Member ParallelLayout::*member, const Range& range,
+             const char* text) {
+  return field("parallelism." + name, in(&Settings::parallelism, &StrategySettings::layout, member),
+               range, text);
+}
+
+std::vector<Field> pipeline_fields() {
   return {
-      field("parallelism.zero_stage", in(&Settings::parallelism, &StrategySettings::zero_stage),
-            between(0, 3),
-            "0: each rank keeps all (DDP); 1: ranks share moments and master weights; 2: gradients "
-            "too; 3: all weights too (FSDP)")
-          .asked({.topic = Topic::parallelism,
-                  .text = "What ranks share, 0 (nothing) to 3 (all)",
-                  .when = [](const Settings& s) { return s.job.nodes * s.job.ranks_per_node > 1; },
-                  .changes_memory = true})
-          .checked(check_zero_stage),
-      layout("tensor", &ParallelLayout::tensor, between(1, 1 << 16),
-             "Ranks among which each layer is cut: its rows of activations, its heads and the "
-             "columns or rows of its weights")
-          .checked(check_tensor),
-      layout("pipeline", &ParallelLayout::pipeline, between(1, 1 << 16),
-             "Stages of consecutive blocks, each on ranks of its own, through which micro-batches "
-             "pass one after another")
-          .checked(check_pipeline),
       choice("parallelism.schedule",
              in(&Settings::parallelism, &StrategySettings::layout, &ParallelLayout::schedule),
              kScheduleKinds,
@@ -301,6 +288,30 @@ std::vector<Field> parallelism_fields() {
             "Blocks of each pipeline stage; with virtual_stages those of the first chunk of each "
             "stage, then of the second, and so on. Empty: divided evenly")
           .checked(check_of_pipeline),
+  };
+}
+
+}  // namespace
+
+std::vector<Field> parallelism_fields() {
+  std::vector<Field> fields = {
+      field("parallelism.zero_stage", in(&Settings::parallelism, &StrategySettings::zero_stage),
+            between(0, 3),
+            "0: each rank keeps all (DDP); 1: ranks share moments and master weights; 2: gradients "
+            "too; 3: all weights too (FSDP)")
+          .asked({.topic = Topic::parallelism,
+                  .text = "What ranks share, 0 (nothing) to 3 (all)",
+                  .when = [](const Settings& s) { return s.job.nodes * s.job.ranks_per_node > 1; },
+                  .changes_memory = true})
+          .checked(check_zero_stage),
+      layout("tensor", &ParallelLayout::tensor, between(1, 1 << 16),
+             "Ranks among which each layer is cut: its rows of activations, its heads and the "
+             "columns or rows of its weights")
+          .checked(check_tensor),
+      layout("pipeline", &ParallelLayout::pipeline, between(1, 1 << 16),
+             "Stages of consecutive blocks, each on ranks of its own, through which micro-batches "
+             "pass one after another")
+          .checked(check_pipeline),
       layout(
           "tensor_parts", &ParallelLayout::tensor_parts, between(0, 256),
           "Partial results of each sum that parallelism.tensor divides, a power of two: with the "
@@ -323,6 +334,8 @@ std::vector<Field> parallelism_fields() {
             "Steps between comparisons of the ranks' weights by hash, which also precede each "
             "checkpoint; a difference is named and ends the run. 0: never"),
   };
+  std::ranges::move(pipeline_fields(), std::back_inserter(fields));
+  return fields;
 }
 
 std::vector<Field> top_level_fields() {
