@@ -225,6 +225,14 @@ void Engine::run_weight_gradients(const MicroBatchMemory& memory, const StagePas
   memory.pass.held.release(0);
 }
 
+/// Of what each rank has seen of its parts of tensors.
+void Engine::agree_on_amax() {
+  ScalingState& scaling = model_.scaling();
+  if (tensor_ranks_ != nullptr && !scaling.empty()) {
+    tensor_ranks_->largest(context(memory_of(), true, false), scaling.amax());
+  }
+}
+
 void Engine::move_scales(const StagePass& pass, ScalingPass of_pass, int chunk) {
   ScalingState& scaling = model_.scaling();
   const uint64_t due = scaling.due(pass.step_index, pass.last);

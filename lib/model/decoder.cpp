@@ -77,9 +77,9 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
     const size_t chunk = part_.chunk_of(i);
     const bool is_present = chunk < part_.chunks.size();
     set_present(is_present);
+    scaling_.set_chunk(static_cast<int>(chunk));
     if (is_present) {
       parameters_.begin_unit();
-      scaling_.set_chunk(static_cast<int>(chunk));
     }
     add_block(i, options.settings.recompute);
     if (!is_present) {
@@ -87,12 +87,7 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
     }
   }
   parameters_.begin_unit();
-  set_present(part_.has_head);
   add_head(options);
-  if (!part_.has_head) {
-    final_norm_.reset();
-    head_.reset();
-  }
   for (const auto& parameter : parameters_.all()) {
     // All ranks of the tensor axis have what is not cut.
     parameter->counts_in_norm =
@@ -103,6 +98,7 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
 }
 
 void Decoder::add_head(const DecoderOptions& options) {
+  set_present(part_.has_head);
   // Forward reads codes in the blocks only; the norm after them reads the residual stream, which
   // stays alive until its backward pass.
   final_norm_ = std::make_unique<Norm>(
@@ -129,6 +125,10 @@ void Decoder::add_head(const DecoderOptions& options) {
   head.site = head.site.of_rank(tensor_.ranks);
   head_ = std::make_unique<Head>(Linear(head, head_weight, nullptr, scaling_), config_.vocab_size,
                                  chunk_rows, static_cast<float>(options.settings.z_loss));
+  if (!part_.has_head) {
+    final_norm_.reset();
+    head_.reset();
+  }
 }
 
 void Decoder::freeze(const std::vector<std::string>& patterns) {

@@ -215,6 +215,26 @@ int64_t most_held(const std::vector<PipelineAction>& actions, bool splits) {
   return most;
 }
 
+/// `starts`: of the actions.
+std::vector<ScheduleCost::Input> inputs_of(int stage, const std::vector<PipelineAction>& actions,
+                                           const std::vector<double>& starts, Outputs& outputs) {
+  std::map<double, std::vector<size_t>> readers;  // by the time at which their input is sent
+  for (size_t i = 0; i < actions.size(); ++i) {
+    const double sent = outputs.input(stage, actions[i]);
+    if (sent > 0) {
+      readers[sent].push_back(i);
+    }
+  }
+  std::vector<ScheduleCost::Input> inputs;
+  for (const auto& [sent, of_time] : readers) {
+    const auto begun = std::ranges::lower_bound(starts, sent) - starts.begin();
+    for (const size_t action : of_time) {
+      inputs.push_back({action, static_cast<size_t>(begun)});
+    }
+  }
+  return inputs;
+}
+
 }  // namespace
 
 PipelineSchedule make_schedule(ScheduleKind kind, const PipelineShape& shape) {
@@ -287,20 +307,7 @@ ScheduleCost check_schedule(const PipelineSchedule& schedule, const PipelineShap
   cost.bubble = (whole - most) / most;
   for (size_t s = 0; s < stages.size(); ++s) {
     cost.idle.push_back(1.0 - cost.work[s] / whole);
-    std::map<double, std::vector<size_t>> readers;  // by the time at which their input is sent
-    for (size_t i = 0; i < stages[s].size(); ++i) {
-      const double sent = outputs.input(static_cast<int>(s), stages[s][i]);
-      if (sent > 0) {
-        readers[sent].push_back(i);
-      }
-    }
-    std::vector<ScheduleCost::Input>& inputs = cost.inputs.emplace_back();
-    for (const auto& [sent, actions] : readers) {
-      const auto begun = std::ranges::lower_bound(starts[s], sent) - starts[s].begin();
-      for (const size_t action : actions) {
-        inputs.push_back({action, static_cast<size_t>(begun)});
-      }
-    }
+    cost.inputs.push_back(inputs_of(static_cast<int>(s), stages[s], starts[s], outputs));
   }
   return cost;
 }

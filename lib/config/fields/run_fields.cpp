@@ -251,13 +251,43 @@ bool has_several_gpus(const Settings& settings) {
          settings.device != DeviceChoice::cpu;
 }
 
-std::vector<Field> parallelism_fields() {
-  const auto layout = [](const std::string& name, auto member, const Range& range,
-                         const char* text) {
-    return field("parallelism." + name,
-                 in(&Settings::parallelism, &StrategySettings::layout, member), range, text);
-  };
+namespace {
+
+template <class Member>
+Field layout(const std::string& name, Member ParallelLayout::*member, const Range& range,
+             const char* text) {
+  return field("parallelism." + name, in(&Settings::parallelism, &StrategySettings::layout, member),
+               range, text);
+}
+
+std::vector<Field> pipeline_fields() {
   return {
+      choice("parallelism.schedule",
+             in(&Settings::parallelism, &StrategySettings::layout, &ParallelLayout::schedule),
+             kScheduleKinds,
+             "The order in which pipeline stages run micro-batches forward and backward: 1f1b "
+             "alternates; zero_bubble also makes weight gradients while a stage would wait, and "
+             "stores their operands until then; interleaved gives each stage several chunks of "
+             "blocks (virtual_stages), and takes a multiple of `pipeline` micro-batches. All "
+             "compute the same bits")
+          .checked(check_of_pipeline),
+      layout("virtual_stages", &ParallelLayout::virtual_stages, between(1, 8),
+             "Chunks of consecutive blocks of each pipeline stage, with schedule: interleaved: "
+             "stages wait so many times less, and send as many times more")
+          .checked(check_of_pipeline),
+      field("parallelism.stage_blocks",
+            in(&Settings::parallelism, &StrategySettings::layout, &ParallelLayout::stage_blocks),
+            {.range = at_least(1), .accepts = "a list of whole numbers, at least 1 each"},
+            "Blocks of each pipeline stage; with virtual_stages those of the first chunk of each "
+            "stage, then of the second, and so on. Empty: all stages take about as long")
+          .checked(check_of_pipeline),
+  };
+}
+
+}  // namespace
+
+std::vector<Field> parallelism_fields() {
+  std::vector<Field> fields = {
       field("parallelism.zero_stage", in(&Settings::parallelism, &StrategySettings::zero_stage),
             between(0, 3),
             "0: each rank keeps all (DDP); 1: ranks share moments and master weights; 2: gradients "
@@ -281,25 +311,6 @@ std::vector<Field> parallelism_fields() {
                   .text = "Stages of a pipeline",
                   .when = has_several_gpus,
                   .changes_memory = true}),
-      choice("parallelism.schedule",
-             in(&Settings::parallelism, &StrategySettings::layout, &ParallelLayout::schedule),
-             kScheduleKinds,
-             "The order in which pipeline stages run micro-batches forward and backward: 1f1b "
-             "alternates; zero_bubble also makes weight gradients while a stage would wait, and "
-             "stores their operands until then; interleaved gives each stage several chunks of "
-             "blocks (virtual_stages), and takes a multiple of `pipeline` micro-batches. All "
-             "compute the same bits")
-          .checked(check_of_pipeline),
-      layout("virtual_stages", &ParallelLayout::virtual_stages, between(1, 8),
-             "Chunks of consecutive blocks of each pipeline stage, with schedule: interleaved: "
-             "stages wait so many times less, and send as many times more")
-          .checked(check_of_pipeline),
-      field("parallelism.stage_blocks",
-            in(&Settings::parallelism, &StrategySettings::layout, &ParallelLayout::stage_blocks),
-            {.range = at_least(1), .accepts = "a list of whole numbers, at least 1 each"},
-            "Blocks of each pipeline stage; with virtual_stages those of the first chunk of each "
-            "stage, then of the second, and so on. Empty: all stages take about as long")
-          .checked(check_of_pipeline),
       layout(
           "tensor_parts", &ParallelLayout::tensor_parts, between(0, 256),
           "Partial results of each sum that parallelism.tensor divides, a power of two: with the "
@@ -322,6 +333,8 @@ std::vector<Field> parallelism_fields() {
             "Steps between comparisons of the ranks' weights by hash, which also precede each "
             "checkpoint; a difference is named and ends the run. 0: never"),
   };
+  std::ranges::move(pipeline_fields(), std::back_inserter(fields));
+  return fields;
 }
 
 std::vector<Field> top_level_fields() {
