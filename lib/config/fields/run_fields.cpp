@@ -241,6 +241,8 @@ std::vector<Field> comm_fields() {
   };
 }
 
+namespace {
+
 bool has_several_ranks(const Settings& settings) {
   return settings.job.nodes * settings.job.ranks_per_node > 1;
 }
@@ -250,8 +252,6 @@ bool has_several_gpus(const Settings& settings) {
   return has_several_ranks(settings) && settings.job.names_gpu() &&
          settings.device != DeviceChoice::cpu;
 }
-
-namespace {
 
 template <class Member>
 Field layout(const std::string& name, Member ParallelLayout::*member, const Range& range,
