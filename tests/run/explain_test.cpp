@@ -280,6 +280,17 @@ TEST_CASE("explain: a layer of an unsuitable size") {
   CHECK(linear(json, "layers.0.attention.qkv").at("scaled") == true);
 }
 
+TEST_CASE("explain: parts of layers that a GPU does not multiply as it does the whole") {
+  Words words = {"model.preset=toy", "model.intermediate_size=48", "precision.plan=torchao-rowwise",
+                 "device=cuda", "job.gpu=h100"};
+  CHECK(explain(words).at("products") == "8 of 9 linear layers in FP8, the others in bf16");
+  // A quarter is 12: a row of dgrad's result has 24 bytes.
+  words.insert(words.end(), {"parallelism.tensor=4", "--world-size", "4"});
+  CHECK_THAT(
+      explain(words).at("products").get<std::string>(),
+      Catch::EndsWith("; with parallelism.tensor: 2 all parts have sizes that it multiplies"));
+}
+
 TEST_CASE(
     "explain: the plan in the columns of the table of plans, its bytes, and what was reported") {
   const Json json = explain({"model.preset=toy", "fp8_format=e4m3", "fp8_recipe=tensorwise"});

@@ -31,7 +31,7 @@ double validation_loss(const fs::path& run) {
 }
 
 TEST_CASE("a run continues in every layout to the bits of one rank") {
-  const std::string plan = GENERATE("bf16", "te-delayed", "te-nvfp4", "msamp-o3");
+  const std::string plan = GENERATE("bf16", "te-delayed", "te-nvfp4", "fp8-lm");
   CAPTURE(plan);
   const TextFolder folder;
   const auto words = [&](const std::string& name, const Words& layout) {
@@ -111,6 +111,26 @@ TEST_CASE("ranks that share layers and the optimizer write one checkpoint") {
   const fs::path final = fs::path("checkpoints") / "step-000060" / "model.safetensors";
   CHECK(same_bytes(folder / "shared" / final, folder / "data" / final));
   expect_code(0, folder.path(), {"export", "shared", "--out", "hf"});
+}
+
+TEST_CASE("ranks that share layers read weights with one scale as one rank does") {
+  const TextFolder folder;
+  const auto words = [](const char* name, const Words& more) {
+    Words all = command("fp8-lm", name, {"sample.interval=0", "parallelism.tensor_parts=2"});
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  run(folder, 1, words("first", {}));
+  expect_code(0, folder.path(), {"export", "first", "--out", "model"});
+  const auto from_folder = [&](const char* name, const Words& layout) {
+    Words all = words(name, layout);
+    all.front() = "model.from=model";  // in place of the preset
+    return all;
+  };
+  run(folder, 1, from_folder("one", {}));
+  run(folder, 2, from_folder("two", {"parallelism.tensor=2"}));
+  const fs::path final = fs::path("checkpoints") / "step-000060" / "model.safetensors";
+  CHECK(same_bytes(folder / "two" / final, folder / "one" / final));
 }
 
 TEST_CASE("a run continues where another layout pads the vocabulary to another length") {
