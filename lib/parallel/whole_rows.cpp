@@ -2,6 +2,7 @@
 
 #include "nn/context.h"
 #include "ops/exchange/wire.h"
+#include "tensor/tensor.h"
 
 namespace fp8train {
 
