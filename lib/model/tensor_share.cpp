@@ -43,8 +43,8 @@ void check_format(const LinearPlan& linear, const TensorFormat& format, int64_t 
 
 }  // namespace
 
-void check_tensor_share(const ModelConfig& config,
-                        const std::vector<LinearPlan>& linears, const TensorShare& share) {
+void check_tensor_share(const ModelConfig& config, const std::vector<LinearPlan>& linears,
+                        const TensorShare& share) {
   if (share.divisor() == 1) {
     return;
   }

@@ -19,8 +19,8 @@ struct TensorShare {
 
 /// Throws ConfigError, with the nearest value that works, where the parts of a model are not equal
 /// or a format does not go with them.
-void check_tensor_share(const ModelConfig& config,
-                        const std::vector<LinearPlan>& linears, const TensorShare& share);
+void check_tensor_share(const ModelConfig& config, const std::vector<LinearPlan>& linears,
+                        const TensorShare& share);
 /// Throws ConfigError unless ranks and parts divide the rows of a micro-batch.
 void check_tensor_rows(const TensorShare& share, int64_t rows);
 
