@@ -1,0 +1,45 @@
+// Passes of an Engine that train nothing.
+
+#include "base/error.h"
+#include "engine/engine.h"
+#include "engine/pipeline_stage.h"
+
+namespace fp8train {
+
+void Engine::begin_evaluation() {
+  clear_totals(kEvaluationTotals);
+}
+
+void Engine::evaluate(const Batch& batch) {
+  run_batch(batch, nullptr);
+}
+
+LossReport Engine::evaluation_loss() {
+  if (stage_ != nullptr) {
+    stage_->messages.finish();
+  }
+  return read_totals(kEvaluationTotals);
+}
+
+std::vector<float> Engine::target_losses(const Batch& batch) {
+  check(batch.rows <= settings_.step.micro_batch_size && batch.columns <= settings_.step.seq_length,
+        "a batch fits into the shape that the engine was built for");
+  check(stage_ == nullptr && tensor_ranks_ == nullptr,
+        "ranks that have parts of a model have no losses of targets");
+  const MicroBatchMemory memory = memory_of();
+  const Shape shape = {batch.rows, batch.columns};
+  const View tokens{memory.batch.tokens.view().data, DType::i32, shape};
+  const View targets{memory.batch.targets.view().data, DType::i32, shape};
+  copy_from_host(*device_, tokens, batch.tokens.data());
+  copy_from_host(*device_, targets, batch.targets.data());
+  const Tensor losses(*device_, DType::f32, {shape.count()}, MemoryCategory::batch);
+  LossTotals losses_and_totals = totals(kEvaluationTotals);
+  losses_and_totals.of_targets = losses.view().as<float>();
+  model_.evaluate(context(memory, false, false), {.tokens = tokens, .targets = targets},
+                  losses_and_totals);
+  std::vector<float> result(static_cast<size_t>(shape.count()));
+  copy_to_host(*device_, result.data(), losses);
+  return result;
+}
+
+}  // namespace fp8train
