@@ -1,5 +1,7 @@
 // fp8train layouts: every way to lay a run over GPUs that are not here.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <sstream>
 
@@ -95,6 +97,34 @@ TEST_CASE("layouts are ordered by speed, train the same tokens, and are those of
   const std::string estimated = expect_code(0, folder.path(), command("estimate", same)).out;
   CHECK_THAT(estimated, Contains("fits: " + rows[0][6] + " " + rows[0][7] + " of "));
   CHECK_THAT(estimated, Contains("time    " + rows[0][8]));
+}
+
+TEST_CASE("a layout with another schedule than 1F1B is that of estimate") {
+  const TempDir folder;
+  const Words of_run = {"model.num_hidden_layers=4", "training.global_batch_size=96"};
+  Words all = of_run;
+  all.insert(all.end(), {"--top", "1000"});
+  const std::vector<Words> rows =
+      table_of(expect_code(0, folder.path(), command("layouts", all)).out);
+  for (const char* schedule : {"x2", "+zb"}) {
+    const auto row = std::ranges::find_if(
+        rows, [&](const Words& words) { return words[1].find(schedule) != std::string::npos; });
+    REQUIRE(row != rows.end());
+    const bool in_chunks = std::string(schedule) == "x2";
+    Words keys = of_run;
+    keys.insert(
+        keys.end(),
+        {"parallelism.tensor=" + (*row)[0],
+         fmt::format("parallelism.pipeline={}", std::stoi((*row)[1])),
+         "parallelism.zero_stage=" + (*row)[2], "model.recompute=" + (*row)[3],
+         "training.micro_batch_size=" + (*row)[4],
+         in_chunks ? "parallelism.schedule=interleaved" : "parallelism.schedule=zero_bubble",
+         in_chunks ? "parallelism.virtual_stages=2" : "parallelism.virtual_stages=1"});
+    const std::string estimated = expect_code(0, folder.path(), command("estimate", keys)).out;
+    CHECK_THAT(estimated, Contains("fits: " + (*row)[6] + " " + (*row)[7] + " of "));
+    CHECK(std::stod(estimated.substr(estimated.find("\ntime    ") + 9)) ==
+          Approx(std::stod((*row)[8])).epsilon(0.01));
+  }
 }
 
 TEST_CASE("a layout with a pipeline is that of estimate, and check accepts it") {
