@@ -94,8 +94,7 @@ void print_stages(const Session& session, const DryRunStep& largest) {
   }
   print_fitted(
       "stages  {}, of {} to {} blocks, up to {} micro-batches{} in the first one at a time; idle "
-      "for "
-      "{:.1f} % of the time of their work if all took equally long, with {} micro-batches per "
+      "for {:.1f} % of the time of their work if all took equally long, with {} micro-batches per "
       "step; FLOP and memory are those of stage {}, which needs the most memory\n",
       shape.stages, std::ranges::min(blocks), std::ranges::max(blocks), cost.held.front(),
       shape.chunks > 1 ? " of a chunk" : "", 100 * cost.bubble, shape.micro_batches, largest.stage);

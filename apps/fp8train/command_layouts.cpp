@@ -90,9 +90,7 @@ void print_others(const LayoutSearch& found, const RankMemory& memory, const Set
         "divided\n",
         joined_numbers(found.indivisible), found.tokens_per_step / file.step.seq_length);
   }
-  std::vector<std::string> refused = found.refused;
-  refused.erase(std::unique(refused.begin(), refused.end()), refused.end());
-  for (const std::string& why : refused) {
+  for (const std::string& why : std::set(found.refused.begin(), found.refused.end())) {
     print_fitted("refused: {}\n", why);
   }
 }

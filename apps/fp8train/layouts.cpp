@@ -216,9 +216,6 @@ void search_stages(const Settings& settings, const RankMemory& memory, int ranks
       changed.parallelism.zero_stage = stage;
       changed.parallelism.shard_ranks = stage == 0 ? 0 : settings.parallelism.shard_ranks;
       changed.parallelism.sync_each_batch = sync_each;
-      if (layout.tensor * layout.pipeline > 1) {
-        changed.sample.interval = 0;
-      }
       for (const Recompute recompute : {Recompute::block, Recompute::none}) {
         changed.step.decoder.recompute = recompute;
         try {
@@ -279,9 +276,8 @@ LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, 
                             int64_t top, int64_t micro_batch_size) {
   if (settings.parallelism.layout.tensor_parts > 0) {
     throw ConfigError(
-        "parallelism.tensor_parts: layouts plans runs that are fast, and this makes them "
-        "comparable; "
-        "leave it out");
+        "parallelism.tensor_parts makes runs comparable, and layouts plans fast ones; leave it "
+        "out");
   }
   LayoutSearch found;
   const int64_t sequences = sequences_of(settings, ranks);
@@ -301,7 +297,8 @@ LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, 
   }
   if (found.fitting.empty() && found.too_large.empty()) {
     throw ConfigError(found.refused.empty()
-                          ? fmt::format("no layout of {} ranks can share {} sequences of a step",
+                          ? fmt::format("no layout of {} ranks can share {} sequences of a step; "
+                                        "set training.global_batch_size",
                                         ranks, sequences)
                           : found.refused.front());
   }
@@ -320,6 +317,9 @@ std::string keys_of(const Layout& layout, const Settings& file) {
     others +=
         fmt::format(" parallelism.schedule={}", name_in(kScheduleKinds, strategy.layout.schedule));
   }
+  if (strategy.layout.stage_blocks != of_file.stage_blocks) {
+    others += " parallelism.stage_blocks=[]";
+  }
   if (strategy.layout.virtual_stages != of_file.virtual_stages) {
     others += fmt::format(" parallelism.virtual_stages={}", strategy.layout.virtual_stages);
   }
@@ -328,9 +328,6 @@ std::string keys_of(const Layout& layout, const Settings& file) {
   }
   if (strategy.shard_ranks != file.parallelism.shard_ranks) {
     others += " parallelism.shard_ranks=0";
-  }
-  if (settings.sample.interval != file.sample.interval) {
-    others += " sample.interval=0";
   }
   const int64_t global = settings.training.global_batch_size;
   return fmt::format(

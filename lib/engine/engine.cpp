@@ -280,14 +280,6 @@ void Engine::update_sum_scales() {
   }
 }
 
-/// Of what each rank has seen of its parts of tensors.
-void Engine::agree_on_amax() {
-  ScalingState& scaling = model_.scaling();
-  if (tensor_ranks_ != nullptr && !scaling.empty()) {
-    tensor_ranks_->largest(context(memory_of(), true, false), scaling.amax());
-  }
-}
-
 void Engine::step_optimizer(bool collect_statistics) {
   RankCombiner* combiner = stage_ == nullptr ? strategy_->combiner() : &stage_->combiner;
   const StepContext how = context(memory_of(), true, collect_statistics);

@@ -1,5 +1,7 @@
 #include "train/small_run.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <exception>
 #include <iterator>
@@ -18,7 +20,7 @@ namespace {
 
 constexpr int64_t kMaxParameters = int64_t{8} << 20;
 constexpr int64_t kMaxDivisor = 64;  // of widths
-constexpr int64_t kFewTokens = 64;   // of a sequence
+constexpr int64_t kMinTokens = 64;   // of a sequence
 
 /// Returns the largest divisor of `size` that is at most `limit`.
 int64_t reduced(int64_t size, int64_t limit) {
@@ -38,15 +40,22 @@ int64_t narrowed(int64_t size, int64_t divisor, int64_t parts) {
 Topology reduce_layout(StrategySettings& strategy, const Topology& ranks) {
   ParallelLayout& layout = strategy.layout;
   const int64_t data = mesh_shape(layout, ranks).data;
-  const bool groups = strategy.shard_ranks != 0 && data % 4 == 0;
+  const bool groups = strategy.shard_ranks != 0 && data >= 4;
   layout.tensor = reduced(layout.tensor, layout.pipeline > 1 ? 4 : 8);
-  layout.pipeline = reduced(layout.pipeline, layout.tensor > 2 ? 2 : 4);
+  layout.tensor_parts = std::min(layout.tensor_parts, 2 * layout.tensor);
+  layout.pipeline = std::min<int64_t>(layout.pipeline, layout.tensor > 2 ? 2 : 4);
   layout.expert = 1;
   layout.stage_blocks.clear();
   strategy.shard_ranks = groups ? 2 : 0;
   strategy.bucket_bytes = std::min(strategy.bucket_bytes, int64_t{1} << 20);
-  const auto all = static_cast<int>(reduced(data, groups ? 4 : 2) * layout.tensor *
+  const auto all = static_cast<int>(std::min<int64_t>(data, groups ? 4 : 2) * layout.tensor *
                                     layout.pipeline * layout.context);
+  if (all == 1 && ranks.size() > 1) {
+    throw ConfigError(
+        fmt::format("parallelism.tensor is {}, and no smaller number of ranks divides it: there "
+                    "is nothing to compare with one rank",
+                    strategy.layout.tensor));
+  }
   return Topology::blocks(all, all);
 }
 
@@ -136,7 +145,7 @@ void reduce_batch(EngineSettings& engine) {
 std::exception_ptr find_length(SmallRun& run) {
   const int64_t longest = run.engine.step.seq_length;
   const int stages = static_cast<int>(run.engine.strategy.layout.pipeline);
-  for (int64_t length = std::min(kFewTokens, longest);; length = std::min(2 * length, longest)) {
+  for (int64_t length = std::min(kMinTokens, longest);; length = std::min(2 * length, longest)) {
     run.engine.step.seq_length = length;
     try {
       for (int stage = 0; stage < stages; ++stage) {

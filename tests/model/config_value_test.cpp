@@ -3,7 +3,9 @@
 #include "model/families/config_value.h"
 
 #include <catch2/catch.hpp>
+#include <limits>
 
+#include "base/error.h"
 #include "support/files.h"
 
 namespace fp8train {
@@ -90,7 +92,7 @@ TEST_CASE("numbers beyond their bounds are refused with them") {
   CHECK_THAT(refusal(int64_t{1} << 40, extent), Contains("it must be between 1 and 2147483648"));
   CHECK_THAT(refusal(int64_t{-1}, [](const ConfigFields& f) { f.count("key", 0); }),
              Contains("between 0 and"));
-  for (const double value : {0.0, -1.0, 1e400}) {
+  for (const double value : {0.0, -1.0, std::numeric_limits<double>::infinity()}) {
     CHECK_THAT(refusal(value, [](const ConfigFields& f) { f.positive("key"); }),
                Contains("it must be above 0"));
   }

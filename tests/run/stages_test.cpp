@@ -132,7 +132,7 @@ TEST_CASE("two ranks switch plans at a step, and go on across it from a stop: th
 TEST_CASE("a run continues under other pipeline schedules, and on one rank: the same bits") {
   const TextFolder folder;
   const auto pipeline = [&](const std::string& name, int ranks, long steps, const Words& changes) {
-    Words words = command(name, "te-delayed", 0, steps);
+    Words words = command(name, "te-delayed", "parallelism.zero_stage=0", steps);
     words.insert(words.end(), {"precision.plan=te-delayed", "precision.schedule=[]",
                                "model.num_hidden_layers=4", "checkpoint.interval=4"});
     words.insert(words.end(), changes.begin(), changes.end());

@@ -22,7 +22,7 @@ constexpr std::string_view kPacked = "_packed";
 constexpr std::string_view kParts[] = {"_scale_inv",  "_scale", "_scale_2", "_global_scale",
                                        "_zero_point", kPacked,  "_shape"};
 /// Scales of activations and of a cache, which only inference uses.
-constexpr std::string_view kOfActivations[] = {
+constexpr std::string_view kActivationScales[] = {
     "input_scale", "input_global_scale", "output_scale", "activation_scale", "k_scale", "v_scale"};
 
 ScaleBlock block_of(const Json& object, const char* key, const std::string& where) {
@@ -142,19 +142,20 @@ bool is_part_of_codes(const std::string& name) {
   const bool of_weight =
       last.starts_with("weight") &&
       std::ranges::find(kParts, last.substr(std::string_view("weight").size())) != std::end(kParts);
-  return of_weight || std::ranges::find(kOfActivations, last) != std::end(kOfActivations);
+  return of_weight || std::ranges::find(kActivationScales, last) != std::end(kActivationScales);
 }
 
 std::optional<EncodedWeight> find_encoded_weight(const std::string& name, const WeightCodes& how,
                                                  const FindTensor& find, const std::string& where) {
   const auto part = [&](std::string_view suffix) { return find(name + std::string(suffix)); };
   const auto fail = [&](const std::string& what) {
-    return CheckpointError(fmt::format("{}: '{}' {}", where, name, what));
+    return CheckpointError(
+        fmt::format("{}: '{}' {}; use the folder that it was cast from", where, name, what));
   };
   const TensorLocation* const packed = part(kPacked);
   const TensorLocation* const above[] = {part("_scale_2"), part("_global_scale")};
   const TensorLocation* const codes = packed != nullptr ? packed : part("");
-  if (codes == nullptr) return {};
+  if (codes == nullptr || !name.ends_with("weight")) return {};
   // ModelOpt packs codes of 4 bits under the weight's own name.
   const bool halves =
       packed != nullptr || (above[0] != nullptr && codes->entry.type.dtype == DType::u8);
@@ -165,7 +166,10 @@ std::optional<EncodedWeight> find_encoded_weight(const std::string& name, const 
   if (!code) throw fail(fmt::format("is packed in {}, which is not read", codes->entry.type.name));
   if (scales == nullptr) throw fail(fmt::format("is {} without scales", codes->entry.type.name));
   if (part("_zero_point") != nullptr) throw fail("has zero points, which are not read");
-  if (codes->entry.shape.size() != 2) throw fail("is no matrix");
+  constexpr int64_t kMaxExtent = int64_t{1} << 40;
+  if (codes->entry.shape.size() != 2 || std::ranges::max(codes->entry.shape) > kMaxExtent) {
+    throw fail("is no matrix");
+  }
   EncodedWeight weight = {.codes = *codes, .scales = *scales, .above = {}, .code = *code};
   for (const TensorLocation* const one : above) {
     if (one == nullptr) continue;
