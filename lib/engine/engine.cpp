@@ -75,9 +75,11 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
     stage_ = std::make_unique<PipelineStage>(device, settings, *stages, model_.scaling(),
                                              strategy_->combiner());
     const ModelPart& part = model_.part();
-    if (settings.model.tie_word_embeddings && settings.trains && (part.embeds || part.has_head)) {
-      stage_->table = std::make_unique<TiedTable>(
-          device, *stages, *model_.parameters().all().front(), settings.strategy.bucket_bytes);
+    const Parameter& table = *model_.parameters().all().front();
+    if (settings.model.tie_word_embeddings && settings.trains && table.trained &&
+        (part.embeds || part.has_head)) {
+      stage_->table =
+          std::make_unique<TiedTable>(device, *stages, table, settings.strategy.bucket_bytes);
     }
   }
   const StageMemory in_flight = stage_ == nullptr ? StageMemory() : stage_->memory;

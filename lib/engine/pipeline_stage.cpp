@@ -123,6 +123,7 @@ void Engine::run_stage(const StagePlan& plan, const LoadBatch& load, StagePass p
     optimizer().clear_gradients(device_->stream());
   }
   StageMessages& messages = stage_->messages;
+  messages.begin(pass.trains);
   messages.receive(plan.actions, plan.receives_at_first);
   const ActionKind completes = plan.splits ? ActionKind::weight_gradient : ActionKind::backward;
   GradientListener* listener = nullptr;
@@ -166,6 +167,9 @@ void Engine::run_stage(const StagePlan& plan, const LoadBatch& load, StagePass p
     messages.send(step);
   }
   messages.finish();
+  if (pass.trains) {  // casts of weights draw as those after the last micro-batch of one rank
+    number_pass(*batches_.front(), pass.step_index, plan.micro_batches - 1);
+  }
   if (stage_->table != nullptr && pass.trains) {
     stage_->table->finish();
   }
@@ -259,6 +263,7 @@ StageWaits Engine::take_stage_waits() {
 void Engine::evaluate_parts(ActivationWatch* watch) {
   StageMessages& messages = stage_->messages;
   const StagePlan& plan = stage_->evaluation;
+  messages.begin(false);
   messages.receive(plan.actions, plan.receives_at_first);
   for (const StageAction& step : plan.actions) {
     const MicroBatchMemory memory = memory_of(step);

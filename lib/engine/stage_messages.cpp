@@ -56,7 +56,9 @@ void StageMessages::receive(const std::vector<StageAction>& actions,
       queued_.push_back(wanted);
       continue;
     }
+    const double begun = trace_clock();
     slot.sent.wait();
+    count_wait(begun);
     slot.received = stages_->exchange(device_->stream(), {&wanted, 1});
   }
 }
@@ -71,7 +73,7 @@ View StageMessages::input(const StageAction& action) {
   Slot& slot = input_slot(action);
   slot.sent.wait();
   slot.received.wait();
-  waited_ += trace_clock() - begun;
+  count_wait(begun);
   return slot.memory;
 }
 
@@ -80,7 +82,7 @@ View StageMessages::output(const StageAction& action) {
   start_queued();
   Slot& slot = result_slot(action);
   slot.sent.wait();
-  waited_ += trace_clock() - begun;
+  count_wait(begun);
   return slot.memory;
 }
 
@@ -108,6 +110,7 @@ void StageMessages::start_queued() {
 }
 
 void StageMessages::finish() {
+  const double begun = trace_clock();
   start_queued();
   for (Slots* slots : {&x_, &y_, &outputs_, &gradients_}) {
     for (Slot& slot : *slots) {
@@ -115,6 +118,14 @@ void StageMessages::finish() {
       slot.sent.wait();
     }
   }
+  if (counts_ && !in_stream_order_) {
+    stages_->barrier().wait();
+  }
+  count_wait(begun);
+}
+
+void StageMessages::count_wait(double begun) {
+  waited_ += counts_ ? trace_clock() - begun : 0.0;
 }
 
 double StageMessages::take_waited() {

@@ -23,6 +23,9 @@ class StageMessages {
   StageMessages(Device& device, Communicator& stages, int chunks, const View& boundary,
                 const StageMemory& memory);
 
+  /// Begins the actions of a step or of an evaluation. `counts`: whether take_waited() has its
+  /// waits.
+  void begin(bool counts) { counts_ = counts; }
   /// Starts to receive what some of the actions read, which others send.
   void receive(const std::vector<StageAction>& actions, std::span<const size_t> readers);
   /// Returns what an action reads, once it is there. In the backward pass of the last part it is
@@ -33,10 +36,10 @@ class StageMessages {
   View output(const StageAction& action);
   /// Sends the result of an action to the stage that reads it, if there is one.
   void send(const StageAction& action);
-  /// Waits for what is under way.
+  /// Waits for what is under way and, where waits count, until all stages are here.
   void finish();
 
-  /// Returns the seconds in which the host has waited for inputs since the last call.
+  /// Returns the seconds in which the host has waited for other stages since the last call.
   double take_waited();
 
  private:
@@ -55,6 +58,7 @@ class StageMessages {
   Slot& result_slot(const StageAction& action);
   Message message(const PipelineAction& action, bool sends, const View& data) const;
   void start_queued();
+  void count_wait(double begun);
 
   Device* device_;
   Communicator* stages_;
@@ -66,6 +70,7 @@ class StageMessages {
   bool in_stream_order_;
   std::vector<Message> queued_;
   Work last_;
+  bool counts_ = false;
   double waited_ = 0;
 };
 

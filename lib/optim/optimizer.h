@@ -84,7 +84,7 @@ class Optimizer {
   virtual void set_learning_rate(double lr);
 
   /// Makes step() round the gradients once to the formats of their wires, so that the result of one
-  /// rank is that of several. Only for runs of one rank.
+  /// rank is that of several. Only where no state axis exchanges gradients.
   void set_rounds_gradients(bool rounds) { rounds_gradients_ = rounds; }
 
   /// Applies the accumulated gradients, unless their norm is not finite, and casts the new weights

@@ -101,9 +101,13 @@ std::pair<int64_t, int64_t> blocks_of_part(const ParallelLayout& layout, int64_t
   const int64_t sum = std::accumulate(given.begin(), given.end(), int64_t{0});
   if (std::ssize(given) != parts || sum != blocks || std::ranges::min(given) < 1) {
     throw ConfigError(fmt::format(
-        "parallelism.stage_blocks: {} stages have {} blocks together, one at least in each, and "
-        "not {} in {}",
-        parts, blocks, sum, counted(std::ssize(given), "stage")));
+        "parallelism.stage_blocks: {} take {} that add up to {} blocks, each at least 1, and not "
+        "{} "
+        "that add up to {}",
+        layout.virtual_stages == 1
+            ? counted(parts, "stage")
+            : fmt::format("{} stages of {} chunks", layout.pipeline, layout.virtual_stages),
+        counted(parts, "number"), blocks, std::ssize(given), sum));
   }
   const int64_t first = std::accumulate(given.begin(), given.begin() + part, int64_t{0});
   return {first, first + given[static_cast<size_t>(part)]};

@@ -34,7 +34,11 @@ ScalingState::Group& ScalingState::group_of(const TensorFormat& format, ScalingP
   if (found != groups_.end()) {
     return **found;
   }
-  check(groups_.size() < 64, "at most 64 rules of scaling");  // bits of due()
+  if (groups_.size() == 64) {  // bits of due()
+    throw ConfigError(
+        "precision: more than 64 rules of scaling in all chunks of a stage; take fewer "
+        "parallelism.virtual_stages, or fewer plans in precision.layers");
+  }
   groups_.push_back(std::make_unique<Group>());
   groups_.back()->format = format;
   groups_.back()->pass = pass;

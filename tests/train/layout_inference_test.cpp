@@ -95,12 +95,16 @@ TEST_CASE("parts of a model evaluate and generate as the whole does") {
   EngineSettings settings = with_heads(gpt2 ? test::small_gpt2(plan) : test::small_llama(plan));
   settings.model.qk_norm = !gpt2;
   settings.model.tie_word_embeddings = false;
+  settings.model.num_hidden_layers = 4;
   const Results one = run(settings, {}, 1);
   CHECK(one.tokens.size() == 8);
   const std::vector<std::pair<ParallelLayout, int>> layouts = {
-      {{.tensor = 2}, 2}, {{.pipeline = 2}, 2}, {{.tensor = 2, .pipeline = 2}, 4}};
+      {{.tensor = 2}, 2},
+      {{.pipeline = 2}, 2},
+      {{.tensor = 2, .pipeline = 2}, 4},
+      {{.pipeline = 2, .schedule = ScheduleKind::interleaved, .virtual_stages = 2}, 2}};
   for (const auto& [layout, ranks] : layouts) {
-    CAPTURE(layout.tensor, layout.pipeline);
+    CAPTURE(layout.tensor, layout.pipeline, layout.virtual_stages);
     const Results parts = run(settings, layout, ranks);
     CHECK(parts.evaluation.mean == one.evaluation.mean);
     CHECK(parts.evaluation.targets == one.evaluation.targets);

@@ -350,6 +350,13 @@ TEST_CASE("stages train a part of the parameters as one rank does") {
   check_same(train_stages(settings, 2, 2), train_stages(settings, 1, 2));
 }
 
+TEST_CASE("stages that share a table which is not trained have the bits of one rank") {
+  EngineSettings settings = four_blocks(test::small_gpt2("te-delayed"), 2);
+  settings.model.tie_word_embeddings = true;
+  settings.step.decoder.frozen = {"embedding.*"};
+  check_same(train_stages(settings, 2, 2), train_stages(settings, 1, 2));
+}
+
 TEST_CASE("weight gradients of their own take the memory of their operands alone") {
   EngineSettings settings = four_blocks(test::small_llama("te-delayed"), 8);
   settings.strategy.layout.pipeline = 4;

@@ -102,6 +102,14 @@ void check_of_pipeline(const CheckContext& at) {
   }
 }
 
+void check_schedule_kind(const CheckContext& at) {
+  const ParallelLayout& layout = at.settings.parallelism.layout;
+  check_of_pipeline(at);
+  if (layout.schedule == ScheduleKind::interleaved && layout.virtual_stages == 1) {
+    at.complain("interleaved needs parallelism.virtual_stages: 2 or more");
+  }
+}
+
 void check_shard_ranks(const CheckContext& at) {
   const StrategySettings& strategy = at.settings.parallelism;
   if (strategy.shard_ranks != 0 && strategy.zero_stage == 0) {
@@ -270,7 +278,7 @@ std::vector<Field> pipeline_fields() {
              "stores their operands until then; interleaved gives each stage several chunks of "
              "blocks (virtual_stages), and takes a multiple of `pipeline` micro-batches. All "
              "compute the same bits")
-          .checked(check_of_pipeline),
+          .checked(check_schedule_kind),
       layout("virtual_stages", &ParallelLayout::virtual_stages, between(1, 8),
              "Chunks of consecutive blocks of each pipeline stage, with schedule: interleaved: "
              "stages wait so many times less, and send as many times more")
