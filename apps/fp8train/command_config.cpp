@@ -214,7 +214,7 @@ std::string offer_here(const std::string& key, const Settings& settings, JobMemo
     const bool is_for_others = job.nodes > 1 || job.names_gpu() || job.memory_gib > 0;
     return is_for_others && !program_on_path("sbatch").empty() ? "true" : "false";
   }
-  if (const std::string laid = memory.of_fastest_layout(key, settings); !laid.empty()) {
+  if (std::string laid = memory.of_fastest_layout(key, settings); !laid.empty()) {
     return laid;
   }
   constexpr std::string_view kMemoryKeys[] = {"training.micro_batch_size", "model.recompute",

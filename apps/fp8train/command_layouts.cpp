@@ -19,6 +19,7 @@
 #include "config/show.h"
 #include "layouts.h"
 #include "output_path.h"
+#include "overview.h"
 
 namespace fp8train {
 namespace {

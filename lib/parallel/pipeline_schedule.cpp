@@ -254,7 +254,7 @@ PipelineSchedule make_schedule(ScheduleKind kind, const PipelineShape& shape) {
 
 ScheduleCost check_schedule(const PipelineSchedule& schedule, const PipelineShape& shape,
                             const ActionTimes& times) {
-  const auto parts = static_cast<size_t>(shape.stages * shape.chunks);
+  const auto parts = static_cast<size_t>(shape.stages) * static_cast<size_t>(shape.chunks);
   return check_schedule(schedule, shape, std::vector<ActionTimes>(parts, times));
 }
 

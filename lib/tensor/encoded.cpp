@@ -24,7 +24,8 @@ bool is_stored_format(const TensorFormat& format) {
   const bool fp32_scales =
       format.scale_type == ScaleType::f32 || format.scale_type == ScaleType::pow2;
   return (grouped || format.block == per::tensor) && format.policy == ScalePolicy::current &&
-         fp32_scales && !format.hadamard && is_stored_type(dtype) && dtype != DType::f32;
+         fp32_scales && !format.hadamard && !format.row_scaled && is_stored_type(dtype) &&
+         dtype != DType::f32;
 }
 
 TensorFormat saved_groups() {

@@ -11,6 +11,7 @@
 #include "base/philox.h"
 #include "comm/backends/rank_threads.h"
 #include "engine/dry_run.h"
+#include "numeric/bits.h"
 #include "ops/storage/storage.h"
 #include "train/threads.h"
 
@@ -23,7 +24,7 @@ constexpr uint64_t kBatchPurpose = 0xBA7C;
 constexpr float kNone = std::numeric_limits<float>::quiet_NaN();
 
 bool same_bits(const float& a, const float& b) {
-  return std::memcmp(&a, &b, sizeof(float)) == 0;
+  return bits_of(a) == bits_of(b);
 }
 
 /// Documents begin at a third of each sequence where they are masked, and one target of five is
@@ -289,7 +290,7 @@ std::optional<FirstDifference> first_difference(const TrainedModel& one, const T
     }
     for (auto& [comparison, tensor] :
          {std::pair(&gradients, "gradient"), std::pair(&values, "value")}) {
-      if (const auto found = comparison->first(tensor, step)) {
+      if (auto found = comparison->first(tensor, step)) {
         return found;
       }
     }
@@ -302,7 +303,7 @@ std::optional<FirstDifference> first_difference(const TrainedModel& one, const T
     };
     add("loss", one.losses[at], other.losses[at], 0);
     add("gradient norm", one.norms[at], other.norms[at], 1e-6);  // rounded in another order
-    if (const auto found = numbers.first("number", step)) {
+    if (auto found = numbers.first("number", step)) {
       return found;
     }
   }

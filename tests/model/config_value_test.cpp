@@ -33,10 +33,10 @@ TEST_CASE("a missing field has its default, and so has null") {
     CHECK(fields.text("key", "x") == "x");
     CHECK(fields.texts("key").empty());
     CHECK(fields.token_ids("key").empty());
-    const auto refused = [&](auto read) {
-      return message_of<CheckpointError>([&] { read(); }) == "config.json: 'key' is missing";
-    };
-    CHECK(refused([&] { (void)fields.at("key"); }) == object.empty());
+    if (object.empty()) {
+      CHECK(message_of<CheckpointError>([&] { (void)fields.at("key"); }) ==
+            "config.json: 'key' is missing");
+    }
     CHECK(message_of<CheckpointError>([&] { fields.positive("key"); }) ==
           "config.json: 'key' is missing");
   }
@@ -66,16 +66,22 @@ TEST_CASE("values of the right type are returned, others are named") {
     return taken;
   };
   using Taken = std::vector<const ConfigValue*>;
-  CHECK(accepted([](const ConfigFields& f) { CHECK(f.extent("key") == 3); }) == Taken{&whole});
-  CHECK(accepted([](const ConfigFields& f) { CHECK(f.count("key", 0) == 3); }) == Taken{&whole});
+  CHECK(accepted([](const ConfigFields& f) { f.extent("key"); }) == Taken{&whole});
+  CHECK(accepted([](const ConfigFields& f) { f.count("key", 0); }) == Taken{&whole});
   CHECK(accepted([](const ConfigFields& f) { f.number("key", 0); }) == Taken{&whole, &fraction});
   CHECK(accepted([](const ConfigFields& f) { f.positive("key"); }) == Taken{&whole, &fraction});
-  CHECK(accepted([](const ConfigFields& f) { CHECK(f.flag("key", false)); }) == Taken{&flag});
+  CHECK(accepted([](const ConfigFields& f) { f.flag("key", false); }) == Taken{&flag});
   CHECK(accepted([](const ConfigFields& f) { f.text("key", ""); }) == Taken{&text});
   CHECK(accepted([](const ConfigFields& f) { f.texts("key"); }) == Taken{&names});
   CHECK(accepted([](const ConfigFields& f) { f.token_ids("key"); }) == Taken{&whole, &ids});
-  CHECK(accepted([](const ConfigFields& f) { CHECK(f.object("key").extent("key") == 5); }) ==
-        Taken{&nested});
+  CHECK(accepted([](const ConfigFields& f) { f.object("key"); }) == Taken{&nested});
+  const ConfigObject of_whole = object_of(whole);
+  const ConfigObject of_flag = object_of(flag);
+  const ConfigObject of_nested = object_of(nested);
+  CHECK(ConfigFields(of_whole, "a").extent("key") == 3);
+  CHECK(ConfigFields(of_whole, "a").number("key", 0) == 3.0);
+  CHECK(ConfigFields(of_flag, "a").flag("key", false));
+  CHECK(ConfigFields(of_nested, "a").object("key").extent("key") == 5);
   const ConfigObject inner = object_of(object_of("x"));
   CHECK(message_of<CheckpointError>([&] {
           ConfigFields(inner, "a").object("key").extent("key");

@@ -96,7 +96,7 @@ std::vector<TensorFormat> stored_formats() {
 
 TEST_CASE("the formats of stored tensors are those of the head's list") {
   for_each_format([](const TensorFormat& format) {
-    if (is_stored_format(format) != may_be_stored(format) && !format.row_scaled) {
+    if (is_stored_format(format) != may_be_stored(format)) {
       FAIL(describe(format));
     }
   });
@@ -149,7 +149,8 @@ TEST_CASE("tensors of a pool do not overlap, begin aligned and are what the ledg
     const TensorFormat& format = formats[random() % formats.size()];
     const Shape shape = {static_cast<int64_t>(random() % 9), static_cast<int64_t>(random() % 70)};
     const int queue = static_cast<int>(random() % 2);
-    CHECK(pool.add(format, shape, MemoryCategory::gradients, queue) == pool.size() - 1);
+    const size_t position = pool.add(format, shape, MemoryCategory::gradients, queue);
+    CHECK(position == pool.size() - 1);
     added.emplace_back(format, shape);
     if (i % 50 == 7) {
       pool.skip();
@@ -166,7 +167,8 @@ TEST_CASE("tensors of a pool do not overlap, begin aligned and are what the ledg
     if (shape.rank() == 0 || shape.count() == 0) continue;
     CHECK(tensor.codes.shape == shape);
     CHECK(tensor.format == format);
-    CHECK(tensor.scales.count() == stored_scales(format, shape.count()));
+    CHECK((tensor.scales.empty() ? 0 : tensor.scales.count()) ==
+          stored_scales(format, shape.count()));
     const auto* begin = tensor.codes.as<const uint8_t>();
     const View buffer = pool.whole(pool.buffer_of(i)).codes;
     const auto element = static_cast<std::ptrdiff_t>(size_of(format.dtype));
@@ -174,9 +176,10 @@ TEST_CASE("tensors of a pool do not overlap, begin aligned and are what the ledg
     ranges.emplace_back(begin, begin + tensor.codes.bytes());
     const auto* scales = tensor.scales.as<const uint8_t>();
     if (!tensor.scales.empty()) ranges.emplace_back(scales, scales + tensor.scales.bytes());
-    CHECK(to_host_f32(*device, tensor.codes.dtype == DType::f32 ? tensor.codes : View()) ==
-          std::vector<float>(tensor.codes.dtype == DType::f32 ? static_cast<size_t>(shape.count())
-                                                              : size_t{0}));
+    if (format.dtype == DType::f32) {
+      CHECK(to_host_f32(*device, tensor.codes) ==
+            std::vector<float>(static_cast<size_t>(shape.count())));
+    }
   }
   std::ranges::sort(ranges);
   for (size_t i = 1; i < ranges.size(); ++i) {
@@ -185,7 +188,7 @@ TEST_CASE("tensors of a pool do not overlap, begin aligned and are what the ledg
   size_t bytes = 0;
   for (size_t buffer = 0; buffer < pool.buffers(); ++buffer) {
     const Encoded all = pool.whole(buffer);
-    bytes += all.codes.bytes() + all.scales.bytes();
+    bytes += all.codes.bytes() + (all.scales.empty() ? 0 : all.scales.bytes());
     int64_t tensors = 0;
     for (const size_t position : pool.tensors_of(buffer)) {
       CHECK(pool.buffer_of(position) == buffer);

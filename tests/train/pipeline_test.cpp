@@ -386,7 +386,8 @@ TEST_CASE("a model that cannot be divided is refused") {
         "parallelism.pipeline is 5, and the model has 4 blocks: a stage needs one at least; the "
         "nearest size that works is 4");
   settings.strategy.layout.stage_blocks = {3, 2};
-  CHECK(refusal(settings, 2) ==
-        "parallelism.stage_blocks: 2 stages have 4 blocks together, one at least in each, and not "
-        "5 in 2 stages");
+  CHECK(
+      refusal(settings, 2) ==
+      "parallelism.stage_blocks: 2 stages take 2 numbers that add up to 4 blocks, each at least 1, "
+      "and not 2 that add up to 5");
 }

@@ -124,7 +124,8 @@ std::optional<WeightCodes> read_weight_codes(const Json& config, const std::stri
       throw CheckpointError(at + ": no object 'config_groups'");
     }
     for (const auto& [name, group] : how.at("config_groups").items()) {
-      if (has(group, "weights")) read_group(group.at("weights"), at + ": " + name, codes);
+      if (has(group, "weights"))
+        read_group(group.at("weights"), fmt::format("{}: {}", at, name), codes);
     }
   } else if (codes.method == "modelopt") {
     codes.block = {1, 16};

@@ -13,11 +13,11 @@ namespace {
 /// One cast of a matrix x [rows, columns].
 template <typename X>
 struct Cast {
-  const X* x;
-  int64_t rows, columns;
-  BlockRule rule;
-  bool counted;  ///< what saturates and what becomes zero
-  CastStep step;
+  const X* x = nullptr;
+  int64_t rows = 0, columns = 0;
+  BlockRule rule = {};
+  bool counted = false;  ///< what saturates and what becomes zero
+  CastStep step = {};
 
   template <typename Code>
   FP8TRAIN_HD TransposedCast<X, Code> to_columns(Code* codes) const {

@@ -19,10 +19,10 @@ constexpr int64_t kPanel = 64;     // lines of a panel: whole squares
 /// One orientation of x: element k of line l is x[l * line_step + k * k_step].
 template <typename X>
 struct Side {
-  const X* x;
-  int64_t lines, depth, line_step, k_step;
-  int64_t width;  ///< elements along K that share a scale
-  bool hadamard;
+  const X* x = nullptr;
+  int64_t lines = 0, depth = 0, line_step = 0, k_step = 0;
+  int64_t width = 0;  ///< elements along K that share a scale
+  bool hadamard = false;
   ExtentMap whole_lines = {}, whole_depth = {};  ///< of the matrix that draws
 
   FP8TRAIN_HD int64_t panels() const { return ceil_div(lines, kPanel); }
