@@ -100,7 +100,9 @@ void print_fastest(const LayoutOptions& options, const Layout& fastest, const Se
   print_fitted("fastest: {}\n", keys_of(fastest, file));
   if (!options.write.empty()) {
     write_output_file(options.write, show_settings(fastest.settings, false));
-    print_fitted("wrote {}\n", options.write);
+    print_fitted(
+        "wrote {}{}\n", options.write,
+        file.data.train.empty() ? "; to train, add data.train and training.max_steps" : "");
   }
 }
 

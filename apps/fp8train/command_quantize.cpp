@@ -32,7 +32,7 @@ namespace {
 struct QuantizeOptions {
   std::string in, out;
   std::string format = "e4m3";
-  std::string granularity = "tensor";
+  std::string granularity;  ///< empty: tensor, or 1x16 for e2m1
   std::string scale;
   std::string rounding = std::string(name_in(kRoundings, Rounding::nearest_even));
   uint64_t seed = 0;
@@ -84,7 +84,11 @@ TensorFormat format_of(const QuantizeOptions& options) {
   TensorFormat format;
   format.policy = ScalePolicy::current;
   format.dtype = choose("--format", options.format, kElements);
-  format.block = choose("--granularity", options.granularity, kBlocks);
+  if (options.granularity.empty()) {
+    format.block = format.dtype == DType::e2m1 ? per::block_1x16 : per::tensor;
+  } else {
+    format.block = choose("--granularity", options.granularity, kBlocks);
+  }
   format.scale_type = options.scale.empty()
                           ? ops::find_block_format(format.block, format.dtype)->scales.front()
                           : choose("--scale", options.scale, kScales);
@@ -233,7 +237,7 @@ void add_quantize(Arguments command, Action& action) {
   command.required_path("--out PATH", options->out, "The file or folder to write", PathUse::output);
   command.option("--format", options->format, names_of(kElements));
   command.option("--granularity BLOCK", options->granularity,
-                 "What shares a scale: " + names_of(kBlocks));
+                 "What shares a scale: " + names_of(kBlocks) + " (default: tensor; 1x16 for e2m1)");
   command.option("--scale", options->scale, scale_help());
   command.option("--rounding", options->rounding, names_of(kRoundingChoices));
   command.option("--seed", options->seed, "Seed of stochastic rounding");

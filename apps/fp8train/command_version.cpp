@@ -54,7 +54,7 @@ std::vector<std::pair<std::string, std::string>> version_facts(bool libraries) {
 }
 
 void print_json(bool libraries) {
-  nlohmann::ordered_json object;
+  nlohmann::ordered_json object = nlohmann::ordered_json::object();
   for (const auto& [name, text] : version_facts(libraries)) {
     object[name] = text;
   }

@@ -123,6 +123,63 @@ TEST_CASE("codes that are not read are refused by name", "[io]") {
   CHECK_THAT(folder.refusal(), Contains("'layer.weight' is packed in I32, which is not read"));
 }
 
+/// The tensors of a fixture, changed by `change`, in a folder with the fixture's config.json.
+template <typename Change>
+void write_changed(const fs::path& folder, const std::string& fixture, const Change& change) {
+  const fs::path from = kGolden / "io/encoded" / fixture;
+  const SafetensorsFile file(from / "model.safetensors");
+  std::vector<std::vector<char>> bytes;
+  std::vector<TensorBytes> tensors;
+  for (const SafetensorsEntry& entry : file.header().entries) {
+    file.read(entry, bytes.emplace_back(entry.bytes()).data());
+    tensors.push_back({entry.name, *entry.type.dtype, entry.shape, bytes.back().data()});
+  }
+  change(tensors);
+  write_safetensors(tensors, {}, folder / "model.safetensors");
+  fs::copy_file(from / "config.json", folder / "config.json", fs::copy_options::overwrite_existing);
+}
+
+TEST_CASE("scales that would change values without a word are refused", "[io]") {
+  const test::TempDir dir;
+  const auto refusal = [&](const std::string& fixture, const auto& change) {
+    write_changed(dir.path(), fixture, change);
+    return message_of<CheckpointError>(
+        [&] { TensorSource(dir.path()).read_f32("layer.weight", kShape); });
+  };
+  const auto with_type = [](const char* name, DType dtype) {
+    return [=](std::vector<TensorBytes>& tensors) {
+      for (TensorBytes& tensor : tensors) {
+        if (tensor.name == name) tensor.dtype = dtype;
+      }
+    };
+  };
+  CHECK_THAT(
+      refusal("nvfp4",
+              [](std::vector<TensorBytes>& tensors) {
+                std::erase_if(tensors, [](const TensorBytes& tensor) {
+                  return tensor.name == "layer.weight_global_scale";
+                });
+              }),
+      Contains("'layer.weight' has e2m1 codes with F8_E4M3 scales for 1x16, which no program "
+               "writes; use the folder that it was cast from"));
+  CHECK_THAT(refusal("nvfp4", with_type("layer.weight_scale", DType::u8)),
+             Contains("e2m1 codes with U8 scales for 1x16 under one of the tensor"));
+  CHECK_THAT(refusal("mxfp4", with_type("layer.weight_scale", DType::e4m3)),
+             Contains("e2m1 codes with F8_E4M3 scales for 1x32"));
+  const float bad = GENERATE(-1.0F, HUGE_VALF, std::nanf(""));
+  for (const char* fixture : {"fp8-tensor", "nvfp4"}) {
+    const bool is_fp4 = fixture == std::string("nvfp4");
+    const std::string name = is_fp4 ? "layer.weight_global_scale" : "layer.weight_scale";
+    CHECK_THAT(refusal(fixture,
+                       [&](std::vector<TensorBytes>& tensors) {
+                         for (TensorBytes& tensor : tensors) {
+                           if (tensor.name == name) tensor.data = &bad;
+                         }
+                       }),
+               Contains("scale 0 of '" + name + "' is "));
+  }
+}
+
 TEST_CASE("a folder that was exported in codes is a model again", "[io]") {
   const auto [dtype, block, scale] = GENERATE(
       table<DType, ScaleBlock, ScaleType>({{DType::e4m3, per::block_128x128, ScaleType::f32},

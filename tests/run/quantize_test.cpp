@@ -92,6 +92,9 @@ TEST_CASE("quantize reports each tensor, what is copied, and a total") {
   CHECK(report["copied"].size() == 5);
   CHECK(report["total"]["nan"] == 3);
   CHECK(report["format"] == "e4m3 row current");
+  const Outcome fp4 =
+      expect_code(0, folder.path(), quantize({"--format", "e2m1", "--overwrite", "--json"}));
+  CHECK(nlohmann::json::parse(fp4.out)["format"] == "e2m1 1x16 current e4m3");
   const std::string bytes = read_file(folder / "out.safetensors");
   CHECK_THAT(bytes.substr(0, 20000), Contains(R"(\"rounding\":\"nearest_even\")"));
 }

@@ -43,7 +43,7 @@ Json shares_of_time() {
   shares.emplace_back("outside operations", outside);
   std::sort(shares.begin(), shares.end(),
             [](const auto& a, const auto& b) { return a.second > b.second; });
-  Json result;
+  Json result = Json::object();
   for (const auto& [name, seconds] : shares) {
     result[name] = seconds / total;
   }

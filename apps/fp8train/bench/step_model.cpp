@@ -141,7 +141,7 @@ Json figures_of(const OpTotal& total) {
 }
 
 Json totals_of(const StepModel& model, double tokens) {
-  Json parts;
+  Json parts = Json::object();
   for (const auto& [part, name] : kStepParts) {
     parts[std::string(name)] = model.seconds_of(part);
   }

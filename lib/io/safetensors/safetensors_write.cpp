@@ -29,7 +29,7 @@ std::string lay_out(std::vector<SafetensorsEntry>& entries,
               const uint64_t b_size = element_bytes(b);
               return a_size != b_size ? a_size > b_size : a.name < b.name;
             });
-  nlohmann::ordered_json header;
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
   header["__metadata__"] = metadata;
   header["__metadata__"]["format"] = "pt";
   uint64_t position = 0;

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string_view>
 
 #include "base/error.h"
@@ -110,6 +111,34 @@ void find_blocks(EncodedWeight& weight, ScaleBlock block, const std::string& whe
   }
 }
 
+/// Exponents are scales of 32 codes (MX), and E4M3 ones those of 16, under a scale of the tensor
+/// (NVFP4). Anything else would be read as other values without a word.
+bool scales_fit(const EncodedWeight& weight) {
+  const std::optional<DType> dtype = weight.scales.entry.type.dtype;
+  if (dtype == DType::e4m3) {
+    return weight.code == DType::e2m1 && weight.width == 16 && weight.above;
+  }
+  if (dtype == DType::u8 || dtype == DType::e8m0) {
+    const bool is_stated = dtype == DType::e8m0 && weight.code != DType::e2m1;
+    return (is_stated || weight.width == 32) && !weight.above;
+  }
+  return weight.code != DType::e2m1 && !weight.above;
+}
+
+/// Factors that are not negative and finite.
+std::vector<float> checked_factors(const TensorLocation& location,
+                                   const std::vector<SafetensorsFile>& files) {
+  std::vector<float> factors = read_factors(location, files);
+  const auto bad = std::ranges::find_if(
+      factors, [](float factor) { return !(factor >= 0) || !std::isfinite(factor); });
+  if (bad != factors.end()) {
+    throw CheckpointError(fmt::format("{}: scale {} of '{}' is {}",
+                                      files[location.file].path().string(), bad - factors.begin(),
+                                      location.entry.name, *bad));
+  }
+  return factors;
+}
+
 }  // namespace
 
 std::optional<WeightCodes> read_weight_codes(const Json& config, const std::string& where) {
@@ -181,14 +210,19 @@ std::optional<EncodedWeight> find_encoded_weight(const std::string& name, const 
   weight.rows = codes->entry.shape[0];
   weight.columns = codes->entry.shape[1] * (halves ? 2 : 1);
   find_blocks(weight, how.block, where);
+  if (!scales_fit(weight)) {
+    throw fail(fmt::format("has {} codes with {} scales for {}x{}{}, which no program writes",
+                           name_of(weight.code), weight.scales.entry.type.name, weight.height,
+                           weight.width, weight.above ? " under one of the tensor" : ""));
+  }
   return weight;
 }
 
 std::vector<float> read_scales(const EncodedWeight& weight,
                                const std::vector<SafetensorsFile>& files) {
-  std::vector<float> scales = read_factors(weight.scales, files);
+  std::vector<float> scales = checked_factors(weight.scales, files);
   if (weight.above) {
-    const float given = read_factors(*weight.above, files).front();
+    const float given = checked_factors(*weight.above, files).front();
     const float above = weight.above_divides ? 1.0F / given : given;
     for (float& scale : scales) {
       scale *= above;

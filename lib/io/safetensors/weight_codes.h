@@ -55,7 +55,8 @@ bool is_part_of_codes(const std::string& name);
 std::optional<EncodedWeight> find_encoded_weight(const std::string& name, const WeightCodes& how,
                                                  const FindTensor& find, const std::string& where);
 
-/// The scales of an encoded weight in fp32, in row-major order, with the scale above them.
+/// Returns the scales of an encoded weight in fp32, in row-major order, with the scale above them.
+/// Throws CheckpointError, which names it, for one that is negative or not finite.
 std::vector<float> read_scales(const EncodedWeight& weight,
                                const std::vector<SafetensorsFile>& files);
 

@@ -341,7 +341,8 @@ void check_state(const nlohmann::json& state, const CheckpointManifest& manifest
 }
 
 nlohmann::ordered_json rate_settings(const Settings& settings) {
-  nlohmann::ordered_json all;
+  // An object that operator[] makes of null is damaged where its memory is refused (3.11.2).
+  nlohmann::ordered_json all = nlohmann::ordered_json::object();
   for (const Field& field : field_table()) {
     if (field.key.starts_with("optimizer.") || field.key.starts_with("scheduler.")) {
       all[field.key] = field.write(settings);

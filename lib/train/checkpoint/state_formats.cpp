@@ -193,7 +193,7 @@ StateFormats state_formats(Decoder& model) {
 }
 
 nlohmann::ordered_json json_of(const StateFormats& formats) {
-  nlohmann::ordered_json json;
+  nlohmann::ordered_json json = nlohmann::ordered_json::object();
   write_formats(formats.operands, kOperands, json);
   json[kWeight] = describe(formats.weight);
   if (formats.master_weight) {
@@ -202,7 +202,9 @@ nlohmann::ordered_json json_of(const StateFormats& formats) {
   write_formats(formats, kStored, json);
   json[kLayers] = nlohmann::ordered_json::object();
   for (const LayerFormats& layer : formats.layers) {
-    write_formats(layer.operands, kOperands, json[kLayers][layer.name]);
+    nlohmann::ordered_json operands = nlohmann::ordered_json::object();
+    write_formats(layer.operands, kOperands, operands);
+    json[kLayers][layer.name] = std::move(operands);
   }
   json[kScaledTensors] = formats.scaled_tensors;
   return json;
