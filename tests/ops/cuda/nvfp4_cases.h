@@ -67,7 +67,8 @@ struct Nvfp4Cast {
     const uint64_t* pass = side.put_value(uint64_t{77});
     ops::CastOptions random = {.seed = 3, .pass = pass, .tensor = 8};
     const View values = side.put(x);
-    if (!format.is_two_level() || rows % 2 != 0) {
+    // Parts of the contracted extent are whole blocks.
+    if (!format.is_two_level() || rows % (is_columnwise ? 32 : 2) != 0) {
       ops::quantize(side.stream(), values, out, amax, statistics, random);
       return;
     }
