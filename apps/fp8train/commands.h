@@ -43,7 +43,7 @@ inline constexpr Command kCommands[] = {
     {"data", "Prepare and inspect token files", "fp8train data inspect text.txt", add_data},
     {"export", "Write a trained model for other programs",
      "fp8train export runs/default --out model --dtype bf16", add_export},
-    {"quantize", "Cast a safetensors file to FP8 or INT8",
+    {"quantize", "Cast a safetensors file or a model folder to FP8, INT8 or FP4",
      "fp8train quantize model --out model-fp8 --granularity 128x128", add_quantize},
     {"generate", "Text from a trained model",
      "fp8train generate runs/default --prompt \"Once upon a time\"", add_generate},

@@ -212,7 +212,7 @@ TEST_CASE("a folder that was exported in codes is a model again", "[io]") {
     CHECK((same || values == read.read_f32(tensor.piece.name, tensor.shape)));
   }
   CHECK(changed == (block == per::block_1x32 ? 12 : 14));
-  // What is written from it is plain.
+  // An export of it is plain.
   export_folder(dir / "codes", dir / "again", {.dtype = DType::bf16});
   CHECK_THAT(test::read_file(dir / "again/config.json"), !Contains("quantization_config"));
   CHECK(TensorSource(dir / "again").names().size() == plain.source.names().size());

@@ -369,7 +369,7 @@ class Pages(unittest.TestCase):
         self.assertGreater(len(pairs), 80)
         has = lambda found, name: any(re.search(rf"\b{name}\b", f.read_text()) for f in found)
         self.assert_none([f"{name} not in {file}" for name, file, f in pairs if not has(f, name)])
-        print(f"names of the code: {len(named)} exist, {len(pairs)} in the files beside them")
+        print(f"names of the code: {len(named)} exist, {len(pairs)} in the files that they name")
 
     def test_configurations_of_pages_load(self):
         loaded = 0

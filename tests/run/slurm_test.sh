@@ -129,7 +129,7 @@ log=parts.log
 check "the killed job succeeds" succeeds "$parts"
 check "it began with ranks that share layers" grep -q "2 pipeline stages, each layer on 2" parts.log
 check "it was started again" grep -q "restart 1, on" parts.log
-# What it has done until then has the bits of one rank, and the rest those of two that have whole
+# Its first part has the bits of one rank, and the rest those of two ranks that have whole
 # models.
 step=$(grep -o "step-[0-9]* at step" parts.log | tail -n 1 | cut -c 6-11)
 check "it continued after step 20 or later" test -n "$step"

@@ -109,8 +109,8 @@ class FirstActivation : public ActivationWatch {
     finding_ = look(*device_, ConstView(output), 0);
     if (finding_) {
       finding_->role = Role::activation;
-      constexpr int64_t kMostBlocks = int64_t{1} << 32;
-      finding_->order = batches_ * kMostBlocks + block;
+      constexpr int64_t kMaxBlocks = int64_t{1} << 32;
+      finding_->order = batches_ * kMaxBlocks + block;
       set_name(*finding_, unit == 0 ? std::string("embedding, its output")
                                     : fmt::format("layers.{}, its output", block));
     }
