@@ -31,17 +31,19 @@ void for_each_linear_of_attention(const ModelConfig& config, int64_t block, cons
          .split = Split::rows});
 }
 
-void for_each_linear_of_mlp(const ModelConfig& config, int64_t block, const Visit& visit) {
-  const int64_t inner = config.intermediate_size;
+/// mlp: "layers.0.mlp" or an expert of it.
+void for_each_linear_of_mlp(const ModelConfig& config, int64_t block, const std::string& mlp,
+                            int64_t inner, double token_share, const Visit& visit) {
   const bool gated = is_gated(config.mlp);
-  visit({.name = fmt::format("layers.{}.mlp.up", block),
+  visit({.name = mlp + ".up",
          .in_features = config.hidden_size,
          .out_features = gated ? 2 * inner : inner,
          .block = block,
          .has_bias = config.mlp_bias,
          .matrices = gated ? std::vector<int64_t>{inner, inner} : std::vector<int64_t>{inner},
-         .split = Split::columns});
-  visit({.name = fmt::format("layers.{}.mlp.down", block),
+         .split = Split::columns,
+         .token_share = token_share});
+  visit({.name = mlp + ".down",
          .in_features = inner,
          .out_features = config.hidden_size,
          .block = block,
@@ -49,7 +51,21 @@ void for_each_linear_of_mlp(const ModelConfig& config, int64_t block, const Visi
          .has_bias = config.mlp_bias,
          .ends_branch = true,
          .matrices = {config.hidden_size},
-         .split = Split::rows});
+         .split = Split::rows,
+         .token_share = token_share});
+}
+
+void for_each_linear_of_moe(const ModelConfig& config, int64_t block, const std::string& mlp,
+                            const Visit& visit) {
+  const MoeShape& moe = config.moe;
+  const double share = static_cast<double>(moe.per_token) / static_cast<double>(moe.experts);
+  for (int64_t expert = 0; expert < moe.experts; ++expert) {
+    for_each_linear_of_mlp(config, block, fmt::format("{}.experts.{}", mlp, expert), moe.width,
+                           share, visit);
+  }
+  if (moe.shared_width > 0) {
+    for_each_linear_of_mlp(config, block, mlp + ".shared", moe.shared_width, 1.0, visit);
+  }
 }
 
 }  // namespace
@@ -61,7 +77,12 @@ int64_t padded_vocabulary(const ModelConfig& config, int64_t parts) {
 void for_each_linear(const ModelConfig& config, const Visit& visit) {
   for (int64_t block = 0; block < config.num_hidden_layers; ++block) {
     for_each_linear_of_attention(config, block, visit);
-    for_each_linear_of_mlp(config, block, visit);
+    const std::string mlp = fmt::format("layers.{}.mlp", block);
+    if (config.has_experts(block)) {
+      for_each_linear_of_moe(config, block, mlp, visit);
+    } else {
+      for_each_linear_of_mlp(config, block, mlp, config.intermediate_size, 1.0, visit);
+    }
   }
   visit({.name = "head",
          .in_features = config.hidden_size,

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 #include "model/linear_sites.h"
@@ -26,6 +27,12 @@ int64_t block_vectors(const ModelConfig& config) {
   return 2 * norm_parameters(config) + (config.qk_norm ? 2 * config.head_dim : 0);
 }
 
+int64_t blocks_with_experts(const ModelConfig& config) {
+  return config.moe.experts == 0
+             ? 0
+             : config.num_hidden_layers - static_cast<int64_t>(config.dense_layers.size());
+}
+
 void require_limits(const ModelConfig& config) {
   struct Extent {
     const char* name;
@@ -39,14 +46,57 @@ void require_limits(const ModelConfig& config) {
         Extent{"num_attention_heads", config.num_attention_heads, ModelLimits::heads},
         Extent{"num_key_value_heads", config.num_key_value_heads, ModelLimits::heads},
         Extent{"head_dim", config.head_dim, ModelLimits::head_dim},
-        Extent{"max_position_embeddings", config.max_position_embeddings,
-               ModelLimits::positions}}) {
+        Extent{"max_position_embeddings", config.max_position_embeddings, ModelLimits::positions},
+        Extent{"num_experts", config.moe.experts, ModelLimits::experts},
+        Extent{"num_experts_per_tok", config.moe.per_token, ModelLimits::experts},
+        Extent{"moe_intermediate_size", config.moe.width, ModelLimits::intermediate},
+        Extent{"shared_expert_intermediate_size", config.moe.shared_width,
+               ModelLimits::intermediate}}) {
     require(value >= 0 && value <= most,
             fmt::format("{} is {}; it must be in [1, {}]", name, value, most));
   }
 }
 
+/// Checks the experts of a model that has some. Fills in nothing.
+void require_experts(const ModelConfig& config) {
+  const MoeShape& moe = config.moe;
+  require(moe.per_token > 0 && moe.per_token <= moe.experts,
+          fmt::format("num_experts_per_tok is {}; it must be in [1, num_experts {}]", moe.per_token,
+                      moe.experts));
+  require(moe.width > 0, "moe_intermediate_size is missing");
+  require(moe.groups > 0 && moe.experts % moe.groups == 0,
+          fmt::format("n_group {} does not divide num_experts {}", moe.groups, moe.experts));
+  require(moe.groups_per_token > 0 && moe.groups_per_token <= moe.groups,
+          fmt::format("topk_group is {}; it must be in [1, n_group {}]", moe.groups_per_token,
+                      moe.groups));
+  const int64_t of_group = moe.experts / moe.groups;
+  require(moe.groups == 1 || of_group >= 2,
+          fmt::format("a group of n_group {} has one expert; groups are compared by the sum of "
+                      "their two best",
+                      moe.groups));
+  require(moe.per_token <= moe.groups_per_token * of_group,
+          fmt::format("num_experts_per_tok {} is more than the {} experts of topk_group {}",
+                      moe.per_token, moe.groups_per_token * of_group, moe.groups_per_token));
+  require(
+      moe.per_token > 1 || !moe.normalizes,
+      "num_experts_per_tok 1 with norm_topk_prob gives every token the weight 1, and the router "
+      "no gradient; set norm_topk_prob to false");
+  require(std::isfinite(moe.scale) && moe.scale > 0.0F,
+          fmt::format("routed_scaling_factor is {}; it must be above 0", moe.scale));
+  for (size_t i = 0; i < config.dense_layers.size(); ++i) {
+    const int64_t layer = config.dense_layers[i];
+    require(
+        layer >= (i == 0 ? 0 : config.dense_layers[i - 1] + 1) && layer < config.num_hidden_layers,
+        fmt::format("dense_layers has {}; its entries must ascend in [0, {}]", layer,
+                    config.num_hidden_layers - 1));
+  }
+}
+
 }  // namespace
+
+bool ModelConfig::has_experts(int64_t block) const {
+  return moe.experts > 0 && !std::ranges::binary_search(dense_layers, block);
+}
 
 ModelConfig completed(ModelConfig config) {
   require_limits(config);
@@ -75,6 +125,9 @@ ModelConfig completed(ModelConfig config) {
                       "model.head_dim it is hidden_size / num_attention_heads)",
                       config.head_dim));
   require(config.max_position_embeddings > 0, "max_position_embeddings is missing");
+  if (config.moe.experts > 0) {
+    require_experts(config);
+  }
   if (config.rope_scaling) {
     RopeScaling& scaling = *config.rope_scaling;
     if (scaling.type == RopeType::yarn && scaling.original_max_position_embeddings == 0) {
@@ -119,13 +172,17 @@ int64_t parameter_count(const ModelConfig& config) {
     const bool shared = site.is_head && config.tie_word_embeddings;
     count += (shared ? 0 : site.weights()) + (site.has_bias ? site.out_features : 0);
   });
-  return count;
+  return count + blocks_with_experts(config) * config.moe.experts *
+                     (config.hidden_size + (config.moe.has_bias ? 1 : 0));
 }
 
 double flops_per_token(const ModelConfig& config, int64_t seq_length) {
-  int64_t weights = 0;
-  for_each_linear(config, [&](const LinearSite& site) { weights += site.weights(); });
-  const double gemm = 6.0 * static_cast<double>(weights);
+  double weights =
+      static_cast<double>(blocks_with_experts(config) * config.moe.experts * config.hidden_size);
+  for_each_linear(config, [&](const LinearSite& site) {
+    weights += site.token_share * static_cast<double>(site.weights());
+  });
+  const double gemm = 6.0 * weights;
   // Two products of T x T x D per head, half of them masked; backward is twice forward.
   const double attention = 6.0 * static_cast<double>(config.num_hidden_layers) *
                            static_cast<double>(config.num_attention_heads * config.head_dim) *

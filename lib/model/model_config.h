@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "model/rope_scaling.h"
 #include "nn/mlp_kind.h"
+#include "nn/moe_shape.h"
 
 namespace fp8train {
 
@@ -29,6 +31,7 @@ struct ModelLimits {
   static constexpr int64_t heads = 1024;
   static constexpr int64_t head_dim = 512;
   static constexpr int64_t positions = 1 << 24;
+  static constexpr int64_t experts = 1024;
 };
 
 /// The facts, apart from sizes, that decide what a model computes. A family assigns and compares
@@ -65,11 +68,16 @@ struct ModelConfig : ModelSwitches {
   int64_t first_window_layer = 0;  ///< layers from here on are windowed
   bool tie_word_embeddings = false;
   float initializer_range = 0.02F;
+  MoeShape moe;
+  std::vector<int64_t>
+      dense_layers;           ///< blocks of a model with experts that have an Mlp, ascending
   int64_t bos_token_id = -1;  ///< -1: none
   int64_t eos_token_id = -1;
 
   /// Width of the fused q, k, v projection: (H + 2 Hkv) * D.
   int64_t qkv_width() const { return (num_attention_heads + 2 * num_key_value_heads) * head_dim; }
+  /// Whether a block has experts.
+  bool has_experts(int64_t block) const;
 
   bool operator==(const ModelConfig&) const = default;
 };

@@ -34,6 +34,7 @@ struct LinearSite {
   /// matrices.
   std::vector<int64_t> matrices;
   Split split = Split::none;
+  double token_share = 1.0;  ///< of all tokens that the layer processes on average: k / E
 
   /// Returns the rows of y that are cut one by one, where ranks have columns of it.
   std::vector<int64_t> pieces() const {
