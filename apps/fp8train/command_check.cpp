@@ -212,7 +212,7 @@ std::string describe(const FirstDifference& difference, const SmallRun& run) {
   const MeshShape shape = mesh_shape(run.engine.strategy.layout, run.ranks);
   const double ratio = difference.ratio;
   std::string hint = std::abs(ratio - 1) < kNear ? ": the size is right" : "";
-  for (const int ranks : {shape.tensor, shape.data, shape.pipeline}) {
+  for (const int ranks : {shape.tensor, shape.data, shape.pipeline, shape.context}) {
     if (ranks > 1 && std::abs(ratio / ranks - 1) < kNear) {
       hint = fmt::format(", as if {} ranks each added the whole", ranks);
     } else if (ranks > 1 && std::abs(ratio * ranks - 1) < kNear) {

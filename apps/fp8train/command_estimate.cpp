@@ -202,7 +202,7 @@ int estimate(const EstimateOptions& options) {
   }
   const int world_size = fill_job(options.ranks.world_size, options.ranks.ranks_per_node, settings);
   const ParallelLayout& layout = settings.parallelism.layout;
-  const int64_t data = world_size / (layout.tensor * layout.pipeline);
+  const int64_t data = world_size / (layout.tensor * layout.pipeline * layout.context);
   print_fitted("{}", fit_global_batch(static_cast<int>(std::max<int64_t>(data, 1)),
                                       settings.step.micro_batch_size, settings));
   return with_locations(settings, [&] { return estimate_settings(settings, world_size); });

@@ -52,7 +52,8 @@ ExplainedPlan explained_plan(const Session& session) {
   const OptimizerSettings& settings = session.engine.optimizer;
   const MomentRoles moments = optimizer_named(settings.name).moments(settings);
   ExplainedPlan shown = {table_columns(plan), plan_columns(plan), bytes_per_parameter(plan)};
-  if (session.data_ranks > 1 && strategy_site(session.engine, {}).adds_shards()) {
+  if (session.data_ranks * session.settings.parallelism.layout.context > 1 &&
+      strategy_site(session.engine, {}).adds_shards()) {
     for (PlanColumn& role : shown.roles) {
       role.text +=
           role.title == std::string_view("gradient wire") ? ", once for each micro-batch" : "";

@@ -16,10 +16,31 @@ std::string name_in_block(const LinearSite& site) {
   return site.name.substr(site.name.starts_with(prefix) ? prefix.size() : 0);
 }
 
+namespace {
+
+std::string sequence_shares_text(const Session& session) {
+  const ParallelLayout& layout = session.engine.strategy.layout;
+  if (layout.context == 1) {
+    return {};
+  }
+  const DType type = session.engine.plan.activation;
+  const std::string values = fmt::format("cross as {}, {} B", name_of(type), size_of(type));
+  return fmt::format(
+      "\n{} ranks share each sequence (parallelism.context). In each block, forward and backward,\n"
+      "{}\n",
+      layout.context,
+      layout.context_kind == ContextKind::heads
+          ? fmt::format("q, k, v and the output of attention {}", values)
+          : fmt::format("k and v {}; then their gradients as fp32, 4 B", values));
+}
+
+}  // namespace
+
 std::string layer_shares_text(const Session& session) {
   const ParallelLayout& layout = session.engine.strategy.layout;
+  const std::string sequences = sequence_shares_text(session);
   if (layout.tensor == 1) {
-    return {};
+    return sequences;
   }
   std::vector<TableColumn> table = {
       {"linear layer"}, {"a rank has"}, {"rows of tokens cross as"}, {"sums cross as"}};
@@ -40,7 +61,8 @@ std::string layer_shares_text(const Session& session) {
         fmt::format("{}: {}", columns ? "dx" : "y", fp32 ? "fp32, 4 B" : "bf16, 2 B"));
   }
   return fmt::format("\n{} ranks share each layer (parallelism.tensor):\n{}", layout.tensor,
-                     table_text(std::move(table), terminal_columns(stdout)));
+                     table_text(std::move(table), terminal_columns(stdout))) +
+         sequences;
 }
 
 }  // namespace fp8train

@@ -12,7 +12,8 @@ namespace fp8train {
 std::string name_in_block(const LinearSite& site);
 
 /// Returns a table of the layers of a block and the head, with what a rank has of each and what
-/// crosses between ranks; empty unless ranks share layers (parallelism.tensor).
+/// crosses between ranks, and what crosses between those that share sequences; empty where ranks
+/// share neither.
 std::string layer_shares_text(const Session& session);
 
 }  // namespace fp8train

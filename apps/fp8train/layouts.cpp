@@ -19,13 +19,20 @@ namespace {
 constexpr double kHostBytesPerSecond = 25e9;
 constexpr double kRestartSeconds = 300;
 
+/// The shortest part of a sequence that ranks share; shorter ones are read as other sequences.
+constexpr int64_t kMinPart = 8192;
+
+int64_t data_ranks(const ParallelLayout& layout, int ranks) {
+  return ranks / (layout.tensor * layout.pipeline * layout.context);
+}
+
 /// The sequences of a step of all ranks.
 int64_t sequences_of(const Settings& settings, int ranks) {
   const ParallelLayout& layout = settings.parallelism.layout;
   const int64_t global = settings.training.global_batch_size;
   return global > 0 ? global
                     : settings.step.micro_batch_size * settings.step.gradient_accumulation_steps *
-                          (ranks / (layout.tensor * layout.pipeline));
+                          data_ranks(layout, ranks);
 }
 
 std::vector<int64_t> divisors(int64_t number) {
@@ -43,15 +50,33 @@ std::vector<int64_t> divisors(int64_t number) {
   return small;
 }
 
+/// The layouts with a context axis too, in the kind that needs fewer bytes where the heads allow
+/// it.
+void add_context_sizes(const ParallelLayout& one, const ModelConfig& model, int64_t length,
+                       int ranks, std::vector<ParallelLayout>& all) {
+  for (int64_t context = 1; data_ranks(one, ranks) % context == 0 &&
+                            (context == 1 || length % (context * kMinPart) == 0);
+       context *= 2) {
+    ParallelLayout& layout = all.emplace_back(one);
+    layout.context = context;
+    layout.context_kind = model.num_key_value_heads / one.tensor % context == 0
+                              ? ContextKind::heads
+                              : ContextKind::gather;
+  }
+}
+
 /// The sizes of axes that `ranks` ranks can have: layers are shared within a node.
-std::vector<ParallelLayout> sizes_of_axes(const Settings& settings, int ranks, int64_t blocks) {
+std::vector<ParallelLayout> sizes_of_axes(const Settings& settings, int ranks) {
+  const ModelConfig model = open_session(settings, false).engine.model;  // which can be in a folder
+  const int64_t blocks = model.num_hidden_layers;
   const ParallelLayout& given = settings.parallelism.layout;
   std::vector<ParallelLayout> all;
   const int64_t of_node = std::min<int64_t>(ranks, settings.job.ranks_per_node);
   for (int64_t tensor = 1; tensor <= of_node; tensor *= 2) {
     for (const int64_t pipeline : divisors(of_node % tensor == 0 ? ranks / tensor : 1)) {
       if (of_node % tensor == 0 && pipeline <= blocks) {
-        ParallelLayout& layout = all.emplace_back(given);
+        ParallelLayout layout = given;
+        layout.context = 1;
         layout.tensor = tensor;
         layout.pipeline = pipeline;
         layout.schedule = ScheduleKind::one_forward_one_backward;
@@ -59,6 +84,7 @@ std::vector<ParallelLayout> sizes_of_axes(const Settings& settings, int ranks, i
         if (pipeline != given.pipeline || given.virtual_stages > 1) {
           layout.stage_blocks.clear();
         }
+        add_context_sizes(layout, model, settings.step.seq_length, ranks, all);
       }
     }
   }
@@ -206,8 +232,8 @@ class StageSearch {
 void search_stages(const Settings& settings, const RankMemory& memory, int ranks, int64_t sequences,
                    const std::vector<int64_t>& sizes, LayoutSearch& found) {
   const ParallelLayout& layout = settings.parallelism.layout;
-  const int64_t data = ranks / (layout.tensor * layout.pipeline);
-  for (int64_t stage = 0; stage <= (data > 1 ? 3 : 0); ++stage) {
+  const bool shares = data_ranks(layout, ranks) * layout.context > 1;
+  for (int64_t stage = 0; stage <= (shares ? 3 : 0); ++stage) {
     for (const bool sync_each : {false, true}) {
       if (sync_each && (stage < 2 || layout.pipeline > 1)) {
         continue;
@@ -257,19 +283,13 @@ void add_scheduled(const StageSearch& search, size_t top, LayoutSearch& found) {
   }
 }
 
-/// The blocks of a run's model, which can be in a folder.
-int64_t blocks_of(const Settings& settings) {
-  return open_session(settings, false).engine.model.num_hidden_layers;
-}
-
 }  // namespace
 
 bool can_be_shared(const Settings& settings, int ranks) {
   const int64_t sequences = sequences_of(settings, ranks);
-  return std::ranges::any_of(sizes_of_axes(settings, ranks, blocks_of(settings)),
-                             [&](const ParallelLayout& layout) {
-                               return sequences % (ranks / (layout.tensor * layout.pipeline)) == 0;
-                             });
+  return std::ranges::any_of(sizes_of_axes(settings, ranks), [&](const ParallelLayout& layout) {
+    return sequences % data_ranks(layout, ranks) == 0;
+  });
 }
 
 LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, int ranks,
@@ -283,8 +303,8 @@ LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, 
   const int64_t sequences = sequences_of(settings, ranks);
   found.tokens_per_step = sequences * settings.step.seq_length;
   Settings whole = settings;
-  for (const ParallelLayout& layout : sizes_of_axes(settings, ranks, blocks_of(settings))) {
-    const int64_t data = ranks / (layout.tensor * layout.pipeline);
+  for (const ParallelLayout& layout : sizes_of_axes(settings, ranks)) {
+    const int64_t data = data_ranks(layout, ranks);
     if (sequences % data == 0) {
       whole.parallelism.layout = layout;
       std::vector<int64_t> sizes = divisors(sequences / data);
@@ -313,6 +333,13 @@ std::string keys_of(const Layout& layout, const Settings& file) {
   const StrategySettings& strategy = settings.parallelism;
   std::string others;
   const ParallelLayout& of_file = file.parallelism.layout;
+  if (strategy.layout.context != of_file.context) {
+    others += fmt::format(" parallelism.context={}", strategy.layout.context);
+  }
+  if (strategy.layout.context_kind != of_file.context_kind) {
+    others += fmt::format(" parallelism.context_kind={}",
+                          name_in(kContextKinds, strategy.layout.context_kind));
+  }
   if (strategy.layout.schedule != of_file.schedule) {
     others +=
         fmt::format(" parallelism.schedule={}", name_in(kScheduleKinds, strategy.layout.schedule));

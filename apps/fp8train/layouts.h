@@ -1,8 +1,8 @@
 #pragma once
-// The layouts of a run, which do not change what it trains: how many ranks share each layer, the
-// stages of a pipeline, the stage of ZeRO, what is recomputed, whether the gradients of each
-// micro-batch are exchanged, and how the sequences of a step are divided into micro-batches. Each
-// is a dry run on the meta device, timed with the stated rates of a GPU.
+// The layouts of a run, which do not change what it trains: how many ranks share each layer and
+// each sequence, the stages of a pipeline, the stage of ZeRO, what is recomputed, whether the
+// gradients of each micro-batch are exchanged, and how the sequences of a step are divided into
+// micro-batches. Each is a dry run on the meta device, timed with the stated rates of a GPU.
 
 #include <cstdint>
 #include <string>

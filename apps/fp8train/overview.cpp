@@ -83,9 +83,12 @@ std::string describe_layout(const Session& session, const Topology& ranks) {
   if (shape.tensor > 1) {
     text += fmt::format(", each layer on {} ranks", shape.tensor);
   }
-  return shape.data == 1 ? text
-                         : fmt::format("{}, buckets of {} MiB", text,
-                                       session.engine.strategy.bucket_bytes >> 20);
+  if (shape.context > 1) {
+    text += fmt::format(", each sequence on {} ranks", shape.context);
+  }
+  return shape.data * shape.context == 1 ? text
+                                         : fmt::format("{}, buckets of {} MiB", text,
+                                                       session.engine.strategy.bucket_bytes >> 20);
 }
 
 std::string describe_state_copy(const DryRunStep& dry_run) {

@@ -124,8 +124,7 @@ namespace {
 std::array<ops::GemmSupport, 3> support_of_rank(LinearPlan linear, const EngineSettings& engine,
                                                 const DeviceTraits& traits, int64_t ranks) {
   linear.site = linear.site.of_rank(ranks);
-  return product_support(traits, linear, engine.step.micro_batch_tokens(),
-                         engine.plan.weight_gradient);
+  return product_support(traits, linear, engine.rows_of_rank(), engine.plan.weight_gradient);
 }
 
 int64_t native_products(const std::vector<LinearPlan>& linears, const EngineSettings& engine,

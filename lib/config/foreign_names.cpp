@@ -81,15 +81,15 @@ constexpr ForeignName kNames[] = {
     {"pipeline_parallel_size pipeline_parallel_degree pipeline_model_parallel_size pp pp_size "
      "pp_degree",
      "parallelism.pipeline"},
+    {"context_parallel* cp cp_size cp_degree sequence_parallel_size sp_size ulysses*",
+     "parallelism.context"},
+    {"sequence_parallel", "parallelism.tensor, whose ranks always share rows of activations"},
 
     {"lora* qlora* peft* adapter* finetuning_type load_in_4bit load_in_8bit quantization_bit",
      {},
      "adapters (LoRA) are not here; take model.from with a small optimizer.lr, training.frozen for "
      "parameters that stay as they are, and plans such as fp8-lean, which need fewer bytes per "
      "parameter"},
-    {"context_parallel* cp cp_size cp_degree sequence_parallel* sp_size ulysses*",
-     {},
-     kNoModelParallelism},
     {"moe* num_experts num_local_experts expert_parallel* expert_model_parallel* ep ep_size",
      {},
      "models with experts are not here; model.preset and model.from take dense ones"},

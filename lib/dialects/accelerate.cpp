@@ -135,16 +135,17 @@ constexpr ForeignValue kDistributed[] = {{"true", Fate::ours, "1"}, {"false", Fa
 constexpr ForeignKey kMegatronKeys[] = {
     {"tp_degree", Meaning::ours, "parallelism.tensor"},
     {"pp_degree", Meaning::ours, "parallelism.pipeline"},
+    {"context_parallel_size", Meaning::ours, "parallelism.context"},
     {"num_micro_batches", Meaning::ours, "training.gradient_accumulation_steps"},
     {"recompute_activations", Meaning::values, "model.recompute", kRecompute},
     {"use_distributed_optimizer", Meaning::values, "parallelism.zero_stage", kDistributed},
     {"gradient_clipping", Meaning::ours, "optimizer.grad_clip"}};
 
-constexpr ForeignValue kShardSize[] = {{"1", Fate::ignored}, {"*"}};
+constexpr ForeignValue kSizeAboveOne[] = {{"1", Fate::ignored}, {"*"}};
 constexpr ForeignKey kParallelismKeys[] = {
     {"tp_size", Meaning::ours, "parallelism.tensor"},
-    {"cp_size sp_size", Meaning::one, kNoModelParallelism},
-    {"dp_shard_size", Meaning::values, "parallelism.shard_ranks", kShardSize}};
+    {"cp_size sp_size", Meaning::values, "parallelism.context", kSizeAboveOne},
+    {"dp_shard_size", Meaning::values, "parallelism.shard_ranks", kSizeAboveOne}};
 constexpr ForeignTable kParallelism = {
     kParallelismKeys,
     "dp_replicate_size cp_comm_strategy cp_backend sp_backend sp_seq_length "

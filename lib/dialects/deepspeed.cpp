@@ -33,7 +33,7 @@ constexpr ForeignKey kTopLevelKeys[] = {
      "eigenvalue quantize_training weight_quantization zenflow",
      Meaning::off, kOtherTraining},
     {"elasticity", Meaning::off, "the number of ranks is fixed for a run"},
-    {"sequence_parallel_size", Meaning::one, kNoModelParallelism}};
+    {"sequence_parallel_size", Meaning::ours, "parallelism.context"}};
 constexpr ForeignTable kTopLevel = {
     kTopLevelKeys,
     "compile prescale_gradients gradient_predivide_factor fp32_allreduce "

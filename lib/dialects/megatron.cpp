@@ -28,6 +28,12 @@ constexpr const char* kCodesGathered =
 constexpr ForeignValue kGather[] = {{"true", Fate::noted, kCodesGathered},
                                     {"false", Fate::noted, kCodesGathered}};
 
+constexpr const char* kNotRing =
+    " (keys and values are gathered at once here, and do not go around a ring)";
+constexpr ForeignValue kContext[] = {{"a2a", Fate::ours, "heads"},
+                                     {"allgather", Fate::ours, "gather"},
+                                     {"p2p", Fate::ours, "gather", kNotRing}};
+
 constexpr ForeignKey kKeys[] = {
     {"fp8_format", Meaning::ours, "fp8.format"},
     {"fp8_recipe", Meaning::values, "fp8.recipe", kRecipes,
@@ -43,6 +49,9 @@ constexpr ForeignKey kKeys[] = {
     {"fp8_dot_product_attention fp8_multi_head_attention", Meaning::off,
      "the products of attention are not in FP8 here"},
     {"fp8_quantizer_factory", Meaning::off, "a class of Python is not run here; choose fp8.recipe"},
+    {"context_parallel_size", Meaning::ours, "parallelism.context"},
+    {"cp_comm_type", Meaning::values, "parallelism.context_kind", kContext,
+     "p2p, a2a or all_gather"},
     {"te_precision_config_file", Meaning::ours, "precision.file"},
     {"first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16",
      Meaning::special}};

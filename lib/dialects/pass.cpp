@@ -227,9 +227,8 @@ void Pass::key(const Entry& entry, const ForeignTable& table, const Special& spe
     return;
   }
   const Meaning meaning = known->meaning;
-  const bool is_one = entry.node.kind == Kind::scalar && entry.node.text == "1";
   if (entry.node.kind == Kind::null || meaning == Meaning::nothing ||
-      (meaning == Meaning::one && is_one) || (meaning == Meaning::off && is_off(entry.node))) {
+      (meaning == Meaning::off && is_off(entry.node))) {
     without_meaning(entry);
   } else if (table.takes_auto && is_auto(entry.node)) {
     changed_ = true;

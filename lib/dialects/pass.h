@@ -38,7 +38,6 @@ struct ForeignKey {
     ours,     ///< `text` is our key; the value means the same
     nothing,  ///< ForeignTable::without_meaning
     off,      ///< only a value that switches it off is accepted; `text` says what is missing here
-    one,      ///< only 1 is accepted; `text` says what is missing here
     values,   ///< `text` is our key; `values` has what the values mean
     special,  ///< the section's own function reads it
   };

@@ -1,10 +1,15 @@
 #include "engine/engine.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <optional>
 
 #include "base/error.h"
+#include "base/nearest.h"
+#include "base/text.h"
 #include "base/trace.h"
 #include "device/device_questions.h"
 #include "model/step_part.h"
@@ -14,6 +19,32 @@
 namespace fp8train {
 namespace {
 
+/// `kv_heads`: of a rank.
+void check_context(const EngineSettings& settings, int64_t kv_heads) {
+  const ParallelLayout& layout = settings.strategy.layout;
+  const int64_t length = settings.step.seq_length;
+  if (layout.context_kind == ContextKind::gather) {
+    if (layout.context > 1 && length % (2 * layout.context) != 0) {
+      throw ConfigError(
+          fmt::format("parallelism.context is {}, and data.seq_length {} is not a multiple of "
+                      "twice as much; {}",
+                      layout.context, length,
+                      length % 2 == 0 ? fmt::format("the nearest size that works is {}",
+                                                    nearest_divisor(length / 2, layout.context))
+                                      : "take an even length"));
+    }
+    return;
+  }
+  const int64_t common = std::gcd(length, kv_heads);
+  if (common % layout.context != 0) {
+    throw ConfigError(fmt::format(
+        "parallelism.context is {}, which does not divide data.seq_length {} and the {} of keys "
+        "that a rank has of each layer; the nearest size that does is {}{}",
+        layout.context, length, counted(kv_heads, "head"), nearest_divisor(common, layout.context),
+        length % (2 * layout.context) == 0 ? ", or take parallelism.context_kind: gather" : ""));
+  }
+}
+
 TensorShare tensor_share(const EngineSettings& settings, const Mesh& mesh) {
   const TensorShare share = {mesh.index(Axis::tensor), mesh.size(Axis::tensor),
                              settings.strategy.layout.parts_of_rank()};
@@ -21,7 +52,8 @@ TensorShare tensor_share(const EngineSettings& settings, const Mesh& mesh) {
     throw ConfigError("parallelism.tensor cuts matrices into parts, and optimizer.name: " +
                       settings.optimizer.name + " updates whole ones; take adamw");
   }
-  check_tensor_rows(share, settings.step.micro_batch_size * settings.step.seq_length);
+  check_context(settings, settings.model.num_key_value_heads / share.ranks);
+  check_tensor_rows(share, settings.rows_of_rank());
   return share;
 }
 
@@ -59,6 +91,9 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
   if (Communicator* const ranks = mesh().group(Group::tensor); ranks != nullptr) {
     tensor_ranks_ = std::make_unique<TensorRanks>(*ranks);
   }
+  if (Communicator* const ranks = mesh().group(Group::context); ranks != nullptr) {
+    context_ranks_ = std::make_unique<TensorRanks>(*ranks);
+  }
   if (settings.loss_history > 0) {
     loss_history_ = Buffer(device, static_cast<size_t>(settings.loss_history) * sizeof(Totals),
                            MemoryCategory::batch);
@@ -95,7 +130,8 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
                                                    stage_ != nullptr && stage_->step.splits));
   }
   settings_.step.cuda_graphs = settings.step.cuda_graphs && strategy_->can_be_recorded() &&
-                               stage_ == nullptr && tensor_ranks_ == nullptr;
+                               stage_ == nullptr && tensor_ranks_ == nullptr &&
+                               context_ranks_ == nullptr;
   strategy_->attach(device, model_.parameters(), model_.scaling().amax());
   device.fill_zero(totals_.data(), totals_.bytes());
 }
@@ -137,13 +173,16 @@ StepContext Engine::context(const MicroBatchMemory& memory, bool training,
           .collect_statistics = collect_statistics,
           .deterministic = settings_.step.deterministic,
           .document_starts = memory.batch.document_starts.view(),
+          .row_starts = memory.batch.row_starts.view(),
           .target_share = memory.batch.target_share.view().as<float>(),
           .seed = settings_.step.seed,
           .pass = memory.batch.pass.view().as<uint64_t>(),
           .gatherer = strategy_->gatherer(),
           .tensor_ranks = tensor_ranks_.get(),
           .tensor_parts = settings_.strategy.layout.parts_of_rank(),
-          .sums_in_fp32 = settings_.strategy.layout.tensor_parts > 0};
+          .sums_in_fp32 = settings_.strategy.layout.tensor_parts > 0,
+          .context_ranks = context_ranks_.get(),
+          .gathers_keys = settings_.strategy.layout.context_kind == ContextKind::gather};
 }
 
 void Engine::weights_changed() {
@@ -185,8 +224,12 @@ LossReport Engine::read_totals(int slot, const SectionSeconds& seconds,
 void Engine::upload(const Batch& batch, BatchMemory& memory) const {
   check(batch.rows == settings_.step.micro_batch_size && batch.columns == settings_.step.seq_length,
         "a batch has the shape that the engine was built for");
-  copy_from_host(*device_, memory.tokens, batch.tokens.data());
-  copy_from_host(*device_, memory.targets, batch.targets.data());
+  if (context_ranks_ == nullptr) {
+    copy_from_host(*device_, memory.tokens, batch.tokens.data());
+    copy_from_host(*device_, memory.targets, batch.targets.data());
+  } else {
+    upload_part(batch, memory);
+  }
   if (settings_.masks_documents) {
     copy_from_host(*device_, memory.document_starts, batch.document_starts.data());
   }
@@ -196,20 +239,43 @@ void Engine::upload(const Batch& batch, BatchMemory& memory) const {
   }
 }
 
-/// Returns the number of ranks divided by the targets of a step. GradientBuckets divides by the
-/// ranks after all casts, so that no code depends on their number. A batch that does not give the
-/// number of targets has one at each position.
+/// The ranks of the context axis are given the same whole sequences.
+void Engine::upload_part(const Batch& batch, BatchMemory& memory) const {
+  if (counts_only(*device_)) {
+    return;  // a dry run has no tokens
+  }
+  const int64_t length = settings_.length_of_rank();
+  std::vector<int32_t> tokens, targets, starts;
+  for (int64_t row = 0; row < batch.rows; ++row) {
+    for (int64_t t = 0; t < length; ++t) {
+      const int64_t position =
+          settings_.strategy.layout.position(t, length, context_ranks_->rank());
+      const auto from = static_cast<size_t>(row * batch.columns + position);
+      tokens.push_back(batch.tokens[from]);
+      targets.push_back(batch.targets[from]);
+      const int64_t start = settings_.masks_documents ? batch.document_starts[from] : 0;
+      starts.push_back(static_cast<int32_t>(t - position + start));
+    }
+  }
+  copy_from_host(*device_, memory.tokens, tokens.data());
+  copy_from_host(*device_, memory.targets, targets.data());
+  copy_from_host(*device_, memory.row_starts, starts.data());
+}
+
+/// Returns the number of ranks with gradients of their own, divided by the targets of a step.
+/// GradientBuckets divides by the ranks after all casts, so that no code depends on their number. A
+/// batch that does not give the number of targets has one at each position.
 float Engine::target_share(const Batch& batch) const {
-  const int64_t positions = settings_.step.gradient_accumulation_steps * batch.rows * batch.columns;
-  return batch.step_targets > 0
-             ? static_cast<float>(mesh().size(Axis::data)) / static_cast<float>(batch.step_targets)
-             : 1.0F / static_cast<float>(positions);
+  const int64_t positions = settings_.step.gradient_accumulation_steps * settings_.rows_of_rank();
+  return batch.step_targets > 0 ? static_cast<float>(mesh().size(Group::state)) /
+                                      static_cast<float>(batch.step_targets)
+                                : 1.0F / static_cast<float>(positions);
 }
 
 void Engine::number_pass(const BatchMemory& memory, int64_t step_index, int64_t micro_batch) const {
   if (!memory.pass.empty()) {
     const int64_t of_ranks = step_index * settings_.step.gradient_accumulation_steps + micro_batch;
-    const int64_t pass = of_ranks * mesh().size(Axis::data) + mesh().index(Axis::data);
+    const int64_t pass = of_ranks * mesh().size(Group::state) + mesh().index(Group::state);
     copy_from_host(*device_, memory.pass, &pass);
   }
 }

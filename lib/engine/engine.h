@@ -45,6 +45,11 @@ struct EngineSettings {
   bool counts_targets = false;   ///< batches say how many targets a step has (Batch::step_targets)
   int64_t loss_history = 0;      ///< losses of that many steps are stored on the device; 0: none
 
+  /// Returns the positions that a rank has of each sequence, and the rows of its micro-batch that
+  /// ranks of the tensor axis share.
+  int64_t length_of_rank() const { return step.seq_length / strategy.layout.context; }
+  int64_t rows_of_rank() const { return step.micro_batch_size * length_of_rank(); }
+
   bool is_plain(int64_t step_index) const {
     return std::any_of(plain_steps.begin(), plain_steps.end(), [step_index](const auto& range) {
       return range.first <= step_index && step_index < range.second;
@@ -114,9 +119,13 @@ class Engine {
   const Mesh& mesh() const { return strategy_->mesh(); }
   /// Returns the ranks that share each layer; null: one has all of it.
   RankExchange* tensor_ranks() { return tensor_ranks_.get(); }
-  /// Returns the bytes that ranks which share layers have sent each other.
+  /// Returns the bytes that ranks which share layers or sequences have sent each other.
   Traffic sent_by_layers() const {
-    return tensor_ranks_ == nullptr ? Traffic() : tensor_ranks_->sent();
+    Traffic sent;
+    for (const TensorRanks* ranks : {tensor_ranks_.get(), context_ranks_.get()}) {
+      sent += ranks == nullptr ? Traffic() : ranks->sent();
+    }
+    return sent;
   }
 
   /// Runs one optimizer step: gradient_accumulation_steps micro-batches from `next`, then the
@@ -148,7 +157,7 @@ class Engine {
   /// Whether all ranks run the model together, in each pass.
   bool passes_are_collective() const {
     const ParameterGatherer* gatherer = strategy_->gatherer();
-    return tensor_ranks_ != nullptr || stage_ != nullptr ||
+    return tensor_ranks_ != nullptr || context_ranks_ != nullptr || stage_ != nullptr ||
            (gatherer != nullptr && gatherer->gathers_per_pass());
   }
 
@@ -236,6 +245,7 @@ class Engine {
   template <typename Work>
   void run(RepeatedWork& repeated, const Work& work);
   void upload(const Batch& batch, BatchMemory& memory) const;
+  void upload_part(const Batch& batch, BatchMemory& memory) const;
   float target_share(const Batch& batch) const;
   /// Numbers the pass for casts that round stochastically (StepContext::pass).
   void number_pass(const BatchMemory& memory, int64_t step_index, int64_t micro_batch) const;
@@ -248,7 +258,8 @@ class Engine {
   Device* device_;
   EngineSettings settings_;
   std::unique_ptr<Strategy> strategy_;
-  std::unique_ptr<TensorRanks> tensor_ranks_;  // null: one rank has all of each layer
+  std::unique_ptr<TensorRanks> tensor_ranks_;   // null: one rank has all of each layer
+  std::unique_ptr<TensorRanks> context_ranks_;  // null: one rank has whole sequences
   Decoder model_;
   std::unique_ptr<Optimizer> optimizer_;  // set if the engine trains
   Arena scratch_;

@@ -10,7 +10,7 @@ namespace fp8train {
 namespace {
 
 Shape batch_shape(const EngineSettings& settings) {
-  return {settings.step.micro_batch_size, settings.step.seq_length};
+  return {settings.step.micro_batch_size, settings.length_of_rank()};
 }
 
 StageMemory with_all(std::initializer_list<const StagePlan*> plans) {
@@ -27,7 +27,12 @@ BatchMemory::BatchMemory(Device& device, const EngineSettings& settings, bool nu
     : tokens(device, DType::i32, batch_shape(settings), MemoryCategory::batch),
       targets(device, DType::i32, batch_shape(settings), MemoryCategory::batch) {
   if (settings.masks_documents) {
-    document_starts = Tensor(device, DType::i32, batch_shape(settings), MemoryCategory::batch);
+    document_starts =
+        Tensor(device, DType::i32, {settings.step.micro_batch_size, settings.step.seq_length},
+               MemoryCategory::batch);
+  }
+  if (settings.strategy.layout.context > 1) {
+    row_starts = Tensor(device, DType::i32, batch_shape(settings), MemoryCategory::batch);
   }
   if (settings.counts_targets) {
     target_share = Tensor(device, DType::f32, {1}, MemoryCategory::batch);
@@ -107,7 +112,7 @@ PipelineStage::PipelineStage(Device& device, const EngineSettings& settings, Com
       messages(device, stages, shape.chunks,
                View{nullptr,
                     settings.plan.activation,
-                    {settings.step.micro_batch_tokens() / settings.strategy.layout.tensor,
+                    {settings.rows_of_rank() / settings.strategy.layout.tensor,
                      settings.model.hidden_size}},
                memory),
       combiner(device, stages, of_stage),
@@ -232,8 +237,17 @@ void Engine::run_weight_gradients(const MicroBatchMemory& memory, const StagePas
 /// Of what each rank has seen of its parts of tensors.
 void Engine::agree_on_amax() {
   ScalingState& scaling = model_.scaling();
-  if (tensor_ranks_ != nullptr && !scaling.empty()) {
+  if (scaling.empty()) {
+    return;
+  }
+  if (tensor_ranks_ != nullptr) {
     tensor_ranks_->largest(context(memory_of(), true, false), scaling.amax());
+  }
+  const int64_t shared = scaling.shared_amax().count();
+  const int64_t own = scaling.amax().count() - shared;
+  if (context_ranks_ != nullptr && own > 0) {
+    context_ranks_->largest(context(memory_of(), true, false),
+                            {scaling.amax().as<float>() + shared, DType::f32, {own}});
   }
 }
 

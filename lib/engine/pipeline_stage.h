@@ -25,6 +25,7 @@ struct BatchMemory {
 
   Tensor tokens, targets;
   Tensor document_starts;  ///< used if documents are masked
+  Tensor row_starts;       ///< used if ranks share sequences (StepContext)
   Tensor target_share;     ///< used if targets are counted
   Tensor pass;             ///< StepContext::pass
   float share = 1.0F;      ///< Engine::target_share()

@@ -27,10 +27,9 @@ double message_seconds(const EngineSettings& settings, const Topology& ranks, co
   if (stages == 1) {
     return 0;
   }
-  const auto bytes =
-      static_cast<uint64_t>(settings.step.micro_batch_tokens() * settings.model.hidden_size /
-                            settings.strategy.layout.tensor) *
-      size_of(settings.plan.activation);
+  const auto bytes = static_cast<uint64_t>(settings.rows_of_rank() * settings.model.hidden_size /
+                                           settings.strategy.layout.tensor) *
+                     size_of(settings.plan.activation);
   const bool within = ranks.node_of(0) == ranks.node_of(ranks.size() / static_cast<int>(stages));
   return wire_seconds(within ? Traffic{bytes, 0} : Traffic{0, bytes}, *at.gpu, at.shares.wire);
 }

@@ -323,7 +323,7 @@ View Decoder::embed(const StepContext& context, ConstView tokens, int64_t first_
       .sequence_length = tokens.shape.back(),
       .position_offset = first_position,
       .y = x,
-      .document_starts = context.document_starts};
+      .document_starts = context.starts_of_rows()};
   if (context.tensor_ranks == nullptr) {
     ops::embedding_forward(context.stream, call);
   } else {

@@ -135,7 +135,7 @@ void Decoder::add_embedding_gradients(const StepContext& context, ConstView toke
       .position_grad = {},
       .sequence_length = tokens.shape.back(),
       .scratch = fp8train::allocate(*context.scratch, DType::i32, {2 * tokens.count()}),
-      .document_starts = context.document_starts};
+      .document_starts = context.starts_of_rows()};
   const bool trains_positions = positions_ != nullptr && positions_->trained;
   if (trains_positions && !context.divides_sums()) {
     call.position_grad = positions_->gradient;

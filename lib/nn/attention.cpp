@@ -2,13 +2,60 @@
 
 #include <array>
 #include <cmath>
+#include <vector>
 
 #include "base/error.h"
+#include "nn/context_gather.h"
+#include "nn/context_swap.h"
 #include "nn/partial_gradient.h"
-#include "ops/attention/kv_cache.h"
+#include "ops/attention/copy_rows.h"
 #include "ops/norm/norm.h"
+#include "ops/pointwise/elementwise.h"
 
 namespace fp8train {
+namespace {
+
+/// Whether ranks swap rows for heads around attention.
+bool swaps(const StepContext& context) {
+  return context.context_ranks != nullptr && !context.gathers_keys;
+}
+
+bool gathers(const StepContext& context) {
+  return context.context_ranks != nullptr && context.gathers_keys;
+}
+
+/// Queries of a rank that follow each other in the sequence.
+struct Chunk {
+  int64_t first, count;  ///< of the rank's rows
+  int64_t position;      ///< keys before the first one
+};
+
+std::vector<Chunk> chunks(const StepContext& context, int64_t length, int64_t past) {
+  if (!gathers(context)) {
+    return {{0, length, past}};
+  }
+  const auto [first, second] =
+      chunks_of_rank(context.context_ranks->rank(), context.context_ranks->ranks());
+  const int64_t count = length / 2;
+  return {{0, count, first * count}, {count, count, second * count}};
+}
+
+/// The rows of each sequence from `first` on.
+ops::HeadsView rows_from(ops::HeadsView view, int64_t first) {
+  view.data = static_cast<char*>(view.data) +
+              static_cast<size_t>(first * view.row_stride) * size_of(view.dtype);
+  return view;
+}
+
+/// log_sum_exp, [B, H, T], is in the order of chunks.
+View of_chunk(const View& log_sum_exp, const Chunk& chunk) {
+  const int64_t heads = log_sum_exp.shape[0] * log_sum_exp.shape[1];
+  return {log_sum_exp.as<float>() + heads * chunk.first,
+          DType::f32,
+          {log_sum_exp.shape[0], log_sum_exp.shape[1], chunk.count}};
+}
+
+}  // namespace
 
 Attention::Attention(Dimensions dimensions, Linear qkv, Linear output, HeadNorms norms,
                      const RotaryTables& rotary)
@@ -18,13 +65,19 @@ Attention::Attention(Dimensions dimensions, Linear qkv, Linear output, HeadNorms
       norms_(norms),
       rotary_(&rotary) {}
 
-ops::AttentionShape Attention::shape(int64_t batch, int64_t queries, int64_t keys) const {
+Attention::Dimensions Attention::swapped(const StepContext& context) const {
+  const int64_t ranks = swaps(context) ? context.context_ranks->ranks() : 1;
+  return {dimensions_.heads / ranks, dimensions_.kv_heads / ranks, dimensions_.head_dim};
+}
+
+ops::AttentionShape Attention::shape(const Dimensions& heads, int64_t batch, int64_t queries,
+                                     int64_t keys) const {
   return {.batch = batch,
           .query_length = queries,
           .key_length = keys,
-          .heads = dimensions_.heads,
-          .kv_heads = dimensions_.kv_heads,
-          .head_dim = dimensions_.head_dim,
+          .heads = heads.heads,
+          .kv_heads = heads.kv_heads,
+          .head_dim = heads.head_dim,
           .scale = 1.0F / std::sqrt(static_cast<float>(dimensions_.head_dim))};
 }
 
@@ -40,16 +93,18 @@ ops::HeadsView Attention::slice(const View& projected, int64_t first_head, int64
 void Attention::rotate(const StepContext& context, const ops::HeadsView& q, int64_t batch,
                        int64_t length, int64_t position, bool inverse) const {
   if (!rotary_->cosines.empty()) {
-    ops::rope(context.stream, {.x = q,
-                               .batch = batch,
-                               .length = length,
-                               .heads = dimensions_.heads + dimensions_.kv_heads,
-                               .head_dim = dimensions_.head_dim,
-                               .cosines = rotary_->cosines,
-                               .sines = rotary_->sines,
-                               .position_offset = position,
-                               .inverse = inverse,
-                               .document_starts = context.document_starts});
+    const Dimensions attending = swapped(context);
+    ops::rope(context.stream,
+              {.x = q,
+               .batch = batch,
+               .length = length,
+               .heads = attending.heads + attending.kv_heads,
+               .head_dim = attending.head_dim,
+               .cosines = rotary_->cosines,
+               .sines = rotary_->sines,
+               .position_offset = position,
+               .inverse = inverse,
+               .document_starts = gathers(context) ? context.row_starts : context.document_starts});
   }
 }
 
@@ -79,108 +134,207 @@ void Attention::normalize_heads(const StepContext& context, const View& projecte
   normalize(dimensions_.heads, dimensions_.kv_heads, norms_.k, saved.k_original, saved.k_rstd);
 }
 
+std::array<int64_t, 3> Attention::qkv_pieces() const {
+  const int64_t of_keys = dimensions_.kv_heads * dimensions_.head_dim;
+  return {dimensions_.heads * dimensions_.head_dim, of_keys, of_keys};
+}
+
+/// Appends the new keys and values to the cache, and returns what they and the earlier ones are in.
+std::array<ops::HeadsView, 2> Attention::append_to_cache(const StepContext& context,
+                                                         const View& projected, int64_t batch,
+                                                         const KvCache& cache) const {
+  const int64_t length = projected.shape.rows() / batch;
+  const int64_t width = dimensions_.kv_heads * dimensions_.head_dim;
+  check(cache.length + length <= cache.capacity, "the KV cache is full");
+  std::array<ops::HeadsView, 2> all;
+  const View* const caches[] = {&cache.keys, &cache.values};
+  for (size_t i = 0; i < all.size(); ++i) {
+    const ops::HeadsView added = slice(
+        projected, dimensions_.heads + static_cast<int64_t>(i) * dimensions_.kv_heads, length);
+    all[i] = {.data = caches[i]->data,
+              .dtype = added.dtype,
+              .row_stride = width,
+              .length_capacity = cache.capacity};
+    ops::copy_rows(context.stream,
+                   {.from = added.data,
+                    .to = rows_from(all[i], cache.length).data,
+                    .dtype = added.dtype,
+                    .extents = {1, batch, length},
+                    .width = width,
+                    .from_strides = {0, length * added.row_stride, added.row_stride},
+                    .to_strides = {0, cache.capacity * width, width}});
+  }
+  return all;
+}
+
+/// Keys and values of whole sequences.
+std::array<ops::HeadsView, 2> Attention::gather_keys(const StepContext& context,
+                                                     const View& projected, int64_t batch) const {
+  const int64_t length = projected.shape.rows() / batch;
+  const int64_t whole_length = length * context.context_ranks->ranks();
+  const int64_t width = dimensions_.kv_heads * dimensions_.head_dim;
+  const View whole = allocate(*context.scratch, projected.dtype, {batch, whole_length, 2 * width});
+  gather_chunks(context, slice(projected, dimensions_.heads, length), whole);
+  return {slice(whole, 0, whole_length), slice(whole, dimensions_.kv_heads, whole_length)};
+}
+
 void Attention::forward(const StepContext& context, const InputTensor& x, View y, int64_t batch,
                         KvCache* cache, Saved& saved) const {
   ArenaScope scope(*context.scratch);
-  const auto& [heads, kv_heads, head_dim] = dimensions_;
-  const int64_t rows = context.rows_of_ranks(x.plain.shape.rows());
+  const Dimensions attending = swapped(context);
+  const int64_t own_rows = context.rows_of_ranks(x.plain.shape.rows());
+  const int64_t rows = own_rows * (dimensions_.heads / attending.heads);
   const DType dtype = x.plain.dtype;
   const int64_t length = rows / batch;
   const int64_t past = cache == nullptr ? 0 : cache->length;
   Arena& arena = context.training ? *context.saved : *context.scratch;
-  saved.projected = allocate(arena, dtype, {rows, dimensions_.qkv_width()});
-  qkv_.forward(context, x, saved.projected, saved.qkv);
+  const View projected = allocate(swaps(context) ? *context.scratch : arena, dtype,
+                                  {own_rows, dimensions_.qkv_width()});
+  qkv_.forward(context, x, projected, saved.qkv);
   if (norms_.q != nullptr) {
-    normalize_heads(context, saved.projected, saved);
+    normalize_heads(context, projected, saved);
+  }
+  saved.projected = projected;
+  if (swaps(context)) {
+    saved.projected = allocate(arena, dtype, {rows, attending.qkv_width()});
+    rows_to_heads(context, projected, saved.projected, batch, qkv_pieces());
   }
   const ops::HeadsView q = slice(saved.projected, 0, length);
-  ops::HeadsView k = slice(saved.projected, heads, length);
-  ops::HeadsView v = slice(saved.projected, heads + kv_heads, length);
   rotate(context, q, batch, length, past, false);
+  std::array<ops::HeadsView, 2> keys = {
+      slice(saved.projected, attending.heads, length),
+      slice(saved.projected, attending.heads + attending.kv_heads, length)};
   if (cache != nullptr) {
-    check(past + length <= cache->capacity, "the KV cache is full");
-    const int64_t width = kv_heads * head_dim;
-    const auto append = [&](const ops::HeadsView& from, const View& to) {
-      return ops::append_to_cache(context.stream, {.rows = from,
-                                                   .cache = to,
-                                                   .batch = batch,
-                                                   .length = length,
-                                                   .width = width,
-                                                   .past = past});
-    };
-    k = append(k, cache->keys);
-    v = append(v, cache->values);
+    keys = append_to_cache(context, saved.projected, batch, *cache);
+  } else if (gathers(context)) {
+    keys = gather_keys(context, saved.projected, batch);
   }
-  saved.attended = allocate(output_.holds_plain_input(context) ? *context.held : arena, dtype,
-                            {rows, heads * head_dim});
-  saved.log_sum_exp = allocate(arena, DType::f32, {batch, heads, length});
-  ops::attention_forward(context.stream, {.shape = shape(batch, length, past + length),
-                                          .q = q,
-                                          .k = k,
-                                          .v = v,
-                                          .out = slice(saved.attended, 0, length),
-                                          .log_sum_exp = saved.log_sum_exp,
-                                          .document_starts = context.document_starts});
-  output_.forward(context, saved.attended, y, saved.output);
+  Arena& of_output = output_.holds_plain_input(context) ? *context.held : arena;
+  saved.attended = allocate(swaps(context) ? arena : of_output, dtype,
+                            {rows, attending.heads * attending.head_dim});
+  saved.log_sum_exp = allocate(arena, DType::f32, {batch, attending.heads, length});
+  const ops::HeadsView out = slice(saved.attended, 0, length);
+  for (const Chunk& chunk : chunks(context, length, past)) {
+    ops::attention_forward(context.stream, {.shape = shape(attending, batch, chunk.count,
+                                                           chunk.position + chunk.count),
+                                            .q = rows_from(q, chunk.first),
+                                            .k = keys[0],
+                                            .v = keys[1],
+                                            .out = rows_from(out, chunk.first),
+                                            .log_sum_exp = of_chunk(saved.log_sum_exp, chunk),
+                                            .document_starts = context.document_starts});
+  }
+  View attended = saved.attended;
+  if (swaps(context)) {
+    attended = allocate(of_output, dtype, {own_rows, qkv_pieces()[0]});
+    heads_to_rows(context, saved.attended, attended, batch, std::array{qkv_pieces()[0]});
+  }
+  output_.forward(context, attended, y, saved.output);
+}
+
+/// Writes the gradients of q, k and v as attention had them.
+void Attention::attention_backward(const StepContext& context, const View& d_attended,
+                                   const View& d_projected, int64_t batch,
+                                   const Saved& saved) const {
+  ArenaScope scope(*context.scratch);
+  const Dimensions attending = swapped(context);
+  const int64_t length = d_projected.shape.rows() / batch;
+  const auto keys_of = [&](const View& of, int64_t first, int64_t count) {
+    return std::array{slice(of, first, count), slice(of, first + attending.kv_heads, count)};
+  };
+  std::array<ops::HeadsView, 2> keys = keys_of(saved.projected, attending.heads, length);
+  std::array<View, 2> sums;  // of each chunk's gradients of all keys
+  if (gathers(context)) {
+    keys = gather_keys(context, saved.projected, batch);
+    for (View& sum : sums) {
+      sum = allocate(*context.scratch, DType::f32,
+                     {batch, keys[0].length_capacity, keys[0].row_stride});
+      ops::fill(context.stream, sum, 0.0F);
+    }
+  }
+  for (const Chunk& chunk : chunks(context, length, 0)) {
+    ArenaScope inner(*context.scratch);
+    const View& sum = sums[chunk.first == 0 ? 0 : 1];
+    const std::array<ops::HeadsView, 2> gradients =
+        sum.empty() ? keys_of(d_projected, attending.heads, length)
+                    : keys_of(sum, 0, keys[0].length_capacity);
+    ops::AttentionBackward call = {
+        .shape = shape(attending, batch, chunk.count, chunk.position + chunk.count),
+        .q = rows_from(slice(saved.projected, 0, length), chunk.first),
+        .k = keys[0],
+        .v = keys[1],
+        .out = rows_from(slice(saved.attended, 0, length), chunk.first),
+        .log_sum_exp = of_chunk(saved.log_sum_exp, chunk),
+        .dout = rows_from(slice(d_attended, 0, length), chunk.first),
+        .dq = rows_from(slice(d_projected, 0, length), chunk.first),
+        .dk = gradients[0],
+        .dv = gradients[1],
+        .document_starts = context.document_starts};
+    call.shape.deterministic = context.deterministic;
+    const int64_t scratch = ops::attention_backward_scratch(context.stream, call);
+    call.scratch = allocate(*context.scratch, DType::f32, {scratch});
+    ops::attention_backward(context.stream, call);
+  }
+  if (gathers(context)) {
+    ops::add(context.stream, sums[0], sums[1], sums[0]);
+    sum_chunks(context, sums[0], slice(d_projected, dimensions_.heads, length));
+  }
 }
 
 void Attention::backward(const StepContext& context, ConstView dy, View dx, int64_t batch,
                          Saved& saved) const {
   ArenaScope scope(*context.scratch);
-  const auto& [heads, kv_heads, head_dim] = dimensions_;
-  const int64_t rows = context.rows_of_ranks(dy.shape.rows());
-  const int64_t length = rows / batch;
-  const View d_attended = allocate(*context.scratch, dy.dtype, saved.attended.shape);
+  const int64_t own_rows = context.rows_of_ranks(dy.shape.rows());
+  const int64_t width = qkv_pieces()[0];
+  View d_attended = allocate(*context.scratch, dy.dtype, {own_rows, width});
   output_.backward(context, dy, d_attended, saved.output);
-  const View d_projected = allocate(*context.scratch, dy.dtype, saved.projected.shape);
-  ops::AttentionShape attention = shape(batch, length, length);
-  attention.deterministic = context.deterministic;
-  const ops::HeadsView dq = slice(d_projected, 0, length);
-  const ops::HeadsView dk = slice(d_projected, heads, length);
-  {
-    ArenaScope inner(*context.scratch);
-    ops::AttentionBackward call = {.shape = attention,
-                                   .q = slice(saved.projected, 0, length),
-                                   .k = slice(saved.projected, heads, length),
-                                   .v = slice(saved.projected, heads + kv_heads, length),
-                                   .out = slice(saved.attended, 0, length),
-                                   .log_sum_exp = saved.log_sum_exp,
-                                   .dout = slice(d_attended, 0, length),
-                                   .dq = dq,
-                                   .dk = dk,
-                                   .dv = slice(d_projected, heads + kv_heads, length),
-                                   .document_starts = context.document_starts};
-    const int64_t scratch = ops::attention_backward_scratch(context.stream, call);
-    call.scratch = allocate(*context.scratch, DType::f32, {scratch});
-    ops::attention_backward(context.stream, call);
+  if (swaps(context)) {
+    const View rows = d_attended;
+    d_attended = allocate(*context.scratch, dy.dtype, saved.attended.shape);
+    rows_to_heads(context, rows, d_attended, batch, std::array{width});
   }
-  rotate(context, dq, batch, length, 0, true);
+  View d_projected = allocate(*context.scratch, dy.dtype, saved.projected.shape);
+  attention_backward(context, d_attended, d_projected, batch, saved);
+  const int64_t length = d_projected.shape.rows() / batch;
+  rotate(context, slice(d_projected, 0, length), batch, length, 0, true);
+  if (swaps(context)) {
+    const View heads = d_projected;
+    d_projected = allocate(*context.scratch, dy.dtype, {own_rows, dimensions_.qkv_width()});
+    heads_to_rows(context, heads, d_projected, batch, qkv_pieces());
+  }
   if (norms_.q != nullptr) {
-    const View partial =
-        allocate(*context.scratch, DType::f32, {ops::norm_partial_rows(rows), head_dim});
-    const auto normalize_backward = [&](int64_t first_head, int64_t count, const Parameter& weight,
-                                        const View& original, const View& rstd) {
-      const PartialGradients<1> gradient(context, {&weight});
-      gradient.add(
-          count, [&](const SumRange& range, const std::array<View, 1>& gradients, bool overwrites) {
-            const int64_t first_row = range.first / range.count * rows;
-            ops::head_rms_norm_backward(context.stream,
-                                        {.dx = slice(d_projected, first_head + range.first, length),
-                                         .rows = rows,
-                                         .heads = range.count,
-                                         .head_dim = dimensions_.head_dim,
-                                         .original = rows_of(original, first_row, rows),
-                                         .weight = weight.value,
-                                         .rstd = rows_of(rstd, first_row, rows),
-                                         .weight_grad = gradients[0],
-                                         .scratch = partial,
-                                         .overwrite_weight_grad = overwrites});
-          });
-    };
-    normalize_backward(0, heads, *norms_.q, saved.q_original, saved.q_rstd);
-    normalize_backward(heads, kv_heads, *norms_.k, saved.k_original, saved.k_rstd);
+    normalize_heads_backward(context, d_projected, own_rows / batch, saved);
   }
   qkv_.backward(context, d_projected, dx, saved.qkv);
+}
+
+void Attention::normalize_heads_backward(const StepContext& context, const View& d_projected,
+                                         int64_t length, const Saved& saved) const {
+  const auto& [heads, kv_heads, head_dim] = dimensions_;
+  const int64_t rows = d_projected.shape.rows();
+  const View partial =
+      allocate(*context.scratch, DType::f32, {ops::norm_partial_rows(rows), head_dim});
+  const auto normalize_backward = [&](int64_t first_head, int64_t count, const Parameter& weight,
+                                      const View& original, const View& rstd) {
+    const PartialGradients<1> gradient(context, {&weight});
+    gradient.add(count,
+                 [&](const SumRange& range, const std::array<View, 1>& gradients, bool overwrites) {
+                   const int64_t first_row = range.first / range.count * rows;
+                   ops::head_rms_norm_backward(
+                       context.stream, {.dx = slice(d_projected, first_head + range.first, length),
+                                        .rows = rows,
+                                        .heads = range.count,
+                                        .head_dim = dimensions_.head_dim,
+                                        .original = rows_of(original, first_row, rows),
+                                        .weight = weight.value,
+                                        .rstd = rows_of(rstd, first_row, rows),
+                                        .weight_grad = gradients[0],
+                                        .scratch = partial,
+                                        .overwrite_weight_grad = overwrites});
+                 });
+  };
+  normalize_backward(0, heads, *norms_.q, saved.q_original, saved.q_rstd);
+  normalize_backward(heads, kv_heads, *norms_.k, saved.k_original, saved.k_rstd);
 }
 
 }  // namespace fp8train

@@ -4,6 +4,8 @@
 // stay in the activation type. The layer owns no device memory: its activations are in the arenas
 // of the context, and all work is asynchronous on the context's stream.
 
+#include <array>
+
 #include "nn/context.h"
 #include "nn/linear.h"
 #include "ops/attention/attention.h"
@@ -41,9 +43,11 @@ class Attention {
   };
   struct Saved {
     Linear::Saved qkv, output;
-    View projected;    ///< q, k, v after norm and rotation, [B * T, (H + 2 Hkv) D]
-    View attended;     ///< [B * T, H D]
-    View log_sum_exp;  ///< fp32 [B, H, T]
+    /// What attention reads and writes: q, k, v after norm and rotation, [B * T, (H + 2 Hkv) D];
+    /// its output, [B * T, H D]; fp32 [B, H, T]. Where ranks share sequences, T is that of the
+    /// rank's part; where they swap rows for heads (context_swap.h), of the whole, H and Hkv being
+    /// those of the rank.
+    View projected, attended, log_sum_exp;
     /// Set if there are head norms: q and k before them, [B * T, H D] and [B * T, Hkv D], and fp32
     /// [B * T, H] and [B * T, Hkv]; for each of StepContext::tensor_parts its heads.
     View q_original, k_original, q_rstd, k_rstd;
@@ -77,12 +81,24 @@ class Attention {
   }
 
  private:
-  ops::AttentionShape shape(int64_t batch, int64_t queries, int64_t keys) const;
+  /// The heads that attention has of all positions.
+  Dimensions swapped(const StepContext& context) const;
+  ops::AttentionShape shape(const Dimensions& heads, int64_t batch, int64_t queries,
+                            int64_t keys) const;
   ops::HeadsView slice(const View& projected, int64_t first_head, int64_t length) const;
   /// The heads of q, and those of k, which follow them in each row.
   void rotate(const StepContext& context, const ops::HeadsView& q, int64_t batch, int64_t length,
               int64_t position, bool inverse) const;
   void normalize_heads(const StepContext& context, const View& projected, Saved& saved) const;
+  std::array<int64_t, 3> qkv_pieces() const;
+  std::array<ops::HeadsView, 2> append_to_cache(const StepContext& context, const View& projected,
+                                                int64_t batch, const KvCache& cache) const;
+  std::array<ops::HeadsView, 2> gather_keys(const StepContext& context, const View& projected,
+                                            int64_t batch) const;
+  void attention_backward(const StepContext& context, const View& d_attended,
+                          const View& d_projected, int64_t batch, const Saved& saved) const;
+  void normalize_heads_backward(const StepContext& context, const View& d_projected, int64_t length,
+                                const Saved& saved) const;
 
   Dimensions dimensions_;
   Linear qkv_, output_;

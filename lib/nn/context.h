@@ -80,9 +80,12 @@ struct StepContext {
   /// The first micro-batch of a step: gradients with Parameter::overwritten hold anything and are
   /// overwritten. All others are added to.
   bool overwrites_gradients = false;
-  /// int32 [B, T] if sequences hold several documents that do not see each other
+  /// int32 [B, T], of whole sequences, if these hold several documents that do not see each other
   /// (ops::DocumentStarts); otherwise empty.
   ConstView document_starts;
+  /// int32 [B, T / ranks] where ranks share sequences: t - row_starts[b, t] is the position of this
+  /// rank's token t of sequence b in its document. Otherwise empty.
+  ConstView row_starts;
   /// Device scalar: 1 / targets of the step if some positions are not targets; otherwise null.
   const float* target_share = nullptr;
   uint64_t seed = 0;               ///< seed of casts that round stochastically
@@ -96,6 +99,12 @@ struct StepContext {
   int64_t tensor_parts = 1;
   bool sums_in_fp32 = false;  ///< partial results of such sums cross in fp32, not in bf16
 
+  /// The ranks that share each sequence; null: one rank. They swap rows for heads around attention.
+  RankExchange* context_ranks = nullptr;
+  bool gathers_keys = false;  ///< they gather keys and values instead
+
+  /// Returns what positions of this rank's rows count from; empty: the begin of a sequence.
+  ConstView starts_of_rows() const { return row_starts.empty() ? document_starts : row_starts; }
   /// Whether sums over what tensor ranks divide have partial results.
   bool divides_sums() const { return tensor_ranks != nullptr || tensor_parts > 1; }
   /// Returns the type of the partial results of a sum that is rounded to `type`.

@@ -1,7 +1,8 @@
 #pragma once
-// The ranks that share each layer, as the layer sees them: StepContext::tensor_ranks. All calls are
-// made in one order on all of these ranks and are work on the context's stream; memory that they
-// need is taken from its scratch arena.
+// The ranks that share each layer, or each sequence, as the layer sees them:
+// StepContext::tensor_ranks and context_ranks. All calls are made in one order on all of these
+// ranks and are work on the context's stream; memory that they need is taken from its scratch
+// arena.
 
 #include "tensor/view.h"
 
@@ -23,6 +24,9 @@ class RankExchange {
   /// [ranks * m, n]; own: [m, n], the rows rank * m .. The sum is made in fp32 and in pairs
   /// (ops::Combine::pairs).
   virtual void sum_rows(const StepContext& context, ConstView partial, View own) = 0;
+  /// Block r of `received` is rank r's block of this rank's number. Both: [ranks, elements of a
+  /// block], and they do not overlap.
+  virtual void swap(const StepContext& context, ConstView sent, View received) = 0;
   /// Replaces fp32 magnitudes by the largest of all ranks; NaN is larger than all.
   virtual void largest(const StepContext& context, View magnitudes) = 0;
   /// Replaces values, fp32 or fp64, by their sums over ranks, made in pairs.

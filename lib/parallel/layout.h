@@ -2,6 +2,7 @@
 // How many ranks share the work along each axis, as a user asks for it. Pure data.
 
 #include <cstdint>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -10,12 +11,21 @@
 
 namespace fp8train {
 
+/// How the ranks of the context axis compute attention over whole sequences.
+enum class ContextKind : uint8_t {
+  heads,   ///< they swap rows for heads (nn/context_swap.h)
+  gather,  ///< they gather keys and values (nn/context_gather.h)
+};
+inline constexpr std::pair<ContextKind, std::string_view> kContextKinds[] = {
+    {ContextKind::heads, "heads"}, {ContextKind::gather, "gather"}};
+
 /// The sizes of axes. The size of the data axis follows from the number of ranks.
 struct ParallelLayout {
-  int64_t tensor = 1;    ///< parallelism.tensor
-  int64_t context = 1;   ///< parallelism.context
-  int64_t pipeline = 1;  ///< parallelism.pipeline
-  int64_t expert = 1;    ///< parallelism.expert: divides data * context * tensor
+  int64_t tensor = 1;                             ///< parallelism.tensor
+  int64_t context = 1;                            ///< parallelism.context
+  ContextKind context_kind = ContextKind::heads;  ///< parallelism.context_kind
+  int64_t pipeline = 1;                           ///< parallelism.pipeline
+  int64_t expert = 1;  ///< parallelism.expert: divides data * context * tensor
   /// parallelism.tensor_parts: partial results of which each sum over the ranks of the tensor axis
   /// consists, also where one rank has them all. 0: as many as ranks.
   int64_t tensor_parts = 0;
@@ -28,6 +38,9 @@ struct ParallelLayout {
 
   /// Returns how many partial results a rank makes of each such sum.
   int64_t parts_of_rank() const { return tensor_parts == 0 ? 1 : tensor_parts / tensor; }
+  /// Returns the position in its sequence of token t of the `length` that a rank of the context
+  /// axis has of it.
+  int64_t position(int64_t t, int64_t length, int64_t context_rank) const;
   PipelineShape pipeline_shape(int64_t micro_batches) const {
     return {static_cast<int>(pipeline), static_cast<int>(virtual_stages), micro_batches};
   }

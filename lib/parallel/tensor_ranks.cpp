@@ -30,6 +30,12 @@ void TensorRanks::sum_rows(const StepContext& context, ConstView partial, View o
   ops::combine_ranks(context.stream, received, ops::Combine::pairs, own);
 }
 
+void TensorRanks::swap(const StepContext& context, ConstView sent, View received) {
+  check(sent.bytes() == received.bytes(), "ranks swap equal blocks");
+  const size_t bytes = sent.bytes() / static_cast<size_t>(ranks());
+  count([&] { comm_->all_to_all(context.stream, sent.data, received.data, bytes).wait(); });
+}
+
 void TensorRanks::combine(const StepContext& context, View values, ops::Combine how) {
   ArenaScope scope(*context.scratch);
   const View received = allocate(*context.scratch, values.dtype, {ranks(), values.count()});

@@ -1,5 +1,5 @@
 #pragma once
-// The ranks of the tensor axis, for the layers that they share.
+// The ranks of the tensor axis, or of the context axis, for the layers that they share.
 
 #include "comm/mesh.h"
 #include "nn/rank_exchange.h"
@@ -8,7 +8,7 @@
 
 namespace fp8train {
 
-/// Exchanges of the layers among the ranks of Group::tensor.
+/// Exchanges of the layers among the ranks of Group::tensor or Group::context.
 class TensorRanks final : public RankExchange {
  public:
   /// The communicator, of at least two ranks, outlives it.
@@ -18,6 +18,7 @@ class TensorRanks final : public RankExchange {
   int rank() const override { return comm_->rank(); }
   void gather(const StepContext& context, ConstView part, View whole) override;
   void sum_rows(const StepContext& context, ConstView partial, View own) override;
+  void swap(const StepContext& context, ConstView sent, View received) override;
   void largest(const StepContext& context, View magnitudes) override;
   void sum(const StepContext& context, View values) override;
 

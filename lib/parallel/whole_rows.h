@@ -19,6 +19,9 @@ class WholeRows final : public RankExchange {
     ranks_->gather(context, part, whole);
   }
   void sum_rows(const StepContext& context, ConstView partial, View own) override;
+  void swap(const StepContext& context, ConstView sent, View received) override {
+    ranks_->swap(context, sent, received);
+  }
   void largest(const StepContext& context, View magnitudes) override {
     ranks_->largest(context, magnitudes);
   }

@@ -248,7 +248,8 @@ Nearness expected_nearness(const SmallRun& one, const SmallRun& other) {
   const ParallelLayout& layout = other.engine.strategy.layout;
   const bool same_batches = one.engine.step == other.engine.step;
   const bool ties = layout.pipeline > 1 && one.engine.model.tie_word_embeddings;
-  if (same_batches && !ties && (layout.tensor == 1 || layout.tensor_parts > 0)) {
+  if (same_batches && !ties && layout.context == 1 &&
+      (layout.tensor == 1 || layout.tensor_parts > 0)) {
     return {};
   }
   // A sum in another order moves codes to their neighbours, and updates of small gradients, which

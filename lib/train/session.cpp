@@ -116,7 +116,7 @@ ModelConfig resolve_model(Session& session) {
 
 /// All that a pass could save, generously: what is beyond could not be counted in 64 bits.
 void check_activations(const EngineSettings& engine) {
-  const int64_t rows = engine.step.micro_batch_tokens();
+  const int64_t rows = engine.rows_of_rank();
   double widths = 0.0;
   for_each_linear(engine.model, [&](const LinearSite& site) {
     widths += static_cast<double>(site.in_features + site.out_features);
@@ -328,7 +328,8 @@ Session resolve(const Settings& settings, bool open_data, int ranks) {
   note_other_tokenizer(settings, *session.tokenizer, session.engine.model.vocab_size,
                        session.notes);
   note_processes(settings, ranks, session.notes);
-  if (data_ranks == 1 && settings.parallelism.zero_stage > 0) {
+  const int64_t state_ranks = data_ranks * layout.context;  // Group::state
+  if (state_ranks == 1 && settings.parallelism.zero_stage > 0) {
     session.notes.push_back(fmt::format(
         "parallelism.zero_stage: {} has no effect {}", settings.parallelism.zero_stage,
         ranks == 1 ? "with one rank; start several with mpirun or srun, or plan for them with "
@@ -336,7 +337,7 @@ Session resolve(const Settings& settings, bool open_data, int ranks) {
                    : "where no two ranks have the same part of the model; start more, or lower "
                      "parallelism.tensor or parallelism.pipeline"));
   }
-  if (data_ranks > 1 && settings.gemm_tuning && settings.parallelism.zero_stage == 0 &&
+  if (state_ranks > 1 && settings.gemm_tuning && settings.parallelism.zero_stage == 0 &&
       optimizer_named(settings.optimizer.name).repeats_products) {
     throw ConfigError(fmt::format(
         "gemm_tuning: with optimizer.name {} every rank must multiply alike, and each would choose "

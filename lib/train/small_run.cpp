@@ -41,9 +41,11 @@ Topology reduce_layout(StrategySettings& strategy, const Topology& ranks) {
   ParallelLayout& layout = strategy.layout;
   const int64_t data = mesh_shape(layout, ranks).data;
   const bool groups = strategy.shard_ranks != 0 && data >= 4;
-  layout.tensor = reduced(layout.tensor, layout.pipeline > 1 ? 4 : 8);
+  layout.context = reduced(layout.context, 2);
+  const int others = (layout.pipeline > 1 ? 1 : 0) + (layout.context > 1 ? 1 : 0);
+  layout.tensor = reduced(layout.tensor, 8 >> others);
   layout.tensor_parts = std::min(layout.tensor_parts, 2 * layout.tensor);
-  layout.pipeline = std::min<int64_t>(layout.pipeline, layout.tensor > 2 ? 2 : 4);
+  layout.pipeline = std::min<int64_t>(layout.pipeline, layout.tensor * layout.context > 2 ? 2 : 4);
   layout.expert = 1;
   layout.stage_blocks.clear();
   strategy.shard_ranks = groups ? 2 : 0;
@@ -83,8 +85,10 @@ void narrow(EngineSettings& engine, int64_t divisor) {
   if (model.vocab_size > 2 * (kVocabulary + padding)) {
     model.vocab_size = round_up(kVocabulary, padding) + model.vocab_size % padding;
   }
+  const bool swaps = layout.context_kind == ContextKind::heads;
+  const int64_t of_heads = parts * (swaps ? layout.context : 1);
   const int64_t queries = model.num_attention_heads / model.num_key_value_heads;
-  model.num_key_value_heads = narrowed(model.num_key_value_heads, divisor, parts);
+  model.num_key_value_heads = narrowed(model.num_key_value_heads, divisor, of_heads);
   model.num_attention_heads =
       model.num_key_value_heads * (divisor == 1 ? queries : std::min<int64_t>(queries, 2));
   model.hidden_size = narrowed(model.hidden_size, divisor, kBlock * parts);

@@ -68,14 +68,19 @@ TEST_CASE("what Accelerate says of memory and devices") {
   const Settings megatron = load_foreign(
       kBase +
       "distributed_type: MEGATRON_LM\nmegatron_lm_config: {megatron_lm_tp_degree: 4, "
-      "megatron_lm_pp_degree: 2, "
+      "megatron_lm_pp_degree: 2, megatron_lm_context_parallel_size: 2, "
       "megatron_lm_use_distributed_optimizer: true, megatron_lm_gradient_clipping: 0.5, "
       "megatron_lm_recompute_activations: true}\n");
   CHECK(megatron.parallelism.zero_stage == 1);
-  CHECK(megatron.parallelism.layout == ParallelLayout{.tensor = 4, .pipeline = 2});
+  CHECK(megatron.parallelism.layout == ParallelLayout{.tensor = 4, .context = 2, .pipeline = 2});
   CHECK(load_foreign(kBase + "distributed_type: FSDP\nparallelism_config: "
                              "{parallelism_config_tp_size: 2}\n")
             .parallelism.layout.tensor == 2);
+  CHECK(load_foreign(kBase + "distributed_type: FSDP\nparallelism_config: "
+                             "{parallelism_config_cp_size: 1, parallelism_config_sp_size: 2}\n")
+            .parallelism.layout.context == 2);
+  CHECK(load_foreign(kBase + "context_parallel_size: 4\ncp_comm_type: p2p\n").parallelism.layout ==
+        ParallelLayout{.context = 4, .context_kind = ContextKind::gather});
   CHECK(megatron.optimizer.grad_clip == 0.5);
   CHECK(megatron.step.decoder.recompute == Recompute::block);
 }
@@ -100,8 +105,6 @@ TEST_CASE("what Accelerate says and cannot be had is refused") {
   CHECK_THAT(error("distributed_type: MULTI_XPU\n"), Contains("expected NO, MULTI_CPU"));
   CHECK_THAT(error("compute_environment: AMAZON_SAGEMAKER\n"), Contains("only LOCAL_MACHINE"));
   CHECK_THAT(error("fsdp_config: {fsdp_version: 2}\n"), Contains("distributed_type"));
-  CHECK_THAT(error("distributed_type: FSDP\nparallelism_config: {parallelism_config_cp_size: 2}\n"),
-             Contains("context and sequence"));
   CHECK_THAT(error("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2, "
                    "offload_optimizer_device: cpu}\n"),
              Contains("deepspeed_config.offload_optimizer_device"));
@@ -215,7 +218,7 @@ TEST_CASE("what DeepSpeed does and this program does not is refused") {
   CHECK_THAT(error("train_batch_size: 8\ntrain_micro_batch_size_per_gpu: 99999999999\n"
                    "gradient_accumulation_steps: 999999999999"),
              Contains("8 is not a multiple of"));
-  CHECK(error("tensor_parallel: {autotp_size: 1}") == "loaded");
+  CHECK(error("tensor_parallel: {autotp_size: 1}\nsequence_parallel_size: 2") == "loaded");
   CHECK_THAT(error("curriculum_learning: {enabled: true}"), Contains("changes the training"));
   CHECK(error("curriculum_learning: {enabled: false}") == "loaded");
   CHECK_THAT(error("data_types: {grad_accum_dtype: bf16}"), Contains("precision.weight_gradient"));

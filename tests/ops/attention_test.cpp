@@ -2,6 +2,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "base/math.h"
 #include "ops/reference.h"
 
 namespace fp8train::test {
@@ -34,7 +35,7 @@ struct Operands {
         out(dtype, {p.batch * p.queries, p.heads * p.dim}),
         dout(random(dtype, p.batch * p.queries, p.heads * p.dim, 3)),
         dq(dtype, {p.batch * p.queries, q_stride()}),
-        dkv(dtype, {p.batch * capacity, kv_stride()}),
+        dkv(p.keys == p.queries ? dtype : DType::f32, {p.batch * capacity, kv_stride()}),
         log_sum_exp(DType::f32, {p.batch, p.heads, p.queries}),
         scratch(DType::f32, {ops::attention_backward_scratch(p.shape())}) {}
 
@@ -73,6 +74,40 @@ struct Operands {
                                             .dv = heads_of(dkv, 1 + problem.kv_heads * problem.dim,
                                                            kv_stride(), capacity),
                                             .scratch = scratch});
+  }
+
+  /// Forward and backward of `count` queries from `first` on, which see all keys up to themselves.
+  void run(const ops::OpTable& table, int64_t first, int64_t count, ConstView starts) {
+    ops::AttentionShape shape = problem.shape();
+    shape.query_length = count;
+    shape.key_length = first + count;
+    const auto from = [first](ops::HeadsView view) {
+      view.data = static_cast<char*>(view.data) +
+                  static_cast<size_t>(first * view.row_stride) * size_of(view.dtype);
+      return view;
+    };
+    ops::AttentionForward forward = {.shape = shape,
+                                     .q = from(q_view()),
+                                     .k = k_view(),
+                                     .v = v_view(),
+                                     .out = from(out_view(out)),
+                                     .log_sum_exp = log_sum_exp,
+                                     .document_starts = starts};
+    table.attention_forward(cpu_stream(), forward);
+    table.attention_backward(
+        cpu_stream(),
+        {.shape = shape,
+         .q = forward.q,
+         .k = forward.k,
+         .v = forward.v,
+         .out = forward.out,
+         .log_sum_exp = forward.log_sum_exp,
+         .dout = from(out_view(dout)),
+         .dq = from(heads_of(dq, 2, q_stride(), problem.queries)),
+         .dk = heads_of(dkv, 1, kv_stride(), capacity),
+         .dv = heads_of(dkv, 1 + problem.kv_heads * problem.dim, kv_stride(), capacity),
+         .scratch = scratch,
+         .document_starts = starts});
   }
 
   Problem problem;
@@ -197,9 +232,54 @@ TEST_CASE("queries at the end of a longer row of keys", "[attention]") {
         INFO("Tq " << p.queries << " Tk " << p.keys << " " << name_of(type.dtype));
         Operands o(p, type.dtype);
         o.forward(*table);
+        o.backward(*table);
         const Reference want = reference(o);
         CHECK(worst_error(o.out, want.out, type.rounding, kForward) <= 1);
         CHECK(worst_error(o.log_sum_exp, want.log_sum_exp, 0, kForward) <= 1);
+        const double through_delta = (type.dtype == DType::f32 ? 0 : 2 * type.rounding) *
+                                     std::sqrt(static_cast<double>(p.dim));
+        CHECK(worst_error(o.dq, want.dq, type.rounding, kBackward + through_delta) <= 1);
+        CHECK(worst_error(o.dkv, want.dkv, 0,
+                          kBackward + through_delta * static_cast<double>(p.heads)) <= 1);
+      }
+    }
+  }
+}
+
+TEST_CASE("chunks of queries have the bits of all, and sums of their gradients of keys",
+          "[attention]") {
+  for (const ops::OpTable* table : cpu_tables()) {
+    for (const int64_t chunks : {2, 4, 8}) {
+      for (const int64_t documents : {1, 3}) {
+        const int64_t length = 64 * chunks;
+        INFO(chunks << " chunks, " << documents << " documents");
+        Operands all({2, length, length, 4, 2, 32}, DType::f32);
+        Operands parts = all;
+        std::vector<int32_t> starts;
+        for (int64_t i = 0; i < 2 * length; ++i) {
+          const int64_t document = i % length * documents / length;
+          starts.push_back(static_cast<int32_t>(ceil_div(document * length, documents)));
+        }
+        const View begins = {documents == 1 ? nullptr : starts.data(), DType::i32, {2, length}};
+        all.run(*table, 0, length, begins);
+        std::vector<double> sums(static_cast<size_t>(all.dkv.count()));
+        for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+          parts.dkv = Array(DType::f32, {2 * length, all.kv_stride()});
+          parts.run(*table, chunk * 64, 64, begins);
+          for (size_t i = 0; i < sums.size(); ++i) {
+            sums[i] += parts.dkv.get(static_cast<int64_t>(i));
+          }
+        }
+        CHECK(parts.out.bytes() == all.out.bytes());
+        CHECK(parts.dq.bytes() == all.dq.bytes());
+        double difference = 0;
+        double norm = 0;
+        for (size_t i = 0; i < sums.size(); ++i) {
+          const double value = all.dkv.get(static_cast<int64_t>(i));
+          difference += (sums[i] - value) * (sums[i] - value);
+          norm += value * value;
+        }
+        CHECK(std::sqrt(difference / norm) < 1e-6);
       }
     }
   }

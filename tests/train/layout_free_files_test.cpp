@@ -35,11 +35,12 @@ struct Layout {
   const char* name;
   int data = 1, tensor = 1, stage = 0;
   Cut cut = Cut::none;
-  int pipeline = 1;
+  int pipeline = 1, context = 1;
 
-  int ranks() const { return data * tensor * pipeline; }
+  int ranks() const { return data * context * tensor * pipeline; }
   Mesh mesh(int rank) const {
-    return {{.pipeline = pipeline, .data = data, .tensor = tensor}, rank, nullptr};
+    return {
+        {.pipeline = pipeline, .data = data, .context = context, .tensor = tensor}, rank, nullptr};
   }
 };
 
@@ -56,7 +57,14 @@ constexpr Layout kLayouts[] = {
      .tensor = 2,
      .stage = 3,
      .cut = Cut::mixed},
-    {.name = "stages under ZeRO 2", .data = 2, .stage = 2, .pipeline = 2}};
+    {.name = "stages under ZeRO 2", .data = 2, .stage = 2, .pipeline = 2},
+    {.name = "context under DDP", .context = 4},
+    {.name = "context and columns under ZeRO 3",
+     .data = 2,
+     .tensor = 2,
+     .stage = 3,
+     .cut = Cut::columns,
+     .context = 2}};
 
 /// Wide enough for groups of 128 elements in a rank's columns.
 ModelConfig wide(ModelConfig model) {

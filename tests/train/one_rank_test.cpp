@@ -65,6 +65,21 @@ TEST_CASE("layouts compute what one rank does, in every plan that they can run")
   }
 }
 
+TEST_CASE("ranks that share sequences, layers and stages compute what whole models do") {
+  const std::string plan = GENERATE("fp32", "bf16", "te-delayed", "deepseek-v3", "msamp-o2");
+  const ContextKind kind = GENERATE(ContextKind::heads, ContextKind::gather);
+  CAPTURE(plan, kind);
+  EngineSettings settings = llama(plan);
+  settings.masks_documents = settings.counts_targets = true;
+  settings.strategy.zero_stage = 1;
+  settings.strategy.layout = {.tensor = 2, .context = 2, .context_kind = kind, .pipeline = 2};
+  const SmallRun run = small_run(settings, Topology::blocks(8, 8));
+  const SmallRun whole = with_whole_models(run);
+  CHECK(run.ranks.size() == 8);
+  CHECK(expected_nearness(whole, run).gradient > 0);
+  CHECK(found(whole, train_in_threads(whole), run, train_in_threads(run)) == "");
+}
+
 TEST_CASE("the first parameter that a missing sum changes is named") {
   EngineSettings settings = test::small_gpt2("te-delayed");
   settings.model.num_hidden_layers = 1;

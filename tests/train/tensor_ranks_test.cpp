@@ -4,170 +4,20 @@
 
 #include <catch2/catch.hpp>
 
-#include <algorithm>
-#include <cmath>
-#include <map>
 #include <mutex>
 #include <tuple>
 
-#include "engine/dry_run.h"
 #include "support/leaves_out.h"
-#include "support/parameters.h"
-#include "support/rank_threads.h"
-#include "support/small_gpt2.h"
+#include "train/layout_results.h"
 
 using namespace fp8train;
+using namespace fp8train::test;
 
 namespace {
-
-/// Values by the name of a parameter, of the whole.
-using Wholes = std::map<std::string, std::vector<float>>;
-
-struct Results {
-  Wholes values, gradients;
-  std::vector<double> losses, norms;
-  std::vector<double> last_losses;  ///< as the last rank has them
-  bool as_planned = true;           ///< the memory
-  size_t amax_bytes = 0;            ///< of all slots
-};
-
-/// Adds this rank's part of a tensor to the whole.
-void add_part(Wholes& wholes, const Parameter& parameter, const std::vector<float>& part) {
-  std::vector<float>& whole = wholes[parameter.name];
-  const int64_t used = parameter.used_rows * parameter.sharding.width();  // the rest is padding
-  whole.resize(static_cast<size_t>(used));
-  parameter.sharding.for_each_stretch([&](int64_t local, int64_t element, int64_t count) {
-    std::copy_n(part.begin() + local, std::clamp(used - element, int64_t{0}, count),
-                whole.begin() + std::min(element, used));
-  });
-}
 
 EngineSettings with(EngineSettings settings, int64_t ranks, int64_t parts) {
   settings.strategy.layout = {.tensor = ranks, .tensor_parts = parts};
   return settings;
-}
-
-/// With documents of seven and nine tokens, where they are masked.
-Batch batch_of(const EngineSettings& settings, uint64_t index) {
-  Batch batch = test::random_batch(index, settings.step.micro_batch_size, settings.step.seq_length);
-  for (int64_t i = 0; settings.masks_documents && i < batch.rows * batch.columns; ++i) {
-    batch.document_starts.push_back(i % batch.columns < 7 ? 0 : 7);
-  }
-  return batch;
-}
-
-void train(const EngineSettings& settings, Communicator* comm, int64_t steps, std::mutex& mutex,
-           Results& results) {
-  const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
-  Engine engine(*device, settings, comm);
-  const Mesh& mesh = engine.mesh();
-  const DryRunStep dry_run =
-      dry_run_step(settings, {}, comm == nullptr ? Topology() : comm->topology(),
-                   comm == nullptr ? 0 : comm->rank());
-  engine.reserve(dry_run.plan);
-  engine.model().initialize(3);
-  engine.weights_changed();
-  if (auto* const leaves_out = dynamic_cast<test::LeavesOut*>(comm); leaves_out != nullptr) {
-    leaves_out->begin();
-  }
-  std::vector<double> losses, norms;
-  uint64_t pass = 0;
-  for (int64_t step = 0; step < steps; ++step) {
-    engine.step(
-        [&] {
-          return batch_of(settings, pass++ * static_cast<uint64_t>(mesh.size(Axis::data)) +
-                                        static_cast<uint64_t>(mesh.index(Axis::data)));
-        },
-        step, 1e-3, true);
-    losses.push_back(engine.step_loss().mean);
-    norms.push_back(engine.optimizer().control().gradient_norm);
-  }
-  const std::vector<std::vector<float>> values = test::values_by_parameter(engine);
-  const std::lock_guard lock(mutex);
-  for (size_t i = 0; i < kMemoryCategories; ++i) {
-    const auto category = static_cast<MemoryCategory>(i);
-    results.as_planned = results.as_planned &&
-                         dry_run.memory.current(category) == device->ledger().current(category);
-  }
-  results.amax_bytes = engine.model().scaling().amax().bytes();
-  const Parameters& parameters = engine.model().parameters().all();
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const Parameter& parameter = *parameters[i];
-    add_part(results.values, parameter, values[i]);
-    if (!parameter.gradient.empty() && engine.model().parameters().shards() == nullptr) {
-      std::vector<float> gradient(static_cast<size_t>(parameter.gradient.count()));
-      copy_to_host(*device, gradient.data(), parameter.gradient);
-      add_part(results.gradients, parameter, gradient);
-    }
-  }
-  if (mesh.world_rank() + 1 == mesh.world_size()) {
-    results.last_losses = losses;
-  }
-  if (mesh.leads()) {
-    results.losses = losses;
-    results.norms = norms;
-  }
-}
-
-Results run(const EngineSettings& settings, int ranks, int64_t steps = 3) {
-  Results results;
-  std::mutex mutex;
-  if (ranks == 1) {
-    train(settings, nullptr, steps, mutex, results);
-    return results;
-  }
-  const std::vector<std::string> errors =
-      test::run_ranks(Topology::blocks(ranks, ranks),
-                      [&](Communicator& comm) { train(settings, &comm, steps, mutex, results); });
-  for (const std::string& error : errors) {
-    CAPTURE(error);
-    CHECK(error.empty());
-  }
-  return results;
-}
-
-double norm_of(const std::vector<float>& values) {
-  double sum = 0;
-  for (const float value : values) {
-    sum += static_cast<double>(value) * value;
-  }
-  return std::sqrt(sum);
-}
-
-/// Names the first tensors that differ, with the relative difference and the ratio of their norms:
-/// 2, 1/2 or the number of ranks tell which sum is missing or made twice.
-std::string difference(const Wholes& expected, const Wholes& actual, double tolerance) {
-  std::string text;
-  for (const auto& [name, values] : expected) {
-    const auto found = actual.find(name);
-    if (found == actual.end() || found->second.size() != values.size()) {
-      text += name + " is missing or has another size\n";
-      continue;
-    }
-    if (tolerance == 0 && test::same_bits(values, found->second)) {
-      continue;
-    }
-    std::vector<float> delta(values.size());
-    for (size_t i = 0; i < values.size(); ++i) {
-      delta[i] = found->second[i] - values[i];
-    }
-    const double relative = norm_of(delta) / std::max(norm_of(values), 1e-30);
-    if (tolerance == 0 || !(relative <= tolerance)) {
-      text += name + ": relative difference " + std::to_string(relative) + ", ratio of norms " +
-              std::to_string(norm_of(found->second) / norm_of(values)) + "\n";
-    }
-  }
-  return text;
-}
-
-void check_equal(const Results& expected, const Results& actual) {
-  REQUIRE(actual.losses.size() == expected.losses.size());
-  CHECK(difference(expected.gradients, actual.gradients, 0) == "");
-  CHECK(difference(expected.values, actual.values, 0) == "");
-  CHECK(actual.losses == expected.losses);
-  for (size_t step = 0; step < expected.norms.size(); ++step) {
-    CHECK(actual.norms[step] == Approx(expected.norms[step]).epsilon(1e-6));
-  }
 }
 
 /// Makes scales of powers of two fp32, so that none is the same for two amax.
@@ -185,30 +35,6 @@ void scale_finely(PrecisionPlan& plan) {
     const bool pow2 = format->scale_type == ScaleType::pow2;
     format->scale_type = pow2 ? ScaleType::f32 : format->scale_type;
   }
-}
-
-/// Llama with eight heads, four of keys, and a vocabulary that ranks do not divide.
-EngineSettings llama(const std::string& plan) {
-  EngineSettings settings = test::small_llama(plan);
-  settings.model.num_attention_heads = 8;
-  settings.model.num_key_value_heads = 4;
-  settings.model.head_dim = 32;
-  settings.model.hidden_size = 128;
-  settings.model.vocab_size = 1000;
-  settings.model.intermediate_size = 512;
-  return settings;
-}
-
-/// The same of GPT-2, with biases, learned positions and a tied head.
-EngineSettings gpt2_with_heads(const std::string& plan) {
-  EngineSettings settings = test::small_gpt2(plan);
-  settings.model.num_attention_heads = 8;
-  settings.model.num_key_value_heads = 8;
-  settings.model.head_dim = 32;
-  settings.model.hidden_size = 256;
-  settings.model.intermediate_size = 512;
-  settings.model.vocab_size = 1000;
-  return settings;
 }
 
 }  // namespace
@@ -261,7 +87,7 @@ TEST_CASE("with parts of sums any number of ranks has the bits of one", "[tensor
 }
 
 TEST_CASE("every plan trains on ranks that share layers, with the bits of one", "[tensor]") {
-  const std::string plan = GENERATE(from_range(test::compared_plans()));
+  const std::string plan = GENERATE(from_range(compared_plans()));
   CAPTURE(plan);
   EngineSettings settings = llama(plan);
   settings.model.num_key_value_heads = 8;
@@ -315,8 +141,8 @@ TEST_CASE("each exchange of ranks that share layers is needed", "[tensor]") {
     Results results;
     std::mutex mutex;
     const std::vector<std::string> errors =
-        test::run_ranks(Topology::blocks(2, 2), [&](Communicator& comm) {
-          test::LeavesOut some(comm, left_out);
+        run_ranks(Topology::blocks(2, 2), [&](Communicator& comm) {
+          LeavesOut some(comm, left_out);
           train(settings, &some, 3, mutex, results);
           const std::lock_guard lock(mutex);
           calls = some.calls();

@@ -319,6 +319,15 @@ std::vector<Field> parallelism_fields() {
                   .text = "Stages of a pipeline",
                   .when = has_several_gpus,
                   .changes_memory = true}),
+      layout("context", &ParallelLayout::context, between(1, 1 << 16),
+             "Ranks that share each sequence, for long ones: each has some of its positions, and "
+             "attention goes over all (context_kind)"),
+      choice("parallelism.context_kind",
+             in(&Settings::parallelism, &StrategySettings::layout, &ParallelLayout::context_kind),
+             kContextKinds,
+             "How: heads swaps rows for heads around attention, and needs a part of the heads of "
+             "keys for each rank; gather gathers keys and values of whole sequences, and takes a "
+             "length that twice the ranks divide"),
       layout(
           "tensor_parts", &ParallelLayout::tensor_parts, between(0, 256),
           "Partial results of each sum that parallelism.tensor divides, a power of two: with the "

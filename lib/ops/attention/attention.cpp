@@ -35,9 +35,9 @@ void check_attention(const AttentionShape& shape, const HeadsView& q, const Head
 }
 
 void check_documents(const DocumentStarts& starts, const AttentionShape& shape) {
-  check(starts.empty() || (shape.query_length == shape.key_length &&
-                           holds(starts, DType::i32, shape.batch * shape.query_length)),
-        "attention: document_starts must be int32 [B, T], without a cache");
+  check(starts.empty() || (has_space(starts, DType::i32, shape.batch * shape.key_length) &&
+                           starts.count() % shape.batch == 0),
+        "attention: document_starts must be int32 [B, T], T at least Tk");
 }
 
 int64_t rows_of(const AttentionShape& shape) {
@@ -56,12 +56,17 @@ void attention_forward(Stream stream, const AttentionForward& call) {
 
 void attention_backward(Stream stream, const AttentionBackward& call) {
   check_attention(call.shape, call.q, call.k, call.v, call.out);
-  check_attention(call.shape, call.dq, call.dk, call.dv, call.dout);
+  check_heads(call.dout, call.q.dtype, call.shape.query_length, call.shape.heads,
+              call.shape.head_dim);
+  check_heads(call.dq, call.q.dtype, call.shape.query_length, call.shape.heads,
+              call.shape.head_dim);
   check_documents(call.document_starts, call.shape);
-  check(call.dq.dtype == call.q.dtype,
-        "attention_backward: gradients must have the type of q, k and v");
-  check(call.shape.query_length == call.shape.key_length,
-        "attention_backward: as many queries as keys expected");
+  check(call.dk.dtype == call.q.dtype || call.dk.dtype == DType::f32,
+        "attention_backward: gradients must have the type of q, k and v, or those of k and v fp32");
+  for (const HeadsView& gradient : {call.dk, call.dv}) {
+    check_heads(gradient, call.dk.dtype, call.shape.key_length, call.shape.kv_heads,
+                call.shape.head_dim);
+  }
   check(holds(call.log_sum_exp, DType::f32, rows_of(call.shape)),
         "attention_backward: log_sum_exp must be fp32 [B, H, T]");
   check(has_space(call.scratch, DType::f32, attention_backward_scratch(stream, call)),

@@ -41,7 +41,7 @@ struct HeadsView {
 
 /// Sequences that hold several documents, which do not see each other. int32 [B, T]: the position
 /// at which the document of each position begins, never falling within a sequence. Empty: a
-/// sequence is one document. Needs query_length == key_length.
+/// sequence is one document. Query i has position Tk - Tq + i; T >= Tk.
 using DocumentStarts = ConstView;
 
 /// The arguments of attention_forward().
@@ -68,8 +68,8 @@ struct AttentionBackward {
 /// without fused multiply-add.
 void attention_forward(Stream stream, const AttentionForward& call);
 
-/// Writes dq, dk, dv (each a slice like q, k, v, and of their type; none may overlap an input).
-/// Needs query_length == key_length. `scratch`: fp32, attention_backward_scratch() elements.
+/// Writes dq, dk, dv (each a slice like q, k, v; none may overlap an input). dq has their type, dk
+/// and dv too or fp32. `scratch`: fp32, attention_backward_scratch() elements.
 void attention_backward(Stream stream, const AttentionBackward& call);
 /// Elements of `scratch` for these tensors, of which only alignment and strides matter; log_sum_exp
 /// and scratch may be empty. A library's need is known once it has a plan, which the first call for

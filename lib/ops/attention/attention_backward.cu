@@ -18,9 +18,16 @@ struct BackwardCall {
   AttentionShape shape;
   HeadRows<const T> q, k, v, out, dout;
   HeadRows<T> dq, dk, dv;
+  HeadRows<float> wide_dk, wide_dv;  // in place of dk and dv where these are fp32 and T is not
+  bool is_wide;
   const float* log_sum_exp;
-  float* delta;                    // [B, H, T]
-  const int32_t* document_starts;  // null: none
+  float* delta;  // [B, H, Tq]
+  QueryStarts document_starts;
+
+  /// Keys before the first query.
+  __device__ __forceinline__ int history() const {
+    return static_cast<int>(shape.key_length - shape.query_length);
+  }
 };
 
 /// delta[b, h, t] = sum over d of out * dout: each row by as many lanes as it has packs.
@@ -86,10 +93,11 @@ struct QueryStream {
       : call(of),
         block(to),
         b(keys.b),
-        length(keys.length),
+        length(static_cast<int>(of.shape.query_length)),
         group(static_cast<int>(of.shape.heads / of.shape.kv_heads)),
         first_head(static_cast<int>(keys.head) * group),
-        first_query(keys.first / kColumns * kColumns),
+        first_query(keys.first < of.history() ? 0
+                                              : (keys.first - of.history()) / kColumns * kColumns),
         tiles(tiles_that_see<kColumns>(starts, first_query,
                                        ceil_div(length - first_query, kColumns),
                                        keys.first + Tiles::kRows - 1)) {}
@@ -128,6 +136,17 @@ struct QueryStream {
   }
 };
 
+/// Writes a warp's gradients of its own rows, the columns from `column` on, without a rounding.
+template <typename Gradient>
+__device__ __forceinline__ void store_wide(Gradient& gradient, const HeadRows<float>& rows,
+                                           const OwnRows& own, int first, int column) {
+  for_each_value(gradient, [&](float& value, TileElement at) {
+    if (first + at.row < own.length && column + at.column < rows.head_dim) {
+      rows.at(own.b, first + at.row, own.head)[column + at.column] = value;
+    }
+  });
+}
+
 /// The gradients of a block's keys and values.
 template <typename T, int kDim>
 __global__ void __launch_bounds__(BackwardTiles<T, kDim, true>::kThreads)
@@ -136,10 +155,11 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, true>::kThreads)
   constexpr int kColumns = Tiles::kColumns;
   FP8TRAIN_SHARED_DYNAMIC(T, shared);
   const BackwardBlock<T, Tiles> block(shared);
-  const int length = static_cast<int>(call.shape.query_length);
+  const int length = static_cast<int>(call.shape.key_length);
+  const int queries_end = static_cast<int>(call.shape.query_length);
   const int first = static_cast<int>(blockIdx.x) * Tiles::kRows;  // earlier keys are seen by more
   const OwnRows own = {blockIdx.z, blockIdx.y, first, length};
-  const int32_t* const starts = starts_of(call.document_starts, own.b, length);
+  const int32_t* const starts = call.document_starts.of(own.b);
   const QueryStream<T, kDim, Tiles> stream(call, block, own, starts);
   const int steps = stream.steps();
   block.template load_own<kDim>(0, call.k, own);
@@ -159,7 +179,7 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, true>::kThreads)
       stream.load_queries(step + 1);
     }
     const T* queries = block.first_streamed + step % 2 * Tiles::kStreamed;
-    const int shift = own_first - stream.query_of(step);
+    const int shift = own_first - call.history() - stream.query_of(step);
     const bool seen = own_first < length && shift < kColumns;
     const bool masks = shift + Tiles::kWarpRows - 1 > 0;
     ScoreTile<Tiles> scores;
@@ -168,7 +188,7 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, true>::kThreads)
       scores.template compute<kDim>(
           block, queries, call.shape.scale, statistics_of, [&](TileElement at) {
             const int query = stream.query_of(step) + at.column;
-            return begins_behind(starts, query, length, own_first + at.row) ||
+            return begins_behind(starts, query, queries_end, own_first + at.row) ||
                    (masks && at.row + shift > at.column);
           });
       add_product<kDim>(value_gradient, scores.probabilities,
@@ -184,6 +204,11 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, true>::kThreads)
   }
 
   for_each_value(key_gradient, [&](float& value, TileElement) { value *= call.shape.scale; });
+  if (call.is_wide) {
+    store_wide(key_gradient, call.wide_dk, own, own_first, block.warp_column);
+    store_wide(value_gradient, call.wide_dv, own, own_first, block.warp_column);
+    return;
+  }
   block.template store_own<kDim>(0, key_gradient, call.dk, own);
   block.template store_own<kDim>(1, value_gradient, call.dv, own);
 }
@@ -220,7 +245,7 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, false>::kThreads)
   FP8TRAIN_SHARED_DYNAMIC(T, shared);
   const BackwardBlock<T, Tiles> block(shared);
   const int length = static_cast<int>(call.shape.query_length);
-  const QueryBlock at = query_block<Tiles::kRows>(call.shape, 0);
+  const QueryBlock at = query_block<Tiles::kRows>(call.shape, call.history());
   const auto load_keys = [&](int key, int stage) {
     load_visible<kDim, kColumns, Tiles::kThreads>(block.first_streamed + stage * Tiles::kStreamed,
                                                   call.k, at, key);
@@ -231,7 +256,7 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, false>::kThreads)
   const OwnRows own = {at.b, at.head, at.first, length};
   block.template load_own<kDim>(0, call.q, own);
   block.template load_own<kDim>(1, call.dout, own);
-  const int32_t* const starts = starts_of(call.document_starts, at.b, length);
+  const int32_t* const starts = call.document_starts.of(at.b);
   const int first_key = first_key_of<kColumns>(starts, at.first);
   load_keys(first_key, 0);
   load_values(first_key);
@@ -249,7 +274,7 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, false>::kThreads)
       load_keys(key + kColumns, stage ^ 1);
     }
     const T* keys = block.first_streamed + stage * Tiles::kStreamed;
-    const int shift = key - own_first;
+    const int shift = key - call.history() - own_first;
     const bool seen = own_first < length && shift < Tiles::kWarpRows;
     const bool masks = shift + kColumns - 1 > 0;
     ScoreTile<Tiles> scores;
@@ -284,15 +309,17 @@ void run_backward(const Stream& stream, const BackwardCall<T>& call) {
   const int64_t rows = shape.batch * shape.heads * shape.query_length;
   launch(stream, {static_cast<unsigned>(ceil_div(rows * kLanes, kBlock)), kBlock},
          delta_kernel<T, kDim>, call, rows);
-  const auto grid = [&](int64_t block_rows, int64_t heads) {
-    return dim3(static_cast<unsigned>(ceil_div(shape.query_length, block_rows)),
-                static_cast<unsigned>(heads), static_cast<unsigned>(shape.batch));
+  const auto grid = [&](int64_t length, int64_t block_rows, int64_t heads) {
+    return dim3(static_cast<unsigned>(ceil_div(length, block_rows)), static_cast<unsigned>(heads),
+                static_cast<unsigned>(shape.batch));
   };
   launch(stream,
-         {grid(KeyTiles::kRows, shape.kv_heads), KeyTiles::kThreads, KeyTiles::kSharedBytes},
+         {grid(shape.key_length, KeyTiles::kRows, shape.kv_heads), KeyTiles::kThreads,
+          KeyTiles::kSharedBytes},
          keys_kernel<T, kDim>, call);
   launch(stream,
-         {grid(QueryTiles::kRows, shape.heads), QueryTiles::kThreads, QueryTiles::kSharedBytes},
+         {grid(shape.query_length, QueryTiles::kRows, shape.heads), QueryTiles::kThreads,
+          QueryTiles::kSharedBytes},
          queries_kernel<T, kDim>, call);
 }
 
@@ -311,9 +338,12 @@ void own_attention_backward(Stream stream, const AttentionBackward& call) {
                                        head_rows<T>(call.dq, head_dim),
                                        head_rows<T>(call.dk, head_dim),
                                        head_rows<T>(call.dv, head_dim),
+                                       head_rows<float>(call.dk, head_dim),
+                                       head_rows<float>(call.dv, head_dim),
+                                       call.dk.dtype != call.q.dtype,
                                        call.log_sum_exp.as<float>(),
                                        call.scratch.as<float>(),
-                                       call.document_starts.as<int32_t>()};
+                                       QueryStarts(call.document_starts, call.shape)};
     with_head_dim(head_dim,
                   [&](auto dim) { run_backward<T, decltype(dim)::kDim>(stream, arguments); });
   });

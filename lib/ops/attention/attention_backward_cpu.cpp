@@ -141,14 +141,15 @@ FP8TRAIN_HD void backward_block(const AttentionBackward& call, int64_t b, int64_
   BackwardBlock block;  // NOLINT(cppcoreguidelines-pro-type-member-init): filled tile by tile
   load_queries<T>(call, b, head, first, rows, block);
   const BlockDocuments documents(starts_at(call.document_starts, shape, b, first), rows);
-  for (int64_t key = documents.first_key(); key < first + rows; key += kKeys) {
-    const int64_t keys = minimum(kKeys, first + rows - key);
+  const int64_t position = shape.key_length - shape.query_length + first;
+  for (int64_t key = documents.first_key(); key < position + rows; key += kKeys) {
+    const int64_t keys = minimum(kKeys, position + rows - key);
     const int64_t padded_keys = round_up(keys, kTileRows);
     load_tile(head_rows<const T>(call.k, b, key, kv_head, head_dim), keys, head_dim, 1.0F,
               block.keys, padded_keys);
     load_tile(head_rows<const T>(call.v, b, key, kv_head, head_dim), keys, head_dim, 1.0F,
               block.values, padded_keys);
-    add_tile_gradients({key - first, keys, lanes}, documents, key, head_dim, block, gradients);
+    add_tile_gradients({key - position, keys, lanes}, documents, key, head_dim, block, gradients);
   }
 
   transpose(block.query_gradients, kQueries, padded_dim, lanes, block.query_rows, padded_dim);
@@ -164,10 +165,11 @@ void backward_all(const AttentionBackward& call) {
   const AttentionShape& shape = call.shape;
   const int64_t length = shape.query_length;
   const int64_t padded_dim = padded_dim_of(shape.head_dim);
-  const int64_t gradient_size = round_up(length, kTileRows) * padded_dim;
+  const int64_t keys = shape.key_length;
+  const int64_t gradient_size = round_up(keys, kTileRows) * padded_dim;
   const int64_t group = shape.heads / shape.kv_heads;
   const int64_t tasks = shape.batch * shape.kv_heads;
-#pragma omp parallel for schedule(static) if (tasks * length * length >= kParallelElements)
+#pragma omp parallel for schedule(static) if (tasks * length * keys >= kParallelElements)
   for (int64_t task = 0; task < tasks; ++task) {
     const int64_t b = task / shape.kv_heads;
     const int64_t kv_head = task % shape.kv_heads;
@@ -184,10 +186,13 @@ void backward_all(const AttentionBackward& call) {
     for (int64_t i = 0; i < gradient_size; ++i) {
       gradients.keys[i] *= kLn2;  // the queries carried log2 e
     }
-    store_tile(gradients.keys, length, shape.head_dim,
-               head_rows<T>(call.dk, b, 0, kv_head, shape.head_dim));
-    store_tile(gradients.values, length, shape.head_dim,
-               head_rows<T>(call.dv, b, 0, kv_head, shape.head_dim));
+    with_float_type(call.dk.dtype, [&](auto tag) {
+      using K = typename decltype(tag)::Type;
+      store_tile(gradients.keys, keys, shape.head_dim,
+                 head_rows<K>(call.dk, b, 0, kv_head, shape.head_dim));
+      store_tile(gradients.values, keys, shape.head_dim,
+                 head_rows<K>(call.dv, b, 0, kv_head, shape.head_dim));
+    });
   }
 }
 

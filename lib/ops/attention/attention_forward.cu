@@ -101,8 +101,8 @@ struct ForwardCall {
   AttentionShape shape;
   HeadRows<const T> q, k, v;
   HeadRows<T> out;
-  float* log_sum_exp;              // null: not stored
-  const int32_t* document_starts;  // null: none
+  float* log_sum_exp;  // null: not stored
+  QueryStarts document_starts;
 };
 
 /// The queries of a warp.
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads)
   };
   load_tile<kDim, Tiles::kRows, Tiles::kThreads>(
       queries, call.q, call.q.at(block.b, block.first, block.head), queries_end - block.first);
-  const int32_t* const starts = starts_of(call.document_starts, block.b, queries_end);
+  const int32_t* const starts = call.document_starts.of(block.b);
   const int first_key = first_key_of<Tiles::kKeys>(starts, block.first);
   load_keys(first_key, 0);
 
@@ -234,7 +234,7 @@ void own_attention_forward(Stream stream, const AttentionForward& call) {
                                         head_rows<const T>(call.v, call.shape.head_dim),
                                         head_rows<T>(call.out, call.shape.head_dim),
                                         call.log_sum_exp.as<float>(),
-                                        call.document_starts.as<int32_t>()};
+                                        QueryStarts(call.document_starts, call.shape)};
       const dim3 grid(static_cast<unsigned>(ceil_div(call.shape.query_length, Tiles::kRows)),
                       static_cast<unsigned>(call.shape.heads),
                       static_cast<unsigned>(call.shape.batch));

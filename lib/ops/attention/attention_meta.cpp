@@ -49,10 +49,10 @@ void attention_backward(Stream stream, const AttentionBackward& call) {
                  .arithmetic = Arithmetic::attention_backward});
 }
 
-HeadsView append_to_cache(Stream stream, const CacheAppend& call) {
-  count(stream, 2.0 * static_cast<double>(call.batch * call.length * call.width) *
-                    static_cast<double>(size_of(call.rows.dtype)));
-  return {call.cache.data, call.cache.dtype, call.width, call.cache.shape[1]};
+void copy_rows(Stream stream, const RowCopy& call) {
+  const auto& [outer, middle, inner] = call.extents;
+  count(stream, 2.0 * static_cast<double>(outer * middle * inner * call.width) *
+                    static_cast<double>(size_of(call.dtype)));
 }
 
 void rope(Stream stream, const Rope& call) {

@@ -70,10 +70,19 @@ struct OwnDocuments {
   }
 };
 
-/// The starts of one sequence of `length` positions; null where there are none.
-__device__ __forceinline__ const int32_t* starts_of(const int32_t* starts, int64_t b, int length) {
-  return starts == nullptr ? nullptr : starts + b * length;
-}
+/// Where the documents of queries begin.
+struct QueryStarts {
+  const int32_t* of_first;  ///< query of the first sequence; null: no documents
+  int64_t length;           ///< of a sequence
+
+  QueryStarts(const DocumentStarts& starts, const AttentionShape& shape)
+      : of_first(starts.empty() ? nullptr
+                                : starts.as<int32_t>() + shape.key_length - shape.query_length),
+        length(starts.empty() ? 0 : starts.count() / shape.batch) {}
+  __device__ __forceinline__ const int32_t* of(int64_t b) const {
+    return of_first == nullptr ? nullptr : of_first + b * length;
+  }
+};
 
 /// Whether the document of a query begins behind a key.
 __device__ __forceinline__ bool begins_behind(const int32_t* starts, int query, int length,

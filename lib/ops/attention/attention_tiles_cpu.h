@@ -261,7 +261,10 @@ struct BlockDocuments {
 /// The starts that belong to the queries from `first` on; null where there are none.
 FP8TRAIN_HD const int32_t* starts_at(const DocumentStarts& starts, const AttentionShape& shape,
                                      int64_t b, int64_t first) {
-  return starts.empty() ? nullptr : starts.as<int32_t>() + b * shape.query_length + first;
+  const int64_t history = shape.key_length - shape.query_length;
+  return starts.empty()
+             ? nullptr
+             : starts.as<int32_t>() + b * (starts.count() / shape.batch) + history + first;
 }
 
 /// The rows of one head from `position` on.

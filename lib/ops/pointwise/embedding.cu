@@ -269,7 +269,7 @@ void add_positions(const Stream& stream, const EmbeddingBackward& call, bool ali
                AddPositions<DY>{call.dy.as<DY>(), call.position_grad.as<float>(), rows, length,
                                 columns, first});
   } else {
-    map<kPack>(stream, positions * columns, aligned,
+    map<kPack>(stream, call.position_grad.count(), aligned,
                AddDocumentPositions<DY>{call.dy.as<DY>(), call.position_grad.as<float>(),
                                         call.document_starts.as<int32_t>() + call.first_row, rows,
                                         length, columns, first});

@@ -80,15 +80,19 @@ inline Forward forward(Side& side, const Problem& p, const Host& host, bool keep
   return {side.get(out), keeps ? side.get(stored) : Array()};
 }
 
-/// dq, dk and dv in fused rows like the inputs', with what lies between them untouched.
-inline Array backward(Side& side, const Problem& p, const Host& host, const Forward& results) {
+/// dq, dk and dv in fused rows like the inputs', with what lies between them untouched. `wide`:
+/// gets dk and dv in fp32.
+inline Array backward(Side& side, const Problem& p, const Host& host, const Forward& results,
+                      Array* wide = nullptr) {
   const View fused = side.put(host.kv);
   const Slices in(p, side.put(host.q), fused);
   const View out = side.put(results.out);
   const View dout = side.put(host.dout);
-  const View gradients = side.put(Array(
-      host.q.dtype(), fused.shape, std::vector<float>(static_cast<size_t>(host.kv.count()), 7.0F)));
-  const Slices d(p, gradients, gradients);
+  const std::vector<float> untouched(static_cast<size_t>(host.kv.count()), 7.0F);
+  const View gradients = side.put(Array(host.q.dtype(), fused.shape, untouched));
+  const View of_keys =
+      wide == nullptr ? gradients : side.put(Array(DType::f32, fused.shape, untouched));
+  const Slices d(p, gradients, of_keys);
   const ops::HeadsView out_heads = slice(out, 0, p.queries);
   const ops::HeadsView dout_heads = slice(dout, 0, p.queries);
   const int64_t scratch = ops::attention_backward_scratch(side.stream(), {.shape = p.shape(),
@@ -111,6 +115,9 @@ inline Array backward(Side& side, const Problem& p, const Host& host, const Forw
                                           .dk = d.k,
                                           .dv = d.v,
                                           .scratch = side.space(DType::f32, {scratch})});
+  if (wide != nullptr) {
+    *wide = side.get(of_keys);
+  }
   return side.get(gradients);
 }
 

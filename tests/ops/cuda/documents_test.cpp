@@ -45,41 +45,44 @@ struct Results {
   Array out, log_sum_exp, gradients;
 };
 
-Results attend(Side& side, const Problem& p, DType dtype) {
+/// Of the queries from the nth part of a sequence on.
+Results attend(Side& side, const Problem& p, DType dtype, int64_t part = 0) {
   const std::vector<int32_t> starts = starts_of(p);
   const auto batch = static_cast<int64_t>(p.sequences.size());
   const auto rows = static_cast<int64_t>(starts.size());
   const int64_t length = rows / batch;
   const int64_t width = (kHeads + 2 * kKvHeads) * p.dim;
-  const ops::AttentionShape shape = {
-      batch, length, length, kHeads, kKvHeads, p.dim, 1.0F / std::sqrt(static_cast<float>(p.dim))};
-  const auto heads = [&](const View& view, int64_t first) {
-    return ops::HeadsView{
-        static_cast<uint8_t*>(view.data) + static_cast<size_t>(first * p.dim) * size_of(view.dtype),
-        view.dtype, view.shape.back(), length};
+  const int64_t first_query = part == 0 ? 0 : length / part;
+  const float scale = 1.0F / std::sqrt(static_cast<float>(p.dim));
+  const ops::AttentionShape shape = {batch, length - first_query, length, kHeads, kKvHeads, p.dim,
+                                     scale};
+  const auto heads = [&](const View& view, int64_t first, int64_t row = 0) {
+    const auto offset = static_cast<size_t>(row * view.shape.back() + first * p.dim);
+    return ops::HeadsView{static_cast<uint8_t*>(view.data) + offset * size_of(view.dtype),
+                          view.dtype, view.shape.back(), length};
   };
   const View qkv = side.put(Array(dtype, {rows, width}, random_values(rows * width, 1)));
   const View dout =
       side.put(Array(dtype, {rows, kHeads * p.dim}, random_values(rows * kHeads * p.dim, 2)));
-  const View out = side.space(dtype, {rows, kHeads * p.dim});
-  const View stored = side.space(DType::f32, {batch, kHeads, length});
+  const View out = side.put(Array(dtype, {rows, kHeads * p.dim}));
+  const View stored = side.space(DType::f32, {batch, kHeads, length - first_query});
   const View documents = put_ints(side, starts);
   ops::attention_forward(side.stream(), {.shape = shape,
-                                         .q = heads(qkv, 0),
+                                         .q = heads(qkv, 0, first_query),
                                          .k = heads(qkv, kHeads),
                                          .v = heads(qkv, kHeads + kKvHeads),
-                                         .out = heads(out, 0),
+                                         .out = heads(out, 0, first_query),
                                          .log_sum_exp = stored,
                                          .document_starts = documents});
-  const View gradients = side.space(dtype, {rows, width});
+  const View gradients = side.put(Array(dtype, {rows, width}));
   ops::AttentionBackward call = {.shape = shape,
-                                 .q = heads(qkv, 0),
+                                 .q = heads(qkv, 0, first_query),
                                  .k = heads(qkv, kHeads),
                                  .v = heads(qkv, kHeads + kKvHeads),
-                                 .out = heads(out, 0),
+                                 .out = heads(out, 0, first_query),
                                  .log_sum_exp = stored,
-                                 .dout = heads(dout, 0),
-                                 .dq = heads(gradients, 0),
+                                 .dout = heads(dout, 0, first_query),
+                                 .dq = heads(gradients, 0, first_query),
                                  .dk = heads(gradients, kHeads),
                                  .dv = heads(gradients, kHeads + kKvHeads),
                                  .document_starts = documents};
@@ -94,11 +97,15 @@ TEST_CASE("documents of a sequence match the cpu", "[cuda][attention][documents]
                               {{{33, 100, 17}}, 128},
                               {{{40, 30}}, 160},
                               {{{17, 30, 5}, {52}}, 20}};
+  std::vector<std::pair<Problem, int64_t>> all;
+  for (const Problem& p : problems) {
+    all.insert(all.end(), {{p, 0}, {p, 2}, {p, 3}});
+  }
   for (const FloatType& type : kFloatTypes) {
-    for (const Problem& p : problems) {
-      INFO("D " << p.dim << ", " << name_of(type.dtype));
+    for (const auto& [p, part] : all) {
+      INFO("D " << p.dim << ", " << name_of(type.dtype) << ", part " << part);
       const bool fp32 = type.dtype == DType::f32;
-      const auto run = [&](Side& side) { return attend(side, p, type.dtype); };
+      const auto run = [&](Side& side) { return attend(side, p, type.dtype, part); };
       const Results want = on_cpu(run);
       const Results got = on_cuda(run);
       CHECK(worst_difference(got.out, want.out, 2 * type.rounding,

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "ops/attention/attention.h"
-#include "ops/attention/kv_cache.h"
+#include "ops/attention/copy_rows.h"
 #include "ops/cuda/cuda_test_support.h"
 
 namespace fp8train::test {
@@ -59,40 +59,36 @@ TEST_CASE("rope is exact and touches nothing but its heads", "[cuda][rope][small
   }
 }
 
-TEST_CASE("append_to_cache copies rows to where they belong", "[cuda][kv_cache][small]") {
+TEST_CASE("copy_rows copies rows between orders", "[cuda][copy_rows][small]") {
   for (const DType type : kTypes) {
     for (const int64_t width : {int64_t{3}, int64_t{8}, int64_t{64}}) {
-      for (const int64_t past : {int64_t{0}, int64_t{1}, int64_t{4}}) {
-        for (const int64_t before : {int64_t{0}, int64_t{5}, int64_t{8}}) {
-          INFO(name_of(type) << ", width " << width << " after " << past << ", from " << before);
-          constexpr int64_t kBatch = 2, kLength = 3, kCapacity = 7, kRowCapacity = 4;
-          const int64_t stride = before + width + 8;
-          const Shape shape = {kBatch * kRowCapacity, stride};
-          const Array rows(type, shape, adversarial_values(shape.count(), 1));
-          const Shape cache_shape = {kBatch, kCapacity, width};
-          const Array cache(type, cache_shape, random_values(cache_shape.count(), 2));
-          const auto run = [&](Side& side) {
-            const View from = side.put(rows);
-            const View to = side.put(cache);
-            char* data =
-                static_cast<char*>(from.data) + static_cast<size_t>(before) * size_of(type);
-            const ops::HeadsView slice =
-                ops::append_to_cache(side.stream(), {.rows = {data, type, stride, kRowCapacity},
-                                                     .cache = to,
-                                                     .batch = kBatch,
-                                                     .length = kLength,
-                                                     .width = width,
-                                                     .past = past});
-            CHECK(slice.data == to.data);
-            CHECK(slice.dtype == type);
-            CHECK(slice.row_stride == width);
-            CHECK(slice.length_capacity == kCapacity);
-            return side.get(to);
+      for (const int64_t before : {int64_t{0}, int64_t{5}, int64_t{8}}) {
+        INFO(name_of(type) << ", width " << width << ", from " << before);
+        constexpr int64_t kOuter = 2, kMiddle = 3, kInner = 4;
+        constexpr int64_t kRows = kOuter * kMiddle * kInner;
+        const int64_t stride = before + width + 8;
+        const Array rows(type, {kRows, stride}, adversarial_values(kRows * stride, 1));
+        const Array other(type, {kRows, stride}, random_values(kRows * stride, 2));
+        const auto run = [&](Side& side) {
+          const View from = side.put(rows);
+          const View to = side.put(other);
+          const auto at = [&](const View& view, int64_t element) {
+            return static_cast<char*>(view.data) + static_cast<size_t>(element) * size_of(type);
           };
-          const Array cuda = on_cuda(run);
-          CHECK(cuda.bytes() == on_cpu(run).bytes());
-          CHECK(cuda.bytes() != cache.bytes());
-        }
+          // The order of the outer index is turned around, and inner rows are apart.
+          ops::copy_rows(side.stream(),
+                         {.from = at(from, before),
+                          .to = at(to, (kOuter - 1) * stride),
+                          .dtype = type,
+                          .extents = {kOuter, kMiddle, kInner},
+                          .width = width,
+                          .from_strides = {kMiddle * kInner * stride, kInner * stride, stride},
+                          .to_strides = {-stride, kOuter * kInner * stride, kOuter * stride}});
+          return side.get(to);
+        };
+        const Array cuda = on_cuda(run);
+        CHECK(cuda.bytes() == on_cpu(run).bytes());
+        CHECK(cuda.bytes() != other.bytes());
       }
     }
   }
