@@ -43,10 +43,10 @@ class Attention {
   };
   struct Saved {
     Linear::Saved qkv, output;
-    /// What attention reads and writes: q, k, v after norm and rotation, [B * T, (H + 2 Hkv) D];
-    /// its output, [B * T, H D]; fp32 [B, H, T]. Where ranks share sequences, T is that of the
-    /// rank's part; where they swap rows for heads (context_swap.h), of the whole, H and Hkv being
-    /// those of the rank.
+    /// The operands and the result of attention: q, k, v after norm and rotation, [B * T, (H + 2
+    /// Hkv) D]; its output, [B * T, H D]; fp32 [B, H, T]. Where ranks share sequences, T is that of
+    /// the rank's part; where they swap rows for heads (context_swap.h), of the whole, H and Hkv
+    /// being those of the rank.
     View projected, attended, log_sum_exp;
     /// Set if there are head norms: q and k before them, [B * T, H D] and [B * T, Hkv D], and fp32
     /// [B * T, H] and [B * T, Hkv]; for each of StepContext::tensor_parts its heads.

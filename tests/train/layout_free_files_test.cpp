@@ -52,19 +52,10 @@ constexpr Layout kLayouts[] = {
     {.name = "ZeRO 3", .data = 8, .stage = 3},
     {.name = "rows", .tensor = 2, .cut = Cut::rows},
     {.name = "columns", .tensor = 4, .cut = Cut::columns},
-    {.name = "rows and columns under ZeRO 3",
-     .data = 2,
-     .tensor = 2,
-     .stage = 3,
-     .cut = Cut::mixed},
+    {.name = "mixed under ZeRO 3", .data = 2, .tensor = 2, .stage = 3, .cut = Cut::mixed},
     {.name = "stages under ZeRO 2", .data = 2, .stage = 2, .pipeline = 2},
     {.name = "context under DDP", .context = 4},
-    {.name = "context and columns under ZeRO 3",
-     .data = 2,
-     .tensor = 2,
-     .stage = 3,
-     .cut = Cut::columns,
-     .context = 2}};
+    {.name = "context under ZeRO 3", .data = 2, .stage = 3, .context = 2}};
 
 /// Wide enough for groups of 128 elements in a rank's columns.
 ModelConfig wide(ModelConfig model) {

@@ -156,7 +156,6 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, true>::kThreads)
   FP8TRAIN_SHARED_DYNAMIC(T, shared);
   const BackwardBlock<T, Tiles> block(shared);
   const int length = static_cast<int>(call.shape.key_length);
-  const int queries_end = static_cast<int>(call.shape.query_length);
   const int first = static_cast<int>(blockIdx.x) * Tiles::kRows;  // earlier keys are seen by more
   const OwnRows own = {blockIdx.z, blockIdx.y, first, length};
   const int32_t* const starts = call.document_starts.of(own.b);
@@ -188,7 +187,7 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, true>::kThreads)
       scores.template compute<kDim>(
           block, queries, call.shape.scale, statistics_of, [&](TileElement at) {
             const int query = stream.query_of(step) + at.column;
-            return begins_behind(starts, query, queries_end, own_first + at.row) ||
+            return begins_behind(starts, query, stream.length, own_first + at.row) ||
                    (masks && at.row + shift > at.column);
           });
       add_product<kDim>(value_gradient, scores.probabilities,
@@ -206,8 +205,7 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, true>::kThreads)
   for_each_value(key_gradient, [&](float& value, TileElement) { value *= call.shape.scale; });
   if (call.is_wide) {
     store_wide(key_gradient, call.wide_dk, own, own_first, block.warp_column);
-    store_wide(value_gradient, call.wide_dv, own, own_first, block.warp_column);
-    return;
+    return store_wide(value_gradient, call.wide_dv, own, own_first, block.warp_column);
   }
   block.template store_own<kDim>(0, key_gradient, call.dk, own);
   block.template store_own<kDim>(1, value_gradient, call.dv, own);
