@@ -112,6 +112,12 @@ ModelConfig completed(ModelConfig config) {
                         config.hidden_size, config.num_attention_heads));
     config.head_dim = config.hidden_size / config.num_attention_heads;
   }
+  MoeShape& moe = config.moe;
+  if (moe.experts > 0) {
+    moe.width = moe.width == 0 ? config.intermediate_size : moe.width;
+    const bool all = config.dense_layers.empty();  // then no block reads the other width
+    config.intermediate_size = all ? moe.width : config.intermediate_size;
+  }
   if (config.intermediate_size == 0) {
     require(!is_gated(config.mlp), "intermediate_size is missing");
     config.intermediate_size = 4 * config.hidden_size;

@@ -83,7 +83,8 @@ struct ModelConfig : ModelSwitches {
 };
 
 /// Returns `config` with the fields that follow from others (num_key_value_heads, head_dim, for
-/// GELU intermediate_size, for YaRN the original context). Throws ConfigError naming the field when
+/// GELU and where all blocks have experts intermediate_size, the width of experts from it, for YaRN
+/// the original context). Throws ConfigError naming the field when
 /// the shape is impossible or above ModelLimits.
 ModelConfig completed(ModelConfig config);
 
