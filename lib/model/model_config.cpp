@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "model/families/hf_fields.h"
 #include "model/linear_sites.h"
 
 namespace fp8train {
@@ -143,6 +144,10 @@ ModelConfig completed(ModelConfig config) {
     require(problem.empty(), "rope_scaling: " + problem);
     require(scaling.type != RopeType::yarn || config.rope_theta > 1.0,
             "rope_scaling: yarn needs a rope_theta above 1");
+  }
+  // Names of experts' tensors differ between families.
+  if (const ModelFamily* written = moe.experts > 0 ? written_family(config) : nullptr) {
+    config.family = written;
   }
   return config;
 }

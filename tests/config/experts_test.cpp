@@ -48,6 +48,12 @@ TEST_CASE("a model with experts, in the words of three families") {
                              .scale = 2.5F});
   CHECK(dots.dense_layers == std::vector<int64_t>{0});
   CHECK(standard_family(dots) == &dots1_family());
+  // The family is that whose names the files have.
+  const std::string experts = "intermediate_size: 48, num_experts: 4, num_experts_per_tok: 2";
+  CHECK(model_of(experts).family == &mixtral_family());
+  CHECK(model_of(experts + ", qk_norm: true").family == &qwen3_moe_family());
+  CHECK(model_of("model_type: mixtral, " + experts + ", dense_layers: [1]").family ==
+        &dots1_family());
   CHECK_THAT(error_of(sizes + "intermediate_size: 8, norm_topk_prob: true" + rest),
              Contains("has a meaning only with model.num_experts"));
   CHECK_THAT(error_with("moe: {balance_loss: 0.01}"),

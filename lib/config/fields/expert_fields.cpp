@@ -38,7 +38,7 @@ void check_needs_experts(const CheckContext& at) {
 /// Checkpoints are folders that name a family.
 void check_experts(const CheckContext& at) {
   const ModelConfig& config = at.settings.model.config;
-  if (has_experts(at.settings) && !has_folder_form(config)) {
+  if (has_experts(at.settings) && written_family(config) == nullptr) {
     at.complain("model.mlp_bias",
                 "experts are Llama's MLP: they need RMSNorm, SwiGLU, RoPE and no biases, as "
                 "model.model_type mixtral, qwen3_moe and dots1 have them");

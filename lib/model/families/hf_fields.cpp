@@ -143,8 +143,8 @@ const ModelFamily* standard_family(const ModelConfig& config) {
   return nullptr;
 }
 
-bool has_folder_form(const ModelConfig& config) {
-  return writing_family(config).family != nullptr;
+const ModelFamily* written_family(const ModelConfig& config) {
+  return writing_family(config).family;
 }
 
 HfConfig read_hf_fields(const ConfigFields& fields) {
