@@ -33,10 +33,6 @@ std::vector<HfPiece> block_pieces(const std::vector<BlockTensor>& tensors, std::
            .rope_heads = tensor.rope_heads});
     }
   }
-  if (pieces.empty() && parameter.module.starts_with("mlp.")) {  // of experts
-    pieces.push_back({.name = fmt::format("{}.{}.{}.{}", blocks, parameter.block, parameter.module,
-                                          parameter.leaf)});
-  }
   check(!pieces.empty(), "unknown parameter name");
   return pieces;
 }
