@@ -66,9 +66,9 @@ int64_t largest_micro_batch(EngineSettings settings, const DeviceTraits& traits,
 void print_model(const Session& session, const DryRunStep& step, const RankMemory& rank) {
   const double tokens = static_cast<double>(session.engine.step.tokens());
   print_fitted(
-      "model   {} parameters; {:.3g} GFLOP per token in GEMMs ({:.0f} % of them in 8 bits), "
+      "model   {}; {:.3g} GFLOP per token in GEMMs ({:.0f} % of them in 8 bits), "
       "{:.3g} in attention\n",
-      describe_count(parameter_count(session.engine.model)), step.work.gemm_flops / tokens / 1e9,
+      describe_parameters(session.engine.model), step.work.gemm_flops / tokens / 1e9,
       100 * step.work.gemm_flops_8bit / std::max(step.work.gemm_flops, 1.0),
       step.work.attention_flops / tokens / 1e9);
   print_fitted("{}\n", without_controls(plan_line(session, rank, 0)));

@@ -120,86 +120,6 @@ void print_plan(const Session& session, const ExplainedDevice& device) {
   }
 }
 
-/// The remark behind the operands of a GEMM that does not multiply them as they are.
-std::string_view form_of(const RunProducts& layers, size_t layer, size_t gemm) {
-  const ops::GemmSupport& support = layers.support[layer][gemm];
-  return support.native ? "" : support.dequantized ? " dequantized" : " impossible";
-}
-
-/// The three GEMMs of a linear layer and what is to be said of it.
-std::string products_text(const RunProducts& layers, size_t i) {
-  const LinearPlan& linear = layers.linears[i];
-  const auto gemm = [&](const GemmPlan& g, size_t which) {
-    return fmt::format("{} x {}{}{}", name_of(g.a.dtype), name_of(g.b.dtype),
-                       g.fast_accumulate ? " fast" : "", form_of(layers, i, which));
-  };
-  std::string note = layer_plan_note(linear);
-  const std::string swiglu = swiglu_note(linear);
-  note += (note.empty() || swiglu.empty() ? "" : "; ") + swiglu;
-  note = linear.exempt_reason.empty() ? note : "exempt: " + linear.exempt_reason;
-  if (layers.frozen[i]) {
-    note += note.empty() ? "frozen" : "; frozen";
-  }
-  return fmt::format("{} | {} | {}{}{}", gemm(linear.fprop, 0), gemm(linear.dgrad, 1),
-                     layers.frozen[i] ? "none" : gemm(linear.wgrad, 2), note.empty() ? "" : "   ",
-                     note);
-}
-
-/// Transformer blocks that follow each other and whose linear layers are printed alike, or a layer
-/// outside of them.
-struct Group {
-  struct Line {
-    std::string name;  ///< within a block
-    std::string shape, products;
-    bool operator==(const Line&) const = default;
-  };
-  int64_t first, last;  ///< -1: outside of the blocks
-  std::vector<Line> lines;
-};
-
-std::vector<Group> groups_of(const RunProducts& layers, bool every_layer) {
-  std::vector<Group> groups;
-  const auto join_alike = [&] {
-    const size_t count = groups.size();
-    if (!every_layer && count > 1 && groups[count - 1].first >= 0 && groups[count - 2].first >= 0 &&
-        groups[count - 1].lines == groups[count - 2].lines) {
-      groups[count - 2].last = groups[count - 1].last;
-      groups.pop_back();
-    }
-  };
-  for (size_t i = 0; i < layers.linears.size(); ++i) {
-    const LinearSite& site = layers.linears[i].site;
-    if (groups.empty() || site.block < 0 || groups.back().last != site.block) {
-      join_alike();
-      groups.push_back({site.block, site.block, {}});
-    }
-    groups.back().lines.push_back({name_in_block(site),
-                                   fmt::format("[{}, {}]", site.out_features, site.in_features),
-                                   products_text(layers, i)});
-  }
-  join_alike();
-  return groups;
-}
-
-void print_groups(const std::vector<Group>& groups) {
-  const size_t columns = terminal_columns(stdout);
-  const bool is_wide = columns >= kColumns;
-  std::vector<TableColumn> table = {{fmt::format("{:<{}}", "linear layer", is_wide ? 28 : 0)},
-                                    {fmt::format("{:<{}}", "[out, in]", is_wide ? 14 : 0), 1},
-                                    {"fprop | dgrad | wgrad"}};
-  for (const Group& group : groups) {
-    const std::string last = group.first == group.last ? "" : fmt::format("-{}", group.last);
-    const std::string prefix =
-        group.first < 0 ? "" : fmt::format("layers.{}{}.", group.first, last);
-    for (const auto& [name, shape, products] : group.lines) {
-      table[0].texts.push_back(without_controls(prefix + name));
-      table[1].texts.push_back(shape);
-      table[2].texts.push_back(without_controls(products));
-    }
-  }
-  print_fitted("\n{}", table_text(std::move(table), columns));
-}
-
 void print_reasons(const RunProducts& layers) {
   std::map<std::string_view, int> reasons;
   for (size_t i = 0; i < layers.linears.size(); ++i) {
@@ -234,7 +154,7 @@ void print_text(const Session& session, const ExplainedDevice& device, bool ever
   const PrecisionPlan& plan = session.engine.plan;
   const RunProducts layers = products_of(session.engine, device.traits);
   print_plan(session, device);
-  print_groups(groups_of(layers, every_layer));
+  print_fitted("{}", layers_text(layers, every_layer));
   print_fitted("{}", layer_shares_text(session));
   print_note("\n{}: {}.", plan.name, describe_products(layers, device.name));
   print_note("In {}: {}.", name_of(plan.activation), outside_of(session.engine.model));

@@ -1,15 +1,16 @@
 #pragma once
-// How ranks share the linear layers of a run, as `explain` prints it.
+// Tables of the linear layers of a run, as `explain` prints them.
 
 #include <string>
 
-#include "precision/linear_plan.h"
+#include "run_products.h"
 #include "train/session.h"
 
 namespace fp8train {
 
-/// "mlp.up" of "layers.3.mlp.up".
-std::string name_in_block(const LinearSite& site);
+/// Returns a table of the linear layers with the formats of their products. Blocks and experts that
+/// follow each other and are alike are one line, but with `every_layer`.
+std::string layers_text(const RunProducts& layers, bool every_layer);
 
 /// Returns a table of the layers of a block and the head, with what a rank has of each and what
 /// crosses between ranks, and what crosses between those that share sequences; empty where ranks

@@ -10,6 +10,7 @@
 #include "base/quantities.h"
 #include "device/cuda/cuda_device.h"
 #include "engine/dry_run.h"
+#include "model/linear_sites.h"
 #include "ops/attention/attention.h"
 #include "run_products.h"
 #include "train/preflight.h"
@@ -163,15 +164,28 @@ std::vector<std::string> device_lines(const Device& device, const std::string& r
   return lines;
 }
 
+std::string describe_parameters(const ModelConfig& model) {
+  const auto all = static_cast<double>(parameter_count(model));
+  double idle = 0;  // of the experts that a token does not use
+  for_each_linear(model, [&](const LinearSite& site) {
+    idle += (1 - site.token_share) * static_cast<double>(site.weights());
+  });
+  return fmt::format("{} parameters{}", describe_count(all),
+                     idle > 0 ? fmt::format(" ({} for a token)", describe_count(all - idle)) : "");
+}
+
 std::vector<std::string> run_overview(const Session& session, const RankMemory& rank,
                                       const std::vector<std::string>& device,
                                       const DryRunStep& dry_run, int64_t steps_done,
                                       bool by_category) {
   const ModelConfig& model = session.engine.model;
   std::vector<std::string> lines = {
-      fmt::format("model   {} parameters: {} layers, {} wide, {} heads ({} kv), vocabulary {}",
-                  describe_count(parameter_count(model)), model.num_hidden_layers,
-                  model.hidden_size, model.num_attention_heads, model.num_key_value_heads,
+      fmt::format("model   {}: {} layers, {} wide, {} heads ({} kv), {}vocabulary {}",
+                  describe_parameters(model), model.num_hidden_layers, model.hidden_size,
+                  model.num_attention_heads, model.num_key_value_heads,
+                  model.moe.experts > 0
+                      ? fmt::format("{} of {} experts, ", model.moe.per_token, model.moe.experts)
+                      : "",
                   model.vocab_size),
       plan_line(session, rank, steps_done),
       fmt::format("data    {} training tokens, {} validation tokens, tokenizer {}",

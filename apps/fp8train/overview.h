@@ -17,6 +17,9 @@ namespace fp8train {
 /// The name of a rank's hardware in messages: "h100", "this CPU", "this GPU".
 std::string device_name(const RankMemory& rank);
 
+/// "30.5B parameters (3.34B for a token)".
+std::string describe_parameters(const ModelConfig& model);
+
 /// Returns the overview's line about the plan of the session's stage on a rank's hardware.
 std::string plan_line(const Session& session, const RankMemory& rank, int64_t steps_done);
 

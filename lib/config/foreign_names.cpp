@@ -90,9 +90,10 @@ constexpr ForeignName kNames[] = {
      "adapters (LoRA) are not here; take model.from with a small optimizer.lr, training.frozen for "
      "parameters that stay as they are, and plans such as fp8-lean, which need fewer bytes per "
      "parameter"},
-    {"moe* num_experts num_local_experts expert_parallel* expert_model_parallel* ep ep_size",
+    {"expert_parallel* expert_model_parallel* ep ep_size",
      {},
-     "models with experts are not here; model.preset and model.from take dense ones"},
+     "experts are not divided among ranks here; parallelism.zero_stage divides their weights, and "
+     "model.num_experts and the section moe describe them"},
     {"offload* cpu_offload* optimizer_offload* param_offload* activation_offload* "
      "fsdp_offload_params",
      {},

@@ -33,8 +33,43 @@ constexpr const char* kNotRing =
 constexpr ForeignValue kContext[] = {{"a2a", Fate::ours, "heads"},
                                      {"allgather", Fate::ours, "gather"},
                                      {"p2p", Fate::ours, "gather", kNotRing}};
+constexpr const char* kPadded =
+    "experts always have rows for their capacity, in a multiple that "
+    "FP8 takes";
+constexpr ForeignValue kExpertPadding[] = {{"true", Fate::noted, kPadded},
+                                           {"false", Fate::noted, kPadded}};
+constexpr ForeignValue kRouter[] = {{"*", Fate::noted, "routers always compute in fp32"}};
+constexpr ForeignValue kDrops[] = {
+    {"*", Fate::noted, "an expert without memory drops the tokens that come last (position)"}};
+constexpr const char* kBalance = "moe.balance_loss is the weight of a loss by sequences";
+constexpr ForeignValue kBalancing[] = {{"auxloss", Fate::noted, kBalance},
+                                       {"seqauxloss", Fate::noted, kBalance},
+                                       {"none", Fate::noted, kBalance}};
 
 constexpr ForeignKey kKeys[] = {
+    {"num_experts num_moe_experts", Meaning::ours, "model.num_experts"},
+    {"moe_router_topk", Meaning::ours, "model.num_experts_per_tok"},
+    {"moe_ffn_hidden_size", Meaning::ours, "model.moe_intermediate_size"},
+    {"moe_shared_expert_intermediate_size", Meaning::ours, "model.shared_expert_intermediate_size"},
+    {"moe_router_score_function", Meaning::ours, "model.scoring_func"},
+    {"moe_router_pre_softmax", Meaning::values, "model.norm_topk_prob", kInverted},
+    {"moe_router_enable_expert_bias", Meaning::ours, "model.e_score_correction_bias"},
+    {"moe_router_num_groups", Meaning::ours, "model.n_group"},
+    {"moe_router_group_topk", Meaning::ours, "model.topk_group"},
+    {"moe_router_topk_scaling_factor", Meaning::ours, "model.routed_scaling_factor"},
+    {"moe_router_bias_update_rate", Meaning::ours, "moe.bias_rate"},
+    {"moe_aux_loss_coeff", Meaning::ours, "moe.balance_loss"},
+    {"moe_z_loss_coeff", Meaning::ours, "moe.z_loss"},
+    {"moe_expert_capacity_factor", Meaning::ours, "moe.capacity_factor"},
+    {"moe_router_load_balancing_type", Meaning::values, "", kBalancing,
+     "aux_loss, seq_aux_loss or none"},
+    {"moe_pad_expert_input_to_capacity moe_router_padding_for_quantization "
+     "moe_router_padding_for_fp8",
+     Meaning::values, "", kExpertPadding},
+    {"moe_router_dtype", Meaning::values, "", kRouter},
+    {"moe_token_drop_policy", Meaning::values, "", kDrops},
+    {"moe_layer_freq", Meaning::special},
+    {"expert_tensor_parallel_size", Meaning::one, "the weights of an expert are not divided"},
     {"fp8_format", Meaning::ours, "fp8.format"},
     {"fp8_recipe", Meaning::values, "fp8.recipe", kRecipes,
      "delayed, tensorwise, blockwise or mxfp8"},
@@ -55,7 +90,9 @@ constexpr ForeignKey kKeys[] = {
     {"te_precision_config_file", Meaning::ours, "precision.file"},
     {"first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16",
      Meaning::special}};
-constexpr ForeignTable kTable = {kKeys, {}, false};
+constexpr ForeignTable kTable = {
+    kKeys, "moe_grouped_gemm moe_permute_fusion moe_router_fusion moe_token_dispatcher_type",
+    false};
 
 class Megatron : public Program {
  public:
@@ -72,7 +109,9 @@ class Megatron : public Program {
       format(entry);
       return;
     }
-    pass_.key(entry, kTable, [this](const Entry& it) { blocks(it); });
+    pass_.key(entry, kTable, [this](const Entry& it) {
+      it.name == "moe_layer_freq" ? expert_layers(it) : blocks(it);
+    });
     if (entry.name == "fp8_format" && at_top_level && entry.node.kind != Kind::null) {
       implied_ = pass_.given(entry);
     }
@@ -96,6 +135,26 @@ class Megatron : public Program {
   }
 
  private:
+  /// The blocks with experts: 1 is all of them, and a list has 1 for each that has some.
+  void expert_layers(const Entry& entry) {
+    std::string dense;
+    bool readable = entry.node.kind == Kind::sequence;
+    for (size_t i = 0; i < entry.node.items.size(); ++i) {
+      const std::string& one = entry.node.items[i].text;
+      readable = readable && (one == "0" || one == "1");
+      dense += one == "0" ? fmt::format("{}{}", dense.empty() ? "" : ", ", i) : "";
+    }
+    if (readable) {
+      pass_.put("model.dense_layers", entry, "[" + dense + "]");
+    } else if (count_in(entry.node) == 1) {
+      pass_.tell(entry.spelled + ": 1 is so without it: all blocks have experts");
+    } else {
+      pass_.complain(entry, fmt::format("expected 1 or a list of 0 and 1 with an entry for each "
+                                        "block, got {}; or give model.dense_layers",
+                                        describe(entry.node)));
+    }
+  }
+
   /// `fp8: hybrid`, as TransformerConfig and NeMo have it.
   void format(const Entry& entry) {
     const std::string text = simplified(entry.node.text);

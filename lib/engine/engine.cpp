@@ -129,6 +129,12 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
     passes_.push_back(std::make_unique<PassMemory>(device, model_.scaling(),
                                                    stage_ != nullptr && stage_->step.splits));
   }
+  if (const View own = model_.expert_loads();
+      !own.empty() && mesh().group(Group::stage) != nullptr) {
+    gathered_loads_ =
+        Tensor(device, DType::i64, {mesh().size(Group::stage), own.shape[0], own.shape[1]},
+               MemoryCategory::communication);
+  }
   settings_.step.cuda_graphs = settings.step.cuda_graphs && strategy_->can_be_recorded() &&
                                stage_ == nullptr && tensor_ranks_ == nullptr &&
                                context_ranks_ == nullptr;
@@ -244,8 +250,7 @@ void Engine::micro_batch(const Batch& batch, int64_t step_index, bool collect_st
   const auto work = [&] {
     if (position.first) {
       const TraceSpan span(name_of(StepPart::start));
-      clear_totals(kTrainingTotals);
-      optimizer().clear_gradients(device_->stream());
+      clear_step();
     }
     model_.train_micro_batch(how, memory.batch.tokens, memory.batch.targets,
                              totals(kTrainingTotals), optimizer().loss_scale(), memory.batch.share);
@@ -268,6 +273,7 @@ void Engine::end_step(bool collect_statistics) {
   const TraceSpan span(name_of(StepPart::update));
   run(updates_[collect_statistics ? 1 : 0], [&] {
     step_optimizer(collect_statistics);
+    balance_experts();
     strategy_->share_values();
     optimizer().receive(device_->stream(), scratch_, collect_statistics);
     strategy_->values_changed();

@@ -21,6 +21,7 @@
 #include "device/device.h"
 #include "device/recording.h"
 #include "engine/batch.h"
+#include "engine/expert_loads.h"
 #include "engine/pipeline_stage.h"
 #include "engine/step_settings.h"
 #include "model/decoder.h"
@@ -169,6 +170,10 @@ class Engine {
   /// Collective.
   StageWaits take_stage_waits();
 
+  /// Returns the loads of the last step, of a model with experts that trains. Waits for the device.
+  /// Collective.
+  ExpertLoads expert_loads();
+
   /// Returns the losses of the steps since the last call, over all ranks, in nats per target; waits
   /// for the device. Collective. At most EngineSettings::loss_history steps lie between two calls.
   std::vector<double> take_losses();
@@ -241,6 +246,10 @@ class Engine {
   /// Each rank has counted what is at the maximum of its part of a gradient, or of its sums.
   void update_sum_scales();
   void agree_on_amax();
+  void clear_step();
+  /// Of the ranks with the same blocks, int64 [ranks, blocks with experts, E + 1].
+  View loads_of_ranks();
+  void balance_experts();
   void step_optimizer(bool collect_statistics);
   template <typename Work>
   void run(RepeatedWork& repeated, const Work& work);
@@ -268,8 +277,9 @@ class Engine {
   std::vector<std::unique_ptr<BatchMemory>> batches_;
   std::vector<std::unique_ptr<Arena>> saved_;
   std::vector<std::unique_ptr<PassMemory>> passes_;
-  Buffer totals_;        // [0] training, [1] evaluation
-  Buffer loss_history_;  // Totals of each step since take_losses()
+  Buffer totals_;          // [0] training, [1] evaluation
+  Tensor gathered_loads_;  // loads_of_ranks(), of several
+  Buffer loss_history_;    // Totals of each step since take_losses()
   int64_t stored_losses_ = 0;
   int64_t micro_batch_ = 0;  // in its step
   bool plain_ = false;       // no GEMM of the last step was scaled

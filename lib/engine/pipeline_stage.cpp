@@ -124,8 +124,7 @@ void Engine::run_stage(const StagePlan& plan, const LoadBatch& load, StagePass p
   enter_step(pass.step_index);
   {
     const TraceSpan span(name_of(StepPart::start));
-    clear_totals(kTrainingTotals);
-    optimizer().clear_gradients(device_->stream());
+    clear_step();
   }
   StageMessages& messages = stage_->messages;
   messages.begin(pass.trains);

@@ -38,9 +38,9 @@ Differences compare(const ModelSource& model) {
     if (entry == nullptr) {
       found.missing.push_back(tensor.piece.name);
     } else if (entry->shape != tensor.shape) {
-      found.shapes.push_back(fmt::format("{} is [{}], expected [{}]", tensor.piece.name,
-                                         fmt::join(entry->shape, ", "),
-                                         fmt::join(tensor.shape, ", ")));
+      found.shapes.push_back(
+          fmt::format("{} is [{}], expected [{}]", model.source.described(tensor.piece.name),
+                      fmt::join(entry->shape, ", "), fmt::join(tensor.shape, ", ")));
     }
   }
   for (const std::string& name : model.source.names()) {

@@ -14,21 +14,6 @@
 #include "ops/pointwise/embedding.h"
 
 namespace fp8train {
-namespace {
-
-/// The plan's roles are for the weights of layers that are not exempt.
-ParameterFormats formats_of(const PrecisionPlan& plan, const LinearPlan& linear) {
-  return linear.exempt_reason.empty() ? parameter_formats(plan) : ParameterFormats{};
-}
-
-/// Values, gradients and moments of the head stay in fp32, also if its GEMMs have no scales; at
-/// most there is a copy for them. An embedding that the head shares is read in fp32.
-ParameterFormats head_formats(const PrecisionPlan& plan, const LinearPlan& head) {
-  return {.is_master = formats_of(plan, head).is_master};
-}
-
-}  // namespace
-
 Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan& plan,
                  const DecoderOptions& options)
     : device_(&device),
@@ -61,7 +46,7 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
   embedding_->counts_in_norm = part_.embeds;
   // The embedding is read in fp32. If the head shares it, it is the master of the head's copy.
   if (tied()) {
-    embedding_->formats = head_formats(plan_, linear_plans_.back());
+    embedding_->formats = head_formats();
   }
   set_present(part_.embeds);
   if (config_.positions == PositionKind::learned) {
@@ -81,7 +66,7 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
     if (is_present) {
       parameters_.begin_unit();
     }
-    add_block(i, options.settings.recompute);
+    add_block(i, options.settings);
     if (!is_present) {
       blocks_.pop_back();
     }
@@ -111,7 +96,7 @@ void Decoder::add_head(const DecoderOptions& options) {
                                    .used_rows = config_.vocab_size,
                                    .sharding = vocabulary(),
                                    .init_std = config_.initializer_range,
-                                   .formats = head_formats(plan_, linear_plans_.back()),
+                                   .formats = head_formats(),
                                    .gathered = {.form = GatheredForm::operands},
                                    .overwritten = true});
   }
@@ -138,7 +123,7 @@ void Decoder::freeze(const std::vector<std::string>& patterns) {
         patterns, [&](const std::string& pattern) { return glob_match(pattern, name); });
   };
   for (const auto& parameter : parameters_.all()) {
-    parameter->trained = trains(parameter->name);
+    parameter->trained = parameter->trained && trains(parameter->name);
   }
   for (const std::string& pattern : patterns) {
     check_pattern("training.frozen:", pattern, "parameter", names);
@@ -156,106 +141,21 @@ void Decoder::freeze(const std::vector<std::string>& patterns) {
       static_cast<size_t>(std::ranges::upper_bound(begins, index) - begins.begin()) - 1;
 }
 
-Sharding Decoder::sharding_of(const Shape& whole, Split split,
-                              std::span<const int64_t> pieces) const {
-  Sharding all = whole_of(whole, parameters_.next_index());
-  if (split == Split::none || tensor_.ranks == 1) {
-    return all;
+void Decoder::allocate_loads() {
+  const int64_t layers =
+      std::ranges::count_if(blocks_, [](Block& block) { return block.moe() != nullptr; });
+  if (layers == 0) {
+    return;
   }
-  return split == Split::columns ? rows_of_pieces(all, pieces, tensor_.rank, tensor_.ranks)
-                                 : columns_of(all, tensor_.rank, tensor_.ranks);
-}
-
-/// The rows of the embedding and of the head.
-Sharding Decoder::vocabulary() const {
-  const int64_t rows = padded_vocabulary(config_, tensor_.divisor());
-  return sharding_of({rows, config_.hidden_size}, Split::columns, std::array{rows});
-}
-
-/// Returns the parameter of a norm's gain or of a bias, of which each rank has all.
-Parameter Decoder::vector_of(const std::string& name, int64_t size, Init init, bool partial) const {
-  Sharding all = sharding_of({size}, Split::none, {});
-  all.partial = partial;
-  return {
-      .name = name, .sharding = std::move(all), .decay = false, .init = init, .overwritten = true};
-}
-
-Norm Decoder::make_norm(const std::string& name, const SavedFormat& input) {
-  const bool centered = config_.norm == NormKind::layer_norm;
-  Parameter* weight =
-      parameters_.add(vector_of(name + ".weight", config_.hidden_size, Init::ones, true));
-  Parameter* bias = nullptr;
-  if (centered && config_.norm_bias) {
-    bias = parameters_.add(vector_of(name + ".bias", config_.hidden_size, Init::zeros, true));
-  }
-  return {weight, bias, centered, config_.norm_eps, input};
-}
-
-Linear Decoder::make_linear(const std::string& name) {
-  const auto found = linear_index_.find(name);
-  check(found != linear_index_.end(), "a block's linear is one of the model's sites");
-  const LinearSite& whole = linear_plans_[found->second].site;
-  LinearPlan plan = linear_plans_[found->second];
-  plan.site = whole.of_rank(tensor_.ranks);
-  const std::vector<int64_t> pieces = whole.pieces();
-  Parameter* weight = parameters_.add(
-      {.name = name + ".weight",
-       .sharding = sharding_of({whole.out_features, whole.in_features}, whole.split, pieces),
-       .matrices = plan.site.matrices,
-       .init_std = plan.site.ends_branch ? config_.family->residual_init_std(config_)
-                                         : config_.initializer_range,
-       .formats = formats_of(plan_, plan),
-       .gathered = {.form = GatheredForm::operands},
-       .overwritten = true});
-  Parameter* offset = nullptr;
-  if (plan.site.has_bias) {
-    const bool summed = whole.split == Split::rows;  // y is, and the bias is behind the sum
-    Parameter bias = vector_of(name + ".bias", whole.out_features, Init::zeros, summed);
-    if (!summed) {
-      bias.sharding = sharding_of({whole.out_features}, whole.split, pieces);
+  loads_ = Tensor(*device_, DType::i64, {layers, config_.moe.experts + 1}, MemoryCategory::batch);
+  fill_zero(*device_, loads_);
+  int64_t layer = 0;
+  for (Block& block : blocks_) {
+    if (block.moe() != nullptr) {
+      const View of_layer = rows_of(loads_.view(), layer++, 1);
+      block.moe()->set_loads(reshaped(of_layer, {of_layer.count()}));
     }
-    offset = parameters_.add(std::move(bias));
   }
-  return {plan, weight, offset, scaling_};
-}
-
-/// Whether every linear layer of a block is exempt.
-bool Decoder::is_exempt(int64_t block) const {
-  return std::all_of(linear_plans_.begin(), linear_plans_.end(), [&](const LinearPlan& linear) {
-    return linear.site.block != block || !linear.exempt_reason.empty();
-  });
-}
-
-void Decoder::add_block(int64_t index, Recompute recompute) {
-  const std::string layer = fmt::format("layers.{}.", index);
-  const auto head_norm = [&](const char* name) -> Parameter* {
-    return config_.qk_norm
-               ? parameters_.add(vector_of(layer + name, config_.head_dim, Init::ones, true))
-               : nullptr;
-  };
-  const bool exempt = is_exempt(index);
-  const auto saved_input = [&](const TensorFormat& format) {
-    SavedFormat input = saved_format(plan_, format);
-    input.in_training = input.in_training && !exempt;
-    input.in_evaluation = input.in_evaluation && !exempt;
-    return input;
-  };
-  const Norm attention_norm = make_norm(layer + "attention_norm", saved_input(plan_.saved_norm));
-  Linear qkv = make_linear(layer + "attention.qkv");
-  Parameter* q_norm = head_norm("attention.q_norm.weight");
-  Parameter* k_norm = head_norm("attention.k_norm.weight");
-  Linear output = make_linear(layer + "attention.output");
-  Attention attention({config_.num_attention_heads / tensor_.ranks,
-                       config_.num_key_value_heads / tensor_.ranks, config_.head_dim},
-                      std::move(qkv), std::move(output), {q_norm, k_norm, config_.norm_eps},
-                      rotary_);
-  const Norm mlp_norm = make_norm(layer + "mlp_norm", saved_input(plan_.saved_norm));
-  Linear up = make_linear(layer + "mlp.up");
-  Linear down = make_linear(layer + "mlp.down");
-  blocks_.emplace_back(
-      attention_norm, std::move(attention), mlp_norm,
-      Mlp(config_.mlp, std::move(up), std::move(down), saved_input(plan_.saved_nonlinear)),
-      recompute == Recompute::block, encodes_residuals());
 }
 
 void Decoder::allocate(const DecoderOptions& options) {
@@ -266,6 +166,9 @@ void Decoder::allocate(const DecoderOptions& options) {
   }
   if (config_.positions == PositionKind::rope) {
     fill_rotary_tables();
+  }
+  if (options.gradients) {
+    allocate_loads();
   }
 }
 

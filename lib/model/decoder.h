@@ -143,6 +143,15 @@ class Decoder {
   /// (StepContext::held), which are complete afterwards, as all others of the chunk.
   void add_weight_gradients(const StepContext& step, const MicroBatchPass& pass) const;
 
+  /// Returns int64 [blocks of this part with experts, E + 1], to which micro-batches add the
+  /// choices of each expert, and those that were dropped; empty without experts.
+  View expert_loads() const { return loads_.view(); }
+  /// Returns the rows that the experts of this part have for a micro-batch of `tokens`.
+  int64_t expert_rows(int64_t tokens);
+  /// Moves the biases of routers, or this rank's parts of them. loads: those of all ranks with the
+  /// same blocks, [ranks, blocks, E + 1].
+  void balance_experts(const Stream& stream, ConstView loads, float rate);
+
   /// Adds the loss of one batch to the totals; a part without head writes batch.y. Throws
   /// InternalError if step.training.
   void evaluate(const StepContext& step, MicroBatchPass batch, const LossTotals& totals);
@@ -193,7 +202,13 @@ class Decoder {
                 const LossTotals& totals, const View& gradient, const GradientScale& scale);
   void backward(const StepContext& context, MicroBatchPass& pass, const View& gradient);
   bool is_exempt(int64_t block) const;
-  void add_block(int64_t index, Recompute recompute);
+  void add_block(int64_t index, const DecoderSettings& settings);
+  Mlp make_mlp(const std::string& name, const SavedFormat& pre_activation);
+  Moe make_moe(const std::string& name, const MoeSettings& settings,
+               const SavedFormat& pre_activation);
+  void allocate_loads();
+  ParameterFormats formats_of(const LinearPlan& linear) const;
+  ParameterFormats head_formats() const;
   /// The part of the next parameter that this rank has.
   Sharding sharding_of(const Shape& whole, Split split, std::span<const int64_t> pieces) const;
   Sharding vocabulary() const;
@@ -222,6 +237,7 @@ class Decoder {
   Parameter* positions_ = nullptr;
   size_t first_trained_ = 0;  ///< unit: backward ends with it
   std::vector<Block> blocks_;
+  Tensor loads_;  ///< int64 [blocks with experts, E + 1], of Moe; none where nothing trains
   std::unique_ptr<Norm> final_norm_;
   std::unique_ptr<Head> head_;
 };

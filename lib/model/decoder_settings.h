@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "nn/moe_shape.h"
+
 namespace fp8train {
 
 /// The results that backward computes again instead of reading them.
@@ -16,6 +18,7 @@ struct DecoderSettings {
   double z_loss = 0.0;          ///< weight of the squared log of the softmax's normalizer
   int64_t head_chunk_rows = 0;  ///< rows of logits alive at a time; 0: by the device (nn/head.h)
   std::vector<std::string> frozen;  ///< patterns of parameters that are not trained
+  MoeSettings moe = {};
 
   bool operator==(const DecoderSettings&) const = default;
 };

@@ -15,14 +15,15 @@ namespace fp8train {
 void Decoder::train_micro_batch(const StepContext& step, ConstView tokens, ConstView targets,
                                 const LossTotals& totals, const float* loss_scale,
                                 float gradient_factor) {
-  const StepContext context = begin_pass(step);
+  StepContext context = begin_pass(step);
+  context.loss_gradient = {loss_scale, gradient_factor};
   ArenaScope saved_scope(*context.saved);
   ArenaScope scratch_scope(*context.scratch);
   const View gradient = fp8train::allocate(*context.scratch, plan_.activation,
                                            {context.own_rows(tokens.count()), config_.hidden_size});
   MicroBatchPass pass = {.tokens = tokens, .targets = targets};
   const Residual last = forward(context, pass, gradient);
-  run_head(context, last, targets, totals, gradient, {loss_scale, gradient_factor});
+  run_head(context, last, targets, totals, gradient, context.loss_gradient);
   backward(context, pass, gradient);
 }
 
@@ -36,7 +37,8 @@ void Decoder::forward_part(const StepContext& step, MicroBatchPass& pass) {
 
 void Decoder::backward_part(const StepContext& step, MicroBatchPass& pass, const View& gradient,
                             const LossTotals& totals, const GradientScale& scale) {
-  const StepContext context = begin_pass(step, ScalingPass::backward, pass.chunk);
+  StepContext context = begin_pass(step, ScalingPass::backward, pass.chunk);
+  context.loss_gradient = scale;
   ArenaScope scratch_scope(*context.scratch);
   if (has_head(pass.chunk)) {
     const Residual last = {.x = pass.y, .branch = {}, .sum = {}};

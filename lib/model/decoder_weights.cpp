@@ -83,4 +83,28 @@ void Decoder::begin_gradients(const StepContext& context, size_t unit) const {
   }
 }
 
+int64_t Decoder::expert_rows(int64_t tokens) {
+  int64_t rows = 0;
+  for (Block& block : blocks_) {
+    rows += block.moe() == nullptr ? 0 : config_.moe.experts * block.moe()->capacity(tokens, true);
+  }
+  return rows;
+}
+
+void Decoder::balance_experts(const Stream& stream, ConstView loads, float rate) {
+  int64_t layer = 0;
+  for (Block& block : blocks_) {
+    if (block.moe() == nullptr) {
+      continue;
+    }
+    ops::RouterBiasUpdate update = {.loads = loads, .layer = layer++, .rate = rate};
+    if (const Parameter* bias = block.moe()->bias()) {
+      const bool is_part = parameters_.shards() != nullptr;
+      update.bias = is_part ? bias->updated.value.codes : bias->value;
+      update.first = is_part ? bias->updated.first : 0;
+      ops::update_router_bias(stream, update);
+    }
+  }
+}
+
 }  // namespace fp8train

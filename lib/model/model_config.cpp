@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "model/families/hf_fields.h"
 #include "model/linear_sites.h"
 
 namespace fp8train {
@@ -112,6 +113,12 @@ ModelConfig completed(ModelConfig config) {
                         config.hidden_size, config.num_attention_heads));
     config.head_dim = config.hidden_size / config.num_attention_heads;
   }
+  MoeShape& moe = config.moe;
+  if (moe.experts > 0) {
+    moe.width = moe.width == 0 ? config.intermediate_size : moe.width;
+    const bool all = config.dense_layers.empty();  // then no block reads the other width
+    config.intermediate_size = all ? moe.width : config.intermediate_size;
+  }
   if (config.intermediate_size == 0) {
     require(!is_gated(config.mlp), "intermediate_size is missing");
     config.intermediate_size = 4 * config.hidden_size;
@@ -137,6 +144,10 @@ ModelConfig completed(ModelConfig config) {
     require(problem.empty(), "rope_scaling: " + problem);
     require(scaling.type != RopeType::yarn || config.rope_theta > 1.0,
             "rope_scaling: yarn needs a rope_theta above 1");
+  }
+  // Names of experts' tensors differ between families.
+  if (const ModelFamily* written = moe.experts > 0 ? written_family(config) : nullptr) {
+    config.family = written;
   }
   return config;
 }

@@ -83,8 +83,9 @@ struct ModelConfig : ModelSwitches {
 };
 
 /// Returns `config` with the fields that follow from others (num_key_value_heads, head_dim, for
-/// GELU intermediate_size, for YaRN the original context). Throws ConfigError naming the field when
-/// the shape is impossible or above ModelLimits.
+/// GELU and where all blocks have experts intermediate_size, the width of experts from it, for YaRN
+/// the original context); with experts the family is that as which the model is written. Throws
+/// ConfigError naming the field when the shape is impossible or above ModelLimits.
 ModelConfig completed(ModelConfig config);
 
 /// Returns the tokens of the longest sequence that is computed as the model means it:

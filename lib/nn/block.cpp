@@ -14,10 +14,21 @@ void Block::run(const StepContext& context, Residual& stream, View middle, int64
     attention_.forward(context, normed, stream.branch, batch, cache, saved.attention);
   }
   stream = stream.plus_branch(middle);
+  run_mlp(context, stream, saved);
+}
+
+void Block::run_mlp(const StepContext& context, const Residual& stream, Saved& saved) const {
   ArenaScope scope(*context.scratch);
-  const InputTensor normed = mlp_.up().allocate_input(context, rows);
-  mlp_norm_.forward(context, stream, normed.plain, saved.mlp_norm, normed.cast);
-  mlp_.forward(context, normed, stream.branch, saved.mlp);
+  const auto run = [&](const auto& mlp, const InputTensor& normed, auto& of_mlp) {
+    mlp_norm_.forward(context, stream, normed.plain, saved.mlp_norm, normed.cast);
+    mlp.forward(context, normed, stream.branch, of_mlp);
+  };
+  if (const Moe* moe = std::get_if<Moe>(&mlp_)) {
+    run(*moe, moe->allocate_input(context, stream.branch), saved.moe);
+  } else {
+    const Mlp& mlp = std::get<Mlp>(mlp_);
+    run(mlp, mlp.up().allocate_input(context, stream.branch.shape.rows()), saved.mlp);
+  }
 }
 
 void Block::forward(const StepContext& context, Residual& stream, View y, int64_t batch,
@@ -45,7 +56,11 @@ void Block::backward(const StepContext& context, View gradient, int64_t batch, S
     run(context, stream, middle, batch, nullptr, saved);
   }
   const View d_normed = allocate(*context.scratch, gradient.dtype, gradient.shape);
-  mlp_.backward(context, gradient, d_normed, saved.mlp);
+  if (const Moe* moe = std::get_if<Moe>(&mlp_)) {
+    moe->backward(context, gradient, d_normed, batch, saved.moe);
+  } else {
+    std::get<Mlp>(mlp_).backward(context, gradient, d_normed, saved.mlp);
+  }
   mlp_norm_.backward(context, d_normed, gradient, true, saved.mlp_norm);
   attention_.backward(context, gradient, d_normed, batch, saved.attention);
   attention_norm_.backward(context, d_normed, gradient, true, saved.attention_norm);

@@ -1,12 +1,15 @@
 #pragma once
-// One pre-norm transformer block: x + attention(norm(x)), then + mlp(norm(.)). The norm after the
-// block adds the result of the MLP. With recompute, forward stores only the block's input, and
-// backward first runs forward again; it uses the same scales, because they change only between
-// micro-batches. Refers to parameters of a store; activations are in the arenas of the context, and
-// all work is asynchronous on its stream.
+// One pre-norm transformer block: x + attention(norm(x)), then + mlp(norm(.)), where the MLP may be
+// a mixture of experts. The norm after the block adds the result of the MLP. With recompute,
+// forward stores only the block's input, and backward first runs forward again; it uses the same
+// scales, because they change only between micro-batches. Refers to parameters of a store;
+// activations are in the arenas of the context, and all work is asynchronous on its stream.
+
+#include <variant>
 
 #include "nn/attention.h"
 #include "nn/mlp.h"
+#include "nn/moe.h"
 #include "nn/norm.h"
 
 namespace fp8train {
@@ -19,12 +22,13 @@ class Block {
     Norm::Saved attention_norm, mlp_norm;
     Attention::Saved attention;
     Mlp::Saved mlp;
+    Moe::Saved moe;  ///< one of both is used
   };
 
   /// `encodes_residuals`: the norms store codes, so that nothing of the residual stream stays
   /// alive.
-  Block(Norm attention_norm, Attention attention, Norm mlp_norm, Mlp mlp, bool recompute,
-        bool encodes_residuals)
+  Block(Norm attention_norm, Attention attention, Norm mlp_norm, std::variant<Mlp, Moe> mlp,
+        bool recompute, bool encodes_residuals)
       : attention_norm_(attention_norm),
         attention_(std::move(attention)),
         mlp_norm_(mlp_norm),
@@ -36,8 +40,10 @@ class Block {
   template <typename Visit>
   void for_each_linear(const Visit& visit) {
     attention_.for_each_linear(visit);
-    mlp_.for_each_linear(visit);
+    std::visit([&](auto& mlp) { mlp.for_each_linear(visit); }, mlp_);
   }
+  /// Returns null if the block has one Mlp for all tokens.
+  Moe* moe() { return std::get_if<Moe>(&mlp_); }
 
   /// stream: the block's input, [B * T, C], on entry; on return its output, due to be added into y,
   /// which has the same shape. y must not alias the input, nor the views that `stream` consists of.
@@ -49,18 +55,23 @@ class Block {
   void backward(const StepContext& context, View gradient, int64_t batch, Saved& saved) const;
   /// Adds the weight gradients that backward() has left (StepContext::held).
   void add_weight_gradients(const StepContext& context, const Saved& saved) const {
-    mlp_.add_weight_gradients(context, saved.mlp);
+    if (const Moe* moe = std::get_if<Moe>(&mlp_)) {
+      moe->add_weight_gradients(context, saved.moe);
+    } else {
+      std::get<Mlp>(mlp_).add_weight_gradients(context, saved.mlp);
+    }
     attention_.add_weight_gradients(context, saved.attention);
   }
 
  private:
+  void run_mlp(const StepContext& context, const Residual& stream, Saved& saved) const;
   void run(const StepContext& context, Residual& stream, View middle, int64_t batch, KvCache* cache,
            Saved& saved) const;
 
   Norm attention_norm_;
   Attention attention_;
   Norm mlp_norm_;
-  Mlp mlp_;
+  std::variant<Mlp, Moe> mlp_;
   bool recompute_;
   bool encodes_residuals_;
 };

@@ -60,6 +60,12 @@ class ActivationWatch {
   virtual void made(size_t unit, const View& output) = 0;
 };
 
+/// Gradients are multiplied by *loss_scale * factor.
+struct GradientScale {
+  const float* loss_scale = nullptr;  ///< device memory; null: 1
+  float factor = 1.0F;
+};
+
 /// The stream, the memory and the settings of one pass through the model.
 struct StepContext {
   Device* device;
@@ -88,8 +94,9 @@ struct StepContext {
   ConstView row_starts;
   /// Device scalar: 1 / targets of the step if some positions are not targets; otherwise null.
   const float* target_share = nullptr;
-  uint64_t seed = 0;               ///< seed of casts that round stochastically
-  const uint64_t* pass = nullptr;  ///< number of the pass, for ops::CastOptions
+  GradientScale loss_gradient = {};  ///< of losses that layers add, in a backward pass
+  uint64_t seed = 0;                 ///< seed of casts that round stochastically
+  const uint64_t* pass = nullptr;    ///< number of the pass, for ops::CastOptions
   GradientListener* listener = nullptr;
   ParameterGatherer* gatherer = nullptr;  ///< null: all values are where layers read them
   ActivationWatch* watch = nullptr;

@@ -32,12 +32,6 @@ struct LossTotals {
 /// function of the device's memory (DeviceTraits::memory) and the model alone.
 int64_t head_chunk_rows(size_t device_memory, int64_t padded_vocabulary, DType logits);
 
-/// Gradients are multiplied by *loss_scale * factor.
-struct GradientScale {
-  const float* loss_scale = nullptr;  ///< device memory; null: 1
-  float factor = 1.0F;
-};
-
 /// The last layer of a model and its loss, in chunks of rows: logits never exist as a whole.
 class Head {
  public:

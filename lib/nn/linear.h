@@ -67,11 +67,15 @@ class Linear {
   void backward(const StepContext& context, const InputTensor& dy, View dx, Saved& saved) const;
   /// Reads what backward() has left in StepContext::held, with the scales of that time.
   void add_weight_gradient(const StepContext& context, const Saved& saved) const;
-  /// Whether backward reads an x that the caller has allocated after its backward pass: then it is
-  /// in StepContext::held.
+  /// Returns where an x belongs that the caller allocates: wgrad may read it as it is.
+  Arena& memory_of_plain_input(const StepContext& context) const {
+    Arena* const memory = memory_of_input(context).along_columns;
+    const bool is_read = memory != nullptr && !x_.reads_codes(context, Along::columns);
+    return is_read ? *memory : *context.scratch;
+  }
+  /// Whether wgrad reads it after the caller's backward pass: then it is in StepContext::held.
   bool holds_plain_input(const StepContext& context) const {
-    return context.held != nullptr && memory_of_input(context).along_columns != nullptr &&
-           !x_.reads_codes(context, Along::columns);
+    return context.held != nullptr && &memory_of_plain_input(context) == context.held;
   }
 
   const LinearPlan& plan() const { return plan_; }

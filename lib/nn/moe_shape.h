@@ -1,5 +1,5 @@
 #pragma once
-// The shape of a mixture of experts (nn/moe.h), and how its router chooses.
+// The shape of a mixture of experts (nn/moe.h), how its router chooses, and how it is trained.
 
 #include <cstdint>
 
@@ -27,6 +27,22 @@ struct MoeShape {
   float scale = 1.0F;  ///< what the chosen scores are multiplied by in the end
 
   bool operator==(const MoeShape&) const = default;
+};
+
+/// How the experts of a model are trained (nn/moe.h); read if it has some.
+struct MoeSettings {
+  /// The tokens that an expert has memory for in a micro-batch, as a multiple of the mean. Those
+  /// after them are dropped: the expert adds nothing to them. With at least experts / per_token
+  /// none is ever dropped. Passes that train nothing have twice as much, and at least for 256
+  /// tokens.
+  double capacity_factor = 1.25;
+  double balance_loss = 0.0;  ///< weight of the loss of each layer whose experts' loads differ
+  double z_loss = 0.0;        ///< weight of the squared log of the normalizer of router's scores
+  /// A step changes each bias (MoeShape::has_bias) by this, towards equal loads.
+  double bias_rate = 0.001;
+  double max_dropped = 0.01;  ///< a step that drops more of the choices ends the run; 1: none does
+
+  bool operator==(const MoeSettings&) const = default;
 };
 
 }  // namespace fp8train

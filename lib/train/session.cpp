@@ -119,7 +119,7 @@ void check_activations(const EngineSettings& engine) {
   const int64_t rows = engine.rows_of_rank();
   double widths = 0.0;
   for_each_linear(engine.model, [&](const LinearSite& site) {
-    widths += static_cast<double>(site.in_features + site.out_features);
+    widths += site.token_share * static_cast<double>(site.in_features + site.out_features);
   });
   const double bytes = 32.0 * static_cast<double>(rows) * widths;
   constexpr double kMaxBytes = 1e18;

@@ -73,6 +73,23 @@ void reduce_blocks(EngineSettings& engine) {
                   1);
   engine.model.first_window_layer =
       std::min(engine.model.first_window_layer, engine.model.num_hidden_layers);
+  std::vector<int64_t>& dense = engine.model.dense_layers;
+  std::erase_if(dense, [&](int64_t block) { return block >= engine.model.num_hidden_layers; });
+  if (std::ssize(dense) == engine.model.num_hidden_layers) {
+    dense.pop_back();  // one has experts
+  }
+}
+
+/// Leaves some experts of each group, and their widths divided.
+void narrow_experts(MoeShape& moe, int64_t divisor, int64_t parts) {
+  constexpr int64_t kOfGroup = 4;
+  if (moe.experts == 0 || divisor == 1) {
+    return;
+  }
+  moe.experts = moe.groups * std::min(moe.experts / moe.groups, kOfGroup);
+  moe.per_token = std::min(moe.per_token, 2 * moe.groups_per_token);
+  moe.width = narrowed(moe.width, divisor, parts);
+  moe.shared_width = narrowed(moe.shared_width, divisor, parts);
 }
 
 void narrow(EngineSettings& engine, int64_t divisor) {
@@ -93,6 +110,7 @@ void narrow(EngineSettings& engine, int64_t divisor) {
       model.num_key_value_heads * (divisor == 1 ? queries : std::min<int64_t>(queries, 2));
   model.hidden_size = narrowed(model.hidden_size, divisor, kBlock * parts);
   model.intermediate_size = narrowed(model.intermediate_size, divisor, kBlock * parts);
+  narrow_experts(model.moe, divisor, kBlock * parts);
   engine.plan.exemptions.min_dimension /= divisor;
 }
 

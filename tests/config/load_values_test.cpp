@@ -182,6 +182,8 @@ TEST_CASE("presets of published models have their numbers of parameters") {
   CHECK(parameter_count(find_preset("mistral-7b")->config) == 7'248'023'552);
   CHECK(parameter_count(find_preset("llama-8b")->config) == 8'030'261'248);
   CHECK(parameter_count(find_preset("llama-70b")->config) == 70'553'706'496);
+  CHECK(parameter_count(find_preset("qwen3-30b-a3b")->config) == 30'532'122'624);
+  CHECK(parameter_count(find_preset("mixtral-8x7b")->config) == 46'702'792'704);
   CHECK(parameter_count(find_preset("llama-405b")->config) == 405'853'388'800);
 }
 

@@ -243,6 +243,56 @@ num_layers_at_end_in_bf16: 2
   CHECK(load_text(kBase, {"fp8_format=e4m3"}).precision.mixed_precision == MixedPrecision::fp8);
 }
 
+TEST_CASE("Megatron's names of experts") {
+  const Settings s = load_text(kBase + R"(
+num_experts: 16
+moe_router_topk: 4
+moe_ffn_hidden_size: 48
+moe_shared_expert_intermediate_size: 64
+moe_router_score_function: sigmoid
+moe_router_pre_softmax: true
+moe_router_enable_expert_bias: true
+moe_router_bias_update_rate: 0.01
+moe_router_num_groups: 4
+moe_router_group_topk: 2
+moe_router_topk_scaling_factor: 2.5
+moe_aux_loss_coeff: 0.02
+moe_z_loss_coeff: 0.001
+moe_expert_capacity_factor: 1.5
+moe_pad_expert_input_to_capacity: true
+moe_router_padding_for_quantization: true
+moe_router_load_balancing_type: seq_aux_loss
+moe_router_dtype: fp32
+moe_layer_freq: [0, 1]
+moe_grouped_gemm: true
+expert_tensor_parallel_size: 1
+)");
+  CHECK(s.model.config.moe == MoeShape{.experts = 16,
+                                       .per_token = 4,
+                                       .width = 48,
+                                       .shared_width = 64,
+                                       .groups = 4,
+                                       .groups_per_token = 2,
+                                       .score = RouterScore::sigmoid,
+                                       .normalizes = false,
+                                       .has_bias = true,
+                                       .scale = 2.5F});
+  CHECK(s.model.config.dense_layers == std::vector<int64_t>{0});
+  const MoeSettings& moe = s.step.decoder.moe;
+  CHECK(moe.capacity_factor == 1.5);
+  CHECK(moe.balance_loss == 0.02);
+  CHECK(moe.z_loss == 0.001);
+  CHECK(moe.bias_rate == 0.01);
+  CHECK(tells(s, "num_experts read as model.num_experts"));
+  CHECK(tells(s, "moe_router_dtype: routers always compute in fp32"));
+  const std::string experts = kBase + "num_experts: 4\nmoe_router_topk: 2\n";
+  CHECK_THAT(error_of(experts + "expert_tensor_parallel_size: 2\n"),
+             Contains("expert_tensor_parallel_size") && Contains("expert are not divided"));
+  CHECK_THAT(error_of(experts + "moe_router_load_balancing_type: sinkhorn\n"),
+             Contains("expected aux_loss, seq_aux_loss or none"));
+  CHECK_THAT(error_of(experts + "moe_layer_freq: 2\n"), Contains("give model.dense_layers"));
+}
+
 TEST_CASE("fp8 as a scalar is Megatron's format") {
   for (const char* format : {"hybrid", "e4m3", "\"hybrid\""}) {
     CAPTURE(format);

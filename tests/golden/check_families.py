@@ -34,6 +34,7 @@ SHAPE = [
     "model.initializer_range=0.2",
 ]
 YARN = "model.rope_scaling={rope_type: yarn, factor: 4, original_max_position_embeddings: 16}"
+EXPERTS = ["model.num_experts=4", "model.num_experts_per_tok=2", "moe.capacity_factor=8"]
 SCRATCH = {
     "llama": [],
     "llama, qk_norm": ["model.qk_norm=true"],
@@ -42,6 +43,16 @@ SCRATCH = {
     "qwen2": ["model.num_key_value_heads=2", YARN],
     "qwen3": ["model.num_key_value_heads=2", "model.head_dim=16", YARN],
     "gpt2": [],
+    "mixtral": EXPERTS,
+    "qwen3_moe": EXPERTS + ["model.moe_intermediate_size=16", "model.dense_layers=[0]"],
+    "dots1": EXPERTS
+    + [
+        "model.moe_intermediate_size=16",
+        "model.n_shared_experts=2",
+        "model.n_group=2",
+        "model.topk_group=1",
+        "model.first_k_dense_replace=1",
+    ],
 }
 
 

@@ -19,6 +19,26 @@ const std::set<std::string> kOthers = {
     "resid_pdrop",   "embd_pdrop", "attn_pdrop",       "use_cache",           "torch_dtype",
     "dtype",         "n_ctx",      "qkv_bias of llama"};
 
+/// All that the model's family says of experts, with `own` also what only this program's form of it
+/// does.
+void give_experts(ModelConfig& config, bool own) {
+  const bool is_dots = config.family == &dots1_family();
+  config.moe.experts = 12;
+  config.moe.per_token = 3;
+  config.moe.width = config.family == &mixtral_family() ? config.intermediate_size : 20;
+  if (config.family != &mixtral_family()) {
+    config.dense_layers = is_dots && !own ? std::vector<int64_t>{0} : std::vector<int64_t>{1};
+  }
+  if (is_dots) {
+    config.moe.groups = 4;
+    config.moe.groups_per_token = 2;
+    config.moe.scale = 2.5F;
+    config.moe.shared_width = own ? 30 : 40;
+    config.moe.has_bias = !own;
+    config.moe.score = own ? RouterScore::softmax : RouterScore::sigmoid;
+  }
+}
+
 /// A model with no value that is a default, but for heads, windows and RoPE.
 ModelConfig unusual(const ModelFamily& family, bool own, bool flips_output_bias) {
   ModelConfig config;
@@ -44,6 +64,9 @@ ModelConfig unusual(const ModelFamily& family, bool own, bool flips_output_bias)
   config.initializer_range = 0.04F;
   config.bos_token_id = 3;
   config.eos_token_id = 4;
+  if (family.has_experts()) {
+    give_experts(config, own);
+  }
   return config;
 }
 

@@ -107,10 +107,13 @@ TEST_CASE("what is not implemented is refused by name") {
   CHECK_THAT(refusal(llama(R"(,"quantization_config":{"quant_method":"gptq"})")),
              Contains("quantization_config"));
   std::string other = llama();
-  other.replace(other.find("LlamaForCausalLM"), 16, "MixtralForCausal");
-  CHECK_THAT(refusal(other), Contains("MixtralForCausal is not implemented; known: Llama"));
-  CHECK_THAT(refusal(R"({"model_type":"qwen3_moe"})"),
-             Contains("model type qwen3_moe is not implemented; known: LlamaForCausalLM (llama), "
+  other.replace(other.find("LlamaForCausalLM"), 16, "Gemma2ForCausal");
+  CHECK_THAT(refusal(other), Contains("Gemma2ForCausal is not implemented; known: Llama"));
+  CHECK_THAT(refusal(R"({"model_type":"deepseek_v3"})"),
+             Contains("deepseek_v3 is not implemented") &&
+                 Contains("with plain attention: Dots1ForCausalLM"));
+  CHECK_THAT(refusal(R"({"model_type":"qwen2_moe"})"),
+             Contains("model type qwen2_moe is not implemented; known: LlamaForCausalLM (llama), "
                       "MistralForCausalLM (mistral)"));
   CHECK_THAT(refusal(R"({"model_type":"fp8train_qwen3"})"), Contains("is not implemented"));
   CHECK_THAT(refusal(R"({"vocab_size":3})"), Contains("neither 'architectures' nor 'model_type'"));

@@ -62,6 +62,60 @@ TEST_CASE("shapes and names are checked, with and without GPT-2's prefix") {
   CHECK(by_file.names() == std::vector<std::string>{"wte.weight"});
 }
 
+std::filesystem::path golden_moe(const std::string& name) {
+  return std::filesystem::path(FP8TRAIN_GOLDEN_DIR) / "moe" / name;
+}
+
+/// A folder of tests/golden/moe with its experts in one tensor for each block.
+void copy_fused(const std::string& name, const std::filesystem::path& to) {
+  std::filesystem::create_directories(to);
+  std::filesystem::copy_file(golden_moe(name) / "config.json", to / "config.json");
+  std::filesystem::copy_file(golden_moe(name) / "fused.safetensors", to / "model.safetensors");
+}
+
+TEST_CASE("experts in one tensor are read as those in many") {
+  const std::string name = GENERATE("mixtral", "qwen3-moe", "qwen3-moe-plain", "dots1");
+  CAPTURE(name);
+  const test::TempDir dir;
+  copy_fused(name, dir / "fused");
+  const TensorSource many(golden_moe(name)), fused(dir / "fused");
+  CHECK(fused.names().size() == many.names().size());
+  for (const std::string& tensor : many.names()) {
+    CAPTURE(tensor);
+    const SafetensorsEntry& entry = *many.find(tensor);
+    REQUIRE(fused.find(tensor) != nullptr);
+    CHECK(fused.find(tensor)->shape == entry.shape);
+    CHECK(fused.read_bytes(*fused.find(tensor)) == many.read_bytes(entry));
+  }
+}
+
+TEST_CASE("tensors of experts that do not fit are named") {
+  const test::TempDir dir;
+  const std::vector<float> values(24);
+  const auto written = [&](const std::string& name, const std::vector<int64_t>& shape) {
+    write_safetensors({{name, DType::f32, shape, values.data()}}, {}, dir / "model.safetensors");
+    return TensorSource(dir.path());
+  };
+  const std::string all = "model.layers.0.mlp.experts.gate_up_proj";
+  const TensorSource source = written(all, {2, 4, 3});
+  CHECK_THAT(message_of<CheckpointError>([&] {
+               source.read_f32("model.layers.0.mlp.experts.1.up_proj.weight", {3, 3});
+             }),
+             Contains("'model.layers.0.mlp.experts.1.up_proj.weight (of " + all +
+                      ")' has shape [2, 3], expected [3, 3]"));
+  CHECK_THAT(message_of<CheckpointError>([&] {
+               written(all, {2, 3, 4});
+             }),
+             Contains("'" + all + "' has the shape [2, 3, 4]"));
+  CHECK_THAT(message_of<CheckpointError>([&] {
+               written(all, {0, 4, 3});
+             }),
+             Contains("1 to 1024 experts"));
+  // As one tensor of a file on its own it stays what it is.
+  written(all, {2, 4, 3});
+  CHECK(TensorSource(dir / "model.safetensors").names() == std::vector<std::string>{all});
+}
+
 TEST_CASE("weights that are not finite are refused") {
   const test::TempDir dir;
   const uint32_t bits[] = {0x3F800000, 0x7FC00000};

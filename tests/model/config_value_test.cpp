@@ -32,7 +32,7 @@ TEST_CASE("a missing field has its default, and so has null") {
     CHECK(fields.flag("key", true));
     CHECK(fields.text("key", "x") == "x");
     CHECK(fields.texts("key").empty());
-    CHECK(fields.token_ids("key").empty());
+    CHECK(fields.ids("key").empty());
     if (object.empty()) {
       CHECK(message_of<CheckpointError>([&] { (void)fields.at("key"); }) ==
             "config.json: 'key' is missing");
@@ -73,7 +73,7 @@ TEST_CASE("values of the right type are returned, others are named") {
   CHECK(accepted([](const ConfigFields& f) { f.flag("key", false); }) == Taken{&flag});
   CHECK(accepted([](const ConfigFields& f) { f.text("key", ""); }) == Taken{&text});
   CHECK(accepted([](const ConfigFields& f) { f.texts("key"); }) == Taken{&names});
-  CHECK(accepted([](const ConfigFields& f) { f.token_ids("key"); }) == Taken{&whole, &ids});
+  CHECK(accepted([](const ConfigFields& f) { f.ids("key"); }) == Taken{&whole, &ids});
   CHECK(accepted([](const ConfigFields& f) { f.object("key"); }) == Taken{&nested});
   const ConfigObject of_whole = object_of(whole);
   const ConfigObject of_flag = object_of(flag);
@@ -103,8 +103,8 @@ TEST_CASE("numbers beyond their bounds are refused with them") {
                Contains("it must be above 0"));
   }
   CHECK_THAT(refusal(ConfigValue::List{int64_t{1}, int64_t{-1}},
-                     [](const ConfigFields& f) { f.token_ids("key"); }),
-             Contains("not a token id or a list of them"));
+                     [](const ConfigFields& f) { f.ids("key"); }),
+             Contains("not an id or a list of them"));
 }
 
 TEST_CASE("setting a field replaces it where it is and keeps the order of the others") {

@@ -13,6 +13,9 @@ using namespace fp8train;
 namespace {
 
 ModelConfig small(const ModelFamily& family) {
+  if (family.has_experts()) {
+    return test::small_moe_model(family);
+  }
   const bool is_gpt2 = &family == &gpt2_family();
   ModelConfig config = is_gpt2 ? test::small_gpt2_model() : test::small_llama_model();
   config.family = &family;
@@ -67,6 +70,7 @@ TEST_CASE("tensors of families have the names of transformers") {
     std::vector<std::string> tensors;
   };
   const std::string prefix = "model.layers.1.self_attn.";
+  const std::string mlp = "model.layers.1.mlp.", moe = "model.layers.1.block_sparse_moe.";
   const Name names[] = {
       {llama_family(),
        "layers.1.attention.qkv.weight",
@@ -76,6 +80,19 @@ TEST_CASE("tensors of families have the names of transformers") {
        {prefix + "q_proj.bias", prefix + "k_proj.bias", prefix + "v_proj.bias"}},
       {gpt2_family(), "layers.1.attention.qkv.bias", {"transformer.h.1.attn.c_attn.bias"}},
       {mistral_family(), "head.weight", {"lm_head.weight"}},
+      {mixtral_family(), "layers.1.mlp.router.weight", {moe + "gate.weight"}},
+      {mixtral_family(),
+       "layers.1.mlp.experts.3.up.weight",
+       {moe + "experts.3.w1.weight", moe + "experts.3.w3.weight"}},
+      {mixtral_family(), "layers.1.mlp.experts.3.down.weight", {moe + "experts.3.w2.weight"}},
+      {qwen3_moe_family(),
+       "layers.1.mlp.experts.0.up.weight",
+       {mlp + "experts.0.gate_proj.weight", mlp + "experts.0.up_proj.weight"}},
+      {qwen3_moe_family(), "layers.0.mlp.down.weight", {"model.layers.0.mlp.down_proj.weight"}},
+      {dots1_family(), "layers.1.mlp.router.bias", {mlp + "gate.e_score_correction_bias"}},
+      {dots1_family(),
+       "layers.1.mlp.shared.down.weight",
+       {mlp + "shared_experts.down_proj.weight"}},
   };
   for (const Name& name : names) {
     std::vector<std::string> tensors;

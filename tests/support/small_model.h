@@ -24,6 +24,19 @@ inline ModelConfig small_llama_model() {
   return completed(model);
 }
 
+/// A small model of a family with four experts in its second block, or in both.
+inline ModelConfig small_moe_model(const ModelFamily& family) {
+  ModelConfig model = small_llama_model();
+  model.family = &family;
+  model.moe = {.experts = 4, .per_token = 2, .width = 48};
+  family.set_switches(model);
+  if (&family != &mixtral_family()) {
+    model.dense_layers = {0};
+    model.moe.shared_width = &family == &dots1_family() ? 96 : 0;
+  }
+  return completed(model);
+}
+
 /// GPT-2: layer norms, biases, learned positions, GELU and a tied head.
 inline ModelConfig small_gpt2_model() {
   ModelConfig model;

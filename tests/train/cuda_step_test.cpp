@@ -11,6 +11,7 @@
 #include <string>
 
 #include "support/environment.h"
+#include "support/small_moe.h"
 #include "train/cuda_steps.h"
 #include "train/first_windows.h"
 
@@ -37,6 +38,21 @@ TEST_CASE("a step of each kind of plan on cuda gives the cpu's loss and gradient
   for (const PlanTolerance& tolerance : all_plans()) {
     if (tolerance.distinct && test::is_in_rotation(index++, 3)) {
       compare_devices(small_gpt2(tolerance.plan), tolerance);
+    }
+  }
+}
+
+TEST_CASE("a step of each kind of plan on cuda gives the cpu's loss and gradients, with experts",
+          "[cuda]") {
+  if (no_device()) {
+    return;
+  }
+  size_t index = 0;
+  for (const PlanTolerance& tolerance : all_plans()) {
+    if (tolerance.distinct && test::is_in_rotation(index++, 3)) {
+      EngineSettings settings = test::small_deepseek(tolerance.plan);
+      settings.step.seq_length = kColumns;
+      compare_devices(settings, tolerance);
     }
   }
 }

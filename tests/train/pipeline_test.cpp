@@ -20,6 +20,7 @@
 #include "support/parameters.h"
 #include "support/rank_threads.h"
 #include "support/small_gpt2.h"
+#include "support/small_moe.h"
 
 using namespace fp8train;
 
@@ -199,11 +200,15 @@ void check_same(const Trained& trained, const Trained& wanted) {
 
 TEST_CASE("two stages train as one rank does, in every plan") {
   const std::string plan = GENERATE(from_range(test::compared_plans()));
-  const EngineSettings settings = four_blocks(test::small_llama(plan), 4);
+  const auto model = GENERATE(&test::small_llama, &test::small_deepseek);
+  const EngineSettings settings = four_blocks(model(plan, 1), 4);
   const Trained one = train(settings, nullptr);
+  const bool takes_long = settings.model.moe.experts > 0 && plan != "te-delayed";
   for (const Order& order : kOrders) {
     CAPTURE(plan, order.kind);
-    check_same(train_stages(in_order(settings, order, 2), 2), one);
+    if (!takes_long || order.kind == ScheduleKind::zero_bubble) {
+      check_same(train_stages(in_order(settings, order, 2), 2), one);
+    }
   }
 }
 

@@ -14,6 +14,7 @@
 #include "device/cuda/cuda_device.h"
 #include "train/rank_device.h"
 #include "train/rank_results.h"
+#include "train/ranks.h"
 
 using namespace fp8train;
 using test::kSteps;

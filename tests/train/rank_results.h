@@ -12,7 +12,6 @@
 #include "support/parameters.h"
 #include "support/rank_threads.h"
 #include "support/small_llama.h"
-#include "train/ranks.h"
 
 namespace fp8train::test {
 

@@ -136,6 +136,7 @@ ModelConfig model_of(const StepBench& bench) {
                      : model.vocab_size != 0 ? model.vocab_size
                                              : kCharacters;
   model.num_hidden_layers = bench.layers == 0 ? model.num_hidden_layers : bench.layers;
+  std::erase_if(model.dense_layers, [&](int64_t one) { return one >= model.num_hidden_layers; });
   return completed(model);
 }
 

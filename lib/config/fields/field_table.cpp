@@ -18,7 +18,7 @@ const std::vector<Field>& field_table() {
     for (std::vector<Field>& part : std::vector{
              model_fields(), data_fields(), training_fields(), optimizer_fields(), muon_fields(),
              schedule_fields(), precision_fields(), checkpoint_fields(), eval_fields(),
-             sample_fields(), logging_fields(), comm_fields(), parallelism_fields(),
+             sample_fields(), logging_fields(), comm_fields(), parallelism_fields(), moe_fields(),
              top_level_fields(), watchdog_fields(), hardware_fields(), slurm_fields()}) {
       table.insert(table.end(), std::make_move_iterator(part.begin()),
                    std::make_move_iterator(part.end()));
@@ -60,6 +60,7 @@ const std::vector<SectionDoc>& section_docs() {
        "How long a rank may do one thing before the run ends with exit code 86 and a report "
        "([troubleshooting hangs](hangs.md)). Time in which the process is stopped does not count."},
       {"parallelism", "How the work is distributed over ranks."},
+      {"moe", "How the experts of a model with `num_experts` are trained."},
       {"job",
        "The machines that the run is planned for, and how Slurm starts it: `fp8train config` asks "
        "for these keys, estimates memory for them and writes the job script. A run itself uses the "

@@ -43,6 +43,7 @@ std::vector<Field> sample_fields();
 std::vector<Field> logging_fields();
 std::vector<Field> comm_fields();
 std::vector<Field> parallelism_fields();
+std::vector<Field> moe_fields();
 std::vector<Field> top_level_fields();
 std::vector<Field> watchdog_fields();
 std::vector<Field> hardware_fields();

@@ -12,7 +12,8 @@
 
 namespace fp8train {
 
-std::vector<Field> rope_fields();  // rope_fields.cpp
+std::vector<Field> rope_fields();    // rope_fields.cpp
+std::vector<Field> expert_fields();  // expert_fields.cpp
 
 namespace {
 
@@ -240,8 +241,8 @@ std::vector<Field> model_fields() {
           .checked(check_from),
   };
   std::vector<Field> fields = {model_type_field()};
-  for (std::vector<Field>& part :
-       std::vector{size_fields(), arithmetic_fields(), rope_fields(), switch_fields()}) {
+  for (std::vector<Field>& part : std::vector{size_fields(), arithmetic_fields(), rope_fields(),
+                                              switch_fields(), expert_fields()}) {
     fields.insert(fields.end(), std::make_move_iterator(part.begin()),
                   std::make_move_iterator(part.end()));
   }
@@ -277,7 +278,7 @@ const std::vector<PassiveKey>& passive_keys() {
          {"architectures", "dtype", "torch_dtype", "transformers_version", "use_cache",
           "pad_token_id", "pretraining_tp", "_name_or_path", "summary_type", "summary_use_proj",
           "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
-          "max_window_layers", "layer_types"}) {
+          "max_window_layers", "layer_types", "output_router_logits", "router_aux_loss_coef"}) {
       keys.push_back({std::string("model.") + name, {}, ""});
     }
     for (const char* name :
@@ -286,6 +287,8 @@ const std::vector<PassiveKey>& passive_keys() {
                       {"0", "0.0", "null"},
                       "fp8train trains without dropout: set it to 0 or remove it"});
     }
+    keys.push_back({"model.router_jitter_noise", {"0", "0.0"}, "routers have no noise: remove it"});
+    keys.push_back({"model.decoder_sparse_step", {"1"}, "give model.dense_layers"});
     for (const char* name : {"sliding_window", "use_sliding_window"}) {
       keys.push_back(
           {std::string("model.") + name,

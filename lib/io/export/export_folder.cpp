@@ -206,7 +206,7 @@ FileQuantization conversion(const ModelSource& model, const ExportOptions& optio
   return how;
 }
 
-/// The linear layers of which the weight is not cast. A tied head is one too.
+/// The linear layers of which the weight is not cast. A tied head is one too, and so are routers.
 std::vector<std::string> plain_modules(const ModelSource& model, const FileQuantization& how) {
   const auto module_of = [](const std::string& weight) {
     return weight.substr(0, weight.size() - std::string_view(".weight").size());
@@ -214,7 +214,8 @@ std::vector<std::string> plain_modules(const ModelSource& model, const FileQuant
   std::vector<std::string> modules = {module_of(hf_head_weight(model.config.model))};
   for (const ModelTensor& tensor : model.tensors) {
     const std::string& name = tensor.piece.name;
-    if (tensor.is_linear && !is_cast(*model.source.find(name), how)) {
+    const bool is_matrix = tensor.is_linear || tensor.parameter.ends_with(".router.weight");
+    if (is_matrix && !is_cast(*model.source.find(name), how)) {
       modules.push_back(module_of(name));
     }
   }

@@ -64,17 +64,29 @@ GgufTensor described(const ModelTensor& tensor, GgufType type) {
   return {tensor.piece.gguf, shape, type_of(tensor.piece, shape, type)};
 }
 
-}  // namespace
-
-GgufReport export_gguf(const ModelSource& model, const std::filesystem::path& to, GgufType type) {
-  const ModelConfig config = completed(model.config.model);
-  const ModelFamily* family = standard_family(config);
-  const std::string architecture(family == nullptr ? "" : family->gguf_architecture(config));
+std::string architecture_of(const ModelSource& model, const ModelConfig& config,
+                            const ModelFamily* family) {
+  if (config.moe.experts > 0) {
+    throw CheckpointError(fmt::format(
+        "{}: models with experts are not written as GGUF; fp8train export {} --to hf, from which "
+        "llama.cpp's convert_hf_to_gguf.py makes one",
+        model.folder.string(), model.folder.string()));
+  }
+  std::string architecture(family == nullptr ? "" : family->gguf_architecture(config));
   if (architecture.empty()) {
     throw CheckpointError(
         fmt::format("{}: llama.cpp has no architecture that computes this model; export --to hf",
                     model.folder.string()));
   }
+  return architecture;
+}
+
+}  // namespace
+
+GgufReport export_gguf(const ModelSource& model, const std::filesystem::path& to, GgufType type) {
+  const ModelConfig config = completed(model.config.model);
+  const ModelFamily* family = standard_family(config);
+  const std::string architecture = architecture_of(model, config, family);
   GgufReport report;
   ConfigObject metadata;
   set(metadata, "general.architecture", architecture);

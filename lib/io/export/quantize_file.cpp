@@ -91,9 +91,13 @@ SafetensorsEntry scale_entry(const SafetensorsEntry& entry, const TensorFormat& 
                            scale == DType::e8m0 ? DType::u8 : scale, extents);
 }
 
-bool is_float(const SafetensorsEntry& entry) {
+/// Whether it gets the type of FileQuantization::others. The biases of routers stay as they are,
+/// because transformers reads them in fp32 and small steps decide between experts
+/// (src/transformers/models/deepseek_v3/modeling_deepseek_v3.py).
+bool is_rounded(const SafetensorsEntry& entry) {
   const std::optional<DType> dtype = entry.type.dtype;
-  return dtype && (is_float_type(*dtype) || *dtype == DType::f64);
+  return dtype && (is_float_type(*dtype) || *dtype == DType::f64) &&
+         !entry.name.ends_with(".e_score_correction_bias");
 }
 
 /// Values of a tensor of floats that are NaN or infinite; of other types nothing is known.
@@ -134,7 +138,7 @@ CastQuality cast_tensor(Stream cpu, const TensorSource& source, const Safetensor
 /// Writes one that is not cast; returns how many of its values are not finite.
 uint64_t copy_tensor(const TensorSource& source, const SafetensorsEntry& entry,
                      const FileQuantization& how, const TensorSink& write) {
-  if (how.others && is_float(entry)) {
+  if (how.others && is_rounded(entry)) {
     const std::vector<float> values = source.read_f32(entry.name, entry.shape);
     write(entry.name, encoded(values, *how.others, entry.name).data());
     return 0;
@@ -205,7 +209,7 @@ std::vector<SafetensorsEntry> quantized_entries(const TensorSource& source,
       outputs.push_back(code_entry(*entry, how.format.dtype));
       outputs.push_back(scale_entry(*entry, how.format));
       if (how.format.is_two_level()) outputs.push_back(tensor_scale_entry(*entry));
-    } else if (!cast && how.others && is_float(*entry)) {
+    } else if (!cast && how.others && is_rounded(*entry)) {
       outputs.push_back(safetensors_entry(entry->name, *how.others, entry->shape));
     } else {
       outputs.push_back(*entry);

@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "io/other_folders.h"
 #include "io/strict_json.h"
+#include "model/model_config.h"
 
 namespace fp8train {
 namespace {
@@ -23,6 +24,25 @@ constexpr const char* kIndex = "model.safetensors.index.json";
 /// Base models, of GPT-2 and of the others (base_model_prefix in transformers).
 constexpr std::string_view kBasePrefixes[] = {"transformer.", "model."};
 constexpr std::string_view kWrappers[] = {"_orig_mod.", "module."};
+
+/// The name that transformers 5 has for a tensor of Mixtral while the model runs, in which its
+/// experts are in one tensor; empty: it is none of Mixtral.
+std::string name_after_mixtral(std::string name) {
+  constexpr std::string_view kModule = ".block_sparse_moe.";
+  constexpr std::pair<std::string_view, std::string_view> kMatrices[] = {
+      {".w1.", ".gate_proj."}, {".w3.", ".up_proj."}, {".w2.", ".down_proj."}};
+  const size_t module = name.find(kModule);
+  if (module == std::string::npos) {
+    return "";
+  }
+  name.replace(module, kModule.size(), ".mlp.");
+  for (const auto& [from, to] : kMatrices) {
+    if (const size_t at = name.find(from, module); at != std::string::npos) {
+      name.replace(at, from.size(), to);
+    }
+  }
+  return name;
+}
 
 const std::filesystem::path& as_complete(const std::filesystem::path& path) {
   if (std::filesystem::is_directory(path)) {
@@ -69,8 +89,55 @@ TensorSource::TensorSource(const std::filesystem::path& path,
                                       kIndex, what.empty() ? "" : "; ", what));
   }
   decode_weights();
+  if (std::filesystem::is_directory(path)) {
+    split_experts();
+  }
   list_names();
   find_wrapper();
+}
+
+/// The matrices of an expert are neighbours in [experts, rows, columns], gates before values
+/// (huggingface/transformers: src/transformers/conversion_mapping.py).
+void TensorSource::split_experts() {
+  constexpr std::string_view kGateUp = ".experts.gate_up_proj", kDown = ".experts.down_proj";
+  std::map<std::string, TensorLocation> matrices;
+  for (const auto& [name, location] : locations_) {
+    const SafetensorsEntry& all = location.entry;
+    const bool two = name.ends_with(kGateUp);
+    if ((!two && !name.ends_with(kDown)) || all.shape.size() != 3) {
+      matrices.emplace(name, location);
+      continue;
+    }
+    const int64_t experts = all.shape[0];
+    const int64_t rows = two ? all.shape[1] / 2 : all.shape[1];
+    if (experts < 1 || experts > ModelLimits::experts || (two && all.shape[1] % 2 != 0)) {
+      throw CheckpointError(fmt::format(
+          "{}: '{}' has the shape [{}], expected that of 1 to {} experts{}", path_.string(), name,
+          fmt::join(all.shape, ", "), ModelLimits::experts, two ? " with gates and values" : ""));
+    }
+    const std::string prefix = name.substr(0, name.rfind('.'));
+    TensorLocation matrix = location;
+    matrix.entry.shape = {rows, all.shape[2]};
+    const uint64_t bytes = all.bytes() / static_cast<uint64_t>(experts * (two ? 2 : 1));
+    for (int64_t i = 0; i < experts * (two ? 2 : 1); ++i) {
+      const char* const kind = !two ? "down_proj" : i % 2 == 0 ? "gate_proj" : "up_proj";
+      matrix.entry.name = fmt::format("{}.{}.{}.weight", prefix, two ? i / 2 : i, kind);
+      matrix.entry.end = matrix.entry.begin + bytes;
+      fused_[matrix.entry.name] = name;
+      if (!matrices.emplace(matrix.entry.name, matrix).second) {
+        throw CheckpointError(fmt::format("{}: '{}' is there twice, also in '{}'", path_.string(),
+                                          matrix.entry.name, name));
+      }
+      matrix.entry.begin = matrix.entry.end;
+    }
+  }
+  locations_ = std::move(matrices);
+}
+
+std::string TensorSource::described(const std::string& name) const {
+  const TensorLocation* const location = location_of(name);
+  const auto found = location == nullptr ? fused_.end() : fused_.find(location->entry.name);
+  return found == fused_.end() ? name : fmt::format("{} (of {})", name, found->second);
 }
 
 /// A weight that is codes becomes a tensor of fp32 in a file of its own: number files_.size() + its
@@ -201,7 +268,11 @@ const TensorLocation* TensorSource::location_of(const std::string& name) const {
       found = locations_.find(wrapper_ + name.substr(base.size()));
     }
   }
-  return found == locations_.end() ? nullptr : &found->second;
+  if (found == locations_.end()) {
+    const std::string other = name_after_mixtral(name);
+    return other.empty() ? nullptr : location_of(other);
+  }
+  return &found->second;
 }
 
 const SafetensorsEntry* TensorSource::find(const std::string& name) const {
@@ -293,9 +364,9 @@ std::vector<float> TensorSource::read_f32(const std::string& name,
     throw CheckpointError(fmt::format("{}: there is no tensor '{}'", path_.string(), name));
   }
   if (location->entry.shape != shape) {
-    throw CheckpointError(fmt::format("{}: tensor '{}' has shape [{}], expected [{}]",
-                                      path_.string(), name, fmt::join(location->entry.shape, ", "),
-                                      fmt::join(shape, ", ")));
+    throw CheckpointError(fmt::format(
+        "{}: tensor '{}' has shape [{}], expected [{}]", path_.string(), described(name),
+        fmt::join(location->entry.shape, ", "), fmt::join(shape, ", ")));
   }
   std::vector<float> values = values_of(*location, first, count);
   const auto bad =

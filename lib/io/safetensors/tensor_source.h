@@ -1,7 +1,8 @@
 #pragma once
 // The tensors of a Hugging Face model folder, whether one model.safetensors or shards with an
 // index; of both the single file counts, as in transformers (modeling_utils.py). Weights that are
-// codes (weight_codes.h) look like tensors of fp32, and their scales are no tensors. Owns open
+// codes (weight_codes.h) look like tensors of fp32, and their scales are no tensors. Of the experts
+// that transformers 5 has in one tensor ("mlp.experts.gate_up_proj") each matrix is one. Owns open
 // files; holds no tensor. Not for several threads.
 
 #include <filesystem>
@@ -46,7 +47,8 @@ class TensorSource {
 
   /// Returns null when there is no such tensor. Folders of a base model have their names without
   /// "transformer." or "model."; asked with the prefix, both are found. So are names of which all
-  /// begin with what torch.compile and DataParallel put before them ("_orig_mod.", "module.").
+  /// begin with what torch.compile and DataParallel put before them ("_orig_mod.", "module."), and
+  /// those of Mixtral where experts were in one tensor.
   const SafetensorsEntry* find(const std::string& name) const;
 
   /// Leaves the tensors that `names` has, each under the name to which it maps the present one.
@@ -55,6 +57,9 @@ class TensorSource {
 
   /// Returns a name of this source without what a wrapper of the model has put before all of them.
   std::string unwrapped(const std::string& name) const { return name.substr(wrapper_.size()); }
+
+  /// Returns the name for messages: with that of the tensor of all experts that the file has.
+  std::string described(const std::string& name) const;
 
   /// Whether two tensors of this source have the same shape and the same values. Throws
   /// CheckpointError when reading fails.
@@ -77,6 +82,7 @@ class TensorSource {
   void open_index(const std::filesystem::path& index,
                   const std::function<SafetensorsFile::Reads(size_t file)>& reads);
   void decode_weights();
+  void split_experts();
   void list_names();
   void find_wrapper();
   const TensorLocation* location_of(const std::string& name) const;
@@ -90,6 +96,7 @@ class TensorSource {
   /// The scales of the weight that was read last.
   mutable std::pair<size_t, std::vector<float>> scales_ = {SIZE_MAX, {}};
   std::vector<std::string> names_;
+  std::map<std::string, std::string> fused_;  ///< of matrices of experts, the tensor of them all
   std::string wrapper_;
 };
 

@@ -181,7 +181,7 @@ std::vector<std::string> ConfigFields::texts(std::string_view key) const {
   return result;
 }
 
-std::vector<int64_t> ConfigFields::token_ids(std::string_view key) const {
+std::vector<int64_t> ConfigFields::ids(std::string_view key) const {
   std::vector<int64_t> ids;
   if (!has(key)) {
     return ids;
@@ -191,7 +191,7 @@ std::vector<int64_t> ConfigFields::token_ids(std::string_view key) const {
   for (const ConfigValue& value : list == nullptr ? single : *list) {
     const auto* id = std::get_if<int64_t>(&value.data());
     if (id == nullptr || *id < 0 || *id > kMaxNumber) {
-      fail(fmt::format("'{}' is {}, not a token id or a list of them", key, at(key).text()));
+      fail(fmt::format("'{}' is {}, not an id or a list of them", key, at(key).text()));
     }
     ids.push_back(*id);
   }

@@ -91,8 +91,9 @@ class ConfigFields {
   std::string text(std::string_view key, const std::string& fallback) const;
   /// Returns a list of texts, which is empty when the field is absent.
   std::vector<std::string> texts(std::string_view key) const;
-  /// Returns the ids of a field that has one token id or a list of them; none when it is absent.
-  std::vector<int64_t> token_ids(std::string_view key) const;
+  /// Returns the ids of a field that has one id, as of a token, or a list of them; none when it is
+  /// absent.
+  std::vector<int64_t> ids(std::string_view key) const;
   /// Returns access to the object in a field; an error when it is absent.
   ConfigFields object(std::string_view key) const;
 

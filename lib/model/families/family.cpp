@@ -39,7 +39,8 @@ std::vector<HfPiece> block_pieces(const std::vector<BlockTensor>& tensors, std::
 
 const std::vector<const ModelFamily*>& families() {
   static const std::vector<const ModelFamily*> kFamilies = {
-      &llama_family(), &mistral_family(), &qwen2_family(), &qwen3_family(), &gpt2_family(),
+      &llama_family(), &mistral_family(), &qwen2_family(),     &qwen3_family(),
+      &gpt2_family(),  &mixtral_family(), &qwen3_moe_family(), &dots1_family(),
   };
   return kFamilies;
 }

@@ -1,5 +1,5 @@
 #pragma once
-// A model family: everything particular to Llama, Mistral, Qwen or GPT-2, in one class. Everything
+// A model family: everything particular to Llama, Mixtral, Qwen or GPT-2, in one class. Everything
 // else in the program sees a ModelConfig. A new family is one file next to this one that defines a
 // class of this interface, its function at the end of this header and its line in families().
 
@@ -48,13 +48,18 @@ class ModelFamily {
 
   /// Whether the family's class in transformers computes exactly this model.
   bool is_standard(const ModelConfig& config) const {
-    return has_switches(config, false) && is_standard_shape(config);
+    return has_switches(config, false) && is_standard_shape(config) &&
+           (config.moe.experts > 0 ? computes_experts(config) : !has_experts());
   }
 
   /// Whether the family can write it as its own architecture.
   bool is_own(const ModelConfig& config) const {
-    return !own_architecture().empty() && has_switches(config, true) && config.sliding_window == 0;
+    return !own_architecture().empty() && has_switches(config, true) &&
+           config.sliding_window == 0 && has_experts() == (config.moe.experts > 0);
   }
+
+  /// Whether its models have experts.
+  virtual bool has_experts() const { return false; }
 
   /// Returns a sentence about what the family's class in transformers computes differently, or
   /// nothing.
@@ -98,6 +103,9 @@ class ModelFamily {
   /// Whether the family's class in transformers computes a model of these heads and windows.
   virtual bool is_standard_shape(const ModelConfig& /*config*/) const { return true; }
 
+  /// Whether it computes experts as this model, which has some, does.
+  virtual bool computes_experts(const ModelConfig& /*config*/) const { return false; }
+
  private:
   /// Whether the switches are the family's, but for those that it writes.
   bool has_switches(const ModelConfig& config, bool own) const;
@@ -129,5 +137,8 @@ const ModelFamily& mistral_family();
 const ModelFamily& qwen2_family();
 const ModelFamily& qwen3_family();
 const ModelFamily& gpt2_family();
+const ModelFamily& mixtral_family();
+const ModelFamily& qwen3_moe_family();
+const ModelFamily& dots1_family();
 
 }  // namespace fp8train

@@ -40,7 +40,13 @@ NamedFamily by_model_type(std::string_view type) {
   for (const ModelFamily* family : families()) {
     known.push_back(fmt::format("{} ({})", family->architecture(), family->name()));
   }
-  fields.fail(fmt::format("{} is not implemented; known: {}", name, fmt::join(known, ", ")));
+  const std::string_view attention =
+      name.find("eepseek") == std::string::npos
+          ? ""
+          : "; multi-head latent attention is not implemented, but its models' routing is, with "
+            "plain attention: Dots1ForCausalLM";
+  fields.fail(
+      fmt::format("{} is not implemented; known: {}{}", name, fmt::join(known, ", "), attention));
 }
 
 NamedFamily family_of(const ConfigFields& fields) {
@@ -76,9 +82,9 @@ NamedFamily family_of(const ConfigFields& fields) {
 void read_common(const ConfigFields& fields, HfConfig& out) {
   ModelConfig& config = out.model;
   config.initializer_range = static_cast<float>(fields.positive("initializer_range", 0.02));
-  const std::vector<int64_t> bos = fields.token_ids("bos_token_id");
+  const std::vector<int64_t> bos = fields.ids("bos_token_id");
   config.bos_token_id = bos.empty() ? -1 : bos.front();
-  out.eos_token_ids = fields.token_ids("eos_token_id");
+  out.eos_token_ids = fields.ids("eos_token_id");
   config.eos_token_id = out.eos_token_ids.empty() ? -1 : out.eos_token_ids.front();
   if (fields.has("auto_map")) {
     out.copying_notes.emplace_back(
@@ -95,6 +101,7 @@ void read_common(const ConfigFields& fields, HfConfig& out) {
   }
 }
 
+/// Null: none writes it.
 NamedFamily writing_family(const ModelConfig& config) {
   if (const ModelFamily* family = standard_family(config)) {
     return {family, false};
@@ -104,9 +111,7 @@ NamedFamily writing_family(const ModelConfig& config) {
       return {family, true};
     }
   }
-  throw CheckpointError(
-      "this model cannot be written as a Hugging Face folder: no family has its norm, MLP and "
-      "positions together");
+  return {};
 }
 
 std::string_view torch_name(DType dtype) {
@@ -138,6 +143,10 @@ const ModelFamily* standard_family(const ModelConfig& config) {
   return nullptr;
 }
 
+const ModelFamily* written_family(const ModelConfig& config) {
+  return writing_family(config).family;
+}
+
 HfConfig read_hf_fields(const ConfigFields& fields) {
   const NamedFamily named = family_of(fields);
   HfConfig out;
@@ -153,6 +162,11 @@ HfConfig read_hf_fields(const ConfigFields& fields) {
 
 ConfigObject write_hf_fields(const ModelConfig& config, DType dtype) {
   const NamedFamily named = writing_family(config);
+  if (named.family == nullptr) {
+    throw CheckpointError(
+        "this model cannot be written as a Hugging Face folder: no family has its norm, MLP and "
+        "positions together");
+  }
   const ModelFamily& family = *named.family;
   ConfigObject out;
   const std::string_view architecture =

@@ -32,6 +32,9 @@ HfConfig read_hf_fields(const ConfigFields& fields);
 /// CheckpointError if there is none.
 ConfigObject write_hf_fields(const ModelConfig& config, DType dtype);
 
+/// Returns the family as which write_hf_fields() writes the model. Null: it cannot.
+const ModelFamily* written_family(const ModelConfig& config);
+
 /// Returns the family whose class in transformers computes the model, preferably its own. Null:
 /// none does.
 const ModelFamily* standard_family(const ModelConfig& config);

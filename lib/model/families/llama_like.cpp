@@ -19,6 +19,14 @@ std::vector<HfPiece> llama_outer_pieces(const ModelConfig& config, const Paramet
   return {{"model.norm.weight", 0, config.hidden_size, false, "output_norm.weight"}};
 }
 
+/// "mlp.experts.7.up": its rest "up" and "experts.7" before it.
+std::pair<std::string_view, std::string_view> parts_of_moe(std::string_view module) {
+  module.remove_prefix(std::string_view("mlp.").size());
+  const size_t dot = module.rfind('.');
+  return dot == std::string_view::npos ? std::pair(module, std::string_view())
+                                       : std::pair(module.substr(dot + 1), module.substr(0, dot));
+}
+
 /// Whether norm, MLP and positions are those of Llama.
 bool is_llama_like(const ModelSwitches& model) {
   return model.norm == NormKind::rms_norm && model.mlp == MlpKind::swiglu &&
@@ -65,8 +73,9 @@ void LlamaLike::read(const ConfigFields& fields, ModelConfig& config,
     fields.fail(fmt::format("hidden_act '{}' is not implemented for {}; known: silu", activation,
                             architecture()));
   }
-  config.norm_eps = static_cast<float>(fields.positive("rms_norm_eps", 1e-6));
+  config.norm_eps = static_cast<float>(fields.positive("rms_norm_eps", absent.norm_eps));
   config.tie_word_embeddings = fields.flag("tie_word_embeddings", false);
+  config.rope_theta = absent.rope_theta;
   read_rope(fields, config, notes);
   read_own(fields, config, notes);
 }
@@ -92,6 +101,9 @@ std::vector<HfPiece> LlamaLike::pieces(const ModelConfig& config,
   if (parameter.block.empty()) {
     return llama_outer_pieces(config, parameter);
   }
+  if (parameter.module == "mlp.router" || std::ranges::count(parameter.module, '.') > 1) {
+    return moe_pieces(config, parameter);
+  }
   const int64_t width = config.hidden_size;
   const int64_t queries = config.num_attention_heads * config.head_dim;
   const int64_t keys = config.num_key_value_heads * config.head_dim;
@@ -112,6 +124,35 @@ std::vector<HfPiece> LlamaLike::pieces(const ModelConfig& config,
                       "model.layers", parameter);
 }
 
+/// Parameters of the router ("mlp.router"), of an expert ("mlp.experts.7.up") or of that which
+/// processes all tokens ("mlp.shared.up").
+std::vector<HfPiece> LlamaLike::moe_pieces(const ModelConfig& config,
+                                           const ParameterName& parameter) const {
+  const ExpertNames names = expert_names();
+  const auto [matrix, expert] = parts_of_moe(parameter.module);
+  const bool shared = expert == "shared";
+  const std::string prefix = fmt::format("model.layers.{}.{}.", parameter.block, names.module) +
+                             (expert.empty() ? "gate"
+                              : shared       ? "shared_experts"
+                                             : std::string(expert)) +
+                             ".";
+  const auto piece = [&](std::string_view name, int64_t begin, int64_t rows) {
+    return HfPiece{.name = prefix + std::string(name), .begin = begin, .rows = rows};
+  };
+  if (expert.empty()) {
+    const bool is_bias = parameter.leaf == "bias";
+    return {piece(is_bias ? "e_score_correction_bias" : "weight", 0, config.moe.experts)};
+  }
+  const auto leaf = [&](std::string_view name) {
+    return fmt::format("{}.{}", name, parameter.leaf);
+  };
+  if (matrix == "down") {
+    return {piece(leaf(names.down), 0, config.hidden_size)};
+  }
+  const int64_t inner = shared ? config.moe.shared_width : config.moe.width;
+  return {piece(leaf(names.gate), 0, inner), piece(leaf(names.up), inner, inner)};
+}
+
 void LlamaLike::write_gguf(const ModelConfig& config, ConfigObject& out) const {
   set(out, "vocab_size", config.vocab_size);
   set(out, "context_length", longest_sequence(config));
@@ -128,6 +169,18 @@ void LlamaLike::write_gguf(const ModelConfig& config, ConfigObject& out) const {
   write_gguf_rope(config, out);
 }
 
+MoeShape with_sizes_of(const MoeShape& shape, MoeShape routing) {
+  routing.experts = shape.experts;
+  routing.per_token = shape.per_token;
+  routing.width = shape.width;
+  routing.shared_width = shape.shared_width;
+  return routing;
+}
+
+ConfigValue window_of(const ModelConfig& config) {
+  return config.sliding_window > 0 ? ConfigValue(config.sliding_window) : ConfigValue();
+}
+
 std::vector<std::string> layer_types(const ConfigFields& fields, const ModelConfig& config) {
   std::vector<std::string> types = fields.texts("layer_types");
   if (!types.empty() && static_cast<int64_t>(types.size()) != config.num_hidden_layers) {
@@ -137,15 +190,13 @@ std::vector<std::string> layer_types(const ConfigFields& fields, const ModelConf
   return types;
 }
 
-void read_layer_windows(const ConfigFields& fields, ModelConfig& config) {
+void read_layer_windows(const ConfigFields& fields, ModelConfig& config, bool used, int64_t first) {
   constexpr int64_t kUpstreamWindow = 4096;
-  constexpr int64_t kUpstreamFirst = 28;
   int64_t window = 0;
-  int64_t first = config.num_hidden_layers;
-  if (fields.flag("use_sliding_window", false) &&
+  if (fields.flag("use_sliding_window", used) &&
       (fields.has("sliding_window") || !fields.mentions("sliding_window"))) {
     window = fields.extent("sliding_window", kUpstreamWindow);
-    first = fields.count("max_window_layers", kUpstreamFirst);
+    first = fields.count("max_window_layers", first);
   }
   const std::vector<std::string> types = layer_types(fields, config);
   if (!types.empty()) {
@@ -172,7 +223,7 @@ void read_layer_windows(const ConfigFields& fields, ModelConfig& config) {
 void write_layer_windows(const ModelConfig& config, ConfigObject& out) {
   const bool used = config.sliding_window > 0;
   set(out, "use_sliding_window", used);
-  set(out, "sliding_window", used ? ConfigValue(config.sliding_window) : ConfigValue());
+  set(out, "sliding_window", window_of(config));
   set(out, "max_window_layers", used ? config.first_window_layer : config.num_hidden_layers);
 }
 

@@ -28,8 +28,7 @@ class Mistral : public LlamaLike {
   }
 
   void write_own(const ModelConfig& config, bool /*own*/, ConfigObject& out) const override {
-    set(out, "sliding_window",
-        config.sliding_window > 0 ? ConfigValue(config.sliding_window) : ConfigValue());
+    set(out, "sliding_window", window_of(config));
   }
 
   bool is_standard_shape(const ModelConfig& config) const override {

@@ -122,7 +122,7 @@ ConfigObject scaling_fields(const std::optional<RopeScaling>& scaling) {
 }  // namespace
 
 void read_rope(const ConfigFields& fields, ModelConfig& config, std::vector<std::string>& notes) {
-  config.rope_theta = fields.positive("rope_theta", 10000.0);
+  config.rope_theta = fields.positive("rope_theta", config.rope_theta);
   if (fields.number("partial_rotary_factor", 1.0) != 1.0) {
     fields.fail("partial rotary embeddings are not implemented");
   }

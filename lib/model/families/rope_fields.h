@@ -7,7 +7,8 @@
 
 namespace fp8train {
 
-/// Reads rope_theta and the scaling into `config`, whose max_position_embeddings is set. Throws
+/// Reads rope_theta (absent: as it is) and the scaling into `config`, whose
+/// max_position_embeddings is set. Throws
 /// CheckpointError for contradictory spellings and types that are not implemented (longrope, RoPE
 /// by layer type, partial rotary embeddings).
 void read_rope(const ConfigFields& fields, ModelConfig& config, std::vector<std::string>& notes);

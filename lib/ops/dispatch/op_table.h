@@ -22,6 +22,8 @@
 #include "ops/pointwise/elementwise.h"
 #include "ops/pointwise/embedding.h"
 #include "ops/pointwise/smoothing.h"
+#include "ops/routing/router.h"
+#include "ops/routing/token_rows.h"
 #include "ops/storage/storage.h"
 
 namespace fp8train::ops {

@@ -202,6 +202,26 @@ JsonObject by_stage(const std::vector<double>& shares) {
 
 }  // namespace
 
+namespace {
+
+void add_loads(MetricLine& line, const ExpertLoads& loads) {
+  line.add("experts_dropped_percent", 100.0 * loads.dropped)
+      .add("experts_padding_percent", 100.0 * loads.padding)
+      .add("expert_load_most", loads.most)
+      .add("expert_load_least", loads.least);
+}
+
+void add_waits(MetricLine& line, const StepMetrics& metrics) {
+  if (!metrics.stage_idle.empty()) {
+    line.add("stage_idle", by_stage(metrics.stage_idle));
+  }
+  if (!metrics.planned_stage_idle.empty()) {
+    line.add("stage_idle_planned", by_stage(metrics.planned_stage_idle));
+  }
+}
+
+}  // namespace
+
 void RunRecords::write_step(const StepMetrics& metrics) {
   if (!lock_) {
     return;
@@ -230,6 +250,9 @@ void RunRecords::write_step(const StepMetrics& metrics) {
   if (metrics.z_loss) {
     line.add("z_loss", *metrics.z_loss);
   }
+  if (metrics.experts) {
+    add_loads(line, *metrics.experts);
+  }
   if (metrics.loss_scale) {
     line.add("loss_scale", *metrics.loss_scale);
   }
@@ -244,12 +267,7 @@ void RunRecords::write_step(const StepMetrics& metrics) {
                                  .add("seconds", metrics.straggler->seconds)
                                  .add("median_seconds", metrics.straggler->median_seconds));
   }
-  if (!metrics.stage_idle.empty()) {
-    line.add("stage_idle", by_stage(metrics.stage_idle));
-  }
-  if (!metrics.planned_stage_idle.empty()) {
-    line.add("stage_idle_planned", by_stage(metrics.planned_stage_idle));
-  }
+  add_waits(line, metrics);
   if (metrics.scaling != nullptr) {
     line.add("fp8_saturated_percent", metrics.scaling->saturated_percent)
         .add("fp8_underflow_percent", metrics.scaling->underflow_percent)

@@ -13,6 +13,7 @@
 
 #include "comm/communicator.h"
 #include "config/settings.h"
+#include "engine/expert_loads.h"
 #include "io/checkpoint/run_directory.h"
 #include "io/checkpoint/run_lock.h"
 #include "io/metrics.h"
@@ -26,10 +27,11 @@ namespace fp8train {
 
 /// The numbers of one step, and of the interval since the last line, that are recorded.
 struct StepMetrics {
-  int64_t step = 0;              ///< done
-  int64_t max_steps = 0;         ///< the last step of the run
-  double loss = 0;               ///< cross entropy
-  std::optional<double> z_loss;  ///< added to it in training, where training.z_loss is not 0
+  int64_t step = 0;                    ///< done
+  int64_t max_steps = 0;               ///< the last step of the run
+  double loss = 0;                     ///< cross entropy
+  std::optional<double> z_loss;        ///< added to it in training, where training.z_loss is not 0
+  std::optional<ExpertLoads> experts;  ///< of this step; nothing without experts
   double lr = 0;
   double gradient_norm = 0;
   int64_t tokens = 0;

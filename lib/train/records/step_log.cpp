@@ -70,6 +70,26 @@ std::vector<double> idle_of_stages(const StageWaits& waits, double seconds) {
   return idle;
 }
 
+/// Returns nothing for a model without experts. Throws NumericError if more was dropped than the
+/// run allows.
+std::optional<ExpertLoads> loads_of(Engine& engine, int64_t step) {
+  const EngineSettings& settings = engine.settings();
+  if (settings.model.moe.experts == 0) {
+    return std::nullopt;
+  }
+  ExpertLoads loads = engine.expert_loads();
+  const MoeSettings& moe = settings.step.decoder.moe;
+  if (loads.dropped > moe.max_dropped) {
+    throw NumericError(fmt::format(
+        "in step {} experts had no memory for {:.2f} % of what the router sent them, and "
+        "moe.max_dropped is {:.2f} %; the largest load was {:.2f} times the mean: raise "
+        "moe.capacity_factor ({}), moe.balance_loss ({}) or moe.max_dropped",
+        step, 100.0 * loads.dropped, 100.0 * moe.max_dropped, loads.most, moe.capacity_factor,
+        moe.balance_loss));
+  }
+  return loads;
+}
+
 }  // namespace
 
 void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
@@ -78,6 +98,7 @@ void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
   const LossReport loss = engine.step_loss(
       recorder != nullptr ? recorder->take_seconds() : SectionSeconds(), &seconds_of_ranks);
   const ops::StepControl control = engine.optimizer().control();
+  const std::optional<ExpertLoads> experts = loads_of(engine, state.step);
   const StageWaits waits = engine.take_stage_waits();
   const double seconds = since_log_.seconds() - seconds_left_out_;
   const auto steps = static_cast<double>(state.step - logged_step_);
@@ -101,6 +122,7 @@ void StepLog::write(Engine& engine, TrainingState& state, const Traffic& sent) {
       .loss = loss.mean,
       .z_loss =
           session_->engine.step.decoder.z_loss != 0 ? std::optional(loss.z_loss) : std::nullopt,
+      .experts = experts,
       .lr = lr,
       .gradient_norm = control.gradient_norm,
       .tokens = state.tokens,

@@ -1,0 +1,92 @@
+// The loads of experts, as an Engine sees them.
+
+#include <algorithm>
+
+#include "comm/communicator.h"
+#include "engine/engine.h"
+
+namespace fp8train {
+
+void Engine::clear_step() {
+  clear_totals(kTrainingTotals);
+  optimizer().clear_gradients(device_->stream());
+  if (const View loads = model_.expert_loads(); !loads.empty()) {
+    device_->fill_zero(loads.data, loads.bytes());
+  }
+}
+
+View Engine::loads_of_ranks() {
+  const View own = model_.expert_loads();
+  return gathered_loads_.empty() && !own.empty() ? reshaped(own, {1, own.shape[0], own.shape[1]})
+                                                 : gathered_loads_.view();
+}
+
+void Engine::balance_experts() {
+  const View own = model_.expert_loads();
+  if (own.empty()) {
+    return;
+  }
+  if (!gathered_loads_.empty()) {
+    mesh()
+        .group(Group::stage)
+        ->all_gather(device_->stream(), own.data, gathered_loads_.view().data, own.bytes())
+        .wait();
+  }
+  const auto rate = static_cast<float>(settings_.step.decoder.moe.bias_rate);
+  model_.balance_experts(device_->stream(), loads_of_ranks(), rate);
+}
+
+ExpertLoads Engine::expert_loads() {
+  struct Sums {
+    int64_t choices, dropped, rows;
+    double most, least;
+  };
+  const View of_ranks = loads_of_ranks();
+  const Shape& shape = of_ranks.shape;
+  ExpertLoads loads;
+  Sums own = {.choices = 0, .dropped = 0, .rows = 0, .most = 0.0, .least = 1e300};
+  if (!of_ranks.empty()) {
+    std::vector<int64_t> counts(static_cast<size_t>(of_ranks.count()));
+    device_->copy_to_host(counts.data(), of_ranks.data, of_ranks.bytes());
+    const auto experts = shape[2] - 1;
+    own.rows = shape[0] * settings_.step.gradient_accumulation_steps *
+               model_.expert_rows(settings_.step.micro_batch_tokens());
+    loads.choices.assign(static_cast<size_t>(shape[1]),
+                         std::vector<int64_t>(static_cast<size_t>(experts)));
+    for (size_t i = 0; i < counts.size(); ++i) {
+      const int64_t expert = static_cast<int64_t>(i) % shape[2];
+      const int64_t layer = static_cast<int64_t>(i) / shape[2] % shape[1];
+      if (expert == experts) {
+        own.dropped += counts[i];
+      } else {
+        own.choices += counts[i];
+        loads.choices[static_cast<size_t>(layer)][static_cast<size_t>(expert)] += counts[i];
+      }
+    }
+    for (const std::vector<int64_t>& layer : loads.choices) {
+      const auto [least, most] = std::ranges::minmax(layer);
+      const double mean =
+          static_cast<double>(own.choices) / static_cast<double>(shape[1] * experts);
+      own.most = std::max(own.most, static_cast<double>(most) / mean);
+      own.least = std::min(own.least, static_cast<double>(least) / mean);
+    }
+  }
+  Sums all = own;
+  all.choices = all.dropped = all.rows = 0;
+  for (const Sums& rank : mesh().gather_values(own)) {
+    all.choices += rank.choices;
+    all.dropped += rank.dropped;
+    all.rows += rank.rows;
+    all.most = std::max(all.most, rank.most);
+    all.least = std::min(all.least, rank.least);
+  }
+  const auto choices = static_cast<double>(std::max<int64_t>(all.choices, 1));
+  const auto rows = static_cast<double>(std::max<int64_t>(all.rows, 1));
+  loads.dropped = static_cast<double>(all.dropped) / choices;
+  loads.padding = 1.0 - static_cast<double>(all.choices - all.dropped) / rows;
+  loads.most = all.most;
+  loads.least = all.least;
+  return loads;
+}
+
+}  // namespace fp8train

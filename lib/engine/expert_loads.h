@@ -1,0 +1,19 @@
+#pragma once
+// How the tokens of a step were divided among experts.
+
+#include <cstdint>
+#include <vector>
+
+namespace fp8train {
+
+/// The loads of the experts of a model in a step, over all ranks.
+struct ExpertLoads {
+  double dropped = 0;  ///< share of the choices that no expert had memory for
+  double padding = 0;  ///< share of the experts' rows that no token had
+  /// The largest and the smallest load of an expert, as a multiple of the mean of its layer.
+  double most = 0, least = 0;
+  /// Of each expert in this rank's blocks with experts, [blocks][experts].
+  std::vector<std::vector<int64_t>> choices;
+};
+
+}  // namespace fp8train

@@ -1,0 +1,85 @@
+#pragma once
+// A mixture of experts in place of the feed-forward layer of a block. A router chooses the experts
+// of each token. An expert is an Mlp that processes the rows of its tokens, and rows of zeros
+// behind them: it has memory for a number of rows that is known before (capacity()), a multiple of
+// what its plan's wgrad contracts. Tokens that come after them are dropped. The outputs of a
+// token's experts, times the router's probabilities, are added in the order of choice, and to that
+// of an expert that processes all tokens, if there is one.
+//
+// The router computes in fp32, and the forward pass that is run again for backward makes the same
+// choices. Choices are counted in backward, which runs once.
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "nn/mlp.h"
+#include "nn/moe_shape.h"
+#include "nn/parameter.h"
+#include "ops/routing/router.h"
+
+namespace fp8train {
+
+/// Experts with their router.
+class Moe {
+ public:
+  struct Saved {
+    ConstView x;                  ///< [rows, C]
+    View logits, probabilities;   ///< fp32 [rows, E] and [rows, k]
+    View chosen, slots, sources;  ///< of ops::SlotAssignment
+    View outputs;                 ///< [E * capacity, C], of the experts
+    std::vector<Mlp::Saved> experts;
+    Mlp::Saved shared;
+  };
+  /// The parameters of the router, both fp32.
+  struct Router {
+    Parameter* weight;  ///< [E, C]
+    Parameter* bias;    ///< [E], not trained by gradients; null: there is none
+  };
+
+  Moe(const MoeShape& shape, const MoeSettings& settings, Router router, std::vector<Mlp> experts,
+      std::optional<Mlp> shared);
+
+  /// Calls visit(Linear&) in order of execution.
+  template <typename Visit>
+  void for_each_linear(const Visit& visit) {
+    for (Mlp& expert : experts_) {
+      expert.for_each_linear(visit);
+    }
+    if (shared_) {
+      shared_->for_each_linear(visit);
+    }
+  }
+  const Parameter* bias() const { return router_.bias; }
+  const MoeShape& shape() const { return shape_; }
+  /// int64 [E + 1]: backward adds the choices of each expert, and those that were dropped.
+  void set_loads(const View& loads) { loads_ = loads; }
+
+  /// Allocates an input of the type and the shape of y.
+  InputTensor allocate_input(const StepContext& context, const View& y) const;
+  /// As those of Mlp.
+  void forward(const StepContext& context, const InputTensor& x, View y, Saved& saved) const;
+  /// The rows are `batch` sequences.
+  void backward(const StepContext& context, ConstView dy, View dx, int64_t batch,
+                Saved& saved) const;
+  void add_weight_gradients(const StepContext& context, const Saved& saved) const;
+
+  /// Returns the rows of an expert in a pass over `rows` tokens.
+  int64_t capacity(int64_t rows, bool trains) const;
+
+ private:
+  void choose(const StepContext& context, Saved& saved, int64_t capacity) const;
+  Arena& memory_of_inputs(const StepContext& context) const;
+  View backward_of_router(const StepContext& context, ConstView dy, int64_t batch,
+                          const Saved& saved) const;
+
+  MoeShape shape_;
+  MoeSettings settings_;
+  Router router_;
+  std::vector<Mlp> experts_;
+  std::optional<Mlp> shared_;
+  int64_t multiple_ = 16;  ///< of a capacity
+  View loads_;
+};
+
+}  // namespace fp8train

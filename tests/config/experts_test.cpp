@@ -1,0 +1,72 @@
+// Keys of models with experts.
+
+#include <catch2/catch.hpp>
+
+#include "config/load_support.h"
+#include "model/families/family.h"
+#include "model/families/hf_fields.h"
+
+namespace fp8train {
+namespace {
+
+using Catch::Contains;
+using test::error_of;
+using test::error_with;
+using test::load_text;
+
+TEST_CASE("a model with experts, in the words of three families") {
+  const std::string sizes =
+      "model: {vocab_size: 64, hidden_size: 32, num_hidden_layers: 3, num_attention_heads: 2, "
+      "max_position_embeddings: 32, ";
+  const std::string rest = "}\ndata: {train: a.txt, seq_length: 32}\ntraining: {max_steps: 100}\n";
+  const auto model_of = [&](const std::string& keys) {
+    return completed(load_text(sizes + keys + rest).model.config);
+  };
+  const ModelConfig mixtral = model_of(
+      "model_type: mixtral, intermediate_size: 48, num_local_experts: 4, num_experts_per_tok: 2");
+  CHECK(mixtral.moe == MoeShape{.experts = 4, .per_token = 2, .width = 48});
+  CHECK(standard_family(mixtral) == &mixtral_family());
+  const ModelConfig qwen3 = model_of(
+      "model_type: qwen3_moe, intermediate_size: 96, num_experts: 8, num_experts_per_tok: 2, "
+      "moe_intermediate_size: 16, norm_topk_prob: false, mlp_only_layers: [1]");
+  CHECK(qwen3.moe == MoeShape{.experts = 8, .per_token = 2, .width = 16, .normalizes = false});
+  CHECK(qwen3.intermediate_size == 96);
+  CHECK(qwen3.has_experts(0));
+  CHECK_FALSE(qwen3.has_experts(1));
+  const ModelConfig dots = model_of(
+      "model_type: dots1, intermediate_size: 96, n_routed_experts: 8, num_experts_per_tok: 3, "
+      "moe_intermediate_size: 16, n_shared_experts: 2, n_group: 4, topk_group: 2, "
+      "routed_scaling_factor: 2.5, first_k_dense_replace: 1");
+  CHECK(dots.moe == MoeShape{.experts = 8,
+                             .per_token = 3,
+                             .width = 16,
+                             .shared_width = 32,
+                             .groups = 4,
+                             .groups_per_token = 2,
+                             .score = RouterScore::sigmoid,
+                             .has_bias = true,
+                             .scale = 2.5F});
+  CHECK(dots.dense_layers == std::vector<int64_t>{0});
+  CHECK(standard_family(dots) == &dots1_family());
+  // The family is that whose names the files have.
+  const std::string experts = "intermediate_size: 48, num_experts: 4, num_experts_per_tok: 2";
+  CHECK(model_of(experts).family == &mixtral_family());
+  CHECK(model_of(experts + ", qk_norm: true").family == &qwen3_moe_family());
+  CHECK(model_of("model_type: mixtral, " + experts + ", dense_layers: [1]").family ==
+        &dots1_family());
+  CHECK_THAT(error_of(sizes + "intermediate_size: 8, norm_topk_prob: true" + rest),
+             Contains("has a meaning only with model.num_experts"));
+  CHECK_THAT(error_with("moe: {balance_loss: 0.01}"),
+             Contains("has a meaning only with model.num_experts"));
+  CHECK_THAT(error_of(sizes + "model_type: gpt2, num_experts: 4, num_experts_per_tok: 2" + rest),
+             Contains("they need RMSNorm, SwiGLU, RoPE and no biases"));
+  CHECK_THAT(error_of(sizes + "num_expert: 4" + rest), Contains("did you mean \"num_experts\"?"));
+  const Settings toy = load_text(
+      "model: {preset: toy-moe}\ndata: {train: a.txt}\n"
+      "training: {max_steps: 1}\nmoe: {capacity_factor: 2}\n");
+  CHECK(toy.step.decoder.moe.capacity_factor == 2.0);
+  CHECK(toy.model.config.moe.experts == 8);
+}
+
+}  // namespace
+}  // namespace fp8train
