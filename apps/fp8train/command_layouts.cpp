@@ -54,7 +54,7 @@ std::string table_of(const std::vector<Layout>& layouts, size_t shown) {
         stages_of(settings.parallelism.layout),
         fmt::format("{}{}", settings.parallelism.zero_stage,
                     settings.parallelism.sync_each_batch ? "+sync" : ""),
-        settings.step.decoder.recompute == Recompute::block ? "block" : "none",
+        std::string(name_of(settings.step.decoder.recompute)),
         fmt::to_string(settings.step.micro_batch_size),
         fmt::to_string(layout.micro_batches),
         describe_bytes(layout.bytes),

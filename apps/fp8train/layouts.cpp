@@ -216,7 +216,8 @@ void search_stages(const Settings& settings, const RankMemory& memory, int ranks
       changed.parallelism.zero_stage = stage;
       changed.parallelism.shard_ranks = stage == 0 ? 0 : settings.parallelism.shard_ranks;
       changed.parallelism.sync_each_batch = sync_each;
-      for (const Recompute recompute : {Recompute::block, Recompute::none}) {
+      for (const Recompute recompute :
+           {Recompute::block, Recompute::none, Recompute::mlp, Recompute::attention}) {
         changed.step.decoder.recompute = recompute;
         try {
           if (!StageSearch(changed, memory, ranks, sequences, sizes).search(found)) {
@@ -334,8 +335,7 @@ std::string keys_of(const Layout& layout, const Settings& file) {
       "parallelism.tensor={} parallelism.pipeline={} parallelism.zero_stage={}{} "
       "model.recompute={} training.micro_batch_size={} training.{}={}",
       strategy.layout.tensor, strategy.layout.pipeline, strategy.zero_stage, others,
-      settings.step.decoder.recompute == Recompute::block ? "block" : "none",
-      settings.step.micro_batch_size,
+      name_of(settings.step.decoder.recompute), settings.step.micro_batch_size,
       global > 0 ? "global_batch_size" : "gradient_accumulation_steps",
       global > 0 ? global : layout.micro_batches);
 }

@@ -129,7 +129,7 @@ constexpr ForeignTable kDeepspeed = {
     "deepspeed_exclusion_filter deepspeed_inclusion_filter deepspeed_moe_layer_cls_names"};
 
 constexpr ForeignValue kRecompute[] = {
-    {"true", Fate::ours, "block", " (Megatron recomputes attention alone)"},
+    {"true", Fate::ours, "attention", " (Megatron stores q, k and v)"},
     {"false", Fate::ours, "none"}};
 constexpr ForeignValue kDistributed[] = {{"true", Fate::ours, "1"}, {"false", Fate::ours, "0"}};
 constexpr ForeignKey kMegatronKeys[] = {

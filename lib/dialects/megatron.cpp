@@ -28,6 +28,10 @@ constexpr const char* kCodesGathered =
 constexpr ForeignValue kGather[] = {{"true", Fate::noted, kCodesGathered},
                                     {"false", Fate::noted, kCodesGathered}};
 
+constexpr ForeignValue kGranularity[] = {
+    {"full", Fate::ours, "block"},
+    {"selective", Fate::ours, "attention", " (Megatron stores q, k and v)"}};
+
 constexpr ForeignKey kKeys[] = {
     {"fp8_format", Meaning::ours, "fp8.format"},
     {"fp8_recipe", Meaning::values, "fp8.recipe", kRecipes,
@@ -36,6 +40,8 @@ constexpr ForeignKey kKeys[] = {
     {"fp8_interval", Meaning::ours, "fp8.interval"},
     {"fp8_amax_history_len", Meaning::ours, "fp8.amax_history_len"},
     {"fp8_amax_compute_algo", Meaning::ours, "fp8.amax_compute_algo"},
+    {"recompute_granularity", Meaning::values, "model.recompute", kGranularity,
+     "full or selective"},
     {"tp_only_amax_red", Meaning::values, "fp8.reduce_amax", kInverted},
     {"fp8_output_proj", Meaning::values, "fp8.exempt_head", kInverted},
     {"fp8_wgrad", Meaning::values, "fp8.override_linear_precision", kWgrad},

@@ -36,7 +36,8 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
       plan_(plan),
       part_(options.part.value_or(ModelPart{{{0, config.num_hidden_layers}}})),
       tensor_(options.tensor),
-      keeps_block_inputs_(!encodes_residuals() || options.settings.recompute == Recompute::block) {
+      keeps_block_inputs_(!encodes_residuals() || options.settings.recompute == Recompute::block ||
+                          options.settings.recompute == Recompute::attention) {
   check(config_.vocab_size > 0, "the vocabulary is known before a model is built");
   if (config_.head_dim > device.traits().max_head_dim) {
     throw ConfigError(fmt::format(
@@ -255,7 +256,7 @@ void Decoder::add_block(int64_t index, Recompute recompute) {
   blocks_.emplace_back(
       attention_norm, std::move(attention), mlp_norm,
       Mlp(config_.mlp, std::move(up), std::move(down), saved_input(plan_.saved_nonlinear)),
-      recompute == Recompute::block, encodes_residuals());
+      recompute, encodes_residuals());
 }
 
 void Decoder::allocate(const DecoderOptions& options) {

@@ -5,10 +5,9 @@
 #include <string>
 #include <vector>
 
-namespace fp8train {
+#include "nn/recompute.h"
 
-/// The results that backward computes again instead of reading them.
-enum class Recompute : uint8_t { none, block };
+namespace fp8train {
 
 /// How a decoder computes its passes and its loss.
 struct DecoderSettings {

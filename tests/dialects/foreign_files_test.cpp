@@ -77,7 +77,7 @@ TEST_CASE("what Accelerate says of memory and devices") {
                              "{parallelism_config_tp_size: 2}\n")
             .parallelism.layout.tensor == 2);
   CHECK(megatron.optimizer.grad_clip == 0.5);
-  CHECK(megatron.step.decoder.recompute == Recompute::block);
+  CHECK(megatron.step.decoder.recompute == Recompute::attention);
 }
 
 TEST_CASE("a file of another program alone lacks a model and data, at no line of its own") {
