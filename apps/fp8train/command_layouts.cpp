@@ -52,8 +52,9 @@ std::string table_of(const std::vector<Layout>& layouts, size_t shown) {
     const std::string texts[] = {
         fmt::to_string(settings.parallelism.layout.tensor),
         stages_of(settings.parallelism.layout),
-        fmt::format("{}{}", settings.parallelism.zero_stage,
-                    settings.parallelism.sync_each_batch ? "+sync" : ""),
+        fmt::format("{}{}{}", settings.parallelism.zero_stage,
+                    settings.parallelism.sync_each_batch ? "+sync" : "",
+                    settings.optimizer.offloads ? "+host" : ""),
         std::string(name_of(settings.step.decoder.recompute)),
         fmt::to_string(settings.step.micro_batch_size),
         fmt::to_string(layout.micro_batches),

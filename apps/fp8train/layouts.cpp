@@ -284,17 +284,25 @@ LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, 
   const int64_t sequences = sequences_of(settings, ranks);
   found.tokens_per_step = sequences * settings.step.seq_length;
   Settings whole = settings;
-  for (const ParallelLayout& layout : sizes_of_axes(settings, ranks, blocks_of(settings))) {
-    const int64_t data = ranks / (layout.tensor * layout.pipeline);
-    if (sequences % data == 0) {
-      whole.parallelism.layout = layout;
-      std::vector<int64_t> sizes = divisors(sequences / data);
-      std::erase_if(sizes,
-                    [&](int64_t size) { return micro_batch_size > 0 && size != micro_batch_size; });
-      search_stages(whole, memory, ranks, sequences / data, sizes, found);
-    } else {
-      found.indivisible.push_back(data);
+  const std::vector<ParallelLayout> axes = sizes_of_axes(settings, ranks, blocks_of(settings));
+  const auto search_axes = [&] {
+    for (const ParallelLayout& layout : axes) {
+      const int64_t data = ranks / (layout.tensor * layout.pipeline);
+      if (sequences % data == 0) {
+        whole.parallelism.layout = layout;
+        std::vector<int64_t> sizes = divisors(sequences / data);
+        std::erase_if(
+            sizes, [&](int64_t size) { return micro_batch_size > 0 && size != micro_batch_size; });
+        search_stages(whole, memory, ranks, sequences / data, sizes, found);
+      } else {
+        found.indivisible.push_back(data);
+      }
     }
+  };
+  search_axes();
+  if (found.fitting.empty() && !memory.is_host && !settings.optimizer.offloads) {
+    whole.optimizer.offloads = true;
+    search_axes();
   }
   if (found.fitting.empty() && found.too_large.empty()) {
     throw ConfigError(found.refused.empty()
@@ -329,6 +337,9 @@ std::string keys_of(const Layout& layout, const Settings& file) {
   }
   if (strategy.shard_ranks != file.parallelism.shard_ranks) {
     others += " parallelism.shard_ranks=0";
+  }
+  if (settings.optimizer.offloads != file.optimizer.offloads) {
+    others += fmt::format(" offload.optimizer={}", settings.optimizer.offloads);
   }
   const int64_t global = settings.training.global_batch_size;
   return fmt::format(

@@ -94,10 +94,10 @@ constexpr ForeignName kNames[] = {
     {"moe* num_experts num_local_experts expert_parallel* expert_model_parallel* ep ep_size",
      {},
      "models with experts are not here; model.preset and model.from take dense ones"},
-    {"offload* cpu_offload* optimizer_offload* param_offload* activation_offload* "
-     "fsdp_offload_params",
+    {"activation_offload* offload_activations*",
      {},
-     kNoOffload},
+     "activations are not moved to CPU memory here; model.recompute lowers a GPU's memory"},
+    {"cpu_offload* optimizer_offload* param_offload* fsdp_offload_params", "offload.optimizer"},
     {"wandb* use_wandb report_to mlflow* comet* neptune* swanlab* logger_name",
      {},
      "nothing is sent to a service from here; scripts/export/to_wandb.py sends a run to Weights & "

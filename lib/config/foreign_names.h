@@ -12,9 +12,7 @@ inline constexpr const char* kNoModelParallelism =
     "context and sequence parallelism of other kinds are not here; parallelism.tensor divides "
     "layers and tokens among ranks, parallelism.pipeline blocks, and parallelism.zero_stage the "
     "weights";
-inline constexpr const char* kNoOffload =
-    "weights and moments are not moved to CPU memory or NVMe here; parallelism.zero_stage and "
-    "model.recompute lower a GPU's memory";
+inline constexpr const char* kWeightsStay = " (weights that GEMMs read stay on the GPU)";
 
 struct ForeignName {
   std::string_view names;     ///< with blanks between them; `lora*` is every name that begins so

@@ -103,7 +103,7 @@ constexpr ForeignValue kCheckpointing[] = {{"true", Fate::ours, "block"},
 constexpr ForeignKey kFsdpKeys[] = {
     {"sharding_strategy reshard_after_forward", Meaning::special},
     {"activation_checkpointing", Meaning::values, "model.recompute", kCheckpointing},
-    {"offload_params", Meaning::off, kNoOffload}};
+    {"offload_params", Meaning::offload, kWeightsStay}};
 constexpr ForeignTable kFsdp = {
     kFsdpKeys,
     "version auto_wrap_policy backward_prefetch backward_prefetch_policy forward_prefetch "
@@ -121,7 +121,8 @@ constexpr ForeignKey kDeepspeedKeys[] = {
     {"zero_stage", Meaning::ours, "parallelism.zero_stage"},
     {"gradient_accumulation_steps", Meaning::ours, "training.gradient_accumulation_steps"},
     {"gradient_clipping deepspeed_config_file", Meaning::special},
-    {"offload_optimizer_device offload_param_device", Meaning::off, kNoOffload}};
+    {"offload_optimizer_device", Meaning::offload},
+    {"offload_param_device", Meaning::offload, kWeightsStay}};
 constexpr ForeignTable kDeepspeed = {
     kDeepspeedKeys,
     "offload_optimizer_nvme_path offload_param_nvme_path zero3_init_flag "

@@ -42,6 +42,7 @@ constexpr ForeignKey kKeys[] = {
     {"fp8_amax_compute_algo", Meaning::ours, "fp8.amax_compute_algo"},
     {"recompute_granularity", Meaning::values, "model.recompute", kGranularity,
      "full or selective"},
+    {"optimizer_cpu_offload", Meaning::offload},
     {"tp_only_amax_red", Meaning::values, "fp8.reduce_amax", kInverted},
     {"fp8_output_proj", Meaning::values, "fp8.exempt_head", kInverted},
     {"fp8_wgrad", Meaning::values, "fp8.override_linear_precision", kWgrad},

@@ -47,7 +47,8 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
               .gradients = settings.trains,
               .sharing = strategy_->sharing(),
               .part = part_of_stage(settings, mesh()),
-              .tensor = tensor_share(settings, mesh())}),
+              .tensor = tensor_share(settings, mesh()),
+              .offloads = settings.optimizer.offloads}),
       scratch_(device, MemoryCategory::workspace),
       totals_(device, 2 * sizeof(Totals), MemoryCategory::batch) {
   if (settings.strategy.layout.tensor_parts > 0 && !counts_only(device) && !is_host(device)) {

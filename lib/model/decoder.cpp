@@ -90,6 +90,7 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
   parameters_.begin_unit();
   add_head(options);
   for (const auto& parameter : parameters_.all()) {
+    parameter->offloads = options.offloads;
     // All ranks of the tensor axis have what is not cut.
     parameter->counts_in_norm =
         parameter->counts_in_norm && (tensor_.rank == 0 || parameter->sharding.cut);

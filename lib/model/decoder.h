@@ -79,6 +79,7 @@ struct DecoderOptions {
   StoreSharing sharing;
   std::optional<ModelPart> part = {};  ///< nothing: the whole model
   TensorShare tensor = {};
+  bool offloads = false;  ///< Parameter::offloads
 };
 
 /// A decoder-only transformer with explicit forward and backward passes. It owns the parameters and

@@ -60,6 +60,7 @@ const std::vector<SectionDoc>& section_docs() {
        "How long a rank may do one thing before the run ends with exit code 86 and a report "
        "([troubleshooting hangs](hangs.md)). Time in which the process is stopped does not count."},
       {"parallelism", "How the work is distributed over ranks."},
+      {"offload", "Data that is in memory of the host instead of the GPU's."},
       {"job",
        "The machines that the run is planned for, and how Slurm starts it: `fp8train config` asks "
        "for these keys, estimates memory for them and writes the job script. A run itself uses the "

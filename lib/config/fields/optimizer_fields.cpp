@@ -151,6 +151,9 @@ std::vector<Field> schedule_fields() {
 
 std::vector<Field> optimizer_fields() {
   return {
+      field("offload.optimizer", optimizer(&OptimizerSettings::offloads),
+            "Moments, and master weights that no GEMM reads, are in pinned memory of the host; the "
+            "update reads and writes them through the GPU's link. No bit changes"),
       choice("optimizer.name", optimizer(&OptimizerSettings::name), names_of(optimizers()),
              "Update rule; muon updates the weights of hidden linear layers, and adamw all others")
           .checked(check_optimizer),
