@@ -99,6 +99,9 @@ class Device {
   /// DeviceError.
   virtual void copy_from_host(void* to, const void* from, size_t bytes) = 0;
   virtual void copy_to_host(void* to, const void* from, size_t bytes) = 0;
+  /// Copies between memory of the device and that of allocate_on_host(), in the order of `stream`.
+  /// Throws DeviceError.
+  virtual void copy(const Stream& stream, void* to, const void* from, size_t bytes) = 0;
   /// Sets bytes to zero, in stream order. Throws DeviceError.
   virtual void fill_zero(void* pointer, size_t bytes) = 0;
   /// Waits for the work of the stream. Throws DeviceError if it has failed.

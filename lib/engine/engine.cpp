@@ -96,7 +96,8 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
                                                    stage_ != nullptr && stage_->step.splits));
   }
   settings_.step.cuda_graphs = settings.step.cuda_graphs && strategy_->can_be_recorded() &&
-                               stage_ == nullptr && tensor_ranks_ == nullptr;
+                               stage_ == nullptr && tensor_ranks_ == nullptr &&
+                               model_.offload() == nullptr;
   strategy_->attach(device, model_.parameters(), model_.scaling().amax());
   device.fill_zero(totals_.data(), totals_.bytes());
 }
@@ -114,6 +115,9 @@ void Engine::reserve(const StepPlan& plan) {
     pass->held.reserve(plan.held_bytes);
   }
   scratch_.reserve(plan.scratch_bytes);
+  if (model_.offload() != nullptr) {
+    model_.offload()->reserve(plan.offloaded_bytes);
+  }
 }
 
 StepPlan Engine::high_water() const {
@@ -123,6 +127,9 @@ StepPlan Engine::high_water() const {
   }
   for (const auto& pass : passes_) {
     plan.held_bytes = std::max(plan.held_bytes, pass->held.high_water());
+  }
+  if (model_.offload() != nullptr) {
+    plan.offloaded_bytes = model_.offload()->high_water();
   }
   return plan;
 }

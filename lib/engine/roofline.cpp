@@ -54,6 +54,21 @@ void divide(OpTotal& total, int64_t parts) {
   total.seconds /= share;
 }
 
+/// Copies in the side stream take the time by which they are longer than the other operations of
+/// their part.
+void hide_copies(std::vector<OpTotal>& operations) {
+  for (OpTotal& copies : operations) {
+    if (copies.name != kSideCopy) {
+      continue;
+    }
+    double others = 0;
+    for (const OpTotal& total : operations) {
+      others += total.part == copies.part && total.name != kSideCopy ? total.seconds : 0.0;
+    }
+    copies.seconds = std::max(0.0, copies.seconds - others);
+  }
+}
+
 }  // namespace
 
 const char* name_of(Bound bound) {
@@ -144,6 +159,7 @@ StepModel model_step(const OpLog& calls, const EngineSettings& settings, const S
       found->add(one);
     }
   }
+  hide_copies(model.operations);
   std::ranges::stable_sort(model.operations, {}, &OpTotal::part);
   for (const OpTotal& total : model.operations) {
     model.step.add(total);

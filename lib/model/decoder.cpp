@@ -96,6 +96,10 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
         parameter->counts_in_norm && (tensor_.rank == 0 || parameter->sharding.cut);
   }
   freeze(options.settings.frozen);
+  const size_t first = std::max<size_t>(first_trained_, 1);
+  if (options.settings.offloads_saved && options.gradients && first <= blocks_.size()) {
+    offload_ = std::make_unique<SavedOffload>(device, blocks_.size() + 1 - first);
+  }
   allocate(options);
 }
 
@@ -306,6 +310,13 @@ std::pair<size_t, size_t> Decoder::units_of(int chunk) const {
   }
 }
 
+std::pair<SavedOffload*, size_t> Decoder::offload_of(const StepContext& context,
+                                                     size_t unit) const {
+  const size_t first = std::max<size_t>(first_trained_, 1);
+  const bool moves = offload_ != nullptr && context.training && unit >= first;
+  return {moves ? offload_.get() : nullptr, moves ? unit - first : 0};
+}
+
 /// Begins a pass over the model.
 StepContext Decoder::begin_pass(StepContext context, ScalingPass pass, int chunk) const {
   scaling_.begin_pass(context.stream, pass, chunk);
@@ -379,9 +390,17 @@ void Decoder::run_blocks(const StepContext& context, Residual& stream, MicroBatc
       y = spare.empty() ? fp8train::allocate(*context.scratch, input.dtype, input.shape) : spare;
     }
     use(context, unit, unit + 1);
-    blocks_[unit - 1].forward(context, stream, y, pass.tokens.shape[0],
+    StepContext of_block = context;
+    const auto [offload, number] = offload_of(context, unit);
+    if (offload != nullptr) {
+      of_block.saved = &offload->begin_forward(context.stream, number);
+    }
+    blocks_[unit - 1].forward(of_block, stream, y, pass.tokens.shape[0],
                               caches == nullptr ? nullptr : &(*caches)[unit - 1],
                               pass.saved[unit - first]);
+    if (offload != nullptr) {
+      offload->end_forward(context.stream, number);
+    }
     if (context.watch != nullptr) {
       ops::add(context.stream, stream.x, stream.branch, stream.sum);
       stream = {.x = stream.sum, .branch = stream.branch, .sum = {}};

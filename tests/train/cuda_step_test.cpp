@@ -63,13 +63,15 @@ TEST_CASE("two runs on cuda are bitwise equal", "[cuda]") {
   CHECK(first.gradients() == second.gradients());
 }
 
-TEST_CASE("states in memory of the host change no bit on cuda", "[cuda]") {
+TEST_CASE("states and activations in memory of the host change no bit on cuda", "[cuda]") {
   if (no_device()) {
     return;
   }
   EngineSettings settings = repeatable(small_llama("msamp-o2"));
+  settings.model.num_hidden_layers = 4;
   Run on_device(DeviceKind::cuda, settings);
   settings.optimizer.offloads = true;
+  settings.step.decoder.offloads_saved = true;
   Run on_host(DeviceKind::cuda, settings);
   for (int i = 0; i < 3; ++i) {
     on_device.train_step();

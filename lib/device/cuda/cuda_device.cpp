@@ -201,6 +201,13 @@ class CudaDevice final : public Device {
     synchronize();
   }
 
+  void copy(const Stream& stream, void* to, const void* from, size_t bytes) override {
+    if (bytes > 0) {
+      check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cuda_context(stream).stream),
+                 "copying between the GPU and the host");
+    }
+  }
+
   void fill_zero(void* pointer, size_t bytes) override {
     if (bytes > 0) {
       check_cuda(cudaMemsetAsync(pointer, 0, bytes, context_.stream), "clearing GPU memory");

@@ -43,6 +43,11 @@ void MetaDevice::copy_to_host(void* to, const void* /*from*/, size_t bytes) {
   std::memset(to, 0, bytes);
 }
 
+void MetaDevice::copy(const Stream& stream, void* /*to*/, const void* /*from*/, size_t bytes) {
+  const auto of_host = static_cast<double>(bytes);
+  log_call(stream, {.bytes = {2 * of_host, of_host}}, kSideCopy);
+}
+
 void MetaDevice::fill_zero(void* /*pointer*/, size_t bytes) {
   log_call(stream(), {.bytes = static_cast<double>(bytes)}, "fill_zero");
 }

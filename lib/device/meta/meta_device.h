@@ -32,6 +32,7 @@ class MetaDevice final : public Device {
   void* allocate_on_host(size_t bytes) override;
   void copy_from_host(void* to, const void* from, size_t bytes) override;
   void copy_to_host(void* to, const void* from, size_t bytes) override;
+  void copy(const Stream& stream, void* to, const void* from, size_t bytes) override;
   void fill_zero(void* pointer, size_t bytes) override;
   void synchronize() override {}
   size_t available_memory() const override { return 0; }

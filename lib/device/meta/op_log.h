@@ -63,6 +63,9 @@ struct OpWork {
   OpProduct product = {};        ///< of a GEMM
 };
 
+/// The name of a copy in the side stream.
+inline constexpr const char* kSideCopy = "side_copy";
+
 /// One call in the log.
 struct OpCall {
   const char* part;  ///< part of a step: the outermost open span; empty: none
