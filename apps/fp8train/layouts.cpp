@@ -242,7 +242,8 @@ void search_stages(const Settings& settings, const RankMemory& memory, int ranks
       changed.parallelism.zero_stage = stage;
       changed.parallelism.shard_ranks = stage == 0 ? 0 : settings.parallelism.shard_ranks;
       changed.parallelism.sync_each_batch = sync_each;
-      for (const Recompute recompute : {Recompute::block, Recompute::none}) {
+      for (const Recompute recompute :
+           {Recompute::block, Recompute::none, Recompute::mlp, Recompute::attention}) {
         changed.step.decoder.recompute = recompute;
         try {
           if (!StageSearch(changed, memory, ranks, sequences, sizes).search(found)) {
@@ -303,17 +304,25 @@ LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, 
   const int64_t sequences = sequences_of(settings, ranks);
   found.tokens_per_step = sequences * settings.step.seq_length;
   Settings whole = settings;
-  for (const ParallelLayout& layout : sizes_of_axes(settings, ranks)) {
-    const int64_t data = data_ranks(layout, ranks);
-    if (sequences % data == 0) {
-      whole.parallelism.layout = layout;
-      std::vector<int64_t> sizes = divisors(sequences / data);
-      std::erase_if(sizes,
-                    [&](int64_t size) { return micro_batch_size > 0 && size != micro_batch_size; });
-      search_stages(whole, memory, ranks, sequences / data, sizes, found);
-    } else {
-      found.indivisible.push_back(data);
+  const std::vector<ParallelLayout> axes = sizes_of_axes(settings, ranks);
+  const auto search_axes = [&] {
+    for (const ParallelLayout& layout : axes) {
+      const int64_t data = data_ranks(layout, ranks);
+      if (sequences % data == 0) {
+        whole.parallelism.layout = layout;
+        std::vector<int64_t> sizes = divisors(sequences / data);
+        std::erase_if(
+            sizes, [&](int64_t size) { return micro_batch_size > 0 && size != micro_batch_size; });
+        search_stages(whole, memory, ranks, sequences / data, sizes, found);
+      } else {
+        found.indivisible.push_back(data);
+      }
     }
+  };
+  search_axes();
+  if (found.fitting.empty() && !memory.is_host && !settings.optimizer.offloads) {
+    whole.optimizer.offloads = true;
+    search_axes();
   }
   if (found.fitting.empty() && found.too_large.empty()) {
     throw ConfigError(found.refused.empty()
@@ -356,13 +365,15 @@ std::string keys_of(const Layout& layout, const Settings& file) {
   if (strategy.shard_ranks != file.parallelism.shard_ranks) {
     others += " parallelism.shard_ranks=0";
   }
+  if (settings.optimizer.offloads != file.optimizer.offloads) {
+    others += fmt::format(" offload.optimizer={}", settings.optimizer.offloads);
+  }
   const int64_t global = settings.training.global_batch_size;
   return fmt::format(
       "parallelism.tensor={} parallelism.pipeline={} parallelism.zero_stage={}{} "
       "model.recompute={} training.micro_batch_size={} training.{}={}",
       strategy.layout.tensor, strategy.layout.pipeline, strategy.zero_stage, others,
-      settings.step.decoder.recompute == Recompute::block ? "block" : "none",
-      settings.step.micro_batch_size,
+      name_of(settings.step.decoder.recompute), settings.step.micro_batch_size,
       global > 0 ? "global_batch_size" : "gradient_accumulation_steps",
       global > 0 ? global : layout.micro_batches);
 }

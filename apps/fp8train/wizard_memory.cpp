@@ -42,7 +42,7 @@ std::vector<Answer> changes(const Settings& before, const Settings& after) {
     answers.push_back({"training.micro_batch_size", std::to_string(after.step.micro_batch_size)});
   }
   if (after.step.decoder.recompute != before.step.decoder.recompute) {
-    answers.push_back({"model.recompute", "block"});
+    answers.push_back({"model.recompute", std::string(name_of(after.step.decoder.recompute))});
   }
   if (after.parallelism.zero_stage != before.parallelism.zero_stage) {
     answers.push_back({"parallelism.zero_stage", std::to_string(after.parallelism.zero_stage)});
@@ -113,8 +113,9 @@ std::vector<Answer> JobMemory::search_what_fits(const Settings& settings,
         return changes(settings, changed);
       }
     }
-    if (changed.step.decoder.recompute == Recompute::none) {
-      changed.step.decoder.recompute = Recompute::block;
+    Recompute& recompute = changed.step.decoder.recompute;
+    if (recompute != Recompute::block) {
+      recompute = recompute == Recompute::none ? Recompute::mlp : Recompute::block;
     } else if (++changed.parallelism.zero_stage > last_stage) {
       return {};
     }
@@ -274,7 +275,7 @@ struct LayoutKey {
 constexpr LayoutKey kLayoutKeys[] = {
     {"model.recompute",
      [](const Settings& s) -> std::string {
-       return s.step.decoder.recompute == Recompute::block ? "block" : "none";
+       return std::string(name_of(s.step.decoder.recompute));
      }},
     {"parallelism.zero_stage",
      [](const Settings& s) { return std::to_string(s.parallelism.zero_stage); }},

@@ -53,7 +53,8 @@ constexpr ForeignName kNames[] = {
     {"n_layer", "model.num_hidden_layers"},
     {"n_head", "model.num_attention_heads"},
     {"n_embd", "model.hidden_size"},
-    {"gradient_checkpointing activation_checkpoint* recompute_activations", "model.recompute"},
+    {"gradient_checkpointing activation_checkpoint* recompute_activations recompute_modules",
+     "model.recompute"},
     {"bias", "model.qkv_bias, model.attention_output_bias, model.mlp_bias, model.norm_bias"},
     {"precision_plan", "precision.plan"},
     {"amax_compute_algorithm", "fp8.amax_compute_algo"},
@@ -94,10 +95,8 @@ constexpr ForeignName kNames[] = {
      {},
      "experts are not divided among ranks here; parallelism.zero_stage divides their weights, and "
      "model.num_experts and the section moe describe them"},
-    {"offload* cpu_offload* optimizer_offload* param_offload* activation_offload* "
-     "fsdp_offload_params",
-     {},
-     kNoOffload},
+    {"activation_offload* offload_activations* cpu_offloading*", "offload.activations"},
+    {"cpu_offload* optimizer_offload* param_offload* fsdp_offload_params", "offload.optimizer"},
     {"wandb* use_wandb report_to mlflow* comet* neptune* swanlab* logger_name",
      {},
      "nothing is sent to a service from here; scripts/export/to_wandb.py sends a run to Weights & "

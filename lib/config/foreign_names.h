@@ -8,9 +8,7 @@
 
 namespace fp8train {
 
-inline constexpr const char* kNoOffload =
-    "weights and moments are not moved to CPU memory or NVMe here; parallelism.zero_stage and "
-    "model.recompute lower a GPU's memory";
+inline constexpr const char* kWeightsStay = " (weights that GEMMs read stay on the GPU)";
 
 struct ForeignName {
   std::string_view names;     ///< with blanks between them; `lora*` is every name that begins so

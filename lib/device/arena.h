@@ -29,6 +29,8 @@ class Arena {
   /// Whether allocate() can give that many bytes (more than 0), for callers that have other memory.
   bool has(size_t bytes) const;
 
+  /// Returns the first byte; null until reserve().
+  void* base() const { return buffer_.data(); }
   Mark mark() const { return used_; }
   void release(Mark mark) { used_ = mark; }
   size_t high_water() const { return high_water_; }

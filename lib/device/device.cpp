@@ -69,7 +69,11 @@ std::unique_ptr<Device> make_meta_device(const Device& planned) {
 }
 
 Buffer::Buffer(Device& device, size_t bytes, MemoryCategory category)
-    : device_(&device), data_(device.allocate(bytes)), bytes_(bytes), category_(category) {
+    : device_(&device),
+      data_(category == MemoryCategory::offloaded ? device.allocate_on_host(bytes)
+                                                  : device.allocate(bytes)),
+      bytes_(bytes),
+      category_(category) {
   device_->ledger().add(category_, bytes_);
 }
 
@@ -77,7 +81,11 @@ void Buffer::reset() noexcept {
   if (device_ == nullptr) {
     return;
   }
-  device_->deallocate(data_, bytes_);
+  if (category_ == MemoryCategory::offloaded) {
+    device_->deallocate_on_host(data_, bytes_);
+  } else {
+    device_->deallocate(data_, bytes_);
+  }
   device_->ledger().remove(category_, bytes_);
   device_ = nullptr;
   data_ = nullptr;

@@ -86,12 +86,22 @@ class Device {
   /// which names the bytes requested and in use, if memory is short. Use Buffer as the owner.
   virtual void* allocate(size_t bytes) = 0;
   virtual void deallocate(void* pointer, size_t bytes) noexcept = 0;
+  /// The same for memory of the host, which work of the device's streams reads and writes through
+  /// its link as if it were the device's.
+  virtual void* allocate_on_host(size_t bytes) { return allocate(bytes); }
+  virtual void deallocate_on_host(void* pointer, size_t bytes) noexcept {
+    deallocate(pointer, bytes);
+  }
 
-  /// Copy between host and device memory, in stream order. `from` of copy_from_host() may change
+  /// Copy between host memory and memory of the device, also in allocate_on_host(), in stream
+  /// order. `from` of copy_from_host() may change
   /// once it has returned; copy_to_host() waits for the stream. On meta it writes zeros. Both throw
   /// DeviceError.
   virtual void copy_from_host(void* to, const void* from, size_t bytes) = 0;
   virtual void copy_to_host(void* to, const void* from, size_t bytes) = 0;
+  /// Copies between memory of the device and that of allocate_on_host(), in the order of `stream`.
+  /// Throws DeviceError.
+  virtual void copy(const Stream& stream, void* to, const void* from, size_t bytes) = 0;
   /// Sets bytes to zero, in stream order. Throws DeviceError.
   virtual void fill_zero(void* pointer, size_t bytes) = 0;
   /// Waits for the work of the stream. Throws DeviceError if it has failed.
@@ -135,7 +145,8 @@ std::unique_ptr<Device> make_meta_device(const DeviceTraits& traits);
 /// are not traits, such as the memory that a library needs for an operation.
 std::unique_ptr<Device> make_meta_device(const Device& planned);
 
-/// Owns bytes on a device, which are charged to a category. Movable. Never throws on destruction.
+/// Owns bytes of a device, which are charged to a category: those of MemoryCategory::offloaded are
+/// in memory of the host. Movable. Never throws on destruction.
 class Buffer {
  public:
   Buffer() = default;

@@ -17,6 +17,7 @@ struct GpuKind {
   double memory_rate;     ///< 10^9 bytes
   double node_rate;       ///< 10^9 bytes to other GPUs of the node
   double network_rate;    ///< 10^9 bytes to other nodes, for each GPU, with the usual adapter
+  double host_rate;       ///< 10^9 bytes to memory of the host, each way
   double tera_flops_f32;  ///< 10^12 FLOPs of fused multiply-adds, outside of tensor cores
 
   /// Returns the instructions of whole warps per second: each takes a cycle of one of a
@@ -30,7 +31,7 @@ struct AchievedShares {
   double attention_forward, attention_backward;  ///< shares of the 16-bit rate
   double memory;
   double instructions;
-  double wire;            ///< of links and networks
+  double wire;            ///< of links and networks, and of the link to the host
   double launch_seconds;  ///< time of each kernel in addition to its work
 };
 

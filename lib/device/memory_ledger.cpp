@@ -28,20 +28,22 @@ std::string_view name_of(MemoryCategory category) {
       return "communication";
     case MemoryCategory::state_copy:
       return "copy for checkpoints";
+    case MemoryCategory::offloaded:
+      return "offloaded to the host";
   }
   return "?";
 }
 
 void MemoryLedger::add(MemoryCategory category, size_t bytes) {
   current_[index(category)] += bytes;
-  total_ += bytes;
+  total_ += category == MemoryCategory::offloaded ? 0 : bytes;
   peak_ = std::max(peak_, total_);
   ++allocations_;
 }
 
 void MemoryLedger::remove(MemoryCategory category, size_t bytes) {
   current_[index(category)] -= bytes;
-  total_ -= bytes;
+  total_ -= category == MemoryCategory::offloaded ? 0 : bytes;
 }
 
 }  // namespace fp8train

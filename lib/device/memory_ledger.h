@@ -21,9 +21,10 @@ enum class MemoryCategory : uint8_t {
   batch,              ///< tokens and targets of a micro-batch
   communication,      ///< bytes sent to other ranks and received from them
   state_copy,  ///< copy of the state while a checkpoint is written, if the device is the host
+  offloaded,   ///< optimizer state and master weights in memory of the host
 };
 
-constexpr size_t kMemoryCategories = 11;
+constexpr size_t kMemoryCategories = 12;
 
 /// Returns the category's name in reports: "optimizer state".
 std::string_view name_of(MemoryCategory category);
@@ -35,6 +36,7 @@ class MemoryLedger {
   void remove(MemoryCategory category, size_t bytes);
 
   size_t current(MemoryCategory category) const { return current_[index(category)]; }
+  /// Returns the bytes on the device: of all categories but `offloaded`.
   size_t total() const { return total_; }
   size_t peak() const { return peak_; }
   /// Returns how many allocations were ever made. The steady step makes none.

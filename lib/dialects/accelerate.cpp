@@ -103,7 +103,7 @@ constexpr ForeignValue kCheckpointing[] = {{"true", Fate::ours, "block"},
 constexpr ForeignKey kFsdpKeys[] = {
     {"sharding_strategy reshard_after_forward", Meaning::special},
     {"activation_checkpointing", Meaning::values, "model.recompute", kCheckpointing},
-    {"offload_params", Meaning::off, kNoOffload}};
+    {"offload_params", Meaning::offload, kWeightsStay}};
 constexpr ForeignTable kFsdp = {
     kFsdpKeys,
     "version auto_wrap_policy backward_prefetch backward_prefetch_policy forward_prefetch "
@@ -121,7 +121,8 @@ constexpr ForeignKey kDeepspeedKeys[] = {
     {"zero_stage", Meaning::ours, "parallelism.zero_stage"},
     {"gradient_accumulation_steps", Meaning::ours, "training.gradient_accumulation_steps"},
     {"gradient_clipping deepspeed_config_file", Meaning::special},
-    {"offload_optimizer_device offload_param_device", Meaning::off, kNoOffload}};
+    {"offload_optimizer_device", Meaning::offload},
+    {"offload_param_device", Meaning::offload, kWeightsStay}};
 constexpr ForeignTable kDeepspeed = {
     kDeepspeedKeys,
     "offload_optimizer_nvme_path offload_param_nvme_path zero3_init_flag "
@@ -129,7 +130,7 @@ constexpr ForeignTable kDeepspeed = {
     "deepspeed_exclusion_filter deepspeed_inclusion_filter deepspeed_moe_layer_cls_names"};
 
 constexpr ForeignValue kRecompute[] = {
-    {"true", Fate::ours, "block", " (Megatron recomputes attention alone)"},
+    {"true", Fate::ours, "attention", " (Megatron stores q, k and v)"},
     {"false", Fate::ours, "none"}};
 constexpr ForeignValue kDistributed[] = {{"true", Fate::ours, "1"}, {"false", Fate::ours, "0"}};
 constexpr ForeignKey kMegatronKeys[] = {

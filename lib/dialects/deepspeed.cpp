@@ -48,7 +48,8 @@ constexpr ForeignValue kMicsSize[] = {{"1", Fate::ignored}, {"*"}};  // "-1" is 
 constexpr ForeignKey kZeroKeys[] = {
     {"stage", Meaning::ours, "parallelism.zero_stage"},
     {"mics_shard_size", Meaning::values, "parallelism.shard_ranks", kMicsSize},
-    {"offload_optimizer offload_param cpu_offload cpu_offload_params", Meaning::off, kNoOffload},
+    {"offload_optimizer cpu_offload", Meaning::offload},
+    {"offload_param cpu_offload_params", Meaning::offload, kWeightsStay},
     {"zero_quantized_weights zero_quantized_gradients", Meaning::off, kNoQuantizedZero},
     {"zenflow", Meaning::off, kOtherTraining}};
 constexpr ForeignTable kZero = {

@@ -45,6 +45,9 @@ constexpr const char* kBalance = "moe.balance_loss is the weight of a loss by se
 constexpr ForeignValue kBalancing[] = {{"auxloss", Fate::noted, kBalance},
                                        {"seqauxloss", Fate::noted, kBalance},
                                        {"none", Fate::noted, kBalance}};
+constexpr ForeignValue kGranularity[] = {
+    {"full", Fate::ours, "block"},
+    {"selective", Fate::ours, "attention", " (Megatron stores q, k and v)"}};
 
 constexpr ForeignKey kKeys[] = {
     {"num_experts num_moe_experts", Meaning::ours, "model.num_experts"},
@@ -77,6 +80,9 @@ constexpr ForeignKey kKeys[] = {
     {"fp8_interval", Meaning::ours, "fp8.interval"},
     {"fp8_amax_history_len", Meaning::ours, "fp8.amax_history_len"},
     {"fp8_amax_compute_algo", Meaning::ours, "fp8.amax_compute_algo"},
+    {"recompute_granularity", Meaning::values, "model.recompute", kGranularity,
+     "full or selective"},
+    {"optimizer_cpu_offload", Meaning::offload},
     {"tp_only_amax_red", Meaning::values, "fp8.reduce_amax", kInverted},
     {"fp8_output_proj", Meaning::values, "fp8.exempt_head", kInverted},
     {"fp8_wgrad", Meaning::values, "fp8.override_linear_precision", kWgrad},

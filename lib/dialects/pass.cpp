@@ -228,7 +228,7 @@ void Pass::key(const Entry& entry, const ForeignTable& table, const Special& spe
   }
   const Meaning meaning = known->meaning;
   if (entry.node.kind == Kind::null || meaning == Meaning::nothing ||
-      (meaning == Meaning::off && is_off(entry.node))) {
+      ((meaning == Meaning::off || meaning == Meaning::offload) && is_off(entry.node))) {
     without_meaning(entry);
   } else if (table.takes_auto && is_auto(entry.node)) {
     changed_ = true;
@@ -237,6 +237,8 @@ void Pass::key(const Entry& entry, const ForeignTable& table, const Special& spe
     put(known->text, entry, entry.node);
   } else if (meaning == Meaning::values) {
     translate(*known, entry);
+  } else if (meaning == Meaning::offload) {
+    offload(*known, entry);
   } else if (meaning == Meaning::special) {
     changed_ = true;
     special(entry);
@@ -271,6 +273,18 @@ void Pass::translate(const ForeignKey& key, const Entry& entry) {
       break;
     case ForeignValue::Fate::refused:
       complain(entry, text);
+  }
+}
+
+void Pass::offload(const ForeignKey& key, const Entry& entry) {
+  const YamlNode* const device = value_of(entry.node, "device");
+  const YamlNode& to = device == nullptr ? entry.node : *device;
+  if (to.kind == Kind::scalar && simplified(to.text) == "nvme") {
+    complain(entry, "nothing is moved to NVMe here; take cpu");
+  } else if (flag_in(to) != true && (to.kind != Kind::scalar || simplified(to.text) != "cpu")) {
+    complain(entry, fmt::format("expected cpu or none, got {}", describe(to)));
+  } else {
+    put("offload.optimizer", entry, "true", key.text.data());
   }
 }
 

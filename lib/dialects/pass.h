@@ -38,6 +38,7 @@ struct ForeignKey {
     ours,     ///< `text` is our key; the value means the same
     nothing,  ///< ForeignTable::without_meaning
     off,      ///< only a value that switches it off is accepted; `text` says what is missing here
+    offload,  ///< offload.optimizer, by a device or a section that has one; `text` is its remark
     values,   ///< `text` is our key; `values` has what the values mean
     special,  ///< the section's own function reads it
   };
@@ -192,6 +193,7 @@ class Pass {
 
   YamlNode own_section(const YamlNode& section, Program& megatron);
   void translate(const ForeignKey& key, const Entry& entry);
+  void offload(const ForeignKey& key, const Entry& entry);
   void unknown(const Entry& entry, const ForeignTable& known);
   void insert_pending();
   YamlNode& section_for(const std::string& name, const YamlKey& origin);

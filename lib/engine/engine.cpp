@@ -79,7 +79,8 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
               .gradients = settings.trains,
               .sharing = strategy_->sharing(),
               .part = part_of_stage(settings, mesh()),
-              .tensor = tensor_share(settings, mesh())}),
+              .tensor = tensor_share(settings, mesh()),
+              .offloads = settings.optimizer.offloads}),
       scratch_(device, MemoryCategory::workspace),
       totals_(device, 2 * sizeof(Totals), MemoryCategory::batch) {
   if (settings.strategy.layout.tensor_parts > 0 && !counts_only(device) && !is_host(device)) {
@@ -137,7 +138,7 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
   }
   settings_.step.cuda_graphs = settings.step.cuda_graphs && strategy_->can_be_recorded() &&
                                stage_ == nullptr && tensor_ranks_ == nullptr &&
-                               context_ranks_ == nullptr;
+                               context_ranks_ == nullptr && model_.offload() == nullptr;
   strategy_->attach(device, model_.parameters(), model_.scaling().amax());
   device.fill_zero(totals_.data(), totals_.bytes());
 }
@@ -155,6 +156,9 @@ void Engine::reserve(const StepPlan& plan) {
     pass->held.reserve(plan.held_bytes);
   }
   scratch_.reserve(plan.scratch_bytes);
+  if (model_.offload() != nullptr) {
+    model_.offload()->reserve(plan.offloaded_bytes);
+  }
 }
 
 StepPlan Engine::high_water() const {
@@ -164,6 +168,9 @@ StepPlan Engine::high_water() const {
   }
   for (const auto& pass : passes_) {
     plan.held_bytes = std::max(plan.held_bytes, pass->held.high_water());
+  }
+  if (model_.offload() != nullptr) {
+    plan.offloaded_bytes = model_.offload()->high_water();
   }
   return plan;
 }

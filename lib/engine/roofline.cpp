@@ -54,6 +54,21 @@ void divide(OpTotal& total, int64_t parts) {
   total.seconds /= share;
 }
 
+/// Copies in the side stream take the time by which they are longer than the other operations of
+/// their part.
+void hide_copies(std::vector<OpTotal>& operations) {
+  for (OpTotal& copies : operations) {
+    if (copies.name != kSideCopy) {
+      continue;
+    }
+    double others = 0;
+    for (const OpTotal& total : operations) {
+      others += total.part == copies.part && total.name != kSideCopy ? total.seconds : 0.0;
+    }
+    copies.seconds = std::max(0.0, copies.seconds - others);
+  }
+}
+
 }  // namespace
 
 const char* name_of(Bound bound) {
@@ -66,8 +81,11 @@ OpTime roofline(const OpWork& work, const StepRates& rates) {
   const std::optional<MeasuredRate> measured =
       work.product.m > 0 ? rates.measured.rate(work.product) : std::nullopt;
   const bool of_shape = measured.has_value() && measured->source == RateSource::shape;
-  const double memory =
-      of_shape ? 0.0 : work.bytes / (rates.gpu->memory_rate * kGiga * shares.memory);
+  const double host = work.bytes.on_host / (rates.gpu->host_rate * kGiga * shares.wire);
+  const double memory = of_shape
+                            ? 0.0
+                            : std::max(host, (work.bytes.all - work.bytes.on_host) /
+                                                 (rates.gpu->memory_rate * kGiga * shares.memory));
   const double flops_rate = measured.has_value()
                                 ? measured->flops_per_second
                                 : flops_per_second(work.arithmetic, *rates.gpu, shares);
@@ -122,7 +140,7 @@ StepModel model_step(const OpLog& calls, const EngineSettings& settings, const S
                          .name = call.name,
                          .calls = call.times,
                          .launches = call.times * call.work.launches,
-                         .bytes = times * call.work.bytes,
+                         .bytes = times * call.work.bytes.all,
                          .flops = times * call.work.flops,
                          .seconds = times * time.seconds,
                          .arithmetic = call.work.arithmetic,
@@ -141,6 +159,7 @@ StepModel model_step(const OpLog& calls, const EngineSettings& settings, const S
       found->add(one);
     }
   }
+  hide_copies(model.operations);
   std::ranges::stable_sort(model.operations, {}, &OpTotal::part);
   for (const OpTotal& total : model.operations) {
     model.step.add(total);

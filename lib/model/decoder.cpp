@@ -21,7 +21,8 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
       plan_(plan),
       part_(options.part.value_or(ModelPart{{{0, config.num_hidden_layers}}})),
       tensor_(options.tensor),
-      keeps_block_inputs_(!encodes_residuals() || options.settings.recompute == Recompute::block) {
+      keeps_block_inputs_(!encodes_residuals() || options.settings.recompute == Recompute::block ||
+                          options.settings.recompute == Recompute::attention) {
   check(config_.vocab_size > 0, "the vocabulary is known before a model is built");
   if (config_.head_dim > device.traits().max_head_dim) {
     throw ConfigError(fmt::format(
@@ -74,11 +75,16 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
   parameters_.begin_unit();
   add_head(options);
   for (const auto& parameter : parameters_.all()) {
+    parameter->offloads = options.offloads;
     // All ranks of the tensor axis have what is not cut.
     parameter->counts_in_norm =
         parameter->counts_in_norm && (tensor_.rank == 0 || parameter->sharding.cut);
   }
   freeze(options.settings.frozen);
+  const size_t first = std::max<size_t>(first_trained_, 1);
+  if (options.settings.offloads_saved && options.gradients && first <= blocks_.size()) {
+    offload_ = std::make_unique<SavedOffload>(device, blocks_.size() + 1 - first);
+  }
   allocate(options);
 }
 
@@ -207,6 +213,13 @@ std::pair<size_t, size_t> Decoder::units_of(int chunk) const {
   }
 }
 
+std::pair<SavedOffload*, size_t> Decoder::offload_of(const StepContext& context,
+                                                     size_t unit) const {
+  const size_t first = std::max<size_t>(first_trained_, 1);
+  const bool moves = offload_ != nullptr && context.training && unit >= first;
+  return {moves ? offload_.get() : nullptr, moves ? unit - first : 0};
+}
+
 /// Begins a pass over the model.
 StepContext Decoder::begin_pass(StepContext context, ScalingPass pass, int chunk) const {
   scaling_.begin_pass(context.stream, pass, chunk);
@@ -280,9 +293,17 @@ void Decoder::run_blocks(const StepContext& context, Residual& stream, MicroBatc
       y = spare.empty() ? fp8train::allocate(*context.scratch, input.dtype, input.shape) : spare;
     }
     use(context, unit, unit + 1);
-    blocks_[unit - 1].forward(context, stream, y, pass.tokens.shape[0],
+    StepContext of_block = context;
+    const auto [offload, number] = offload_of(context, unit);
+    if (offload != nullptr) {
+      of_block.saved = &offload->begin_forward(context.stream, number);
+    }
+    blocks_[unit - 1].forward(of_block, stream, y, pass.tokens.shape[0],
                               caches == nullptr ? nullptr : &(*caches)[unit - 1],
                               pass.saved[unit - first]);
+    if (offload != nullptr) {
+      offload->end_forward(context.stream, number);
+    }
     if (context.watch != nullptr) {
       ops::add(context.stream, stream.x, stream.branch, stream.sum);
       stream = {.x = stream.sum, .branch = stream.branch, .sum = {}};

@@ -17,6 +17,7 @@
 #include "model/decoder_settings.h"
 #include "model/linear_sites.h"
 #include "model/model_config.h"
+#include "model/saved_offload.h"
 #include "model/tensor_share.h"
 #include "nn/block.h"
 #include "nn/head.h"
@@ -79,6 +80,7 @@ struct DecoderOptions {
   StoreSharing sharing;
   std::optional<ModelPart> part = {};  ///< nothing: the whole model
   TensorShare tensor = {};
+  bool offloads = false;  ///< Parameter::offloads
 };
 
 /// A decoder-only transformer with explicit forward and backward passes. It owns the parameters and
@@ -98,6 +100,8 @@ class Decoder {
   const PrecisionPlan& plan() const { return plan_; }
   const ModelPart& part() const { return part_; }
   const TensorShare& tensor_share() const { return tensor_; }
+  /// Returns null if activations stay on the device.
+  SavedOffload* offload() const { return offload_.get(); }
   /// Returns the plans of the whole model's layers.
   const std::vector<LinearPlan>& linear_plans() const { return linear_plans_; }
   ParameterStore& parameters() { return parameters_; }
@@ -184,6 +188,9 @@ class Decoder {
   bool has_head(int chunk) const {
     return head_ != nullptr && static_cast<size_t>(chunk) + 1 == part_.chunks.size();
   }
+  /// Returns what moves the activations of a block, and its number among those that are moved;
+  /// null: they stay.
+  std::pair<SavedOffload*, size_t> offload_of(const StepContext& context, size_t unit) const;
   /// Returns the units of a chunk's blocks: the first, and the one after them.
   std::pair<size_t, size_t> units_of(int chunk) const;
   /// Takes the parameters that match a pattern from training.
@@ -236,6 +243,7 @@ class Decoder {
   Parameter* embedding_ = nullptr;
   Parameter* positions_ = nullptr;
   size_t first_trained_ = 0;  ///< unit: backward ends with it
+  std::unique_ptr<SavedOffload> offload_;
   std::vector<Block> blocks_;
   Tensor loads_;  ///< int64 [blocks with experts, E + 1], of Moe; none where nothing trains
   std::unique_ptr<Norm> final_norm_;

@@ -155,7 +155,7 @@ void Decoder::add_block(int64_t index, const DecoderSettings& settings) {
           ? std::variant<Mlp, Moe>(make_moe(layer + "mlp", settings.moe, pre_activation))
           : std::variant<Mlp, Moe>(make_mlp(layer + "mlp", pre_activation));
   blocks_.emplace_back(attention_norm, std::move(attention), mlp_norm, std::move(mlp),
-                       settings.recompute == Recompute::block, encodes_residuals());
+                       settings.recompute, encodes_residuals());
 }
 
 }  // namespace fp8train

@@ -6,15 +6,14 @@
 #include <vector>
 
 #include "nn/moe_shape.h"
+#include "nn/recompute.h"
 
 namespace fp8train {
-
-/// The results that backward computes again instead of reading them.
-enum class Recompute : uint8_t { none, block };
 
 /// How a decoder computes its passes and its loss.
 struct DecoderSettings {
   Recompute recompute = Recompute::none;
+  bool offloads_saved = false;  ///< activations of blocks are in the host's memory (SavedOffload)
   double z_loss = 0.0;          ///< weight of the squared log of the softmax's normalizer
   int64_t head_chunk_rows = 0;  ///< rows of logits alive at a time; 0: by the device (nn/head.h)
   std::vector<std::string> frozen;  ///< patterns of parameters that are not trained

@@ -96,7 +96,14 @@ void Decoder::backward(const StepContext& context, MicroBatchPass& pass, const V
   for (size_t unit = end; unit-- > last;) {
     use(context, unit, unit > last ? unit - 1 : ParameterGatherer::kNone);
     begin_gradients(context, unit);
+    const auto [offload, number] = offload_of(context, unit);
+    if (offload != nullptr) {
+      offload->begin_backward(context.stream, number);
+    }
     blocks_[unit - 1].backward(context, gradient, pass.tokens.shape[0], pass.saved[unit - first]);
+    if (offload != nullptr) {
+      offload->end_backward(context.stream, number);
+    }
     complete(context, unit);
   }
   if (pass.chunk > 0) {

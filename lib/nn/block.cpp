@@ -1,46 +1,66 @@
 #include "nn/block.h"
 
-namespace fp8train {
+#include <optional>
 
-/// middle: memory for the stream between attention and MLP, which is what `stream` then adds to.
-void Block::run(const StepContext& context, Residual& stream, View middle, int64_t batch,
-                KvCache* cache, Saved& saved) const {
-  const int64_t rows = stream.x.shape.rows();
-  saved.x = stream.value();
-  {
-    ArenaScope scope(*context.scratch);
-    const InputTensor normed = attention_.qkv().allocate_input(context, rows);
-    attention_norm_.forward(context, stream, normed.plain, saved.attention_norm, normed.cast);
-    attention_.forward(context, normed, stream.branch, batch, cache, saved.attention);
+namespace fp8train {
+namespace {
+
+/// Releases what a half of a block stores for backward, if it is not read.
+class Dropped {
+ public:
+  Dropped(const StepContext& context, bool drops) {
+    if (drops && context.training) {
+      saved_.emplace(*context.saved);
+      operands_.emplace(*context.memory_of_x());
+    }
   }
-  stream = stream.plus_branch(middle);
-  run_mlp(context, stream, saved);
+
+ private:
+  std::optional<ArenaScope> saved_, operands_;
+};
+
+}  // namespace
+
+void Block::run_attention(const StepContext& context, const Residual& stream, View y, int64_t batch,
+                          KvCache* cache, Saved& saved) const {
+  ArenaScope scope(*context.scratch);
+  const InputTensor normed = attention_.qkv().allocate_input(context, stream.x.shape.rows());
+  attention_norm_.forward(context, stream, normed.plain, saved.attention_norm, normed.cast);
+  attention_.forward(context, normed, y, batch, cache, saved.attention);
 }
 
-void Block::run_mlp(const StepContext& context, const Residual& stream, Saved& saved) const {
+void Block::run_mlp(const StepContext& context, const Residual& stream, View y,
+                    Saved& saved) const {
   ArenaScope scope(*context.scratch);
   const auto run = [&](const auto& mlp, const InputTensor& normed, auto& of_mlp) {
     mlp_norm_.forward(context, stream, normed.plain, saved.mlp_norm, normed.cast);
-    mlp.forward(context, normed, stream.branch, of_mlp);
+    mlp.forward(context, normed, y, of_mlp);
   };
   if (const Moe* moe = std::get_if<Moe>(&mlp_)) {
-    run(*moe, moe->allocate_input(context, stream.branch), saved.moe);
+    if (y.empty()) {  // backward reads the output of each expert, if not their sum
+      y = allocate(*context.scratch, stream.x.dtype, stream.x.shape);
+    }
+    run(*moe, moe->allocate_input(context, y), saved.moe);
   } else {
     const Mlp& mlp = std::get<Mlp>(mlp_);
-    run(mlp, mlp.up().allocate_input(context, stream.branch.shape.rows()), saved.mlp);
+    run(mlp, mlp.up().allocate_input(context, stream.x.shape.rows()), saved.mlp);
   }
 }
 
 void Block::forward(const StepContext& context, Residual& stream, View y, int64_t batch,
                     KvCache* cache, Saved& saved) const {
-  if (recompute_ && context.training) {
-    ArenaScope dropped(*context.saved);
-    ArenaScope dropped_operands(*context.memory_of_x());
-    run(context, stream, y, batch, cache, saved);
-  } else {
-    const bool keeps = context.training && !encodes_residuals_;
-    const View middle = keeps ? allocate(*context.saved, y.dtype, y.shape) : y;
-    run(context, stream, middle, batch, cache, saved);
+  saved.x = stream.value();
+  const bool reads_middle =
+      recompute_ != Recompute::block && (!encodes_residuals_ || recompute_ == Recompute::mlp);
+  saved.middle = context.training && reads_middle ? allocate(*context.saved, y.dtype, y.shape) : y;
+  {
+    const Dropped dropped(context, recomputes(Recompute::attention));
+    run_attention(context, stream, stream.branch, batch, cache, saved);
+  }
+  stream = stream.plus_branch(saved.middle);
+  {
+    const Dropped dropped(context, recomputes(Recompute::mlp));
+    run_mlp(context, stream, stream.branch, saved);
   }
   stream = stream.plus_branch(y);
 }
@@ -48,12 +68,16 @@ void Block::forward(const StepContext& context, Residual& stream, View y, int64_
 void Block::backward(const StepContext& context, View gradient, int64_t batch, Saved& saved) const {
   ArenaScope scope(*context.scratch);
   ArenaScope recomputed(*context.saved);
-  if (recompute_) {
-    ArenaScope unused_output(*context.scratch);
-    const auto like_x = [&](Arena& arena) { return allocate(arena, saved.x.dtype, saved.x.shape); };
-    Residual stream = {.x = saved.x, .branch = like_x(*context.scratch), .sum = {}};
-    const View middle = like_x(encodes_residuals_ ? *context.scratch : *context.saved);
-    run(context, stream, middle, batch, nullptr, saved);
+  const auto like_x = [&](Arena& arena) { return allocate(arena, saved.x.dtype, saved.x.shape); };
+  Residual stream = {.x = saved.x, .branch = {}, .sum = {}};
+  if (recompute_ == Recompute::block) {
+    ArenaScope unread(*context.scratch);
+    saved.middle = like_x(encodes_residuals_ ? *context.scratch : *context.saved);
+    stream.branch = like_x(*context.scratch);
+    run_attention(context, stream, stream.branch, batch, nullptr, saved);
+    run_mlp(context, stream.plus_branch(saved.middle), {}, saved);
+  } else if (recompute_ == Recompute::mlp) {
+    run_mlp(context, {.x = saved.middle, .branch = {}, .sum = {}}, {}, saved);
   }
   const View d_normed = allocate(*context.scratch, gradient.dtype, gradient.shape);
   if (const Moe* moe = std::get_if<Moe>(&mlp_)) {
@@ -62,6 +86,9 @@ void Block::backward(const StepContext& context, View gradient, int64_t batch, S
     std::get<Mlp>(mlp_).backward(context, gradient, d_normed, saved.mlp);
   }
   mlp_norm_.backward(context, d_normed, gradient, true, saved.mlp_norm);
+  if (recompute_ == Recompute::attention) {
+    run_attention(context, stream, {}, batch, nullptr, saved);
+  }
   attention_.backward(context, gradient, d_normed, batch, saved.attention);
   attention_norm_.backward(context, d_normed, gradient, true, saved.attention_norm);
 }

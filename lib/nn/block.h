@@ -1,9 +1,10 @@
 #pragma once
 // One pre-norm transformer block: x + attention(norm(x)), then + mlp(norm(.)), where the MLP may be
-// a mixture of experts. The norm after the block adds the result of the MLP. With recompute,
-// forward stores only the block's input, and backward first runs forward again; it uses the same
-// scales, because they change only between micro-batches. Refers to parameters of a store;
-// activations are in the arenas of the context, and all work is asynchronous on its stream.
+// a mixture of experts. The norm after the block adds the result of the MLP. Of a half that is
+// recomputed forward stores only the input, and backward first runs it forward again, without its
+// last product where backward does not read that. It uses the same scales, because they change only
+// between micro-batches. Refers to parameters of a store; activations are in the arenas of the
+// context, and all work is asynchronous on its stream.
 
 #include <variant>
 
@@ -11,6 +12,7 @@
 #include "nn/mlp.h"
 #include "nn/moe.h"
 #include "nn/norm.h"
+#include "nn/recompute.h"
 
 namespace fp8train {
 
@@ -18,7 +20,7 @@ namespace fp8train {
 class Block {
  public:
   struct Saved {
-    View x;  ///< the block's input; only recomputation reads it later
+    View x, middle;  ///< the input of the block and of its MLP; only recomputation reads them
     Norm::Saved attention_norm, mlp_norm;
     Attention::Saved attention;
     Mlp::Saved mlp;
@@ -28,7 +30,7 @@ class Block {
   /// `encodes_residuals`: the norms store codes, so that nothing of the residual stream stays
   /// alive.
   Block(Norm attention_norm, Attention attention, Norm mlp_norm, std::variant<Mlp, Moe> mlp,
-        bool recompute, bool encodes_residuals)
+        Recompute recompute, bool encodes_residuals)
       : attention_norm_(attention_norm),
         attention_(std::move(attention)),
         mlp_norm_(mlp_norm),
@@ -64,15 +66,20 @@ class Block {
   }
 
  private:
-  void run_mlp(const StepContext& context, const Residual& stream, Saved& saved) const;
-  void run(const StepContext& context, Residual& stream, View middle, int64_t batch, KvCache* cache,
-           Saved& saved) const;
+  /// y: the branch, which has the memory of the one that the stream has had, or no memory, and is
+  /// not made then.
+  void run_attention(const StepContext& context, const Residual& stream, View y, int64_t batch,
+                     KvCache* cache, Saved& saved) const;
+  void run_mlp(const StepContext& context, const Residual& stream, View y, Saved& saved) const;
+  bool recomputes(Recompute half) const {
+    return recompute_ == half || recompute_ == Recompute::block;
+  }
 
   Norm attention_norm_;
   Attention attention_;
   Norm mlp_norm_;
   std::variant<Mlp, Moe> mlp_;
-  bool recompute_;
+  Recompute recompute_;
   bool encodes_residuals_;
 };
 

@@ -139,6 +139,10 @@ void Linear::forward(const StepContext& context, const InputTensor& x, View y, S
   check(x.smoothing.empty() != (plan_.is_smoothed() && x_.reads_codes(context, Along::rows)),
         "a layer whose input is smoothed takes it with its scales");
   const QuantizedInput::Operands operands = operands_of_x(context, x);
+  saved = context.training ? Saved{operands.along_columns, x.smoothing, {}} : Saved{};
+  if (y.empty()) {
+    return;
+  }
   const LinearProduct product = {.plan = plan_.fprop,
                                  .a = operands.along_rows,
                                  .b = weight_.fprop_operand(context, x.smoothing),
@@ -149,7 +153,6 @@ void Linear::forward(const StepContext& context, const InputTensor& x, View y, S
   } else {
     multiply(context, product);
   }
-  saved = context.training ? Saved{operands.along_columns, x.smoothing, {}} : Saved{};
 }
 
 void Linear::backward(const StepContext& context, const InputTensor& dy, View dx,

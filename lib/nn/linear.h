@@ -57,8 +57,9 @@ class Linear {
   Saved save_remade(const StepContext& context, const InputTensor& x) const;
 
   /// x: [M, K] in the activation type, y: [M, N] (of which ranks have rows or columns as above);
-  /// the weight's operands are up to date (LinearWeight::refresh). Throws InternalError if an input
-  /// that the plan smooths comes without its scales.
+  /// the weight's operands are up to date (LinearWeight::refresh). A y without memory is not made:
+  /// the pass prepares `saved` alone. Throws InternalError if an input that the plan smooths comes
+  /// without its scales.
   void forward(const StepContext& context, const InputTensor& x, View y, Saved& saved) const;
 
   /// dy: [M, N], dx: [M, K]. Adds to the gradients of weight and bias, or overwrites them

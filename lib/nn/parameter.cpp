@@ -95,9 +95,13 @@ std::vector<size_t> ParameterStore::unit_begins() const {
   return begins;
 }
 
-MemoryCategory value_category(const ParameterFormats& formats) {
-  return formats.is_master && !formats.value.remainder ? MemoryCategory::master_weights
-                                                       : MemoryCategory::weights;
+MemoryCategory value_category(const Parameter& parameter) {
+  if (!parameter.formats.is_master || parameter.formats.value.remainder) {
+    return MemoryCategory::weights;
+  }
+  return parameter.offloads && parameter.gathered.form != GatheredForm::value
+             ? MemoryCategory::offloaded
+             : MemoryCategory::master_weights;
 }
 
 void Parameter::set_stored(const Encoded& of_value, const Encoded& of_gradient) {
@@ -115,7 +119,7 @@ void ParameterStore::allocate_wholes(Device& device, bool with_gradients, bool e
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& parameter = *parameters_[i];
     const ParameterFormats& formats = parameter.formats;
-    values_.add(formats.value, parameter.shape, value_category(formats));
+    values_.add(formats.value, parameter.shape, value_category(parameter));
     if (!parameter.trained) {
       gradients_.skip();
     } else if (with_gradients) {

@@ -54,6 +54,8 @@ struct Parameter {
   bool decay = true;  ///< weight decay applies (not to norms and biases)
   /// False: the value stays as it is. There is no gradient and no state of the optimizer.
   bool trained = true;
+  /// The moments, and a master weight, are in memory of the host: only the optimizer reads them.
+  bool offloads = false;
   /// False: another pipeline stage has the same parameter, and its part in the gradients' norm.
   bool counts_in_norm = true;
   /// The rows of each matrix that is stacked in the weight of a hidden linear layer (q, k and v;
@@ -251,8 +253,8 @@ class ParameterStore {
 float largest_magnitude(const std::vector<float>& values);
 /// Whether the value is a part of a whole that has one scale.
 bool scale_needs_whole(const Parameter& parameter);
-/// Returns the memory category of a value that is stored in these formats.
-MemoryCategory value_category(const ParameterFormats& formats);
+/// Returns the memory category of a parameter's value.
+MemoryCategory value_category(const Parameter& parameter);
 /// Returns the flags of Parameter::overwritten.
 std::vector<bool> overwritten_of(const Parameters& parameters);
 /// Returns ParameterStore::cleared_gradients() for a pool of gradients, one for each parameter.

@@ -66,7 +66,8 @@ void OptimizerState::add(size_t index, const TensorFormat& format, const Paramet
   }
   position_.resize(std::max(position_.size(), index + 1));
   position_[index] =
-      pool_.add(format, parameter.updated.value.codes.shape, MemoryCategory::optimizer_state);
+      pool_.add(format, parameter.updated.value.codes.shape,
+                parameter.offloads ? MemoryCategory::offloaded : MemoryCategory::optimizer_state);
 }
 
 Encoded OptimizerState::of(size_t index) const {

@@ -42,6 +42,7 @@ struct OptimizerSettings {
   double momentum = 0.9;      ///< sgd
   MuonSettings muon;
   double grad_clip = 1.0;  ///< global norm; 0 turns clipping off
+  bool offloads = false;   ///< Parameter::offloads, of all parameters
 
   bool operator==(const OptimizerSettings&) const = default;
 };

@@ -69,7 +69,7 @@ void ShardedStore::allocate_wholes(Device& device) {
     const bool whole = parameter.gathered.is_value();
     const int64_t alignment = range_alignment(parameter.formats.gradient_wire);
     values_.add(parameter.formats.value, whole ? parameter.shape : Shape{0},
-                value_category(parameter.formats), queue, alignment);
+                value_category(parameter), queue, alignment);
     if (parameter.trained) {
       gradients_.add(running_gradient(parameter.formats, true), parameter.shape,
                      MemoryCategory::gradients, queue, alignment);
@@ -86,8 +86,8 @@ void ShardedStore::allocate_wholes(Device& device) {
                               return segment.values_stay || !gathers_values(index)
                                          ? View{}
                                          : shared_slot(device, index,
-                                                       value_category(first_of(index).formats),
-                                                       dtype, count);
+                                                       value_category(first_of(index)), dtype,
+                                                       count);
                             }});
   gradients_.allocate(device, {elements, [&](int queue, DType dtype, int64_t count) {
                                  const auto index = static_cast<size_t>(queue);
@@ -105,7 +105,7 @@ void ShardedStore::allocate_shards(Device& device) {
     if (!shard_is_in_place(part.segment)) {
       const ParameterFormats& formats = all()[i]->formats;
       value_shard_[i] =
-          value_shards_.add(formats.value, {part.count}, value_category(formats),
+          value_shards_.add(formats.value, {part.count}, value_category(*all()[i]),
                             static_cast<int>(part.segment), range_alignment(formats.gradient_wire));
     }
   }

@@ -82,7 +82,7 @@ TEST_CASE("what Accelerate says of memory and devices") {
   CHECK(load_foreign(kBase + "context_parallel_size: 4\ncp_comm_type: p2p\n").parallelism.layout ==
         ParallelLayout{.context = 4, .context_kind = ContextKind::gather});
   CHECK(megatron.optimizer.grad_clip == 0.5);
-  CHECK(megatron.step.decoder.recompute == Recompute::block);
+  CHECK(megatron.step.decoder.recompute == Recompute::attention);
 }
 
 TEST_CASE("a file of another program alone lacks a model and data, at no line of its own") {
@@ -96,18 +96,18 @@ TEST_CASE("a file of another program alone lacks a model and data, at no line of
 
 TEST_CASE("what Accelerate says and cannot be had is refused") {
   const auto error = [](const std::string& text) { return error_of_foreign(kBase + text); };
-  CHECK_THAT(error(fsdp("fsdp_offload_params: true")),
-             Contains("run.yaml:5:15: fsdp_config.fsdp_offload_params: weights and moments are not "
-                      "moved to CPU memory"));
-  CHECK(error(fsdp("fsdp_offload_params: false")) == "loaded");
+  CHECK_THAT(error(fsdp("fsdp_offload_params: maybe")),
+             Contains("run.yaml:5:15: fsdp_config.fsdp_offload_params: expected cpu or none"));
+  CHECK(load_foreign(kBase + fsdp("fsdp_offload_params: true")).optimizer.offloads);
+  CHECK(!load_foreign(kBase + fsdp("fsdp_offload_params: false")).optimizer.offloads);
   CHECK_THAT(error(fsdp("fsdp_shardng_strategy: 1")), Contains("did you mean"));
   CHECK_THAT(error(fsdp("fsdp_sharding_strategy: SOME")), Contains("expected FULL_SHARD"));
   CHECK_THAT(error("distributed_type: MULTI_XPU\n"), Contains("expected NO, MULTI_CPU"));
   CHECK_THAT(error("compute_environment: AMAZON_SAGEMAKER\n"), Contains("only LOCAL_MACHINE"));
   CHECK_THAT(error("fsdp_config: {fsdp_version: 2}\n"), Contains("distributed_type"));
   CHECK_THAT(error("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2, "
-                   "offload_optimizer_device: cpu}\n"),
-             Contains("deepspeed_config.offload_optimizer_device"));
+                   "offload_optimizer_device: nvme}\n"),
+             Contains("deepspeed_config.offload_optimizer_device: nothing is moved to NVMe"));
   CHECK(error("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2, "
               "offload_optimizer_device: none, offload_param_device: none}\n") == "loaded");
   CHECK_THAT(error(fsdp("fsdp_sharding_strategy: 1") + "parallelism: {zero_stage: 1}\n"),
@@ -204,8 +204,9 @@ TEST_CASE("what DeepSpeed does and this program does not is refused") {
     return error_of_foreign(kBase + "steps_per_print: 5\n" + text + "\n");
   };
   CHECK(error("bf16: {enabled: true}") == "loaded");
-  CHECK_THAT(error("zero_optimization: {offload_optimizer: {device: cpu}}"),
-             Contains("run.yaml:5:21: zero_optimization.offload_optimizer: weights and moments"));
+  CHECK_THAT(
+      error("zero_optimization: {offload_optimizer: {device: nvme}}"),
+      Contains("run.yaml:5:21: zero_optimization.offload_optimizer: nothing is moved to NVMe"));
   CHECK_THAT(error("zero_optimization: {stage: 3, zero_quantized_weights: true}"),
              Contains("no plan sends INT4 or INT8"));
   CHECK_THAT(error("zero_optimization: {stag: 3}"), Contains("did you mean \"stage\"?"));

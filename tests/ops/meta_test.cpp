@@ -239,14 +239,14 @@ TEST_CASE("meta logs the launches and passes of casts with a scale for each row 
   ops::quantize(device.stream(), x, out, nullptr, nullptr);
   REQUIRE(log.size() == 1);
   CHECK(log[0].work.launches == 5);  // rows; a fill, maxima, scales and codes of columns
-  CHECK(log[0].work.bytes == 256 * 512 * (3 * 2 + 2) + 2 * 4.0 * (256 + 512));
+  CHECK(log[0].work.bytes.all == 256 * 512 * (3 * 2 + 2) + 2 * 4.0 * (256 + 512));
   device.fill_zero(x.view().data, 100);
   device.copy_from_host(x.view().data, nullptr, 8);
   device.set_log(nullptr);
   device.fill_zero(x.view().data, 100);
   REQUIRE(log.size() == 3);
   CHECK(std::string(log[1].name) == "fill_zero");
-  CHECK(log[1].work.bytes == 100);
+  CHECK(log[1].work.bytes.all == 100);
   CHECK(std::string(log[2].name) == "copy_from_host");
 }
 
@@ -269,9 +269,9 @@ TEST_CASE("meta counts what a product takes in addition to its operands", "[ops]
   }
   REQUIRE(log.size() == 2);
   CHECK(log[0].work.launches == 2);  // the bias is cast
-  CHECK(log[0].work.bytes == operands + 2 * 64 * 16 + 16 * (4 + 2));
+  CHECK(log[0].work.bytes.all == operands + 2 * 64 * 16 + 16 * (4 + 2));
   CHECK(log[1].work.launches == 2);  // the bias is added afterwards
-  CHECK(log[1].work.bytes == operands + 3 * 4 * 64 * 16 + 16 * 4);
+  CHECK(log[1].work.bytes.all == operands + 3 * 4 * 64 * 16 + 16 * 4);
   CHECK(log[0].work.arithmetic == Arithmetic::fp8_fast);
   CHECK(log[1].work.arithmetic == Arithmetic::fp8);
 }

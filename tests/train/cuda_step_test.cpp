@@ -79,6 +79,33 @@ TEST_CASE("two runs on cuda are bitwise equal", "[cuda]") {
   CHECK(first.gradients() == second.gradients());
 }
 
+TEST_CASE("states and activations in memory of the host change no bit on cuda", "[cuda]") {
+  if (no_device()) {
+    return;
+  }
+  EngineSettings settings = repeatable(small_llama("msamp-o2"));
+  settings.model.num_hidden_layers = 4;
+  Run on_device(DeviceKind::cuda, settings);
+  settings.optimizer.offloads = true;
+  settings.step.decoder.offloads_saved = true;
+  Run on_host(DeviceKind::cuda, settings);
+  for (int i = 0; i < 3; ++i) {
+    on_device.train_step();
+    on_host.train_step();
+  }
+  CHECK(on_host.gradients() == on_device.gradients());
+  CHECK(on_host.device->ledger().current(MemoryCategory::offloaded) > 0);
+  for (const OptimizerState* state : on_host.engine.optimizer().states()) {
+    const auto values = [&](Run& run) {
+      const View codes = run.engine.optimizer().state(state->name(), 0).codes;
+      std::vector<uint8_t> bytes(static_cast<size_t>(codes.bytes()));
+      copy_to_host(*run.device, bytes.data(), codes);
+      return bytes;
+    };
+    CHECK(values(on_host) == values(on_device));
+  }
+}
+
 TEST_CASE("the steady step on cuda stays within the plan made on meta", "[cuda]") {
   if (no_device()) {
     return;

@@ -151,12 +151,17 @@ TEST_CASE("two runs of the same settings have the same bits") {
 
 TEST_CASE("recompute changes no bit") {
   const std::string plan = GENERATE(from_range(test::compared_plans()));
-  CAPTURE(plan);
+  const Recompute recompute = GENERATE(Recompute::attention, Recompute::mlp, Recompute::block);
+  CAPTURE(plan, name_of(recompute));
   EngineSettings settings = test::small_llama(plan);
-  TrainedEngine stored(settings);
-  settings.step.decoder.recompute = Recompute::block;
-  CHECK(dry_run_step(settings, {}).plan.saved_bytes <
-        dry_run_step(test::small_llama(plan), {}).plan.saved_bytes);
+  const auto saved_bytes = [&](Recompute choice) {
+    settings.step.decoder.recompute = choice;
+    return dry_run_step(settings, {}).plan.saved_bytes;
+  };
+  CHECK(saved_bytes(recompute) < saved_bytes(Recompute::none));
+  CHECK((recompute == Recompute::block || saved_bytes(Recompute::block) < saved_bytes(recompute)));
+  TrainedEngine stored(test::small_llama(plan));
+  settings.step.decoder.recompute = recompute;
   TrainedEngine recomputed(settings);
   stored.train(5);
   recomputed.train(5);

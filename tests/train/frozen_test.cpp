@@ -105,7 +105,7 @@ TEST_CASE("what is trained gets the gradients that it has where all is trained")
   }
   const std::string plan = GENERATE_COPY(from_range(plans));
   const Patterns patterns = GENERATE(kSome, kBelow);
-  const Recompute recompute = GENERATE(Recompute::none, Recompute::block);
+  const Recompute recompute = GENERATE(Recompute::none, Recompute::attention, Recompute::block);
   CAPTURE(plan, patterns, recompute);
   EngineSettings all = test::tiny(plan, 2);
   all.optimizer.grad_clip = 0;  // the norm is of what is trained

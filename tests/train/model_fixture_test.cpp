@@ -285,7 +285,8 @@ TEST_CASE("loss and every gradient agree with PyTorch in fp32") {
   CAPTURE(name);
   const Fixture fixture(name);
   EngineSettings settings = fixture.settings("fp32");
-  settings.step.decoder.recompute = GENERATE(Recompute::none, Recompute::block);
+  settings.step.decoder.recompute =
+      GENERATE(Recompute::none, Recompute::attention, Recompute::mlp, Recompute::block);
   settings.step.decoder.head_chunk_rows = GENERATE(0, 16);
   LoadedEngine loaded(fixture.folder, settings);
   // A learning rate of 0 leaves the gradients of the first step in the buffers.

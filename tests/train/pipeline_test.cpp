@@ -238,9 +238,12 @@ TEST_CASE("stages do not wait for each other where messages are sent in the orde
 TEST_CASE("stages recompute, mask documents and have a head in FP8 as one rank does") {
   const std::string plan = GENERATE("te-delayed", "te-current", "coat", "msamp-o3", "te-nvfp4");
   const Order order = GENERATE(from_range(kOrders));
-  CAPTURE(plan, order.kind);
+  const Recompute recompute = plan == "te-current" || plan == "coat" ? Recompute::mlp
+                              : plan == "msamp-o3"                   ? Recompute::attention
+                                                                     : Recompute::block;
+  CAPTURE(plan, order.kind, name_of(recompute));
   EngineSettings settings = in_order(four_blocks(test::small_llama(plan), 5), order, 2);
-  settings.step.decoder.recompute = Recompute::block;
+  settings.step.decoder.recompute = recompute;
   settings.plan.exemptions.head = false;
   check_same(train_stages(settings, 2), train(settings, nullptr));
 }
@@ -270,11 +273,11 @@ TEST_CASE("replicas of stages train as replicas of the whole model do, in every 
 TEST_CASE("stages of ranks that share each layer train as one rank with the same parts does") {
   const std::string plan = GENERATE("bf16", "te-delayed", "te-current", "torchao-tensorwise");
   const int64_t stages = GENERATE(2, 4);
-  const bool recomputes = GENERATE(false, true);
+  const Recompute recompute = GENERATE(Recompute::none, Recompute::mlp);
   const Order order = GENERATE(from_range(kOrders));
-  CAPTURE(plan, stages, recomputes, order.kind);
+  CAPTURE(plan, stages, name_of(recompute), order.kind);
   EngineSettings settings = in_order(four_blocks(test::small_gpt2(plan), 3), order, stages);
-  settings.step.decoder.recompute = recomputes ? Recompute::block : Recompute::none;
+  settings.step.decoder.recompute = recompute;
   settings.strategy.layout.tensor_parts = 2;
   const Trained one = train(settings, nullptr);
   settings.strategy.layout.tensor = 2;

@@ -59,7 +59,7 @@ TEST_CASE("totals of a modeled step are the sums of its calls", "[roofline]") {
   for (const OpCall& call : logged_step(settings, traits_of(h200())).calls) {
     sum.calls += 1;
     sum.launches += call.work.launches;
-    sum.bytes += call.work.bytes;
+    sum.bytes += call.work.bytes.all;
     sum.flops += call.work.flops;
     sum.seconds += roofline(call.work, rates_of(h200())).seconds;
   }
@@ -87,7 +87,7 @@ TEST_CASE("a modeled step has the work that a dry run counts", "[roofline]") {
   for (const OpCall& call : logged_step(settings, traits).calls) {
     const bool operation =
         std::strcmp(call.name, "fill_zero") != 0 && std::strcmp(call.name, "copy_from_host") != 0;
-    logged.bytes += operation ? call.work.bytes : 0.0;
+    logged.bytes += operation ? call.work.bytes.all : 0.0;
     logged.operations += operation ? 1 : 0;
     logged.gemm_flops += call.work.flops;
   }

@@ -61,10 +61,11 @@ TEST_CASE("a smoothed product learns as bf16 does, within the plan made on meta"
 
 TEST_CASE("recompute of a smoothed product changes no bit") {
   const std::string plan = GENERATE("te-delayed", "te-current", "coat");
-  CAPTURE(plan);
+  const Recompute recompute = GENERATE(Recompute::mlp, Recompute::block);
+  CAPTURE(plan, name_of(recompute));
   EngineSettings settings = small(plan, SwigluInput::smoothed);
   Trained stored(settings);
-  settings.step.decoder.recompute = Recompute::block;
+  settings.step.decoder.recompute = recompute;
   Trained recomputed(settings);
   stored.train(4);
   recomputed.train(4);

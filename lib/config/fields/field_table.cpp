@@ -61,6 +61,7 @@ const std::vector<SectionDoc>& section_docs() {
        "([troubleshooting hangs](hangs.md)). Time in which the process is stopped does not count."},
       {"parallelism", "How the work is distributed over ranks."},
       {"moe", "How the experts of a model with `num_experts` are trained."},
+      {"offload", "Data that is in memory of the host instead of the GPU's."},
       {"job",
        "The machines that the run is planned for, and how Slurm starts it: `fp8train config` asks "
        "for these keys, estimates memory for them and writes the job script. A run itself uses the "

@@ -27,9 +27,6 @@ auto shape(Member member) {
 constexpr std::pair<MlpKind, std::string_view> kActivations[] = {
     {MlpKind::swiglu, "silu"}, {MlpKind::gelu, "gelu_new"}, {MlpKind::gelu, "gelu_pytorch_tanh"}};
 
-constexpr std::pair<Recompute, std::string_view> kRecomputes[] = {{Recompute::none, "none"},
-                                                                  {Recompute::block, "block"}};
-
 /// Sizes are asked only of models that are not described otherwise.
 bool has_own_sizes(const Settings& settings) {
   return settings.model.preset.empty() && settings.model.from.empty();
@@ -261,10 +258,10 @@ std::vector<Field> model_fields() {
                        .when([](const Settings& s) { return !s.model.from.empty(); })
                        .checked(check_resize_vocabulary));
   result.push_back(
-      choice(
-          "model.recompute",
-          in(&Settings::step, &StepSettings::decoder, &DecoderSettings::recompute), kRecomputes,
-          "block: compute a block's activations again in the backward pass instead of storing them")
+      choice("model.recompute",
+             in(&Settings::step, &StepSettings::decoder, &DecoderSettings::recompute), kRecomputes,
+             "Which activations the backward pass computes again instead of storing them: those "
+             "of a block, of its feed-forward half (mlp), or of its attention")
           .asked({.topic = Topic::parallelism,
                   .text = "Recompute activations to save memory",
                   .changes_memory = true}));

@@ -100,6 +100,18 @@ void check_decay_steps(const CheckContext& at) {
   }
 }
 
+void check_offload(const CheckContext& at) {
+  const Settings& settings = at.settings;
+  if (!settings.step.decoder.offloads_saved) {
+    return;
+  }
+  if (settings.parallelism.layout.pipeline > 1) {
+    at.complain("has no implementation for parallelism.pipeline above 1; take model.recompute");
+  } else if (settings.step.decoder.recompute == Recompute::block) {
+    at.complain("has no meaning with model.recompute: block, which stores none of them");
+  }
+}
+
 }  // namespace
 
 /// Keys that only Muon reads.
@@ -151,6 +163,14 @@ std::vector<Field> schedule_fields() {
 
 std::vector<Field> optimizer_fields() {
   return {
+      field("offload.optimizer", optimizer(&OptimizerSettings::offloads),
+            "Moments, and master weights that no GEMM reads, are in pinned memory of the host; the "
+            "update reads and writes them through the GPU's link. No bit changes"),
+      field("offload.activations",
+            in(&Settings::step, &StepSettings::decoder, &DecoderSettings::offloads_saved),
+            "Activations that blocks store for backward are in pinned memory of the host until "
+            "then; the GPU has those of two blocks. No bit changes")
+          .checked(check_offload),
       choice("optimizer.name", optimizer(&OptimizerSettings::name), names_of(optimizers()),
              "Update rule; muon updates the weights of hidden linear layers, and adamw all others")
           .checked(check_optimizer),

@@ -105,7 +105,8 @@ void check_of_pipeline(const CheckContext& at) {
 void check_schedule_kind(const CheckContext& at) {
   const ParallelLayout& layout = at.settings.parallelism.layout;
   check_of_pipeline(at);
-  if (layout.schedule == ScheduleKind::interleaved && layout.virtual_stages == 1) {
+  if (layout.schedule == ScheduleKind::interleaved && layout.virtual_stages == 1 &&
+      at.usable("parallelism.virtual_stages")) {
     at.complain("interleaved needs parallelism.virtual_stages: 2 or more");
   }
 }

@@ -168,16 +168,44 @@ class CudaDevice final : public Device {
 
   void deallocate(void* pointer, size_t /*bytes*/) noexcept override { cudaFree(pointer); }
 
+  void* allocate_on_host(size_t bytes) override {
+    if (bytes == 0) {
+      return nullptr;
+    }
+    void* pointer = nullptr;  // the device has the same address for it (unified addressing)
+    const cudaError_t error = cudaMallocHost(&pointer, bytes);
+    if (error == cudaErrorMemoryAllocation) {
+      cudaGetLastError();  // so that it is not reported again
+      throw DeviceError(fmt::format(
+          "out of pinned memory of the host: asked for {} bytes with {} in use by this rank; set "
+          "offload.optimizer: false, or take more ranks with parallelism.zero_stage 1 or higher",
+          bytes, ledger().current(MemoryCategory::offloaded)));
+    }
+    check_cuda(error, "allocating pinned memory");
+    return pointer;
+  }
+
+  void deallocate_on_host(void* pointer, size_t /*bytes*/) noexcept override {
+    cudaFreeHost(pointer);
+  }
+
   void copy_from_host(void* to, const void* from, size_t bytes) override {
     staging_.copy_to_device(to, from, bytes, context_.stream);
   }
 
   void copy_to_host(void* to, const void* from, size_t bytes) override {
     if (bytes > 0) {
-      check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, context_.stream),
+      check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, context_.stream),
                  "copying from the GPU");
     }
     synchronize();
+  }
+
+  void copy(const Stream& stream, void* to, const void* from, size_t bytes) override {
+    if (bytes > 0) {
+      check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cuda_context(stream).stream),
+                 "copying between the GPU and the host");
+    }
   }
 
   void fill_zero(void* pointer, size_t bytes) override {

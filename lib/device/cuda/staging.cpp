@@ -33,8 +33,8 @@ void PinnedStaging::copy_to_device(void* to, const void* from, size_t bytes, cud
     check_cuda(cudaEventSynchronize(slot.copied), "waiting for a copy to the GPU");
     const size_t size = std::min(kSlotBytes, bytes - done);
     std::memcpy(slot.memory, static_cast<const char*>(from) + done, size);
-    check_cuda(cudaMemcpyAsync(static_cast<char*>(to) + done, slot.memory, size,
-                               cudaMemcpyHostToDevice, stream),
+    check_cuda(cudaMemcpyAsync(static_cast<char*>(to) + done, slot.memory, size, cudaMemcpyDefault,
+                               stream),
                "copying to the GPU");
     check_cuda(cudaEventRecord(slot.copied, stream), "recording an event");
     done += size;

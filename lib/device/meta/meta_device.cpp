@@ -14,13 +14,25 @@ MetaDevice::MetaDevice(const DeviceTraits& traits, std::optional<Stream> planned
   }
 }
 
-void* MetaDevice::allocate(size_t bytes) {
+namespace {
+
+void* take_addresses(size_t bytes, uintptr_t& next) {
   if (bytes == 0) {
     return nullptr;
   }
-  const uintptr_t address = next_address_;
-  next_address_ += round_up(bytes, 256);
+  const uintptr_t address = next;
+  next += round_up(bytes, 256);
   return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
+}
+
+}  // namespace
+
+void* MetaDevice::allocate(size_t bytes) {
+  return take_addresses(bytes, next_address_);
+}
+
+void* MetaDevice::allocate_on_host(size_t bytes) {
+  return take_addresses(bytes, next_on_host_);
 }
 
 void MetaDevice::copy_from_host(void* /*to*/, const void* /*from*/, size_t bytes) {
@@ -29,6 +41,11 @@ void MetaDevice::copy_from_host(void* /*to*/, const void* /*from*/, size_t bytes
 
 void MetaDevice::copy_to_host(void* to, const void* /*from*/, size_t bytes) {
   std::memset(to, 0, bytes);
+}
+
+void MetaDevice::copy(const Stream& stream, void* /*to*/, const void* /*from*/, size_t bytes) {
+  const auto of_host = static_cast<double>(bytes);
+  log_call(stream, {.bytes = {2 * of_host, of_host}}, kSideCopy);
 }
 
 void MetaDevice::fill_zero(void* /*pointer*/, size_t bytes) {

@@ -18,6 +18,8 @@ struct MetaContext {
 
 class MetaDevice final : public Device {
  public:
+  static constexpr uintptr_t kHostAddresses = uintptr_t{1} << 56;  ///< the first of them
+
   explicit MetaDevice(const DeviceTraits& traits = {}, std::optional<Stream> planned = {});
 
   /// Adds every operation, fill and copy from the host from now on to `log`, which the caller owns;
@@ -27,8 +29,10 @@ class MetaDevice final : public Device {
 
   void* allocate(size_t bytes) override;
   void deallocate(void* /*pointer*/, size_t /*bytes*/) noexcept override {}
+  void* allocate_on_host(size_t bytes) override;
   void copy_from_host(void* to, const void* from, size_t bytes) override;
   void copy_to_host(void* to, const void* from, size_t bytes) override;
+  void copy(const Stream& stream, void* to, const void* from, size_t bytes) override;
   void fill_zero(void* pointer, size_t bytes) override;
   void synchronize() override {}
   size_t available_memory() const override { return 0; }
@@ -37,7 +41,13 @@ class MetaDevice final : public Device {
  private:
   MetaContext context_;
   uintptr_t next_address_ = uintptr_t{1} << 40;
+  uintptr_t next_on_host_ = kHostAddresses;
 };
+
+/// Whether memory of a meta device is that of the host.
+inline bool is_on_host(const void* memory) {
+  return reinterpret_cast<uintptr_t>(memory) >= MetaDevice::kHostAddresses;
+}
 
 inline const MetaContext& meta_context(const Stream& meta) {
   return *static_cast<const MetaContext*>(meta.native());

@@ -32,9 +32,29 @@ struct OpProduct {
 /// Returns "e4m3 1x128 x e4m3 128x128", or "e5m2 x e4m3" if each tensor has one scale.
 std::string operands_text(const Fp8Product& product);
 
+/// Bytes that are read and written, with those of them that are in memory of the host.
+struct OpBytes {
+  double all = 0, on_host = 0;
+
+  OpBytes(double of_device = 0) : all(of_device) {}  // NOLINT(google-explicit-constructor)
+  OpBytes(double bytes, double of_host) : all(bytes), on_host(of_host) {}
+
+  friend OpBytes operator*(double factor, const OpBytes& bytes) {
+    return {factor * bytes.all, factor * bytes.on_host};
+  }
+  friend OpBytes operator*(const OpBytes& bytes, double factor) { return factor * bytes; }
+  friend OpBytes operator/(const OpBytes& bytes, double divisor) { return 1 / divisor * bytes; }
+  friend OpBytes operator+(const OpBytes& a, const OpBytes& b) {
+    return {a.all + b.all, a.on_host + b.on_host};
+  }
+  friend OpBytes operator-(const OpBytes& a, const OpBytes& b) { return a + -1 * b; }
+  OpBytes& operator+=(const OpBytes& other) { return *this = *this + other; }
+  OpBytes& operator-=(const OpBytes& other) { return *this = *this - other; }
+};
+
 /// The work of one call.
 struct OpWork {
-  double bytes = 0;  ///< read from and written to the device's memory
+  OpBytes bytes;
   int launches = 1;  ///< kernels, fills and copies that the CUDA backend starts
   double flops = 0;  ///< operations of GEMMs and attention
   Arithmetic arithmetic = Arithmetic::none;
@@ -42,6 +62,9 @@ struct OpWork {
   double elements = 0;           ///< elements that this kernel handles
   OpProduct product = {};        ///< of a GEMM
 };
+
+/// The name of a copy in the side stream.
+inline constexpr const char* kSideCopy = "side_copy";
 
 /// One call in the log.
 struct OpCall {

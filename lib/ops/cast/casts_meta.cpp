@@ -7,12 +7,12 @@ namespace {
 
 /// Returns the bytes of one orientation's reciprocal scales, and of its scales where they are
 /// stored too.
-double scales_bytes(const Quantized& view) {
+OpBytes scales_bytes(const Quantized& view) {
   return bytes_of(view.scale_inv) * (view.scale != nullptr ? 2 : 1);
 }
 
-double written_bytes(const QuantizedTensor& out) {
-  double bytes = 0;
+OpBytes written_bytes(const QuantizedTensor& out) {
+  OpBytes bytes;
   for (const Quantized* part : {&out.rowwise, &out.columnwise}) {
     bytes += part->codes.empty() ? 0.0 : bytes_of(part->codes) + scales_bytes(*part);
   }

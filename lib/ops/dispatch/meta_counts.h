@@ -9,8 +9,9 @@
 namespace fp8train::ops::meta {
 
 /// Returns the bytes that a pass over the view moves; 0 if it is empty.
-inline double bytes_of(const ConstView& view) {
-  return view.empty() ? 0.0 : static_cast<double>(view.bytes());
+inline OpBytes bytes_of(const ConstView& view) {
+  const double bytes = view.empty() ? 0.0 : static_cast<double>(view.bytes());
+  return {bytes, is_on_host(view.data) ? bytes : 0.0};
 }
 
 /// Returns the bytes of `rows` positions of all heads of a view.
@@ -19,28 +20,28 @@ inline double bytes_of(const HeadsView& view, int64_t rows, int64_t heads, int64
 }
 
 /// Returns the bytes of the codes that a cast writes.
-inline double bytes_of(const QuantizeSink& cast) {
+inline OpBytes bytes_of(const QuantizeSink& cast) {
   return bytes_of(cast.out.rowwise.codes) + bytes_of(cast.out.columnwise.codes);
 }
 
 /// Returns the bytes of the codes and the scales of a stored tensor.
-inline double stored_bytes(const Encoded& tensor) {
+inline OpBytes stored_bytes(const Encoded& tensor) {
   return bytes_of(tensor.codes) + bytes_of(tensor.scales);
 }
 
 /// Counts the work of one operation and adds it to the log.
 inline void count(const Stream& stream, const OpWork& work) {
-  stream.counters().bytes += work.bytes;
+  stream.counters().bytes += work.bytes.all;
   stream.counters().operations += 1;
   log_call(stream, work);
 }
 /// Counts one kernel that moves `bytes` bytes.
-inline void count(const Stream& stream, double bytes) {
+inline void count(const Stream& stream, const OpBytes& bytes) {
   count(stream, OpWork{.bytes = bytes});
 }
 /// Counts an operation whose time follows from `kernel`, a name in the table of kernels, for
 /// `elements` elements.
-inline void count(const Stream& stream, double bytes, const char* kernel, int64_t elements,
+inline void count(const Stream& stream, const OpBytes& bytes, const char* kernel, int64_t elements,
                   int launches = 1) {
   count(stream, OpWork{.bytes = bytes,
                        .launches = launches,

@@ -4,17 +4,17 @@ namespace fp8train::ops::meta {
 namespace {
 
 /// To write codes a second kernel reads x again, which the first one reads for the statistics.
-double recast_bytes(const QuantizeSink& cast, const ConstView& x, const ConstView& statistics) {
+OpBytes recast_bytes(const QuantizeSink& cast, const ConstView& x, const ConstView& statistics) {
   return cast.out.empty() ? 0.0 : bytes_of(x) + bytes_of(statistics);
 }
 
 /// The bytes of an addition in front of the norm, without x.
-double residual_bytes(const ResidualAdd& residual) {
+OpBytes residual_bytes(const ResidualAdd& residual) {
   return bytes_of(residual.delta) + bytes_of(residual.sum);
 }
 
 /// Returns the bytes moved for gradients that are added to, or overwritten.
-double gradient_bytes(const View& gradient, bool overwrite) {
+OpBytes gradient_bytes(const View& gradient, bool overwrite) {
   return bytes_of(gradient) * (overwrite ? 1 : 2);
 }
 

@@ -6,7 +6,7 @@ namespace fp8train::ops::meta {
 namespace {
 
 /// The bytes that a pass for the amax of a new tensor reads.
-double amax_pass_bytes(const AdamW& call) {
+OpBytes amax_pass_bytes(const AdamW& call) {
   return stored_bytes(call.weight) + stored_bytes(call.gradient) + stored_bytes(call.moment1) +
          stored_bytes(call.moment2);
 }

@@ -4,7 +4,7 @@ namespace fp8train::ops::meta {
 namespace {
 
 /// Bytes of a row of fp32 of each of the tables for every row.
-double gathered_bytes(const ConstView& rows, const ConstView& table, const ConstView& positions) {
+OpBytes gathered_bytes(const ConstView& rows, const ConstView& table, const ConstView& positions) {
   return static_cast<double>(rows.count()) * sizeof(float) *
          ((table.empty() ? 0 : 1) + (positions.empty() ? 0 : 1));
 }
@@ -79,7 +79,7 @@ void embedding_forward(Stream stream, const EmbeddingForward& call) {
 }
 
 void embedding_backward(Stream stream, const EmbeddingBackward& call) {
-  const double gradients = 2 * gathered_bytes(call.dy, call.table_grad, call.position_grad);
+  const OpBytes gradients = 2 * gathered_bytes(call.dy, call.table_grad, call.position_grad);
   // The tokens are sorted: a fill and two kernels.
   count(stream,
         {.bytes = bytes_of(call.tokens) + bytes_of(call.dy) + gradients,

@@ -6,7 +6,7 @@ namespace fp8train::ops::meta {
 
 void store(Stream stream, const Store& call) {
   const bool by_tensor = scaled_by_tensor(call.to);
-  const double read = bytes_of(call.x) + (call.add ? stored_bytes(call.to) : 0.0);
+  const OpBytes read = bytes_of(call.x) + (call.add ? stored_bytes(call.to) : 0.0);
   if (call.step == CastStep::amax) {
     return count(stream, read);
   }

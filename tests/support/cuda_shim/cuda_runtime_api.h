@@ -28,6 +28,7 @@ enum cudaMemcpyKind : int {
   cudaMemcpyHostToDevice = 1,
   cudaMemcpyDeviceToHost = 2,
   cudaMemcpyDeviceToDevice = 3,
+  cudaMemcpyDefault = 4,
 };
 enum cudaDeviceAttr : int {
   cudaDevAttrMultiProcessorCount = 16,

@@ -33,8 +33,7 @@ namespace {
 
 thread_local cudaGraph_t captured = nullptr;  // while the stream is being captured
 std::atomic<int> device_count = 1;
-std::atomic<int> first_capability = 0;  // of GPU 0, if it differs from the others
-std::atomic<long> live_allocations = 0;
+std::atomic<int> first_capability = 0;             // of GPU 0, if it differs from the others
 std::atomic<cudaError_t> gpu_error = cudaSuccess;  // of waiting for the GPU
 thread_local int current_device = 0;
 
@@ -109,19 +108,49 @@ int& capability() {
 
 constexpr size_t kAlignment = 256;
 
+std::mutex& allocations_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+/// The bytes of all memory of the device and of pinned memory, by address.
+std::map<const char*, size_t>& allocations() {
+  static std::map<const char*, size_t> map;
+  return map;
+}
+
+long live_allocations() {
+  const std::scoped_lock lock(allocations_mutex());
+  return static_cast<long>(allocations().size());
+}
+
+bool is_allocated(const void* pointer) {
+  const std::scoped_lock lock(allocations_mutex());
+  const auto* const address = static_cast<const char*>(pointer);
+  auto found = allocations().upper_bound(address);
+  return found != allocations().begin() &&
+         address < std::prev(found)->first + std::prev(found)->second;
+}
+
 cudaError_t allocate(void** pointer, size_t bytes) {
   // A fresh allocation is not zero on a GPU either: NaN bits show what relies on it.
   *pointer = ::operator new (bytes, std::align_val_t{kAlignment}, std::nothrow);
   if (*pointer == nullptr) {
     return report(cudaErrorMemoryAllocation);
   }
-  live_allocations += 1;
+  {
+    const std::scoped_lock lock(allocations_mutex());
+    allocations()[static_cast<char*>(*pointer)] = bytes;
+  }
   std::memset(*pointer, 0xFF, bytes);
   return cudaSuccess;
 }
 
 void release(void* pointer) {
-  live_allocations -= pointer == nullptr ? 0 : 1;
+  {
+    const std::scoped_lock lock(allocations_mutex());
+    allocations().erase(static_cast<char*>(pointer));
+  }
   ::operator delete (pointer, std::align_val_t{kAlignment});
 }
 
@@ -147,7 +176,7 @@ bool capturing() {
 
 long live_objects() {
   const std::lock_guard<std::mutex> lock(streams_mutex());
-  return live_allocations + live_events() + static_cast<long>(all_streams().size());
+  return live_allocations() + live_events() + static_cast<long>(all_streams().size());
 }
 
 void set_device_count(int count) {
@@ -277,7 +306,8 @@ cudaError_t cudaFreeHost(void* pointer) {
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
-  counted_calls().reads_back += kind == cudaMemcpyDeviceToHost ? 1 : 0;
+  const bool reads = kind == cudaMemcpyDefault ? !is_allocated(to) : kind == cudaMemcpyDeviceToHost;
+  counted_calls().reads_back += reads ? 1 : 0;
   if (kind != cudaMemcpyDeviceToDevice && captured != nullptr) {
     return report(cudaErrorStreamCaptureUnsupported);  // one step's host memory in all of them
   }

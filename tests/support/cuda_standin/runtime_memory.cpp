@@ -171,11 +171,15 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   Call call(__func__);
   call->counts.copies += 1;
   if (kind != cudaMemcpyHostToDevice && kind != cudaMemcpyDeviceToHost &&
-      kind != cudaMemcpyDeviceToDevice) {
+      kind != cudaMemcpyDeviceToDevice && kind != cudaMemcpyDefault) {
     return call.refuse(cudaErrorInvalidMemcpyDirection, "a copy of another kind");
   }
-  const bool to_device = kind != cudaMemcpyDeviceToHost;
-  const bool from_device = kind != cudaMemcpyHostToDevice;
+  const auto is_on_device = [&](const void* end, cudaMemcpyKind other) {
+    return kind == cudaMemcpyDefault ? call->memory.holds(MemoryKind::device, end, 0)
+                                     : kind != other;
+  };
+  const bool to_device = is_on_device(to, cudaMemcpyDeviceToHost);
+  const bool from_device = is_on_device(from, cudaMemcpyHostToDevice);
   if (const cudaError_t error = check_end(call, "the destination", to, bytes, to_device)) {
     return error;
   }
@@ -197,7 +201,8 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
 cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaStream_t stream) {
   Call call(__func__);
   call->counts.copies += 1;
-  if (const cudaError_t error = check_end(call, "the destination", pointer, bytes, true)) {
+  const bool is_pinned = call->memory.holds(MemoryKind::pinned, pointer, bytes);
+  if (const cudaError_t error = check_end(call, "the destination", pointer, bytes, !is_pinned)) {
     return error;
   }
   return call.submit(stream, [=] { std::memset(pointer, value, bytes); });
