@@ -49,6 +49,9 @@ constexpr ForeignValue kGranularity[] = {
     {"full", Fate::ours, "block"},
     {"selective", Fate::ours, "attention", " (Megatron stores q, k and v)"}};
 
+constexpr ForeignValue kWholeExperts[] = {
+    {"1", Fate::ignored}, {"*", Fate::refused, "the weights of an expert are not divided"}};
+
 constexpr ForeignKey kKeys[] = {
     {"num_experts num_moe_experts", Meaning::ours, "model.num_experts"},
     {"moe_router_topk", Meaning::ours, "model.num_experts_per_tok"},
@@ -72,7 +75,7 @@ constexpr ForeignKey kKeys[] = {
     {"moe_router_dtype", Meaning::values, "", kRouter},
     {"moe_token_drop_policy", Meaning::values, "", kDrops},
     {"moe_layer_freq", Meaning::special},
-    {"expert_tensor_parallel_size", Meaning::one, "the weights of an expert are not divided"},
+    {"expert_tensor_parallel_size", Meaning::values, "", kWholeExperts},
     {"fp8_format", Meaning::ours, "fp8.format"},
     {"fp8_recipe", Meaning::values, "fp8.recipe", kRecipes,
      "delayed, tensorwise, blockwise or mxfp8"},
