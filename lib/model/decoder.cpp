@@ -5,10 +5,13 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "device/device_questions.h"
 #include "model/families/family.h"
+#include "model/lora.h"
 #include "model/rotary.h"
 #include "ops/pointwise/elementwise.h"
 #include "ops/pointwise/embedding.h"
@@ -21,9 +24,35 @@ ParameterFormats formats_of(const PrecisionPlan& plan, const LinearPlan& linear)
   return linear.exempt_reason.empty() ? parameter_formats(plan) : ParameterFormats{};
 }
 
+/// Of a weight that has adapters, or could have.
+ParameterFormats frozen_formats(const LoraSettings& lora) {
+  if (!lora.has_codes()) {
+    return {.value = lora.base};
+  }
+  // The bytes of codes, whatever they stand for: as e4m3 under a scale that stays 1.
+  TensorFormat bytes = plain(DType::e4m3);
+  bytes.policy = ScalePolicy::current;
+  return {.value = bytes};
+}
+
+/// Returns the block of a parameter, or -1 before the blocks and their number after them.
+int64_t block_of(const std::string& parameter, const ModelConfig& config) {
+  const std::string_view prefix = "layers.";
+  if (parameter.starts_with(prefix)) {
+    return *whole_number<int64_t>(split(parameter.substr(prefix.size()), '.').front());
+  }
+  const bool embeds = parameter.starts_with("embedding.") || parameter.starts_with("positions.");
+  return embeds ? -1 : config.num_hidden_layers;
+}
+
 /// Values, gradients and moments of the head stay in fp32, also if its GEMMs have no scales; at
 /// most there is a copy for them. An embedding that the head shares is read in fp32.
-ParameterFormats head_formats(const PrecisionPlan& plan, const LinearPlan& head) {
+ParameterFormats head_formats(const ModelConfig& config, const PrecisionPlan& plan,
+                              const LinearPlan& head) {
+  if (config.lora.is_on() && !config.tie_word_embeddings && config.lora.base != TensorFormat{} &&
+      plan.activation == DType::bf16) {
+    return {.value = plain(DType::bf16)};  // frozen, and read by its product alone
+  }
   return {.is_master = formats_of(plan, head).is_master};
 }
 
@@ -45,6 +74,7 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
         config_.head_dim, device.traits().max_head_dim, ops::kMaxHeadDim));
   }
   linear_plans_ = plan_linears(plan_, linear_sites(config_));
+  lora_pieces(config_);  // targets that match nothing throw
   for (size_t i = 0; i < linear_plans_.size(); ++i) {
     linear_index_.emplace(linear_plans_[i].site.name, i);
   }
@@ -61,7 +91,7 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
   embedding_->counts_in_norm = part_.embeds;
   // The embedding is read in fp32. If the head shares it, it is the master of the head's copy.
   if (tied()) {
-    embedding_->formats = head_formats(plan_, linear_plans_.back());
+    embedding_->formats = head_formats(config_, plan_, linear_plans_.back());
   }
   set_present(part_.embeds);
   if (config_.positions == PositionKind::learned) {
@@ -111,7 +141,7 @@ void Decoder::add_head(const DecoderOptions& options) {
                                    .used_rows = config_.vocab_size,
                                    .sharding = vocabulary(),
                                    .init_std = config_.initializer_range,
-                                   .formats = head_formats(plan_, linear_plans_.back()),
+                                   .formats = head_formats(config_, plan_, linear_plans_.back()),
                                    .gathered = {.form = GatheredForm::operands},
                                    .overwritten = true});
   }
@@ -134,8 +164,9 @@ void Decoder::add_head(const DecoderOptions& options) {
 void Decoder::freeze(const std::vector<std::string>& patterns) {
   const std::vector<std::string> names = parameters_.names();  // of all stages
   const auto trains = [&](const std::string& name) {
-    return std::ranges::none_of(
-        patterns, [&](const std::string& pattern) { return glob_match(pattern, name); });
+    return (!config_.lora.is_on() || is_adapter(name)) &&
+           std::ranges::none_of(
+               patterns, [&](const std::string& pattern) { return glob_match(pattern, name); });
   };
   for (const auto& parameter : parameters_.all()) {
     parameter->trained = trains(parameter->name);
@@ -143,17 +174,22 @@ void Decoder::freeze(const std::vector<std::string>& patterns) {
   for (const std::string& pattern : patterns) {
     check_pattern("training.frozen:", pattern, "parameter", names);
   }
-  const auto first = static_cast<uint64_t>(std::ranges::find_if(names, trains) - names.begin());
-  if (first == names.size()) {
+  int64_t first = std::numeric_limits<int64_t>::max();  // block, in which something trains
+  for (const std::string& name : names) {
+    first = trains(name) ? std::min(first, block_of(name, config_)) : first;
+  }
+  if (first > config_.num_hidden_layers) {
     throw ConfigError("training.frozen: its patterns match all parameters; leave some to train");
   }
-  const std::vector<size_t> begins = parameters_.unit_begins();
-  const auto comes_before = [&](const auto& parameter) {
-    return parameter->sharding.index < first;
+  const int64_t own = part_.blocks();
+  const auto block_of_unit = [&](int64_t unit) {
+    return unit == 0 ? -1 : unit > own ? config_.num_hidden_layers : part_.block_at(unit - 1);
   };
-  const auto index = static_cast<size_t>(std::ranges::count_if(parameters_.all(), comes_before));
-  first_trained_ =
-      static_cast<size_t>(std::ranges::upper_bound(begins, index) - begins.begin()) - 1;
+  int64_t unit = 0;
+  while (unit <= own && block_of_unit(unit) < first) {
+    ++unit;
+  }
+  first_trained_ = static_cast<size_t>(unit);
 }
 
 Sharding Decoder::sharding_of(const Shape& whole, Split split,
@@ -204,7 +240,7 @@ Linear Decoder::make_linear(const std::string& name) {
        .matrices = plan.site.matrices,
        .init_std = plan.site.ends_branch ? config_.family->residual_init_std(config_)
                                          : config_.initializer_range,
-       .formats = formats_of(plan_, plan),
+       .formats = config_.lora.is_on() ? frozen_formats(config_.lora) : formats_of(plan_, plan),
        .gathered = {.form = GatheredForm::operands},
        .overwritten = true});
   Parameter* offset = nullptr;
@@ -216,7 +252,12 @@ Linear Decoder::make_linear(const std::string& name) {
     }
     offset = parameters_.add(std::move(bias));
   }
-  return {plan, weight, offset, scaling_};
+  Linear linear(plan, weight, offset, scaling_);
+  if (config_.lora.has_codes()) {
+    linear.weight().set_codes(add_scales(whole), config_.lora.base);
+  }
+  add_adapters(whole, plan, linear);
+  return linear;
 }
 
 /// Whether every linear layer of a block is exempt.
