@@ -22,6 +22,7 @@
 #include "output_path.h"
 #include "overview.h"
 #include "text_stream.h"
+#include "train/checkpoint/base_weights.h"
 #include "train/checkpoint/data_checks.h"
 #include "train/checkpoint/training_state.h"
 #include "train/checkpoint/weights.h"
@@ -75,6 +76,9 @@ void check_weights(const Session& session) {
   Decoder model(*meta, session.engine.model, session.engine.plan, {});
   load_weights(*meta, model, TensorSource(session.settings.model.from),
                missing_tokens(session.settings.model));
+  if (const std::string& adapters = session.settings.model.lora_from; !adapters.empty()) {
+    load_adapters(*meta, model, adapters);
+  }
 }
 
 /// Compares the run with the checkpoint that it would continue from, and returns a line on it;

@@ -71,6 +71,9 @@ void print_model(const Session& session, const DryRunStep& step, const RankMemor
       describe_parameters(session.engine.model), step.work.gemm_flops / tokens / 1e9,
       100 * step.work.gemm_flops_8bit / std::max(step.work.gemm_flops, 1.0),
       step.work.attention_flops / tokens / 1e9);
+  if (const std::string adapters = describe_adapters(session); !adapters.empty()) {
+    print_fitted("adapter {}\n", adapters);
+  }
   print_fitted("{}\n", without_controls(plan_line(session, rank, 0)));
 }
 

@@ -108,6 +108,9 @@ void print_plan(const Session& session, const ExplainedDevice& device) {
             fmt::format("{:.4g}: weight {:.4g}, master {:.4g}, gradient {:.4g}, m {:.4g}, v {:.4g}",
                         shown.bytes.total(), shown.bytes.weight, shown.bytes.master,
                         shown.bytes.gradient, shown.bytes.moment1, shown.bytes.moment2));
+  if (const std::string adapters = describe_adapters(session); !adapters.empty()) {
+    print_fitted("  {:<20}{}\n", "adapters", adapters);
+  }
   const std::string_view note = optimizer_named(session.engine.optimizer.name).note;
   if (!note.empty()) {
     print_fitted("  {:<20}{}\n", "optimizer", note);

@@ -21,6 +21,7 @@
 #include "config/fields/scalar.h"
 #include "io/export/export_folder.h"
 #include "io/export/export_gguf.h"
+#include "io/safetensors/adapters.h"
 #include "output_path.h"
 
 namespace fp8train {
@@ -34,10 +35,12 @@ struct ExportCommand {
   std::string dtype = "fp32";
   std::string max_shard_size = kShardSize;
   bool overwrite = false;
+  bool merge = false;
 };
 
-enum class ExportTarget : uint8_t { hf, gguf };
-const Choices<ExportTarget> kTargets = {{"hf", ExportTarget::hf}, {"gguf", ExportTarget::gguf}};
+enum class ExportTarget : uint8_t { hf, gguf, peft };
+const Choices<ExportTarget> kTargets = {
+    {"hf", ExportTarget::hf}, {"gguf", ExportTarget::gguf}, {"peft", ExportTarget::peft}};
 
 /// The name of a type of weights in each kind of file; empty: it is not in it.
 struct ExportType {
@@ -136,10 +139,38 @@ void write_gguf(const ExportCommand& request, const ExportType& type,
   print_written(request, report.tensors, report.bytes, "");
 }
 
+/// Adapters are a model together with their base only.
+void check_adapters(const ExportCommand& request, const std::filesystem::path& folder) {
+  const bool adapters = holds_adapters(folder);
+  if (!adapters && (request.merge || request.to == "peft")) {
+    throw ConfigError(fmt::format("{}: {} has no adapters", request.merge ? "--merge" : "--to peft",
+                                  folder.string()));
+  }
+  if (adapters && request.merge == (request.to == "peft")) {
+    throw ConfigError(fmt::format(
+        "{} holds adapters: --merge adds them to the weights of their base model, and --to peft "
+        "writes them alone; give one of the two",
+        folder.string()));
+  }
+}
+
+void write_adapters(const ExportCommand& request, const std::filesystem::path& folder) {
+  copy_adapters(folder, request.out);
+  const SafetensorsFile file(std::filesystem::path(request.out) / kAdapterFile);
+  uint64_t bytes = 0;
+  for (const SafetensorsEntry& entry : file.header().entries) {
+    bytes += entry.bytes();
+  }
+  print_written(request, file.header().entries.size(), bytes, "");
+}
+
 int export_model(const ExportCommand& request) {
   const ExportTarget target = choose("--to", request.to, kTargets);
   const ExportType type = choose("--dtype", request.dtype, kTypes);
-  const bool is_folder = target == ExportTarget::hf;
+  if (target == ExportTarget::peft && request.dtype != "fp32") {
+    throw ConfigError("--to peft writes adapters in fp32; remove --dtype");
+  }
+  const bool is_folder = target != ExportTarget::gguf;
   if (is_folder && holds_model_files(request.out)) {
     throw ConfigError(request.out + " holds files of a model already; choose another --out");
   }
@@ -156,7 +187,10 @@ int export_model(const ExportCommand& request) {
     folder_options(request, type);  // refuses before checkpoints are read
   }
   const std::filesystem::path folder = find_whole_model(request.checkpoint);
-  if (is_folder) {
+  check_adapters(request, folder);
+  if (target == ExportTarget::peft) {
+    write_adapters(request, folder);
+  } else if (is_folder) {
     write_folder(request, type, folder);
   } else {
     write_gguf(request, type, folder);
@@ -174,12 +208,14 @@ void add_export(Arguments command, Action& action) {
                         PathUse::output);
   command.option("--to TARGET", request->to,
                  "hf: config.json and safetensors, as transformers reads them; gguf: a file for "
-                 "llama.cpp");
+                 "llama.cpp; peft: the adapters of a run with model.lora, alone");
   command.option("--dtype TYPE", request->dtype,
                  "Type of the weights: fp32, bf16 or fp16; hf: also fp8-block, fp8-tensor, nvfp4, "
                  "mxfp4; gguf: also q8_0");
   command.option("--max-shard-size SIZE", request->max_shard_size,
                  "Larger models are written as several files: 5GB, 200MB (powers of ten)");
+  command.flag("--merge", request->merge,
+               "Add adapters (model.lora) to the weights of their base model");
   command.flag("--overwrite", request->overwrite, "Replace a GGUF file that is there");
   command.run(action, [request] { return export_model(*request); });
 }

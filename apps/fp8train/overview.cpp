@@ -11,6 +11,7 @@
 #include "device/cuda/cuda_device.h"
 #include "engine/dry_run.h"
 #include "model/linear_sites.h"
+#include "model/lora.h"
 #include "ops/attention/attention.h"
 #include "run_products.h"
 #include "train/preflight.h"
@@ -174,6 +175,34 @@ std::string describe_parameters(const ModelConfig& model) {
                      idle > 0 ? fmt::format(" ({} for a token)", describe_count(all - idle)) : "");
 }
 
+std::string describe_adapters(const Session& session) {
+  const EngineSettings& engine = session.engine;
+  if (!engine.model.lora.is_on()) {
+    return "";
+  }
+  const std::unique_ptr<Device> meta = make_device(DeviceKind::meta);
+  Decoder model(*meta, engine.model, engine.plan, {.gradients = false});
+  size_t bytes = 0;
+  for (const MemoryCategory category : {MemoryCategory::weights, MemoryCategory::master_weights,
+                                        MemoryCategory::quantized_weights}) {
+    bytes += meta->ledger().current(category);
+  }
+  int64_t trained = 0;
+  for (const auto& parameter : model.parameters().all()) {
+    if (parameter->trained) {
+      trained += parameter->shape.count();
+      bytes -= parameter->stored_value.codes.bytes() + parameter->copy.bytes();
+    }
+  }
+  const LoraSettings& lora = engine.model.lora;
+  const auto frozen = static_cast<double>(parameter_count(engine.model) - trained);
+  return fmt::format(
+      "{} parameters of {} layers, rank {}, times {:.4g}; the others are frozen, linear layers as "
+      "{}: {:.3f} bytes of each parameter",
+      describe_count(trained), lora_pieces(engine.model).size(), lora.rank, lora.scale(),
+      describe(lora.base), static_cast<double>(bytes) / frozen);
+}
+
 std::vector<std::string> run_overview(const Session& session, const RankMemory& rank,
                                       const std::vector<std::string>& device,
                                       const DryRunStep& dry_run, int64_t steps_done,
@@ -191,6 +220,9 @@ std::vector<std::string> run_overview(const Session& session, const RankMemory& 
       fmt::format("data    {} training tokens, {} validation tokens, tokenizer {}",
                   describe_count(session.data.train.size()),
                   describe_count(session.data.val.size()), name_of(session.tokenizer->type()))};
+  if (const std::string adapters = describe_adapters(session); !adapters.empty()) {
+    lines.insert(lines.begin() + 1, "adapter " + adapters);
+  }
   for (std::string& line : describe_sources(session)) {
     lines.push_back(std::move(line));
   }

@@ -23,6 +23,10 @@ std::string describe_parameters(const ModelConfig& model);
 /// Returns the overview's line about the plan of the session's stage on a rank's hardware.
 std::string plan_line(const Session& session, const RankMemory& rank, int64_t steps_done);
 
+/// "0.4 M parameters of 14 layers, rank 8 and scale 2; the others are frozen, 1.02 bytes each";
+/// empty: the model has no adapters.
+std::string describe_adapters(const Session& session);
+
 /// Returns the overview's lines about a device of this machine and its attention. `reason` is from
 /// choose_device().
 std::vector<std::string> device_lines(const Device& device, const std::string& reason,

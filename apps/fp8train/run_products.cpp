@@ -164,9 +164,11 @@ RunProducts products_of(const EngineSettings& engine, const DeviceTraits& traits
     products.support.push_back(support_of_rank(linear, engine, traits, ranks));
     const bool is_tied = linear.site.is_head && engine.model.tie_word_embeddings;
     const std::string weight = (is_tied ? "embedding" : linear.site.name) + ".weight";
-    products.frozen.push_back(std::ranges::any_of(
-        engine.step.decoder.frozen,
-        [&](const std::string& pattern) { return glob_match(pattern, weight); }));
+    products.frozen.push_back(
+        engine.model.lora.is_on() ||
+        std::ranges::any_of(engine.step.decoder.frozen, [&](const std::string& pattern) {
+          return glob_match(pattern, weight);
+        }));
   }
   return products;
 }

@@ -86,11 +86,17 @@ constexpr ForeignName kNames[] = {
      "parallelism.context"},
     {"sequence_parallel", "parallelism.tensor, whose ranks always share rows of activations"},
 
-    {"lora* qlora* peft* adapter* finetuning_type load_in_4bit load_in_8bit quantization_bit",
+    {"lora_r lora_rank", "model.lora.rank"},
+    {"lora_alpha", "model.lora.alpha"},
+    {"lora_target lora_target_modules target_modules", "model.lora.targets"},
+    {"adapter_name_or_path lora_model_dir adapter_path", "model.lora.from"},
+    {"lora peft* adapter finetuning_type",
      {},
-     "adapters (LoRA) are not here; take model.from with a small optimizer.lr, training.frozen for "
-     "parameters that stay as they are, and plans such as fp8-lean, which need fewer bytes per "
-     "parameter"},
+     "adapters are a section of the model here; take model.lora with rank, alpha and targets"},
+    {"qlora* load_in_4bit load_in_8bit quantization_bit lora_dropout use_dora",
+     {},
+     "adapters are trained without dropout, on weights of 8 bits or more; take model.lora, and "
+     "model.lora.base for how weights are stored"},
     {"expert_parallel* expert_model_parallel* ep ep_size",
      {},
      "experts are not divided among ranks here; parallelism.zero_stage divides their weights, and "

@@ -50,7 +50,12 @@ double usual_rate(const Settings& settings) {
   // the steps (tatsu-lab/stanford_alpaca and lm-sys/FastChat: README.md); of IST-DASLab/llmq the
   // default.
   constexpr double kContinuedRate = 1e-5;
+  constexpr double kAdapterRate = 2e-4;  // of LoRA (arXiv 2106.09685, table 11) and QLoRA
   const bool adapts = settings.optimizer.name != "sgd";
+  const bool has_adapters = settings.model.config.lora.is_on() || !settings.model.lora_from.empty();
+  if (has_adapters && adapts) {
+    return kAdapterRate;
+  }
   return settings.model.from.empty() || !adapts ? OptimizerSettings().lr : kContinuedRate;
 }
 

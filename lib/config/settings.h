@@ -26,6 +26,8 @@ struct ModelSettings {
   std::string from;    ///< a Hugging Face folder to start from
   ModelConfig config;  ///< resolved shape (preset or fields); vocab_size 0 until the tokenizer is
                        ///< known. Unused with `from`
+  std::string lora_from;              ///< folder of adapters to begin with; empty: new ones
+  std::string lora_base = "as_file";  ///< LoraSettings::base, or as the folder of `from` has it
   int64_t resize_vocabulary =
       0;  ///< tokens that the model of `from` shall have; 0: as many as it has
 

@@ -117,7 +117,8 @@ struct Said {
 /// which the sentence speaks.
 bool is_in_sentence(const std::string& name, std::string_view key) {
   return key == "data.train" || key == "data.tokenizer" ||
-         (key.starts_with("model.") && key != "model.recompute") ||
+         (key.starts_with("model.") && key != "model.recompute" &&
+          !key.starts_with("model.lora.")) ||
          key.starts_with("mixed_precision") || name == "precision" || name.starts_with("fp8");
 }
 
@@ -174,9 +175,12 @@ std::optional<std::string> refusal_of_other_trainer(const YamlNode& root) {
   // Lengths exclude each other here. Steps come first, as in transformers, where -1 is "not set".
   const bool has_steps = std::ranges::any_of(
       said.settings, [](const auto& one) { return one.first == "training.max_steps"; });
-  const bool has_adapters = std::ranges::any_of(said.advice, [](const std::string& advice) {
-    return advice.find("adapters") != std::string::npos;
-  });
+  const bool has_adapters =
+      std::ranges::any_of(
+          said.advice,
+          [](const std::string& advice) { return advice.find("adapters") != std::string::npos; }) &&
+      std::ranges::none_of(said.settings,
+                           [](const auto& one) { return one.first == "model.lora.rank"; });
   std::string keys;
   for (const auto& [key, value] : said.settings) {
     const bool is_length = key == "training.max_epochs" || key == "training.max_tokens";

@@ -110,8 +110,11 @@ std::vector<StateTensor> state_tensors(Engine& engine) {
     }
   }
   for (const auto& parameter : store.all()) {
-    // The files of weights have fp32 values, in one piece or in two, without loss.
-    if (parameter->formats.value != TensorFormat{} && !parameter->formats.value.remainder) {
+    // The files of weights have fp32 values, in one piece or in two, without loss. The base of
+    // adapters is in no checkpoint.
+    const bool is_base = engine.model().config().lora.is_on() && !parameter->trained;
+    if (parameter->formats.value != TensorFormat{} && !parameter->formats.value.remainder &&
+        !is_base) {
       add("value", *parameter, parameter->updated.value);
     }
   }
@@ -207,8 +210,9 @@ std::vector<StateTensor> saved_weights(const ParameterStore& store, const Mesh& 
                                        const std::vector<std::vector<ModelTensor>>& files) {
   const StateWriter writer = state_writer(store, mesh);
   std::set<std::string> wanted;
-  for (auto i = static_cast<size_t>(mesh.world_rank()); i < files.size();
-       i += static_cast<size_t>(mesh.world_size())) {
+  const auto rank = static_cast<size_t>(mesh.world_rank());
+  const auto ranks = static_cast<size_t>(mesh.world_size());
+  for (size_t i = writer.in_parts ? 0 : rank; i < files.size(); i += writer.in_parts ? 1 : ranks) {
     for (const ModelTensor& tensor : files[i]) {
       wanted.insert(tensor.parameter);
     }
@@ -217,8 +221,8 @@ std::vector<StateTensor> saved_weights(const ParameterStore& store, const Mesh& 
   for (const auto& parameter : store.all()) {
     const bool is_shard = store.shards() != nullptr;
     const Encoded& value = is_shard ? parameter->updated.value : parameter->stored_value;
-    if (value.count() > 0 && (writer.in_parts ? writer.writes && is_saved_by(mesh, *parameter)
-                                              : wanted.contains(parameter->name))) {
+    if (value.count() > 0 && wanted.contains(parameter->name) &&
+        (!writer.in_parts || (writer.writes && is_saved_by(mesh, *parameter)))) {
       saved.push_back({.name = "value." + parameter->name,
                        .tensor = value,
                        .sharding = parameter->sharding,

@@ -60,8 +60,8 @@ std::string describe_other_folder(const fs::path& folder) {
     return describe_cache(folder);
   }
   if (has("adapter_config.json")) {
-    return "it holds an adapter and not a whole model: merge it into its base model with peft "
-           "(merge_and_unload, save_pretrained)";
+    return "it holds an adapter and not a whole model: train it on with model.lora.from, or copy "
+           "the config.json of its base model into it to read both as one model";
   }
   const std::string weights = first_with({".safetensors"});
   if (weights.find("-of-") != std::string::npos) {

@@ -109,6 +109,8 @@ class Decoder {
 
   /// Draws all initial values (ParameterStore::initialize).
   void initialize(uint64_t seed) { parameters_.initialize(*device_, seed); }
+  /// Draws those of adapters alone.
+  void initialize_adapters(uint64_t seed) { parameters_.initialize(*device_, seed, true); }
 
   /// Makes the GEMM operands of all weights or, `after_update`, only those that the optimizer step
   /// has not made. Called before the first pass, after each update and after values were set.
@@ -119,11 +121,12 @@ class Decoder {
   /// after them. In a part of the model the first and the last may have no parameters.
   size_t units() const { return blocks_.size() + 2; }
 
-  /// Calls visit(Linear&) for the layers whose weights belong to a unit, in order of execution.
+  /// Calls visit(Linear&) for the layers whose weights belong to a unit, in order of execution,
+  /// each before its adapters.
   template <typename Visit>
   void for_each_linear(size_t unit, const Visit& visit) {
     if (unit > 0 && unit <= blocks_.size()) {
-      blocks_[unit - 1].for_each_linear(visit);
+      blocks_[unit - 1].for_each_linear([&](Linear& linear) { linear.for_each_layer(visit); });
     } else if (head_ != nullptr && (unit == 0) == tied()) {
       visit(head_->projection());
     }
@@ -193,7 +196,8 @@ class Decoder {
   std::pair<SavedOffload*, size_t> offload_of(const StepContext& context, size_t unit) const;
   /// Returns the units of a chunk's blocks: the first, and the one after them.
   std::pair<size_t, size_t> units_of(int chunk) const;
-  /// Takes the parameters that match a pattern from training.
+  /// Takes the parameters that match a pattern from training, and with adapters all others than
+  /// theirs.
   void freeze(const std::vector<std::string>& patterns);
   bool tied() const { return config_.tie_word_embeddings; }
   View embed(const StepContext& context, ConstView tokens, int64_t first_position, Arena& arena);
@@ -222,6 +226,9 @@ class Decoder {
   Parameter vector_of(const std::string& name, int64_t size, Init init, bool partial) const;
   Norm make_norm(const std::string& name, const SavedFormat& input);
   Linear make_linear(const std::string& name);
+  Parameter* add_scales(const LinearSite& whole);
+  void add_adapters(const LinearSite& whole, const LinearPlan& plan, Linear& linear);
+  Linear make_adapter(LinearPlan plan, Parameter parameter);
   /// Backward reads codes of the inputs of norms: nothing of the residual stream stays alive.
   bool encodes_residuals() const { return plan_.saved_norm.is_scaled(); }
   SavedFormat norm_input() const { return saved_format(plan_, plan_.saved_norm); }

@@ -8,8 +8,23 @@
 #include "base/error.h"
 #include "model/decoder.h"
 #include "model/families/family.h"
+#include "model/lora.h"
 
 namespace fp8train {
+namespace {
+
+/// Of a weight that has adapters, or could have.
+ParameterFormats frozen_formats(const LoraSettings& lora) {
+  if (!lora.has_codes()) {
+    return {.value = lora.base};
+  }
+  // The bytes of codes, whatever they stand for: as e4m3 under a scale that stays 1.
+  TensorFormat bytes = plain(DType::e4m3);
+  bytes.policy = ScalePolicy::current;
+  return {.value = bytes};
+}
+
+}  // namespace
 
 /// The plan's roles are for the weights of layers that are not exempt.
 ParameterFormats Decoder::formats_of(const LinearPlan& linear) const {
@@ -19,6 +34,10 @@ ParameterFormats Decoder::formats_of(const LinearPlan& linear) const {
 /// Values, gradients and moments of the head stay in fp32, also if its GEMMs have no scales; at
 /// most there is a copy for them. An embedding that the head shares is read in fp32.
 ParameterFormats Decoder::head_formats() const {
+  if (config_.lora.is_on() && !tied() && config_.lora.base != TensorFormat{} &&
+      plan_.activation == DType::bf16) {
+    return {.value = plain(DType::bf16)};  // frozen, and read by its product alone
+  }
   return {.is_master = formats_of(linear_plans_.back()).is_master};
 }
 
@@ -70,7 +89,7 @@ Linear Decoder::make_linear(const std::string& name) {
        .matrices = plan.site.matrices,
        .init_std = plan.site.ends_branch ? config_.family->residual_init_std(config_)
                                          : config_.initializer_range,
-       .formats = formats_of(plan),
+       .formats = config_.lora.is_on() ? frozen_formats(config_.lora) : formats_of(plan),
        .gathered = {.form = GatheredForm::operands},
        .overwritten = true});
   Parameter* offset = nullptr;
@@ -82,7 +101,12 @@ Linear Decoder::make_linear(const std::string& name) {
     }
     offset = parameters_.add(std::move(bias));
   }
-  return {plan, weight, offset, scaling_};
+  Linear linear(plan, weight, offset, scaling_);
+  if (config_.lora.has_codes()) {
+    linear.weight().set_codes(add_scales(whole), config_.lora.base);
+  }
+  add_adapters(whole, plan, linear);
+  return linear;
 }
 
 /// Whether every linear layer of a block is exempt.

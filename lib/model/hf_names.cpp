@@ -8,6 +8,7 @@
 
 #include "model/decoder.h"
 #include "model/families/family.h"
+#include "model/lora.h"
 
 namespace fp8train {
 namespace {
@@ -30,7 +31,8 @@ ParameterName parse(const std::string& parameter) {
 }  // namespace
 
 std::vector<HfPiece> hf_pieces(const ModelConfig& config, const std::string& parameter) {
-  return config.family->pieces(config, parse(parameter));
+  return is_adapter(parameter) ? std::vector{lora_tensor(config, parameter)}
+                               : config.family->pieces(config, parse(parameter));
 }
 
 std::vector<int64_t> hf_shape(const HfPiece& piece, bool is_vector, int64_t columns) {
@@ -73,13 +75,17 @@ std::string model_file_name(size_t file, size_t files) {
 
 std::vector<std::vector<ModelTensor>> model_files(const ModelConfig& config, uint64_t max_bytes) {
   std::vector<ModelTensor> tensors = model_tensors(config);
+  if (config.lora.is_on()) {
+    std::erase_if(tensors, [](const ModelTensor& tensor) { return !is_adapter(tensor.parameter); });
+  }
   std::ranges::sort(tensors, {}, [](const ModelTensor& tensor) { return tensor.piece.name; });
   std::vector<uint64_t> bytes;
   for (const ModelTensor& tensor : tensors) {
     const int64_t count = tensor.piece.rows * tensor.columns();
     bytes.push_back(static_cast<uint64_t>(count) * sizeof(float));
   }
-  const std::vector<size_t> file_of = divide_into_files(bytes, max_bytes);
+  const std::vector<size_t> file_of =
+      divide_into_files(bytes, config.lora.is_on() ? UINT64_MAX : max_bytes);
   std::vector<std::vector<ModelTensor>> files(file_of.back() + 1);
   for (size_t i = 0; i < tensors.size(); ++i) {
     files[file_of[i]].push_back(std::move(tensors[i]));

@@ -64,7 +64,7 @@ std::vector<size_t> divide_into_files(const std::vector<uint64_t>& bytes, uint64
 std::string model_file_name(size_t file, size_t files);
 
 /// Returns the fp32 tensors of a model by the files of a checkpoint, each in order of names. They
-/// follow from the configuration alone.
+/// follow from the configuration alone. Of a model with adapters they are the adapters alone.
 std::vector<std::vector<ModelTensor>> model_files(const ModelConfig& config,
                                                   uint64_t max_bytes = kMaxModelFileBytes);
 

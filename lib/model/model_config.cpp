@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "model/families/hf_fields.h"
 #include "model/linear_sites.h"
+#include "model/lora.h"
 
 namespace fp8train {
 namespace {
@@ -173,6 +174,18 @@ bool same_computation(const ModelConfig& a, const ModelConfig& b) {
   return a == other;
 }
 
+namespace {
+
+int64_t adapter_parameters(const ModelConfig& config) {
+  int64_t count = 0;
+  for (const LoraPiece& piece : lora_pieces(config)) {
+    count += config.lora.rank * (piece.rows + piece.columns);
+  }
+  return count;
+}
+
+}  // namespace
+
 int64_t parameter_count(const ModelConfig& config) {
   int64_t count = config.vocab_size * config.hidden_size + norm_parameters(config) +
                   config.num_hidden_layers * block_vectors(config);
@@ -183,8 +196,9 @@ int64_t parameter_count(const ModelConfig& config) {
     const bool shared = site.is_head && config.tie_word_embeddings;
     count += (shared ? 0 : site.weights()) + (site.has_bias ? site.out_features : 0);
   });
-  return count + blocks_with_experts(config) * config.moe.experts *
-                     (config.hidden_size + (config.moe.has_bias ? 1 : 0));
+  return count + adapter_parameters(config) +
+         blocks_with_experts(config) * config.moe.experts *
+             (config.hidden_size + (config.moe.has_bias ? 1 : 0));
 }
 
 double flops_per_token(const ModelConfig& config, int64_t seq_length) {
@@ -193,7 +207,9 @@ double flops_per_token(const ModelConfig& config, int64_t seq_length) {
   for_each_linear(config, [&](const LinearSite& site) {
     weights += site.token_share * static_cast<double>(site.weights());
   });
-  const double gemm = 6.0 * weights;
+  // Frozen weights have no gradient.
+  const double gemm = (config.lora.is_on() ? 4.0 : 6.0) * weights +
+                      6.0 * static_cast<double>(adapter_parameters(config));
   // Two products of T x T x D per head, half of them masked; backward is twice forward.
   const double attention = 6.0 * static_cast<double>(config.num_hidden_layers) *
                            static_cast<double>(config.num_attention_heads * config.head_dim) *

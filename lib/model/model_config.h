@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "model/lora_settings.h"
 #include "model/rope_scaling.h"
 #include "nn/mlp_kind.h"
 #include "nn/moe_shape.h"
@@ -69,6 +70,7 @@ struct ModelConfig : ModelSwitches {
   bool tie_word_embeddings = false;
   float initializer_range = 0.02F;
   MoeShape moe;
+  LoraSettings lora;
   std::vector<int64_t>
       dense_layers;           ///< blocks of a model with experts that have an Mlp, ascending
   int64_t bos_token_id = -1;  ///< -1: none
@@ -99,7 +101,8 @@ std::string longest_sequence_reason(const ModelConfig& config);
 /// Whether two models differ in nothing but the family that names them.
 bool same_computation(const ModelConfig& a, const ModelConfig& b);
 
-/// Returns the number of parameters, a tied head counted once. `config` is completed.
+/// Returns the number of parameters, a tied head counted once, adapters included. `config` is
+/// completed.
 int64_t parameter_count(const ModelConfig& config);
 
 /// Returns the FLOPs of one training token: 6 per GEMM weight, plus causal attention at

@@ -62,6 +62,12 @@ Linear::Linear(const LinearPlan& plan, Parameter* weight, Parameter* bias, Scali
   weight_.add_smoothed(scaling);
 }
 
+void Linear::add_adapter(Linear a, Linear b, int64_t first, float scale) {
+  adapters_.push_back(std::move(a));
+  adapters_.push_back(std::move(b));
+  adapted_.push_back({first, scale});
+}
+
 QuantizedInput::Memory Linear::memory_of_input(const StepContext& context) const {
   const bool saves = context.training && !plan_.remade_input && trains_weight();
   return {context.scratch, saves ? context.memory_of_x() : nullptr};
@@ -73,7 +79,8 @@ InputTensor Linear::allocate_x(const StepContext& context, int64_t rows,
   if (gathers(context, Split::columns)) {
     return allocate_own_rows(context, {rows, width}, memory);
   }
-  InputTensor x = x_.allocate(context, plan_.activation, {rows, width}, memory);
+  InputTensor x =
+      x_.allocate(context, plan_.activation, {rows, width}, memory, memory_of_plain_x(context));
   if (plan_.is_smoothed() && x_.reads_codes(context, Along::rows)) {
     Arena* const arena = memory.along_columns == nullptr ? context.scratch : memory.along_columns;
     x.smoothing = allocate(*arena, DType::f32, {width});
@@ -90,8 +97,9 @@ InputTensor Linear::allocate_remade(const StepContext& context, int64_t rows) co
 }
 
 InputTensor Linear::allocate_gradient(const StepContext& context, int64_t rows) const {
-  return dy_.allocate(context, plan_.activation, {rows, plan_.site.out_features},
-                      memory_of_gradient(context), bias_ != nullptr && bias_->trained);
+  return dy_.allocate(
+      context, plan_.activation, {rows, plan_.site.out_features}, memory_of_gradient(context),
+      (bias_ != nullptr && bias_->trained) || has_adapters() ? context.scratch : nullptr);
 }
 
 Linear::Saved Linear::save_remade(const StepContext& context, const InputTensor& x) const {
@@ -104,8 +112,10 @@ Linear::Saved Linear::save_remade(const StepContext& context, const InputTensor&
 InputTensor Linear::allocate_own_rows(const StepContext& context, const Shape& shape,
                                       QuantizedInput::Memory memory) const {
   Arena* const own = memory.along_columns == nullptr ? context.scratch : memory.along_columns;
-  return x_.gathers_codes(context) ? x_.allocate(context, plan_.activation, shape, {own, nullptr})
-                                   : allocate(*own, plan_.activation, shape);
+  Arena* const plain = memory_of_plain_x(context);
+  return x_.gathers_codes(context)
+             ? x_.allocate(context, plan_.activation, shape, {own, nullptr}, plain)
+             : allocate(plain == nullptr ? *own : *plain, plan_.activation, shape);
 }
 
 ops::GemmOperand Linear::own_rows(const StepContext& context, const QuantizedInput& input,
@@ -139,19 +149,78 @@ void Linear::forward(const StepContext& context, const InputTensor& x, View y, S
   check(x.smoothing.empty() != (plan_.is_smoothed() && x_.reads_codes(context, Along::rows)),
         "a layer whose input is smoothed takes it with its scales");
   const QuantizedInput::Operands operands = operands_of_x(context, x);
-  saved = context.training ? Saved{operands.along_columns, x.smoothing, {}} : Saved{};
-  if (y.empty()) {
-    return;
+  saved = context.training ? Saved{operands.along_columns, x.smoothing, {}, {}} : Saved{};
+  if (!y.empty()) {
+    multiply_forward(context, operands.along_rows, x.smoothing, y);
   }
+  add_adapters(context, x, y, saved);
+}
+
+void Linear::multiply_forward(const StepContext& context, const ops::GemmOperand& x,
+                              ConstView smoothing, const View& y) const {
   const LinearProduct product = {.plan = plan_.fprop,
-                                 .a = operands.along_rows,
-                                 .b = weight_.fprop_operand(context, x.smoothing),
+                                 .a = x,
+                                 .b = weight_.fprop_operand(context, smoothing),
                                  .c = y,
                                  .bias = bias_ == nullptr ? ConstView{} : ConstView(bias_->value)};
   if (plan_.site.split == Split::rows) {
     multiply_over_ranks(context, product, std::array{plan_.site.in_features});
   } else {
     multiply(context, product);
+  }
+}
+
+void Linear::add_adapters(const StepContext& context, const InputTensor& x, const View& y,
+                          Saved& saved) const {
+  saved.adapters.resize(adapters_.size());
+  for (size_t i = 0; i < adapted_.size(); ++i) {
+    ArenaScope scope(*context.scratch);
+    const Linear& a = adapters_[2 * i];
+    const Linear& b = adapters_[2 * i + 1];
+    // Where y is a sum over ranks, this one's rows of it are those of y.
+    const int64_t rows_of_x = x.plain.shape.rows();
+    const int64_t rows =
+        a.plan_.site.split == Split::rows ? context.own_rows(rows_of_x) : rows_of_x;
+    const InputTensor inner = b.allocate_input(context, rows);
+    a.forward(context, x.plain, inner.plain, saved.adapters[2 * i]);
+    const int64_t columns = b.plan_.site.out_features;
+    const View outer =
+        y.empty() ? View{} : allocate(*context.scratch, y.dtype, {y.shape.rows(), columns});
+    b.forward(context, inner, outer, saved.adapters[2 * i + 1]);
+    if (y.empty()) {
+      continue;
+    }
+    ops::add_columns(context.stream, {.x = outer,
+                                      .y = y,
+                                      .y_first = adapted_[i].first,
+                                      .columns = columns,
+                                      .factor = adapted_[i].scale});
+  }
+}
+
+void Linear::add_adapter_gradients(const StepContext& context, const InputTensor& dy,
+                                   const View& dx, Saved& saved) const {
+  for (size_t i = 0; i < adapted_.size(); ++i) {
+    ArenaScope scope(*context.scratch);
+    const Linear& a = adapters_[2 * i];
+    const Linear& b = adapters_[2 * i + 1];
+    const int64_t columns = b.plan_.site.out_features;
+    const int64_t rows = dy.plain.shape.rows();
+    const View d_outer = allocate(*context.scratch, dy.plain.dtype, {rows, columns});
+    ops::add_columns(context.stream, {.x = dy.plain,
+                                      .y = d_outer,
+                                      .x_first = adapted_[i].first,
+                                      .columns = columns,
+                                      .factor = adapted_[i].scale,
+                                      .overwrites = true});
+    const InputTensor d_inner = a.allocate_gradient(
+        context, b.plan_.site.split == Split::columns ? context.own_rows(rows) : rows);
+    b.backward(context, d_outer, d_inner.plain, saved.adapters[2 * i + 1]);
+    const View own = dx.empty() ? View{} : allocate(*context.scratch, dx.dtype, dx.shape);
+    a.backward(context, d_inner, own, saved.adapters[2 * i]);
+    if (!dx.empty()) {
+      ops::add(context.stream, dx, own, dx);
+    }
   }
 }
 
@@ -174,13 +243,14 @@ void Linear::backward(const StepContext& context, const InputTensor& dy, View dx
   }
   saved.dy = operands.along_columns;
   if (context.held == nullptr) {
-    add_weight_gradient(context, saved);
+    add_gradient_of_weight(context, saved);
   } else if (trains_weight()) {
     hold(context, saved);
   }
   if (bias_ != nullptr && bias_->trained) {
     add_bias_gradient(context, dy.plain);
   }
+  add_adapter_gradients(context, dy, dx, saved);
   if (context.listener != nullptr) {
     context.listener->progress();
   }
@@ -200,6 +270,13 @@ void Linear::hold(const StepContext& context, Saved& saved) const {
 }
 
 void Linear::add_weight_gradient(const StepContext& context, const Saved& saved) const {
+  add_gradient_of_weight(context, saved);
+  for (size_t i = 0; i < adapters_.size(); ++i) {
+    adapters_[i].add_weight_gradient(context, saved.adapters[i]);
+  }
+}
+
+void Linear::add_gradient_of_weight(const StepContext& context, const Saved& saved) const {
   if (!trains_weight()) {
     return;
   }
@@ -208,7 +285,25 @@ void Linear::add_weight_gradient(const StepContext& context, const Saved& saved)
     whole.x =
         x_.gathered(cast_again(context, x_), saved.x, {nullptr, context.scratch}).along_columns;
   }
-  make_weight_gradient(context, whole);
+  if (weight_.parameter().sharding.partial) {
+    make_partial_gradient(context, whole);
+  } else {
+    make_weight_gradient(context, whole);
+  }
+}
+
+void Linear::make_partial_gradient(const StepContext& context, const Saved& operands) const {
+  ArenaScope scope(*context.scratch);
+  const ConstView dy = operands.dy.plain;
+  PartialGradients<1>(context, {&weight_.parameter()})
+      .add(dy.shape.rows(),
+           [&](const SumRange& range, const std::array<View, 1>& gradients, bool overwrites) {
+             multiply(context, {.plan = plan_.wgrad,
+                                .a = {rows_of(dy, range.first, range.count), true},
+                                .b = {rows_of(operands.x.plain, range.first, range.count), true},
+                                .c = gradients[0],
+                                .beta = overwrites ? 0.0F : 1.0F});
+           });
 }
 
 void Linear::add_bias_gradient(const StepContext& context, ConstView dy) const {

@@ -17,6 +17,14 @@
 // columns of y for all M, and gets its rows of the sum of all dx. With Split::rows it reads its
 // columns of x for all M rows, and gets its rows of the sum of all y; it gathers the rows of dy.
 // Codes and scales of what is gathered are those of one rank (QuantizedInput::gathers_codes).
+//
+// An adapter (model/lora.h) is two more layers, A and B, which train while the weight is frozen:
+// y += scale b(a(x)) in some columns of y. It reads x as it is, not its codes. With Split::columns
+// A multiplies this rank's rows of x by all of A, and B is cut as the weight is; with Split::rows
+// A is cut, and B multiplies this rank's rows of y.
+
+#include <utility>
+#include <vector>
 
 #include "nn/context.h"
 #include "nn/linear_weight.h"
@@ -32,14 +40,27 @@ class Linear {
  public:
   /// The tensors that forward stores for backward.
   struct Saved {
-    ops::GemmOperand x;   ///< as wgrad reads it, or this rank's rows as they cross
-    ConstView smoothing;  ///< x was multiplied by these; empty: by nothing
-    ops::GemmOperand dy;  ///< as wgrad reads it, once backward() has run
+    ops::GemmOperand x;           ///< as wgrad reads it, or this rank's rows as they cross
+    ConstView smoothing;          ///< x was multiplied by these; empty: by nothing
+    ops::GemmOperand dy;          ///< as wgrad reads it, once backward() has run
+    std::vector<Saved> adapters;  ///< of A and B of the first, A and B of the next
   };
 
   /// Registers its scaling slots; `weight` [N, K] and `bias` [N] (may be null) belong to the store
   /// and may be shared with others.
   Linear(const LinearPlan& plan, Parameter* weight, Parameter* bias, ScalingState& scaling);
+
+  /// Adds an adapter of the columns of y from `first` on, which are as many as b has.
+  void add_adapter(Linear a, Linear b, int64_t first, float scale);
+  bool has_adapters() const { return !adapters_.empty(); }
+  /// Calls visit(Linear&) for the layer and the layers of its adapters.
+  template <typename Visit>
+  void for_each_layer(const Visit& visit) {
+    visit(*this);
+    for (Linear& adapter : adapters_) {
+      visit(adapter);
+    }
+  }
 
   /// Allocates memory for the operation that makes x for forward, or dy for backward
   /// (QuantizedInput::allocate). Both stay valid as long as the caller's scopes of the two arenas.
@@ -68,8 +89,11 @@ class Linear {
   void backward(const StepContext& context, const InputTensor& dy, View dx, Saved& saved) const;
   /// Reads what backward() has left in StepContext::held, with the scales of that time.
   void add_weight_gradient(const StepContext& context, const Saved& saved) const;
-  /// Returns where an x belongs that the caller allocates: wgrad may read it as it is.
+  /// Returns where an x belongs that the caller allocates: wgrad and adapters may read it as it is.
   Arena& memory_of_plain_input(const StepContext& context) const {
+    if (Arena* const plain = memory_of_plain_x(context); plain != nullptr) {
+      return *plain;
+    }
     Arena* const memory = memory_of_input(context).along_columns;
     const bool is_read = memory != nullptr && !x_.reads_codes(context, Along::columns);
     return is_read ? *memory : *context.scratch;
@@ -111,16 +135,35 @@ class Linear {
                                                                         : context.scratch};
   }
   void hold(const StepContext& context, Saved& saved) const;
+  /// Of an x and a dy that adapters read.
+  Arena* memory_of_plain_x(const StepContext& context) const {
+    return !has_adapters() ? nullptr : context.training ? context.memory_of_x() : context.scratch;
+  }
+  void multiply_forward(const StepContext& context, const ops::GemmOperand& x, ConstView smoothing,
+                        const View& y) const;
+  void add_adapters(const StepContext& context, const InputTensor& x, const View& y,
+                    Saved& saved) const;
+  void add_adapter_gradients(const StepContext& context, const InputTensor& dy, const View& dx,
+                             Saved& saved) const;
+  void add_gradient_of_weight(const StepContext& context, const Saved& saved) const;
   InputTensor allocate_x(const StepContext& context, int64_t rows,
                          QuantizedInput::Memory memory) const;
   /// dW[N, K] (+)= dy^T x.
   void make_weight_gradient(const StepContext& context, const Saved& operands) const;
+  /// The same where all tensor ranks have the weight, and each its rows of x and dy.
+  void make_partial_gradient(const StepContext& context, const Saved& operands) const;
 
   LinearPlan plan_;
   Parameter* bias_;
   QuantizedInput x_;
   LinearWeight weight_;
   QuantizedInput dy_;
+  struct AdaptedColumns {
+    int64_t first;
+    float scale;
+  };
+  std::vector<Linear> adapters_;         ///< A and B of the first, A and B of the next
+  std::vector<AdaptedColumns> adapted_;  ///< by each of them
 };
 
 }  // namespace fp8train

@@ -7,6 +7,10 @@
 // With SwigluInput::smoothed fprop reads w / s, where s are the scales of the columns of x
 // (ops/pointwise/smoothing.h). That depends on the micro-batch and is cast from the weight's value
 // in every forward pass, in addition to dgrad's operand, which is made once per step.
+//
+// A frozen weight may be codes alone, with the scales of their rows or blocks (set_codes). Then no
+// operand stays: a product reads the codes as they are, if they are in the format of its operand,
+// or an operand that is made of them before it.
 
 #include <optional>
 #include <vector>
@@ -27,6 +31,10 @@ class LinearWeight {
   /// Registers its scaling slots; `weight` [N, K] belongs to the store and may be shared with
   /// others.
   LinearWeight(const LinearPlan& plan, Parameter* weight, ScalingState& scaling);
+
+  /// The weight is codes in `format`, the bytes of its value, and `scales` what they are multiplied
+  /// by, fp32, in row-major order.
+  void set_codes(const Parameter* scales, const TensorFormat& format);
 
   /// Registers the slot of w / s for SwigluInput::smoothed. It is not part of the constructor
   /// because the slot follows the layer's other slots, in checkpoints too.
@@ -66,6 +74,10 @@ class LinearWeight {
 
  private:
   ops::GemmOperand weight_operand(const StepContext& context, Along along) const;
+  /// In scratch, unless it is the codes as they are.
+  ops::GemmOperand operand_of_codes(const StepContext& context, Along along) const;
+  QuantizedTensor codes() const;
+  View decoded(const StepContext& context, DType type) const;
   /// Returns fprop's operand of w / smoothing, in scratch.
   ops::GemmOperand smoothed_weight(const StepContext& context, ConstView smoothing) const;
   /// Returns the weight's value in fp32: the stored one, or a copy in scratch.
@@ -89,7 +101,9 @@ class LinearWeight {
   Parameter* weight_;
   QuantizedInput w_;
   std::optional<QuantizedInput> smoothed_w_;  ///< fprop's; w_ is dgrad's alone then
-  bool optimizer_casts_ = false;              // the weight, through Parameter::cast
+  const Parameter* code_scales_ = nullptr;    ///< not null: the value is codes
+  TensorFormat code_format_;
+  bool optimizer_casts_ = false;  // the weight, through Parameter::cast
   View plain_copy_;
   std::vector<TensorCast> weight_casts_;
   std::vector<Tensor> stored_scales_;  ///< [2]: inverse, and the scale that was cast with

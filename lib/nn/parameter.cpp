@@ -37,6 +37,15 @@ void draw_normal(uint64_t key, float deviation, float* values, int64_t first, in
   }
 }
 
+/// Elements of a tensor of values that are uniform in [-bound, bound).
+void draw_uniform(uint64_t key, float bound, float* values, int64_t first, int64_t count) {
+  constexpr double kTwoTo32 = 4294967296.0;
+  for (int64_t i = first; i < first + count; ++i) {
+    const PhiloxBlock block = philox(key, 0, static_cast<uint64_t>(i / 4));
+    values[i - first] = static_cast<float>((2.0 * block.word[i % 4] / kTwoTo32 - 1.0) * bound);
+  }
+}
+
 /// The initial values of a part of a parameter.
 void draw_initial(const Parameter& parameter, const Sharding& part, uint64_t seed,
                   std::vector<float>& values) {
@@ -47,9 +56,11 @@ void draw_initial(const Parameter& parameter, const Sharding& part, uint64_t see
     float* const drawn = values.data() + local;
     count = std::clamp<int64_t>(used - element, 0, count);
     if (parameter.init == Init::ones) {
-      std::fill_n(drawn, count, 1.0F);
+      std::fill_n(drawn, count, parameter.init_std == 0.0F ? 1.0F : parameter.init_std);
     } else if (parameter.init == Init::normal) {
       draw_normal(key, parameter.init_std, drawn, element, count);
+    } else if (parameter.init == Init::uniform) {
+      draw_uniform(key, parameter.init_std, drawn, element, count);
     }
   });
 }
@@ -64,13 +75,15 @@ Tensor staging(Device& device, const Parameter& parameter) {
 Parameter* ParameterStore::add(Parameter parameter) {
   check(values_.empty(), "parameters are added before the store is allocated");
   if (parameter.sharding.whole.rank() == 0) {
-    parameter.sharding = whole_of(parameter.shape, next_index());
+    parameter.sharding =
+        whole_of(parameter.shape, parameter.is_added ? next_added_index() : next_index());
   } else if (parameter.shape.rank() == 0) {
     parameter.shape = parameter.sharding.shape();
   }
   check(parameter.sharding.shape() == parameter.shape, "a parameter has the shape of its part");
   const int64_t rows = parameter.sharding.whole[0];
   parameter.used_rows = parameter.used_rows == 0 ? rows : parameter.used_rows;
+  added_ += parameter.is_added ? 1 : 0;
   Parameters& list = present_ ? parameters_ : absent_;
   return list.emplace_back(std::make_unique<Parameter>(std::move(parameter))).get();
 }
@@ -358,12 +371,15 @@ void value_to_host(Device& device, const Parameter& parameter, float* to) {
   copy_to_host(device, to, fp32);
 }
 
-void ParameterStore::initialize(Device& device, uint64_t seed) {
+void ParameterStore::initialize(Device& device, uint64_t seed, bool added_alone) {
   if (counts_only(device)) {
     return;
   }
   std::vector<float> values;
   for (const auto& parameter : parameters_) {
+    if (added_alone && !parameter->is_added) {
+      continue;
+    }
     const Sharding& sharding = parameter->sharding;
     float amax = 0.0F;
     for (int64_t row = 0; scale_needs_whole(*parameter) && row < sharding.whole[0]; ++row) {

@@ -23,7 +23,7 @@
 
 namespace fp8train {
 
-enum class Init : uint8_t { zeros, ones, normal };
+enum class Init : uint8_t { zeros, ones, normal, uniform };
 
 /// The form in which ranks gather a value of which each has a part.
 enum class GatheredForm : uint8_t {
@@ -62,7 +62,11 @@ struct Parameter {
   /// gate and up). Empty for embedding, head, norm and bias.
   std::vector<int64_t> matrices;
   Init init = Init::normal;
+  /// Of normal values; uniform ones are in [-init_std, init_std), and ones are it, unless it is 0.
   float init_std = 0.0F;
+  /// It is not the model's own, but of an adapter or of codes: its index comes after those of the
+  /// model's own parameters, which do not depend on it.
+  bool is_added = false;
   ParameterFormats formats;  ///< fp32 unless a layer of the plan's own formats owns it
   Gathering gathered;
   /// One operation makes the whole gradient: the first micro-batch of a step overwrites it, so that
@@ -176,7 +180,9 @@ class ParameterStore {
   /// has. They are counted, for the positions of those that follow, and are in no list.
   void set_present(bool present) { present_ = present; }
   /// Returns the Sharding::index of the parameter that is added next.
-  uint64_t next_index() const { return parameters_.size() + absent_.size(); }
+  uint64_t next_index() const { return parameters_.size() + absent_.size() - added_; }
+  /// Returns the same for one with Parameter::is_added.
+  uint64_t next_added_index() const { return kAddedIndices + added_; }
 
   /// Begins a unit: the parameters added from here on are read together by the model.
   void begin_unit() { unit_begins_.push_back(parameters_.size()); }
@@ -226,8 +232,9 @@ class ParameterStore {
                       DType dtype, const Shape& shape);
 
   /// Draws every parameter's initial value from Philox keyed by (seed, Sharding::index, element of
-  /// the whole): the same on any device, and in any parts. Does nothing on meta.
-  void initialize(Device& device, uint64_t seed);
+  /// the whole): the same on any device, and in any parts. `added_alone`: only that of parameters
+  /// with Parameter::is_added. Does nothing on meta.
+  void initialize(Device& device, uint64_t seed, bool added_alone = false);
 
  private:
   void allocate_wholes(Device& device, bool with_gradients, bool exchanged);
@@ -238,6 +245,8 @@ class ParameterStore {
   Parameters parameters_;
   Parameters absent_;  ///< of other stages
   bool present_ = true;
+  static constexpr uint64_t kAddedIndices = uint64_t{1} << 30;
+  uint64_t added_ = 0;
   std::vector<size_t> unit_begins_;
   StoredPool values_, gradients_;
   StoredPool sums_;                         ///< gradients that cross from another format

@@ -241,7 +241,7 @@ QuantizedInput::Memory QuantizedInput::memory_of(const ScalingSlot* slot, Memory
 }
 
 InputTensor QuantizedInput::allocate(const StepContext& context, DType type, const Shape& shape,
-                                     Memory memory, bool is_read) const {
+                                     Memory memory, Arena* plain) const {
   const Memory of_codes = memory_of_codes(context, memory);
   const auto is_castable = [](const ScalingSlot* slot, const Arena* arena) {
     return arena != nullptr && slot->format.block == per::tensor;
@@ -252,11 +252,12 @@ InputTensor QuantizedInput::allocate(const StepContext& context, DType type, con
            : is_castable(columns_, of_codes.along_columns) ? columns_
                                                            : nullptr;
   const bool at_once = x.slot != nullptr && is_cast_at_once(*x.slot);
-  const bool codes_suffice =
-      at_once && memory_of(x.slot, of_codes) == memory && !is_read && !context.collect_statistics;
+  const bool codes_suffice = at_once && memory_of(x.slot, of_codes) == memory && plain == nullptr &&
+                             !context.collect_statistics;
   if (!codes_suffice) {
     const bool stays = memory.along_columns != nullptr && of_codes.along_columns == nullptr;
-    x.plain = fp8train::allocate(stays ? *memory.along_columns : *context.scratch, type, shape);
+    Arena& arena = stays ? *memory.along_columns : plain != nullptr ? *plain : *context.scratch;
+    x.plain = fp8train::allocate(arena, type, shape);
   }
   if (at_once) {
     x.cast = {.out = allocate_cast(context, x.slot, shape, memory_of(x.slot, of_codes)).codes,

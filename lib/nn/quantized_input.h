@@ -124,11 +124,12 @@ class QuantizedInput {
   bool reads_codes(const StepContext& context, Along along) const;
 
   /// Allocates memory for the operation that makes the tensor. With delayed scaling it writes codes
-  /// at once, and the tensor itself only if a GEMM or something else (`is_read`, or a step that
-  /// collects statistics) reads it; with current scaling the tensor and its amax; with a scale for
-  /// each block the tensor alone. Valid as long as the caller's scopes of the arenas.
+  /// at once, and the tensor itself only if a GEMM or something else (which then finds it in
+  /// `plain`, or a step that collects statistics) reads it; with current scaling the tensor and its
+  /// amax; with a scale for each block the tensor alone. Valid as long as the caller's scopes of
+  /// the arenas.
   InputTensor allocate(const StepContext& context, DType type, const Shape& shape, Memory memory,
-                       bool is_read = false) const;
+                       Arena* plain = nullptr) const;
   /// Returns the operands of the GEMMs that run, cast unless the producer of x has done that. The
   /// operand of a GEMM that does not run is x itself. `is_whole`: no rank has a part of this x.
   Operands operands(const StepContext& context, const InputTensor& x, Memory memory,

@@ -9,6 +9,7 @@
 #include "config/load.h"
 #include "engine/dry_run.h"
 #include "io/checkpoint/checkpoint.h"
+#include "train/checkpoint/base_weights.h"
 #include "train/checkpoint/data_checks.h"
 #include "train/checkpoint/data_record.h"
 #include "train/checkpoint/resume_checks.h"
@@ -22,14 +23,6 @@ namespace {
 
 constexpr int64_t kNothing = -1;  // there is no checkpoint
 constexpr int64_t kDamaged = -2;  // none can be used
-
-}  // namespace
-
-MissingTokens missing_tokens(const ModelSettings& model) {
-  return model.resize_vocabulary > 0 ? MissingTokens::append : MissingTokens::refuse;
-}
-
-namespace {
 
 /// Throws CheckpointError where `step` is kDamaged.
 void set_found(FoundStart& found, int64_t step, const std::filesystem::path& checkpoints) {
@@ -167,19 +160,21 @@ RunParts start_run(const RunRequest& request, Communicator& comm, const RankDevi
 RunStart load_start(const Session& session, const FoundStart& found, Engine& engine, Device& device,
                     Communicator& comm) {
   RunStart start = {.state = {}, .folder = {}, .warnings = found.notes, .changes = {}};
-  const std::string& model = session.settings.model.from;
   if (found.checkpoint) {
     const ResumedRun resumed = load_checkpoint(*found.checkpoint, engine, session, comm);
     start.state = resumed.state;
     start.changes = resumed.changes;
     start.folder = resumed.folder.string();
     start.warnings.insert(start.warnings.end(), resumed.notes.begin(), resumed.notes.end());
-  } else if (!model.empty()) {
-    load_weights(device, engine.model(), TensorSource(model),
-                 missing_tokens(session.settings.model));
-    start.folder = model;
   } else {
-    engine.model().initialize(session.settings.step.seed);
+    start.folder = session.settings.model.from;
+    if (!start.folder.empty()) {
+      engine.model().initialize_adapters(session.settings.step.seed);
+    }
+    load_base(engine, session);
+    if (const std::string& adapters = session.settings.model.lora_from; !adapters.empty()) {
+      load_adapters(device, engine.model(), adapters);
+    }
   }
   return start;
 }

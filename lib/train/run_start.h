@@ -73,7 +73,4 @@ struct RunStart {
 RunStart load_start(const Session& session, const FoundStart& found, Engine& engine, Device& device,
                     Communicator& comm);
 
-/// Returns append if model.resize_vocabulary is set, else refuse.
-MissingTokens missing_tokens(const ModelSettings& model);
-
 }  // namespace fp8train

@@ -23,6 +23,7 @@
 #include "precision/linear_plan.h"
 #include "train/probed_products.h"
 #include "train/run_length.h"
+#include "train/session_adapters.h"
 #include "train/session_notes.h"
 
 namespace fp8train {
@@ -111,7 +112,7 @@ ModelConfig resolve_model(Session& session) {
     throw ConfigError("model.vocab_size is needed, because data.tokenizer: none does not give it");
   }
   check_vocabulary(model, session.settings, tokenizer);
-  return completed(model);
+  return with_adapters(session.settings, completed(model));
 }
 
 /// All that a pass could save, generously: what is beyond could not be counted in 64 bits.

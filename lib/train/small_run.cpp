@@ -13,6 +13,7 @@
 #include "device/device.h"
 #include "engine/dry_run.h"
 #include "model/linear_sites.h"
+#include "model/lora.h"
 #include "parallel/layout.h"
 
 namespace fp8train {
@@ -142,6 +143,13 @@ void drop_patterns(EngineSettings& engine) {
     one.layers = {layer};
     plan_linears(one, sites);
   });
+  if (engine.model.lora.is_on()) {
+    keep_matching(engine.model.lora.targets, [&](const std::string& target) {
+      ModelConfig one = engine.model;
+      one.lora.targets = {target};
+      lora_pieces(one);
+    });
+  }
   std::vector<std::string>& frozen = engine.step.decoder.frozen;
   if (!frozen.empty()) {
     const std::unique_ptr<Device> meta = make_device(DeviceKind::meta);

@@ -42,11 +42,11 @@ TEST_CASE("each name of another program leads to a key, or to what there is inst
 }
 
 TEST_CASE("a wish is recognized in any section and spelling, with a part of the name") {
-  for (const char* key : {"model.lora.rank", "lora_alpha", "LoRA", "model.peft_config"}) {
+  for (const char* key : {"adapter", "LoRA", "model.peft_config"}) {
     CAPTURE(key);
-    CHECK_THAT(error_of(kBase, {std::string(key) + "=8"}),
-               Contains("adapters (LoRA) are not here"));
+    CHECK_THAT(error_of(kBase, {std::string(key) + "=8"}), Contains("take model.lora with rank"));
   }
+  CHECK_THAT(error_of(kBase, {"lora_alpha=8"}), Contains("belongs to `model.lora` as alpha"));
   CHECK_THAT(error_of(kBase, {"parallelism.context-parallel-size=2"}),
              Contains("context and sequence parallelism of other kinds are not here"));
   CHECK_THAT(error_of(kBase, {"training.tensor_model_parallel_size=2"}),

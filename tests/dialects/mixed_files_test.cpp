@@ -140,9 +140,13 @@ TEST_CASE("files of other trainers are answered in one sentence") {
   // thing.
   CHECK_THAT(error("base_model: org/model\nadapter: lora\nlora_r: 8\nload_in_4bit: false\n"
                    "weight_decay: 0.1\nlearning_rate: 1e-4\nwandb_project: x\n"),
-             Contains("as optimizer.weight_decay=0.1, name") && !Contains("1e-4") &&
-                 Contains("; adapter: adapters (LoRA) are") && !Contains("lora_r") &&
+             Contains("as model.lora.rank=8 optimizer.weight_decay=0.1 optimizer.lr=1e-4, name") &&
+                 Contains("; adapter: adapters are a section of the model here") &&
                  !Contains("load_in") && Contains("; wandb_project: "));
+  CHECK_THAT(error("base_model: org/model\nadapter: qlora\nlearning_rate: 1e-4\nlora_dropout: 0.1\n"
+                   "num_epochs: 1\n"),
+             Contains("as training.max_epochs=1, name") && !Contains("1e-4") &&
+                 Contains("; lora_dropout: adapters are trained without dropout"));
   // Every other key is named too: a value that is not here, a file, a key without a counterpart.
   CHECK_THAT(
       error("model_name_or_path: org/model\nper_device_train_batch_size: 1\noptim: adafactor\n"

@@ -193,7 +193,7 @@ TEST_CASE("folders that are no model folder are named") {
   CHECK(text({"snapshots/a1/config.json", "snapshots/b2/config.json", "blobs/x"}) ==
         "it is a folder of the Hub's cache: name one of the folders in its snapshots");
   CHECK_THAT(text({"adapter_config.json", "adapter_model.safetensors"}),
-             Contains("holds an adapter") && Contains("merge_and_unload"));
+             Contains("holds an adapter") && Contains("model.lora.from"));
   CHECK_THAT(text({"config.json", "model-00001-of-00002.safetensors"}),
              Contains("model-00001-of-00002.safetensors, but not model.safetensors.index.json"));
   CHECK_THAT(text({"config.json", "weights.safetensors"}),

@@ -89,6 +89,36 @@ TEST_CASE("add_bias adds one row to all rows", "[ops]") {
   }
 }
 
+TEST_CASE("add_columns adds some columns of a matrix to some of another", "[ops]") {
+  const int64_t rows = 41;
+  for (const FloatType& from : kFloatTypes) {
+    for (const FloatType& to : kFloatTypes) {
+      const bool overwrites = from.dtype == to.dtype;
+      Array x(from.dtype, {rows, 70}, random_values(rows * 70, 8));
+      const Array before(to.dtype, {rows, 95}, random_values(rows * 95, 9));
+      std::vector<float> sums = before.values();
+      for (int64_t i = 0; i < rows * 33; ++i) {
+        float& sum = sums[static_cast<size_t>(i / 33 * 95 + 21 + i % 33)];
+        sum = (overwrites ? 0.0F : sum) + 1.5F * x.get(i / 33 * 70 + 30 + i % 33);
+      }
+      const Array expected(to.dtype, {rows, 95}, sums);
+      const auto run = [&](const ops::OpTable& table) {
+        Array y = before;
+        table.add_columns(cpu_stream(), {.x = x,
+                                         .y = y,
+                                         .x_first = 30,
+                                         .y_first = 21,
+                                         .columns = 33,
+                                         .factor = 1.5F,
+                                         .overwrites = overwrites});
+        return y;
+      };
+      REQUIRE(run(*cpu_tables().back()).bytes() == expected.bytes());
+      REQUIRE(same_everywhere([&](const ops::OpTable& table) { return run(table).bytes(); }));
+    }
+  }
+}
+
 TEST_CASE("bias_backward adds the sum over rows, in an order of its own", "[ops]") {
   const int64_t columns = 133;
   for (const FloatType& type : kFloatTypes) {

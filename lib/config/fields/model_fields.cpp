@@ -212,6 +212,48 @@ std::vector<Field> switch_fields() {
   };
 }
 
+template <class Member>
+auto lora(Member member) {
+  return in(&Settings::model, &ModelSettings::config, &ModelConfig::lora, member);
+}
+
+void check_lora(const CheckContext& at) {
+  if (at.is_given() && !at.has("model.lora.rank") && !at.has("model.lora.from")) {
+    at.complain("has no effect without model.lora.rank, which turns adapters on");
+  }
+}
+
+std::vector<Field> lora_fields() {
+  constexpr double kMaxRank = 1 << 16;
+  std::vector<Field> fields = {
+      field("model.lora.alpha", lora(&LoraSettings::alpha),
+            Rule{.range = above_up_to(0, 1e9), .is_unset_at_0 = true},
+            "The product of an adapter is multiplied by alpha / rank; not set: by 1"),
+      field("model.lora.use_rslora", lora(&LoraSettings::use_rslora),
+            "Multiply by alpha / sqrt(rank) instead"),
+      field("model.lora.targets", lora(&LoraSettings::targets),
+            "Layers that have adapters: names of modules in transformers, such as q_proj, names of "
+            "layers here (* and ? match), or all-linear; not set: q_proj and v_proj, or c_attn"),
+      text("model.lora.base", in(&Settings::model, &ModelSettings::lora_base),
+           "How the frozen weights of linear layers are stored: fp32, bf16, 'e4m3 128x128', 'e4m3 "
+           "row', 'int8 row', or as_file: codes where the folder of model.from has codes, else "
+           "bf16 where the plan computes in bf16",
+           "as_file, fp32, bf16 or a format of codes"),
+  };
+  for (Field& one : fields) {
+    one = std::move(one).checked(check_lora);
+  }
+  fields.insert(fields.begin(),
+                field("model.lora.rank", lora(&LoraSettings::rank), between(0, kMaxRank),
+                      "Rank of adapters (LoRA), which are trained while all else is frozen; 0: "
+                      "none"));
+  fields.push_back(path("model.lora.from", in(&Settings::model, &ModelSettings::lora_from),
+                        "A folder of peft with adapters to begin with, which has their rank, alpha "
+                        "and targets",
+                        "a folder"));
+  return fields;
+}
+
 }  // namespace
 
 std::vector<Field> model_fields() {
@@ -265,6 +307,7 @@ std::vector<Field> model_fields() {
           .asked({.topic = Topic::parallelism,
                   .text = "Recompute activations to save memory",
                   .changes_memory = true}));
+  std::ranges::move(lora_fields(), std::back_inserter(result));
   return result;
 }
 
@@ -286,6 +329,9 @@ const std::vector<PassiveKey>& passive_keys() {
     }
     keys.push_back({"model.router_jitter_noise", {"0", "0.0"}, "routers have no noise: remove it"});
     keys.push_back({"model.decoder_sparse_step", {"1"}, "give model.dense_layers"});
+    keys.push_back({"model.lora.dropout",
+                    {"0", "0.0", "null"},
+                    "adapters are trained without dropout: set it to 0 or remove it"});
     for (const char* name : {"sliding_window", "use_sliding_window"}) {
       keys.push_back(
           {std::string("model.") + name,

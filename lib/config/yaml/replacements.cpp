@@ -135,7 +135,8 @@ class Replacement {
 
 bool describes_shape(const std::string& key) {
   return key.starts_with("model.") && key != "model.preset" && key != "model.from" &&
-         key != "model.recompute" && key != "model.resize_vocabulary";
+         key != "model.recompute" && key != "model.resize_vocabulary" &&
+         !key.starts_with("model.lora.");
 }
 
 void replace_contradicted(GivenKeys& given, const Problems& problems) {

@@ -292,7 +292,7 @@ bool holds_model_files(const fs::path& folder) {
   std::error_code none;
   for (const auto& entry : fs::directory_iterator(folder, none)) {
     const std::string name = entry.path().filename().string();
-    if (name == "config.json" ||
+    if (name == "config.json" || name == kAdapterConfig ||
         (name.starts_with("model") && name.find(".safetensors") != std::string::npos)) {
       return true;
     }

@@ -77,6 +77,10 @@ TensorSource::TensorSource(const std::filesystem::path& path)
 TensorSource::TensorSource(const std::filesystem::path& path,
                            const std::function<SafetensorsFile::Reads(size_t file)>& reads)
     : path_(path) {
+  if (std::filesystem::is_directory(path) && holds_adapters(path)) {
+    add_adapters(path);
+    return;
+  }
   if (!std::filesystem::is_directory(path)) {
     open_single(SafetensorsFile(path, reads(0)));
   } else if (std::filesystem::exists(path / kSingle)) {
@@ -169,6 +173,35 @@ void TensorSource::decode_weights() {
     encoded_.push_back(*encoded);
   }
   locations_ = std::move(decoded);
+}
+
+void TensorSource::add_adapters(const std::filesystem::path& folder) {
+  const auto adapters = std::make_shared<const AdapterWeights>(folder);
+  const std::string& base = adapters->folder().base;
+  if (base.empty() || !std::filesystem::is_directory(base) || holds_adapters(base)) {
+    throw CheckpointError(
+        base.empty() ? fmt::format("{}: the adapters are of a model that is in no folder, but was "
+                                   "drawn when their run began; train adapters of model.from",
+                                   folder.string())
+                     : fmt::format("{}: the adapters are of '{}', which is no folder of a model; "
+                                   "correct base_model_name_or_path in {}",
+                                   folder.string(), base, kAdapterConfig));
+  }
+  *this = TensorSource(base);
+  adapters_ = adapters;
+  for (const std::string& weight : adapters_->weights()) {
+    const SafetensorsEntry* const found = find(weight);
+    if (found == nullptr || found->shape.size() != 2) {
+      throw CheckpointError(fmt::format("{}: {} has no weight '{}', which is adapted",
+                                        folder.string(), base, weight));
+    }
+    TensorLocation& location = locations_.at(found->name);
+    SafetensorsEntry entry = safetensors_entry(found->name, DType::f32, found->shape);
+    entry.begin = found->begin;
+    entry.end += entry.begin;
+    adapted_.push_back({weight, location});
+    location = {kAdapted + adapted_.size() - 1, std::move(entry)};
+  }
 }
 
 void TensorSource::list_names() {
@@ -280,6 +313,13 @@ const SafetensorsEntry* TensorSource::find(const std::string& name) const {
   return location == nullptr ? nullptr : &location->entry;
 }
 
+const EncodedWeight* TensorSource::find_codes(const std::string& name) const {
+  const TensorLocation* location = location_of(name);
+  const bool is_encoded =
+      location != nullptr && location->file >= files_.size() && location->file < kAdapted;
+  return is_encoded ? &encoded_[location->file - files_.size()] : nullptr;
+}
+
 std::vector<const SafetensorsEntry*> TensorSource::entries() const {
   std::vector<const TensorLocation*> locations;
   for (const auto& [name, location] : locations_) {
@@ -342,6 +382,12 @@ std::vector<float> TensorSource::values_of(const TensorLocation& location, int64
                                            int64_t count) const {
   if (location.file < files_.size()) {
     return files_[location.file].read_f32(location.entry, first, count);
+  }
+  if (location.file >= kAdapted) {
+    const auto& [weight, of] = adapted_[location.file - kAdapted];
+    std::vector<float> values = values_of(of, first, count);
+    adapters_->add(weight, location.entry.shape.back(), first, values);
+    return values;
   }
   const EncodedWeight& weight = encoded_[location.file - files_.size()];
   if (scales_.first != location.file) {

@@ -2,16 +2,19 @@
 // The tensors of a Hugging Face model folder, whether one model.safetensors or shards with an
 // index; of both the single file counts, as in transformers (modeling_utils.py). Weights that are
 // codes (weight_codes.h) look like tensors of fp32, and their scales are no tensors. Of the experts
-// that transformers 5 has in one tensor ("mlp.experts.gate_up_proj") each matrix is one. Owns open
-// files; holds no tensor. Not for several threads.
+// that transformers 5 has in one tensor ("mlp.experts.gate_up_proj") each matrix is one. A folder
+// of adapters looks like its base model, of which each adapted weight has its adapter added in
+// fp32. Owns open files; holds no tensor. Not for several threads.
 
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "io/safetensors/adapters.h"
 #include "io/safetensors/safetensors.h"
 #include "io/safetensors/weight_codes.h"
 
@@ -69,6 +72,9 @@ class TensorSource {
   /// fails.
   std::vector<char> read_bytes(const SafetensorsEntry& entry) const;
 
+  /// Returns the codes of a weight; null for a tensor that is none.
+  const EncodedWeight* find_codes(const std::string& name) const;
+
   /// Returns the values as fp32. Throws CheckpointError when the tensor is missing, has another
   /// shape than `shape` or another dtype than read_f32 of SafetensorsFile takes, or holds a value
   /// that is not finite.
@@ -83,6 +89,7 @@ class TensorSource {
                   const std::function<SafetensorsFile::Reads(size_t file)>& reads);
   void decode_weights();
   void split_experts();
+  void add_adapters(const std::filesystem::path& folder);
   void list_names();
   void find_wrapper();
   const TensorLocation* location_of(const std::string& name) const;
@@ -93,6 +100,14 @@ class TensorSource {
   std::vector<SafetensorsFile> files_;
   std::map<std::string, TensorLocation> locations_;
   std::vector<EncodedWeight> encoded_;  ///< weights of the files files_.size() and on
+  /// A weight of a file from kAdapted on has an adapter, and is without it of the file `of`.
+  static constexpr size_t kAdapted = size_t{1} << 32;
+  struct Adapted {
+    std::string weight;
+    TensorLocation of;
+  };
+  std::vector<Adapted> adapted_;
+  std::shared_ptr<const AdapterWeights> adapters_;
   /// The scales of the weight that was read last.
   mutable std::pair<size_t, std::vector<float>> scales_ = {SIZE_MAX, {}};
   std::vector<std::string> names_;

@@ -42,6 +42,16 @@ void copy_columns(Stream stream, ConstView x, int64_t first, View y) {
   dispatch<&OpTable::copy_columns>(stream, x, first, y);
 }
 
+void add_columns(Stream stream, const AddColumns& call) {
+  check(is_float_type(call.x.dtype) && is_float_type(call.y.dtype),
+        "add_columns: fp32, bf16 or fp16 expected");
+  check(call.x.shape.rows() == call.y.shape.rows() && call.x_first >= 0 && call.y_first >= 0 &&
+            call.x_first + call.columns <= call.x.shape.back() &&
+            call.y_first + call.columns <= call.y.shape.back(),
+        "add_columns: x and y have the columns");
+  dispatch<&OpTable::add_columns>(stream, call);
+}
+
 void fill(Stream stream, View y, float value) {
   check(y.dtype == DType::f32, "fill: y must be fp32");
   dispatch<&OpTable::fill>(stream, y, value);

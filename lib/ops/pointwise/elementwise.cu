@@ -69,6 +69,20 @@ __global__ void copy_columns_kernel(const uint8_t* x, int64_t stride, uint8_t* y
   }
 }
 
+/// The same blocks, over columns.
+template <typename X, typename Y>
+__global__ void add_columns_kernel(const X* x, int64_t x_stride, Y* y, int64_t y_stride,
+                                   int64_t rows, int64_t columns, float factor, bool overwrites) {
+  for (int64_t column = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; column < columns;
+       column += int64_t{gridDim.x} * blockDim.x) {
+    for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
+      Y* const to = y + row * y_stride + column;
+      const float before = overwrites ? 0.0F : load_as_float(to);
+      store_from_float(to, before + factor * load_as_float(x + row * x_stride + column));
+    }
+  }
+}
+
 /// partial[chunk, c] = sum of the chunk's rows, in order. Block (i, chunk); a thread has a column.
 template <typename X>
 __global__ void sum_rows_kernel(const X* dy, float* partial, int64_t rows, int64_t columns) {
@@ -176,6 +190,21 @@ void copy_columns(Stream stream, ConstView x, int64_t first, View y) {
          x.as<uint8_t>() + bytes_of_rows(x.dtype, 1, first),
          static_cast<int64_t>(bytes_of_rows(x.dtype, 1, x.shape.back())), y.as<uint8_t>(), width,
          rows);
+}
+
+void add_columns(Stream stream, const AddColumns& call) {
+  const int64_t rows = call.y.shape.rows();
+  const auto row_blocks = static_cast<unsigned>(rows < 1024 ? rows : 1024);
+  with_float_type(call.x.dtype, [&](auto x_tag) {
+    with_float_type(call.y.dtype, [&](auto y_tag) {
+      using X = typename decltype(x_tag)::Type;
+      using Y = typename decltype(y_tag)::Type;
+      launch(stream, {{blocks_for(stream, call.columns), row_blocks}, kBlock},
+             add_columns_kernel<X, Y>, call.x.as<X>() + call.x_first, call.x.shape.back(),
+             call.y.as<Y>() + call.y_first, call.y.shape.back(), rows, call.columns, call.factor,
+             call.overwrites);
+    });
+  });
 }
 
 void bias_backward(Stream stream, ConstView dy, View grad, View scratch, bool overwrite) {

@@ -36,6 +36,18 @@ void bias_backward(Stream stream, ConstView dy, View grad, View scratch, bool ov
 /// type; of less than a byte: whole bytes.
 void copy_columns(Stream stream, ConstView x, int64_t first, View y);
 
+/// Columns of one matrix that become those of another: y[r, y_first + c] (+)= factor x[r, x_first +
+/// c]. x and y do not overlap.
+struct AddColumns {
+  ConstView x;
+  View y;
+  int64_t x_first = 0, y_first = 0;
+  int64_t columns = 0;
+  float factor = 1.0F;
+  bool overwrites = false;  ///< y = factor x
+};
+void add_columns(Stream stream, const AddColumns& call);
+
 /// y[i] = value; y fp32.
 void fill(Stream stream, View y, float value);
 

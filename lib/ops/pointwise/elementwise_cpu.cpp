@@ -77,6 +77,27 @@ void copy_columns(Stream /*stream*/, ConstView x, int64_t first, View y) {
   }
 }
 
+void add_columns(Stream /*stream*/, const AddColumns& call) {
+  const int64_t rows = call.y.shape.rows();
+  const int64_t columns = call.columns;
+  with_float_type(call.x.dtype, [&](auto x_tag) {
+    with_float_type(call.y.dtype, [&](auto y_tag) {
+      const auto* x = call.x.as<typename decltype(x_tag)::Type>() + call.x_first;
+      auto* y = call.y.as<typename decltype(y_tag)::Type>() + call.y_first;
+#pragma omp parallel for schedule(static) if (rows * columns >= kParallelElements)
+      for (int64_t row = 0; row < rows; ++row) {
+        const auto* x_row = x + row * call.x.shape.back();
+        auto* y_row = y + row * call.y.shape.back();
+#pragma GCC ivdep
+        for (int64_t c = 0; c < columns; ++c) {
+          const float before = call.overwrites ? 0.0F : load_as_float(y_row + c);
+          store_from_float(y_row + c, before + call.factor * load_as_float(x_row + c));
+        }
+      }
+    });
+  });
+}
+
 void bias_backward(Stream /*stream*/, ConstView dy, View grad, View scratch, bool overwrite) {
   const int64_t columns = grad.count();
   const int64_t rows = dy.count() / columns;

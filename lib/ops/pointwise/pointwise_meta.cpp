@@ -31,6 +31,12 @@ void copy_columns(Stream stream, ConstView /*x*/, int64_t /*first*/, View y) {
   count(stream, 2 * bytes_of(y));
 }
 
+void add_columns(Stream stream, const AddColumns& call) {
+  const Shape part = {call.y.shape.rows(), call.columns};
+  const auto bytes = [&](DType dtype) { return bytes_of(View{nullptr, dtype, part}); };
+  count(stream, bytes(call.x.dtype) + (call.overwrites ? 1 : 2) * bytes(call.y.dtype));
+}
+
 void fill(Stream stream, View y, float /*value*/) {
   count(stream, bytes_of(y));
 }

@@ -13,6 +13,8 @@
 #include "config/fields/field_table.h"
 #include "data/tokenizers/registry.h"
 #include "io/hf_config.h"
+#include "io/safetensors/adapters.h"
+#include "model/lora.h"
 #include "train/checkpoint/data_checks.h"
 #include "train/checkpoint/data_record.h"
 #include "train/checkpoint/state_file.h"
@@ -66,10 +68,19 @@ class RunComparison {
 
   void compare_model(const std::filesystem::path& folder) {
     const std::string where = (folder / "config.json").string();
-    const HfConfig saved = parse_hf_config(read_checkpoint_text(folder, "config.json"), where);
-    changed_model = !same_computation(completed(saved.model), session_.engine.model);
+    const HfConfig read = parse_hf_config(read_checkpoint_text(folder, "config.json"), where);
+    ModelConfig saved = completed(read.model);
+    const ModelConfig& current = session_.engine.model;
+    if (holds_adapters(folder)) {
+      saved.lora = read_adapter_folder(folder).lora;
+      saved.lora.targets = peft_targets(saved);
+      saved.lora.base = current.lora.base;
+      saved.lora.alpha =
+          current.lora.scale() == saved.lora.scale() ? current.lora.alpha : saved.lora.alpha;
+    }
+    changed_model = !same_computation(saved, current);
     if (changed_model) {
-      differences = model_changes(completed(saved.model), session_.engine.model);
+      differences = model_changes(saved, current);
     }
   }
 
@@ -286,7 +297,9 @@ void require_files(const std::filesystem::path& folder, const CheckpointManifest
         "resume from an earlier one",
         folder.string(), name));
   };
-  const char* const model = is_listed(kModelIndex) ? kModelIndex : "model.safetensors";
+  const char* const model = is_listed(kModelIndex)    ? kModelIndex
+                            : is_listed(kAdapterFile) ? kAdapterFile
+                                                      : "model.safetensors";
   for (const char* name : {"config.json", kStateFile, model}) {
     if (!is_listed(name)) {
       refuse(name);

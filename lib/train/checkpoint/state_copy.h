@@ -21,6 +21,8 @@ struct StateCopy {
   int64_t step = 0;
   std::string run_id;
   ModelConfig model;
+  std::string base;  ///< hash of the model of which adapters are; empty: there are none, or it was
+                     ///< drawn
   std::vector<CheckpointFile> texts;  ///< the first rank writes these
   WeightsCopy weights;
   std::string scaling_file = kScalingFile;

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/json_error.h"
 #include "io/checkpoint/checkpoint.h"
+#include "io/safetensors/adapters.h"
 #include "io/strict_json.h"
 
 namespace fp8train {
@@ -20,7 +21,7 @@ constexpr const char* kModelIndex = "model.safetensors.index.json";
 
 /// Whether a file of a checkpoint holds weights: the only one, or one of those of the index.
 inline bool is_model_file(std::string_view name) {
-  return name.starts_with("model") && name.ends_with(".safetensors");
+  return (name.starts_with("model") && name.ends_with(".safetensors")) || name == kAdapterFile;
 }
 
 /// Returns use(the JSON of a checkpoint's state.json, its path). Throws CheckpointError that names

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "io/hf_config.h"
 #include "io/strict_json.h"
+#include "train/checkpoint/base_weights.h"
 #include "train/checkpoint/data_record.h"
 #include "train/checkpoint/resume_checks.h"
 #include "train/checkpoint/scaling_file.h"
@@ -122,7 +123,8 @@ std::vector<std::string> frozen_parameters(Decoder& model) {
   return names;
 }
 
-std::string state_text(Engine& engine, const Session& session, const TrainingState& state) {
+std::string state_text(Engine& engine, const Session& session, const TrainingState& state,
+                       const std::string& base) {
   const ops::StepControl control = engine.optimizer().control();
   nlohmann::ordered_json json = {{"step", state.step},
                                  {"sample_position", state.sample_position},
@@ -149,6 +151,9 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
                                  {"applied_steps", control.applied_steps},
                                  {"skipped_in_a_row", control.skipped_in_a_row}};
   add_divergence(json, state);
+  if (!base.empty()) {
+    json["base"] = base;
+  }
   if (session.data_record != nullptr) {
     json["data_files"] = session.data_record->noted();
   }
@@ -193,6 +198,13 @@ void copy_training_state(Engine& engine, const Session& session, const TrainingS
                    {},
                    write_hf_config(session.engine.model, DType::f32,
                                    {.original = session.source.config, .quantization = {}})}};
+    if (session.engine.model.lora.is_on()) {
+      const std::string& from = session.settings.model.from;
+      const std::string base =
+          from.empty() ? "" : std::filesystem::absolute(from).lexically_normal().string();
+      into.texts.push_back({kAdapterConfig, {}, adapter_config_text(session.engine.model, base)});
+      into.base = hash_of_base(session);
+    }
     for (const auto& files : {session.tokenizer->files(), session.source.files}) {
       for (const TokenizerFile& file : files) {
         into.texts.push_back({file.name, {}, file.text});
@@ -204,7 +216,7 @@ void copy_training_state(Engine& engine, const Session& session, const TrainingS
     into.texts.push_back({kStateFile, {}, {}});
   }
   if (leads) {
-    into.texts.back().text = state_text(engine, session, state);
+    into.texts.back().text = state_text(engine, session, state, into.base);
   }
   if (state_writer(engine).writes) {
     refresh_optimizer_file(engine, into.optimizer);
@@ -234,7 +246,13 @@ void verify_unread(const std::filesystem::path& folder, const CheckpointManifest
 
 /// Each rank hashes the files that it reads wholly, and its share of the others.
 void load_model_files(const std::filesystem::path& folder, const CheckpointManifest& manifest,
-                      Engine& engine, const Communicator& comm) {
+                      Engine& engine, const Session& session, const Communicator& comm) {
+  if (session.engine.model.lora.is_on()) {
+    load_base(engine, session);
+    const TensorSource adapters =
+        load_adapters(engine.device(), engine.model(), folder, SafetensorsFile::Reads::hashed);
+    return require_hash(folder, manifest, kAdapterFile, adapters.files().front().hash());
+  }
   const auto files = std::ranges::count_if(
       manifest.files, [](const FileRecord& record) { return is_model_file(record.name); });
   const bool reads_all = !state_writer(engine).in_parts || files == 1;
@@ -277,8 +295,9 @@ ResumedRun load_here(const std::filesystem::path& folder, Engine& engine, const 
                       "training.global_batch_size they do not depend on the number of ranks",
                       before, session.tokens_per_step(), length));
     }
-    load_model_files(folder, manifest, engine, comm);
+    load_model_files(folder, manifest, engine, session, comm);
     if (comm.rank() == 0) {
+      check_base(json, session, folder);
       verify_unread(folder, manifest);
     }
     load_control(engine.optimizer(), json, where, same.changed_plan);
@@ -356,7 +375,7 @@ void check_saved_state(const std::filesystem::path& folder) {
 
 void check_content(const std::filesystem::path& folder) {
   check_saved_state(folder);
-  const TensorSource source(folder);
+  const TensorSource source = own_weights(folder);
   for (const std::string& name : source.names()) {
     source.read_f32(name, source.find(name)->shape);
   }

@@ -4,6 +4,11 @@
 // `model.from` and `generate` take it. Next to them: the optimizer's files
 // (train/checkpoint/optimizer_state.h), scaling.safetensors (train/checkpoint/scaling_file.h) and
 // state.json.
+//
+// Of a run with adapters a checkpoint is a folder of peft: adapter_model.safetensors and
+// adapter_config.json, which names the folder of the base model. The base does not change;
+// state.json has the hash of its files, and a run continues only with these. A base without a
+// folder is drawn again.
 
 #include <cstdint>
 #include <filesystem>

@@ -16,7 +16,10 @@
 #include "base/log.h"
 #include "base/math.h"
 #include "io/model_source.h"
+#include "io/safetensors/adapters.h"
 #include "io/safetensors/sharded_writer.h"
+#include "model/lora.h"
+#include "train/checkpoint/base_weights.h"
 #include "train/checkpoint/host_stored.h"
 #include "train/checkpoint/saved_state.h"
 #include "train/checkpoint/value_checks.h"
@@ -144,12 +147,19 @@ void WeightsSource::read_piece(const HfPiece& piece, bool adds_rows, const Shard
 
 }  // namespace
 
-void load_weights(Device& device, const ModelConfig& config, const ParameterStore& store,
-                  const TensorSource& source, MissingTokens missing) {
-  std::vector<const Parameter*> parameters;
-  for (const auto& parameter : store.all()) {
-    parameters.push_back(parameter.get());
-  }
+namespace {
+
+void load_values(Device& device, const ModelConfig& config, const TensorSource& source,
+                 MissingTokens missing, std::vector<const Parameter*> parameters) {
+  std::map<std::string, const Parameter*> scales_of;  // of weights that are codes
+  std::erase_if(parameters, [&](const Parameter* parameter) {
+    const std::string& name = parameter->name;
+    const bool is_scale = name.ends_with(kCodeScales);
+    if (is_scale) {
+      scales_of[name.substr(0, name.rfind('.')) + ".weight"] = parameter;
+    }
+    return is_scale;
+  });
   // In the order of a file, which is then read once; those that it lacks come first.
   std::ranges::stable_sort(parameters, {}, [&](const Parameter* parameter) {
     const SafetensorsEntry* const entry =
@@ -158,6 +168,10 @@ void load_weights(Device& device, const ModelConfig& config, const ParameterStor
   });
   const WeightsSource weights = {source, config, missing};
   for (const Parameter* const parameter : parameters) {
+    if (const auto scales = scales_of.find(parameter->name); scales != scales_of.end()) {
+      load_codes(device, config, source, *parameter, *scales->second);
+      continue;
+    }
     const Encoded& part = parameter->updated.value;
     // One scale follows from the whole tensor.
     const bool is_whole =
@@ -178,6 +192,31 @@ void load_weights(Device& device, const ModelConfig& config, const ParameterStor
   }
 }
 
+std::vector<const Parameter*> parameters_of(const ParameterStore& store, bool adapters) {
+  std::vector<const Parameter*> found;
+  for (const auto& parameter : store.all()) {
+    if (is_adapter(parameter->name) == adapters) {
+      found.push_back(parameter.get());
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+void load_weights(Device& device, const ModelConfig& config, const ParameterStore& store,
+                  const TensorSource& source, MissingTokens missing) {
+  load_values(device, config, source, missing, parameters_of(store, false));
+}
+
+TensorSource load_adapters(Device& device, Decoder& model, const std::filesystem::path& folder,
+                           SafetensorsFile::Reads reads) {
+  TensorSource source(SafetensorsFile(folder / kAdapterFile, reads));
+  load_values(device, model.config(), source, MissingTokens::refuse,
+              parameters_of(model.parameters(), true));
+  return source;
+}
+
 void load_weights(Device& device, Decoder& model, const TensorSource& source,
                   MissingTokens missing) {
   load_weights(device, model.config(), model.parameters(), source, missing);
@@ -185,6 +224,11 @@ void load_weights(Device& device, Decoder& model, const TensorSource& source,
 }
 
 namespace {
+
+/// Whether the weights of a copy are adapters.
+bool has_adapters(const WeightsCopy& copy) {
+  return is_adapter(copy.files.front().front().parameter);
+}
 
 constexpr int64_t kPiece = int64_t{1} << 22;  // values that are written at a time
 constexpr std::string_view kValue = "value.";
@@ -293,7 +337,7 @@ std::vector<CheckpointFile> model_files(const WeightsCopy& copy,
   const ReadValues read = reader_of(copy, folder);
   for (size_t i = copy.rank; i < copy.files.size(); i += copy.ranks) {
     CheckpointFile& file = files.emplace_back();
-    file.name = model_file_name(i, copy.files.size());
+    file.name = has_adapters(copy) ? kAdapterFile : model_file_name(i, copy.files.size());
     for (const ModelTensor& tensor : copy.files[i]) {
       file.tensors.push_back(
           {tensor.piece.name, DType::f32, tensor.shape, nullptr,
@@ -303,9 +347,15 @@ std::vector<CheckpointFile> model_files(const WeightsCopy& copy,
   return files;
 }
 
+TensorSource own_weights(const std::filesystem::path& folder) {
+  return holds_adapters(folder)
+             ? TensorSource(SafetensorsFile(folder / kAdapterFile))
+             : TensorSource(folder, [](size_t) { return SafetensorsFile::Reads::plain; });
+}
+
 void check_joined(const std::filesystem::path& folder, const ModelConfig& config,
                   const WeightsCopy& copy) {
-  const TensorSource source(folder, [](size_t) { return SafetensorsFile::Reads::plain; });
+  const TensorSource source = own_weights(folder);
   const WeightsSource weights = {source, config};
   for (const StateTensor& own : copy.own) {
     const std::string name = own.name.substr(kValue.size());

@@ -22,14 +22,20 @@ namespace fp8train {
 /// adds.
 enum class MissingTokens : uint8_t { refuse, append };
 
-/// Sets every parameter from its pieces. Throws CheckpointError naming the tensor that is missing,
-/// has another shape or is not finite. A tied head is not asked for. Warns of unread tensors.
+/// Sets every parameter but adapters from its pieces. Throws CheckpointError naming the tensor that
+/// is missing, has another shape or is not finite. A tied head is not asked for. Warns of unread
+/// tensors.
 void load_weights(Device& device, Decoder& model, const TensorSource& source,
                   MissingTokens missing = MissingTokens::refuse);
 
 /// Returns the names of tensors of `source` that the model has no parameter for, but for tensors
 /// that follow from its configuration: tables of angles, causal masks, a tied head.
 std::vector<std::string> unread_tensors(Decoder& model, const TensorSource& source);
+
+/// Sets the adapters of a model from the file of a folder of them, read as `reads`. Returns what it
+/// has read. Throws CheckpointError as load_weights() does.
+TensorSource load_adapters(Device& device, Decoder& model, const std::filesystem::path& folder,
+                           SafetensorsFile::Reads reads = SafetensorsFile::Reads::plain);
 
 /// Does the same for the parameters of a store: this rank's parts of them. Warns of nothing.
 void load_weights(Device& device, const ModelConfig& config, const ParameterStore& store,
@@ -58,6 +64,8 @@ void copy_weights(Device& device, const ParameterStore& store, const ModelConfig
 /// in `folder`, a piece at a time. The files refer to `copy`.
 std::vector<CheckpointFile> model_files(const WeightsCopy& copy,
                                         const std::filesystem::path& folder);
+/// Returns the tensors in a checkpoint's own files: adapters without their base.
+TensorSource own_weights(const std::filesystem::path& folder);
 /// Throws CheckpointError where the model's files differ from this rank's parts, of which they were
 /// made.
 void check_joined(const std::filesystem::path& folder, const ModelConfig& config,

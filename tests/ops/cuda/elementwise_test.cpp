@@ -80,6 +80,28 @@ TEST_CASE("add_bias and its gradient are exact", "[cuda][elementwise][small]") {
   }
 }
 
+TEST_CASE("add_columns is exact", "[cuda][elementwise][small]") {
+  for (const DType from : kTypes) {
+    for (const DType to : kTypes) {
+      INFO(name_of(from) << " " << name_of(to));
+      const Array x(from, {65, 300}, random_values(65 * 300, 1));
+      const Array y(to, {65, 48}, random_values(65 * 48, 2));
+      const auto add = [&](Side& side) {
+        const View sum = side.put(y);
+        ops::add_columns(side.stream(), {.x = side.put(x),
+                                         .y = sum,
+                                         .x_first = 260,
+                                         .y_first = 7,
+                                         .columns = 40,
+                                         .factor = 0.7F,
+                                         .overwrites = from == to});
+        return side.get(sum);
+      };
+      CHECK(same_values(on_cuda(add), on_cpu(add)));
+    }
+  }
+}
+
 TEST_CASE("fill and scale_by are exact", "[cuda][elementwise][small]") {
   for (const int64_t count : kCounts) {
     const auto run = [&](Side& side) {

@@ -1,0 +1,104 @@
+// The parameters that a model gets in addition to its own: adapters of its linear layers, and the
+// scales of frozen weights that are codes.
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+#include <numeric>
+
+#include "base/error.h"
+#include "base/math.h"
+#include "model/decoder.h"
+#include "model/lora.h"
+
+namespace fp8train {
+namespace {
+
+/// Of a base that is drawn, about the largest of many normal values.
+constexpr float kInitialAmax = 4.0F;
+
+}  // namespace
+
+/// The scales of a weight that is codes, one for each row or block.
+Parameter* Decoder::add_scales(const LinearSite& whole) {
+  const bool by_row = config_.lora.base.block == per::row;
+  const int64_t block = by_row ? 1 : config_.lora.base.block.rows;
+  std::vector<int64_t> pieces = whole.pieces();
+  const bool cuts = tensor_.divisor() > 1 || pieces.size() > 1;
+  for (int64_t& piece : pieces) {
+    const int64_t parts = whole.split == Split::columns ? tensor_.divisor() : 1;
+    if (cuts && piece % (block * parts) != 0) {
+      throw ConfigError(fmt::format(
+          "model.lora.base: {} has a part of {} rows, which are no blocks of 128; take bf16, or "
+          "'{} row'",
+          whole.name, piece / parts, name_of(config_.lora.base.dtype)));
+    }
+    piece = ceil_div(piece, block);
+  }
+  const int64_t across = by_row ? 1 : ceil_div(whole.in_features, block);
+  const int64_t columns = by_row || whole.split != Split::rows ? 1 : tensor_.divisor();
+  if (columns > 1 && whole.in_features % (block * columns) != 0) {
+    throw ConfigError(fmt::format(
+        "model.lora.base: {} has a part of {} columns, which are no blocks of 128; take bf16",
+        whole.name, whole.in_features / columns));
+  }
+  const Shape shape = {std::accumulate(pieces.begin(), pieces.end(), int64_t{0}), across};
+  Sharding scales = sharding_of(
+      shape, columns == 1 && whole.split == Split::rows ? Split::none : whole.split, pieces);
+  scales.index = parameters_.next_added_index();
+  return parameters_.add({.name = whole.name + kCodeScales,
+                          .sharding = std::move(scales),
+                          .decay = false,
+                          .init = Init::ones,
+                          .init_std = kInitialAmax * config_.initializer_range / kMaxE4M3,
+                          .is_added = true});
+}
+
+/// `whole`: the layer as one rank has it.
+void Decoder::add_adapters(const LinearSite& whole, const LinearPlan& plan, Linear& linear) {
+  const std::vector<int64_t> pieces = whole.pieces();
+  for (const LoraPiece& piece : lora_pieces(config_, whole)) {
+    if (plan.is_smoothed()) {
+      throw ConfigError(fmt::format(
+          "model.lora.targets: {} has an input that the plan {} smooths, which an adapter does not "
+          "read; leave it out",
+          piece.module, plan_.name));
+    }
+    const TensorFormat type = plain(plan_.activation);
+    LinearPlan inner = {.activation = plan_.activation};
+    inner.fprop = inner.dgrad = inner.wgrad = {.a = type, .b = type};
+    inner.site = {.in_features = piece.columns,
+                  .out_features = config_.lora.rank,
+                  .block = whole.block,
+                  .split = whole.split == Split::rows ? Split::rows : Split::none,
+                  .token_share = whole.token_share};
+    LinearPlan outer = inner;
+    outer.site.in_features = config_.lora.rank;
+    outer.site.out_features = piece.rows;
+    outer.site.split = whole.split == Split::columns ? Split::columns : Split::none;
+    // As kaiming_uniform_(a=sqrt(5)) of torch: 1 / sqrt(fan-in), of the whole.
+    const auto bound = static_cast<float>(1.0 / std::sqrt(static_cast<double>(piece.columns)));
+    Linear a = make_adapter(
+        inner, {.name = piece.name + ".lora_A", .init = Init::uniform, .init_std = bound});
+    Linear b = make_adapter(outer, {.name = piece.name + ".lora_B", .init = Init::zeros});
+    const int64_t first = whole.split == Split::columns ? piece.begin / tensor_.ranks : piece.begin;
+    linear.add_adapter(std::move(a), std::move(b), first, static_cast<float>(config_.lora.scale()));
+  }
+}
+
+Linear Decoder::make_adapter(LinearPlan plan, Parameter parameter) {
+  const LinearSite whole = plan.site;
+  parameter.is_added = true;
+  parameter.sharding = sharding_of({whole.out_features, whole.in_features}, whole.split,
+                                   std::array{whole.out_features});
+  parameter.sharding.index = parameters_.next_added_index();
+  parameter.sharding.partial = whole.split == Split::none;
+  parameter.gathered = {.form = GatheredForm::operands};
+  parameter.overwritten = true;
+  plan.site.name = parameter.name;
+  plan.site = plan.site.of_rank(tensor_.ranks);
+  return {plan, parameters_.add(std::move(parameter)), nullptr, scaling_};
+}
+
+}  // namespace fp8train
