@@ -246,7 +246,8 @@ void search_stages(const Settings& settings, const RankMemory& memory, int ranks
            {Recompute::block, Recompute::none, Recompute::mlp, Recompute::attention}) {
         changed.step.decoder.recompute = recompute;
         try {
-          if (!StageSearch(changed, memory, ranks, sequences, sizes).search(found)) {
+          if (!StageSearch(changed, memory, ranks, sequences, sizes).search(found) &&
+              recompute == Recompute::block) {
             break;
           }
         } catch (const ConfigError& error) {

@@ -102,7 +102,7 @@ std::vector<std::string> describe_memory(const MemoryLedger& planned, size_t ncc
   std::vector<std::string> lines;
   for (size_t i = 0; i < kMemoryCategories; ++i) {
     const auto category = static_cast<MemoryCategory>(i);
-    if (planned.current(category) > 0) {
+    if (planned.current(category) > 0 && !is_on_host(category)) {
       lines.push_back(fmt::format("  {:<24}{:>12}", name_of(category),
                                   describe_bytes(planned.current(category))));
     }
@@ -111,6 +111,10 @@ std::vector<std::string> describe_memory(const MemoryLedger& planned, size_t ncc
     }
   }
   lines.push_back(fmt::format("  {:<24}{:>12}", "total", describe_bytes(planned.total())));
+  if (planned.on_host() > 0) {
+    lines.push_back(fmt::format("  and of each rank in the host's memory: {}",
+                                describe_bytes(planned.on_host())));
+  }
   return lines;
 }
 

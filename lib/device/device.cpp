@@ -70,8 +70,7 @@ std::unique_ptr<Device> make_meta_device(const Device& planned) {
 
 Buffer::Buffer(Device& device, size_t bytes, MemoryCategory category)
     : device_(&device),
-      data_(category == MemoryCategory::offloaded ? device.allocate_on_host(bytes)
-                                                  : device.allocate(bytes)),
+      data_(is_on_host(category) ? device.allocate_on_host(bytes) : device.allocate(bytes)),
       bytes_(bytes),
       category_(category) {
   device_->ledger().add(category_, bytes_);
@@ -81,7 +80,7 @@ void Buffer::reset() noexcept {
   if (device_ == nullptr) {
     return;
   }
-  if (category_ == MemoryCategory::offloaded) {
+  if (is_on_host(category_)) {
     device_->deallocate_on_host(data_, bytes_);
   } else {
     device_->deallocate(data_, bytes_);

@@ -74,6 +74,8 @@ class Device {
   /// order the two. Products and attention run on the first only. On devices whose work is done
   /// when a call returns (cpu, meta) it is the first stream.
   virtual Stream side_stream() { return stream_; }
+  /// Returns a third stream, for copies between the device and the host.
+  virtual Stream copy_stream() { return stream_; }
   /// Makes an event, which is reached until record() is called. Throws DeviceError.
   virtual std::unique_ptr<StreamEvent> make_event();
   const DeviceTraits& traits() const { return traits_; }
@@ -145,8 +147,8 @@ std::unique_ptr<Device> make_meta_device(const DeviceTraits& traits);
 /// are not traits, such as the memory that a library needs for an operation.
 std::unique_ptr<Device> make_meta_device(const Device& planned);
 
-/// Owns bytes of a device, which are charged to a category: those of MemoryCategory::offloaded are
-/// in memory of the host. Movable. Never throws on destruction.
+/// Owns bytes of a device, which are charged to a category: those of categories
+/// that are the host's are in its memory. Movable. Never throws on destruction.
 class Buffer {
  public:
   Buffer() = default;

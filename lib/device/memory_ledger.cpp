@@ -29,21 +29,23 @@ std::string_view name_of(MemoryCategory category) {
     case MemoryCategory::state_copy:
       return "copy for checkpoints";
     case MemoryCategory::offloaded:
-      return "offloaded to the host";
+      return "offloaded states";
+    case MemoryCategory::offloaded_activations:
+      return "offloaded activations";
   }
   return "?";
 }
 
 void MemoryLedger::add(MemoryCategory category, size_t bytes) {
   current_[index(category)] += bytes;
-  total_ += category == MemoryCategory::offloaded ? 0 : bytes;
+  total_ += is_on_host(category) ? 0 : bytes;
   peak_ = std::max(peak_, total_);
   ++allocations_;
 }
 
 void MemoryLedger::remove(MemoryCategory category, size_t bytes) {
   current_[index(category)] -= bytes;
-  total_ -= category == MemoryCategory::offloaded ? 0 : bytes;
+  total_ -= is_on_host(category) ? 0 : bytes;
 }
 
 }  // namespace fp8train

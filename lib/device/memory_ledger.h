@@ -21,10 +21,17 @@ enum class MemoryCategory : uint8_t {
   batch,              ///< tokens and targets of a micro-batch
   communication,      ///< bytes sent to other ranks and received from them
   state_copy,  ///< copy of the state while a checkpoint is written, if the device is the host
-  offloaded,   ///< optimizer state and master weights in memory of the host
+  // In memory of the host:
+  offloaded,              ///< optimizer state and master weights
+  offloaded_activations,  ///< saved activations
 };
 
-constexpr size_t kMemoryCategories = 12;
+constexpr size_t kMemoryCategories = 13;
+
+/// Whether memory of the category is the host's, and not the device's.
+constexpr bool is_on_host(MemoryCategory category) {
+  return category >= MemoryCategory::offloaded;
+}
 
 /// Returns the category's name in reports: "optimizer state".
 std::string_view name_of(MemoryCategory category);
@@ -36,8 +43,11 @@ class MemoryLedger {
   void remove(MemoryCategory category, size_t bytes);
 
   size_t current(MemoryCategory category) const { return current_[index(category)]; }
-  /// Returns the bytes on the device: of all categories but `offloaded`.
+  /// Returns the bytes on the device, and those in memory of the host.
   size_t total() const { return total_; }
+  size_t on_host() const {
+    return current(MemoryCategory::offloaded) + current(MemoryCategory::offloaded_activations);
+  }
   size_t peak() const { return peak_; }
   /// Returns how many allocations were ever made. The steady step makes none.
   uint64_t allocations() const { return allocations_; }

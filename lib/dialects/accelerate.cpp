@@ -143,9 +143,13 @@ constexpr ForeignKey kMegatronKeys[] = {
     {"gradient_clipping", Meaning::ours, "optimizer.grad_clip"}};
 
 constexpr ForeignValue kSizeAboveOne[] = {{"1", Fate::ignored}, {"*"}};
+constexpr ForeignValue kRingSize[] = {
+    {"1", Fate::ignored},
+    {"*", Fate::ours, "", "; with parallelism.context_kind: gather ranks gather keys and values"}};
 constexpr ForeignKey kParallelismKeys[] = {
     {"tp_size", Meaning::ours, "parallelism.tensor"},
-    {"cp_size sp_size", Meaning::values, "parallelism.context", kSizeAboveOne},
+    {"cp_size", Meaning::values, "parallelism.context", kRingSize},
+    {"sp_size", Meaning::values, "parallelism.context", kSizeAboveOne},
     {"dp_shard_size", Meaning::values, "parallelism.shard_ranks", kSizeAboveOne}};
 constexpr ForeignTable kParallelism = {
     kParallelismKeys,

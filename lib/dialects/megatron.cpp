@@ -93,7 +93,7 @@ constexpr ForeignKey kKeys[] = {
     {"fp8_dot_product_attention fp8_multi_head_attention", Meaning::off,
      "the products of attention are not in FP8 here"},
     {"fp8_quantizer_factory", Meaning::off, "a class of Python is not run here; choose fp8.recipe"},
-    {"context_parallel_size", Meaning::ours, "parallelism.context"},
+    {"context_parallel_size", Meaning::special},
     {"cp_comm_type", Meaning::values, "parallelism.context_kind", kContext,
      "p2p, a2a or all_gather"},
     {"te_precision_config_file", Meaning::ours, "precision.file"},
@@ -119,7 +119,9 @@ class Megatron : public Program {
       return;
     }
     pass_.key(entry, kTable, [this](const Entry& it) {
-      it.name == "moe_layer_freq" ? expert_layers(it) : blocks(it);
+      it.name == "moe_layer_freq"          ? expert_layers(it)
+      : it.name == "context_parallel_size" ? context(it)
+                                           : blocks(it);
     });
     if (entry.name == "fp8_format" && at_top_level && entry.node.kind != Kind::null) {
       implied_ = pass_.given(entry);
@@ -128,6 +130,9 @@ class Megatron : public Program {
 
   void finish() override {
     finish_blocks();
+    if (context_ && pass_.value_for("parallelism.context_kind") == nullptr) {
+      pass_.put("parallelism.context_kind", *context_, "gather", kNotRing);  // p2p is the default
+    }
     if (!implied_) {
       return;
     }
@@ -144,6 +149,11 @@ class Megatron : public Program {
   }
 
  private:
+  void context(const Entry& entry) {
+    pass_.put("parallelism.context", entry, entry.node);
+    context_ = count_in(entry.node) > 1 ? std::optional(entry) : std::nullopt;
+  }
+
   /// The blocks with experts: 1 is all of them, and a list has 1 for each that has some.
   void expert_layers(const Entry& entry) {
     std::string dense;
@@ -213,8 +223,9 @@ class Megatron : public Program {
     }
   }
 
-  std::vector<Entry> counts_;    // num_layers_at_..._in_bf16
-  std::optional<Entry> blocks_;  // first_last_layers_bf16
+  std::optional<Entry> context_;  // context_parallel_size above 1
+  std::vector<Entry> counts_;     // num_layers_at_..._in_bf16
+  std::optional<Entry> blocks_;   // first_last_layers_bf16
   bool exempts_blocks_ = false;
   /// fp8_format (or `fp8`) at the top level, which means "train in FP8" without saying it.
   std::optional<Given> implied_;

@@ -244,7 +244,7 @@ void Engine::agree_on_amax() {
   }
   const int64_t shared = scaling.shared_amax().count();
   const int64_t own = scaling.amax().count() - shared;
-  if (context_ranks_ != nullptr && own > 0) {
+  if (context_ranks_ != nullptr && own > 0) {  // each data rank has its own
     context_ranks_->largest(context(memory_of(), true, false),
                             {scaling.amax().as<float>() + shared, DType::f32, {own}});
   }

@@ -54,8 +54,8 @@ void divide(OpTotal& total, int64_t parts) {
   total.seconds /= share;
 }
 
-/// Copies in the side stream take the time by which they are longer than the other operations of
-/// their part.
+/// Copies in a stream of their own take the time by which they are longer than the other operations
+/// of their part.
 void hide_copies(std::vector<OpTotal>& operations) {
   for (OpTotal& copies : operations) {
     if (copies.name != kSideCopy) {
@@ -81,6 +81,7 @@ OpTime roofline(const OpWork& work, const StepRates& rates) {
   const std::optional<MeasuredRate> measured =
       work.product.m > 0 ? rates.measured.rate(work.product) : std::nullopt;
   const bool of_shape = measured.has_value() && measured->source == RateSource::shape;
+  // Reads and writes of the host's memory take turns, as if the link had one direction.
   const double host = work.bytes.on_host / (rates.gpu->host_rate * kGiga * shares.wire);
   const double memory = of_shape
                             ? 0.0

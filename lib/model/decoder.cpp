@@ -100,6 +100,11 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
   }
   freeze(options.settings.frozen);
   const size_t first = std::max<size_t>(first_trained_, 1);
+  if (options.settings.offloads_saved && !part_.is_whole()) {
+    throw ConfigError(
+        "offload.activations has no implementation for parallelism.pipeline above 1; take "
+        "model.recompute");
+  }
   if (options.settings.offloads_saved && options.gradients && first <= blocks_.size()) {
     offload_ = std::make_unique<SavedOffload>(device, blocks_.size() + 1 - first);
   }

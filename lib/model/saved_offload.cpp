@@ -8,7 +8,7 @@ namespace fp8train {
 
 SavedOffload::SavedOffload(Device& device, size_t blocks)
     : device_(&device),
-      side_(device.side_stream()),
+      side_(device.copy_stream()),
       done_(device.make_event()),
       windows_{{{Arena(device, MemoryCategory::saved_activations), device.make_event()},
                 {Arena(device, MemoryCategory::saved_activations), device.make_event()}}},
@@ -17,10 +17,11 @@ SavedOffload::SavedOffload(Device& device, size_t blocks)
 void SavedOffload::reserve(size_t bytes_of_block) {
   bytes_of_block_ = bytes_of_block;
   for (Window& window : windows_) {
+    window.arena.release(0);
     window.arena.reserve(bytes_of_block);
   }
   const size_t moved = used_.size() - std::min(used_.size(), windows_.size());
-  host_ = Buffer(*device_, moved * bytes_of_block, MemoryCategory::offloaded);
+  host_ = Buffer(*device_, moved * bytes_of_block, MemoryCategory::offloaded_activations);
 }
 
 size_t SavedOffload::high_water() const {

@@ -54,7 +54,8 @@ struct Parameter {
   bool decay = true;  ///< weight decay applies (not to norms and biases)
   /// False: the value stays as it is. There is no gradient and no state of the optimizer.
   bool trained = true;
-  /// The moments, and a master weight, are in memory of the host: only the optimizer reads them.
+  /// The moments are in memory of the host, and so is a master weight (or this rank's part of it)
+  /// of which layers at most make operands.
   bool offloads = false;
   /// False: another pipeline stage has the same parameter, and its part in the gradients' norm.
   bool counts_in_norm = true;

@@ -62,6 +62,11 @@ View ShardedStore::shared_slot(Device& device, size_t segment, MemoryCategory ca
   return slots_.take(device, layout_.slot_groups[unit], unit, category, dtype, {count});
 }
 
+/// Of a whole value, which layers read where a shard of it is for the optimizer alone.
+MemoryCategory on_device(MemoryCategory category) {
+  return category == MemoryCategory::offloaded ? MemoryCategory::master_weights : category;
+}
+
 void ShardedStore::allocate_wholes(Device& device) {
   for (size_t i = 0; i < all().size(); ++i) {
     const Parameter& parameter = *all()[i];
@@ -69,7 +74,7 @@ void ShardedStore::allocate_wholes(Device& device) {
     const bool whole = parameter.gathered.is_value();
     const int64_t alignment = range_alignment(parameter.formats.gradient_wire);
     values_.add(parameter.formats.value, whole ? parameter.shape : Shape{0},
-                value_category(parameter), queue, alignment);
+                on_device(value_category(parameter)), queue, alignment);
     if (parameter.trained) {
       gradients_.add(running_gradient(parameter.formats, true), parameter.shape,
                      MemoryCategory::gradients, queue, alignment);
@@ -86,8 +91,8 @@ void ShardedStore::allocate_wholes(Device& device) {
                               return segment.values_stay || !gathers_values(index)
                                          ? View{}
                                          : shared_slot(device, index,
-                                                       value_category(first_of(index)), dtype,
-                                                       count);
+                                                       on_device(value_category(first_of(index))),
+                                                       dtype, count);
                             }});
   gradients_.allocate(device, {elements, [&](int queue, DType dtype, int64_t count) {
                                  const auto index = static_cast<size_t>(queue);

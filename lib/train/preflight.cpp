@@ -167,9 +167,13 @@ RankMemory memory_of_job(const Settings& settings, const std::function<const Dev
 MemoryLedger memory_of_run(const DryRunStep& dry_run, bool is_host) {
   MemoryLedger memory = dry_run.memory;
   if (is_host) {
-    const size_t offloaded = memory.current(MemoryCategory::offloaded);
-    memory.remove(MemoryCategory::offloaded, offloaded);
-    memory.add(MemoryCategory::optimizer_state, offloaded);
+    for (const auto& [from, to] :
+         {std::pair(MemoryCategory::offloaded, MemoryCategory::optimizer_state),
+          std::pair(MemoryCategory::offloaded_activations, MemoryCategory::saved_activations)}) {
+      const size_t bytes = memory.current(from);
+      memory.remove(from, bytes);
+      memory.add(to, bytes);
+    }
     memory.add(MemoryCategory::state_copy, dry_run.state_copy);
   }
   return memory;

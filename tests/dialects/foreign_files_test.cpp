@@ -100,6 +100,18 @@ TEST_CASE("what Accelerate says and cannot be had is refused") {
              Contains("run.yaml:5:15: fsdp_config.fsdp_offload_params: expected cpu or none"));
   CHECK(load_foreign(kBase + fsdp("fsdp_offload_params: true")).optimizer.offloads);
   CHECK(!load_foreign(kBase + fsdp("fsdp_offload_params: false")).optimizer.offloads);
+  for (const char* said : {"zero_optimization: {offload_optimizer: {device: cpu}}",
+                           "zero_optimization: {stage: 3, offload_param: {device: cpu}}"}) {
+    CHECK(load_foreign(kBase + "steps_per_print: 5\n" + said + "\n").optimizer.offloads);
+  }
+  const Settings megatron =
+      load_foreign(kBase +
+                   "optimizer_cpu_offload: true\nrecompute_granularity: selective\n"
+                   "context_parallel_size: 2\n");
+  CHECK(megatron.optimizer.offloads);
+  CHECK(megatron.step.decoder.recompute == Recompute::attention);
+  CHECK(megatron.parallelism.layout.context == 2);
+  CHECK(megatron.parallelism.layout.context_kind == ContextKind::gather);
   CHECK_THAT(error(fsdp("fsdp_shardng_strategy: 1")), Contains("did you mean"));
   CHECK_THAT(error(fsdp("fsdp_sharding_strategy: SOME")), Contains("expected FULL_SHARD"));
   CHECK_THAT(error("distributed_type: MULTI_XPU\n"), Contains("expected NO, MULTI_CPU"));

@@ -78,6 +78,27 @@ TEST_CASE("a run continues in every layout to the bits of one rank") {
   }
 }
 
+TEST_CASE("a run of ranks that share sequences continues as one of data ranks, and back") {
+  const std::string kind = GENERATE("heads", "gather");
+  CAPTURE(kind);
+  const TextFolder folder;
+  const Words context = {"parallelism.context=2", "parallelism.context_kind=" + kind,
+                         "checkpoint.keep_last=5", "sample.interval=0"};
+  const Words data = {"training.gradient_accumulation_steps=1", "training.micro_batch_size=2",
+                      "checkpoint.keep_last=5", "sample.interval=0"};
+  Words whole = context;
+  whole.insert(whole.end(),
+               {"training.gradient_accumulation_steps=1", "training.micro_batch_size=4"});
+  run(folder, 2, command("te-delayed", "context", whole));
+  run(folder, 2, command("te-delayed", "data", data));
+  const double loss = validation_loss(folder / "data");
+  CHECK(validation_loss(folder / "context") == Approx(loss).epsilon(0.01));
+  fs::copy(folder / "context", folder / "then", fs::copy_options::recursive);
+  fs::remove_all(folder / "then" / "checkpoints" / "step-000060");
+  run(folder, 2, command("te-delayed", "then", data));
+  CHECK(validation_loss(folder / "then") == Approx(loss).epsilon(0.01));
+}
+
 TEST_CASE("ranks that have parts of a model begin with the weights of a folder") {
   const TextFolder folder;
   run(folder, 1, command("bf16", "first", {"training.max_steps=3", "sample.interval=0"}));

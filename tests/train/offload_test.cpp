@@ -8,8 +8,10 @@
 #include "device/gpu_kinds.h"
 #include "engine/roofline.h"
 #include "precision/plans.h"
-#include "rank_results.h"
-#include "trained_engine.h"
+#include "support/temp_dir.h"
+#include "train/rank_results.h"
+#include "train/saved_states.h"
+#include "train/trained_engine.h"
 
 using namespace fp8train;
 
@@ -67,7 +69,11 @@ TEST_CASE("masters that only the optimizer reads are moved") {
 TEST_CASE("ranks that share the optimizer's work have their parts of it in the host's memory") {
   EngineSettings settings = test::tiny(GENERATE("bf16", "te-delayed", "msamp-o2", "coat"), 2);
   settings.strategy.zero_stage = GENERATE(0, 1, 2, 3);
-  CAPTURE(settings.plan.name, settings.strategy.zero_stage);
+  const bool plain = GENERATE(false, true);  // then layers make operands of gathered masters
+  if (plain) {
+    settings.plain_steps = {{1, 2}};
+  }
+  CAPTURE(settings.plan.name, settings.strategy.zero_stage, plain);
   const Topology topology = Topology::blocks(2, 2);
   const auto on_device = test::train_ranks(settings, topology);
   const auto on_host = test::train_ranks(offloaded(settings), topology);
@@ -76,6 +82,32 @@ TEST_CASE("ranks that share the optimizer's work have their parts of it in the h
     CHECK(on_host[rank].as_planned);
     CHECK(on_host[rank].bytes < on_device[rank].bytes);
   }
+  settings.plain_steps = {};
+  const size_t moved = ledger_of(offloaded(settings), 2).current(MemoryCategory::offloaded);
+  settings.plain_steps = {{1, 2}};
+  CHECK(ledger_of(offloaded(settings), 2).current(MemoryCategory::offloaded) == moved);
+}
+
+TEST_CASE("what is in the host's memory is saved and read as what is on the device") {
+  const test::TempDir dir;
+  const test::Layout layout = {2, 1};
+  const EngineSettings settings = test::settings_of("msamp-o2", layout.stage);
+  const auto save = [&](const std::string& name, const EngineSettings& of, const char* from) {
+    test::run(layout, [&](Communicator& comm) {
+      const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
+      Engine engine(*device, of, &comm);
+      if (from == nullptr) {
+        test::train(engine, comm);
+      } else {
+        load_optimizer_files(dir / from / "step-000001", engine);
+      }
+      test::save(dir / name, engine, comm);
+    });
+    return test::contents(dir / name / "step-000001");
+  };
+  const test::Bytes trained = save("host", offloaded(settings), nullptr);
+  CHECK(save("device", settings, "host") == trained);
+  CHECK(save("back", offloaded(settings), "device") == trained);
 }
 
 namespace {
@@ -106,7 +138,7 @@ TEST_CASE("activations in the host's memory change no bit") {
   CHECK(on_host.weights() == on_device.weights());
   const MemoryLedger& ledger = on_host.device->ledger();
   CHECK(ledger.allocations() == before);
-  CHECK((ledger.current(MemoryCategory::offloaded) > 0) == (blocks > 2));
+  CHECK((ledger.current(MemoryCategory::offloaded_activations) > 0) == (blocks > 2));
   CHECK((blocks < 6 || ledger.current(MemoryCategory::saved_activations) <
                            on_device.device->ledger().current(MemoryCategory::saved_activations)));
 }
@@ -116,7 +148,7 @@ TEST_CASE("the activations of two blocks stay, whatever their number") {
     const MemoryLedger ledger =
         ledger_of(moving_activations(with_blocks(test::small_llama("te-delayed"), blocks)));
     return std::pair(ledger.current(MemoryCategory::saved_activations),
-                     ledger.current(MemoryCategory::offloaded));
+                     ledger.current(MemoryCategory::offloaded_activations));
   };
   const EngineSettings settings = test::small_llama("te-delayed");
   const auto bytes_of_y =

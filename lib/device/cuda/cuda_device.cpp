@@ -127,23 +127,8 @@ class CudaDevice final : public Device {
     context_.attention.reset();
   }
 
-  Stream side_stream() override {
-    if (side_.stream == nullptr) {
-      int least = 0;
-      int greatest = 0;
-      check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "creating a stream");
-      // Work that other ranks wait for has the higher priority.
-      check_cuda(cudaStreamCreateWithPriority(&side_.stream, cudaStreamNonBlocking, greatest),
-                 "creating a stream");
-      side_stream_.reset(side_.stream);
-      side_.owner = this;
-      side_.device = context_.device;
-      side_.capability = context_.capability;
-      side_.multiprocessors = context_.multiprocessors;
-      side_.traits = &traits();
-    }
-    return {DeviceKind::cuda, &side_, &counters()};
-  }
+  Stream side_stream() override { return other_stream(side_, side_stream_); }
+  Stream copy_stream() override { return other_stream(copies_, copy_stream_); }
   std::unique_ptr<StreamEvent> make_event() override { return make_cuda_event(); }
 
   void* allocate(size_t bytes) override {
@@ -176,10 +161,11 @@ class CudaDevice final : public Device {
     const cudaError_t error = cudaMallocHost(&pointer, bytes);
     if (error == cudaErrorMemoryAllocation) {
       cudaGetLastError();  // so that it is not reported again
-      throw DeviceError(fmt::format(
-          "out of pinned memory of the host: asked for {} bytes with {} in use by this rank; set "
-          "offload.optimizer: false, or take more ranks with parallelism.zero_stage 1 or higher",
-          bytes, ledger().current(MemoryCategory::offloaded)));
+      throw DeviceError(
+          fmt::format("out of pinned memory of the host: asked for {} bytes with {} in use by this "
+                      "rank; switch "
+                      "off keys of `offload`, or take more ranks",
+                      bytes, ledger().on_host()));
     }
     check_cuda(error, "allocating pinned memory");
     return pointer;
@@ -252,11 +238,29 @@ class CudaDevice final : public Device {
   }
 
  private:
+  Stream other_stream(CudaContext& context, OwnedStream& owner) {
+    if (context.stream == nullptr) {
+      int least = 0;
+      int greatest = 0;
+      check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "creating a stream");
+      // Work that other ranks, or the next block, wait for has the higher priority.
+      check_cuda(cudaStreamCreateWithPriority(&context.stream, cudaStreamNonBlocking, greatest),
+                 "creating a stream");
+      owner.reset(context.stream);
+      context.owner = this;
+      context.device = context_.device;
+      context.capability = context_.capability;
+      context.multiprocessors = context_.multiprocessors;
+      context.traits = &traits();
+    }
+    return {DeviceKind::cuda, &context, &counters()};
+  }
+
   OwnedStream stream_;
-  OwnedStream side_stream_;
+  OwnedStream side_stream_, copy_stream_;
   std::unique_ptr<void, MemoryDeleter> workspace_;
   CudaContext context_;
-  CudaContext side_;  ///< without workspace and libraries
+  CudaContext side_, copies_;  ///< without workspace and libraries
   PinnedStaging staging_;
 };
 

@@ -63,8 +63,8 @@ struct OpWork {
   OpProduct product = {};        ///< of a GEMM
 };
 
-/// The name of a copy in the side stream.
-inline constexpr const char* kSideCopy = "side_copy";
+/// The name of a copy between the device and the host in a stream of its own.
+inline constexpr const char* kSideCopy = "copy_to_or_from_host";
 
 /// One call in the log.
 struct OpCall {
