@@ -58,7 +58,7 @@ constexpr ForeignKey kKeys[] = {
     {"moe_ffn_hidden_size", Meaning::ours, "model.moe_intermediate_size"},
     {"moe_shared_expert_intermediate_size", Meaning::ours, "model.shared_expert_intermediate_size"},
     {"moe_router_score_function", Meaning::ours, "model.scoring_func"},
-    {"moe_router_pre_softmax", Meaning::values, "model.norm_topk_prob", kInverted},
+    {"moe_router_pre_softmax", Meaning::special},
     {"moe_router_enable_expert_bias", Meaning::ours, "model.e_score_correction_bias"},
     {"moe_router_num_groups", Meaning::ours, "model.n_group"},
     {"moe_router_group_topk", Meaning::ours, "model.topk_group"},
@@ -119,9 +119,10 @@ class Megatron : public Program {
       return;
     }
     pass_.key(entry, kTable, [this](const Entry& it) {
-      it.name == "moe_layer_freq"          ? expert_layers(it)
-      : it.name == "context_parallel_size" ? context(it)
-                                           : blocks(it);
+      it.name == "moe_layer_freq"           ? expert_layers(it)
+      : it.name == "moe_router_pre_softmax" ? static_cast<void>(pre_softmax_ = it)
+      : it.name == "context_parallel_size"  ? context(it)
+                                            : blocks(it);
     });
     if (entry.name == "fp8_format" && at_top_level && entry.node.kind != Kind::null) {
       implied_ = pass_.given(entry);
@@ -130,6 +131,7 @@ class Megatron : public Program {
 
   void finish() override {
     finish_blocks();
+    finish_router();
     if (context_ && pass_.value_for("parallelism.context_kind") == nullptr) {
       pass_.put("parallelism.context_kind", *context_, "gather", kNotRing);  // p2p is the default
     }
@@ -149,6 +151,25 @@ class Megatron : public Program {
   }
 
  private:
+  /// With sigmoids the scores of several experts are always divided by their sum.
+  void finish_router() {
+    const YamlNode* const score = pass_.value_for("model.scoring_func");
+    const bool is_sigmoid = score != nullptr && score->text == "sigmoid";
+    if (pre_softmax_ && is_sigmoid) {
+      pass_.without_meaning(*pre_softmax_);
+    } else if (pre_softmax_) {
+      if (const auto before = pass_.flag(*pre_softmax_)) {
+        pass_.put("model.norm_topk_prob", *pre_softmax_, *before ? "false" : "true");
+      }
+    }
+    if (pass_.value_for("model.num_experts") != nullptr &&
+        pass_.value_for("moe.capacity_factor") == nullptr) {
+      pass_.tell(
+          "moe_expert_capacity_factor is not given: no token is dropped in Megatron then, and here "
+          "experts have memory for moe.capacity_factor times the mean");
+    }
+  }
+
   void context(const Entry& entry) {
     pass_.put("parallelism.context", entry, entry.node);
     context_ = count_in(entry.node) > 1 ? std::optional(entry) : std::nullopt;
@@ -224,8 +245,9 @@ class Megatron : public Program {
   }
 
   std::optional<Entry> context_;  // context_parallel_size above 1
-  std::vector<Entry> counts_;     // num_layers_at_..._in_bf16
-  std::optional<Entry> blocks_;   // first_last_layers_bf16
+  std::optional<Entry> pre_softmax_;
+  std::vector<Entry> counts_;    // num_layers_at_..._in_bf16
+  std::optional<Entry> blocks_;  // first_last_layers_bf16
   bool exempts_blocks_ = false;
   /// fp8_format (or `fp8`) at the top level, which means "train in FP8" without saying it.
   std::optional<Given> implied_;

@@ -22,6 +22,12 @@ namespace {
 /// `kv_heads`: of a rank.
 void check_context(const EngineSettings& settings, int64_t kv_heads) {
   const ParallelLayout& layout = settings.strategy.layout;
+  if (layout.context > 1 && settings.model.moe.experts > 0) {
+    throw ConfigError(fmt::format(
+        "parallelism.context is {}, and a model with experts takes 1: their loads are balanced by "
+        "whole sequences; parallelism.pipeline and zero_stage divide it",
+        layout.context));
+  }
   const int64_t length = settings.step.seq_length;
   if (layout.context_kind == ContextKind::gather) {
     if (layout.context > 1 && length % (2 * layout.context) != 0) {

@@ -21,6 +21,7 @@ void Engine::upload(const Batch& batch, BatchMemory& memory) const {
   memory.share = target_share(batch);
   if (settings_.counts_targets) {
     copy_from_host(*device_, memory.target_share, &memory.share);
+    memory.share = target_share({});  // of what is added for each position
   }
 }
 

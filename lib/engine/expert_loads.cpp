@@ -1,6 +1,7 @@
 // The loads of experts, as an Engine sees them.
 
 #include <algorithm>
+#include <numeric>
 
 #include "comm/communicator.h"
 #include "engine/engine.h"
@@ -33,7 +34,7 @@ void Engine::balance_experts() {
         .wait();
   }
   const auto rate = static_cast<float>(settings_.step.decoder.moe.bias_rate);
-  model_.balance_experts(device_->stream(), loads_of_ranks(), rate);
+  model_.balance_experts(device_->stream(), loads_of_ranks(), rate, optimizer().skip());
 }
 
 ExpertLoads Engine::expert_loads() {
@@ -49,8 +50,6 @@ ExpertLoads Engine::expert_loads() {
     std::vector<int64_t> counts(static_cast<size_t>(of_ranks.count()));
     device_->copy_to_host(counts.data(), of_ranks.data, of_ranks.bytes());
     const auto experts = shape[2] - 1;
-    own.rows = shape[0] * settings_.step.gradient_accumulation_steps *
-               model_.expert_rows(settings_.step.micro_batch_tokens());
     loads.choices.assign(static_cast<size_t>(shape[1]),
                          std::vector<int64_t>(static_cast<size_t>(experts)));
     for (size_t i = 0; i < counts.size(); ++i) {
@@ -63,13 +62,20 @@ ExpertLoads Engine::expert_loads() {
         loads.choices[static_cast<size_t>(layer)][static_cast<size_t>(expert)] += counts[i];
       }
     }
+    int64_t counted = 0;  // layers: those below the lowest that is trained run no backward
     for (const std::vector<int64_t>& layer : loads.choices) {
+      const auto choices = std::accumulate(layer.begin(), layer.end(), int64_t{0});
+      if (choices == 0) {
+        continue;
+      }
+      ++counted;
       const auto [least, most] = std::ranges::minmax(layer);
-      const double mean =
-          static_cast<double>(own.choices) / static_cast<double>(shape[1] * experts);
+      const double mean = static_cast<double>(choices) / static_cast<double>(experts);
       own.most = std::max(own.most, static_cast<double>(most) / mean);
       own.least = std::min(own.least, static_cast<double>(least) / mean);
     }
+    own.rows = shape[0] * settings_.step.gradient_accumulation_steps *
+               model_.expert_rows(settings_.rows_of_rank()) * counted / shape[1];
   }
   Sums all = own;
   all.choices = all.dropped = all.rows = 0;
@@ -85,7 +91,7 @@ ExpertLoads Engine::expert_loads() {
   loads.dropped = static_cast<double>(all.dropped) / choices;
   loads.padding = 1.0 - static_cast<double>(all.choices - all.dropped) / rows;
   loads.most = all.most;
-  loads.least = all.least;
+  loads.least = all.choices == 0 ? 0.0 : all.least;
   return loads;
 }
 

@@ -153,7 +153,11 @@ void Decoder::freeze(const std::vector<std::string>& patterns) {
                patterns, [&](const std::string& pattern) { return glob_match(pattern, name); });
   };
   for (const auto& parameter : parameters_.all()) {
-    parameter->trained = parameter->trained && trains(parameter->name);
+    const bool is_bias = !parameter->trained;  // of a router, which moves without a gradient
+    if (is_bias && !trains(parameter->name)) {
+      frozen_biases_.push_back(parameter.get());
+    }
+    parameter->trained = !is_bias && trains(parameter->name);
   }
   for (const std::string& pattern : patterns) {
     check_pattern("training.frozen:", pattern, "parameter", names);

@@ -157,7 +157,7 @@ class Decoder {
   int64_t expert_rows(int64_t tokens);
   /// Moves the biases of routers, or this rank's parts of them. loads: those of all ranks with the
   /// same blocks, [ranks, blocks, E + 1].
-  void balance_experts(const Stream& stream, ConstView loads, float rate);
+  void balance_experts(const Stream& stream, ConstView loads, float rate, const int32_t* skip);
 
   /// Adds the loss of one batch to the totals; a part without head writes batch.y. Throws
   /// InternalError if step.training.
@@ -249,7 +249,8 @@ class Decoder {
   RotaryTables rotary_;
   Parameter* embedding_ = nullptr;
   Parameter* positions_ = nullptr;
-  size_t first_trained_ = 0;  ///< unit: backward ends with it
+  size_t first_trained_ = 0;                     ///< unit: backward ends with it
+  std::vector<const Parameter*> frozen_biases_;  ///< of routers
   std::unique_ptr<SavedOffload> offload_;
   std::vector<Block> blocks_;
   Tensor loads_;  ///< int64 [blocks with experts, E + 1], of Moe; none where nothing trains

@@ -1,3 +1,4 @@
+#include <algorithm>
 // The work on a model's weights between an update and their use: GEMM operands are made of the
 // weights, or of parts that ranks have gathered, unit by unit.
 
@@ -91,14 +92,16 @@ int64_t Decoder::expert_rows(int64_t tokens) {
   return rows;
 }
 
-void Decoder::balance_experts(const Stream& stream, ConstView loads, float rate) {
+void Decoder::balance_experts(const Stream& stream, ConstView loads, float rate,
+                              const int32_t* skip) {
   int64_t layer = 0;
   for (Block& block : blocks_) {
     if (block.moe() == nullptr) {
       continue;
     }
-    ops::RouterBiasUpdate update = {.loads = loads, .layer = layer++, .rate = rate};
-    if (const Parameter* bias = block.moe()->bias()) {
+    ops::RouterBiasUpdate update = {.loads = loads, .layer = layer++, .rate = rate, .skip = skip};
+    const Parameter* const bias = block.moe()->bias();
+    if (bias != nullptr && !std::ranges::count(frozen_biases_, bias)) {
       const bool is_part = parameters_.shards() != nullptr;
       update.bias = is_part ? bias->updated.value.codes : bias->value;
       update.first = is_part ? bias->updated.first : 0;

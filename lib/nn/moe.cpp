@@ -157,8 +157,7 @@ View Moe::backward_of_router(const StepContext& context, ConstView dy, int64_t b
                                        .balance_loss = static_cast<float>(settings_.balance_loss),
                                        .z_loss = static_cast<float>(settings_.z_loss),
                                        .gradient_scale = context.loss_gradient.loss_scale,
-                                       .gradient_factor = context.loss_gradient.factor,
-                                       .target_share = context.target_share});
+                                       .gradient_factor = context.loss_gradient.factor});
   const Parameter& weight = *router_.weight;
   if (weight.trained) {
     ops::gemm(context.stream, {.a = {.plain = d_logits, .transposed = true},

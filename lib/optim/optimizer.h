@@ -109,6 +109,8 @@ class Optimizer {
   /// Returns the device scalar in which step() sums the squared norm. It is 0 between steps; NaN in
   /// it makes the next step a skipped one.
   double* squared_norm() const { return &device_control()->squared_norm; }
+  /// Returns the device scalar that is not 0 where the step that has just run is a skipped one.
+  const int32_t* skip() const { return &device_control()->skip; }
 
   /// Returns the loss scale with which a new run starts.
   float initial_loss_scale() const;

@@ -30,6 +30,11 @@ bool has_experts(const Settings& settings) {
 }
 
 void check_needs_experts(const CheckContext& at) {
+  const bool is_rate = at.field.key == "moe.bias_rate";
+  if (at.is_given() && is_rate && has_experts(at.settings) &&
+      !at.settings.model.config.moe.has_bias) {
+    at.without_meaning("model.e_score_correction_bias: false");
+  }
   if (at.is_given() && !has_experts(at.settings) && at.settings.model.from.empty()) {
     at.complain("has a meaning only with model.num_experts; remove it or give that");
   }
@@ -40,8 +45,8 @@ void check_experts(const CheckContext& at) {
   const ModelConfig& config = at.settings.model.config;
   if (has_experts(at.settings) && written_family(config) == nullptr) {
     at.complain("model.mlp_bias",
-                "experts are Llama's MLP: they need RMSNorm, SwiGLU, RoPE and no biases, as "
-                "model.model_type mixtral, qwen3_moe and dots1 have them");
+                "no family of models has such experts: model.model_type mixtral, qwen3_moe and "
+                "dots1 have RMSNorm, SwiGLU, RoPE, no biases of an MLP, and a router of their own");
   }
 }
 
@@ -62,7 +67,8 @@ std::vector<Field> counted_fields() {
   const auto dense = in(&Settings::model, &ModelSettings::config, &ModelConfig::dense_layers);
   const Range layers = between(0, ModelLimits::layers);
   const auto set_shared = [](ModelConfig& config, int64_t count) {
-    config.moe.shared_width = count * config.moe.width;
+    config.moe.shared_width =
+        count * (config.moe.width > 0 ? config.moe.width : config.intermediate_size);
   };
   const auto set_first = [](ModelConfig& config, int64_t count) {
     config.dense_layers.resize(static_cast<size_t>(count));
@@ -103,9 +109,8 @@ std::vector<Field> router_fields() {
             "Groups of experts, compared by the sum of their two best scores"),
       field("model.topk_group", shape(&MoeShape::groups_per_token),
             between(1, ModelLimits::experts), "Groups among which a token's experts are chosen"),
-      field(
-          "model.e_score_correction_bias", shape(&MoeShape::has_bias),
-          "The choice adds a bias to each expert's score that balances their loads"),
+      field("model.e_score_correction_bias", shape(&MoeShape::has_bias),
+            "The choice adds a bias to each expert's score that balances their loads"),
   };
 }
 
@@ -137,7 +142,8 @@ std::vector<Field> moe_fields() {
       field("moe.bias_rate", training(&MoeSettings::bias_rate), between(0, 1),
             "What a step adds to or takes from the biases of e_score_correction_bias"),
       field("moe.max_dropped", training(&MoeSettings::max_dropped), between(0, 1),
-            "Part of the choices of experts that a step may drop before the run ends; 1: all"),
+            "Part of the choices of experts that a step may drop before the run ends; 1: it never "
+            "does"),
   };
   for (Field& one : fields) {
     one = std::move(one)

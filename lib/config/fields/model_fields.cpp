@@ -318,7 +318,7 @@ const std::vector<PassiveKey>& passive_keys() {
          {"architectures", "dtype", "torch_dtype", "transformers_version", "use_cache",
           "pad_token_id", "pretraining_tp", "_name_or_path", "summary_type", "summary_use_proj",
           "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
-          "max_window_layers", "layer_types", "output_router_logits", "router_aux_loss_coef"}) {
+          "max_window_layers", "layer_types", "router_aux_loss_coef"}) {
       keys.push_back({std::string("model.") + name, {}, ""});
     }
     for (const char* name :
@@ -327,6 +327,10 @@ const std::vector<PassiveKey>& passive_keys() {
                       {"0", "0.0", "null"},
                       "fp8train trains without dropout: set it to 0 or remove it"});
     }
+    keys.push_back({"model.output_router_logits",
+                    {"false", "null"},
+                    "a loss for unequal loads of experts is moe.balance_loss: set it and remove "
+                    "this key"});
     keys.push_back({"model.router_jitter_noise", {"0", "0.0"}, "routers have no noise: remove it"});
     keys.push_back({"model.decoder_sparse_step", {"1"}, "give model.dense_layers"});
     keys.push_back({"model.lora.dropout",

@@ -48,9 +48,9 @@ __global__ void __launch_bounds__(kBlock)
 
 __global__ void __launch_bounds__(kBlock)
     update_router_bias_kernel(LayerLoads loads, int64_t first, float rate, float* bias,
-                              int64_t count) {
+                              int64_t count, const int32_t* skip) {
   const int64_t i = int64_t{blockIdx.x} * kBlock + threadIdx.x;
-  if (i < count) {
+  if (i < count && (skip == nullptr || *skip == 0)) {
     bias[i] += rate * bias_direction(loads, first + i);
   }
 }
@@ -88,7 +88,8 @@ void route_backward(Stream stream, const RouteBackward& call) {
 
 void update_router_bias(Stream stream, const RouterBiasUpdate& call) {
   launch(stream, {blocks_of(call.bias.count()), kBlock}, update_router_bias_kernel,
-         loads_of_layer(call), call.first, call.rate, call.bias.as<float>(), call.bias.count());
+         loads_of_layer(call), call.first, call.rate, call.bias.as<float>(), call.bias.count(),
+         call.skip);
 }
 
 }  // namespace fp8train::ops::cuda

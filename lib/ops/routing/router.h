@@ -56,10 +56,10 @@ struct RouteBackward {
   ConstView counts;
   float balance_loss = 0.0F;
   float z_loss = 0.0F;  ///< per token: z_loss * log(sum exp)^2 (ST-MoE, arXiv 2202.08906)
-  /// As in CrossEntropy; for both losses.
+  /// Of both losses: *gradient_scale (null: 1) times gradient_factor, which is 1 / positions of a
+  /// step, whatever part of them are targets.
   const float* gradient_scale = nullptr;
   float gradient_factor = 1.0F;
-  const float* target_share = nullptr;
 };
 
 void route_backward(Stream stream, const RouteBackward& call);
@@ -69,8 +69,9 @@ struct RouterBiasUpdate {
   ConstView loads;  ///< int64 [ranks, layers, E + 1], of add_loads(); the ranks' sums count
   int64_t layer = 0;
   float rate = 0.0F;
-  View bias;          ///< fp32, of some experts of the layer
-  int64_t first = 0;  ///< the first of them
+  View bias;                      ///< fp32, of some experts of the layer
+  int64_t first = 0;              ///< the first of them
+  const int32_t* skip = nullptr;  ///< device memory; not null and not 0: nothing changes
 };
 
 /// bias += rate * sign(mean load - load of the expert) (Wang et al., arXiv 2408.15664).

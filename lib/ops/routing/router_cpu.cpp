@@ -57,6 +57,9 @@ void route_backward(Stream /*stream*/, const RouteBackward& call) {
 
 void update_router_bias(Stream /*stream*/, const RouterBiasUpdate& call) {
   const LayerLoads loads = loads_of_layer(call);
+  if (call.skip != nullptr && *call.skip != 0) {
+    return;
+  }
   for (int64_t i = 0; i < call.bias.count(); ++i) {
     call.bias.as<float>()[i] += call.rate * bias_direction(loads, call.first + i);
   }

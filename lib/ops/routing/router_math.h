@@ -211,13 +211,11 @@ struct RouteBackwardRows {
   float balance_loss, z_loss;
   const float* gradient_scale;
   float gradient_factor;
-  const float* target_share;
 
   FP8TRAIN_HD void run(int64_t row) const {
     const int64_t first = row * rule.experts;
     const int64_t choice = row * rule.per_token;
-    const float scale = (gradient_scale == nullptr ? 1.0F : *gradient_scale) *
-                        (target_share == nullptr ? gradient_factor : *target_share);
+    const float scale = (gradient_scale == nullptr ? 1.0F : *gradient_scale) * gradient_factor;
     RouterLosses losses = {nullptr, 0.0F, 2.0F * z_loss * scale};
     if (counts != nullptr) {
       losses.counts = counts + row / length * rule.experts;
@@ -241,8 +239,7 @@ inline RouteBackwardRows rows_of_call(const RouteBackward& call) {
           call.balance_loss,
           call.z_loss,
           call.gradient_scale,
-          call.gradient_factor,
-          call.target_share};
+          call.gradient_factor};
 }
 
 /// The loads of a layer: [ranks, experts], with other ones between ranks.

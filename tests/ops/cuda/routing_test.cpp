@@ -78,7 +78,7 @@ TEST_CASE("a router and its gradient are exact", "[cuda][routing]") {
                                               .balance_loss = 0.1F,
                                               .z_loss = 0.01F,
                                               .gradient_scale = side.put_value(2.0F),
-                                              .target_share = side.put_value(0.25F)});
+                                              .gradient_factor = 0.25F});
           return std::array{side.get(routed.chosen), side.get(routed.probabilities),
                             side.get(routed.slots),  side.get(routed.sources),
                             side.get(counts),        side.get(loads),
