@@ -40,7 +40,9 @@ struct MoeSettings {
   double z_loss = 0.0;        ///< weight of the squared log of the normalizer of router's scores
   /// A step changes each bias (MoeShape::has_bias) by this, towards equal loads.
   double bias_rate = 0.001;
-  double max_dropped = 0.01;  ///< a step that drops more of the choices ends the run; 1: none does
+  /// A step that drops more of the choices, and is logged, ends the run; 1: none does. Routers drop
+  /// much in their first steps.
+  double max_dropped = 1.0;
 
   bool operator==(const MoeSettings&) const = default;
 };

@@ -35,7 +35,9 @@ inline void fill_gradients_with_nan(Device& device, const ParameterStore& store)
   for (const auto& parameter : store.all()) {
     const View& codes = parameter->stored_gradient.codes;
     const std::vector<uint8_t> ones(codes.bytes(), 0xFF);
-    copy_from_host(device, codes, ones.data());
+    if (parameter->trained) {
+      copy_from_host(device, codes, ones.data());
+    }
   }
 }
 

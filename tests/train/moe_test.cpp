@@ -147,8 +147,13 @@ TEST_CASE("gradients of routers and experts are slopes of the loss") {
     return engine.evaluation_loss().mean;
   };
   engine.step([&] { return batch; }, 0, 0.0, false);
-  for (const std::string name : {"router.weight", "experts.0.up.weight", "experts.2.down.weight"}) {
-    Parameter& parameter = named(engine, "layers.1.mlp." + name);
+  std::vector<std::string> names = {"attention.qkv.weight", "mlp_norm.weight", "mlp.router.weight",
+                                    "mlp.experts.0.up.weight", "mlp.experts.2.down.weight"};
+  if (deepseek) {
+    names.emplace_back("mlp.shared.up.weight");
+  }
+  for (const std::string& name : names) {
+    Parameter& parameter = named(engine, "layers.1." + name);
     const std::vector<float> gradient = test::gradient_of(*device, parameter);
     // A direction with all elements, so that a choice on its edge does not decide.
     std::vector<float> values = test::value_on_host(*device, parameter);
@@ -215,6 +220,7 @@ TEST_CASE("recompute changes no bit of a model with experts, and counts no token
   TrainedEngine stored(settings);
   settings.step.decoder.recompute = Recompute::block;
   TrainedEngine recomputed(settings);
+  recomputed.spoils_gradients = true;  // the first micro-batch overwrites them
   for (TrainedEngine* engine : {&stored, &recomputed}) {
     const uint64_t allocations = engine->device->ledger().allocations();
     engine->train(3);

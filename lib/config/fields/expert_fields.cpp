@@ -103,9 +103,8 @@ std::vector<Field> router_fields() {
             "Groups of experts, compared by the sum of their two best scores"),
       field("model.topk_group", shape(&MoeShape::groups_per_token),
             between(1, ModelLimits::experts), "Groups among which a token's experts are chosen"),
-      field(
-          "model.e_score_correction_bias", shape(&MoeShape::has_bias),
-          "The choice adds a bias to each expert's score that balances their loads"),
+      field("model.e_score_correction_bias", shape(&MoeShape::has_bias),
+            "The choice adds a bias to each expert's score that balances their loads"),
   };
 }
 
@@ -136,8 +135,9 @@ std::vector<Field> moe_fields() {
             "Weight of the squared log-normalizer of the router's scores"),
       field("moe.bias_rate", training(&MoeSettings::bias_rate), between(0, 1),
             "What a step adds to or takes from the biases of e_score_correction_bias"),
-      field("moe.max_dropped", training(&MoeSettings::max_dropped), between(0, 1),
-            "Part of the choices of experts that a step may drop before the run ends; 1: all"),
+      field(
+          "moe.max_dropped", training(&MoeSettings::max_dropped), between(0, 1),
+          "Part of the choices of experts that a logged step may drop before the run ends; 1: all"),
   };
   for (Field& one : fields) {
     one = std::move(one)
