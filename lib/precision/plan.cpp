@@ -217,7 +217,8 @@ class Followers {
 }  // namespace
 
 int64_t GemmPlan::k_multiple() const {
-  return ops::gemm_support(DeviceTraits{}, {a, b}).k_multiple;
+  static const DeviceTraits cpu;  // its table of products takes long to make
+  return ops::gemm_support(cpu, {a, b}).k_multiple;
 }
 
 void set_fp8_format(Fp8Format format, PrecisionPlan& plan) {

@@ -125,6 +125,7 @@ def main():
             model, info = transformers.AutoModelForCausalLM.from_pretrained(
                 folder, output_loading_info=True, dtype=torch.float32
             )
+            model.config._experts_implementation = "eager"  # the others compute in fp32 only
             theirs = loss_of(model.double().eval(), tokens)
             report = run(
                 arguments.program, "eval", "--checkpoint", folder, "--data", data,

@@ -170,6 +170,20 @@ TEST_CASE("values that no training leaves are found in every format") {
   CHECK_THAT(impossible_state("moment1.a.scale", second.data(), DType::f32, 2), !Equals(""));
 }
 
+TEST_CASE("a step that drops more tokens than is allowed ends the run, and says what to do") {
+  const ExpertLoads loads = {.dropped = 0.0349, .padding = 0.2, .most = 2.5, .least = 0.1};
+  CHECK_NOTHROW(check_dropped(7, loads, {.max_dropped = 0.035}));
+  try {
+    check_dropped(7, loads, {.capacity_factor = 1.5, .balance_loss = 0.01, .max_dropped = 0.034});
+    FAIL("3.49 % is more than 3.4 %");
+  } catch (const NumericError& error) {
+    CHECK(std::string(error.what()) ==
+          "in step 7 experts had no memory for 3.49 % of what the router sent them, and "
+          "moe.max_dropped is 3.40 %; the largest load was 2.50 times the mean: raise "
+          "moe.capacity_factor (1.5), moe.balance_loss (0.01) or moe.max_dropped");
+  }
+}
+
 TEST_CASE("a threshold of 0 looks for nothing") {
   SpikeDetector detector(spikes(0, 2, 1));
   for (int64_t step = 1; step < 9; ++step) {

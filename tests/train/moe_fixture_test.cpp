@@ -24,7 +24,7 @@ using Catch::Contains;
 
 namespace {
 
-const char* const kNames[] = {"mixtral", "qwen3-moe", "qwen3-moe-plain", "dots1"};
+const std::vector<std::string> kNames = {"mixtral", "qwen3-moe", "qwen3-moe-plain", "dots1"};
 
 struct MoeFixture {
   std::filesystem::path folder;

@@ -142,8 +142,8 @@ std::vector<Field> moe_fields() {
       field("moe.bias_rate", training(&MoeSettings::bias_rate), between(0, 1),
             "What a step adds to or takes from the biases of e_score_correction_bias"),
       field("moe.max_dropped", training(&MoeSettings::max_dropped), between(0, 1),
-            "Part of the choices of experts that a step may drop before the run ends; 1: it never "
-            "does"),
+            "Part of the choices of experts that a logged step may drop before the run ends; 1: it "
+            "never does"),
   };
   for (Field& one : fields) {
     one = std::move(one)

@@ -205,10 +205,10 @@ JsonObject by_stage(const std::vector<double>& shares) {
 namespace {
 
 void add_loads(MetricLine& line, const ExpertLoads& loads) {
-  line.add("experts_dropped_percent", 100.0 * loads.dropped)
-      .add("experts_padding_percent", 100.0 * loads.padding)
-      .add("expert_load_most", loads.most)
-      .add("expert_load_least", loads.least);
+  line.add("experts_dropped_percent", rounded(100.0 * loads.dropped))
+      .add("experts_padding_percent", rounded(100.0 * loads.padding))
+      .add("expert_load_most", rounded(loads.most))
+      .add("expert_load_least", rounded(loads.least));
 }
 
 void add_waits(MetricLine& line, const StepMetrics& metrics) {

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "model/model_config.h"
 #include "optim/schedule.h"
+#include "train/watch/divergence.h"
 #include "train/watch/stragglers.h"
 
 namespace fp8train {
@@ -70,23 +71,14 @@ std::vector<double> idle_of_stages(const StageWaits& waits, double seconds) {
   return idle;
 }
 
-/// Returns nothing for a model without experts. Throws NumericError if more was dropped than the
-/// run allows.
+/// Returns nothing for a model without experts.
 std::optional<ExpertLoads> loads_of(Engine& engine, int64_t step) {
   const EngineSettings& settings = engine.settings();
   if (settings.model.moe.experts == 0) {
     return std::nullopt;
   }
   ExpertLoads loads = engine.expert_loads();
-  const MoeSettings& moe = settings.step.decoder.moe;
-  if (loads.dropped > moe.max_dropped) {
-    throw NumericError(fmt::format(
-        "in step {} experts had no memory for {:.2f} % of what the router sent them, and "
-        "moe.max_dropped is {:.2f} %; the largest load was {:.2f} times the mean: raise "
-        "moe.capacity_factor ({}), moe.balance_loss ({}) or moe.max_dropped",
-        step, 100.0 * loads.dropped, 100.0 * moe.max_dropped, loads.most, moe.capacity_factor,
-        moe.balance_loss));
-  }
+  check_dropped(step, loads, settings.step.decoder.moe);
   return loads;
 }
 

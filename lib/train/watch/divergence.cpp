@@ -12,6 +12,17 @@ const char* name_of(DivergenceKind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
+void check_dropped(int64_t step, const ExpertLoads& loads, const MoeSettings& settings) {
+  if (loads.dropped > settings.max_dropped) {
+    throw NumericError(fmt::format(
+        "in step {} experts had no memory for {:.2f} % of what the router sent them, and "
+        "moe.max_dropped is {:.2f} %; the largest load was {:.2f} times the mean: raise "
+        "moe.capacity_factor ({}), moe.balance_loss ({}) or moe.max_dropped",
+        step, 100.0 * loads.dropped, 100.0 * settings.max_dropped, loads.most,
+        settings.capacity_factor, settings.balance_loss));
+  }
+}
+
 SpikeDetector::Limit SpikeDetector::limit() const {
   const auto count = static_cast<double>(history_.losses.size());
   double sum = 0;

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "config/settings.h"
+#include "engine/expert_loads.h"
 
 namespace fp8train {
 
@@ -37,6 +38,9 @@ class DivergenceError : public NumericError {
   DivergenceKind kind_;
   int64_t first_step_;
 };
+
+/// Throws NumericError where experts have dropped more than the settings allow.
+void check_dropped(int64_t step, const ExpertLoads& loads, const MoeSettings& settings);
 
 /// One return to an older checkpoint.
 struct Rollback {
