@@ -48,7 +48,7 @@ TEST_CASE("a wish is recognized in any section and spelling, with a part of the 
   }
   CHECK_THAT(error_of(kBase, {"lora_alpha=8"}), Contains("belongs to `model.lora` as alpha"));
   CHECK_THAT(error_of(kBase, {"parallelism.context-parallel-size=2"}),
-             Contains("context and sequence parallelism of other kinds are not here"));
+             Contains("did you mean \"context\"?"));
   CHECK_THAT(error_of(kBase, {"training.tensor_model_parallel_size=2"}),
              Contains("belongs to `parallelism` as tensor"));
   CHECK_THAT(error_of(kBase, {"logging.wandb=true"}),

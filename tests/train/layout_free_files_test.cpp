@@ -261,7 +261,7 @@ ModelConfig model(const std::string& family) {
 
 }  // namespace
 
-TEST_CASE("weights, moments and scales of 81 pairs of layouts are read to the same bits") {
+TEST_CASE("weights, moments and scales of 121 pairs of layouts are read to the same bits") {
   const ModelConfig config = model(GENERATE("llama", "gpt2"));
   const test::TempDir dir;
   std::vector<fs::path> folders;
