@@ -29,6 +29,22 @@ QuantizedInput::Role weight_of_fprop(const LinearPlan& plan) {
              : QuantizedInput::Role{"w", plan.fprop.b, plan.fprop.a, false, cut_of_weight(plan)};
 }
 
+/// Codes with scales of square blocks, `grid` of them, transposed in scratch.
+QuantizedTensor transposed_blocks(const StepContext& context, QuantizedTensor tensor,
+                                  const Shape& grid) {
+  Quantized& part = tensor.rowwise;
+  const View codes = allocate(*context.scratch, part.codes.dtype,
+                              {part.codes.shape.back(), part.codes.shape.rows()});
+  ops::transpose_codes(context.stream, part.codes, codes);
+  const View scales = allocate(*context.scratch, DType::f32, {grid.back(), grid.rows()});
+  for (int64_t column = 0; column < grid.back(); ++column) {
+    ops::copy_columns(context.stream, reshaped(part.scale_inv, grid), column,
+                      reshaped(rows_of(scales, column, 1), {grid.rows(), 1}));
+  }
+  part = {.codes = codes, .scale_inv = reshaped(scales, {scales.count()})};
+  return tensor;
+}
+
 }  // namespace
 
 LinearWeight::LinearWeight(const LinearPlan& plan, Parameter* weight, ScalingState& scaling)
@@ -79,7 +95,9 @@ ops::GemmOperand LinearWeight::operand_of_codes(const StepContext& context, Alon
       dtype_of(format.scale_type) == DType::f32 && (!transposed || format.block.is_square()) &&
       !context.device->traits().fp8_gemm_by_library;
   if (as_they_are) {
-    ops::GemmOperand operand = {.transposed = transposed, .quantized = codes()};
+    ops::GemmOperand operand = {
+        .quantized =
+            transposed ? transposed_blocks(context, codes(), code_scales_->shape) : codes()};
     operand.quantized.format = format;
     return operand;
   }
