@@ -1,14 +1,17 @@
 // The parameters that a model gets in addition to its own: adapters of its linear layers, and the
-// scales of frozen weights that are codes.
+// scales of frozen weights that are codes; and which parameters are frozen.
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "base/error.h"
 #include "base/math.h"
+#include "base/text.h"
 #include "model/decoder.h"
 #include "model/lora.h"
 
@@ -18,7 +21,49 @@ namespace {
 /// Of a base that is drawn, about the largest of many normal values.
 constexpr float kInitialAmax = 4.0F;
 
+/// Returns the block of a parameter, or -1 before the blocks and their number after them.
+int64_t block_of(const std::string& parameter, const ModelConfig& config) {
+  const std::string_view prefix = "layers.";
+  if (parameter.starts_with(prefix)) {
+    return *whole_number<int64_t>(split(parameter.substr(prefix.size()), '.').front());
+  }
+  const bool embeds = parameter.starts_with("embedding.") || parameter.starts_with("positions.");
+  return embeds ? -1 : config.num_hidden_layers;
+}
+
 }  // namespace
+
+void Decoder::freeze(const std::vector<std::string>& patterns) {
+  lora_pieces(config_);                                        // targets that match nothing throw
+  const std::vector<std::string> names = parameters_.names();  // of all stages
+  const auto trains = [&](const std::string& name) {
+    return (!config_.lora.is_on() || is_adapter(name)) &&
+           std::ranges::none_of(
+               patterns, [&](const std::string& pattern) { return glob_match(pattern, name); });
+  };
+  for (const auto& parameter : parameters_.all()) {
+    parameter->trained = trains(parameter->name);
+  }
+  for (const std::string& pattern : patterns) {
+    check_pattern("training.frozen:", pattern, "parameter", names);
+  }
+  int64_t first = std::numeric_limits<int64_t>::max();  // block, in which something trains
+  for (const std::string& name : names) {
+    first = trains(name) ? std::min(first, block_of(name, config_)) : first;
+  }
+  if (first > config_.num_hidden_layers) {
+    throw ConfigError("training.frozen: its patterns match all parameters; leave some to train");
+  }
+  const int64_t own = part_.blocks();
+  const auto block_of_unit = [&](int64_t unit) {
+    return unit == 0 ? -1 : unit > own ? config_.num_hidden_layers : part_.block_at(unit - 1);
+  };
+  int64_t unit = 0;
+  while (unit <= own && block_of_unit(unit) < first) {
+    ++unit;
+  }
+  first_trained_ = static_cast<size_t>(unit);
+}
 
 /// The scales of a weight that is codes, one for each row or block.
 Parameter* Decoder::add_scales(const LinearSite& whole) {
