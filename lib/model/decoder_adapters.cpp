@@ -9,6 +9,7 @@
 #include <limits>
 #include <numeric>
 
+#include "base/content_hash.h"
 #include "base/error.h"
 #include "base/math.h"
 #include "base/text.h"
@@ -29,6 +30,12 @@ int64_t block_of(const std::string& parameter, const ModelConfig& config) {
   }
   const bool embeds = parameter.starts_with("embedding.") || parameter.starts_with("positions.");
   return embeds ? -1 : config.num_hidden_layers;
+}
+
+/// By the name: initial values depend neither on the other adapters nor on the form of the base.
+uint64_t adapter_index(const std::string& name) {
+  constexpr uint64_t kFirst = uint64_t{1} << 30;  // after all of the model's own
+  return kFirst + content_hash(name.data(), name.size()) % kFirst;
 }
 
 }  // namespace
@@ -137,7 +144,7 @@ Linear Decoder::make_adapter(LinearPlan plan, Parameter parameter) {
   parameter.is_added = true;
   parameter.sharding = sharding_of({whole.out_features, whole.in_features}, whole.split,
                                    std::array{whole.out_features});
-  parameter.sharding.index = parameters_.next_added_index();
+  parameter.sharding.index = adapter_index(parameter.name);
   parameter.sharding.partial = whole.split == Split::none;
   parameter.gathered = {.form = GatheredForm::operands};
   parameter.overwritten = true;
