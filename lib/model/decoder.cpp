@@ -5,10 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 
 #include "base/error.h"
-#include "base/text.h"
 #include "device/device_questions.h"
 #include "model/families/family.h"
 #include "model/lora.h"
@@ -17,19 +15,6 @@
 #include "ops/pointwise/embedding.h"
 
 namespace fp8train {
-namespace {
-
-/// Returns the block of a parameter, or -1 before the blocks and their number after them.
-int64_t block_of(const std::string& parameter, const ModelConfig& config) {
-  const std::string_view prefix = "layers.";
-  if (parameter.starts_with(prefix)) {
-    return *whole_number<int64_t>(split(parameter.substr(prefix.size()), '.').front());
-  }
-  const bool embeds = parameter.starts_with("embedding.") || parameter.starts_with("positions.");
-  return embeds ? -1 : config.num_hidden_layers;
-}
-
-}  // namespace
 
 Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan& plan,
                  const DecoderOptions& options)
@@ -48,7 +33,6 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
         config_.head_dim, device.traits().max_head_dim, ops::kMaxHeadDim));
   }
   linear_plans_ = plan_linears(plan_, linear_sites(config_));
-  lora_pieces(config_);  // targets that match nothing throw
   for (size_t i = 0; i < linear_plans_.size(); ++i) {
     linear_index_.emplace(linear_plans_[i].site.name, i);
   }
@@ -143,41 +127,6 @@ void Decoder::add_head(const DecoderOptions& options) {
     final_norm_.reset();
     head_.reset();
   }
-}
-
-void Decoder::freeze(const std::vector<std::string>& patterns) {
-  const std::vector<std::string> names = parameters_.names();  // of all stages
-  const auto trains = [&](const std::string& name) {
-    return (!config_.lora.is_on() || is_adapter(name)) &&
-           std::ranges::none_of(
-               patterns, [&](const std::string& pattern) { return glob_match(pattern, name); });
-  };
-  for (const auto& parameter : parameters_.all()) {
-    const bool is_bias = !parameter->trained;  // of a router, which moves without a gradient
-    if (is_bias && !trains(parameter->name)) {
-      frozen_biases_.push_back(parameter.get());
-    }
-    parameter->trained = !is_bias && trains(parameter->name);
-  }
-  for (const std::string& pattern : patterns) {
-    check_pattern("training.frozen:", pattern, "parameter", names);
-  }
-  int64_t first = std::numeric_limits<int64_t>::max();  // block, in which something trains
-  for (const std::string& name : names) {
-    first = trains(name) ? std::min(first, block_of(name, config_)) : first;
-  }
-  if (first > config_.num_hidden_layers) {
-    throw ConfigError("training.frozen: its patterns match all parameters; leave some to train");
-  }
-  const int64_t own = part_.blocks();
-  const auto block_of_unit = [&](int64_t unit) {
-    return unit == 0 ? -1 : unit > own ? config_.num_hidden_layers : part_.block_at(unit - 1);
-  };
-  int64_t unit = 0;
-  while (unit <= own && block_of_unit(unit) < first) {
-    ++unit;
-  }
-  first_trained_ = static_cast<size_t>(unit);
 }
 
 void Decoder::allocate_loads() {

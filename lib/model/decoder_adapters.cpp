@@ -1,14 +1,18 @@
 // The parameters that a model gets in addition to its own: adapters of its linear layers, and the
-// scales of frozen weights that are codes.
+// scales of frozen weights that are codes; and which parameters are frozen.
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
+#include "base/content_hash.h"
 #include "base/error.h"
 #include "base/math.h"
+#include "base/text.h"
 #include "model/decoder.h"
 #include "model/lora.h"
 
@@ -18,7 +22,59 @@ namespace {
 /// Of a base that is drawn, about the largest of many normal values.
 constexpr float kInitialAmax = 4.0F;
 
+/// Returns the block of a parameter, or -1 before the blocks and their number after them.
+int64_t block_of(const std::string& parameter, const ModelConfig& config) {
+  const std::string_view prefix = "layers.";
+  if (parameter.starts_with(prefix)) {
+    return *whole_number<int64_t>(split(parameter.substr(prefix.size()), '.').front());
+  }
+  const bool embeds = parameter.starts_with("embedding.") || parameter.starts_with("positions.");
+  return embeds ? -1 : config.num_hidden_layers;
+}
+
+/// By the name: initial values depend neither on the other adapters nor on the form of the base.
+uint64_t adapter_index(const std::string& name) {
+  constexpr uint64_t kFirst = uint64_t{1} << 30;  // after all of the model's own
+  return kFirst + content_hash(name.data(), name.size()) % kFirst;
+}
+
 }  // namespace
+
+void Decoder::freeze(const std::vector<std::string>& patterns) {
+  lora_pieces(config_);                                        // targets that match nothing throw
+  const std::vector<std::string> names = parameters_.names();  // of all stages
+  const auto trains = [&](const std::string& name) {
+    return (!config_.lora.is_on() || is_adapter(name)) &&
+           std::ranges::none_of(
+               patterns, [&](const std::string& pattern) { return glob_match(pattern, name); });
+  };
+  for (const auto& parameter : parameters_.all()) {
+    const bool is_bias = !parameter->trained;  // of a router, which moves without a gradient
+    if (is_bias && !trains(parameter->name)) {
+      frozen_biases_.push_back(parameter.get());
+    }
+    parameter->trained = !is_bias && trains(parameter->name);
+  }
+  for (const std::string& pattern : patterns) {
+    check_pattern("training.frozen:", pattern, "parameter", names);
+  }
+  int64_t first = std::numeric_limits<int64_t>::max();  // block, in which something trains
+  for (const std::string& name : names) {
+    first = trains(name) ? std::min(first, block_of(name, config_)) : first;
+  }
+  if (first > config_.num_hidden_layers) {
+    throw ConfigError("training.frozen: its patterns match all parameters; leave some to train");
+  }
+  const int64_t own = part_.blocks();
+  const auto block_of_unit = [&](int64_t unit) {
+    return unit == 0 ? -1 : unit > own ? config_.num_hidden_layers : part_.block_at(unit - 1);
+  };
+  int64_t unit = 0;
+  while (unit <= own && block_of_unit(unit) < first) {
+    ++unit;
+  }
+  first_trained_ = static_cast<size_t>(unit);
+}
 
 /// The scales of a weight that is codes, one for each row or block.
 Parameter* Decoder::add_scales(const LinearSite& whole) {
@@ -92,7 +148,7 @@ Linear Decoder::make_adapter(LinearPlan plan, Parameter parameter) {
   parameter.is_added = true;
   parameter.sharding = sharding_of({whole.out_features, whole.in_features}, whole.split,
                                    std::array{whole.out_features});
-  parameter.sharding.index = parameters_.next_added_index();
+  parameter.sharding.index = adapter_index(parameter.name);
   parameter.sharding.partial = whole.split == Split::none;
   parameter.gathered = {.form = GatheredForm::operands};
   parameter.overwritten = true;

@@ -49,47 +49,6 @@ void LinearWeight::add_smoothed(ScalingState& scaling) {
   }
 }
 
-void LinearWeight::set_codes(const Parameter* scales, const TensorFormat& format) {
-  code_scales_ = scales;
-  code_format_ = format;
-  weight_->gathered = {};
-}
-
-QuantizedTensor LinearWeight::codes() const {
-  const View& bytes = weight_->stored_value.codes;
-  return {.rowwise = {.codes = {bytes.data, code_format_.dtype, weight_->shape},
-                      .scale_inv = reshaped(code_scales_->value, {code_scales_->shape.count()})},
-          .format = code_format_};
-}
-
-View LinearWeight::decoded(const StepContext& context, DType type) const {
-  const View values = fp8train::allocate(*context.scratch, type, weight_->shape);
-  ops::dequantize(context.stream, codes(), values);
-  return values;
-}
-
-ops::GemmOperand LinearWeight::operand_of_codes(const StepContext& context, Along along) const {
-  const bool transposed = along == Along::columns;
-  if (!w_.reads_codes(context, along)) {
-    return {.plain = decoded(context, plan_.activation), .transposed = transposed};
-  }
-  const TensorFormat& format = w_.slot(along)->format;
-  const bool as_they_are =
-      format.dtype == code_format_.dtype && format.block == code_format_.block &&
-      dtype_of(format.scale_type) == DType::f32 && (!transposed || format.block.is_square()) &&
-      !context.device->traits().fp8_gemm_by_library;
-  if (as_they_are) {
-    ops::GemmOperand operand = {.transposed = transposed, .quantized = codes()};
-    operand.quantized.format = format;
-    return operand;
-  }
-  const View values = decoded(context, DType::f32);
-  const QuantizedInput::Operands made =
-      transposed ? w_.operands(context, values, {nullptr, context.scratch})
-                 : w_.operands(context, values, {context.scratch, nullptr});
-  return transposed ? made.along_columns : made.along_rows;
-}
-
 ops::GemmOperand LinearWeight::fprop_operand(const StepContext& context,
                                              ConstView smoothing) const {
   return smoothing.empty() ? weight_operand(context, Along::rows)

@@ -2,30 +2,52 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "base/error_prefix.h"
 #include "io/safetensors/tensor_source.h"
+#include "model/linear_sites.h"
 #include "model/lora.h"
 
 namespace fp8train {
 namespace {
 
-/// How the folder stores the weights of linear layers, if a frozen weight can be stored so.
+/// The formats of codes in which frozen weights can be stored.
+const std::vector<TensorFormat>& code_formats() {
+  static const std::vector<TensorFormat> kFormats = {
+      parse_format("e4m3 row"), parse_format("int8 row"), parse_format("e4m3 128x128")};
+  return kFormats;
+}
+
+/// How the folder stores the weights of linear layers, if all can stay so.
 TensorFormat format_of_folder(const std::string& folder, const ModelConfig& model,
                               DType activation) {
   const TensorSource source(folder);
-  const std::string first = hf_pieces(model, "layers.0.attention.output.weight").front().name;
-  if (const EncodedWeight* const codes = source.find_codes(first); codes != nullptr) {
-    if (const auto format = format_of_codes(*codes)) {
-      return *format;
+  std::vector<std::string> names;
+  for_each_linear(model, [&](const LinearSite& site) {
+    for (const HfPiece& piece : hf_pieces(model, site.name + ".weight")) {
+      if (site.block >= 0) {
+        names.push_back(piece.name);
+      }
+    }
+  });
+  const auto all_are = [&](const auto& is_so) { return std::ranges::all_of(names, is_so); };
+  for (const TensorFormat& format : code_formats()) {
+    if (all_are([&](const std::string& name) {
+          const EncodedWeight* const codes = source.find_codes(name);
+          return codes != nullptr && are_in(*codes, format);
+        })) {
+      return format;
     }
   }
-  const SafetensorsEntry* const entry = source.find(first);
-  const bool is_fp32 =
-      entry != nullptr && entry->type.dtype == DType::f32 && source.find_codes(first) == nullptr;
-  return plain(activation == DType::bf16 && !is_fp32 ? DType::bf16 : DType::f32);
+  const bool are_halves = all_are([&](const std::string& name) {
+    const SafetensorsEntry* const entry = source.find(name);
+    return entry != nullptr && (entry->type.dtype != DType::f32 || source.find_codes(name));
+  });
+  return plain(activation == DType::bf16 && are_halves ? DType::bf16 : DType::f32);
 }
 
 TensorFormat base_format(const Settings& settings, const ModelConfig& model) {
@@ -37,9 +59,7 @@ TensorFormat base_format(const Settings& settings, const ModelConfig& model) {
   }
   TensorFormat format =
       with_prefix<ConfigError>("model.lora.base: ", [&] { return parse_format(base); });
-  const bool codes =
-      format.is_scaled() && (format.block == per::row || format.block == per::block_128x128) &&
-      (format.dtype == DType::e4m3 || (format.dtype == DType::i8 && format.block == per::row));
+  const bool codes = std::ranges::find(code_formats(), format) != code_formats().end();
   if (!codes && format != TensorFormat{} && format != plain(DType::bf16)) {
     throw ConfigError(fmt::format(
         "model.lora.base: '{}' is no format of frozen weights; expected as_file, fp32, bf16, 'e4m3 "
@@ -72,6 +92,7 @@ ModelConfig with_adapters(const Settings& settings, ModelConfig model) {
   }
   if (lora.is_on()) {
     lora.targets = peft_targets(model);
+    lora.alpha = lora.alpha == 0 ? static_cast<double>(lora.rank) : lora.alpha;
     lora.base = base_format(settings, model);
   }
   return model;

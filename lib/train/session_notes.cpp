@@ -65,7 +65,8 @@ void note_short_run(const ScheduleSettings& schedule, int64_t steps,
 
 void note_high_rate(const Settings& settings, int64_t steps, std::vector<std::string>& notes) {
   constexpr double kRateOfPretraining = 1e-4;
-  if (!settings.model.from.empty() && settings.optimizer.name != "sgd" &&
+  const bool adapts = settings.model.config.lora.is_on() || !settings.model.lora_from.empty();
+  if (!adapts && !settings.model.from.empty() && settings.optimizer.name != "sgd" &&
       settings.optimizer.lr >= kRateOfPretraining && settings.scheduler.warmup_steps == 0) {
     notes.push_back(fmt::format(
         "optimizer.lr: {} without warm-up can undo what the model of model.from has learned; "

@@ -218,17 +218,13 @@ std::optional<EncodedWeight> find_encoded_weight(const std::string& name, const 
   return weight;
 }
 
-std::optional<TensorFormat> format_of_codes(const EncodedWeight& weight) {
-  TensorFormat format = plain(weight.code);
-  format.policy = ScalePolicy::current;
+bool are_in(const EncodedWeight& weight, const TensorFormat& format) {
+  if (weight.above || weight.code != format.dtype) return false;
   const bool by_row =
       weight.width == weight.columns && (weight.height == 1 || weight.height == weight.rows);
-  const bool by_block = weight.height == 128 && weight.width == 128;
-  if (weight.above || !is_byte_code(weight.code) || !(by_row || by_block)) {
-    return {};
-  }
-  format.block = by_block ? per::block_128x128 : per::row;
-  return format;
+  return format.block == per::row
+             ? by_row
+             : weight.height == format.block.rows && weight.width == format.block.columns;
 }
 
 std::vector<float> read_scales(const EncodedWeight& weight,

@@ -43,9 +43,9 @@ struct EncodedWeight {
   int64_t rows = 0, columns = 0, height = 1, width = 1;
 };
 
-/// Returns the format in which frozen weights keep such codes: those of 128x128 blocks, or of rows,
-/// where one scale of the tensor is that of each row. Nothing: in none.
-std::optional<TensorFormat> format_of_codes(const EncodedWeight& weight);
+/// Whether the codes are in a format with scales of rows, where one scale of the tensor is that of
+/// each row, or of blocks. A weight may be in several.
+bool are_in(const EncodedWeight& weight, const TensorFormat& format);
 
 /// Finds a tensor by its name; null: there is none.
 using FindTensor = std::function<const TensorLocation*(const std::string&)>;

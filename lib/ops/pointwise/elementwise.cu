@@ -69,16 +69,21 @@ __global__ void copy_columns_kernel(const uint8_t* x, int64_t stride, uint8_t* y
   }
 }
 
+struct ColumnsToAdd {
+  int64_t x_stride, y_stride, rows, columns;
+  float factor;
+  bool overwrites;
+};
+
 /// The same blocks, over columns.
 template <typename X, typename Y>
-__global__ void add_columns_kernel(const X* x, int64_t x_stride, Y* y, int64_t y_stride,
-                                   int64_t rows, int64_t columns, float factor, bool overwrites) {
-  for (int64_t column = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; column < columns;
+__global__ void add_columns_kernel(const X* x, Y* y, ColumnsToAdd call) {
+  for (int64_t column = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; column < call.columns;
        column += int64_t{gridDim.x} * blockDim.x) {
-    for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
-      Y* const to = y + row * y_stride + column;
-      const float before = overwrites ? 0.0F : load_as_float(to);
-      store_from_float(to, before + factor * load_as_float(x + row * x_stride + column));
+    for (int64_t row = blockIdx.y; row < call.rows; row += gridDim.y) {
+      Y* const to = y + row * call.y_stride + column;
+      const float before = call.overwrites ? 0.0F : load_as_float(to);
+      store_from_float(to, before + call.factor * load_as_float(x + row * call.x_stride + column));
     }
   }
 }
@@ -200,9 +205,9 @@ void add_columns(Stream stream, const AddColumns& call) {
       using X = typename decltype(x_tag)::Type;
       using Y = typename decltype(y_tag)::Type;
       launch(stream, {{blocks_for(stream, call.columns), row_blocks}, kBlock},
-             add_columns_kernel<X, Y>, call.x.as<X>() + call.x_first, call.x.shape.back(),
-             call.y.as<Y>() + call.y_first, call.y.shape.back(), rows, call.columns, call.factor,
-             call.overwrites);
+             add_columns_kernel<X, Y>, call.x.as<X>() + call.x_first, call.y.as<Y>() + call.y_first,
+             ColumnsToAdd{call.x.shape.back(), call.y.shape.back(), rows, call.columns, call.factor,
+                          call.overwrites});
     });
   });
 }

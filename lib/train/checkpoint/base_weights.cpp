@@ -28,7 +28,7 @@ void add_piece(const TensorSource& source, const HfPiece& piece, int64_t columns
                const TensorFormat& format, WholeCodes& whole) {
   const bool by_row = format.block == per::row;
   const EncodedWeight* const found = source.find_codes(piece.name);
-  if (found != nullptr && format_of_codes(*found) == format && found->rows == piece.rows &&
+  if (found != nullptr && are_in(*found, format) && found->rows == piece.rows &&
       found->columns == columns) {
     std::vector<uint8_t> codes(static_cast<size_t>(piece.rows * columns));
     source.files()[found->codes.file].read(found->codes.entry, codes.data());

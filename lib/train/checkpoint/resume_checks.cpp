@@ -75,8 +75,6 @@ class RunComparison {
       saved.lora = read_adapter_folder(folder).lora;
       saved.lora.targets = peft_targets(saved);
       saved.lora.base = current.lora.base;
-      saved.lora.alpha =
-          current.lora.scale() == saved.lora.scale() ? current.lora.alpha : saved.lora.alpha;
     }
     changed_model = !same_computation(saved, current);
     if (changed_model) {
