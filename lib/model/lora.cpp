@@ -85,6 +85,9 @@ std::vector<LoraPiece> lora_pieces(const ModelConfig& config, const LinearSite& 
   std::vector<LoraPiece> pieces = modules_of(config, site);
   std::erase_if(
       pieces, [&](const LoraPiece& piece) { return !is_target(config.lora, site, piece.module); });
+  for (LoraPiece& piece : pieces) {
+    piece.token_share = site.token_share;
+  }
   return pieces;
 }
 

@@ -25,6 +25,9 @@ struct LoraPiece {
   std::string module;  ///< "model.layers.0.self_attn.q_proj", in transformers
   int64_t begin = 0, rows = 0;
   int64_t columns = 0;
+  double token_share = 1.0;  ///< of its layer
+
+  int64_t elements(int64_t rank) const { return rank * (rows + columns); }
 };
 
 /// Whether a parameter is an A or a B.

@@ -176,10 +176,12 @@ bool same_computation(const ModelConfig& a, const ModelConfig& b) {
 
 namespace {
 
-int64_t adapter_parameters(const ModelConfig& config) {
-  int64_t count = 0;
+/// `of_token`: those that a token meets.
+double adapter_parameters(const ModelConfig& config, bool of_token) {
+  double count = 0;
   for (const LoraPiece& piece : lora_pieces(config)) {
-    count += config.lora.rank * (piece.rows + piece.columns);
+    count += (of_token ? piece.token_share : 1.0) *
+             static_cast<double>(piece.elements(config.lora.rank));
   }
   return count;
 }
@@ -196,7 +198,7 @@ int64_t parameter_count(const ModelConfig& config) {
     const bool shared = site.is_head && config.tie_word_embeddings;
     count += (shared ? 0 : site.weights()) + (site.has_bias ? site.out_features : 0);
   });
-  return count + adapter_parameters(config) +
+  return count + static_cast<int64_t>(adapter_parameters(config, false)) +
          blocks_with_experts(config) * config.moe.experts *
              (config.hidden_size + (config.moe.has_bias ? 1 : 0));
 }
@@ -208,8 +210,8 @@ double flops_per_token(const ModelConfig& config, int64_t seq_length) {
     weights += site.token_share * static_cast<double>(site.weights());
   });
   // Frozen weights have no gradient.
-  const double gemm = (config.lora.is_on() ? 4.0 : 6.0) * weights +
-                      6.0 * static_cast<double>(adapter_parameters(config));
+  const double gemm =
+      (config.lora.is_on() ? 4.0 : 6.0) * weights + 6.0 * adapter_parameters(config, true);
   // Two products of T x T x D per head, half of them masked; backward is twice forward.
   const double attention = 6.0 * static_cast<double>(config.num_hidden_layers) *
                            static_cast<double>(config.num_attention_heads * config.head_dim) *

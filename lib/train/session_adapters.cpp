@@ -76,14 +76,24 @@ ModelConfig with_adapters(const Settings& settings, ModelConfig model) {
   LoraSettings& lora = model.lora;
   lora = settings.model.config.lora;
   if (!from.empty()) {
+    if (settings.model.from.empty()) {
+      throw ConfigError("model.lora.from has adapters of a trained model; give it as model.from");
+    }
     const LoraSettings given = std::exchange(lora, read_adapter_folder(from).lora);
     if ((given.is_on() && given.rank != lora.rank) ||
-        (given.alpha > 0 && given.alpha != lora.alpha)) {
+        (given.alpha > 0 && given.alpha != lora.alpha) || !given.targets.empty() ||
+        (given.use_rslora && !lora.use_rslora)) {
       throw ConfigError(fmt::format(
-          "model.lora.from: {} has adapters of rank {} and alpha {}; remove model.lora.rank and "
-          "model.lora.alpha, which it decides",
+          "model.lora.from: {} has adapters of rank {} and alpha {} and decides their layers; "
+          "remove model.lora.rank, alpha, use_rslora and targets",
           from, lora.rank, lora.alpha));
     }
+  }
+  if (lora.is_on() && !settings.model.from.empty() && holds_adapters(settings.model.from)) {
+    throw ConfigError(fmt::format(
+        "model.from: {} has adapters, and others are to be added; add the first to their base with "
+        "fp8train export --merge, or continue them with model.lora.from",
+        settings.model.from));
   }
   if (lora.is_on() && settings.model.resize_vocabulary > 0) {
     throw ConfigError(

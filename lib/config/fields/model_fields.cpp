@@ -228,7 +228,7 @@ std::vector<Field> lora_fields() {
   std::vector<Field> fields = {
       field("model.lora.alpha", lora(&LoraSettings::alpha),
             Rule{.range = above_up_to(0, 1e9), .is_unset_at_0 = true},
-            "The product of an adapter is multiplied by alpha / rank; not set: by 1"),
+            "The product of an adapter is multiplied by alpha / rank; not set: it is the rank"),
       field("model.lora.use_rslora", lora(&LoraSettings::use_rslora),
             "Multiply by alpha / sqrt(rank) instead"),
       field("model.lora.targets", lora(&LoraSettings::targets),

@@ -196,14 +196,20 @@ const AdapterWeights::Factors& AdapterWeights::factors_of(const std::string& wei
   return last_;
 }
 
+void AdapterWeights::check_shape(const std::string& weight, int64_t rows, int64_t columns) const {
+  const Factors& factors = factors_of(weight);
+  const auto [out, in] =
+      folder_.transposed ? std::pair(factors.in, factors.out) : std::pair(factors.out, factors.in);
+  if (rows != out || columns != in) {
+    throw CheckpointError(
+        fmt::format("{}: the adapter of {} is for a weight [{}, {}], not [{}, {}]",
+                    file_.path().string(), weight, out, in, rows, columns));
+  }
+}
+
 void AdapterWeights::add(const std::string& weight, int64_t columns, int64_t first,
                          std::vector<float>& values) const {
   const Factors& factors = factors_of(weight);
-  if (columns != (folder_.transposed ? factors.out : factors.in)) {
-    throw CheckpointError(fmt::format("{}: the adapter of {} is for a weight of {} columns, not {}",
-                                      file_.path().string(), weight,
-                                      folder_.transposed ? factors.out : factors.in, columns));
-  }
   const int64_t rank = folder_.lora.rank;
   const double scale = folder_.lora.scale();
   const auto count = static_cast<int64_t>(values.size());

@@ -44,6 +44,8 @@ class AdapterWeights {
   const AdapterFolder& folder() const { return folder_; }
   /// Returns the names of the weights: "model.layers.0.self_attn.q_proj.weight".
   std::vector<std::string> weights() const;
+  /// Throws CheckpointError unless a weight of the base [rows, columns] can have its adapter.
+  void check_shape(const std::string& weight, int64_t rows, int64_t columns) const;
   /// values += scale B A, for those from element `first` of a weight on. Sums are in double.
   void add(const std::string& weight, int64_t columns, int64_t first,
            std::vector<float>& values) const;

@@ -195,6 +195,7 @@ void TensorSource::add_adapters(const std::filesystem::path& folder) {
       throw CheckpointError(fmt::format("{}: {} has no weight '{}', which is adapted",
                                         folder.string(), base, weight));
     }
+    adapters_->check_shape(weight, found->shape[0], found->shape[1]);
     TensorLocation& location = locations_.at(found->name);
     SafetensorsEntry entry = safetensors_entry(found->name, DType::f32, found->shape);
     entry.begin = found->begin;
