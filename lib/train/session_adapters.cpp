@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/error_prefix.h"
+#include "io/safetensors/adapters.h"
 #include "io/safetensors/tensor_source.h"
 #include "model/linear_sites.h"
 #include "model/lora.h"
