@@ -81,7 +81,7 @@ OpTime roofline(const OpWork& work, const StepRates& rates) {
   const std::optional<MeasuredRate> measured =
       work.product.m > 0 ? rates.measured.rate(work.product) : std::nullopt;
   const bool of_shape = measured.has_value() && measured->source == RateSource::shape;
-  // Reads and writes of the host's memory take turns, as if the link had one direction.
+  // Reads and writes of the host's memory follow each other, as if the link had one direction.
   const double host = work.bytes.on_host / (rates.gpu->host_rate * kGiga * shares.wire);
   const double memory = of_shape
                             ? 0.0

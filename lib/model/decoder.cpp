@@ -40,26 +40,7 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
   if (!part_.is_whole()) {
     scaling_.separate_passes();
   }
-  parameters_.begin_unit();
-  set_present(part_.embeds || (part_.has_head && tied()));
-  embedding_ = parameters_.add({.name = "embedding.weight",
-                                .used_rows = config_.vocab_size,
-                                .sharding = vocabulary(),
-                                .init_std = config_.initializer_range});
-  embedding_->counts_in_norm = part_.embeds;
-  // The embedding is read in fp32. If the head shares it, it is the master of the head's copy.
-  if (tied()) {
-    embedding_->formats = head_formats();
-  }
-  set_present(part_.embeds);
-  if (config_.positions == PositionKind::learned) {
-    Sharding all =
-        sharding_of({config_.max_position_embeddings, config_.hidden_size}, Split::none, {});
-    all.partial = true;
-    positions_ = parameters_.add({.name = "positions.weight",
-                                  .sharding = std::move(all),
-                                  .init_std = config_.initializer_range});
-  }
+  add_embeddings();
   blocks_.reserve(static_cast<size_t>(config_.num_hidden_layers));
   for (int64_t i = 0; i < config_.num_hidden_layers; ++i) {
     const size_t chunk = part_.chunk_of(i);
@@ -93,6 +74,29 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
     offload_ = std::make_unique<SavedOffload>(device, blocks_.size() + 1 - first);
   }
   allocate(options);
+}
+
+void Decoder::add_embeddings() {
+  parameters_.begin_unit();
+  set_present(part_.embeds || (part_.has_head && tied()));
+  embedding_ = parameters_.add({.name = "embedding.weight",
+                                .used_rows = config_.vocab_size,
+                                .sharding = vocabulary(),
+                                .init_std = config_.initializer_range});
+  embedding_->counts_in_norm = part_.embeds;
+  // The embedding is read in fp32. If the head shares it, it is the master of the head's copy.
+  if (tied()) {
+    embedding_->formats = head_formats();
+  }
+  set_present(part_.embeds);
+  if (config_.positions == PositionKind::learned) {
+    Sharding all =
+        sharding_of({config_.max_position_embeddings, config_.hidden_size}, Split::none, {});
+    all.partial = true;
+    positions_ = parameters_.add({.name = "positions.weight",
+                                  .sharding = std::move(all),
+                                  .init_std = config_.initializer_range});
+  }
 }
 
 void Decoder::add_head(const DecoderOptions& options) {

@@ -178,6 +178,7 @@ class Decoder {
     parameters_.set_present(present);
     scaling_.set_present(present);
   }
+  void add_embeddings();
   void add_head(const DecoderOptions& options);
   void make_parts(const StepContext& context);
   /// Called before a pass reads a unit's parameters. `next` is the unit after it.

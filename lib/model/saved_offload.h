@@ -1,10 +1,10 @@
 #pragma once
 // Has the activations that blocks store for backward in memory of the host, from the end of a
 // block's forward pass to the begin of its backward pass. On the device there is memory for two
-// blocks, which take turns by their numbers: an activation is at the same address in both passes.
-// Copies run in a stream of their own while other blocks compute; those of the last two blocks
-// are not moved. One thread uses it, for one micro-batch at a time, whose blocks run forward in
-// order and then backward.
+// blocks, one for even numbers and one for odd ones: an activation is at the same address in both
+// passes. Copies run in a stream of their own while other blocks compute; those of the last two
+// blocks are not moved. One thread uses it, for one micro-batch at a time, whose blocks run forward
+// in order and then backward.
 
 #include <array>
 #include <cstddef>
