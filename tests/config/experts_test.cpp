@@ -60,6 +60,9 @@ TEST_CASE("a model with experts, in the words of three families") {
              Contains("has a meaning only with model.num_experts"));
   CHECK_THAT(error_of(sizes + "model_type: gpt2, num_experts: 4, num_experts_per_tok: 2" + rest),
              Contains("they need RMSNorm, SwiGLU, RoPE and no biases"));
+  CHECK(model_of("model_type: dots1, num_experts: 4, num_experts_per_tok: 2, "
+                 "intermediate_size: 48, shared_expert_intermediate_size: 48")
+            .moe.width == 48);
   CHECK_THAT(error_of(sizes + "num_expert: 4" + rest), Contains("did you mean \"num_experts\"?"));
   const Settings toy = load_text(
       "model: {preset: toy-moe}\ndata: {train: a.txt}\n"

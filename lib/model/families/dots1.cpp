@@ -95,8 +95,8 @@ class Dots1 : public LlamaLike {
 
   bool computes_experts(const ModelConfig& config) const override {
     const MoeShape& moe = config.moe;
-    return moe.score == RouterScore::sigmoid && moe.has_bias && moe.shared_width > 0 &&
-           moe.shared_width % moe.width == 0 &&
+    return moe.score == RouterScore::sigmoid && moe.has_bias && moe.width > 0 &&
+           moe.shared_width > 0 && moe.shared_width % moe.width == 0 &&
            config.dense_layers == first_layers(std::ssize(config.dense_layers));
   }
 };
