@@ -374,14 +374,6 @@ Session open_session(const Settings& settings, bool open_data, int ranks) {
   return with_locations(settings, [&] { return resolve(settings, open_data, ranks); });
 }
 
-int64_t longest_prompt(const SampleSettings& sample, const Tokenizer& tokenizer) {
-  size_t longest = 0;
-  for (const std::string& prompt : sample.prompts) {
-    longest = std::max(longest, encode_prompt(tokenizer, prompt).size());
-  }
-  return static_cast<int64_t>(longest);
-}
-
 std::unique_ptr<Device> choose_device(DeviceChoice choice, bool tune_gemms, std::string& reason,
                                       int gpu) {
   DeviceKind kind = choice == DeviceChoice::cuda ? DeviceKind::cuda : DeviceKind::cpu;

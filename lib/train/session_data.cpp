@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string>
 
 #include "base/error_prefix.h"
@@ -60,6 +61,14 @@ Samples training_samples(const Session& session) {
                     .shuffle = session.settings.data.shuffle,
                     .seed = session.settings.step.seed});
   });
+}
+
+int64_t longest_prompt(const SampleSettings& sample, const Tokenizer& tokenizer) {
+  size_t longest = 0;
+  for (const std::string& prompt : sample.prompts) {
+    longest = std::max(longest, encode_prompt(tokenizer, prompt).size());
+  }
+  return static_cast<int64_t>(longest);
 }
 
 }  // namespace fp8train
