@@ -4,8 +4,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "base/nearest.h"
 #include "config/fields/field.h"
 #include "config/fields/scalar.h"
@@ -384,12 +382,7 @@ class DeepSpeed : public Program {
                                  "gradient_accumulation_steps {}",
                                  all, number(micro_batch_), number(accumulation_)));
     } else if (all > 0 && step > 0) {
-      pass_.state.processes = all / step;
-      for (const char* axis :
-           {"parallelism.tensor", "parallelism.pipeline", "parallelism.context"}) {
-        const YamlNode* const size = pass_.value_for(axis);
-        pass_.state.processes *= size == nullptr ? 1 : std::max<int64_t>(1, count_in(*size));
-      }
+      pass_.state.processes = all / step * pass_.ranks_of_replica();
     }
   }
 

@@ -170,6 +170,15 @@ const YamlNode* Pass::value_for(std::string_view key) const {
   return found == pending_.end() ? nullptr : &found->entry.node;
 }
 
+int64_t Pass::ranks_of_replica() const {
+  int64_t ranks = 1;
+  for (const char* axis : {"parallelism.tensor", "parallelism.pipeline", "parallelism.context"}) {
+    const YamlNode* const size = value_for(axis);
+    ranks *= size == nullptr ? 1 : std::max<int64_t>(1, count_in(*size));
+  }
+  return ranks;
+}
+
 void Pass::tell(std::string line) {
   changed_ = true;
   state.notes.push_back(std::move(line));

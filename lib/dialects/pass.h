@@ -164,6 +164,8 @@ class Pass {
   /// The value that our key has got; null if it has none.
   const YamlNode* value_for(std::string_view key) const;
 
+  /// The product of the sizes that the model's axes have got.
+  int64_t ranks_of_replica() const;
   void tell(std::string line);
   void complain(const Entry& entry, const std::string& text);
   void without_meaning(const Entry& entry);

@@ -381,8 +381,7 @@ TEST_CASE("a model that cannot be divided is refused") {
   const auto refusal = [](const EngineSettings& settings, int64_t stages) {
     EngineSettings divided = settings;
     divided.strategy.layout.pipeline = stages;
-    const int ranks = static_cast<int>(stages);
-    return test::run_ranks(Topology::blocks(ranks, ranks),
+    return test::run_ranks(Topology::blocks(static_cast<int>(stages), static_cast<int>(stages)),
                            [&](Communicator& comm) {
                              const std::unique_ptr<Device> device = make_device(DeviceKind::cpu);
                              const Engine engine(*device, divided, &comm);
