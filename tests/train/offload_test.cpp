@@ -7,7 +7,7 @@
 
 #include "device/gpu_kinds.h"
 #include "engine/roofline.h"
-#include "precision/plans.h"
+#include "precision/plan.h"
 #include "support/temp_dir.h"
 #include "train/rank_results.h"
 #include "train/saved_states.h"
