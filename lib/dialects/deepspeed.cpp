@@ -1,6 +1,5 @@
-// A configuration of DeepSpeed (docs/_pages/config-json.md, deepspeed/runtime/config.py,
-// deepspeed/runtime/engine.py, deepspeed/runtime/lr_schedules.py,
-// deepspeed/runtime/zero/config.py).
+// A configuration of DeepSpeed (docs/_pages/config-json.md, deepspeed/runtime/{config, engine,
+// lr_schedules, zero/config}.py).
 
 #include <fmt/format.h>
 
