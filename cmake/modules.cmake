@@ -76,12 +76,21 @@ function(fp8train_test module)
   endif()
 endfunction()
 
-# fp8train_unit_test(NAME PROGRAM EVERY): runs a program of Catch2. In a sanitized build one of
-# EVERY test cases, others after each commit (tests/support/share.sh).
+# fp8train_unit_test(NAME PROGRAM EVERY [IN_RELEASE]): runs a program of Catch2. In a sanitized build
+# one of EVERY test cases, others after each commit (tests/support/share.sh); without a sanitizer
+# one of IN_RELEASE where scripts/test.sh runs them, and by hand all.
 function(fp8train_unit_test name program every)
-  if(FP8TRAIN_SANITIZE AND every GREATER 1)
+  set(all 0)
+  if(NOT FP8TRAIN_SANITIZE)
+    set(every 1)
+    if(ARGC GREATER 3)
+      set(every ${ARGV3})
+    endif()
+    set(all all)
+  endif()
+  if(every GREATER 1)
     add_test(NAME ${name} COMMAND bash ${CMAKE_SOURCE_DIR}/tests/support/share.sh ${every}
-      $<TARGET_FILE:${program}>)
+      $<TARGET_FILE:${program}> ${all})
   else()
     add_test(NAME ${name} COMMAND ${program})
   endif()

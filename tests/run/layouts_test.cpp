@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <sstream>
 
 #include "program.h"
@@ -28,6 +29,8 @@ Words command(const std::string& name, const Words& more, const std::string& ran
   return words;
 }
 
+constexpr std::array kRecomputes = {"none", "attention", "mlp", "block"};
+
 /// The lines of the table: ranks that share a layer, stages, ZeRO, recompute, micro-batch,
 /// micro-batches, memory and its unit, ...
 std::vector<Words> table_of(const std::string& out) {
@@ -35,7 +38,7 @@ std::vector<Words> table_of(const std::string& out) {
   for (const std::string& line : lines_of(out)) {
     std::istringstream in(line);
     const Words row{std::istream_iterator<std::string>(in), {}};
-    if (row.size() > 10 && (row[3] == "none" || row[3] == "block")) {
+    if (row.size() > 10 && std::ranges::count(kRecomputes, row[3])) {
       rows.push_back(row);
     }
   }
@@ -57,7 +60,7 @@ TEST_CASE("layouts are ordered by speed, train the same tokens, and are those of
   const std::string out =
       expect_code(0, folder.path(),
                   command("layouts", {"model.num_hidden_layers=4", "training.global_batch_size=96",
-                                      "--top", "1000"}))
+                                      "--top", "3000"}))
           .out;
   CHECK_THAT(out, Contains("plan    te-current: 16 of 17 linear layers in FP8") &&
                       Contains(" of 16 ranks on h100, 24.6k tokens per step"));
@@ -72,7 +75,7 @@ TEST_CASE("layouts are ordered by speed, train the same tokens, and are those of
       for (int size = 1; size <= 6 * tensor * stages; ++size) {
         sizes += 6 * tensor * stages % size == 0 ? 1 : 0;
       }
-      expected += 2 * (stages == 1 ? 5 * sizes - 1 : tensor * stages == 16 ? sizes : 3 * sizes);
+      expected += 4 * (stages == 1 ? 5 * sizes - 1 : tensor * stages == 16 ? sizes : 3 * sizes);
     }
   }
   const auto is_1f1b = [](const Words& row) {
@@ -197,9 +200,12 @@ TEST_CASE("layouts at the largest number of ranks have a goodput, and say for wh
 
 TEST_CASE("where no layout fits, the smallest is named, and the exit code is 4") {
   const TempDir folder;
-  const Outcome outcome = expect_code(
-      4, folder.path(),
-      command("layouts", {"model.num_hidden_layers=1000", "training.global_batch_size=16"}, "1"));
+  const Words deep = {"model.num_hidden_layers=1000", "training.global_batch_size=16"};
+  const std::string offloads = expect_code(0, folder.path(), command("layouts", deep, "1")).out;
+  CHECK_THAT(offloads, Contains("0+host") && Contains("offload.optimizer=true"));
+  Words wide = deep;
+  wide.emplace_back("model.intermediate_size=12288");
+  const Outcome outcome = expect_code(4, folder.path(), command("layouts", wide, "1"));
   CHECK_THAT(outcome.out, Contains("do not fit into 78.5 GiB; the smallest of these needs "));
   CHECK_THAT(outcome.err, Contains("no layout fits: take more ranks"));
   CHECK(table_of(outcome.out).empty());

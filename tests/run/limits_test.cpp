@@ -34,6 +34,18 @@ class Workshop {
   TempDir folder_;
 };
 
+bool is_of_experts(const std::string& key) {
+  constexpr std::string_view kKeys[] = {"model.num_experts_per_tok",
+                                        "model.moe_intermediate_size",
+                                        "model.shared_expert_intermediate_size",
+                                        "model.n_shared_experts",
+                                        "model.first_k_dense_replace",
+                                        "model.routed_scaling_factor",
+                                        "model.n_group",
+                                        "model.topk_group"};
+  return key.starts_with("moe.") || std::ranges::find(kKeys, key) != std::end(kKeys);
+}
+
 /// Settings with which the field has a meaning.
 Words settings_for(const std::string& key) {
   Words words = {"model.preset=toy",
@@ -54,6 +66,11 @@ Words settings_for(const std::string& key) {
     words.emplace_back("model.rope_scaling={rope_type: yarn, factor: 4}");
   } else if (key == "data.seq_length") {
     words.emplace_back("model.max_position_embeddings=16777216");
+  } else if (key.starts_with("model.lora.") && key != "model.lora.rank") {
+    words.emplace_back("model.lora.rank=4");
+  } else if (is_of_experts(key)) {
+    words.front() = "model.preset=toy-moe";
+    words.emplace_back("model.e_score_correction_bias=true");
   }
   if (std::ranges::find(optimizer_keys(), key) != optimizer_keys().end()) {
     const auto reader = std::ranges::find_if(

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# share.sh EVERY PROGRAM: runs one of EVERY test cases of a program of Catch2, those that the
-# variable FP8TRAIN_TEST_ROTATION says (a number, 0 by default, which scripts/test.sh changes with
-# each commit; all: every test case). For programs that take minutes under a sanitizer.
+# share.sh EVERY PROGRAM [DEFAULT]: runs one of EVERY test cases of a program of Catch2, those that
+# the variable FP8TRAIN_TEST_ROTATION says (a number, which scripts/test.sh changes with each commit;
+# all: every test case). Without it DEFAULT counts, or 0. For programs that take minutes.
 set -euo pipefail
 every=$1
 program=$2
-rotation=${FP8TRAIN_TEST_ROTATION:-0}
+rotation=${FP8TRAIN_TEST_ROTATION:-${3:-0}}
 [ "$rotation" != all ] || exec "$program"
 names=$(mktemp)
 trap 'rm -f "$names"' EXIT
