@@ -27,7 +27,7 @@
 #                            3: ThreadSanitizer. 4: fuzzing. 5: Debian 13. 6: Ubuntu 24.04. 7: the
 #                            build for Arm, under qemu. By default the commit's hash decides, and
 #                            the date where the sources are no clone
-#   FP8TRAIN_TEST_ROTATION   the part of their longest lists of cases that sanitized tests run: a
+#   FP8TRAIN_TEST_ROTATION   the part of their longest lists of cases that some tests run: a
 #                            number, by default that of the commits;
 #                            all: every case, and every part
 #   FP8TRAIN_SKIP            stages to leave out, by name, separated by spaces

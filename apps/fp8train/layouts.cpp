@@ -227,6 +227,27 @@ class StageSearch {
   Topology topology_;
 };
 
+/// Half of a block is recomputed only for micro-batches that do not fit otherwise.
+void search_recompute(Settings changed, const RankMemory& memory, int ranks, int64_t sequences,
+                      std::vector<int64_t> sizes, LayoutSearch& found) {
+  for (const Recompute recompute :
+       {Recompute::block, Recompute::none, Recompute::mlp, Recompute::attention}) {
+    changed.step.decoder.recompute = recompute;
+    const size_t before = found.fitting.size();
+    try {
+      if (!StageSearch(changed, memory, ranks, sequences, sizes).search(found) &&
+          recompute == Recompute::block) {
+        return;
+      }
+    } catch (const ConfigError& error) {
+      found.refused.emplace_back(error.what());
+    }
+    for (size_t i = before; recompute == Recompute::none && i < found.fitting.size(); ++i) {
+      std::erase(sizes, found.fitting[i].settings.step.micro_batch_size);
+    }
+  }
+}
+
 /// All stages of ZeRO and kinds of recomputation. What does not fit with recomputation does not
 /// without.
 void search_stages(const Settings& settings, const RankMemory& memory, int ranks, int64_t sequences,
@@ -242,18 +263,7 @@ void search_stages(const Settings& settings, const RankMemory& memory, int ranks
       changed.parallelism.zero_stage = stage;
       changed.parallelism.shard_ranks = stage == 0 ? 0 : settings.parallelism.shard_ranks;
       changed.parallelism.sync_each_batch = sync_each;
-      for (const Recompute recompute :
-           {Recompute::block, Recompute::none, Recompute::mlp, Recompute::attention}) {
-        changed.step.decoder.recompute = recompute;
-        try {
-          if (!StageSearch(changed, memory, ranks, sequences, sizes).search(found) &&
-              recompute == Recompute::block) {
-            break;
-          }
-        } catch (const ConfigError& error) {
-          found.refused.emplace_back(error.what());
-        }
-      }
+      search_recompute(changed, memory, ranks, sequences, sizes, found);
     }
   }
 }

@@ -75,7 +75,7 @@ TEST_CASE("layouts are ordered by speed, train the same tokens, and are those of
       for (int size = 1; size <= 6 * tensor * stages; ++size) {
         sizes += 6 * tensor * stages % size == 0 ? 1 : 0;
       }
-      expected += 4 * (stages == 1 ? 5 * sizes - 1 : tensor * stages == 16 ? sizes : 3 * sizes);
+      expected += 2 * (stages == 1 ? 5 * sizes - 1 : tensor * stages == 16 ? sizes : 3 * sizes);
     }
   }
   const auto is_1f1b = [](const Words& row) {
