@@ -76,9 +76,9 @@ function(fp8train_test module)
   endif()
 endfunction()
 
-# fp8train_unit_test(NAME PROGRAM EVERY [IN_RELEASE]): runs a program of Catch2. In a sanitized build
-# one of EVERY test cases, others after each commit (tests/support/share.sh); without a sanitizer
-# one of IN_RELEASE where scripts/test.sh runs them, and by hand all.
+# fp8train_unit_test(NAME PROGRAM EVERY [IN_RELEASE]): runs a program of Catch2. In a sanitized
+# build one of EVERY test cases, others after each commit (tests/support/share.sh); without a
+# sanitizer one of IN_RELEASE where scripts/test.sh runs them, and by hand all.
 function(fp8train_unit_test name program every)
   set(all 0)
   if(NOT FP8TRAIN_SANITIZE)

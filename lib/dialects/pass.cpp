@@ -293,7 +293,7 @@ void Pass::offload(const ForeignKey& key, const Entry& entry) {
   } else if (flag_in(to) != true && (to.kind != Kind::scalar || simplified(to.text) != "cpu")) {
     complain(entry, fmt::format("expected cpu or none, got {}", describe(to)));
   } else {
-    put("offload.optimizer", entry, "true", key.text.data());
+    put("offload.optimizer", entry, "true", key.text.empty() ? "" : key.text.data());
   }
 }
 

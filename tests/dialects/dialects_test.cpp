@@ -274,7 +274,7 @@ expert_tensor_parallel_size: 1
                                        .groups = 4,
                                        .groups_per_token = 2,
                                        .score = RouterScore::sigmoid,
-                                       .normalizes = false,
+                                       .normalizes = true,
                                        .has_bias = true,
                                        .scale = 2.5F});
   CHECK(s.model.config.dense_layers == std::vector<int64_t>{0});

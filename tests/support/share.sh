@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # share.sh EVERY PROGRAM [DEFAULT]: runs one of EVERY test cases of a program of Catch2, those that
-# the variable FP8TRAIN_TEST_ROTATION says (a number, which scripts/test.sh changes with each commit;
-# all: every test case). Without it DEFAULT counts, or 0. For programs that take minutes.
+# the variable FP8TRAIN_TEST_ROTATION says (a number, which scripts/test.sh changes with each
+# commit; all: every test case). Without it DEFAULT counts, or 0. For programs that take minutes.
 set -euo pipefail
 every=$1
 program=$2

@@ -236,7 +236,8 @@ TEST_CASE("what does not fit is written only on request, and what fits is offere
   const std::vector<Reply> large = with_data({{"training.micro_batch_size", "8"}});
   const Talk changed = talk(large, hooks);
   CHECK_THAT(changed.screen, Contains("It does not fit into memory. Write anyway? [no]: ") &&
-                                 Contains("rank [2]: ") && Contains("(none, block) [block]: "));
+                                 Contains("rank [2]: ") &&
+                                 Contains("(none, attention, mlp, block) [block]: "));
   CHECK(changed.times("misfit") == 1);
   CHECK(changed.times("training.micro_batch_size") == 2);
   CHECK(changed.times("model.recompute") == 2);
