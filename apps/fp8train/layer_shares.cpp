@@ -157,7 +157,7 @@ std::string sequence_shares_text(const Session& session) {
 
 std::string layer_shares_text(const Session& session) {
   const ParallelLayout& layout = session.engine.strategy.layout;
-  const std::string sequences = sequence_shares_text(session);
+  std::string sequences = sequence_shares_text(session);
   if (layout.tensor == 1) {
     return sequences;
   }

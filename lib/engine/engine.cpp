@@ -163,7 +163,7 @@ void Engine::reserve(const StepPlan& plan) {
   }
   scratch_.reserve(plan.scratch_bytes);
   if (model_.offload() != nullptr) {
-    model_.offload()->reserve(plan.offloaded_bytes);
+    model_.offload()->reserve(plan.offloaded);
   }
 }
 
@@ -176,7 +176,7 @@ StepPlan Engine::high_water() const {
     plan.held_bytes = std::max(plan.held_bytes, pass->held.high_water());
   }
   if (model_.offload() != nullptr) {
-    plan.offloaded_bytes = model_.offload()->high_water();
+    plan.offloaded = model_.offload()->high_water();
   }
   return plan;
 }

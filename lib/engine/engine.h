@@ -63,7 +63,7 @@ struct StepPlan {
   size_t saved_bytes = 0;  ///< of each micro-batch in flight
   size_t held_bytes = 0;   ///< of each whose weight gradients are actions of their own
   size_t scratch_bytes = 0;
-  size_t offloaded_bytes = 0;  ///< of a block whose activations are moved to the host
+  SavedOffload::Bytes offloaded = {};
 };
 
 /// The loss of a step or of an evaluation, over all ranks.

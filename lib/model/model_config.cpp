@@ -66,6 +66,8 @@ void require_experts(const ModelConfig& config) {
           fmt::format("num_experts_per_tok is {}; it must be in [1, num_experts {}]", moe.per_token,
                       moe.experts));
   require(moe.width > 0, "moe_intermediate_size is missing");
+  require(std::ssize(config.dense_layers) < config.num_hidden_layers,
+          "dense_layers has all layers; remove num_experts for a model without experts");
   require(moe.groups > 0 && moe.experts % moe.groups == 0,
           fmt::format("n_group {} does not divide num_experts {}", moe.groups, moe.experts));
   require(moe.groups_per_token > 0 && moe.groups_per_token <= moe.groups,

@@ -14,18 +14,19 @@ SavedOffload::SavedOffload(Device& device, size_t blocks)
                 {Arena(device, MemoryCategory::saved_activations), device.make_event()}}},
       used_(blocks) {}
 
-void SavedOffload::reserve(size_t bytes_of_block) {
-  bytes_of_block_ = bytes_of_block;
+void SavedOffload::reserve(const Bytes& of_block) {
+  stored_ = of_block.stored;
   for (Window& window : windows_) {
     window.arena.release(0);
-    window.arena.reserve(bytes_of_block);
+    window.arena.reserve(of_block.at_most);
   }
   const size_t moved = used_.size() - std::min(used_.size(), windows_.size());
-  host_ = Buffer(*device_, moved * bytes_of_block, MemoryCategory::offloaded_activations);
+  host_ = Buffer(*device_, moved * stored_, MemoryCategory::offloaded_activations);
 }
 
-size_t SavedOffload::high_water() const {
-  return std::max(windows_[0].arena.high_water(), windows_[1].arena.high_water());
+SavedOffload::Bytes SavedOffload::high_water() const {
+  return {std::max(windows_[0].arena.high_water(), windows_[1].arena.high_water()),
+          used_.empty() ? 0 : *std::ranges::max_element(used_)};
 }
 
 Arena& SavedOffload::begin_forward(const Stream& stream, size_t block) {
@@ -56,7 +57,7 @@ void SavedOffload::end_backward(const Stream& stream, size_t block) {
 }
 
 void* SavedOffload::on_host(size_t block) const {
-  return static_cast<char*>(host_.data()) + block * bytes_of_block_;
+  return static_cast<char*>(host_.data()) + block * stored_;
 }
 
 void SavedOffload::copy(const Stream& stream, Window& window, void* to, const void* from,

@@ -21,10 +21,13 @@ class SavedOffload {
   /// `blocks`: those that run backward.
   SavedOffload(Device& device, size_t blocks);
 
-  /// Reserves the memory of a block on the device, and that of the blocks that are moved on the
-  /// host. Throws DeviceError.
-  void reserve(size_t bytes_of_block);
-  size_t high_water() const;
+  /// Bytes of a block on the device, while it runs forward, and after it, which are moved.
+  struct Bytes {
+    size_t at_most = 0, stored = 0;
+  };
+  /// Reserves memory on the device and the host. Throws DeviceError.
+  void reserve(const Bytes& of_block);
+  Bytes high_water() const;
 
   /// Returns the memory for what a block stores, to be used in the order of `stream`.
   Arena& begin_forward(const Stream& stream, size_t block);
@@ -48,7 +51,7 @@ class SavedOffload {
   std::unique_ptr<StreamEvent> done_;
   std::array<Window, 2> windows_;
   std::vector<size_t> used_;  ///< bytes of each block
-  size_t bytes_of_block_ = 0;
+  size_t stored_ = 0;         ///< Bytes::stored, as reserved
   Buffer host_;
 };
 

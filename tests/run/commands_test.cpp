@@ -291,7 +291,7 @@ TEST_CASE("export writes a folder that eval reads, and says what is wrong") {
       {{"out", "--out", "half"}, "half holds files of a model already"},
       {{"out", "--out", "a", "--dtype", "int8"},
        "expected fp32, bf16, fp16, fp8-block, fp8-tensor, nvfp4, mxfp4, q8_0"},
-      {{"out", "--out", "a", "--to", "gguff"}, "expected hf, gguf; did you mean gguf?"},
+      {{"out", "--out", "a", "--to", "gguff"}, "expected hf, gguf, peft; did you mean gguf?"},
       {{"out", "--out", "a", "--to", "gguf", "--dtype", "fp8-block"}, "expected fp32, bf16"},
       {{"out", "--out", "a", "--dtype", "q8_0"}, "--to hf has no --dtype q8_0"},
       {{"out", "--out", "text.txt", "--to", "gguf"},

@@ -156,6 +156,12 @@ TEST_CASE("the activations of two blocks stay, whatever their number") {
       static_cast<size_t>(settings.step.micro_batch_tokens() * settings.model.hidden_size * 2);
   CHECK(saved(6).first - saved(4).first == 2 * bytes_of_y);  // a block's input stays
   CHECK(saved(6).second == 2 * saved(4).second);
+  const auto moved = [&](Recompute recompute) {
+    EngineSettings half = moving_activations(with_blocks(test::small_llama("te-delayed"), 4));
+    half.step.decoder.recompute = recompute;
+    return ledger_of(half).current(MemoryCategory::offloaded_activations);
+  };
+  CHECK(5 * (moved(Recompute::mlp) + moved(Recompute::attention)) < 6 * moved(Recompute::none));
 }
 
 TEST_CASE("blocks below the lowest that is trained are not moved") {

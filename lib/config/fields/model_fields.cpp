@@ -218,7 +218,9 @@ auto lora(Member member) {
 }
 
 void check_lora(const CheckContext& at) {
-  if (at.is_given() && !at.has("model.lora.rank") && !at.has("model.lora.from")) {
+  const Settings& settings = at.settings;
+  const bool is_on = settings.model.config.lora.is_on() || at.has("model.lora.from");
+  if (at.is_given() && !is_on && at.usable("model.lora.rank")) {
     at.complain("has no effect without model.lora.rank, which turns adapters on");
   }
 }
