@@ -1,6 +1,7 @@
 #include "nn/context_gather.h"
 
 #include "ops/attention/copy_rows.h"
+#include "tensor/tensor.h"
 
 namespace fp8train {
 namespace {

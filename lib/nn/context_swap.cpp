@@ -3,6 +3,7 @@
 #include <array>
 
 #include "ops/attention/copy_rows.h"
+#include "tensor/tensor.h"
 
 namespace fp8train {
 namespace {
