@@ -47,6 +47,8 @@ TEST_CASE("a wish is recognized in any section and spelling, with a part of the 
     CHECK_THAT(error_of(kBase, {std::string(key) + "=8"}), Contains("take model.lora with rank"));
   }
   CHECK_THAT(error_of(kBase, {"lora_alpha=8"}), Contains("belongs to `model.lora` as alpha"));
+  CHECK_THAT(error_of(kBase, {"model.lora.rank=0", "model.lora.alpha=8"}),
+             Contains("model.lora.alpha: has no effect without model.lora.rank"));
   CHECK_THAT(error_of(kBase, {"parallelism.context-parallel-size=2"}),
              Contains("did you mean \"context\"?"));
   CHECK_THAT(error_of(kBase, {"training.tensor_model_parallel_size=2"}),

@@ -220,7 +220,8 @@ auto lora(Member member) {
 void check_lora(const CheckContext& at) {
   const Settings& settings = at.settings;
   const bool is_on = settings.model.config.lora.is_on() || at.has("model.lora.from");
-  if (at.is_given() && !is_on && at.usable("model.lora.rank")) {
+  const bool is_default = at.field.write(settings) == at.field.write(Settings());
+  if (!is_default && !is_on && at.usable("model.lora.rank")) {
     at.complain("has no effect without model.lora.rank, which turns adapters on");
   }
 }
