@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::string_view kEnds[] = {".lora_A", ".lora_B"};
 /// Those of peft for these families (src/peft/utils/constants.py).
-const std::vector<std::string> kUsualTargets = {"q_proj", "v_proj", "c_attn"};
+const std::vector<std::string> kDefaultTargets = {"q_proj", "v_proj", "c_attn"};
 constexpr const char* kAll = "all-linear";  // in words of peft
 
 std::string last_part(const std::string& name) {
@@ -28,7 +28,7 @@ bool matches(const std::string& target, const std::string& name) {
 }
 
 bool is_target(const LoraSettings& lora, const LinearSite& site, const std::string& module) {
-  const std::vector<std::string>& targets = lora.targets.empty() ? kUsualTargets : lora.targets;
+  const std::vector<std::string>& targets = lora.targets.empty() ? kDefaultTargets : lora.targets;
   return std::ranges::any_of(targets, [&](const std::string& target) {
     return target == kAll || matches(target, module) || matches(target, site.name);
   });
