@@ -153,11 +153,24 @@ std::string sequence_shares_text(const Session& session) {
           : fmt::format("k and v {}; then their gradients as fp32, 4 B", values));
 }
 
+std::string expert_shares_text(const Session& session) {
+  const ParallelLayout& layout = session.engine.strategy.layout;
+  if (layout.expert == 1) {
+    return {};
+  }
+  const PrecisionPlan& plan = session.engine.plan;
+  return fmt::format(
+      "\n{} ranks have different experts of each layer (parallelism.expert), {} each.\n"
+      "Rows, and their gradients, go to them as {} and come back as {}.\n",
+      layout.expert, session.engine.model.moe.experts / layout.expert,
+      describe(plan.expert_dispatch), name_of(plan.activation));
+}
+
 }  // namespace
 
 std::string layer_shares_text(const Session& session) {
   const ParallelLayout& layout = session.engine.strategy.layout;
-  std::string sequences = sequence_shares_text(session);
+  std::string sequences = sequence_shares_text(session) + expert_shares_text(session);
   if (layout.tensor == 1) {
     return sequences;
   }
@@ -165,15 +178,14 @@ std::string layer_shares_text(const Session& session) {
       {"linear layer"}, {"a rank has"}, {"rows of tokens cross as"}, {"sums cross as"}};
   for (const LinearPlan& linear :
        plan_linears(session.engine.plan, linear_sites(session.engine.model))) {
-    const auto [name, expert] = divided_name(linear.site);
-    if (linear.site.block > 0 || expert > 0) {
+    if (linear.site.block > 0 || linear.site.split == Split::none) {
       continue;
     }
     const bool columns = linear.site.split == Split::columns;
     const LinearSite own = linear.site.of_rank(layout.tensor);
     const TensorFormat rows = gathered_format(linear);
     const bool fp32 = layout.tensor_parts > 0 || linear.activation != DType::bf16;
-    table[0].texts.push_back(name);
+    table[0].texts.push_back(divided_name(linear.site).first);
     table[1].texts.push_back(fmt::format("[{}, {}]", own.out_features, own.in_features));
     table[2].texts.push_back(
         fmt::format("{}: {}, {} B", columns ? "x" : "dy", describe(rows), size_of(rows.dtype)));

@@ -97,10 +97,7 @@ constexpr ForeignName kNames[] = {
      {},
      "adapters are trained without dropout, on weights of 8 bits or more; take model.lora, and "
      "model.lora.base for how weights are stored"},
-    {"expert_parallel* expert_model_parallel* ep ep_size",
-     {},
-     "experts are not divided among ranks here; parallelism.zero_stage divides their weights, and "
-     "model.num_experts and the section moe describe them"},
+    {"expert_parallel* expert_model_parallel* ep ep_size ep_degree", "parallelism.expert"},
     {"activation_offload* offload_activations* cpu_offloading*", "offload.activations"},
     {"cpu_offload* optimizer_offload* param_offload* fsdp_offload_params", "offload.optimizer"},
     {"wandb* use_wandb report_to mlflow* comet* neptune* swanlab* logger_name",

@@ -75,6 +75,7 @@ constexpr ForeignKey kKeys[] = {
     {"moe_router_dtype", Meaning::values, "", kRouter},
     {"moe_token_drop_policy", Meaning::values, "", kDrops},
     {"moe_layer_freq", Meaning::special},
+    {"expert_model_parallel_size", Meaning::ours, "parallelism.expert"},
     {"expert_tensor_parallel_size", Meaning::values, "", kWholeExperts},
     {"fp8_format", Meaning::ours, "fp8.format"},
     {"fp8_recipe", Meaning::values, "fp8.recipe", kRecipes,

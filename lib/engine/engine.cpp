@@ -1,17 +1,13 @@
 #include "engine/engine.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
-#include <numeric>
 #include <optional>
 
 #include "base/error.h"
-#include "base/nearest.h"
-#include "base/text.h"
 #include "base/trace.h"
 #include "device/device_questions.h"
+#include "engine/engine_layout.h"
 #include "model/step_part.h"
 #include "ops/pointwise/elementwise.h"
 #include "optim/registry.h"
@@ -19,48 +15,10 @@
 namespace fp8train {
 namespace {
 
-/// `kv_heads`: of a rank.
-void check_context(const EngineSettings& settings, int64_t kv_heads) {
-  const ParallelLayout& layout = settings.strategy.layout;
-  if (layout.context > 1 && settings.model.moe.experts > 0) {
-    throw ConfigError(fmt::format(
-        "parallelism.context is {}, and a model with experts takes 1: their loads are balanced by "
-        "whole sequences; parallelism.pipeline and zero_stage divide it",
-        layout.context));
-  }
-  const int64_t length = settings.step.seq_length;
-  if (layout.context_kind == ContextKind::gather) {
-    if (layout.context > 1 && length % (2 * layout.context) != 0) {
-      throw ConfigError(
-          fmt::format("parallelism.context is {}, and data.seq_length {} is not a multiple of "
-                      "twice as much; {}",
-                      layout.context, length,
-                      length % 2 == 0 ? fmt::format("the nearest size that works is {}",
-                                                    nearest_divisor(length / 2, layout.context))
-                                      : "take an even length"));
-    }
-    return;
-  }
-  const int64_t common = std::gcd(length, kv_heads);
-  if (common % layout.context != 0) {
-    throw ConfigError(fmt::format(
-        "parallelism.context is {}, which does not divide data.seq_length {} and the {} of keys "
-        "that a rank has of each layer; the nearest size that does is {}{}",
-        layout.context, length, counted(kv_heads, "head"), nearest_divisor(common, layout.context),
-        length % (2 * layout.context) == 0 ? ", or take parallelism.context_kind: gather" : ""));
-  }
-}
-
-TensorShare tensor_share(const EngineSettings& settings, const Mesh& mesh) {
-  const TensorShare share = {mesh.index(Axis::tensor), mesh.size(Axis::tensor),
-                             settings.strategy.layout.parts_of_rank()};
-  if (share.ranks > 1 && optimizer_named(settings.optimizer.name).whole_cost != nullptr) {
-    throw ConfigError("parallelism.tensor cuts matrices into parts, and optimizer.name: " +
-                      settings.optimizer.name + " updates whole ones; take adamw");
-  }
-  check_context(settings, settings.model.num_key_value_heads / share.ranks);
-  check_tensor_rows(share, settings.rows_of_rank());
-  return share;
+/// Returns null where the group has one rank.
+std::unique_ptr<TensorRanks> ranks_of(const Mesh& mesh, Group group) {
+  Communicator* const ranks = mesh.group(group);
+  return ranks == nullptr ? nullptr : std::make_unique<TensorRanks>(*ranks);
 }
 
 }  // namespace
@@ -86,6 +44,7 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
               .sharing = strategy_->sharing(),
               .part = part_of_stage(settings, mesh()),
               .tensor = tensor_share(settings, mesh()),
+              .experts = expert_share(settings, mesh(), !strategy_->sharing().shards),
               .offloads = settings.optimizer.offloads}),
       scratch_(device, MemoryCategory::workspace),
       totals_(device, 2 * sizeof(Totals), MemoryCategory::batch) {
@@ -95,12 +54,9 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
         "ranks; "
         "leave it out, or take device: cpu");
   }
-  if (Communicator* const ranks = mesh().group(Group::tensor); ranks != nullptr) {
-    tensor_ranks_ = std::make_unique<TensorRanks>(*ranks);
-  }
-  if (Communicator* const ranks = mesh().group(Group::context); ranks != nullptr) {
-    context_ranks_ = std::make_unique<TensorRanks>(*ranks);
-  }
+  tensor_ranks_ = ranks_of(mesh(), Group::tensor);
+  context_ranks_ = ranks_of(mesh(), Group::context);
+  expert_ranks_ = ranks_of(mesh(), Group::expert);
   if (settings.loss_history > 0) {
     loss_history_ = Buffer(device, static_cast<size_t>(settings.loss_history) * sizeof(Totals),
                            MemoryCategory::batch);
@@ -144,7 +100,8 @@ Engine::Engine(Device& device, const EngineSettings& settings, Communicator* com
   }
   settings_.step.cuda_graphs = settings.step.cuda_graphs && strategy_->can_be_recorded() &&
                                stage_ == nullptr && tensor_ranks_ == nullptr &&
-                               context_ranks_ == nullptr && model_.offload() == nullptr;
+                               context_ranks_ == nullptr && expert_ranks_ == nullptr &&
+                               model_.offload() == nullptr;
   strategy_->attach(device, model_.parameters(), model_.scaling().amax());
   device.fill_zero(totals_.data(), totals_.bytes());
 }
@@ -201,7 +158,8 @@ StepContext Engine::context(const MicroBatchMemory& memory, bool training,
           .tensor_parts = settings_.strategy.layout.parts_of_rank(),
           .sums_in_fp32 = settings_.strategy.layout.tensor_parts > 0,
           .context_ranks = context_ranks_.get(),
-          .gathers_keys = settings_.strategy.layout.context_kind == ContextKind::gather};
+          .gathers_keys = settings_.strategy.layout.context_kind == ContextKind::gather,
+          .expert_ranks = expert_ranks_.get()};
 }
 
 void Engine::weights_changed() {
@@ -297,14 +255,21 @@ void Engine::end_step(bool collect_statistics) {
 }
 
 void Engine::update_sum_scales() {
-  Communicator* const ranks = mesh().group(Group::stage);
-  const std::span<const ops::AutoScale> own = model_.parameters().automatic_scales();
-  if (ranks != nullptr && !own.empty()) {
+  for (const Group group : {Group::stage, Group::expert_state}) {
+    const bool of_experts = group == Group::expert_state;
+    const std::span<ops::AutoScale> own = model_.parameters().automatic_scales(of_experts);
+    Communicator* const ranks = mesh().group(group);
+    if (own.empty() || mesh().size(Group::stage) == 1) {
+      continue;
+    }
     const ArenaScope scope(scratch_);
-    const auto n = static_cast<size_t>(ranks->size());
-    auto* const all = static_cast<ops::AutoScale*>(scratch_.allocate(n * own.size_bytes()));
-    ranks->all_gather(device_->stream(), own.data(), all, own.size_bytes()).wait();
-    optimizer().update_sum_scales(device_->stream(), {all, n * own.size()});
+    const auto n = static_cast<size_t>(mesh().size(group));
+    auto* all = own.data();  // of a rank that shares its experts with none
+    if (ranks != nullptr) {
+      all = static_cast<ops::AutoScale*>(scratch_.allocate(n * own.size_bytes()));
+      ranks->all_gather(device_->stream(), own.data(), all, own.size_bytes()).wait();
+    }
+    optimizer().update_sum_scales(device_->stream(), {all, n * own.size()}, own);
   }
 }
 
@@ -313,7 +278,8 @@ void Engine::step_optimizer(bool collect_statistics) {
   const StepContext how = context(memory_of(), true, collect_statistics);
   std::optional<TensorCombiner> over_tensor_ranks;
   if (tensor_ranks_ != nullptr) {
-    combiner = &over_tensor_ranks.emplace(combiner, *tensor_ranks_, how);
+    const bool sums_stage = expert_ranks_ != nullptr && strategy_->combiner() != nullptr;
+    combiner = &over_tensor_ranks.emplace(combiner, sums_stage, *tensor_ranks_, how);
   }
   optimizer().step(device_->stream(), scratch_, collect_statistics, combiner);
 }

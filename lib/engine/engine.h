@@ -121,10 +121,13 @@ class Engine {
   const Mesh& mesh() const { return strategy_->mesh(); }
   /// Returns the ranks that share each layer; null: one has all of it.
   RankExchange* tensor_ranks() { return tensor_ranks_.get(); }
-  /// Returns the bytes that ranks which share layers or sequences have sent each other.
+  /// Returns the ranks that have different experts; null: one has all.
+  RankExchange* expert_ranks() { return expert_ranks_.get(); }
+  /// Returns the bytes that ranks which share layers, sequences or experts have sent each other.
   Traffic sent_by_layers() const {
     Traffic sent;
-    for (const TensorRanks* ranks : {tensor_ranks_.get(), context_ranks_.get()}) {
+    for (const TensorRanks* ranks :
+         {tensor_ranks_.get(), context_ranks_.get(), expert_ranks_.get()}) {
       sent += ranks == nullptr ? Traffic() : ranks->sent();
     }
     return sent;
@@ -159,8 +162,8 @@ class Engine {
   /// Whether all ranks run the model together, in each pass.
   bool passes_are_collective() const {
     const ParameterGatherer* gatherer = strategy_->gatherer();
-    return tensor_ranks_ != nullptr || context_ranks_ != nullptr || stage_ != nullptr ||
-           (gatherer != nullptr && gatherer->gathers_per_pass());
+    return tensor_ranks_ != nullptr || context_ranks_ != nullptr || expert_ranks_ != nullptr ||
+           stage_ != nullptr || (gatherer != nullptr && gatherer->gathers_per_pass());
   }
 
   /// Returns the loss of the last step over all ranks. Waits for the device. `of_ranks` gets the
@@ -270,6 +273,7 @@ class Engine {
   std::unique_ptr<Strategy> strategy_;
   std::unique_ptr<TensorRanks> tensor_ranks_;   // null: one rank has all of each layer
   std::unique_ptr<TensorRanks> context_ranks_;  // null: one rank has whole sequences
+  std::unique_ptr<TensorRanks> expert_ranks_;   // null: one rank has all experts
   Decoder model_;
   std::unique_ptr<Optimizer> optimizer_;  // set if the engine trains
   Arena scratch_;

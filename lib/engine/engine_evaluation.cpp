@@ -24,7 +24,8 @@ LossReport Engine::evaluation_loss() {
 std::vector<float> Engine::target_losses(const Batch& batch) {
   check(batch.rows <= settings_.step.micro_batch_size && batch.columns <= settings_.step.seq_length,
         "a batch fits into the shape that the engine was built for");
-  check(stage_ == nullptr && tensor_ranks_ == nullptr && context_ranks_ == nullptr,
+  check(stage_ == nullptr && tensor_ranks_ == nullptr && context_ranks_ == nullptr &&
+            expert_ranks_ == nullptr,
         "ranks that have parts of a model or of sequences have no losses of targets");
   const MicroBatchMemory memory = memory_of();
   const Shape shape = {batch.rows, batch.columns};

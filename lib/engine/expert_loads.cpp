@@ -75,7 +75,8 @@ ExpertLoads Engine::expert_loads() {
       own.least = std::min(own.least, static_cast<double>(least) / mean);
     }
     own.rows = shape[0] * settings_.step.gradient_accumulation_steps *
-               model_.expert_rows(settings_.rows_of_rank()) * counted / shape[1];
+               model_.expert_rows(settings_.rows_of_rank() / settings_.strategy.layout.tensor) *
+               counted / shape[1];
   }
   Sums all = own;
   all.choices = all.dropped = all.rows = 0;

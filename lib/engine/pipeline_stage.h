@@ -59,11 +59,12 @@ std::optional<ModelPart> part_of_stage(const EngineSettings& settings, const Mes
 /// Adds the norm of a stage to those of the others.
 class StageCombiner final : public RankCombiner {
  public:
-  /// `of_stage`: combines the ranks of this stage; null: they have whole parameters.
+  /// `of_stage`: combines the ranks of this stage; null: they have the same parameters.
   StageCombiner(Device& device, Communicator& stages, RankCombiner* of_stage);
   void sum(double* value) override;
   void largest(const View& values) override { of_stage_->largest(values); }
-  bool of_parts() const override { return of_stage_ != nullptr; }
+  void largest_of_experts(const View& values) override { of_stage_->largest_of_experts(values); }
+  bool of_parts() const override { return of_stage_ != nullptr && of_stage_->of_parts(); }
 
  private:
   Device* device_;

@@ -40,6 +40,11 @@ StateBox scales_of(const StateTensor& entry, const StateBox& box) {
           .width = scales(box.width)};
 }
 
+std::pair<std::string, View> factor_of(const Parameter& parameter) {
+  return {"gradient." + parameter.name + ".factor",
+          View{&parameter.automatic->factor, DType::f32, {1}}};
+}
+
 /// Whether a rank saves its part: of those that have the same one does.
 bool is_saved_by(const Mesh& mesh, const Parameter& parameter) {
   return parameter.counts_in_norm && (parameter.sharding.cut || mesh.index(Group::tensor) == 0);
@@ -125,8 +130,7 @@ std::vector<std::pair<std::string, View>> state_factors(Engine& engine) {
   std::vector<std::pair<std::string, View>> found;
   for (const auto& parameter : engine.model().parameters().all()) {
     if (parameter->automatic != nullptr) {
-      found.emplace_back("gradient." + parameter->name + ".factor",
-                         View{&parameter->automatic->factor, DType::f32, {1}});
+      found.push_back(factor_of(*parameter));
     }
   }
   return found;
@@ -170,8 +174,10 @@ std::vector<SavedTensor> saved_tensors(const std::vector<StateTensor>& states) {
 
 std::vector<SavedTensor> saved_tensors(Engine& engine) {
   std::vector<SavedTensor> saved = saved_tensors(state_tensors(engine));
-  if (engine.mesh().index(Group::stage) == 0) {
-    for (const auto& [name, factor] : state_factors(engine)) {
+  for (const auto& parameter : engine.model().parameters().all()) {
+    const Group alike = parameter->of_experts() ? Group::expert_state : Group::stage;
+    if (parameter->automatic != nullptr && engine.mesh().index(alike) == 0) {
+      const auto [name, factor] = factor_of(*parameter);
       saved.push_back({name, factor, {1}});
     }
   }
@@ -184,16 +190,20 @@ StateWriter state_writer(Engine& engine) {
 
 StateWriter state_writer(const ParameterStore& store, const Mesh& mesh) {
   const auto share = store.share();
-  const bool has_all = mesh.size(Group::state) == mesh.world_size();
-  StateWriter writer = {.writes = share ? share->writes : mesh.index(Group::state) == 0,
+  const bool has_all =
+      mesh.size(Group::state) == mesh.world_size() && (share || mesh.size(Group::expert) == 1);
+  // The first so many ranks of each such group write.
+  const bool by_state = share || mesh.size(Group::expert) == 1;
+  const Group sharing = by_state ? Group::state : Group::expert_state;
+  const int of_group = share ? share->ranks : 1;
+  StateWriter writer = {.writes = share ? share->writes : mesh.index(sharing) == 0,
                         .in_parts = !has_all || store.shards() != nullptr};
   if (!has_all) {
-    const int of_state = share ? share->ranks : 1;  // that write, of the ranks with one gradient
-    const MeshShape::Series state = mesh.shape().series(Group::state);
+    const MeshShape::Series group = mesh.shape().series(sharing);
     const auto writers = [&](int ranks) {
       int count = 0;
       for (int rank = 0; rank < ranks; ++rank) {
-        count += state.index(rank) < of_state ? 1 : 0;
+        count += group.index(rank) < of_group ? 1 : 0;
       }
       return count;
     };

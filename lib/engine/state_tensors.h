@@ -69,7 +69,8 @@ constexpr const char* kScaleSuffix = ".scale";  ///< ends the names of scales
 /// a tensor with one scale still has the scale.
 std::vector<StateTensor> state_tensors(Engine& engine);
 
-/// Returns the factors of automatic scales, which are the same on all ranks.
+/// Returns the factors of automatic scales, which are the same on all ranks that have the
+/// parameter.
 std::vector<std::pair<std::string, View>> state_factors(Engine& engine);
 
 /// Returns the scales without the memory for an amax that follows the one scale of a tensor.

@@ -23,6 +23,7 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
       plan_(plan),
       part_(options.part.value_or(ModelPart{{{0, config.num_hidden_layers}}})),
       tensor_(options.tensor),
+      experts_(options.experts),
       keeps_block_inputs_(!encodes_residuals() || options.settings.recompute == Recompute::block ||
                           options.settings.recompute == Recompute::attention) {
   check(config_.vocab_size > 0, "the vocabulary is known before a model is built");
@@ -60,8 +61,10 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
   for (const auto& parameter : parameters_.all()) {
     parameter->offloads = options.offloads;
     // All ranks of the tensor axis have what is not cut.
+    const bool is_first = tensor_.rank == 0 || parameter->sharding.cut;
     parameter->counts_in_norm =
-        parameter->counts_in_norm && (tensor_.rank == 0 || parameter->sharding.cut);
+        parameter->counts_in_norm &&
+        (parameter->of_experts() ? experts_.counts_experts : experts_.counts_others && is_first);
   }
   freeze(options.settings.frozen);
   const size_t first = std::max<size_t>(first_trained_, 1);

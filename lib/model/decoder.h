@@ -80,6 +80,7 @@ struct DecoderOptions {
   StoreSharing sharing;
   std::optional<ModelPart> part = {};  ///< nothing: the whole model
   TensorShare tensor = {};
+  ExpertShare experts = {};
   bool offloads = false;  ///< Parameter::offloads
 };
 
@@ -100,6 +101,7 @@ class Decoder {
   const PrecisionPlan& plan() const { return plan_; }
   const ModelPart& part() const { return part_; }
   const TensorShare& tensor_share() const { return tensor_; }
+  const ExpertShare& expert_share() const { return experts_; }
   /// Returns null if activations stay on the device.
   SavedOffload* offload() const { return offload_.get(); }
   /// Returns the plans of the whole model's layers.
@@ -241,6 +243,7 @@ class Decoder {
   PrecisionPlan plan_;
   ModelPart part_;
   TensorShare tensor_;
+  ExpertShare experts_;
   bool keeps_block_inputs_;
   std::vector<LinearPlan> linear_plans_;
   std::unordered_map<std::string, size_t> linear_index_;  // by name

@@ -6,8 +6,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <map>
 #include <numeric>
+#include <string_view>
 
 #include "base/content_hash.h"
 #include "base/error.h"
@@ -18,6 +21,30 @@
 
 namespace fp8train {
 namespace {
+
+/// Throws unless all experts of a layer have the same parameters, and the same of these are
+/// trained: ranks exchange gradients in one order.
+void check_experts_alike(const std::vector<std::string>& names,
+                         const std::function<bool(const std::string&)>& trains, int64_t experts) {
+  constexpr std::string_view kExperts = ".experts.";
+  std::map<std::string, int64_t> trained;  // by the name without the number of the expert
+  for (const std::string& name : names) {
+    const size_t begin = name.find(kExperts);
+    if (begin != std::string::npos && trains(name)) {
+      const size_t number = begin + kExperts.size();
+      ++trained[name.substr(0, number) + "*" + name.substr(name.find('.', number))];
+    }
+  }
+  for (const auto& [name, count] : trained) {
+    if (count != experts) {
+      throw ConfigError(fmt::format(
+          "parallelism.expert: {} is trained in {} of {} experts, and ranks with different ones "
+          "train "
+          "it in all or none; change the patterns of training.frozen or model.lora.targets",
+          name, count, experts));
+    }
+  }
+}
 
 /// Of a base that is drawn, about the largest of many normal values.
 constexpr float kInitialAmax = 4.0F;
@@ -57,6 +84,9 @@ void Decoder::freeze(const std::vector<std::string>& patterns) {
   }
   for (const std::string& pattern : patterns) {
     check_pattern("training.frozen:", pattern, "parameter", names);
+  }
+  if (experts_.ranks > 1) {
+    check_experts_alike(names, trains, config_.moe.experts);
   }
   int64_t first = std::numeric_limits<int64_t>::max();  // block, in which something trains
   for (const std::string& name : names) {

@@ -125,13 +125,13 @@ Mlp Decoder::make_mlp(const std::string& name, const SavedFormat& pre_activation
 Moe Decoder::make_moe(const std::string& name, const MoeSettings& settings,
                       const SavedFormat& pre_activation) {
   const MoeShape& shape = config_.moe;
-  Moe::Router router = {
-      .weight = parameters_.add(
-          {.name = name + ".router.weight",
-           .sharding = sharding_of({shape.experts, config_.hidden_size}, Split::none, {}),
-           .init_std = config_.initializer_range,
-           .overwritten = true}),
-      .bias = nullptr};
+  Sharding of_router = sharding_of({shape.experts, config_.hidden_size}, Split::none, {});
+  of_router.partial = true;
+  Moe::Router router = {.weight = parameters_.add({.name = name + ".router.weight",
+                                                   .sharding = std::move(of_router),
+                                                   .init_std = config_.initializer_range,
+                                                   .overwritten = true}),
+                        .bias = nullptr};
   if (shape.has_bias) {
     router.bias =
         parameters_.add(vector_of(name + ".router.bias", shape.experts, Init::zeros, false));
@@ -139,14 +139,27 @@ Moe Decoder::make_moe(const std::string& name, const MoeSettings& settings,
   }
   std::vector<Mlp> experts;
   experts.reserve(static_cast<size_t>(shape.experts));
+  const bool present = parameters_.present();
+  const size_t first = parameters_.all().size();
   for (int64_t i = 0; i < shape.experts; ++i) {
+    // All ranks have the scales of all experts, which thus do not depend on the number of ranks.
+    parameters_.set_present(present && i / (shape.experts / experts_.ranks) == experts_.rank);
     experts.push_back(make_mlp(fmt::format("{}.experts.{}", name, i), pre_activation));
+  }
+  parameters_.set_present(present);
+  for (size_t i = first; experts_.ranks > 1 && i < parameters_.all().size(); ++i) {
+    parameters_.all()[i]->sharding.cut = Axis::expert;
   }
   std::optional<Mlp> shared;
   if (shape.shared_width > 0) {
     shared = make_mlp(name + ".shared", pre_activation);
   }
-  return {shape, settings, router, std::move(experts), std::move(shared)};
+  const bool scaled = std::ranges::all_of(
+      experts, [](const Mlp& expert) { return expert.up().plan().is_scaled(); });
+  const SavedFormat dispatch = {.format = scaled ? plan_.expert_dispatch : plain(plan_.activation),
+                                .in_training = true,
+                                .in_evaluation = plan_.evaluate_scaled};
+  return {shape, settings, router, std::move(experts), std::move(shared), {experts_, dispatch}};
 }
 
 void Decoder::add_block(int64_t index, const DecoderSettings& settings) {

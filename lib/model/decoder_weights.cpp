@@ -9,19 +9,24 @@ namespace fp8train {
 /// Makes this rank's parts of the weights that ranks gather.
 void Decoder::make_parts(const StepContext& context) {
   bool found = false;
+  if (experts_.ranks > 1) {
+    scaling_.clear_current_amax(context.stream);  // also of experts that other ranks have
+  }
   for (size_t unit = 0; unit < units(); ++unit) {
     for_each_linear(
         unit, [&](Linear& linear) { found = linear.weight().find_part_amax(context) || found; });
   }
   if (found) {
-    context.gatherer->combine_amax(scaling_.shared_amax());
+    context.gatherer->combine_amax(scaling_.shared_amax(), false);
     if (context.tensor_ranks != nullptr) {
       context.tensor_ranks->largest(context, scaling_.shared_amax());
     }
   }
-  const View block_amax = parameters_.shards()->block_amax();
-  if (!block_amax.empty()) {
-    context.gatherer->combine_amax(block_amax);
+  for (const bool of_experts : {false, true}) {
+    const View block_amax = parameters_.shards()->block_amax(of_experts);
+    if (!block_amax.empty()) {
+      context.gatherer->combine_amax(block_amax, of_experts);
+    }
   }
   for (size_t unit = 0; unit < units(); ++unit) {
     for_each_linear(unit, [&](Linear& linear) {

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <optional>
+
 #include "base/math.h"
 
 namespace fp8train {
@@ -31,9 +33,10 @@ void for_each_linear_of_attention(const ModelConfig& config, int64_t block, cons
          .split = Split::rows});
 }
 
-/// mlp: "layers.0.mlp" or an expert of it.
+/// mlp: "layers.0.mlp" or an expert of it, of which a rank has all or nothing.
 void for_each_linear_of_mlp(const ModelConfig& config, int64_t block, const std::string& mlp,
-                            int64_t inner, double token_share, const Visit& visit) {
+                            int64_t inner, std::optional<double> expert_share, const Visit& visit) {
+  const double token_share = expert_share.value_or(1.0);
   const bool gated = is_gated(config.mlp);
   visit({.name = mlp + ".up",
          .in_features = config.hidden_size,
@@ -41,7 +44,7 @@ void for_each_linear_of_mlp(const ModelConfig& config, int64_t block, const std:
          .block = block,
          .has_bias = config.mlp_bias,
          .matrices = gated ? std::vector<int64_t>{inner, inner} : std::vector<int64_t>{inner},
-         .split = Split::columns,
+         .split = expert_share ? Split::none : Split::columns,
          .token_share = token_share});
   visit({.name = mlp + ".down",
          .in_features = inner,
@@ -51,7 +54,7 @@ void for_each_linear_of_mlp(const ModelConfig& config, int64_t block, const std:
          .has_bias = config.mlp_bias,
          .ends_branch = true,
          .matrices = {config.hidden_size},
-         .split = Split::rows,
+         .split = expert_share ? Split::none : Split::rows,
          .token_share = token_share});
 }
 
@@ -64,7 +67,7 @@ void for_each_linear_of_moe(const ModelConfig& config, int64_t block, const std:
                            share, visit);
   }
   if (moe.shared_width > 0) {
-    for_each_linear_of_mlp(config, block, mlp + ".shared", moe.shared_width, 1.0, visit);
+    for_each_linear_of_mlp(config, block, mlp + ".shared", moe.shared_width, {}, visit);
   }
 }
 
@@ -81,7 +84,7 @@ void for_each_linear(const ModelConfig& config, const Visit& visit) {
     if (config.has_experts(block)) {
       for_each_linear_of_moe(config, block, mlp, visit);
     } else {
-      for_each_linear_of_mlp(config, block, mlp, config.intermediate_size, 1.0, visit);
+      for_each_linear_of_mlp(config, block, mlp, config.intermediate_size, {}, visit);
     }
   }
   visit({.name = "head",

@@ -48,16 +48,14 @@ void check_tensor_share(const ModelConfig& config, const std::vector<LinearPlan>
   if (share.divisor() == 1) {
     return;
   }
-  if (share.ranks > 1 && config.moe.experts > 0) {
-    throw ConfigError(fmt::format(
-        "parallelism.tensor is {}; with experts it must be 1: ranks do not share a layer of them",
-        share.ranks));
-  }
   check_divides(share, config.num_attention_heads, "model.num_attention_heads");
   check_divides(share, config.num_key_value_heads, "model.num_key_value_heads");
-  check_divides(share, config.intermediate_size, "model.intermediate_size");
+  if (config.moe.experts == 0 || !config.dense_layers.empty()) {
+    check_divides(share, config.intermediate_size, "model.intermediate_size");
+  }
+  check_divides(share, config.moe.shared_width, "model.shared_expert_intermediate_size");
   for (const LinearPlan& linear : linears) {
-    if (!linear.is_scaled()) {
+    if (!linear.is_scaled() || linear.site.split == Split::none) {
       continue;
     }
     const bool by_columns = linear.site.split == Split::columns;

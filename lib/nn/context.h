@@ -44,8 +44,9 @@ class ParameterGatherer {
   /// slots is gathered. `next` is the following unit, or kNone; its values are sent while this unit
   /// is used.
   virtual Gathered gather(size_t unit, size_t next) = 0;
-  /// Replaces fp32 magnitudes by the largest of all ranks; NaN is larger than all.
-  virtual void combine_amax(const View& amax) = 0;
+  /// Replaces fp32 magnitudes by the largest of the ranks that share parameters, those of experts
+  /// (Parameter::of_experts) or all others; NaN is larger than all.
+  virtual void combine_amax(const View& amax, bool of_experts) = 0;
   /// Called before a backward pass writes the gradients of a unit. `overwrites` is as in
   /// StepContext.
   virtual void begin_gradients(size_t unit, bool overwrites) = 0;
@@ -109,6 +110,8 @@ struct StepContext {
   /// The ranks that share each sequence; null: one rank. They swap rows for heads around attention.
   RankExchange* context_ranks = nullptr;
   bool gathers_keys = false;  ///< they gather keys and values instead
+  /// The ranks that have different experts of each layer; null: this one has all.
+  RankExchange* expert_ranks = nullptr;
 
   /// Returns what positions of this rank's rows count from; empty: the begin of a sequence.
   ConstView starts_of_rows() const { return row_starts.empty() ? document_starts : row_starts; }

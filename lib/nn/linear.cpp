@@ -26,7 +26,7 @@ Cut cut_of_dy(const LinearSite& site) {
 /// Stores what a GEMM has made in the format of the gradient. A scale follows from all parts of it.
 void store_gradient(const StepContext& context, const Parameter& weight, ops::Store call) {
   const View& scales = call.to.scales;
-  if (weight.sharding.cut && context.tensor_ranks != nullptr &&
+  if (weight.sharding.cut == Axis::tensor && context.tensor_ranks != nullptr &&
       codec_of(call.to.format) == Codec::tensor) {
     call.step = CastStep::amax;
     ops::store(context.stream, call);

@@ -1,9 +1,15 @@
 #include "nn/moe.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <iterator>
 
+#include "base/error.h"
 #include "base/math.h"
+#include "nn/partial_gradient.h"
+#include "ops/attention/copy_rows.h"
+#include "ops/cast/scale_blocks.h"
 #include "ops/gemm/gemm.h"
 #include "ops/pointwise/elementwise.h"
 #include "ops/routing/token_rows.h"
@@ -12,6 +18,14 @@ namespace fp8train {
 namespace {
 
 constexpr int64_t kUntrainedRows = 256;  // that no expert drops any of, in a pass without training
+
+/// Ranks that share layers have whole experts.
+StepContext of_experts(const StepContext& context) {
+  StepContext own = context;
+  own.tensor_ranks = nullptr;
+  own.tensor_parts = 1;
+  return own;
+}
 
 ops::RouterRule rule_of(const MoeShape& shape) {
   return {.experts = shape.experts,
@@ -36,17 +50,22 @@ ConstView in_fp32(const StepContext& context, ConstView x) {
 }  // namespace
 
 Moe::Moe(const MoeShape& shape, const MoeSettings& settings, Router router,
-         std::vector<Mlp> experts, std::optional<Mlp> shared)
+         std::vector<Mlp> experts, std::optional<Mlp> shared, const Dispatch& dispatch)
     : shape_(shape),
       settings_(settings),
       router_(router),
       experts_(std::move(experts)),
-      shared_(std::move(shared)) {
+      shared_(std::move(shared)),
+      dispatch_(dispatch.format) {
   for (const Mlp& expert : experts_) {
     for (const Linear* linear : {&expert.up(), &expert.down()}) {
       multiple_ = std::max(multiple_, linear->plan().wgrad.k_multiple());
     }
   }
+  const auto own = std::ssize(experts_) / dispatch.share.ranks;
+  const auto first = experts_.begin() + own * dispatch.share.rank;
+  experts_.erase(first + own, experts_.end());
+  experts_.erase(experts_.begin(), first);
 }
 
 int64_t Moe::capacity(int64_t rows, bool trains) const {
@@ -70,7 +89,7 @@ InputTensor Moe::allocate_input(const StepContext& context, const View& y) const
 /// Returns where the rows of experts belong.
 Arena& Moe::memory_of_inputs(const StepContext& context) const {
   for (const Mlp& expert : experts_) {
-    Arena& arena = expert.up().memory_of_plain_input(context);
+    Arena& arena = expert.up().memory_of_plain_input(of_experts(context));
     if (&arena != context.scratch) {
       return arena;
     }
@@ -98,6 +117,76 @@ void Moe::choose(const StepContext& context, Saved& saved, int64_t capacity) con
                                      .sources = saved.sources});
 }
 
+/// From blocks of rows by the rank of their tokens, and then by expert, to blocks by expert, and
+/// then by rank; or back.
+void Moe::copy_blocks(const StepContext& context, const View& by_rank, const View& by_expert,
+                      bool to_experts) const {
+  const int64_t ranks = context.expert_ranks->ranks();
+  const int64_t experts = std::ssize(experts_);
+  const int64_t width = by_rank.shape.back();
+  const int64_t rows = by_rank.shape.rows() / (ranks * experts);
+  const std::array<int64_t, 3> strides[] = {{experts * rows * width, rows * width, width},
+                                            {rows * width, ranks * rows * width, width}};
+  ops::copy_rows(context.stream, {.from = (to_experts ? by_rank : by_expert).data,
+                                  .to = (to_experts ? by_expert : by_rank).data,
+                                  .dtype = by_rank.dtype,
+                                  .extents = {ranks, experts, rows},
+                                  .width = width,
+                                  .from_strides = strides[to_experts ? 0 : 1],
+                                  .to_strides = strides[to_experts ? 1 : 0]});
+}
+
+/// `received` may be `sent`.
+void Moe::swap_to_experts(const StepContext& context, const View& sent,
+                          const View& received) const {
+  ArenaScope scope(*context.scratch);
+  const View by_rank = allocate(*context.scratch, sent.dtype, sent.shape);
+  context.expert_ranks->swap(context, sent, by_rank);
+  copy_blocks(context, by_rank, received, true);
+}
+
+/// Replaces the rows of all experts for this rank's tokens, [E * capacity, C], by those of its
+/// experts for all ranks' tokens.
+void Moe::send(const StepContext& context, const View& rows) const {
+  if (context.expert_ranks == nullptr) {
+    return;
+  }
+  if (dispatch_.in_forward(context)) {
+    return send_codes(context, rows);
+  }
+  swap_to_experts(context, rows, rows);
+}
+
+/// The same in codes, of which the casts of experts make their own.
+void Moe::send_codes(const StepContext& context, const View& rows) const {
+  ArenaScope scope(*context.scratch);
+  const Shape matrix = {rows.shape.rows(), rows.shape.back()};
+  const ops::ScaleGrid grid =
+      ops::scale_grid(dispatch_.format.block, matrix.rows(), matrix.back(), ScaleLayout::row_major);
+  const auto memory = [&] {
+    QuantizedTensor codes = {.format = dispatch_.format};
+    codes.rowwise = {.codes = allocate(*context.scratch, dispatch_.format.dtype, matrix),
+                     .scale_inv = allocate(*context.scratch, DType::f32,
+                                           {matrix.rows(), grid.count / matrix.rows()})};
+    return codes;
+  };
+  const QuantizedTensor sent = memory();
+  const QuantizedTensor received = memory();
+  ops::quantize(context.stream, rows, sent, nullptr, nullptr);
+  swap_to_experts(context, sent.rowwise.codes, received.rowwise.codes);
+  swap_to_experts(context, sent.rowwise.scale_inv, received.rowwise.scale_inv);
+  ops::dequantize(context.stream, received, rows);
+}
+
+void Moe::send_back(const StepContext& context, const View& rows) const {
+  if (context.expert_ranks != nullptr) {
+    ArenaScope scope(*context.scratch);
+    const View sent = allocate(*context.scratch, rows.dtype, rows.shape);
+    copy_blocks(context, sent, rows, false);
+    context.expert_ranks->swap(context, sent, rows);
+  }
+}
+
 void Moe::forward(const StepContext& context, const InputTensor& x, View y, Saved& saved) const {
   ArenaScope scope(*context.scratch);
   const int64_t rows = y.shape.rows();
@@ -118,12 +207,18 @@ void Moe::forward(const StepContext& context, const InputTensor& x, View y, Save
   choose(context, saved, rows_of_expert);
   const View inputs = allocate(memory_of_inputs(context), y.dtype, {slots, width});
   ops::send_rows(context.stream, saved.x, saved.sources, saved.probabilities, false, inputs);
+  check(context.expert_ranks != nullptr || std::ssize(experts_) == shape_.experts,
+        "a rank without all experts reaches the others");
+  send(context, inputs);
   saved.experts.resize(experts_.size());
+  const int64_t of_ranks = slots / std::ssize(experts_);
+  const StepContext own = of_experts(context);
   for (size_t i = 0; i < experts_.size(); ++i) {
-    const int64_t first = static_cast<int64_t>(i) * rows_of_expert;
-    experts_[i].forward(context, rows_of(inputs, first, rows_of_expert),
-                        rows_of(saved.outputs, first, rows_of_expert), saved.experts[i]);
+    const int64_t first = static_cast<int64_t>(i) * of_ranks;
+    experts_[i].forward(own, rows_of(inputs, first, of_ranks),
+                        rows_of(saved.outputs, first, of_ranks), saved.experts[i]);
   }
+  send_back(context, saved.outputs);
   if (shared_) {
     shared_->forward(context, saved.x, y, saved.shared);
   }
@@ -134,6 +229,33 @@ void Moe::forward(const StepContext& context, const InputTensor& x, View y, Save
                                     .y = y});
 }
 
+/// Returns the choices in the sequences of which this rank has rows, [sequences, E], of all ranks
+/// that have some, where the balance loss reads them; and the number of these ranks. Adds to the
+/// loads.
+std::pair<View, int64_t> Moe::count(const StepContext& context, int64_t batch,
+                                    const Saved& saved) const {
+  RankExchange* const rows = context.tensor_ranks;
+  const int64_t ranks = rows == nullptr ? 1 : rows->ranks();
+  const int64_t own = std::max<int64_t>(batch / ranks, 1);
+  const View all = allocate(*context.scratch, DType::f32, {batch, shape_.experts});
+  const int64_t first = rows == nullptr ? 0 : batch * rows->rank() / ranks;
+  const View counts = rows_of(all, first, own);
+  ops::fill(context.stream, all, 0.0F);
+  ops::count_choices(context.stream, saved.chosen, counts);
+  if (!loads_.empty()) {
+    ops::add_loads(context.stream, counts, saved.sources.count() / shape_.experts, loads_);
+  }
+  if (balances() && ranks > batch) {
+    rows->sum(context, all);
+  }
+  RankExchange* const sequences = context.context_ranks;
+  if (balances() && sequences != nullptr) {
+    sequences->sum(context, counts);
+  }
+  return {counts,
+          std::max<int64_t>(ranks / batch, 1) * (sequences == nullptr ? 1 : sequences->ranks())};
+}
+
 /// Returns the gradient of x, fp32 in scratch, and adds to that of the weight.
 View Moe::backward_of_router(const StepContext& context, ConstView dy, int64_t batch,
                              const Saved& saved) const {
@@ -141,29 +263,31 @@ View Moe::backward_of_router(const StepContext& context, ConstView dy, int64_t b
   ArenaScope scope(*context.scratch);
   const View products = allocate(*context.scratch, DType::f32, saved.slots.shape);
   ops::dot_rows(context.stream, dy, saved.outputs, saved.slots, products);
-  const View counts = allocate(*context.scratch, DType::i32, {batch, shape_.experts});
-  ops::count_choices(context.stream, saved.chosen, counts);
-  if (!loads_.empty()) {
-    ops::add_loads(context.stream, counts, saved.sources.count() / shape_.experts, loads_);
-  }
+  const auto [counts, ranks_of_sequence] = count(context, batch, saved);
   const View d_logits = allocate(*context.scratch, DType::f32, saved.logits.shape);
-  const bool balances = settings_.balance_loss != 0.0;
   ops::route_backward(context.stream, {.rule = rule_of(shape_),
                                        .logits = saved.logits,
                                        .chosen = saved.chosen,
                                        .gradients = products,
                                        .d_logits = d_logits,
-                                       .counts = balances ? ConstView(counts) : ConstView{},
+                                       .counts = balances() ? ConstView(counts) : ConstView{},
+                                       .ranks = ranks_of_sequence,
                                        .balance_loss = static_cast<float>(settings_.balance_loss),
                                        .z_loss = static_cast<float>(settings_.z_loss),
                                        .gradient_scale = context.loss_gradient.loss_scale,
                                        .gradient_factor = context.loss_gradient.factor});
   const Parameter& weight = *router_.weight;
   if (weight.trained) {
-    ops::gemm(context.stream, {.a = {.plain = d_logits, .transposed = true},
-                               .b = {.plain = in_fp32(context, saved.x)},
-                               .c = weight.gradient,
-                               .beta = context.overwrites_gradients ? 0.0F : 1.0F});
+    const ConstView x = in_fp32(context, saved.x);
+    PartialGradients<1>(context, {&weight})
+        .add(x.shape.rows(), [&](const SumRange& range, const std::array<View, 1>& gradients,
+                                 bool overwrites) {
+          const auto part = [&](ConstView of) { return rows_of(of, range.first, range.count); };
+          ops::gemm(context.stream, {.a = {.plain = part(d_logits), .transposed = true},
+                                     .b = {.plain = part(x)},
+                                     .c = gradients[0],
+                                     .beta = overwrites ? 0.0F : 1.0F});
+        });
   }
   ops::gemm(context.stream, {.a = {.plain = d_logits}, .b = {.plain = weight.value}, .c = dx});
   return dx;
@@ -178,12 +302,15 @@ void Moe::backward(const StepContext& context, ConstView dy, View dx, int64_t ba
   }
   const View gradients = allocate(*context.scratch, dy.dtype, saved.outputs.shape);
   ops::send_rows(context.stream, dy, saved.sources, saved.probabilities, true, gradients);
-  const int64_t rows = saved.sources.count() / shape_.experts;
+  send(context, gradients);
+  const StepContext own = of_experts(context);
+  const int64_t rows = saved.sources.count() / std::ssize(experts_);
   for (size_t i = experts_.size(); i-- > 0;) {
     // That of the input replaces that of the output, which has been read by then.
     const View of_expert = rows_of(gradients, static_cast<int64_t>(i) * rows, rows);
-    experts_[i].backward(context, of_expert, of_expert, saved.experts[i]);
+    experts_[i].backward(own, of_expert, of_expert, saved.experts[i]);
   }
+  send_back(context, gradients);
   ops::return_rows(context.stream, {.x = gradients,
                                     .slots = saved.slots,
                                     .weights = {},
@@ -197,7 +324,7 @@ void Moe::add_weight_gradients(const StepContext& context, const Saved& saved) c
     shared_->add_weight_gradients(context, saved.shared);
   }
   for (size_t i = experts_.size(); i-- > 0;) {
-    experts_[i].add_weight_gradients(context, saved.experts[i]);
+    experts_[i].add_weight_gradients(of_experts(context), saved.experts[i]);
   }
 }
 

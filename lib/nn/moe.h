@@ -6,16 +6,22 @@
 // token's experts, times the router's probabilities, are added in the order of choice, and to that
 // of an expert that processes all tokens, if there is one.
 //
+// Ranks of Group::expert have different experts. Each has the router, and a capacity of each expert
+// for its own tokens; it sends the rows of experts to the ranks that have them, and gets back what
+// these make of them. What is dropped does not depend on the number of ranks.
+//
 // The router computes in fp32, and the forward pass that is run again for backward makes the same
 // choices. Choices are counted in backward, which runs once.
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "nn/mlp.h"
 #include "nn/moe_shape.h"
 #include "nn/parameter.h"
+#include "nn/saved_input.h"
 #include "ops/routing/router.h"
 
 namespace fp8train {
@@ -27,7 +33,7 @@ class Moe {
     ConstView x;                  ///< [rows, C]
     View logits, probabilities;   ///< fp32 [rows, E] and [rows, k]
     View chosen, slots, sources;  ///< of ops::SlotAssignment
-    View outputs;                 ///< [E * capacity, C], of the experts
+    View outputs;                 ///< [E * capacity, C], of the experts, for this rank's tokens
     std::vector<Mlp::Saved> experts;
     Mlp::Saved shared;
   };
@@ -37,8 +43,15 @@ class Moe {
     Parameter* bias;    ///< [E], not trained by gradients; null: there is none
   };
 
+  /// The experts that a rank has, and the format in which it sends rows to those of other ranks.
+  struct Dispatch {
+    ExpertShare share;
+    SavedFormat format;
+  };
+
+  /// `experts`: all of them, of which it has those of the share.
   Moe(const MoeShape& shape, const MoeSettings& settings, Router router, std::vector<Mlp> experts,
-      std::optional<Mlp> shared);
+      std::optional<Mlp> shared, const Dispatch& dispatch = {});
 
   /// Calls visit(Linear&) in order of execution.
   template <typename Visit>
@@ -64,20 +77,30 @@ class Moe {
                 Saved& saved) const;
   void add_weight_gradients(const StepContext& context, const Saved& saved) const;
 
-  /// Returns the rows of an expert in a pass over `rows` tokens.
+  /// Returns the rows of an expert for the `rows` tokens of a rank.
   int64_t capacity(int64_t rows, bool trains) const;
 
  private:
   void choose(const StepContext& context, Saved& saved, int64_t capacity) const;
   Arena& memory_of_inputs(const StepContext& context) const;
+  void send(const StepContext& context, const View& rows) const;
+  void send_back(const StepContext& context, const View& rows) const;
+  void send_codes(const StepContext& context, const View& rows) const;
+  void swap_to_experts(const StepContext& context, const View& sent, const View& received) const;
+  void copy_blocks(const StepContext& context, const View& by_rank, const View& by_expert,
+                   bool to_experts) const;
+  bool balances() const { return settings_.balance_loss != 0.0; }
+  std::pair<View, int64_t> count(const StepContext& context, int64_t batch,
+                                 const Saved& saved) const;
   View backward_of_router(const StepContext& context, ConstView dy, int64_t batch,
                           const Saved& saved) const;
 
   MoeShape shape_;
   MoeSettings settings_;
   Router router_;
-  std::vector<Mlp> experts_;
+  std::vector<Mlp> experts_;  ///< those of this rank
   std::optional<Mlp> shared_;
+  SavedFormat dispatch_;
   int64_t multiple_ = 16;  ///< of a capacity
   View loads_;
 };

@@ -29,6 +29,14 @@ struct MoeShape {
   bool operator==(const MoeShape&) const = default;
 };
 
+/// The experts of each layer that a rank of Group::expert has: an equal part, one after another.
+struct ExpertShare {
+  int rank = 0, ranks = 1;
+  /// Whether its gradients of its experts, and of what ranks with other experts have too, are those
+  /// that count in the norm: the others repeat them.
+  bool counts_experts = true, counts_others = true;
+};
+
 /// How the experts of a model are trained (nn/moe.h); read if it has some.
 struct MoeSettings {
   /// The tokens that an expert has memory for in a micro-batch, as a multiple of the mean. Those

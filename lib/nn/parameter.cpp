@@ -132,7 +132,8 @@ void ParameterStore::allocate_wholes(Device& device, bool with_gradients, bool e
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& parameter = *parameters_[i];
     const ParameterFormats& formats = parameter.formats;
-    values_.add(formats.value, parameter.shape, value_category(parameter));
+    values_.add(formats.value, parameter.shape, value_category(parameter),
+                parameter.of_experts() ? 1 : 0);
     if (!parameter.trained) {
       gradients_.skip();
     } else if (with_gradients) {
@@ -247,10 +248,15 @@ void ParameterStore::allocate_automatic(Device& device) {
     return parameter->trained && parameter->formats.gradient_wire.policy == ScalePolicy::automatic;
   };
   std::vector<ops::AutoScale> initial;
-  for (const auto& parameter : parameters_) {
-    if (scales_itself(parameter)) {
-      initial.push_back({.elements = parameter->sharding.whole.count()});
+  std::vector<Parameter*> scaled;
+  for (const bool of_experts : {false, true}) {
+    for (const auto& parameter : parameters_) {
+      if (scales_itself(parameter) && parameter->of_experts() == of_experts) {
+        initial.push_back({.elements = parameter->sharding.whole.count()});
+        scaled.push_back(parameter.get());
+      }
     }
+    shared_automatic_ = of_experts ? shared_automatic_ : scaled.size();
   }
   if (initial.empty()) {
     return;
@@ -258,11 +264,8 @@ void ParameterStore::allocate_automatic(Device& device) {
   automatic_ =
       Buffer(device, initial.size() * sizeof(ops::AutoScale), MemoryCategory::scaling_state);
   device.copy_from_host(automatic_.data(), initial.data(), automatic_.bytes());
-  ops::AutoScale* next = automatic_scales().data();
-  for (const auto& parameter : parameters_) {
-    if (scales_itself(parameter)) {
-      parameter->automatic = next++;
-    }
+  for (size_t i = 0; i < scaled.size(); ++i) {
+    scaled[i]->automatic = static_cast<ops::AutoScale*>(automatic_.data()) + i;
   }
 }
 

@@ -103,6 +103,9 @@ struct Parameter {
   /// casts none. With codes, the amax is combined into what is there; alone, it replaces it.
   ops::QuantizeSink cast;
 
+  /// Whether the ranks of Group::expert have different ones, and those of Group::expert_state share
+  /// it and its gradient. Ranks of Group::state share all others.
+  bool of_experts() const { return sharding.cut == Axis::expert; }
   /// Sets the stored tensors and what follows from them.
   void set_stored(const Encoded& of_value, const Encoded& of_gradient);
 };
@@ -148,11 +151,11 @@ class StoreShards {
   /// Returns the contiguous pieces of the gradients that this rank's optimizer reads: fp32 or bf16.
   virtual std::vector<View> updated_gradients() const = 0;
   /// Returns the scales of whole tensors, which all ranks that share their parts store alike:
-  /// [tensors, 2].
-  virtual std::vector<View> shared_scales() const = 0;
-  /// Returns the Updated::block_amax of all parameters, padded to a multiple of the ranks; empty
-  /// if there are none.
-  virtual View block_amax() const = 0;
+  /// [tensors, 2]. `of_experts`: those with Parameter::of_experts(), or all others.
+  virtual std::vector<View> shared_scales(bool of_experts) const = 0;
+  /// Returns the Updated::block_amax of such parameters, padded to a multiple of the ranks that
+  /// share them; empty if there are none.
+  virtual View block_amax(bool of_experts) const = 0;
   /// Returns what ParameterStore::operand_memory() does. For a parameter whose copy or codes are
   /// gathered the first call returns the memory that they are gathered in; throws InternalError if
   /// it asks for another type or shape.
@@ -177,9 +180,10 @@ class ParameterStore {
   /// Adds a parameter; `used_rows` of 0 becomes all rows. The pointer stays valid for the life of
   /// the store. Throws InternalError once the store is allocated.
   Parameter* add(Parameter parameter);
-  /// False: parameters that are added from here on are those of layers that another pipeline stage
-  /// has. They are counted, for the positions of those that follow, and are in no list.
+  /// False: parameters that are added from here on are those of layers that other ranks have. They
+  /// are counted, for the positions of those that follow, and are in no list.
   void set_present(bool present) { present_ = present; }
+  bool present() const { return present_; }
   /// Returns the Sharding::index of the parameter that is added next.
   uint64_t next_index() const { return parameters_.size() + absent_.size() - added_; }
   /// Returns the same for one with Parameter::is_added.
@@ -196,8 +200,8 @@ class ParameterStore {
   void allocate(Device& device, bool with_gradients = true, const StoreSharing& sharing = {});
 
   const Parameters& all() const { return parameters_; }
-  /// Returns the names of all parameters of the model, also of those of other stages,
-  /// in their order.
+  /// Returns the names of all parameters of the model, also of those of other ranks, in their
+  /// order.
   std::vector<std::string> names() const;
   /// Queue i has the gradients that cross the wire as wires()[i]. Empty if there are shards.
   const StoredPool& gradients() const { return gradients_; }
@@ -215,14 +219,16 @@ class ParameterStore {
   const UpdateOwners* owners() const { return owners_ ? &*owners_ : nullptr; }
   /// Returns nothing if this rank updates all parameters.
   std::optional<StoreShards::Share> share() const;
-  /// Returns the scales of values that have one for the tensor: [tensors, 2] each.
-  std::vector<View> tensor_scales() const {
-    return shards_ ? shards_->shared_scales() : values_.tensor_scales();
+  /// Returns the scales of values that have one for the tensor: [tensors, 2] each. `of_experts`: as
+  /// for StoreShards.
+  std::vector<View> tensor_scales(bool of_experts) const {
+    return shards_ ? shards_->shared_scales(of_experts) : values_.tensor_scales(of_experts ? 1 : 0);
   }
   /// The controllers of all gradients that have one, in device memory; empty: none.
-  std::span<ops::AutoScale> automatic_scales() const {
-    return {static_cast<ops::AutoScale*>(automatic_.data()),
-            automatic_.bytes() / sizeof(ops::AutoScale)};
+  std::span<ops::AutoScale> automatic_scales(bool of_experts) const {
+    const std::span<ops::AutoScale> all = {static_cast<ops::AutoScale*>(automatic_.data()),
+                                           automatic_.bytes() / sizeof(ops::AutoScale)};
+    return of_experts ? all.subspan(shared_automatic_) : all.first(shared_automatic_);
   }
   /// Makes the controllers scale sums over ranks from now on.
   void scale_sums();
@@ -244,7 +250,7 @@ class ParameterStore {
   int wire_index(const TensorFormat& wire);
 
   Parameters parameters_;
-  Parameters absent_;  ///< of other stages
+  Parameters absent_;  ///< of other ranks
   bool present_ = true;
   static constexpr uint64_t kAddedIndices = uint64_t{1} << 30;
   uint64_t added_ = 0;
@@ -256,7 +262,8 @@ class ParameterStore {
   std::optional<UpdateOwners> owners_;
   std::vector<Tensor> operands_;
   std::vector<TensorFormat> wires_;
-  Buffer automatic_;  ///< ops::AutoScale
+  Buffer automatic_;             ///< ops::AutoScale, at last those of experts
+  size_t shared_automatic_ = 0;  ///< those before
 };
 
 /// Returns the largest magnitude; NaN is larger than all.

@@ -1,8 +1,8 @@
 #pragma once
-// The ranks that share each layer, or each sequence, as the layer sees them:
-// StepContext::tensor_ranks and context_ranks. All calls are made in one order on all of these
-// ranks and are work on the context's stream; memory that they need is taken from its scratch
-// arena.
+// The ranks that share each layer, each sequence, or the experts of each layer, as the layer sees
+// them: StepContext::tensor_ranks, context_ranks and expert_ranks. All calls are made in one order
+// on all of these ranks and are work on the context's stream; memory that they need is taken from
+// its scratch arena.
 
 #include "tensor/view.h"
 

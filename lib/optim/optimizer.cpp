@@ -67,7 +67,8 @@ void OptimizerState::add(size_t index, const TensorFormat& format, const Paramet
   position_.resize(std::max(position_.size(), index + 1));
   position_[index] =
       pool_.add(format, parameter.updated.value.codes.shape,
-                parameter.offloads ? MemoryCategory::offloaded : MemoryCategory::optimizer_state);
+                parameter.offloads ? MemoryCategory::offloaded : MemoryCategory::optimizer_state,
+                parameter.of_experts() ? 1 : 0);
 }
 
 Encoded OptimizerState::of(size_t index) const {
@@ -132,7 +133,8 @@ void Optimizer::round_gradients(Stream stream, Arena& scratch, RankCombiner* com
     if (encoded) {
       ops::read_stored(stream, gradient, values);
     }
-    round_to_wire(stream, scratch, wire, values, parameter->sharding.cut ? combiner : nullptr);
+    round_to_wire(stream, scratch, wire, values,
+                  parameter->sharding.cut == Axis::tensor ? combiner : nullptr);
     if (encoded) {
       ops::store(stream, {.x = values, .to = gradient});
     }
@@ -225,18 +227,24 @@ void Optimizer::receive(Stream stream, Arena& scratch, bool collect_statistics) 
 }
 
 void Optimizer::combine_scales(Stream stream, RankCombiner& combiner) {
-  std::vector<View> scales = parameters().tensor_scales();
-  for (const OptimizerState* state : states()) {
-    const std::vector<View> of_state = state->tensor_scales();
-    scales.insert(scales.end(), of_state.begin(), of_state.end());
+  std::vector<View> scales[2];  // of experts: [1]
+  for (const bool of_experts : {false, true}) {
+    std::vector<View>& found = scales[of_experts ? 1 : 0];
+    found = parameters().tensor_scales(of_experts);
+    for (const OptimizerState* state : states()) {
+      std::ranges::copy(state->tensor_scales(of_experts), std::back_inserter(found));
+    }
   }
-  amax_is_known_ = !scales.empty();
+  amax_is_known_ = !scales[0].empty() || !scales[1].empty();
   if (!amax_is_known_) {
     return;
   }
   find_amax(stream);
-  for (const View& pairs : scales) {
+  for (const View& pairs : scales[0]) {
     combiner.largest(pairs);  // a scale is the same on all ranks and stays
+  }
+  for (const View& pairs : scales[1]) {
+    combiner.largest_of_experts(pairs);
   }
 }
 
@@ -265,8 +273,8 @@ ops::QuantizeSink Optimizer::cast_of(const Parameter& parameter, const Update& s
   return cast;
 }
 
-void Optimizer::update_sum_scales(Stream stream, std::span<const ops::AutoScale> of_ranks) const {
-  const std::span<ops::AutoScale> scales = parameters().automatic_scales();
+void Optimizer::update_sum_scales(Stream stream, std::span<const ops::AutoScale> of_ranks,
+                                  std::span<ops::AutoScale> scales) const {
   const auto ranks = static_cast<int64_t>(of_ranks.size() / scales.size());
   ops::update_auto_scales(stream, of_ranks.data(), ranks, scales.data(),
                           static_cast<int64_t>(scales.size()), &device_control()->skip);

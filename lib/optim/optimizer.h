@@ -30,6 +30,8 @@ class RankCombiner {
   virtual void sum(double* value) = 0;
   /// Replaces fp32 magnitudes by the largest of all ranks, one by one; NaN is larger than all.
   virtual void largest(const View& values) = 0;
+  /// The same over the ranks that share parameters with Parameter::of_experts().
+  virtual void largest_of_experts(const View& values) { largest(values); }
   /// False: ranks update whole parameters, and have in common the norm alone.
   virtual bool of_parts() const { return true; }
 };
@@ -49,8 +51,11 @@ class OptimizerState {
   const std::string& name() const { return name_; }
   /// Returns the state of a parameter, empty if it has none.
   Encoded of(size_t index) const;
-  /// Returns the scales of tensors that have one scale each: [tensors, 2] per buffer.
-  std::vector<View> tensor_scales() const { return pool_.tensor_scales(); }
+  /// Returns the scales of tensors that have one scale each, [tensors, 2] per buffer; `of_experts`
+  /// is as in StoreShards.
+  std::vector<View> tensor_scales(bool of_experts) const {
+    return pool_.tensor_scales(of_experts ? 1 : 0);
+  }
 
  private:
   std::string name_;
@@ -99,8 +104,10 @@ class Optimizer {
   void receive(Stream stream, Arena& scratch, bool collect_statistics);
 
   /// Sets the factors of automatic scales, after step() of several ranks, by the counts of all.
-  /// `of_ranks`: ParameterStore::automatic_scales() of each rank in rank order, in device memory.
-  void update_sum_scales(Stream stream, std::span<const ops::AutoScale> of_ranks) const;
+  /// `of_ranks`: `scales`, which are ParameterStore::automatic_scales(), of each rank in rank
+  /// order, in device memory.
+  void update_sum_scales(Stream stream, std::span<const ops::AutoScale> of_ranks,
+                         std::span<ops::AutoScale> scales) const;
 
   /// Returns the device scalar by which losses are multiplied before backward (1 without loss
   /// scaling).

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/exchange/reduce.h"
 #include "parallel/strategies.h"
 
 namespace fp8train {
@@ -11,16 +12,18 @@ namespace {
 
 constexpr size_t kQueues = 2;
 
-/// A buffer's tensors into stretches, from the end.
-void cut(const StoredPool& gradients, size_t buffer, size_t most_bytes,
+/// A buffer's tensors into stretches that the same ranks share, from the end.
+void cut(const ParameterStore& parameters, size_t buffer, size_t most_bytes,
          std::vector<StoredPool::Stretch>& stretches) {
+  const StoredPool& gradients = parameters.gradients();
   const std::vector<size_t>& tensors = gradients.tensors_of(buffer);
+  const auto of_experts = [&](size_t i) { return parameters.all()[tensors[i]]->of_experts(); };
   for (size_t end = tensors.size(); end > 0;) {
     size_t begin = end - 1;
     size_t bytes = gradients.at(tensors[begin]).codes.bytes();
     while (begin > 0) {
       bytes += gradients.at(tensors[begin - 1]).codes.bytes();
-      if (bytes > most_bytes) {
+      if (bytes > most_bytes || of_experts(begin - 1) != of_experts(begin)) {
         break;
       }
       --begin;
@@ -30,14 +33,14 @@ void cut(const StoredPool& gradients, size_t buffer, size_t most_bytes,
   }
 }
 
-std::vector<GradientBuckets::Bucket> cut_buckets(const Communicator& comm,
+std::vector<GradientBuckets::Bucket> cut_buckets(Communicator& comm, Communicator* of_experts,
                                                  const ParameterStore& parameters,
                                                  const StrategySite& site) {
   const int64_t most_bytes = site.settings.bucket_bytes;
   const StoredPool& gradients = parameters.gradients();
   std::vector<StoredPool::Stretch> stretches;
   for (size_t buffer = 0; buffer < gradients.buffers(); ++buffer) {
-    cut(gradients, buffer, static_cast<size_t>(most_bytes), stretches);
+    cut(parameters, buffer, static_cast<size_t>(most_bytes), stretches);
   }
   // They are sorted as backward completes them, so that queues alternate.
   const auto first_parameter = [&](const StoredPool::Stretch& stretch) {
@@ -51,17 +54,20 @@ std::vector<GradientBuckets::Bucket> cut_buckets(const Communicator& comm,
     const auto wire = static_cast<size_t>(gradients.wire_index(stretch.buffer));
     const std::vector<size_t> members(tensors.begin() + static_cast<std::ptrdiff_t>(stretch.begin),
                                       tensors.begin() + static_cast<std::ptrdiff_t>(stretch.end));
-    buckets.push_back(
-        {.parameters = members,
-         .gradients = {.gradients = gradients.flat(stretch),
-                       .tensors = gradients.begins_of(stretch),
-                       .piece_bytes = most_bytes,
-                       .automatic = parameters.controllers_of(members),
-                       .scale_ranks = site.scale_ranks(),
-                       .result = parameters.exchanged_gradients(stretch)},
-         .wire = gradient_wire(parameters.wires()[wire], site.self_exact, comm.topology()),
-         .shard = {},
-         .queue = buckets.size() % kQueues});
+    Communicator* const own =
+        parameters.all()[members.front()]->of_experts() ? of_experts : nullptr;
+    const Topology& topology = (own == nullptr ? comm : *own).topology();
+    buckets.push_back({.parameters = members,
+                       .gradients = {.gradients = gradients.flat(stretch),
+                                     .tensors = gradients.begins_of(stretch),
+                                     .piece_bytes = most_bytes,
+                                     .automatic = parameters.controllers_of(members),
+                                     .scale_ranks = own == nullptr ? site.scale_ranks() : nullptr,
+                                     .result = parameters.exchanged_gradients(stretch)},
+                       .wire = gradient_wire(parameters.wires()[wire], site.self_exact, topology),
+                       .shard = {},
+                       .queue = buckets.size() % kQueues + (own == nullptr ? 0 : kQueues),
+                       .comm = own});
   }
   return buckets;
 }
@@ -72,7 +78,7 @@ void Replicas::attach(Device& device, ParameterStore& parameters, const View& am
   RankedStrategy::attach(device, parameters, amax);
   if (site().trains) {
     gradients_.emplace(comm(), device, parameters.all().size(),
-                       cut_buckets(comm(), parameters, site()));
+                       cut_buckets(comm(), expert_comm(), parameters, site()));
   }
 }
 
@@ -84,7 +90,8 @@ GradientListener* Replicas::begin_exchange(bool last) {
 void Replicas::finish_exchange(double* squared_norm) {
   gradients_->finish();
   // NaN where a rank has seen a value that is not finite: all skip the step or none.
-  sum(squared_norm);
+  all_combine(comm(), device().stream(), {squared_norm, DType::f64, {1}}, ops::Combine::sum,
+              combine_scratch());
 }
 
 std::unique_ptr<Strategy> make_data_parallel(const StrategySite& site) {

@@ -25,9 +25,10 @@ GradientBuckets::GradientBuckets(Communicator& comm, Device& device, size_t para
     }
     const ExchangeResult result =
         bucket.shard.empty() ? ExchangeResult::whole : ExchangeResult::shard;
+    Communicator& ranks = bucket.comm == nullptr ? comm : *bucket.comm;
     auto exchange =
-        make_gradient_exchange(comm, device, bucket.wire, std::move(bucket.gradients), result,
-                               comm.in_stream_order() ? &queues_.front().groups : &queue.groups);
+        make_gradient_exchange(ranks, device, bucket.wire, std::move(bucket.gradients), result,
+                               in_stream_order_ ? &groups_[&ranks] : &queue.groups);
     queue.waiting.reserve(queue.waiting.capacity() + 1);
     queue.scratch_bytes = std::max(queue.scratch_bytes, exchange->scratch_bytes());
     buckets_.push_back({.parameters = std::move(bucket.parameters),

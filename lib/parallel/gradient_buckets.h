@@ -6,6 +6,7 @@
 // construction: for each queue as much as the largest piece of its buckets needs.
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -30,10 +31,12 @@ class GradientBuckets final : public GradientListener {
     GradientWire wire;
     View shard;  ///< where this rank's shard of the sum goes; empty if all ranks get the whole sum
     size_t queue = 0;
+    /// The ranks whose gradients are added, one such communicator for a queue; null: all.
+    Communicator* comm = nullptr;
   };
 
   /// Takes the buckets in the order in which backward completes them. `parameters` is the number of
-  /// parameters of the store. Collective.
+  /// parameters of the store. Every sum is divided by the ranks of `comm`. Collective.
   GradientBuckets(Communicator& comm, Device& device, size_t parameters,
                   std::vector<Bucket> buckets);
   GradientBuckets(const GradientBuckets&) = delete;  // exchanges point into it
@@ -75,6 +78,8 @@ class GradientBuckets final : public GradientListener {
   void finish_bucket(Queue& queue);
 
   std::vector<Queue> queues_;
+  /// Those of all queues where communicators keep the order of the stream, for each communicator.
+  std::map<const Communicator*, GradientExchange::Groups> groups_;
   std::vector<Exchanged> buckets_;
   static constexpr size_t kNone = ~size_t{0};
   std::vector<size_t> bucket_of_;  ///< the bucket of each parameter; kNone: it is not trained

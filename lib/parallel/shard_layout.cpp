@@ -11,6 +11,7 @@ namespace {
 /// Whether a parameter can lie in the segment that `other` is in.
 bool alike(const Parameter& parameter, const Parameter& other) {
   return parameter.formats == other.formats && parameter.trained == other.trained &&
+         parameter.of_experts() == other.of_experts() &&
          parameter.gathered.form == other.gathered.form &&
          parameter.gathered.dtype == other.gathered.dtype;
 }
@@ -20,9 +21,11 @@ class LayoutMaker {
   LayoutMaker(const ParameterStore& parameters, const StrategySite& site)
       : parameters_(parameters), site_(site) {
     const int index = site.mesh.index(Group::state);
-    layout_.ranks = site.shard_ranks();
-    layout_.rank = index % layout_.ranks;
-    layout_.writes = index < layout_.ranks;
+    const int sharing = site.shard_ranks();
+    layout_.shared = {.count = sharing, .rank = index % sharing};
+    layout_.of_experts = {.count = site.mesh.size(Group::expert_state),
+                          .rank = site.mesh.index(Group::expert_state)};
+    layout_.writes = index < sharing;
     layout_.operands_share_slots = stage() >= 3;
     layout_.adds_shards = site.adds_shards();
     layout_.parts.resize(parameters.all().size());
@@ -78,6 +81,8 @@ class LayoutMaker {
     layout_.segments.push_back({.unit = unit,
                                 .parameters = {},
                                 .begins = {},
+                                .shard = 0,
+                                .of_experts = first.of_experts(),
                                 .values_stay = stage() < 3 && is_read,
                                 .gradients_stay = stage() < 2 ||
                                                   (site_.accumulates && !layout_.adds_shards) ||
@@ -99,10 +104,11 @@ class LayoutMaker {
     StoreLayout::Segment& segment = layout_.segments[index];
     const Parameter& member = *parameters_.all()[segment.parameters.front()];
     const int64_t alignment = range_alignment(member.formats.gradient_wire);
+    const int64_t sharing = layout_.ranks_of(segment).count;
     // The groups of ranks that share a copy sum equal parts of a shard.
-    segment.shard =
-        round_up(segment.shard, alignment * site_.mesh.size(Group::state)) / layout_.ranks;
-    const int64_t begin = segment.shard * layout_.rank;
+    const int64_t summing = segment.of_experts ? sharing : site_.mesh.size(Group::state);
+    segment.shard = round_up(segment.shard, alignment * summing) / sharing;
+    const int64_t begin = layout_.shard_begin(segment);
     const int64_t end = begin + segment.shard;
     for (size_t i = 0; i < segment.parameters.size(); ++i) {
       StoreLayout::Part& part = layout_.parts[segment.parameters[i]];

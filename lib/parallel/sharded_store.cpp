@@ -53,7 +53,8 @@ void ShardedStore::allocate(Device& device) {
   allocate_operands(device);
   allocate_shards(device);
   find_views();
-  allocate_block_amax(device);
+  allocate_block_amax(device, false);
+  allocate_block_amax(device, true);
 }
 
 View ShardedStore::shared_slot(Device& device, size_t segment, MemoryCategory category, DType dtype,
@@ -83,7 +84,7 @@ void ShardedStore::allocate_wholes(Device& device) {
     }
   }
   const auto elements = [this](int queue, int64_t used) {
-    return used == 0 ? 0 : layout_.segments[static_cast<size_t>(queue)].shard * layout_.ranks;
+    return used == 0 ? 0 : layout_.elements(layout_.segments[static_cast<size_t>(queue)]);
   };
   values_.allocate(device, {elements, [&](int queue, DType dtype, int64_t count) {
                               const auto index = static_cast<size_t>(queue);
@@ -147,12 +148,12 @@ void ShardedStore::allocate_operands(Device& device) {
     const Parameter& first = first_of(i);
     const MemoryCategory category =
         first.formats.is_master ? MemoryCategory::weights : MemoryCategory::quantized_weights;
-    const int64_t elements = segment.shard * layout_.ranks;
+    const int64_t elements = layout_.elements(segment);
     Operand& operand = gathered_operands_[i];
     if (segment.values_stay) {
       operand.own_whole = Tensor(device, first.gathered.dtype, {elements}, category);
       operand.whole = operand.own_whole;
-      operand.shard = from_element(operand.whole, layout_.rank * segment.shard, {segment.shard});
+      operand.shard = from_element(operand.whole, layout_.shard_begin(segment), {segment.shard});
     } else {
       operand.whole = shared_slot(device, i, category, first.gathered.dtype, elements);
       operand.own_shard = Tensor(device, first.gathered.dtype, {segment.shard}, category);
@@ -162,22 +163,25 @@ void ShardedStore::allocate_operands(Device& device) {
   }
 }
 
-void ShardedStore::allocate_block_amax(Device& device) {
+void ShardedStore::allocate_block_amax(Device& device, bool of_experts) {
+  const auto blocks_of = [of_experts](const Parameter& parameter) {
+    return parameter.of_experts() == of_experts ? parameter.gathered.blocks : 0;
+  };
   int64_t count = 0;
   for (const auto& parameter : all()) {
-    count += parameter->gathered.blocks;
+    count += blocks_of(*parameter);
   }
   if (count == 0) {
     return;
   }
-  count = round_up(count, layout_.ranks);
-  block_amax_ = Tensor(device, DType::f32, {count}, MemoryCategory::scaling_state);
-  fill_zero(device, block_amax_);
+  count = round_up(count, (of_experts ? layout_.of_experts : layout_.shared).count);
+  Tensor& amax = block_amax_[of_experts ? 1 : 0];
+  amax = Tensor(device, DType::f32, {count}, MemoryCategory::scaling_state);
+  fill_zero(device, amax);
   int64_t begin = 0;
   for (const auto& parameter : all()) {
-    const int64_t own = parameter->gathered.blocks;
-    if (own > 0) {
-      parameter->updated.block_amax = from_element(block_amax_, begin, {own});
+    if (const int64_t own = blocks_of(*parameter); own > 0) {
+      parameter->updated.block_amax = from_element(amax, begin, {own});
       begin += own;
     }
   }
@@ -195,7 +199,7 @@ void ShardedStore::find_views() {
       value.scales = value_shards_.at(value_shard_[i]).scales;
     }
     parameter.set_stored(value, gradients_.at(i));
-    const int64_t shard_begin = layout_.rank * layout_.segments[part.segment].shard;
+    const int64_t shard_begin = layout_.shard_begin(layout_.segments[part.segment]);
     const int64_t before = part.count == 0 ? 0 : begin_of(i) + part.first - shard_begin;
     parameter.updated = {.value = in_place ? part_of(value, part.first, part.count)
                                            : value_shards_.at(value_shard_[i]),
@@ -219,7 +223,7 @@ Encoded ShardedStore::whole(const StoredPool& pool, size_t segment) const {
 Encoded ShardedStore::value_shard(size_t segment) const {
   const StoreLayout::Segment& of = layout_.segments[segment];
   if (shard_is_in_place(segment)) {
-    return part_of(whole(values_, segment), layout_.rank * of.shard, of.shard);
+    return part_of(whole(values_, segment), layout_.shard_begin(of), of.shard);
   }
   return value_shards_.whole(value_shards_.buffer_of(value_shard_[of.parameters.front()]));
 }
@@ -248,7 +252,7 @@ View ShardedStore::gradient_shard(size_t segment) const {
   if (!of.gradients_stay || first_of(segment).formats.gradient.is_scaled()) {
     return gradient_shards_.at(gradient_shard_[segment]).codes;
   }
-  return part_of(all, layout_.rank * of.shard, of.shard).codes;
+  return part_of(all, layout_.shard_begin(of), of.shard).codes;
 }
 
 std::vector<View> ShardedStore::updated_gradients() const {
@@ -261,11 +265,12 @@ std::vector<View> ShardedStore::updated_gradients() const {
   return shards;
 }
 
-std::vector<View> ShardedStore::shared_scales() const {
+std::vector<View> ShardedStore::shared_scales(bool of_experts) const {
   std::vector<View> scales;
   for (size_t i = 0; i < layout_.segments.size(); ++i) {
     const Encoded shard = value_shard(i);
-    if (shard.format.is_scaled() && shard.format.block == per::tensor) {
+    if (layout_.segments[i].of_experts == of_experts && shard.format.is_scaled() &&
+        shard.format.block == per::tensor) {
       scales.push_back(shard.scales);
     }
   }

@@ -18,14 +18,19 @@ class ShardedStore final : public StoreShards {
   ShardedStore(const ParameterStore& parameters, StoreLayout layout);
 
   void allocate(Device& device) override;
-  Share share() const override { return {layout_.rank, layout_.ranks, layout_.writes}; }
+  Share share() const override {
+    return {layout_.shared.rank, layout_.shared.count, layout_.writes};
+  }
   std::vector<View> cleared_gradients() const override {
     return layout_.adds_shards ? updated_gradients()
                                : fp8train::cleared_gradients(gradients_, all());
   }
   std::vector<View> updated_gradients() const override;
-  std::vector<View> shared_scales() const override;
-  View block_amax() const override { return block_amax_.empty() ? View{} : block_amax_.view(); }
+  std::vector<View> shared_scales(bool of_experts) const override;
+  View block_amax(bool of_experts) const override {
+    const Tensor& amax = block_amax_[of_experts ? 1 : 0];
+    return amax.empty() ? View{} : amax.view();
+  }
   View operand_memory(Device& device, const Parameter& parameter, MemoryCategory category,
                       DType dtype, const Shape& shape) override;
 
@@ -48,7 +53,7 @@ class ShardedStore final : public StoreShards {
   void allocate_wholes(Device& device);
   void allocate_shards(Device& device);
   void allocate_operands(Device& device);
-  void allocate_block_amax(Device& device);
+  void allocate_block_amax(Device& device, bool of_experts);
   void find_views();
   const std::vector<std::unique_ptr<Parameter>>& all() const { return *parameters_; }
   size_t index_of(const Parameter& parameter) const;
@@ -72,7 +77,8 @@ class ShardedStore final : public StoreShards {
   };
   std::vector<Operand> gathered_operands_;
   std::vector<bool> operand_is_taken_;  ///< one flag for each parameter
-  Tensor block_amax_;                   ///< Updated::block_amax of all, for equal shares of ranks
+  Tensor
+      block_amax_[2];  ///< Updated::block_amax of all, for equal shares of ranks; of experts: [1]
   SharedSlots slots_;
   std::vector<Tensor> operands_;
 };

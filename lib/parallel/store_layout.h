@@ -3,10 +3,11 @@
 // by parallel/shard_layout.h.
 //
 // The parameters of a unit (what a model reads together: a block, its embedding, its head) that
-// have the same formats make a segment: flat, each parameter from a multiple of the wire's
-// range_alignment() (tensor/stored_pool.h) on, padded to `ranks` shards of equal size. Rank r
-// updates shard r of every segment, and so at most one contiguous part of a parameter, which begins
-// at such a multiple. Values, gradients and moments have the same layout.
+// have the same formats and are shared by the same ranks make a segment: flat, each parameter from
+// a multiple of the wire's range_alignment() (tensor/stored_pool.h) on, padded to as many shards of
+// equal size as ranks share it. Rank r of these updates shard r, and so at most one contiguous part
+// of a parameter, which begins at such a multiple. Values, gradients and moments have the same
+// layout.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,6 +22,7 @@ struct StoreLayout {
     std::vector<size_t> parameters;  ///< ascending
     std::vector<int64_t> begins;     ///< first element of each of them
     int64_t shard = 0;               ///< elements of a shard: a multiple of range_alignment()
+    bool of_experts = false;         ///< Parameter::of_experts() of its parameters
     /// Whether gathered values (GatheredForm in nn/parameter.h) have memory of their own. If not,
     /// units share slots.
     bool values_stay = true;
@@ -37,7 +39,11 @@ struct StoreLayout {
     bool operator==(const Part&) const = default;
   };
 
-  int ranks = 1, rank = 0;
+  /// Ranks that share a segment, and which of them this one is.
+  struct Ranks {
+    int count = 1, rank = 0;
+  };
+  Ranks shared, of_experts;  ///< those of segments without and with Segment::of_experts
   /// False: another rank has the same shards, as where nodes are replicas, and writes their states.
   bool writes = true;
   std::vector<Segment> segments;
@@ -46,6 +52,15 @@ struct StoreLayout {
   std::vector<size_t> slot_groups;
   bool operands_share_slots = false;  ///< the GEMM operands made of values, too
   bool adds_shards = false;  ///< shards of gradients are sums of several exchanges, in fp32
+
+  const Ranks& ranks_of(const Segment& segment) const {
+    return segment.of_experts ? of_experts : shared;
+  }
+  /// Returns the elements of a whole segment, and the first one of this rank's shard.
+  int64_t elements(const Segment& segment) const { return segment.shard * ranks_of(segment).count; }
+  int64_t shard_begin(const Segment& segment) const {
+    return segment.shard * ranks_of(segment).rank;
+  }
 };
 
 }  // namespace fp8train

@@ -39,15 +39,24 @@ class RankedStrategy : public Strategy, protected RankCombiner {
 
  protected:
   Communicator& comm() const { return *mesh().group(Group::state); }
-  /// The ranks that update different parts or parameters.
+  /// The ranks that share the experts of this one; null: all ranks share all parameters.
+  Communicator* expert_comm() const {
+    return mesh().size(Group::expert) == 1 ? nullptr
+           : alone_ == nullptr             ? mesh().group(Group::expert_state)
+                                           : alone_.get();
+  }
+  /// The ranks that share one copy of all parameters but those of experts.
   virtual Communicator& sharing_ranks() const { return comm(); }
   void* combine_scratch() const { return combined_.data(); }
 
+  /// Over the ranks that update different parts or parameters; with different experts over all of
+  /// the stage, of which each counts what it alone has.
   void sum(double* value) override;
   void largest(const View& values) override;
 
  private:
-  Buffer combined_;  ///< a few values of every rank
+  Buffer combined_;                      ///< a few values of every rank
+  std::unique_ptr<Communicator> alone_;  ///< of this rank, which shares its experts with none
 };
 
 /// Data parallelism (DDP): every rank has all parameters and works on batches of its own; gradients
@@ -61,7 +70,8 @@ class Replicas : public RankedStrategy {
   void attach(Device& device, ParameterStore& parameters, const View& amax) override;
   GradientListener* begin_exchange(bool last) override;
   void finish_exchange(double* squared_norm) override;
-  RankCombiner* combiner() override { return nullptr; }
+  RankCombiner* combiner() override { return mesh().size(Group::expert) == 1 ? nullptr : this; }
+  bool of_parts() const override { return false; }
   void values_changed() override {}
   ParameterGatherer* gatherer() override { return nullptr; }
 

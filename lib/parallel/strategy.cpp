@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "base/error.h"
@@ -65,6 +66,12 @@ int StrategySite::shard_ranks() const {
       shape.nodes == 1 ? ranks : std::min<int64_t>(shape.ranks_per_node() / shape.tensor, ranks);
   const int64_t given = settings.shard_ranks;
   const int64_t sharing = given == 0 ? ranks : given == kRanksOfNode ? of_node : given;
+  if (sharing != ranks && shape.expert > 1) {
+    throw ConfigError(fmt::format(
+        "parallelism.shard_ranks is {}; with parallelism.expert above 1 all {} ranks share one "
+        "copy: leave it out",
+        sharing, ranks));
+  }
   if (sharing == 0) {
     throw ConfigError(
         "parallelism.shard_ranks: node: the nodes have different numbers of ranks, or fewer than "
@@ -92,8 +99,19 @@ void RankedStrategy::attach(Device& device, ParameterStore& parameters, const Vi
   const auto ranks = static_cast<size_t>(comm().size());
   const size_t few = std::max(amax.bytes(), 2 * sizeof(float) * parameters.all().size());
   const StoreShards* const shards = parameters.shards();
-  const size_t of_blocks = shards == nullptr ? 0 : shards->block_amax().bytes();
-  combined_ = Buffer(device, std::max(few * ranks, of_blocks), MemoryCategory::communication);
+  size_t of_blocks = 0;
+  for (const bool of_experts : {false, true}) {
+    const View amax_of_blocks = shards == nullptr ? View{} : shards->block_amax(of_experts);
+    of_blocks = std::max(of_blocks, amax_of_blocks.empty() ? 0 : amax_of_blocks.bytes());
+  }
+  const size_t of_norm = sizeof(double) * static_cast<size_t>(mesh().size(Group::stage));
+  if (mesh().size(Group::expert) > 1 && mesh().size(Group::expert_state) == 1) {
+    std::vector<int> own_groups(static_cast<size_t>(comm().size()));
+    std::iota(own_groups.begin(), own_groups.end(), 0);
+    alone_ = comm().group(own_groups);
+  }
+  combined_ =
+      Buffer(device, std::max({few * ranks, of_blocks, of_norm}), MemoryCategory::communication);
   parameters.scale_sums();
 }
 
@@ -104,7 +122,9 @@ void RankedStrategy::combine_amax(Stream stream, const View& values) {
 }
 
 void RankedStrategy::sum(double* value) {
-  all_combine(sharing_ranks(), device().stream(), {value, DType::f64, {1}}, ops::Combine::sum,
+  Communicator& ranks =
+      mesh().size(Group::expert) == 1 ? sharing_ranks() : *mesh().group(Group::stage);
+  all_combine(ranks, device().stream(), {value, DType::f64, {1}}, ops::Combine::sum,
               combined_.data());
 }
 

@@ -77,12 +77,11 @@ class Strategy {
   /// one. Returns the listener to which that pass reports completed gradients, or null.
   virtual GradientListener* begin_exchange(bool /*last*/) { return nullptr; }
   /// Called after the last pass. Waits until the gradients that this rank updates are sums over
-  /// ranks. Several ranks without a combiner() also replace `squared_norm`
-  /// (Optimizer::squared_norm) by its sum over ranks, so that a NaN of one rank reaches all; with a
-  /// combiner() the optimizer does that.
+  /// ranks. Replicas also replace `squared_norm` (Optimizer::squared_norm) by its sum over ranks,
+  /// so that a NaN of one rank reaches all; else the optimizer does that by the combiner().
   virtual void finish_exchange(double* /*squared_norm*/) {}
-  /// Returns the combiner for an optimizer that updates parts of parameters, or null if it updates
-  /// whole ones.
+  /// Returns the combiner for an optimizer that updates parts of parameters, or of which ranks have
+  /// different ones; null if it updates all.
   virtual RankCombiner* combiner() { return nullptr; }
   /// Called after the update. Gets the new values of parameters from the ranks that updated them.
   virtual void share_values() {}

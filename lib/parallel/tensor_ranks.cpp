@@ -54,7 +54,9 @@ void TensorCombiner::sum(double* value) {
   if (of_state_ != nullptr) {
     of_state_->sum(value);
   }
-  ranks_->sum(*context_, {value, DType::f64, {1}});
+  if (!sums_stage_) {
+    ranks_->sum(*context_, {value, DType::f64, {1}});
+  }
 }
 
 void TensorCombiner::largest(const View& values) {
@@ -62,6 +64,12 @@ void TensorCombiner::largest(const View& values) {
     of_state_->largest(values);
   }
   ranks_->largest(*context_, values);
+}
+
+void TensorCombiner::largest_of_experts(const View& values) {
+  if (of_state_ != nullptr && of_state_->of_parts()) {
+    of_state_->largest_of_experts(values);
+  }
 }
 
 }  // namespace fp8train

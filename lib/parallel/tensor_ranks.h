@@ -39,15 +39,19 @@ class TensorRanks final : public RankExchange {
 /// those of the tensor axis.
 class TensorCombiner final : public RankCombiner {
  public:
-  /// `of_state` may be null. All outlive the combiner.
-  TensorCombiner(RankCombiner* of_state, TensorRanks& ranks, const StepContext& context)
-      : of_state_(of_state), ranks_(&ranks), context_(&context) {}
+  /// `of_state` may be null; `sums_stage`: it sums over the tensor axis too. All outlive the
+  /// combiner.
+  TensorCombiner(RankCombiner* of_state, bool sums_stage, TensorRanks& ranks,
+                 const StepContext& context)
+      : of_state_(of_state), sums_stage_(sums_stage), ranks_(&ranks), context_(&context) {}
 
   void sum(double* value) override;
   void largest(const View& values) override;
+  void largest_of_experts(const View& values) override;
 
  private:
   RankCombiner* of_state_;
+  bool sums_stage_;
   TensorRanks* ranks_;
   const StepContext* context_;
 };

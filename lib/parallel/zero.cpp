@@ -53,10 +53,13 @@ class Zero final : public RankedStrategy, public ParameterGatherer {
   Gathered gather(size_t unit, size_t next) override;
   void begin_gradients(size_t unit, bool overwrites) override;
   using RankedStrategy::combine_amax;  // of few values
-  void combine_amax(const View& amax) override;
+  void combine_amax(const View& amax, bool of_experts) override;
 
  protected:
   Communicator& sharing_ranks() const override { return group_ == nullptr ? comm() : *group_; }
+  void largest_of_experts(const View& values) override {
+    all_combine(*expert_comm(), device().stream(), values, ops::Combine::max, combine_scratch());
+  }
 
  private:
   struct Unit {
@@ -72,12 +75,12 @@ class Zero final : public RankedStrategy, public ParameterGatherer {
   std::vector<GradientBuckets::Bucket> make_buckets();
   void start(size_t unit);
   void finish(Unit& unit);
-  void gather(const Encoded& shard, const Encoded& whole, std::vector<Work>& coming);
+  void gather(size_t segment, std::vector<Work>& coming);
   void clear_gradients(size_t segment, bool overwrites);
 
-  std::unique_ptr<Communicator> group_;        ///< which shares a copy; null: all ranks do
-  std::unique_ptr<Communicator> own_gathers_;  ///< with an order of its own next to the exchanges
-  Communicator* gathers_ = nullptr;
+  std::unique_ptr<Communicator> group_;  ///< which shares a copy; null: all ranks do
+  std::vector<std::unique_ptr<Communicator>> own_gathers_;  ///< with orders of their own
+  Communicator* gathers_[2] = {};  ///< for values, next to the exchanges; of experts: [1]
   std::vector<Unit> units_;
   std::vector<Tensor> unit_scales_;  ///< of each segment whose tensors have a scale each: ones
   std::optional<GradientBuckets> buckets_;
@@ -85,20 +88,27 @@ class Zero final : public RankedStrategy, public ParameterGatherer {
 
 void Zero::attach(Device& device, ParameterStore& parameters, const View& amax) {
   RankedStrategy::attach(device, parameters, amax);
-  if (layout().adds_shards && !parameters.automatic_scales().empty()) {
+  if (layout().adds_shards &&
+      (!parameters.automatic_scales(false).empty() || !parameters.automatic_scales(true).empty())) {
     throw ConfigError(
         "parallelism.sync_each_batch: this plan moves the scales of its gradients once in a step, "
         "by the sums of whole gradients; set false");
   }
-  if (layout().ranks < comm().size()) {
+  const int sharing = layout().shared.count;
+  if (sharing < comm().size()) {
     std::vector<int> group_of_rank;
     for (int rank = 0; rank < comm().size(); ++rank) {
-      group_of_rank.push_back(rank / layout().ranks);
+      group_of_rank.push_back(rank / sharing);
     }
     group_ = comm().group(group_of_rank);
   }
-  own_gathers_ = comm().in_stream_order() ? nullptr : sharing_ranks().duplicate();
-  gathers_ = own_gathers_ == nullptr ? &sharing_ranks() : own_gathers_.get();
+  Communicator* const of_segments[] = {&sharing_ranks(), expert_comm()};
+  for (size_t i = 0; i < std::size(of_segments) && of_segments[i] != nullptr; ++i) {
+    gathers_[i] = of_segments[i];
+    if (!comm().in_stream_order()) {
+      gathers_[i] = own_gathers_.emplace_back(of_segments[i]->duplicate()).get();
+    }
+  }
   units_.resize(layout().slot_groups.size());
   buckets_.emplace(comm(), device, parameters.all().size(), make_buckets());
   unit_scales_.resize(layout().segments.size());
@@ -138,20 +148,24 @@ std::vector<GradientBuckets::Bucket> Zero::make_buckets() {
       }
       const StoreLayout::Segment& segment = layout().segments[index];
       const ParameterFormats& formats = parameters().all()[segment.parameters.front()]->formats;
-      const size_t first_queue = (is_end ? 2 : unit % 2) * widest;
+      const int sharing = layout().ranks_of(segment).count;
+      Communicator* const own = segment.of_experts ? expert_comm() : nullptr;
+      const size_t first_queue = ((is_end ? 2 : unit % 2) + (own == nullptr ? 0 : 3)) * widest;
       units_[unit].queues.push_back(first_queue + units_[unit].queues.size());
-      buckets.push_back({.parameters = segment.parameters,
-                         .gradients = {.gradients = shards().whole_gradients(index),
-                                       .tensors = segment.begins,
-                                       .piece_bytes = site().settings.bucket_bytes,
-                                       .automatic = parameters().controllers_of(segment.parameters),
-                                       .scale_ranks = site().scale_ranks(),
-                                       .shard_ranks = layout().ranks,
-                                       .adds = layout().adds_shards},
-                         .wire = gradient_wire(formats.gradient_wire, site().self_exact,
-                                               comm().topology(), layout().ranks),
-                         .shard = shards().gradient_shard(index),
-                         .queue = units_[unit].queues.back()});
+      buckets.push_back(
+          {.parameters = segment.parameters,
+           .gradients = {.gradients = shards().whole_gradients(index),
+                         .tensors = segment.begins,
+                         .piece_bytes = site().settings.bucket_bytes,
+                         .automatic = parameters().controllers_of(segment.parameters),
+                         .scale_ranks = own == nullptr ? site().scale_ranks() : nullptr,
+                         .shard_ranks = sharing,
+                         .adds = layout().adds_shards},
+           .wire = gradient_wire(formats.gradient_wire, site().self_exact,
+                                 (own == nullptr ? comm() : *own).topology(), sharing),
+           .shard = shards().gradient_shard(index),
+           .queue = units_[unit].queues.back(),
+           .comm = own});
     }
   }
   return buckets;
@@ -187,24 +201,28 @@ void Zero::start(size_t unit) {
   started.state = Unit::State::coming;
   started.flight = TraceFlight(TraceKind::exchange, "gather");
   for (const size_t segment : started.segments) {
-    gather(shards().gathered_shard(segment), shards().gathered_whole(segment), started.coming);
+    gather(segment, started.coming);
   }
 }
 
-void Zero::gather(const Encoded& shard, const Encoded& whole, std::vector<Work>& coming) {
-  const Stream stream = device().stream();
-  coming.push_back(
-      gathers_->all_gather(stream, shard.codes.data, whole.codes.data, shard.codes.bytes()));
+void Zero::gather(size_t segment, std::vector<Work>& coming) {
+  const Encoded shard = shards().gathered_shard(segment);
+  const Encoded whole = shards().gathered_whole(segment);
+  Communicator& ranks = *gathers_[layout().segments[segment].of_experts ? 1 : 0];
+  const auto gather_part = [&](const View& own, const View& all) {
+    coming.push_back(ranks.all_gather(device().stream(), own.data, all.data, own.bytes()));
+  };
+  gather_part(shard.codes, whole.codes);
   if (shard.format.block.is_group()) {
-    coming.push_back(
-        gathers_->all_gather(stream, shard.scales.data, whole.scales.data, shard.scales.bytes()));
+    gather_part(shard.scales, whole.scales);
   }
 }
 
-void Zero::combine_amax(const View& amax) {
-  const bool in_shares = amax.count() % sharing_ranks().size() == 0;
-  (in_shares ? all_combine_shares : all_combine)(sharing_ranks(), device().stream(), amax,
-                                                 ops::Combine::max, combine_scratch());
+void Zero::combine_amax(const View& amax, bool of_experts) {
+  Communicator& ranks = of_experts ? *expert_comm() : sharing_ranks();
+  const bool in_shares = amax.count() % ranks.size() == 0;
+  (in_shares ? all_combine_shares : all_combine)(ranks, device().stream(), amax, ops::Combine::max,
+                                                 combine_scratch());
 }
 
 void Zero::finish(Unit& unit) {

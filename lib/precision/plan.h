@@ -102,6 +102,8 @@ struct PrecisionPlan {
   bool forward_reads_saved = false;
   /// The product of a SwiGLU is not stored for backward but made again from saved_nonlinear.
   bool recompute_swiglu = false;
+  /// The rows of tokens, and the gradients of rows, on their way to experts that other ranks have.
+  TensorFormat expert_dispatch;
   TensorFormat weight;  ///< the parameter as stored, of a linear layer that is not exempt
   std::optional<TensorFormat>
       master_weight;  ///< nothing: the stored weight is what the optimizer updates
@@ -159,7 +161,7 @@ void check_roles(const PrecisionPlan& plan);
 /// Roles that a request replaces, in the spelling of describe(); empty ones stay the plan's.
 struct RoleRequest {
   std::string weight, master_weight, weight_gradient, gradient_wire, parameter_wire;
-  std::string moment1, moment2, saved_norm, saved_nonlinear;
+  std::string moment1, moment2, saved_norm, saved_nonlinear, expert_dispatch;
   std::string fprop_x, fprop_w, dgrad_dy, dgrad_w, wgrad_dy, wgrad_x;
 
   bool operator==(const RoleRequest&) const = default;

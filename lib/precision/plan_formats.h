@@ -53,6 +53,7 @@ inline PrecisionPlan unscaled(const char* name, DType compute) {
   plan.activation = compute;
   plan.fprop = plan.dgrad = plan.wgrad = gemm_in(plain(compute), plain(compute), false);
   plan.saved_activation = plan.saved_norm = plan.saved_nonlinear = plain(compute);
+  plan.expert_dispatch = plain(compute);
   plan.weight = plan.weight_gradient = plan.gradient_wire = plan.parameter_wire = plain(DType::f32);
   plan.moment1 = plan.moment2 = plain(DType::f32);
   return plan;

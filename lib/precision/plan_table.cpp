@@ -144,6 +144,7 @@ PlanRequest request_of(const PrecisionPlan& plan) {
   request.roles.master_weight = plan.master_weight ? describe(*plan.master_weight) : "none";
   request.roles.saved_norm = describe(plan.saved_norm);
   request.roles.saved_nonlinear = describe(plan.saved_nonlinear);
+  request.roles.expert_dispatch = describe(plan.expert_dispatch);
   return request;
 }
 
@@ -156,6 +157,7 @@ std::vector<PlanColumn> plan_columns(const PrecisionPlan& plan) {
           {"saved activation", describe(plan.saved_activation)},
           {"saved norm input", describe(plan.saved_norm) + in_forward},
           {"saved nonlinear", describe(plan.saved_nonlinear) + in_forward},
+          {"expert dispatch", describe(plan.expert_dispatch)},
           {"activations", std::string(name_of(plan.activation))},
           {"weight", describe(plan.weight)},
           {"master weight", master(plan)},

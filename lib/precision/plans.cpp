@@ -224,15 +224,15 @@ PrecisionPlan fp8_lm() {
 }
 
 /// DeepSeek-V3: fine-grained GEMMs, bf16 moments, fp32 weight gradients; inputs of SwiGLU stored in
-/// E4M3 with a scale for 1x128, its product made again in the backward pass (section 3.3.3). Our
-/// choices: a bf16 wire for gradients, of which the paper says nothing; E4M3 for the input of the
-/// projection after attention, which the paper stores in E5M6.
+/// E4M3 with a scale for 1x128, its product made again in backward; rows go to experts in E4M3 with
+/// powers of two for scales, and come back in bf16 (section 3.3.3). Our choices: a bf16 wire for
+/// gradients; E4M3 for the input of the projection after attention, which the paper stores in E5M6.
 PrecisionPlan deepseek_v3() {
   PrecisionPlan plan = fine_grained("deepseek-v3");
-  plan.saved_nonlinear = plan.saved_activation;
+  plan.saved_nonlinear = plan.expert_dispatch = plan.saved_activation;
+  plan.expert_dispatch.scale_type = ScaleType::pow2;
   plan.recompute_swiglu = true;
-  plan.gradient_wire = plain(DType::bf16);
-  plan.moment1 = plan.moment2 = plain(DType::bf16);
+  plan.gradient_wire = plan.moment1 = plan.moment2 = plain(DType::bf16);
   return plan;
 }
 

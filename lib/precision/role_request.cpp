@@ -59,6 +59,10 @@ const std::vector<Role>& plan_roles() {
        "Input of an activation function as it is stored for backward, and of a norm if saved_norm "
        "is not set",
        &RoleRequest::saved_nonlinear},
+      {"expert_dispatch",
+       "Rows of tokens, and their gradients, on the way to experts of other ranks "
+       "(parallelism.expert); they come back as activations are",
+       &RoleRequest::expert_dispatch},
       {"fprop_x", "The input as the forward GEMM reads it", &RoleRequest::fprop_x, nullptr,
        &PrecisionPlan::fprop, &GemmPlan::a},
       {"fprop_w", "The weight as the forward GEMM reads it", &RoleRequest::fprop_w, nullptr,
@@ -117,6 +121,9 @@ void apply_stored_roles(const PlanRequest& request, PrecisionPlan& plan) {
   }
   if (!roles.saved_norm.empty()) {
     plan.saved_norm = parse_role_format("saved_norm", roles.saved_norm);
+  }
+  if (!roles.expert_dispatch.empty()) {
+    plan.expert_dispatch = parse_role_format("expert_dispatch", roles.expert_dispatch);
   }
   for (const Role& role : plan_roles()) {
     if (role.format != nullptr && !(roles.*role.requested).empty()) {

@@ -191,12 +191,14 @@ void check_saved(const PrecisionPlan& plan) {
   TensorFormat blocks = plain(DType::e4m3);
   blocks.block = per::block_1x128;
   blocks.policy = ScalePolicy::current;
-  const auto check_role = [&](const char* role, const TensorFormat& saved) {
-    TensorFormat fp32_scales = saved;
-    if (saved.scale_type == ScaleType::pow2) {
-      fp32_scales.scale_type = ScaleType::f32;
+  const auto is_blocks = [&](TensorFormat format) {
+    if (format.scale_type == ScaleType::pow2) {
+      format.scale_type = ScaleType::f32;
     }
-    if (saved != groups && fp32_scales != blocks && !is_plain(saved, plan.activation)) {
+    return format == blocks;
+  };
+  const auto check_role = [&](const char* role, const TensorFormat& saved) {
+    if (saved != groups && !is_blocks(saved) && !is_plain(saved, plan.activation)) {
       refuse(role, saved,
              fmt::format("is not stored for backward: choose '{}', '{}' or '{}'",
                          name_of(plan.activation), describe(groups), describe(blocks)));
@@ -210,6 +212,16 @@ void check_saved(const PrecisionPlan& plan) {
   };
   check_role("saved_nonlinear", plan.saved_nonlinear);
   check_role("saved_norm", plan.saved_norm);
+  const bool are_codes = plan.expert_dispatch.is_scaled();
+  if (are_codes && !has_scaled_gemms(plan)) {
+    refuse("expert_dispatch", plan.expert_dispatch,
+           "is for the FP8 GEMMs of experts, and this plan has none: leave it out");
+  }
+  if (!is_blocks(plan.expert_dispatch) && !is_plain(plan.expert_dispatch, plan.activation)) {
+    refuse("expert_dispatch", plan.expert_dispatch,
+           fmt::format("does not go to experts: choose '{}' or '{} pow2'", name_of(plan.activation),
+                       describe(blocks)));
+  }
 }
 
 /// Returns the bytes of one element with its share of scales.

@@ -170,6 +170,14 @@ uint64_t ScalingState::due(int64_t step, bool ends_step) const {
   return groups;
 }
 
+void ScalingState::clear_current_amax(Stream stream) const {
+  for (const auto& group : groups_) {
+    if (group->format.policy == ScalePolicy::current) {
+      ops::fill(stream, group->amax, 0.0F);
+    }
+  }
+}
+
 void ScalingState::begin_pass(Stream stream, ScalingPass pass, int chunk) const {
   for (const auto& group : groups_) {
     if (pass != ScalingPass::both && (pass != group->pass || chunk != group->chunk)) {

@@ -169,10 +169,10 @@ std::vector<View> StoredPool::words_without(size_t buffer, const std::vector<boo
   return views;
 }
 
-std::vector<View> StoredPool::tensor_scales() const {
+std::vector<View> StoredPool::tensor_scales(int queue) const {
   std::vector<View> views;
   for (const Buffer& buffer : buffers_) {
-    if (buffer.format.block == per::tensor && !buffer.scales.empty()) {
+    if (buffer.queue == queue && buffer.format.block == per::tensor && !buffer.scales.empty()) {
       views.push_back(buffer.scales);
     }
   }

@@ -65,8 +65,9 @@ class StoredPool {
   /// the tensors whose positions are `skipped`; positions that it does not have are not. Of these,
   /// up to three words at the end may be cleared too.
   std::vector<View> words_without(size_t buffer, const std::vector<bool>& skipped) const;
-  /// The scales of buffers whose tensors have one each, [tensors, 2] in the order of their tensors.
-  std::vector<View> tensor_scales() const;
+  /// The scales of a queue's buffers whose tensors have one each, [tensors, 2] in the order of
+  /// their tensors.
+  std::vector<View> tensor_scales(int queue) const;
 
   /// Tensors that lie side by side in a buffer, [begin, end) of those in it.
   struct Stretch {

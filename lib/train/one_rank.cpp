@@ -248,7 +248,7 @@ Nearness expected_nearness(const SmallRun& one, const SmallRun& other) {
   const ParallelLayout& layout = other.engine.strategy.layout;
   const bool same_batches = one.engine.step == other.engine.step;
   const bool ties = layout.pipeline > 1 && one.engine.model.tie_word_embeddings;
-  if (same_batches && !ties && layout.context == 1 &&
+  if (same_batches && !ties && layout.context == 1 && layout.expert == 1 &&
       (layout.tensor == 1 || layout.tensor_parts > 0)) {
     return {};
   }

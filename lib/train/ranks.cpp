@@ -95,10 +95,13 @@ void copy_from_first(Communicator* group, Device& device, const View& values) {
 
 void share_weights(const Mesh& mesh, Device& device, const ParameterStore& parameters) {
   Communicator* const state = mesh.group(Group::state);
+  Communicator* const expert_state = mesh.group(Group::expert_state);
   if (parameters.shards() != nullptr) {
     // Each rank has its own parts; scales follow from the whole, which all have computed.
-    for (const View& scales : parameters.shards()->shared_scales()) {
-      copy_from_first(state, device, scales);
+    for (const bool of_experts : {false, true}) {
+      for (const View& scales : parameters.shards()->shared_scales(of_experts)) {
+        copy_from_first(of_experts ? expert_state : state, device, scales);
+      }
     }
     return;
   }
@@ -106,7 +109,7 @@ void share_weights(const Mesh& mesh, Device& device, const ParameterStore& param
   for (const auto& parameter : parameters.all()) {
     const Encoded& value = parameter->stored_value;
     for (const View& part : {value.codes, value.scales}) {
-      copy_from_first(state, device, part);
+      copy_from_first(parameter->of_experts() ? expert_state : state, device, part);
       copy_from_first(parameter->sharding.cut ? nullptr : tensor, device, part);
     }
   }

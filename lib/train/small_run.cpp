@@ -44,10 +44,11 @@ Topology reduce_layout(StrategySettings& strategy, const Topology& ranks) {
   const bool groups = strategy.shard_ranks != 0 && data >= 4;
   layout.context = reduced(layout.context, 2);
   const int others = (layout.pipeline > 1 ? 1 : 0) + (layout.context > 1 ? 1 : 0);
-  layout.tensor = reduced(layout.tensor, 8 >> others);
+  const bool divides_experts = layout.expert > 1;
+  layout.tensor = reduced(layout.tensor, divides_experts ? 2 : 8 >> others);
   layout.tensor_parts = std::min(layout.tensor_parts, 2 * layout.tensor);
   layout.pipeline = std::min<int64_t>(layout.pipeline, layout.tensor * layout.context > 2 ? 2 : 4);
-  layout.expert = 1;
+  layout.expert = divides_experts && layout.tensor > 1 ? layout.tensor : reduced(layout.expert, 2);
   layout.stage_blocks.clear();
   strategy.shard_ranks = groups ? 2 : 0;
   strategy.bucket_bytes = std::min(strategy.bucket_bytes, int64_t{1} << 20);
@@ -112,6 +113,12 @@ void narrow(EngineSettings& engine, int64_t divisor) {
   model.hidden_size = narrowed(model.hidden_size, divisor, kBlock * parts);
   model.intermediate_size = narrowed(model.intermediate_size, divisor, kBlock * parts);
   narrow_experts(model.moe, divisor, kBlock * parts);
+  if (model.moe.experts > 0 && (layout.tensor > 1 || layout.context > 1)) {
+    // A capacity is of a rank's tokens: what is dropped would be another part on one rank.
+    double& factor = engine.step.decoder.moe.capacity_factor;
+    factor = std::max(
+        factor, static_cast<double>(model.moe.experts) / static_cast<double>(model.moe.per_token));
+  }
   engine.plan.exemptions.min_dimension /= divisor;
 }
 

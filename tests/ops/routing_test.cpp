@@ -181,7 +181,7 @@ TEST_CASE("gradients of a router's logits are those of its outputs and its own l
     CAPTURE(rule.experts, rule.per_token, rule.sigmoid, rule.normalizes);
     Routed routed(rule, kRows, random_values(kRows * rule.experts, 4));
     ops::route(cpu_stream(), routed.call());
-    Array counts(DType::i32, {kSequences, rule.experts});
+    Array counts(DType::f32, {kSequences, rule.experts});
     ops::count_choices(cpu_stream(), routed.chosen, counts);
     Array gradients(DType::f32, {kRows, rule.per_token}, random_values(kRows * rule.per_token, 5));
     Array d_logits(DType::f32, {kRows, rule.experts});
@@ -209,8 +209,8 @@ TEST_CASE("gradients of a router's logits are those of its outputs and its own l
         const double all = std::accumulate(scores.begin(), scores.end(), 0.0);
         double exponentials = 0;
         for (size_t i = 0; i < scores.size(); ++i) {
-          const int32_t count = counts.as<int32_t>()[row / (kRows / kSequences) * rule.experts +
-                                                     static_cast<int64_t>(i)];
+          const auto count = static_cast<double>(
+              counts.get(row / (kRows / kSequences) * rule.experts + static_cast<int64_t>(i)));
           const double share = count * static_cast<double>(rule.experts) /
                                static_cast<double>(rule.per_token * kRows / kSequences);
           value += 1.5 * kBalance * share * scores[i] / all;

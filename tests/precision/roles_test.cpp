@@ -83,7 +83,7 @@ TEST_CASE("a role of each name is replaced, in any plan") {
   CHECK(describe(plan.saved_nonlinear) == "e4m3 group(16) current");
   CHECK(plan.saved_norm == plan.saved_nonlinear);
   CHECK(plan.self_exact);
-  CHECK(plan_roles().size() == 15);  // those above, saved_norm and the master weight
+  CHECK(plan_roles().size() == 16);  // and saved_norm, expert_dispatch and the master weight
 }
 
 TEST_CASE("what norms and activation functions store is chosen for each of them") {

@@ -62,13 +62,17 @@ inline std::vector<std::vector<float>> values_by_parameter(Engine& engine) {
       ops::read_stored(engine.device().stream(), own, decoded);
       copy_to_host(engine.device(), whole.data() + part.first, decoded);
     }
-    Communicator& comm = *engine.strategy().mesh().group(Group::state);
-    std::vector<float> all(whole.size() * static_cast<size_t>(comm.size()));
-    comm.all_gather(Communicator::host_stream(), whole.data(), all.data(),
-                    whole.size() * sizeof(float))
+    Communicator* const comm =
+        engine.mesh().group(parameter->of_experts() ? Group::expert_state : Group::state);
+    if (comm == nullptr) {
+      continue;
+    }
+    std::vector<float> all(whole.size() * static_cast<size_t>(comm->size()));
+    comm->all_gather(Communicator::host_stream(), whole.data(), all.data(),
+                     whole.size() * sizeof(float))
         .wait();
     const float* of_rank = all.data();
-    for (const Part& one : comm.all_gather_values(part)) {
+    for (const Part& one : comm->all_gather_values(part)) {
       std::copy_n(of_rank + one.first, one.count, whole.data() + one.first);
       of_rank += whole.size();
     }

@@ -6,6 +6,7 @@
 #include "support/parameters.h"
 #include "support/rank_threads.h"
 #include "support/small_gpt2.h"
+#include "support/small_moe.h"
 #include "train/inference/generator.h"
 
 using namespace fp8train;
@@ -120,4 +121,19 @@ TEST_CASE("parts of a model generate where ranks share all else too") {
   const Results parts = run(settings, {.tensor = 2, .pipeline = 2}, 8);
   CHECK(test::same_bits(parts.logits, data.logits));
   CHECK(parts.tokens == data.tokens);
+}
+
+TEST_CASE("ranks with different experts evaluate and generate as ranks with all do") {
+  EngineSettings settings = with_heads(test::small_moe("fp32"));
+  settings.model.intermediate_size = settings.model.moe.width = 64;
+  const Results all = run(settings, {}, 2);
+  const Results parts = run(settings, {.expert = 2}, 2);
+  CHECK(parts.evaluation.mean == Approx(all.evaluation.mean).epsilon(1e-6));
+  CHECK(parts.tokens == all.tokens);
+  for (size_t i = 0; i < all.logits.size(); ++i) {
+    CHECK(parts.logits[i] == Approx(all.logits[i]).epsilon(1e-3).margin(1e-4));
+  }
+  settings.strategy.zero_stage = 3;
+  CHECK(test::same_bits(run(settings, {.expert = 2}, 2).logits, parts.logits));
+  CHECK(run(settings, {.tensor = 2, .pipeline = 2, .expert = 2}, 4).tokens.size() == 8);
 }

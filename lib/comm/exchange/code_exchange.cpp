@@ -153,10 +153,10 @@ void CodeExchange::pack() {
 bool CodeExchange::sum() {
   if (ranks() > 1) {
     ops::sum_shared(stream_, codes(received(), ranks()), codes(own_codes(), 1));
-    if (!automatic_.empty() && own_here() > 0) {
-      ops::count_largest(stream_, {own_codes(), wire_.format.dtype, {own_here()}}, own_names(),
-                         automatic_.view());
-    }
+  }
+  if (!automatic_.empty() && own_here() > 0) {
+    ops::count_largest(stream_, {own_codes(), wire_.format.dtype, {own_here()}}, own_names(),
+                       automatic_.view());
   }
   if (to_shard()) {
     read_shard();

@@ -329,6 +329,8 @@ std::vector<Field> parallelism_fields() {
              "How: heads swaps rows for heads around attention, and needs a part of the heads of "
              "keys for each rank; gather gathers keys and values of whole sequences, and takes a "
              "length that twice the ranks divide"),
+      layout("expert", &ParallelLayout::expert, between(1, 1 << 16),
+             "Ranks that have different experts of each layer, and send each other rows"),
       layout(
           "tensor_parts", &ParallelLayout::tensor_parts, between(0, 256),
           "Partial results of each sum that parallelism.tensor divides, a power of two: with the "

@@ -31,14 +31,14 @@ void route(Stream stream, const Route& call) {
 }
 
 void count_choices(Stream stream, ConstView chosen, View counts) {
-  check(chosen.dtype == DType::i32 && counts.dtype == DType::i32 &&
+  check(chosen.dtype == DType::i32 && counts.dtype == DType::f32 &&
             chosen.shape.rows() % counts.shape.rows() == 0,
-        "count_choices: int32 of sequences of one length expected");
+        "count_choices: int32 of sequences of one length, and fp32 counts expected");
   dispatch<&OpTable::count_choices>(stream, chosen, counts);
 }
 
 void add_loads(Stream stream, ConstView counts, int64_t capacity, View loads) {
-  check(counts.dtype == DType::i32 && holds(loads, DType::i64, counts.shape.back() + 1),
+  check(counts.dtype == DType::f32 && holds(loads, DType::i64, counts.shape.back() + 1),
         "add_loads: loads must be int64 [E + 1] for counts [sequences, E]");
   dispatch<&OpTable::add_loads>(stream, counts, capacity, loads);
 }
@@ -49,9 +49,9 @@ void route_backward(Stream stream, const RouteBackward& call) {
             holds(call.d_logits, DType::f32, call.logits.count()),
         "route_backward: gradients must be fp32 [rows, k] and d_logits fp32 [rows, E]");
   check(call.counts.empty() ||
-            (call.counts.dtype == DType::i32 && call.counts.shape.back() == call.rule.experts &&
+            (call.counts.dtype == DType::f32 && call.counts.shape.back() == call.rule.experts &&
              call.logits.shape.rows() % call.counts.shape.rows() == 0),
-        "route_backward: counts must be int32 [sequences, E]");
+        "route_backward: counts must be fp32 [sequences, E]");
   dispatch<&OpTable::route_backward>(stream, call);
 }
 

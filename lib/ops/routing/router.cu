@@ -19,25 +19,25 @@ __global__ void __launch_bounds__(kBlock) rows_kernel(Rows of_call, int64_t rows
 
 /// A block has a sequence.
 __global__ void __launch_bounds__(kBlock)
-    count_choices_kernel(const int32_t* chosen, int64_t choices, int32_t* counts, int64_t experts) {
-  int32_t* const own = counts + blockIdx.x * experts;
+    count_choices_kernel(const int32_t* chosen, int64_t choices, float* counts, int64_t experts) {
+  float* const own = counts + blockIdx.x * experts;
   for (int64_t i = threadIdx.x; i < experts; i += kBlock) {
-    own[i] = 0;
+    own[i] = 0.0F;
   }
   __syncthreads();
   for (int64_t i = threadIdx.x; i < choices; i += kBlock) {
-    atomicAdd(own + chosen[blockIdx.x * choices + i], 1);
+    atomicAdd(own + chosen[blockIdx.x * choices + i], 1.0F);
   }
 }
 
 /// One block.
 __global__ void __launch_bounds__(kBlock)
-    add_loads_kernel(const int32_t* counts, int64_t sequences, int64_t experts, int64_t capacity,
+    add_loads_kernel(const float* counts, int64_t sequences, int64_t experts, int64_t capacity,
                      int64_t* loads) {
   for (int64_t i = threadIdx.x; i < experts; i += kBlock) {
     int64_t load = 0;
     for (int64_t sequence = 0; sequence < sequences; ++sequence) {
-      load += counts[sequence * experts + i];
+      load += static_cast<int64_t>(counts[sequence * experts + i]);
     }
     loads[i] += load;
     if (load > capacity) {
@@ -73,12 +73,11 @@ void route(Stream stream, const Route& call) {
 void count_choices(Stream stream, ConstView chosen, View counts) {
   const int64_t sequences = counts.shape.rows();
   launch(stream, {static_cast<unsigned>(sequences), kBlock}, count_choices_kernel,
-         chosen.as<int32_t>(), chosen.count() / sequences, counts.as<int32_t>(),
-         counts.shape.back());
+         chosen.as<int32_t>(), chosen.count() / sequences, counts.as<float>(), counts.shape.back());
 }
 
 void add_loads(Stream stream, ConstView counts, int64_t capacity, View loads) {
-  launch(stream, {1, kBlock}, add_loads_kernel, counts.as<int32_t>(), counts.shape.rows(),
+  launch(stream, {1, kBlock}, add_loads_kernel, counts.as<float>(), counts.shape.rows(),
          counts.shape.back(), capacity, loads.as<int64_t>());
 }
 

@@ -34,11 +34,11 @@ struct Route {
 /// sum.
 void route(Stream stream, const Route& call);
 
-/// counts[s, e] = choices of expert e in sequence s. chosen: int32 [rows, k]; counts: int32
-/// [sequences, E], of equal numbers of rows.
+/// counts[s, e] = choices of expert e in sequence s. chosen: int32 [rows, k]; counts: fp32
+/// [sequences, E], of equal numbers of rows, and exact below 2^24.
 void count_choices(Stream stream, ConstView chosen, View counts);
 
-/// loads[e] += the choices of expert e; loads[E] += those beyond `capacity`. counts: int32
+/// loads[e] += the choices of expert e; loads[E] += those beyond `capacity`. counts: fp32
 /// [sequences, E]; loads: int64 [E + 1].
 void add_loads(Stream stream, ConstView counts, int64_t capacity, View loads);
 
@@ -49,11 +49,12 @@ struct RouteBackward {
   ConstView chosen;     ///< as route() has written it
   ConstView gradients;  ///< fp32 [rows, k], of the probabilities
   View d_logits;        ///< fp32 [rows, E], is overwritten
-  /// int32 [sequences, E] of count_choices(), for the balance loss; empty: there is none. Per token
+  /// fp32 [sequences, E] of count_choices(), for the balance loss; empty: there is none. Per token
   /// it is balance_loss * sum over e of f_e p_e, where f_e is the share of expert e in the choices
   /// of the sequence, times E, and p_e the token's score, divided by the sum of its scores
   /// (DeepSeek-V3, arXiv 2412.19437, section 2.1.2, without the factor 1 / T).
   ConstView counts;
+  int64_t ranks = 1;  ///< that share each sequence, and whose counts these are the sums of
   float balance_loss = 0.0F;
   float z_loss = 0.0F;  ///< per token: z_loss * log(sum exp)^2 (ST-MoE, arXiv 2202.08906)
   /// Of both losses: *gradient_scale (null: 1) times gradient_factor, which is 1 / positions of a

@@ -28,9 +28,9 @@ void count_choices(Stream /*stream*/, ConstView chosen, View counts) {
   const int64_t choices = chosen.count() / sequences;
   for (int64_t sequence = 0; sequence < sequences; ++sequence) {
     const int32_t* const from = chosen.as<int32_t>() + sequence * choices;
-    int32_t* const to = counts.as<int32_t>() + sequence * experts;
+    float* const to = counts.as<float>() + sequence * experts;
     for (int64_t i = 0; i < experts; ++i) {
-      to[i] = 0;
+      to[i] = 0.0F;
     }
     for (int64_t i = 0; i < choices; ++i) {
       ++to[from[i]];
@@ -44,7 +44,7 @@ void add_loads(Stream /*stream*/, ConstView counts, int64_t capacity, View loads
   for (int64_t i = 0; i < experts; ++i) {
     int64_t load = 0;
     for (int64_t sequence = 0; sequence < counts.shape.rows(); ++sequence) {
-      load += counts.as<int32_t>()[sequence * experts + i];
+      load += static_cast<int64_t>(counts.as<float>()[sequence * experts + i]);
     }
     to[i] += load;
     to[experts] += load > capacity ? load - capacity : 0;

@@ -120,7 +120,7 @@ FP8TRAIN_HD void route_row(const RouterRule& rule, const float* logits, const fl
 
 /// The losses of a row that do not follow from the outputs of experts.
 struct RouterLosses {
-  const int32_t* counts;   ///< of the row's sequence; null: no balance loss
+  const float* counts;     ///< of the row's sequence; null: no balance loss
   float balance, z_slope;  ///< factors of counts, and of the soft-max times log(sum exp)
 };
 
@@ -132,7 +132,7 @@ FP8TRAIN_HD void balance_gradients(const RouterRule& rule, const RouterScores& s
   for (int64_t i = 0; i < rule.experts; ++i) {
     const float score = scores(i);
     sum += score;
-    d_scores[i] = losses.balance * static_cast<float>(losses.counts[i]);
+    d_scores[i] = losses.balance * losses.counts[i];
     weighted += d_scores[i] * score;
   }
   if (rule.sigmoid) {
@@ -206,8 +206,9 @@ struct RouteBackwardRows {
   const int32_t* chosen;
   const float* gradients;
   float* d_logits;
-  const int32_t* counts;  ///< null: no balance loss
-  int64_t length;         ///< of a sequence
+  const float* counts;  ///< null: no balance loss
+  int64_t length;       ///< of a sequence here
+  int64_t ranks;
   float balance_loss, z_loss;
   const float* gradient_scale;
   float gradient_factor;
@@ -220,7 +221,7 @@ struct RouteBackwardRows {
     if (counts != nullptr) {
       losses.counts = counts + row / length * rule.experts;
       losses.balance = balance_loss * scale * static_cast<float>(rule.experts) /
-                       static_cast<float>(rule.per_token * length);
+                       static_cast<float>(rule.per_token * length * ranks);
     }
     route_backward_row(rule, logits + first, chosen + choice, gradients + choice, losses,
                        d_logits + first);
@@ -234,8 +235,9 @@ inline RouteBackwardRows rows_of_call(const RouteBackward& call) {
           call.chosen.as<int32_t>(),
           call.gradients.as<float>(),
           call.d_logits.as<float>(),
-          call.counts.as<int32_t>(),
+          call.counts.as<float>(),
           balances ? call.logits.shape.rows() / call.counts.shape.rows() : 1,
+          call.ranks,
           call.balance_loss,
           call.z_loss,
           call.gradient_scale,

@@ -52,10 +52,6 @@ struct Hashed {
   Group group = Group::state;  ///< which has the same
 };
 
-Hashed hashed(const ReplicaHash& one) {
-  return {one.hash, one.of_ends ? Group::pipe : one.of_stage ? Group::stage : Group::state};
-}
-
 /// Returns the ranks that should hold the same as one whose hash is another one; empty: there are
 /// none.
 std::vector<int> replicas_that_differ(const Mesh& mesh, const std::vector<Hashed>& hashes) {
@@ -110,39 +106,42 @@ std::vector<ReplicaHash> hash_replicas(Engine& engine) {
   std::vector<std::byte> piece;
   Device& device = engine.device();
   const ParameterStore& store = engine.model().parameters();
-  const auto is_whole = [&](const std::string& name) {
-    return store.shards() == nullptr &&
-           std::ranges::any_of(store.all(), [&](const auto& parameter) {
-             return parameter->name == name && !parameter->sharding.cut;
-           });
+  const auto group_of = [&](const std::string& name) {
+    const auto found = std::ranges::find_if(
+        store.all(), [&](const auto& parameter) { return parameter->name == name; });
+    const bool is_whole =
+        store.shards() == nullptr && found != store.all().end() && !(*found)->sharding.cut;
+    const bool of_experts = found != store.all().end() && (*found)->of_experts();
+    return of_experts ? Group::expert_state : is_whole ? Group::stage : Group::state;
   };
   if (engine.model().config().tie_word_embeddings && engine.mesh().size(Axis::pipeline) > 1 &&
       store.shards() == nullptr) {
-    hashes.push_back({.name = "the tied embeddings", .of_ends = true});
+    hashes.push_back({.name = "the tied embeddings", .group = Group::pipe});
   }
   engine.strategy().for_each_replica([&](const std::string& name, const Encoded& tensor) {
     uint64_t hash = hash_view(device, tensor.codes, 0, piece);
     hash = hash_view(device, tensor.scales, hash, piece);
-    if (!hashes.empty() && hashes.front().of_ends && name == "embedding.weight") {
+    if (!hashes.empty() && hashes.front().group == Group::pipe && name == "embedding.weight") {
       hashes.front().hash = hash;
     }
-    hashes.push_back({name, hash, is_whole(name)});
+    hashes.push_back({name, hash, group_of(name)});
   });
   for (const ScalingState::SavedTensor& tensor : engine.model().scaling().save()) {
     if (is_replicated(tensor)) {
       hashes.push_back({tensor.name,
                         content_hash(tensor.values.data(), tensor.values.size() * sizeof(float)),
-                        true});
+                        Group::stage});
     }
   }
   return hashes;
 }
 
 void compare_replicas(const Mesh& mesh, const std::vector<ReplicaHash>& mine, int64_t step) {
-  Hashed of_groups[] = {{0, Group::state}, {0, Group::stage}, {0, Group::pipe}};
+  Hashed of_groups[] = {
+      {0, Group::state}, {0, Group::expert_state}, {0, Group::stage}, {0, Group::pipe}};
   for (const ReplicaHash& one : mine) {
     for (auto& [hash, group] : of_groups) {
-      if (group == hashed(one).group && one.hash != 0) {
+      if (group == one.group && one.hash != 0) {
         hash = content_hash(&one.hash, sizeof(one.hash), hash);
       }
     }
@@ -155,7 +154,7 @@ void compare_replicas(const Mesh& mesh, const std::vector<ReplicaHash>& mine, in
   const std::vector<size_t> counts = mesh.gather_values(mine.size());
   for (size_t i = 0; i < *std::ranges::max_element(counts); ++i) {
     const ReplicaHash one = i < mine.size() ? mine[i] : ReplicaHash();
-    const std::vector<Hashed> hashes = mesh.gather_values(hashed(one));
+    const std::vector<Hashed> hashes = mesh.gather_values(Hashed{one.hash, one.group});
     std::array<char, 128> name = {};
     one.name.copy(name.data(), name.size() - 1);
     const auto names = mesh.gather_values(name);

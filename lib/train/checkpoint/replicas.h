@@ -12,13 +12,13 @@
 
 namespace fp8train {
 
-/// The hash of one thing that the ranks of Group::state hold alike.
+/// The hash of one thing that the ranks of a group hold alike.
 struct ReplicaHash {
   std::string name;
   uint64_t hash = 0;
-  bool of_stage = false;  ///< and so do all ranks of the pipeline stage
-  /// The table of embeddings that the first and the last pipeline stage share; 0 in others.
-  bool of_ends = false;
+  /// state, expert_state or stage; pipe: the table of embeddings that the first and the last
+  /// pipeline stage share, 0 in others.
+  Group group = Group::state;
 };
 
 /// Hashes the tensors that all ranks of an engine hold alike between steps: the values of all

@@ -85,6 +85,26 @@ struct RankScales {
   }
 };
 
+/// Returns the expert of "scaling.layers.0.mlp.experts.3.up.x.amax_history", or -1.
+int64_t expert_of(const std::string& name) {
+  constexpr std::string_view kExperts = ".experts.";
+  const size_t at = name.find(kExperts);
+  return at == std::string::npos ? -1 : std::stoll(name.substr(at + kExperts.size()));
+}
+
+/// Returns the rank of Group::state that has seen the tensors of an expert for `rank`: of those
+/// with which it shares the experts.
+size_t rank_that_has(int64_t expert, int64_t experts, size_t rank, const Mesh& mesh) {
+  const int64_t sharing = mesh.size(Axis::expert);
+  if (expert < 0 || sharing == 1) {
+    return rank;
+  }
+  const int64_t tensor = mesh.size(Axis::tensor);  // which all see the same
+  const int64_t in_stage = static_cast<int64_t>(rank) * tensor;
+  return static_cast<size_t>((in_stage / sharing * sharing + expert / (experts / sharing)) /
+                             tensor);
+}
+
 }  // namespace
 
 bool has_scaling(const std::filesystem::path& folder) {
@@ -117,6 +137,10 @@ std::vector<ScalingState::SavedTensor> scaling_tensors(const ScalingState& scali
                      own.size() * sizeof(float))
         .wait();
   }
+  int64_t experts = 0;
+  for (const ScalingState::SavedTensor& tensor : tensors) {
+    experts = std::max(experts, expert_of(tensor.name) + 1);
+  }
   size_t begin = 0;
   for (ScalingState::SavedTensor& tensor : tensors) {
     if (!tensor.of_rank) {
@@ -125,7 +149,8 @@ std::vector<ScalingState::SavedTensor> scaling_tensors(const ScalingState& scali
     const size_t count = tensor.values.size();
     tensor.values.clear();
     for (size_t rank = 0; rank < ranks; ++rank) {
-      const float* const values = all.data() + rank * own.size() + begin;
+      const size_t seen_by = rank_that_has(expert_of(tensor.name), experts, rank, mesh);
+      const float* const values = all.data() + seen_by * own.size() + begin;
       tensor.values.insert(tensor.values.end(), values, values + count);
     }
     tensor.shape.insert(tensor.shape.begin(), mesh.size(Group::state));

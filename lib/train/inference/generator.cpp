@@ -57,7 +57,8 @@ StepContext inference_context(Device& device, Arena& saved, Arena& scratch, cons
           .gatherer = ranks.gatherer,
           .tensor_ranks = ranks.tensor,
           .tensor_parts = model.tensor_share().parts,
-          .sums_in_fp32 = ranks.sums_in_fp32};
+          .sums_in_fp32 = ranks.sums_in_fp32,
+          .expert_ranks = ranks.experts};
 }
 
 /// Has all values at hand, and has layers make anew what they make of them.
@@ -65,7 +66,7 @@ class EachPassAnew final : public ParameterGatherer {
  public:
   bool gathers_per_pass() const override { return true; }
   Gathered gather(size_t /*unit*/, size_t /*next*/) override { return Gathered::again; }
-  void combine_amax(const View& /*amax*/) override {}
+  void combine_amax(const View& /*amax*/, bool /*of_experts*/) override {}
   void begin_gradients(size_t /*unit*/, bool /*overwrites*/) override {}
 };
 
@@ -78,14 +79,19 @@ size_t plan_scratch(const Device& device, const Decoder& model, int64_t capacity
     dry.gatherer = &anew;
   }
   const std::unique_ptr<Device> meta = make_meta_device(device.traits());
+  const auto dry_ranks = [](const auto& share) {
+    return make_dry_run(Topology::blocks(share.ranks, share.ranks), share.rank);
+  };
   const TensorShare& share = model.tensor_share();
-  const std::unique_ptr<Communicator> comm =
-      make_dry_run(Topology::blocks(share.ranks, share.ranks), share.rank);
-  TensorRanks tensor(*comm);
+  const ExpertShare& of_experts = model.expert_share();
+  const std::unique_ptr<Communicator> comms[] = {dry_ranks(share), dry_ranks(of_experts)};
+  TensorRanks tensor(*comms[0]);
+  TensorRanks experts(*comms[1]);
   WholeRows whole_rows(tensor);
   dry.tensor = share.ranks == 1 ? nullptr : &whole_rows;
+  dry.experts = of_experts.ranks == 1 ? nullptr : &experts;
   Decoder twin(*meta, model.config(), model.plan(),
-               {.gradients = false, .part = model.part(), .tensor = share});
+               {.gradients = false, .part = model.part(), .tensor = share, .experts = of_experts});
   Arena saved(*meta, MemoryCategory::saved_activations);
   Arena scratch(*meta, MemoryCategory::workspace);
   const auto run = [&](int64_t length, bool plain) {
@@ -176,6 +182,7 @@ int32_t sample_token(const std::vector<float>& logits, const SamplingSettings& s
 ModelRanks model_ranks(Engine& engine) {
   return {.gatherer = engine.strategy().gatherer(),
           .tensor = engine.tensor_ranks(),
+          .experts = engine.expert_ranks(),
           .stages = engine.mesh().group(Group::pipe),
           .sums_in_fp32 = engine.settings().strategy.layout.tensor_parts > 0};
 }

@@ -36,6 +36,7 @@ int32_t sample_token(const std::vector<float>& logits, const SamplingSettings& s
 struct ModelRanks {
   ParameterGatherer* gatherer = nullptr;  ///< StepContext::gatherer
   RankExchange* tensor = nullptr;         ///< those that share each layer
+  RankExchange* experts = nullptr;        ///< those that have different experts
   Communicator* stages = nullptr;         ///< Group::pipe
   bool sums_in_fp32 = false;              ///< StepContext::sums_in_fp32
 };

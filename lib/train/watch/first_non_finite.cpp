@@ -141,7 +141,8 @@ std::optional<Finding> first_gradient(Engine& engine) {
   for (size_t i = parameters.size(); i-- > 0;) {
     if (std::optional<Finding> finding = look(engine.device(), *parameters[i], Role::gradient)) {
       finding->order = -static_cast<int64_t>(parameters[i]->sharding.index);
-      finding->is_sum = engine.mesh().world_size() > 1 && store.shards() == nullptr ? 1 : 0;
+      const bool all_have_it = store.shards() == nullptr && !parameters[i]->of_experts();
+      finding->is_sum = engine.mesh().world_size() > 1 && all_have_it ? 1 : 0;
       return finding;
     }
   }

@@ -64,7 +64,7 @@ TEST_CASE("a router and its gradient are exact", "[cuda][routing]") {
         const auto run = [&](Side& side) {
           const View on_device = side.put(logits);
           const Routed routed = route(side, rule, on_device, side.put(bias));
-          const View counts = side.space(DType::i32, {2, rule.experts});
+          const View counts = side.space(DType::f32, {2, rule.experts});
           ops::count_choices(side.stream(), routed.chosen, counts);
           const View loads = side.put(Array(DType::i64, {rule.experts + 1}));
           ops::add_loads(side.stream(), counts, rows * rule.per_token / rule.experts, loads);

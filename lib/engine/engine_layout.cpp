@@ -1,0 +1,97 @@
+#include "engine/engine_layout.h"
+
+#include <fmt/format.h>
+
+#include <numeric>
+
+#include "base/error.h"
+#include "base/nearest.h"
+#include "base/text.h"
+#include "optim/registry.h"
+
+namespace fp8train {
+namespace {
+
+/// `kv_heads`: of a rank.
+void check_context(const EngineSettings& settings, int64_t kv_heads) {
+  const ParallelLayout& layout = settings.strategy.layout;
+  const int64_t length = settings.step.seq_length;
+  if (layout.context_kind == ContextKind::gather) {
+    if (layout.context > 1 && length % (2 * layout.context) != 0) {
+      throw ConfigError(
+          fmt::format("parallelism.context is {}, and data.seq_length {} is not a multiple of "
+                      "twice as much; {}",
+                      layout.context, length,
+                      length % 2 == 0 ? fmt::format("the nearest size that works is {}",
+                                                    nearest_divisor(length / 2, layout.context))
+                                      : "take an even length"));
+    }
+    return;
+  }
+  const int64_t common = std::gcd(length, kv_heads);
+  if (common % layout.context != 0) {
+    throw ConfigError(fmt::format(
+        "parallelism.context is {}, which does not divide data.seq_length {} and the {} of keys "
+        "that a rank has of each layer; the nearest size that does is {}{}",
+        layout.context, length, counted(kv_heads, "head"), nearest_divisor(common, layout.context),
+        length % (2 * layout.context) == 0 ? ", or take parallelism.context_kind: gather" : ""));
+  }
+}
+
+}  // namespace
+
+ExpertShare expert_share(const EngineSettings& settings, const Mesh& mesh, bool repeats) {
+  ExpertShare share = {mesh.index(Axis::expert), mesh.size(Axis::expert)};
+  const int64_t experts = settings.model.moe.experts;
+  const int64_t tensor = settings.strategy.layout.tensor;
+  const int64_t batch = settings.step.micro_batch_size;
+  if (share.ranks > 1 && repeats) {
+    share.counts_experts = mesh.index(Group::expert_state) == 0;
+    share.counts_others = mesh.index(Group::state) == 0;
+  }
+  if (experts > 0 && share.ranks % tensor != 0) {
+    throw ConfigError(
+        fmt::format("parallelism.expert is {}; with parallelism.tensor {} it must be a multiple of "
+                    "{}, as ranks "
+                    "that share layers have whole experts, and different ones",
+                    share.ranks, tensor, tensor));
+  }
+  if (experts > 0 && settings.step.decoder.moe.balance_loss != 0 && batch % tensor != 0 &&
+      tensor % batch != 0) {
+    throw ConfigError(fmt::format(
+        "training.micro_batch_size is {}; with moe.balance_loss, which is of whole sequences, it "
+        "must divide parallelism.tensor {} or be a multiple of it",
+        batch, tensor));
+  }
+  if (share.ranks > 1 && experts == 0) {
+    throw ConfigError("parallelism.expert: the model has no experts; remove it");
+  }
+  if (experts % share.ranks != 0) {
+    throw ConfigError(fmt::format(
+        "parallelism.expert is {}, which does not divide model.num_experts {}; the nearest size "
+        "that does is {}",
+        share.ranks, experts, nearest_divisor(experts, share.ranks)));
+  }
+  if (share.ranks > 1 && settings.strategy.zero_stage == 1 &&
+      optimizer_named(settings.optimizer.name).whole_cost != nullptr) {
+    throw ConfigError(fmt::format(
+        "parallelism.zero_stage: 1 with optimizer.name {} deals whole parameters to ranks, and "
+        "parallelism.expert gives them different ones; take 0",
+        settings.optimizer.name));
+  }
+  return share;
+}
+
+TensorShare tensor_share(const EngineSettings& settings, const Mesh& mesh) {
+  const TensorShare share = {mesh.index(Axis::tensor), mesh.size(Axis::tensor),
+                             settings.strategy.layout.parts_of_rank()};
+  if (share.ranks > 1 && optimizer_named(settings.optimizer.name).whole_cost != nullptr) {
+    throw ConfigError("parallelism.tensor cuts matrices into parts, and optimizer.name: " +
+                      settings.optimizer.name + " updates whole ones; take adamw");
+  }
+  check_context(settings, settings.model.num_key_value_heads / share.ranks);
+  check_tensor_rows(share, settings.rows_of_rank());
+  return share;
+}
+
+}  // namespace fp8train
