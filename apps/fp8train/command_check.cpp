@@ -204,6 +204,7 @@ std::string describe_axes(const SmallRun& run) {
                                    {"data", shape.data}}) {
     text += size == 1 ? "" : fmt::format("{}{} {}", text.empty() ? "" : " x ", axis, size);
   }
+  text += shape.expert == 1 ? "" : fmt::format(" (expert {})", shape.expert);
   return text.empty() ? "one rank" : text;
 }
 
@@ -216,7 +217,7 @@ std::string describe(const FirstDifference& difference, const SmallRun& run) {
   const MeshShape shape = mesh_shape(run.engine.strategy.layout, run.ranks);
   const double ratio = difference.ratio;
   std::string hint = std::abs(ratio - 1) < kNear ? ": the size is right" : "";
-  for (const int ranks : {shape.tensor, shape.data, shape.pipeline, shape.context}) {
+  for (const int ranks : {shape.tensor, shape.data, shape.pipeline, shape.context, shape.expert}) {
     if (ranks > 1 && std::abs(ratio / ranks - 1) < kNear) {
       hint = fmt::format(", as if {} ranks each added the whole", ranks);
     } else if (ranks > 1 && std::abs(ratio * ranks - 1) < kNear) {

@@ -42,16 +42,17 @@ std::string stages_of(const ParallelLayout& layout) {
 
 /// "batch" is the sequences of a micro-batch, "times" the micro-batches of a step.
 std::string table_of(const std::vector<Layout>& layouts, size_t shown) {
-  std::vector<TableColumn> table = {{"tensor"},    {"context"},         {"stages"},  {"ZeRO"},
-                                    {"recompute"}, {"batch"},           {"times"},   {"memory"},
-                                    {"s/step", 4}, {"exposed wire", 3}, {"idle", 2}, {"tokens/s"},
-                                    {"MFU", 1},    {"goodput", 5}};
+  std::vector<TableColumn> table = {{"tensor"},   {"context"},   {"expert"},          {"stages"},
+                                    {"ZeRO"},     {"recompute"}, {"batch"},           {"times"},
+                                    {"memory"},   {"s/step", 4}, {"exposed wire", 3}, {"idle", 2},
+                                    {"tokens/s"}, {"MFU", 1},    {"goodput", 5}};
   for (size_t i = 0; i < shown; ++i) {
     const Layout& layout = layouts[i];
     const Settings& settings = layout.settings;
     const std::string texts[] = {
         fmt::to_string(settings.parallelism.layout.tensor),
         fmt::to_string(settings.parallelism.layout.context),
+        fmt::to_string(settings.parallelism.layout.expert),
         stages_of(settings.parallelism.layout),
         fmt::format("{}{}{}", settings.parallelism.zero_stage,
                     settings.parallelism.sync_each_batch ? "+sync" : "",
@@ -71,7 +72,8 @@ std::string table_of(const std::vector<Layout>& layouts, size_t shown) {
     }
   }
   std::erase_if(table, [](const TableColumn& column) {
-    return std::string_view(column.title) == "context" &&
+    const std::string_view title = column.title;
+    return (title == "context" || title == "expert") &&
            std::ranges::all_of(column.texts, [](const std::string& text) { return text == "1"; });
   });
   return table_text(std::move(table), terminal_columns(stdout));

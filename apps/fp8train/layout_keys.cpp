@@ -21,6 +21,9 @@ std::string keys_of(const Layout& layout, const Settings& file) {
     others += fmt::format(" parallelism.context_kind={}",
                           name_in(kContextKinds, strategy.layout.context_kind));
   }
+  if (strategy.layout.expert != of_file.expert) {
+    others += fmt::format(" parallelism.expert={}", strategy.layout.expert);
+  }
   if (strategy.layout.schedule != of_file.schedule) {
     others +=
         fmt::format(" parallelism.schedule={}", name_in(kScheduleKinds, strategy.layout.schedule));

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
+#include <set>
 
 #include "base/error.h"
 #include "base/names.h"
@@ -65,6 +67,23 @@ void add_context_sizes(const ParallelLayout& one, const ModelConfig& model, int6
   }
 }
 
+/// Each layout with experts on every rank (or as few ranks as share layers), on those of a node,
+/// and on as many as there are.
+std::vector<ParallelLayout> with_expert_sizes(const std::vector<ParallelLayout>& layouts,
+                                              int64_t experts, int64_t ranks, int64_t of_node) {
+  std::vector<ParallelLayout> all;
+  for (const ParallelLayout& one : layouts) {
+    const int64_t of_stage = ranks / one.pipeline;
+    const int64_t most = std::gcd(experts, of_stage);
+    for (const int64_t size : std::set{one.tensor, std::gcd(most, of_node), most}) {
+      if (experts % size == 0 && of_stage % size == 0 && size % one.tensor == 0) {
+        all.emplace_back(one).expert = size;
+      }
+    }
+  }
+  return all;
+}
+
 /// The sizes of axes that `ranks` ranks can have: layers are shared within a node.
 std::vector<ParallelLayout> sizes_of_axes(const Settings& settings, int ranks) {
   const ModelConfig model = open_session(settings, false).engine.model;  // which can be in a folder
@@ -77,6 +96,7 @@ std::vector<ParallelLayout> sizes_of_axes(const Settings& settings, int ranks) {
       if (of_node % tensor == 0 && pipeline <= blocks) {
         ParallelLayout layout = given;
         layout.context = 1;
+        layout.expert = 1;
         layout.tensor = tensor;
         layout.pipeline = pipeline;
         layout.schedule = ScheduleKind::one_forward_one_backward;
@@ -88,7 +108,7 @@ std::vector<ParallelLayout> sizes_of_axes(const Settings& settings, int ranks) {
       }
     }
   }
-  return all;
+  return model.moe.experts == 0 ? all : with_expert_sizes(all, model.moe.experts, ranks, of_node);
 }
 
 /// The share of the job's time that trains, with saves at the run's interval or at the best one.
