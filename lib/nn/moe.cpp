@@ -2,14 +2,66 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "base/math.h"
+#include "device/device_questions.h"
+#include "device/meta/repeated_calls.h"
 #include "ops/gemm/gemm.h"
 #include "ops/pointwise/elementwise.h"
 #include "ops/routing/token_rows.h"
 
 namespace fp8train {
 namespace {
+
+/// Whether two layers make the same calls: whatever their plans are called, adapters aside.
+bool are_alike(const Linear& a, const Linear& b) {
+  const LinearPlan& one = a.plan();
+  const LinearPlan& other = b.plan();
+  const Parameter& of_one = a.weight().parameter();
+  const Parameter& of_other = b.weight().parameter();
+  return one.fprop == other.fprop && one.dgrad == other.dgrad && one.wgrad == other.wgrad &&
+         one.activation == other.activation && one.evaluate_scaled == other.evaluate_scaled &&
+         one.swiglu == other.swiglu && one.remade_input == other.remade_input &&
+         one.has_plain_stages == other.has_plain_stages && of_one.formats == of_other.formats &&
+         of_one.gathered.form == of_other.gathered.form && of_one.trained && of_other.trained &&
+         !a.has_adapters() && !b.has_adapters();
+}
+
+bool are_alike(const std::vector<Mlp>& experts) {
+  return std::ranges::all_of(experts, [&](const Mlp& expert) {
+    return are_alike(expert.up(), experts[0].up()) && are_alike(expert.down(), experts[0].down());
+  });
+}
+
+/// Runs each of `experts`, given its index. A dry run of many that are alike runs the first, whose
+/// calls and memory count for all.
+template <typename Run>
+void for_each_expert(const StepContext& context, const std::vector<Mlp>& experts, bool backward,
+                     const Run& run) {
+  const size_t count = experts.size();
+  if (!counts_only(*context.device) || !are_alike(experts)) {
+    for (size_t i = 0; i < count; ++i) {
+      run(backward ? count - 1 - i : i);
+    }
+    return;
+  }
+  const std::set<Arena*> arenas = {context.saved, context.scratch, context.held};
+  std::vector<Arena::Mark> before;
+  for (const Arena* arena : arenas) {
+    before.push_back(arena == nullptr ? 0 : arena->mark());
+  }
+  {
+    const RepeatedCalls repeated(context.stream, static_cast<int64_t>(count));
+    run(0);
+  }
+  size_t i = 0;
+  for (Arena* arena : arenas) {
+    if (const size_t begin = before[i++]; arena != nullptr) {
+      arena->allocate((count - 1) * (arena->mark() - begin));
+    }
+  }
+}
 
 constexpr int64_t kUntrainedRows = 256;  // that no expert drops any of, in a pass without training
 
@@ -116,14 +168,17 @@ void Moe::forward(const StepContext& context, const InputTensor& x, View y, Save
   saved.sources = stored(DType::i32, {slots});
   saved.outputs = stored(y.dtype, {slots, width});
   choose(context, saved, rows_of_expert);
+  if (!context.training && !untrained_loads_.empty()) {
+    count_loads(context, 1, saved, untrained_loads_);
+  }
   const View inputs = allocate(memory_of_inputs(context), y.dtype, {slots, width});
   ops::send_rows(context.stream, saved.x, saved.sources, saved.probabilities, false, inputs);
   saved.experts.resize(experts_.size());
-  for (size_t i = 0; i < experts_.size(); ++i) {
+  for_each_expert(context, experts_, false, [&](size_t i) {
     const int64_t first = static_cast<int64_t>(i) * rows_of_expert;
     experts_[i].forward(context, rows_of(inputs, first, rows_of_expert),
                         rows_of(saved.outputs, first, rows_of_expert), saved.experts[i]);
-  }
+  });
   if (shared_) {
     shared_->forward(context, saved.x, y, saved.shared);
   }
@@ -134,6 +189,18 @@ void Moe::forward(const StepContext& context, const InputTensor& x, View y, Save
                                     .y = y});
 }
 
+/// Returns the choices of experts in each of `batch` sequences, in scratch, and adds them to
+/// `loads`.
+View Moe::count_loads(const StepContext& context, int64_t batch, const Saved& saved,
+                      const View& loads) const {
+  const View counts = allocate(*context.scratch, DType::i32, {batch, shape_.experts});
+  ops::count_choices(context.stream, saved.chosen, counts);
+  if (!loads.empty()) {
+    ops::add_loads(context.stream, counts, saved.sources.count() / shape_.experts, loads);
+  }
+  return counts;
+}
+
 /// Returns the gradient of x, fp32 in scratch, and adds to that of the weight.
 View Moe::backward_of_router(const StepContext& context, ConstView dy, int64_t batch,
                              const Saved& saved) const {
@@ -141,11 +208,7 @@ View Moe::backward_of_router(const StepContext& context, ConstView dy, int64_t b
   ArenaScope scope(*context.scratch);
   const View products = allocate(*context.scratch, DType::f32, saved.slots.shape);
   ops::dot_rows(context.stream, dy, saved.outputs, saved.slots, products);
-  const View counts = allocate(*context.scratch, DType::i32, {batch, shape_.experts});
-  ops::count_choices(context.stream, saved.chosen, counts);
-  if (!loads_.empty()) {
-    ops::add_loads(context.stream, counts, saved.sources.count() / shape_.experts, loads_);
-  }
+  const View counts = count_loads(context, batch, saved, loads_);
   const View d_logits = allocate(*context.scratch, DType::f32, saved.logits.shape);
   const bool balances = settings_.balance_loss != 0.0;
   ops::route_backward(context.stream, {.rule = rule_of(shape_),
@@ -179,11 +242,11 @@ void Moe::backward(const StepContext& context, ConstView dy, View dx, int64_t ba
   const View gradients = allocate(*context.scratch, dy.dtype, saved.outputs.shape);
   ops::send_rows(context.stream, dy, saved.sources, saved.probabilities, true, gradients);
   const int64_t rows = saved.sources.count() / shape_.experts;
-  for (size_t i = experts_.size(); i-- > 0;) {
+  for_each_expert(context, experts_, true, [&](size_t i) {
     // That of the input replaces that of the output, which has been read by then.
     const View of_expert = rows_of(gradients, static_cast<int64_t>(i) * rows, rows);
     experts_[i].backward(context, of_expert, of_expert, saved.experts[i]);
-  }
+  });
   ops::return_rows(context.stream, {.x = gradients,
                                     .slots = saved.slots,
                                     .weights = {},
@@ -196,9 +259,8 @@ void Moe::add_weight_gradients(const StepContext& context, const Saved& saved) c
   if (shared_) {
     shared_->add_weight_gradients(context, saved.shared);
   }
-  for (size_t i = experts_.size(); i-- > 0;) {
-    experts_[i].add_weight_gradients(context, saved.experts[i]);
-  }
+  for_each_expert(context, experts_, true,
+                  [&](size_t i) { experts_[i].add_weight_gradients(context, saved.experts[i]); });
 }
 
 }  // namespace fp8train
