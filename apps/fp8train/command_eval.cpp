@@ -89,16 +89,22 @@ void print_loss(const EvalOptions& options, const EngineSettings& engine, const 
                       static_cast<double>(bytes);
   if (options.json) {
     fmt::print(
-        "{{\"plan\": \"{}\", \"loss\": {:.8f}, \"perplexity\": {:.6f}, \"tokens\": {}{}}}\n",
+        "{{\"plan\": \"{}\", \"loss\": {:.8f}, \"perplexity\": {:.6f}, \"tokens\": {}{}{}}}\n",
         options.model.plan, loss.mean, std::exp(loss.mean), loss.targets,
-        bytes == 0 ? "" : fmt::format(", \"bytes\": {}, \"bits_per_byte\": {:.8f}", bytes, bits));
+        bytes == 0 ? "" : fmt::format(", \"bytes\": {}, \"bits_per_byte\": {:.8f}", bytes, bits),
+        engine.model.moe.experts == 0
+            ? ""
+            : fmt::format(", \"experts_dropped_percent\": {:.4f}", 100 * loss.dropped));
     return;
   }
-  print_fitted("{}: loss {:.6f}, perplexity {:.4f}{} over {} tokens in windows of {}{}\n",
+  print_fitted("{}: loss {:.6f}, perplexity {:.4f}{} over {} tokens in windows of {}{}{}\n",
                options.model.plan, loss.mean, std::exp(loss.mean),
                bytes == 0 ? "" : fmt::format(", {:.4f} bits per byte", bits), loss.targets,
                engine.step.seq_length,
-               options.stride > 0 ? fmt::format(", {} tokens apart", options.stride) : "");
+               options.stride > 0 ? fmt::format(", {} tokens apart", options.stride) : "",
+               loss.dropped > 0
+                   ? fmt::format("; {:.2f} % of the choices of experts dropped", 100 * loss.dropped)
+                   : "");
 }
 
 /// Returns the sources at a path; in a folder of token files, those for validation.

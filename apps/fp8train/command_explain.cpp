@@ -161,6 +161,9 @@ void print_text(const Session& session, const ExplainedDevice& device, bool ever
   print_fitted("{}", layer_shares_text(session));
   print_note("\n{}: {}.", plan.name, describe_products(layers, device.name));
   print_note("In {}: {}.", name_of(plan.activation), outside_of(session.engine.model));
+  if (session.engine.model.moe.experts > 0) {
+    print_note("In fp32: the routers of experts, with their scores and choices.");
+  }
   if (const std::string refused = why_refused(session.engine, device); !refused.empty()) {
     print_note("{}", refused);
   }
@@ -234,6 +237,9 @@ void print_json(const Session& session, const ExplainedDevice& device) {
     json["roles"][role] = format;
   }
   json["outside"] = outside_of(session.engine.model);
+  if (session.engine.model.moe.experts > 0) {
+    json["routers"] = "fp32";
+  }
   for (size_t i = 0; i < layers.linears.size(); ++i) {
     const LinearPlan& linear = layers.linears[i];
     const auto gemm = [&](const GemmPlan& g, size_t which) {

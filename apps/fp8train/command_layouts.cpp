@@ -20,6 +20,7 @@
 #include "layouts.h"
 #include "output_path.h"
 #include "overview.h"
+#include "text_stream.h"
 
 namespace fp8train {
 namespace {
@@ -57,7 +58,8 @@ std::string table_of(const std::vector<Layout>& layouts, size_t shown) {
         fmt::format("{}{}{}", settings.parallelism.zero_stage,
                     settings.parallelism.sync_each_batch ? "+sync" : "",
                     settings.optimizer.offloads ? "+host" : ""),
-        std::string(name_of(settings.step.decoder.recompute)),
+        fmt::format("{}{}", name_of(settings.step.decoder.recompute),
+                    settings.step.decoder.offloads_saved ? "+host" : ""),
         fmt::to_string(settings.step.micro_batch_size),
         fmt::to_string(layout.micro_batches),
         describe_bytes(layout.bytes),
@@ -134,7 +136,16 @@ int print_layouts(const LayoutOptions& options, Settings settings, int ranks) {
     throw ConfigError("layouts plans for a GPU by its stated rates: name one with --gpu");
   });
   print_plan(settings, memory, ranks);
-  const LayoutSearch found = search_layouts(settings, memory, ranks, options.top);
+  ProgressLine line;
+  const LayoutSearch found =
+      search_layouts(settings, memory, ranks, options.top, 0, [&](const LayoutSearch& so_far) {
+        line.show([&] {
+          const auto fitting = std::ssize(so_far.fitting);
+          return fmt::format("tried {}, of which {} fit",
+                             counted(fitting + std::ssize(so_far.too_large), "layout"), fitting);
+        });
+      });
+  line.finish();
   const int64_t count = std::ssize(found.fitting) + std::ssize(found.too_large) + found.larger;
   print_fitted("{} of {} on {}, {} tokens per step\n", counted(count, "layout"),
                counted(ranks, "rank"), memory.gpu->name, describe_count(found.tokens_per_step));

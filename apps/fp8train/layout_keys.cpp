@@ -43,6 +43,9 @@ std::string keys_of(const Layout& layout, const Settings& file) {
   if (settings.optimizer.offloads != file.optimizer.offloads) {
     others += fmt::format(" offload.optimizer={}", settings.optimizer.offloads);
   }
+  if (settings.step.decoder.offloads_saved != file.step.decoder.offloads_saved) {
+    others += fmt::format(" offload.activations={}", settings.step.decoder.offloads_saved);
+  }
   const int64_t global = settings.training.global_batch_size;
   return fmt::format(
       "parallelism.tensor={} parallelism.pipeline={} parallelism.zero_stage={}{} "

@@ -156,23 +156,26 @@ class StageSearch {
         ++found.larger;
         continue;
       }
-      Layout layout = plan(with_micro_batch(size), &found.scheduled);
+      Layout layout = plan(with_micro_batch(size), &found.scheduled, limit());
       is_too_large = !fits(layout.bytes);
       (is_too_large ? found.too_large : found.fitting).push_back(std::move(layout));
+      if (found.tried) {
+        found.tried(found);
+      }
     }
     return found.fitting.size() > fitting;
   }
 
   /// Makes the dry run of a layout; `others` (null: none) gets it with the schedules with which the
-  /// same passes take less time.
-  Layout plan(const Settings& settings, std::vector<Layout>* others) const {
+  /// same passes take less time. `limit`: where it ends.
+  Layout plan(const Settings& settings, std::vector<Layout>* others, size_t limit) const {
     Layout layout = {.settings = settings};
     const Session session = open_session(settings, false, ranks_);
     bool one_is_too_large = false;  // then the others need no dry run
     StageRuns runs = largest_stage_runs(session, [&](const EngineSettings& engine, int rank) {
       DryRunStep of_rank;
       if (!one_is_too_large) {
-        of_rank = logged_step(engine, memory_.traits, topology_, rank);
+        of_rank = logged_step(engine, memory_.traits, topology_, rank, limit);
         one_is_too_large = !fits(of_rank.memory.total());
       }
       return of_rank;
@@ -180,6 +183,7 @@ class StageSearch {
     const DryRunStep& step = runs.largest_run();
     layout.micro_batches = session.engine.step.gradient_accumulation_steps;
     layout.bytes = step.memory.total();
+    layout.is_bound = step.is_bound;
     layout.plan = session.stages.size() > 1 ? step.plan_name : "";
     if (one_is_too_large) {
       return layout;
@@ -191,7 +195,8 @@ class StageSearch {
     return layout;
   }
 
-  bool fits(size_t bytes) const { return memory_.bytes == 0 || bytes <= memory_.bytes; }
+  bool fits(size_t bytes) const { return bytes <= limit(); }
+  size_t limit() const { return memory_.bytes == 0 ? SIZE_MAX : memory_.bytes; }
 
  private:
   Settings with_micro_batch(int64_t size) const {
@@ -252,6 +257,9 @@ void search_recompute(Settings changed, const RankMemory& memory, int ranks, int
                       std::vector<int64_t> sizes, LayoutSearch& found) {
   for (const Recompute recompute :
        {Recompute::block, Recompute::none, Recompute::mlp, Recompute::attention}) {
+    if (recompute == Recompute::block && changed.step.decoder.offloads_saved) {
+      continue;  // blocks store nothing
+    }
     changed.step.decoder.recompute = recompute;
     const size_t before = found.fitting.size();
     try {
@@ -302,7 +310,7 @@ void add_scheduled(const StageSearch& search, size_t top, LayoutSearch& found) {
       break;
     }
     try {
-      Layout planned = search.plan(layout.settings, nullptr);
+      Layout planned = search.plan(layout.settings, nullptr, search.limit());
       if (search.fits(planned.bytes)) {
         found.fitting.push_back(std::move(planned));
         sort_by_speed(found.fitting);
@@ -312,6 +320,15 @@ void add_scheduled(const StageSearch& search, size_t top, LayoutSearch& found) {
     } catch (const ConfigError& error) {
       found.refused.emplace_back(error.what());
     }
+  }
+}
+
+/// Sorts layouts by memory. What the first one needs is known in the end, and not only at least.
+void find_smallest(const StageSearch& search, std::vector<Layout>& layouts) {
+  std::ranges::stable_sort(layouts, {}, &Layout::bytes);
+  while (!layouts.empty() && layouts.front().is_bound) {
+    layouts.front() = search.plan(layouts.front().settings, nullptr, SIZE_MAX);
+    std::ranges::stable_sort(layouts, {}, &Layout::bytes);
   }
 }
 
@@ -325,13 +342,15 @@ bool can_be_shared(const Settings& settings, int ranks) {
 }
 
 LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, int ranks,
-                            int64_t top, int64_t micro_batch_size) {
+                            int64_t top, int64_t micro_batch_size,
+                            const std::function<void(const LayoutSearch&)>& tried) {
   if (settings.parallelism.layout.tensor_parts > 0) {
     throw ConfigError(
         "parallelism.tensor_parts makes runs comparable, and layouts plans fast ones; leave it "
         "out");
   }
   LayoutSearch found;
+  found.tried = tried;
   const int64_t sequences = sequences_of(settings, ranks);
   found.tokens_per_step = sequences * settings.step.seq_length;
   Settings whole = settings;
@@ -339,6 +358,9 @@ LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, 
   const auto search_axes = [&] {
     for (const ParallelLayout& layout : axes) {
       const int64_t data = data_ranks(layout, ranks);
+      if (whole.step.decoder.offloads_saved && layout.pipeline > 1) {
+        continue;  // has no implementation
+      }
       if (sequences % data == 0) {
         whole.parallelism.layout = layout;
         std::vector<int64_t> sizes = divisors(sequences / data);
@@ -351,9 +373,11 @@ LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, 
     }
   };
   search_axes();
-  if (found.fitting.empty() && !memory.is_host && !settings.optimizer.offloads) {
-    whole.optimizer.offloads = true;
-    search_axes();
+  for (bool* const on_host : {&whole.optimizer.offloads, &whole.step.decoder.offloads_saved}) {
+    if (found.fitting.empty() && !memory.is_host && !*on_host) {
+      *on_host = true;
+      search_axes();
+    }
   }
   if (found.fitting.empty() && found.too_large.empty()) {
     throw ConfigError(found.refused.empty()
@@ -362,9 +386,9 @@ LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, 
                                         ranks, sequences)
                           : found.refused.front());
   }
-  add_scheduled(StageSearch(settings, memory, ranks, sequences, {}), static_cast<size_t>(top),
-                found);
-  std::ranges::stable_sort(found.too_large, {}, &Layout::bytes);
+  const StageSearch search(settings, memory, ranks, sequences, {});
+  add_scheduled(search, static_cast<size_t>(top), found);
+  find_smallest(search, found.too_large);
   return found;
 }
 

@@ -5,6 +5,7 @@
 // micro-batches. Each is a dry run on the meta device, timed with the stated rates of a GPU.
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,8 @@ namespace fp8train {
 struct Layout {
   Settings settings;          ///< those of the run with the keys of this layout
   int64_t micro_batches = 1;  ///< of a rank in a step
-  size_t bytes = 0;           ///< memory of a rank
+  size_t bytes = 0;           ///< memory of a rank, which does not fit if is_bound:
+  bool is_bound = false;      ///< the layout needs at least that
   StepTime time;              ///< of an optimizer step
   double tokens_per_second = 0;
   double mfu = 0;  ///< model FLOPs over the GPU's rate of 16 bits
@@ -37,15 +39,19 @@ struct LayoutSearch {
   int64_t larger = 0;                ///< others, which need more than some of too_large
   std::vector<std::string> refused;  ///< why other combinations cannot run
   std::vector<int64_t> indivisible;  ///< replicas among which a step's sequences are not divided
+  std::function<void(const LayoutSearch&)> tried;  ///< called after each dry run; may be empty
 };
 
 /// Searches the layouts of a run; a step has the same tokens in all of them. `memory` is that of a
 /// planned GPU. Divides training.global_batch_size, or what all ranks compute in a step, among the
 /// ranks of each layout that can share it. `micro_batch_size`: the only one that is tried; 0: all.
-/// Other schedules than 1F1B are tried only where they would be among the `top` fastest. Throws
-/// what open_session() throws if no combination can run.
+/// Other schedules than 1F1B are tried only where they would be among the `top` fastest.
+/// Activations and states of the optimizer move to the host's memory only where nothing fits
+/// otherwise. `tried`: called after each dry run. Throws what open_session() throws if no
+/// combination can run.
 LayoutSearch search_layouts(const Settings& settings, const RankMemory& memory, int ranks,
-                            int64_t top, int64_t micro_batch_size = 0);
+                            int64_t top, int64_t micro_batch_size = 0,
+                            const std::function<void(const LayoutSearch&)>& tried = {});
 
 /// Returns the keys that a search varies with the layout's values: "parallelism.zero_stage=1 ..",
 /// and others where they differ from those of `file`.

@@ -38,6 +38,9 @@ std::vector<std::string> fields_of(const StepMetrics& metrics) {
   if (metrics.skipped_steps > 0) {
     fields.insert(fields.begin() + 2, fmt::format("skipped {}", metrics.skipped_steps));
   }
+  if (metrics.experts) {
+    fields.push_back(fmt::format("dropped {:.2f}%", 100 * metrics.experts->dropped));
+  }
   if (metrics.scaling != nullptr) {
     fields.push_back(fmt::format("{} sat {:.2f}% under {:.2f}%", metrics.scaling->formats,
                                  metrics.scaling->saturated_percent,
@@ -131,6 +134,7 @@ void RunScreen::did_step(int64_t step, int64_t max_steps) {
 }
 
 void RunScreen::measured(const StepMetrics& metrics) {
+  dropped_ = metrics.experts ? std::optional(metrics.experts->dropped) : std::nullopt;
   // A terminal breaks a line that fills it.
   const size_t columns = style_ == Style::pretty ? terminal_columns(out_) - 1 : kNoColumns;
   put(describe(metrics), describe(metrics, columns));
@@ -138,7 +142,10 @@ void RunScreen::measured(const StepMetrics& metrics) {
 
 void RunScreen::validated(int64_t step, const LossReport& loss, bool is_final, bool of_documents) {
   const char* const all = of_documents ? "all documents of the" : "the whole";
-  say("step {}: val loss {:.4f} over {} tokens{}", step, loss.mean, loss.targets,
+  say("step {}: val loss {:.4f} over {} tokens{}{}", step, loss.mean, loss.targets,
+      loss.dropped > 0
+          ? fmt::format(", {:.2f} % of the choices of experts dropped", 100 * loss.dropped)
+          : "",
       is_final ? fmt::format(" ({} validation split)", all) : "");
 }
 
@@ -179,12 +186,13 @@ void RunScreen::had_nothing_to_do(int64_t step, const Session& session) {
 
 void RunScreen::finished(const TrainingState& state, const Session& session, int64_t steps,
                          double seconds) {
-  say("done: {}, {} tokens{} in {}; loss {:.4f}{}{}; everything is in {}",
+  say("done: {}, {} tokens{} in {}; loss {:.4f}{}{}{}; everything is in {}",
       counted(state.step, "step"), describe_count(state.tokens),
       steps == state.step ? "" : fmt::format(", {} since the last start", counted(steps, "step")),
       describe_duration(seconds), state.loss,
       remark_on_loss(state.first_loss, state.loss, session.engine.model.vocab_size),
       state.val_step > 0 ? fmt::format(", val loss {:.4f}", state.val_loss) : "",
+      dropped_ ? fmt::format(", {:.2f} % of the choices of experts dropped", 100 * *dropped_) : "",
       directory_.root.string());
 }
 

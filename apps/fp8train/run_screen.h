@@ -67,6 +67,7 @@ class RunScreen : public RunListener {
   std::FILE* out_;
   bool verbose_;
   RunDirectory directory_;
+  std::optional<double> dropped_;  ///< in the last logged step; nothing without experts
   int log_ = -1;
   bool line_open_ = false;  // the renewed one
   Stopwatch since_tick_;

@@ -251,10 +251,10 @@ std::string advice_for_unknown_key(const std::string& section, const std::string
     keys.push_back(field.key.substr(field.key.rfind('.') + 1));
   }
   const std::string far = nearest_name(name, keys);
-  if (far.empty() || far.size() < 4) {
-    return "";
+  if (far.size() >= 4) {
+    return "did you mean: " + same_name_elsewhere(far) + "?";
   }
-  return "did you mean: " + same_name_elsewhere(far) + "?";
+  return section.empty() || siblings.empty() ? "" : "there are: " + joined(siblings);
 }
 
 }  // namespace fp8train

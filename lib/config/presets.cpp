@@ -126,7 +126,8 @@ const std::vector<Preset>& presets() {
   static const std::vector<Preset> kPresets = {
       {"toy", "2 Llama layers, 64 wide; for smoke tests", llama({2, 64, 4, 2, 192, 0, 64}), 64},
       {"toy-moe", "the same with 8 experts, of which a token uses 2",
-       qwen3_moe(llama({2, 64, 4, 2, 96, 0, 64}), {.experts = 8, .per_token = 2, .width = 96}), 64},
+       qwen3_moe(llama({2, 64, 4, 2, 96, 0, 64}), {.experts = 8, .per_token = 2, .width = 96}), 64,
+       0.01},
       {"nanogpt-laptop", "nanoGPT's character model for a CPU: 4 GPT-2 layers, 128 wide, no biases",
        gpt2(4, 128, 4, 0, 64, false), 64},
       {"gpt2-124m", "GPT-2 small", gpt2_124m(), 1024},
@@ -134,8 +135,8 @@ const std::vector<Preset>& presets() {
       {"qwen3-0.6b", "Qwen3 0.6B", qwen3_600m(), 8192},
       {"llama-1b", "Llama 3.2 1B", llama_1b(), 8192},
       {"mistral-7b", "Mistral 7B v0.3", mistral_7b(), 8192},
-      {"qwen3-30b-a3b", "Qwen3 30B-A3B, 128 experts", qwen3_30b_a3b(), 8192},
-      {"mixtral-8x7b", "Mixtral 8x7B v0.1, 8 experts", mixtral_8x7b(), 8192},
+      {"qwen3-30b-a3b", "Qwen3 30B-A3B, 128 experts", qwen3_30b_a3b(), 8192, 0.001},
+      {"mixtral-8x7b", "Mixtral 8x7B v0.1, 8 experts", mixtral_8x7b(), 8192, 0.01},
       {"llama-8b", "Llama 3.1 8B", llama3({32, 4096, 32, 8, 14336, 128256, 131072}, 8.0), 8192},
       {"llama-70b", "Llama 3.1 70B", llama3({80, 8192, 64, 8, 28672, 128256, 131072}, 8.0), 8192},
       {"llama-405b", "Llama 3.1 405B", llama3({126, 16384, 128, 8, 53248, 128256, 131072}, 8.0),
@@ -157,6 +158,7 @@ void apply_preset(const Preset& preset, Settings& settings) {
   settings.model.preset = preset.name;
   settings.model.config = preset.config;
   settings.step.seq_length = preset.seq_length;
+  settings.step.decoder.moe.balance_loss = preset.balance_loss;
 }
 
 }  // namespace fp8train

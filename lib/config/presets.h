@@ -13,7 +13,8 @@ struct Preset {
   std::string name;
   std::string doc;  ///< one line
   ModelConfig config;
-  int64_t seq_length = 0;  ///< becomes the default of data.seq_length
+  int64_t seq_length = 0;     ///< becomes the default of data.seq_length
+  double balance_loss = 0.0;  ///< becomes the default of moe.balance_loss
 };
 
 /// Returns all presets, small to large.
@@ -22,7 +23,8 @@ const std::vector<Preset>& presets();
 /// Returns the preset with this name, or null.
 const Preset* find_preset(const std::string& name);
 
-/// Sets the keys that the preset decides: model.preset, model.config and data.seq_length.
+/// Sets the keys that the preset decides: model.preset, model.config, data.seq_length and
+/// moe.balance_loss.
 void apply_preset(const Preset& preset, Settings& settings);
 
 }  // namespace fp8train

@@ -143,18 +143,18 @@ constexpr ForeignKey kMegatronKeys[] = {
     {"gradient_clipping", Meaning::ours, "optimizer.grad_clip"}};
 
 constexpr ForeignValue kSizeAboveOne[] = {{"1", Fate::ignored}, {"*"}};
-constexpr ForeignValue kRingSize[] = {
-    {"1", Fate::ignored},
-    {"*", Fate::ours, "", "; with parallelism.context_kind: gather ranks gather keys and values"}};
+/// Both strategies of TorchContextParallelConfig move keys and values, and no heads.
+constexpr const char* kKeysMove = "ranks gather keys and values here (parallelism.context_kind)";
+constexpr ForeignValue kStrategiesOfContext[] = {{"allgather", Fate::noted, kKeysMove},
+                                                 {"alltoall", Fate::noted, kKeysMove}};
 constexpr ForeignKey kParallelismKeys[] = {
     {"tp_size", Meaning::ours, "parallelism.tensor"},
-    {"cp_size", Meaning::values, "parallelism.context", kRingSize},
-    {"sp_size", Meaning::values, "parallelism.context", kSizeAboveOne},
+    {"cp_size sp_size", Meaning::special},
+    {"cp_comm_strategy", Meaning::values, "", kStrategiesOfContext, "allgather or alltoall"},
     {"dp_shard_size", Meaning::values, "parallelism.shard_ranks", kSizeAboveOne}};
-constexpr ForeignTable kParallelism = {
-    kParallelismKeys,
-    "dp_replicate_size cp_comm_strategy cp_backend sp_backend sp_seq_length "
-    "sp_seq_length_is_variable sp_attn_implementation"};
+constexpr ForeignTable kParallelism = {kParallelismKeys,
+                                       "dp_replicate_size cp_backend sp_backend sp_seq_length "
+                                       "sp_seq_length_is_variable sp_attn_implementation"};
 constexpr ForeignKey kTensorParallelKeys[] = {{"tp_size", Meaning::ours, "parallelism.tensor"}};
 
 bool is_section(std::string_view name) {
@@ -289,10 +289,31 @@ class Accelerate : public Program {
         fmt::format("{}: {} is compared with the number of ranks", entry.spelled, entry.node.text));
   }
 
+  /// The axis that shares sequences: cp_size gathers keys and values, sp_size swaps heads
+  /// (DeepSpeed Ulysses). ParallelismConfig of Accelerate refuses both.
+  void context(const Entry& section) {
+    std::optional<Entry> given;
+    pass_.section(section, kParallelism, "parallelism_config_", [&](const Entry& entry) {
+      if (count_in(entry.node) == 1) {
+        pass_.without_meaning(entry);
+      } else if (given) {
+        pass_.complain(entry, fmt::format("{} shares the sequences already, as in Accelerate; "
+                                          "remove one of them",
+                                          given->spelled));
+      } else {
+        given = entry;
+        pass_.put("parallelism.context", entry, entry.node);
+      }
+    });
+    if (given && pass_.value_for("parallelism.context_kind") == nullptr) {
+      pass_.put("parallelism.context_kind", *given, given->name == "cp_size" ? "gather" : "heads");
+    }
+  }
+
   /// `counts`: the section that counts with the type.
   void section(const Entry& entry, const std::string& counts) {
     if (entry.name == "parallelism_config") {
-      pass_.section(entry, kParallelism, "parallelism_config_");
+      context(entry);
     } else if (entry.name == "tp_config") {
       pass_.section(entry, {kTensorParallelKeys}, "tp_");
     } else if (type_.empty() && !entry.node.items.empty() &&

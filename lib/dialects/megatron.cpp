@@ -44,7 +44,7 @@ constexpr ForeignValue kDrops[] = {
 constexpr const char* kBalance = "moe.balance_loss is the weight of a loss by sequences";
 constexpr ForeignValue kBalancing[] = {{"auxloss", Fate::noted, kBalance},
                                        {"seqauxloss", Fate::noted, kBalance},
-                                       {"none", Fate::noted, kBalance}};
+                                       {"none", Fate::noted, "moe_aux_loss_coeff has no effect"}};
 constexpr ForeignValue kGranularity[] = {
     {"full", Fate::ours, "block"},
     {"selective", Fate::ours, "attention", " (Megatron stores q, k and v)"}};
@@ -64,7 +64,7 @@ constexpr ForeignKey kKeys[] = {
     {"moe_router_group_topk", Meaning::ours, "model.topk_group"},
     {"moe_router_topk_scaling_factor", Meaning::ours, "model.routed_scaling_factor"},
     {"moe_router_bias_update_rate", Meaning::ours, "moe.bias_rate"},
-    {"moe_aux_loss_coeff", Meaning::ours, "moe.balance_loss"},
+    {"moe_aux_loss_coeff", Meaning::special},
     {"moe_z_loss_coeff", Meaning::ours, "moe.z_loss"},
     {"moe_expert_capacity_factor", Meaning::ours, "moe.capacity_factor"},
     {"moe_router_load_balancing_type", Meaning::values, "", kBalancing,
@@ -122,6 +122,7 @@ class Megatron : public Program {
     pass_.key(entry, kTable, [this](const Entry& it) {
       it.name == "moe_layer_freq"           ? expert_layers(it)
       : it.name == "moe_router_pre_softmax" ? static_cast<void>(pre_softmax_ = it)
+      : it.name == "moe_aux_loss_coeff"     ? static_cast<void>(balance_ = it)
       : it.name == "context_parallel_size"  ? context(it)
                                             : blocks(it);
     });
@@ -154,6 +155,12 @@ class Megatron : public Program {
  private:
   /// With sigmoids the scores of several experts are always divided by their sum.
   void finish_router() {
+    if (balance_) {
+      const YamlNode* const type = value_of(pass_.root(), "moe_router_load_balancing_type");
+      const bool is_off = type != nullptr && simplified(type->text) == "none";
+      pass_.put("moe.balance_loss", *balance_,
+                is_off ? value("0", balance_->node) : balance_->node);
+    }
     const YamlNode* const score = pass_.value_for("model.scoring_func");
     const bool is_sigmoid = score != nullptr && score->text == "sigmoid";
     if (pre_softmax_ && is_sigmoid) {
@@ -246,7 +253,7 @@ class Megatron : public Program {
   }
 
   std::optional<Entry> context_;  // context_parallel_size above 1
-  std::optional<Entry> pre_softmax_;
+  std::optional<Entry> pre_softmax_, balance_;
   std::vector<Entry> counts_;    // num_layers_at_..._in_bf16
   std::optional<Entry> blocks_;  // first_last_layers_bf16
   bool exempts_blocks_ = false;

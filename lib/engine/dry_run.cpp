@@ -111,7 +111,7 @@ void finish_log(OpLog& calls, const std::vector<Counted>& begins, const Repeated
       calls[i].part = name_of(i < begins.front().calls ? StepPart::start : StepPart::rest);
     }
     if (repeated.times > 0 && i >= begins[repeated.first].calls && i < begins[repeated.end].calls) {
-      calls[i].times += repeated.times;
+      calls[i].times *= 1 + repeated.times;
     }
   }
 }
@@ -136,7 +136,7 @@ void run_first_steps(Engine& engine, const Batch& batch,
 }
 
 DryRunStep dry_run_on(MetaDevice& meta, EngineSettings settings, const Topology& ranks, int rank,
-                      bool logged = false) {
+                      bool logged = false, size_t limit = SIZE_MAX) {
   const Repeated repeated = repeated_part(settings);
   settings.step.gradient_accumulation_steps -=
       repeated.times * static_cast<int64_t>(repeated.end - repeated.first);
@@ -146,6 +146,14 @@ DryRunStep dry_run_on(MetaDevice& meta, EngineSettings settings, const Topology&
   batch.rows = settings.step.micro_batch_size;
   batch.columns = settings.step.seq_length;
   DryRunStep dry_run;
+  const auto ends = [&] {
+    dry_run.memory = meta.ledger();
+    dry_run.is_bound = dry_run.memory.total() > limit;
+    return dry_run.is_bound;
+  };
+  if (ends()) {
+    return dry_run;
+  }
   // The tokens of this batch are never read: there may be more than this machine holds.
   std::vector<Counted> begins;  // of the micro-batches of a step
   const auto counted = [&] {
@@ -162,6 +170,14 @@ DryRunStep dry_run_on(MetaDevice& meta, EngineSettings settings, const Topology&
     }
   };
   run_first_steps(engine, batch, step);
+  const StepPlan first = engine.high_water();
+  const auto in_flight = static_cast<size_t>(settings.strategy.layout.pipeline);  // at most
+  if (limit - meta.ledger().total() < in_flight * first.saved_bytes + first.scratch_bytes) {
+    engine.reserve(first);
+    if (ends()) {
+      return dry_run;
+    }
+  }
   meta.counters() = {};
   const Counted before = counted();
   {
@@ -227,9 +243,9 @@ DryRunStep dry_run_step(const EngineSettings& settings, const DeviceTraits& trai
 }
 
 DryRunStep logged_step(const EngineSettings& settings, const DeviceTraits& traits,
-                       const Topology& ranks, int rank) {
+                       const Topology& ranks, int rank, size_t limit) {
   MetaDevice meta(traits);
-  return dry_run_on(meta, settings, ranks, rank, true);
+  return dry_run_on(meta, settings, ranks, rank, true, limit);
 }
 
 DryRunStep dry_run_step(const EngineSettings& settings, const Device& device, const Topology& ranks,

@@ -3,6 +3,7 @@
 // and bytes on wires, for the plan of memory, `check` and `estimate`.
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -26,6 +27,7 @@ struct DryRunStep {
   Traffic sent_by_layers;  ///< of it, by ranks that share layers, which wait for it
   OpLog calls;             ///< of one optimizer step, in order; only in that of logged_step()
   size_t nccl_bytes = 0;   ///< part of `memory`: assumed buffers of NCCL, on GPUs of several ranks
+  bool is_bound = false;   ///< it ended at a limit: `memory` is the least, and there is no time
   size_t state_copy = 0;   ///< bytes of host memory that hold the rank's state while it is saved
   std::string plan_name = {};  ///< the plan of the stage; largest_stage() sets it
   int stage = 0;               ///< of a pipeline; dry_run_stages() sets it
@@ -52,9 +54,9 @@ DryRunStep dry_run_step(const EngineSettings& settings, const DeviceTraits& trai
                         const Topology& ranks = {}, int rank = 0);
 /// Does the same and returns the calls of a step too. The step has no statistics and comes long
 /// after the first windows of delayed scales. Tracing (base/trace.h) must be off, and is off
-/// afterwards.
+/// afterwards. The run ends where it is known that it needs more bytes than `limit`.
 DryRunStep logged_step(const EngineSettings& settings, const DeviceTraits& traits,
-                       const Topology& ranks = {}, int rank = 0);
+                       const Topology& ranks = {}, int rank = 0, size_t limit = SIZE_MAX);
 /// Does the same as the first function for a device that is in this machine. It makes the plans of
 /// libraries, and so includes the memory that they need.
 DryRunStep dry_run_step(const EngineSettings& settings, const Device& device,

@@ -71,6 +71,8 @@ struct LossReport {
   double mean = 0;  ///< cross entropy, in nats per target
   int64_t targets = 0;
   double z_loss = 0;  ///< mean of what training adds to it
+  /// Of an evaluation: the share of the choices of experts that were dropped.
+  double dropped = 0;
 };
 
 /// How long ranks have waited in a pipeline; empty without one.
@@ -253,6 +255,7 @@ class Engine {
   void clear_step();
   /// Of the ranks with the same blocks, int64 [ranks, blocks with experts, E + 1].
   View loads_of_ranks();
+  double evaluation_drops() const;
   void balance_experts();
   void step_optimizer(bool collect_statistics);
   template <typename Work>

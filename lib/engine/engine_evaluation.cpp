@@ -8,6 +8,9 @@ namespace fp8train {
 
 void Engine::begin_evaluation() {
   clear_totals(kEvaluationTotals);
+  if (const View loads = model_.evaluation_loads(); !loads.empty()) {
+    device_->fill_zero(loads.data, loads.bytes());
+  }
 }
 
 void Engine::evaluate(const Batch& batch) {
@@ -18,7 +21,9 @@ LossReport Engine::evaluation_loss() {
   if (stage_ != nullptr) {
     stage_->messages.finish();
   }
-  return read_totals(kEvaluationTotals);
+  LossReport report = read_totals(kEvaluationTotals);
+  report.dropped = settings_.model.moe.experts > 0 ? evaluation_drops() : 0.0;
+  return report;
 }
 
 std::vector<float> Engine::target_losses(const Batch& batch) {

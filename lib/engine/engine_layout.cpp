@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "base/error.h"
@@ -16,15 +17,18 @@ namespace {
 void check_context(const EngineSettings& settings, int64_t kv_heads) {
   const ParallelLayout& layout = settings.strategy.layout;
   const int64_t length = settings.step.seq_length;
+  const auto nearest_length = [&](int64_t multiple) {
+    return std::max<int64_t>(1, (length + multiple / 2) / multiple) * multiple;
+  };
   if (layout.context_kind == ContextKind::gather) {
     if (layout.context > 1 && length % (2 * layout.context) != 0) {
-      throw ConfigError(
-          fmt::format("parallelism.context is {}, and data.seq_length {} is not a multiple of "
-                      "twice as much; {}",
-                      layout.context, length,
-                      length % 2 == 0 ? fmt::format("the nearest size that works is {}",
-                                                    nearest_divisor(length / 2, layout.context))
-                                      : "take an even length"));
+      throw ConfigError(fmt::format(
+          "parallelism.context is {}, and data.seq_length {} is not a multiple of "
+          "twice as much; the nearest length that works is {}{}",
+          layout.context, length, nearest_length(2 * layout.context),
+          length % 2 == 0
+              ? fmt::format(", the nearest size {}", nearest_divisor(length / 2, layout.context))
+              : ""));
     }
     return;
   }
@@ -32,8 +36,11 @@ void check_context(const EngineSettings& settings, int64_t kv_heads) {
   if (common % layout.context != 0) {
     throw ConfigError(fmt::format(
         "parallelism.context is {}, which does not divide data.seq_length {} and the {} of keys "
-        "that a rank has of each layer; the nearest size that does is {}{}",
+        "that a rank has of each layer; the nearest size that does is {}{}{}",
         layout.context, length, counted(kv_heads, "head"), nearest_divisor(common, layout.context),
+        kv_heads % layout.context == 0
+            ? fmt::format(", the nearest length {}", nearest_length(layout.context))
+            : "",
         length % (2 * layout.context) == 0 ? ", or take parallelism.context_kind: gather" : ""));
   }
 }

@@ -37,6 +37,27 @@ void Engine::balance_experts() {
   model_.balance_experts(device_->stream(), loads_of_ranks(), rate, optimizer().skip());
 }
 
+double Engine::evaluation_drops() const {
+  struct Sums {
+    int64_t choices = 0, dropped = 0;
+  } own;
+  const View loads = model_.evaluation_loads();
+  std::vector<int64_t> counts(static_cast<size_t>(loads.empty() ? 0 : loads.count()));
+  if (!counts.empty()) {
+    device_->copy_to_host(counts.data(), loads.data, loads.bytes());
+  }
+  for (size_t i = 0; i < counts.size(); ++i) {
+    const bool is_dropped = static_cast<int64_t>(i + 1) % loads.shape[1] == 0;
+    (is_dropped ? own.dropped : own.choices) += counts[i];
+  }
+  Sums all;
+  for (const Sums& rank : mesh().gather_values(own)) {
+    all.choices += rank.choices;
+    all.dropped += rank.dropped;
+  }
+  return static_cast<double>(all.dropped) / static_cast<double>(std::max<int64_t>(all.choices, 1));
+}
+
 ExpertLoads Engine::expert_loads() {
   struct Sums {
     int64_t choices, dropped, rows;

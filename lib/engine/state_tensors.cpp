@@ -141,20 +141,31 @@ View saved_scales(const Encoded& tensor) {
                                             : tensor.scales;
 }
 
+namespace {
+
+/// Calls visit(name, view, box) for each tensor that the rank saves of an entry.
+template <typename Visit>
+void for_each_saved(const StateTensor& entry, const Visit& visit) {
+  if (entry.tensor.count() == 0 || !entry.is_saved) {
+    return;
+  }
+  const bool has_first = entry.sharding.element(entry.first) == 0;
+  entry.for_each_box([&](const std::string& name, const View& part, const StateBox& box) {
+    if (name != entry.name && !entry.tensor.format.block.is_group() && !has_first) {
+      return;  // is saved with the first element
+    }
+    const auto begin = static_cast<size_t>(box.local) * size_of(part.dtype);
+    visit(name, View{part.as<std::byte>() + begin, part.dtype, {box.count}}, box);
+  });
+}
+
+}  // namespace
+
 std::vector<SavedTensor> saved_tensors(const std::vector<StateTensor>& states) {
   std::vector<SavedTensor> saved;
   for (const StateTensor& entry : states) {
-    if (entry.tensor.count() == 0 || !entry.is_saved) {
-      continue;
-    }
-    const bool has_first = entry.sharding.element(entry.first) == 0;
-    entry.for_each_box([&](const std::string& name, const View& part, const StateBox& box) {
+    for_each_saved(entry, [&](const std::string& name, const View& view, const StateBox& box) {
       const bool is_scale = name != entry.name;
-      const auto begin = static_cast<size_t>(box.local) * size_of(part.dtype);
-      const View view = {part.as<std::byte>() + begin, part.dtype, {box.count}};
-      if (is_scale && !entry.tensor.format.block.is_group() && !has_first) {
-        return;  // is saved with the first element
-      }
       if (entry.whole) {
         saved.push_back(
             {name, view,
@@ -231,7 +242,7 @@ std::vector<StateTensor> saved_weights(const ParameterStore& store, const Mesh& 
   for (const auto& parameter : store.all()) {
     const bool is_shard = store.shards() != nullptr;
     const Encoded& value = is_shard ? parameter->updated.value : parameter->stored_value;
-    if (value.count() > 0 && wanted.contains(parameter->name) &&
+    if (value.count() > 0 && (files.empty() || wanted.contains(parameter->name)) &&
         (!writer.in_parts || (writer.writes && is_saved_by(mesh, *parameter)))) {
       saved.push_back({.name = "value." + parameter->name,
                        .tensor = value,
@@ -245,14 +256,23 @@ std::vector<StateTensor> saved_weights(const ParameterStore& store, const Mesh& 
 
 size_t state_copy_bytes(Engine& engine) {
   Decoder& model = engine.model();
+  const StateWriter writer = state_writer(engine);
   size_t bytes = 0;
-  if (state_writer(engine).writes) {
-    for (const SavedTensor& saved : saved_tensors(engine)) {
-      bytes += saved.view.bytes();
+  if (writer.writes) {
+    for (const StateTensor& entry : state_tensors(engine)) {
+      for_each_saved(entry, [&](const std::string& /*name*/, const View& view,
+                                const StateBox& /*box*/) { bytes += view.bytes(); });
+    }
+    if (engine.mesh().index(Group::stage) == 0) {
+      bytes += state_factors(engine).size() * sizeof(float);
     }
   }
+  std::vector<std::vector<ModelTensor>> files;
+  if (!writer.in_parts || model.config().lora.is_on()) {
+    files = model_files(model.config());
+  }
   for (const StateTensor& saved :
-       saved_weights(model.parameters(), engine.strategy().mesh(), model_files(model.config()))) {
+       saved_weights(model.parameters(), engine.strategy().mesh(), files)) {
     bytes += static_cast<size_t>(saved.tensor.count()) * sizeof(float);
   }
   return bytes;

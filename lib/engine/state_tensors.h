@@ -92,6 +92,7 @@ StateWriter state_writer(Engine& engine);
 
 /// Returns the values that this rank copies to save them, "value.NAME" as they are stored: its
 /// parts or, if ranks have whole weights, those of the model's files r, r + n, .. for rank r of n.
+/// `files` may be empty where ranks have parts and the files have all parameters.
 std::vector<StateTensor> saved_weights(const ParameterStore& store, const Mesh& mesh,
                                        const std::vector<std::vector<ModelTensor>>& files);
 

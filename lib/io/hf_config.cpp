@@ -85,8 +85,8 @@ HfConfig read_document(const Json& json, const std::string& where) {
   HfConfig config = read_hf_fields(ConfigFields(*object, where));
   if (const auto codes = read_weight_codes(json, where)) {
     config.notes.push_back(fmt::format(
-        "the weights are codes with scales (quantization_config: {}), which are read as the values "
-        "that they stand for",
+        "the weights are codes with scales (quantization_config: {}): training reads the values "
+        "that they stand for, and adapters can leave them as they are (model.lora.base)",
         codes->method));
     std::erase_if(config.fields,
                   [](const ConfigEntry& entry) { return entry.key == "quantization_config"; });

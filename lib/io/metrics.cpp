@@ -94,6 +94,10 @@ JsonObject& JsonObject::add(std::string_view key, const JsonObject& value) {
   return add_raw(key, value.str());
 }
 
+JsonObject& JsonObject::add(std::string_view key, const std::vector<int64_t>& list) {
+  return add_raw(key, fmt::format("[{}]", fmt::join(list, ", ")));
+}
+
 MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::optional<int64_t> resume_step)
     : path_(path), damaged_lines_(trim(path, resume_step)) {
   descriptor_ = open_to_append(path);

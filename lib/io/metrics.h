@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace fp8train {
 
@@ -32,6 +33,7 @@ class JsonObject {
     return add(key, std::string_view(value));
   }
   JsonObject& add(std::string_view key, const JsonObject& value);
+  JsonObject& add(std::string_view key, const std::vector<int64_t>& list);
 
   /// One line, without a line break.
   std::string str() const { return "{" + fields_ + "}"; }

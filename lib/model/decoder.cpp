@@ -136,19 +136,28 @@ void Decoder::add_head(const DecoderOptions& options) {
   }
 }
 
-void Decoder::allocate_loads() {
+void Decoder::allocate_loads(bool trains) {
   const int64_t layers =
       std::ranges::count_if(blocks_, [](Block& block) { return block.moe() != nullptr; });
   if (layers == 0) {
     return;
   }
-  loads_ = Tensor(*device_, DType::i64, {layers, config_.moe.experts + 1}, MemoryCategory::batch);
-  fill_zero(*device_, loads_);
+  const auto allocate = [&](Tensor& loads) {
+    loads = Tensor(*device_, DType::i64, {layers, config_.moe.experts + 1}, MemoryCategory::batch);
+    fill_zero(*device_, loads);
+  };
+  allocate(evaluation_loads_);
+  if (trains) {
+    allocate(loads_);
+  }
   int64_t layer = 0;
+  const auto of_layer = [&](const View& loads) {
+    return loads.empty() ? View() : reshaped(rows_of(loads, layer, 1), {loads.shape.back()});
+  };
   for (Block& block : blocks_) {
     if (block.moe() != nullptr) {
-      const View of_layer = rows_of(loads_.view(), layer++, 1);
-      block.moe()->set_loads(reshaped(of_layer, {of_layer.count()}));
+      block.moe()->set_loads(of_layer(loads_.view()), of_layer(evaluation_loads_.view()));
+      ++layer;
     }
   }
 }
@@ -162,9 +171,7 @@ void Decoder::allocate(const DecoderOptions& options) {
   if (config_.positions == PositionKind::rope) {
     fill_rotary_tables();
   }
-  if (options.gradients) {
-    allocate_loads();
-  }
+  allocate_loads(options.gradients);
 }
 
 void Decoder::fill_rotary_tables() {

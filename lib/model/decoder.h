@@ -155,6 +155,8 @@ class Decoder {
   /// Returns int64 [blocks of this part with experts, E + 1], to which micro-batches add the
   /// choices of each expert, and those that were dropped; empty without experts.
   View expert_loads() const { return loads_.view(); }
+  /// Returns those of the passes that train nothing.
+  View evaluation_loads() const { return evaluation_loads_.view(); }
   /// Returns the rows that the experts of this part have for a micro-batch of `tokens`.
   int64_t expert_rows(int64_t tokens);
   /// Moves the biases of routers, or this rank's parts of them. loads: those of all ranks with the
@@ -220,7 +222,7 @@ class Decoder {
   Mlp make_mlp(const std::string& name, const SavedFormat& pre_activation);
   Moe make_moe(const std::string& name, const MoeSettings& settings,
                const SavedFormat& pre_activation);
-  void allocate_loads();
+  void allocate_loads(bool trains);
   ParameterFormats formats_of(const LinearPlan& linear) const;
   ParameterFormats head_formats() const;
   /// The part of the next parameter that this rank has.
@@ -258,6 +260,7 @@ class Decoder {
   std::unique_ptr<SavedOffload> offload_;
   std::vector<Block> blocks_;
   Tensor loads_;  ///< int64 [blocks with experts, E + 1], of Moe; none where nothing trains
+  Tensor evaluation_loads_;  ///< the same of passes that train nothing
   std::unique_ptr<Norm> final_norm_;
   std::unique_ptr<Head> head_;
 };

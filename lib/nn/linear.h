@@ -106,6 +106,7 @@ class Linear {
   const LinearPlan& plan() const { return plan_; }
   /// The weight, to be allocated before the first pass and refreshed after each update.
   LinearWeight& weight() { return weight_; }
+  const LinearWeight& weight() const { return weight_; }
 
  private:
   /// Whether this rank has rows of a tensor that it needs as a whole: x, or dy. The head has all of

@@ -4,9 +4,12 @@
 #include <array>
 #include <cmath>
 #include <iterator>
+#include <set>
 
 #include "base/error.h"
 #include "base/math.h"
+#include "device/device_questions.h"
+#include "device/meta/repeated_calls.h"
 #include "nn/partial_gradient.h"
 #include "ops/attention/copy_rows.h"
 #include "ops/cast/scale_blocks.h"
@@ -16,6 +19,55 @@
 
 namespace fp8train {
 namespace {
+
+/// Whether two layers make the same calls: whatever their plans are called, adapters aside.
+bool are_alike(const Linear& a, const Linear& b) {
+  const LinearPlan& one = a.plan();
+  const LinearPlan& other = b.plan();
+  const Parameter& of_one = a.weight().parameter();
+  const Parameter& of_other = b.weight().parameter();
+  return one.fprop == other.fprop && one.dgrad == other.dgrad && one.wgrad == other.wgrad &&
+         one.activation == other.activation && one.evaluate_scaled == other.evaluate_scaled &&
+         one.swiglu == other.swiglu && one.remade_input == other.remade_input &&
+         one.has_plain_stages == other.has_plain_stages && of_one.formats == of_other.formats &&
+         of_one.gathered.form == of_other.gathered.form && of_one.trained && of_other.trained &&
+         !a.has_adapters() && !b.has_adapters();
+}
+
+bool are_alike(const std::vector<Mlp>& experts) {
+  return std::ranges::all_of(experts, [&](const Mlp& expert) {
+    return are_alike(expert.up(), experts[0].up()) && are_alike(expert.down(), experts[0].down());
+  });
+}
+
+/// Runs each of `experts`, given its index. A dry run of many that are alike runs the first, whose
+/// calls and memory count for all.
+template <typename Run>
+void for_each_expert(const StepContext& context, const std::vector<Mlp>& experts, bool backward,
+                     const Run& run) {
+  const size_t count = experts.size();
+  if (!counts_only(*context.device) || !are_alike(experts)) {
+    for (size_t i = 0; i < count; ++i) {
+      run(backward ? count - 1 - i : i);
+    }
+    return;
+  }
+  const std::set<Arena*> arenas = {context.saved, context.scratch, context.held};
+  std::vector<Arena::Mark> before;
+  for (const Arena* arena : arenas) {
+    before.push_back(arena == nullptr ? 0 : arena->mark());
+  }
+  {
+    const RepeatedCalls repeated(context.stream, static_cast<int64_t>(count));
+    run(0);
+  }
+  size_t i = 0;
+  for (Arena* arena : arenas) {
+    if (const size_t begin = before[i++]; arena != nullptr) {
+      arena->allocate((count - 1) * (arena->mark() - begin));
+    }
+  }
+}
 
 constexpr int64_t kUntrainedRows = 256;  // that no expert drops any of, in a pass without training
 
@@ -205,6 +257,10 @@ void Moe::forward(const StepContext& context, const InputTensor& x, View y, Save
   saved.sources = stored(DType::i32, {slots});
   saved.outputs = stored(y.dtype, {slots, width});
   choose(context, saved, rows_of_expert);
+  if (!context.training && !untrained_loads_.empty()) {
+    const View counts = allocate(*context.scratch, DType::f32, {1, shape_.experts});
+    count_choices(context, saved, counts, untrained_loads_);
+  }
   const View inputs = allocate(memory_of_inputs(context), y.dtype, {slots, width});
   ops::send_rows(context.stream, saved.x, saved.sources, saved.probabilities, false, inputs);
   check(context.expert_ranks != nullptr || std::ssize(experts_) == shape_.experts,
@@ -213,11 +269,11 @@ void Moe::forward(const StepContext& context, const InputTensor& x, View y, Save
   saved.experts.resize(experts_.size());
   const int64_t of_ranks = slots / std::ssize(experts_);
   const StepContext own = of_experts(context);
-  for (size_t i = 0; i < experts_.size(); ++i) {
+  for_each_expert(own, experts_, false, [&](size_t i) {
     const int64_t first = static_cast<int64_t>(i) * of_ranks;
     experts_[i].forward(own, rows_of(inputs, first, of_ranks),
                         rows_of(saved.outputs, first, of_ranks), saved.experts[i]);
-  }
+  });
   send_back(context, saved.outputs);
   if (shared_) {
     shared_->forward(context, saved.x, y, saved.shared);
@@ -227,6 +283,16 @@ void Moe::forward(const StepContext& context, const InputTensor& x, View y, Save
                                     .weights = saved.probabilities,
                                     .adds = shared_.has_value(),
                                     .y = y});
+}
+
+/// Counts the choices of experts in each of the sequences of `counts`, [sequences, E], and adds
+/// them to `loads`.
+void Moe::count_choices(const StepContext& context, const Saved& saved, const View& counts,
+                        const View& loads) const {
+  ops::count_choices(context.stream, saved.chosen, counts);
+  if (!loads.empty()) {
+    ops::add_loads(context.stream, counts, saved.sources.count() / shape_.experts, loads);
+  }
 }
 
 /// Returns the choices in the sequences of which this rank has rows, [sequences, E], of all ranks
@@ -241,10 +307,7 @@ std::pair<View, int64_t> Moe::count(const StepContext& context, int64_t batch,
   const int64_t first = rows == nullptr ? 0 : batch * rows->rank() / ranks;
   const View counts = rows_of(all, first, own);
   ops::fill(context.stream, all, 0.0F);
-  ops::count_choices(context.stream, saved.chosen, counts);
-  if (!loads_.empty()) {
-    ops::add_loads(context.stream, counts, saved.sources.count() / shape_.experts, loads_);
-  }
+  count_choices(context, saved, counts, loads_);
   if (balances() && ranks > batch) {
     rows->sum(context, all);
   }
@@ -305,11 +368,11 @@ void Moe::backward(const StepContext& context, ConstView dy, View dx, int64_t ba
   send(context, gradients);
   const StepContext own = of_experts(context);
   const int64_t rows = saved.sources.count() / std::ssize(experts_);
-  for (size_t i = experts_.size(); i-- > 0;) {
+  for_each_expert(own, experts_, true, [&](size_t i) {
     // That of the input replaces that of the output, which has been read by then.
     const View of_expert = rows_of(gradients, static_cast<int64_t>(i) * rows, rows);
     experts_[i].backward(own, of_expert, of_expert, saved.experts[i]);
-  }
+  });
   send_back(context, gradients);
   ops::return_rows(context.stream, {.x = gradients,
                                     .slots = saved.slots,
@@ -323,9 +386,9 @@ void Moe::add_weight_gradients(const StepContext& context, const Saved& saved) c
   if (shared_) {
     shared_->add_weight_gradients(context, saved.shared);
   }
-  for (size_t i = experts_.size(); i-- > 0;) {
-    experts_[i].add_weight_gradients(of_experts(context), saved.experts[i]);
-  }
+  const StepContext own = of_experts(context);
+  for_each_expert(own, experts_, true,
+                  [&](size_t i) { experts_[i].add_weight_gradients(own, saved.experts[i]); });
 }
 
 }  // namespace fp8train

@@ -65,8 +65,12 @@ class Moe {
   }
   const Parameter* bias() const { return router_.bias; }
   const MoeShape& shape() const { return shape_; }
-  /// int64 [E + 1]: backward adds the choices of each expert, and those that were dropped.
-  void set_loads(const View& loads) { loads_ = loads; }
+  /// int64 [E + 1]: backward adds the choices of each expert, and those that were dropped. Forward
+  /// passes that train nothing add theirs to `untrained`.
+  void set_loads(const View& loads, const View& untrained) {
+    loads_ = loads;
+    untrained_loads_ = untrained;
+  }
 
   /// Allocates an input of the type and the shape of y.
   InputTensor allocate_input(const StepContext& context, const View& y) const;
@@ -92,6 +96,8 @@ class Moe {
   bool balances() const { return settings_.balance_loss != 0.0; }
   std::pair<View, int64_t> count(const StepContext& context, int64_t batch,
                                  const Saved& saved) const;
+  void count_choices(const StepContext& context, const Saved& saved, const View& counts,
+                     const View& loads) const;
   View backward_of_router(const StepContext& context, ConstView dy, int64_t batch,
                           const Saved& saved) const;
 
@@ -102,7 +108,7 @@ class Moe {
   std::optional<Mlp> shared_;
   SavedFormat dispatch_;
   int64_t multiple_ = 16;  ///< of a capacity
-  View loads_;
+  View loads_, untrained_loads_;
 };
 
 }  // namespace fp8train

@@ -219,10 +219,10 @@ std::vector<bool> overwritten_of(const Parameters& parameters) {
 
 std::vector<View> cleared_gradients(const StoredPool& gradients, const Parameters& parameters) {
   std::vector<View> cleared;
+  const std::vector<bool> overwritten = overwritten_of(parameters);
   for (size_t buffer = 0; buffer < gradients.buffers(); ++buffer) {
     if (gradients.owns(buffer)) {
-      const std::vector<View> of_buffer =
-          gradients.words_without(buffer, overwritten_of(parameters));
+      const std::vector<View> of_buffer = gradients.words_without(buffer, overwritten);
       cleared.insert(cleared.end(), of_buffer.begin(), of_buffer.end());
     }
   }

@@ -22,11 +22,14 @@ ShardedStore::ShardedStore(const ParameterStore& parameters, StoreLayout layout)
   check(layout_.parts.size() == parameters_->size(), "a layout is of the parameters of the store");
 }
 
-size_t ShardedStore::index_of(const Parameter& parameter) const {
-  const auto found = std::find_if(all().begin(), all().end(),
-                                  [&](const auto& other) { return other.get() == &parameter; });
-  check(found != all().end(), "the parameter is in this store");
-  return static_cast<size_t>(found - all().begin());
+size_t ShardedStore::index_of(const Parameter& parameter) {
+  for (size_t i = 0; i < all().size(); ++i) {  // callers ask in order, and often for one again
+    last_index_ = (last_index_ + (i == 0 ? 0 : 1)) % all().size();
+    if (all()[last_index_].get() == &parameter) {
+      return last_index_;
+    }
+  }
+  throw InternalError("the parameter is in this store");
 }
 
 const Parameter& ShardedStore::first_of(size_t segment) const {
@@ -243,7 +246,13 @@ std::vector<View> ShardedStore::cleared_gradients(size_t segment, bool overwrite
     return {};
   }
   const size_t buffer = gradients_.buffer_of(layout_.segments[segment].parameters.front());
-  return gradients_.words_without(buffer, overwrites ? overwritten_of(all()) : std::vector<bool>());
+  std::vector<bool> overwritten(overwrites ? all().size() : 0);
+  for (const size_t position : gradients_.tensors_of(buffer)) {
+    if (overwrites) {
+      overwritten[position] = all()[position]->overwritten;
+    }
+  }
+  return gradients_.words_without(buffer, overwritten);
 }
 
 View ShardedStore::gradient_shard(size_t segment) const {

@@ -56,7 +56,7 @@ class ShardedStore final : public StoreShards {
   void allocate_block_amax(Device& device, bool of_experts);
   void find_views();
   const std::vector<std::unique_ptr<Parameter>>& all() const { return *parameters_; }
-  size_t index_of(const Parameter& parameter) const;
+  size_t index_of(const Parameter& parameter);
   View shared_slot(Device& device, size_t segment, MemoryCategory category, DType dtype,
                    int64_t count);
   const Parameter& first_of(size_t segment) const;
@@ -79,6 +79,7 @@ class ShardedStore final : public StoreShards {
   std::vector<bool> operand_is_taken_;  ///< one flag for each parameter
   Tensor
       block_amax_[2];  ///< Updated::block_amax of all, for equal shares of ranks; of experts: [1]
+  size_t last_index_ = 0;  ///< of index_of()
   SharedSlots slots_;
   std::vector<Tensor> operands_;
 };

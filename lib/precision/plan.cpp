@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <functional>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "ops/gemm/gemm_support.h"
@@ -218,7 +221,11 @@ class Followers {
 
 int64_t GemmPlan::k_multiple() const {
   static const DeviceTraits cpu;  // its table of products takes long to make
-  return ops::gemm_support(cpu, {a, b}).k_multiple;
+  thread_local std::vector<std::pair<GemmPlan, int64_t>> known;  // thousands of layers ask
+  const auto found = std::ranges::find(known, *this, &std::pair<GemmPlan, int64_t>::first);
+  return found != known.end()
+             ? found->second
+             : known.emplace_back(*this, ops::gemm_support(cpu, {a, b}).k_multiple).second;
 }
 
 void set_fp8_format(Fp8Format format, PrecisionPlan& plan) {

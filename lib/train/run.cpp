@@ -328,7 +328,7 @@ class Run {
     state_.val_loss = loss.mean;
     state_.val_step = state_.step;
     listener_->validated(state_.step, loss, final, session_.engine.counts_targets);
-    records_.write_validation(state_.step, loss.mean, loss.targets);
+    records_.write_validation(state_.step, loss, session_.engine.model.moe.experts > 0);
     step_log_.leave_out(watch.seconds());
     return true;
   }

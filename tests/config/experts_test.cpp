@@ -68,7 +68,25 @@ TEST_CASE("a model with experts, in the words of three families") {
       "model: {preset: toy-moe}\ndata: {train: a.txt}\n"
       "training: {max_steps: 1}\nmoe: {capacity_factor: 2}\n");
   CHECK(toy.step.decoder.moe.capacity_factor == 2.0);
+  CHECK(toy.step.decoder.moe.balance_loss == 0.01);  // the preset's
   CHECK(toy.model.config.moe.experts == 8);
+}
+
+TEST_CASE("keys of experts that are unknown, or that say something twice, are refused") {
+  const std::string data = "data: {train: a.txt}\ntraining: {max_steps: 1}\n";
+  const auto error = [&](const std::string& model, const std::string& moe) {
+    return error_of("model: {preset: toy-moe" + model + "}\nmoe: {" + moe + "}\n" + data);
+  };
+  CHECK_THAT(error("", "foo: 1"),
+             Contains("moe.foo: unknown key; there are: capacity_factor, balance_loss, z_loss, "
+                      "bias_rate, max_dropped"));
+  CHECK_THAT(error(", n_shared_experts: 1, shared_expert_intermediate_size: 48", ""),
+             Contains("model.n_shared_experts: model.shared_expert_intermediate_size describes the "
+                      "same; remove one of them"));
+  CHECK_THAT(error(", first_k_dense_replace: 1, mlp_only_layers: [1]", ""),
+             Contains("model.first_k_dense_replace: model.dense_layers describes the same"));
+  CHECK_THAT(error(", lora: {rank: 4, targets: []}", ""),
+             Contains("model.lora.targets: is empty, so that nothing would be trained"));
 }
 
 }  // namespace

@@ -291,6 +291,10 @@ expert_tensor_parallel_size: 1
   CHECK_THAT(error_of(experts + "moe_router_load_balancing_type: sinkhorn\n"),
              Contains("expected aux_loss, seq_aux_loss or none"));
   CHECK_THAT(error_of(experts + "moe_layer_freq: 2\n"), Contains("give model.dense_layers"));
+  const std::string coefficient = experts + "moe_aux_loss_coeff: 0.02\n";
+  CHECK(load_text(coefficient).step.decoder.moe.balance_loss == 0.02);
+  CHECK(load_text(coefficient + "moe_router_load_balancing_type: none\n")
+            .step.decoder.moe.balance_loss == 0.0);
 }
 
 TEST_CASE("fp8 as a scalar is Megatron's format") {

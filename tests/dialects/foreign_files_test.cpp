@@ -79,6 +79,25 @@ TEST_CASE("what Accelerate says of memory and devices") {
   CHECK(load_foreign(kBase + "distributed_type: FSDP\nparallelism_config: "
                              "{parallelism_config_cp_size: 1, parallelism_config_sp_size: 2}\n")
             .parallelism.layout.context == 2);
+  const auto parallelism = [](const std::string& keys) {
+    return kBase + "distributed_type: FSDP\nparallelism_config: {" + keys + "}\n";
+  };
+  for (const char* strategy : {"", ", parallelism_config_cp_comm_strategy: allgather",
+                               ", parallelism_config_cp_comm_strategy: alltoall"}) {
+    CHECK(load_foreign(parallelism(std::string("parallelism_config_cp_size: 4") + strategy))
+              .parallelism.layout ==
+          ParallelLayout{.context = 4, .context_kind = ContextKind::gather});
+  }
+  CHECK(
+      load_foreign(parallelism("parallelism_config_sp_size: 4")).parallelism.layout.context_kind ==
+      ContextKind::heads);
+  CHECK_THAT(error_of_foreign(parallelism("parallelism_config_cp_size: 2, "
+                                          "parallelism_config_sp_size: 2")),
+             Contains("parallelism_config_sp_size: parallelism_config.parallelism_config_cp_size "
+                      "shares the sequences already"));
+  CHECK_THAT(error_of_foreign(parallelism("parallelism_config_cp_size: 2, "
+                                          "parallelism_config_cp_comm_strategy: ring")),
+             Contains("expected allgather or alltoall, got \"ring\""));
   CHECK(load_foreign(kBase + "context_parallel_size: 4\ncp_comm_type: p2p\n").parallelism.layout ==
         ParallelLayout{.context = 4, .context_kind = ContextKind::gather});
   CHECK(megatron.optimizer.grad_clip == 0.5);
@@ -103,6 +122,13 @@ TEST_CASE("what Accelerate says and cannot be had is refused") {
   for (const char* said : {"zero_optimization: {offload_optimizer: {device: cpu}}",
                            "zero_optimization: {stage: 3, offload_param: {device: cpu}}"}) {
     CHECK(load_foreign(kBase + "steps_per_print: 5\n" + said + "\n").optimizer.offloads);
+  }
+  for (const bool on_host : {false, true}) {
+    CHECK(load_foreign(kBase +
+                       "steps_per_print: 5\nactivation_checkpointing: "
+                       "{partition_activations: true, cpu_checkpointing: " +
+                       (on_host ? "true" : "false") + "}\n")
+              .step.decoder.offloads_saved == on_host);
   }
   const Settings megatron =
       load_foreign(kBase +

@@ -291,9 +291,15 @@ TEST_CASE("a number of ranks that cannot share sequences is refused with one tha
         "parallelism.context is 8, which does not divide data.seq_length 16 and the 4 heads of "
         "keys that a rank has of each layer; the nearest size that does is 4, or take "
         "parallelism.context_kind: gather");
+  EngineSettings odd = with(llama("bf16"), 4);
+  odd.step.seq_length = 18;
+  CHECK(refusal(odd) ==
+        "parallelism.context is 4, which does not divide data.seq_length 18 and the 4 heads of "
+        "keys that a rank has of each layer; the nearest size that does is 2, the nearest length "
+        "20");
   EngineSettings settings = with(llama("bf16"), 8, ContextKind::gather);
   settings.step.seq_length = 24;
   CHECK(refusal(settings) ==
         "parallelism.context is 8, and data.seq_length 24 is not a multiple of twice as much; the "
-        "nearest size that works is 6");
+        "nearest length that works is 32, the nearest size 6");
 }

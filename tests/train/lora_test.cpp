@@ -57,10 +57,12 @@ struct PeftFixture {
     return settings;
   }
 
-  /// The adapter's folder with the base where it is here.
-  void copy_to(const fs::path& to) const {
+  /// The adapter's folder with the base where it is here. `flips`: fan_in_fan_out does not fit to
+  /// the modules, which peft corrects.
+  void copy_to(const fs::path& to, bool flips = false) const {
     auto config = nlohmann::json::parse(std::ifstream(folder / kAdapterConfig));
     config["base_model_name_or_path"] = base.string();
+    config["fan_in_fan_out"] = config["fan_in_fan_out"].get<bool>() != flips;
     std::ofstream(to / kAdapterConfig) << config.dump();
     fs::copy_file(folder / kAdapterFile, to / kAdapterFile);
   }
@@ -159,7 +161,7 @@ TEST_CASE("a folder of adapters is read as the model that peft merges, and compu
   CAPTURE(name);
   const PeftFixture fixture(name);
   const test::TempDir dir;
-  fixture.copy_to(dir.path());
+  fixture.copy_to(dir.path(), GENERATE(false, true));
   const TensorSource base(fixture.base);
   const TensorSource merged(dir.path());
   size_t changed = 0;

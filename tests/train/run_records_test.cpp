@@ -24,7 +24,7 @@ TEST_CASE("a run continues without lines of metrics that cannot be written, and 
   {
     const test::FileSizeLimit limit(first.size());
     records.write_step({.step = 2});
-    records.write_validation(2, 1.0, 10);
+    records.write_validation(2, {.mean = 1.0, .targets = 10});
     CHECK(records.lost_lines() == 2);
   }
   records.write_step({.step = 3});
@@ -75,7 +75,7 @@ TEST_CASE("TensorBoard shows the numbers of a line whose metrics have a tag") {
   CHECK_THAT(test::read_file(records.directory().metrics()),
              Catch::Contains("\"experts_dropped_percent\":3.125,\"experts_padding_percent\":25,"
                              "\"expert_load_most\":1.5,\"expert_load_least\":0.5"));
-  records.write_validation(2, 1.0, 10);
+  records.write_validation(2, {.mean = 1.0, .targets = 10});
   for (const char* tag :
        {"loss/train", "loss/validation", "optimizer/lr", "optimizer/grad_norm",
         "optimizer/skipped_steps", "optimizer/loss_scale", "speed/tokens_per_second",

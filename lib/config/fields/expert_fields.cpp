@@ -1,6 +1,8 @@
 // Keys of models with experts: their shape in `model`, in the words of Hugging Face, and how they
 // are trained in `moe`.
 
+#include <fmt/format.h>
+
 #include <numeric>
 
 #include "config/fields/check_context.h"
@@ -29,7 +31,17 @@ bool has_experts(const Settings& settings) {
   return settings.model.config.moe.experts > 0;
 }
 
+/// Pairs of keys that mean the same.
+constexpr std::pair<std::string_view, std::string_view> kSameMeaning[] = {
+    {"model.n_shared_experts", "model.shared_expert_intermediate_size"},
+    {"model.first_k_dense_replace", "model.dense_layers"}};
+
 void check_needs_experts(const CheckContext& at) {
+  for (const auto& [key, other] : kSameMeaning) {
+    if (at.field.key == key && at.is_given() && at.has(other)) {
+      at.complain(fmt::format("{} describes the same; remove one of them", other));
+    }
+  }
   const bool is_rate = at.field.key == "moe.bias_rate";
   if (at.is_given() && is_rate && has_experts(at.settings) &&
       !at.settings.model.config.moe.has_bias) {

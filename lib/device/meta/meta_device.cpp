@@ -1,5 +1,7 @@
 #include "device/meta/meta_device.h"
 
+#include "device/meta/repeated_calls.h"
+
 #include <cstring>
 
 #include "base/math.h"
@@ -62,6 +64,28 @@ void log_call(const Stream& meta, const OpWork& work, const char* name) {
   log->push_back({.part = spans.size() > of_call ? spans.front() : "",
                   .name = name != nullptr ? name : (spans.empty() ? "" : spans.back()),
                   .work = work});
+}
+
+RepeatedCalls::RepeatedCalls(const Stream& meta, int64_t times)
+    : stream_(meta), times_(times), before_(meta.counters()) {
+  if (const OpLog* const log = meta_context(stream_).log; log != nullptr) {
+    logged_before_ = log->size();
+  }
+}
+
+RepeatedCalls::~RepeatedCalls() {
+  OpCounters& now = stream_.counters();
+  const auto more = static_cast<double>(times_ - 1);
+  now.gemm_flops += more * (now.gemm_flops - before_.gemm_flops);
+  now.gemm_flops_8bit += more * (now.gemm_flops_8bit - before_.gemm_flops_8bit);
+  now.attention_flops += more * (now.attention_flops - before_.attention_flops);
+  now.bytes += more * (now.bytes - before_.bytes);
+  now.operations += static_cast<uint64_t>(times_ - 1) * (now.operations - before_.operations);
+  if (OpLog* const log = meta_context(stream_).log; log != nullptr) {
+    for (size_t i = logged_before_; i < log->size(); ++i) {
+      (*log)[i].times *= times_;
+    }
+  }
 }
 
 }  // namespace fp8train

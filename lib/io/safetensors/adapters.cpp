@@ -118,7 +118,6 @@ AdapterFolder read_adapter_folder(const fs::path& folder) {
     found.lora.rank = whole_number<int64_t>(config, "r", where);
     found.lora.alpha = config.at("lora_alpha").get<double>();
     found.lora.use_rslora = config.value("use_rslora", false);
-    found.transposed = config.value("fan_in_fan_out", false);
     if (const auto base = config.find("base_model_name_or_path");
         base != config.end() && base->is_string()) {
       found.base = base->get<std::string>();
@@ -166,8 +165,8 @@ void copy_adapters(const fs::path& from, const fs::path& to) {
   }
 }
 
-AdapterWeights::AdapterWeights(const fs::path& folder)
-    : folder_(read_adapter_folder(folder)), file_(folder / kAdapterFile) {}
+AdapterWeights::AdapterWeights(const fs::path& folder, bool transposed)
+    : folder_(read_adapter_folder(folder)), transposed_(transposed), file_(folder / kAdapterFile) {}
 
 std::vector<std::string> AdapterWeights::weights() const {
   std::vector<std::string> names = folder_.lora.targets;
@@ -199,7 +198,7 @@ const AdapterWeights::Factors& AdapterWeights::factors_of(const std::string& wei
 void AdapterWeights::check_shape(const std::string& weight, int64_t rows, int64_t columns) const {
   const Factors& factors = factors_of(weight);
   const auto [out, in] =
-      folder_.transposed ? std::pair(factors.in, factors.out) : std::pair(factors.out, factors.in);
+      transposed_ ? std::pair(factors.in, factors.out) : std::pair(factors.out, factors.in);
   if (rows != out || columns != in) {
     throw CheckpointError(
         fmt::format("{}: the adapter of {} is for a weight [{}, {}], not [{}, {}]",
@@ -223,8 +222,8 @@ void AdapterWeights::add(const std::string& weight, int64_t columns, int64_t fir
       const float* const a = factors.a.data() + r * factors.in;
       const float* const b = factors.b.data() + r;
       for (int64_t i = 0; i < length; ++i) {
-        const double of_a = a[folder_.transposed ? row : begin + i];
-        sums[static_cast<size_t>(i)] += of_a * b[(folder_.transposed ? begin + i : row) * rank];
+        const double of_a = a[transposed_ ? row : begin + i];
+        sums[static_cast<size_t>(i)] += of_a * b[(transposed_ ? begin + i : row) * rank];
       }
     }
     for (int64_t i = 0; i < length; ++i) {

@@ -23,8 +23,6 @@ bool holds_adapters(const std::filesystem::path& folder);
 struct AdapterFolder {
   LoraSettings lora;
   std::string base;  ///< folder of the model that is adapted; empty: not named
-  /// The weights are stored as [in, out] (GPT-2).
-  bool transposed = false;
 };
 /// Throws CheckpointError, which names the option, for one that changes results and is not read.
 AdapterFolder read_adapter_folder(const std::filesystem::path& folder);
@@ -39,9 +37,10 @@ void copy_adapters(const std::filesystem::path& from, const std::filesystem::pat
 /// The adapters of a folder, to be added to the weights that they adapt.
 class AdapterWeights {
  public:
-  explicit AdapterWeights(const std::filesystem::path& folder);
+  /// `transposed`: the base stores weights as [in, out] (Conv1D of GPT-2). As in peft, which
+  /// corrects fan_in_fan_out by the type of a module, that option does not decide.
+  AdapterWeights(const std::filesystem::path& folder, bool transposed);
 
-  const AdapterFolder& folder() const { return folder_; }
   /// Returns the names of the weights: "model.layers.0.self_attn.q_proj.weight".
   std::vector<std::string> weights() const;
   /// Throws CheckpointError unless a weight of the base [rows, columns] can have its adapter.
@@ -59,6 +58,7 @@ class AdapterWeights {
   const Factors& factors_of(const std::string& weight) const;
 
   AdapterFolder folder_;
+  bool transposed_;
   SafetensorsFile file_;
   mutable Factors last_;
 };

@@ -83,8 +83,7 @@ void TensorSource::decode_weights() {
 }
 
 void TensorSource::add_adapters(const std::filesystem::path& folder) {
-  const auto adapters = std::make_shared<const AdapterWeights>(folder);
-  const std::string& base = adapters->folder().base;
+  const std::string base = read_adapter_folder(folder).base;
   if (base.empty() || !std::filesystem::is_directory(base) || holds_adapters(base)) {
     throw CheckpointError(
         base.empty() ? fmt::format("{}: the adapters are of a model that is in no folder, but was "
@@ -95,7 +94,9 @@ void TensorSource::add_adapters(const std::filesystem::path& folder) {
                                    folder.string(), base, kAdapterConfig));
   }
   *this = TensorSource(base);
-  adapters_ = adapters;
+  const auto config = detail::read_strict_json((path_ / "config.json").string());
+  const bool is_conv1d = config.is_object() && config.value("model_type", config) == "gpt2";
+  adapters_ = std::make_shared<const AdapterWeights>(folder, is_conv1d);
   for (const std::string& weight : adapters_->weights()) {
     const SafetensorsEntry* const found = find(weight);
     if (found == nullptr || found->shape.size() != 2) {

@@ -381,6 +381,10 @@ SameRun check_same_run(const nlohmann::json& state, const Session& session, Deco
   RunComparison comparison(state, session);
   comparison.compare_model(folder);
   comparison.compare_plan(model);
+  if (const ModelConfig& now = session.engine.model;
+      now.lora.is_on() && state.contains("lora_base")) {
+    comparison.compare("lora_base", describe(now.lora.base), "model.lora.base");
+  }
   comparison.compare("optimizer", session.engine.optimizer.name, "optimizer.name");
   comparison.compare("seed", session.settings.step.seed, "training.seed");
   comparison.compare("seq_length", session.engine.step.seq_length, "data.seq_length");

@@ -154,6 +154,9 @@ std::string state_text(Engine& engine, const Session& session, const TrainingSta
   if (!base.empty()) {
     json["base"] = base;
   }
+  if (const LoraSettings& lora = session.engine.model.lora; lora.is_on()) {
+    json["lora_base"] = describe(lora.base);
+  }
   if (session.data_record != nullptr) {
     json["data_files"] = session.data_record->noted();
   }

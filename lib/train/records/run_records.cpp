@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <future>
+#include <numeric>
 #include <system_error>
 #include <thread>
 
@@ -204,11 +205,29 @@ JsonObject by_stage(const std::vector<double>& shares) {
 
 namespace {
 
-void add_loads(MetricLine& line, const ExpertLoads& loads) {
+/// The choices of each expert in percent of the mean of its layer, by layer.
+JsonObject loads_by_layer(const ExpertLoads& loads) {
+  JsonObject layers;
+  for (size_t layer = 0; layer < loads.choices.size(); ++layer) {
+    const std::vector<int64_t>& choices = loads.choices[layer];
+    const auto all = std::accumulate(choices.begin(), choices.end(), int64_t{0});
+    std::vector<int64_t> percent;
+    for (const int64_t of_expert : choices) {
+      percent.push_back(all == 0 ? 0 : 100 * of_expert * std::ssize(choices) / all);
+    }
+    layers.add(fmt::to_string(layer), percent);
+  }
+  return layers;
+}
+
+void add_loads(MetricLine& line, const ExpertLoads& loads, bool by_layer) {
   line.add("experts_dropped_percent", rounded(100.0 * loads.dropped))
       .add("experts_padding_percent", rounded(100.0 * loads.padding))
       .add("expert_load_most", rounded(loads.most))
       .add("expert_load_least", rounded(loads.least));
+  if (by_layer) {
+    line.add("expert_loads", loads_by_layer(loads));
+  }
 }
 
 void add_waits(MetricLine& line, const StepMetrics& metrics) {
@@ -251,7 +270,7 @@ void RunRecords::write_step(const StepMetrics& metrics) {
     line.add("z_loss", *metrics.z_loss);
   }
   if (metrics.experts) {
-    add_loads(line, *metrics.experts);
+    add_loads(line, *metrics.experts, metrics.each_tensor);
   }
   if (metrics.loss_scale) {
     line.add("loss_scale", *metrics.loss_scale);
@@ -293,15 +312,18 @@ void RunRecords::write_tensors(const StepMetrics& metrics) {
          *tensors_);
 }
 
-void RunRecords::write_validation(int64_t step, double loss, int64_t targets) {
+void RunRecords::write_validation(int64_t step, const LossReport& loss, bool has_experts) {
   if (!lock_) {
     return;
   }
   MetricLine line;
   line.add("step", step)
-      .add("val_loss", loss)
-      .add("val_perplexity", std::exp(loss))
-      .add("val_tokens", targets);
+      .add("val_loss", loss.mean)
+      .add("val_perplexity", std::exp(loss.mean))
+      .add("val_tokens", loss.targets);
+  if (has_experts) {
+    line.add("val_experts_dropped_percent", rounded(100.0 * loss.dropped));
+  }
   append(line);
   show([&](MetricSink& sink) { sink.line(step, line, nullptr); });
 }

@@ -13,6 +13,7 @@
 
 #include "comm/communicator.h"
 #include "config/settings.h"
+#include "engine/engine.h"
 #include "engine/expert_loads.h"
 #include "io/checkpoint/run_directory.h"
 #include "io/checkpoint/run_lock.h"
@@ -99,7 +100,7 @@ class RunRecords {
   /// `to_step`; it is a line of the first step that follows.
   void write_rollbacks(const std::vector<Rollback>& rollbacks, int64_t to_step);
   /// Writes a line of metrics. `loss` is in nats per target.
-  void write_validation(int64_t step, double loss, int64_t targets);
+  void write_validation(int64_t step, const LossReport& loss, bool has_experts = false);
   /// Writes a line of metrics. `failed_in_a_row`: saves that failed one after the other, this one
   /// included.
   void write_save(const SaveResult& result, int64_t failed_in_a_row);
