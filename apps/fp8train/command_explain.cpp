@@ -35,10 +35,14 @@ struct ExplainOptions {
 };
 
 /// Names the operations that never run in a scaled format, whatever the plan.
-std::string outside_of(const ModelConfig& model) {
+std::string outside_of(const EngineSettings& engine) {
+  const Fp8Attention attention = engine.plan.attention.gemms();
   return fmt::format(
-      "embedding, norms, {}, attention's own products, activations, soft-max and loss",
-      model.positions == PositionKind::learned ? "learned positions" : "rotary embedding");
+      "embedding, norms, {}, {}activations, soft-max and loss",
+      engine.model.positions == PositionKind::learned ? "learned positions" : "rotary embedding",
+      attention == Fp8Attention::both      ? ""
+      : attention == Fp8Attention::forward ? "attention's products in backward, "
+                                           : "attention's own products, ");
 }
 
 /// The plan as a line of the table of plans and its roles, as the run's optimizer uses them.
@@ -160,7 +164,7 @@ void print_text(const Session& session, const ExplainedDevice& device, bool ever
   print_fitted("{}", layers_text(layers, every_layer));
   print_fitted("{}", layer_shares_text(session));
   print_note("\n{}: {}.", plan.name, describe_products(layers, device.name));
-  print_note("In {}: {}.", name_of(plan.activation), outside_of(session.engine.model));
+  print_note("In {}: {}.", name_of(plan.activation), outside_of(session.engine));
   if (session.engine.model.moe.experts > 0) {
     print_note("In fp32: the routers of experts, with their scores and choices.");
   }
@@ -236,7 +240,7 @@ void print_json(const Session& session, const ExplainedDevice& device) {
   for (const auto& [role, format] : shown.roles) {
     json["roles"][role] = format;
   }
-  json["outside"] = outside_of(session.engine.model);
+  json["outside"] = outside_of(session.engine);
   if (session.engine.model.moe.experts > 0) {
     json["routers"] = "fp32";
   }

@@ -27,8 +27,9 @@ struct GpuKind {
 
 /// The shares of stated rates that a step is assumed to reach; gpu_kinds.cpp has their sources.
 struct AchievedShares {
-  double bits16, fp8_fast, fp8, f32;             ///< of GEMMs
-  double attention_forward, attention_backward;  ///< shares of the 16-bit rate
+  double bits16, fp8_fast, fp8, f32;                     ///< of GEMMs
+  double attention_forward, attention_backward;          ///< shares of the 16-bit rate
+  double attention_forward_fp8, attention_backward_fp8;  ///< and of the 8-bit rate
   double memory;
   double instructions;
   double wire;            ///< of links and networks, and of the link to the host

@@ -37,6 +37,13 @@ constexpr const char* kGathered =
     "with ZeRO, weights are gathered in FP8 wherever GEMMs read one set of codes";
 constexpr ForeignValue kAllGather[] = {{"true", Fate::noted, kGathered},
                                        {"false", Fate::noted, kGathered}};
+constexpr ForeignValue kAttention[] = {{"true", Fate::ours, "true"},
+                                       {"false", Fate::ours, "false"}};
+constexpr ForeignValue kBoundary[] = {
+    {"true", Fate::refused,
+     "only false: q, k, v and the output of attention leave linear layers as they are; fp8_dpa "
+     "computes attention itself in FP8"},
+    {"false", Fate::noted, "false is so without it"}};
 constexpr const char* kUnpadded =
     "nothing is padded; layers with a dimension that is not a multiple of 16 stay in high "
     "precision, and `fp8train explain` lists them";
@@ -56,6 +63,8 @@ constexpr ForeignKey kFp8Keys[] = {
     {"override_linear_precision", Meaning::special},
     {"use_autocast_during_eval", Meaning::ours, "fp8.use_autocast_during_eval"},
     {"use_mxfp8_block_scaling", Meaning::values, "fp8.recipe", kMxfp8},
+    {"dpa", Meaning::values, "fp8.attention", kAttention},
+    {"mha", Meaning::values, "", kBoundary},
     {"opt_level", Meaning::ours, "fp8.opt_level"},
     {"optimization_level", Meaning::values, "fp8.opt_level", kIgnoredSpelling},
     {"enable_fsdp_float8_all_gather", Meaning::values, "", kAllGather},

@@ -29,6 +29,10 @@ double flops_per_second(Arithmetic arithmetic, const GpuKind& gpu, const Achieve
       return gpu.tera_flops_16bit * kTera * shares.attention_forward;
     case Arithmetic::attention_backward:
       return gpu.tera_flops_16bit * kTera * shares.attention_backward;
+    case Arithmetic::attention_forward_fp8:
+      return gpu.tera_flops_8bit * kTera * shares.attention_forward_fp8;
+    case Arithmetic::attention_backward_fp8:
+      return gpu.tera_flops_8bit * kTera * shares.attention_backward_fp8;
   }
   return 0;
 }

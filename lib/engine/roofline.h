@@ -65,10 +65,7 @@ struct OpTotal {
   void add(const OpTotal& other);
   /// Whether it is a GEMM or attention.
   bool is_product() const { return flops > 0; }
-  bool is_attention() const {
-    return arithmetic == Arithmetic::attention_forward ||
-           arithmetic == Arithmetic::attention_backward;
-  }
+  bool is_attention() const { return arithmetic >= Arithmetic::attention_forward; }
 };
 
 /// The modelled time of one optimizer step.

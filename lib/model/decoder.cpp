@@ -15,6 +15,34 @@
 #include "ops/pointwise/embedding.h"
 
 namespace fp8train {
+namespace {
+
+/// The conditions of cuDNN 9.19 (NVIDIA/cudnn-frontend, 3929da2, include/cudnn_frontend/node:
+/// sdpa_support_surface.h and sdpa_fp8_bwd.h), which has it from compute capability 9.0 on, where
+/// products with scales of rows begin.
+void check_attention(const DeviceTraits& traits, int64_t head_dim, const AttentionPlan& formats) {
+  if (!traits.fp8_gemm_by_library || formats.gemms() == Fp8Attention::none) {
+    return;
+  }
+  const bool is_hopper = traits.fp8_products.has(ScalePair::row);
+  const int64_t longest = is_hopper ? 256 : 128;
+  const char* why = nullptr;
+  if (!is_hopper && !traits.fp8_products.has(ScalePair::block_1x32)) {
+    why = "GPUs below compute capability 9.0 have no attention in FP8";
+  } else if (is_hopper && !formats.out.is_scaled()) {
+    why = "with current scaling it takes a GPU of compute capability 10.0; take delayed scaling";
+  } else if (is_hopper && formats.gemms() == Fp8Attention::both && head_dim != 128) {
+    why = "its backward pass takes heads of 128 on this GPU; take fp8.attention: forward";
+  } else if (head_dim % 16 != 0 || head_dim > longest) {
+    why = is_hopper ? "it takes heads of a multiple of 16 up to 256"
+                    : "it takes heads of a multiple of 16 up to 128";
+  }
+  if (why != nullptr) {
+    throw DeviceError(fmt::format("fp8.attention: {}; or remove the key", why));
+  }
+}
+
+}  // namespace
 
 Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan& plan,
                  const DecoderOptions& options)
@@ -33,6 +61,7 @@ Decoder::Decoder(Device& device, const ModelConfig& config, const PrecisionPlan&
         "take more and shorter heads, or device: cpu (up to {})",
         config_.head_dim, device.traits().max_head_dim, ops::kMaxHeadDim));
   }
+  check_attention(device.traits(), config_.head_dim, plan_.attention);
   linear_plans_ = plan_linears(plan_, linear_sites(config_));
   for (size_t i = 0; i < linear_plans_.size(); ++i) {
     linear_index_.emplace(linear_plans_[i].site.name, i);

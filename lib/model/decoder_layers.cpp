@@ -181,10 +181,14 @@ void Decoder::add_block(int64_t index, const DecoderSettings& settings) {
   Parameter* q_norm = head_norm("attention.q_norm.weight");
   Parameter* k_norm = head_norm("attention.k_norm.weight");
   Linear output = make_linear(layer + "attention.output");
+  std::optional<AttentionScaling> scaling;
+  if (plan_.attention.gemms() != Fp8Attention::none && !exempt) {
+    scaling.emplace(plan_.attention, layer + "attention", plan_.evaluate_scaled, scaling_);
+  }
   Attention attention({config_.num_attention_heads / tensor_.ranks,
                        config_.num_key_value_heads / tensor_.ranks, config_.head_dim},
                       std::move(qkv), std::move(output), {q_norm, k_norm, config_.norm_eps},
-                      rotary_);
+                      rotary_, std::move(scaling));
   const Norm mlp_norm = make_norm(layer + "mlp_norm", saved_input(plan_.saved_norm));
   const SavedFormat pre_activation = saved_input(plan_.saved_nonlinear);
   std::variant<Mlp, Moe> mlp =

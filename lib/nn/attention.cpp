@@ -58,12 +58,13 @@ View of_chunk(const View& log_sum_exp, const Chunk& chunk) {
 }  // namespace
 
 Attention::Attention(Dimensions dimensions, Linear qkv, Linear output, HeadNorms norms,
-                     const RotaryTables& rotary)
+                     const RotaryTables& rotary, std::optional<AttentionScaling> scaling)
     : dimensions_(dimensions),
       qkv_(std::move(qkv)),
       output_(std::move(output)),
       norms_(norms),
-      rotary_(&rotary) {}
+      rotary_(&rotary),
+      scaling_(std::move(scaling)) {}
 
 Attention::Dimensions Attention::swapped(const StepContext& context) const {
   const int64_t ranks = swaps(context) ? context.context_ranks->ranks() : 1;
@@ -84,7 +85,7 @@ ops::AttentionShape Attention::shape(const Dimensions& heads, int64_t batch, int
 ops::HeadsView Attention::slice(const View& projected, int64_t first_head, int64_t length) const {
   const size_t offset =
       static_cast<size_t>(first_head * dimensions_.head_dim) * size_of(projected.dtype);
-  return {.data = static_cast<char*>(projected.data) + offset,
+  return {.data = projected.empty() ? nullptr : static_cast<char*>(projected.data) + offset,
           .dtype = projected.dtype,
           .row_stride = projected.shape.back(),
           .length_capacity = length};
@@ -178,6 +179,25 @@ std::array<ops::HeadsView, 2> Attention::gather_keys(const StepContext& context,
   return {slice(whole, 0, whole_length), slice(whole, dimensions_.kv_heads, whole_length)};
 }
 
+/// Writes saved.attended and saved.log_sum_exp.
+void Attention::attention_forward(const StepContext& context, int64_t batch, int64_t past,
+                                  const std::array<ops::HeadsView, 2>& keys,
+                                  const Saved& saved) const {
+  const int64_t length = saved.attended.shape.rows() / batch;
+  const ops::HeadsView q = slice(saved.projected, 0, length);
+  const ops::HeadsView out = slice(saved.attended, 0, length);
+  for (const Chunk& chunk : chunks(context, length, past)) {
+    ops::attention_forward(context.stream, {.shape = shape(swapped(context), batch, chunk.count,
+                                                           chunk.position + chunk.count),
+                                            .q = rows_from(q, chunk.first),
+                                            .k = keys[0],
+                                            .v = keys[1],
+                                            .out = rows_from(out, chunk.first),
+                                            .log_sum_exp = of_chunk(saved.log_sum_exp, chunk),
+                                            .document_starts = context.document_starts});
+  }
+}
+
 void Attention::forward(const StepContext& context, const InputTensor& x, View y, int64_t batch,
                         KvCache* cache, Saved& saved) const {
   ArenaScope scope(*context.scratch);
@@ -188,7 +208,9 @@ void Attention::forward(const StepContext& context, const InputTensor& x, View y
   const int64_t length = rows / batch;
   const int64_t past = cache == nullptr ? 0 : cache->length;
   Arena& arena = context.training ? *context.saved : *context.scratch;
-  const View projected = allocate(swaps(context) ? *context.scratch : arena, dtype,
+  const bool in_codes = reads_codes(context, cache);
+  const bool saves_codes = in_codes && context.training && scaling_->dscores != nullptr;
+  const View projected = allocate(swaps(context) || saves_codes ? *context.scratch : arena, dtype,
                                   {own_rows, dimensions_.qkv_width()});
   qkv_.forward(context, x, projected, saved.qkv);
   if (norms_.q != nullptr) {
@@ -199,8 +221,7 @@ void Attention::forward(const StepContext& context, const InputTensor& x, View y
     saved.projected = allocate(arena, dtype, {rows, attending.qkv_width()});
     rows_to_heads(context, projected, saved.projected, batch, qkv_pieces());
   }
-  const ops::HeadsView q = slice(saved.projected, 0, length);
-  rotate(context, q, batch, length, past, false);
+  rotate(context, slice(saved.projected, 0, length), batch, length, past, false);
   std::array<ops::HeadsView, 2> keys = {
       slice(saved.projected, attending.heads, length),
       slice(saved.projected, attending.heads + attending.kv_heads, length)};
@@ -209,20 +230,20 @@ void Attention::forward(const StepContext& context, const InputTensor& x, View y
   } else if (gathers(context)) {
     keys = gather_keys(context, saved.projected, batch);
   }
-  Arena& of_output = output_.holds_plain_input(context) ? *context.held : arena;
+  const bool only_codes = saves_codes && scaling_->out.slot(Along::rows) != nullptr;
+  Arena& of_output = only_codes || output_.holds_plain_input(context)
+                         ? output_.memory_of_plain_input(context)
+                         : arena;
   saved.attended = allocate(swaps(context) ? arena : of_output, dtype,
                             {rows, attending.heads * attending.head_dim});
   saved.log_sum_exp = allocate(arena, DType::f32, {batch, attending.heads, length});
-  const ops::HeadsView out = slice(saved.attended, 0, length);
-  for (const Chunk& chunk : chunks(context, length, past)) {
-    ops::attention_forward(context.stream, {.shape = shape(attending, batch, chunk.count,
-                                                           chunk.position + chunk.count),
-                                            .q = rows_from(q, chunk.first),
-                                            .k = keys[0],
-                                            .v = keys[1],
-                                            .out = rows_from(out, chunk.first),
-                                            .log_sum_exp = of_chunk(saved.log_sum_exp, chunk),
-                                            .document_starts = context.document_starts});
+  if (in_codes) {
+    codes_forward(context, batch, saves_codes ? *context.saved : *context.scratch, saved);
+  } else {
+    attention_forward(context, batch, past, keys, saved);
+  }
+  if (!saves_codes) {
+    saved.projected_codes = saved.attended_codes = {};
   }
   View attended = saved.attended;
   if (swaps(context)) {
@@ -236,6 +257,9 @@ void Attention::forward(const StepContext& context, const InputTensor& x, View y
 void Attention::attention_backward(const StepContext& context, const View& d_attended,
                                    const View& d_projected, int64_t batch,
                                    const Saved& saved) const {
+  if (!saved.projected_codes.empty()) {
+    return codes_backward(context, d_attended, d_projected, batch, saved);
+  }
   ArenaScope scope(*context.scratch);
   const Dimensions attending = swapped(context);
   const int64_t length = d_projected.shape.rows() / batch;

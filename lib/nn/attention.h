@@ -1,10 +1,12 @@
 #pragma once
 // Self-attention of one block: fused q, k, v projection, optional norm of each q and k head, rotary
 // embedding, causal attention with grouped queries, output projection. Attention's own products
-// stay in the activation type. The layer owns no device memory: its activations are in the arenas
-// of the context, and all work is asynchronous on the context's stream.
+// are in the activation type, or in FP8 (AttentionPlan) where no KV cache is read. The layer owns
+// no device memory: its activations are in the arenas of the context, and all work is asynchronous
+// on the context's stream.
 
 #include <array>
+#include <optional>
 
 #include "nn/context.h"
 #include "nn/linear.h"
@@ -28,6 +30,18 @@ struct KvCache {
   int64_t capacity = 0;
 };
 
+/// The scaling of attention in FP8. A tensor that the plan does not scale has no slot.
+struct AttentionScaling {
+  QuantizedInput qkv, out, dout, dqkv;
+  const ScalingSlot* probabilities;
+  const ScalingSlot* dscores;  ///< null: the backward pass is not in FP8
+
+  /// Registers the slots of "layers.0.attention". Ranks of the tensor axis have heads of each
+  /// tensor.
+  AttentionScaling(const AttentionPlan& plan, const std::string& layer, bool in_evaluation,
+                   ScalingState& scaling);
+};
+
 /// The attention of a block: projections, head norms, rotary embedding and causal attention.
 class Attention {
  public:
@@ -48,6 +62,8 @@ class Attention {
     /// the rank's part; where they swap rows for heads (context_swap.h), of the whole, H and Hkv
     /// being those of the rank.
     View projected, attended, log_sum_exp;
+    /// Codes of q, k and v and of the output, which backward in FP8 reads instead.
+    QuantizedTensor projected_codes, attended_codes;
     /// Set if there are head norms: q and k before them, [B * T, H D] and [B * T, Hkv D], and fp32
     /// [B * T, H] and [B * T, Hkv]; for each of StepContext::tensor_parts its heads.
     View q_original, k_original, q_rstd, k_rstd;
@@ -55,7 +71,7 @@ class Attention {
 
   /// Refers to the weights of the norms and to `rotary`, which outlive it.
   Attention(Dimensions dimensions, Linear qkv, Linear output, HeadNorms norms,
-            const RotaryTables& rotary);
+            const RotaryTables& rotary, std::optional<AttentionScaling> scaling = std::nullopt);
 
   /// Calls visit(Linear&) in order of execution.
   template <typename Visit>
@@ -95,6 +111,13 @@ class Attention {
                                                 int64_t batch, const KvCache& cache) const;
   std::array<ops::HeadsView, 2> gather_keys(const StepContext& context, const View& projected,
                                             int64_t batch) const;
+  bool reads_codes(const StepContext& context, const KvCache* cache) const;
+  void codes_forward(const StepContext& context, int64_t batch, Arena& of_codes,
+                     Saved& saved) const;
+  void codes_backward(const StepContext& context, const View& d_attended, const View& d_projected,
+                      int64_t batch, const Saved& saved) const;
+  void attention_forward(const StepContext& context, int64_t batch, int64_t past,
+                         const std::array<ops::HeadsView, 2>& keys, const Saved& saved) const;
   void attention_backward(const StepContext& context, const View& d_attended,
                           const View& d_projected, int64_t batch, const Saved& saved) const;
   void normalize_heads_backward(const StepContext& context, const View& d_projected, int64_t length,
@@ -104,6 +127,7 @@ class Attention {
   Linear qkv_, output_;
   HeadNorms norms_;
   const RotaryTables* rotary_;
+  std::optional<AttentionScaling> scaling_;
 };
 
 }  // namespace fp8train

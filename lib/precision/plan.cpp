@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "ops/gemm/gemm_support.h"
 #include "precision/key_error.h"
 #include "precision/plan_entries.h"
@@ -198,6 +199,53 @@ void apply_swiglu(const PlanRequest& request, PrecisionPlan& plan) {
   plan.swiglu = SwigluInput::smoothed;
 }
 
+/// Whether attention has formats in the plan: those of x and dy.
+bool scales_attention(const PrecisionPlan& plan) {
+  const auto by_tensor = [](const TensorFormat& format) {
+    return format.is_scaled() && is_fp8(format.dtype) && format.block == per::tensor &&
+           !format.is_current_at_first();
+  };
+  return plan.activation == DType::bf16 && by_tensor(plan.fprop.a) && by_tensor(plan.dgrad.a);
+}
+
+/// Sets the formats of attention from those of x and dy (TransformerEngine, d0067d0,
+/// pytorch/attention/dot_product_attention: init_fp8_metadata of dot_product_attention.py,
+/// FusedAttnFunc of backends.py). Probabilities and the gradients of scores are never in memory, so
+/// their scale follows from the amax before: next to current scaling from the last one. `out` and
+/// `dqkv` then stay as they are.
+void apply_attention(const PlanRequest& request, PrecisionPlan& plan) {
+  const Fp8Attention gemms = request.attention.value_or(Fp8Attention::none);
+  if (gemms == Fp8Attention::none) {
+    return;
+  }
+  std::vector<std::string> names = plan_names();
+  std::erase_if(names, [](const std::string& name) { return !scales_attention(plan_named(name)); });
+  require(scales_attention(plan), plan, "fp8.attention",
+          ("plans whose GEMMs read x and dy in FP8 with one scale for the tensor: " +
+           alternatives(names))
+              .c_str());
+  const TensorFormat activation = plain(plan.activation);
+  const auto in_kernel = [](TensorFormat format) {
+    if (format.policy == ScalePolicy::current) {
+      format.policy = ScalePolicy::delayed;
+      format.delayed.history_length = 1;
+      format.delayed.algorithm = AmaxAlgorithm::most_recent;
+    }
+    return format;
+  };
+  const auto result = [&](const TensorFormat& format) {
+    return format.policy == ScalePolicy::delayed ? format : activation;
+  };
+  const TensorFormat& x = plan.fprop.a;
+  plan.attention = {.qkv = x, .probabilities = in_kernel(x), .out = result(x)};
+  if (gemms == Fp8Attention::both) {
+    const TensorFormat& dy = plan.dgrad.a;
+    plan.attention.dout = dy;
+    plan.attention.dscores = in_kernel(dy);
+    plan.attention.dqkv = result(dy);
+  }
+}
+
 /// A format that a plan takes over from another role changes with that role.
 class Followers {
  public:
@@ -259,6 +307,7 @@ PrecisionPlan resolve_plan(const PlanRequest& request) {
   apply_delayed(request, plan);
   apply_format(request, plan);
   apply_power_2_scale(request, plan);
+  apply_attention(request, plan);
   apply_override(request, plan);
   apply_gemm_roles(request, plan);
   apply_fast_accumulation(request, plan);

@@ -87,6 +87,28 @@ inline constexpr std::pair<SwigluInput, std::string_view> kSwigluInputs[] = {
     {SwigluInput::smoothed, "smooth"},
     {SwigluInput::high_precision, "bf16_down_input"}};
 
+/// The GEMMs of attention that read FP8.
+enum class Fp8Attention : uint8_t { none, forward, both };
+inline constexpr std::pair<Fp8Attention, std::string_view> kFp8Attentions[] = {
+    {Fp8Attention::none, "false"},
+    {Fp8Attention::forward, "forward"},
+    {Fp8Attention::both, "true"}};
+
+/// The formats of attention's tensors (TransformerEngine, fp8_dpa). Without a scale of `qkv`
+/// attention runs in the activation type; without one of `dout` its backward pass does.
+struct AttentionPlan {
+  TensorFormat qkv;                  ///< q, k and v, which share a scale
+  TensorFormat probabilities, out;   ///< without a scale, `out` is in the activation type
+  TensorFormat dout, dscores, dqkv;  ///< `dscores`: gradients of scores
+
+  Fp8Attention gemms() const {
+    return dout.is_scaled()  ? Fp8Attention::both
+           : qkv.is_scaled() ? Fp8Attention::forward
+                             : Fp8Attention::none;
+  }
+  bool operator==(const AttentionPlan&) const = default;
+};
+
 /// A plan. The roles from `weight` on are those of the weights of linear layers that
 /// are not exempt; all other parameters, their gradients and moments are fp32.
 struct PrecisionPlan {
@@ -94,6 +116,7 @@ struct PrecisionPlan {
   DType activation =
       DType::f32;  ///< residual stream, norm outputs, attention, and linears that are exempt
   GemmPlan fprop, dgrad, wgrad;
+  AttentionPlan attention;
   TensorFormat saved_activation;  ///< a linear's input as backward reads it
   TensorFormat saved_norm;        ///< the input of a norm, as backward reads it
   TensorFormat saved_nonlinear;   ///< the input of an activation function, as backward reads it
@@ -250,6 +273,7 @@ struct PlanRequest {
   std::optional<bool> power_2_scale;  ///< current scaling only
   std::optional<bool> use_autocast_during_eval;
   std::optional<SwigluInput> swiglu;
+  std::optional<Fp8Attention> attention;
   std::optional<bool> self_exact;                             ///< PrecisionPlan::self_exact
   std::optional<bool> forward_reads_saved, recompute_swiglu;  ///< of PrecisionPlan
   RoleRequest roles;                                          ///< any plan

@@ -74,6 +74,21 @@ std::string_view type_of(const std::optional<TensorFormat>& format) {
   return format ? name_of(format->dtype) : "-";
 }
 
+std::string attention_text(const PrecisionPlan& plan) {
+  const AttentionPlan& formats = plan.attention;
+  if (formats.gemms() == Fp8Attention::none) {
+    return std::string(name_of(plan.activation));
+  }
+  const std::string forward =
+      fmt::format("q, k and v {}; probabilities {}; output {}", describe(formats.qkv),
+                  describe(formats.probabilities), describe(formats.out));
+  return formats.gemms() == Fp8Attention::forward
+             ? fmt::format("{}; backward {}", forward, name_of(plan.activation))
+             : fmt::format("{}; dout {}; gradients of scores {}; dq, dk and dv {}", forward,
+                           describe(formats.dout), describe(formats.dscores),
+                           describe(formats.dqkv));
+}
+
 std::string swiglu_text(const PrecisionPlan& plan) {
   const char* again = plan.recompute_swiglu ? "; recomputed in backward" : "";
   switch (plan.swiglu) {
@@ -117,6 +132,7 @@ PlanRequest request_of(const PrecisionPlan& plan) {
     request.format = plan.dgrad.a.dtype == DType::e5m2 ? Fp8Format::hybrid : Fp8Format::e4m3;
     request.use_autocast_during_eval = plan.evaluate_scaled;
     request.swiglu = plan.swiglu;
+    request.attention = plan.attention.gemms();
     request.accumulation =
         plan.fprop.emulate_accumulator ? Accumulation::emulated : Accumulation::exact;
   }
@@ -154,6 +170,7 @@ std::vector<PlanColumn> plan_columns(const PrecisionPlan& plan) {
   return {{"fprop x, w", gemm_text(plan.fprop)},
           {"dgrad dy, w", gemm_text(plan.dgrad)},
           {"wgrad dy, x", gemm_text(plan.wgrad)},
+          {"attention", attention_text(plan)},
           {"saved activation", describe(plan.saved_activation)},
           {"saved norm input", describe(plan.saved_norm) + in_forward},
           {"saved nonlinear", describe(plan.saved_nonlinear) + in_forward},

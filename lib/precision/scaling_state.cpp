@@ -60,7 +60,7 @@ const ScalingSlot* ScalingState::add(std::string layer, std::string role,
   slot.begins_at_zero = of_pass && (is_current || format.is_current_at_first());
   slot.scales_now = format.policy == ScalePolicy::current || format.is_current_at_first();
   if (present_) {
-    const bool of_gradient = pass_ == ScalingPass::forward && slot.role.starts_with("dy");
+    const bool of_gradient = pass_ == ScalingPass::forward && slot.role.starts_with("d");
     const ScalingPass pass = of_gradient ? ScalingPass::backward : pass_;
     group_of(format, separates_passes_ ? pass : ScalingPass::both, chunk_).slots.push_back(&slot);
   }

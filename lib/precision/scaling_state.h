@@ -66,7 +66,7 @@ class ScalingState {
   /// Lets backward passes follow forward passes of later micro-batches: begin_pass() and update()
   /// may then be of one pass. Called before the first add().
   void separate_passes() { separates_passes_ = true; }
-  /// The pass of the slots that are added from here on. forward: those whose role begins with "dy"
+  /// The pass of the slots that are added from here on. forward: those whose role begins with "d"
   /// are of the backward pass.
   void set_pass(ScalingPass pass) { pass_ = pass; }
   /// The chunk of a pipeline stage whose slots are added from here on.

@@ -77,6 +77,7 @@ PrecisionPlan stage_plan(const PlanRequest& request, const PrecisionPlan& run,
   }
   stage.use_autocast_during_eval = request.use_autocast_during_eval;
   stage.swiglu = request.swiglu;
+  stage.attention = request.attention;
   stage.self_exact = request.self_exact;
   stage.forward_reads_saved = request.forward_reads_saved;
   stage.recompute_swiglu = request.recompute_swiglu;

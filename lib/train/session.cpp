@@ -308,6 +308,10 @@ EngineSettings engine_settings(const Settings& settings, const ModelConfig& mode
         "precision.recompute_swiglu: true has no meaning for this model: its MLP is not a SwiGLU; "
         "remove it");
   }
+  if (settings.parallelism.layout.context > 1 &&
+      engine.plan.attention.gemms() != Fp8Attention::none) {
+    throw ConfigError("parallelism.context: attention in FP8 takes 1; remove it, or fp8.attention");
+  }
   return engine;
 }
 

@@ -100,6 +100,8 @@ TEST_CASE("fp8_config in its other spellings") {
   CHECK(precision("override_linear_precision: false").override_linear_precision.empty());
   CHECK(precision("override_linear_precision: null").override_linear_precision.empty());
   CHECK(precision("fp8_amax_history_len: 4").amax_history_len == 4);
+  CHECK(precision("fp8_dpa: true").attention == Fp8Attention::both);
+  CHECK(precision("fp8_dpa: false, fp8_mha: false").attention == Fp8Attention::none);
   CHECK(precision("use_mxfp8_block_scaling: true").recipe == "mxfp8");
   CHECK(precision("use_mxfp8_block_scaling: False").recipe.empty());
   CHECK(precision("backend: TORCH_AO, enable_fsdp_float8_all_gather: true, pad_inner_dim: true")
@@ -182,6 +184,7 @@ TEST_CASE("what fp8_config cannot mean is an error with its location") {
   CHECK_THAT(error("backend: AO, margin: 1"),
              Contains("fp8_config.margin") && Contains("torchao-tensorwise"));
   CHECK_THAT(error("pad_inner_dim: 16"), Contains("true or false"));
+  CHECK_THAT(error("fp8_mha: true"), Contains("fp8_mha") && Contains("fp8_dpa computes attention"));
   CHECK_THAT(error_of(kBase + "fp8_config: {margin: 1}\n"),
              Contains("fp8_config.margin: has no meaning with mixed_precision: no"));
   CHECK_THAT(error_of(kBase + "fp8_config: TE\n"), Contains("expected a section"));
@@ -316,8 +319,10 @@ TEST_CASE("fp8 as a scalar is Megatron's format") {
   CHECK_THAT(error_of(kBase + "fp8: true\n"),
              Contains("run.yaml:4:1: fp8: expected hybrid or e4m3, as in Megatron, or a section of "
                       "keys, got \"true\"; mixed_precision: fp8 switches FP8 on"));
-  CHECK_THAT(error_of(kBase + "fp8: hybrid\nfp8_dot_product_attention: true\n"),
-             Contains("the products of attention are not in FP8 here"));
+  CHECK(load_text(kBase + "fp8: hybrid\nfp8_dot_product_attention: true\n").precision.attention ==
+        Fp8Attention::both);
+  CHECK_THAT(error_of(kBase + "fp8: hybrid\nfp8_multi_head_attention: true\n"),
+             Contains("choose fp8_dot_product_attention"));
 }
 
 TEST_CASE("what Megatron's names cannot mean is an error") {

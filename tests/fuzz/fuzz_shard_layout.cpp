@@ -102,7 +102,7 @@ void check_segments(const ParameterStore& store, const StoreLayout& layout) {
       end = segment.begins[i] + store.all()[parameter]->shape.count();
       ++seen[parameter];
     }
-    check(end <= segment.shard * layout.ranks);
+    check(end <= layout.elements(segment));
   }
   for (const int times : seen) {
     check(times == 1);

@@ -153,8 +153,8 @@ TEST_CASE("groups that share a copy are cut alike, and the first one writes") {
     CAPTURE(rank);
     const StoreLayout layout = layout_of(8, rank, site);
     const StoreLayout of_group = layout_of(8, rank % 2, site);
-    CHECK(layout.ranks == 2);
-    CHECK(layout.rank == rank % 2);
+    CHECK(layout.shared.count == 2);
+    CHECK(layout.shared.rank == rank % 2);
     CHECK(layout.writes == (rank < 2));
     CHECK(layout.parts == of_group.parts);
     CHECK(layout.segments == of_group.segments);

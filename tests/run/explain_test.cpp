@@ -57,6 +57,24 @@ TEST_CASE("explain: te-delayed in hybrid format") {
   CHECK(scaled == 2 * 4);  // qkv, output, up (with gate), down
 }
 
+TEST_CASE("explain: attention in FP8") {
+  const Json json =
+      explain({"model.preset=toy", "precision.plan=te-current", "fp8.attention=true"});
+  CHECK(json.at("roles").at("attention") ==
+        "q, k and v e4m3 tensor current; probabilities e4m3 tensor delayed(1, most_recent); output "
+        "bf16; dout e5m2 tensor current; gradients of scores e5m2 tensor delayed(1, most_recent); "
+        "dq, dk and dv bf16");
+  CHECK(json.at("outside").get<std::string>().find("attention") == std::string::npos);
+  CHECK(explain({"model.preset=toy", "precision.plan=te-current"}).at("roles").at("attention") ==
+        "bf16");
+  const TempDir where;
+  CHECK_THAT(expect_code(2, where.path(),
+                         {"explain", "model.preset=toy", "precision.plan=te-delayed",
+                          "fp8.attention=forward", "parallelism.context=2", "--world-size", "2"})
+                 .err,
+             Catch::Contains("parallelism.context: attention in FP8 takes 1"));
+}
+
 TEST_CASE("explain needs a model only") {
   const TempDir where;
   write_file(where / "two.yaml", "model: {preset: llama-8b}\nprecision: {plan: te-current}\n");

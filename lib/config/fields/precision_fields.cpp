@@ -164,6 +164,10 @@ std::vector<Field> tuning_fields() {
             "Current scaling: round scales down to powers of two"),
       field("fp8.use_autocast_during_eval", request(&PlanRequest::use_autocast_during_eval),
             "Evaluate in FP8 too"),
+      choice("fp8.attention", request(&PlanRequest::attention), kFp8Attentions,
+             "Attention's own products in FP8, for plans with one scale for each tensor. forward: "
+             "q, k, v and the probabilities; true: in the backward pass too; false: in the type "
+             "of activations"),
       choice("fp8.swiglu", request(&PlanRequest::swiglu), kSwigluInputs,
              "Treatment of the input of a SwiGLU's down projection, whose outliers grow in long "
              "runs. smooth: a power of two scales each channel before the cast, and the weight is "

@@ -19,6 +19,8 @@ enum class Arithmetic : unsigned char {
   fp8_fast,  ///< FP8 operands with fast accumulation
   attention_forward,
   attention_backward,
+  attention_forward_fp8,
+  attention_backward_fp8,
 };
 
 /// The product of a GEMM, c[m, n] with k contracted. Operands of 16 or 32 bits have `type.scales`

@@ -12,16 +12,17 @@ namespace fp8train::ops {
 namespace {
 
 void check_heads(const HeadsView& view, DType dtype, int64_t length, int64_t heads,
-                 int64_t head_dim) {
-  check(view.data != nullptr && view.dtype == dtype,
+                 int64_t head_dim, bool may_be_empty = false) {
+  check((view.data != nullptr || may_be_empty) && view.dtype == dtype,
         "attention: q, k, v and what belongs to them must share an element type");
   check(view.length_capacity >= length, "attention: a sequence is longer than its memory");
   check(view.row_stride >= heads * head_dim, "attention: rows overlap");
 }
 
 void check_attention(const AttentionShape& shape, const HeadsView& q, const HeadsView& k,
-                     const HeadsView& v, const HeadsView& out) {
-  check(is_float_type(q.dtype), "attention: fp32, bf16 or fp16 expected");
+                     const HeadsView& v, const HeadsView& out, const AttentionCodes& codes) {
+  check(codes.is_on() ? is_fp8(q.dtype) : is_float_type(q.dtype) && out.dtype == q.dtype,
+        "attention: fp32, bf16, fp16 or codes with their scale expected");
   check(shape.batch > 0 && shape.query_length > 0 && shape.kv_heads > 0 &&
             shape.heads % shape.kv_heads == 0,
         "attention: kv_heads must divide heads, and nothing may be empty");
@@ -31,7 +32,15 @@ void check_attention(const AttentionShape& shape, const HeadsView& q, const Head
   check_heads(q, q.dtype, shape.query_length, shape.heads, shape.head_dim);
   check_heads(k, q.dtype, shape.key_length, shape.kv_heads, shape.head_dim);
   check_heads(v, q.dtype, shape.key_length, shape.kv_heads, shape.head_dim);
-  check_heads(out, q.dtype, shape.query_length, shape.heads, shape.head_dim);
+  check_heads(out, out.dtype, shape.query_length, shape.heads, shape.head_dim,
+              !codes.cast.out.empty());
+}
+
+void check_cast(const QuantizeSink& cast, int64_t rows, int64_t width) {
+  const View& codes = cast.out.rowwise.codes;
+  check(cast.out.empty() || (is_fp8(cast.out.format.dtype) && codes.shape.rows() == rows &&
+                             codes.shape.back() == width),
+        "attention: codes must have the rows of the tensor that is cast");
 }
 
 void check_documents(const DocumentStarts& starts, const AttentionShape& shape) {
@@ -47,25 +56,33 @@ int64_t rows_of(const AttentionShape& shape) {
 }  // namespace
 
 void attention_forward(Stream stream, const AttentionForward& call) {
-  check_attention(call.shape, call.q, call.k, call.v, call.out);
-  check_documents(call.document_starts, call.shape);
+  const AttentionShape& shape = call.shape;
+  check_attention(shape, call.q, call.k, call.v, call.out, call.codes);
+  check_cast(call.codes.cast, shape.batch * shape.query_length, shape.heads * shape.head_dim);
+  check_documents(call.document_starts, shape);
   check(call.log_sum_exp.empty() || holds(call.log_sum_exp, DType::f32, rows_of(call.shape)),
         "attention_forward: log_sum_exp must be fp32 [B, H, Tq] or empty");
   dispatch<&OpTable::attention_forward>(stream, call);
 }
 
 void attention_backward(Stream stream, const AttentionBackward& call) {
-  check_attention(call.shape, call.q, call.k, call.v, call.out);
-  check_heads(call.dout, call.q.dtype, call.shape.query_length, call.shape.heads,
-              call.shape.head_dim);
-  check_heads(call.dq, call.q.dtype, call.shape.query_length, call.shape.heads,
-              call.shape.head_dim);
-  check_documents(call.document_starts, call.shape);
-  check(call.dk.dtype == call.q.dtype || call.dk.dtype == DType::f32,
+  const AttentionShape& shape = call.shape;
+  const bool in_codes = call.codes.is_on();
+  const bool is_cast = !call.codes.cast.out.empty();
+  AttentionCodes written = call.codes;
+  written.cast = {};
+  check_attention(shape, call.q, call.k, call.v, call.out, written);
+  check_cast(call.codes.cast, shape.batch * shape.query_length,
+             (shape.heads + 2 * shape.kv_heads) * shape.head_dim);
+  check_heads(call.dout, in_codes ? call.dout.dtype : call.q.dtype, shape.query_length, shape.heads,
+              shape.head_dim);
+  check_heads(call.dq, in_codes ? call.dq.dtype : call.q.dtype, shape.query_length, shape.heads,
+              shape.head_dim, is_cast);
+  check_documents(call.document_starts, shape);
+  check(call.dk.dtype == call.dq.dtype || call.dk.dtype == DType::f32,
         "attention_backward: gradients must have the type of q, k and v, or those of k and v fp32");
   for (const HeadsView& gradient : {call.dk, call.dv}) {
-    check_heads(gradient, call.dk.dtype, call.shape.key_length, call.shape.kv_heads,
-                call.shape.head_dim);
+    check_heads(gradient, call.dk.dtype, shape.key_length, shape.kv_heads, shape.head_dim, is_cast);
   }
   check(holds(call.log_sum_exp, DType::f32, rows_of(call.shape)),
         "attention_backward: log_sum_exp must be fp32 [B, H, T]");

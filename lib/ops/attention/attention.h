@@ -6,6 +6,7 @@
 #include <string>
 
 #include "device/stream.h"
+#include "ops/cast/quantize.h"
 #include "tensor/view.h"
 
 namespace fp8train::ops {
@@ -44,12 +45,39 @@ struct HeadsView {
 /// sequence is one document. Query i has position Tk - Tq + i; T >= Tk.
 using DocumentStarts = ConstView;
 
+/// A tensor that only the kernel has, rounded to codes of value * *scale.
+struct KernelCodes {
+  DType dtype = DType::e4m3;
+  const float* scale = nullptr;  ///< device memory, as the next two
+  const float* scale_inv = nullptr;
+  float* amax = nullptr;  ///< nullable; combined into
+};
+
+/// Attention in FP8 (TransformerEngine, d0067d0, common/fused_attn/fused_attn_fp8.cu; the sums of
+/// NVIDIA/cudnn-frontend, 3929da2, test/python/sdpa/fp8_ref.py): q, k and v are codes with one
+/// scale, probabilities and the gradients of scores are rounded to codes before each product, and
+/// products of codes are summed in fp32. Forward rounds probabilities over the running maximum, of
+/// tiles of 64 keys on the cpu; the sum that divides the output has them as they were.
+struct AttentionCodes {
+  const float* qkv_inv = nullptr;  ///< reciprocal scale, device memory; null: not in FP8
+  const float* out_inv = nullptr;  ///< of `out` and `dout` in backward; null: no codes
+  const float* dout_inv = nullptr;
+  KernelCodes probabilities;
+  KernelCodes dscores;  ///< backward only, times the scale of the scores
+  /// `out`, or dq, dk and dv in rows as those of q, k and v, cast from fp32. The tensors may then
+  /// have no memory.
+  QuantizeSink cast;
+
+  bool is_on() const { return qkv_inv != nullptr; }
+};
+
 /// The arguments of attention_forward().
 struct AttentionForward {
   AttentionShape shape;
   HeadsView q, k, v, out;
   View log_sum_exp;
   DocumentStarts document_starts;
+  AttentionCodes codes;
 };
 
 /// The arguments of attention_backward().
@@ -60,10 +88,12 @@ struct AttentionBackward {
   HeadsView dout, dq, dk, dv;
   View scratch;
   DocumentStarts document_starts;
+  AttentionCodes codes;
 };
 
 /// out: [B * Tq, H * D] (a HeadsView too), log_sum_exp: fp32 [B, H, Tq] stored for backward (may be
-/// empty where none follows). q, k, v, out share one element type; soft-max and sums are fp32. On
+/// empty where none follows). q, k, v, out share one element type, without codes; soft-max and sums
+/// are fp32. On
 /// the cpu the bits are the same for any number of threads, but differ between x86 levels with and
 /// without fused multiply-add.
 void attention_forward(Stream stream, const AttentionForward& call);

@@ -29,42 +29,76 @@ struct KeyGradients {
   float* values;
 };
 
+/// The factors of products. Without codes the queries carry the scale of the scores.
+struct Factors {
+  float queries, scores = 1.0F, probability_gradients = 1.0F, score_gradients = 1.0F, delta = 1.0F;
+  float dq, dk = kLn2, dv = 1.0F;  ///< the queries carried log2 e
+
+  explicit Factors(const AttentionBackward& call)
+      : queries(call.shape.scale * kLog2E), dq(call.shape.scale) {
+    const AttentionCodes& codes = call.codes;
+    if (!codes.is_on()) {
+      return;
+    }
+    const float qkv = *codes.qkv_inv;
+    queries = 1.0F;
+    scores = qkv * qkv * (call.shape.scale * kLog2E);
+    probability_gradients = *codes.dout_inv * qkv;
+    score_gradients = call.shape.scale;
+    delta = *codes.dout_inv * (codes.out_inv == nullptr ? 1.0F : *codes.out_inv);
+    dq = dk = *codes.dscores.scale_inv * qkv;
+    dv = *codes.probabilities.scale_inv * *codes.dout_inv;
+  }
+};
+
+/// The work of a task: all query heads of a key-value head.
+struct HeadWork {
+  const AttentionBackward& call;
+  const Factors& factors;
+  int64_t sequence, kv_head;
+  KeyGradients gradients;
+  int64_t size;  ///< of each of them
+  TaskCounts& counts;
+};
+
 /// Loads queries [first, first + rows) of one head, and what belongs to them.
-template <typename T>
-FP8TRAIN_HD void load_queries(const AttentionBackward& call, int64_t b, int64_t head, int64_t first,
-                              int64_t rows, BackwardBlock& block) {
+FP8TRAIN_HD void load_queries(const HeadWork& work, int64_t head, int64_t first, int64_t rows,
+                              BackwardBlock& block) {
+  const auto& [call, factors, b, kv_head, gradients, size, counts] = work;
   const AttentionShape& shape = call.shape;
   const int64_t head_dim = shape.head_dim;
   const int64_t padded_dim = padded_dim_of(shape.head_dim);
   const int64_t lanes = round_up(rows, kGroup);
-  const Rows<const T> output = head_rows<const T>(call.out, b, first, head, head_dim);
+  float* const outputs = block.query_gradients;  // until it is cleared
 
-  load_tile(head_rows<const T>(call.q, b, first, head, head_dim), rows, head_dim,
-            shape.scale * kLog2E, block.query_rows, lanes);
+  load_tile({call.q, b, first, head, head_dim}, rows, factors.queries, block.query_rows, lanes);
   transpose(block.query_rows, padded_dim, lanes, padded_dim, block.queries, kQueries);
-  load_tile(head_rows<const T>(call.dout, b, first, head, head_dim), rows, head_dim, 1.0F,
-            block.gradient_rows, lanes);
+  load_tile({call.dout, b, first, head, head_dim}, rows, 1.0F, block.gradient_rows, lanes);
   transpose(block.gradient_rows, padded_dim, lanes, padded_dim, block.gradients, kQueries);
-  for (int64_t i = 0; i < padded_dim * kQueries; ++i) {
-    block.query_gradients[i] = 0.0F;
-  }
+  load_tile({call.out, b, first, head, head_dim}, rows, 1.0F, outputs, lanes);
 
   const float* stored =
       call.log_sum_exp.as<float>() + (b * shape.heads + head) * shape.query_length + first;
   for (int64_t lane = 0; lane < lanes; ++lane) {
     const bool used = lane < rows;
     block.log_sum_exp[lane] = used ? stored[lane] * kLog2E : 0.0F;
-    const T* out_row = output.at(lane);
+    const float* out_row = outputs + lane * padded_dim;
     const float* gradient_row = block.gradient_rows + lane * padded_dim;
     block.delta[lane] =
-        used ? lane_sum(head_dim, [=](auto at) { return at(out_row) * at(gradient_row); }) : 0.0F;
+        used ? lane_sum(head_dim, [=](auto at) { return at(out_row) * at(gradient_row); }) *
+                   factors.delta
+             : 0.0F;
+  }
+  for (int64_t i = 0; i < padded_dim * kQueries; ++i) {
+    block.query_gradients[i] = 0.0F;
   }
 }
 
 /// probabilities = 2^(scores - log_sum_exp), 0 where masked; score_gradients = probabilities *
 /// (their gradient - delta).
-FP8TRAIN_HD void soft_max_backward(const CausalTile& tile, const BlockDocuments& documents,
-                                   int64_t key, BackwardBlock& block) {
+FP8TRAIN_HD void soft_max_backward(const Factors& factors, const CausalTile& tile,
+                                   const BlockDocuments& documents, int64_t key,
+                                   BackwardBlock& block) {
   for_visible_groups(tile, [&](int64_t row, int64_t rows, int64_t first_lane) {
     for (int64_t lane = first_lane; lane < tile.lanes; lane += kWidth) {
       const Vector log_sum_exp = load_vector(block.log_sum_exp + lane);
@@ -72,9 +106,12 @@ FP8TRAIN_HD void soft_max_backward(const CausalTile& tile, const BlockDocuments&
       for (int64_t r = row; r < row + rows; ++r) {
         float* probability = block.probabilities + r * kQueries + lane;
         float* gradient = block.score_gradients + r * kQueries + lane;
-        const Vector value = exp2_vector(load_vector(probability) - log_sum_exp);
+        const Vector value =
+            exp2_vector(load_vector(probability) * broadcast(factors.scores) - log_sum_exp);
+        const Vector difference =
+            load_vector(gradient) * broadcast(factors.probability_gradients) - delta;
         store_vector(probability, value);
-        store_vector(gradient, value * (load_vector(gradient) - delta));
+        store_vector(gradient, value * difference * broadcast(factors.score_gradients));
       }
     }
     for (int64_t r = row; r < row + rows; ++r) {
@@ -93,9 +130,11 @@ FP8TRAIN_HD void soft_max_backward(const CausalTile& tile, const BlockDocuments&
 
 /// Adds what one tile of keys contributes to the gradients of the block's queries and of the tile's
 /// keys and values.
-FP8TRAIN_HD void add_tile_gradients(const CausalTile& tile, const BlockDocuments& documents,
-                                    int64_t key, int64_t head_dim, BackwardBlock& block,
-                                    const KeyGradients& gradients) {
+FP8TRAIN_HD void add_tile_gradients(const HeadWork& work, const CausalTile& tile,
+                                    const BlockDocuments& documents, int64_t key,
+                                    BackwardBlock& block) {
+  const auto& [call, factors, b, kv_head, gradients, size, counts] = work;
+  const int64_t head_dim = call.shape.head_dim;
   const int64_t padded_dim = padded_dim_of(head_dim);
   float* const key_gradients = gradients.keys + key * padded_dim;
   float* const value_gradients = gradients.values + key * padded_dim;
@@ -109,7 +148,12 @@ FP8TRAIN_HD void add_tile_gradients(const CausalTile& tile, const BlockDocuments
                     {block.values + row * padded_dim, padded_dim, 1},
                     {block.gradients + lane, kQueries}, {block.score_gradients + corner, kQueries});
   });
-  soft_max_backward(tile, documents, key, block);
+  soft_max_backward(factors, tile, documents, key, block);
+  if (call.codes.is_on()) {
+    CastCounts of_probabilities;  // their amax is forward's
+    round_tile(tile, call.codes.probabilities, block.probabilities, of_probabilities);
+    round_tile(tile, call.codes.dscores, block.score_gradients, counts.in_kernel);
+  }
   for_visible_groups(tile, [&](int64_t row, int64_t rows, int64_t lane) {
     const int64_t padded_rows = round_up(rows, kTileRows);
     const int64_t corner = row * kQueries + lane;
@@ -128,79 +172,78 @@ FP8TRAIN_HD void add_tile_gradients(const CausalTile& tile, const BlockDocuments
   });
 }
 
-/// One block of queries against all the keys that it sees.
-template <typename T>
-FP8TRAIN_HD void backward_block(const AttentionBackward& call, int64_t b, int64_t head,
-                                int64_t first, int64_t rows, const KeyGradients& gradients) {
+/// One block of queries, from `first` on, against all the keys that it sees.
+FP8TRAIN_HD void backward_block(const HeadWork& work, int64_t head, int64_t first) {
+  const auto& [call, factors, b, kv_head, gradients, size, counts] = work;
   const AttentionShape& shape = call.shape;
+  const int64_t rows = minimum(kQueries, shape.query_length - first);
   const int64_t head_dim = shape.head_dim;
   const int64_t padded_dim = padded_dim_of(shape.head_dim);
-  const int64_t kv_head = head / (shape.heads / shape.kv_heads);
   const int64_t lanes = round_up(rows, kGroup);
 
   BackwardBlock block;  // NOLINT(cppcoreguidelines-pro-type-member-init): filled tile by tile
-  load_queries<T>(call, b, head, first, rows, block);
+  load_queries(work, head, first, rows, block);
   const BlockDocuments documents(starts_at(call.document_starts, shape, b, first), rows);
   const int64_t position = shape.key_length - shape.query_length + first;
   for (int64_t key = documents.first_key(); key < position + rows; key += kKeys) {
     const int64_t keys = minimum(kKeys, position + rows - key);
     const int64_t padded_keys = round_up(keys, kTileRows);
-    load_tile(head_rows<const T>(call.k, b, key, kv_head, head_dim), keys, head_dim, 1.0F,
-              block.keys, padded_keys);
-    load_tile(head_rows<const T>(call.v, b, key, kv_head, head_dim), keys, head_dim, 1.0F,
-              block.values, padded_keys);
-    add_tile_gradients({key - position, keys, lanes}, documents, key, head_dim, block, gradients);
+    load_tile({call.k, b, key, kv_head, head_dim}, keys, 1.0F, block.keys, padded_keys);
+    load_tile({call.v, b, key, kv_head, head_dim}, keys, 1.0F, block.values, padded_keys);
+    add_tile_gradients(work, {key - position, keys, lanes}, documents, key, block);
   }
 
   transpose(block.query_gradients, kQueries, padded_dim, lanes, block.query_rows, padded_dim);
   for (int64_t i = 0; i < rows * padded_dim; ++i) {
-    block.query_rows[i] *= shape.scale;
+    block.query_rows[i] *= factors.dq;
   }
-  store_tile(block.query_rows, rows, head_dim, head_rows<T>(call.dq, b, first, head, head_dim));
+  store_tile(block.query_rows, rows, {call.dq, b, first, head, head_dim}, call.codes.cast,
+             head * head_dim, counts.cast);
 }
 
-/// All heads of all sequences, those of a key-value head for each task.
-template <typename T>
-void backward_all(const AttentionBackward& call) {
+FP8TRAIN_HD void backward_head(const HeadWork& work) {
+  const auto& [call, factors, b, kv_head, gradients, size, counts] = work;
   const AttentionShape& shape = call.shape;
-  const int64_t length = shape.query_length;
-  const int64_t padded_dim = padded_dim_of(shape.head_dim);
-  const int64_t keys = shape.key_length;
-  const int64_t gradient_size = round_up(keys, kTileRows) * padded_dim;
   const int64_t group = shape.heads / shape.kv_heads;
-  const int64_t tasks = shape.batch * shape.kv_heads;
-#pragma omp parallel for schedule(static) if (tasks * length * keys >= kParallelElements)
-  for (int64_t task = 0; task < tasks; ++task) {
-    const int64_t b = task / shape.kv_heads;
-    const int64_t kv_head = task % shape.kv_heads;
-    float* const all = call.scratch.as<float>() + task * 2 * gradient_size;
-    const KeyGradients gradients = {all, all + gradient_size};
-    for (int64_t i = 0; i < 2 * gradient_size; ++i) {
-      all[i] = 0.0F;
-    }
-    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-      for (int64_t first = 0; first < length; first += kQueries) {
-        backward_block<T>(call, b, head, first, minimum(kQueries, length - first), gradients);
-      }
-    }
-    for (int64_t i = 0; i < gradient_size; ++i) {
-      gradients.keys[i] *= kLn2;  // the queries carried log2 e
-    }
-    with_float_type(call.dk.dtype, [&](auto tag) {
-      using K = typename decltype(tag)::Type;
-      store_tile(gradients.keys, keys, shape.head_dim,
-                 head_rows<K>(call.dk, b, 0, kv_head, shape.head_dim));
-      store_tile(gradients.values, keys, shape.head_dim,
-                 head_rows<K>(call.dv, b, 0, kv_head, shape.head_dim));
-    });
+  for (int64_t i = 0; i < size; ++i) {
+    gradients.keys[i] = gradients.values[i] = 0.0F;
   }
+  for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+    for (int64_t first = 0; first < shape.query_length; first += kQueries) {
+      backward_block(work, head, first);
+    }
+  }
+  for (int64_t i = 0; i < size; ++i) {
+    gradients.keys[i] *= factors.dk;
+    gradients.values[i] *= factors.dv;
+  }
+  const int64_t column = (shape.heads + kv_head) * shape.head_dim;
+  store_tile(gradients.keys, shape.key_length, {call.dk, b, 0, kv_head, shape.head_dim},
+             call.codes.cast, column, counts.cast);
+  store_tile(gradients.values, shape.key_length, {call.dv, b, 0, kv_head, shape.head_dim},
+             call.codes.cast, column + shape.kv_heads * shape.head_dim, counts.cast);
 }
 
 }  // namespace
 
+/// All heads of all sequences, those of a key-value head for each task.
 void attention_backward(Stream /*stream*/, const AttentionBackward& call) {
-  with_float_type(call.q.dtype,
-                  [&](auto tag) { backward_all<typename decltype(tag)::Type>(call); });
+  const AttentionShape& shape = call.shape;
+  HeadTypes::check(call.q.dtype);
+  const Factors factors(call);
+  const int64_t size = round_up(shape.key_length, kTileRows) * padded_dim_of(shape.head_dim);
+  const int64_t tasks = shape.batch * shape.kv_heads;
+  for_each_task(tasks, tasks * shape.query_length * shape.key_length >= kParallelElements,
+                call.codes.cast, call.codes.dscores.amax, [&](int64_t task, TaskCounts& counts) {
+                  float* const all = call.scratch.as<float>() + task * 2 * size;
+                  backward_head({call,
+                                 factors,
+                                 task / shape.kv_heads,
+                                 task % shape.kv_heads,
+                                 {all, all + size},
+                                 size,
+                                 counts});
+                });
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

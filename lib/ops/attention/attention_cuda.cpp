@@ -16,6 +16,7 @@ namespace fp8train::ops::cuda {
 namespace {
 
 constexpr int64_t kAlignment = 16;     // bytes that cuDNN reads at once
+constexpr size_t kAmaxBytes = 256;     // before the workspace of a plan in FP8
 constexpr size_t kWorkspaceShare = 8;  // a plan may take this part of the GPU's memory
 
 enum class Choice : uint8_t { automatic, own, cudnn };
@@ -45,11 +46,12 @@ bool aligned(const HeadsView& view) {
 
 /// Whether a call is worth a plan: the sequences of training and evaluation, which fill their
 /// memory. Those of a KV cache change their length with every token.
-bool suits(const SdpaProblem& problem, std::initializer_list<HeadsView> tensors) {
+bool suits(const SdpaProblem& problem, const std::vector<HeadsView>& tensors) {
   const AttentionShape& shape = problem.shape;
-  return (problem.dtype == DType::bf16 || problem.dtype == DType::f16) &&
-         shape.query_length == shape.key_length && shape.query_length > 1 &&
-         shape.head_dim % 8 == 0 &&
+  const bool has_type = problem.codes ? is_fp8(problem.dtype)
+                                      : problem.dtype == DType::bf16 || problem.dtype == DType::f16;
+  return has_type && shape.query_length == shape.key_length && shape.query_length > 1 &&
+         shape.head_dim % (problem.codes ? 16 : 8) == 0 &&
          std::all_of(tensors.begin(), tensors.end(), [&](const HeadsView& view) {
            return aligned(view) && view.length_capacity == shape.query_length;
          });
@@ -114,7 +116,7 @@ class AttentionPlans final : public CudaExtension {
   }
 
   /// cuDNN's plan, made when the problem is new; null where our kernels run.
-  SdpaPlan* plan_for(const SdpaProblem& problem, std::initializer_list<HeadsView> tensors,
+  SdpaPlan* plan_for(const SdpaProblem& problem, const std::vector<HeadsView>& tensors,
                      const DocumentStarts& documents) {
     masks_documents_ = masks_documents_ || !documents.empty();
     if (library_ == nullptr || !documents.empty() || !suits(problem, tensors)) {
@@ -146,6 +148,9 @@ class AttentionPlans final : public CudaExtension {
     }
     if (plan == nullptr) {
       const std::string text = "cuDNN does not run attention, " + text_of(problem) + ": " + why_not;
+      if (problem.codes) {
+        throw DeviceError("fp8.attention: " + text + "; remove the key");
+      }
       if (choice_ == Choice::cudnn) {
         throw DeviceError(text);
       }
@@ -162,7 +167,7 @@ class AttentionPlans final : public CudaExtension {
       return needs + "more than an eighth of the GPU's memory" +
              (problem.shape.deterministic ? " (training.deterministic: false takes less)" : "");
     }
-    if (!problem.backward && bytes > context_->workspace_bytes) {
+    if (!problem.backward && bytes + kAmaxBytes > context_->workspace_bytes) {
       return needs + "more than the " + std::to_string(context_->workspace_bytes) +
              " that libraries share";
     }
@@ -186,27 +191,139 @@ AttentionPlans& plans_of(const Stream& stream) {
   return static_cast<AttentionPlans&>(*context.attention);
 }
 
+SdpaProblem backward_problem(const AttentionBackward& call) {
+  return {.shape = call.shape,
+          .dtype = call.q.dtype,
+          .codes = call.codes.is_on()
+                       ? std::optional(SdpaCodes{call.out.dtype, call.dout.dtype, call.dq.dtype})
+                       : std::nullopt,
+          .backward = true,
+          .q = layout_of(call.q),
+          .k = layout_of(call.k),
+          .v = layout_of(call.v),
+          .out = layout_of(call.out),
+          .dout = layout_of(call.dout),
+          .dq = layout_of(call.dq),
+          .dk = layout_of(call.dk),
+          .dv = layout_of(call.dv)};
+}
+
+std::vector<HeadsView> backward_tensors(const AttentionBackward& call) {
+  return {call.q, call.k, call.v, call.out, call.dout, call.dq, call.dk, call.dv};
+}
+
+SdpaPointers backward_pointers(const AttentionBackward& call) {
+  return {.q = call.q.data,
+          .k = call.k.data,
+          .v = call.v.data,
+          .out = call.out.data,
+          .log_sum_exp = call.log_sum_exp.data,
+          .dout = call.dout.data,
+          .dq = call.dq.data,
+          .dk = call.dk.data,
+          .dv = call.dv.data};
+}
+
 SdpaPlan* backward_plan(Stream stream, const AttentionBackward& call) {
-  const SdpaProblem problem = {.shape = call.shape,
+  return plans_of(stream).plan_for(backward_problem(call), backward_tensors(call),
+                                   call.document_starts);
+}
+
+/// Only cuDNN has attention in FP8.
+SdpaPlan& codes_plan(Stream stream, const SdpaProblem& problem,
+                     const std::vector<HeadsView>& tensors, const DocumentStarts& documents) {
+  SdpaPlan* const plan = plans_of(stream).plan_for(problem, tensors, documents);
+  if (plan == nullptr) {
+    throw DeviceError(
+        "fp8.attention: on a GPU attention in FP8 is cuDNN's, which does not run it for " +
+        text_of(problem) + (documents.empty() ? "" : ", with several documents in a sequence") +
+        "; attention runs on " + attention_kernels(stream) + "; remove the key");
+  }
+  return *plan;
+}
+
+/// The codes in rows that a tensor is cast to; without a cast the tensor itself.
+HeadsView written(const AttentionCodes& codes, const HeadsView& tensor, int64_t first_column) {
+  const View& to = codes.cast.out.rowwise.codes;
+  return to.empty() ? tensor
+                    : HeadsView{static_cast<char*>(to.data) + first_column, to.dtype,
+                                to.shape.back(), tensor.length_capacity};
+}
+
+/// Runs a plan in FP8 and combines the largest magnitudes that it has found into those of the cast
+/// and of a tensor of the kernel. Values that are wanted next to codes are those of the codes.
+void run_codes(Stream stream, SdpaPlan& plan, SdpaPointers pointers, const AttentionCodes& codes,
+               void* workspace, void* values) {
+  const int64_t results = pointers.dq == nullptr ? 1 : 3;
+  const KernelCodes& in_kernel = pointers.dq == nullptr ? codes.probabilities : codes.dscores;
+  pointers.amax = static_cast<float*>(workspace);
+  pointers.qkv_inv = codes.qkv_inv;
+  pointers.out_inv = codes.out_inv;
+  pointers.dout_inv = codes.dout_inv;
+  pointers.result_scale = codes.cast.out.tensor_scale;
+  pointers.probabilities_scale = codes.probabilities.scale;
+  pointers.probabilities_inv = codes.probabilities.scale_inv;
+  pointers.dscores_scale = codes.dscores.scale;
+  pointers.dscores_inv = codes.dscores.scale_inv;
+  fill(stream, {pointers.amax, DType::f32, {results + 1}}, 0.0F);
+  plan.run(pointers, static_cast<char*>(workspace) + kAmaxBytes);
+  if (codes.cast.amax != nullptr) {
+    amax(stream, View{pointers.amax, DType::f32, {results}}, codes.cast.amax, true);
+  }
+  if (in_kernel.amax != nullptr) {
+    amax(stream, View{pointers.amax + results, DType::f32, {1}}, in_kernel.amax, true);
+  }
+  if (values != nullptr && !codes.cast.out.empty()) {
+    const Shape& shape = codes.cast.out.rowwise.codes.shape;
+    dequantize(stream, codes.cast.out, {values, DType::bf16, shape});
+  }
+}
+
+void codes_forward(Stream stream, const AttentionForward& call) {
+  const HeadsView out = written(call.codes, call.out, 0);
+  SdpaPlan& plan = codes_plan(stream,
+                              {.shape = call.shape,
                                .dtype = call.q.dtype,
-                               .backward = true,
+                               .codes = SdpaCodes{.out = out.dtype},
+                               .keeps_log_sum_exp = !call.log_sum_exp.empty(),
                                .q = layout_of(call.q),
                                .k = layout_of(call.k),
                                .v = layout_of(call.v),
-                               .out = layout_of(call.out),
-                               .dout = layout_of(call.dout),
-                               .dq = layout_of(call.dq),
-                               .dk = layout_of(call.dk),
-                               .dv = layout_of(call.dv)};
-  return plans_of(stream).plan_for(
-      problem, {call.q, call.k, call.v, call.out, call.dout, call.dq, call.dk, call.dv},
-      call.document_starts);
+                               .out = layout_of(out)},
+                              {call.q, call.k, call.v, out}, call.document_starts);
+  run_codes(stream, plan,
+            {.q = call.q.data,
+             .k = call.k.data,
+             .v = call.v.data,
+             .out = out.data,
+             .log_sum_exp = call.log_sum_exp.data},
+            call.codes, cuda_context(stream).workspace, call.out.data);
+}
+
+/// The tensors of a backward problem as they are written.
+AttentionBackward with_codes(AttentionBackward call) {
+  const AttentionShape& shape = call.shape;
+  const int64_t keys = shape.heads * shape.head_dim;
+  call.dq = written(call.codes, call.dq, 0);
+  call.dk = written(call.codes, call.dk, keys);
+  call.dv = written(call.codes, call.dv, keys + shape.kv_heads * shape.head_dim);
+  return call;
+}
+
+void codes_backward(Stream stream, const AttentionBackward& call) {
+  const AttentionBackward in_codes = with_codes(call);
+  SdpaPlan& plan = codes_plan(stream, backward_problem(in_codes), backward_tensors(in_codes),
+                              call.document_starts);
+  run_codes(stream, plan, backward_pointers(in_codes), call.codes, call.scratch.data, call.dq.data);
 }
 
 }  // namespace
 
 void attention_forward(Stream stream, const AttentionForward& call) {
   check_head_dim(call.shape);
+  if (call.codes.is_on()) {
+    return codes_forward(stream, call);
+  }
   const SdpaProblem problem = {.shape = call.shape,
                                .dtype = call.q.dtype,
                                .keeps_log_sum_exp = !call.log_sum_exp.empty(),
@@ -230,21 +347,15 @@ void attention_forward(Stream stream, const AttentionForward& call) {
 
 void attention_backward(Stream stream, const AttentionBackward& call) {
   check_head_dim(call.shape);
+  if (call.codes.is_on()) {
+    return codes_backward(stream, call);
+  }
   SdpaPlan* plan = backward_plan(stream, call);
   if (plan == nullptr) {
     own_attention_backward(stream, call);
     return;
   }
-  plan->run({.q = call.q.data,
-             .k = call.k.data,
-             .v = call.v.data,
-             .out = call.out.data,
-             .log_sum_exp = call.log_sum_exp.data,
-             .dout = call.dout.data,
-             .dq = call.dq.data,
-             .dk = call.dk.data,
-             .dv = call.dv.data},
-            call.scratch.data);
+  plan->run(backward_pointers(call), call.scratch.data);
 }
 
 std::string attention_kernels(Stream stream) {
@@ -252,6 +363,12 @@ std::string attention_kernels(Stream stream) {
 }
 
 std::optional<size_t> attention_backward_workspace(Stream stream, const AttentionBackward& call) {
+  if (call.codes.is_on()) {
+    const AttentionBackward in_codes = with_codes(call);
+    return kAmaxBytes + codes_plan(stream, backward_problem(in_codes), backward_tensors(in_codes),
+                                   call.document_starts)
+                            .workspace_bytes();
+  }
   const SdpaPlan* plan = backward_plan(stream, call);
   return plan == nullptr ? std::nullopt : std::optional(plan->workspace_bytes());
 }

@@ -87,9 +87,23 @@ FP8TRAIN_HD void exponentiate(const CausalTile& tile, ForwardBlock& block) {
   });
 }
 
+/// Products of codes get the scale that the queries bring otherwise.
+FP8TRAIN_HD void scale_scores(const CausalTile& tile, float factor, float* scores) {
+  for_visible_groups(tile, [&](int64_t row, int64_t rows, int64_t first_lane) {
+    for (int64_t r = row; r < row + rows; ++r) {
+      for (int64_t lane = first_lane; lane < tile.lanes; ++lane) {
+        scores[r * kQueries + lane] *= factor;
+      }
+    }
+  });
+}
+
 /// Adds the tile of keys in block.keys and block.values to the running soft-max.
-FP8TRAIN_HD void add_tile(const CausalTile& tile, const BlockDocuments& documents, int64_t key,
-                          int64_t head_dim, ForwardBlock& block) {
+FP8TRAIN_HD void add_tile(const AttentionForward& call, const CausalTile& tile,
+                          const BlockDocuments& documents, int64_t key, ForwardBlock& block,
+                          CastCounts& counts) {
+  const int64_t head_dim = call.shape.head_dim;
+  const AttentionCodes& codes = call.codes;
   const int64_t padded_dim = padded_dim_of(head_dim);
   for_visible_groups(tile, [&](int64_t row, int64_t rows, int64_t lane) {
     multiply<false>(round_up(rows, kTileRows), tile.lanes - lane, head_dim,
@@ -97,6 +111,9 @@ FP8TRAIN_HD void add_tile(const CausalTile& tile, const BlockDocuments& document
                     {block.queries + lane, kQueries},
                     {block.scores + row * kQueries + lane, kQueries});
   });
+  if (codes.is_on()) {
+    scale_scores(tile, *codes.qkv_inv * *codes.qkv_inv * (call.shape.scale * kLog2E), block.scores);
+  }
   if (tile.masks()) {
     mask_scores(tile, block.scores);
   }
@@ -104,6 +121,9 @@ FP8TRAIN_HD void add_tile(const CausalTile& tile, const BlockDocuments& document
       tile, key, [&](int64_t row, int64_t lane) { block.scores[row * kQueries + lane] = kHidden; });
   update_maximum(tile, head_dim, key == documents.first_key(), block);
   exponentiate(tile, block);
+  if (codes.is_on()) {
+    round_tile(tile, codes.probabilities, block.scores, counts);
+  }
   for_visible_groups(tile, [&](int64_t row, int64_t rows, int64_t lane) {
     multiply<true>(round_up(head_dim, kTileRows), tile.lanes - lane, rows,
                    {block.values + row * padded_dim, 1, padded_dim},
@@ -113,10 +133,11 @@ FP8TRAIN_HD void add_tile(const CausalTile& tile, const BlockDocuments& document
 }
 
 /// Attention of queries [first, first + rows) of one head.
-template <typename T>
 FP8TRAIN_HD void attend(const AttentionForward& call, int64_t b, int64_t head, int64_t first,
-                        int64_t rows) {
+                        TaskCounts& counts) {
   const AttentionShape& shape = call.shape;
+  const AttentionCodes& codes = call.codes;
+  const int64_t rows = minimum(kQueries, shape.query_length - first);
   const int64_t head_dim = shape.head_dim;
   const int64_t padded_dim = padded_dim_of(head_dim);
   const int64_t kv_head = head / (shape.heads / shape.kv_heads);
@@ -124,8 +145,8 @@ FP8TRAIN_HD void attend(const AttentionForward& call, int64_t b, int64_t head, i
   const int64_t history = shape.key_length - shape.query_length;
 
   ForwardBlock block;  // NOLINT(cppcoreguidelines-pro-type-member-init): filled tile by tile
-  load_tile(head_rows<const T>(call.q, b, first, head, head_dim), rows, head_dim,
-            shape.scale * kLog2E, block.rows, lanes);
+  load_tile({call.q, b, first, head, head_dim}, rows, codes.is_on() ? 1.0F : shape.scale * kLog2E,
+            block.rows, lanes);
   transpose(block.rows, padded_dim, lanes, padded_dim, block.queries, kQueries);
   for (int64_t lane = 0; lane < lanes; ++lane) {
     block.max[lane] = kMinusInfinity;
@@ -140,22 +161,22 @@ FP8TRAIN_HD void attend(const AttentionForward& call, int64_t b, int64_t head, i
   for (int64_t key = documents.first_key(); key < visible; key += kKeys) {
     const int64_t keys = minimum(kKeys, visible - key);
     const int64_t padded_keys = round_up(keys, kTileRows);
-    load_tile(head_rows<const T>(call.k, b, key, kv_head, head_dim), keys, head_dim, 1.0F,
-              block.keys, padded_keys);
-    load_tile(head_rows<const T>(call.v, b, key, kv_head, head_dim), keys, head_dim, 1.0F,
-              block.values, padded_keys);
-    add_tile({key - history - first, keys, lanes}, documents, key, head_dim, block);
+    load_tile({call.k, b, key, kv_head, head_dim}, keys, 1.0F, block.keys, padded_keys);
+    load_tile({call.v, b, key, kv_head, head_dim}, keys, 1.0F, block.values, padded_keys);
+    add_tile(call, {key - history - first, keys, lanes}, documents, key, block, counts.in_kernel);
   }
 
+  const float unit = codes.is_on() ? *codes.qkv_inv * *codes.probabilities.scale_inv : 1.0F;
   for (int64_t lane = 0; lane < lanes; lane += kWidth) {
-    const Vector factor = broadcast(1.0F) / load_vector(block.sum + lane);
+    const Vector factor = broadcast(unit) / load_vector(block.sum + lane);
     for (int64_t d = 0; d < head_dim; ++d) {
       float* output = block.output + d * kQueries + lane;
       store_vector(output, load_vector(output) * factor);
     }
   }
   transpose(block.output, kQueries, padded_dim, lanes, block.rows, padded_dim);
-  store_tile(block.rows, rows, head_dim, head_rows<T>(call.out, b, first, head, head_dim));
+  store_tile(block.rows, rows, {call.out, b, first, head, head_dim}, codes.cast, head * head_dim,
+             counts.cast);
   if (!call.log_sum_exp.empty()) {
     float* stored =
         call.log_sum_exp.as<float>() + (b * shape.heads + head) * shape.query_length + first;
@@ -165,27 +186,20 @@ FP8TRAIN_HD void attend(const AttentionForward& call, int64_t b, int64_t head, i
   }
 }
 
+}  // namespace
+
 /// All heads of all sequences, a block of queries for each task.
-template <typename T>
-void attend_all(const AttentionForward& call) {
+void attention_forward(Stream /*stream*/, const AttentionForward& call) {
   const AttentionShape& shape = call.shape;
+  HeadTypes::check(call.q.dtype);
   const int64_t blocks = ceil_div(shape.query_length, kQueries);
   const int64_t tasks = shape.batch * shape.heads * blocks;
   const int64_t work = tasks * minimum(shape.query_length, kQueries) * shape.key_length;
-  // Later blocks see more keys, so neighbors go to different threads.
-#pragma omp parallel for schedule(static, 1) if (work >= kParallelElements)
-  for (int64_t task = 0; task < tasks; ++task) {
-    const int64_t first = task % blocks * kQueries;
-    const int64_t head = task / blocks % shape.heads;
-    attend<T>(call, task / blocks / shape.heads, head, first,
-              minimum(kQueries, shape.query_length - first));
-  }
-}
-
-}  // namespace
-
-void attention_forward(Stream /*stream*/, const AttentionForward& call) {
-  with_float_type(call.q.dtype, [&](auto tag) { attend_all<typename decltype(tag)::Type>(call); });
+  for_each_task(tasks, work >= kParallelElements, call.codes.cast, call.codes.probabilities.amax,
+                [&](int64_t task, TaskCounts& counts) {
+                  attend(call, task / blocks / shape.heads, task / blocks % shape.heads,
+                         task % blocks * kQueries, counts);
+                });
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

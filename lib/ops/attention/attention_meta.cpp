@@ -13,6 +13,11 @@ double key_bytes(const AttentionShape& shape, const HeadsView& view) {
   return bytes_of(view, shape.batch * shape.key_length, shape.kv_heads, shape.head_dim);
 }
 
+/// Bytes that a call writes: of codes, or else those of the tensors.
+OpBytes written(const AttentionCodes& codes, double bytes) {
+  return codes.cast.out.empty() ? bytes : bytes_of(codes.cast);
+}
+
 }  // namespace
 
 double attention_forward_flops(const AttentionShape& shape) {
@@ -30,10 +35,11 @@ void attention_forward(Stream stream, const AttentionForward& call) {
   const double flops = attention_forward_flops(call.shape);
   stream.counters().attention_flops += flops;
   count(stream, {.bytes = query_bytes(call.shape, call.q) + key_bytes(call.shape, call.k) +
-                          key_bytes(call.shape, call.v) + query_bytes(call.shape, call.out) +
-                          bytes_of(call.log_sum_exp),
+                          key_bytes(call.shape, call.v) + bytes_of(call.log_sum_exp) +
+                          written(call.codes, query_bytes(call.shape, call.out)),
                  .flops = flops,
-                 .arithmetic = Arithmetic::attention_forward});
+                 .arithmetic = call.codes.is_on() ? Arithmetic::attention_forward_fp8
+                                                  : Arithmetic::attention_forward});
 }
 
 void attention_backward(Stream stream, const AttentionBackward& call) {
@@ -42,11 +48,13 @@ void attention_backward(Stream stream, const AttentionBackward& call) {
   count(stream, {.bytes = query_bytes(call.shape, call.q) + key_bytes(call.shape, call.k) +
                           key_bytes(call.shape, call.v) + query_bytes(call.shape, call.out) +
                           bytes_of(call.log_sum_exp) + query_bytes(call.shape, call.dout) +
-                          query_bytes(call.shape, call.dq) + key_bytes(call.shape, call.dk) +
-                          key_bytes(call.shape, call.dv),
+                          written(call.codes, query_bytes(call.shape, call.dq) +
+                                                  key_bytes(call.shape, call.dk) +
+                                                  key_bytes(call.shape, call.dv)),
                  .launches = 3,
                  .flops = flops,
-                 .arithmetic = Arithmetic::attention_backward});
+                 .arithmetic = call.codes.is_on() ? Arithmetic::attention_backward_fp8
+                                                  : Arithmetic::attention_backward});
 }
 
 void copy_rows(Stream stream, const RowCopy& call) {

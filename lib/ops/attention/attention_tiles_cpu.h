@@ -15,6 +15,7 @@
 
 #include "base/math.h"
 #include "ops/attention/attention.h"
+#include "ops/cast/quantize_sink_cpu.h"
 #include "ops/support/kernel_support_cpu.h"
 #include "ops/support/transpose_cpu.h"
 
@@ -91,7 +92,7 @@ struct Strided {
   int64_t column_stride;
 };
 
-/// A matrix whose rows lie `stride` elements apart: a tile, or the rows of one head.
+/// A matrix whose rows lie `stride` elements apart.
 template <typename T>
 struct Rows {
   T* data;
@@ -161,40 +162,6 @@ static __attribute__((noinline)) void multiply(int64_t rows, int64_t columns, in
 /// The columns of a tile: the head's, then zeros up to a whole group.
 FP8TRAIN_HD int64_t padded_dim_of(int64_t head_dim) {
   return round_up(head_dim, kGroup);
-}
-
-/// tile [padded_rows, padded_dim_of(head_dim)] = the first `rows` rows of one head as fp32, times
-/// `factor`; zeros beyond the head and the rows.
-template <typename T>
-FP8TRAIN_HD void load_tile(Rows<const T> from, int64_t rows, int64_t head_dim, float factor,
-                           float* tile, int64_t padded_rows) {
-  const int64_t padded_dim = padded_dim_of(head_dim);
-  for (int64_t row = 0; row < rows; ++row) {
-    const T* __restrict values = from.at(row);
-    float* __restrict out = tile + row * padded_dim;
-    for (int64_t d = 0; d < head_dim; ++d) {
-      out[d] = load_as_float(values + d) * factor;
-    }
-    for (int64_t d = head_dim; d < padded_dim; ++d) {
-      out[d] = 0.0F;
-    }
-  }
-  for (int64_t i = rows * padded_dim; i < padded_rows * padded_dim; ++i) {
-    tile[i] = 0.0F;
-  }
-}
-
-/// The first `rows` rows of a tile into one head.
-template <typename T>
-FP8TRAIN_HD void store_tile(const float* tile, int64_t rows, int64_t head_dim, Rows<T> to) {
-  const int64_t padded_dim = padded_dim_of(head_dim);
-  for (int64_t row = 0; row < rows; ++row) {
-    const float* __restrict values = tile + row * padded_dim;
-    T* __restrict out = to.at(row);
-    for (int64_t d = 0; d < head_dim; ++d) {
-      store_from_float(out + d, values[d]);
-    }
-  }
 }
 
 /// Which part of a score tile [keys][lanes] the causal mask leaves: key r is seen by lane l from
@@ -267,13 +234,122 @@ FP8TRAIN_HD const int32_t* starts_at(const DocumentStarts& starts, const Attenti
              : starts.as<int32_t>() + b * (starts.count() / shape.batch) + history + first;
 }
 
-/// The rows of one head from `position` on.
-template <typename T>
-FP8TRAIN_HD Rows<T> head_rows(const HeadsView& view, int64_t b, int64_t position, int64_t head,
-                              int64_t head_dim) {
-  return {static_cast<T*>(view.data) + (b * view.length_capacity + position) * view.row_stride +
-              head * head_dim,
-          view.row_stride};
+/// Rows of one head, as a view has them.
+struct HeadRows {
+  HeadsView view;
+  int64_t sequence, position, head, head_dim;
+
+  template <typename T>
+  FP8TRAIN_HD T* at(int64_t row) const {
+    return static_cast<T*>(view.data) +
+           (sequence * view.length_capacity + position + row) * view.row_stride + head * head_dim;
+  }
+};
+
+/// The types of tiles in memory.
+using HeadTypes = decltype(FloatTypes{} + Fp8Types{});
+
+/// tile [padded_rows, padded_dim_of(head_dim)] = the first `rows` rows as fp32, times `factor`;
+/// zeros beyond the head and the rows.
+static __attribute__((noinline)) void load_tile(const HeadRows& from, int64_t rows, float factor,
+                                                float* tile, int64_t padded_rows) {
+  const int64_t head_dim = from.head_dim;
+  const int64_t padded_dim = padded_dim_of(head_dim);
+  HeadTypes::with(from.view.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::Type;
+    for (int64_t row = 0; row < rows; ++row) {
+      const T* __restrict values = from.at<const T>(row);
+      float* __restrict out = tile + row * padded_dim;
+      for (int64_t d = 0; d < head_dim; ++d) {
+        out[d] = load_as_float(values + d) * factor;
+      }
+      for (int64_t d = head_dim; d < padded_dim; ++d) {
+        out[d] = 0.0F;
+      }
+    }
+  });
+  for (int64_t i = rows * padded_dim; i < padded_rows * padded_dim; ++i) {
+    tile[i] = 0.0F;
+  }
+}
+
+/// The first `rows` rows of a tile, into memory and as `cast` says: `first` is the head's column of
+/// the codes.
+static __attribute__((noinline)) void store_tile(const float* tile, int64_t rows,
+                                                 const HeadRows& to, const QuantizeSink& cast,
+                                                 int64_t first, CastCounts& counts) {
+  const int64_t padded_dim = padded_dim_of(to.head_dim);
+  if (to.view.data != nullptr) {
+    with_float_type(to.view.dtype, [&](auto tag) {
+      using T = typename decltype(tag)::Type;
+      for (int64_t row = 0; row < rows; ++row) {
+        const float* __restrict values = tile + row * padded_dim;
+        T* __restrict out = to.at<T>(row);
+        for (int64_t d = 0; d < to.head_dim; ++d) {
+          store_from_float(out + d, values[d]);
+        }
+      }
+    });
+  }
+  for (int64_t row = 0; row < rows && !cast.empty(); ++row) {
+    cast_piece(cast, tile + row * padded_dim,
+               to.sequence * to.view.length_capacity + to.position + row, first, to.head_dim,
+               counts);
+  }
+}
+
+/// Rounds the visible part of a tile [keys][lanes] to codes, without their scale.
+static __attribute__((noinline)) void round_tile(const CausalTile& tile, const KernelCodes& to,
+                                                 float* values, CastCounts& counts) {
+  with_fp8_type(to.dtype, [&](auto tag) {
+    using Code = typename decltype(tag)::Type;
+    for_visible_groups(tile, [&](int64_t row, int64_t rows, int64_t first_lane) {
+      const int64_t lanes = tile.lanes - first_lane;
+      for (int64_t r = row; r < row + rows; ++r) {
+        float* const line = values + r * kQueries + first_lane;
+        Code codes[kQueries];
+        counts.raise(largest_magnitude(line, lanes));
+        encode_chunk(line, *to.scale, codes, lanes);
+        for (int64_t lane = 0; lane < lanes; ++lane) {
+          line[lane] = decode(codes[lane]);
+        }
+      }
+    });
+  });
+}
+
+/// The counts of a task that casts.
+struct TaskCounts {
+  CastCounts cast, in_kernel;
+};
+
+/// body(task, counts) for all tasks over the threads, and the scalars of the casts of what `cast`
+/// and `in_kernel` say.
+template <typename Body>
+FP8TRAIN_HD void for_each_task(int64_t tasks, bool in_parallel, const QuantizeSink& cast,
+                               float* in_kernel, Body body) {
+  uint32_t largest = 0;
+  uint32_t largest_in_kernel = 0;
+  uint64_t saturated = 0;
+  uint64_t underflow = 0;
+  // Later blocks see more keys, so neighbors go to different threads.
+#pragma omp parallel for schedule(static, 1) reduction(max : largest, largest_in_kernel) \
+    reduction(+ : saturated, underflow) if (in_parallel)
+  for (int64_t task = 0; task < tasks; ++task) {
+    TaskCounts counts;
+    body(task, counts);
+    largest = largest > counts.cast.largest ? largest : counts.cast.largest;
+    largest_in_kernel =
+        largest_in_kernel > counts.in_kernel.largest ? largest_in_kernel : counts.in_kernel.largest;
+    saturated += counts.cast.saturated;
+    underflow += counts.cast.underflow;
+  }
+  keep_counts<float>({largest, saturated, underflow}, cast.out.rowwise.codes.count(), cast.amax,
+                     cast.statistics);
+  keep_counts<float>({largest_in_kernel, 0, 0}, 0, in_kernel, nullptr);
+  if (cast.out.tensor_scale_inv != nullptr) {
+    *cast.out.tensor_scale_inv = reciprocal(*cast.out.tensor_scale);
+  }
 }
 
 }  // namespace fp8train::ops::cpu::FP8TRAIN_ISA_NS

@@ -29,7 +29,11 @@ using Tensor = std::shared_ptr<Tensor_attributes>;
 
 constexpr size_t kLeastVersion = 90800;  // device properties; deterministic backward on sm_100
 
-enum Uid : int64_t { kQ = 1, kK, kV, kOut, kLogSumExp, kDout, kDq, kDk, kDv };
+constexpr int64_t kQ = 1, kK = 2, kV = 3, kOut = 4, kLogSumExp = 5, kDout = 6, kDq = 7, kDk = 8,
+                  kDv = 9, kQInv = 10, kKInv = 11, kVInv = 12, kOutInv = 13, kDoutInv = 14,
+                  kProbabilitiesScale = 15, kProbabilitiesInv = 16, kScoresScale = 17,
+                  kScoresInv = 18;
+constexpr int64_t kResultScale = 19, kAmax = 22;  // of up to three tensors, and up to four
 
 /// Both libraries stay open to the end of the program. cudnn-frontend opens the runtime itself, an
 /// older one first if there is one, unless the environment says which.
@@ -61,7 +65,16 @@ void check_status(fe::error_t status, const char* what) {
 }
 
 fe::DataType_t data_type(DType dtype) {
-  return dtype == DType::bf16 ? fe::DataType_t::BFLOAT16 : fe::DataType_t::HALF;
+  switch (dtype) {
+    case DType::e4m3:
+      return fe::DataType_t::FP8_E4M3;
+    case DType::e5m2:
+      return fe::DataType_t::FP8_E5M2;
+    case DType::bf16:
+      return fe::DataType_t::BFLOAT16;
+    default:
+      return fe::DataType_t::HALF;
+  }
 }
 
 /// Names and lays out the tensors of one problem.
@@ -69,13 +82,26 @@ class Tensors {
  public:
   Tensors(Graph& graph, const AttentionShape& shape) : graph_(&graph), shape_(shape) {}
 
-  Tensor input(Uid uid, int64_t heads, const SdpaLayout& layout) const {
+  Tensor input(int64_t uid, int64_t heads, const SdpaLayout& layout) const {
     Tensor_attributes tensor;
     tensor.set_uid(uid).set_dim(extents(heads)).set_stride(strides(layout));
     return graph_->tensor(tensor);
   }
-  void output(const Tensor& tensor, Uid uid, int64_t heads, const SdpaLayout& layout) const {
+  void output(const Tensor& tensor, int64_t uid, int64_t heads, const SdpaLayout& layout) const {
     tensor->set_output(true).set_uid(uid).set_dim(extents(heads)).set_stride(strides(layout));
+  }
+  /// An fp32 scalar that is read.
+  Tensor scalar(int64_t uid) const {
+    Tensor_attributes tensor;
+    as_scalar(tensor, uid);
+    return graph_->tensor(tensor);
+  }
+  /// The scale of what is written, by its type; without codes it is 1.
+  Tensor result_scale(int64_t uid, DType type) const {
+    return is_fp8(type) ? scalar(uid) : graph_->tensor(1.0F);
+  }
+  static void amax(const Tensor& tensor, int64_t index) {
+    as_scalar(tensor->set_output(true), kAmax + index);
   }
   void log_sum_exp(Tensor_attributes& tensor) const {
     const int64_t length = shape_.query_length;
@@ -86,6 +112,12 @@ class Tensors {
   }
 
  private:
+  static void as_scalar(Tensor_attributes& tensor, int64_t uid) {
+    tensor.set_uid(uid)
+        .set_data_type(fe::DataType_t::FLOAT)
+        .set_dim({1, 1, 1, 1})
+        .set_stride({1, 1, 1, 1});
+  }
   std::vector<int64_t> extents(int64_t heads) const {
     return {shape_.batch, heads, shape_.query_length, shape_.head_dim};
   }
@@ -137,6 +169,67 @@ void describe_backward(Graph& graph, const SdpaProblem& problem) {
   tensors.output(dv, kDv, shape.kv_heads, problem.dv);
 }
 
+/// Graphs for codes (TransformerEngine, d0067d0, common/fused_attn/fused_attn_fp8.cu).
+void describe_codes_forward(Graph& graph, const SdpaProblem& problem) {
+  const AttentionShape& shape = problem.shape;
+  const Tensors tensors(graph, shape);
+  fe::graph::SDPA_fp8_attributes attributes;
+  attributes.set_name("attention_forward")
+      .set_generate_stats(problem.keeps_log_sum_exp)
+      .set_causal_mask(true)
+      .set_attn_scale(shape.scale);
+  auto [out, log_sum_exp, amax_probabilities, amax_out] = graph.sdpa_fp8(
+      tensors.input(kQ, shape.heads, problem.q), tensors.input(kK, shape.kv_heads, problem.k),
+      tensors.input(kV, shape.kv_heads, problem.v), tensors.scalar(kQInv), tensors.scalar(kKInv),
+      tensors.scalar(kVInv), tensors.scalar(kProbabilitiesInv), tensors.scalar(kProbabilitiesScale),
+      tensors.result_scale(kResultScale, problem.codes->out), attributes);
+  tensors.output(out, kOut, shape.heads, problem.out);
+  out->set_data_type(data_type(problem.codes->out));
+  Tensors::amax(amax_out, 0);
+  Tensors::amax(amax_probabilities, 1);
+  if (problem.keeps_log_sum_exp) {
+    log_sum_exp->set_output(true);
+    tensors.log_sum_exp(*log_sum_exp);
+  }
+}
+
+void describe_codes_backward(Graph& graph, const SdpaProblem& problem) {
+  const AttentionShape& shape = problem.shape;
+  const SdpaCodes& codes = *problem.codes;
+  const Tensors tensors(graph, shape);
+  fe::graph::SDPA_fp8_backward_attributes attributes;
+  attributes.set_name("attention_backward")
+      .set_causal_mask(true)
+      .set_attn_scale(shape.scale)
+      .set_deterministic_algorithm(shape.deterministic);
+  Tensor_attributes log_sum_exp;
+  tensors.log_sum_exp(log_sum_exp);
+  const Tensor out = tensors.input(kOut, shape.heads, problem.out);
+  out->set_data_type(data_type(codes.out));
+  const Tensor dout = tensors.input(kDout, shape.heads, problem.dout);
+  dout->set_data_type(data_type(codes.dout));
+  auto [dq, dk, dv, amax_dq, amax_dk, amax_dv, amax_scores] = graph.sdpa_fp8_backward(
+      tensors.input(kQ, shape.heads, problem.q), tensors.input(kK, shape.kv_heads, problem.k),
+      tensors.input(kV, shape.kv_heads, problem.v), out, dout, graph.tensor(log_sum_exp),
+      tensors.scalar(kQInv), tensors.scalar(kKInv), tensors.scalar(kVInv),
+      tensors.result_scale(kOutInv, codes.out), tensors.scalar(kDoutInv),
+      tensors.scalar(kProbabilitiesInv), tensors.scalar(kScoresInv),
+      tensors.scalar(kProbabilitiesScale), tensors.result_scale(kResultScale, codes.gradients),
+      tensors.result_scale(kResultScale + 1, codes.gradients),
+      tensors.result_scale(kResultScale + 2, codes.gradients), tensors.scalar(kScoresScale),
+      attributes);
+  tensors.output(dq, kDq, shape.heads, problem.dq);
+  tensors.output(dk, kDk, shape.kv_heads, problem.dk);
+  tensors.output(dv, kDv, shape.kv_heads, problem.dv);
+  const Tensor amax[] = {amax_dq, amax_dk, amax_dv, amax_scores};
+  for (int64_t i = 0; i < 4; ++i) {
+    Tensors::amax(amax[i], i);
+  }
+  for (const Tensor& gradient : {dq, dk, dv}) {
+    gradient->set_data_type(data_type(codes.gradients));
+  }
+}
+
 class Plan final : public SdpaPlan {
  public:
   Plan(std::unique_ptr<Graph> graph, cudnnHandle_t handle)
@@ -149,10 +242,33 @@ class Plan final : public SdpaPlan {
   size_t workspace_bytes() const override { return workspace_bytes_; }
 
   void run(const SdpaPointers& pointers, void* workspace) override {
-    const std::pair<Uid, void*> all[] = {
-        {kQ, pointers.q},     {kK, pointers.k},   {kV, pointers.v},
-        {kOut, pointers.out}, {kDq, pointers.dq}, {kLogSumExp, pointers.log_sum_exp},
-        {kDk, pointers.dk},   {kDv, pointers.dv}, {kDout, pointers.dout}};
+    const auto read = [](const float* scalar) { return const_cast<float*>(scalar); };
+    const std::pair<int64_t, void*> all[] = {
+        {kQ, pointers.q},
+        {kK, pointers.k},
+        {kV, pointers.v},
+        {kOut, pointers.out},
+        {kDq, pointers.dq},
+        {kLogSumExp, pointers.log_sum_exp},
+        {kDk, pointers.dk},
+        {kDv, pointers.dv},
+        {kDout, pointers.dout},
+        {kQInv, read(pointers.qkv_inv)},
+        {kKInv, read(pointers.qkv_inv)},
+        {kVInv, read(pointers.qkv_inv)},
+        {kOutInv, read(pointers.out_inv)},
+        {kDoutInv, read(pointers.dout_inv)},
+        {kProbabilitiesScale, read(pointers.probabilities_scale)},
+        {kProbabilitiesInv, read(pointers.probabilities_inv)},
+        {kScoresScale, read(pointers.dscores_scale)},
+        {kScoresInv, read(pointers.dscores_inv)}};
+    const int64_t results = pointers.dq == nullptr ? 1 : 3;
+    for (int64_t i = 0; i < results && pointers.result_scale != nullptr; ++i) {
+      memory_[kResultScale + i] = read(pointers.result_scale);
+    }
+    for (int64_t i = 0; i <= results && pointers.amax != nullptr; ++i) {
+      memory_[kAmax + i] = pointers.amax + i;
+    }
     for (const auto& [uid, pointer] : all) {
       if (pointer != nullptr) {
         memory_[uid] = pointer;  // the same keys in every call, so that only the first allocates
@@ -219,11 +335,11 @@ class Library final : public SdpaLibrary {
     if (properties_ != nullptr) {
       graph->set_device_properties(properties_);
     }
-    if (problem.backward) {
-      describe_backward(*graph, problem);
-    } else {
-      describe_forward(*graph, problem);
-    }
+    const auto describe = problem.codes
+                              ? problem.backward ? describe_codes_backward : describe_codes_forward
+                          : problem.backward ? describe_backward
+                                             : describe_forward;
+    describe(*graph, problem);
     fe::error_t status = build(*graph);
     if (status.is_bad()) {
       why_not = status.get_message();

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,10 +25,19 @@ struct SdpaLayout {
   bool operator==(const SdpaLayout&) const = default;
 };
 
+/// The types of a problem in FP8 other than that of q, k and v: codes, or a type of 16 bits.
+struct SdpaCodes {
+  DType out = DType::e4m3;
+  DType dout = DType::e5m2, gradients = DType::e5m2;  ///< backward only; scores' have that of dout
+
+  bool operator==(const SdpaCodes&) const = default;
+};
+
 /// The key of a plan: one causal attention, or its gradients, with as many queries as keys.
 struct SdpaProblem {
   AttentionShape shape;
   DType dtype = DType::bf16;  ///< type of all tensors but log_sum_exp, which is fp32 (B, H, T)
+  std::optional<SdpaCodes> codes = {};  ///< then `dtype` is that of q, k and v
   bool backward = false;
   bool keeps_log_sum_exp = false;  ///< forward only
   SdpaLayout q, k, v, out;
@@ -49,6 +59,12 @@ struct SdpaPointers {
   void* dq = nullptr;
   void* dk = nullptr;
   void* dv = nullptr;
+  /// Of a problem in FP8: fp32 scalars, those that are read, then the largest magnitudes that are
+  /// written. `result_scale`: of what is written in codes.
+  const float *qkv_inv = nullptr, *out_inv = nullptr, *dout_inv = nullptr, *result_scale = nullptr;
+  const float *probabilities_scale = nullptr, *probabilities_inv = nullptr;
+  const float *dscores_scale = nullptr, *dscores_inv = nullptr;
+  float* amax = nullptr;  ///< of out and probabilities, or of dq, dk, dv and the scores' gradients
 };
 
 /// A compiled plan for one problem.

@@ -97,6 +97,39 @@ TEST_CASE("cuDNN has plans for our attention graphs on each architecture") {
   }
 }
 
+/// In FP8: with delayed scaling all tensors are codes, with current scaling results are in bf16.
+SdpaProblem in_codes(SdpaProblem problem, bool delayed) {
+  problem.dtype = DType::e4m3;
+  problem.codes = delayed ? SdpaCodes{} : SdpaCodes{.out = DType::bf16, .gradients = DType::bf16};
+  return problem;
+}
+
+TEST_CASE("cuDNN has plans for our attention graphs in FP8 from Hopper on") {
+  for (const Gpu& gpu : kGpus) {
+    const std::unique_ptr<SdpaLibrary> planner = planner_for(gpu);
+    const auto why_not = [&](const SdpaProblem& problem) {
+      std::string why;
+      const std::unique_ptr<SdpaPlan> plan = planner->plan(problem, why);
+      return plan != nullptr ? std::string() : "refused: " + why;
+    };
+    INFO(gpu.name);
+    for (const bool delayed : {true, false}) {
+      for (const bool backward : {false, true}) {
+        for (const int64_t dim : {64, 128}) {
+          INFO((delayed ? "delayed" : "current")
+               << (backward ? ", backward" : ", forward") << ", D " << dim);
+          const std::string why =
+              why_not(in_codes(problem_of(2, 512, 4, 2, dim, backward), delayed));
+          INFO(why);
+          const bool has = gpu.capability >= 100 ||
+                           (gpu.capability == 90 && delayed && (!backward || dim == 128));
+          CHECK(why.empty() == has);
+        }
+      }
+    }
+  }
+}
+
 // The cost of determinism that docs/develop/cuda.md names: a step of a Llama-3-8B layer.
 TEST_CASE("the backward passes keep within the memory that we count on") {
   for (const Gpu& gpu : kGpus) {
