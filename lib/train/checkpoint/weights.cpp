@@ -17,10 +17,9 @@
 #include "base/math.h"
 #include "io/model_source.h"
 #include "io/safetensors/adapters.h"
-#include "io/safetensors/sharded_writer.h"
+#include "io/safetensors/safetensors.h"
 #include "model/lora.h"
 #include "train/checkpoint/base_weights.h"
-#include "train/checkpoint/host_stored.h"
 #include "train/checkpoint/saved_state.h"
 #include "train/checkpoint/value_checks.h"
 
